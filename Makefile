@@ -54,7 +54,7 @@ test-kine: build-tests ## The real clients in front of API servers that store ob
 OLD_RELEASE ?= v1.36.3
 test-upgrade: build-tests real ## Upgrades and downgrades in front of a real older kube-apiserver and the present one; OLD_RELEASE=v1.36.3
 	cd $(REAL) && ./build-release.sh $(OLD_RELEASE)
-	cd $(REAL) && REAL_OLD_BIN=.bin-$(OLD_RELEASE) WATERSHED_BIN=$(CURDIR)/$(PROXY) $(GO) test -count=1 -timeout 40m -v -run '^(TestAnswersFollowTheReleaseOfTheServer|TestWatchesLoseNothingDuringAnUpgrade)$$' .
+	cd $(REAL) && REAL_OLD_BIN=.bin-$(OLD_RELEASE) WATERSHED_BIN=$(CURDIR)/$(PROXY) $(GO) test -count=1 -timeout 40m -v -run '^(TestAnswersFollowTheReleaseOfTheServer|Test(Watches|Answers).*DuringAnUpgrade)$$' .
 
 test-otel: ## Traces, with the feature otel
 	$(CARGO) test --locked --workspace --features watershed/otel --test proxy traces::

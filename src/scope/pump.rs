@@ -52,8 +52,8 @@ pub(super) struct ScopePump {
     pub(super) release: ReleaseLearner,
     /// An event that is known came again in other bytes. The followed server's release tells why.
     pub(super) is_rewritten: bool,
-    /// The release of the followed server, once it was asked; `None` in it if it does not tell.
-    pub(super) followed_release: Option<Option<Release>>,
+    /// The release of the followed server, once it has told it.
+    pub(super) followed_release: Option<Release>,
     /// The properties of the type that the last list showed.
     pub(super) ready: Option<Arc<ReadyScope>>,
     /// The first refusal of a scope that was never ready.

@@ -80,8 +80,8 @@ impl ScopePump {
     /// Records the followed server's release. What was learned of another one by asking is
     /// forgotten.
     fn note_release(&mut self, release: Option<Release>) {
-        let known = self.followed_release.replace(release.clone());
-        if known.is_some_and(|known| known != release) {
+        let known = std::mem::replace(&mut self.followed_release, release);
+        if known.is_some() && known != self.followed_release {
             self.scope.compression.forget();
         }
     }

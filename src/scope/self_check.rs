@@ -119,7 +119,7 @@ impl SelfCheck {
             return;
         };
         let after = scheduled.after.clone();
-        let examination = Examination::new(self.scopes.client().clone(), scope);
+        let examination = Examination::new(self.scopes.client(), scope);
         let result = tokio::select! {
             () = scope.stop.cancelled() => return,
             result = examination.run(after) => result,

@@ -61,7 +61,7 @@ impl PrintedObjects {
                 let all = headers.get_all(header::WARNING);
                 all.iter().cloned().collect::<Vec<_>>()
             });
-            let Some(page) = self.understood(format, &body)? else {
+            let Some(page) = Self::understood(format, &body)? else {
                 return Ok(PrintedForm {
                     fits: false,
                     warnings: std::mem::take(warnings),
@@ -82,11 +82,7 @@ impl PrintedObjects {
     }
 
     /// Returns a page; `None` if it has another wire format. Garbage is an error.
-    fn understood(
-        &self,
-        format: &WireFormat,
-        body: &Bytes,
-    ) -> Result<Option<ListPage>, AnswerError> {
+    fn understood(format: &WireFormat, body: &Bytes) -> Result<Option<ListPage>, AnswerError> {
         let page = format.read_list(body);
         if let Ok(page) = page
             && page

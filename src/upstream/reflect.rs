@@ -363,7 +363,7 @@ impl Reflector {
     ) -> Result<(Change<C>, ResourceVersion, Option<Box<WatchStream>>), ReflectorError> {
         self.listed_by = None;
         let (headers, body) = self.get(FIRST_PAGE).await?;
-        self.listed_by = self.server.clone();
+        self.listed_by.clone_from(&self.server);
         self.warnings = headers.get_all(header::WARNING).iter().cloned().collect();
         let Representation {
             encoding,

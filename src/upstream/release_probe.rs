@@ -51,7 +51,13 @@ pub(super) async fn check_release(
         if server.is_same(wanted) {
             return Ok(());
         }
-        if release_of(client, server).await? == release_of(client, wanted).await? {
+        // Boxed: it is rare, and every question would hold its state.
+        let [theirs, wanted] = Box::pin(async {
+            let theirs = release_of(client, server).await?;
+            Ok::<_, AnswerError>([theirs, release_of(client, wanted).await?])
+        })
+        .await?;
+        if theirs == wanted {
             return Ok(());
         }
     }
@@ -89,4 +95,78 @@ async fn ask(client: &UpstreamClient, server: &ServedBy) -> Result<Option<Releas
     Release::parse(&body)
         .map(Some)
         .map_err(|error| unusable(&error))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use http::Response;
+
+    use super::*;
+    use crate::test_support::{Api, HTTP2, Pki, text, upstream_of};
+
+    /// Sends a request and returns the server of the answer, with the answer.
+    async fn ask(
+        client: &UpstreamClient,
+        fresh_connection: bool,
+    ) -> (ServedBy, Response<UpstreamBody>) {
+        let request = Request::get("/").body(body::empty()).unwrap();
+        let options = SendOptions {
+            fresh_connection,
+            ..SendOptions::default()
+        };
+        let answer = client.send(ConnectionClass::Watch, request, options).await;
+        let answer = answer.unwrap();
+        (
+            answer.extensions().get::<ServedBy>().unwrap().clone(),
+            answer,
+        )
+    }
+
+    #[tokio::test]
+    async fn each_connection_tells_the_release_of_its_server() {
+        let pki = Pki::new();
+        let questions = Arc::new(AtomicUsize::new(0));
+        let asked = Arc::clone(&questions);
+        // As behind a load balancer: each connection leads to another release.
+        let api = Api::start(&pki, HTTP2, move |request, connection| {
+            if request.uri().path() == "/version" {
+                asked.fetch_add(1, Ordering::Relaxed);
+            }
+            let release = connection.number % 2;
+            async move { text(format!(r#"{{"gitVersion":"v1.{release}.0"}}"#)) }
+        })
+        .await;
+        let client = UpstreamClient::new(&upstream_of(&pki, &api).await);
+        let (one, _) = ask(&client, true).await;
+        let (two, _) = ask(&client, true).await;
+        let (three, _) = ask(&client, true).await;
+        assert!(
+            one.is_same(&ask(&client, false).await.0),
+            "the oldest is used"
+        );
+        let mut releases = Vec::new();
+        for server in [&one, &two, &three, &two] {
+            releases.push(release_of(&client, server).await.unwrap());
+        }
+        assert_eq!(questions.load(Ordering::Relaxed), 3);
+        assert_ne!(releases[0], releases[1]);
+        assert_eq!((&releases[0], &releases[1]), (&releases[2], &releases[3]));
+
+        // A client that was to ask one of them accepts the answers of its release alone.
+        let beside = client.beside(&two);
+        let (server, answer) = ask(&beside, false).await;
+        assert!(server.is_same(&two));
+        assert!(check_release(&beside, &answer).await.is_ok());
+        let beside = client.beside(&one);
+        assert!(check_release(&beside, &answer).await.is_err());
+        assert!(
+            check_release(&beside, &ask(&client.beside(&three), false).await.1)
+                .await
+                .is_ok()
+        );
+        assert!(check_release(&client, &answer).await.is_ok());
+    }
 }

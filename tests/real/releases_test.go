@@ -13,6 +13,7 @@ import (
 
 	"watershed.test/real/internal/api"
 	"watershed.test/real/internal/compare"
+	"watershed.test/real/internal/conformance"
 	"watershed.test/real/internal/objects"
 	"watershed.test/real/internal/poll"
 	"watershed.test/real/internal/require"
@@ -147,14 +148,10 @@ func (r *rollout) gitVersion(n int) string {
 	return r.server(n).Must(r.T, api.Request{Path: "/version"}).Body
 }
 
-// TestAnswersFollowTheReleaseOfTheServer runs two releases on one etcd and kills their servers in
-// turn: upgrades and downgrades. Unchanged objects, warnings, streaming and compression are those
-// of the server that is left. Watches on objects that look the same go on.
-func TestAnswersFollowTheReleaseOfTheServer(t *testing.T) {
-	if testbed.Direct {
-		t.Skip("needs a proxy: without one, there is nothing to learn")
-	}
-	t.Parallel()
+// beginRollout starts a cluster with two releases, a proxy in front of it, and stops the newer
+// server.
+func beginRollout(t *testing.T) *rollout {
+	t.Helper()
 	c := require.Value(testbed.Start(append(olderRelease(t), "--apiservers", "2")...))(t)
 	t.Cleanup(c.Stop)
 	r := &rollout{T: t, cluster: c}
@@ -166,6 +163,19 @@ func TestAnswersFollowTheReleaseOfTheServer(t *testing.T) {
 	r.proxy.Tokens = c.Users
 	require.NoError(t, c.Command(fmt.Sprint("kill ", newerServer)))
 	r.agrees(olderServer)
+	return r
+}
+
+// TestAnswersFollowTheReleaseOfTheServer runs two releases on one etcd and kills their servers in
+// turn: upgrades and downgrades. Unchanged objects, warnings, streaming and compression are those
+// of the server that is left. Watches on objects that look the same go on.
+func TestAnswersFollowTheReleaseOfTheServer(t *testing.T) {
+	if testbed.Direct {
+		t.Skip("needs a proxy: without one, there is nothing to learn")
+	}
+	t.Parallel()
+	r := beginRollout(t)
+	c := r.cluster
 	sets := r.server(olderServer).Must(t, api.Request{Path: r.path("apis/apps/v1 statefulsets")}).Body
 	version := func() string {
 		list := r.proxy.Must(t, api.Request{Path: r.path("api/v1 configmaps") + "?resourceVersion=0"})
@@ -225,6 +235,36 @@ func (r *rollout) lists() map[string]int {
 		all[plural] = r.proxy.Sum(r.T, "watershed_upstream_lists_total", plural)
 	}
 	return all
+}
+
+// TestAnswersConformDuringAnUpgrade repeats the comparison of generated requests while the servers
+// of two releases are killed in turn. Upstream is the server that is left. It takes minutes, so it
+// runs on demand.
+func TestAnswersConformDuringAnUpgrade(t *testing.T) {
+	if os.Getenv("REAL_OLD_BIN") == "" || testbed.Direct {
+		t.Skip("REAL_OLD_BIN is not set")
+	}
+	r := beginRollout(t)
+	conformance.Replace(t)
+	testbed.Shared, testbed.Upstream, testbed.Proxied = r.cluster, r.server(olderServer), r.proxy.Target
+	following, switches := olderServer, 0
+	conformance.GeneratedBetween(t, func(renew func()) {
+		next := newerServer - following
+		require.NoError(t, r.cluster.Command(fmt.Sprint("start ", next)))
+		renew()
+		require.NoError(t, r.cluster.Command(fmt.Sprint("kill ", following)))
+		following = next
+		switches++
+		testbed.Upstream = r.server(following)
+		r.agrees(following)
+		renew()
+	})
+	changes := map[string]int{}
+	r.proxy.AddByLabel(t, "watershed_scope_release_changes_total", "result", changes)
+	t.Logf("%d switches; release changes of scopes: %v", switches, changes)
+	if changes["reprinted"] < switches {
+		t.Errorf("the scopes learned %v", changes)
+	}
 }
 
 // TestWatchesLoseNothingDuringAnUpgrade repeats the comparison of a hundred watches while the

@@ -27,7 +27,7 @@ pub(super) struct Examination<'a> {
 }
 
 impl<'a> Examination<'a> {
-    pub(super) fn new(client: UpstreamClient, scope: &'a Scope) -> Self {
+    pub(super) fn new(client: &UpstreamClient, scope: &'a Scope) -> Self {
         let key = &scope.key;
         // Another server may be of another release, and print objects differently.
         let server = scope.server.lock().clone();

@@ -464,44 +464,6 @@ async fn a_request_can_ask_for_another_address_or_connection() {
 }
 
 #[tokio::test]
-async fn a_request_can_follow_an_answer_to_its_server() {
-    let pki = Pki::new();
-    let api = Api::start(&pki, HTTP2, |_, _| async { text("hello") }).await;
-    let client = UpstreamClient::new(&upstream_of(&pki, &api).await);
-    let ask = async |beside: Option<&ServedBy>, fresh_connection| {
-        let options = SendOptions {
-            fresh_connection,
-            beside: beside.cloned(),
-            ..SendOptions::default()
-        };
-        let answer = soon(client.send(ConnectionClass::Short, get("/"), options)).await;
-        let answer = answer.unwrap();
-        let by = answer.extensions().get::<ServedBy>().unwrap().clone();
-        assert_eq!(read(answer.into_body()).await.unwrap(), "hello");
-        by
-    };
-    let oldest = ask(None, true).await;
-    let younger = ask(None, true).await;
-    assert!(!younger.is_same(&oldest));
-    assert!(ask(None, false).await.is_same(&oldest));
-    assert!(ask(Some(&younger), false).await.is_same(&younger));
-    // Another class has connections of its own.
-    let options = SendOptions {
-        beside: Some(younger.clone()),
-        ..SendOptions::default()
-    };
-    let other = soon(client.send(ConnectionClass::Watch, get("/"), options)).await;
-    let other = other.unwrap();
-    assert!(
-        !other
-            .extensions()
-            .get::<ServedBy>()
-            .unwrap()
-            .is_same(&younger)
-    );
-}
-
-#[tokio::test]
 async fn an_unread_stream_stops_only_its_own_sender() {
     const CHUNK: usize = 16 * 1024;
     let pki = Pki::new();

@@ -5,10 +5,15 @@ package conformance
 import (
 	"testing"
 
-	"watershed.test/real/internal/api"
 	"watershed.test/real/internal/require"
 	"watershed.test/real/internal/testbed"
 )
+
+// Replace lets the test replace the shared cluster and both ways to it until its end.
+func Replace(t *testing.T) {
+	shared, upstream, proxied := testbed.Shared, testbed.Upstream, testbed.Proxied
+	t.Cleanup(func() { testbed.Shared, testbed.Upstream, testbed.Proxied = shared, upstream, proxied })
+}
 
 // StartCluster gives the test a cluster of its own, which replaces the shared one until the
 // test ends. Nobody else writes there. Everything older than the API server's start is
@@ -20,10 +25,7 @@ func StartCluster(t *testing.T, config string) *testbed.Proxy {
 	for _, command := range []string{"compact", "kill 0", "start 0"} {
 		require.NoError(t, c.Command(command))
 	}
-	others := []any{testbed.Shared, testbed.Upstream, testbed.Proxied}
-	t.Cleanup(func() {
-		testbed.Shared, testbed.Upstream, testbed.Proxied = others[0].(*testbed.Cluster), others[1].(api.Target), others[2].(api.Target)
-	})
+	Replace(t)
 	testbed.Shared, testbed.Upstream = c, c.Upstream()
 	var proxy *testbed.Proxy
 	if testbed.Proxied = c.Upstream(); !testbed.Direct {

@@ -479,7 +479,12 @@ func (g *generator) now(r api.Request) api.Request {
 
 // Generated sends random requests to both sides. Between batches, objects are created, changed
 // and deleted.
-func Generated(t *testing.T) {
+func Generated(t *testing.T) { GeneratedBetween(t, func(func()) {}) }
+
+// GeneratedBetween does the same, and calls a function between batches. That may replace
+// upstream. It is given a function that makes both sides forget old versions: those that are asked
+// for are younger then.
+func GeneratedBetween(t *testing.T, between func(renew func())) {
 	seed := random.Seed(t)
 	g := &generator{t: t, chance: random.Stream(seed, 1), there: map[string]bool{}}
 	began := time.Now()
@@ -502,10 +507,23 @@ func Generated(t *testing.T) {
 				g.write(resources[g.chance.IntN(len(resources))], namespaces[g.chance.IntN(len(namespaces))], objectNames[g.chance.IntN(len(objectNames))])
 			}
 			g.turn()
+			between(g.renew)
 		}
 	}
 	found.Report()
 	t.Logf("%v in all", time.Since(began).Round(time.Millisecond))
+}
+
+// renew changes an object of every type until no older version is asked for.
+func (g *generator) renew() {
+	for range 2 {
+		for _, s := range resources {
+			for _, name := range objectNames[:2] {
+				g.write(s, namespaces[0], name)
+			}
+		}
+		g.turn()
+	}
 }
 
 // WatchSeconds returns the deadline of a watch, or 0.
