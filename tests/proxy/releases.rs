@@ -164,6 +164,14 @@ async fn capabilities_and_warnings_are_those_of_the_followed_release() {
     });
     faults.cut_connections();
     is(["forward; reason=initial-events", "", ""]).await;
+    for start in ["", "&resourceVersion=0", "&resourceVersion=1"] {
+        let refused = format!(
+            "/api/v1/configmaps?watch=1&sendInitialEvents=false\
+             &resourceVersionMatch=NotOlderThan{start}"
+        );
+        let answer = fixture.proxied.get(Protocol::Http2, &refused).await;
+        assert_eq!(answer.status, 422, "{start}");
+    }
     faults.set(|active| {
         active.release = Some("v1.38.0".to_owned());
         active.plain_watches = false;

@@ -146,8 +146,6 @@ pub enum WatchStart {
         freshness: Freshness,
         /// A bookmark marks the end of the initial events.
         end_mark: bool,
-        /// The client sent `sendInitialEvents=true`, and did not get it by default.
-        requested: bool,
     },
     /// With the events after this version.
     After(ResourceVersion),
@@ -235,7 +233,6 @@ impl ListOptions {
         Ok(WatchStart::State {
             freshness,
             end_mark: self.end_mark(),
-            requested: self.send_initial_events == Some(true),
         })
     }
 

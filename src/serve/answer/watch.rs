@@ -72,7 +72,7 @@ pub(in crate::serve) fn answer(
         filter: watch.filter.clone(),
         partial,
     };
-    check_start(&fresh.opened, watch.start)?;
+    check_start(&fresh.opened, watch)?;
     let start = match (watch.start, &fresh.proven) {
         (WatchStart::After(version), _) => SubscriptionStart::After(version),
         // The scope's events may not have reached it. The watch skips those up to there, which
@@ -144,13 +144,13 @@ fn respond(opened: &OpenedScope, coding: ContentCoding, body: Body) -> Response<
 }
 
 /// Returns an error if upstream answers a watch from this start in another way.
-fn check_start(opened: &OpenedScope, start: WatchStart) -> Result<(), ForwardReason> {
-    match start {
-        // A release that does not stream initial events refuses to be asked, and does not mark the
-        // end of those it sends unasked.
-        WatchStart::State {
-            requested: true, ..
-        } if !opened.ready.streams_initial_events => Err(ForwardReason::InitialEvents),
+fn check_start(opened: &OpenedScope, watch: &WatchPlan) -> Result<(), ForwardReason> {
+    // A release that does not stream initial events refuses the parameter, even with `false`, and
+    // does not mark the end of those it sends unasked.
+    if watch.names_initial_events && !opened.ready.streams_initial_events {
+        return Err(ForwardReason::InitialEvents);
+    }
+    match watch.start {
         // Upstream may still know what happened before this cache began: the client need not list.
         WatchStart::After(version) if opened.scope.is_before_first_list(version) => {
             Err(ForwardReason::BeforeFirstList)

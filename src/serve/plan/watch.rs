@@ -12,6 +12,8 @@ use crate::watcher::ViewFilter;
 pub(in crate::serve) struct WatchPlan {
     pub(in crate::serve) filter: ViewFilter,
     pub(in crate::serve) start: WatchStart,
+    /// The client sent `sendInitialEvents`, with whatever value.
+    pub(in crate::serve) names_initial_events: bool,
     pub(in crate::serve) bookmarks: bool,
     pub(in crate::serve) timeout_seconds: Option<u64>,
     /// The selected objects, if the watch begins with the most recent state.
@@ -37,6 +39,7 @@ pub(super) fn plan(
         fresh_selection: is_fresh.then(|| selected.selection(context)),
         filter: selected.filter,
         start,
+        names_initial_events: options.send_initial_events.is_some(),
         bookmarks: options.allow_bookmarks,
         timeout_seconds,
     };

@@ -106,11 +106,10 @@ fn names_the_parameter_it_does_not_understand() {
 #[test]
 fn starts_watches_as_upstream_does() {
     use Freshness::{Any, MostRecent, NotOlderThan};
-    let state = |freshness, end_mark, requested| {
+    let state = |freshness, end_mark| {
         Ok(WatchStart::State {
             freshness,
             end_mark,
-            requested,
         })
     };
     let (now, after_seven) = (
@@ -120,21 +119,21 @@ fn starts_watches_as_upstream_does() {
     let invalid = Err(InvalidOptions::Combination);
     let sie = "&resourceVersionMatch=NotOlderThan&sendInitialEvents";
     for (query, start) in [
-        (String::new(), state(MostRecent, false, false)),
+        (String::new(), state(MostRecent, false)),
         (
             "&allowWatchBookmarks=true".to_owned(),
-            state(MostRecent, true, false),
+            state(MostRecent, true),
         ),
-        (format!("{sie}=true"), state(MostRecent, false, true)),
+        (format!("{sie}=true"), state(MostRecent, false)),
         (format!("{sie}=false"), now(MostRecent)),
-        ("&resourceVersion=0".to_owned(), state(Any, false, false)),
+        ("&resourceVersion=0".to_owned(), state(Any, false)),
         (
             "&resourceVersion=0&allowWatchBookmarks=1".to_owned(),
-            state(Any, true, false),
+            state(Any, true),
         ),
         (
             format!("&resourceVersion=0{sie}=1&allowWatchBookmarks=1"),
-            state(Any, true, true),
+            state(Any, true),
         ),
         (
             format!("&resourceVersion=0{sie}=0&allowWatchBookmarks=1"),
@@ -148,11 +147,11 @@ fn starts_watches_as_upstream_does() {
         (format!("&resourceVersion=7{sie}=0"), after_seven),
         (
             format!("&resourceVersion=7{sie}=1"),
-            state(NotOlderThan(SEVEN), false, true),
+            state(NotOlderThan(SEVEN), false),
         ),
         (
             format!("&resourceVersion=7{sie}=1&allowWatchBookmarks"),
-            state(NotOlderThan(SEVEN), true, true),
+            state(NotOlderThan(SEVEN), true),
         ),
         ("&sendInitialEvents=true".to_owned(), invalid),
         (
