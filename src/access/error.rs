@@ -11,9 +11,8 @@ pub enum ReviewError {
     /// The connection failed.
     #[error(transparent)]
     Upstream(#[from] UpstreamError),
-    /// Upstream refused the review: the proxy's identity needs the ClusterRole
-    /// system:auth-delegator.
-    #[error("upstream answered {0} to a review: the proxy's identity needs system:auth-delegator")]
+    /// Upstream refused the review.
+    #[error("upstream answered {0} to a review{hint}", hint = hint(*.0))]
     Refused(StatusCode),
     /// The answer broke off.
     #[error("upstream broke off in the middle of a review: {0}")]
@@ -46,5 +45,32 @@ impl ReviewError {
 
     pub(super) fn not_understood(error: impl std::fmt::Display) -> Self {
         Self::NotUnderstood(error.to_string())
+    }
+}
+
+/// Returns what an operator can do about a refusal.
+fn hint(status: StatusCode) -> &'static str {
+    match status {
+        StatusCode::FORBIDDEN => ": the proxy's identity needs system:auth-delegator",
+        _ => "",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_missing_right_is_blamed_on_rights() {
+        let forbidden = ReviewError::Refused(StatusCode::FORBIDDEN).to_string();
+        assert!(
+            forbidden.ends_with("needs system:auth-delegator"),
+            "{forbidden}"
+        );
+        let unready = ReviewError::Refused(StatusCode::SERVICE_UNAVAILABLE).to_string();
+        assert_eq!(
+            unready,
+            "upstream answered 503 Service Unavailable to a review"
+        );
     }
 }

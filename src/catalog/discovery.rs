@@ -39,10 +39,7 @@ pub enum DiscoveryError {
         path: String,
     },
     /// Upstream refused.
-    #[error(
-        "upstream answered {status} to {path}: the proxy's identity needs the ClusterRole \
-         system:discovery"
-    )]
+    #[error("upstream answered {status} to {path}{hint}", hint = hint(*status))]
     Refused {
         /// The document asked for.
         path: String,
@@ -57,6 +54,14 @@ pub enum DiscoveryError {
         /// The reason.
         why: String,
     },
+}
+
+/// Returns what an operator can do about a refusal.
+fn hint(status: StatusCode) -> &'static str {
+    match status {
+        StatusCode::FORBIDDEN => ": the proxy's identity needs the ClusterRole system:discovery",
+        _ => "",
+    }
 }
 
 /// Reads all types that can be listed and watched.
@@ -271,4 +276,26 @@ struct ApiResource {
     namespaced: bool,
     #[serde(default)]
     verbs: Vec<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_missing_right_is_blamed_on_rights() {
+        let refused = |status| DiscoveryError::Refused {
+            path: "/api".to_owned(),
+            status,
+        };
+        let forbidden = refused(StatusCode::FORBIDDEN).to_string();
+        assert!(
+            forbidden.ends_with("the ClusterRole system:discovery"),
+            "{forbidden}"
+        );
+        assert_eq!(
+            refused(StatusCode::SERVICE_UNAVAILABLE).to_string(),
+            "upstream answered 503 Service Unavailable to /api"
+        );
+    }
 }
