@@ -16,6 +16,7 @@ mod state;
 mod subscribers;
 mod subscription;
 mod sync;
+#[cfg(not(loom))]
 #[cfg(test)]
 mod tests;
 mod window;

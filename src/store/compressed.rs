@@ -53,6 +53,7 @@ impl Drop for Compressed {
     }
 }
 
+#[cfg(not(loom))]
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -182,6 +182,7 @@ impl Leaf {
     }
 
     /// Returns the number of objects that are held only because others of the base are.
+    #[cfg(not(loom))]
     #[cfg(test)]
     pub(super) fn wasted_objects(&self) -> usize {
         self.base.as_ref().map_or(0, |base| {

@@ -3,6 +3,7 @@ mod builder;
 mod key_range;
 mod objects;
 mod runs;
+#[cfg(not(loom))]
 #[cfg(test)]
 mod tests;
 
