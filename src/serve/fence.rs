@@ -64,6 +64,8 @@ const LATE: u32 = 2;
 const FEW_READERS: usize = 3;
 /// Longest pause between two comparisons.
 const MAX_REST: Duration = Duration::from_secs(1);
+/// The same as a multiple of the time that the first one took.
+const MAX_REST_FACTOR: f64 = 4.0;
 /// Interval of the proofs for gets.
 const GETS_INTERVAL: Duration = Duration::from_millis(25);
 /// Least number of gets that wait for one proof.
@@ -268,16 +270,16 @@ struct Fence {
     probe: Probe,
     costs: ProofCosts,
     versions: Arc<Singleflight<Result<ResourceVersion, FenceError>>>,
-    comparisons: Arc<Singleflight<Result<Comparison, FenceError>>>,
+    comparisons: Arc<Singleflight<Result<ComparedVersion, FenceError>>>,
     /// Readers that wait for the next comparison, roughly.
     readers: AtomicUsize,
     gets: Arc<Singleflight<Result<Passed, FenceError>>>,
     catch_ups: Arc<CatchUpWatches>,
 }
 
-/// Upstream's version at some time after the request.
+/// The result of a comparison: upstream's version at some time after the request.
 #[derive(Clone, Copy, Debug)]
-struct Comparison {
+struct ComparedVersion {
     version: ResourceVersion,
     /// The cache has the state at that version.
     is_same: bool,
@@ -346,7 +348,7 @@ impl Fence {
             return self.catch_up(scope, version).await;
         }
         let comparison = self.compare(scope, objects);
-        let Comparison { version, is_same } = match known {
+        let ComparedVersion { version, is_same } = match known {
             None => comparison.await?,
             // Events may still be faster.
             Some(version) => tokio::select! {
@@ -419,7 +421,7 @@ impl Fence {
         self: &Arc<Self>,
         scope: &Arc<Scope>,
         objects: usize,
-    ) -> Result<Comparison, FenceError> {
+    ) -> Result<ComparedVersion, FenceError> {
         if self.costs.is_paused() {
             return Err(FenceError::Late);
         }
@@ -436,7 +438,7 @@ impl Fence {
     }
 
     /// Compares upstream's objects with the cache.
-    async fn ask_objects(&self, scope: &Scope) -> Result<Comparison, FenceError> {
+    async fn ask_objects(&self, scope: &Scope) -> Result<ComparedVersion, FenceError> {
         let readers = self.readers.swap(0, Ordering::Relaxed);
         let held = scope.reader.snapshot().len();
         metrics::fence_asked(&scope.key.gvr, "validate");
@@ -458,14 +460,15 @@ impl Fence {
         self.costs
             .compares_first(!matches!(compared, Compared::Passed));
         if readers > FEW_READERS {
-            // Others come meanwhile, so that upstream is busy with comparisons half of the time.
-            self.comparisons.rest(took.min(MAX_REST));
+            // More come meanwhile. Each would have waited longer for an answer of upstream.
+            let longer = (readers as f64 / FEW_READERS as f64).min(MAX_REST_FACTOR);
+            self.comparisons.rest(took.mul_f64(longer).min(MAX_REST));
         }
         let is_same = matches!(compared, Compared::Same(_));
         if let Compared::Same(snapshot) = compared {
             scope.confirm(snapshot, version);
         }
-        Ok(Comparison { version, is_same })
+        Ok(ComparedVersion { version, is_same })
     }
 
     async fn compare_selection(

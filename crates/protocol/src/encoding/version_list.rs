@@ -177,8 +177,11 @@ impl VersionListReader {
     }
 }
 
-/// Returns number and value of the first field, and its length; `None` if it is not all there.
-fn field(rest: &[u8]) -> Result<Option<(u32, &[u8], usize)>, Malformed> {
+/// Number and value of a field, and the field's length.
+type FirstField<'a> = (u32, &'a [u8], usize);
+
+/// Returns the first field; `None` if it is not all there.
+fn field(rest: &[u8]) -> Result<Option<FirstField<'_>>, Malformed> {
     let Some((number, length, header)) = header(rest)? else {
         return Ok(None);
     };

@@ -363,7 +363,8 @@ func (s *Run) WithoutFaults(t *testing.T, lasting time.Duration) {
 	time.Sleep(lasting)
 	b.enough(b.journal, 20, history.List, history.Pages, history.Watch, history.Get)
 	b.finish()
-	if b.journal.sources["get linearizable"] == 0 {
+	// Gets open no scopes, so most of those that share proofs ask for types that are cached whole.
+	if s.Config == testbed.CacheEverything && b.journal.sources["get linearizable"] == 0 {
 		t.Error("no get was answered from memory")
 	}
 	if b.journal.failures+usage.Total(b.failed) > 0 {
