@@ -1,6 +1,6 @@
-//! Consistent lists: how long they take, and what they cost upstream.
+//! Consistent reads: how long they take, and what they cost upstream.
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
@@ -8,68 +8,134 @@ use futures_util::future::try_join_all;
 use http::Method;
 use http_body_util::BodyExt as _;
 use parking_lot::Mutex;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::Args;
 use crate::client::{Connection, Endpoint};
+use crate::form::Form;
 use crate::servers::{Kind, Server, Servers};
 use crate::table::Table;
 use crate::upstream::node_name;
 
-/// Lists at a time, and the connections they share.
-const CROWD: (usize, usize) = (200, 10);
+/// Reads at a time, and the connections they share.
+const CROWDS: [(usize, usize); 3] = [(1, 1), (20, 4), (200, 10)];
+/// Gets a second, all clients together.
+const GETS: f64 = 500.0;
 /// Writes to another type while the listed one is idle: they move upstream's version, and the
 /// version of each list with it. Where nothing at all is written, every cache is new enough.
 const OTHERS: Duration = Duration::from_millis(100);
 
 struct Case {
     name: String,
-    path: String,
+    read: ConsistentRead,
+    form: Form,
     /// Name of the type in metrics.
     resource: &'static str,
-    /// The listed type is written to, at `--rate`.
+    /// The type is written to, at `--rate`.
     busy: bool,
 }
 
-fn cases(args: &Args) -> Vec<Case> {
-    let one_node = format!(
-        "/api/v1/pods?fieldSelector=spec.nodeName%3D{}",
-        node_name(0)
-    );
-    let case = |name: String, path: &str, resource, busy| Case {
+/// The request of a client.
+#[derive(Clone)]
+enum ConsistentRead {
+    List(String),
+    /// A watch that begins with the state, up to the end of that.
+    WatchList(String),
+    /// Gets of different objects, at [`GETS`].
+    Gets(Arc<Vec<String>>),
+}
+
+impl ConsistentRead {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::List(_) => "LIST",
+            Self::WatchList(_) => "WatchList",
+            Self::Gets(_) => "GET",
+        }
+    }
+
+    /// Sends the `number`th request and reads its answer. Returns the time to wait before the next
+    /// one, from the begin of this one.
+    async fn send(
+        &self,
+        connection: &Connection,
+        number: usize,
+        clients: usize,
+    ) -> anyhow::Result<Duration> {
+        match self {
+            Self::List(path) => {
+                connection.swallow(path).await?;
+            }
+            Self::WatchList(path) => {
+                connection.swallow_initial(path).await?;
+            }
+            Self::Gets(paths) => {
+                connection.swallow(&paths[number % paths.len()]).await?;
+                return Ok(Duration::from_secs_f64(clients as f64 / GETS));
+            }
+        }
+        Ok(Duration::ZERO)
+    }
+}
+
+fn cases(args: &Args, servers: &Servers) -> Vec<Case> {
+    let one_node = format!("fieldSelector=spec.nodeName%3D{}", node_name(0));
+    let list = |query: &str| ConsistentRead::List(format!("{PODS}?{query}"));
+    let watch = |query: &str| ConsistentRead::WatchList(format!("{PODS}?{WATCH_LIST}{query}"));
+    let case = |name: String, read, form, resource, busy| Case {
         name,
-        path: path.to_owned(),
+        read,
+        form,
         resource,
         busy,
     };
-    let pods = args.pods;
-    vec![
-        case(
-            format!("busy type ({} events/s)", args.rate),
-            &one_node,
-            "pods",
-            true,
-        ),
+    let (busy, idle) = (
+        format!("busy type ({} events/s)", args.rate),
+        format!("idle type ({} objects)", args.pods),
+    );
+    let part = format!("one node's of an {idle}");
+    let namespaces = ConsistentRead::List("/api/v1/namespaces".to_owned());
+    let gets = || ConsistentRead::Gets(Arc::clone(&servers.pods.paths));
+    let mut cases = vec![
+        case(busy.clone(), list(&one_node), Form::Json, "pods", true),
         case(
             "idle small type".to_owned(),
-            "/api/v1/namespaces",
+            namespaces,
+            Form::Json,
             "namespaces",
             false,
         ),
+        case(part.clone(), list(&one_node), Form::Json, "pods", false),
         case(
-            format!("idle large type ({pods} objects)"),
-            &one_node,
+            part,
+            watch(&format!("&{one_node}")),
+            Form::Json,
             "pods",
             false,
         ),
-    ]
+        case(idle.clone(), watch(""), Form::Json, "pods", false),
+        case(busy, gets(), Form::Json, "pods", true),
+        case(idle.clone(), gets(), Form::Json, "pods", false),
+    ];
+    let forms = [
+        Form::Json,
+        Form::JsonGzip,
+        Form::Protobuf,
+        Form::ProtobufGzip,
+    ];
+    cases.extend(forms.map(|form| {
+        let name = format!("{idle}, {}", form.name());
+        case(name, list(""), form, "pods", false)
+    }));
+    cases
 }
 
 pub(crate) async fn all(args: &Args, servers: &Servers, table: &mut Table) -> anyhow::Result<()> {
-    for case in cases(args) {
-        for (clients, connections) in [(1, 1), CROWD] {
-            let name = format!("consistent LIST, {}, {clients} at a time", case.name);
+    for case in cases(args, servers) {
+        for (clients, connections) in CROWDS {
+            let read = case.read.name();
+            let name = format!("consistent {read}, {}, {clients} at a time", case.name);
             eprintln!("{name} …");
             for round in 0..=args.rounds {
                 for server in servers
@@ -81,22 +147,8 @@ pub(crate) async fn all(args: &Args, servers: &Servers, table: &mut Table) -> an
                         .run(args, servers, server, clients, connections)
                         .await?;
                     // The first round opens caches and connections.
-                    if round == 0 {
-                        continue;
-                    }
-                    for (what, share) in [("median", 50), ("p99", 99)] {
-                        let row = format!("{name}: {what}");
-                        table.add(&row, "ms", true, server.kind, ran.percentile(share));
-                    }
-                    if server.kind == Kind::Proxy {
-                        let row = format!("{name}: at upstream");
-                        table.add(
-                            &row,
-                            "requests / 1000",
-                            false,
-                            server.kind,
-                            ran.upstream_per_thousand(),
-                        );
+                    if round > 0 {
+                        ran.add_to(table, &name, server.kind);
                     }
                 }
             }
@@ -110,11 +162,30 @@ struct Ran {
     /// Milliseconds, sorted.
     took: Vec<f64>,
     upstream: u64,
+    /// CPU time of the real API server, which the simulated one has no figure for.
+    cpu: Option<Duration>,
 }
 
 impl Ran {
     fn percentile(&self, share: usize) -> f64 {
         self.took[(self.took.len() - 1) * share / 100]
+    }
+
+    fn add_to(&self, table: &mut Table, name: &str, kind: Kind) {
+        for (what, share) in [("median", 50), ("p99", 99)] {
+            let row = format!("{name}: {what}");
+            table.add(&row, "ms", true, kind, self.percentile(share));
+        }
+        if let Some(cpu) = self.cpu {
+            let row = format!("{name}: CPU at upstream");
+            let each = cpu.as_secs_f64() * 1e3 / self.took.len() as f64;
+            table.add(&row, "ms / read", true, kind, each);
+        }
+        if kind == Kind::Proxy {
+            let row = format!("{name}: at upstream");
+            let asked = self.upstream_per_thousand();
+            table.add(&row, "requests / 1000", false, kind, asked);
+        }
     }
 
     fn upstream_per_thousand(&self) -> f64 {
@@ -134,7 +205,7 @@ impl Case {
         let mut open = Vec::new();
         for number in 0..clients {
             let connection = if number < connections {
-                server.endpoint.connect(false).await?
+                server.endpoint.connect(false).await?.asking(self.form)
             } else {
                 Connection::clone(&open[number % connections])
             };
@@ -143,25 +214,37 @@ impl Case {
         let _writes = self.writes(args, servers).await?;
         sleep(OTHERS).await;
         let before = asked(&servers.upstream.endpoint, self.resource).await?;
+        let cpu_before = servers.upstream.cpu_time()?;
         let took = Arc::new(Mutex::new(Vec::new()));
+        let number = Arc::new(AtomicUsize::new(0));
         let end = Instant::now() + args.length();
+        let count = open.len();
         let clients = open.into_iter().map(|connection| {
-            let took = Arc::clone(&took);
+            let (took, number) = (Arc::clone(&took), Arc::clone(&number));
             async move {
                 while Instant::now() < end {
                     let start = Instant::now();
-                    connection.swallow(&self.path).await?;
+                    let number = number.fetch_add(1, Ordering::Relaxed);
+                    let pause = self.read.send(&connection, number, count).await?;
                     took.lock().push(start.elapsed().as_secs_f64() * 1e3);
+                    sleep_until(start + pause).await;
                 }
                 anyhow::Ok(())
             }
         });
         try_join_all(clients).await?;
+        let cpu_after = servers.upstream.cpu_time()?;
+        let cpu = cpu_after.zip(cpu_before);
+        let cpu = cpu.map(|(after, before)| after.saturating_sub(before));
         let upstream = asked(&servers.upstream.endpoint, self.resource).await? - before;
         let mut took = std::mem::take(&mut *took.lock());
-        ensure!(!took.is_empty(), "{}: nothing was listed", self.name);
+        ensure!(!took.is_empty(), "{}: nothing was read", self.name);
         took.sort_unstable_by(f64::total_cmp);
-        Ok(Ran { took, upstream })
+        Ok(Ran {
+            took,
+            upstream,
+            cpu,
+        })
     }
 
     /// Writes at upstream until the handle is dropped.
@@ -205,9 +288,12 @@ impl Case {
 
 /// Counts the writes of all runs. A write that changes nothing is no event at upstream.
 static WRITES: AtomicU64 = AtomicU64::new(0);
+const PODS: &str = "/api/v1/pods";
+const WATCH_LIST: &str = "watch=true&sendInitialEvents=true&\
+    resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true&timeoutSeconds=30";
 const NAMESPACE: &str = "/api/v1/namespaces/bench-0";
 
-/// Lists and watches of a type that upstream has answered, from its own metrics.
+/// Reads of a type that upstream has answered, from its own metrics.
 async fn asked(upstream: &Endpoint, resource: &str) -> anyhow::Result<u64> {
     let text = upstream.connect(false).await?.fetch("/metrics").await?;
     let text = std::str::from_utf8(&text)?;
@@ -220,7 +306,10 @@ async fn asked(upstream: &Endpoint, resource: &str) -> anyhow::Result<u64> {
         .lines()
         .filter(|line| line.starts_with(name) && line.contains(&resource))
     {
-        if line.contains(r#"verb="LIST""#) || line.contains(r#"verb="WATCH""#) {
+        let is_read = [r#"verb="GET""#, r#"verb="LIST""#, r#"verb="WATCH""#]
+            .iter()
+            .any(|verb| line.contains(verb));
+        if is_read {
             let value = line
                 .rsplit(' ')
                 .next()

@@ -1,6 +1,7 @@
 //! The measured servers and the API server behind them.
 use std::fs;
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use base64::Engine as _;
@@ -10,6 +11,7 @@ use http_body_util::BodyExt as _;
 use serde_json::Value;
 use tempfile::TempDir;
 use watershed_lab::body::full_body;
+use watershed_lab::process::cpu_time;
 
 use crate::children::Child;
 use crate::client::Endpoint;
@@ -205,6 +207,13 @@ impl Servers {
         let folder = self.folder.path().join("forwarding-to-upstream");
         fs::create_dir(&folder)?;
         forwarding_proxy(args, &folder, kubeconfig, token)
+    }
+}
+
+impl Upstream {
+    /// Returns the CPU time of kube-apiserver; `None` for the simulation.
+    pub(crate) fn cpu_time(&self) -> anyhow::Result<Option<Duration>> {
+        self.pid.map(cpu_time).transpose()
     }
 }
 
