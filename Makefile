@@ -6,7 +6,7 @@ BIN := $(REAL)/.bin
 PROXY := target/debug/watershed
 PAIRS ?= 6000
 
-.PHONY: help build build-tests release dist test test-rust test-real test-python test-release test-kine test-upgrade test-otel conformance robustness loom real lint bench bench-abuse bench-real bench-allocations bench-functions simulate-nodes screenshots experiment demo cluster documents fmt clean
+.PHONY: help build build-tests release dist test test-rust test-real test-python test-release test-kine test-upgrade test-otel conformance robustness soak mutants loom real lint bench bench-abuse bench-real bench-allocations bench-functions simulate-nodes screenshots experiment demo cluster documents fmt clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-17s %s\n", $$1, $$2}'
@@ -63,8 +63,17 @@ conformance: build-tests real ## Every combination of read options and 6,000 gen
 	cd $(REAL) && WATERSHED_BIN=$(CURDIR)/$(PROXY) CONFORMANCE_FULL=1 CONFORMANCE_PAIRS=$(PAIRS) $(GO) test -count=1 -timeout 20m -v -run '^TestAnswersConformToUpstream$$' .
 
 ROBUSTNESS_SECONDS ?= 600
-robustness: build-tests real ## Consistent reads through two replicas checked for linearizability under faults, for ROBUSTNESS_SECONDS=600
+ROBUSTNESS_SEED ?= 1
+ROBUSTNESS := ROBUSTNESS_SEED=$(ROBUSTNESS_SEED) $(CARGO) test --locked --workspace --test robustness answers -- --nocapture
+robustness: build-tests real ## Answers, events and consistent reads checked through replicas under faults (docs/robustness.md); ROBUSTNESS_SECONDS=600, _SEED=, _EVENTS=, _READS=
+	ROBUSTNESS_SECONDS=$(ROBUSTNESS_SECONDS) $(ROBUSTNESS)
 	cd $(REAL) && WATERSHED_BIN=$(CURDIR)/$(PROXY) ROBUSTNESS_SECONDS=$(ROBUSTNESS_SECONDS) $(GO) test -count=1 -timeout 24h -v -run '^TestConsistentReadsAreLinearizable$$' .
+
+soak: build-tests ## Half an hour of the same, in which memory, tasks and descriptors must stay flat; SOAK_SECONDS=1800
+	ROBUSTNESS_SOAK=1 ROBUSTNESS_SECONDS=$(or $(SOAK_SECONDS),1800) $(ROBUSTNESS)
+
+mutants: ## Builds broken on purpose, each of which a test must catch (docs/robustness.md; an hour); MUTANTS= names some
+	tests/mutants/run.sh $(MUTANTS)
 
 loom: ## The store's threads in all interleavings, with more preemptions than in make test; LOOM_MAX_PREEMPTIONS=5
 	LOOM_MAX_PREEMPTIONS=$(or $(LOOM_MAX_PREEMPTIONS),5) $(CARGO) test --locked --workspace --test store
