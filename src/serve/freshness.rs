@@ -92,7 +92,9 @@ async fn prove(
         ReadOrigin::Request(identity) => identity,
     };
     let cost = |costs: &ProofCosts, snapshot: &Snapshot, enough: f64| {
-        let SelectedSize { objects, bytes } = read.selected_size(snapshot, enough as usize);
+        #[expect(clippy::cast_sign_loss, reason = "costs are positive")]
+        let enough = enough as usize;
+        let SelectedSize { objects, bytes } = read.selected_size(snapshot, enough);
         costs.answer(opened.representation, objects, bytes)
     };
     // Watches do not share requests.

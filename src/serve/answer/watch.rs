@@ -83,12 +83,11 @@ pub(in crate::serve) fn answer(
     let (subscription, newest) = scope
         .reader
         .subscribe(start, watch.filter.interest(&scope.fields));
-    let (snapshot, version) = match &fresh.proven {
-        Some(proven) => (proven.snapshot.clone(), proven.version),
-        None => {
-            let version = newest.version();
-            (newest, version)
-        }
+    let (snapshot, version) = if let Some(proven) = &fresh.proven {
+        (proven.snapshot.clone(), proven.version)
+    } else {
+        let version = newest.version();
+        (newest, version)
     };
     if version < fresh.min_version {
         return Err(ForwardReason::VersionAhead);
