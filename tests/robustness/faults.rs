@@ -5,7 +5,8 @@ use fastrand::Rng;
 use serde_json::Value;
 use tokio::time::sleep;
 use watershed_lab::sim::{
-    BadAnswer, BrokenFrame, Faults, PlannedRefusal, SimulatedServer, WatchListSupport, fixtures,
+    ActiveFaults, BadAnswer, BrokenFrame, Faults, PlannedRefusal, SimulatedServer,
+    WatchListSupport, fixtures,
 };
 use watershed_protocol::GroupVersionResource;
 
@@ -192,7 +193,9 @@ impl FaultTargets {
     /// Ends all faults.
     fn heal(&self) {
         for server in &self.servers {
-            server.faults().set(|active| *active = Default::default());
+            server
+                .faults()
+                .set(|active| *active = ActiveFaults::default());
         }
         for relay in &self.relays {
             relay.set(Passage::Open);

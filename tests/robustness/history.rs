@@ -483,10 +483,8 @@ impl History {
         let from = history
             .changes
             .partition_point(|change| change.version <= after);
-        let changes = history.changes.range(from..);
-        Ok(changes
-            .filter_map(|change| Some((change.version, part.line(change)?)))
-            .next())
+        let mut changes = history.changes.range(from..);
+        Ok(changes.find_map(|change| Some((change.version, part.line(change)?))))
     }
 
     fn of(&self, resource: Resource) -> &Mutex<TypeHistory> {

@@ -91,17 +91,20 @@ async fn answers_and_events_are_upstreams_under_all_faults() {
     }
 }
 
+/// Takes one figure of all.
+type FigureOf = fn(&Figures) -> f64;
+
 /// Checks that a proxy takes no more at the end of a run than in its second quarter.
 fn flat(name: &str, samples: &[(Duration, Figures)]) {
     for (at, figures) in samples {
         eprintln!("{name} after {:>5} s: {figures:?}", at.as_secs());
     }
     let quarter = samples.len() / 4;
-    let mean = |from: usize, figure: fn(&Figures) -> f64| {
+    let mean = |from: usize, figure: FigureOf| {
         let part = &samples[from..from + quarter];
         part.iter().map(|(_, figures)| figure(figures)).sum::<f64>() / part.len() as f64
     };
-    let figures: [(&str, fn(&Figures) -> f64, f64); 3] = [
+    let figures: [(&str, FigureOf, f64); 3] = [
         ("resident MiB", |figures| figures.resident_mib, 16.0),
         ("descriptors", |figures| figures.descriptors, 20.0),
         ("tasks", |figures| figures.tasks, 40.0),
