@@ -36,13 +36,13 @@ mod explored {
         pub(in crate::store) fn read(&self) -> RwLockReadGuard<'_, T> {
             self.0
                 .read()
-                .unwrap_or_else(|poisoned| poisoned.into_inner())
+                .unwrap_or_else(std::sync::PoisonError::into_inner)
         }
 
         pub(in crate::store) fn write(&self) -> RwLockWriteGuard<'_, T> {
             self.0
                 .write()
-                .unwrap_or_else(|poisoned| poisoned.into_inner())
+                .unwrap_or_else(std::sync::PoisonError::into_inner)
         }
     }
 
@@ -62,7 +62,7 @@ mod explored {
         fn slot(&self) -> loom::sync::MutexGuard<'_, Option<Waker>> {
             self.0
                 .lock()
-                .unwrap_or_else(|poisoned| poisoned.into_inner())
+                .unwrap_or_else(std::sync::PoisonError::into_inner)
         }
     }
 }

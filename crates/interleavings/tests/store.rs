@@ -120,7 +120,11 @@ fn node_field() -> usize {
 
 /// Returns the node of an object at a version: with some changes it moves.
 fn node(version: u64) -> &'static str {
-    if version / 2 % 2 == 0 { "n1" } else { "n2" }
+    if (version / 2).is_multiple_of(2) {
+        "n1"
+    } else {
+        "n2"
+    }
 }
 
 fn layout() -> Layout {
@@ -379,6 +383,29 @@ fn proofs_and_lists_never_show_a_state_that_upstream_did_not_have() {
         writer.close();
         proving.join().unwrap();
         watching.join().unwrap();
+    });
+}
+
+#[test]
+fn a_proof_takes_no_list_back() {
+    explore(|| {
+        let (mut writer, reader) = PROVEN.open(AMPLE);
+        let prover = reader.clone();
+        let proving = thread::spawn(move || {
+            let known = prover.followed();
+            if known.version() == ResourceVersion(11) {
+                prover.confirm(known, ResourceVersion(12));
+            }
+        });
+        apply(&mut writer, PROVEN.changes[0]);
+        writer.replace(snapshot(13, &[("n/a", 13), ("n/b", 11)]));
+        proving.join().unwrap();
+        assert_eq!(reader.version(), ResourceVersion(13));
+        let (mut watch, state) = reader.subscribe(SubscriptionStart::Now, Interest::All);
+        apply(&mut writer, PROVEN.changes[2]);
+        writer.close();
+        let (seen, _) = follow(&mut watch);
+        PROVEN.judge_watch(state.version().0, &seen);
     });
 }
 
