@@ -71,14 +71,14 @@ async fn ask(scope: &Scope, probe: &Probe) -> Result<HistoryVerdict, AnswerError
         return Ok(HistoryVerdict::Unknown);
     }
     let contradicts = match compare(&held, &list) {
-        Comparison::Follows => return Ok(HistoryVerdict::Proven),
-        Comparison::Contradicts(version) => version,
+        HistoryComparison::Follows => return Ok(HistoryVerdict::Proven),
+        HistoryComparison::Contradicts(version) => version,
         // The state that is held tells, if upstream still knows what it was itself.
-        Comparison::Open => match in_time(probe.list_at(held.version(), SAMPLE)).await {
+        HistoryComparison::Open => match in_time(probe.list_at(held.version(), SAMPLE)).await {
             Ok(past) => match compare(&held, &past) {
-                Comparison::Follows => return Ok(HistoryVerdict::Proven),
-                Comparison::Contradicts(version) => version,
-                Comparison::Open => held.version(),
+                HistoryComparison::Follows => return Ok(HistoryVerdict::Proven),
+                HistoryComparison::Contradicts(version) => version,
+                HistoryComparison::Open => held.version(),
             },
             Err(error) if is_refusal(&error) => return Ok(HistoryVerdict::Unknown),
             Err(error) => return Err(error),
@@ -96,7 +96,7 @@ async fn in_time<T>(asked: impl Future<Output = Result<T, AnswerError>>) -> Resu
 
 /// How a list goes with an earlier state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Comparison {
+enum HistoryComparison {
     /// The list can have followed.
     Follows,
     /// Objects are missing. They may have been deleted before or after the state.
@@ -105,20 +105,20 @@ enum Comparison {
     Contradicts(ResourceVersion),
 }
 
-fn compare(held: &Snapshot, list: &ProbeList) -> Comparison {
+fn compare(held: &Snapshot, list: &ProbeList) -> HistoryComparison {
     let mut known = 0;
     for (key, version) in &list.objects {
         let object = held.get(key);
         known += usize::from(object.is_some());
         let is_held = object.is_some_and(|object| object.version == *version);
         if *version <= held.version() && !is_held {
-            return Comparison::Contradicts(*version);
+            return HistoryComparison::Contradicts(*version);
         }
     }
     if list.is_complete && known < held.len() {
-        Comparison::Open
+        HistoryComparison::Open
     } else {
-        Comparison::Follows
+        HistoryComparison::Follows
     }
 }
 
@@ -169,32 +169,36 @@ mod tests {
             )
         };
         for (objects, is_complete, expected) in [
-            (&[("n/a", 4), ("n/b", 8)][..], true, Comparison::Follows),
+            (
+                &[("n/a", 4), ("n/b", 8)][..],
+                true,
+                HistoryComparison::Follows,
+            ),
             // Changed and created since.
             (
                 &[("n/a", 11), ("n/b", 8), ("n/c", 12)],
                 true,
-                Comparison::Follows,
+                HistoryComparison::Follows,
             ),
-            (&[("n/a", 4)], false, Comparison::Follows),
+            (&[("n/a", 4)], false, HistoryComparison::Follows),
             // Deleted, nobody knows when.
-            (&[("n/a", 4)], true, Comparison::Open),
-            (&[("n/a", 4), ("n/c", 12)], true, Comparison::Open),
+            (&[("n/a", 4)], true, HistoryComparison::Open),
+            (&[("n/a", 4), ("n/c", 12)], true, HistoryComparison::Open),
             // Objects that were not so.
             (
                 &[("n/a", 3), ("n/b", 8)],
                 true,
-                Comparison::Contradicts(ResourceVersion(3)),
+                HistoryComparison::Contradicts(ResourceVersion(3)),
             ),
             (
                 &[("n/a", 9)],
                 false,
-                Comparison::Contradicts(ResourceVersion(9)),
+                HistoryComparison::Contradicts(ResourceVersion(9)),
             ),
             (
                 &[("n/a", 4), ("n/c", 10)],
                 false,
-                Comparison::Contradicts(ResourceVersion(10)),
+                HistoryComparison::Contradicts(ResourceVersion(10)),
             ),
         ] {
             assert_eq!(compared(objects, is_complete), expected, "{objects:?}");

@@ -107,11 +107,11 @@ impl ScopePump {
                     self.reflector.type_removed();
                     continue;
                 }
-                answer = self.streaming.learned() => {
+                answer = self.streaming.learned(), if !self.reflector.is_listing() => {
                     self.initial_events_learned(&answer);
                     continue;
                 }
-                learned = self.release.learned() => {
+                learned = self.release.learned(), if !self.reflector.is_listing() => {
                     self.release_learned(learned);
                     continue;
                 }

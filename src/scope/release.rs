@@ -74,7 +74,7 @@ struct ReadingPace {
 }
 
 /// A comparison of the objects in memory with those of the followed server.
-struct Comparison {
+struct ReleaseComparison {
     client: UpstreamClient,
     target: ReflectorTarget,
     reader: StoreReader,
@@ -122,7 +122,7 @@ impl ReleaseLearner {
 
     /// Notes that the scope is followed at this server.
     pub(super) fn followed(&mut self, server: &ServedBy, format: &Arc<WireFormat>) {
-        let comparison = Comparison {
+        let comparison = ReleaseComparison {
             client: self.client.clone(),
             target: self.target.clone(),
             reader: self.reader.clone(),
@@ -171,7 +171,7 @@ impl ReleaseLearner {
     }
 }
 
-impl Comparison {
+impl ReleaseComparison {
     async fn attempt(&self) -> Result<LearnedRelease, AnswerError> {
         let release = release_of(&self.client, &self.server).await?;
         let printed = match &self.printed {

@@ -28,6 +28,7 @@ mod resume;
 use answer::{ANSWER_TIMEOUT, WATCH_ANSWER_TIMEOUT, accepted, read_list};
 use error::ReflectorError;
 use recovery::{Recovery, Route};
+use resume::replay_silence;
 
 pub use change::{Change, Collect, ReflectorTarget, Stopped};
 
@@ -186,8 +187,9 @@ impl Reflector {
         }
     }
 
+    /// Takes one step. An open stream stays in the state meanwhile, as a call may be cancelled.
     async fn step<C: Collect>(&mut self) -> Result<Option<Change<C>>, ReflectorError> {
-        match std::mem::replace(&mut self.state, ReflectorState::Start) {
+        match &mut self.state {
             ReflectorState::Start => {
                 let (change, version, stream) = self.list().await?;
                 self.recovery.succeeded();
@@ -200,8 +202,7 @@ impl Reflector {
                 Ok(Some(change))
             }
             ReflectorState::Resuming { version } => {
-                // Restored first, so that the next step retries after an error.
-                self.state = ReflectorState::Resuming { version };
+                let version = *version;
                 self.resume(version).await
             }
             ReflectorState::Replaying {
@@ -209,41 +210,67 @@ impl Reflector {
                 last_event,
                 stream,
             } => {
-                self.state = ReflectorState::Resuming { version };
-                self.replay(version, last_event, stream).await
+                let (version, last_event) = (*version, *last_event);
+                let silence = replay_silence(last_event);
+                let first = timeout(silence, stream.next_frame()).await;
+                let first = first.map_err(|_| ReflectorError::Silent(silence));
+                match self.take_stream(version) {
+                    Some(stream) => self.replay(version, last_event, first, stream),
+                    None => Ok(None),
+                }
             }
-            ReflectorState::Watching {
-                version,
-                mut stream,
-            } => {
-                self.state = ReflectorState::Resuming { version };
-                // A clean end (None) is a server timeout or restart: resume at once.
-                let Some(frame) = stream.next_frame().await? else {
-                    if self.is_rebuilding() {
-                        self.restart();
-                    }
-                    return Ok(Some(Change::Ended));
-                };
-                // An ERROR event comes with status 200, but counts as a failure.
-                let change = self.take_in(frame, &mut stream)?;
-                self.recovery.succeeded();
-                let version = match &change {
-                    Change::Event(frame, scanned) => {
-                        self.unfinished =
-                            (frame.kind == EventKind::Deleted).then_some(scanned.version);
-                        self.last_event = Some(scanned.version);
-                        scanned.version.max(version)
-                    }
-                    Change::Progress { version, .. } => {
-                        self.unfinished.take_if(|unfinished| *unfinished < *version);
-                        *version
-                    }
-                    _ => version,
-                };
-                self.state = ReflectorState::Watching { version, stream };
-                Ok(Some(change))
+            ReflectorState::Watching { version, stream } => {
+                let version = *version;
+                let frame = stream.next_frame().await;
+                match self.take_stream(version) {
+                    Some(stream) => self.watch_on(version, frame?, stream),
+                    None => Ok(None),
+                }
             }
         }
+    }
+
+    /// Returns the open stream. The next step resumes from `version`, unless it is put back.
+    fn take_stream(&mut self, version: ResourceVersion) -> Option<Box<WatchStream>> {
+        match std::mem::replace(&mut self.state, ReflectorState::Resuming { version }) {
+            ReflectorState::Replaying { stream, .. } | ReflectorState::Watching { stream, .. } => {
+                Some(stream)
+            }
+            ReflectorState::Start | ReflectorState::Resuming { .. } => None,
+        }
+    }
+
+    /// Takes in what came on the stream; `None` is its end.
+    fn watch_on<C>(
+        &mut self,
+        version: ResourceVersion,
+        frame: Option<Frame>,
+        mut stream: Box<WatchStream>,
+    ) -> Result<Option<Change<C>>, ReflectorError> {
+        // A clean end is a server timeout or restart: resume at once.
+        let Some(frame) = frame else {
+            if self.is_rebuilding() {
+                self.restart();
+            }
+            return Ok(Some(Change::Ended));
+        };
+        // An ERROR event comes with status 200, but counts as a failure.
+        let change = self.take_in(frame, &mut stream)?;
+        self.recovery.succeeded();
+        let version = match &change {
+            Change::Event(frame, scanned) => {
+                self.unfinished = (frame.kind == EventKind::Deleted).then_some(scanned.version);
+                self.last_event = Some(scanned.version);
+                scanned.version.max(version)
+            }
+            Change::Progress { version, .. } => {
+                self.unfinished.take_if(|unfinished| *unfinished < *version);
+                *version
+            }
+            _ => version,
+        };
+        self.state = ReflectorState::Watching { version, stream };
+        Ok(Some(change))
     }
 
     fn take_in<C>(

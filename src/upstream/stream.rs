@@ -35,6 +35,8 @@ pub(super) struct WatchStream {
     /// A frame that was read ahead and is returned again.
     pub(super) again: Option<Frame>,
     opened: Instant,
+    /// The moment at which data came last.
+    heard: Instant,
     /// `true` once this stream brought a bookmark: from then on, silence means that it is dead.
     pub(super) bookmarks: bool,
 }
@@ -42,16 +44,19 @@ pub(super) struct WatchStream {
 impl WatchStream {
     pub(super) fn new(body: UpstreamBody, encoding: Encoding) -> Self {
         let decoder = FrameDecoder::new(encoding, MAX_FRAME_BYTES);
+        let now = Instant::now();
         Self {
             body,
             decoder,
             again: None,
-            opened: Instant::now(),
+            opened: now,
+            heard: now,
             bookmarks: false,
         }
     }
 
-    /// Returns the next frame; `None` at a clean end between two frames.
+    /// Returns the next frame; `None` at a clean end between two frames. Cancelling a call loses
+    /// nothing.
     pub(super) async fn next_frame(&mut self) -> Result<Option<Frame>, StreamError> {
         self.next(FrameDecoder::next_frame).await
     }
@@ -73,14 +78,14 @@ impl WatchStream {
         } else {
             SILENCE_WITHOUT_BOOKMARKS
         };
-        let until = Instant::now() + silence;
         loop {
             if let Some(frame) = cut(&mut self.decoder)? {
                 return Ok(Some(frame));
             }
-            match timeout_at(until, self.body.frame()).await {
+            match timeout_at(self.heard + silence, self.body.frame()).await {
                 Err(_) => return Err(StreamError::Silent(silence)),
                 Ok(Some(Ok(frame))) => {
+                    self.heard = Instant::now();
                     if let Ok(data) = frame.into_data() {
                         self.decoder.push(data);
                     }

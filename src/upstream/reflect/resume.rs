@@ -7,19 +7,23 @@
 
 use std::time::Duration;
 
-use tokio::time::timeout;
 use watershed_protocol::{EventKind, Frame, ResourceVersion};
 
 use super::change::{Change, Collect};
 use super::error::ReflectorError;
 use super::{Reflector, ReflectorState};
-use crate::upstream::stream::WatchStream;
+use crate::upstream::stream::{StreamError, WatchStream};
 
 /// Silence of a resumed watch after which the last event is not expected any more.
 const REPLAY_SILENCE: Duration = Duration::from_secs(3);
 /// Silence of a resumed watch after which it is not expected to begin with an error. Upstream says
 /// by an ERROR event that it has lost the history.
 const ERROR_SILENCE: Duration = Duration::from_millis(200);
+
+/// Returns the time to wait for the first frame of a resumed stream.
+pub(super) fn replay_silence(last_event: Option<ResourceVersion>) -> Duration {
+    last_event.map_or(ERROR_SILENCE, |_| REPLAY_SILENCE)
+}
 
 impl Reflector {
     /// Opens a watch that goes on from `version`. It begins with the last event, if that is known.
@@ -43,19 +47,16 @@ impl Reflector {
         Ok(None)
     }
 
-    /// Looks at the first frame of a resumed stream, and leaves it there.
-    pub(super) async fn replay<C: Collect>(
+    /// Looks at the first frame of a resumed stream, and leaves it there. An error is a silence.
+    pub(super) fn replay<C: Collect>(
         &mut self,
         version: ResourceVersion,
         last_event: Option<ResourceVersion>,
+        first: Result<Result<Option<Frame>, StreamError>, ReflectorError>,
         mut stream: Box<WatchStream>,
     ) -> Result<Option<Change<C>>, ReflectorError> {
-        let silence = last_event.map_or(ERROR_SILENCE, |_| REPLAY_SILENCE);
-        let first = timeout(silence, stream.next_frame()).await;
         let is_proven = match (first, last_event) {
-            (Err(_), Some(_)) => {
-                return self.without_replay(version, ReflectorError::Silent(silence));
-            }
+            (Err(silence), Some(_)) => return self.without_replay(version, silence),
             (Err(_), None) => false,
             (Ok(frame), _) => {
                 let Some(frame) = frame? else {
