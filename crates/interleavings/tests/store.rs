@@ -12,8 +12,8 @@ use bytes::Bytes;
 use loom::sync::Notify;
 use loom::thread;
 use watershed_interleavings::store::{
-    self, InconsistentEvent, Interest, Layout, Snapshot, SnapshotAt, StoreReader, StoreWriter,
-    StoredObject, Subscription, SubscriptionStart, SubscriptionStep, WindowLimits,
+    self, InconsistentEvent, Interest, Layout, ObjectRun, Snapshot, SnapshotAt, StoreReader,
+    StoreWriter, StoredObject, Subscription, SubscriptionStart, SubscriptionStep, WindowLimits,
 };
 use watershed_protocol::{
     Encoding, EventKind, FieldTable, Frame, GroupVersionResource, ResourceVersion, WireFormat, scan,
@@ -77,7 +77,7 @@ impl Timeline {
         for wanted in ["n1", "n2"] {
             let interest = Interest::Field(node_field(), wanted.into());
             let runs: Vec<_> = seen.clone().into_runs(&interest).collect();
-            let found = runs.iter().flat_map(|run| run.objects());
+            let found = runs.iter().flat_map(ObjectRun::objects);
             let found: Vec<_> = found.map(|object| object.key()).collect();
             let expected = objects.iter().filter(|(_, at)| node(*at) == wanted);
             let expected: Vec<_> = expected.map(|(key, _)| key.as_str()).collect();
