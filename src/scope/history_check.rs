@@ -13,11 +13,11 @@ use crate::upstream::{AnswerError, Probe, ProbeList};
 /// Number of objects that are compared. Of a larger type, these are the first.
 const SAMPLE: usize = 500;
 /// Timeout of a comparison.
-const ANSWER: Duration = Duration::from_secs(5);
+const ANSWER: Duration = Duration::from_secs(10);
 /// First and last pause after a comparison that failed. It doubles, with jitter.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(5));
-/// Time after which the scope is listed again, if upstream refuses to be compared with.
-const REFUSAL: Duration = Duration::from_secs(30);
+/// Time after which the attempts end: upstream cannot be compared with.
+const LIMIT: Duration = Duration::from_secs(30);
 
 /// The result of a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,9 +28,9 @@ pub(super) enum HistoryVerdict {
     Unknown,
 }
 
-/// Compares upstream's objects with those held until there is an answer.
+/// Compares upstream's objects with those held until there is an answer, or for [`LIMIT`].
 pub(super) async fn find_out(scope: Arc<Scope>, probe: Probe) -> HistoryVerdict {
-    let (mut pause, mut refused_since) = (PAUSE.0, None);
+    let (mut pause, began) = (PAUSE.0, Instant::now());
     loop {
         let error = match ask(&scope, &probe).await {
             Ok(verdict) => return verdict,
@@ -41,13 +41,8 @@ pub(super) async fn find_out(scope: Arc<Scope>, probe: Probe) -> HistoryVerdict 
             %error,
             "cannot compare upstream's objects with those held"
         );
-        if is_refusal(&error) {
-            let since = *refused_since.get_or_insert_with(Instant::now);
-            if since.elapsed() >= REFUSAL {
-                return HistoryVerdict::Unknown;
-            }
-        } else {
-            refused_since = None;
+        if began.elapsed() >= LIMIT {
+            return HistoryVerdict::Unknown;
         }
         sleep(pause.mul_f64(0.5 + fastrand::f64() / 2.0)).await;
         pause = (2 * pause).min(PAUSE.1);

@@ -91,6 +91,11 @@ impl NullInStructs {
 impl ScopePump {
     pub(super) async fn run(mut self) {
         self.stopped = loop {
+            if self.reflector.is_listing() {
+                // They are asked anew after the list, and hold what others wait for.
+                self.release.cancel();
+                self.streaming.cancel();
+            }
             let question = self.reflector.is_listing().then(|| self.scope.ask());
             let change = tokio::select! {
                 () = self.scope.stop.cancelled() => break Stopped::Closed,
@@ -146,7 +151,11 @@ impl ScopePump {
             };
             match change {
                 Ok(change) if self.continuity.admits(&change, question) => self.apply(change),
-                Ok(_) => {}
+                Ok(_) if self.continuity.is_certain() => {}
+                Ok(_) => {
+                    let by = Instant::now() + WATCH_REOPEN;
+                    self.timers.reopened_by.get_or_insert(by);
+                }
                 Err(stopped) if self.tries_again(&stopped) => {}
                 Err(stopped) => break stopped,
             }
@@ -237,6 +246,8 @@ impl ScopePump {
             }
             Change::Resumed { .. } => {
                 self.streaming.reconnected();
+                // The event that comes again is printed by this server.
+                self.is_rewritten = false;
                 self.follow_server();
                 self.count(&metrics::UPSTREAM_RESUMES);
                 self.staleness.reopened(time::Instant::now());
@@ -250,11 +261,13 @@ impl ScopePump {
         self.events.increment(1);
         let Some(ready) = &self.ready else { return };
         let object = stored_object(&ready.format, &frame.object, scanned);
+        // A known event does not show that news arrives.
+        let is_news = object.version > self.scope.reader.event_version();
         match self.writer.apply(now, frame, object) {
-            Ok(()) => self.heard(),
+            Ok(()) if is_news => self.heard(),
+            Ok(()) => {}
             Err(InconsistentEvent::Rewritten { .. }) if self.release.is_learning() => {
                 self.is_rewritten = true;
-                self.heard();
             }
             Err(error) => self.inconsistent(error),
         }
@@ -272,7 +285,7 @@ impl ScopePump {
     }
 
     /// Records that upstream's changes do not arrive any more.
-    fn lost(&mut self) {
+    pub(super) fn lost(&mut self) {
         self.scope.set_following(false);
         self.staleness.lost(time::Instant::now());
         self.scope.age.publish(self.staleness.lost_since());

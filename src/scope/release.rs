@@ -137,6 +137,11 @@ impl ReleaseLearner {
         self.job = Some(until_answered(ask).boxed());
     }
 
+    /// Asks no longer.
+    pub(super) fn cancel(&mut self) {
+        self.job = None;
+    }
+
     /// Returns true if the followed server is being asked.
     pub(super) fn is_learning(&self) -> bool {
         self.job.is_some()

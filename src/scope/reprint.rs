@@ -47,6 +47,7 @@ impl ScopePump {
                     self.note_release(release);
                     self.count_release("relisted");
                     self.reflector.restart();
+                    self.lost();
                     return;
                 }
                 let Some(changed) = self.writer.reprint(objects) else {

@@ -75,6 +75,13 @@ impl StreamingLearner {
         self.probe = self.probe.beside(server);
     }
 
+    /// Gives up a question under way. It is asked again later.
+    pub(super) fn cancel(&mut self) {
+        if let LearnerState::Asking { pause, .. } = self.state {
+            self.state = LearnerState::wait(pause);
+        }
+    }
+
     /// Asks at once, as the server is of another release.
     pub(super) fn ask_again(&mut self) {
         self.state = LearnerState::Waiting {

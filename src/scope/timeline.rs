@@ -205,7 +205,12 @@ impl Timeline {
             "upstream has another history now, as after a restore of etcd: everything held is \
              dropped, every watch ends with 410, and all types are listed again"
         );
-        self.0.changes.send_replace(number + 1);
+        // Another thread may have ended the next timeline meanwhile.
+        self.0.changes.send_if_modified(|known| {
+            let is_news = *known <= number;
+            *known = (*known).max(number + 1);
+            is_news
+        });
     }
 
     /// Returns the time after which a scope is listed again. It differs from call to call.

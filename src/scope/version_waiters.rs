@@ -55,7 +55,8 @@ impl VersionWaiters {
             let mut waiting = self.waiting.lock();
             match waiting.first_key_value() {
                 Some(((first, _), _)) if *first <= version => {
-                    let later = waiting.split_off(&(ResourceVersion(version.0 + 1), 0));
+                    let later =
+                        waiting.split_off(&(ResourceVersion(version.0.saturating_add(1)), 0));
                     std::mem::replace(&mut *waiting, later)
                 }
                 _ => return,

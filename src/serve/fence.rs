@@ -191,7 +191,10 @@ impl Fences {
         let proof = fence
             .gets
             .join(move || async move { prover.pass(&of, ProofDemand::Many).await });
-        let passed = proof.await.unwrap_or(Err(FenceError::Failed));
+        let passed = timeout(MAX_WAIT, proof)
+            .await
+            .map_err(|_| FenceError::Late)?
+            .unwrap_or(Err(FenceError::Failed));
         let passed = passed.and_then(|passed| check(scope, passed));
         note(scope, started, passed)
     }
@@ -319,7 +322,7 @@ impl Fence {
         let objects = scope.reader.snapshot().len();
         let is_small = self.costs.is_small(objects);
         let mut known = None;
-        if !is_small && self.costs.asks_version_first() {
+        if self.costs.asks_version_first(objects) {
             let version = self.version(scope).await?;
             if scope.reader.version() >= version {
                 return Ok((FreshnessProof::Current, version));
@@ -383,12 +386,14 @@ impl Fence {
     /// Returns `true` if `rate` gets a second cost upstream more than proofs at regular intervals.
     fn is_worth_for_gets(&self, scope: &Scope, rate: f64) -> bool {
         let objects = scope.reader.snapshot().len();
-        let compares = self.costs.is_small(objects) || !self.costs.asks_version_first();
-        let (proof, takes) = if compares {
+        if self.costs.is_slow(objects) {
+            return false;
+        }
+        let (proof, takes) = if self.costs.asks_version_first(objects) {
+            (REQUEST, Duration::ZERO)
+        } else {
             let takes = self.costs.expected(objects);
             (self.costs.comparison(objects), takes)
-        } else {
-            (REQUEST, Duration::ZERO)
         };
         let interval = takes.max(GETS_INTERVAL).as_secs_f64();
         let gets = rate * interval;
@@ -512,6 +517,9 @@ impl Fence {
     ) -> Result<Passed, FenceError> {
         if scope.wait_until_version(version, IN_TRANSIT).await {
             return Ok((FreshnessProof::Followed, version));
+        }
+        if !scope.is_following() {
+            return Err(FenceError::Interrupted);
         }
         let Some(_waiting) = self.catch_ups.keep_open(scope) else {
             return Err(FenceError::Late);

@@ -256,7 +256,11 @@ impl Reflector {
         };
         // An ERROR event comes with status 200, but counts as a failure.
         let change = self.take_in(frame, &mut stream)?;
-        self.recovery.succeeded();
+        // That an event comes again does not show that those behind it can be read.
+        let is_known = matches!(&change, Change::Event(_, event) if event.version <= version);
+        if !is_known {
+            self.recovery.succeeded();
+        }
         let version = match &change {
             Change::Event(frame, scanned) => {
                 self.unfinished = (frame.kind == EventKind::Deleted).then_some(scanned.version);

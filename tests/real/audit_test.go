@@ -164,7 +164,7 @@ func TestAuditLogMatchesUpstream(t *testing.T) {
 		{Path: "/apis/apps/v1/daemonsets?resourceVersion=0"},
 		{Path: "/apis/rbac.authorization.k8s.io/v1/clusterroles/audited?resourceVersion=0"},
 		{Path: "/version"},
-		{Path: "/api/v1?a=b"},
+		{Path: "/api/v1?timeout=32s"},
 		{Path: "/apis/apps/v1"},
 		{Path: here + "/configmaps?resourceVersion=0&watch=1&timeoutSeconds=1"},
 		{Path: here + "/configmaps?resourceVersion=0&watch=1&timeoutSeconds=1&allowWatchBookmarks=true", Accept: protobuf},

@@ -84,6 +84,10 @@ pub(in crate::serve) fn answer(
         .reader
         .subscribe(start, watch.filter.interest(&scope.fields));
     let (snapshot, version) = if let Some(proven) = &fresh.proven {
+        if !proven.snapshot.is_of_same_list(&newest) {
+            // Listed again since the proof.
+            return Err(ForwardReason::Syncing);
+        }
         (proven.snapshot.clone(), proven.version)
     } else {
         let version = newest.version();

@@ -70,17 +70,19 @@ impl CatchUpWatches {
     ///
     /// It begins before the last event, as upstream may have come to `version` in another way since
     /// (`upstream/reflect/resume.rs`). A server that does not show that event any more is asked for
-    /// what follows.
+    /// what follows. Also returns the version that the watch has shown already.
     async fn open_watch(
         &self,
         scope: &Scope,
         version: ResourceVersion,
-    ) -> Result<CatchUp, AnswerError> {
+    ) -> Result<(CatchUp, ResourceVersion), AnswerError> {
         if let Some(last_event) = scope.reader.last_event_version() {
             let question = scope.ask();
             let mut watch = self.probe.watch(last_event.before(), CATCH_UP).await?;
             match watch.next().await {
-                Ok(Some(ProbeEvent::Event(first))) if first == last_event => return Ok(watch),
+                Ok(Some(ProbeEvent::Event(first))) if first == last_event => {
+                    return Ok((watch, last_event));
+                }
                 Ok(Some(_)) => {
                     question.contradicted(last_event);
                     return Err(AnswerError::Unusable("another history".to_owned()));
@@ -88,14 +90,15 @@ impl CatchUpWatches {
                 Ok(None) | Err(_) => {}
             }
         }
-        self.probe.watch(version, CATCH_UP).await
+        Ok((self.probe.watch(version, CATCH_UP).await?, version))
     }
 
     /// Watches from the cache's version to the first bookmark. Returns `true` if there was one.
     async fn watch(&self, scope: &Scope) -> Result<bool, AnswerError> {
-        let mut last = scope.reader.version();
+        let from = scope.reader.version();
         metrics::fence_asked(&scope.key.gvr, "watch");
-        let mut watch = self.open_watch(scope, last).await?;
+        let (mut watch, shown) = self.open_watch(scope, from).await?;
+        let mut last = from.max(shown);
         while let Some(seen) = watch.next().await? {
             match seen {
                 ProbeEvent::Event(version) => last = last.max(version),

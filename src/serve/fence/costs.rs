@@ -25,6 +25,11 @@ const SLOW: Duration = Duration::from_millis(2500);
 const PATIENCE: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(30));
 /// Pause after a comparison that took too long.
 const AFTER_LATE: Duration = Duration::from_secs(5);
+/// Time for which comparisons of a type are avoided once they were slow. Then one tells anew.
+const SLOW_FOR: Duration = Duration::from_mins(1);
+/// Measured times are those of this many objects at least: most of the time of a small answer is
+/// not spent on its objects.
+const LEAST_MEASURED: usize = 500;
 /// Shortest period in which cheap reads are added up.
 const MIN_PERIOD: Duration = Duration::from_millis(50);
 
@@ -36,8 +41,10 @@ pub(in crate::serve) struct ProofCosts(Mutex<CostState>);
 struct CostState {
     bytes_per_object: Option<f64>,
     seconds_per_object: Option<f64>,
-    /// Events did not bring the last proofs, so comparing comes first.
-    compares_first: bool,
+    /// The moment of the last measurement.
+    measured: Option<Instant>,
+    /// Events did not bring the last proofs, so comparing comes first. `None` before the first one.
+    compares_first: Option<bool>,
     paused_until: Option<Instant>,
     cheap_reads: CheapReads,
 }
@@ -98,19 +105,24 @@ impl ProofCosts {
         (4 * self.expected(objects)).clamp(PATIENCE.0, PATIENCE.1)
     }
 
-    /// Returns `true` if a catch-up watch is faster than a comparison.
+    /// Returns `true` if a catch-up watch is faster than a comparison, by a measurement that is not
+    /// old.
     pub(in crate::serve) fn is_slow(&self, objects: usize) -> bool {
-        self.expected(objects) > SLOW
+        let measured = self.0.lock().measured;
+        let is_recent = measured.is_none_or(|measured| measured.elapsed() < SLOW_FOR);
+        is_recent && !self.is_small(objects) && self.expected(objects) > SLOW
     }
 
-    /// Returns `true` unless the last proofs came from comparisons.
-    pub(in crate::serve) fn asks_version_first(&self) -> bool {
-        !self.0.lock().compares_first
+    /// Returns `true` if a proof begins with the question for the version: if events brought the
+    /// last one, and before the first one unless the type is small.
+    pub(in crate::serve) fn asks_version_first(&self, objects: usize) -> bool {
+        let compares_first = self.0.lock().compares_first;
+        !compares_first.unwrap_or_else(|| self.is_small(objects))
     }
 
     /// Notes how the last proof came, or would have come.
     pub(in crate::serve) fn compares_first(&self, compares_first: bool) {
-        self.0.lock().compares_first = compares_first;
+        self.0.lock().compares_first = Some(compares_first);
     }
 
     /// Notes the uncompressed length and the time of a comparison.
@@ -122,7 +134,9 @@ impl ProofCosts {
         let state = &mut *state;
         let count = objects as f64;
         mix(&mut state.bytes_per_object, bytes as f64 / count);
-        mix(&mut state.seconds_per_object, took.as_secs_f64() / count);
+        let timed = objects.max(LEAST_MEASURED) as f64;
+        mix(&mut state.seconds_per_object, took.as_secs_f64() / timed);
+        state.measured = Some(Instant::now());
         state.paused_until = None;
     }
 
@@ -228,5 +242,34 @@ mod tests {
         assert!(costs.is_paused());
         costs.measured(100_000, 220 << 20, Duration::from_secs(2));
         assert!(!costs.is_paused());
+    }
+
+    #[test]
+    fn a_stall_or_a_small_answer_does_not_make_a_type_slow() {
+        let costs = ProofCosts::default();
+        costs.measured(1, 300, Duration::from_millis(20));
+        assert!(
+            !costs.is_slow(5_000),
+            "most of it was the way there and back"
+        );
+        let costs = ProofCosts::default();
+        costs.measured(1, 300, Duration::from_secs(3));
+        assert!(
+            !costs.is_slow(1),
+            "a small type is compared, and measured, always"
+        );
+        costs.measured(20_000, 6_000_000, Duration::from_secs(60));
+        assert!(costs.is_slow(20_000));
+    }
+
+    #[test]
+    fn events_that_are_faster_than_a_comparison_save_the_next_one() {
+        let costs = ProofCosts::default();
+        assert!(!costs.asks_version_first(10));
+        assert!(costs.asks_version_first(100_000));
+        costs.compares_first(false);
+        assert!(costs.asks_version_first(10));
+        costs.compares_first(true);
+        assert!(!costs.asks_version_first(100_000));
     }
 }

@@ -155,6 +155,11 @@ impl Snapshot {
         self.version = version;
     }
 
+    /// Returns true if both are states since the same list.
+    pub fn is_of_same_list(&self, other: &Self) -> bool {
+        self.generation == other.generation
+    }
+
     pub(in crate::store) fn generation(&self) -> u64 {
         self.generation
     }

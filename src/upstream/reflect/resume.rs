@@ -106,8 +106,17 @@ impl Reflector {
             error,
             ReflectorError::Expired(_) | ReflectorError::Silent(_)
         );
-        // More deletions of this version may be missing, so nothing else will do.
-        if !is_gone || self.last_event.is_none() || self.unfinished == Some(version) {
+        // More deletions of this version may be missing, so nothing else will do. A silence counts as
+        // lost history then, which ends with a list.
+        if self.unfinished == Some(version) {
+            return Err(match error {
+                ReflectorError::Silent(_) => {
+                    ReflectorError::Expired(format!("the event at {version} does not come again"))
+                }
+                error => error,
+            });
+        }
+        if !is_gone || self.last_event.is_none() {
             return Err(error);
         }
         self.last_event = None;

@@ -453,6 +453,22 @@ async fn a_resumed_watch_without_the_last_event_is_of_another_history() {
 }
 
 #[tokio::test]
+async fn an_unreadable_event_behind_the_last_one_leads_to_a_list() {
+    let again = event("MODIFIED", "a", 9) + "garbage\n";
+    let (_api, mut reflector, _) = interrupted(&[again]).await;
+    let mut resumed = 0;
+    loop {
+        match next(&mut reflector).await {
+            Change::Listed { .. } => break,
+            Change::Resumed { .. } => resumed += 1,
+            Change::Event(..) | Change::Interrupted => {}
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(resumed, 2, "it is asked for once more");
+}
+
+#[tokio::test]
 async fn a_server_without_the_last_event_is_asked_for_what_follows() {
     let follows = event("MODIFIED", "a", 12);
     let (_api, mut reflector, versions) = interrupted(&[EXPIRED.to_owned(), follows]).await;

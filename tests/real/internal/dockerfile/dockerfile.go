@@ -42,12 +42,16 @@ func Ignored(file string, patterns []string) bool {
 // CopyFile copies a file and creates its directory.
 func CopyFile(t *testing.T, from, to string) {
 	t.Helper()
+	require.NoError(t, os.MkdirAll(filepath.Dir(to), 0o700))
+	if target, err := os.Readlink(from); err == nil {
+		require.NoError(t, os.Symlink(target, to))
+		return
+	}
 	data, err := os.ReadFile(from)
 	if errors.Is(err, fs.ErrNotExist) {
 		return // deleted, and not committed yet
 	}
 	require.NoError(t, err)
-	require.NoError(t, os.MkdirAll(filepath.Dir(to), 0o700))
 	require.NoError(t, os.WriteFile(to, data, 0o600))
 }
 
