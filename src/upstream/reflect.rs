@@ -28,7 +28,6 @@ mod resume;
 use answer::{ANSWER_TIMEOUT, WATCH_ANSWER_TIMEOUT, accepted, read_list};
 use error::ReflectorError;
 use recovery::{Recovery, Route};
-use resume::replay_silence;
 
 pub use change::{Change, Collect, ReflectorTarget, Stopped};
 
@@ -211,7 +210,7 @@ impl Reflector {
                 stream,
             } => {
                 let (version, last_event) = (*version, *last_event);
-                let silence = replay_silence(last_event);
+                let silence = Self::replay_silence(last_event);
                 let first = timeout(silence, stream.next_frame()).await;
                 let first = first.map_err(|_| ReflectorError::Silent(silence));
                 match self.take_stream(version) {

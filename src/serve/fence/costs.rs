@@ -41,6 +41,8 @@ pub(in crate::serve) struct ProofCosts(Mutex<CostState>);
 struct CostState {
     bytes_per_object: Option<f64>,
     seconds_per_object: Option<f64>,
+    /// Seconds that a comparison of few objects takes.
+    seconds_at_least: f64,
     /// The moment of the last measurement.
     measured: Option<Instant>,
     /// Events did not bring the last proofs, so comparing comes first. `None` before the first one.
@@ -96,8 +98,9 @@ impl ProofCosts {
 
     /// Returns the expected time of a comparison.
     pub(in crate::serve) fn expected(&self, objects: usize) -> Duration {
-        let each = self.0.lock().seconds_per_object;
-        Duration::from_secs_f64(each.unwrap_or(SECONDS_PER_OBJECT) * objects as f64)
+        let state = self.0.lock();
+        let each = state.seconds_per_object.unwrap_or(SECONDS_PER_OBJECT);
+        Duration::from_secs_f64(state.seconds_at_least + each * objects as f64)
     }
 
     /// Returns the longest time that a reader waits for a comparison.
@@ -136,6 +139,11 @@ impl ProofCosts {
         mix(&mut state.bytes_per_object, bytes as f64 / count);
         let timed = objects.max(LEAST_MEASURED) as f64;
         mix(&mut state.seconds_per_object, took.as_secs_f64() / timed);
+        state.seconds_at_least = if objects < LEAST_MEASURED {
+            took.as_secs_f64()
+        } else {
+            0.0
+        };
         state.measured = Some(Instant::now());
         state.paused_until = None;
     }

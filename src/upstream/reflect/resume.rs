@@ -20,12 +20,12 @@ const REPLAY_SILENCE: Duration = Duration::from_secs(3);
 /// by an ERROR event that it has lost the history.
 const ERROR_SILENCE: Duration = Duration::from_millis(200);
 
-/// Returns the time to wait for the first frame of a resumed stream.
-pub(super) fn replay_silence(last_event: Option<ResourceVersion>) -> Duration {
-    last_event.map_or(ERROR_SILENCE, |_| REPLAY_SILENCE)
-}
-
 impl Reflector {
+    /// Returns the time to wait for the first frame of a resumed stream.
+    pub(super) fn replay_silence(last_event: Option<ResourceVersion>) -> Duration {
+        last_event.map_or(ERROR_SILENCE, |_| REPLAY_SILENCE)
+    }
+
     /// Opens a watch that goes on from `version`. It begins with the last event, if that is known.
     /// Whatever comes twice by that is for the caller to ignore.
     pub(super) async fn resume<C: Collect>(
