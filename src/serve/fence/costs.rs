@@ -266,7 +266,7 @@ mod tests {
             !costs.is_slow(1),
             "a small type is compared, and measured, always"
         );
-        costs.measured(20_000, 6_000_000, Duration::from_secs(60));
+        costs.measured(20_000, 6_000_000, Duration::from_mins(1));
         assert!(costs.is_slow(20_000));
     }
 
