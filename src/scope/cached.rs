@@ -56,7 +56,7 @@ pub struct Scope {
     pub(super) found_different: Notify,
     /// The server at which the scope is followed.
     pub(super) server: Mutex<Option<ServedBy>>,
-    /// That server is of another release than the one that printed the objects.
+    /// True if another release than that server's printed the objects.
     pub(super) outdated: Arc<AtomicBool>,
     pub(super) idle: IdleTracker,
     pub(super) stop: CancellationToken,

@@ -89,7 +89,7 @@ async fn in_time<T>(asked: impl Future<Output = Result<T, AnswerError>>) -> Resu
         .unwrap_or_else(|_| Err(AnswerError::Late(ANSWER)))
 }
 
-/// How a list goes with an earlier state.
+/// The relation of a list to an earlier state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum HistoryComparison {
     /// The list can have followed.

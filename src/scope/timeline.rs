@@ -85,7 +85,7 @@ impl NewestVersion {
     }
 }
 
-/// What proves that a timeline has ended.
+/// The proof that a timeline has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RollbackEvidence {
     /// A consistent answer is of a version before one that was shown earlier.

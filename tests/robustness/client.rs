@@ -1,4 +1,4 @@
-//! What all clients share: the places they ask, the history they are judged by, and requests.
+//! The common parts of all clients: the places they ask, the history they are judged by, and requests.
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ pub(crate) struct Site {
     pub(crate) endpoint: Endpoint,
 }
 
-/// What all clients share.
+/// The common parts of all clients.
 pub(crate) struct World {
     pub(crate) history: History,
     pub(crate) report: Report,

@@ -4,7 +4,7 @@ use serde::Deserialize;
 
 use crate::history::{History, Part, Resource};
 
-/// What a simulated server sends in place of an event (`BrokenFrame::Garbage`) and of an answer
+/// The bytes that a simulated server sends in place of an event (`BrokenFrame::Garbage`) and of an answer
 /// (`BadAnswer::Garbage`). Forwarded watches and lists pass it on.
 const PLANTED: [&[u8]; 2] = [b"{\"type\":\"ADD\0garbage\n", b"{\"kind\":\"Po\0garbage\n"];
 

@@ -9,7 +9,7 @@ use crate::history::{Part, Resource};
 use crate::informer::row;
 use crate::judge::ListAnswer;
 
-/// What a read has shown: where its answer came from, and what is wrong with it.
+/// The findings of a read: where its answer came from, and what is wrong with it.
 type Verdict = (String, Result<(), String>);
 
 /// One reader. It stays on one connection while that works.

@@ -10,7 +10,7 @@ use tokio_util::task::AbortOnDropHandle;
 /// Bytes that pass at a time while the relay is slow.
 const SLOW_PIECE: usize = 2048;
 
-/// What a relay does with bytes and connections.
+/// The treatment by a relay of bytes and connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Passage {
     #[default]

@@ -1,4 +1,4 @@
-//! What a run has counted and found.
+//! The counts and findings of a run.
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 

@@ -24,7 +24,7 @@ type State = &'static [(&'static str, u64)];
 /// A change: kind, key and version.
 type Change = (EventKind, &'static str, u64);
 
-/// What happened upstream: the state at the first version, and the changes after it.
+/// Upstream's history: the state at the first version, and the changes after it.
 #[derive(Clone, Copy)]
 struct Timeline {
     first: (u64, State),

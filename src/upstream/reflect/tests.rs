@@ -103,7 +103,7 @@ async fn follow_pods(watches: [String; 2]) -> (Api, Reflector) {
     (api, reflector)
 }
 
-/// What a watch does after its events.
+/// The end of a watch, after its events.
 #[derive(Clone, Copy)]
 enum StreamEnd {
     Ended,
