@@ -91,12 +91,12 @@ impl NullInStructs {
 impl ScopePump {
     pub(super) async fn run(mut self) {
         self.stopped = loop {
-            if self.reflector.is_listing() {
+            let question = self.reflector.is_listing().then(|| self.scope.ask());
+            if question.is_some() {
                 // They are asked anew after the list, and hold what others wait for.
                 self.release.cancel();
                 self.streaming.cancel();
             }
-            let question = self.reflector.is_listing().then(|| self.scope.ask());
             let change = tokio::select! {
                 () = self.scope.stop.cancelled() => break Stopped::Closed,
                 change = self.continuity.changed() => {
@@ -112,11 +112,11 @@ impl ScopePump {
                     self.reflector.type_removed();
                     continue;
                 }
-                answer = self.streaming.learned(), if !self.reflector.is_listing() => {
+                answer = self.streaming.learned(), if question.is_none() => {
                     self.initial_events_learned(&answer);
                     continue;
                 }
-                learned = self.release.learned(), if !self.reflector.is_listing() => {
+                learned = self.release.learned() => {
                     self.release_learned(learned);
                     continue;
                 }

@@ -133,7 +133,7 @@ impl FenceError {
     }
 }
 
-/// What a proof is for.
+/// The purpose of a proof.
 pub(super) enum ProofDemand<'a> {
     /// One reader. It tells what its answer costs upstream; an answer that costs more than
     /// `enough` need not be estimated to its end.
@@ -321,7 +321,7 @@ impl Fence {
     ) -> Result<Passed, FenceError> {
         let objects = scope.reader.snapshot().len();
         let is_small = self.costs.is_small(objects);
-        let mut known = None;
+        let (mut known, mut is_worth) = (None, None);
         if self.costs.asks_version_first(objects) {
             let version = self.version(scope).await?;
             if scope.reader.version() >= version {
@@ -333,14 +333,14 @@ impl Fence {
             let is_busy = scope.last_heard.lock().elapsed() < IN_TRANSIT;
             self.costs.compares_first(!is_busy);
             if is_busy
-                && self.is_worth(scope, &demand)
+                && *is_worth.insert(self.is_worth(scope, &demand))
                 && scope.wait_until_version(version, IN_TRANSIT).await
             {
                 return Ok((FreshnessProof::Followed, version));
             }
             known = Some(version);
         }
-        if !is_small && !self.is_worth(scope, &demand) {
+        if !is_small && !is_worth.unwrap_or_else(|| self.is_worth(scope, &demand)) {
             return Err(FenceError::Cheap);
         }
         if self.costs.is_slow(objects) {
