@@ -145,7 +145,8 @@ pub(crate) async fn all(args: &Args, servers: &Servers, table: &mut Table) -> an
                 {
                     let ran = case
                         .run(args, servers, server, clients, connections)
-                        .await?;
+                        .await
+                        .with_context(|| format!("{name}, {}", server.kind.name()))?;
                     // The first round opens caches and connections.
                     if round > 0 {
                         ran.add_to(table, &name, server.kind);
@@ -290,7 +291,7 @@ impl Case {
 static WRITES: AtomicU64 = AtomicU64::new(0);
 const PODS: &str = "/api/v1/pods";
 const WATCH_LIST: &str = "watch=true&sendInitialEvents=true&\
-    resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true&timeoutSeconds=30";
+    resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true&timeoutSeconds=600";
 const NAMESPACE: &str = "/api/v1/namespaces/bench-0";
 
 /// Reads of a type that upstream has answered, from its own metrics.

@@ -3,6 +3,7 @@
 //!
 //! The limit server is the upstream here, and the client also asks it directly. A slower upstream
 //! would hide the cost of the hop. One more row measures the hop in front of a real API server.
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::ensure;
@@ -20,6 +21,11 @@ use watershed_lab::process::cpu_time;
 
 /// Connections of the small requests.
 const CONNECTIONS: usize = 8;
+/// Pairs of short rounds of the small requests, for each of `--rounds`.
+const PAIRS: usize = 20;
+/// Length of such a round, and the pause before it.
+const PAIRED: Duration = Duration::from_millis(250);
+const BETWEEN: Duration = Duration::from_millis(20);
 /// Speed of the simulated link of a log, in Gbit/s.
 const LINK: usize = 1;
 
@@ -138,6 +144,19 @@ pub(crate) async fn from_kube_apiserver(
     .await
 }
 
+/// Adds the times of two short rounds, through the proxy and directly: mean, median and 99th
+/// percentile in milliseconds.
+fn add_pair(table: &mut Table, name: &str, through: [f64; 3], direct: (Kind, [f64; 3])) {
+    let (kind, direct) = direct;
+    for (at, what) in ["mean", "p50", "p99"].into_iter().enumerate() {
+        let row = format!("{name}: {what}");
+        table.add(&row, "ms", true, Kind::Proxy, through[at]);
+        table.add(&row, "ms", true, kind, direct[at]);
+        let added = through[at] - direct[at];
+        table.add(&format!("{row} added"), "ms", false, Kind::Proxy, added);
+    }
+}
+
 impl<'a> Large<'a> {
     /// The log that the limit server sends.
     fn log(name: &'a str, path: &'a str) -> Self {
@@ -166,6 +185,9 @@ impl Hop {
         })
     }
 
+    /// Measures small requests in pairs of short rounds, one to upstream and one through the proxy,
+    /// in alternating order. A neighbour on the machine disturbs some pairs; the median of the
+    /// pairs' differences is of the others.
     async fn small(
         &self,
         args: &Args,
@@ -177,52 +199,49 @@ impl Hop {
         let path = |number: usize| servers.pods.paths[number % servers.pods.paths.len()].clone();
         let connection = self.proxy.endpoint.connect(false).await?;
         expect_source(&connection.get(&path(0)).await?, "forward")?;
-        for round in 0..=args.rounds {
-            let length = if round == 0 { WARM_UP } else { args.length() };
-            let mut direct = [0.0; 3];
-            for (kind, endpoint, pid) in self.ways() {
-                let mut connections = Vec::new();
-                for _ in 0..CONNECTIONS {
-                    connections.push(endpoint.connect(false).await?);
+        let mut ways = Vec::new();
+        for (kind, endpoint, pid) in self.ways() {
+            let mut connections = Vec::new();
+            for _ in 0..CONNECTIONS {
+                connections.push(endpoint.connect(false).await?);
+            }
+            open_loop(&connections, args.forward_rate, WARM_UP, path).await?;
+            ways.push((kind, pid, connections));
+        }
+        let mut late = 0;
+        for _ in 0..args.rounds {
+            // The kernel counts CPU in steps that are too coarse for one short round.
+            let mut cpu = BTreeMap::new();
+            for _ in 0..PAIRS {
+                ways.reverse();
+                let mut times = BTreeMap::new();
+                for (kind, pid, connections) in &ways {
+                    sleep(BETWEEN).await;
+                    let before = cpu_time(*pid)?;
+                    let waits = open_loop(connections, args.forward_rate, PAIRED, path).await?;
+                    let (used, count) = cpu.entry(*kind).or_insert((Duration::ZERO, 0));
+                    *used += cpu_time(*pid)?.saturating_sub(before);
+                    *count += waits.len();
+                    late += usize::from(!waits.kept_up);
+                    let figures = [waits.mean(), waits.percentile(50), waits.percentile(99)];
+                    times.insert(*kind, figures);
                 }
-                sleep(SETTLE).await;
-                let before = cpu_time(pid)?;
-                let waits = open_loop(&connections, args.forward_rate, length, path).await?;
-                let used = cpu_time(pid)?.saturating_sub(before);
-                if round == 0 {
-                    continue;
-                }
-                if !waits.kept_up {
-                    let who = kind.name();
-                    table.remarks.push(format!(
-                        "{name}: {who} did not keep up, so its times are of a queue"
-                    ));
-                }
-                let figures = [waits.mean(), waits.percentile(50), waits.percentile(99)];
-                for ((what, figure), direct) in
-                    ["mean", "p50", "p99"].iter().zip(figures).zip(&mut direct)
-                {
-                    table.add(&format!("{name}: {what}"), "ms", true, kind, figure);
-                    if kind == Kind::Proxy {
-                        table.add(
-                            &format!("{name}: {what} added"),
-                            "ms",
-                            false,
-                            kind,
-                            figure - *direct,
-                        );
-                    }
-                    *direct = figure;
-                }
-                let each = used.as_secs_f64() * 1e6 / waits.len() as f64;
-                table.add(
-                    &format!("{name}: CPU"),
-                    "µs CPU / request",
-                    true,
-                    kind,
-                    each,
+                add_pair(
+                    table,
+                    name,
+                    times[&Kind::Proxy],
+                    (self.kind, times[&self.kind]),
                 );
             }
+            for (kind, (used, count)) in cpu {
+                let each = used.as_secs_f64() * 1e6 / count as f64;
+                let row = format!("{name}: CPU");
+                table.add(&row, "µs CPU / request", true, kind, each);
+            }
+        }
+        if late > 0 {
+            let remark = format!("{name}: {late} short rounds did not keep up");
+            table.remarks.push(remark);
         }
         Ok(())
     }

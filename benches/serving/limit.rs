@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, Method, Request, Response, header};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body::Frame;
 use http_body_util::BodyExt as _;
 use http_body_util::combinators::UnsyncBoxBody;
@@ -305,7 +305,15 @@ async fn answer(request: Request<Incoming>, shared: Arc<Shared>) -> anyhow::Resu
     {
         return relay.answer(request).await;
     }
-    if query.contains("watch=true") && !query.contains("sendInitialEvents") {
+    let is_watch = query.contains("watch=true") || query.contains("watch=1");
+    let begins_with_state = query.contains("sendInitialEvents");
+    if is_watch && begins_with_state && shared.relay.is_some() {
+        // A proxy lists then.
+        let mut response = Response::new(empty_body());
+        *response.status_mut() = StatusCode::UNPROCESSABLE_ENTITY;
+        return Ok(response);
+    }
+    if is_watch && !begins_with_state {
         let hub = Arc::clone(&shared.hub);
         let next = hub.lock().head();
         let mut response = Response::new(Watch { hub, next }.boxed_unsync());

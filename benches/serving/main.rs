@@ -15,6 +15,7 @@ mod check;
 mod children;
 mod client;
 mod consistent;
+mod fan;
 mod form;
 mod forward;
 mod limit;
@@ -199,7 +200,9 @@ async fn run(args: &Args) -> anyhow::Result<()> {
     let started = std::time::Instant::now();
     eprintln!("starting servers, making {} pods …", args.pods);
     let servers = servers::start(args).await?;
-    let table = work::all(args, &servers).await?;
+    let mut table = table::Table::default();
+    // What was measured before a failure is shown, too.
+    let outcome = work::all(args, &servers, &mut table).await;
     let kinds: Vec<_> = servers.measured.iter().map(|server| server.kind).collect();
     let flags: Vec<_> = std::env::args()
         .skip(1)
@@ -238,6 +241,7 @@ async fn run(args: &Args) -> anyhow::Result<()> {
     if let Some(file) = &args.json {
         std::fs::write(file, serde_json::to_vec_pretty(&table.json(&setting))?)?;
     }
+    outcome?;
     anyhow::ensure!(!table.is_empty(), "no work is called that (see --only)");
     eprintln!("took {:.0?}", started.elapsed());
     Ok(())

@@ -11,9 +11,10 @@ use watershed_lab::process::{peak_memory, reset_peak_memory, resident_memory};
 
 use crate::Args;
 use crate::client::{Connection, Endpoint};
+use crate::fan::{STREAMS, Watchers};
 use crate::servers::{ALL_PODS, Kind, Servers, tell};
 use crate::table::Table;
-use crate::work::{SETTLE, STREAMS, Watchers, expect_source};
+use crate::work::{SETTLE, expect_source};
 
 /// Lists that slow readers read at the same time.
 const SLOW: usize = 50;

@@ -1,6 +1,6 @@
 //! The measured servers and the API server behind them.
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
@@ -10,6 +10,7 @@ use http::{HeaderMap, Request, header};
 use http_body_util::BodyExt as _;
 use serde_json::Value;
 use tempfile::TempDir;
+use tokio::time::sleep;
 use watershed_lab::body::full_body;
 use watershed_lab::process::cpu_time;
 
@@ -18,6 +19,7 @@ use crate::client::Endpoint;
 use crate::limit::Planted;
 use crate::stamp::stamps;
 use crate::upstream::{self, Seeded, Writer};
+use crate::work::{SETTLE, expect_source};
 use crate::{Args, limit, relay};
 
 /// The kind of a server.
@@ -65,6 +67,12 @@ pub(crate) struct Upstream {
     _child: Child,
 }
 
+/// Servers that are handed their events. They end in the order of the fields.
+pub(crate) struct Following {
+    pub(crate) measured: Vec<Server>,
+    _children: Vec<Child>,
+}
+
 /// A server for one kind of work. Dropping it stops the server.
 pub(crate) struct Running {
     pub(crate) endpoint: Endpoint,
@@ -97,7 +105,7 @@ pub(crate) async fn start(args: &Args) -> anyhow::Result<Servers> {
     let upstream = if args.kube_apiserver {
         cluster(args, path)?
     } else {
-        simulation(args, path)?
+        simulation(path)?
     };
     let pods = upstream::seed(&upstream.endpoint, args.pods, args.nodes, args.object_bytes).await?;
 
@@ -126,7 +134,7 @@ pub(crate) async fn start(args: &Args) -> anyhow::Result<Servers> {
 
     let mut measured = vec![
         proxy.measured(Kind::Proxy, Writer::patches(&upstream.endpoint, &pods)),
-        limit.measured(Kind::Limit, Writer::pushes(&limit.endpoint, &object)?),
+        limit.measured(Kind::Limit, Writer::pushes(&limit.endpoint, &object, 0)?),
     ];
     if let Some(pid) = upstream.pid {
         let writer = Writer::patches(&upstream.endpoint, &pods);
@@ -168,16 +176,50 @@ impl Servers {
     }
 
     /// Starts a limit server that can pass for an API server, and a proxy in front of it that
-    /// forwards all consistent reads. Only one caller may use this, as the names of the files are
-    /// fixed.
+    /// forwards all consistent reads.
     pub(crate) fn forwarding(&self, args: &Args) -> anyhow::Result<(Running, Running)> {
+        let (origin, folder, kubeconfig) = self.origin("forwarding")?;
+        let proxy = forwarding_proxy(args, &folder, &kubeconfig, &self.upstream.token)?;
+        Ok((origin, proxy))
+    }
+
+    /// Starts a proxy that follows the pods of a limit server, and another limit server. Both are
+    /// handed their events.
+    pub(crate) async fn following(&self, args: &Args) -> anyhow::Result<Following> {
+        let (origin, folder, kubeconfig) = self.origin("following")?;
+        let token = &self.upstream.token;
+        let connection = self.measured[0].endpoint.connect(false).await?;
+        let pods = connection.fetch(ALL_PODS).await?;
+        let version = upstream::version(&pods).context("a list without a version")?;
+        let json = HeaderMap::from_iter([(header::CONTENT_TYPE, "application/json".parse()?)]);
+        tell(&origin.endpoint, &json, pods, None).await?;
+        let proxy = proxy("following-proxy", args, &folder, &kubeconfig, token, &[])?;
+        let connection = proxy.endpoint.connect(false).await?;
+        while expect_source(&connection.get(ALL_PODS).await?, "snapshot").is_err() {
+            sleep(SETTLE).await;
+        }
+        let bare = limit("bare", &folder, token, None)?;
+        let writer = |limit: &Running| Writer::pushes(&limit.endpoint, &self.object, version);
+        let measured = vec![
+            proxy.measured(Kind::Proxy, writer(&origin)?),
+            bare.measured(Kind::Limit, writer(&bare)?),
+        ];
+        Ok(Following {
+            measured,
+            _children: vec![bare.child, proxy.child, origin.child],
+        })
+    }
+
+    /// Starts a limit server that passes on to upstream what is not about pods. Returns its folder
+    /// and a kubeconfig for it, too. A name can be used once.
+    fn origin(&self, name: &str) -> anyhow::Result<(Running, PathBuf, String)> {
         let Upstream {
             token,
             ca_pem,
             endpoint,
             ..
         } = &self.upstream;
-        let folder = self.folder.path().join("forwarding");
+        let folder = self.folder.path().join(name);
         fs::create_dir(&folder)?;
         relay::write(&folder, ca_pem, token)?;
         let origin = limit("origin", &folder, token, Some(endpoint))?;
@@ -195,8 +237,8 @@ impl Servers {
                  contexts:\n- name: bench\n  context:\n    cluster: bench\n    user: bench\n"
             ),
         )?;
-        let kubeconfig = kubeconfig.to_str().context("not text")?;
-        Ok((origin, forwarding_proxy(args, &folder, kubeconfig, token)?))
+        let kubeconfig = kubeconfig.to_str().context("not text")?.to_owned();
+        Ok((origin, folder, kubeconfig))
     }
 
     /// Starts another proxy that forwards all consistent reads.
@@ -283,7 +325,10 @@ pub(crate) fn limit(
     Ok(Running { endpoint, child })
 }
 
-fn simulation(args: &Args, folder: &Path) -> anyhow::Result<Upstream> {
+/// The program that has the simulated API server. What is shipped, and measured, has none.
+const WITH_LAB: &str = env!("CARGO_BIN_EXE_watershed");
+
+fn simulation(folder: &Path) -> anyhow::Result<Upstream> {
     let kubeconfig = folder
         .join("simulated-kubeconfig")
         .to_str()
@@ -301,7 +346,7 @@ fn simulation(args: &Args, folder: &Path) -> anyhow::Result<Upstream> {
         "0",
     ];
     let flags = [&flags[..], &["--kubeconfig-out", &kubeconfig]].concat();
-    let child = Child::program("simulate", folder, &args.watershed, &flags)?;
+    let child = Child::program("simulate", folder, Path::new(WITH_LAB), &flags)?;
     child.await_line("kubectl --kubeconfig")?;
     let text = fs::read_to_string(&kubeconfig)?;
     let value = |key: &str| {

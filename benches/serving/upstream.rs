@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use bytes::Bytes;
 use futures_util::{StreamExt as _, TryStreamExt as _};
 use http::{Method, header};
 use http_body_util::BodyExt as _;
+use tokio::sync::Mutex;
 
 use crate::client::{Connection, Endpoint};
 use crate::limit;
@@ -51,7 +52,16 @@ enum How {
     /// Patches one pod after the other.
     Patch(Arc<Vec<String>>),
     /// Hands the limit server a frame.
-    Push { before: Bytes, after: Bytes },
+    Push(Template),
+}
+
+/// A frame without its version and its stamp.
+struct Template {
+    before: Bytes,
+    between: Bytes,
+    after: Bytes,
+    /// Held while a frame is handed over, as a server's versions only rise.
+    turn: Mutex<()>,
 }
 
 pub(crate) fn micros() -> u64 {
@@ -221,14 +231,57 @@ async fn write(
     Ok(answer.into_body().collect().await?.to_bytes())
 }
 
-/// The first resourceVersion in an object is its own.
-fn version(object: &[u8]) -> Option<u64> {
-    const KEY: &[u8] = br#""resourceVersion":""#;
-    let digits = &object[memchr::memmem::find(object, KEY)? + KEY.len()..];
+const VERSION: &[u8] = br#""resourceVersion":""#;
+
+/// The first resourceVersion in an object or a list is its own.
+pub(crate) fn version(object: &[u8]) -> Option<u64> {
+    let digits = &object[memchr::memmem::find(object, VERSION)? + VERSION.len()..];
     std::str::from_utf8(&digits[..memchr::memchr(b'"', digits)?])
         .ok()?
         .parse()
         .ok()
+}
+
+/// Returns the time as a stamp.
+fn stamp() -> String {
+    format!("{:0STAMP_DIGITS$}", micros())
+}
+
+// === impl Template ===
+
+impl Template {
+    fn of(object: &[u8]) -> anyhow::Result<Self> {
+        let after = |key: &[u8]| memchr::memmem::find(object, key).map(|at| at + key.len());
+        let version = after(VERSION).context("the object has no version")?;
+        let stamp = after(STAMP).context("the object has no stamp")?;
+        let digits = object[version..].iter().take_while(|byte| **byte != b'"');
+        let version_end = version + digits.count();
+        ensure!(
+            version_end < stamp,
+            "the object's stamp precedes its version"
+        );
+        let before = [br#"{"type":"MODIFIED","object":"#, &object[..version]].concat();
+        let after = [&object[stamp + STAMP_DIGITS..], b"}\n"].concat();
+        Ok(Self {
+            before: before.into(),
+            between: Bytes::copy_from_slice(&object[version_end..stamp]),
+            after: after.into(),
+            turn: Mutex::default(),
+        })
+    }
+
+    /// Makes the frame of this moment.
+    fn frame(&self, version: u64) -> Vec<u8> {
+        let (version, stamp) = (version.to_string(), stamp());
+        let pieces: [&[u8]; 5] = [
+            &self.before,
+            version.as_bytes(),
+            &self.between,
+            stamp.as_bytes(),
+            &self.after,
+        ];
+        pieces.concat()
+    }
 }
 
 // === impl Writer ===
@@ -243,20 +296,14 @@ impl Writer {
         )
     }
 
-    /// Events by frames that hold `object`, pushed into the limit server.
-    pub(crate) fn pushes(limit: &Endpoint, object: &[u8]) -> anyhow::Result<Self> {
-        let object = object.trim_ascii_end();
-        let stamp =
-            memchr::memmem::find(object, STAMP).context("the object has no stamp")? + STAMP.len();
-        let before = [br#"{"type":"MODIFIED","object":"#, &object[..stamp]].concat();
-        let after = [&object[stamp + STAMP_DIGITS..], b"}\n"].concat();
+    /// Events by frames that hold `object` in versions above `version`, pushed into the limit
+    /// server.
+    pub(crate) fn pushes(limit: &Endpoint, object: &[u8], version: u64) -> anyhow::Result<Self> {
+        let template = Template::of(object.trim_ascii_end())?;
         Ok(Self::new(
             limit,
-            How::Push {
-                before: before.into(),
-                after: after.into(),
-            },
-            Arc::default(),
+            How::Push(template),
+            Arc::new(version.into()),
         ))
     }
 
@@ -288,9 +335,9 @@ impl Session<'_> {
     /// Makes one event.
     pub(crate) async fn emit(&self) -> anyhow::Result<()> {
         let number = self.writer.written.fetch_add(1, Ordering::Relaxed);
-        let stamp = format!("{:0STAMP_DIGITS$}", micros());
         match &self.writer.how {
             How::Patch(paths) => {
+                let stamp = stamp();
                 let body =
                     format!(r#"{{"metadata":{{"annotations":{{"bench/stamp":"{stamp}"}}}}}}"#);
                 let path = &paths[number % paths.len()];
@@ -300,8 +347,10 @@ impl Session<'_> {
                     .version
                     .fetch_max(version(&answer).unwrap_or_default(), Ordering::AcqRel);
             }
-            How::Push { before, after } => {
-                let frame = [before, stamp.as_bytes(), after].concat();
+            How::Push(template) => {
+                let _turn = template.turn.lock().await;
+                let version = self.writer.version.fetch_add(1, Ordering::AcqRel) + 1;
+                let frame = template.frame(version);
                 let body = Some(("application/json", Bytes::from(frame)));
                 let answer = self
                     .connection

@@ -1,74 +1,50 @@
 //! The measured work. In each round every server does it in turn, so that a disturbance of the
 //! machine affects all of them.
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use anyhow::{Context, ensure};
-use futures_util::{StreamExt as _, TryStreamExt as _};
-use http_body_util::BodyExt as _;
+use anyhow::ensure;
 use hyper::body::Incoming;
-use parking_lot::Mutex;
-use tokio::time::{Instant, sleep, sleep_until};
-use tokio_util::task::AbortOnDropHandle;
+use tokio::time::sleep;
 
 use crate::Args;
-use crate::client::Connection;
-use crate::servers::{ALL_PODS, Kind, Server, Servers, node_pods};
-use crate::stamp::{STAMP, STAMP_DIGITS};
+use crate::servers::Servers;
 use crate::table::Table;
-use crate::upstream::{self, Session, micros};
-use crate::{abuse, consistent, forward, memory, reads, start};
-use watershed_lab::process::cpu_time;
+use crate::upstream;
+use crate::{abuse, consistent, fan, forward, memory, reads, start};
 
-/// Connections opened at a time.
-const OPENERS: usize = 16;
-/// Watches on a shared connection. kube-apiserver allows no more.
-pub(crate) const STREAMS: usize = 100;
-/// Concurrent writes of a flood of events.
-const WRITERS: usize = 16;
-/// Events that a flood writes ahead of the slowest delivery. A server cuts slower watchers.
-const AHEAD: u64 = 100;
-/// Time without a delivery after which the missing ones count as lost.
-const LOST: Duration = Duration::from_secs(5);
 /// Time for a server to finish its pending work.
 pub(crate) const SETTLE: Duration = Duration::from_millis(300);
 pub(crate) const WARM_UP: Duration = Duration::from_millis(500);
 
 /// Runs every kind of work whose name contains the wanted word.
-pub(crate) async fn all(args: &Args, servers: &Servers) -> anyhow::Result<Table> {
-    let mut table = Table::default();
+pub(crate) async fn all(args: &Args, servers: &Servers, table: &mut Table) -> anyhow::Result<()> {
     let wanted = |name: &str| args.only.as_deref().is_none_or(|word| name.contains(word));
     // Memory first, while the servers are fresh.
     if wanted("memory: held, idle watches") {
-        memory::held(args, servers, &mut table).await?;
+        memory::held(args, servers, table).await?;
     }
     if wanted(&memory::slow_lists()) {
-        memory::peak_of_slow_lists(args, servers, &mut table).await?;
+        memory::peak_of_slow_lists(args, servers, table).await?;
     }
     for reads in reads::all(args, servers) {
         if wanted(&reads.name) {
-            reads.measure(args, servers, &mut table).await?;
+            reads.measure(args, servers, table).await?;
         }
     }
     let names = forward::names(args, servers);
     if wanted(&names.real) {
-        forward::from_kube_apiserver(args, servers, &mut table, &names.real).await?;
+        forward::from_kube_apiserver(args, servers, table, &names.real).await?;
     }
     if [&names.get, &names.list, &names.log, &names.link]
         .into_iter()
         .any(|name| wanted(name))
     {
-        forward::all(args, servers, &mut table, wanted).await?;
+        forward::all(args, servers, table, wanted).await?;
     }
     if wanted("consistent LIST") {
-        consistent::all(args, servers, &mut table).await?;
+        consistent::all(args, servers, table).await?;
     }
-    for fan in fans(args) {
-        if wanted(&fan.name) {
-            fan.measure(args, servers, &mut table).await?;
-        }
-    }
+    fan::all(args, servers, table, wanted).await?;
     // Work that needs more pods comes last.
     let (one_node, starting) = (reads::one_node_of_more(args), wanted(&start::name(args)));
     let one_node = (args.start_pods > args.pods && wanted(&one_node.name)).then_some(one_node);
@@ -76,16 +52,16 @@ pub(crate) async fn all(args: &Args, servers: &Servers) -> anyhow::Result<Table>
         grow(args, servers).await?;
     }
     if let Some(one_node) = one_node {
-        one_node.measure(args, servers, &mut table).await?;
+        one_node.measure(args, servers, table).await?;
     }
     if starting {
-        start::all(args, servers, &mut table).await?;
+        start::all(args, servers, table).await?;
     }
     // Abuse takes long, so it runs on request only.
     if args.only.as_deref().is_some_and(|word| word == "abuse") {
-        abuse::all(args, servers, &mut table).await?;
+        abuse::all(args, servers, table).await?;
     }
-    Ok(table)
+    Ok(())
 }
 
 /// Creates pods until a start takes a while, and waits until the proxy has them.
@@ -121,380 +97,4 @@ pub(crate) fn expect_source(answer: &http::Response<Incoming>, wanted: &str) -> 
         "the proxy answered from {source:?}, not from {wanted}"
     );
     Ok(())
-}
-
-// === watches ===
-
-/// The pace of events.
-#[derive(Clone, Copy)]
-enum Pace {
-    /// So many a second.
-    Rate(f64),
-    /// As fast as they are delivered.
-    Flood,
-}
-
-struct Fan {
-    name: String,
-    watchers: usize,
-    pace: Pace,
-    /// True if each watcher watches only its own node's pods.
-    one_node_each: bool,
-    /// Watchers of one connection.
-    per_connection: usize,
-}
-
-fn fans(args: &Args) -> Vec<Fan> {
-    let (watchers, rate) = (args.watchers, args.rate);
-    let mut fans = vec![
-        Fan::new("event taken in, nobody watches".to_owned(), 0, Pace::Flood),
-        Fan::node_each(args.nodes, 1),
-    ];
-    // Most of these watchers have other nodes, so an event should not cost more.
-    if !args.http1 {
-        fans.extend([1, 10, 100].map(|times| Fan::node_each(args.nodes * times, STREAMS)));
-    }
-    fans.push(Fan::new(
-        format!("fan-out to {watchers}, {rate} events/s"),
-        watchers,
-        Pace::Rate(rate),
-    ));
-    fans.push(Fan::new(
-        format!("fan-out to {watchers}, as fast as delivered"),
-        watchers,
-        Pace::Flood,
-    ));
-    fans
-}
-
-struct Outcome {
-    used: Duration,
-    took: Duration,
-    events: u64,
-    delivered: u64,
-    expected: u64,
-    /// 99 of 100 deliveries came within this many milliseconds of the write.
-    p99: Option<f64>,
-}
-
-impl Fan {
-    fn new(name: String, watchers: usize, pace: Pace) -> Self {
-        Self {
-            name,
-            watchers,
-            pace,
-            one_node_each: false,
-            per_connection: 1,
-        }
-    }
-
-    fn node_each(watchers: usize, per_connection: usize) -> Self {
-        let shared = if per_connection > 1 {
-            format!(", {per_connection} to a connection")
-        } else {
-            String::new()
-        };
-        let name = format!("event, {watchers} watchers with a node each{shared}");
-        Self {
-            one_node_each: true,
-            per_connection,
-            ..Self::new(name, watchers, Pace::Flood)
-        }
-    }
-
-    async fn measure(
-        &self,
-        args: &Args,
-        servers: &Servers,
-        table: &mut Table,
-    ) -> anyhow::Result<()> {
-        eprintln!("{} …", self.name);
-        // The limit server knows no selectors: it would send everything to everybody.
-        let measured = servers
-            .measured
-            .iter()
-            .filter(|s| !(self.one_node_each && s.kind == Kind::Limit));
-        let measured: Vec<_> = measured.collect();
-        if self.per_connection > 1 {
-            // So many watches are opened only once. The other servers' watches of the same
-            // upstream then get the events too, which is one more delivery.
-            let mut opened = Vec::new();
-            for server in measured {
-                let watchers = self.open(args, server).await?;
-                self.run(server, &watchers, WARM_UP).await?;
-                opened.push((server, watchers));
-            }
-            for _ in 0..args.rounds {
-                for (server, watchers) in &opened {
-                    self.round(args, server, watchers, table).await?;
-                }
-            }
-            return Ok(());
-        }
-        for _ in 0..args.rounds {
-            for server in &measured {
-                let watchers = self.open(args, server).await?;
-                self.run(server, &watchers, WARM_UP).await?;
-                self.round(args, server, &watchers, table).await?;
-                drop(watchers);
-                sleep(SETTLE).await;
-            }
-        }
-        Ok(())
-    }
-
-    async fn open(&self, args: &Args, server: &Server) -> anyhow::Result<Watchers> {
-        let path = |number| {
-            if self.one_node_each {
-                node_pods(number)
-            } else {
-                ALL_PODS.to_owned()
-            }
-        };
-        Watchers::open(args.http1, server, self.watchers, path, self.per_connection).await
-    }
-
-    async fn round(
-        &self,
-        args: &Args,
-        server: &Server,
-        watchers: &Watchers,
-        table: &mut Table,
-    ) -> anyhow::Result<()> {
-        let kind = server.kind;
-        let Outcome {
-            used,
-            took,
-            events,
-            delivered,
-            expected,
-            p99,
-        } = self.run(server, watchers, args.length()).await?;
-        if delivered < expected {
-            table.remarks.push(format!(
-                "{}: {} lost {} of {expected} deliveries",
-                self.name,
-                kind.name(),
-                expected - delivered
-            ));
-        }
-        let micros = used.as_secs_f64() * 1e6;
-        if self.one_node_each || self.watchers == 0 {
-            let each = micros / events as f64;
-            table.add(&self.name, "µs CPU / event", true, kind, each);
-            return Ok(());
-        }
-        ensure!(delivered > 0, "{}: nothing was delivered", kind.name());
-        let each = micros / delivered as f64;
-        table.add(&self.name, "µs CPU / delivery", true, kind, each);
-        match self.pace {
-            Pace::Rate(_) => {
-                let name = format!("{}: p99 after the write", self.name);
-                let p99 = p99.context("no delivery had a stamp")?;
-                table.add(&name, "ms", true, kind, p99);
-            }
-            Pace::Flood => {
-                let name = format!("{}: rate", self.name);
-                let rate = delivered as f64 / took.as_secs_f64() / 1e3;
-                table.add(&name, "1000 deliveries / s", false, kind, rate);
-            }
-        }
-        Ok(())
-    }
-
-    async fn run(
-        &self,
-        server: &Server,
-        watchers: &Watchers,
-        length: Duration,
-    ) -> anyhow::Result<Outcome> {
-        let seen = &watchers.seen;
-        let fan = if self.one_node_each {
-            1
-        } else {
-            self.watchers as u64
-        };
-        let session = server.writer.open().await?;
-        sleep(SETTLE).await;
-        seen.delays.lock().clear();
-        let first = seen.events.load(Ordering::Acquire);
-        let (start, before) = (Instant::now(), cpu_time(server.pid)?);
-        let events = match self.pace {
-            Pace::Rate(rate) => paced(&session, rate, length).await?,
-            Pace::Flood => {
-                flood(&session, length, |emitted| {
-                    fan * emitted <= seen.events.load(Ordering::Acquire) - first + fan * AHEAD
-                })
-                .await?
-            }
-        };
-        let expected = events * fan;
-        let delivered = seen.deliveries(first, expected).await;
-        let took = start.elapsed();
-        if fan == 0 {
-            // Without a watcher, nothing tells when the last event has arrived.
-            sleep(SETTLE).await;
-        }
-        let used = cpu_time(server.pid)?.saturating_sub(before);
-        ensure!(
-            delivered <= expected,
-            "{}: {delivered} deliveries of {expected}",
-            server.kind.name()
-        );
-        let broken = seen.broken.load(Ordering::Acquire);
-        if broken > 0 {
-            eprintln!("  {}: {broken} watches ended", server.kind.name());
-        }
-        Ok(Outcome {
-            used,
-            took,
-            events,
-            delivered,
-            expected,
-            p99: seen.p99(),
-        })
-    }
-}
-
-/// Writes at a steady rate, whatever a write takes. Returns how many events there were.
-async fn paced(session: &Session<'_>, rate: f64, length: Duration) -> anyhow::Result<u64> {
-    let wanted = (rate * length.as_secs_f64()).ceil() as u32;
-    let start = Instant::now();
-    let writes = (0..wanted).map(|number| async move {
-        sleep_until(start + Duration::from_secs_f64(f64::from(number) / rate)).await;
-        session.emit().await
-    });
-    let writes = futures_util::stream::iter(writes).buffer_unordered(WRITERS);
-    writes.try_for_each(|()| std::future::ready(Ok(()))).await?;
-    Ok(wanted.into())
-}
-
-/// Writes as fast as `may_go_on` allows. Returns how many events there were.
-async fn flood(
-    session: &Session<'_>,
-    length: Duration,
-    may_go_on: impl Fn(u64) -> bool,
-) -> anyhow::Result<u64> {
-    let end = Instant::now() + length;
-    let emitted = AtomicU64::new(0);
-    let (emitted, may_go_on) = (&emitted, &may_go_on);
-    let writers = (0..WRITERS).map(|_| async move {
-        while Instant::now() < end {
-            if may_go_on(emitted.load(Ordering::Relaxed)) {
-                emitted.fetch_add(1, Ordering::Relaxed);
-                session.emit().await?;
-            } else {
-                sleep(Duration::from_millis(1)).await;
-            }
-        }
-        anyhow::Ok(())
-    });
-    futures_util::future::try_join_all(writers).await?;
-    Ok(emitted.load(Ordering::Relaxed))
-}
-
-/// Counts of what watchers have received.
-#[derive(Default)]
-struct Seen {
-    events: AtomicU64,
-    /// Microseconds from the write to the delivery.
-    delays: Mutex<Vec<u32>>,
-    /// Watches that ended.
-    broken: AtomicU64,
-}
-
-impl Seen {
-    /// Waits until all expected events have arrived, or until none arrives for [`LOST`]. Returns
-    /// the number of arrivals since the `first` event.
-    async fn deliveries(&self, first: u64, expected: u64) -> u64 {
-        let (mut changed, mut last) = (Instant::now(), first);
-        while last - first < expected && changed.elapsed() < LOST {
-            sleep(Duration::from_millis(1)).await;
-            let now = self.events.load(Ordering::Acquire);
-            if now != last {
-                (changed, last) = (Instant::now(), now);
-            }
-        }
-        last - first
-    }
-
-    /// Takes the delays. Returns the milliseconds that 99 of 100 do not exceed.
-    fn p99(&self) -> Option<f64> {
-        let mut delays = std::mem::take(&mut *self.delays.lock());
-        delays.sort_unstable();
-        let micros = delays.get(delays.len() * 99 / 100)?;
-        Some(f64::from(*micros) / 1e3)
-    }
-}
-
-/// Open watches. Dropping them closes them.
-pub(crate) struct Watchers {
-    seen: Arc<Seen>,
-    _opened: Vec<(Connection, Vec<AbortOnDropHandle<()>>)>,
-}
-
-impl Watchers {
-    /// Opens watches from the newest version on; `path` is the read whose changes the n-th one
-    /// wants.
-    pub(crate) async fn open(
-        http1: bool,
-        server: &Server,
-        watches: usize,
-        path: impl Fn(usize) -> String,
-        per_connection: usize,
-    ) -> anyhow::Result<Self> {
-        let seen = Arc::new(Seen::default());
-        let version = format!(
-            "watch=true&timeoutSeconds=3600&resourceVersion={}",
-            server.writer.version()
-        );
-        let path = |number| path(number).replacen("resourceVersion=0", &version, 1);
-        let is_proxy = server.kind == Kind::Proxy;
-        let groups = (0..watches).step_by(per_connection).map(|first| {
-            let paths: Vec<_> = (first..watches.min(first + per_connection))
-                .map(&path)
-                .collect();
-            let seen = Arc::clone(&seen);
-            async move {
-                let connection = server.endpoint.connect(http1).await?;
-                let mut tasks = Vec::new();
-                for path in paths {
-                    let answer = connection.get(&path).await?;
-                    if is_proxy {
-                        expect_source(&answer, "window")?;
-                    }
-                    let watch = watch(answer.into_body(), Arc::clone(&seen));
-                    tasks.push(AbortOnDropHandle::new(tokio::spawn(watch)));
-                }
-                anyhow::Ok((connection, tasks))
-            }
-        });
-        let opened = futures_util::stream::iter(groups)
-            .buffered(OPENERS)
-            .try_collect()
-            .await?;
-        Ok(Self {
-            seen,
-            _opened: opened,
-        })
-    }
-}
-
-/// Counts events by their newlines, and reads their stamps where a chunk has them whole.
-async fn watch(mut body: Incoming, seen: Arc<Seen>) {
-    while let Some(Ok(frame)) = body.frame().await {
-        let Some(data) = frame.data_ref() else {
-            continue;
-        };
-        let now = micros();
-        let delays = memchr::memmem::find_iter(data, STAMP).filter_map(|at| {
-            let digits = data.get(at + STAMP.len()..at + STAMP.len() + STAMP_DIGITS)?;
-            let stamp: u64 = std::str::from_utf8(digits).ok()?.parse().ok()?;
-            u32::try_from(now.saturating_sub(stamp)).ok()
-        });
-        seen.delays.lock().extend(delays);
-        let events = memchr::memchr_iter(b'\n', data).count() as u64;
-        seen.events.fetch_add(events, Ordering::AcqRel);
-    }
-    seen.broken.fetch_add(1, Ordering::AcqRel);
 }
