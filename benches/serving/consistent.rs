@@ -18,8 +18,10 @@ use crate::servers::{Kind, Server, Servers};
 use crate::table::Table;
 use crate::upstream::node_name;
 
-/// Reads at a time, and the connections they share.
-const CROWDS: [(usize, usize); 3] = [(1, 1), (20, 4), (200, 10)];
+/// Readers that share a connection, where there are many.
+const READERS_OF_A_CONNECTION: usize = 20;
+/// Connections of few readers. One reader has one.
+const FEW_CONNECTIONS: usize = 4;
 /// Gets a second, all clients together.
 const GETS: f64 = 500.0;
 /// Writes to another type while the listed one is idle: they move upstream's version, and the
@@ -131,11 +133,22 @@ fn cases(args: &Args, servers: &Servers) -> Vec<Case> {
     cases
 }
 
-pub(crate) async fn all(args: &Args, servers: &Servers, table: &mut Table) -> anyhow::Result<()> {
+pub(crate) async fn all(
+    args: &Args,
+    servers: &Servers,
+    table: &mut Table,
+    wanted: impl Fn(&str) -> bool,
+) -> anyhow::Result<()> {
     for case in cases(args, servers) {
-        for (clients, connections) in CROWDS {
+        for &clients in &args.readers {
+            let connections = (clients / READERS_OF_A_CONNECTION)
+                .max(FEW_CONNECTIONS)
+                .min(clients);
             let read = case.read.name();
             let name = format!("consistent {read}, {}, {clients} at a time", case.name);
+            if !wanted(&name) {
+                continue;
+            }
             eprintln!("{name} …");
             for round in 0..=args.rounds {
                 for server in servers

@@ -81,6 +81,15 @@ pub(crate) struct Args {
     /// Abusers, as a share of 5,000 idle connections, 500 watchers and 1,000 slow ones
     #[arg(long, default_value_t = 1.0, value_name = "SHARE")]
     abusers: f64,
+    /// Consistent reads at a time, a row for each
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "1,20,200",
+        value_name = "N,…"
+    )]
+    #[arg(value_parser = at_least_one)]
+    readers: Vec<usize>,
     /// Requests a second that are forwarded, where the hop through the proxy is timed
     #[arg(long, default_value_t = 2000.0, value_name = "REQUESTS")]
     forward_rate: f64,

@@ -41,9 +41,7 @@ pub(crate) async fn all(args: &Args, servers: &Servers, table: &mut Table) -> an
     {
         forward::all(args, servers, table, wanted).await?;
     }
-    if wanted("consistent LIST") {
-        consistent::all(args, servers, table).await?;
-    }
+    consistent::all(args, servers, table, wanted).await?;
     fan::all(args, servers, table, wanted).await?;
     // Work that needs more pods comes last.
     let (one_node, starting) = (reads::one_node_of_more(args), wanted(&start::name(args)));
