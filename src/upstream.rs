@@ -37,6 +37,7 @@ mod tests;
 mod traffic;
 mod upgrade;
 
+pub use backoff::Backoff;
 pub use body::UpstreamBody;
 pub use class::ConnectionClass;
 pub use client::UpstreamClient;

@@ -6,14 +6,14 @@ use tokio::time::{sleep, timeout};
 use watershed_protocol::GroupVersionResource;
 
 use crate::store::{StoreReader, UnfinishedVersion};
-use crate::upstream::Probe;
+use crate::upstream::{Backoff, Probe};
 
 /// Time for the other deletions of the version, or a later event, to arrive. Then upstream is
 /// asked.
 const IN_TRANSIT: Duration = Duration::from_millis(200);
 /// Timeout of a question.
 const ANSWER: Duration = Duration::from_secs(5);
-/// Longest pause between two questions. It doubles from [`IN_TRANSIT`].
+/// Longest pause between two questions. They begin at [`IN_TRANSIT`].
 const MAX_PAUSE: Duration = Duration::from_secs(30);
 
 /// Returns `true` for the types whose objects expire, and so can be deleted together.
@@ -33,13 +33,12 @@ pub(super) async fn ask_upstream(reader: &StoreReader, probe: Option<&Probe>) ->
     let Some(probe) = probe else {
         return pending().await;
     };
-    let mut pause = IN_TRANSIT;
+    let mut backoff = Backoff::new(IN_TRANSIT, MAX_PAUSE);
     loop {
         let Some(UnfinishedVersion { version, .. }) = reader.unfinished() else {
             return pending().await;
         };
-        sleep(pause).await;
-        pause = (2 * pause).min(MAX_PAUSE);
+        sleep(backoff.pause()).await;
         if let Ok(Ok(Some(objects))) = timeout(ANSWER, probe.count(version)).await {
             let upstream = UnfinishedVersion { version, objects };
             if reader.unfinished() == Some(upstream) {

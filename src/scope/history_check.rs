@@ -8,14 +8,14 @@ use watershed_protocol::ResourceVersion;
 
 use super::cached::Scope;
 use crate::store::Snapshot;
-use crate::upstream::{AnswerError, Probe, ProbeList};
+use crate::upstream::{AnswerError, Backoff, Probe, ProbeList};
 
 /// Number of objects that are compared. Of a larger type, these are the first.
 const SAMPLE: usize = 500;
 /// Timeout of a comparison.
 const ANSWER: Duration = Duration::from_secs(10);
-/// First and last pause after a comparison that failed. It doubles, with jitter.
-const PAUSE: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(5));
+/// First and longest pause after a comparison that failed.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(5));
 /// Time after which the attempts end: upstream cannot be compared with.
 const LIMIT: Duration = Duration::from_secs(30);
 
@@ -30,7 +30,7 @@ pub(super) enum HistoryVerdict {
 
 /// Compares upstream's objects with those held until there is an answer, or for [`LIMIT`].
 pub(super) async fn find_out(scope: Arc<Scope>, probe: Probe) -> HistoryVerdict {
-    let (mut pause, began) = (PAUSE.0, Instant::now());
+    let (mut backoff, began) = (Backoff::new(PAUSES.0, PAUSES.1), Instant::now());
     loop {
         let error = match ask(&scope, &probe).await {
             Ok(verdict) => return verdict,
@@ -44,8 +44,7 @@ pub(super) async fn find_out(scope: Arc<Scope>, probe: Probe) -> HistoryVerdict 
         if began.elapsed() >= LIMIT {
             return HistoryVerdict::Unknown;
         }
-        sleep(pause.mul_f64(0.5 + fastrand::f64() / 2.0)).await;
-        pause = (2 * pause).min(PAUSE.1);
+        sleep(backoff.pause()).await;
     }
 }
 

@@ -16,8 +16,8 @@ use watershed_protocol::WireFormat;
 use super::collect::stored_object;
 use crate::store::{StoreReader, StoredObject};
 use crate::upstream::{
-    AnswerError, PrintedForm, PrintedObjects, ReflectorTarget, Release, ServedBy, UpstreamClient,
-    release_of,
+    AnswerError, Backoff, PrintedForm, PrintedObjects, ReflectorTarget, Release, ServedBy,
+    UpstreamClient, release_of,
 };
 
 /// Scopes that learn at a time. A server that has just started serves them all.
@@ -252,14 +252,13 @@ impl ReadingPace {
 async fn until_answered(
     ask: impl AsyncFn() -> Result<LearnedRelease, AnswerError>,
 ) -> LearnedRelease {
-    let mut pause = RETRIES.0;
+    let mut backoff = Backoff::new(RETRIES.0, RETRIES.1);
     loop {
         match ask().await {
             Ok(learned) => return learned,
             Err(error) => tracing::debug!(%error, "cannot learn how upstream prints a type"),
         }
-        sleep(pause.mul_f64(0.5 + fastrand::f64() / 2.0)).await;
-        pause = (pause * 2).min(RETRIES.1);
+        sleep(backoff.pause()).await;
     }
 }
 

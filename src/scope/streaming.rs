@@ -5,7 +5,7 @@ use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, pending};
 use tokio::time::{Instant, sleep_until};
 
-use crate::upstream::{AnswerError, InitialEventsAnswer, InitialEventsProbe, ServedBy};
+use crate::upstream::{AnswerError, Backoff, InitialEventsAnswer, InitialEventsProbe, ServedBy};
 
 /// First and longest pause between questions. A release that does not stream is asked seldom: when
 /// upstream is upgraded, the scope's watch breaks, and the next question is soon.
@@ -19,6 +19,7 @@ pub(super) struct StreamingLearner {
     probe: InitialEventsProbe,
     /// Upstream streams, as far as is known.
     streams: bool,
+    pauses: Backoff,
     state: LearnerState,
 }
 
@@ -26,22 +27,9 @@ enum LearnerState {
     /// Nothing is to be learned: upstream streams, or nothing is listed yet.
     Settled,
     /// The next question is due at this moment.
-    Waiting { until: Instant, pause: Duration },
+    Waiting { until: Instant },
     /// A question is under way.
-    Asking {
-        answer: BoxFuture<'static, Result<InitialEventsAnswer, AnswerError>>,
-        pause: Duration,
-    },
-}
-
-impl LearnerState {
-    fn wait(pause: Duration) -> Self {
-        let jitter = 0.5 + fastrand::f64() / 2.0;
-        Self::Waiting {
-            until: Instant::now() + pause.mul_f64(jitter),
-            pause,
-        }
-    }
+    Asking(BoxFuture<'static, Result<InitialEventsAnswer, AnswerError>>),
 }
 
 impl StreamingLearner {
@@ -49,6 +37,7 @@ impl StreamingLearner {
         Self {
             probe,
             streams: false,
+            pauses: Backoff::new(PAUSES.0, PAUSES.1),
             state: LearnerState::Settled,
         }
     }
@@ -56,17 +45,19 @@ impl StreamingLearner {
     /// Notes that upstream streamed a list, or did not.
     pub(super) fn listed(&mut self, streamed: bool) {
         self.streams = streamed;
-        self.state = if streamed {
-            LearnerState::Settled
+        self.pauses.reset();
+        if streamed {
+            self.state = LearnerState::Settled;
         } else {
-            LearnerState::wait(PAUSES.0)
-        };
+            self.wait();
+        }
     }
 
     /// Notes that a connection to upstream is new: another server may be at its end.
     pub(super) fn reconnected(&mut self) {
         if matches!(self.state, LearnerState::Waiting { .. }) {
-            self.state = LearnerState::wait(PAUSES.0);
+            self.pauses.reset();
+            self.wait();
         }
     }
 
@@ -77,17 +68,22 @@ impl StreamingLearner {
 
     /// Gives up a question under way. It is asked again later.
     pub(super) fn cancel(&mut self) {
-        if let LearnerState::Asking { pause, .. } = self.state {
-            self.state = LearnerState::wait(pause);
+        if matches!(self.state, LearnerState::Asking(_)) {
+            self.wait();
         }
     }
 
     /// Asks at once, as the server is of another release.
     pub(super) fn ask_again(&mut self) {
+        self.pauses.reset();
         self.state = LearnerState::Waiting {
             until: Instant::now(),
-            pause: PAUSES.0,
         };
+    }
+
+    fn wait(&mut self) {
+        let until = Instant::now() + self.pauses.pause();
+        self.state = LearnerState::Waiting { until };
     }
 
     /// Returns the answer, once upstream streams initial events, or does so no longer. Cancelling a
@@ -96,15 +92,12 @@ impl StreamingLearner {
         loop {
             match &mut self.state {
                 LearnerState::Settled => pending().await,
-                LearnerState::Waiting { until, pause } => {
+                LearnerState::Waiting { until } => {
                     sleep_until(*until).await;
-                    self.state = LearnerState::Asking {
-                        answer: self.probe.clone().ask().boxed(),
-                        pause: *pause,
-                    };
+                    self.state = LearnerState::Asking(self.probe.clone().ask().boxed());
                 }
-                LearnerState::Asking { answer, pause } => {
-                    let (answer, pause) = (answer.await, *pause);
+                LearnerState::Asking(answer) => {
+                    let answer = answer.await;
                     match answer {
                         Ok(answer @ InitialEventsAnswer::Streamed(_)) => {
                             self.streams = true;
@@ -113,7 +106,7 @@ impl StreamingLearner {
                         }
                         Ok(answer @ InitialEventsAnswer::NotStreamed) if self.streams => {
                             self.streams = false;
-                            self.state = LearnerState::wait(pause);
+                            self.wait();
                             return answer;
                         }
                         Ok(InitialEventsAnswer::NotStreamed) => {}
@@ -121,7 +114,7 @@ impl StreamingLearner {
                             tracing::debug!(%error, "cannot learn if upstream streams lists");
                         }
                     }
-                    self.state = LearnerState::wait((pause * 2).min(PAUSES.1));
+                    self.wait();
                 }
             }
         }

@@ -10,14 +10,15 @@ const HEALTHY: Duration = Duration::from_mins(2);
 /// Exponential pauses with jitter. Without jitter, all scopes that fail together would try again
 /// together.
 #[derive(Debug)]
-pub(super) struct Backoff {
+pub struct Backoff {
     first: Duration,
     longest: Duration,
     failures: u32,
 }
 
 impl Backoff {
-    pub(super) fn new(first: Duration, longest: Duration) -> Self {
+    /// Creates pauses that double from `first` up to `longest`.
+    pub fn new(first: Duration, longest: Duration) -> Self {
         Self {
             first,
             longest,
@@ -31,19 +32,30 @@ impl Backoff {
     }
 
     /// Forgets the failures so far.
-    pub(super) fn reset(&mut self) {
+    pub fn reset(&mut self) {
         self.failures = 0;
+    }
+
+    /// Returns the pause after one more failure.
+    pub fn pause(&mut self) -> Duration {
+        let doublings = self.failures;
+        self.failures = doublings.saturating_add(1);
+        self.doubled(doublings)
     }
 
     /// Returns the pause after one more failure. The first one has none: most interruptions are a
     /// cut connection.
-    pub(super) fn pause(&mut self) -> Duration {
+    pub(super) fn pause_unless_first(&mut self) -> Duration {
         let before = self.failures;
         self.failures = before.saturating_add(1);
-        if before == 0 {
-            return Duration::ZERO;
+        match before.checked_sub(1) {
+            None => Duration::ZERO,
+            Some(doublings) => self.doubled(doublings),
         }
-        let doubled = self.first.saturating_mul(1 << (before - 1).min(16));
+    }
+
+    fn doubled(&self, doublings: u32) -> Duration {
+        let doubled = self.first.saturating_mul(1 << doublings.min(16));
         let jitter = 0.5 + fastrand::f64() / 2.0;
         doubled.min(self.longest).mul_f64(jitter)
     }
@@ -82,7 +94,7 @@ impl Pacing {
         if healthy.is_some_and(|since| now.duration_since(since) >= HEALTHY) {
             self.backoff.reset();
         }
-        let pause = self.backoff.pause();
+        let pause = self.backoff.pause_unless_first();
         let next = self.last.map_or(now, |last| now.max(last + pause));
         self.last = Some(next);
         next
@@ -99,7 +111,6 @@ mod tests {
     #[test]
     fn pauses_grow_up_to_the_longest_and_vary() {
         let mut backoff = Backoff::new(FIRST, LONGEST);
-        assert_eq!(backoff.pause(), Duration::ZERO);
         for failures in 0..40 {
             let full = FIRST.saturating_mul(1 << failures.min(16)).min(LONGEST);
             let pause = backoff.pause();
@@ -109,7 +120,9 @@ mod tests {
         pauses.dedup();
         assert!(pauses.len() > 1, "{pauses:?}");
         backoff.reset();
-        assert_eq!(backoff.pause(), Duration::ZERO);
+        assert_eq!(backoff.pause_unless_first(), Duration::ZERO);
+        let second = backoff.pause_unless_first();
+        assert!(FIRST / 2 <= second && second <= FIRST, "{second:?}");
     }
 
     #[tokio::test(start_paused = true)]

@@ -162,7 +162,7 @@ impl Recovery {
 
     /// Delays the next attempt as the failures so far demand.
     pub(super) fn back_off(&mut self) {
-        let pause = self.attempts.pause();
+        let pause = self.attempts.pause_unless_first();
         self.not_before(Instant::now() + pause);
     }
 
