@@ -47,10 +47,17 @@ struct CompressionState {
     /// The last answer; `None` until there is one. A failed question counts as a no if nothing was
     /// known, and changes nothing otherwise.
     answer: watch::Sender<Option<bool>>,
-    /// Moment at which the next question is due.
-    due: Mutex<Option<Instant>>,
+    questions: Mutex<CompressionQuestions>,
     /// The server to ask.
     server: Mutex<Option<ServedBy>>,
+}
+
+#[derive(Debug, Default)]
+struct CompressionQuestions {
+    /// Moment at which the next question is due; `None` for now.
+    due: Option<Instant>,
+    /// How often everything was forgotten. The answer to an earlier question does not count.
+    forgotten: u64,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -86,7 +93,7 @@ impl WatchCompression {
             uri,
             representation,
             answer,
-            due: Mutex::new(None),
+            questions: Mutex::default(),
             server: Mutex::new(None),
         }))
     }
@@ -96,18 +103,21 @@ impl WatchCompression {
         *self.0.server.lock() = Some(server.clone());
     }
 
-    /// Forgets what was learned, as the followed server is of another release.
+    /// Forgets what was learned, as the followed server is of another release. The answer to a
+    /// question that is under way is about the former one, and does not count either.
     pub fn forget(&self) {
-        *self.0.due.lock() = None;
+        let mut questions = self.0.questions.lock();
+        questions.due = None;
+        questions.forgotten += 1;
         self.0.answer.send_replace(None);
     }
 
     /// Returns `true` if upstream compresses watches that mark the end of their initial events.
     pub async fn is_on(&self) -> bool {
-        if self.0.begin() {
+        if let Some(forgotten) = self.0.begin() {
             let inner = Arc::clone(&self.0);
             // A task of its own, as the caller may be cancelled.
-            tokio::spawn(async move { inner.learn().await });
+            tokio::spawn(async move { inner.learn(forgotten).await });
         }
         let mut answer = self.0.answer.subscribe();
         match timeout(PATIENCE, answer.wait_for(Option::is_some)).await {
@@ -118,21 +128,28 @@ impl WatchCompression {
 }
 
 impl CompressionState {
-    /// Returns `true` if a question is due. The caller must ask it then.
-    fn begin(&self) -> bool {
+    /// Returns how often everything was forgotten, if a question is due. The caller must ask it
+    /// then.
+    fn begin(&self) -> Option<u64> {
         let now = Instant::now();
-        let mut due = self.due.lock();
-        let begins = due.is_none_or(|due| due <= now);
-        if begins {
-            *due = Some(now + TRY_AGAIN);
+        let mut questions = self.questions.lock();
+        if questions.due.is_some_and(|due| due > now) {
+            return None;
         }
-        begins
+        questions.due = Some(now + TRY_AGAIN);
+        Some(questions.forgotten)
     }
 
-    async fn learn(&self) {
-        match self.ask().await {
+    /// Asks upstream. The answer counts if nothing was forgotten since [`CompressionState::begin`].
+    async fn learn(&self, forgotten: u64) {
+        let answer = self.ask().await;
+        let mut questions = self.questions.lock();
+        if questions.forgotten != forgotten {
+            return;
+        }
+        match answer {
             Ok(on) => {
-                *self.due.lock() = Some(Instant::now() + HOLDS);
+                questions.due = Some(Instant::now() + HOLDS);
                 if self.answer.send_replace(Some(on)) != Some(on) {
                     tracing::info!(
                         resource = %self.gvr,
@@ -182,6 +199,7 @@ mod tests {
     use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
 
     use http::Response;
+    use tokio::sync::Semaphore;
 
     use super::*;
     use crate::test_support::{Api, HTTP2, Pki, SOON, eventually, hanging, upstream_of};
@@ -192,6 +210,8 @@ mod tests {
         /// Status of the answers; 201 stands for a compressed 200.
         status: Arc<AtomicU16>,
         questions: Arc<AtomicUsize>,
+        /// Answers are given for these.
+        permits: Arc<Semaphore>,
         compression: WatchCompression,
         _api: Api,
     }
@@ -203,7 +223,9 @@ mod tests {
             let pki = Pki::new();
             let status = Arc::new(AtomicU16::new(status));
             let questions = Arc::new(AtomicUsize::new(0));
+            let permits = Arc::new(Semaphore::new(Semaphore::MAX_PERMITS));
             let (told, count) = (Arc::clone(&status), Arc::clone(&questions));
+            let may_answer = Arc::clone(&permits);
             let api = Api::start(&pki, HTTP2, move |request, _| {
                 assert_eq!(request.uri().path(), "/api/v1/pods");
                 let query = request.uri().query().unwrap();
@@ -214,7 +236,9 @@ mod tests {
                 assert_eq!(request.headers()["accept-encoding"], "gzip");
                 count.fetch_add(1, Ordering::AcqRel);
                 let told = told.load(Ordering::Acquire);
+                let may_answer = Arc::clone(&may_answer);
                 async move {
+                    may_answer.acquire().await.unwrap().forget();
                     let answer = match told {
                         COMPRESSED => Response::builder().header("content-encoding", "gzip"),
                         status => Response::builder().status(status),
@@ -234,6 +258,7 @@ mod tests {
             Self {
                 status,
                 questions,
+                permits,
                 compression,
                 _api: api,
             }
@@ -258,7 +283,8 @@ mod tests {
         /// As if the time until the next question had passed, which was to be about this long.
         fn comes_due(&self, expected: Duration) {
             let now = Instant::now();
-            let left = self.compression.0.due.lock().replace(now).unwrap() - now;
+            let mut questions = self.compression.0.questions.lock();
+            let left = questions.due.replace(now).unwrap() - now;
             assert!(left <= expected && left + SOON > expected, "{left:?}");
         }
     }
@@ -306,6 +332,23 @@ mod tests {
         asked.comes_due(TRY_AGAIN);
         asked.is_on().await;
         eventually(|| asked.answer() == Some(true)).await;
+        assert_eq!(asked.questions(), 2);
+    }
+
+    #[tokio::test]
+    async fn an_answer_to_a_question_from_before_a_change_of_release_does_not_count() {
+        let asked = Asked::new(COMPRESSED).await;
+        asked.permits.forget_permits(Semaphore::MAX_PERMITS);
+        assert!(!asked.compression.is_on().await, "there is no answer yet");
+        eventually(|| asked.questions() == 1).await;
+        asked.compression.forget();
+        asked.permits.add_permits(1);
+        // The task of the question has ended.
+        eventually(|| Arc::strong_count(&asked.compression.0) == 1).await;
+        assert_eq!(asked.answer(), None);
+        asked.status.store(200, Ordering::Release);
+        asked.permits.add_permits(1);
+        assert!(!asked.compression.is_on().await);
         assert_eq!(asked.questions(), 2);
     }
 }
