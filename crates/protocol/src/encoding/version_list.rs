@@ -8,6 +8,12 @@ use crate::{FieldTable, ResourceVersion};
 const NOT_A_LIST: Malformed = Malformed("answer that is not a list of metadata");
 const CUT: Malformed = Malformed("list that was cut");
 const LONG: Malformed = Malformed("protobuf number that is too long");
+const LARGE: Malformed = Malformed("list with metadata of more than 4 MiB in one piece");
+
+/// Longest field that is waited for: the metadata of one object, or of the list. kube-apiserver
+/// takes no object of more than 3 MiB, and etcd none of more than 1.5 MiB by default.
+/// Source: `apiserver/pkg/server/config.go` (`MaxRequestBodyBytes`).
+const MAX_FIELD: usize = 4 << 20;
 
 /// The keys and versions of a list's objects.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,7 +27,8 @@ pub struct VersionList {
 }
 
 /// Reads a `PartialObjectMetadataList` in protobuf as it arrives. It holds no more of the bytes
-/// than one object and the piece that came last.
+/// than one object, of at most 4 MiB, and the piece that came last. Lengths that exceed that, or
+/// the list that they are in, are refused before their bytes arrive.
 #[derive(Debug)]
 pub struct VersionListReader {
     fields: FieldTable,
@@ -145,6 +152,11 @@ impl VersionListReader {
     }
 
     fn list(&mut self, rest: &[u8], left: usize) -> Result<Option<usize>, Malformed> {
+        if let Some((_, length, header)) = header(rest)?
+            && left.checked_sub(header).is_none_or(|left| left < length)
+        {
+            return Err(CUT);
+        }
         let Some((number, value, read)) = field(rest)? else {
             return Ok(None);
         };
@@ -180,11 +192,15 @@ impl VersionListReader {
 /// Number and value of a field, and the field's length.
 type FirstField<'a> = (u32, &'a [u8], usize);
 
-/// Returns the first field; `None` if it is not all there.
+/// Returns the first field; `None` if it is not all there. A field that claims to be longer than
+/// [`MAX_FIELD`] is an error.
 fn field(rest: &[u8]) -> Result<Option<FirstField<'_>>, Malformed> {
     let Some((number, length, header)) = header(rest)? else {
         return Ok(None);
     };
+    if length > MAX_FIELD {
+        return Err(LARGE);
+    }
     let end = header.checked_add(length).ok_or(CUT)?;
     Ok(rest.get(header..end).map(|value| (number, value, end)))
 }
@@ -290,5 +306,47 @@ mod tests {
         for body in [&b"{\"kind\":\"List\"}"[..], &pods, &[0xff; 30]] {
             assert!(read(body, 8).is_err());
         }
+    }
+
+    /// Returns the beginning of a list up to a field that claims to have this length.
+    fn claiming(number: u32, length: u64) -> Vec<u8> {
+        let varint = |mut value: u64| {
+            let mut out = Vec::new();
+            while value > 0x7f {
+                out.push(value as u8 | 0x80);
+                value >>= 7;
+            }
+            out.push(value as u8);
+            out
+        };
+        let names = type_meta("meta.k8s.io/v1", "PartialObjectMetadataList");
+        let head = [&MAGIC[..], &message(&[(1, &names)])].concat();
+        // The list claims to be a little longer than its field.
+        let list = [vec![2 << 3 | 2], varint(length.saturating_add(100))].concat();
+        let field = [vec![(number << 3 | 2) as u8], varint(length)].concat();
+        [head, list, field].concat()
+    }
+
+    #[test]
+    fn a_claimed_length_is_not_waited_for() {
+        for number in [1, ITEMS, 5] {
+            for length in [MAX_FIELD as u64 + 1, 1 << 40, u64::MAX >> 1, u64::MAX] {
+                let mut reader = VersionListReader::new(FieldTable::metadata_only(true));
+                let refused = reader.push(&claiming(number, length));
+                assert!(refused.is_err(), "field {number} of {length}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_field_that_is_longer_than_its_list_is_not_waited_for() {
+        let names = type_meta("meta.k8s.io/v1", "PartialObjectMetadataList");
+        let list = [&MAGIC[..], &message(&[(1, &names)]), &[2 << 3 | 2, 10]].concat();
+        let mut reader = VersionListReader::new(FieldTable::metadata_only(true));
+        reader.push(&list).unwrap();
+        assert_eq!(reader.push(&[ITEMS as u8 * 8 + 2, 9]), Err(CUT));
+        let mut reader = VersionListReader::new(FieldTable::metadata_only(true));
+        reader.push(&list).unwrap();
+        assert_eq!(reader.push(&[ITEMS as u8 * 8 + 2, 8]), Ok(()));
     }
 }
