@@ -452,6 +452,24 @@ fn other_bytes_end_the_watches_of_their_objects_alone() {
 }
 
 #[test]
+fn a_field_that_is_printed_differently_ends_watches_of_its_former_value() {
+    let (mut writer, reader) = new(big());
+    writer.replace(at(10, &[("ns/a", 1), ("ns/b", 2)]));
+    let node = fields().position("spec.nodeName").unwrap();
+    let mut followers = ["n1", "n2", "n3"].map(|name| {
+        let interest = Interest::Field(node, name.into());
+        Follower::new(&reader, SubscriptionStart::Now, interest)
+    });
+    for follower in &mut followers {
+        follower.drain();
+    }
+    assert_eq!(writer.reprint(vec![object("ns/a", 1, "n2")]), Some(1));
+    let is_expired =
+        followers.map(|mut it| matches!(it.drain().1, SubscriptionStep::Expired { .. }));
+    assert_eq!(is_expired, [true, true, false]);
+}
+
+#[test]
 fn age_bounds_the_window() {
     let (mut writer, reader) = new(WindowLimits {
         age: Duration::from_secs(10),

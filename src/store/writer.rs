@@ -73,6 +73,9 @@ impl StoreWriter {
         if changed.is_empty() {
             return Some(0);
         }
+        // Watches select by fields as well, which a release can print otherwise, too.
+        let replaced = changed.iter().filter_map(|object| before.get(object.key()));
+        let concerned: Vec<_> = replaced.chain(&changed).cloned().collect();
         // What readers took before must not be confirmed any more.
         let generation = before.generation() + 1;
         snapshot.set_generation(generation);
@@ -89,7 +92,7 @@ impl StoreWriter {
         state.snapshot = snapshot;
         let reached = state.snapshot.version();
         let history = (std::mem::take(&mut state.pins), state.window.reset(reached));
-        let wakers = state.subscribers.expire_concerned(&changed);
+        let wakers = state.subscribers.expire_concerned(&concerned);
         drop(state);
         drop(history);
         wake(wakers);
