@@ -134,7 +134,7 @@ impl ScopePump {
                         "the type's schema changed; listing again"
                     );
                     self.timers.list_again = None;
-                    self.reflector.restart();
+                    self.relist();
                     continue;
                 }
                 () = wait_until(self.timers.reopened_by) => {
@@ -166,15 +166,14 @@ impl ScopePump {
         match change {
             ContinuityChange::TimelineEnded => self.forget(),
             ContinuityChange::Proven => self.apply(Change::Resumed { is_proven: true }),
-            ContinuityChange::Unknown => self.reflector.restart(),
+            ContinuityChange::Unknown => self.relist(),
             ContinuityChange::ListDue => {}
         }
     }
 
     /// Drops everything held, as upstream has another history.
     fn forget(&mut self) {
-        self.reflector.restart();
-        self.lost();
+        self.relist();
         // Before the store, so that nobody takes an empty one for a state.
         self.phase.send_replace(ScopePhase::Failing);
         discard(self.writer.reset());
@@ -280,12 +279,18 @@ impl ScopePump {
             %error,
             "upstream's events are inconsistent; listing again"
         );
+        self.relist();
+    }
+
+    /// Gives up the watch, and lists the scope again. Changes do not arrive until then: lists have
+    /// pauses between them, and upstream may not answer.
+    pub(super) fn relist(&mut self) {
         self.reflector.restart();
         self.lost();
     }
 
     /// Records that upstream's changes do not arrive any more.
-    pub(super) fn lost(&mut self) {
+    fn lost(&mut self) {
         self.scope.set_following(false);
         self.staleness.lost(time::Instant::now());
         self.scope.age.publish(self.staleness.lost_since());
@@ -342,8 +347,7 @@ impl ScopePump {
     fn quarantine(&mut self) {
         if let ScopePhase::Ready(_) | ScopePhase::Stale(_) = self.scope.phase() {
             self.phase.send_replace(ScopePhase::Quarantined);
-            self.reflector.restart();
-            self.lost();
+            self.relist();
         }
     }
 

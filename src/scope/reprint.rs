@@ -46,8 +46,7 @@ impl ScopePump {
                     );
                     self.note_release(release);
                     self.count_release("relisted");
-                    self.reflector.restart();
-                    self.lost();
+                    self.relist();
                     return;
                 }
                 let Some(changed) = self.writer.reprint(objects) else {

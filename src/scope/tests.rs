@@ -1,6 +1,6 @@
 //! The registry of scopes, and the task of one.
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -10,7 +10,7 @@ use http::Response;
 use super::*;
 use crate::body;
 use crate::store::{Interest, SubscriptionStart};
-use crate::test_support::{Api, HTTP2, Pki, streamed, text, upstream_of};
+use crate::test_support::{Api, HTTP2, Pki, eventually, streamed, text, upstream_of};
 use crate::upstream::UpstreamClient;
 use watershed_protocol::{
     Encoding, FieldTable, GroupVersionResource, Representation, ResourceVersion,
@@ -149,4 +149,50 @@ async fn an_aggregated_group_has_a_timeline_of_its_own() {
     other.ask().contradicted(ResourceVersion(7));
     assert!(!other.is_current());
     assert_eq!(scopes.timeline().number(), 1);
+}
+
+#[tokio::test]
+async fn a_scope_that_is_listed_again_does_not_follow_upstream_meanwhile() {
+    const LIST: &str =
+        r#"{"kind":"PodList","apiVersion":"v1","metadata":{"resourceVersion":"7"},"items":[]}"#;
+    let pki = Pki::new();
+    let hangs = Arc::new(AtomicBool::new(false));
+    let hanging = Arc::new(AtomicUsize::new(0));
+    let (is_hanging, count) = (Arc::clone(&hangs), Arc::clone(&hanging));
+    let api = Api::start(&pki, HTTP2, move |request, _| {
+        let hangs = is_hanging.load(Ordering::SeqCst);
+        let query = request.uri().query().unwrap_or_default();
+        let is_list = query.starts_with("limit=1");
+        count.fetch_add(usize::from(hangs && is_list), Ordering::SeqCst);
+        let body = if query.starts_with("watch=1") {
+            let mark = UNFIT.split_inclusive('\n').next().unwrap();
+            let mark = stream::iter([Ok(Bytes::from_static(mark.as_bytes()))]);
+            streamed(mark.chain(stream::pending()))
+        } else {
+            body::full(format!("{LIST}\n"))
+        };
+        async move {
+            if hangs {
+                return std::future::pending().await;
+            }
+            let response = Response::builder().header("content-type", "application/json");
+            response.body(body).unwrap()
+        }
+    })
+    .await;
+    let scopes = Scopes::new(
+        UpstreamClient::new(&upstream_of(&pki, &api).await),
+        ScopeConfig::default(),
+    );
+    let gvr = GroupVersionResource::new("", "v1", "pods");
+    let fields = Arc::new(FieldTable::builtin(&gvr, true).unwrap());
+    let key = ScopeKey::everything(gvr.clone(), Representation::whole(Encoding::Json));
+    let scope = scopes.open(&key, &"Pod".into(), &fields);
+    eventually(|| scope.is_following()).await;
+    assert_eq!(scope.age(), None);
+    hangs.store(true, Ordering::SeqCst);
+    scopes.schema_changed(&gvr);
+    eventually(|| hanging.load(Ordering::SeqCst) > 0).await;
+    assert!(!scope.is_following());
+    assert!(scope.age().is_some(), "nothing arrives");
 }
