@@ -27,7 +27,7 @@ use std::sync::Arc;
 pub use object::StoredObject;
 pub use object_run::ObjectRun;
 pub use reader::{SnapshotAt, StoreReader, StoreStats, SubscriptionStart};
-pub use snapshot::{Layout, ObjectRuns, Snapshot, SnapshotBuilder};
+pub use snapshot::{Layout, ObjectRuns, ObjectSample, Snapshot, SnapshotBuilder};
 pub use state::Discarded;
 pub use subscribers::Interest;
 pub use subscription::{Subscription, SubscriptionStep};

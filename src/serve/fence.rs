@@ -135,11 +135,10 @@ impl FenceError {
 
 /// The purpose of a proof.
 pub(super) enum ProofDemand<'a> {
-    /// One reader. It tells what its answer costs upstream; an answer that costs more than
-    /// `enough` need not be estimated to its end.
+    /// One reader. It tells what its answer costs upstream.
     Read {
-        /// Estimates the cost. It gets the estimates, the newest state and `enough`.
-        cost: &'a (dyn Fn(&ProofCosts, &Snapshot, f64) -> f64 + Sync),
+        /// Estimates the cost. It gets the estimates and the newest state.
+        cost: &'a (dyn Fn(&ProofCosts, &Snapshot) -> f64 + Sync),
         /// Identifies reads that would share a request to upstream.
         identity: Option<u64>,
     },
@@ -379,7 +378,7 @@ impl Fence {
         };
         let snapshot = scope.reader.snapshot();
         let proof = self.costs.comparison(snapshot.len());
-        let cost = cost(&self.costs, &snapshot, proof);
+        let cost = cost(&self.costs, &snapshot);
         self.costs.outweighs(proof, cost, *identity, snapshot.len())
     }
 

@@ -91,10 +91,8 @@ async fn prove(
         ReadOrigin::Crowd(rate) => return Ok((fences.prove_gets(scope, rate).await?, None)),
         ReadOrigin::Request(identity) => identity,
     };
-    let cost = |costs: &ProofCosts, snapshot: &Snapshot, enough: f64| {
-        #[expect(clippy::cast_sign_loss, reason = "costs are positive")]
-        let enough = enough as usize;
-        let SelectedSize { objects, bytes } = read.selected_size(snapshot, enough);
+    let cost = |costs: &ProofCosts, snapshot: &Snapshot| {
+        let SelectedSize { objects, bytes } = read.selected_size(snapshot);
         costs.answer(opened.representation, objects, bytes)
     };
     // Watches do not share requests.

@@ -3,6 +3,7 @@ mod builder;
 mod key_range;
 mod objects;
 mod runs;
+mod sample;
 #[cfg(not(loom))]
 #[cfg(test)]
 mod tests;
@@ -11,3 +12,4 @@ pub use builder::SnapshotBuilder;
 pub(super) use objects::Replaced;
 pub use objects::{Layout, Snapshot};
 pub use runs::ObjectRuns;
+pub use sample::ObjectSample;

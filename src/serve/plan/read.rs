@@ -11,7 +11,8 @@ use crate::serve::policy::CacheMode;
 use crate::serve::refusal_form::RefusalForm;
 use crate::serve::scope_choice::ScopeChoice;
 use crate::serve::source::ForwardReason;
-use crate::store::{Snapshot, StoredObject};
+use crate::store::{ObjectRun, ObjectSample, Snapshot};
+use crate::watcher::ViewFilter;
 
 /// A read that memory can answer.
 pub(in crate::serve) struct ReadPlan {
@@ -47,19 +48,28 @@ pub(in crate::serve) struct SelectedSize {
 }
 
 impl SelectedSize {
-    /// Adds objects until there are `limit` of them, or `enough` bytes.
-    fn add<'a>(
-        &mut self,
-        objects: impl Iterator<Item = &'a Arc<StoredObject>>,
-        limit: usize,
-        enough: usize,
-    ) {
-        for object in objects {
-            if self.objects >= limit || self.bytes >= enough {
-                return;
-            }
-            self.objects += 1;
-            self.bytes += object.size();
+    /// Estimates the size of the objects in a sample that match.
+    fn estimate(sample: &ObjectSample, filter: &ViewFilter) -> Self {
+        let (mut objects, mut bytes) = (0, 0);
+        let sampled = sample.runs.iter().flat_map(ObjectRun::objects);
+        for object in sampled.filter(|object| filter.matches(&object.attributes)) {
+            objects += 1;
+            bytes += object.size();
+        }
+        Self {
+            objects: sample.scaled(objects),
+            bytes: sample.scaled(bytes),
+        }
+    }
+
+    /// Returns the size of so many of the objects.
+    fn limited(self, limit: usize) -> Self {
+        if self.objects <= limit {
+            return self;
+        }
+        Self {
+            objects: limit,
+            bytes: self.bytes / self.objects * limit,
         }
     }
 }
@@ -82,42 +92,24 @@ impl ReadPlan {
         self.freshness == Freshness::MostRecent && !self.may_be_stale
     }
 
-    /// Returns the number and bytes of the objects that the answer has. Stops at `enough` bytes.
-    pub(in crate::serve) fn selected_size(
-        &self,
-        snapshot: &Snapshot,
-        enough: usize,
-    ) -> SelectedSize {
-        let namespace = self.namespace.as_deref();
-        let (filter, after, limit) = match &self.kind {
+    /// Estimates the number and bytes of the objects that the answer has. Looks at a sample of
+    /// many objects, so that it holds nobody up.
+    pub(in crate::serve) fn selected_size(&self, snapshot: &Snapshot) -> SelectedSize {
+        let (filter, limit) = match &self.kind {
             ReadKind::Get { .. } => return SelectedSize::default(),
-            ReadKind::List(list) => (&list.filter, list.after.as_deref(), list.limit),
-            ReadKind::Watch(watch) => (&watch.filter, None, None),
+            ReadKind::List(list) => (&list.filter, list.limit),
+            ReadKind::Watch(watch) => (&watch.filter, None),
         };
-        if filter.is_plain() && namespace.is_none() && after.is_none() && limit.is_none() {
-            return SelectedSize {
+        let size = if filter.is_plain() && self.namespace.is_none() {
+            SelectedSize {
                 objects: snapshot.len(),
                 bytes: snapshot.size(),
-            };
-        }
-        let is_selected = |object: &&Arc<StoredObject>| filter.matches(&object.attributes);
-        let limit = limit.unwrap_or(usize::MAX);
-        let mut size = SelectedSize::default();
-        if after.is_some() {
-            let objects = snapshot.items_after(namespace, after);
-            size.add(objects.filter(is_selected), limit, enough);
-            return size;
-        }
-        for run in snapshot
-            .clone()
-            .into_runs(&filter.interest(&self.resource.fields))
-        {
-            size.add(run.objects().iter().filter(is_selected), limit, enough);
-            if size.objects >= limit || size.bytes >= enough {
-                break;
             }
-        }
-        size
+        } else {
+            let sample = snapshot.sample(&filter.interest(&self.resource.fields));
+            SelectedSize::estimate(&sample, filter)
+        };
+        size.limited(limit.unwrap_or(usize::MAX))
     }
 
     /// Returns the representations from which an answer in this one can be made, best first.

@@ -343,3 +343,32 @@ fn compressed_forms_stay_until_their_objects_change() {
         1
     );
 }
+
+#[test]
+fn a_sample_of_many_objects_is_small_and_stands_for_all() {
+    let key = |n: u32| format!("{}/pod-{n:05}", NAMESPACES[n as usize % 4]);
+    let node = |n: u32| if n.is_multiple_of(50) { "n1" } else { "n2" };
+    let objects = (0..40_000).map(|n| sized(&key(n), u64::from(n), node(n), 100));
+    let mut objects: Vec<_> = objects.collect();
+    objects.sort_by(|a, b| a.key().cmp(b.key()));
+    let snapshot = Snapshot::new(ResourceVersion(40_000), layout(), objects);
+    let position = fields().indexed().unwrap();
+    let count = |interest: &Interest, is_counted: &dyn Fn(&StoredObject) -> bool| {
+        let sample = snapshot.sample(interest);
+        let looked_at: usize = sample.runs.iter().map(ObjectRun::len).sum();
+        assert!(looked_at <= 4096, "{looked_at}");
+        let all = sample.runs.iter().flat_map(ObjectRun::objects);
+        sample.scaled(all.filter(|object| is_counted(object)).count())
+    };
+    assert_eq!(count(&Interest::All, &|_| true), 40_000);
+    let namespace = Interest::Namespace("b".into());
+    let estimate = count(&namespace, &|object| object.attributes.namespace() == "b");
+    assert!((9_000..11_000).contains(&estimate), "{estimate}");
+    // The index leads to few objects, which are counted.
+    let indexed = Interest::Field(position, "n1".into());
+    let is_there = |object: &StoredObject| object.attributes.field(position) == "n1";
+    assert_eq!(count(&indexed, &is_there), 800);
+    let name = Interest::Key(key(7).into());
+    assert_eq!(count(&name, &|_| true), 1);
+    assert_eq!(count(&Interest::Key("a/none".into()), &|_| true), 0);
+}
