@@ -23,12 +23,16 @@
 //! the proof is left to upstream, unless many come at the same time. A watch would stay there, so
 //! only what it selects is compared ([`Fences::prove_selection`]).
 //!
+//! Whatever the step, a reader waits no longer than [`MAX_WAIT`]. While upstream refuses the
+//! questions, readers do not wait at all ([`refusals`]).
+//!
 //! The proof does not depend on which API server answers. R of one server and a bookmark of
 //! another, older one do not fit together, and the wait goes on. Versions are compared within a
 //! type only.
 mod catch_up;
 mod comparison;
 mod costs;
+mod refusals;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -36,7 +40,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use tokio::time::timeout;
+use tokio::time::{self, timeout, timeout_at};
 
 use super::metrics;
 use super::singleflight::{FlightPace, Singleflight};
@@ -47,18 +51,19 @@ use crate::watcher::ViewFilter;
 use catch_up::CatchUpWatches;
 use comparison::{Compared, IN_TRANSIT, compare};
 use costs::REQUEST;
+use refusals::RefusedQuestions;
 use watershed_protocol::{ResourceVersion, Selection, VersionList};
 
 pub(super) use comparison::ProvenState;
 pub(super) use costs::ProofCosts;
 
-/// Longest wait for events. Then upstream answers, which waits as long for its own cache.
+/// Longest wait of a reader. Then upstream answers, which waits as long for its own cache.
 /// Source: `apiserver/pkg/storage/cacher/watch_cache.go` (blockTimeout).
-const MAX_WAIT: Duration = Duration::from_secs(3);
+pub(super) const MAX_WAIT: Duration = Duration::from_secs(3);
 /// Wait for events before upstream's objects are compared.
 const BRIEF: Duration = Duration::from_millis(20);
-/// Longest time of a comparison, as a multiple of the wait for it. Its result may come too late for
-/// its readers, but it shows what comparisons cost.
+/// Longest time of a comparison, as a multiple of the patience with it. Its result may come too
+/// late for its readers, but it shows what comparisons cost.
 const LATE: u32 = 2;
 /// Up to this many readers of a comparison, the next one begins at once.
 const FEW_READERS: usize = 3;
@@ -106,6 +111,8 @@ pub(super) enum FenceError {
     AnswerError(Arc<AnswerError>),
     #[error("upstream did not report its version")]
     Failed,
+    #[error("upstream refused to report its version a moment ago")]
+    Refused,
     #[error("the cache did not reach the version in time")]
     Late,
     #[error("the answer costs upstream less than the proof")]
@@ -126,6 +133,7 @@ impl FenceError {
             Self::Cheap => "cheaper-upstream",
             Self::AnswerError(_)
             | Self::Failed
+            | Self::Refused
             | Self::Late
             | Self::TimelineChanged(_)
             | Self::Interrupted => "failed",
@@ -160,16 +168,18 @@ impl Fences {
         }
     }
 
-    /// Waits until the scope's newest snapshot is proven no older than this call. Returns the
-    /// minimum version of a snapshot that may answer: the scope may later be listed anew, from an
-    /// older one.
+    /// Waits until the scope's newest snapshot is proven no older than this call, but not beyond
+    /// the moment `by`. Returns the minimum version of a snapshot that may answer: the scope may
+    /// later be listed anew, from an older one.
     pub(super) async fn prove(
         &self,
         scope: &Arc<Scope>,
         demand: ProofDemand<'_>,
+        by: time::Instant,
     ) -> Result<ResourceVersion, FenceError> {
         let started = Instant::now();
-        let passed = self.of(scope).pass(scope, demand).await;
+        let passed = timeout_at(by, self.of(scope).pass(scope, demand)).await;
+        let passed = passed.unwrap_or(Err(FenceError::Late));
         let passed = passed.and_then(|passed| check(scope, passed));
         note(scope, started, passed)
     }
@@ -183,13 +193,15 @@ impl Fences {
     ) -> Result<ResourceVersion, FenceError> {
         let started = Instant::now();
         let fence = self.of(scope);
+        fence.may_ask()?;
         if !fence.is_worth_for_gets(scope, rate) {
             return Err(FenceError::Cheap);
         }
         let (prover, of) = (Arc::clone(&fence), Arc::clone(scope));
-        let proof = fence
-            .gets
-            .join(move || async move { prover.pass(&of, ProofDemand::Many).await });
+        let proof = fence.gets.join(move || async move {
+            let passed = timeout(MAX_WAIT, prover.pass(&of, ProofDemand::Many)).await;
+            passed.unwrap_or(Err(FenceError::Late))
+        });
         let passed = timeout(MAX_WAIT, proof)
             .await
             .map_err(|_| FenceError::Late)?
@@ -205,10 +217,11 @@ impl Fences {
         scope: &Arc<Scope>,
         selection: &Selection,
         filter: &ViewFilter,
+        by: time::Instant,
     ) -> Result<(ResourceVersion, Option<ProvenState>), FenceError> {
         let started = Instant::now();
         let fence = self.of(scope);
-        let proof = timeout(MAX_WAIT, fence.compare_selection(scope, selection, filter));
+        let proof = timeout_at(by, fence.compare_selection(scope, selection, filter));
         let proof = proof.await.unwrap_or(Err(FenceError::Late));
         let (passed, state) = match proof {
             Ok((passed, state)) => (Ok(passed), state),
@@ -271,6 +284,7 @@ struct Fence {
     client: UpstreamClient,
     probe: Probe,
     costs: ProofCosts,
+    refusals: RefusedQuestions,
     versions: Arc<Singleflight<Result<ResourceVersion, FenceError>>>,
     comparisons: Arc<Singleflight<Result<ComparedVersion, FenceError>>>,
     /// Readers that wait for the next comparison, roughly.
@@ -304,6 +318,7 @@ impl Fence {
             scope: Arc::downgrade(scope),
             client,
             costs: ProofCosts::default(),
+            refusals: RefusedQuestions::default(),
             versions: Arc::default(),
             comparisons: Arc::default(),
             readers: AtomicUsize::new(0),
@@ -318,6 +333,7 @@ impl Fence {
         scope: &Arc<Scope>,
         demand: ProofDemand<'_>,
     ) -> Result<Passed, FenceError> {
+        self.may_ask()?;
         let objects = scope.reader.snapshot().len();
         let is_small = self.costs.is_small(objects);
         let (mut known, mut is_worth) = (None, None);
@@ -349,7 +365,7 @@ impl Fence {
             };
             return self.catch_up(scope, version).await;
         }
-        let comparison = self.compare(scope, objects);
+        let comparison = self.compare(scope);
         let ComparedVersion { version, is_same } = match known {
             None => comparison.await?,
             // Events may still be faster.
@@ -399,6 +415,28 @@ impl Fence {
         gets >= MANY_GETS && gets * REQUEST >= proof
     }
 
+    /// Returns an error while upstream is not asked, as it refused a moment ago.
+    fn may_ask(&self) -> Result<(), FenceError> {
+        if self.refusals.is_pausing() {
+            return Err(FenceError::Refused);
+        }
+        Ok(())
+    }
+
+    /// Notes if upstream answered a question.
+    fn noted<T>(&self, answer: Result<T, AnswerError>) -> Result<T, FenceError> {
+        match answer {
+            Ok(answer) => {
+                self.refusals.answered();
+                Ok(answer)
+            }
+            Err(error) => {
+                self.refusals.failed(&error);
+                Err(FenceError::AnswerError(Arc::new(error)))
+            }
+        }
+    }
+
     /// Asks upstream for its version, together with others.
     async fn version(self: &Arc<Self>, scope: &Arc<Scope>) -> Result<ResourceVersion, FenceError> {
         let (fence, of) = (Arc::clone(self), Arc::clone(scope));
@@ -409,23 +447,19 @@ impl Fence {
     }
 
     async fn ask_version(&self, scope: &Scope) -> Result<ResourceVersion, FenceError> {
+        // The question before may have been refused while this one waited for its turn.
+        self.may_ask()?;
         metrics::fence_asked(&scope.key.gvr, "list");
         let (question, started) = (scope.ask(), Instant::now());
-        let listed = timeout(MAX_WAIT, self.probe.list(1))
-            .await
-            .map_err(|_| FenceError::Late)?
-            .map_err(|error| FenceError::AnswerError(Arc::new(error)))?;
+        let listed = timeout(MAX_WAIT, self.probe.list(1)).await;
+        let listed = self.noted(listed.map_err(|_| FenceError::Late)?)?;
         metrics::fence_answered("list", started.elapsed());
         question.answered(listed.version)?;
         Ok(listed.version)
     }
 
     /// Compares upstream's objects with the cache, together with others.
-    async fn compare(
-        self: &Arc<Self>,
-        scope: &Arc<Scope>,
-        objects: usize,
-    ) -> Result<ComparedVersion, FenceError> {
+    async fn compare(self: &Arc<Self>, scope: &Arc<Scope>) -> Result<ComparedVersion, FenceError> {
         if self.costs.is_paused() {
             return Err(FenceError::Late);
         }
@@ -434,28 +468,25 @@ impl Fence {
         let comparison = self
             .comparisons
             .join(move || async move { fence.ask_objects(&of).await });
-        let patience = self.costs.patience(objects) + MAX_REST;
-        timeout(patience, comparison)
-            .await
-            .map_err(|_| FenceError::Late)?
-            .unwrap_or(Err(FenceError::Failed))
+        comparison.await.unwrap_or(Err(FenceError::Failed))
     }
 
     /// Compares upstream's objects with the cache.
     async fn ask_objects(&self, scope: &Scope) -> Result<ComparedVersion, FenceError> {
         let readers = self.readers.swap(0, Ordering::Relaxed);
+        self.may_ask()?;
         let held = scope.reader.snapshot().len();
         metrics::fence_asked(&scope.key.gvr, "validate");
         let question = scope.ask();
         let started = Instant::now();
         let longest = LATE * self.costs.patience(held);
-        let listed = timeout(longest, self.list(&self.probe, held)).await;
+        let listed = timeout(longest, Self::list(&self.probe, held)).await;
         let took = started.elapsed();
         let Ok(listed) = listed else {
             self.costs.late();
             return Err(FenceError::Late);
         };
-        let (list, bytes) = listed?;
+        let (list, bytes) = self.noted(listed)?;
         metrics::fence_answered("validate", took);
         self.costs.measured(list.objects.len(), bytes, took);
         question.answered(list.version)?;
@@ -481,11 +512,13 @@ impl Fence {
         selection: &Selection,
         filter: &ViewFilter,
     ) -> Result<(Passed, Option<ProvenState>), FenceError> {
+        self.may_ask()?;
         let namespaced = scope.fields.namespaced();
         let probe = Probe::new(self.client.clone(), &scope.key.gvr, selection, namespaced);
         metrics::fence_asked(&scope.key.gvr, "validate-selection");
         let (question, started) = (scope.ask(), Instant::now());
-        let (list, _) = self.list(&probe, scope.reader.snapshot().len()).await?;
+        let listed = Self::list(&probe, scope.reader.snapshot().len()).await;
+        let (list, _) = self.noted(listed)?;
         metrics::fence_answered("validate-selection", started.elapsed());
         question.answered(list.version)?;
         let version = list.version;
@@ -501,11 +534,8 @@ impl Fence {
 
     /// Lists all objects of a probe. A type that has grown to twice its size is not read to its
     /// end.
-    async fn list(&self, probe: &Probe, held: usize) -> Result<(VersionList, usize), FenceError> {
-        probe
-            .versions(2 * held + 500)
-            .await
-            .map_err(|error| FenceError::AnswerError(Arc::new(error)))
+    async fn list(probe: &Probe, held: usize) -> Result<(VersionList, usize), AnswerError> {
+        probe.versions(2 * held + 500).await
     }
 
     /// Waits for events up to `version`, or for a catch-up watch.
@@ -541,7 +571,53 @@ mod tests {
     use super::*;
     use crate::scope::{Retention, ScopeConfig, Scopes};
     use crate::test_support::{Api, HTTP2, Pki, eventually, text, upstream_of};
+    use crate::upstream::{ConnectionClass, SendOptions};
     use watershed_protocol::{FieldTable, GroupVersionResource, Representation, Selection};
+
+    #[tokio::test]
+    async fn a_reader_waits_three_seconds_for_an_upstream_that_does_not_answer() {
+        let pki = Pki::new();
+        let api = Api::start(&pki, HTTP2, |request, _| async move {
+            match request.uri().path() {
+                "/version" => text(""),
+                _ => std::future::pending().await,
+            }
+        })
+        .await;
+        let client = UpstreamClient::new(&upstream_of(&pki, &api).await);
+        // The connection is there before time is stopped.
+        let request = http::Request::get("/version");
+        let request = request.body(crate::body::empty()).unwrap();
+        let class = ConnectionClass::Short;
+        let answer = client.send(class, request, SendOptions::default()).await;
+        drop(answer.unwrap());
+        let (scopes, fences) = (
+            Scopes::new(client.clone(), ScopeConfig::default()),
+            Fences::new(client),
+        );
+        let gvr = GroupVersionResource::new("", "v1", "pods");
+        let fields = Arc::new(FieldTable::metadata_only(true));
+        let representation = Representation::whole(watershed_protocol::Encoding::Json);
+        let key = ScopeKey::everything(gvr, representation);
+        let scope = scopes.open(&key, &"Pod".into(), &fields);
+        // Comparisons used to be slow, so that upstream gets more time for them.
+        let fence = fences.of(&scope);
+        fence.costs.measured(1, 300, Duration::from_secs(10));
+        let cost = |_: &ProofCosts, _: &Snapshot| f64::MAX;
+        for asks_version_first in [false, true] {
+            fence.costs.compares_first(!asks_version_first);
+            let demand = ProofDemand::Read {
+                cost: &cost,
+                identity: None,
+            };
+            time::pause();
+            let began = time::Instant::now();
+            let proof = fences.prove(&scope, demand, began + MAX_WAIT).await;
+            assert!(matches!(proof, Err(FenceError::Late)), "{proof:?}");
+            assert!(began.elapsed() <= MAX_WAIT + Duration::from_millis(10));
+            time::resume();
+        }
+    }
 
     #[tokio::test]
     async fn fences_of_closed_scopes_are_dropped() {

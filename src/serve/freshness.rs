@@ -1,9 +1,10 @@
 //! Waits until a scope is as fresh as the answer has to be.
 use std::time::Duration;
 
+use tokio::time::Instant;
 use watershed_protocol::{Freshness, ResourceVersion};
 
-use super::fence::{FenceError, Fences, ProofCosts, ProofDemand, ProvenState};
+use super::fence::{FenceError, Fences, MAX_WAIT, ProofCosts, ProofDemand, ProvenState};
 use super::open::OpenedScope;
 use super::plan::{ReadKind, ReadPlan, SelectedSize};
 use super::source::{AnswerSource, ForwardReason};
@@ -104,13 +105,14 @@ async fn prove(
         cost: &cost,
         identity: selection.is_none().then_some(identity),
     };
-    match (fences.prove(scope, demand).await, selection) {
+    let by = Instant::now() + MAX_WAIT;
+    match (fences.prove(scope, demand, by).await, selection) {
         (Err(FenceError::Cheap), Some((selection, filter))) => {
             let mut selection = selection.clone();
             // The proxy may have no access to other namespaces.
             let own = || scope.key.selection.namespace.clone();
             selection.namespace = selection.namespace.or_else(own);
-            fences.prove_selection(scope, &selection, filter).await
+            fences.prove_selection(scope, &selection, filter, by).await
         }
         (proven, _) => Ok((proven?, None)),
     }

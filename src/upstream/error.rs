@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::StatusCode;
+use http::{Response, StatusCode, header};
 
 use watershed_connect::{Address, ConnectError};
 
@@ -88,10 +88,57 @@ pub enum AnswerError {
     /// Upstream refused.
     #[error("upstream answered {0}")]
     Status(StatusCode),
+    /// Upstream refused, and named a time after which it may be asked again.
+    #[error("upstream answered {status}, and asks to wait {} s", retry_after.as_secs())]
+    Postponed {
+        /// The status of its answer.
+        status: StatusCode,
+        /// The time, from `Retry-After`.
+        retry_after: Duration,
+    },
     /// No answer came in time.
     #[error("no answer within {0:?}")]
     Late(Duration),
     /// The answer ended early, or has an unexpected form.
     #[error("the answer is of no use: {0}")]
     Unusable(String),
+}
+
+impl AnswerError {
+    /// Returns the error of an answer whose status is not the expected one.
+    pub(super) fn refused<B>(answer: &Response<B>) -> Self {
+        let status = answer.status();
+        let seconds = answer.headers().get(header::RETRY_AFTER);
+        let seconds = seconds.and_then(|seconds| seconds.to_str().ok()?.parse().ok());
+        match seconds {
+            Some(seconds) => Self::Postponed {
+                status,
+                retry_after: Duration::from_secs(seconds),
+            },
+            None => Self::Status(status),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_tells_when_upstream_may_be_asked_again() {
+        let refused = |retry_after: Option<&str>| {
+            let mut answer = Response::new(());
+            *answer.status_mut() = StatusCode::TOO_MANY_REQUESTS;
+            if let Some(value) = retry_after {
+                let value = value.parse().unwrap();
+                answer.headers_mut().insert(header::RETRY_AFTER, value);
+            }
+            AnswerError::refused(&answer).to_string()
+        };
+        let plain = "upstream answered 429 Too Many Requests";
+        assert_eq!(refused(None), plain);
+        assert_eq!(refused(Some("7")), format!("{plain}, and asks to wait 7 s"));
+        // Kubernetes sends seconds only.
+        assert_eq!(refused(Some("Wed, 21 Oct 2026 07:28:00 GMT")), plain);
+    }
 }

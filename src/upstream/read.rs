@@ -57,7 +57,7 @@ async fn send(
     let response = client.send(class, request, SendOptions::default()).await?;
     check_release(client, &response).await?;
     if response.status() != StatusCode::OK {
-        return Err(AnswerError::Status(response.status()));
+        return Err(AnswerError::refused(&response));
     }
     let actual = response.headers().get(header::CONTENT_TYPE);
     let encoding = [Encoding::Protobuf, Encoding::Json]

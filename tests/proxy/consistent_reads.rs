@@ -7,7 +7,7 @@ use watershed::serve::{CachingPolicy, ConsistentReads};
 use watershed_lab::sim::{AccessRule, Options, PlannedRefusal, Population, SimulatedServer, pods};
 
 use crate::support::client::{Answer, Protocol, within};
-use crate::support::{Fixture, proven, small, unless_stalled};
+use crate::support::{Fixture, becomes, proven, small, unless_stalled};
 
 pub(crate) const PODS: &str = "/api/v1/pods";
 /// Longer than any test.
@@ -246,7 +246,11 @@ async fn a_read_whose_proof_is_refused_is_forwarded_once() {
         None,
         "what was refused is not asked for again"
     );
-    proven(async || fixture.proxied.get(Protocol::Http2, PODS).await).await;
+    // The next proof comes after a pause.
+    becomes("the source", "linearizable".to_owned(), async || {
+        source(&fixture.proxied.get(Protocol::Http2, PODS).await).to_owned()
+    })
+    .await;
     fixture.stop().await;
 }
 

@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use http::StatusCode;
-use watershed_lab::sim::{Options, SimulatedServer, pods};
+use http::{StatusCode, header};
+use watershed_lab::sim::{Options, PlannedRefusal, RecordedRequest, SimulatedServer, pods};
 use watershed_protocol::GroupVersionResource;
 
 use crate::consistent_reads::{LATE, PODS, names, quiet, some_pod, source, version};
 use crate::support::client::{Answer, Protocol, within};
 use crate::support::program::Program;
-use crate::support::{Fixture, unless_stalled};
+use crate::support::{Fixture, becomes, unless_stalled};
 
 /// Too many to be compared for nothing.
 const MANY: usize = 2000;
@@ -320,4 +320,78 @@ async fn many_gets_of_one_type_share_proofs_and_a_lone_get_is_forwarded() {
     );
     fixture.upstream.faults().delay_events(Duration::ZERO);
     fixture.stop().await;
+}
+
+/// Returns how often upstream was asked for pods' metadata since the last call.
+fn questions(fixture: &Fixture) -> usize {
+    let is_question = |head: &RecordedRequest| {
+        let accept = head.headers.get(header::ACCEPT);
+        head.target.starts_with(PODS)
+            && accept.is_some_and(|it| it.to_str().unwrap().contains("PartialObjectMetadata"))
+    };
+    let recorded = fixture.upstream.take_recorded();
+    recorded.iter().filter(|head| is_question(head)).count()
+}
+
+/// Reads all pods consistently, again and again. Returns how often upstream was asked for a proof.
+async fn questions_of_refused_reads(
+    fixture: &Fixture,
+    code: u16,
+    retry_after: Option<u32>,
+) -> usize {
+    questions(fixture);
+    fixture.upstream.faults().set(|active| {
+        active.refuse = Some(PlannedRefusal {
+            count: u32::MAX,
+            code,
+            retry_after,
+            resource: Some("pods".to_owned()),
+            verb: Some("LIST".to_owned()),
+        });
+    });
+    for _ in 0..20 {
+        let answer = fixture.proxied.get(Protocol::Http2, PODS).await;
+        assert_eq!(answer.status.as_u16(), code, "{}", source(&answer));
+        assert_eq!(source(&answer), "forward; reason=unproven");
+    }
+    questions(fixture)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_upstream_that_refuses_proofs_is_asked_less_and_less_often() {
+    for code in [429, 503, 403] {
+        unless_stalled("refused proofs", async || {
+            let fixture = Fixture::start(quiet(100)).await;
+            fixture.proxied.get(Protocol::Http2, PODS).await;
+            let asked = questions_of_refused_reads(&fixture, code, None).await;
+            fixture.upstream.faults().set(|active| active.refuse = None);
+            becomes("the source", "linearizable".to_owned(), async || {
+                source(&fixture.proxied.get(Protocol::Http2, PODS).await).to_owned()
+            })
+            .await;
+            fixture.stop().await;
+            if asked <= 5 {
+                Ok(())
+            } else {
+                Err(format!("{asked} questions for 20 reads"))
+            }
+        })
+        .await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_upstream_that_asks_for_a_pause_gets_it() {
+    unless_stalled("a pause", async || {
+        let fixture = Fixture::start(quiet(100)).await;
+        fixture.proxied.get(Protocol::Http2, PODS).await;
+        let asked = questions_of_refused_reads(&fixture, 429, Some(60)).await;
+        fixture.stop().await;
+        if asked == 1 {
+            Ok(())
+        } else {
+            Err(format!("{asked} questions for 20 reads"))
+        }
+    })
+    .await;
 }
