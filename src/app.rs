@@ -101,13 +101,8 @@ async fn assemble(config: AppConfig) -> anyhow::Result<RunningProxy> {
     tracing::info!(upstream = ?upstream, from = upstream.source(), "found upstream");
     let client = UpstreamClient::new(&upstream);
     let scopes = Scopes::new(client.clone(), config.scopes).with_aggregated(&config.aggregated);
-    let (follower, catalog) =
-        CatalogFollower::start(client.clone(), scopes.clone(), config.aggregated.clone())
-            .await
-            .map_err(|error| discovery::explain(error, &upstream))?;
-    tracing::info!(types = catalog.len(), "read discovery");
-    announce::announce(&config.policy, &catalog);
-
+    let (mut follower, catalog) =
+        CatalogFollower::new(client.clone(), scopes.clone(), config.aggregated.clone());
     let shown = report::of(&config).to_string();
     let Listeners {
         proxy: listener,
@@ -117,6 +112,8 @@ async fn assemble(config: AppConfig) -> anyhow::Result<RunningProxy> {
         admin_token,
     } = Listeners::open(&config).await?;
     let (address, admin_address) = (listener.address()?, admin_listener.local_addr()?);
+    discovery::read_first(&mut follower, &upstream).await;
+    let announced = announce::announce(config.policy.clone(), catalog.clone());
 
     let objects = CachedObjects::new(catalog.clone(), scopes.clone());
     let flags = config.file_flags();
@@ -166,6 +163,7 @@ async fn assemble(config: AppConfig) -> anyhow::Result<RunningProxy> {
     };
     let background = vec![
         tokio::spawn(follower.run()),
+        tokio::spawn(announced),
         tokio::spawn(follow_rbac),
         tokio::spawn(keep_scopes_open),
         tokio::spawn(scopes.clone().close_idle()),

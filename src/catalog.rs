@@ -8,6 +8,7 @@ mod discovery;
 mod follower;
 pub mod metrics;
 mod origin;
+mod reading;
 mod types;
 
 pub use discovery::DiscoveryError;

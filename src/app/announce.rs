@@ -1,9 +1,19 @@
 //! Log lines about the policy, at the start.
+use std::time::Duration;
+
+use tokio::time::sleep;
+
 use crate::catalog::Catalog;
 use crate::serve::{CacheMode, CachingException, CachingPolicy};
 
-/// Logs what an operator has chosen differently from the defaults.
-pub(super) fn announce(policy: &CachingPolicy, catalog: &Catalog) {
+/// Interval between looks at the catalog, until it has types.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// Logs what an operator has chosen differently from the defaults, once upstream's types are known.
+pub(super) async fn announce(policy: CachingPolicy, catalog: Catalog) {
+    while catalog.is_empty() {
+        sleep(LOOK).await;
+    }
     for name in policy.possibly_stale() {
         tracing::warn!(
             resource = name,
@@ -11,7 +21,7 @@ pub(super) fn announce(policy: &CachingPolicy, catalog: &Catalog) {
         );
     }
     for exception in policy.exceptions() {
-        announce_exception(&exception, catalog);
+        announce_exception(&exception, &catalog);
     }
     for ((group, resource), selections) in &policy.scopes {
         let selections: Vec<_> = selections.iter().map(ToString::to_string).collect();

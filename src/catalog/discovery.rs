@@ -2,10 +2,12 @@
 use std::time::Duration;
 
 use http::{Request, StatusCode, header};
+use jiff::Timestamp;
 use serde::Deserialize;
 
 use crate::body;
-use crate::upstream::{ConnectionClass, SendOptions, UpstreamClient, UpstreamError};
+use crate::upstream::{ConnectionClass, SendOptions, Upstream, UpstreamClient, UpstreamError};
+use watershed_connect::one_line;
 use watershed_protocol::GroupVersionResource;
 
 /// Both forms are asked for; old releases and proxies answer with the second.
@@ -13,7 +15,8 @@ const DISCOVERY: &str =
     "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json";
 /// The largest document read. Those of clusters with hundreds of CRDs have a few MiB.
 const MAX_BYTES: usize = 64 << 20;
-const ANSWER: Duration = Duration::from_secs(30);
+/// Timeout of a document.
+const ANSWER: Duration = Duration::from_secs(10);
 
 /// A type that can be listed and watched.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,6 +57,35 @@ pub enum DiscoveryError {
         /// The reason.
         why: String,
     },
+}
+
+impl DiscoveryError {
+    /// Returns what an operator can do about it.
+    pub fn advice(&self, upstream: &Upstream) -> String {
+        if !matches!(self, Self::Unknown { .. }) {
+            return "check --kubeconfig, --server and the proxy's permissions".to_owned();
+        }
+        let now = Timestamp::now();
+        let source = upstream.source();
+        match upstream.certificate().filter(|valid| !valid.is_valid(now)) {
+            Some(expired) => {
+                format!(
+                    "the client certificate of {source}: {}",
+                    expired.describe(now)
+                )
+            }
+            None => format!("check the user's part of {source}"),
+        }
+    }
+
+    /// Logs it, as the proxy cannot become ready.
+    pub fn report(&self, upstream: &Upstream) {
+        tracing::error!(
+            error = one_line(self),
+            advice = self.advice(upstream),
+            "cannot read upstream's discovery: not ready, trying again; requests are forwarded"
+        );
+    }
 }
 
 /// Returns what an operator can do about a refusal.

@@ -8,16 +8,13 @@ use watershed_protocol::{FieldTable, GroupVersionResource};
 
 use super::custom::{CustomType, CustomTypeName, CustomTypes};
 use super::definitions::{DefinitionFeed, DefinitionNews};
-use super::discovery::{self, DiscoveredType, DiscoveryError};
+use super::discovery::DiscoveryError;
 use super::origin::{Origin, Origins};
+use super::reading::{DiscoveryReader, Reading};
 use super::types::{Catalog, ResourceType, Types};
 use crate::scope::Scopes;
-use crate::upstream::UpstreamClient;
+use crate::upstream::{Upstream, UpstreamClient};
 
-/// Interval between readings of discovery. Custom types are followed without waiting for it.
-const REFRESH: Duration = Duration::from_mins(1);
-/// Interval after a reading that failed.
-const RETRY: Duration = Duration::from_secs(5);
 /// Time to wait after a change of a CRD: they are written several times in a row while they are
 /// established.
 const SETTLE: Duration = Duration::from_millis(100);
@@ -26,72 +23,61 @@ const GONE: Duration = Duration::from_secs(30);
 
 /// Keeps a [`Catalog`] current.
 pub struct CatalogFollower {
-    client: UpstreamClient,
+    upstream: Upstream,
     scopes: Scopes,
     catalog: Catalog,
     /// Aggregated API groups that the operator vouches for.
     vouched: Vec<String>,
+    discovery: DiscoveryReader,
     reading: Reading,
+    /// Discovery was read at least once.
+    is_read: bool,
     custom: CustomTypes,
-    /// Interval between readings of discovery.
-    refresh: Duration,
 }
 
 impl CatalogFollower {
-    /// Reads discovery once, so that the process does not start without types. The types of the
-    /// groups in `vouched` are taken in even if another server answers for them.
-    pub async fn start(
-        client: UpstreamClient,
-        scopes: Scopes,
-        vouched: Vec<String>,
-    ) -> Result<(Self, Catalog), DiscoveryError> {
+    /// Creates a follower, and its catalog, which has no types yet. The types of the groups in
+    /// `vouched` are taken in even if another server answers for them.
+    pub fn new(client: UpstreamClient, scopes: Scopes, vouched: Vec<String>) -> (Self, Catalog) {
         let catalog = Catalog::default();
-        let reading = Reading::take(&client).await?;
-        if matches!(reading.origins, Origins::NotReadable) {
-            tracing::info!("APIServices cannot be read; only built-in and custom types are cached");
-        }
-        let mut follower = Self {
-            client,
+        let follower = Self {
+            upstream: client.upstream().clone(),
+            discovery: DiscoveryReader::new(client),
             scopes,
             catalog: catalog.clone(),
             vouched,
-            reading,
+            reading: Reading::empty(),
+            is_read: false,
             custom: CustomTypes::default(),
-            refresh: REFRESH,
         };
-        follower.publish();
-        Ok((follower, catalog))
+        (follower, catalog)
+    }
+
+    /// Reads discovery once. After an error, [`CatalogFollower::run`] goes on trying.
+    pub async fn read(&mut self) -> Result<(), DiscoveryError> {
+        let read = self.discovery.next().await?;
+        self.take(read);
+        Ok(())
     }
 
     /// Follows the types. Never returns.
     pub async fn run(mut self) {
         let mut definitions = DefinitionFeed::new();
-        let client = self.client.clone();
         let mut timeline = self.scopes.timeline().changes();
-        // A reading that hangs holds up nothing else.
-        let mut next = std::pin::pin!(Reading::take_after(&client, self.refresh));
         loop {
             tokio::select! {
                 // Upstream's versions went back: it may have other types, too.
                 Ok(()) = timeline.changed() => {
                     self.custom.forget_versions();
-                    next.set(Reading::take_after(&client, Duration::ZERO));
+                    self.discovery.read_anew();
                 }
-                read = &mut next => {
-                    let wait = match read {
-                        Ok(read) => {
-                            self.reading = read;
-                            self.publish();
-                            self.refresh.mul_f64(0.9 + fastrand::f64() / 5.0)
-                        }
-                        Err(error) => {
-                            tracing::warn!(%error, "discovery failed");
-                            RETRY
-                        }
-                    };
-                    next.set(Reading::take_after(&client, wait));
-                }
-                news = definitions.news(&self.catalog, &self.scopes) => {
+                // A reading that hangs holds up nothing else.
+                read = self.discovery.next() => match read {
+                    Ok(read) => self.take(read),
+                    Err(error) => self.report(&error),
+                },
+                // Without discovery it is unknown if upstream has definitions.
+                news = definitions.news(&self.catalog, &self.scopes), if self.is_read => {
                     match news {
                         DefinitionNews::Changed => {
                             sleep(SETTLE).await;
@@ -103,6 +89,26 @@ impl CatalogFollower {
                     self.catalog.settled.store(true, Ordering::Relaxed);
                 }
             }
+        }
+    }
+
+    fn take(&mut self, read: Reading) {
+        let is_first = !std::mem::replace(&mut self.is_read, true);
+        if is_first && matches!(read.origins, Origins::NotReadable) {
+            tracing::info!("APIServices cannot be read; only built-in and custom types are cached");
+        }
+        self.reading = read;
+        self.publish();
+        if is_first {
+            tracing::info!(types = self.catalog.len(), "read discovery");
+        }
+    }
+
+    fn report(&self, error: &DiscoveryError) {
+        if self.is_read {
+            tracing::warn!(%error, "discovery failed");
+        } else {
+            error.report(&self.upstream);
         }
     }
 
@@ -178,28 +184,6 @@ impl CatalogFollower {
                 self.scopes.close(&scope.key.gvr, Duration::ZERO);
             }
         }
-    }
-}
-
-/// The types that discovery named.
-struct Reading {
-    types: Vec<DiscoveredType>,
-    origins: Origins,
-}
-
-impl Reading {
-    /// Reads discovery.
-    async fn take(client: &UpstreamClient) -> Result<Self, DiscoveryError> {
-        let types = discovery::read(client).await?;
-        // Read afterwards: what was discovered of another server has its APIService by then.
-        let origins = Origins::read(client).await?;
-        Ok(Self { types, origins })
-    }
-
-    /// Waits, and reads discovery.
-    async fn take_after(client: &UpstreamClient, wait: Duration) -> Result<Self, DiscoveryError> {
-        sleep(wait).await;
-        Self::take(client).await
     }
 }
 

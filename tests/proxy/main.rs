@@ -31,6 +31,7 @@ mod restore;
 mod revocation;
 mod self_check;
 mod staleness;
+mod start;
 mod status;
 mod support;
 mod traces;

@@ -5,7 +5,8 @@ use std::process::Stdio;
 
 use rcgen::{CertificateParams, KeyPair, date_time_ymd};
 use tempfile::TempDir;
-use tokio::process::Command;
+use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
+use tokio::process::{Child, ChildStderr, Command};
 use watershed_lab::sim::SimulatedServer;
 
 use crate::support::client::within;
@@ -112,11 +113,6 @@ async fn a_mistake_is_reported_on_one_line_with_its_cause_and_its_flag() {
     let taken = taken.local_addr().unwrap();
     let serve = "serve --listen 127.0.0.1:0 --admin-listen 127.0.0.1:0 --log-level warn";
     let good = format!("{serve} --kubeconfig good.kubeconfig");
-    // Nothing listens on this address any more.
-    let closed = TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap();
     let cases: Vec<(String, i32, Vec<&str>)> = vec![
         (
             serve.to_owned(),
@@ -137,25 +133,6 @@ async fn a_mistake_is_reported_on_one_line_with_its_cause_and_its_flag() {
             format!("{good} --context other"),
             1,
             vec!["other", "--context"],
-        ),
-        (
-            format!("{serve} --kubeconfig unknown.kubeconfig"),
-            1,
-            vec![
-                "401",
-                "credentials",
-                "the user's part of unknown.kubeconfig",
-            ],
-        ),
-        (
-            format!("{serve} --kubeconfig untrusted.kubeconfig"),
-            1,
-            vec!["UnknownIssuer", "certificate-authority", "--kubeconfig"],
-        ),
-        (
-            format!("{good} --server https://{closed}"),
-            1,
-            vec!["Connection refused", "--server"],
         ),
         (
             format!("{good} --server ftp://a"),
@@ -290,6 +267,71 @@ async fn a_mistake_is_reported_on_one_line_with_its_cause_and_its_flag() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_keeps_the_proxy_from_becoming_ready_is_logged_with_its_cause_and_its_flag() {
+    let upstream = SimulatedServer::start(small()).await.unwrap();
+    let bench = Bench::new(&upstream);
+    // Nothing listens on this address any more.
+    let closed = TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap();
+    let serve = "serve --listen 127.0.0.1:0 --admin-listen 127.0.0.1:0";
+    let cases: [(String, &[&str]); 3] = [
+        (
+            format!("{serve} --kubeconfig unknown.kubeconfig"),
+            &[
+                "401",
+                "credentials",
+                "the user's part of unknown.kubeconfig",
+            ],
+        ),
+        (
+            format!("{serve} --kubeconfig untrusted.kubeconfig"),
+            &["UnknownIssuer", "certificate-authority", "--kubeconfig"],
+        ),
+        (
+            format!("{serve} --kubeconfig good.kubeconfig --server https://{closed}"),
+            &["Connection refused", "--server"],
+        ),
+    ];
+    for (line, words) in cases {
+        let mut serve = bench.command(&line);
+        let mut child = serve.stderr(Stdio::piped()).spawn().unwrap();
+        let mut lines = log_lines(&mut child);
+        // It goes on asking, and says so each time.
+        for _ in 0..2 {
+            let told = line_with(&mut lines, "cannot read upstream's discovery").await;
+            assert!(told.contains("ERROR"), "{told}");
+            for word in words {
+                assert!(told.contains(word), "{line}: {word:?} is not in {told}");
+            }
+        }
+        child.kill().await.unwrap();
+    }
+    upstream.shutdown().await;
+}
+
+type LogLines = Lines<BufReader<ChildStderr>>;
+
+/// Returns what a program logs.
+fn log_lines(child: &mut Child) -> LogLines {
+    BufReader::new(child.stderr.take().unwrap()).lines()
+}
+
+/// Returns the next line with a text.
+async fn line_with(lines: &mut LogLines, text: &str) -> String {
+    within(text, async {
+        while let Some(line) = lines.next_line().await.unwrap() {
+            if line.contains(text) {
+                return line;
+            }
+        }
+        panic!("the log does not mention {text}");
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_expired_serving_certificate_is_logged() {
     let upstream = SimulatedServer::start(small()).await.unwrap();
     let bench = Bench::new(&upstream);
@@ -308,17 +350,7 @@ async fn an_expired_serving_certificate_is_logged() {
         .arg(&key)
         .stderr(Stdio::piped());
     let mut child = serve.spawn().unwrap();
-    let lines = tokio::io::BufReader::new(child.stderr.take().unwrap());
-    let mut lines = tokio::io::AsyncBufReadExt::lines(lines);
-    let told = within("the certificate in the log", async {
-        while let Some(line) = lines.next_line().await.unwrap() {
-            if line.contains("expired") {
-                return line;
-            }
-        }
-        panic!("the log does not mention the certificate");
-    })
-    .await;
+    let told = line_with(&mut log_lines(&mut child), "expired").await;
     assert!(
         told.contains("ERROR")
             && told.contains("expired at 2001-01-01")

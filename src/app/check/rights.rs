@@ -74,9 +74,10 @@ async fn ask(
     examine_callers(config, rights, findings).await?;
     examine_own_reads(rights, findings).await?;
     let scopes = Scopes::new(client.clone(), config.scopes);
-    let started = CatalogFollower::start(client.clone(), scopes, config.aggregated.clone()).await;
-    match started.map_err(|error| discovery::explain(error, client.upstream())) {
-        Ok((follower, catalog)) => {
+    let (mut follower, catalog) =
+        CatalogFollower::new(client.clone(), scopes, config.aggregated.clone());
+    match follower.read().await {
+        Ok(()) => {
             let following = tokio::spawn(follower.run());
             let settled = async {
                 while !catalog.is_settled() {
@@ -100,7 +101,7 @@ async fn ask(
             examine_named_types(config, &catalog, findings);
             examine_cached_types(config, &catalog, rights, findings).await?;
         }
-        Err(error) => findings.failed(TYPES, error),
+        Err(error) => findings.failed(TYPES, discovery::explain(error, client.upstream())),
     }
     Ok(())
 }

@@ -11,6 +11,7 @@ use tokio::sync::broadcast;
 use super::*;
 use crate::body::{self, Body};
 use crate::catalog::definitions::definitions;
+use crate::catalog::reading::REFRESH;
 use crate::scope::ScopeConfig;
 use crate::test_support::{Api, HTTP2, Pki, eventually, streamed, text, upstream_of};
 
@@ -152,9 +153,9 @@ impl Followed {
         let api = Api::start(&pki, HTTP2, handler).await;
         let client = UpstreamClient::new(&upstream_of(&pki, &api).await);
         let scopes = Scopes::new(client.clone(), ScopeConfig::default());
-        let started = CatalogFollower::start(client, scopes.clone(), Vec::new()).await;
-        let (mut follower, catalog) = started.unwrap();
-        follower.refresh = refresh;
+        let (mut follower, catalog) = CatalogFollower::new(client, scopes.clone(), Vec::new());
+        follower.discovery.refresh = refresh;
+        follower.read().await.unwrap();
         let followed = Self {
             server,
             scopes,
