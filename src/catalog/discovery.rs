@@ -211,10 +211,13 @@ pub(super) async fn get<T: serde::de::DeserializeOwned>(
         .header(header::ACCEPT, accept)
         .body(body::empty())
         .map_err(|error| not_understood(error.to_string()))?;
+    // A certain server is asked over the connection that leads to it.
+    let class = match client.server() {
+        Some(_) => ConnectionClass::Watch,
+        None => ConnectionClass::Short,
+    };
     let asked = async {
-        let response = client
-            .send(ConnectionClass::Short, request, SendOptions::default())
-            .await?;
+        let response = client.send(class, request, SendOptions::default()).await?;
         let status = response.status();
         if status == StatusCode::UNAUTHORIZED {
             return Err(DiscoveryError::Unknown {

@@ -64,12 +64,19 @@ impl CatalogFollower {
     pub async fn run(mut self) {
         let mut definitions = DefinitionFeed::new();
         let mut timeline = self.scopes.timeline().changes();
+        let mut releases = self.scopes.releases();
         loop {
             tokio::select! {
                 // Upstream's versions went back: it may have other types, too.
                 Ok(()) = timeline.changed() => {
                     self.custom.forget_versions();
                     self.discovery.read_anew();
+                }
+                // Another release has other types.
+                Ok(()) = releases.changed() => {
+                    if let Some(server) = &*releases.borrow_and_update() {
+                        self.discovery.read_at(server);
+                    }
                 }
                 // A reading that hangs holds up nothing else.
                 read = self.discovery.next() => match read {

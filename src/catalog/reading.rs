@@ -1,4 +1,4 @@
-//! Reads discovery regularly.
+//! Reads discovery regularly, and soon after a sign that it has changed.
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -7,12 +7,17 @@ use tokio::time::{Instant, sleep_until};
 
 use super::discovery::{self, DiscoveredType, DiscoveryError};
 use super::origin::Origins;
-use crate::upstream::{Backoff, UpstreamClient};
+use crate::upstream::{Backoff, ServedBy, UpstreamClient};
 
 /// Interval between readings. Custom types are followed without waiting for it.
 pub(super) const REFRESH: Duration = Duration::from_mins(1);
 /// First and longest pause after a reading that failed.
 const RETRIES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(5));
+/// Time to wait after a sign: the other scopes notice another release at the same time.
+const SETTLE: Duration = Duration::from_millis(500);
+/// Interval between readings because of a sign. Behind a load balancer, each watch may lead to
+/// another release.
+const SIGNS: Duration = Duration::from_secs(10);
 
 /// The types that discovery named.
 #[derive(Debug)]
@@ -44,9 +49,20 @@ pub(super) struct DiscoveryReader {
     /// Interval between readings.
     pub(super) refresh: Duration,
     retries: Backoff,
-    /// The moment of the next reading.
+    /// The moment of the next reading, if there is no sign before.
     due: Instant,
+    sign: Option<ChangeSign>,
+    /// The last moment of a reading because of a sign.
+    last_sign: Option<Instant>,
     job: Option<BoxFuture<'static, Result<Reading, DiscoveryError>>>,
+}
+
+/// A sign that discovery has changed.
+struct ChangeSign {
+    /// Discovery is read at this moment.
+    at: Instant,
+    /// The server to ask, as it is another one than before.
+    server: ServedBy,
 }
 
 impl DiscoveryReader {
@@ -57,6 +73,8 @@ impl DiscoveryReader {
             refresh: REFRESH,
             retries: Backoff::new(RETRIES.0, RETRIES.1),
             due: Instant::now(),
+            sign: None,
+            last_sign: None,
             job: None,
         }
     }
@@ -67,14 +85,38 @@ impl DiscoveryReader {
         self.due = Instant::now();
     }
 
+    /// Reads soon, at this server: scopes are followed there now, and it runs another release.
+    pub(super) fn read_at(&mut self, server: &ServedBy) {
+        let now = Instant::now();
+        let earliest = self.last_sign.map_or(now, |last| last + SIGNS);
+        let at = self.sign.as_ref().map_or_else(
+            || (now + SETTLE).max(earliest),
+            // More signs do not put it off.
+            |sign| sign.at,
+        );
+        self.sign = Some(ChangeSign {
+            at,
+            server: server.clone(),
+        });
+    }
+
     /// Returns the next reading, once it is due. Cancelling a call loses nothing.
     pub(super) async fn next(&mut self) -> Result<Reading, DiscoveryError> {
         if self.job.is_none() {
-            sleep_until(self.due).await;
+            let at = self.sign.as_ref().map(|sign| sign.at);
+            sleep_until(at.map_or(self.due, |at| at.min(self.due))).await;
         }
-        let job = self
-            .job
-            .get_or_insert_with(|| Reading::take(self.client.clone()).boxed());
+        let job = self.job.get_or_insert_with(|| {
+            let is_due = |sign: &mut ChangeSign| sign.at <= Instant::now();
+            let client = match self.sign.take_if(is_due) {
+                Some(sign) => {
+                    self.last_sign = Some(Instant::now());
+                    self.client.beside(&sign.server)
+                }
+                None => self.client.clone(),
+            };
+            Reading::take(client).boxed()
+        });
         let read = job.await;
         self.job = None;
         let pause = if read.is_ok() {

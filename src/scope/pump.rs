@@ -20,7 +20,7 @@ use super::staleness::{StalenessChange, StalenessClock};
 use super::streaming::StreamingLearner;
 use crate::metric::{Counter, Metric};
 use crate::store::{Discarded, InconsistentEvent, SnapshotBuilder, StoreWriter};
-use crate::upstream::{Change, Probe, Reflector, Release, Stopped};
+use crate::upstream::{Change, Probe, Reflector, Release, ServedBy, Stopped};
 
 /// Time after which a scope that was never ready is given up, and before which a representation
 /// that upstream does not have is not asked for again. Requests are forwarded meanwhile.
@@ -54,6 +54,8 @@ pub(super) struct ScopePump {
     pub(super) is_rewritten: bool,
     /// The release of the followed server, once it has told it.
     pub(super) followed_release: Option<Release>,
+    /// Tells others of a server of another release.
+    pub(super) releases: Arc<watch::Sender<Option<ServedBy>>>,
     /// The properties of the type that the last list showed.
     pub(super) ready: Option<Arc<ReadyScope>>,
     /// The first refusal of a scope that was never ready.

@@ -29,7 +29,7 @@ use super::timeline::Timeline;
 use super::version_waiters::VersionWaiters;
 use crate::store;
 use crate::upstream::{
-    InitialEventsProbe, Probe, Reflector, ReflectorTarget, Stopped, UpstreamClient,
+    InitialEventsProbe, Probe, Reflector, ReflectorTarget, ServedBy, Stopped, UpstreamClient,
     WatchCompression,
 };
 
@@ -48,6 +48,8 @@ pub struct Scopes {
     aggregated: Arc<HashMap<String, Timeline>>,
     /// Permits to learn the form of another release.
     learners: Arc<Semaphore>,
+    /// The server at which a scope met another release than before, the last one.
+    releases: Arc<watch::Sender<Option<ServedBy>>>,
 }
 
 impl Scopes {
@@ -61,6 +63,7 @@ impl Scopes {
             timeline: Timeline::default(),
             aggregated: Arc::default(),
             learners: Arc::new(Semaphore::new(LEARNERS)),
+            releases: Arc::default(),
         }
     }
 
@@ -79,6 +82,12 @@ impl Scopes {
     /// Returns the timeline of the API server's versions.
     pub fn timeline(&self) -> &Timeline {
         &self.timeline
+    }
+
+    /// Returns the server at which a scope met another release than before, the last one. It
+    /// changes with each scope that does.
+    pub fn releases(&self) -> watch::Receiver<Option<ServedBy>> {
+        self.releases.subscribe()
     }
 
     /// Returns the settings of scopes.
@@ -332,6 +341,7 @@ impl Scopes {
             release,
             is_rewritten: false,
             followed_release: None,
+            releases: Arc::clone(&self.releases),
             ready: None,
             refused_since: None,
             staleness: StalenessClock::new(

@@ -78,11 +78,13 @@ impl ScopePump {
     }
 
     /// Records the followed server's release. What was learned of another one by asking is
-    /// forgotten.
+    /// forgotten, and has to be asked again.
     fn note_release(&mut self, release: Option<Release>) {
         let known = std::mem::replace(&mut self.followed_release, release);
         if known.is_some() && known != self.followed_release {
             self.scope.compression.forget();
+            let server = self.scope.server.lock().clone();
+            self.releases.send_replace(server);
         }
     }
 

@@ -55,7 +55,7 @@ impl UpstreamClient {
     }
 
     /// Returns the server that this client prefers.
-    pub(super) fn server(&self) -> Option<&ServedBy> {
+    pub fn server(&self) -> Option<&ServedBy> {
         self.server.as_deref()
     }
 

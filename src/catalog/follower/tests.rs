@@ -18,6 +18,20 @@ use crate::test_support::{Api, HTTP2, Pki, eventually, streamed, text, upstream_
 const TYPES: &str = r#"{"items":[{"metadata":{"name":"apiextensions.k8s.io"},"versions":[
     {"version":"v1","resources":[{"resource":"customresourcedefinitions","scope":"Cluster",
     "responseKind":{"kind":"CustomResourceDefinition"},"verbs":["list","watch"]}]}]}]}"#;
+const MORE_TYPES: &str = r#"{"items":[{"metadata":{"name":"apiextensions.k8s.io"},"versions":[
+    {"version":"v1","resources":[{"resource":"customresourcedefinitions","scope":"Cluster",
+    "responseKind":{"kind":"CustomResourceDefinition"},"verbs":["list","watch"]}]}]},
+    {"metadata":{"name":"apps"},"versions":[
+    {"version":"v1","resources":[{"resource":"deployments","scope":"Namespaced",
+    "responseKind":{"kind":"Deployment"},"verbs":["list","watch"]}]}]}]}"#;
+/// The metadata of the first definition.
+const METADATA: &str = concat!(
+    r#"{"kind":"PartialObjectMetadataList","apiVersion":"meta.k8s.io/v1","#,
+    r#""metadata":{"resourceVersion":"10"},"items":[{"kind":"PartialObjectMetadata","#,
+    r#""apiVersion":"meta.k8s.io/v1","#,
+    r#""metadata":{"name":"first.test","resourceVersion":"10"}}]}"#,
+    "\n"
+);
 const HEAD: &str = r#"{"kind":"CustomResourceDefinition","apiVersion":"apiextensions.k8s.io/v1","#;
 const LIST: &str = concat!(
     r#"{"kind":"CustomResourceDefinitionList","apiVersion":"apiextensions.k8s.io/v1","#,
@@ -32,6 +46,10 @@ struct DefiningServer {
     /// Lists of the definitions, each the beginning of a scope.
     lists: AtomicUsize,
     hangs: AtomicBool,
+    /// It runs the next release, which has more types.
+    is_upgraded: AtomicBool,
+    /// Requests for its release.
+    releases: AtomicUsize,
     /// Requests for discovery that hang.
     hanging: AtomicUsize,
 }
@@ -49,6 +67,8 @@ impl DefiningServer {
             events: broadcast::channel(16).0,
             lists: AtomicUsize::new(0),
             hangs: AtomicBool::new(false),
+            is_upgraded: AtomicBool::new(false),
+            releases: AtomicUsize::new(0),
             hanging: AtomicUsize::new(0),
         })
     }
@@ -77,13 +97,26 @@ impl DefiningServer {
 
     async fn answer(&self, request: Request<Incoming>) -> Response<Body> {
         let query = request.uri().query().unwrap_or_default();
+        let accept = request.headers()["accept"].to_str().unwrap();
+        let is_upgraded = self.is_upgraded.load(Ordering::SeqCst);
         match request.uri().path() {
             "/api" | "/apis" if self.hangs.load(Ordering::SeqCst) => {
                 self.hanging.fetch_add(1, Ordering::SeqCst);
                 std::future::pending().await
             }
             "/api" => text(r#"{"items":[]}"#),
+            "/apis" if is_upgraded => text(MORE_TYPES),
             "/apis" => text(TYPES),
+            "/version" => {
+                self.releases.fetch_add(1, Ordering::SeqCst);
+                let minor = if is_upgraded { 38 } else { 37 };
+                text(format!(r#"{{"gitVersion":"v1.{minor}.0"}}"#))
+            }
+            "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+                if accept.contains("PartialObjectMetadataList") =>
+            {
+                json(body::full(METADATA))
+            }
             "/apis/apiextensions.k8s.io/v1/customresourcedefinitions" => json(self.read(query)),
             _ => {
                 let mut refused = text("");
@@ -134,7 +167,7 @@ struct Followed {
     server: Arc<DefiningServer>,
     scopes: Scopes,
     catalog: Catalog,
-    _api: Api,
+    api: Api,
     task: tokio::task::JoinHandle<()>,
 }
 
@@ -160,7 +193,7 @@ impl Followed {
             server,
             scopes,
             catalog,
-            _api: api,
+            api,
             task: tokio::spawn(follower.run()),
         };
         eventually(|| followed.knows("first.test")).await;
@@ -218,4 +251,16 @@ async fn definitions_are_noticed_while_discovery_hangs() {
     server.define("second.test", "color", true);
     server.define("first.test", "size", true);
     eventually(|| followed.knows("second.test") && followed.fields("first.test") != before).await;
+}
+
+#[tokio::test]
+async fn types_of_another_release_are_known_without_waiting_for_the_next_reading() {
+    let followed = Followed::start(Duration::from_hours(1)).await;
+    assert!(!followed.knows("apps"));
+    eventually(|| followed.server.releases.load(Ordering::SeqCst) > 0).await;
+    // The scope takes note of the answer.
+    sleep(SETTLE).await;
+    followed.server.is_upgraded.store(true, Ordering::SeqCst);
+    followed.api.cut();
+    eventually(|| followed.knows("apps")).await;
 }
