@@ -38,7 +38,7 @@ mod verdict;
 
 pub use authenticate::{Authenticated, Authenticator};
 pub use authorize::Authorizer;
-pub use caller::{Caller, Rejection, Vouched};
+pub use caller::{Caller, RejectedCaller, Rejection, Vouched};
 pub use config::{
     AccessConfig, AuthenticationConfig, AuthorizationConfig, FrontProxyConfig, ReviewFailurePolicy,
 };
@@ -146,6 +146,7 @@ impl Access {
             };
             return Caller::Vouched(Vouched {
                 identity,
+                impersonator: None,
                 authority: ForwardIdentity::Own,
             });
         }
@@ -210,25 +211,34 @@ impl Access {
     /// Vouches for an identity, or for the one that it asks to impersonate and may.
     async fn vouch(&self, identity: Identity, headers: &HeaderMap) -> Caller {
         let identity = Arc::new(identity);
-        let effective = if impersonate::is_requested(headers) {
-            self.impersonated(&identity, headers).await
-        } else {
-            Ok(identity)
+        let vouched = match self.impersonated(&identity, headers).await {
+            Ok(Some(other)) => {
+                Vouched::new(other).map(|vouched| vouched.impersonated_by(Arc::clone(&identity)))
+            }
+            Ok(None) => Vouched::new(Arc::clone(&identity)),
+            Err(reason) => Err(reason),
         };
-        match effective.and_then(Vouched::new) {
+        match vouched {
             Ok(vouched) => Caller::Vouched(vouched),
-            Err(rejection) => Caller::Rejected(rejection),
+            Err(reason) => Caller::Rejected(RejectedCaller {
+                reason,
+                identity: Some(identity),
+            }),
         }
     }
 
+    /// Returns the identity that a caller asks to impersonate and may, if it asks for one.
     async fn impersonated(
         &self,
         identity: &Arc<Identity>,
         headers: &HeaderMap,
-    ) -> Result<Arc<Identity>, Rejection> {
+    ) -> Result<Option<Arc<Identity>>, Rejection> {
+        if !impersonate::is_requested(headers) {
+            return Ok(None);
+        }
         let requested = ImpersonationRequest::parse(headers).map_err(Status::bad_request)?;
         if requested.is_empty() {
-            return Ok(Arc::clone(identity));
+            return Ok(None);
         }
         for target in requested.targets() {
             let reviewed = self
@@ -241,6 +251,6 @@ impl Access {
                 return Err(status.into());
             }
         }
-        Ok(Arc::new(requested.identity()))
+        Ok(Some(Arc::new(requested.identity())))
     }
 }

@@ -155,6 +155,7 @@ impl ProxyService {
         let caller = parts.access.caller(request.headers(), &peer).await;
         let plan = RequestPlan::new(&parts.catalog, &parts.policy, &request);
         let exchange = Exchange::new(request, caller, plan);
+        exchange.record_vouched();
         let in_flight = InFlight::begin(&exchange.labels);
         let admission = parts.limiter.admit(&parts.access, &exchange, &peer).await;
         let answered = parts.answer(&exchange, &admission).await;
@@ -194,7 +195,7 @@ impl ProxyService {
             Err(_) => response,
         };
         let mut response = match record {
-            Some(record) if is_own => record.answered(response),
+            Some(record) if is_own || record.is_only_here() => record.answered(response),
             _ => response,
         };
         let user = user.as_ref().map(|identity| identity.user.as_str());
@@ -214,8 +215,8 @@ impl ServiceParts {
         exchange: &Exchange,
         admission: &Result<Admission, LimitExceeded>,
     ) -> Result<Answer, Unanswered> {
-        if let Caller::Rejected(refusal) = &exchange.caller {
-            return Err(review::refused(refusal));
+        if let Caller::Rejected(rejected) = &exchange.caller {
+            return Err(review::refused(&rejected.reason));
         }
         if exchange.plan.verb == Verb::Watch && self.draining.is_draining() {
             // A watch that began now would end with the process. As an API server does, the proxy

@@ -17,7 +17,7 @@ pub enum Caller {
     /// A caller that upstream knows only through this proxy.
     Vouched(Vouched),
     /// A caller that upstream would not accept.
-    Rejected(Rejection),
+    Rejected(RejectedCaller),
 }
 
 impl Caller {
@@ -28,6 +28,23 @@ impl Caller {
             Self::OwnCredentials | Self::Rejected(_) => ForwardIdentity::Caller,
         }
     }
+
+    /// Returns the user that the credentials name, as far as it is known without asking upstream.
+    pub fn user(&self) -> Option<&Arc<Identity>> {
+        match self {
+            Self::OwnCredentials => None,
+            Self::Vouched(vouched) => vouched.impersonator.as_ref().or(vouched.identity.as_ref()),
+            Self::Rejected(rejected) => rejected.identity.as_ref(),
+        }
+    }
+
+    /// Returns the user as whom the caller acts, if it is another one than the credentials name.
+    pub fn impersonated(&self) -> Option<&Arc<Identity>> {
+        match self {
+            Self::Vouched(vouched) if vouched.impersonator.is_some() => vouched.identity.as_ref(),
+            _ => None,
+        }
+    }
 }
 
 /// A caller that upstream knows only through this proxy.
@@ -35,6 +52,8 @@ impl Caller {
 pub struct Vouched {
     /// The identity; `None` if only upstream knows it.
     pub identity: Option<Arc<Identity>>,
+    /// The user that the credentials name, if it acts as the other one.
+    pub impersonator: Option<Arc<Identity>>,
     /// The authority with which the caller's requests are forwarded.
     pub authority: ForwardIdentity,
 }
@@ -46,8 +65,35 @@ impl Vouched {
             .map_err(|error| Status::bad_request(error.to_string()))?;
         Ok(Self {
             identity: Some(identity),
+            impersonator: None,
             authority: ForwardIdentity::Impersonated(Arc::new(headers)),
         })
+    }
+
+    /// Notes the user who acts as this identity.
+    pub(super) fn impersonated_by(self, impersonator: Arc<Identity>) -> Self {
+        Self {
+            impersonator: Some(impersonator),
+            ..self
+        }
+    }
+}
+
+/// A caller that is not accepted.
+#[derive(Clone, Debug)]
+pub struct RejectedCaller {
+    /// The reason.
+    pub reason: Rejection,
+    /// The user that the credentials name, if they are valid.
+    pub identity: Option<Arc<Identity>>,
+}
+
+impl From<Status> for RejectedCaller {
+    fn from(status: Status) -> Self {
+        Self {
+            reason: status.into(),
+            identity: None,
+        }
     }
 }
 

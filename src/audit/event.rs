@@ -55,6 +55,8 @@ pub(super) struct EventAttributes<'a> {
     pub(super) uri: &'a str,
     pub(super) verb: &'a str,
     pub(super) user: Option<&'a Identity>,
+    /// The user as whom `user` acts.
+    pub(super) impersonated: Option<&'a Identity>,
     pub(super) source_ips: &'a [IpAddr],
     pub(super) user_agent: &'a [u8],
     pub(super) resource: Option<&'a ResourceRequest>,
@@ -75,6 +77,11 @@ pub(super) struct EventTemplate {
     received: Timestamp,
     /// The members before the name of the stage.
     head: Box<str>,
+    /// The members from there to the user.
+    caller: Box<str>,
+    /// The impersonated user. The first event lacks it: upstream writes that before it knows
+    /// whether the caller may act as another user.
+    impersonated: Box<str>,
     /// The members from there to the outcome.
     about: Box<str>,
     /// The outcome, once it is set.
@@ -93,6 +100,8 @@ impl EventTemplate {
         Self {
             received,
             head: head.into(),
+            caller: caller(attributes).into(),
+            impersonated: impersonated(attributes).into(),
             about: about(attributes).into(),
             outcome: "".into(),
             annotations: "".into(),
@@ -158,18 +167,22 @@ impl EventTemplate {
         let Self {
             received,
             head,
+            caller,
+            impersonated,
             about,
             outcome,
             annotations,
             last_annotations,
         } = self;
-        let (at, outcome, annotations) = match stage {
-            AuditStage::RequestReceived => (*received, "", ""),
-            _ => (now, &**outcome, &**annotations),
+        let (at, impersonated, outcome, annotations) = match stage {
+            AuditStage::RequestReceived => (*received, "", "", ""),
+            _ => (now, &**impersonated, &**outcome, &**annotations),
         };
         let mut out = String::with_capacity(
             KIND.len()
                 + head.len()
+                + caller.len()
+                + impersonated.len()
                 + about.len()
                 + outcome.len()
                 + annotations.len()
@@ -180,8 +193,9 @@ impl EventTemplate {
         out.push_str(head);
         out.push_str(stage.as_str());
         out.push('"');
-        out.push_str(about);
-        out.push_str(outcome);
+        for part in [caller, impersonated, about, outcome] {
+            out.push_str(part);
+        }
         let _ = write!(
             out,
             r#","requestReceivedTimestamp":"{received:.6}","stageTimestamp":"{at:.6}"{annotations}"#
@@ -222,17 +236,11 @@ fn removed_release(warning: &str) -> Option<&str> {
     is_release.then_some(release)
 }
 
-fn about(attributes: &EventAttributes<'_>) -> String {
+fn caller(attributes: &EventAttributes<'_>) -> String {
     let EventAttributes {
-        uri,
-        verb,
-        user,
-        source_ips,
-        user_agent,
-        resource,
-        ..
+        uri, verb, user, ..
     } = attributes;
-    let mut out = String::with_capacity(512);
+    let mut out = String::with_capacity(256);
     member(&mut out, ",\"requestURI\":", uri.as_bytes());
     member(&mut out, ",\"verb\":", verb.as_bytes());
     out.push_str(",\"user\":");
@@ -241,6 +249,26 @@ fn about(attributes: &EventAttributes<'_>) -> String {
             write_user(out, user);
         }
     });
+    out
+}
+
+fn impersonated(attributes: &EventAttributes<'_>) -> String {
+    let mut out = String::new();
+    if let Some(user) = attributes.impersonated {
+        out.push_str(",\"impersonatedUser\":");
+        object(&mut out, |out| write_user(out, user));
+    }
+    out
+}
+
+fn about(attributes: &EventAttributes<'_>) -> String {
+    let EventAttributes {
+        source_ips,
+        user_agent,
+        resource,
+        ..
+    } = attributes;
+    let mut out = String::with_capacity(256);
     out.push_str(",\"sourceIPs\":[");
     for (index, address) in source_ips.iter().enumerate() {
         let _ = write!(out, "{}\"{address}\"", if index == 0 { "" } else { "," });

@@ -16,10 +16,17 @@ use super::source_ips::source_ips;
 use crate::access::{Decision, Identity};
 use crate::body::{self, Body};
 
-/// Records the caller of a request.
+/// Records the user whom the credentials of a request name.
 pub fn record_caller<B>(request: &Request<B>, identity: &Arc<Identity>) {
     if let Some(facts) = request.extensions().get::<SharedFacts>() {
         facts.0.lock().user = Some(Arc::clone(identity));
+    }
+}
+
+/// Records the user as whom the caller of a request acts.
+pub fn record_impersonated<B>(request: &Request<B>, identity: &Arc<Identity>) {
+    if let Some(facts) = request.extensions().get::<SharedFacts>() {
+        facts.0.lock().impersonated = Some(Arc::clone(identity));
     }
 }
 
@@ -71,6 +78,14 @@ impl AuditRecord {
         self.is_forwarded = true;
     }
 
+    /// Returns whether upstream's log lacks the request, or the user who sent it.
+    ///
+    /// A caller who acts as another user is forwarded as that other user, so upstream does not
+    /// know the first one.
+    pub fn is_only_here(&self) -> bool {
+        !self.is_forwarded || self.facts.0.lock().impersonated.is_some()
+    }
+
     /// Logs an answer of this process. The returned response logs its end.
     pub fn answered(mut self, response: Response<Body>) -> Response<Body> {
         let Some(request) = self.request.take() else {
@@ -79,6 +94,7 @@ impl AuditRecord {
         let answer = LoggedAnswer {
             code: response.status(),
             status: response.extensions().get::<Status>().cloned(),
+            is_forwarded: self.is_forwarded,
             is_closed: false,
         };
         let Some(mut completion) = self.log(*request, answer) else {
@@ -96,10 +112,11 @@ impl AuditRecord {
     fn log(&self, request: LoggedRequest, answer: LoggedAnswer) -> Option<CompletionEvent> {
         let info = RequestInfo::parse(&request.method, request.uri.path(), request.uri.query());
         let verb = verb(&info, &request.method);
-        let (user, decision) = {
-            let facts = self.facts.0.lock();
-            (facts.user.clone(), facts.decision.clone())
-        };
+        let CallerFacts {
+            user,
+            impersonated,
+            decision,
+        } = self.facts.0.lock().clone();
         let (user, resource) = (user.as_deref(), info.resource.as_ref());
         let omitted = self.log.policy.evaluate(&PolicyAttributes {
             user,
@@ -115,6 +132,7 @@ impl AuditRecord {
                 .map_or("/", |path| path.as_str()),
             verb: &verb,
             user,
+            impersonated: impersonated.as_deref(),
             source_ips: &request.source_ips,
             user_agent: request
                 .user_agent
@@ -155,11 +173,12 @@ impl Drop for AuditRecord {
         let is_known = self.facts.0.lock().user.is_some();
         if let Some(request) = self.request.take()
             && is_known
-            && !self.is_forwarded
+            && self.is_only_here()
         {
             let answer = LoggedAnswer {
                 code: StatusCode::OK,
                 status: None,
+                is_forwarded: self.is_forwarded,
                 is_closed: true,
             };
             drop(self.log(*request, answer));
@@ -201,9 +220,10 @@ impl Drop for CompletionEvent {
 #[derive(Clone, Default)]
 struct SharedFacts(Arc<Mutex<CallerFacts>>);
 
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct CallerFacts {
     user: Option<Arc<Identity>>,
+    impersonated: Option<Arc<Identity>>,
     decision: Option<Decision>,
 }
 
@@ -222,6 +242,7 @@ struct LoggedRequest {
 struct LoggedAnswer {
     code: StatusCode,
     status: Option<Status>,
+    is_forwarded: bool,
     /// The client went away before the answer.
     is_closed: bool,
 }
@@ -236,7 +257,11 @@ impl LoggedAnswer {
         }
         match &info.resource {
             // The body is upstream's answer to an equal request, so its status is made anew.
-            Some(resource) if self.code == StatusCode::NOT_FOUND && info.verb == Verb::Get => {
+            Some(resource)
+                if self.code == StatusCode::NOT_FOUND
+                    && info.verb == Verb::Get
+                    && !self.is_forwarded =>
+            {
                 resource
                     .name
                     .as_deref()

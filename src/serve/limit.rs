@@ -114,10 +114,16 @@ impl Limiter {
             return Ok(Admission::default());
         }
         let caller = match access.identify(&exchange.caller, exchange.headers()).await {
-            Ok(Authenticated::Known(identity)) => LimitKey::User(identity.user.clone()),
+            Ok(Authenticated::Known(identity)) => {
+                exchange.record_identified(&identity);
+                LimitKey::User(identity.user.clone())
+            }
             // A caller that upstream knows does not become another by the rest of the request.
             _ => match access.authenticator.bearer(exchange.headers()).await {
-                Some(identity) => LimitKey::User(identity.user.clone()),
+                Some(identity) => {
+                    exchange.record_identified(&identity);
+                    LimitKey::User(identity.user.clone())
+                }
                 None => LimitKey::Address(client_network(peer.address.ip())),
             },
         };

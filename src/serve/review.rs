@@ -71,7 +71,7 @@ pub(super) fn refused(refusal: &Rejection) -> Unanswered {
 async fn identify(access: &Access, exchange: &Exchange) -> Result<Authenticated, Unanswered> {
     let reviewed = access.identify(&exchange.caller, exchange.headers()).await;
     if let Ok(Authenticated::Known(identity)) = &reviewed {
-        audit::record_caller(&exchange.request, identity);
+        exchange.record_identified(identity);
     }
     reviewed.map_err(|error| not_reviewed(access, &error))
 }

@@ -218,6 +218,29 @@ async fn answers_from_memory_are_in_the_audit_log() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_beyond_a_limit_is_audited_with_its_user() {
+    let audited = Audited::start(&["--max-requests-per-second-per-user", "1"]).await;
+    let mut limited = None;
+    eventually("a request beyond the limit", async || {
+        let got = audited.program.proxied.get(Protocol::Http2, PODS).await;
+        let status = got.status.as_u16();
+        limited = Some(got);
+        if status == 429 {
+            Ok(())
+        } else {
+            Err(status.to_string())
+        }
+    })
+    .await;
+    let events = audited
+        .events_of(limited.unwrap().header("audit-id"), 1)
+        .await;
+    assert_eq!(events[0]["responseStatus"]["code"], 429);
+    assert_eq!(events[0]["user"]["groups"][0], "system:masters");
+    audited.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_audited_watch_completes_when_its_client_disconnects() {
     let audited = Audited::start(&[]).await;
     remembered(&audited.program, PODS).await;

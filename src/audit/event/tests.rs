@@ -32,6 +32,7 @@ fn attributes<'a>(uri: &'a str, verb: &'a str, user: Option<&'a Identity>) -> Ev
         uri,
         verb,
         user,
+        impersonated: None,
         source_ips: &[IpAddr::V4(std::net::Ipv4Addr::LOCALHOST)],
         user_agent: "probe/1 <&>é".as_bytes(),
         resource: None,
@@ -246,4 +247,35 @@ fn a_batch_is_a_list_of_events_without_their_kind() {
         list(&[]),
         "{\"kind\":\"EventList\",\"apiVersion\":\"audit.k8s.io/v1\",\"metadata\":{},\"items\":[]}\n"
     );
+}
+
+#[test]
+fn an_impersonated_user_is_written_once_the_impersonation_is_allowed() {
+    let alice = alice();
+    let bob = Identity {
+        user: "bob".into(),
+        uid: None,
+        groups: vec!["builders".into(), "system:authenticated".into()],
+        extra: Vec::new(),
+    };
+    let template = EventTemplate::new(
+        at(RECEIVED),
+        &EventAttributes {
+            impersonated: Some(&bob),
+            ..attributes("/version", "get", Some(&alice))
+        },
+    );
+    let line = |stage| {
+        let line = template.line(stage, at(RECEIVED));
+        String::from_utf8(line.to_vec()).unwrap()
+    };
+    let both = concat!(
+        r#""user":{"username":"alice","uid":"alice-uid","groups":["system:authenticated"]},"#,
+        r#""impersonatedUser":{"username":"bob","groups":["builders","system:authenticated"]},"#,
+        r#""sourceIPs":["127.0.0.1"]"#,
+    );
+    let complete = line(AuditStage::ResponseComplete);
+    assert!(complete.contains(both), "{complete}");
+    let received = line(AuditStage::RequestReceived);
+    assert!(!received.contains("impersonatedUser"), "{received}");
 }

@@ -201,3 +201,34 @@ async fn a_coalesced_answer_names_the_object_that_is_not_found() {
     );
     assert_eq!(events[0].3["reason"], "NotFound");
 }
+
+#[tokio::test]
+async fn a_forwarded_request_is_logged_if_its_caller_acts_as_another_user() {
+    let bob = Arc::new(Identity {
+        user: "bob".into(),
+        ..Identity::clone(&alice())
+    });
+    for code in [201, 404] {
+        let events = logged("", "GET", POD, |mut record, request| {
+            record_caller(request, &alice());
+            record_impersonated(request, &bob);
+            record.forwarded();
+            assert!(record.is_only_here());
+            drop(record.answered(answer(code)));
+        })
+        .await;
+        assert_eq!(
+            short(&events),
+            format!("ResponseComplete get alice {code}"),
+            "upstream's log has only bob"
+        );
+        assert_eq!(events[0].3["reason"], Value::Null, "the body is upstream's");
+    }
+    let closed = logged("", "GET", POD, |mut record, request| {
+        record_caller(request, &alice());
+        record_impersonated(request, &bob);
+        record.forwarded();
+    })
+    .await;
+    assert_eq!(short(&closed), "ResponseComplete get alice 200");
+}
