@@ -116,7 +116,7 @@ async fn assemble(config: AppConfig) -> anyhow::Result<RunningProxy> {
     let announced = announce::announce(config.policy.clone(), catalog.clone());
 
     let objects = CachedObjects::new(catalog.clone(), scopes.clone());
-    let flags = config.file_flags();
+    let (flags, balancers) = (config.file_flags(), config.balancers());
     let access = Access::new(&client, config.access, Arc::new(objects), scopes.timeline())
         .await
         .map_err(|error| with_flag(error, &flags))?;
@@ -132,10 +132,16 @@ async fn assemble(config: AppConfig) -> anyhow::Result<RunningProxy> {
         forwarder.clone(),
         draining.clone(),
     )
-    .audited(audit.clone());
+    .audited(audit.clone())
+    .behind(config.trusted_proxies);
     let usage = service.usage();
     let keep_scopes_open = service.clone().keep_scopes_open();
-    let proxy = tokio::spawn(listener.serve(service, config.limits.clone(), draining.clone()));
+    let proxy = tokio::spawn(listener.serve(
+        service,
+        config.limits.clone(),
+        balancers,
+        draining.clone(),
+    ));
     let (admin_drain, admin_draining) = drain::channel();
     let scraper = Scraper {
         registry: registry.clone(),

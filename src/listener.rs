@@ -10,14 +10,17 @@ mod limits;
 pub mod listen;
 pub mod metrics;
 mod per_address;
+mod proxy_protocol;
 mod self_signed;
 pub mod socket;
 mod stream_stall;
 mod timeouts;
 pub mod tls;
+mod trusted_proxies;
 mod vectored_bytes;
 mod write_coalescing;
 
 pub use connection::{Peer, TlsPeer};
 pub use limits::ConnectionLimits;
 pub use per_address::client_network;
+pub use trusted_proxies::{InvalidNetwork, Network, TrustedProxies};

@@ -5,6 +5,7 @@ mod always_open;
 mod answer;
 mod audit_id;
 mod bound_objects;
+mod client_address;
 mod clients;
 mod coalesce;
 mod document_request;
@@ -42,7 +43,7 @@ use crate::audit::Audit;
 use crate::body::Body;
 use crate::catalog::Catalog;
 use crate::drain;
-use crate::listener::Peer;
+use crate::listener::{Peer, TrustedProxies};
 use crate::scope::Scopes;
 use crate::upstream::{Forwarder, UpstreamClient};
 use answer::{Answer, WatchContext};
@@ -76,6 +77,7 @@ const MANY_GETS: f64 = 200.0;
 pub struct ProxyService {
     parts: Arc<ServiceParts>,
     audit: Option<Audit>,
+    trusted: TrustedProxies,
 }
 
 struct ServiceParts {
@@ -126,12 +128,18 @@ impl ProxyService {
         Self {
             parts: Arc::new(parts),
             audit: None,
+            trusted: TrustedProxies::default(),
         }
     }
 
     /// Adds an audit log of the requests that are answered here.
     pub fn audited(self, audit: Option<Audit>) -> Self {
         Self { audit, ..self }
+    }
+
+    /// Believes these proxies when they tell a client's address.
+    pub fn behind(self, trusted: TrustedProxies) -> Self {
+        Self { trusted, ..self }
     }
 
     /// Returns the counters of what clients were given.
@@ -150,14 +158,18 @@ impl ProxyService {
         let parts = &*self.parts;
         let started = Instant::now();
         let audit_id = audit_id::of(request.headers());
+        let hop = peer.address.ip();
+        let client = client_address::settle(&self.trusted, request.headers_mut(), hop);
         let audit = self.audit.as_ref();
-        let mut record = audit.map(|audit| audit.begin(&mut request, peer.address.ip(), &audit_id));
+        let mut record = audit.map(|audit| audit.begin(&mut request, hop, &audit_id));
         let caller = parts.access.caller(request.headers(), &peer).await;
+        let is_vouched = matches!(caller, Caller::Vouched(_));
+        client_address::add_peer(&self.trusted, request.headers_mut(), hop, is_vouched);
         let plan = RequestPlan::new(&parts.catalog, &parts.policy, &request);
         let exchange = Exchange::new(request, caller, plan);
         exchange.record_vouched();
         let in_flight = InFlight::begin(&exchange.labels);
-        let admission = parts.limiter.admit(&parts.access, &exchange, &peer).await;
+        let admission = parts.limiter.admit(&parts.access, &exchange, client).await;
         let answered = parts.answer(&exchange, &admission).await;
         // The slot is left when the answer is there.
         let (answered, _slot) = parts.coalesce(&exchange, answered).await;

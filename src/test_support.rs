@@ -25,6 +25,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::server::WebPkiClientVerifier;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use tempfile::TempDir;
+use tokio::io::AsyncWriteExt as _;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::broadcast;
 use tokio_rustls::client::TlsStream;
@@ -33,7 +34,7 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 use crate::body::{self, Body, BoxError};
 use crate::drain;
 use crate::listener::tls::{ServerTls, TlsOptions};
-use crate::listener::{ConnectionLimits, listen};
+use crate::listener::{ConnectionLimits, TrustedProxies, listen};
 use crate::upstream::Upstream;
 use crate::upstream::{ForwardIdentity, Forwarder};
 use watershed_connect::ConnectOptions;
@@ -391,6 +392,7 @@ impl Proxy {
             tls,
             service,
             ConnectionLimits::default(),
+            TrustedProxies::default(),
             watch,
         ));
         Proxy {
@@ -462,6 +464,17 @@ pub(crate) async fn connect(
     protocol: &[u8],
     identity: Option<(String, String)>,
 ) -> std::io::Result<TlsStream<TcpStream>> {
+    connect_after(b"", address, roots, protocol, identity).await
+}
+
+/// Sends bytes before the TLS handshake.
+pub(crate) async fn connect_after(
+    before: &[u8],
+    address: SocketAddr,
+    roots: &RootCertStore,
+    protocol: &[u8],
+    identity: Option<(String, String)>,
+) -> std::io::Result<TlsStream<TcpStream>> {
     let builder = ClientConfig::builder_with_provider(provider())
         .with_safe_default_protocol_versions()
         .unwrap()
@@ -473,7 +486,8 @@ pub(crate) async fn connect(
         None => builder.with_no_client_auth(),
     };
     config.alpn_protocols = vec![protocol.to_vec()];
-    let tcp = TcpStream::connect(address).await?;
+    let mut tcp = TcpStream::connect(address).await?;
+    tcp.write_all(before).await?;
     TlsConnector::from(Arc::new(config))
         .connect(ServerName::try_from("localhost").unwrap(), tcp)
         .await

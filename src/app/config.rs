@@ -42,6 +42,10 @@ pub struct AppConfig {
     pub audit: Option<AuditConfig>,
     /// Limits of connections.
     pub limits: listener::ConnectionLimits,
+    /// Proxies and load balancers that are believed when they tell a client's address.
+    pub trusted_proxies: listener::TrustedProxies,
+    /// Connections of the trusted proxies begin with a header of the PROXY protocol.
+    pub proxy_protocol: bool,
     /// Time for open requests and watches to end at shutdown.
     pub drain: Duration,
 }
@@ -68,8 +72,21 @@ impl AppConfig {
             aggregated: Vec::new(),
             audit: None,
             limits: listener::ConnectionLimits::default(),
+            trusted_proxies: listener::TrustedProxies::default(),
+            proxy_protocol: false,
             // kube-apiserver and most balancers give up on a server within a minute.
             drain: Duration::from_secs(20),
+        }
+    }
+}
+
+impl AppConfig {
+    /// Returns the networks whose connections begin with a header of the PROXY protocol.
+    pub(super) fn balancers(&self) -> listener::TrustedProxies {
+        if self.proxy_protocol {
+            self.trusted_proxies.clone()
+        } else {
+            listener::TrustedProxies::default()
         }
     }
 }

@@ -8,7 +8,7 @@ use super::config::Listen;
 use crate::drain;
 use crate::listener::socket::{self, SocketFile};
 use crate::listener::tls::ServerTls;
-use crate::listener::{ConnectionLimits, listen};
+use crate::listener::{ConnectionLimits, TrustedProxies, listen};
 use crate::serve::ProxyService;
 use crate::telemetry;
 
@@ -47,6 +47,7 @@ impl BoundListener {
         self,
         server: ProxyService,
         limits: ConnectionLimits,
+        balancers: TrustedProxies,
         draining: drain::DrainWatch,
     ) {
         let service = move |request, peer| {
@@ -55,7 +56,7 @@ impl BoundListener {
         };
         match self {
             Self::Tls(listener, tls) => {
-                listen::serve(listener, tls, service, limits, draining).await;
+                listen::serve(listener, tls, service, limits, balancers, draining).await;
             }
             Self::Socket(listener, _file) => {
                 listen::serve_socket(listener, service, limits, draining).await;

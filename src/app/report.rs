@@ -25,6 +25,8 @@ pub(super) fn of(config: &AppConfig) -> Value {
         policy,
         aggregated,
         limits,
+        trusted_proxies,
+        proxy_protocol,
         drain,
     } = config;
     json!({
@@ -57,6 +59,8 @@ pub(super) fn of(config: &AppConfig) -> Value {
         "scopes": scoped(policy),
         "holding": held(policy),
         "cacheAggregated": aggregated,
+        "trustedProxies": trusted_proxies.names(),
+        "proxyProtocol": proxy_protocol,
         "limits": limit_values(limits, policy.users),
         "drainSeconds": seconds(*drain),
     })

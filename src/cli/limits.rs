@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use clap::Args;
 
-use crate::listener::ConnectionLimits;
+use crate::listener::{ConnectionLimits, Network, TrustedProxies};
 use crate::serve::UserLimits;
 
 /// Flags that limit clients.
@@ -76,6 +76,15 @@ pub(super) struct LimitFlags {
     /// Burst of requests of one user. Default: twice the requests per second.
     #[arg(long, default_value_t = 0, value_name = "N", hide_default_value = true)]
     max_requests_burst_per_user: u32,
+    /// Networks of proxies and load balancers that may tell a client's address in X-Forwarded-For
+    /// or X-Real-Ip. Others may not; their headers are removed. Default: such headers are
+    /// forwarded and audited as they come, and count for no limit.
+    #[arg(long, value_name = "CIDRS", value_delimiter = ',')]
+    trusted_proxies: Vec<Network>,
+    /// Expect a header of the PROXY protocol (version 1 or 2) on each connection from the networks
+    /// of --trusted-proxies. Connections from elsewhere have none.
+    #[arg(long, requires = "trusted_proxies")]
+    pub(super) proxy_protocol: bool,
 }
 
 fn at_least_one(text: &str) -> Result<usize, String> {
@@ -101,6 +110,11 @@ impl LimitFlags {
             stall: Duration::from_secs(self.write_stall_seconds),
             ..ConnectionLimits::default()
         }
+    }
+
+    /// Returns the proxies that may tell a client's address.
+    pub(super) fn trusted_proxies(&self) -> TrustedProxies {
+        TrustedProxies::new(self.trusted_proxies.iter().copied())
     }
 
     /// Returns the limits of users.

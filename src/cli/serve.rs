@@ -202,6 +202,8 @@ impl ServeCommand {
         }
         config.policy.users = self.limits.users();
         config.limits = self.limits.connections();
+        config.trusted_proxies = self.limits.trusted_proxies();
+        config.proxy_protocol = self.limits.proxy_protocol;
         config.admin = self.admin.protection();
         Ok(config)
     }

@@ -17,8 +17,10 @@ use super::activity::{Activity, ActivityStream};
 use super::connection::{Peer, Protocols, TlsPeer};
 use super::limits::ConnectionLimits;
 use super::metrics::{Cut, Listener};
-use super::per_address::AddressLimiter;
+use super::per_address::{AddressLimiter, ConnectionSlot};
+use super::proxy_protocol;
 use super::tls::ServerTls;
+use super::trusted_proxies::TrustedProxies;
 use crate::body::Body;
 use crate::drain;
 
@@ -30,17 +32,30 @@ const BACKOFF_MAX: Duration = Duration::from_secs(1);
 const KEEPALIVE: Duration = Duration::from_secs(30);
 
 /// Serves TLS clients over HTTP/2 and HTTP/1.1 until the drain is over.
+///
+/// Connections from `balancers` begin with a header of the PROXY protocol.
 pub async fn serve<S, F>(
     listener: TcpListener,
     tls: ServerTls,
     service: S,
     limits: ConnectionLimits,
+    balancers: TrustedProxies,
     drain: drain::DrainWatch,
 ) where
     S: Fn(Request<Incoming>, Peer) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = Response<Body>> + Send + 'static,
 {
-    accept_all(listener, Listener::Proxy, Some(tls), service, limits, drain).await;
+    let which = Listener::Proxy;
+    accept_all(
+        listener,
+        which,
+        Some(tls),
+        service,
+        limits,
+        balancers,
+        drain,
+    )
+    .await;
 }
 
 /// Serves operators until the drain is over: over plain HTTP/1.1, or over TLS like [`serve`].
@@ -54,7 +69,8 @@ pub async fn serve_admin<S, F>(
     S: Fn(Request<Incoming>, Peer) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = Response<Body>> + Send + 'static,
 {
-    accept_all(listener, Listener::Admin, tls, service, limits, drain).await;
+    let (which, nobody) = (Listener::Admin, TrustedProxies::default());
+    accept_all(listener, which, tls, service, limits, nobody, drain).await;
 }
 
 /// Serves the clients of a Unix socket over plain HTTP/1.1 until the drain is over.
@@ -67,7 +83,8 @@ pub async fn serve_socket<S, F>(
     S: Fn(Request<Incoming>, Peer) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = Response<Body>> + Send + 'static,
 {
-    accept_all(listener, Listener::Proxy, None, service, limits, drain).await;
+    let (which, nobody) = (Listener::Proxy, TrustedProxies::default());
+    accept_all(listener, which, None, service, limits, nobody, drain).await;
 }
 
 /// A listening socket.
@@ -108,6 +125,7 @@ async fn accept_all<L, S, F>(
     tls: Option<ServerTls>,
     service: S,
     limits: ConnectionLimits,
+    balancers: TrustedProxies,
     drain: drain::DrainWatch,
 ) where
     L: ConnectionSource,
@@ -125,21 +143,34 @@ async fn accept_all<L, S, F>(
                 return;
             };
             let (stream, address) = accept(&listener).await;
-            let Some(slot) = addresses.acquire(address.ip()) else {
-                which.rejected();
-                tracing::debug!(
-                    %address,
-                    "connection refused: too many from this address \
-                     (see --max-connections-per-address)"
-                );
-                continue;
+            let addresses = addresses.clone();
+            let slot = if balancers.contains(address.ip()) {
+                None
+            } else {
+                match slot(&addresses, which, address) {
+                    Some(slot) => Some(slot),
+                    None => continue,
+                }
             };
             let open = which.connected();
             let protocols = Arc::clone(&protocols);
             let (tls, service, drain) = (tls.clone(), service.clone(), drain.clone());
             connections.spawn(async move {
-                connection(&protocols, stream, address, tls, service, drain).await;
-                drop((open, slot, permit));
+                let accepted = match slot {
+                    Some(slot) => Some((stream, address, slot)),
+                    None => {
+                        // Boxed, as few connections need its room.
+                        let read = behind_balancer(&protocols, stream, address, &addresses);
+                        tokio::select! {
+                            accepted = Box::pin(read) => accepted,
+                            () = drain.draining() => None,
+                        }
+                    }
+                };
+                if let Some((stream, address, _slot)) = accepted {
+                    connection(&protocols, stream, address, tls, service, drain).await;
+                }
+                drop((open, permit));
             });
         }
     };
@@ -150,6 +181,50 @@ async fn accept_all<L, S, F>(
     drop(listener);
     connections.close();
     connections.wait().await;
+}
+
+/// Returns a slot for a connection from this address, unless it has too many.
+fn slot(
+    addresses: &AddressLimiter,
+    which: Listener,
+    address: SocketAddr,
+) -> Option<ConnectionSlot> {
+    let slot = addresses.acquire(address.ip());
+    if slot.is_none() {
+        which.rejected();
+        tracing::debug!(
+            %address,
+            "connection refused: too many from this address (see --max-connections-per-address)"
+        );
+    }
+    slot
+}
+
+/// Reads the header of a connection from a load balancer. Returns the connection with the client's
+/// address, which is limited like that of others.
+async fn behind_balancer<I: AsyncRead + Unpin>(
+    protocols: &Protocols,
+    mut stream: I,
+    balancer: SocketAddr,
+    addresses: &AddressLimiter,
+) -> Option<(I, SocketAddr, ConnectionSlot)> {
+    let (limit, which) = (protocols.limits().start, protocols.listener());
+    let read = tokio::time::timeout(limit, proxy_protocol::read(&mut stream)).await;
+    let address = match read {
+        Ok(Ok(client)) => client.unwrap_or(balancer),
+        Ok(Err(error)) => {
+            which.cut(Cut::ProxyHeader);
+            tracing::debug!(%balancer, %error, "connection closed (see --proxy-protocol)");
+            return None;
+        }
+        Err(_elapsed) => {
+            which.cut(Cut::ProxyHeader);
+            tracing::debug!(%balancer, "the PROXY protocol header took too long");
+            return None;
+        }
+    };
+    let slot = slot(addresses, which, address)?;
+    Some((stream, address, slot))
 }
 
 /// Waits for the next connection. No error of accept is a reason to stop serving.

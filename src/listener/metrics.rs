@@ -51,6 +51,8 @@ pub(super) enum Listener {
 pub(super) enum Cut {
     /// The TLS handshake took too long.
     Handshake,
+    /// A load balancer sent no usable PROXY protocol header in time.
+    ProxyHeader,
     /// The head of a request took too long.
     Head,
     /// The client took nothing of what waits for it.
@@ -92,6 +94,7 @@ impl Cut {
     pub(super) fn as_str(self) -> &'static str {
         match self {
             Self::Handshake => "handshake-timeout",
+            Self::ProxyHeader => "proxy-header",
             Self::Head => "header-timeout",
             Self::Stall => "write-stall",
             Self::Idle => "idle",

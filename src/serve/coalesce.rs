@@ -15,6 +15,7 @@ use http_body_util::combinators::UnsyncBoxBody;
 use parking_lot::Mutex;
 use tokio::time::timeout;
 
+use super::client_address::FORWARDED_FOR;
 use super::singleflight::Singleflight;
 use super::stored_response::{RequestKey, ResponseBudget, StoredResponse};
 use crate::body::Body;
@@ -85,7 +86,8 @@ impl CoalescerSlot<'_> {
     ) -> Option<Arc<StoredResponse>> {
         let (forwarder, key) = (self.coalescer.forwarder.clone(), self.key.clone());
         let (authority, budget) = (authority.clone(), Arc::clone(&self.coalescer.budget));
-        let caller = [header::AUTHORIZATION, header::USER_AGENT].map(|name| {
+        let kept = [header::AUTHORIZATION, header::USER_AGENT, FORWARDED_FOR];
+        let caller = kept.map(|name| {
             let value = caller.get(&name).cloned();
             (name, value)
         });
@@ -117,7 +119,7 @@ impl Drop for CoalescerSlot<'_> {
 async fn fetch(
     forwarder: &Forwarder,
     key: &RequestKey,
-    caller: [(HeaderName, Option<HeaderValue>); 2],
+    caller: [(HeaderName, Option<HeaderValue>); 3],
     authority: &ForwardIdentity,
     budget: &ResponseBudget,
 ) -> Result<StoredResponse, AnswerError> {

@@ -11,7 +11,7 @@ use super::exchange::Exchange;
 use super::policy::UserLimits;
 use crate::access::{Access, Authenticated};
 use crate::body::{Body, holding};
-use crate::listener::{Peer, client_network};
+use crate::listener::client_network;
 use watershed_protocol::Verb;
 
 /// Callers counted at a time. When the table is full, all others share one entry.
@@ -108,7 +108,7 @@ impl Limiter {
         &self,
         access: &Access,
         exchange: &Exchange,
-        peer: &Peer,
+        client: IpAddr,
     ) -> Result<Admission, LimitExceeded> {
         if self.limits.is_off() {
             return Ok(Admission::default());
@@ -124,7 +124,7 @@ impl Limiter {
                     exchange.record_identified(&identity);
                     LimitKey::User(identity.user.clone())
                 }
-                None => LimitKey::Address(client_network(peer.address.ip())),
+                None => LimitKey::Address(client_network(client)),
             },
         };
         let counts = match (exchange.plan.verb, exchange.plan.long_running) {

@@ -1,7 +1,8 @@
 //! Removes the header fields that are for one hop only (RFC 9110, section 7.6.1).
 //!
-//! `X-Forwarded-*` and `Via` are not added, because API servers ignore them. The exception is
-//! `pods/proxy`, whose answers use the `X-Forwarded-*` of the caller. Those pass unchanged.
+//! `X-Forwarded-Proto`, `-Host` and `Via` are not added, because API servers ignore them. The
+//! exception is `pods/proxy`, whose answers use those of the caller, which pass unchanged.
+//! `X-Forwarded-For` is the business of whoever forwards.
 
 use http::header::{
     CONNECTION, COOKIE, HeaderMap, HeaderName, HeaderValue, PROXY_AUTHENTICATE,
@@ -31,13 +32,14 @@ const ALWAYS: [HeaderName; 8] = [
 /// Each identifies the caller or the subject of the request. Without it, upstream would take the
 /// request for another one than the proxy has checked: without `Impersonate-User`, a tenant would
 /// become the admin that impersonates them.
-const PROTECTED: [&str; 6] = [
+const PROTECTED: [&str; 7] = [
     "authorization",
     "audit-id",
     "cookie",
     "host",
     "range",
     "expect",
+    "x-real-ip",
 ];
 const PROTECTED_PREFIXES: [&str; 6] = [
     "impersonate-",

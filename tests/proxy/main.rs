@@ -11,6 +11,7 @@ mod bad_requests;
 mod browser;
 mod caching_policy;
 mod check_command;
+mod client_addresses;
 mod compression;
 mod consistent_reads;
 mod custom_resources;

@@ -9,7 +9,7 @@ use tokio::task::JoinHandle;
 use super::*;
 use crate::body;
 use crate::test_support::{
-    connect, eventually, get, get2, http1_client, http2_client, read, roots, soon, streamed, text,
+    connect, connect_after, eventually, get, get2, http1_client, http2_client, read, roots, soon, streamed, text,
     tls_options,
 };
 
@@ -23,6 +23,10 @@ struct Server {
 
 impl Server {
     async fn start(limits: ConnectionLimits) -> Server {
+        Self::behind(TrustedProxies::default(), limits).await
+    }
+
+    async fn behind(balancers: TrustedProxies, limits: ConnectionLimits) -> Server {
         let dir = tempfile::tempdir().unwrap();
         let tls = ServerTls::load(tls_options(&dir)).await.unwrap();
         let roots = roots(&std::fs::read_to_string(tls.ca_file().unwrap()).unwrap());
@@ -36,7 +40,7 @@ impl Server {
                 async move { answer(&request, &peer, watch) }
             }
         };
-        let served = tokio::spawn(serve(listener, tls, service, limits, watch));
+        let served = tokio::spawn(serve(listener, tls, service, limits, balancers, watch));
         Server {
             address,
             roots,
@@ -97,6 +101,55 @@ async fn both_protocols_are_served() {
         .await
         .unwrap();
     assert_eq!(read(answer).await.unwrap(), "HTTP/2.0 from 127.0.0.1");
+}
+
+#[tokio::test]
+async fn a_balancer_tells_the_clients_address() {
+    let loopback = TrustedProxies::new(["127.0.0.0/8".parse().unwrap()]);
+    let limits = ConnectionLimits {
+        connections_per_address: 1,
+        ..ConnectionLimits::default()
+    };
+    let server = Server::behind(loopback, limits).await;
+    let through = async |header: &[u8]| {
+        connect_after(header, server.address, &server.roots, b"http/1.1", None).await
+    };
+    let header = b"PROXY TCP4 192.0.2.1 10.0.0.1 8080 443\r\n";
+    let mut client = http1_client(through(header).await.unwrap()).await;
+    let answer = soon(client.send_request(get("/"))).await.unwrap();
+    assert_eq!(read(answer).await.unwrap(), "HTTP/1.1 from 192.0.2.1");
+    assert!(
+        through(header).await.is_err(),
+        "the client's connections are limited"
+    );
+    let other = b"PROXY TCP4 192.0.2.2 10.0.0.1 8080 443\r\n";
+    let _other = through(other).await.unwrap();
+    let _own = through(b"PROXY UNKNOWN\r\n").await.unwrap();
+    assert!(through(b"").await.is_err(), "there is no header");
+    assert!(through(b"PROXY TCP4 1.2.3.4\r\n").await.is_err());
+}
+
+#[tokio::test]
+async fn only_a_balancer_tells_a_clients_address() {
+    let elsewhere = TrustedProxies::new(["192.0.2.0/24".parse().unwrap()]);
+    let server = Server::behind(elsewhere, ConnectionLimits::default()).await;
+    let answer = soon(server.http1().await.send_request(get("/")))
+        .await
+        .unwrap();
+    assert_eq!(read(answer).await.unwrap(), "HTTP/1.1 from 127.0.0.1");
+    let header = b"PROXY TCP4 192.0.2.1 10.0.0.1 8080 443\r\n";
+    let forged = connect_after(header, server.address, &server.roots, b"http/1.1", None).await;
+    assert!(forged.is_err());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_balancer_that_sends_no_header_is_cut() {
+    let loopback = TrustedProxies::new(["127.0.0.0/8".parse().unwrap()]);
+    let server = Server::behind(loopback, ConnectionLimits::default()).await;
+    let mut silent = TcpStream::connect(server.address).await.unwrap();
+    silent.write_all(b"PROXY TCP4").await.unwrap();
+    let mut rest = Vec::new();
+    assert_eq!(silent.read_to_end(&mut rest).await.unwrap_or(0), 0);
 }
 
 #[tokio::test]
