@@ -7,7 +7,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use http::HeaderMap;
+use http::{HeaderMap, Request};
 use rustls::pki_types::CertificateDer;
 use watershed_protocol::Status;
 
@@ -23,11 +23,15 @@ mod certificate;
 mod changes;
 mod config;
 mod error;
+mod extra_key;
 mod follow;
 mod front_proxy;
 mod guard;
 mod identity;
 mod impersonate;
+mod impersonation_filter;
+mod impersonation_mode;
+mod impersonator;
 pub mod metrics;
 mod own;
 mod rbac;
@@ -38,7 +42,7 @@ mod verdict;
 
 pub use authenticate::{Authenticated, Authenticator};
 pub use authorize::Authorizer;
-pub use caller::{Caller, RejectedCaller, Rejection, Vouched};
+pub use caller::{Caller, Impersonation, RejectedCaller, Rejection, Vouched};
 pub use config::{
     AccessConfig, AuthenticationConfig, AuthorizationConfig, FrontProxyConfig, ReviewFailurePolicy,
 };
@@ -53,6 +57,7 @@ pub use verdict::{Decision, ReviewedAccess};
 use certificate::Certificates;
 use front_proxy::{FrontProxies, HeaderNotUtf8};
 use impersonate::ImpersonationRequest;
+use impersonator::{ImpersonatedIdentity, Impersonator, RequestedAccess};
 use own::OwnIdentity;
 use service_account::ServiceAccounts;
 
@@ -68,6 +73,7 @@ pub struct Access {
     pub authenticator: Arc<Authenticator>,
     /// Asks upstream what callers may do.
     pub authorizer: Arc<Authorizer>,
+    impersonator: Arc<Impersonator>,
     certificates: Option<Certificates>,
     front_proxies: Option<Arc<FrontProxies>>,
     /// The proxy's own identity, if all callers share it.
@@ -111,9 +117,12 @@ impl Access {
         );
         let authorizer = Authorizer::new(client.clone(), authorization, timeline.clone());
         let own = single_identity.then(|| OwnIdentity::new(client.clone(), timeline.clone()));
+        let authorizer = Arc::new(authorizer);
+        let impersonator = Impersonator::new(client.clone(), Arc::clone(&authorizer));
         Ok(Self {
             authenticator: Arc::new(authenticator),
-            authorizer: Arc::new(authorizer),
+            authorizer,
+            impersonator: Arc::new(impersonator),
             certificates,
             front_proxies,
             own: own.map(Arc::new),
@@ -132,11 +141,12 @@ impl Access {
             && self.authorizer.config().review_failure_policy == ReviewFailurePolicy::Refuse
     }
 
-    /// Returns the caller of a request with these headers over a connection from `peer`.
+    /// Returns the caller of a request over a connection from `peer`.
     ///
     /// As in an API server, a front proxy's headers come first, then the certificate, then the
     /// token. A bad certificate is an error only if there is no token.
-    pub async fn caller(&self, headers: &HeaderMap, peer: &Peer) -> Caller {
+    pub async fn caller<B>(&self, request: &Request<B>, peer: &Peer) -> Caller {
+        let headers = request.headers();
         if let Some(own) = &self.own {
             // The proxy does not know whom upstream takes an impersonating request for.
             let identity = if impersonate::is_requested(headers) {
@@ -146,7 +156,7 @@ impl Access {
             };
             return Caller::Vouched(Vouched {
                 identity,
-                impersonator: None,
+                impersonation: None,
                 authority: ForwardIdentity::Own,
             });
         }
@@ -159,7 +169,12 @@ impl Access {
             return Caller::OwnCredentials;
         };
         match self.by_certificate(chain, headers) {
-            Ok(Some(identity)) => self.vouch(identity, headers).await,
+            Ok(Some(identity)) => {
+                let access = impersonate::is_requested(headers)
+                    .then(|| RequestedAccess::of(request.method(), request.uri()))
+                    .flatten();
+                self.vouch(identity, headers, access).await
+            }
             Ok(None) if headers.contains_key(http::header::AUTHORIZATION) => Caller::OwnCredentials,
             Ok(None) => Caller::Rejected(Status::unauthorized().into()),
             Err(error) => Caller::Rejected(Status::bad_request(error.to_string()).into()),
@@ -209,12 +224,23 @@ impl Access {
     }
 
     /// Vouches for an identity, or for the one that it asks to impersonate and may.
-    async fn vouch(&self, identity: Identity, headers: &HeaderMap) -> Caller {
+    async fn vouch(
+        &self,
+        identity: Identity,
+        headers: &HeaderMap,
+        access: Option<RequestedAccess>,
+    ) -> Caller {
         let identity = Arc::new(identity);
-        let vouched = match self.impersonated(&identity, headers).await {
-            Ok(Some(other)) => {
-                Vouched::new(other).map(|vouched| vouched.impersonated_by(Arc::clone(&identity)))
-            }
+        let vouched = match self.impersonated(&identity, headers, access).await {
+            Ok(Some(ImpersonatedIdentity {
+                identity: other,
+                constraint,
+            })) => Vouched::new(Arc::new(other)).map(|vouched| {
+                vouched.impersonated_by(Impersonation {
+                    impersonator: Arc::clone(&identity),
+                    constraint,
+                })
+            }),
             Ok(None) => Vouched::new(Arc::clone(&identity)),
             Err(reason) => Err(reason),
         };
@@ -232,25 +258,19 @@ impl Access {
         &self,
         identity: &Arc<Identity>,
         headers: &HeaderMap,
-    ) -> Result<Option<Arc<Identity>>, Rejection> {
+        access: Option<RequestedAccess>,
+    ) -> Result<Option<ImpersonatedIdentity>, Rejection> {
         if !impersonate::is_requested(headers) {
             return Ok(None);
         }
-        let requested = ImpersonationRequest::parse(headers).map_err(Status::bad_request)?;
+        let requested = ImpersonationRequest::parse(headers)
+            .map_err(|error| Status::bad_request(error.to_string()))?;
         if requested.is_empty() {
             return Ok(None);
         }
-        for target in requested.targets() {
-            let reviewed = self
-                .authorizer
-                .authorize_impersonation(identity, &target)
-                .await
-                .map_err(Rejection::ReviewFailed)?;
-            if let Decision::Denied(reason) = reviewed.decision() {
-                let status = Status::forbidden_impersonation(&identity.user, &target, reason);
-                return Err(status.into());
-            }
-        }
-        Ok(Some(Arc::new(requested.identity())))
+        self.impersonator
+            .judge(identity, &requested, access.as_ref())
+            .await
+            .map(Some)
     }
 }

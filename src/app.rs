@@ -136,12 +136,8 @@ async fn assemble(config: AppConfig) -> anyhow::Result<RunningProxy> {
     .behind(config.trusted_proxies);
     let usage = service.usage();
     let keep_scopes_open = service.clone().keep_scopes_open();
-    let proxy = tokio::spawn(listener.serve(
-        service,
-        config.limits.clone(),
-        balancers,
-        draining.clone(),
-    ));
+    let proxy =
+        tokio::spawn(listener.serve(service, config.limits.clone(), balancers, draining.clone()));
     let (admin_drain, admin_draining) = drain::channel();
     let scraper = Scraper {
         registry: registry.clone(),

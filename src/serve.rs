@@ -162,7 +162,7 @@ impl ProxyService {
         let client = client_address::settle(&self.trusted, request.headers_mut(), hop);
         let audit = self.audit.as_ref();
         let mut record = audit.map(|audit| audit.begin(&mut request, hop, &audit_id));
-        let caller = parts.access.caller(request.headers(), &peer).await;
+        let caller = parts.access.caller(&request, &peer).await;
         let is_vouched = matches!(caller, Caller::Vouched(_));
         client_address::add_peer(&self.trusted, request.headers_mut(), hop, is_vouched);
         let plan = RequestPlan::new(&parts.catalog, &parts.policy, &request);

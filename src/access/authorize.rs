@@ -7,14 +7,13 @@ use moka::Expiry;
 use moka::future::Cache;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep_until};
-use watershed_protocol::ResourceRequest;
 
 use super::changes::Changes;
 use super::config::AuthorizationConfig;
 use super::error::ReviewError;
 use super::identity::Identity;
 use super::metrics;
-use super::request::{AccessAttributes, AccessRequest, AccessTarget};
+use super::request::{AccessAttributes, AccessRequest, AccessTarget, VerbTarget};
 use super::review::post;
 use super::verdict::{Decision, ReviewedAccess, Verdict};
 use crate::scope::Timeline;
@@ -103,14 +102,14 @@ impl Authorizer {
             .await
     }
 
-    /// Asks whether `identity` may act as the named user, group or attribute.
-    pub async fn authorize_impersonation(
+    /// Asks whether `identity` may do something whose verb is none of a read's.
+    pub(super) async fn authorize_verb(
         &self,
         identity: &Arc<Identity>,
-        named: &ResourceRequest,
+        verb: Arc<str>,
+        on: VerbTarget,
     ) -> Result<ReviewedAccess, Arc<ReviewError>> {
-        self.decide(identity, AccessTarget::Impersonation(named.clone()))
-            .await
+        self.decide(identity, AccessTarget::Verb { verb, on }).await
     }
 
     /// Asks whether `identity` may get a path that belongs to no resource.

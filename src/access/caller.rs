@@ -33,15 +33,21 @@ impl Caller {
     pub fn user(&self) -> Option<&Arc<Identity>> {
         match self {
             Self::OwnCredentials => None,
-            Self::Vouched(vouched) => vouched.impersonator.as_ref().or(vouched.identity.as_ref()),
+            Self::Vouched(vouched) => match &vouched.impersonation {
+                Some(impersonation) => Some(&impersonation.impersonator),
+                None => vouched.identity.as_ref(),
+            },
             Self::Rejected(rejected) => rejected.identity.as_ref(),
         }
     }
 
     /// Returns the user as whom the caller acts, if it is another one than the credentials name.
-    pub fn impersonated(&self) -> Option<&Arc<Identity>> {
+    pub fn impersonated(&self) -> Option<(&Arc<Identity>, &Impersonation)> {
         match self {
-            Self::Vouched(vouched) if vouched.impersonator.is_some() => vouched.identity.as_ref(),
+            Self::Vouched(vouched) => vouched
+                .identity
+                .as_ref()
+                .zip(vouched.impersonation.as_ref()),
             _ => None,
         }
     }
@@ -52,8 +58,8 @@ impl Caller {
 pub struct Vouched {
     /// The identity; `None` if only upstream knows it.
     pub identity: Option<Arc<Identity>>,
-    /// The user that the credentials name, if it acts as the other one.
-    pub impersonator: Option<Arc<Identity>>,
+    /// How the caller came to the identity, if its credentials name another one.
+    pub impersonation: Option<Impersonation>,
     /// The authority with which the caller's requests are forwarded.
     pub authority: ForwardIdentity,
 }
@@ -65,18 +71,27 @@ impl Vouched {
             .map_err(|error| Status::bad_request(error.to_string()))?;
         Ok(Self {
             identity: Some(identity),
-            impersonator: None,
+            impersonation: None,
             authority: ForwardIdentity::Impersonated(Arc::new(headers)),
         })
     }
 
-    /// Notes the user who acts as this identity.
-    pub(super) fn impersonated_by(self, impersonator: Arc<Identity>) -> Self {
+    /// Notes who acts as this identity.
+    pub(super) fn impersonated_by(self, impersonation: Impersonation) -> Self {
         Self {
-            impersonator: Some(impersonator),
+            impersonation: Some(impersonation),
             ..self
         }
     }
+}
+
+/// An impersonation that is allowed.
+#[derive(Clone, Debug)]
+pub struct Impersonation {
+    /// The user that the credentials name.
+    pub impersonator: Arc<Identity>,
+    /// The verb of the permission, if it is one of constrained impersonation.
+    pub constraint: Option<&'static str>,
 }
 
 /// A caller that is not accepted.

@@ -7,7 +7,6 @@ use std::fmt::Write as _;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
-use watershed_protocol::{GroupVersionResource, ResourceRequest};
 
 use super::front_proxy::decode_key;
 use super::identity::Identity;
@@ -17,7 +16,6 @@ const USER: HeaderName = HeaderName::from_static("impersonate-user");
 const UID: HeaderName = HeaderName::from_static("impersonate-uid");
 const GROUP: HeaderName = HeaderName::from_static("impersonate-group");
 const EXTRA: &str = "impersonate-extra-";
-const AUTHENTICATION: &str = "authentication.k8s.io";
 /// Characters that are escaped in a header's name. Capital letters are escaped, too, because
 /// upstream reads names in lower case.
 const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_');
@@ -52,18 +50,23 @@ pub(super) fn headers(identity: &Identity) -> Result<HeaderMap, UnwritableAttrib
 #[error("the caller's {0} cannot be written in a header exactly as it is")]
 pub(super) struct UnwritableAttribute(&'static str);
 
+/// An Impersonate header is not valid UTF-8.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("an Impersonate header is not valid UTF-8")]
+pub(super) struct HeaderNotText;
+
 /// The identity that a request asks to impersonate, not authorized yet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct ImpersonationRequest {
-    user: String,
-    uid: String,
-    groups: Vec<String>,
-    extra: BTreeMap<String, Vec<String>>,
+    pub(super) user: String,
+    pub(super) uid: String,
+    pub(super) groups: Vec<String>,
+    pub(super) extra: BTreeMap<String, Vec<String>>,
 }
 
 impl ImpersonationRequest {
-    /// Parses the Impersonate headers. The error has upstream's words.
-    pub(super) fn parse(headers: &HeaderMap) -> Result<Self, String> {
+    /// Parses the Impersonate headers.
+    pub(super) fn parse(headers: &HeaderMap) -> Result<Self, HeaderNotText> {
         let groups = headers
             .get_all(GROUP)
             .iter()
@@ -75,74 +78,59 @@ impl ImpersonationRequest {
                 extra.entry(decode_key(key)).or_default().push(text(value)?);
             }
         }
-        let requested = Self {
+        Ok(Self {
             user: first_value(headers, &USER)?,
             uid: first_value(headers, &UID)?,
             groups,
             extra,
-        };
-        if requested.user.is_empty() && requested != Self::default() {
-            return Err(format!(
-                "requested {} without impersonating a user name",
-                requested.as_go()
-            ));
-        }
-        Ok(requested)
+        })
     }
 
-    /// Returns whether no identity is named. Upstream ignores other headers that begin with
+    /// Returns whether nothing is named. Upstream ignores other headers that begin with
     /// Impersonate.
     pub(super) fn is_empty(&self) -> bool {
-        self.user.is_empty()
+        *self == Self::default()
     }
 
-    /// Returns the objects that the caller must be allowed to impersonate, each by itself.
-    ///
-    /// Upstream checks them with the verb `impersonate`. The narrower permissions of Kubernetes
-    /// 1.36 and later are not considered.
-    pub(super) fn targets(&self) -> Vec<ResourceRequest> {
-        let mut targets = vec![match service_account(&self.user) {
-            Some((namespace, name)) => ResourceRequest {
-                namespace: Some(namespace.to_owned()),
-                ..target("", "serviceaccounts", name)
-            },
-            None => target("", "users", &self.user),
-        }];
-        if !self.uid.is_empty() {
-            targets.push(target(AUTHENTICATION, "uids", &self.uid));
-        }
-        targets.extend(self.groups.iter().map(|group| target("", "groups", group)));
+    /// Returns whether nothing but a user is named.
+    pub(super) fn is_user_only(&self) -> bool {
+        self.uid.is_empty() && self.groups.is_empty() && self.extra.is_empty()
+    }
+
+    /// Returns namespace and name if the named user is a service account.
+    pub(super) fn service_account(&self) -> Option<(&str, &str)> {
+        service_account(&self.user)
+    }
+
+    /// Returns the node if the named user is one.
+    /// Source: `apiserver/pkg/endpoints/filters/impersonation/mode.go` (`isNodeUsername`).
+    pub(super) fn node(&self) -> Option<&str> {
+        let name = self.user.strip_prefix("system:node:")?;
+        is_subdomain(name).then_some(name)
+    }
+
+    /// Formats each part as Go prints it, as releases before constrained impersonation do.
+    /// Source: `apiserver/pkg/endpoints/filters/impersonation/impersonation.go`.
+    pub(super) fn as_go_references(&self) -> Vec<String> {
+        const VERSION: &str = "authentication.k8s.io/v1";
+        let mut parts: Vec<_> = self
+            .groups
+            .iter()
+            .map(|group| go_reference("Group", group, "", ""))
+            .collect();
         for (key, values) in &self.extra {
-            targets.extend(values.iter().map(|value| ResourceRequest {
-                subresource: Some(key.clone()),
-                ..target(AUTHENTICATION, "userextras", value)
-            }));
+            let values = values.iter();
+            parts.extend(values.map(|value| go_reference("UserExtra", value, VERSION, key)));
         }
-        targets
+        if !self.uid.is_empty() {
+            parts.push(go_reference("UID", &self.uid, VERSION, ""));
+        }
+        parts
     }
 
-    /// Returns the impersonated identity.
-    pub(super) fn identity(self) -> Identity {
-        let mut groups = self.groups;
-        if let Some((namespace, _)) = service_account(&self.user)
-            && groups.is_empty()
-        {
-            groups = vec![
-                "system:serviceaccounts".to_owned(),
-                format!("system:serviceaccounts:{namespace}"),
-            ];
-        }
-        Identity {
-            user: self.user,
-            uid: Some(self.uid).filter(|uid| !uid.is_empty()),
-            groups,
-            extra: self.extra.into_iter().collect(),
-        }
-        .with_implicit_group()
-    }
-
-    /// Formats the request as Go prints it. Upstream's refusal contains this text.
-    fn as_go(&self) -> String {
+    /// Formats the request as Go prints it. Upstream's refusal of a request without a user
+    /// contains this text.
+    pub(super) fn as_go(&self) -> String {
         let groups = if self.groups.is_empty() {
             "[]string(nil)".to_owned()
         } else {
@@ -165,30 +153,24 @@ impl ImpersonationRequest {
     }
 }
 
+fn go_reference(kind: &str, name: &str, version: &str, field_path: &str) -> String {
+    // Kind, namespace, name, UID, API version, resource version and field path.
+    format!("{{{kind}  {name}  {version}  {field_path}}}")
+}
+
 fn go_strings(texts: &[String]) -> String {
     let texts: Vec<_> = texts.iter().map(|text| format!("{text:?}")).collect();
     format!("[]string{{{}}}", texts.join(", "))
 }
 
-fn target(group: &str, resource: &str, name: &str) -> ResourceRequest {
-    ResourceRequest {
-        gvr: GroupVersionResource::new(group, "v1", resource),
-        namespace: None,
-        name: Some(name.to_owned()),
-        subresource: None,
-        name_from_selector: false,
-    }
-}
-
 /// Returns the first value of a header, or an empty text.
-fn first_value(headers: &HeaderMap, name: &HeaderName) -> Result<String, String> {
+fn first_value(headers: &HeaderMap, name: &HeaderName) -> Result<String, HeaderNotText> {
     headers.get(name).map_or(Ok(String::new()), text)
 }
 
-fn text(value: &HeaderValue) -> Result<String, String> {
+fn text(value: &HeaderValue) -> Result<String, HeaderNotText> {
     // Upstream accepts any bytes. No user of this proxy has a name that is not text.
-    String::from_utf8(value.as_bytes().to_vec())
-        .map_err(|_| "an Impersonate header is not valid UTF-8".to_owned())
+    String::from_utf8(value.as_bytes().to_vec()).map_err(|_| HeaderNotText)
 }
 
 fn escape_key(key: &str) -> String {
@@ -222,11 +204,18 @@ fn service_account(user: &str) -> Option<(&str, &str)> {
     let (namespace, name) = user
         .strip_prefix("system:serviceaccount:")?
         .split_once(':')?;
-    let is_name = name.len() <= 253 && name.split('.').all(is_label);
-    (is_label(namespace) && namespace.len() <= 63 && is_name).then_some((namespace, name))
+    let is_namespace = is_label(namespace) && namespace.len() <= 63;
+    (is_namespace && is_subdomain(name)).then_some((namespace, name))
 }
 
-fn is_label(text: &str) -> bool {
+/// Returns whether a text is a DNS subdomain.
+/// Source: `apimachinery/pkg/api/validation/generic.go` (`NameIsDNSSubdomain`).
+fn is_subdomain(text: &str) -> bool {
+    text.len() <= 253 && text.split('.').all(is_label)
+}
+
+/// Returns whether a text is a part of a DNS name.
+pub(super) fn is_label(text: &str) -> bool {
     let is_plain = text
         .bytes()
         .all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-'));
@@ -311,50 +300,6 @@ mod tests {
     }
 
     #[test]
-    fn each_part_of_an_impersonated_identity_is_authorized() {
-        let mut headers = HeaderMap::new();
-        for (name, value) in [
-            ("impersonate-user", "system:serviceaccount:n:builder"),
-            ("impersonate-group", "a"),
-            ("impersonate-uid", "7"),
-            ("impersonate-extra-k", "v"),
-        ] {
-            headers.append(name, value.parse().unwrap());
-        }
-        let requested = ImpersonationRequest::parse(&headers).unwrap();
-        let targets = requested.targets().into_iter().map(|target| {
-            let ResourceRequest {
-                gvr,
-                namespace,
-                name,
-                subresource,
-                ..
-            } = target;
-            format!("{} {namespace:?} {name:?} {subresource:?}", gvr.resource)
-        });
-        assert_eq!(
-            targets.collect::<Vec<_>>(),
-            [
-                r#"serviceaccounts Some("n") Some("builder") None"#,
-                r#"uids None Some("7") None"#,
-                r#"groups None Some("a") None"#,
-                r#"userextras None Some("v") Some("k")"#,
-            ]
-        );
-        assert_eq!(requested.identity().groups, ["a", "system:authenticated"]);
-        let plain = ImpersonationRequest {
-            user: "system:serviceaccount:n:builder".into(),
-            ..ImpersonationRequest::default()
-        };
-        let groups = [
-            "system:serviceaccounts",
-            "system:serviceaccounts:n",
-            "system:authenticated",
-        ];
-        assert_eq!(plain.identity().groups, groups);
-    }
-
-    #[test]
     fn only_well_formed_names_are_service_accounts() {
         assert_eq!(
             service_account("system:serviceaccount:n:a.b-c"),
@@ -378,17 +323,23 @@ mod tests {
     }
 
     #[test]
-    fn groups_without_a_user_are_refused_in_upstreams_words() {
+    fn a_request_is_printed_as_go_prints_it() {
         let mut headers = HeaderMap::new();
         headers.append("impersonate-group", "a".parse().unwrap());
         let words = concat!(
-            r#"requested &user.DefaultInfo{Name:"", UID:"", Groups:[]string{"a"}, "#,
-            "Extra:map[string][]string(nil)} without impersonating a user name"
+            r#"&user.DefaultInfo{Name:"", UID:"", Groups:[]string{"a"}, "#,
+            "Extra:map[string][]string(nil)}"
         );
-        assert_eq!(ImpersonationRequest::parse(&headers).unwrap_err(), words);
+        let requested = ImpersonationRequest::parse(&headers).unwrap();
+        assert_eq!(requested.as_go(), words);
         headers.clear();
         headers.append("impersonate-other", "a".parse().unwrap());
         assert!(is_requested(&headers));
         assert!(ImpersonationRequest::parse(&headers).unwrap().is_empty());
+        headers.append(
+            "impersonate-user",
+            HeaderValue::from_bytes(b"\xff").unwrap(),
+        );
+        assert_eq!(ImpersonationRequest::parse(&headers), Err(HeaderNotText));
     }
 }

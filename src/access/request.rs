@@ -29,29 +29,16 @@ pub struct AccessAttributes {
 impl AccessAttributes {
     /// Returns the bytes of text that the caller chose.
     fn size(&self) -> usize {
-        let ReviewSelectors { labels, fields } = &self.selectors;
-        let requirements = labels.iter().chain(fields).map(Requirement::size);
         let ResourceRequest {
             namespace, name, ..
         } = &self.resource;
-        requirements.sum::<usize>() + text_size([namespace, name])
+        self.selectors.size() + text_size([namespace, name])
     }
 
     /// Returns the attributes in the form of a review.
     pub(super) fn for_review(&self) -> ResourceAttributes {
-        let ReviewSelectors { labels, fields } = &self.selectors;
-        ResourceAttributes {
-            verb: Some(self.verb.as_str().to_owned()),
-            field_selector: (!fields.is_empty()).then(|| FieldSelectorAttributes {
-                requirements: Some(fields.iter().map(Requirement::for_field).collect()),
-                raw_selector: None,
-            }),
-            label_selector: (!labels.is_empty()).then(|| LabelSelectorAttributes {
-                requirements: Some(labels.iter().map(Requirement::for_label).collect()),
-                raw_selector: None,
-            }),
-            ..named_attributes(&self.resource)
-        }
+        self.selectors
+            .attributes(self.verb.as_str(), &self.resource)
     }
 }
 
@@ -102,6 +89,29 @@ impl ReviewSelectors {
             fields: fields.collect(),
         }
     }
+
+    /// Returns the bytes of text that the caller chose.
+    fn size(&self) -> usize {
+        let requirements = self.labels.iter().chain(&self.fields);
+        requirements.map(Requirement::size).sum()
+    }
+
+    /// Returns the attributes of a verb on a resource, in the form of a review.
+    fn attributes(&self, verb: &str, resource: &ResourceRequest) -> ResourceAttributes {
+        let Self { labels, fields } = self;
+        ResourceAttributes {
+            verb: Some(verb.to_owned()),
+            field_selector: (!fields.is_empty()).then(|| FieldSelectorAttributes {
+                requirements: Some(fields.iter().map(Requirement::for_field).collect()),
+                raw_selector: None,
+            }),
+            label_selector: (!labels.is_empty()).then(|| LabelSelectorAttributes {
+                requirements: Some(labels.iter().map(Requirement::for_label).collect()),
+                raw_selector: None,
+            }),
+            ..named_attributes(resource)
+        }
+    }
 }
 
 /// An identity, and the access that it wants.
@@ -132,7 +142,10 @@ impl AccessRequest {
     pub(super) fn namespace(&self) -> Option<&str> {
         match &self.target {
             AccessTarget::Resource(attributes) => attributes.resource.namespace.as_deref(),
-            AccessTarget::Impersonation(named) => named.namespace.as_deref(),
+            AccessTarget::Verb { on, .. } => match on {
+                VerbTarget::Resource { resource, .. } => resource.namespace.as_deref(),
+                VerbTarget::Path(_) => None,
+            },
             AccessTarget::Path(_) => None,
         }
     }
@@ -157,12 +170,21 @@ impl AccessRequest {
                 resource_attributes: Some(attributes.for_review()),
                 ..spec
             },
-            AccessTarget::Impersonation(named) => SubjectAccessReviewSpec {
-                resource_attributes: Some(ResourceAttributes {
-                    verb: Some("impersonate".to_owned()),
-                    ..named_attributes(named)
-                }),
-                ..spec
+            AccessTarget::Verb { verb, on } => match on {
+                VerbTarget::Resource {
+                    resource,
+                    selectors,
+                } => SubjectAccessReviewSpec {
+                    resource_attributes: Some(selectors.attributes(verb, resource)),
+                    ..spec
+                },
+                VerbTarget::Path(path) => SubjectAccessReviewSpec {
+                    non_resource_attributes: Some(NonResourceAttributes {
+                        verb: Some(verb.to_string()),
+                        ..path_attributes(path)
+                    }),
+                    ..spec
+                },
             },
             AccessTarget::Path(path) => SubjectAccessReviewSpec {
                 non_resource_attributes: Some(path_attributes(path)),
@@ -203,8 +225,13 @@ impl AccessRequest {
 pub(super) enum AccessTarget {
     /// To read objects.
     Resource(AccessAttributes),
-    /// To act as the named user, group or attribute.
-    Impersonation(ResourceRequest),
+    /// To do something whose verb is none of a read's.
+    Verb {
+        /// The verb, such as `impersonate`.
+        verb: Arc<str>,
+        /// The subject of the verb.
+        on: VerbTarget,
+    },
     /// To get a path that belongs to no resource.
     Path(String),
 }
@@ -214,10 +241,52 @@ impl AccessTarget {
     pub(super) fn size(&self) -> usize {
         match self {
             Self::Resource(attributes) => attributes.size(),
-            Self::Impersonation(named) => {
-                text_size([&named.namespace, &named.name, &named.subresource])
+            Self::Verb { verb, on } => verb.len() + on.size(),
+            Self::Path(path) => path.len(),
+        }
+    }
+}
+
+/// The subject of any verb.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) enum VerbTarget {
+    /// A resource, or a named thing that authorizers treat like one.
+    Resource {
+        /// Type, namespace and name.
+        resource: ResourceRequest,
+        /// The selectors of a request for a collection.
+        selectors: ReviewSelectors,
+    },
+    /// A path that belongs to no resource.
+    Path(String),
+}
+
+impl VerbTarget {
+    /// Returns the bytes of text that the caller chose.
+    fn size(&self) -> usize {
+        match self {
+            Self::Resource {
+                resource,
+                selectors,
+            } => {
+                let ResourceRequest {
+                    namespace,
+                    name,
+                    subresource,
+                    ..
+                } = resource;
+                selectors.size() + text_size([namespace, name, subresource])
             }
             Self::Path(path) => path.len(),
+        }
+    }
+}
+
+impl From<ResourceRequest> for VerbTarget {
+    fn from(resource: ResourceRequest) -> Self {
+        Self::Resource {
+            resource,
+            selectors: ReviewSelectors::default(),
         }
     }
 }

@@ -57,6 +57,8 @@ pub(super) struct EventAttributes<'a> {
     pub(super) user: Option<&'a Identity>,
     /// The user as whom `user` acts.
     pub(super) impersonated: Option<&'a Identity>,
+    /// The verb of the permission to, if it is one of constrained impersonation.
+    pub(super) constraint: Option<&'a str>,
     pub(super) source_ips: &'a [IpAddr],
     pub(super) user_agent: &'a [u8],
     pub(super) resource: Option<&'a ResourceRequest>,
@@ -257,6 +259,12 @@ fn impersonated(attributes: &EventAttributes<'_>) -> String {
     if let Some(user) = attributes.impersonated {
         out.push_str(",\"impersonatedUser\":");
         object(&mut out, |out| write_user(out, user));
+    }
+    if let Some(constraint) = attributes.constraint {
+        let _ = write!(
+            out,
+            r#","authenticationMetadata":{{"impersonationConstraint":"{constraint}"}}"#
+        );
     }
     out
 }

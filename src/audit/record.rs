@@ -23,10 +23,17 @@ pub fn record_caller<B>(request: &Request<B>, identity: &Arc<Identity>) {
     }
 }
 
-/// Records the user as whom the caller of a request acts.
-pub fn record_impersonated<B>(request: &Request<B>, identity: &Arc<Identity>) {
+/// Records the user as whom the caller of a request acts, and the verb of the permission if it is
+/// one of constrained impersonation.
+pub fn record_impersonated<B>(
+    request: &Request<B>,
+    identity: &Arc<Identity>,
+    constraint: Option<&'static str>,
+) {
     if let Some(facts) = request.extensions().get::<SharedFacts>() {
-        facts.0.lock().impersonated = Some(Arc::clone(identity));
+        let mut facts = facts.0.lock();
+        facts.impersonated = Some(Arc::clone(identity));
+        facts.constraint = constraint;
     }
 }
 
@@ -115,6 +122,7 @@ impl AuditRecord {
         let CallerFacts {
             user,
             impersonated,
+            constraint,
             decision,
         } = self.facts.0.lock().clone();
         let (user, resource) = (user.as_deref(), info.resource.as_ref());
@@ -133,6 +141,7 @@ impl AuditRecord {
             verb: &verb,
             user,
             impersonated: impersonated.as_deref(),
+            constraint,
             source_ips: &request.source_ips,
             user_agent: request
                 .user_agent
@@ -224,6 +233,7 @@ struct SharedFacts(Arc<Mutex<CallerFacts>>);
 struct CallerFacts {
     user: Option<Arc<Identity>>,
     impersonated: Option<Arc<Identity>>,
+    constraint: Option<&'static str>,
     decision: Option<Decision>,
 }
 

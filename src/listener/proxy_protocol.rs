@@ -91,8 +91,8 @@ fn text_address(line: &[u8]) -> Result<Option<SocketAddr>, ProxyHeaderError> {
 }
 
 fn port(text: &str) -> Option<u16> {
-    let is_plain = text.bytes().all(|byte| byte.is_ascii_digit())
-        && (text == "0" || !text.starts_with('0'));
+    let is_plain =
+        text.bytes().all(|byte| byte.is_ascii_digit()) && (text == "0" || !text.starts_with('0'));
     text.parse().ok().filter(|_| is_plain)
 }
 

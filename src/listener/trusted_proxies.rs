@@ -127,10 +127,20 @@ mod tests {
     #[test]
     fn other_texts_are_not_networks() {
         for text in [
-            "", "10.0.0.0/33", "10.0.0/8", "::/129", "10.0.0.0/", "10.0.0.0/+8", "host", "10.0.0.0/8/8",
+            "",
+            "10.0.0.0/33",
+            "10.0.0/8",
+            "::/129",
+            "10.0.0.0/",
+            "10.0.0.0/+8",
+            "host",
+            "10.0.0.0/8/8",
         ] {
             assert_eq!(text.parse::<Network>(), Err(InvalidNetwork), "{text}");
         }
-        assert_eq!("10.1.0.0/16".parse::<Network>().unwrap().to_string(), "10.1.0.0/16");
+        assert_eq!(
+            "10.1.0.0/16".parse::<Network>().unwrap().to_string(),
+            "10.1.0.0/16"
+        );
     }
 }

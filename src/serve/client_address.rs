@@ -69,10 +69,16 @@ pub(super) fn add_peer(
 fn believed(trusted: &TrustedProxies, headers: &HeaderMap) -> Vec<IpAddr> {
     let mut listed = Vec::new();
     for value in headers.get_all(FORWARDED_FOR) {
-        listed.extend(String::from_utf8_lossy(value.as_bytes()).split(',').map(address));
+        listed.extend(
+            String::from_utf8_lossy(value.as_bytes())
+                .split(',')
+                .map(address),
+        );
     }
     if listed.is_empty() {
-        let real = headers.get(REAL_IP).map(|value| String::from_utf8_lossy(value.as_bytes()));
+        let real = headers
+            .get(REAL_IP)
+            .map(|value| String::from_utf8_lossy(value.as_bytes()));
         listed.extend(real.map(|text| address(&text)));
     }
     let mut hops = Vec::new();
@@ -90,10 +96,18 @@ fn believed(trusted: &TrustedProxies, headers: &HeaderMap) -> Vec<IpAddr> {
 /// Parses an address, which some proxies write with a port.
 fn address(text: &str) -> Option<IpAddr> {
     let text = text.trim();
-    let plain = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
+    let plain = text
+        .strip_prefix('[')
+        .and_then(|rest| rest.strip_suffix(']'));
     let parsed = plain.unwrap_or(text).parse::<IpAddr>().ok();
-    let with_port = || text.parse::<std::net::SocketAddr>().ok().map(|address| address.ip());
-    parsed.or_else(with_port).map(|address| address.to_canonical())
+    let with_port = || {
+        text.parse::<std::net::SocketAddr>()
+            .ok()
+            .map(|address| address.ip())
+    };
+    parsed
+        .or_else(with_port)
+        .map(|address| address.to_canonical())
 }
 
 fn set(headers: &mut HeaderMap, hops: &[IpAddr]) {
@@ -138,26 +152,58 @@ mod tests {
     fn only_trusted_proxies_name_a_client() {
         let (list, real) = (&FORWARDED_FOR, &REAL_IP);
         for (sent, peer, wanted) in [
-            (&[(list, "192.0.2.1")][..], "10.0.0.1", "192.0.2.1 [192.0.2.1]"),
+            (
+                &[(list, "192.0.2.1")][..],
+                "10.0.0.1",
+                "192.0.2.1 [192.0.2.1]",
+            ),
             (&[(list, "192.0.2.1")], "203.0.113.9", "203.0.113.9"),
             (&[(real, "192.0.2.1")], "203.0.113.9", "203.0.113.9"),
             (&[(real, "192.0.2.1")], "10.0.0.1", "192.0.2.1 [192.0.2.1]"),
             // The client has written the first one itself.
-            (&[(list, "1.1.1.1, 192.0.2.1, 10.0.0.2")], "10.0.0.1", "192.0.2.1 [192.0.2.1, 10.0.0.2]"),
-            (&[(list, "1.1.1.1"), (list, "192.0.2.1")], "10.0.0.1", "192.0.2.1 [192.0.2.1]"),
-            (&[(list, "192.0.2.1"), (real, "1.1.1.1")], "10.0.0.1", "192.0.2.1 [192.0.2.1]"),
+            (
+                &[(list, "1.1.1.1, 192.0.2.1, 10.0.0.2")],
+                "10.0.0.1",
+                "192.0.2.1 [192.0.2.1, 10.0.0.2]",
+            ),
+            (
+                &[(list, "1.1.1.1"), (list, "192.0.2.1")],
+                "10.0.0.1",
+                "192.0.2.1 [192.0.2.1]",
+            ),
+            (
+                &[(list, "192.0.2.1"), (real, "1.1.1.1")],
+                "10.0.0.1",
+                "192.0.2.1 [192.0.2.1]",
+            ),
             // Nothing before an entry that is no address is believed.
-            (&[(list, "192.0.2.1, unknown, 10.0.0.2")], "10.0.0.1", "10.0.0.2 [10.0.0.2]"),
+            (
+                &[(list, "192.0.2.1, unknown, 10.0.0.2")],
+                "10.0.0.1",
+                "10.0.0.2 [10.0.0.2]",
+            ),
             (&[(list, "192.0.2.1, ")], "10.0.0.1", "10.0.0.1"),
-            (&[(list, "192.0.2.1:4711")], "fd00::1", "192.0.2.1 [192.0.2.1]"),
-            (&[(list, "[2001:db8::1]:80")], "::ffff:10.0.0.1", "2001:db8::1 [2001:db8::1]"),
+            (
+                &[(list, "192.0.2.1:4711")],
+                "fd00::1",
+                "192.0.2.1 [192.0.2.1]",
+            ),
+            (
+                &[(list, "[2001:db8::1]:80")],
+                "::ffff:10.0.0.1",
+                "2001:db8::1 [2001:db8::1]",
+            ),
             (&[], "10.0.0.1", "10.0.0.1"),
         ] {
             assert_eq!(settled(&proxies(), sent, peer), wanted, "{sent:?}");
         }
         let nobody = TrustedProxies::default();
         assert_eq!(
-            settled(&nobody, &[(list, "192.0.2.1"), (real, "1.1.1.1")], "10.0.0.1"),
+            settled(
+                &nobody,
+                &[(list, "192.0.2.1"), (real, "1.1.1.1")],
+                "10.0.0.1"
+            ),
             "10.0.0.1 [192.0.2.1] [1.1.1.1]",
             "as they came"
         );
@@ -169,12 +215,32 @@ mod tests {
         let nobody = TrustedProxies::default();
         for (trusted, sent, is_vouched, wanted) in [
             (&nobody, &[][..], false, " [10.0.0.9]"),
-            (&nobody, &[(list, "1.1.1.1"), (list, "2.2.2.2")], false, " [1.1.1.1, 2.2.2.2, 10.0.0.9]"),
-            (&nobody, &[(list, "1.1.1.1"), (real, "2.2.2.2")], true, " [10.0.0.9]"),
-            (&proxies(), &[(list, "192.0.2.1")], true, " [192.0.2.1, 10.0.0.9]"),
+            (
+                &nobody,
+                &[(list, "1.1.1.1"), (list, "2.2.2.2")],
+                false,
+                " [1.1.1.1, 2.2.2.2, 10.0.0.9]",
+            ),
+            (
+                &nobody,
+                &[(list, "1.1.1.1"), (real, "2.2.2.2")],
+                true,
+                " [10.0.0.9]",
+            ),
+            (
+                &proxies(),
+                &[(list, "192.0.2.1")],
+                true,
+                " [192.0.2.1, 10.0.0.9]",
+            ),
         ] {
             let mut headers = headers(sent);
-            add_peer(trusted, &mut headers, "::ffff:10.0.0.9".parse().unwrap(), is_vouched);
+            add_peer(
+                trusted,
+                &mut headers,
+                "::ffff:10.0.0.9".parse().unwrap(),
+                is_vouched,
+            );
             assert_eq!(shown(&headers), wanted, "{sent:?}");
         }
     }

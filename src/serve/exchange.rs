@@ -37,8 +37,8 @@ impl Exchange {
         if let Some(user) = self.caller.user() {
             audit::record_caller(&self.request, user);
         }
-        if let Some(other) = self.caller.impersonated() {
-            audit::record_impersonated(&self.request, other);
+        if let Some((other, impersonation)) = self.caller.impersonated() {
+            audit::record_impersonated(&self.request, other, impersonation.constraint);
         }
     }
 

@@ -75,7 +75,10 @@ async fn trusted_proxies_tell_the_clients_address() {
         config.policy.users.burst = 1;
     })
     .await;
-    let forged = [("x-forwarded-for", "1.1.1.1, 192.0.2.1"), ("x-real-ip", "1.1.1.1")];
+    let forged = [
+        ("x-forwarded-for", "1.1.1.1, 192.0.2.1"),
+        ("x-real-ip", "1.1.1.1"),
+    ];
     assert_eq!(heard(&fixture, &forged).await, "192.0.2.1, 127.0.0.1");
 
     // Callers without a token count by address.

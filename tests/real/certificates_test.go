@@ -182,18 +182,11 @@ func TestCertificateCallersKeepTheirIdentity(t *testing.T) {
 		{"a deputy as jane", clientCA.Person(t, certificates.Template("deputy")), map[string]string{"Impersonate-User": "jane"}},
 		{"a deputy as a reader", clientCA.Person(t, certificates.Template("deputy")), map[string]string{"Impersonate-User": "jane", "Impersonate-Group": "readers", "Impersonate-Extra-Scopes": "x|y"}},
 		{"a deputy as a service account", clientCA.Person(t, certificates.Template("deputy")), map[string]string{"Impersonate-User": "system:serviceaccount:default:builder"}},
+		{"a deputy as root", clientCA.Person(t, certificates.Template("deputy")), map[string]string{"Impersonate-User": "root"}},
+		{"a deputy as a master", clientCA.Person(t, certificates.Template("deputy")), map[string]string{"Impersonate-User": "jane", "Impersonate-Group": "system:masters"}},
+		{"a deputy with a unique id", clientCA.Person(t, certificates.Template("deputy")), map[string]string{"Impersonate-User": "jane", "Impersonate-Uid": "7"}},
+		{"a deputy with more", clientCA.Person(t, certificates.Template("deputy")), map[string]string{"Impersonate-User": "jane", "Impersonate-Extra-Other": "x"}},
 		{"a deputy as nobody", clientCA.Person(t, certificates.Template("deputy")), map[string]string{"Impersonate-Group": "readers"}},
-	}
-	// A refused impersonation has the same status. Its text names the permission that was
-	// checked.
-	refused := []struct {
-		name   string
-		header map[string]string
-	}{
-		{"a deputy as root", map[string]string{"Impersonate-User": "root"}},
-		{"a deputy as a master", map[string]string{"Impersonate-User": "jane", "Impersonate-Group": "system:masters"}},
-		{"a deputy with a unique id", map[string]string{"Impersonate-User": "jane", "Impersonate-Uid": "7"}},
-		{"a deputy with more", map[string]string{"Impersonate-User": "jane", "Impersonate-Extra-Other": "x"}},
 	}
 	requests := []api.Request{
 		whoAmI,
@@ -231,16 +224,6 @@ func TestCertificateCallersKeepTheirIdentity(t *testing.T) {
 	}
 	if fromMemory < 15 {
 		t.Errorf("only %d answers were from memory", fromMemory)
-	}
-	deputy := clientCA.Person(t, certificates.Template("deputy"))
-	for _, person := range refused {
-		for _, r := range requests[:6] {
-			r.Header = merged(r.Header, person.header)
-			got, wanted := ask(t, certificates.Client(proxy.Target, deputy), proxy.Target, r), ask(t, certificates.Client(up, deputy), up, r)
-			if got.status != 403 || wanted.status != 403 {
-				t.Errorf("%s: %v\n  ours: %d %s\ntheirs: %d %s", person.name, r, got.status, got.body, wanted.status, wanted.body)
-			}
-		}
 	}
 }
 

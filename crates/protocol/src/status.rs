@@ -70,12 +70,8 @@ impl Status {
         Self::forbidden_to(user, verb.as_str(), resource, reason)
     }
 
-    /// 403 for a user who may not impersonate the named user, group or service account.
-    pub fn forbidden_impersonation(user: &str, named: &ResourceRequest, reason: &str) -> Self {
-        Self::forbidden_to(user, "impersonate", named, reason)
-    }
-
-    fn forbidden_to(user: &str, verb: &str, resource: &ResourceRequest, reason: &str) -> Self {
+    /// 403 for a verb that is none of a request's, such as `impersonate`.
+    pub fn forbidden_to(user: &str, verb: &str, resource: &ResourceRequest, reason: &str) -> Self {
         let ResourceRequest {
             gvr,
             namespace,

@@ -33,6 +33,7 @@ fn attributes<'a>(uri: &'a str, verb: &'a str, user: Option<&'a Identity>) -> Ev
         verb,
         user,
         impersonated: None,
+        constraint: None,
         source_ips: &[IpAddr::V4(std::net::Ipv4Addr::LOCALHOST)],
         user_agent: "probe/1 <&>é".as_bytes(),
         resource: None,
@@ -262,6 +263,7 @@ fn an_impersonated_user_is_written_once_the_impersonation_is_allowed() {
         at(RECEIVED),
         &EventAttributes {
             impersonated: Some(&bob),
+            constraint: Some("impersonate:user-info"),
             ..attributes("/version", "get", Some(&alice))
         },
     );
@@ -272,6 +274,7 @@ fn an_impersonated_user_is_written_once_the_impersonation_is_allowed() {
     let both = concat!(
         r#""user":{"username":"alice","uid":"alice-uid","groups":["system:authenticated"]},"#,
         r#""impersonatedUser":{"username":"bob","groups":["builders","system:authenticated"]},"#,
+        r#""authenticationMetadata":{"impersonationConstraint":"impersonate:user-info"},"#,
         r#""sourceIPs":["127.0.0.1"]"#,
     );
     let complete = line(AuditStage::ResponseComplete);

@@ -211,7 +211,7 @@ async fn a_forwarded_request_is_logged_if_its_caller_acts_as_another_user() {
     for code in [201, 404] {
         let events = logged("", "GET", POD, |mut record, request| {
             record_caller(request, &alice());
-            record_impersonated(request, &bob);
+            record_impersonated(request, &bob, None);
             record.forwarded();
             assert!(record.is_only_here());
             drop(record.answered(answer(code)));
@@ -226,7 +226,7 @@ async fn a_forwarded_request_is_logged_if_its_caller_acts_as_another_user() {
     }
     let closed = logged("", "GET", POD, |mut record, request| {
         record_caller(request, &alice());
-        record_impersonated(request, &bob);
+        record_impersonated(request, &bob, None);
         record.forwarded();
     })
     .await;

@@ -9,8 +9,8 @@ use tokio::task::JoinHandle;
 use super::*;
 use crate::body;
 use crate::test_support::{
-    connect, connect_after, eventually, get, get2, http1_client, http2_client, read, roots, soon, streamed, text,
-    tls_options,
+    connect, connect_after, eventually, get, get2, http1_client, http2_client, read, roots, soon,
+    streamed, text, tls_options,
 };
 
 struct Server {

@@ -1,0 +1,457 @@
+//! The modes of impersonation: the identities that each allows, and what the caller must be allowed.
+//!
+//! Source: `apiserver/pkg/endpoints/filters/impersonation/mode.go`.
+use std::sync::Arc;
+
+use watershed_protocol::{GroupVersionResource, ResourceRequest};
+
+use super::extra_key;
+use super::identity::Identity;
+use super::impersonate::ImpersonationRequest;
+
+const AUTHENTICATION: &str = "authentication.k8s.io";
+const PRIVILEGED: &str = "system:masters";
+const NODES: &str = "system:nodes";
+/// The attribute of a service account's token that names the node of its pod.
+/// Source: `apiserver/pkg/authentication/serviceaccount/util.go` (`NodeNameKey`).
+const NODE_NAME: &str = "authentication.kubernetes.io/node-name";
+const NODE_KEYS: &str = "authentication.kubernetes.io/associated-node-keys";
+/// Number of groups or attributes from which on one permission for all of them is asked for first.
+const MANY: usize = 4;
+
+/// A mode of impersonation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ImpersonationMode {
+    /// A service account acts as the node of its pod.
+    AssociatedNode,
+    /// Anybody acts as a node.
+    ArbitraryNode,
+    /// Anybody acts as a service account.
+    ServiceAccount,
+    /// Anybody acts as another user, with groups and attributes.
+    UserInfo,
+    /// Impersonation as before Kubernetes 1.36: in all requests, and with any group.
+    Legacy,
+}
+
+/// A condition of a mode.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum ModeCheck {
+    /// The caller must be allowed to act as this user, group or attribute.
+    Named(ResourceRequest),
+    /// The caller must be allowed to act as all groups or attributes, or as each of these.
+    AllOrEach(ResourceRequest, Vec<ResourceRequest>),
+    /// Nobody may, for this reason.
+    Refused(ResourceRequest, String),
+}
+
+impl ImpersonationMode {
+    /// All modes, in the order in which upstream tries them.
+    pub(super) const ALL: [Self; 5] = [
+        Self::AssociatedNode,
+        Self::ArbitraryNode,
+        Self::ServiceAccount,
+        Self::UserInfo,
+        Self::Legacy,
+    ];
+
+    /// Returns the verb of the permission to act as somebody. Upstream audits it, unless it is the
+    /// legacy one.
+    pub(super) fn verb(self) -> &'static str {
+        match self {
+            Self::AssociatedNode => "impersonate:associated-node",
+            Self::ArbitraryNode => "impersonate:arbitrary-node",
+            Self::ServiceAccount => "impersonate:serviceaccount",
+            Self::UserInfo => "impersonate:user-info",
+            Self::Legacy => "impersonate",
+        }
+    }
+
+    /// Returns the verb of the permission to make such a request in this mode, if it needs one.
+    pub(super) fn request_verb(self, verb: &str) -> Option<Arc<str>> {
+        let (_, mode) = self.verb().split_once(':')?;
+        Some(format!("impersonate-on:{mode}:{verb}").into())
+    }
+
+    /// Returns whether the mode is for such an identity.
+    pub(super) fn is_for(self, wanted: &ImpersonationRequest, caller: &Identity) -> bool {
+        let (node, account) = (wanted.node(), wanted.service_account());
+        match self {
+            Self::AssociatedNode => {
+                wanted.is_user_only() && node.is_some_and(|node| runs_on(caller, node))
+            }
+            Self::ArbitraryNode => wanted.is_user_only() && node.is_some(),
+            Self::ServiceAccount => wanted.is_user_only() && account.is_some(),
+            Self::UserInfo => node.is_none() && account.is_none(),
+            Self::Legacy => true,
+        }
+    }
+
+    /// Returns the caller as authorizers see it.
+    pub(super) fn asking(self, caller: &Arc<Identity>) -> Arc<Identity> {
+        if self != Self::AssociatedNode {
+            return Arc::clone(caller);
+        }
+        // The verdict is for all nodes, so the attributes that differ between them are left out.
+        let mut keys: Vec<_> = caller.extra.iter().map(|(key, _)| key.clone()).collect();
+        keys.sort();
+        Arc::new(Identity {
+            extra: vec![(NODE_KEYS.to_owned(), keys)],
+            ..Identity::clone(caller)
+        })
+    }
+
+    /// Returns the conditions on the identity, in upstream's order.
+    pub(super) fn checks(self, wanted: &ImpersonationRequest) -> Vec<ModeCheck> {
+        let mut checks = vec![ModeCheck::Named(self.user(wanted))];
+        if !wanted.uid.is_empty() {
+            let uid = named(AUTHENTICATION, "uids", &wanted.uid);
+            checks.push(ModeCheck::Named(uid));
+        }
+        if !wanted.groups.is_empty() {
+            checks.extend(self.groups(&wanted.groups));
+        }
+        if !wanted.extra.is_empty() {
+            checks.extend(self.extra(wanted));
+        }
+        checks
+    }
+
+    /// Returns the conditions in the order of releases that have the legacy mode only.
+    /// Source: `apiserver/pkg/endpoints/filters/impersonation/impersonation.go`.
+    pub(super) fn checks_before_modes(wanted: &ImpersonationRequest) -> Vec<ModeCheck> {
+        let mut checks = Self::Legacy.checks(wanted);
+        let is_uid = |check: &ModeCheck| matches!(check, ModeCheck::Named(named) if &*named.gvr.resource == "uids");
+        checks.sort_by_key(is_uid);
+        checks
+    }
+
+    /// Returns the identity that the caller gets.
+    pub(super) fn identity(self, wanted: &ImpersonationRequest) -> Identity {
+        let mut groups = wanted.groups.clone();
+        if self != Self::Legacy && wanted.node().is_some() {
+            groups = vec![NODES.to_owned()];
+        } else if let Some((namespace, _)) = wanted.service_account()
+            && groups.is_empty()
+        {
+            groups = vec![
+                "system:serviceaccounts".to_owned(),
+                format!("system:serviceaccounts:{namespace}"),
+            ];
+        }
+        let extra = wanted.extra.iter();
+        Identity {
+            user: wanted.user.clone(),
+            uid: Some(wanted.uid.clone()).filter(|uid| !uid.is_empty()),
+            groups,
+            extra: extra
+                .map(|(key, values)| (key.clone(), values.clone()))
+                .collect(),
+        }
+        .with_implicit_group()
+    }
+
+    /// Returns the API group of users, groups and service accounts.
+    fn api_group(self) -> &'static str {
+        if self == Self::Legacy {
+            ""
+        } else {
+            AUTHENTICATION
+        }
+    }
+
+    fn user(self, wanted: &ImpersonationRequest) -> ResourceRequest {
+        let group = self.api_group();
+        if let Some((namespace, name)) = wanted.service_account() {
+            return ResourceRequest {
+                namespace: Some(namespace.to_owned()),
+                ..named(group, "serviceaccounts", name)
+            };
+        }
+        match wanted.node().filter(|_| self != Self::Legacy) {
+            // The verdict is for all nodes.
+            Some(_) if self == Self::AssociatedNode => named(group, "nodes", "*"),
+            Some(node) => named(group, "nodes", node),
+            None => named(group, "users", &wanted.user),
+        }
+    }
+
+    fn groups(self, groups: &[String]) -> Vec<ModeCheck> {
+        let of = |name: &str| named(self.api_group(), "groups", name);
+        let each = groups.iter().map(|group| of(group));
+        if self == Self::Legacy {
+            return each.map(ModeCheck::Named).collect();
+        }
+        if groups.iter().any(String::is_empty) {
+            let reason = "impersonating the empty string group is not allowed";
+            return vec![ModeCheck::Refused(of(""), reason.to_owned())];
+        }
+        if groups.iter().any(|group| group == PRIVILEGED) {
+            let reason = "impersonating the system:masters group is not allowed";
+            return vec![ModeCheck::Refused(of(PRIVILEGED), reason.to_owned())];
+        }
+        if groups.len() >= MANY {
+            return vec![ModeCheck::AllOrEach(of("*"), each.collect())];
+        }
+        each.map(ModeCheck::Named).collect()
+    }
+
+    fn extra(self, wanted: &ImpersonationRequest) -> Vec<ModeCheck> {
+        let of = |key: &str, value: &str| ResourceRequest {
+            subresource: Some(key.to_owned()).filter(|key| !key.is_empty()),
+            ..named(AUTHENTICATION, "userextras", value)
+        };
+        let pairs = wanted.extra.iter();
+        let each: Vec<_> = pairs
+            .flat_map(|(key, values)| values.iter().map(move |value| of(key, value)))
+            .collect();
+        if self == Self::Legacy {
+            return each.into_iter().map(ModeCheck::Named).collect();
+        }
+        if let Err(reason) = extra_key::check(&wanted.extra) {
+            return vec![ModeCheck::Refused(of("", ""), reason)];
+        }
+        if wanted.extra.len() >= MANY || each.len() >= MANY {
+            return vec![ModeCheck::AllOrEach(of("*", "*"), each)];
+        }
+        each.into_iter().map(ModeCheck::Named).collect()
+    }
+}
+
+/// Returns whether a caller is a service account whose pod runs on this node.
+fn runs_on(caller: &Identity, node: &str) -> bool {
+    let asking = ImpersonationRequest {
+        user: caller.user.clone(),
+        ..ImpersonationRequest::default()
+    };
+    let values = caller.extra.iter().find(|(key, _)| key == NODE_NAME);
+    asking.service_account().is_some()
+        && values.is_some_and(|(_, values)| matches!(&values[..], [name] if name == node))
+}
+
+fn named(group: &str, resource: &str, name: &str) -> ResourceRequest {
+    ResourceRequest {
+        gvr: GroupVersionResource::new(group, "v1", resource),
+        namespace: None,
+        name: Some(name.to_owned()).filter(|name| !name.is_empty()),
+        subresource: None,
+        name_from_selector: false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    fn wanted(user: &str, groups: &[&str], extra: &[(&str, &[&str])]) -> ImpersonationRequest {
+        let owned = |texts: &[&str]| texts.iter().map(|&text| text.to_owned()).collect();
+        let extra = extra
+            .iter()
+            .map(|(key, values)| ((*key).to_owned(), owned(values)));
+        ImpersonationRequest {
+            user: user.to_owned(),
+            uid: String::new(),
+            groups: owned(groups),
+            extra: extra.collect::<BTreeMap<_, _>>(),
+        }
+    }
+
+    fn caller(user: &str, node: Option<&str>) -> Arc<Identity> {
+        let nodes = node.map(|node| (NODE_NAME.to_owned(), vec![node.to_owned()]));
+        Arc::new(Identity {
+            user: user.to_owned(),
+            uid: None,
+            groups: Vec::new(),
+            extra: nodes.into_iter().collect(),
+        })
+    }
+
+    fn modes(wanted: &ImpersonationRequest, caller: &Identity) -> Vec<&'static str> {
+        let modes = ImpersonationMode::ALL.into_iter();
+        modes
+            .filter(|mode| mode.is_for(wanted, caller))
+            .map(ImpersonationMode::verb)
+            .collect()
+    }
+
+    fn shown(checks: &[ModeCheck]) -> Vec<String> {
+        let name = |named: &ResourceRequest| {
+            let ResourceRequest {
+                gvr,
+                namespace,
+                name,
+                subresource,
+                ..
+            } = named;
+            let text = |part: &Option<String>| part.clone().unwrap_or_else(|| "-".to_owned());
+            format!(
+                "{}:{} {} {} {}",
+                gvr.group,
+                gvr.resource,
+                text(namespace),
+                text(name),
+                text(subresource)
+            )
+        };
+        let checks = checks.iter().map(|check| match check {
+            ModeCheck::Named(named) => name(named),
+            ModeCheck::AllOrEach(all, each) => format!("{} or {}", name(all), each.len()),
+            ModeCheck::Refused(named, reason) => format!("{}: {reason}", name(named)),
+        });
+        checks.collect()
+    }
+
+    #[test]
+    fn each_mode_is_for_certain_users() {
+        let (jane, agent) = (
+            caller("jane", None),
+            caller("system:serviceaccount:n:agent", Some("east")),
+        );
+        let (node, account) = ("system:node:east", "system:serviceaccount:n:robot");
+        for (wanted, caller, modes_wanted) in [
+            (
+                wanted("bob", &[], &[]),
+                &jane,
+                &["impersonate:user-info", "impersonate"][..],
+            ),
+            (
+                wanted(node, &[], &[]),
+                &jane,
+                &["impersonate:arbitrary-node", "impersonate"],
+            ),
+            (
+                wanted(node, &[], &[]),
+                &agent,
+                &[
+                    "impersonate:associated-node",
+                    "impersonate:arbitrary-node",
+                    "impersonate",
+                ],
+            ),
+            (
+                wanted("system:node:west", &[], &[]),
+                &agent,
+                &["impersonate:arbitrary-node", "impersonate"],
+            ),
+            (wanted(node, &["a"], &[]), &agent, &["impersonate"]),
+            (
+                wanted(account, &[], &[]),
+                &jane,
+                &["impersonate:serviceaccount", "impersonate"],
+            ),
+            (
+                wanted(account, &[], &[("a.b/c", &["d"])]),
+                &jane,
+                &["impersonate"],
+            ),
+            (
+                wanted("system:node:East", &[], &[]),
+                &jane,
+                &["impersonate:user-info", "impersonate"],
+            ),
+        ] {
+            assert_eq!(modes(&wanted, caller), modes_wanted, "{wanted:?}");
+        }
+        let elsewhere = caller("jane", Some("east"));
+        let request = wanted(node, &[], &[]);
+        assert!(!ImpersonationMode::AssociatedNode.is_for(&request, &elsewhere));
+        let asking = ImpersonationMode::AssociatedNode.asking(&agent);
+        assert_eq!(
+            asking.extra,
+            [(NODE_KEYS.to_owned(), vec![NODE_NAME.to_owned()])]
+        );
+    }
+
+    #[test]
+    fn each_part_of_an_identity_is_checked_in_upstreams_order() {
+        use ImpersonationMode::{AssociatedNode, Legacy, ServiceAccount, UserInfo};
+        let account = ImpersonationRequest {
+            uid: "7".to_owned(),
+            ..wanted("system:serviceaccount:n:robot", &["a"], &[("K", &["v"])])
+        };
+        let each = [
+            ":serviceaccounts n robot -",
+            "authentication.k8s.io:uids - 7 -",
+            ":groups - a -",
+            "authentication.k8s.io:userextras - v K",
+        ];
+        assert_eq!(shown(&Legacy.checks(&account)), each);
+        let before = shown(&ImpersonationMode::checks_before_modes(&account));
+        assert_eq!(before, [each[0], each[2], each[3], each[1]]);
+        assert_eq!(
+            shown(&ServiceAccount.checks(&wanted("system:serviceaccount:n:robot", &[], &[]))),
+            ["authentication.k8s.io:serviceaccounts n robot -"]
+        );
+        assert_eq!(
+            shown(&AssociatedNode.checks(&wanted("system:node:east", &[], &[]))),
+            ["authentication.k8s.io:nodes - * -"]
+        );
+        let user = "authentication.k8s.io:users - bob -";
+        for (groups, extra, wanted_checks) in [
+            (
+                &["a", "b", "c"][..],
+                &[][..],
+                vec![
+                    "authentication.k8s.io:groups - a -",
+                    "authentication.k8s.io:groups - b -",
+                    "authentication.k8s.io:groups - c -",
+                ],
+            ),
+            (
+                &["a", "b", "c", "d"],
+                &[],
+                vec!["authentication.k8s.io:groups - * - or 4"],
+            ),
+            (
+                &["a", ""],
+                &[],
+                vec![
+                    "authentication.k8s.io:groups - - -: impersonating the empty string group is not allowed",
+                ],
+            ),
+            (
+                &["a", "system:masters"],
+                &[],
+                vec![
+                    "authentication.k8s.io:groups - system:masters -: impersonating the system:masters group is not allowed",
+                ],
+            ),
+            (
+                &[],
+                &[("a.b/c", &["1", "2", "3", "4"][..])],
+                vec!["authentication.k8s.io:userextras - * * or 4"],
+            ),
+            (
+                &[],
+                &[("a.b/c", &["1"][..])],
+                vec!["authentication.k8s.io:userextras - 1 a.b/c"],
+            ),
+        ] {
+            let found = shown(&UserInfo.checks(&wanted("bob", groups, extra)));
+            assert_eq!(found[0], user);
+            assert_eq!(found[1..], wanted_checks);
+        }
+    }
+
+    #[test]
+    fn nodes_and_service_accounts_have_fixed_groups() {
+        use ImpersonationMode::{ArbitraryNode, Legacy, ServiceAccount};
+        let groups = |mode: ImpersonationMode, user: &str| {
+            mode.identity(&wanted(user, &[], &[])).groups.join(" ")
+        };
+        assert_eq!(
+            groups(ArbitraryNode, "system:node:east"),
+            "system:nodes system:authenticated"
+        );
+        assert_eq!(groups(Legacy, "system:node:east"), "system:authenticated");
+        for mode in [ServiceAccount, Legacy] {
+            assert_eq!(
+                groups(mode, "system:serviceaccount:n:robot"),
+                "system:serviceaccounts system:serviceaccounts:n system:authenticated"
+            );
+        }
+        assert_eq!(groups(Legacy, "system:anonymous"), "system:unauthenticated");
+    }
+}

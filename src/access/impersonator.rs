@@ -1,0 +1,369 @@
+//! Judges whether a caller may act as somebody else, as upstream does for callers that it knows.
+//!
+//! Upstream tries its modes one after the other, and first the one in which the same user was last
+//! allowed. If none allows it, the first refusal counts.
+//! Source: `apiserver/pkg/endpoints/filters/impersonation/constrained_impersonation.go`.
+use std::sync::Arc;
+
+use http::{Method, Uri};
+use moka::sync::Cache;
+use watershed_protocol::{
+    FieldSelector, LabelSelector, RequestInfo, ResourceRequest, Status, Verb,
+};
+
+use super::authorize::Authorizer;
+use super::caller::Rejection;
+use super::identity::Identity;
+use super::impersonate::ImpersonationRequest;
+use super::impersonation_filter::{ImpersonationRules, RulesProbe};
+use super::impersonation_mode::{ImpersonationMode, ModeCheck};
+use super::request::{ReviewSelectors, VerbTarget};
+use super::verdict::Decision;
+use crate::upstream::UpstreamClient;
+
+/// Users whose last mode is remembered. Source: `cache.go` (`newModeIndexCache`).
+const MAX_USERS: u64 = 10_000;
+
+/// Judges impersonation.
+pub(super) struct Impersonator {
+    authorizer: Arc<Authorizer>,
+    rules: RulesProbe,
+    /// The mode in which each user was last allowed to act as somebody.
+    last_modes: Cache<String, ImpersonationMode>,
+}
+
+/// The identity that a caller gets.
+pub(super) struct ImpersonatedIdentity {
+    pub(super) identity: Identity,
+    /// The mode's verb, unless it is the legacy one. Upstream audits it.
+    pub(super) constraint: Option<&'static str>,
+}
+
+/// A request as upstream's authorizers see it.
+pub(super) struct RequestedAccess {
+    verb: String,
+    on: VerbTarget,
+}
+
+impl Impersonator {
+    pub(super) fn new(client: UpstreamClient, authorizer: Arc<Authorizer>) -> Self {
+        Self {
+            authorizer,
+            rules: RulesProbe::new(client),
+            last_modes: Cache::new(MAX_USERS),
+        }
+    }
+
+    /// Returns the identity that `caller` may have for this request.
+    pub(super) async fn judge(
+        &self,
+        caller: &Arc<Identity>,
+        wanted: &ImpersonationRequest,
+        access: Option<&RequestedAccess>,
+    ) -> Result<ImpersonatedIdentity, Rejection> {
+        let rules = self.rules.rules().await;
+        let rules = rules.map_err(|error| Rejection::ReviewFailed(Arc::new(error)))?;
+        if wanted.user.is_empty() {
+            return Err(Status::bad_request(refusal_without_user(wanted, rules)).into());
+        }
+        if rules == ImpersonationRules::LegacyOnly {
+            let checks = ImpersonationMode::checks_before_modes(wanted);
+            self.require_all(ImpersonationMode::Legacy, caller, checks)
+                .await?;
+            return Ok(allowed(ImpersonationMode::Legacy, wanted));
+        }
+        let last = self.last_modes.get(&caller.user);
+        let others = ImpersonationMode::ALL
+            .into_iter()
+            .filter(|mode| Some(*mode) != last);
+        let mut first_refusal = None;
+        for mode in last.into_iter().chain(others) {
+            if !mode.is_for(wanted, caller) {
+                continue;
+            }
+            match self.allow(mode, caller, wanted, access).await {
+                Ok(true) => {
+                    self.last_modes.insert(caller.user.clone(), mode);
+                    return Ok(allowed(mode, wanted));
+                }
+                Ok(false) => {}
+                Err(failed @ Rejection::ReviewFailed(_)) => return Err(failed),
+                Err(refusal) => first_refusal = first_refusal.or(Some(refusal)),
+            }
+        }
+        // The legacy mode is for everybody, so there is a refusal.
+        Err(first_refusal.unwrap_or_else(|| Status::internal("no impersonation mode").into()))
+    }
+
+    /// Returns `Ok(false)` if the mode cannot be judged for a request like this one.
+    async fn allow(
+        &self,
+        mode: ImpersonationMode,
+        caller: &Arc<Identity>,
+        wanted: &ImpersonationRequest,
+        access: Option<&RequestedAccess>,
+    ) -> Result<bool, Rejection> {
+        if mode != ImpersonationMode::Legacy {
+            let Some(RequestedAccess { verb, on }) = access else {
+                return Ok(false);
+            };
+            if let Some(verb) = mode.request_verb(verb) {
+                self.require(mode, caller, verb, on.clone()).await?;
+            }
+        }
+        self.require_all(mode, caller, mode.checks(wanted)).await?;
+        Ok(true)
+    }
+
+    async fn require_all(
+        &self,
+        mode: ImpersonationMode,
+        caller: &Arc<Identity>,
+        checks: Vec<ModeCheck>,
+    ) -> Result<(), Rejection> {
+        for check in checks {
+            match check {
+                ModeCheck::Named(named) => self.require_named(mode, caller, named).await?,
+                ModeCheck::AllOrEach(all, each) => {
+                    match self.require_named(mode, caller, all).await {
+                        Ok(()) => continue,
+                        Err(failed @ Rejection::ReviewFailed(_)) => return Err(failed),
+                        Err(Rejection::Status(_)) => {}
+                    }
+                    for named in each {
+                        self.require_named(mode, caller, named).await?;
+                    }
+                }
+                ModeCheck::Refused(named, reason) => {
+                    let status = Status::forbidden_to(&caller.user, mode.verb(), &named, &reason);
+                    return Err(status.into());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn require_named(
+        &self,
+        mode: ImpersonationMode,
+        caller: &Arc<Identity>,
+        named: ResourceRequest,
+    ) -> Result<(), Rejection> {
+        self.require(mode, caller, mode.verb().into(), named.into())
+            .await
+    }
+
+    async fn require(
+        &self,
+        mode: ImpersonationMode,
+        caller: &Arc<Identity>,
+        verb: Arc<str>,
+        on: VerbTarget,
+    ) -> Result<(), Rejection> {
+        let asking = mode.asking(caller);
+        let reviewed = self
+            .authorizer
+            .authorize_verb(&asking, Arc::clone(&verb), on.clone())
+            .await
+            .map_err(Rejection::ReviewFailed)?;
+        let Decision::Denied(reason) = reviewed.decision() else {
+            return Ok(());
+        };
+        Err(match &on {
+            VerbTarget::Resource { resource, .. } => {
+                Status::forbidden_to(&caller.user, &verb, resource, reason)
+            }
+            VerbTarget::Path(path) => Status::forbidden_path(&caller.user, &verb, path, reason),
+        }
+        .into())
+    }
+}
+
+impl RequestedAccess {
+    /// Returns what authorizers are asked about a request, or `None` if that is not certain: its
+    /// path may be read in another way than upstream reads it.
+    /// Source: `apiserver/pkg/endpoints/request/requestinfo.go`,
+    /// `apiserver/pkg/endpoints/filters/authorization.go` (`GetAuthorizerAttributes`).
+    pub(super) fn of(method: &Method, uri: &Uri) -> Option<Self> {
+        let (path, query) = (uri.path(), uri.query());
+        if path.contains('%') {
+            return None;
+        }
+        let info = RequestInfo::parse(method, path, query);
+        let Some(resource) = info.resource else {
+            let is_other = !has_resource_form(path);
+            return is_other.then(|| Self {
+                verb: method.as_str().to_ascii_lowercase(),
+                on: VerbTarget::Path(path.to_owned()),
+            });
+        };
+        let verb = match info.verb {
+            _ if info.legacy_watch => "watch",
+            Verb::Other if *method == Method::HEAD && resource.name.is_some() => "get",
+            Verb::Other => return None,
+            verb => verb.as_str(),
+        };
+        let is_selected = matches!(verb, "list" | "watch" | "deletecollection");
+        let selectors = if is_selected && !info.legacy_watch {
+            selectors(query.unwrap_or_default())
+        } else {
+            ReviewSelectors::default()
+        };
+        Some(Self {
+            verb: verb.to_owned(),
+            on: VerbTarget::Resource {
+                resource,
+                selectors,
+            },
+        })
+    }
+}
+
+/// Returns the selectors in a query. Those that upstream would refuse are left out.
+fn selectors(query: &str) -> ReviewSelectors {
+    let first = |name: &str| {
+        form_urlencoded::parse(query.as_bytes())
+            .find(|(key, _)| key == name)
+            .map(|(_, value)| value)
+    };
+    let labels = first("labelSelector").and_then(|text| LabelSelector::parse(&text).ok());
+    let fields = first("fieldSelector").and_then(|text| FieldSelector::parse(&text).ok());
+    ReviewSelectors::new(labels.as_ref(), fields.as_ref())
+}
+
+/// Returns whether upstream takes a path for one of a resource.
+fn has_resource_form(path: &str) -> bool {
+    let mut segments = path.trim_matches('/').split('/');
+    let least = match segments.next() {
+        Some("api") => 3,
+        Some("apis") => 4,
+        _ => return false,
+    };
+    1 + segments.count() >= least
+}
+
+fn allowed(mode: ImpersonationMode, wanted: &ImpersonationRequest) -> ImpersonatedIdentity {
+    ImpersonatedIdentity {
+        identity: mode.identity(wanted),
+        constraint: Some(mode.verb()).filter(|_| mode != ImpersonationMode::Legacy),
+    }
+}
+
+/// Returns the text about groups or attributes without a user.
+fn refusal_without_user(wanted: &ImpersonationRequest, rules: ImpersonationRules) -> String {
+    match rules {
+        ImpersonationRules::Constrained => format!(
+            "requested {} without impersonating a user name",
+            wanted.as_go()
+        ),
+        ImpersonationRules::LegacyOnly => format!(
+            "requested [{}] without impersonating a user",
+            wanted.as_go_references().join(" ")
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shown(method: &str, uri: &str) -> String {
+        let access = RequestedAccess::of(&method.parse().unwrap(), &uri.parse().unwrap());
+        match access {
+            None => "uncertain".to_owned(),
+            Some(RequestedAccess { verb, on }) => match on {
+                VerbTarget::Path(path) => format!("{verb} {path}"),
+                VerbTarget::Resource {
+                    resource,
+                    selectors,
+                } => {
+                    let selected = selectors != ReviewSelectors::default();
+                    let text = |part: Option<String>| part.unwrap_or_else(|| "-".to_owned());
+                    format!(
+                        "{verb} {} {} {} {}{}",
+                        resource.gvr.resource,
+                        text(resource.namespace),
+                        text(resource.name),
+                        text(resource.subresource),
+                        if selected { " selected" } else { "" }
+                    )
+                }
+            },
+        }
+    }
+
+    #[test]
+    fn requests_are_seen_as_upstream_sees_them() {
+        for (method, uri, wanted) in [
+            ("GET", "/api/v1/pods", "list pods - - -"),
+            (
+                "GET",
+                "/api/v1/pods?watch=1&labelSelector=a%3Db",
+                "watch pods - - - selected",
+            ),
+            (
+                "GET",
+                "/api/v1/pods?fieldSelector=metadata.name%3Dx",
+                "list pods - x - selected",
+            ),
+            (
+                "GET",
+                "/api/v1/pods?labelSelector=%3D%3D",
+                "list pods - - -",
+            ),
+            (
+                "GET",
+                "/api/v1/namespaces/n/pods/p?labelSelector=a",
+                "get pods n p -",
+            ),
+            ("HEAD", "/api/v1/namespaces/n/pods/p", "get pods n p -"),
+            ("HEAD", "/api/v1/pods", "uncertain"),
+            (
+                "POST",
+                "/api/v1/namespaces/n/pods/p/exec?command=x",
+                "create pods n p exec",
+            ),
+            ("PATCH", "/api/v1/namespaces/n/pods/p", "patch pods n p -"),
+            (
+                "DELETE",
+                "/api/v1/namespaces/n/pods?labelSelector=a",
+                "deletecollection pods n - - selected",
+            ),
+            (
+                "GET",
+                "/api/v1/watch/pods?labelSelector=a",
+                "watch pods - - -",
+            ),
+            ("GET", "/healthz", "get /healthz"),
+            ("POST", "/metrics/x", "post /metrics/x"),
+            ("GET", "/api", "get /api"),
+            ("GET", "/apis/apps/v1", "get /apis/apps/v1"),
+            ("GET", "/api/v1/namespaces//pods", "uncertain"),
+            ("GET", "/api/v1/namespaces/%6e/pods", "uncertain"),
+            ("GET", "/health%7A", "uncertain"),
+            ("OPTIONS", "/api/v1/pods", "uncertain"),
+        ] {
+            assert_eq!(shown(method, uri), wanted, "{method} {uri}");
+        }
+    }
+
+    #[test]
+    fn a_missing_user_is_refused_in_upstreams_words() {
+        let wanted = ImpersonationRequest {
+            groups: vec!["a".to_owned()],
+            uid: "7".to_owned(),
+            extra: [("k".to_owned(), vec!["v".to_owned()])].into(),
+            ..ImpersonationRequest::default()
+        };
+        assert_eq!(
+            refusal_without_user(&wanted, ImpersonationRules::LegacyOnly),
+            "requested [{Group  a    } {UserExtra  v  authentication.k8s.io/v1  k} \
+             {UID  7  authentication.k8s.io/v1  }] without impersonating a user"
+        );
+        let text = refusal_without_user(&wanted, ImpersonationRules::Constrained);
+        assert!(
+            text.ends_with(" without impersonating a user name"),
+            "{text}"
+        );
+    }
+}
