@@ -1,0 +1,90 @@
+//! The bounds of the window.
+use super::*;
+
+#[test]
+fn age_bounds_the_window() {
+    let (mut writer, reader) = new(WindowLimits {
+        age: Duration::from_secs(10),
+        bytes: 1 << 30,
+    });
+    let start = Instant::now();
+    writer.replace(at(10, &[]));
+    put(&mut writer, start, EventKind::Added, "ns/a", 11, "n1");
+    put(
+        &mut writer,
+        start + Duration::from_secs(5),
+        EventKind::Added,
+        "ns/b",
+        12,
+        "n1",
+    );
+    writer.progress(start + Duration::from_secs(12), ResourceVersion(13));
+    assert_eq!(reader.stats().events, 1);
+    let mut follower = Follower::new(
+        &reader,
+        SubscriptionStart::After(ResourceVersion(11)),
+        Interest::All,
+    );
+    assert_eq!(follower.drain().0, [12]);
+    let mut follower = Follower::new(
+        &reader,
+        SubscriptionStart::After(ResourceVersion(10)),
+        Interest::All,
+    );
+    assert!(matches!(
+        follower.drain().1,
+        SubscriptionStep::Expired { .. }
+    ));
+}
+
+#[test]
+fn compressed_forms_count_with_their_events() {
+    let mut limits = WindowLimits {
+        age: Duration::from_secs(10),
+        bytes: 1 << 30,
+    };
+    let start = Instant::now();
+    let taken = |reader: &StoreReader| reader.stats().event_bytes;
+    // Ten events, which somebody has wanted compressed or not.
+    let fill = |limits, compressed: bool| {
+        let (mut writer, reader) = new(limits);
+        writer.replace(at(10, &[]));
+        let mut follower = Follower::new(&reader, SubscriptionStart::Now, Interest::All);
+        let mut bytes = 0;
+        for version in 11..=20 {
+            put(
+                &mut writer,
+                start,
+                EventKind::Added,
+                &format!("ns/p{version}"),
+                version,
+                "n1",
+            );
+            let SubscriptionStep::Events(events) = follower.step(1) else {
+                panic!("no event")
+            };
+            bytes += events
+                .iter()
+                .filter(|_| compressed)
+                .map(|event| event.compressed().len())
+                .sum::<usize>();
+        }
+        (writer, reader, bytes)
+    };
+    let (_, reader, _) = fill(limits, false);
+    let plain = taken(&reader);
+    let (mut writer, reader, compressed) = fill(limits, true);
+    assert!(compressed > 1000);
+    assert_eq!(taken(&reader), plain + compressed);
+    writer.progress(start + Duration::from_secs(11), ResourceVersion(21));
+    assert_eq!(taken(&reader), 0);
+    let (mut writer, reader, _) = fill(limits, true);
+    writer.replace(at(30, &[]));
+    assert_eq!(taken(&reader), 0);
+    // They take the place of others.
+    limits.bytes = plain + compressed / 2;
+    let (mut writer, reader, _) = fill(limits, true);
+    writer.progress(start, ResourceVersion(21));
+    assert!(taken(&reader) <= limits.bytes);
+    assert!((5..10).contains(&reader.stats().events));
+}
