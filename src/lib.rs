@@ -22,7 +22,7 @@
 //! | [`admin`] | health, metrics and the status page | `admin.rs` |
 //! | [`app`] | starts all of the above and joins them | `app.rs` |
 //! | [`cli`] | the command line and the configuration file | `cli.rs` |
-//! | [`body`], [`drain`], [`metric`] | small types that several modules share | |
+//! | [`body`], [`drain`], [`metric`], [`work`] | small types that several modules share | |
 //! | [`telemetry`] | logs, traces and the metrics registry | `telemetry.rs` |
 //!
 //! Four more crates belong to the workspace:
@@ -56,3 +56,4 @@ pub mod telemetry;
 pub(crate) mod test_support;
 pub mod upstream;
 pub mod watcher;
+pub mod work;

@@ -12,6 +12,7 @@ use super::chunk::{Chunk, ContentCoding};
 use super::grant::{Grant, GrantStatus};
 use super::view::{ClientFrame, ClientView};
 use crate::store::{ObjectRun, ObjectRuns, StoredObject, Subscription, SubscriptionStep};
+use crate::work::{COMPRESSED_PIECE, REDUCED_OBJECT, WorkBudget};
 use watershed_protocol::{
     BookmarkFormat, EventKind, Malformed, ResourceVersion, Status, WireFormat,
 };
@@ -99,11 +100,25 @@ pub struct WatchOptions<G, D, O> {
 /// The state a watch begins with.
 pub struct InitialState {
     /// Objects still to be sent as ADDED.
-    pub runs: ObjectRuns,
+    runs: ObjectRuns,
     /// The rest of a run that was begun. It comes before the others.
-    pub rest: Option<ObjectRun>,
+    rest: Option<ObjectRun>,
     /// The bookmark that ends them.
-    pub end_mark: Option<Bytes>,
+    end_mark: Option<Bytes>,
+    /// The work of one turn.
+    budget: WorkBudget,
+}
+
+impl InitialState {
+    /// Creates the state of these objects, none of which is sent.
+    pub fn new(runs: ObjectRuns, end_mark: Option<Bytes>) -> Self {
+        Self {
+            runs,
+            rest: None,
+            end_mark,
+            budget: WorkBudget::default(),
+        }
+    }
 }
 
 /// Counts the deliveries of a watch.
@@ -236,12 +251,18 @@ impl<G: Grant, D: Future<Output = ()> + Unpin, O: WatchObserver> WatchBody<G, D,
         }
     }
 
-    /// Returns the next chunk of the initial state, or `None` if all of it has been sent.
+    /// Returns the next chunk of the initial state. There is none if all of it has been sent, or if
+    /// the work of this turn is done.
     fn initial_chunk(&mut self) -> Option<Bytes> {
         let initial = self.initial.as_mut()?;
         let mut chunk = Chunk::new(self.coding);
         let shared = self.coding == ContentCoding::Gzip && self.view.is_plain();
-        while chunk.bytes() < INITIAL_CHUNK {
+        let work = if self.view.partial.is_some() {
+            REDUCED_OBJECT
+        } else {
+            1
+        };
+        while chunk.bytes() < INITIAL_CHUNK && !initial.budget.is_spent() {
             let Some(mut run) = initial.rest.take().or_else(|| initial.runs.next()) else {
                 if let Some(mark) = initial.end_mark.take() {
                     chunk.push(mark);
@@ -250,18 +271,23 @@ impl<G: Grant, D: Future<Output = ()> + Unpin, O: WatchObserver> WatchBody<G, D,
                 break;
             };
             if shared {
+                if !run.is_added_compressed() {
+                    initial.budget.spend(COMPRESSED_PIECE);
+                }
                 chunk.push_run(&run);
                 continue;
             }
             let mut done = 0;
             for object in run.objects() {
-                if chunk.bytes() >= INITIAL_CHUNK {
+                if chunk.bytes() >= INITIAL_CHUNK || initial.budget.is_spent() {
                     break;
                 }
                 done += 1;
                 if !self.view.filter.matches(&object.attributes) {
+                    initial.budget.spend(1);
                     continue;
                 }
+                initial.budget.spend(work);
                 match self
                     .view
                     .partial
@@ -301,12 +327,14 @@ impl<G: Grant, D: Future<Output = ()> + Unpin, O: WatchObserver> WatchBody<G, D,
 
     fn poll_events(&mut self, context: &Context<'_>) -> Poll<Option<Bytes>> {
         let mut chunk = Chunk::new(self.coding);
+        let mut budget = WorkBudget::default();
         loop {
             match self
                 .subscription
                 .step(context, BATCH, CHUNK.saturating_sub(chunk.bytes()))
             {
                 SubscriptionStep::Events(events) => {
+                    budget.spend(events.len());
                     for event in events {
                         match self.view.frame(&event, &self.format) {
                             Ok(Some(ClientFrame::Shared)) => chunk.push_whole(&event),
@@ -320,6 +348,9 @@ impl<G: Grant, D: Future<Output = ()> + Unpin, O: WatchObserver> WatchBody<G, D,
                     }
                     if chunk.bytes() >= CHUNK {
                         return Poll::Ready(self.hand_out(chunk));
+                    }
+                    if budget.ends_turn(context) {
+                        return ready_or_pending(self.hand_out(chunk));
                     }
                 }
                 SubscriptionStep::CaughtUp(version) => {
@@ -439,7 +470,12 @@ impl<G: Grant, D: Future<Output = ()> + Unpin, O: WatchObserver> http_body::Body
                 return Poll::Ready(last.map(|chunk| Ok(Frame::data(chunk))));
             }
         }
-        while !this.over && this.initial.is_some() {
+        while !this.over
+            && let Some(initial) = &mut this.initial
+        {
+            if initial.budget.ends_turn(context) {
+                return Poll::Pending;
+            }
             if let Some(chunk) = this.initial_chunk() {
                 return Poll::Ready(Some(Ok(Frame::data(chunk))));
             }

@@ -17,6 +17,7 @@ use super::*;
 use crate::store::{
     self, Layout, Snapshot, StoreReader, StoreWriter, StoredObject, SubscriptionStart, WindowLimits,
 };
+use crate::work::{OBJECTS_PER_TURN, REDUCED_OBJECT};
 use watershed_protocol::{
     BookmarkFormat, Encoding, EventKind, FieldTable, Frame, GroupVersionResource, LabelSelector,
     PartialFormat, ResourceVersion, WireFormat, scan,
@@ -158,11 +159,7 @@ impl Rig {
             view,
             coding,
             start: version,
-            initial: Some(InitialState {
-                runs: snapshot.into_runs(&interest),
-                rest: None,
-                end_mark,
-            }),
+            initial: Some(InitialState::new(snapshot.into_runs(&interest), end_mark)),
             bookmarks: bookmarks.cloned(),
             deadline: Instant::now() + Duration::from_mins(30),
             grant: said.clone(),
@@ -175,6 +172,7 @@ impl Rig {
             meter,
             said,
             pieces: Vec::new(),
+            turns: 0,
         }
     }
 }
@@ -186,16 +184,17 @@ struct Watching {
     said: Said,
     /// Returns what was handed out: all that is ready at each poll.
     pieces: Vec<Bytes>,
+    /// Number of turns that ended before there was nothing to do.
+    turns: usize,
 }
 
 impl Watching {
     /// Returns what is handed out until nothing more is ready.
     fn read(&mut self) -> &[Bytes] {
         let before = self.pieces.len();
-        let mut context = Context::from_waker(Waker::noop());
         let mut ready = Vec::new();
-        while let Poll::Ready(Some(frame)) = Pin::new(&mut self.body).poll_frame(&mut context) {
-            let piece = frame.unwrap().into_data().unwrap();
+        while let Some(frame) = self.next() {
+            let piece = frame.into_data().unwrap();
             assert!(!piece.is_empty());
             ready.push(piece);
             if self.body.size_hint().lower() == 0 {
@@ -210,6 +209,20 @@ impl Watching {
         }
         assert_eq!(ready, [] as [Bytes; 0], "what was promised came");
         &self.pieces[before..]
+    }
+
+    /// Returns what comes before the watch waits for something. A turn may end in between.
+    fn next(&mut self) -> Option<http_body::Frame<Bytes>> {
+        loop {
+            let woken = Arc::<WakeCount>::default();
+            let waker = Waker::from(Arc::clone(&woken));
+            let mut context = Context::from_waker(&waker);
+            match Pin::new(&mut self.body).poll_frame(&mut context) {
+                Poll::Ready(frame) => return frame.map(Result::unwrap),
+                Poll::Pending if woken.0.load(Ordering::SeqCst) == 0 => return None,
+                Poll::Pending => self.turns += 1,
+            }
+        }
     }
 
     /// Its frames. Each piece is readable without those that follow.
@@ -330,6 +343,37 @@ async fn large_objects_and_events_are_not_copied_for_a_watch() {
         [1, 1, 1, 2],
         "the first as it is, one copied, one as it is, two copied"
     );
+}
+
+/// Objects that are looked at in one turn keep other tasks waiting.
+#[tokio::test]
+async fn a_watch_that_begins_with_few_of_many_objects_ends_its_turn_in_between() {
+    const OBJECTS: usize = 5 * OBJECTS_PER_TURN;
+    let rig = Rig::new(1 << 20, OBJECTS as u64);
+    let mut none = rig.watch(ContentCoding::Identity, "tier=silver", false);
+    none.read();
+    assert_eq!(none.text().lines().count(), 1, "the mark of the end");
+    assert!(none.turns >= OBJECTS / OBJECTS_PER_TURN, "{}", none.turns);
+    let mut metadata = rig.watch(ContentCoding::Identity, "", true);
+    metadata.read();
+    assert_eq!(metadata.text().lines().count(), OBJECTS + 1);
+    let turns = OBJECTS * REDUCED_OBJECT / OBJECTS_PER_TURN;
+    assert!(metadata.turns >= turns, "{}", metadata.turns);
+}
+
+#[tokio::test]
+async fn a_watch_that_resumes_far_behind_ends_its_turn_in_between() {
+    const EVENTS: usize = 3 * OBJECTS_PER_TURN;
+    let mut rig = Rig::new(64 << 20, 1);
+    let mut watching = rig.watch(ContentCoding::Identity, "tier=silver", false);
+    watching.read();
+    for number in 0..EVENTS {
+        rig.put(EventKind::Added, &format!("new-{number}"), "gold");
+    }
+    watching.read();
+    // A turn ends behind the events that were taken together.
+    let turns = watching.turns + 1;
+    assert!(turns >= EVENTS / OBJECTS_PER_TURN, "{turns}");
 }
 
 #[tokio::test]

@@ -24,10 +24,11 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("metric", &[]),
     ("body", &[]),
     ("drain", &[]),
+    ("work", &[]),
     ("listener", &["body", "drain", "metric"]),
     ("upstream", &["body", "metric"]),
     ("store", &[]),
-    ("watcher", &["store"]),
+    ("watcher", &["store", "work"]),
     ("scope", &["store", "upstream", "watcher", "metric"]),
     ("catalog", &["store", "upstream", "scope", "body", "metric"]),
     (
@@ -41,7 +42,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
         "serve",
         &[
             "store", "watcher", "scope", "catalog", "access", "audit", "upstream", "body", "drain",
-            "listener", "metric",
+            "listener", "metric", "work",
         ],
     ),
     (

@@ -177,11 +177,8 @@ fn initial_state(
     } else {
         None
     };
-    Ok(InitialState {
-        runs: snapshot.into_runs(&view.filter.interest(&opened.scope.fields)),
-        rest: None,
-        end_mark,
-    })
+    let runs = snapshot.into_runs(&view.filter.interest(&opened.scope.fields));
+    Ok(InitialState::new(runs, end_mark))
 }
 
 fn timeout(seconds: Option<u64>) -> Duration {

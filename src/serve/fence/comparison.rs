@@ -2,8 +2,9 @@
 use std::time::{Duration, Instant};
 
 use crate::scope::Scope;
-use crate::store::{Snapshot, StoredObject};
+use crate::store::Snapshot;
 use crate::watcher::ViewFilter;
+use crate::work::WorkBudget;
 use watershed_protocol::{ResourceVersion, VersionList};
 
 /// Wait for events that are on their way from upstream.
@@ -44,7 +45,7 @@ pub(super) async fn compare(
         }
         // What the events have led to, as readers do not see an unfinished version.
         let followed = scope.reader.followed();
-        if is_same(&followed, list, filter) {
+        if is_same(&followed, list, filter).await {
             return Compared::Same(followed);
         }
         let left = until.saturating_duration_since(Instant::now());
@@ -57,13 +58,22 @@ pub(super) async fn compare(
 
 /// Returns `true` if the list has exactly the selected objects, in these versions. Both are in the
 /// order of upstream's keys.
-fn is_same(snapshot: &Snapshot, list: &VersionList, filter: Option<&ViewFilter>) -> bool {
-    let is_selected = |object: &&std::sync::Arc<StoredObject>| {
-        filter.is_none_or(|filter| filter.matches(&object.attributes))
-    };
+async fn is_same(snapshot: &Snapshot, list: &VersionList, filter: Option<&ViewFilter>) -> bool {
+    if !list.is_complete {
+        return false;
+    }
     let namespace = filter.and_then(ViewFilter::namespace);
-    let held = snapshot.items(namespace).filter(is_selected);
-    let held = held.map(|object| (object.key(), object.version));
-    let listed = list.objects.iter();
-    list.is_complete && held.eq(listed.map(|(key, version)| (key.as_str(), *version)))
+    let mut listed = list.objects.iter();
+    let mut budget = WorkBudget::default();
+    for object in snapshot.items(namespace) {
+        budget.work(1).await;
+        if filter.is_some_and(|filter| !filter.matches(&object.attributes)) {
+            continue;
+        }
+        let next = listed.next();
+        if next.is_none_or(|(key, version)| key != object.key() || *version != object.version) {
+            return false;
+        }
+    }
+    listed.next().is_none()
 }
