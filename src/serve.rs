@@ -263,7 +263,7 @@ impl ServiceParts {
         let headers = exchange.headers();
         let mut answer = match &read.kind {
             ReadKind::Get { name } => answer::get(&fresh, read, name, headers)?,
-            ReadKind::List(list) => answer::list(&fresh, read, list, headers)?,
+            ReadKind::List(list) => answer::list(&fresh, read, list, headers).await?,
             ReadKind::Watch(watch) => {
                 let guard = self.access.authorizer.guard(judged);
                 let context = WatchContext {

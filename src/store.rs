@@ -3,19 +3,25 @@
 //! One task holds the [`StoreWriter`]. Any number of [`StoreReader`]s take snapshots and follow the
 //! events. There is no IO and no async here: time and wake-ups come from outside.
 mod by_field;
+mod changes;
 mod compressed;
 mod cursor;
+mod delta;
+mod event;
 mod leaf;
 mod leaf_builder;
 mod object;
 mod object_run;
+mod past;
 mod pins;
+mod previous;
 mod reader;
 mod snapshot;
 mod state;
 mod subscribers;
 mod subscription;
 mod sync;
+mod tally;
 #[cfg(not(loom))]
 #[cfg(test)]
 mod tests;
@@ -24,14 +30,16 @@ mod writer;
 
 use std::sync::Arc;
 
+pub use event::WindowEvent;
 pub use object::StoredObject;
 pub use object_run::ObjectRun;
+pub use past::StateAt;
 pub use reader::{SnapshotAt, StoreReader, StoreStats, SubscriptionStart};
 pub use snapshot::{Layout, ObjectRuns, ObjectSample, Snapshot, SnapshotBuilder};
 pub use state::Discarded;
 pub use subscribers::Interest;
 pub use subscription::{Subscription, SubscriptionStep};
-pub use window::{WindowEvent, WindowLimits};
+pub use window::WindowLimits;
 pub use writer::{InconsistentEvent, StoreWriter, UnfinishedVersion};
 
 /// Creates an empty store, not yet synced.

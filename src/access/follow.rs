@@ -94,7 +94,8 @@ async fn record_changes(kind: RbacKind, subscription: &mut Subscription, changes
 }
 
 fn record_change(kind: RbacKind, event: &WindowEvent, changes: &Changes) {
-    let old = event.previous.as_ref().map(|object| object.bytes.text());
+    let previous = event.previous();
+    let old = previous.as_ref().map(|object| object.bytes.text());
     let new = (event.kind != EventKind::Deleted).then(|| event.object.bytes.text());
     let namespace = event.object.attributes.namespace();
     if let Some(affected) = Affected::by(kind, namespace, old.as_deref(), new.as_deref()) {

@@ -2,8 +2,10 @@
 mod get;
 mod gzip;
 mod indented;
+mod items;
 mod list;
 mod list_body;
+mod page;
 mod response;
 mod status;
 mod watch;

@@ -1,33 +1,23 @@
 //! The compressed form of an event's frame. It is made once, when the first watch asks, and shared
 //! by all.
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 
 use bytes::Bytes;
-
 use watershed_protocol::gzip_member;
 
-/// The number of bytes that the compressed frames of a window's events take.
-#[derive(Clone, Debug, Default)]
-pub(super) struct CompressedTally(Arc<AtomicUsize>);
+use super::tally::{ByteCharge, ByteTally};
 
 /// One event's compressed frame. It counts in the tally from its making until the event is dropped:
 /// a watch may make it after the event has left the window.
 #[derive(Debug)]
 pub(super) struct Compressed {
-    member: OnceLock<Bytes>,
-    tally: CompressedTally,
-}
-
-impl CompressedTally {
-    pub(super) fn bytes(&self) -> usize {
-        self.0.load(Ordering::Relaxed)
-    }
+    member: OnceLock<(Bytes, ByteCharge)>,
+    tally: ByteTally,
 }
 
 impl Compressed {
     /// Creates an empty cell that counts in `tally`.
-    pub(super) fn counted_in(tally: &CompressedTally) -> Self {
+    pub(super) fn counted_in(tally: &ByteTally) -> Self {
         Self {
             member: OnceLock::new(),
             tally: tally.clone(),
@@ -36,20 +26,12 @@ impl Compressed {
 
     /// Returns `frame` as a member of gzip. If another thread is making it, waits for that.
     pub(super) fn of(&self, frame: &Bytes) -> Bytes {
-        let member = self.member.get_or_init(|| {
+        let (member, _) = self.member.get_or_init(|| {
             let member = gzip_member(frame);
-            self.tally.0.fetch_add(member.len(), Ordering::Relaxed);
-            member
+            let charge = self.tally.charge(member.len());
+            (member, charge)
         });
         member.clone()
-    }
-}
-
-impl Drop for Compressed {
-    fn drop(&mut self) {
-        if let Some(member) = self.member.get() {
-            self.tally.0.fetch_sub(member.len(), Ordering::Relaxed);
-        }
     }
 }
 
@@ -60,7 +42,7 @@ mod tests {
 
     #[test]
     fn a_compressed_frame_is_made_once_and_counted_until_it_is_dropped() {
-        let tally = CompressedTally::default();
+        let tally = ByteTally::default();
         let frame = Bytes::from_static(b"{\"type\":\"ADDED\",\"object\":{}}\n");
         let (asked, unasked) = (
             Compressed::counted_in(&tally),

@@ -11,6 +11,7 @@ use bytes::Bytes;
 use watershed_protocol::{Deflated, ItemRun, WireFormat};
 
 use super::object::StoredObject;
+use super::tally::ByteCharge;
 
 /// A new leaf has at most so many bytes, unless it is one object that has more. Large enough that
 /// sending it costs little more than its bytes; small enough that a change of one object leaves
@@ -42,6 +43,8 @@ pub(super) struct Leaf {
     changes: usize,
     /// Every object is a part of `packed`.
     settled: bool,
+    /// Counts the objects that were made for readers of an old version.
+    charge: Option<ByteCharge>,
 }
 
 /// Objects as they are sent.
@@ -68,7 +71,14 @@ impl Leaf {
             base: None,
             changes: 0,
             settled: false,
+            charge: None,
         }
+    }
+
+    /// Returns the leaf, which holds the charge of its objects.
+    pub(super) fn charged(mut self, charge: ByteCharge) -> Self {
+        self.charge = Some(charge);
+        self
     }
 
     /// Creates a leaf of objects whose bytes are those of `packed`.
@@ -85,6 +95,7 @@ impl Leaf {
             base: None,
             changes: 0,
             settled: true,
+            charge: None,
         }
     }
 
@@ -161,14 +172,6 @@ impl Leaf {
     /// Returns one leaf of two neighbours.
     pub(super) fn join(&self, next: &Self) -> Self {
         Self::new(&self.format, [&self.objects[..], &next.objects].concat()).settle()
-    }
-
-    /// Returns true if an object of this leaf keeps the bytes of others in memory.
-    pub(super) fn shares(&self, object: &StoredObject) -> bool {
-        let own = self.packed.get().filter(|_| self.settled);
-        own.into_iter()
-            .chain(&self.base)
-            .any(|packed| object.bytes.is_part_of(&packed.joined.bytes))
     }
 
     /// Returns true if the leaf was packed after it was made: its objects are held twice.
@@ -249,6 +252,7 @@ impl Leaf {
             base,
             changes,
             settled: false,
+            charge: None,
         };
         if is_wasteful { leaf.settle() } else { leaf }
     }

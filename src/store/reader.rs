@@ -5,15 +5,13 @@ use std::time::Instant;
 use watershed_protocol::ResourceVersion;
 
 use super::cursor::Position;
+use super::past::{Past, StateAt};
 use super::snapshot::Snapshot;
 use super::state::StoreState;
 use super::subscribers::Interest;
 use super::subscription::Subscription;
 use super::sync::RwLock;
 use super::writer::UnfinishedVersion;
-
-/// Undoing fewer events than this costs less than a list of one page does.
-const MIN_EVENTS_TO_PIN: usize = 64;
 
 /// Reads a scope's state. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -51,7 +49,7 @@ pub enum SubscriptionStart {
 #[derive(Clone, Debug)]
 pub enum SnapshotAt {
     /// The state at the version.
-    Found(Snapshot),
+    Found(StateAt),
     /// The version lies in the future, or more deletions of it may follow.
     Future,
     /// The version lies before what is known, or too much has happened since.
@@ -116,25 +114,26 @@ impl StoreReader {
         }
     }
 
-    /// Keeps a snapshot for a while, for [`StoreReader::snapshot_at`]: a client will ask for the
-    /// next page of it.
+    /// Keeps a snapshot that is ahead of the events for a while, for [`StoreReader::state_at`]: a
+    /// client will ask for the next page of it.
     pub fn pin(&self, now: Instant, snapshot: Snapshot) {
         let mut state = self.state.write();
         if snapshot.generation() == state.snapshot.generation() {
-            state.pins.put(now, snapshot);
+            let dropped = state.pins.put(now, snapshot);
+            drop(state);
+            drop(dropped);
         }
     }
 
-    /// Returns the state at `version`: the newest one with everything after `version` undone.
-    /// States far behind are kept for a while, as all pages of one list ask for the same.
-    pub fn snapshot_at(&self, now: Instant, version: ResourceVersion) -> SnapshotAt {
+    /// Returns the state at `version`. Changes after it are taken back where the state is read.
+    pub fn state_at(&self, version: ResourceVersion) -> SnapshotAt {
         let state = self.state.read();
         let confirmed = state
             .confirmed
             .as_ref()
             .filter(|confirmed| confirmed.version() == version);
         if let Some(known) = confirmed.or_else(|| state.pins.get(version)) {
-            return SnapshotAt::Found(known.clone());
+            return SnapshotAt::Found(known.clone().into());
         }
         let reached = state.snapshot.version();
         if version > reached || (version == reached && state.unfinished.is_some()) {
@@ -143,16 +142,18 @@ impl StoreReader {
         let Some(from) = state.window.after(version) else {
             return SnapshotAt::Expired;
         };
-        let events: Vec<_> = state.window.from(from).cloned().collect();
-        let mut snapshot = state.snapshot.clone();
-        // Undoing many events takes long: the writer must not wait for it.
-        drop(state);
-        events.iter().rev().for_each(|event| snapshot.undo(event));
-        snapshot.set_version(version);
-        if events.len() >= MIN_EVENTS_TO_PIN {
-            self.pin(now, snapshot.clone());
-        }
-        SnapshotAt::Found(snapshot)
+        let newest = state.snapshot.clone();
+        let Some(next) = state.window.from(from).next() else {
+            return SnapshotAt::Found(newest.at_version(version).into());
+        };
+        let past = Past {
+            version,
+            changes: state.window.changes().clone(),
+            objects: next.objects_before,
+            restored: state.restored.clone(),
+            limit: state.window.limits().bytes / 2,
+        };
+        SnapshotAt::Found(StateAt::before(newest, past))
     }
 
     /// Returns the figures for metrics and pages.

@@ -9,7 +9,7 @@ mod sample;
 mod tests;
 
 pub use builder::SnapshotBuilder;
-pub(super) use objects::Replaced;
+pub(super) use key_range::KeyRange;
 pub use objects::{Layout, Snapshot};
 pub use runs::ObjectRuns;
 pub use sample::ObjectSample;

@@ -55,7 +55,8 @@
 use super::pins::Pins;
 use super::snapshot::Snapshot;
 use super::subscribers::Subscribers;
-use super::window::{Window, WindowEvents, WindowLimits};
+use super::tally::ByteTally;
+use super::window::{DroppedEvents, Window, WindowLimits};
 use watershed_protocol::ResourceVersion;
 
 /// One scope's state. Its lock is held for moments only, never across an await. Wakers are called
@@ -74,6 +75,8 @@ pub(super) struct StoreState {
     pub(super) window: Window,
     pub(super) subscribers: Subscribers,
     pub(super) pins: Pins,
+    /// Counts what is made again for readers of old versions.
+    pub(super) restored: ByteTally,
     pub(super) outlook: Outlook,
 }
 
@@ -95,7 +98,7 @@ pub(super) enum Outlook {
 #[derive(Debug)]
 pub struct Discarded {
     _snapshots: [Option<Snapshot>; 3],
-    _events: WindowEvents,
+    _events: DroppedEvents,
     _pins: Pins,
 }
 
@@ -109,6 +112,7 @@ impl StoreState {
             window: Window::new(limits),
             subscribers: Subscribers::default(),
             pins: Pins::default(),
+            restored: ByteTally::default(),
             outlook: Outlook::Followed,
         }
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::task::Waker;
 
 use slab::Slab;
-use watershed_protocol::ResourceVersion;
+use watershed_protocol::{ObjectAttributes, ResourceVersion};
 
 use super::cursor::{Cursor, Position};
 use super::object::StoredObject;
@@ -116,20 +116,20 @@ impl Subscribers {
     pub(super) fn offer(
         &self,
         sequence: u64,
-        old: Option<&StoredObject>,
-        new: &StoredObject,
+        old: Option<&ObjectAttributes>,
+        new: &ObjectAttributes,
     ) -> Vec<Waker> {
         let mut wakers = Vec::new();
         self.offer_to(&Interest::All, sequence, &mut wakers);
-        let namespace = Interest::Namespace(new.attributes.namespace().into());
+        let namespace = Interest::Namespace(new.namespace().into());
         self.offer_to(&namespace, sequence, &mut wakers);
         self.offer_to(&Interest::Key(new.key().into()), sequence, &mut wakers);
         for &position in self.fields.keys() {
-            let value = new.attributes.field(position);
+            let value = new.field(position);
             let interest = Interest::Field(position, value.into());
             self.offer_to(&interest, sequence, &mut wakers);
             // A change that takes the object out of a view concerns the view, too.
-            let before = old.map(|old| old.attributes.field(position));
+            let before = old.map(|old| old.field(position));
             if let Some(before) = before.filter(|before| *before != value) {
                 let interest = Interest::Field(position, before.into());
                 self.offer_to(&interest, sequence, &mut wakers);

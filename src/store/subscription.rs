@@ -5,10 +5,10 @@ use std::task::Context;
 use watershed_protocol::ResourceVersion;
 
 use super::cursor::Position;
+use super::event::WindowEvent;
 use super::state::{Outlook, StoreState};
 use super::subscribers::Membership;
 use super::sync::RwLock;
-use super::window::WindowEvent;
 
 /// Follows the events of a scope. It holds a position and no events.
 #[derive(Debug)]

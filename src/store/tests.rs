@@ -137,3 +137,19 @@ impl Follower {
         self.wakes.0.swap(0, Ordering::SeqCst)
     }
 }
+
+/// Returns the state at a version, which must be known.
+fn found(reader: &StoreReader, version: u64) -> StateAt {
+    match reader.state_at(ResourceVersion(version)) {
+        SnapshotAt::Found(state) => state,
+        other => panic!("{version}: {other:?}"),
+    }
+}
+
+/// Returns the keys of a state's objects, with their versions.
+fn objects_of(state: &StateAt) -> Vec<(String, u64)> {
+    let runs: Vec<_> = state.runs_after(None, None).collect();
+    let objects = runs.iter().flat_map(ObjectRun::objects);
+    let objects = objects.map(|object| (object.key().to_owned(), object.version.0));
+    objects.collect()
+}

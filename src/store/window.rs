@@ -3,80 +3,59 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
+use watershed_protocol::ResourceVersion;
 
-use super::compressed::{Compressed, CompressedTally};
-use super::object::StoredObject;
-use watershed_protocol::{EventKind, ResourceVersion};
-
-/// One change of one object.
-#[derive(Debug)]
-pub struct WindowEvent {
-    /// Added, modified or deleted, as upstream reported it for the whole scope.
-    pub kind: EventKind,
-    /// The version of the change; for a deletion, the version of the deletion.
-    pub version: ResourceVersion,
-    /// The new state, or for a deletion the last one (with the deletion's version spliced in by
-    /// upstream).
-    pub object: Arc<StoredObject>,
-    /// The state before, which tells whether a selector's view had the object.
-    pub previous: Option<Arc<StoredObject>>,
-    /// Bytes that are held for `previous` alone.
-    pub(super) copied: usize,
-    /// The whole watch frame as upstream sent it.
-    pub frame: Bytes,
-    /// The frame compressed, once a watch asked for it.
-    pub(super) compressed: Compressed,
-}
-
-impl WindowEvent {
-    /// Returns the frame as one member of gzip. It is compressed once, for all watches.
-    pub fn compressed(&self) -> Bytes {
-        self.compressed.of(&self.frame)
-    }
-
-    /// Returns the bytes it takes in the window. Its compressed form may come later, and counts in
-    /// the tally.
-    fn size(&self) -> usize {
-        // `object` shares the frame's bytes, and `previous` is a part of the frame of an event
-        // before, or copied.
-        self.frame.len() + self.copied + self.object.attributes.heap_size() + size_of::<Self>()
-    }
-}
+use super::changes::ChangesByKey;
+use super::event::WindowEvent;
+use super::tally::ByteTally;
 
 /// Limits of a scope's history.
 #[derive(Clone, Copy, Debug)]
 pub struct WindowLimits {
     /// Events younger than this are kept while the bytes allow it.
     pub age: Duration,
-    /// Upper bound of the frames held, their compressed forms included.
+    /// Upper bound of the memory that events take, their compressed forms included.
     pub bytes: usize,
 }
 
-/// Events, each with the moment at which it came.
-pub(super) type WindowEvents = VecDeque<(Instant, Arc<WindowEvent>)>;
+/// Most events that are dropped at a time. The next change drops more.
+const MAX_DROPPED: usize = 4096;
+
+/// Events that have left the window.
+///
+/// Dropping them takes a moment for each, so they are dropped after the lock is released.
+#[derive(Debug, Default)]
+#[must_use = "they are dropped without the lock"]
+pub(super) struct DroppedEvents {
+    events: VecDeque<(Instant, Arc<WindowEvent>)>,
+    _changes: ChangesByKey,
+}
 
 /// Events in order of their version. Each has a sequence number of its own, never used twice.
 #[derive(Debug)]
 pub(super) struct Window {
-    events: WindowEvents,
+    /// Each with the moment at which it came.
+    events: VecDeque<(Instant, Arc<WindowEvent>)>,
+    /// The same by the objects they changed.
+    changes: ChangesByKey,
     /// Sequence number of the oldest event held.
     first: u64,
     /// The oldest version a watch may start from: everything after it is here.
     floor: ResourceVersion,
     bytes: usize,
-    compressed: CompressedTally,
+    compressed: ByteTally,
     limits: WindowLimits,
 }
 
 impl Window {
     pub(super) fn new(limits: WindowLimits) -> Self {
         Self {
-            events: WindowEvents::new(),
+            events: VecDeque::new(),
+            changes: ChangesByKey::default(),
             first: 0,
             floor: ResourceVersion::default(),
             bytes: 0,
-            compressed: CompressedTally::default(),
+            compressed: ByteTally::default(),
             limits,
         }
     }
@@ -113,38 +92,55 @@ impl Window {
     }
 
     /// Returns the tally of the compressed forms of this window's events.
-    pub(super) fn compressed(&self) -> &CompressedTally {
+    pub(super) fn compressed(&self) -> &ByteTally {
         &self.compressed
     }
 
-    pub(super) fn push(&mut self, now: Instant, event: Arc<WindowEvent>) {
-        self.bytes += event.size();
-        self.events.push_back((now, event));
-        self.trim(now);
+    /// Returns the events by the objects they changed.
+    pub(super) fn changes(&self) -> &ChangesByKey {
+        &self.changes
     }
 
-    /// Drops events that are too old or too much. The newest event is dropped, too, if it alone is
-    /// too large.
-    pub(super) fn trim(&mut self, now: Instant) {
+    /// Returns the limits of the history.
+    pub(super) fn limits(&self) -> WindowLimits {
+        self.limits
+    }
+
+    pub(super) fn push(&mut self, now: Instant, event: Arc<WindowEvent>) -> DroppedEvents {
+        self.bytes += event.size;
+        self.changes.insert(&event);
+        self.events.push_back((now, event));
+        self.trim(now)
+    }
+
+    /// Takes out events that are too old or too much. The newest event is taken out, too, if it
+    /// alone is too large.
+    pub(super) fn trim(&mut self, now: Instant) -> DroppedEvents {
+        let mut dropped = DroppedEvents::default();
         while let Some((at, event)) = self.events.front() {
-            if self.bytes() <= self.limits.bytes
-                && now.saturating_duration_since(*at) <= self.limits.age
-            {
+            let fits = self.bytes() <= self.limits.bytes
+                && now.saturating_duration_since(*at) <= self.limits.age;
+            if fits || dropped.events.len() == MAX_DROPPED {
                 break;
             }
-            self.bytes -= event.size();
+            self.bytes -= event.size;
             self.floor = event.version;
             self.first += 1;
-            self.events.pop_front();
+            self.changes.remove(event);
+            dropped.events.extend(self.events.pop_front());
         }
+        dropped
     }
 
     /// Starts anew at `floor`, and returns all events. Sequence numbers go on.
-    pub(super) fn reset(&mut self, floor: ResourceVersion) -> WindowEvents {
+    pub(super) fn reset(&mut self, floor: ResourceVersion) -> DroppedEvents {
         self.first = self.head();
         self.bytes = 0;
         self.floor = floor;
-        std::mem::take(&mut self.events)
+        DroppedEvents {
+            events: std::mem::take(&mut self.events),
+            _changes: std::mem::take(&mut self.changes),
+        }
     }
 
     /// Returns the sequence number of the first event after `version`, or `None` if that lies too

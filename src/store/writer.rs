@@ -5,24 +5,32 @@ use std::time::Instant;
 
 use watershed_protocol::{EventKind, Frame, ResourceVersion};
 
-use super::compressed::Compressed;
+use super::event::{NewEvent, WindowEvent};
 use super::object::StoredObject;
-use super::snapshot::{Replaced, Snapshot};
+use super::snapshot::Snapshot;
 use super::state::{Discarded, Outlook, StoreState};
 use super::sync::RwLock;
-use super::window::WindowEvent;
+
+/// Leaves that a change looks at for what is held twice. After half as many changes as there are
+/// leaves, all were looked at.
+const TIDIED_BY_CHANGE: usize = 2;
+/// The same of a bookmark. Each leaf may have to be put together, which copies its bytes.
+const TIDIED_BY_BOOKMARK: usize = 64;
 
 /// The only one who changes a scope's state.
 #[derive(Debug)]
 pub struct StoreWriter {
     state: Arc<RwLock<StoreState>>,
-    /// Changes since all leaves were looked at.
-    untidy: usize,
+    /// The first key of the last leaf that was looked at for what is held twice.
+    tidied: String,
 }
 
 impl StoreWriter {
     pub(super) fn new(state: Arc<RwLock<StoreState>>) -> Self {
-        Self { state, untidy: 0 }
+        Self {
+            state,
+            tidied: String::new(),
+        }
     }
 
     /// Replaces everything known by a fresh list. Watches from before its version expire: nobody
@@ -109,38 +117,42 @@ impl StoreWriter {
         frame: Frame,
         object: StoredObject,
     ) -> Result<(), InconsistentEvent> {
+        let before = {
+            let state = self.state.read();
+            if check(&state.snapshot, frame.kind, &object)? == Relation::Repeated {
+                return Ok(());
+            }
+            state.snapshot.get(object.key()).cloned()
+        };
+        // Without the lock. Nobody else changes the snapshot.
+        let event = NewEvent::new(frame, object, before.as_deref());
         let mut state = self.state.write();
-        if check(&state.snapshot, frame.kind, &object)? == Relation::Repeated {
-            return Ok(());
-        }
-        let version = object.version;
-        let object = Arc::new(object);
-        let replaced = if frame.kind == EventKind::Deleted {
+        let version = event.object.version;
+        let objects_before = state.snapshot.len();
+        if event.kind == EventKind::Deleted {
             state.begin_deletions(version);
-            state.snapshot.remove(object.key())
+            state.snapshot.remove(event.object.key());
         } else {
             state.finish_deletions();
-            state.snapshot.insert(Arc::clone(&object))
-        };
-        tidy(&mut self.untidy, &mut state);
-        let (previous, copied) = replaced.map_or((None, 0), history);
+            state.snapshot.insert(Arc::clone(&event.object));
+        }
+        let held_by_pins = before.as_ref().map_or(0, |before| before.size());
+        let pins = state.pins.replaced(held_by_pins);
+        // Each change looks at some leaves, so that none of them takes long.
+        state
+            .snapshot
+            .settle_behind(&mut self.tidied, TIDIED_BY_CHANGE);
         state.advance(version);
         let sequence = state.window.head();
-        let wakers = state
-            .subscribers
-            .offer(sequence, previous.as_deref(), &object);
-        let compressed = Compressed::counted_in(state.window.compressed());
-        let event = WindowEvent {
-            kind: frame.kind,
-            version,
-            object,
-            previous,
-            copied,
-            frame: frame.frame,
-            compressed,
-        };
-        state.window.push(now, Arc::new(event));
+        let event = WindowEvent::new(event, objects_before, state.window.compressed());
+        let wakers = state.subscribers.offer(
+            sequence,
+            event.previous_attributes(),
+            &event.object.attributes,
+        );
+        let events = state.window.push(now, Arc::new(event));
         drop(state);
+        drop((before, pins, events));
         wake(wakers);
         Ok(())
     }
@@ -152,10 +164,14 @@ impl StoreWriter {
             state.finish_deletions();
             state.advance(version);
         }
-        state.window.trim(now);
-        tidy(&mut self.untidy, &mut state);
+        let events = state.window.trim(now);
+        state
+            .snapshot
+            .settle_behind(&mut self.tidied, TIDIED_BY_BOOKMARK);
         let oldest = now.checked_sub(state.window.age());
-        state.pins.drop_before(oldest);
+        let pins = state.pins.take_before(oldest);
+        drop(state);
+        drop((pins, events));
     }
 
     /// Declares that objects of this type expire: their deletions may share a version. It is
@@ -333,36 +349,6 @@ fn is_repeated(
         }
         _ => Ok(false),
     }
-}
-
-/// Drops what is held twice. It looks at all leaves, but only once per as many changes as there
-/// are leaves: so it costs a change next to nothing.
-fn tidy(changes: &mut usize, state: &mut StoreState) {
-    *changes += 1;
-    if *changes > state.snapshot.leaves() {
-        *changes = 0;
-        state.snapshot.settle();
-    }
-}
-
-/// Returns an object as an event keeps it, and the bytes held for it alone. The event may outlive
-/// the objects beside it in memory, so it must not keep their bytes alive.
-fn history(Replaced { object, shares }: Replaced) -> (Option<Arc<StoredObject>>, usize) {
-    if !shares {
-        return (Some(object), 0);
-    }
-    let StoredObject {
-        bytes,
-        version,
-        attributes,
-    } = &*object;
-    let alone = StoredObject {
-        bytes: bytes.detached(),
-        version: *version,
-        attributes: attributes.clone(),
-    };
-    let size = alone.size();
-    (Some(Arc::new(alone)), size)
 }
 
 fn wake(wakers: Vec<Waker>) {

@@ -230,8 +230,8 @@ impl ClientView {
         event: &WindowEvent,
         format: &WireFormat,
     ) -> Result<Option<ClientFrame>, Malformed> {
-        let before = event.previous.as_deref();
-        let matched = before.is_some_and(|object| self.filter.matches(&object.attributes));
+        let before = event.previous_attributes();
+        let matched = before.is_some_and(|before| self.filter.matches(before));
         let matches =
             event.kind != EventKind::Deleted && self.filter.matches(&event.object.attributes);
         let kind = match (matched, matches) {
@@ -243,14 +243,16 @@ impl ClientView {
         if kind == event.kind && self.partial.is_none() {
             return Ok(Some(ClientFrame::Shared));
         }
-        let last_seen = |object: &StoredObject| format.with_version(&object.bytes, event.version);
-        Ok(Some(ClientFrame::Own(match (kind, before) {
+        let has_left = kind == EventKind::Deleted && event.kind != EventKind::Deleted;
+        let previous = if has_left { event.previous() } else { None };
+        Ok(Some(ClientFrame::Own(match previous {
             // Left the view by an update: the last state that was in it, at the version of the
             // update.
-            (EventKind::Deleted, Some(before)) if event.kind != EventKind::Deleted => {
-                self.framed(kind, &last_seen(before)?, format)?
+            Some(before) => {
+                let last_seen = format.with_version(&before.bytes, event.version)?;
+                self.framed(kind, &last_seen, format)?
             }
-            _ => self.framed(kind, &event.object.bytes, format)?,
+            None => self.framed(kind, &event.object.bytes, format)?,
         })))
     }
 }

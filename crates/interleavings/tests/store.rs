@@ -12,8 +12,9 @@ use bytes::Bytes;
 use loom::sync::Notify;
 use loom::thread;
 use watershed_interleavings::store::{
-    self, InconsistentEvent, Interest, Layout, ObjectRun, Snapshot, SnapshotAt, StoreReader,
-    StoreWriter, StoredObject, Subscription, SubscriptionStart, SubscriptionStep, WindowLimits,
+    self, InconsistentEvent, Interest, Layout, ObjectRun, Snapshot, SnapshotAt, StateAt,
+    StoreReader, StoreWriter, StoredObject, Subscription, SubscriptionStart, SubscriptionStep,
+    WindowLimits,
 };
 use watershed_protocol::{
     Encoding, EventKind, FieldTable, Frame, GroupVersionResource, ResourceVersion, WireFormat, scan,
@@ -96,6 +97,32 @@ impl Timeline {
             .collect();
         let expected: Vec<_> = objects.iter().map(|(_, at)| *at).collect();
         assert_eq!(versions, expected, "the bytes of a list at {version}");
+    }
+
+    /// Checks that the state at a version is that, whole and page by page.
+    fn judge_past(&self, seen: &StateAt) {
+        let version = seen.version().0;
+        let expected = self.state_at(version);
+        assert_eq!(seen.len(), expected.len(), "objects at {version}");
+        let mut after = None;
+        for left in (0..=expected.len()).rev() {
+            let runs: Vec<_> = seen.runs_after(Some("n"), after).collect();
+            let objects = runs.iter().flat_map(ObjectRun::objects);
+            let objects: Vec<_> = objects
+                .map(|object| (object.key().to_owned(), object.version.0))
+                .collect();
+            let page = &expected[expected.len() - left..];
+            assert_eq!(objects, page, "a page at {version}");
+            let count: isize = seen.counts_after(Some("n"), after).sum();
+            assert_eq!(count, left.cast_signed(), "objects of a page at {version}");
+            let bytes: Vec<_> = runs.iter().map(ObjectRun::items).collect();
+            let text = String::from_utf8(bytes.concat()).unwrap();
+            for (_, at) in page {
+                let printed = format!(r#""resourceVersion":"{at}""#);
+                assert!(text.contains(&printed), "the bytes of a list at {version}");
+            }
+            after = page.first().and_then(|(key, _)| key.strip_prefix("n/"));
+        }
     }
 
     /// Checks that a watch got the changes after `start`, without a gap up to its last one.
@@ -284,9 +311,9 @@ fn old_versions_are_read_as_they_were_while_others_are_written() {
         let (mut writer, reader) = WRITES.open(AMPLE);
         let reading = thread::spawn(move || {
             for version in 10..=13 {
-                let seen = reader.snapshot_at(Instant::now(), ResourceVersion(version));
+                let seen = reader.state_at(ResourceVersion(version));
                 if let SnapshotAt::Found(state) = seen {
-                    WRITES.judge(&state);
+                    WRITES.judge_past(&state);
                 }
             }
             WRITES.judge(&reader.snapshot());
@@ -361,9 +388,9 @@ fn proofs_and_lists_never_show_a_state_that_upstream_did_not_have() {
         let (mut writer, reader) = PROVEN.open(AMPLE);
         let prover = reader.clone();
         let proving = thread::spawn(move || {
-            let first = prover.snapshot_at(Instant::now(), ResourceVersion(11));
+            let first = prover.state_at(ResourceVersion(11));
             if let SnapshotAt::Found(state) = first {
-                PROVEN.judge(&state);
+                PROVEN.judge_past(&state);
             }
             let known = prover.followed();
             PROVEN.judge(&known);

@@ -1,13 +1,15 @@
 //! The values that selectors need of an object. They are packed, because every cached object has
 //! them.
 use std::fmt;
+use std::sync::Arc;
 
 /// Width of one entry of the offset table.
 const ENTRY: usize = 4;
 /// Largest offset the table can hold: four digits of seven bits.
 const LIMIT: usize = 1 << (7 * ENTRY);
 
-/// Namespace, name, labels and field values of one object, in one heap allocation.
+/// Namespace, name, labels and field values of one object, in one heap allocation. Copies share
+/// it.
 ///
 /// The allocation is a string of three parts: a table of end offsets, the storage key, and the
 /// values (fields, then labels as key and value, sorted by key). Offsets are written as four
@@ -15,7 +17,7 @@ const LIMIT: usize = 1 << (7 * ENTRY);
 /// checking them again.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ObjectAttributes {
-    text: Box<str>,
+    text: Arc<str>,
     /// Bytes of the namespace at the start of the key; 0 for a cluster-scoped object.
     namespace: u32,
     /// Bytes of the key.
@@ -61,7 +63,7 @@ impl ObjectAttributes {
         text.push_str(name);
         values().for_each(|value| text.push_str(value));
         Some(Self {
-            text: text.into_boxed_str(),
+            text: text.into(),
             namespace: namespace.len() as u32,
             key: key as u32,
             fields: fields.count() as u32,
@@ -122,7 +124,17 @@ impl ObjectAttributes {
 
     /// Bytes on the heap.
     pub fn heap_size(&self) -> usize {
-        self.text.len()
+        // Two counters precede the text.
+        self.text.len() + 2 * size_of::<usize>()
+    }
+
+    /// Shares the memory of `other` if the two are equal. Returns `true` if they are.
+    pub fn share_with(&mut self, other: &Self) -> bool {
+        let are_equal = self == other;
+        if are_equal {
+            self.text = Arc::clone(&other.text);
+        }
+        are_equal
     }
 
     fn entries(&self) -> usize {

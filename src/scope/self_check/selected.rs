@@ -2,7 +2,7 @@
 //!
 //! At an exact version, upstream may have to read the whole type to find the few objects that a
 //! selector matches. From its watch cache it finds those of a node by an index.
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use watershed_protocol::{FieldRequirement, Selection};
 
@@ -83,10 +83,12 @@ impl<'a> SelectedCheck<'a> {
                 let message = format!("memory did not reach version {version}");
                 return Err(Inconclusive::Failed(message));
             }
-            let SnapshotAt::Found(snapshot) = reader.snapshot_at(Instant::now(), version) else {
+            let SnapshotAt::Found(state) = reader.state_at(version) else {
                 return Err(Inconclusive::Expired);
             };
-            differences = compare_versions(snapshot.items(None), &objects);
+            let held = state.runs_after(None, None);
+            let held: Vec<_> = held.flat_map(|run| run.objects().to_vec()).collect();
+            differences = compare_versions(held.iter(), &objects);
         }
         Ok(Look {
             differences,

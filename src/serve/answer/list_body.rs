@@ -1,15 +1,15 @@
 //! The body of a list.
 use std::convert::Infallible;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::{Bytes, BytesMut};
 use http_body::{Frame, SizeHint};
-use watershed_protocol::{Deflated, GzipMember, ListParts, PartialFormat, WireFormat, deflate};
+use watershed_protocol::{Deflated, GzipMember, ListParts, WireFormat, deflate};
 
-use crate::store::{ObjectRun, StoredObject};
-use crate::watcher::MIN_SHARED_BYTES;
+use super::items::{Items, WrittenPiece};
+use crate::store::ObjectRun;
+use crate::work::{COMPRESSED_PIECE, WorkBudget};
 
 /// Small pieces are joined to chunks of about this size, so that they do not become a frame each.
 const CHUNK: usize = 64 * 1024;
@@ -18,126 +18,12 @@ const BETWEEN_SHARED: usize = 1024;
 /// Runs compressed before other tasks have their turn. Most were compressed before.
 const COMPRESSED_AT_ONCE: usize = 4;
 
-/// The items of a list: references only, or slices of what is cached.
-pub(super) enum Items {
-    /// Objects that lie side by side.
-    Runs(Arc<WireFormat>, Vec<ObjectRun>),
-    /// A selection.
-    Objects(Arc<WireFormat>, Vec<Arc<StoredObject>>),
-    /// The metadata of objects.
-    Metadata(PartialFormat, Vec<Bytes>),
-}
-
-impl Items {
-    pub(super) fn format(&self) -> &WireFormat {
-        match self {
-            Self::Runs(format, _) | Self::Objects(format, _) => format,
-            Self::Metadata(partial, _) => partial.format(),
-        }
-    }
-
-    /// Returns the number of objects.
-    pub(super) fn count(&self) -> usize {
-        match self {
-            Self::Runs(_, runs) => runs.iter().map(ObjectRun::len).sum(),
-            Self::Objects(_, objects) => objects.len(),
-            Self::Metadata(_, metadata) => metadata.len(),
-        }
-    }
-
-    /// Returns the length of the objects in bytes, with the separators between them.
-    pub(super) fn bytes(&self) -> u64 {
-        let all: u64 = match self {
-            Self::Runs(_, runs) => runs.iter().map(|run| run.items_len() as u64).sum(),
-            Self::Objects(format, objects) => objects
-                .iter()
-                .map(|object| format.item_len(&object.bytes) as u64)
-                .sum(),
-            Self::Metadata(partial, metadata) => metadata
-                .iter()
-                .map(|metadata| partial.item_len(metadata) as u64)
-                .sum(),
-        };
-        all.saturating_sub(self.format().separator() as u64)
-    }
-
-    /// Returns the number of pieces in which the items are written.
-    fn pieces(&self) -> usize {
-        match self {
-            Self::Runs(_, runs) => runs.len(),
-            Self::Objects(_, objects) => objects.len(),
-            Self::Metadata(_, metadata) => metadata.len(),
-        }
-    }
-
-    /// Returns `true` if hardly anything has to be copied to be sent.
-    fn are_in_memory(&self) -> bool {
-        match self {
-            Self::Runs(..) => true,
-            Self::Objects(_, objects) => {
-                let copied: usize = objects
-                    .iter()
-                    .map(|object| object.bytes.len())
-                    .filter(|length| *length < MIN_SHARED_BYTES)
-                    .sum();
-                copied <= CHUNK
-            }
-            Self::Metadata(..) => false,
-        }
-    }
-
-    /// Appends a piece. With `share`, appends only what comes before a large piece.
-    fn put(&self, index: usize, share: bool, out: &mut BytesMut) -> WrittenPiece {
-        let is_last = index + 1 == self.pieces();
-        let trailing = if is_last {
-            self.format().separator()
-        } else {
-            0
-        };
-        let piece = match self {
-            Self::Runs(_, runs) => {
-                let items = runs[index].items();
-                items.slice(..items.len() - trailing)
-            }
-            Self::Objects(format, objects) => {
-                if index > 0 {
-                    format.put_separator(out);
-                }
-                format.put_item_head(&objects[index].bytes, out);
-                objects[index].bytes.share()
-            }
-            Self::Metadata(partial, metadata) => {
-                partial.put_item(&metadata[index], out);
-                out.truncate(out.len() - trailing);
-                return WrittenPiece::Appended;
-            }
-        };
-        if share && piece.len() >= MIN_SHARED_BYTES {
-            return WrittenPiece::Shared(piece);
-        }
-        out.extend_from_slice(&piece);
-        WrittenPiece::Appended
-    }
-}
-
 /// The parts of a list in the order in which they are sent.
 enum ListPosition {
     Head,
     Items,
     Tail,
     End,
-}
-
-/// The result of writing one piece of a list.
-pub(super) enum WrittenPiece {
-    /// The piece was appended, and more may follow in the same chunk.
-    Appended,
-    /// The piece was appended, and the chunk is to be sent.
-    Flush,
-    /// The piece follows the chunk, and is sent from where it lies.
-    Shared(Bytes),
-    /// No piece is left.
-    None,
 }
 
 /// The items of a list, in the form in which they are sent.
@@ -160,6 +46,9 @@ pub(super) trait ListSource {
     /// Takes the chunk out of the buffer.
     fn take_chunk(&self, out: &mut BytesMut) -> Bytes;
 
+    /// Returns the work of writing the piece that comes next.
+    fn next_work(&self) -> usize;
+
     /// Returns `true` if the length of the list in this form is known before it is sent.
     fn has_known_length(&self) -> bool;
 }
@@ -175,6 +64,7 @@ pub(super) struct ListBody<S> {
     shared: Option<Bytes>,
     /// Bytes of the uncompressed list that are still to be sent.
     left: u64,
+    budget: WorkBudget,
 }
 
 impl<S: ListSource> ListBody<S> {
@@ -186,7 +76,13 @@ impl<S: ListSource> ListBody<S> {
             position: ListPosition::Head,
             out: BytesMut::new(),
             shared: None,
+            budget: WorkBudget::default(),
         }
+    }
+
+    fn next_piece(&mut self) -> WrittenPiece {
+        self.budget.spend(self.source.next_work());
+        self.source.put_next(&mut self.out)
     }
 }
 
@@ -205,7 +101,7 @@ impl<S: ListSource> Iterator for ListBody<S> {
                     self.source.put_head(&self.parts.head, &mut self.out);
                     self.position = ListPosition::Items;
                 }
-                ListPosition::Items => match self.source.put_next(&mut self.out) {
+                ListPosition::Items => match self.next_piece() {
                     WrittenPiece::Appended if self.out.len() < CHUNK => {}
                     WrittenPiece::Appended | WrittenPiece::Flush => break,
                     WrittenPiece::Shared(piece) if self.out.is_empty() => return Some(piece),
@@ -233,9 +129,12 @@ impl<S: ListSource + Unpin> http_body::Body for ListBody<S> {
 
     fn poll_frame(
         self: Pin<&mut Self>,
-        _: &mut Context<'_>,
+        context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         let this = self.get_mut();
+        if this.budget.ends_turn(context) {
+            return Poll::Pending;
+        }
         let chunk = this.next();
         let sent = chunk.as_ref().map_or(0, |chunk| chunk.len() as u64);
         this.left = this.left.saturating_sub(sent);
@@ -310,6 +209,10 @@ impl ListSource for PlainItems {
 
     fn put_tail(&mut self, tail: &[u8], out: &mut BytesMut) {
         out.extend_from_slice(tail);
+    }
+
+    fn next_work(&self) -> usize {
+        self.items.work()
     }
 
     /// The rest of the buffer is for the next chunk.
@@ -394,6 +297,12 @@ impl ListSource for CompressedRuns {
         }
     }
 
+    fn next_work(&self) -> usize {
+        let next = self.runs.as_slice().first();
+        let is_ready = next.is_none_or(ObjectRun::is_deflated);
+        if is_ready { 1 } else { COMPRESSED_PIECE }
+    }
+
     /// Nothing of the buffer outlives the chunk.
     fn take_chunk(&self, out: &mut BytesMut) -> Bytes {
         std::mem::take(out).freeze()
@@ -409,7 +318,11 @@ impl ListSource for CompressedRuns {
 mod tests {
     use http_body::Body as _;
 
+    use std::sync::Arc;
+
     use super::*;
+    use crate::store::StoredObject;
+    use crate::watcher::MIN_SHARED_BYTES;
     use watershed_protocol::{Encoding, FieldTable, GroupVersionResource, ResourceVersion, scan};
 
     const LIST: &str = concat!(
@@ -459,7 +372,7 @@ mod tests {
                 format.put_item(&object.bytes, &mut all);
             }
             all.truncate(all.len().saturating_sub(format.separator()));
-            let items = Items::Objects(Arc::clone(&format), objects.clone());
+            let items = Items::Objects(Arc::clone(&format), objects.clone().into());
             let parts =
                 format.list_parts(ResourceVersion(9), None, None, items.count(), items.bytes());
             let expected = [&parts.head[..], &all, &parts.tail].concat();

@@ -3,7 +3,7 @@ use crate::store::leaf::Leaf;
 
 /// Keys from one on, which may be part of the range or not, up to one that is not.
 #[derive(Clone, Debug)]
-pub(super) struct KeyRange {
+pub(in crate::store) struct KeyRange {
     from: String,
     with_from: bool,
     to: Option<String>,
@@ -11,7 +11,7 @@ pub(super) struct KeyRange {
 
 impl KeyRange {
     /// Returns the range of all keys from this one on.
-    pub(super) fn from(key: String) -> Self {
+    pub(in crate::store) fn from(key: String) -> Self {
         Self {
             from: key,
             with_from: true,
@@ -20,7 +20,7 @@ impl KeyRange {
     }
 
     /// Returns the range of a namespace's keys, or of all, behind `after`.
-    pub(super) fn after(namespace: Option<&str>, after: Option<&str>) -> Self {
+    pub(in crate::store) fn after(namespace: Option<&str>, after: Option<&str>) -> Self {
         let prefix = namespace
             .map(|namespace| format!("{namespace}/"))
             .unwrap_or_default();
@@ -34,14 +34,24 @@ impl KeyRange {
     }
 
     /// Takes the keys up to this one out of the range.
-    pub(super) fn go_behind(&mut self, key: &str) {
+    pub(in crate::store) fn go_behind(&mut self, key: &str) {
         key.clone_into(&mut self.from);
         self.with_from = false;
     }
 
     /// Returns the key from which on the range may have keys.
-    pub(super) fn start(&self) -> &str {
+    pub(in crate::store) fn start(&self) -> &str {
         &self.from
+    }
+
+    /// Returns true if the range has the key that it starts from.
+    pub(in crate::store) fn has_start(&self) -> bool {
+        self.with_from
+    }
+
+    /// Returns true if the range ends behind this key.
+    pub(in crate::store) fn ends_behind(&self, key: &str) -> bool {
+        self.to.as_ref().is_none_or(|to| key < to.as_str())
     }
 
     /// Returns true if every key is in the range.
@@ -50,7 +60,7 @@ impl KeyRange {
     }
 
     /// Returns the index of a leaf's first object in the range, and of the first behind it.
-    pub(super) fn within(&self, leaf: &Leaf) -> (usize, usize) {
+    pub(in crate::store) fn within(&self, leaf: &Leaf) -> (usize, usize) {
         if self.is_everything() {
             return (0, leaf.objects().len());
         }

@@ -10,7 +10,6 @@ use crate::store::by_field::ByField;
 use crate::store::leaf::Leaf;
 use crate::store::object::StoredObject;
 use crate::store::object_run::ObjectRun;
-use crate::store::window::WindowEvent;
 
 /// The form in which the objects of a scope are held.
 #[derive(Clone, Debug)]
@@ -37,13 +36,6 @@ pub struct Snapshot {
     pub(super) size: usize,
 }
 
-/// An object that a change took out of the state.
-pub(in crate::store) struct Replaced {
-    pub(in crate::store) object: Arc<StoredObject>,
-    /// Its bytes hold the bytes of others in memory.
-    pub(in crate::store) shares: bool,
-}
-
 impl Snapshot {
     /// Returns the version of the state. Every object's own version is at most this.
     pub fn version(&self) -> ResourceVersion {
@@ -58,6 +50,14 @@ impl Snapshot {
     /// Returns the number of objects.
     pub fn len(&self) -> usize {
         self.len
+    }
+
+    /// Returns the number of objects of one namespace, or of all. Looks at all leaves of it.
+    pub fn len_of(&self, namespace: Option<&str>) -> usize {
+        match namespace {
+            None => self.len,
+            Some(_) => self.counts(KeyRange::after(namespace, None)).sum(),
+        }
     }
 
     /// Returns true if there is no object.
@@ -116,12 +116,14 @@ impl Snapshot {
         })
     }
 
-    /// Undoes an event that led to this state. The caller sets the version.
-    pub(in crate::store) fn undo(&mut self, event: &WindowEvent) {
-        match &event.previous {
-            Some(previous) => self.insert(Arc::clone(previous)),
-            None => self.remove(event.object.key()),
-        };
+    /// Returns the numbers of objects in the range, leaf by leaf.
+    pub(in crate::store) fn counts(&self, range: KeyRange) -> impl Iterator<Item = usize> {
+        self.parts(range).map(|(_, from, to)| to - from)
+    }
+
+    /// Returns the format of the objects; `None` before the first list.
+    pub(in crate::store) fn format(&self) -> Option<&Arc<WireFormat>> {
+        self.layout.as_ref().map(|layout| &layout.format)
     }
 
     /// Replaces the bytes of objects that are here in the same version. Returns those that differ.
@@ -168,14 +170,27 @@ impl Snapshot {
         self.generation = generation;
     }
 
-    /// Returns the number of leaves: the cost of one look at all of them.
-    pub(in crate::store) fn leaves(&self) -> usize {
-        self.leaves.len()
-    }
-
-    /// Drops what is held twice, as it was packed for a reader.
-    pub(in crate::store) fn settle(&mut self) {
-        self.settle_those(Leaf::is_held_twice);
+    /// Drops what is held twice, as it was packed for a reader, of the next leaves behind `key`.
+    /// Moves `key` to the last of them, and from the end back to the beginning.
+    pub(in crate::store) fn settle_behind(&mut self, key: &mut String, count: usize) {
+        let bounds = (Bound::Excluded(key.as_str()), Bound::Unbounded);
+        let mut twice = Vec::new();
+        let mut last = None;
+        let next = self.leaves.range::<_, str>(bounds).take(count);
+        let looked_at = next.inspect(|leaf| {
+            if leaf.0.is_held_twice() {
+                twice.push(Arc::clone(&leaf.0));
+            }
+            last = Some(Arc::clone(&leaf.0));
+        });
+        let is_end = looked_at.count() < count;
+        key.clear();
+        if let Some(last) = last.filter(|_| !is_end) {
+            key.push_str(last.first_key());
+        }
+        for leaf in twice {
+            self.leaves.insert(ByFirstKey(Arc::new(leaf.settle())));
+        }
     }
 
     pub(super) fn settle_those(&mut self, is_concerned: impl Fn(&Leaf) -> bool) {
@@ -190,8 +205,12 @@ impl Snapshot {
         }
     }
 
-    /// Adds an object, or replaces the one with its key. Does nothing before the first list.
-    pub(in crate::store) fn insert(&mut self, object: Arc<StoredObject>) -> Option<Replaced> {
+    /// Adds an object, or replaces the one with its key, which it returns. Does nothing before the
+    /// first list.
+    pub(in crate::store) fn insert(
+        &mut self,
+        object: Arc<StoredObject>,
+    ) -> Option<Arc<StoredObject>> {
         let format = Arc::clone(&self.layout.as_ref()?.format);
         self.size += object.size();
         if let Some(index) = &mut self.by_field {
@@ -227,13 +246,10 @@ impl Snapshot {
         if let Some(index) = &mut self.by_field {
             index.replaced(&old, &object);
         }
-        Some(Replaced {
-            shares: leaf.0.shares(&old),
-            object: old,
-        })
+        Some(old)
     }
 
-    pub(in crate::store) fn remove(&mut self, key: &str) -> Option<Replaced> {
+    pub(in crate::store) fn remove(&mut self, key: &str) -> Option<Arc<StoredObject>> {
         let leaf = self.leaves.get_prev(key)?.clone();
         let (rest, old) = leaf.0.without(key)?;
         self.leaves.remove(&leaf);
@@ -255,10 +271,7 @@ impl Snapshot {
         if let Some(index) = &mut self.by_field {
             index.remove(&old);
         }
-        Some(Replaced {
-            shares: leaf.0.shares(&old),
-            object: old,
-        })
+        Some(old)
     }
 
     /// Returns the leaves with keys in the range, and the bounds of their objects within it.

@@ -63,7 +63,7 @@ impl Snapshot {
     }
 
     /// Returns the first objects of the range that lie in one leaf.
-    fn first_run(&self, range: &KeyRange) -> Option<ObjectRun> {
+    pub(in crate::store) fn first_run(&self, range: &KeyRange) -> Option<ObjectRun> {
         let (leaf, from, to) = self.parts(range.clone()).next()?;
         Some(ObjectRun {
             leaf: Arc::clone(leaf),

@@ -38,7 +38,7 @@ fn readers_see_a_version_that_deletions_share_once_all_of_them_arrived() {
     let before = reader.snapshot();
     assert_eq!((before.version(), before.len()), (ResourceVersion(10), 3));
     assert!(matches!(
-        reader.snapshot_at(now, ResourceVersion(20)),
+        reader.state_at(ResourceVersion(20)),
         SnapshotAt::Future
     ));
     // A watch from now on continues the state before.
@@ -143,7 +143,7 @@ fn a_watch_from_a_version_that_several_deletions_share_goes_on_behind_them() {
     let mut behind = follow_from(20);
     assert_eq!(follow_from(19).drain().0, [20, 20, 20]);
     assert!(matches!(
-        reader.snapshot_at(now, ResourceVersion(20)),
+        reader.state_at(ResourceVersion(20)),
         SnapshotAt::Found(state) if state.len() == 1
     ));
     put(&mut writer, now, EventKind::Deleted, "ns/d", 30, "n1");

@@ -53,10 +53,12 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
     proptest::collection::vec(op, 1..80)
 }
 
-fn copy_of(snapshot: &Snapshot) -> Copy {
+fn copy_of(state: impl Into<StateAt>) -> Copy {
     let position = fields().position("spec.nodeName").unwrap();
-    snapshot
-        .items(None)
+    let state = state.into();
+    let runs: Vec<_> = state.runs_after(None, None).collect();
+    let objects = runs.iter().flat_map(ObjectRun::objects);
+    objects
         .map(|object| {
             let node = object.attributes.field(position).to_owned();
             (object.key().to_owned(), (object.version.0, node))
@@ -76,7 +78,7 @@ impl Informer {
     fn list(reader: &StoreReader) -> Self {
         let snapshot = reader.snapshot();
         Self {
-            copy: copy_of(&snapshot),
+            copy: copy_of(snapshot.clone()),
             version: snapshot.version(),
             watch: None,
             expired: false,
@@ -188,8 +190,8 @@ proptest! {
                         put(&mut writer, now, EventKind::Deleted, &key, version, &node);
                         let present = reader.snapshot();
                         prop_assert!(present.version().0 < version);
-                        prop_assert_eq!(Some(&copy_of(&present)), upstream.history.get(&present.version().0));
-                        let exact = reader.snapshot_at(now, ResourceVersion(version));
+                        prop_assert_eq!(Some(&copy_of(present.clone())), upstream.history.get(&present.version().0));
+                        let exact = reader.state_at(ResourceVersion(version));
                         prop_assert!(matches!(exact, SnapshotAt::Future));
                         informers.push(Informer::list(&reader));
                     }
@@ -221,17 +223,24 @@ proptest! {
                 }),
                 Op::ReadExactly(back) => {
                     let version = upstream.version.saturating_sub(u64::from(back));
-                    if let SnapshotAt::Found(state) = reader.snapshot_at(now, ResourceVersion(version)) {
+                    if let SnapshotAt::Found(state) = reader.state_at(ResourceVersion(version)) {
                         prop_assert_eq!(state.version().0, version);
-                        prop_assert_eq!(Some(&copy_of(&state)), upstream.history.get(&version));
+                        prop_assert_eq!(state.len(), state.runs_after(None, None).map(|run| run.len()).sum::<usize>());
+                        for namespace in ["ns0", "ns1", "ns2"] {
+                            let objects = state.runs_after(Some(namespace), Some("p4"));
+                            let objects: usize = objects.map(|run| run.len()).sum();
+                            let count: isize = state.counts_after(Some(namespace), Some("p4")).sum();
+                            prop_assert_eq!(count, objects.cast_signed());
+                        }
+                        prop_assert_eq!(Some(&copy_of(state)), upstream.history.get(&version));
                     }
                 }
             }
             // Readers see the newest state, or the last one that is known to be complete.
             let present = reader.snapshot();
-            prop_assert_eq!(upstream.history.get(&present.version().0), Some(&copy_of(&present)));
+            prop_assert_eq!(upstream.history.get(&present.version().0), Some(&copy_of(present.clone())));
             if reader.unfinished().is_none() {
-                prop_assert_eq!(&copy_of(&present), &upstream.objects);
+                prop_assert_eq!(&copy_of(present.clone()), &upstream.objects);
             }
         }
         for informer in &mut informers {

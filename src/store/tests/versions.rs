@@ -24,36 +24,31 @@ fn every_version_of_the_window_can_be_read() {
     }
     for _ in 0..2 {
         for (version, state) in &states {
-            let SnapshotAt::Found(again) = reader.snapshot_at(now, ResourceVersion(*version))
-            else {
-                panic!("{version} is lost")
-            };
-            let of = |state: &Snapshot| {
-                let items = state
-                    .items(None)
-                    .map(|object| (object.key().to_owned(), object.version));
-                (state.version(), state.size(), items.collect::<Vec<_>>())
-            };
-            assert_eq!(of(&again), of(state), "{version}");
+            let again = found(&reader, *version);
+            let items = state
+                .items(None)
+                .map(|object| (object.key(), object.version.0));
+            let items: Vec<_> = items.map(|(key, at)| (key.to_owned(), at)).collect();
+            assert_eq!(again.version(), ResourceVersion(*version));
+            assert_eq!(again.len(), items.len(), "{version}");
+            assert_eq!(objects_of(&again), items, "{version}");
         }
     }
     // Between two changes it is the state after the first.
-    let SnapshotAt::Found(between) = reader.snapshot_at(now, ResourceVersion(12)) else {
-        panic!("12 is lost")
-    };
+    let between = found(&reader, 12);
     assert_eq!((between.version(), between.len()), (ResourceVersion(12), 2));
     assert!(matches!(
-        reader.snapshot_at(now, ResourceVersion(9)),
+        reader.state_at(ResourceVersion(9)),
         SnapshotAt::Expired
     ));
     assert!(matches!(
-        reader.snapshot_at(now, ResourceVersion(120)),
+        reader.state_at(ResourceVersion(120)),
         SnapshotAt::Future
     ));
     // After a fresh list nothing of before is certain.
     writer.replace(at(200, &[]));
     assert!(matches!(
-        reader.snapshot_at(now, ResourceVersion(20)),
+        reader.state_at(ResourceVersion(20)),
         SnapshotAt::Expired
     ));
 }
@@ -70,10 +65,10 @@ fn a_confirmed_state_counts_as_newer_than_its_events() {
         (ResourceVersion(20), ResourceVersion(10))
     );
     assert!(
-        matches!(reader.snapshot_at(now, ResourceVersion(20)), SnapshotAt::Found(state) if state.len() == 1)
+        matches!(reader.state_at(ResourceVersion(20)), SnapshotAt::Found(state) if state.len() == 1)
     );
     assert!(matches!(
-        reader.snapshot_at(now, ResourceVersion(15)),
+        reader.state_at(ResourceVersion(15)),
         SnapshotAt::Future
     ));
     // An older proof, or one that comes late, changes nothing.
@@ -103,7 +98,7 @@ fn a_confirmed_state_counts_as_newer_than_its_events() {
         (ResourceVersion(25), ResourceVersion(25))
     );
     assert!(
-        matches!(reader.snapshot_at(now, ResourceVersion(20)), SnapshotAt::Found(state) if state.get("a/x").unwrap().version.0 == 5)
+        matches!(reader.state_at(ResourceVersion(20)), SnapshotAt::Found(state) if objects_of(&state) == [("a/x".to_owned(), 5)])
     );
 }
 
@@ -124,7 +119,7 @@ fn a_confirmation_ends_with_its_list() {
         (ResourceVersion(15), 2)
     );
     assert!(matches!(
-        reader.snapshot_at(now, ResourceVersion(10)),
+        reader.state_at(ResourceVersion(10)),
         SnapshotAt::Expired
     ));
 }

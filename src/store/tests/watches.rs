@@ -320,7 +320,7 @@ fn a_reset_leaves_no_state_and_ends_every_watch() {
     reader.pin(now, before);
     assert_eq!(reader.version(), ResourceVersion(40));
     assert!(matches!(
-        reader.snapshot_at(now, ResourceVersion(11)),
+        reader.state_at(ResourceVersion(11)),
         SnapshotAt::Expired
     ));
 }

@@ -90,8 +90,9 @@ impl Frame {
 
 /// Cuts the chunks of a watch's body into frames.
 ///
-/// Bytes are copied only if a frame spans chunks, or if a small frame that is kept would hold a
-/// much larger chunk in memory. After an error the decoder returns no more frames.
+/// A frame that is kept is a copy of its own size. A slice would hold its chunk in memory, and a
+/// chunk may be a slice of a read buffer that is much larger. After an error the decoder returns no
+/// more frames.
 ///
 /// ```
 /// use watershed_protocol::{Encoding, EventKind, FrameDecoder};
@@ -110,15 +111,12 @@ impl Frame {
 pub struct FrameDecoder {
     encoding: Encoding,
     max_frame_bytes: usize,
-    /// Chunks not cut yet, each with its size at arrival.
-    chunks: VecDeque<(Bytes, usize)>,
+    /// Chunks not cut yet.
+    chunks: VecDeque<Bytes>,
     /// The start of a frame whose end has not arrived.
     partial: Vec<u8>,
     failed: Option<Malformed>,
 }
-
-/// A frame that is kept shares its chunk's memory only if it is at least this part of it.
-const WORTH_SHARING: usize = 2;
 
 /// The lifetime of a frame after it is taken.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -144,8 +142,7 @@ impl FrameDecoder {
     /// Takes the next chunk of the body. Chunks wait in memory until their frames are taken.
     pub fn push(&mut self, chunk: Bytes) {
         if !chunk.is_empty() {
-            let size = chunk.len();
-            self.chunks.push_back((chunk, size));
+            self.chunks.push_back(chunk);
         }
     }
 
@@ -185,7 +182,7 @@ impl FrameDecoder {
     /// Takes the next frame's bytes off the chunks.
     fn cut(&mut self, frame_use: FrameUse) -> Result<Option<Bytes>, Malformed> {
         const TOO_LARGE: Malformed = Malformed("event larger than allowed");
-        while let Some((chunk, size)) = self.chunks.front_mut() {
+        while let Some(chunk) = self.chunks.front_mut() {
             // How many bytes of the chunk belong to the frame, and whether they complete it.
             let (length, complete) = match self.encoding {
                 Encoding::Json => {
@@ -204,10 +201,13 @@ impl FrameDecoder {
             if self.partial.len() + length > self.max_frame_bytes {
                 return Err(TOO_LARGE);
             }
-            let worth_sharing = frame_use == FrameUse::Transient || length * WORTH_SHARING >= *size;
-            let share = complete && self.partial.is_empty() && worth_sharing;
-            let frame = if share {
-                Some(chunk.split_to(length))
+            let is_whole = complete && self.partial.is_empty();
+            let frame = if is_whole {
+                let frame = chunk.split_to(length);
+                Some(match frame_use {
+                    FrameUse::Kept => Bytes::copy_from_slice(&frame),
+                    FrameUse::Transient => frame,
+                })
             } else {
                 self.partial.extend_from_slice(&chunk[..length]);
                 chunk.advance(length);

@@ -14,8 +14,13 @@ pub struct ItemBytes(Bytes);
 
 impl ItemBytes {
     /// Wraps bytes that already lack the opening.
-    pub(super) fn new(bytes: Bytes) -> Self {
+    pub fn new(bytes: Bytes) -> Self {
         Self(bytes)
+    }
+
+    /// Returns the bytes themselves.
+    pub fn as_slice(&self) -> &[u8] {
+        &self.0
     }
 
     /// Returns the number of bytes.

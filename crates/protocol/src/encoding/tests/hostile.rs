@@ -120,7 +120,7 @@ fn frames_above_the_limit() {
 }
 
 #[test]
-fn small_frames_do_not_pin_large_chunks() {
+fn kept_frames_do_not_pin_chunks() {
     let line = "{\"type\":\"ADDED\",\"object\":{\"a\":1}}\n";
     let chunk = Bytes::from(line.repeat(100));
     let mut decoder = FrameDecoder::new(Encoding::Json, 1000);
@@ -151,10 +151,10 @@ fn small_frames_do_not_pin_large_chunks() {
     decoder = FrameDecoder::new(Encoding::Json, 1000);
     decoder.push(chunk.clone());
     let frame = decoder.next_frame().unwrap().unwrap();
-    assert_eq!(
+    assert_ne!(
         frame.frame.as_ptr(),
         chunk.as_ptr(),
-        "a frame that fills its chunk is not copied"
+        "the chunk may be a slice of a larger buffer"
     );
 }
 

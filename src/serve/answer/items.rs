@@ -1,0 +1,241 @@
+//! The items of a list, as references.
+use std::ops::Deref;
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
+use watershed_protocol::{Malformed, PartialFormat, WireFormat};
+
+use crate::store::{ObjectRun, StoredObject};
+use crate::watcher::MIN_SHARED_BYTES;
+use crate::work::{REDUCED_OBJECT, WorkBudget};
+
+/// Bytes of small objects that are copied beside large ones that are shared.
+const MAX_COPIED: usize = 64 * 1024;
+/// Bytes of metadata that are kept from measuring a list until it is sent.
+pub(super) const MAX_KEPT: usize = 256 << 10;
+
+/// The result of writing one piece of a list.
+pub(super) enum WrittenPiece {
+    /// The piece was appended, and more may follow in the same chunk.
+    Appended,
+    /// The piece was appended, and the chunk is to be sent.
+    Flush,
+    /// The piece follows the chunk, and is sent from where it lies.
+    Shared(Bytes),
+    /// No piece is left.
+    None,
+}
+
+/// The items of a list: references only, or slices of what is cached.
+pub(super) enum Items {
+    /// Objects that lie side by side.
+    Runs(Arc<WireFormat>, Vec<ObjectRun>),
+    /// A selection.
+    Objects(Arc<WireFormat>, SelectedObjects),
+    /// The metadata of objects.
+    Metadata(MetadataItems),
+}
+
+impl Items {
+    pub(super) fn format(&self) -> &WireFormat {
+        match self {
+            Self::Runs(format, _) | Self::Objects(format, _) => format,
+            Self::Metadata(metadata) => metadata.partial.format(),
+        }
+    }
+
+    /// Returns the number of objects.
+    pub(super) fn count(&self) -> usize {
+        match self {
+            Self::Runs(_, runs) => runs.iter().map(ObjectRun::len).sum(),
+            Self::Objects(_, objects) => objects.len(),
+            Self::Metadata(metadata) => metadata.objects.len(),
+        }
+    }
+
+    /// Returns the length of the objects in bytes, with the separators between them.
+    pub(super) fn bytes(&self) -> u64 {
+        let all: u64 = match self {
+            Self::Runs(_, runs) => runs.iter().map(|run| run.items_len() as u64).sum(),
+            Self::Objects(format, objects) => objects
+                .iter()
+                .map(|object| format.item_len(&object.bytes) as u64)
+                .sum(),
+            Self::Metadata(metadata) => metadata.bytes,
+        };
+        all.saturating_sub(self.format().separator() as u64)
+    }
+
+    /// Returns the number of pieces in which the items are written.
+    pub(super) fn pieces(&self) -> usize {
+        match self {
+            Self::Runs(_, runs) => runs.len(),
+            Self::Objects(_, objects) => objects.len(),
+            Self::Metadata(metadata) => metadata.objects.len(),
+        }
+    }
+
+    /// Returns `true` if hardly anything has to be copied to be sent.
+    pub(super) fn are_in_memory(&self) -> bool {
+        match self {
+            Self::Runs(..) => true,
+            Self::Objects(_, objects) => {
+                let copied: usize = objects
+                    .iter()
+                    .map(|object| object.bytes.len())
+                    .filter(|length| *length < MIN_SHARED_BYTES)
+                    .sum();
+                copied <= MAX_COPIED
+            }
+            Self::Metadata(..) => false,
+        }
+    }
+
+    /// Returns the work of writing one piece.
+    pub(super) fn work(&self) -> usize {
+        match self {
+            Self::Runs(..) | Self::Objects(..) => 1,
+            Self::Metadata(_) => REDUCED_OBJECT,
+        }
+    }
+
+    /// Appends a piece. With `share`, appends only what comes before a large piece.
+    pub(super) fn put(&self, index: usize, share: bool, out: &mut BytesMut) -> WrittenPiece {
+        let is_last = index + 1 == self.pieces();
+        let trailing = if is_last {
+            self.format().separator()
+        } else {
+            0
+        };
+        let piece = match self {
+            Self::Runs(_, runs) => {
+                let items = runs[index].items();
+                items.slice(..items.len() - trailing)
+            }
+            Self::Objects(format, objects) => {
+                if index > 0 {
+                    format.put_separator(out);
+                }
+                format.put_item_head(&objects[index].bytes, out);
+                objects[index].bytes.share()
+            }
+            Self::Metadata(metadata) => {
+                let Ok(reduced) = metadata.get(index) else {
+                    // It could be reduced before. The client sees a body that is too short.
+                    return WrittenPiece::None;
+                };
+                metadata.partial.put_item(&reduced, out);
+                out.truncate(out.len() - trailing);
+                return WrittenPiece::Appended;
+            }
+        };
+        if share && piece.len() >= MIN_SHARED_BYTES {
+            return WrittenPiece::Shared(piece);
+        }
+        out.extend_from_slice(&piece);
+        WrittenPiece::Appended
+    }
+}
+
+/// Objects of a state, in the order of their keys.
+#[derive(Default)]
+pub(super) struct SelectedObjects {
+    objects: Vec<Arc<StoredObject>>,
+    /// Pieces of an older state. They count the memory of the objects that were made for it.
+    restored: Vec<ObjectRun>,
+}
+
+impl SelectedObjects {
+    /// Adds the objects of a piece that match, until there are `limit` objects. Returns `true` if
+    /// others follow in the piece.
+    pub(super) fn add(
+        &mut self,
+        run: &ObjectRun,
+        limit: usize,
+        is_restored: bool,
+        matches: impl Fn(&StoredObject) -> bool,
+    ) -> bool {
+        let before = self.objects.len();
+        let mut objects = run.objects().iter();
+        while self.objects.len() < limit
+            && let Some(object) = objects.next()
+        {
+            if matches(object) {
+                self.objects.push(Arc::clone(object));
+            }
+        }
+        if is_restored && self.objects.len() > before {
+            self.restored.push(run.clone());
+        }
+        objects.len() > 0
+    }
+}
+
+#[cfg(test)]
+impl From<Vec<Arc<StoredObject>>> for SelectedObjects {
+    fn from(objects: Vec<Arc<StoredObject>>) -> Self {
+        Self {
+            objects,
+            restored: Vec::new(),
+        }
+    }
+}
+
+impl Deref for SelectedObjects {
+    type Target = [Arc<StoredObject>];
+
+    fn deref(&self) -> &Self::Target {
+        &self.objects
+    }
+}
+
+/// The metadata of objects, which is cut out of them while it is sent.
+///
+/// It is cut out once before, to learn its length, and that upstream would print it in the same
+/// way. Short lists keep it; otherwise it is done twice, so that no list is in memory as a whole.
+pub(super) struct MetadataItems {
+    partial: PartialFormat,
+    objects: SelectedObjects,
+    /// The metadata of the first objects.
+    kept: Vec<Bytes>,
+    /// Length of all items, separators included.
+    bytes: u64,
+}
+
+impl MetadataItems {
+    /// Measures the metadata of objects.
+    pub(super) async fn new(
+        partial: PartialFormat,
+        objects: SelectedObjects,
+        budget: &mut WorkBudget,
+    ) -> Result<Self, Malformed> {
+        let (mut kept, mut kept_bytes, mut bytes) = (Vec::new(), 0, 0);
+        for object in objects.iter() {
+            let metadata = partial.metadata(&object.bytes)?;
+            bytes += partial.item_len(&metadata) as u64;
+            if kept_bytes < MAX_KEPT {
+                kept_bytes += metadata.len();
+                kept.push(metadata);
+            }
+            budget.work(REDUCED_OBJECT).await;
+        }
+        Ok(Self {
+            partial,
+            objects,
+            kept,
+            bytes,
+        })
+    }
+
+    #[cfg(test)]
+    pub(super) fn kept_bytes(&self) -> usize {
+        self.kept.iter().map(Bytes::len).sum()
+    }
+
+    fn get(&self, index: usize) -> Result<Bytes, Malformed> {
+        match self.kept.get(index) {
+            Some(kept) => Ok(kept.clone()),
+            None => self.partial.metadata(&self.objects[index].bytes),
+        }
+    }
+}

@@ -1,0 +1,297 @@
+//! One page of a list.
+use std::sync::Arc;
+
+use watershed_protocol::{ContinueToken, FieldTable, ListParts};
+
+use super::items::{Items, MetadataItems, SelectedObjects};
+use crate::serve::open::OpenedScope;
+use crate::serve::plan::ListPlan;
+use crate::serve::source::ForwardReason;
+use crate::store::{ObjectRun, StateAt, StoredObject};
+use crate::work::WorkBudget;
+
+/// The work of a piece of an older state, beside that of its objects: changes are taken back.
+const RESTORED_OBJECT: usize = 8;
+
+/// The objects of one answer, as references. The body holds no bytes of its own but those it sends.
+pub(super) struct Page {
+    pub(super) items: Items,
+    /// The token of the next page, if there is one.
+    pub(super) token: Option<String>,
+    /// Number of objects after this page, if it is known without looking at them.
+    remaining: Option<i64>,
+}
+
+impl Page {
+    /// Returns what comes before and after the items.
+    pub(super) fn parts(&self, state: &StateAt) -> ListParts {
+        self.items.format().list_parts(
+            state.version(),
+            self.token.as_deref(),
+            self.remaining,
+            self.items.count(),
+            self.items.bytes(),
+        )
+    }
+
+    /// Source: `apiserver/pkg/storage/continue.go` (PrepareContinueToken) and
+    /// `apiserver/pkg/storage/cacher/cacher.go` (GetList).
+    pub(super) async fn cut(
+        state: &StateAt,
+        opened: &OpenedScope,
+        namespace: Option<&str>,
+        list: &ListPlan,
+    ) -> Result<Self, ForwardReason> {
+        let mut scan = Scan {
+            state,
+            namespace,
+            list,
+            fields: &opened.scope.fields,
+            budget: WorkBudget::default(),
+        };
+        let format = Arc::clone(&opened.ready.format);
+        let is_plain = list.filter.is_plain();
+        let (items, last, has_more) = if is_plain && opened.partial().is_none() {
+            let (runs, has_more) = scan.first_runs().await?;
+            let last = runs.last().and_then(|run| run.objects().last()).cloned();
+            (Items::Runs(format, runs), last, has_more)
+        } else {
+            let (objects, has_more) = scan.selected().await?;
+            let last = objects.last().cloned();
+            let items = match opened.partial() {
+                None => Items::Objects(format, objects),
+                Some(partial) => {
+                    let items = MetadataItems::new(partial, objects, &mut scan.budget).await;
+                    Items::Metadata(items.map_err(|_| ForwardReason::Representation)?)
+                }
+            };
+            (items, last, has_more)
+        };
+        // The objects that follow may not match: the last page of a selection may be empty.
+        let last = last.filter(|_| has_more);
+        let last = last.as_ref().map(|last| scan.relative(last.key()));
+        let remaining = match last {
+            Some(last) if is_plain => Some(scan.count_behind(last, items.count()).await),
+            _ => None,
+        };
+        let token = last.map(|last| ContinueToken {
+            version: state.version(),
+            after: last.to_owned(),
+        });
+        Ok(Self {
+            items,
+            token: token.map(|token| token.encode()),
+            remaining,
+        })
+    }
+}
+
+/// A walk over the objects that a page can have.
+struct Scan<'a> {
+    state: &'a StateAt,
+    namespace: Option<&'a str>,
+    list: &'a ListPlan,
+    fields: &'a FieldTable,
+    budget: WorkBudget,
+}
+
+impl Scan<'_> {
+    /// Returns the first objects, and whether others follow.
+    async fn first_runs(&mut self) -> Result<(Vec<ObjectRun>, bool), ForwardReason> {
+        let (mut runs, mut left) = (Vec::new(), self.limit());
+        let after = self.list.after.as_deref();
+        for mut run in self.state.runs_after(self.namespace, after) {
+            if run.len() > left {
+                run.truncate(left);
+                runs.extend(Some(run).filter(|run| !run.is_empty()));
+                return Ok((runs, true));
+            }
+            left -= run.len();
+            self.visited(&run, 1).await?;
+            runs.push(run);
+        }
+        Ok((runs, false))
+    }
+
+    /// Returns the first objects that match, and whether others follow, matching or not.
+    async fn selected(&mut self) -> Result<(SelectedObjects, bool), ForwardReason> {
+        let (filter, limit) = (&self.list.filter, self.limit());
+        let whole = self.list.limit.is_none() && self.list.after.is_none();
+        let runs = if whole {
+            let interest = filter.interest(self.fields);
+            self.state.runs_of(&interest)
+        } else {
+            let after = self.list.after.as_deref();
+            self.state.runs_after(self.namespace, after)
+        };
+        let is_restored = self.is_restored();
+        let mut objects = SelectedObjects::default();
+        for run in runs {
+            let matches = |object: &StoredObject| filter.matches(&object.attributes);
+            if objects.add(&run, limit, is_restored, matches) {
+                return Ok((objects, true));
+            }
+            self.visited(&run, run.len()).await?;
+        }
+        Ok((objects, false))
+    }
+
+    /// Returns the number of objects behind a page of `taken` objects that ends with the key
+    /// `last`.
+    async fn count_behind(&mut self, last: &str, taken: usize) -> i64 {
+        if self.namespace.is_none() && self.list.after.is_none() {
+            let rest = self.state.len().saturating_sub(taken);
+            return i64::try_from(rest).unwrap_or(i64::MAX);
+        }
+        let mut rest = 0;
+        for count in self.state.counts_after(self.namespace, Some(last)) {
+            rest += count as i64;
+            self.budget.work(1).await;
+        }
+        rest
+    }
+
+    /// Accounts for a piece that was looked at. An older state may take more memory than it is
+    /// worth: then the list is forwarded.
+    async fn visited(&mut self, run: &ObjectRun, work: usize) -> Result<(), ForwardReason> {
+        if !self.state.is_affordable() {
+            return Err(ForwardReason::Exact);
+        }
+        let restoring = if self.is_restored() {
+            RESTORED_OBJECT
+        } else {
+            0
+        };
+        self.budget.work(work + restoring * run.len()).await;
+        Ok(())
+    }
+
+    fn is_restored(&self) -> bool {
+        self.state.as_snapshot().is_none()
+    }
+
+    fn limit(&self) -> usize {
+        self.list.limit.unwrap_or(usize::MAX)
+    }
+
+    /// Returns a key as it is in a continue token.
+    fn relative<'k>(&self, key: &'k str) -> &'k str {
+        self.namespace
+            .map_or(key, |namespace| &key[namespace.len() + 1..])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
+
+    use bytes::Bytes;
+    use watershed_protocol::{
+        Encoding, GroupVersionResource, LabelSelector, PartialFormat, ResourceVersion, WireFormat,
+        scan,
+    };
+
+    use super::*;
+    use crate::serve::answer::items::MAX_KEPT;
+    use crate::store::{Layout, Snapshot};
+    use crate::watcher::ViewFilter;
+    use crate::work::{OBJECTS_PER_TURN, REDUCED_OBJECT};
+
+    const OBJECTS: usize = 5 * OBJECTS_PER_TURN;
+    const LIST: &str = concat!(
+        r#"{"kind":"ConfigMapList","apiVersion":"v1","metadata":{"resourceVersion":"9"},"#,
+        r#""items":[]}"#,
+        "\n"
+    );
+
+    fn fields() -> FieldTable {
+        let configmaps = GroupVersionResource::new("", "v1", "configmaps");
+        FieldTable::builtin(&configmaps, true).unwrap()
+    }
+
+    fn state() -> (Arc<WireFormat>, StateAt) {
+        let list = Bytes::from_static(LIST.as_bytes());
+        let (format, _) = WireFormat::learn(Encoding::Json, "ConfigMap", &list).unwrap();
+        let format = Arc::new(format);
+        let objects = (0..OBJECTS).map(|number| {
+            let text = format!(
+                concat!(
+                    r#"{{"kind":"ConfigMap","apiVersion":"v1","metadata":{{"name":"c-{:06}","#,
+                    r#""namespace":"ns","resourceVersion":"5"}}}}"#
+                ),
+                number
+            );
+            let scanned = scan(Encoding::Json, text.as_bytes(), &fields()).unwrap();
+            StoredObject {
+                bytes: format.item_bytes(&text.into()),
+                version: scanned.version,
+                attributes: scanned.attributes,
+            }
+        });
+        let layout = Layout {
+            format: Arc::clone(&format),
+            indexed: None,
+        };
+        let snapshot = Snapshot::new(ResourceVersion(9), layout, objects);
+        (format, snapshot.into())
+    }
+
+    /// Returns the result, and the number of turns before the last.
+    fn turns<T>(work: impl Future<Output = T>) -> (T, usize) {
+        let mut work = pin!(work);
+        let mut context = Context::from_waker(Waker::noop());
+        for turns in 0.. {
+            if let Poll::Ready(result) = work.as_mut().poll(&mut context) {
+                return (result, turns);
+            }
+        }
+        unreachable!("it ends")
+    }
+
+    fn plan(labels: &str, limit: Option<usize>) -> ListPlan {
+        let labels = LabelSelector::parse(labels).ok();
+        ListPlan {
+            filter: ViewFilter::new(None, labels, None, &fields()).unwrap(),
+            limit,
+            after: None,
+        }
+    }
+
+    fn scan_of<'a>(state: &'a StateAt, list: &'a ListPlan, fields: &'a FieldTable) -> Scan<'a> {
+        Scan {
+            state,
+            namespace: None,
+            list,
+            fields,
+            budget: WorkBudget::default(),
+        }
+    }
+
+    #[test]
+    fn a_list_of_few_of_many_objects_ends_its_turn_in_between() {
+        let ((_, state), fields) = (state(), fields());
+        for limit in [None, Some(10)] {
+            let list = plan("app=none", limit);
+            let (found, turns) = turns(scan_of(&state, &list, &fields).selected());
+            let (objects, has_more) = found.unwrap();
+            assert_eq!((objects.len(), has_more), (0, false));
+            assert!(turns >= OBJECTS / OBJECTS_PER_TURN, "{turns}");
+        }
+    }
+
+    #[test]
+    fn metadata_is_measured_in_turns_and_little_of_it_kept() {
+        let ((format, state), fields) = (state(), fields());
+        let list = plan("", None);
+        let (found, _) = turns(scan_of(&state, &list, &fields).selected());
+        let partial = PartialFormat::of(&format, Encoding::Json);
+        let mut budget = WorkBudget::default();
+        let items = MetadataItems::new(partial, found.unwrap().0, &mut budget);
+        let (items, turns) = turns(items);
+        let items = items.unwrap();
+        let least = OBJECTS * REDUCED_OBJECT / OBJECTS_PER_TURN;
+        assert!(turns >= least, "{turns}");
+        assert!(items.kept_bytes() <= MAX_KEPT + 1000);
+    }
+}

@@ -1,0 +1,129 @@
+//! The events of a window by the objects they changed.
+use std::borrow::Borrow;
+use std::cmp::Ordering;
+use std::sync::Arc;
+
+use imbl::OrdSet;
+use watershed_protocol::ResourceVersion;
+
+use super::event::WindowEvent;
+
+/// Events in the order of their objects' keys, and of one object in the order of their versions.
+///
+/// It finds the changes of some objects without a look at those of others. Cloning costs O(1).
+#[derive(Clone, Debug, Default)]
+pub(super) struct ChangesByKey(OrdSet<KeyedEvent>);
+
+#[derive(Clone, Debug)]
+struct KeyedEvent(Arc<WindowEvent>);
+
+/// The place of an event in the order, which is searched for without an event.
+trait EventPlace {
+    fn place(&self) -> (&str, ResourceVersion);
+}
+
+impl ChangesByKey {
+    pub(super) fn insert(&mut self, event: &Arc<WindowEvent>) {
+        self.0.insert(KeyedEvent(Arc::clone(event)));
+    }
+
+    pub(super) fn remove(&mut self, event: &Arc<WindowEvent>) {
+        self.0.remove(&KeyedEvent(Arc::clone(event)));
+    }
+
+    /// Returns the first change after `version` of the object with this key, or of the next object
+    /// that has one.
+    pub(super) fn first_from(
+        &self,
+        key: &str,
+        version: ResourceVersion,
+    ) -> Option<&Arc<WindowEvent>> {
+        self.find(key, ResourceVersion::default(), version)
+    }
+
+    /// Returns the first change after `version` of the next object behind this key that has one.
+    pub(super) fn first_behind(
+        &self,
+        key: &str,
+        version: ResourceVersion,
+    ) -> Option<&Arc<WindowEvent>> {
+        self.find(key, ResourceVersion(u64::MAX), version)
+    }
+
+    fn find(
+        &self,
+        key: &str,
+        from: ResourceVersion,
+        version: ResourceVersion,
+    ) -> Option<&Arc<WindowEvent>> {
+        let mut found = self.next(key, from)?;
+        // Events up to the version are passed over, all those of one object at once.
+        while found.version <= version {
+            found = self.next(found.object.key(), ResourceVersion(version.0 + 1))?;
+        }
+        Some(found)
+    }
+
+    fn next(&self, key: &str, version: ResourceVersion) -> Option<&Arc<WindowEvent>> {
+        let place: &dyn EventPlace = &(key, version);
+        self.0.get_next(place).map(|change| &change.0)
+    }
+}
+
+impl EventPlace for (&str, ResourceVersion) {
+    fn place(&self) -> (&str, ResourceVersion) {
+        *self
+    }
+}
+
+impl EventPlace for KeyedEvent {
+    fn place(&self) -> (&str, ResourceVersion) {
+        (self.0.object.key(), self.0.version)
+    }
+}
+
+impl<'a> Borrow<dyn EventPlace + 'a> for KeyedEvent {
+    fn borrow(&self) -> &(dyn EventPlace + 'a) {
+        self
+    }
+}
+
+impl PartialEq for dyn EventPlace + '_ {
+    fn eq(&self, other: &Self) -> bool {
+        self.place() == other.place()
+    }
+}
+
+impl Eq for dyn EventPlace + '_ {}
+
+impl PartialOrd for dyn EventPlace + '_ {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for dyn EventPlace + '_ {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.place().cmp(&other.place())
+    }
+}
+
+impl PartialEq for KeyedEvent {
+    fn eq(&self, other: &Self) -> bool {
+        self.place() == other.place()
+    }
+}
+
+impl Eq for KeyedEvent {}
+
+impl PartialOrd for KeyedEvent {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for KeyedEvent {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.place().cmp(&other.place())
+    }
+}

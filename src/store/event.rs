@@ -1,0 +1,111 @@
+//! One event of a window.
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+use watershed_protocol::{EventKind, Frame, ObjectAttributes, ResourceVersion};
+
+use super::compressed::Compressed;
+use super::object::StoredObject;
+use super::previous::PreviousState;
+use super::tally::ByteTally;
+
+/// One change of one object.
+#[derive(Debug)]
+pub struct WindowEvent {
+    /// Added, modified or deleted, as upstream reported it for the whole scope.
+    pub kind: EventKind,
+    /// The version of the change; for a deletion, the version of the deletion.
+    pub version: ResourceVersion,
+    /// The new state, or for a deletion the last one (with the deletion's version spliced in by
+    /// upstream).
+    pub object: Arc<StoredObject>,
+    /// The state before.
+    previous: Option<Box<PreviousState>>,
+    /// The whole watch frame as upstream sent it.
+    pub frame: Bytes,
+    /// The frame compressed, once a watch asked for it.
+    compressed: Compressed,
+    /// Number of objects of the scope before the event.
+    pub(super) objects_before: usize,
+    /// Bytes of memory that the event holds, without its compressed form.
+    pub(super) size: usize,
+}
+
+/// A new event, and what its store holds of the object.
+#[derive(Debug)]
+pub(super) struct NewEvent {
+    pub(super) kind: EventKind,
+    pub(super) frame: Bytes,
+    pub(super) object: Arc<StoredObject>,
+    previous: Option<Box<PreviousState>>,
+    size: usize,
+}
+
+/// Memory that an event takes beside its frame, its attributes and the state before: the event, its
+/// object, the counters of what is shared (two for the event and its object each, three for the
+/// frame), and its entries in the window and among the changes.
+const OVERHEAD: usize = size_of::<WindowEvent>()
+    + size_of::<StoredObject>()
+    + 7 * size_of::<usize>()
+    + size_of::<(Instant, Arc<WindowEvent>)>()
+    + size_of::<Arc<WindowEvent>>();
+
+impl NewEvent {
+    /// Prepares an event that replaces `before`. It takes a moment for each kilobyte, so no lock
+    /// may be held.
+    pub(super) fn new(
+        frame: Frame,
+        mut object: StoredObject,
+        before: Option<&StoredObject>,
+    ) -> Self {
+        let mut size = OVERHEAD + frame.frame.len();
+        let is_shared =
+            before.is_some_and(|before| object.attributes.share_with(&before.attributes));
+        if !is_shared {
+            size += object.attributes.heap_size();
+        }
+        let previous = before.map(|before| Box::new(PreviousState::new(before, &object)));
+        size += previous.as_ref().map_or(0, |previous| previous.size());
+        Self {
+            kind: frame.kind,
+            frame: frame.frame,
+            object: Arc::new(object),
+            previous,
+            size,
+        }
+    }
+}
+
+impl WindowEvent {
+    pub(super) fn new(event: NewEvent, objects_before: usize, tally: &ByteTally) -> Self {
+        Self {
+            kind: event.kind,
+            version: event.object.version,
+            object: event.object,
+            previous: event.previous,
+            frame: event.frame,
+            compressed: Compressed::counted_in(tally),
+            objects_before,
+            size: event.size,
+        }
+    }
+
+    /// Returns the attributes of the object before the event. They tell whether a selector's view
+    /// had it.
+    pub fn previous_attributes(&self) -> Option<&ObjectAttributes> {
+        let previous = self.previous.as_ref()?;
+        Some(previous.attributes(&self.object))
+    }
+
+    /// Returns the object before the event. It is made anew each time.
+    pub fn previous(&self) -> Option<StoredObject> {
+        let previous = self.previous.as_ref()?;
+        Some(previous.restore(&self.object))
+    }
+
+    /// Returns the frame as one member of gzip. It is compressed once, for all watches.
+    pub fn compressed(&self) -> Bytes {
+        self.compressed.of(&self.frame)
+    }
+}
