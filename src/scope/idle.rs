@@ -40,7 +40,7 @@ impl IdleTracker {
     }
 
     /// Returns true if nobody has used the scope for its idle limit.
-    pub(super) fn is_expired(&self, watchers: usize, now: Instant) -> bool {
+    pub(super) fn is_expired(&self, is_watched: bool, now: Instant) -> bool {
         let Some(limit) = self.limit else {
             return false;
         };
@@ -48,7 +48,7 @@ impl IdleTracker {
             return false;
         }
         let mut last_used = self.last_used.lock();
-        if watchers > 0 || self.handles.load(Ordering::SeqCst) > 0 {
+        if is_watched || self.handles.load(Ordering::SeqCst) > 0 {
             *last_used = now;
         }
         now.saturating_duration_since(*last_used) >= limit

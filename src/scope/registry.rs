@@ -221,11 +221,21 @@ impl Scopes {
     }
 
     pub(super) fn close_idle_at(&self, now: Instant) {
+        // Without the lock, as each store has one of its own, which a change may hold.
+        let is_watched = |scope: &Arc<Scope>| scope.reader.stats().watchers > 0;
+        let mut idle = self.all();
+        idle.retain(|scope| scope.idle.is_expired(is_watched(scope), now));
+        if idle.is_empty() {
+            return;
+        }
         let mut closed = Vec::new();
         let mut open = self.open.lock();
         for scopes in open.values_mut() {
-            let expired = scopes
-                .extract_if(|_, scope| scope.idle.is_expired(scope.reader.stats().watchers, now));
+            // Somebody may have acquired it since. Who watches holds a handle while it begins.
+            let expired = scopes.extract_if(|_, scope| {
+                idle.iter().any(|idle| Arc::ptr_eq(idle, scope))
+                    && scope.idle.is_expired(false, now)
+            });
             closed.extend(expired.map(|(_, scope)| scope));
         }
         open.retain(|_, scopes| !scopes.is_empty());
