@@ -7,8 +7,10 @@
     reason = "criterion's macros, and a bench may fail"
 )]
 use std::hint::black_box;
+use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Waker};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Wake, Waker};
 use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
@@ -17,11 +19,15 @@ use criterion::{
     BatchSize, BenchmarkGroup, Criterion, Throughput, criterion_group, criterion_main,
 };
 use fastrand::Rng;
+use http_body::Body as _;
 use watershed::store::{
     self, Interest, Layout, Snapshot, StoreReader, StoreWriter, StoredObject, SubscriptionStart,
     SubscriptionStep, WindowLimits,
 };
-use watershed::watcher::ViewFilter;
+use watershed::watcher::{
+    ClientView, ContentCoding, Grant, GrantStatus, InitialState, PartialView, ViewFilter,
+    WatchBody, WatchEnding, WatchObserver, WatchOptions,
+};
 use watershed_lab::sim::fixtures;
 use watershed_protocol::{
     Encoding, EventKind, FieldSelector, FieldTable, Frame, FrameDecoder, GroupVersionResource,
@@ -542,11 +548,121 @@ fn watches(criterion: &mut Criterion) {
     group.finish();
 }
 
+/// The longest turn of a task that looks at all objects: others of its thread wait as long. In CPU
+/// time of the thread, so that other programs do not count.
+fn turns(criterion: &mut Criterion) {
+    let all = objects(SIZES[1]);
+    let (_writer, reader) = scope(&all);
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .build()
+        .expect("a runtime");
+    let _entered = runtime.enter();
+    let mut group = criterion.benchmark_group(format!("the longest turn, {} pods", SIZES[1]));
+    group.sample_size(10);
+    for (name, labels, only_metadata) in [
+        ("begin a watch with none of them", "app=nothing", false),
+        ("begin a watch with their metadata", "", true),
+    ] {
+        group.bench_function(name, |bencher| {
+            bencher.iter_custom(|times| {
+                (0..times)
+                    .map(|_| longest_turn(&mut watch(&reader, labels, only_metadata)))
+                    .sum()
+            });
+        });
+    }
+    group.finish();
+}
+
+type BenchedWatch = WatchBody<Granted, std::future::Pending<()>, Unobserved>;
+
+fn watch(reader: &StoreReader, labels: &str, only_metadata: bool) -> BenchedWatch {
+    let (fields, format) = (pods(), layout().format);
+    let labels = LabelSelector::parse(labels).ok();
+    let filter = ViewFilter::new(None, labels, None, &fields).expect("known fields");
+    let partial = only_metadata.then(|| {
+        Box::new(PartialView {
+            format: PartialFormat::of(&format, Encoding::Json),
+            irreducible: Arc::default(),
+        })
+    });
+    let interest = filter.interest(&fields);
+    let (subscription, snapshot) = reader.subscribe(SubscriptionStart::Now, interest.clone());
+    WatchBody::new(
+        subscription,
+        WatchOptions {
+            format,
+            view: ClientView { filter, partial },
+            coding: ContentCoding::Identity,
+            start: snapshot.version(),
+            initial: Some(InitialState::new(snapshot.into_runs(&interest), None)),
+            bookmarks: None,
+            deadline: tokio::time::Instant::now() + Duration::from_hours(1),
+            grant: Granted,
+            draining: std::future::pending(),
+            observer: Unobserved,
+        },
+    )
+}
+
+/// Polls until the first state is sent, and returns the time of the longest poll.
+fn longest_turn(watch: &mut BenchedWatch) -> Duration {
+    let woken = Arc::new(Woken::default());
+    let waker = Waker::from(Arc::clone(&woken));
+    let mut context = Context::from_waker(&waker);
+    let mut longest = Duration::ZERO;
+    loop {
+        let before = thread_time();
+        let polled = Pin::new(&mut *watch).poll_frame(&mut context);
+        longest = longest.max(thread_time().saturating_sub(before));
+        if polled.is_pending() && !woken.0.swap(false, Ordering::Relaxed) {
+            return longest;
+        }
+    }
+}
+
+/// The CPU time of this thread.
+fn thread_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::from_nanos((time.tv_sec * 1_000_000_000 + time.tv_nsec).cast_unsigned())
+}
+
+/// Notices that the watch wants another turn.
+#[derive(Default)]
+struct Woken(AtomicBool);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+struct Granted;
+
+impl Grant for Granted {
+    fn poll(&mut self, _: &mut Context<'_>) -> GrantStatus {
+        GrantStatus::Granted
+    }
+
+    fn due(&self) -> tokio::time::Instant {
+        tokio::time::Instant::now() + Duration::from_hours(1)
+    }
+}
+
+struct Unobserved;
+
+impl WatchObserver for Unobserved {
+    fn sent(&mut self, _: usize, _: usize) {}
+
+    fn ended(&mut self, _: WatchEnding) {}
+}
+
 criterion_group! {
     name = functions;
     config = Criterion::default()
         .warm_up_time(Duration::from_millis(500))
         .measurement_time(Duration::from_secs(2));
-    targets = encoding, selectors, snapshots, watches
+    targets = encoding, selectors, snapshots, watches, turns
 }
 criterion_main!(functions);
