@@ -12,6 +12,7 @@ use tokio::task::JoinHandle;
 
 use crate::access::Access;
 use crate::audit::Audit;
+use crate::budget::MemoryBudget;
 use crate::catalog::CatalogFollower;
 use crate::listener::tls::ServerTls;
 use crate::scope::gauges::ScopeGauges;
@@ -26,6 +27,7 @@ mod config;
 mod discovery;
 mod listen;
 mod metrics;
+mod pressure;
 mod report;
 mod serving;
 
@@ -34,6 +36,7 @@ pub use metrics::metrics;
 
 use listen::{BoundListener, bind};
 use metrics::Scraper;
+use pressure::PressureKeeper;
 use serving::with_flag;
 
 /// A running proxy.
@@ -90,7 +93,7 @@ pub fn start(config: AppConfig) -> BoxFuture<'static, anyhow::Result<RunningProx
     assemble(config).boxed()
 }
 
-async fn assemble(config: AppConfig) -> anyhow::Result<RunningProxy> {
+async fn assemble(mut config: AppConfig) -> anyhow::Result<RunningProxy> {
     let registry = telemetry::registry(&metrics());
     let traces = telemetry::traces()?;
     let audit = match config.audit.clone() {
@@ -100,7 +103,14 @@ async fn assemble(config: AppConfig) -> anyhow::Result<RunningProxy> {
     let upstream = Upstream::load(&config.upstream).await?;
     tracing::info!(upstream = ?upstream, from = upstream.source(), "found upstream");
     let client = UpstreamClient::new(&upstream);
-    let scopes = Scopes::new(client.clone(), config.scopes).with_aggregated(&config.aggregated);
+    let budget = MemoryBudget::new(config.memory_limit);
+    if let Some(bytes) = budget.limit() {
+        tracing::info!(bytes, "memory is limited (--memory-limit)");
+    }
+    config.limits.memory = budget.clone();
+    let scopes = Scopes::new(client.clone(), config.scopes)
+        .with_aggregated(&config.aggregated)
+        .within(&budget);
     let (mut follower, catalog) =
         CatalogFollower::new(client.clone(), scopes.clone(), config.aggregated.clone());
     let shown = report::of(&config).to_string();
@@ -169,6 +179,7 @@ async fn assemble(config: AppConfig) -> anyhow::Result<RunningProxy> {
         tokio::spawn(follow_rbac),
         tokio::spawn(keep_scopes_open),
         tokio::spawn(scopes.clone().close_idle()),
+        tokio::spawn(PressureKeeper::new(scopes.clone()).run()),
         tokio::spawn(SelfCheck::new(scopes.clone()).run()),
         tokio::spawn(watch_for_rollbacks(scopes.clone())),
         tokio::spawn(admin::serve(

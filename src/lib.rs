@@ -22,6 +22,7 @@
 //! | [`admin`] | health, metrics and the status page | `admin.rs` |
 //! | [`app`] | starts all of the above and joins them | `app.rs` |
 //! | [`cli`] | the command line and the configuration file | `cli.rs` |
+//! | [`budget`] | the memory budget: bytes by class, the limit, steps when memory runs short | `budget/pressure.rs` |
 //! | [`body`], [`drain`], [`metric`], [`work`] | small types that several modules share | |
 //! | [`telemetry`] | logs, traces and the metrics registry | `telemetry.rs` |
 //!
@@ -43,6 +44,7 @@ pub mod admin;
 pub mod app;
 pub mod audit;
 pub mod body;
+pub mod budget;
 pub mod catalog;
 pub mod cli;
 pub mod drain;

@@ -1,5 +1,6 @@
 //! Cached scopes: for each a store, and a task that pumps what upstream sends into it.
 mod cached;
+mod charges;
 mod collect;
 mod config;
 mod continuity;
@@ -15,6 +16,7 @@ mod phase;
 mod pump;
 mod registry;
 mod release;
+mod relief;
 mod reprint;
 mod rollback_monitor;
 mod self_check;
@@ -23,6 +25,7 @@ mod streaming;
 #[cfg(test)]
 mod tests;
 mod timeline;
+mod unfit;
 mod version_waiters;
 
 pub use cached::Scope;
@@ -31,7 +34,7 @@ pub use handle::ScopeHandle;
 pub use key::ScopeKey;
 pub use phase::{NotReady, ReadyScope, ScopePhase};
 pub(crate) use pump::REOPEN_AFTER;
-pub use registry::Scopes;
+pub use registry::{NotAcquired, Scopes};
 pub use rollback_monitor::watch_for_rollbacks;
 pub use self_check::SelfCheck;
 pub use timeline::{Question, RollbackEvidence, Timeline, TimelineChanged};

@@ -14,6 +14,7 @@ mod exchange;
 mod fence;
 mod freshness;
 mod get_crowds;
+mod large_answers;
 mod limit;
 pub mod metrics;
 mod open;
@@ -113,9 +114,10 @@ impl ProxyService {
             takeovers: Takeovers::new(catalog.clone(), Arc::clone(&policy), scopes.clone()),
             limiter: Limiter::new(policy.users),
             fences: Fences::new(client.clone()),
-            documents: DocumentCache::new(client),
+            documents: DocumentCache::new(client, scopes.budget()),
             gets: GetCrowds::default(),
-            coalescer: Coalescer::new(forwarder.clone()),
+            coalescer: Coalescer::new(forwarder.clone(), scopes.budget()),
+            usage: Usage::within(scopes.budget()),
             catalog,
             policy,
             scopes,
@@ -123,7 +125,6 @@ impl ProxyService {
             forwarder,
             draining,
             meters: Meters::default(),
-            usage: Usage::default(),
         };
         Self {
             parts: Arc::new(parts),
@@ -212,9 +213,9 @@ impl ProxyService {
         };
         let user = user.as_ref().map(|identity| identity.user.as_str());
         let is_watch = verb == Verb::Watch && response.status() == StatusCode::OK;
-        let meter = parts
-            .usage
-            .answered(source, user, agent_name(agent.as_ref()), is_watch);
+        let length = http_body::Body::size_hint(response.body()).upper();
+        let agent = agent_name(agent.as_ref());
+        let meter = parts.usage.answered(source, user, agent, is_watch, length);
         response.extensions_mut().insert(meter);
         response
     }
@@ -260,6 +261,7 @@ impl ServiceParts {
         let judged = review::authorize_read(&self.access, exchange, read).await?;
         let opened = open::open(&self.catalog, &self.policy, &self.scopes, read).await?;
         let fresh = freshness::wait_until_fresh(&self.fences, opened, read, origin).await?;
+        large_answers::refuse(self.scopes.budget(), &fresh.opened, read)?;
         let headers = exchange.headers();
         let mut answer = match &read.kind {
             ReadKind::Get { name } => answer::get(&fresh, read, name, headers)?,

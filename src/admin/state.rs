@@ -78,9 +78,7 @@ impl AdminState {
             .map(|purpose| traffic.received_bytes(*purpose))
             .sum();
         (sample.watches_here, sample.watches_forwarded) = self.usage.watches();
-        sample.resident = metrics_process::collector::collect()
-            .resident_memory_bytes
-            .unwrap_or(0);
+        sample.resident = self.scopes.budget().measure() as u64;
         for scope in self.scopes.all() {
             let stats = scope.reader.stats();
             sample.held += (stats.object_bytes + stats.event_bytes) as u64;

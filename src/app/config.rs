@@ -33,6 +33,8 @@ pub struct AppConfig {
     pub access: AccessConfig,
     /// Windows and snapshots of scopes.
     pub scopes: ScopeConfig,
+    /// Memory that the process may use, in bytes; `None` for no limit.
+    pub memory_limit: Option<usize>,
     /// Caching of types and treatment of requests.
     pub policy: CachingPolicy,
     /// Aggregated API groups whose types are cached, too. Their servers must give every user the
@@ -68,6 +70,7 @@ impl AppConfig {
             admin: admin::Protection::default(),
             access: AccessConfig::default(),
             scopes: ScopeConfig::default(),
+            memory_limit: None,
             policy: CachingPolicy::default(),
             aggregated: Vec::new(),
             audit: None,

@@ -8,7 +8,7 @@ use crate::scope::Scopes;
 use crate::scope::gauges::ScopeGauges;
 use crate::serve::Usage;
 use crate::upstream::Upstream;
-use crate::{access, audit, catalog, listener, scope, serve, telemetry, upstream};
+use crate::{access, audit, budget, catalog, listener, scope, serve, telemetry, upstream};
 
 /// Returns the declarations of all metrics, by name.
 pub fn metrics() -> Vec<Declaration> {
@@ -17,6 +17,7 @@ pub fn metrics() -> Vec<Declaration> {
         serve::metrics::METRICS,
         access::metrics::METRICS,
         audit::metrics::METRICS,
+        budget::metrics::METRICS,
         scope::metrics::METRICS,
         &scope::gauges::declarations(),
         catalog::metrics::METRICS,
@@ -47,6 +48,7 @@ impl Scraper {
         listener::metrics::publish_certificates(self.proxy_tls.as_ref(), self.admin_tls.as_ref());
         catalog::metrics::publish(&self.catalog);
         self.gauges.publish(&self.scopes);
+        budget::metrics::publish(self.scopes.budget());
         serve::metrics::publish(&self.usage);
         upstream::metrics::publish(self.upstream.traffic());
         self.registry.render()

@@ -19,8 +19,11 @@ use super::duration::duration;
 use super::failure::InvalidUsage;
 use super::limits::LimitFlags;
 use crate::app::{self, AppConfig};
+use crate::budget::{container_limit, parse_quantity};
 use crate::serve::CachingPolicy;
 
+/// The default of `--memory-limit`, in percent of the control group's limit.
+const SHARE_OF_GROUP: u64 = 80;
 /// Headings of flags, in the order of `--help`.
 const CACHE: &str = "Cache";
 const API_SERVER: &str = "API server";
@@ -94,6 +97,11 @@ pub(super) struct ServeCommand {
     /// Size up to which events are kept for one type in one representation (MiB).
     #[arg(help_heading = CACHE, long, default_value_t = 256, value_name = "MIB")]
     window_mib: usize,
+    /// Memory that the process may use, as Kubernetes writes quantities (512Mi, 2Gi); 0 for no
+    /// limit. When it runs short, less is cached and more is forwarded. Default: 80 % of the
+    /// control group's limit, if there is one.
+    #[arg(help_heading = CACHE, long, value_parser = parse_quantity, value_name = "QUANTITY")]
+    memory_limit: Option<u64>,
     /// Time for which a type is still served from memory after its upstream watch was lost; 0s for
     /// no limit. Then its reads are forwarded and its watches end, until it is followed again.
     #[arg(
@@ -200,6 +208,8 @@ impl ServeCommand {
         if let Some(limit) = config.policy.scope_policy.max_staleness {
             config.scopes.max_staleness = limit;
         }
+        let limit = config.policy.memory_limit.or(self.memory_limit);
+        config.memory_limit = memory_limit(limit, container_limit());
         config.policy.users = self.limits.users();
         config.limits = self.limits.connections();
         config.trusted_proxies = self.limits.trusted_proxies();
@@ -207,6 +217,18 @@ impl ServeCommand {
         config.admin = self.admin.protection();
         Ok(config)
     }
+}
+
+/// Returns the memory limit from the configured one and that of the control group.
+///
+/// The rest of the group's limit is for what is not in the process: sockets and pages of files.
+fn memory_limit(configured: Option<u64>, group: Option<u64>) -> Option<usize> {
+    let bytes = match (configured, group) {
+        (Some(0), _) | (None, None) => return None,
+        (Some(bytes), _) => bytes,
+        (None, Some(group)) => group / 100 * SHARE_OF_GROUP,
+    };
+    Some(usize::try_from(bytes).unwrap_or(usize::MAX))
 }
 
 /// Value of `--listen`.
@@ -244,6 +266,17 @@ fn socket_mode(text: &str) -> Result<u32, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_memory_limit_is_a_share_of_the_control_groups() {
+        assert_eq!(memory_limit(None, None), None);
+        assert_eq!(
+            memory_limit(None, Some(1 << 30)),
+            Some((1 << 30) / 100 * 80)
+        );
+        assert_eq!(memory_limit(Some(1 << 20), Some(1 << 30)), Some(1 << 20));
+        assert_eq!(memory_limit(Some(0), Some(1 << 30)), None);
+    }
 
     #[test]
     fn a_listen_address_is_an_ip_address_or_a_socket() {

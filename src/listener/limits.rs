@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::budget::MemoryBudget;
+
 /// Limits of client connections. They bound everything that is held for a client.
 #[derive(Clone, Debug)]
 pub struct ConnectionLimits {
@@ -28,6 +30,8 @@ pub struct ConnectionLimits {
     pub head: Duration,
     /// Time for which a client may read nothing of a waiting answer. Zero: no limit.
     pub stall: Duration,
+    /// The budget that connections are charged to.
+    pub memory: MemoryBudget,
 }
 
 impl ConnectionLimits {
@@ -63,6 +67,7 @@ impl Default for ConnectionLimits {
             head: Duration::from_secs(32),
             // kube-apiserver has no such limit. Long enough for people who stop a pager to read.
             stall: Duration::from_mins(10),
+            memory: MemoryBudget::default(),
         }
     }
 }

@@ -22,11 +22,15 @@ use super::proxy_protocol;
 use super::tls::ServerTls;
 use super::trusted_proxies::TrustedProxies;
 use crate::body::Body;
+use crate::budget::MemoryClass;
 use crate::drain;
 
 /// Pause after a failed accept (no file descriptors, no memory), doubling up to the maximum.
 const BACKOFF_MIN: Duration = Duration::from_millis(5);
 const BACKOFF_MAX: Duration = Duration::from_secs(1);
+
+/// Bytes of a connection, as measured (docs/benchmarks.md, Memory of an idle watch).
+const CONNECTION_BYTES: usize = 32 << 10;
 
 /// Interval of TCP keepalive probes. They find dead HTTP/1.1 clients, as HTTP/1.1 has no ping.
 const KEEPALIVE: Duration = Duration::from_secs(30);
@@ -133,6 +137,7 @@ async fn accept_all<L, S, F>(
     F: Future<Output = Response<Body>> + Send + 'static,
 {
     let permits = Arc::new(Semaphore::new(limits.connections));
+    let memory = limits.memory.clone();
     let addresses = AddressLimiter::new(limits.connections_per_address);
     let protocols = Arc::new(Protocols::new(limits, which));
     let connections = TaskTracker::new();
@@ -153,6 +158,7 @@ async fn accept_all<L, S, F>(
                 }
             };
             let open = which.connected();
+            let charge = memory.charge(MemoryClass::Connections, CONNECTION_BYTES);
             let protocols = Arc::clone(&protocols);
             let (tls, service, drain) = (tls.clone(), service.clone(), drain.clone());
             connections.spawn(async move {
@@ -170,7 +176,7 @@ async fn accept_all<L, S, F>(
                 if let Some((stream, address, _slot)) = accepted {
                     connection(&protocols, stream, address, tls, service, drain).await;
                 }
-                drop((open, permit));
+                drop((open, permit, charge));
             });
         }
     };

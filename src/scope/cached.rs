@@ -9,6 +9,7 @@ use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 use watershed_protocol::{FieldTable, ResourceVersion};
 
+use super::charges::ScopeCharges;
 use super::idle::IdleTracker;
 use super::key::ScopeKey;
 use super::phase::{NotReady, ReadyScope, ScopePhase};
@@ -59,6 +60,7 @@ pub struct Scope {
     /// True if another release than that server's printed the objects.
     pub(super) outdated: Arc<AtomicBool>,
     pub(super) idle: IdleTracker,
+    pub(super) charges: Mutex<ScopeCharges>,
     pub(super) stop: CancellationToken,
 }
 
@@ -149,6 +151,18 @@ impl Scope {
     pub fn confirm(&self, snapshot: Snapshot, version: ResourceVersion) {
         self.reader.confirm(snapshot, version);
         self.publish_version();
+    }
+
+    /// Charges the budget with what is held now.
+    pub(super) fn count_held(&self) {
+        // Under the lock, so that a later figure is not replaced by an earlier one.
+        let mut charges = self.charges.lock();
+        charges.set(self.reader.held());
+    }
+
+    /// Returns the bytes that the budget is charged with.
+    pub fn held(&self) -> usize {
+        self.charges.lock().bytes()
     }
 
     /// Wakes those who wait for the newest version.

@@ -42,6 +42,8 @@ impl Default for ScopeConfig {
 pub struct Retention {
     /// The scope covers what a client asked for; the configuration does not name it.
     pub on_demand: bool,
+    /// The proxy cannot work without the scope: it is loaded however little memory is free.
+    pub indispensable: bool,
     /// The scope is closed once nobody has read or watched it for so long; `None` for never.
     pub idle: Option<Duration>,
     /// Limits of its history, if not those of all scopes.

@@ -29,6 +29,10 @@ impl IdleTracker {
         self.pinned.store(true, Ordering::SeqCst);
     }
 
+    pub(super) fn is_pinned(&self) -> bool {
+        self.pinned.load(Ordering::SeqCst)
+    }
+
     pub(super) fn acquire(&self) {
         self.handles.fetch_add(1, Ordering::SeqCst);
     }
@@ -41,16 +45,22 @@ impl IdleTracker {
 
     /// Returns true if nobody has used the scope for its idle limit.
     pub(super) fn is_expired(&self, is_watched: bool, now: Instant) -> bool {
-        let Some(limit) = self.limit else {
+        let (Some(limit), Some(since)) = (self.limit, self.since(is_watched, now)) else {
             return false;
         };
-        if self.pinned.load(Ordering::SeqCst) {
-            return false;
+        now.saturating_duration_since(since) >= limit
+    }
+
+    /// Returns the time at which the scope was last used, which is `now` while it is; `None` if it
+    /// is to stay open.
+    pub(super) fn since(&self, is_watched: bool, now: Instant) -> Option<Instant> {
+        if self.is_pinned() {
+            return None;
         }
         let mut last_used = self.last_used.lock();
         if is_watched || self.handles.load(Ordering::SeqCst) > 0 {
             *last_used = now;
         }
-        now.saturating_duration_since(*last_used) >= limit
+        Some(*last_used)
     }
 }

@@ -9,6 +9,7 @@ use tokio::time::{self, sleep, sleep_until};
 use watershed_protocol::{BookmarkFormat, Frame, Scanned};
 
 use super::cached::Scope;
+use super::charges::ScopeCharges;
 use super::collect::stored_object;
 use super::continuity::{Continuity, ContinuityChange};
 use super::finish::ask_upstream;
@@ -18,6 +19,8 @@ use super::phase::{ReadyScope, ScopePhase};
 use super::release::ReleaseLearner;
 use super::staleness::{StalenessChange, StalenessClock};
 use super::streaming::StreamingLearner;
+use super::unfit::UnfitScopes;
+use crate::budget::DoesNotFit;
 use crate::metric::{Counter, Metric};
 use crate::store::{Discarded, InconsistentEvent, SnapshotBuilder, StoreWriter};
 use crate::upstream::{Change, Probe, Reflector, Release, ServedBy, Stopped};
@@ -40,6 +43,7 @@ pub(super) struct ScopePump {
     pub(super) reflector: Reflector,
     pub(super) continuity: Continuity,
     pub(super) writer: StoreWriter,
+    pub(super) unfit: Arc<UnfitScopes>,
     pub(super) phase: watch::Sender<ScopePhase>,
     pub(super) events: Counter,
     pub(super) scope: Arc<Scope>,
@@ -178,7 +182,8 @@ impl ScopePump {
         self.relist();
         // Before the store, so that nobody takes an empty one for a state.
         self.phase.send_replace(ScopePhase::Failing);
-        discard(self.writer.reset());
+        let charges = self.scope.charges.lock().take();
+        discard(self.writer.reset(), charges);
         self.scope.publish_version();
         // Afterwards, so that no old version counts as one of the new timeline.
         self.continuity.begin_anew();
@@ -205,6 +210,7 @@ impl ScopePump {
                 streams_initial_events,
                 warnings,
                 bookmark,
+                load,
             } => {
                 self.learn_bookmark(bookmark);
                 self.streaming.listed(streams_initial_events);
@@ -228,7 +234,13 @@ impl ScopePump {
                 );
                 self.count(&metrics::UPSTREAM_LISTS);
                 self.scope.first_list.get_or_init(|| version);
-                discard(self.writer.replace(snapshot));
+                let charges = self.scope.charges.lock().take();
+                let replaced = self.writer.replace(snapshot);
+                // Counted twice for a moment, rather than not at all.
+                self.scope.count_held();
+                drop(load);
+                self.unfit.remove(&self.scope.key);
+                discard(replaced, charges);
                 self.scope.irreducible.clear();
                 self.is_rewritten = false;
                 self.continuity.listed();
@@ -255,6 +267,7 @@ impl ScopePump {
             }
             Change::Interrupted | Change::Ended | Change::OtherHistory { .. } => {}
         }
+        self.scope.count_held();
         self.scope.publish_version();
     }
 
@@ -373,7 +386,9 @@ impl ScopePump {
     fn tries_again(&mut self, stopped: &Stopped) -> bool {
         let may_pass = match stopped {
             Stopped::Vanished | Stopped::Forbidden(_) | Stopped::NotUnderstood(_) => true,
-            Stopped::NotAcceptable | Stopped::Closed | Stopped::Failed => false,
+            Stopped::NotAcceptable | Stopped::DoesNotFit(_) | Stopped::Closed | Stopped::Failed => {
+                false
+            }
         };
         // On-demand scopes that recover by themselves would not count against their limit.
         if self.ready.is_some() || self.scope.on_demand || !may_pass {
@@ -450,6 +465,13 @@ impl Drop for ScopePump {
         self.phase
             .send_replace(ScopePhase::Stopped(self.stopped.clone()));
         self.writer.close();
+        if let Stopped::DoesNotFit(DoesNotFit { needed }) = self.stopped {
+            // The next request finds it there, and opens no scope before it may fit.
+            let key = self.scope.key.clone();
+            self.unfit.add(key, needed, Instant::now());
+            self.open.forget(&self.scope);
+            return;
+        }
         // A scope that was closed is not among the open ones any more.
         if self.stopped == Stopped::Closed {
             return;
@@ -475,8 +497,11 @@ impl Drop for ScopePump {
 }
 
 /// Drops what was replaced on a thread of its own: a large type takes longer than others wait.
-fn discard(replaced: Discarded) {
-    tokio::task::spawn_blocking(move || drop(replaced));
+fn discard(replaced: Discarded, charges: ScopeCharges) {
+    tokio::task::spawn_blocking(move || {
+        drop(replaced);
+        drop(charges);
+    });
 }
 
 /// Waits until a moment, or for ever if there is none.

@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 use watershed_protocol::{FieldTable, GroupVersionResource, Representation, Selection};
 
 use super::cached::Scope;
+use super::charges::ScopeCharges;
 use super::config::{Retention, ScopeConfig};
 use super::continuity::Continuity;
 use super::finish::objects_expire;
@@ -26,7 +27,9 @@ use super::release::{LEARNERS, ReleaseLearner};
 use super::staleness::{ScopeAge, StalenessClock};
 use super::streaming::StreamingLearner;
 use super::timeline::Timeline;
+use super::unfit::UnfitScopes;
 use super::version_waiters::VersionWaiters;
+use crate::budget::{MemoryBudget, PressureStep};
 use crate::store;
 use crate::upstream::{
     InitialEventsProbe, Probe, Reflector, ReflectorTarget, ServedBy, Stopped, UpstreamClient,
@@ -50,6 +53,17 @@ pub struct Scopes {
     learners: Arc<Semaphore>,
     /// The server at which a scope met another release than before, the last one.
     releases: Arc<watch::Sender<Option<ServedBy>>>,
+    budget: MemoryBudget,
+    unfit: Arc<UnfitScopes>,
+}
+
+/// The reason why there is no scope for a read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotAcquired {
+    /// None was chosen.
+    NotChosen,
+    /// It is not open, and memory is too short to open it.
+    NoMemory,
 }
 
 impl Scopes {
@@ -64,7 +78,28 @@ impl Scopes {
             aggregated: Arc::default(),
             learners: Arc::new(Semaphore::new(LEARNERS)),
             releases: Arc::default(),
+            budget: MemoryBudget::default(),
+            unfit: Arc::default(),
         }
+    }
+
+    /// Charges the scopes to this budget.
+    #[must_use]
+    pub fn within(self, budget: &MemoryBudget) -> Self {
+        Self {
+            budget: budget.clone(),
+            ..self
+        }
+    }
+
+    /// Returns the budget that the scopes are charged to.
+    pub fn budget(&self) -> &MemoryBudget {
+        &self.budget
+    }
+
+    /// Returns the scopes that did not fit into it.
+    pub(super) fn unfit(&self) -> &UnfitScopes {
+        &self.unfit
     }
 
     /// Gives each of these aggregated API groups a timeline of its own.
@@ -114,13 +149,17 @@ impl Scopes {
     pub fn open(&self, key: &ScopeKey, kind: &Arc<str>, fields: &Arc<FieldTable>) -> Arc<Scope> {
         let mut open = self.open.lock();
         let scopes = open.entry(key.gvr.clone()).or_default();
-        let scope = self.open_among(scopes, key, kind, fields, Retention::default());
+        let retention = Retention {
+            indispensable: true,
+            ..Retention::default()
+        };
+        let scope = self.open_among(scopes, key, kind, fields, retention);
         scope.idle.pin();
         scope
     }
 
-    /// Returns a handle to the scope that `choose` picks; opens it if it is not open. `choose` gets
-    /// the type's open scopes, in all its versions and representations.
+    /// Returns a handle to the scope that `choose` picks; opens it if it is not open and memory
+    /// allows. `choose` gets the type's open scopes, in all its versions and representations.
     pub fn acquire(
         &self,
         of: (&GroupVersionResource, Representation),
@@ -129,23 +168,36 @@ impl Scopes {
         choose: impl FnOnce(
             &mut dyn Iterator<Item = &Arc<Scope>>,
         ) -> Option<(Arc<Selection>, Retention)>,
-    ) -> Option<ScopeHandle> {
+    ) -> Result<ScopeHandle, NotAcquired> {
         let (gvr, representation) = of;
         let mut open = self.open.lock();
         let mut present = open
             .iter()
             .filter(|(other, _)| other.group == gvr.group && other.resource == gvr.resource)
             .flat_map(|(_, scopes)| scopes.values());
-        let (selection, retention) = choose(&mut present)?;
+        let (selection, retention) = choose(&mut present).ok_or(NotAcquired::NotChosen)?;
         let key = ScopeKey {
             gvr: gvr.clone(),
             selection,
             representation,
         };
+        let is_open = open.get(gvr).is_some_and(|open| open.contains_key(&key));
+        if !is_open && !self.may_open(&key) {
+            return Err(NotAcquired::NoMemory);
+        }
         let scopes = open.entry(gvr.clone()).or_default();
         let scope = self.open_among(scopes, &key, kind, fields, retention);
         // The handle counts before the lock is released: no sweep can close the scope meanwhile.
-        Some(ScopeHandle::new(&scope))
+        Ok(ScopeHandle::new(&scope))
+    }
+
+    /// Returns true if memory allows to open a scope.
+    fn may_open(&self, key: &ScopeKey) -> bool {
+        self.budget.free().is_none_or(|free| {
+            self.budget.step() < PressureStep::RefuseScopes
+                && free > 0
+                && self.unfit.may_fit(key, free, Instant::now())
+        })
     }
 
     /// Returns the scope with this key, if it is open.
@@ -310,6 +362,7 @@ impl Scopes {
             shown: ArcSwap::new(shown),
             on_demand: retention.on_demand,
             idle: IdleTracker::new(retention.idle),
+            charges: Mutex::new(ScopeCharges::new(&self.budget)),
             compression,
             fields: Arc::clone(&target.fields),
             reader,
@@ -336,8 +389,14 @@ impl Scopes {
             Arc::clone(&self.learners),
             Arc::clone(&scope.outdated),
         );
+        let reflector = Reflector::new(self.client.clone(), target);
         let pump = ScopePump {
-            reflector: Reflector::new(self.client.clone(), target),
+            reflector: if retention.indispensable {
+                reflector
+            } else {
+                reflector.within(&self.budget)
+            },
+            unfit: Arc::clone(&self.unfit),
             continuity: Continuity::new(self.client.clone(), &scope),
             writer,
             probe,

@@ -48,7 +48,7 @@ async fn open(
         let handle = scopes.acquire(of, &resource.kind, &resource.fields, |_| {
             Some((Arc::clone(selection), retention))
         });
-        let Some(handle) = handle else { return };
+        let Ok(handle) = handle else { return };
         match tokio::time::timeout(config.sync_wait, handle.wait_until_settled()).await {
             Ok(Err(Stopped::NotAcceptable)) => {}
             _ => return,

@@ -19,6 +19,7 @@ use super::client_address::FORWARDED_FOR;
 use super::singleflight::Singleflight;
 use super::stored_response::{RequestKey, ResponseBudget, StoredResponse};
 use crate::body::Body;
+use crate::budget::{MemoryBudget, MemoryClass};
 use crate::upstream::{AnswerError, ForwardIdentity, Forwarder};
 
 /// Largest response that is shared. It is held whole; larger ones are forwarded to each caller.
@@ -52,11 +53,11 @@ pub(super) struct CoalescerSlot<'a> {
 }
 
 impl Coalescer {
-    pub(super) fn new(forwarder: Forwarder) -> Self {
+    pub(super) fn new(forwarder: Forwarder, memory: &MemoryBudget) -> Self {
         Self {
             forwarder,
             reads: Mutex::default(),
-            budget: Arc::new(ResponseBudget::new(BUDGET)),
+            budget: Arc::new(ResponseBudget::new(BUDGET, memory, MemoryClass::Answers)),
         }
     }
 

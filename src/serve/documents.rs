@@ -15,13 +15,14 @@ use tokio::time::timeout;
 use super::document_request::{DocumentRequest, is_simple_tag};
 use super::metrics;
 use super::singleflight::{FlightPace, Singleflight};
-use super::stored_response::{RequestKey, ResponseBudget, StoredResponse};
+use super::stored_response::{RequestKey, ResponseBudget, StoredResponse, share_of};
 use crate::body::{Body, empty};
+use crate::budget::{MemoryBudget, MemoryClass};
 use crate::upstream::{AnswerError, ConnectionClass, SendOptions, UpstreamClient};
 
 /// Upper bound of the documents that are kept. A large cluster's OpenAPI has some ten MB in each
 /// encoding.
-const MAX_BYTES: u64 = 256 << 20;
+const MAX_BYTES: usize = 256 << 20;
 /// Largest document that is kept.
 const MAX_DOCUMENT: usize = 64 << 20;
 /// Documents that nobody asked for in this time are dropped.
@@ -68,14 +69,14 @@ struct DocumentSource {
 }
 
 impl DocumentCache {
-    pub(super) fn new(client: UpstreamClient) -> Self {
+    pub(super) fn new(client: UpstreamClient, memory: &MemoryBudget) -> Self {
         let weigh = |key: &RequestKey, document: &Arc<StoredResponse>| {
             let bytes = key.bytes() + document.headers.len() * 64 + document.body.len();
             u32::try_from(bytes + 1024).unwrap_or(u32::MAX)
         };
         let tagged = Cache::builder()
             .weigher(weigh)
-            .max_capacity(MAX_BYTES)
+            .max_capacity(share_of(memory, MAX_BYTES) as u64)
             .time_to_idle(IDLE)
             .build();
         let weigh_flight = |key: &RequestKey, _: &Arc<Singleflight<SharedAnswer>>| {
@@ -90,7 +91,7 @@ impl DocumentCache {
             source: Arc::new(DocumentSource {
                 client,
                 tagged,
-                budget: ResponseBudget::new(BUDGET),
+                budget: ResponseBudget::new(BUDGET, memory, MemoryClass::Documents),
             }),
             flights,
         }

@@ -8,7 +8,9 @@ use super::policy::CachingPolicy;
 use super::scope_choice::{Condition, OpenScope, ScopeChoice};
 use super::source::ForwardReason;
 use crate::catalog::Catalog;
-use crate::scope::{NotReady, ReadyScope, Scope, ScopeHandle, ScopeKey, ScopePhase, Scopes};
+use crate::scope::{
+    NotAcquired, NotReady, ReadyScope, Scope, ScopeHandle, ScopeKey, ScopePhase, Scopes,
+};
 use crate::upstream::Stopped;
 
 /// A scope that can answer.
@@ -53,7 +55,10 @@ pub(super) async fn open(
     for &representation in &read.representations {
         for held in read.made_from(representation) {
             let (scope, is_complete) =
-                acquire(policy, scopes, read, held).ok_or(ForwardReason::NotCovered)?;
+                acquire(policy, scopes, read, held).map_err(|why| match why {
+                    NotAcquired::NotChosen => ForwardReason::NotCovered,
+                    NotAcquired::NoMemory => ForwardReason::Budget,
+                })?;
             if scope.fields != resource.fields {
                 return Err(ForwardReason::UnknownType);
             }
@@ -73,6 +78,9 @@ pub(super) async fn open(
                 Err(NotReady::Stopped(Stopped::NotAcceptable)) => {}
                 Err(NotReady::Stopped(Stopped::Forbidden(_))) => {
                     return Err(ForwardReason::NotPermitted);
+                }
+                Err(NotReady::Stopped(Stopped::DoesNotFit(_))) => {
+                    return Err(ForwardReason::Budget);
                 }
                 Err(NotReady::Stopped(_)) => return Err(ForwardReason::NotCached),
             }
@@ -112,7 +120,7 @@ impl Continuation<'_> {
             if !self.opens_scope && !is_open(scopes, self.read, held) {
                 return false;
             }
-            let Some((scope, _)) = acquire(policy, scopes, self.read, held) else {
+            let Ok((scope, _)) = acquire(policy, scopes, self.read, held) else {
                 return false;
             };
             match scope.phase() {
@@ -171,7 +179,7 @@ fn acquire(
     scopes: &Scopes,
     read: &ReadPlan,
     held: Representation,
-) -> Option<(ScopeHandle, bool)> {
+) -> Result<(ScopeHandle, bool), NotAcquired> {
     let gvr = &read.resource.gvr;
     let mut is_complete = true;
     let scope = scopes.acquire(
@@ -198,7 +206,7 @@ fn acquire(
             Some((chosen.selection, retention))
         },
     )?;
-    Some((scope, is_complete))
+    Ok((scope, is_complete))
 }
 
 /// Returns a scope as the choice sees it.

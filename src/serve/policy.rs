@@ -163,6 +163,8 @@ pub struct CachingPolicy {
     pub scope_policy_by_type: HashMap<TypeName, ScopePolicy>,
     /// Limits of each caller.
     pub users: UserLimits,
+    /// The memory budget in bytes, instead of the flag's; zero for none.
+    pub memory_limit: Option<u64>,
 }
 
 impl CachingPolicy {
@@ -290,6 +292,7 @@ impl CachingPolicy {
         };
         Retention {
             on_demand,
+            indispensable: false,
             idle,
             window: has_own_window.then_some(own_window),
             max_staleness: scopes.max_staleness,

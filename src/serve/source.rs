@@ -151,6 +151,8 @@ reasons! {
     Policy = "policy",
     /// Objects that no configured scope is certain to hold.
     NotCovered = "not-covered",
+    /// A type for which memory is too short (`--memory-limit`).
+    Budget = "budget",
     /// The type's first list is not in yet.
     Syncing = "syncing",
     /// Upstream was not followed for longer than memory may be served.

@@ -8,8 +8,11 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use watershed_protocol::wants_pretty;
 
 use crate::body::{self, Body, BoxError};
+use crate::budget::{MemoryBudget, MemoryCharge, MemoryClass};
 use crate::upstream::AnswerError;
 
+/// The part of the memory budget that one kind of stored responses may have.
+const SHARE_OF_RESPONSES: usize = 8;
 /// Headers that belong to a single response.
 const OF_ONE_RESPONSE: &[&str] = &[
     "audit-id",
@@ -94,12 +97,15 @@ pub(super) struct StoredResponse {
 #[derive(Debug)]
 pub(super) struct ResponseBudget {
     kibibytes: Arc<Semaphore>,
+    memory: MemoryBudget,
+    class: MemoryClass,
 }
 
-/// A body, and its permit until the last client has it.
+/// A body, and its permit and charge until the last client has it.
 struct BudgetedBytes {
     body: Bytes,
     _permit: OwnedSemaphorePermit,
+    _charge: MemoryCharge,
 }
 
 impl AsRef<[u8]> for BudgetedBytes {
@@ -112,27 +118,37 @@ impl AsRef<[u8]> for BudgetedBytes {
 struct BudgetShare<'a> {
     budget: &'a ResponseBudget,
     permit: Option<OwnedSemaphorePermit>,
-    bytes: usize,
+    charge: MemoryCharge,
 }
 
 impl ResponseBudget {
-    /// Creates a budget of `bytes`.
-    pub(super) fn new(bytes: usize) -> Self {
+    /// Creates a budget of `bytes`, or of the share of `memory` that responses may have, if that is
+    /// less. They are charged to the class.
+    pub(super) fn new(bytes: usize, memory: &MemoryBudget, class: MemoryClass) -> Self {
         Self {
-            kibibytes: Arc::new(Semaphore::new(bytes >> 10)),
+            kibibytes: Arc::new(Semaphore::new(share_of(memory, bytes) >> 10)),
+            memory: memory.clone(),
+            class,
         }
     }
+}
+
+/// Returns `bytes`, or less if that is more than a share of the memory's limit.
+pub(super) fn share_of(memory: &MemoryBudget, bytes: usize) -> usize {
+    memory
+        .limit()
+        .map_or(bytes, |limit| bytes.min(limit / SHARE_OF_RESPONSES))
 }
 
 impl BudgetShare<'_> {
     /// Takes more. Returns false if the budget is used up.
     fn grow(&mut self, bytes: usize) -> bool {
-        self.bytes += bytes;
+        self.charge.grow(bytes);
         let held = self
             .permit
             .as_ref()
             .map_or(0, OwnedSemaphorePermit::num_permits);
-        let missing = (self.bytes >> 10) + 1 - held;
+        let missing = (self.charge.bytes() >> 10) + 1 - held;
         let Ok(missing) = u32::try_from(missing) else {
             return false;
         };
@@ -152,6 +168,7 @@ impl BudgetShare<'_> {
             Some(permit) => Bytes::from_owner(BudgetedBytes {
                 body,
                 _permit: permit,
+                _charge: self.charge,
             }),
             None => body,
         }
@@ -173,7 +190,7 @@ impl StoredResponse {
         let mut share = BudgetShare {
             budget,
             permit: None,
-            bytes: 0,
+            charge: budget.memory.charge(budget.class, 0),
         };
         let mut chunks = Vec::new();
         let mut body = std::pin::pin!(body);
@@ -182,7 +199,7 @@ impl StoredResponse {
             let Ok(chunk) = frame.into_data() else {
                 continue;
             };
-            if share.bytes + chunk.len() > limit {
+            if share.charge.bytes() + chunk.len() > limit {
                 return Err(unusable("it is too large to be kept"));
             }
             if !share.grow(chunk.len()) {
@@ -231,7 +248,8 @@ mod tests {
 
     #[tokio::test]
     async fn responses_that_nobody_takes_fill_the_budget() {
-        let budget = ResponseBudget::new(8 << 10);
+        let memory = MemoryBudget::default();
+        let budget = ResponseBudget::new(8 << 10, &memory, MemoryClass::Answers);
         let read = || {
             StoredResponse::read(
                 Response::new(body::full(vec![b'x'; 5000])),
@@ -241,16 +259,19 @@ mod tests {
         };
         let first = read().await.unwrap();
         assert!(read().await.is_err(), "5 KiB of 8 are taken");
+        assert_eq!(memory.counted_total(), 5000);
         let response = first.response();
         drop(first);
         assert!(read().await.is_err(), "a client is being sent it");
         drop(response);
+        assert_eq!(memory.counted_total(), 0);
         assert_eq!(read().await.unwrap().body.len(), 5000);
     }
 
     #[tokio::test]
     async fn a_response_counts_while_it_is_read() {
-        let budget = ResponseBudget::new(8 << 10);
+        let memory = MemoryBudget::default();
+        let budget = ResponseBudget::new(8 << 10, &memory, MemoryClass::Answers);
         let half = Bytes::from(vec![b'x'; 5000]);
         let hanging = futures_util::stream::iter([Ok::<_, BoxError>(Frame::data(half.clone()))])
             .chain(futures_util::stream::pending());

@@ -90,6 +90,7 @@ fn is_temporary(reason: ForwardReason) -> bool {
             | ForwardReason::Quarantined
             | ForwardReason::NotPermitted
             | ForwardReason::NotCached
+            | ForwardReason::Budget
             | ForwardReason::InitialEvents
             | ForwardReason::Unproven
             | ForwardReason::VersionAhead

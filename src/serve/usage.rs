@@ -6,8 +6,14 @@ use std::time::Duration;
 use super::clients::{ClientCounters, ClientTable};
 use super::source::{AnswerSource, ForwardReason};
 use crate::body::{AnswerMeter, BodyMeter};
+use crate::budget::{MemoryBudget, MemoryCharge, MemoryClass};
 
 pub use super::clients::ClientUsage;
+
+/// Bytes of an answer that wait for its client at most.
+const PENDING_BYTES: usize = 64 << 10;
+/// Bytes of an open watch, as measured (docs/benchmarks.md, Memory of an idle watch).
+const WATCH_BYTES: usize = 2 << 10;
 
 /// Sums since the start of the process, and the watches of this moment. Cheap to clone.
 #[derive(Clone, Default)]
@@ -21,6 +27,7 @@ struct UsageCounters {
     watches_here: AtomicU64,
     watches_forwarded: AtomicU64,
     clients: ClientTable,
+    memory: MemoryBudget,
 }
 
 /// The most expensive clients.
@@ -35,6 +42,14 @@ pub struct TopClients {
 }
 
 impl Usage {
+    /// Creates counters that charge the memory of answers to this budget.
+    pub(super) fn within(memory: &MemoryBudget) -> Self {
+        Self(Arc::new(UsageCounters {
+            memory: memory.clone(),
+            ..UsageCounters::default()
+        }))
+    }
+
     /// Returns every source with its requests, and the bytes of their answers' bodies after
     /// compression.
     pub fn by_source(&self) -> impl Iterator<Item = (&'static str, u64, u64)> {
@@ -76,12 +91,14 @@ impl Usage {
     }
 
     /// Counts an answered request. The returned meter counts its bytes and, for a watch, its life.
+    /// `length` is the length of its body, if it is known.
     pub(super) fn answered(
         &self,
         source: AnswerSource,
         user: Option<&str>,
         agent: &str,
         watch: bool,
+        length: Option<u64>,
     ) -> AnswerMeter {
         let forwarded = if let AnswerSource::Forward(reason) = source {
             self.0.reasons[reason as usize].fetch_add(1, Ordering::Relaxed);
@@ -91,7 +108,13 @@ impl Usage {
         };
         self.0.requests[source.index()].fetch_add(1, Ordering::Relaxed);
         let client = self.0.clients.request(user, agent, forwarded);
+        let pending = if watch {
+            WATCH_BYTES
+        } else {
+            length.map_or(PENDING_BYTES, |length| PENDING_BYTES.min(length as usize))
+        };
         let answer = AnswerCounter {
+            _charge: self.0.memory.charge(MemoryClass::Answers, pending),
             usage: self.clone(),
             client,
             source,
@@ -107,6 +130,7 @@ impl Usage {
 
 /// Counts one answer.
 struct AnswerCounter {
+    _charge: MemoryCharge,
     usage: Usage,
     client: Arc<ClientCounters>,
     source: AnswerSource,

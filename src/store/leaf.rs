@@ -8,8 +8,9 @@
 use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
-use watershed_protocol::{Deflated, ItemRun, WireFormat};
+use watershed_protocol::{Deflated, ItemRun, ResourceVersion, WireFormat};
 
+use super::derived::DerivedForm;
 use super::object::StoredObject;
 use super::tally::ByteCharge;
 
@@ -25,6 +26,18 @@ const MAX_BYTES: usize = 2 * FULL_BYTES;
 const MAX_OBJECTS: usize = 2 * FULL_OBJECTS;
 /// Below this it is joined with its neighbour.
 const MIN_BYTES: usize = FULL_BYTES / 4;
+
+/// Lengths of what a leaf holds, for the accounting of memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct LeafLengths {
+    /// Bytes of its objects.
+    pub(super) objects: usize,
+    /// Bytes of its objects that are held by themselves: the frames of events hold them, too, for
+    /// as long as they are in the window.
+    pub(super) single: usize,
+    /// Bytes that are packed, with those of replaced objects.
+    pub(super) packed: usize,
+}
 
 /// Objects in key order, never empty. A leaf does not change: a change makes another.
 #[derive(Debug)]
@@ -45,6 +58,7 @@ pub(super) struct Leaf {
     settled: bool,
     /// Counts the objects that were made for readers of an old version.
     charge: Option<ByteCharge>,
+    pub(super) lengths: LeafLengths,
 }
 
 /// Objects as they are sent.
@@ -52,9 +66,27 @@ pub(super) struct Leaf {
 pub(super) struct PackedItems {
     pub(super) joined: ItemRun,
     /// All items, without the separator behind the last, as a piece of gzip.
-    pub(super) deflated: OnceLock<Arc<Deflated>>,
+    pub(super) deflated: DerivedForm<Arc<Deflated>>,
     /// All objects as ADDED events, as a member of gzip.
-    pub(super) added: OnceLock<Bytes>,
+    pub(super) added: DerivedForm<Bytes>,
+}
+
+impl LeafLengths {
+    /// Measures objects, some of which may be a part of `packed`.
+    fn of(objects: &[Arc<StoredObject>], packed: Option<&Arc<PackedItems>>) -> Self {
+        let packed = packed.map(|packed| &packed.joined.bytes);
+        let mut lengths = Self {
+            packed: packed.map_or(0, Bytes::len),
+            ..Self::default()
+        };
+        for object in objects {
+            lengths.objects += object.bytes.len();
+            if packed.is_none_or(|packed| !object.bytes.is_part_of(packed)) {
+                lengths.single += object.bytes.len();
+            }
+        }
+        lengths
+    }
 }
 
 impl Leaf {
@@ -65,6 +97,7 @@ impl Leaf {
             .sum();
         Self {
             format: Arc::clone(format),
+            lengths: LeafLengths::of(&objects, None),
             objects,
             items_len,
             packed: OnceLock::new(),
@@ -89,6 +122,7 @@ impl Leaf {
     ) -> Self {
         Self {
             format,
+            lengths: LeafLengths::of(&objects, Some(&packed)),
             objects,
             items_len: packed.joined.bytes.len(),
             packed: OnceLock::from(packed),
@@ -179,6 +213,21 @@ impl Leaf {
         !self.settled && self.packed.get().is_some()
     }
 
+    /// Returns true if an object refers to the frame of an event that is not after `floor`: no
+    /// history needs the frame any more, so that the leaf would hold less if it were settled.
+    pub(super) fn outlives_history(&self, floor: ResourceVersion) -> bool {
+        let is_single = |object: &StoredObject| {
+            self.base
+                .as_ref()
+                .is_none_or(|base| !object.bytes.is_part_of(&base.joined.bytes))
+        };
+        !self.settled
+            && self
+                .objects
+                .iter()
+                .any(|object| object.version <= floor && is_single(object))
+    }
+
     /// Returns true if the objects' bytes are in one place.
     pub(super) fn is_settled(&self) -> bool {
         self.settled
@@ -197,11 +246,40 @@ impl Leaf {
         })
     }
 
-    /// Returns the bytes of the forms that were made for compressing readers.
+    /// Returns the bytes of the forms that were made for readers.
     pub(super) fn compressed_bytes(&self) -> usize {
+        self.compressed(DerivedForm::get, DerivedForm::get)
+    }
+
+    /// Looks at the forms that were made for readers, and returns their bytes. Compressed ones that
+    /// nobody uses between several looks are cold.
+    pub(super) fn look_at_compressed(&self) -> usize {
+        self.compressed(DerivedForm::look, DerivedForm::look)
+    }
+
+    /// Releases the compressed forms that are cold, and returns their bytes.
+    pub(super) fn release_compressed(&self) -> usize {
         self.packed.get().map_or(0, |packed| {
-            packed.deflated.get().map_or(0, |piece| piece.bytes.len())
-                + packed.added.get().map_or(0, Bytes::len)
+            let deflated = packed.deflated.release_if_cold();
+            let added = packed.added.release_if_cold();
+            deflated.map_or(0, |piece| piece.bytes.len()) + added.map_or(0, |member| member.len())
+        })
+    }
+
+    fn compressed(
+        &self,
+        deflated: fn(&DerivedForm<Arc<Deflated>>) -> Option<Arc<Deflated>>,
+        added: fn(&DerivedForm<Bytes>) -> Option<Bytes>,
+    ) -> usize {
+        self.packed.get().map_or(0, |packed| {
+            let copied = if self.is_held_twice() {
+                packed.joined.bytes.len()
+            } else {
+                0
+            };
+            copied
+                + deflated(&packed.deflated).map_or(0, |piece| piece.bytes.len())
+                + added(&packed.added).map_or(0, |member| member.len())
         })
     }
 
@@ -246,6 +324,7 @@ impl Leaf {
         let is_wasteful = base.is_some() && changes * 2 > objects.len();
         let leaf = Self {
             format: Arc::clone(&self.format),
+            lengths: LeafLengths::of(&objects, base.as_ref()),
             objects,
             items_len,
             packed: OnceLock::new(),
@@ -274,8 +353,8 @@ impl PackedItems {
     pub(super) fn new(joined: ItemRun) -> Self {
         Self {
             joined,
-            deflated: OnceLock::new(),
-            added: OnceLock::new(),
+            deflated: DerivedForm::default(),
+            added: DerivedForm::default(),
         }
     }
 }

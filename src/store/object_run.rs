@@ -64,7 +64,7 @@ impl ObjectRun {
     pub fn deflated(&self) -> Arc<Deflated> {
         if self.is_whole_leaf() {
             let deflated = &self.leaf.packed().deflated;
-            deflated.get_or_init(|| self.deflate()).clone()
+            deflated.get_or_make(|| self.deflate())
         } else {
             self.deflate()
         }
@@ -76,14 +76,14 @@ impl ObjectRun {
             && self
                 .leaf
                 .packed_before()
-                .is_some_and(|packed| packed.deflated.get().is_some())
+                .is_some_and(|packed| packed.deflated.is_made())
     }
 
     /// Returns the objects as ADDED events, as a member of gzip. It is made once for a whole leaf.
     pub fn added_compressed(&self) -> Bytes {
         if self.is_whole_leaf() {
             let added = &self.leaf.packed().added;
-            added.get_or_init(|| self.compress_added()).clone()
+            added.get_or_make(|| self.compress_added())
         } else {
             self.compress_added()
         }
@@ -95,7 +95,7 @@ impl ObjectRun {
             && self
                 .leaf
                 .packed_before()
-                .is_some_and(|packed| packed.added.get().is_some())
+                .is_some_and(|packed| packed.added.is_made())
     }
 
     fn is_whole_leaf(&self) -> bool {

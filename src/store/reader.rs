@@ -1,13 +1,13 @@
 //! Readers of a scope's state.
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use watershed_protocol::ResourceVersion;
 
 use super::cursor::Position;
 use super::past::{Past, StateAt};
 use super::snapshot::Snapshot;
-use super::state::StoreState;
+use super::state::{HeldBytes, StoreState};
 use super::subscribers::Interest;
 use super::subscription::Subscription;
 use super::sync::RwLock;
@@ -167,6 +167,27 @@ impl StoreReader {
             event_bytes: state.window.bytes(),
             watchers: state.subscribers.len(),
         }
+    }
+
+    /// Returns the bytes that the state and its history hold.
+    pub fn held(&self) -> HeldBytes {
+        self.state.read().held()
+    }
+
+    /// Releases the events that are older than `age`, and some of the memory that only they needed.
+    /// Returns the events' bytes. Watches that have not got them expire.
+    pub fn release_history(&self, now: Instant, age: Duration) -> usize {
+        let mut state = self.state.write();
+        let before = state.window.bytes();
+        let released = state.window.release(now, age);
+        let pins = state.pins.take_before(now.checked_sub(age));
+        let floor = state.window.floor();
+        state.snapshot.settle_outlived(floor);
+        let after = state.window.bytes();
+        // Dropped without the lock, as these may be many.
+        drop(state);
+        drop((released, pins));
+        before - after
     }
 
     /// Begins to follow the events. Also returns the newest snapshot, which

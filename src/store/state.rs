@@ -102,6 +102,15 @@ pub struct Discarded {
     _pins: Pins,
 }
 
+/// Bytes that a scope's state and history hold, without compressed forms of lists.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HeldBytes {
+    /// Bytes of the newest objects, and of what finds them.
+    pub objects: usize,
+    /// Bytes of the events that objects do not hold anyway.
+    pub history: usize,
+}
+
 impl StoreState {
     pub(super) fn new(limits: WindowLimits) -> Self {
         Self {
@@ -133,6 +142,15 @@ impl StoreState {
             ],
             _events: self.window.reset(floor),
             _pins: std::mem::take(&mut self.pins),
+        }
+    }
+
+    /// Returns the bytes that the state and its history hold.
+    pub(super) fn held(&self) -> HeldBytes {
+        let history = self.window.bytes();
+        HeldBytes {
+            objects: self.snapshot.held_beside(history),
+            history,
         }
     }
 

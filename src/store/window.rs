@@ -113,6 +113,14 @@ impl Window {
         self.trim(now)
     }
 
+    /// Takes the oldest event out of the sums and the index.
+    fn subtract(&mut self, event: &Arc<WindowEvent>) {
+        self.bytes -= event.size;
+        self.floor = event.version;
+        self.first += 1;
+        self.changes.remove(event);
+    }
+
     /// Takes out events that are too old or too much. The newest event is taken out, too, if it
     /// alone is too large.
     pub(super) fn trim(&mut self, now: Instant) -> DroppedEvents {
@@ -123,13 +131,26 @@ impl Window {
             if fits || dropped.events.len() == MAX_DROPPED {
                 break;
             }
-            self.bytes -= event.size;
-            self.floor = event.version;
-            self.first += 1;
-            self.changes.remove(event);
+            let event = Arc::clone(event);
+            self.subtract(&event);
             dropped.events.extend(self.events.pop_front());
         }
         dropped
+    }
+
+    /// Takes out the events that are older than `age`.
+    pub(super) fn release(&mut self, now: Instant, age: Duration) -> DroppedEvents {
+        let recent = |(at, _): &(Instant, _)| now.saturating_duration_since(*at) <= age;
+        let old = self.events.iter().position(recent);
+        let kept = self.events.split_off(old.unwrap_or(self.events.len()));
+        let events = std::mem::replace(&mut self.events, kept);
+        for (_, event) in &events {
+            self.subtract(event);
+        }
+        DroppedEvents {
+            events,
+            ..DroppedEvents::default()
+        }
     }
 
     /// Starts anew at `floor`, and returns all events. Sequence numbers go on.

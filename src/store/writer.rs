@@ -168,6 +168,8 @@ impl StoreWriter {
         state
             .snapshot
             .settle_behind(&mut self.tidied, TIDIED_BY_BOOKMARK);
+        let floor = state.window.floor();
+        state.snapshot.settle_outlived(floor);
         let oldest = now.checked_sub(state.window.age());
         let pins = state.pins.take_before(oldest);
         drop(state);

@@ -13,6 +13,7 @@ use tokio::time::{Instant, timeout};
 use super::stream::WatchStream;
 use super::{ConnectionClass, RequestPurpose, SendOptions, ServedBy, UpstreamBody, UpstreamClient};
 use crate::body;
+use crate::budget::{MemoryBudget, MemoryLoad};
 use watershed_connect::Address;
 use watershed_protocol::{
     BookmarkFormat, EventKind, Frame, ListPage, Malformed, PartialFormat, Representation,
@@ -37,6 +38,10 @@ const INITIAL_SILENCE: Duration = Duration::from_secs(15);
 const PAGE: usize = 500;
 /// The query that begins a list. One object shows how upstream frames lists of the type.
 const FIRST_PAGE: &str = "limit=1";
+/// Objects that are looked at for an estimate of all.
+const SAMPLE: usize = 20;
+/// An estimate from one object suffices if so many times as much is free.
+const OBVIOUSLY_ENOUGH: usize = 4;
 /// Time within which an API server uses a changed schema.
 const REBUILT: Duration = Duration::from_secs(30);
 
@@ -82,6 +87,8 @@ pub struct Reflector {
     unfinished: Option<ResourceVersion>,
     /// The version of the last event since the list, if upstream still shows it.
     last_event: Option<ResourceVersion>,
+    /// The budget for the objects of a list.
+    budget: MemoryBudget,
 }
 
 impl Reflector {
@@ -102,6 +109,16 @@ impl Reflector {
             schema_changed: None,
             unfinished: None,
             last_event: None,
+            budget: MemoryBudget::default(),
+        }
+    }
+
+    /// Stops lists that do not fit into this budget. Without it there is no limit.
+    #[must_use]
+    pub fn within(self, budget: &MemoryBudget) -> Self {
+        Self {
+            budget: budget.clone(),
+            ..self
         }
     }
 
@@ -162,6 +179,10 @@ impl Reflector {
             match self.step().await {
                 Ok(Some(change)) => return Ok(change),
                 Ok(None) => {}
+                // It would be loaded halfway again and again.
+                Err(ReflectorError::Stopped(stopped @ Stopped::DoesNotFit(_))) => {
+                    return Err(stopped);
+                }
                 Err(ReflectorError::Stopped(stopped)) => {
                     if self.recovery.refused(self.served_by.clone()) {
                         return Err(stopped);
@@ -414,21 +435,25 @@ impl Reflector {
         self.format = Some(Arc::clone(&format));
         self.bookmark_known = false;
         let objects = C::begin(&format, &self.target.fields);
+        let mut load = self.budget.begin_load();
+        if let Some(bytes) = self.estimate(&format, &first).await? {
+            load.expect(bytes)?;
+        }
         if self.streaming {
-            let (objects, version, stream) = self.stream_initial(objects).await?;
+            let (objects, version, stream) = self.stream_initial(objects, &mut load).await?;
             // Known together with the state, for clients that want its end marked.
             let bookmark = stream
                 .again
                 .as_ref()
                 .and_then(|mark| self.learn_bookmark(&mark.object));
             return Ok((
-                self.listed(format, version, objects, bookmark),
+                self.listed(format, version, (objects, load), bookmark),
                 version,
                 Some(stream),
             ));
         }
-        let (objects, version) = self.list_pages(objects, &format, first).await?;
-        let listed = self.listed(format, version, objects, None);
+        let (objects, version) = self.list_pages(objects, &mut load, &format, first).await?;
+        let listed = self.listed(format, version, (objects, load), None);
         // Upstream may be another release when it is listed next.
         self.streaming = true;
         Ok((listed, version, None))
@@ -438,7 +463,7 @@ impl Reflector {
         &self,
         format: Arc<WireFormat>,
         version: ResourceVersion,
-        objects: C,
+        (objects, load): (C, MemoryLoad),
         bookmark: Option<BookmarkFormat>,
     ) -> Change<C> {
         let (streams_initial_events, warnings) = (self.streaming, self.warnings.clone());
@@ -449,7 +474,34 @@ impl Reflector {
             streams_initial_events,
             warnings,
             bookmark,
+            load,
         }
+    }
+
+    /// Estimates the memory that all objects take, from the first page. `None` if there is no
+    /// limit, or upstream does not count them, as with selectors.
+    ///
+    /// One object may be unlike the others. If the estimate is not obviously small enough, a few
+    /// more are looked at, with one request.
+    async fn estimate(
+        &mut self,
+        format: &WireFormat,
+        first: &ListPage,
+    ) -> Result<Option<usize>, ReflectorError> {
+        let (Some(free), Some(remaining)) = (self.budget.free(), first.remaining) else {
+            return Ok(None);
+        };
+        let count = first.objects.len() + usize::try_from(remaining).unwrap_or(0);
+        let one = estimate_all(count, &first.objects);
+        let Some(token) = &first.continue_token else {
+            return Ok(Some(one));
+        };
+        if one <= free / OBVIOUSLY_ENOUGH {
+            return Ok(Some(one));
+        }
+        let page = self.get(&page_after(token, SAMPLE)).await?.1;
+        let sample = format.read_list(&page)?.objects;
+        Ok(Some(estimate_all(count, &sample)))
     }
 
     /// Opens a watch that begins with the state. The end mark stays in the stream as its next
@@ -457,6 +509,7 @@ impl Reflector {
     async fn stream_initial<C: Collect>(
         &mut self,
         mut objects: C,
+        load: &mut MemoryLoad,
     ) -> Result<(C, ResourceVersion, Box<WatchStream>), ReflectorError> {
         let query = "watch=1&allowWatchBookmarks=true&sendInitialEvents=true\
                      &resourceVersionMatch=NotOlderThan";
@@ -480,6 +533,7 @@ impl Reflector {
             match frame.kind {
                 EventKind::Added => {
                     let scanned = self.check_frame(&frame)?;
+                    load.add(frame.object.len())?;
                     objects.add(&frame.object, scanned);
                 }
                 EventKind::Bookmark => {
@@ -506,6 +560,7 @@ impl Reflector {
     async fn list_pages<C: Collect>(
         &mut self,
         mut objects: C,
+        load: &mut MemoryLoad,
         format: &WireFormat,
         first: ListPage,
     ) -> Result<(C, ResourceVersion), ReflectorError> {
@@ -513,14 +568,13 @@ impl Reflector {
         loop {
             for object in page.objects {
                 let scanned = self.check(&object)?;
+                load.add(object.len())?;
                 objects.add(&object, scanned);
             }
             let Some(token) = page.continue_token else {
                 return Ok((objects, page.version));
             };
-            let token: String = form_urlencoded::byte_serialize(token.as_bytes()).collect();
-            page =
-                format.read_list(&self.get(&format!("limit={PAGE}&continue={token}")).await?.1)?;
+            page = format.read_list(&self.get(&page_after(&token, PAGE)).await?.1)?;
         }
     }
 
@@ -590,6 +644,19 @@ impl Reflector {
         self.served_by = self.server.as_ref().map(|by| by.address.clone());
         accepted(response, representation.encoding.content_type(watch)).await
     }
+}
+
+/// Returns the query of the page with this token.
+fn page_after(token: &str, limit: usize) -> String {
+    let token: String = form_urlencoded::byte_serialize(token.as_bytes()).collect();
+    format!("limit={limit}&continue={token}")
+}
+
+/// Returns the memory that `count` objects like these take.
+fn estimate_all(count: usize, sample: &[Bytes]) -> usize {
+    let bytes: usize = sample.iter().map(Bytes::len).sum();
+    let all = bytes.saturating_mul(count) / sample.len().max(1);
+    MemoryBudget::estimate(count, all)
 }
 
 #[cfg(test)]

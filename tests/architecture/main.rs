@@ -22,14 +22,18 @@ const CRATES: &[&str] = &[
 /// Which modules each module of the proxy may use. `app` and `cli` may use all.
 const MAY_USE: &[(&str, &[&str])] = &[
     ("metric", &[]),
+    ("budget", &["metric"]),
     ("body", &[]),
     ("drain", &[]),
     ("work", &[]),
-    ("listener", &["body", "drain", "metric"]),
-    ("upstream", &["body", "metric"]),
+    ("listener", &["body", "budget", "drain", "metric"]),
+    ("upstream", &["body", "budget", "metric"]),
     ("store", &[]),
     ("watcher", &["store", "work"]),
-    ("scope", &["store", "upstream", "watcher", "metric"]),
+    (
+        "scope",
+        &["store", "upstream", "watcher", "budget", "metric"],
+    ),
     ("catalog", &["store", "upstream", "scope", "body", "metric"]),
     (
         "access",
@@ -41,14 +45,14 @@ const MAY_USE: &[(&str, &[&str])] = &[
     (
         "serve",
         &[
-            "store", "watcher", "scope", "catalog", "access", "audit", "upstream", "body", "drain",
-            "listener", "metric", "work",
+            "store", "watcher", "scope", "catalog", "access", "audit", "upstream", "body",
+            "budget", "drain", "listener", "metric", "work",
         ],
     ),
     (
         "admin",
         &[
-            "scope", "catalog", "body", "drain", "listener", "upstream", "serve",
+            "scope", "catalog", "body", "budget", "drain", "listener", "upstream", "serve",
         ],
     ),
     ("telemetry", &["body", "metric"]),

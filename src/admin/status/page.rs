@@ -173,7 +173,15 @@ fn tiles(report: &StatusReport) -> Markup {
             (tile(
                 "Memory",
                 &bytes(totals.resident_bytes as f64),
-                &html! { (bytes(totals.held_bytes as f64)) " of it objects and events" },
+                &html! {
+                    @if let Some(limit) = report.memory.limit_bytes {
+                        "of " (bytes(limit as f64)) ", "
+                    }
+                    (bytes(totals.held_bytes as f64)) " of it objects and events"
+                    @if report.memory.is_short {
+                        "; short: " (report.memory.step)
+                    }
+                },
             ))
         }
     }

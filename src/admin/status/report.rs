@@ -7,6 +7,7 @@ use watershed_protocol::{Encoding, Representation};
 
 use crate::admin::history::HistorySample;
 use crate::admin::state::AdminState;
+use crate::budget::{MemoryBudget, MemoryClass, PressureStep};
 use crate::listener::tls::ServerTls;
 use crate::scope::{Scope, ScopePhase, Scopes};
 use crate::serve::{ClientUsage, TopClients, Usage};
@@ -33,6 +34,7 @@ pub(super) struct StatusReport {
     pub(super) health: Health,
     pub(super) upstream: UpstreamStatus,
     pub(super) totals: StatusTotals,
+    pub(super) memory: MemoryStatus,
     pub(super) sources: Vec<SourceTotals>,
     pub(super) forwarded: Vec<ReasonTotals>,
     pub(super) scopes: Vec<ScopeStatus>,
@@ -81,6 +83,24 @@ pub(super) struct StatusTotals {
     pub(super) watches_forwarded: u64,
     pub(super) resident_bytes: u64,
     pub(super) held_bytes: u64,
+}
+
+/// The memory budget.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct MemoryStatus {
+    /// `None` for no limit.
+    pub(super) limit_bytes: Option<usize>,
+    /// The step against a shortage.
+    pub(super) step: &'static str,
+    pub(super) is_short: bool,
+    pub(super) classes: Vec<MemoryClassStatus>,
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct MemoryClassStatus {
+    pub(super) class: &'static str,
+    pub(super) bytes: usize,
 }
 
 #[derive(Debug, Serialize)]
@@ -175,6 +195,7 @@ impl StatusReport {
             health: Health::new(state),
             upstream: UpstreamStatus::new(state),
             totals: state.sample().into(),
+            memory: MemoryStatus::new(state.scopes.budget()),
             sources: sources(&state.usage),
             forwarded: reasons(&state.usage),
             scopes: scopes(&state.scopes),
@@ -194,6 +215,23 @@ impl Health {
             Self::Stale
         } else {
             Self::Ready
+        }
+    }
+}
+
+impl MemoryStatus {
+    fn new(budget: &MemoryBudget) -> Self {
+        let step = budget.step();
+        Self {
+            limit_bytes: budget.limit(),
+            step: step.as_str(),
+            is_short: step > PressureStep::Relaxed,
+            classes: MemoryClass::ALL
+                .map(|class| MemoryClassStatus {
+                    class: class.as_str(),
+                    bytes: budget.counted(class),
+                })
+                .into(),
         }
     }
 }

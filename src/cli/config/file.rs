@@ -8,6 +8,7 @@ use serde::de::{Deserializer, Error, Unexpected, Visitor};
 use serde_saphyr::Spanned;
 use watershed_protocol::{FieldSelector, LabelSelector};
 
+use crate::budget::parse_quantity;
 use crate::serve::{CacheMode, ConsistentReads, ScopePolicy};
 
 /// The configuration file. Unknown keys are refused: a misspelt one would leave a silent default.
@@ -34,6 +35,11 @@ pub(super) struct ConfigFile {
     #[serde(deserialize_with = "not_empty")]
     #[schemars(with = "u64")]
     pub(super) max_staleness_seconds: Option<u64>,
+    /// Memory that the process may use, as Kubernetes writes quantities (`512Mi`), instead of
+    /// `--memory-limit`; 0 for no limit.
+    #[serde(deserialize_with = "quantity")]
+    #[schemars(with = "String")]
+    pub(super) memory_limit: Option<u64>,
     /// Settings of single types.
     #[schemars(with = "Vec<TypeSettings>")]
     pub(super) resources: Vec<Spanned<TypeSettings>>,
@@ -239,6 +245,12 @@ fn not_empty<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Option<T>, D::Error> {
     T::deserialize(deserializer).map(Some)
+}
+
+/// Reads a quantity of bytes.
+fn quantity<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    parse_quantity(&text).map(Some).map_err(D::Error::custom)
 }
 
 /// Reads the name of an API group. A misspelt name would configure nothing, silently.

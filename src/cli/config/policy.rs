@@ -43,6 +43,7 @@ pub(super) fn parse(text: &str, preset: CachingPolicy) -> anyhow::Result<Caching
             max_staleness: file.max_staleness_seconds.map(Duration::from_secs),
             ..ScopePolicy::default()
         },
+        memory_limit: file.memory_limit,
         ..preset
     };
     // The file may set a mode that the preset sets, so the preset's modes are added last.

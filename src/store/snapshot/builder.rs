@@ -3,7 +3,7 @@ use std::sync::Arc;
 
 use watershed_protocol::{ResourceVersion, WireFormat};
 
-use super::objects::{ByFirstKey, Layout, Snapshot};
+use super::objects::{Layout, Snapshot};
 use crate::store::by_field::ByField;
 use crate::store::leaf_builder::LeafBuilder;
 use crate::store::object::StoredObject;
@@ -95,7 +95,7 @@ impl SnapshotBuilder {
     /// Makes a leaf of the objects that are not in one.
     fn pack(&mut self) {
         if let Some(leaf) = self.next.take(&self.format) {
-            self.packed.leaves.insert(ByFirstKey(Arc::new(leaf)));
+            self.packed.put(leaf);
         }
     }
 }

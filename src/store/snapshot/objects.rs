@@ -7,9 +7,17 @@ use watershed_protocol::{ResourceVersion, WireFormat};
 
 use super::key_range::KeyRange;
 use crate::store::by_field::ByField;
-use crate::store::leaf::Leaf;
+use crate::store::leaf::{Leaf, LeafLengths};
 use crate::store::object::StoredObject;
 use crate::store::object_run::ObjectRun;
+
+/// Bytes of an object's place in its leaf: a pointer, two counts and the end of its item.
+const LEAF_ENTRY: usize = 3 * size_of::<usize>() + size_of::<u32>();
+/// Bytes of an object's entry in the index, roughly: a pointer, two counts, and value and key.
+const INDEX_ENTRY: usize = 100;
+
+/// Leaves that are settled at a time for the sake of memory: some two milliseconds of work.
+const SETTLED_AT_ONCE: usize = 64;
 
 /// The form in which the objects of a scope are held.
 #[derive(Clone, Debug)]
@@ -34,6 +42,8 @@ pub struct Snapshot {
     pub(super) by_field: Option<ByField>,
     pub(super) len: usize,
     pub(super) size: usize,
+    /// Sums over all leaves.
+    pub(super) lengths: LeafLengths,
 }
 
 impl Snapshot {
@@ -70,12 +80,43 @@ impl Snapshot {
         self.size
     }
 
+    /// Returns the bytes held by the objects, and by what finds them, beside `frames` bytes of
+    /// recent events. Objects that changed of late are a part of these, or the other way round.
+    pub(in crate::store) fn held_beside(&self, frames: usize) -> usize {
+        let index = if self.by_field.is_some() {
+            INDEX_ENTRY
+        } else {
+            0
+        };
+        let LeafLengths {
+            objects,
+            single,
+            packed,
+        } = self.lengths;
+        let attributes = self.size.saturating_sub(objects);
+        packed + single.saturating_sub(frames) + attributes + self.len * (LEAF_ENTRY + index)
+    }
+
     /// Returns the bytes held for readers that take gzip. Looks at all leaves.
     pub fn compressed_size(&self) -> usize {
         self.leaves
             .iter()
             .map(|leaf| leaf.0.compressed_bytes())
             .sum()
+    }
+
+    /// Looks at the forms held for readers that take gzip, and returns their bytes. Those that
+    /// nobody uses between several looks are cold. Looks at all leaves.
+    pub fn look_at_compressed(&self) -> usize {
+        let leaves = self.leaves.iter();
+        leaves.map(|leaf| leaf.0.look_at_compressed()).sum()
+    }
+
+    /// Releases the cold forms of [`Snapshot::look_at_compressed`], and returns their bytes. They
+    /// are made again when a reader asks.
+    pub fn release_compressed(&self) -> usize {
+        let leaves = self.leaves.iter();
+        leaves.map(|leaf| leaf.0.release_compressed()).sum()
     }
 
     /// Returns the object with this key (`namespace/name`, or `name` when cluster-scoped).
@@ -174,12 +215,12 @@ impl Snapshot {
     /// Moves `key` to the last of them, and from the end back to the beginning.
     pub(in crate::store) fn settle_behind(&mut self, key: &mut String, count: usize) {
         let bounds = (Bound::Excluded(key.as_str()), Bound::Unbounded);
-        let mut twice = Vec::new();
+        let mut twice: Vec<ByFirstKey> = Vec::new();
         let mut last = None;
         let next = self.leaves.range::<_, str>(bounds).take(count);
         let looked_at = next.inspect(|leaf| {
             if leaf.0.is_held_twice() {
-                twice.push(Arc::clone(&leaf.0));
+                twice.push(ByFirstKey::clone(leaf));
             }
             last = Some(Arc::clone(&leaf.0));
         });
@@ -188,20 +229,28 @@ impl Snapshot {
         if let Some(last) = last.filter(|_| !is_end) {
             key.push_str(last.first_key());
         }
-        for leaf in twice {
-            self.leaves.insert(ByFirstKey(Arc::new(leaf.settle())));
-        }
+        self.settle(twice);
+    }
+
+    /// Settles leaves that hold frames of events which no history has any more. A few at a time, as
+    /// each one is copied.
+    pub(in crate::store) fn settle_outlived(&mut self, floor: ResourceVersion) {
+        let leaves = self.leaves.iter();
+        let outlived = leaves.filter(|leaf| leaf.0.outlives_history(floor));
+        let some = outlived.take(SETTLED_AT_ONCE).cloned().collect();
+        self.settle(some);
     }
 
     pub(super) fn settle_those(&mut self, is_concerned: impl Fn(&Leaf) -> bool) {
-        let concerned: Vec<_> = self
-            .leaves
-            .iter()
-            .filter(|leaf| is_concerned(&leaf.0))
-            .cloned()
-            .collect();
-        for leaf in concerned {
-            self.leaves.insert(ByFirstKey(Arc::new(leaf.0.settle())));
+        let leaves = self.leaves.iter().filter(|leaf| is_concerned(&leaf.0));
+        let concerned = leaves.cloned().collect();
+        self.settle(concerned);
+    }
+
+    fn settle(&mut self, leaves: Vec<ByFirstKey>) {
+        for leaf in leaves {
+            self.take_out(&leaf);
+            self.put(leaf.0.settle());
         }
     }
 
@@ -223,19 +272,16 @@ impl Snapshot {
             .cloned()
         else {
             self.len += 1;
-            self.leaves
-                .insert(ByFirstKey(Arc::new(Leaf::new(&format, vec![object]))));
+            self.put(Leaf::new(&format, vec![object]));
             return None;
         };
         let (changed, old) = leaf.0.with(Arc::clone(&object));
-        if changed.first_key() != leaf.0.first_key() {
-            self.leaves.remove(&leaf);
-        }
+        self.take_out(&leaf);
         match changed.split() {
-            None => drop(self.leaves.insert(ByFirstKey(Arc::new(changed)))),
+            None => self.put(changed),
             Some((one, next)) => {
-                self.leaves.insert(ByFirstKey(Arc::new(one)));
-                self.leaves.insert(ByFirstKey(Arc::new(next)));
+                self.put(one);
+                self.put(next);
             }
         }
         let Some(old) = old else {
@@ -252,7 +298,7 @@ impl Snapshot {
     pub(in crate::store) fn remove(&mut self, key: &str) -> Option<Arc<StoredObject>> {
         let leaf = self.leaves.get_prev(key)?.clone();
         let (rest, old) = leaf.0.without(key)?;
-        self.leaves.remove(&leaf);
+        self.take_out(&leaf);
         if let Some(rest) = rest {
             let next = self
                 .leaves
@@ -260,11 +306,10 @@ impl Snapshot {
                 .filter(|next| rest.is_to_join(&next.0))
                 .cloned();
             let joined = next.map(|next| {
-                self.leaves.remove(&next);
+                self.take_out(&next);
                 rest.join(&next.0)
             });
-            self.leaves
-                .insert(ByFirstKey(Arc::new(joined.unwrap_or(rest))));
+            self.put(joined.unwrap_or(rest));
         }
         self.len -= 1;
         self.size -= old.size();
@@ -272,6 +317,24 @@ impl Snapshot {
             index.remove(&old);
         }
         Some(old)
+    }
+
+    /// Adds a leaf.
+    pub(super) fn put(&mut self, leaf: Leaf) {
+        let lengths = leaf.lengths;
+        self.lengths.objects += lengths.objects;
+        self.lengths.single += lengths.single;
+        self.lengths.packed += lengths.packed;
+        self.leaves.insert(ByFirstKey(Arc::new(leaf)));
+    }
+
+    /// Removes a leaf.
+    fn take_out(&mut self, leaf: &ByFirstKey) {
+        let lengths = leaf.0.lengths;
+        self.lengths.objects -= lengths.objects;
+        self.lengths.single -= lengths.single;
+        self.lengths.packed -= lengths.packed;
+        self.leaves.remove(leaf);
     }
 
     /// Returns the leaves with keys in the range, and the bounds of their objects within it.

@@ -9,6 +9,8 @@ use watershed_protocol::{
     Scanned, Selection, WireFormat,
 };
 
+use crate::budget::{DoesNotFit, MemoryLoad};
+
 /// The objects that a reflector follows.
 #[derive(Clone, Debug)]
 pub struct ReflectorTarget {
@@ -54,6 +56,8 @@ pub enum Change<C> {
         warnings: Vec<HeaderValue>,
         /// Upstream's form of bookmarks, if it ended the initial state with one.
         bookmark: Option<BookmarkFormat>,
+        /// Counts the objects until the caller does.
+        load: MemoryLoad,
     },
     /// One object changed.
     Event(Frame, Scanned),
@@ -95,6 +99,9 @@ pub enum Stopped {
     /// Upstream's answers are not understood, so they cannot be cached exactly.
     #[error("upstream's answers are not understood: {0}")]
     NotUnderstood(String),
+    /// The objects do not fit into memory.
+    #[error(transparent)]
+    DoesNotFit(#[from] DoesNotFit),
     /// The scope was closed: the type changed its shape, or the process ends.
     #[error("it was closed")]
     Closed,
@@ -111,6 +118,7 @@ impl Stopped {
             Self::Forbidden(_) => "forbidden",
             Self::NotAcceptable => "not-acceptable",
             Self::NotUnderstood(_) => "not-understood",
+            Self::DoesNotFit(_) => "does-not-fit",
             Self::Closed => "closed",
             Self::Failed => "failed",
         }

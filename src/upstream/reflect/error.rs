@@ -6,6 +6,7 @@ use http::StatusCode;
 use watershed_protocol::Malformed;
 
 use super::change::Stopped;
+use crate::budget::DoesNotFit;
 use crate::upstream::UpstreamError;
 use crate::upstream::stream::StreamError;
 
@@ -29,6 +30,12 @@ pub(super) enum ReflectorError {
     NoInitialEvents,
     #[error(transparent)]
     Stopped(#[from] Stopped),
+}
+
+impl From<DoesNotFit> for ReflectorError {
+    fn from(error: DoesNotFit) -> Self {
+        Self::Stopped(error.into())
+    }
 }
 
 impl From<StreamError> for ReflectorError {

@@ -1,0 +1,116 @@
+//! Watches the memory of the process, and frees some when it runs short.
+use std::time::{Duration, Instant};
+
+use tokio::task::spawn_blocking;
+use tokio::time::{MissedTickBehavior, interval};
+
+use crate::budget::{
+    MemoryBudget, MemoryCharge, MemoryClass, PressureGauge, PressureStep, metrics,
+};
+use crate::scope::Scopes;
+
+/// Interval of measurements.
+const INTERVAL: Duration = Duration::from_secs(1);
+/// Measurements between two looks at compressed forms: each one looks at all of them.
+const LOOK_EVERY: u32 = 5;
+
+/// The task that keeps the process within its budget.
+pub(super) struct PressureKeeper {
+    budget: MemoryBudget,
+    scopes: Scopes,
+    gauge: PressureGauge,
+    /// What compressed forms took at the last look.
+    derived: MemoryCharge,
+}
+
+impl PressureKeeper {
+    pub(super) fn new(scopes: Scopes) -> Self {
+        let budget = scopes.budget().clone();
+        Self {
+            derived: budget.charge(MemoryClass::Derived, 0),
+            budget,
+            scopes,
+            gauge: PressureGauge::default(),
+        }
+    }
+
+    /// Measures and frees memory at every interval. Never returns.
+    pub(super) async fn run(mut self) {
+        let mut ticks = interval(INTERVAL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut tick = 0_u32;
+        loop {
+            ticks.tick().await;
+            if tick.is_multiple_of(LOOK_EVERY) {
+                self.look().await;
+            }
+            tick = tick.wrapping_add(1);
+            let resident = self.budget.measure();
+            if let Some(limit) = self.budget.limit() {
+                self.keep(limit, resident).await;
+            }
+        }
+    }
+
+    /// Takes the step that the usage demands, and those before it.
+    async fn keep(&mut self, limit: usize, resident: usize) {
+        let now = Instant::now();
+        let counted = self.budget.counted_total();
+        let before = self.budget.step();
+        let step = self.gauge.observe(now, limit, counted, resident);
+        self.budget.set_step(step);
+        if step != before {
+            report(before, step, limit, counted, resident);
+        }
+        if step >= PressureStep::ReleaseDerived {
+            let scopes = self.scopes.clone();
+            let released = spawn_blocking(move || scopes.release_compressed()).await;
+            self.freed(PressureStep::ReleaseDerived, released.unwrap_or(0));
+            self.look().await;
+        }
+        if step >= PressureStep::ReleaseHistory {
+            let scopes = self.scopes.clone();
+            let released = spawn_blocking(move || scopes.release_history(now)).await;
+            self.freed(PressureStep::ReleaseHistory, released.unwrap_or(0));
+        }
+        if step >= PressureStep::CloseIdle
+            && let Some(bytes) = self.scopes.close_idlest(now)
+        {
+            self.freed(PressureStep::CloseIdle, bytes);
+        } else if step >= PressureStep::CloseLargest
+            && let Some(bytes) = self.scopes.close_largest(now)
+        {
+            self.freed(PressureStep::CloseLargest, bytes);
+        }
+    }
+
+    /// Counts what compressed forms take.
+    async fn look(&mut self) {
+        let scopes = self.scopes.clone();
+        if let Ok(bytes) = spawn_blocking(move || scopes.look_at_compressed()).await {
+            self.derived.set(bytes);
+        }
+    }
+
+    fn freed(&mut self, step: PressureStep, bytes: usize) {
+        if bytes > 0 {
+            self.gauge.released(Instant::now(), bytes);
+            metrics::released(step, bytes);
+        }
+    }
+}
+
+fn report(before: PressureStep, step: PressureStep, limit: usize, counted: usize, resident: usize) {
+    let name = step.as_str();
+    if step > before {
+        tracing::warn!(
+            step = name,
+            limit,
+            counted,
+            resident,
+            "memory is short (--memory-limit)"
+        );
+    } else {
+        tracing::info!(step = name, limit, counted, resident, "memory is freed");
+    }
+}

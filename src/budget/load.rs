@@ -1,0 +1,117 @@
+//! Loads of scopes, which stop when memory runs short.
+use super::account::{MemoryBudget, MemoryCharge};
+use super::class::MemoryClass;
+
+/// Memory that is used for each object beside its bytes: attributes, pointers and keys.
+const OBJECT_OVERHEAD: usize = 500;
+/// Growth after which resident memory is measured again: it may grow by more than is counted.
+const MEASURE_EVERY: usize = 1 << 20;
+
+/// A scope does not fit into what is free.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("it needs some {needed} bytes, which do not fit into --memory-limit beside the rest")]
+pub struct DoesNotFit {
+    /// The bytes it needs, as far as they are known.
+    pub needed: usize,
+}
+
+/// The memory of a scope that is being loaded.
+#[derive(Debug)]
+pub struct MemoryLoad {
+    charge: MemoryCharge,
+    budget: MemoryBudget,
+    /// The part of the estimate that has not arrived.
+    expected: usize,
+    /// Growth since resident memory was measured.
+    unmeasured: usize,
+}
+
+impl MemoryBudget {
+    /// Returns the memory that `count` objects with these bytes in total would take.
+    pub fn estimate(count: usize, bytes: usize) -> usize {
+        bytes.saturating_add(count.saturating_mul(OBJECT_OVERHEAD))
+    }
+
+    /// Begins a load of unknown size.
+    pub fn begin_load(&self) -> MemoryLoad {
+        MemoryLoad {
+            charge: self.charge(MemoryClass::Objects, 0),
+            budget: self.clone(),
+            expected: 0,
+            unmeasured: MEASURE_EVERY,
+        }
+    }
+}
+
+impl MemoryLoad {
+    /// Sets so many bytes aside for the load, if they are free.
+    pub fn expect(&mut self, bytes: usize) -> Result<(), DoesNotFit> {
+        if self.budget.free().is_some_and(|free| bytes > free) {
+            return Err(DoesNotFit { needed: bytes });
+        }
+        self.budget.expect(bytes);
+        self.expected += bytes;
+        Ok(())
+    }
+
+    /// Counts an object that arrived. Fails once the load takes more than is free.
+    pub fn add(&mut self, object: usize) -> Result<(), DoesNotFit> {
+        let bytes = MemoryBudget::estimate(1, object);
+        self.charge.grow(bytes);
+        let arrived = bytes.min(self.expected);
+        self.expected -= arrived;
+        self.budget.no_longer_expect(arrived);
+        self.unmeasured += bytes;
+        if self.budget.limit().is_none() || self.unmeasured < MEASURE_EVERY {
+            return Ok(());
+        }
+        self.unmeasured = 0;
+        self.budget.measure();
+        match self.budget.free() {
+            Some(0) => Err(DoesNotFit {
+                needed: self.charge.bytes() + self.expected,
+            }),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Drop for MemoryLoad {
+    fn drop(&mut self) {
+        self.budget.no_longer_expect(self.expected);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loads_at_a_time_do_not_take_what_another_expects() {
+        let budget = MemoryBudget::new(Some(1000));
+        let (mut one, mut other) = (budget.begin_load(), budget.begin_load());
+        assert_eq!(one.expect(600), Ok(()));
+        assert_eq!(other.expect(600), Err(DoesNotFit { needed: 600 }));
+        drop(one);
+        assert_eq!(other.expect(600), Ok(()));
+    }
+
+    #[test]
+    fn a_load_stops_when_it_takes_more_than_is_free() {
+        let limit = resident_now() + (64 << 20);
+        let budget = MemoryBudget::new(Some(limit * 100 / 85));
+        let mut load = budget.begin_load();
+        let fitted = (0..1000).take_while(|_| load.add(1 << 20).is_ok()).count();
+        // Other tests of this process use and free memory meanwhile.
+        assert!(fitted < 1000, "{fitted} MiB");
+        drop(load);
+        assert_eq!(budget.counted_total(), 0);
+        let unlimited = MemoryBudget::default();
+        let mut load = unlimited.begin_load();
+        assert!((0..1000).all(|_| load.add(1 << 40).is_ok()));
+    }
+
+    fn resident_now() -> usize {
+        MemoryBudget::default().measure()
+    }
+}

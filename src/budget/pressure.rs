@@ -1,0 +1,181 @@
+//! The steps that are taken one after the other as memory runs short.
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+/// Memory that was freed leaves the process within this time: the allocator gives pages back after
+/// ten seconds.
+const SETTLE: Duration = Duration::from_secs(12);
+/// A step ends once usage is so many percent of the limit below its beginning.
+const HYSTERESIS: usize = 5;
+
+/// A step against a shortage of memory. Each one includes those before it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum PressureStep {
+    /// Memory suffices.
+    #[default]
+    Relaxed,
+    /// Compressed forms that nobody used of late are released.
+    ReleaseDerived,
+    /// History that upstream does not promise either is released. Of quiet types that is all.
+    ReleaseHistory,
+    /// Scopes that nobody uses are closed, the least recently used first.
+    CloseIdle,
+    /// No new scopes are opened: their requests are forwarded.
+    RefuseScopes,
+    /// Scopes are closed although they are used, the largest first.
+    CloseLargest,
+    /// Requests for very large answers are refused.
+    RefuseAnswers,
+}
+
+impl PressureStep {
+    /// All steps, in their order.
+    pub const ALL: [Self; 7] = [
+        Self::Relaxed,
+        Self::ReleaseDerived,
+        Self::ReleaseHistory,
+        Self::CloseIdle,
+        Self::RefuseScopes,
+        Self::CloseLargest,
+        Self::RefuseAnswers,
+    ];
+
+    /// Returns the metric label.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Relaxed => "relaxed",
+            Self::ReleaseDerived => "release-derived",
+            Self::ReleaseHistory => "release-history",
+            Self::CloseIdle => "close-idle",
+            Self::RefuseScopes => "refuse-scopes",
+            Self::CloseLargest => "close-largest",
+            Self::RefuseAnswers => "refuse-answers",
+        }
+    }
+
+    /// Returns the usage at which the step begins, in percent of the limit.
+    pub const fn begins_at(self) -> usize {
+        match self {
+            Self::Relaxed => 0,
+            Self::ReleaseDerived => 70,
+            Self::ReleaseHistory => 75,
+            Self::CloseIdle => 80,
+            Self::RefuseScopes => 85,
+            Self::CloseLargest => 90,
+            Self::RefuseAnswers => 95,
+        }
+    }
+
+    /// Returns the last step that has begun when a usage of `percent` is reached.
+    fn begun_at(percent: usize) -> Self {
+        Self::ALL
+            .into_iter()
+            .rfind(|step| step.begins_at() <= percent)
+            .unwrap_or_default()
+    }
+}
+
+/// Finds the step from what is used and what was released a moment ago.
+#[derive(Debug, Default)]
+pub struct PressureGauge {
+    step: PressureStep,
+    /// Releases that resident memory may not show yet.
+    released: VecDeque<(Instant, usize)>,
+}
+
+impl PressureGauge {
+    /// Returns the step for this usage. It goes up at once, and down with a delay of some percent.
+    ///
+    /// Released bytes are taken off the resident memory for a while. Else one release would look
+    /// like none, and the next step would begin for nothing.
+    pub fn observe(
+        &mut self,
+        now: Instant,
+        limit: usize,
+        counted: usize,
+        resident: usize,
+    ) -> PressureStep {
+        while let Some((at, _)) = self.released.front()
+            && now.saturating_duration_since(*at) >= SETTLE
+        {
+            self.released.pop_front();
+        }
+        let on_its_way: usize = self.released.iter().map(|(_, bytes)| bytes).sum();
+        let used = counted.max(resident.saturating_sub(on_its_way));
+        let percent = used.saturating_mul(100) / limit.max(1);
+        let up = PressureStep::begun_at(percent);
+        let down = PressureStep::begun_at(percent.saturating_add(HYSTERESIS));
+        self.step = up.max(self.step.min(down));
+        self.step
+    }
+
+    /// Records that so many bytes were freed.
+    pub fn released(&mut self, now: Instant, bytes: usize) {
+        if bytes > 0 {
+            self.released.push_back((now, bytes));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use PressureStep::{
+        CloseIdle, CloseLargest, RefuseAnswers, RefuseScopes, Relaxed, ReleaseDerived,
+        ReleaseHistory,
+    };
+
+    #[test]
+    fn steps_begin_in_order_and_end_some_percent_below() {
+        let mut gauge = PressureGauge::default();
+        let now = Instant::now();
+        for (used, step) in [
+            (69, Relaxed),
+            (70, ReleaseDerived),
+            (75, ReleaseHistory),
+            (80, CloseIdle),
+            (76, CloseIdle),
+            (74, ReleaseHistory),
+            (85, RefuseScopes),
+            (93, CloseLargest),
+            (96, RefuseAnswers),
+            (90, RefuseAnswers),
+            (89, CloseLargest),
+            (64, Relaxed),
+        ] {
+            assert_eq!(gauge.observe(now, 100, 0, used), step, "{used}");
+        }
+        assert_eq!(gauge.observe(now, 100, 91, 10), CloseLargest, "the larger");
+    }
+
+    #[test]
+    fn a_release_counts_before_resident_memory_shows_it() {
+        let mut gauge = PressureGauge::default();
+        let now = Instant::now();
+        assert_eq!(gauge.observe(now, 100, 0, 92), CloseLargest);
+        gauge.released(now, 30);
+        assert_eq!(gauge.observe(now, 100, 0, 92), Relaxed);
+        assert_eq!(
+            gauge.observe(now + SETTLE, 100, 0, 92),
+            CloseLargest,
+            "it has not left the process"
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn the_step_is_within_the_hysteresis_of_the_usage(
+            usages in prop::collection::vec(0..120_usize, 1..50),
+        ) {
+            let mut gauge = PressureGauge::default();
+            let now = Instant::now();
+            for used in usages {
+                let step = gauge.observe(now, 100, 0, used);
+                prop_assert!(step >= PressureStep::begun_at(used));
+                prop_assert!(step <= PressureStep::begun_at(used + HYSTERESIS));
+            }
+        }
+    }
+}

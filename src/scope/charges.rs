@@ -1,0 +1,38 @@
+//! The memory of a scope, as it is charged to the budget.
+use crate::budget::{MemoryBudget, MemoryCharge, MemoryClass};
+use crate::store::HeldBytes;
+
+/// The charges of one scope.
+#[derive(Debug)]
+pub(super) struct ScopeCharges {
+    objects: MemoryCharge,
+    history: MemoryCharge,
+}
+
+impl ScopeCharges {
+    pub(super) fn new(budget: &MemoryBudget) -> Self {
+        Self {
+            objects: budget.charge(MemoryClass::Objects, 0),
+            history: budget.charge(MemoryClass::History, 0),
+        }
+    }
+
+    /// Counts these bytes from now on.
+    pub(super) fn set(&mut self, held: HeldBytes) {
+        self.objects.set(held.objects);
+        self.history.set(held.history);
+    }
+
+    /// Returns the charges of all that is held now, for as long as it takes to drop it.
+    pub(super) fn take(&mut self) -> Self {
+        Self {
+            objects: self.objects.take(),
+            history: self.history.take(),
+        }
+    }
+
+    /// Returns the bytes that are counted.
+    pub(super) fn bytes(&self) -> usize {
+        self.objects.bytes() + self.history.bytes()
+    }
+}

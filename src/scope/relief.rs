@@ -1,0 +1,92 @@
+//! Frees memory of scopes when it runs short, from what is missed least to what is missed most.
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::cached::Scope;
+use super::registry::Scopes;
+
+/// Age up to which history is kept when memory runs short: what kube-apiserver promises itself.
+/// Source: `apiserver/pkg/storage/cacher/cacher.go` (eventFreshDuration).
+const PROMISED_HISTORY: Duration = Duration::from_secs(75);
+/// A scope that was used within this time is not idle: its client may be between two reads.
+const IDLE: Duration = Duration::from_secs(10);
+/// Closing scopes that are smaller frees too little to be worth while, in parts of the limit.
+const WORTH_CLOSING: usize = 200;
+
+impl Scopes {
+    /// Looks at all compressed forms, and returns their bytes. Takes a moment for each leaf of each
+    /// scope.
+    pub fn look_at_compressed(&self) -> usize {
+        let scopes = self.all();
+        let snapshots = scopes.iter().map(|scope| scope.reader.snapshot());
+        snapshots
+            .map(|snapshot| snapshot.look_at_compressed())
+            .sum()
+    }
+
+    /// Releases the compressed forms that nobody used of late, and returns their bytes. Takes a
+    /// moment for each leaf of each scope.
+    pub fn release_compressed(&self) -> usize {
+        let scopes = self.all();
+        let snapshots = scopes.iter().map(|scope| scope.reader.snapshot());
+        snapshots
+            .map(|snapshot| snapshot.release_compressed())
+            .sum()
+    }
+
+    /// Releases the history that is older than kube-apiserver's own, and returns its bytes. Of a
+    /// quiet type that is all of it.
+    pub fn release_history(&self, now: Instant) -> usize {
+        let release = |scope: &Arc<Scope>| {
+            let released = scope.reader.release_history(now, PROMISED_HISTORY);
+            scope.count_held();
+            released
+        };
+        self.all().iter().map(release).sum()
+    }
+
+    /// Closes the scope that has been idle for longest, if there is one, and returns its bytes.
+    pub fn close_idlest(&self, now: Instant) -> Option<usize> {
+        let idle_since = |scope: &Arc<Scope>| {
+            let is_watched = scope.reader.stats().watchers > 0;
+            let since = scope.idle.since(is_watched, now)?;
+            let is_idle = now.saturating_duration_since(since) >= IDLE;
+            (is_idle && scope.held() > 0).then_some(since)
+        };
+        let scopes = self.all();
+        let idle = scopes
+            .iter()
+            .filter_map(|scope| Some((idle_since(scope)?, scope)));
+        let (_, idlest) = idle.min_by_key(|(since, _)| *since)?;
+        // A request may have acquired it since. That one has a handle and is answered; a watch ends
+        // at once, and is forwarded when its client comes back.
+        Some(self.close_for_memory(idlest, now, "nobody uses it"))
+    }
+
+    /// Closes the largest scope, if there is one that is worth it, and returns its bytes. Its
+    /// watches end cleanly.
+    pub fn close_largest(&self, now: Instant) -> Option<usize> {
+        let least = self.budget().limit()? / WORTH_CLOSING;
+        let scopes = self.all();
+        let largest = scopes
+            .iter()
+            .filter(|scope| !scope.idle.is_pinned() && scope.held() > least)
+            .max_by_key(|scope| scope.held())?;
+        Some(self.close_for_memory(largest, now, "it is the largest"))
+    }
+
+    fn close_for_memory(&self, scope: &Arc<Scope>, now: Instant, why: &str) -> usize {
+        let bytes = scope.held();
+        tracing::warn!(
+            resource = %scope.key.gvr,
+            selection = %scope.key.selection,
+            bytes,
+            why,
+            "closed, as memory is short (--memory-limit)"
+        );
+        self.unfit().add(scope.key.clone(), bytes, now);
+        self.forget(scope);
+        scope.stop.cancel();
+        bytes
+    }
+}

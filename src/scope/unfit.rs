@@ -1,0 +1,106 @@
+//! Scopes that did not fit into memory.
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use super::key::ScopeKey;
+
+/// First and longest pause before another attempt. It doubles with each one that fails.
+const PAUSES: (Duration, Duration) = (Duration::from_secs(5), Duration::from_mins(5));
+/// Upper bound of scopes that are remembered. Clients make selections up.
+const MAX_REMEMBERED: usize = 1024;
+
+/// Remembers which scopes did not fit, so that they are not loaded halfway again and again.
+#[derive(Debug, Default)]
+pub(super) struct UnfitScopes(Mutex<HashMap<ScopeKey, UnfitScope>>);
+
+/// One that did not fit.
+#[derive(Clone, Copy, Debug)]
+struct UnfitScope {
+    /// Bytes that it needs, as far as they are known.
+    needed: usize,
+    since: Instant,
+    pause: Duration,
+}
+
+impl UnfitScopes {
+    /// Records that a scope does not fit, or was closed for lack of memory.
+    pub(super) fn add(&self, key: ScopeKey, needed: usize, now: Instant) {
+        let mut known = self.0.lock();
+        let pause = known
+            .get(&key)
+            .map_or(PAUSES.0, |before| (before.pause * 2).min(PAUSES.1));
+        if known.len() >= MAX_REMEMBERED {
+            known.retain(|_, scope| now.saturating_duration_since(scope.since) < PAUSES.1);
+        }
+        if known.len() < MAX_REMEMBERED || known.contains_key(&key) {
+            let scope = UnfitScope {
+                needed,
+                since: now,
+                pause,
+            };
+            known.insert(key, scope);
+        }
+    }
+
+    /// Returns true if it is worth while to load a scope with so many bytes free.
+    ///
+    /// After the longest pause it is tried whatever it needed: it may have become smaller.
+    pub(super) fn may_fit(&self, key: &ScopeKey, free: usize, now: Instant) -> bool {
+        let known = self.0.lock();
+        let Some(scope) = known.get(key) else {
+            return true;
+        };
+        let passed = now.saturating_duration_since(scope.since);
+        passed >= PAUSES.1 || (passed >= scope.pause && scope.needed <= free)
+    }
+
+    /// Forgets a scope, as it was loaded.
+    pub(super) fn remove(&self, key: &ScopeKey) {
+        self.0.lock().remove(key);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use watershed_protocol::{Encoding, GroupVersionResource, Representation};
+
+    use super::*;
+
+    fn key(resource: &str) -> ScopeKey {
+        let gvr = GroupVersionResource::new("", "v1", resource);
+        ScopeKey::everything(gvr, Representation::whole(Encoding::Json))
+    }
+
+    #[test]
+    fn a_scope_that_did_not_fit_is_tried_again_with_growing_pauses_and_when_it_fits() {
+        let unfit = UnfitScopes::default();
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let pods = key("pods");
+        assert!(unfit.may_fit(&pods, 0, start), "it is not known");
+        unfit.add(pods.clone(), 100, start);
+        assert!(!unfit.may_fit(&pods, 1000, at(4)), "too soon");
+        assert!(unfit.may_fit(&pods, 100, at(5)));
+        assert!(!unfit.may_fit(&pods, 99, at(5)), "not enough is free");
+        assert!(unfit.may_fit(&pods, 0, at(300)), "it may be smaller now");
+        unfit.add(pods.clone(), 100, at(5));
+        assert!(!unfit.may_fit(&pods, 100, at(14)), "the second pause");
+        assert!(unfit.may_fit(&pods, 100, at(15)));
+        unfit.remove(&pods);
+        assert!(unfit.may_fit(&pods, 0, at(15)));
+    }
+
+    #[test]
+    fn the_scopes_that_are_remembered_are_bounded() {
+        let unfit = UnfitScopes::default();
+        let start = Instant::now();
+        for number in 0..2 * MAX_REMEMBERED {
+            unfit.add(key(&format!("t{number}")), 1, start);
+        }
+        assert_eq!(unfit.0.lock().len(), MAX_REMEMBERED);
+        unfit.add(key("later"), 1, start + PAUSES.1);
+        assert_eq!(unfit.0.lock().len(), 1);
+    }
+}
