@@ -21,6 +21,7 @@ mod drain;
 mod indented;
 mod limits;
 mod load_command;
+mod memory_budget;
 mod mistakes;
 mod on_demand_scopes;
 mod proofs_of_freshness;
