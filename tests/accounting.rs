@@ -220,6 +220,6 @@ fn counted_bytes_are_those_that_are_allocated() {
         }
         drop(work);
     }
-    println!("largest error {:.3}: {}", worst.0, worst.1);
+    eprintln!("largest error {:.3}: {}", worst.0, worst.1);
     assert!(worst.0.abs() <= TOLERANCE, "{:.3}: {}", worst.0, worst.1);
 }

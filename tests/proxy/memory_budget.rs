@@ -200,7 +200,7 @@ async fn follow(of: (&'static str, &'static str), end: Endpoint, version: u64, s
             let line = match lines.next().await {
                 Next::Line(line) => line,
                 Next::End => break,
-                other => panic!("{path}: {other:?}"),
+                broken @ Next::Broken(_) => panic!("{path}: {broken:?}"),
             };
             let event: EventLine = serde_json::from_slice(&line)
                 .unwrap_or_else(|_| panic!("{path}: {}", String::from_utf8_lossy(&line)));
@@ -293,7 +293,7 @@ async fn more_data_than_fits_is_forwarded_and_memory_stays_below_the_limit() {
         &seen.refused,
     ]
     .map(|count| count.load(Ordering::Relaxed));
-    println!(
+    eprintln!(
         "peak {} MiB of {LIMIT_MIB}; {verified} lists verified, {from_memory} from memory, \
          {for_budget} forwarded for the budget, {refused} refused",
         peak >> 20
