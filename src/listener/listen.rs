@@ -162,15 +162,14 @@ async fn accept_all<L, S, F>(
             let protocols = Arc::clone(&protocols);
             let (tls, service, drain) = (tls.clone(), service.clone(), drain.clone());
             connections.spawn(async move {
-                let accepted = match slot {
-                    Some(slot) => Some((stream, address, slot)),
-                    None => {
-                        // Boxed, as few connections need its room.
-                        let read = behind_balancer(&protocols, stream, address, &addresses);
-                        tokio::select! {
-                            accepted = Box::pin(read) => accepted,
-                            () = drain.draining() => None,
-                        }
+                let accepted = if let Some(slot) = slot {
+                    Some((stream, address, slot))
+                } else {
+                    // Boxed, as few connections need its room.
+                    let read = behind_balancer(&protocols, stream, address, &addresses);
+                    tokio::select! {
+                        accepted = Box::pin(read) => accepted,
+                        () = drain.draining() => None,
                     }
                 };
                 if let Some((stream, address, _slot)) = accepted {

@@ -141,7 +141,7 @@ func impersonationLikeUpstream(t *testing.T, gate string) {
 		whoAmI,
 	}
 	front := fronts.Person(t, certificates.Template("front"))
-	statuses, constrained := map[int]int{}, 0
+	statuses, constrained, unwritable := map[int]int{}, 0, 0
 	for caller := range grants {
 		certificate, header := clients.Person(t, certificates.Template(caller)), http.Header{}
 		if caller == agent {
@@ -158,6 +158,11 @@ func impersonationLikeUpstream(t *testing.T, gate string) {
 				if strings.Contains(wanted.Body, "impersonate-on:") {
 					constrained++
 				}
+				if got.Status == 400 && strings.Contains(got.Body, "cannot be written in a header exactly") {
+					// The limit: the proxy does not send empty groups and attributes on.
+					unwritable++
+					continue
+				}
 				if w, g := essential(r, wanted), essential(r, got); w != g {
 					t.Errorf("%s: %v\n%s", caller, r, compare.Diff(w, g))
 				}
@@ -165,6 +170,9 @@ func impersonationLikeUpstream(t *testing.T, gate string) {
 		}
 	}
 	t.Logf("statuses %v, %d refusals by constrained impersonation", statuses, constrained)
+	if empty := 2 * 2 * len(requests); unwritable > empty {
+		t.Errorf("%d requests were not sent on", unwritable)
+	}
 	if statuses[200] < 20 || statuses[403] < 500 || statuses[400] < 50 {
 		t.Errorf("too few answers of a kind: %v", statuses)
 	}
@@ -199,7 +207,7 @@ func grantAll(t *testing.T, to api.Target, grants map[string][]rbacv1.PolicyRule
 	t.Helper()
 	ctx, client := context.Background(), api.Clientset(t, to)
 	for user, rules := range grants {
-		name := strings.ReplaceAll(user, ":", "-")
+		name := "granted-" + strings.ReplaceAll(user, ":", "-")
 		role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: name}, Rules: rules}
 		require.Value(client.RbacV1().ClusterRoles().Create(ctx, role, metav1.CreateOptions{}))(t)
 		require.Value(client.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{

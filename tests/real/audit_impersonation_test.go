@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -88,7 +89,6 @@ func TestAuditLikeUpstream(t *testing.T) {
 		as(here+"/nobody?resourceVersion=0", jane),
 		as(here+"?resourceVersion=0&watch=1&timeoutSeconds=1", jane),
 		as("/api/v1/pods?resourceVersion=0", jane),
-		as("/version", jane),
 		as(here+"?resourceVersion=0", kate),
 		as(here+"/nobody?resourceVersion=0", kate),
 		as(here+"?resourceVersion=0", root),
@@ -97,6 +97,7 @@ func TestAuditLikeUpstream(t *testing.T) {
 	}
 	forwarded := []api.Request{
 		as("/healthz", jane),
+		as("/version", jane),
 		as("/api/v1/namespaces/default/pods/none/log", jane),
 		{Method: "POST", Path: here + "?dryRun=All", Body: api.JSON(objects.WithKind(objects.ConfigMap("new"))), Repeated: jane},
 	}
@@ -133,7 +134,8 @@ func TestAuditLikeUpstream(t *testing.T) {
 			// Answered from memory.
 			log = c.gotLog
 		}
-		c.sameEvents(t, r, ids, log, func(event string) string { return event })
+		// Several bindings allow some of these, and upstream names any of them.
+		c.sameEvents(t, r, ids, log, func(event string) string { return grantReason.ReplaceAllString(event, "") })
 		if log == c.wantedLog {
 			if here := require.Value(auditEvents(c.gotLog, ids[1]))(t); len(here) > 0 {
 				t.Errorf("%v is in both logs:\n%s", r, here)
@@ -190,6 +192,8 @@ func (c auditedCluster) sameEvents(t *testing.T, r api.Request, ids [2]string, l
 		return auditDifference(wanted, got)
 	})
 }
+
+var grantReason = regexp.MustCompile(`"authorization\.k8s\.io/reason":"(?:[^"\\]|\\.)*"`)
 
 // usersOf returns who did what, and the code of the answer.
 func usersOf(event string) string {
