@@ -55,11 +55,16 @@ pub use service_account::BoundObjects;
 pub use verdict::{Decision, ReviewedAccess};
 
 use certificate::Certificates;
-use front_proxy::{FrontProxies, HeaderNotUtf8};
+use front_proxy::FrontProxies;
 use impersonate::ImpersonationRequest;
 use impersonator::{ImpersonatedIdentity, Impersonator, RequestedAccess};
 use own::OwnIdentity;
 use service_account::ServiceAccounts;
+
+/// Returns whether authorities of clients also sign certificates that `front` authorities verify.
+pub fn overlap(clients: &[CertificateDer<'_>], front: &[CertificateDer<'_>]) -> bool {
+    certificate::overlap(clients, front)
+}
 
 /// Reads the authorities in a file and checks that they can verify client certificates.
 pub async fn authorities(file: PathBuf) -> Result<Vec<CertificateDer<'static>>, TlsError> {
@@ -76,6 +81,8 @@ pub struct Access {
     impersonator: Arc<Impersonator>,
     certificates: Option<Certificates>,
     front_proxies: Option<Arc<FrontProxies>>,
+    /// The group system:masters may be named without a certificate that has it.
+    allow_masters: bool,
     /// The proxy's own identity, if all callers share it.
     own: Option<Arc<OwnIdentity>>,
 }
@@ -95,6 +102,7 @@ impl Access {
             authentication,
             client_ca,
             front_proxy,
+            allow_masters,
             single_identity,
             authorization,
         } = config;
@@ -125,6 +133,7 @@ impl Access {
             impersonator: Arc::new(impersonator),
             certificates,
             front_proxies,
+            allow_masters,
             own: own.map(Arc::new),
         })
     }
@@ -177,7 +186,7 @@ impl Access {
             }
             Ok(None) if headers.contains_key(http::header::AUTHORIZATION) => Caller::OwnCredentials,
             Ok(None) => Caller::Rejected(Status::unauthorized().into()),
-            Err(error) => Caller::Rejected(Status::bad_request(error.to_string()).into()),
+            Err(rejected) => Caller::Rejected(rejected),
         }
     }
 
@@ -211,16 +220,38 @@ impl Access {
         &self,
         chain: &[CertificateDer<'static>],
         headers: &HeaderMap,
-    ) -> Result<Option<Identity>, HeaderNotUtf8> {
+    ) -> Result<Option<Identity>, RejectedCaller> {
         let named = match &self.front_proxies {
-            Some(proxies) => proxies.identify(chain, headers)?,
+            Some(proxies) => proxies
+                .identify(chain, headers)
+                .map_err(|error| Status::bad_request(error.to_string()))?,
             None => None,
         };
-        let identity = named.or_else(|| {
-            let certificates = self.certificates.as_ref()?;
-            certificates.verify(chain)?.identity()
-        });
+        if let Some(identity) = named {
+            let identity = identity.with_implicit_group();
+            return match self.refused_master(&identity, "a front proxy") {
+                Some(status) => Err(RejectedCaller {
+                    reason: status.into(),
+                    identity: Some(Arc::new(identity)),
+                }),
+                None => Ok(Some(identity)),
+            };
+        }
+        let certificates = self.certificates.as_ref();
+        let subject = certificates.and_then(|certificates| certificates.verify(chain));
+        let identity = subject.and_then(|subject| subject.identity());
         Ok(identity.map(Identity::with_implicit_group))
+    }
+
+    /// Returns the refusal of an identity that may do everything, if `who` may not name it.
+    fn refused_master(&self, identity: &Identity, who: &str) -> Option<Status> {
+        (identity.is_master() && !self.allow_masters).then(|| {
+            let message = format!(
+                "the proxy does not accept the group system:masters from {who} \
+                 (--allow-system-masters)"
+            );
+            Status::new(403, "Forbidden", message)
+        })
     }
 
     /// Vouches for an identity, or for the one that it asks to impersonate and may.
@@ -268,9 +299,13 @@ impl Access {
         if requested.is_empty() {
             return Ok(None);
         }
-        self.impersonator
+        let judged = self
+            .impersonator
             .judge(identity, &requested, access.as_ref())
-            .await
-            .map(Some)
+            .await?;
+        match self.refused_master(&judged.identity, "a caller who impersonates") {
+            Some(status) => Err(status.into()),
+            None => Ok(Some(judged)),
+        }
     }
 }

@@ -30,6 +30,7 @@ mod metrics;
 mod pressure;
 mod report;
 mod serving;
+mod trust;
 
 pub use config::{AppConfig, Listen};
 pub use metrics::metrics;
@@ -113,6 +114,9 @@ async fn assemble(mut config: AppConfig) -> anyhow::Result<RunningProxy> {
         .within(&budget);
     let (mut follower, catalog) =
         CatalogFollower::new(client.clone(), scopes.clone(), config.aggregated.clone());
+    if let Some(warning) = trust::overlap(&config).await {
+        tracing::warn!("{warning}");
+    }
     let shown = report::of(&config).to_string();
     let Listeners {
         proxy: listener,

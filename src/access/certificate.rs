@@ -1,4 +1,5 @@
 //! Client certificates, verified against authorities in a file that is reloaded when it changes.
+use std::collections::HashSet;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -75,6 +76,30 @@ impl CertificateSubject {
         }
         Some(subject)
     }
+}
+
+/// Returns whether one set of authorities has a key of the other set, or has signed one of its
+/// certificates.
+pub(super) fn overlap(signers: &[CertificateDer<'_>], others: &[CertificateDer<'_>]) -> bool {
+    let parse = |all: &[CertificateDer<'_>], visit: &mut dyn FnMut(&X509Certificate<'_>)| {
+        for der in all {
+            if let Ok((_, certificate)) = X509Certificate::from_der(der) {
+                visit(&certificate);
+            }
+        }
+    };
+    let (mut keys, mut subjects) = (HashSet::new(), HashSet::new());
+    parse(signers, &mut |signer| {
+        keys.insert(signer.public_key().raw.to_vec());
+        subjects.insert(signer.subject().as_raw().to_vec());
+    });
+    let mut found = false;
+    parse(others, &mut |other| {
+        let is_self_issued = other.issuer() == other.subject();
+        found |= keys.contains(other.public_key().raw)
+            || (!is_self_issued && subjects.contains(other.issuer().as_raw()));
+    });
+    found
 }
 
 /// Verifies client certificates. Cheap to clone.

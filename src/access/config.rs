@@ -12,6 +12,9 @@ pub struct AccessConfig {
     pub client_ca: Option<PathBuf>,
     /// Front proxies that are trusted.
     pub front_proxy: Option<FrontProxyConfig>,
+    /// Front proxies and callers who impersonate may name the group system:masters
+    /// (`--allow-system-masters`).
+    pub allow_masters: bool,
     /// All requests are sent with the proxy's own identity (`--single-identity`).
     pub single_identity: bool,
     /// Authorization of reads.

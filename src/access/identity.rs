@@ -3,6 +3,8 @@
 const ANONYMOUS: &str = "system:anonymous";
 const AUTHENTICATED: &str = "system:authenticated";
 const UNAUTHENTICATED: &str = "system:unauthenticated";
+/// The group that may do everything. Source: `apiserver/pkg/authentication/user/user.go`.
+const MASTERS: &str = "system:masters";
 
 /// A caller as upstream knows them.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -40,6 +42,11 @@ impl Identity {
             self.groups.push(group.to_owned());
         }
         self
+    }
+
+    /// Returns whether the user may do everything, whatever the API server's authorizers say.
+    pub(super) fn is_master(&self) -> bool {
+        self.is_in(MASTERS)
     }
 
     /// Returns whether the user is a member of a group.

@@ -76,6 +76,7 @@ fn access_values(access: &AccessConfig) -> Value {
         "validateServiceAccountTokensLocally": access.authentication.validate_locally,
         "clientCa": access.client_ca.as_deref().map(name),
         "frontProxyCa": access.front_proxy.as_ref().map(|proxy| name(&proxy.ca)),
+        "allowSystemMasters": access.allow_masters,
         "singleIdentity": access.single_identity,
     })
 }

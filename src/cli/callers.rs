@@ -11,6 +11,7 @@ use crate::access::{AccessConfig, AuthenticationConfig, FrontProxyConfig, Review
 /// Flags for the authentication and authorization of callers.
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Callers")]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
 pub(super) struct CallerFlags {
     /// CAs (PEM) of client certificates: those that the API server trusts. The proxy impersonates
     /// these clients upstream, so its identity needs the right to impersonate.
@@ -60,6 +61,11 @@ pub(super) struct CallerFlags {
         default_value = "x-remote-extra-"
     )]
     requestheader_extra_headers_prefix: Vec<String>,
+    /// Accept the group system:masters from front proxies, and from callers with certificates who
+    /// impersonate. It may do everything, whatever RBAC says. Certificates that have it themselves
+    /// are always accepted.
+    #[arg(long)]
+    allow_system_masters: bool,
     /// Accepted audiences of bearer tokens, for answers from the cache. Default: the API server's
     /// own.
     #[arg(long, value_name = "AUDIENCES", value_delimiter = ',')]
@@ -113,6 +119,7 @@ impl CallerFlags {
         authorization.denied_ttl = self.authorization_webhook_cache_unauthorized_ttl;
         authorization.review_failure_policy = self.authorization_unavailable;
         access.client_ca = self.client_ca_file;
+        access.allow_masters = self.allow_system_masters;
         access.single_identity = self.single_identity;
         if let Some(ca) = self.requestheader_client_ca_file {
             ensure!(
@@ -121,6 +128,14 @@ impl CallerFlags {
                     .iter()
                     .all(String::is_empty),
                 "--requestheader-username-headers must name a header"
+            );
+            // Every header begins with an empty prefix, so all of them would be attributes.
+            ensure!(
+                !self
+                    .requestheader_extra_headers_prefix
+                    .iter()
+                    .any(|prefix| prefix.trim().is_empty()),
+                "--requestheader-extra-headers-prefix has an empty value"
             );
             access.front_proxy = Some(FrontProxyConfig {
                 ca,

@@ -37,6 +37,16 @@ async fn a_valid_configuration_has_no_errors() {
     ] {
         assert!(out.contains(word), "{word:?} is not in {out}");
     }
+    let both = "--client-ca-file good.crt --requestheader-client-ca-file good.crt";
+    let (_, out, _) = bench.run(&format!("{CHECK} {both}")).await;
+    let warnings = lines_of(&out, "warning");
+    assert!(
+        warnings[0].contains("--requestheader-allowed-names"),
+        "{out}"
+    );
+    let named = format!("{both} --requestheader-allowed-names front");
+    let (_, out, _) = bench.run(&format!("{CHECK} {named}")).await;
+    assert!(lines_of(&out, "warning").is_empty(), "{out}");
     // The check created no file.
     assert_eq!(std::fs::read_dir(bench.path()).unwrap().count(), before);
     let (code, out, _) = bench.run(CHECK).await;
@@ -83,6 +93,15 @@ async fn each_configuration_error_is_one_line_that_names_its_setting() {
             "--client-ca-file expired.crt",
             1,
             vec![("error", "callers", "(--client-ca-file): it expired")],
+        ),
+        (
+            "--requestheader-client-ca-file good.crt --requestheader-extra-headers-prefix=",
+            1,
+            vec![(
+                "error",
+                "configuration",
+                "--requestheader-extra-headers-prefix has an empty value",
+            )],
         ),
         (
             "--cert-dir good.crt/x",

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -224,6 +225,45 @@ func TestCertificateCallersKeepTheirIdentity(t *testing.T) {
 	}
 	if fromMemory < 15 {
 		t.Errorf("only %d answers were from memory", fromMemory)
+	}
+}
+
+// TestSystemMastersNeedTheFlag lets a front proxy, and a caller who impersonates, name the group
+// that may do everything. Certificates that have it are accepted as they are.
+func TestSystemMastersNeedTheFlag(t *testing.T) {
+	if testbed.Direct {
+		t.Skip("needs a proxy of its own")
+	}
+	t.Parallel()
+	dir := t.TempDir()
+	clients, fronts := certificates.NewSigner(t, dir, "clients"), certificates.NewSigner(t, dir, "front-proxies")
+	c := require.Value(testbed.Start("--apiserver-arg=--client-ca-file=" + clients.File))(t)
+	t.Cleanup(c.Stop)
+	grantAll(t, c.Upstream(), map[string][]rbacv1.PolicyRule{"watershed": impersonating(), "deputy": impersonating()})
+	flags := []string{"--client-ca-file=" + clients.File, "--requestheader-client-ca-file=" + fronts.File, "--requestheader-allowed-names=front"}
+	for name, callers := range map[string]struct {
+		certificate *tls.Certificate
+		header      map[string]string
+		refused     bool
+	}{
+		"a front proxy":                  {fronts.Person(t, certificates.Template("front")), map[string]string{"X-Remote-User": "root", "X-Remote-Group": "system:masters"}, true},
+		"a front proxy for others":       {fronts.Person(t, certificates.Template("front")), map[string]string{"X-Remote-User": "deputy", "X-Remote-Group": "a"}, false},
+		"a deputy as a master":           {clients.Person(t, certificates.Template("deputy")), map[string]string{"Impersonate-User": "root", "Impersonate-Group": "system:masters"}, true},
+		"a certificate that has a group": {clients.Person(t, certificates.Template("root", "system:masters")), nil, false},
+	} {
+		for flag, refused := range map[string]bool{"": callers.refused, "--allow-system-masters": false} {
+			all := flags
+			if flag != "" {
+				all = append(slices.Clone(flags), flag)
+			}
+			proxy := testbed.RunProxy(t, c.ProxyKubeconfig, all...)
+			client := certificates.Client(proxy.Target, callers.certificate)
+			r := api.Request{Path: "/version", Header: callers.header}
+			got := ask(t, client, proxy.Target, r)
+			if is := got.status == 403 && strings.Contains(got.body, "--allow-system-masters"); is != refused {
+				t.Errorf("%s %s: %d %s", name, flag, got.status, got.body)
+			}
+		}
 	}
 }
 

@@ -132,3 +132,20 @@ async fn a_changed_file_is_loaded_and_a_broken_one_is_not() {
         "verdicts went, too"
     );
 }
+
+#[test]
+fn authorities_of_the_same_key_overlap() {
+    let (clients, others) = (Ca::new(), Ca::new());
+    let der = |ca: &Ca| CertificateDer::from_pem_slice(ca.pem.as_bytes()).unwrap();
+    assert!(overlap(&[der(&clients)], &[der(&others), der(&clients)]));
+    assert!(!overlap(&[der(&clients)], &[der(&others)]));
+    // An authority of front proxies that the clients' authority has signed.
+    let below = clients.sign(|params| {
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params
+            .distinguished_name
+            .push(DnType::CommonName, "front-proxies");
+    });
+    assert!(overlap(&[der(&clients)], &below));
+    assert!(!overlap(&below, &[der(&clients)]));
+}

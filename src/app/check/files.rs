@@ -10,6 +10,7 @@ use super::finding::Findings;
 use crate::admin::TokenFile;
 use crate::app::config::{AppConfig, Listen};
 use crate::app::serving::with_flag;
+use crate::app::trust;
 use crate::listener::tls::{self, TlsError};
 use crate::{access, audit};
 
@@ -34,6 +35,9 @@ pub(super) async fn examine(config: &AppConfig, findings: &mut Findings) {
             }
             Err(error) => findings.failed(CALLERS, with_flag(error, &config.file_flags())),
         }
+    }
+    if let Some(warning) = trust::overlap(config).await {
+        findings.warning(CALLERS, warning);
     }
     match config.admin_serving().await {
         Ok(None) => {}
