@@ -2,6 +2,7 @@
 //! use another listener.
 mod health;
 mod history;
+mod local;
 mod response;
 mod state;
 mod status;
@@ -35,6 +36,12 @@ const INDEX: &str = concat!(
     "/readyz   readiness probe (?verbose lists the checks)\n",
     "/healthz  the same as /readyz, for older probes\n",
     "/debug/config  the configuration in effect, as JSON\n",
+);
+
+/// The answer to strangers who ask for a page with names in it.
+const FOR_OPERATORS: &str = concat!(
+    "403 forbidden: this page is for callers over loopback (kubectl port-forward), ",
+    "or with the token of --admin-token-file\n",
 );
 
 /// Protection of the admin listener.
@@ -84,6 +91,12 @@ async fn answer(state: &AdminState, request: &Request<Incoming>, peer: &Peer) ->
     {
         return unauthorized();
     }
+    if is_for_operators(request.uri().path())
+        && state.token.is_none()
+        && !local::is_local(request, peer)
+    {
+        return plain(StatusCode::FORBIDDEN, FOR_OPERATORS);
+    }
     match request.uri().path() {
         "/debug/config" => text_of_type(StatusCode::OK, "application/json", state.config.clone()),
         "/metrics" => text_of_type(
@@ -91,7 +104,7 @@ async fn answer(state: &AdminState, request: &Request<Incoming>, peer: &Peer) ->
             "text/plain; version=0.0.4; charset=utf-8",
             (state.metrics)(),
         ),
-        "/status" | "/status.json" => status::answer(state, request, peer),
+        "/status" | "/status.json" => status::answer(state, request),
         "/" if is_browser(request) => {
             let mut redirect = plain(StatusCode::SEE_OTHER, "see /status\n");
             redirect
@@ -102,6 +115,12 @@ async fn answer(state: &AdminState, request: &Request<Incoming>, peer: &Peer) ->
         "/" => plain(StatusCode::OK, INDEX),
         _ => plain(StatusCode::NOT_FOUND, "404 page not found\n"),
     }
+}
+
+/// Returns whether a page names users, addresses or files. Metrics do not, so Prometheus may read
+/// them without a token, as it does elsewhere.
+fn is_for_operators(path: &str) -> bool {
+    matches!(path, "/status" | "/status.json" | "/debug/config")
 }
 
 fn unauthorized() -> Response<Body> {

@@ -4,25 +4,16 @@ mod figure;
 mod page;
 mod report;
 
-use std::net::IpAddr;
-
-use http::uri::Authority;
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header};
 
 use super::response::{plain, text_of_type};
 use super::state::AdminState;
 use crate::body::Body;
-use crate::listener::Peer;
-use report::{StatusReport, UserNames};
+use report::StatusReport;
 
 /// Answers `/status` and `/status.json`.
-pub(super) fn answer<B>(state: &AdminState, request: &Request<B>, peer: &Peer) -> Response<Body> {
-    let names = if state.token.is_some() || is_local(request, peer) {
-        UserNames::Shown
-    } else {
-        UserNames::Hidden
-    };
-    let report = StatusReport::new(state, names);
+pub(super) fn answer<B>(state: &AdminState, request: &Request<B>) -> Response<Body> {
+    let report = StatusReport::new(state);
     let mut response = if wants_json(request) {
         match serde_json::to_string_pretty(&report) {
             Ok(json) => text_of_type(StatusCode::OK, "application/json", json + "\n"),
@@ -52,61 +43,5 @@ fn add_security_headers(headers: &mut HeaderMap) {
         (header::REFERRER_POLICY, "no-referrer"),
     ] {
         headers.insert(name, HeaderValue::from_static(value));
-    }
-}
-
-/// Returns true if the caller is on this machine or in this pod.
-///
-/// The request must also name localhost or an IP address as its host. This defeats DNS rebinding: a
-/// foreign page in a local browser can make its own name resolve to this listener, but then sends
-/// that name.
-fn is_local<B>(request: &Request<B>, peer: &Peer) -> bool {
-    peer.address.ip().to_canonical().is_loopback()
-        && requested_host(request).is_some_and(|host| is_localhost_or_address(host.host()))
-}
-
-/// Returns the Host header, or the authority of an HTTP/2 request.
-fn requested_host<B>(request: &Request<B>) -> Option<Authority> {
-    let header = request
-        .headers()
-        .get(header::HOST)
-        .and_then(|host| host.to_str().ok());
-    match header {
-        Some(host) => host.parse().ok(),
-        None => request.uri().authority().cloned(),
-    }
-}
-
-fn is_localhost_or_address(host: &str) -> bool {
-    let address = host.trim_start_matches('[').trim_end_matches(']');
-    host.eq_ignore_ascii_case("localhost") || address.parse::<IpAddr>().is_ok()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn user_names_are_for_local_callers() {
-        for (host, address, local) in [
-            ("127.0.0.1:6480", "127.0.0.1:1", true),
-            ("localhost:6480", "127.0.0.1:1", true),
-            ("[::1]:6480", "[::1]:1", true),
-            ("127.0.0.1", "[::ffff:127.0.0.1]:1", true),
-            ("evil.example.com:6480", "127.0.0.1:1", false),
-            ("localhost.example.com", "127.0.0.1:1", false),
-            ("", "127.0.0.1:1", false),
-            ("127.0.0.1:6480", "10.0.0.1:1", false),
-        ] {
-            let request = Request::get("/status")
-                .header(header::HOST, host)
-                .body(())
-                .unwrap();
-            let peer = Peer {
-                address: address.parse().unwrap(),
-                tls: None,
-            };
-            assert_eq!(is_local(&request, &peer), local, "{host} from {address}");
-        }
     }
 }

@@ -57,7 +57,7 @@ pub(super) fn render(report: &StatusReport, recent: &RecentFigures) -> String {
                         (tiles(report))
                         (charts(recent))
                         (scopes(&report.scopes))
-                        (clients(report.clients.as_ref()))
+                        (clients(&report.clients))
                         div.pair {
                             (sources(&report.sources))
                             (forwarded(&report.forwarded))
@@ -302,7 +302,7 @@ fn scope(row: &ScopeStatus) -> Markup {
     }
 }
 
-fn clients(clients: Option<&ClientsStatus>) -> Markup {
+fn clients(clients: &ClientsStatus) -> Markup {
     html! {
         section {
             h2 {
@@ -312,14 +312,9 @@ fn clients(clients: Option<&ClientsStatus>) -> Markup {
                     "the rest since they were first seen"
                 }
             }
-            @match clients {
-                None => p.empty {
-                    "Users and their programs are named only to callers on this machine, as by "
-                    code { "kubectl port-forward" }
-                    ", or with the token of " code { "--admin-token-file" } "."
-                },
-                Some(clients) if clients.top.is_empty() => p.empty { "None yet." },
-                Some(clients) => {
+            @if clients.top.is_empty() {
+                p.empty { "None yet." }
+            } @else {
                     div.scroll { table #clients {
                         thead { tr {
                             th scope="col" { "User" }
@@ -343,7 +338,6 @@ fn clients(clients: Option<&ClientsStatus>) -> Markup {
                             (count(clients.let_go)) " that cost little made room for others."
                         }
                     }
-                }
             }
         }
     }

@@ -18,13 +18,6 @@ const CLIENTS: usize = 50;
 /// Characters shown of an error text of upstream.
 const ERROR_CHARS: usize = 300;
 
-/// Visibility of users and their programs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum UserNames {
-    Shown,
-    Hidden,
-}
-
 /// The whole status. Durations are in seconds.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -38,8 +31,7 @@ pub(super) struct StatusReport {
     pub(super) sources: Vec<SourceTotals>,
     pub(super) forwarded: Vec<ReasonTotals>,
     pub(super) scopes: Vec<ScopeStatus>,
-    /// `None` if the caller may not see user names.
-    pub(super) clients: Option<ClientsStatus>,
+    pub(super) clients: ClientsStatus,
     pub(super) certificates: Vec<CertificateStatus>,
 }
 
@@ -188,7 +180,7 @@ pub(super) struct CertificateStatus {
 
 impl StatusReport {
     /// Collects the report of this moment.
-    pub(super) fn new(state: &AdminState, names: UserNames) -> Self {
+    pub(super) fn new(state: &AdminState) -> Self {
         Self {
             version: env!("CARGO_PKG_VERSION"),
             uptime_seconds: state.started.elapsed().as_secs_f64(),
@@ -199,7 +191,7 @@ impl StatusReport {
             sources: sources(&state.usage),
             forwarded: reasons(&state.usage),
             scopes: scopes(&state.scopes),
-            clients: (names == UserNames::Shown).then(|| state.usage.top(CLIENTS).into()),
+            clients: state.usage.top(CLIENTS).into(),
             certificates: certificates(state),
         }
     }
