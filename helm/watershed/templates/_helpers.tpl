@@ -86,6 +86,81 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- printf "%s.%s.svc" (include "watershed.fullname" .) .Release.Namespace -}}
 {{- end -}}
 
+{{/* Core types that the proxy may cache by default: all but secrets, as RBAC cannot exclude one resource from "*". */}}
+{{- define "watershed.coreTypes" -}}
+configmaps endpoints events limitranges namespaces nodes persistentvolumeclaims persistentvolumes pods podtemplates replicationcontrollers resourcequotas serviceaccounts services
+{{- end -}}
+
+{{/* Built-in groups of other types. */}}
+{{- define "watershed.builtInGroups" -}}
+admissionregistration.k8s.io apiextensions.k8s.io apiregistration.k8s.io apps autoscaling batch certificates.k8s.io coordination.k8s.io discovery.k8s.io events.k8s.io flowcontrol.apiserver.k8s.io networking.k8s.io node.k8s.io policy rbac.authorization.k8s.io resource.k8s.io scheduling.k8s.io storage.k8s.io storagemigration.k8s.io
+{{- end -}}
+
+{{/* Types that the configuration adds, as GROUP/RESOURCE. */}}
+{{- define "watershed.namedTypes" -}}
+{{- $named := list -}}
+{{- range .Values.config.resources -}}
+{{- if and (hasKey . "cache") (not (has (toString .cache) (list "false" "never"))) -}}
+{{- $named = append $named (printf "%s/%s" (default "" .group) .resource) -}}
+{{- end -}}
+{{- end -}}
+{{- range .Values.config.scopes -}}
+{{- $named = append $named (printf "%s/%s" (default "" .group) .resource) -}}
+{{- end -}}
+{{- $named | uniq | join " " -}}
+{{- end -}}
+
+{{/* Types that are cached without being named: all, node or none. */}}
+{{- define "watershed.cachedByDefault" -}}
+{{- $cache := ternary (toString .Values.config.cache) "" (hasKey .Values.config "cache") -}}
+{{- if and (eq .Values.kind "DaemonSet") .Values.daemonSet.nodePreset (has $cache (list "" "false" "never")) -}}node
+{{- else if has $cache (list "false" "never") -}}none
+{{- else -}}all
+{{- end -}}
+{{- end -}}
+
+{{/* Rules of the proxy's ClusterRole for the types that it caches and follows. */}}
+{{- define "watershed.cachedRules" -}}
+{{- $core := splitList " " (include "watershed.coreTypes" .) -}}
+{{- $groups := splitList " " (include "watershed.builtInGroups" .) -}}
+{{- $all := eq (include "watershed.cachedByDefault" .) "all" -}}
+{{- $rules := list -}}
+{{- if .Values.rbac.cached -}}
+{{- range .Values.rbac.cached -}}
+{{- $rules = append $rules (dict "apiGroups" .apiGroups "resources" .resources) -}}
+{{- end -}}
+{{- else -}}
+{{- if $all -}}
+{{- $rules = append $rules (dict "apiGroups" (list "") "resources" $core) -}}
+{{- $rules = append $rules (dict "apiGroups" $groups "resources" (list "*")) -}}
+{{- else -}}
+{{- if eq (include "watershed.cachedByDefault" .) "node" -}}
+{{- $rules = append $rules (dict "apiGroups" (list "") "resources" (list "nodes" "pods")) -}}
+{{- $rules = append $rules (dict "apiGroups" (list "coordination.k8s.io") "resources" (list "leases")) -}}
+{{- end -}}
+{{- /* What the proxy reads for itself: custom and aggregated types, and changes of rights. */ -}}
+{{- $rules = append $rules (dict "apiGroups" (list "apiextensions.k8s.io") "resources" (list "customresourcedefinitions")) -}}
+{{- $rules = append $rules (dict "apiGroups" (list "apiregistration.k8s.io") "resources" (list "apiservices")) -}}
+{{- $rules = append $rules (dict "apiGroups" (list "rbac.authorization.k8s.io") "resources" (list "clusterrolebindings" "clusterroles" "rolebindings" "roles")) -}}
+{{- end -}}
+{{- range compact (splitList " " (include "watershed.namedTypes" .)) -}}
+{{- $parts := splitn "/" 2 . -}}
+{{- $known := and $all (or (has $parts._0 $groups) (and (eq $parts._0 "") (has $parts._1 $core))) -}}
+{{- if and (not $known) (not (has $parts._0 $.Values.rbac.customGroups)) -}}
+{{- $rules = append $rules (dict "apiGroups" (list $parts._0) "resources" (list $parts._1)) -}}
+{{- end -}}
+{{- end -}}
+{{- with .Values.rbac.customGroups -}}
+{{- $rules = append $rules (dict "apiGroups" . "resources" (list "*")) -}}
+{{- end -}}
+{{- end -}}
+{{- range $rules }}
+- apiGroups: {{ toJson .apiGroups }}
+  resources: {{ toJson .resources }}
+  verbs: ["list", "watch"]
+{{- end }}
+{{- end -}}
+
 {{/* Files of the proxy besides its certificate. */}}
 {{- define "watershed.hasFiles" -}}
 {{- if or .Values.config .Values.clientCA -}}true{{- end -}}
