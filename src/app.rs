@@ -103,6 +103,9 @@ async fn assemble(mut config: AppConfig) -> anyhow::Result<RunningProxy> {
     };
     let upstream = Upstream::load(&config.upstream).await?;
     tracing::info!(upstream = ?upstream, from = upstream.source(), "found upstream");
+    for what in upstream.insecurities() {
+        tracing::warn!("{what}");
+    }
     let client = UpstreamClient::new(&upstream);
     let budget = MemoryBudget::new(config.memory_limit);
     if let Some(bytes) = budget.limit() {
@@ -147,7 +150,9 @@ async fn assemble(mut config: AppConfig) -> anyhow::Result<RunningProxy> {
         draining.clone(),
     )
     .audited(audit.clone())
-    .behind(config.trusted_proxies);
+    .behind(config.trusted_proxies)
+    .filtered(config.filter)
+    .with_hsts(config.hsts);
     let usage = service.usage();
     let keep_scopes_open = service.clone().keep_scopes_open();
     let proxy =

@@ -24,7 +24,9 @@ mod load;
 #[cfg(feature = "lab")]
 mod plot;
 pub mod reference;
+mod request_filter;
 mod serve;
+mod tls;
 
 pub use command_line::Cli;
 pub use config::config_schema;

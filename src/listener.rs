@@ -16,6 +16,7 @@ pub mod socket;
 mod stream_stall;
 mod timeouts;
 pub mod tls;
+mod tls_policy;
 mod trusted_proxies;
 mod vectored_bytes;
 mod write_coalescing;

@@ -21,6 +21,7 @@ mod open;
 mod plan;
 mod policy;
 mod refusal_form;
+mod request_filter;
 mod review;
 mod scope_choice;
 mod singleflight;
@@ -67,6 +68,7 @@ pub use policy::{
     CacheMode, CachingException, CachingPolicy, ConsistentReads, ScopePolicy, TypeName, UserLimits,
     type_name,
 };
+pub use request_filter::RequestFilter;
 pub use source::{AnswerSource, ForwardReason};
 pub use usage::{ClientUsage, TopClients, Usage};
 
@@ -79,6 +81,8 @@ pub struct ProxyService {
     parts: Arc<ServiceParts>,
     audit: Option<Audit>,
     trusted: TrustedProxies,
+    filter: Option<Arc<RequestFilter>>,
+    hsts: Option<HeaderValue>,
 }
 
 struct ServiceParts {
@@ -130,6 +134,8 @@ impl ProxyService {
             parts: Arc::new(parts),
             audit: None,
             trusted: TrustedProxies::default(),
+            filter: None,
+            hsts: None,
         }
     }
 
@@ -141,6 +147,17 @@ impl ProxyService {
     /// Believes these proxies when they tell a client's address.
     pub fn behind(self, trusted: TrustedProxies) -> Self {
         Self { trusted, ..self }
+    }
+
+    /// Refuses the requests that a filter does not accept.
+    pub fn filtered(self, filter: Option<RequestFilter>) -> Self {
+        let filter = filter.map(Arc::new);
+        Self { filter, ..self }
+    }
+
+    /// Adds `Strict-Transport-Security` to all answers.
+    pub fn with_hsts(self, hsts: Option<HeaderValue>) -> Self {
+        Self { hsts, ..self }
     }
 
     /// Returns the counters of what clients were given.
@@ -155,7 +172,25 @@ impl ProxyService {
     }
 
     /// Answers one request.
-    pub async fn handle(&self, mut request: Request<Incoming>, peer: Peer) -> Response<Body> {
+    pub async fn handle(&self, request: Request<Incoming>, peer: Peer) -> Response<Body> {
+        let refusal = self
+            .filter
+            .as_ref()
+            .and_then(|filter| filter.refusal(request.method(), request.uri(), request.headers()));
+        let mut response = match refusal {
+            Some(flag) => answer::filtered(flag),
+            None => self.answer(request, peer).await,
+        };
+        if let Some(value) = &self.hsts {
+            response
+                .headers_mut()
+                .insert(header::STRICT_TRANSPORT_SECURITY, value.clone());
+        }
+        response
+    }
+
+    /// Answers a request that the filter accepts.
+    async fn answer(&self, mut request: Request<Incoming>, peer: Peer) -> Response<Body> {
         let parts = &*self.parts;
         let started = Instant::now();
         let audit_id = audit_id::of(request.headers());

@@ -33,7 +33,7 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use crate::body::{self, Body, BoxError};
 use crate::drain;
-use crate::listener::tls::{ServerTls, TlsOptions};
+use crate::listener::tls::{ServerTls, TlsOptions, TlsPolicy};
 use crate::listener::{ConnectionLimits, TrustedProxies, listen};
 use crate::upstream::Upstream;
 use crate::upstream::{ForwardIdentity, Forwarder};
@@ -426,6 +426,7 @@ pub(crate) fn tls_options(dir: &TempDir) -> TlsOptions {
         cert_dir: dir.path().to_owned(),
         names: Vec::new(),
         listen: "127.0.0.1".parse().unwrap(),
+        policy: TlsPolicy::default(),
     }
 }
 

@@ -4,12 +4,14 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use http::HeaderValue;
 use watershed_connect::ConnectOptions;
 
 use crate::access::AccessConfig;
 use crate::audit::AuditConfig;
+use crate::listener::tls::TlsPolicy;
 use crate::scope::ScopeConfig;
-use crate::serve::CachingPolicy;
+use crate::serve::{CachingPolicy, RequestFilter};
 use crate::{admin, listener};
 
 /// Configuration of `watershed serve`.
@@ -44,6 +46,12 @@ pub struct AppConfig {
     pub audit: Option<AuditConfig>,
     /// Limits of connections.
     pub limits: listener::ConnectionLimits,
+    /// The oldest TLS version and the cipher suites of both listeners.
+    pub tls_policy: TlsPolicy,
+    /// The value of `Strict-Transport-Security` in answers to clients.
+    pub hsts: Option<HeaderValue>,
+    /// Requests that are refused, whoever sends them.
+    pub filter: Option<RequestFilter>,
     /// Proxies and load balancers that are believed when they tell a client's address.
     pub trusted_proxies: listener::TrustedProxies,
     /// Connections of the trusted proxies begin with a header of the PROXY protocol.
@@ -75,6 +83,9 @@ impl AppConfig {
             aggregated: Vec::new(),
             audit: None,
             limits: listener::ConnectionLimits::default(),
+            tls_policy: TlsPolicy::default(),
+            hsts: None,
+            filter: None,
             trusted_proxies: listener::TrustedProxies::default(),
             proxy_protocol: false,
             // kube-apiserver and most balancers give up on a server within a minute.

@@ -26,6 +26,9 @@ pub(super) fn of(config: &AppConfig) -> Value {
         policy,
         aggregated,
         limits,
+        tls_policy,
+        hsts,
+        filter,
         trusted_proxies,
         proxy_protocol,
         drain,
@@ -36,6 +39,7 @@ pub(super) fn of(config: &AppConfig) -> Value {
             "kubeconfig": upstream.kubeconfig.as_deref().map(name),
             "context": upstream.context,
             "servers": servers(&upstream.servers),
+            "allowInsecure": upstream.allow_insecure,
         },
         "listen": listen.to_string(),
         "certificate": pair(certificate.as_ref()),
@@ -61,6 +65,14 @@ pub(super) fn of(config: &AppConfig) -> Value {
         "scopes": scoped(policy),
         "holding": held(policy),
         "cacheAggregated": aggregated,
+        "tlsMinVersion": tls_policy.min_version.as_str(),
+        "tlsCipherSuites": tls_policy
+            .cipher_suites
+            .iter()
+            .map(|suite| suite.as_str())
+            .collect::<Vec<_>>(),
+        "strictTransportSecurity": hsts.as_ref().map(|value| String::from_utf8_lossy(value.as_bytes())),
+        "requestFilter": filter.as_ref().map(|filter| format!("{filter:?}")),
         "trustedProxies": trusted_proxies.names(),
         "proxyProtocol": proxy_protocol,
         "limits": limit_values(limits, policy.users),

@@ -45,6 +45,7 @@ impl AppConfig {
             cert_dir: self.cert_dir.clone(),
             names: self.names.clone(),
             listen,
+            policy: self.tls_policy.clone(),
         };
         ServerTls::load(options)
             .await
@@ -63,6 +64,7 @@ impl AppConfig {
             cert_dir: self.cert_dir.clone(),
             names: Vec::new(),
             listen: self.admin_listen.ip(),
+            policy: self.tls_policy.clone(),
         };
         let flags = vec![(cert, "--admin-tls-cert"), (key, "--admin-tls-key")];
         ServerTls::load(options)

@@ -18,6 +18,8 @@ use super::config;
 use super::duration::duration;
 use super::failure::InvalidUsage;
 use super::limits::LimitFlags;
+use super::request_filter::RequestFilterFlags;
+use super::tls::TlsFlags;
 use crate::app::{self, AppConfig};
 use crate::budget::{container_limit, parse_quantity};
 use crate::serve::CachingPolicy;
@@ -57,6 +59,10 @@ pub(super) struct ServeCommand {
     /// one cluster.
     #[arg(help_heading = API_SERVER, long = "server", value_name = "URL")]
     servers: Vec<String>,
+    /// Accept an API server on another machine by plain HTTP, or without verification of its
+    /// certificate (insecure-skip-tls-verify).
+    #[arg(help_heading = API_SERVER, long)]
+    allow_insecure_upstream: bool,
     /// Address for clients, with TLS (HTTP/2 and HTTP/1.1); or unix:PATH for a Unix socket, with
     /// plain HTTP/1.1.
     #[arg(
@@ -136,6 +142,10 @@ pub(super) struct ServeCommand {
     #[command(flatten)]
     audit: AuditFlags,
     #[command(flatten)]
+    tls: TlsFlags,
+    #[command(flatten)]
+    filter: RequestFilterFlags,
+    #[command(flatten)]
     admin: AdminFlags,
 }
 
@@ -169,6 +179,7 @@ impl ServeCommand {
             kubeconfig: self.kubeconfig,
             context: self.context,
             servers: self.servers,
+            allow_insecure: self.allow_insecure_upstream,
             user_agent: String::new(),
         };
         let listen = match self.listen {
@@ -211,6 +222,9 @@ impl ServeCommand {
         let limit = config.policy.memory_limit.or(self.memory_limit);
         config.memory_limit = memory_limit(limit, container_limit());
         config.policy.users = self.limits.users();
+        config.tls_policy = self.tls.policy();
+        config.hsts = self.tls.hsts()?;
+        config.filter = config.access.single_identity.then(|| self.filter.filter());
         config.limits = self.limits.connections();
         config.trusted_proxies = self.limits.trusted_proxies();
         config.proxy_protocol = self.limits.proxy_protocol;

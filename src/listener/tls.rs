@@ -15,7 +15,10 @@ use tokio_rustls::TlsAcceptor;
 
 use super::client_certificates::AnyCertificate;
 use super::self_signed;
+use super::tls_policy;
 use watershed_connect::Validity;
+
+pub use tls_policy::{CipherSuiteName, TlsMinVersion, TlsPolicy};
 
 /// Interval between checks of the files.
 ///
@@ -39,6 +42,8 @@ pub struct TlsOptions {
     pub names: Vec<String>,
     /// The address listened on, which the self-signed certificate names too.
     pub listen: IpAddr,
+    /// Versions and cipher suites (`--tls-min-version`, `--tls-cipher-suites`).
+    pub policy: TlsPolicy,
 }
 
 /// Why the serving certificate or the client authorities cannot be used.
@@ -134,6 +139,7 @@ struct CertificateSource {
     client_cas: Vec<PathBuf>,
     /// Set for a self-signed pair, which is renewed here.
     self_signed: Option<SelfSignedSource>,
+    policy: TlsPolicy,
 }
 
 #[derive(Clone)]
@@ -256,6 +262,7 @@ impl CertificateSource {
                 key: key.clone(),
                 client_cas,
                 self_signed: None,
+                policy: options.policy.clone(),
             }),
             (None, None) => {
                 let names = self_signed::names(options.listen, &options.names);
@@ -269,6 +276,7 @@ impl CertificateSource {
                     key: pair.key,
                     client_cas,
                     self_signed,
+                    policy: options.policy.clone(),
                 })
             }
             _ => Err(TlsError::HalfPair),
@@ -298,9 +306,10 @@ impl CertificateSource {
             path: path.to_owned(),
             reason: error.to_string(),
         };
-        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let provider = rustls::crypto::aws_lc_rs::default_provider();
+        let provider = Arc::new(self.policy.restrict(provider));
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
-            .with_safe_default_protocol_versions()
+            .with_protocol_versions(self.policy.versions())
             .map_err(|error| unusable(&error, &self.cert))?;
         let mut authorities = RootCertStore::empty();
         for (path, pem) in self.client_cas.iter().zip(&files.client_cas) {

@@ -17,7 +17,7 @@ use super::server::Upstream;
 use super::traffic::RequestPurpose;
 use super::upgrade;
 use crate::body::{self, Body};
-use watershed_connect::{ConnectError, Dialer, TlsIdentity};
+use watershed_connect::{Address, ConnectError, Dialer, TlsIdentity};
 
 /// Limit of open sessions of exec, attach and port-forward, and of requests for one.
 const MAX_UPGRADES: usize = 4096;
@@ -102,6 +102,19 @@ impl Forwarder {
         if request.method() == Method::CONNECT {
             return Err(UpstreamError::Refused {
                 reason: "API servers have no CONNECT: use Upgrade over HTTP/1.1".to_owned(),
+            });
+        }
+        let path = request.uri().path();
+        if has_dot_segments(path)
+            && self
+                .shared
+                .upstream
+                .addresses()
+                .iter()
+                .any(Address::has_base)
+        {
+            return Err(UpstreamError::Refused {
+                reason: format!("{path:?} has dot segments, which could lead out of the base path"),
             });
         }
         // Only HTTP/1.1 has upgrades. HTTP/2's extended CONNECT is not offered in our settings.
@@ -213,6 +226,18 @@ impl Forwarder {
     pub fn tunnels(&self) -> usize {
         self.shared.tunnels.len()
     }
+}
+
+/// Returns `true` if a path has segments that a server may take for the folder itself or the one
+/// above it.
+fn has_dot_segments(path: &str) -> bool {
+    path.split(['/', '\\']).any(|segment| {
+        let plain = segment.to_ascii_lowercase().replace("%2e", ".");
+        let first = plain.split("%2f").chain(plain.split("%5c"));
+        first
+            .chain([&*plain])
+            .any(|part| matches!(part, "." | ".."))
+    })
 }
 
 /// Returns `true` if the impersonation headers are exactly those of `acting`.

@@ -104,6 +104,16 @@ async fn each_configuration_error_is_one_line_that_names_its_setting() {
             )],
         ),
         (
+            "--server http://192.0.2.1:8080",
+            1,
+            vec![("error", "credentials", "give --allow-insecure-upstream")],
+        ),
+        (
+            "--strict-transport-security-directives always",
+            1,
+            vec![("error", "configuration", "\"always\" is no directive")],
+        ),
+        (
             "--cert-dir good.crt/x",
             1,
             vec![("error", "certificate", "--cert-dir")],

@@ -32,6 +32,7 @@ mod restart;
 mod restore;
 mod revocation;
 mod self_check;
+mod single_identity;
 mod staleness;
 mod start;
 mod status;

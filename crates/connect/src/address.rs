@@ -63,6 +63,18 @@ impl Address {
         self.0.tls
     }
 
+    /// Returns `true` if paths begin with a prefix here.
+    pub fn has_base(&self) -> bool {
+        !self.0.base.is_empty()
+    }
+
+    /// Returns `true` if the server is on this machine.
+    pub fn is_local(&self) -> bool {
+        let host = self.host();
+        let address = host.parse::<std::net::IpAddr>();
+        host.eq_ignore_ascii_case("localhost") || address.is_ok_and(|ip| ip.is_loopback())
+    }
+
     /// Returns the host, without the brackets of an IPv6 address.
     pub fn host(&self) -> &str {
         self.0
@@ -150,6 +162,19 @@ mod tests {
             "https://",
         ] {
             assert!(Address::parse(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn only_this_machine_is_local() {
+        for (text, wanted) in [
+            ("http://127.0.0.1:1", true),
+            ("http://[::1]:1", true),
+            ("http://LocalHost", true),
+            ("http://localhost.example.com", false),
+            ("http://10.0.0.1", false),
+        ] {
+            assert_eq!(Address::parse(text).unwrap().is_local(), wanted, "{text}");
         }
     }
 

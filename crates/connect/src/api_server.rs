@@ -51,6 +51,11 @@ impl ApiServer {
         self.current().addresses.clone()
     }
 
+    /// Returns the addresses that are not protected by TLS, each with what it lacks.
+    pub fn insecurities(&self) -> Vec<String> {
+        self.current().insecurities().to_vec()
+    }
+
     /// Returns the source of the credentials, for the log and the status page.
     pub fn source(&self) -> String {
         self.current().source().to_owned()

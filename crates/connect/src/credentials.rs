@@ -76,6 +76,15 @@ pub enum CredentialsError {
     /// An address cannot be used.
     #[error(transparent)]
     Address(#[from] AddressError),
+    /// Somebody on the way could read along.
+    #[error(
+        "{what}: who is on the way there can read the proxy's credentials and answer in the API \
+         server's place; use https and certificate-authority, or give --allow-insecure-upstream"
+    )]
+    Insecure {
+        /// The address, and what it lacks.
+        what: String,
+    },
     /// A setting that is not supported.
     #[error(
         "the kubeconfig {from} wants proxy-url {url}, which is not supported: \
@@ -109,6 +118,7 @@ pub struct Credentials {
     bare: Tls,
     auth: Option<AuthLayer>,
     headers: ExtraHeadersLayer,
+    insecurities: Vec<String>,
     /// Digest of the files.
     fingerprint: blake3::Hash,
     /// Moment at which the client certificate is renewed.
@@ -128,6 +138,11 @@ impl Credentials {
     /// Returns when the proxy's client certificate begins and ends, if it has one.
     pub fn certificate(&self) -> Option<Validity> {
         validity(&self.own.any)
+    }
+
+    /// Returns the addresses that are not protected by TLS, each with what it lacks.
+    pub(super) fn insecurities(&self) -> &[String] {
+        &self.insecurities
     }
 
     /// Returns the name of the kubeconfig, or of the pod's service account.
@@ -304,6 +319,7 @@ fn material(
         reason,
     };
     let addresses = server_addresses(options, config)?;
+    let insecurities = insecurities(options, config, &addresses)?;
     let server_name = config
         .tls_server_name
         .clone()
@@ -331,6 +347,7 @@ fn material(
         bare: Tls::new(bare),
         auth,
         headers,
+        insecurities,
         fingerprint,
         renew_at,
         from,
@@ -350,6 +367,30 @@ fn server_addresses(
         .iter()
         .map(|text| Address::parse(text))
         .collect()
+}
+
+/// Returns what the addresses lack. On this machine nobody is on the way, so it is accepted.
+fn insecurities(
+    options: &ConnectOptions,
+    config: &Config,
+    addresses: &[Address],
+) -> Result<Vec<String>, CredentialsError> {
+    let mut found = Vec::new();
+    for address in addresses {
+        let what = match address.is_tls() {
+            false => format!("the API server at {address} is reached by plain HTTP"),
+            true if config.accept_invalid_certs => format!(
+                "the certificate of the API server at {address} is not verified \
+                 (insecure-skip-tls-verify)"
+            ),
+            true => continue,
+        };
+        if !address.is_local() && !options.allow_insecure {
+            return Err(CredentialsError::Insecure { what });
+        }
+        found.push(what);
+    }
+    Ok(found)
 }
 
 /// Copies a configuration without its user.

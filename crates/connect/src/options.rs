@@ -14,6 +14,9 @@ pub struct ConnectOptions {
     ///
     /// All must serve the same API, as resource versions are taken from one to the other.
     pub servers: Vec<String>,
+    /// Plain HTTP and certificates that are not verified are accepted from other machines, too
+    /// (`--allow-insecure-upstream`).
+    pub allow_insecure: bool,
     /// The `User-Agent` of own requests; `watershed/VERSION` when empty.
     pub user_agent: String,
 }

@@ -217,6 +217,7 @@ async fn load(access: &KubeconfigContext) -> anyhow::Result<ApiServer> {
     let options = ConnectOptions {
         kubeconfig: access.kubeconfig.clone(),
         context: access.context.clone(),
+        allow_insecure: true,
         ..ConnectOptions::default()
     };
     Ok(ApiServer::load(&options).await?)

@@ -31,6 +31,9 @@ pub(super) async fn examine(config: &AppConfig, findings: &mut Findings) -> Opti
             return None;
         }
     };
+    for what in upstream.insecurities() {
+        findings.warning(SERVER, what);
+    }
     examine_certificate(&upstream, findings);
     let reached = reach(&upstream, &config.upstream, findings).await;
     let client = UpstreamClient::new(&upstream);

@@ -124,3 +124,33 @@ async fn errors_name_file_and_flag() {
     let error = ServerTls::load(missing).await.unwrap_err().to_string();
     assert!(error.contains("my.crt"), "{error}");
 }
+
+#[tokio::test]
+async fn clients_of_an_older_version_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    for (min_version, is_served) in [(TlsMinVersion::Tls12, true), (TlsMinVersion::Tls13, false)] {
+        let tls = ServerTls::load(TlsOptions {
+            policy: TlsPolicy {
+                min_version,
+                ..TlsPolicy::default()
+            },
+            ..tls_options(&dir)
+        });
+        let tls = tls.await.unwrap();
+        let ca = std::fs::read_to_string(tls.ca_file().unwrap()).unwrap();
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let old = rustls::ClientConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&rustls::version::TLS12])
+            .unwrap()
+            .with_root_certificates(crate::test_support::roots(&ca))
+            .with_no_client_auth();
+        let (client, server) = tokio::io::duplex(1 << 16);
+        let served = tokio::spawn(async move { tls.acceptor().accept(server).await.is_ok() });
+        let name = rustls::pki_types::ServerName::try_from("localhost").unwrap();
+        let connected = tokio_rustls::TlsConnector::from(Arc::new(old))
+            .connect(name, client)
+            .await;
+        assert_eq!(connected.is_ok(), is_served, "{min_version:?}");
+        assert_eq!(served.await.unwrap(), is_served);
+    }
+}

@@ -1,6 +1,6 @@
 //! The one place where errors become responses.
 use http::{HeaderValue, Response, StatusCode, header};
-use watershed_protocol::Status;
+use watershed_protocol::{Encoding, Status};
 
 use super::response::{Answer, from_memory};
 use crate::body::{Body, full};
@@ -57,6 +57,19 @@ pub(super) fn status(
 /// Returns `true` if a response was made here and not upstream.
 pub(in crate::serve) fn is_own(response: &Response<Body>) -> bool {
     response.extensions().get::<Status>().is_some()
+}
+
+/// Returns the response to a request that a flag of single-identity mode refuses.
+pub(in crate::serve) fn filtered(flag: &str) -> Response<Body> {
+    let form = RefusalForm {
+        encoding: Encoding::Json,
+        indented: false,
+    };
+    let message = format!("the proxy does not accept such requests ({flag})");
+    let mut response = status(&Status::new(403, "Forbidden", message), form, &[]);
+    let source = AnswerSource::Access.header();
+    response.headers_mut().insert("x-watershed-source", source);
+    response
 }
 
 /// Returns the response to a request that could not be forwarded.

@@ -669,3 +669,22 @@ async fn impersonation_is_refused_if_the_proxy_impersonates_a_user() {
         "{seen}"
     );
 }
+
+#[test]
+fn dot_segments_are_found_in_every_spelling() {
+    for path in [
+        "/a/../b",
+        "/..",
+        "/a/./b",
+        "/%2e%2E/b",
+        "/a/.%2e",
+        "/a%2f..%2fb",
+        "/a\\..\\b",
+        "/a/..%5Cb",
+    ] {
+        assert!(has_dot_segments(path), "{path}");
+    }
+    for path in ["/", "/a/b", "/a/...", "/a/.b", "/a/b..", "/a/%2e%2e%2e"] {
+        assert!(!has_dot_segments(path), "{path}");
+    }
+}
