@@ -29,7 +29,7 @@ const METADATA: &str = concat!(
     r#"{"kind":"PartialObjectMetadataList","apiVersion":"meta.k8s.io/v1","#,
     r#""metadata":{"resourceVersion":"10"},"items":[{"kind":"PartialObjectMetadata","#,
     r#""apiVersion":"meta.k8s.io/v1","#,
-    r#""metadata":{"name":"first.test","resourceVersion":"10"}}]}"#,
+    r#""metadata":{"name":"widgets.first.test","resourceVersion":"10"}}]}"#,
     "\n"
 );
 const HEAD: &str = r#"{"kind":"CustomResourceDefinition","apiVersion":"apiextensions.k8s.io/v1","#;
