@@ -23,7 +23,7 @@
 //! | [`app`] | starts all of the above and joins them | `app.rs` |
 //! | [`cli`] | the command line and the configuration file | `cli.rs` |
 //! | [`budget`] | the memory budget: bytes by class, the limit, steps when memory runs short | `budget/pressure.rs` |
-//! | [`body`], [`drain`], [`metric`], [`work`] | small types that several modules share | |
+//! | [`body`], [`drain`], [`fairness`], [`metric`], [`work`] | small types that several modules share | |
 //! | [`telemetry`] | logs, traces and the metrics registry | `telemetry.rs` |
 //!
 //! Four more crates belong to the workspace:
@@ -48,6 +48,7 @@ pub mod budget;
 pub mod catalog;
 pub mod cli;
 pub mod drain;
+pub mod fairness;
 pub mod listener;
 pub mod metric;
 pub mod scope;

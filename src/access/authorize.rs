@@ -5,7 +5,6 @@ use std::time::Duration;
 use k8s_openapi::api::authorization::v1::SubjectAccessReview;
 use moka::Expiry;
 use moka::future::Cache;
-use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep_until};
 
 use super::changes::Changes;
@@ -16,6 +15,7 @@ use super::metrics;
 use super::request::{AccessAttributes, AccessRequest, AccessTarget, VerbTarget};
 use super::review::post;
 use super::verdict::{Decision, ReviewedAccess, Verdict};
+use crate::fairness::{CallerKey, FairQueue};
 use crate::scope::Timeline;
 use crate::upstream::UpstreamClient;
 
@@ -45,6 +45,8 @@ const NODES: &str = "system:nodes";
 /// Concurrent reviews for open watches. With [`RECHECK_PACE`] they make some two thousand reviews
 /// a second at most, for any number of watches.
 const RECHECKS: usize = 16;
+/// Those of one user: a change that concerns thousands of watches of a tenant delays no other's.
+const RECHECKS_OF_A_USER: usize = 8;
 /// Time that a review for an open watch takes at least.
 const RECHECK_PACE: Duration = Duration::from_millis(8);
 
@@ -54,7 +56,7 @@ pub struct Authorizer {
     config: AuthorizationConfig,
     verdicts: Cache<Arc<AccessRequest>, ReviewResult>,
     changes: Arc<Changes>,
-    rechecks: Arc<Semaphore>,
+    rechecks: FairQueue,
 }
 
 impl Authorizer {
@@ -74,13 +76,12 @@ impl Authorizer {
             .max(MIN_WATCH_LIFETIME);
         let longest = longest.mul_f32(MAX_LIFETIME_FACTOR) + OVERDUE;
         let changes = Arc::new(Changes::new(longest, timeline));
-        let rechecks = Arc::new(Semaphore::new(RECHECKS));
         Self {
             client,
             config,
             verdicts,
             changes,
-            rechecks,
+            rechecks: FairQueue::new(RECHECKS, RECHECKS_OF_A_USER),
         }
     }
 
@@ -187,7 +188,8 @@ impl Authorizer {
         if let Some(reviewed) = self.cached(request).await {
             return Ok(reviewed);
         }
-        let permit = Arc::clone(&self.rechecks).acquire_owned().await.ok();
+        let user = CallerKey::user(&request.identity.user);
+        let turn = self.rechecks.turn(user).await;
         // Another watch may have had the same request reviewed meanwhile.
         if let Some(reviewed) = self.cached(request).await {
             return Ok(reviewed);
@@ -196,7 +198,7 @@ impl Authorizer {
         let reviewed = self.review_shared(request).await;
         tokio::spawn(async move {
             sleep_until(next).await;
-            drop(permit);
+            drop(turn);
         });
         reviewed
     }

@@ -1,5 +1,5 @@
 //! The recent changes of RBAC, the verdicts that they overtake, and the watches that they wake.
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::task::Waker;
@@ -23,8 +23,9 @@ use crate::scope::Timeline;
 const SETTLING: [Duration; 2] = [Duration::from_millis(200), SETTLED];
 /// Time after which a change has surely reached every API server.
 const SETTLED: Duration = Duration::from_secs(2);
-/// Limit of the recorded changes, counted with their subjects. One that exceeds it is recorded as a
-/// change of everything.
+/// Limit of the recorded changes, counted with their subjects. When it is exceeded, those of the
+/// namespace with the most become one change of the whole namespace, so that its administrators
+/// cannot end the verdicts of others. If there is none, all become a change of everything.
 const MAX_WEIGHT: usize = 50_000;
 
 /// The changes of RBAC that are newer than the oldest verdict in use.
@@ -73,17 +74,18 @@ impl Changes {
 
     /// Records a change that has just happened, and wakes the watches that it concerns.
     pub(super) fn record(&self, affected: Affected) {
-        let affected = {
+        let recorded = {
             let mut log = self.log.write();
             let recorded = log.push(affected, self.keep);
-            self.head.store(log.head(), Ordering::Release);
+            self.head.store(log.head, Ordering::Release);
             recorded
         };
+        let concerns = |request| recorded.iter().any(|affected| affected.concerns(request));
         let wakers: Vec<_> = self
             .listeners
             .lock()
             .iter()
-            .filter(|(_, listener)| affected.concerns(&listener.request))
+            .filter(|(_, listener)| concerns(&listener.request))
             .filter_map(|(_, listener)| listener.waker.take())
             .collect();
         // Woken after the locks are released, because woken tasks take them at once.
@@ -95,17 +97,15 @@ impl Changes {
         let timeline = self.timeline.number();
         let log = self.log.read();
         let requested = Instant::now();
-        let unsettled = log
-            .changes
-            .iter()
-            .rev()
-            .take_while(|(at, _)| *at + SETTLED > requested)
-            .count();
+        let newest = log.changes.iter().rev();
+        let unsettled = newest
+            .take_while(|(_, (at, _))| *at + SETTLED > requested)
+            .last();
         ChangePosition {
             requested,
             timeline,
-            head: log.head(),
-            unsettled: log.head() - unsettled as u64,
+            head: log.head,
+            unsettled: unsettled.map_or(log.head, |(number, _)| *number),
         }
     }
 
@@ -129,13 +129,11 @@ impl Changes {
         let ChangePosition {
             requested, head, ..
         } = verdict.position;
-        let from = compared.max(log.first);
-        let unseen = log.changes.range((from - log.first) as usize..);
-        for (number, (at, affected)) in (from..).zip(unseen) {
+        for (number, (at, affected)) in log.changes.range(compared..) {
             if !affected.concerns(request) {
                 continue;
             }
-            if number >= head {
+            if *number >= head {
                 verdict.set_overtaken(at.saturating_duration_since(requested));
             } else {
                 let mut moments = SETTLING.iter().map(|after| *at + *after);
@@ -144,7 +142,7 @@ impl Changes {
                 }
             }
         }
-        verdict.compared.fetch_max(log.head(), Ordering::AcqRel);
+        verdict.compared.fetch_max(log.head, Ordering::AcqRel);
     }
 }
 
@@ -196,43 +194,89 @@ impl Drop for ChangeSubscription {
 
 #[derive(Debug, Default)]
 struct ChangeLog {
-    /// The number of the oldest recorded change.
-    first: u64,
-    changes: VecDeque<(Instant, Arc<Affected>)>,
+    /// The number of the next change.
+    head: u64,
+    /// The changes by their numbers.
+    changes: BTreeMap<u64, (Instant, Arc<Affected>)>,
+    weight: usize,
+    /// The changes that concern one namespace only.
+    namespaces: HashMap<Box<str>, NamespaceChanges>,
+}
+
+/// The recorded changes that concern one namespace only.
+#[derive(Debug, Default)]
+struct NamespaceChanges {
+    numbers: BTreeSet<u64>,
     weight: usize,
 }
 
 impl ChangeLog {
-    fn head(&self) -> u64 {
-        self.first + self.changes.len() as u64
-    }
-
-    /// Adds a change that happens now, and forgets those older than `keep`.
-    fn push(&mut self, affected: Affected, keep: Duration) -> Arc<Affected> {
+    /// Adds a change that happens now, and forgets those older than `keep`. Returns what was
+    /// recorded: further changes stand for others that were too many.
+    fn push(&mut self, affected: Affected, keep: Duration) -> Vec<Arc<Affected>> {
         let now = Instant::now();
-        while let Some((at, _)) = self.changes.front()
+        while let Some((number, (at, _))) = self.changes.first_key_value()
             && now.duration_since(*at) > keep
         {
-            self.forget_oldest();
+            self.forget(*number);
         }
-        let affected = if self.weight + affected.weight() > MAX_WEIGHT {
-            while !self.changes.is_empty() {
-                self.forget_oldest();
-            }
-            Affected::Everything
-        } else {
-            affected
-        };
-        let recorded = Arc::new(affected);
-        self.weight += recorded.weight();
-        self.changes.push_back((now, Arc::clone(&recorded)));
+        let mut recorded = vec![self.add(now, affected)];
+        while self.weight > MAX_WEIGHT {
+            let coarser = self.merge_heaviest();
+            recorded.push(self.add(now, coarser));
+        }
         recorded
     }
 
-    fn forget_oldest(&mut self) {
-        if let Some((_, affected)) = self.changes.pop_front() {
-            self.weight -= affected.weight();
-            self.first += 1;
+    fn add(&mut self, now: Instant, affected: Affected) -> Arc<Affected> {
+        let weight = affected.weight();
+        self.weight += weight;
+        if let Some(namespace) = affected.namespace() {
+            let own = self.namespaces.entry(namespace.into()).or_default();
+            own.numbers.insert(self.head);
+            own.weight += weight;
+        }
+        let recorded = Arc::new(affected);
+        self.changes.insert(self.head, (now, Arc::clone(&recorded)));
+        self.head += 1;
+        recorded
+    }
+
+    /// Forgets the changes of the namespace that has the most, or all if that is not much. Returns
+    /// a change that concerns whatever they did.
+    ///
+    /// Nothing is missed: the new change comes later than those that it stands for.
+    fn merge_heaviest(&mut self) -> Affected {
+        let heaviest = self.namespaces.iter().max_by_key(|(_, own)| own.weight);
+        if let Some((namespace, own)) = heaviest
+            && own.weight > 1
+        {
+            let (namespace, numbers) = (namespace.clone(), own.numbers.clone());
+            for number in numbers {
+                self.forget(number);
+            }
+            return Affected::Namespace(namespace);
+        }
+        self.changes.clear();
+        self.namespaces.clear();
+        self.weight = 0;
+        Affected::Everything
+    }
+
+    fn forget(&mut self, number: u64) {
+        let Some((_, affected)) = self.changes.remove(&number) else {
+            return;
+        };
+        let weight = affected.weight();
+        self.weight -= weight;
+        if let Some(namespace) = affected.namespace()
+            && let Some(own) = self.namespaces.get_mut(namespace)
+        {
+            own.numbers.remove(&number);
+            own.weight -= weight;
+            if own.numbers.is_empty() {
+                self.namespaces.remove(namespace);
+            }
         }
     }
 }
@@ -404,6 +448,38 @@ mod tests {
             "changes older than every verdict are forgotten"
         );
         assert!(!is_valid(&changes, &verdict, &ann));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn many_changes_in_one_namespace_end_no_verdict_elsewhere() {
+        let changes = Arc::new(followed());
+        let here = AccessRequest::example("ann", &[], Some("here"));
+        let elsewhere = AccessRequest::example("ann", &[], Some("there"));
+        changes.record(users(Some("there"), &["bob"]));
+        pass(60.0).await;
+        let (verdict, other) = (ask(&changes), ask(&changes));
+        let subscription = ChangeSubscription::new(&changes, &Arc::new(here.clone()));
+        let woken = Arc::new(Woken::default());
+        subscription.register(Context::from_waker(&Arc::clone(&woken).into()).waker());
+        let many: Vec<_> = (0..16).map(|number| format!("user-{number}")).collect();
+        let many: Vec<_> = many.iter().map(String::as_str).collect();
+        for _ in 0..20_000 {
+            changes.record(users(Some("here"), &many));
+            assert!(changes.log.read().weight <= MAX_WEIGHT);
+        }
+        assert!(is_valid(&changes, &other, &elsewhere));
+        assert!(
+            !is_valid(&changes, &verdict, &here),
+            "too many changes count as a change of their namespace"
+        );
+        assert!(woken.0.load(Ordering::Relaxed) > 0);
+        changes.record(users(Some("there"), &["ann"]));
+        assert!(!is_valid(&changes, &other, &elsewhere));
+        let log = changes.log.read();
+        let weights = log.namespaces.values().map(|own| own.weight);
+        assert_eq!(weights.sum::<usize>(), log.weight);
+        let listed = log.namespaces.values().map(|own| own.numbers.len());
+        assert_eq!(listed.sum::<usize>(), log.changes.len());
     }
 
     #[derive(Default)]

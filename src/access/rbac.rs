@@ -124,6 +124,15 @@ impl Affected {
         }
     }
 
+    /// Returns the only namespace that the change can concern, if there is one.
+    pub(super) fn namespace(&self) -> Option<&str> {
+        match self {
+            Self::Everything => None,
+            Self::Namespace(namespace) => Some(namespace),
+            Self::Subjects { namespace, .. } => namespace.as_deref(),
+        }
+    }
+
     /// Returns the memory use, in units of some hundred bytes.
     pub(super) fn weight(&self) -> usize {
         match self {

@@ -25,9 +25,10 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("budget", &["metric"]),
     ("body", &[]),
     ("drain", &[]),
+    ("fairness", &["metric"]),
     ("work", &[]),
     ("listener", &["body", "budget", "drain", "metric"]),
-    ("upstream", &["body", "budget", "metric"]),
+    ("upstream", &["body", "budget", "fairness", "metric"]),
     ("store", &[]),
     ("watcher", &["store", "work"]),
     (
@@ -38,7 +39,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     (
         "access",
         &[
-            "store", "watcher", "upstream", "scope", "body", "listener", "metric",
+            "store", "watcher", "upstream", "scope", "body", "fairness", "listener", "metric",
         ],
     ),
     ("audit", &["access", "body", "metric"]),
@@ -46,7 +47,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
         "serve",
         &[
             "store", "watcher", "scope", "catalog", "access", "audit", "upstream", "body",
-            "budget", "drain", "listener", "metric", "work",
+            "budget", "drain", "fairness", "listener", "metric", "work",
         ],
     ),
     (
