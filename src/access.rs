@@ -4,10 +4,11 @@
 //! says what the caller may read. This module caches the answers and emulates none of upstream's
 //! rules. Grants by RBAC are cached for minutes, because the proxy follows the RBAC objects: a
 //! change drops the cached answers that it can concern.
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use http::{HeaderMap, Request};
+use http::{HeaderMap, Request, StatusCode};
 use rustls::pki_types::CertificateDer;
 use watershed_protocol::Status;
 
@@ -35,12 +36,15 @@ mod impersonator;
 pub mod metrics;
 mod own;
 mod rbac;
+mod refused_tokens;
 mod request;
 mod review;
+mod review_queues;
 mod service_account;
 mod verdict;
+mod websocket_token;
 
-pub use authenticate::{Authenticated, Authenticator};
+pub use authenticate::{Authenticated, Authenticator, Credential};
 pub use authorize::Authorizer;
 pub use caller::{Caller, Impersonation, RejectedCaller, Rejection, Vouched};
 pub use config::{
@@ -59,6 +63,7 @@ use front_proxy::FrontProxies;
 use impersonate::ImpersonationRequest;
 use impersonator::{ImpersonatedIdentity, Impersonator, RequestedAccess};
 use own::OwnIdentity;
+use review_queues::ReviewQueues;
 use service_account::ServiceAccounts;
 
 /// Returns whether authorities of clients also sign certificates that `front` authorities verify.
@@ -117,13 +122,15 @@ impl Access {
         let service_accounts = authentication.validate_locally.then(|| {
             ServiceAccounts::new(client.clone(), authentication.audiences.clone(), objects)
         });
+        let queues = ReviewQueues::default();
         let authenticator = Authenticator::new(
             client.clone(),
             authentication,
             service_accounts,
             timeline.clone(),
+            queues.clone(),
         );
-        let authorizer = Authorizer::new(client.clone(), authorization, timeline.clone());
+        let authorizer = Authorizer::new(client.clone(), authorization, timeline.clone(), queues);
         let own = single_identity.then(|| OwnIdentity::new(client.clone(), timeline.clone()));
         let authorizer = Arc::new(authorizer);
         let impersonator = Impersonator::new(client.clone(), Arc::clone(&authorizer));
@@ -190,14 +197,15 @@ impl Access {
         }
     }
 
-    /// Identifies the caller of a request with these headers.
+    /// Identifies the caller of a request with these headers, which came from this address.
     pub async fn identify(
         &self,
         caller: &Caller,
         headers: &HeaderMap,
+        address: IpAddr,
     ) -> Result<Authenticated, Arc<ReviewError>> {
         match caller {
-            Caller::OwnCredentials => self.authenticator.authenticate(headers).await,
+            Caller::OwnCredentials => self.authenticator.authenticate(headers, address).await,
             Caller::Vouched(vouched) => Ok(vouched
                 .identity
                 .clone()
@@ -206,12 +214,89 @@ impl Access {
         }
     }
 
-    /// Returns the identity of a caller if it is known without asking upstream. For counting only.
-    pub async fn remembered(&self, caller: &Caller, headers: &HeaderMap) -> Option<Arc<Identity>> {
+    /// Identifies the caller like [`Access::identify`], but by its bearer token whatever else the
+    /// headers contain. So it is whoever pays for the request, not whom it acts as.
+    pub async fn identify_bearer(
+        &self,
+        caller: &Caller,
+        headers: &HeaderMap,
+        address: IpAddr,
+    ) -> Result<Authenticated, Arc<ReviewError>> {
         match caller {
-            Caller::OwnCredentials => self.authenticator.remembered(headers).await,
-            Caller::Vouched(vouched) => vouched.identity.clone(),
-            Caller::Rejected(_) => None,
+            Caller::OwnCredentials => self.authenticator.by_token(headers, address).await,
+            Caller::Vouched(_) | Caller::Rejected(_) => {
+                self.identify(caller, headers, address).await
+            }
+        }
+    }
+
+    /// Returns the caller's bearer token, if the caller is known by one.
+    pub fn credential(&self, caller: &Caller, headers: &HeaderMap) -> Option<Credential> {
+        match caller {
+            Caller::OwnCredentials => self.authenticator.credential(headers),
+            Caller::Vouched(_) | Caller::Rejected(_) => None,
+        }
+    }
+
+    /// Returns `true` if upstream has accepted the caller lately, or would by this proxy's word.
+    /// For limits only: nothing is granted by it.
+    pub fn is_known(&self, caller: &Caller, credential: Option<&Credential>) -> bool {
+        match caller {
+            Caller::OwnCredentials => {
+                credential.is_some_and(|token| self.authenticator.was_accepted(token))
+            }
+            Caller::Vouched(_) => true,
+            Caller::Rejected(_) => false,
+        }
+    }
+
+    /// Returns `true` if a request with an unknown token from this address may be forwarded.
+    pub fn may_try_token(&self, address: IpAddr) -> bool {
+        self.authenticator.may_try(address)
+    }
+
+    /// Notes upstream's answer to a forwarded request with a bearer token from this address.
+    ///
+    /// API servers authenticate before they do anything else. Of other answers a load balancer in
+    /// front of them may be the author.
+    pub async fn note_answer(
+        &self,
+        credential: &Credential,
+        address: IpAddr,
+        path: &str,
+        status: StatusCode,
+    ) {
+        let is_api = path.starts_with("/api/") || path.starts_with("/apis/");
+        let follows_authentication = status.is_success()
+            || matches!(
+                status,
+                StatusCode::FORBIDDEN
+                    | StatusCode::NOT_FOUND
+                    | StatusCode::CONFLICT
+                    | StatusCode::GONE
+                    | StatusCode::UNPROCESSABLE_ENTITY
+            );
+        if status == StatusCode::UNAUTHORIZED {
+            self.authenticator.note_refused(credential, address).await;
+        } else if is_api && follows_authentication {
+            self.authenticator.note_accepted(credential);
+        }
+    }
+
+    /// Returns the identity of a caller if it is known without asking upstream. For counting only.
+    pub async fn remembered(
+        &self,
+        caller: &Caller,
+        credential: Option<&Credential>,
+        headers: &HeaderMap,
+    ) -> Option<Arc<Identity>> {
+        match (caller, credential) {
+            (Caller::OwnCredentials, Some(token)) => {
+                self.authenticator.reviewed_lately(token).await
+            }
+            (Caller::OwnCredentials, None) => self.authenticator.without_credentials(headers),
+            (Caller::Vouched(vouched), _) => vouched.identity.clone(),
+            (Caller::Rejected(_), _) => None,
         }
     }
 

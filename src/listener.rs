@@ -9,6 +9,7 @@ mod connection;
 mod limits;
 pub mod listen;
 pub mod metrics;
+mod peer_connection;
 mod per_address;
 mod proxy_protocol;
 mod self_signed;
@@ -23,5 +24,6 @@ mod write_coalescing;
 
 pub use connection::{Peer, TlsPeer};
 pub use limits::ConnectionLimits;
+pub use peer_connection::PeerConnection;
 pub use per_address::client_network;
 pub use trusted_proxies::{InvalidNetwork, Network, TrustedProxies};

@@ -12,6 +12,7 @@ mod document_request;
 mod documents;
 mod exchange;
 mod fence;
+mod forward_limits;
 mod freshness;
 mod get_crowds;
 mod large_answers;
@@ -29,10 +30,13 @@ mod source;
 mod stored_response;
 mod takeover;
 mod unanswered;
+mod unknown_callers;
 mod until_drain;
 mod usage;
+mod watch_limits;
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -40,20 +44,21 @@ use http::{HeaderValue, Request, Response, StatusCode, header};
 use hyper::body::Incoming;
 use watershed_protocol::{Status, Verb};
 
-use crate::access::{Access, Caller};
+use crate::access::{Access, Caller, Credential, Identity};
 use crate::audit::Audit;
-use crate::body::Body;
+use crate::body::{Body, holding};
 use crate::catalog::Catalog;
 use crate::drain;
 use crate::listener::{Peer, TrustedProxies};
 use crate::scope::Scopes;
-use crate::upstream::{Forwarder, UpstreamClient};
+use crate::upstream::{ForwardIdentity, ForwardOptions, Forwarder, UpstreamClient};
 use answer::{Answer, WatchContext};
 use coalesce::{Coalescer, CoalescerSlot};
 use document_request::DocumentRequest;
 use documents::DocumentCache;
 use exchange::Exchange;
 use fence::Fences;
+use forward_limits::{ForwardLimits, ForwardPermit};
 use freshness::ReadOrigin;
 use get_crowds::GetCrowds;
 use limit::{Admission, LimitExceeded, Limiter};
@@ -62,6 +67,7 @@ use plan::{PlannedAction, ReadKind, ReadPlan, RequestPlan};
 use stored_response::RequestKey;
 use takeover::Takeovers;
 use unanswered::Unanswered;
+use watch_limits::WatchLimits;
 
 pub use bound_objects::CachedObjects;
 pub use policy::{
@@ -91,6 +97,8 @@ struct ServiceParts {
     scopes: Scopes,
     access: Access,
     limiter: Limiter,
+    forward_limits: ForwardLimits,
+    watch_limits: WatchLimits,
     fences: Fences,
     documents: DocumentCache,
     gets: GetCrowds,
@@ -117,6 +125,8 @@ impl ProxyService {
         let parts = ServiceParts {
             takeovers: Takeovers::new(catalog.clone(), Arc::clone(&policy), scopes.clone()),
             limiter: Limiter::new(policy.users),
+            forward_limits: ForwardLimits::new(policy.users),
+            watch_limits: WatchLimits::new(policy.users),
             fences: Fences::new(client.clone()),
             documents: DocumentCache::new(client, scopes.budget()),
             gets: GetCrowds::default(),
@@ -190,7 +200,7 @@ impl ProxyService {
     }
 
     /// Answers a request that the filter accepts.
-    async fn answer(&self, mut request: Request<Incoming>, peer: Peer) -> Response<Body> {
+    async fn answer(&self, mut request: Request<Incoming>, mut peer: Peer) -> Response<Body> {
         let parts = &*self.parts;
         let started = Instant::now();
         let audit_id = audit_id::of(request.headers());
@@ -201,20 +211,21 @@ impl ProxyService {
         let caller = parts.access.caller(&request, &peer).await;
         let is_vouched = matches!(caller, Caller::Vouched(_));
         client_address::add_peer(&self.trusted, request.headers_mut(), hop, is_vouched);
+        // From here on the address is what limits count by.
+        peer.address.set_ip(client);
         let plan = RequestPlan::new(&parts.catalog, &parts.policy, &request);
-        let exchange = Exchange::new(request, caller, plan);
+        let mut exchange = Exchange::new(&parts.access, request, caller, plan, peer);
         exchange.record_vouched();
         let in_flight = InFlight::begin(&exchange.labels);
-        let admission = parts.limiter.admit(&parts.access, &exchange, client).await;
+        let admission = parts.admit(&exchange).await;
         let answered = parts.answer(&exchange, &admission).await;
         // The slot is left when the answer is there.
         let (answered, _slot) = parts.coalesce(&exchange, answered).await;
-        // Only callers that were reviewed for this answer are known. Upstream is not asked for the
-        // statistics.
-        let user = parts
-            .access
-            .remembered(&exchange.caller, exchange.headers())
-            .await;
+        // A review may have made the caller known.
+        exchange.is_known |= parts.is_known(&exchange);
+        let user = parts.remembered(&exchange).await;
+        let admitted = parts.admit_forward(&exchange, user.as_ref(), answered);
+        let (answered, permit) = admitted.await;
         let agent = exchange.headers().get(header::USER_AGENT).cloned();
         let verb = exchange.plan.verb;
         let answered = answered
@@ -225,7 +236,7 @@ impl ProxyService {
                 if let Some(record) = &mut record {
                     record.forwarded();
                 }
-                let response = parts.forward(exchange, reason).await;
+                let response = parts.forward(exchange, reason, permit).await;
                 let is_own = answer::is_own(&response);
                 (AnswerSource::Forward(reason), response, is_own)
             }
@@ -257,6 +268,26 @@ impl ProxyService {
 }
 
 impl ServiceParts {
+    /// Admits a request, or returns the limit that it exceeds.
+    async fn admit(&self, exchange: &Exchange) -> Result<Admission, LimitExceeded> {
+        unknown_callers::check_head(exchange)?;
+        self.limiter.admit(&self.access, exchange).await
+    }
+
+    /// Returns the caller if it was reviewed for this answer or lately. Upstream is not asked for
+    /// the statistics.
+    async fn remembered(&self, exchange: &Exchange) -> Option<Arc<Identity>> {
+        let credential = exchange.credential.as_ref();
+        self.access
+            .remembered(&exchange.caller, credential, exchange.headers())
+            .await
+    }
+
+    fn is_known(&self, exchange: &Exchange) -> bool {
+        self.access
+            .is_known(&exchange.caller, exchange.credential.as_ref())
+    }
+
     /// Answers a request from memory, or returns why not.
     async fn answer(
         &self,
@@ -302,6 +333,8 @@ impl ServiceParts {
             ReadKind::Get { name } => answer::get(&fresh, read, name, headers)?,
             ReadKind::List(list) => answer::list(&fresh, read, list, headers).await?,
             ReadKind::Watch(watch) => {
+                let query = exchange.request.uri().query();
+                let share = self.watch_limits.begin(judged.user(), query)?;
                 let guard = self.access.authorizer.guard(judged);
                 let context = WatchContext {
                     coding: answer::watch_coding(&fresh.opened, watch, headers).await,
@@ -310,7 +343,9 @@ impl ServiceParts {
                     meters: &self.meters,
                     labels: &exchange.labels,
                 };
-                answer::watch(&fresh, read, watch, context)?
+                let mut answer = answer::watch(&fresh, read, watch, context)?;
+                answer.response = answer.response.map(|body| holding(body, share));
+                answer
             }
         };
         answer::tell_age(&mut answer, &fresh);
@@ -383,27 +418,111 @@ impl ServiceParts {
         (answered, Some(slot))
     }
 
-    async fn forward(&self, exchange: Exchange, reason: ForwardReason) -> Response<Body> {
-        let Exchange {
-            request,
-            caller,
-            plan,
-            ..
-        } = exchange;
+    /// Admits a request that is to be forwarded, or answers it with the limit that it exceeds.
+    async fn admit_forward(
+        &self,
+        exchange: &Exchange,
+        user: Option<&Arc<Identity>>,
+        answered: Result<Answer, Unanswered>,
+    ) -> (Result<Answer, Unanswered>, Option<ForwardPermit>) {
+        if !matches!(answered, Err(Unanswered::Forward(_))) {
+            return (answered, None);
+        }
+        if let Err(exceeded) = unknown_callers::admit_forward(&self.access, exchange).await {
+            return (Err(exceeded.into()), None);
+        }
+        let capacity = self.forwarder.capacity();
+        let limits = &self.forward_limits;
+        match limits.admit(&self.access, exchange, user, capacity).await {
+            Ok(permit) => (answered, Some(permit)),
+            Err(refused) => (Err(refused), None),
+        }
+    }
+
+    async fn forward(
+        &self,
+        exchange: Exchange,
+        reason: ForwardReason,
+        permit: Option<ForwardPermit>,
+    ) -> Response<Body> {
+        let caller = ForwardedCaller::of(&exchange);
+        let Exchange { request, plan, .. } = exchange;
         let takeover = self.takeovers.of(reason, plan.action);
-        match self
-            .forwarder
-            .forward(request, plan.own_connection, &caller.authority())
-            .await
-        {
-            Ok(response) if plan.verb == Verb::Watch => {
-                until_drain::apply(response, &self.draining, takeover)
-            }
+        let (mut share, turn) = permit.map(ForwardPermit::split).unwrap_or_default();
+        // A tunnel goes on after its answer.
+        let is_upgrade = request.headers().contains_key(header::UPGRADE);
+        let options = ForwardOptions {
+            long: plan.own_connection,
+            identity: caller.identity(),
+            share: share.take_if(|_| is_upgrade),
+        };
+        let forwarded = self.forwarder.forward(request, options).await;
+        drop(turn);
+        let response = match forwarded {
             Ok(response) => response,
             Err(error) => {
                 tracing::warn!(%error, "cannot forward a request");
-                answer::unreachable(&error, plan.refusals)
+                return answer::unreachable(&error, plan.refusals);
             }
+        };
+        if self.learn(&caller, response.status()).await {
+            // It would count as an unknown caller's for as long as it stays open.
+            let capacity = self.forwarder.capacity();
+            let accepted = |unknown| {
+                self.forward_limits
+                    .accepted(caller.address, unknown, capacity)
+            };
+            share = share.map(accepted);
+        }
+        let response = match share {
+            Some(share) => response.map(|body| holding(body, share)),
+            None => response,
+        };
+        if plan.verb == Verb::Watch {
+            until_drain::apply(response, &self.draining, takeover)
+        } else {
+            response
+        }
+    }
+
+    /// Learns from upstream's answer whether it accepts the caller. Returns `true` if that was not
+    /// known before.
+    async fn learn(&self, forwarded: &ForwardedCaller, status: StatusCode) -> bool {
+        let Some(credential) = &forwarded.credential else {
+            return false;
+        };
+        let ForwardedCaller { address, path, .. } = forwarded;
+        self.access
+            .note_answer(credential, *address, path, status)
+            .await;
+        !forwarded.is_known && self.access.is_known(&forwarded.caller, Some(credential))
+    }
+}
+
+/// The caller of a request that was forwarded.
+struct ForwardedCaller {
+    caller: Caller,
+    credential: Option<Credential>,
+    is_known: bool,
+    address: IpAddr,
+    path: String,
+}
+
+impl ForwardedCaller {
+    fn of(exchange: &Exchange) -> Self {
+        Self {
+            caller: exchange.caller.clone(),
+            credential: exchange.credential,
+            is_known: exchange.is_known,
+            address: exchange.address(),
+            path: exchange.request.uri().path().to_owned(),
+        }
+    }
+
+    fn identity(&self) -> ForwardIdentity {
+        match self.caller.authority() {
+            ForwardIdentity::Caller if !self.is_known => ForwardIdentity::UnknownCaller,
+            identity => identity,
         }
     }
 }

@@ -36,7 +36,7 @@ use crate::drain;
 use crate::listener::tls::{ServerTls, TlsOptions, TlsPolicy};
 use crate::listener::{ConnectionLimits, TrustedProxies, listen};
 use crate::upstream::Upstream;
-use crate::upstream::{ForwardIdentity, Forwarder};
+use crate::upstream::{ForwardIdentity, ForwardOptions, Forwarder};
 use watershed_connect::ConnectOptions;
 
 /// Timeout of every step of a test. Only a hang takes that long.
@@ -372,9 +372,13 @@ impl Proxy {
         let service = move |request: Request<Incoming>, _peer| {
             let (forwarder, authority) = (forwarder.clone(), authority.clone());
             async move {
-                let long = request.uri().path().starts_with("/long");
+                let options = ForwardOptions {
+                    long: request.uri().path().starts_with("/long"),
+                    identity: authority,
+                    share: None,
+                };
                 forwarder
-                    .forward(request, long, &authority)
+                    .forward(request, options)
                     .await
                     .unwrap_or_else(|error| {
                         let mut response = text(error.to_string());

@@ -2,7 +2,7 @@
 //!
 //! Three kinds of requests leave here and never share a connection:
 //! - the proxy's own ([`UpstreamClient`]): with its client certificate and its token;
-//! - the callers' ([`Forwarder`]): with their tokens;
+//! - the callers' ([`Forwarder`]): with their tokens; those of unknown callers apart;
 //! - the callers' whose credentials upstream does not accept: with the proxy's credentials, which
 //!   act as the caller ([`ForwardIdentity::Impersonated`]).
 //!
@@ -44,7 +44,7 @@ pub use client::UpstreamClient;
 pub use compression::WatchCompression;
 pub use connection::ServedBy;
 pub use error::{AnswerError, UpstreamError};
-pub use forward::{ForwardIdentity, Forwarder};
+pub use forward::{ForwardIdentity, ForwardOptions, Forwarder};
 pub use initial_events::{InitialEventsAnswer, InitialEventsProbe};
 pub use pool::SendOptions;
 pub use printed_objects::{PrintedForm, PrintedObjects};

@@ -1,4 +1,5 @@
 //! Callers with credentials of their own: bearer tokens, by TokenReview, and anonymous callers.
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,8 +12,11 @@ use super::config::AuthenticationConfig;
 use super::error::ReviewError;
 use super::identity::Identity;
 use super::impersonate;
+use super::refused_tokens::RefusedTokens;
 use super::review::{identity, post};
+use super::review_queues::ReviewQueues;
 use super::service_account::ServiceAccounts;
+use super::websocket_token;
 use crate::scope::Timeline;
 use crate::upstream::UpstreamClient;
 
@@ -26,6 +30,13 @@ const MAX_TOKENS: u64 = 100_000;
 const MAX_COUNTED: u64 = 20_000;
 /// Length limit of a reviewed token. Requests with a longer one are forwarded.
 const MAX_TOKEN_BYTES: usize = 64 * 1024;
+
+/// Limit of tokens that are known from answers of upstream.
+const MAX_ACCEPTED_FORWARDS: u64 = 100_000;
+
+/// The bearer token of a request, for looking up what is known of it. Not the token itself.
+#[derive(Clone, Copy, Debug)]
+pub struct Credential(TokenHash);
 
 /// The result of authentication.
 #[derive(Clone, Debug)]
@@ -53,6 +64,10 @@ pub struct Authenticator {
     accepted: Cache<TokenHash, Arc<Identity>>,
     /// The users of tokens accepted lately. For counting only: the tokens may have expired.
     counted: Cache<TokenHash, Arc<Identity>>,
+    /// Tokens with which upstream lately answered forwarded requests. Nothing is granted by them.
+    answered: moka::sync::Cache<TokenHash, ()>,
+    queues: ReviewQueues,
+    refusals: RefusedTokens,
 }
 
 impl Authenticator {
@@ -61,6 +76,7 @@ impl Authenticator {
         config: AuthenticationConfig,
         service_accounts: Option<ServiceAccounts>,
         timeline: Timeline,
+        queues: ReviewQueues,
     ) -> Self {
         let mut key = [0; 32];
         getrandom::fill(&mut key).expect("the operating system gives random bytes");
@@ -79,6 +95,10 @@ impl Authenticator {
             .max_capacity(MAX_COUNTED)
             .time_to_live(ACCEPTED_TTL)
             .build();
+        let answered = moka::sync::Cache::builder()
+            .max_capacity(MAX_ACCEPTED_FORWARDS)
+            .time_to_live(ACCEPTED_TTL)
+            .build();
         Self {
             client,
             config,
@@ -89,29 +109,91 @@ impl Authenticator {
             service_accounts,
             accepted,
             counted,
+            answered,
+            queues,
+            refusals: RefusedTokens::default(),
         }
     }
 
     /// Returns the user of the token in these headers, whatever else they contain, or `None`.
     ///
     /// For counting only: other headers can give the request another identity.
-    pub async fn bearer(&self, headers: &HeaderMap) -> Option<Arc<Identity>> {
-        self.verdict(any_bearer_token(headers)?).await.ok()?
+    pub async fn bearer(&self, headers: &HeaderMap, address: IpAddr) -> Option<Arc<Identity>> {
+        let token = any_bearer_token(headers)?;
+        self.verdict(token, address).await.ok()?
     }
 
-    /// Returns what [`Authenticator::bearer`] returned within the last hour. Asks nobody.
-    pub async fn remembered(&self, headers: &HeaderMap) -> Option<Arc<Identity>> {
-        let Some(token) = any_bearer_token(headers) else {
-            return (self.config.anonymous && has_no_credentials(headers))
-                .then(|| Arc::clone(&self.anonymous));
+    /// Returns whose the token in these headers is, whatever else they contain.
+    pub(super) async fn by_token(
+        &self,
+        headers: &HeaderMap,
+        address: IpAddr,
+    ) -> Result<Authenticated, Arc<ReviewError>> {
+        let token = any_bearer_token(headers).map(str::to_owned);
+        let Some(token) = token.or_else(|| websocket_token::token(headers)) else {
+            return Ok(Authenticated::Unknown);
         };
-        self.counted.get(&self.hash(token)).await
+        let user = self.verdict(&token, address).await?;
+        Ok(match user {
+            Some(user) => Authenticated::Known(user),
+            // It may be for another audience, which upstream accepts.
+            None if !self.config.audiences.is_empty() => Authenticated::Unknown,
+            None => Authenticated::Refused,
+        })
+    }
+
+    /// Returns `true` if an unknown token from this address may be tried at upstream.
+    pub(super) fn may_try(&self, address: IpAddr) -> bool {
+        self.refusals.are_left(address)
+    }
+
+    /// Returns the bearer token that upstream would read in these headers.
+    pub(super) fn credential(&self, headers: &HeaderMap) -> Option<Credential> {
+        any_bearer_token(headers).map(|token| Credential(self.hash(token)))
+    }
+
+    /// Returns `true` if upstream accepted a token within the last hour. Grants nothing: it may
+    /// have ended since.
+    pub(super) fn was_accepted(&self, credential: &Credential) -> bool {
+        self.counted.contains_key(&credential.0) || self.answered.contains_key(&credential.0)
+    }
+
+    /// Notes that upstream accepted a token with a forwarded request.
+    pub(super) fn note_accepted(&self, credential: &Credential) {
+        if !self.was_accepted(credential) {
+            self.answered.insert(credential.0, ());
+        }
+    }
+
+    /// Notes that upstream refused a token of a forwarded request from this address.
+    pub(super) async fn note_refused(&self, credential: &Credential, address: IpAddr) {
+        if self.was_accepted(credential) {
+            self.forget(&credential.0).await;
+        } else {
+            self.refusals.count(address);
+        }
+    }
+
+    async fn forget(&self, hash: &TokenHash) {
+        self.answered.invalidate(hash);
+        self.counted.invalidate(hash).await;
+    }
+
+    /// Returns the user of a token that was reviewed within the last hour. Asks nobody.
+    pub(super) async fn reviewed_lately(&self, credential: &Credential) -> Option<Arc<Identity>> {
+        self.counted.get(&credential.0).await
+    }
+
+    /// Returns the identity of a request without credentials, if this proxy gives it one.
+    pub(super) fn without_credentials(&self, headers: &HeaderMap) -> Option<Arc<Identity>> {
+        (self.config.anonymous && has_no_credentials(headers)).then(|| Arc::clone(&self.anonymous))
     }
 
     /// Identifies the caller of a request with these headers.
     pub async fn authenticate(
         &self,
         headers: &HeaderMap,
+        address: IpAddr,
     ) -> Result<Authenticated, Arc<ReviewError>> {
         if self.config.anonymous && has_no_credentials(headers) {
             return Ok(Authenticated::Known(Arc::clone(&self.anonymous)));
@@ -120,7 +202,7 @@ impl Authenticator {
             return Ok(Authenticated::Unknown);
         };
         Ok(self
-            .verdict(token)
+            .verdict(token, address)
             .await?
             .map_or(Authenticated::Refused, Authenticated::Known))
     }
@@ -135,14 +217,18 @@ impl Authenticator {
         *blake3::keyed_hash(&key, token.as_bytes()).as_bytes()
     }
 
-    async fn verdict(&self, token: &str) -> Result<Option<Arc<Identity>>, Arc<ReviewError>> {
+    async fn verdict(
+        &self,
+        token: &str,
+        address: IpAddr,
+    ) -> Result<Option<Arc<Identity>>, Arc<ReviewError>> {
         let hash = self.hash(token);
         if let Some(verdict) = self.verdicts.get(&hash).await {
             return Ok(verdict);
         }
         // Concurrent requests with one token share one review. Boxed, because the future is large
         // and rare.
-        let review = Box::pin(self.find_out(hash, token));
+        let review = Box::pin(self.find_out(hash, token, address));
         Box::pin(self.verdicts.try_get_with(hash, review)).await
     }
 
@@ -150,10 +236,12 @@ impl Authenticator {
         &self,
         hash: TokenHash,
         token: &str,
+        address: IpAddr,
     ) -> Result<Option<Arc<Identity>>, ReviewError> {
-        let verdict = self.validate_or_review(hash, token).await?;
-        if let Some(identity) = &verdict {
-            self.counted.insert(hash, Arc::clone(identity)).await;
+        let verdict = self.validate_or_review(hash, token, address).await?;
+        match &verdict {
+            Some(identity) => self.counted.insert(hash, Arc::clone(identity)).await,
+            None => self.forget(&hash).await,
         }
         Ok(verdict)
     }
@@ -162,21 +250,51 @@ impl Authenticator {
         &self,
         hash: TokenHash,
         token: &str,
+        address: IpAddr,
     ) -> Result<Option<Arc<Identity>>, ReviewError> {
         let Some(service_accounts) = &self.service_accounts else {
-            return self.review(token).await;
+            return self.review_in_turn(hash, token, address).await;
         };
         if let Some(identity) = self.accepted.get(&hash).await
             && service_accounts.is_still_valid(token, &identity).await
         {
             return Ok(Some(identity));
         }
-        let verdict = self.review(token).await?;
+        let verdict = self.review_in_turn(hash, token, address).await?;
         match &verdict {
             Some(identity) => self.accepted.insert(hash, Arc::clone(identity)).await,
             None => self.accepted.invalidate(&hash).await,
         }
         Ok(verdict)
+    }
+
+    /// Reviews a token when it is its caller's turn.
+    async fn review_in_turn(
+        &self,
+        hash: TokenHash,
+        token: &str,
+        address: IpAddr,
+    ) -> Result<Option<Arc<Identity>>, ReviewError> {
+        if let Some(identity) = self.counted.get(&hash).await {
+            let _turn = self.queues.of_user(&identity).await;
+            return self.review(token).await;
+        }
+        if self.answered.contains_key(&hash) {
+            let _turn = self.queues.of_known_token(address).await;
+            return self.review(token).await;
+        }
+        // Looked at before the turn as well: whoever has no refusal left need not wait for it.
+        if !self.refusals.are_left(address) {
+            return Err(ReviewError::TooManyRefusals);
+        }
+        let _turn = self.queues.of_unknown_token(address).await;
+        let charge = self.refusals.take(address);
+        let charge = charge.ok_or(ReviewError::TooManyRefusals)?;
+        let verdict = self.review(token).await;
+        if !matches!(verdict, Ok(None)) {
+            charge.give_back();
+        }
+        verdict
     }
 
     async fn review(&self, token: &str) -> Result<Option<Arc<Identity>>, ReviewError> {

@@ -14,6 +14,7 @@ use super::identity::Identity;
 use super::metrics;
 use super::request::{AccessAttributes, AccessRequest, AccessTarget, VerbTarget};
 use super::review::post;
+use super::review_queues::ReviewQueues;
 use super::verdict::{Decision, ReviewedAccess, Verdict};
 use crate::fairness::{CallerKey, FairQueue};
 use crate::scope::Timeline;
@@ -57,6 +58,7 @@ pub struct Authorizer {
     verdicts: Cache<Arc<AccessRequest>, ReviewResult>,
     changes: Arc<Changes>,
     rechecks: FairQueue,
+    queues: ReviewQueues,
 }
 
 impl Authorizer {
@@ -64,6 +66,7 @@ impl Authorizer {
         client: UpstreamClient,
         config: AuthorizationConfig,
         timeline: Timeline,
+        queues: ReviewQueues,
     ) -> Self {
         let verdicts = Cache::builder()
             .weigher(weight)
@@ -82,6 +85,7 @@ impl Authorizer {
             verdicts,
             changes,
             rechecks: FairQueue::new(RECHECKS, RECHECKS_OF_A_USER),
+            queues,
         }
     }
 
@@ -209,6 +213,7 @@ impl Authorizer {
             ..SubjectAccessReview::default()
         };
         let path = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
+        let _turn = self.queues.of_user(&request.identity).await;
         // Taken before the review is sent, so that no later change is taken for an earlier one.
         let position = self.changes.position();
         let review: SubjectAccessReview = post(&self.client, path, &review).await?;

@@ -23,6 +23,9 @@ pub enum ReviewError {
     /// No verdict arrived in time.
     #[error("upstream did not answer a review within {0:?}")]
     Late(Duration),
+    /// Too many tokens from the caller's address were refused.
+    #[error("upstream refused too many tokens from this address; this one was not reviewed")]
+    TooManyRefusals,
 }
 
 impl ReviewError {
@@ -34,8 +37,13 @@ impl ReviewError {
             Self::Refused(status) => {
                 status.is_server_error() || *status == StatusCode::TOO_MANY_REQUESTS
             }
-            Self::NotUnderstood(_) => false,
+            Self::NotUnderstood(_) | Self::TooManyRefusals => false,
         }
+    }
+
+    /// Returns whether no review was sent, because the caller's address has used up its share.
+    pub fn is_over_limit(&self) -> bool {
+        matches!(self, Self::TooManyRefusals)
     }
 
     /// Returns whether upstream does not know the identity that sent the review.

@@ -16,6 +16,11 @@ pub struct ReviewedAccess {
 }
 
 impl ReviewedAccess {
+    /// Returns the name of the user whose access was reviewed.
+    pub fn user(&self) -> &str {
+        &self.request.identity.user
+    }
+
     /// Returns upstream's decision.
     pub fn decision(&self) -> &Decision {
         &self.verdict.decision

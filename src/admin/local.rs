@@ -36,6 +36,7 @@ fn is_localhost_or_address(host: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::listener::PeerConnection;
 
     #[test]
     fn only_callers_on_this_machine_are_local() {
@@ -56,6 +57,7 @@ mod tests {
             let peer = Peer {
                 address: address.parse().unwrap(),
                 tls: None,
+                connection: PeerConnection::default(),
             };
             assert_eq!(is_local(&request, &peer), local, "{host} from {address}");
         }

@@ -108,6 +108,10 @@ fn limit_values(limits: &ConnectionLimits, users: UserLimits) -> Value {
         "requestsInFlightPerUser": users.in_flight,
         "requestsPerSecondPerUser": users.per_second,
         "requestsBurstPerUser": users.burst,
+        "forwardedRequestsPerUser": users.forwarded,
+        "tunnelsPerUser": users.tunnels,
+        "watchesPerUser": users.watches,
+        "selectorBytesPerUser": users.selector_bytes,
     })
 }
 

@@ -85,6 +85,20 @@ pub(super) struct LimitFlags {
     /// of --trusted-proxies. Connections from elsewhere have none.
     #[arg(long, requires = "trusted_proxies")]
     pub(super) proxy_protocol: bool,
+    /// Maximum number of forwarded requests of one user at a time, until their answers have ended;
+    /// 0 for no limit. All users together may have 50,000, and one at most half of what is free.
+    #[arg(long, default_value_t = 20_000, value_name = "N")]
+    max_forwarded_requests_per_user: u32,
+    /// Maximum number of open sessions of exec, attach and port-forward of one user; 0 for no limit.
+    /// All users together may have 4,096, and one at most half of what is free.
+    #[arg(long, default_value_t = 2_000, value_name = "N")]
+    max_tunnels_per_user: u32,
+    /// Maximum number of open watches of one user that are served from memory; 0 for no limit.
+    #[arg(long, default_value_t = 100_000, value_name = "N")]
+    max_watches_per_user: u32,
+    /// Maximum memory that the selectors of one user's open watches take; 0 for no limit.
+    #[arg(long, default_value_t = 67_108_864, value_name = "BYTES")]
+    max_selector_bytes_per_user: u64,
 }
 
 fn at_least_one(text: &str) -> Result<usize, String> {
@@ -123,6 +137,10 @@ impl LimitFlags {
             in_flight: self.max_requests_inflight_per_user,
             per_second: self.max_requests_per_second_per_user,
             burst: self.max_requests_burst_per_user,
+            forwarded: self.max_forwarded_requests_per_user,
+            tunnels: self.max_tunnels_per_user,
+            watches: self.max_watches_per_user,
+            selector_bytes: self.max_selector_bytes_per_user,
         }
     }
 }

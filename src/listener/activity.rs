@@ -39,6 +39,10 @@ pub(super) struct Activity {
     /// Moment since which the socket takes no writes.
     blocked: AtomicU64,
     requests: AtomicU64,
+    /// Bytes received on the socket, with those of TLS.
+    received: AtomicU64,
+    /// Bytes that were sent to another server for this client.
+    sent_on: AtomicU64,
     /// Requests that were cancelled before their answer.
     resets: AtomicU64,
     /// `true` once there were too many cancelled requests, and the task to wake then.
@@ -72,6 +76,8 @@ impl Activity {
             head: AtomicU64::new(0),
             blocked: AtomicU64::new(0),
             requests: AtomicU64::new(0),
+            received: AtomicU64::new(0),
+            sent_on: AtomicU64::new(0),
             resets: AtomicU64::new(0),
             resetting: AtomicBool::new(false),
             resetter: AtomicWaker::new(),
@@ -137,7 +143,17 @@ impl Activity {
         !self.heard.load(Ordering::Relaxed) && self.requests.load(Ordering::Relaxed) == 0
     }
 
-    fn read(&self) {
+    /// Counts bytes that are about to be sent to another server for this client. Returns `false`,
+    /// and counts none, if they come to more than `factor` times those received.
+    pub(super) fn send_on(&self, bytes: u64, factor: u64) -> bool {
+        let limit = self.received.load(Ordering::Relaxed).saturating_mul(factor);
+        let counted = |sent: u64| sent.checked_add(bytes).filter(|sent| *sent <= limit);
+        let order = Ordering::Relaxed;
+        self.sent_on.fetch_update(order, order, counted).is_ok()
+    }
+
+    fn read(&self, bytes: usize) {
+        self.received.fetch_add(bytes as u64, Ordering::Relaxed);
         if !self.heard.load(Ordering::Relaxed) && self.begun.load(Ordering::Relaxed) > 0 {
             self.heard.store(true, Ordering::Relaxed);
         }
@@ -217,8 +233,9 @@ impl<I: AsyncRead + Unpin> AsyncRead for ActivityStream<I> {
     ) -> Poll<io::Result<()>> {
         let before = buf.filled().len();
         let polled = Pin::new(&mut self.inner).poll_read(cx, buf);
-        if buf.filled().len() > before {
-            self.activity.read();
+        let bytes = buf.filled().len() - before;
+        if bytes > 0 {
+            self.activity.read(bytes);
         }
         polled
     }

@@ -27,6 +27,7 @@ use tokio_rustls::server::TlsStream;
 use super::activity::{Activity, RunningRequest};
 use super::limits::ConnectionLimits;
 use super::metrics::Listener;
+use super::peer_connection::PeerConnection;
 use super::stream_stall::{StreamExecutor, StreamProgress};
 use super::timeouts::{ConnectionTimeouts, TimeoutAction};
 use super::vectored_bytes::VectoredBytes;
@@ -41,6 +42,8 @@ pub struct Peer {
     pub address: SocketAddr,
     /// The facts of the TLS handshake; `None` on a plain listener.
     pub tls: Option<Arc<TlsPeer>>,
+    /// The connection.
+    pub connection: PeerConnection,
 }
 
 /// Facts that the TLS handshake tells about the client.

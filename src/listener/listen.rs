@@ -17,6 +17,7 @@ use super::activity::{Activity, ActivityStream};
 use super::connection::{Peer, Protocols, TlsPeer};
 use super::limits::ConnectionLimits;
 use super::metrics::{Cut, Listener};
+use super::peer_connection::PeerConnection;
 use super::per_address::{AddressLimiter, ConnectionSlot};
 use super::proxy_protocol;
 use super::tls::ServerTls;
@@ -278,7 +279,11 @@ async fn connection<I, S, F>(
     let activity = Activity::new();
     let stream = ActivityStream::new(stream, &activity);
     let Some(tls) = tls else {
-        let peer = Peer { address, tls: None };
+        let peer = Peer {
+            address,
+            tls: None,
+            connection: PeerConnection::new(&activity),
+        };
         let requests = protocols.requests(&activity, peer, service);
         return protocols
             .serve_http1(stream, requests, &activity, address, drain)
@@ -301,6 +306,7 @@ async fn connection<I, S, F>(
             certificates: session.peer_certificates().unwrap_or_default().to_vec(),
             server_name: session.server_name().map(str::to_owned),
         })),
+        connection: PeerConnection::new(&activity),
     };
     let requests = protocols.requests(&activity, peer, service);
     if http2 {

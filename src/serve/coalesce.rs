@@ -20,7 +20,7 @@ use super::singleflight::Singleflight;
 use super::stored_response::{RequestKey, ResponseBudget, StoredResponse};
 use crate::body::Body;
 use crate::budget::{MemoryBudget, MemoryClass};
-use crate::upstream::{AnswerError, ForwardIdentity, Forwarder};
+use crate::upstream::{AnswerError, ForwardIdentity, ForwardOptions, Forwarder};
 
 /// Largest response that is shared. It is held whole; larger ones are forwarded to each caller.
 const MAX_BYTES: usize = 32 << 20;
@@ -124,8 +124,13 @@ async fn fetch(
     authority: &ForwardIdentity,
     budget: &ResponseBudget,
 ) -> Result<StoredResponse, AnswerError> {
+    let options = ForwardOptions {
+        long: false,
+        identity: authority.clone(),
+        share: None,
+    };
     let response = forwarder
-        .forward_body(key.request(caller)?, false, authority)
+        .forward_body(key.request(caller)?, options)
         .await?;
     match response.status() {
         StatusCode::OK | StatusCode::NOT_FOUND => {

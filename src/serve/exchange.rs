@@ -1,4 +1,5 @@
 //! One request on its way through the phases.
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use http::{HeaderMap, Request};
@@ -6,8 +7,9 @@ use hyper::body::Incoming;
 
 use super::metrics::Labels;
 use super::plan::RequestPlan;
-use crate::access::{Caller, Identity};
+use crate::access::{Access, Caller, Credential, Identity};
 use crate::audit;
+use crate::listener::{Peer, client_network};
 
 /// A request, its caller, and the plan for its answer.
 pub(super) struct Exchange {
@@ -15,17 +17,38 @@ pub(super) struct Exchange {
     pub(super) caller: Caller,
     pub(super) plan: RequestPlan,
     pub(super) labels: Labels,
+    pub(super) peer: Peer,
+    /// The caller's token, if it is known by one.
+    pub(super) credential: Option<Credential>,
+    /// Upstream has accepted the caller lately.
+    pub(super) is_known: bool,
 }
 
 impl Exchange {
-    pub(super) fn new(request: Request<Incoming>, caller: Caller, plan: RequestPlan) -> Self {
+    pub(super) fn new(
+        access: &Access,
+        request: Request<Incoming>,
+        caller: Caller,
+        plan: RequestPlan,
+        peer: Peer,
+    ) -> Self {
         let labels = Labels::new(&plan, request.method());
+        let credential = access.credential(&caller, request.headers());
+        let is_known = access.is_known(&caller, credential.as_ref());
         Self {
             request,
             caller,
             plan,
             labels,
+            peer,
+            credential,
+            is_known,
         }
+    }
+
+    /// Returns the address that the caller counts by, if it is not known.
+    pub(super) fn address(&self) -> IpAddr {
+        client_network(self.peer.address.ip())
     }
 
     pub(super) fn headers(&self) -> &HeaderMap {

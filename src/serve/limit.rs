@@ -11,7 +11,6 @@ use super::exchange::Exchange;
 use super::policy::UserLimits;
 use crate::access::{Access, Authenticated};
 use crate::body::{Body, holding};
-use crate::listener::client_network;
 use watershed_protocol::Verb;
 
 /// Callers counted at a time. When the table is full, all others share one entry.
@@ -24,6 +23,24 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 pub(super) enum LimitExceeded {
     InFlight,
     Rate,
+    /// The head of a request whose caller is unknown is too large.
+    HeaderBytes,
+    /// An unknown caller would make upstream receive far more than it sends.
+    Amplification,
+    /// Upstream refused too many tokens from the caller's address.
+    RefusedTokens,
+    /// Forwarded requests of one caller.
+    Forwarded,
+    /// Sessions of exec, attach and port-forward of one caller.
+    Tunnels,
+    /// Forwarded requests of unknown callers from one address.
+    UnknownForwarded,
+    /// Upgrades of unknown callers from one address.
+    UnknownTunnels,
+    /// Open watches of one user.
+    Watches,
+    /// The selectors of one user's open watches.
+    SelectorBytes,
 }
 
 /// Counts the requests of each caller.
@@ -85,6 +102,15 @@ impl LimitExceeded {
         match self {
             Self::InFlight => "in-flight",
             Self::Rate => "rate",
+            Self::HeaderBytes => "header-bytes",
+            Self::Amplification => "amplification",
+            Self::RefusedTokens => "refused-tokens",
+            Self::Forwarded => "forwarded-requests",
+            Self::Tunnels => "tunnels",
+            Self::UnknownForwarded => "unknown-forwarded-requests",
+            Self::UnknownTunnels => "unknown-tunnels",
+            Self::Watches => "watches",
+            Self::SelectorBytes => "selector-bytes",
         }
     }
 }
@@ -108,23 +134,30 @@ impl Limiter {
         &self,
         access: &Access,
         exchange: &Exchange,
-        client: IpAddr,
     ) -> Result<Admission, LimitExceeded> {
         if self.limits.is_off() {
             return Ok(Admission::default());
         }
-        let caller = match access.identify(&exchange.caller, exchange.headers()).await {
+        let address = exchange.address();
+        let caller = match access
+            .identify(&exchange.caller, exchange.headers(), address)
+            .await
+        {
             Ok(Authenticated::Known(identity)) => {
                 exchange.record_identified(&identity);
                 LimitKey::User(identity.user.clone())
             }
             // A caller that upstream knows does not become another by the rest of the request.
-            _ => match access.authenticator.bearer(exchange.headers()).await {
+            _ => match access
+                .authenticator
+                .bearer(exchange.headers(), address)
+                .await
+            {
                 Some(identity) => {
                     exchange.record_identified(&identity);
                     LimitKey::User(identity.user.clone())
                 }
-                None => LimitKey::Address(client_network(client)),
+                None => LimitKey::Address(address),
             },
         };
         let counts = match (exchange.plan.verb, exchange.plan.long_running) {

@@ -19,6 +19,7 @@ pub const METRICS: &[Declaration] = &[
     REQUESTS.declaration(),
     DURATION.declaration(),
     LIMITED.declaration(),
+    IN_USE.declaration(),
     IN_FLIGHT.declaration(),
     RESPONSE_BYTES.declaration(),
     WATCHES.declaration(),
@@ -46,7 +47,12 @@ const DURATION: Metric<Histogram, 2> = Metric::new(
 const LIMITED: Metric<Counter, 1> = Metric::new(
     "watershed_requests_limited_total",
     &["reason"],
-    "Requests refused with 429 because their caller exceeded a limit, by limit.",
+    "Requests refused with 429 or 431 because their caller exceeded a limit, by limit.",
+);
+const IN_USE: Metric<Gauge, 1> = Metric::new(
+    "watershed_limited_resources_in_use",
+    &["limit"],
+    "Use of what is limited for each caller, of all callers together, by limit.",
 );
 const IN_FLIGHT: Metric<Gauge, 1> = Metric::new(
     "watershed_requests_in_flight",
@@ -186,6 +192,11 @@ pub(super) fn document_checked(result: &'static str) {
 /// A caller asked for too much.
 pub(super) fn limited(reason: &'static str) {
     LIMITED.with([reason.into()]).increment(1);
+}
+
+/// Returns the gauge of a limited resource.
+pub(super) fn in_use(limit: &'static str) -> Gauge {
+    IN_USE.with([limit.into()])
 }
 
 /// A request on its way to an answer.

@@ -105,7 +105,7 @@ impl ScopePolicy {
 }
 
 /// Limits of each caller; zero stands for no limit.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UserLimits {
     /// Requests at a time. A watch counts until it begins, as in kube-apiserver's priority and
     /// fairness.
@@ -114,6 +114,29 @@ pub struct UserLimits {
     pub per_second: u32,
     /// Requests that may come at once; zero stands for twice the number of a second.
     pub burst: u32,
+    /// Forwarded requests at a time, until their answers have ended.
+    pub forwarded: u32,
+    /// Sessions of exec, attach and port-forward at a time.
+    pub tunnels: u32,
+    /// Open watches that are served from memory.
+    pub watches: u32,
+    /// Bytes that the selectors of these watches take.
+    pub selector_bytes: u64,
+}
+
+impl Default for UserLimits {
+    /// Returns limits that the agents of a fleet stay below, which are often one user.
+    fn default() -> Self {
+        Self {
+            in_flight: 0,
+            per_second: 0,
+            burst: 0,
+            forwarded: 20_000,
+            tunnels: 2_000,
+            watches: 100_000,
+            selector_bytes: 64 << 20,
+        }
+    }
 }
 
 impl UserLimits {

@@ -3,6 +3,7 @@ use watershed_protocol::Status;
 
 use super::document_request::DocumentRequest;
 use super::exchange::Exchange;
+use super::limit::LimitExceeded;
 use super::plan::ReadPlan;
 use super::source::ForwardReason;
 use super::unanswered::Unanswered;
@@ -69,7 +70,9 @@ pub(super) fn refused(refusal: &Rejection) -> Unanswered {
 }
 
 async fn identify(access: &Access, exchange: &Exchange) -> Result<Authenticated, Unanswered> {
-    let reviewed = access.identify(&exchange.caller, exchange.headers()).await;
+    let headers = exchange.headers();
+    let address = exchange.address();
+    let reviewed = access.identify(&exchange.caller, headers, address).await;
     if let Ok(Authenticated::Known(identity)) = &reviewed {
         exchange.record_identified(identity);
     }
@@ -78,6 +81,9 @@ async fn identify(access: &Access, exchange: &Exchange) -> Result<Authenticated,
 
 /// Returns the unanswered of a caller about whom upstream could not be asked.
 fn not_reviewed(access: &Access, error: &ReviewError) -> Unanswered {
+    if error.is_over_limit() {
+        return Unanswered::Limit(LimitExceeded::RefusedTokens);
+    }
     tracing::warn!(%error, "cannot review the caller");
     if access.must_refuse(error) {
         Unanswered::access(not_now(error))

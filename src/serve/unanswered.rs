@@ -20,6 +20,12 @@ impl Unanswered {
     }
 }
 
+impl From<LimitExceeded> for Unanswered {
+    fn from(exceeded: LimitExceeded) -> Self {
+        Self::Limit(exceeded)
+    }
+}
+
 impl From<ForwardReason> for Unanswered {
     fn from(reason: ForwardReason) -> Self {
         Self::Forward(reason)

@@ -13,7 +13,8 @@ use super::connection::Lease;
 use super::error::UpstreamError;
 use super::hop_by_hop;
 use super::traffic::ReceivedMeter;
-use crate::body::{Body, BoxError};
+use crate::body::{Body, BoxError, holding};
+use crate::fairness::Share;
 use watershed_connect::Address;
 use watershed_connect::one_line;
 
@@ -149,6 +150,14 @@ impl std::fmt::Debug for UpstreamBody {
         f.debug_struct("UpstreamBody")
             .field("address", &self.address)
             .finish_non_exhaustive()
+    }
+}
+
+/// Lets an answer hold what its caller was given for it, until its body has ended.
+pub(super) fn held_by(response: Response<Body>, share: Option<Share>) -> Response<Body> {
+    match share {
+        Some(share) => response.map(|body| holding(body, share)),
+        None => response,
     }
 }
 

@@ -5,37 +5,51 @@ use std::sync::Arc;
 use http::header::{AUTHORIZATION, HeaderMap, HeaderName};
 use http::{Method, Request, Response, Version};
 use hyper::body::Incoming;
-use tokio::sync::Semaphore;
 use tokio_util::task::TaskTracker;
 
-use super::body::to_client;
+use super::body::{held_by, to_client};
 use super::class::ConnectionClass;
 use super::error::UpstreamError;
 use super::hop_by_hop;
-use super::pool::{Pool, SendOptions};
+use super::pool::{MAX_CONNECTIONS, Pool, SendOptions};
 use super::server::Upstream;
 use super::traffic::RequestPurpose;
 use super::upgrade;
 use crate::body::{self, Body};
+use crate::fairness::Share;
 use watershed_connect::{Address, ConnectError, Dialer, TlsIdentity};
 
-/// Limit of open sessions of exec, attach and port-forward, and of requests for one.
-const MAX_UPGRADES: usize = 4096;
+/// Limit of connections in a group for unknown callers. On HTTP/1.1 each of their requests needs
+/// one.
+const MAX_UNKNOWN_CONNECTIONS: usize = 512;
 
 /// The credentials that a request is forwarded with.
 #[derive(Clone, Debug)]
 pub enum ForwardIdentity {
     /// The caller's, as in its headers. The connection shows no certificate.
     Caller,
+    /// The same, of a caller that upstream has not accepted lately. Its connections are not those
+    /// of known callers: upstream ends a connection by which it was sent bad credentials.
+    UnknownCaller,
     /// The proxy's, acting as the user in these headers. Such headers of the caller are removed.
     Impersonated(Arc<HeaderMap>),
     /// The proxy's, for everyone who can reach it. Impersonation headers of the caller are kept.
     Own,
 }
 
+/// The way in which a request is forwarded.
+pub struct ForwardOptions {
+    /// The request may stay open: a watch, a log.
+    pub long: bool,
+    /// The credentials that it is forwarded with.
+    pub identity: ForwardIdentity,
+    /// What the caller holds for it until its answer or its tunnel has ended.
+    pub share: Option<Share>,
+}
+
 /// Forwards callers' requests to upstream. Cheap to clone.
 ///
-/// Invariant: a request of [`ForwardIdentity::Caller`] cannot reach the proxy's token, nor a
+/// Invariant: a request with the caller's own credentials cannot reach the proxy's token, nor a
 /// connection that shows its certificate. Any other names the caller it is for, except
 /// [`ForwardIdentity::Own`].
 #[derive(Clone)]
@@ -47,11 +61,11 @@ struct ForwarderShared {
     upstream: Upstream,
     /// Connections that show no certificate.
     bare: Pool,
+    /// The same, for unknown callers.
+    unknown: Pool,
     /// Connections that show the proxy's own, if it has one.
     own: Pool,
     dialer: Arc<Dialer>,
-    /// Permits for upgrades, each of which has its own connection.
-    upgrades: Arc<Semaphore>,
     tunnels: TaskTracker,
 }
 
@@ -59,24 +73,27 @@ impl Forwarder {
     /// Creates a forwarder to this upstream. Needs a running runtime.
     pub fn new(upstream: &Upstream) -> Forwarder {
         let dialer = Arc::new(Dialer::default());
-        let [bare, own] = [TlsIdentity::Bare, TlsIdentity::Own]
-            .map(|identity| Pool::new(upstream, identity, &dialer));
+        let [bare, unknown, own] = [
+            (TlsIdentity::Bare, MAX_CONNECTIONS),
+            (TlsIdentity::Bare, MAX_UNKNOWN_CONNECTIONS),
+            (TlsIdentity::Own, MAX_CONNECTIONS),
+        ]
+        .map(|(identity, limit)| Pool::limited(upstream, identity, &dialer, limit));
         let tunnels = TaskTracker::new();
-        let upgrades = Arc::new(Semaphore::new(MAX_UPGRADES));
         let upstream = upstream.clone();
         Forwarder {
             shared: Arc::new(ForwarderShared {
                 upstream,
                 bare,
+                unknown,
                 own,
                 dialer,
-                upgrades,
                 tunnels,
             }),
         }
     }
 
-    /// Forwards a request; `long` for watches, logs and others that may stay open.
+    /// Forwards a request.
     ///
     /// The answer's body is a stream. Bytes that the client does not read are not read from
     /// upstream, and a client that goes away cancels the request there. A cut answer ends with an
@@ -84,20 +101,18 @@ impl Forwarder {
     pub async fn forward(
         &self,
         request: Request<Incoming>,
-        long: bool,
-        authority: &ForwardIdentity,
+        options: ForwardOptions,
     ) -> Result<Response<Body>, UpstreamError> {
         let version = request.version();
         let request = request.map(|incoming| body::from_client(incoming, version));
-        self.forward_body(request, long, authority).await
+        self.forward_body(request, options).await
     }
 
     /// Forwards a request like [`Forwarder::forward`], with a body that was read already.
     pub async fn forward_body(
         &self,
         mut request: Request<Body>,
-        long: bool,
-        authority: &ForwardIdentity,
+        options: ForwardOptions,
     ) -> Result<Response<Body>, UpstreamError> {
         if request.method() == Method::CONNECT {
             return Err(UpstreamError::Refused {
@@ -123,19 +138,20 @@ impl Forwarder {
             _ => None,
         };
         hop_by_hop::clean_request(request.headers_mut())?;
-        let identity = self.authorize(request.headers_mut(), authority).await?;
+        let ForwardOptions {
+            long,
+            identity,
+            share,
+        } = options;
+        let shown = self.authorize(request.headers_mut(), &identity).await?;
         if let Some(protocol) = protocol {
-            let place = Arc::clone(&self.shared.upgrades).try_acquire_owned();
-            let place = place.map_err(|_| UpstreamError::Exhausted {
-                limit: MAX_UPGRADES,
-            })?;
             // Boxed: few requests need the room for a handshake.
             return Box::pin(upgrade::forward(
                 &self.shared.upstream,
                 &self.shared.dialer,
                 &self.shared.tunnels,
-                identity,
-                place,
+                shown,
+                share,
                 request,
                 protocol,
             ))
@@ -149,8 +165,9 @@ impl Forwarder {
             ConnectionClass::Short
         };
         let pool = match identity {
-            TlsIdentity::Bare => &self.shared.bare,
-            TlsIdentity::Own => &self.shared.own,
+            ForwardIdentity::Caller => &self.shared.bare,
+            ForwardIdentity::UnknownCaller => &self.shared.unknown,
+            ForwardIdentity::Impersonated(_) | ForwardIdentity::Own => &self.shared.own,
         };
         let response = pool
             .send(
@@ -162,7 +179,7 @@ impl Forwarder {
                 },
             )
             .await?;
-        Ok(to_client(response))
+        Ok(held_by(to_client(response), share))
     }
 
     /// Puts credentials into a request's headers. Returns the identity its connection must have.
@@ -172,7 +189,9 @@ impl Forwarder {
         authority: &ForwardIdentity,
     ) -> Result<TlsIdentity, UpstreamError> {
         let acting = match authority {
-            ForwardIdentity::Caller => return Ok(TlsIdentity::Bare),
+            ForwardIdentity::Caller | ForwardIdentity::UnknownCaller => {
+                return Ok(TlsIdentity::Bare);
+            }
             ForwardIdentity::Impersonated(acting) => Some(acting),
             ForwardIdentity::Own => None,
         };
@@ -211,6 +230,17 @@ impl Forwarder {
             return Err(ConnectError::Credentials(reason.to_owned()).into());
         }
         Ok(TlsIdentity::Own)
+    }
+
+    /// Returns the number of requests that fit on all connections at a time. On HTTP/1.1, each
+    /// needs one.
+    pub fn capacity(&self) -> u64 {
+        let limit = MAX_CONNECTIONS as u64;
+        if self.shared.bare.is_exclusive() || self.shared.own.is_exclusive() {
+            limit
+        } else {
+            limit * ConnectionClass::LongForward.windows().streams as u64
+        }
     }
 
     /// Waits until all tunnels (exec, attach, port-forward) have ended.

@@ -35,7 +35,7 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(15);
 ///
 /// With HTTP/2 they carry tens of thousands of requests. The limit stops a flood before the kernel
 /// runs out of ports.
-const MAX_CONNECTIONS: usize = 1024;
+pub(super) const MAX_CONNECTIONS: usize = 1024;
 
 /// Limit of resends of a request on other connections.
 ///
@@ -67,6 +67,8 @@ pub(super) struct ConnectionGroup {
     upstream: Upstream,
     dialer: Arc<Dialer>,
     connections: Arc<Semaphore>,
+    /// Connections that there may be.
+    limit: usize,
     idle_http1: Arc<IdleHttp1>,
     state: Mutex<GroupState>,
 }
@@ -97,6 +99,16 @@ type SharedDial = Shared<BoxFuture<'static, Result<(), UpstreamError>>>;
 
 impl Pool {
     pub(super) fn new(upstream: &Upstream, identity: TlsIdentity, dialer: &Arc<Dialer>) -> Pool {
+        Self::limited(upstream, identity, dialer, MAX_CONNECTIONS)
+    }
+
+    /// Creates a pool with so many connections in a group.
+    pub(super) fn limited(
+        upstream: &Upstream,
+        identity: TlsIdentity,
+        dialer: &Arc<Dialer>,
+        limit: usize,
+    ) -> Pool {
         let groups = [
             ConnectionClass::Watch,
             ConnectionClass::Short,
@@ -108,7 +120,8 @@ impl Pool {
                 identity,
                 upstream: upstream.clone(),
                 dialer: Arc::clone(dialer),
-                connections: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
+                connections: Arc::new(Semaphore::new(limit)),
+                limit,
                 idle_http1: Arc::new(IdleHttp1::new(upstream.clone())),
                 state: Mutex::default(),
             })
@@ -133,6 +146,12 @@ impl Pool {
             ConnectionClass::Short => short,
             ConnectionClass::LongForward => long,
         }
+    }
+
+    /// Returns `true` if each request has a connection of its own.
+    pub(super) fn is_exclusive(&self) -> bool {
+        let mut groups = self.groups.iter();
+        groups.any(|group| group.state.lock().exclusive)
     }
 
     /// Sends a request whose URI is path and query.
@@ -423,9 +442,7 @@ impl ConnectionGroup {
 
     async fn connect(&self, avoid: Option<&Address>) -> Result<HttpConnection, UpstreamError> {
         let permit = Arc::clone(&self.connections).try_acquire_owned();
-        let permit = permit.map_err(|_| UpstreamError::Exhausted {
-            limit: MAX_CONNECTIONS,
-        })?;
+        let permit = permit.map_err(|_| UpstreamError::Exhausted { limit: self.limit })?;
         let credentials = self.upstream.current();
         // Boxed: the state of a handshake is 20 KB, and every request's future would hold it.
         let dialed = Box::pin(self.dialer.dial(&credentials, self.identity, false, avoid)).await?;

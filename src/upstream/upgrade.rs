@@ -7,15 +7,15 @@ use http::{Request, Response, StatusCode, Version};
 use hyper::client::conn::http1;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
-use tokio::sync::OwnedSemaphorePermit;
 use tokio_util::task::TaskTracker;
 
-use super::body::{UpstreamBody, to_client};
+use super::body::{UpstreamBody, held_by, to_client};
 use super::error::UpstreamError;
 use super::hop_by_hop;
 use super::server::Upstream;
 use super::traffic::{ConnectionPurpose, RequestPurpose};
 use crate::body::{self, Body};
+use crate::fairness::Share;
 use watershed_connect::{Address, Dialer, TlsIdentity};
 
 /// Bytes in flight in each direction of a tunnel.
@@ -29,7 +29,7 @@ pub(super) async fn forward(
     dialer: &Dialer,
     tunnels: &TaskTracker,
     identity: TlsIdentity,
-    place: OwnedSemaphorePermit,
+    share: Option<Share>,
     mut request: Request<Body>,
     protocol: HeaderValue,
 ) -> Result<Response<Body>, UpstreamError> {
@@ -63,15 +63,14 @@ pub(super) async fn forward(
 
     if response.status() != StatusCode::SWITCHING_PROTOCOLS {
         let received = upstream.traffic().answered(RequestPurpose::Forward);
-        return Ok(to_client(response.map(|incoming| {
-            UpstreamBody::unpooled(incoming, address, received)
-        })));
+        let response = response.map(|body| UpstreamBody::unpooled(body, address, received));
+        return Ok(held_by(to_client(response), share));
     }
     let chosen = response.headers().get(http::header::UPGRADE).cloned();
     let upstream_side = hyper::upgrade::on(&mut response);
     tunnels.spawn(async move {
         tunnel(client_side, upstream_side, address).await;
-        drop((place, open));
+        drop((share, open));
     });
     let (mut parts, _) = response.into_parts();
     hop_by_hop::clean_response(&mut parts.headers);

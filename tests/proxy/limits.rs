@@ -383,3 +383,41 @@ async fn overlong_urls_and_headers_are_refused() {
     );
     fixture.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_user_with_many_watches_or_large_selectors_affects_no_other() {
+    let fixture = Fixture::configured(small(), |config| {
+        config.policy.users.watches = 5;
+        config.policy.users.selector_bytes = 100_000;
+    })
+    .await;
+    let watch = "/api/v1/pods?watch=1&resourceVersion=0&timeoutSeconds=600";
+    let values = vec!["value"; 500].join(",");
+    let large = format!("{watch}&labelSelector=app+notin+({values})");
+    let viewer = fixture.proxied.as_user(fixture.upstream.viewer_token());
+    for (path, allowed) in [(watch, 5), (&*large, 2)] {
+        let mut open = Vec::new();
+        for _ in 0..allowed {
+            open.push(fixture.proxied.watch(Protocol::Http2, path).await);
+        }
+        for protocol in BOTH {
+            let refused = fixture.proxied.get(protocol, path).await;
+            assert_eq!(refused.status, StatusCode::TOO_MANY_REQUESTS, "{path}");
+            assert_eq!(refused.header("retry-after"), "1");
+            assert_eq!(refused.header("x-watershed-source"), "limit");
+            open.push(viewer.watch(protocol, path).await);
+        }
+        drop(open);
+        // What is over counts no longer.
+        let connection = fixture.proxied.connect(Protocol::Http2).await.unwrap();
+        eventually("a watch to be allowed again", async || {
+            let request = Request::get(path).body(nothing()).unwrap();
+            match connection.open(request).await.unwrap().status() {
+                StatusCode::OK => Ok(()),
+                other => Err(other.to_string()),
+            }
+        })
+        .await;
+    }
+    fixture.stop().await;
+}

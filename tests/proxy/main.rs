@@ -39,5 +39,6 @@ mod status;
 mod support;
 mod traces;
 mod unix_socket;
+mod unknown_callers;
 mod upstream_faults;
 mod vanishing_clients;

@@ -19,10 +19,9 @@ pub(in crate::serve) fn not_from_memory(
     match unanswered {
         Unanswered::Forward(reason) => Err(reason),
         Unanswered::Refuse(source, refusal) => Ok(Answer::new(source, status(&refusal, form, &[]))),
-        Unanswered::Limit(exceeded) => Ok(Answer::new(
-            AnswerSource::Limit,
-            too_many_requests(exceeded),
-        )),
+        Unanswered::Limit(exceeded) => {
+            Ok(Answer::new(AnswerSource::Limit, over_the_limit(exceeded)))
+        }
     }
 }
 
@@ -81,12 +80,22 @@ pub(in crate::serve) fn unreachable(error: &UpstreamError, form: RefusalForm) ->
     status(&Status::service_unavailable(message, 1), form, &[])
 }
 
-/// Source: `apiserver/pkg/server/filters/priority-and-fairness.go` (tooManyRequests): plain text,
-/// not a Status.
-fn too_many_requests(exceeded: LimitExceeded) -> Response<Body> {
+/// Source of 429: `apiserver/pkg/server/filters/priority-and-fairness.go` (tooManyRequests). It is
+/// plain text, not a Status. Of 431: Go's `net/http/server.go` (serve).
+fn over_the_limit(exceeded: LimitExceeded) -> Response<Body> {
     metrics::limited(exceeded.as_str());
-    let mut response = Response::new(full("Too many requests, please try again later.\n"));
-    *response.status_mut() = StatusCode::TOO_MANY_REQUESTS;
+    let (code, text) = match exceeded {
+        LimitExceeded::HeaderBytes => (
+            StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+            "431 Request Header Fields Too Large",
+        ),
+        _ => (
+            StatusCode::TOO_MANY_REQUESTS,
+            "Too many requests, please try again later.\n",
+        ),
+    };
+    let mut response = Response::new(full(text));
+    *response.status_mut() = code;
     let headers = response.headers_mut();
     headers.insert(
         header::CONTENT_TYPE,
@@ -96,6 +105,8 @@ fn too_many_requests(exceeded: LimitExceeded) -> Response<Body> {
         header::X_CONTENT_TYPE_OPTIONS,
         HeaderValue::from_static("nosniff"),
     );
-    headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+    if code == StatusCode::TOO_MANY_REQUESTS {
+        headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+    }
     response
 }

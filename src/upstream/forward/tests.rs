@@ -10,6 +10,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::PollSender;
 
 use super::*;
+use crate::fairness::{CallerKey, ShareLimits, Shares};
 use crate::test_support::{
     Api, HTTP1, HTTP2, OWN_TOKEN, Pki, Proxy, Settings, eventually, get, hanging, kubeconfig_with,
     read, soon, streamed, text, upstream_of,
@@ -687,4 +688,56 @@ fn dot_segments_are_found_in_every_spelling() {
     for path in ["/", "/a/b", "/a/...", "/a/.b", "/a/b..", "/a/%2e%2e%2e"] {
         assert!(!has_dot_segments(path), "{path}");
     }
+}
+
+// === unknown callers ===
+
+#[tokio::test]
+async fn unknown_callers_share_no_connection_with_others() {
+    let pki = Pki::new();
+    let api = Api::start(&pki, HTTP2, |_, conn| async move {
+        text(conn.number.to_string())
+    })
+    .await;
+    let forwarder = Forwarder::new(&upstream_of(&pki, &api).await);
+    let connection = async |identity, long| {
+        let options = ForwardOptions {
+            long,
+            identity,
+            share: None,
+        };
+        let request = get("/api/v1/pods").map(|_| body::empty());
+        let answer = forwarder.forward_body(request, options).await.unwrap();
+        read(answer.into_body()).await.unwrap()
+    };
+    for long in [false, true] {
+        let known = connection(ForwardIdentity::Caller, long).await;
+        let unknown = connection(ForwardIdentity::UnknownCaller, long).await;
+        assert_ne!(known, unknown);
+        assert_eq!(known, connection(ForwardIdentity::Caller, long).await);
+        assert_eq!(
+            unknown,
+            connection(ForwardIdentity::UnknownCaller, long).await
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_share_is_held_until_its_answer_has_ended() {
+    let pki = Pki::new();
+    let api = Api::start(&pki, HTTP2, |_, _| async { Response::new(hanging()) }).await;
+    let forwarder = Forwarder::new(&upstream_of(&pki, &api).await);
+    let limits = ShareLimits { all: 0, each: 1 };
+    let shares = Shares::new(limits, crate::metric::Gauge::noop());
+    let take = || shares.take(CallerKey::user("ann"), 1);
+    let options = ForwardOptions {
+        long: true,
+        identity: ForwardIdentity::Caller,
+        share: take(),
+    };
+    let request = get("/api/v1/pods?watch=1").map(|_| body::empty());
+    let answer = forwarder.forward_body(request, options).await.unwrap();
+    assert!(take().is_none(), "the answer goes on");
+    drop(answer);
+    assert!(take().is_some());
 }

@@ -1,0 +1,39 @@
+//! The connection of a request, as far as the service that answers it has to do with it.
+use std::fmt;
+use std::sync::Arc;
+
+use super::activity::Activity;
+
+/// Bytes that an unknown client may cause at a server behind this one, for each byte it sends.
+///
+/// HPACK names a field of 4 KB with a byte, and proxies write it out each time.
+const MAX_AMPLIFICATION: u64 = 20;
+
+/// The connection that a request came by. Cheap to clone.
+#[derive(Clone)]
+pub struct PeerConnection(Arc<Activity>);
+
+impl PeerConnection {
+    pub(super) fn new(activity: &Arc<Activity>) -> Self {
+        Self(Arc::clone(activity))
+    }
+
+    /// Counts bytes that are about to be sent to another server for this client. Returns `false`
+    /// if they are too many for what it has sent itself: then they are not counted.
+    pub fn may_send_on(&self, bytes: u64) -> bool {
+        self.0.send_on(bytes, MAX_AMPLIFICATION)
+    }
+}
+
+impl Default for PeerConnection {
+    /// Returns a connection by which nothing has come.
+    fn default() -> Self {
+        Self(Activity::new())
+    }
+}
+
+impl fmt::Debug for PeerConnection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PeerConnection").finish_non_exhaustive()
+    }
+}

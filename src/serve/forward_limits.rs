@@ -1,0 +1,133 @@
+//! The shares that callers have of forwarded requests and tunnels.
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use http::header;
+use watershed_protocol::Status;
+
+use super::exchange::Exchange;
+use super::limit::LimitExceeded;
+use super::metrics;
+use super::policy::UserLimits;
+use super::unanswered::Unanswered;
+use crate::access::{Access, Authenticated, Identity};
+use crate::fairness::{CallerKey, FairQueue, QueueTurn, Share, ShareLimits, Shares};
+
+/// Forwarded requests at a time, of all known callers.
+const ALL_REQUESTS: u64 = 50_000;
+/// Sessions of exec, attach and port-forward at a time, of all known callers.
+const ALL_TUNNELS: u64 = 4_096;
+/// Forwarded requests at a time, of all unknown callers. They count by address.
+const UNKNOWN_REQUESTS: u64 = 512;
+/// Requests of unknown callers that wait for upstream's answer, of all and of each address.
+const UNKNOWN_TURNS: [usize; 2] = [64, 16];
+/// Upgrades at a time, of all callers that cannot be authenticated here.
+const UNKNOWN_TUNNELS: u64 = 64;
+
+/// Counts what is forwarded for each caller.
+pub(super) struct ForwardLimits {
+    requests: Shares,
+    tunnels: Shares,
+    unknown_requests: Shares,
+    unknown_tunnels: Shares,
+    unknown_turns: FairQueue,
+}
+
+/// Permission to forward a request.
+pub(super) struct ForwardPermit {
+    /// Held until the answer or the tunnel has ended.
+    pub(super) share: Share,
+    /// Held until the answer has begun.
+    pub(super) turn: Option<QueueTurn>,
+}
+
+impl ForwardPermit {
+    pub(super) fn split(self) -> (Option<Share>, Option<QueueTurn>) {
+        (Some(self.share), self.turn)
+    }
+}
+
+impl ForwardLimits {
+    pub(super) fn new(limits: UserLimits) -> Self {
+        let shares = |exceeded: LimitExceeded, all, each: u32| {
+            let each = u64::from(each);
+            Shares::new(
+                ShareLimits { all, each },
+                metrics::in_use(exceeded.as_str()),
+            )
+        };
+        let [all, each] = UNKNOWN_TURNS;
+        Self {
+            requests: shares(LimitExceeded::Forwarded, ALL_REQUESTS, limits.forwarded),
+            tunnels: shares(LimitExceeded::Tunnels, ALL_TUNNELS, limits.tunnels),
+            unknown_requests: shares(LimitExceeded::UnknownForwarded, UNKNOWN_REQUESTS, 0),
+            unknown_tunnels: shares(LimitExceeded::UnknownTunnels, UNKNOWN_TUNNELS, 0),
+            unknown_turns: FairQueue::new(all, each),
+        }
+    }
+
+    /// Admits a request that is to be forwarded. Waits for the caller's turn if it is unknown.
+    ///
+    /// `capacity` is the number of requests that fit on all connections to upstream.
+    pub(super) async fn admit(
+        &self,
+        access: &Access,
+        exchange: &Exchange,
+        user: Option<&Arc<Identity>>,
+        capacity: u64,
+    ) -> Result<ForwardPermit, Unanswered> {
+        if exchange.headers().contains_key(header::UPGRADE) {
+            return self.admit_upgrade(access, exchange).await;
+        }
+        let address = CallerKey::Address(exchange.address());
+        if exchange.is_known {
+            let caller = user.map_or(address, |user| CallerKey::user(&user.user));
+            let share = self.requests.take_of(caller, 1, ALL_REQUESTS.min(capacity));
+            let share = share.ok_or(LimitExceeded::Forwarded)?;
+            return Ok(ForwardPermit { share, turn: None });
+        }
+        let share = self.unknown_requests.take(address.clone(), 1);
+        let share = share.ok_or(LimitExceeded::UnknownForwarded)?;
+        let turn = Some(self.unknown_turns.turn(address).await);
+        Ok(ForwardPermit { share, turn })
+    }
+
+    /// Returns the share of a request once upstream has accepted its caller, who was unknown.
+    pub(super) fn accepted(&self, address: IpAddr, unknown: Share, capacity: u64) -> Share {
+        let all = ALL_REQUESTS.min(capacity);
+        let share = self.requests.take_of(CallerKey::Address(address), 1, all);
+        share.unwrap_or(unknown)
+    }
+
+    /// Admits an upgrade. It costs a connection to upstream, so its caller is authenticated first.
+    async fn admit_upgrade(
+        &self,
+        access: &Access,
+        exchange: &Exchange,
+    ) -> Result<ForwardPermit, Unanswered> {
+        let address = exchange.address();
+        let headers = exchange.headers();
+        let authenticated = access.identify_bearer(&exchange.caller, headers, address);
+        let user = match authenticated.await {
+            Ok(Authenticated::Known(user)) => Some(CallerKey::user(&user.user)),
+            Ok(Authenticated::Refused) => return Err(Unanswered::access(Status::unauthorized())),
+            Ok(Authenticated::Unknown) => None,
+            Err(error) if error.is_over_limit() => return Err(LimitExceeded::RefusedTokens.into()),
+            Err(error) => {
+                tracing::debug!(%error, "cannot review the caller of an upgrade");
+                None
+            }
+        };
+        let address = CallerKey::Address(address);
+        let (share, exceeded) = match user {
+            Some(user) => (self.tunnels.take(user, 1), LimitExceeded::Tunnels),
+            None if exchange.is_known => (self.tunnels.take(address, 1), LimitExceeded::Tunnels),
+            None => (
+                self.unknown_tunnels.take(address, 1),
+                LimitExceeded::UnknownTunnels,
+            ),
+        };
+        let share = share.ok_or(exceeded)?;
+        Ok(ForwardPermit { share, turn: None })
+    }
+}

@@ -1,0 +1,75 @@
+//! Bounds what callers can make upstream receive before it has accepted them.
+use http::{HeaderMap, Request};
+
+use super::exchange::Exchange;
+use super::limit::LimitExceeded;
+use crate::access::{Access, Authenticated};
+
+/// Bytes of a request's header fields that an unknown caller may send. A token of 20 KB fits in.
+const MAX_FIELD_BYTES: usize = 32 * 1024;
+
+/// Returns the limit that the head of an unknown caller's request exceeds.
+pub(super) fn check_head(exchange: &Exchange) -> Result<(), LimitExceeded> {
+    if exchange.is_known || field_bytes(exchange.headers()) <= MAX_FIELD_BYTES {
+        Ok(())
+    } else {
+        Err(LimitExceeded::HeaderBytes)
+    }
+}
+
+/// Counts a request that is about to be forwarded. Returns the limit that it exceeds.
+pub(super) async fn admit_forward(
+    access: &Access,
+    exchange: &Exchange,
+) -> Result<(), LimitExceeded> {
+    if exchange.is_known {
+        return Ok(());
+    }
+    if exchange.credential.is_some() && !access.may_try_token(exchange.address()) {
+        return Err(LimitExceeded::RefusedTokens);
+    }
+    let connection = &exchange.peer.connection;
+    if connection.may_send_on(head_bytes(&exchange.request)) {
+        return Ok(());
+    }
+    // HTTP/2 clients name their token with a byte. Those of upstream's users may, as often as they
+    // like, also where no answer has told yet that they are users.
+    let headers = exchange.headers();
+    let reviewed = access.identify_bearer(&exchange.caller, headers, exchange.address());
+    match reviewed.await {
+        Ok(Authenticated::Known(_)) => Ok(()),
+        _ => Err(LimitExceeded::Amplification),
+    }
+}
+
+/// Returns the length of a request's head, as HTTP/1.1 writes it.
+fn head_bytes<B>(request: &Request<B>) -> u64 {
+    const LINE: usize = " HTTP/1.1\r\n\r\n".len();
+    let target = request.uri().path_and_query();
+    let target = target.map_or(1, |target| target.as_str().len());
+    let line = request.method().as_str().len() + target + LINE;
+    (line + field_bytes(request.headers())) as u64
+}
+
+fn field_bytes(headers: &HeaderMap) -> usize {
+    let fields = headers.iter();
+    let lengths = fields.map(|(name, value)| name.as_str().len() + value.len() + ": \r\n".len());
+    lengths.sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_head_is_as_long_as_it_is_written() {
+        let request = Request::get("/api/v1/pods?watch=1")
+            .header("host", "proxy")
+            .header("accept", "application/json")
+            .body(())
+            .unwrap();
+        let written = "GET /api/v1/pods?watch=1 HTTP/1.1\r\n\
+                       host: proxy\r\naccept: application/json\r\n\r\n";
+        assert!(head_bytes(&request).abs_diff(written.len() as u64) <= 1);
+    }
+}
