@@ -13,6 +13,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Request, StatusCode, header};
 use http_body_util::BodyExt;
 use http_body_util::combinators::UnsyncBoxBody;
 use parking_lot::Mutex;
+use tokio::sync::watch;
 use tokio::time::timeout;
 
 use super::client_address::FORWARDED_FOR;
@@ -27,14 +28,21 @@ const MAX_BYTES: usize = 32 << 20;
 /// Upper bound of all responses held for clients that take them slowly.
 const BUDGET: usize = 64 << 20;
 const TIMEOUT: Duration = Duration::from_secs(30);
+/// Time for which a caller waits until upstream begins to answer a request that may be another's.
+///
+/// Upstream queues requests by their callers' priority, so another's request may wait for longer.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Identical reads that are under way.
-#[derive(Default)]
 struct CoalescedRead {
     /// Callers that ask for it.
     callers: usize,
-    flight: Arc<Singleflight<Option<Arc<StoredResponse>>>>,
+    flight: SharedFlight,
+    /// `true` while upstream sends the answer to the shared request.
+    receiving: watch::Sender<bool>,
 }
+
+type SharedFlight = Arc<Singleflight<Option<Arc<StoredResponse>>>>;
 
 /// All consistent reads that are under way at upstream.
 pub(super) struct Coalescer {
@@ -47,9 +55,20 @@ pub(super) struct Coalescer {
 pub(super) struct CoalescerSlot<'a> {
     coalescer: &'a Coalescer,
     key: RequestKey,
-    flight: Arc<Singleflight<Option<Arc<StoredResponse>>>>,
+    flight: SharedFlight,
+    receiving: watch::Sender<bool>,
     /// No other caller asks for the same.
     pub(super) is_first: bool,
+}
+
+impl Default for CoalescedRead {
+    fn default() -> Self {
+        Self {
+            callers: 0,
+            flight: SharedFlight::default(),
+            receiving: watch::Sender::new(false),
+        }
+    }
 }
 
 impl Coalescer {
@@ -67,19 +86,20 @@ impl Coalescer {
         let mut reads = self.reads.lock();
         let read = reads.entry(key.clone()).or_default();
         read.callers += 1;
-        let (flight, is_first) = (Arc::clone(&read.flight), read.callers == 1);
         CoalescerSlot {
             coalescer: self,
             key,
-            flight,
-            is_first,
+            flight: Arc::clone(&read.flight),
+            receiving: read.receiving.clone(),
+            is_first: read.callers == 1,
         }
     }
 }
 
 impl CoalescerSlot<'_> {
     /// Returns the response to a request that is sent after this call, with the credentials of
-    /// `caller` or of another who waits; `None` if upstream should be asked for each.
+    /// `caller` or of another who waits; `None` if upstream should be asked for each, or does not
+    /// begin to answer.
     pub(super) async fn answer(
         &self,
         caller: &HeaderMap,
@@ -92,16 +112,33 @@ impl CoalescerSlot<'_> {
             let value = caller.get(&name).cloned();
             (name, value)
         });
+        let receiving = self.receiving.clone();
         let answer = self.flight.join(move || async move {
-            let fetched = fetch(&forwarder, &key, caller, &authority, &budget);
-            timeout(TIMEOUT, fetched)
-                .await
+            let fetched = fetch(&forwarder, &key, caller, &authority, (&budget, &receiving));
+            let fetched = timeout(TIMEOUT, fetched).await;
+            receiving.send_replace(false);
+            fetched
                 .ok()?
                 .inspect_err(|error| tracing::debug!(%error, "a coalesced read failed"))
                 .ok()
                 .map(Arc::new)
         });
-        answer.await.flatten()
+        tokio::select! {
+            answer = answer => answer.flatten(),
+            () = patience_ends(self.receiving.subscribe()) => None,
+        }
+    }
+}
+
+/// Waits until upstream has not begun to answer for a while.
+async fn patience_ends(mut receiving: watch::Receiver<bool>) {
+    loop {
+        // The sender lives as long as the caller's slot.
+        let _ = receiving.wait_for(|receiving| !receiving).await;
+        let begins = receiving.wait_for(|receiving| *receiving);
+        if timeout(PATIENCE, begins).await.is_err() {
+            return;
+        }
     }
 }
 
@@ -122,7 +159,7 @@ async fn fetch(
     key: &RequestKey,
     caller: [(HeaderName, Option<HeaderValue>); 3],
     authority: &ForwardIdentity,
-    budget: &ResponseBudget,
+    (budget, receiving): (&ResponseBudget, &watch::Sender<bool>),
 ) -> Result<StoredResponse, AnswerError> {
     let options = ForwardOptions {
         long: false,
@@ -132,6 +169,7 @@ async fn fetch(
     let response = forwarder
         .forward_body(key.request(caller)?, options)
         .await?;
+    receiving.send_replace(true);
     match response.status() {
         StatusCode::OK | StatusCode::NOT_FOUND => {
             StoredResponse::read(response.map(named), MAX_BYTES, budget).await
@@ -143,4 +181,29 @@ async fn fetch(
 /// Gives errors one type: the compiler can't follow boxed ones into a task.
 fn named(body: Body) -> UnsyncBoxBody<Bytes, io::Error> {
     body.map_err(io::Error::other).boxed_unsync()
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::{Instant, sleep};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn patience_ends_unless_upstream_answers() {
+        let receiving = watch::Sender::new(false);
+        let began = Instant::now();
+        patience_ends(receiving.subscribe()).await;
+        assert!(began.elapsed() >= PATIENCE);
+        let begins = patience_ends(receiving.subscribe());
+        let answers = async {
+            sleep(PATIENCE / 2).await;
+            receiving.send_replace(true);
+            sleep(TIMEOUT).await;
+            receiving.send_replace(false);
+        };
+        let began = Instant::now();
+        tokio::join!(begins, answers);
+        assert!(began.elapsed() >= TIMEOUT + PATIENCE);
+    }
 }

@@ -1,5 +1,5 @@
 //! Consistent reads. They are answered from memory only with a proof that memory is fresh enough.
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use http::StatusCode;
@@ -7,7 +7,7 @@ use watershed::serve::{CachingPolicy, ConsistentReads};
 use watershed_lab::sim::{AccessRule, Options, PlannedRefusal, Population, SimulatedServer, pods};
 
 use crate::support::client::{Answer, Protocol, within};
-use crate::support::{Fixture, becomes, proven, small, unless_stalled};
+use crate::support::{Fixture, becomes, eventually, proven, small, unless_stalled};
 
 pub(crate) const PODS: &str = "/api/v1/pods";
 /// Longer than any test.
@@ -407,5 +407,48 @@ async fn concurrent_gets_of_one_object_are_coalesced() {
             .into_iter()
             .all(|answer| answer.unwrap().status == StatusCode::UNAUTHORIZED)
     );
+    fixture.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_get_waits_a_moment_for_anothers_request_and_then_asks_itself() {
+    let fixture = Fixture::start(quiet(20)).await;
+    let (namespace, name) = some_pod(&fixture);
+    let path = format!("/api/v1/namespaces/{namespace}/pods/{name}");
+    fixture.proxied.get(Protocol::Http2, &path).await;
+    let faults = fixture.upstream.faults();
+    unless_stalled("callers to ask upstream themselves", async || {
+        fixture.upstream.take_recorded();
+        faults.set(|active| active.hold = Some(path.clone()));
+        let began = Instant::now();
+        let gets = (0..4).map(|_| {
+            let (endpoint, path) = (fixture.proxied.clone(), path.clone());
+            tokio::spawn(async move { endpoint.get(Protocol::Http2, &path).await })
+        });
+        let gets: Vec<_> = gets.collect();
+        let mut asked = 0;
+        eventually("each caller to ask upstream", async || {
+            let recorded = fixture.upstream.take_recorded();
+            asked += recorded.iter().filter(|head| head.target == path).count();
+            if asked >= gets.len() {
+                Ok(())
+            } else {
+                Err(format!("{asked} requests of {} callers", gets.len()))
+            }
+        })
+        .await;
+        let took = began.elapsed();
+        faults.set(|active| active.hold = None);
+        for get in gets {
+            assert_eq!(within("an answer", get).await.unwrap().status, 200);
+        }
+        // A shared request that is not answered fails after 30 seconds.
+        if took < Duration::from_secs(20) {
+            Ok(())
+        } else {
+            Err(format!("{took:?}"))
+        }
+    })
+    .await;
     fixture.stop().await;
 }
