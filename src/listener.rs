@@ -9,6 +9,7 @@ mod connection;
 mod limits;
 pub mod listen;
 pub mod metrics;
+mod open_connections;
 mod peer_connection;
 mod per_address;
 mod proxy_protocol;

@@ -223,6 +223,9 @@ impl ProxyService {
         let (answered, _slot) = parts.coalesce(&exchange, answered).await;
         // A review may have made the caller known.
         exchange.is_known |= parts.is_known(&exchange);
+        if exchange.is_known {
+            exchange.peer.connection.set_known();
+        }
         let user = parts.remembered(&exchange).await;
         let admitted = parts.admit_forward(&exchange, user.as_ref(), answered);
         let (answered, permit) = admitted.await;

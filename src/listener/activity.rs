@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use futures_util::task::AtomicWaker;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::limits::ConnectionLimits;
@@ -48,6 +49,10 @@ pub(super) struct Activity {
     /// `true` once there were too many cancelled requests, and the task to wake then.
     resetting: AtomicBool,
     resetter: AtomicWaker,
+    /// `true` once the service knew the client.
+    known: AtomicBool,
+    /// Notified when the connection is to make room for another.
+    closing: Notify,
 }
 
 /// One running request of a connection.
@@ -81,6 +86,8 @@ impl Activity {
             resets: AtomicU64::new(0),
             resetting: AtomicBool::new(false),
             resetter: AtomicWaker::new(),
+            known: AtomicBool::new(false),
+            closing: Notify::new(),
         })
     }
 
@@ -141,6 +148,34 @@ impl Activity {
     /// Returns `true` if the client has sent nothing since the handshake.
     pub(super) fn is_silent(&self) -> bool {
         !self.heard.load(Ordering::Relaxed) && self.requests.load(Ordering::Relaxed) == 0
+    }
+
+    /// Notes that the service knows the client.
+    pub(super) fn set_known(&self) {
+        self.known.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_known(&self) -> bool {
+        self.known.load(Ordering::Relaxed)
+    }
+
+    /// Returns the moment since which no request runs; `None` while one does.
+    pub(super) fn idle_since(&self) -> Option<Instant> {
+        let marks = [&self.last_end, &self.begun];
+        let last = marks
+            .iter()
+            .find_map(|mark| self.until(mark, Duration::ZERO));
+        (!self.is_busy()).then(|| last.unwrap_or(self.opened))
+    }
+
+    /// Asks the connection to make room for another.
+    pub(super) fn close(&self) {
+        self.closing.notify_one();
+    }
+
+    /// Completes when the connection is to make room for another.
+    pub(super) async fn closing(&self) {
+        self.closing.notified().await;
     }
 
     /// Counts bytes that are about to be sent to another server for this client. Returns `false`,

@@ -12,6 +12,9 @@ use rustls::{
     SignatureScheme,
 };
 
+/// Largest chain of certificates that a client may send. Its connection holds it, verified or not.
+const MAX_CHAIN_BYTES: usize = 16 * 1024;
+
 /// Asks for a certificate and takes any, or none.
 ///
 /// As in an API server, a certificate of an unknown authority does not end the handshake. Its
@@ -46,9 +49,15 @@ impl ClientCertVerifier for AnyCertificate {
     fn verify_client_cert(
         &self,
         end_entity: &CertificateDer<'_>,
-        _intermediates: &[CertificateDer<'_>],
+        intermediates: &[CertificateDer<'_>],
         _now: UnixTime,
     ) -> Result<ClientCertVerified, Error> {
+        let lengths = intermediates.iter().map(|certificate| certificate.len());
+        if end_entity.len() + lengths.sum::<usize>() > MAX_CHAIN_BYTES {
+            return Err(Error::General(format!(
+                "the client's certificates are longer than {MAX_CHAIN_BYTES} bytes"
+            )));
+        }
         // The signature is verified with the key in it.
         rustls::server::ParsedCertificate::try_from(end_entity)
             .map(|_| ClientCertVerified::assertion())

@@ -9,7 +9,6 @@ use http::{Request, Response};
 use hyper::body::Incoming;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
-use tokio::sync::Semaphore;
 use tokio_rustls::server::TlsStream;
 use tokio_util::task::TaskTracker;
 
@@ -17,6 +16,7 @@ use super::activity::{Activity, ActivityStream};
 use super::connection::{Peer, Protocols, TlsPeer};
 use super::limits::ConnectionLimits;
 use super::metrics::{Cut, Listener};
+use super::open_connections::OpenConnections;
 use super::peer_connection::PeerConnection;
 use super::per_address::{AddressLimiter, ConnectionSlot};
 use super::proxy_protocol;
@@ -137,17 +137,13 @@ async fn accept_all<L, S, F>(
     S: Fn(Request<Incoming>, Peer) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = Response<Body>> + Send + 'static,
 {
-    let permits = Arc::new(Semaphore::new(limits.connections));
+    let places = OpenConnections::new(limits.connections);
     let memory = limits.memory.clone();
     let addresses = AddressLimiter::new(limits.connections_per_address);
     let protocols = Arc::new(Protocols::new(limits, which));
     let connections = TaskTracker::new();
     let accepting = async {
         loop {
-            // Before accepting: over the limit, clients wait in the kernel's backlog.
-            let Ok(permit) = Arc::clone(&permits).acquire_owned().await else {
-                return;
-            };
             let (stream, address) = accept(&listener).await;
             let addresses = addresses.clone();
             let slot = if balancers.contains(address.ip()) {
@@ -158,25 +154,40 @@ async fn accept_all<L, S, F>(
                     None => continue,
                 }
             };
+            let activity = Activity::new();
+            // Over the limit, this client waits here, and others in the kernel's backlog.
+            let Some(place) = places.place(&activity).await else {
+                return;
+            };
             let open = which.connected();
             let charge = memory.charge(MemoryClass::Connections, CONNECTION_BYTES);
             let protocols = Arc::clone(&protocols);
             let (tls, service, drain) = (tls.clone(), service.clone(), drain.clone());
             connections.spawn(async move {
-                let accepted = if let Some(slot) = slot {
-                    Some((stream, address, slot))
-                } else {
-                    // Boxed, as few connections need its room.
-                    let read = behind_balancer(&protocols, stream, address, &addresses);
-                    tokio::select! {
-                        accepted = Box::pin(read) => accepted,
-                        () = drain.draining() => None,
+                let serving = async {
+                    let accepted = if let Some(slot) = slot {
+                        Some((stream, address, slot))
+                    } else {
+                        // Boxed, as few connections need its room.
+                        let read = behind_balancer(&protocols, stream, address, &addresses);
+                        tokio::select! {
+                            accepted = Box::pin(read) => accepted,
+                            () = drain.draining() => None,
+                        }
+                    };
+                    if let Some((stream, address, _slot)) = accepted {
+                        let stream = (stream, &activity);
+                        connection(&protocols, stream, address, tls, service, drain).await;
                     }
                 };
-                if let Some((stream, address, _slot)) = accepted {
-                    connection(&protocols, stream, address, tls, service, drain).await;
+                tokio::select! {
+                    () = serving => {}
+                    () = activity.closing() => {
+                        which.cut(Cut::Full);
+                        tracing::debug!(%address, "idle connection closed: the listener is full");
+                    }
                 }
-                drop((open, permit, charge));
+                drop((open, place, charge));
             });
         }
     };
@@ -266,7 +277,7 @@ fn is_of_one_connection(error: &io::Error) -> bool {
 /// Serves one connection to its end.
 async fn connection<I, S, F>(
     protocols: &Protocols,
-    stream: I,
+    (stream, activity): (I, &Arc<Activity>),
     address: SocketAddr,
     tls: Option<ServerTls>,
     service: S,
@@ -276,17 +287,16 @@ async fn connection<I, S, F>(
     S: Fn(Request<Incoming>, Peer) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = Response<Body>> + Send + 'static,
 {
-    let activity = Activity::new();
-    let stream = ActivityStream::new(stream, &activity);
+    let stream = ActivityStream::new(stream, activity);
     let Some(tls) = tls else {
         let peer = Peer {
             address,
             tls: None,
-            connection: PeerConnection::new(&activity),
+            connection: PeerConnection::new(activity),
         };
-        let requests = protocols.requests(&activity, peer, service);
+        let requests = protocols.requests(activity, peer, service);
         return protocols
-            .serve_http1(stream, requests, &activity, address, drain)
+            .serve_http1(stream, requests, activity, address, drain)
             .await;
     };
     // Boxed: the future would hold the room for a handshake for as long as the connection lives.
@@ -306,16 +316,16 @@ async fn connection<I, S, F>(
             certificates: session.peer_certificates().unwrap_or_default().to_vec(),
             server_name: session.server_name().map(str::to_owned),
         })),
-        connection: PeerConnection::new(&activity),
+        connection: PeerConnection::new(activity),
     };
-    let requests = protocols.requests(&activity, peer, service);
+    let requests = protocols.requests(activity, peer, service);
     if http2 {
         protocols
-            .serve_http2(*stream, requests, &activity, address, drain)
+            .serve_http2(*stream, requests, activity, address, drain)
             .await;
     } else {
         protocols
-            .serve_http1(stream, requests, &activity, address, drain)
+            .serve_http1(stream, requests, activity, address, drain)
             .await;
     }
 }

@@ -61,6 +61,8 @@ pub(super) enum Cut {
     Idle,
     /// Most requests were taken back before they were answered.
     Resets,
+    /// The listener was full, and the client unknown and idle.
+    Full,
 }
 
 impl Listener {
@@ -99,6 +101,7 @@ impl Cut {
             Self::Stall => "write-stall",
             Self::Idle => "idle",
             Self::Resets => "resets",
+            Self::Full => "full",
         }
     }
 }

@@ -18,6 +18,11 @@ impl PeerConnection {
         Self(Arc::clone(activity))
     }
 
+    /// Notes that the client is known. When the listener is full, others make room first.
+    pub fn set_known(&self) {
+        self.0.set_known();
+    }
+
     /// Counts bytes that are about to be sent to another server for this client. Returns `false`
     /// if they are too many for what it has sent itself: then they are not counted.
     pub fn may_send_on(&self, bytes: u64) -> bool {

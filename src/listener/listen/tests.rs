@@ -81,6 +81,10 @@ fn answer(request: &Request<Incoming>, peer: &Peer, drain: drain::DrainWatch) ->
             let first = futures_util::stream::iter([Ok(Bytes::from_static(b"open\n"))]);
             Response::new(streamed(futures_util::StreamExt::chain(first, last)))
         }
+        "/known" => {
+            peer.connection.set_known();
+            text("known")
+        }
         "/stuck" => Response::new(crate::test_support::hanging()),
         _ => text(format!(
             "{:?} from {}",
@@ -257,9 +261,9 @@ async fn over_the_limit_connections_wait() {
     })
     .await;
     let mut first = server.http1().await;
-    soon(first.send_request(get("/"))).await.unwrap();
+    let stuck = soon(first.send_request(get("/stuck"))).await.unwrap();
     let mut waiting = TcpStream::connect(server.address).await.unwrap();
-    // In the backlog: nobody answers this nonsense yet.
+    // A busy connection makes no room: nobody answers this nonsense yet.
     waiting
         .write_all(b"no TLS at all, and long enough to be seen as that")
         .await
@@ -267,7 +271,7 @@ async fn over_the_limit_connections_wait() {
     let nothing =
         tokio::time::timeout(std::time::Duration::from_millis(200), waiting.read_u8()).await;
     nothing.unwrap_err();
-    drop(first);
+    drop((first, stuck));
     // Now it is refused in TLS' words.
     let mut alert = Vec::new();
     let _ = soon(waiting.read_to_end(&mut alert)).await;
@@ -341,4 +345,28 @@ async fn plain_http_is_served_for_admin() {
     assert_eq!(count.load(Ordering::Acquire), 1);
     trigger.drain(std::time::Duration::ZERO);
     soon(served).await.unwrap();
+}
+
+#[tokio::test]
+async fn the_longest_idle_unknown_connection_makes_room_for_another() {
+    let server = Server::start(ConnectionLimits {
+        connections: 3,
+        ..ConnectionLimits::default()
+    })
+    .await;
+    let mut known = server.http1().await;
+    soon(known.send_request(get("/known"))).await.unwrap();
+    let mut oldest = server.http1().await;
+    soon(oldest.send_request(get("/"))).await.unwrap();
+    let mut younger = server.http1().await;
+    soon(younger.send_request(get("/"))).await.unwrap();
+    // Silent clients make room for each other, and then for whoever speaks.
+    let mut silent = Vec::new();
+    for _ in 0..3 {
+        silent.push(TcpStream::connect(server.address).await.unwrap());
+    }
+    eventually(|| oldest.is_closed()).await;
+    let mut newest = server.http2().await;
+    soon(newest.send_request(get2("/"))).await.unwrap();
+    soon(known.send_request(get("/"))).await.unwrap();
 }

@@ -109,6 +109,29 @@ async fn clients_may_show_any_certificate() {
 }
 
 #[tokio::test]
+async fn a_long_chain_of_client_certificates_is_refused() {
+    let (server, clients) = (Pki::new(), Pki::new());
+    let dir = tempfile::tempdir().unwrap();
+    let (cert, key) = put(&dir, server.issue("server", &["localhost"]));
+    let client_ca = dir.path().join("client-ca.crt");
+    std::fs::write(&client_ca, &clients.ca_pem).unwrap();
+    let options = TlsOptions {
+        cert: Some(cert),
+        key: Some(key),
+        client_cas: vec![client_ca],
+        ..tls_options(&dir)
+    };
+    let tls = ServerTls::load(options).await.unwrap();
+    let names: Vec<_> = (0..800).map(|n| format!("name-{n}.example.com")).collect();
+    let names: Vec<_> = names.iter().map(String::as_str).collect();
+    for (names, is_accepted) in [(&names[..100], true), (&names[..], false)] {
+        let identity = Some(clients.issue("jane", names));
+        let shaken = handshake(&tls, &server, identity).await;
+        assert_eq!(shaken.is_ok(), is_accepted, "{}", names.len());
+    }
+}
+
+#[tokio::test]
 async fn errors_name_file_and_flag() {
     let dir = tempfile::tempdir().unwrap();
     let half = TlsOptions {

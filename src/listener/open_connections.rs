@@ -1,0 +1,76 @@
+//! The open connections of a listener, and the choice of one to close when there are too many.
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use slab::Slab;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::timeout;
+
+use super::activity::Activity;
+
+/// Time after which another connection is closed, if none has ended until then.
+const PATIENCE: Duration = Duration::from_millis(100);
+
+/// The open connections of a listener, as many as it may have. Cheap to clone.
+#[derive(Clone)]
+pub(super) struct OpenConnections {
+    permits: Arc<Semaphore>,
+    all: Arc<Mutex<Slab<Arc<Activity>>>>,
+}
+
+/// The place of one open connection.
+pub(super) struct ConnectionPlace {
+    connections: OpenConnections,
+    key: usize,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl OpenConnections {
+    pub(super) fn new(limit: usize) -> Self {
+        Self {
+            permits: Arc::new(Semaphore::new(limit)),
+            all: Arc::default(),
+        }
+    }
+
+    /// Returns a place for a new connection. If there is none left, closes the connection of an
+    /// unknown client that has been idle for the longest time, or waits until another ends.
+    pub(super) async fn place(&self, activity: &Arc<Activity>) -> Option<ConnectionPlace> {
+        let permit = match Arc::clone(&self.permits).try_acquire_owned() {
+            Ok(permit) => permit,
+            Err(_) => self.make_room().await?,
+        };
+        let key = self.all.lock().insert(Arc::clone(activity));
+        Some(ConnectionPlace {
+            connections: self.clone(),
+            key,
+            _permit: permit,
+        })
+    }
+
+    async fn make_room(&self) -> Option<OwnedSemaphorePermit> {
+        loop {
+            self.close_longest_idle();
+            let ended = Arc::clone(&self.permits).acquire_owned();
+            if let Ok(permit) = timeout(PATIENCE, ended).await {
+                return permit.ok();
+            }
+        }
+    }
+
+    fn close_longest_idle(&self) {
+        let all = self.all.lock();
+        let unknown = all.iter().filter(|(_, activity)| !activity.is_known());
+        let idle = unknown.filter_map(|(_, activity)| Some((activity.idle_since()?, activity)));
+        if let Some((_, longest)) = idle.min_by_key(|(since, _)| *since) {
+            longest.close();
+        }
+    }
+}
+
+impl Drop for ConnectionPlace {
+    fn drop(&mut self) {
+        self.connections.all.lock().try_remove(self.key);
+    }
+}
