@@ -17,7 +17,7 @@ use crate::support::client::{Answer, Connection, Endpoint, Next, Protocol, nothi
 use crate::support::eventually;
 use crate::support::program::Program;
 
-/// The memory limit of the program. Without data it takes some 70 MiB in a development build.
+/// The memory limit of the program. Without one it takes some 300 MiB for the same work.
 const LIMIT_MIB: usize = 192;
 /// Types, with some 40 MiB of objects each. Two or three of them fit.
 const TYPES: [(&str, &str); 6] = [
