@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use http::{HeaderMap, Request, StatusCode};
+use http::{HeaderMap, HeaderName, Request, StatusCode};
 use rustls::pki_types::CertificateDer;
 use watershed_protocol::Status;
 
@@ -65,6 +65,10 @@ use impersonator::{ImpersonatedIdentity, Impersonator, RequestedAccess};
 use own::OwnIdentity;
 use review_queues::ReviewQueues;
 use service_account::ServiceAccounts;
+
+/// The header of what passed priority and fairness, which comes after authentication.
+/// Source: `apiserver/pkg/server/filters/priority-and-fairness.go`.
+const FLOW_SCHEMA: HeaderName = HeaderName::from_static("x-kubernetes-pf-flowschema-uid");
 
 /// Returns whether authorities of clients also sign certificates that `front` authorities verify.
 pub fn overlap(clients: &[CertificateDer<'_>], front: &[CertificateDer<'_>]) -> bool {
@@ -255,16 +259,22 @@ impl Access {
         self.authenticator.may_try(address)
     }
 
+    /// Returns `true` if upstream refused a token lately, and has not accepted it since.
+    pub fn was_refused(&self, credential: &Credential) -> bool {
+        self.authenticator.was_refused(credential)
+    }
+
     /// Notes upstream's answer to a forwarded request with a bearer token from this address.
     ///
     /// API servers authenticate before they do anything else. Of other answers a load balancer in
-    /// front of them may be the author.
+    /// front of them may be the author, and of a refusal the server behind a proxied path or an
+    /// aggregated API.
     pub async fn note_answer(
         &self,
         credential: &Credential,
         address: IpAddr,
         path: &str,
-        status: StatusCode,
+        (status, headers): (StatusCode, &HeaderMap),
     ) {
         let is_api = path.starts_with("/api/") || path.starts_with("/apis/");
         let follows_authentication = status.is_success()
@@ -277,7 +287,11 @@ impl Access {
                     | StatusCode::UNPROCESSABLE_ENTITY
             );
         if status == StatusCode::UNAUTHORIZED {
-            self.authenticator.note_refused(credential, address).await;
+            let is_of_another = headers.contains_key(FLOW_SCHEMA)
+                || path.split('/').any(|segment| segment == "proxy");
+            if !is_of_another {
+                self.authenticator.note_refused(credential, address).await;
+            }
         } else if is_api && follows_authentication {
             self.authenticator.note_accepted(credential);
         }

@@ -40,7 +40,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use http::{HeaderValue, Request, Response, StatusCode, header};
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header};
 use hyper::body::Incoming;
 use watershed_protocol::{Status, Verb};
 
@@ -273,7 +273,7 @@ impl ProxyService {
 impl ServiceParts {
     /// Admits a request, or returns the limit that it exceeds.
     async fn admit(&self, exchange: &Exchange) -> Result<Admission, LimitExceeded> {
-        unknown_callers::check_head(exchange)?;
+        unknown_callers::check_head(&self.access, exchange).await?;
         self.limiter.admit(&self.access, exchange).await
     }
 
@@ -431,8 +431,8 @@ impl ServiceParts {
         if !matches!(answered, Err(Unanswered::Forward(_))) {
             return (answered, None);
         }
-        if let Err(exceeded) = unknown_callers::admit_forward(&self.access, exchange).await {
-            return (Err(exceeded.into()), None);
+        if let Err(refused) = unknown_callers::admit_forward(&self.access, exchange).await {
+            return (Err(refused), None);
         }
         let capacity = self.forwarder.capacity();
         let limits = &self.forward_limits;
@@ -468,7 +468,10 @@ impl ServiceParts {
                 return answer::unreachable(&error, plan.refusals);
             }
         };
-        if self.learn(&caller, response.status()).await {
+        if self
+            .learn(&caller, response.status(), response.headers())
+            .await
+        {
             // It would count as an unknown caller's for as long as it stays open.
             let capacity = self.forwarder.capacity();
             let accepted = |unknown| {
@@ -490,13 +493,18 @@ impl ServiceParts {
 
     /// Learns from upstream's answer whether it accepts the caller. Returns `true` if that was not
     /// known before.
-    async fn learn(&self, forwarded: &ForwardedCaller, status: StatusCode) -> bool {
+    async fn learn(
+        &self,
+        forwarded: &ForwardedCaller,
+        status: StatusCode,
+        headers: &HeaderMap,
+    ) -> bool {
         let Some(credential) = &forwarded.credential else {
             return false;
         };
         let ForwardedCaller { address, path, .. } = forwarded;
         self.access
-            .note_answer(credential, *address, path, status)
+            .note_answer(credential, *address, path, (status, headers))
             .await;
         !forwarded.is_known && self.access.is_known(&forwarded.caller, Some(credential))
     }

@@ -27,7 +27,9 @@ const ACCEPTED_TTL: Duration = Duration::from_hours(1);
 /// Limit of cached tokens.
 const MAX_TOKENS: u64 = 100_000;
 /// Limit of tokens whose users are remembered for counting.
-const MAX_COUNTED: u64 = 20_000;
+const MAX_COUNTED: u64 = MAX_TOKENS;
+/// Time for which another refusal of the same token counts as a repetition.
+const REFUSED_LATELY: Duration = Duration::from_mins(10);
 /// Length limit of a reviewed token. Requests with a longer one are forwarded.
 const MAX_TOKEN_BYTES: usize = 64 * 1024;
 
@@ -68,6 +70,8 @@ pub struct Authenticator {
     answered: moka::sync::Cache<TokenHash, ()>,
     queues: ReviewQueues,
     refusals: RefusedTokens,
+    /// Tokens that were refused lately. For counting only.
+    refused: moka::sync::Cache<TokenHash, ()>,
 }
 
 impl Authenticator {
@@ -99,6 +103,10 @@ impl Authenticator {
             .max_capacity(MAX_ACCEPTED_FORWARDS)
             .time_to_live(ACCEPTED_TTL)
             .build();
+        let refused = moka::sync::Cache::builder()
+            .max_capacity(MAX_TOKENS)
+            .time_to_live(REFUSED_LATELY)
+            .build();
         Self {
             client,
             config,
@@ -112,6 +120,7 @@ impl Authenticator {
             answered,
             queues,
             refusals: RefusedTokens::default(),
+            refused,
         }
     }
 
@@ -170,8 +179,21 @@ impl Authenticator {
         if self.was_accepted(credential) {
             self.forget(&credential.0).await;
         } else {
-            self.refusals.count(address);
+            let is_repeated = self.is_refused_again(credential.0);
+            self.refusals.count(address, is_repeated);
         }
+    }
+
+    /// Returns `true` if upstream refused a token lately, and has not accepted it since.
+    pub(super) fn was_refused(&self, credential: &Credential) -> bool {
+        self.refused.contains_key(&credential.0) && !self.was_accepted(credential)
+    }
+
+    /// Remembers that a token was refused. Returns `true` if it was lately.
+    fn is_refused_again(&self, hash: TokenHash) -> bool {
+        let was_refused = self.refused.contains_key(&hash);
+        self.refused.insert(hash, ());
+        was_refused
     }
 
     async fn forget(&self, hash: &TokenHash) {
@@ -285,16 +307,29 @@ impl Authenticator {
         }
         // Looked at before the turn as well: whoever has no refusal left need not wait for it.
         if !self.refusals.are_left(address) {
-            return Err(ReviewError::TooManyRefusals);
+            return self.without_review(hash);
         }
         let _turn = self.queues.of_unknown_token(address).await;
-        let charge = self.refusals.take(address);
-        let charge = charge.ok_or(ReviewError::TooManyRefusals)?;
+        let Some(charge) = self.refusals.take(address) else {
+            return self.without_review(hash);
+        };
         let verdict = self.review(token).await;
-        if !matches!(verdict, Ok(None)) {
+        if matches!(verdict, Ok(None)) {
+            charge.refused(self.is_refused_again(hash));
+        } else {
             charge.give_back();
         }
         verdict
+    }
+
+    /// Returns the verdict on a token that may not be reviewed now. One that upstream refused
+    /// lately is still refused, in upstream's words.
+    fn without_review(&self, hash: TokenHash) -> Result<Option<Arc<Identity>>, ReviewError> {
+        if self.refused.contains_key(&hash) {
+            Ok(None)
+        } else {
+            Err(ReviewError::TooManyRefusals)
+        }
     }
 
     async fn review(&self, token: &str) -> Result<Option<Arc<Identity>>, ReviewError> {

@@ -13,6 +13,8 @@ use crate::upstream::{ConnectionClass, SendOptions, UpstreamClient};
 /// Time after which upstream is asked again: its release may change.
 const KNOWN_TTL: Duration = Duration::from_mins(1);
 const TIMEOUT: Duration = Duration::from_secs(5);
+/// Pause after a question that was not answered.
+const PAUSE: Duration = Duration::from_secs(1);
 const MAX_BYTES: usize = 64 << 10;
 
 /// The rules of upstream's release and feature gates.
@@ -28,7 +30,14 @@ pub(super) enum ImpersonationRules {
 pub(super) struct RulesProbe {
     client: UpstreamClient,
     /// The lock is held while upstream is asked.
-    known: Mutex<Option<(Instant, ImpersonationRules)>>,
+    known: Mutex<KnownRules>,
+}
+
+#[derive(Default)]
+struct KnownRules {
+    rules: Option<(Instant, ImpersonationRules)>,
+    /// The moment of the last question that was not answered.
+    failed: Option<Instant>,
 }
 
 #[derive(Deserialize)]
@@ -47,17 +56,36 @@ impl RulesProbe {
     /// Returns upstream's rules.
     pub(super) async fn rules(&self) -> Result<ImpersonationRules, ReviewError> {
         let mut known = self.known.lock().await;
-        if let Some((asked, rules)) = *known
+        if let Some((asked, rules)) = known.rules
             && asked.elapsed() < KNOWN_TTL
         {
             return Ok(rules);
         }
+        // Those who waited for that question do not ask, and wait, one after the other.
+        let has_failed = known.failed.is_some_and(|at| at.elapsed() < PAUSE);
         let asked = Instant::now();
-        let rules = timeout(TIMEOUT, self.ask())
-            .await
-            .unwrap_or(Err(ReviewError::Late(TIMEOUT)))?;
-        *known = Some((asked, rules));
-        Ok(rules)
+        let answer = if has_failed {
+            Err(ReviewError::Late(TIMEOUT))
+        } else {
+            let answer = timeout(TIMEOUT, self.ask()).await;
+            answer.unwrap_or(Err(ReviewError::Late(TIMEOUT)))
+        };
+        match (answer, known.rules) {
+            (Ok(rules), _) => {
+                known.rules = Some((asked, rules));
+                Ok(rules)
+            }
+            // A server that is slow for a moment still has the rules it had.
+            (Err(error), Some((_, rules))) => {
+                tracing::debug!(%error, "cannot ask for the rules of impersonation again");
+                known.rules = Some((asked, rules));
+                Ok(rules)
+            }
+            (Err(error), None) => {
+                known.failed = Some(Instant::now());
+                Err(error)
+            }
+        }
     }
 
     /// Sends a request that names a group and no user. Upstream refuses it whatever the proxy may,
@@ -72,16 +100,22 @@ impl RulesProbe {
             .client
             .send(ConnectionClass::Short, request, SendOptions::default())
             .await?;
-        if response.status() != StatusCode::BAD_REQUEST {
-            return Err(ReviewError::Refused(response.status()));
+        let status = response.status();
+        // Before Kubernetes 1.35 this was an internal error, in plain text.
+        if !matches!(
+            status,
+            StatusCode::BAD_REQUEST | StatusCode::INTERNAL_SERVER_ERROR
+        ) {
+            return Err(ReviewError::Refused(status));
         }
         let refusal = body::whole(response.into_body(), MAX_BYTES)
             .await
             .map_err(|error| ReviewError::Cut(error.to_string()))?;
-        let refusal: RefusalText =
-            serde_json::from_slice(&refusal).map_err(ReviewError::not_understood)?;
-        rules_of(&refusal.message)
-            .ok_or_else(|| ReviewError::not_understood(format!("{:?}", refusal.message)))
+        let message = match serde_json::from_slice::<RefusalText>(&refusal) {
+            Ok(refusal) => refusal.message,
+            Err(_) => String::from_utf8_lossy(&refusal).trim().to_owned(),
+        };
+        rules_of(&message).ok_or_else(|| ReviewError::not_understood(format!("{message:?}")))
     }
 }
 
@@ -101,7 +135,7 @@ fn rules_of(message: &str) -> Option<ImpersonationRules> {
 mod tests {
     use super::*;
 
-    /// The messages are those of a kube-apiserver 1.37 with and without the feature gate.
+    /// The messages are those of a kube-apiserver 1.37 with and without the feature gate, and of 1.32.
     #[test]
     fn upstreams_words_tell_its_rules() {
         for (message, wanted) in [
@@ -111,6 +145,10 @@ mod tests {
             ),
             (
                 "requested [{Group  a    }] without impersonating a user",
+                Some(ImpersonationRules::LegacyOnly),
+            ),
+            (
+                r#"Internal Server Error: "/version": requested [{Group  a    }] without impersonating a user"#,
                 Some(ImpersonationRules::LegacyOnly),
             ),
             ("the server is overloaded", None),

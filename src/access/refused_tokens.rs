@@ -9,9 +9,10 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 /// Refusals in a row that an address may cause.
-///
-/// Retries of a refused token count every two seconds, as the refusal is cached that long.
 const BURST: f64 = 256.0;
+/// The weight of another refusal of the same token. Whoever retries a token that has ended guesses
+/// nothing, and must not use up what others behind its address need.
+const REPEATED: f64 = 0.1;
 /// Refusals per second that an address may cause after that.
 const PER_SECOND: f64 = 1.0;
 /// Addresses counted at a time. When the table is full, all others share one entry.
@@ -35,10 +36,13 @@ struct RefusalBudget {
     at: Instant,
 }
 
-/// A refusal that was counted in advance.
+/// A refusal that was counted in advance. Dropping it leaves a tenth of it counted: the review was
+/// not waited for.
 pub(super) struct RefusalCharge<'a> {
     tokens: &'a RefusedTokens,
     address: IpAddr,
+    /// The part that counts.
+    counted: f64,
 }
 
 impl Default for RefusedTokens {
@@ -57,10 +61,11 @@ impl RefusedTokens {
         self.0.lock().budget(address, Instant::now()).left >= 1.0
     }
 
-    /// Counts a refusal.
-    pub(super) fn count(&self, address: IpAddr) {
-        // A charge that is not given back counts.
-        let _ = self.take(address);
+    /// Counts the refusal of a token; `is_repeated` says that it was refused lately.
+    pub(super) fn count(&self, address: IpAddr, is_repeated: bool) {
+        if let Some(charge) = self.take(address) {
+            charge.refused(is_repeated);
+        }
     }
 
     /// Counts a refusal in advance. Returns `None` if the address has caused too many.
@@ -78,16 +83,28 @@ impl RefusedTokens {
         Some(RefusalCharge {
             tokens: self,
             address,
+            counted: REPEATED,
         })
     }
 }
 
 impl RefusalCharge<'_> {
     /// Takes the charge back: there was no refusal.
-    pub(super) fn give_back(self) {
+    pub(super) fn give_back(mut self) {
+        self.counted = 0.0;
+    }
+
+    /// Counts a refusal; `is_repeated` says that the token was refused lately.
+    pub(super) fn refused(mut self, is_repeated: bool) {
+        self.counted = if is_repeated { REPEATED } else { 1.0 };
+    }
+}
+
+impl Drop for RefusalCharge<'_> {
+    fn drop(&mut self) {
         let mut table = self.tokens.0.lock();
         let budget = table.budget(self.address, Instant::now());
-        budget.left = (budget.left + 1.0).min(BURST);
+        budget.left = (budget.left + 1.0 - self.counted).min(BURST);
     }
 }
 
@@ -143,16 +160,30 @@ mod tests {
         let refusals = RefusedTokens::default();
         let now = Instant::now();
         let take = |text: &str, at| refusals.take_at(address(text), at);
+        let refuse = |text: &str, at| take(text, at).map(|charge| charge.refused(false));
         let accepted = take("10.0.0.1", now).unwrap();
-        let refused = (0..1_000).filter(|_| take("10.0.0.1", now).is_some());
+        let refused = (0..1_000).filter(|_| refuse("10.0.0.1", now).is_some());
         assert_eq!(refused.count(), 255);
-        assert!(!refusals.are_left(address("10.0.0.1")));
+        assert!(take("10.0.0.1", now).is_none());
         assert!(take("10.0.0.2", now).is_some());
         accepted.give_back();
         assert!(take("10.0.0.1", now).is_some(), "an accepted token is free");
         let later = now + Duration::from_secs(10);
-        let refused = (0..1_000).filter(|_| take("10.0.0.1", later).is_some());
-        assert!((9..=10).contains(&refused.count()));
+        let refused = (0..1_000).filter(|_| refuse("10.0.0.1", later).is_some());
+        assert!((9..=11).contains(&refused.count()));
+    }
+
+    #[test]
+    fn another_refusal_of_the_same_token_counts_little() {
+        let refusals = RefusedTokens::default();
+        let now = Instant::now();
+        let take = || refusals.take_at(address("10.0.0.1"), now);
+        let repeated = (0..10_000).filter(|_| take().map(|it| it.refused(true)).is_some());
+        assert!((2_500..2_600).contains(&repeated.count()));
+        let refusals = RefusedTokens::default();
+        let take = || refusals.take_at(address("10.0.0.1"), now);
+        let cancelled = (0..10_000).filter(|_| take().is_some());
+        assert!((2_500..2_600).contains(&cancelled.count()));
     }
 
     #[test]

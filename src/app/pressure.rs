@@ -65,8 +65,10 @@ impl PressureKeeper {
         if step >= PressureStep::ReleaseDerived {
             let scopes = self.scopes.clone();
             let released = spawn_blocking(move || scopes.release_compressed()).await;
-            self.freed(PressureStep::ReleaseDerived, released.unwrap_or(0));
-            self.look().await;
+            let released = released.unwrap_or(0);
+            self.freed(PressureStep::ReleaseDerived, released);
+            self.derived
+                .set(self.derived.bytes().saturating_sub(released));
         }
         if step >= PressureStep::ReleaseHistory {
             let scopes = self.scopes.clone();

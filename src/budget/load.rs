@@ -7,6 +7,9 @@ const OBJECT_OVERHEAD: usize = 500;
 /// Growth after which resident memory is measured again: it may grow by more than is counted.
 const MEASURE_EVERY: usize = 1 << 20;
 
+/// Loads of one such part of the limit are small.
+const SMALL_PARTS: usize = 200;
+
 /// A scope does not fit into what is free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("it needs some {needed} bytes, which do not fit into --memory-limit beside the rest")]
@@ -46,7 +49,8 @@ impl MemoryBudget {
 impl MemoryLoad {
     /// Sets so many bytes aside for the load, if they are free.
     pub fn expect(&mut self, bytes: usize) -> Result<(), DoesNotFit> {
-        if self.budget.free().is_some_and(|free| bytes > free) {
+        let is_free = self.budget.free().is_none_or(|free| bytes <= free);
+        if !is_free && !self.is_small(bytes) {
             return Err(DoesNotFit { needed: bytes });
         }
         self.budget.expect(bytes);
@@ -67,12 +71,17 @@ impl MemoryLoad {
         }
         self.unmeasured = 0;
         self.budget.measure();
+        let needed = self.charge.bytes() + self.expected;
         match self.budget.free() {
-            Some(0) => Err(DoesNotFit {
-                needed: self.charge.bytes() + self.expected,
-            }),
+            Some(0) if !self.is_small(needed) => Err(DoesNotFit { needed }),
             _ => Ok(()),
         }
+    }
+
+    /// Returns true for what is loaded however short memory is: it is not what made it short.
+    fn is_small(&self, needed: usize) -> bool {
+        let limit = self.budget.limit();
+        limit.is_some_and(|limit| needed <= limit / SMALL_PARTS)
     }
 }
 

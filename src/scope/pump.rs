@@ -239,7 +239,7 @@ impl ScopePump {
                 // Counted twice for a moment, rather than not at all.
                 self.scope.count_held();
                 drop(load);
-                self.unfit.remove(&self.scope.key);
+                self.unfit.loaded(&self.scope.key, Instant::now());
                 discard(replaced, charges);
                 self.scope.irreducible.clear();
                 self.is_rewritten = false;

@@ -394,7 +394,8 @@ impl Scopes {
             reflector: if retention.indispensable {
                 reflector
             } else {
-                reflector.within(&self.budget)
+                let is_tried = self.unfit.is_to_be_tried(&scope.key, Instant::now());
+                reflector.within(&self.budget, !is_tried)
             },
             unfit: Arc::clone(&self.unfit),
             continuity: Continuity::new(self.client.clone(), &scope),

@@ -22,15 +22,16 @@ struct UnfitScope {
     needed: usize,
     since: Instant,
     pause: Duration,
+    /// The moment at which it was loaded after all.
+    loaded: Option<Instant>,
 }
 
 impl UnfitScopes {
     /// Records that a scope does not fit, or was closed for lack of memory.
     pub(super) fn add(&self, key: ScopeKey, needed: usize, now: Instant) {
         let mut known = self.0.lock();
-        let pause = known
-            .get(&key)
-            .map_or(PAUSES.0, |before| (before.pause * 2).min(PAUSES.1));
+        let before = known.get(&key).filter(|before| !before.fits_well(now));
+        let pause = before.map_or(PAUSES.0, |before| (before.pause * 2).min(PAUSES.1));
         if known.len() >= MAX_REMEMBERED {
             known.retain(|_, scope| now.saturating_duration_since(scope.since) < PAUSES.1);
         }
@@ -39,6 +40,7 @@ impl UnfitScopes {
                 needed,
                 since: now,
                 pause,
+                loaded: None,
             };
             known.insert(key, scope);
         }
@@ -53,12 +55,33 @@ impl UnfitScopes {
             return true;
         };
         let passed = now.saturating_duration_since(scope.since);
-        passed >= PAUSES.1 || (passed >= scope.pause && scope.needed <= free)
+        scope.loaded.is_some()
+            || passed >= PAUSES.1
+            || (passed >= scope.pause && scope.needed <= free)
     }
 
-    /// Forgets a scope, as it was loaded.
-    pub(super) fn remove(&self, key: &ScopeKey) {
-        self.0.lock().remove(key);
+    /// Returns true if a scope has not fit for so long that its size is tried, not estimated.
+    pub(super) fn is_to_be_tried(&self, key: &ScopeKey, now: Instant) -> bool {
+        let known = self.0.lock();
+        known
+            .get(key)
+            .is_some_and(|scope| now.saturating_duration_since(scope.since) >= PAUSES.1)
+    }
+
+    /// Records that a scope was loaded. Its pauses are forgotten once it has fit for a while:
+    /// otherwise it would be closed and loaded in turns.
+    pub(super) fn loaded(&self, key: &ScopeKey, now: Instant) {
+        let mut known = self.0.lock();
+        if let Some(scope) = known.get_mut(key) {
+            scope.loaded.get_or_insert(now);
+        }
+    }
+}
+
+impl UnfitScope {
+    fn fits_well(&self, now: Instant) -> bool {
+        self.loaded
+            .is_some_and(|at| now.saturating_duration_since(at) >= PAUSES.1)
     }
 }
 
@@ -88,8 +111,19 @@ mod tests {
         unfit.add(pods.clone(), 100, at(5));
         assert!(!unfit.may_fit(&pods, 100, at(14)), "the second pause");
         assert!(unfit.may_fit(&pods, 100, at(15)));
-        unfit.remove(&pods);
+        unfit.loaded(&pods, at(15));
         assert!(unfit.may_fit(&pods, 0, at(15)));
+        unfit.add(pods.clone(), 100, at(20));
+        assert!(
+            !unfit.may_fit(&pods, 100, at(39)),
+            "it was closed soon after"
+        );
+        assert!(unfit.may_fit(&pods, 100, at(40)));
+        unfit.loaded(&pods, at(40));
+        unfit.add(pods.clone(), 100, at(340));
+        assert!(unfit.may_fit(&pods, 100, at(345)), "it has fit for a while");
+        assert!(!unfit.is_to_be_tried(&pods, at(345)));
+        assert!(unfit.is_to_be_tried(&pods, at(640)));
     }
 
     #[test]

@@ -18,7 +18,7 @@ const ALL_REQUESTS: u64 = 50_000;
 /// Sessions of exec, attach and port-forward at a time, of all known callers.
 const ALL_TUNNELS: u64 = 4_096;
 /// Forwarded requests at a time, of all unknown callers. They count by address.
-const UNKNOWN_REQUESTS: u64 = 512;
+const UNKNOWN_REQUESTS: u64 = 4_096;
 /// Requests of unknown callers that wait for upstream's answer, of all and of each address.
 const UNKNOWN_TURNS: [usize; 2] = [64, 16];
 /// Upgrades at a time, of all callers that cannot be authenticated here.

@@ -1,32 +1,46 @@
 //! Bounds what callers can make upstream receive before it has accepted them.
 use http::{HeaderMap, Request};
+use watershed_protocol::Status;
 
 use super::exchange::Exchange;
 use super::limit::LimitExceeded;
+use super::unanswered::Unanswered;
 use crate::access::{Access, Authenticated};
 
 /// Bytes of a request's header fields that an unknown caller may send. A token of 20 KB fits in.
 const MAX_FIELD_BYTES: usize = 32 * 1024;
 
-/// Returns the limit that the head of an unknown caller's request exceeds.
-pub(super) fn check_head(exchange: &Exchange) -> Result<(), LimitExceeded> {
+/// Returns the limit that the head of an unknown caller's request exceeds. Who sends a large head
+/// and a token may be known to upstream, which is asked then.
+pub(super) async fn check_head(access: &Access, exchange: &Exchange) -> Result<(), LimitExceeded> {
     if exchange.is_known || field_bytes(exchange.headers()) <= MAX_FIELD_BYTES {
-        Ok(())
-    } else {
-        Err(LimitExceeded::HeaderBytes)
+        return Ok(());
+    }
+    if exchange.credential.is_none() {
+        return Err(LimitExceeded::HeaderBytes);
+    }
+    let headers = exchange.headers();
+    let reviewed = access.identify_bearer(&exchange.caller, headers, exchange.address());
+    match reviewed.await {
+        Ok(Authenticated::Known(_)) => Ok(()),
+        _ => Err(LimitExceeded::HeaderBytes),
     }
 }
 
-/// Counts a request that is about to be forwarded. Returns the limit that it exceeds.
-pub(super) async fn admit_forward(
-    access: &Access,
-    exchange: &Exchange,
-) -> Result<(), LimitExceeded> {
+/// Counts a request that is about to be forwarded. Returns the refusal, or the limit that it
+/// exceeds.
+pub(super) async fn admit_forward(access: &Access, exchange: &Exchange) -> Result<(), Unanswered> {
     if exchange.is_known {
         return Ok(());
     }
-    if exchange.credential.is_some() && !access.may_try_token(exchange.address()) {
-        return Err(LimitExceeded::RefusedTokens);
+    if let Some(credential) = &exchange.credential
+        && !access.may_try_token(exchange.address())
+    {
+        return Err(if access.was_refused(credential) {
+            Unanswered::access(Status::unauthorized())
+        } else {
+            LimitExceeded::RefusedTokens.into()
+        });
     }
     let connection = &exchange.peer.connection;
     if connection.may_send_on(head_bytes(&exchange.request)) {
@@ -38,7 +52,7 @@ pub(super) async fn admit_forward(
     let reviewed = access.identify_bearer(&exchange.caller, headers, exchange.address());
     match reviewed.await {
         Ok(Authenticated::Known(_)) => Ok(()),
-        _ => Err(LimitExceeded::Amplification),
+        _ => Err(LimitExceeded::Amplification.into()),
     }
 }
 

@@ -32,36 +32,42 @@ impl ChangesByKey {
     }
 
     /// Returns the first change after `version` of the object with this key, or of the next object
-    /// that has one.
+    /// that has one. Looks no further than `is_within` allows.
     pub(super) fn first_from(
         &self,
         key: &str,
         version: ResourceVersion,
+        is_within: impl Fn(&str) -> bool,
     ) -> Option<&Arc<WindowEvent>> {
-        self.find(key, ResourceVersion::default(), version)
+        self.find((key, ResourceVersion::default()), version, is_within)
     }
 
     /// Returns the first change after `version` of the next object behind this key that has one.
+    /// Looks no further than `is_within` allows.
     pub(super) fn first_behind(
         &self,
         key: &str,
         version: ResourceVersion,
+        is_within: impl Fn(&str) -> bool,
     ) -> Option<&Arc<WindowEvent>> {
-        self.find(key, ResourceVersion(u64::MAX), version)
+        self.find((key, ResourceVersion(u64::MAX)), version, is_within)
     }
 
     fn find(
         &self,
-        key: &str,
-        from: ResourceVersion,
+        (key, from): (&str, ResourceVersion),
         version: ResourceVersion,
+        is_within: impl Fn(&str) -> bool,
     ) -> Option<&Arc<WindowEvent>> {
         let mut found = self.next(key, from)?;
-        // Events up to the version are passed over, all those of one object at once.
-        while found.version <= version {
+        while is_within(found.object.key()) {
+            if found.version > version {
+                return Some(found);
+            }
+            // Events up to the version are passed over, all those of one object at once.
             found = self.next(found.object.key(), ResourceVersion(version.0 + 1))?;
         }
-        Some(found)
+        None
     }
 
     fn next(&self, key: &str, version: ResourceVersion) -> Option<&Arc<WindowEvent>> {

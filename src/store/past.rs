@@ -127,7 +127,7 @@ impl StateAt {
         let undone = self.past.iter().flat_map(move |past| {
             let mut range = start.clone();
             std::iter::from_fn(move || {
-                let event = past.first_in(&range)?;
+                let event = past.first_in(&range, None)?;
                 range.go_behind(event.object.key());
                 Some(event)
             })
@@ -143,14 +143,17 @@ impl StateAt {
 }
 
 impl Past {
-    /// Returns the first change to be taken back of the next object in the range that has one.
-    fn first_in(&self, range: &KeyRange) -> Option<&Arc<WindowEvent>> {
-        let found = if range.has_start() {
-            self.changes.first_from(range.start(), self.version)
+    /// Returns the first change to be taken back of the next object in the range, up to `last`, that
+    /// has one.
+    fn first_in(&self, range: &KeyRange, last: Option<&str>) -> Option<&Arc<WindowEvent>> {
+        let is_within = |key: &str| range.ends_behind(key) && last.is_none_or(|last| key <= last);
+        if range.has_start() {
+            self.changes
+                .first_from(range.start(), self.version, is_within)
         } else {
-            self.changes.first_behind(range.start(), self.version)
-        };
-        found.filter(|event| range.ends_behind(event.object.key()))
+            self.changes
+                .first_behind(range.start(), self.version, is_within)
+        }
     }
 }
 
@@ -198,11 +201,8 @@ fn undone_until(
 ) -> (Vec<Arc<WindowEvent>>, Option<String>) {
     let mut undone: Vec<Arc<WindowEvent>> = Vec::new();
     let mut left = range.clone();
-    while let Some(event) = past.first_in(&left) {
+    while let Some(event) = past.first_in(&left, last) {
         let key = event.object.key();
-        if last.is_some_and(|last| key > last) {
-            break;
-        }
         if undone.len() == MAX_UNDONE {
             return (undone, Some(left.start().to_owned()));
         }
@@ -240,8 +240,10 @@ impl PastRuns<'_> {
         if restored.is_empty() {
             return None;
         }
-        let charge = self.past.restored.charge(bytes);
-        let leaf = Leaf::new(format, restored).charged(charge);
+        let leaf = Leaf::new(format, restored);
+        // What is sent of it is put together, and held as long.
+        let charge = self.past.restored.charge(bytes + leaf.items_len);
+        let leaf = leaf.charged(charge);
         Some(ObjectRun {
             range: 0..leaf.objects().len(),
             leaf: Arc::new(leaf),

@@ -177,17 +177,24 @@ impl StoreReader {
     /// Releases the events that are older than `age`, and some of the memory that only they needed.
     /// Returns the events' bytes. Watches that have not got them expire.
     pub fn release_history(&self, now: Instant, age: Duration) -> usize {
-        let mut state = self.state.write();
-        let before = state.window.bytes();
-        let released = state.window.release(now, age);
-        let pins = state.pins.take_before(now.checked_sub(age));
-        let floor = state.window.floor();
-        state.snapshot.settle_outlived(floor);
-        let after = state.window.bytes();
-        // Dropped without the lock, as these may be many.
-        drop(state);
-        drop((released, pins));
-        before - after
+        let mut sum = 0;
+        loop {
+            let mut state = self.state.write();
+            let (released, bytes) = state.window.release(now, age);
+            if bytes > 0 {
+                // Dropped without the lock, as these may be many.
+                drop(state);
+                drop(released);
+                sum += bytes;
+                continue;
+            }
+            let pins = state.pins.take_before(now.checked_sub(age));
+            let floor = state.window.floor();
+            state.snapshot.settle_outlived(floor);
+            drop(state);
+            drop(pins);
+            return sum;
+        }
     }
 
     /// Begins to follow the events. Also returns the newest snapshot, which

@@ -138,19 +138,20 @@ impl Window {
         dropped
     }
 
-    /// Takes out the events that are older than `age`.
-    pub(super) fn release(&mut self, now: Instant, age: Duration) -> DroppedEvents {
-        let recent = |(at, _): &(Instant, _)| now.saturating_duration_since(*at) <= age;
-        let old = self.events.iter().position(recent);
-        let kept = self.events.split_off(old.unwrap_or(self.events.len()));
-        let events = std::mem::replace(&mut self.events, kept);
-        for (_, event) in &events {
-            self.subtract(event);
+    /// Takes out events that are older than `age`, but not too many at a time. Returns them and
+    /// their bytes, without compressed forms.
+    pub(super) fn release(&mut self, now: Instant, age: Duration) -> (DroppedEvents, usize) {
+        let mut dropped = DroppedEvents::default();
+        let before = self.bytes;
+        while dropped.events.len() < MAX_DROPPED
+            && let Some((at, event)) = self.events.front()
+            && now.saturating_duration_since(*at) > age
+        {
+            let event = Arc::clone(event);
+            self.subtract(&event);
+            dropped.events.extend(self.events.pop_front());
         }
-        DroppedEvents {
-            events,
-            ..DroppedEvents::default()
-        }
+        (dropped, before - self.bytes)
     }
 
     /// Starts anew at `floor`, and returns all events. Sequence numbers go on.

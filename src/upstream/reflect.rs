@@ -89,6 +89,8 @@ pub struct Reflector {
     last_event: Option<ResourceVersion>,
     /// The budget for the objects of a list.
     budget: MemoryBudget,
+    /// Lists are estimated before they are loaded.
+    estimates: bool,
 }
 
 impl Reflector {
@@ -110,14 +112,19 @@ impl Reflector {
             unfinished: None,
             last_event: None,
             budget: MemoryBudget::default(),
+            estimates: true,
         }
     }
 
     /// Stops lists that do not fit into this budget. Without it there is no limit.
+    ///
+    /// `estimates` says that a list is not begun if its estimate does not fit. An estimate can be
+    /// wrong for as long as the first objects are unlike the others.
     #[must_use]
-    pub fn within(self, budget: &MemoryBudget) -> Self {
+    pub fn within(self, budget: &MemoryBudget, estimates: bool) -> Self {
         Self {
             budget: budget.clone(),
+            estimates,
             ..self
         }
     }
@@ -436,9 +443,13 @@ impl Reflector {
         self.bookmark_known = false;
         let objects = C::begin(&format, &self.target.fields);
         let mut load = self.budget.begin_load();
-        if let Some(bytes) = self.estimate(&format, &first).await? {
+        if self.estimates
+            && let Some(bytes) = self.estimate(&format, &first).await?
+        {
             load.expect(bytes)?;
         }
+        // The next list is estimated again.
+        self.estimates = true;
         if self.streaming {
             let (objects, version, stream) = self.stream_initial(objects, &mut load).await?;
             // Known together with the state, for clients that want its end marked.

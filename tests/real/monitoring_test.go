@@ -41,7 +41,7 @@ func TestExpressionsUseExposedMetrics(t *testing.T) {
 	// Planted faults are found.
 	for i, answer := range monitoring.Query(t, []string{
 		"sum(rate(watershed_requests_total[5m])", "sum(watershed_request_total)", "sum by (type) (watershed_watches)",
-		`watershed_requests_total{source="memory"}`, `watershed_requests_total{reason=~"policy|whim"}`, "watershed_watches_ended_total > up{",
+		`watershed_requests_total{source="ram"}`, `watershed_requests_total{reason=~"policy|whim"}`, "watershed_watches_ended_total > up{",
 	}, nil) {
 		if len(monitoring.Unfounded(answer, exposed, source)) == 0 {
 			t.Errorf("planted fault %d is not found", i)

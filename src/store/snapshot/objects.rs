@@ -16,8 +16,8 @@ const LEAF_ENTRY: usize = 3 * size_of::<usize>() + size_of::<u32>();
 /// Bytes of an object's entry in the index, roughly: a pointer, two counts, and value and key.
 const INDEX_ENTRY: usize = 100;
 
-/// Leaves that are settled at a time for the sake of memory: some two milliseconds of work.
-const SETTLED_AT_ONCE: usize = 64;
+/// Bytes of leaves that are settled at a time for the sake of memory: some milliseconds of work.
+const SETTLED_AT_ONCE: usize = 2 << 20;
 
 /// The form in which the objects of a scope are held.
 #[derive(Clone, Debug)]
@@ -237,7 +237,14 @@ impl Snapshot {
     pub(in crate::store) fn settle_outlived(&mut self, floor: ResourceVersion) {
         let leaves = self.leaves.iter();
         let outlived = leaves.filter(|leaf| leaf.0.outlives_history(floor));
-        let some = outlived.take(SETTLED_AT_ONCE).cloned().collect();
+        // Of large objects, one alone may be more than that.
+        let mut left = SETTLED_AT_ONCE;
+        let some = outlived.take_while(|leaf| {
+            let is_left = left > 0;
+            left = left.saturating_sub(leaf.0.lengths.objects);
+            is_left
+        });
+        let some = some.cloned().collect();
         self.settle(some);
     }
 

@@ -131,7 +131,8 @@ func Query(t *testing.T, expressions []string, given []Series) (answers []Answer
 var Seldom = []string{
 	"watershed_responses_terminated_total", "watershed_audit_events_dropped_total", "watershed_connections_terminated_total",
 	"watershed_connections_rejected_total", "watershed_upstream_resumes_total", "watershed_authorization_cache_invalidations_total",
-	"watershed_rbac_changes_total", "watershed_self_checks_total",
+	"watershed_rbac_changes_total", "watershed_self_checks_total", "watershed_memory_releases_total",
+	"watershed_memory_released_bytes_total",
 }
 
 // scrapeLabels lists labels that Prometheus adds.
