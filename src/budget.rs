@@ -1,7 +1,7 @@
 //! The memory budget of the process: bytes by class, the limit, and what to do when memory runs
 //! short.
 //!
-//! Whoever holds memory charges it here, and the charge ends when the memory is freed. What is
+//! Owners of memory charge it here, and the charge ends when the memory is freed. What is
 //! counted is compared with the process's resident memory, and the larger figure decides. This
 //! module knows neither stores nor requests: `app` drives the steps, and others carry them out.
 mod account;

@@ -1,4 +1,4 @@
-//! What a store says it holds is what it holds, by the allocator's own count.
+//! Compares what a store says it holds with the allocator's own count.
 //!
 //! One test in a process of its own: the allocator counts all threads.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]

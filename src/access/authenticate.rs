@@ -179,7 +179,7 @@ impl Authenticator {
         if self.was_accepted(credential) {
             self.forget(&credential.0).await;
         } else {
-            let is_repeated = self.is_refused_again(credential.0);
+            let is_repeated = self.remember_refusal(credential.0);
             self.refusals.count(address, is_repeated);
         }
     }
@@ -190,7 +190,7 @@ impl Authenticator {
     }
 
     /// Remembers that a token was refused. Returns `true` if it was lately.
-    fn is_refused_again(&self, hash: TokenHash) -> bool {
+    fn remember_refusal(&self, hash: TokenHash) -> bool {
         let was_refused = self.refused.contains_key(&hash);
         self.refused.insert(hash, ());
         was_refused
@@ -315,7 +315,7 @@ impl Authenticator {
         };
         let verdict = self.review(token).await;
         if matches!(verdict, Ok(None)) {
-            charge.refused(self.is_refused_again(hash));
+            charge.refused(self.remember_refusal(hash));
         } else {
             charge.give_back();
         }

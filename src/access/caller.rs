@@ -58,7 +58,7 @@ impl Caller {
 pub struct Vouched {
     /// The identity; `None` if only upstream knows it.
     pub identity: Option<Arc<Identity>>,
-    /// How the caller came to the identity, if its credentials name another one.
+    /// The impersonation that led to the identity, if the credentials name another one.
     pub impersonation: Option<Impersonation>,
     /// The authority with which the caller's requests are forwarded.
     pub authority: ForwardIdentity,

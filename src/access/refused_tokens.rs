@@ -1,6 +1,6 @@
 //! Counts the tokens that upstream refused, by the address of their bearer.
 //!
-//! Whoever guesses tokens has each of them reviewed. After so many refusals from an address, its
+//! A caller who guesses tokens has each of them reviewed. After so many refusals from an address, its
 //! unknown tokens are not reviewed for a while. Tokens that were accepted lately are.
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr};

@@ -19,7 +19,7 @@ pub(super) struct PressureKeeper {
     budget: MemoryBudget,
     scopes: Scopes,
     gauge: PressureGauge,
-    /// What compressed forms took at the last look.
+    /// The bytes of compressed forms at the last look.
     derived: MemoryCharge,
 }
 

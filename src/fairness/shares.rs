@@ -11,15 +11,15 @@ use crate::metric::Gauge;
 /// Bounds of a resource. Zero stands for no bound.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ShareLimits {
-    /// Of all callers together.
+    /// The bound for all callers together.
     pub all: u64,
-    /// Of each caller.
+    /// The bound for each caller.
     pub each: u64,
 }
 
 /// Counts how much of a resource each caller holds. Cheap to clone.
 ///
-/// Where there is a bound for all, a caller may hold as much as is left free after it took more:
+/// With a bound for all, a caller may hold as much as is left free after it took more:
 /// one alone gets half, two get a third each, and something is left for whoever comes next.
 #[derive(Clone)]
 pub struct Shares(Arc<SharedResource>);

@@ -19,11 +19,10 @@ pub(super) async fn check_head(access: &Access, exchange: &Exchange) -> Result<(
     if exchange.credential.is_none() {
         return Err(LimitExceeded::HeaderBytes);
     }
-    let headers = exchange.headers();
-    let reviewed = access.identify_bearer(&exchange.caller, headers, exchange.address());
-    match reviewed.await {
-        Ok(Authenticated::Known(_)) => Ok(()),
-        _ => Err(LimitExceeded::HeaderBytes),
+    if is_user(access, exchange).await {
+        Ok(())
+    } else {
+        Err(LimitExceeded::HeaderBytes)
     }
 }
 
@@ -48,12 +47,18 @@ pub(super) async fn admit_forward(access: &Access, exchange: &Exchange) -> Resul
     }
     // HTTP/2 clients name their token with a byte. Those of upstream's users may, as often as they
     // like, also where no answer has told yet that they are users.
+    if is_user(access, exchange).await {
+        Ok(())
+    } else {
+        Err(LimitExceeded::Amplification.into())
+    }
+}
+
+/// Returns `true` if upstream knows the caller by its token. It is asked unless it was lately.
+async fn is_user(access: &Access, exchange: &Exchange) -> bool {
     let headers = exchange.headers();
     let reviewed = access.identify_bearer(&exchange.caller, headers, exchange.address());
-    match reviewed.await {
-        Ok(Authenticated::Known(_)) => Ok(()),
-        _ => Err(LimitExceeded::Amplification.into()),
-    }
+    matches!(reviewed.await, Ok(Authenticated::Known(_)))
 }
 
 /// Returns the length of a request's head, as HTTP/1.1 writes it.

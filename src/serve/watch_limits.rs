@@ -15,7 +15,7 @@ pub(super) struct WatchLimits {
     selectors: Shares,
 }
 
-/// What an open watch counts for, until this is dropped.
+/// The share of an open watch, until this is dropped.
 pub(super) struct WatchShare {
     _watch: Share,
     _selectors: Share,

@@ -161,7 +161,7 @@ impl Past {
 struct PastRuns<'a> {
     newest: &'a Snapshot,
     past: &'a Past,
-    /// What is still to come.
+    /// The range that is still to come.
     left: Option<KeyRange>,
 }
 

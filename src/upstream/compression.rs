@@ -56,7 +56,7 @@ struct CompressionState {
 struct CompressionQuestions {
     /// Moment at which the next question is due; `None` for now.
     due: Option<Instant>,
-    /// How often everything was forgotten. The answer to an earlier question does not count.
+    /// Number of times that everything was forgotten. The answer to an earlier question does not count.
     forgotten: u64,
 }
 

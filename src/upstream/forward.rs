@@ -43,7 +43,7 @@ pub struct ForwardOptions {
     pub long: bool,
     /// The credentials that it is forwarded with.
     pub identity: ForwardIdentity,
-    /// What the caller holds for it until its answer or its tunnel has ended.
+    /// The share that the caller holds until its answer or its tunnel has ended.
     pub share: Option<Share>,
 }
 

@@ -35,7 +35,7 @@ const OBJECT_BYTES: usize = 100 << 10;
 const SECONDS: &str = "WATERSHED_MEMORY_SECONDS";
 const DEFAULT_SECONDS: u64 = 20;
 
-/// What clients saw.
+/// Counts of what clients saw.
 #[derive(Default)]
 struct Seen {
     over: AtomicBool,

@@ -31,7 +31,7 @@ impl ObjectSample {
 impl Snapshot {
     /// Returns objects from which figures of those that `interest` can concern can be estimated.
     ///
-    /// Of few objects, or if the interest leads to few, it has all. Otherwise it has objects of the
+    /// It has all of few objects, or if the interest leads to few. Otherwise it has objects of the
     /// whole snapshot, spread evenly: those of one namespace are often alike.
     pub fn sample(&self, interest: &Interest) -> ObjectSample {
         let (mut runs, mut sampled) = (Vec::new(), 0);
