@@ -6,7 +6,7 @@ BIN := $(REAL)/.bin
 PROXY := target/debug/watershed
 PAIRS ?= 6000
 
-.PHONY: help build build-tests release dist test test-rust test-real test-python test-release test-kine test-upgrade test-otel conformance robustness soak mutants loom real lint bench bench-abuse bench-real bench-allocations bench-functions simulate-nodes screenshots experiment demo cluster documents fmt clean
+.PHONY: help build build-tests release dist test test-rust test-real test-python test-release test-kine test-upgrade test-otel book conformance robustness soak mutants loom real lint bench bench-abuse bench-real bench-allocations bench-functions simulate-nodes screenshots experiment demo cluster documents fmt clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-17s %s\n", $$1, $$2}'
@@ -81,6 +81,9 @@ loom: ## The store's threads in all interleavings, with more preemptions than in
 
 documents: ## Write the documents that are made from the code: docs/configuration.md, docs/config.schema.json
 	WATERSHED_WRITE_DOCUMENTS=1 $(CARGO) test --locked --test documents the_reference_is_what_the_code_makes
+
+book: ## The documents as a web site in target/book, by mdBook (cargo install mdbook)
+	mdbook build
 
 lint: ## Formatting, clippy, go vet
 	$(CARGO) fmt --check

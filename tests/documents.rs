@@ -38,16 +38,13 @@ fn all(folder: &str, endings: &[&str]) -> Vec<PathBuf> {
     found
 }
 
-/// Returns the targets of `[text](target)` without fragments, and without other sites' URLs.
+/// Returns the targets of `[text](target)`, without other sites' URLs.
 fn links(text: &str) -> Vec<&str> {
     let targets = text
         .split("](")
         .skip(1)
         .filter_map(|rest| rest.split(')').next());
-    let here = targets.filter(|target| !target.contains("://"));
-    here.map(|target| target.split('#').next().unwrap())
-        .filter(|target| !target.is_empty())
-        .collect()
+    targets.filter(|target| !target.contains("://")).collect()
 }
 
 /// Returns the texts `between backticks`, outside of blocks.
@@ -90,18 +87,105 @@ fn commands(text: &str) -> Vec<Vec<String>> {
     found
 }
 
+/// Returns the anchors that GitHub and mdBook give the headings of a document.
+fn anchors(text: &str) -> Vec<String> {
+    let mut in_code = false;
+    let mut found: Vec<String> = Vec::new();
+    for line in text.lines() {
+        in_code ^= line.starts_with("```");
+        let heading = line.trim_start_matches('#');
+        if in_code || heading.len() == line.len() || !heading.starts_with(' ') {
+            continue;
+        }
+        let kept = heading.trim().chars().filter_map(|c| match c {
+            ' ' => Some('-'),
+            '-' | '_' => Some(c),
+            _ => c.is_alphanumeric().then(|| c.to_ascii_lowercase()),
+        });
+        let anchor: String = kept.collect();
+        let before = found.iter().filter(|known| **known == anchor).count();
+        found.push(anchor.clone());
+        if before > 0 {
+            found.push(format!("{anchor}-{before}"));
+        }
+    }
+    found
+}
+
 #[test]
 fn links_between_documents_lead_somewhere() {
     let mut broken = Vec::new();
     for document in all("", &[".md"]) {
         let text = fs::read_to_string(&document).unwrap();
         for target in links(&text) {
-            if !document.parent().unwrap().join(target).exists() {
+            let (path, anchor) = target.split_once('#').unwrap_or((target, ""));
+            let file = if path.is_empty() {
+                document.clone()
+            } else {
+                document.parent().unwrap().join(path)
+            };
+            let known = file.exists()
+                && (anchor.is_empty()
+                    || anchors(&fs::read_to_string(&file).unwrap()).contains(&anchor.to_owned()));
+            if !known {
                 broken.push(format!("{}: {target}", document.display()));
             }
         }
     }
     assert!(broken.is_empty(), "{}", broken.join("\n"));
+}
+
+/// Returns the numbers of the lines of prose that are wider than 120 columns. Rows of tables,
+/// blocks of code, and lines that one long link or name fills may be wider.
+fn wide_lines(text: &str) -> Vec<usize> {
+    let mut in_code = false;
+    let mut wide = Vec::new();
+    for (number, line) in (1..).zip(text.lines()) {
+        in_code ^= line.trim_start().starts_with("```");
+        let is_one_word = !line.trim_start_matches(['-', ' ']).trim().contains(' ');
+        if line.chars().count() > 120
+            && !in_code
+            && !line.trim_start().starts_with('|')
+            && !is_one_word
+        {
+            wide.push(number);
+        }
+    }
+    wide
+}
+
+#[test]
+fn prose_is_at_most_120_columns_wide() {
+    let mut wide = Vec::new();
+    for document in all("", &[".md"]) {
+        let text = fs::read_to_string(&document).unwrap();
+        wide.extend(
+            wide_lines(&text)
+                .iter()
+                .map(|line| format!("{}:{line}", document.display())),
+        );
+    }
+    assert!(wide.is_empty(), "{}", wide.join("\n"));
+}
+
+#[test]
+fn the_readme_has_at_most_1000_words() {
+    let words = read("README.md").split_whitespace().count();
+    assert!(words <= 1000, "{words}");
+}
+
+/// The book has every page below docs/.
+#[test]
+fn the_book_lists_every_page() {
+    let summary = read("docs/SUMMARY.md");
+    let listed: BTreeSet<_> = links(&summary).into_iter().map(str::to_owned).collect();
+    let docs = top().join("docs");
+    let pages: BTreeSet<_> = all("docs", &[".md"])
+        .into_iter()
+        .map(|page| page.strip_prefix(&docs).unwrap().display().to_string())
+        .filter(|page| page != "SUMMARY.md")
+        .collect();
+    assert_eq!(listed, pages);
 }
 
 #[test]
@@ -304,8 +388,18 @@ fn the_reference_has_everything() {
 fn the_checks_see_what_they_look_for() {
     assert_eq!(
         links("[a](b.md#c) and [d](https://e) ![f](g.svg) [h](#i)"),
-        ["b.md", "g.svg"]
+        ["b.md#c", "g.svg", "#i"]
     );
+    assert_eq!(
+        anchors("# A `b`: c, d\n```\n# e\n```\n## f_g\n## f_g\n#h"),
+        ["a-b-c-d", "f_g", "f_g", "f_g-1"]
+    );
+    let wide = "w ".repeat(61);
+    let text = format!(
+        "{wide}\n| {wide} |\n```\n{wide}\n```\n{}\n{wide}",
+        "x".repeat(130)
+    );
+    assert_eq!(wide_lines(&text), [1, 7]);
     assert_eq!(code("x `y` and `z w`."), ["y", "z w"]);
     let text =
         "watershed a\n```sh\nA=1 watershed b \\\n  --c 'd' > e & # f\nmake g | h\n```\nmake i";

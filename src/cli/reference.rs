@@ -14,8 +14,7 @@ pub fn configuration() -> String {
     let mut text = String::from(
         "# Configuration\n\n\
          All commands, flags, keys of the configuration file, exit codes and metrics. This file \
-         is generated\nfrom the code (`make documents`), and a test compares the two. The \
-         [README](../README.md#flags) lists\nthe most important ones.\n\n\
+         is generated\nfrom the code (`make documents`), and a test compares the two.\n\n\
          - [Commands and flags](#commands-and-flags)\n\
          - [The configuration file](#the-configuration-file)\n\
          - [Environment](#environment)\n\
@@ -52,9 +51,12 @@ fn command_section(text: &mut String, program: &Command, command: &Command) {
         .unwrap_or_default();
     let name = command.get_name();
     let _ = write!(text, "\n### `watershed {name}`\n\n{about}.\n");
-    for argument in command.get_positionals() {
-        let help = help(argument);
-        let _ = write!(text, "\n`{argument}`: {}.\n", help.trim_end_matches('.'));
+    let mut arguments = command.get_positionals().peekable();
+    if arguments.peek().is_some() {
+        text.push_str("\n| argument | |\n|---|---|\n");
+    }
+    for argument in arguments {
+        let _ = writeln!(text, "| `{argument}` | {} |", cell(&help(argument)));
     }
     // `check` takes the flags of `serve`. They are listed once.
     let shared = (name == "check")
