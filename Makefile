@@ -6,7 +6,7 @@ BIN := $(REAL)/.bin
 PROXY := target/debug/watershed
 PAIRS ?= 6000
 
-.PHONY: help build build-tests release dist test test-rust test-real test-python test-release test-kine test-upgrade test-otel book conformance robustness soak mutants loom real lint bench bench-abuse bench-real bench-allocations bench-functions simulate-nodes screenshots experiment demo cluster documents fmt clean
+.PHONY: help build build-tests release dist test test-rust test-allocations test-real test-python test-release test-kine test-upgrade test-otel book conformance robustness soak mutants loom real lint bench bench-abuse bench-real bench-allocations bench-functions simulate-nodes screenshots experiment demo cluster documents fmt clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-17s %s\n", $$1, $$2}'
@@ -24,10 +24,13 @@ dist: ## Build the proxy as it is shipped: optimized across crates, without the 
 real: ## Build kube-apiserver, etcd, kubectl, helm and the test harness from Go modules (cached)
 	cd $(REAL) && ./build.sh
 
-test: test-rust test-real ## Run every test
+test: test-rust test-allocations test-real ## Run every test
 
 test-rust: real ## Rust tests: pure modules, simulated upstream, real kube-apiserver
 	$(CARGO) test --locked --workspace
+
+test-allocations: ## Fails if an event or a read allocates more than benches/allocations/limits.yaml allows
+	$(CARGO) bench --locked --workspace --profile dev --bench allocations -- --pods 200 --watchers 50 --events 100 --reads 200 --limits benches/allocations/limits.yaml
 
 # The program that the Rust tests start, too. `cargo build` would compile every dependency again: without the
 # features that only tests want.

@@ -22,6 +22,7 @@ mod counted;
 #[path = "../serving/form.rs"]
 #[expect(dead_code, reason = "the same")]
 mod form;
+mod limits;
 #[path = "../serving/stamp.rs"]
 #[expect(dead_code, reason = "the same")]
 mod stamp;
@@ -37,6 +38,8 @@ use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
 use watershed_lab::sim::{Options, Population, SimulatedServer};
 
 use counted::{Counted, Counts, PLANTED, PLANTED_BYTES};
+use limits::Limits;
+use work::Row;
 
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
@@ -57,6 +60,9 @@ struct Args {
     /// Reads for which is counted; a fiftieth of it of lists of everything
     #[arg(long, default_value_t = 1000, value_name = "N")]
     reads: usize,
+    /// Fail if a figure exceeds its limit in this file
+    #[arg(long, value_name = "FILE")]
+    limits: Option<PathBuf>,
     /// Check the instrument itself, and count nothing else
     #[arg(long)]
     check: bool,
@@ -132,8 +138,16 @@ async fn run(args: &Args) -> anyhow::Result<()> {
             "work", "allocations", "bytes"
         );
         println!("|{:-<48}|{:->12}:|{:->10}:|", "", "", "");
-        for (name, allocations, bytes) in rows.rows {
+        for Row {
+            name,
+            allocations,
+            bytes,
+        } in &rows.rows
+        {
             println!("| {name:<46} | {allocations:>11.2} | {bytes:>9.0} |");
+        }
+        if let Some(file) = &args.limits {
+            Limits::read(file)?.check(&rows.rows)?;
         }
     }
     upstream.shutdown().await;

@@ -28,16 +28,25 @@ const WARM_UP: usize = 20;
 
 pub(crate) struct Rows {
     pub(crate) object_bytes: usize,
-    /// Name of the work, its allocations and their bytes.
-    pub(crate) rows: Vec<(String, f64, f64)>,
+    pub(crate) rows: Vec<Row>,
+}
+
+/// What one piece of work allocates.
+pub(crate) struct Row {
+    pub(crate) name: String,
+    pub(crate) allocations: f64,
+    pub(crate) bytes: f64,
 }
 
 impl Rows {
     /// Adds a row for work that was done `count` times.
     fn add(&mut self, name: String, counts: Counts, count: usize) {
         let count = count as f64;
-        let (allocations, bytes) = (counts.allocations as f64, counts.bytes as f64);
-        self.rows.push((name, allocations / count, bytes / count));
+        self.rows.push(Row {
+            name,
+            allocations: counts.allocations as f64 / count,
+            bytes: counts.bytes as f64 / count,
+        });
     }
 }
 
