@@ -211,7 +211,7 @@ fn every_guarantee_names_tests_that_exist() {
                 .all(|c| c.is_alphanumeric() || "_/".contains(c));
         rust || go
     };
-    for (document, least) in [("docs/guarantees.md", 40), ("docs/faults.md", 20)] {
+    for (document, least) in [("docs/guarantee-tests.md", 40), ("docs/faults.md", 20)] {
         let text = read(document);
         let named: Vec<&str> = code(&text).into_iter().filter(is_name).collect();
         let count = named.len();
