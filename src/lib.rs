@@ -26,11 +26,12 @@
 //! | [`body`], [`drain`], [`fairness`], [`metric`], [`work`] | small types that several modules share | |
 //! | [`telemetry`] | logs, traces and the metrics registry | `telemetry.rs` |
 //!
-//! Four more crates belong to the workspace:
+//! Five more crates belong to the workspace:
 //!
 //! | crate | content |
 //! |---|---|
 //! | `watershed_protocol` | the Kubernetes API on the wire: URLs, selectors, encodings. Pure |
+//! | `watershed_transcode` | JSON derived from protobuf, as kube-apiserver prints it. Pure |
 //! | `watershed_connect` | kubeconfigs, credentials and TLS connections to an API server |
 //! | `watershed_lab` | a simulated API server, a load generator, the demo. Not in production |
 //! | `watershed_figures` | numbers as people read them |

@@ -17,6 +17,7 @@ const CRATES: &[&str] = &[
     "crates/figures/src",
     "crates/lab/src",
     "crates/protocol/src",
+    "crates/transcode/src",
 ];
 
 /// Which modules each module of the proxy may use. `app` and `cli` may use all.
@@ -113,17 +114,19 @@ fn no_files_depend_on_each_other_in_a_circle() {
 }
 
 #[test]
-fn the_protocol_and_the_store_are_pure() {
-    let manifest = fs::read_to_string(top().join("crates/protocol/Cargo.toml")).unwrap();
-    let dependencies = manifest.split("[dev-dependencies]").next().unwrap();
-    let store = Crate::read("src");
-    for banned in IMPURE {
-        let declared = dependencies.lines().any(|line| {
-            line.strip_prefix(banned)
-                .is_some_and(|rest| rest.starts_with(['.', ' ']))
-        });
-        assert!(!declared, "crates/protocol depends on {banned}");
+fn the_encodings_and_the_store_are_pure() {
+    for pure in ["crates/protocol", "crates/transcode"] {
+        let manifest = fs::read_to_string(top().join(pure).join("Cargo.toml")).unwrap();
+        let dependencies = manifest.split("[dev-dependencies]").next().unwrap();
+        for banned in IMPURE {
+            let declared = dependencies.lines().any(|line| {
+                line.strip_prefix(banned)
+                    .is_some_and(|rest| rest.starts_with(['.', ' ']))
+            });
+            assert!(!declared, "{pure} depends on {banned}");
+        }
     }
+    let store = Crate::read("src");
     // The store has one lock and wakes tasks. It starts no task.
     for (file, text) in store.texts("store") {
         for banned in ["tokio", "hyper", "metrics"] {

@@ -1,0 +1,288 @@
+//! The table of types: the messages of every built-in type, as `types.table` describes them.
+//!
+//! The table is text, one line each, written by `tests/real/internal/transcode`:
+//!
+//! - the first line: the version of this format, and the release of the types;
+//! - `= apps/v1 Deployment apps/v1.Deployment`: a type that can be listed, and its message;
+//! - `@ apps/v1.Deployment`: a message, followed by its members in the order of their JSON;
+//! - `name 3 ?[]string`: a member's name in JSON (`+` if its own members take its place), its number
+//!   in protobuf, `?` if its empty value is omitted, `*` for a pointer, `[]` for a list, `{}` for a
+//!   map of strings, and the type of its values.
+use std::collections::HashMap;
+use std::sync::LazyLock;
+
+use prost::encoding::WireType;
+
+/// The first line of a table in the format that is read here.
+const FORMAT: &str = "watershed-transcode 1 ";
+
+static TABLE: LazyLock<MessageTable> = LazyLock::new(|| {
+    MessageTable::parse(include_str!("types.table")).expect("a test reads the table")
+});
+
+/// The messages of all types.
+#[derive(Debug)]
+pub(crate) struct MessageTable {
+    /// The release that the types are of, as `kubernetes v1.37.1`.
+    pub(crate) release: &'static str,
+    /// The types by apiVersion and kind.
+    types: HashMap<(&'static str, &'static str), BuiltInType>,
+    messages: Vec<MessageType>,
+}
+
+/// A type that can be listed and watched.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BuiltInType {
+    pub(crate) api_version: &'static str,
+    pub(crate) kind: &'static str,
+    pub(crate) message: MessageId,
+}
+
+/// The position of a message in the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct MessageId(u16);
+
+/// A message's members in the order of their JSON.
+#[derive(Debug, Default)]
+pub(crate) struct MessageType {
+    pub(crate) members: Vec<Member>,
+    /// One more than the position of each field's member; zero where there is no field.
+    by_number: Vec<u8>,
+}
+
+/// A member of a message.
+#[derive(Debug)]
+pub(crate) struct Member {
+    pub(crate) name: &'static str,
+    /// The name as it is printed after another member: `,"name":`.
+    pub(crate) key: Box<str>,
+    number: u32,
+    pub(crate) arity: Arity,
+    /// Whether the empty value is left out.
+    pub(crate) omits_empty: bool,
+    pub(crate) value: ValueKind,
+}
+
+/// How often a member's field occurs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Arity {
+    /// Exactly once.
+    Always,
+    /// Exactly once, and its members stand in its place.
+    Inline,
+    /// Once, or not at all: a pointer.
+    Optional,
+    /// Once for each element.
+    List,
+    /// Once for each entry: a message of a string and a value.
+    Map,
+}
+
+/// The type of a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ValueKind {
+    String,
+    Bytes,
+    Bool,
+    Int32,
+    Int64,
+    Float64,
+    Message(MessageId),
+    /// A list of strings that is a message.
+    Strings,
+    Time,
+    MicroTime,
+    Duration,
+    Quantity,
+    IntOrString,
+    RawExtension,
+    /// `FieldsV1`, and the `JSON` of schemas, which are printed alike.
+    EmbeddedJson,
+    /// A message of two members, of which one is printed in its place: the second if it is there.
+    Either(MessageId),
+}
+
+/// The line of a table that cannot be read.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("line {0} of the table of types cannot be read")]
+pub(crate) struct BadLine(usize);
+
+impl MessageTable {
+    /// Returns the table of this program.
+    pub(crate) fn get() -> &'static Self {
+        &TABLE
+    }
+
+    /// Finds a type.
+    pub(crate) fn find(&self, api_version: &str, kind: &str) -> Option<BuiltInType> {
+        self.types.get(&(api_version, kind)).copied()
+    }
+
+    /// Returns every type, in no order.
+    pub(crate) fn types(&self) -> impl Iterator<Item = BuiltInType> {
+        self.types.values().copied()
+    }
+
+    pub(crate) fn message(&self, id: MessageId) -> &MessageType {
+        &self.messages[usize::from(id.0)]
+    }
+
+    fn parse(text: &'static str) -> Result<Self, BadLine> {
+        let release = text
+            .lines()
+            .next()
+            .and_then(|line| line.strip_prefix(FORMAT));
+        let names = message_names(text)?;
+        let mut table = Self {
+            release: release.ok_or(BadLine(1))?,
+            types: HashMap::new(),
+            messages: Vec::with_capacity(names.len()),
+        };
+        for (index, line) in text.lines().enumerate().skip(1) {
+            table.read_line(line, &names).ok_or(BadLine(index + 1))?;
+        }
+        Ok(table)
+    }
+
+    fn read_line(&mut self, line: &'static str, names: &HashMap<&str, MessageId>) -> Option<()> {
+        let (first, rest) = line.split_once(' ')?;
+        match first {
+            "@" => self.messages.push(MessageType::default()),
+            "=" => {
+                let mut words = rest.split(' ');
+                let (api_version, kind) = (words.next()?, words.next()?);
+                let built_in = BuiltInType {
+                    api_version,
+                    kind,
+                    message: *names.get(words.next()?)?,
+                };
+                self.types.insert((api_version, kind), built_in);
+            }
+            name => {
+                let member = Member::parse(name, rest, names)?;
+                self.messages.last_mut()?.push(member)?;
+            }
+        }
+        Some(())
+    }
+}
+
+/// Returns the position of each message.
+fn message_names(text: &str) -> Result<HashMap<&str, MessageId>, BadLine> {
+    let mut names = HashMap::new();
+    for (index, line) in text.lines().enumerate() {
+        if let Some(name) = line.strip_prefix("@ ") {
+            let id = u16::try_from(names.len()).map_err(|_| BadLine(index + 1))?;
+            names.insert(name, MessageId(id));
+        }
+    }
+    Ok(names)
+}
+
+impl MessageType {
+    /// Returns the position of the member with a field number.
+    pub(crate) fn position(&self, number: u32) -> Option<usize> {
+        let position = *self.by_number.get(number as usize)?;
+        usize::from(position).checked_sub(1)
+    }
+
+    fn push(&mut self, member: Member) -> Option<()> {
+        let number = usize::try_from(member.number).ok()?;
+        if self.by_number.len() <= number {
+            self.by_number.resize(number + 1, 0);
+        }
+        let position = &mut self.by_number[number];
+        self.members.push(member);
+        // No two members have one number.
+        (*position == 0).then_some(())?;
+        *position = u8::try_from(self.members.len()).ok()?;
+        Some(())
+    }
+}
+
+impl Member {
+    fn parse(name: &'static str, rest: &str, names: &HashMap<&str, MessageId>) -> Option<Self> {
+        let (number, shape) = rest.split_once(' ')?;
+        let (omits_empty, shape) = flag(shape, "?");
+        let (is_pointer, shape) = flag(shape, "*");
+        let (is_list, shape) = flag(shape, "[]");
+        let (is_map, shape) = flag(shape, "{}");
+        let arity = match (is_pointer, is_list, is_map) {
+            (false, false, false) if name == "+" => Arity::Inline,
+            (false, false, false) => Arity::Always,
+            (true, false, false) => Arity::Optional,
+            (false, true, false) => Arity::List,
+            (false, false, true) => Arity::Map,
+            _ => return None,
+        };
+        let value = ValueKind::parse(shape, names)?;
+        if arity == Arity::Inline && !matches!(value, ValueKind::Message(_)) {
+            return None;
+        }
+        Some(Self {
+            name,
+            key: format!(r#","{name}":"#).into(),
+            number: number
+                .parse()
+                .ok()
+                .filter(|number| (1..256).contains(number))?,
+            arity,
+            omits_empty,
+            value,
+        })
+    }
+
+    /// Returns true if a list's or map's absence is printed.
+    pub(crate) fn prints_absent_items(&self) -> bool {
+        matches!(self.arity, Arity::List | Arity::Map) && !self.omits_empty
+    }
+
+    /// Returns the wire type of the field.
+    pub(crate) fn wire_type(&self) -> WireType {
+        match self.arity {
+            Arity::Map => WireType::LengthDelimited,
+            _ => self.value.wire_type(),
+        }
+    }
+}
+
+impl ValueKind {
+    fn parse(name: &str, names: &HashMap<&str, MessageId>) -> Option<Self> {
+        Some(match name {
+            "string" => Self::String,
+            "bytes" => Self::Bytes,
+            "bool" => Self::Bool,
+            "int32" => Self::Int32,
+            "int64" => Self::Int64,
+            "float64" => Self::Float64,
+            "strings" => Self::Strings,
+            "time" => Self::Time,
+            "microtime" => Self::MicroTime,
+            "duration" => Self::Duration,
+            "quantity" => Self::Quantity,
+            "intorstring" => Self::IntOrString,
+            "raw" => Self::RawExtension,
+            "fields" | "json" => Self::EmbeddedJson,
+            name => match name.strip_prefix("either:") {
+                Some(name) => Self::Either(*names.get(name)?),
+                None => Self::Message(*names.get(name)?),
+            },
+        })
+    }
+
+    /// Returns the wire type of one value.
+    pub(crate) fn wire_type(self) -> WireType {
+        match self {
+            Self::Bool | Self::Int32 | Self::Int64 => WireType::Varint,
+            Self::Float64 => WireType::SixtyFourBit,
+            _ => WireType::LengthDelimited,
+        }
+    }
+}
+
+fn flag<'a>(text: &'a str, sign: &str) -> (bool, &'a str) {
+    match text.strip_prefix(sign) {
+        Some(rest) => (true, rest),
+        None => (false, text),
+    }
+}

@@ -1,0 +1,159 @@
+//! JSON strings as Go's encoding/json escapes them.
+//! Source: `encoding/json/encode.go`, `appendString`, with HTML escaped.
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+
+/// Appends a string. Each byte that is not UTF-8 becomes `\ufffd`.
+pub(crate) fn put_string(text: &[u8], out: &mut Vec<u8>) {
+    out.push(b'"');
+    if let Ok(text) = std::str::from_utf8(text) {
+        put_escaped(text, out);
+    } else {
+        for chunk in text.utf8_chunks() {
+            put_escaped(chunk.valid(), out);
+            for _ in chunk.invalid() {
+                out.extend_from_slice(br"\ufffd");
+            }
+        }
+    }
+    out.push(b'"');
+}
+
+/// Appends bytes in base64, as a string.
+pub(crate) fn put_base64(bytes: &[u8], out: &mut Vec<u8>) {
+    out.push(b'"');
+    let start = out.len();
+    out.resize(start + bytes.len().div_ceil(3) * 4, 0);
+    let written = STANDARD.encode_slice(bytes, &mut out[start..]);
+    debug_assert_eq!(written, Ok(out.len() - start), "the length is exact");
+    out.push(b'"');
+}
+
+/// Returns the length of a line or paragraph separator at the front, else none. encoding/json
+/// escapes them because JavaScript took them for ends of lines.
+pub(crate) fn line_separator(text: &[u8]) -> Option<&'static [u8; 6]> {
+    match text {
+        [0xe2, 0x80, 0xa8, ..] => Some(br"\u2028"),
+        [0xe2, 0x80, 0xa9, ..] => Some(br"\u2029"),
+        _ => None,
+    }
+}
+
+/// Returns the escape of a character of HTML.
+pub(crate) fn html_escape(byte: u8) -> Option<&'static [u8; 6]> {
+    match byte {
+        b'<' => Some(br"\u003c"),
+        b'>' => Some(br"\u003e"),
+        b'&' => Some(br"\u0026"),
+        _ => None,
+    }
+}
+
+fn put_escaped(text: &str, out: &mut Vec<u8>) {
+    let mut rest = text.as_bytes();
+    while let Some(position) = rest.iter().position(|byte| MAY_ESCAPE[usize::from(*byte)]) {
+        out.extend_from_slice(&rest[..position]);
+        let byte = rest[position];
+        let mut taken = 1;
+        match byte {
+            b'"' => out.extend_from_slice(br#"\""#),
+            b'\\' => out.extend_from_slice(br"\\"),
+            0x08 => out.extend_from_slice(br"\b"),
+            0x0c => out.extend_from_slice(br"\f"),
+            b'\n' => out.extend_from_slice(br"\n"),
+            b'\r' => out.extend_from_slice(br"\r"),
+            b'\t' => out.extend_from_slice(br"\t"),
+            0xe2 => match line_separator(&rest[position..]) {
+                Some(escape) => {
+                    out.extend_from_slice(escape);
+                    taken = 3;
+                }
+                None => out.push(byte),
+            },
+            _ => match html_escape(byte) {
+                Some(escape) => out.extend_from_slice(escape),
+                None => put_control(byte, out),
+            },
+        }
+        rest = &rest[position + taken..];
+    }
+    out.extend_from_slice(rest);
+}
+
+fn put_control(byte: u8, out: &mut Vec<u8>) {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    out.extend_from_slice(br"\u00");
+    out.push(DIGITS[usize::from(byte >> 4)]);
+    out.push(DIGITS[usize::from(byte & 15)]);
+}
+
+/// The bytes at which an escape may begin.
+const MAY_ESCAPE: [bool; 256] = {
+    let mut table = [false; 256];
+    let mut byte = 0;
+    while byte < 0x20 {
+        table[byte] = true;
+        byte += 1;
+    }
+    table[b'"' as usize] = true;
+    table[b'\\' as usize] = true;
+    table[b'<' as usize] = true;
+    table[b'>' as usize] = true;
+    table[b'&' as usize] = true;
+    table[0xe2] = true;
+    table
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn string(text: &[u8]) -> String {
+        let mut out = Vec::new();
+        put_string(text, &mut out);
+        String::from_utf8(out).expect("JSON is UTF-8")
+    }
+
+    #[test]
+    fn strings_are_escaped_as_go_escapes_them() {
+        for (text, expected) in [
+            (&b""[..], r#""""#),
+            (b"plain /text\x7f", "\"plain /text\x7f\""),
+            (br#"a"b\c"#, r#""a\"b\\c""#),
+            (b"<a>&amp;", r#""\u003ca\u003e\u0026amp;""#),
+            (b"\x00\x08\x0c\n\r\t\x1f", r#""\u0000\b\f\n\r\t\u001f""#),
+            (
+                "\u{2028}\u{2029}\u{2027}\u{20ac}".as_bytes(),
+                "\"\\u2028\\u2029\u{2027}\u{20ac}\"",
+            ),
+            ("\u{fffd}\u{1f600}".as_bytes(), "\"\u{fffd}\u{1f600}\""),
+        ] {
+            assert_eq!(string(text), expected);
+        }
+    }
+
+    #[test]
+    fn every_byte_that_is_no_utf8_is_replaced() {
+        assert_eq!(string(b"a\xffb"), r#""a\ufffdb""#);
+        // A surrogate, a character cut short before text, an overlong one, one at the end.
+        assert_eq!(string(b"\xed\xa0\x80"), r#""\ufffd\ufffd\ufffd""#);
+        assert_eq!(string(b"\xf0\x9f\x98x"), r#""\ufffd\ufffd\ufffdx""#);
+        assert_eq!(string(b"\xc0\xaf"), r#""\ufffd\ufffd""#);
+        assert_eq!(string(b"<\xe2\x80"), r#""\u003c\ufffd\ufffd""#);
+    }
+
+    #[test]
+    fn bytes_are_base64_with_padding() {
+        for (bytes, expected) in [
+            (&b""[..], r#""""#),
+            (b"f", r#""Zg==""#),
+            (b"fo", r#""Zm8=""#),
+            (b"foo", r#""Zm9v""#),
+            (b"\xfb\xff\xfe", r#""+//+""#),
+        ] {
+            let mut out = Vec::new();
+            put_base64(bytes, &mut out);
+            assert_eq!(out, expected.as_bytes());
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! What other crates use: the JSON of one object.
+use crate::message::Printer;
+use crate::table::{BuiltInType, MessageTable};
+use crate::unexplained::Unexplained;
+
+/// Types that kube-apiserver stores in JSON, whatever it stores others in.
+/// Sources: `kubernetes/cmd/kube-apiserver/app/apiextensions.go`, `aggregator.go`: their codecs are
+/// `LegacyCodec`s.
+const STORED_AS_JSON: &[&str] = &["apiextensions.k8s.io/", "apiregistration.k8s.io/"];
+
+/// Prints the JSON of one type's objects. Cheap to copy.
+///
+/// ```
+/// use watershed_transcode::{Heading, Transcoder};
+///
+/// let transcoder = Transcoder::for_type("v1", "Secret").expect("the type is built in");
+/// // {1: metadata {1: name, 2: generateName}, 2: data {1: key, 2: value}}
+/// let secret = b"\x0a\x05\x0a\x01a\x12\x00\x12\x07\x0a\x01k\x12\x02hi";
+/// let mut json = Vec::new();
+/// transcoder.object_json(secret, Heading::TypeMeta, &mut json)?;
+/// assert_eq!(
+///     std::str::from_utf8(&json)?,
+///     r#"{"kind":"Secret","apiVersion":"v1","metadata":{"name":"a"},"data":{"k":"aGk="}}"#
+/// );
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct Transcoder(BuiltInType);
+
+/// The part of an object's JSON before its first member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Heading {
+    /// `{"kind":"Pod","apiVersion":"v1",`: in gets and in watch events.
+    TypeMeta,
+    /// `{`: in lists.
+    Brace,
+    /// Nothing: the object follows a heading that is held elsewhere.
+    None,
+}
+
+impl Transcoder {
+    /// Returns the transcoder of a built-in type: `apps/v1`, `Deployment`.
+    pub fn for_type(api_version: &str, kind: &str) -> Option<Self> {
+        MessageTable::get().find(api_version, kind).map(Self)
+    }
+
+    /// Returns the transcoders of all types, in no order.
+    pub fn all() -> impl Iterator<Item = Self> {
+        MessageTable::get().types().map(Self)
+    }
+
+    /// Returns group and version of the objects, as `apps/v1`.
+    pub fn api_version(&self) -> &'static str {
+        self.0.api_version
+    }
+
+    /// Returns the kind of the objects.
+    pub fn kind(&self) -> &'static str {
+        self.0.kind
+    }
+
+    /// Returns the release of Kubernetes whose types are known, as `kubernetes v1.37.1`.
+    pub fn release() -> &'static str {
+        MessageTable::get().release
+    }
+
+    /// Returns true if kube-apiserver stores the type's objects as JSON.
+    ///
+    /// A list or map of such an object can be empty where another's is absent, and only JSON tells.
+    pub fn is_stored_as_json(&self) -> bool {
+        STORED_AS_JSON
+            .iter()
+            .any(|group| self.0.api_version.starts_with(group))
+    }
+
+    /// Appends the JSON of an object, given its message: the `raw` field of its `runtime.Unknown`,
+    /// or an item of a list.
+    ///
+    /// Appends nothing if the message is not explained.
+    pub fn object_json(
+        &self,
+        message: &[u8],
+        heading: Heading,
+        out: &mut Vec<u8>,
+    ) -> Result<(), Unexplained> {
+        let start = out.len();
+        self.put_heading(heading, out);
+        let printed = Printer::new(MessageTable::get(), self.is_stored_as_json(), out).put_members(
+            self.0.message,
+            message,
+            heading != Heading::TypeMeta,
+        );
+        if printed.is_ok() {
+            out.push(b'}');
+        } else {
+            out.truncate(start);
+        }
+        printed
+    }
+
+    fn put_heading(&self, heading: Heading, out: &mut Vec<u8>) {
+        match heading {
+            Heading::TypeMeta => {
+                for part in [
+                    r#"{"kind":""#,
+                    self.0.kind,
+                    r#"","apiVersion":""#,
+                    self.0.api_version,
+                    "\"",
+                ] {
+                    out.extend_from_slice(part.as_bytes());
+                }
+            }
+            Heading::Brace => out.push(b'{'),
+            Heading::None => {}
+        }
+    }
+}
