@@ -59,6 +59,7 @@ pub(super) struct Http2Connection {
     sender: Arc<Mutex<Option<http2::SendRequest<Body>>>>,
     pub(super) address: Address,
     pub(super) generation: u64,
+    pub(super) opened: Instant,
     /// Streams in use. Increased only under the group's lock.
     streams: AtomicUsize,
     /// Streams that the peer allows.
@@ -86,6 +87,7 @@ pub struct ServedBy {
     pub address: Address,
     /// The connection, if it is shared.
     connection: Option<Weak<Http2Connection>>,
+    opened: Option<Instant>,
 }
 
 /// The HTTP/1 connections of a group that wait for a request, the youngest last.
@@ -161,6 +163,7 @@ pub(super) async fn handshake(
         sender: Arc::new(Mutex::new(Some(sender))),
         address,
         generation,
+        opened: Instant::now(),
         streams: AtomicUsize::new(0),
         peer_limit: Arc::new(AtomicUsize::new(peer_limit)),
         closed: Arc::new(AtomicBool::new(false)),
@@ -264,6 +267,11 @@ impl Http2Connection {
         below_limit
     }
 
+    /// Returns the number of streams in use.
+    pub(super) fn streams(&self) -> usize {
+        self.streams.load(Ordering::Acquire)
+    }
+
     /// Returns the time without streams; `None` while there are any.
     pub(super) fn idle(&self) -> Option<Duration> {
         (self.streams.load(Ordering::Acquire) == 0).then(|| self.idle_since.lock().elapsed())
@@ -294,6 +302,11 @@ impl ServedBy {
             (None, None) => self.address == other.address,
             _ => false,
         }
+    }
+
+    /// Returns the time at which the connection was opened, if it is shared.
+    pub(super) fn opened(&self) -> Option<Instant> {
+        self.opened
     }
 
     /// Returns the shared connection, while it exists.
@@ -382,6 +395,14 @@ impl Lease {
         }
     }
 
+    /// Returns the time at which the connection was opened, if it is shared.
+    pub(super) fn opened(&self) -> Option<Instant> {
+        match &self.connection {
+            Leased::Http2(connection) => Some(connection.opened),
+            Leased::Http1(..) | Leased::Gone(_) => None,
+        }
+    }
+
     /// Returns the extension of answers that come by this connection.
     pub(super) fn served_by(&self) -> ServedBy {
         let connection = match &self.connection {
@@ -391,6 +412,7 @@ impl Lease {
         ServedBy {
             address: self.address().clone(),
             connection,
+            opened: self.opened(),
         }
     }
 

@@ -4,6 +4,7 @@
 //! hundred streams. The hundred and first watch would wait forever, so this pool opens more
 //! connections. An HTTP/1 connection serves one request at a time.
 
+use std::cmp::Reverse;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,6 +15,7 @@ use http_body::Body as _;
 use hyper::client::conn::TrySendError;
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
+use tokio::time::Instant;
 
 use super::body::{End, UpstreamBody};
 use super::class::ConnectionClass;
@@ -31,6 +33,16 @@ use watershed_connect::{Address, Dialer, TlsIdentity};
 const IDLE_TIMEOUT: Duration = Duration::from_secs(90);
 const SWEEP_INTERVAL: Duration = Duration::from_secs(15);
 
+/// Age up to which a connection does for requests that want a new one.
+const RECENT: Duration = Duration::from_secs(5);
+
+/// Recent connections from which requests that want a new one are shared.
+///
+/// A restarted API server lets all scopes resume elsewhere at once. One connection for each would
+/// stay until their watches end. With a single one for all, a load balancer's one choice would
+/// decide if every type is listed again.
+const SPREAD: usize = 4;
+
 /// Limit of connections in a group.
 ///
 /// With HTTP/2 they carry tens of thousands of requests. The limit stops a flood before the kernel
@@ -45,8 +57,11 @@ const MAX_RESENDS: usize = 3;
 /// Options for sending a request.
 #[derive(Clone, Debug, Default)]
 pub struct SendOptions {
-    /// Open a new connection: a load balancer may choose another API server.
+    /// Take a connection that was opened a moment ago, or a new one: a load balancer may choose
+    /// another API server.
     pub fresh_connection: bool,
+    /// Take a connection that is younger than this answer's, as for `fresh_connection`.
+    pub instead_of: Option<ServedBy>,
     /// Prefer other addresses to this one (see [`ServedBy`]).
     pub avoid: Option<Address>,
     /// Prefer the connection of this answer, as it leads to the same server.
@@ -78,9 +93,29 @@ struct GroupState {
     http2: Vec<Arc<Http2Connection>>,
     /// The connection being made, for all requests that found no free stream.
     dialing: Option<SharedDial>,
+    /// The connections being made for requests that want a new one.
+    dialing_elsewhere: Vec<DialElsewhere>,
+    /// Numbers given to requests that wanted a new connection and found none.
+    dials_elsewhere: usize,
     /// `true` if upstream spoke HTTP/1 last time. Each request then needs its own connection, so
     /// waiting for a shared one is useless.
     exclusive: bool,
+}
+
+/// A connection being made for requests that want a new one.
+struct DialElsewhere {
+    number: usize,
+    avoid: Option<Address>,
+    dialing: SharedDial,
+}
+
+/// The connections that a request wants to avoid.
+#[derive(Default)]
+struct Elsewhere {
+    /// Those to this address.
+    avoid: Option<Address>,
+    /// Those that are not younger than this.
+    opened_after: Option<Instant>,
 }
 
 /// Decides whether a request is sent again.
@@ -167,15 +202,15 @@ impl Pool {
     ) -> Result<Response<UpstreamBody>, UpstreamError> {
         let group = self.group(class);
         let uri = request.uri().clone();
-        let mut fresh = options.fresh_connection || options.avoid.is_some();
+        let mut elsewhere = Elsewhere::wanted(&options);
         let mut resends = 0;
         let mut policy = ResendPolicy::new(&mut request);
         loop {
-            let beside = options.beside.as_ref().filter(|_| !fresh);
-            let mut lease = match beside.and_then(|server| group.lease_beside(server)) {
-                Some(lease) => lease,
-                None if fresh => group.open_or_lease(options.avoid.as_ref()).await?,
-                None => group.lease().await?,
+            let beside = options.beside.as_ref().filter(|_| elsewhere.is_none());
+            let mut lease = match (beside.and_then(|it| group.lease_beside(it)), &elsewhere) {
+                (Some(lease), _) => lease,
+                (None, Some(elsewhere)) => group.lease_elsewhere(elsewhere).await?,
+                (None, None) => group.lease().await?,
             };
             *request.uri_mut() = uri.clone();
             let again = policy.copy(&request);
@@ -207,8 +242,34 @@ impl Pool {
             }
             resends += 1;
             // Other pooled connections may have died too: after two, open a new one.
-            fresh |= resends >= 2;
+            if resends >= 2 {
+                elsewhere.get_or_insert_default().opened_after = lease.opened();
+            }
         }
+    }
+}
+
+// === impl Elsewhere ===
+
+impl Elsewhere {
+    /// Returns what these options avoid; `None` if any connection will do.
+    fn wanted(options: &SendOptions) -> Option<Self> {
+        let instead_of = options.instead_of.as_ref();
+        let any = !options.fresh_connection && options.avoid.is_none() && instead_of.is_none();
+        (!any).then(|| Self {
+            avoid: options.avoid.clone(),
+            opened_after: instead_of.and_then(ServedBy::opened),
+        })
+    }
+
+    fn avoids(&self, connection: &Http2Connection) -> bool {
+        self.avoid.as_ref() == Some(&connection.address)
+    }
+
+    /// Returns `true` if the connection was opened a moment ago, and after the one to avoid.
+    fn is_younger(&self, connection: &Http2Connection) -> bool {
+        let opened = connection.opened;
+        opened.elapsed() < RECENT && self.opened_after.is_none_or(|bad| opened > bad)
     }
 }
 
@@ -373,11 +434,22 @@ impl ConnectionGroup {
         if let Some(dialing) = &state.dialing {
             return dialing.clone();
         }
+        let dialing = self.spawn_dial(None, |state| state.dialing = None);
+        state.dialing = Some(dialing.clone());
+        dialing
+    }
+
+    /// Begins to make a connection. `done` is called when that has succeeded or failed.
+    fn spawn_dial(
+        self: &Arc<Self>,
+        avoid: Option<Address>,
+        done: impl FnOnce(&mut GroupState) + Send + 'static,
+    ) -> SharedDial {
         let group = Arc::clone(self);
         let task = tokio::spawn(async move {
-            let made = group.connect(None).await;
+            let made = group.connect(avoid.as_ref()).await;
             let mut state = group.state.lock();
-            state.dialing = None;
+            done(&mut state);
             match made? {
                 HttpConnection::Http2(connection) => {
                     state.exclusive = false;
@@ -390,19 +462,16 @@ impl ConnectionGroup {
             }
             Ok(())
         });
-        let dialing = task
-            .map(|joined| match joined {
-                Ok(result) => result,
-                // Only the end of the runtime cancels it.
-                Err(error) => match error.try_into_panic() {
-                    Ok(panic) => std::panic::resume_unwind(panic),
-                    Err(_) => Err(UpstreamError::Ending),
-                },
-            })
-            .boxed()
-            .shared();
-        state.dialing = Some(dialing.clone());
-        dialing
+        task.map(|joined| match joined {
+            Ok(result) => result,
+            // Only the end of the runtime cancels it.
+            Err(error) => match error.try_into_panic() {
+                Ok(panic) => std::panic::resume_unwind(panic),
+                Err(_) => Err(UpstreamError::Ending),
+            },
+        })
+        .boxed()
+        .shared()
     }
 
     /// Opens a connection and leases its first stream.
@@ -428,16 +497,93 @@ impl ConnectionGroup {
         }
     }
 
-    /// Opens a connection, or leases a stream on an open one where the limit is reached.
-    async fn open_or_lease(
-        self: &Arc<Self>,
-        avoid: Option<&Address>,
-    ) -> Result<Lease, UpstreamError> {
-        match self.open(avoid).await {
+    /// Leases a stream on a recent or new connection, or on any where the limit is reached.
+    async fn lease_elsewhere(self: &Arc<Self>, wanted: &Elsewhere) -> Result<Lease, UpstreamError> {
+        let dialing = {
+            let mut state = self.state.lock();
+            let recent = self.recent(&state, wanted, false);
+            let enough = recent.len() + state.dialing_elsewhere.len() >= SPREAD;
+            if enough && let Some(lease) = self.take_of(recent) {
+                return Ok(lease);
+            }
+            (!state.exclusive).then(|| self.dial_elsewhere(&mut state, wanted, enough))
+        };
+        let opened = match dialing {
+            Some(dialing) => dialing.await,
+            None => Ok(()),
+        };
+        if opened.is_ok() {
+            let state = self.state.lock();
+            // The other addresses were tried first.
+            if let Some(lease) = self.take_of(self.recent(&state, wanted, true)) {
+                return Ok(lease);
+            }
+        }
+        let opened = match opened {
+            // It is full already, or speaks HTTP/1.
+            Ok(()) => self.open(wanted.avoid.as_ref()).await,
+            Err(error) => Err(error),
+        };
+        match opened {
             // A new connection is preferred, not required.
             Err(UpstreamError::Exhausted { .. }) => self.lease().await,
             opened => opened,
         }
+    }
+
+    /// Returns the connections that do for a request that wants a new one, the best first.
+    ///
+    /// Those to the avoided address are among them if there is no other, or `any_address`.
+    fn recent(
+        &self,
+        state: &GroupState,
+        wanted: &Elsewhere,
+        any_address: bool,
+    ) -> Vec<Arc<Http2Connection>> {
+        let credentials = self.upstream.current();
+        let any_address = any_address || credentials.addresses.len() < 2;
+        let does = |it: &&Arc<Http2Connection>| {
+            it.generation == credentials.generation
+                && !it.is_closed()
+                && wanted.is_younger(it)
+                && (any_address || !wanted.avoids(it))
+        };
+        let mut recent: Vec<_> = state.http2.iter().filter(does).cloned().collect();
+        recent.sort_by_key(|it| (wanted.avoids(it), it.streams(), Reverse(it.opened)));
+        recent
+    }
+
+    /// Leases a stream on the first of these that has one. Called under the group's lock.
+    fn take_of(&self, connections: Vec<Arc<Http2Connection>>) -> Option<Lease> {
+        let limit = self.class.windows().streams;
+        let mut connections = connections.into_iter();
+        let found = connections.find(|connection| connection.take_stream(limit))?;
+        Some(Lease::http2(found, true))
+    }
+
+    /// Begins to make a new connection, or returns one being made if there are enough of them.
+    fn dial_elsewhere(
+        self: &Arc<Self>,
+        state: &mut GroupState,
+        wanted: &Elsewhere,
+        enough: bool,
+    ) -> SharedDial {
+        state.dials_elsewhere += 1;
+        let number = state.dials_elsewhere;
+        let dials = state.dialing_elsewhere.iter();
+        let same: Vec<_> = dials.filter(|it| it.avoid == wanted.avoid).collect();
+        if enough && !same.is_empty() {
+            return same[number % same.len()].dialing.clone();
+        }
+        let dialing = self.spawn_dial(wanted.avoid.clone(), move |state| {
+            state.dialing_elsewhere.retain(|it| it.number != number);
+        });
+        state.dialing_elsewhere.push(DialElsewhere {
+            number,
+            avoid: wanted.avoid.clone(),
+            dialing: dialing.clone(),
+        });
+        dialing
     }
 
     async fn connect(&self, avoid: Option<&Address>) -> Result<HttpConnection, UpstreamError> {

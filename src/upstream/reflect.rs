@@ -629,6 +629,7 @@ impl Reflector {
             Route::Elsewhere(avoid) if may_move => (true, avoid),
             _ => (false, None),
         };
+        let instead_of = self.server.clone().filter(|_| fresh_connection);
         let (purpose, patience) = if watch {
             (RequestPurpose::Watch, WATCH_ANSWER_TIMEOUT)
         } else {
@@ -641,6 +642,7 @@ impl Reflector {
         };
         let options = SendOptions {
             fresh_connection,
+            instead_of,
             avoid,
             beside,
             purpose,
