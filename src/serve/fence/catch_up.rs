@@ -188,3 +188,6 @@ impl Drop for WaitingReader {
         self.0.waiting.fetch_sub(1, Ordering::SeqCst);
     }
 }
+
+#[cfg(test)]
+mod tests;
