@@ -31,7 +31,8 @@ use watershed::watcher::{
 use watershed_lab::sim::fixtures;
 use watershed_protocol::{
     Encoding, EventKind, FieldSelector, FieldTable, Frame, FrameDecoder, GroupVersionResource,
-    LabelSelector, PartialFormat, ResourceVersion, Scanned, WireFormat, deflate, gzip_member, scan,
+    LabelSelector, ListMetadata, PartialFormat, ResourceVersion, Scanned, WireFormat, deflate,
+    gzip_member, scan,
 };
 
 /// Bytes of a real kube-apiserver, from the test data of the protocol crate.
@@ -340,13 +341,8 @@ fn list(format: &WireFormat, objects: &[Bytes]) -> Bytes {
         .collect();
     let mut items = format.join(stored.iter()).bytes;
     items.truncate(items.len() - format.separator());
-    let parts = format.list_parts(
-        ResourceVersion(9),
-        None,
-        None,
-        stored.len(),
-        items.len() as u64,
-    );
+    let metadata = ListMetadata::of(ResourceVersion(9));
+    let parts = format.list_parts(&metadata, stored.len(), items.len() as u64);
     [&parts.head[..], &items, &parts.tail].concat().into()
 }
 

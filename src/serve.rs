@@ -19,6 +19,7 @@ mod large_answers;
 mod limit;
 pub mod metrics;
 mod open;
+mod optional_parameters;
 mod plan;
 mod policy;
 mod refusal_form;
@@ -63,6 +64,7 @@ use freshness::ReadOrigin;
 use get_crowds::GetCrowds;
 use limit::{Admission, LimitExceeded, Limiter};
 use metrics::{InFlight, Meters};
+use optional_parameters::ParameterProbe;
 use plan::{PlannedAction, ReadKind, ReadPlan, RequestPlan};
 use stored_response::RequestKey;
 use takeover::Takeovers;
@@ -101,6 +103,7 @@ struct ServiceParts {
     watch_limits: WatchLimits,
     fences: Fences,
     documents: DocumentCache,
+    parameters: ParameterProbe,
     gets: GetCrowds,
     coalescer: Coalescer,
     takeovers: Takeovers,
@@ -128,6 +131,7 @@ impl ProxyService {
             forward_limits: ForwardLimits::new(policy.users),
             watch_limits: WatchLimits::new(policy.users),
             fences: Fences::new(client.clone()),
+            parameters: ParameterProbe::new(client.clone()),
             documents: DocumentCache::new(client, scopes.budget()),
             gets: GetCrowds::default(),
             coalescer: Coalescer::new(forwarder.clone(), scopes.budget()),
@@ -213,7 +217,8 @@ impl ProxyService {
         client_address::add_peer(&self.trusted, request.headers_mut(), hop, is_vouched);
         // From here on the address is what limits count by.
         peer.address.set_ip(client);
-        let plan = RequestPlan::new(&parts.catalog, &parts.policy, &request);
+        let parameters = parts.parameters.known_for(&request).await;
+        let plan = RequestPlan::new(&parts.catalog, &parts.policy, &request, parameters);
         let mut exchange = Exchange::new(&parts.access, request, caller, plan, peer);
         exchange.record_vouched();
         let in_flight = InFlight::begin(&exchange.labels);

@@ -112,7 +112,9 @@ async fn prove(
             // The proxy may have no access to other namespaces.
             let own = || scope.key.selection.namespace.clone();
             selection.namespace = selection.namespace.or_else(own);
-            fences.prove_selection(scope, &selection, filter, by).await
+            // Upstream is asked for all shards of the selection.
+            let filter = filter.of_all_shards();
+            fences.prove_selection(scope, &selection, &filter, by).await
         }
         (proven, _) => Ok((proven?, None)),
     }

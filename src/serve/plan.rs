@@ -11,10 +11,11 @@ use std::sync::Arc;
 use http::{HeaderMap, Request, header};
 use watershed_protocol::{
     AcceptClause, Encoding, GroupVersionResource, Representation, RequestInfo, ResourceRequest,
-    Verb, acceptable, wants_pretty,
+    Verb, acceptable_ignoring, wants_pretty,
 };
 
 use super::document_request::DocumentRequest;
+use super::optional_parameters::{OptionalParameters, ParameterUse};
 use super::policy::{CacheMode, CachingPolicy};
 use super::refusal_form::RefusalForm;
 use super::source::ForwardReason;
@@ -48,14 +49,23 @@ pub(super) enum PlannedAction {
 }
 
 impl RequestPlan {
-    pub(super) fn new<B>(catalog: &Catalog, policy: &CachingPolicy, request: &Request<B>) -> Self {
+    pub(super) fn new<B>(
+        catalog: &Catalog,
+        policy: &CachingPolicy,
+        request: &Request<B>,
+        parameters: OptionalParameters,
+    ) -> Self {
         let uri = request.uri();
         let info = RequestInfo::parse(request.method(), uri.path(), uri.query());
         let resource = info
             .resource
             .as_ref()
             .and_then(|asked| catalog.get(&asked.gvr));
-        let wanted = acceptable(request.headers(), info.verb);
+        let ignored: &[&str] = match parameters.drop {
+            ParameterUse::Ignored => &["drop"],
+            ParameterUse::Unknown | ParameterUse::Heeded => &[],
+        };
+        let wanted = acceptable_ignoring(request.headers(), info.verb, ignored);
         let refusals = RefusalForm {
             encoding: match wanted.first() {
                 Some(AcceptClause::Supported(representation)) => representation.encoding,
@@ -64,7 +74,15 @@ impl RequestPlan {
             indented: wants_pretty(uri.query(), request.headers()),
         };
         let long_running = is_long_running(&info, uri.query());
-        let read = plan_read(&info, resource.as_ref(), policy, request, &wanted, refusals);
+        let accepted = (&wanted[..], refusals);
+        let read = plan_read(
+            &info,
+            resource.as_ref(),
+            policy,
+            request,
+            accepted,
+            parameters,
+        );
         let action = match read {
             Ok(read) => PlannedAction::Read(Box::new(read)),
             Err(reason @ ForwardReason::NotAResource) => {
@@ -92,8 +110,8 @@ fn plan_read<B>(
     resource: Option<&Arc<ResourceType>>,
     policy: &CachingPolicy,
     request: &Request<B>,
-    wanted: &[AcceptClause],
-    refusals: RefusalForm,
+    (wanted, refusals): (&[AcceptClause], RefusalForm),
+    parameters: OptionalParameters,
 ) -> Result<ReadPlan, ForwardReason> {
     let (asked, resource) = asked_type(info, resource, request.headers())?;
     let mode = policy.mode(&resource.gvr);
@@ -109,6 +127,7 @@ fn plan_read<B>(
         namespace: namespace.as_deref(),
         query: request.uri().query(),
         consistent_reads: policy.consistent_reads(&resource.gvr),
+        sharding: parameters.shard_selector,
     };
     let (kind, freshness, selectors, scope) = match info.verb {
         Verb::Get => {

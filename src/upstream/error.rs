@@ -106,7 +106,7 @@ pub enum AnswerError {
 
 impl AnswerError {
     /// Returns the error of an answer whose status is not the expected one.
-    pub(super) fn refused<B>(answer: &Response<B>) -> Self {
+    pub fn refused<B>(answer: &Response<B>) -> Self {
         let status = answer.status();
         let seconds = answer.headers().get(header::RETRY_AFTER);
         let seconds = seconds.and_then(|seconds| seconds.to_str().ok()?.parse().ok());

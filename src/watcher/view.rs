@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use crate::store::{Interest, Snapshot, StoredObject, WindowEvent};
 use watershed_protocol::{
     BookmarkFormat, EventKind, FieldSelector, FieldTable, ItemBytes, LabelSelector, Malformed,
-    ObjectAttributes, PartialFormat, ResourceVersion, WireFormat,
+    ObjectAttributes, PartialFormat, ResourceVersion, ShardSelector, WireFormat,
 };
 
 /// Namespace and selectors of a read. An object must match all of them.
@@ -18,11 +18,12 @@ pub struct ViewFilter {
     selectors: Option<Box<ViewSelectors>>,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 struct ViewSelectors {
     labels: Option<LabelSelector>,
     /// Requirements by the field's position in the type's table.
     fields: Box<[FieldCondition]>,
+    shard: Option<ShardSelector>,
 }
 
 #[derive(Clone, Debug)]
@@ -59,12 +60,41 @@ impl ViewFilter {
             });
         let fields = fields.collect::<Result<Box<[_]>, _>>()?;
         let labels = labels.filter(|labels| !labels.is_everything());
-        let selects = labels.is_some() || !fields.is_empty();
-        let selectors = selects.then(|| Box::new(ViewSelectors { labels, fields }));
+        let selectors = ViewSelectors {
+            labels,
+            fields,
+            shard: None,
+        };
+        let selectors = selectors.is_more_than_shard().then(|| Box::new(selectors));
         Ok(Self {
             namespace: namespace.map(Into::into),
             selectors,
         })
+    }
+
+    /// Narrows the view to a shard.
+    #[must_use]
+    pub fn within(mut self, shard: ShardSelector) -> Self {
+        self.selectors.get_or_insert_default().shard = Some(shard);
+        self
+    }
+
+    /// Returns the view of all shards.
+    #[must_use]
+    pub fn of_all_shards(&self) -> Self {
+        let mut all = self.clone();
+        all.selectors = all
+            .selectors
+            .filter(|selectors| selectors.is_more_than_shard());
+        if let Some(selectors) = &mut all.selectors {
+            selectors.shard = None;
+        }
+        all
+    }
+
+    /// Returns the shard asked for.
+    pub fn shard(&self) -> Option<&ShardSelector> {
+        self.selectors.as_ref()?.shard.as_ref()
     }
 
     /// Returns the namespace asked for, `None` for all.
@@ -115,6 +145,10 @@ impl ViewFilter {
 }
 
 impl ViewSelectors {
+    fn is_more_than_shard(&self) -> bool {
+        self.labels.is_some() || !self.fields.is_empty()
+    }
+
     fn match_to(&self, object: &ObjectAttributes) -> bool {
         self.fields
             .iter()
@@ -123,6 +157,10 @@ impl ViewSelectors {
                 .labels
                 .as_ref()
                 .is_none_or(|labels| labels.matches(|key| object.label(key)))
+            && self
+                .shard
+                .as_ref()
+                .is_none_or(|shard| shard.matches(object))
     }
 }
 

@@ -26,6 +26,8 @@ pub struct ObjectAttributes {
     fields: u32,
     /// Number of labels.
     labels: u32,
+    /// The uid as shards see it. Eight bytes, where the uid has 36.
+    uid_hash: u64,
 }
 
 impl ObjectAttributes {
@@ -34,6 +36,7 @@ impl ObjectAttributes {
     pub(super) fn pack<'a>(
         namespace: &str,
         name: &str,
+        uid_hash: u64,
         fields: impl Iterator<Item = &'a str> + Clone,
         labels: impl Iterator<Item = (&'a str, &'a str)> + Clone,
     ) -> Option<Self> {
@@ -68,6 +71,7 @@ impl ObjectAttributes {
             key: key as u32,
             fields: fields.count() as u32,
             labels: labels.count() as u32,
+            uid_hash,
         })
     }
 
@@ -89,6 +93,11 @@ impl ObjectAttributes {
     pub fn key(&self) -> &str {
         let start = self.entries() * ENTRY;
         &self.text[start..start + self.key as usize]
+    }
+
+    /// The hash of the uid, by which shards are cut.
+    pub(super) fn uid_hash(&self) -> u64 {
+        self.uid_hash
     }
 
     /// The value of a label.
@@ -186,6 +195,7 @@ mod tests {
         ObjectAttributes::pack(
             namespace,
             "web-0",
+            0,
             ["node-1", "", "true"].into_iter(),
             labels.into_iter(),
         )
@@ -225,6 +235,7 @@ mod tests {
         let packed = ObjectAttributes::pack(
             "n",
             &long,
+            0,
             [long.as_str(), "y"].into_iter(),
             std::iter::empty(),
         )

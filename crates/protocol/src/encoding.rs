@@ -26,7 +26,7 @@ pub use error_status::ErrorStatus;
 pub use frames::{EventKind, Frame, FrameDecoder};
 pub use identity::{ObjectIdentity, read_identity};
 pub use item_bytes::{ItemBytes, ItemRun};
-pub use list::{ListPage, ListParts};
+pub use list::{ListMetadata, ListPage, ListParts};
 pub use malformed::Malformed;
 pub use partial::PartialFormat;
 pub(crate) use protobuf::messages;

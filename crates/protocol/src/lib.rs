@@ -12,6 +12,7 @@
 //! | `request_info`, `resource` | a URL's verb, type, namespace and name: [`RequestInfo`] |
 //! | `list_options`, `continue_token`, `version` | the state a read asks for: [`ListOptions`] |
 //! | `label_selector`, `field_selector`, `selection` | the selected objects: [`Selection`] |
+//! | `shard_selector` | the objects whose hash is in a range: [`ShardSelector`] |
 //! | `fields`, `attributes` | the values that selectors need of an object: [`FieldTable`] |
 //! | `media`, `gzip`, `gunzip` | content negotiation and compression: [`acceptable`], [`deflate`] |
 //! | `indent` | JSON for people: [`JsonIndenter`] |
@@ -51,6 +52,7 @@ mod media;
 mod request_info;
 mod resource;
 mod selection;
+mod shard_selector;
 mod status;
 mod version;
 
@@ -58,8 +60,8 @@ pub use attributes::ObjectAttributes;
 pub use continue_token::ContinueToken;
 pub use encoding::{
     Bookmark, BookmarkFormat, ErrorStatus, EventKind, Frame, FrameDecoder, ItemBytes, ItemRun,
-    ListPage, ListParts, Malformed, ObjectIdentity, PartialFormat, Scanned, VersionList,
-    VersionListReader, WireFormat, read_bookmark, read_error, read_identity, scan,
+    ListMetadata, ListPage, ListParts, Malformed, ObjectIdentity, PartialFormat, Scanned,
+    VersionList, VersionListReader, WireFormat, read_bookmark, read_error, read_identity, scan,
 };
 pub use field_selector::{FieldOperator, FieldRequirement, FieldSelector};
 pub use fields::FieldTable;
@@ -71,10 +73,13 @@ pub use list_options::{
     Freshness, InvalidOptions, ListOptions, ListStart, VersionMatch, VersionParam, WatchStart,
     get_freshness,
 };
-pub use media::{AcceptClause, Encoding, Representation, acceptable, wants_pretty};
+pub use media::{
+    AcceptClause, Encoding, Representation, acceptable, acceptable_ignoring, wants_pretty,
+};
 pub use request_info::{RequestInfo, ResourceRequest, Verb};
 pub use resource::GroupVersionResource;
 pub use selection::Selection;
+pub use shard_selector::ShardSelector;
 pub use status::{Status, StatusDetails, escape_json};
 pub use version::ResourceVersion;
 

@@ -50,6 +50,8 @@ pub struct ListOptions {
     pub label_selector: Option<String>,
     /// `fieldSelector`, unparsed; `None` when absent or empty.
     pub field_selector: Option<String>,
+    /// `shardSelector`, unparsed; `None` when absent or empty. Most releases ignore it.
+    pub shard_selector: Option<String>,
     /// `pretty` is given and true. [`super::wants_pretty`] also looks at the client's name.
     pub pretty: bool,
     /// `timeout`, the deadline of a request that is no watch, is given.
@@ -104,9 +106,6 @@ pub enum InvalidOptions {
     /// `export` is asked for, which upstream has removed.
     #[error("export is no longer supported")]
     Export,
-    /// A parameter that changes the answer in a way not known here.
-    #[error("{0} is not supported")]
-    Unknown(&'static str),
     /// Upstream refuses the parameters together, or this program does not imitate its answer.
     #[error("the parameters do not fit together")]
     Combination,
@@ -171,9 +170,6 @@ impl ListOptions {
     pub fn parse(query: Option<&str>) -> Result<Self, InvalidOptions> {
         let parameters = QueryParameters::checked(query)?;
         let text = |name| parameters.first(name).filter(|value| !value.is_empty());
-        if parameters.first("shardSelector").is_some() {
-            return Err(InvalidOptions::Unknown("shardSelector"));
-        }
         let watch = parameters.flag("watch").unwrap_or(false);
         if !watch {
             parameters.check_timeout()?;
@@ -199,6 +195,7 @@ impl ListOptions {
                 .map_err(|()| InvalidOptions::TimeoutSeconds)?,
             label_selector: text("labelSelector").map(str::to_owned),
             field_selector: text("fieldSelector").map(str::to_owned),
+            shard_selector: text("shardSelector").map(str::to_owned),
             pretty: parameters.pretty().unwrap_or(false),
             timeout: parameters.first("timeout").is_some(),
         })

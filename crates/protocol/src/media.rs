@@ -111,6 +111,11 @@ impl Encoding {
 /// assert_eq!(acceptable(&headers, Verb::List), expected);
 /// ```
 pub fn acceptable(headers: &HeaderMap, verb: Verb) -> Vec<AcceptClause> {
+    acceptable_ignoring(headers, verb, &[])
+}
+
+/// Parses the header like [`acceptable`], for an upstream that ignores these parameters.
+pub fn acceptable_ignoring(headers: &HeaderMap, verb: Verb, ignored: &[&str]) -> Vec<AcceptClause> {
     const DEFAULT: AcceptClause = AcceptClause::Supported(Representation {
         encoding: Encoding::Json,
         metadata_only: false,
@@ -122,7 +127,7 @@ pub fn acceptable(headers: &HeaderMap, verb: Verb) -> Vec<AcceptClause> {
     // Upstream looks at the first line only. Two lines are too rare to rely on that.
     let clauses = match header.to_str() {
         Ok("") => return vec![DEFAULT],
-        Ok(text) if lines.next().is_none() => WeightedClause::parse_all(text, verb),
+        Ok(text) if lines.next().is_none() => WeightedClause::parse_all(text, verb, ignored),
         _ => None,
     };
     match clauses {
@@ -163,10 +168,10 @@ impl WeightedClause {
     const MAX: usize = 12;
 
     /// Parses and sorts the clauses. Returns `None` if their order is not certain.
-    fn parse_all(text: &str, verb: Verb) -> Option<Vec<Self>> {
+    fn parse_all(text: &str, verb: Verb, ignored: &[&str]) -> Option<Vec<Self>> {
         let mut clauses = Vec::new();
         for part in text.split(',').map(trim).filter(|part| !part.is_empty()) {
-            clauses.push(Self::parse(part, verb)?);
+            clauses.push(Self::parse(part, verb, ignored)?);
         }
         if clauses.len() > Self::MAX {
             return None;
@@ -175,7 +180,7 @@ impl WeightedClause {
         Some(clauses)
     }
 
-    fn parse(part: &str, verb: Verb) -> Option<Self> {
+    fn parse(part: &str, verb: Verb, ignored: &[&str]) -> Option<Self> {
         let mut parameters = part.split(';').map(trim);
         let media_type = parameters.next().unwrap_or_default();
         let (kind, subtype) = media_type.split_once('/')?;
@@ -187,6 +192,7 @@ impl WeightedClause {
             match parameter.split_once('=')? {
                 ("q", number) => quality = parse_quality(number)?,
                 ("charset", _) => {}
+                (name, _) if ignored.contains(&name) => {}
                 ("stream", "watch") if verb == Verb::Watch => {}
                 (name @ ("as" | "g" | "v"), value) => {
                     let place = &mut conversion
@@ -342,6 +348,19 @@ mod tests {
             assert_eq!(acceptable(&accept(text), Verb::List), expected, "{text:?}");
         }
         assert_eq!(acceptable(&HeaderMap::new(), Verb::List), [JSON]);
+    }
+
+    #[test]
+    fn parameters_that_upstream_ignores_can_be_named() {
+        let plain = accept("application/json;drop=metadata.managedFields");
+        assert_eq!(acceptable(&plain, Verb::List), [OTHER]);
+        assert_eq!(acceptable_ignoring(&plain, Verb::List, &["drop"]), [JSON]);
+        let partial = "application/vnd.kubernetes.protobuf;as=PartialObjectMetadata;\
+            g=meta.k8s.io;v=v1;drop=metadata.managedFields,application/json;drop=;pretty=1";
+        assert_eq!(
+            acceptable_ignoring(&accept(partial), Verb::Watch, &["drop"]),
+            [held(Encoding::Protobuf, true), OTHER]
+        );
     }
 
     #[test]

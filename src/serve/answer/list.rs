@@ -46,7 +46,7 @@ pub(in crate::serve) async fn answer(
         // The window does not lead back to a state that is ahead of its events.
         reader.pin(Instant::now(), snapshot.clone());
     }
-    let parts = page.parts(&state);
+    let parts = page.parts(&state, list);
     let response = if read.is_indented(fresh.opened.representation.encoding) {
         respond_indented(&fresh.opened, page.items, parts, headers)
             .map_err(|_| ForwardReason::Representation)?

@@ -323,7 +323,9 @@ mod tests {
     use super::*;
     use crate::store::StoredObject;
     use crate::watcher::MIN_SHARED_BYTES;
-    use watershed_protocol::{Encoding, FieldTable, GroupVersionResource, ResourceVersion, scan};
+    use watershed_protocol::{
+        Encoding, FieldTable, GroupVersionResource, ListMetadata, ResourceVersion, scan,
+    };
 
     const LIST: &str = concat!(
         r#"{"kind":"ConfigMapList","apiVersion":"v1","metadata":{"resourceVersion":"9"},"#,
@@ -373,8 +375,8 @@ mod tests {
             }
             all.truncate(all.len().saturating_sub(format.separator()));
             let items = Items::Objects(Arc::clone(&format), objects.clone().into());
-            let parts =
-                format.list_parts(ResourceVersion(9), None, None, items.count(), items.bytes());
+            let metadata = ListMetadata::of(ResourceVersion(9));
+            let parts = format.list_parts(&metadata, items.count(), items.bytes());
             let expected = [&parts.head[..], &all, &parts.tail].concat();
             let items = PlainItems::new(items, parts.body_len());
             assert_eq!(items.is_in_memory(), in_memory);

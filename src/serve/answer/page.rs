@@ -1,7 +1,7 @@
 //! One page of a list.
 use std::sync::Arc;
 
-use watershed_protocol::{ContinueToken, FieldTable, ListParts};
+use watershed_protocol::{ContinueToken, FieldTable, ListMetadata, ListParts};
 
 use super::items::{Items, MetadataItems, SelectedObjects};
 use crate::serve::open::OpenedScope;
@@ -24,14 +24,15 @@ pub(super) struct Page {
 
 impl Page {
     /// Returns what comes before and after the items.
-    pub(super) fn parts(&self, state: &StateAt) -> ListParts {
-        self.items.format().list_parts(
-            state.version(),
-            self.token.as_deref(),
-            self.remaining,
-            self.items.count(),
-            self.items.bytes(),
-        )
+    pub(super) fn parts(&self, state: &StateAt, list: &ListPlan) -> ListParts {
+        let metadata = ListMetadata {
+            version: state.version(),
+            continue_token: self.token.as_deref(),
+            remaining: self.remaining,
+            shard: list.filter.shard(),
+        };
+        let (count, bytes) = (self.items.count(), self.items.bytes());
+        self.items.format().list_parts(&metadata, count, bytes)
     }
 
     /// Source: `apiserver/pkg/storage/continue.go` (PrepareContinueToken) and

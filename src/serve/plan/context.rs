@@ -4,6 +4,7 @@ use std::sync::Arc;
 use watershed_protocol::Freshness;
 
 use crate::catalog::ResourceType;
+use crate::serve::optional_parameters::ParameterUse;
 use crate::serve::policy::{CacheMode, CachingPolicy, ConsistentReads};
 use crate::serve::source::ForwardReason;
 
@@ -15,6 +16,8 @@ pub(super) struct ReadContext<'a> {
     pub(super) namespace: Option<&'a str>,
     pub(super) query: Option<&'a str>,
     pub(super) consistent_reads: ConsistentReads,
+    /// What upstream makes of `shardSelector`.
+    pub(super) sharding: ParameterUse,
 }
 
 impl ReadContext<'_> {

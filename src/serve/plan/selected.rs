@@ -1,8 +1,9 @@
 //! The selectors of a list or watch.
-use watershed_protocol::{FieldSelector, LabelSelector, ListOptions, Selection};
+use watershed_protocol::{FieldSelector, LabelSelector, ListOptions, Selection, ShardSelector};
 
 use super::context::ReadContext;
 use crate::access::ReviewSelectors;
+use crate::serve::optional_parameters::ParameterUse;
 use crate::serve::policy::CacheMode;
 use crate::serve::scope_choice::ScopeChoice;
 use crate::serve::source::ForwardReason;
@@ -48,6 +49,10 @@ impl Selected {
             .ok_or(ForwardReason::NotCovered)?;
         let filter = ViewFilter::new(namespace, labels.clone(), fields.as_ref(), &resource.fields)
             .map_err(|_| ForwardReason::Selector)?;
+        let filter = match shard(context, options)? {
+            Some(shard) => filter.within(shard),
+            None => filter,
+        };
         let selected = Self {
             filter,
             labels,
@@ -84,5 +89,22 @@ impl Selected {
         self.fields
             .as_ref()
             .is_some_and(|fields| fields.required_value(field).is_some())
+    }
+}
+
+/// Returns the shard that the read is limited to.
+fn shard(
+    context: &ReadContext<'_>,
+    options: &ListOptions,
+) -> Result<Option<ShardSelector>, ForwardReason> {
+    let Some(text) = options.shard_selector.as_deref() else {
+        return Ok(None);
+    };
+    match context.sharding {
+        ParameterUse::Unknown => Err(ForwardReason::Sharding),
+        ParameterUse::Ignored => Ok(None),
+        ParameterUse::Heeded => ShardSelector::parse(text)
+            .map(Some)
+            .map_err(|_| ForwardReason::Selector),
     }
 }

@@ -194,6 +194,7 @@ impl<'de> Visitor<'de> for MetadataVisitor<'_, 'de> {
             match &*key {
                 "name" => found.name = map.next_value_seed(TextVisitor)?,
                 "namespace" => found.namespace = map.next_value_seed(TextVisitor)?,
+                "uid" => found.uid = map.next_value_seed(TextVisitor)?,
                 "resourceVersion" => found.version = map.next_value_seed(TextVisitor)?,
                 "labels" => {
                     found.labels.clear();

@@ -8,10 +8,10 @@ use serde_json::value::RawValue;
 
 use super::json;
 use super::malformed::{Malformed, offset_in};
-use super::protobuf::messages::ListMeta;
+use super::protobuf::messages::{ListMeta, ShardInfo};
 use super::protobuf::{self, FieldReader, UnknownEnvelope};
 use super::wire_format::{PrintStyle, WireFormat};
-use crate::{Encoding, ResourceVersion};
+use crate::{Encoding, ResourceVersion, ShardSelector};
 
 /// One answer to a LIST.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,6 +25,32 @@ pub struct ListPage {
     /// The objects. They are slices of the answer, except in JSON whose items lack kind and
     /// apiVersion.
     pub objects: Vec<Bytes>,
+}
+
+/// The metadata of a list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ListMetadata<'a> {
+    /// Version of the list.
+    pub version: ResourceVersion,
+    /// The token of the next page; `None` or empty on the last one.
+    pub continue_token: Option<&'a str>,
+    /// The number of remaining objects.
+    pub remaining: Option<i64>,
+    /// The shard that the list shows. Lists of types that upstream does not mark as sharded leave
+    /// it out.
+    pub shard: Option<&'a ShardSelector>,
+}
+
+impl ListMetadata<'_> {
+    /// Creates the metadata of a whole list.
+    pub fn of(version: ResourceVersion) -> Self {
+        Self {
+            version,
+            continue_token: None,
+            remaining: None,
+            shard: None,
+        }
+    }
 }
 
 /// The parts of a list around its items.
@@ -101,17 +127,10 @@ impl WireFormat {
 
     /// Returns the parts of a list around `count` items, which have `items` bytes with the
     /// separators between them.
-    pub fn list_parts(
-        &self,
-        version: ResourceVersion,
-        continue_token: Option<&str>,
-        remaining: Option<i64>,
-        count: usize,
-        items: u64,
-    ) -> ListParts {
+    pub fn list_parts(&self, metadata: &ListMetadata<'_>, count: usize, items: u64) -> ListParts {
         let (head, tail) = match self.style {
             PrintStyle::Struct { null_items, .. } => {
-                let metadata = struct_metadata(version, continue_token, remaining);
+                let metadata = struct_metadata(metadata, self.shard_info(metadata));
                 let null = null_items && count == 0;
                 let open = if null { "null" } else { "[" };
                 let start = format!(
@@ -122,7 +141,7 @@ impl WireFormat {
                 (start.into_bytes(), if null { "}\n" } else { "]}\n" }.into())
             }
             PrintStyle::Sorted => {
-                let metadata = sorted_metadata(version, continue_token, remaining);
+                let metadata = sorted_metadata(metadata);
                 let start = format!(r#"{{"apiVersion":"{}","items":["#, self.api_version());
                 let end = format!(
                     "],\"kind\":\"{}\",\"metadata\":{metadata}}}\n",
@@ -131,7 +150,7 @@ impl WireFormat {
                 (start.into_bytes(), end.into())
             }
             PrintStyle::Message => {
-                let metadata = message_metadata(version, continue_token, remaining);
+                let metadata = message_metadata(metadata, self.shard_info(metadata));
                 let raw = protobuf::bytes_field_len(metadata.len()) + items as usize;
                 let names = protobuf::type_meta(self.api_version(), &self.list_kind);
                 let mut start =
@@ -146,6 +165,19 @@ impl WireFormat {
             tail,
             items,
         }
+    }
+
+    /// Returns the selector that a list of a shard repeats. Lists of metadata do not repeat it,
+    /// nor do those of custom types.
+    ///
+    /// Sources: `apiserver/pkg/storage/selection_predicate.go` (`SetShardInfoOnList`),
+    /// `apiserver/pkg/endpoints/handlers/response.go` (`asPartialObjectMetadataList`).
+    fn shard_info(&self, metadata: &ListMetadata<'_>) -> Option<String> {
+        let is_marked = self.kind() != PARTIAL && self.style != PrintStyle::Sorted;
+        metadata
+            .shard
+            .filter(|_| is_marked)
+            .map(ToString::to_string)
     }
 
     /// The object of an item.
@@ -183,9 +215,13 @@ impl WireFormat {
         let items = list.items.as_deref().unwrap_or_default();
         let places = items.iter().map(|item| json::span(body, item)).collect();
         let metadata = &list.metadata;
-        let version = ResourceVersion::parse(metadata.version).ok_or(OTHER_STYLE)?;
-        let token = metadata.continue_token.as_deref();
-        self.page(body, places, version, token, metadata.remaining)
+        let metadata = ListMetadata {
+            version: ResourceVersion::parse(metadata.version).ok_or(OTHER_STYLE)?,
+            continue_token: metadata.continue_token.as_deref(),
+            remaining: metadata.remaining,
+            shard: None,
+        };
+        self.page(body, places, metadata)
     }
 
     fn protobuf_page(
@@ -214,7 +250,13 @@ impl WireFormat {
                 _ => {}
             }
         }
-        self.page(body, places, version.ok_or(OTHER_STYLE)?, token, remaining)
+        let metadata = ListMetadata {
+            version: version.ok_or(OTHER_STYLE)?,
+            continue_token: token,
+            remaining,
+            shard: None,
+        };
+        self.page(body, places, metadata)
     }
 
     /// Puts a page together, once the body proves to be what this form writes for it.
@@ -222,16 +264,18 @@ impl WireFormat {
         &self,
         body: &Bytes,
         places: Vec<Range<usize>>,
-        version: ResourceVersion,
-        token: Option<&str>,
-        remaining: Option<i64>,
+        metadata: ListMetadata<'_>,
     ) -> Result<ListPage, Malformed> {
-        let token = token.filter(|token| !token.is_empty());
+        let token = metadata.continue_token.filter(|token| !token.is_empty());
+        let metadata = ListMetadata {
+            continue_token: token,
+            ..metadata
+        };
         let items = places
             .iter()
             .enumerate()
             .map(|(index, place)| self.place_len(index, place.len()) as u64);
-        let parts = self.list_parts(version, token, remaining, places.len(), items.sum());
+        let parts = self.list_parts(&metadata, places.len(), items.sum());
         if parts.body_len() != body.len() as u64
             || !body.starts_with(&parts.head)
             || !body.ends_with(&parts.tail)
@@ -249,9 +293,9 @@ impl WireFormat {
             objects.push(self.object(body.slice(place))?);
         }
         Ok(ListPage {
-            version,
+            version: metadata.version,
             continue_token: token.map(str::to_owned),
-            remaining,
+            remaining: metadata.remaining,
             objects,
         })
     }
@@ -288,50 +332,47 @@ impl<'a> JsonList<'a> {
 }
 
 /// ListMeta in struct order. Source: `apimachinery/pkg/apis/meta/v1/types.go:61-106`.
-fn struct_metadata(
-    version: ResourceVersion,
-    token: Option<&str>,
-    remaining: Option<i64>,
-) -> String {
-    let token = token.filter(|token| !token.is_empty());
+fn struct_metadata(metadata: &ListMetadata<'_>, shard: Option<String>) -> String {
+    let version = metadata.version;
+    let token = metadata.continue_token.filter(|token| !token.is_empty());
     let token = token
         .map(|token| format!(r#","continue":{}"#, quoted(token)))
         .unwrap_or_default();
-    let remaining = remaining
+    let remaining = metadata
+        .remaining
         .map(|count| format!(r#","remainingItemCount":{count}"#))
         .unwrap_or_default();
-    format!(r#"{{"resourceVersion":"{version}"{token}{remaining}}}"#)
+    let shard = shard
+        .map(|selector| format!(r#","shardInfo":{{"selector":{}}}"#, quoted(&selector)))
+        .unwrap_or_default();
+    format!(r#"{{"resourceVersion":"{version}"{token}{remaining}{shard}}}"#)
 }
 
 /// ListMeta of custom resources: sorted, and `continue` always there.
 /// Source: `apimachinery/pkg/apis/meta/v1/unstructured/unstructured_list.go:184-198`.
-fn sorted_metadata(
-    version: ResourceVersion,
-    token: Option<&str>,
-    remaining: Option<i64>,
-) -> String {
-    let token = quoted(token.unwrap_or_default());
-    let remaining = remaining
+fn sorted_metadata(metadata: &ListMetadata<'_>) -> String {
+    let version = metadata.version;
+    let token = quoted(metadata.continue_token.unwrap_or_default());
+    let remaining = metadata
+        .remaining
         .map(|count| format!(r#""remainingItemCount":{count},"#))
         .unwrap_or_default();
     format!(r#"{{"continue":{token},{remaining}"resourceVersion":"{version}"}}"#)
 }
 
-fn message_metadata(
-    version: ResourceVersion,
-    token: Option<&str>,
-    remaining: Option<i64>,
-) -> Vec<u8> {
-    let metadata = ListMeta {
+fn message_metadata(metadata: &ListMetadata<'_>, shard: Option<String>) -> Vec<u8> {
+    let message = ListMeta {
         self_link: String::new(),
-        resource_version: version.to_string(),
-        continue_token: token.unwrap_or_default().to_owned(),
-        remaining,
+        resource_version: metadata.version.to_string(),
+        continue_token: metadata.continue_token.unwrap_or_default().to_owned(),
+        remaining: metadata.remaining,
+        shard_info: shard.map(|selector| ShardInfo { selector }),
     };
-    metadata.encode_to_vec()
+    message.encode_to_vec()
 }
 
-/// A JSON string. Continue tokens are base64url, so Go's extra escapes never matter.
+/// A JSON string. Continue tokens are base64url, and shard selectors have no character that Go
+/// escapes, so its extra escapes never matter.
 fn quoted(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }

@@ -139,6 +139,7 @@ fn scan_metadata<'a>(metadata: &'a [u8], found: &mut ScanValues<'a>) -> Result<(
         match number {
             1 => found.name = value.text()?.into(),
             3 => found.namespace = value.text()?.into(),
+            5 => found.uid = value.text()?.into(),
             6 => found.version = value.text()?.into(),
             11 => {
                 let (key, value) = map_entry(value.bytes()?)?;

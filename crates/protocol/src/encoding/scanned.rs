@@ -2,6 +2,7 @@
 use std::borrow::Cow;
 
 use super::malformed::Malformed;
+use crate::shard_selector::hash;
 use crate::{FieldTable, ObjectAttributes, ResourceVersion};
 
 /// The version and the attributes of an object, as [`scan`](crate::scan) reads them.
@@ -18,6 +19,7 @@ pub struct Scanned {
 pub(super) struct ScanValues<'a> {
     pub(super) name: Cow<'a, str>,
     pub(super) namespace: Cow<'a, str>,
+    pub(super) uid: Cow<'a, str>,
     pub(super) version: Cow<'a, str>,
     pub(super) labels: Vec<(Cow<'a, str>, Cow<'a, str>)>,
     /// Field values by place number of the [`FieldTable`].
@@ -49,6 +51,7 @@ impl ScanValues<'_> {
         let attributes = ObjectAttributes::pack(
             &self.namespace,
             &self.name,
+            hash(&self.uid),
             fields.values(&self.places),
             labels,
         )

@@ -9,7 +9,7 @@ use bytes::{Bytes, BytesMut};
 
 use super::*;
 use crate::GroupVersionResource;
-use crate::ResourceVersion;
+use crate::{ResourceVersion, ShardSelector};
 
 /// The types in `testdata`: directory, group, version, kind, whether namespaced.
 const TYPES: &[(&str, &str, &str, &str, bool)] = &[
@@ -198,13 +198,12 @@ fn write_list(format: &WireFormat, page: &ListPage) -> Vec<u8> {
     let items = joined
         .bytes
         .slice(..joined.bytes.len().saturating_sub(format.separator()));
-    let parts = format.list_parts(
-        page.version,
-        token,
-        page.remaining,
-        stored.len(),
-        items.len() as u64,
-    );
+    let metadata = ListMetadata {
+        continue_token: token,
+        remaining: page.remaining,
+        ..ListMetadata::of(page.version)
+    };
+    let parts = format.list_parts(&metadata, stored.len(), items.len() as u64);
     let list = [&parts.head[..], &items, &parts.tail].concat();
     assert_eq!(parts.body_len(), list.len() as u64);
     list

@@ -41,6 +41,15 @@ pub(crate) struct ListMeta {
     pub(crate) continue_token: String,
     #[prost(int64, optional, tag = "4")]
     pub(crate) remaining: Option<i64>,
+    #[prost(message, optional, tag = "5")]
+    pub(crate) shard_info: Option<ShardInfo>,
+}
+
+/// `meta.v1.ShardInfo`
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct ShardInfo {
+    #[prost(string, required, tag = "1")]
+    pub(crate) selector: String,
 }
 
 /// An entry of a `map<string, string>`. As a map's entry, prost would leave out an empty value.

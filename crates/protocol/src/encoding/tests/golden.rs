@@ -74,13 +74,12 @@ fn metadata_is_cut_out_as_upstream_does() {
         );
         items.truncate(items.len() - expected.separator());
         let count = metadata.len();
-        let parts = expected.list_parts(
-            page.version,
-            token,
-            page.remaining,
-            count,
-            items.len() as u64,
-        );
+        let listed = ListMetadata {
+            continue_token: token,
+            remaining: page.remaining,
+            ..ListMetadata::of(page.version)
+        };
+        let parts = expected.list_parts(&listed, count, items.len() as u64);
         let list = [&parts.head[..], &items, &parts.tail].concat();
         assert_eq!(list, case.file("list"));
         assert_eq!(parts.body_len(), list.len() as u64);
@@ -547,5 +546,37 @@ fn absent_fields_have_upstreams_zero_values() {
                 "{directory}"
             );
         }
+    }
+}
+
+/// The text is that of kube-apiserver 1.37 with the gate `ShardedListAndWatch`.
+#[test]
+fn a_list_repeats_its_shard_where_upstream_does() {
+    let text = "shardRange(object.metadata.uid, '0x0000000000000000', '0x8000000000000000')";
+    let shard = ShardSelector::parse(text).unwrap();
+    let metadata = ListMetadata {
+        continue_token: Some("T"),
+        shard: Some(&shard),
+        ..ListMetadata::of(ResourceVersion(7))
+    };
+    let head = |directory: &str, encoding| {
+        let (format, _) = Case::find(directory, encoding).learn();
+        let parts = format.list_parts(&metadata, 0, 0);
+        String::from_utf8_lossy(&[parts.head, parts.tail].concat()).into_owned()
+    };
+    let json = format!(
+        r#""metadata":{{"resourceVersion":"7","continue":"T","shardInfo":{{"selector":"{text}"}}}}"#
+    );
+    assert!(head("pods", Encoding::Json).contains(&json));
+    let length = char::from(text.len() as u8);
+    let outer = char::from(text.len() as u8 + 2);
+    let message = format!("\u{12}\u{1}7\u{1a}\u{1}T\u{2a}{outer}\n{length}{text}");
+    assert!(head("pods", Encoding::Protobuf).contains(&message));
+    for (directory, encoding) in [
+        ("foos", Encoding::Json),
+        ("partial", Encoding::Json),
+        ("partial", Encoding::Protobuf),
+    ] {
+        assert!(!head(directory, encoding).contains("shard"), "{directory}");
     }
 }
