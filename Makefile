@@ -82,8 +82,9 @@ mutants: ## Builds broken on purpose, each of which a test must catch (docs/robu
 loom: ## The store's threads in all interleavings, with more preemptions than in make test; LOOM_MAX_PREEMPTIONS=5
 	LOOM_MAX_PREEMPTIONS=$(or $(LOOM_MAX_PREEMPTIONS),5) $(CARGO) test --locked --workspace --test store
 
-documents: ## Write the documents that are made from the code: docs/configuration.md, docs/config.schema.json
+documents: ## Write what is made from the code: docs/configuration.md, docs/config.schema.json, the table of types
 	WATERSHED_WRITE_DOCUMENTS=1 $(CARGO) test --locked --test documents the_reference_is_what_the_code_makes
+	cd $(REAL) && WATERSHED_WRITE_DOCUMENTS=1 $(GO) test -count=1 -run '^TestTableIsWhatTheGeneratorWrites$$' ./internal/transcode
 
 book: ## The documents as a web site in target/book, by mdBook (cargo install mdbook)
 	mdbook build

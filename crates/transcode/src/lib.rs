@@ -22,6 +22,8 @@ mod message;
 mod number;
 mod raw;
 mod table;
+#[cfg(test)]
+mod tests;
 mod text;
 mod time;
 mod transcoder;

@@ -223,6 +223,12 @@ impl<'a, 'o> Printer<'a, 'o> {
                 self.put_members(id, take_bytes(rest)?, true)?;
                 self.out.push(b'}');
             }
+            ValueKind::Object(id) => {
+                let built_in = self.table.built_in(id);
+                built_in.put_type_meta(self.out);
+                self.put_members(built_in.message, take_bytes(rest)?, false)?;
+                self.out.push(b'}');
+            }
             ValueKind::Strings => put_strings(take_bytes(rest)?, self.out)?,
             ValueKind::Either(id) => self.either(id, take_bytes(rest)?)?,
             ValueKind::Time

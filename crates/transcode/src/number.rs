@@ -19,17 +19,55 @@ pub(crate) fn put_float(value: f64, out: &mut Vec<u8>) -> Result<(), Reason> {
     if !value.is_finite() {
         return Err(Reason::Value("a float that is not finite"));
     }
+    let Decimal {
+        sign,
+        digits,
+        exponent,
+    } = Decimal::of(value);
+    let (first, more) = digits.split_at(1);
     let size = value.abs();
     if size != 0.0 && !(1e-6..1e21).contains(&size) {
-        let text = format!("{value:e}");
-        // Go writes the sign of a positive exponent.
-        let (digits, exponent) = text.split_once('e').unwrap_or((&text, "0"));
-        let sign = if exponent.starts_with('-') { "" } else { "+" };
-        put(format_args!("{digits}e{sign}{exponent}"), out);
+        let point = if more.is_empty() { "" } else { "." };
+        put(format_args!("{sign}{first}{point}{more}e{exponent:+}"), out);
+    } else if exponent < 0 {
+        let zeros = usize::from(exponent.unsigned_abs()) - 1;
+        put(format_args!("{sign}0.{:0<zeros$}{digits}", ""), out);
     } else {
-        put(format_args!("{value}"), out);
+        let whole = usize::from(exponent.unsigned_abs()) + 1;
+        match digits.split_at_checked(whole) {
+            Some((whole, fraction)) if !fraction.is_empty() => {
+                put(format_args!("{sign}{whole}.{fraction}"), out);
+            }
+            _ => put(format_args!("{sign}{digits:0<whole$}"), out),
+        }
     }
     Ok(())
+}
+
+/// The fewest decimal digits that identify a float: `digits[0].digits[1..]` times ten to `exponent`.
+struct Decimal {
+    sign: &'static str,
+    digits: String,
+    exponent: i16,
+}
+
+impl Decimal {
+    fn of(value: f64) -> Self {
+        let shortest = format!("{:e}", value.abs());
+        let length = shortest
+            .bytes()
+            .take_while(|byte| *byte != b'e')
+            .filter(u8::is_ascii_digit);
+        // Of two texts that are equally near, Go takes the even one. So does Rust if it is told how
+        // many digits there are, but not if it finds the fewest.
+        let nearest = format!("{:.*e}", length.count() - 1, value.abs());
+        let (digits, exponent) = nearest.split_once('e').unwrap_or((&nearest, "0"));
+        Self {
+            sign: if value.is_sign_negative() { "-" } else { "" },
+            digits: digits.replace('.', ""),
+            exponent: exponent.parse().unwrap_or(0),
+        }
+    }
 }
 
 fn put(text: std::fmt::Arguments<'_>, out: &mut Vec<u8>) {
@@ -56,6 +94,10 @@ mod tests {
             (1e-6, "0.000001"),
             (9.99e-7, "9.99e-7"),
             (5e-324, "5e-324"),
+            // Halfway between two texts of 17 digits.
+            (4_292_741_566_850_369.0 / 4.0, "1073185391712592.2"),
+            (4_292_741_566_850_371.0 / 4.0, "1073185391712592.8"),
+            (123.456, "123.456"),
             (f64::MAX, "1.7976931348623157e+308"),
         ] {
             let mut out = Vec::new();

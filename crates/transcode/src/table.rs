@@ -7,7 +7,8 @@
 //! - `@ apps/v1.Deployment`: a message, followed by its members in the order of their JSON;
 //! - `name 3 ?[]string`: a member's name in JSON (`+` if its own members take its place), its number
 //!   in protobuf, `?` if its empty value is omitted, `*` for a pointer, `[]` for a list, `{}` for a
-//!   map of strings, and the type of its values.
+//!   map of strings, and the type of its values: `object:` before it if these have their own kind
+//!   and apiVersion, `either:` if they are printed as one of two members.
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
@@ -26,7 +27,8 @@ pub(crate) struct MessageTable {
     /// The release that the types are of, as `kubernetes v1.37.1`.
     pub(crate) release: &'static str,
     /// The types by apiVersion and kind.
-    types: HashMap<(&'static str, &'static str), BuiltInType>,
+    positions: HashMap<(&'static str, &'static str), TypeId>,
+    types: Vec<BuiltInType>,
     messages: Vec<MessageType>,
 }
 
@@ -37,6 +39,10 @@ pub(crate) struct BuiltInType {
     pub(crate) kind: &'static str,
     pub(crate) message: MessageId,
 }
+
+/// The position of a type in the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TypeId(u16);
 
 /// The position of a message in the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +62,7 @@ pub(crate) struct Member {
     pub(crate) name: &'static str,
     /// The name as it is printed after another member: `,"name":`.
     pub(crate) key: Box<str>,
-    number: u32,
+    pub(crate) number: u32,
     pub(crate) arity: Arity,
     /// Whether the empty value is left out.
     pub(crate) omits_empty: bool,
@@ -88,6 +94,8 @@ pub(crate) enum ValueKind {
     Int64,
     Float64,
     Message(MessageId),
+    /// An object within another, with kind and apiVersion.
+    Object(TypeId),
     /// A list of strings that is a message.
     Strings,
     Time,
@@ -115,12 +123,17 @@ impl MessageTable {
 
     /// Finds a type.
     pub(crate) fn find(&self, api_version: &str, kind: &str) -> Option<BuiltInType> {
-        self.types.get(&(api_version, kind)).copied()
+        let position = *self.positions.get(&(api_version, kind))?;
+        Some(self.built_in(position))
     }
 
-    /// Returns every type, in no order.
+    /// Returns every type.
     pub(crate) fn types(&self) -> impl Iterator<Item = BuiltInType> {
-        self.types.values().copied()
+        self.types.iter().copied()
+    }
+
+    pub(crate) fn built_in(&self, id: TypeId) -> BuiltInType {
+        self.types[usize::from(id.0)]
     }
 
     pub(crate) fn message(&self, id: MessageId) -> &MessageType {
@@ -135,7 +148,8 @@ impl MessageTable {
         let names = message_names(text)?;
         let mut table = Self {
             release: release.ok_or(BadLine(1))?,
-            types: HashMap::new(),
+            positions: HashMap::new(),
+            types: Vec::new(),
             messages: Vec::with_capacity(names.len()),
         };
         for (index, line) in text.lines().enumerate().skip(1) {
@@ -156,10 +170,12 @@ impl MessageTable {
                     kind,
                     message: *names.get(words.next()?)?,
                 };
-                self.types.insert((api_version, kind), built_in);
+                let position = TypeId(self.types.len().try_into().ok()?);
+                self.positions.insert((api_version, kind), position);
+                self.types.push(built_in);
             }
             name => {
-                let member = Member::parse(name, rest, names)?;
+                let member = Member::parse(name, rest, &Names(names, &self.types))?;
                 self.messages.last_mut()?.push(member)?;
             }
         }
@@ -177,6 +193,37 @@ fn message_names(text: &str) -> Result<HashMap<&str, MessageId>, BadLine> {
         }
     }
     Ok(names)
+}
+
+/// What a member can refer to: messages, and types, which come first in a table.
+struct Names<'a>(&'a HashMap<&'a str, MessageId>, &'a [BuiltInType]);
+
+impl Names<'_> {
+    fn message(&self, name: &str) -> Option<MessageId> {
+        self.0.get(name).copied()
+    }
+
+    fn object(&self, name: &str) -> Option<TypeId> {
+        let message = self.message(name)?;
+        let position = self.1.iter().position(|known| known.message == message)?;
+        Some(TypeId(position.try_into().ok()?))
+    }
+}
+
+impl BuiltInType {
+    /// Appends the start of an object: kind and apiVersion.
+    pub(crate) fn put_type_meta(&self, out: &mut Vec<u8>) {
+        let (kind, api_version) = (self.kind, self.api_version);
+        for part in [
+            r#"{"kind":""#,
+            kind,
+            r#"","apiVersion":""#,
+            api_version,
+            "\"",
+        ] {
+            out.extend_from_slice(part.as_bytes());
+        }
+    }
 }
 
 impl MessageType {
@@ -201,7 +248,7 @@ impl MessageType {
 }
 
 impl Member {
-    fn parse(name: &'static str, rest: &str, names: &HashMap<&str, MessageId>) -> Option<Self> {
+    fn parse(name: &'static str, rest: &str, names: &Names<'_>) -> Option<Self> {
         let (number, shape) = rest.split_once(' ')?;
         let (omits_empty, shape) = flag(shape, "?");
         let (is_pointer, shape) = flag(shape, "*");
@@ -247,7 +294,7 @@ impl Member {
 }
 
 impl ValueKind {
-    fn parse(name: &str, names: &HashMap<&str, MessageId>) -> Option<Self> {
+    fn parse(name: &str, names: &Names<'_>) -> Option<Self> {
         Some(match name {
             "string" => Self::String,
             "bytes" => Self::Bytes,
@@ -263,9 +310,11 @@ impl ValueKind {
             "intorstring" => Self::IntOrString,
             "raw" => Self::RawExtension,
             "fields" | "json" => Self::EmbeddedJson,
-            name => match name.strip_prefix("either:") {
-                Some(name) => Self::Either(*names.get(name)?),
-                None => Self::Message(*names.get(name)?),
+            name => match name.split_once(':') {
+                Some(("either", name)) => Self::Either(names.message(name)?),
+                Some(("object", name)) => Self::Object(names.object(name)?),
+                Some(_) => return None,
+                None => Self::Message(names.message(name)?),
             },
         })
     }

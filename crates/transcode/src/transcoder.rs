@@ -84,7 +84,11 @@ impl Transcoder {
         out: &mut Vec<u8>,
     ) -> Result<(), Unexplained> {
         let start = out.len();
-        self.put_heading(heading, out);
+        match heading {
+            Heading::TypeMeta => self.0.put_type_meta(out),
+            Heading::Brace => out.push(b'{'),
+            Heading::None => {}
+        }
         let printed = Printer::new(MessageTable::get(), self.is_stored_as_json(), out).put_members(
             self.0.message,
             message,
@@ -96,23 +100,5 @@ impl Transcoder {
             out.truncate(start);
         }
         printed
-    }
-
-    fn put_heading(&self, heading: Heading, out: &mut Vec<u8>) {
-        match heading {
-            Heading::TypeMeta => {
-                for part in [
-                    r#"{"kind":""#,
-                    self.0.kind,
-                    r#"","apiVersion":""#,
-                    self.0.api_version,
-                    "\"",
-                ] {
-                    out.extend_from_slice(part.as_bytes());
-                }
-            }
-            Heading::Brace => out.push(b'{'),
-            Heading::None => {}
-        }
     }
 }

@@ -3,11 +3,11 @@ use std::fmt;
 
 /// An error that names a field and why its JSON is unknown.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Unexplained(Box<Place>);
+pub struct Unexplained(Box<FieldFailure>);
 
 /// The members that lead to a field, the innermost first, and the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Place {
+struct FieldFailure {
     members: Vec<&'static str>,
     reason: Reason,
 }
@@ -54,7 +54,7 @@ impl Unexplained {
         names.join(".")
     }
 
-    /// Adds the member that encloses the place.
+    /// Adds the member that encloses the field.
     pub(crate) fn within(mut self, member: &'static str) -> Self {
         self.0.members.push(member);
         self
@@ -63,7 +63,7 @@ impl Unexplained {
 
 impl From<Reason> for Unexplained {
     fn from(reason: Reason) -> Self {
-        Self(Box::new(Place {
+        Self(Box::new(FieldFailure {
             members: Vec::new(),
             reason,
         }))

@@ -43,6 +43,12 @@ var either = []reflect.Type{
 	reflect.TypeFor[apiextensions.JSONSchemaPropsOrStringArray](),
 }
 
+// objects are the members whose values are objects with a kind and an apiVersion, which
+// kube-apiserver sets when it converts them: kubernetes/pkg/apis/apps/v1/conversion.go.
+var objects = map[string]bool{
+	"StatefulSetSpec.VolumeClaimTemplates": true,
+}
+
 // protobufMessage is what a type has that is a message of its own.
 type protobufMessage interface{ Unmarshal([]byte) error }
 
@@ -158,7 +164,7 @@ func (w *writer) members(t reflect.Type) error {
 			}
 			continue
 		}
-		text, err := w.member(field, isEither)
+		text, err := w.member(t, field, isEither)
 		if err != nil {
 			return fmt.Errorf("%s: %w", field.Name, err)
 		}
@@ -190,7 +196,7 @@ func distinct(t reflect.Type, seen map[string]bool) error {
 	return nil
 }
 
-func (w *writer) member(field reflect.StructField, isOneOfEither bool) (string, error) {
+func (w *writer) member(t reflect.Type, field reflect.StructField, isOneOfEither bool) (string, error) {
 	name, options, _ := strings.Cut(field.Tag.Get("json"), ",")
 	number, err := number(field)
 	if err != nil {
@@ -203,6 +209,12 @@ func (w *writer) member(field reflect.StructField, isOneOfEither bool) (string, 
 	shape, err := w.shape(field.Type)
 	if err != nil {
 		return "", err
+	}
+	if hasTypeMeta(field.Type) {
+		if !objects[t.Name()+"."+field.Name] {
+			return "", fmt.Errorf("the kind of its objects is not known")
+		}
+		shape = strings.Replace(shape, "core/", "object:core/", 1)
 	}
 	omit := ""
 	if name == "" {
@@ -296,6 +308,18 @@ func (w *writer) value(t reflect.Type) (string, error) {
 		}
 	}
 	return "", fmt.Errorf("values of %s are not known", t)
+}
+
+// hasTypeMeta tells if a field's values are whole objects.
+func hasTypeMeta(t reflect.Type) bool {
+	if t.Kind() == reflect.Slice || t.Kind() == reflect.Pointer || t.Kind() == reflect.Map {
+		t = t.Elem()
+	}
+	if t.Kind() != reflect.Struct {
+		return false
+	}
+	field, found := t.FieldByName("TypeMeta")
+	return found && field.Type == reflect.TypeFor[metav1.TypeMeta]()
 }
 
 // printsItself tells if encoding/json does not look into a type.

@@ -1,0 +1,106 @@
+package transcode
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+
+	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
+	installextensions "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/install"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
+	"k8s.io/kube-aggregator/pkg/apis/apiregistration"
+	installregistration "k8s.io/kube-aggregator/pkg/apis/apiregistration/install"
+	"k8s.io/kubernetes/pkg/api/legacyscheme"
+	// Every group of kube-apiserver: the first has the others.
+	_ "k8s.io/kubernetes/pkg/api/testing"
+	_ "k8s.io/kubernetes/pkg/apis/apiserverinternal/install"
+	_ "k8s.io/kubernetes/pkg/apis/lifecycle/install"
+	_ "k8s.io/kubernetes/pkg/apis/storagemigration/install"
+)
+
+// Object is an object in both encodings, by the API machinery.
+type Object struct {
+	Kind     schema.GroupVersionKind
+	Message  []byte
+	Expected []byte
+}
+
+// storedAsJSON are the groups whose objects kube-apiserver stores in JSON.
+var storedAsJSON = []string{apiextensions.GroupName, apiregistration.GroupName}
+
+// StoredAsJSON tells if kube-apiserver stores objects of a type in JSON.
+func StoredAsJSON(kind schema.GroupVersionKind) bool {
+	return slices.Contains(storedAsJSON, kind.Group)
+}
+
+// Codecs encodes objects of one of the three servers in a kube-apiserver.
+type Codecs struct {
+	scheme   *runtime.Scheme
+	factory  serializer.CodecFactory
+	protobuf *protobuf.Serializer
+	json     runtime.Serializer
+}
+
+// Servers returns the codecs of kube-apiserver, of which each type has the first that knows it.
+func Servers() ([]*Codecs, error) {
+	others := runtime.NewScheme()
+	installextensions.Install(others)
+	installregistration.Install(others)
+	if err := metav1.AddMetaToScheme(others); err != nil {
+		return nil, err
+	}
+	var servers []*Codecs
+	for _, scheme := range []*runtime.Scheme{legacyscheme.Scheme, others} {
+		factory := serializer.NewCodecFactory(scheme)
+		info, found := runtime.SerializerInfoForMediaType(factory.SupportedMediaTypes(), runtime.ContentTypeJSON)
+		if !found {
+			return nil, fmt.Errorf("no serializer of JSON")
+		}
+		servers = append(servers, &Codecs{scheme, factory, protobuf.NewSerializer(scheme, scheme), info.Serializer})
+	}
+	return servers, nil
+}
+
+// Served returns an object as it is served: it is encoded for the store, decoded (to its internal
+// type, with its defaults), and encoded in both encodings.
+func Served(servers []*Codecs, object runtime.Object, kind schema.GroupVersionKind) (Object, error) {
+	for _, server := range servers {
+		if server.scheme.Recognizes(kind) {
+			return server.served(object, kind)
+		}
+	}
+	return Object{}, fmt.Errorf("no server has %s", kind)
+}
+
+func (c *Codecs) served(object runtime.Object, kind schema.GroupVersionKind) (Object, error) {
+	store := runtime.Serializer(c.protobuf)
+	if StoredAsJSON(kind) {
+		store = c.json
+	}
+	stored, err := runtime.Encode(c.factory.EncoderForVersion(store, kind.GroupVersion()), object)
+	if err != nil {
+		return Object{}, err
+	}
+	var hub runtime.GroupVersioner = runtime.InternalGroupVersioner
+	if !c.scheme.Recognizes(kind.GroupKind().WithVersion(runtime.APIVersionInternal)) {
+		hub = kind.GroupVersion()
+	}
+	read, err := runtime.Decode(c.factory.DecoderToVersion(store, hub), stored)
+	if err != nil {
+		return Object{}, err
+	}
+	enveloped, err := runtime.Encode(c.factory.EncoderForVersion(c.protobuf, kind.GroupVersion()), read)
+	if err != nil {
+		return Object{}, err
+	}
+	var envelope runtime.Unknown
+	if err := envelope.Unmarshal(enveloped[len("k8s\x00"):]); err != nil {
+		return Object{}, err
+	}
+	text, err := runtime.Encode(c.factory.EncoderForVersion(c.json, kind.GroupVersion()), read)
+	return Object{kind, envelope.Raw, bytes.TrimSuffix(text, []byte("\n"))}, err
+}
