@@ -6,6 +6,7 @@
 mod activity;
 mod client_certificates;
 mod connection;
+mod goaway;
 mod limits;
 pub mod listen;
 pub mod metrics;

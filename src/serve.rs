@@ -52,7 +52,9 @@ use crate::catalog::Catalog;
 use crate::drain;
 use crate::listener::{Peer, TrustedProxies};
 use crate::scope::Scopes;
-use crate::upstream::{ForwardIdentity, ForwardOptions, Forwarder, UpstreamClient};
+use crate::upstream::{
+    ForwardIdentity, ForwardOptions, Forwarder, ProxyChain, UpstreamClient, VIA,
+};
 use answer::{Answer, WatchContext};
 use coalesce::{Coalescer, CoalescerSlot};
 use document_request::DocumentRequest;
@@ -108,6 +110,7 @@ struct ServiceParts {
     coalescer: Coalescer,
     takeovers: Takeovers,
     forwarder: Forwarder,
+    chain: Arc<ProxyChain>,
     draining: drain::DrainWatch,
     meters: Meters,
     usage: Usage,
@@ -130,6 +133,7 @@ impl ProxyService {
             limiter: Limiter::new(policy.users),
             forward_limits: ForwardLimits::new(policy.users),
             watch_limits: WatchLimits::new(policy.users),
+            chain: Arc::clone(client.upstream().chain()),
             fences: Fences::new(client.clone()),
             parameters: ParameterProbe::new(client.clone()),
             documents: DocumentCache::new(client, scopes.budget()),
@@ -191,9 +195,16 @@ impl ProxyService {
             .filter
             .as_ref()
             .and_then(|filter| filter.refusal(request.method(), request.uri(), request.headers()));
-        let mut response = match refusal {
-            Some(flag) => answer::filtered(flag),
-            None => self.answer(request, peer).await,
+        let chain = &self.parts.chain;
+        let from_proxy = chain.accept(request.headers());
+        let mut response = match (refusal, &from_proxy) {
+            (Some(flag), _) => answer::filtered(flag),
+            (None, Err(error)) => answer::from_a_loop(error),
+            (None, Ok(_)) => self.answer(request, peer).await,
+        };
+        match from_proxy {
+            Ok(false) => response.headers_mut().remove(VIA),
+            Ok(true) | Err(_) => response.headers_mut().insert(VIA, chain.answer()),
         };
         if let Some(value) = &self.hsts {
             response

@@ -36,6 +36,7 @@ mod stream;
 mod tests;
 mod traffic;
 mod upgrade;
+mod via;
 
 pub use backoff::Backoff;
 pub use body::UpstreamBody;
@@ -55,3 +56,4 @@ pub use release_probe::release_of;
 pub use server::Upstream;
 pub use state_list::{ListedVersions, StateList, StatePage};
 pub use traffic::{ConnectionPurpose, RequestPurpose, UpstreamTraffic};
+pub use via::{ChainError, ProxyChain, VIA};

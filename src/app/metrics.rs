@@ -50,7 +50,7 @@ impl Scraper {
         self.gauges.publish(&self.scopes);
         budget::metrics::publish(self.scopes.budget());
         serve::metrics::publish(&self.usage);
-        upstream::metrics::publish(self.upstream.traffic());
+        upstream::metrics::publish(self.upstream.traffic(), self.upstream.chain());
         self.registry.render()
     }
 }

@@ -105,6 +105,7 @@ fn limit_values(limits: &ConnectionLimits, users: UserLimits) -> Value {
         "handshakeSeconds": seconds(limits.start),
         "headerSeconds": seconds(limits.head),
         "writeStallSeconds": seconds(limits.stall),
+        "goawayChance": limits.goaway_chance,
         "requestsInFlightPerUser": users.in_flight,
         "requestsPerSecondPerUser": users.per_second,
         "requestsBurstPerUser": users.burst,

@@ -92,6 +92,9 @@ impl DiscoveryError {
 fn hint(status: StatusCode) -> &'static str {
     match status {
         StatusCode::FORBIDDEN => ": the proxy's identity needs the ClusterRole system:discovery",
+        StatusCode::LOOP_DETECTED => {
+            ": upstream is a watershed proxy that leads back to a proxy on the way"
+        }
         _ => "",
     }
 }

@@ -66,6 +66,11 @@ pub(super) struct LimitFlags {
     /// it; 0 for no limit. Quiet watches are not affected.
     #[arg(long, default_value_t = 600, value_name = "SECONDS")]
     write_stall_seconds: u64,
+    /// Chance of each HTTP/2 request to end its connection with GOAWAY, from 0 to 0.02. Requests and
+    /// watches on it go on; the next ones take a new connection, which a load balancer may lead to
+    /// another replica. 0.001 is a good start for several replicas behind one address.
+    #[arg(long, default_value_t = 0.0, value_name = "CHANCE", value_parser = goaway_chance)]
+    goaway_chance: f64,
     /// Maximum number of concurrent requests of one user; 0 for no limit. Watches count until they
     /// begin. Callers without a bearer token count by address.
     #[arg(long, default_value_t = 0, value_name = "N")]
@@ -108,6 +113,14 @@ fn at_least_one(text: &str) -> Result<usize, String> {
     }
 }
 
+/// Parses a chance within kube-apiserver's limits.
+fn goaway_chance(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(chance) if (0.0..=0.02).contains(&chance) => Ok(chance),
+        _ => Err("not a number from 0 to 0.02".to_owned()),
+    }
+}
+
 impl LimitFlags {
     /// Returns the limits of connections.
     pub(super) fn connections(&self) -> ConnectionLimits {
@@ -122,6 +135,7 @@ impl LimitFlags {
             start: Duration::from_secs(self.handshake_timeout_seconds),
             head: Duration::from_secs(self.header_timeout_seconds),
             stall: Duration::from_secs(self.write_stall_seconds),
+            goaway_chance: self.goaway_chance,
             ..ConnectionLimits::default()
         }
     }
@@ -175,6 +189,9 @@ mod tests {
             "--max-url-bytes=0",
             "--max-header-bytes=100",
             "--idle-timeout-seconds=0",
+            "--goaway-chance=0.03",
+            "--goaway-chance=-0.01",
+            "--goaway-chance=NaN",
         ] {
             assert!(Line::try_parse_from(["x", flag]).is_err(), "{flag}");
         }

@@ -46,9 +46,12 @@ pub(super) struct Activity {
     sent_on: AtomicU64,
     /// Requests that were cancelled before their answer.
     resets: AtomicU64,
-    /// `true` once there were too many cancelled requests, and the task to wake then.
+    /// `true` once there were too many cancelled requests.
     resetting: AtomicBool,
-    resetter: AtomicWaker,
+    /// `true` once the client's next requests are to take another connection.
+    leaving: AtomicBool,
+    /// The task to wake when one of the two becomes `true`.
+    waker: AtomicWaker,
     /// `true` once the service knew the client.
     known: AtomicBool,
     /// Notified when the connection is to make room for another.
@@ -85,7 +88,8 @@ impl Activity {
             sent_on: AtomicU64::new(0),
             resets: AtomicU64::new(0),
             resetting: AtomicBool::new(false),
-            resetter: AtomicWaker::new(),
+            leaving: AtomicBool::new(false),
+            waker: AtomicWaker::new(),
             known: AtomicBool::new(false),
             closing: Notify::new(),
         })
@@ -139,10 +143,26 @@ impl Activity {
         self.until(&self.blocked, limits.stall)
     }
 
-    /// Returns `true` if the client cancels too many requests. Wakes the task when that changes.
-    pub(super) fn is_resetting(&self, context: &Context<'_>) -> bool {
-        self.resetter.register(context.waker());
+    /// Wakes the task when the result of [`Activity::is_resetting`] or [`Activity::is_leaving`]
+    /// changes.
+    pub(super) fn register(&self, context: &Context<'_>) {
+        self.waker.register(context.waker());
+    }
+
+    /// Returns `true` if the client cancels too many requests.
+    pub(super) fn is_resetting(&self) -> bool {
         self.resetting.load(Ordering::Acquire)
+    }
+
+    /// Has the client take another connection for its next requests.
+    pub(super) fn leave(&self) {
+        self.leaving.store(true, Ordering::Release);
+        self.waker.wake();
+    }
+
+    /// Returns `true` if the client's next requests are to take another connection.
+    pub(super) fn is_leaving(&self) -> bool {
+        self.leaving.load(Ordering::Acquire)
     }
 
     /// Returns `true` if the client has sent nothing since the handshake.
@@ -238,7 +258,7 @@ impl Drop for RunningRequest {
             let resets = activity.resets.fetch_add(1, Ordering::Relaxed) + 1;
             if resets >= MANY_RESETS && resets * 2 > activity.requests.load(Ordering::Relaxed) {
                 activity.resetting.store(true, Ordering::Release);
-                activity.resetter.wake();
+                activity.waker.wake();
             }
         }
     }

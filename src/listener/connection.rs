@@ -25,6 +25,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::server::TlsStream;
 
 use super::activity::{Activity, RunningRequest};
+use super::goaway::GoawayChance;
 use super::limits::ConnectionLimits;
 use super::metrics::Listener;
 use super::peer_connection::PeerConnection;
@@ -184,9 +185,13 @@ impl Protocols {
     {
         let activity = Arc::clone(activity);
         let url_bytes = self.limits.url_bytes;
+        let goaway = GoawayChance::new(&self.limits, self.listener);
         // Boxed, so that the memory for finding an answer is freed once the answer begins: watches
         // stay for hours.
         service_fn(move |request| {
+            if goaway.decides(&request) {
+                activity.leave();
+            }
             let running = RunningRequest::new(&activity);
             Box::pin(answer(
                 request,

@@ -30,6 +30,9 @@ pub struct ConnectionLimits {
     pub head: Duration,
     /// Time for which a client may read nothing of a waiting answer. Zero: no limit.
     pub stall: Duration,
+    /// The chance of each HTTP/2 request to end its connection in order, as `--goaway-chance` of
+    /// kube-apiserver: the client's next requests may reach another replica.
+    pub goaway_chance: f64,
     /// The budget that connections are charged to.
     pub memory: MemoryBudget,
 }
@@ -67,6 +70,7 @@ impl Default for ConnectionLimits {
             head: Duration::from_secs(32),
             // kube-apiserver has no such limit. Long enough for people who stop a pager to read.
             stall: Duration::from_mins(10),
+            goaway_chance: 0.0,
             memory: MemoryBudget::default(),
         }
     }

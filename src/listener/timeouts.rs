@@ -16,7 +16,7 @@ const MIN_INTERVAL: Duration = Duration::from_millis(10);
 /// The action that a timeout asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TimeoutAction {
-    /// Shut the connection down gracefully: it is idle.
+    /// Shut the connection down gracefully: it is idle, or its client is to use another one.
     ShutDown,
     /// Drop the connection.
     Cut(Cut),
@@ -36,8 +36,8 @@ pub(super) struct ConnectionTimeouts<'a> {
 #[derive(Clone, Copy)]
 enum ShutdownPhase {
     Open,
-    /// It was idle and asked to end. It is cut at this moment if nothing runs on it.
-    Idle(Instant),
+    /// It was asked to end, and goes on while requests run. It is cut at this moment if none does.
+    Ending(Instant),
     /// The drain asked it to end, and also cuts it.
     Draining,
 }
@@ -63,8 +63,13 @@ impl<'a> ConnectionTimeouts<'a> {
 
     /// Completes when an action is due. It may be polled again after [`TimeoutAction::ShutDown`].
     pub(super) fn poll(&mut self, context: &mut Context<'_>) -> Poll<TimeoutAction> {
-        if self.activity.is_resetting(context) {
+        self.activity.register(context);
+        if self.activity.is_resetting() {
             return Poll::Ready(TimeoutAction::Cut(Cut::Resets));
+        }
+        if self.activity.is_leaving() && matches!(self.phase, ShutdownPhase::Open) {
+            self.phase = ShutdownPhase::Ending(Instant::now() + self.limits.idle);
+            return Poll::Ready(TimeoutAction::ShutDown);
         }
         loop {
             // Timeouts that begin meanwhile are due later than the timer.
@@ -101,19 +106,19 @@ impl<'a> ConnectionTimeouts<'a> {
             ShutdownPhase::Open if busy => {}
             ShutdownPhase::Open => match self.activity.idle_at(self.limits) {
                 at if at <= now => {
-                    self.phase = ShutdownPhase::Idle(now + idle);
+                    self.phase = ShutdownPhase::Ending(now + idle);
                     return Err(TimeoutAction::ShutDown);
                 }
                 at => next = next.min(at),
             },
             // The client sent half a head, or does not read the last bytes of an answer.
-            ShutdownPhase::Idle(until) if until <= now && !busy => {
+            ShutdownPhase::Ending(until) if until <= now && !busy => {
                 return Err(TimeoutAction::Cut(Cut::Idle));
             }
-            ShutdownPhase::Idle(until) if until <= now => {
-                self.phase = ShutdownPhase::Idle(now + idle);
+            ShutdownPhase::Ending(until) if until <= now => {
+                self.phase = ShutdownPhase::Ending(now + idle);
             }
-            ShutdownPhase::Idle(until) => next = next.min(until),
+            ShutdownPhase::Ending(until) => next = next.min(until),
             ShutdownPhase::Draining => {}
         }
         Ok(next)

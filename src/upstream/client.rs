@@ -32,7 +32,9 @@ struct ClientShared {
 impl UpstreamClient {
     /// Creates a client of this upstream. Needs a running runtime.
     pub fn new(upstream: &Upstream) -> UpstreamClient {
-        let pool = Pool::new(upstream, TlsIdentity::Own, &Arc::new(Dialer::default()));
+        // Not the first address: that would be the same server for all proxies of a fleet.
+        let dialer = Dialer::starting_at(fastrand::usize(..));
+        let pool = Pool::new(upstream, TlsIdentity::Own, &Arc::new(dialer));
         let user_agent = HeaderValue::from_str(&upstream.user_agent())
             .unwrap_or_else(|_| HeaderValue::from_static("watershed"));
         UpstreamClient {
@@ -75,7 +77,11 @@ impl UpstreamClient {
             .or_insert_with(|| self.shared.user_agent.clone());
         let plain = std::mem::take(headers);
         *headers = self.shared.upstream.current().authorize(plain).await?;
-        self.shared.pool.send(class, request, options).await
+        let chain = self.shared.upstream.chain();
+        chain.pass(headers);
+        let answer = self.shared.pool.send(class, request, options).await?;
+        chain.note(answer.headers());
+        Ok(answer)
     }
 
     #[cfg(test)]

@@ -72,7 +72,7 @@ struct ForwarderShared {
 impl Forwarder {
     /// Creates a forwarder to this upstream. Needs a running runtime.
     pub fn new(upstream: &Upstream) -> Forwarder {
-        let dialer = Arc::new(Dialer::default());
+        let dialer = Arc::new(Dialer::starting_at(fastrand::usize(..)));
         let [bare, unknown, own] = [
             (TlsIdentity::Bare, MAX_CONNECTIONS),
             (TlsIdentity::Bare, MAX_UNKNOWN_CONNECTIONS),
@@ -144,6 +144,7 @@ impl Forwarder {
             share,
         } = options;
         let shown = self.authorize(request.headers_mut(), &identity).await?;
+        self.shared.upstream.chain().pass(request.headers_mut());
         if let Some(protocol) = protocol {
             // Boxed: few requests need the room for a handshake.
             return Box::pin(upgrade::forward(

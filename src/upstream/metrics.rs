@@ -1,5 +1,6 @@
 //! Metrics of the traffic with upstream.
 use super::traffic::{ConnectionPurpose, RequestPurpose, UpstreamTraffic};
+use super::via::ProxyChain;
 use crate::metric::{Counter, Declaration, Gauge, Metric};
 
 /// All metrics of this module.
@@ -7,6 +8,8 @@ pub const METRICS: &[Declaration] = &[
     REQUESTS.declaration(),
     RECEIVED_BYTES.declaration(),
     CONNECTIONS.declaration(),
+    PROXIES.declaration(),
+    LOOPS.declaration(),
 ];
 
 const REQUESTS: Metric<Counter, 1> = Metric::new(
@@ -28,8 +31,21 @@ const CONNECTIONS: Metric<Gauge, 1> = Metric::new(
      long forwarded ones, and tunnels.",
 );
 
+const PROXIES: Metric<Gauge> = Metric::new(
+    "watershed_upstream_proxies",
+    &[],
+    "Proxies of this kind between this one and the API server.",
+);
+const LOOPS: Metric<Counter> = Metric::new(
+    "watershed_loops_refused_total",
+    &[],
+    "Requests that were refused because they had passed this proxy before, or too many proxies.",
+);
+
 /// Sets the metrics to what was counted until now.
-pub fn publish(traffic: &UpstreamTraffic) {
+pub fn publish(traffic: &UpstreamTraffic, chain: &ProxyChain) {
+    PROXIES.with([]).set(chain.upstream().len() as f64);
+    LOOPS.with([]).absolute(chain.refused());
     for purpose in RequestPurpose::ALL {
         let label = || [purpose.as_str().into()];
         REQUESTS.with(label()).absolute(traffic.requests(purpose));

@@ -5,12 +5,14 @@ use std::sync::Arc;
 use watershed_connect::{ApiServer, ConnectOptions, CredentialsError};
 
 use super::traffic::UpstreamTraffic;
+use super::via::ProxyChain;
 
 /// An API server and the traffic to it. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Upstream {
     server: ApiServer,
     traffic: Arc<UpstreamTraffic>,
+    chain: Arc<ProxyChain>,
 }
 
 impl Upstream {
@@ -20,12 +22,18 @@ impl Upstream {
         Ok(Self {
             server,
             traffic: Arc::default(),
+            chain: Arc::new(ProxyChain::new()),
         })
     }
 
     /// Returns the counters of requests, bytes and connections.
     pub fn traffic(&self) -> &Arc<UpstreamTraffic> {
         &self.traffic
+    }
+
+    /// Returns this proxy's place in a tree of proxies.
+    pub fn chain(&self) -> &Arc<ProxyChain> {
+        &self.chain
     }
 }
 

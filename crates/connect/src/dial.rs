@@ -59,6 +59,15 @@ pub struct Dialer {
 }
 
 impl Dialer {
+    /// Creates a dialer whose first turn is that of the address at this index. Indices begin again
+    /// after the last address, so that random ones spread processes over the servers.
+    pub fn starting_at(index: usize) -> Self {
+        Self {
+            turn: AtomicUsize::new(index),
+            failed: Mutex::default(),
+        }
+    }
+
     /// Connects to the first address that accepts; `avoid` is tried last.
     pub async fn dial(
         &self,
@@ -193,6 +202,17 @@ mod tests {
         ["https://a:1", "https://b:1", "https://c:1"]
             .map(|text| Address::parse(text).unwrap())
             .to_vec()
+    }
+
+    #[tokio::test]
+    async fn the_first_address_depends_on_the_start() {
+        let all = addresses();
+        let first = |start| Dialer::starting_at(start).order(&all, None).remove(0);
+        assert_eq!([first(0), first(4), first(5)], addresses()[..]);
+        // An overflow of the counter does no harm.
+        let last = Dialer::starting_at(usize::MAX);
+        let both = [last.order(&all, None), last.order(&all, None)];
+        assert_eq!(both.map(|order| order.len()), [3, 3]);
     }
 
     #[tokio::test]

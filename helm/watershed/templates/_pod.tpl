@@ -20,6 +20,10 @@ metadata:
   {{- end }}
 spec:
   serviceAccountName: {{ include "watershed.serviceAccount" . }}
+  {{- if .Values.upstream.host }}
+  # The usual volume holds the API server's CA; the one below takes its place.
+  automountServiceAccountToken: false
+  {{- end }}
   {{- with .Values.image.pullSecrets }}
   imagePullSecrets:
     {{- toYaml . | nindent 4 }}
@@ -88,11 +92,14 @@ spec:
         - --drain-seconds={{ int .Values.drainSeconds }}
         - --log-format={{ .Values.log.format }}
         - {{ printf "--log-level=%s" .Values.log.level | quote }}
+        {{- if and .Values.goawayChance (not $daemonSet) }}
+        - {{ printf "--goaway-chance=%v" .Values.goawayChance | quote }}
+        {{- end }}
         {{- range .Values.extraArgs }}
         - {{ . | quote }}
         {{- end }}
       {{- $onNode := and $daemonSet .Values.daemonSet.nodePreset }}
-      {{- if or $onNode .Values.extraEnv }}
+      {{- if or $onNode .Values.upstream.host .Values.extraEnv }}
       env:
         {{- if $onNode }}
         # Default of --node-name: the proxy caches the objects of its node only.
@@ -100,6 +107,10 @@ spec:
           valueFrom:
             fieldRef:
               fieldPath: spec.nodeName
+        {{- end }}
+        {{- if .Values.upstream.host }}
+        - {name: KUBERNETES_SERVICE_HOST, value: {{ .Values.upstream.host | quote }}}
+        - {name: KUBERNETES_SERVICE_PORT, value: {{ int .Values.upstream.port | quote }}}
         {{- end }}
         {{- with .Values.extraEnv }}
         {{- toYaml . | nindent 8 }}
@@ -151,6 +162,11 @@ spec:
           mountPath: /etc/watershed/admin
           readOnly: true
         {{- end }}
+        {{- if .Values.upstream.host }}
+        - name: access
+          mountPath: /var/run/secrets/kubernetes.io/serviceaccount
+          readOnly: true
+        {{- end }}
         {{- with .Values.extraVolumeMounts }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
@@ -169,6 +185,18 @@ spec:
       secret:
         secretName: {{ .Values.admin.tokenSecret.name }}
         defaultMode: 0440
+    {{- end }}
+    {{- if .Values.upstream.host }}
+    - name: access
+      projected:
+        defaultMode: 0440
+        sources:
+          - serviceAccountToken: {path: token}
+          - configMap:
+              name: {{ required "upstream.caConfigMap: the ConfigMap with the CA of upstream.host" .Values.upstream.caConfigMap }}
+              items: [{key: ca.crt, path: ca.crt}]
+          - downwardAPI:
+              items: [{path: namespace, fieldRef: {fieldPath: metadata.namespace}}]
     {{- end }}
     {{- with .Values.extraVolumes }}
     {{- toYaml . | nindent 4 }}

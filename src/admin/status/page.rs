@@ -100,6 +100,9 @@ fn head(report: &StatusReport) -> Markup {
             @if ill > 0 {
                 span.pill.fair { (ill) " of " (report.scopes.len()) " scopes not followed" }
             }
+            @if report.upstream.is_loop {
+                span.pill.bad { "upstream leads back to this proxy" }
+            }
             @for certificate in &report.certificates { (ending(certificate)) }
             p.about {
                 "version " (report.version)
@@ -108,6 +111,11 @@ fn head(report: &StatusReport) -> Markup {
                 @for (n, address) in report.upstream.addresses.iter().enumerate() {
                     @if n > 0 { ", " }
                     code { (address) }
+                }
+                @match report.upstream.proxies.len() {
+                    0 => {}
+                    1 => { ", a watershed" }
+                    more => { ", the first of " (more) " watersheds before the API server" }
                 }
             }
         }

@@ -52,6 +52,12 @@ pub(super) struct UpstreamStatus {
     pub(super) addresses: Vec<String>,
     pub(super) types: usize,
     pub(super) connections: u64,
+    /// Id of this proxy in a tree of proxies.
+    pub(super) id: String,
+    /// Ids of the proxies between this one and the API server, the nearest first.
+    pub(super) proxies: Vec<String>,
+    /// `true` if upstream leads back to this proxy.
+    pub(super) is_loop: bool,
     pub(super) traffic: Vec<PurposeTotals>,
 }
 
@@ -231,6 +237,7 @@ impl MemoryStatus {
 impl UpstreamStatus {
     fn new(state: &AdminState) -> Self {
         let traffic = state.upstream.traffic();
+        let chain = state.upstream.chain();
         Self {
             addresses: state
                 .upstream
@@ -239,6 +246,9 @@ impl UpstreamStatus {
                 .map(ToString::to_string)
                 .collect(),
             types: state.catalog.len(),
+            id: chain.id().to_owned(),
+            proxies: chain.upstream(),
+            is_loop: chain.is_loop(),
             connections: ConnectionPurpose::ALL
                 .iter()
                 .map(|purpose| traffic.connections(*purpose))

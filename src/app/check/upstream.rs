@@ -128,9 +128,14 @@ async fn reach(upstream: &Upstream, options: &ConnectOptions, findings: &mut Fin
         };
         match version(&UpstreamClient::new(&alone)).await {
             Ok(version) => {
-                findings.ok(SERVER, format!("{address} answers: {version}"));
+                let proxies = describe_proxies(alone.chain().upstream().len());
+                findings.ok(SERVER, format!("{address} answers: {version}{proxies}"));
                 reached = true;
             }
+            Err(AnswerError::Status(StatusCode::LOOP_DETECTED)) => findings.error(
+                SERVER,
+                format!("{address} is a watershed whose upstream leads back to itself"),
+            ),
             // Any answer shows that the address is reachable.
             Err(AnswerError::Status(status)) => {
                 reached = true;
@@ -152,6 +157,15 @@ async fn reach(upstream: &Upstream, options: &ConnectOptions, findings: &mut Fin
         }
     }
     reached
+}
+
+/// Returns what a finding adds about the proxies before the API server.
+fn describe_proxies(count: usize) -> String {
+    match count {
+        0 => String::new(),
+        1 => " (a watershed; this proxy is the leaf of a tree)".to_owned(),
+        more => format!(" (the first of {more} watersheds before the API server)"),
+    }
 }
 
 #[derive(Deserialize)]

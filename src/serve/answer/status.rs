@@ -9,7 +9,7 @@ use crate::serve::metrics;
 use crate::serve::refusal_form::RefusalForm;
 use crate::serve::source::{AnswerSource, ForwardReason};
 use crate::serve::unanswered::Unanswered;
-use crate::upstream::UpstreamError;
+use crate::upstream::{ChainError, UpstreamError};
 
 /// Returns the answer to a rejected request, or the reason why upstream answers it.
 pub(in crate::serve) fn not_from_memory(
@@ -67,6 +67,24 @@ pub(in crate::serve) fn filtered(flag: &str) -> Response<Body> {
     let message = format!("the proxy does not accept such requests ({flag})");
     let mut response = status(&Status::new(403, "Forbidden", message), form, &[]);
     let source = AnswerSource::Access.header();
+    response.headers_mut().insert("x-watershed-source", source);
+    response
+}
+
+/// Returns the response to a request that another proxy must not have sent here.
+pub(in crate::serve) fn from_a_loop(error: &ChainError) -> Response<Body> {
+    let refusal = match error {
+        ChainError::Loop { .. } | ChainError::TooLong => {
+            Status::new(508, "LoopDetected", error.to_string())
+        }
+        ChainError::Malformed => Status::bad_request(error.to_string()),
+    };
+    let form = RefusalForm {
+        encoding: Encoding::Json,
+        indented: false,
+    };
+    let mut response = status(&refusal, form, &[]);
+    let source = HeaderValue::from_static("loop");
     response.headers_mut().insert("x-watershed-source", source);
     response
 }

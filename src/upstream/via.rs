@@ -1,0 +1,287 @@
+//! Trees of proxies: the proxies between a client and the API server, and loops of them.
+//!
+//! A proxy has a random id while it runs. Its requests to upstream name the proxies that they have
+//! passed. Answers to such requests name the proxies from there to the API server. Clients that are
+//! no proxies get no such header.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use http::{HeaderMap, HeaderName, HeaderValue};
+use parking_lot::Mutex;
+
+/// The header of requests and answers.
+pub const VIA: HeaderName = HeaderName::from_static("x-watershed-via");
+
+/// Limit of the proxies that a request passes.
+const MAX_PROXIES: usize = 8;
+/// Length of an id.
+const ID_LENGTH: usize = 16;
+/// Shortest interval between two log lines about refused requests.
+const REPORT_INTERVAL: Duration = Duration::from_mins(1);
+
+/// This proxy, and those between it and the API server.
+#[derive(Debug)]
+pub struct ProxyChain {
+    id: String,
+    /// Requests that were not accepted.
+    refused: AtomicU64,
+    state: Mutex<ChainState>,
+}
+
+#[derive(Debug)]
+struct ChainState {
+    /// The header of upstream's last answer; `None` if the API server itself answered.
+    heard: Option<HeaderValue>,
+    /// The ids in it.
+    upstream: Vec<String>,
+    /// The header of this proxy's answers to other proxies.
+    answer: HeaderValue,
+    /// `true` once an answer came from a proxy. The log reports that once.
+    announced: bool,
+    reported: Option<Instant>,
+    /// The last time that a request came back.
+    came_back: Option<Instant>,
+}
+
+/// Why a request is not accepted from another proxy.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ChainError {
+    /// This proxy has forwarded it before.
+    #[error(
+        "a loop of proxies: the request came back to watershed {id} after {passed} hops, so its \
+         upstream leads to itself (--server, --kubeconfig)"
+    )]
+    Loop {
+        /// The id of this proxy.
+        id: String,
+        /// Requests between proxies since then.
+        passed: usize,
+    },
+    /// It passed too many proxies.
+    #[error("the request passed more than {MAX_PROXIES} proxies on its way")]
+    TooLong,
+    /// Another program wrote the header.
+    #[error("the {VIA} header is not one of a proxy")]
+    Malformed,
+}
+
+impl ProxyChain {
+    /// Creates the chain of a new proxy, whose upstream has not answered yet.
+    pub fn new() -> Self {
+        let id = format!("{:016x}", fastrand::u64(..));
+        let state = ChainState {
+            heard: None,
+            upstream: Vec::new(),
+            answer: header(std::iter::once(id.as_str())),
+            announced: false,
+            reported: None,
+            came_back: None,
+        };
+        Self {
+            id,
+            refused: AtomicU64::new(0),
+            state: Mutex::new(state),
+        }
+    }
+
+    /// Returns the id of this proxy.
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// Returns the ids of the proxies between this one and the API server, the nearest first. A
+    /// load balancer may lead each connection to another one.
+    pub fn upstream(&self) -> Vec<String> {
+        self.state.lock().upstream.clone()
+    }
+
+    /// Returns `true` if upstream leads back to this proxy: its answers say so, or a request came
+    /// back lately.
+    pub fn is_loop(&self) -> bool {
+        let state = self.state.lock();
+        let is_recent = |at: Instant| at.elapsed() < REPORT_INTERVAL;
+        state.upstream.contains(&self.id) || state.came_back.is_some_and(is_recent)
+    }
+
+    /// Returns the number of requests that came back, or passed too many proxies.
+    pub fn refused(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
+    }
+
+    /// Returns `true` if a proxy sent this request, or why it is not accepted.
+    pub fn accept(&self, headers: &HeaderMap) -> Result<bool, ChainError> {
+        // A malformed header is refused: without it, a loop would not be found.
+        let passed = ids(headers)?;
+        let back = passed.iter().rposition(|id| *id == self.id);
+        let error = match back {
+            Some(at) => ChainError::Loop {
+                id: self.id.clone(),
+                passed: passed.len() - at,
+            },
+            None if passed.len() >= MAX_PROXIES => ChainError::TooLong,
+            None => return Ok(!passed.is_empty()),
+        };
+        self.refused.fetch_add(1, Ordering::Relaxed);
+        if back.is_some() {
+            self.state.lock().came_back = Some(Instant::now());
+        }
+        self.report(&error);
+        Err(error)
+    }
+
+    /// Adds this proxy to a request's headers.
+    pub(super) fn pass(&self, headers: &mut HeaderMap) {
+        let passed = ids(headers).unwrap_or_default();
+        let value = header(passed.into_iter().chain([self.id.as_str()]));
+        headers.insert(VIA, value);
+    }
+
+    /// Notes what an answer of upstream says about the proxies behind it.
+    pub(super) fn note(&self, headers: &HeaderMap) {
+        let heard = headers.get(VIA);
+        let mut state = self.state.lock();
+        if state.heard.as_ref() == heard {
+            return;
+        }
+        state.heard = heard.cloned();
+        let known = ids(headers).unwrap_or_default().into_iter();
+        state.upstream = known.take(MAX_PROXIES).map(str::to_owned).collect();
+        let upstream = state.upstream.iter().map(String::as_str);
+        // In a loop, the list ends before this proxy.
+        let further = upstream.take_while(|id| *id != self.id);
+        let answer = header([self.id.as_str()].into_iter().chain(further));
+        state.answer = answer;
+        if state.upstream.contains(&self.id) {
+            let error = ChainError::Loop {
+                id: self.id.clone(),
+                passed: state.upstream.len(),
+            };
+            drop(state);
+            self.report(&error);
+        } else if !state.upstream.is_empty() && !state.announced {
+            state.announced = true;
+            tracing::info!(
+                id = self.id,
+                proxies = state.upstream.len(),
+                "upstream is a watershed, so this is a tree of proxies"
+            );
+        }
+    }
+
+    /// Returns the header of answers to other proxies.
+    pub fn answer(&self) -> HeaderValue {
+        self.state.lock().answer.clone()
+    }
+
+    /// Logs a loop, but not each of its requests.
+    fn report(&self, error: &ChainError) {
+        let mut state = self.state.lock();
+        let is_recent = |at: Instant| at.elapsed() < REPORT_INTERVAL;
+        if !state.reported.is_some_and(is_recent) {
+            state.reported = Some(Instant::now());
+            tracing::error!(%error, "refusing requests of other proxies");
+        }
+    }
+}
+
+/// Returns the ids in a header, or why it is not one of a proxy.
+fn ids(headers: &HeaderMap) -> Result<Vec<&str>, ChainError> {
+    let mut ids = Vec::new();
+    for value in headers.get_all(VIA) {
+        let text = value.to_str().map_err(|_| ChainError::Malformed)?;
+        for id in text.split(',').map(str::trim) {
+            if id.len() != ID_LENGTH || !id.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+                return Err(ChainError::Malformed);
+            }
+            ids.push(id);
+        }
+    }
+    Ok(ids)
+}
+
+fn header<'a>(ids: impl Iterator<Item = &'a str>) -> HeaderValue {
+    let ids: Vec<_> = ids.collect();
+    HeaderValue::try_from(ids.join(", ")).expect("hexadecimal digits and commas are a header value")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(value: &str) -> HeaderMap {
+        HeaderMap::from_iter([(VIA, value.parse().unwrap())])
+    }
+
+    /// Sends a request through proxies, in order. Returns its headers.
+    fn passed(chains: &[&ProxyChain]) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        for chain in chains {
+            chain.pass(&mut headers);
+        }
+        headers
+    }
+
+    #[test]
+    fn a_request_that_comes_back_is_refused() {
+        let [a, b, c] = [ProxyChain::new(), ProxyChain::new(), ProxyChain::new()];
+        assert_eq!(a.accept(&HeaderMap::new()), Ok(false), "a client's");
+        assert_eq!(a.accept(&passed(&[&b])), Ok(true));
+        assert_eq!(a.accept(&passed(&[&b, &c])), Ok(true));
+        for (chains, hops) in [(vec![&a], 1), (vec![&a, &b], 2), (vec![&c, &a, &b, &c], 3)] {
+            let refused = ChainError::Loop {
+                id: a.id().to_owned(),
+                passed: hops,
+            };
+            assert_eq!(a.accept(&passed(&chains)), Err(refused));
+        }
+    }
+
+    #[test]
+    fn a_request_may_pass_eight_proxies() {
+        let proxies: Vec<_> = (0..MAX_PROXIES).map(|_| ProxyChain::new()).collect();
+        let proxies: Vec<_> = proxies.iter().collect();
+        let last = ProxyChain::new();
+        assert_eq!(last.accept(&passed(&proxies[1..])), Ok(true));
+        assert_eq!(last.accept(&passed(&proxies)), Err(ChainError::TooLong));
+    }
+
+    #[test]
+    fn a_header_that_no_proxy_wrote_is_refused() {
+        let chain = ProxyChain::new();
+        for value in ["", "1", "0123456789abcdeg", "0123456789abcdef,"] {
+            let refused = chain.accept(&headers(value));
+            assert_eq!(refused, Err(ChainError::Malformed), "{value:?}");
+        }
+        let long = ["0123456789abcdef"; 1000].join(",");
+        assert_eq!(chain.accept(&headers(&long)), Err(ChainError::TooLong));
+    }
+
+    #[test]
+    fn answers_name_the_proxies_up_to_the_api_server() {
+        let [leaf, zone] = [ProxyChain::new(), ProxyChain::new()];
+        zone.note(&HeaderMap::new());
+        assert_eq!(zone.upstream(), [""; 0]);
+        leaf.note(&HeaderMap::from_iter([(VIA, zone.answer())]));
+        assert_eq!(leaf.upstream(), [zone.id()]);
+        let both = format!("{}, {}", leaf.id(), zone.id());
+        assert_eq!(leaf.answer(), both.as_str());
+        leaf.note(&HeaderMap::new());
+        assert_eq!(leaf.upstream(), [""; 0], "now it is an API server");
+        leaf.note(&headers("nonsense"));
+        assert_eq!(leaf.upstream(), [""; 0]);
+    }
+
+    #[test]
+    fn a_loop_shows_in_answers() {
+        let [a, b] = [ProxyChain::new(), ProxyChain::new()];
+        a.note(&HeaderMap::from_iter([(VIA, b.answer())]));
+        assert!(!a.is_loop());
+        for _ in 0..20 {
+            b.note(&HeaderMap::from_iter([(VIA, a.answer())]));
+            a.note(&HeaderMap::from_iter([(VIA, b.answer())]));
+        }
+        assert!(a.is_loop() && b.is_loop());
+        assert_eq!(a.upstream().len(), 2, "the list does not grow");
+    }
+}

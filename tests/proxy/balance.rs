@@ -1,0 +1,123 @@
+//! Clients move between replicas behind a load balancer (`--goaway-chance`).
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use http::{Method, Request, StatusCode};
+use parking_lot::Mutex;
+use tokio::io::copy_bidirectional;
+use tokio::net::{TcpListener, TcpStream};
+
+use crate::support::client::{Connection, Protocol, nothing, whole, within};
+use crate::support::follower::{Follower, Opening};
+use crate::support::history::{Interest, WriteHistory};
+use crate::support::{Fixture, eventually, loopback, small, start_configured};
+use crate::trees::Tier;
+
+/// A load balancer of connections, which gives each to the next target.
+struct Balancer {
+    address: SocketAddr,
+    targets: Arc<Mutex<Vec<SocketAddr>>>,
+    /// Connections so far.
+    accepted: Arc<AtomicUsize>,
+}
+
+impl Balancer {
+    async fn new(target: SocketAddr) -> Self {
+        let listener = TcpListener::bind(loopback()).await.unwrap();
+        let balancer = Self {
+            address: listener.local_addr().unwrap(),
+            targets: Arc::new(Mutex::new(vec![target])),
+            accepted: Arc::default(),
+        };
+        let (targets, accepted) = (
+            Arc::clone(&balancer.targets),
+            Arc::clone(&balancer.accepted),
+        );
+        tokio::spawn(async move {
+            while let Ok((mut client, _)) = listener.accept().await {
+                let number = accepted.fetch_add(1, Ordering::Relaxed);
+                let target = {
+                    let targets = targets.lock();
+                    targets[number % targets.len()]
+                };
+                tokio::spawn(async move {
+                    let mut server = TcpStream::connect(target).await.unwrap();
+                    let _ = copy_bidirectional(&mut client, &mut server).await;
+                });
+            }
+        });
+        balancer
+    }
+}
+
+async fn create(connection: &Connection, name: &str) -> StatusCode {
+    let body = format!(r#"{{"metadata":{{"name":"{name}","namespace":"default"}}}}"#);
+    let request = Request::builder()
+        .method(Method::POST)
+        .uri("/api/v1/namespaces/default/configmaps")
+        .header("content-type", "application/json")
+        .body(whole(body))
+        .unwrap();
+    within(name, connection.read(request)).await.unwrap().status
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_watch_goes_on_when_its_connection_takes_no_more_requests() {
+    let fixture = Fixture::configured(small(), |config| config.limits.goaway_chance = 1.0).await;
+    let history = WriteHistory::new(fixture.upstream.state(), 1);
+    let connection = fixture.proxied.connect(Protocol::Http2).await.unwrap();
+    let follower = Follower::start(&connection, Interest::All, Opening::WatchList);
+    follower.judge(&history).await;
+    eventually("GOAWAY", async || {
+        let request = Request::get("/version").body(nothing()).unwrap();
+        match connection.read(request).await {
+            Err(_) => Ok(()),
+            Ok(answer) => Err(format!("{answer:?}")),
+        }
+    })
+    .await;
+    history.writes(100).await;
+    follower.judge_undisturbed(&history).await;
+    let plain = fixture.proxied.connect(Protocol::Http1).await.unwrap();
+    for _ in 0..2 {
+        let request = Request::get("/version").body(nothing()).unwrap();
+        let answer = within("HTTP/1.1", plain.read(request)).await.unwrap();
+        assert_eq!(answer.status, StatusCode::OK);
+    }
+    fixture.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clients_move_to_a_new_replica_and_lose_nothing() {
+    // A leaf is the client: as client-go does, it sends what was not processed again.
+    let fixture = Fixture::configured(small(), |config| config.limits.goaway_chance = 0.3).await;
+    let token = fixture.upstream.admin_token();
+    let history = WriteHistory::new(fixture.upstream.state(), 1);
+    let balancer = Balancer::new(fixture.proxied.address).await;
+    let leaf = Tier::unverified(balancer.address, token).await;
+    let connection = leaf.endpoint(token).connect(Protocol::Http2).await.unwrap();
+    let follower = Follower::start(&connection, Interest::All, Opening::List);
+    follower.judge(&history).await;
+
+    let kubeconfig = fixture.upstream.kubeconfig_yaml();
+    let second = start_configured(&kubeconfig, |config| {
+        config.limits.goaway_chance = 0.3;
+    });
+    let second = Tier::new(second.await.unwrap());
+    balancer.targets.lock().push(second.address());
+    let before = balancer.accepted.load(Ordering::Relaxed);
+    for n in 0..100 {
+        assert_eq!(
+            create(&connection, &format!("n{n}")).await,
+            StatusCode::CREATED
+        );
+    }
+    history.writes(50).await;
+    follower.judge_undisturbed(&history).await;
+    let moved = balancer.accepted.load(Ordering::Relaxed) - before;
+    assert!(moved >= 5, "{moved} new connections after 100 requests");
+    leaf.stop().await;
+    second.stop().await;
+    fixture.stop().await;
+}

@@ -1,0 +1,283 @@
+//! Trees of proxies, whose upstream is a proxy, and loops of them.
+use std::net::SocketAddr;
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+use base64::Engine as _;
+use futures_util::future::join_all;
+use http::{Request, StatusCode};
+use serde_json::Value;
+use tempfile::TempDir;
+use tokio::io::copy_bidirectional;
+use tokio::net::{TcpListener, TcpStream};
+use watershed::app::RunningProxy;
+use watershed_lab::sim::SimulatedServer;
+
+use crate::consistent_reads::{PODS, names, source, version};
+use crate::support::client::{Answer, Endpoint, Protocol, nothing, within};
+use crate::support::{
+    Fixture, at_leisure, becomes, eventually, loopback, metric, plain_request, small,
+    start_configured, start_proxy, unless_stalled,
+};
+
+/// A proxy and its folder.
+pub(crate) struct Tier {
+    pub(crate) running: RunningProxy,
+    _folder: TempDir,
+    ca: String,
+}
+
+impl Tier {
+    async fn start(kubeconfig: &str) -> Self {
+        Self::new(start_proxy(kubeconfig).await.unwrap())
+    }
+
+    /// Starts a proxy that does not verify its upstream's certificate.
+    pub(crate) async fn unverified(upstream: SocketAddr, token: &str) -> Self {
+        let server = format!("server: https://{upstream}, insecure-skip-tls-verify: true");
+        let kubeconfig = kubeconfig(&server, token);
+        let started = start_configured(&kubeconfig, |config| {
+            config.upstream.allow_insecure = true;
+        });
+        Self::new(started.await.unwrap())
+    }
+
+    pub(crate) fn new((running, folder): (RunningProxy, TempDir)) -> Self {
+        let ca = std::fs::read_to_string(running.ca_file.as_ref().unwrap()).unwrap();
+        Self {
+            running,
+            _folder: folder,
+            ca,
+        }
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.running.address.unwrap()
+    }
+
+    pub(crate) fn endpoint(&self, token: &str) -> Endpoint {
+        Endpoint::new(self.address(), &self.ca, token)
+    }
+
+    /// Returns the kubeconfig of a proxy behind this one.
+    fn kubeconfig(&self, token: &str) -> String {
+        let ca = base64::engine::general_purpose::STANDARD.encode(&self.ca);
+        let address = self.address();
+        let server = format!("server: https://{address}, certificate-authority-data: {ca}");
+        kubeconfig(&server, token)
+    }
+
+    async fn status(&self) -> Value {
+        let admin = self.running.admin_address;
+        let host = admin.to_string();
+        let answer = plain_request(admin, "GET", "/status.json", &[("Host", &host)]).await;
+        let body = answer.split_once("\r\n\r\n").map_or("", |(_, body)| body);
+        serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {answer}"))
+    }
+
+    pub(crate) async fn stop(self) {
+        self.running.shut_down().await;
+    }
+}
+
+fn kubeconfig(server: &str, token: &str) -> String {
+    format!(
+        "apiVersion: v1\nkind: Config\ncurrent-context: main\n\
+         clusters: [{{name: main, cluster: {{{server}}}}}]\n\
+         users: [{{name: main, user: {{token: {token}}}}}]\n\
+         contexts: [{{name: main, context: {{cluster: main, user: main}}}}]\n"
+    )
+}
+
+/// An address whose connections lead to a server that is known later.
+struct LaterAddress {
+    address: SocketAddr,
+    target: Arc<OnceLock<SocketAddr>>,
+}
+
+impl LaterAddress {
+    /// Connections close at once until the target is set.
+    async fn new() -> Self {
+        let listener = TcpListener::bind(loopback()).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let target = Arc::<OnceLock<SocketAddr>>::default();
+        let known = Arc::clone(&target);
+        tokio::spawn(async move {
+            while let Ok((mut client, _)) = listener.accept().await {
+                let Some(target) = known.get().copied() else {
+                    continue;
+                };
+                tokio::spawn(async move {
+                    if let Ok(mut server) = TcpStream::connect(target).await {
+                        let _ = copy_bidirectional(&mut client, &mut server).await;
+                    }
+                });
+            }
+        });
+        Self { address, target }
+    }
+}
+
+fn read(answer: &Answer, what: &str) -> String {
+    answer.json()[what].as_str().unwrap_or_default().to_owned()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_proxy_shows_the_proxies_before_the_api_server() {
+    let fixture = Fixture::start(small()).await;
+    let token = fixture.upstream.admin_token();
+    let middle = Tier::unverified(fixture.proxied.address, token).await;
+    let leaf = Tier::start(&middle.kubeconfig(token)).await;
+    // The first answers of a proxy may precede its upstream's.
+    becomes("the middle proxy knows its upstream", 1, async || {
+        middle.status().await["upstream"]["proxies"]
+            .as_array()
+            .unwrap()
+            .len()
+    })
+    .await;
+    eventually("the leaf knows both proxies", async || {
+        leaf.endpoint(token).get(Protocol::Http2, PODS).await;
+        let upstream = leaf.status().await["upstream"].clone();
+        let middle = middle.status().await["upstream"].clone();
+        let wanted = [&middle["id"], &middle["proxies"][0]];
+        let shown: Vec<_> = upstream["proxies"].as_array().unwrap().iter().collect();
+        let is_as_wanted = shown == wanted && upstream["isLoop"] == false;
+        is_as_wanted.then_some(()).ok_or(upstream.to_string())
+    })
+    .await;
+    let admin = leaf.running.admin_address;
+    let host = admin.to_string();
+    let page = plain_request(admin, "GET", "/status", &[("Host", &host)]).await;
+    assert!(
+        page.contains("the first of 2 watersheds before the API server"),
+        "{page}"
+    );
+    for path in [PODS, "/api/v1/pods?resourceVersion=0", "/version"] {
+        let answer = leaf.endpoint(token).get(Protocol::Http2, path).await;
+        let header = answer.headers.get("x-watershed-via");
+        assert_eq!(header, None, "{path}: the client is no proxy");
+    }
+    leaf.stop().await;
+    middle.stop().await;
+    fixture.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn consistent_reads_of_many_leaves_cost_the_api_server_a_few_requests() {
+    let fixture = Fixture::start(small()).await;
+    let token = fixture.upstream.admin_token();
+    let mut leaves = Vec::new();
+    for _ in 0..4 {
+        leaves.push(Tier::unverified(fixture.proxied.address, token).await);
+    }
+    let endpoints: Vec<_> = leaves.iter().map(|leaf| leaf.endpoint(token)).collect();
+    for endpoint in &endpoints {
+        becomes("memory answers", "linearizable".to_owned(), async || {
+            source(&endpoint.get(Protocol::Http2, PODS).await).to_owned()
+        })
+        .await;
+    }
+    let mut connections = Vec::new();
+    for endpoint in &endpoints {
+        connections.push(endpoint.connect(Protocol::Http2).await.unwrap());
+    }
+    let direct = names(&fixture.direct.get(Protocol::Http2, PODS).await);
+    let lists = || fixture.upstream.stats().requests_on("LIST", "pods");
+    // Reads that wait for too long are forwarded.
+    unless_stalled("reads share proofs", async || {
+        let (begun, before) = (Instant::now(), lists());
+        let written = fixture.upstream.state().version();
+        let reads = (0..400).map(|n| {
+            let connection = connections[n % connections.len()].clone();
+            async move {
+                let request = Request::get(PODS).body(nothing()).unwrap();
+                within(PODS, connection.read(request)).await.unwrap()
+            }
+        });
+        for answer in join_all(reads).await {
+            assert_eq!(names(&answer), direct);
+            assert!(version(&answer) >= written, "no older than the request");
+        }
+        match lists() - before {
+            0..=40 => Ok(()),
+            more if at_leisure(begun) => panic!("{more} lists for 400 consistent reads"),
+            more => Err(format!("{more} lists in {:?}", begun.elapsed())),
+        }
+    })
+    .await;
+    for leaf in leaves {
+        leaf.stop().await;
+    }
+    fixture.stop().await;
+}
+
+/// Checks that requests through proxies in a circle end with a clear refusal.
+async fn assert_refused(tiers: &[&Tier], token: &str) {
+    for tier in tiers {
+        let answer = tier.endpoint(token).get(Protocol::Http2, PODS).await;
+        assert_eq!(answer.status, StatusCode::LOOP_DETECTED);
+        assert_eq!(read(&answer, "reason"), "LoopDetected");
+        let message = read(&answer, "message");
+        assert!(
+            message.contains("its upstream leads to itself"),
+            "{message}"
+        );
+        eventually("the status page shows the loop", async || {
+            let upstream = tier.status().await["upstream"].clone();
+            let is_loop = upstream["isLoop"] == true;
+            is_loop.then_some(()).ok_or(upstream.to_string())
+        })
+        .await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_proxy_that_leads_to_itself_refuses() {
+    let server = SimulatedServer::start(small()).await.unwrap();
+    let token = server.admin_token();
+    let later = LaterAddress::new().await;
+    let proxy = Tier::unverified(later.address, token).await;
+    later.target.set(proxy.address()).unwrap();
+    assert_refused(&[&proxy], token).await;
+    let refused = metric(proxy.running.admin_address, "watershed_loops_refused_total").await;
+    assert!(refused >= 1.0);
+    proxy.stop().await;
+    server.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn proxies_that_lead_to_each_other_refuse() {
+    let server = SimulatedServer::start(small()).await.unwrap();
+    let token = server.admin_token();
+    let later = LaterAddress::new().await;
+    let first = Tier::unverified(later.address, token).await;
+    let second = Tier::unverified(first.address(), token).await;
+    later.target.set(second.address()).unwrap();
+    assert_refused(&[&first, &second], token).await;
+    second.stop().await;
+    first.stop().await;
+    server.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_header_that_no_proxy_wrote_is_refused() {
+    let fixture = Fixture::start(small()).await;
+    let sent = async |value: &str| {
+        let request =
+            Request::get("/api/v1/pods?resourceVersion=0").header("x-watershed-via", value);
+        let request = request.body(nothing()).unwrap();
+        fixture
+            .proxied
+            .send(Protocol::Http2, request)
+            .await
+            .unwrap()
+    };
+    assert_eq!(sent("nonsense").await.status, StatusCode::BAD_REQUEST);
+    let long = ["0123456789abcdef"; 8].join(", ");
+    assert_eq!(sent(&long).await.status, StatusCode::LOOP_DETECTED);
+    let answer = sent("0123456789abcdef").await;
+    assert_eq!(answer.status, StatusCode::OK);
+    assert_eq!(answer.header("x-watershed-via").len(), 16);
+    fixture.stop().await;
+}
