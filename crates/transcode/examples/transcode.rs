@@ -1,8 +1,8 @@
 //! Prints the JSON of objects in protobuf, for `tests/real/internal/transcode`.
 //!
 //! Both directions are frames, each with its length before it in four bytes, big endian. Of each
-//! object come its apiVersion and kind with a space between them, and its message. Back goes one
-//! byte, 1 if the object is explained, and its JSON, else 0 and the reason.
+//! object come its apiVersion, kind and minor release with spaces between them, and its message. Back
+//! goes one byte, 1 if the object is explained, and its JSON, else 0 and the reason.
 use std::error::Error;
 use std::io::{self, BufReader, BufWriter, Read, Write};
 
@@ -28,8 +28,13 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 fn print(name: &str, message: &[u8], out: &mut Vec<u8>) -> Result<(), Box<dyn Error>> {
-    let (api_version, kind) = name.split_once(' ').ok_or("a type without a kind")?;
-    let transcoder = Transcoder::for_type(api_version, kind).ok_or("a type without a table")?;
+    let words: Vec<_> = name.split(' ').collect();
+    let [api_version, kind, release] = words[..] else {
+        return Err("not apiVersion, kind and release".into());
+    };
+    let transcoder = Transcoder::for_type(api_version, kind)
+        .ok_or("a type without a table")?
+        .for_release(release.parse()?);
     Ok(transcoder.object_json(message, Heading::TypeMeta, out)?)
 }
 

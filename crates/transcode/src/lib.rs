@@ -17,6 +17,8 @@
 //!   kube-apiserver stores in JSON, of which such a member is unexplained.
 //! - Members that Go always writes are absent if the server's release does not have them. They are
 //!   not printed then.
+//! - Releases differ in which empty members they print. [`Transcoder::for_release`] prints as one of
+//!   them.
 mod duration;
 mod message;
 mod number;

@@ -16,6 +16,8 @@ pub(crate) struct Printer<'a, 'o> {
     table: &'static MessageTable,
     /// Whether the absence of a list leaves its JSON unknown.
     is_stored_as_json: bool,
+    /// The minor release in whose manner it is printed.
+    release: u32,
     out: &'o mut Vec<u8>,
     /// The fields of the messages that are being printed: for each member the bytes from the tag of
     /// its first occurrence to the end of its last one; empty if there is none.
@@ -27,11 +29,13 @@ impl<'a, 'o> Printer<'a, 'o> {
     pub(crate) fn new(
         table: &'static MessageTable,
         is_stored_as_json: bool,
+        release: u32,
         out: &'o mut Vec<u8>,
     ) -> Self {
         Self {
             table,
             is_stored_as_json,
+            release,
             out,
             fields: Vec::new(),
             depth: 0,
@@ -122,7 +126,8 @@ impl<'a, 'o> Printer<'a, 'o> {
         if let (Arity::Inline, ValueKind::Message(id)) = (member.arity, member.value) {
             return self.members(id, take_bytes(&mut value)?, is_first);
         }
-        if member.arity == Arity::Always && member.omits_empty && is_empty(member.value, value)? {
+        let may_omit = member.arity == Arity::Always && member.omits_empty(self.release);
+        if may_omit && is_empty(member.value, value)? {
             return Ok(is_first);
         }
         self.key(member, is_first);
@@ -148,10 +153,10 @@ impl<'a, 'o> Printer<'a, 'o> {
             Arity::Always | Arity::Inline => member.value == ValueKind::Bytes,
             Arity::Optional | Arity::List | Arity::Map => true,
         };
-        if !is_nil || member.omits_empty {
+        if !is_nil || member.omits_empty(self.release) {
             return Ok(is_first);
         }
-        if self.is_stored_as_json && member.prints_absent_items() {
+        if self.is_stored_as_json && matches!(member.arity, Arity::List | Arity::Map) {
             return Err(Reason::AbsentOrEmpty.into());
         }
         self.key(member, is_first);

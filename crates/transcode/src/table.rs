@@ -8,7 +8,8 @@
 //! - `name 3 ?[]string`: a member's name in JSON (`+` if its own members take its place), its number
 //!   in protobuf, `?` if its empty value is omitted, `*` for a pointer, `[]` for a list, `{}` for a
 //!   map of strings, and the type of its values: `object:` before it if these have their own kind
-//!   and apiVersion, `either:` if they are printed as one of two members.
+//!   and apiVersion, `either:` if they are printed as one of two members. `<34` after it: releases
+//!   before 1.34 omit the empty value if this one does not, and do not if it does.
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
@@ -64,8 +65,10 @@ pub(crate) struct Member {
     pub(crate) key: Box<str>,
     pub(crate) number: u32,
     pub(crate) arity: Arity,
-    /// Whether the empty value is left out.
-    pub(crate) omits_empty: bool,
+    /// Whether the empty value is left out by the newest release.
+    omits_empty: bool,
+    /// The first minor release that does so. Those before do the opposite.
+    omits_so_since: u32,
     pub(crate) value: ValueKind,
 }
 
@@ -250,6 +253,7 @@ impl MessageType {
 impl Member {
     fn parse(name: &'static str, rest: &str, names: &Names<'_>) -> Option<Self> {
         let (number, shape) = rest.split_once(' ')?;
+        let (shape, since) = shape.split_once(" <").unwrap_or((shape, "0"));
         let (omits_empty, shape) = flag(shape, "?");
         let (is_pointer, shape) = flag(shape, "*");
         let (is_list, shape) = flag(shape, "[]");
@@ -275,13 +279,14 @@ impl Member {
                 .filter(|number| (1..256).contains(number))?,
             arity,
             omits_empty,
+            omits_so_since: since.parse().ok()?,
             value,
         })
     }
 
-    /// Returns true if a list's or map's absence is printed.
-    pub(crate) fn prints_absent_items(&self) -> bool {
-        matches!(self.arity, Arity::List | Arity::Map) && !self.omits_empty
+    /// Returns true if a minor release leaves out the empty value.
+    pub(crate) fn omits_empty(&self, release: u32) -> bool {
+        self.omits_empty == (release >= self.omits_so_since)
     }
 
     /// Returns the wire type of the field.

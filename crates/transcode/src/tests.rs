@@ -149,6 +149,32 @@ fn times_that_are_zero_are_null_or_omitted() {
 }
 
 #[test]
+fn older_releases_print_other_members_that_are_empty() {
+    let transcoder = Transcoder::for_type("v1", "Pod").expect("the type is built in");
+    let status = fields().bytes(12, fields().bytes(1, ""));
+    let pod = fields().bytes(1, fields().bytes(8, b"")).bytes(3, status);
+    for (release, expected) in [
+        (
+            30,
+            r#"{"metadata":{"creationTimestamp":null},"status":{"podIPs":[{}]}}"#,
+        ),
+        (
+            33,
+            r#"{"metadata":{"creationTimestamp":null},"status":{"podIPs":[{"ip":""}]}}"#,
+        ),
+        (34, r#"{"metadata":{},"status":{"podIPs":[{"ip":""}]}}"#),
+        (99, r#"{"metadata":{},"status":{"podIPs":[{"ip":""}]}}"#),
+    ] {
+        let mut out = Vec::new();
+        transcoder
+            .for_release(release)
+            .object_json(pod.as_ref(), Heading::Brace, &mut out)
+            .expect("the message is explained");
+        assert_eq!(String::from_utf8_lossy(&out), expected, "1.{release}");
+    }
+}
+
+#[test]
 fn well_known_values_are_printed_as_their_types_print_them() {
     // Of a Secret: bytes, and bytes that are absent. Of a LimitRange: quantities.
     let secret = fields()

@@ -25,7 +25,11 @@ const STORED_AS_JSON: &[&str] = &["apiextensions.k8s.io/", "apiregistration.k8s.
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Copy, Debug)]
-pub struct Transcoder(BuiltInType);
+pub struct Transcoder {
+    built_in: BuiltInType,
+    /// The minor release in whose manner objects are printed.
+    release: u32,
+}
 
 /// The part of an object's JSON before its first member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,22 +45,34 @@ pub enum Heading {
 impl Transcoder {
     /// Returns the transcoder of a built-in type: `apps/v1`, `Deployment`.
     pub fn for_type(api_version: &str, kind: &str) -> Option<Self> {
-        MessageTable::get().find(api_version, kind).map(Self)
+        let built_in = MessageTable::get().find(api_version, kind)?;
+        Some(Self::newest(built_in))
+    }
+
+    /// Returns a transcoder that prints as another release does: 33 for Kubernetes 1.33.
+    ///
+    /// It is exact for the releases from 1.30 to that of the table, of which the differences are
+    /// known. Those before print as 1.30 here, and those after as the table's.
+    pub fn for_release(self, minor: u32) -> Self {
+        Self {
+            release: minor,
+            ..self
+        }
     }
 
     /// Returns the transcoders of all types, in no order.
     pub fn all() -> impl Iterator<Item = Self> {
-        MessageTable::get().types().map(Self)
+        MessageTable::get().types().map(Self::newest)
     }
 
     /// Returns group and version of the objects, as `apps/v1`.
     pub fn api_version(&self) -> &'static str {
-        self.0.api_version
+        self.built_in.api_version
     }
 
     /// Returns the kind of the objects.
     pub fn kind(&self) -> &'static str {
-        self.0.kind
+        self.built_in.kind
     }
 
     /// Returns the release of Kubernetes whose types are known, as `kubernetes v1.37.1`.
@@ -70,7 +86,7 @@ impl Transcoder {
     pub fn is_stored_as_json(&self) -> bool {
         STORED_AS_JSON
             .iter()
-            .any(|group| self.0.api_version.starts_with(group))
+            .any(|group| self.built_in.api_version.starts_with(group))
     }
 
     /// Appends the JSON of an object, given its message: the `raw` field of its `runtime.Unknown`,
@@ -85,20 +101,25 @@ impl Transcoder {
     ) -> Result<(), Unexplained> {
         let start = out.len();
         match heading {
-            Heading::TypeMeta => self.0.put_type_meta(out),
+            Heading::TypeMeta => self.built_in.put_type_meta(out),
             Heading::Brace => out.push(b'{'),
             Heading::None => {}
         }
-        let printed = Printer::new(MessageTable::get(), self.is_stored_as_json(), out).put_members(
-            self.0.message,
-            message,
-            heading != Heading::TypeMeta,
-        );
+        let is_stored_as_json = self.is_stored_as_json();
+        let printed = Printer::new(MessageTable::get(), is_stored_as_json, self.release, out)
+            .put_members(self.built_in.message, message, heading != Heading::TypeMeta);
         if printed.is_ok() {
             out.push(b'}');
         } else {
             out.truncate(start);
         }
         printed
+    }
+
+    fn newest(built_in: BuiltInType) -> Self {
+        Self {
+            built_in,
+            release: u32::MAX,
+        }
     }
 }

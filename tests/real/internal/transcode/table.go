@@ -49,6 +49,24 @@ var objects = map[string]bool{
 	"StatefulSetSpec.VolumeClaimTemplates": true,
 }
 
+// changed are the members whose empty value is omitted by the types here and printed by those of the
+// minor releases before the given one, or the other way round. Found by comparing the tags of the
+// types of 1.30 to 1.37.
+var changed = map[string]int{
+	"meta/v1.ObjectMeta creationTimestamp":                          34,
+	"core/v1.HostAlias ip":                                          31,
+	"core/v1.HostIP ip":                                             31,
+	"core/v1.PodIP ip":                                              31,
+	"batch/v1.PodFailurePolicyRule onExitCodes":                     31,
+	"batch/v1.PodFailurePolicyRule onPodConditions":                 31,
+	"batch/v1.PodFailurePolicyOnExitCodesRequirement containerName": 31,
+	"resource/v1.ResourceSliceSpec devices":                         35,
+	"resource/v1beta1.ResourceSliceSpec devices":                    35,
+	"resource/v1beta2.ResourceSliceSpec devices":                    35,
+	"resource/v1beta1.DeviceRequestAllocationResult adminAccess":    34,
+	"resource/v1beta2.DeviceRequestAllocationResult adminAccess":    34,
+}
+
 // protobufMessage is what a type has that is a message of its own.
 type protobufMessage interface{ Unmarshal([]byte) error }
 
@@ -109,6 +127,9 @@ func Table(roots []Root) (string, error) {
 			return "", fmt.Errorf("%s: %w", next, err)
 		}
 	}
+	if w.changed != len(changed) {
+		return "", fmt.Errorf("%d of %d changed members are there", w.changed, len(changed))
+	}
 	return w.text.String(), nil
 }
 
@@ -117,6 +138,7 @@ type writer struct {
 	text    strings.Builder
 	names   map[string]reflect.Type
 	pending []reflect.Type
+	changed int
 }
 
 func (w *writer) line(text string) {
@@ -242,7 +264,13 @@ func (w *writer) member(t reflect.Type, field reflect.StructField, isOneOfEither
 			return "", fmt.Errorf("option %s of its JSON is unknown", option)
 		}
 	}
-	return fmt.Sprintf("%s %d %s%s", name, number, omit, shape), nil
+	text := fmt.Sprintf("%s %d %s%s", name, number, omit, shape)
+	message, err := w.message(t)
+	if release, isChanged := changed[message+" "+name]; isChanged {
+		w.changed++
+		text += fmt.Sprintf(" <%d", release)
+	}
+	return text, err
 }
 
 func number(field reflect.StructField) (int, error) {

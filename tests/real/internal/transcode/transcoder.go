@@ -17,6 +17,9 @@ type Answer struct {
 	Text      []byte
 }
 
+// release is the minor release whose types the objects are of.
+const release = 37
+
 // Transcoder is a running crates/transcode/examples/transcode.
 type Transcoder struct {
 	command *exec.Cmd
@@ -55,7 +58,7 @@ func (t *Transcoder) write(objects []Object) error {
 	w := bufio.NewWriterSize(t.input, 1<<20)
 	for _, object := range objects {
 		group, kind := object.Kind.ToAPIVersionAndKind()
-		for _, frame := range [][]byte{fmt.Append(nil, group, " ", kind), object.Message} {
+		for _, frame := range [][]byte{fmt.Appendf(nil, "%s %s %d", group, kind, release), object.Message} {
 			if err := binary.Write(w, binary.BigEndian, uint32(len(frame))); err != nil {
 				return err
 			}
