@@ -14,6 +14,7 @@ use std::sync::Arc;
 use http::{HeaderValue, Method, Request, Response, StatusCode, header};
 use hyper::body::Incoming;
 use tokio::net::TcpListener;
+use tokio::task::spawn_blocking;
 
 use crate::body::Body;
 use crate::drain;
@@ -99,11 +100,7 @@ async fn answer(state: &AdminState, request: &Request<Incoming>, peer: &Peer) ->
     }
     match request.uri().path() {
         "/debug/config" => text_of_type(StatusCode::OK, "application/json", state.config.clone()),
-        "/metrics" => text_of_type(
-            StatusCode::OK,
-            "text/plain; version=0.0.4; charset=utf-8",
-            (state.metrics)(),
-        ),
+        "/metrics" => metrics(state).await,
         "/status" | "/status.json" => status::answer(state, request),
         "/" if is_browser(request) => {
             let mut redirect = plain(StatusCode::SEE_OTHER, "see /status\n");
@@ -114,6 +111,23 @@ async fn answer(state: &AdminState, request: &Request<Incoming>, peer: &Peer) ->
         }
         "/" => plain(StatusCode::OK, INDEX),
         _ => plain(StatusCode::NOT_FOUND, "404 page not found\n"),
+    }
+}
+
+/// Renders the metrics on a thread of their own: with many objects that takes milliseconds.
+async fn metrics(state: &AdminState) -> Response<Body> {
+    let render = Arc::clone(&state.metrics);
+    match spawn_blocking(move || render()).await {
+        Ok(text) => text_of_type(
+            StatusCode::OK,
+            "text/plain; version=0.0.4; charset=utf-8",
+            text,
+        ),
+        // The process ends, or it panicked, which was logged.
+        Err(_) => plain(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "cannot render the metrics\n",
+        ),
     }
 }
 

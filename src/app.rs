@@ -176,7 +176,7 @@ async fn assemble(mut config: AppConfig) -> anyhow::Result<RunningProxy> {
         proxy_tls: proxy_tls.clone(),
         admin_tls: admin_tls.clone(),
         draining,
-        metrics: Box::new(move || scraper.scrape()),
+        metrics: Arc::new(move || scraper.scrape()),
         history: admin::History::default(),
         started: Instant::now(),
         token: admin_token,

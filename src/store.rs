@@ -34,7 +34,7 @@ use std::sync::Arc;
 pub use event::WindowEvent;
 pub use object::StoredObject;
 pub use object_run::ObjectRun;
-pub use past::StateAt;
+pub use past::{MAX_UNDONE, StateAt};
 pub use reader::{SnapshotAt, StoreReader, StoreStats, SubscriptionStart};
 pub use snapshot::{Layout, ObjectRuns, ObjectSample, Snapshot, SnapshotBuilder};
 pub use state::{Discarded, HeldBytes};

@@ -1,4 +1,5 @@
 //! The state that the admin listener shows.
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::time::MissedTickBehavior;
@@ -28,8 +29,8 @@ pub struct AdminState {
     pub admin_tls: Option<ServerTls>,
     /// Tells if the process is shutting down.
     pub draining: drain::DrainWatch,
-    /// Renders the metrics in Prometheus' text format.
-    pub metrics: Box<dyn Fn() -> String + Send + Sync>,
+    /// Renders the metrics in Prometheus' text format. Looks at each leaf of each scope.
+    pub metrics: Arc<dyn Fn() -> String + Send + Sync>,
     /// Samples of the last minutes.
     pub history: History,
     /// Time at which the process started to serve.

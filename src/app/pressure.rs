@@ -47,16 +47,16 @@ impl PressureKeeper {
             tick = tick.wrapping_add(1);
             let resident = self.budget.measure();
             if let Some(limit) = self.budget.limit() {
-                self.keep(limit, resident).await;
+                self.keep(Instant::now(), limit, resident).await;
             }
         }
     }
 
     /// Takes the step that the usage demands, and those before it.
-    async fn keep(&mut self, limit: usize, resident: usize) {
-        let now = Instant::now();
+    async fn keep(&mut self, now: Instant, limit: usize, resident: usize) {
         let counted = self.budget.counted_total();
         let before = self.budget.step();
+        let was_futile = self.gauge.is_futile(now);
         let step = self.gauge.observe(now, limit, counted, resident);
         self.budget.set_step(step);
         if step != before {
@@ -66,23 +66,44 @@ impl PressureKeeper {
             let scopes = self.scopes.clone();
             let released = spawn_blocking(move || scopes.release_compressed()).await;
             let released = released.unwrap_or(0);
-            self.freed(PressureStep::ReleaseDerived, released);
+            self.freed(now, PressureStep::ReleaseDerived, released);
             self.derived
                 .set(self.derived.bytes().saturating_sub(released));
         }
         if step >= PressureStep::ReleaseHistory {
             let scopes = self.scopes.clone();
             let released = spawn_blocking(move || scopes.release_history(now)).await;
-            self.freed(PressureStep::ReleaseHistory, released.unwrap_or(0));
+            self.freed(now, PressureStep::ReleaseHistory, released.unwrap_or(0));
         }
-        if step >= PressureStep::CloseIdle
-            && let Some(bytes) = self.scopes.close_idlest(now)
-        {
-            self.freed(PressureStep::CloseIdle, bytes);
-        } else if step >= PressureStep::CloseLargest
-            && let Some(bytes) = self.scopes.close_largest(now)
-        {
-            self.freed(PressureStep::CloseLargest, bytes);
+        if self.gauge.is_futile(now) && !was_futile {
+            tracing::warn!(
+                limit,
+                counted,
+                resident,
+                "closing scopes freed no memory of the process; none is closed for it for a while"
+            );
+        }
+        if self.gauge.may_close(now, limit, counted) {
+            self.close(step, now, counted, resident);
+        }
+    }
+
+    /// Closes a scope, if the step demands it and there is one.
+    fn close(&mut self, step: PressureStep, now: Instant, counted: usize, resident: usize) {
+        let idle = PressureStep::CloseIdle;
+        let largest = PressureStep::CloseLargest;
+        let closed = if step >= idle {
+            self.scopes.close_idlest(now).map(|bytes| (idle, bytes))
+        } else {
+            None
+        };
+        let closed = closed.or_else(|| {
+            let closed = (step >= largest).then(|| self.scopes.close_largest(now));
+            Some((largest, closed.flatten()?))
+        });
+        if let Some((step, bytes)) = closed {
+            self.gauge.closed(now, bytes, counted, resident);
+            metrics::released(step, bytes);
         }
     }
 
@@ -94,9 +115,9 @@ impl PressureKeeper {
         }
     }
 
-    fn freed(&mut self, step: PressureStep, bytes: usize) {
+    fn freed(&mut self, now: Instant, step: PressureStep, bytes: usize) {
         if bytes > 0 {
-            self.gauge.released(Instant::now(), bytes);
+            self.gauge.released(now, bytes);
             metrics::released(step, bytes);
         }
     }
@@ -116,3 +137,6 @@ fn report(before: PressureStep, step: PressureStep, limit: usize, counted: usize
         tracing::info!(step = name, limit, counted, resident, "memory is freed");
     }
 }
+
+#[cfg(test)]
+mod tests;

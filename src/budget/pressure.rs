@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 const SETTLE: Duration = Duration::from_secs(12);
 /// A step ends once usage is so many percent of the limit below its beginning.
 const HYSTERESIS: usize = 5;
+/// Scopes are not closed for resident memory for this long after closings did not make it less.
+const FUTILE: Duration = Duration::from_mins(5);
 
 /// A step against a shortage of memory. Each one includes those before it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -80,7 +82,18 @@ impl PressureStep {
 pub struct PressureGauge {
     step: PressureStep,
     /// Releases that resident memory may not show yet.
-    released: VecDeque<(Instant, usize)>,
+    released: VecDeque<FreedMemory>,
+    /// Closing scopes does not make resident memory less, as far as is known until then.
+    futile_until: Option<Instant>,
+}
+
+/// Memory that was freed a moment ago.
+#[derive(Clone, Copy, Debug)]
+struct FreedMemory {
+    at: Instant,
+    bytes: usize,
+    /// The resident memory before a scope was closed that was not counted.
+    uncounted: Option<usize>,
 }
 
 impl PressureGauge {
@@ -95,12 +108,18 @@ impl PressureGauge {
         counted: usize,
         resident: usize,
     ) -> PressureStep {
-        while let Some((at, _)) = self.released.front()
-            && now.saturating_duration_since(*at) >= SETTLE
-        {
-            self.released.pop_front();
+        let is_settled =
+            |release: &FreedMemory| now.saturating_duration_since(release.at) >= SETTLE;
+        while let Some(settled) = self.released.pop_front_if(|first| is_settled(first)) {
+            let uncounted = resident.saturating_sub(counted + self.on_its_way());
+            let stayed = settled
+                .uncounted
+                .map(|before| uncounted.saturating_sub(before));
+            if stayed.is_some_and(|stayed| stayed > settled.bytes / 2) {
+                self.futile_until = Some(now + FUTILE);
+            }
         }
-        let on_its_way: usize = self.released.iter().map(|(_, bytes)| bytes).sum();
+        let on_its_way = self.on_its_way();
         let used = counted.max(resident.saturating_sub(on_its_way));
         let percent = used.saturating_mul(100) / limit.max(1);
         let up = PressureStep::begun_at(percent);
@@ -111,9 +130,41 @@ impl PressureGauge {
 
     /// Records that so many bytes were freed.
     pub fn released(&mut self, now: Instant, bytes: usize) {
+        self.record(now, bytes, None);
+    }
+
+    /// Records that a scope of so many bytes is closed, with the usage before.
+    pub fn closed(&mut self, now: Instant, bytes: usize, counted: usize, resident: usize) {
+        let uncounted = resident.saturating_sub(counted);
+        self.record(now, bytes, Some(uncounted));
+    }
+
+    /// Returns `true` if scopes may be closed: what is counted demands it, or resident memory that
+    /// became less when scopes were closed before.
+    ///
+    /// Else memory that nobody counts, or that the allocator keeps, would have every scope closed.
+    pub fn may_close(&self, now: Instant, limit: usize, counted: usize) -> bool {
+        let percent = counted.saturating_mul(100) / limit.max(1);
+        PressureStep::begun_at(percent) >= PressureStep::CloseIdle || !self.is_futile(now)
+    }
+
+    /// Returns `true` if closing scopes did not make resident memory less of late.
+    pub fn is_futile(&self, now: Instant) -> bool {
+        self.futile_until.is_some_and(|until| now < until)
+    }
+
+    fn record(&mut self, at: Instant, bytes: usize, uncounted: Option<usize>) {
         if bytes > 0 {
-            self.released.push_back((now, bytes));
+            self.released.push_back(FreedMemory {
+                at,
+                bytes,
+                uncounted,
+            });
         }
+    }
+
+    fn on_its_way(&self) -> usize {
+        self.released.iter().map(|release| release.bytes).sum()
     }
 }
 
@@ -162,6 +213,33 @@ mod tests {
             CloseLargest,
             "it has not left the process"
         );
+    }
+
+    #[test]
+    fn scopes_are_not_closed_for_resident_memory_that_closing_does_not_free() {
+        let mut gauge = PressureGauge::default();
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        gauge.observe(start, 1000, 400, 920);
+        assert!(gauge.may_close(start, 1000, 400));
+        // Two are closed, and all of their memory stays with the process.
+        gauge.closed(start, 50, 400, 920);
+        gauge.closed(at(1), 50, 350, 920);
+        assert_eq!(gauge.observe(at(13), 1000, 300, 920), CloseLargest);
+        assert!(!gauge.may_close(at(13), 1000, 300));
+        assert!(
+            gauge.may_close(at(14), 1000, 800),
+            "counted memory is freed"
+        );
+        assert!(gauge.may_close(at(13) + FUTILE, 1000, 300), "once more");
+
+        // Others are closed later, and their memory leaves.
+        let mut gauge = PressureGauge::default();
+        gauge.closed(start, 50, 400, 920);
+        gauge.closed(at(5), 50, 350, 890);
+        gauge.observe(at(12), 1000, 300, 850);
+        gauge.observe(at(17), 1000, 300, 825);
+        assert!(gauge.may_close(at(17), 1000, 300));
     }
 
     proptest! {

@@ -62,6 +62,8 @@ pub struct Scope {
     pub(super) idle: IdleTracker,
     pub(super) charges: Mutex<ScopeCharges>,
     pub(super) stop: CancellationToken,
+    /// It is closed for lack of memory, so nothing of it is to be held any more.
+    pub(super) frees_memory: AtomicBool,
 }
 
 impl Scope {

@@ -1,6 +1,7 @@
 //! The task of a scope: it pumps what upstream sends into the store.
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use std::sync::atomic::Ordering;
 
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
@@ -35,6 +36,8 @@ const STORAGE_REBUILD: Duration = Duration::from_secs(2);
 /// Shortest pause between attempts of a scope that was never ready.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 /// A watch that ended in good order is open again after milliseconds. A scope that waits longer
+/// Time after which memory that was dropped has left the process.
+const ROOM_AFTER: Duration = Duration::from_secs(12);
 /// does not follow.
 const WATCH_REOPEN: Duration = Duration::from_secs(2);
 
@@ -183,10 +186,14 @@ impl ScopePump {
         // Before the store, so that nobody takes an empty one for a state.
         self.phase.send_replace(ScopePhase::Failing);
         let charges = self.scope.charges.lock().take();
-        discard(self.writer.reset(), charges);
-        self.scope.publish_version();
+        self.drop_held();
         // Afterwards, so that no old version counts as one of the new timeline.
         self.continuity.begin_anew();
+    }
+
+    fn drop_held(&mut self) {
+        discard(self.writer.reset(), charges);
+        self.scope.publish_version();
     }
 
     fn apply(&mut self, change: Change<SnapshotBuilder>) {
@@ -387,6 +394,11 @@ impl ScopePump {
         let may_pass = match stopped {
             Stopped::Vanished | Stopped::Forbidden(_) | Stopped::NotUnderstood(_) => true,
             Stopped::NotAcceptable | Stopped::DoesNotFit(_) | Stopped::Closed | Stopped::Failed => {
+        if let Stopped::DoesNotFit(DoesNotFit { needed }) = stopped
+            && self.makes_room(*needed)
+        {
+            return true;
+        }
                 false
             }
         };
@@ -414,6 +426,24 @@ impl ScopePump {
     pub(super) fn learn_bookmark(&self, format: Option<BookmarkFormat>) {
         if let Some(format) = format {
             let format = self.null_in_structs.complete(format);
+    /// Drops what is held of a scope whose new list does not fit beside it, and lists it again once
+    /// that memory is free. Returns `false` if nothing is held.
+    fn makes_room(&mut self, needed: usize) -> bool {
+        let held = self.scope.held();
+        if held == 0 {
+            return false;
+        }
+        tracing::info!(
+            resource = %self.scope.key.gvr,
+            held,
+            needed,
+            "dropped, as it does not fit into memory beside its new list"
+        );
+        self.drop_held();
+        self.reflector.pause(ROOM_AFTER);
+        true
+    }
+
             self.scope.bookmarks.store(Some(Arc::new(format)));
         }
     }
@@ -464,7 +494,13 @@ impl Drop for ScopePump {
         self.scope.age.publish(None);
         self.phase
             .send_replace(ScopePhase::Stopped(self.stopped.clone()));
-        self.writer.close();
+        let is_too_large = matches!(self.stopped, Stopped::DoesNotFit(_));
+        if is_too_large || self.scope.frees_memory.load(Ordering::Acquire) {
+            let charges = self.scope.charges.lock().take();
+            discard(self.writer.release(), charges);
+        } else {
+            self.writer.close();
+        }
         if let Stopped::DoesNotFit(DoesNotFit { needed }) = self.stopped {
             // The next request finds it there, and opens no scope before it may fit.
             let key = self.scope.key.clone();
@@ -498,10 +534,13 @@ impl Drop for ScopePump {
 
 /// Drops what was replaced on a thread of its own: a large type takes longer than others wait.
 fn discard(replaced: Discarded, charges: ScopeCharges) {
-    tokio::task::spawn_blocking(move || {
-        drop(replaced);
-        drop(charges);
-    });
+    // Without a runtime nobody waits: the process ends.
+    if let Ok(runtime) = Handle::try_current() {
+        runtime.spawn_blocking(move || {
+            drop(replaced);
+            drop(charges);
+        });
+    }
 }
 
 /// Waits until a moment, or for ever if there is none.

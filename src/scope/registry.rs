@@ -381,6 +381,7 @@ impl Scopes {
             server: Mutex::default(),
             outdated: Arc::new(AtomicBool::new(false)),
             stop: CancellationToken::new(),
+            frees_memory: AtomicBool::new(false),
         });
         let release = ReleaseLearner::new(
             self.client.clone(),

@@ -1,5 +1,6 @@
 //! Frees memory of scopes when it runs short, from what is missed least to what is missed most.
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::cached::Scope;
@@ -86,6 +87,7 @@ impl Scopes {
         );
         self.unfit().add(scope.key.clone(), bytes, now);
         self.forget(scope);
+        scope.frees_memory.store(true, Ordering::Release);
         scope.stop.cancel();
         bytes
     }

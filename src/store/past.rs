@@ -13,7 +13,7 @@ use super::subscribers::Interest;
 use super::tally::ByteTally;
 
 /// Most changes that are taken back at a time.
-const MAX_UNDONE: usize = 64;
+pub const MAX_UNDONE: usize = 64;
 
 /// The objects of a scope at one version, the newest or an older one.
 ///
@@ -81,7 +81,7 @@ impl StateAt {
     }
 
     /// Returns the objects of one namespace, or of all, whose keys come after `after`, in pieces
-    /// that can be sent as they are. A key is relative to the namespace, as in a continue token.
+    /// that can be sent as they are. A piece of an older state may be empty. A key is relative to the namespace, as in a continue token.
     pub fn runs_after<'a>(
         &'a self,
         namespace: Option<&str>,
@@ -184,9 +184,7 @@ impl Iterator for PastRuns<'_> {
                 continue;
             }
             let objects = run.as_ref().map_or(&[][..], ObjectRun::objects);
-            if let Some(run) = self.restored(objects, &undone, end.as_deref()) {
-                return Some(run);
-            }
+            return self.restored(objects, &undone, end.as_deref());
         }
         None
     }
@@ -213,7 +211,8 @@ fn undone_until(
 }
 
 impl PastRuns<'_> {
-    /// Returns the objects up to `end` as they were before the changes, if there are any.
+    /// Returns the objects up to `end` as they were before the changes. There are none if all of
+    /// them were created by these.
     fn restored(
         &self,
         objects: &[Arc<StoredObject>],
@@ -237,8 +236,13 @@ impl PastRuns<'_> {
         let is_within = |object: &&Arc<StoredObject>| end.is_none_or(|end| object.key() <= end);
         restored.extend(objects.take_while(is_within).cloned());
         let format = self.newest.format()?;
+        // The caller may end its turn: there may be many such changes.
         if restored.is_empty() {
-            return None;
+            let created = undone.first()?;
+            return Some(ObjectRun {
+                leaf: Arc::new(Leaf::new(format, vec![Arc::clone(&created.object)])),
+                range: 0..0,
+            });
         }
         let leaf = Leaf::new(format, restored);
         // What is sent of it is put together, and held as long.

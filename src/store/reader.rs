@@ -189,8 +189,7 @@ impl StoreReader {
                 continue;
             }
             let pins = state.pins.take_before(now.checked_sub(age));
-            let floor = state.window.floor();
-            state.snapshot.settle_outlived(floor);
+            state.settle_outlived();
             drop(state);
             drop(pins);
             return sum;

@@ -21,6 +21,7 @@
 //! pause               |          |              |             | caught up: to the head (7)
 //! expire              |          |              |             | expired
 //! close               |          |              |             | caught up: to the head
+//! release             | none     | none         | its version | ended (10)
 //! ```
 //!
 //! 1. A subscription that starts at `L` or later goes on, unless more than `L` was known before:
@@ -36,6 +37,8 @@
 //! 8. Every one, and so are those that begin before the next list: upstream has another history.
 //! 9. Another release of upstream prints some objects differently. The same versions get other
 //!    bytes, and a generation of their own.
+//! 10. Every one, also those that have not got all events: their clients go on elsewhere from the
+//!     version that they have reached.
 //!
 //! A change that is known already leaves everything alone. A resumed watch begins with the last
 //! one, which shows that upstream still has the same history.
@@ -65,6 +68,8 @@ use watershed_protocol::ResourceVersion;
 pub(super) struct StoreState {
     /// The state that upstream's events have led to.
     pub(super) snapshot: Snapshot,
+    /// The first key of the last leaf that was looked at for frames that no history needs.
+    pub(super) outlived: String,
     /// Objects that were shown to be upstream's at a version that the events have not reached.
     /// Events up to there left no trace, if there are any.
     pub(super) confirmed: Option<Snapshot>,
@@ -89,6 +94,8 @@ pub(super) enum Outlook {
     Paused,
     /// The writer is gone: no event follows.
     Closed,
+    /// The writer is gone, and what is held was dropped.
+    Released,
 }
 
 /// A state and its history, which have been replaced.
@@ -115,6 +122,7 @@ impl StoreState {
     pub(super) fn new(limits: WindowLimits) -> Self {
         Self {
             snapshot: Snapshot::default(),
+            outlived: String::new(),
             confirmed: None,
             unfinished: None,
             deletes_together: false,
@@ -169,6 +177,12 @@ impl StoreState {
             self.finish_deletions();
             self.unfinished = Some(self.newest().clone());
         }
+    }
+
+    /// Drops what some leaves hold for a history that is gone. Each call goes on behind the last.
+    pub(super) fn settle_outlived(&mut self) {
+        let floor = self.window.floor();
+        self.snapshot.settle_outlived(&mut self.outlived, floor);
     }
 
     /// Records that no deletion of the newest version is missing.

@@ -69,6 +69,9 @@ impl Subscription {
         // Registered before the look, so that no event slips in between.
         slot.waker.register(context.waker());
         let state = self.state.read();
+        if state.outlook == Outlook::Released {
+            return SubscriptionStep::Closed;
+        }
         let from = match slot.cursor.position() {
             Position::CaughtUp => return caught_up(&state, &mut self.delivered),
             // By sequence, not by version: of events that share a version, some may be read and
@@ -124,7 +127,7 @@ impl Outlook {
         match self {
             Self::Followed => None,
             Self::Paused => Some(SubscriptionStep::Paused),
-            Self::Closed => Some(SubscriptionStep::Closed),
+            Self::Closed | Self::Released => Some(SubscriptionStep::Closed),
         }
     }
 }

@@ -168,8 +168,7 @@ impl StoreWriter {
         state
             .snapshot
             .settle_behind(&mut self.tidied, TIDIED_BY_BOOKMARK);
-        let floor = state.window.floor();
-        state.snapshot.settle_outlived(floor);
+        state.settle_outlived();
         let oldest = now.checked_sub(state.window.age());
         let pins = state.pins.take_before(oldest);
         drop(state);
@@ -221,6 +220,17 @@ impl StoreWriter {
         self.end_watches(Outlook::Closed);
     }
 
+    /// Ends every watch, now and later, and drops the state and its history: a watch whose client
+    /// takes nothing must not hold the memory of a whole type.
+    pub fn release(&mut self) -> Discarded {
+        let mut state = self.state.write();
+        let known = state.newest().version();
+        let discarded = state.start_anew(Snapshot::default(), known);
+        drop(state);
+        self.end_watches(Outlook::Released);
+        discarded
+    }
+
     fn end_watches(&mut self, outlook: Outlook) {
         let mut state = self.state.write();
         state.outlook = outlook;
@@ -233,7 +243,8 @@ impl StoreWriter {
 impl Drop for StoreWriter {
     /// Without a writer nothing would ever arrive: watches end instead of hanging.
     fn drop(&mut self) {
-        if self.state.read().outlook != Outlook::Closed {
+        let outlook = self.state.read().outlook;
+        if !matches!(outlook, Outlook::Closed | Outlook::Released) {
             self.close();
         }
     }

@@ -7,7 +7,7 @@ use super::items::{Items, MetadataItems, SelectedObjects};
 use crate::serve::open::OpenedScope;
 use crate::serve::plan::ListPlan;
 use crate::serve::source::ForwardReason;
-use crate::store::{ObjectRun, StateAt, StoredObject};
+use crate::store::{MAX_UNDONE, ObjectRun, StateAt, StoredObject};
 use crate::work::WorkBudget;
 
 /// The work of a piece of an older state, beside that of its objects: changes are taken back.
@@ -109,7 +109,7 @@ impl Scan<'_> {
             }
             left -= run.len();
             self.visited(&run, 1).await?;
-            runs.push(run);
+            runs.extend(Some(run).filter(|run| !run.is_empty()));
         }
         Ok((runs, false))
     }
@@ -158,12 +158,13 @@ impl Scan<'_> {
         if !self.state.is_affordable() {
             return Err(ForwardReason::Exact);
         }
-        let restoring = if self.is_restored() {
-            RESTORED_OBJECT
-        } else {
-            0
+        let restoring = match (self.is_restored(), run.is_empty()) {
+            (false, _) => 0,
+            // Only creations are taken back.
+            (true, true) => MAX_UNDONE,
+            (true, false) => RESTORED_OBJECT * run.len(),
         };
-        self.budget.work(work + restoring * run.len()).await;
+        self.budget.work(work + restoring).await;
         Ok(())
     }
 

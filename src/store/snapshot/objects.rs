@@ -18,6 +18,8 @@ const INDEX_ENTRY: usize = 100;
 
 /// Bytes of leaves that are settled at a time for the sake of memory: some milliseconds of work.
 const SETTLED_AT_ONCE: usize = 2 << 20;
+/// Leaves that are looked at for that at a time: a fraction of a millisecond.
+const LOOKED_AT_ONCE: usize = 4096;
 
 /// The form in which the objects of a scope are held.
 #[derive(Clone, Debug)]
@@ -233,19 +235,30 @@ impl Snapshot {
     }
 
     /// Settles leaves that hold frames of events which no history has any more. A few at a time, as
-    /// each one is copied.
-    pub(in crate::store) fn settle_outlived(&mut self, floor: ResourceVersion) {
-        let leaves = self.leaves.iter();
-        let outlived = leaves.filter(|leaf| leaf.0.outlives_history(floor));
-        // Of large objects, one alone may be more than that.
+    /// each one is copied: moves `key` like [`Snapshot::settle_behind`].
+    pub(in crate::store) fn settle_outlived(&mut self, key: &mut String, floor: ResourceVersion) {
+        let bounds = (Bound::Excluded(key.as_str()), Bound::Unbounded);
+        let mut outlived = Vec::new();
         let mut left = SETTLED_AT_ONCE;
-        let some = outlived.take_while(|leaf| {
-            let is_left = left > 0;
-            left = left.saturating_sub(leaf.0.lengths.objects);
-            is_left
-        });
-        let some = some.cloned().collect();
-        self.settle(some);
+        let mut last = None;
+        let mut next = self.leaves.range::<_, str>(bounds);
+        for leaf in next.by_ref().take(LOOKED_AT_ONCE) {
+            last = Some(Arc::clone(&leaf.0));
+            if leaf.0.outlives_history(floor) {
+                outlived.push(leaf.clone());
+                // Of large objects, one alone may be more than that.
+                left = left.saturating_sub(leaf.0.lengths.objects);
+                if left == 0 {
+                    break;
+                }
+            }
+        }
+        let is_end = next.next().is_none();
+        key.clear();
+        if let Some(last) = last.filter(|_| !is_end) {
+            key.push_str(last.first_key());
+        }
+        self.settle(outlived);
     }
 
     pub(super) fn settle_those(&mut self, is_concerned: impl Fn(&Leaf) -> bool) {

@@ -169,3 +169,20 @@ fn namespaces_with_a_common_beginning_are_kept_apart() {
     assert_eq!(keys(Some("ns")), ["ns/x"]);
     assert!(keys(Some("n")).is_empty());
 }
+
+#[test]
+fn creations_that_are_taken_back_are_walked_over_in_pieces() {
+    const CREATED: usize = 10 * MAX_UNDONE;
+    let now = Instant::now();
+    let (mut writer, reader) = new(big());
+    writer.replace(at(10, &[("ns/a", 5), ("ns/z", 6)]));
+    for number in 0..CREATED {
+        let (key, version) = (format!("ns/m{number:04}"), 11 + number as u64);
+        put(&mut writer, now, EventKind::Added, &key, version, "n1");
+    }
+    let before = found(&reader, 10);
+    let expected = [("ns/a".to_owned(), 5), ("ns/z".to_owned(), 6)];
+    assert_eq!(objects_of(&before), expected);
+    let pieces = before.runs_after(None, None).count();
+    assert!(pieces >= CREATED / MAX_UNDONE, "{pieces} pieces");
+}

@@ -423,3 +423,35 @@ fn watches_that_may_be_wrong_are_expired_at_once() {
     assert_eq!(follower.woken(), 1);
     assert!(matches!(follower.step(9), SubscriptionStep::Expired { .. }));
 }
+
+#[test]
+fn a_released_state_holds_nothing_and_ends_watches_that_are_behind() {
+    let now = Instant::now();
+    let (mut writer, reader) = new(big());
+    writer.replace(at(10, &[("ns/a", 5), ("ns/b", 6)]));
+    put(&mut writer, now, EventKind::Modified, "ns/a", 11, "n1");
+    let follow = |version| {
+        let start = SubscriptionStart::After(ResourceVersion(version));
+        Follower::new(&reader, start, Interest::All)
+    };
+    let (mut behind, mut caught_up) = (follow(10), follow(11));
+    caught_up.drain();
+    let held = {
+        let snapshot = reader.snapshot();
+        let objects = ["ns/a", "ns/b"].map(|key| Arc::downgrade(snapshot.get(key).unwrap()));
+        objects
+    };
+    drop(writer.release());
+    drop(writer);
+    assert!(held.iter().all(|object| object.upgrade().is_none()));
+    assert_eq!(reader.held(), HeldBytes::default());
+    assert_eq!(caught_up.woken(), 1);
+    // One that begins now, too.
+    for follower in [&mut behind, &mut caught_up, &mut follow(11)] {
+        let end = follower.drain();
+        assert!(
+            matches!(&end, (seen, SubscriptionStep::Closed) if seen.is_empty()),
+            "{end:?}"
+        );
+    }
+}
