@@ -22,6 +22,7 @@ mod open;
 mod optional_parameters;
 mod plan;
 mod policy;
+mod read_limits;
 mod refusal_form;
 mod request_filter;
 mod review;
@@ -68,6 +69,7 @@ use limit::{Admission, LimitExceeded, Limiter};
 use metrics::{InFlight, Meters};
 use optional_parameters::ParameterProbe;
 use plan::{PlannedAction, ReadKind, ReadPlan, RequestPlan};
+use read_limits::ReadLimits;
 use stored_response::RequestKey;
 use takeover::Takeovers;
 use unanswered::Unanswered;
@@ -103,6 +105,7 @@ struct ServiceParts {
     limiter: Limiter,
     forward_limits: ForwardLimits,
     watch_limits: WatchLimits,
+    read_limits: ReadLimits,
     fences: Fences,
     documents: DocumentCache,
     parameters: ParameterProbe,
@@ -134,6 +137,7 @@ impl ProxyService {
             forward_limits: ForwardLimits::new(policy.users),
             watch_limits: WatchLimits::new(policy.users),
             chain: Arc::clone(client.upstream().chain()),
+            read_limits: ReadLimits::new(policy.users),
             fences: Fences::new(client.clone()),
             parameters: ParameterProbe::new(client.clone()),
             documents: DocumentCache::new(client, scopes.budget()),
@@ -344,16 +348,23 @@ impl ServiceParts {
             (ReadOrigin::Request(number), None)
         };
         let judged = review::authorize_read(&self.access, exchange, read).await?;
-        let opened = open::open(&self.catalog, &self.policy, &self.scopes, read).await?;
+        let user = judged.user();
+        let share = || self.read_limits.scope(user);
+        let opened = open::open(&self.catalog, &self.policy, &self.scopes, read, share).await?;
         let fresh = freshness::wait_until_fresh(&self.fences, opened, read, origin).await?;
         large_answers::refuse(self.scopes.budget(), &fresh.opened, read)?;
         let headers = exchange.headers();
         let mut answer = match &read.kind {
             ReadKind::Get { name } => answer::get(&fresh, read, name, headers)?,
-            ReadKind::List(list) => answer::list(&fresh, read, list, headers).await?,
+            ReadKind::List(list) => {
+                let is_scan = read.is_scan(list) || fresh.opened.partial().is_some();
+                let _scan = is_scan.then(|| self.read_limits.scan(user)).transpose()?;
+                let page_state = || self.read_limits.page_state(user);
+                answer::list(&fresh, read, list, headers, page_state).await?
+            }
             ReadKind::Watch(watch) => {
                 let query = exchange.request.uri().query();
-                let share = self.watch_limits.begin(judged.user(), query)?;
+                let share = self.watch_limits.begin(user, query)?;
                 let guard = self.access.authorizer.guard(judged);
                 let context = WatchContext {
                     coding: answer::watch_coding(&fresh.opened, watch, headers).await,

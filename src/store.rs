@@ -35,6 +35,7 @@ pub use event::WindowEvent;
 pub use object::StoredObject;
 pub use object_run::ObjectRun;
 pub use past::{MAX_UNDONE, StateAt};
+pub use pins::PinOwner;
 pub use reader::{SnapshotAt, StoreReader, StoreStats, SubscriptionStart};
 pub use snapshot::{Layout, ObjectRuns, ObjectSample, Snapshot, SnapshotBuilder};
 pub use state::{Discarded, HeldBytes};

@@ -113,6 +113,9 @@ fn limit_values(limits: &ConnectionLimits, users: UserLimits) -> Value {
         "tunnelsPerUser": users.tunnels,
         "watchesPerUser": users.watches,
         "selectorBytesPerUser": users.selector_bytes,
+        "scansPerUser": users.scans,
+        "pageStatesPerUser": users.page_states,
+        "onDemandScopesPerUser": users.scopes,
     })
 }
 

@@ -104,6 +104,18 @@ pub(super) struct LimitFlags {
     /// Maximum memory that the selectors of one user's open watches take; 0 for no limit.
     #[arg(long, default_value_t = 67_108_864, value_name = "BYTES")]
     max_selector_bytes_per_user: u64,
+    /// Maximum number of concurrent lists of one user that look at objects one by one, with
+    /// selectors, for metadata alone, or of an old version; 0 for no limit.
+    #[arg(long, default_value_t = 2_000, value_name = "N")]
+    max_scans_per_user: u32,
+    /// Maximum number of states that are kept for the next pages of one user's lists; 0 for no
+    /// limit. Pages beyond that are forwarded.
+    #[arg(long, default_value_t = 1_000, value_name = "N")]
+    max_page_states_per_user: u32,
+    /// Maximum number of open scopes (selectorScopes) that reads of one user opened; 0 for no
+    /// limit. Reads that need another one are forwarded.
+    #[arg(long, default_value_t = 1_000, value_name = "N")]
+    max_on_demand_scopes_per_user: u32,
 }
 
 fn at_least_one(text: &str) -> Result<usize, String> {
@@ -155,6 +167,9 @@ impl LimitFlags {
             tunnels: self.max_tunnels_per_user,
             watches: self.max_watches_per_user,
             selector_bytes: self.max_selector_bytes_per_user,
+            scans: self.max_scans_per_user,
+            page_states: self.max_page_states_per_user,
+            scopes: self.max_on_demand_scopes_per_user,
         }
     }
 }

@@ -1,4 +1,6 @@
 //! Settings of scopes.
+use std::any::Any;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::store::WindowLimits;
@@ -38,7 +40,7 @@ impl Default for ScopeConfig {
 }
 
 /// The time for which one scope is kept, and the history it keeps.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Retention {
     /// The scope covers what a client asked for; the configuration does not name it.
     pub on_demand: bool,
@@ -50,4 +52,6 @@ pub struct Retention {
     pub window: Option<WindowLimits>,
     /// Its limit of staleness, if not that of all scopes; zero for no limit.
     pub max_staleness: Option<Duration>,
+    /// Dropped when the scope is closed, such as somebody's share of the open ones.
+    pub owner: Option<Arc<dyn Any + Send + Sync>>,
 }

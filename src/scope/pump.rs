@@ -1,7 +1,8 @@
 //! The task of a scope: it pumps what upstream sends into the store.
+use std::any::Any;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
@@ -35,9 +36,9 @@ pub(crate) const REOPEN_AFTER: Duration = Duration::from_secs(30);
 const STORAGE_REBUILD: Duration = Duration::from_secs(2);
 /// Shortest pause between attempts of a scope that was never ready.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
-/// A watch that ended in good order is open again after milliseconds. A scope that waits longer
 /// Time after which memory that was dropped has left the process.
 const ROOM_AFTER: Duration = Duration::from_secs(12);
+/// A watch that ended in good order is open again after milliseconds. A scope that waits longer
 /// does not follow.
 const WATCH_REOPEN: Duration = Duration::from_secs(2);
 
@@ -70,6 +71,8 @@ pub(super) struct ScopePump {
     pub(super) staleness: StalenessClock,
     /// The reason why the task ended. It is closed unless set: the runtime may drop the task.
     pub(super) stopped: Stopped,
+    /// Dropped with the task.
+    pub(super) _owner: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 /// Moments at which the task has something to do.
@@ -183,15 +186,15 @@ impl ScopePump {
     /// Drops everything held, as upstream has another history.
     fn forget(&mut self) {
         self.relist();
-        // Before the store, so that nobody takes an empty one for a state.
-        self.phase.send_replace(ScopePhase::Failing);
-        let charges = self.scope.charges.lock().take();
         self.drop_held();
         // Afterwards, so that no old version counts as one of the new timeline.
         self.continuity.begin_anew();
     }
 
     fn drop_held(&mut self) {
+        // Before the store, so that nobody takes an empty one for a state.
+        self.phase.send_replace(ScopePhase::Failing);
+        let charges = self.scope.charges.lock().take();
         discard(self.writer.reset(), charges);
         self.scope.publish_version();
     }
@@ -391,14 +394,14 @@ impl ScopePump {
     /// One answer may be an accident: a load balancer's page, or an API server that does not know
     /// the roles yet. Requests are forwarded meanwhile, and the pauses grow as long as it lasts.
     fn tries_again(&mut self, stopped: &Stopped) -> bool {
-        let may_pass = match stopped {
-            Stopped::Vanished | Stopped::Forbidden(_) | Stopped::NotUnderstood(_) => true,
-            Stopped::NotAcceptable | Stopped::DoesNotFit(_) | Stopped::Closed | Stopped::Failed => {
         if let Stopped::DoesNotFit(DoesNotFit { needed }) = stopped
             && self.makes_room(*needed)
         {
             return true;
         }
+        let may_pass = match stopped {
+            Stopped::Vanished | Stopped::Forbidden(_) | Stopped::NotUnderstood(_) => true,
+            Stopped::NotAcceptable | Stopped::DoesNotFit(_) | Stopped::Closed | Stopped::Failed => {
                 false
             }
         };
@@ -423,9 +426,6 @@ impl ScopePump {
         true
     }
 
-    pub(super) fn learn_bookmark(&self, format: Option<BookmarkFormat>) {
-        if let Some(format) = format {
-            let format = self.null_in_structs.complete(format);
     /// Drops what is held of a scope whose new list does not fit beside it, and lists it again once
     /// that memory is free. Returns `false` if nothing is held.
     fn makes_room(&mut self, needed: usize) -> bool {
@@ -444,6 +444,9 @@ impl ScopePump {
         true
     }
 
+    pub(super) fn learn_bookmark(&self, format: Option<BookmarkFormat>) {
+        if let Some(format) = format {
+            let format = self.null_in_structs.complete(format);
             self.scope.bookmarks.store(Some(Arc::new(format)));
         }
     }

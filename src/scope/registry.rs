@@ -419,6 +419,7 @@ impl Scopes {
                 retention.max_staleness.unwrap_or(self.config.max_staleness),
             ),
             stopped: Stopped::Closed,
+            _owner: retention.owner,
         };
         tokio::spawn(pump.run());
         scope

@@ -46,7 +46,7 @@ async fn open(
     for encoding in [Encoding::Protobuf, Encoding::Json] {
         let of = (gvr, Representation::whole(encoding));
         let handle = scopes.acquire(of, &resource.kind, &resource.fields, |_| {
-            Some((Arc::clone(selection), retention))
+            Some((Arc::clone(selection), retention.clone()))
         });
         let Ok(handle) = handle else { return };
         match tokio::time::timeout(config.sync_wait, handle.wait_until_settled()).await {

@@ -41,6 +41,8 @@ pub(super) enum LimitExceeded {
     Watches,
     /// The selectors of one user's open watches.
     SelectorBytes,
+    /// Lists of one user that look at objects one by one.
+    Scans,
 }
 
 /// Counts the requests of each caller.
@@ -111,6 +113,7 @@ impl LimitExceeded {
             Self::UnknownTunnels => "unknown-tunnels",
             Self::Watches => "watches",
             Self::SelectorBytes => "selector-bytes",
+            Self::Scans => "scans",
         }
     }
 }

@@ -1,4 +1,5 @@
 //! Opens the scope that answers a read.
+use std::any::Any;
 use std::sync::Arc;
 
 use watershed_protocol::{PartialFormat, Representation, ResourceVersion};
@@ -8,6 +9,7 @@ use super::policy::CachingPolicy;
 use super::scope_choice::{Condition, OpenScope, ScopeChoice};
 use super::source::ForwardReason;
 use crate::catalog::Catalog;
+use crate::fairness::Share;
 use crate::scope::{
     NotAcquired, NotReady, ReadyScope, Scope, ScopeHandle, ScopeKey, ScopePhase, Scopes,
 };
@@ -36,12 +38,14 @@ impl OpenedScope {
     }
 }
 
-/// Opens the scope in the first representation that the client accepts and the type has.
+/// Opens the scope in the first representation that the client accepts and the type has. `share`
+/// returns the caller's share of the on-demand scopes, if one is opened.
 pub(super) async fn open(
     catalog: &Catalog,
     policy: &CachingPolicy,
     scopes: &Scopes,
     read: &ReadPlan,
+    share: impl Fn() -> Option<Share>,
 ) -> Result<OpenedScope, ForwardReason> {
     // While the caller was reviewed, the type may have got other selectable fields. The request's
     // selectors were resolved against the old ones, and a scope must not be opened with those.
@@ -55,7 +59,7 @@ pub(super) async fn open(
     for &representation in &read.representations {
         for held in read.made_from(representation) {
             let (scope, is_complete) =
-                acquire(policy, scopes, read, held).map_err(|why| match why {
+                acquire(policy, scopes, read, held, &share).map_err(|why| match why {
                     NotAcquired::NotChosen => ForwardReason::NotCovered,
                     NotAcquired::NoMemory => ForwardReason::Budget,
                 })?;
@@ -120,7 +124,8 @@ impl Continuation<'_> {
             if !self.opens_scope && !is_open(scopes, self.read, held) {
                 return false;
             }
-            let Ok((scope, _)) = acquire(policy, scopes, self.read, held) else {
+            // It was the caller's when its watch began, if it was opened for that.
+            let Ok((scope, _)) = acquire(policy, scopes, self.read, held, || Some(())) else {
                 return false;
             };
             match scope.phase() {
@@ -174,11 +179,12 @@ fn open_now(scopes: &Scopes, read: &ReadPlan, held: Representation) -> Option<Ar
 
 /// Returns a handle to the scope that answers the read, and whether it has all that the read asks
 /// for. Opens the scope if it is not open.
-fn acquire(
+fn acquire<S: Send + Sync + 'static>(
     policy: &CachingPolicy,
     scopes: &Scopes,
     read: &ReadPlan,
     held: Representation,
+    share: impl Fn() -> Option<S>,
 ) -> Result<(ScopeHandle, bool), NotAcquired> {
     let gvr = &read.resource.gvr;
     let mut is_complete = true;
@@ -187,6 +193,7 @@ fn acquire(
         &read.resource.kind,
         &read.resource.fields,
         |open| {
+            let mut owner: Option<Arc<dyn Any + Send + Sync>> = None;
             let (chosen, on_demand) = match &read.scope {
                 ScopeChoice::Configured(chosen) => (chosen.clone(), false),
                 ScopeChoice::OnDemand { asked, one, limits } => {
@@ -198,11 +205,16 @@ fn acquire(
                         .into_iter()
                         .filter(|scope| open_scope(scope).condition.is_alive())
                         .count();
-                    (limits.choose(asked, *one, &here, elsewhere)?, true)
+                    let chosen = limits.choose(asked, *one, &here, elsewhere)?;
+                    if !here.iter().any(|open| open.selection == chosen.selection) {
+                        owner = Some(Arc::new(share()?));
+                    }
+                    (chosen, true)
                 }
             };
             is_complete = chosen.is_complete;
-            let retention = policy.retention(gvr, on_demand, scopes.config().window);
+            let mut retention = policy.retention(gvr, on_demand, scopes.config().window);
+            retention.owner = owner;
             Some((chosen.selection, retention))
         },
     )?;

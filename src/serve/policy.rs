@@ -122,6 +122,12 @@ pub struct UserLimits {
     pub watches: u32,
     /// Bytes that the selectors of these watches take.
     pub selector_bytes: u64,
+    /// Lists at a time that look at objects one by one.
+    pub scans: u32,
+    /// States that are kept for the next pages of lists.
+    pub page_states: u32,
+    /// Open scopes that were opened for selectors that the configuration does not name.
+    pub scopes: u32,
 }
 
 impl Default for UserLimits {
@@ -135,6 +141,9 @@ impl Default for UserLimits {
             tunnels: 2_000,
             watches: 100_000,
             selector_bytes: 64 << 20,
+            scans: 2_000,
+            page_states: 1_000,
+            scopes: 1_000,
         }
     }
 }
@@ -319,6 +328,7 @@ impl CachingPolicy {
             idle,
             window: has_own_window.then_some(own_window),
             max_staleness: scopes.max_staleness,
+            owner: None,
         }
     }
 

@@ -6,6 +6,7 @@ use watershed_protocol::ResourceVersion;
 
 use super::cursor::Position;
 use super::past::{Past, StateAt};
+use super::pins::PinOwner;
 use super::snapshot::Snapshot;
 use super::state::{HeldBytes, StoreState};
 use super::subscribers::Interest;
@@ -115,11 +116,11 @@ impl StoreReader {
     }
 
     /// Keeps a snapshot that is ahead of the events for a while, for [`StoreReader::state_at`]: a
-    /// client will ask for the next page of it.
-    pub fn pin(&self, now: Instant, snapshot: Snapshot) {
+    /// client will ask for the next page of it. `owner` is dropped with it.
+    pub fn pin(&self, now: Instant, snapshot: Snapshot, owner: PinOwner) {
         let mut state = self.state.write();
         if snapshot.generation() == state.snapshot.generation() {
-            let dropped = state.pins.put(now, snapshot);
+            let dropped = state.pins.put(now, snapshot, owner);
             drop(state);
             drop(dropped);
         }

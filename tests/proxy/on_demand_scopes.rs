@@ -391,3 +391,31 @@ async fn two_thousand_scopes_share_connections_and_use_little_memory() {
     assert_eq!(program.ended().await.code(), Some(0));
     upstream.shutdown().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_user_who_may_open_no_more_scopes_is_forwarded_and_affects_no_other() {
+    let fixture = Fixture::configured(small(), |config| {
+        selector_scopes(8, 1)(config);
+        config.policy.users.scopes = 1;
+    })
+    .await;
+    let viewer = fixture.proxied.as_user(fixture.upstream.viewer_token());
+    let [first, second] = [path_of(0), path_of(1)];
+    assert_eq!(source(&fixture.proxied, &first).await, "snapshot");
+    let forwarded = "forward; reason=not-covered";
+    assert_eq!(source(&fixture.proxied, &second).await, forwarded);
+    // Whoever opened it, it answers everybody.
+    assert_eq!(source(&viewer, &first).await, "snapshot");
+    assert_eq!(source(&viewer, &second).await, "snapshot");
+    assert_eq!(source(&fixture.proxied, &second).await, "snapshot");
+    // A scope that is closed no longer counts.
+    let third = path_of(2);
+    eventually("another scope to be allowed", async || {
+        match &*source(&fixture.proxied, &third).await {
+            "snapshot" => Ok(()),
+            other => Err(other.to_owned()),
+        }
+    })
+    .await;
+    fixture.stop().await;
+}

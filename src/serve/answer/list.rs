@@ -12,18 +12,21 @@ use super::list_body::{CompressedRuns, ListBody, ListSource, PlainItems};
 use super::page::Page;
 use super::response::{Answer, from_memory};
 use crate::body::{Body, InMemory};
+use crate::fairness::Share;
 use crate::serve::freshness::FreshScope;
 use crate::serve::open::OpenedScope;
 use crate::serve::plan::{ListPlan, ReadPlan};
 use crate::serve::source::ForwardReason;
 use crate::store::{SnapshotAt, StateAt};
 
-/// Answers with one page of the objects.
+/// Answers with one page of the objects. `page_state` returns the caller's share of a state that is
+/// kept for the next one.
 pub(in crate::serve) async fn answer(
     fresh: &FreshScope,
     read: &ReadPlan,
     list: &ListPlan,
     headers: &HeaderMap,
+    page_state: impl FnOnce() -> Option<Share>,
 ) -> Result<Answer, ForwardReason> {
     let reader = &fresh.opened.scope.reader;
     let state: StateAt = match read.freshness {
@@ -42,9 +45,10 @@ pub(in crate::serve) async fn answer(
     if page.token.is_some()
         && state.version() > reader.event_version()
         && let Some(snapshot) = state.as_snapshot()
+        && let Some(share) = page_state()
     {
         // The window does not lead back to a state that is ahead of its events.
-        reader.pin(Instant::now(), snapshot.clone());
+        reader.pin(Instant::now(), snapshot.clone(), Box::new(share));
     }
     let parts = page.parts(&state, list);
     let response = if read.is_indented(fresh.opened.representation.encoding) {

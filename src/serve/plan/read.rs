@@ -92,6 +92,11 @@ impl ReadPlan {
         self.freshness == Freshness::MostRecent && !self.may_be_stale
     }
 
+    /// Returns `true` if a list looks at objects one by one: it selects some, or is of an old version.
+    pub(in crate::serve) fn is_scan(&self, list: &ListPlan) -> bool {
+        !list.filter.is_plain() || matches!(self.freshness, Freshness::Exact(_))
+    }
+
     /// Estimates the number and bytes of the objects that the answer has. Looks at a sample of
     /// many objects, so that it holds nobody up.
     pub(in crate::serve) fn selected_size(&self, snapshot: &Snapshot) -> SelectedSize {

@@ -113,7 +113,7 @@ fn a_confirmation_ends_with_its_list() {
     writer.replace(at(15, &[("a/x", 5), ("a/y", 12)]));
     assert_eq!(reader.version(), ResourceVersion(15));
     reader.confirm(old.clone(), ResourceVersion(30));
-    reader.pin(now, old);
+    reader.pin(now, old, Box::new(()));
     assert_eq!(
         (reader.version(), reader.snapshot().len()),
         (ResourceVersion(15), 2)

@@ -317,7 +317,7 @@ fn a_reset_leaves_no_state_and_ends_every_watch() {
         );
     }
     reader.confirm(before.clone(), ResourceVersion(45));
-    reader.pin(now, before);
+    reader.pin(now, before, Box::new(()));
     assert_eq!(reader.version(), ResourceVersion(40));
     assert!(matches!(
         reader.state_at(ResourceVersion(11)),
