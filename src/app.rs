@@ -16,13 +16,14 @@ use crate::budget::MemoryBudget;
 use crate::catalog::CatalogFollower;
 use crate::listener::tls::ServerTls;
 use crate::scope::gauges::ScopeGauges;
-use crate::scope::{Scopes, SelfCheck, watch_for_rollbacks};
+use crate::scope::{Scopes, SelfCheck, save_finally, save_regularly, watch_for_rollbacks};
 use crate::serve::{CachedObjects, ProxyService};
 use crate::upstream::{Forwarder, Upstream, UpstreamClient};
 use crate::{admin, drain, telemetry};
 
 mod announce;
 pub mod check;
+mod checkpoints;
 mod config;
 mod discovery;
 mod listen;
@@ -75,6 +76,7 @@ impl RunningProxy {
         if tokio::time::timeout(self.grace, ended).await.is_err() {
             tracing::warn!("some sessions did not end in time and are cut (--drain-seconds)");
         }
+        save_finally(&self.scopes).await;
         if let Some(audit) = &self.audit {
             audit.shut_down().await;
         }
@@ -115,6 +117,8 @@ async fn assemble(mut config: AppConfig) -> anyhow::Result<RunningProxy> {
     let scopes = Scopes::new(client.clone(), config.scopes)
         .with_aggregated(&config.aggregated)
         .within(&budget);
+    let checkpoints = checkpoints::open(&config, &client, &scopes).await?;
+    let scopes = scopes.with_checkpoints(checkpoints);
     let (mut follower, catalog) =
         CatalogFollower::new(client.clone(), scopes.clone(), config.aggregated.clone());
     if let Some(warning) = trust::overlap(&config).await {
@@ -188,6 +192,7 @@ async fn assemble(mut config: AppConfig) -> anyhow::Result<RunningProxy> {
         tokio::spawn(follow_rbac),
         tokio::spawn(keep_scopes_open),
         tokio::spawn(scopes.clone().close_idle()),
+        tokio::spawn(save_regularly(scopes.clone())),
         tokio::spawn(PressureKeeper::new(scopes.clone()).run()),
         tokio::spawn(SelfCheck::new(scopes.clone()).run()),
         tokio::spawn(watch_for_rollbacks(scopes.clone())),

@@ -10,6 +10,7 @@ mod admin;
 mod audit;
 mod callers;
 mod check;
+mod checkpoint;
 mod command_line;
 mod completion;
 mod config;

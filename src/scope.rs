@@ -1,6 +1,7 @@
 //! Cached scopes: for each a store, and a task that pumps what upstream sends into it.
 mod cached;
 mod charges;
+mod checkpoint;
 mod collect;
 mod config;
 mod continuity;
@@ -18,7 +19,10 @@ mod registry;
 mod release;
 mod relief;
 mod reprint;
+mod restore;
+mod restoring;
 mod rollback_monitor;
+mod save;
 mod self_check;
 mod staleness;
 mod streaming;
@@ -29,6 +33,7 @@ mod unfit;
 mod version_waiters;
 
 pub use cached::Scope;
+pub use checkpoint::{CheckpointConfig, Checkpoints, MayStore};
 pub use config::{Retention, ScopeConfig};
 pub use handle::ScopeHandle;
 pub use key::ScopeKey;
@@ -36,5 +41,6 @@ pub use phase::{NotReady, ReadyScope, ScopePhase};
 pub(crate) use pump::REOPEN_AFTER;
 pub use registry::{NotAcquired, Scopes};
 pub use rollback_monitor::watch_for_rollbacks;
+pub use save::{save_finally, save_regularly};
 pub use self_check::SelfCheck;
 pub use timeline::{Question, RollbackEvidence, Timeline, TimelineChanged};

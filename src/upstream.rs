@@ -50,7 +50,7 @@ pub use initial_events::{InitialEventsAnswer, InitialEventsProbe};
 pub use pool::SendOptions;
 pub use printed_objects::{PrintedForm, PrintedObjects};
 pub use probe::{CatchUp, ObjectVersions, Probe, ProbeEvent, ProbeList};
-pub use reflect::{Change, Collect, Reflector, ReflectorTarget, Stopped};
+pub use reflect::{Change, Collect, KnownState, Reflector, ReflectorTarget, Stopped};
 pub use release::Release;
 pub use release_probe::release_of;
 pub use server::Upstream;

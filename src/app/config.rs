@@ -10,7 +10,7 @@ use watershed_connect::ConnectOptions;
 use crate::access::AccessConfig;
 use crate::audit::AuditConfig;
 use crate::listener::tls::TlsPolicy;
-use crate::scope::ScopeConfig;
+use crate::scope::{CheckpointConfig, ScopeConfig};
 use crate::serve::{CachingPolicy, RequestFilter};
 use crate::{admin, listener};
 
@@ -35,6 +35,8 @@ pub struct AppConfig {
     pub access: AccessConfig,
     /// Windows and snapshots of scopes.
     pub scopes: ScopeConfig,
+    /// Checkpoints of scopes on disk; `None` for none.
+    pub checkpoints: Option<CheckpointConfig>,
     /// Memory that the process may use, in bytes; `None` for no limit.
     pub memory_limit: Option<usize>,
     /// Caching of types and treatment of requests.
@@ -78,6 +80,7 @@ impl AppConfig {
             admin: admin::Protection::default(),
             access: AccessConfig::default(),
             scopes: ScopeConfig::default(),
+            checkpoints: None,
             memory_limit: None,
             policy: CachingPolicy::default(),
             aggregated: Vec::new(),

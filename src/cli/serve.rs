@@ -14,6 +14,7 @@ use watershed_connect::ConnectOptions;
 use super::admin::{ADMIN, AdminFlags};
 use super::audit::AuditFlags;
 use super::callers::CallerFlags;
+use super::checkpoint::CheckpointFlags;
 use super::config;
 use super::duration::duration;
 use super::failure::InvalidUsage;
@@ -136,6 +137,8 @@ pub(super) struct ServeCommand {
     #[arg(long, default_value_t = 20, value_name = "SECONDS")]
     drain_seconds: u64,
     #[command(flatten)]
+    checkpoint: CheckpointFlags,
+    #[command(flatten)]
     callers: CallerFlags,
     #[command(flatten)]
     limits: LimitFlags,
@@ -204,6 +207,7 @@ impl ServeCommand {
         config.scopes.window.bytes = self.window_mib << 20;
         config.scopes.max_staleness = self.max_staleness;
         config.scopes.self_check = self.self_check_interval;
+        config.checkpoints = self.checkpoint.config();
         self.callers.apply(&mut config.access)?;
         config.drain = Duration::from_secs(self.drain_seconds);
         config.audit = self.audit.config()?;

@@ -17,7 +17,7 @@ use super::staleness::ScopeAge;
 use super::timeline::{NewestVersion, Question, Timeline};
 use super::version_waiters::VersionWaiters;
 use crate::store::{Snapshot, StoreReader};
-use crate::upstream::{ServedBy, Stopped, WatchCompression};
+use crate::upstream::{Release, ServedBy, Stopped, WatchCompression};
 use crate::watcher::{Bookmarks, IrreducibleObject};
 
 /// The objects and events of one scope, and how far its task is.
@@ -57,6 +57,8 @@ pub struct Scope {
     pub(super) found_different: Notify,
     /// The server at which the scope is followed.
     pub(super) server: Mutex<Option<ServedBy>>,
+    /// The release that printed all objects, once it is known.
+    pub(super) printed_by: Mutex<Option<Release>>,
     /// True if another release than that server's printed the objects.
     pub(super) outdated: Arc<AtomicBool>,
     pub(super) idle: IdleTracker,

@@ -13,6 +13,8 @@ pub const METRICS: &[Declaration] = &[
     QUARANTINES.declaration(),
     ROLLBACKS.declaration(),
     RELEASE_CHANGES.declaration(),
+    CHECKPOINT_WRITES.declaration(),
+    CHECKPOINT_READS.declaration(),
 ];
 
 pub(super) const STOPPED: Metric<Counter, 3> = Metric::new(
@@ -62,6 +64,30 @@ pub(super) const RELEASE_CHANGES: Metric<Counter, 3> = Metric::new(
     "Scopes whose watch continued at a server of another Kubernetes release, by result: same (no \
      object is printed differently), reprinted (some are), relisted (the wire format differs).",
 );
+
+const CHECKPOINT_WRITES: Metric<Counter, 1> = Metric::new(
+    "watershed_checkpoint_writes_total",
+    &["result"],
+    "Checkpoints of scopes (--checkpoint-dir), by result: written, too-large (beyond \
+     --checkpoint-max-mib), failed, unverified (upstream does not tell which cluster it is).",
+);
+const CHECKPOINT_READS: Metric<Counter, 1> = Metric::new(
+    "watershed_checkpoint_reads_total",
+    &["result"],
+    "Scopes that began with a checkpoint, by result: restored (without a list), and those that were \
+     listed: not-continued (upstream has lost that history), outdated, damaged, foreign (of another \
+     cluster or other addresses), unverified, no-memory.",
+);
+
+/// Counts an attempt to write a checkpoint.
+pub(super) fn checkpoint_written(result: &'static str) {
+    CHECKPOINT_WRITES.with([result.into()]).increment(1);
+}
+
+/// Counts a checkpoint that was found.
+pub(super) fn checkpoint_read(result: &'static str) {
+    CHECKPOINT_READS.with([result.into()]).increment(1);
+}
 
 /// Returns a type's series of a metric.
 pub(super) fn of_type(metric: &Metric<Counter, 2>, gvr: &GroupVersionResource) -> Counter {

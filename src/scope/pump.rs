@@ -12,6 +12,7 @@ use watershed_protocol::{BookmarkFormat, Frame, Scanned};
 
 use super::cached::Scope;
 use super::charges::ScopeCharges;
+use super::checkpoint::Checkpoints;
 use super::collect::stored_object;
 use super::continuity::{Continuity, ContinuityChange};
 use super::finish::ask_upstream;
@@ -19,6 +20,7 @@ use super::metrics;
 use super::open_scopes::OpenScopes;
 use super::phase::{ReadyScope, ScopePhase};
 use super::release::ReleaseLearner;
+use super::restoring::Restoring;
 use super::staleness::{StalenessChange, StalenessClock};
 use super::streaming::StreamingLearner;
 use super::unfit::UnfitScopes;
@@ -69,6 +71,9 @@ pub(super) struct ScopePump {
     /// The first refusal of a scope that was never ready.
     pub(super) refused_since: Option<Instant>,
     pub(super) staleness: StalenessClock,
+    pub(super) checkpoints: Option<Checkpoints>,
+    /// The proofs of a state from a checkpoint, until it is shown.
+    pub(super) restoring: Option<Restoring>,
     /// The reason why the task ended. It is closed unless set: the runtime may drop the task.
     pub(super) stopped: Stopped,
     /// Dropped with the task.
@@ -102,6 +107,7 @@ impl NullInStructs {
 
 impl ScopePump {
     pub(super) async fn run(mut self) {
+        self.restore().await;
         self.stopped = loop {
             let question = self.reflector.is_listing().then(|| self.scope.ask());
             if question.is_some() {
@@ -177,7 +183,10 @@ impl ScopePump {
     fn continue_after(&mut self, change: ContinuityChange) {
         match change {
             ContinuityChange::TimelineEnded => self.forget(),
-            ContinuityChange::Proven => self.apply(Change::Resumed { is_proven: true }),
+            ContinuityChange::Proven => {
+                self.apply(Change::Resumed { is_proven: true });
+                self.restored(|proofs| proofs.is_followed = true);
+            }
             ContinuityChange::Unknown => self.relist(),
             ContinuityChange::ListDue => {}
         }
@@ -222,6 +231,7 @@ impl ScopePump {
                 bookmark,
                 load,
             } => {
+                self.not_restored();
                 self.learn_bookmark(bookmark);
                 self.streaming.listed(streams_initial_events);
                 self.refused_since = None;
@@ -255,17 +265,22 @@ impl ScopePump {
                 self.is_rewritten = false;
                 self.continuity.listed();
                 self.phase.send_replace(ScopePhase::Ready(ready));
+                *self.scope.printed_by.lock() = None;
                 self.release.listed(self.reflector.listed_by());
                 if streams_initial_events {
                     self.follow_server();
                 }
                 self.heard();
             }
-            Change::Event(frame, scanned) => self.apply_event(now, frame, scanned),
+            Change::Event(frame, scanned) => {
+                self.apply_event(now, frame, scanned);
+                self.restored(|proofs| proofs.is_followed = true);
+            }
             Change::Progress { version, format } => {
                 self.learn_bookmark(format);
                 self.writer.progress(now, version);
                 self.heard();
+                self.restored(|proofs| proofs.is_followed = true);
             }
             Change::Resumed { .. } => {
                 self.streaming.reconnected();
@@ -310,6 +325,7 @@ impl ScopePump {
     /// Gives up the watch, and lists the scope again. Changes do not arrive until then: lists have
     /// pauses between them, and upstream may not answer.
     pub(super) fn relist(&mut self) {
+        self.not_restored();
         self.reflector.restart();
         self.lost();
     }

@@ -13,6 +13,7 @@ use watershed_protocol::{FieldTable, GroupVersionResource, Representation, Selec
 
 use super::cached::Scope;
 use super::charges::ScopeCharges;
+use super::checkpoint::Checkpoints;
 use super::config::{Retention, ScopeConfig};
 use super::continuity::Continuity;
 use super::finish::objects_expire;
@@ -55,6 +56,7 @@ pub struct Scopes {
     releases: Arc<watch::Sender<Option<ServedBy>>>,
     budget: MemoryBudget,
     unfit: Arc<UnfitScopes>,
+    checkpoints: Option<Checkpoints>,
 }
 
 /// The reason why there is no scope for a read.
@@ -80,7 +82,24 @@ impl Scopes {
             releases: Arc::default(),
             budget: MemoryBudget::default(),
             unfit: Arc::default(),
+            checkpoints: None,
         }
+    }
+
+    /// Begins scopes with their checkpoints, and writes these (see [`save_regularly`]).
+    ///
+    /// [`save_regularly`]: super::save_regularly
+    #[must_use]
+    pub fn with_checkpoints(self, checkpoints: Option<Checkpoints>) -> Self {
+        Self {
+            checkpoints,
+            ..self
+        }
+    }
+
+    /// Returns the checkpoints, if there are any.
+    pub(super) fn checkpoints(&self) -> Option<&Checkpoints> {
+        self.checkpoints.as_ref()
     }
 
     /// Charges the scopes to this budget.
@@ -379,6 +398,7 @@ impl Scopes {
             type_removed: Notify::new(),
             found_different: Notify::new(),
             server: Mutex::default(),
+            printed_by: Mutex::default(),
             outdated: Arc::new(AtomicBool::new(false)),
             stop: CancellationToken::new(),
             frees_memory: AtomicBool::new(false),
@@ -418,6 +438,8 @@ impl Scopes {
             staleness: StalenessClock::new(
                 retention.max_staleness.unwrap_or(self.config.max_staleness),
             ),
+            checkpoints: self.checkpoints.clone(),
+            restoring: None,
             stopped: Stopped::Closed,
             _owner: retention.owner,
         };

@@ -120,6 +120,11 @@ impl ReleaseLearner {
         });
     }
 
+    /// Notes that a server of this release printed the objects in memory.
+    pub(super) fn restored(&mut self, by: Release) {
+        self.printed = PrintedBy::Release(Some(by));
+    }
+
     /// Notes that the scope is followed at this server.
     pub(super) fn followed(&mut self, server: &ServedBy, format: &Arc<WireFormat>) {
         let comparison = ReleaseComparison {

@@ -18,6 +18,7 @@ impl ScopePump {
         self.scope.compression.follow(server);
         self.streaming.follow(server);
         self.release.followed(server, &ready.format);
+        *self.scope.printed_by.lock() = None;
         *self.scope.server.lock() = Some(server.clone());
     }
 
@@ -26,6 +27,7 @@ impl ScopePump {
         match learned {
             LearnedRelease::Current(release) => {
                 self.note_release(release);
+                self.restored(|proofs| proofs.is_printed = true);
                 if is_rewritten {
                     self.inconsistent("an object is printed differently by the same release");
                 }
@@ -62,6 +64,7 @@ impl ScopePump {
                 self.count_release(result);
                 self.note_release(release);
                 self.relearn(&ready, form);
+                self.restored(|proofs| proofs.is_printed = true);
             }
         }
     }
@@ -80,6 +83,7 @@ impl ScopePump {
     /// Records the followed server's release. What was learned of another one by asking is
     /// forgotten, and has to be asked again.
     fn note_release(&mut self, release: Option<Release>) {
+        (*self.scope.printed_by.lock()).clone_from(&release);
         let known = std::mem::replace(&mut self.followed_release, release);
         if known.is_some() && known != self.followed_release {
             self.scope.compression.forget();

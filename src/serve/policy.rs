@@ -267,6 +267,12 @@ impl CachingPolicy {
         self.mode(&GroupVersionResource::new(group, "", resource)) != CacheMode::Nothing
     }
 
+    /// Returns `true` if objects of the type may be stored on disk. Sensitive ones never are, even
+    /// if they are cached.
+    pub fn may_store(&self, group: &str, resource: &str) -> bool {
+        self.may_cache(group, resource) && !is_sensitive(stored_in(group, resource), resource)
+    }
+
     /// Returns the types that are cached in another way than by default, sorted by name. `*` stands
     /// for all unnamed types.
     pub fn exceptions(&self) -> Vec<CachingException> {

@@ -31,6 +31,7 @@ use error::ReflectorError;
 use recovery::{Recovery, Route};
 
 pub use change::{Change, Collect, ReflectorTarget, Stopped};
+pub use resume::KnownState;
 
 /// Silence after which streaming is given up: without sendInitialEvents there is no end mark.
 const INITIAL_SILENCE: Duration = Duration::from_secs(15);
@@ -127,6 +128,11 @@ impl Reflector {
             estimates,
             ..self
         }
+    }
+
+    /// Begins a load of objects into the reflector's budget.
+    pub fn begin_load(&self) -> MemoryLoad {
+        self.budget.begin_load()
     }
 
     /// Forgets everything: the next change is a fresh list. It comes later if this happens often.

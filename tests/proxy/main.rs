@@ -12,6 +12,7 @@ mod balance;
 mod browser;
 mod caching_policy;
 mod check_command;
+mod checkpoints;
 mod client_addresses;
 mod compression;
 mod consistent_reads;

@@ -5,6 +5,7 @@
 //! The part that is the same in every envelope is kept as [`ItemBytes`].
 mod bookmark;
 mod error_status;
+mod format_record;
 mod frames;
 mod identity;
 mod item_bytes;
@@ -23,6 +24,7 @@ mod wire_format;
 
 pub use bookmark::{Bookmark, BookmarkFormat, read_bookmark};
 pub use error_status::ErrorStatus;
+pub use format_record::FormatRecord;
 pub use frames::{EventKind, Frame, FrameDecoder};
 pub use identity::{ObjectIdentity, read_identity};
 pub use item_bytes::{ItemBytes, ItemRun};

@@ -5,9 +5,11 @@
 //! happened. So it starts before the last known event. Upstream repeats that one first, or its
 //! history is another. This costs no request.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use watershed_protocol::{EventKind, Frame, ResourceVersion};
+use http::HeaderValue;
+use watershed_protocol::{EventKind, Frame, ResourceVersion, WireFormat};
 
 use super::change::{Change, Collect};
 use super::error::ReflectorError;
@@ -20,7 +22,37 @@ const REPLAY_SILENCE: Duration = Duration::from_secs(3);
 /// by an ERROR event that it has lost the history.
 const ERROR_SILENCE: Duration = Duration::from_millis(200);
 
+/// A state that was followed before this process began.
+#[derive(Debug)]
+pub struct KnownState {
+    /// The wire format of the objects.
+    pub format: Arc<WireFormat>,
+    /// The version of the state.
+    pub version: ResourceVersion,
+    /// The version of the last event before it, if it is known.
+    pub last_event: Option<ResourceVersion>,
+    /// The Warning headers upstream sends with reads of the type.
+    pub warnings: Vec<HeaderValue>,
+}
+
 impl Reflector {
+    /// Goes on from a state that is known already. The next change is [`Change::Resumed`], or a
+    /// list if upstream does not have that history.
+    pub fn resume_after(&mut self, known: KnownState) {
+        let KnownState {
+            format,
+            version,
+            last_event,
+            warnings,
+        } = known;
+        self.format = Some(format);
+        self.warnings = warnings;
+        self.last_event = last_event;
+        // It may be one of several deletions.
+        self.unfinished = last_event.filter(|event| *event == version);
+        self.state = ReflectorState::Resuming { version };
+    }
+
     /// Returns the time to wait for the first frame of a resumed stream.
     pub(super) fn replay_silence(last_event: Option<ResourceVersion>) -> Duration {
         last_event.map_or(ERROR_SILENCE, |_| REPLAY_SILENCE)

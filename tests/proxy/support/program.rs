@@ -142,6 +142,11 @@ impl Program {
         assert!(sent.success());
     }
 
+    /// Kills it, as by SIGKILL, and waits until it is gone.
+    pub(crate) async fn kill(mut self) {
+        self.child.kill().await.unwrap();
+    }
+
     pub(crate) async fn ended(mut self) -> ExitStatus {
         within("the end of the program", self.child.wait())
             .await

@@ -209,6 +209,14 @@ impl BookmarkFormat {
         })
     }
 
+    /// Returns the object of a bookmark from which the same format can be learned again.
+    pub fn example(&self) -> Vec<u8> {
+        self.object(
+            ResourceVersion(1),
+            matches!(self.blueprint, Blueprint::Known(_)),
+        )
+    }
+
     /// Returns a whole frame of a bookmark at a version.
     pub fn plain(&self, version: ResourceVersion) -> Bytes {
         self.format

@@ -1,0 +1,50 @@
+//! Flags of `watershed serve` about checkpoints.
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+
+use super::duration::duration;
+use crate::scope::CheckpointConfig;
+
+/// Flags about checkpoints.
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Cache")]
+pub(super) struct CheckpointFlags {
+    /// Folder for checkpoints of cached types, from which a restarted proxy resumes its watches
+    /// without listing. It must belong to this process alone. Secrets and custom types are never
+    /// written. Default: no checkpoints.
+    #[arg(long, value_name = "DIR")]
+    checkpoint_dir: Option<PathBuf>,
+    /// Interval at which changed types are written; all are at the end of the process, too.
+    #[arg(long, default_value = "1m", value_parser = interval, value_name = "DURATION")]
+    checkpoint_interval: Duration,
+    /// Size up to which checkpoints are kept, in all (MiB).
+    #[arg(
+        long,
+        default_value_t = 4096,
+        value_parser = clap::value_parser!(u64).range(1..=1 << 30),
+        value_name = "MIB"
+    )]
+    checkpoint_max_mib: u64,
+}
+
+impl CheckpointFlags {
+    /// Returns the settings, if there are to be checkpoints.
+    pub(super) fn config(self) -> Option<CheckpointConfig> {
+        Some(CheckpointConfig {
+            folder: self.checkpoint_dir?,
+            interval: self.checkpoint_interval,
+            max_bytes: self.checkpoint_max_mib << 20,
+        })
+    }
+}
+
+/// Parses an interval of at least a second.
+fn interval(text: &str) -> Result<Duration, String> {
+    let interval = duration(text)?;
+    if interval < Duration::from_secs(1) {
+        return Err("shorter than 1s".to_owned());
+    }
+    Ok(interval)
+}

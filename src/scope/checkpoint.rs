@@ -1,0 +1,309 @@
+//! Checkpoints of scopes on disk, so that a restarted proxy resumes its watches without a list.
+//!
+//! A checkpoint is a state that upstream once had, with its version. It is shown only after
+//! upstream has resumed the watch from there and proven its history, as after any interruption.
+//! Otherwise the type is listed.
+mod captured;
+mod cluster;
+mod file;
+mod folder;
+mod stored;
+
+use std::collections::HashMap;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use parking_lot::Mutex;
+use tokio::task::spawn_blocking;
+use watershed_protocol::ResourceVersion;
+
+use super::cached::Scope;
+use super::key::ScopeKey;
+use super::metrics;
+use super::timeline::Timeline;
+use crate::budget::MemoryLoad;
+use crate::upstream::UpstreamClient;
+use captured::CapturedScope;
+use cluster::ClusterIdentity;
+use file::CheckpointHeader;
+use folder::CheckpointFolder;
+
+pub(super) use stored::StoredScope;
+use stored::{CheckpointError, load_stored};
+
+/// Age from which a checkpoint is not tried: upstream has compacted that history long ago.
+const MAX_AGE: Duration = Duration::from_hours(1);
+/// Intervals after which the checkpoint of a type without changes is written again.
+const UNCHANGED: u32 = 10;
+
+/// Settings of checkpoints.
+#[derive(Clone, Debug)]
+pub struct CheckpointConfig {
+    /// The folder.
+    pub folder: PathBuf,
+    /// Interval between two checkpoints of a scope.
+    pub interval: Duration,
+    /// Limit of the bytes of all checkpoints.
+    pub max_bytes: u64,
+}
+
+/// Tells if objects of a type (group and name) may be stored on disk.
+pub type MayStore = Box<dyn Fn(&str, &str) -> bool + Send + Sync>;
+
+/// The checkpoints of one process. Cheap to clone.
+#[derive(Clone)]
+pub struct Checkpoints(Arc<CheckpointsShared>);
+
+struct CheckpointsShared {
+    config: CheckpointConfig,
+    folder: CheckpointFolder,
+    may_store: MayStore,
+    timeline: Timeline,
+    cluster: ClusterIdentity,
+    client: UpstreamClient,
+    last: Mutex<LastCheckpoints>,
+    /// Held by whoever writes.
+    writing: tokio::sync::Mutex<()>,
+}
+
+/// The checkpoints that this process has written.
+#[derive(Default)]
+struct LastCheckpoints {
+    /// The number of the timeline of all of them.
+    timeline: u64,
+    scopes: HashMap<String, LastCheckpoint>,
+}
+
+#[derive(Clone, Copy)]
+struct LastCheckpoint {
+    last_event: Option<ResourceVersion>,
+    at: Instant,
+}
+
+impl Checkpoints {
+    /// Opens the folder, and removes what may not be stored or is too old.
+    pub async fn open(
+        config: CheckpointConfig,
+        client: &UpstreamClient,
+        timeline: &Timeline,
+        may_store: MayStore,
+    ) -> io::Result<Self> {
+        let path = config.folder.clone();
+        let (folder, may_store) = spawn_blocking(move || {
+            let folder = CheckpointFolder::open(&path)?;
+            let now = SystemTime::now();
+            folder.sweep(|header| {
+                let (group, resource) = &header.resource;
+                is_recent(header, now) && may_store(group, resource)
+            })?;
+            Ok::<_, io::Error>((folder, may_store))
+        })
+        .await??;
+        Ok(Self(Arc::new(CheckpointsShared {
+            config,
+            folder,
+            may_store,
+            timeline: timeline.clone(),
+            cluster: ClusterIdentity::new(client, timeline),
+            client: client.clone(),
+            last: Mutex::default(),
+            writing: tokio::sync::Mutex::default(),
+        })))
+    }
+
+    /// Returns the interval between two checkpoints of a scope.
+    pub(super) fn interval(&self) -> Duration {
+        self.0.config.interval
+    }
+
+    /// Writes a checkpoint of each of these scopes that has changed.
+    pub(super) async fn write(&self, scopes: Vec<Arc<Scope>>) {
+        let shared = &self.0;
+        let _writing = shared.writing.lock().await;
+        let Some(cluster) = shared.cluster.get().await else {
+            metrics::checkpoint_written("unverified");
+            return;
+        };
+        self.forget_other_timelines().await;
+        for scope in scopes {
+            let gvr = &scope.key.gvr;
+            let is_wanted = scope.timeline.is(&shared.timeline)
+                && (shared.may_store)(&gvr.group, &gvr.resource);
+            let captured = is_wanted.then(|| CapturedScope::of(&scope)).flatten();
+            let Some(captured) = captured.filter(|captured| self.is_due(&scope.key, captured))
+            else {
+                continue;
+            };
+            let (this, key, cluster) = (self.clone(), scope.key.clone(), cluster.clone());
+            let written = spawn_blocking(move || this.write_one(&key, &captured, cluster)).await;
+            let result = written.unwrap_or_else(|error| Err(io::Error::other(error)));
+            match result {
+                Ok(true) => metrics::checkpoint_written("written"),
+                Ok(false) => metrics::checkpoint_written("too-large"),
+                Err(error) => {
+                    metrics::checkpoint_written("failed");
+                    tracing::warn!(resource = %gvr, %error, "cannot write a checkpoint");
+                }
+            }
+        }
+    }
+
+    /// Removes all checkpoints after the timeline has ended.
+    async fn forget_other_timelines(&self) {
+        let number = self.0.timeline.number();
+        {
+            let mut last = self.0.last.lock();
+            if last.timeline == number {
+                return;
+            }
+            *last = LastCheckpoints {
+                timeline: number,
+                scopes: HashMap::new(),
+            };
+        }
+        let folder = self.0.folder.clone();
+        let swept = spawn_blocking(move || folder.sweep(|_| false)).await;
+        if let Ok(Err(error)) = swept {
+            tracing::warn!(%error, "cannot remove checkpoints of another history");
+        }
+    }
+
+    fn is_due(&self, key: &ScopeKey, captured: &CapturedScope) -> bool {
+        let last = self.0.last.lock();
+        last.scopes.get(&name(key)).is_none_or(|last| {
+            let rests = self.0.config.interval * UNCHANGED;
+            last.last_event != captured.last_event || last.at.elapsed() >= rests
+        })
+    }
+
+    /// Writes a checkpoint. Returns false if it is too large.
+    fn write_one(
+        &self,
+        key: &ScopeKey,
+        captured: &CapturedScope,
+        cluster: String,
+    ) -> io::Result<bool> {
+        let shared = &self.0;
+        let name = name(key);
+        let others = shared.folder.bytes_beside(&name)?;
+        if others.saturating_add(captured.snapshot.size() as u64) > shared.config.max_bytes {
+            return Ok(false);
+        }
+        let header = CheckpointHeader {
+            scope: name.clone(),
+            resource: (key.gvr.group.to_string(), key.gvr.resource.to_string()),
+            cluster,
+            upstream: addresses(&shared.client),
+            saved: seconds(SystemTime::now()),
+            version: captured.snapshot.version().0,
+            last_event: captured.last_event.map(|version| version.0),
+            format: captured.ready.format.record(),
+            streams_initial_events: captured.ready.streams_initial_events,
+            warnings: captured.warnings.clone(),
+            release: captured.release.clone(),
+            objects: captured.snapshot.len() as u64,
+        };
+        let bytes = shared.folder.write(&header, |writer| {
+            writer.block(&captured.bookmark)?;
+            let mut objects = captured.snapshot.items(None);
+            objects.try_for_each(|object| writer.block(object.bytes.as_slice()))
+        })?;
+        tracing::debug!(resource = %key.gvr, objects = header.objects, bytes, "wrote a checkpoint");
+        let last = LastCheckpoint {
+            last_event: captured.last_event,
+            at: Instant::now(),
+        };
+        self.0.last.lock().scopes.insert(name, last);
+        Ok(true)
+    }
+
+    /// Reads the checkpoint of a scope, if there is one that may be used.
+    pub(super) async fn read(&self, scope: &Arc<Scope>, load: MemoryLoad) -> Option<StoredScope> {
+        if !scope.timeline.is(&self.0.timeline) {
+            return None;
+        }
+        let name = name(&scope.key);
+        let error = match self.try_read(name.clone(), scope, load).await {
+            Ok(stored) => return stored,
+            Err(error) => error,
+        };
+        metrics::checkpoint_read(error.label());
+        tracing::warn!(
+            resource = %scope.key.gvr,
+            %error,
+            "cannot use a checkpoint; listing"
+        );
+        if error.is_final() {
+            let folder = self.0.folder.clone();
+            spawn_blocking(move || folder.remove(&name));
+        }
+        None
+    }
+
+    async fn try_read(
+        &self,
+        name: String,
+        scope: &Arc<Scope>,
+        load: MemoryLoad,
+    ) -> Result<Option<StoredScope>, CheckpointError> {
+        let (folder, fields) = (self.0.folder.clone(), Arc::clone(&scope.fields));
+        let encoding = scope.key.representation.encoding;
+        let wanted = addresses(&self.0.client);
+        let stored = spawn_blocking(move || {
+            let Some((file, header)) = folder.read(&name)? else {
+                return Ok(None);
+            };
+            if header.scope != name || !is_recent(&header, SystemTime::now()) {
+                return Err(CheckpointError::Outdated);
+            }
+            if header.upstream != wanted {
+                return Err(CheckpointError::Foreign(
+                    "it was written behind other addresses",
+                ));
+            }
+            load_stored(file, header, encoding, &fields, load).map(Some)
+        })
+        .await
+        .map_err(io::Error::other)??;
+        let Some(stored) = stored else {
+            return Ok(None);
+        };
+        match self.0.cluster.get().await {
+            Some(cluster) if cluster == stored.cluster => Ok(Some(stored)),
+            Some(_) => Err(CheckpointError::Foreign("it is of another cluster")),
+            None => Err(CheckpointError::Unverified),
+        }
+    }
+}
+
+impl std::fmt::Debug for Checkpoints {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Checkpoints").field(&self.0.folder).finish()
+    }
+}
+
+/// Returns the name of a scope. It tells everything that the scope depends on.
+fn name(key: &ScopeKey) -> String {
+    format!("{key:?}")
+}
+
+fn addresses(client: &UpstreamClient) -> Vec<String> {
+    let addresses = client.upstream().addresses();
+    let mut addresses: Vec<_> = addresses.iter().map(ToString::to_string).collect();
+    addresses.sort();
+    addresses
+}
+
+fn seconds(time: SystemTime) -> u64 {
+    time.duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
+        .as_secs()
+}
+
+/// Returns true if a checkpoint is young enough. One from the future is not.
+fn is_recent(header: &CheckpointHeader, now: SystemTime) -> bool {
+    let age = seconds(now).checked_sub(header.saved);
+    age.is_some_and(|age| age <= MAX_AGE.as_secs())
+}

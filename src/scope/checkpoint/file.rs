@@ -1,0 +1,257 @@
+//! The file of a checkpoint: blocks, and a checksum of all before it.
+//!
+//! | part | bytes |
+//! |---|---|
+//! | [`MAGIC`], with the number of the layout | 24 |
+//! | the [header](CheckpointHeader), as JSON | a block |
+//! | a bookmark of upstream's, if its form is known | a block, which may be empty |
+//! | each object, as a list has it | a block |
+//! | BLAKE3 of all this | 32 |
+//!
+//! A block is its length in four bytes, little-endian, and the bytes.
+
+use std::io::{self, Read, Write};
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use watershed_protocol::FormatRecord;
+
+use crate::upstream::Release;
+
+/// The first bytes of a checkpoint. Other layouts have another number.
+const MAGIC: &[u8; 24] = b"watershed checkpoint  1\n";
+/// Limit of a block. API servers take no object of a tenth of it.
+const MAX_BLOCK: u32 = 64 << 20;
+
+/// The facts about a scope that its objects do not tell.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(super) struct CheckpointHeader {
+    /// The scope's key as text.
+    pub(super) scope: String,
+    /// Group and name of the type.
+    pub(super) resource: (String, String),
+    /// The unique id of the namespace kube-system.
+    pub(super) cluster: String,
+    /// The addresses of upstream.
+    pub(super) upstream: Vec<String>,
+    /// Seconds since the epoch.
+    pub(super) saved: u64,
+    /// The version of the state.
+    pub(super) version: u64,
+    /// The version of the last event before it, if it was known.
+    pub(super) last_event: Option<u64>,
+    pub(super) format: FormatRecord,
+    pub(super) streams_initial_events: bool,
+    /// Upstream's warnings with reads of the type.
+    pub(super) warnings: Vec<String>,
+    /// The release that printed the objects.
+    pub(super) release: Release,
+    /// The number of objects.
+    pub(super) objects: u64,
+}
+
+/// Why a file is no checkpoint.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum CheckpointFileError {
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    #[error("it has another layout")]
+    Layout,
+    #[error("it is damaged: {0}")]
+    Damaged(&'static str),
+}
+
+/// Writes a checkpoint, block by block.
+pub(super) struct CheckpointWriter<W> {
+    inner: W,
+    hasher: blake3::Hasher,
+    written: u64,
+}
+
+/// Reads a checkpoint, block by block. What it returns is to be trusted only after
+/// [`CheckpointReader::end`].
+pub(super) struct CheckpointReader<R> {
+    inner: R,
+    hasher: blake3::Hasher,
+    /// The bytes that may follow, without the checksum.
+    left: u64,
+}
+
+impl<W: Write> CheckpointWriter<W> {
+    pub(super) fn begin(inner: W, header: &CheckpointHeader) -> io::Result<Self> {
+        let mut writer = Self {
+            inner,
+            hasher: blake3::Hasher::new(),
+            written: 0,
+        };
+        writer.put(MAGIC)?;
+        writer.block(&serde_json::to_vec(header)?)?;
+        Ok(writer)
+    }
+
+    /// Writes a block.
+    pub(super) fn block(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let length = u32::try_from(bytes.len()).ok().filter(|n| *n <= MAX_BLOCK);
+        let length = length.ok_or_else(|| io::Error::other("an object is too large"))?;
+        self.put(&length.to_le_bytes())?;
+        self.put(bytes)
+    }
+
+    /// Writes the checksum. Returns the writer and the number of bytes.
+    pub(super) fn end(mut self) -> io::Result<(W, u64)> {
+        let checksum = self.hasher.finalize();
+        self.inner.write_all(checksum.as_bytes())?;
+        Ok((self.inner, self.written + blake3::OUT_LEN as u64))
+    }
+
+    fn put(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.hasher.update(bytes);
+        self.written += bytes.len() as u64;
+        self.inner.write_all(bytes)
+    }
+}
+
+impl<R: Read> CheckpointReader<R> {
+    /// Reads the header of a file of this length.
+    pub(super) fn begin(
+        inner: R,
+        length: u64,
+    ) -> Result<(Self, CheckpointHeader), CheckpointFileError> {
+        let mut reader = Self {
+            inner,
+            hasher: blake3::Hasher::new(),
+            left: length.saturating_sub(blake3::OUT_LEN as u64),
+        };
+        let mut magic = [0; MAGIC.len()];
+        reader.fill(&mut magic)?;
+        if &magic != MAGIC {
+            return Err(CheckpointFileError::Layout);
+        }
+        let header = reader.block()?;
+        let header = serde_json::from_slice(&header)
+            .map_err(|_| CheckpointFileError::Damaged("its header cannot be read"))?;
+        Ok((reader, header))
+    }
+
+    /// Reads a block.
+    pub(super) fn block(&mut self) -> Result<Bytes, CheckpointFileError> {
+        let mut length = [0; 4];
+        self.fill(&mut length)?;
+        let length = u32::from_le_bytes(length);
+        // Before memory is taken for it.
+        if length > MAX_BLOCK || u64::from(length) > self.left {
+            return Err(CheckpointFileError::Damaged("a length is wrong"));
+        }
+        let mut bytes = vec![0; length as usize];
+        self.fill(&mut bytes)?;
+        Ok(bytes.into())
+    }
+
+    /// Checks the checksum, and that nothing is left.
+    pub(super) fn end(mut self) -> Result<(), CheckpointFileError> {
+        if self.left != 0 {
+            return Err(CheckpointFileError::Damaged("something follows"));
+        }
+        let mut checksum = [0; blake3::OUT_LEN];
+        self.inner.read_exact(&mut checksum)?;
+        if self.hasher.finalize() == checksum {
+            Ok(())
+        } else {
+            Err(CheckpointFileError::Damaged("its checksum is wrong"))
+        }
+    }
+
+    fn fill(&mut self, bytes: &mut [u8]) -> Result<(), CheckpointFileError> {
+        let Some(left) = self.left.checked_sub(bytes.len() as u64) else {
+            return Err(CheckpointFileError::Damaged("it is cut off"));
+        };
+        self.left = left;
+        self.inner.read_exact(bytes)?;
+        self.hasher.update(bytes);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use watershed_protocol::{Encoding, WireFormat};
+
+    use super::*;
+
+    fn header() -> CheckpointHeader {
+        let list = b"{\"kind\":\"PodList\",\"apiVersion\":\"v1\",\
+            \"metadata\":{\"resourceVersion\":\"7\"},\"items\":[]}\n";
+        let (format, _) =
+            WireFormat::learn(Encoding::Json, "Pod", &Bytes::from_static(list)).unwrap();
+        CheckpointHeader {
+            scope: "pods".to_owned(),
+            resource: (String::new(), "pods".to_owned()),
+            cluster: "uid".to_owned(),
+            upstream: vec!["https://a:6443".to_owned()],
+            saved: 1,
+            version: 7,
+            last_event: Some(6),
+            format: format.record(),
+            streams_initial_events: true,
+            warnings: vec!["299 - \"old\"".to_owned()],
+            release: serde_json::from_str(r#"{"gitVersion":"v1.37.1"}"#).unwrap(),
+            objects: 2,
+        }
+    }
+
+    fn written() -> Vec<u8> {
+        let mut writer = CheckpointWriter::begin(Vec::new(), &header()).unwrap();
+        for block in [&b"bookmark"[..], b"first", b""] {
+            writer.block(block).unwrap();
+        }
+        let (file, length) = writer.end().unwrap();
+        assert_eq!(file.len() as u64, length);
+        file
+    }
+
+    fn read(file: &[u8]) -> Result<(CheckpointHeader, Vec<Bytes>), CheckpointFileError> {
+        let (mut reader, header) = CheckpointReader::begin(file, file.len() as u64)?;
+        let blocks = [reader.block()?, reader.block()?, reader.block()?];
+        reader.end()?;
+        Ok((header, blocks.into()))
+    }
+
+    #[test]
+    fn what_was_written_is_read() {
+        let (found, blocks) = read(&written()).unwrap();
+        assert_eq!(found, header());
+        assert_eq!(blocks, [&b"bookmark"[..], b"first", b""]);
+    }
+
+    #[test]
+    fn a_file_with_one_wrong_bit_is_refused() {
+        let file = written();
+        for at in 0..file.len() {
+            let mut damaged = file.clone();
+            damaged[at] ^= 1;
+            assert!(read(&damaged).is_err(), "byte {at}");
+        }
+    }
+
+    #[test]
+    fn a_cut_or_longer_file_is_refused() {
+        let file = written();
+        for length in 0..file.len() {
+            assert!(read(&file[..length]).is_err(), "{length} bytes");
+        }
+        let longer = [&file[..], b"x"].concat();
+        assert!(read(&longer).is_err());
+    }
+
+    #[test]
+    fn a_length_that_the_file_does_not_have_takes_no_memory() {
+        let mut file = MAGIC.to_vec();
+        file.extend_from_slice(&(MAX_BLOCK - 1).to_le_bytes());
+        file.extend_from_slice(&[0; 64]);
+        assert!(matches!(
+            read(&file),
+            Err(CheckpointFileError::Damaged("a length is wrong"))
+        ));
+    }
+}

@@ -1,0 +1,136 @@
+//! The folder of checkpoints: one file for each scope.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, BufReader, BufWriter, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use super::file::{CheckpointFileError, CheckpointHeader, CheckpointReader, CheckpointWriter};
+
+/// The ending of checkpoints, and of those that are being written.
+const ENDING: &str = "checkpoint";
+const UNFINISHED: &str = "checkpoint-unfinished";
+const BUFFER: usize = 256 << 10;
+
+/// A folder that only this process writes to.
+#[derive(Clone, Debug)]
+pub(super) struct CheckpointFolder(PathBuf);
+
+impl CheckpointFolder {
+    /// Opens the folder. Creates it if there is none, for this user alone.
+    pub(super) fn open(path: &Path) -> io::Result<Self> {
+        DirBuilder::new().recursive(true).mode(0o700).create(path)?;
+        let folder = Self(path.to_owned());
+        // A process that was killed leaves what it was writing.
+        for unfinished in folder.files(UNFINISHED)? {
+            fs::remove_file(unfinished)?;
+        }
+        Ok(folder)
+    }
+
+    /// Writes a checkpoint in the place of the scope's last one. Returns its length.
+    ///
+    /// Whoever reads finds the whole new file or the whole old one, even after a crash.
+    pub(super) fn write(
+        &self,
+        header: &CheckpointHeader,
+        blocks: impl FnOnce(&mut CheckpointWriter<BufWriter<File>>) -> io::Result<()>,
+    ) -> io::Result<u64> {
+        let path = self.path(&header.scope, ENDING);
+        let unfinished = self.path(&header.scope, UNFINISHED);
+        let written = Self::write_file(&unfinished, header, blocks);
+        let length = written.inspect_err(|_| {
+            let _ = fs::remove_file(&unfinished);
+        })?;
+        fs::rename(&unfinished, &path)?;
+        // Without this, the name may be lost with the power.
+        File::open(&self.0)?.sync_all()?;
+        Ok(length)
+    }
+
+    fn write_file(
+        path: &Path,
+        header: &CheckpointHeader,
+        blocks: impl FnOnce(&mut CheckpointWriter<BufWriter<File>>) -> io::Result<()>,
+    ) -> io::Result<u64> {
+        let mut options = OpenOptions::new();
+        let file = options
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(path)?;
+        let mut writer = CheckpointWriter::begin(BufWriter::with_capacity(BUFFER, file), header)?;
+        blocks(&mut writer)?;
+        let (mut file, length) = writer.end()?;
+        file.flush()?;
+        file.get_ref().sync_all()?;
+        Ok(length)
+    }
+
+    /// Opens a scope's checkpoint; `None` if it has none.
+    pub(super) fn read(
+        &self,
+        scope: &str,
+    ) -> Result<Option<(CheckpointReader<BufReader<File>>, CheckpointHeader)>, CheckpointFileError>
+    {
+        match Self::open_file(&self.path(scope, ENDING)) {
+            Err(CheckpointFileError::Io(error)) if error.kind() == io::ErrorKind::NotFound => {
+                Ok(None)
+            }
+            opened => opened.map(Some),
+        }
+    }
+
+    fn open_file(
+        path: &Path,
+    ) -> Result<(CheckpointReader<BufReader<File>>, CheckpointHeader), CheckpointFileError> {
+        let file = File::open(path)?;
+        let length = file.metadata()?.len();
+        CheckpointReader::begin(BufReader::with_capacity(BUFFER, file), length)
+    }
+
+    /// Removes a scope's checkpoint.
+    pub(super) fn remove(&self, scope: &str) {
+        // It may be gone already. What stays is refused again.
+        let _ = fs::remove_file(self.path(scope, ENDING));
+    }
+
+    /// Removes the checkpoints whose header is not wanted, and those that have none.
+    pub(super) fn sweep(&self, is_wanted: impl Fn(&CheckpointHeader) -> bool) -> io::Result<()> {
+        for path in self.files(ENDING)? {
+            let is_kept = matches!(Self::open_file(&path), Ok((_, header)) if is_wanted(&header));
+            if !is_kept {
+                fs::remove_file(path)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the bytes of all checkpoints but this scope's.
+    pub(super) fn bytes_beside(&self, scope: &str) -> io::Result<u64> {
+        let own = self.path(scope, ENDING);
+        let others = self.files(ENDING)?.into_iter().filter(|path| *path != own);
+        others.map(|path| Ok(fs::metadata(path)?.len())).sum()
+    }
+
+    fn files(&self, ending: &str) -> io::Result<Vec<PathBuf>> {
+        let mut files = Vec::new();
+        for entry in fs::read_dir(&self.0)? {
+            let path = entry?.path();
+            if path
+                .extension()
+                .is_some_and(|extension| extension == ending)
+            {
+                files.push(path);
+            }
+        }
+        Ok(files)
+    }
+
+    /// Returns the path of a scope's file. Names of types and selectors may be long.
+    fn path(&self, scope: &str, ending: &str) -> PathBuf {
+        let name = blake3::hash(scope.as_bytes()).to_hex();
+        self.0.join(&name[..32]).with_extension(ending)
+    }
+}

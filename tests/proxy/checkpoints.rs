@@ -1,0 +1,255 @@
+//! Checkpoints on disk: a restarted proxy resumes its watches without a list, or lists.
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+
+use tempfile::TempDir;
+use watershed_lab::sim::{SimulatedServer, pods};
+
+use crate::support::client::{Endpoint, Protocol};
+use crate::support::follower::{Follower, Opening};
+use crate::support::history::{Interest, WriteHistory};
+use crate::support::program::Program;
+use crate::support::{becomes, eventually, metric, small};
+
+const PODS: &str = "/api/v1/pods?resourceVersion=0";
+
+/// Starts a program that keeps checkpoints in a folder.
+async fn launch(upstream: &SimulatedServer, folder: &Path, flags: &[&str]) -> Program {
+    let folder = folder.to_str().unwrap();
+    let own = ["--checkpoint-dir", folder, "--checkpoint-interval", "1s"];
+    Program::with(upstream, &[&own, flags].concat()).await
+}
+
+/// Starts a program like [`launch`], and waits until memory answers lists of pods.
+async fn start(upstream: &SimulatedServer, folder: &Path, flags: &[&str]) -> Program {
+    let program = launch(upstream, folder, flags).await;
+    becomes("memory answers", "snapshot".to_owned(), async || {
+        let list = program.proxied.get(Protocol::Http2, PODS).await;
+        list.header("x-watershed-source").to_owned()
+    })
+    .await;
+    program
+}
+
+async fn reads(program: &Program, result: &str) -> f64 {
+    let series = format!(r#"watershed_checkpoint_reads_total{{result="{result}"}}"#);
+    metric(program.admin, &series).await
+}
+
+async fn lists(program: &Program) -> f64 {
+    let series = r#"watershed_upstream_lists_total{group="",resource="pods"}"#;
+    metric(program.admin, series).await
+}
+
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).unwrap();
+    let mut files: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
+    files.sort();
+    files
+}
+
+/// Returns the file with the checkpoint of pods, and the version of the state in it.
+fn pods_file(folder: &Path) -> Option<(PathBuf, u64)> {
+    let is_checkpoint = |path: &PathBuf| path.extension().is_some_and(|end| end == "checkpoint");
+    files(folder)
+        .into_iter()
+        .filter(is_checkpoint)
+        .find_map(|path| {
+            let file = fs::read(&path).ok()?;
+            // After the first line comes the header, with its length before it.
+            let length = u32::from_le_bytes(file.get(24..28)?.try_into().ok()?);
+            let header = file.get(28..28 + length as usize)?;
+            let header: serde_json::Value = serde_json::from_slice(header).ok()?;
+            let is_of_pods = header["resource"] == serde_json::json!(["", "pods"]);
+            is_of_pods.then(|| (path, header["version"].as_u64().unwrap()))
+        })
+}
+
+/// Waits until the checkpoint of pods has this version.
+async fn written(folder: &Path, version: u64) {
+    eventually("a checkpoint", async || {
+        let stored = pods_file(folder).map(|(_, stored)| stored);
+        let is_written = stored.is_some_and(|stored| stored >= version);
+        is_written
+            .then_some(())
+            .ok_or(format!("{stored:?} of {version}"))
+    })
+    .await;
+}
+
+fn create_pod(upstream: &SimulatedServer, name: &str) -> u64 {
+    let pod = format!(r#"{{"metadata":{{"name":"{name}","namespace":"default"}}}}"#);
+    upstream.state().create(&pods(), &pod).unwrap()
+}
+
+/// Leaves a checkpoint of pods behind, as a program that ended in order.
+async fn leave_checkpoint(upstream: &SimulatedServer, folder: &Path) {
+    let program = start(upstream, folder, &[]).await;
+    let version = create_pod(upstream, "checkpointed");
+    written(folder, version).await;
+    program.terminate().await;
+    assert!(program.ended().await.success());
+}
+
+/// Checks that a program answers as upstream does.
+async fn assert_exact(program: &Program, upstream: &SimulatedServer) {
+    let direct = Endpoint::new(
+        upstream.address(),
+        upstream.ca_pem(),
+        upstream.admin_token(),
+    );
+    eventually("the same objects", async || {
+        let ours = program.proxied.get(Protocol::Http2, PODS).await.json();
+        let theirs = direct.get(Protocol::Http2, "/api/v1/pods").await.json();
+        let is_same = ours["items"] == theirs["items"];
+        is_same.then_some(()).ok_or("they differ".to_owned())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_killed_proxy_goes_on_from_its_checkpoint_without_a_list() {
+    let upstream = SimulatedServer::start(small()).await.unwrap();
+    let folder = TempDir::new().unwrap();
+    let history = WriteHistory::new(upstream.state(), 1);
+    let first = start(&upstream, folder.path(), &[]).await;
+    history.writes(50).await;
+    let last = history.between(&Interest::All, 0, u64::MAX).pop().unwrap();
+    written(folder.path(), last.version).await;
+    history.writes(50).await;
+    first.kill().await;
+    // Nobody sees these.
+    history.writes(50).await;
+
+    let listed = upstream.stats().requests_on("LIST", "pods");
+    let second = start(&upstream, folder.path(), &[]).await;
+    assert_eq!(upstream.stats().requests_on("LIST", "pods"), listed);
+    assert_eq!(lists(&second).await, 0.0);
+    assert!(reads(&second, "restored").await >= 1.0);
+    let connection = second.proxied.connect(Protocol::Http2).await.unwrap();
+    let followers = [Opening::List, Opening::WatchList]
+        .map(|opening| Follower::start(&connection, Interest::All, opening));
+    for follower in &followers {
+        follower.synced().await;
+    }
+    history.writes(50).await;
+    for follower in &followers {
+        follower.judge_undisturbed(&history).await;
+    }
+    assert_exact(&second, &upstream).await;
+    let direct = upstream.stats().requests_on("LIST", "pods");
+    assert!(direct - listed <= 20, "those of this test itself");
+    second.kill().await;
+    upstream.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_checkpoint_is_for_this_user_alone_and_has_no_secrets() {
+    let upstream = SimulatedServer::start(small()).await.unwrap();
+    let folder = TempDir::new().unwrap();
+    let checkpoints = folder.path().join("made/here");
+    let config = folder.path().join("config.yaml");
+    fs::write(
+        &config,
+        "resources: [{resource: secrets, cache: onDemand}]\n",
+    )
+    .unwrap();
+    let flags = ["--config", config.to_str().unwrap()];
+    let program = start(&upstream, &checkpoints, &flags).await;
+    let secrets = "/api/v1/secrets?resourceVersion=0";
+    becomes("secrets in memory", "snapshot".to_owned(), async || {
+        let list = program.proxied.get(Protocol::Http2, secrets).await;
+        list.header("x-watershed-source").to_owned()
+    })
+    .await;
+    let version = create_pod(&upstream, "checkpointed");
+    written(&checkpoints, version).await;
+    program.terminate().await;
+    assert!(program.ended().await.success());
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(&checkpoints), 0o700);
+    for file in files(&checkpoints) {
+        assert_eq!(mode(&file), 0o600, "{}", file.display());
+        let text = fs::read(&file).unwrap();
+        let text = String::from_utf8_lossy(&text);
+        assert!(!text.contains(r#"["","secrets"]"#), "{}", file.display());
+    }
+    upstream.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_damaged_checkpoint_is_refused_and_the_type_is_listed() {
+    let upstream = SimulatedServer::start(small()).await.unwrap();
+    let folder = TempDir::new().unwrap();
+    leave_checkpoint(&upstream, folder.path()).await;
+    let (path, _) = pods_file(folder.path()).unwrap();
+    let mut file = fs::read(&path).unwrap();
+    let at = file.len() / 2;
+    file[at] ^= 1;
+    fs::write(&path, file).unwrap();
+    let program = start(&upstream, folder.path(), &[]).await;
+    assert_eq!(lists(&program).await, 1.0);
+    assert!(reads(&program, "damaged").await >= 1.0);
+    assert!(program.log().contains("it is damaged"), "{}", program.log());
+    assert_exact(&program, &upstream).await;
+    program.kill().await;
+    upstream.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_checkpoint_of_another_cluster_is_refused() {
+    let upstream = SimulatedServer::start(small()).await.unwrap();
+    let folder = TempDir::new().unwrap();
+    leave_checkpoint(&upstream, folder.path()).await;
+    upstream.shutdown().await;
+    let other = SimulatedServer::start(small()).await.unwrap();
+    let program = start(&other, folder.path(), &[]).await;
+    assert!(reads(&program, "foreign").await >= 1.0);
+    assert_eq!(lists(&program).await, 1.0);
+    assert_exact(&program, &other).await;
+    program.kill().await;
+    other.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_checkpoint_of_a_lost_history_is_not_shown() {
+    let upstream = SimulatedServer::start(small()).await.unwrap();
+    let folder = TempDir::new().unwrap();
+    let backup = upstream.state().branch();
+    leave_checkpoint(&upstream, folder.path()).await;
+    // The same cluster, restored from a backup, has other objects in the same versions.
+    for n in 0..30 {
+        let pod = format!(r#"{{"metadata":{{"name":"other-{n}","namespace":"default"}}}}"#);
+        backup.create(&pods(), &pod).unwrap();
+    }
+    upstream.restore(&backup);
+    let program = launch(&upstream, folder.path(), &[]).await;
+    becomes("memory answers", "snapshot".to_owned(), async || {
+        let list = program.proxied.get(Protocol::Http2, PODS).await;
+        assert!(!list.json().to_string().contains("checkpointed"));
+        list.header("x-watershed-source").to_owned()
+    })
+    .await;
+    assert_exact(&program, &upstream).await;
+    assert!(lists(&program).await >= 1.0);
+    program.kill().await;
+    upstream.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_checkpoint_whose_history_upstream_has_compacted_is_replaced_by_a_list() {
+    let upstream = SimulatedServer::start(small()).await.unwrap();
+    let folder = TempDir::new().unwrap();
+    leave_checkpoint(&upstream, folder.path()).await;
+    for n in 0..10 {
+        create_pod(&upstream, &format!("later-{n}"));
+    }
+    upstream.state().forget_history();
+    let program = start(&upstream, folder.path(), &[]).await;
+    assert_eq!(lists(&program).await, 1.0);
+    assert!(reads(&program, "not-continued").await >= 1.0);
+    assert_exact(&program, &upstream).await;
+    program.kill().await;
+    upstream.shutdown().await;
+}
