@@ -2,8 +2,8 @@
 //!
 //! It plays kube-apiserver's read path (list, get, watch, discovery, reviews) closely enough that
 //! the proxy can't tell, and counts what it is asked for. The demo and the tests put the proxy in
-//! front of it. JSON only: an Accept header that lists nothing else is refused with 406. Not
-//! imitated: admission, defaulting, finalizers, graceful deletion, server-side apply, Table output,
+//! front of it. JSON, and ConfigMaps in protobuf with [`Options::protobuf`]: an Accept header that
+//! lists nothing else is refused with 406. Not imitated: admission, defaulting, finalizers, graceful deletion, server-side apply, Table output,
 //! gzip of gets and lists.
 //!
 //! ```no_run
@@ -26,6 +26,7 @@ pub mod fixtures;
 mod gojson;
 mod kinds;
 mod list;
+mod message;
 mod object;
 mod options;
 mod populate;

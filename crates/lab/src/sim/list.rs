@@ -8,6 +8,7 @@ use bytes::{Bytes, BytesMut};
 use serde::{Deserialize, Serialize};
 
 use super::kinds::{KINDS, ResourceKind, TypeOrigin};
+use super::message;
 use super::object::SimulatedObject;
 use super::request::{AnswerShape, ObjectFilter, Query};
 use super::simulation::Simulation;
@@ -62,6 +63,10 @@ pub(crate) async fn get(
         .get(index, &key(kind, namespace, name))
         .ok_or_else(|| Failure::not_found(kind, name))?;
     let body = match shape {
+        AnswerShape::Message => {
+            let message = message::config_map(&object.bytes);
+            return Ok(message::envelope(kind.kind, &message).into());
+        }
         AnswerShape::Full => object.bytes.clone(),
         AnswerShape::Partial => object.partial_at(object.version),
     };
@@ -284,6 +289,11 @@ fn write(
     metadata: &PageMetadata,
     shape: AnswerShape,
 ) -> Bytes {
+    if shape == AnswerShape::Message {
+        let objects = items.iter().map(|object| &object.bytes[..]);
+        let token = metadata.token.as_deref();
+        return message::list(metadata.version, token, metadata.remaining, objects).into();
+    }
     let (head, tail) = head_and_tail(kind, metadata, shape);
     let size: usize = items.iter().map(|o| o.bytes.len() + 1).sum();
     let mut out = BytesMut::with_capacity(head.len() + size + tail.len() + 8);
@@ -297,7 +307,9 @@ fn write(
                 out.extend_from_slice(b",");
             }
             match shape {
-                AnswerShape::Full => out.extend_from_slice(&object.item()),
+                AnswerShape::Full | AnswerShape::Message => {
+                    out.extend_from_slice(&object.item());
+                }
                 AnswerShape::Partial => out.extend_from_slice(&object.partial_at(object.version)),
             }
         }
@@ -320,7 +332,9 @@ fn head_and_tail(
         .remaining
         .map_or(String::new(), |n| format!(r#","remainingItemCount":{n}"#));
     let (list_kind, api_version) = match shape {
-        AnswerShape::Full => (format!("{}List", kind.kind), kind.api_version()),
+        AnswerShape::Full | AnswerShape::Message => {
+            (format!("{}List", kind.kind), kind.api_version())
+        }
         AnswerShape::Partial => (
             "PartialObjectMetadataList".to_owned(),
             "meta.k8s.io/v1".to_owned(),

@@ -30,6 +30,8 @@ pub struct Options {
     pub compressed_watches: bool,
     /// Release that `/version` reports.
     pub release: String,
+    /// Serves ConfigMaps in protobuf, too.
+    pub protobuf: bool,
 }
 
 /// Numbers of objects of each kind.
@@ -69,6 +71,7 @@ impl Default for Options {
             max_streams: 100,
             compressed_watches: true,
             release: "v1.37.1".to_owned(),
+            protobuf: false,
         }
     }
 }

@@ -8,6 +8,7 @@ use http::{HeaderMap, Method, header};
 
 use super::attributes::SimulatedAccess;
 use super::kinds::ResourceKind;
+use super::message;
 use super::status::Failure;
 use watershed_protocol::{FieldSelector, LabelSelector};
 
@@ -44,10 +45,12 @@ pub(crate) struct ObjectFilter {
     fields: FieldSelector,
 }
 
-/// The JSON form of an answer.
+/// The form of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AnswerShape {
     Full,
+    /// Whole objects in protobuf.
+    Message,
     /// PartialObjectMetadata.
     Partial,
 }
@@ -290,7 +293,11 @@ impl ObjectFilter {
 impl AnswerShape {
     /// Chooses by the Accept header; `suffix` is `List` for a list. Clauses this server can't serve
     /// are passed over.
-    pub(crate) fn negotiate(headers: &HeaderMap, suffix: &str) -> Result<Self, Failure> {
+    pub(crate) fn negotiate(
+        headers: &HeaderMap,
+        suffix: &str,
+        protobuf: bool,
+    ) -> Result<Self, Failure> {
         let accept: Vec<_> = headers
             .get_all(header::ACCEPT)
             .iter()
@@ -304,8 +311,24 @@ impl AnswerShape {
         clauses.sort_by(|a, b| b.quality.total_cmp(&a.quality));
         clauses
             .iter()
-            .find_map(|c| c.shape(suffix))
+            .find_map(|c| c.shape(suffix, protobuf))
             .ok_or_else(Failure::not_acceptable)
+    }
+
+    /// Returns the content type of a list or an object.
+    pub(crate) fn media_type(self) -> &'static str {
+        match self {
+            Self::Message => message::MEDIA_TYPE,
+            Self::Full | Self::Partial => "application/json",
+        }
+    }
+
+    /// Returns the content type of a watch.
+    pub(crate) fn watch_media_type(self) -> &'static str {
+        match self {
+            Self::Message => message::WATCH_MEDIA_TYPE,
+            Self::Full | Self::Partial => "application/json",
+        }
     }
 
     /// Returns whether the Accept header asks for aggregated discovery in this server's version.
@@ -347,11 +370,18 @@ impl<'a> MediaRange<'a> {
         }
     }
 
+    fn names(&self, parameter: &str) -> bool {
+        self.parameters.iter().any(|(name, _)| *name == parameter)
+    }
+
     fn is(&self, name: &str, value: &str) -> bool {
         self.parameters.contains(&(name, value))
     }
 
-    fn shape(&self, suffix: &str) -> Option<AnswerShape> {
+    fn shape(&self, suffix: &str, protobuf: bool) -> Option<AnswerShape> {
+        if protobuf && self.media == message::MEDIA_TYPE && !self.names("as") {
+            return Some(AnswerShape::Message);
+        }
         if !matches!(self.media, "application/json" | "application/*" | "*/*") {
             return None;
         }
@@ -399,7 +429,7 @@ mod tests {
         let shape = |accept: &str, suffix| {
             let mut headers = HeaderMap::new();
             headers.insert(header::ACCEPT, accept.parse().unwrap());
-            AnswerShape::negotiate(&headers, suffix).map_err(|f| f.code)
+            AnswerShape::negotiate(&headers, suffix, false).map_err(|f| f.code)
         };
         assert_eq!(
             shape(

@@ -213,7 +213,7 @@ impl SimulatorService {
             namespace, name, ..
         } = &target.attributes;
         let body = list::get(&self.simulation, index, namespace, name, &query, shape).await?;
-        Ok(json(200, body))
+        Ok(text(shape.media_type(), body))
     }
 
     async fn list(
@@ -227,7 +227,7 @@ impl SimulatorService {
         let query = query?;
         let filter = query.filter(&KINDS[index], &target.attributes.namespace)?;
         let body = list::list(&self.simulation, index, &filter, &query, shape).await?;
-        Ok(json(200, body))
+        Ok(text(shape.media_type(), body))
     }
 
     async fn watch(
@@ -251,7 +251,7 @@ impl SimulatorService {
         let own = response.headers_mut();
         own.insert(
             header::CONTENT_TYPE,
-            HeaderValue::from_static("application/json"),
+            HeaderValue::from_static(shape.watch_media_type()),
         );
         if !compressed {
             return Ok(response);
@@ -272,8 +272,10 @@ impl SimulatorService {
         target: &RequestTarget,
         suffix: &str,
     ) -> Result<AnswerShape, Failure> {
-        let shape = AnswerShape::negotiate(headers, suffix)?;
-        if shape == AnswerShape::Full {
+        let is_config_maps = target.resource() == "configmaps";
+        let protobuf = self.simulation.options.protobuf && is_config_maps;
+        let shape = AnswerShape::negotiate(headers, suffix, protobuf)?;
+        if shape != AnswerShape::Partial {
             self.simulation
                 .stats
                 .whole(target.metric_verb(), &target.resource());

@@ -12,6 +12,7 @@ use tokio::time::Instant;
 use super::body::{BodyError, ResponseBody};
 use super::faults::{BrokenFrame, CutCounts, NextFrame, WatchListSupport};
 use super::kinds::{KINDS, ResourceKind, TypeOrigin};
+use super::message;
 use super::object::SimulatedObject;
 use super::request::{AnswerShape, ObjectFilter, Query};
 use super::simulation::Simulation;
@@ -95,7 +96,7 @@ pub(crate) async fn watch(
     let start = match started {
         Ok(start) => start,
         Err(failure) => {
-            let line = error_line(&failure);
+            let line = error_frame(&failure, shape);
             simulation.stats.events(&resource, 1, line.len() as u64);
             return Ok(full_body(line));
         }
@@ -439,6 +440,7 @@ fn transition<'a>(
 
 fn event_line(change: &str, object: &SimulatedObject, version: u64, shape: AnswerShape) -> Vec<u8> {
     let object = match shape {
+        AnswerShape::Message => return message::event(change, &object.bytes_at(version)),
         AnswerShape::Full => object.bytes_at(version),
         AnswerShape::Partial => object.partial_at(version),
     };
@@ -452,8 +454,14 @@ fn event_line(change: &str, object: &SimulatedObject, version: u64, shape: Answe
     .concat()
 }
 
-fn error_line(failure: &Failure) -> String {
-    format!("{{\"type\":\"ERROR\",\"object\":{}}}\n", failure.status())
+fn error_frame(failure: &Failure, shape: AnswerShape) -> Vec<u8> {
+    match shape {
+        AnswerShape::Message => message::error(failure),
+        AnswerShape::Full | AnswerShape::Partial => {
+            let status = failure.status();
+            format!("{{\"type\":\"ERROR\",\"object\":{status}}}\n").into_bytes()
+        }
+    }
 }
 
 /// A bookmark is the zero value of its kind with a version in it.
@@ -473,12 +481,17 @@ fn bookmark_line(kind: &ResourceKind, shape: AnswerShape, version: u64, end_mark
         (shape, _) => {
             let metadata = format!(r#"{{"resourceVersion":"{version}"{comma}{annotations}}}"#);
             let (kind_name, api_version, tail) = match shape {
-                AnswerShape::Full => (kind.kind, api_version.as_str(), kind.zero_tail),
+                AnswerShape::Full | AnswerShape::Message => {
+                    (kind.kind, api_version.as_str(), kind.zero_tail)
+                }
                 AnswerShape::Partial => ("PartialObjectMetadata", "meta.k8s.io/v1", ""),
             };
             let kind = format!(r#""kind":"{kind_name}","apiVersion":"{api_version}""#);
             format!(r#"{{{kind},"metadata":{metadata}{tail}}}"#)
         }
     };
+    if shape == AnswerShape::Message {
+        return message::event("BOOKMARK", object.as_bytes());
+    }
     format!("{{\"type\":\"BOOKMARK\",\"object\":{object}}}\n").into_bytes()
 }
