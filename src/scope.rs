@@ -5,6 +5,8 @@ mod checkpoint;
 mod collect;
 mod config;
 mod continuity;
+mod derived;
+mod feed;
 mod finish;
 pub mod gauges;
 mod handle;

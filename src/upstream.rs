@@ -48,7 +48,7 @@ pub use error::{AnswerError, UpstreamError};
 pub use forward::{ForwardIdentity, ForwardOptions, Forwarder};
 pub use initial_events::{InitialEventsAnswer, InitialEventsProbe};
 pub use pool::SendOptions;
-pub use printed_objects::{PrintedForm, PrintedObjects};
+pub use printed_objects::{PrintedForm, PrintedObjects, PrintedSample};
 pub use probe::{CatchUp, ObjectVersions, Probe, ProbeEvent, ProbeList};
 pub use reflect::{Change, Collect, KnownState, Reflector, ReflectorTarget, Stopped};
 pub use release::Release;

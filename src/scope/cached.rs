@@ -3,7 +3,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
@@ -55,10 +55,18 @@ pub struct Scope {
     pub(super) type_removed: Notify,
     /// The scope's objects are not upstream's.
     pub(super) found_different: Notify,
+    /// Of a difference that was found, only the bytes of objects differ.
+    pub(super) prints_differently: AtomicBool,
     /// The server at which the scope is followed.
-    pub(super) server: Mutex<Option<ServedBy>>,
+    pub(super) server: watch::Sender<Option<ServedBy>>,
     /// The release that printed all objects, once it is known.
     pub(super) printed_by: Mutex<Option<Release>>,
+    /// The version of upstream's last list or bookmark.
+    pub(super) bookmarked: watch::Sender<ResourceVersion>,
+    /// The scope from which this one is derived, if it is.
+    pub(super) derived_from: ArcSwapOption<Scope>,
+    /// Only derived scopes read the scope so far, which need little history.
+    pub(super) is_source_only: AtomicBool,
     /// True if another release than that server's printed the objects.
     pub(super) outdated: Arc<AtomicBool>,
     pub(super) idle: IdleTracker,
@@ -131,6 +139,19 @@ impl Scope {
         self.first_list
             .get()
             .is_some_and(|first| version < *first && self.reader.oldest_version() == *first)
+    }
+
+    /// Returns true if the scope has no list and watch at upstream, as it is derived from another.
+    pub fn is_derived(&self) -> bool {
+        self.derived_from.load().is_some()
+    }
+
+    /// Returns true if memory should have the bytes that the followed server prints.
+    pub(super) fn is_as_printed(&self) -> bool {
+        let is_up_to_date =
+            |scope: &Self| scope.age().is_none() && !scope.outdated.load(Ordering::Relaxed);
+        let source = self.derived_from.load();
+        is_up_to_date(self) && source.as_ref().is_none_or(|source| is_up_to_date(source))
     }
 
     /// Waits until the scope has reached `version`. Returns false if it did not within `wait`.

@@ -129,7 +129,8 @@ impl Checkpoints {
         self.forget_other_timelines().await;
         for scope in scopes {
             let gvr = &scope.key.gvr;
-            let is_wanted = scope.timeline.is(&shared.timeline)
+            let is_wanted = !scope.is_derived()
+                && scope.timeline.is(&shared.timeline)
                 && (shared.may_store)(&gvr.group, &gvr.resource);
             let captured = is_wanted.then(|| CapturedScope::of(&scope)).flatten();
             let Some(captured) = captured.filter(|captured| self.is_due(&scope.key, captured))

@@ -112,6 +112,11 @@ impl Continuity {
                 (self.is_repeat_due, self.is_fresh) = (false, true);
                 question.answered(*version).is_ok()
             }
+            // Derived from a scope whose list was admitted.
+            (Change::Listed { .. }, None) => {
+                (self.is_repeat_due, self.is_fresh) = (false, true);
+                self.is_current()
+            }
             (Change::OtherHistory { missing }, _) => {
                 self.scope.ask().contradicted(*missing);
                 false

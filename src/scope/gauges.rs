@@ -103,6 +103,7 @@ struct ScopeSums {
     compressed: usize,
     silence: f64,
     staleness: f64,
+    derived: usize,
     figures: StoreStats,
 }
 
@@ -111,6 +112,7 @@ impl ScopeSums {
         let figures = scope.reader.stats();
         self.scopes += 1;
         self.ready += usize::from(matches!(scope.phase(), ScopePhase::Ready(_)));
+        self.derived += usize::from(scope.is_derived());
         self.following += usize::from(scope.is_following());
         self.compressed += scope.reader.snapshot().compressed_size();
         self.silence = self
@@ -149,6 +151,7 @@ impl ScopeSums {
             self.staleness,
             watchers as f64,
             self.scopes as f64,
+            self.derived as f64,
         ]
     }
 }
@@ -162,7 +165,7 @@ const LABELS: &[&str; 6] = &[
     "selection",
 ];
 
-const GAUGES: [Metric<Gauge, { LABELS.len() }>; 12] = [
+const GAUGES: [Metric<Gauge, { LABELS.len() }>; 13] = [
     Metric::new(
         "watershed_scope_ready",
         LABELS,
@@ -218,12 +221,18 @@ const GAUGES: [Metric<Gauge, { LABELS.len() }>; 12] = [
     Metric::new(
         "watershed_scope_watchers",
         LABELS,
-        "Watches served from the scope.",
+        "Watches served from the scope, and scopes derived from it.",
     ),
     Metric::new(
         "watershed_scopes",
         LABELS,
         "Scopes in this series. Scopes of a type that were opened on demand share one: its other \
          gauges are sums, and it is ready when all of them are.",
+    ),
+    Metric::new(
+        "watershed_scopes_derived",
+        LABELS,
+        "Scopes in this series that have no list and watch at upstream, as they are derived from \
+         the type's scope in protobuf.",
     ),
 ];

@@ -15,6 +15,7 @@ pub const METRICS: &[Declaration] = &[
     RELEASE_CHANGES.declaration(),
     CHECKPOINT_WRITES.declaration(),
     CHECKPOINT_READS.declaration(),
+    FALLBACKS.declaration(),
 ];
 
 pub(super) const STOPPED: Metric<Counter, 3> = Metric::new(
@@ -88,6 +89,16 @@ pub(super) fn checkpoint_written(result: &'static str) {
 pub(super) fn checkpoint_read(result: &'static str) {
     CHECKPOINT_READS.with([result.into()]).increment(1);
 }
+
+pub(super) const FALLBACKS: Metric<Counter, 3> = Metric::new(
+    "watershed_scope_json_fallbacks_total",
+    &["group", "resource", "reason"],
+    "Scopes in JSON that are no longer derived from protobuf, and have a list and watch of their \
+     own, by reason: difference or form (upstream prints the type differently), unexplained \
+     (upstream has fields that are not known), not-streamed (upstream does not stream initial \
+     events), unchecked (upstream's JSON could not be compared), source (the scope in protobuf \
+     cannot be used).",
+);
 
 /// Returns a type's series of a metric.
 pub(super) fn of_type(metric: &Metric<Counter, 2>, gvr: &GroupVersionResource) -> Counter {

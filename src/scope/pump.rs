@@ -15,6 +15,8 @@ use super::charges::ScopeCharges;
 use super::checkpoint::Checkpoints;
 use super::collect::stored_object;
 use super::continuity::{Continuity, ContinuityChange};
+use super::derived::{DerivationFailures, DerivedStep};
+use super::feed::{FeedStep, ScopeFeed};
 use super::finish::ask_upstream;
 use super::metrics;
 use super::open_scopes::OpenScopes;
@@ -27,7 +29,7 @@ use super::unfit::UnfitScopes;
 use crate::budget::DoesNotFit;
 use crate::metric::{Counter, Metric};
 use crate::store::{Discarded, InconsistentEvent, SnapshotBuilder, StoreWriter};
-use crate::upstream::{Change, Probe, Reflector, Release, ServedBy, Stopped};
+use crate::upstream::{Change, Probe, Release, ServedBy, Stopped};
 
 /// Time after which a scope that was never ready is given up, and before which a representation
 /// that upstream does not have is not asked for again. Requests are forwarded meanwhile.
@@ -46,7 +48,8 @@ const WATCH_REOPEN: Duration = Duration::from_secs(2);
 
 /// The task of one scope.
 pub(super) struct ScopePump {
-    pub(super) reflector: Reflector,
+    pub(super) feed: ScopeFeed,
+    pub(super) failures: Arc<DerivationFailures>,
     pub(super) continuity: Continuity,
     pub(super) writer: StoreWriter,
     pub(super) unfit: Arc<UnfitScopes>,
@@ -109,25 +112,29 @@ impl ScopePump {
     pub(super) async fn run(mut self) {
         self.restore().await;
         self.stopped = loop {
-            let question = self.reflector.is_listing().then(|| self.scope.ask());
+            let question = self.feed.is_listing().then(|| self.scope.ask());
             if question.is_some() {
                 // They are asked anew after the list, and hold what others wait for.
                 self.release.cancel();
                 self.streaming.cancel();
             }
-            let change = tokio::select! {
+            let step = tokio::select! {
                 () = self.scope.stop.cancelled() => break Stopped::Closed,
                 change = self.continuity.changed() => {
                     self.continue_after(change);
                     continue;
                 }
                 () = self.scope.schema_changed.notified() => {
-                    self.reflector.schema_changed();
+                    if let Some(reflector) = self.feed.reflector() {
+                        reflector.schema_changed();
+                    }
                     self.timers.list_again = Some(Instant::now() + STORAGE_REBUILD);
                     continue;
                 }
                 () = self.scope.type_removed.notified() => {
-                    self.reflector.type_removed();
+                    if let Some(reflector) = self.feed.reflector() {
+                        reflector.type_removed();
+                    }
                     continue;
                 }
                 answer = self.streaming.learned(), if question.is_none() => {
@@ -165,7 +172,19 @@ impl ScopePump {
                     self.scope.publish_version();
                     continue;
                 }
-                change = self.reflector.next(), if self.continuity.is_certain() => change,
+                step = self.feed.next(), if self.continuity.is_certain() => step,
+            };
+            let change = match step {
+                Ok(FeedStep::Upstream(change)) => Ok(change),
+                Ok(FeedStep::Derived(step)) => match self.take_in(step) {
+                    Some(change) => Ok(change),
+                    None => continue,
+                },
+                Ok(FeedStep::FellBack) => {
+                    self.lost();
+                    continue;
+                }
+                Err(stopped) => Err(stopped),
             };
             match change {
                 Ok(change) if self.continuity.admits(&change, question) => self.apply(change),
@@ -178,6 +197,34 @@ impl ScopePump {
                 Err(stopped) => break stopped,
             }
         };
+    }
+
+    /// Takes in a step of a derived scope. Returns its change, if it is one.
+    fn take_in(&mut self, step: DerivedStep) -> Option<Change<SnapshotBuilder>> {
+        match step {
+            DerivedStep::Change(change) => return Some(change),
+            DerivedStep::Doubted => self.quarantine(),
+            DerivedStep::Refollowed => self.refollowed(),
+            DerivedStep::Checked {
+                release,
+                bookmark,
+                is_followed,
+            } => {
+                self.learn_bookmark(Some(bookmark));
+                self.follow_server();
+                self.note_release(release);
+                if is_followed {
+                    self.refollowed();
+                }
+            }
+        }
+        None
+    }
+
+    /// Records that changes arrive again, of which none was lost.
+    fn refollowed(&mut self) {
+        self.scope.set_following(true);
+        self.staleness.reopened(time::Instant::now());
     }
 
     fn continue_after(&mut self, change: ContinuityChange) {
@@ -252,7 +299,9 @@ impl ScopePump {
                     bytes = snapshot.size(),
                     "listed"
                 );
-                self.count(&metrics::UPSTREAM_LISTS);
+                if !self.scope.is_derived() {
+                    self.count(&metrics::UPSTREAM_LISTS);
+                }
                 self.scope.first_list.get_or_init(|| version);
                 let charges = self.scope.charges.lock().take();
                 let replaced = self.writer.replace(snapshot);
@@ -266,7 +315,9 @@ impl ScopePump {
                 self.continuity.listed();
                 self.phase.send_replace(ScopePhase::Ready(ready));
                 *self.scope.printed_by.lock() = None;
-                self.release.listed(self.reflector.listed_by());
+                if let Some(reflector) = self.feed.reflector() {
+                    self.release.listed(reflector.listed_by());
+                }
                 if streams_initial_events {
                     self.follow_server();
                 }
@@ -279,6 +330,7 @@ impl ScopePump {
             Change::Progress { version, format } => {
                 self.learn_bookmark(format);
                 self.writer.progress(now, version);
+                self.scope.bookmarked.send_replace(version);
                 self.heard();
                 self.restored(|proofs| proofs.is_followed = true);
             }
@@ -297,7 +349,9 @@ impl ScopePump {
     }
 
     fn apply_event(&mut self, now: Instant, frame: Frame, scanned: Scanned) {
-        self.events.increment(1);
+        if !self.scope.is_derived() {
+            self.events.increment(1);
+        }
         let Some(ready) = &self.ready else { return };
         let object = stored_object(&ready.format, &frame.object, scanned);
         // A known event does not show that news arrives.
@@ -326,7 +380,7 @@ impl ScopePump {
     /// pauses between them, and upstream may not answer.
     pub(super) fn relist(&mut self) {
         self.not_restored();
-        self.reflector.restart();
+        self.feed.restart();
         self.lost();
     }
 
@@ -388,6 +442,9 @@ impl ScopePump {
     fn quarantine(&mut self) {
         if let ScopePhase::Ready(_) | ScopePhase::Stale(_) = self.scope.phase() {
             self.phase.send_replace(ScopePhase::Quarantined);
+            if self.scope.prints_differently.swap(false, Ordering::Relaxed) {
+                self.feed.distrust();
+            }
             self.relist();
         }
     }
@@ -438,7 +495,7 @@ impl ScopePump {
         self.phase
             .send_replace(ScopePhase::Stopped(stopped.clone()));
         let jitter = 0.75 + fastrand::f64() / 2.0;
-        self.reflector.pause(lasts.max(FIRST_RETRY).mul_f64(jitter));
+        self.feed.pause(lasts.max(FIRST_RETRY).mul_f64(jitter));
         true
     }
 

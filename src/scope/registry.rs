@@ -1,6 +1,6 @@
 //! The scopes of this process.
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -9,13 +9,17 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, Semaphore, watch};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
-use watershed_protocol::{FieldTable, GroupVersionResource, Representation, Selection};
+use watershed_protocol::{
+    Encoding, FieldTable, GroupVersionResource, Representation, ResourceVersion, Selection,
+};
 
 use super::cached::Scope;
 use super::charges::ScopeCharges;
 use super::checkpoint::Checkpoints;
 use super::config::{Retention, ScopeConfig};
 use super::continuity::Continuity;
+use super::derived::{DerivationFailures, DerivedFeed, JsonPrinter};
+use super::feed::ScopeFeed;
 use super::finish::objects_expire;
 use super::handle::ScopeHandle;
 use super::idle::IdleTracker;
@@ -31,7 +35,7 @@ use super::timeline::Timeline;
 use super::unfit::UnfitScopes;
 use super::version_waiters::VersionWaiters;
 use crate::budget::{MemoryBudget, PressureStep};
-use crate::store;
+use crate::store::{self, WindowLimits};
 use crate::upstream::{
     InitialEventsProbe, Probe, Reflector, ReflectorTarget, ServedBy, Stopped, UpstreamClient,
     WatchCompression,
@@ -39,6 +43,12 @@ use crate::upstream::{
 
 /// Interval between sweeps for idle scopes.
 const IDLE_SWEEP: Duration = Duration::from_secs(1);
+/// Upper limits of the history of a scope that only derived scopes read. They take each event at
+/// once, and keep the history for their own readers.
+const SOURCE_WINDOW: WindowLimits = WindowLimits {
+    age: Duration::from_secs(30),
+    bytes: 32 << 20,
+};
 
 /// All scopes of this process. The first request that wants a scope opens it.
 #[derive(Clone)]
@@ -57,6 +67,8 @@ pub struct Scopes {
     budget: MemoryBudget,
     unfit: Arc<UnfitScopes>,
     checkpoints: Option<Checkpoints>,
+    /// Types whose JSON is not derived from protobuf.
+    failures: Arc<DerivationFailures>,
 }
 
 /// The reason why there is no scope for a read.
@@ -83,6 +95,7 @@ impl Scopes {
             budget: MemoryBudget::default(),
             unfit: Arc::default(),
             checkpoints: None,
+            failures: Arc::default(),
         }
     }
 
@@ -206,6 +219,10 @@ impl Scopes {
         }
         let scopes = open.entry(gvr.clone()).or_default();
         let scope = self.open_among(scopes, &key, kind, fields, retention);
+        if !retention.is_source && scope.is_source_only.swap(false, Ordering::Relaxed) {
+            let window = retention.window.unwrap_or(self.config.window);
+            scope.reader.set_window(window);
+        }
         // The handle counts before the lock is released: no sweep can close the scope meanwhile.
         Ok(ScopeHandle::new(&scope))
     }
@@ -344,6 +361,59 @@ impl Scopes {
         scope
     }
 
+    /// Returns the feed of a scope in JSON whose changes are derived from the type's scope in
+    /// protobuf; `None` if they are not to be derived.
+    fn derived(
+        &self,
+        key: &ScopeKey,
+        target: &ReflectorTarget,
+        retention: Retention,
+    ) -> Option<DerivedFeed> {
+        let Representation {
+            encoding,
+            metadata_only,
+        } = key.representation;
+        // The servers of aggregated groups print as they like.
+        let may_derive = retention.derives_json
+            && encoding == Encoding::Json
+            && !self.aggregated.contains_key(&*key.gvr.group)
+            && !self.failures.contains(&key.gvr, metadata_only);
+        if !may_derive {
+            return None;
+        }
+        let printer = JsonPrinter::of_type(&key.gvr, &target.kind, metadata_only)?;
+        let representation = Representation {
+            encoding: Encoding::Protobuf,
+            metadata_only,
+        };
+        let window = retention.window.unwrap_or(self.config.window);
+        let retention = Retention {
+            is_source: true,
+            derives_json: false,
+            window: Some(WindowLimits {
+                age: window.age.min(SOURCE_WINDOW.age),
+                bytes: window.bytes.min(SOURCE_WINDOW.bytes),
+            }),
+            ..retention
+        };
+        let scopes = self.clone();
+        let (gvr, selection) = (key.gvr.clone(), Arc::clone(&key.selection));
+        let (kind, fields) = (Arc::clone(&target.kind), Arc::clone(&target.fields));
+        let open_source = move || {
+            let of = (&gvr, representation);
+            let source = scopes.acquire(of, &kind, &fields, |_| {
+                Some((Arc::clone(&selection), retention))
+            });
+            source.ok()
+        };
+        Some(DerivedFeed::new(
+            self.client.clone(),
+            target.clone(),
+            printer,
+            Box::new(open_source),
+        ))
+    }
+
     /// Starts the task of a new scope.
     fn start(&self, key: ScopeKey, target: ReflectorTarget, retention: Retention) -> Arc<Scope> {
         let (mut writer, reader) = store::new(retention.window.unwrap_or(self.config.window));
@@ -397,8 +467,12 @@ impl Scopes {
             schema_changed: Notify::new(),
             type_removed: Notify::new(),
             found_different: Notify::new(),
-            server: Mutex::default(),
             printed_by: Mutex::default(),
+            prints_differently: AtomicBool::new(false),
+            server: watch::Sender::default(),
+            bookmarked: watch::Sender::new(ResourceVersion::default()),
+            derived_from: ArcSwapOption::empty(),
+            is_source_only: AtomicBool::new(retention.is_source),
             outdated: Arc::new(AtomicBool::new(false)),
             stop: CancellationToken::new(),
             frees_memory: AtomicBool::new(false),
@@ -410,14 +484,16 @@ impl Scopes {
             Arc::clone(&self.learners),
             Arc::clone(&scope.outdated),
         );
-        let reflector = Reflector::new(self.client.clone(), target);
+        let mut derived = self.derived(&scope.key, &target, retention);
+        let mut reflector = Reflector::new(self.client.clone(), target);
+        if !retention.indispensable {
+            let estimates = !self.unfit.is_to_be_tried(&scope.key, Instant::now());
+            derived = derived.map(|derived| derived.within(&self.budget, estimates));
+            reflector = reflector.within(&self.budget, estimates);
+        }
         let pump = ScopePump {
-            reflector: if retention.indispensable {
-                reflector
-            } else {
-                let is_tried = self.unfit.is_to_be_tried(&scope.key, Instant::now());
-                reflector.within(&self.budget, !is_tried)
-            },
+            feed: ScopeFeed::new(&scope, reflector, derived, &self.failures),
+            failures: Arc::clone(&self.failures),
             unfit: Arc::clone(&self.unfit),
             continuity: Continuity::new(self.client.clone(), &scope),
             writer,

@@ -12,14 +12,17 @@ use crate::upstream::{InitialEventsAnswer, PrintedForm, Release};
 impl ScopePump {
     /// Notes the server at which the scope is followed from now on.
     pub(super) fn follow_server(&mut self) {
-        let (Some(server), Some(ready)) = (self.reflector.server(), &self.ready) else {
+        let (Some(server), Some(ready)) = (self.feed.server().cloned(), &self.ready) else {
             return;
         };
-        self.scope.compression.follow(server);
-        self.streaming.follow(server);
-        self.release.followed(server, &ready.format);
+        self.scope.compression.follow(&server);
+        self.streaming.follow(&server);
+        // Derived objects are as the source's, which is compared itself.
+        if self.feed.reflector().is_some() {
+            self.release.followed(&server, &ready.format);
+        }
         *self.scope.printed_by.lock() = None;
-        *self.scope.server.lock() = Some(server.clone());
+        self.scope.server.send_replace(Some(server));
     }
 
     pub(super) fn release_learned(&mut self, learned: LearnedRelease) {
@@ -76,18 +79,22 @@ impl ScopePump {
             streams_initial_events: ready.streams_initial_events,
             warnings: form.warnings,
         });
-        self.reflector.forget_bookmark();
+        if let Some(reflector) = self.feed.reflector() {
+            reflector.forget_bookmark();
+        }
         self.streaming.ask_again();
     }
 
     /// Records the followed server's release. What was learned of another one by asking is
     /// forgotten, and has to be asked again.
-    fn note_release(&mut self, release: Option<Release>) {
+    pub(super) fn note_release(&mut self, release: Option<Release>) {
         (*self.scope.printed_by.lock()).clone_from(&release);
         let known = std::mem::replace(&mut self.followed_release, release);
         if known.is_some() && known != self.followed_release {
             self.scope.compression.forget();
-            let server = self.scope.server.lock().clone();
+            // This one may print what the last one printed differently.
+            self.failures.forget();
+            let server = self.scope.server.borrow().clone();
             self.releases.send_replace(server);
         }
     }

@@ -11,10 +11,12 @@ impl ScopePump {
     /// Takes the state of a checkpoint, if there is one that may be used. The next change resumes
     /// its watch.
     pub(super) async fn restore(&mut self) {
-        let Some(checkpoints) = &self.checkpoints else {
+        // The source of a derived scope has a checkpoint of its own.
+        let (Some(checkpoints), Some(reflector)) = (&self.checkpoints, self.feed.reflector())
+        else {
             return;
         };
-        let load = self.reflector.begin_load();
+        let load = reflector.begin_load();
         let stored = tokio::select! {
             () = self.scope.stop.cancelled() => None,
             stored = checkpoints.read(&self.scope, load) => stored,
@@ -27,7 +29,7 @@ impl ScopePump {
             objects = snapshot.len(),
             "read a checkpoint; resuming its watch"
         );
-        self.reflector.resume_after(KnownState {
+        reflector.resume_after(KnownState {
             format: Arc::clone(&stored.ready.format),
             version: stored.version,
             last_event: stored.last_event,

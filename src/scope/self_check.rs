@@ -10,6 +10,7 @@
 //! A false alarm costs a list and every watch of the scope. So a difference counts only if a second
 //! look, a moment later and at a newer version, finds it again. What cannot be compared is skipped.
 use std::collections::HashMap;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -26,7 +27,7 @@ mod look;
 mod paged;
 mod selected;
 
-use difference::{Excerpt, ObjectDifference};
+use difference::{BYTES, Excerpt, ObjectDifference};
 use examination::Examination;
 use look::{Inconclusive, Look};
 
@@ -188,7 +189,15 @@ fn act(scope: &Scope, differences: &[ObjectDifference], is_due: bool) {
         metrics::QUARANTINES
             .with(metrics::with_type(&key.gvr, reason))
             .increment(1);
-        scope.found_different.notify_one();
+        if reason == BYTES {
+            scope.prints_differently.store(true, Ordering::Relaxed);
+            scope.found_different.notify_one();
+        } else {
+            // Derived scopes have what their source has. They are listed again after it.
+            let source = scope.derived_from.load_full();
+            let wrong = source.as_deref().unwrap_or(scope);
+            wrong.found_different.notify_one();
+        }
     }
 }
 

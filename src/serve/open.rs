@@ -203,7 +203,8 @@ fn acquire<S: Send + Sync + 'static>(
                     let here: Vec<_> = here.into_iter().map(open_scope).collect();
                     let elsewhere = elsewhere
                         .into_iter()
-                        .filter(|scope| open_scope(scope).condition.is_alive())
+                        .map(open_scope)
+                        .filter(|scope| scope.condition.is_alive() && !scope.is_derived)
                         .count();
                     let chosen = limits.choose(asked, *one, &here, elsewhere)?;
                     if !here.iter().any(|open| open.selection == chosen.selection) {
@@ -233,5 +234,6 @@ fn open_scope(scope: &Arc<Scope>) -> OpenScope {
     OpenScope {
         selection: Arc::clone(&scope.key.selection),
         condition,
+        is_derived: scope.is_derived(),
     }
 }

@@ -77,6 +77,8 @@ pub struct ScopePolicy {
     pub window_bytes: Option<usize>,
     /// Time for which a scope that does not follow upstream is still served; zero for no limit.
     pub max_staleness: Option<Duration>,
+    /// Derives JSON from the type's scope in protobuf, so that upstream has one watch of both.
+    pub derive_json: Option<bool>,
 }
 
 impl ScopePolicy {
@@ -90,6 +92,7 @@ impl ScopePolicy {
             window_age: self.window_age.or(other.window_age),
             window_bytes: self.window_bytes.or(other.window_bytes),
             max_staleness: self.max_staleness.or(other.max_staleness),
+            derive_json: self.derive_json.or(other.derive_json),
         }
     }
 
@@ -331,6 +334,8 @@ impl CachingPolicy {
         Retention {
             on_demand,
             indispensable: false,
+            is_source: false,
+            derives_json: scopes.derive_json.unwrap_or(true),
             idle,
             window: has_own_window.then_some(own_window),
             max_staleness: scopes.max_staleness,

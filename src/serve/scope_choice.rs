@@ -97,6 +97,8 @@ impl Condition {
 pub(super) struct OpenScope {
     pub(super) selection: Arc<Selection>,
     pub(super) condition: Condition,
+    /// The scope has no watch at upstream, as it is derived from one in another representation.
+    pub(super) is_derived: bool,
 }
 
 impl OnDemandLimits {
@@ -104,7 +106,7 @@ impl OnDemandLimits {
     /// that the read is forwarded.
     ///
     /// `open` are the scopes in the wanted version and representation, `elsewhere` is the number of
-    /// scopes in others. A read of one object opens no scope, and may use one that is incomplete.
+    /// watches of scopes in others. A read of one object opens no scope, and may use one that is incomplete.
     pub(super) fn choose(
         self,
         asked: &Arc<Selection>,
@@ -142,7 +144,8 @@ impl OnDemandLimits {
     ) -> Option<ChosenScope> {
         let everything = Arc::<Selection>::default();
         let may_merge = |into: &Selection| self.merge && refused(into, failed).is_none();
-        let watches = alive.len() + elsewhere;
+        let own = alive.iter().filter(|scope| !scope.is_derived).count();
+        let watches = own + elsewhere;
         if watches >= self.max_scopes {
             return None;
         }
@@ -226,6 +229,7 @@ mod tests {
         let of = |&(namespace, labels, condition): &_| OpenScope {
             selection: selection(namespace, labels),
             condition,
+            is_derived: false,
         };
         all.iter().map(of).collect()
     }
@@ -406,7 +410,11 @@ mod tests {
                 if let Some(held) = limits.choose(&wanted, false, &open, elsewhere) {
                     prop_assert!(held.is_complete && held.selection.covers(&wanted));
                     if !open.iter().any(|scope| scope.selection == held.selection) {
-                        open.push(OpenScope { selection: held.selection, condition: Syncing });
+                        open.push(OpenScope {
+                            selection: held.selection,
+                            condition: Syncing,
+                            is_derived: false,
+                        });
                     }
                 }
                 let alive = open.iter().filter(|scope| scope.condition != Failed).count();

@@ -12,6 +12,7 @@ use super::state::{HeldBytes, StoreState};
 use super::subscribers::Interest;
 use super::subscription::Subscription;
 use super::sync::RwLock;
+use super::window::WindowLimits;
 use super::writer::UnfinishedVersion;
 
 /// Reads a scope's state. Cheap to clone.
@@ -173,6 +174,11 @@ impl StoreReader {
     /// Returns the bytes that the state and its history hold.
     pub fn held(&self) -> HeldBytes {
         self.state.read().held()
+    }
+
+    /// Sets the limits of the history from now on.
+    pub fn set_window(&self, limits: WindowLimits) {
+        self.state.write().window.set_limits(limits);
     }
 
     /// Releases the events that are older than `age`, and some of the memory that only they needed.

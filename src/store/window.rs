@@ -101,6 +101,11 @@ impl Window {
         &self.changes
     }
 
+    /// Sets the limits of the history. The next change drops what is beyond them.
+    pub(super) fn set_limits(&mut self, limits: WindowLimits) {
+        self.limits = limits;
+    }
+
     /// Returns the limits of the history.
     pub(super) fn limits(&self) -> WindowLimits {
         self.limits

@@ -12,7 +12,9 @@ use super::reflect::ReflectorTarget;
 use super::release_probe::check_release;
 use super::traffic::RequestPurpose;
 use super::{ConnectionClass, UpstreamClient};
-use watershed_protocol::{ListPage, Scanned, WireFormat, scan};
+use watershed_protocol::{
+    ListPage, Malformed, PartialFormat, ResourceVersion, Scanned, WireFormat, scan,
+};
 
 /// Objects of a page.
 const PAGE: usize = 500;
@@ -28,6 +30,19 @@ pub struct PrintedForm {
     pub fits: bool,
     /// The Warning headers of a list.
     pub warnings: Vec<HeaderValue>,
+}
+
+/// Some objects as a server prints them.
+#[derive(Debug)]
+pub struct PrintedSample {
+    /// The wire format of lists and objects.
+    pub format: WireFormat,
+    /// The Warning headers of the list.
+    pub warnings: Vec<HeaderValue>,
+    /// The version of the list.
+    pub version: ResourceVersion,
+    /// The objects.
+    pub objects: Vec<(Bytes, Scanned)>,
 }
 
 /// Reads objects page by page.
@@ -56,11 +71,8 @@ impl PrintedObjects {
         let mut warnings = None;
         let mut token: Option<String> = None;
         loop {
-            let (headers, body) = self.page(token.as_deref()).await?;
-            let warnings = warnings.get_or_insert_with(|| {
-                let all = headers.get_all(header::WARNING);
-                all.iter().cloned().collect::<Vec<_>>()
-            });
+            let (headers, body) = self.page(PAGE, token.as_deref()).await?;
+            let warnings = warnings.get_or_insert_with(|| warnings_in(&headers));
             let Some(page) = Self::understood(format, &body)? else {
                 return Ok(PrintedForm {
                     fits: false,
@@ -81,6 +93,30 @@ impl PrintedObjects {
         }
     }
 
+    /// Reads the first objects, at most `limit`, and learns the wire format from them. An answer in
+    /// no known format is [`AnswerError::Unusable`].
+    pub async fn sample(&self, limit: usize) -> Result<PrintedSample, AnswerError> {
+        let (headers, body) = self.page(limit, None).await?;
+        let representation = self.target.representation;
+        let kind = if representation.metadata_only {
+            PartialFormat::KIND
+        } else {
+            &self.target.kind
+        };
+        let (format, page) = WireFormat::learn(representation.encoding, kind, &body)?;
+        let scanned = page.objects.into_iter().map(|object| {
+            format.check(&object)?;
+            let scanned = scan(representation.encoding, &object, &self.target.fields)?;
+            Ok((object, scanned))
+        });
+        Ok(PrintedSample {
+            version: page.version,
+            objects: scanned.collect::<Result<_, Malformed>>()?,
+            warnings: warnings_in(&headers),
+            format,
+        })
+    }
+
     /// Returns a page; `None` if it has another wire format. Garbage is an error.
     fn understood(format: &WireFormat, body: &Bytes) -> Result<Option<ListPage>, AnswerError> {
         let page = format.read_list(body);
@@ -96,7 +132,11 @@ impl PrintedObjects {
         Ok(None)
     }
 
-    async fn page(&self, token: Option<&str>) -> Result<(HeaderMap, Bytes), AnswerError> {
+    async fn page(
+        &self,
+        limit: usize,
+        token: Option<&str>,
+    ) -> Result<(HeaderMap, Bytes), AnswerError> {
         let unusable = |error: &dyn std::fmt::Display| AnswerError::Unusable(error.to_string());
         let ReflectorTarget { gvr, selection, .. } = &self.target;
         let (path, selectors) = (selection.path(gvr), selection.parameters());
@@ -105,7 +145,7 @@ impl PrintedObjects {
             format!("&continue={}", token.collect::<String>())
         });
         let representation = self.target.representation;
-        let request = Request::get(format!("{path}?limit={PAGE}{next}{selectors}"))
+        let request = Request::get(format!("{path}?limit={limit}{next}{selectors}"))
             .header(header::ACCEPT, representation.list_accept_header())
             .body(crate::body::empty())
             .map_err(|error| unusable(&error))?;
@@ -131,4 +171,8 @@ impl PrintedObjects {
         let silent = |_| AnswerError::Unusable(format!("no answer within {PATIENCE:?}"));
         timeout(PATIENCE, answer).await.map_err(silent)?
     }
+}
+
+fn warnings_in(headers: &HeaderMap) -> Vec<HeaderValue> {
+    headers.get_all(header::WARNING).iter().cloned().collect()
 }

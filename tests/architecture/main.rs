@@ -34,7 +34,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("watcher", &["store", "work"]),
     (
         "scope",
-        &["store", "upstream", "watcher", "budget", "metric"],
+        &["store", "upstream", "watcher", "budget", "metric", "work"],
     ),
     ("catalog", &["store", "upstream", "scope", "body", "metric"]),
     (

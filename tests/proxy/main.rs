@@ -18,6 +18,7 @@ mod compression;
 mod consistent_reads;
 mod custom_resources;
 mod demo;
+mod derived;
 mod discovery_documents;
 mod drain;
 mod indented;

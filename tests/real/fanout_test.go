@@ -95,3 +95,55 @@ func TestManyInformersCostUpstreamOneWatch(t *testing.T) {
 		t.Errorf("190 informers more cost upstream %+v", got)
 	}
 }
+
+// TestClientsOfEveryEncodingCostUpstreamOneWatch reads 20 built-in types in JSON, in protobuf, and
+// their metadata in both. It has a cluster of its own, so that nobody else moves the counters.
+func TestClientsOfEveryEncodingCostUpstreamOneWatch(t *testing.T) {
+	c := require.Value(testbed.StartWithProxy())(t)
+	t.Cleanup(c.Stop)
+	if testbed.Direct {
+		t.Skip("without a proxy there is nothing to count")
+	}
+	const ns = "default"
+	for i := range 30 {
+		c.Upstream().Must(t, api.Request{Method: "POST", Path: "/api/v1/namespaces/" + ns + "/pods", Body: api.JSON(objects.Pod(fmt.Sprintf("pod-%d", i), ""))})
+	}
+	roots := map[string][]string{
+		"/api/v1": {"configmaps", "endpoints", "limitranges", "nodes", "persistentvolumeclaims",
+			"persistentvolumes", "pods", "podtemplates", "resourcequotas", "services"},
+		"/apis/apps/v1":                {"controllerrevisions", "replicasets", "statefulsets"},
+		"/apis/batch/v1":               {"cronjobs", "jobs"},
+		"/apis/coordination.k8s.io/v1": {"leases"},
+		"/apis/discovery.k8s.io/v1":    {"endpointslices"},
+		"/apis/networking.k8s.io/v1":   {"ingresses", "networkpolicies"},
+		"/apis/policy/v1":              {"poddisruptionbudgets"},
+	}
+	types := 0
+	for root, names := range roots {
+		for _, name := range names {
+			types++
+			before := usage.Measure(t, c, name)
+			for _, accept := range []string{"", api.ProtobufType, api.MetadataListJSON, api.MetadataListProtobuf} {
+				r := api.Request{Path: root + "/" + name + "?resourceVersion=0", Accept: accept}
+				poll.Until(t, r.String()+" is answered from memory", func() error {
+					if source := c.Proxied().Must(t, r).Header.Get("X-Watershed-Source"); source != "snapshot" {
+						return fmt.Errorf("it is answered from %q", source)
+					}
+					return nil
+				})
+			}
+			// Two small lists, of one object and of some: how upstream prints the type. A watch of
+			// an object that does not exist shows upstream's bookmarks in JSON.
+			poll.Until(t, name+" has one watch", func() error {
+				got := usage.Measure(t, c, name).Minus(before)
+				if got.Watching != 1 || got.Lists > 2 || got.Watched > 1 {
+					return fmt.Errorf("four encodings of %s cost upstream %+v", name, got)
+				}
+				return nil
+			})
+		}
+	}
+	if types != 20 {
+		t.Errorf("%d types", types)
+	}
+}

@@ -35,6 +35,11 @@ pub(super) struct ConfigFile {
     #[serde(deserialize_with = "not_empty")]
     #[schemars(with = "u64")]
     pub(super) max_staleness_seconds: Option<u64>,
+    /// Derives the JSON of built-in types from protobuf, so that upstream has one list and watch for
+    /// both. Default: true.
+    #[serde(deserialize_with = "not_empty")]
+    #[schemars(with = "bool")]
+    pub(super) derive_json: Option<bool>,
     /// Memory that the process may use, as Kubernetes writes quantities (`512Mi`), instead of
     /// `--memory-limit`; 0 for no limit.
     #[serde(deserialize_with = "quantity")]
@@ -133,6 +138,11 @@ pub(super) struct TypeSettings {
     #[serde(default, deserialize_with = "not_empty")]
     #[schemars(with = "u64")]
     pub(super) max_staleness_seconds: Option<u64>,
+    /// Derives the type's JSON from protobuf, so that upstream has one list and watch for both.
+    /// Default: true for built-in types.
+    #[serde(default, deserialize_with = "not_empty")]
+    #[schemars(with = "bool")]
+    pub(super) derive_json: Option<bool>,
 }
 
 impl TypeSettings {
@@ -152,6 +162,7 @@ impl TypeSettings {
             window_age: self.window_seconds.map(Duration::from_secs),
             window_bytes: self.window_mib.map(|mib| mib.saturating_mul(1 << 20)),
             max_staleness: self.max_staleness_seconds.map(Duration::from_secs),
+            derive_json: self.derive_json,
         }
     }
 }

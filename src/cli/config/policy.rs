@@ -41,6 +41,7 @@ pub(super) fn parse(text: &str, preset: CachingPolicy) -> anyhow::Result<Caching
             selector_scopes: file.selector_scopes,
             idle: file.idle_seconds.map(Duration::from_secs),
             max_staleness: file.max_staleness_seconds.map(Duration::from_secs),
+            derive_json: file.derive_json,
             ..ScopePolicy::default()
         },
         memory_limit: file.memory_limit,

@@ -6,6 +6,8 @@ use watershed_protocol::ResourceVersion;
 
 /// Number of differences that a log line names.
 const SHOWN: usize = 5;
+/// The metric label of differences that are all of bytes.
+pub(super) const BYTES: &str = "bytes";
 /// Characters of a key that a log line shows.
 const KEY_CHARS: usize = 160;
 
@@ -37,7 +39,7 @@ impl ObjectDifference {
     pub(super) fn label(differences: &[Self]) -> &'static str {
         let is_bytes = |it: &Self| matches!(it.kind, DifferenceKind::Bytes { .. });
         if differences.iter().all(is_bytes) {
-            "bytes"
+            BYTES
         } else {
             "objects"
         }

@@ -1,6 +1,5 @@
 //! One check of one scope. A difference counts if it is found twice.
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::time::sleep;
@@ -30,7 +29,7 @@ impl<'a> Examination<'a> {
     pub(super) fn new(client: &UpstreamClient, scope: &'a Scope) -> Self {
         let key = &scope.key;
         // Another server may be of another release, and print objects differently.
-        let server = scope.server.lock().clone();
+        let server = scope.server.borrow().clone();
         let client = server.map_or(client.clone(), |server| client.beside(&server));
         let namespaced = scope.fields.namespaced();
         Self {
@@ -76,15 +75,10 @@ impl<'a> Examination<'a> {
         Ok(second)
     }
 
-    /// Returns true if memory should have the bytes that the followed server prints.
-    fn is_followed(&self) -> bool {
-        self.scope.age().is_none() && !self.scope.outdated.load(Ordering::Relaxed)
-    }
-
     /// Returns the scope's properties, if it is ready and follows upstream.
     fn ready(&self) -> Option<Arc<ReadyScope>> {
         match self.scope.phase() {
-            ScopePhase::Ready(ready) if self.is_followed() => Some(ready),
+            ScopePhase::Ready(ready) if self.scope.is_as_printed() => Some(ready),
             _ => None,
         }
     }

@@ -216,6 +216,17 @@ impl WireFormat {
         out.freeze()
     }
 
+    /// Returns a watch event around an object's whole text or message.
+    pub fn frame(&self, kind: EventKind, object: &[u8]) -> Frame {
+        let frame = self.event_of(kind, object);
+        let start = self.event_ends(kind, object.len()).0.len();
+        Frame {
+            kind,
+            object: frame.slice(start..start + object.len()),
+            frame,
+        }
+    }
+
     /// Returns a whole ERROR frame around a Status: its JSON text, or its bare protobuf message.
     pub fn status_event(&self, status: &[u8]) -> Bytes {
         self.event_of(EventKind::Error, status)

@@ -1,0 +1,428 @@
+//! Follows the JSON of a type that is held in protobuf: the objects and events of the type's scope
+//! in protobuf, printed as JSON.
+//!
+//! Upstream is asked for no second list and watch then. That is exact only while upstream prints
+//! the type as the tables of `watershed-transcode` do. So nothing is shown before some of upstream's
+//! own JSON was compared with what is made here ([`check`]), and whatever does not fit ends the
+//! derivation: the caller lists and watches the type in JSON instead.
+mod check;
+mod failures;
+mod following;
+mod printer;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep_until};
+
+use super::cached::Scope;
+use super::handle::ScopeHandle;
+use super::phase::ScopePhase;
+use crate::budget::{DoesNotFit, MemoryBudget};
+use crate::store::{Interest, Snapshot, SnapshotBuilder, StoredObject, SubscriptionStart};
+use crate::upstream::{
+    Backoff, Change, Collect, ReflectorTarget, Release, ServedBy, UpstreamClient,
+};
+use crate::work::{REDUCED_OBJECT, WorkBudget};
+use check::{CheckError, CheckedPrint, PrintCheck};
+pub(super) use failures::{DerivationFailures, FallbackReason};
+use following::{FollowedChange, Following};
+pub(super) use printer::JsonPrinter;
+use watershed_protocol::BookmarkFormat;
+
+/// First and longest pause after a check that got no answer.
+const RETRIES: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(5));
+/// Checks without an answer after which the derivation ends.
+const MAX_FAILURES: u32 = 5;
+
+/// Opens the scope in protobuf; `None` if memory is too short for it.
+pub(super) type OpenSource = Box<dyn Fn() -> Option<ScopeHandle> + Send + Sync>;
+
+/// Follows a scope in protobuf, and yields its changes in JSON.
+pub(super) struct DerivedFeed {
+    open_source: OpenSource,
+    check: PrintCheck,
+    budget: MemoryBudget,
+    /// The next state is estimated before it is printed.
+    estimates: bool,
+    state: DerivedState,
+    /// The server whose JSON was compared last, and what was learned of it.
+    checked: Option<CheckedPrint>,
+    pauses: Backoff,
+    failures: u32,
+    retry_at: Option<Instant>,
+    /// The caller knows that changes do not arrive.
+    is_lost: bool,
+}
+
+enum DerivedState {
+    /// The source is to be opened.
+    Closed,
+    /// The source's state is awaited.
+    Opened(ScopeHandle),
+    /// The source's state was shown. Its events follow.
+    Following(Box<Following>),
+}
+
+/// The next thing to know of a derived scope.
+pub(super) enum DerivedStep {
+    /// A change in JSON.
+    Change(Change<SnapshotBuilder>),
+    /// The source follows upstream again. Nothing was lost.
+    Refollowed,
+    /// The source's objects differ from upstream's. The next change is a fresh list.
+    Doubted,
+    /// The source is followed at another server, which prints the type in the same way.
+    Checked {
+        /// The server's release, if it tells.
+        release: Option<Release>,
+        /// Its form of bookmarks.
+        bookmark: BookmarkFormat,
+        /// Changes arrive.
+        is_followed: bool,
+    },
+}
+
+/// The end of a derivation.
+pub(super) enum DerivedEnd {
+    /// The scope has to be followed in JSON.
+    FallBack(FallbackReason),
+    /// The objects do not fit into memory.
+    DoesNotFit(DoesNotFit),
+}
+
+impl From<FallbackReason> for DerivedEnd {
+    fn from(reason: FallbackReason) -> Self {
+        Self::FallBack(reason)
+    }
+}
+
+impl From<DoesNotFit> for DerivedEnd {
+    fn from(error: DoesNotFit) -> Self {
+        Self::DoesNotFit(error)
+    }
+}
+
+impl DerivedFeed {
+    pub(super) fn new(
+        client: UpstreamClient,
+        target: ReflectorTarget,
+        printer: JsonPrinter,
+        open_source: OpenSource,
+    ) -> Self {
+        Self {
+            open_source,
+            check: PrintCheck::new(client, target, printer),
+            budget: MemoryBudget::default(),
+            estimates: true,
+            state: DerivedState::Closed,
+            checked: None,
+            pauses: Backoff::new(RETRIES.0, RETRIES.1),
+            failures: 0,
+            retry_at: None,
+            is_lost: false,
+        }
+    }
+
+    /// Stops states that do not fit into this budget, as [`crate::upstream::Reflector::within`].
+    pub(super) fn within(self, budget: &MemoryBudget, estimates: bool) -> Self {
+        Self {
+            budget: budget.clone(),
+            estimates,
+            ..self
+        }
+    }
+
+    /// Returns the scope in protobuf, while it is open.
+    pub(super) fn source(&self) -> Option<&Arc<Scope>> {
+        match &self.state {
+            DerivedState::Closed => None,
+            DerivedState::Opened(source) => Some(source),
+            DerivedState::Following(following) => Some(following.source()),
+        }
+    }
+
+    /// Returns the server whose JSON was compared last.
+    pub(super) fn server(&self) -> Option<&ServedBy> {
+        self.checked.as_ref().map(|checked| &checked.server)
+    }
+
+    /// Forgets the state: the next change is a fresh list.
+    pub(super) fn restart(&mut self) {
+        self.state = match std::mem::replace(&mut self.state, DerivedState::Closed) {
+            DerivedState::Following(following) => DerivedState::Opened(following.into_source()),
+            state => state,
+        };
+    }
+
+    /// Delays the next step.
+    pub(super) fn pause(&mut self, pause: Duration) {
+        self.retry_at = Some(Instant::now() + pause);
+    }
+
+    /// Returns the next step. Cancelling a call loses nothing.
+    pub(super) async fn next(&mut self) -> Result<DerivedStep, DerivedEnd> {
+        loop {
+            if let Some(at) = self.retry_at {
+                sleep_until(at).await;
+                self.retry_at = None;
+            }
+            let step = match &mut self.state {
+                DerivedState::Closed => {
+                    let source = (self.open_source)();
+                    let source = source.ok_or(FallbackReason::Source("memory is short"))?;
+                    self.state = DerivedState::Opened(source);
+                    None
+                }
+                DerivedState::Opened(_) => self.begin().await?,
+                DerivedState::Following(_) => self.follow().await?,
+            };
+            if let Some(step) = step {
+                return Ok(step);
+            }
+        }
+    }
+
+    /// Waits for the source's state, checks how upstream prints it, and prints it.
+    async fn begin(&mut self) -> Result<Option<DerivedStep>, DerivedEnd> {
+        let DerivedState::Opened(source) = &self.state else {
+            return Ok(None);
+        };
+        let scope = Arc::clone(source);
+        if !self.is_ready(&scope).await? {
+            return Ok(self.lost());
+        }
+        let mut servers = scope.server.subscribe();
+        let Some(server) = servers.borrow_and_update().clone() else {
+            // It is known once the source's watch is open.
+            let mut phases = scope.phase.clone();
+            if matches!(*phases.borrow_and_update(), ScopePhase::Ready(_)) {
+                tokio::select! {
+                    _ = servers.changed() => {}
+                    _ = phases.changed() => {}
+                }
+            }
+            return Ok(None);
+        };
+        if !self.is_checked(&server) {
+            return match self.check_print(&scope, &server).await? {
+                true => Ok(None),
+                false => Ok(self.lost()),
+            };
+        }
+        let (subscription, snapshot) = scope
+            .reader
+            .subscribe(SubscriptionStart::Now, Interest::All);
+        let now = scope.server.borrow().clone();
+        let is_checked = now.is_some_and(|now| self.is_checked(&now));
+        let Some(checked) = self.checked.clone().filter(|_| is_checked) else {
+            return Ok(None);
+        };
+        // The timeline may have ended since. Whatever is read before the source knows is dropped by
+        // the caller, who knows as well.
+        if !snapshot.is_listed() || !scope.is_current() {
+            return Ok(None);
+        }
+        if !checked.has_seen_objects && !snapshot.is_empty() {
+            // The first objects came after the check.
+            self.checked = None;
+            return Ok(None);
+        }
+        let change = self.print_all(&checked, &snapshot).await?;
+        if let DerivedState::Opened(source) =
+            std::mem::replace(&mut self.state, DerivedState::Closed)
+        {
+            let version = snapshot.version();
+            let following = Following::new(source, subscription, version);
+            self.state = DerivedState::Following(Box::new(following));
+        }
+        self.estimates = true;
+        self.is_lost = false;
+        Ok(Some(DerivedStep::Change(change)))
+    }
+
+    /// Returns true if the source's state can be read. Otherwise it waits for a change, unless the
+    /// caller has to know first that changes do not arrive.
+    async fn is_ready(&self, source: &Scope) -> Result<bool, DerivedEnd> {
+        const STOPPED: FallbackReason = FallbackReason::Source("it is not cached in protobuf");
+        let mut phases = source.phase.clone();
+        let phase = phases.borrow_and_update().clone();
+        match phase {
+            ScopePhase::Ready(_) if source.is_current() => return Ok(true),
+            ScopePhase::Stopped(_) => return Err(STOPPED.into()),
+            ScopePhase::Syncing => {}
+            _ if self.is_lost => {}
+            _ => return Ok(false),
+        }
+        phases.changed().await.map_err(|_| STOPPED)?;
+        Ok(matches!(&*phases.borrow(), ScopePhase::Ready(_)) && source.is_current())
+    }
+
+    /// Returns the step that tells the caller that changes do not arrive, if it does not know.
+    fn lost(&mut self) -> Option<DerivedStep> {
+        let is_known = std::mem::replace(&mut self.is_lost, true);
+        (!is_known).then_some(DerivedStep::Change(Change::Interrupted))
+    }
+
+    fn is_checked(&self, server: &ServedBy) -> bool {
+        self.checked
+            .as_ref()
+            .is_some_and(|checked| checked.server.is_same(server))
+    }
+
+    /// Compares a server's JSON with what is printed here. Returns false if there was no answer; the
+    /// next attempt comes after a pause.
+    async fn check_print(&mut self, source: &Scope, server: &ServedBy) -> Result<bool, DerivedEnd> {
+        let known = self.checked.as_ref();
+        match self.check.check(source, server, known).await {
+            Ok(checked) => {
+                self.checked = Some(checked);
+                self.failures = 0;
+                self.pauses.reset();
+                Ok(true)
+            }
+            Err(CheckError::FallBack(reason)) => Err(reason.into()),
+            Err(CheckError::NoAnswer(error)) => {
+                let resource = &self.check.target.gvr;
+                tracing::debug!(%resource, %error, "upstream's JSON could not be compared");
+                // Where upstream cannot be reached at all, the source waits for it.
+                self.failures += u32::from(source.is_following());
+                if self.failures >= MAX_FAILURES {
+                    return Err(FallbackReason::Unchecked(error.to_string()).into());
+                }
+                self.retry_at = Some(Instant::now() + self.pauses.pause());
+                Ok(false)
+            }
+        }
+    }
+
+    /// Prints a whole state.
+    async fn print_all(
+        &mut self,
+        checked: &CheckedPrint,
+        snapshot: &Snapshot,
+    ) -> Result<Change<SnapshotBuilder>, DerivedEnd> {
+        let format = &checked.format;
+        let mut objects = SnapshotBuilder::begin(format, &self.check.target.fields);
+        let mut load = self.budget.begin_load();
+        if self.estimates {
+            let bytes = snapshot.size().saturating_mul(2);
+            load.expect(MemoryBudget::estimate(snapshot.len(), bytes))?;
+        }
+        let mut work = WorkBudget::default();
+        for object in snapshot.items(None) {
+            let printed = self.check.printer.print(format, object)?;
+            load.add(printed.len())?;
+            objects.put(StoredObject {
+                bytes: format.item_bytes(&printed),
+                version: object.version,
+                attributes: object.attributes.clone(),
+            });
+            work.work(REDUCED_OBJECT).await;
+        }
+        Ok(Change::Listed {
+            format: Arc::clone(format),
+            version: snapshot.version(),
+            objects,
+            streams_initial_events: true,
+            warnings: checked.warnings.clone(),
+            bookmark: Some(checked.bookmark.clone()),
+            load,
+        })
+    }
+
+    /// Takes in what the source shows next.
+    async fn follow(&mut self) -> Result<Option<DerivedStep>, DerivedEnd> {
+        let DerivedState::Following(following) = &mut self.state else {
+            return Ok(None);
+        };
+        let change = following.next().await;
+        let scope = Arc::clone(following.source());
+        match change {
+            FollowedChange::Event => {}
+            FollowedChange::Progress(version) => {
+                let change = Change::Progress {
+                    version,
+                    format: None,
+                };
+                return Ok(Some(DerivedStep::Change(change)));
+            }
+            FollowedChange::Followed(true) => {
+                let was_lost = std::mem::replace(&mut self.is_lost, false);
+                return Ok(was_lost.then_some(DerivedStep::Refollowed));
+            }
+            FollowedChange::Followed(false) => return Ok(self.lost()),
+            FollowedChange::Server => {}
+            FollowedChange::Expired => {
+                self.restart();
+                return Ok(None);
+            }
+            FollowedChange::Quarantined => {
+                self.restart();
+                return Ok(Some(DerivedStep::Doubted));
+            }
+            FollowedChange::Closed => {
+                return Err(FallbackReason::Source("its scope in protobuf was closed").into());
+            }
+        }
+        // Whatever another server printed, its JSON has to be compared first. The source names the
+        // server before it takes in its events.
+        let server = scope.server.borrow().clone();
+        if let Some(server) = server.filter(|server| !self.may_print(server, change)) {
+            let has_events = change == FollowedChange::Event;
+            return self.recheck(&scope, &server, has_events).await;
+        }
+        self.print_event()
+    }
+
+    /// Returns true if what this server sends may be printed.
+    fn may_print(&self, server: &ServedBy, change: FollowedChange) -> bool {
+        let has_seen_objects = self.checked.as_ref().is_some_and(|it| it.has_seen_objects);
+        self.is_checked(server) && (has_seen_objects || change != FollowedChange::Event)
+    }
+
+    /// Compares the JSON of another server, or of a type that had no objects before.
+    async fn recheck(
+        &mut self,
+        source: &Scope,
+        server: &ServedBy,
+        has_events: bool,
+    ) -> Result<Option<DerivedStep>, DerivedEnd> {
+        let before = self.checked.clone();
+        if !self.check_print(source, server).await? {
+            return Ok(self.lost());
+        }
+        let (Some(before), Some(now)) = (before, &self.checked) else {
+            return Ok(None);
+        };
+        if has_events && !now.has_seen_objects {
+            let reason = "its objects came and went".to_owned();
+            return Err(FallbackReason::Unchecked(reason).into());
+        }
+        if before.format != now.format || before.warnings != now.warnings {
+            self.restart();
+            return Ok(None);
+        }
+        let is_followed = source.is_following();
+        self.is_lost &= !is_followed;
+        Ok(Some(DerivedStep::Checked {
+            release: now.release.clone(),
+            bookmark: now.bookmark.clone(),
+            is_followed,
+        }))
+    }
+
+    /// Prints the next event, if there is one.
+    fn print_event(&mut self) -> Result<Option<DerivedStep>, DerivedEnd> {
+        let (DerivedState::Following(following), Some(checked)) = (&mut self.state, &self.checked)
+        else {
+            return Ok(None);
+        };
+        let Some(event) = following.event() else {
+            return Ok(None);
+        };
+        let (frame, scanned) = self.check.printer.print_event(&checked.format, event)?;
+        following.pass();
+        Ok(Some(DerivedStep::Change(Change::Event(frame, scanned))))
+    }
+}

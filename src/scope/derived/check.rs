@@ -1,0 +1,189 @@
+//! Compares upstream's JSON with what is printed here, before anything of that is shown.
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::HeaderValue;
+use watershed_protocol::{BookmarkFormat, WireFormat};
+
+use super::failures::FallbackReason;
+use super::printer::JsonPrinter;
+use crate::scope::cached::Scope;
+use crate::upstream::{
+    AnswerError, InitialEventsAnswer, InitialEventsProbe, PrintedObjects, PrintedSample,
+    ReflectorTarget, Release, ServedBy, UpstreamClient, release_of,
+};
+
+/// Most objects that are compared, and their bytes in protobuf, unless the first alone has more.
+const SAMPLE: usize = 20;
+const SAMPLE_BYTES: usize = 128 << 10;
+/// Samples that are read, until one has an object in the version that is held.
+const ATTEMPTS: usize = 3;
+/// Time for the source to reach the version of a sample.
+const CATCH_UP: Duration = Duration::from_secs(2);
+
+/// Checks how servers print one type.
+pub(super) struct PrintCheck {
+    client: UpstreamClient,
+    pub(super) target: ReflectorTarget,
+    pub(super) printer: JsonPrinter,
+}
+
+/// A server that prints the type as it is printed here, and what its answers show beside objects.
+#[derive(Clone)]
+pub(super) struct CheckedPrint {
+    pub(super) server: ServedBy,
+    /// Its release, if it tells.
+    pub(super) release: Option<Release>,
+    pub(super) format: Arc<WireFormat>,
+    pub(super) warnings: Vec<HeaderValue>,
+    pub(super) bookmark: BookmarkFormat,
+    /// Objects were compared: there were some.
+    pub(super) has_seen_objects: bool,
+}
+
+/// The reason why a check did not succeed.
+pub(super) enum CheckError {
+    /// Upstream's answer is not usable now.
+    NoAnswer(AnswerError),
+    /// The type cannot be derived.
+    FallBack(FallbackReason),
+}
+
+impl<E: Into<FallbackReason>> From<E> for CheckError {
+    fn from(reason: E) -> Self {
+        Self::FallBack(reason.into())
+    }
+}
+
+impl PrintCheck {
+    pub(super) fn new(
+        client: UpstreamClient,
+        target: ReflectorTarget,
+        printer: JsonPrinter,
+    ) -> Self {
+        Self {
+            client,
+            target,
+            printer,
+        }
+    }
+
+    /// Compares some objects that a server prints with the source's. A server of the release that
+    /// `known` has is not asked again.
+    pub(super) async fn check(
+        &mut self,
+        source: &Scope,
+        server: &ServedBy,
+        known: Option<&CheckedPrint>,
+    ) -> Result<CheckedPrint, CheckError> {
+        let release = release_of(&self.client, server).await.map_err(no_answer)?;
+        if let Some(known) = known
+            && known.release.is_some()
+            && known.release == release
+            && known.has_seen_objects
+        {
+            return Ok(CheckedPrint {
+                server: server.clone(),
+                ..known.clone()
+            });
+        }
+        let mark = self.end_mark(server).await?;
+        let (sample, has_seen_objects) = self.compare(source, server).await?;
+        let bookmark = BookmarkFormat::learn(&sample.format, &mark)?;
+        Ok(CheckedPrint {
+            server: server.clone(),
+            release,
+            format: Arc::new(sample.format),
+            warnings: sample.warnings,
+            bookmark,
+            has_seen_objects,
+        })
+    }
+
+    /// Returns the bookmark with which a server ends initial events.
+    async fn end_mark(&self, server: &ServedBy) -> Result<bytes::Bytes, CheckError> {
+        let ReflectorTarget {
+            gvr,
+            selection,
+            representation,
+            ..
+        } = &self.target;
+        let probe = InitialEventsProbe::new(self.client.clone(), gvr, selection, *representation);
+        match probe.beside(server).ask().await.map_err(no_answer)? {
+            InitialEventsAnswer::Streamed(mark) => Ok(mark),
+            InitialEventsAnswer::NotStreamed => Err(FallbackReason::NotStreamed.into()),
+        }
+    }
+
+    /// Reads some objects, and compares those that the source has in the same version. Returns them,
+    /// and whether there were any.
+    async fn compare(
+        &mut self,
+        source: &Scope,
+        server: &ServedBy,
+    ) -> Result<(PrintedSample, bool), CheckError> {
+        let printed = PrintedObjects::new(&self.client, server, self.target.clone());
+        for _ in 0..ATTEMPTS {
+            let sample = printed.sample(sample_size(source)).await;
+            let sample = sample.map_err(no_answer)?;
+            if sample.objects.is_empty() && source.reader.followed().is_empty() {
+                return Ok((sample, false));
+            }
+            if self.compare_sample(source, &sample)? {
+                return Ok((sample, true));
+            }
+            // All of them changed since the source's last event.
+            source.wait_until_version(sample.version, CATCH_UP).await;
+            if self.compare_sample(source, &sample)? {
+                return Ok((sample, true));
+            }
+        }
+        let reason = "no object is in the version that is held".to_owned();
+        Err(no_answer(AnswerError::Unusable(reason)))
+    }
+
+    /// Returns true if there was an object to compare.
+    fn compare_sample(
+        &mut self,
+        source: &Scope,
+        sample: &PrintedSample,
+    ) -> Result<bool, FallbackReason> {
+        let held = source.reader.followed();
+        let mut has_compared = false;
+        for (upstream, scanned) in &sample.objects {
+            let key = scanned.attributes.key();
+            let object = held.get(key);
+            let Some(object) = object.filter(|object| object.version == scanned.version) else {
+                continue;
+            };
+            let printed = self.printer.print(&sample.format, object)?;
+            if printed != *upstream {
+                let same = printed.iter().zip(upstream.iter());
+                return Err(FallbackReason::Difference {
+                    key: key.to_owned(),
+                    offset: same.take_while(|(here, there)| here == there).count(),
+                });
+            }
+            // Selectors look at what was read in protobuf.
+            if object.attributes != scanned.attributes {
+                return Err(FallbackReason::Difference {
+                    key: key.to_owned(),
+                    offset: 0,
+                });
+            }
+            has_compared = true;
+        }
+        Ok(has_compared)
+    }
+}
+
+fn no_answer(error: AnswerError) -> CheckError {
+    CheckError::NoAnswer(error)
+}
+
+/// Returns the number of objects to compare: fewer if they are large.
+fn sample_size(source: &Scope) -> usize {
+    let stats = source.reader.stats();
+    let average = stats.object_bytes / stats.objects.max(1);
+    (SAMPLE_BYTES / average.max(1)).clamp(1, SAMPLE)
+}
