@@ -24,6 +24,7 @@ use crate::catalog::{Catalog, ResourceType};
 use context::ReadContext;
 pub(super) use list::ListPlan;
 pub(super) use read::{ReadKind, ReadPlan, SelectedSize};
+use watch::WatchPath;
 pub(super) use watch::WatchPlan;
 
 /// The plan for a request, and what is known of the request either way.
@@ -118,7 +119,9 @@ fn plan_read<B>(
     if mode == CacheMode::Nothing {
         return Err(ForwardReason::Policy);
     }
-    let namespace = namespace(asked, resource, info.verb == Verb::Get)?;
+    let legacy_name = asked.name.as_deref().filter(|_| info.legacy_watch);
+    let is_named = info.verb == Verb::Get || legacy_name.is_some();
+    let namespace = namespace(asked, resource, is_named)?;
     let representations = representations(wanted, &resource.gvr, mode)?;
     let context = ReadContext {
         resource,
@@ -140,7 +143,11 @@ fn plan_read<B>(
             )
         }
         Verb::Watch => {
-            let (watch, selectors, scope) = watch::plan(&context)?;
+            let path = match info.legacy_watch {
+                true => WatchPath::Legacy(legacy_name),
+                false => WatchPath::Present,
+            };
+            let (watch, selectors, scope) = watch::plan(&context, path)?;
             let freshness = watch.start.freshness();
             (ReadKind::Watch(watch), freshness, selectors, scope)
         }
@@ -184,9 +191,6 @@ fn asked_type<'a>(
         return Err(ForwardReason::Subresource);
     }
     let resource = resource.ok_or(ForwardReason::UnknownType)?;
-    if info.legacy_watch {
-        return Err(ForwardReason::LegacyWatch);
-    }
     Ok((asked, resource))
 }
 

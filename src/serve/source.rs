@@ -119,8 +119,6 @@ reasons! {
     Subresource = "subresource",
     /// An Upgrade to another protocol.
     Upgrade = "upgrade",
-    /// The deprecated `/watch/` paths.
-    LegacyWatch = "legacy-watch",
     /// Table, PartialObjectMetadata, YAML, CBOR, or another representation that is not cached.
     Representation = "representation",
     /// Parameters that upstream would refuse, or that are not understood here.

@@ -60,6 +60,9 @@ func shardsLikeUpstream(t *testing.T, sides compare.Sides, isOn bool) {
 	}
 	var requests, own []api.Request
 	for selector, isPlain := range shardSelectors() {
+		if !isOn && !isPlain && len(selector) > 1 {
+			continue // Two of the others are enough where upstream reads none.
+		}
 		for _, collection := range collections {
 			for _, r := range shardReads(collection, since) {
 				r.Path += "&shardSelector=" + url.QueryEscape(selector)
@@ -103,6 +106,9 @@ func furnishShards(t *testing.T, sides compare.Sides) (collections []string, sin
 		}
 	}
 	collections = []string{"/api/v1/secrets", w.Path("", ""), w.Path("east", "")}
+	for _, collection := range collections {
+		awaitHeld(t, sides.Asked, collection)
+	}
 	list, _, _ := api.ParseList(api.JSONType, up.Must(t, api.Request{Path: collections[0]}).Body)
 	for _, ns := range []string{"east", "west"} {
 		for i, path := range []string{"/api/v1/namespaces/" + ns + "/secrets/s-%d", w.Path(ns, "w-%d")} {
@@ -113,9 +119,6 @@ func furnishShards(t *testing.T, sides compare.Sides) (collections []string, sin
 			up.Must(t, api.Request{Method: "DELETE", Path: fmt.Sprintf(path, 3)})
 			up.Must(t, api.Request{Method: "POST", Path: path[:strings.LastIndex(path, "/")], Body: again(i, w)})
 		}
-	}
-	for _, collection := range collections {
-		awaitHeld(t, sides.Asked, collection)
 	}
 	return collections, list.ResourceVersion
 }
@@ -170,7 +173,7 @@ func sharded(collection, selector string) api.Request {
 func compareSides(t *testing.T, sides compare.Sides, requests []api.Request) *compare.Findings {
 	t.Helper()
 	found := &compare.Findings{T: t}
-	parallel.ForEach(24, requests, func(_ int, r api.Request) { found.Add(r, sides.CompareAtLeisure(r)) })
+	parallel.ForEach(48, requests, func(_ int, r api.Request) { found.Add(r, sides.CompareAtLeisure(r)) })
 	found.Report()
 	return found
 }

@@ -201,8 +201,33 @@ impl ListOptions {
         })
     }
 
-    /// Returns where these options start a watch. Options without `watch`, as the deprecated
-    /// `/watch/` paths have them, follow older rules and are an error.
+    /// Returns where these options start a watch on one of the deprecated `/watch/` paths.
+    ///
+    /// Upstream reads options without `watch` by the rules of lists there. Then no watch marks the
+    /// end of its initial events.
+    pub fn legacy_watch_start(&self) -> Result<WatchStart, InvalidOptions> {
+        if self.watch {
+            return self.watch_start();
+        }
+        let is_plain = self.version_match == VersionMatch::Unset
+            && self.send_initial_events.is_none()
+            && self.continue_token.is_none();
+        if !is_plain {
+            return Err(InvalidOptions::Combination);
+        }
+        let freshness = match self.version {
+            VersionParam::At(version) => return Ok(WatchStart::After(version)),
+            // Any state would do for releases with a watch cache. The newest one does for all.
+            VersionParam::Unset => Freshness::MostRecent,
+            VersionParam::Zero => Freshness::Any,
+        };
+        Ok(WatchStart::State {
+            freshness,
+            end_mark: false,
+        })
+    }
+
+    /// Returns where these options start a watch. Options without `watch` are an error.
     pub fn watch_start(&self) -> Result<WatchStart, InvalidOptions> {
         let matched = match self.version_match {
             VersionMatch::Exact => return Err(InvalidOptions::Combination),

@@ -42,6 +42,9 @@ pub(in crate::serve) async fn answer(
         return Err(ForwardReason::VersionAhead);
     }
     let page = Page::cut(&state, &fresh.opened, read.namespace.as_deref(), list).await?;
+    if list.only_whole && list.limit.is_some_and(|limit| page.items.count() >= limit) {
+        return Err(ForwardReason::Paging);
+    }
     if page.token.is_some()
         && state.version() > reader.event_version()
         && let Some(snapshot) = state.as_snapshot()

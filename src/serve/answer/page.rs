@@ -257,6 +257,7 @@ mod tests {
             filter: ViewFilter::new(None, labels, None, &fields()).unwrap(),
             limit,
             after: None,
+            only_whole: false,
         }
     }
 

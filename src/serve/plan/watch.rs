@@ -1,5 +1,7 @@
 //! The plan of a watch.
-use watershed_protocol::{Freshness, ListOptions, Selection, WatchStart};
+use watershed_protocol::{
+    FieldOperator, FieldRequirement, FieldSelector, Freshness, ListOptions, Selection, WatchStart,
+};
 
 use super::context::ReadContext;
 use super::selected::Selected;
@@ -20,15 +22,30 @@ pub(in crate::serve) struct WatchPlan {
     pub(in crate::serve) fresh_selection: Option<Selection>,
 }
 
+/// The path of a watch.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum WatchPath<'a> {
+    /// The path of the collection.
+    Present,
+    /// The deprecated path with `/watch/` in it, and the name at its end.
+    Legacy(Option<&'a str>),
+}
+
 /// Returns the watch's parameters, its selectors, and the scope to look into.
 pub(super) fn plan(
     context: &ReadContext<'_>,
+    path: WatchPath<'_>,
 ) -> Result<(WatchPlan, ReviewSelectors, ScopeChoice), ForwardReason> {
-    let options = ListOptions::parse(context.query).map_err(|_| ForwardReason::Parameters)?;
+    let mut options = ListOptions::parse(context.query).map_err(|_| ForwardReason::Parameters)?;
+    let start = match path {
+        WatchPath::Present => options.watch_start(),
+        WatchPath::Legacy(_) => options.legacy_watch_start(),
+    };
+    let start = start.map_err(|_| ForwardReason::Parameters)?;
+    if let WatchPath::Legacy(Some(name)) = path {
+        options.field_selector = Some(selector_of(name, options.field_selector.as_deref())?);
+    }
     let selected = Selected::new(context, &options)?;
-    let start = options
-        .watch_start()
-        .map_err(|_| ForwardReason::Parameters)?;
     context.permit(start.freshness())?;
     let timeout_seconds = match options.timeout_seconds {
         None | Some(0) => None,
@@ -43,5 +60,31 @@ pub(super) fn plan(
         bookmarks: options.allow_bookmarks,
         timeout_seconds,
     };
-    Ok((watch, selected.selectors, selected.scope))
+    let selectors = match path {
+        WatchPath::Present => selected.selectors,
+        // Upstream's authorizers see the name of the path, and no selectors.
+        WatchPath::Legacy(_) => ReviewSelectors::default(),
+    };
+    Ok((watch, selectors, selected.scope))
+}
+
+/// Returns the field selector of a watch whose path names an object. Another one in the query has
+/// to require that name.
+///
+/// Source: `apiserver/pkg/endpoints/handlers/get.go` (`listOpts`).
+fn selector_of(name: &str, given: Option<&str>) -> Result<String, ForwardReason> {
+    let given = FieldSelector::parse(given.unwrap_or_default());
+    let given = given.map_err(|_| ForwardReason::Selector)?;
+    let selector = if given.is_everything() {
+        given.and(FieldRequirement {
+            field: "metadata.name".to_owned(),
+            operator: FieldOperator::Equals,
+            value: name.to_owned(),
+        })
+    } else if given.required_value("metadata.name") == Some(name) {
+        given
+    } else {
+        return Err(ForwardReason::Selector);
+    };
+    Ok(selector.to_string())
 }

@@ -357,3 +357,30 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn deprecated_paths_start_watches_by_older_rules() {
+    let start = |query: &str| options(query).legacy_watch_start();
+    let state = |freshness, end_mark| {
+        Ok(WatchStart::State {
+            freshness,
+            end_mark,
+        })
+    };
+    assert_eq!(start("resourceVersion=7"), Ok(WatchStart::After(SEVEN)));
+    let bookmarks = "&allowWatchBookmarks=true";
+    for query in ["", bookmarks] {
+        assert_eq!(start(query), state(Freshness::MostRecent, false));
+    }
+    let zero = "resourceVersion=0&allowWatchBookmarks=true&limit=1";
+    assert_eq!(start(zero), state(Freshness::Any, false));
+    let named = format!("watch=1&resourceVersion=0{bookmarks}");
+    assert_eq!(start(&named), state(Freshness::Any, true));
+    for refused in [
+        "sendInitialEvents=true&resourceVersionMatch=NotOlderThan",
+        "resourceVersion=7&resourceVersionMatch=NotOlderThan",
+        "continue=abc",
+    ] {
+        assert!(start(refused).is_err(), "{refused}");
+    }
+}

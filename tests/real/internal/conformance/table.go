@@ -16,10 +16,13 @@ var tableFile = filepath.Join("..", "..", "docs", "conformance.md")
 
 const tableIntroduction = `# Conformance
 
-What kube-apiserver v1.37.1 answers to every combination of the options of gets, lists and watches, what watershed answers, and from where. Written by a run of the matrix in
-` + "`tests/real/`" + ` (` + "`CONFORMANCE_WRITE=1 make conformance`" + `), and held by every later run: a cell that is answered otherwise, or from elsewhere, fails ` + "`TestAnswersConformToUpstream/matrix`" + `.
+What kube-apiserver v1.37.1 answers to every combination of the options of gets, lists and watches, what watershed
+answers, and from where. Written by a run of the matrix in ` + "`tests/real/`" + ` (` + "`CONFORMANCE_WRITE=1 make conformance`" + `), and
+held by every later run: a cell that is answered otherwise, or from elsewhere, fails
+` + "`TestAnswersConformToUpstream/matrix`" + `.
 
-"The same" means status, headers and body, byte for byte; [the tests' README](../tests/real/README.md#conformance) says what little is let off. Combinations that are answered alike share a row.
+"The same" means status, headers and body, byte for byte; [the tests' README](../tests/real/README.md#conformance)
+says what little is let off. Combinations that are answered alike share a row.
 
 The types are a built-in one with namespaces, one without, events (which upstream does not cache), and a custom one.
 
@@ -33,6 +36,24 @@ The types are a built-in one with namespaces, one without, events (which upstrea
 | continue expired, inconsistent | the same at version 1, at -1 |
 | garbage | what is no such value |
 | from | the header ` + "`X-Watershed-Source`" + ` |
+
+## What is forwarded, and why
+
+| read | reason | why it is not answered from memory |
+|---|---|---|
+| one object, version unset | ` + "`consistent-read`" + ` | it costs upstream no more than the proof that memory is new enough; many at the same time share one |
+| YAML, CBOR | ` + "`representation`" + ` | upstream prints them from decoded objects by the rules of Go's libraries; clients that show YAML ask for JSON |
+| watches from before the first list | ` + "`before-first-list`" + ` | upstream alone knows those events; the watch ends as soon as memory can go on |
+| a version that memory has not reached in a second | ` + "`version-ahead`" + ` | upstream waits by its own rule, and refuses in its own words |
+| versions older than the window | ` + "`exact-version`" + ` | upstream may hold them, and otherwise says that they are gone |
+| tokens with version -1 | ` + "`continue-token`" + ` | each page is of another state, and upstream's is the newest |
+| pages of events that are not all | ` + "`paging`" + ` | upstream pages them in etcd, with tokens of its own |
+| pages by ` + "`metadata.namespace`" + ` | ` + "`paging`" + ` | upstream's tokens are relative to the selected namespace, and differ between releases |
+| one name with a limit and a version | ` + "`parameters`" + ` | upstream reads the newest state where a list would be of that version |
+| later pages with a limit and version 0 | ` + "`paging`" + ` | releases differ in whether the limit counts |
+| one object that a narrow scope lacks | ` + "`not-covered`" + ` | it may exist outside of the scope |
+| shards, while upstream does not tell if it has them | ` + "`sharding`" + ` | a gate of upstream decides, and its answer shows it |
+| parameters and selectors that upstream refuses | ` + "`parameters`" + `, ` + "`selector`" + ` | it does so in its own words |
 `
 
 // row is one row of a table: for each axis the values that it covers, and the outcome that they

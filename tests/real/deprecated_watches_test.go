@@ -1,0 +1,119 @@
+package real
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"watershed.test/real/internal/api"
+	"watershed.test/real/internal/compare"
+	"watershed.test/real/internal/objects"
+	"watershed.test/real/internal/testbed"
+)
+
+// TestDeprecatedWatchPathsLikeUpstream watches on paths with /watch/ in them: collections and
+// single objects, in all representations. Each answer is upstream's own, and comes from memory
+// where upstream does not refuse.
+func TestDeprecatedWatchPathsLikeUpstream(t *testing.T) {
+	t.Parallel()
+	ns := objects.Namespace(t)
+	objects.Furnish(t, ns)
+	w := objects.NewWidget(t)
+	w.Define(t, testbed.Upstream)
+	for i, name := range []string{"apple", "pear"} {
+		testbed.Upstream.Must(t, api.Request{Method: "POST", Path: w.Path(ns, ""), Body: w.Object(name, i)})
+	}
+	since := api.ParseVersion(listVersion(t, "/api/v1/namespaces/"+ns+"/configmaps"))
+	collections := []string{"/api/v1/namespaces/" + ns + "/configmaps", w.Path(ns, "")}
+	for _, collection := range collections {
+		w.AwaitServed(t, testbed.Proxied)
+		compare.Settle(t, collection, since)
+		testbed.Upstream.Must(t, api.Request{Method: "PATCH", Path: collection + "/apple", ContentType: api.MergePatch, Body: `{"metadata":{"labels":{"app":"cider"}}}`})
+		compare.Settle(t, collection, api.ParseVersion(listVersion(t, collection)))
+	}
+
+	var plain, others []api.Request
+	for _, collection := range collections {
+		path := strings.Replace(collection, "/namespaces/", "/watch/namespaces/", 1)
+		for _, subject := range []string{path, path + "/apple", path + "/nobody"} {
+			for _, query := range []string{
+				"", "resourceVersion=0", fmt.Sprintf("resourceVersion=%d", since), "watch=1&resourceVersion=0&allowWatchBookmarks=true", "watch=0&allowWatchBookmarks=1",
+				"limit=1&resourceVersion=0", "resourceVersion=0&labelSelector=app%3Dpear", "watch=1&" + api.StateFirst,
+			} {
+				for _, accept := range []string{api.JSONType, api.ProtobufType + "," + api.JSONType, api.MetadataJSON} {
+					plain = append(plain, api.Request{Path: subject + "?timeoutSeconds=1&" + query, Accept: accept})
+				}
+			}
+			for _, query := range []string{
+				"resourceVersionMatch=NotOlderThan&resourceVersion=0", "resourceVersionMatch=Exact&resourceVersion=0", api.StateFirst, "continue=x", "sendInitialEvents=false", "resourceVersion=x",
+				"fieldSelector=metadata.name%3Dapple", "fieldSelector=metadata.name%3Dpear", "fieldSelector=metadata.namespace%3D" + ns, "fieldSelector=%2C",
+			} {
+				others = append(others, api.Request{Path: subject + "?timeoutSeconds=1&" + query})
+			}
+		}
+	}
+	for _, path := range []string{"/api/v1/watch/namespaces/" + ns, "/api/v1/watch/namespaces/nobody"} {
+		plain = append(plain, api.Request{Path: path + "?timeoutSeconds=1&resourceVersion=0"})
+	}
+	others = append(others, api.Request{Path: "/api/v1/watch/configmaps/apple"}, api.Request{Path: "/api/v1/watch/nodes/apple?timeoutSeconds=1"})
+	found := compare.CompareAll(t, plain)
+	compare.CompareAll(t, others)
+	if testbed.Direct {
+		return
+	}
+	for source, n := range found.Sources {
+		// A proof may take too long on a busy machine.
+		if strings.HasPrefix(source, "forward") && source != "forward; reason=unproven" {
+			t.Errorf("%d answers are from %q", n, source)
+		}
+	}
+	if found.Sources["snapshot"] == 0 || found.Sources["window"] == 0 {
+		t.Errorf("few answers come from memory: %v", found.Sources)
+	}
+}
+
+func listVersion(t *testing.T, collection string) string {
+	t.Helper()
+	list, _, _ := api.ParseList(api.JSONType, testbed.Upstream.Must(t, api.Request{Path: collection}).Body)
+	return list.ResourceVersion
+}
+
+// TestShortPagesLikeUpstream asks for pages that have everything: by name, and of events. They come
+// from memory, and longer lists of events from upstream.
+func TestShortPagesLikeUpstream(t *testing.T) {
+	t.Parallel()
+	ns := objects.Namespace(t)
+	objects.Furnish(t, ns)
+	events := "/api/v1/namespaces/" + ns + "/events"
+	for _, name := range []string{"one", "two", "three"} {
+		body := fmt.Sprintf(`{"metadata":{"name":"%s"},"involvedObject":{"kind":"Pod","namespace":"%s","name":"%s"},"reason":"R"}`, name, ns, name)
+		testbed.Upstream.Must(t, api.Request{Method: "POST", Path: events, Body: body})
+	}
+	compare.Settle(t, events, api.ParseVersion(listVersion(t, events)))
+	maps := "/api/v1/namespaces/" + ns + "/configmaps"
+	compare.Settle(t, maps, api.ParseVersion(listVersion(t, maps)))
+	whole := []string{
+		maps + "?limit=1&fieldSelector=metadata.name%3Dapple", maps + "?limit=500&fieldSelector=metadata.name%3Dnobody",
+		maps + "?limit=1&fieldSelector=metadata.name%3Dpear%2Cmetadata.namespace%21%3Dx", "/api/v1/namespaces?limit=1&fieldSelector=metadata.name%3D" + ns,
+		events + "?limit=4", events + "?limit=4&resourceVersion=0", events + "?limit=2&fieldSelector=involvedObject.name%3Done", events + "?limit=2&fieldSelector=metadata.name%3Done",
+		events + "?limit=1&fieldSelector=involvedObject.name%3Dnobody", "/apis/events.k8s.io/v1/namespaces/" + ns + "/events?limit=500",
+	}
+	parts := []string{
+		events + "?limit=3", events + "?limit=1", events + "?limit=2&resourceVersion=0", events + "?limit=1&fieldSelector=involvedObject.name%3Done", events + "?limit=4&resourceVersion=1",
+		maps + "?limit=1&fieldSelector=metadata.name%21%3Dapple", "/api/v1/configmaps?limit=1&fieldSelector=metadata.name%3Dapple", maps + "?limit=1&fieldSelector=metadata.namespace%3D" + ns,
+		maps + "?limit=1&fieldSelector=metadata.name%3D", maps + "?limit=1&fieldSelector=metadata.name%3Dapple&resourceVersion=1",
+	}
+	requests := func(paths []string) (all []api.Request) {
+		for _, path := range paths {
+			for _, accept := range []string{api.JSONType, api.ProtobufType, api.MetadataListJSON} {
+				all = append(all, api.Request{Path: path, Accept: accept})
+			}
+		}
+		return all
+	}
+	found := compare.CompareAll(t, requests(whole))
+	compare.CompareAll(t, requests(parts))
+	if n := found.Sources["forward; reason=paging"]; n > 0 {
+		t.Errorf("%d short pages were forwarded", n)
+	}
+}
