@@ -7,6 +7,7 @@ use self::command_line::{Command, LogFlags};
 use crate::telemetry::logs;
 
 mod admin;
+mod advise;
 mod audit;
 mod callers;
 mod check;
@@ -62,6 +63,7 @@ async fn run_command(cli: Cli) -> anyhow::Result<ExitCode> {
             logs(log_format, level.unwrap_or("off"))?;
             command.run().await
         }
+        Command::Advise(command) => command.run(),
         Command::Kubeconfig(command) => command.run(),
         Command::Completion(command) => command.run(command_line::definition()),
         Command::Man(command) => command.run(command_line::definition()),

@@ -20,6 +20,7 @@
 //! | [`serve`] | the phases of a request: plan, authorize, open, wait, answer | `serve.rs` |
 //! | [`listener`] | sockets, TLS, limits. Knows no resources | `listener/listen.rs` |
 //! | [`admin`] | health, metrics and the status page | `admin.rs` |
+//! | [`advise`] | replays audit logs, to report what a proxy would save | `advise/replay.rs` |
 //! | [`app`] | starts all of the above and joins them | `app.rs` |
 //! | [`cli`] | the command line and the configuration file | `cli.rs` |
 //! | [`budget`] | the memory budget: bytes by class, the limit, steps when memory runs short | `budget/pressure.rs` |
@@ -42,6 +43,7 @@
 
 pub mod access;
 pub mod admin;
+pub mod advise;
 pub mod app;
 pub mod audit;
 pub mod body;

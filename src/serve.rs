@@ -12,6 +12,7 @@ mod document_request;
 mod documents;
 mod exchange;
 mod fence;
+mod forecast;
 mod forward_limits;
 mod freshness;
 mod get_crowds;
@@ -76,6 +77,7 @@ use unanswered::Unanswered;
 use watch_limits::WatchLimits;
 
 pub use bound_objects::CachedObjects;
+pub use forecast::{CallerStanding, Forecast, Forecaster};
 pub use policy::{
     CacheMode, CachingException, CachingPolicy, ConsistentReads, ScopePolicy, TypeName, UserLimits,
     type_name,
@@ -388,7 +390,7 @@ impl ServiceParts {
     /// Returns the crowd that a consistent get belongs to. One object costs upstream no more than
     /// the proof would, so a lone get is forwarded.
     fn crowd_of_gets(&self, read: &ReadPlan) -> Result<ReadOrigin, ForwardReason> {
-        let rate = self.gets.arrived(&read.resource.gvr);
+        let rate = self.gets.arrived(&read.resource.gvr, Instant::now());
         if rate >= MANY_GETS && open::is_ready(&self.scopes, read) {
             Ok(ReadOrigin::Crowd(rate))
         } else {

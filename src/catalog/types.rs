@@ -30,6 +30,22 @@ pub struct Catalog {
 }
 
 impl Catalog {
+    /// Creates a catalog of these types.
+    pub fn of(types: impl IntoIterator<Item = ResourceType>) -> Self {
+        let catalog = Self::default();
+        let types = types.into_iter().map(Arc::new);
+        let types = types.map(|of| (of.gvr.clone(), of)).collect();
+        catalog.types.store(Arc::new(types));
+        catalog
+    }
+
+    /// Adds a type, or replaces it.
+    pub fn insert(&self, resource: ResourceType) {
+        let mut types = Types::clone(&self.types.load());
+        types.insert(resource.gvr.clone(), Arc::new(resource));
+        self.types.store(Arc::new(types));
+    }
+
     /// Returns the type with this name, if it can be listed and watched.
     pub fn get(&self, gvr: &GroupVersionResource) -> Option<Arc<ResourceType>> {
         self.types.load().get(gvr).cloned()

@@ -3,7 +3,7 @@ use std::process::ExitCode;
 
 use clap::{Args, CommandFactory as _, Parser, Subcommand};
 
-use super::{check, completion, failure, kubeconfig, serve};
+use super::{advise, check, completion, failure, kubeconfig, serve};
 #[cfg(feature = "lab")]
 use super::{load, plot};
 use crate::telemetry::{LogFormat, check_filter};
@@ -12,6 +12,7 @@ use crate::telemetry::{LogFormat, check_filter};
 #[cfg(feature = "lab")]
 const EXAMPLES: &str = "Examples:
   watershed demo --for 20s                          show the savings, without a cluster
+  watershed advise --audit-log audit.log            show what it would save a cluster
   watershed check --kubeconfig proxy.kubeconfig     check that serve will work
   watershed serve --kubeconfig proxy.kubeconfig     run the proxy
   watershed kubeconfig > watershed.kubeconfig       write a kubeconfig for clients
@@ -19,6 +20,7 @@ const EXAMPLES: &str = "Examples:
 docs/configuration.md lists every flag, key, metric and exit code.";
 #[cfg(not(feature = "lab"))]
 const EXAMPLES: &str = "Examples:
+  watershed advise --audit-log audit.log            show what it would save a cluster
   watershed check --kubeconfig proxy.kubeconfig     check that serve will work
   watershed serve --kubeconfig proxy.kubeconfig     run the proxy
   watershed kubeconfig > watershed.kubeconfig       write a kubeconfig for clients
@@ -85,6 +87,8 @@ pub(super) enum Command {
     /// Check the configuration, the certificates, the API server and the proxy's rights, without
     /// starting the proxy.
     Check(Box<check::CheckCommand>),
+    /// Report what the proxy would answer from memory, from an audit log of kube-apiserver.
+    Advise(advise::AdviseCommand),
     /// Print a kubeconfig for clients of the proxy.
     Kubeconfig(kubeconfig::KubeconfigCommand),
     /// Run the proxy against a simulated API server, and compare each client's state with the

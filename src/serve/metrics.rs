@@ -147,6 +147,11 @@ impl Labels {
             resource,
         }
     }
+
+    /// Returns the name of the verb.
+    pub(super) fn verb(&self) -> &'static str {
+        self.verb
+    }
 }
 
 /// Shows what clients were sent until now.

@@ -2,7 +2,7 @@
 use http::HeaderValue;
 
 /// The source of an answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AnswerSource {
     /// From the newest snapshot.
     Snapshot,

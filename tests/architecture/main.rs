@@ -57,6 +57,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "scope", "catalog", "body", "budget", "drain", "listener", "upstream", "serve",
         ],
     ),
+    ("advise", &["catalog", "serve"]),
     ("telemetry", &["body", "metric"]),
 ];
 
