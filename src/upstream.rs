@@ -32,6 +32,7 @@ mod repeat;
 mod server;
 mod state_list;
 mod stream;
+mod table_form;
 #[cfg(test)]
 mod tests;
 mod traffic;
@@ -55,5 +56,6 @@ pub use release::Release;
 pub use release_probe::release_of;
 pub use server::Upstream;
 pub use state_list::{ListedVersions, StateList, StatePage};
+pub use table_form::TableForms;
 pub use traffic::{ConnectionPurpose, RequestPurpose, UpstreamTraffic};
 pub use via::{ChainError, ProxyChain, VIA};

@@ -6,7 +6,11 @@ mod grant;
 mod tests;
 mod view;
 
-pub use body::{Bookmarks, InitialState, WatchBody, WatchEnding, WatchObserver, WatchOptions};
+pub use body::{
+    Bookmarks, EndMark, InitialState, WatchBody, WatchEnding, WatchObserver, WatchOptions,
+};
 pub use chunk::{ContentCoding, MIN_SHARED_BYTES};
 pub use grant::{Grant, GrantStatus};
-pub use view::{ClientFrame, ClientView, IrreducibleObject, PartialView, ViewFilter};
+pub use view::{
+    ClientFrame, ClientView, DerivedView, IrreducibleObject, PartialView, TableView, ViewFilter,
+};

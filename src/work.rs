@@ -10,6 +10,8 @@ use tokio::task::yield_now;
 pub const OBJECTS_PER_TURN: usize = 2048;
 /// The work of reducing an object to its metadata.
 pub const REDUCED_OBJECT: usize = 16;
+/// The work of printing an object as a row of a Table.
+pub const PRINTED_OBJECT: usize = 64;
 /// The work of compressing a piece of some 32 KiB.
 pub const COMPRESSED_PIECE: usize = 512;
 

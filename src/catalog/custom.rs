@@ -6,7 +6,9 @@ use serde::Deserialize;
 
 use super::types::ResourceType;
 use crate::store::Snapshot;
-use watershed_protocol::{FieldTable, GroupVersionResource, ResourceVersion};
+use watershed_protocol::{
+    FieldTable, GroupVersionResource, PrinterColumn, ResourceVersion, TablePrinter,
+};
 
 /// A custom type, whatever its version.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -26,18 +28,26 @@ pub(super) struct CustomType {
     established: bool,
     kind: Arc<str>,
     namespaced: bool,
-    /// Served versions with their selectable fields.
-    versions: Vec<(String, Arc<FieldTable>)>,
+    versions: Vec<ServedVersion>,
+}
+
+/// A version of a custom type that upstream serves.
+#[derive(Debug)]
+struct ServedVersion {
+    name: String,
+    fields: Arc<FieldTable>,
+    printer: Option<TablePrinter>,
 }
 
 impl CustomType {
     pub(super) fn resources(&self) -> impl Iterator<Item = ResourceType> {
         let versions = self.versions.iter().filter(|_| self.established);
-        versions.map(|(version, fields)| ResourceType {
-            gvr: GroupVersionResource::new(&self.name.group, version, &self.name.plural),
+        versions.map(|version| ResourceType {
+            gvr: GroupVersionResource::new(&self.name.group, &version.name, &self.name.plural),
             kind: Arc::clone(&self.kind),
             namespaced: self.namespaced,
-            fields: Arc::clone(fields),
+            fields: Arc::clone(&version.fields),
+            printer: version.printer.clone(),
         })
     }
 }
@@ -127,6 +137,8 @@ struct DefinitionVersion {
     served: bool,
     #[serde(default)]
     selectable_fields: Vec<SelectableField>,
+    #[serde(default)]
+    additional_printer_columns: Vec<PrinterColumn>,
 }
 
 #[derive(Deserialize)]
@@ -168,10 +180,11 @@ impl Definition {
                 .into_iter()
                 .map(|field| field.json_path)
                 .collect();
-            (
-                version.name,
-                Arc::new(FieldTable::custom(namespaced, &paths)),
-            )
+            ServedVersion {
+                name: version.name,
+                fields: Arc::new(FieldTable::custom(namespaced, &paths)),
+                printer: TablePrinter::custom(&version.additional_printer_columns),
+            }
         });
         CustomType {
             version,

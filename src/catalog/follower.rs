@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::time::sleep;
-use watershed_protocol::{FieldTable, GroupVersionResource};
+use watershed_protocol::{FieldTable, GroupVersionResource, TablePrinter};
 
 use super::custom::{CustomType, CustomTypeName, CustomTypes};
 use super::definitions::{DefinitionFeed, DefinitionNews};
@@ -163,6 +163,7 @@ impl CatalogFollower {
                 kind: entry.kind.as_str().into(),
                 namespaced: entry.namespaced,
                 fields: Arc::new(fields),
+                printer: TablePrinter::builtin(&entry.gvr),
             };
             types.insert(entry.gvr.clone(), Arc::new(resource));
         }

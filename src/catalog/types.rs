@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use arc_swap::ArcSwap;
-use watershed_protocol::{FieldTable, GroupVersionResource};
+use watershed_protocol::{FieldTable, GroupVersionResource, TablePrinter};
 
 /// One listable and watchable type.
 #[derive(Debug)]
@@ -17,6 +17,8 @@ pub struct ResourceType {
     pub namespaced: bool,
     /// Its selectable fields.
     pub fields: Arc<FieldTable>,
+    /// The printer of its Tables, if they can be printed here.
+    pub printer: Option<TablePrinter>,
 }
 
 /// The types known at a moment.

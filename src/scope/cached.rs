@@ -17,7 +17,7 @@ use super::staleness::ScopeAge;
 use super::timeline::{NewestVersion, Question, Timeline};
 use super::version_waiters::VersionWaiters;
 use crate::store::{Snapshot, StoreReader};
-use crate::upstream::{Release, ServedBy, Stopped, WatchCompression};
+use crate::upstream::{Release, ServedBy, Stopped, TableForms, WatchCompression};
 use crate::watcher::{Bookmarks, IrreducibleObject};
 
 /// The objects and events of one scope, and how far its task is.
@@ -35,8 +35,12 @@ pub struct Scope {
     pub bookmarks: Bookmarks,
     /// An object that cannot be reduced to its metadata, if a watch came to one.
     pub irreducible: Arc<IrreducibleObject>,
+    /// An object that cannot be printed as a row, if a watch came to one.
+    pub unprintable: Arc<IrreducibleObject>,
     /// Tells if upstream compresses the type's watches. Learned when a client asks for compression.
     pub compression: WatchCompression,
+    /// The form of the type's Tables. Learned when a client asks for one.
+    pub tables: TableForms,
     /// The time of upstream's last event, bookmark or list.
     pub last_heard: Mutex<Instant>,
     pub(super) following: watch::Sender<bool>,

@@ -311,6 +311,7 @@ impl ScopePump {
                 self.unfit.loaded(&self.scope.key, Instant::now());
                 discard(replaced, charges);
                 self.scope.irreducible.clear();
+                self.scope.unprintable.clear();
                 self.is_rewritten = false;
                 self.continuity.listed();
                 self.phase.send_replace(ScopePhase::Ready(ready));

@@ -37,8 +37,8 @@ use super::version_waiters::VersionWaiters;
 use crate::budget::{MemoryBudget, PressureStep};
 use crate::store::{self, WindowLimits};
 use crate::upstream::{
-    InitialEventsProbe, Probe, Reflector, ReflectorTarget, ServedBy, Stopped, UpstreamClient,
-    WatchCompression,
+    InitialEventsProbe, Probe, Reflector, ReflectorTarget, ServedBy, Stopped, TableForms,
+    UpstreamClient, WatchCompression,
 };
 
 /// Interval between sweeps for idle scopes.
@@ -433,6 +433,7 @@ impl Scopes {
             &key.selection,
             key.representation,
         );
+        let tables = TableForms::new(self.client.clone(), key.gvr.clone(), &key.selection);
         let initial_events = InitialEventsProbe::new(
             self.client.clone(),
             &key.gvr,
@@ -453,10 +454,12 @@ impl Scopes {
             idle: IdleTracker::new(retention.idle),
             charges: Mutex::new(ScopeCharges::new(&self.budget)),
             compression,
+            tables,
             fields: Arc::clone(&target.fields),
             reader,
             bookmarks: Arc::new(ArcSwapOption::empty()),
             irreducible: Arc::default(),
+            unprintable: Arc::default(),
             last_heard: Mutex::new(Instant::now()),
             following: watch::Sender::new(false),
             age: ScopeAge::new(),

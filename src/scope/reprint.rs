@@ -16,6 +16,7 @@ impl ScopePump {
             return;
         };
         self.scope.compression.follow(&server);
+        self.scope.tables.follow(&server);
         self.streaming.follow(&server);
         // Derived objects are as the source's, which is compared itself.
         if self.feed.reflector().is_some() {
@@ -92,6 +93,7 @@ impl ScopePump {
         let known = std::mem::replace(&mut self.followed_release, release);
         if known.is_some() && known != self.followed_release {
             self.scope.compression.forget();
+            self.scope.tables.forget();
             // This one may print what the last one printed differently.
             self.failures.forget();
             let server = self.scope.server.borrow().clone();

@@ -7,7 +7,9 @@ mod list;
 mod list_body;
 mod page;
 mod response;
+mod selected_objects;
 mod status;
+mod table_items;
 mod watch;
 
 pub(super) use get::answer as get;

@@ -2,7 +2,7 @@
 use std::any::Any;
 use std::sync::Arc;
 
-use watershed_protocol::{PartialFormat, Representation, ResourceVersion};
+use watershed_protocol::{PartialFormat, Representation, ResourceVersion, TableForm, TableRequest};
 
 use super::plan::ReadPlan;
 use super::policy::CachingPolicy;
@@ -23,6 +23,35 @@ pub(super) struct OpenedScope {
     pub(super) ready: Arc<ReadyScope>,
     /// Representation of the answer.
     pub(super) representation: Representation,
+    /// The Table that the answer is.
+    pub(super) table: Option<OpenedTable>,
+}
+
+/// A Table, and how upstream prints it.
+pub(super) struct OpenedTable {
+    pub(super) form: Arc<TableForm>,
+    pub(super) request: TableRequest,
+}
+
+impl OpenedTable {
+    /// Learns how upstream prints the Table that the client wants, if it wants one.
+    async fn learn(
+        scope: &ScopeHandle,
+        ready: &ReadyScope,
+        read: &ReadPlan,
+    ) -> Result<Option<Self>, ForwardReason> {
+        let Some(table) = &read.table else {
+            return Ok(None);
+        };
+        let has_objects = scope.reader.snapshot().len() > 0;
+        let form = scope
+            .tables
+            .form(&ready.format, &table.printer, has_objects);
+        Ok(Some(Self {
+            form: form.await.ok_or(ForwardReason::Table)?,
+            request: table.request,
+        }))
+    }
 }
 
 impl OpenedScope {
@@ -68,11 +97,13 @@ pub(super) async fn open(
             }
             match scope.wait_until_ready(scopes.config().sync_wait).await {
                 Ok(ready) => {
+                    let table = OpenedTable::learn(&scope, &ready, read).await?;
                     return Ok(OpenedScope {
                         scope,
                         is_complete,
                         ready,
                         representation,
+                        table,
                     });
                 }
                 Err(NotReady::Syncing) => return Err(ForwardReason::Syncing),

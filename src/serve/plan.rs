@@ -4,6 +4,7 @@ mod get;
 mod list;
 mod read;
 mod selected;
+mod table;
 mod watch;
 
 use std::sync::Arc;
@@ -24,6 +25,7 @@ use crate::catalog::{Catalog, ResourceType};
 use context::ReadContext;
 pub(super) use list::ListPlan;
 pub(super) use read::{ReadKind, ReadPlan, SelectedSize};
+pub(super) use table::TablePlan;
 use watch::WatchPath;
 pub(super) use watch::WatchPlan;
 
@@ -122,7 +124,11 @@ fn plan_read<B>(
     let legacy_name = asked.name.as_deref().filter(|_| info.legacy_watch);
     let is_named = info.verb == Verb::Get || legacy_name.is_some();
     let namespace = namespace(asked, resource, is_named)?;
-    let representations = representations(wanted, &resource.gvr, mode)?;
+    let table = TablePlan::new(wanted, request.uri().query(), resource, mode)?;
+    let representations = match &table {
+        Some(_) => vec![Representation::whole(Encoding::Json)],
+        None => representations(wanted, &resource.gvr, mode)?,
+    };
     let context = ReadContext {
         resource,
         policy,
@@ -159,6 +165,7 @@ fn plan_read<B>(
     Ok(ReadPlan {
         resource: Arc::clone(resource),
         representations,
+        table,
         mode,
         scope,
         kind,
@@ -254,7 +261,7 @@ fn representations(
         .iter()
         .map_while(|wanted| match wanted {
             AcceptClause::Supported(representation) => Some(*representation),
-            AcceptClause::Other => None,
+            AcceptClause::Table(_) | AcceptClause::Other => None,
         })
         .peekable();
     if known.peek().is_none() {

@@ -119,8 +119,11 @@ reasons! {
     Subresource = "subresource",
     /// An Upgrade to another protocol.
     Upgrade = "upgrade",
-    /// Table, PartialObjectMetadata, YAML, CBOR, or another representation that is not cached.
+    /// PartialObjectMetadata, YAML, CBOR, or another representation that is not cached; or a Table
+    /// of a type that has no printer here.
     Representation = "representation",
+    /// A Table that is not certain to be printed here as upstream does.
+    Table = "table",
     /// Parameters that upstream would refuse, or that are not understood here.
     Parameters = "parameters",
     /// A selector that upstream would refuse, or that is not understood here.

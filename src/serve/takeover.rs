@@ -63,6 +63,10 @@ impl Takeovers {
         let ReadKind::Watch(watch) = &read.kind else {
             return None;
         };
+        // Who watches a Table is a person at a terminal, and does not go on by version.
+        if read.table.is_some() {
+            return None;
+        }
         let reached = match watch.start {
             WatchStart::After(version) => Some(version),
             WatchStart::State { end_mark: true, .. } => None,

@@ -12,10 +12,8 @@ use super::chunk::{Chunk, ContentCoding};
 use super::grant::{Grant, GrantStatus};
 use super::view::{ClientFrame, ClientView};
 use crate::store::{ObjectRun, ObjectRuns, StoredObject, Subscription, SubscriptionStep};
-use crate::work::{COMPRESSED_PIECE, REDUCED_OBJECT, WorkBudget};
-use watershed_protocol::{
-    BookmarkFormat, EventKind, Malformed, ResourceVersion, Status, WireFormat,
-};
+use crate::work::{COMPRESSED_PIECE, WorkBudget};
+use watershed_protocol::{BookmarkFormat, Malformed, ResourceVersion, Status, WireFormat};
 
 /// Longest interval between bookmarks. Each one is up to a quarter shorter: after a mass reconnect,
 /// many watches began together and must not wake together. Source: `cacher.go`
@@ -104,14 +102,22 @@ pub struct InitialState {
     /// The rest of a run that was begun. It comes before the others.
     rest: Option<ObjectRun>,
     /// The bookmark that ends them.
-    end_mark: Option<Bytes>,
+    end_mark: Option<EndMark>,
     /// The work of one turn.
     budget: WorkBudget,
 }
 
+/// The bookmark that ends the initial events. Its frame depends on what was sent before it.
+pub struct EndMark {
+    /// Upstream's form of bookmarks.
+    pub format: Arc<BookmarkFormat>,
+    /// The version of the state.
+    pub version: ResourceVersion,
+}
+
 impl InitialState {
     /// Creates the state of these objects, none of which is sent.
-    pub fn new(runs: ObjectRuns, end_mark: Option<Bytes>) -> Self {
+    pub fn new(runs: ObjectRuns, end_mark: Option<EndMark>) -> Self {
         Self {
             runs,
             rest: None,
@@ -257,15 +263,14 @@ impl<G: Grant, D: Future<Output = ()> + Unpin, O: WatchObserver> WatchBody<G, D,
         let initial = self.initial.as_mut()?;
         let mut chunk = Chunk::new(self.coding);
         let shared = self.coding == ContentCoding::Gzip && self.view.is_plain();
-        let work = if self.view.partial.is_some() {
-            REDUCED_OBJECT
-        } else {
-            1
-        };
+        let work = self.view.object_work();
         while chunk.bytes() < INITIAL_CHUNK && !initial.budget.is_spent() {
             let Some(mut run) = initial.rest.take().or_else(|| initial.runs.next()) else {
-                if let Some(mark) = initial.end_mark.take() {
+                if let Some(EndMark { format, version }) = initial.end_mark.take()
+                    && let Some(mark) = self.view.end_mark(&format, version)
+                {
                     chunk.push(mark);
+                    self.view.note_sent();
                 }
                 self.initial = None;
                 break;
@@ -288,14 +293,12 @@ impl<G: Grant, D: Future<Output = ()> + Unpin, O: WatchObserver> WatchBody<G, D,
                     continue;
                 }
                 initial.budget.spend(work);
-                match self
-                    .view
-                    .partial
-                    .as_ref()
-                    .map(|partial| partial.format.event(EventKind::Added, &object.bytes))
-                {
+                match self.view.initial(object) {
                     None => chunk.push_object(&self.format, &object.bytes),
-                    Some(Ok(frame)) => chunk.push(frame),
+                    Some(Ok(frame)) => {
+                        chunk.push(frame);
+                        self.view.note_sent();
+                    }
                     Some(Err(error)) => {
                         self.broken(object, &error, &mut chunk);
                         return self.hand_out(chunk);
@@ -312,8 +315,8 @@ impl<G: Grant, D: Future<Output = ()> + Unpin, O: WatchObserver> WatchBody<G, D,
     /// told to begin anew, which is forwarded. If it resumed, it would come to the object again.
     fn broken(&mut self, object: &StoredObject, error: &Malformed, chunk: &mut Chunk) {
         tracing::error!(key = object.key(), %error, "cannot frame an object; the watch is ended");
-        if let Some(partial) = &self.view.partial {
-            partial.irreducible.record(object);
+        if let Some(irreducible) = self.view.irreducible() {
+            irreducible.record(object);
         }
         self.expire(chunk, self.start, self.start);
         self.over(WatchEnding::Broken);
@@ -334,11 +337,14 @@ impl<G: Grant, D: Future<Output = ()> + Unpin, O: WatchObserver> WatchBody<G, D,
                 .step(context, BATCH, CHUNK.saturating_sub(chunk.bytes()))
             {
                 SubscriptionStep::Events(events) => {
-                    budget.spend(events.len());
+                    budget.spend(events.len() * self.view.event_work());
                     for event in events {
                         match self.view.frame(&event, &self.format) {
                             Ok(Some(ClientFrame::Shared)) => chunk.push_whole(&event),
-                            Ok(Some(ClientFrame::Own(frame))) => chunk.push(frame),
+                            Ok(Some(ClientFrame::Own(frame))) => {
+                                chunk.push(frame);
+                                self.view.note_sent();
+                            }
                             Ok(None) => {}
                             Err(error) => {
                                 self.broken(&event.object, &error, &mut chunk);
@@ -360,6 +366,7 @@ impl<G: Grant, D: Future<Output = ()> + Unpin, O: WatchObserver> WatchBody<G, D,
                         && let Some(frame) = self.view.bookmark(&format, version)
                     {
                         chunk.push(frame);
+                        self.view.note_sent();
                     }
                     return ready_or_pending(self.hand_out(chunk));
                 }

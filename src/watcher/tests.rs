@@ -140,18 +140,18 @@ impl Rig {
         let labels = Some(LabelSelector::parse(labels).unwrap());
         let filter = ViewFilter::new(None, labels, None, &self.fields).unwrap();
         let interest = filter.interest(&self.fields);
-        let partial = partial.then(|| {
-            Box::new(PartialView {
-                format: PartialFormat::of(&self.format, Encoding::Json),
-                irreducible: Arc::clone(&self.irreducible),
-            })
+        let partial = partial.then(|| PartialView {
+            format: PartialFormat::of(&self.format, Encoding::Json),
+            irreducible: Arc::clone(&self.irreducible),
         });
-        let view = ClientView { filter, partial };
+        let derived = partial.map(DerivedView::Metadata).map(Box::new);
+        let view = ClientView { filter, derived };
         let (subscription, snapshot) = self
             .reader
             .subscribe(SubscriptionStart::Now, interest.clone());
         let version = snapshot.version();
-        let end_mark = view.end_mark(&self.bookmarks.load_full().unwrap(), version);
+        let format = self.bookmarks.load_full().unwrap();
+        let end_mark = Some(EndMark { format, version });
         let meter = Meter::default();
         let said = Said(Arc::new(Mutex::new(GrantStatus::Granted)));
         let terms = WatchOptions {

@@ -2,12 +2,15 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use jiff::Timestamp;
 use parking_lot::Mutex;
 
 use crate::store::{Interest, Snapshot, StoredObject, WindowEvent};
+use crate::work::{PRINTED_OBJECT, REDUCED_OBJECT};
 use watershed_protocol::{
     BookmarkFormat, EventKind, FieldSelector, FieldTable, ItemBytes, LabelSelector, Malformed,
-    ObjectAttributes, PartialFormat, ResourceVersion, ShardSelector, WireFormat,
+    ObjectAttributes, PartialFormat, ResourceVersion, ShardSelector, TableForm, TableRequest,
+    WireFormat,
 };
 
 /// Namespace and selectors of a read. An object must match all of them.
@@ -169,8 +172,30 @@ impl ViewSelectors {
 pub struct ClientView {
     /// The objects the client asked for.
     pub filter: ViewFilter,
-    /// The form of reduced objects, if the client only wants their metadata.
-    pub partial: Option<Box<PartialView>>,
+    /// The form of what is made of the objects, if the client does not want them as they are.
+    pub derived: Option<Box<DerivedView>>,
+}
+
+/// A view of something that is made of the objects.
+#[derive(Debug)]
+pub enum DerivedView {
+    /// Their metadata.
+    Metadata(PartialView),
+    /// Tables of one row.
+    Table(TableView),
+}
+
+/// A view of objects as Tables.
+#[derive(Debug)]
+pub struct TableView {
+    /// The form of the Tables.
+    pub form: Arc<TableForm>,
+    /// The Tables that the client asked for.
+    pub request: TableRequest,
+    /// Records an object that cannot be printed.
+    pub unprintable: Arc<IrreducibleObject>,
+    /// Nothing was sent. The first frame has the column definitions.
+    pub is_first: bool,
 }
 
 /// A view of objects that are reduced to their metadata.
@@ -220,42 +245,87 @@ pub enum ClientFrame {
 impl ClientView {
     /// Returns true if it shows all objects of a namespace, or of all, as they are.
     pub fn is_plain(&self) -> bool {
-        self.partial.is_none() && self.filter.is_plain()
+        self.derived.is_none() && self.filter.is_plain()
     }
 
-    /// Returns the form in which the client gets objects.
+    /// Returns the form in which the client gets a Status.
     pub fn format<'a>(&'a self, whole: &'a WireFormat) -> &'a WireFormat {
-        self.partial
-            .as_ref()
-            .map_or(whole, |partial| partial.format.format())
+        match self.derived.as_deref() {
+            Some(DerivedView::Metadata(partial)) => partial.format.format(),
+            Some(DerivedView::Table(_)) | None => whole,
+        }
+    }
+
+    /// Returns the record of objects that are not shown in this view.
+    pub fn irreducible(&self) -> Option<&IrreducibleObject> {
+        Some(match self.derived.as_deref()? {
+            DerivedView::Metadata(partial) => &partial.irreducible,
+            DerivedView::Table(table) => &table.unprintable,
+        })
+    }
+
+    /// Returns the work of framing an object.
+    pub fn object_work(&self) -> usize {
+        match self.derived.as_deref() {
+            None => 1,
+            Some(DerivedView::Metadata(_)) => REDUCED_OBJECT,
+            Some(DerivedView::Table(_)) => PRINTED_OBJECT,
+        }
+    }
+
+    /// Returns the work of looking at an event, of which most are another view's.
+    pub fn event_work(&self) -> usize {
+        match self.derived.as_deref() {
+            Some(DerivedView::Table(_)) => PRINTED_OBJECT,
+            Some(DerivedView::Metadata(_)) | None => 1,
+        }
+    }
+
+    /// Notes that a frame was sent.
+    pub fn note_sent(&mut self) {
+        if let Some(DerivedView::Table(table)) = self.derived.as_deref_mut() {
+            table.is_first = false;
+        }
     }
 
     /// Returns the frame of a bookmark, if upstream's form of it is known.
     pub fn bookmark(&self, format: &BookmarkFormat, version: ResourceVersion) -> Option<Bytes> {
-        match &self.partial {
+        match self.derived.as_deref() {
             None => Some(format.plain(version)),
-            Some(partial) => Some(format.partial(&partial.format)?.plain(version)),
+            Some(DerivedView::Metadata(partial)) => {
+                Some(format.partial(&partial.format)?.plain(version))
+            }
+            Some(DerivedView::Table(table)) => table.bookmark(format, (version, false)),
         }
     }
 
     /// Returns the frame of the bookmark that ends the initial events, if upstream's form of it is
     /// known.
     pub fn end_mark(&self, format: &BookmarkFormat, version: ResourceVersion) -> Option<Bytes> {
-        match &self.partial {
+        match self.derived.as_deref() {
             None => format.initial_events_end(version),
-            Some(partial) => format.partial(&partial.format)?.initial_events_end(version),
+            Some(DerivedView::Metadata(partial)) => {
+                format.partial(&partial.format)?.initial_events_end(version)
+            }
+            Some(DerivedView::Table(table)) => table.bookmark(format, (version, true)),
         }
+    }
+
+    /// Returns the frame of an object of the initial state. `None` if it is the object's own.
+    pub fn initial(&self, object: &StoredObject) -> Option<Result<Bytes, Malformed>> {
+        let derived = self.derived.as_deref()?;
+        Some(derived.framed(EventKind::Added, (&object.bytes, object.version)))
     }
 
     fn framed(
         &self,
         kind: EventKind,
-        object: &ItemBytes,
+        (object, version): (&ItemBytes, ResourceVersion),
         format: &WireFormat,
     ) -> Result<Bytes, Malformed> {
-        match &self.partial {
+        match self.derived.as_deref() {
             None => Ok(format.event(kind, object)),
-            Some(partial) => partial.format.event(kind, object),
+            Some(derived) => derived.framed(kind, (object, version)),
         }
     }
 
@@ -278,7 +348,7 @@ impl ClientView {
             (true, true) => EventKind::Modified,
             (true, false) => EventKind::Deleted,
         };
-        if kind == event.kind && self.partial.is_none() {
+        if kind == event.kind && self.derived.is_none() {
             return Ok(Some(ClientFrame::Shared));
         }
         let has_left = kind == EventKind::Deleted && event.kind != EventKind::Deleted;
@@ -288,9 +358,34 @@ impl ClientView {
             // update.
             Some(before) => {
                 let last_seen = format.with_version(&before.bytes, event.version)?;
-                self.framed(kind, &last_seen, format)?
+                self.framed(kind, (&last_seen, event.version), format)?
             }
-            None => self.framed(kind, &event.object.bytes, format)?,
+            None => self.framed(kind, (&event.object.bytes, event.version), format)?,
         })))
+    }
+}
+
+impl DerivedView {
+    fn framed(
+        &self,
+        kind: EventKind,
+        (object, version): (&ItemBytes, ResourceVersion),
+    ) -> Result<Bytes, Malformed> {
+        match self {
+            Self::Metadata(partial) => partial.format.event(kind, object),
+            Self::Table(table) => {
+                let (request, now) = (table.request, Timestamp::now());
+                let object = (object, version);
+                table.form.event(kind, request, object, table.is_first, now)
+            }
+        }
+    }
+}
+
+impl TableView {
+    /// Returns the frame of a bookmark at a version, or of the one that ends the initial events.
+    fn bookmark(&self, format: &BookmarkFormat, at: (ResourceVersion, bool)) -> Option<Bytes> {
+        let (request, now) = (self.request, Timestamp::now());
+        self.form.bookmark(format, request, at, self.is_first, now)
     }
 }

@@ -28,6 +28,7 @@ pub use format_record::FormatRecord;
 pub use frames::{EventKind, Frame, FrameDecoder};
 pub use identity::{ObjectIdentity, read_identity};
 pub use item_bytes::{ItemBytes, ItemRun};
+pub(crate) use list::struct_metadata as list_metadata;
 pub use list::{ListMetadata, ListPage, ListParts};
 pub use malformed::Malformed;
 pub use partial::PartialFormat;

@@ -17,6 +17,7 @@
 //! | `media`, `gzip`, `gunzip` | content negotiation and compression: [`acceptable`], [`deflate`] |
 //! | `indent` | JSON for people: [`JsonIndenter`] |
 //! | `encoding` | objects, lists and watch events as bytes: [`scan`], [`WireFormat`] |
+//! | `table` | objects as rows for people: [`TableForm`] |
 //! | `status` | failures in upstream's words: [`Status`] |
 //!
 //! # Example
@@ -54,6 +55,7 @@ mod resource;
 mod selection;
 mod shard_selector;
 mod status;
+mod table;
 mod version;
 
 pub use attributes::ObjectAttributes;
@@ -81,6 +83,9 @@ pub use resource::GroupVersionResource;
 pub use selection::Selection;
 pub use shard_selector::ShardSelector;
 pub use status::{Status, StatusDetails, escape_json};
+pub use table::{
+    IncludedObject, PrinterColumn, TableForm, TablePrinter, TableRequest, TableRow, TableVersion,
+};
 pub use version::ResourceVersion;
 
 /// Tests the example of the README.

@@ -10,6 +10,7 @@ use http::header::{ACCEPT, USER_AGENT};
 
 use super::Verb;
 use super::list_options::QueryParameters;
+use super::table::TableVersion;
 
 /// The encodings that objects are held in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -71,7 +72,9 @@ impl Representation {
 pub enum AcceptClause {
     /// A representation that can be made of held objects.
     Supported(Representation),
-    /// Anything else: a Table, YAML, CBOR, indented JSON, or a clause that is not understood.
+    /// A Table in JSON.
+    Table(TableVersion),
+    /// Anything else: YAML, CBOR, indented JSON, or a clause that is not understood.
     Other,
 }
 
@@ -210,22 +213,30 @@ impl WeightedClause {
         } else {
             "PartialObjectMetadata"
         };
-        let metadata_only = match conversion {
-            [None, None, None] => false,
-            [Some(kind), Some("meta.k8s.io"), Some("v1")] if kind == metadata => true,
-            _ => {
-                known = false;
-                false
-            }
-        };
         let encoding = Encoding::of_media_type(media_type).filter(|_| known);
-        Some(Self {
-            accepted: encoding.map_or(AcceptClause::Other, |encoding| {
+        let representation = |metadata_only| {
+            encoding.map(|encoding| {
                 AcceptClause::Supported(Representation {
                     encoding,
                     metadata_only,
                 })
-            }),
+            })
+        };
+        let accepted = match conversion {
+            [None, None, None] => representation(false),
+            [Some(kind), Some("meta.k8s.io"), Some("v1")] if kind == metadata => {
+                representation(true)
+            }
+            // There is no such Table in protobuf.
+            [Some("Table"), Some("meta.k8s.io"), Some(version)]
+                if encoding == Some(Encoding::Json) =>
+            {
+                TableVersion::parse(version).map(AcceptClause::Table)
+            }
+            _ => None,
+        };
+        Some(Self {
+            accepted: accepted.unwrap_or(AcceptClause::Other),
             quality,
             any_type: kind == "*",
             any_subtype: subtype == "*",
@@ -331,7 +342,17 @@ mod tests {
             ("application / json", &[OTHER]),
             (
                 "application/json;as=Table;v=v1;g=meta.k8s.io,application/json",
-                &[OTHER, JSON],
+                &[AcceptClause::Table(TableVersion::V1), JSON],
+            ),
+            (
+                "application/json,application/json;g=meta.k8s.io;v=v1beta1;as=Table",
+                &[JSON, AcceptClause::Table(TableVersion::V1Beta1)],
+            ),
+            ("application/json;as=Table;v=v2;g=meta.k8s.io", &[OTHER]),
+            ("application/json;as=Table", &[OTHER]),
+            (
+                "application/vnd.kubernetes.protobuf;as=Table;v=v1;g=meta.k8s.io",
+                &[OTHER],
             ),
             ("application/json;pretty=1", &[OTHER]),
             ("application/json;stream=watch", &[OTHER]),

@@ -2,6 +2,7 @@
 use std::sync::Arc;
 
 use http::{HeaderMap, StatusCode};
+use jiff::Timestamp;
 use watershed_protocol::Status;
 
 use super::indented::indented;
@@ -30,9 +31,18 @@ pub(in crate::serve) fn answer(
     }
     let warnings = &opened.ready.warnings;
     let response = if let Some(object) = snapshot.get(&key).map(Arc::clone) {
-        let body = match opened.partial() {
-            None => opened.ready.format.get_body(&object.bytes),
-            Some(partial) => {
+        let body = match (&opened.table, opened.partial()) {
+            (Some(table), _) => table
+                .form
+                .get_body(
+                    table.request,
+                    &object.bytes,
+                    object.version,
+                    Timestamp::now(),
+                )
+                .map_err(|_| ForwardReason::Table)?,
+            (None, None) => opened.ready.format.get_body(&object.bytes),
+            (None, Some(partial)) => {
                 let metadata = partial
                     .metadata(&object.bytes)
                     .map_err(|_| ForwardReason::Representation)?;

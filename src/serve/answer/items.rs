@@ -1,13 +1,14 @@
 //! The items of a list, as references.
-use std::ops::Deref;
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
-use watershed_protocol::{Malformed, PartialFormat, WireFormat};
+use watershed_protocol::{ListMetadata, ListParts, Malformed, PartialFormat, WireFormat};
 
-use crate::store::{ObjectRun, StoredObject};
+use super::selected_objects::SelectedObjects;
+use super::table_items::TableItems;
+use crate::store::ObjectRun;
 use crate::watcher::MIN_SHARED_BYTES;
-use crate::work::{REDUCED_OBJECT, WorkBudget};
+use crate::work::{PRINTED_OBJECT, REDUCED_OBJECT, WorkBudget};
 
 /// Bytes of small objects that are copied beside large ones that are shared.
 const MAX_COPIED: usize = 64 * 1024;
@@ -34,13 +35,27 @@ pub(super) enum Items {
     Objects(Arc<WireFormat>, SelectedObjects),
     /// The metadata of objects.
     Metadata(MetadataItems),
+    /// The rows of a Table.
+    Table(TableItems),
 }
 
 impl Items {
-    pub(super) fn format(&self) -> &WireFormat {
-        match self {
+    /// Returns what comes before and after the items.
+    pub(super) fn list_parts(&self, metadata: &ListMetadata<'_>) -> ListParts {
+        let format = match self {
             Self::Runs(format, _) | Self::Objects(format, _) => format,
-            Self::Metadata(metadata) => metadata.partial.format(),
+            Self::Metadata(reduced) => reduced.partial.format(),
+            Self::Table(table) => return table.list_parts(metadata),
+        };
+        format.list_parts(metadata, self.count(), self.bytes())
+    }
+
+    /// Returns the bytes between two items.
+    fn separator(&self) -> usize {
+        match self {
+            Self::Runs(format, _) | Self::Objects(format, _) => format.separator(),
+            Self::Metadata(metadata) => metadata.partial.format().separator(),
+            Self::Table(_) => TableItems::SEPARATOR.len(),
         }
     }
 
@@ -50,6 +65,7 @@ impl Items {
             Self::Runs(_, runs) => runs.iter().map(ObjectRun::len).sum(),
             Self::Objects(_, objects) => objects.len(),
             Self::Metadata(metadata) => metadata.objects.len(),
+            Self::Table(table) => table.len(),
         }
     }
 
@@ -62,8 +78,9 @@ impl Items {
                 .map(|object| format.item_len(&object.bytes) as u64)
                 .sum(),
             Self::Metadata(metadata) => metadata.bytes,
+            Self::Table(table) => table.bytes(),
         };
-        all.saturating_sub(self.format().separator() as u64)
+        all.saturating_sub(self.separator() as u64)
     }
 
     /// Returns the number of pieces in which the items are written.
@@ -72,6 +89,7 @@ impl Items {
             Self::Runs(_, runs) => runs.len(),
             Self::Objects(_, objects) => objects.len(),
             Self::Metadata(metadata) => metadata.objects.len(),
+            Self::Table(table) => table.len(),
         }
     }
 
@@ -87,7 +105,7 @@ impl Items {
                     .sum();
                 copied <= MAX_COPIED
             }
-            Self::Metadata(..) => false,
+            Self::Metadata(..) | Self::Table(..) => false,
         }
     }
 
@@ -96,17 +114,14 @@ impl Items {
         match self {
             Self::Runs(..) | Self::Objects(..) => 1,
             Self::Metadata(_) => REDUCED_OBJECT,
+            Self::Table(_) => PRINTED_OBJECT,
         }
     }
 
     /// Appends a piece. With `share`, appends only what comes before a large piece.
     pub(super) fn put(&self, index: usize, share: bool, out: &mut BytesMut) -> WrittenPiece {
         let is_last = index + 1 == self.pieces();
-        let trailing = if is_last {
-            self.format().separator()
-        } else {
-            0
-        };
+        let trailing = if is_last { self.separator() } else { 0 };
         let piece = match self {
             Self::Runs(_, runs) => {
                 let items = runs[index].items();
@@ -128,64 +143,20 @@ impl Items {
                 out.truncate(out.len() - trailing);
                 return WrittenPiece::Appended;
             }
+            Self::Table(table) => {
+                if table.put(index, out).is_err() {
+                    // It could be printed before.
+                    return WrittenPiece::None;
+                }
+                out.truncate(out.len() - trailing);
+                return WrittenPiece::Appended;
+            }
         };
         if share && piece.len() >= MIN_SHARED_BYTES {
             return WrittenPiece::Shared(piece);
         }
         out.extend_from_slice(&piece);
         WrittenPiece::Appended
-    }
-}
-
-/// Objects of a state, in the order of their keys.
-#[derive(Default)]
-pub(super) struct SelectedObjects {
-    objects: Vec<Arc<StoredObject>>,
-    /// Pieces of an older state. They count the memory of the objects that were made for it.
-    restored: Vec<ObjectRun>,
-}
-
-impl SelectedObjects {
-    /// Adds the objects of a piece that match, until there are `limit` objects. Returns `true` if
-    /// others follow in the piece.
-    pub(super) fn add(
-        &mut self,
-        run: &ObjectRun,
-        limit: usize,
-        is_restored: bool,
-        matches: impl Fn(&StoredObject) -> bool,
-    ) -> bool {
-        let before = self.objects.len();
-        let mut objects = run.objects().iter();
-        while self.objects.len() < limit
-            && let Some(object) = objects.next()
-        {
-            if matches(object) {
-                self.objects.push(Arc::clone(object));
-            }
-        }
-        if is_restored && self.objects.len() > before {
-            self.restored.push(run.clone());
-        }
-        objects.len() > 0
-    }
-}
-
-#[cfg(test)]
-impl From<Vec<Arc<StoredObject>>> for SelectedObjects {
-    fn from(objects: Vec<Arc<StoredObject>>) -> Self {
-        Self {
-            objects,
-            restored: Vec::new(),
-        }
-    }
-}
-
-impl Deref for SelectedObjects {
-    type Target = [Arc<StoredObject>];
-
-    fn deref(&self) -> &Self::Target {
-        &self.objects
     }
 }
 

@@ -3,7 +3,9 @@ use std::sync::Arc;
 
 use watershed_protocol::{ContinueToken, FieldTable, ListMetadata, ListParts};
 
-use super::items::{Items, MetadataItems, SelectedObjects};
+use super::items::{Items, MetadataItems};
+use super::selected_objects::SelectedObjects;
+use super::table_items::TableItems;
 use crate::serve::open::OpenedScope;
 use crate::serve::plan::ListPlan;
 use crate::serve::source::ForwardReason;
@@ -31,8 +33,7 @@ impl Page {
             remaining: self.remaining,
             shard: list.filter.shard(),
         };
-        let (count, bytes) = (self.items.count(), self.items.bytes());
-        self.items.format().list_parts(&metadata, count, bytes)
+        self.items.list_parts(&metadata)
     }
 
     /// Source: `apiserver/pkg/storage/continue.go` (PrepareContinueToken) and
@@ -52,16 +53,21 @@ impl Page {
         };
         let format = Arc::clone(&opened.ready.format);
         let is_plain = list.filter.is_plain();
-        let (items, last, has_more) = if is_plain && opened.partial().is_none() {
+        let is_whole = opened.partial().is_none() && opened.table.is_none();
+        let (items, last, has_more) = if is_plain && is_whole {
             let (runs, has_more) = scan.first_runs().await?;
             let last = runs.last().and_then(|run| run.objects().last()).cloned();
             (Items::Runs(format, runs), last, has_more)
         } else {
             let (objects, has_more) = scan.selected().await?;
             let last = objects.last().cloned();
-            let items = match opened.partial() {
-                None => Items::Objects(format, objects),
-                Some(partial) => {
+            let items = match (&opened.table, opened.partial()) {
+                (Some(table), _) => {
+                    let items = TableItems::new(table, objects, &mut scan.budget).await;
+                    Items::Table(items.map_err(|_| ForwardReason::Table)?)
+                }
+                (None, None) => Items::Objects(format, objects),
+                (None, Some(partial)) => {
                     let items = MetadataItems::new(partial, objects, &mut scan.budget).await;
                     Items::Metadata(items.map_err(|_| ForwardReason::Representation)?)
                 }

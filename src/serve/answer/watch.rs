@@ -19,7 +19,8 @@ use crate::serve::plan::{ReadPlan, WatchPlan};
 use crate::serve::source::{AnswerSource, ForwardReason};
 use crate::store::{Snapshot, SubscriptionStart};
 use crate::watcher::{
-    ClientView, ContentCoding, InitialState, PartialView, WatchBody, WatchOptions,
+    ClientView, ContentCoding, DerivedView, EndMark, InitialState, PartialView, TableView,
+    WatchBody, WatchOptions,
 };
 
 /// Without `timeoutSeconds` a watch ends after one to two times this.
@@ -62,15 +63,9 @@ pub(in crate::serve) fn answer(
     context: WatchContext<'_>,
 ) -> Result<Answer, ForwardReason> {
     let OpenedScope { scope, ready, .. } = &fresh.opened;
-    let partial = fresh.opened.partial().map(|format| {
-        Box::new(PartialView {
-            format,
-            irreducible: Arc::clone(&scope.irreducible),
-        })
-    });
     let view = ClientView {
         filter: watch.filter.clone(),
-        partial,
+        derived: derived(&fresh.opened).map(Box::new),
     };
     check_start(&fresh.opened, watch)?;
     let start = match (watch.start, &fresh.proven) {
@@ -97,8 +92,12 @@ pub(in crate::serve) fn answer(
         return Err(ForwardReason::VersionAhead);
     }
     // The watch would end at the object, whenever it began.
-    if view.partial.is_some() && scope.irreducible.is_in(&snapshot) {
-        return Err(ForwardReason::Representation);
+    let irreducible = view.irreducible();
+    if irreducible.is_some_and(|irreducible| irreducible.is_in(&snapshot)) {
+        return Err(match fresh.opened.table {
+            Some(_) => ForwardReason::Table,
+            None => ForwardReason::Representation,
+        });
     }
     let (initial, source) = match watch.start {
         WatchStart::State { end_mark, .. } => {
@@ -130,6 +129,23 @@ pub(in crate::serve) fn answer(
     let body = body.map_err(|never| match never {}).boxed_unsync();
     let response = respond(&fresh.opened, coding, body);
     Ok(Answer::new(source, response))
+}
+
+/// Returns the view of a client that does not want the objects as they are.
+fn derived(opened: &OpenedScope) -> Option<DerivedView> {
+    if let Some(table) = &opened.table {
+        return Some(DerivedView::Table(TableView {
+            form: Arc::clone(&table.form),
+            request: table.request,
+            unprintable: Arc::clone(&opened.scope.unprintable),
+            is_first: true,
+        }));
+    }
+    let format = opened.partial()?;
+    Some(DerivedView::Metadata(PartialView {
+        format,
+        irreducible: Arc::clone(&opened.scope.irreducible),
+    }))
 }
 
 fn respond(opened: &OpenedScope, coding: ContentCoding, body: Body) -> Response<Body> {
@@ -172,8 +188,9 @@ fn initial_state(
     let end_mark = if end_mark && opened.ready.streams_initial_events {
         // Upstream marked the end of its own initial events, so its format is known.
         let format = opened.scope.bookmarks.load_full();
-        let mark = format.and_then(|format| view.end_mark(&format, version));
-        Some(mark.ok_or(ForwardReason::InitialEvents)?)
+        let format = format.filter(|format| view.end_mark(format, version).is_some());
+        let format = format.ok_or(ForwardReason::InitialEvents)?;
+        Some(EndMark { format, version })
     } else {
         None
     };

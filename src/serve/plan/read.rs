@@ -4,6 +4,7 @@ use std::sync::Arc;
 use watershed_protocol::{Encoding, Freshness, Representation};
 
 use super::list::ListPlan;
+use super::table::TablePlan;
 use super::watch::WatchPlan;
 use crate::access::AccessAttributes;
 use crate::catalog::ResourceType;
@@ -19,6 +20,8 @@ pub(in crate::serve) struct ReadPlan {
     pub(in crate::serve) resource: Arc<ResourceType>,
     /// Representations that the client accepts, best first; never empty.
     pub(in crate::serve) representations: Vec<Representation>,
+    /// The Table that the client wants, if it wants one.
+    pub(in crate::serve) table: Option<TablePlan>,
     pub(super) mode: CacheMode,
     /// The scope to look into.
     pub(in crate::serve) scope: ScopeChoice,
@@ -83,7 +86,10 @@ impl ReadPlan {
     /// Returns a reason if upstream should refuse in its own words. It prints refusals in other
     /// ways where the client asks for a conversion.
     pub(in crate::serve) fn refused_by_upstream(&self) -> Option<ForwardReason> {
-        let is_converted = self.representations[0].metadata_only;
+        let is_converted = match &self.table {
+            Some(table) => !table.is_refused_in_json,
+            None => self.representations[0].metadata_only,
+        };
         is_converted.then_some(ForwardReason::Representation)
     }
 

@@ -232,6 +232,13 @@ impl BookmarkFormat {
         })
     }
 
+    /// Returns the object of a bookmark, or of the one that ends the initial events, if all of it is
+    /// known.
+    pub(crate) fn object_at(&self, version: ResourceVersion, end: bool) -> Option<Vec<u8>> {
+        let is_known = !(end && matches!(self.blueprint, Blueprint::Unknown));
+        is_known.then(|| self.object(version, end))
+    }
+
     fn object(&self, version: ResourceVersion, end: bool) -> Vec<u8> {
         let metadata = match self.format.style {
             PrintStyle::Struct { .. } => self.struct_metadata(version, end).into_bytes(),

@@ -44,6 +44,11 @@ impl ItemBytes {
         bytes.as_ptr_range().contains(&self.0.as_ptr())
     }
 
+    /// Returns true if `bytes` is a slice of this.
+    pub fn shares(&self, bytes: &Bytes) -> bool {
+        self.0.as_ptr_range().contains(&bytes.as_ptr())
+    }
+
     /// Returns a text that can be parsed: the message, or a JSON value.
     ///
     /// The value lacks kind and apiVersion if items of the type's lists do.

@@ -64,6 +64,11 @@ pub struct ListParts {
 }
 
 impl ListParts {
+    /// Creates the parts around items of so many bytes, separators included.
+    pub(crate) fn new(head: Bytes, tail: Bytes, items: u64) -> Self {
+        Self { head, tail, items }
+    }
+
     /// Bytes of the whole body: the Content-Length.
     pub fn body_len(&self) -> u64 {
         self.head.len() as u64 + self.items + self.tail.len() as u64
@@ -332,7 +337,7 @@ impl<'a> JsonList<'a> {
 }
 
 /// ListMeta in struct order. Source: `apimachinery/pkg/apis/meta/v1/types.go:61-106`.
-fn struct_metadata(metadata: &ListMetadata<'_>, shard: Option<String>) -> String {
+pub(crate) fn struct_metadata(metadata: &ListMetadata<'_>, shard: Option<String>) -> String {
     let version = metadata.version;
     let token = metadata.continue_token.filter(|token| !token.is_empty());
     let token = token

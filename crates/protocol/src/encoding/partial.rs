@@ -119,6 +119,12 @@ impl PartialFormat {
         }
     }
 
+    /// Returns the metadata in the JSON text of a reduced object.
+    pub(crate) fn metadata_of(object: &[u8]) -> Option<&str> {
+        let metadata = object.strip_prefix(HEAD)?.strip_suffix(TAIL)?;
+        std::str::from_utf8(metadata).ok()
+    }
+
     /// Returns the reduced object.
     pub fn object(&self, metadata: &Bytes) -> Bytes {
         let mut out = BytesMut::with_capacity(self.object_len(metadata.len()));

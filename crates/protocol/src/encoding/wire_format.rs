@@ -21,7 +21,7 @@ pub struct WireFormat {
     pub(super) list_kind: Arc<str>,
     pub(super) style: PrintStyle,
     /// The start of an object in JSON; its `TypeMeta` in protobuf.
-    pub(super) opening: Bytes,
+    pub(crate) opening: Bytes,
 }
 
 /// The style in which upstream prints a type.
@@ -112,7 +112,7 @@ impl WireFormat {
     }
 
     /// Returns the bytes of the opening that items of a list lack.
-    pub(super) fn omitted(&self) -> usize {
+    pub(crate) fn omitted(&self) -> usize {
         match self.style {
             PrintStyle::Struct {
                 bare_items: true, ..
@@ -210,7 +210,7 @@ impl WireFormat {
     }
 
     /// Returns a whole watch frame around an object's whole text or message.
-    pub(super) fn event_of(&self, kind: EventKind, object: &[u8]) -> Bytes {
+    pub(crate) fn event_of(&self, kind: EventKind, object: &[u8]) -> Bytes {
         let mut out = BytesMut::new();
         self.put_frame(kind, b"", object, &mut out);
         out.freeze()

@@ -1,0 +1,185 @@
+//! Moments, and the time since then as people read it.
+//!
+//! Source: `apimachinery/pkg/util/duration/duration.go` (HumanDuration).
+use std::borrow::Cow;
+
+use jiff::Timestamp;
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer};
+
+const NANOS: i128 = 1_000_000_000;
+/// Go's zero time. It is printed as `null`, or in full where it is not a field of its own.
+const ZERO: &str = "0001-01-01T00:00:00Z";
+
+/// A moment of an object; `None` if it is not set.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Moment(pub(super) Option<Timestamp>);
+
+impl Moment {
+    /// Parses a time in RFC 3339, as Go does. Returns `None` for any text whose meaning in Go is
+    /// not certain.
+    pub(super) fn parse(text: &str) -> Option<Self> {
+        if text == ZERO {
+            return Some(Self(None));
+        }
+        let bytes = text.as_bytes();
+        let shape = b"dddd-dd-ddTdd:dd:dd";
+        let (head, rest) = bytes.split_at_checked(shape.len())?;
+        let fits = head.iter().zip(shape).all(|(byte, wanted)| match wanted {
+            b'd' => byte.is_ascii_digit(),
+            _ => byte == wanted,
+        });
+        let fraction = rest.strip_suffix(b"Z")?;
+        let digits = match fraction {
+            [] => true,
+            [b'.', digits @ ..] => {
+                (1..=9).contains(&digits.len()) && digits.iter().all(u8::is_ascii_digit)
+            }
+            _ => false,
+        };
+        // Leap seconds and hour 24 are errors in Go, and not here.
+        let is_common = head[17] < b'6' && &head[11..13] != b"24";
+        let moment = text.parse().ok()?;
+        (fits && digits && is_common).then_some(Self(Some(moment)))
+    }
+
+    /// Returns the time from this moment to `now`, as upstream's columns show it.
+    pub(super) fn since(self, now: Timestamp) -> Cow<'static, str> {
+        match self.0 {
+            None => "<unknown>".into(),
+            Some(then) => human_duration(between(then, now)).into(),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Moment {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        match Option::<Cow<'de, str>>::deserialize(deserializer)? {
+            None => Ok(Self(None)),
+            Some(text) => Self::parse(&text).ok_or_else(|| D::Error::custom("an odd time")),
+        }
+    }
+}
+
+/// Returns the nanoseconds from one moment to another, within the bounds of Go's `Duration`.
+pub(super) fn between(then: Timestamp, now: Timestamp) -> i64 {
+    let nanos = now.as_nanosecond() - then.as_nanosecond();
+    let clamped = nanos.clamp(i64::MIN.into(), i64::MAX.into());
+    i64::try_from(clamped).unwrap_or(i64::MAX)
+}
+
+/// Returns nanoseconds as people read them, with two or three digits of precision.
+pub(super) fn human_duration(nanos: i64) -> String {
+    let seconds = (i128::from(nanos) / NANOS) as i64;
+    let (minutes, hours) = (seconds / 60, seconds / 3600);
+    let days = hours / 24;
+    // The smaller unit is left out if it is zero.
+    let pair = |large: i64, unit: char, small: i64, small_unit: char| {
+        if small == 0 {
+            format!("{large}{unit}")
+        } else {
+            format!("{large}{unit}{small}{small_unit}")
+        }
+    };
+    if seconds < -1 {
+        "<invalid>".to_owned()
+    } else if seconds < 0 {
+        "0s".to_owned()
+    } else if seconds < 120 {
+        format!("{seconds}s")
+    } else if minutes < 10 {
+        pair(minutes, 'm', seconds % 60, 's')
+    } else if minutes < 180 {
+        format!("{minutes}m")
+    } else if hours < 8 {
+        pair(hours, 'h', minutes % 60, 'm')
+    } else if hours < 48 {
+        format!("{hours}h")
+    } else if hours < 24 * 8 {
+        pair(days, 'd', hours % 24, 'h')
+    } else if hours < 24 * 365 * 2 {
+        format!("{days}d")
+    } else if hours < 24 * 365 * 8 {
+        pair(days / 365, 'y', days % 365, 'd')
+    } else {
+        format!("{}y", days / 365)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_printed_as_upstream_does() {
+        const DAY: i64 = 86_400;
+        for (seconds, text) in [
+            (-3, "<invalid>"),
+            (-2, "<invalid>"),
+            (-1, "0s"),
+            (0, "0s"),
+            (119, "119s"),
+            (120, "2m"),
+            (121, "2m1s"),
+            (599, "9m59s"),
+            (600, "10m"),
+            (3 * 3600 - 1, "179m"),
+            (3 * 3600, "3h"),
+            (3 * 3600 + 60, "3h1m"),
+            (8 * 3600 - 1, "7h59m"),
+            (8 * 3600, "8h"),
+            (47 * 3600 + 3599, "47h"),
+            (2 * DAY, "2d"),
+            (2 * DAY + 3600, "2d1h"),
+            (8 * DAY - 1, "7d23h"),
+            (8 * DAY, "8d"),
+            (729 * DAY, "729d"),
+            (730 * DAY, "2y"),
+            (731 * DAY, "2y1d"),
+            (2920 * DAY - 1, "7y364d"),
+            (2920 * DAY, "8y"),
+            (3300 * DAY, "9y"),
+        ] {
+            assert_eq!(human_duration(seconds * 1_000_000_000), text, "{seconds}");
+        }
+        assert_eq!(human_duration(-1_999_999_999), "0s");
+        assert_eq!(human_duration(119_999_999_999), "119s");
+        assert_eq!(human_duration(i64::MAX), "292y");
+        assert_eq!(human_duration(i64::MIN), "<invalid>");
+    }
+
+    #[test]
+    fn times_are_read_only_if_their_meaning_is_certain() {
+        let moment = |text| Moment::parse(text);
+        let seconds = |text| moment(text).unwrap().0.unwrap().as_second();
+        assert_eq!(seconds("1970-01-01T00:01:00Z"), 60);
+        assert_eq!(seconds("1970-01-01T00:01:00.999999Z"), 60);
+        assert_eq!(moment(ZERO), Some(Moment(None)));
+        for odd in [
+            "",
+            "null",
+            "1970-01-01",
+            "1970-01-01 00:01:00Z",
+            "1970-01-01t00:01:00Z",
+            "1970-01-01T00:01:60Z",
+            "1970-01-01T24:00:00Z",
+            "1970-02-30T00:00:00Z",
+            "1970-01-01T00:01:00,5Z",
+            "1970-01-01T00:01:00.Z",
+            "1970-01-01T00:01:00+01:00",
+            "1970-01-01T00:01:00",
+        ] {
+            assert_eq!(moment(odd), None, "{odd}");
+        }
+    }
+
+    #[test]
+    fn unset_and_distant_times_have_ages() {
+        let now: Timestamp = "2026-11-23T00:00:00Z".parse().unwrap();
+        assert_eq!(Moment(None).since(now), "<unknown>");
+        let distant = Moment::parse("0002-01-01T00:00:00Z").unwrap();
+        assert_eq!(distant.since(now), "292y");
+        let future = Moment::parse("2026-11-23T00:00:02Z").unwrap();
+        assert_eq!(future.since(now), "<invalid>");
+    }
+}

@@ -1,0 +1,35 @@
+//! The printers of types that upstream serves by itself.
+//!
+//! Each is a list of columns, a few fields of the object, and a function that makes cells of them.
+//! Source: `kubernetes/pkg/printers/internalversion/printers.go`.
+mod batch;
+mod definition;
+mod event;
+mod meta;
+mod network;
+mod node;
+mod pod;
+mod simple;
+mod template;
+mod workload;
+
+pub(super) use definition::BuiltinPrinter;
+
+use crate::GroupVersionResource;
+
+const ALL: [&[BuiltinPrinter]; 7] = [
+    batch::PRINTERS,
+    event::PRINTERS,
+    network::PRINTERS,
+    node::PRINTERS,
+    pod::PRINTERS,
+    simple::PRINTERS,
+    workload::PRINTERS,
+];
+
+/// Returns the printer of a type.
+pub(super) fn find(gvr: &GroupVersionResource) -> Option<&'static BuiltinPrinter> {
+    let name = (&*gvr.group, &*gvr.version, &*gvr.resource);
+    let mut printers = ALL.iter().copied().flatten();
+    printers.find(|printer| printer.resource == name)
+}

@@ -1,0 +1,200 @@
+//! Jobs and cron jobs.
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+
+use super::definition::{BuiltinPrinter, read};
+use super::meta::{PrintedCondition, PrintedMeta};
+use super::template::PodTemplate;
+use crate::encoding::Malformed;
+use crate::table::age::{Moment, between, human_duration};
+use crate::table::cells::Cells;
+use crate::table::column::{NAME, integer, text, typed, wide};
+use crate::table::row_metadata::RowMetadata;
+use crate::table::selector::{ObjectSelector, or_none};
+
+pub(super) const PRINTERS: &[BuiltinPrinter] = &[
+    BuiltinPrinter {
+        resource: ("batch", "v1", "jobs"),
+        columns: &[
+            NAME,
+            text("Status"),
+            text("Completions"),
+            text("Duration"),
+            text("Age"),
+            wide("Containers"),
+            wide("Images"),
+            wide("Selector"),
+        ],
+        print: job,
+        metadata: RowMetadata::AsIs,
+    },
+    BuiltinPrinter {
+        resource: ("batch", "v1", "cronjobs"),
+        columns: &[
+            NAME,
+            text("Schedule"),
+            text("Timezone"),
+            typed("Suspend", "boolean"),
+            integer("Active"),
+            text("Last Schedule"),
+            text("Age"),
+            wide("Containers"),
+            wide("Images"),
+            wide("Selector"),
+        ],
+        print: cron_job,
+        metadata: RowMetadata::AsIs,
+    },
+];
+
+/// The conditions that name a job's status, the first that is true. What is being deleted and
+/// neither complete nor failed is terminating.
+const CONDITIONS: [(&str, &str); 5] = [
+    ("Complete", "Complete"),
+    ("Failed", "Failed"),
+    ("Suspended", "Suspended"),
+    ("FailureTarget", "FailureTarget"),
+    ("SuccessCriteriaMet", "SuccessCriteriaMet"),
+];
+
+#[derive(Deserialize)]
+struct Job {
+    metadata: PrintedMeta,
+    #[serde(default)]
+    spec: JobSpec,
+    #[serde(default)]
+    status: JobStatus,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct JobSpec {
+    completions: Option<i64>,
+    parallelism: Option<i64>,
+    selector: Option<ObjectSelector>,
+    template: PodTemplate,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct JobStatus {
+    succeeded: i64,
+    start_time: Option<Moment>,
+    completion_time: Option<Moment>,
+    conditions: Option<Vec<PrintedCondition>>,
+}
+
+impl JobSpec {
+    /// Makes the cells of containers and selector.
+    fn print(&self, cells: &mut Cells) -> Result<(), Malformed> {
+        self.template.print(cells);
+        let selector = self.selector.as_ref();
+        let selector = selector.map_or_else(|| Ok(String::new()), ObjectSelector::format)?;
+        cells.text(&or_none(selector));
+        Ok(())
+    }
+}
+
+fn job(object: &[u8], cells: &mut Cells) -> Result<(), Malformed> {
+    let job: Job = read(object)?;
+    cells.text(&job.metadata.name);
+    cells.text(job.status());
+    cells.text(&job.completions());
+    cells.text(&job.duration(cells)?);
+    cells.since(job.metadata.creation_timestamp);
+    job.spec.print(cells)
+}
+
+impl Job {
+    fn status(&self) -> &'static str {
+        let is_true = |(kind, _): &&(&str, &'static str)| {
+            PrintedCondition::first_is_true(self.status.conditions.as_ref(), kind)
+        };
+        let (ended, others) = CONDITIONS.split_at(2);
+        if let Some((_, status)) = ended.iter().find(is_true) {
+            return status;
+        }
+        if self.metadata.deletion_timestamp.is_some() {
+            return "Terminating";
+        }
+        let status = others.iter().find(is_true);
+        status.map_or("Running", |(_, status)| status)
+    }
+
+    fn completions(&self) -> String {
+        let succeeded = self.status.succeeded;
+        match (self.spec.completions, self.spec.parallelism) {
+            (Some(wanted), _) => format!("{succeeded}/{wanted}"),
+            (None, Some(parallelism)) if parallelism > 1 => {
+                format!("{succeeded}/1 of {parallelism}")
+            }
+            (None, _) => format!("{succeeded}/1"),
+        }
+    }
+
+    fn duration(&self, cells: &Cells) -> Result<String, Malformed> {
+        let Some(started) = self.status.start_time else {
+            return Ok(String::new());
+        };
+        let ended = match self.status.completion_time {
+            None => Some(cells.now()),
+            Some(completed) => completed.0,
+        };
+        // A time that is set and zero is too odd.
+        let (Some(started), Some(ended)) = (started.0, ended) else {
+            return Err(Malformed("a job that began or ended at the zero time"));
+        };
+        Ok(human_duration(between(started, ended)))
+    }
+}
+
+#[derive(Deserialize)]
+struct CronJob {
+    metadata: PrintedMeta,
+    #[serde(default)]
+    spec: CronJobSpec,
+    #[serde(default)]
+    status: CronJobStatus,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct CronJobSpec {
+    schedule: String,
+    time_zone: Option<String>,
+    suspend: Option<bool>,
+    job_template: JobTemplate,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct JobTemplate {
+    spec: JobSpec,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct CronJobStatus {
+    active: Option<Vec<IgnoredAny>>,
+    last_schedule_time: Option<Moment>,
+}
+
+fn cron_job(object: &[u8], cells: &mut Cells) -> Result<(), Malformed> {
+    let job: CronJob = read(object)?;
+    let active = job.status.active.as_ref().map_or(0, Vec::len);
+    cells.text(&job.metadata.name);
+    cells.text(&job.spec.schedule);
+    cells.text(job.spec.time_zone.as_deref().unwrap_or("<none>"));
+    cells.text(match job.spec.suspend {
+        Some(true) => "True",
+        Some(false) => "False",
+        None => "<unset>",
+    });
+    cells.integer(active as i64);
+    match job.status.last_schedule_time {
+        Some(moment) => cells.since(moment),
+        None => cells.text("<none>"),
+    }
+    cells.since(job.metadata.creation_timestamp);
+    job.spec.job_template.spec.print(cells)
+}

@@ -1,0 +1,320 @@
+//! The form of a type's Tables.
+use std::ops::RangeInclusive;
+
+use bytes::{BufMut, Bytes, BytesMut};
+use jiff::{SignedDuration, Timestamp};
+
+use super::answer::{AnswerColumn, TableAnswer};
+use super::printer::TablePrinter;
+use super::request::{IncludedObject, TableRequest, TableVersion};
+use crate::encoding::{
+    BookmarkFormat, EventKind, ItemBytes, ListMetadata, ListParts, Malformed, PartialFormat,
+    WireFormat, list_metadata,
+};
+use crate::{Encoding, ResourceVersion};
+
+/// Difference of upstream's clock and this one's that a learned row may show.
+const CLOCK_DIFFERENCE: SignedDuration = SignedDuration::from_secs(2);
+/// Steps in which the moment of a learned row is looked for.
+const CLOCK_STEP: SignedDuration = SignedDuration::from_millis(250);
+/// Upper bound of the steps: an answer may be late.
+const MAX_STEPS: usize = 100;
+
+/// The form of a type's Tables, learned from an answer of upstream.
+#[derive(Clone, Debug)]
+pub struct TableForm {
+    /// The column definitions: JSON of an array.
+    columns: Box<str>,
+    printer: TablePrinter,
+    format: WireFormat,
+    partial: PartialFormat,
+    samples: usize,
+}
+
+/// One row of a Table.
+#[derive(Clone, Debug)]
+pub struct TableRow {
+    /// Everything before the object's own bytes.
+    head: Bytes,
+    /// The object, or its metadata.
+    object: Bytes,
+    /// Those bytes are part of the object's own.
+    is_shared: bool,
+    tail: &'static [u8],
+}
+
+impl TableForm {
+    /// Learns the form from a list as a Table, whose rows have whole objects.
+    ///
+    /// Refuses an answer that it would not print byte for byte, at a moment while it was asked for.
+    pub fn learn(
+        format: &WireFormat,
+        printer: &TablePrinter,
+        answer: &[u8],
+        asked: RangeInclusive<Timestamp>,
+    ) -> Result<Self, Malformed> {
+        if format.encoding() != Encoding::Json {
+            return Err(Malformed("objects that are not JSON"));
+        }
+        let table = TableAnswer::parse(answer)?;
+        let columns = table.columns()?;
+        let columns: Vec<_> = columns.iter().map(AnswerColumn::known).collect();
+        if !printer.has_columns(&columns) {
+            return Err(Malformed("a Table with other columns"));
+        }
+        let form = Self {
+            columns: table.column_text().into(),
+            printer: printer.clone(),
+            format: format.clone(),
+            partial: PartialFormat::of(format, Encoding::Json),
+            samples: table.rows.len(),
+        };
+        let rows = table
+            .rows
+            .iter()
+            .map(|row| form.reprinted(row.get(), &asked))
+            .collect::<Result<Vec<_>, _>>()?
+            .join(",");
+        let version = ResourceVersion::parse(&table.metadata.resource_version)
+            .ok_or(Malformed("a Table without a resourceVersion"))?;
+        let parts = form.list_parts(
+            TableVersion::V1,
+            version,
+            table.metadata.continue_token.as_deref(),
+            table.metadata.remaining_item_count,
+            rows.len() as u64,
+        );
+        if [&parts.head, rows.as_bytes(), &parts.tail].concat() == answer {
+            Ok(form)
+        } else {
+            Err(Malformed("a Table in another style"))
+        }
+    }
+
+    /// Returns the number of rows that were compared with upstream's.
+    pub fn samples(&self) -> usize {
+        self.samples
+    }
+
+    /// Returns true if the form is that of these objects, printed by this printer.
+    pub fn is_of(&self, format: &WireFormat, printer: &TablePrinter) -> bool {
+        self.format == *format && self.printer == *printer
+    }
+
+    /// Returns the parts of a list around rows of so many bytes, separators included.
+    pub fn list_parts(
+        &self,
+        version: TableVersion,
+        metadata: &ListMetadata<'_>,
+        rows: u64,
+    ) -> ListParts {
+        // Tables do not name the shard of their list.
+        // Source: `apiserver/pkg/registry/rest/table.go`, `ConvertToTable`.
+        let metadata = list_metadata(metadata, None);
+        let head = table_head(version, &metadata, Some(&self.columns));
+        ListParts::new(head.into(), Bytes::from_static(b"]}\n"), rows)
+    }
+
+    /// Returns the row of an object.
+    pub fn row(
+        &self,
+        request: TableRequest,
+        object: &ItemBytes,
+        now: Timestamp,
+    ) -> Result<TableRow, Malformed> {
+        let (own, include) = match request.include {
+            IncludedObject::None => (Bytes::new(), IncludedObject::None),
+            IncludedObject::Metadata => (self.metadata(object)?, IncludedObject::Metadata),
+            IncludedObject::Object => (object.share(), IncludedObject::Object),
+        };
+        let cells = self.cells(&object.text(), now)?;
+        let mut head = cells;
+        let tail: &[u8] = match include {
+            IncludedObject::None => b"null}",
+            IncludedObject::Metadata => {
+                put_partial_head(&mut head, request.version);
+                b"}}"
+            }
+            IncludedObject::Object => {
+                head.push_str(self.opening()?);
+                b"}"
+            }
+        };
+        Ok(TableRow {
+            head: head.into(),
+            is_shared: object.shares(&own),
+            object: own,
+            tail,
+        })
+    }
+
+    /// Returns the body of a get.
+    pub fn get_body(
+        &self,
+        request: TableRequest,
+        object: &ItemBytes,
+        version: ResourceVersion,
+        now: Timestamp,
+    ) -> Result<Bytes, Malformed> {
+        let row = self.row(request, object, now)?;
+        let mut out = self.table_of(request.version, version, true, &row);
+        out.put_u8(b'\n');
+        Ok(out.freeze())
+    }
+
+    /// Returns a whole watch frame. Upstream sends the columns with the first one only.
+    pub fn event(
+        &self,
+        kind: EventKind,
+        request: TableRequest,
+        (object, version): (&ItemBytes, ResourceVersion),
+        has_columns: bool,
+        now: Timestamp,
+    ) -> Result<Bytes, Malformed> {
+        let row = self.row(request, object, now)?;
+        let table = self.table_of(request.version, version, has_columns, &row);
+        Ok(self.format.event_of(kind, &table))
+    }
+
+    /// Returns a whole frame of a bookmark, or of the one that ends the initial events, if
+    /// upstream's form of it is known.
+    pub fn bookmark(
+        &self,
+        bookmarks: &BookmarkFormat,
+        request: TableRequest,
+        (version, ends_initial_events): (ResourceVersion, bool),
+        has_columns: bool,
+        now: Timestamp,
+    ) -> Option<Bytes> {
+        let whole = Bytes::from(bookmarks.object_at(version, false)?);
+        let mut head = self
+            .cells(&self.format.item_bytes(&whole).text(), now)
+            .ok()?;
+        let partial = bookmarks.partial(&self.partial)?;
+        let partial = partial.object_at(version, ends_initial_events)?;
+        match request.include {
+            IncludedObject::None if !ends_initial_events => head.push_str("null"),
+            IncludedObject::Object => {
+                let object = bookmarks.object_at(version, ends_initial_events)?;
+                head.push_str(std::str::from_utf8(&object).ok()?);
+            }
+            IncludedObject::None | IncludedObject::Metadata => {
+                let metadata = PartialFormat::metadata_of(&partial)?;
+                put_partial_head(&mut head, request.version);
+                head.push_str(metadata);
+                head.push('}');
+            }
+        }
+        let row = TableRow {
+            head: head.into(),
+            object: Bytes::new(),
+            is_shared: false,
+            tail: b"}",
+        };
+        let table = self.table_of(request.version, version, has_columns, &row);
+        Some(self.format.event_of(EventKind::Bookmark, &table))
+    }
+
+    /// Returns a Table of one row.
+    fn table_of(
+        &self,
+        table: TableVersion,
+        version: ResourceVersion,
+        has_columns: bool,
+        row: &TableRow,
+    ) -> BytesMut {
+        let metadata = list_metadata(&ListMetadata::of(version), None);
+        let columns = has_columns.then_some(&*self.columns);
+        let head = table_head(table, &metadata, columns);
+        let mut out = BytesMut::with_capacity(head.len() + row.len() + 2);
+        out.put_slice(head.as_bytes());
+        row.put(&mut out);
+        out.put_slice(b"]}");
+        out
+    }
+
+    /// Returns the beginning of an object's row, up to the object's value.
+    fn cells(&self, object: &[u8], now: Timestamp) -> Result<String, Malformed> {
+        Ok(self.printer.print(object, now)?.row_head())
+    }
+
+    /// Returns the text that a whole object has before its bytes.
+    fn opening(&self) -> Result<&str, Malformed> {
+        std::str::from_utf8(&self.format.opening[..self.format.omitted()])
+            .map_err(|_| Malformed("objects that are not text"))
+    }
+
+    fn metadata(&self, object: &ItemBytes) -> Result<Bytes, Malformed> {
+        let metadata = self.partial.metadata(object)?;
+        let text = std::str::from_utf8(&metadata).map_err(|_| Malformed("metadata is no text"))?;
+        match self.printer.metadata().apply(text)? {
+            std::borrow::Cow::Borrowed(_) => Ok(metadata),
+            std::borrow::Cow::Owned(changed) => Ok(changed.into()),
+        }
+    }
+
+    /// Prints the row again that upstream printed at a moment in the time it was asked for.
+    fn reprinted(&self, row: &str, asked: &RangeInclusive<Timestamp>) -> Result<String, Malformed> {
+        const DIFFERS: Malformed = Malformed("a row that upstream prints in another way");
+        let request = TableRequest {
+            version: TableVersion::V1,
+            include: IncludedObject::Object,
+        };
+        let object = Bytes::copy_from_slice(TableAnswer::object_of(row)?.as_bytes());
+        self.format.check(&object)?;
+        let object = self.format.item_bytes(&object);
+        let mut now = *asked.start() - CLOCK_DIFFERENCE;
+        for _ in 0..MAX_STEPS {
+            let mut printed = BytesMut::new();
+            self.row(request, &object, now)?.put(&mut printed);
+            if printed == row.as_bytes() {
+                return Ok(row.to_owned());
+            }
+            now += CLOCK_STEP;
+            if now > *asked.end() + CLOCK_DIFFERENCE {
+                break;
+            }
+        }
+        Err(DIFFERS)
+    }
+}
+
+impl TableRow {
+    /// Returns the number of bytes.
+    pub fn len(&self) -> usize {
+        self.head.len() + self.object.len() + self.tail.len()
+    }
+
+    /// Returns true if there are no bytes, which is never so.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Returns the number of bytes that the row takes in memory, beside those of its object.
+    pub fn own_len(&self) -> usize {
+        let object = if self.is_shared { 0 } else { self.object.len() };
+        size_of::<Self>() + self.head.len() + object
+    }
+
+    /// Appends the row.
+    pub fn put(&self, out: &mut BytesMut) {
+        out.reserve(self.len());
+        out.put_slice(&self.head);
+        out.put_slice(&self.object);
+        out.put_slice(self.tail);
+    }
+}
+
+fn table_head(version: TableVersion, metadata: &str, columns: Option<&str>) -> String {
+    let (api_version, columns) = (version.api_version(), columns.unwrap_or("null"));
+    format!(
+        r#"{{"kind":"Table","apiVersion":"{api_version}","metadata":{metadata},"columnDefinitions":{columns},"rows":["#
+    )
+}
+
+/// Appends the text before the metadata of an object in a row.
+fn put_partial_head(out: &mut String, version: TableVersion) {
+    out.push_str(r#"{"kind":"PartialObjectMetadata","apiVersion":""#);
+    out.push_str(version.api_version());
+    out.push_str(r#"","metadata":"#);
+}

@@ -1,0 +1,183 @@
+//! Tables that are learned and printed.
+use bytes::{Bytes, BytesMut};
+use jiff::Timestamp;
+
+use super::*;
+use crate::encoding::{BookmarkFormat, EventKind, ItemBytes, Malformed, WireFormat};
+use crate::{Encoding, GroupVersionResource, ResourceVersion};
+
+const COLUMNS: &str = concat!(
+    r#"[{"name":"Name","type":"string","format":"name","description":"N","priority":0},"#,
+    r#"{"name":"Data","type":"string","format":"","description":"D","priority":0},"#,
+    r#"{"name":"Age","type":"string","format":"","description":"A","priority":0}]"#,
+);
+const META: &str = r#"{"name":"a","namespace":"b","resourceVersion":"7","creationTimestamp":"2026-11-23T00:00:00Z"}"#;
+
+fn at(text: &str) -> Timestamp {
+    text.parse().unwrap()
+}
+
+/// Upstream's answer, two minutes and a second after the object was made.
+fn answer() -> String {
+    format!(
+        "{{\"kind\":\"Table\",\"apiVersion\":\"meta.k8s.io/v1\",\
+         \"metadata\":{{\"resourceVersion\":\"9\"}},\"columnDefinitions\":{COLUMNS},\
+         \"rows\":[{{\"cells\":[\"a\",2,\"2m1s\"],\"object\":{}}}]}}\n",
+        object()
+    )
+}
+
+fn object() -> String {
+    format!(
+        r#"{{"kind":"ConfigMap","apiVersion":"v1","metadata":{META},"data":{{"x":"","y":""}}}}"#
+    )
+}
+
+fn format() -> WireFormat {
+    let list = Bytes::from(
+        r#"{"kind":"ConfigMapList","apiVersion":"v1","metadata":{"resourceVersion":"9"},"items":[]}"#
+            .to_owned()
+            + "\n",
+    );
+    WireFormat::learn(Encoding::Json, "ConfigMap", &list)
+        .unwrap()
+        .0
+}
+
+fn printer() -> TablePrinter {
+    TablePrinter::builtin(&GroupVersionResource::new("", "v1", "configmaps")).unwrap()
+}
+
+fn learn(answer: &str) -> Result<TableForm, Malformed> {
+    let asked = at("2026-11-23T00:02:01.1Z")..=at("2026-11-23T00:02:01.3Z");
+    TableForm::learn(&format(), &printer(), answer.as_bytes(), asked)
+}
+
+fn request(version: TableVersion, include: IncludedObject) -> TableRequest {
+    TableRequest { version, include }
+}
+
+fn item() -> ItemBytes {
+    format().item_bytes(&object().into())
+}
+
+fn row(include: IncludedObject) -> String {
+    let form = learn(&answer()).unwrap();
+    let now = at("2026-11-23T05:00:00Z");
+    let request = request(TableVersion::V1, include);
+    let mut out = BytesMut::new();
+    let row = form.row(request, &item(), now).unwrap();
+    row.put(&mut out);
+    assert_eq!(out.len(), row.len());
+    String::from_utf8(out.to_vec()).unwrap()
+}
+
+#[test]
+fn a_form_that_prints_upstreams_answer_is_learned() {
+    let form = learn(&answer()).unwrap();
+    assert_eq!(form.samples(), 1);
+    assert!(form.is_of(&format(), &printer()));
+    let skewed = answer().replace("2m1s", "2m3s");
+    assert!(learn(&skewed).is_ok(), "two seconds are a clock's");
+    let empty = answer().split("[{\"cells\"").next().unwrap().to_owned() + "[]}\n";
+    assert_eq!(learn(&empty).unwrap().samples(), 0);
+}
+
+/// Each difference that a release may have is found.
+#[test]
+fn a_form_that_differs_from_upstreams_is_not_learned() {
+    for (upstreams, theirs) in [
+        (r#""a",2"#, r#""a",3"#),
+        (r#""a",2"#, r#""a","2""#),
+        (r#"2,"2m1s""#, r#"2,"3m""#),
+        (r#""2m1s"]"#, r#""2m1s",null]"#),
+        (r#""2m1s"]"#, r#""2m1s"],"conditions":[]"#),
+        (r#""name":"Data""#, r#""name":"Keys""#),
+        (r#""format":"name""#, r#""format":"""#),
+        (
+            r#""description":"D","priority":0"#,
+            r#""description":"D","priority":1"#,
+        ),
+        (r#""rows":["#, r#""rows": ["#),
+        (r#""kind":"Table""#, r#""kind":"Tables""#),
+        (
+            r#""resourceVersion":"9""#,
+            r#""resourceVersion":"9","selfLink":"x""#,
+        ),
+        ("]}\n", "]}"),
+    ] {
+        let changed = answer().replacen(upstreams, theirs, 1);
+        assert_ne!(changed, answer());
+        assert!(learn(&changed).is_err(), "{theirs}");
+    }
+    assert!(learn("{}").is_err());
+    assert!(learn(r#"{"kind":"Status"}"#).is_err());
+}
+
+#[test]
+fn rows_have_what_the_client_asks_for() {
+    let cells = r#"{"cells":["a",2,"5h"],"object":"#;
+    assert_eq!(row(IncludedObject::None), format!("{cells}null}}"));
+    assert_eq!(
+        row(IncludedObject::Metadata),
+        format!(
+            r#"{cells}{{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","metadata":{META}}}}}"#
+        )
+    );
+    assert_eq!(
+        row(IncludedObject::Object),
+        format!("{cells}{}}}", object())
+    );
+}
+
+#[test]
+fn gets_and_events_are_tables_of_one_row() {
+    let form = learn(&answer()).unwrap();
+    let now = at("2026-11-23T00:00:30Z");
+    let request = request(TableVersion::V1Beta1, IncludedObject::None);
+    let table = |columns: &str, version| {
+        format!(
+            r#"{{"kind":"Table","apiVersion":"meta.k8s.io/v1beta1","metadata":{{"resourceVersion":"{version}"}},"columnDefinitions":{columns},"rows":[{{"cells":["a",2,"30s"],"object":null}}]}}"#
+        )
+    };
+    let version = ResourceVersion(7);
+    let body = form.get_body(request, &item(), version, now).unwrap();
+    assert_eq!(body, table(COLUMNS, 7) + "\n");
+    for (is_first, columns) in [(true, COLUMNS), (false, "null")] {
+        let object = (&item(), ResourceVersion(8));
+        let frame = form.event(EventKind::Deleted, request, object, is_first, now);
+        let expected = format!(
+            "{{\"type\":\"DELETED\",\"object\":{}}}\n",
+            table(columns, 8)
+        );
+        assert_eq!(frame.unwrap(), expected);
+    }
+}
+
+#[test]
+fn bookmarks_are_rows_of_nothing() {
+    let form = learn(&answer()).unwrap();
+    let bookmark = Bytes::from_static(
+        br#"{"kind":"ConfigMap","apiVersion":"v1","metadata":{"resourceVersion":"5"}}"#,
+    );
+    let bookmarks = BookmarkFormat::learn(&format(), &bookmark).unwrap();
+    let request = request(TableVersion::V1, IncludedObject::None);
+    let now = at("2026-11-23T00:00:30Z");
+    let frame = |ends| {
+        let at = (ResourceVersion(6), ends);
+        form.bookmark(&bookmarks, request, at, false, now).unwrap()
+    };
+    let table = |object: &str| {
+        format!(
+            "{{\"type\":\"BOOKMARK\",\"object\":{{\"kind\":\"Table\",\
+             \"apiVersion\":\"meta.k8s.io/v1\",\"metadata\":{{\"resourceVersion\":\"6\"}},\
+             \"columnDefinitions\":null,\"rows\":[{{\"cells\":[\"\",0,\"<unknown>\"],\
+             \"object\":{object}}}]}}}}\n"
+        )
+        .replace("<unknown>", r"\u003cunknown\u003e")
+    };
+    assert_eq!(frame(false), table("null"));
+    // The end of the initial events is told even to those who want no objects.
+    let end = r#"{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","metadata":{"resourceVersion":"6","annotations":{"k8s.io/initial-events-end":"true"}}}"#;
+    assert_eq!(frame(true), table(end));
+}

@@ -1,0 +1,93 @@
+//! The rows of a Table.
+use std::sync::Arc;
+
+use bytes::BytesMut;
+use jiff::Timestamp;
+use watershed_protocol::{ListMetadata, ListParts, Malformed, TableForm, TableRequest, TableRow};
+
+use super::selected_objects::SelectedObjects;
+use crate::serve::open::OpenedTable;
+use crate::work::{PRINTED_OBJECT, WorkBudget};
+
+/// Bytes of rows that are kept from measuring a list until it is sent. What they share with
+/// objects in memory does not count.
+const MAX_KEPT: usize = 256 << 10;
+
+/// The rows of a Table, which are printed while they are sent.
+///
+/// They are printed once before, to learn their length and that they can be printed at all. Short
+/// lists keep them; otherwise it is done twice, as of the same moment, so that no list is in memory
+/// as a whole.
+pub(super) struct TableItems {
+    form: Arc<TableForm>,
+    request: TableRequest,
+    /// The moment of the ages.
+    now: Timestamp,
+    objects: SelectedObjects,
+    /// The first rows.
+    kept: Vec<TableRow>,
+    /// Length of all rows, separators included.
+    bytes: u64,
+}
+
+impl TableItems {
+    /// The text between two rows.
+    pub(super) const SEPARATOR: &[u8] = b",";
+
+    /// Prints objects as rows.
+    pub(super) async fn new(
+        table: &OpenedTable,
+        objects: SelectedObjects,
+        budget: &mut WorkBudget,
+    ) -> Result<Self, Malformed> {
+        let mut items = Self {
+            form: Arc::clone(&table.form),
+            request: table.request,
+            now: Timestamp::now(),
+            objects,
+            kept: Vec::new(),
+            bytes: 0,
+        };
+        let mut kept_bytes = 0;
+        for index in 0..items.len() {
+            let row = items.row(index)?;
+            items.bytes += (row.len() + Self::SEPARATOR.len()) as u64;
+            kept_bytes += row.own_len();
+            if kept_bytes <= MAX_KEPT {
+                items.kept.push(row);
+            }
+            budget.work(PRINTED_OBJECT).await;
+        }
+        Ok(items)
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.objects.len()
+    }
+
+    /// Returns the length of all rows, each with a separator.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Returns what comes before and after the rows.
+    pub(super) fn list_parts(&self, metadata: &ListMetadata<'_>) -> ListParts {
+        let table = self.request.version;
+        self.form.list_parts(table, metadata, self.bytes)
+    }
+
+    /// Appends a row and a separator.
+    pub(super) fn put(&self, index: usize, out: &mut BytesMut) -> Result<(), Malformed> {
+        match self.kept.get(index) {
+            Some(kept) => kept.put(out),
+            None => self.row(index)?.put(out),
+        }
+        out.extend_from_slice(Self::SEPARATOR);
+        Ok(())
+    }
+
+    fn row(&self, index: usize) -> Result<TableRow, Malformed> {
+        let object = &self.objects[index].bytes;
+        self.form.row(self.request, object, self.now)
+    }
+}

@@ -1,0 +1,239 @@
+//! Learns from upstream how it prints a type as a Table.
+//!
+//! Columns and their descriptions differ from release to release, and those of custom types are in
+//! their definitions. So upstream is asked for a few rows with their objects, and the rows are
+//! printed again here. What differs anywhere is forwarded.
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::{Request, StatusCode, header};
+use jiff::{SignedDuration, Timestamp};
+use parking_lot::Mutex;
+use tokio::time::{Instant, timeout};
+use watershed_protocol::{
+    Encoding, GroupVersionResource, Malformed, Selection, TableForm, TablePrinter, WireFormat,
+};
+
+use super::read::whole;
+use super::release_probe::check_release;
+use super::{AnswerError, ConnectionClass, SendOptions, ServedBy, UpstreamClient};
+
+/// Rows that are compared.
+const SAMPLE: usize = 10;
+/// Time for which a form holds. Then other objects are compared.
+const HOLDS: Duration = Duration::from_mins(10);
+/// Pause after a question without an answer.
+const TRY_AGAIN: Duration = Duration::from_secs(30);
+/// Timeout of the answer.
+const ANSWER: Duration = Duration::from_secs(5);
+/// Limit of the answer. etcd limits an object to 1.5 MiB.
+const MAX_BYTES: usize = 64 << 20;
+/// Difference of upstream's clock beyond which ages are not printed here.
+const CLOCK_DIFFERENCE: SignedDuration = SignedDuration::from_secs(1);
+const ACCEPT: &str = "application/json;as=Table;v=v1;g=meta.k8s.io";
+
+/// Knows the form of a type's Tables. Cheap to clone.
+///
+/// Upstream is asked on first use, once for all concurrent callers.
+#[derive(Clone, Debug)]
+pub struct TableForms(Arc<TableFormState>);
+
+#[derive(Debug)]
+struct TableFormState {
+    client: UpstreamClient,
+    gvr: GroupVersionResource,
+    /// The target of the question.
+    uri: String,
+    known: Mutex<KnownForm>,
+    /// Held by the caller who asks.
+    asking: tokio::sync::Mutex<()>,
+    /// The server to ask.
+    server: Mutex<Option<ServedBy>>,
+}
+
+#[derive(Debug, Default)]
+struct KnownForm {
+    result: Option<LearnedForm>,
+    /// Number of times that everything was forgotten. The answer to an earlier question does not
+    /// count.
+    forgotten: u64,
+}
+
+/// The result of a question.
+#[derive(Clone, Debug)]
+struct LearnedForm {
+    /// `None` if upstream prints in another way, or did not answer.
+    form: Option<Arc<TableForm>>,
+    /// The printer that was tried.
+    printer: TablePrinter,
+    /// The moment from which on upstream is asked again.
+    due: Instant,
+}
+
+#[derive(Debug, thiserror::Error)]
+enum TableFormError {
+    #[error(transparent)]
+    Answer(#[from] AnswerError),
+    #[error("upstream's clock differs by more than {CLOCK_DIFFERENCE:#}")]
+    Clock,
+    #[error("upstream's Table differs: {0}")]
+    Differs(#[from] Malformed),
+}
+
+impl TableForms {
+    /// Creates a probe that has asked nothing yet.
+    ///
+    /// It will ask for objects of the selection, as the proxy may have no access to others.
+    pub fn new(client: UpstreamClient, gvr: GroupVersionResource, selection: &Selection) -> Self {
+        let (path, parameters) = (selection.path(&gvr), selection.parameters());
+        let uri = format!("{path}?limit={SAMPLE}&includeObject=Object{parameters}");
+        Self(Arc::new(TableFormState {
+            client,
+            gvr,
+            uri,
+            known: Mutex::default(),
+            asking: tokio::sync::Mutex::default(),
+            server: Mutex::default(),
+        }))
+    }
+
+    /// Notes that the type is followed at the server of this answer from now on.
+    pub fn follow(&self, server: &ServedBy) {
+        *self.0.server.lock() = Some(server.clone());
+    }
+
+    /// Forgets what was learned, as the followed server is of another release.
+    pub fn forget(&self) {
+        let mut known = self.0.known.lock();
+        known.result = None;
+        known.forgotten += 1;
+    }
+
+    /// Returns the form; `None` if the type's Tables are upstream's to print.
+    ///
+    /// With objects in the scope, a form that was never compared with a row does not count.
+    pub async fn form(
+        &self,
+        format: &WireFormat,
+        printer: &TablePrinter,
+        has_objects: bool,
+    ) -> Option<Arc<TableForm>> {
+        let known = || self.0.known(format, printer, has_objects);
+        if let Some(known) = known() {
+            return known.form;
+        }
+        let _asking = self.0.asking.lock().await;
+        // Somebody else may have asked meanwhile.
+        match known() {
+            Some(known) => known.form,
+            None => self.0.learn(format, printer).await,
+        }
+    }
+}
+
+impl TableFormState {
+    fn known(
+        &self,
+        format: &WireFormat,
+        printer: &TablePrinter,
+        has_objects: bool,
+    ) -> Option<LearnedForm> {
+        let known = self.known.lock();
+        let learned = known.result.as_ref()?;
+        let fits = match &learned.form {
+            Some(form) => form.is_of(format, printer) && (form.samples() > 0 || !has_objects),
+            None => learned.printer == *printer,
+        };
+        (fits && Instant::now() < learned.due).then(|| learned.clone())
+    }
+
+    async fn learn(&self, format: &WireFormat, printer: &TablePrinter) -> Option<Arc<TableForm>> {
+        let (forgotten, before) = {
+            let known = self.known.lock();
+            (known.forgotten, known.result.clone())
+        };
+        let asked = self.ask(format, printer).await;
+        let (form, holds) = match asked {
+            Ok(form) => (Some(Arc::new(form)), HOLDS),
+            Err(error) => {
+                tracing::warn!(
+                    resource = %self.gvr,
+                    %error,
+                    "cannot print Tables as upstream does; they are forwarded"
+                );
+                match error {
+                    TableFormError::Differs(_) => (None, HOLDS),
+                    TableFormError::Answer(_) => {
+                        // What was learned before is still upstream's form.
+                        let before = before.and_then(|before| before.form);
+                        let fits = |form: &Arc<TableForm>| {
+                            form.is_of(format, printer) && form.samples() > 0
+                        };
+                        (before.filter(fits), TRY_AGAIN)
+                    }
+                    TableFormError::Clock => (None, TRY_AGAIN),
+                }
+            }
+        };
+        let mut known = self.known.lock();
+        if known.forgotten != forgotten {
+            return None;
+        }
+        known.result = Some(LearnedForm {
+            form: form.clone(),
+            printer: printer.clone(),
+            due: Instant::now() + holds,
+        });
+        form
+    }
+
+    async fn ask(
+        &self,
+        format: &WireFormat,
+        printer: &TablePrinter,
+    ) -> Result<TableForm, TableFormError> {
+        let began = Timestamp::now();
+        let (date, answer) = timeout(ANSWER, self.answer())
+            .await
+            .map_err(|_| AnswerError::Late(ANSWER))??;
+        let ended = Timestamp::now();
+        if let Some(date) = date {
+            // The header has whole seconds.
+            let latest = date + SignedDuration::from_secs(1);
+            if latest + CLOCK_DIFFERENCE < began || date - CLOCK_DIFFERENCE > ended {
+                return Err(TableFormError::Clock);
+            }
+        }
+        Ok(TableForm::learn(format, printer, &answer, began..=ended)?)
+    }
+
+    /// Returns the date and the body of upstream's answer.
+    async fn answer(&self) -> Result<(Option<Timestamp>, bytes::Bytes), AnswerError> {
+        let unusable = |error: http::Error| AnswerError::Unusable(error.to_string());
+        let request = Request::get(&self.uri)
+            .header(header::ACCEPT, ACCEPT)
+            .body(crate::body::empty())
+            .map_err(unusable)?;
+        let server = self.server.lock().clone();
+        let client = match &server {
+            Some(server) => self.client.beside(server),
+            None => self.client.clone(),
+        };
+        let class = ConnectionClass::Watch;
+        let response = client.send(class, request, SendOptions::default()).await?;
+        check_release(&client, &response).await?;
+        if response.status() != StatusCode::OK {
+            return Err(AnswerError::refused(&response));
+        }
+        let headers = response.headers();
+        let actual = headers.get(header::CONTENT_TYPE);
+        if actual.is_none_or(|actual| actual != Encoding::Json.content_type(false)) {
+            return Err(AnswerError::Unusable(format!("content type {actual:?}")));
+        }
+        let date = headers.get(header::DATE).and_then(|date| {
+            let parsed = jiff::fmt::rfc2822::parse(date.to_str().ok()?).ok()?;
+            Some(parsed.timestamp())
+        });
+        Ok((date, whole(response.into_body(), MAX_BYTES).await?))
+    }
+}

@@ -1,0 +1,300 @@
+package real
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"watershed.test/real/internal/api"
+	"watershed.test/real/internal/compare"
+	"watershed.test/real/internal/kubectl"
+	"watershed.test/real/internal/objects"
+	"watershed.test/real/internal/parallel"
+	"watershed.test/real/internal/poll"
+	"watershed.test/real/internal/testbed"
+)
+
+const (
+	tableV1      = "application/json;as=Table;v=v1;g=meta.k8s.io"
+	tableV1Beta1 = "application/json;as=Table;v=v1beta1;g=meta.k8s.io"
+	// tableOfKubectl is what kubectl get sends.
+	tableOfKubectl = tableV1 + "," + tableV1Beta1 + ",application/json"
+)
+
+// tableObject is an object to be printed, and the status that it gets.
+type tableObject struct{ path, name, spec, status string }
+
+// before returns a moment that lies as far back, as JSON.
+func before(age time.Duration) string {
+	return `"` + time.Now().Add(-age).UTC().Format(time.RFC3339) + `"`
+}
+
+// unusualPods are pods that printers have cases for.
+func unusualPods(ns string) (all []tableObject) {
+	path := "/api/v1/namespaces/" + ns + "/pods"
+	const main = `"containers":[{"name":"main","image":"example.test/main:1"},{"name":"side","image":"i"}]`
+	ended := func(code int, more string) string {
+		return fmt.Sprintf(`{"terminated":{"exitCode":%d%s,"finishedAt":%s}}`, code, more, before(90*time.Minute))
+	}
+	container := func(name, state, more string) string {
+		return fmt.Sprintf(`{"name":"%s","image":"i","imageID":"","ready":false,"restartCount":0,"state":%s%s}`, name, state, more)
+	}
+	running := `{"running":{"startedAt":` + before(time.Hour) + `}}`
+	ready := `,"ready":true,"started":true`
+	for i, p := range []struct{ spec, status string }{
+		{main, ""},
+		{main + `,"nodeName":"far"`, `"phase":"Running","podIPs":[{"ip":"10.0.0.1"}],"podIP":"10.0.0.1","conditions":[{"type":"Ready","status":"True"}],"containerStatuses":[` + container("main", running, ready) + `,` + container("side", running, ready) + `]`},
+		{main, `"phase":"Running","containerStatuses":[` + container("main", `{"waiting":{"reason":"CrashLoopBackOff"}}`, `,"restartCount":7,"lastState":`+ended(1, "")) + `,` + container("side", running, ready) + `]`},
+		{main, `"phase":"Succeeded","containerStatuses":[` + container("main", ended(0, `,"reason":"Completed"`), "") + `]`},
+		{main, `"phase":"Failed","reason":"Evicted","message":"<&>"`},
+		{main, `"phase":"Failed","containerStatuses":[` + container("main", ended(137, `,"signal":9`), "") + `,` + container("side", ended(3, ""), "") + `]`},
+		{main, `"phase":"Running","containerStatuses":[` + container("main", ended(0, `,"reason":"Completed"`), "") + `,` + container("side", running, ready) + `]`},
+		{main, `"phase":"Running","conditions":[{"type":"Ready","status":"True"}],"containerStatuses":[` + container("main", ended(0, `,"reason":"Completed"`), "") + `,` + container("side", running, ready) + `]`},
+		{main, `"phase":"Pending","conditions":[{"type":"PodScheduled","status":"False","reason":"SchedulingGated"}]`},
+		{main, `"phase":"Pending","nominatedNodeName":"soon"`},
+		{main + `,"readinessGates":[{"conditionType":"a.test/x"},{"conditionType":"a.test/y"}]`, `"conditions":[{"type":"a.test/x","status":"True"},{"type":"a.test/y","status":"False"}]`},
+		{main + `,"initContainers":[{"name":"one","image":"i"},{"name":"two","image":"i"}]`, `"phase":"Pending","initContainerStatuses":[` + container("one", ended(0, ""), "") + `,` + container("two", running, "") + `]`},
+		{main + `,"initContainers":[{"name":"one","image":"i"}]`, `"phase":"Pending","initContainerStatuses":[` + container("one", ended(2, ""), `,"restartCount":3,"lastState":`+ended(2, "")) + `]`},
+		{main + `,"initContainers":[{"name":"one","image":"i"}]`, `"phase":"Pending","initContainerStatuses":[` + container("one", ended(2, `,"reason":"Error"`), "") + `]`},
+		{main + `,"initContainers":[{"name":"one","image":"i"}]`, `"phase":"Pending","initContainerStatuses":[` + container("one", ended(2, `,"signal":11`), "") + `]`},
+		{main + `,"initContainers":[{"name":"one","image":"i"}]`, `"phase":"Pending","initContainerStatuses":[` + container("one", `{"waiting":{"reason":"ImagePullBackOff"}}`, "") + `]`},
+		{main + `,"initContainers":[{"name":"one","image":"i"}]`, `"phase":"Pending","initContainerStatuses":[` + container("one", `{"waiting":{"reason":"PodInitializing"}}`, "") + `]`},
+		{main + `,"initContainers":[{"name":"one","image":"i","restartPolicy":"Always"}]`, `"phase":"Running","conditions":[{"type":"Initialized","status":"True"}],"initContainerStatuses":[` + container("one", running, `,"ready":true,"started":true,"restartCount":2,"lastState":`+ended(2, "")) + `],"containerStatuses":[` + container("main", running, ready) + `]`},
+		{main + `,"initContainers":[{"name":"one","image":"i","restartPolicy":"Always"}]`, `"phase":"Pending","initContainerStatuses":[` + container("one", running, `,"started":false`) + `]`},
+	} {
+		all = append(all, tableObject{path, fmt.Sprintf("pod-%d", i), `"spec":{` + p.spec + `}`, p.status})
+	}
+	return append(all, tableObject{path, "leaving", `"spec":{` + main + `}`, `"phase":"Running"`})
+}
+
+// unusualWorkloads are objects of the other types, some without a status.
+func unusualWorkloads(ns string) []tableObject {
+	in := func(group, plural string) string { return group + "/namespaces/" + ns + "/" + plural }
+	core, apps, batch := "/api/v1", "/apis/apps/v1", "/apis/batch/v1"
+	const containers = `"spec":{"restartPolicy":"%s","containers":[{"name":"main","image":"example.test/main:1"},{"name":"side","image":"i"}]%s}`
+	template := func(policy, more string) string {
+		return `"template":{"metadata":{"labels":{"app":"x","tier":"y"}},` + fmt.Sprintf(containers, policy, more) + `}`
+	}
+	always, never := template("Always", ""), template("Never", "")
+	selector := `"selector":{"matchLabels":{"app":"x"},"matchExpressions":[{"key":"tier","operator":"In","values":["z","y"]},{"key":"app","operator":"Exists"},{"key":"none","operator":"DoesNotExist"},{"key":"a","operator":"NotIn","values":["b"]}]},`
+	job := func(name, spec, status string) tableObject {
+		return tableObject{in(batch, "jobs"), name, `"spec":{` + spec + never + `}`, status}
+	}
+	condition := func(kind string) string { return `"conditions":[{"type":"` + kind + `","status":"True"}]` }
+	started := `"startTime":` + before(100*time.Minute)
+	return []tableObject{
+		{in(apps, "deployments"), "plain", `"spec":{"selector":{"matchLabels":{"app":"x"}},` + always + `}`, ""},
+		{in(apps, "deployments"), "scaled", `"spec":{"replicas":3,` + selector + always + `}`, `"replicas":3,"updatedReplicas":2,"readyReplicas":1,"availableReplicas":1`},
+		{in(apps, "replicasets"), "plain", `"spec":{"replicas":0,` + selector + always + `}`, `"replicas":2,"readyReplicas":1,"observedGeneration":1`},
+		{in(apps, "statefulsets"), "plain", `"spec":{"serviceName":"s",` + selector + always + `}`, `"replicas":1,"readyReplicas":1`},
+		{in(apps, "daemonsets"), "plain", `"spec":{` + selector + always + `}`, ""},
+		{in(apps, "daemonsets"), "noted", `"spec":{` + selector + template("Always", `,"nodeSelector":{"b":"1","a":"2","a-b":"3"}`) + `}`, `"desiredNumberScheduled":5,"currentNumberScheduled":4,"numberReady":3,"updatedNumberScheduled":2,"numberAvailable":1,"numberMisscheduled":0`},
+		job("plain", "", ""),
+		job("many", `"completions":5,"parallelism":2,`, started+`,"succeeded":2`),
+		job("parallel", `"parallelism":3,`, started),
+		job("suspended", `"suspend":true,`, condition("Suspended")),
+		job("failing", "", started+`,`+condition("FailureTarget")),
+		{in(batch, "cronjobs"), "plain", `"spec":{"schedule":"*/5 * * * *","jobTemplate":{"spec":{` + never + `}}}`, ""},
+		{in(batch, "cronjobs"), "zoned", `"spec":{"schedule":"0 0 * * 1","timeZone":"Etc/UTC","suspend":true,"jobTemplate":{"spec":{` + never + `}}}`, `"lastScheduleTime":` + before(50*time.Hour) + `,"active":[{"name":"a"},{"name":"b"}]`},
+		{in(core, "services"), "plain", `"spec":{"selector":{"b":"1","a":"2"},"ports":[{"name":"a","port":80},{"name":"b","port":81,"protocol":"UDP"}]}`, ""},
+		{in(core, "services"), "headless", `"spec":{"clusterIP":"None"}`, ""},
+		{in(core, "services"), "external", `"spec":{"type":"ExternalName","externalName":"example.test"}`, ""},
+		{in(core, "services"), "balanced", `"spec":{"type":"LoadBalancer","externalIPs":["192.0.2.7"],"ports":[{"port":80}]}`, `"loadBalancer":{"ingress":[{"ip":"192.0.2.2"},{"hostname":"b.test"},{"ip":"192.0.2.1"}]}`},
+		{in(core, "services"), "pending", `"spec":{"type":"LoadBalancer","ports":[{"port":80}]}`, ""},
+		{in(core, "services"), "node-port", `"spec":{"type":"NodePort","externalIPs":["192.0.2.7","192.0.2.8"],"ports":[{"port":80}]}`, ""},
+		{in("/apis/discovery.k8s.io/v1", "endpointslices"), "many", `"addressType":"IPv4","ports":[{"port":1},{"name":"x"},{"name":""},{"port":4}],"endpoints":[{"addresses":["192.0.2.1","192.0.2.2"]},{"addresses":["192.0.2.3"]},{"addresses":["192.0.2.4"]}]`, ""},
+		{in("/apis/discovery.k8s.io/v1", "endpointslices"), "none", `"addressType":"IPv6","ports":null,"endpoints":null`, ""},
+		{in(core, "configmaps"), "empty", `"data":{}`, ""},
+		{in(core, "configmaps"), "full", `"data":{"a":"1","b":"<&>"},"binaryData":{"c":"AA=="}`, ""},
+		{in(core, "serviceaccounts"), "account", `"secrets":[{"name":"a"}]`, ""},
+		{in("/apis/coordination.k8s.io/v1", "leases"), "held", `"spec":{"holderIdentity":"somebody <here>"}`, ""},
+		{in("/apis/coordination.k8s.io/v1", "leases"), "free", `"spec":{}`, ""},
+		{"/api/v1/nodes", ns + "-bare", `"spec":{}`, ""},
+		{"/api/v1/nodes", ns + "-full", `"spec":{"unschedulable":true}`, `"conditions":[{"type":"Ready","status":"False"},{"type":"Ready","status":"True"}],"addresses":[{"type":"Hostname","address":"h"},{"type":"InternalIP","address":"192.0.2.1"},{"type":"ExternalIP","address":"192.0.2.2"}],"nodeInfo":{"kubeletVersion":"v1","osImage":"os","kernelVersion":"6","containerRuntimeVersion":"c://1","architecture":"amd64","bootID":"","machineID":"","systemUUID":"","kubeProxyVersion":"","operatingSystem":""}`},
+	}
+}
+
+// eventsOfAges are events whose moments lie all kinds of time back.
+func eventsOfAges(ns string) (all []tableObject) {
+	path := "/api/v1/namespaces/" + ns + "/events"
+	day := 24 * time.Hour
+	for i, age := range []time.Duration{-time.Minute, -time.Second, 0, 59 * time.Second, 119 * time.Second, 10*time.Minute - time.Second, 2 * time.Hour, 3*time.Hour + time.Minute, 7*time.Hour + 30*time.Minute, 8 * time.Hour, 47 * time.Hour, 3*day + 5*time.Hour, 9 * day, 700 * day, 800 * day, 1460 * day, 4000 * day} {
+		all = append(all, tableObject{path, fmt.Sprintf("aged-%d", i), fmt.Sprintf(`"involvedObject":{"kind":"Pod","name":"p","namespace":"%s","fieldPath":"spec.containers{main}"},"reason":"R","type":"Normal","message":" a\n<b> ","source":{"component":"c","host":"h"},"firstTimestamp":%s,"lastTimestamp":%s,"count":%d`, ns, before(2*age), before(age), i), ""})
+	}
+	return append(all,
+		tableObject{path, "single", fmt.Sprintf(`"involvedObject":{"kind":"Pod","namespace":"%s"},"eventTime":"%s","reportingComponent":"r.test/c","reportingInstance":"i","action":"A","reason":"R","type":"Warning"`, ns, time.Now().Add(-time.Hour).UTC().Format("2006-01-02T15:04:05.000000Z")), ""},
+		tableObject{path, "bare", fmt.Sprintf(`"involvedObject":{"namespace":"%s"}`, ns), ""})
+}
+
+// make creates the objects, in parallel.
+func makeObjects(t *testing.T, all []tableObject) {
+	t.Helper()
+	parallel.ForEach(8, all, func(_ int, o tableObject) {
+		body := fmt.Sprintf(`{"metadata":{"name":"%s","labels":{"odd":"%d","node-role.kubernetes.io/worker":"","kubernetes.io/role":"extra"},"annotations":{"note":"<&>"},"finalizers":["example.test/keep"]},%s}`, o.name, len(o.name)%2, o.spec)
+		testbed.Upstream.Must(t, api.Request{Method: "POST", Path: o.path, Body: body})
+		if o.status != "" {
+			testbed.Upstream.Must(t, api.Request{Method: "PATCH", Path: o.path + "/" + o.name + "/status", ContentType: api.MergePatch, Body: `{"status":{` + o.status + `}}`})
+		}
+		if o.name == "leaving" {
+			testbed.Upstream.Must(t, api.Request{Method: "DELETE", Path: o.path + "/" + o.name})
+		}
+	})
+}
+
+// fromMemory reports the source of an answer unless it came from memory.
+func fromMemory(t *testing.T, r api.Request, got api.Answer) {
+	t.Helper()
+	source := got.Header.Get("X-Watershed-Source")
+	if !testbed.Direct && strings.HasPrefix(source, "forward") && source != "forward; reason=unproven" {
+		t.Errorf("%v: the source is %q", r, source)
+	}
+}
+
+// compareTables compares Tables of a collection with upstream's, byte for byte.
+func compareTables(t *testing.T, collection, name string) {
+	t.Helper()
+	testbed.Proxied.Must(t, api.Request{Path: collection + "?resourceVersion=0"})
+	var requests []api.Request
+	for _, accept := range []string{tableV1, tableV1Beta1, tableOfKubectl} {
+		for _, query := range []string{
+			"?resourceVersion=0", "?limit=500", "?limit=2", "?resourceVersion=0&includeObject=None", "?resourceVersion=0&includeObject=Object",
+			"?resourceVersion=0&labelSelector=odd%3D1", "?resourceVersion=0&labelSelector=none", "?resourceVersion=0&includeObject=Foo", "?resourceVersion=0&pretty=true",
+			"/" + name + "?resourceVersion=0", "/" + name + "?resourceVersion=0&includeObject=Object", "/nobody?resourceVersion=0",
+		} {
+			requests = append(requests, api.Request{Path: collection + query, Accept: accept})
+		}
+		for _, query := range []string{"", "&includeObject=None", "&includeObject=Object", "&allowWatchBookmarks=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan"} {
+			requests = append(requests, api.Request{Path: collection + "?watch=1&timeoutSeconds=1&resourceVersion=0" + query, Accept: accept})
+		}
+	}
+	compare.CompareAll(t, requests)
+	for _, query := range []string{"?resourceVersion=0", "?resourceVersion=0&labelSelector=odd%3D1", "/" + name + "?resourceVersion=0"} {
+		r := api.Request{Path: collection + query, Accept: tableOfKubectl}
+		fromMemory(t, r, testbed.Proxied.Must(t, r))
+	}
+}
+
+// TestTablesFromMemoryMatchUpstream compares what kubectl get asks for: lists, gets, pages and
+// watches of unusual objects, in both versions of the Table.
+func TestTablesFromMemoryMatchUpstream(t *testing.T) {
+	ns := objects.Namespace(t)
+	all := append(append(unusualPods(ns), unusualWorkloads(ns)...), eventsOfAges(ns)...)
+	makeObjects(t, all)
+	t.Cleanup(func() {
+		for _, o := range all {
+			if strings.HasSuffix(o.path, "/nodes") {
+				testbed.Upstream.Try(api.Request{Method: "PATCH", Path: o.path + "/" + o.name, ContentType: api.MergePatch, Body: `{"metadata":{"finalizers":null}}`})
+				testbed.Upstream.Try(api.Request{Method: "DELETE", Path: o.path + "/" + o.name})
+			}
+		}
+	})
+	names := map[string]string{"/api/v1/namespaces": ns}
+	for _, o := range all {
+		names[o.path] = o.name
+	}
+	for path, name := range names {
+		t.Run(path[strings.LastIndex(path, "/")+1:], func(t *testing.T) { compareTables(t, path, name) })
+	}
+}
+
+// TestTablesOfCustomTypesMatchUpstream has columns of all types, with values that fit them and
+// values that do not.
+func TestTablesOfCustomTypesMatchUpstream(t *testing.T) {
+	ns := objects.Namespace(t)
+	w := objects.NewWidget(t)
+	columns := `"additionalPrinterColumns":[` + strings.Join([]string{
+		`{"name":"Text","type":"string","jsonPath":".spec.text","description":"a <text>"}`,
+		`{"name":"Any","type":"string","jsonPath":".spec.any","priority":1}`,
+		`{"name":"Integer","type":"integer","format":"int64","jsonPath":".spec.any"}`,
+		`{"name":"Number","type":"number","jsonPath":".spec.any"}`,
+		`{"name":"Boolean","type":"boolean","jsonPath":".spec.any"}`,
+		`{"name":"Date","type":"date","jsonPath":".spec.date"}`,
+		`{"name":"Ready","type":"string","jsonPath":".spec.conditions[?(@.type==\"Ready\")].status"}`,
+		`{"name":"First","type":"string","jsonPath":".spec.list[0]"}`,
+		`{"name":"Last","type":"string","jsonPath":".spec.list[-1]"}`,
+		`{"name":"All","type":"string","jsonPath":".spec.list[*]"}`,
+		`{"name":"Label","type":"string","jsonPath":".metadata.labels.example\\.test/a"}`,
+		`{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}`,
+	}, ",") + `]`
+	definition := w.Definition(false)
+	from, to := strings.Index(definition, `"additionalPrinterColumns"`), strings.Index(definition, `"selectableFields"`)
+	definition = definition[:from] + columns + "," + definition[to:]
+	definition = strings.Replace(definition, `"properties":{"size"`, `"x-kubernetes-preserve-unknown-fields":true,"properties":{"size"`, 1)
+	testbed.Upstream.Must(t, api.Request{Method: "POST", Path: objects.CRDPath, Body: definition})
+	t.Cleanup(func() { testbed.Upstream.Try(api.Request{Method: "DELETE", Path: objects.CRDPath + "/" + w.Name()}) })
+	for _, to := range testbed.Targets() {
+		w.AwaitServed(t, to)
+	}
+	compareTables(t, w.Path(ns, ""), "nobody-yet")
+	for i, spec := range []string{
+		`"text":"<&> \"quoted\" ü","any":7,"date":` + before(5*time.Hour) + `,"conditions":[{"type":"Other","status":"x"},{"type":"Ready","status":"True"}],"list":["a",{"b":[1,"<"]},3]`,
+		`"any":"text","date":"","conditions":[],"list":[]`,
+		`"any":true,"date":"null","conditions":[{"status":"x"}],"list":[null]`,
+		`"any":null,"text":null,"date":null,"conditions":null,"list":null`,
+		`"any":{"b":1,"a":[true,null,"<"]},"date":7,"conditions":[{"type":7}],"list":{"a":1}`,
+		`"any":-9007199254740993,"conditions":"x","list":"x"`,
+		`"any":[]`,
+		``,
+	} {
+		body := fmt.Sprintf(`{"apiVersion":"%s/v1","kind":"Widget","metadata":{"name":"w-%d","labels":{"odd":"%d","example.test/a":"b"}},"spec":{%s}}`, w.Group, i, i%2, spec)
+		if i == 5 {
+			body = strings.Replace(body, "-9007199254740993", "-9007199254740991", 1)
+		}
+		testbed.Upstream.Must(t, api.Request{Method: "POST", Path: w.Path(ns, ""), Body: body})
+	}
+	compareTables(t, w.Path(ns, ""), "w-0")
+	// A floating point number in a column of text is upstream's to print.
+	testbed.Upstream.Must(t, api.Request{Method: "POST", Path: w.Path(ns, ""), Body: fmt.Sprintf(`{"apiVersion":"%s/v1","kind":"Widget","metadata":{"name":"float"},"spec":{"any":1234567890.5}}`, w.Group)})
+	r := api.Request{Path: w.Path(ns, "") + "?limit=500", Accept: tableOfKubectl}
+	poll.Until(t, "the list is forwarded", func() error {
+		got := testbed.Proxied.Must(t, r)
+		if source := got.Header.Get("X-Watershed-Source"); !testbed.Direct && source != "forward; reason=table" {
+			return fmt.Errorf("the source is %q", source)
+		}
+		return nil
+	})
+	compare.CompareAll(t, []api.Request{r})
+}
+
+// TestTablesAreWatched watches as Tables while objects come, change and go.
+func TestTablesAreWatched(t *testing.T) {
+	ns := objects.Namespace(t)
+	path := "/api/v1/namespaces/" + ns + "/configmaps"
+	testbed.Proxied.Must(t, api.Request{Path: path + "?resourceVersion=0"})
+	list, _, _ := api.ParseList("application/json", testbed.Upstream.Must(t, api.Request{Path: path}).Body)
+	version := list.ResourceVersion
+	var watches []api.Request
+	for _, query := range []string{"", "&includeObject=None", "&includeObject=Object", "&labelSelector=odd%3D1"} {
+		watches = append(watches, api.Request{Path: path + "?watch=1&resourceVersion=" + version + query, Accept: tableOfKubectl})
+	}
+	compare.SameEvents(t, watches, func() string {
+		for i := range 4 {
+			testbed.Upstream.Must(t, api.Request{Method: "POST", Path: path, Body: fmt.Sprintf(`{"metadata":{"name":"c-%d","labels":{"odd":"%d"}},"data":{"a":"1"}}`, i, i%2)})
+		}
+		patch := func(name, body string) {
+			testbed.Upstream.Must(t, api.Request{Method: "PATCH", Path: path + "/" + name, ContentType: api.MergePatch, Body: body})
+		}
+		patch("c-1", `{"data":{"b":"2"}}`)
+		patch("c-1", `{"metadata":{"labels":{"odd":"0"}}}`)
+		patch("c-0", `{"metadata":{"labels":{"odd":"1"}}}`)
+		testbed.Upstream.Must(t, api.Request{Method: http.MethodDelete, Path: path + "/c-0"})
+		testbed.Upstream.Must(t, api.Request{Method: "POST", Path: path, Body: `{"metadata":{"name":"last","labels":{"odd":"1"}}}`})
+		return "last"
+	})
+}
+
+// TestKubectlGetsTablesFromMemory runs kubectl get for each type that is printed here.
+func TestKubectlGetsTablesFromMemory(t *testing.T) {
+	ns := objects.Namespace(t)
+	makeObjects(t, append(unusualWorkloads(ns)[:26], unusualPods(ns)[:5]...))
+	for _, plural := range []string{"pods", "deployments", "replicasets", "statefulsets", "daemonsets", "services", "endpointslices", "jobs", "cronjobs", "configmaps"} {
+		for _, form := range []string{"", " -o wide", " -l odd=1", " --show-labels"} {
+			kubectl.Same(t, kubectl.Args("--namespace "+ns+" get "+plural+form))
+		}
+	}
+	kubectl.Same(t, kubectl.Args("get pods -A -l app=nothing"))
+	kubectl.Same(t, kubectl.Args("get namespace "+ns))
+	kubectl.Same(t, kubectl.Args("get nodes"))
+}
