@@ -14,6 +14,7 @@ use watershed_protocol::{
     Encoding, GroupVersionResource, Malformed, Selection, TableForm, TablePrinter, WireFormat,
 };
 
+use super::backoff::Backoff;
 use super::read::whole;
 use super::release_probe::check_release;
 use super::{AnswerError, ConnectionClass, SendOptions, ServedBy, UpstreamClient};
@@ -22,8 +23,9 @@ use super::{AnswerError, ConnectionClass, SendOptions, ServedBy, UpstreamClient}
 const SAMPLE: usize = 10;
 /// Time for which a form holds. Then other objects are compared.
 const HOLDS: Duration = Duration::from_mins(10);
-/// Pause after a question without an answer.
-const TRY_AGAIN: Duration = Duration::from_secs(30);
+/// First and longest pause after a question that did not bring a form. A changed definition takes a
+/// moment to reach all servers.
+const RETRIES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(10));
 /// Timeout of the answer.
 const ANSWER: Duration = Duration::from_secs(5);
 /// Limit of the answer. etcd limits an object to 1.5 MiB.
@@ -51,9 +53,10 @@ struct TableFormState {
     server: Mutex<Option<ServedBy>>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct KnownForm {
     result: Option<LearnedForm>,
+    retries: Backoff,
     /// Number of times that everything was forgotten. The answer to an earlier question does not
     /// count.
     forgotten: u64,
@@ -91,7 +94,11 @@ impl TableForms {
             client,
             gvr,
             uri,
-            known: Mutex::default(),
+            known: Mutex::new(KnownForm {
+                result: None,
+                retries: Backoff::new(RETRIES.0, RETRIES.1),
+                forgotten: 0,
+            }),
             asking: tokio::sync::Mutex::default(),
             server: Mutex::default(),
         }))
@@ -106,6 +113,7 @@ impl TableForms {
     pub fn forget(&self) {
         let mut known = self.0.known.lock();
         known.result = None;
+        known.retries.reset();
         known.forgotten += 1;
     }
 
@@ -153,32 +161,30 @@ impl TableFormState {
             (known.forgotten, known.result.clone())
         };
         let asked = self.ask(format, printer).await;
-        let (form, holds) = match asked {
-            Ok(form) => (Some(Arc::new(form)), HOLDS),
-            Err(error) => {
-                tracing::warn!(
-                    resource = %self.gvr,
-                    %error,
-                    "cannot print Tables as upstream does; they are forwarded"
-                );
-                match error {
-                    TableFormError::Differs(_) => (None, HOLDS),
-                    TableFormError::Answer(_) => {
-                        // What was learned before is still upstream's form.
-                        let before = before.and_then(|before| before.form);
-                        let fits = |form: &Arc<TableForm>| {
-                            form.is_of(format, printer) && form.samples() > 0
-                        };
-                        (before.filter(fits), TRY_AGAIN)
-                    }
-                    TableFormError::Clock => (None, TRY_AGAIN),
-                }
-            }
-        };
         let mut known = self.known.lock();
         if known.forgotten != forgotten {
             return None;
         }
+        let (form, holds) = match asked {
+            Ok(form) => {
+                known.retries.reset();
+                (Some(Arc::new(form)), HOLDS)
+            }
+            Err(error) => {
+                tracing::warn!(
+                    resource = %self.gvr,
+                    %error,
+                    "cannot learn how upstream prints Tables"
+                );
+                let is_answered = !matches!(error, TableFormError::Answer(_));
+                // Without an answer, what was learned before is still upstream's form.
+                let before = before.and_then(|before| before.form);
+                let is_still_known = |form: &Arc<TableForm>| {
+                    !is_answered && form.is_of(format, printer) && form.samples() > 0
+                };
+                (before.filter(is_still_known), known.retries.pause())
+            }
+        };
         known.result = Some(LearnedForm {
             form: form.clone(),
             printer: printer.clone(),
