@@ -59,6 +59,7 @@ pub(super) struct ParameterProbe {
     client: UpstreamClient,
     learned: Arc<Mutex<Option<Learned>>>,
     questions: Arc<Singleflight<OptionalParameters>>,
+    patience: Duration,
 }
 
 #[derive(Clone, Copy)]
@@ -73,6 +74,7 @@ impl ParameterProbe {
             client,
             learned: Arc::default(),
             questions: Arc::default(),
+            patience: PATIENCE,
         }
     }
 
@@ -86,8 +88,11 @@ impl ParameterProbe {
             return learned.parameters;
         }
         let (client, learned) = (self.client.clone(), Arc::clone(&self.learned));
-        let answer = self.questions.join(move || learn(client, learned));
-        let answer = timeout(PATIENCE, answer).await;
+        let patience = self.patience;
+        let answer = self
+            .questions
+            .join(move || learn(client, learned, patience));
+        let answer = timeout(patience, answer).await;
         answer.ok().flatten().unwrap_or_default()
     }
 }
@@ -104,23 +109,28 @@ fn has_optional<B>(request: &Request<B>) -> bool {
     is_sharded || accepts.is_some_and(|accepts| accepts.contains("drop"))
 }
 
-/// Asks upstream, and keeps the answer for others. A failure is kept for a shorter time.
-async fn learn(client: UpstreamClient, learned: Arc<Mutex<Option<Learned>>>) -> OptionalParameters {
-    let answer = timeout(PATIENCE, ask(&client)).await;
-    let (parameters, lifetime) = match answer {
-        Ok(Ok(parameters)) => (parameters, LIFETIME),
-        Ok(Err(error)) => {
+/// Asks upstream, and keeps the answer for others. While upstream cannot be asked, what it said
+/// before counts: memory answers on, and a gate changes with a restart only.
+async fn learn(
+    client: UpstreamClient,
+    learned: Arc<Mutex<Option<Learned>>>,
+    patience: Duration,
+) -> OptionalParameters {
+    let before = learned.lock().map(|learned| learned.parameters);
+    let answer = timeout(patience, ask(&client)).await;
+    let (parameters, lifetime) = match answer.unwrap_or(Err(AnswerError::Late(patience))) {
+        Ok(parameters) => (parameters, LIFETIME),
+        Err(error) => {
             tracing::warn!(%error, "cannot learn which parameters upstream heeds");
-            (OptionalParameters::default(), PAUSE)
+            (before.unwrap_or_default(), PAUSE)
         }
-        Err(_) => (OptionalParameters::default(), PAUSE),
     };
     let new = Learned {
         parameters,
         until: Instant::now() + lifetime,
     };
-    let before = learned.lock().replace(new);
-    if before.is_none_or(|before| before.parameters != parameters) {
+    learned.lock().replace(new);
+    if before != Some(parameters) {
         tracing::info!(?parameters, "learned which parameters upstream heeds");
     }
     parameters
@@ -188,7 +198,7 @@ mod tests {
     use http::{HeaderValue, Response};
 
     use super::*;
-    use crate::test_support::{Api, HTTP2, Pki, text, upstream_of};
+    use crate::test_support::{Api, HTTP2, Pki, SOON, text, upstream_of};
 
     const ON: &str = concat!(
         r#"{"kind":"NamespaceList","metadata":{"resourceVersion":"7","#,
@@ -228,7 +238,11 @@ mod tests {
         })
         .await;
         let client = UpstreamClient::new(&upstream_of(&pki, &api).await);
-        (ParameterProbe::new(client), questions, api)
+        let probe = ParameterProbe {
+            patience: SOON,
+            ..ParameterProbe::new(client)
+        };
+        (probe, questions, api)
     }
 
     fn failure() -> Response<body::Body> {
@@ -262,15 +276,22 @@ mod tests {
         dropping.headers_mut().insert(header::ACCEPT, accept);
         let off = parameters(ParameterUse::Ignored, ParameterUse::Ignored);
         assert_eq!(probe.known_for(&dropping).await, off);
-        // Without an answer nothing is known, and upstream rests.
+        // Without an answer the last one counts, and upstream rests.
         expire();
         for _ in 0..3 {
-            assert_eq!(
-                probe.known_for(&sharded()).await,
-                OptionalParameters::default()
-            );
+            assert_eq!(probe.known_for(&sharded()).await, off);
         }
         assert_eq!(questions.load(Ordering::Relaxed), 3);
+    }
+
+    #[tokio::test]
+    async fn nothing_is_known_before_the_first_answer() {
+        let (probe, questions, _api) = probe(&[]).await;
+        for _ in 0..3 {
+            let known = probe.known_for(&sharded()).await;
+            assert_eq!(known, OptionalParameters::default());
+        }
+        assert_eq!(questions.load(Ordering::Relaxed), 1);
     }
 
     #[test]

@@ -149,9 +149,10 @@ fn plan_read<B>(
             )
         }
         Verb::Watch => {
-            let path = match info.legacy_watch {
-                true => WatchPath::Legacy(legacy_name),
-                false => WatchPath::Present,
+            let path = if info.legacy_watch {
+                WatchPath::Legacy(legacy_name)
+            } else {
+                WatchPath::Present
             };
             let (watch, selectors, scope) = watch::plan(&context, path)?;
             let freshness = watch.start.freshness();

@@ -121,7 +121,7 @@ impl ShardKey {
 /// The text that is not read yet.
 struct Parser<'a>(&'a str);
 
-impl<'a> Parser<'a> {
+impl Parser<'_> {
     fn range(&mut self) -> Result<(ShardKey, HashRange), InvalidSelector> {
         self.expect("shardRange")?;
         self.expect("(")?;
