@@ -3,16 +3,13 @@ package transcode
 import (
 	"bytes"
 	"fmt"
-	"slices"
 
-	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
 	installextensions "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/install"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
-	"k8s.io/kube-aggregator/pkg/apis/apiregistration"
 	installregistration "k8s.io/kube-aggregator/pkg/apis/apiregistration/install"
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
 	// Every group of kube-apiserver: the first has the others.
@@ -21,21 +18,6 @@ import (
 	_ "k8s.io/kubernetes/pkg/apis/lifecycle/install"
 	_ "k8s.io/kubernetes/pkg/apis/storagemigration/install"
 )
-
-// Object is an object in both encodings, by the API machinery.
-type Object struct {
-	Kind     schema.GroupVersionKind
-	Message  []byte
-	Expected []byte
-}
-
-// storedAsJSON are the groups whose objects kube-apiserver stores in JSON.
-var storedAsJSON = []string{apiextensions.GroupName, apiregistration.GroupName}
-
-// StoredAsJSON tells if kube-apiserver stores objects of a type in JSON.
-func StoredAsJSON(kind schema.GroupVersionKind) bool {
-	return slices.Contains(storedAsJSON, kind.Group)
-}
 
 // Codecs encodes objects of one of the three servers in a kube-apiserver.
 type Codecs struct {
@@ -102,5 +84,5 @@ func (c *Codecs) served(object runtime.Object, kind schema.GroupVersionKind) (Ob
 		return Object{}, err
 	}
 	text, err := runtime.Encode(c.factory.EncoderForVersion(c.json, kind.GroupVersion()), read)
-	return Object{kind, envelope.Raw, bytes.TrimSuffix(text, []byte("\n"))}, err
+	return Object{kind, release, envelope.Raw, bytes.TrimSuffix(text, []byte("\n"))}, err
 }
