@@ -109,6 +109,16 @@ pub(super) struct ServeCommand {
     /// control group's limit, if there is one.
     #[arg(help_heading = CACHE, long, value_parser = parse_quantity, value_name = "QUANTITY")]
     memory_limit: Option<u64>,
+    /// Derive the JSON of built-in types from protobuf, so that the API server has one list and watch
+    /// for both.
+    #[arg(
+        help_heading = CACHE,
+        long,
+        default_value_t = true,
+        action = clap::ArgAction::Set,
+        value_name = "BOOL"
+    )]
+    derive_json: bool,
     /// Time for which a type is still served from memory after its upstream watch was lost; 0s for
     /// no limit. Then its reads are forwarded and its watches end, until it is followed again.
     #[arg(
@@ -219,6 +229,8 @@ impl ServeCommand {
         if let Some(file) = &self.config {
             config.policy = config::read(file, config.policy)?;
         }
+        let derive_json = &mut config.policy.scope_policy.derive_json;
+        derive_json.get_or_insert(self.derive_json);
         // Also for the scopes that the proxy opens for itself.
         if let Some(limit) = config.policy.scope_policy.max_staleness {
             config.scopes.max_staleness = limit;

@@ -64,6 +64,16 @@ enum DerivedState {
     Following(Box<Following>),
 }
 
+/// The state of a scope that others are derived from.
+enum SourceState {
+    /// It can be read.
+    Ready,
+    /// It cannot be read, which the caller does not know.
+    NotFollowed,
+    /// It changed just now.
+    Changed,
+}
+
 /// The next thing to know of a derived scope.
 pub(super) enum DerivedStep {
     /// A change in JSON.
@@ -189,8 +199,10 @@ impl DerivedFeed {
             return Ok(None);
         };
         let scope = Arc::clone(source);
-        if !self.is_ready(&scope).await? {
-            return Ok(self.lost());
+        match self.wait_until_ready(&scope).await? {
+            SourceState::Ready => {}
+            SourceState::NotFollowed => return Ok(self.lost()),
+            SourceState::Changed => return Ok(None),
         }
         let mut servers = scope.server.subscribe();
         let Some(server) = servers.borrow_and_update().clone() else {
@@ -205,10 +217,8 @@ impl DerivedFeed {
             return Ok(None);
         };
         if !self.is_checked(&server) {
-            return match self.check_print(&scope, &server).await? {
-                true => Ok(None),
-                false => Ok(self.lost()),
-            };
+            let has_answer = self.check_print(&scope, &server).await?;
+            return Ok(if has_answer { None } else { self.lost() });
         }
         let (subscription, snapshot) = scope
             .reader
@@ -241,21 +251,21 @@ impl DerivedFeed {
         Ok(Some(DerivedStep::Change(change)))
     }
 
-    /// Returns true if the source's state can be read. Otherwise it waits for a change, unless the
-    /// caller has to know first that changes do not arrive.
-    async fn is_ready(&self, source: &Scope) -> Result<bool, DerivedEnd> {
+    /// Waits for a change of the source if its state cannot be read, unless the caller has to know
+    /// first that changes do not arrive.
+    async fn wait_until_ready(&self, source: &Scope) -> Result<SourceState, DerivedEnd> {
         const STOPPED: FallbackReason = FallbackReason::Source("it is not cached in protobuf");
         let mut phases = source.phase.clone();
         let phase = phases.borrow_and_update().clone();
         match phase {
-            ScopePhase::Ready(_) if source.is_current() => return Ok(true),
+            ScopePhase::Ready(_) if source.is_current() => return Ok(SourceState::Ready),
             ScopePhase::Stopped(_) => return Err(STOPPED.into()),
             ScopePhase::Syncing => {}
             _ if self.is_lost => {}
-            _ => return Ok(false),
+            _ => return Ok(SourceState::NotFollowed),
         }
         phases.changed().await.map_err(|_| STOPPED)?;
-        Ok(matches!(&*phases.borrow(), ScopePhase::Ready(_)) && source.is_current())
+        Ok(SourceState::Changed)
     }
 
     /// Returns the step that tells the caller that changes do not arrive, if it does not know.

@@ -105,12 +105,21 @@ impl ScopeFeed {
 
     fn fall_back(&mut self, reason: &FallbackReason) {
         let key = &self.scope.key;
-        tracing::warn!(
-            resource = %key.gvr,
-            selection = %key.selection,
-            %reason,
-            "its JSON is not derived from protobuf any more; it is listed and watched in JSON"
-        );
+        if reason.is_lasting() {
+            tracing::warn!(
+                resource = %key.gvr,
+                selection = %key.selection,
+                %reason,
+                "its JSON is not derived from protobuf any more; it is listed and watched in JSON"
+            );
+        } else {
+            tracing::info!(
+                resource = %key.gvr,
+                selection = %key.selection,
+                %reason,
+                "its JSON is not derived from protobuf for now; it is listed and watched in JSON"
+            );
+        }
         let labels = metrics::with_type(&key.gvr, reason.label());
         metrics::FALLBACKS.with(labels).increment(1);
         if reason.is_lasting() {

@@ -20,6 +20,12 @@ fn configmaps() -> GroupVersionResource {
     GroupVersionResource::new("", "v1", "configmaps")
 }
 
+const DERIVED: [&str; 2] = ["--derive-json", "true"];
+
+fn derived(config: &mut AppConfig) {
+    config.policy.scope_policy.derive_json = Some(true);
+}
+
 fn with_protobuf(configmaps: usize) -> Options {
     Options {
         population: Population {
@@ -125,7 +131,7 @@ async fn next_event(watch: &mut Lines) -> String {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn clients_of_both_encodings_share_a_watch() {
-    let fixture = Fixture::start(with_protobuf(30)).await;
+    let fixture = Fixture::configured(with_protobuf(30), derived).await;
     let upstream = &fixture.upstream;
     looks_like_upstream(&fixture.proxied, &fixture.direct).await;
     let protobuf = list_in_protobuf(&fixture.proxied).await;
@@ -161,7 +167,7 @@ async fn a_type_that_upstream_prints_differently_is_watched_in_json() {
         .create(&configmaps(), &config_map("first", SORTED))
         .unwrap();
     print_out_of_order(&upstream, "default/first");
-    let program = Program::start(&upstream).await;
+    let program = Program::with(&upstream, &DERIVED).await;
     let direct = Endpoint::new(
         upstream.address(),
         upstream.ca_pem(),
@@ -186,7 +192,7 @@ async fn a_type_that_upstream_prints_differently_is_watched_in_json() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_first_object_of_a_type_is_compared_before_it_is_shown() {
     let upstream = SimulatedServer::start(with_protobuf(0)).await.unwrap();
-    let program = Program::start(&upstream).await;
+    let program = Program::with(&upstream, &DERIVED).await;
     let direct = Endpoint::new(
         upstream.address(),
         upstream.ca_pem(),
@@ -216,7 +222,7 @@ async fn the_first_object_of_a_type_is_compared_before_it_is_shown() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_difference_that_the_self_check_finds_ends_the_derivation() {
     let upstream = SimulatedServer::start(with_protobuf(5)).await.unwrap();
-    let flags = ["--self-check-interval", "100ms"];
+    let flags = [&DERIVED[..], &["--self-check-interval", "100ms"]].concat();
     let program = Program::with(&upstream, &flags).await;
     let direct = Endpoint::new(
         upstream.address(),
@@ -241,10 +247,7 @@ async fn a_difference_that_the_self_check_finds_ends_the_derivation() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn json_has_a_watch_of_its_own_where_the_operator_says_so() {
-    let configure = |config: &mut AppConfig| {
-        config.policy.scope_policy.derive_json = Some(false);
-    };
-    let fixture = Fixture::configured(with_protobuf(3), configure).await;
+    let fixture = Fixture::start(with_protobuf(3)).await;
     looks_like_upstream(&fixture.proxied, &fixture.direct).await;
     has_watches(&fixture.upstream, 1).await;
     list_in_protobuf(&fixture.proxied).await;
@@ -254,7 +257,7 @@ async fn json_has_a_watch_of_its_own_where_the_operator_says_so() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn derived_watches_go_on_while_upstream_breaks_and_comes_back() {
-    let fixture = Fixture::start(with_protobuf(5)).await;
+    let fixture = Fixture::configured(with_protobuf(5), derived).await;
     looks_like_upstream(&fixture.proxied, &fixture.direct).await;
     let version = list(&fixture.proxied).await.json()["metadata"]["resourceVersion"].clone();
     let path = format!(

@@ -143,6 +143,10 @@ func TestClientsOfEveryEncodingCostUpstreamOneWatch(t *testing.T) {
 			})
 		}
 	}
+	size := func(accept string) int {
+		return len(c.Proxied().Must(t, api.Request{Path: "/api/v1/pods?resourceVersion=0", Accept: accept}).Body)
+	}
+	t.Logf("30 pods: %d bytes in JSON, %d in protobuf", size(""), size(api.ProtobufType))
 	if types != 20 {
 		t.Errorf("%d types", types)
 	}

@@ -36,7 +36,7 @@ pub(super) struct ConfigFile {
     #[schemars(with = "u64")]
     pub(super) max_staleness_seconds: Option<u64>,
     /// Derives the JSON of built-in types from protobuf, so that upstream has one list and watch for
-    /// both. Default: true.
+    /// both, instead of `--derive-json`.
     #[serde(deserialize_with = "not_empty")]
     #[schemars(with = "bool")]
     pub(super) derive_json: Option<bool>,
@@ -138,8 +138,8 @@ pub(super) struct TypeSettings {
     #[serde(default, deserialize_with = "not_empty")]
     #[schemars(with = "u64")]
     pub(super) max_staleness_seconds: Option<u64>,
-    /// Derives the type's JSON from protobuf, so that upstream has one list and watch for both.
-    /// Default: true for built-in types.
+    /// Derives the type's JSON from protobuf, so that upstream has one list and watch for both,
+    /// instead of `--derive-json`.
     #[serde(default, deserialize_with = "not_empty")]
     #[schemars(with = "bool")]
     pub(super) derive_json: Option<bool>,

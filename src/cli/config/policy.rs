@@ -391,9 +391,10 @@ mod tests {
     #[test]
     fn scope_settings_are_set_for_all_types_and_for_single_ones() {
         let policy = parsed(
-            "selectorScopes: true\nidleSeconds: 30\nmaxStalenessSeconds: 60\nresources:\n\
+            "selectorScopes: true\nidleSeconds: 30\nmaxStalenessSeconds: 60\nderiveJson: false\n\
+             resources:\n\
              - resource: pods\n  cache: always\n  selectorScopes: false\n  windowSeconds: 7\n\
-             \x20 windowMib: 2\n  maxStalenessSeconds: 0\n\
+             \x20 windowMib: 2\n  maxStalenessSeconds: 0\n  deriveJson: true\n\
              - resource: configmaps\n  maxUpstreamWatches: 3\n  merge: false\n  idleSeconds: 0\n",
         )
         .unwrap();
@@ -412,7 +413,9 @@ mod tests {
         );
         assert_eq!(pods.window_age, Some(Duration::from_secs(7)));
         assert_eq!(pods.max_staleness, Some(Duration::ZERO));
+        assert_eq!(pods.derive_json, Some(true));
         let maps = policy.scope_policy("", "configmaps");
+        assert_eq!(maps.derive_json, Some(false));
         assert_eq!(
             (maps.selector_scopes, maps.max_scopes, maps.merge, maps.idle),
             (Some(true), Some(3), Some(false), Some(Duration::ZERO))

@@ -154,6 +154,9 @@ pub(crate) async fn start_configured(
     config.scopes.self_check = Duration::ZERO;
     // Tests count requests at upstream. Those about rollbacks choose another interval.
     config.scopes.rollback_check = Duration::from_hours(1);
+    // The simulated API server has JSON alone, unless a test is about protobuf. Each scope would ask
+    // it for protobuf first.
+    config.policy.scope_policy.derive_json = Some(false);
     configure(&mut config);
     Ok((app::start(config).await?, folder))
 }

@@ -46,6 +46,13 @@ impl Program {
             folder.path().join("certs"),
         );
         std::fs::write(&kubeconfig, upstream.kubeconfig_yaml()).unwrap();
+        // The simulated API server has JSON alone, unless a test is about protobuf.
+        let is_derived = flags.contains(&"--derive-json");
+        let not_derived: &[&str] = if is_derived {
+            &[]
+        } else {
+            &["--derive-json", "false"]
+        };
         let mut child = Command::new(env!("CARGO_BIN_EXE_watershed"))
             .args([
                 "serve",
@@ -60,6 +67,7 @@ impl Program {
             .arg(&kubeconfig)
             .arg("--cert-dir")
             .arg(&certs)
+            .args(not_derived)
             .args(flags)
             .env_remove("WATERSHED_LOG_LEVEL")
             .envs(variables.iter().copied())
