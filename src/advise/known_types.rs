@@ -3,7 +3,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use http::Request;
-use watershed_protocol::{FieldTable, GroupVersionResource, RequestInfo, Verb};
+use watershed_protocol::{FieldTable, GroupVersionResource, RequestInfo, TablePrinter, Verb};
 
 use crate::catalog::{Catalog, ResourceType};
 
@@ -59,10 +59,12 @@ impl KnownTypes {
             return;
         }
         let is_namespaced = namespaced.unwrap_or(true);
-        let fields = if is_built_in(&gvr.group) {
-            FieldTable::builtin(&gvr, is_namespaced)
+        let (fields, printer) = if is_built_in(&gvr.group) {
+            let fields = FieldTable::builtin(&gvr, is_namespaced);
+            (fields, TablePrinter::builtin(&gvr))
         } else {
-            Some(FieldTable::custom(is_namespaced, &[]))
+            let fields = FieldTable::custom(is_namespaced, &[]);
+            (Some(fields), TablePrinter::custom(&[]))
         };
         self.scopes.insert(gvr.clone(), namespaced);
         if let Some(fields) = fields {
@@ -71,6 +73,7 @@ impl KnownTypes {
                 gvr,
                 namespaced: is_namespaced,
                 fields: Arc::new(fields),
+                printer,
             });
         }
     }
@@ -94,6 +97,7 @@ impl KnownTypes {
                 gvr,
                 namespaced: false,
                 fields: Arc::new(FieldTable::metadata_only(false)),
+                printer: None,
             });
         }
     }

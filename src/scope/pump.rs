@@ -514,7 +514,7 @@ impl ScopePump {
             "dropped, as it does not fit into memory beside its new list"
         );
         self.drop_held();
-        self.reflector.pause(ROOM_AFTER);
+        self.feed.pause(ROOM_AFTER);
         true
     }
 

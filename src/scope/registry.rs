@@ -394,6 +394,8 @@ impl Scopes {
                 age: window.age.min(SOURCE_WINDOW.age),
                 bytes: window.bytes.min(SOURCE_WINDOW.bytes),
             }),
+            // The scope that is derived counts.
+            owner: None,
             ..retention
         };
         let scopes = self.clone();
@@ -402,7 +404,7 @@ impl Scopes {
         let open_source = move || {
             let of = (&gvr, representation);
             let source = scopes.acquire(of, &kind, &fields, |_| {
-                Some((Arc::clone(&selection), retention))
+                Some((Arc::clone(&selection), retention.clone()))
             });
             source.ok()
         };

@@ -10,6 +10,7 @@ use watershed_protocol::{Freshness, GroupVersionResource, WatchStart};
 use super::MANY_GETS;
 use super::get_crowds::GetCrowds;
 use super::metrics::Labels;
+use super::optional_parameters::{OptionalParameters, ParameterUse};
 use super::plan::{PlannedAction, ReadKind, ReadPlan, RequestPlan};
 use super::policy::CachingPolicy;
 use super::scope_choice::ScopeChoice;
@@ -68,7 +69,12 @@ impl Forecaster {
         caller: CallerStanding,
         arrived: Instant,
     ) -> Forecast {
-        let plan = RequestPlan::new(&self.catalog, &self.policy, request);
+        // Upstream's defaults.
+        let parameters = OptionalParameters {
+            shard_selector: ParameterUse::Ignored,
+            drop: ParameterUse::Ignored,
+        };
+        let plan = RequestPlan::new(&self.catalog, &self.policy, request, parameters);
         let source = match (&plan.action, caller) {
             (PlannedAction::Forward(reason), _) => AnswerSource::Forward(*reason),
             (PlannedAction::Read(read), _) => self.read(read, caller, arrived),

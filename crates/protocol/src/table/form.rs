@@ -77,13 +77,12 @@ impl TableForm {
             .join(",");
         let version = ResourceVersion::parse(&table.metadata.resource_version)
             .ok_or(Malformed("a Table without a resourceVersion"))?;
-        let parts = form.list_parts(
-            TableVersion::V1,
-            version,
-            table.metadata.continue_token.as_deref(),
-            table.metadata.remaining_item_count,
-            rows.len() as u64,
-        );
+        let metadata = ListMetadata {
+            continue_token: table.metadata.continue_token.as_deref(),
+            remaining: table.metadata.remaining_item_count,
+            ..ListMetadata::of(version)
+        };
+        let parts = form.list_parts(TableVersion::V1, &metadata, rows.len() as u64);
         if [&parts.head, rows.as_bytes(), &parts.tail].concat() == answer {
             Ok(form)
         } else {
