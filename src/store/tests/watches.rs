@@ -438,8 +438,7 @@ fn a_released_state_holds_nothing_and_ends_watches_that_are_behind() {
     caught_up.drain();
     let held = {
         let snapshot = reader.snapshot();
-        let objects = ["ns/a", "ns/b"].map(|key| Arc::downgrade(snapshot.get(key).unwrap()));
-        objects
+        ["ns/a", "ns/b"].map(|key| Arc::downgrade(snapshot.get(key).unwrap()))
     };
     drop(writer.release());
     drop(writer);
