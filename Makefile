@@ -6,7 +6,7 @@ BIN := $(REAL)/.bin
 PROXY := target/debug/watershed
 PAIRS ?= 6000
 
-.PHONY: help build build-tests release dist test test-rust test-allocations test-real test-python test-release test-kine test-upgrade test-otel book conformance robustness soak mutants loom real lint bench bench-abuse bench-real bench-allocations bench-functions simulate-nodes screenshots experiment demo cluster documents fmt clean
+.PHONY: help build build-tests release dist test test-rust test-allocations test-real test-python test-release test-kine test-upgrade test-otel book conformance robustness soak mutants loom real lint bench bench-abuse bench-real bench-allocations bench-functions simulate-nodes screenshots experiment demo cluster documents fmt clean memory
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-17s %s\n", $$1, $$2}'
@@ -75,6 +75,9 @@ robustness: build-tests real ## Answers, events and consistent reads checked thr
 
 soak: build-tests ## Half an hour of the same, in which memory, tasks and descriptors must stay flat; SOAK_SECONDS=1800
 	ROBUSTNESS_SOAK=1 ROBUSTNESS_SECONDS=$(or $(SOAK_SECONDS),1800) $(ROBUSTNESS)
+
+memory: build-tests real ## More data than fits into the memory limit, in both encodings, with hostile clients; MEMORY_SECONDS=600
+	cd $(REAL) && WATERSHED_BIN=$(CURDIR)/$(PROXY) MEMORY_SECONDS=$(or $(MEMORY_SECONDS),600) $(GO) test -count=1 -timeout 24h -v -run '^TestMemoryStaysBelowItsLimit$$' .
 
 mutants: ## Builds broken on purpose, each of which a test must catch (docs/robustness.md; an hour); MUTANTS= names some
 	tests/mutants/run.sh $(MUTANTS)
