@@ -1,0 +1,324 @@
+//! Changes of RBAC and the verdicts and watches that they concern.
+use std::collections::HashSet;
+use std::task::{Context, Wake};
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::access::rbac::Subjects;
+use crate::access::verdict::Decision;
+use crate::scope::RollbackEvidence;
+
+const TTL: Duration = Duration::from_mins(5);
+const SHORT: Duration = Duration::from_secs(10);
+
+fn users(namespace: Option<&str>, names: &[&str]) -> Affected {
+    let users: HashSet<Box<str>> = names.iter().map(|&name| name.into()).collect();
+    Affected::Subjects {
+        namespace: namespace.map(Into::into),
+        subjects: Subjects {
+            users,
+            ..Subjects::default()
+        },
+    }
+}
+
+fn followed() -> Changes {
+    let changes = Changes::new(TTL, Timeline::default());
+    for kind in RbacKind::ALL {
+        changes.set_followed(kind, true);
+    }
+    changes
+}
+
+fn ask(changes: &Changes) -> Verdict {
+    Verdict::new(Decision::Allowed("".into()), changes.position(), TTL, SHORT)
+}
+
+fn is_valid(changes: &Changes, verdict: &Verdict, request: &AccessRequest) -> bool {
+    changes.apply(verdict, request);
+    verdict.is_valid(Instant::now(), changes.are_followed())
+}
+
+async fn pass(seconds: f64) {
+    tokio::time::advance(Duration::from_secs_f64(seconds)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_verdict_ends_with_a_change_that_concerns_it_and_with_no_other() {
+    let changes = followed();
+    let ann = AccessRequest::example("ann", &[], Some("here"));
+    let verdict = ask(&changes);
+    pass(60.0).await;
+    for unrelated in [
+        users(None, &["bob"]),
+        users(Some("there"), &["ann"]),
+        Affected::Namespace("there".into()),
+    ] {
+        changes.record(unrelated);
+        assert!(is_valid(&changes, &verdict, &ann));
+    }
+    changes.record(users(Some("here"), &["bob", "ann"]));
+    assert!(!is_valid(&changes, &verdict, &ann));
+    for change in [Affected::Everything, Affected::Namespace("here".into())] {
+        pass(10.0).await;
+        let verdict = ask(&changes);
+        assert!(is_valid(&changes, &verdict, &ann));
+        changes.record(change);
+        assert!(!is_valid(&changes, &verdict, &ann));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_verdict_soon_after_a_change_is_valid_until_upstream_has_settled() {
+    let changes = followed();
+    let ann = AccessRequest::example("ann", &[], None);
+    changes.record(users(None, &["ann"]));
+    let at_once = ask(&changes);
+    pass(0.19).await;
+    assert!(is_valid(&changes, &at_once, &ann));
+    pass(0.31).await;
+    assert!(!is_valid(&changes, &at_once, &ann));
+    let (early, unrelated) = (ask(&changes), AccessRequest::example("bob", &[], None));
+    assert!(is_valid(&changes, &early, &ann));
+    pass(1.4).await;
+    assert!(is_valid(&changes, &early, &ann));
+    pass(0.1).await;
+    assert!(!is_valid(&changes, &early, &ann));
+    let settled = ask(&changes);
+    pass(200.0).await;
+    assert!(is_valid(&changes, &settled, &ann));
+    changes.record(users(None, &["ann"]));
+    let other = ask(&changes);
+    pass(200.0).await;
+    assert!(is_valid(&changes, &other, &unrelated));
+    pass(100.0).await;
+    assert!(
+        !is_valid(&changes, &other, &unrelated),
+        "five minutes are over"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn verdicts_are_valid_for_seconds_while_one_type_is_not_followed() {
+    let changes = followed();
+    let ann = AccessRequest::example("ann", &[], None);
+    let verdict = ask(&changes);
+    pass(9.0).await;
+    changes.set_followed(RbacKind::RoleBindings, false);
+    assert!(is_valid(&changes, &verdict, &ann));
+    pass(1.0).await;
+    assert!(!is_valid(&changes, &verdict, &ann));
+    changes.set_followed(RbacKind::RoleBindings, true);
+    assert!(
+        is_valid(&changes, &verdict, &ann),
+        "nothing happened meanwhile"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_verdict_ends_with_the_timeline_in_which_it_was_requested() {
+    let changes = followed();
+    let ann = AccessRequest::example("ann", &[], None);
+    let (before, on_its_way) = (ask(&changes), changes.position());
+    changes.timeline.end(
+        0,
+        &RollbackEvidence::Cluster {
+            before: "a".to_owned(),
+            now: "b".to_owned(),
+        },
+    );
+    assert!(!is_valid(&changes, &before, &ann));
+    let late = Verdict::new(Decision::Allowed("".into()), on_its_way, TTL, SHORT);
+    assert!(!is_valid(&changes, &late, &ann), "it was requested before");
+    assert!(is_valid(&changes, &ask(&changes), &ann));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_log_is_bounded_and_keeps_every_change_that_a_verdict_needs() {
+    let changes = followed();
+    let ann = AccessRequest::example("ann", &[], None);
+    let verdict = ask(&changes);
+    let many: Vec<_> = (0..999).map(|n| format!("user-{n}")).collect();
+    let many: Vec<_> = many.iter().map(String::as_str).collect();
+    for _ in 0..100 {
+        changes.record(users(None, &many));
+        assert!(changes.log.read().weight <= MAX_WEIGHT);
+    }
+    assert!(
+        !is_valid(&changes, &verdict, &ann),
+        "too many changes count as a change of everything"
+    );
+    pass(400.0).await;
+    changes.record(users(None, &["bob"]));
+    assert_eq!(
+        changes.log.read().changes.len(),
+        1,
+        "changes older than every verdict are forgotten"
+    );
+    assert!(!is_valid(&changes, &verdict, &ann));
+}
+
+#[tokio::test(start_paused = true)]
+async fn many_changes_in_one_namespace_end_no_verdict_elsewhere() {
+    let changes = Arc::new(followed());
+    let here = AccessRequest::example("ann", &[], Some("here"));
+    let elsewhere = AccessRequest::example("ann", &[], Some("there"));
+    changes.record(users(Some("there"), &["bob"]));
+    pass(60.0).await;
+    let (verdict, other) = (ask(&changes), ask(&changes));
+    let subscription = ChangeSubscription::new(&changes, &Arc::new(here.clone()));
+    let woken = Arc::new(Woken::default());
+    subscription.register(Context::from_waker(&Arc::clone(&woken).into()).waker());
+    let many: Vec<_> = (0..16).map(|number| format!("user-{number}")).collect();
+    let many: Vec<_> = many.iter().map(String::as_str).collect();
+    for _ in 0..20_000 {
+        changes.record(users(Some("here"), &many));
+        assert!(changes.log.read().weight <= MAX_WEIGHT);
+    }
+    assert!(is_valid(&changes, &other, &elsewhere));
+    assert!(
+        !is_valid(&changes, &verdict, &here),
+        "too many changes count as a change of their namespace"
+    );
+    assert!(woken.0.load(Ordering::Relaxed) > 0);
+    changes.record(users(Some("there"), &["ann"]));
+    assert!(!is_valid(&changes, &other, &elsewhere));
+    let log = changes.log.read();
+    let weights = log.namespaces.values().map(|own| own.weight);
+    assert_eq!(weights.sum::<usize>(), log.weight);
+    let listed = log.namespaces.values().map(|own| own.numbers.len());
+    assert_eq!(listed.sum::<usize>(), log.changes.len());
+}
+
+#[derive(Default)]
+struct Woken(AtomicU64);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_change_wakes_only_the_watches_that_it_concerns() {
+    let changes = Arc::new(followed());
+    let listening: Vec<_> = ["ann", "bob"]
+        .map(|user| {
+            let subscription = ChangeSubscription::new(
+                &changes,
+                &Arc::new(AccessRequest::example(user, &[], None)),
+            );
+            let woken = Arc::new(Woken::default());
+            subscription.register(Context::from_waker(&Arc::clone(&woken).into()).waker());
+            (subscription, woken)
+        })
+        .into();
+    changes.record(users(None, &["ann"]));
+    let counts: Vec<_> = listening
+        .iter()
+        .map(|(_, woken)| woken.0.load(Ordering::Relaxed))
+        .collect();
+    assert_eq!(counts, [1, 0]);
+    drop(listening);
+    assert!(changes.listeners.lock().is_empty());
+}
+
+#[derive(Clone, Debug)]
+enum Action {
+    Pass(u16),
+    Change(Concerned),
+    Review,
+}
+
+/// Numbers of a user and of a namespace. A change without one concerns all of them.
+type Concerned = (Option<u8>, Option<u8>);
+
+/// A change as the model knows it. Its number is its index.
+type ModelChange = (Instant, Concerned);
+
+fn actions() -> impl Strategy<Value = Vec<Action>> {
+    let user = proptest::option::of(0..3u8);
+    let namespace = proptest::option::of(0..3u8);
+    let action = prop_oneof![
+        (0..4000u16).prop_map(Action::Pass),
+        (user, namespace).prop_map(Action::Change),
+        Just(Action::Review),
+    ];
+    proptest::collection::vec(action, 1..40)
+}
+
+fn affected((user, namespace): Concerned) -> Affected {
+    let namespace = namespace.map(|number| format!("n{number}"));
+    match (user, &namespace) {
+        (None, None) => Affected::Everything,
+        (None, Some(namespace)) => Affected::Namespace(namespace.as_str().into()),
+        (Some(user), _) => users(namespace.as_deref(), &[&format!("u{user}")]),
+    }
+}
+
+/// Returns whether a verdict that was requested after `number` changes is valid now.
+fn model(changes: &[ModelChange], requested: Instant, number: usize, of: (u8, u8)) -> bool {
+    let now = Instant::now();
+    let allows = |(index, (at, (user, namespace))): (usize, &ModelChange)| {
+        let concerns = user.is_none_or(|user| user == of.0)
+            && namespace.is_none_or(|namespace| namespace == of.1);
+        let settled = [200, 2000]
+            .map(|after| *at + Duration::from_millis(after))
+            .into_iter()
+            .find(|moment| *moment > requested);
+        !concerns || (index < number && settled.is_none_or(|settled| now < settled))
+    };
+    now - requested < TTL && changes.iter().enumerate().all(allows)
+}
+
+async fn compare_with_model(actions: Vec<Action>) {
+    let changes = followed();
+    let requests: Vec<((u8, u8), AccessRequest)> = (0..9)
+        .map(|number| (number / 3, number % 3))
+        .map(|(user, namespace)| {
+            let (name, place) = (format!("u{user}"), format!("n{namespace}"));
+            let request = AccessRequest::example(&name, &[], Some(&place));
+            ((user, namespace), request)
+        })
+        .collect();
+    let mut recorded: Vec<ModelChange> = Vec::new();
+    // Verdicts on all requests, with their time and the number of changes until then.
+    let mut verdicts: Vec<(Instant, usize, Vec<Verdict>)> = Vec::new();
+    for action in actions {
+        match action {
+            Action::Pass(milliseconds) => pass(f64::from(milliseconds) / 1000.0).await,
+            Action::Change(concerned) => {
+                changes.record(affected(concerned));
+                recorded.push((Instant::now(), concerned));
+            }
+            Action::Review => {
+                let all = requests.iter().map(|_| ask(&changes)).collect();
+                verdicts.push((Instant::now(), recorded.len(), all));
+            }
+        }
+        for (requested, number, verdicts) in &verdicts {
+            for (verdict, (of, request)) in verdicts.iter().zip(&requests) {
+                let wanted = model(&recorded, *requested, *number, *of);
+                // Verdicts are compared at different times in practice, so only some are
+                // looked at after each action.
+                if fastrand::bool() {
+                    assert_eq!(is_valid(&changes, verdict, request), wanted);
+                }
+            }
+        }
+    }
+}
+
+proptest! {
+    /// The model compares with all changes each time, and forgets none.
+    #[test]
+    fn verdicts_are_valid_exactly_as_long_as_in_a_simple_model(actions in actions()) {
+        tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .start_paused(true)
+            .build()
+            .unwrap()
+            .block_on(compare_with_model(actions));
+    }
+}
