@@ -204,7 +204,7 @@ impl ProxyService {
         let chain = &self.parts.chain;
         let from_proxy = chain.accept(request.headers());
         let mut response = match (refusal, &from_proxy) {
-            (Some(flag), _) => answer::filtered(flag),
+            (Some(flag), _) => self.filtered_out(flag, request, &peer),
             (None, Err(error)) => answer::from_a_loop(error),
             (None, Ok(_)) => self.answer(request, peer).await,
         };
@@ -220,13 +220,36 @@ impl ProxyService {
         response
     }
 
+    /// Refuses a request by a flag of the filter. Nobody has asked who sent it.
+    fn filtered_out(
+        &self,
+        flag: &'static str,
+        mut request: Request<Incoming>,
+        peer: &Peer,
+    ) -> Response<Body> {
+        metrics::filtered(flag);
+        let audit_id = audit_id::of(request.headers());
+        let hop = peer.address.ip();
+        let is_told = peer.connection.has_client_address();
+        client_address::settle(&self.trusted, request.headers_mut(), hop, is_told);
+        let audit = self.audit.as_ref();
+        let record = audit.map(|audit| audit.begin(&mut request, hop, &audit_id));
+        let mut response = answer::filtered(flag);
+        response.headers_mut().insert(audit_id::NAME, audit_id);
+        match record {
+            Some(record) => record.answered(response),
+            None => response,
+        }
+    }
+
     /// Answers a request that the filter accepts.
     async fn answer(&self, mut request: Request<Incoming>, mut peer: Peer) -> Response<Body> {
         let parts = &*self.parts;
         let started = Instant::now();
         let audit_id = audit_id::of(request.headers());
         let hop = peer.address.ip();
-        let client = client_address::settle(&self.trusted, request.headers_mut(), hop);
+        let is_told = peer.connection.has_client_address();
+        let client = client_address::settle(&self.trusted, request.headers_mut(), hop, is_told);
         let audit = self.audit.as_ref();
         let mut record = audit.map(|audit| audit.begin(&mut request, hop, &audit_id));
         let caller = parts.access.caller(&request, &peer).await;

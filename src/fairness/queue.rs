@@ -1,9 +1,11 @@
 //! Work that waits for its turn, a few pieces of each caller at a time.
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::timeout;
 
 use super::caller_key::CallerKey;
 
@@ -46,6 +48,11 @@ impl FairQueue {
                 sweep_at: MANY_CALLERS,
             }),
         }
+    }
+
+    /// Waits for the turn of a caller's next piece of work, at most for so long.
+    pub async fn turn_within(&self, caller: CallerKey, wait: Duration) -> Option<QueueTurn> {
+        timeout(wait, self.turn(caller)).await.ok()
     }
 
     /// Waits for the turn of a caller's next piece of work.
@@ -102,6 +109,19 @@ mod tests {
             .filter_map(PollOnce::now_or_never_ref)
             .collect::<Vec<_>>();
         assert_eq!(begun.len(), 2, "its own work goes on, two at a time");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_turn_that_does_not_come_is_given_up_and_holds_nobody_up() {
+        let queue = FairQueue::new(1, 1);
+        let wait = Duration::from_secs(15);
+        let running = queue.turn_within(user(0), wait).await;
+        assert!(running.is_some());
+        for number in 0..2 {
+            assert!(queue.turn_within(user(number), wait).await.is_none());
+        }
+        drop(running);
+        assert!(queue.turn_within(user(1), wait).await.is_some());
     }
 
     #[tokio::test]

@@ -54,6 +54,8 @@ pub(super) struct Activity {
     waker: AtomicWaker,
     /// `true` once the service knew the client.
     known: AtomicBool,
+    /// `true` if a load balancer did not tell the client's address.
+    unaddressed: AtomicBool,
     /// Notified when the connection is to make room for another.
     closing: Notify,
 }
@@ -91,6 +93,7 @@ impl Activity {
             leaving: AtomicBool::new(false),
             waker: AtomicWaker::new(),
             known: AtomicBool::new(false),
+            unaddressed: AtomicBool::new(false),
             closing: Notify::new(),
         })
     }
@@ -98,6 +101,15 @@ impl Activity {
     /// Notes the end of the handshake: the time for the first request begins.
     pub(super) fn begin(&self) {
         self.begun.store(self.now(), Ordering::Release);
+    }
+
+    /// Notes that a load balancer did not tell the client's address.
+    pub(super) fn set_unaddressed(&self) {
+        self.unaddressed.store(true, Ordering::Release);
+    }
+
+    pub(super) fn is_unaddressed(&self) -> bool {
+        self.unaddressed.load(Ordering::Acquire)
     }
 
     pub(super) fn speaks_http1(&self) {

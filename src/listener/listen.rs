@@ -169,6 +169,7 @@ async fn accept_all<L, S, F>(
                         Some((stream, address, slot))
                     } else {
                         // Boxed, as few connections need its room.
+                        let stream = (stream, &activity);
                         let read = behind_balancer(&protocols, stream, address, &addresses);
                         tokio::select! {
                             accepted = Box::pin(read) => accepted,
@@ -221,14 +222,18 @@ fn slot(
 /// address, which is limited like that of others.
 async fn behind_balancer<I: AsyncRead + Unpin>(
     protocols: &Protocols,
-    mut stream: I,
+    (mut stream, activity): (I, &Arc<Activity>),
     balancer: SocketAddr,
     addresses: &AddressLimiter,
 ) -> Option<(I, SocketAddr, ConnectionSlot)> {
     let (limit, which) = (protocols.limits().start, protocols.listener());
     let read = tokio::time::timeout(limit, proxy_protocol::read(&mut stream)).await;
     let address = match read {
-        Ok(Ok(client)) => client.unwrap_or(balancer),
+        Ok(Ok(Some(client))) => client,
+        Ok(Ok(None)) => {
+            activity.set_unaddressed();
+            balancer
+        }
         Ok(Err(error)) => {
             which.cut(Cut::ProxyHeader);
             tracing::debug!(%balancer, %error, "connection closed (see --proxy-protocol)");

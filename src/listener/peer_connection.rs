@@ -23,6 +23,12 @@ impl PeerConnection {
         self.0.set_known();
     }
 
+    /// Returns `false` if the peer's address is that of a load balancer, which did not tell that of
+    /// the client (`UNKNOWN` in the PROXY protocol).
+    pub fn has_client_address(&self) -> bool {
+        !self.0.is_unaddressed()
+    }
+
     /// Counts bytes that are about to be sent to another server for this client. Returns `false`
     /// if they are too many for what it has sent itself: then they are not counted.
     pub fn may_send_on(&self, bytes: u64) -> bool {

@@ -16,13 +16,19 @@ const REAL_IP: HeaderName = HeaderName::from_static("x-real-ip");
 ///
 /// Without trusted proxies the headers stay as they are, as in an API server, and count for
 /// nothing here. Otherwise only a trusted peer may name an address, and of a list of addresses
-/// those count that trusted proxies have appended.
-pub(super) fn settle(trusted: &TrustedProxies, headers: &mut HeaderMap, peer: IpAddr) -> IpAddr {
+/// those count that trusted proxies have appended. `is_told` is false for a client whose address a
+/// load balancer did not tell: what its headers say is then its own word.
+pub(super) fn settle(
+    trusted: &TrustedProxies,
+    headers: &mut HeaderMap,
+    peer: IpAddr,
+    is_told: bool,
+) -> IpAddr {
     let peer = peer.to_canonical();
     if trusted.is_empty() {
         return peer;
     }
-    let hops = if trusted.contains(peer) {
+    let hops = if is_told && trusted.contains(peer) {
         believed(trusted, headers)
     } else {
         Vec::new()
@@ -136,7 +142,7 @@ mod tests {
     /// Returns the client and the headers that are left.
     fn settled(trusted: &TrustedProxies, list: &[(&HeaderName, &str)], peer: &str) -> String {
         let mut headers = headers(list);
-        let client = settle(trusted, &mut headers, peer.parse().unwrap());
+        let client = settle(trusted, &mut headers, peer.parse().unwrap(), true);
         format!("{client}{}", shown(&headers))
     }
 
@@ -212,6 +218,14 @@ mod tests {
             "10.0.0.1 [192.0.2.1] [1.1.1.1]",
             "as they came"
         );
+    }
+
+    #[test]
+    fn a_client_whose_address_nobody_told_is_not_believed() {
+        let mut headers = headers(&[(&FORWARDED_FOR, "192.0.2.1"), (&REAL_IP, "192.0.2.1")]);
+        let balancer = "10.0.0.1".parse().unwrap();
+        assert_eq!(settle(&proxies(), &mut headers, balancer, false), balancer);
+        assert_eq!(shown(&headers), "");
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The shares that callers have of forwarded requests and tunnels.
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use http::header;
 use watershed_protocol::Status;
@@ -21,6 +22,9 @@ const ALL_TUNNELS: u64 = 4_096;
 const UNKNOWN_REQUESTS: u64 = 4_096;
 /// Requests of unknown callers that wait for upstream's answer, of all and of each address.
 const UNKNOWN_TURNS: [usize; 2] = [64, 16];
+/// Longest wait of such a request for its turn, as in kube-apiserver's queues.
+/// Source: `apiserver/pkg/server/config.go` (a quarter of the request timeout).
+const UNKNOWN_WAIT: Duration = Duration::from_secs(15);
 /// Upgrades at a time, of all callers that cannot be authenticated here.
 const UNKNOWN_TUNNELS: u64 = 64;
 
@@ -88,7 +92,8 @@ impl ForwardLimits {
         }
         let share = self.unknown_requests.take(address.clone(), 1);
         let share = share.ok_or(LimitExceeded::UnknownForwarded)?;
-        let turn = Some(self.unknown_turns.turn(address).await);
+        let turn = self.unknown_turns.turn_within(address, UNKNOWN_WAIT).await;
+        let turn = Some(turn.ok_or(LimitExceeded::UnknownForwarded)?);
         Ok(ForwardPermit { share, turn })
     }
 

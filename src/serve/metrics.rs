@@ -19,6 +19,7 @@ pub const METRICS: &[Declaration] = &[
     REQUESTS.declaration(),
     DURATION.declaration(),
     LIMITED.declaration(),
+    FILTERED.declaration(),
     IN_USE.declaration(),
     IN_FLIGHT.declaration(),
     RESPONSE_BYTES.declaration(),
@@ -48,6 +49,11 @@ const LIMITED: Metric<Counter, 1> = Metric::new(
     "watershed_requests_limited_total",
     &["reason"],
     "Requests refused with 429 or 431 because their caller exceeded a limit, by limit.",
+);
+const FILTERED: Metric<Counter, 1> = Metric::new(
+    "watershed_requests_filtered_total",
+    &["flag"],
+    "Requests refused with 403 by a flag of single-identity mode, by flag.",
 );
 const IN_USE: Metric<Gauge, 1> = Metric::new(
     "watershed_limited_resources_in_use",
@@ -197,6 +203,11 @@ pub(super) fn document_checked(result: &'static str) {
 /// A caller asked for too much.
 pub(super) fn limited(reason: &'static str) {
     LIMITED.with([reason.into()]).increment(1);
+}
+
+/// Counts a request that a flag refuses.
+pub(super) fn filtered(flag: &'static str) {
+    FILTERED.with([flag.into()]).increment(1);
 }
 
 /// Returns the gauge of a limited resource.

@@ -241,6 +241,22 @@ async fn a_request_beyond_a_limit_is_audited_with_its_user() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_that_a_flag_refuses_is_audited_and_counted() {
+    let audited = Audited::start(&["--single-identity", "--reject-methods=^DELETE$"]).await;
+    let nobody = audited.program.proxied.as_user("");
+    let request = Request::delete(PODS).body(nothing()).unwrap();
+    let refused = nobody.send(Protocol::Http2, request).await.unwrap();
+    assert_eq!(refused.status, 403);
+    let events = audited.events_of(refused.header("audit-id"), 1).await;
+    assert_eq!(events[0]["responseStatus"]["code"], 403);
+    assert_eq!(events[0]["verb"], "deletecollection");
+    assert_eq!(events[0]["sourceIPs"][0], "127.0.0.1");
+    let series = r#"watershed_requests_filtered_total{flag="--reject-methods"}"#;
+    assert_eq!(count(&audited.program, series).await, 1);
+    audited.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_audited_watch_completes_when_its_client_disconnects() {
     let audited = Audited::start(&[]).await;
     remembered(&audited.program, PODS).await;
