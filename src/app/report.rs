@@ -41,6 +41,7 @@ pub(super) fn of(config: &AppConfig) -> Value {
             "context": upstream.context,
             "servers": servers(&upstream.servers),
             "allowInsecure": upstream.allow_insecure,
+            "compression": scopes.compressed,
         },
         "listen": listen.to_string(),
         "certificate": pair(certificate.as_ref()),

@@ -14,34 +14,39 @@ pub(super) struct CheckpointFlags {
     /// Folder for checkpoints of cached types, from which a restarted proxy resumes its watches
     /// without listing. It must belong to this process alone. Secrets and custom types are never
     /// written. Default: no checkpoints.
-    #[arg(long, value_name = "DIR")]
-    checkpoint_dir: Option<PathBuf>,
+    #[arg(long = "checkpoint-dir", value_name = "DIR")]
+    folder: Option<PathBuf>,
     /// Interval at which changed types are written; all are at the end of the process, too.
-    #[arg(long, default_value = "1m", value_parser = interval, value_name = "DURATION")]
-    checkpoint_interval: Duration,
+    #[arg(
+        long = "checkpoint-interval",
+        default_value = "1m",
+        value_parser = at_least_a_second,
+        value_name = "DURATION"
+    )]
+    interval: Duration,
     /// Size up to which checkpoints are kept, in all (MiB).
     #[arg(
-        long,
+        long = "checkpoint-max-mib",
         default_value_t = 4096,
         value_parser = clap::value_parser!(u64).range(1..=1 << 30),
         value_name = "MIB"
     )]
-    checkpoint_max_mib: u64,
+    max_mib: u64,
 }
 
 impl CheckpointFlags {
     /// Returns the settings, if there are to be checkpoints.
     pub(super) fn config(self) -> Option<CheckpointConfig> {
         Some(CheckpointConfig {
-            folder: self.checkpoint_dir?,
-            interval: self.checkpoint_interval,
-            max_bytes: self.checkpoint_max_mib << 20,
+            folder: self.folder?,
+            interval: self.interval,
+            max_bytes: self.max_mib << 20,
         })
     }
 }
 
 /// Parses an interval of at least a second.
-fn interval(text: &str) -> Result<Duration, String> {
+fn at_least_a_second(text: &str) -> Result<Duration, String> {
     let interval = duration(text)?;
     if interval < Duration::from_secs(1) {
         return Err("shorter than 1s".to_owned());

@@ -64,6 +64,10 @@ pub(super) struct ServeCommand {
     /// certificate (insecure-skip-tls-verify).
     #[arg(help_heading = API_SERVER, long)]
     allow_insecure_upstream: bool,
+    /// Ask the API server to compress lists and watches of cached types. It saves most of their
+    /// bytes and costs CPU at both ends: useful between zones and behind another watershed.
+    #[arg(help_heading = API_SERVER, long)]
+    upstream_compression: bool,
     /// Address for clients, with TLS (HTTP/2 and HTTP/1.1); or unix:PATH for a Unix socket, with
     /// plain HTTP/1.1.
     #[arg(
@@ -217,6 +221,7 @@ impl ServeCommand {
         config.scopes.window.bytes = self.window_mib << 20;
         config.scopes.max_staleness = self.max_staleness;
         config.scopes.self_check = self.self_check_interval;
+        config.scopes.compressed = self.upstream_compression;
         config.checkpoints = self.checkpoint.config();
         self.callers.apply(&mut config.access)?;
         config.drain = Duration::from_secs(self.drain_seconds);

@@ -17,6 +17,8 @@ pub struct ScopeConfig {
     pub max_staleness: Duration,
     /// Interval at which each type is compared with upstream; zero for never.
     pub self_check: Duration,
+    /// Upstream may compress lists and watches of types.
+    pub compressed: bool,
     /// Interval of the question whether upstream's versions went back.
     pub rollback_check: Duration,
 }
@@ -33,6 +35,7 @@ impl Default for ScopeConfig {
             sync_wait: Duration::from_secs(30),
             max_staleness: Duration::from_mins(5),
             self_check: Duration::from_mins(5),
+            compressed: false,
             // A restore is to be noticed within 15 s, and upstream may take four to answer.
             rollback_check: Duration::from_secs(8),
         }

@@ -489,8 +489,9 @@ impl Scopes {
             Arc::clone(&self.learners),
             Arc::clone(&scope.outdated),
         );
-        let mut derived = self.derived(&scope.key, &target, retention);
-        let mut reflector = Reflector::new(self.client.clone(), target);
+        let mut derived = self.derived(&scope.key, &target, retention.clone());
+        let mut reflector =
+            Reflector::new(self.client.clone(), target).compressed(self.config.compressed);
         if !retention.indispensable {
             let estimates = !self.unfit.is_to_be_tried(&scope.key, Instant::now());
             derived = derived.map(|derived| derived.within(&self.budget, estimates));

@@ -22,7 +22,7 @@ impl Upstream {
         Ok(Self {
             server,
             traffic: Arc::default(),
-            chain: Arc::new(ProxyChain::new()),
+            chain: Arc::default(),
         })
     }
 

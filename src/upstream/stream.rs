@@ -6,7 +6,7 @@ use http_body_util::BodyExt;
 use tokio::time::{Instant, timeout_at};
 
 use super::UpstreamBody;
-use watershed_protocol::{Encoding, Frame, FrameDecoder, Malformed};
+use watershed_protocol::{Encoding, Frame, FrameDecoder, GzipReader, Malformed};
 
 /// Silence after which a stream is dead: bookmarks come every minute.
 const SILENCE: Duration = Duration::from_secs(90);
@@ -31,6 +31,8 @@ pub(super) enum StreamError {
 /// An open watch.
 pub(super) struct WatchStream {
     body: UpstreamBody,
+    /// Unpacks the body, if it is compressed.
+    gzip: Option<GzipReader>,
     decoder: FrameDecoder,
     /// A frame that was read ahead and is returned again.
     pub(super) again: Option<Frame>,
@@ -47,11 +49,20 @@ impl WatchStream {
         let now = Instant::now();
         Self {
             body,
+            gzip: None,
             decoder,
             again: None,
             opened: now,
             heard: now,
             bookmarks: false,
+        }
+    }
+
+    /// Takes the body for gzip, if it is.
+    pub(super) fn compressed(self, is_gzip: bool) -> Self {
+        Self {
+            gzip: is_gzip.then(GzipReader::default),
+            ..self
         }
     }
 
@@ -86,12 +97,14 @@ impl WatchStream {
                 Err(_) => return Err(StreamError::Silent(silence)),
                 Ok(Some(Ok(frame))) => {
                     self.heard = Instant::now();
-                    if let Ok(data) = frame.into_data() {
-                        self.decoder.push(data);
+                    let data = frame.into_data().unwrap_or_default();
+                    match &mut self.gzip {
+                        Some(gzip) => gzip.read(&data, |piece| self.decoder.push(piece))?,
+                        None => self.decoder.push(data),
                     }
                 }
                 Ok(Some(Err(error))) => return Err(StreamError::Broken(error.to_string())),
-                Ok(None) if self.decoder.is_clean() => {
+                Ok(None) if self.is_clean() => {
                     // A server's timeout is longer: an immediate end would be repeated at once.
                     if self.opened.elapsed() < Duration::from_secs(1) {
                         return Err(StreamError::Broken("ended as soon as it began".into()));
@@ -105,5 +118,10 @@ impl WatchStream {
                 }
             }
         }
+    }
+
+    /// Returns true between two frames.
+    fn is_clean(&self) -> bool {
+        self.decoder.is_clean() && self.gzip.as_ref().is_none_or(GzipReader::is_between)
     }
 }

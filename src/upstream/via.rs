@@ -66,9 +66,9 @@ pub enum ChainError {
     Malformed,
 }
 
-impl ProxyChain {
+impl Default for ProxyChain {
     /// Creates the chain of a new proxy, whose upstream has not answered yet.
-    pub fn new() -> Self {
+    fn default() -> Self {
         let id = format!("{:016x}", fastrand::u64(..));
         let state = ChainState {
             heard: None,
@@ -84,7 +84,9 @@ impl ProxyChain {
             state: Mutex::new(state),
         }
     }
+}
 
+impl ProxyChain {
     /// Returns the id of this proxy.
     pub fn id(&self) -> &str {
         &self.id
@@ -224,7 +226,11 @@ mod tests {
 
     #[test]
     fn a_request_that_comes_back_is_refused() {
-        let [a, b, c] = [ProxyChain::new(), ProxyChain::new(), ProxyChain::new()];
+        let [a, b, c] = [
+            ProxyChain::default(),
+            ProxyChain::default(),
+            ProxyChain::default(),
+        ];
         assert_eq!(a.accept(&HeaderMap::new()), Ok(false), "a client's");
         assert_eq!(a.accept(&passed(&[&b])), Ok(true));
         assert_eq!(a.accept(&passed(&[&b, &c])), Ok(true));
@@ -239,16 +245,16 @@ mod tests {
 
     #[test]
     fn a_request_may_pass_eight_proxies() {
-        let proxies: Vec<_> = (0..MAX_PROXIES).map(|_| ProxyChain::new()).collect();
+        let proxies: Vec<_> = (0..MAX_PROXIES).map(|_| ProxyChain::default()).collect();
         let proxies: Vec<_> = proxies.iter().collect();
-        let last = ProxyChain::new();
+        let last = ProxyChain::default();
         assert_eq!(last.accept(&passed(&proxies[1..])), Ok(true));
         assert_eq!(last.accept(&passed(&proxies)), Err(ChainError::TooLong));
     }
 
     #[test]
     fn a_header_that_no_proxy_wrote_is_refused() {
-        let chain = ProxyChain::new();
+        let chain = ProxyChain::default();
         for value in ["", "1", "0123456789abcdeg", "0123456789abcdef,"] {
             let refused = chain.accept(&headers(value));
             assert_eq!(refused, Err(ChainError::Malformed), "{value:?}");
@@ -259,7 +265,7 @@ mod tests {
 
     #[test]
     fn answers_name_the_proxies_up_to_the_api_server() {
-        let [leaf, zone] = [ProxyChain::new(), ProxyChain::new()];
+        let [leaf, zone] = [ProxyChain::default(), ProxyChain::default()];
         zone.note(&HeaderMap::new());
         assert_eq!(zone.upstream(), [""; 0]);
         leaf.note(&HeaderMap::from_iter([(VIA, zone.answer())]));
@@ -274,7 +280,7 @@ mod tests {
 
     #[test]
     fn a_loop_shows_in_answers() {
-        let [a, b] = [ProxyChain::new(), ProxyChain::new()];
+        let [a, b] = [ProxyChain::default(), ProxyChain::default()];
         a.note(&HeaderMap::from_iter([(VIA, b.answer())]));
         assert!(!a.is_loop());
         for _ in 0..20 {

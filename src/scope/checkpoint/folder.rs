@@ -12,6 +12,9 @@ const ENDING: &str = "checkpoint";
 const UNFINISHED: &str = "checkpoint-unfinished";
 const BUFFER: usize = 256 << 10;
 
+/// A file whose header was read.
+type OpenCheckpoint = (CheckpointReader<BufReader<File>>, CheckpointHeader);
+
 /// A folder that only this process writes to.
 #[derive(Clone, Debug)]
 pub(super) struct CheckpointFolder(PathBuf);
@@ -53,11 +56,12 @@ impl CheckpointFolder {
         header: &CheckpointHeader,
         blocks: impl FnOnce(&mut CheckpointWriter<BufWriter<File>>) -> io::Result<()>,
     ) -> io::Result<u64> {
+        // The mode is that of a new file. One that is there may have another, or be a link.
+        let _ = fs::remove_file(path);
         let mut options = OpenOptions::new();
         let file = options
             .write(true)
-            .create(true)
-            .truncate(true)
+            .create_new(true)
             .mode(0o600)
             .open(path)?;
         let mut writer = CheckpointWriter::begin(BufWriter::with_capacity(BUFFER, file), header)?;
@@ -69,11 +73,7 @@ impl CheckpointFolder {
     }
 
     /// Opens a scope's checkpoint; `None` if it has none.
-    pub(super) fn read(
-        &self,
-        scope: &str,
-    ) -> Result<Option<(CheckpointReader<BufReader<File>>, CheckpointHeader)>, CheckpointFileError>
-    {
+    pub(super) fn read(&self, scope: &str) -> Result<Option<OpenCheckpoint>, CheckpointFileError> {
         match Self::open_file(&self.path(scope, ENDING)) {
             Err(CheckpointFileError::Io(error)) if error.kind() == io::ErrorKind::NotFound => {
                 Ok(None)
@@ -82,9 +82,7 @@ impl CheckpointFolder {
         }
     }
 
-    fn open_file(
-        path: &Path,
-    ) -> Result<(CheckpointReader<BufReader<File>>, CheckpointHeader), CheckpointFileError> {
+    fn open_file(path: &Path) -> Result<OpenCheckpoint, CheckpointFileError> {
         let file = File::open(path)?;
         let length = file.metadata()?.len();
         CheckpointReader::begin(BufReader::with_capacity(BUFFER, file), length)

@@ -5,7 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{HeaderMap, Response, StatusCode, header};
 use tokio::time::timeout;
-use watershed_protocol::{Encoding, read_error};
+use watershed_protocol::{Encoding, GzipReader, read_error};
 
 use super::change::Stopped;
 use super::error::ReflectorError;
@@ -19,6 +19,8 @@ pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_mins(1);
 pub(super) const WATCH_ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
 /// Limit of a page's body, to bound memory. etcd limits an object to about 1.5 MiB.
 const MAX_PAGE_BYTES: usize = 2 << 30;
+/// Compressed bytes that are unpacked before the limit is looked at.
+const UNPACKED_AT_ONCE: usize = 64 << 10;
 /// Limit of an error's body.
 const MAX_ERROR_BYTES: usize = 64 * 1024;
 
@@ -40,12 +42,42 @@ pub(super) async fn accepted(
     Ok((parts.headers, body))
 }
 
-/// Reads the whole body of a list.
-pub(super) async fn read_list(body: UpstreamBody) -> Result<Bytes, ReflectorError> {
-    timeout(ANSWER_TIMEOUT, body::whole(body, MAX_PAGE_BYTES))
+/// Returns true if an answer is compressed.
+pub(super) fn is_gzip(headers: &HeaderMap) -> Result<bool, ReflectorError> {
+    match headers.get(header::CONTENT_ENCODING) {
+        None => Ok(false),
+        Some(coding) if coding == "gzip" => Ok(true),
+        Some(coding) => Err(ReflectorError::Broken(format!("the coding {coding:?}"))),
+    }
+}
+
+/// Reads the whole body of a list, and unpacks it if it is compressed.
+pub(super) async fn read_list(
+    headers: &HeaderMap,
+    body: UpstreamBody,
+) -> Result<Bytes, ReflectorError> {
+    let is_gzip = is_gzip(headers)?;
+    let body = timeout(ANSWER_TIMEOUT, body::whole(body, MAX_PAGE_BYTES))
         .await
         .map_err(|_| ReflectorError::Silent(ANSWER_TIMEOUT))?
-        .map_err(|error| ReflectorError::Broken(error.to_string()))
+        .map_err(|error| ReflectorError::Broken(error.to_string()))?;
+    if is_gzip { unpack(&body) } else { Ok(body) }
+}
+
+fn unpack(body: &[u8]) -> Result<Bytes, ReflectorError> {
+    let (mut gzip, mut unpacked) = (GzipReader::default(), Vec::new());
+    // In steps, so that a body that unpacks to any size takes no more memory than the limit.
+    for part in body.chunks(UNPACKED_AT_ONCE) {
+        gzip.read(part, |piece| unpacked.extend_from_slice(&piece))?;
+        if unpacked.len() > MAX_PAGE_BYTES {
+            return Err(ReflectorError::Broken("too large a page".to_owned()));
+        }
+    }
+    if gzip.is_between() {
+        Ok(unpacked.into())
+    } else {
+        Err(ReflectorError::Broken("gzip that was cut".to_owned()))
+    }
 }
 
 async fn refusal(response: Response<UpstreamBody>) -> ReflectorError {
