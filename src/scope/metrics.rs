@@ -27,7 +27,8 @@ pub(super) const STOPPED: Metric<Counter, 3> = Metric::new(
 pub(super) const UPSTREAM_LISTS: Metric<Counter, 2> = Metric::new(
     "watershed_upstream_lists_total",
     &["group", "resource"],
-    "Lists of scopes at upstream: the first one, and one after each loss of history.",
+    "Lists of scopes at upstream: the first one, one after each loss of history, and one of some \
+     objects for each check of how upstream prints them.",
 );
 pub(super) const UPSTREAM_EVENTS: Metric<Counter, 2> = Metric::new(
     "watershed_upstream_events_total",

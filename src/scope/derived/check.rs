@@ -8,6 +8,7 @@ use watershed_protocol::{BookmarkFormat, WireFormat};
 use super::failures::FallbackReason;
 use super::printer::JsonPrinter;
 use crate::scope::cached::Scope;
+use crate::scope::metrics;
 use crate::upstream::{
     AnswerError, InitialEventsAnswer, InitialEventsProbe, PrintedObjects, PrintedSample,
     ReflectorTarget, Release, ServedBy, UpstreamClient, release_of,
@@ -124,6 +125,7 @@ impl PrintCheck {
     ) -> Result<(PrintedSample, bool), CheckError> {
         let printed = PrintedObjects::new(&self.client, server, self.target.clone());
         for _ in 0..ATTEMPTS {
+            metrics::of_type(&metrics::UPSTREAM_LISTS, &self.target.gvr).increment(1);
             let sample = printed.sample(sample_size(source)).await;
             let sample = sample.map_err(no_answer)?;
             if sample.objects.is_empty() && source.reader.followed().is_empty() {
