@@ -2,9 +2,9 @@
 //! in protobuf, printed as JSON.
 //!
 //! Upstream is asked for no second list and watch then. That is exact only while upstream prints
-//! the type as the tables of `watershed-transcode` do. So nothing is shown before some of upstream's
-//! own JSON was compared with what is made here ([`check`]), and whatever does not fit ends the
-//! derivation: the caller lists and watches the type in JSON instead.
+//! the type as the tables of `watershed-transcode` do. So nothing is shown before some of
+//! upstream's own JSON was compared with what is made here ([`check`]), and whatever does not fit
+//! ends the derivation: the caller lists and watches the type in JSON instead.
 mod check;
 mod failures;
 mod following;
@@ -280,8 +280,8 @@ impl DerivedFeed {
             .is_some_and(|checked| checked.server.is_same(server))
     }
 
-    /// Compares a server's JSON with what is printed here. Returns false if there was no answer; the
-    /// next attempt comes after a pause.
+    /// Compares a server's JSON with what is printed here. Returns false if there was no answer;
+    /// the next attempt comes after a pause.
     async fn check_print(&mut self, source: &Scope, server: &ServedBy) -> Result<bool, DerivedEnd> {
         let known = self.checked.as_ref();
         match self.check.check(source, server, known).await {

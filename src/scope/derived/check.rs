@@ -116,8 +116,8 @@ impl PrintCheck {
         }
     }
 
-    /// Reads some objects, and compares those that the source has in the same version. Returns them,
-    /// and whether there were any.
+    /// Reads some objects, and compares those that the source has in the same version. Returns
+    /// them, and true if there were any.
     async fn compare(
         &mut self,
         source: &Scope,
