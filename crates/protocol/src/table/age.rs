@@ -1,4 +1,4 @@
-//! Moments, and the time since then as people read it.
+//! Times of objects, and the time since then as people read it.
 //!
 //! Source: `apimachinery/pkg/util/duration/duration.go` (HumanDuration).
 use std::borrow::Cow;
@@ -13,9 +13,9 @@ const ZERO: &str = "0001-01-01T00:00:00Z";
 
 /// A moment of an object; `None` if it is not set.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Moment(pub(super) Option<Timestamp>);
+pub(super) struct ObjectTime(pub(super) Option<Timestamp>);
 
-impl Moment {
+impl ObjectTime {
     /// Parses a time in RFC 3339, as Go does. Returns `None` for any text whose meaning in Go is
     /// not certain.
     pub(super) fn parse(text: &str) -> Option<Self> {
@@ -52,7 +52,7 @@ impl Moment {
     }
 }
 
-impl<'de> Deserialize<'de> for Moment {
+impl<'de> Deserialize<'de> for ObjectTime {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         match Option::<Cow<'de, str>>::deserialize(deserializer)? {
             None => Ok(Self(None)),
@@ -150,11 +150,11 @@ mod tests {
 
     #[test]
     fn times_are_read_only_if_their_meaning_is_certain() {
-        let moment = |text| Moment::parse(text);
+        let moment = |text| ObjectTime::parse(text);
         let seconds = |text| moment(text).unwrap().0.unwrap().as_second();
         assert_eq!(seconds("1970-01-01T00:01:00Z"), 60);
         assert_eq!(seconds("1970-01-01T00:01:00.999999Z"), 60);
-        assert_eq!(moment(ZERO), Some(Moment(None)));
+        assert_eq!(moment(ZERO), Some(ObjectTime(None)));
         for odd in [
             "",
             "null",
@@ -176,10 +176,10 @@ mod tests {
     #[test]
     fn unset_and_distant_times_have_ages() {
         let now: Timestamp = "2026-11-23T00:00:00Z".parse().unwrap();
-        assert_eq!(Moment(None).since(now), "<unknown>");
-        let distant = Moment::parse("0002-01-01T00:00:00Z").unwrap();
+        assert_eq!(ObjectTime(None).since(now), "<unknown>");
+        let distant = ObjectTime::parse("0002-01-01T00:00:00Z").unwrap();
         assert_eq!(distant.since(now), "292y");
-        let future = Moment::parse("2026-11-23T00:00:02Z").unwrap();
+        let future = ObjectTime::parse("2026-11-23T00:00:02Z").unwrap();
         assert_eq!(future.since(now), "<invalid>");
     }
 }

@@ -3,7 +3,7 @@ use std::fmt::Write;
 
 use jiff::Timestamp;
 
-use super::age::Moment;
+use super::age::ObjectTime;
 use crate::escape_json;
 
 /// Makes the cells of one row, as the inside of a JSON array.
@@ -53,7 +53,7 @@ impl Cells {
     }
 
     /// Appends the time since a moment.
-    pub(super) fn since(&mut self, moment: Moment) {
+    pub(super) fn since(&mut self, moment: ObjectTime) {
         let age = moment.since(self.now);
         self.text(&age);
     }

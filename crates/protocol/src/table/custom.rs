@@ -6,7 +6,7 @@ use std::iter;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::age::Moment;
+use super::age::ObjectTime;
 use super::cells::Cells;
 use super::column::{KnownColumn, NAME, PrinterColumn};
 use super::json_path::JsonPath;
@@ -123,10 +123,10 @@ fn as_float(value: &str) -> Result<&str, Malformed> {
 }
 
 /// Source: `apimachinery/pkg/apis/meta/v1/time.go` (UnmarshalQueryParameter).
-fn as_moment(value: &str) -> Result<Moment, Malformed> {
+fn as_moment(value: &str) -> Result<ObjectTime, Malformed> {
     match unquote(value)?.as_str() {
-        "" | "null" => Ok(Moment(None)),
-        text => Moment::parse(text).ok_or(Malformed("an odd time in a column of dates")),
+        "" | "null" => Ok(ObjectTime(None)),
+        text => ObjectTime::parse(text).ok_or(Malformed("an odd time in a column of dates")),
     }
 }
 

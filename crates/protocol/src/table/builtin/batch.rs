@@ -6,7 +6,7 @@ use super::definition::{BuiltinPrinter, read};
 use super::meta::{PrintedCondition, PrintedMeta};
 use super::template::PodTemplate;
 use crate::encoding::Malformed;
-use crate::table::age::{Moment, between, human_duration};
+use crate::table::age::{ObjectTime, between, human_duration};
 use crate::table::cells::Cells;
 use crate::table::column::{NAME, integer, text, typed, wide};
 use crate::table::row_metadata::RowMetadata;
@@ -79,8 +79,8 @@ struct JobSpec {
 #[serde(rename_all = "camelCase", default)]
 struct JobStatus {
     succeeded: i64,
-    start_time: Option<Moment>,
-    completion_time: Option<Moment>,
+    start_time: Option<ObjectTime>,
+    completion_time: Option<ObjectTime>,
     conditions: Option<Vec<PrintedCondition>>,
 }
 
@@ -176,7 +176,7 @@ struct JobTemplate {
 #[serde(rename_all = "camelCase", default)]
 struct CronJobStatus {
     active: Option<Vec<IgnoredAny>>,
-    last_schedule_time: Option<Moment>,
+    last_schedule_time: Option<ObjectTime>,
 }
 
 fn cron_job(object: &[u8], cells: &mut Cells) -> Result<(), Malformed> {

@@ -4,7 +4,7 @@ use serde::Deserialize;
 use super::definition::{BuiltinPrinter, read};
 use super::meta::PrintedMeta;
 use crate::encoding::Malformed;
-use crate::table::age::Moment;
+use crate::table::age::ObjectTime;
 use crate::table::cells::Cells;
 use crate::table::column::{KnownColumn, NAME, text, wide};
 use crate::table::row_metadata::RowMetadata;
@@ -34,9 +34,9 @@ pub(super) const PRINTERS: &[BuiltinPrinter] = &[BuiltinPrinter {
 #[serde(rename_all = "camelCase", default)]
 struct Event {
     metadata: PrintedMeta,
-    first_timestamp: Moment,
-    last_timestamp: Moment,
-    event_time: Moment,
+    first_timestamp: ObjectTime,
+    last_timestamp: ObjectTime,
+    event_time: ObjectTime,
     count: i64,
     series: Option<EventSeries>,
     involved_object: InvolvedObject,
@@ -53,7 +53,7 @@ struct Event {
 #[serde(rename_all = "camelCase", default)]
 struct EventSeries {
     count: i64,
-    last_observed_time: Moment,
+    last_observed_time: ObjectTime,
 }
 
 #[derive(Default, Deserialize)]
@@ -73,11 +73,11 @@ struct EventSource {
 
 fn print(object: &[u8], cells: &mut Cells) -> Result<(), Malformed> {
     let event: Event = read(object)?;
-    let first = Moment(event.first_timestamp.0.or(event.event_time.0));
+    let first = ObjectTime(event.first_timestamp.0.or(event.event_time.0));
     let (last, count) = match &event.series {
         Some(series) => (series.last_observed_time, series.count),
         None => (
-            Moment(event.last_timestamp.0.or(first.0)),
+            ObjectTime(event.last_timestamp.0.or(first.0)),
             // Single events of the newer API have no count.
             if event.count == 0 { 1 } else { event.count },
         ),

@@ -3,14 +3,14 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-use crate::table::age::Moment;
+use crate::table::age::ObjectTime;
 
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct PrintedMeta {
     pub(super) name: String,
-    pub(super) creation_timestamp: Moment,
-    pub(super) deletion_timestamp: Option<Moment>,
+    pub(super) creation_timestamp: ObjectTime,
+    pub(super) deletion_timestamp: Option<ObjectTime>,
     pub(super) labels: Option<BTreeMap<String, String>>,
 }
 

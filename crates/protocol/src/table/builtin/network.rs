@@ -163,7 +163,7 @@ struct EndpointSlice {
     #[serde(default)]
     address_type: String,
     ports: Option<Vec<EndpointPort>>,
-    endpoints: Option<Vec<Endpoint>>,
+    endpoints: Option<Vec<SliceEndpoint>>,
 }
 
 #[derive(Deserialize)]
@@ -173,7 +173,7 @@ struct EndpointPort {
 }
 
 #[derive(Deserialize)]
-struct Endpoint {
+struct SliceEndpoint {
     addresses: Option<Vec<String>>,
 }
 

@@ -4,7 +4,7 @@ use serde::Deserialize;
 use super::definition::{BuiltinPrinter, read};
 use super::meta::{PrintedCondition, PrintedMeta};
 use crate::encoding::Malformed;
-use crate::table::age::Moment;
+use crate::table::age::ObjectTime;
 use crate::table::cells::Cells;
 use crate::table::column::{NAME, text, wide};
 use crate::table::row_metadata::RowMetadata;
@@ -111,7 +111,7 @@ struct Terminated {
     exit_code: i64,
     signal: i64,
     reason: String,
-    finished_at: Moment,
+    finished_at: ObjectTime,
 }
 
 /// The summary of a pod's containers.
@@ -126,7 +126,7 @@ struct Summary {
 #[derive(Clone, Copy, Default)]
 struct Restarts {
     count: i64,
-    last: Moment,
+    last: ObjectTime,
 }
 
 fn print(object: &[u8], cells: &mut Cells) -> Result<(), Malformed> {
@@ -309,7 +309,7 @@ impl Restarts {
     }
 
     fn format(self, cells: &Cells) -> String {
-        if self.count == 0 || self.last == Moment::default() {
+        if self.count == 0 || self.last == ObjectTime::default() {
             return self.count.to_string();
         }
         format!("{} ({} ago)", self.count, self.last.since(cells.now()))
