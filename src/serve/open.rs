@@ -43,7 +43,7 @@ impl OpenedTable {
         let Some(table) = &read.table else {
             return Ok(None);
         };
-        let has_objects = scope.reader.snapshot().len() > 0;
+        let has_objects = !scope.reader.snapshot().is_empty();
         let form = scope
             .tables
             .form(&ready.format, &table.printer, has_objects);

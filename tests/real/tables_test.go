@@ -128,7 +128,7 @@ func eventsOfAges(ns string) (all []tableObject) {
 		tableObject{path, "bare", fmt.Sprintf(`"involvedObject":{"namespace":"%s"}`, ns), ""})
 }
 
-// make creates the objects, in parallel.
+// makeObjects creates the objects, in parallel.
 func makeObjects(t *testing.T, all []tableObject) {
 	t.Helper()
 	parallel.ForEach(8, all, func(_ int, o tableObject) {

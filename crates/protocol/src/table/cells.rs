@@ -42,6 +42,12 @@ impl Cells {
         let _ = write!(self.out, "{number}");
     }
 
+    /// Appends the number of things.
+    pub(super) fn size(&mut self, size: usize) {
+        self.begin();
+        let _ = write!(self.out, "{size}");
+    }
+
     pub(super) fn null(&mut self) {
         self.json("null");
     }

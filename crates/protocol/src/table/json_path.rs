@@ -106,10 +106,12 @@ impl PathNode {
                 Self::Element(_) | Self::AllElements if is_null(value) => {}
                 Self::Element(place) => {
                     let elements = elements(value)?;
-                    let length = elements.len() as i64;
-                    let place = if *place < 0 { place + length } else { *place };
-                    let place = usize::try_from(place).map_err(|_| WrongType)?;
-                    found.push(*elements.get(place).ok_or(WrongType)?);
+                    let place = match usize::try_from(*place) {
+                        Ok(place) => Some(place),
+                        Err(_) => elements.len().checked_sub(place.unsigned_abs() as usize),
+                    };
+                    let element = place.and_then(|place| elements.get(place));
+                    found.push(*element.ok_or(WrongType)?);
                 }
                 Self::AllElements => found.extend(elements(value)?),
                 Self::Where { field, text } => {

@@ -12,6 +12,8 @@ const NONE: &str = "<none>";
 /// Longest key: a prefix, a slash and a name.
 const MAX_KEY: usize = 253 + 1 + 63;
 const MAX_VALUE: usize = 63;
+/// Go's sort is stable for as many as that.
+const MAX_STABLE: usize = 12;
 
 /// The selector of a workload.
 #[derive(Debug, Default, Deserialize)]
@@ -54,12 +56,10 @@ impl ObjectSelector {
         for expression in self.match_expressions.iter().flatten() {
             requirements.push((&expression.key, expression.format()?));
         }
-        // Go's sort is stable for as many as that.
-        const STABLE: usize = 12;
-        if requirements.len() > STABLE {
+        if requirements.len() > MAX_STABLE {
             return Err(Malformed("a selector with many requirements"));
         }
-        requirements.sort_by(|(one, _), (other, _)| one.cmp(other));
+        requirements.sort_by_key(|(key, _)| *key);
         let texts: Vec<_> = requirements.into_iter().map(|(_, text)| text).collect();
         Ok(texts.join(","))
     }

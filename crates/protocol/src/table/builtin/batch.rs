@@ -190,7 +190,7 @@ fn cron_job(object: &[u8], cells: &mut Cells) -> Result<(), Malformed> {
         Some(false) => "False",
         None => "<unset>",
     });
-    cells.integer(active as i64);
+    cells.size(active);
     match job.status.last_schedule_time {
         Some(moment) => cells.since(moment),
         None => cells.text("<none>"),

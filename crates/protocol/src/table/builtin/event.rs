@@ -36,7 +36,8 @@ struct Event {
     metadata: PrintedMeta,
     first_timestamp: ObjectTime,
     last_timestamp: ObjectTime,
-    event_time: ObjectTime,
+    #[serde(rename = "eventTime")]
+    occurred: ObjectTime,
     count: i64,
     series: Option<EventSeries>,
     involved_object: InvolvedObject,
@@ -73,7 +74,7 @@ struct EventSource {
 
 fn print(object: &[u8], cells: &mut Cells) -> Result<(), Malformed> {
     let event: Event = read(object)?;
-    let first = ObjectTime(event.first_timestamp.0.or(event.event_time.0));
+    let first = ObjectTime(event.first_timestamp.0.or(event.occurred.0));
     let (last, count) = match &event.series {
         Some(series) => (series.last_observed_time, series.count),
         None => (

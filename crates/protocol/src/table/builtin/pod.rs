@@ -175,9 +175,9 @@ impl Pod {
         if self.metadata.deletion_timestamp.is_some() {
             let is_ended = matches!(self.status.phase.as_str(), "Succeeded" | "Failed");
             if self.status.reason == "NodeLost" {
-                summary.reason = "Unknown".to_owned();
+                "Unknown".clone_into(&mut summary.reason);
             } else if !is_ended {
-                summary.reason = "Terminating".to_owned();
+                "Terminating".clone_into(&mut summary.reason);
             }
         }
         summary
@@ -259,11 +259,11 @@ impl Pod {
         if summary.reason == "Completed" {
             let conditions = self.status.conditions.as_ref();
             if has_running && PrintedCondition::any_is_true(conditions, "Ready") {
-                summary.reason = "Running".to_owned();
+                "Running".clone_into(&mut summary.reason);
             } else if let Some(error) = error {
                 summary.reason = error;
             } else if has_running {
-                summary.reason = "NotReady".to_owned();
+                "NotReady".clone_into(&mut summary.reason);
             }
         }
     }
