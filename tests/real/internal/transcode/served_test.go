@@ -50,12 +50,42 @@ func Servers() ([]*Codecs, error) {
 // Served returns an object as it is served: it is encoded for the store, decoded (to its internal
 // type, with its defaults), and encoded in both encodings.
 func Served(servers []*Codecs, object runtime.Object, kind schema.GroupVersionKind) (Object, error) {
+	server, err := serverOf(servers, kind)
+	if err != nil {
+		return Object{}, err
+	}
+	return server.served(object, kind)
+}
+
+// Bookmark returns the object of a bookmark: one without content.
+func Bookmark(servers []*Codecs, kind schema.GroupVersionKind) (Object, error) {
+	server, err := serverOf(servers, kind)
+	if err != nil {
+		return Object{}, err
+	}
+	object, err := server.scheme.New(server.hub(kind).WithKind(kind.Kind))
+	if err != nil {
+		return Object{}, err
+	}
+	return server.encoded(object, kind)
+}
+
+func serverOf(servers []*Codecs, kind schema.GroupVersionKind) (*Codecs, error) {
 	for _, server := range servers {
 		if server.scheme.Recognizes(kind) {
-			return server.served(object, kind)
+			return server, nil
 		}
 	}
-	return Object{}, fmt.Errorf("no server has %s", kind)
+	return nil, fmt.Errorf("no server has %s", kind)
+}
+
+// hub returns the version in which kube-apiserver works on objects of a type.
+func (c *Codecs) hub(kind schema.GroupVersionKind) schema.GroupVersion {
+	internal := schema.GroupVersion{Group: kind.Group, Version: runtime.APIVersionInternal}
+	if c.scheme.Recognizes(internal.WithKind(kind.Kind)) {
+		return internal
+	}
+	return kind.GroupVersion()
 }
 
 func (c *Codecs) served(object runtime.Object, kind schema.GroupVersionKind) (Object, error) {
@@ -67,15 +97,15 @@ func (c *Codecs) served(object runtime.Object, kind schema.GroupVersionKind) (Ob
 	if err != nil {
 		return Object{}, err
 	}
-	var hub runtime.GroupVersioner = runtime.InternalGroupVersioner
-	if !c.scheme.Recognizes(kind.GroupKind().WithVersion(runtime.APIVersionInternal)) {
-		hub = kind.GroupVersion()
-	}
-	read, err := runtime.Decode(c.factory.DecoderToVersion(store, hub), stored)
+	read, err := runtime.Decode(c.factory.DecoderToVersion(store, c.hub(kind)), stored)
 	if err != nil {
 		return Object{}, err
 	}
-	enveloped, err := runtime.Encode(c.factory.EncoderForVersion(c.protobuf, kind.GroupVersion()), read)
+	return c.encoded(read, kind)
+}
+
+func (c *Codecs) encoded(object runtime.Object, kind schema.GroupVersionKind) (Object, error) {
+	enveloped, err := runtime.Encode(c.factory.EncoderForVersion(c.protobuf, kind.GroupVersion()), object)
 	if err != nil {
 		return Object{}, err
 	}
@@ -83,6 +113,6 @@ func (c *Codecs) served(object runtime.Object, kind schema.GroupVersionKind) (Ob
 	if err := envelope.Unmarshal(enveloped[len("k8s\x00"):]); err != nil {
 		return Object{}, err
 	}
-	text, err := runtime.Encode(c.factory.EncoderForVersion(c.json, kind.GroupVersion()), read)
+	text, err := runtime.Encode(c.factory.EncoderForVersion(c.json, kind.GroupVersion()), object)
 	return Object{kind, release, envelope.Raw, bytes.TrimSuffix(text, []byte("\n"))}, err
 }

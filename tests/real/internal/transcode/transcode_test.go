@@ -49,6 +49,27 @@ func TestJSONOfPlausibleObjectsIsThatOfKubeAPIServer(t *testing.T) {
 	})
 }
 
+func TestJSONOfBookmarksIsThatOfKubeAPIServer(t *testing.T) {
+	servers := require.Value(Servers())(t)
+	var bookmarks []Object
+	for _, root := range Roots(require.Value(Scheme())(t)) {
+		bookmarks = append(bookmarks, require.Value(Bookmark(servers, root.GroupVersionKind))(t))
+	}
+	compared := 0
+	require.NoError(t, start(t).Answers(bookmarks, func(object Object, answer Answer) {
+		if Excused(object, answer) {
+			return
+		}
+		compared++
+		if found := Difference(object, answer); found != "" {
+			t.Error(found)
+		}
+	}))
+	if compared < len(bookmarks)-2 {
+		t.Errorf("%d of %d bookmarks compared", compared, len(bookmarks))
+	}
+}
+
 func TestPlantedDifferencesAreFound(t *testing.T) {
 	servers := require.Value(Servers())(t)
 	var replicas int32
