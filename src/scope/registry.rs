@@ -218,10 +218,12 @@ impl Scopes {
             return Err(NotAcquired::NoMemory);
         }
         let scopes = open.entry(gvr.clone()).or_default();
+        let (is_source, window) = (retention.is_source, retention.window);
         let scope = self.open_among(scopes, &key, kind, fields, retention);
-        if !retention.is_source && scope.is_source_only.swap(false, Ordering::Relaxed) {
-            let window = retention.window.unwrap_or(self.config.window);
-            scope.reader.set_window(window);
+        if !is_source && scope.is_source_only.swap(false, Ordering::Relaxed) {
+            scope
+                .reader
+                .set_window(window.unwrap_or(self.config.window));
         }
         // The handle counts before the lock is released: no sweep can close the scope meanwhile.
         Ok(ScopeHandle::new(&scope))

@@ -163,6 +163,7 @@ mod tests {
                 kind: "".into(),
                 namespaced: true,
                 fields: Arc::new(fields),
+                printer: None,
             }
         });
         Forecaster::new(Catalog::of(types), CachingPolicy::default())
