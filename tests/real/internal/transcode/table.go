@@ -50,21 +50,22 @@ var objects = map[string]bool{
 }
 
 // changed are the members whose empty value is omitted by the types here and printed by those of the
-// minor releases before the given one, or the other way round. Found by comparing the tags of the
-// types of 1.30 to 1.37.
+// minor releases before the given one, or the other way round: also because those do not have it.
+// Found by comparing the tags of the types of 1.30 to 1.37.
 var changed = map[string]int{
-	"meta/v1.ObjectMeta creationTimestamp":                          34,
-	"core/v1.HostAlias ip":                                          31,
-	"core/v1.HostIP ip":                                             31,
-	"core/v1.PodIP ip":                                              31,
-	"batch/v1.PodFailurePolicyRule onExitCodes":                     31,
-	"batch/v1.PodFailurePolicyRule onPodConditions":                 31,
-	"batch/v1.PodFailurePolicyOnExitCodesRequirement containerName": 31,
-	"resource/v1.ResourceSliceSpec devices":                         35,
-	"resource/v1beta1.ResourceSliceSpec devices":                    35,
-	"resource/v1beta2.ResourceSliceSpec devices":                    35,
-	"resource/v1beta1.DeviceRequestAllocationResult adminAccess":    34,
-	"resource/v1beta2.DeviceRequestAllocationResult adminAccess":    34,
+	"meta/v1.ObjectMeta creationTimestamp":                             34,
+	"core/v1.HostAlias ip":                                             31,
+	"core/v1.HostIP ip":                                                31,
+	"core/v1.PodIP ip":                                                 31,
+	"batch/v1.PodFailurePolicyRule onExitCodes":                        31,
+	"batch/v1.PodFailurePolicyRule onPodConditions":                    31,
+	"batch/v1.PodFailurePolicyOnExitCodesRequirement containerName":    31,
+	"certificates/v1beta1.PodCertificateRequestSpec stubPKCS10Request": 36,
+	"resource/v1.ResourceSliceSpec devices":                            35,
+	"resource/v1beta1.ResourceSliceSpec devices":                       35,
+	"resource/v1beta2.ResourceSliceSpec devices":                       35,
+	"resource/v1beta1.DeviceRequestAllocationResult adminAccess":       34,
+	"resource/v1beta2.DeviceRequestAllocationResult adminAccess":       34,
 }
 
 // protobufMessage is what a type has that is a message of its own.
