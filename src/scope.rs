@@ -36,7 +36,7 @@ mod version_waiters;
 
 pub use cached::Scope;
 pub use checkpoint::{CheckpointConfig, Checkpoints, MayStore};
-pub use config::{Retention, ScopeConfig};
+pub use config::{Derivation, Retention, ScopeConfig};
 pub use handle::ScopeHandle;
 pub use key::ScopeKey;
 pub use phase::{NotReady, ReadyScope, ScopePhase};

@@ -49,16 +49,26 @@ pub struct Retention {
     pub on_demand: bool,
     /// The proxy cannot work without the scope: it is loaded however little memory is free.
     pub indispensable: bool,
-    /// Only scopes that are derived from it read the scope, which is known to need little history.
-    pub is_source: bool,
     /// The scope is closed once nobody has read or watched it for so long; `None` for never.
     pub idle: Option<Duration>,
     /// Limits of its history, if not those of all scopes.
     pub window: Option<WindowLimits>,
-    /// Its JSON is derived from the type's scope in protobuf, where that is exact.
-    pub derives_json: bool,
+    /// The part that it has in derivations.
+    pub derivation: Derivation,
     /// Its limit of staleness, if not that of all scopes; zero for no limit.
     pub max_staleness: Option<Duration>,
     /// Dropped when the scope is closed, such as somebody's share of the open ones.
     pub owner: Option<Arc<dyn Any + Send + Sync>>,
+}
+
+/// The part of a scope in derivations.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Derivation {
+    /// It has none: it is listed and watched at upstream.
+    #[default]
+    None,
+    /// In JSON, it is derived from the type's scope in protobuf, where that is exact.
+    Derived,
+    /// Scopes are derived from it. Until others read it, it needs little history.
+    Source,
 }

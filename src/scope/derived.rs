@@ -75,6 +75,10 @@ enum SourceState {
 }
 
 /// The next thing to know of a derived scope.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "it lives for a moment, and a box would be made for each event"
+)]
 pub(super) enum DerivedStep {
     /// A change in JSON.
     Change(Change<SnapshotBuilder>),
@@ -349,7 +353,7 @@ impl DerivedFeed {
         let change = following.next().await;
         let scope = Arc::clone(following.source());
         match change {
-            FollowedChange::Event => {}
+            FollowedChange::Event | FollowedChange::Server => {}
             FollowedChange::Progress(version) => {
                 let change = Change::Progress {
                     version,
@@ -362,7 +366,6 @@ impl DerivedFeed {
                 return Ok(was_lost.then_some(DerivedStep::Refollowed));
             }
             FollowedChange::Followed(false) => return Ok(self.lost()),
-            FollowedChange::Server => {}
             FollowedChange::Expired => {
                 self.restart();
                 return Ok(None);

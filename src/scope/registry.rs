@@ -16,7 +16,7 @@ use watershed_protocol::{
 use super::cached::Scope;
 use super::charges::ScopeCharges;
 use super::checkpoint::Checkpoints;
-use super::config::{Retention, ScopeConfig};
+use super::config::{Derivation, Retention, ScopeConfig};
 use super::continuity::Continuity;
 use super::derived::{DerivationFailures, DerivedFeed, JsonPrinter};
 use super::feed::ScopeFeed;
@@ -218,7 +218,8 @@ impl Scopes {
             return Err(NotAcquired::NoMemory);
         }
         let scopes = open.entry(gvr.clone()).or_default();
-        let (is_source, window) = (retention.is_source, retention.window);
+        let is_source = retention.derivation == Derivation::Source;
+        let window = retention.window;
         let scope = self.open_among(scopes, &key, kind, fields, retention);
         if !is_source && scope.is_source_only.swap(false, Ordering::Relaxed) {
             scope
@@ -376,7 +377,7 @@ impl Scopes {
             metadata_only,
         } = key.representation;
         // The servers of aggregated groups print as they like.
-        let may_derive = retention.derives_json
+        let may_derive = retention.derivation == Derivation::Derived
             && encoding == Encoding::Json
             && !self.aggregated.contains_key(&*key.gvr.group)
             && !self.failures.contains(&key.gvr, metadata_only);
@@ -390,8 +391,7 @@ impl Scopes {
         };
         let window = retention.window.unwrap_or(self.config.window);
         let retention = Retention {
-            is_source: true,
-            derives_json: false,
+            derivation: Derivation::Source,
             window: Some(WindowLimits {
                 age: window.age.min(SOURCE_WINDOW.age),
                 bytes: window.bytes.min(SOURCE_WINDOW.bytes),
@@ -479,7 +479,7 @@ impl Scopes {
             server: watch::Sender::default(),
             bookmarked: watch::Sender::new(ResourceVersion::default()),
             derived_from: ArcSwapOption::empty(),
-            is_source_only: AtomicBool::new(retention.is_source),
+            is_source_only: AtomicBool::new(retention.derivation == Derivation::Source),
             outdated: Arc::new(AtomicBool::new(false)),
             stop: CancellationToken::new(),
             frees_memory: AtomicBool::new(false),

@@ -11,7 +11,7 @@ use serde::Deserialize;
 use watershed_protocol::{FieldRequirement, FieldSelector, GroupVersionResource, Selection};
 
 use super::scope_choice::{ChosenScope, OnDemandLimits, ScopeChoice};
-use crate::scope::Retention;
+use crate::scope::{Derivation, Retention};
 use crate::store::WindowLimits;
 
 /// Idle timeout of on-demand scopes. It is longer than rollouts and restarts of their clients take.
@@ -334,8 +334,10 @@ impl CachingPolicy {
         Retention {
             on_demand,
             indispensable: false,
-            is_source: false,
-            derives_json: scopes.derive_json.unwrap_or(true),
+            derivation: match scopes.derive_json {
+                Some(false) => Derivation::None,
+                None | Some(true) => Derivation::Derived,
+            },
             idle,
             window: has_own_window.then_some(own_window),
             max_staleness: scopes.max_staleness,
