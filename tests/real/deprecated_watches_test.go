@@ -40,7 +40,11 @@ func TestDeprecatedWatchPathsLikeUpstream(t *testing.T) {
 				"", "resourceVersion=0", fmt.Sprintf("resourceVersion=%d", since), "watch=1&resourceVersion=0&allowWatchBookmarks=true", "watch=0&allowWatchBookmarks=1",
 				"limit=1&resourceVersion=0", "resourceVersion=0&labelSelector=app%3Dpear", "watch=1&" + api.StateFirst,
 			} {
-				for _, accept := range []string{api.JSONType, api.ProtobufType + "," + api.JSONType, api.MetadataJSON} {
+				accepts := []string{api.JSONType, api.ProtobufType + "," + api.JSONType, api.MetadataJSON}
+				if subject != path {
+					accepts = accepts[:1]
+				}
+				for _, accept := range accepts {
 					plain = append(plain, api.Request{Path: subject + "?timeoutSeconds=1&" + query, Accept: accept})
 				}
 			}
