@@ -28,6 +28,7 @@ mod plot;
 pub mod reference;
 mod request_filter;
 mod serve;
+mod share;
 mod tls;
 
 pub use command_line::Cli;

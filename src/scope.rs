@@ -44,5 +44,5 @@ pub(crate) use pump::REOPEN_AFTER;
 pub use registry::{NotAcquired, Scopes};
 pub use rollback_monitor::watch_for_rollbacks;
 pub use save::{save_finally, save_regularly};
-pub use self_check::SelfCheck;
+pub use self_check::{DifferenceExcerpt, ObjectDifference, SelfCheck};
 pub use timeline::{Question, RollbackEvidence, Timeline, TimelineChanged};

@@ -28,6 +28,7 @@ mod refusal_form;
 mod request_filter;
 mod review;
 mod scope_choice;
+mod shadow;
 mod singleflight;
 mod source;
 mod stored_response;
@@ -36,6 +37,7 @@ mod unanswered;
 mod unknown_callers;
 mod until_drain;
 mod usage;
+mod verify;
 mod watch_limits;
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -74,13 +76,14 @@ use read_limits::ReadLimits;
 use stored_response::RequestKey;
 use takeover::Takeovers;
 use unanswered::Unanswered;
+use verify::Verifier;
 use watch_limits::WatchLimits;
 
 pub use bound_objects::CachedObjects;
 pub use forecast::{CallerStanding, Forecast, Forecaster};
 pub use policy::{
     CacheMode, CachingException, CachingPolicy, ConsistentReads, ScopePolicy, TypeName, UserLimits,
-    type_name,
+    Verification, type_name,
 };
 pub use request_filter::RequestFilter;
 pub use source::{AnswerSource, ForwardReason};
@@ -108,6 +111,7 @@ struct ServiceParts {
     forward_limits: ForwardLimits,
     watch_limits: WatchLimits,
     read_limits: ReadLimits,
+    verifier: Verifier,
     fences: Fences,
     documents: DocumentCache,
     parameters: ParameterProbe,
@@ -140,6 +144,7 @@ impl ProxyService {
             watch_limits: WatchLimits::new(policy.users),
             chain: Arc::clone(client.upstream().chain()),
             read_limits: ReadLimits::new(policy.users),
+            verifier: Verifier::new(client.clone(), policy.verification),
             fences: Fences::new(client.clone()),
             parameters: ParameterProbe::new(client.clone()),
             documents: DocumentCache::new(client, scopes.budget()),
@@ -264,6 +269,11 @@ impl ProxyService {
         let in_flight = InFlight::begin(&exchange.labels);
         let admission = parts.admit(&exchange).await;
         let answered = parts.answer(&exchange, &admission).await;
+        let (answered, shadow) = if parts.policy.verification.shadow {
+            shadow::instead(&exchange.labels, answered)
+        } else {
+            (answered, None)
+        };
         // The slot is left when the answer is there.
         let (answered, _slot) = parts.coalesce(&exchange, answered).await;
         // A review may have made the caller known.
@@ -296,6 +306,10 @@ impl ProxyService {
         response
             .headers_mut()
             .insert("x-watershed-source", source.header());
+        if let Some(shadow) = shadow {
+            let headers = response.headers_mut();
+            headers.insert("x-watershed-shadow", shadow.header());
+        }
         in_flight.answered(source, response.status(), started.elapsed());
         let response = match admission {
             Ok(admission) => admission.answered(response),
@@ -407,7 +421,8 @@ impl ServiceParts {
             }
         };
         answer::tell_age(&mut answer, &fresh);
-        Ok(answer)
+        let query = exchange.request.uri().query();
+        Ok(self.verifier.sample(answer, &fresh, read, query))
     }
 
     /// Returns the crowd that a consistent get belongs to. One object costs upstream no more than

@@ -1,4 +1,5 @@
 //! The report of a replay.
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use serde::Serialize;
@@ -154,9 +155,9 @@ impl Report {
                 reasons: sums.reasons(),
             });
         let mut clients: Vec<_> = clients.collect();
-        clients.sort_by(|a, b| b.load.requests.cmp(&a.load.requests));
+        clients.sort_by_key(|it| Reverse(it.load.requests));
         let mut types: Vec<_> = types.collect();
-        types.sort_by(|a, b| b.load.requests.cmp(&a.load.requests));
+        types.sort_by_key(|it| Reverse(it.load.requests));
         Self {
             log: LogSummary::new(counts),
             total: all.load,
@@ -213,7 +214,7 @@ impl GroupSums {
             seconds: load.seconds,
         });
         let mut reasons: Vec<_> = reasons.collect();
-        reasons.sort_by(|a, b| b.requests.cmp(&a.requests));
+        reasons.sort_by_key(|it| Reverse(it.requests));
         reasons
     }
 }

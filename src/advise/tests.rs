@@ -40,7 +40,7 @@ impl Line<'_> {
     fn text(&self) -> String {
         let time = |millis: u64| {
             let start = jiff::Timestamp::UNIX_EPOCH;
-            let passed = jiff::SignedDuration::from_millis(millis as i64);
+            let passed = jiff::SignedDuration::from_millis(millis.cast_signed());
             format!("{:.6}", start + passed)
         };
         let event = json!({

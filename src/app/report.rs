@@ -66,6 +66,8 @@ pub(super) fn of(config: &AppConfig) -> Value {
         })),
         "memoryLimitBytes": memory_limit,
         "selfCheckSeconds": seconds(scopes.self_check),
+        "verify": f64::from(policy.verification.parts_per_million) / 1e6,
+        "shadow": policy.verification.shadow,
         "window": { "seconds": seconds(scopes.window.age), "bytes": scopes.window.bytes },
         "consistentReads": reads(policy),
         "cache": kept(policy),

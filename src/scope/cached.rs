@@ -17,7 +17,9 @@ use super::staleness::ScopeAge;
 use super::timeline::{NewestVersion, Question, Timeline};
 use super::version_waiters::VersionWaiters;
 use crate::store::{Snapshot, StoreReader};
-use crate::upstream::{Release, ServedBy, Stopped, TableForms, WatchCompression};
+use crate::upstream::{
+    Release, ServedBy, Stopped, TableForms, UpstreamClient, WatchCompression,
+};
 use crate::watcher::{Bookmarks, IrreducibleObject};
 
 /// The objects and events of one scope, and how far its task is.
@@ -150,8 +152,15 @@ impl Scope {
         self.derived_from.load().is_some()
     }
 
+    /// Returns a client that asks the server at which the scope is followed: another one may be of
+    /// another release, and print objects differently.
+    pub fn beside(&self, client: &UpstreamClient) -> UpstreamClient {
+        let server = self.server.borrow().clone();
+        server.map_or_else(|| client.clone(), |server| client.beside(&server))
+    }
+
     /// Returns true if memory should have the bytes that the followed server prints.
-    pub(super) fn is_as_printed(&self) -> bool {
+    pub fn is_printed_by_its_server(&self) -> bool {
         let is_up_to_date =
             |scope: &Self| scope.age().is_none() && !scope.outdated.load(Ordering::Relaxed);
         let source = self.derived_from.load();

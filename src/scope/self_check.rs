@@ -27,7 +27,8 @@ mod look;
 mod paged;
 mod selected;
 
-use difference::{BYTES, Excerpt, ObjectDifference};
+use difference::BYTES;
+pub use difference::{DifferenceExcerpt, ObjectDifference};
 use examination::Examination;
 use look::{Inconclusive, Look};
 
@@ -180,7 +181,7 @@ fn act(scope: &Scope, differences: &[ObjectDifference], is_due: bool) {
         selection = %key.selection,
         representation = ?key.representation,
         count = differences.len(),
-        differences = %Excerpt(differences),
+        differences = %DifferenceExcerpt(differences),
         listed_again = is_due,
         "memory differs from upstream"
     );

@@ -33,6 +33,8 @@ pub const METRICS: &[Declaration] = &[
     FENCE_REQUESTS.declaration(),
     FENCE_ANSWERS.declaration(),
     DOCUMENT_CHECKS.declaration(),
+    VERIFIED.declaration(),
+    SHADOWED.declaration(),
 ];
 
 const REQUESTS: Metric<Counter, 6> = Metric::new(
@@ -124,6 +126,47 @@ const DOCUMENT_CHECKS: Metric<Counter, 1> = Metric::new(
     "Requests to upstream for discovery, OpenAPI and version documents, by result: unchanged, sent \
      (new or without an ETag) or failed.",
 );
+const VERIFIED: Metric<Counter, 3> = Metric::new(
+    "watershed_verified_answers_total",
+    &["group", "resource", "result"],
+    "Answers from memory that --verify or --shadow compared with upstream at the same version, by \
+     result: same, different, changed (the object or the server is another one by now), expired \
+     (upstream no longer has the version), failed, skipped (too long, not sent to its end, or too \
+     many at a time).",
+);
+const SHADOWED: Metric<Counter, 5> = Metric::new(
+    "watershed_shadow_answers_total",
+    &["verb", "group", "resource", "source", "reason"],
+    "Requests that --shadow forwarded, by the source of the answer that they would have had.",
+);
+
+/// The result of a comparison of an answer with upstream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum VerificationResult {
+    Same,
+    Different,
+    /// The object or the server is another one by now.
+    Changed,
+    /// Upstream no longer has the version.
+    Expired,
+    /// Upstream's answer is of no use.
+    Failed,
+    /// There was no room for the comparison.
+    Skipped,
+}
+
+impl VerificationResult {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Same => "same",
+            Self::Different => "different",
+            Self::Changed => "changed",
+            Self::Expired => "expired",
+            Self::Failed => "failed",
+            Self::Skipped => "skipped",
+        }
+    }
+}
 
 /// The labels of a request. Only types of the catalog are named: clients cannot invent values.
 #[derive(Clone)]
@@ -198,6 +241,25 @@ pub(super) fn fence_answered(request: &'static str, took: Duration) {
 /// Upstream was asked for a document.
 pub(super) fn document_checked(result: &'static str) {
     DOCUMENT_CHECKS.with([result.into()]).increment(1);
+}
+
+/// An answer was compared with upstream.
+pub(super) fn verified(gvr: &GroupVersionResource, result: VerificationResult) {
+    let counted = |result: VerificationResult| {
+        let [group, resource] = type_labels(&gvr.group, &gvr.resource);
+        VERIFIED.with([group, resource, result.as_str().into()])
+    };
+    // Prometheus sees no increase in a counter that begins with one.
+    counted(VerificationResult::Different).increment(0);
+    counted(result).increment(1);
+}
+
+/// A request is forwarded that would have had an answer of this source.
+pub(super) fn shadowed(labels: &Labels, source: AnswerSource) {
+    let [group, resource] = type_labels(&labels.group, &labels.resource);
+    let (source, reason) = (source.as_str().into(), source.reason().into());
+    let labels = [labels.verb.into(), group, resource, source, reason];
+    SHADOWED.with(labels).increment(1);
 }
 
 /// A caller asked for too much.

@@ -166,6 +166,15 @@ impl UserLimits {
     }
 }
 
+/// How answers from memory are compared with upstream's while the proxy serves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Verification {
+    /// Share of the gets and lists that are compared, in millionths.
+    pub parts_per_million: u32,
+    /// Forwards all requests, and notes what memory would have answered.
+    pub shadow: bool,
+}
+
 /// A type in all its versions: API group (empty for the core group) and resource (plural).
 pub type TypeName = (String, String);
 
@@ -198,6 +207,8 @@ pub struct CachingPolicy {
     pub scope_policy_by_type: HashMap<TypeName, ScopePolicy>,
     /// Limits of each caller.
     pub users: UserLimits,
+    /// Comparison of answers with upstream.
+    pub verification: Verification,
     /// The memory budget in bytes, instead of the flag's; zero for none.
     pub memory_limit: Option<u64>,
 }

@@ -166,4 +166,6 @@ reasons! {
     NotPermitted = "not-permitted",
     /// The type cannot be cached.
     NotCached = "not-cached",
+    /// Memory could answer, and the proxy only notes that (`--shadow`).
+    Shadow = "shadow",
 }

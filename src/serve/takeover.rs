@@ -57,6 +57,10 @@ impl Takeovers {
     /// Returns the takeover of a watch, if the reason why it is forwarded can pass and its client
     /// goes on by version.
     pub(super) fn of(&self, reason: ForwardReason, action: PlannedAction) -> Option<Takeover> {
+        // A shadow would forward the client's next watch, too.
+        if self.shared.policy.verification.shadow {
+            return None;
+        }
         let PlannedAction::Read(read) = action else {
             return None;
         };

@@ -96,20 +96,30 @@ impl StateList {
         representation: Representation,
         format: &WireFormat,
     ) -> Result<Vec<(Bytes, Scanned)>, AnswerError> {
-        let accept = representation.list_accept_header();
-        let (encoding, body) = self.get(page, accept).await?;
-        if encoding != representation.encoding {
-            return Err(AnswerError::Unusable("another encoding".to_owned()));
-        }
+        let body = self.whole(page, representation).await?;
         let listed = format.read_list(&body)?;
         page.check_version(&listed)?;
         let scanned = listed.objects.into_iter().map(|object| {
-            let scanned = scan(encoding, &object, &self.fields)?;
+            let scanned = scan(representation.encoding, &object, &self.fields)?;
             Ok((object, scanned))
         });
         scanned
             .collect::<Result<_, Malformed>>()
             .map_err(AnswerError::from)
+    }
+
+    /// Returns the bytes of a list in a representation. Applies no timeout.
+    pub async fn whole(
+        &self,
+        page: StatePage<'_>,
+        representation: Representation,
+    ) -> Result<Bytes, AnswerError> {
+        let accept = representation.list_accept_header();
+        let (encoding, body) = self.get(page, accept).await?;
+        if encoding != representation.encoding {
+            return Err(AnswerError::Unusable("another encoding".to_owned()));
+        }
+        Ok(body)
     }
 
     async fn get(

@@ -46,3 +46,4 @@ mod unix_socket;
 mod unknown_callers;
 mod upstream_faults;
 mod vanishing_clients;
+mod verify;

@@ -13,7 +13,7 @@ const KEY_CHARS: usize = 160;
 
 /// An object that differs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct ObjectDifference {
+pub struct ObjectDifference {
     pub(super) key: String,
     pub(super) kind: DifferenceKind,
 }
@@ -46,7 +46,7 @@ impl ObjectDifference {
     }
 
     /// Compares objects by key and version. Both sides are in the order of their keys.
-    pub(super) fn between<'a>(
+    pub fn between<'a>(
         memory: impl Iterator<Item = (&'a str, ResourceVersion)>,
         upstream: impl Iterator<Item = (&'a str, ResourceVersion)>,
     ) -> Vec<Self> {
@@ -77,7 +77,7 @@ impl ObjectDifference {
     }
 
     /// Compares the bytes of one object.
-    pub(super) fn of_bytes(key: &str, memory: &[u8], upstream: &[u8]) -> Option<Self> {
+    pub fn of_bytes(key: &str, memory: &[u8], upstream: &[u8]) -> Option<Self> {
         let pairs = memory.iter().zip(upstream);
         let offset = pairs.take_while(|(here, there)| here == there);
         (memory != upstream).then(|| Self {
@@ -105,9 +105,9 @@ impl fmt::Display for ObjectDifference {
 }
 
 /// The first differences, for the log.
-pub(super) struct Excerpt<'a>(pub(super) &'a [ObjectDifference]);
+pub struct DifferenceExcerpt<'a>(pub &'a [ObjectDifference]);
 
-impl fmt::Display for Excerpt<'_> {
+impl fmt::Display for DifferenceExcerpt<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, difference) in self.0.iter().take(SHOWN).enumerate() {
             let separator = if index > 0 { "; " } else { "" };
@@ -132,7 +132,7 @@ mod tests {
     }
 
     fn between(memory: Side<'_>, upstream: Side<'_>) -> String {
-        Excerpt(&ObjectDifference::between(side(memory), side(upstream))).to_string()
+        DifferenceExcerpt(&ObjectDifference::between(side(memory), side(upstream))).to_string()
     }
 
     #[test]
@@ -162,6 +162,6 @@ mod tests {
         let key = "k".repeat(5000);
         let kind = DifferenceKind::Missing;
         let many = vec![ObjectDifference { key, kind }; 1000];
-        assert!(Excerpt(&many).to_string().len() < 1000);
+        assert!(DifferenceExcerpt(&many).to_string().len() < 1000);
     }
 }

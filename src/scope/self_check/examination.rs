@@ -28,9 +28,7 @@ pub(super) struct Examination<'a> {
 impl<'a> Examination<'a> {
     pub(super) fn new(client: &UpstreamClient, scope: &'a Scope) -> Self {
         let key = &scope.key;
-        // Another server may be of another release, and print objects differently.
-        let server = scope.server.borrow().clone();
-        let client = server.map_or(client.clone(), |server| client.beside(&server));
+        let client = scope.beside(client);
         let namespaced = scope.fields.namespaced();
         Self {
             list: StateList::new(client.clone(), &key.gvr, &key.selection, namespaced),
@@ -78,7 +76,7 @@ impl<'a> Examination<'a> {
     /// Returns the scope's properties, if it is ready and follows upstream.
     fn ready(&self) -> Option<Arc<ReadyScope>> {
         match self.scope.phase() {
-            ScopePhase::Ready(ready) if self.scope.is_as_printed() => Some(ready),
+            ScopePhase::Ready(ready) if self.scope.is_printed_by_its_server() => Some(ready),
             _ => None,
         }
     }

@@ -161,6 +161,17 @@ impl WireFormat {
         }
     }
 
+    /// Returns the object in the body of a GET.
+    pub fn object_in(&self, get_body: &Bytes) -> Result<Bytes, Malformed> {
+        match self.encoding() {
+            Encoding::Json => Ok(get_body.clone()),
+            Encoding::Protobuf => {
+                let envelope = protobuf::UnknownEnvelope::read(get_body)?;
+                Ok(get_body.slice_ref(envelope.raw))
+            }
+        }
+    }
+
     /// Returns the body of a GET.
     pub fn get_body(&self, object: &ItemBytes) -> Bytes {
         let opening = &self.opening[..self.omitted()];

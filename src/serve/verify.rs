@@ -1,0 +1,138 @@
+//! Compares a sample of the answers from memory with upstream at the same version, byte for byte.
+//!
+//! The bytes compared are those that the client was sent. The comparison begins when the answer has
+//! ended, with the proxy's own identity, and holds up nobody: what there is no room for is skipped.
+mod comparison;
+mod expected;
+mod pace;
+mod sampled_body;
+
+use std::sync::Arc;
+
+use http::{HeaderMap, StatusCode, header};
+use http_body_util::BodyExt as _;
+use watershed_protocol::{FieldSelector, LabelSelector, ListOptions, Selection};
+
+use super::answer::Answer;
+use super::freshness::FreshScope;
+use super::metrics::{self, VerificationResult};
+use super::plan::{ListPlan, ReadKind, ReadPlan};
+use super::policy::Verification;
+use crate::upstream::UpstreamClient;
+use comparison::AnswerComparison;
+use expected::ExpectedAnswer;
+use pace::Pace;
+use sampled_body::SampledBody;
+
+/// The whole, in the unit of [`Verification::parts_per_million`].
+const MILLION: u32 = 1_000_000;
+
+/// Marks an answer that is compared with upstream once its body has ended.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct IsSampled;
+
+/// Chooses the answers to compare.
+pub(super) struct Verifier {
+    client: UpstreamClient,
+    share: u32,
+    pace: Arc<Pace>,
+}
+
+impl Verifier {
+    pub(super) fn new(client: UpstreamClient, verification: Verification) -> Self {
+        Self {
+            client,
+            share: verification.parts_per_million,
+            pace: Arc::new(Pace::default()),
+        }
+    }
+
+    /// Returns the answer to a read. If it is chosen, it is compared once the client has it.
+    pub(super) fn sample(
+        &self,
+        answer: Answer,
+        fresh: &FreshScope,
+        read: &ReadPlan,
+        query: Option<&str>,
+    ) -> Answer {
+        if self.share == 0 || fastrand::u32(..MILLION) >= self.share {
+            return answer;
+        }
+        let Some(expected) = self.expected(&answer, fresh, read, query) else {
+            return answer;
+        };
+        let gvr = &read.resource.gvr;
+        let Some(turn) = self.pace.begin() else {
+            metrics::verified(gvr, VerificationResult::Skipped);
+            return answer;
+        };
+        let scope = Arc::clone(&fresh.opened.scope);
+        let is_gzip = is_gzip(answer.response.headers());
+        let comparison = AnswerComparison::new(scope, expected, turn, is_gzip);
+        let Answer { source, response } = answer;
+        let mut response = response.map(|body| SampledBody::new(body, comparison).boxed_unsync());
+        response.extensions_mut().insert(IsSampled);
+        Answer { source, response }
+    }
+
+    /// Returns what upstream is to be asked for; `None` if the answer cannot be compared.
+    fn expected(
+        &self,
+        answer: &Answer,
+        fresh: &FreshScope,
+        read: &ReadPlan,
+        query: Option<&str>,
+    ) -> Option<ExpectedAnswer> {
+        let opened = &fresh.opened;
+        let representation = opened.representation;
+        // Upstream's indented answers could be compared only with a request for the same client.
+        let is_plain = answer.response.status() == StatusCode::OK
+            && !read.is_indented(representation.encoding);
+        if !is_plain {
+            return None;
+        }
+        let client = opened.scope.beside(&self.client);
+        match &read.kind {
+            ReadKind::Get { name } if !representation.metadata_only => {
+                let selection = Selection::named(read.namespace.as_deref(), name);
+                let ready = Arc::clone(&opened.ready);
+                Some(ExpectedAnswer::get(
+                    client,
+                    read,
+                    &selection,
+                    representation,
+                    ready,
+                ))
+            }
+            ReadKind::List(list) => {
+                let selection = selection(read, query)?;
+                let ListPlan { after, limit, .. } = list;
+                let page = (after.clone(), *limit);
+                Some(ExpectedAnswer::list(
+                    client,
+                    read,
+                    &selection,
+                    representation,
+                    page,
+                ))
+            }
+            ReadKind::Get { .. } | ReadKind::Watch(_) => None,
+        }
+    }
+}
+
+/// Returns what a list selects.
+fn selection(read: &ReadPlan, query: Option<&str>) -> Option<Selection> {
+    let options = ListOptions::parse(query).ok()?;
+    let labels = options.label_selector.as_deref().map(LabelSelector::parse);
+    let fields = options.field_selector.as_deref().map(FieldSelector::parse);
+    Some(Selection {
+        namespace: read.namespace.clone(),
+        labels: labels.transpose().ok()?.unwrap_or_default(),
+        fields: fields.transpose().ok()?.unwrap_or_default(),
+    })
+}
+
+fn is_gzip(headers: &HeaderMap) -> bool {
+    headers.contains_key(header::CONTENT_ENCODING)
+}

@@ -1,0 +1,155 @@
+//! What upstream says to the same read, at the version of the answer.
+use std::sync::Arc;
+
+use bytes::Bytes;
+use watershed_protocol::{
+    PartialFormat, Representation, ResourceVersion, Selection, WireFormat, scan,
+};
+
+use crate::catalog::ResourceType;
+use crate::scope::ReadyScope;
+use crate::serve::plan::ReadPlan;
+use crate::upstream::{AnswerError, StateList, StatePage, UpstreamClient};
+
+/// The answer that upstream is expected to give.
+pub(super) struct ExpectedAnswer {
+    pub(super) resource: Arc<ResourceType>,
+    list: StateList,
+    representation: Representation,
+    kind: ExpectedKind,
+}
+
+enum ExpectedKind {
+    /// One object. It is listed by its name: the proxy need not have the right to get.
+    Get(Arc<ReadyScope>),
+    List {
+        /// The key after which the page begins.
+        after: Option<String>,
+        limit: Option<usize>,
+    },
+}
+
+/// An object of a list: key, version and bytes.
+type ListedObject = (String, ResourceVersion, Bytes);
+
+/// What upstream says.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum UpstreamWord {
+    /// The whole answer.
+    Answer(Bytes),
+    /// The object has changed since.
+    Changed,
+}
+
+impl ExpectedAnswer {
+    pub(super) fn get(
+        client: UpstreamClient,
+        read: &ReadPlan,
+        selection: &Selection,
+        representation: Representation,
+        ready: Arc<ReadyScope>,
+    ) -> Self {
+        Self::new(
+            client,
+            read,
+            selection,
+            representation,
+            ExpectedKind::Get(ready),
+        )
+    }
+
+    /// Expects the list of a page: the key before it, and its limit.
+    pub(super) fn list(
+        client: UpstreamClient,
+        read: &ReadPlan,
+        selection: &Selection,
+        representation: Representation,
+        (after, limit): (Option<String>, Option<usize>),
+    ) -> Self {
+        let kind = ExpectedKind::List { after, limit };
+        Self::new(client, read, selection, representation, kind)
+    }
+
+    fn new(
+        client: UpstreamClient,
+        read: &ReadPlan,
+        selection: &Selection,
+        representation: Representation,
+        kind: ExpectedKind,
+    ) -> Self {
+        let resource = Arc::clone(&read.resource);
+        Self {
+            list: StateList::new(client, &resource.gvr, selection, resource.namespaced),
+            resource,
+            representation,
+            kind,
+        }
+    }
+
+    /// Asks upstream for the answer that memory gave. Applies no timeout.
+    pub(super) async fn ask(&self, answer: &Bytes) -> Result<UpstreamWord, AnswerError> {
+        match &self.kind {
+            ExpectedKind::Get(ready) => self.ask_for_object(ready, answer).await,
+            ExpectedKind::List { after, limit } => {
+                let (version, _) = self.objects(answer)?;
+                let page = StatePage::Exact {
+                    version,
+                    after: after.as_deref(),
+                    limit: limit.unwrap_or(0),
+                };
+                let listed = self.list.whole(page, self.representation).await?;
+                if listed != *answer && self.objects(&listed)?.0 != version {
+                    return Err(AnswerError::Unusable("another version".to_owned()));
+                }
+                Ok(UpstreamWord::Answer(listed))
+            }
+        }
+    }
+
+    async fn ask_for_object(
+        &self,
+        ready: &ReadyScope,
+        answer: &Bytes,
+    ) -> Result<UpstreamWord, AnswerError> {
+        let object = ready.format.object_in(answer)?;
+        let held = scan(self.representation.encoding, &object, &self.resource.fields)?;
+        let page = StatePage::NotOlderThan(held.version);
+        let found = self
+            .list
+            .objects(page, self.representation, &ready.format)
+            .await?;
+        Ok(match &found[..] {
+            [(object, scanned)] if scanned.version == held.version => {
+                let format = &ready.format;
+                UpstreamWord::Answer(format.get_body(&format.item_bytes(object)))
+            }
+            _ => UpstreamWord::Changed,
+        })
+    }
+
+    /// Returns the version of a list, and its objects by key.
+    pub(super) fn objects(
+        &self,
+        list: &Bytes,
+    ) -> Result<(ResourceVersion, Vec<ListedObject>), AnswerError> {
+        let encoding = self.representation.encoding;
+        let kind = if self.representation.metadata_only {
+            PartialFormat::KIND
+        } else {
+            &self.resource.kind
+        };
+        let (_, page) = WireFormat::learn(encoding, kind, list)?;
+        let mut objects = Vec::with_capacity(page.objects.len());
+        for object in page.objects {
+            let scanned = scan(encoding, &object, &self.resource.fields)?;
+            let key = scanned.attributes.key().to_owned();
+            objects.push((key, scanned.version, object));
+        }
+        Ok((page.version, objects))
+    }
+
+    /// Returns true if the answer is a list.
+    pub(super) fn is_list(&self) -> bool {
+        matches!(self.kind, ExpectedKind::List { .. })
+    }
+}
