@@ -6,7 +6,7 @@ BIN := $(REAL)/.bin
 PROXY := target/debug/watershed
 PAIRS ?= 6000
 
-.PHONY: help build build-tests release dist test test-rust test-allocations test-real test-python test-release test-kine test-upgrade test-otel book conformance robustness soak mutants loom real lint bench bench-abuse bench-real bench-allocations bench-functions simulate-nodes screenshots experiment demo cluster documents fmt clean memory
+.PHONY: help build build-tests release dist test test-rust test-allocations test-real test-python test-release test-kine test-upgrade test-otel book conformance robustness soak mutants loom real lint bench bench-abuse bench-real bench-allocations bench-functions simulate-nodes screenshots experiment demo cluster documents fmt clean memory fuzz
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-17s %s\n", $$1, $$2}'
@@ -84,6 +84,9 @@ mutants: ## Builds broken on purpose, each of which a test must catch (docs/robu
 
 loom: ## The store's threads in all interleavings, with more preemptions than in make test; LOOM_MAX_PREEMPTIONS=5
 	LOOM_MAX_PREEMPTIONS=$(or $(LOOM_MAX_PREEMPTIONS),5) $(CARGO) test --locked --workspace --test store
+
+fuzz: ## Mutated inputs for each parser of watershed-protocol; FUZZ_SECONDS=3600 each, FUZZ_SEED=
+	FUZZ_SECONDS=$(or $(FUZZ_SECONDS),3600) $(CARGO) test --locked --workspace --test fuzz -- --nocapture
 
 documents: ## Write what is made from the code: docs/configuration.md, docs/config.schema.json, the table of types
 	WATERSHED_WRITE_DOCUMENTS=1 $(CARGO) test --locked --test documents the_reference_is_what_the_code_makes

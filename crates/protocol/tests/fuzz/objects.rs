@@ -1,0 +1,157 @@
+//! Objects and lists in JSON and protobuf: what upstream sends.
+use std::fs;
+use std::path::PathBuf;
+
+use bytes::{Bytes, BytesMut};
+use watershed_protocol::{
+    BookmarkFormat, Encoding, FieldTable, GroupVersionResource, ListPage, PartialFormat,
+    WireFormat, indent, read_bookmark, read_error, read_identity, scan,
+};
+
+use crate::fuzzer::fuzz;
+
+/// Recorded answers of kube-apiserver in one encoding.
+pub(crate) fn recorded(encoding: Encoding, names: &[&str]) -> Vec<Vec<u8>> {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("src/encoding/testdata");
+    let extension = match encoding {
+        Encoding::Json => "json",
+        Encoding::Protobuf => "pb",
+    };
+    let mut found = Vec::new();
+    for directory in ["pods", "events", "partial", "foos", "nodes", "configmaps"] {
+        for name in names {
+            let path = folder.join(directory).join(format!("{name}.{extension}"));
+            found.extend(fs::read(path));
+        }
+    }
+    assert!(found.len() >= 3, "{found:?}");
+    found
+}
+
+const WORDS: &[&str] = &[
+    "\"metadata\":{",
+    "\"name\":\"",
+    "\"resourceVersion\":\"",
+    "\"items\":[",
+    "null",
+    "{}",
+    "[]",
+    "\\u0000",
+    "\\ud800",
+    "\"continue\":\"",
+    "1e999",
+    "-0",
+    "k8s\0",
+    "\n\x0b",
+    "\x12\x00",
+    "\u{80}",
+];
+
+#[test]
+fn objects_in_json() {
+    objects(Encoding::Json);
+}
+
+#[test]
+fn objects_in_protobuf() {
+    objects(Encoding::Protobuf);
+}
+
+fn objects(encoding: Encoding) {
+    let pods = GroupVersionResource::new("", "v1", "pods");
+    let fields = FieldTable::builtin(&pods, true).unwrap();
+    let list = recorded(encoding, &["list"]).swap_remove(0);
+    let (format, _) = WireFormat::learn(encoding, "Pod", &list.into()).unwrap();
+    let partial = PartialFormat::of(&format, encoding);
+    let corpus = recorded(encoding, &["get", "list"]);
+    fuzz(&format!("objects, {encoding:?}"), corpus, WORDS, |input| {
+        let object = Bytes::copy_from_slice(input);
+        let scanned = scan(encoding, &object, &fields);
+        if let (Ok(scanned), Encoding::Json) = (&scanned, encoding)
+            && let Ok(value) = serde_json::from_slice::<serde_json::Value>(&object)
+            && let Some(name) = value["metadata"]["name"].as_str()
+        {
+            assert_eq!(
+                scanned.attributes.name(),
+                name,
+                "another reader finds another name"
+            );
+        }
+        let _ = read_error(encoding, &object);
+        let bookmark = read_bookmark(encoding, &object).is_ok();
+        let learned = BookmarkFormat::learn(&format, &object).is_ok();
+        let mut reduced = None;
+        if format.check(&object).is_ok() {
+            let item = format.item_bytes(&object);
+            let _ = read_identity(encoding, &item);
+            reduced = partial.metadata(&item).ok().map(|metadata| {
+                let whole = partial.object(&metadata);
+                scan(encoding, &whole, &FieldTable::metadata_only(true)).is_ok()
+            });
+        }
+        let key = scanned.as_ref().map(|it| it.attributes.key().len());
+        (format!("{key:?}"), bookmark, learned, reduced)
+    });
+}
+
+#[test]
+fn lists_in_json() {
+    lists(Encoding::Json);
+}
+
+#[test]
+fn lists_in_protobuf() {
+    lists(Encoding::Protobuf);
+}
+
+fn lists(encoding: Encoding) {
+    let corpus = recorded(encoding, &["list", "empty", "paged"]);
+    fuzz(&format!("lists, {encoding:?}"), corpus, WORDS, |input| {
+        let body = Bytes::copy_from_slice(input);
+        ["Pod", "PartialObjectMetadata", "Foo"].map(|kind| {
+            let (format, page) = WireFormat::learn(encoding, kind, &body).ok()?;
+            // What is accepted can be written again.
+            assert_eq!(written(&format, &page), body);
+            assert_eq!(format.read_list(&body).as_ref(), Ok(&page));
+            Some((
+                page.objects.len(),
+                page.continue_token.is_some(),
+                page.remaining.is_some(),
+            ))
+        })
+    });
+}
+
+fn written(format: &WireFormat, page: &ListPage) -> Bytes {
+    let mut items = BytesMut::new();
+    for object in &page.objects {
+        format.put_item(&format.item_bytes(object), &mut items);
+    }
+    items.truncate(items.len().saturating_sub(format.separator()));
+    let parts = format.list_parts(
+        page.version,
+        page.continue_token.as_deref(),
+        page.remaining,
+        page.objects.len(),
+        items.len() as u64,
+    );
+    [&parts.head[..], &items, &parts.tail].concat().into()
+}
+
+#[test]
+fn indented_json() {
+    let corpus = recorded(Encoding::Json, &["get", "list"]);
+    fuzz("indented JSON", corpus, WORDS, |input| {
+        let indented = indent(input).ok();
+        if let (Some(indented), Ok(value)) = (
+            &indented,
+            serde_json::from_slice::<serde_json::Value>(input),
+        ) {
+            assert_eq!(
+                serde_json::from_slice::<serde_json::Value>(indented).unwrap(),
+                value
+            );
+        }
+        indented.map(|text| text.split(|byte| *byte == b'\n').count())
+    });
+}
