@@ -25,8 +25,8 @@ use watershed::store::{
     SubscriptionStep, WindowLimits,
 };
 use watershed::watcher::{
-    ClientView, ContentCoding, Grant, GrantStatus, InitialState, PartialView, ViewFilter,
-    WatchBody, WatchEnding, WatchObserver, WatchOptions,
+    ClientView, ContentCoding, DerivedView, Grant, GrantStatus, InitialState, PartialView,
+    ViewFilter, WatchBody, WatchEnding, WatchObserver, WatchOptions,
 };
 use watershed_lab::sim::fixtures;
 use watershed_protocol::{
@@ -577,11 +577,11 @@ fn watch(reader: &StoreReader, labels: &str, only_metadata: bool) -> BenchedWatc
     let (fields, format) = (pods(), layout().format);
     let labels = LabelSelector::parse(labels).ok();
     let filter = ViewFilter::new(None, labels, None, &fields).expect("known fields");
-    let partial = only_metadata.then(|| {
-        Box::new(PartialView {
+    let derived = only_metadata.then(|| {
+        Box::new(DerivedView::Metadata(PartialView {
             format: PartialFormat::of(&format, Encoding::Json),
             irreducible: Arc::default(),
-        })
+        }))
     });
     let interest = filter.interest(&fields);
     let (subscription, snapshot) = reader.subscribe(SubscriptionStart::Now, interest.clone());
@@ -589,7 +589,7 @@ fn watch(reader: &StoreReader, labels: &str, only_metadata: bool) -> BenchedWatc
         subscription,
         WatchOptions {
             format,
-            view: ClientView { filter, partial },
+            view: ClientView { filter, derived },
             coding: ContentCoding::Identity,
             start: snapshot.version(),
             initial: Some(InitialState::new(snapshot.into_runs(&interest), None)),

@@ -17,9 +17,7 @@ use super::staleness::ScopeAge;
 use super::timeline::{NewestVersion, Question, Timeline};
 use super::version_waiters::VersionWaiters;
 use crate::store::{Snapshot, StoreReader};
-use crate::upstream::{
-    Release, ServedBy, Stopped, TableForms, UpstreamClient, WatchCompression,
-};
+use crate::upstream::{Release, ServedBy, Stopped, TableForms, UpstreamClient, WatchCompression};
 use crate::watcher::{Bookmarks, IrreducibleObject};
 
 /// The objects and events of one scope, and how far its task is.

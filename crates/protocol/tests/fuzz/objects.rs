@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use bytes::{Bytes, BytesMut};
 use watershed_protocol::{
-    BookmarkFormat, Encoding, FieldTable, GroupVersionResource, ListPage, PartialFormat,
-    WireFormat, indent, read_bookmark, read_error, read_identity, scan,
+    BookmarkFormat, Encoding, FieldTable, GroupVersionResource, ListMetadata, ListPage,
+    PartialFormat, WireFormat, indent, read_bookmark, read_error, read_identity, scan,
 };
 
 use crate::fuzzer::fuzz;
@@ -128,13 +128,12 @@ fn written(format: &WireFormat, page: &ListPage) -> Bytes {
         format.put_item(&format.item_bytes(object), &mut items);
     }
     items.truncate(items.len().saturating_sub(format.separator()));
-    let parts = format.list_parts(
-        page.version,
-        page.continue_token.as_deref(),
-        page.remaining,
-        page.objects.len(),
-        items.len() as u64,
-    );
+    let metadata = ListMetadata {
+        continue_token: page.continue_token.as_deref(),
+        remaining: page.remaining,
+        ..ListMetadata::of(page.version)
+    };
+    let parts = format.list_parts(&metadata, page.objects.len(), items.len() as u64);
     [&parts.head[..], &items, &parts.tail].concat().into()
 }
 
