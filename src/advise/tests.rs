@@ -171,7 +171,7 @@ fn requests_are_counted_by_their_answers() {
             "list  forward unknown-type 1",
             "list pods access  1",
             "list pods forward identity 1",
-            "list pods forward representation 1",
+            "list pods snapshot  1",
             "list pods snapshot  1",
             "list pods snapshot  1",
         ]
