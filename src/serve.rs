@@ -399,7 +399,8 @@ impl ServiceParts {
         let mut answer = match &read.kind {
             ReadKind::Get { name } => answer::get(&fresh, read, name, headers)?,
             ReadKind::List(list) => {
-                let is_scan = read.is_scan(list) || fresh.opened.partial().is_some();
+                let is_made = fresh.opened.partial().is_some() || fresh.opened.table.is_some();
+                let is_scan = is_made || read.is_scan(list);
                 let _scan = is_scan.then(|| self.read_limits.scan(user)).transpose()?;
                 let page_state = || self.read_limits.page_state(user);
                 answer::list(&fresh, read, list, headers, page_state).await?

@@ -105,7 +105,7 @@ pub(super) struct LimitFlags {
     #[arg(long, default_value_t = 67_108_864, value_name = "BYTES")]
     max_selector_bytes_per_user: u64,
     /// Maximum number of concurrent lists of one user that look at objects one by one, with
-    /// selectors, for metadata alone, or of an old version; 0 for no limit.
+    /// selectors, for metadata alone, as Tables, or of an old version; 0 for no limit.
     #[arg(long, default_value_t = 2_000, value_name = "N")]
     max_scans_per_user: u32,
     /// Maximum number of states that are kept for the next pages of one user's lists; 0 for no

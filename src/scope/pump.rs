@@ -247,7 +247,7 @@ impl ScopePump {
         self.continuity.begin_anew();
     }
 
-    fn drop_held(&mut self) {
+    pub(super) fn drop_held(&mut self) {
         // Before the store, so that nobody takes an empty one for a state.
         self.phase.send_replace(ScopePhase::Failing);
         let charges = self.scope.charges.lock().take();
@@ -392,6 +392,14 @@ impl ScopePump {
         self.scope.age.publish(self.staleness.lost_since());
     }
 
+    /// Records that upstream has proven the state that is held. The watch may have broken since.
+    pub(super) fn proven(&mut self) {
+        self.heard();
+        if !self.scope.is_following() {
+            self.lost();
+        }
+    }
+
     /// Records that upstream sent a list, an event or a bookmark.
     fn heard(&mut self) {
         if self.staleness.heard() {
@@ -468,6 +476,10 @@ impl ScopePump {
     /// One answer may be an accident: a load balancer's page, or an API server that does not know
     /// the roles yet. Requests are forwarded meanwhile, and the pauses grow as long as it lasts.
     fn tries_again(&mut self, stopped: &Stopped) -> bool {
+        if self.restoring.is_some() && *stopped != Stopped::Closed {
+            self.give_up_restored();
+            return true;
+        }
         if let Stopped::DoesNotFit(DoesNotFit { needed }) = stopped
             && self.makes_room(*needed)
         {

@@ -31,9 +31,10 @@ impl ScopePump {
         match learned {
             LearnedRelease::Current(release) => {
                 self.note_release(release);
-                self.restored(|proofs| proofs.is_printed = true);
                 if is_rewritten {
                     self.inconsistent("an object is printed differently by the same release");
+                } else {
+                    self.restored(|proofs| proofs.is_printed = true);
                 }
             }
             LearnedRelease::Other {

@@ -64,7 +64,17 @@ impl ScopePump {
         self.restoring = None;
         metrics::checkpoint_read("restored");
         tracing::info!(resource = %self.scope.key.gvr, "resumed from a checkpoint without a list");
+        // It ages from now on, even if nothing ever arrives.
+        self.proven();
         self.phase.send_replace(ScopePhase::Ready(ready));
+    }
+
+    /// Drops a restored state that upstream refuses to continue. The next change is a list, with
+    /// the attempts and pauses of any first list.
+    pub(super) fn give_up_restored(&mut self) {
+        self.drop_held();
+        self.ready = None;
+        self.relist();
     }
 
     /// Notes that a list replaces a restored state that upstream did not continue.

@@ -106,7 +106,8 @@ impl Verifier {
                     ready,
                 ))
             }
-            ReadKind::List(list) => {
+            // The question would have to name the shard.
+            ReadKind::List(list) if list.filter.shard().is_none() => {
                 let selection = selection(read, query)?;
                 let ListPlan { after, limit, .. } = list;
                 let page = (after.clone(), *limit);
@@ -118,7 +119,7 @@ impl Verifier {
                     page,
                 ))
             }
-            ReadKind::Get { .. } | ReadKind::Watch(_) => None,
+            ReadKind::Get { .. } | ReadKind::List(_) | ReadKind::Watch(_) => None,
         }
     }
 }

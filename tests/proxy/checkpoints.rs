@@ -253,3 +253,20 @@ async fn a_checkpoint_whose_history_upstream_has_compacted_is_replaced_by_a_list
     program.kill().await;
     upstream.shutdown().await;
 }
+
+/// A refusal, such as of an API server that does not know its roles yet, ends no scope and is not
+/// answered with the same file again and again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_checkpoint_that_upstream_refuses_to_continue_is_replaced_by_a_list() {
+    let upstream = SimulatedServer::start(small()).await.unwrap();
+    let folder = TempDir::new().unwrap();
+    leave_checkpoint(&upstream, folder.path()).await;
+    // The watches that would continue it.
+    upstream.faults().refuse_only(403, "WATCH", "pods", 5);
+    let program = start(&upstream, folder.path(), &[]).await;
+    assert!(lists(&program).await >= 1.0);
+    assert!(reads(&program, "not-continued").await >= 1.0);
+    assert_exact(&program, &upstream).await;
+    program.kill().await;
+    upstream.shutdown().await;
+}

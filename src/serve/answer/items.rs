@@ -45,7 +45,7 @@ impl Items {
         let format = match self {
             Self::Runs(format, _) | Self::Objects(format, _) => format,
             Self::Metadata(reduced) => reduced.partial.format(),
-            Self::Table(table) => return table.list_parts(metadata),
+            Self::Table(table) => return table.list_parts(metadata, self.bytes()),
         };
         format.list_parts(metadata, self.count(), self.bytes())
     }

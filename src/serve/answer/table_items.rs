@@ -70,10 +70,9 @@ impl TableItems {
         self.bytes
     }
 
-    /// Returns what comes before and after the rows.
-    pub(super) fn list_parts(&self, metadata: &ListMetadata<'_>) -> ListParts {
-        let table = self.request.version;
-        self.form.list_parts(table, metadata, self.bytes)
+    /// Returns what comes before and after rows of so many bytes.
+    pub(super) fn list_parts(&self, metadata: &ListMetadata<'_>, bytes: u64) -> ListParts {
+        self.form.list_parts(self.request.version, metadata, bytes)
     }
 
     /// Appends a row and a separator.

@@ -121,6 +121,10 @@ impl TableForm {
         object: &ItemBytes,
         now: Timestamp,
     ) -> Result<TableRow, Malformed> {
+        // Upstream had no objects when it was asked.
+        if self.samples == 0 {
+            return Err(Malformed("a row of a type whose rows were never compared"));
+        }
         let (own, include) = match request.include {
             IncludedObject::None => (Bytes::new(), IncludedObject::None),
             IncludedObject::Metadata => (self.metadata(object)?, IncludedObject::Metadata),
