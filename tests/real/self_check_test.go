@@ -31,7 +31,8 @@ func TestSelfCheckHealsLostEvents(t *testing.T) {
 	t.Parallel()
 	losing := &faulty.Losing{}
 	between := faulty.Start(t, testbed.Upstream, losing.Fault())
-	proxy := testbed.RunProxy(t, testbed.Shared.ProxyKubeconfig, "--server", between.URL, "--self-check-interval", "200ms")
+	// What is between them reads JSON.
+	proxy := testbed.RunProxy(t, testbed.Shared.ProxyKubeconfig, "--server", between.URL, "--self-check-interval", "200ms", "--derive-json", "false")
 	ns := objects.Namespace(t)
 	path := "/api/v1/namespaces/" + ns + "/configmaps"
 	for _, name := range []string{"ghost", "other"} {
