@@ -10,6 +10,7 @@ mod failures;
 mod following;
 mod printer;
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,7 +27,7 @@ use crate::upstream::{
 use crate::work::{REDUCED_OBJECT, WorkBudget};
 use check::{CheckError, CheckedPrint, PrintCheck};
 pub(super) use failures::{DerivationFailures, FallbackReason};
-use following::{FollowedChange, Following};
+use following::{FollowedChange, Following, FollowingReader};
 pub(super) use printer::JsonPrinter;
 use watershed_protocol::BookmarkFormat;
 
@@ -51,8 +52,8 @@ pub(super) struct DerivedFeed {
     pauses: Backoff,
     failures: u32,
     retry_at: Option<Instant>,
-    /// The caller knows that changes do not arrive.
-    is_lost: bool,
+    /// The last thing that the caller was told of the source.
+    told: ToldState,
 }
 
 enum DerivedState {
@@ -64,14 +65,17 @@ enum DerivedState {
     Following(Box<Following>),
 }
 
-/// The state of a scope that others are derived from.
-enum SourceState {
-    /// It can be read.
-    Ready,
-    /// It cannot be read, which the caller does not know.
-    NotFollowed,
-    /// It changed just now.
-    Changed,
+/// What the caller knows of the source. Each state is worse than the one before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum ToldState {
+    /// Its changes arrive.
+    Followed,
+    /// They do not.
+    Lost,
+    /// They have not arrived for longer than allowed.
+    TooOld,
+    /// Its objects are not upstream's.
+    Doubted,
 }
 
 /// The next thing to know of a derived scope.
@@ -84,16 +88,16 @@ pub(super) enum DerivedStep {
     Change(Change<SnapshotBuilder>),
     /// The source follows upstream again. Nothing was lost.
     Refollowed,
+    /// The source is older than allowed.
+    TooOld,
     /// The source's objects differ from upstream's. The next change is a fresh list.
     Doubted,
-    /// The source is followed at another server, which prints the type in the same way.
+    /// The source follows another server, which prints the type in the same way.
     Checked {
         /// The server's release, if it tells.
         release: Option<Release>,
         /// Its form of bookmarks.
         bookmark: BookmarkFormat,
-        /// Changes arrive.
-        is_followed: bool,
     },
 }
 
@@ -134,7 +138,7 @@ impl DerivedFeed {
             pauses: Backoff::new(RETRIES.0, RETRIES.1),
             failures: 0,
             retry_at: None,
-            is_lost: false,
+            told: ToldState::Followed,
         }
     }
 
@@ -178,7 +182,11 @@ impl DerivedFeed {
     pub(super) async fn next(&mut self) -> Result<DerivedStep, DerivedEnd> {
         loop {
             if let Some(at) = self.retry_at {
-                sleep_until(at).await;
+                tokio::select! {
+                    () = sleep_until(at) => {}
+                    // What is held is not to be served meanwhile.
+                    () = self.until_doubted() => {}
+                }
                 self.retry_at = None;
             }
             let step = match &mut self.state {
@@ -203,10 +211,8 @@ impl DerivedFeed {
             return Ok(None);
         };
         let scope = Arc::clone(source);
-        match self.wait_until_ready(&scope).await? {
-            SourceState::Ready => {}
-            SourceState::NotFollowed => return Ok(self.lost()),
-            SourceState::Changed => return Ok(None),
+        if let ControlFlow::Break(step) = self.wait_until_ready(&scope).await? {
+            return Ok(step);
         }
         let mut servers = scope.server.subscribe();
         let Some(server) = servers.borrow_and_update().clone() else {
@@ -216,13 +222,18 @@ impl DerivedFeed {
                 tokio::select! {
                     _ = servers.changed() => {}
                     _ = phases.changed() => {}
+                    () = until_unusable(&scope) => {}
                 }
             }
             return Ok(None);
         };
         if !self.is_checked(&server) {
             let has_answer = self.check_print(&scope, &server).await?;
-            return Ok(if has_answer { None } else { self.lost() });
+            return Ok(if has_answer {
+                None
+            } else {
+                self.tell(ToldState::Lost)
+            });
         }
         let (subscription, snapshot) = scope
             .reader
@@ -247,35 +258,68 @@ impl DerivedFeed {
             std::mem::replace(&mut self.state, DerivedState::Closed)
         {
             let version = snapshot.version();
-            let following = Following::new(source, subscription, version);
+            let following = Following::new(source, subscription, version, checked.server);
             self.state = DerivedState::Following(Box::new(following));
         }
         self.estimates = true;
-        self.is_lost = false;
+        self.told = ToldState::Followed;
         Ok(Some(DerivedStep::Change(change)))
     }
 
     /// Waits for a change of the source if its state cannot be read, unless the caller has to know
-    /// first that changes do not arrive.
-    async fn wait_until_ready(&self, source: &Scope) -> Result<SourceState, DerivedEnd> {
+    /// first why: breaks with what is to be told.
+    ///
+    /// What a source shows that does not follow may be old, and its age would be lost with a list.
+    async fn wait_until_ready(
+        &mut self,
+        source: &Scope,
+    ) -> Result<ControlFlow<Option<DerivedStep>>, DerivedEnd> {
         const STOPPED: FallbackReason = FallbackReason::Source("it is not cached in protobuf");
         let mut phases = source.phase.clone();
+        let mut following = source.following();
         let phase = phases.borrow_and_update().clone();
-        match phase {
-            ScopePhase::Ready(_) if source.is_current() => return Ok(SourceState::Ready),
+        let is_followed = *following.borrow_and_update();
+        let step = match phase {
+            ScopePhase::Ready(_) if is_followed && source.is_current() => {
+                return Ok(ControlFlow::Continue(()));
+            }
             ScopePhase::Stopped(_) => return Err(STOPPED.into()),
-            ScopePhase::Syncing => {}
-            _ if self.is_lost => {}
-            _ => return Ok(SourceState::NotFollowed),
+            ScopePhase::Syncing => None,
+            ScopePhase::Ready(_) | ScopePhase::Failing => self.tell(ToldState::Lost),
+            ScopePhase::Stale(_) => self.tell(ToldState::TooOld),
+            ScopePhase::Quarantined => self.tell(ToldState::Doubted),
+        };
+        if step.is_none() {
+            tokio::select! {
+                changed = phases.changed() => changed.map_err(|_| STOPPED)?,
+                // Its sender lives as long as the source.
+                _ = following.changed() => {}
+            }
         }
-        phases.changed().await.map_err(|_| STOPPED)?;
-        Ok(SourceState::Changed)
+        Ok(ControlFlow::Break(step))
     }
 
-    /// Returns the step that tells the caller that changes do not arrive, if it does not know.
-    fn lost(&mut self) -> Option<DerivedStep> {
-        let is_known = std::mem::replace(&mut self.is_lost, true);
-        (!is_known).then_some(DerivedStep::Change(Change::Interrupted))
+    /// Waits until the objects that were shown are known not to be upstream's.
+    async fn until_doubted(&self) {
+        match &self.state {
+            DerivedState::Following(following) => following.until_doubted().await,
+            DerivedState::Closed | DerivedState::Opened(_) => std::future::pending().await,
+        }
+    }
+
+    /// Returns the step that tells the caller what became of the source, if it does not know of
+    /// that, or of worse.
+    fn tell(&mut self, now: ToldState) -> Option<DerivedStep> {
+        if self.told >= now {
+            return None;
+        }
+        self.told = now;
+        match now {
+            ToldState::Followed => None,
+            ToldState::Lost => Some(DerivedStep::Change(Change::Interrupted)),
+            ToldState::TooOld => Some(DerivedStep::TooOld),
+            ToldState::Doubted => Some(DerivedStep::Doubted),
+        }
     }
 
     fn is_checked(&self, server: &ServedBy) -> bool {
@@ -284,11 +328,16 @@ impl DerivedFeed {
             .is_some_and(|checked| checked.server.is_same(server))
     }
 
-    /// Compares a server's JSON with what is printed here. Returns false if there was no answer;
-    /// the next attempt comes after a pause.
+    /// Compares a server's JSON with what is printed here. Returns false if there was no answer:
+    /// the next attempt comes after a pause, or once the source can be used again.
     async fn check_print(&mut self, source: &Scope, server: &ServedBy) -> Result<bool, DerivedEnd> {
         let known = self.checked.as_ref();
-        match self.check.check(source, server, known).await {
+        let checked = tokio::select! {
+            checked = self.check.check(source, server, known) => checked,
+            // Upstream may take minutes. The caller has to know of this before.
+            () = until_unusable(source) => return Ok(false),
+        };
+        match checked {
             Ok(checked) => {
                 self.checked = Some(checked);
                 self.failures = 0;
@@ -350,48 +399,56 @@ impl DerivedFeed {
         let DerivedState::Following(following) = &mut self.state else {
             return Ok(None);
         };
-        let change = following.next().await;
+        let has_seen_objects = self.checked.as_ref().is_some_and(|it| it.has_seen_objects);
+        let change = following
+            .next(FollowingReader {
+                is_followed: self.told == ToldState::Followed,
+                has_seen_objects,
+            })
+            .await;
         let scope = Arc::clone(following.source());
         match change {
-            FollowedChange::Event | FollowedChange::Server => {}
+            FollowedChange::Event => self.print_event(),
+            // The source names the server before it takes in its events.
+            FollowedChange::Unchecked(server) => {
+                let has_events = following.event().is_some();
+                if self.is_checked(&server) && (has_seen_objects || !has_events) {
+                    self.accept(server);
+                    return Ok(None);
+                }
+                self.recheck(&scope, &server, has_events).await
+            }
             FollowedChange::Progress(version) => {
                 let change = Change::Progress {
                     version,
                     format: None,
                 };
-                return Ok(Some(DerivedStep::Change(change)));
+                Ok(Some(DerivedStep::Change(change)))
             }
             FollowedChange::Followed(true) => {
-                let was_lost = std::mem::replace(&mut self.is_lost, false);
-                return Ok(was_lost.then_some(DerivedStep::Refollowed));
+                let before = std::mem::replace(&mut self.told, ToldState::Followed);
+                Ok((before != ToldState::Followed).then_some(DerivedStep::Refollowed))
             }
-            FollowedChange::Followed(false) => return Ok(self.lost()),
+            FollowedChange::Followed(false) => Ok(self.tell(ToldState::Lost)),
+            FollowedChange::TooOld => Ok(self.tell(ToldState::TooOld)),
             FollowedChange::Expired => {
                 self.restart();
-                return Ok(None);
+                Ok(None)
             }
             FollowedChange::Quarantined => {
                 self.restart();
-                return Ok(Some(DerivedStep::Doubted));
+                Ok(self.tell(ToldState::Doubted))
             }
             FollowedChange::Closed => {
-                return Err(FallbackReason::Source("its scope in protobuf was closed").into());
+                Err(FallbackReason::Source("its scope in protobuf was closed").into())
             }
         }
-        // Whatever another server printed, its JSON has to be compared first. The source names the
-        // server before it takes in its events.
-        let server = scope.server.borrow().clone();
-        if let Some(server) = server.filter(|server| !self.may_print(server, change)) {
-            let has_events = change == FollowedChange::Event;
-            return self.recheck(&scope, &server, has_events).await;
-        }
-        self.print_event()
     }
 
-    /// Returns true if what this server sends may be printed.
-    fn may_print(&self, server: &ServedBy, change: FollowedChange) -> bool {
-        let has_seen_objects = self.checked.as_ref().is_some_and(|it| it.has_seen_objects);
-        self.is_checked(server) && (has_seen_objects || change != FollowedChange::Event)
+    fn accept(&mut self, server: ServedBy) {
+        if let DerivedState::Following(following) = &mut self.state {
+            following.accept(server);
+        }
     }
 
     /// Compares the JSON of another server, or of a type that had no objects before.
@@ -401,9 +458,13 @@ impl DerivedFeed {
         server: &ServedBy,
         has_events: bool,
     ) -> Result<Option<DerivedStep>, DerivedEnd> {
+        // Until upstream has answered, nothing of what the source has is shown.
+        if let Some(step) = self.tell(ToldState::Lost) {
+            return Ok(Some(step));
+        }
         let before = self.checked.clone();
         if !self.check_print(source, server).await? {
-            return Ok(self.lost());
+            return Ok(None);
         }
         let (Some(before), Some(now)) = (before, &self.checked) else {
             return Ok(None);
@@ -416,13 +477,14 @@ impl DerivedFeed {
             self.restart();
             return Ok(None);
         }
-        let is_followed = source.is_following();
-        self.is_lost &= !is_followed;
-        Ok(Some(DerivedStep::Checked {
+        let step = DerivedStep::Checked {
             release: now.release.clone(),
             bookmark: now.bookmark.clone(),
-            is_followed,
-        }))
+        };
+        self.accept(server.clone());
+        // The source followed a moment ago. If it does not now, that is told next.
+        self.told = ToldState::Followed;
+        Ok(Some(step))
     }
 
     /// Prints the next event, if there is one.
@@ -437,5 +499,15 @@ impl DerivedFeed {
         let (frame, scanned) = self.check.printer.print_event(&checked.format, event)?;
         following.pass();
         Ok(Some(DerivedStep::Change(Change::Event(frame, scanned))))
+    }
+}
+
+/// Waits until the source cannot be read, or does not follow.
+async fn until_unusable(source: &Scope) {
+    let mut phases = source.phase.clone();
+    let mut following = source.following();
+    tokio::select! {
+        _ = phases.wait_for(|phase| !matches!(phase, ScopePhase::Ready(_))) => {}
+        _ = following.wait_for(|is_followed| !is_followed) => {}
     }
 }

@@ -203,28 +203,37 @@ impl ScopePump {
     fn take_in(&mut self, step: DerivedStep) -> Option<Change<SnapshotBuilder>> {
         match step {
             DerivedStep::Change(change) => return Some(change),
+            DerivedStep::TooOld => self.too_old(),
             DerivedStep::Doubted => self.quarantine(),
             DerivedStep::Refollowed => self.refollowed(),
-            DerivedStep::Checked {
-                release,
-                bookmark,
-                is_followed,
-            } => {
+            DerivedStep::Checked { release, bookmark } => {
                 self.learn_bookmark(Some(bookmark));
                 self.follow_server();
                 self.note_release(release);
-                if is_followed {
-                    self.refollowed();
-                }
+                self.refollowed();
             }
         }
         None
     }
 
-    /// Records that changes arrive again, of which none was lost.
+    /// Records that changes of the source arrive again, of which none was lost.
     fn refollowed(&mut self) {
         self.scope.set_following(true);
-        self.staleness.reopened(time::Instant::now());
+        let source = self.scope.derived_from.load();
+        if source.as_ref().is_some_and(|source| source.age().is_none()) {
+            // It was followed all the time, while its server's JSON was compared.
+            self.heard();
+        } else {
+            self.staleness.reopened(time::Instant::now());
+        }
+    }
+
+    /// Records that the source is older than allowed, which counts here as well.
+    fn too_old(&mut self) {
+        self.lost();
+        if self.staleness.exceed() {
+            self.exceeded();
+        }
     }
 
     fn continue_after(&mut self, change: ContinuityChange) {

@@ -81,6 +81,15 @@ impl StalenessClock {
         }
     }
 
+    /// Makes a scope whose changes do not arrive too old before its time. Returns false if it is,
+    /// or has no age.
+    pub(super) fn exceed(&mut self) -> bool {
+        match &mut self.state {
+            FollowState::Lost { is_stale, .. } => !std::mem::replace(is_stale, true),
+            FollowState::Unlisted | FollowState::Followed => false,
+        }
+    }
+
     /// Records the end of the scope.
     pub(super) fn stopped(&mut self) {
         self.state = FollowState::Unlisted;

@@ -28,21 +28,37 @@ pub(super) struct Following {
     is_followed: watch::Receiver<bool>,
     server: watch::Receiver<Option<ServedBy>>,
     bookmarked: watch::Receiver<ResourceVersion>,
+    /// The server whose events may be printed.
+    accepted: ServedBy,
     /// The caller was told this.
-    told_followed: bool,
+    told_too_old: bool,
+}
+
+/// What the caller of [`Following::next`] knows.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FollowingReader {
+    /// It takes the source for followed.
+    pub(super) is_followed: bool,
+    /// Objects of the accepted server were compared.
+    pub(super) has_seen_objects: bool,
 }
 
 /// The next thing that happens to the source.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(super) enum FollowedChange {
-    /// There is an event: [`Following::event`].
+    /// There is an event that may be printed: [`Following::event`].
     Event,
     /// All events up to this version were taken.
     Progress(ResourceVersion),
     /// It follows upstream, or does not.
     Followed(bool),
-    /// It is followed at another server.
-    Server,
+    /// It is followed at a server whose JSON has to be compared, and [accepted], before its events
+    /// are printed: another server, or one that had no objects to compare.
+    ///
+    /// [accepted]: Following::accept
+    Unchecked(ServedBy),
+    /// It has not followed upstream for longer than allowed.
+    TooOld,
     /// Its history is lost: its state has to be read again.
     Expired,
     /// Its objects are not upstream's.
@@ -52,11 +68,12 @@ pub(super) enum FollowedChange {
 }
 
 impl Following {
-    /// Begins behind a state of this version.
+    /// Begins behind a state of this version, which `accepted` printed.
     pub(super) fn new(
         source: ScopeHandle,
         subscription: Subscription,
         version: ResourceVersion,
+        accepted: ServedBy,
     ) -> Self {
         Self {
             phase: source.phase.clone(),
@@ -67,7 +84,8 @@ impl Following {
             subscription,
             pending: VecDeque::new(),
             version,
-            told_followed: true,
+            accepted,
+            told_too_old: false,
         }
     }
 
@@ -77,6 +95,19 @@ impl Following {
 
     pub(super) fn into_source(self) -> ScopeHandle {
         self.source
+    }
+
+    /// Notes that what this server prints may be shown.
+    pub(super) fn accept(&mut self, server: ServedBy) {
+        self.accepted = server;
+    }
+
+    /// Waits until the source's objects are known not to be upstream's.
+    pub(super) async fn until_doubted(&self) {
+        let mut phase = self.phase.clone();
+        let is_doubted = |phase: &ScopePhase| matches!(phase, ScopePhase::Quarantined);
+        // A sender lives as long as the source.
+        let _ = phase.wait_for(is_doubted).await;
     }
 
     /// Returns the next event.
@@ -92,20 +123,21 @@ impl Following {
     }
 
     /// Waits for the next change. Cancelling a call loses nothing.
-    pub(super) async fn next(&mut self) -> FollowedChange {
+    pub(super) async fn next(&mut self, reader: FollowingReader) -> FollowedChange {
         loop {
-            if let Some(change) = self.known() {
+            if let Some(change) = self.known(reader) {
                 return change;
             }
             let (subscription, version) = (&mut self.subscription, self.version);
             let step = tokio::select! {
                 biased;
-                step = poll_fn(|context| poll(subscription, version, context)) => step,
+                step = poll_fn(|context| poll(subscription, version, context)),
+                    if self.pending.is_empty() => step,
                 // A sender lives as long as the source, which the handle keeps.
                 _ = self.phase.changed() => continue,
                 _ = self.is_followed.changed() => continue,
                 _ = self.bookmarked.changed() => continue,
-                _ = self.server.changed() => return FollowedChange::Server,
+                _ = self.server.changed() => continue,
             };
             match step {
                 TakenStep::Events(events) => self.pending.extend(events),
@@ -119,19 +151,37 @@ impl Following {
         }
     }
 
-    /// Returns what is known already.
-    fn known(&mut self) -> Option<FollowedChange> {
-        match &*self.phase.borrow() {
+    /// Returns what is known already, and not to the reader.
+    fn known(&mut self, reader: FollowingReader) -> Option<FollowedChange> {
+        let (is_ready, is_too_old) = match &*self.phase.borrow() {
             ScopePhase::Quarantined => return Some(FollowedChange::Quarantined),
             ScopePhase::Stopped(_) => return Some(FollowedChange::Closed),
-            _ => {}
-        }
-        if !self.pending.is_empty() {
-            return Some(FollowedChange::Event);
+            phase => (
+                matches!(phase, ScopePhase::Ready(_)),
+                matches!(phase, ScopePhase::Stale(_)),
+            ),
+        };
+        let told_too_old = std::mem::replace(&mut self.told_too_old, is_too_old);
+        if is_too_old && !told_too_old {
+            return Some(FollowedChange::TooOld);
         }
         let is_followed = *self.is_followed.borrow();
-        let before = std::mem::replace(&mut self.told_followed, is_followed);
-        (before != is_followed).then_some(FollowedChange::Followed(is_followed))
+        if reader.is_followed && !is_followed {
+            return Some(FollowedChange::Followed(false));
+        }
+        let has_events = !self.pending.is_empty();
+        let is_unseen = has_events && !reader.has_seen_objects;
+        let unchecked = self.server.borrow().clone();
+        let unchecked = unchecked.filter(|it| is_unseen || !it.is_same(&self.accepted));
+        if let Some(server) = unchecked {
+            // One that is not followed now is not asked: another one may take its place.
+            let may_ask = is_followed && is_ready;
+            return may_ask.then_some(FollowedChange::Unchecked(server));
+        }
+        if has_events {
+            return Some(FollowedChange::Event);
+        }
+        (is_followed && !reader.is_followed).then_some(FollowedChange::Followed(true))
     }
 }
 
