@@ -345,6 +345,11 @@ impl DerivedFeed {
                 Ok(true)
             }
             Err(CheckError::FallBack(reason)) => Err(reason.into()),
+            // The source learns it by itself, however long that takes.
+            Err(CheckError::Outdated) => {
+                self.retry_at = Some(Instant::now() + self.pauses.pause());
+                Ok(false)
+            }
             Err(CheckError::NoAnswer(error)) => {
                 let resource = &self.check.target.gvr;
                 tracing::debug!(%resource, %error, "upstream's JSON could not be compared");

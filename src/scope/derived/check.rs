@@ -1,5 +1,6 @@
 //! Compares upstream's JSON with what is printed here, before anything of that is shown.
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use http::HeaderValue;
@@ -46,6 +47,8 @@ pub(super) struct CheckedPrint {
 pub(super) enum CheckError {
     /// Upstream's answer is not usable now.
     NoAnswer(AnswerError),
+    /// The source's objects are those of another release yet, or may be.
+    Outdated,
     /// The type cannot be derived.
     FallBack(FallbackReason),
 }
@@ -89,7 +92,7 @@ impl PrintCheck {
             });
         }
         let mark = self.end_mark(server).await?;
-        let (sample, has_seen_objects) = self.compare(source, server).await?;
+        let (sample, has_seen_objects) = self.compare(source, server, release.as_ref()).await?;
         let bookmark = BookmarkFormat::learn(&sample.format, &mark)?;
         Ok(CheckedPrint {
             server: server.clone(),
@@ -122,6 +125,7 @@ impl PrintCheck {
         &mut self,
         source: &Scope,
         server: &ServedBy,
+        release: Option<&Release>,
     ) -> Result<(PrintedSample, bool), CheckError> {
         let printed = PrintedObjects::new(&self.client, server, self.target.clone());
         for _ in 0..ATTEMPTS {
@@ -131,17 +135,37 @@ impl PrintCheck {
             if sample.objects.is_empty() && source.reader.followed().is_empty() {
                 return Ok((sample, false));
             }
-            if self.compare_sample(source, &sample)? {
+            if self.compare_printed(source, &sample, release)? {
                 return Ok((sample, true));
             }
             // All of them changed since the source's last event.
             source.wait_until_version(sample.version, CATCH_UP).await;
-            if self.compare_sample(source, &sample)? {
+            if self.compare_printed(source, &sample, release)? {
                 return Ok((sample, true));
             }
         }
         let reason = "no object is in the version that is held".to_owned();
         Err(no_answer(AnswerError::Unusable(reason)))
+    }
+
+    /// Returns true if there was an object to compare. Differences count only in objects that the
+    /// server's release printed.
+    fn compare_printed(
+        &mut self,
+        source: &Scope,
+        sample: &PrintedSample,
+        release: Option<&Release>,
+    ) -> Result<bool, CheckError> {
+        // Before as well: they may be printed anew meanwhile.
+        let was_current = is_printed_by(source, release);
+        match self.compare_sample(source, sample) {
+            Err(FallbackReason::Difference { .. })
+                if !was_current || !is_printed_by(source, release) =>
+            {
+                Err(CheckError::Outdated)
+            }
+            compared => Ok(compared?),
+        }
     }
 
     /// Returns true if there was an object to compare.
@@ -181,6 +205,13 @@ impl PrintCheck {
 
 fn no_answer(error: AnswerError) -> CheckError {
     CheckError::NoAnswer(error)
+}
+
+/// Returns true if this release is known to have printed all of the source's objects. Of one that
+/// does not tell, it is enough that no other is known to have.
+fn is_printed_by(source: &Scope, release: Option<&Release>) -> bool {
+    let is_known = || source.printed_by.lock().as_ref() == release;
+    !source.outdated.load(Ordering::Relaxed) && (release.is_none() || is_known())
 }
 
 /// Returns the number of objects to compare: fewer if they are large.
