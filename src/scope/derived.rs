@@ -165,6 +165,11 @@ impl DerivedFeed {
         self.checked.as_ref().map(|checked| &checked.server)
     }
 
+    /// Returns the release of that server, if it tells.
+    pub(super) fn release(&self) -> Option<&Release> {
+        self.checked.as_ref()?.release.as_ref()
+    }
+
     /// Forgets the state: the next change is a fresh list.
     pub(super) fn restart(&mut self) {
         self.state = match std::mem::replace(&mut self.state, DerivedState::Closed) {

@@ -6,7 +6,7 @@ use super::cached::Scope;
 use super::derived::{DerivationFailures, DerivedEnd, DerivedFeed, DerivedStep, FallbackReason};
 use super::metrics;
 use crate::store::SnapshotBuilder;
-use crate::upstream::{Change, Reflector, ServedBy, Stopped};
+use crate::upstream::{Change, Reflector, Release, ServedBy, Stopped};
 
 /// The changes of one scope.
 pub(super) struct ScopeFeed {
@@ -58,6 +58,11 @@ impl ScopeFeed {
             Some(derived) => derived.server(),
             None => self.reflector.server(),
         }
+    }
+
+    /// Returns the release whose JSON was compared, if the changes are derived.
+    pub(super) fn compared_release(&self) -> Option<&Release> {
+        self.derived.as_ref()?.release()
     }
 
     /// Forgets everything: the next change is a fresh list.

@@ -331,6 +331,9 @@ impl ScopePump {
                 if streams_initial_events {
                     self.follow_server();
                 }
+                if let Some(release) = self.feed.compared_release().cloned() {
+                    self.note_release(Some(release));
+                }
                 self.heard();
             }
             Change::Event(frame, scanned) => {
