@@ -69,6 +69,8 @@ pub struct Scope {
     pub(super) bookmarked: watch::Sender<ResourceVersion>,
     /// The scope from which this one is derived, if it is.
     pub(super) derived_from: ArcSwapOption<Scope>,
+    /// It has no list and watch at upstream, even before its source is open.
+    pub(super) derives: AtomicBool,
     /// Only derived scopes read the scope so far, which need little history.
     pub(super) is_source_only: AtomicBool,
     /// True if another release than that server's printed the objects.
@@ -147,7 +149,7 @@ impl Scope {
 
     /// Returns true if the scope has no list and watch at upstream, as it is derived from another.
     pub fn is_derived(&self) -> bool {
-        self.derived_from.load().is_some()
+        self.derives.load(Ordering::Relaxed)
     }
 
     /// Returns a client that asks the server at which the scope is followed: another one may be of

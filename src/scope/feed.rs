@@ -1,5 +1,6 @@
 //! The feed of a scope's changes: upstream's own list and watch, or the type's scope in protobuf.
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::cached::Scope;
@@ -34,6 +35,8 @@ impl ScopeFeed {
         derived: Option<DerivedFeed>,
         failures: &Arc<DerivationFailures>,
     ) -> Self {
+        // Before others see the scope: while it opens, its source counts for it.
+        scope.derives.store(derived.is_some(), Ordering::Relaxed);
         Self {
             scope: Arc::clone(scope),
             reflector,
@@ -132,6 +135,7 @@ impl ScopeFeed {
                 .add(&key.gvr, key.representation.metadata_only);
         }
         self.derived = None;
+        self.scope.derives.store(false, Ordering::Relaxed);
         self.scope.derived_from.store(None);
     }
 }
@@ -139,6 +143,7 @@ impl ScopeFeed {
 impl Drop for ScopeFeed {
     /// Readers of a scope that stopped must not keep its source.
     fn drop(&mut self) {
+        self.scope.derives.store(false, Ordering::Relaxed);
         self.scope.derived_from.store(None);
     }
 }

@@ -479,6 +479,7 @@ impl Scopes {
             server: watch::Sender::default(),
             bookmarked: watch::Sender::new(ResourceVersion::default()),
             derived_from: ArcSwapOption::empty(),
+            derives: AtomicBool::new(false),
             is_source_only: AtomicBool::new(retention.derivation == Derivation::Source),
             outdated: Arc::new(AtomicBool::new(false)),
             stop: CancellationToken::new(),
