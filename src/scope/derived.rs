@@ -254,8 +254,9 @@ impl DerivedFeed {
             return Ok(None);
         }
         if !checked.has_seen_objects && !snapshot.is_empty() {
-            // The first objects came after the check.
+            // The first objects came after the check. Another one may see none again.
             self.checked = None;
+            self.retry_at = Some(Instant::now() + self.pauses.pause());
             return Ok(None);
         }
         let change = self.print_all(&checked, &snapshot).await?;
@@ -346,7 +347,6 @@ impl DerivedFeed {
             Ok(checked) => {
                 self.checked = Some(checked);
                 self.failures = 0;
-                self.pauses.reset();
                 Ok(true)
             }
             Err(CheckError::FallBack(reason)) => Err(reason.into()),
@@ -429,6 +429,7 @@ impl DerivedFeed {
                 self.recheck(&scope, &server, has_events).await
             }
             FollowedChange::Progress(version) => {
+                self.pauses.reset();
                 let change = Change::Progress {
                     version,
                     format: None,
@@ -443,7 +444,9 @@ impl DerivedFeed {
             FollowedChange::TooOld => Ok(self.tell(ToldState::TooOld)),
             FollowedChange::Expired => {
                 self.restart();
-                Ok(None)
+                // The next state may be as short of history.
+                self.retry_at = Some(Instant::now() + self.pauses.pause());
+                Ok(self.tell(ToldState::Lost))
             }
             FollowedChange::Quarantined => {
                 self.restart();
@@ -508,6 +511,7 @@ impl DerivedFeed {
         };
         let (frame, scanned) = self.check.printer.print_event(&checked.format, event)?;
         following.pass();
+        self.pauses.reset();
         Ok(Some(DerivedStep::Change(Change::Event(frame, scanned))))
     }
 }
