@@ -312,6 +312,10 @@ impl ScopePump {
                     self.count(&metrics::UPSTREAM_LISTS);
                 }
                 self.scope.first_list.get_or_init(|| version);
+                if streams_initial_events {
+                    // Before what it printed, so that none of that is derived as another's.
+                    self.name_server();
+                }
                 let charges = self.scope.charges.lock().take();
                 let replaced = self.writer.replace(snapshot);
                 // Counted twice for a moment, rather than not at all.

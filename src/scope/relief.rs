@@ -65,13 +65,14 @@ impl Scopes {
     }
 
     /// Closes the largest scope, if there is one that is worth it, and returns its bytes. Its
-    /// watches end cleanly.
+    /// watches end cleanly. One that only derived scopes read is closed after them.
     pub fn close_largest(&self, now: Instant) -> Option<usize> {
         let least = self.budget().limit()? / WORTH_CLOSING;
         let scopes = self.all();
         let largest = scopes
             .iter()
             .filter(|scope| !scope.idle.is_pinned() && scope.held() > least)
+            .filter(|scope| !scope.is_source_only.load(Ordering::Relaxed))
             .max_by_key(|scope| scope.held())?;
         Some(self.close_for_memory(largest, now, "it is the largest"))
     }

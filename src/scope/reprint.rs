@@ -10,6 +10,14 @@ use super::release::LearnedRelease;
 use crate::upstream::{InitialEventsAnswer, PrintedForm, Release};
 
 impl ScopePump {
+    /// Shows the server at which the scope is followed from now on, whose release is not known yet.
+    pub(super) fn name_server(&self) {
+        if let Some(server) = self.feed.server().cloned() {
+            *self.scope.printed_by.lock() = None;
+            self.scope.server.send_replace(Some(server));
+        }
+    }
+
     /// Notes the server at which the scope is followed from now on.
     pub(super) fn follow_server(&mut self) {
         let (Some(server), Some(ready)) = (self.feed.server().cloned(), &self.ready) else {
@@ -22,8 +30,7 @@ impl ScopePump {
         if self.feed.reflector().is_some() {
             self.release.followed(&server, &ready.format);
         }
-        *self.scope.printed_by.lock() = None;
-        self.scope.server.send_replace(Some(server));
+        self.name_server();
     }
 
     pub(super) fn release_learned(&mut self, learned: LearnedRelease) {
