@@ -209,6 +209,11 @@ impl Pool {
             let beside = options.beside.as_ref().filter(|_| elsewhere.is_none());
             let mut lease = match (beside.and_then(|it| group.lease_beside(it)), &elsewhere) {
                 (Some(lease), _) => lease,
+                // Shared connections may end again and again: upstream closes those on which it
+                // refuses a caller.
+                (None, Some(elsewhere)) if resends == MAX_RESENDS => {
+                    group.open_or_lease(elsewhere).await?
+                }
                 (None, Some(elsewhere)) => group.lease_elsewhere(elsewhere).await?,
                 (None, None) => group.lease().await?,
             };
@@ -519,13 +524,18 @@ impl ConnectionGroup {
                 return Ok(lease);
             }
         }
-        let opened = match opened {
-            // It is full already, or speaks HTTP/1.
-            Ok(()) => self.open(wanted.avoid.as_ref()).await,
-            Err(error) => Err(error),
-        };
         match opened {
+            // It is full already, or speaks HTTP/1.
+            Ok(()) => self.open_or_lease(wanted).await,
             // A new connection is preferred, not required.
+            Err(UpstreamError::Exhausted { .. }) => self.lease().await,
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Opens a connection for one request, or leases a stream on any where the limit is reached.
+    async fn open_or_lease(self: &Arc<Self>, wanted: &Elsewhere) -> Result<Lease, UpstreamError> {
+        match self.open(wanted.avoid.as_ref()).await {
             Err(UpstreamError::Exhausted { .. }) => self.lease().await,
             opened => opened,
         }
