@@ -14,7 +14,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::cached::Scope;
 use super::handle::ScopeHandle;
@@ -35,6 +35,8 @@ use watershed_protocol::BookmarkFormat;
 const RETRIES: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(5));
 /// Checks without an answer after which the derivation ends.
 const MAX_FAILURES: u32 = 5;
+/// Time for which a source that upstream refused may be tried again before the derivation ends.
+const REFUSED_WAIT: Duration = Duration::from_secs(3);
 
 /// Opens the scope in protobuf; `None` if memory is too short for it.
 pub(super) type OpenSource = Box<dyn Fn() -> Option<ScopeHandle> + Send + Sync>;
@@ -52,6 +54,8 @@ pub(super) struct DerivedFeed {
     pauses: Backoff,
     failures: u32,
     retry_at: Option<Instant>,
+    /// The source is refused. It is given up then.
+    refused_until: Option<Instant>,
     /// The last thing that the caller was told of the source.
     told: ToldState,
 }
@@ -138,6 +142,7 @@ impl DerivedFeed {
             pauses: Backoff::new(RETRIES.0, RETRIES.1),
             failures: 0,
             retry_at: None,
+            refused_until: None,
             told: ToldState::Followed,
         }
     }
@@ -176,6 +181,22 @@ impl DerivedFeed {
             DerivedState::Following(following) => DerivedState::Opened(following.into_source()),
             state => state,
         };
+    }
+
+    /// Lets go of the source.
+    pub(super) fn close(&mut self) {
+        self.state = DerivedState::Closed;
+    }
+
+    /// Forgets all that was learned, and why the derivation ended.
+    pub(super) fn begin_anew(&mut self) {
+        self.close();
+        self.checked = None;
+        self.failures = 0;
+        self.pauses.reset();
+        self.retry_at = None;
+        self.refused_until = None;
+        self.told = ToldState::Followed;
     }
 
     /// Delays the next step.
@@ -287,20 +308,34 @@ impl DerivedFeed {
         let is_followed = *following.borrow_and_update();
         let step = match phase {
             ScopePhase::Ready(_) if is_followed && source.is_current() => {
+                self.refused_until = None;
                 return Ok(ControlFlow::Continue(()));
             }
-            ScopePhase::Stopped(_) => return Err(STOPPED.into()),
             ScopePhase::Syncing => None,
-            ScopePhase::Ready(_) | ScopePhase::Failing => self.tell(ToldState::Lost),
+            ScopePhase::Ready(_) | ScopePhase::Failing | ScopePhase::Stopped(_) => {
+                self.tell(ToldState::Lost)
+            }
             ScopePhase::Stale(_) => self.tell(ToldState::TooOld),
             ScopePhase::Quarantined => self.tell(ToldState::Doubted),
         };
-        if step.is_none() {
+        let changed = async {
             tokio::select! {
-                changed = phases.changed() => changed.map_err(|_| STOPPED)?,
-                // Its sender lives as long as the source.
-                _ = following.changed() => {}
+                // Its sender is dropped once the source tries no longer.
+                changed = phases.changed() => changed.is_ok(),
+                _ = following.changed() => true,
             }
+        };
+        let is_open = match phase {
+            _ if step.is_some() => true,
+            ScopePhase::Stopped(_) => {
+                let until = Instant::now() + REFUSED_WAIT;
+                let until = *self.refused_until.get_or_insert(until);
+                timeout_at(until, changed).await.unwrap_or(false)
+            }
+            _ => changed.await,
+        };
+        if !is_open {
+            return Err(STOPPED.into());
         }
         Ok(ControlFlow::Break(step))
     }

@@ -1,13 +1,19 @@
 //! The feed of a scope's changes: upstream's own list and watch, or the type's scope in protobuf.
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::cached::Scope;
 use super::derived::{DerivationFailures, DerivedEnd, DerivedFeed, DerivedStep, FallbackReason};
 use super::metrics;
 use crate::store::SnapshotBuilder;
-use crate::upstream::{Change, Reflector, Release, ServedBy, Stopped};
+use crate::upstream::{Backoff, Change, Reflector, Release, ServedBy, Stopped};
+
+/// First and longest pause until a derivation that ended for a passing reason is tried again.
+const DERIVE_AGAIN: (Duration, Duration) = (Duration::from_mins(1), Duration::from_hours(1));
+/// Time after which a source that did not fit beside its derived scope is closed, if nobody else
+/// reads it, and its memory has left the process.
+const SOURCE_GONE: Duration = Duration::from_secs(24);
 
 /// The changes of one scope.
 pub(super) struct ScopeFeed {
@@ -15,6 +21,9 @@ pub(super) struct ScopeFeed {
     /// Lists and watches at upstream, unless the changes are derived.
     reflector: Reflector,
     derived: Option<Box<DerivedFeed>>,
+    /// What ended for a reason that may pass, and the moment from which it is tried again.
+    ended: Option<(Box<DerivedFeed>, Instant)>,
+    pauses: Backoff,
     failures: Arc<DerivationFailures>,
 }
 
@@ -41,6 +50,8 @@ impl ScopeFeed {
             scope: Arc::clone(scope),
             reflector,
             derived: derived.map(Box::new),
+            ended: None,
+            pauses: Backoff::new(DERIVE_AGAIN.0, DERIVE_AGAIN.1),
             failures: Arc::clone(failures),
         }
     }
@@ -48,6 +59,32 @@ impl ScopeFeed {
     /// Returns upstream's list and watch, unless the changes are derived.
     pub(super) fn reflector(&mut self) -> Option<&mut Reflector> {
         self.derived.is_none().then_some(&mut self.reflector)
+    }
+
+    /// Derives the changes again if that ended for a reason that may have passed, and upstream
+    /// would be asked for a fresh list now. Returns true if it does.
+    pub(super) fn derive_again(&mut self) -> bool {
+        let now = Instant::now();
+        let is_due = |(_, at): &mut (_, Instant)| *at <= now;
+        if !self.is_listing() {
+            return false;
+        }
+        let Some((mut derived, _)) = self.ended.take_if(is_due) else {
+            return false;
+        };
+        let key = &self.scope.key;
+        if self
+            .failures
+            .contains(&key.gvr, key.representation.metadata_only)
+        {
+            return false;
+        }
+        derived.begin_anew();
+        self.derived = Some(derived);
+        // A list that was begun is too old once it is needed.
+        self.reflector.restart();
+        self.scope.derives.store(true, Ordering::Relaxed);
+        true
     }
 
     /// Returns true if the next step is a fresh list from upstream, or a failure.
@@ -95,7 +132,15 @@ impl ScopeFeed {
         }
         match next {
             Ok(step) => Ok(FeedStep::Derived(step)),
-            Err(DerivedEnd::DoesNotFit(error)) => Err(error.into()),
+            // What is held is dropped first.
+            Err(DerivedEnd::DoesNotFit(error)) if self.scope.held() > 0 => Err(error.into()),
+            Err(DerivedEnd::DoesNotFit(_)) => {
+                self.fall_back(&FallbackReason::Source("both do not fit into memory"));
+                self.ended = None;
+                self.reflector.pause(SOURCE_GONE);
+                // Nobody waits for the list as long as that.
+                Ok(FeedStep::Upstream(Change::Interrupted))
+            }
             Err(DerivedEnd::FallBack(reason)) => {
                 self.fall_back(&reason);
                 Ok(FeedStep::FellBack)
@@ -134,7 +179,11 @@ impl ScopeFeed {
             self.failures
                 .add(&key.gvr, key.representation.metadata_only);
         }
-        self.derived = None;
+        let ended = self.derived.take().filter(|_| !reason.is_lasting());
+        self.ended = ended.map(|mut derived| {
+            derived.close();
+            (derived, Instant::now() + self.pauses.pause())
+        });
         self.scope.derives.store(false, Ordering::Relaxed);
         self.scope.derived_from.store(None);
     }

@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 /// Counts who uses a scope, and remembers when it was last used.
 #[derive(Debug)]
 pub(super) struct IdleTracker {
-    limit: Option<Duration>,
+    limit: Mutex<Option<Duration>>,
     /// The proxy follows the scope for itself.
     pinned: AtomicBool,
     handles: AtomicUsize,
@@ -17,11 +17,16 @@ pub(super) struct IdleTracker {
 impl IdleTracker {
     pub(super) fn new(limit: Option<Duration>) -> Self {
         Self {
-            limit,
+            limit: Mutex::new(limit),
             pinned: AtomicBool::new(false),
             handles: AtomicUsize::new(0),
             last_used: Mutex::new(Instant::now()),
         }
+    }
+
+    /// Sets the time after which the scope is closed if nobody uses it.
+    pub(super) fn set_limit(&self, limit: Option<Duration>) {
+        *self.limit.lock() = limit;
     }
 
     /// Keeps the scope open for as long as the process runs.
@@ -45,7 +50,7 @@ impl IdleTracker {
 
     /// Returns true if nobody has used the scope for its idle limit.
     pub(super) fn is_expired(&self, is_watched: bool, now: Instant) -> bool {
-        let (Some(limit), Some(since)) = (self.limit, self.since(is_watched, now)) else {
+        let (Some(limit), Some(since)) = (*self.limit.lock(), self.since(is_watched, now)) else {
             return false;
         };
         now.saturating_duration_since(since) >= limit

@@ -112,6 +112,11 @@ impl ScopePump {
     pub(super) async fn run(mut self) {
         self.restore().await;
         self.stopped = loop {
+            if self.feed.derive_again() {
+                // The source learns what there is to know.
+                self.release.listed(None);
+                self.streaming.cancel();
+            }
             let question = self.feed.is_listing().then(|| self.scope.ask());
             if question.is_some() {
                 // They are asked anew after the list, and hold what others wait for.

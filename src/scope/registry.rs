@@ -49,6 +49,8 @@ const SOURCE_WINDOW: WindowLimits = WindowLimits {
     age: Duration::from_secs(30),
     bytes: 32 << 20,
 };
+/// Time after which a scope that only derived scopes read is closed once there are none.
+pub(super) const SOURCE_IDLE: Duration = Duration::from_secs(10);
 
 /// All scopes of this process. The first request that wants a scope opens it.
 #[derive(Clone)]
@@ -219,12 +221,13 @@ impl Scopes {
         }
         let scopes = open.entry(gvr.clone()).or_default();
         let is_source = retention.derivation == Derivation::Source;
-        let window = retention.window;
+        let (window, idle) = (retention.window, retention.idle);
         let scope = self.open_among(scopes, &key, kind, fields, retention);
         if !is_source && scope.is_source_only.swap(false, Ordering::Relaxed) {
             scope
                 .reader
                 .set_window(window.unwrap_or(self.config.window));
+            scope.idle.set_limit(idle);
         }
         // The handle counts before the lock is released: no sweep can close the scope meanwhile.
         Ok(ScopeHandle::new(&scope))
@@ -396,6 +399,7 @@ impl Scopes {
                 age: window.age.min(SOURCE_WINDOW.age),
                 bytes: window.bytes.min(SOURCE_WINDOW.bytes),
             }),
+            idle: Some(SOURCE_IDLE),
             // The scope that is derived counts.
             owner: None,
             ..retention
