@@ -208,6 +208,23 @@ mod tests {
     }
 
     #[test]
+    fn a_scope_whose_source_is_stale_is_so_before_its_limit() {
+        let begin = Instant::now();
+        let mut clock = StalenessClock::new(LIMIT);
+        assert!(!clock.exceed(), "it was never listed");
+        clock.heard();
+        clock.lost(begin);
+        assert!(clock.exceed());
+        assert!(!clock.exceed(), "it is");
+        assert_eq!(clock.due(), None, "the limit is passed already");
+        clock.reopened(begin);
+        assert_eq!(
+            changes(&mut clock, begin, LIMIT),
+            [(PROBATION, StalenessChange::Recovered)]
+        );
+    }
+
+    #[test]
     fn a_scope_is_stale_once_its_watch_was_lost_for_the_limit() {
         let begin = Instant::now();
         let mut clock = StalenessClock::new(LIMIT);

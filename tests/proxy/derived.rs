@@ -183,8 +183,38 @@ async fn a_type_that_upstream_prints_differently_is_watched_in_json() {
         log.contains("upstream prints default/first differently"),
         "{log}"
     );
-    // Nobody uses the scope in protobuf.
     has_watches(&upstream, 2).await;
+    // Nobody uses the scope in protobuf.
+    has_watches(&upstream, 1).await;
+    program.terminate().await;
+    upstream.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_upgrade_that_prints_objects_anew_ends_no_derivation() {
+    let upstream = SimulatedServer::start(with_protobuf(0)).await.unwrap();
+    let state = upstream.state();
+    state
+        .create(&configmaps(), &config_map("first", SORTED))
+        .unwrap();
+    let program = Program::with(&upstream, &DERIVED).await;
+    let direct = Endpoint::new(
+        upstream.address(),
+        upstream.ca_pem(),
+        upstream.admin_token(),
+    );
+    looks_like_upstream(&program.proxied, &direct).await;
+    let print = |text: &str| text.replacen(r#""a":"1""#, r#""a":"3""#, 1);
+    let printed = state.reprint(&configmaps(), "default/first", print);
+    assert_eq!(printed, Ok(()));
+    let faults = upstream.faults();
+    faults.set(|active| active.release = Some("v1.38.0".to_owned()));
+    faults.cut_connections();
+    looks_like_upstream(&program.proxied, &direct).await;
+    for reason in ["difference", "unchecked", "source"] {
+        assert_eq!(fallbacks(&program, reason).await, 0, "{reason}");
+    }
+    has_watches(&upstream, 1).await;
     program.terminate().await;
     upstream.shutdown().await;
 }
