@@ -206,16 +206,15 @@ impl ProxyService {
             .filter
             .as_ref()
             .and_then(|filter| filter.refusal(request.method(), request.uri(), request.headers()));
-        let chain = &self.parts.chain;
-        let from_proxy = chain.accept(request.headers());
-        let mut response = match (refusal, &from_proxy) {
-            (Some(flag), _) => self.filtered_out(flag, request, &peer),
-            (None, Err(error)) => answer::from_a_loop(error),
-            (None, Ok(_)) => self.answer(request, peer).await,
-        };
-        match from_proxy {
-            Ok(false) => response.headers_mut().remove(VIA),
-            Ok(true) | Err(_) => response.headers_mut().insert(VIA, chain.answer()),
+        let mut response = match refusal {
+            Some(flag) => {
+                metrics::filtered(flag);
+                self.refused(answer::filtered(flag), request, &peer)
+            }
+            None => match self.parts.chain.accept(request.headers()) {
+                Ok(from_proxy) => self.answer(request, peer, from_proxy).await,
+                Err(error) => self.refused(answer::from_a_loop(&error), request, &peer),
+            },
         };
         if let Some(value) = &self.hsts {
             response
@@ -225,21 +224,19 @@ impl ProxyService {
         response
     }
 
-    /// Refuses a request by a flag of the filter. Nobody has asked who sent it.
-    fn filtered_out(
+    /// Refuses a request. Nobody has asked who sent it.
+    fn refused(
         &self,
-        flag: &'static str,
+        mut response: Response<Body>,
         mut request: Request<Incoming>,
         peer: &Peer,
     ) -> Response<Body> {
-        metrics::filtered(flag);
         let audit_id = audit_id::of(request.headers());
         let hop = peer.address.ip();
         let is_told = peer.connection.has_client_address();
         client_address::settle(&self.trusted, request.headers_mut(), hop, is_told);
         let audit = self.audit.as_ref();
         let record = audit.map(|audit| audit.begin(&mut request, hop, &audit_id));
-        let mut response = answer::filtered(flag);
         response.headers_mut().insert(audit_id::NAME, audit_id);
         match record {
             Some(record) => record.answered(response),
@@ -247,8 +244,13 @@ impl ProxyService {
         }
     }
 
-    /// Answers a request that the filter accepts.
-    async fn answer(&self, mut request: Request<Incoming>, mut peer: Peer) -> Response<Body> {
+    /// Answers a request that is not refused at once.
+    async fn answer(
+        &self,
+        mut request: Request<Incoming>,
+        mut peer: Peer,
+        from_proxy: bool,
+    ) -> Response<Body> {
         let parts = &*self.parts;
         let started = Instant::now();
         let audit_id = audit_id::of(request.headers());
@@ -286,6 +288,7 @@ impl ProxyService {
         let (answered, permit) = admitted.await;
         let agent = exchange.headers().get(header::USER_AGENT).cloned();
         let verb = exchange.plan.verb;
+        let proxy = from_proxy.then(|| (exchange.caller.clone(), exchange.credential));
         let answered = answered
             .or_else(|unanswered| answer::not_from_memory(unanswered, exchange.plan.refusals));
         let (source, mut response, is_own) = match answered {
@@ -303,6 +306,7 @@ impl ProxyService {
             response.headers_mut().insert(audit_id::NAME, audit_id);
         }
         audit_id::never_index(response.headers_mut());
+        parts.tell_proxies(proxy, response.headers_mut());
         response
             .headers_mut()
             .insert("x-watershed-source", source.header());
@@ -330,6 +334,19 @@ impl ProxyService {
 }
 
 impl ServiceParts {
+    /// Names the proxies up to the API server to another proxy, if it is a known caller. Nobody
+    /// else learns of them, neither from this proxy nor from upstream's answer.
+    fn tell_proxies(&self, proxy: Option<(Caller, Option<Credential>)>, headers: &mut HeaderMap) {
+        match proxy {
+            Some((caller, credential)) if self.access.is_known(&caller, credential.as_ref()) => {
+                headers.insert(VIA, self.chain.answer());
+            }
+            _ => {
+                headers.remove(VIA);
+            }
+        }
+    }
+
     /// Admits a request, or returns the limit that it exceeds.
     async fn admit(&self, exchange: &Exchange) -> Result<Admission, LimitExceeded> {
         unknown_callers::check_head(&self.access, exchange).await?;

@@ -78,9 +78,9 @@ impl UpstreamClient {
         let plain = std::mem::take(headers);
         *headers = self.shared.upstream.current().authorize(plain).await?;
         let chain = self.shared.upstream.chain();
-        chain.pass(headers);
+        chain.mark_own(headers);
         let answer = self.shared.pool.send(class, request, options).await?;
-        chain.note(answer.headers());
+        chain.note(answer.status(), answer.headers());
         Ok(answer)
     }
 

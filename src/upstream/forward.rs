@@ -144,7 +144,8 @@ impl Forwarder {
             share,
         } = options;
         let shown = self.authorize(request.headers_mut(), &identity).await?;
-        self.shared.upstream.chain().pass(request.headers_mut());
+        let chain = self.shared.upstream.chain();
+        chain.mark_forwarded(request.headers_mut());
         if let Some(protocol) = protocol {
             // Boxed: few requests need the room for a handshake.
             return Box::pin(upgrade::forward(

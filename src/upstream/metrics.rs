@@ -1,6 +1,6 @@
 //! Metrics of the traffic with upstream.
 use super::traffic::{ConnectionPurpose, RequestPurpose, UpstreamTraffic};
-use super::via::ProxyChain;
+use super::via::{ChainRefusal, ProxyChain};
 use crate::metric::{Counter, Declaration, Gauge, Metric};
 
 /// All metrics of this module.
@@ -36,16 +36,21 @@ const PROXIES: Metric<Gauge> = Metric::new(
     &[],
     "Proxies of this kind between this one and the API server.",
 );
-const LOOPS: Metric<Counter> = Metric::new(
+const LOOPS: Metric<Counter, 1> = Metric::new(
     "watershed_loops_refused_total",
-    &[],
-    "Requests that were refused because they had passed this proxy before, or too many proxies.",
+    &["reason"],
+    "Requests refused because they had passed this proxy before (`loop`) or too many proxies, or \
+     because no proxy wrote their `X-Watershed-Via`, by reason.",
 );
 
 /// Sets the metrics to what was counted until now.
 pub fn publish(traffic: &UpstreamTraffic, chain: &ProxyChain) {
     PROXIES.with([]).set(chain.upstream().len() as f64);
-    LOOPS.with([]).absolute(chain.refused());
+    for kind in ChainRefusal::ALL {
+        LOOPS
+            .with([kind.as_str().into()])
+            .absolute(chain.refused(kind));
+    }
     for purpose in RequestPurpose::ALL {
         let label = || [purpose.as_str().into()];
         REQUESTS.with(label()).absolute(traffic.requests(purpose));

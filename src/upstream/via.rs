@@ -1,13 +1,17 @@
 //! Trees of proxies: the proxies between a client and the API server, and loops of them.
 //!
-//! A proxy has a random id while it runs. Its requests to upstream name the proxies that they have
-//! passed. Answers to such requests name the proxies from there to the API server. Clients that are
-//! no proxies get no such header.
+//! A proxy has a random id while it runs, and two marks that only its upstream sees. Its requests
+//! to upstream carry the marks of the proxies that they have passed, by which each finds those that
+//! come back. Answers name the proxies from there to the API server by their ids, to known callers
+//! who are proxies and to nobody else.
+//!
+//! Anyone can send the header. So ids are no marks, and only the mark of the proxy's own requests
+//! raises the alarm: forwarded requests show theirs also to what is behind `pods/proxy`.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use http::{HeaderMap, HeaderName, HeaderValue};
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use parking_lot::Mutex;
 
 /// The header of requests and answers.
@@ -15,7 +19,7 @@ pub const VIA: HeaderName = HeaderName::from_static("x-watershed-via");
 
 /// Limit of the proxies that a request passes.
 const MAX_PROXIES: usize = 8;
-/// Length of an id.
+/// Length of an id or mark.
 const ID_LENGTH: usize = 16;
 /// Shortest interval between two log lines about refused requests.
 const REPORT_INTERVAL: Duration = Duration::from_mins(1);
@@ -24,8 +28,12 @@ const REPORT_INTERVAL: Duration = Duration::from_mins(1);
 #[derive(Debug)]
 pub struct ProxyChain {
     id: String,
-    /// Requests that were not accepted.
-    refused: AtomicU64,
+    /// The mark of the proxy's own requests.
+    own_mark: String,
+    /// The mark of the requests that it forwards.
+    forward_mark: String,
+    /// Requests that were not accepted, by [`ChainRefusal`].
+    refused: [AtomicU64; ChainRefusal::ALL.len()],
     state: Mutex<ChainState>,
 }
 
@@ -40,8 +48,19 @@ struct ChainState {
     /// `true` once an answer came from a proxy. The log reports that once.
     announced: bool,
     reported: Option<Instant>,
-    /// The last time that a request came back.
+    /// The last time that a request of the proxy itself came back.
     came_back: Option<Instant>,
+}
+
+/// The kind of a [`ChainError`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChainRefusal {
+    /// The request came back.
+    Loop,
+    /// It passed too many proxies.
+    TooLong,
+    /// No proxy wrote its header.
+    Malformed,
 }
 
 /// Why a request is not accepted from another proxy.
@@ -69,7 +88,7 @@ pub enum ChainError {
 impl Default for ProxyChain {
     /// Creates the chain of a new proxy, whose upstream has not answered yet.
     fn default() -> Self {
-        let id = format!("{:016x}", fastrand::u64(..));
+        let id = random();
         let state = ChainState {
             heard: None,
             upstream: Vec::new(),
@@ -80,8 +99,34 @@ impl Default for ProxyChain {
         };
         Self {
             id,
-            refused: AtomicU64::new(0),
+            own_mark: random(),
+            forward_mark: random(),
+            refused: Default::default(),
             state: Mutex::new(state),
+        }
+    }
+}
+
+impl ChainRefusal {
+    /// All kinds.
+    pub const ALL: [ChainRefusal; 3] = [Self::Loop, Self::TooLong, Self::Malformed];
+
+    /// Returns the name for metrics.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Loop => "loop",
+            Self::TooLong => "too-many-proxies",
+            Self::Malformed => "malformed",
+        }
+    }
+}
+
+impl ChainError {
+    fn kind(&self) -> ChainRefusal {
+        match self {
+            Self::Loop { .. } => ChainRefusal::Loop,
+            Self::TooLong => ChainRefusal::TooLong,
+            Self::Malformed => ChainRefusal::Malformed,
         }
     }
 }
@@ -98,50 +143,68 @@ impl ProxyChain {
         self.state.lock().upstream.clone()
     }
 
-    /// Returns `true` if upstream leads back to this proxy: its answers say so, or a request came
-    /// back lately.
+    /// Returns `true` if upstream leads back to this proxy: its answers say so, or a request of
+    /// its own came back lately.
     pub fn is_loop(&self) -> bool {
         let state = self.state.lock();
         let is_recent = |at: Instant| at.elapsed() < REPORT_INTERVAL;
         state.upstream.contains(&self.id) || state.came_back.is_some_and(is_recent)
     }
 
-    /// Returns the number of requests that came back, or passed too many proxies.
-    pub fn refused(&self) -> u64 {
-        self.refused.load(Ordering::Relaxed)
+    /// Returns the number of requests that were not accepted.
+    pub fn refused(&self, kind: ChainRefusal) -> u64 {
+        self.refused[kind as usize].load(Ordering::Relaxed)
     }
 
     /// Returns `true` if a proxy sent this request, or why it is not accepted.
     pub fn accept(&self, headers: &HeaderMap) -> Result<bool, ChainError> {
+        let checked = self.check(headers);
+        if let Err(error) = &checked {
+            self.refused[error.kind() as usize].fetch_add(1, Ordering::Relaxed);
+        }
+        checked
+    }
+
+    fn check(&self, headers: &HeaderMap) -> Result<bool, ChainError> {
         // A malformed header is refused: without it, a loop would not be found.
         let passed = ids(headers)?;
-        let back = passed.iter().rposition(|id| *id == self.id);
-        let error = match back {
-            Some(at) => ChainError::Loop {
-                id: self.id.clone(),
-                passed: passed.len() - at,
-            },
-            None if passed.len() >= MAX_PROXIES => ChainError::TooLong,
-            None => return Ok(!passed.is_empty()),
+        let marks = [self.own_mark.as_str(), self.forward_mark.as_str()];
+        let Some(at) = passed.iter().rposition(|mark| marks.contains(mark)) else {
+            return match passed.len() {
+                MAX_PROXIES.. => Err(ChainError::TooLong),
+                passed => Ok(passed > 0),
+            };
         };
-        self.refused.fetch_add(1, Ordering::Relaxed);
-        if back.is_some() {
+        let error = ChainError::Loop {
+            id: self.id.clone(),
+            passed: passed.len() - at,
+        };
+        if passed.contains(&self.own_mark.as_str()) {
             self.state.lock().came_back = Some(Instant::now());
+            self.report(&error);
         }
-        self.report(&error);
         Err(error)
     }
 
-    /// Adds this proxy to a request's headers.
-    pub(super) fn pass(&self, headers: &mut HeaderMap) {
+    /// Marks a request of the proxy itself.
+    pub(super) fn mark_own(&self, headers: &mut HeaderMap) {
+        headers.insert(VIA, header([self.own_mark.as_str()].into_iter()));
+    }
+
+    /// Adds the mark of a forwarded request.
+    pub(super) fn mark_forwarded(&self, headers: &mut HeaderMap) {
         let passed = ids(headers).unwrap_or_default();
-        let value = header(passed.into_iter().chain([self.id.as_str()]));
+        let value = header(passed.into_iter().chain([self.forward_mark.as_str()]));
         headers.insert(VIA, value);
     }
 
     /// Notes what an answer of upstream says about the proxies behind it.
-    pub(super) fn note(&self, headers: &HeaderMap) {
+    pub(super) fn note(&self, status: StatusCode, headers: &HeaderMap) {
         let heard = headers.get(VIA);
+        if heard.is_none() && !status.is_success() {
+            // A proxy tells nothing to those whom it does not know.
+            return;
+        }
         let mut state = self.state.lock();
         if state.heard.as_ref() == heard {
             return;
@@ -171,7 +234,7 @@ impl ProxyChain {
         }
     }
 
-    /// Returns the header of answers to other proxies.
+    /// Returns the header of answers to other proxies that are known callers.
     pub fn answer(&self) -> HeaderValue {
         self.state.lock().answer.clone()
     }
@@ -202,6 +265,13 @@ fn ids(headers: &HeaderMap) -> Result<Vec<&str>, ChainError> {
     Ok(ids)
 }
 
+/// Returns a word that nobody can guess.
+fn random() -> String {
+    let mut bytes = [0; ID_LENGTH / 2];
+    getrandom::fill(&mut bytes).expect("the operating system gives random bytes");
+    format!("{:016x}", u64::from_ne_bytes(bytes))
+}
+
 fn header<'a>(ids: impl Iterator<Item = &'a str>) -> HeaderValue {
     let ids: Vec<_> = ids.collect();
     HeaderValue::try_from(ids.join(", ")).expect("hexadecimal digits and commas are a header value")
@@ -215,22 +285,23 @@ mod tests {
         HeaderMap::from_iter([(VIA, value.parse().unwrap())])
     }
 
-    /// Sends a request through proxies, in order. Returns its headers.
+    /// Sends a client's request through proxies, in order. Returns its headers.
     fn passed(chains: &[&ProxyChain]) -> HeaderMap {
         let mut headers = HeaderMap::new();
         for chain in chains {
-            chain.pass(&mut headers);
+            chain.mark_forwarded(&mut headers);
         }
         headers
     }
 
+    /// Returns the headers of an answer to a proxy that is known.
+    fn answered(chain: &ProxyChain) -> HeaderMap {
+        HeaderMap::from_iter([(VIA, chain.answer())])
+    }
+
     #[test]
     fn a_request_that_comes_back_is_refused() {
-        let [a, b, c] = [
-            ProxyChain::default(),
-            ProxyChain::default(),
-            ProxyChain::default(),
-        ];
+        let [a, b, c] = [(); 3].map(|()| ProxyChain::default());
         assert_eq!(a.accept(&HeaderMap::new()), Ok(false), "a client's");
         assert_eq!(a.accept(&passed(&[&b])), Ok(true));
         assert_eq!(a.accept(&passed(&[&b, &c])), Ok(true));
@@ -240,6 +311,34 @@ mod tests {
                 passed: hops,
             };
             assert_eq!(a.accept(&passed(&chains)), Err(refused));
+        }
+        assert_eq!(a.refused(ChainRefusal::Loop), 3);
+        assert!(
+            !a.is_loop(),
+            "whoever gets forwarded requests knows their mark"
+        );
+        let mut own = HeaderMap::new();
+        a.mark_own(&mut own);
+        b.mark_forwarded(&mut own);
+        let refused = a.accept(&own);
+        assert!(
+            matches!(refused, Err(ChainError::Loop { passed: 2, .. })),
+            "{refused:?}"
+        );
+        assert!(a.is_loop() && !b.is_loop());
+    }
+
+    #[test]
+    fn what_clients_are_told_is_no_mark() {
+        let [leaf, zone] = [ProxyChain::default(), ProxyChain::default()];
+        leaf.note(StatusCode::OK, &answered(&zone));
+        for chain in [&leaf, &zone] {
+            assert_eq!(chain.accept(&answered(&leaf)), Ok(true));
+            let long = [chain.id(); MAX_PROXIES].join(",");
+            assert_eq!(chain.accept(&headers(&long)), Err(ChainError::TooLong));
+            assert_eq!(chain.refused(ChainRefusal::TooLong), 1);
+            assert!(!chain.is_loop());
+            assert!(chain.state.lock().reported.is_none());
         }
     }
 
@@ -259,6 +358,7 @@ mod tests {
             let refused = chain.accept(&headers(value));
             assert_eq!(refused, Err(ChainError::Malformed), "{value:?}");
         }
+        assert_eq!(chain.refused(ChainRefusal::Malformed), 4);
         let long = ["0123456789abcdef"; 1000].join(",");
         assert_eq!(chain.accept(&headers(&long)), Err(ChainError::TooLong));
     }
@@ -266,26 +366,32 @@ mod tests {
     #[test]
     fn answers_name_the_proxies_up_to_the_api_server() {
         let [leaf, zone] = [ProxyChain::default(), ProxyChain::default()];
-        zone.note(&HeaderMap::new());
+        zone.note(StatusCode::OK, &HeaderMap::new());
         assert_eq!(zone.upstream(), [""; 0]);
-        leaf.note(&HeaderMap::from_iter([(VIA, zone.answer())]));
+        leaf.note(StatusCode::OK, &answered(&zone));
         assert_eq!(leaf.upstream(), [zone.id()]);
+        leaf.note(StatusCode::UNAUTHORIZED, &HeaderMap::new());
+        assert_eq!(
+            leaf.upstream(),
+            [zone.id()],
+            "it does not know the leaf now"
+        );
         let both = format!("{}, {}", leaf.id(), zone.id());
         assert_eq!(leaf.answer(), both.as_str());
-        leaf.note(&HeaderMap::new());
+        leaf.note(StatusCode::OK, &HeaderMap::new());
         assert_eq!(leaf.upstream(), [""; 0], "now it is an API server");
-        leaf.note(&headers("nonsense"));
+        leaf.note(StatusCode::OK, &headers("nonsense"));
         assert_eq!(leaf.upstream(), [""; 0]);
     }
 
     #[test]
     fn a_loop_shows_in_answers() {
         let [a, b] = [ProxyChain::default(), ProxyChain::default()];
-        a.note(&HeaderMap::from_iter([(VIA, b.answer())]));
+        a.note(StatusCode::OK, &answered(&b));
         assert!(!a.is_loop());
         for _ in 0..20 {
-            b.note(&HeaderMap::from_iter([(VIA, a.answer())]));
-            a.note(&HeaderMap::from_iter([(VIA, b.answer())]));
+            b.note(StatusCode::OK, &answered(&a));
+            a.note(StatusCode::OK, &answered(&b));
         }
         assert!(a.is_loop() && b.is_loop());
         assert_eq!(a.upstream().len(), 2, "the list does not grow");

@@ -285,7 +285,8 @@ async fn a_proxy_that_leads_to_itself_refuses() {
     let proxy = Tier::unverified(later.address, token).await;
     later.target.set(proxy.address()).unwrap();
     assert_refused(&[&proxy], token).await;
-    let refused = metric(proxy.running.admin_address, "watershed_loops_refused_total").await;
+    let series = r#"watershed_loops_refused_total{reason="loop"}"#;
+    let refused = metric(proxy.running.admin_address, series).await;
     assert!(refused >= 1.0);
     proxy.stop().await;
     server.shutdown().await;
@@ -318,11 +319,50 @@ async fn a_header_that_no_proxy_wrote_is_refused() {
             .await
             .unwrap()
     };
-    assert_eq!(sent("nonsense").await.status, StatusCode::BAD_REQUEST);
+    let damaged = sent("nonsense").await;
+    assert_eq!(damaged.status, StatusCode::BAD_REQUEST);
     let long = ["0123456789abcdef"; 8].join(", ");
-    assert_eq!(sent(&long).await.status, StatusCode::LOOP_DETECTED);
+    let refused = sent(&long).await;
+    assert_eq!(refused.status, StatusCode::LOOP_DETECTED);
+    for answer in [&damaged, &refused] {
+        assert!(!answer.header("audit-id").is_empty());
+        assert_eq!(answer.headers.get("x-watershed-via"), None);
+    }
+    for reason in ["malformed", "too-many-proxies"] {
+        let series = format!(r#"watershed_loops_refused_total{{reason="{reason}"}}"#);
+        assert_eq!(metric(fixture.admin, &series).await, 1.0);
+    }
     let answer = sent("0123456789abcdef").await;
     assert_eq!(answer.status, StatusCode::OK);
-    assert_eq!(answer.header("x-watershed-via").len(), 16);
+    let ids = answer.header("x-watershed-via").to_owned();
+    assert_eq!(ids.len(), 16);
+    // The id is no mark: it neither ends the request nor raises the alarm.
+    assert_eq!(sent(&ids).await.status, StatusCode::OK);
+    fixture.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn strangers_learn_of_no_proxy() {
+    let fixture = Fixture::start(small()).await;
+    let token = fixture.upstream.admin_token();
+    let middle = Tier::unverified(fixture.proxied.address, token).await;
+    becomes("the middle proxy knows its upstream", 1, async || {
+        let upstream = middle.status().await["upstream"].clone();
+        upstream["proxies"].as_array().unwrap().len()
+    })
+    .await;
+    let stranger = middle.endpoint("nobody-has-this-token");
+    for path in [
+        PODS,
+        "/api/v1/pods?resourceVersion=0",
+        "/version",
+        "/healthz",
+    ] {
+        let request = Request::get(path).header("x-watershed-via", "0123456789abcdef");
+        let request = request.body(nothing()).unwrap();
+        let answer = stranger.send(Protocol::Http2, request).await.unwrap();
+        assert_eq!(answer.headers.get("x-watershed-via"), None, "{path}");
+    }
+    middle.stop().await;
     fixture.stop().await;
 }
