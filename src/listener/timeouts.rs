@@ -36,7 +36,8 @@ pub(super) struct ConnectionTimeouts<'a> {
 #[derive(Clone, Copy)]
 enum ShutdownPhase {
     Open,
-    /// It was asked to end, and goes on while requests run. It is cut at this moment if none does.
+    /// It was asked to end, and goes on while requests run. From this moment on it is cut when none
+    /// has run for the idle time.
     Ending(Instant),
     /// The drain asked it to end, and also cuts it.
     Draining,
@@ -111,16 +112,49 @@ impl<'a> ConnectionTimeouts<'a> {
                 }
                 at => next = next.min(at),
             },
-            // The client sent half a head, or does not read the last bytes of an answer.
-            ShutdownPhase::Ending(until) if until <= now && !busy => {
-                return Err(TimeoutAction::Cut(Cut::Idle));
-            }
-            ShutdownPhase::Ending(until) if until <= now => {
+            ShutdownPhase::Ending(until) if until <= now && busy => {
                 self.phase = ShutdownPhase::Ending(now + idle);
+            }
+            // The client sent half a head, or does not read the last bytes of an answer. One that
+            // has ended just now may still have to be written.
+            ShutdownPhase::Ending(until) if until <= now => {
+                match self.activity.idle_at(self.limits) {
+                    at if at <= now => return Err(TimeoutAction::Cut(Cut::Idle)),
+                    at => next = next.min(at),
+                }
             }
             ShutdownPhase::Ending(until) => next = next.min(until),
             ShutdownPhase::Draining => {}
         }
         Ok(next)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::activity::RunningRequest;
+    use super::*;
+
+    #[tokio::test]
+    async fn a_connection_that_was_left_is_cut_a_whole_idle_time_after_its_last_answer() {
+        let (activity, limits) = (Activity::new(), ConnectionLimits::default());
+        activity.begin();
+        let running = RunningRequest::new(&activity);
+        let mut timeouts = ConnectionTimeouts::new(&activity, &limits);
+        let begun = Instant::now();
+        // A GOAWAY of some time ago.
+        timeouts.phase = ShutdownPhase::Ending(begun);
+        let next = timeouts.look(begun).unwrap();
+        assert!(next > begun, "a request runs");
+        drop(running);
+        timeouts.phase = ShutdownPhase::Ending(begun);
+        let idle_at = activity.idle_at(&limits);
+        let next = timeouts.look(Instant::now()).unwrap();
+        assert!(
+            next <= idle_at,
+            "the end of the answer may still be written"
+        );
+        let cut = TimeoutAction::Cut(Cut::Idle);
+        assert_eq!(timeouts.look(idle_at), Err(cut));
     }
 }
