@@ -272,7 +272,7 @@ impl ProxyService {
         let admission = parts.admit(&exchange).await;
         let answered = parts.answer(&exchange, &admission).await;
         let (answered, shadow) = if parts.policy.verification.shadow {
-            shadow::instead(&exchange.labels, answered)
+            shadow::instead(&exchange, answered)
         } else {
             (answered, None)
         };

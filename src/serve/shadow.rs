@@ -2,23 +2,35 @@
 use http_body_util::BodyExt as _;
 
 use super::answer::Answer;
-use super::metrics::{self, Labels};
+use super::exchange::Exchange;
+use super::metrics;
 use super::source::{AnswerSource, ForwardReason};
 use super::unanswered::Unanswered;
 use super::verify::IsSampled;
+use crate::access::Caller;
+
+/// The codes of refusals by which the proxy repeats what upstream said about a caller.
+const UPSTREAMS_WORDS: [u16; 2] = [401, 403];
 
 /// Returns what takes the place of an answer: the request is forwarded. Returns the answer's source
 /// with it, unless the request would have been forwarded anyway.
 ///
-/// What the proxy would refuse is forwarded, too, except where it protects itself: limits, and its
-/// end.
+/// What the proxy would refuse is forwarded, too, if upstream finds the same about the caller. The
+/// proxy's own refusals stay: limits, its end, callers that upstream must not see, and those about
+/// whom it could not be asked (`--authorization-unavailable=refuse`).
 pub(super) fn instead(
-    labels: &Labels,
+    exchange: &Exchange,
     answered: Result<Answer, Unanswered>,
 ) -> (Result<Answer, Unanswered>, Option<AnswerSource>) {
+    let labels = &exchange.labels;
+    let is_rejected = matches!(exchange.caller, Caller::Rejected(_));
     let source = match &answered {
         Ok(answer) => answer.source,
-        Err(Unanswered::Refuse(source @ AnswerSource::Access, _)) => *source,
+        Err(Unanswered::Refuse(source @ AnswerSource::Access, status))
+            if !is_rejected && UPSTREAMS_WORDS.contains(&status.code) =>
+        {
+            *source
+        }
         Err(Unanswered::Forward(reason)) => {
             metrics::shadowed(labels, AnswerSource::Forward(*reason));
             return (answered, None);

@@ -438,6 +438,26 @@ async fn requests_are_forwarded_while_reviews_fail_if_configured() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_shadow_refuses_callers_about_whom_upstream_cannot_be_asked() {
+    let configure = |config: &mut AppConfig| {
+        remember(config);
+        config.policy.verification.shadow = true;
+    };
+    let fixture = Fixture::build(small(), furnish, configure).await;
+    assert_eq!(status(&fixture, "ann").await, 200);
+    refuse_reviews(&fixture, 503);
+    let refused = fixture
+        .proxied
+        .as_user("bob-token")
+        .get(Protocol::Http2, HERE)
+        .await;
+    assert_eq!(refused.status, 503, "upstream itself would let bob read");
+    assert_eq!(refused.header("x-watershed-source"), "access");
+    assert_eq!(refused.header("x-watershed-shadow"), "");
+    fixture.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_zero_ttl_disables_the_grant_cache_and_unwatched_grants_expire_soon() {
     let configure = |config: &mut AppConfig| {
         remember(config);
