@@ -27,7 +27,8 @@ pub(super) struct KnownTypes {
 impl KnownTypes {
     /// Learns from a request that upstream did not refuse.
     pub(super) fn learn(&mut self, request: &Request<()>) {
-        if self.catalog.len() >= MAX_TYPES {
+        // Not all that are known are in the catalog.
+        if self.catalog.len().max(self.scopes.len()) >= MAX_TYPES {
             return;
         }
         let uri = request.uri();
@@ -160,5 +161,11 @@ mod tests {
             );
         }
         assert_eq!(known.catalog.len(), MAX_TYPES);
+        let mut known = KnownTypes::default();
+        for number in 0..MAX_TYPES + 10 {
+            let path = format!("/apis/g{number}.k8s.io/v1/things");
+            known.learn(&Request::get(path).body(()).unwrap());
+        }
+        assert_eq!(known.scopes.len(), MAX_TYPES);
     }
 }

@@ -59,6 +59,15 @@ impl LogInput {
         }
     }
 
+    /// Returns `true` if what is read is gone: the log is no regular file.
+    fn is_stream(&self) -> bool {
+        match self {
+            Self::Stdin => true,
+            // Opening one that is missing is an error that names it.
+            Self::File(path) => path.metadata().is_ok_and(|file| !file.is_file()),
+        }
+    }
+
     /// Opens the log.
     pub(super) fn open(&self) -> Result<LogLines, LogError> {
         let name = match self {
@@ -81,17 +90,19 @@ impl LogInput {
 }
 
 /// Sorts files by the time of their first event: rotated files have names of many kinds. Standard
-/// input can be read once only, and comes last.
+/// input and pipes can be read once only, and come last.
 pub(super) fn sort(inputs: &mut [LogInput]) -> Result<(), LogError> {
-    let mut times = Vec::with_capacity(inputs.len());
+    let mut order = Vec::with_capacity(inputs.len());
     for input in inputs.iter() {
-        times.push(match input {
-            LogInput::Stdin => None,
-            LogInput::File(_) => first_time(input.open()?)?,
-        });
+        let is_stream = input.is_stream();
+        let time = if is_stream {
+            None
+        } else {
+            first_time(input.open()?)?
+        };
+        order.push(((is_stream, time), input.clone()));
     }
-    let mut order: Vec<_> = times.into_iter().zip(inputs.to_vec()).collect();
-    order.sort_by_key(|(time, input)| (*input == LogInput::Stdin, *time));
+    order.sort_by_key(|(place, _)| *place);
     for (place, (_, input)) in inputs.iter_mut().zip(order) {
         *place = input;
     }
@@ -207,6 +218,26 @@ mod tests {
         assert_eq!(lines(&compressed), expected);
         std::fs::write(&plain, "").unwrap();
         assert_eq!(lines(&plain), []);
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn pipes_are_opened_once_and_come_last() {
+        use std::os::fd::AsRawFd as _;
+
+        let folder = tempfile::tempdir().unwrap();
+        let plain = folder.path().join("plain");
+        std::fs::write(&plain, "b").unwrap();
+        let (reader, mut writer) = io::pipe().unwrap();
+        writer.write_all(b"a\n").unwrap();
+        drop(writer);
+        // As of `<(cat a.log)`.
+        let pipe = format!("/proc/self/fd/{}", reader.as_raw_fd());
+        let pipe = Path::new(&pipe);
+        let mut inputs = [LogInput::of(pipe), LogInput::of(&plain)];
+        sort(&mut inputs).unwrap();
+        assert_eq!(inputs, [LogInput::of(&plain), LogInput::of(pipe)]);
+        assert_eq!(lines(pipe), [Some("a".to_owned())]);
     }
 
     #[test]

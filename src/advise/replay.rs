@@ -89,7 +89,8 @@ impl Replay {
             self.counts.internal += u64::from(counts);
             return Some(());
         }
-        if matches!(event.code(), 0..400 | 403) {
+        // A refusal shows no type: anyone can ask for any path.
+        if event.code() < 400 {
             self.types.learn(&request);
         }
         let arrived = self.moment(event.request_received_timestamp);
