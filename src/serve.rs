@@ -144,7 +144,7 @@ impl ProxyService {
             watch_limits: WatchLimits::new(policy.users),
             chain: Arc::clone(client.upstream().chain()),
             read_limits: ReadLimits::new(policy.users),
-            verifier: Verifier::new(client.clone(), policy.verification),
+            verifier: Verifier::new(client.clone(), policy.verification, scopes.budget()),
             fences: Fences::new(client.clone()),
             parameters: ParameterProbe::new(client.clone()),
             documents: DocumentCache::new(client, scopes.budget()),

@@ -146,7 +146,8 @@ pub(super) struct ServeCommand {
     self_check_interval: Duration,
     /// Share of the gets and lists from memory that are compared with the API server, byte for byte
     /// and at the same resourceVersion, after the client has its answer: 0.1% or 0.001. At most ten
-    /// a second are compared, and 4 MiB a second on average. Default: 0; 100% with --shadow.
+    /// a second are compared, for which upstream reads 4 MiB a second on average. Default: 0; 100%
+    /// with --shadow.
     #[arg(help_heading = CACHE, long, value_parser = share, value_name = "SHARE")]
     verify: Option<u32>,
     /// Forward all requests, and only note what memory would have answered: in

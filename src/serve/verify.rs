@@ -18,6 +18,7 @@ use super::freshness::FreshScope;
 use super::metrics::{self, VerificationResult};
 use super::plan::{ListPlan, ReadKind, ReadPlan};
 use super::policy::Verification;
+use crate::budget::{MemoryBudget, PressureStep};
 use crate::upstream::UpstreamClient;
 use comparison::AnswerComparison;
 use expected::ExpectedAnswer;
@@ -34,14 +35,20 @@ pub(super) struct IsSampled;
 /// Chooses the answers to compare.
 pub(super) struct Verifier {
     client: UpstreamClient,
+    budget: MemoryBudget,
     share: u32,
     pace: Arc<Pace>,
 }
 
 impl Verifier {
-    pub(super) fn new(client: UpstreamClient, verification: Verification) -> Self {
+    pub(super) fn new(
+        client: UpstreamClient,
+        verification: Verification,
+        budget: &MemoryBudget,
+    ) -> Self {
         Self {
             client,
+            budget: budget.clone(),
             share: verification.parts_per_million,
             pace: Arc::new(Pace::default()),
         }
@@ -62,13 +69,16 @@ impl Verifier {
             return answer;
         };
         let gvr = &read.resource.gvr;
-        let Some(turn) = self.pace.begin() else {
+        // Both answers are held until they are compared.
+        let has_memory = self.budget.step() == PressureStep::Relaxed;
+        let Some(turn) = has_memory.then(|| self.pace.begin()).flatten() else {
             metrics::verified(gvr, VerificationResult::Skipped);
             return answer;
         };
         let scope = Arc::clone(&fresh.opened.scope);
         let is_gzip = is_gzip(answer.response.headers());
-        let comparison = AnswerComparison::new(scope, expected, turn, is_gzip);
+        let comparison =
+            AnswerComparison::new(scope, expected, turn, read_bytes(fresh, read), is_gzip);
         let Answer { source, response } = answer;
         let mut response = response.map(|body| SampledBody::new(body, comparison).boxed_unsync());
         response.extensions_mut().insert(IsSampled);
@@ -121,6 +131,17 @@ impl Verifier {
             }
             ReadKind::Get { .. } | ReadKind::List(_) | ReadKind::Watch(_) => None,
         }
+    }
+}
+
+/// Returns the bytes that upstream reads for an answer that selects objects: it looks at all of them
+/// to find these. Otherwise it reads what it sends.
+fn read_bytes(fresh: &FreshScope, read: &ReadPlan) -> usize {
+    match &read.kind {
+        ReadKind::List(list) if !list.filter.is_plain() => {
+            fresh.opened.scope.reader.snapshot().size()
+        }
+        ReadKind::List(_) | ReadKind::Get { .. } | ReadKind::Watch(_) => 0,
     }
 }
 

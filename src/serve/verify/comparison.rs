@@ -23,6 +23,8 @@ pub(super) struct AnswerComparison {
     scope: Arc<Scope>,
     expected: ExpectedAnswer,
     turn: PaceTurn,
+    /// Bytes that upstream reads to answer, if they are more than the answer has.
+    read_bytes: usize,
     is_gzip: bool,
 }
 
@@ -31,12 +33,14 @@ impl AnswerComparison {
         scope: Arc<Scope>,
         expected: ExpectedAnswer,
         turn: PaceTurn,
+        read_bytes: usize,
         is_gzip: bool,
     ) -> Self {
         Self {
             scope,
             expected,
             turn,
+            read_bytes,
             is_gzip,
         }
     }
@@ -60,7 +64,7 @@ impl AnswerComparison {
         let Some(answer) = plain(chunks, self.is_gzip) else {
             return VerificationResult::Skipped;
         };
-        self.turn.spend(answer.len());
+        self.turn.spend(answer.len().max(self.read_bytes));
         // Another release prints objects differently, and another timeline has other versions.
         if !self.is_comparable() {
             return VerificationResult::Changed;

@@ -9,7 +9,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 const AT_A_TIME: usize = 4;
 /// Shortest time between the starts of two.
 const BETWEEN: Duration = Duration::from_millis(100);
-/// Bytes of answers that are compared in a second, on average.
+/// Bytes that upstream reads for comparisons in a second, on average.
 const BYTES_A_SECOND: f64 = (4 << 20) as f64;
 
 /// The pace of comparisons.
@@ -55,10 +55,16 @@ impl Pace {
 }
 
 impl PaceTurn {
-    /// Puts off the next turns for an answer of this length.
+    /// Puts off the next turns, as upstream reads so many bytes for this one.
     pub(super) fn spend(&self, bytes: usize) {
+        self.spend_at(Instant::now(), bytes);
+    }
+
+    fn spend_at(&self, now: Instant, bytes: usize) {
+        let cost = Duration::from_secs_f64(bytes as f64 / BYTES_A_SECOND);
         let mut next = self.pace.next.lock();
-        *next += Duration::from_secs_f64(bytes as f64 / BYTES_A_SECOND);
+        // The client may have taken its time for the answer.
+        *next = (*next).max(now) + cost;
     }
 }
 
@@ -82,12 +88,12 @@ mod tests {
         drop(turns);
         let later = start + BETWEEN * 5;
         let last = pace.begin_at(later).unwrap();
-        last.spend(8 << 20);
-        assert!(pace.begin_at(later + Duration::from_secs(2)).is_none());
-        assert!(
-            pace.begin_at(later + Duration::from_secs(2) + BETWEEN)
-                .is_some()
-        );
+        // The answer ended long after it began.
+        let ended = later + Duration::from_mins(1);
+        last.spend_at(ended, 8 << 20);
+        let rested = ended + Duration::from_secs(2);
+        assert!(pace.begin_at(rested - BETWEEN).is_none());
+        assert!(pace.begin_at(rested).is_some());
         drop(first);
     }
 }
