@@ -179,7 +179,7 @@ fn requests_are_counted_by_their_answers() {
     assert_eq!(report.log.internal_requests, 1);
     assert_eq!(
         (report.total.requests, report.total.requests_from_memory),
-        (11, 4)
+        (11, 5)
     );
 }
 
