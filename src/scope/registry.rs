@@ -50,7 +50,7 @@ const SOURCE_WINDOW: WindowLimits = WindowLimits {
     bytes: 32 << 20,
 };
 /// Time after which a scope that only derived scopes read is closed once there are none.
-pub(super) const SOURCE_IDLE: Duration = Duration::from_secs(10);
+const SOURCE_IDLE: Duration = Duration::from_secs(10);
 
 /// All scopes of this process. The first request that wants a scope opens it.
 #[derive(Clone)]
