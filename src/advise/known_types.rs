@@ -163,7 +163,8 @@ mod tests {
         assert_eq!(known.catalog.len(), MAX_TYPES);
         let mut known = KnownTypes::default();
         for number in 0..MAX_TYPES + 10 {
-            let path = format!("/apis/g{number}.k8s.io/v1/things");
+            // A version whose fields are not known, so that the catalog has no such type.
+            let path = format!("/apis/batch/v{}/jobs", number + 100);
             known.learn(&Request::get(path).body(()).unwrap());
         }
         assert_eq!(known.scopes.len(), MAX_TYPES);
