@@ -306,11 +306,12 @@ impl DerivedFeed {
         let mut following = source.following();
         let phase = phases.borrow_and_update().clone();
         let is_followed = *following.borrow_and_update();
-        let step = match phase {
+        let step = match &phase {
             ScopePhase::Ready(_) if is_followed && source.is_current() => {
                 self.refused_until = None;
                 return Ok(ControlFlow::Continue(()));
             }
+            ScopePhase::Stopped(reason) if !reason.may_pass() => return Err(STOPPED.into()),
             ScopePhase::Syncing => None,
             ScopePhase::Ready(_) | ScopePhase::Failing | ScopePhase::Stopped(_) => {
                 self.tell(ToldState::Lost)

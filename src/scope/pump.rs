@@ -506,14 +506,8 @@ impl ScopePump {
         {
             return true;
         }
-        let may_pass = match stopped {
-            Stopped::Vanished | Stopped::Forbidden(_) | Stopped::NotUnderstood(_) => true,
-            Stopped::NotAcceptable | Stopped::DoesNotFit(_) | Stopped::Closed | Stopped::Failed => {
-                false
-            }
-        };
         // On-demand scopes that recover by themselves would not count against their limit.
-        if self.ready.is_some() || self.scope.on_demand || !may_pass {
+        if self.ready.is_some() || self.scope.on_demand || !stopped.may_pass() {
             return false;
         }
         let lasts = if let Some(since) = self.refused_since {

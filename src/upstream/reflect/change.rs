@@ -111,6 +111,14 @@ pub enum Stopped {
 }
 
 impl Stopped {
+    /// Returns true if one answer of upstream gave the reason, which another may contradict.
+    pub fn may_pass(&self) -> bool {
+        match self {
+            Self::Vanished | Self::Forbidden(_) | Self::NotUnderstood(_) => true,
+            Self::NotAcceptable | Self::DoesNotFit(_) | Self::Closed | Self::Failed => false,
+        }
+    }
+
     /// Returns the metric label.
     pub fn as_str(&self) -> &'static str {
         match self {
