@@ -373,7 +373,7 @@ impl Scopes {
         &self,
         key: &ScopeKey,
         target: &ReflectorTarget,
-        retention: Retention,
+        retention: &Retention,
     ) -> Option<DerivedFeed> {
         let Representation {
             encoding,
@@ -402,7 +402,7 @@ impl Scopes {
             idle: Some(SOURCE_IDLE),
             // The scope that is derived counts.
             owner: None,
-            ..retention
+            ..retention.clone()
         };
         let scopes = self.clone();
         let (gvr, selection) = (key.gvr.clone(), Arc::clone(&key.selection));
@@ -496,7 +496,7 @@ impl Scopes {
             Arc::clone(&self.learners),
             Arc::clone(&scope.outdated),
         );
-        let mut derived = self.derived(&scope.key, &target, retention.clone());
+        let mut derived = self.derived(&scope.key, &target, &retention);
         let mut reflector =
             Reflector::new(self.client.clone(), target).compressed(self.config.compressed);
         if !retention.indispensable {

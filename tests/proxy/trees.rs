@@ -330,7 +330,7 @@ async fn a_header_that_no_proxy_wrote_is_refused() {
     }
     for reason in ["malformed", "too-many-proxies"] {
         let series = format!(r#"watershed_loops_refused_total{{reason="{reason}"}}"#);
-        assert_eq!(metric(fixture.admin, &series).await, 1.0);
+        assert!((metric(fixture.admin, &series).await - 1.0).abs() < f64::EPSILON);
     }
     let answer = sent("0123456789abcdef").await;
     assert_eq!(answer.status, StatusCode::OK);

@@ -92,7 +92,10 @@ mod tests {
         let ended = later + Duration::from_mins(1);
         last.spend_at(ended, 8 << 20);
         let rested = ended + Duration::from_secs(2);
-        assert!(pace.begin_at(rested - BETWEEN).is_none());
+        assert!(
+            pace.begin_at(rested.checked_sub(BETWEEN).unwrap())
+                .is_none()
+        );
         assert!(pace.begin_at(rested).is_some());
         drop(first);
     }
