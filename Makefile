@@ -38,7 +38,7 @@ build-tests:
 	$(CARGO) test --locked --workspace --no-run
 
 test-real: build-tests real ## Go tests: real clients through the proxy, in front of a real kube-apiserver
-	cd $(REAL) && WATERSHED_BIN=$(CURDIR)/$(PROXY) $(GO) test -count=1 -timeout 25m ./...
+	cd $(REAL) && WATERSHED_BIN=$(CURDIR)/$(PROXY) $(GO) test -count=1 -timeout 35m ./...
 
 test-python: build-tests real ## Python's kubernetes client through the proxy; installs the client, so not part of test
 	python3 -m venv $(BIN)/python
@@ -48,7 +48,7 @@ test-python: build-tests real ## Python's kubernetes client through the proxy; i
 RELEASE ?= v1.32.13
 test-release: build-tests ## The real clients in front of another release of kube-apiserver; RELEASE=v1.32.13
 	cd $(REAL) && ./build-release.sh $(RELEASE)
-	cd $(REAL) && REAL_BIN=.bin-$(RELEASE) WATERSHED_BIN=$(CURDIR)/$(PROXY) $(GO) test -count=1 -timeout 25m ./...
+	cd $(REAL) && REAL_BIN=.bin-$(RELEASE) WATERSHED_BIN=$(CURDIR)/$(PROXY) $(GO) test -count=1 -timeout 35m ./...
 
 test-kine: build-tests ## The real clients in front of API servers that store objects in kine and SQLite
 	cd $(REAL) && ./build-kine.sh

@@ -63,7 +63,7 @@ func TestKilledProxyResumesFromItsCheckpoint(t *testing.T) {
 	}
 	first := start()
 	version := require.Value(testbed.Upstream.Revision())(t)
-	has(first, require.Value(testbed.Upstream.Must(t, list).Items())(t))
+	has(first, require.Value(testbed.Upstream.Must(t, api.Request{Path: path}).Items())(t))
 	create("checkpoint-last")
 	poll.Until(t, "a checkpoint has the last object", func() error {
 		for _, file := range require.Value(filepath.Glob(folder + "/*.checkpoint"))(t) {
@@ -77,7 +77,7 @@ func TestKilledProxyResumesFromItsCheckpoint(t *testing.T) {
 	change("PATCH", "checkpoint-changed", `{"metadata":{"labels":{"a":"b"}}}`)
 	change("DELETE", "checkpoint-deleted", "")
 	create("checkpoint-new")
-	want := require.Value(testbed.Upstream.Must(t, list).Items())(t)
+	want := require.Value(testbed.Upstream.Must(t, api.Request{Path: path}).Items())(t)
 
 	lists := usage.CountReads(t, testbed.Upstream, resource)["LIST"]
 	second := start()

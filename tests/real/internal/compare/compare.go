@@ -319,11 +319,15 @@ func withoutVolatileVersions(r api.Request, f api.Frame) string {
 	if text != f.Raw && strings.Contains(r.Path, "/events?") {
 		text = retryAfter.ReplaceAllString(text, `"retryAfterSeconds":N`)
 	}
-	return oldestVersion.ReplaceAllString(text, "${1}N)")
+	text = oldestVersion.ReplaceAllString(text, "${1}N)")
+	return expiredLengths.ReplaceAllString(text, "${1}L${2}L${3}L${4}L${5}")
 }
 
 // oldestVersion matches the oldest version that a server knows, in the text of an Expired.
 var oldestVersion = regexp.MustCompile(`(too old resource version: \d+ \()\d+\)`)
+
+// expiredLengths matches an Expired in protobuf, whose lengths depend on the digits of that version.
+var expiredLengths = regexp.MustCompile(`(?s)^(\n\x05ERROR\x12).(\n).(k8s\x00\n\x0c\n\x02v1\x12\x06Status\x12).(.*?\x12\x07Failure\x1a).(too old resource version)`)
 
 // wrongBookmarks checks the promises and the form of bookmarks, and returns what is wrong.
 func (p Sides) wrongBookmarks(r api.Request, w, g api.Recording) string {
