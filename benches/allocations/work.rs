@@ -31,7 +31,7 @@ pub(crate) struct Rows {
     pub(crate) rows: Vec<Row>,
 }
 
-/// What one piece of work allocates.
+/// The allocations of one piece of work.
 pub(crate) struct Row {
     pub(crate) name: String,
     pub(crate) allocations: f64,

@@ -18,7 +18,7 @@ const NOT_WATCHABLE: &str = "componentstatuses";
 #[derive(Default)]
 pub(super) struct KnownTypes {
     pub(super) catalog: Catalog,
-    /// Whether objects live in namespaces, as far as it is known.
+    /// True for types whose objects live in namespaces; `None` while that is unknown.
     scopes: HashMap<GroupVersionResource, Option<bool>>,
     /// Groups and versions whose documents were read.
     documents: HashSet<(String, String)>,

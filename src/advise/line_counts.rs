@@ -1,7 +1,7 @@
 //! Counts of what was read.
 use jiff::Timestamp;
 
-/// What was found in the logs.
+/// Counts of the lines in the logs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct LineCounts {
     pub(super) files: u64,

@@ -8,7 +8,7 @@ use super::line_counts::LineCounts;
 use super::tally::{Load, RowKey, Tally};
 use crate::serve::AnswerSource;
 
-/// What the replay assumes, for people.
+/// The assumptions of the replay, for people.
 const ASSUMPTIONS: &[&str] = &[
     "The log has every request: requests that the audit policy leaves out are not in the report.",
     "Audit logs have no Accept headers: kubectl asks for Tables, a client whose name has \
@@ -24,7 +24,7 @@ const ASSUMPTIONS: &[&str] = &[
      out.",
 ];
 
-/// What a proxy would have answered.
+/// The answers that a proxy would have given.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Report {
@@ -42,7 +42,7 @@ pub struct Report {
     pub(super) assumptions: &'static [&'static str],
 }
 
-/// What was read.
+/// The logs that were read.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct LogSummary {

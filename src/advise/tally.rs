@@ -11,7 +11,7 @@ const MAX_ROWS: usize = 50_000;
 /// Upper bound of scopes that are told apart.
 const MAX_SCOPES: usize = 10_000;
 
-/// What the requests of one row have in common.
+/// The properties that the requests of one row share.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct RowKey {
     pub(super) client: ClientName,

@@ -59,7 +59,7 @@ pub struct Scope {
     pub(super) type_removed: Notify,
     /// The scope's objects are not upstream's.
     pub(super) found_different: Notify,
-    /// Of a difference that was found, only the bytes of objects differ.
+    /// True if only the bytes of objects differ, where a difference was found.
     pub(super) prints_differently: AtomicBool,
     /// The server at which the scope is followed.
     pub(super) server: watch::Sender<Option<ServedBy>>,

@@ -69,7 +69,7 @@ enum DerivedState {
     Following(Box<Following>),
 }
 
-/// What the caller knows of the source. Each state is worse than the one before.
+/// The state of the source as the caller knows it. Each state is worse than the one before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum ToldState {
     /// Its changes arrive.
@@ -296,7 +296,7 @@ impl DerivedFeed {
     /// Waits for a change of the source if its state cannot be read, unless the caller has to know
     /// first why: breaks with what is to be told.
     ///
-    /// What a source shows that does not follow may be old, and its age would be lost with a list.
+    /// A source that does not follow may show an old state, and its age would be lost with a list.
     async fn wait_until_ready(
         &mut self,
         source: &Scope,

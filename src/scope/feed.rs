@@ -21,7 +21,7 @@ pub(super) struct ScopeFeed {
     /// Lists and watches at upstream, unless the changes are derived.
     reflector: Reflector,
     derived: Option<Box<DerivedFeed>>,
-    /// What ended for a reason that may pass, and the moment from which it is tried again.
+    /// A derivation that ended for a reason that may pass, and the earliest moment of the next try.
     ended: Option<(Box<DerivedFeed>, Instant)>,
     pauses: Backoff,
     failures: Arc<DerivationFailures>,

@@ -1,6 +1,7 @@
 //! Forecasts of answers: the plan of a request, for a proxy that is warm and a caller that is known.
 //!
-//! What only time shows is left out: upstream that is away, memory that is short, first lists.
+//! Conditions that only time shows are left out: upstream that is away, memory that is short, first
+//! lists.
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::time::Instant;
 

@@ -166,7 +166,7 @@ impl UserLimits {
     }
 }
 
-/// How answers from memory are compared with upstream's while the proxy serves.
+/// The comparison of answers from memory with upstream's while the proxy serves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Verification {
     /// Share of the gets and lists that are compared, in millionths.

@@ -15,9 +15,9 @@ const UPSTREAMS_WORDS: [u16; 2] = [401, 403];
 /// Returns what takes the place of an answer: the request is forwarded. Returns the answer's source
 /// with it, unless the request would have been forwarded anyway.
 ///
-/// What the proxy would refuse is forwarded, too, if upstream finds the same about the caller. The
-/// proxy's own refusals stay: limits, its end, callers that upstream must not see, and those about
-/// whom it could not be asked (`--authorization-unavailable=refuse`).
+/// Requests that the proxy would refuse are forwarded, too, if upstream finds the same about the
+/// caller. The proxy's own refusals stay: limits, its end, callers that upstream must not see, and
+/// those about whom it could not be asked (`--authorization-unavailable=refuse`).
 pub(super) fn instead(
     exchange: &Exchange,
     answered: Result<Answer, Unanswered>,

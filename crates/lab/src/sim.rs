@@ -3,8 +3,8 @@
 //! It plays kube-apiserver's read path (list, get, watch, discovery, reviews) closely enough that
 //! the proxy can't tell, and counts what it is asked for. The demo and the tests put the proxy in
 //! front of it. JSON, and ConfigMaps in protobuf with [`Options::protobuf`]: an Accept header that
-//! lists nothing else is refused with 406. Not imitated: admission, defaulting, finalizers, graceful deletion, server-side apply, Table output,
-//! gzip of gets and lists.
+//! lists nothing else is refused with 406. Not imitated: admission, defaulting, finalizers,
+//! graceful deletion, server-side apply, Table output, gzip of gets and lists.
 //!
 //! ```no_run
 //! # use watershed_lab::sim::{Options, SimulatedServer};

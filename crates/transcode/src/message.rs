@@ -14,7 +14,7 @@ const MAX_DEPTH: usize = 128;
 /// Prints one object.
 pub(crate) struct Printer<'a, 'o> {
     table: &'static MessageTable,
-    /// Whether the absence of a list leaves its JSON unknown.
+    /// True if the absence of a list leaves its JSON unknown.
     is_stored_as_json: bool,
     /// The minor release in whose manner it is printed.
     release: u32,

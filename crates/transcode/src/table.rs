@@ -65,14 +65,14 @@ pub(crate) struct Member {
     pub(crate) key: Box<str>,
     pub(crate) number: u32,
     pub(crate) arity: Arity,
-    /// Whether the empty value is left out by the newest release.
+    /// True if the newest release leaves out the empty value.
     omits_empty: bool,
     /// The first minor release that does so. Those before do the opposite.
     omits_so_since: u32,
     pub(crate) value: ValueKind,
 }
 
-/// How often a member's field occurs.
+/// The number of times that a member's field may occur.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Arity {
     /// Exactly once.
@@ -198,7 +198,7 @@ fn message_names(text: &str) -> Result<HashMap<&str, MessageId>, BadLine> {
     Ok(names)
 }
 
-/// What a member can refer to: messages, and types, which come first in a table.
+/// The names that a member can refer to: messages, and types, which come first in a table.
 struct Names<'a>(&'a HashMap<&'a str, MessageId>, &'a [BuiltInType]);
 
 impl Names<'_> {

@@ -1,4 +1,4 @@
-//! What other crates use: the JSON of one object.
+//! The JSON of one object: the interface for other crates.
 use crate::message::Printer;
 use crate::table::{BuiltInType, MessageTable};
 use crate::unexplained::Unexplained;

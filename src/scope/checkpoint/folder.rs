@@ -33,7 +33,7 @@ impl CheckpointFolder {
 
     /// Writes a checkpoint in the place of the scope's last one. Returns its length.
     ///
-    /// Whoever reads finds the whole new file or the whole old one, even after a crash.
+    /// A reader finds the whole new file or the whole old one, even after a crash.
     pub(super) fn write(
         &self,
         header: &CheckpointHeader,

@@ -34,7 +34,7 @@ pub(super) struct Following {
     told_too_old: bool,
 }
 
-/// What the caller of [`Following::next`] knows.
+/// The state as the caller of [`Following::next`] knows it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FollowingReader {
     /// It takes the source for followed.

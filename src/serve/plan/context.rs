@@ -16,7 +16,7 @@ pub(super) struct ReadContext<'a> {
     pub(super) namespace: Option<&'a str>,
     pub(super) query: Option<&'a str>,
     pub(super) consistent_reads: ConsistentReads,
-    /// What upstream makes of `shardSelector`.
+    /// The effect of `shardSelector` at upstream.
     pub(super) sharding: ParameterUse,
 }
 

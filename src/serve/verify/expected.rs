@@ -1,4 +1,4 @@
-//! What upstream says to the same read, at the version of the answer.
+//! Upstream's answer to the same read, at the version of the proxy's.
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -32,7 +32,7 @@ enum ExpectedKind {
 /// An object of a list: key, version and bytes.
 type ListedObject = (String, ResourceVersion, Bytes);
 
-/// What upstream says.
+/// Upstream's answer.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum UpstreamWord {
     /// The whole answer.

@@ -17,7 +17,7 @@ pub(super) struct SampledBody {
     sample: Option<AnswerSample>,
 }
 
-/// What was sent of an answer.
+/// The part of an answer that was sent.
 struct AnswerSample {
     chunks: Vec<Bytes>,
     bytes: usize,

@@ -27,7 +27,7 @@ const EVENT: &str = concat!(
     r#""metadata":{"name":"c","namespace":"n","resourceVersion":"30"}}}"#,
     "\n"
 );
-/// What a catch-up watch shows: the event, and that nothing follows up to 40.
+/// The body of a catch-up watch: the event, and that nothing follows up to 40.
 const SHOWN: &str = concat!(
     r#"{"type":"ADDED","object":{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","#,
     r#""metadata":{"name":"c","namespace":"n","resourceVersion":"30"}}}"#,

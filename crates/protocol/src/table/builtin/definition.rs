@@ -1,4 +1,4 @@
-//! What a printer consists of.
+//! The parts of a printer.
 use serde::Deserialize;
 
 use crate::encoding::Malformed;

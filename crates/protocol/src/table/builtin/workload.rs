@@ -1,4 +1,4 @@
-//! What makes pods and keeps them running.
+//! Types that make pods and keep them running.
 use serde::Deserialize;
 
 use super::definition::{BuiltinPrinter, read};
