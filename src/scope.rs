@@ -8,6 +8,7 @@ mod continuity;
 mod derived;
 mod feed;
 mod finish;
+mod following;
 pub mod gauges;
 mod handle;
 mod history_check;
@@ -27,6 +28,7 @@ mod rollback_monitor;
 mod save;
 mod self_check;
 mod staleness;
+mod stopping;
 mod streaming;
 #[cfg(test)]
 mod tests;
@@ -40,9 +42,10 @@ pub use config::{Derivation, Retention, ScopeConfig};
 pub use handle::ScopeHandle;
 pub use key::ScopeKey;
 pub use phase::{NotReady, ReadyScope, ScopePhase};
-pub(crate) use pump::REOPEN_AFTER;
 pub use registry::{NotAcquired, Scopes};
 pub use rollback_monitor::watch_for_rollbacks;
 pub use save::{save_finally, save_regularly};
 pub use self_check::{DifferenceExcerpt, ObjectDifference, SelfCheck};
 pub use timeline::{Question, RollbackEvidence, Timeline, TimelineChanged};
+
+pub(crate) use stopping::REOPEN_AFTER;

@@ -1,6 +1,8 @@
 //! The memory of a scope, as it is charged to the budget.
+use tokio::runtime::Handle;
+
 use crate::budget::{MemoryBudget, MemoryCharge, MemoryClass};
-use crate::store::HeldBytes;
+use crate::store::{Discarded, HeldBytes};
 
 /// The charges of one scope.
 #[derive(Debug)]
@@ -34,5 +36,16 @@ impl ScopeCharges {
     /// Returns the bytes that are counted.
     pub(super) fn bytes(&self) -> usize {
         self.objects.bytes() + self.history.bytes()
+    }
+}
+
+/// Drops what was replaced on a thread of its own: a large type takes longer than others wait.
+pub(super) fn discard(replaced: Discarded, charges: ScopeCharges) {
+    // Without a runtime nobody waits: the process ends.
+    if let Ok(runtime) = Handle::try_current() {
+        runtime.spawn_blocking(move || {
+            drop(replaced);
+            drop(charges);
+        });
     }
 }

@@ -1,17 +1,15 @@
 //! The task of a scope: it pumps what upstream sends into the store.
 use std::any::Any;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use tokio::runtime::Handle;
 use tokio::sync::watch;
-use tokio::time::{self, sleep, sleep_until};
+use tokio::time::{self, sleep_until};
 use watershed_protocol::{BookmarkFormat, Frame, Scanned};
 
 use super::cached::Scope;
-use super::charges::ScopeCharges;
+use super::charges::discard;
 use super::checkpoint::Checkpoints;
 use super::collect::stored_object;
 use super::continuity::{Continuity, ContinuityChange};
@@ -23,25 +21,18 @@ use super::open_scopes::OpenScopes;
 use super::phase::{ReadyScope, ScopePhase};
 use super::release::ReleaseLearner;
 use super::restoring::Restoring;
-use super::staleness::{StalenessChange, StalenessClock};
+use super::staleness::StalenessClock;
 use super::streaming::StreamingLearner;
 use super::unfit::UnfitScopes;
-use crate::budget::DoesNotFit;
+use crate::budget::MemoryLoad;
 use crate::metric::{Counter, Metric};
-use crate::store::{Discarded, InconsistentEvent, SnapshotBuilder, StoreWriter};
+use crate::store::{InconsistentEvent, Snapshot, SnapshotBuilder, StoreWriter};
 use crate::upstream::{Change, Probe, Release, ServedBy, Stopped};
 
-/// Time after which a scope that was never ready is given up, and before which a representation
-/// that upstream does not have is not asked for again. Requests are forwarded meanwhile.
-pub(crate) const REOPEN_AFTER: Duration = Duration::from_secs(30);
 /// After a schema change an API server builds the type's storage anew, within about a second. It
 /// may have ended our watch before the change was seen here, so the scope is listed again after
 /// this.
 const STORAGE_REBUILD: Duration = Duration::from_secs(2);
-/// Shortest pause between attempts of a scope that was never ready.
-const FIRST_RETRY: Duration = Duration::from_secs(1);
-/// Time after which memory that was dropped has left the process.
-const ROOM_AFTER: Duration = Duration::from_secs(12);
 /// A watch that ended in good order is open again after milliseconds. A scope that waits longer
 /// does not follow.
 const WATCH_REOPEN: Duration = Duration::from_secs(2);
@@ -221,26 +212,6 @@ impl ScopePump {
         None
     }
 
-    /// Records that changes of the source arrive again, of which none was lost.
-    fn refollowed(&mut self) {
-        self.scope.set_following(true);
-        let source = self.scope.derived_from.load();
-        if source.as_ref().is_some_and(|source| source.age().is_none()) {
-            // It was followed all the time, while its server's JSON was compared.
-            self.heard();
-        } else {
-            self.staleness.reopened(time::Instant::now());
-        }
-    }
-
-    /// Records that the source is older than allowed, which counts here as well.
-    fn too_old(&mut self) {
-        self.lost();
-        if self.staleness.exceed() {
-            self.exceeded();
-        }
-    }
-
     fn continue_after(&mut self, change: ContinuityChange) {
         match change {
             ContinuityChange::TimelineEnded => self.forget(),
@@ -295,55 +266,12 @@ impl ScopePump {
                 self.not_restored();
                 self.learn_bookmark(bookmark);
                 self.streaming.listed(streams_initial_events);
-                self.refused_since = None;
-                let ready = Arc::new(ReadyScope {
+                let ready = ReadyScope {
                     format,
                     streams_initial_events,
                     warnings,
-                });
-                self.ready = Some(Arc::clone(&ready));
-                let snapshot = objects.finish(version);
-                let representation = self.scope.key.representation;
-                tracing::info!(
-                    resource = %self.scope.key.gvr,
-                    encoding = ?representation.encoding,
-                    metadata_only = representation.metadata_only,
-                    %version,
-                    objects = snapshot.len(),
-                    bytes = snapshot.size(),
-                    "listed"
-                );
-                if !self.scope.is_derived() {
-                    self.count(&metrics::UPSTREAM_LISTS);
-                }
-                self.scope.first_list.get_or_init(|| version);
-                if streams_initial_events {
-                    // Before what it printed, so that none of that is derived as another's.
-                    self.name_server();
-                }
-                let charges = self.scope.charges.lock().take();
-                let replaced = self.writer.replace(snapshot);
-                // Counted twice for a moment, rather than not at all.
-                self.scope.count_held();
-                drop(load);
-                self.unfit.loaded(&self.scope.key, Instant::now());
-                discard(replaced, charges);
-                self.scope.irreducible.clear();
-                self.scope.unprintable.clear();
-                self.is_rewritten = false;
-                self.continuity.listed();
-                self.phase.send_replace(ScopePhase::Ready(ready));
-                *self.scope.printed_by.lock() = None;
-                if let Some(reflector) = self.feed.reflector() {
-                    self.release.listed(reflector.listed_by());
-                }
-                if streams_initial_events {
-                    self.follow_server();
-                }
-                if let Some(release) = self.feed.compared_release().cloned() {
-                    self.note_release(Some(release));
-                }
-                self.heard();
+                };
+                self.listed(ready, objects.finish(version), load);
             }
             Change::Event(frame, scanned) => {
                 self.apply_event(now, frame, scanned);
@@ -368,6 +296,56 @@ impl ScopePump {
         }
         self.scope.count_held();
         self.scope.publish_version();
+    }
+
+    /// Puts a new list in place of what was held.
+    fn listed(&mut self, ready: ReadyScope, snapshot: Snapshot, load: MemoryLoad) {
+        let streams_initial_events = ready.streams_initial_events;
+        let ready = Arc::new(ready);
+        self.refused_since = None;
+        self.ready = Some(Arc::clone(&ready));
+        let version = snapshot.version();
+        let representation = self.scope.key.representation;
+        tracing::info!(
+            resource = %self.scope.key.gvr,
+            encoding = ?representation.encoding,
+            metadata_only = representation.metadata_only,
+            %version,
+            objects = snapshot.len(),
+            bytes = snapshot.size(),
+            "listed"
+        );
+        if !self.scope.is_derived() {
+            self.count(&metrics::UPSTREAM_LISTS);
+        }
+        self.scope.first_list.get_or_init(|| version);
+        if streams_initial_events {
+            // Before what it printed, so that none of that is derived as another's.
+            self.name_server();
+        }
+        let charges = self.scope.charges.lock().take();
+        let replaced = self.writer.replace(snapshot);
+        // Counted twice for a moment, rather than not at all.
+        self.scope.count_held();
+        drop(load);
+        self.unfit.loaded(&self.scope.key, Instant::now());
+        discard(replaced, charges);
+        self.scope.irreducible.clear();
+        self.scope.unprintable.clear();
+        self.is_rewritten = false;
+        self.continuity.listed();
+        self.phase.send_replace(ScopePhase::Ready(ready));
+        *self.scope.printed_by.lock() = None;
+        if let Some(reflector) = self.feed.reflector() {
+            self.release.listed(reflector.listed_by());
+        }
+        if streams_initial_events {
+            self.follow_server();
+        }
+        if let Some(release) = self.feed.compared_release().cloned() {
+            self.note_release(Some(release));
+        }
+        self.heard();
     }
 
     fn apply_event(&mut self, now: Instant, frame: Frame, scanned: Scanned) {
@@ -406,145 +384,6 @@ impl ScopePump {
         self.lost();
     }
 
-    /// Records that upstream's changes do not arrive any more.
-    fn lost(&mut self) {
-        self.scope.set_following(false);
-        self.staleness.lost(time::Instant::now());
-        self.scope.age.publish(self.staleness.lost_since());
-    }
-
-    /// Records that upstream has proven the state that is held. The watch may have broken since.
-    pub(super) fn proven(&mut self) {
-        self.heard();
-        if !self.scope.is_following() {
-            self.lost();
-        }
-    }
-
-    /// Records that upstream sent a list, an event or a bookmark.
-    fn heard(&mut self) {
-        if self.staleness.heard() {
-            self.recovered();
-        }
-    }
-
-    /// Serves the scope again, if it was too old.
-    fn recovered(&mut self) {
-        self.scope.age.publish(None);
-        let ScopePhase::Stale(ready) = self.scope.phase() else {
-            return;
-        };
-        tracing::info!(resource = %self.scope.key.gvr, "followed again; served from memory");
-        self.writer.resume();
-        self.phase.send_replace(ScopePhase::Ready(ready));
-    }
-
-    fn staleness_changed(&mut self) {
-        match self.staleness.tick(time::Instant::now()) {
-            Some(StalenessChange::Recovered) => self.recovered(),
-            Some(StalenessChange::Exceeded) => self.exceeded(),
-            None => {}
-        }
-    }
-
-    /// Serves the scope no longer, as it is too old, and ends its watches.
-    fn exceeded(&mut self) {
-        let key = &self.scope.key;
-        match self.scope.phase() {
-            ScopePhase::Ready(ready) => {
-                tracing::warn!(
-                    resource = %key.gvr,
-                    selection = %key.selection,
-                    "not followed for --max-staleness; requests are forwarded until it is"
-                );
-                // Before the watches end: their clients come back at once.
-                self.phase.send_replace(ScopePhase::Stale(ready));
-                self.writer.pause();
-            }
-            // Its watches may lack an event, so that they cannot go on elsewhere.
-            ScopePhase::Quarantined => self.writer.expire(),
-            _ => {}
-        }
-    }
-
-    /// Serves the scope no longer, as its objects are not upstream's, and lists it again. The list
-    /// expires its watches.
-    fn quarantine(&mut self) {
-        if let ScopePhase::Ready(_) | ScopePhase::Stale(_) = self.scope.phase() {
-            self.phase.send_replace(ScopePhase::Quarantined);
-            if self.scope.prints_differently.swap(false, Ordering::Relaxed) {
-                self.feed.distrust();
-            }
-            self.relist();
-        }
-    }
-
-    /// Records that upstream's watch broke. A scope that was never listed is failing then.
-    fn interrupted(&mut self) {
-        self.lost();
-        self.phase.send_if_modified(|phase| {
-            let is_first = matches!(phase, ScopePhase::Syncing);
-            if is_first {
-                *phase = ScopePhase::Failing;
-            }
-            is_first
-        });
-    }
-
-    /// Prepares another attempt after a refusal, if the scope was never ready. Returns `false` if
-    /// the refusal is final.
-    ///
-    /// One answer may be an accident: a load balancer's page, or an API server that does not know
-    /// the roles yet. Requests are forwarded meanwhile, and the pauses grow as long as it lasts.
-    fn tries_again(&mut self, stopped: &Stopped) -> bool {
-        if self.restoring.is_some() && *stopped != Stopped::Closed {
-            self.give_up_restored();
-            return true;
-        }
-        if let Stopped::DoesNotFit(DoesNotFit { needed }) = stopped
-            && self.makes_room(*needed)
-        {
-            return true;
-        }
-        // On-demand scopes that recover by themselves would not count against their limit.
-        if self.ready.is_some() || self.scope.on_demand || !stopped.may_pass() {
-            return false;
-        }
-        let lasts = if let Some(since) = self.refused_since {
-            since.elapsed()
-        } else {
-            self.refused_since = Some(Instant::now());
-            self.report_stop(stopped);
-            Duration::ZERO
-        };
-        if lasts >= REOPEN_AFTER {
-            return false;
-        }
-        self.phase
-            .send_replace(ScopePhase::Stopped(stopped.clone()));
-        let jitter = 0.75 + fastrand::f64() / 2.0;
-        self.feed.pause(lasts.max(FIRST_RETRY).mul_f64(jitter));
-        true
-    }
-
-    /// Drops what is held of a scope whose new list does not fit beside it, and lists it again once
-    /// that memory is free. Returns `false` if nothing is held.
-    fn makes_room(&mut self, needed: usize) -> bool {
-        let held = self.scope.held();
-        if held == 0 {
-            return false;
-        }
-        tracing::info!(
-            resource = %self.scope.key.gvr,
-            held,
-            needed,
-            "dropped, as it does not fit into memory beside its new list"
-        );
-        self.drop_held();
-        self.feed.pause(ROOM_AFTER);
-        true
-    }
-
     pub(super) fn learn_bookmark(&self, format: Option<BookmarkFormat>) {
         if let Some(format) = format {
             let format = self.null_in_structs.complete(format);
@@ -554,96 +393,6 @@ impl ScopePump {
 
     fn count(&self, metric: &Metric<Counter, 2>) {
         metrics::of_type(metric, &self.scope.key.gvr).increment(1);
-    }
-
-    /// Logs and counts that the scope cannot be cached.
-    fn report_stop(&self, reason: &Stopped) {
-        let key = &self.scope.key;
-        if *reason == Stopped::Closed {
-            tracing::debug!(
-                resource = %key.gvr,
-                representation = ?key.representation,
-                "closed"
-            );
-        } else {
-            tracing::info!(
-                resource = %key.gvr,
-                selection = %key.selection,
-                representation = ?key.representation,
-                %reason,
-                "not cached; its requests are forwarded"
-            );
-        }
-        let labels = [
-            key.gvr.group.clone().into(),
-            key.gvr.resource.clone().into(),
-            reason.as_str().into(),
-        ];
-        metrics::STOPPED.with(labels).increment(1);
-    }
-}
-
-impl Drop for ScopePump {
-    /// However the task ends, even by a panic, nobody may wait for a scope that stands still.
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            self.stopped = Stopped::Failed;
-        }
-        let tried_again = self.refused_since.is_some();
-        if !tried_again || self.stopped == Stopped::Closed {
-            self.report_stop(&self.stopped);
-        }
-        self.scope.set_following(false);
-        self.staleness.stopped();
-        self.scope.age.publish(None);
-        self.phase
-            .send_replace(ScopePhase::Stopped(self.stopped.clone()));
-        let is_too_large = matches!(self.stopped, Stopped::DoesNotFit(_));
-        if is_too_large || self.scope.frees_memory.load(Ordering::Acquire) {
-            let charges = self.scope.charges.lock().take();
-            discard(self.writer.release(), charges);
-        } else {
-            self.writer.close();
-        }
-        if let Stopped::DoesNotFit(DoesNotFit { needed }) = self.stopped {
-            // The next request finds it there, and opens no scope before it may fit.
-            let key = self.scope.key.clone();
-            self.unfit.add(key, needed, Instant::now());
-            self.open.forget(&self.scope);
-            return;
-        }
-        // A scope that was closed is not among the open ones any more.
-        if self.stopped == Stopped::Closed {
-            return;
-        }
-        // A scope that was refused for long enough makes room for one with pauses of its own.
-        let was_retried = tried_again || self.ready.is_some();
-        let remembered = if was_retried && self.stopped != Stopped::Failed {
-            Duration::ZERO
-        } else {
-            REOPEN_AFTER
-        };
-        if let Ok(runtime) = Handle::try_current() {
-            let scope = Arc::downgrade(&self.scope);
-            let open = self.open.clone();
-            runtime.spawn(async move {
-                sleep(remembered).await;
-                if let Some(scope) = scope.upgrade() {
-                    open.forget(&scope);
-                }
-            });
-        }
-    }
-}
-
-/// Drops what was replaced on a thread of its own: a large type takes longer than others wait.
-fn discard(replaced: Discarded, charges: ScopeCharges) {
-    // Without a runtime nobody waits: the process ends.
-    if let Ok(runtime) = Handle::try_current() {
-        runtime.spawn_blocking(move || {
-            drop(replaced);
-            drop(charges);
-        });
     }
 }
 

@@ -8,10 +8,10 @@ use std::time::Instant;
 use http::Request;
 use watershed_protocol::{Freshness, GroupVersionResource, WatchStart};
 
-use super::MANY_GETS;
 use super::get_crowds::GetCrowds;
 use super::metrics::Labels;
 use super::optional_parameters::{OptionalParameters, ParameterUse};
+use super::parts::MANY_GETS;
 use super::plan::{PlannedAction, ReadKind, ReadPlan, RequestPlan};
 use super::policy::CachingPolicy;
 use super::scope_choice::ScopeChoice;

@@ -1,0 +1,115 @@
+//! Follows how current a scope is: whether upstream's changes arrive, and when it is too old.
+use std::sync::atomic::Ordering;
+
+use tokio::time::Instant;
+
+use super::phase::ScopePhase;
+use super::pump::ScopePump;
+use super::staleness::StalenessChange;
+
+impl ScopePump {
+    /// Records that changes of the source arrive again, of which none was lost.
+    pub(super) fn refollowed(&mut self) {
+        self.scope.set_following(true);
+        let source = self.scope.derived_from.load();
+        if source.as_ref().is_some_and(|source| source.age().is_none()) {
+            // It was followed all the time, while its server's JSON was compared.
+            self.heard();
+        } else {
+            self.staleness.reopened(Instant::now());
+        }
+    }
+
+    /// Records that the source is older than allowed, which counts here as well.
+    pub(super) fn too_old(&mut self) {
+        self.lost();
+        if self.staleness.exceed() {
+            self.exceeded();
+        }
+    }
+
+    /// Records that upstream's changes do not arrive any more.
+    pub(super) fn lost(&mut self) {
+        self.scope.set_following(false);
+        self.staleness.lost(Instant::now());
+        self.scope.age.publish(self.staleness.lost_since());
+    }
+
+    /// Records that upstream has proven the state that is held. The watch may have broken since.
+    pub(super) fn proven(&mut self) {
+        self.heard();
+        if !self.scope.is_following() {
+            self.lost();
+        }
+    }
+
+    /// Records that upstream sent a list, an event or a bookmark.
+    pub(super) fn heard(&mut self) {
+        if self.staleness.heard() {
+            self.recovered();
+        }
+    }
+
+    /// Serves the scope again, if it was too old.
+    pub(super) fn recovered(&mut self) {
+        self.scope.age.publish(None);
+        let ScopePhase::Stale(ready) = self.scope.phase() else {
+            return;
+        };
+        tracing::info!(resource = %self.scope.key.gvr, "followed again; served from memory");
+        self.writer.resume();
+        self.phase.send_replace(ScopePhase::Ready(ready));
+    }
+
+    pub(super) fn staleness_changed(&mut self) {
+        match self.staleness.tick(Instant::now()) {
+            Some(StalenessChange::Recovered) => self.recovered(),
+            Some(StalenessChange::Exceeded) => self.exceeded(),
+            None => {}
+        }
+    }
+
+    /// Serves the scope no longer, as it is too old, and ends its watches.
+    pub(super) fn exceeded(&mut self) {
+        let key = &self.scope.key;
+        match self.scope.phase() {
+            ScopePhase::Ready(ready) => {
+                tracing::warn!(
+                    resource = %key.gvr,
+                    selection = %key.selection,
+                    "not followed for --max-staleness; requests are forwarded until it is"
+                );
+                // Before the watches end: their clients come back at once.
+                self.phase.send_replace(ScopePhase::Stale(ready));
+                self.writer.pause();
+            }
+            // Its watches may lack an event, so that they cannot go on elsewhere.
+            ScopePhase::Quarantined => self.writer.expire(),
+            _ => {}
+        }
+    }
+
+    /// Serves the scope no longer, as its objects are not upstream's, and lists it again. The list
+    /// expires its watches.
+    pub(super) fn quarantine(&mut self) {
+        if let ScopePhase::Ready(_) | ScopePhase::Stale(_) = self.scope.phase() {
+            self.phase.send_replace(ScopePhase::Quarantined);
+            if self.scope.prints_differently.swap(false, Ordering::Relaxed) {
+                self.feed.distrust();
+            }
+            self.relist();
+        }
+    }
+
+    /// Records that upstream's watch broke. A scope that was never listed is failing then.
+    pub(super) fn interrupted(&mut self) {
+        self.lost();
+        self.phase.send_if_modified(|phase| {
+            let is_first = matches!(phase, ScopePhase::Syncing);
+            if is_first {
+                *phase = ScopePhase::Failing;
+            }
+            is_first
+        });
+    }
+}
