@@ -6,7 +6,7 @@ BIN := $(REAL)/.bin
 PROXY := target/debug/watershed
 PAIRS ?= 6000
 
-.PHONY: help build build-tests release dist test test-rust test-allocations test-real test-python test-release test-kine test-upgrade test-otel book conformance robustness soak mutants loom real lint bench bench-abuse bench-real bench-allocations bench-functions simulate-nodes screenshots experiment demo cluster documents fmt clean memory fuzz
+.PHONY: help build build-tests release release-artifacts dist test test-rust test-allocations test-artifacts test-real test-python test-release test-kine test-upgrade test-otel book conformance robustness soak mutants loom real lint bench bench-abuse bench-real bench-allocations bench-functions simulate-nodes screenshots experiment demo cluster documents fmt clean memory fuzz
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-17s %s\n", $$1, $$2}'
@@ -21,10 +21,13 @@ DIST := target/dist/watershed
 dist: ## Build the proxy as it is shipped: optimized across crates, without the lab
 	$(CARGO) build --locked --profile dist --no-default-features
 
+release-artifacts: ## Everything that is released, for amd64 and arm64 (docs/releases.md); VERSION=0.2.0, SIGNING_KEY=FILE
+	python3 release --version "$(VERSION)" $(if $(SIGNING_KEY),--signing-key "$(SIGNING_KEY)") $(RELEASE_FLAGS)
+
 real: ## Build kube-apiserver, etcd, kubectl, helm and the test harness from Go modules (cached)
 	cd $(REAL) && ./build.sh
 
-test: test-rust test-allocations test-real ## Run every test
+test: test-rust test-allocations test-artifacts test-real ## Run every test
 
 test-rust: real ## Rust tests: pure modules, simulated upstream, real kube-apiserver
 	$(CARGO) test --locked --workspace
@@ -39,6 +42,9 @@ build-tests:
 
 test-real: build-tests real ## Go tests: real clients through the proxy, in front of a real kube-apiserver
 	cd $(REAL) && WATERSHED_BIN=$(CURDIR)/$(PROXY) $(GO) test -count=1 -timeout 35m ./...
+
+test-artifacts: ## Archives, image layouts, checksums, signatures and notes of a release, of small programs
+	python3 -m unittest discover --start-directory release/tests
 
 test-python: build-tests real ## Python's kubernetes client through the proxy; installs the client, so not part of test
 	python3 -m venv $(BIN)/python

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 use watershed::cli::{self, Cli, failure};
 
 /// Thousands of connections and long-lived buffers of all sizes: jemalloc keeps fragmentation low.
-#[cfg(all(target_os = "linux", not(target_env = "musl")))]
+#[cfg(target_os = "linux")]
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 

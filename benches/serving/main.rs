@@ -40,7 +40,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use watershed_lab::process::Machine;
 
 /// The allocator that the proxy has, so that memory is compared alike.
-#[cfg(all(target_os = "linux", not(target_env = "musl")))]
+#[cfg(target_os = "linux")]
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
