@@ -197,11 +197,11 @@ func (c *ByteCounter) Write(p []byte) (int, error) {
 func (c *ByteCounter) URL() string { return "https://" + c.listener.Addr().String() }
 
 // Asked holds upstream's counts of requests that others than this test send.
-type Asked struct{ lists, watches, reviews, others int }
+type Asked struct{ Lists, Watches, Reviews, Others int }
 
 // Minus returns the difference of two counts.
 func (a Asked) Minus(b Asked) Asked {
-	return Asked{a.lists - b.lists, a.watches - b.watches, a.reviews - b.reviews, a.others - b.others}
+	return Asked{a.Lists - b.Lists, a.Watches - b.Watches, a.Reviews - b.Reviews, a.Others - b.Others}
 }
 
 // CountAsked reads upstream's metrics.
@@ -216,14 +216,14 @@ func CountAsked(t *testing.T, at api.Target) (a Asked) {
 		}
 		switch {
 		case has(`verb="WATCH"`):
-			a.watches += MetricValue(line)
+			a.Watches += MetricValue(line)
 		case open || has(`resource="leases"`) || has("/metrics"):
 		case has(`verb="LIST"`):
-			a.lists += MetricValue(line)
+			a.Lists += MetricValue(line)
 		case has("accessreviews") || has("tokenreviews"):
-			a.reviews += MetricValue(line)
+			a.Reviews += MetricValue(line)
 		case has(`verb="GET"`):
-			a.others += MetricValue(line)
+			a.Others += MetricValue(line)
 		}
 	}
 	return a

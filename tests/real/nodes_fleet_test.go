@@ -1,0 +1,382 @@
+package real
+
+import (
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+
+	"watershed.test/real/internal/api"
+	"watershed.test/real/internal/balancer"
+	"watershed.test/real/internal/objects"
+	"watershed.test/real/internal/poll"
+	"watershed.test/real/internal/require"
+	"watershed.test/real/internal/testbed"
+	"watershed.test/real/internal/usage"
+)
+
+// nodeSizes are the sizes of a simulated cluster of nodes.
+type nodeSizes struct {
+	nodes, pods, agents, seconds, perSecond, zoneReplicas int
+	// checkpoints gives each node's proxy a directory for its checkpoints.
+	checkpoints bool
+}
+
+// nodeCluster is an API server with the pods of many nodes.
+type nodeCluster struct {
+	nodeSizes
+	*testbed.Cluster
+	writer  kubernetes.Interface
+	changes int
+}
+
+func nodeName(i int) string { return fmt.Sprint("node-", i) }
+
+// startNodeCluster starts a cluster and creates its nodes and pods.
+func startNodeCluster(t *testing.T, sizes nodeSizes) *nodeCluster {
+	t.Helper()
+	c := &nodeCluster{nodeSizes: sizes, Cluster: require.Value(testbed.Start())(t)}
+	t.Cleanup(c.Stop)
+	c.writer = api.Clientset(t, c.Upstream())
+	for i := range c.nodes {
+		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName(i)}}
+		require.Value(c.writer.CoreV1().Nodes().Create(t.Context(), node, metav1.CreateOptions{}))(t)
+	}
+	var made sync.WaitGroup
+	for worker := range 8 {
+		chance := rand.New(rand.NewPCG(9, uint64(worker)))
+		made.Go(func() {
+			for i := worker; i < c.pods; i += 8 {
+				p := objects.Pod(fmt.Sprint("pod-", i), nodeName(i%c.nodes))
+				// Half of the text can be compressed.
+				filler := make([]byte, 700)
+				for i := range filler {
+					filler[i] = byte(chance.UintN(256))
+				}
+				p.Annotations = map[string]string{"filler": hex.EncodeToString(filler)}
+				if _, err := c.writer.CoreV1().Pods("default").Create(t.Context(), p, metav1.CreateOptions{}); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	made.Wait()
+	return c
+}
+
+// change changes the next pod.
+func (c *nodeCluster) change(t *testing.T) {
+	patch := fmt.Appendf(nil, `{"metadata":{"annotations":{"n":"%d"}}}`, c.changes)
+	name := fmt.Sprint("pod-", c.changes%c.pods)
+	require.Value(c.writer.CoreV1().Pods("default").Patch(t.Context(), name, types.MergePatchType, patch, metav1.PatchOptions{}))(t)
+	c.changes++
+}
+
+// nodeFleet is one way to connect the agents of all nodes.
+type nodeFleet struct {
+	*nodeCluster
+	// counted is what comes from the API server, and between what comes from the zone tier.
+	counted, between *usage.ByteCounter
+	// zone holds the replicas of the zone tier, and zoneFront their Service.
+	zone      []*testbed.Proxy
+	zoneFront *balancer.Balancer
+	// proxies holds the proxy of each node, and fronts the address that its agents know.
+	proxies []*testbed.Proxy
+	fronts  []*balancer.Balancer
+	flags   func(node int) []string
+	// directories hold what a node's proxy finds again after a restart.
+	directories []string
+	informers   []cache.SharedIndexInformer
+}
+
+// startNodeFleet starts the proxies of all nodes.
+func (c *nodeCluster) startNodeFleet(t *testing.T, way nodeSetup) *nodeFleet {
+	t.Helper()
+	f := &nodeFleet{nodeCluster: c, flags: way.flags, counted: usage.StartByteCounter(t, c.Upstream().URL)}
+	if way.flags == nil {
+		return f
+	}
+	if way.zone {
+		f.zoneFront = balancer.Start(t)
+		f.between = usage.StartByteCounter(t, f.zoneFront.URL())
+		for range c.zoneReplicas {
+			f.zone = append(f.zone, f.startZoneProxy(t))
+		}
+		f.zoneFront.Set(f.zone...)
+	}
+	for i := range c.nodes {
+		f.directories = append(f.directories, t.TempDir())
+		f.fronts = append(f.fronts, balancer.Start(t))
+		f.proxies = append(f.proxies, f.startNodeProxy(t, i))
+		f.fronts[i].Set(f.proxies[i])
+	}
+	return f
+}
+
+// startZoneProxy starts a replica of the zone tier. All show the first one's certificate.
+func (f *nodeFleet) startZoneProxy(t *testing.T) *testbed.Proxy {
+	t.Helper()
+	flags := []string{"--server", f.counted.URL()}
+	if len(f.zone) == 0 {
+		return testbed.RunProxy(t, f.ProxyKubeconfig, flags...)
+	}
+	pair := filepath.Dir(f.zone[0].CA)
+	p := testbed.RunProxy(t, f.ProxyKubeconfig, append(flags,
+		"--tls-cert", filepath.Join(pair, "tls.crt"), "--tls-key", filepath.Join(pair, "tls.key"))...)
+	p.CA = f.zone[0].CA
+	return p
+}
+
+// startNodeProxy starts the proxy of a node, with the certificate of the one before.
+func (f *nodeFleet) startNodeProxy(t *testing.T, i int) *testbed.Proxy {
+	t.Helper()
+	kubeconfig, server := f.ProxyKubeconfig, f.counted.URL()
+	if f.zoneFront != nil {
+		kubeconfig, server = f.behindZone(t, i), f.between.URL()
+	}
+	flags := append(f.flags(i), "--server", server)
+	if f.checkpoints {
+		flags = append(flags, "--checkpoint-dir", filepath.Join(f.directories[i], "checkpoints"))
+	}
+	if i == len(f.proxies) {
+		return testbed.RunProxy(t, kubeconfig, flags...)
+	}
+	ca := f.proxies[i].CA
+	pair := filepath.Dir(ca)
+	p := testbed.RunProxy(t, kubeconfig, append(flags,
+		"--tls-cert", filepath.Join(pair, "tls.crt"), "--tls-key", filepath.Join(pair, "tls.key"))...)
+	p.CA = ca
+	return p
+}
+
+// behindZone returns the kubeconfig of a proxy whose upstream is the zone tier.
+func (f *nodeFleet) behindZone(t *testing.T, i int) string {
+	t.Helper()
+	file := filepath.Join(f.directories[i], "kubeconfig")
+	require.NoError(t, testbed.WriteKubeconfig(file, f.between.URL(), f.zone[0].CA, f.Tokens["watershed"]))
+	return file
+}
+
+// openAgents starts the agents of all nodes, a few nodes at a time as in a rollout.
+func (f *nodeFleet) openAgents(t *testing.T, stop <-chan struct{}) {
+	t.Helper()
+	for i := range f.nodes {
+		for range f.agents {
+			f.openAgent(t, i, stop)
+		}
+		if i%5 == 4 {
+			poll.Until(t, "the agents of a few nodes are in sync", f.synced)
+		}
+	}
+	poll.Until(t, "all agents are in sync", f.synced)
+	poll.Until(t, "all agents have their objects", func() error {
+		have := 0
+		for _, informer := range f.informers {
+			have += len(informer.GetStore().ListKeys())
+		}
+		// Each agent has the node and its pods.
+		if want := f.agents * (f.pods + f.nodes); have != want {
+			return fmt.Errorf("they have %d objects, not %d", have, want)
+		}
+		return nil
+	})
+}
+
+func (f *nodeFleet) openAgent(t *testing.T, node int, stop <-chan struct{}) {
+	t.Helper()
+	config := f.Upstream().Config()
+	config.Host = f.counted.URL()
+	if f.proxies != nil {
+		config.Host, config.TLSClientConfig = f.fronts[node].URL(), rest.TLSClientConfig{CAFile: f.proxies[node].CA}
+	}
+	config.ContentType, config.AcceptContentTypes = api.ProtobufType, api.ProtobufType
+	// This keeps client-go from sharing connections between agents.
+	config.Dial = (&net.Dialer{Timeout: poll.Patience}).DialContext
+	client := require.Value(kubernetes.NewForConfig(config))(t)
+	informersOf := func(field string) informers.SharedInformerFactory {
+		selector := fields.OneTermEqualSelector(field, nodeName(node)).String()
+		return informers.NewSharedInformerFactoryWithOptions(client, 0,
+			informers.WithTweakListOptions(func(o *metav1.ListOptions) { o.FieldSelector = selector }))
+	}
+	for _, informer := range []cache.SharedIndexInformer{
+		informersOf("spec.nodeName").Core().V1().Pods().Informer(),
+		informersOf("metadata.name").Core().V1().Nodes().Informer(),
+	} {
+		f.informers = append(f.informers, informer)
+		go informer.Run(stop)
+	}
+}
+
+func (f *nodeFleet) synced() error {
+	if slices.ContainsFunc(f.informers, func(i cache.SharedIndexInformer) bool { return !i.HasSynced() }) {
+		return poll.ErrNotYet
+	}
+	return nil
+}
+
+// churn changes pods for the configured time, and returns once the agents have seen the last change.
+func (f *nodeFleet) churn(t *testing.T) {
+	t.Helper()
+	tick := time.NewTicker(time.Second / time.Duration(f.perSecond))
+	defer tick.Stop()
+	for range f.seconds * f.perSecond {
+		<-tick.C
+		f.change(t)
+	}
+	f.awaitChanges(t, 1)
+}
+
+// awaitChanges waits until all agents have seen the last changes of as many pods.
+func (f *nodeFleet) awaitChanges(t *testing.T, pods int) {
+	t.Helper()
+	poll.Until(t, "all agents have seen the last changes", func() error {
+		seen := 0
+		for _, informer := range f.informers {
+			for n := range pods {
+				of := f.changes - 1 - n
+				object, exists, err := informer.GetStore().GetByKey(fmt.Sprintf("default/pod-%d", of%f.pods))
+				if pod, ok := object.(*corev1.Pod); err == nil && exists && ok && pod.Annotations["n"] == fmt.Sprint(of) {
+					seen++
+				}
+			}
+		}
+		if want := pods * f.agents; seen != want {
+			return fmt.Errorf("%d of %d", seen, want)
+		}
+		return nil
+	})
+}
+
+// replaceProxies replaces all proxies as rollouts do: the zone's replicas one by one behind their
+// Service, then those of five nodes at a time, of which the old ones end first.
+func (f *nodeFleet) replaceProxies(t *testing.T) {
+	t.Helper()
+	for i, old := range f.zone {
+		f.zone[i] = f.startZoneProxy(t)
+		f.zoneFront.Set(f.zone...)
+		endProxy(t, old)
+	}
+	for first := 0; first < f.nodes; first += 5 {
+		few := f.proxies[first:min(first+5, f.nodes)]
+		for _, old := range few {
+			require.NoError(t, syscall.Kill(old.PID, syscall.SIGTERM))
+		}
+		for i, old := range few {
+			endProxy(t, old)
+			few[i] = f.startNodeProxy(t, first+i)
+			f.fronts[first+i].Set(few[i])
+		}
+		f.changeEachNode(t)
+	}
+}
+
+// changeEachNode changes a pod of each node, and waits until the node's agents have seen it.
+func (f *nodeFleet) changeEachNode(t *testing.T) {
+	t.Helper()
+	for range f.nodes {
+		f.change(t)
+	}
+	f.awaitChanges(t, f.nodes)
+}
+
+// endProxy asks a proxy to end, and waits until it has.
+func endProxy(t *testing.T, p *testbed.Proxy) {
+	t.Helper()
+	syscall.Kill(p.PID, syscall.SIGTERM)
+	poll.Until(t, "a proxy has ended", func() error {
+		if err := syscall.Kill(p.PID, 0); err == nil {
+			return poll.ErrNotYet
+		}
+		return nil
+	})
+}
+
+// NodeFigures are the costs of one phase.
+type NodeFigures struct {
+	Setup, Phase             string
+	Nodes, Pods, Agents      int
+	UpstreamBytes            int64
+	Lists, Watches           int
+	Reviews, Others          int
+	UpstreamSeconds          float64
+	TierBytes                int64
+	TierRequests             int
+	TierSeconds, NodeSeconds float64
+}
+
+// nodeMeter takes the costs of one phase after the other.
+type nodeMeter struct {
+	fleet *nodeFleet
+	setup string
+	asked usage.Asked
+	last  NodeFigures
+}
+
+func (f *nodeFleet) meter(t *testing.T, setup string) *nodeMeter {
+	m := &nodeMeter{fleet: f, setup: setup}
+	m.asked, m.last = m.read(t)
+	return m
+}
+
+// read returns the sums until now. Proxies that have ended are not among them.
+func (m *nodeMeter) read(t *testing.T) (usage.Asked, NodeFigures) {
+	t.Helper()
+	f := m.fleet
+	now := NodeFigures{UpstreamBytes: f.counted.Sent.Load()}
+	now.UpstreamSeconds = usage.ProcessSeconds(t, f.Pids["apiserver-0"])
+	if f.between != nil {
+		now.TierBytes = f.between.Sent.Load()
+	}
+	for _, p := range f.zone {
+		now.TierRequests += p.Sum(t, "watershed_requests_total", "")
+		now.TierSeconds += usage.ProcessSeconds(t, p.PID)
+	}
+	for _, p := range f.proxies {
+		now.NodeSeconds += usage.ProcessSeconds(t, p.PID)
+	}
+	return usage.CountAsked(t, f.Upstream()), now
+}
+
+// phase returns the costs since the last phase, and logs them.
+func (m *nodeMeter) phase(t *testing.T, name string) NodeFigures {
+	t.Helper()
+	asked, now := m.read(t)
+	by, f := asked.Minus(m.asked), m.fleet
+	figures := NodeFigures{
+		Setup: m.setup, Phase: name, Nodes: f.nodes, Pods: f.pods, Agents: f.agents,
+		UpstreamBytes: now.UpstreamBytes - m.last.UpstreamBytes,
+		Lists:         by.Lists, Watches: by.Watches, Reviews: by.Reviews, Others: by.Others,
+		UpstreamSeconds: now.UpstreamSeconds - m.last.UpstreamSeconds,
+		TierBytes:       now.TierBytes - m.last.TierBytes,
+		TierRequests:    now.TierRequests - m.last.TierRequests,
+		TierSeconds:     now.TierSeconds - m.last.TierSeconds,
+		NodeSeconds:     now.NodeSeconds - m.last.NodeSeconds,
+	}
+	m.asked, m.last = asked, now
+	line := string(require.Value(json.Marshal(figures))(t))
+	t.Log(line)
+	if file := os.Getenv("NODE_FIGURES"); file != "" {
+		out := require.Value(os.OpenFile(file, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644))(t)
+		defer out.Close()
+		require.Value(out.WriteString(strings.TrimSpace(line) + "\n"))(t)
+	}
+	return figures
+}
