@@ -2,12 +2,10 @@ package real
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"io"
-	"maps"
 	"math/rand/v2"
 	"net/http"
-	"net/url"
 	"os"
 	"slices"
 	"strings"
@@ -22,6 +20,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"watershed.test/real/internal/api"
+	"watershed.test/real/internal/cgroup"
 	"watershed.test/real/internal/poll"
 	"watershed.test/real/internal/require"
 	"watershed.test/real/internal/testbed"
@@ -32,7 +31,9 @@ const (
 	protobufType = "application/vnd.kubernetes.protobuf"
 
 	// memoryLimit is less than half of what the objects take in both encodings.
-	memoryLimit      = 192 << 20
+	memoryLimit = 192 << 20
+	// groupLimit is that of the control group: the proxy takes 80 % of it for its own limit.
+	groupLimit       = memoryLimit / 4 * 5
 	memoryNamespaces = 10
 	memoryObjects    = 60
 	memoryObjectSize = 100 << 10
@@ -43,6 +44,8 @@ type memoryRun struct {
 	t                 *testing.T
 	proxied, upstream api.Target
 	ctx               context.Context
+	// types holds the paths of all types that can be listed.
+	types []string
 	// clients end when it is over; followers when ctx does, so that they can get all events.
 	clients, followers sync.WaitGroup
 	over               atomic.Bool
@@ -51,17 +54,23 @@ type memoryRun struct {
 	// written holds the versions of writes after the start, by type.
 	written map[string][]string
 	sources map[string]int
+	// abused counts what hostile clients did, by its name.
+	abused map[string]int
 
-	verified, refused, events, abused atomic.Int64
+	verified, refused, events atomic.Int64
 }
 
 // TestMemoryStaysBelowItsLimit gives clients of two types, in both encodings, twice the data that
 // fits into the proxy's memory, while the objects change. Every list is compared with the API
 // server's own at the same version, every watch has to get each change once, and hostile clients
-// do what costs most. The proxy's resident memory never reaches the limit, at which a container
-// would be killed.
+// do what costs most.
 //
-// It is run by `make memory` only.
+// The proxy runs in a control group of its own, whose limit is the only one that it is given, as in
+// a container. The kernel must not kill it, and its resident memory stays below its own limit. Where
+// no such group can be created, only the latter is checked.
+//
+// It is run by `make memory` only. MEMORY_FLAGS are further flags of the proxy: with the budget off
+// (--memory-limit=0) the test has to fail.
 func TestMemoryStaysBelowItsLimit(t *testing.T) {
 	if os.Getenv("MEMORY_SECONDS") == "" || testbed.Direct {
 		t.Skip("make memory runs it")
@@ -69,14 +78,14 @@ func TestMemoryStaysBelowItsLimit(t *testing.T) {
 	seconds := fromEnvironment(t, "MEMORY_SECONDS", 600)
 	c := require.Value(testbed.Start())(t)
 	t.Cleanup(c.Stop)
-	proxy := testbed.RunProxy(t, c.Kubeconfig, "--config", testbed.CacheEverything,
-		"--memory-limit", fmt.Sprint(memoryLimit))
+	proxy := startLimited(t, c)
 	proxy.Tokens = c.Users
 	ctx, cancel := context.WithCancel(t.Context())
 	run := &memoryRun{
 		t: t, proxied: proxy.Target, upstream: c.Upstream(), ctx: ctx,
-		written: map[string][]string{}, sources: map[string]int{},
+		written: map[string][]string{}, sources: map[string]int{}, abused: map[string]int{},
 	}
+	run.types = typePaths(t, run.upstream)
 	start := run.fill()
 
 	var followed []*followedType
@@ -89,15 +98,8 @@ func TestMemoryStaysBelowItsLimit(t *testing.T) {
 		}
 	}
 	run.clients.Go(run.churn)
-	for _, abuse := range []func(){
-		run.manyValues, run.oldVersions, run.unreadLists, run.unreadWatches, run.wholeLists,
-	} {
-		run.clients.Go(func() {
-			for !run.over.Load() {
-				abuse()
-				run.abused.Add(1)
-			}
-		})
+	for _, a := range memoryAbuses {
+		run.clients.Go(func() { run.abuse(a.name, a.do) })
 	}
 	ends := time.Now().Add(time.Duration(seconds) * time.Second)
 	for time.Now().Before(ends) && !t.Failed() {
@@ -105,26 +107,86 @@ func TestMemoryStaysBelowItsLimit(t *testing.T) {
 	}
 	run.over.Store(true)
 	run.clients.Wait()
-	poll.Until(t, "every watch has got every change", func() error {
-		run.mutex.Lock()
-		defer run.mutex.Unlock()
-		for _, f := range followed {
-			for _, version := range run.written[f.resource] {
-				if !f.seen[version] {
-					return fmt.Errorf("%s: %s is missing", f.resource, version)
-				}
-			}
-		}
-		return nil
-	})
+	if !t.Failed() {
+		poll.Until(t, "every watch has got every change", func() error { return run.missing(followed) })
+	}
 	cancel()
 	run.followers.Wait()
+	if t.Failed() {
+		return
+	}
+	run.report(seconds, proxy)
+}
+
+// startLimited starts the proxy in a control group, if there can be one.
+func startLimited(t *testing.T, c *testbed.Cluster) *testbed.Proxy {
+	t.Helper()
+	flags := append([]string{"--config", testbed.CacheEverything}, strings.Fields(os.Getenv("MEMORY_FLAGS"))...)
+	group, err := cgroup.New("watershed-memory", groupLimit)
+	if errors.Is(err, cgroup.ErrUnavailable) {
+		t.Log(err)
+		flags = append(flags, "--memory-limit", fmt.Sprint(memoryLimit))
+		return testbed.RunProxy(t, c.Kubeconfig, flags...)
+	}
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		if err := group.Remove(); err != nil {
+			t.Error(err)
+		}
+	})
+	proxy := testbed.RunProxyAs(t, group.Command, c.Kubeconfig, flags...)
+	// The kernel's count is read at the end however the test ends.
+	t.Cleanup(func() {
+		kills, err := group.Kills()
+		if err != nil || kills > 0 {
+			t.Errorf("the kernel killed %d processes for want of memory (%v)\n%s", kills, err, proxy.LogTail())
+		}
+		peak, err := group.Peak()
+		t.Logf("control group: peak %d MiB of %d, with sockets and files (%v)", peak>>20, groupLimit>>20, err)
+	})
+	return proxy
+}
+
+// typePaths returns the paths of all types that can be listed.
+func typePaths(t *testing.T, at api.Target) []string {
+	t.Helper()
+	var paths []string
+	for _, list := range require.Value(api.Clientset(t, at).Discovery().ServerPreferredResources())(t) {
+		base := "/apis/" + list.GroupVersion
+		if list.GroupVersion == "v1" {
+			base = "/api/v1"
+		}
+		for _, r := range list.APIResources {
+			if slices.Contains(r.Verbs, "list") {
+				paths = append(paths, base+"/"+r.Name)
+			}
+		}
+	}
+	return paths
+}
+
+// missing returns an error while a watch has not got a change.
+func (r *memoryRun) missing(followed []*followedType) error {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	for _, f := range followed {
+		for _, version := range r.written[f.resource] {
+			if !f.seen[version] {
+				return fmt.Errorf("%s: %s is missing", f.resource, version)
+			}
+		}
+	}
+	return nil
+}
+
+// report logs what happened, and fails the test if memory was not kept below the limit or the
+// clients did not what they are for.
+func (r *memoryRun) report(seconds int, proxy *testbed.Proxy) {
+	t := r.t
 	peak := peakMemory(t, proxy.PID)
-	metrics := require.Value(proxy.Metrics())(t)
-	t.Logf("%d s: peak %d MiB of %d; %d lists verified, %d events, %d refused, %d abuses; sources %v",
-		seconds, peak>>20, memoryLimit>>20, run.verified.Load(), run.events.Load(), run.refused.Load(),
-		run.abused.Load(), run.sources)
-	for line := range strings.Lines(metrics) {
+	t.Logf("%d s: peak %d MiB of %d; %d lists verified, %d events, %d refused; sources %v; abuses %v",
+		seconds, peak>>20, memoryLimit>>20, r.verified.Load(), r.events.Load(), r.refused.Load(), r.sources, r.abused)
+	for line := range strings.Lines(require.Value(proxy.Metrics())(t)) {
 		if strings.HasPrefix(line, "watershed_memory_released_bytes_total") {
 			t.Log(strings.TrimSpace(line))
 		}
@@ -132,8 +194,13 @@ func TestMemoryStaysBelowItsLimit(t *testing.T) {
 	if peak >= memoryLimit {
 		t.Errorf("the proxy used %d bytes\n%s", peak, proxy.LogTail())
 	}
-	if run.sources["snapshot"] == 0 || run.sources["forward; reason=budget"] == 0 {
-		t.Errorf("everything or nothing was held: %v", run.sources)
+	if r.sources["snapshot"] == 0 || r.sources["forward; reason=budget"] == 0 {
+		t.Errorf("everything or nothing was held: %v", r.sources)
+	}
+	for _, a := range memoryAbuses {
+		if r.abused[a.name] == 0 {
+			t.Errorf("%s: never done", a.name)
+		}
 	}
 }
 
@@ -321,87 +388,5 @@ func (r *memoryRun) follow(f *followedType, encoding, version string) {
 			f.seen[version] = true
 			r.mutex.Unlock()
 		}
-	}
-}
-
-// manyValues lists and watches with selectors of thousands of values.
-func (r *memoryRun) manyValues() {
-	values := make([]string, 9000)
-	for i := range values {
-		values[i] = fmt.Sprintf("v%04d", i)
-	}
-	selector := url.QueryEscape("app notin (" + strings.Join(values, ",") + ")")
-	for _, path := range []string{
-		"/api/v1/configmaps?resourceVersion=0&limit=1&labelSelector=",
-		"/api/v1/secrets?watch=1&resourceVersion=0&timeoutSeconds=1&labelSelector=",
-	} {
-		r.discard(api.Request{Path: path + selector}, -1)
-	}
-}
-
-// oldVersions reads pages at versions that the history leads back to.
-func (r *memoryRun) oldVersions() {
-	r.mutex.Lock()
-	versions := slices.Clone(r.written["configmaps"])
-	r.mutex.Unlock()
-	if len(versions) == 0 {
-		time.Sleep(100 * time.Millisecond)
-		return
-	}
-	version := versions[max(len(versions)-20, 0)]
-	path := "/api/v1/configmaps?limit=20&resourceVersionMatch=Exact&resourceVersion=" + version
-	r.discard(api.Request{Path: path}, -1)
-}
-
-// unreadLists leaves answers of all objects lying for a while.
-func (r *memoryRun) unreadLists() {
-	r.leaveLying("?resourceVersion=0", 10)
-}
-
-// unreadWatches opens watches that nobody reads.
-func (r *memoryRun) unreadWatches() {
-	r.leaveLying("?watch=1&resourceVersion=0&timeoutSeconds=60", 20)
-}
-
-func (r *memoryRun) leaveLying(query string, count int) {
-	ctx, cancel := context.WithCancel(r.ctx)
-	defer cancel()
-	for i := range count {
-		resource := []string{"configmaps", "secrets"}[i%2]
-		accept := []string{jsonType, protobufType}[i/2%2]
-		resp, err := r.proxied.Open(ctx, api.Request{Path: "/api/v1/" + resource + query, Accept: accept})
-		if err == nil {
-			defer resp.Body.Close()
-		}
-	}
-	for range 50 {
-		if r.over.Load() {
-			break
-		}
-		time.Sleep(100 * time.Millisecond)
-	}
-}
-
-// wholeLists reads some of the list of all objects, compressed, and leaves.
-func (r *memoryRun) wholeLists() {
-	request := api.Request{Path: "/api/v1/configmaps", Header: map[string]string{"Accept-Encoding": "gzip"}}
-	r.discard(request, 1<<20)
-}
-
-// discard sends a request, and reads so many bytes of the answer. Whatever happens to hostile
-// requests is right.
-func (r *memoryRun) discard(request api.Request, bytes int64) {
-	ctx, cancel := context.WithTimeout(r.ctx, poll.Patience)
-	defer cancel()
-	request.Header = maps.Clone(request.Header)
-	resp, err := r.proxied.Open(ctx, request)
-	if err != nil {
-		return
-	}
-	defer resp.Body.Close()
-	if bytes < 0 {
-		io.Copy(io.Discard, resp.Body)
-	} else {
-		io.CopyN(io.Discard, resp.Body, bytes)
 	}
 }

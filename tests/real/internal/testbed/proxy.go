@@ -58,6 +58,12 @@ func StartProxyWithConfig(t *testing.T, config, kubeconfig string, servers ...st
 // RunProxy starts a proxy with further flags.
 func RunProxy(t *testing.T, kubeconfig string, flags ...string) *Proxy {
 	t.Helper()
+	return RunProxyAs(t, exec.Command, kubeconfig, flags...)
+}
+
+// RunProxyAs does the same with a function that makes the command of a program and its arguments.
+func RunProxyAs(t *testing.T, commandOf func(string, ...string) *exec.Cmd, kubeconfig string, flags ...string) *Proxy {
+	t.Helper()
 	dir := t.TempDir()
 	p := &Proxy{Log: filepath.Join(dir, "log")}
 	log := require.Value(os.Create(p.Log))(t)
@@ -68,7 +74,7 @@ func RunProxy(t *testing.T, kubeconfig string, flags ...string) *Proxy {
 	if !slices.Contains(flags, "--self-check-interval") {
 		args = append(args, withoutSelfCheck...)
 	}
-	command := exec.Command(require.Value(ProxyProgram())(t), args...)
+	command := commandOf(require.Value(ProxyProgram())(t), args...)
 	command.Stdout, command.Stderr = log, log
 	require.NoError(t, child.Start(command))
 	p.PID = command.Process.Pid
