@@ -77,8 +77,14 @@ impl Verifier {
         };
         let scope = Arc::clone(&fresh.opened.scope);
         let is_gzip = is_gzip(answer.response.headers());
-        let comparison =
-            AnswerComparison::new(scope, expected, turn, read_bytes(fresh, read), is_gzip);
+        let comparison = AnswerComparison::new(
+            scope,
+            expected,
+            turn,
+            read_bytes(fresh, read),
+            is_gzip,
+            &self.budget,
+        );
         let Answer { source, response } = answer;
         let mut response = response.map(|body| SampledBody::new(body, comparison).boxed_unsync());
         response.extensions_mut().insert(IsSampled);

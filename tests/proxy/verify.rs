@@ -235,6 +235,41 @@ async fn comparisons_that_tell_nothing_are_counted_as_such() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn answers_that_are_compared_are_charged_to_the_memory_budget() {
+    let upstream = server(3).await;
+    let program = Program::with(&upstream, &VERIFY).await;
+    read_until(&program, PODS, "pods", "same").await;
+    let charged = async || {
+        let class = [r#"class="answers""#];
+        sum(&program, "watershed_memory_bytes", &class).await
+    };
+    upstream
+        .faults()
+        .set(|active| active.hold = Some("/api/v1/pods".to_owned()));
+    eventually("a comparison waits for upstream", async || {
+        let kept = get(&program, PODS, &[]).await.body.len() as u64;
+        let charged = charged().await;
+        if charged >= 3 * kept {
+            Ok(())
+        } else {
+            Err(format!("{charged} for {kept}"))
+        }
+    })
+    .await;
+    let same = verified(&program, "pods", "same").await;
+    upstream.faults().set(|active| active.hold = None);
+    eventually("the comparison ends", async || {
+        match (verified(&program, "pods", "same").await, charged().await) {
+            (now, 0) if now > same => Ok(()),
+            other => Err(format!("{other:?}, before {same}")),
+        }
+    })
+    .await;
+    program.terminate().await;
+    upstream.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_is_compared_by_default() {
     let upstream = server(3).await;
     let program = Program::with(&upstream, &["--self-check-interval", "0s"]).await;

@@ -9,6 +9,7 @@ use watershed_protocol::GzipReader;
 
 use super::expected::{ExpectedAnswer, UpstreamWord};
 use super::pace::PaceTurn;
+use crate::budget::{MemoryBudget, MemoryCharge, MemoryClass};
 use crate::scope::{DifferenceExcerpt, ObjectDifference, Scope};
 use crate::serve::metrics::{self, VerificationResult};
 use crate::upstream::AnswerError;
@@ -26,6 +27,9 @@ pub(super) struct AnswerComparison {
     /// Bytes that upstream reads to answer, if they are more than the answer has.
     read_bytes: usize,
     is_gzip: bool,
+    budget: MemoryBudget,
+    /// The bytes that the client was sent, and later both answers.
+    charge: MemoryCharge,
 }
 
 impl AnswerComparison {
@@ -35,6 +39,7 @@ impl AnswerComparison {
         turn: PaceTurn,
         read_bytes: usize,
         is_gzip: bool,
+        budget: &MemoryBudget,
     ) -> Self {
         Self {
             scope,
@@ -42,7 +47,14 @@ impl AnswerComparison {
             turn,
             read_bytes,
             is_gzip,
+            budget: budget.clone(),
+            charge: budget.charge(MemoryClass::Answers, 0),
         }
+    }
+
+    /// Counts bytes that are kept until the comparison ends.
+    pub(super) fn keep(&mut self, bytes: usize) {
+        self.charge.grow(bytes);
     }
 
     /// Gives the comparison up: the answer is too long, or the client did not take all of it.
@@ -51,7 +63,7 @@ impl AnswerComparison {
     }
 
     /// Compares what the client was sent.
-    pub(super) async fn run(self, chunks: Vec<Bytes>) {
+    pub(super) async fn run(mut self, chunks: Vec<Bytes>) {
         let result = self.result(&chunks).await;
         self.count(result);
     }
@@ -60,10 +72,13 @@ impl AnswerComparison {
         metrics::verified(&self.expected.resource.gvr, result);
     }
 
-    async fn result(&self, chunks: &[Bytes]) -> VerificationResult {
-        let Some(answer) = plain(chunks, self.is_gzip) else {
+    async fn result(&mut self, chunks: &[Bytes]) -> VerificationResult {
+        // There will be two of them: a copy of this one, and upstream's.
+        let free = self.budget.free().map_or(usize::MAX, |free| free / 2);
+        let Some(answer) = plain(chunks, self.is_gzip, MAX_PLAIN.min(free)) else {
             return VerificationResult::Skipped;
         };
+        self.charge.grow(2 * answer.len());
         self.turn.spend(answer.len().max(self.read_bytes));
         // Another release prints objects differently, and another timeline has other versions.
         if !self.is_comparable() {
@@ -138,10 +153,11 @@ impl AnswerComparison {
     }
 }
 
-/// Returns the bytes without compression; `None` if they are too many, or not what gzip makes.
-fn plain(chunks: &[Bytes], is_gzip: bool) -> Option<Bytes> {
+/// Returns the bytes without compression; `None` if they are more than `max`, or not what gzip makes.
+fn plain(chunks: &[Bytes], is_gzip: bool, max: usize) -> Option<Bytes> {
     if !is_gzip {
-        return Some(match chunks {
+        let length: usize = chunks.iter().map(Bytes::len).sum();
+        return (length <= max).then(|| match chunks {
             [only] => only.clone(),
             chunks => chunks.concat().into(),
         });
@@ -153,7 +169,7 @@ fn plain(chunks: &[Bytes], is_gzip: bool) -> Option<Bytes> {
             reader
                 .read(piece, |out| plain.extend_from_slice(&out))
                 .ok()?;
-            if plain.len() > MAX_PLAIN {
+            if plain.len() > max {
                 return None;
             }
         }
@@ -175,12 +191,17 @@ mod tests {
             packed.slice(..packed.len() / 2),
             packed.slice(packed.len() / 2..),
         ];
-        assert_eq!(plain(&halves, true).as_deref(), Some(&text[..]));
-        assert_eq!(plain(&halves[..1], true), None);
-        assert_eq!(plain(&[Bytes::from_static(b"no gzip")], true), None);
-        assert_eq!(plain(&halves, false), Some(packed));
-        assert_eq!(plain(&[], false), Some(Bytes::new()));
+        assert_eq!(plain(&halves, true, MAX_PLAIN).as_deref(), Some(&text[..]));
+        assert_eq!(plain(&halves[..1], true, MAX_PLAIN), None);
+        assert_eq!(
+            plain(&[Bytes::from_static(b"no gzip")], true, MAX_PLAIN),
+            None
+        );
+        assert_eq!(plain(&halves, false, MAX_PLAIN), Some(packed));
+        assert_eq!(plain(&[], false, MAX_PLAIN), Some(Bytes::new()));
+        assert_eq!(plain(&halves, true, text.len() - 1), None);
+        assert_eq!(plain(&[text.clone().into()], false, text.len() - 1), None);
         let bomb = gzip_member(&vec![0; MAX_PLAIN + 1]);
-        assert_eq!(plain(&[bomb], true), None);
+        assert_eq!(plain(&[bomb], true, MAX_PLAIN), None);
     }
 }

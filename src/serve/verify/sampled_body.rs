@@ -42,6 +42,7 @@ impl SampledBody {
         };
         sample.bytes += data.len();
         sample.chunks.push(data.clone());
+        sample.comparison.keep(data.len());
         if sample.bytes > MAX_BYTES {
             self.skip();
         }
