@@ -592,7 +592,11 @@ fn watch(reader: &StoreReader, labels: &str, only_metadata: bool) -> BenchedWatc
             view: ClientView { filter, derived },
             coding: ContentCoding::Identity,
             start: snapshot.version(),
-            initial: Some(InitialState::new(snapshot.into_runs(&interest), None)),
+            initial: Some(InitialState::new(
+                snapshot.into_runs(&interest),
+                reader.clone(),
+                None,
+            )),
             bookmarks: None,
             deadline: tokio::time::Instant::now() + Duration::from_hours(1),
             grant: Granted,

@@ -4,12 +4,15 @@
 //! when that is spent. The unit is one look at an object, so that tests need no clock.
 use std::task::Context;
 
+use tokio::runtime::Handle;
 use tokio::task::yield_now;
 
 /// Objects that a task looks at in one turn. With an expensive selector that takes a millisecond.
 pub const OBJECTS_PER_TURN: usize = 2048;
 /// The work of reducing an object to its metadata.
 pub const REDUCED_OBJECT: usize = 16;
+/// The work of replacing an object in a snapshot, which makes a new leaf.
+pub const REPLACED_OBJECT: usize = 16;
 /// The work of printing an object as a row of a Table.
 pub const PRINTED_OBJECT: usize = 64;
 /// The work of compressing a piece of some 32 KiB.
@@ -58,5 +61,84 @@ impl WorkBudget {
             *self = Self::default();
             yield_now().await;
         }
+    }
+}
+
+/// Repeats a step until it returns `false`, and lets other tasks run in between. `work` is that of a
+/// step.
+pub async fn repeat(work: usize, mut step: impl FnMut() -> bool) {
+    let mut budget = WorkBudget::default();
+    while step() {
+        budget.work(work).await;
+    }
+}
+
+/// Drops a value that may be the last to hold so many objects.
+///
+/// Freeing an object takes about as long as a look at one. So many objects are freed on a thread
+/// where nothing waits: the scope may have been listed again, and nothing else holds the old ones.
+pub fn retire<T: Send + 'static>(value: T, objects: usize) {
+    // Without a runtime nobody waits: the process ends.
+    if objects > OBJECTS_PER_TURN
+        && let Ok(runtime) = Handle::try_current()
+    {
+        runtime.spawn_blocking(move || drop(value));
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::cell::Cell;
+    use std::pin::pin;
+    use std::sync::mpsc;
+    use std::sync::{Arc, Weak};
+    use std::task::Waker;
+
+    use super::*;
+
+    /// Asserts that what `drop` drops is not freed on this thread, and is freed in the end.
+    pub(crate) fn assert_freed_elsewhere<T>(held: &Weak<T>, drop: impl FnOnce()) {
+        let mut builder = tokio::runtime::Builder::new_current_thread();
+        let runtime = builder.max_blocking_threads(1).build().unwrap();
+        let (release, busy) = mpsc::channel::<()>();
+        // The only other thread has something else to do meanwhile.
+        runtime.spawn_blocking(move || busy.recv());
+        runtime.block_on(async { drop() });
+        assert!(held.upgrade().is_some(), "freed at once");
+        release.send(()).unwrap();
+        // Waits for the threads.
+        std::mem::drop(runtime);
+        assert!(held.upgrade().is_none(), "not freed");
+    }
+
+    #[test]
+    fn steps_are_repeated_by_turns() {
+        let steps = Cell::new(0);
+        let mut all = pin!(repeat(REPLACED_OBJECT, || {
+            steps.set(steps.get() + 1);
+            steps.get() < 1000
+        }));
+        let mut context = Context::from_waker(Waker::noop());
+        let mut before = 0;
+        while all.as_mut().poll(&mut context).is_pending() {
+            assert_eq!(steps.get() - before, OBJECTS_PER_TURN / REPLACED_OBJECT);
+            before = steps.get();
+        }
+        assert_eq!(steps.get(), 1000);
+    }
+
+    #[test]
+    fn many_objects_are_freed_on_another_thread_and_few_at_once() {
+        let many = Arc::new([0; 1]);
+        assert_freed_elsewhere(&Arc::downgrade(&many), || {
+            retire(many, OBJECTS_PER_TURN + 1);
+        });
+        let few = Arc::new([0; 1]);
+        let held = Arc::downgrade(&few);
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .build()
+            .unwrap();
+        runtime.block_on(async { retire(few, OBJECTS_PER_TURN) });
+        assert!(held.upgrade().is_none());
     }
 }

@@ -20,7 +20,7 @@ use watershed_protocol::{
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
 /// The largest difference allowed, as a part of what is held.
-const TOLERANCE: f64 = 0.15;
+const TOLERANCE: f64 = 0.10;
 
 /// Returns the bytes that are allocated now.
 fn allocated() -> usize {

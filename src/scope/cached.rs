@@ -1,5 +1,5 @@
 //! One cached scope, as its readers see it.
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -80,6 +80,8 @@ pub struct Scope {
     pub(super) stop: CancellationToken,
     /// It is closed for lack of memory, so nothing of it is to be held any more.
     pub(super) frees_memory: AtomicBool,
+    /// Bytes of compressed forms at the last look at them.
+    pub(super) compressed: AtomicUsize,
 }
 
 impl Scope {

@@ -1,6 +1,7 @@
 //! Gauges of scopes, set before each scrape.
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use parking_lot::Mutex;
 use watershed_protocol::{Encoding, GroupVersionResource, Representation, Selection};
@@ -114,7 +115,7 @@ impl ScopeSums {
         self.ready += usize::from(matches!(scope.phase(), ScopePhase::Ready(_)));
         self.derived += usize::from(scope.is_derived());
         self.following += usize::from(scope.is_following());
-        self.compressed += scope.reader.snapshot().compressed_size();
+        self.compressed += scope.compressed.load(Ordering::Relaxed);
         self.silence = self
             .silence
             .max(scope.last_heard.lock().elapsed().as_secs_f64());
@@ -190,7 +191,8 @@ const GAUGES: [Metric<Gauge, { LABELS.len() }>; 13] = [
     Metric::new(
         "watershed_scope_compressed_bytes",
         LABELS,
-        "Bytes of gzip members kept beside the objects of the scope's newest snapshot.",
+        "Bytes of gzip members kept beside the objects of the scope's newest snapshot, at the last \
+         look some seconds ago.",
     ),
     Metric::new(
         "watershed_scope_window_events",

@@ -138,7 +138,7 @@ impl ScopePump {
                     continue;
                 }
                 learned = self.release.learned() => {
-                    self.release_learned(learned);
+                    self.release_learned(learned).await;
                     continue;
                 }
                 () = self.scope.found_different.notified() => {

@@ -1,6 +1,6 @@
 //! The scopes of this process.
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -488,6 +488,7 @@ impl Scopes {
             outdated: Arc::new(AtomicBool::new(false)),
             stop: CancellationToken::new(),
             frees_memory: AtomicBool::new(false),
+            compressed: AtomicUsize::new(0),
         });
         let release = ReleaseLearner::new(
             self.client.clone(),

@@ -18,21 +18,19 @@ impl Scopes {
     /// Looks at all compressed forms, and returns their bytes. Takes a moment for each leaf of each
     /// scope.
     pub fn look_at_compressed(&self) -> usize {
-        let scopes = self.all();
-        let snapshots = scopes.iter().map(|scope| scope.reader.snapshot());
-        snapshots
-            .map(|snapshot| snapshot.look_at_compressed())
-            .sum()
+        let look = |scope: &Arc<Scope>| {
+            let bytes = scope.reader.snapshot().look_at_compressed();
+            scope.compressed.store(bytes, Ordering::Relaxed);
+            bytes
+        };
+        self.all().iter().map(look).sum()
     }
 
     /// Releases the compressed forms that nobody used of late, and returns their bytes. Takes a
     /// moment for each leaf of each scope.
     pub fn release_compressed(&self) -> usize {
-        let scopes = self.all();
-        let snapshots = scopes.iter().map(|scope| scope.reader.snapshot());
-        snapshots
-            .map(|snapshot| snapshot.release_compressed())
-            .sum()
+        let release = |scope: &Arc<Scope>| scope.reader.snapshot().release_compressed();
+        self.all().iter().map(release).sum()
     }
 
     /// Releases the history that is older than kube-apiserver's own, and returns its bytes. Of a

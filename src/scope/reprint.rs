@@ -3,11 +3,14 @@ use std::sync::Arc;
 
 use watershed_protocol::BookmarkFormat;
 
+use super::charges::discard;
 use super::metrics;
 use super::phase::{ReadyScope, ScopePhase};
 use super::pump::ScopePump;
 use super::release::LearnedRelease;
+use crate::store::StoredObject;
 use crate::upstream::{InitialEventsAnswer, PrintedForm, Release};
+use crate::work::{REPLACED_OBJECT, repeat};
 
 impl ScopePump {
     /// Shows the server at which the scope is followed from now on, whose release is not known yet.
@@ -33,7 +36,7 @@ impl ScopePump {
         self.name_server();
     }
 
-    pub(super) fn release_learned(&mut self, learned: LearnedRelease) {
+    pub(super) async fn release_learned(&mut self, learned: LearnedRelease) {
         let is_rewritten = std::mem::take(&mut self.is_rewritten);
         match learned {
             LearnedRelease::Current(release) => {
@@ -52,7 +55,8 @@ impl ScopePump {
                 let Some(ready) = self.ready.clone() else {
                     return;
                 };
-                let resource = &self.scope.key.gvr;
+                let scope = Arc::clone(&self.scope);
+                let resource = &scope.key.gvr;
                 if !form.fits {
                     tracing::info!(
                         %resource,
@@ -63,7 +67,7 @@ impl ScopePump {
                     self.relist();
                     return;
                 }
-                let Some(changed) = self.writer.reprint(objects) else {
+                let Some(changed) = self.reprint(objects).await else {
                     self.is_rewritten = is_rewritten;
                     self.release.not_applied();
                     self.follow_server();
@@ -79,6 +83,18 @@ impl ScopePump {
                 self.restored(|proofs| proofs.is_printed = true);
             }
         }
+    }
+
+    /// Replaces the bytes of objects that have not changed, and returns how many differ; `None` while
+    /// a version is unfinished. Lets other tasks run in between: these may be all objects of the type.
+    async fn reprint(&mut self, objects: Vec<StoredObject>) -> Option<usize> {
+        let mut reprint = self.writer.begin_reprint(objects)?;
+        repeat(REPLACED_OBJECT, || reprint.replace_next()).await;
+        let charges = self.scope.charges.lock().take();
+        let (changed, replaced) = reprint.finish();
+        self.scope.count_held();
+        discard(replaced, charges);
+        Some(changed)
     }
 
     /// Learns again what objects do not show: warnings, bookmarks, and streaming.

@@ -42,7 +42,7 @@ pub(super) struct NewEvent {
     size: usize,
 }
 
-/// Memory that an event takes beside its frame, its attributes and the state before: the event, its
+/// Memory that an event takes beside its frame and the state before: the event, its
 /// object, the counters of what is shared (two for the event and its object each, three for the
 /// frame), and its entries in the window and among the changes.
 const OVERHEAD: usize = size_of::<WindowEvent>()
@@ -60,9 +60,11 @@ impl NewEvent {
         before: Option<&StoredObject>,
     ) -> Self {
         let mut size = OVERHEAD + frame.frame.len();
-        let is_shared =
-            before.is_some_and(|before| object.attributes.share_with(&before.attributes));
-        if !is_shared {
+        if let Some(before) = before {
+            object.attributes.share_with(&before.attributes);
+        }
+        // Others are counted with the newest objects, or with the change that replaces them.
+        if frame.kind == EventKind::Deleted {
             size += object.attributes.heap_size();
         }
         let previous = before.map(|before| Box::new(PreviousState::new(before, &object)));

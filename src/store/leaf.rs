@@ -5,6 +5,7 @@
 //! a new leaf whose unchanged objects still refer to the old leaf's bytes, its base. The base also
 //! keeps the bytes of replaced objects in memory, so a leaf is settled (its bytes are joined anew)
 //! before that waste outweighs its use.
+use std::ops::{AddAssign, SubAssign};
 use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
@@ -32,11 +33,18 @@ const MIN_BYTES: usize = FULL_BYTES / 4;
 pub(super) struct LeafLengths {
     /// Bytes of its objects.
     pub(super) objects: usize,
-    /// Bytes of its objects that are held by themselves: the frames of events hold them, too, for
-    /// as long as they are in the window.
-    pub(super) single: usize,
+    /// Its objects that are held by themselves: the frames of events hold them, too, for as long as
+    /// they are in the window.
+    pub(super) single: ObjectSum,
     /// Bytes that are packed, with those of replaced objects.
     pub(super) packed: usize,
+}
+
+/// Some objects of a leaf.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct ObjectSum {
+    pub(super) count: usize,
+    pub(super) bytes: usize,
 }
 
 /// Objects in key order, never empty. A leaf does not change: a change makes another.
@@ -71,6 +79,27 @@ pub(super) struct PackedItems {
     pub(super) added: DerivedForm<Bytes>,
 }
 
+impl AddAssign for ObjectSum {
+    fn add_assign(&mut self, other: Self) {
+        self.count += other.count;
+        self.bytes += other.bytes;
+    }
+}
+
+impl SubAssign for ObjectSum {
+    fn sub_assign(&mut self, other: Self) {
+        self.count -= other.count;
+        self.bytes -= other.bytes;
+    }
+}
+
+impl ObjectSum {
+    pub(super) fn add(&mut self, object: &StoredObject) {
+        self.count += 1;
+        self.bytes += object.bytes.len();
+    }
+}
+
 impl LeafLengths {
     /// Measures objects, some of which may be a part of `packed`.
     fn of(objects: &[Arc<StoredObject>], packed: Option<&Arc<PackedItems>>) -> Self {
@@ -82,7 +111,7 @@ impl LeafLengths {
         for object in objects {
             lengths.objects += object.bytes.len();
             if packed.is_none_or(|packed| !object.bytes.is_part_of(packed)) {
-                lengths.single += object.bytes.len();
+                lengths.single.add(object);
             }
         }
         lengths
@@ -213,19 +242,25 @@ impl Leaf {
         !self.settled && self.packed.get().is_some()
     }
 
-    /// Returns true if an object refers to the frame of an event that is not after `floor`: no
-    /// history needs the frame any more, so that the leaf would hold less if it were settled.
-    pub(super) fn outlives_history(&self, floor: ResourceVersion) -> bool {
-        let is_single = |object: &StoredObject| {
-            self.base
-                .as_ref()
-                .is_none_or(|base| !object.bytes.is_part_of(&base.joined.bytes))
-        };
-        !self.settled
-            && self
-                .objects
-                .iter()
-                .any(|object| object.version <= floor && is_single(object))
+    /// Returns the objects that refer to frames of events which are not after `floor`: no history
+    /// needs the frames any more, so that the leaf would hold less if it were settled.
+    pub(super) fn outlived(&self, floor: ResourceVersion) -> ObjectSum {
+        let mut outlived = ObjectSum::default();
+        if self.settled {
+            return outlived;
+        }
+        for object in &self.objects {
+            if object.version <= floor && self.is_single(object) {
+                outlived.add(object);
+            }
+        }
+        outlived
+    }
+
+    /// Returns true if the bytes of an object of this leaf are held by themselves.
+    pub(super) fn is_single(&self, object: &StoredObject) -> bool {
+        let is_packed = |base: &Arc<PackedItems>| object.bytes.is_part_of(&base.joined.bytes);
+        !self.settled && !self.base.as_ref().is_some_and(is_packed)
     }
 
     /// Returns true if the objects' bytes are in one place.

@@ -75,6 +75,11 @@ impl StateAt {
         past.is_none_or(|past| past.restored.bytes() < past.limit)
     }
 
+    /// Returns the snapshot from which changes are taken back, if it is an older state.
+    pub fn newest(&self) -> &Snapshot {
+        &self.newest
+    }
+
     /// Returns the snapshot that has all of it, unless it is an older state.
     pub fn as_snapshot(&self) -> Option<&Snapshot> {
         self.past.is_none().then_some(&self.newest)

@@ -116,6 +116,11 @@ impl StoreReader {
         }
     }
 
+    /// Returns `true` if the store holds the same objects: dropping the snapshot frees none.
+    pub fn holds(&self, snapshot: &Snapshot) -> bool {
+        self.state.read().snapshot.is_copy_of(snapshot)
+    }
+
     /// Keeps a snapshot that is ahead of the events for a while, for [`StoreReader::state_at`]: a
     /// client will ask for the next page of it. `owner` is dropped with it.
     pub fn pin(&self, now: Instant, snapshot: Snapshot, owner: PinOwner) {
@@ -188,6 +193,7 @@ impl StoreReader {
         loop {
             let mut state = self.state.write();
             let (released, bytes) = state.window.release(now, age);
+            state.note_dropped(&released);
             if bytes > 0 {
                 // Dropped without the lock, as these may be many.
                 drop(state);

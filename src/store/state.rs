@@ -102,11 +102,11 @@ pub(super) enum Outlook {
 ///
 /// Dropping it takes a moment for each object, so it is dropped after the lock is released, and
 /// where nothing waits for the thread.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Discarded {
-    _snapshots: [Option<Snapshot>; 3],
-    _events: DroppedEvents,
-    _pins: Pins,
+    pub(super) _snapshots: [Option<Snapshot>; 3],
+    pub(super) _events: DroppedEvents,
+    pub(super) _pins: Pins,
 }
 
 /// Bytes that a scope's state and history hold, without compressed forms of lists.
@@ -142,6 +142,7 @@ impl StoreState {
         floor: ResourceVersion,
     ) -> Discarded {
         snapshot.set_generation(self.snapshot.generation() + 1);
+        snapshot.outlive_all(floor);
         Discarded {
             _snapshots: [
                 Some(std::mem::replace(&mut self.snapshot, snapshot)),
@@ -155,10 +156,9 @@ impl StoreState {
 
     /// Returns the bytes that the state and its history hold.
     pub(super) fn held(&self) -> HeldBytes {
-        let history = self.window.bytes();
         HeldBytes {
-            objects: self.snapshot.held_beside(history),
-            history,
+            objects: self.snapshot.held(),
+            history: self.window.bytes(),
         }
     }
 
@@ -177,6 +177,12 @@ impl StoreState {
             self.finish_deletions();
             self.unfinished = Some(self.newest().clone());
         }
+    }
+
+    /// Takes account of events that have left the window: objects may hold their frames alone now.
+    pub(super) fn note_dropped(&mut self, dropped: &DroppedEvents) {
+        let floor = self.window.floor();
+        self.snapshot.outlive(floor, dropped.events());
     }
 
     /// Drops what some leaves hold for a history that is gone. Each call goes on behind the last.

@@ -7,7 +7,6 @@ use slab::Slab;
 use watershed_protocol::{ObjectAttributes, ResourceVersion};
 
 use super::cursor::{Cursor, Position};
-use super::object::StoredObject;
 use super::sync::AtomicWaker;
 
 /// The events that can concern a subscription. A narrower interest means fewer wake-ups, never
@@ -51,6 +50,14 @@ pub(super) struct Subscribers {
     /// only.
     fields: HashMap<usize, usize>,
     count: usize,
+}
+
+/// The interests that some objects concern.
+#[derive(Debug)]
+pub(super) struct ConcernedInterests {
+    /// The fields that interests named when the first object was added.
+    positions: Vec<usize>,
+    interests: HashSet<Interest>,
 }
 
 impl Subscribers {
@@ -158,29 +165,22 @@ impl Subscribers {
         wakers
     }
 
-    /// Expires the subscriptions that one of the objects is of interest to.
-    pub(super) fn expire_concerned(&self, objects: &[Arc<StoredObject>]) -> Vec<Waker> {
-        let keys: HashSet<_> = objects.iter().map(|object| object.key()).collect();
-        let namespaces = objects.iter().map(|object| object.attributes.namespace());
-        let namespaces: HashSet<_> = namespaces.collect();
-        let values = self.fields.keys().flat_map(|&position| {
-            let values = objects.iter();
-            values.map(move |object| (position, object.attributes.field(position)))
-        });
-        let values: HashSet<(usize, &str)> = values.collect();
+    /// Returns an empty set for the interests that objects concern.
+    pub(super) fn interests_concerned(&self) -> ConcernedInterests {
+        ConcernedInterests {
+            positions: self.fields.keys().copied().collect(),
+            interests: HashSet::new(),
+        }
+    }
+
+    /// Expires the subscriptions whose interest is concerned.
+    pub(super) fn expire_concerned(&self, concerned: &ConcernedInterests) -> Vec<Waker> {
         let mut wakers = Vec::new();
-        for (interest, slots) in &self.slots {
-            let is_concerned = match &**interest {
-                Interest::All => true,
-                Interest::Namespace(namespace) => namespaces.contains(&**namespace),
-                Interest::Key(key) => keys.contains(&**key),
-                Interest::Field(position, value) => values.contains(&(*position, &**value)),
-            };
-            if is_concerned {
-                for (_, slot) in slots {
-                    slot.cursor.set(Position::Expired);
-                    wakers.extend(slot.waker.take());
-                }
+        let interests = self.slots.iter();
+        for (_, slots) in interests.filter(|(interest, _)| concerned.has(interest)) {
+            for (_, slot) in slots {
+                slot.cursor.set(Position::Expired);
+                wakers.extend(slot.waker.take());
             }
         }
         wakers
@@ -215,6 +215,30 @@ impl Subscribers {
     fn offer_to(&self, interest: &Interest, sequence: u64, wakers: &mut Vec<Waker>) {
         for (_, slot) in self.slots.get(interest).into_iter().flatten() {
             slot.offer(sequence, wakers);
+        }
+    }
+}
+
+impl ConcernedInterests {
+    /// Adds the interests that an object concerns.
+    pub(super) fn add(&mut self, object: &ObjectAttributes) {
+        let fields = self.positions.iter();
+        let fields =
+            fields.map(|&position| Interest::Field(position, object.field(position).into()));
+        self.interests.extend(fields);
+        let namespace = Interest::Namespace(object.namespace().into());
+        self.interests.insert(namespace);
+        self.interests.insert(Interest::Key(object.key().into()));
+    }
+
+    fn has(&self, interest: &Interest) -> bool {
+        match interest {
+            Interest::All => !self.interests.is_empty(),
+            // Nobody was interested in the field when the objects were looked at.
+            Interest::Field(position, _) if !self.positions.contains(position) => true,
+            Interest::Namespace(_) | Interest::Key(_) | Interest::Field(..) => {
+                self.interests.contains(interest)
+            }
         }
     }
 }

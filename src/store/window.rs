@@ -31,6 +31,13 @@ pub(super) struct DroppedEvents {
     _changes: ChangesByKey,
 }
 
+impl DroppedEvents {
+    /// Returns the events, the oldest first.
+    pub(super) fn events(&self) -> impl Iterator<Item = &WindowEvent> {
+        self.events.iter().map(|(_, event)| &**event)
+    }
+}
+
 /// Events in order of their version. Each has a sequence number of its own, never used twice.
 #[derive(Debug)]
 pub(super) struct Window {

@@ -20,7 +20,7 @@ const TIDIED_BY_BOOKMARK: usize = 64;
 /// The only one who changes a scope's state.
 #[derive(Debug)]
 pub struct StoreWriter {
-    state: Arc<RwLock<StoreState>>,
+    pub(super) state: Arc<RwLock<StoreState>>,
     /// The first key of the last leaf that was looked at for what is held twice.
     tidied: String,
 }
@@ -58,53 +58,6 @@ impl StoreWriter {
         drop(state);
         wake(wakers);
         discarded
-    }
-
-    /// Replaces the bytes of objects that have not changed, as another release of upstream prints
-    /// them differently. Passes over objects that are gone or have another version by now. Returns
-    /// the number of objects whose bytes differ; `None` while a version is unfinished.
-    ///
-    /// The history has the old bytes, so it is dropped. A watch that has got all of it goes on,
-    /// unless it is about one of the objects: its client would not learn the new bytes.
-    pub fn reprint(&mut self, objects: Vec<StoredObject>) -> Option<usize> {
-        let objects: Vec<_> = objects.into_iter().map(Arc::new).collect();
-        let before = {
-            let state = self.state.read();
-            if state.unfinished.is_some() {
-                return None;
-            }
-            state.snapshot.clone()
-        };
-        // Without the lock, as these may be many. Nobody else changes the snapshot.
-        let mut snapshot = before.clone();
-        let changed = snapshot.reprint(&objects);
-        if changed.is_empty() {
-            return Some(0);
-        }
-        // Watches select by fields as well, which a release can print otherwise, too.
-        let replaced = changed.iter().filter_map(|object| before.get(object.key()));
-        let concerned: Vec<_> = replaced.chain(&changed).cloned().collect();
-        // What readers took before must not be confirmed any more.
-        let generation = before.generation() + 1;
-        snapshot.set_generation(generation);
-        let mut state = self.state.write();
-        if let Some(mut confirmed) = state.confirmed.take() {
-            if confirmed.is_copy_of(&before) {
-                confirmed = snapshot.clone().at_version(confirmed.version());
-            } else {
-                confirmed.reprint(&changed);
-                confirmed.set_generation(generation);
-            }
-            state.confirmed = Some(confirmed);
-        }
-        state.snapshot = snapshot;
-        let reached = state.snapshot.version();
-        let history = (std::mem::take(&mut state.pins), state.window.reset(reached));
-        let wakers = state.subscribers.expire_concerned(&concerned);
-        drop(state);
-        drop(history);
-        wake(wakers);
-        Some(changed.len())
     }
 
     /// Applies one of upstream's events.
@@ -151,6 +104,7 @@ impl StoreWriter {
             &event.object.attributes,
         );
         let events = state.window.push(now, Arc::new(event));
+        state.note_dropped(&events);
         drop(state);
         drop((before, pins, events));
         wake(wakers);
@@ -165,6 +119,7 @@ impl StoreWriter {
             state.advance(version);
         }
         let events = state.window.trim(now);
+        state.note_dropped(&events);
         state
             .snapshot
             .settle_behind(&mut self.tidied, TIDIED_BY_BOOKMARK);
@@ -364,6 +319,6 @@ fn is_repeated(
     }
 }
 
-fn wake(wakers: Vec<Waker>) {
+pub(super) fn wake(wakers: Vec<Waker>) {
     wakers.into_iter().for_each(Waker::wake);
 }

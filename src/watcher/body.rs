@@ -11,8 +11,10 @@ use tokio::time::{Instant, Sleep};
 use super::chunk::{Chunk, ContentCoding};
 use super::grant::{Grant, GrantStatus};
 use super::view::{ClientFrame, ClientView};
-use crate::store::{ObjectRun, ObjectRuns, StoredObject, Subscription, SubscriptionStep};
-use crate::work::{COMPRESSED_PIECE, WorkBudget};
+use crate::store::{
+    ObjectRun, ObjectRuns, StoreReader, StoredObject, Subscription, SubscriptionStep,
+};
+use crate::work::{COMPRESSED_PIECE, WorkBudget, retire};
 use watershed_protocol::{BookmarkFormat, Malformed, ResourceVersion, Status, WireFormat};
 
 /// Longest interval between bookmarks. Each one is up to a quarter shorter: after a mass reconnect,
@@ -99,6 +101,8 @@ pub struct WatchOptions<G, D, O> {
 pub struct InitialState {
     /// Objects still to be sent as ADDED.
     runs: ObjectRuns,
+    /// Tells if the objects are held anyway.
+    reader: StoreReader,
     /// The rest of a run that was begun. It comes before the others.
     rest: Option<ObjectRun>,
     /// The bookmark that ends them.
@@ -117,12 +121,23 @@ pub struct EndMark {
 
 impl InitialState {
     /// Creates the state of these objects, none of which is sent.
-    pub fn new(runs: ObjectRuns, end_mark: Option<EndMark>) -> Self {
+    pub fn new(runs: ObjectRuns, reader: StoreReader, end_mark: Option<EndMark>) -> Self {
         Self {
             runs,
+            reader,
             rest: None,
             end_mark,
             budget: WorkBudget::default(),
+        }
+    }
+}
+
+impl Drop for InitialState {
+    /// Changes since the watch began may have left it the last to hold the objects.
+    fn drop(&mut self) {
+        let objects = self.runs.snapshot().len();
+        if !self.reader.holds(self.runs.snapshot()) {
+            retire(std::mem::take(&mut self.runs), objects);
         }
     }
 }

@@ -159,7 +159,11 @@ impl Rig {
             view,
             coding,
             start: version,
-            initial: Some(InitialState::new(snapshot.into_runs(&interest), end_mark)),
+            initial: Some(InitialState::new(
+                snapshot.into_runs(&interest),
+                self.reader.clone(),
+                end_mark,
+            )),
             bookmarks: bookmarks.cloned(),
             deadline: Instant::now() + Duration::from_mins(30),
             grant: said.clone(),

@@ -8,7 +8,7 @@ use super::selected_objects::SelectedObjects;
 use super::table_items::TableItems;
 use crate::store::ObjectRun;
 use crate::watcher::MIN_SHARED_BYTES;
-use crate::work::{PRINTED_OBJECT, REDUCED_OBJECT, WorkBudget};
+use crate::work::{PRINTED_OBJECT, REDUCED_OBJECT, WorkBudget, retire};
 
 /// Bytes of small objects that are copied beside large ones that are shared.
 const MAX_COPIED: usize = 64 * 1024;
@@ -106,6 +106,17 @@ impl Items {
                 copied <= MAX_COPIED
             }
             Self::Metadata(..) | Self::Table(..) => false,
+        }
+    }
+
+    /// Drops the objects. The scope may hold others by now, so that these are freed.
+    pub(super) fn retire(&mut self) {
+        let count = self.count();
+        match self {
+            Self::Runs(_, runs) => retire(std::mem::take(runs), count),
+            Self::Objects(_, objects) => retire(std::mem::take(objects), count),
+            Self::Metadata(metadata) => retire(std::mem::take(&mut metadata.objects), count),
+            Self::Table(table) => retire(table.take_objects(), count),
         }
     }
 

@@ -18,6 +18,7 @@ use crate::serve::open::OpenedScope;
 use crate::serve::plan::{ListPlan, ReadPlan};
 use crate::serve::source::ForwardReason;
 use crate::store::{SnapshotAt, StateAt};
+use crate::work::retire;
 
 /// Answers with one page of the objects. `page_state` returns the caller's share of a state that is
 /// kept for the next one.
@@ -28,6 +29,18 @@ pub(in crate::serve) async fn answer(
     headers: &HeaderMap,
     page_state: impl FnOnce() -> Option<Share>,
 ) -> Result<Answer, ForwardReason> {
+    let state = state(fresh, read)?;
+    let answer = page_of(&state, fresh, read, list, headers, page_state).await;
+    // Changes during the walk may have left it the last to hold what it walked over.
+    if !fresh.opened.scope.reader.holds(state.newest()) {
+        let objects = state.newest().len();
+        retire(state, objects);
+    }
+    answer
+}
+
+/// Returns the state that a list is about.
+fn state(fresh: &FreshScope, read: &ReadPlan) -> Result<StateAt, ForwardReason> {
     let reader = &fresh.opened.scope.reader;
     let state: StateAt = match read.freshness {
         Freshness::Exact(version) => match reader.state_at(version) {
@@ -41,7 +54,19 @@ pub(in crate::serve) async fn answer(
     if state.version() < fresh.min_version {
         return Err(ForwardReason::VersionAhead);
     }
-    let page = Page::cut(&state, &fresh.opened, read.namespace.as_deref(), list).await?;
+    Ok(state)
+}
+
+async fn page_of(
+    state: &StateAt,
+    fresh: &FreshScope,
+    read: &ReadPlan,
+    list: &ListPlan,
+    headers: &HeaderMap,
+    page_state: impl FnOnce() -> Option<Share>,
+) -> Result<Answer, ForwardReason> {
+    let reader = &fresh.opened.scope.reader;
+    let page = Page::cut(state, &fresh.opened, read.namespace.as_deref(), list).await?;
     if list.only_whole && list.limit.is_some_and(|limit| page.items.count() >= limit) {
         return Err(ForwardReason::Paging);
     }
@@ -53,7 +78,7 @@ pub(in crate::serve) async fn answer(
         // The window does not lead back to a state that is ahead of its events.
         reader.pin(Instant::now(), snapshot.clone(), Box::new(share));
     }
-    let parts = page.parts(&state, list);
+    let parts = page.parts(state, list);
     let response = if read.is_indented(fresh.opened.representation.encoding) {
         respond_indented(&fresh.opened, page.items, parts, headers)
             .map_err(|_| ForwardReason::Representation)?

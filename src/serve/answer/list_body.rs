@@ -9,7 +9,7 @@ use watershed_protocol::{Deflated, GzipMember, ListParts, WireFormat, deflate};
 
 use super::items::{Items, WrittenPiece};
 use crate::store::ObjectRun;
-use crate::work::{COMPRESSED_PIECE, WorkBudget};
+use crate::work::{COMPRESSED_PIECE, WorkBudget, retire};
 
 /// Small pieces are joined to chunks of about this size, so that they do not become a frame each.
 const CHUNK: usize = 64 * 1024;
@@ -183,6 +183,12 @@ impl PlainItems {
     }
 }
 
+impl Drop for PlainItems {
+    fn drop(&mut self) {
+        self.items.retire();
+    }
+}
+
 impl ListSource for PlainItems {
     fn is_in_memory(&self) -> bool {
         self.in_memory
@@ -244,6 +250,15 @@ impl CompressedRuns {
             member: None,
             compressed: 0,
         }
+    }
+}
+
+impl Drop for CompressedRuns {
+    /// The runs that were sent are dropped already.
+    fn drop(&mut self) {
+        let runs = std::mem::take(&mut self.runs);
+        let objects = runs.as_slice().iter().map(ObjectRun::len).sum();
+        retire(runs, objects);
     }
 }
 
@@ -323,6 +338,8 @@ mod tests {
     use super::*;
     use crate::store::StoredObject;
     use crate::watcher::MIN_SHARED_BYTES;
+    use crate::work::OBJECTS_PER_TURN;
+    use crate::work::tests::assert_freed_elsewhere;
     use watershed_protocol::{
         Encoding, FieldTable, GroupVersionResource, ListMetadata, ResourceVersion, scan,
     };
@@ -354,6 +371,17 @@ mod tests {
             })
         };
         sizes.iter().enumerate().map(object).collect()
+    }
+
+    #[test]
+    fn many_objects_of_a_list_are_freed_elsewhere() {
+        let (format, _) =
+            WireFormat::learn(Encoding::Json, "ConfigMap", &format!("{LIST}\n").into()).unwrap();
+        let objects = selected(&format, &vec![1; OBJECTS_PER_TURN + 1]);
+        let last = Arc::downgrade(objects.last().unwrap());
+        let items = Items::Objects(format.into(), objects.into());
+        let body = PlainItems::new(items, 1);
+        assert_freed_elsewhere(&last, || drop(body));
     }
 
     #[test]

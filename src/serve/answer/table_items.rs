@@ -70,6 +70,11 @@ impl TableItems {
         self.bytes
     }
 
+    /// Takes the objects out, for dropping them.
+    pub(super) fn take_objects(&mut self) -> SelectedObjects {
+        std::mem::take(&mut self.objects)
+    }
+
     /// Returns what comes before and after rows of so many bytes.
     pub(super) fn list_parts(&self, metadata: &ListMetadata<'_>, bytes: u64) -> ListParts {
         self.form.list_parts(self.request.version, metadata, bytes)

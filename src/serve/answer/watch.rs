@@ -195,7 +195,8 @@ fn initial_state(
         None
     };
     let runs = snapshot.into_runs(&view.filter.interest(&opened.scope.fields));
-    Ok(InitialState::new(runs, end_mark))
+    let reader = opened.scope.reader.clone();
+    Ok(InitialState::new(runs, reader, end_mark))
 }
 
 fn timeout(seconds: Option<u64>) -> Duration {

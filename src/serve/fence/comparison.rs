@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 use crate::scope::Scope;
 use crate::store::Snapshot;
 use crate::watcher::ViewFilter;
-use crate::work::WorkBudget;
+use crate::work::{WorkBudget, retire};
 use watershed_protocol::{ResourceVersion, VersionList};
 
 /// Wait for events that are on their way from upstream.
@@ -47,6 +47,11 @@ pub(super) async fn compare(
         let followed = scope.reader.followed();
         if is_same(&followed, list, filter).await {
             return Compared::Same(followed);
+        }
+        // Changes during the comparison may have left it the last to hold the objects.
+        if !scope.reader.holds(&followed) {
+            let objects = followed.len();
+            retire(followed, objects);
         }
         let left = until.saturating_duration_since(Instant::now());
         let next = ResourceVersion(reached.0 + 1);

@@ -7,19 +7,23 @@ use watershed_protocol::{ResourceVersion, WireFormat};
 
 use super::key_range::KeyRange;
 use crate::store::by_field::ByField;
-use crate::store::leaf::{Leaf, LeafLengths};
+use crate::store::event::WindowEvent;
+use crate::store::leaf::{Leaf, LeafLengths, ObjectSum, PackedItems};
 use crate::store::object::StoredObject;
 use crate::store::object_run::ObjectRun;
 
 /// Bytes of an object's place in its leaf: a pointer, two counts and the end of its item.
 const LEAF_ENTRY: usize = 3 * size_of::<usize>() + size_of::<u32>();
+/// Bytes of a leaf without its objects: itself, its packed form, the counts of both and of the packed
+/// bytes, and its entry among all.
+const LEAF: usize = size_of::<Leaf>() + size_of::<PackedItems>() + 9 * size_of::<usize>();
 /// Bytes of an object's entry in the index, roughly: a pointer, two counts, and value and key.
 const INDEX_ENTRY: usize = 100;
 
 /// Bytes of leaves that are settled at a time for the sake of memory: some milliseconds of work.
 const SETTLED_AT_ONCE: usize = 2 << 20;
-/// Leaves that are looked at for that at a time: a fraction of a millisecond.
-const LOOKED_AT_ONCE: usize = 4096;
+/// Objects that are looked at for that at a time, under the lock. A leaf without changes counts as one.
+const LOOKED_AT_ONCE: usize = 2048;
 
 /// The form in which the objects of a scope are held.
 #[derive(Clone, Debug)]
@@ -46,6 +50,9 @@ pub struct Snapshot {
     pub(super) size: usize,
     /// Sums over all leaves.
     pub(super) lengths: LeafLengths,
+    /// Objects that no history holds any more beside their leaves, as it begins behind `floor`.
+    pub(super) outlived: ObjectSum,
+    pub(super) floor: ResourceVersion,
 }
 
 impl Snapshot {
@@ -82,9 +89,9 @@ impl Snapshot {
         self.size
     }
 
-    /// Returns the bytes held by the objects, and by what finds them, beside `frames` bytes of
-    /// recent events. Objects that changed of late are a part of these, or the other way round.
-    pub(in crate::store) fn held_beside(&self, frames: usize) -> usize {
+    /// Returns the bytes held by the objects, and by what finds them, beside the history. Objects of
+    /// events in the history are counted there.
+    pub(in crate::store) fn held(&self) -> usize {
         let index = if self.by_field.is_some() {
             INDEX_ENTRY
         } else {
@@ -96,7 +103,44 @@ impl Snapshot {
             packed,
         } = self.lengths;
         let attributes = self.size.saturating_sub(objects);
-        packed + single.saturating_sub(frames) + attributes + self.len * (LEAF_ENTRY + index)
+        let in_history =
+            single.count.saturating_sub(self.outlived.count) * size_of::<StoredObject>();
+        packed
+            + self.outlived.bytes
+            + attributes.saturating_sub(in_history)
+            + self.len * (LEAF_ENTRY + index)
+            + self.leaves.len() * LEAF
+    }
+
+    /// Records that the history begins behind `floor` now, and that these events are in it no more.
+    pub(in crate::store) fn outlive<'a>(
+        &mut self,
+        floor: ResourceVersion,
+        events: impl Iterator<Item = &'a WindowEvent>,
+    ) {
+        self.floor = floor;
+        for event in events {
+            let Some(ByFirstKey(leaf)) = self.leaves.get_prev(event.object.key()) else {
+                continue;
+            };
+            let object = leaf.position(event.object.key());
+            let object = object.ok().map(|index| &leaf.objects()[index]);
+            if let Some(object) = object.filter(|object| object.version == event.version)
+                && leaf.is_single(object)
+            {
+                self.outlived.add(object);
+            }
+        }
+    }
+
+    /// Records that the history is empty, and begins behind `floor`. Looks at all leaves, and at the
+    /// objects of those that are not settled.
+    pub(in crate::store) fn outlive_all(&mut self, floor: ResourceVersion) {
+        self.floor = floor;
+        self.outlived = ObjectSum::default();
+        for leaf in &self.leaves {
+            self.outlived += leaf.0.outlived(floor);
+        }
     }
 
     /// Returns the bytes held for readers that take gzip. Looks at all leaves.
@@ -169,20 +213,17 @@ impl Snapshot {
         self.layout.as_ref().map(|layout| &layout.format)
     }
 
-    /// Replaces the bytes of objects that are here in the same version. Returns those that differ.
+    /// Replaces the bytes of an object, if it is here in the same version with others. Returns what it
+    /// was.
     pub(in crate::store) fn reprint(
         &mut self,
-        objects: &[Arc<StoredObject>],
-    ) -> Vec<Arc<StoredObject>> {
-        let differs = |object: &&Arc<StoredObject>| {
-            let held = self.get(object.key());
-            held.is_some_and(|held| held.version == object.version && held.bytes != object.bytes)
-        };
-        let changed: Vec<_> = objects.iter().filter(differs).cloned().collect();
-        for object in &changed {
-            self.insert(Arc::clone(object));
+        object: &Arc<StoredObject>,
+    ) -> Option<Arc<StoredObject>> {
+        let held = self.get(object.key())?;
+        if held.version != object.version || held.bytes == object.bytes {
+            return None;
         }
-        changed
+        self.insert(Arc::clone(object))
     }
 
     /// Returns true if both have the same objects because one is a copy of the other.
@@ -193,6 +234,12 @@ impl Snapshot {
     /// Returns the same objects as the state at another version.
     pub(in crate::store) fn at_version(mut self, version: ResourceVersion) -> Self {
         self.version = version;
+        self
+    }
+
+    /// Returns the same state in another generation.
+    pub(in crate::store) fn of_generation(mut self, generation: u64) -> Self {
+        self.generation = generation;
         self
     }
 
@@ -235,22 +282,32 @@ impl Snapshot {
     }
 
     /// Settles leaves that hold frames of events which no history has any more. A few at a time, as
-    /// each one is copied: moves `key` like [`Snapshot::settle_behind`].
-    pub(in crate::store) fn settle_outlived(&mut self, key: &mut String, floor: ResourceVersion) {
+    /// each one is copied: moves `key` like [`Snapshot::settle_behind`]. Returns the number of objects
+    /// that were looked at.
+    pub(in crate::store) fn settle_outlived(
+        &mut self,
+        key: &mut String,
+        floor: ResourceVersion,
+    ) -> usize {
         let bounds = (Bound::Excluded(key.as_str()), Bound::Unbounded);
         let mut outlived = Vec::new();
-        let mut left = SETTLED_AT_ONCE;
+        let (mut looked_at, mut settled) = (0, 0);
         let mut last = None;
         let mut next = self.leaves.range::<_, str>(bounds);
-        for leaf in next.by_ref().take(LOOKED_AT_ONCE) {
+        // Of large objects, one alone may be more than what is settled at a time.
+        while looked_at < LOOKED_AT_ONCE
+            && settled < SETTLED_AT_ONCE
+            && let Some(leaf) = next.next()
+        {
             last = Some(Arc::clone(&leaf.0));
-            if leaf.0.outlives_history(floor) {
+            looked_at += if leaf.0.is_settled() {
+                1
+            } else {
+                leaf.0.objects().len()
+            };
+            if leaf.0.outlived(floor).count > 0 {
                 outlived.push(leaf.clone());
-                // Of large objects, one alone may be more than that.
-                left = left.saturating_sub(leaf.0.lengths.objects);
-                if left == 0 {
-                    break;
-                }
+                settled += leaf.0.lengths.objects;
             }
         }
         let is_end = next.next().is_none();
@@ -259,6 +316,7 @@ impl Snapshot {
             key.push_str(last.first_key());
         }
         self.settle(outlived);
+        looked_at
     }
 
     pub(super) fn settle_those(&mut self, is_concerned: impl Fn(&Leaf) -> bool) {
@@ -345,6 +403,7 @@ impl Snapshot {
         self.lengths.objects += lengths.objects;
         self.lengths.single += lengths.single;
         self.lengths.packed += lengths.packed;
+        self.outlived += leaf.outlived(self.floor);
         self.leaves.insert(ByFirstKey(Arc::new(leaf)));
     }
 
@@ -354,6 +413,7 @@ impl Snapshot {
         self.lengths.objects -= lengths.objects;
         self.lengths.single -= lengths.single;
         self.lengths.packed -= lengths.packed;
+        self.outlived -= leaf.0.outlived(self.floor);
         self.leaves.remove(leaf);
     }
 

@@ -13,14 +13,14 @@ use crate::store::subscribers::Interest;
 ///
 /// It comes to every object of its interest, and to others where those cannot be told apart
 /// cheaply. It keeps its place and no list of objects, however many there are.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct ObjectRuns {
     snapshot: Snapshot,
     walk: Walk,
 }
 
 /// The way to the objects, and the place on it.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 enum Walk {
     /// All objects in a range of keys.
     Range(KeyRange),
@@ -34,6 +34,7 @@ enum Walk {
     /// One object, by its key.
     Key(Box<str>),
     /// Nothing more.
+    #[default]
     End,
 }
 
@@ -99,6 +100,11 @@ impl ObjectRuns {
     /// Returns the version of the snapshot.
     pub fn version(&self) -> ResourceVersion {
         self.snapshot.version()
+    }
+
+    /// Returns the snapshot.
+    pub fn snapshot(&self) -> &Snapshot {
+        &self.snapshot
     }
 }
 

@@ -350,6 +350,35 @@ fn compressed_forms_stay_until_their_objects_change() {
 }
 
 #[test]
+fn frames_without_history_are_dropped_by_turns() {
+    let objects = 20_000;
+    let key = |n: u64| format!("ns/p{n:05}");
+    let listed = (0..objects).map(|n| sized(&key(n), 1, "n1", 10));
+    let mut snapshot = Snapshot::new(ResourceVersion(1), layout(), listed);
+    // One change for each leaf: all other objects of it are looked at, too.
+    for n in (0..objects).step_by(32) {
+        snapshot.insert(Arc::new(sized(&key(n), 2, "n1", 10)));
+    }
+    let (mut place, mut turns, mut all) = (String::new(), 0, 0);
+    loop {
+        let looked_at = snapshot.settle_outlived(&mut place, ResourceVersion(2));
+        assert!(looked_at <= 2048 + 128, "{looked_at} under the lock");
+        turns += 1;
+        all += looked_at;
+        if place.is_empty() {
+            break;
+        }
+    }
+    assert!(snapshot.leaves.iter().all(|leaf| leaf.0.is_settled()));
+    assert!(all >= 20_000, "{all} in {turns} turns");
+    assert_eq!(
+        snapshot.settle_outlived(&mut place, ResourceVersion(2)),
+        snapshot.leaves.len(),
+        "a leaf without changes counts as one"
+    );
+}
+
+#[test]
 fn a_sample_of_many_objects_is_small_and_stands_for_all() {
     let key = |n: u32| format!("{}/pod-{n:05}", NAMESPACES[n as usize % 4]);
     let node = |n: u32| if n.is_multiple_of(50) { "n1" } else { "n2" };
