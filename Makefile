@@ -6,7 +6,7 @@ BIN := $(REAL)/.bin
 PROXY := target/debug/watershed
 PAIRS ?= 6000
 
-.PHONY: help build build-tests release release-artifacts dist test test-rust test-allocations test-artifacts test-real test-python test-release test-kine test-upgrade test-otel book conformance robustness soak mutants loom real lint bench bench-abuse bench-real bench-allocations bench-functions simulate-nodes screenshots experiment demo cluster documents fmt clean memory fuzz
+.PHONY: help build build-tests release release-artifacts dist test test-rust test-allocations test-artifacts test-real test-python test-release test-kine test-upgrade test-otel book conformance robustness soak mutants loom real lint bench bench-abuse bench-real bench-allocations bench-functions simulate-nodes screenshots experiment demo cluster documents fmt clean memory fuzz simulate-terminals simulate-cluster
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-17s %s\n", $$1, $$2}'
@@ -127,6 +127,15 @@ bench-real: $(MEASURED) real ## The same in front of a real kube-apiserver, whic
 simulate-nodes: $(MEASURED) real ## 50 nodes with a proxy each, 10,000 pods; upstream's bytes and requests, and memory. Takes NODES=, NODE_PODS=, NODE_AGENTS=, NODE_SECONDS=, NODE_CHANGES=
 	cd $(REAL) && WATERSHED_BIN=$(abspath $(MEASURED)) NODES=$(or $(NODES),50) NODE_PODS=$(or $(NODE_PODS),10000) NODE_AGENTS=$(or $(NODE_AGENTS),3) \
 		NODE_SECONDS=$(or $(NODE_SECONDS),60) NODE_CHANGES=$(or $(NODE_CHANGES),50) $(GO) test -count=1 -timeout 60m -v -run 'TestNodeProxiesSaveUpstreamTraffic' .
+
+simulate-terminals: $(MEASURED) real ## 50 terminals that refresh kubectl get pods; upstream's lists, bytes and CPU. Takes TERMINAL_PODS=, TERMINAL_REFRESHES=, TERMINAL_PAUSE_MS=
+	cd $(REAL) && WATERSHED_BIN=$(abspath $(MEASURED)) TERMINAL_PODS=$(or $(TERMINAL_PODS),2000) TERMINAL_REFRESHES=$(or $(TERMINAL_REFRESHES),15) \
+		TERMINAL_PAUSE_MS=$(or $(TERMINAL_PAUSE_MS),2000) $(GO) test -count=1 -timeout 30m -v -run 'TestTerminalsCostUpstreamLittle' .
+
+simulate-cluster: $(MEASURED) real ## A whole cluster's clients behind one proxy: control plane, kubelets, controllers, people; the share of reads from memory. Takes FLEET_NODES=, FLEET_DEPLOYMENTS=, FLEET_SECONDS=
+	$(REAL)/build.sh controlplane
+	cd $(REAL) && WATERSHED_BIN=$(abspath $(MEASURED)) FLEET_NODES=$(or $(FLEET_NODES),20) FLEET_DEPLOYMENTS=$(or $(FLEET_DEPLOYMENTS),20) \
+		FLEET_SECONDS=$(or $(FLEET_SECONDS),60) $(GO) test -count=1 -timeout 30m -v -run 'TestWholeClusterReadsFromMemory' .
 
 bench-allocations: ## What an event and a read allocate in the proxy; BENCH= takes flags
 	$(CARGO) bench --locked --bench allocations -- $(BENCH)

@@ -1,6 +1,7 @@
 #!/bin/sh
 # Builds kube-apiserver, etcd, kubectl and the cluster harness into .bin/, and
-# helm and a reader of PromQL.
+# helm and a reader of PromQL. With the argument controlplane also the
+# controller manager and the scheduler, which takes minutes more.
 # Go's build cache makes a repeated run a matter of seconds.
 set -eu
 cd "$(dirname "$0")"
@@ -24,6 +25,9 @@ done
 # find in the cache, and half of Kubernetes would be compiled twice.
 mkdir -p .bin
 go build -buildvcs=false -ldflags "$ldflags" -o .bin/ ./cmd/...
+if [ "${1-}" = controlplane ]; then
+	(cd controlplane && go build -buildvcs=false -ldflags "$ldflags" -o ../.bin/ ./...)
+fi
 
 # Helm takes the cluster it has not seen for one of this version.
 for var in \

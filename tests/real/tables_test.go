@@ -9,6 +9,7 @@ import (
 
 	"watershed.test/real/internal/api"
 	"watershed.test/real/internal/compare"
+	"watershed.test/real/internal/fleet"
 	"watershed.test/real/internal/kubectl"
 	"watershed.test/real/internal/objects"
 	"watershed.test/real/internal/parallel"
@@ -20,7 +21,7 @@ const (
 	tableV1      = "application/json;as=Table;v=v1;g=meta.k8s.io"
 	tableV1Beta1 = "application/json;as=Table;v=v1beta1;g=meta.k8s.io"
 	// tableOfKubectl is what kubectl get sends.
-	tableOfKubectl = tableV1 + "," + tableV1Beta1 + ",application/json"
+	tableOfKubectl = fleet.AcceptOfKubectl
 )
 
 // tableObject is an object to be printed, and the status that it gets.

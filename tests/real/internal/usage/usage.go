@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"watershed.test/real/internal/api"
 	"watershed.test/real/internal/require"
@@ -239,4 +240,36 @@ func ResidentBytes(t *testing.T, pid int) int64 {
 	}
 	t.Fatalf("no VmRSS of process %d", pid)
 	return 0
+}
+
+// ProcessorTime returns the time that a process has had a processor so far.
+func ProcessorTime(t *testing.T, pid int) time.Duration {
+	t.Helper()
+	text := string(require.Value(os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid)))(t))
+	// The second field is a name in parentheses, which may contain spaces.
+	fields := strings.Fields(text[strings.LastIndexByte(text, ')')+1:])
+	const user, system, ticks = 11, 12, 100
+	sum := require.Value(strconv.Atoi(fields[user]))(t) + require.Value(strconv.Atoi(fields[system]))(t)
+	return time.Duration(sum) * time.Second / ticks
+}
+
+// Lists counts an API server's lists of a resource and the bytes of their answers.
+type Lists struct{ Requests, Bytes int }
+
+// CountLists reads upstream's metrics.
+func CountLists(t *testing.T, at api.Target, resource string) (l Lists) {
+	t.Helper()
+	for line := range strings.Lines(at.Must(t, api.Request{Path: "/metrics"}).Body) {
+		name, labels, _ := strings.Cut(line, "{")
+		if !strings.Contains(labels, fmt.Sprintf(`resource="%s"`, resource)) || !strings.Contains(labels, `verb="LIST"`) {
+			continue
+		}
+		switch name {
+		case "apiserver_request_total":
+			l.Requests += MetricValue(line)
+		case "apiserver_response_sizes_sum":
+			l.Bytes += MetricValue(line)
+		}
+	}
+	return l
 }
