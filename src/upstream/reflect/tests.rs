@@ -1,13 +1,17 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use bytes::Bytes;
 use futures_util::{StreamExt as _, stream};
 use http::Response;
 use parking_lot::Mutex;
 
+use super::list::INITIAL_SILENCE;
 use super::*;
-use crate::body::Body;
+use crate::body::{self, Body};
 use crate::test_support::{Api, HTTP2, Pki, SOON, eventually, streamed, upstream_of};
-use watershed_protocol::{Encoding, FieldTable, GroupVersionResource};
+use watershed_protocol::{
+    Encoding, FieldTable, Frame, GroupVersionResource, Representation, Scanned,
+};
 
 /// Counts the objects of a list.
 #[derive(Debug)]

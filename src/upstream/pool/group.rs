@@ -1,0 +1,236 @@
+//! Connections that share one class and one identity.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use futures_util::future::{BoxFuture, Shared};
+use parking_lot::Mutex;
+use tokio::sync::Semaphore;
+
+use crate::upstream::class::ConnectionClass;
+use crate::upstream::connection::{
+    self, Http2Connection, HttpConnection, IdleHttp1, Lease, ServedBy,
+};
+use crate::upstream::error::UpstreamError;
+use crate::upstream::server::Upstream;
+use watershed_connect::{Address, Dialer, TlsIdentity};
+
+/// Connections that share one class and one identity.
+pub(in crate::upstream) struct ConnectionGroup {
+    pub(super) class: ConnectionClass,
+    identity: TlsIdentity,
+    pub(super) upstream: Upstream,
+    dialer: Arc<Dialer>,
+    connections: Arc<Semaphore>,
+    /// Connections that there may be.
+    limit: usize,
+    pub(super) idle_http1: Arc<IdleHttp1>,
+    pub(super) state: Mutex<GroupState>,
+}
+
+#[derive(Default)]
+pub(super) struct GroupState {
+    pub(super) http2: Vec<Arc<Http2Connection>>,
+    /// The connection being made, for all requests that found no free stream.
+    dialing: Option<SharedDial>,
+    /// The connections being made for requests that want a new one.
+    pub(super) dialing_elsewhere: Vec<DialElsewhere>,
+    /// Numbers given to requests that wanted a new connection and found none.
+    pub(super) dials_elsewhere: usize,
+    /// `true` if upstream spoke HTTP/1 last time. Each request then needs its own connection, so
+    /// waiting for a shared one is useless.
+    pub(super) exclusive: bool,
+}
+
+/// A connection being made for requests that want a new one.
+pub(super) struct DialElsewhere {
+    pub(super) number: usize,
+    pub(super) avoid: Option<Address>,
+    pub(super) dialing: SharedDial,
+}
+
+/// A connection being made, for all who wait for it.
+pub(super) type SharedDial = Shared<BoxFuture<'static, Result<(), UpstreamError>>>;
+
+impl ConnectionGroup {
+    /// Creates a group without connections, which may have so many.
+    pub(super) fn new(
+        class: ConnectionClass,
+        identity: TlsIdentity,
+        upstream: &Upstream,
+        dialer: &Arc<Dialer>,
+        limit: usize,
+    ) -> Self {
+        Self {
+            class,
+            identity,
+            upstream: upstream.clone(),
+            dialer: Arc::clone(dialer),
+            connections: Arc::new(Semaphore::new(limit)),
+            limit,
+            idle_http1: Arc::new(IdleHttp1::new(upstream.clone())),
+            state: Mutex::default(),
+        }
+    }
+
+    /// Returns `true` if each request has a connection of its own.
+    pub(super) fn is_exclusive(&self) -> bool {
+        self.state.lock().exclusive
+    }
+
+    /// Leases a stream on an open connection, or on a new one.
+    pub(super) async fn lease(self: &Arc<Self>) -> Result<Lease, UpstreamError> {
+        loop {
+            let dialing = {
+                let mut state = self.state.lock();
+                if let Some(lease) = self.take(&mut state) {
+                    return Ok(lease);
+                }
+                if state.exclusive {
+                    None
+                } else {
+                    Some(self.shared_dial(&mut state))
+                }
+            };
+            match dialing {
+                // The new connection may be full already: look again.
+                Some(dialing) => dialing.await?,
+                None => return self.open(None).await,
+            }
+        }
+    }
+
+    /// Leases a stream on the connection of an answer, if it is one of this group's and has room.
+    /// The streams that the class leaves free are for this.
+    pub(super) fn lease_beside(&self, server: &ServedBy) -> Option<Lease> {
+        let wanted = server.shared()?;
+        // Streams are taken under this lock only.
+        let state = self.state.lock();
+        let is_wanted = |it: &&Arc<Http2Connection>| Arc::ptr_eq(it, &wanted);
+        let found = state.http2.iter().find(is_wanted)?;
+        let is_usable = !found.is_closed() && found.take_stream(usize::MAX);
+        is_usable.then(|| Lease::http2(Arc::clone(found), true))
+    }
+
+    /// Leases a stream on an open connection, the oldest first, so that younger ones can go idle.
+    fn take(&self, state: &mut GroupState) -> Option<Lease> {
+        let generation = self.upstream.current().generation;
+        state.http2.retain(|connection| !connection.is_closed());
+        let limit = self.class.windows().streams;
+        let found = state.http2.iter().find(|connection| {
+            connection.generation == generation && connection.take_stream(limit)
+        });
+        if let Some(connection) = found {
+            return Some(Lease::http2(Arc::clone(connection), true));
+        }
+        let connection = self.idle_http1.take(generation)?;
+        Some(Lease::http1(connection, Arc::clone(&self.idle_http1), true))
+    }
+
+    /// Returns the connection being made, or begins one.
+    ///
+    /// It is a task of its own: the first request may be cancelled while others wait for it.
+    fn shared_dial(self: &Arc<Self>, state: &mut GroupState) -> SharedDial {
+        if let Some(dialing) = &state.dialing {
+            return dialing.clone();
+        }
+        let dialing = self.spawn_dial(None, |state| state.dialing = None);
+        state.dialing = Some(dialing.clone());
+        dialing
+    }
+
+    /// Begins to make a connection. `done` is called when that has succeeded or failed.
+    pub(super) fn spawn_dial(
+        self: &Arc<Self>,
+        avoid: Option<Address>,
+        done: impl FnOnce(&mut GroupState) + Send + 'static,
+    ) -> SharedDial {
+        let group = Arc::clone(self);
+        let task = tokio::spawn(async move {
+            let made = group.connect(avoid.as_ref()).await;
+            let mut state = group.state.lock();
+            done(&mut state);
+            match made? {
+                HttpConnection::Http2(connection) => {
+                    state.exclusive = false;
+                    state.http2.push(connection);
+                }
+                HttpConnection::Http1(connection) => {
+                    state.exclusive = true;
+                    group.idle_http1.put_back(connection);
+                }
+            }
+            Ok(())
+        });
+        task.map(|joined| match joined {
+            Ok(result) => result,
+            // Only the end of the runtime cancels it.
+            Err(error) => match error.try_into_panic() {
+                Ok(panic) => std::panic::resume_unwind(panic),
+                Err(_) => Err(UpstreamError::Ending),
+            },
+        })
+        .boxed()
+        .shared()
+    }
+
+    /// Opens a connection and leases its first stream.
+    pub(super) async fn open(&self, avoid: Option<&Address>) -> Result<Lease, UpstreamError> {
+        let made = self.connect(avoid).await?;
+        let mut state = self.state.lock();
+        match made {
+            HttpConnection::Http2(connection) => {
+                state.exclusive = false;
+                // Always succeeds: its limit is above zero, and nobody else knows it yet.
+                connection.take_stream(1);
+                state.http2.push(Arc::clone(&connection));
+                Ok(Lease::http2(connection, false))
+            }
+            HttpConnection::Http1(connection) => {
+                state.exclusive = true;
+                Ok(Lease::http1(
+                    connection,
+                    Arc::clone(&self.idle_http1),
+                    false,
+                ))
+            }
+        }
+    }
+
+    async fn connect(&self, avoid: Option<&Address>) -> Result<HttpConnection, UpstreamError> {
+        let permit = Arc::clone(&self.connections).try_acquire_owned();
+        let permit = permit.map_err(|_| UpstreamError::Exhausted { limit: self.limit })?;
+        let credentials = self.upstream.current();
+        // Boxed: the state of a handshake is 20 KB, and every request's future would hold it.
+        let dialed = Box::pin(self.dialer.dial(&credentials, self.identity, false, avoid)).await?;
+        tracing::debug!(
+            address = %dialed.address,
+            http2 = dialed.http2,
+            class = ?self.class,
+            "connected to upstream"
+        );
+        let open = self.upstream.traffic().connected(self.class.into());
+        Box::pin(connection::handshake(
+            dialed,
+            self.class,
+            credentials.generation,
+            permit,
+            open,
+        ))
+        .await
+    }
+
+    /// Drops connections that are dead, idle for this long, or unused with old credentials.
+    pub(super) fn sweep(&self, idle: Duration) {
+        let generation = self.upstream.current().generation;
+        let mut state = self.state.lock();
+        state.http2.retain(|connection| {
+            let rest = connection.idle();
+            let done = rest.is_some_and(|rest| rest >= idle || connection.generation != generation);
+            !connection.is_closed() && !done
+        });
+        drop(state);
+        self.idle_http1.sweep(generation, idle);
+    }
+}

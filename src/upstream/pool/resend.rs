@@ -1,0 +1,102 @@
+//! Decides whether a request is sent again on another connection.
+
+use http::{Method, Request};
+use http_body::Body as _;
+use hyper::client::conn::TrySendError;
+
+use crate::body::{self, Body};
+use crate::upstream::repeat::{self, Repeatable};
+
+/// Decides whether a request is sent again.
+pub(super) struct ResendPolicy {
+    /// `true` for reads without a body.
+    pub(super) is_read: bool,
+    /// The chunks sent so far, if the request has a body.
+    kept: Option<Repeatable>,
+    /// `true` once a pooled connection died before the answer.
+    died: bool,
+}
+
+impl ResendPolicy {
+    /// Prepares the request's body for being sent more than once.
+    pub(super) fn new(request: &mut Request<Body>) -> Self {
+        let bodyless = request.body().is_end_stream();
+        let is_read = bodyless
+            && matches!(
+                *request.method(),
+                Method::GET | Method::HEAD | Method::OPTIONS
+            );
+        let mut kept = None;
+        if !bodyless {
+            let body = std::mem::replace(request.body_mut(), body::empty());
+            let (repeatable, body) = Repeatable::begin(body);
+            kept = Some(repeatable);
+            *request.body_mut() = body;
+        } else if !is_read {
+            *request.body_mut() = repeat::open_end();
+        }
+        Self {
+            is_read,
+            kept,
+            died: false,
+        }
+    }
+
+    /// Copies the request, with an empty body.
+    pub(super) fn copy(&self, request: &Request<Body>) -> Request<Body> {
+        let body = if self.is_read {
+            body::empty()
+        } else {
+            repeat::open_end()
+        };
+        let mut copy = Request::new(body);
+        *copy.method_mut() = request.method().clone();
+        *copy.uri_mut() = request.uri().clone();
+        *copy.headers_mut() = request.headers().clone();
+        copy
+    }
+
+    /// Returns the request to send after this error.
+    ///
+    /// `None` means that a resend might be carried out twice, or would fail the same way.
+    pub(super) fn resend(
+        &mut self,
+        error: &mut TrySendError<Request<Body>>,
+        again: Request<Body>,
+        pooled: bool,
+    ) -> Option<Request<Body>> {
+        if let Some(unsent) = error.take_message() {
+            return Some(unsent);
+        }
+        if is_unprocessed(error.error()) {
+            return match &mut self.kept {
+                Some(kept) => kept.again().map(|body| again.map(|_| body)),
+                None => Some(again),
+            };
+        }
+        // Only once: this very request may be what crashes upstream.
+        if self.is_read && pooled && !self.died {
+            self.died = true;
+            return Some(again);
+        }
+        None
+    }
+}
+
+/// Returns `true` if upstream did not process the request: it refused the stream or sent GOAWAY.
+///
+/// With a GOAWAY, h2 fails only streams above the last one it names. RFC 9113, 6.8: upstream has
+/// not acted on those. An API server sends GOAWAY with each answer to an unknown caller, while
+/// requests of others are on the connection.
+/// Source: `apiserver/pkg/endpoints/filters/authentication.go`.
+fn is_unprocessed(error: &hyper::Error) -> bool {
+    let mut next = std::error::Error::source(error);
+    while let Some(cause) = next {
+        if let Some(error) = cause.downcast_ref::<h2::Error>() {
+            return error.is_remote()
+                && (error.reason() == Some(h2::Reason::REFUSED_STREAM) || error.is_go_away());
+        }
+        next = cause.source();
+    }
+    false
+}

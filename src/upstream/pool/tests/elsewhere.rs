@@ -1,0 +1,102 @@
+//! Requests that want another connection.
+use super::*;
+use crate::upstream::pool::elsewhere::SPREAD;
+
+#[tokio::test]
+async fn a_request_can_ask_for_another_address_or_connection() {
+    let pki = Pki::new();
+    let one = Api::start(&pki, HTTP2, |_, conn| async move {
+        text(conn.number.to_string())
+    })
+    .await;
+    let two = Api::start(&pki, HTTP2, |_, conn| async move {
+        text(conn.number.to_string())
+    })
+    .await;
+    let (_dir, mut options) = kubeconfig(&pki, &one.url());
+    options.servers = vec![one.url(), two.url()];
+    let client = UpstreamClient::new(&Upstream::load(&options).await.unwrap());
+    for _ in 0..3 {
+        let first = send(&client, get("/")).await.unwrap();
+        let from = first
+            .extensions()
+            .get::<ServedBy>()
+            .unwrap()
+            .address
+            .clone();
+        let avoid = SendOptions {
+            avoid: Some(from.clone()),
+            ..SendOptions::default()
+        };
+        let second = soon(client.send(ConnectionClass::Short, get("/"), avoid))
+            .await
+            .unwrap();
+        assert_ne!(second.extensions().get::<ServedBy>().unwrap().address, from);
+    }
+    let before = one.accepted() + two.accepted();
+    let first = send(&client, get("/")).await.unwrap();
+    let instead = SendOptions {
+        instead_of: first.extensions().get().cloned(),
+        ..SendOptions::default()
+    };
+    for _ in 0..2 * SPREAD {
+        let second = soon(client.send(ConnectionClass::Short, get("/"), instead.clone()));
+        let second = second.await.unwrap();
+        assert!(!is_same_connection(&first, &second));
+    }
+    assert_eq!(one.accepted() + two.accepted(), before + 1);
+}
+
+fn is_same_connection(one: &Response<UpstreamBody>, other: &Response<UpstreamBody>) -> bool {
+    let by = |answer: &Response<UpstreamBody>| answer.extensions().get::<ServedBy>().cloned();
+    by(one).unwrap().is_same(&by(other).unwrap())
+}
+
+/// As when an API server starts anew and says 410 to every scope.
+#[tokio::test]
+async fn scopes_that_resume_elsewhere_share_a_few_connections_and_return_to_the_oldest() {
+    const SCOPES: usize = 60;
+    let pki = Pki::new();
+    let api = Api::start(&pki, HTTP2, |_, _| async { Response::new(hanging()) }).await;
+    let client = client_of(&pki, &api).await;
+    let watch = |options| client.send(ConnectionClass::Watch, get("/watch"), options);
+    let mut watches = soon(join_all((0..SCOPES).map(|_| watch(SendOptions::default())))).await;
+    assert_eq!(api.accepted(), 1);
+    for round in 1..=2 {
+        let elsewhere = watches.iter().map(|watch| {
+            let served_by = watch.as_ref().unwrap().extensions().get::<ServedBy>();
+            watch_options(served_by.unwrap())
+        });
+        let next = soon(join_all(elsewhere.map(watch))).await;
+        for (before, after) in watches.iter().zip(&next) {
+            assert!(!is_same_connection(
+                before.as_ref().unwrap(),
+                after.as_ref().unwrap()
+            ));
+        }
+        watches = next;
+        assert!(api.accepted() <= 1 + round * SPREAD, "{}", api.accepted());
+    }
+    // More than one, so that a load balancer chooses more than once.
+    assert!(api.accepted() > SPREAD);
+
+    // Watches that end are opened again on the oldest connection, and the others go idle.
+    drop(watches);
+    let _watches = soon(join_all((0..SCOPES).map(|_| watch(SendOptions::default())))).await;
+    let group = client.pool().group(ConnectionClass::Watch);
+    eventually(|| {
+        group.sweep(Duration::ZERO);
+        api.open() == 1
+    })
+    .await;
+}
+
+/// Options of a watch after a bad answer by this server.
+fn watch_options(by: &ServedBy) -> SendOptions {
+    SendOptions {
+        fresh_connection: true,
+        avoid: Some(by.address.clone()),
+        instead_of: Some(by.clone()),
+        ..SendOptions::default()
+    }
+}

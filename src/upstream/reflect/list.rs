@@ -1,0 +1,217 @@
+//! Reads the initial state of a scope: streamed, or as a list in pages.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{StatusCode, header};
+use tokio::time::timeout;
+use watershed_protocol::{
+    BookmarkFormat, EventKind, ListPage, PartialFormat, Representation, ResourceVersion,
+    WireFormat, read_bookmark,
+};
+
+use super::Reflector;
+use super::change::{Change, Collect, Stopped};
+use super::error::ReflectorError;
+use super::request::FIRST_PAGE;
+use crate::budget::{MemoryBudget, MemoryLoad};
+use crate::upstream::stream::WatchStream;
+
+/// Silence after which streaming is given up: without sendInitialEvents there is no end mark.
+pub(super) const INITIAL_SILENCE: Duration = Duration::from_secs(15);
+/// Page size of lists, as other clients use it.
+const PAGE: usize = 500;
+/// Objects that are looked at for an estimate of all.
+const SAMPLE: usize = 20;
+/// An estimate from one object suffices if so many times as much is free.
+const OBVIOUSLY_ENOUGH: usize = 4;
+
+impl Reflector {
+    /// Gets the initial state, streamed or in pages.
+    pub(super) async fn list<C: Collect>(
+        &mut self,
+    ) -> Result<(Change<C>, ResourceVersion, Option<Box<WatchStream>>), ReflectorError> {
+        self.listed_by = None;
+        let (headers, body) = self.get(FIRST_PAGE).await?;
+        self.listed_by.clone_from(&self.server);
+        self.warnings = headers.get_all(header::WARNING).iter().cloned().collect();
+        let Representation {
+            encoding,
+            metadata_only,
+        } = self.target.representation;
+        let kind = if metadata_only {
+            PartialFormat::KIND
+        } else {
+            &self.target.kind
+        };
+        let learned = WireFormat::learn(encoding, kind, &body);
+        let (format, first) = learned.map_err(|error| Stopped::NotUnderstood(error.to_string()))?;
+        // A server that ignores the parameters of Accept would send whole objects.
+        if metadata_only && !format.is_partial() {
+            return Err(Stopped::NotAcceptable.into());
+        }
+        let format = Arc::new(format);
+        self.format = Some(Arc::clone(&format));
+        self.bookmark_known = false;
+        let objects = C::begin(&format, &self.target.fields);
+        let mut load = self.budget.begin_load();
+        if self.estimates
+            && let Some(bytes) = self.estimate(&format, &first).await?
+        {
+            load.expect(bytes)?;
+        }
+        // The next list is estimated again.
+        self.estimates = true;
+        if self.streaming {
+            let (objects, version, stream) = self.stream_initial(objects, &mut load).await?;
+            // Known together with the state, for clients that want its end marked.
+            let bookmark = stream
+                .again
+                .as_ref()
+                .and_then(|mark| self.learn_bookmark(&mark.object));
+            return Ok((
+                self.listed(format, version, (objects, load), bookmark),
+                version,
+                Some(stream),
+            ));
+        }
+        let (objects, version) = self.list_pages(objects, &mut load, &format, first).await?;
+        let listed = self.listed(format, version, (objects, load), None);
+        // Upstream may be another release when it is listed next.
+        self.streaming = true;
+        Ok((listed, version, None))
+    }
+
+    fn listed<C>(
+        &self,
+        format: Arc<WireFormat>,
+        version: ResourceVersion,
+        (objects, load): (C, MemoryLoad),
+        bookmark: Option<BookmarkFormat>,
+    ) -> Change<C> {
+        let (streams_initial_events, warnings) = (self.streaming, self.warnings.clone());
+        Change::Listed {
+            format,
+            version,
+            objects,
+            streams_initial_events,
+            warnings,
+            bookmark,
+            load,
+        }
+    }
+
+    /// Estimates the memory that all objects take, from the first page. `None` if there is no
+    /// limit, or upstream does not count them, as with selectors.
+    ///
+    /// One object may be unlike the others. If the estimate is not obviously small enough, a few
+    /// more are looked at, with one request.
+    async fn estimate(
+        &mut self,
+        format: &WireFormat,
+        first: &ListPage,
+    ) -> Result<Option<usize>, ReflectorError> {
+        let (Some(free), Some(remaining)) = (self.budget.free(), first.remaining) else {
+            return Ok(None);
+        };
+        let count = first.objects.len() + usize::try_from(remaining).unwrap_or(0);
+        let one = estimate_all(count, &first.objects);
+        let Some(token) = &first.continue_token else {
+            return Ok(Some(one));
+        };
+        if one <= free / OBVIOUSLY_ENOUGH {
+            return Ok(Some(one));
+        }
+        let page = self.get(&page_after(token, SAMPLE)).await?.1;
+        let sample = format.read_list(&page)?.objects;
+        Ok(Some(estimate_all(count, &sample)))
+    }
+
+    /// Opens a watch that begins with the state. The end mark stays in the stream as its next
+    /// frame.
+    async fn stream_initial<C: Collect>(
+        &mut self,
+        mut objects: C,
+        load: &mut MemoryLoad,
+    ) -> Result<(C, ResourceVersion, Box<WatchStream>), ReflectorError> {
+        let query = "watch=1&allowWatchBookmarks=true&sendInitialEvents=true\
+                     &resourceVersionMatch=NotOlderThan";
+        let mut stream = match self.open(query).await {
+            // Any refusal of the parameters: releases differ in code and words.
+            Err(ReflectorError::Status(
+                StatusCode::BAD_REQUEST | StatusCode::UNPROCESSABLE_ENTITY,
+                _,
+            )) => {
+                return Err(ReflectorError::NoInitialEvents);
+            }
+            stream => stream?,
+        };
+        loop {
+            let frame = match timeout(INITIAL_SILENCE, stream.next_transient_frame()).await {
+                Err(_) => return Err(ReflectorError::NoInitialEvents),
+                Ok(frame) => frame?.ok_or_else(|| {
+                    ReflectorError::Broken("ended before the initial events".into())
+                })?,
+            };
+            match frame.kind {
+                EventKind::Added => {
+                    let scanned = self.check_frame(&frame)?;
+                    load.add(frame.object.len())?;
+                    objects.add(&frame.object, scanned);
+                }
+                EventKind::Bookmark => {
+                    let bookmark =
+                        read_bookmark(self.target.representation.encoding, &frame.object)?;
+                    if !bookmark.initial_events_end {
+                        return Err(ReflectorError::NoInitialEvents);
+                    }
+                    let version = bookmark.version;
+                    stream.again = Some(frame.detached());
+                    return Ok((objects, version, stream));
+                }
+                EventKind::Error => {
+                    self.take_in::<C>(frame, &mut stream)?;
+                }
+                EventKind::Modified | EventKind::Deleted => {
+                    // Events before the end mark: this server ignored the parameter.
+                    return Err(ReflectorError::NoInitialEvents);
+                }
+            }
+        }
+    }
+
+    async fn list_pages<C: Collect>(
+        &mut self,
+        mut objects: C,
+        load: &mut MemoryLoad,
+        format: &WireFormat,
+        first: ListPage,
+    ) -> Result<(C, ResourceVersion), ReflectorError> {
+        let mut page = first;
+        loop {
+            for object in page.objects {
+                let scanned = self.check(&object)?;
+                load.add(object.len())?;
+                objects.add(&object, scanned);
+            }
+            let Some(token) = page.continue_token else {
+                return Ok((objects, page.version));
+            };
+            page = format.read_list(&self.get(&page_after(&token, PAGE)).await?.1)?;
+        }
+    }
+}
+
+/// Returns the query of the page with this token.
+fn page_after(token: &str, limit: usize) -> String {
+    let token: String = form_urlencoded::byte_serialize(token.as_bytes()).collect();
+    format!("limit={limit}&continue={token}")
+}
+
+/// Returns the memory that `count` objects like these take.
+fn estimate_all(count: usize, sample: &[Bytes]) -> usize {
+    let bytes: usize = sample.iter().map(Bytes::len).sum();
+    let all = bytes.saturating_mul(count) / sample.len().max(1);
+    MemoryBudget::estimate(count, all)
+}

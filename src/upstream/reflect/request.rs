@@ -1,0 +1,91 @@
+//! Sends the requests of a reflector, and chooses the server that answers them.
+
+use bytes::Bytes;
+use http::{HeaderMap, Request, header};
+use tokio::time::timeout;
+
+use super::answer::{ANSWER_TIMEOUT, WATCH_ANSWER_TIMEOUT, accepted, is_gzip, read_list};
+use super::change::ReflectorTarget;
+use super::error::ReflectorError;
+use super::recovery::Route;
+use super::{Reflector, ReflectorState};
+use crate::body;
+use crate::upstream::stream::WatchStream;
+use crate::upstream::{ConnectionClass, RequestPurpose, SendOptions, UpstreamBody};
+
+/// The query that begins a list. One object shows how upstream frames lists of the type.
+pub(super) const FIRST_PAGE: &str = "limit=1";
+
+impl Reflector {
+    /// Gets the body of a list. An expired continue token (410) restarts the list.
+    pub(super) async fn get(&mut self, query: &str) -> Result<(HeaderMap, Bytes), ReflectorError> {
+        let (headers, body) = self.request(query, false).await?;
+        let body = read_list(&headers, body).await?;
+        Ok((headers, body))
+    }
+
+    pub(super) async fn open(&mut self, query: &str) -> Result<Box<WatchStream>, ReflectorError> {
+        let (headers, body) = self.request(query, true).await?;
+        let stream = WatchStream::new(body, self.target.representation.encoding);
+        Ok(Box::new(stream.compressed(is_gzip(&headers)?)))
+    }
+
+    async fn request(
+        &mut self,
+        query: &str,
+        watch: bool,
+    ) -> Result<(HeaderMap, UpstreamBody), ReflectorError> {
+        let representation = self.target.representation;
+        let accept = if watch {
+            representation.watch_accept_header()
+        } else {
+            representation.list_accept_header()
+        };
+        let ReflectorTarget { gvr, selection, .. } = &self.target;
+        let mut request = Request::get(format!(
+            "{}?{query}{}",
+            selection.path(gvr),
+            selection.parameters()
+        ))
+        .header(header::ACCEPT, accept);
+        if let Some(coding) = &self.accept_encoding {
+            request = request.header(header::ACCEPT_ENCODING, coding);
+        }
+        let request = request
+            .body(body::empty())
+            .map_err(|error| ReflectorError::Broken(error.to_string()))?;
+        // All pages of a list must come from one server.
+        let may_move = watch || query == FIRST_PAGE;
+        let (fresh_connection, avoid) = match self.recovery.route() {
+            Route::Elsewhere(avoid) if may_move => (true, avoid),
+            _ => (false, None),
+        };
+        let instead_of = self.server.clone().filter(|_| fresh_connection);
+        let (purpose, patience) = if watch {
+            (RequestPurpose::Watch, WATCH_ANSWER_TIMEOUT)
+        } else {
+            (RequestPurpose::List, ANSWER_TIMEOUT)
+        };
+        // All of a list should be printed by one release.
+        let beside = match self.state {
+            ReflectorState::Start => self.listed_by.clone(),
+            _ => None,
+        };
+        let options = SendOptions {
+            fresh_connection,
+            instead_of,
+            avoid,
+            beside,
+            purpose,
+        };
+        let answer = timeout(
+            patience,
+            self.client.send(ConnectionClass::Watch, request, options),
+        )
+        .await;
+        let response = answer.map_err(|_| ReflectorError::Silent(patience))??;
+        self.server = response.extensions().get().cloned();
+        self.served_by = self.server.as_ref().map(|by| by.address.clone());
+        accepted(response, representation.encoding.content_type(watch)).await
+    }
+}
