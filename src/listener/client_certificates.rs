@@ -12,7 +12,8 @@ use rustls::{
     SignatureScheme,
 };
 
-/// Largest chain of certificates that a client may send. Its connection holds it, verified or not.
+/// Largest chain of certificates that a client may send, in bytes. Its connection holds it,
+/// verified or not: rustls does, and the proxy verifies it again against changed authorities.
 const MAX_CHAIN_BYTES: usize = 16 * 1024;
 
 /// Asks for a certificate and takes any, or none.

@@ -10,6 +10,7 @@ use jiff::Timestamp;
 use parking_lot::Mutex;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::NoServerSessionStorage;
 use rustls::{RootCertStore, ServerConfig};
 use tokio_rustls::TlsAcceptor;
 
@@ -348,6 +349,11 @@ impl CertificateSource {
             );
         }
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        if !self.client_cas.is_empty() {
+            // A session that can be resumed holds the client's certificates, and outlives its
+            // connection.
+            config.session_storage = Arc::new(NoServerSessionStorage {});
+        }
         Ok(ServedCertificate {
             config: Arc::new(config),
             valid,

@@ -1,7 +1,10 @@
 use super::*;
 use crate::test_support::{Pki, connect, soon, tls_options};
+use rustls::pki_types::ServerName;
+use rustls::{ClientConfig, HandshakeKind};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::TlsConnector;
 
 /// Accepts one connection, and tells how many certificates each side sees.
 async fn handshake(
@@ -128,6 +131,61 @@ async fn a_long_chain_of_client_certificates_is_refused() {
         let identity = Some(clients.issue("jane", names));
         let shaken = handshake(&tls, &server, identity).await;
         assert_eq!(shaken.is_ok(), is_accepted, "{}", names.len());
+    }
+}
+
+/// Returns how the second handshake of one client went.
+async fn second_handshake(tls: &ServerTls, pki: &Pki) -> HandshakeKind {
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(pki.roots())
+        .with_no_client_auth();
+    let connector = TlsConnector::from(Arc::new(config));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let connect = async || {
+        let address = listener.local_addr().unwrap();
+        let acceptor = tls.acceptor();
+        let serve = async {
+            let (tcp, _) = listener.accept().await.unwrap();
+            let mut stream = acceptor.accept(tcp).await.unwrap();
+            stream.write_all(b"!").await.unwrap();
+            stream
+        };
+        let read = async {
+            let tcp = TcpStream::connect(address).await.unwrap();
+            let name = ServerName::try_from("localhost").unwrap();
+            let mut stream = connector.connect(name, tcp).await.unwrap();
+            // What the server says of sessions comes before this.
+            stream.read_exact(&mut [0]).await.unwrap();
+            stream.get_ref().1.handshake_kind().unwrap()
+        };
+        soon(async { tokio::join!(serve, read) }).await.1
+    };
+    assert_eq!(connect().await, HandshakeKind::Full);
+    connect().await
+}
+
+#[tokio::test]
+async fn no_certificate_outlives_its_connection_in_a_session() {
+    let (server, clients) = (Pki::new(), Pki::new());
+    let dir = tempfile::tempdir().unwrap();
+    let (cert, key) = put(&dir, server.issue("server", &["localhost"]));
+    let client_ca = dir.path().join("client-ca.crt");
+    std::fs::write(&client_ca, &clients.ca_pem).unwrap();
+    for (client_cas, kind) in [
+        (vec![], HandshakeKind::Resumed),
+        (vec![client_ca], HandshakeKind::Full),
+    ] {
+        let options = TlsOptions {
+            cert: Some(cert.clone()),
+            key: Some(key.clone()),
+            client_cas,
+            ..tls_options(&dir)
+        };
+        let tls = ServerTls::load(options).await.unwrap();
+        assert_eq!(second_handshake(&tls, &server).await, kind);
     }
 }
 
