@@ -227,26 +227,70 @@ fn every_guarantee_names_tests_that_exist() {
     }
 }
 
+/// Returns the cells of the rows of tables, without those of headings' lines.
+fn rows(text: &str) -> Vec<Vec<String>> {
+    let rows = text.lines().filter(|line| line.starts_with("| "));
+    rows.map(|row| {
+        let cells = row.trim_matches('|').split('|');
+        cells.map(|cell| cell.trim().to_owned()).collect()
+    })
+    .collect()
+}
+
+/// Returns the tests in a table of guarantees, files and tests that the file of their row lacks.
+fn absent_tests(table: &str, read: impl Fn(&str) -> String) -> Vec<String> {
+    let mut absent = Vec::new();
+    for row in rows(table) {
+        let [_, file, tests] = &row[..] else {
+            continue;
+        };
+        let Some(file) = code(file).first().copied() else {
+            continue;
+        };
+        let text = read(file);
+        let missing = code(tests).into_iter().filter(|test| {
+            let function = test.split('/').next().unwrap();
+            !text.contains(&format!("fn {function}("))
+                && !text.contains(&format!("func {function}("))
+        });
+        absent.extend(missing.map(|test| format!("{test} in {file}")));
+    }
+    absent
+}
+
+/// Each row of the table names a file, and tests that are in it.
+#[test]
+fn every_file_in_the_table_of_guarantees_has_the_tests() {
+    let table = read("docs/guarantee-tests.md");
+    let checked = rows(&table)
+        .iter()
+        .filter(|row| row.len() == 3 && row[1].starts_with('`'))
+        .count();
+    assert!(checked > 100, "only {checked} rows are read");
+    let absent = absent_tests(&table, |path| {
+        if !top().join(path).is_dir() {
+            return read(path);
+        }
+        all(path, &[".rs", ".go"]).iter().map(read).collect()
+    });
+    assert!(absent.is_empty(), "not there:\n{}", absent.join("\n"));
+}
+
 /// Each fault in the table has a test, and each test's file has it.
 #[test]
 fn every_fault_names_tests_that_exist() {
     let text = read("docs/faults.md");
     let (faults, tests) = text.split_once("## Shown by").unwrap();
-    let rows = |text: &str| -> Vec<Vec<String>> {
-        let rows = text.lines().filter(|line| line.starts_with("| "));
-        rows.map(|row| row.split('|').map(|cell| cell.trim().to_owned()).collect())
-            .collect()
-    };
     let tests = rows(tests);
     let mut shown = BTreeSet::new();
-    for row in tests.iter().filter(|row| row[2].starts_with('`')) {
-        let [name, file] = [2, 3].map(|cell| row[cell].trim_matches('`'));
+    for row in tests.iter().filter(|row| row[1].starts_with('`')) {
+        let [name, file] = [1, 2].map(|cell| row[cell].trim_matches('`'));
         assert!(read(file).contains(&format!("{name}(")), "{name} in {file}");
-        shown.extend(row[1].split(", "));
+        shown.extend(row[0].split(", "));
     }
     let numbers: Vec<_> = rows(faults)
         .into_iter()
-        .map(|row| row[1].clone())
+        .map(|row| row[0].clone())
         .filter(|number| number.parse::<u32>().is_ok())
         .collect();
     assert!(numbers.len() > 10, "{numbers:?}");
@@ -401,6 +445,12 @@ fn the_checks_see_what_they_look_for() {
     );
     assert_eq!(wide_lines(&text), [1, 7]);
     assert_eq!(code("x `y` and `z w`."), ["y", "z w"]);
+    let table = "| a | `f` | `t`, `u` |\n|  | `g` | `Test/x` |\n";
+    let absent = absent_tests(table, |file| match file {
+        "f" => "fn t() {".to_owned(),
+        _ => "func Testing(".to_owned(),
+    });
+    assert_eq!(absent, ["u in f", "Test/x in g"]);
     let text =
         "watershed a\n```sh\nA=1 watershed b \\\n  --c 'd' > e & # f\nmake g | h\n```\nmake i";
     let words = commands(text);
