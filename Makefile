@@ -91,7 +91,7 @@ mutants: ## Builds broken on purpose, each of which a test must catch (docs/robu
 loom: ## The store's threads in all interleavings, with more preemptions than in make test; LOOM_MAX_PREEMPTIONS=5
 	LOOM_MAX_PREEMPTIONS=$(or $(LOOM_MAX_PREEMPTIONS),5) $(CARGO) test --locked --workspace --test store
 
-fuzz: ## Mutated inputs for each parser of watershed-protocol; FUZZ_SECONDS=3600 each, FUZZ_SEED=
+fuzz: ## Mutated inputs for each parser of outside input; FUZZ_SECONDS=3600 each, FUZZ_SEED=
 	FUZZ_SECONDS=$(or $(FUZZ_SECONDS),3600) $(CARGO) test --locked --workspace --test fuzz -- --nocapture
 
 documents: ## Write what is made from the code: docs/configuration.md, docs/config.schema.json, the table of types

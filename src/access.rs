@@ -20,7 +20,7 @@ use crate::upstream::{ForwardIdentity, UpstreamClient};
 mod authenticate;
 mod authorize;
 mod caller;
-mod certificate;
+pub(crate) mod certificate;
 mod changes;
 mod config;
 mod error;

@@ -13,7 +13,7 @@ mod error;
 mod event;
 mod log;
 pub mod metrics;
-mod policy;
+pub(crate) mod policy;
 mod queue;
 mod record;
 mod rotate;

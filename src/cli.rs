@@ -14,7 +14,7 @@ mod check;
 mod checkpoint;
 mod command_line;
 mod completion;
-mod config;
+pub(crate) mod config;
 #[cfg(feature = "lab")]
 mod demo;
 mod duration;

@@ -52,6 +52,8 @@ pub mod catalog;
 pub mod cli;
 pub mod drain;
 pub mod fairness;
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod listener;
 pub mod metric;
 pub mod scope;

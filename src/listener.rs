@@ -13,7 +13,7 @@ pub mod metrics;
 mod open_connections;
 mod peer_connection;
 mod per_address;
-mod proxy_protocol;
+pub(crate) mod proxy_protocol;
 mod self_signed;
 pub mod socket;
 mod stream_stall;

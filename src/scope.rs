@@ -1,7 +1,7 @@
 //! Cached scopes: for each a store, and a task that pumps what upstream sends into it.
 mod cached;
 mod charges;
-mod checkpoint;
+pub(crate) mod checkpoint;
 mod collect;
 mod config;
 mod continuity;

@@ -32,9 +32,9 @@ const CREDENTIAL_ID: &str = "authentication.kubernetes.io/credential-id";
 
 /// The subject of a client certificate.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct CertificateSubject {
+pub(crate) struct CertificateSubject {
     /// The last common name; may be empty.
-    pub(super) common_name: String,
+    pub(crate) common_name: String,
     /// All organizations.
     pub(super) organizations: Vec<String>,
     /// The user's unique id.
@@ -47,7 +47,7 @@ impl CertificateSubject {
     /// Returns the user, or `None` without a common name.
     ///
     /// Source: `apiserver/pkg/authentication/request/x509/x509.go` (CommonNameUserConversion).
-    pub(super) fn identity(&self) -> Option<Identity> {
+    pub(crate) fn identity(&self) -> Option<Identity> {
         (!self.common_name.is_empty()).then(|| Identity {
             user: self.common_name.clone(),
             uid: self.uid.clone(),
@@ -60,7 +60,7 @@ impl CertificateSubject {
     }
 
     /// Reads the subject. Returns `None` if upstream would read it differently.
-    fn of(certificate: &X509Certificate<'_>) -> Option<Self> {
+    pub(crate) fn of(certificate: &X509Certificate<'_>) -> Option<Self> {
         let mut subject = Self::default();
         for attribute in certificate.subject().iter_attributes() {
             let text = attribute.as_str().ok().map(str::to_owned);
@@ -80,7 +80,7 @@ impl CertificateSubject {
 
 /// Returns whether one set of authorities has a key of the other set, or has signed one of its
 /// certificates.
-pub(super) fn overlap(signers: &[CertificateDer<'_>], others: &[CertificateDer<'_>]) -> bool {
+pub(crate) fn overlap(signers: &[CertificateDer<'_>], others: &[CertificateDer<'_>]) -> bool {
     let parse = |all: &[CertificateDer<'_>], visit: &mut dyn FnMut(&X509Certificate<'_>)| {
         for der in all {
             if let Ok((_, certificate)) = X509Certificate::from_der(der) {

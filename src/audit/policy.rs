@@ -13,17 +13,17 @@ use super::event::AuditStage;
 use crate::access::Identity;
 
 /// The attributes of a request that a policy considers.
-pub(super) struct PolicyAttributes<'a> {
-    pub(super) user: Option<&'a Identity>,
+pub(crate) struct PolicyAttributes<'a> {
+    pub(crate) user: Option<&'a Identity>,
     /// The verb; without a resource it is the method in lower case.
-    pub(super) verb: &'a str,
-    pub(super) path: &'a str,
-    pub(super) resource: Option<&'a ResourceRequest>,
+    pub(crate) verb: &'a str,
+    pub(crate) path: &'a str,
+    pub(crate) resource: Option<&'a ResourceRequest>,
 }
 
 /// The stages that are not logged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct OmittedStages([bool; AuditStage::ALL.len()]);
+pub(crate) struct OmittedStages([bool; AuditStage::ALL.len()]);
 
 impl OmittedStages {
     pub(super) fn contains(self, stage: AuditStage) -> bool {
@@ -37,7 +37,7 @@ impl OmittedStages {
 
 /// A list of rules. The first one that matches a request applies.
 #[derive(Debug)]
-pub(super) struct AuditPolicy(Vec<AuditRule>);
+pub(crate) struct AuditPolicy(Vec<AuditRule>);
 
 impl Default for AuditPolicy {
     /// Logs every request when it is answered.
@@ -62,7 +62,7 @@ impl AuditPolicy {
             })
     }
 
-    fn parse(text: &str) -> Result<Self, String> {
+    pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let file: PolicyFile =
             serde_saphyr::from_str(text).map_err(|error| error.without_snippet().to_string())?;
         if file.api_version != "audit.k8s.io/v1" || file.kind != "Policy" {
@@ -95,7 +95,7 @@ impl AuditPolicy {
     }
 
     /// Returns the omitted stages of a request, or `None` if it is not logged at all.
-    pub(super) fn evaluate(&self, attributes: &PolicyAttributes<'_>) -> Option<OmittedStages> {
+    pub(crate) fn evaluate(&self, attributes: &PolicyAttributes<'_>) -> Option<OmittedStages> {
         self.0
             .iter()
             .find(|rule| rule.matches.fits(attributes))?

@@ -10,6 +10,7 @@ mod policy;
 
 pub use file::config_schema;
 pub(super) use file::schema;
+pub(crate) use policy::parse;
 
 /// Reads the file. Keys that it does not set stay as in `preset`.
 pub(super) fn read(path: &Path, preset: CachingPolicy) -> anyhow::Result<CachingPolicy> {

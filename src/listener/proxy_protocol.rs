@@ -19,7 +19,7 @@ const MAX_BLOCK: usize = 4096;
 
 /// The reason why a connection has no usable header.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum ProxyHeaderError {
+pub(crate) enum ProxyHeaderError {
     /// The connection ended or broke.
     #[error("the connection ended within the header: {0}")]
     Cut(#[from] io::Error),
@@ -30,7 +30,7 @@ pub(super) enum ProxyHeaderError {
 
 /// Reads the header, and nothing behind it. Returns the client's address, or `None` if the
 /// load balancer connects for itself, or for a client without an address.
-pub(super) async fn read<I: AsyncRead + Unpin>(
+pub(crate) async fn read<I: AsyncRead + Unpin>(
     stream: &mut I,
 ) -> Result<Option<SocketAddr>, ProxyHeaderError> {
     let mut start = [0; SIGNATURE.len()];

@@ -7,6 +7,7 @@ mod captured;
 mod cluster;
 mod file;
 mod folder;
+pub(crate) mod fuzzing;
 mod stored;
 
 use std::collections::HashMap;

@@ -61,8 +61,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("telemetry", &["body", "metric"]),
 ];
 
-/// Modules that put the others together.
-const ON_TOP: &[&str] = &["app", "cli"];
+/// Modules that put the others together, and one that shows their parsers to fuzzers.
+const ON_TOP: &[&str] = &["app", "cli", "fuzzing"];
 
 /// Crates that pure code must not use.
 const IMPURE: &[&str] = &[

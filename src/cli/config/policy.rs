@@ -21,7 +21,7 @@ struct RequiredScopes {
 }
 
 /// Parses the file. Keys that it does not set stay as in `preset`.
-pub(super) fn parse(text: &str, preset: CachingPolicy) -> anyhow::Result<CachingPolicy> {
+pub(crate) fn parse(text: &str, preset: CachingPolicy) -> anyhow::Result<CachingPolicy> {
     // A file with nothing but comments is valid.
     let file: Option<ConfigFile> =
         serde_saphyr::from_str(text).map_err(|error| anyhow!("{}", explained(&error)))?;

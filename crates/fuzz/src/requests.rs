@@ -6,14 +6,13 @@ use watershed_protocol::{
     accepts_gzip, get_freshness, wants_pretty,
 };
 
-use crate::fuzzer::fuzz;
+use crate::FuzzTarget;
 
 fn texts(texts: &[&str]) -> Vec<Vec<u8>> {
     texts.iter().map(|text| text.as_bytes().to_vec()).collect()
 }
 
-#[test]
-fn urls() {
+pub(crate) fn urls() -> FuzzTarget {
     let corpus = texts(&[
         "/api/v1/pods",
         "/api/v1/namespaces/a/pods/b/log?follow=true",
@@ -23,7 +22,7 @@ fn urls() {
         "/api/v1/namespaces/a/finalize",
         "/api/v1/nodes/n/proxy/metrics?x=%zz",
     ]);
-    let words = [
+    let words = &[
         "/",
         "//",
         "namespaces",
@@ -36,7 +35,7 @@ fn urls() {
         "watch=true",
         "limit=",
     ];
-    fuzz("urls", corpus, &words, |input| {
+    FuzzTarget::new(corpus, words, |input| {
         let text = String::from_utf8_lossy(input);
         let (path, query) = text
             .split_once('?')
@@ -59,18 +58,17 @@ fn urls() {
             });
             (info.verb, info.legacy_watch, parts)
         })
-    });
+    })
 }
 
-#[test]
-fn list_options() {
+pub(crate) fn list_options() -> FuzzTarget {
     let corpus = texts(&[
         "watch=1&resourceVersion=0&allowWatchBookmarks=true&timeoutSeconds=300",
         "limit=500&resourceVersionMatch=NotOlderThan&resourceVersion=7",
         "sendInitialEvents=true&resourceVersionMatch=NotOlderThan&watch=true",
         "continue=abc&labelSelector=a%3Db&fieldSelector=spec.nodeName%3Dn&pretty=1&timeout=5s",
     ]);
-    let words = [
+    let words = &[
         "&",
         "=",
         "%",
@@ -83,7 +81,7 @@ fn list_options() {
         "continue=",
         "true",
     ];
-    fuzz("list options", corpus, &words, |input| {
+    FuzzTarget::new(corpus, words, |input| {
         let text = String::from_utf8_lossy(input);
         let options = ListOptions::parse(Some(&text));
         let found = options.as_ref().map(|options| {
@@ -104,11 +102,10 @@ fn list_options() {
             freshness,
             wants_pretty(Some(&text), &HeaderMap::new()),
         )
-    });
+    })
 }
 
-#[test]
-fn selectors() {
+pub(crate) fn selectors() -> FuzzTarget {
     let corpus = texts(&[
         "app=web,tier!=db,x in (a,b),y notin (c),!z,w",
         "n>5,m<7",
@@ -116,7 +113,7 @@ fn selectors() {
         "metadata.name=a,spec.nodeName!=b\\,c",
         "status.phase==Running",
     ]);
-    let words = [
+    let words = &[
         ",",
         "=",
         "==",
@@ -131,7 +128,7 @@ fn selectors() {
         ">",
         "<",
     ];
-    fuzz("selectors", corpus, &words, |input| {
+    FuzzTarget::new(corpus, words, |input| {
         let text = String::from_utf8_lossy(input);
         let (labels, fields) = (LabelSelector::parse(&text), FieldSelector::parse(&text));
         // What is sent to upstream means the same.
@@ -160,11 +157,10 @@ fn selectors() {
         assert!(selection.covers(&selection));
         assert!(Selection::default().covers(&selection));
         counts
-    });
+    })
 }
 
-#[test]
-fn continue_tokens() {
+pub(crate) fn continue_tokens() -> FuzzTarget {
     let encode = |after: &str| {
         let token = ContinueToken {
             version: watershed_protocol::ResourceVersion(7),
@@ -173,8 +169,8 @@ fn continue_tokens() {
         token.encode().into_bytes()
     };
     let corpus = [encode("a"), encode("shop/web"), encode("\u{e9}\\\"")];
-    let words = ["eyJ2Ijoi", "=", "-", "_", "Ijow", "fQ"];
-    fuzz("continue tokens", corpus, &words, |input| {
+    let words = &["eyJ2Ijoi", "=", "-", "_", "Ijow", "fQ"];
+    FuzzTarget::new(corpus, words, |input| {
         let text = String::from_utf8_lossy(input);
         let token = ContinueToken::decode(&text);
         if let Some(token) = &token {
@@ -184,11 +180,10 @@ fn continue_tokens() {
             token.is_some(),
             token.map(|token| (token.version.0 % 8, token.after.len())),
         )
-    });
+    })
 }
 
-#[test]
-fn headers() {
+pub(crate) fn headers() -> FuzzTarget {
     let corpus = texts(&[
         "application/json;as=Table;v=v1;g=meta.k8s.io,application/json",
         "application/vnd.kubernetes.protobuf;q=0.5, */*;q=0.1",
@@ -196,10 +191,10 @@ fn headers() {
         "gzip;q=0, identity",
         "Mozilla/5.0",
     ]);
-    let words = [
+    let words = &[
         ",", ";", "=", "q=", "as=", "\"", "*/*", "1.0000", "gzip", "curl/",
     ];
-    fuzz("headers", corpus, &words, |input| {
+    FuzzTarget::new(corpus, words, |input| {
         let Ok(value) = HeaderValue::from_bytes(input) else {
             return None;
         };
@@ -211,5 +206,5 @@ fn headers() {
         .map(|verb| acceptable(&of(ACCEPT), verb));
         let gzip = accepts_gzip(&of(ACCEPT_ENCODING));
         Some((accepted, gzip, wants_pretty(None, &of(USER_AGENT))))
-    });
+    })
 }

@@ -8,11 +8,12 @@ use watershed_protocol::{
     PartialFormat, WireFormat, indent, read_bookmark, read_error, read_identity, scan,
 };
 
-use crate::fuzzer::fuzz;
+use crate::FuzzTarget;
 
 /// Recorded answers of kube-apiserver in one encoding.
 pub(crate) fn recorded(encoding: Encoding, names: &[&str]) -> Vec<Vec<u8>> {
-    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("src/encoding/testdata");
+    let folder =
+        PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../protocol/src/encoding/testdata");
     let extension = match encoding {
         Encoding::Json => "json",
         Encoding::Protobuf => "pb",
@@ -47,24 +48,22 @@ const WORDS: &[&str] = &[
     "\u{80}",
 ];
 
-#[test]
-fn objects_in_json() {
-    objects(Encoding::Json);
+pub(crate) fn objects_in_json() -> FuzzTarget {
+    objects(Encoding::Json)
 }
 
-#[test]
-fn objects_in_protobuf() {
-    objects(Encoding::Protobuf);
+pub(crate) fn objects_in_protobuf() -> FuzzTarget {
+    objects(Encoding::Protobuf)
 }
 
-fn objects(encoding: Encoding) {
+fn objects(encoding: Encoding) -> FuzzTarget {
     let pods = GroupVersionResource::new("", "v1", "pods");
     let fields = FieldTable::builtin(&pods, true).unwrap();
     let list = recorded(encoding, &["list"]).swap_remove(0);
     let (format, _) = WireFormat::learn(encoding, "Pod", &list.into()).unwrap();
     let partial = PartialFormat::of(&format, encoding);
     let corpus = recorded(encoding, &["get", "list"]);
-    fuzz(&format!("objects, {encoding:?}"), corpus, WORDS, |input| {
+    FuzzTarget::new(corpus, WORDS, move |input| {
         let object = Bytes::copy_from_slice(input);
         let scanned = scan(encoding, &object, &fields);
         if let (Ok(scanned), Encoding::Json) = (&scanned, encoding)
@@ -91,22 +90,20 @@ fn objects(encoding: Encoding) {
         }
         let key = scanned.as_ref().map(|it| it.attributes.key().len());
         (format!("{key:?}"), bookmark, learned, reduced)
-    });
+    })
 }
 
-#[test]
-fn lists_in_json() {
-    lists(Encoding::Json);
+pub(crate) fn lists_in_json() -> FuzzTarget {
+    lists(Encoding::Json)
 }
 
-#[test]
-fn lists_in_protobuf() {
-    lists(Encoding::Protobuf);
+pub(crate) fn lists_in_protobuf() -> FuzzTarget {
+    lists(Encoding::Protobuf)
 }
 
-fn lists(encoding: Encoding) {
+fn lists(encoding: Encoding) -> FuzzTarget {
     let corpus = recorded(encoding, &["list", "empty", "paged"]);
-    fuzz(&format!("lists, {encoding:?}"), corpus, WORDS, |input| {
+    FuzzTarget::new(corpus, WORDS, move |input| {
         let body = Bytes::copy_from_slice(input);
         ["Pod", "PartialObjectMetadata", "Foo"].map(|kind| {
             let (format, page) = WireFormat::learn(encoding, kind, &body).ok()?;
@@ -119,7 +116,7 @@ fn lists(encoding: Encoding) {
                 page.remaining.is_some(),
             ))
         })
-    });
+    })
 }
 
 fn written(format: &WireFormat, page: &ListPage) -> Bytes {
@@ -137,10 +134,9 @@ fn written(format: &WireFormat, page: &ListPage) -> Bytes {
     [&parts.head[..], &items, &parts.tail].concat().into()
 }
 
-#[test]
-fn indented_json() {
+pub(crate) fn indented_json() -> FuzzTarget {
     let corpus = recorded(Encoding::Json, &["get", "list"]);
-    fuzz("indented JSON", corpus, WORDS, |input| {
+    FuzzTarget::new(corpus, WORDS, |input| {
         let indented = indent(input).ok();
         if let (Some(indented), Ok(value)) = (
             &indented,
@@ -152,5 +148,5 @@ fn indented_json() {
             );
         }
         indented.map(|text| text.split(|byte| *byte == b'\n').count())
-    });
+    })
 }

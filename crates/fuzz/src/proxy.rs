@@ -1,0 +1,201 @@
+//! The proxy's own files, and what comes before TLS and HTTP.
+use std::fs;
+use std::path::PathBuf;
+
+use watershed::fuzzing;
+
+use crate::FuzzTarget;
+
+/// Longest header of the PROXY protocol.
+const MAX_HEADER: usize = 16 + 4096;
+
+/// Returns the files of a folder of the repository.
+fn repository_files(folder: &str) -> Vec<Vec<u8>> {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+        .join("../..")
+        .join(folder);
+    let entries = fs::read_dir(folder).unwrap();
+    let mut paths: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
+    paths.sort();
+    paths.iter().map(|path| fs::read(path).unwrap()).collect()
+}
+
+/// Returns the error without names and numbers, so that it tells kinds of mistakes apart.
+fn kind_of(error: &str, input: &[u8]) -> String {
+    assert!(
+        error.len() <= 1_000 + 20 * input.len(),
+        "an error is too long: {error}"
+    );
+    let letters = error.chars().filter(char::is_ascii_lowercase);
+    letters.take(40).collect()
+}
+
+/// Fuzzes the configuration file.
+pub(crate) fn configurations() -> FuzzTarget {
+    let mut corpus = repository_files("examples/config");
+    corpus.push(b"consistentReads: stale\nmemoryLimit: 2Gi\nmaxStalenessSeconds: 7\n".to_vec());
+    corpus.push(b"resources:\n  - {group: apps, resource: deployments, cache: never}\n".to_vec());
+    corpus.push(b"scopes:\n  - {resource: pods, namespace: a, labelSelector: a=b}\n".to_vec());
+    let words = &[
+        "resources:\n",
+        "  - ",
+        "resource: pods\n",
+        "group: ",
+        "cache: ",
+        "always",
+        "metadata",
+        "selectorScopes: true\n",
+        "&a ",
+        "*a",
+        "<<: ",
+        "!!str ",
+        "? ",
+        "- [",
+        "{",
+        "1e9",
+        "~",
+        "\"\\u0000\"",
+        "|\n",
+        "---\n",
+        "labelSelector: ",
+        "windowSeconds: 99999999999999999999\n",
+    ];
+    FuzzTarget::new(corpus, words, |input| {
+        let text = String::from_utf8_lossy(input);
+        fuzzing::configuration(&text).map_err(|error| kind_of(&error, input))
+    })
+}
+
+/// Fuzzes the audit policy.
+pub(crate) fn audit_policies() -> FuzzTarget {
+    let corpus = [
+        "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules:\n\
+         - {level: None, users: [alice], verbs: [get]}\n- level: Metadata\n",
+        "apiVersion: audit.k8s.io/v1\nkind: Policy\nrules:\n- level: RequestResponse\n  \
+         resources: [{group: \"\", resources: [pods, pods/status], resourceNames: [b]}]\n\
+         - {level: Metadata, nonResourceURLs: [\"/healthz*\"]}\n",
+    ]
+    .map(|text| text.as_bytes().to_vec());
+    let words = &[
+        "- level: ",
+        "None",
+        "Metadata",
+        "resources:\n",
+        "pods/*",
+        "*/status",
+        "*",
+        "&a ",
+        "*a",
+        "namespaces: [a]\n",
+        "userGroups: [",
+        "]",
+        "nonResourceURLs: [\"/a*\"]\n",
+        "~",
+        "[[",
+        "{",
+    ];
+    FuzzTarget::new(corpus, words, |input| {
+        let text = String::from_utf8_lossy(input);
+        fuzzing::audit_policy(&text).map_err(|error| kind_of(&error, input))
+    })
+}
+
+/// Fuzzes client certificates in DER, and files of certificates in PEM.
+pub(crate) fn certificates() -> FuzzTarget {
+    let corpus = [
+        include_bytes!("certificates/client.der").to_vec(),
+        include_bytes!("certificates/authority.der").to_vec(),
+        include_bytes!("certificates/client.pem").to_vec(),
+    ];
+    let words = &[
+        "\x30\u{7f}",
+        "\x06\x03\x55\x04\x03",
+        "\x06\x03\x55\x04\x0a",
+        "\x0c\x05alice",
+        "\x31\x0d",
+        "\x1e\x04",
+        "\x02\x01",
+        "-----BEGIN CERTIFICATE-----\n",
+        "-----END CERTIFICATE-----\n",
+        "MII",
+    ];
+    FuzzTarget::new(corpus, words, |input| {
+        let user = fuzzing::certificate(input).map_err(|error| kind_of(&error, input));
+        if let Ok(Some(user)) = &user {
+            assert!(!user.is_empty(), "nobody has no name");
+        }
+        let lengths = fuzzing::certificate_file(input).map_err(|error| kind_of(&error, input));
+        if let Ok(lengths) = &lengths {
+            // Base64 has more characters than bytes.
+            assert!(lengths.iter().sum::<usize>() <= input.len());
+        }
+        (user, lengths)
+    })
+}
+
+/// Fuzzes the header of the PROXY protocol.
+pub(crate) fn proxy_headers() -> FuzzTarget {
+    let binary = |rest: &[u8]| [b"\r\n\r\n\0\r\nQUIT\n", rest].concat();
+    let corpus = [
+        b"PROXY TCP4 192.0.2.1 192.0.2.2 4000 443\r\nrest".to_vec(),
+        b"PROXY TCP6 2001:db8::1 2001:db8::2 4000 443\r\n".to_vec(),
+        b"PROXY UNKNOWN\r\n".to_vec(),
+        binary(b"\x21\x11\0\x0c\xc0\0\x02\x01\xc0\0\x02\x02\x0f\xa0\x01\xbbrest"),
+        binary(&[&b"\x21\x21\0\x24"[..], &[7; 36]].concat()),
+        binary(b"\x20\0\0\0"),
+    ];
+    let words = &[
+        "PROXY ",
+        "TCP4 ",
+        "TCP6 ",
+        "UNKNOWN",
+        "\r\n",
+        "::",
+        "255.255.255.255",
+        " 65536",
+        " 0",
+        "\x21\x11",
+        "\x20",
+        "\0\x0c",
+        "\x7f\x7f",
+    ];
+    FuzzTarget::new(corpus, words, |input| {
+        let (address, left) = fuzzing::proxy_header(input);
+        let used = input.len() - left;
+        assert!(used <= MAX_HEADER, "{used} bytes are read");
+        if address.is_ok() {
+            // What follows the header belongs to TLS.
+            let (again, left) = fuzzing::proxy_header(&input[..used]);
+            assert_eq!((&again, left), (&address, 0));
+        }
+        (address.map_err(|error| kind_of(&error, input)), used)
+    })
+}
+
+/// Fuzzes checkpoint files whose checksum is right.
+pub(crate) fn checkpoints() -> FuzzTarget {
+    let corpus = fuzzing::checkpoint_examples();
+    assert_eq!(corpus.len(), 2);
+    let words = &[
+        "watershed checkpoint  1\n",
+        "\u{7f}\0\0\0",
+        "\0\0\0\0",
+        "\"objects\":9",
+        "\"version\":0",
+        "\"format\":{",
+        "null",
+        "\"metadata\":{",
+        "\"name\":\"",
+        "}",
+        "\n",
+        "[",
+        "1e99",
+    ];
+    FuzzTarget::new(corpus, words, |input| {
+        let read = fuzzing::checkpoint(input);
+        if let Ok((_, objects)) = read {
+            assert!(objects <= input.len() as u64, "an object takes bytes");
+        }
+        read.map_err(|error| kind_of(&error, input))
+    })
+}
