@@ -175,9 +175,6 @@ impl ServiceParts {
         let user = judged.user();
         let share = || self.read_limits.scope(user);
         let opened = open::open(&self.catalog, &self.policy, &self.scopes, read, share).await?;
-        if let Some(reason) = read.exceeds_page(&opened.scope.reader.snapshot()) {
-            return Err(reason.into());
-        }
         let fresh = freshness::wait_until_fresh(&self.fences, opened, read, origin).await?;
         large_answers::refuse(self.scopes.budget(), &fresh.opened, read)?;
         let headers = exchange.headers();

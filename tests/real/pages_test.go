@@ -19,8 +19,14 @@ import (
 	"watershed.test/real/internal/testbed"
 )
 
+// event returns an event about its namespace.
+func event(ns, name string, odd int) string {
+	return fmt.Sprintf(`{"metadata":{"name":"%s","labels":{"odd":"%d"}},"involvedObject":{"kind":"Namespace","name":"%s","namespace":"%s"}}`, name, odd, ns, ns)
+}
+
 // TestPagesAtAVersionComeFromMemory reads lists at a past version page by page. Each answer
-// comes from memory and equals upstream's byte for byte, tokens included.
+// comes from memory and equals upstream's byte for byte, tokens included. Events are among them,
+// of which upstream has no watch cache.
 func TestPagesAtAVersionComeFromMemory(t *testing.T) {
 	ns, other := objects.Namespace(t), objects.Namespace(t)
 	w := objects.NewWidget(t)
@@ -39,9 +45,10 @@ func TestPagesAtAVersionComeFromMemory(t *testing.T) {
 			cm.Labels["odd"] = fmt.Sprint(i % 2)
 			require.Value(api.Clientset(t, testbed.Upstream).CoreV1().ConfigMaps(in).Create(ctx, cm, metav1.CreateOptions{}))(t)
 			testbed.Upstream.Must(t, api.Request{Method: "POST", Path: w.Path(in, ""), Body: w.Object(name, i)})
+			testbed.Upstream.Must(t, api.Request{Method: "POST", Path: "/api/v1/namespaces/" + in + "/events", Body: event(in, name, i%2)})
 		}
 	}
-	for _, path := range []string{"/api/v1/configmaps", w.Path("", "")} {
+	for _, path := range []string{"/api/v1/configmaps", w.Path("", ""), "/api/v1/events", "/apis/events.k8s.io/v1/events"} {
 		testbed.Proxied.Must(t, api.Request{Path: path + "?resourceVersion=0"})
 	}
 	const protobuf = "application/vnd.kubernetes.protobuf"
@@ -57,6 +64,8 @@ func TestPagesAtAVersionComeFromMemory(t *testing.T) {
 	}
 	for i := range 3 {
 		require.NoError(t, cms(ns).Delete(ctx, fmt.Sprintf("one-%d", 2*i), metav1.DeleteOptions{}))
+		testbed.Upstream.Must(t, api.Request{Method: "POST", Path: "/api/v1/namespaces/" + ns + "/events", Body: event(ns, fmt.Sprintf("later-%d", i), 1)})
+		testbed.Upstream.Must(t, api.Request{Method: "DELETE", Path: fmt.Sprintf("/api/v1/namespaces/%s/events/one-%d", other, 2*i)})
 		testbed.Upstream.Must(t, api.Request{Method: "DELETE", Path: w.Path(ns, fmt.Sprintf("one-%d", i))})
 		testbed.Upstream.Must(t, api.Request{Method: "PATCH", Path: w.Path(other, fmt.Sprintf("one-%d", i)), ContentType: api.MergePatch, Body: `{"spec":{"colour":"late"}}`})
 	}
@@ -80,6 +89,7 @@ func TestPagesAtAVersionComeFromMemory(t *testing.T) {
 	for _, path := range []string{
 		"/api/v1/configmaps", "/api/v1/namespaces/" + ns + "/configmaps", "/api/v1/namespaces/" + other + "/configmaps",
 		w.Path("", ""), w.Path(ns, ""), w.Path(other, ""),
+		"/api/v1/events", "/api/v1/namespaces/" + ns + "/events", "/apis/events.k8s.io/v1/namespaces/" + other + "/events",
 	} {
 		equal(api.Request{Path: path + "?resourceVersionMatch=Exact&resourceVersion=" + version})
 		for _, selector := range []string{"", "&labelSelector=odd%3D1", "&labelSelector=odd", "&labelSelector=nothing", "&fieldSelector=metadata.name!%3Done-3"} {

@@ -20,7 +20,8 @@ const MAX_BYTES: usize = 16 * 1024;
 /// use watershed_protocol::{ContinueToken, ResourceVersion};
 ///
 /// let token = ContinueToken { version: ResourceVersion(287), after: "shop/web-1".to_owned() };
-/// assert_eq!(ContinueToken::decode(&token.encode()), Some(token));
+/// assert_eq!(ContinueToken::decode(&token.encode()), Some(token.clone()));
+/// assert_eq!(ContinueToken::decode(&token.encode_as_etcd()), Some(token));
 /// assert_eq!(ContinueToken::decode("not a token"), None);
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,10 +66,19 @@ impl ContinueToken {
 
     /// Encodes the token as upstream's watch cache does.
     pub fn encode(&self) -> String {
+        self.beginning_at(format!("/{}\0", self.after))
+    }
+
+    /// Encodes the token as upstream does for types of which it has no watch cache.
+    pub fn encode_as_etcd(&self) -> String {
+        self.beginning_at(format!("{}\0", self.after))
+    }
+
+    fn beginning_at(&self, start: String) -> String {
         let json = TokenJson {
             v: API_VERSION.into(),
             rv: i64::try_from(self.version.0).unwrap_or(i64::MAX),
-            start: format!("/{}\0", self.after).into(),
+            start: start.into(),
         };
         BASE64_URL_SAFE_NO_PAD.encode(serde_json::to_vec(&json).unwrap_or_default())
     }
@@ -94,6 +104,13 @@ mod tests {
         assert_eq!(
             json,
             br#"{"v":"meta.k8s.io/v1","rv":287,"start":"/ns/cm-a\u0000"}"#
+        );
+        let json = BASE64_URL_SAFE_NO_PAD
+            .decode(token.encode_as_etcd())
+            .unwrap();
+        assert_eq!(
+            json,
+            br#"{"v":"meta.k8s.io/v1","rv":287,"start":"ns/cm-a\u0000"}"#
         );
     }
 
@@ -137,7 +154,8 @@ mod tests {
         #[test]
         fn reads_its_own(version in 1..i64::MAX, after in "[a-z0-9.-]{0,9}x(/[a-z0-9.:-]{0,9}x)?") {
             let token = ContinueToken { version: ResourceVersion(version.unsigned_abs()), after };
-            prop_assert_eq!(ContinueToken::decode(&token.encode()), Some(token));
+            prop_assert_eq!(ContinueToken::decode(&token.encode()), Some(token.clone()));
+            prop_assert_eq!(ContinueToken::decode(&token.encode_as_etcd()), Some(token));
         }
 
         #[test]

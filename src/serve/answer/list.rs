@@ -67,9 +67,6 @@ async fn page_of(
 ) -> Result<Answer, ForwardReason> {
     let reader = &fresh.opened.scope.reader;
     let page = Page::cut(state, &fresh.opened, read.namespace.as_deref(), list).await?;
-    if list.only_whole && list.limit.is_some_and(|limit| page.items.count() >= limit) {
-        return Err(ForwardReason::Paging);
-    }
     if page.token.is_some()
         && state.version() > reader.event_version()
         && let Some(snapshot) = state.as_snapshot()

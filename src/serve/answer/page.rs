@@ -87,7 +87,13 @@ impl Page {
         });
         Ok(Self {
             items,
-            token: token.map(|token| token.encode()),
+            token: token.map(|token| {
+                if list.is_from_etcd {
+                    token.encode_as_etcd()
+                } else {
+                    token.encode()
+                }
+            }),
             remaining,
         })
     }
@@ -263,7 +269,7 @@ mod tests {
             filter: ViewFilter::new(None, labels, None, &fields()).unwrap(),
             limit,
             after: None,
-            only_whole: false,
+            is_from_etcd: false,
         }
     }
 

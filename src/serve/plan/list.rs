@@ -15,9 +15,8 @@ pub(in crate::serve) struct ListPlan {
     pub(in crate::serve) limit: Option<usize>,
     /// The key after which the page begins, from a continue token.
     pub(in crate::serve) after: Option<String>,
-    /// The list may be answered only if it has fewer objects than the limit: upstream does not
-    /// make the pages of the type as those of others.
-    pub(in crate::serve) only_whole: bool,
+    /// Upstream has no watch cache of the type, so that its continue tokens are etcd's.
+    pub(in crate::serve) is_from_etcd: bool,
 }
 
 /// Returns the list's parameters and freshness, its selectors, and the scope to look into.
@@ -31,15 +30,13 @@ pub(super) fn plan(
         _ => ForwardReason::Parameters,
     })?;
     context.permit(freshness)?;
-    let limit = options
-        .page_limit()
-        .map(|limit| usize::try_from(limit).unwrap_or(usize::MAX));
-    // Upstream reads a single key then, and there is no second page.
-    let limit = limit.filter(|_| {
-        let is_one_key = after.is_none() && is_one_key(context, &selected);
-        freshness != Freshness::MostRecent || !is_one_key
-    });
+    let is_from_etcd = *context.resource.gvr.resource == *"events";
     let is_exact = matches!(freshness, Freshness::Exact(_));
+    let limit = page_limit(&options, is_from_etcd).filter(|_| {
+        // Upstream reads a single key then, and there is no second page.
+        let is_one_read = freshness == Freshness::MostRecent || (is_from_etcd && !is_exact);
+        !(is_one_read && after.is_none() && is_one_key(context, &selected))
+    });
     let paged = limit.is_some() || is_exact;
     // Upstream reads a single key, or the keys of one namespace, for these selectors: its tokens
     // and versions then follow other rules.
@@ -50,23 +47,23 @@ pub(super) fn plan(
     if after.is_some() && limit.is_none() && options.limit > 0 {
         return Err(ForwardReason::Paging);
     }
-    // Events have no watch cache upstream: version "0" does not lift the limit, and pages are
-    // etcd's. What is shorter than a page is the same.
-    let is_events = *context.resource.gvr.resource == *"events";
-    if is_events && (is_exact || after.is_some()) {
-        return Err(ForwardReason::Paging);
-    }
-    let etcd_limit = usize::try_from(options.limit)
-        .ok()
-        .filter(|&limit| limit > 0);
-    let only_whole = is_events && etcd_limit.is_some();
     let list = ListPlan {
         filter: selected.filter,
-        limit: if only_whole { etcd_limit } else { limit },
+        limit,
         after,
-        only_whole,
+        is_from_etcd,
     };
     Ok((list, freshness, selected.selectors, selected.scope))
+}
+
+/// Returns the limit that applies. Version "0" lifts it only where upstream has a watch cache.
+fn page_limit(options: &ListOptions, is_from_etcd: bool) -> Option<usize> {
+    let limit = if is_from_etcd {
+        u64::try_from(options.limit).ok().filter(|&limit| limit > 0)
+    } else {
+        options.page_limit()
+    };
+    limit.map(|limit| usize::try_from(limit).unwrap_or(usize::MAX))
 }
 
 /// Returns true if upstream reads a single key for the selectors: they require a name that an

@@ -123,19 +123,6 @@ impl ReadPlan {
         size.limited(limit.unwrap_or(usize::MAX))
     }
 
-    /// Returns a reason if memory seems to hold more objects than it may answer with. Looks at a
-    /// sample, before upstream is asked for a proof.
-    pub(in crate::serve) fn exceeds_page(&self, snapshot: &Snapshot) -> Option<ForwardReason> {
-        match &self.kind {
-            ReadKind::List(ListPlan {
-                only_whole: true,
-                limit: Some(limit),
-                ..
-            }) if self.selected_size(snapshot).objects >= *limit => Some(ForwardReason::Paging),
-            _ => None,
-        }
-    }
-
     /// Returns the representations from which an answer in this one can be made, best first.
     pub(in crate::serve) fn made_from(&self, wanted: Representation) -> Vec<Representation> {
         let whole = Representation::whole;

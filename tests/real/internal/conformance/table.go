@@ -47,7 +47,6 @@ The types are a built-in one with namespaces, one without, events (which upstrea
 | a version that memory has not reached in a second | ` + "`version-ahead`" + ` | upstream waits by its own rule, and refuses in its own words |
 | versions older than the window | ` + "`exact-version`" + ` | upstream may hold them, and otherwise says that they are gone |
 | tokens with version -1 | ` + "`continue-token`" + ` | each page is of another state, and upstream's is the newest |
-| pages of events that are not all | ` + "`paging`" + ` | upstream pages them in etcd, with tokens of its own |
 | pages by ` + "`metadata.namespace`" + ` | ` + "`paging`" + ` | upstream's tokens are relative to the selected namespace, and differ between releases |
 | one name with a limit and a version | ` + "`parameters`" + ` | upstream reads the newest state where a list would be of that version |
 | later pages with a limit and version 0 | ` + "`paging`" + ` | releases differ in whether the limit counts |
