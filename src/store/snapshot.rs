@@ -1,6 +1,7 @@
 //! An immutable view of a scope at one resourceVersion.
 mod builder;
 mod key_range;
+mod leaves;
 mod objects;
 mod runs;
 mod sample;

@@ -1,11 +1,10 @@
 //! The objects of a scope at one resourceVersion.
-use std::ops::Bound;
 use std::sync::Arc;
 
-use imbl::OrdSet;
 use watershed_protocol::{ResourceVersion, WireFormat};
 
 use super::key_range::KeyRange;
+use super::leaves::Leaves;
 use crate::store::by_field::ByField;
 use crate::store::event::WindowEvent;
 use crate::store::leaf::{Leaf, LeafLengths, ObjectSum, PackedItems};
@@ -15,8 +14,8 @@ use crate::store::object_run::ObjectRun;
 /// Bytes of an object's place in its leaf: a pointer, two counts and the end of its item.
 const LEAF_ENTRY: usize = 3 * size_of::<usize>() + size_of::<u32>();
 /// Bytes of a leaf without its objects: itself, its packed form, the counts of both and of the packed
-/// bytes, and its entry among all.
-const LEAF: usize = size_of::<Leaf>() + size_of::<PackedItems>() + 9 * size_of::<usize>();
+/// bytes, and roughly its entry among all with its key.
+const LEAF: usize = size_of::<Leaf>() + size_of::<PackedItems>() + 18 * size_of::<usize>();
 /// Bytes of an object's entry in the index, roughly: a pointer, two counts, and value and key.
 const INDEX_ENTRY: usize = 100;
 
@@ -35,8 +34,6 @@ pub struct Layout {
 }
 
 /// The objects of a scope at one version, in upstream's key order. Cloning costs O(1).
-///
-/// The persistent map behind it is an implementation detail: nothing outside this module names it.
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
     pub(super) version: ResourceVersion,
@@ -44,7 +41,7 @@ pub struct Snapshot {
     pub(super) generation: u64,
     /// `None` before the first list.
     pub(super) layout: Option<Layout>,
-    pub(super) leaves: OrdSet<ByFirstKey>,
+    pub(super) leaves: Leaves,
     pub(super) by_field: Option<ByField>,
     pub(super) len: usize,
     pub(super) size: usize,
@@ -120,7 +117,7 @@ impl Snapshot {
     ) {
         self.floor = floor;
         for event in events {
-            let Some(ByFirstKey(leaf)) = self.leaves.get_prev(event.object.key()) else {
+            let Some(leaf) = self.leaves.around(event.object.key()) else {
                 continue;
             };
             let object = leaf.position(event.object.key());
@@ -138,36 +135,33 @@ impl Snapshot {
     pub(in crate::store) fn outlive_all(&mut self, floor: ResourceVersion) {
         self.floor = floor;
         self.outlived = ObjectSum::default();
-        for leaf in &self.leaves {
-            self.outlived += leaf.0.outlived(floor);
+        for leaf in self.leaves.iter() {
+            self.outlived += leaf.outlived(floor);
         }
     }
 
     /// Returns the bytes held for readers that take gzip. Looks at all leaves.
     pub fn compressed_size(&self) -> usize {
-        self.leaves
-            .iter()
-            .map(|leaf| leaf.0.compressed_bytes())
-            .sum()
+        self.leaves.iter().map(|leaf| leaf.compressed_bytes()).sum()
     }
 
     /// Looks at the forms held for readers that take gzip, and returns their bytes. Those that
     /// nobody uses between several looks are cold. Looks at all leaves.
     pub fn look_at_compressed(&self) -> usize {
         let leaves = self.leaves.iter();
-        leaves.map(|leaf| leaf.0.look_at_compressed()).sum()
+        leaves.map(|leaf| leaf.look_at_compressed()).sum()
     }
 
     /// Releases the cold forms of [`Snapshot::look_at_compressed`], and returns their bytes. They
     /// are made again when a reader asks.
     pub fn release_compressed(&self) -> usize {
         let leaves = self.leaves.iter();
-        leaves.map(|leaf| leaf.0.release_compressed()).sum()
+        leaves.map(|leaf| leaf.release_compressed()).sum()
     }
 
     /// Returns the object with this key (`namespace/name`, or `name` when cluster-scoped).
     pub fn get(&self, key: &str) -> Option<&Arc<StoredObject>> {
-        let leaf = &self.leaves.get_prev(key)?.0;
+        let leaf = self.leaves.around(key)?;
         Some(&leaf.objects()[leaf.position(key).ok()?])
     }
 
@@ -228,7 +222,7 @@ impl Snapshot {
 
     /// Returns true if both have the same objects because one is a copy of the other.
     pub(in crate::store) fn is_copy_of(&self, other: &Self) -> bool {
-        self.leaves.ptr_eq(&other.leaves)
+        self.leaves.is_copy_of(&other.leaves)
     }
 
     /// Returns the same objects as the state at another version.
@@ -263,15 +257,14 @@ impl Snapshot {
     /// Drops what is held twice, as it was packed for a reader, of the next leaves behind `key`.
     /// Moves `key` to the last of them, and from the end back to the beginning.
     pub(in crate::store) fn settle_behind(&mut self, key: &mut String, count: usize) {
-        let bounds = (Bound::Excluded(key.as_str()), Bound::Unbounded);
-        let mut twice: Vec<ByFirstKey> = Vec::new();
+        let mut twice = Vec::new();
         let mut last = None;
-        let next = self.leaves.range::<_, str>(bounds).take(count);
+        let next = self.leaves.behind(key).take(count);
         let looked_at = next.inspect(|leaf| {
-            if leaf.0.is_held_twice() {
-                twice.push(ByFirstKey::clone(leaf));
+            if leaf.is_held_twice() {
+                twice.push(Arc::clone(leaf));
             }
-            last = Some(Arc::clone(&leaf.0));
+            last = Some(Arc::clone(leaf));
         });
         let is_end = looked_at.count() < count;
         key.clear();
@@ -289,28 +282,28 @@ impl Snapshot {
         key: &mut String,
         floor: ResourceVersion,
     ) -> usize {
-        let bounds = (Bound::Excluded(key.as_str()), Bound::Unbounded);
         let mut outlived = Vec::new();
         let (mut looked_at, mut settled) = (0, 0);
         let mut last = None;
-        let mut next = self.leaves.range::<_, str>(bounds);
+        let mut next = self.leaves.behind(key);
         // Of large objects, one alone may be more than what is settled at a time.
         while looked_at < LOOKED_AT_ONCE
             && settled < SETTLED_AT_ONCE
             && let Some(leaf) = next.next()
         {
-            last = Some(Arc::clone(&leaf.0));
-            looked_at += if leaf.0.is_settled() {
+            last = Some(Arc::clone(leaf));
+            looked_at += if leaf.is_settled() {
                 1
             } else {
-                leaf.0.objects().len()
+                leaf.objects().len()
             };
-            if leaf.0.outlived(floor).count > 0 {
-                outlived.push(leaf.clone());
-                settled += leaf.0.lengths.objects;
+            if leaf.outlived(floor).count > 0 {
+                outlived.push(Arc::clone(leaf));
+                settled += leaf.lengths.objects;
             }
         }
         let is_end = next.next().is_none();
+        drop(next);
         key.clear();
         if let Some(last) = last.filter(|_| !is_end) {
             key.push_str(last.first_key());
@@ -320,15 +313,14 @@ impl Snapshot {
     }
 
     pub(super) fn settle_those(&mut self, is_concerned: impl Fn(&Leaf) -> bool) {
-        let leaves = self.leaves.iter().filter(|leaf| is_concerned(&leaf.0));
+        let leaves = self.leaves.iter().filter(|leaf| is_concerned(leaf));
         let concerned = leaves.cloned().collect();
         self.settle(concerned);
     }
 
-    fn settle(&mut self, leaves: Vec<ByFirstKey>) {
+    fn settle(&mut self, leaves: Vec<Arc<Leaf>>) {
         for leaf in leaves {
-            self.take_out(&leaf);
-            self.put(leaf.0.settle());
+            self.replace(&leaf, leaf.settle());
         }
     }
 
@@ -343,22 +335,17 @@ impl Snapshot {
         if let Some(index) = &mut self.by_field {
             index.insert(&object);
         }
-        let Some(leaf) = self
-            .leaves
-            .get_prev(object.key())
-            .or_else(|| self.leaves.get_min())
-            .cloned()
-        else {
+        let leaf = self.leaves.around(object.key());
+        let Some(leaf) = leaf.or_else(|| self.leaves.first()).cloned() else {
             self.len += 1;
             self.put(Leaf::new(&format, vec![object]));
             return None;
         };
-        let (changed, old) = leaf.0.with(Arc::clone(&object));
-        self.take_out(&leaf);
+        let (changed, old) = leaf.with(Arc::clone(&object));
         match changed.split() {
-            None => self.put(changed),
+            None => self.replace(&leaf, changed),
             Some((one, next)) => {
-                self.put(one);
+                self.replace(&leaf, one);
                 self.put(next);
             }
         }
@@ -374,20 +361,19 @@ impl Snapshot {
     }
 
     pub(in crate::store) fn remove(&mut self, key: &str) -> Option<Arc<StoredObject>> {
-        let leaf = self.leaves.get_prev(key)?.clone();
-        let (rest, old) = leaf.0.without(key)?;
-        self.take_out(&leaf);
-        if let Some(rest) = rest {
-            let next = self
-                .leaves
-                .get_next(rest.first_key())
-                .filter(|next| rest.is_to_join(&next.0))
-                .cloned();
-            let joined = next.map(|next| {
-                self.take_out(&next);
-                rest.join(&next.0)
-            });
-            self.put(joined.unwrap_or(rest));
+        let leaf = Arc::clone(self.leaves.around(key)?);
+        let (rest, old) = leaf.without(key)?;
+        match rest {
+            None => self.take_out(&leaf),
+            Some(rest) => {
+                let next = self.leaves.behind(leaf.first_key()).next();
+                let next = next.filter(|next| rest.is_to_join(next)).cloned();
+                let joined = next.map(|next| {
+                    self.take_out(&next);
+                    rest.join(&next)
+                });
+                self.replace(&leaf, joined.unwrap_or(rest));
+            }
         }
         self.len -= 1;
         self.size -= old.size();
@@ -399,22 +385,42 @@ impl Snapshot {
 
     /// Adds a leaf.
     pub(super) fn put(&mut self, leaf: Leaf) {
+        self.add(&leaf);
+        self.leaves.insert(leaf);
+    }
+
+    /// Replaces a leaf by one of the keys around its own.
+    fn replace(&mut self, old: &Leaf, new: Leaf) {
+        if old.first_key() == new.first_key() {
+            self.subtract(old);
+        } else {
+            self.take_out(old);
+        }
+        self.put(new);
+    }
+
+    /// Removes a leaf.
+    fn take_out(&mut self, leaf: &Leaf) {
+        self.subtract(leaf);
+        self.leaves.remove(leaf);
+    }
+
+    /// Adds a leaf to the sums.
+    fn add(&mut self, leaf: &Leaf) {
         let lengths = leaf.lengths;
         self.lengths.objects += lengths.objects;
         self.lengths.single += lengths.single;
         self.lengths.packed += lengths.packed;
         self.outlived += leaf.outlived(self.floor);
-        self.leaves.insert(ByFirstKey(Arc::new(leaf)));
     }
 
-    /// Removes a leaf.
-    fn take_out(&mut self, leaf: &ByFirstKey) {
-        let lengths = leaf.0.lengths;
+    /// Takes a leaf out of the sums.
+    fn subtract(&mut self, leaf: &Leaf) {
+        let lengths = leaf.lengths;
         self.lengths.objects -= lengths.objects;
         self.lengths.single -= lengths.single;
         self.lengths.packed -= lengths.packed;
-        self.outlived -= leaf.0.outlived(self.floor);
-        self.leaves.remove(leaf);
+        self.outlived -= leaf.outlived(self.floor);
     }
 
     /// Returns the leaves with keys in the range, and the bounds of their objects within it.
@@ -422,48 +428,14 @@ impl Snapshot {
         &self,
         range: KeyRange,
     ) -> impl Iterator<Item = (&Arc<Leaf>, usize, usize)> {
-        let begin = self
-            .leaves
-            .get_prev(range.start())
-            .map_or("", |leaf| leaf.0.first_key());
-        let leaves = self
-            .leaves
-            .range::<_, str>((Bound::Included(begin), Bound::Unbounded));
-        let parts = leaves.map_while(move |ByFirstKey(leaf)| {
+        let begin = self.leaves.around(range.start());
+        let begin = begin.map_or("", |leaf| leaf.first_key());
+        let leaves = self.leaves.starting_at(begin);
+        let parts = leaves.map_while(move |leaf| {
             let (from, to) = range.within(leaf);
             // The first leaf may end before the range begins.
             (from < to || leaf.first_key() <= range.start()).then_some((leaf, from, to))
         });
         parts.filter(|(_, from, to)| from < to)
-    }
-}
-
-/// Orders leaves by their first key, so that a snapshot is a set that can be searched by key.
-#[derive(Clone, Debug)]
-pub(super) struct ByFirstKey(pub(super) Arc<Leaf>);
-
-impl PartialEq for ByFirstKey {
-    fn eq(&self, other: &Self) -> bool {
-        self.0.first_key() == other.0.first_key()
-    }
-}
-
-impl Eq for ByFirstKey {}
-
-impl PartialOrd for ByFirstKey {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for ByFirstKey {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.0.first_key().cmp(other.0.first_key())
-    }
-}
-
-impl std::borrow::Borrow<str> for ByFirstKey {
-    fn borrow(&self) -> &str {
-        self.0.first_key()
     }
 }

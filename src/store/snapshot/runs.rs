@@ -74,7 +74,7 @@ impl Snapshot {
 
     /// Returns the object with this key as a run.
     fn run_of(&self, key: &str) -> Option<ObjectRun> {
-        let leaf = &self.leaves.get_prev(key)?.0;
+        let leaf = self.leaves.around(key)?;
         let position = leaf.position(key).ok()?;
         Some(ObjectRun {
             leaf: Arc::clone(leaf),

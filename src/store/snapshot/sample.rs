@@ -1,4 +1,6 @@
 //! Samples of a snapshot's objects, for estimates that cost the same however many objects there are.
+use std::sync::Arc;
+
 use super::objects::Snapshot;
 use crate::store::object_run::ObjectRun;
 use crate::store::subscribers::Interest;
@@ -53,8 +55,8 @@ impl Snapshot {
         let leaves = self.leaves.iter().step_by(step);
         let runs: Vec<_> = leaves
             .map(|leaf| ObjectRun {
-                leaf: leaf.0.clone(),
-                range: 0..leaf.0.objects().len().min(OF_A_LEAF),
+                leaf: Arc::clone(leaf),
+                range: 0..leaf.objects().len().min(OF_A_LEAF),
             })
             .collect();
         let sampled = runs.iter().map(ObjectRun::len).sum();

@@ -86,7 +86,7 @@ fn is_frugal(snapshot: &Snapshot) -> bool {
     snapshot
         .leaves
         .iter()
-        .all(|leaf| leaf.0.wasted_objects() <= leaf.0.objects().len())
+        .all(|leaf| leaf.wasted_objects() <= leaf.objects().len())
 }
 
 proptest! {
@@ -244,7 +244,7 @@ proptest! {
             prop_assert!(found.iter().map(known).eq(wanted.map(known)), "{value}");
         }
         // However they came, the objects lie side by side, and nothing else of them is held.
-        prop_assert!(snapshot.leaves.iter().all(|leaf| leaf.0.is_settled() && leaf.0.wasted_objects() == 0));
+        prop_assert!(snapshot.leaves.iter().all(|leaf| leaf.is_settled() && leaf.wasted_objects() == 0));
         if in_order {
             let runs: Vec<ObjectRun> = snapshot.runs_after(None, None).collect();
             prop_assert!(runs.iter().all(|run| run.items_len() <= FULL_BYTES || run.len() == 1));
@@ -350,6 +350,20 @@ fn compressed_forms_stay_until_their_objects_change() {
 }
 
 #[test]
+fn replaced_leaves_leave_the_memory() {
+    let key = |n: u64| format!("ns/p{n:05}");
+    let listed = (0..5_000).map(|n| sized(&key(n), 1, "n1", 10));
+    let mut snapshot = Snapshot::new(ResourceVersion(1), layout(), listed);
+    let before: Vec<_> = snapshot.leaves.iter().map(Arc::downgrade).collect();
+    assert!(before.len() > 50);
+    for n in 0..5_000 {
+        snapshot.insert(Arc::new(sized(&key(n), 2, "n1", 10)));
+    }
+    let left = before.iter().filter(|leaf| leaf.upgrade().is_some());
+    assert_eq!(left.count(), 0);
+}
+
+#[test]
 fn frames_without_history_are_dropped_by_turns() {
     let objects = 20_000;
     let key = |n: u64| format!("ns/p{n:05}");
@@ -369,7 +383,7 @@ fn frames_without_history_are_dropped_by_turns() {
             break;
         }
     }
-    assert!(snapshot.leaves.iter().all(|leaf| leaf.0.is_settled()));
+    assert!(snapshot.leaves.iter().all(|leaf| leaf.is_settled()));
     assert!(all >= 20_000, "{all} in {turns} turns");
     assert_eq!(
         snapshot.settle_outlived(&mut place, ResourceVersion(2)),
