@@ -22,7 +22,8 @@ pub const MAX_UNDONE: usize = 64;
 #[derive(Clone, Debug)]
 pub struct StateAt {
     newest: Snapshot,
-    past: Option<Past>,
+    /// In a box, as few states are older ones.
+    past: Option<Box<Past>>,
 }
 
 /// The way back to an older state.
@@ -48,7 +49,7 @@ impl StateAt {
     pub(super) fn before(newest: Snapshot, past: Past) -> Self {
         Self {
             newest,
-            past: Some(past),
+            past: Some(Box::new(past)),
         }
     }
 

@@ -25,7 +25,6 @@ mod indented;
 mod limits;
 mod load_command;
 mod memory_budget;
-mod memory_refusals;
 mod mistakes;
 mod on_demand_scopes;
 mod proofs_of_freshness;
