@@ -207,9 +207,21 @@ async fn an_upgrade_that_prints_objects_anew_ends_no_derivation() {
     let print = |text: &str| text.replacen(r#""a":"1""#, r#""a":"3""#, 1);
     let printed = state.reprint(&configmaps(), "default/first", print);
     assert_eq!(printed, Ok(()));
+    let lists = || upstream.stats().requests_on("LIST", "configmaps");
+    let before = lists();
     let faults = upstream.faults();
-    faults.set(|active| active.release = Some("v1.38.0".to_owned()));
+    // The objects in protobuf are those of the older release until this list is answered.
+    faults.set(|active| {
+        active.release = Some("v1.38.0".to_owned());
+        active.hold_lists_in = Some(PROTOBUF.to_owned());
+    });
     faults.cut_connections();
+    eventually("that list, and two comparisons in JSON", async || {
+        let lists = lists() - before;
+        (lists >= 3).then_some(()).ok_or(format!("{lists} lists"))
+    })
+    .await;
+    faults.set(|active| active.hold_lists_in = None);
     looks_like_upstream(&program.proxied, &direct).await;
     for reason in ["difference", "unchecked", "source"] {
         assert_eq!(fallbacks(&program, reason).await, 0, "{reason}");

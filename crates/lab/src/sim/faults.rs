@@ -107,6 +107,8 @@ pub struct ActiveFaults {
     /// Answers to requests for this path are held back. They are made at once, so they show what
     /// was there before the fault ended.
     pub hold: Option<String>,
+    /// Answers to lists whose `Accept` header has this in it are held back in the same way.
+    pub hold_lists_in: Option<String>,
     /// The next watch event of this resource (`pods`, `deployments.apps`) is not sent. The stream
     /// goes on as if it had been.
     pub lose_event: Option<String>,
@@ -237,10 +239,17 @@ impl Faults {
         self.cut.subscribe()
     }
 
-    /// Waits while answers to requests for `path` are held back.
-    pub(crate) async fn released(&self, path: &str) {
+    /// Waits while answers to requests for `path` are held back, or to lists with this `Accept`
+    /// header.
+    pub(crate) async fn released(&self, path: &str, list_accept: Option<&str>) {
         let mut changes = self.subscribe();
-        while self.active.lock().hold.as_deref() == Some(path) {
+        let is_held = || {
+            let active = self.active.lock();
+            let media = active.hold_lists_in.as_deref();
+            active.hold.as_deref() == Some(path)
+                || media.is_some_and(|media| list_accept.is_some_and(|it| it.contains(media)))
+        };
+        while is_held() {
             if changes.changed().await.is_err() {
                 return;
             }

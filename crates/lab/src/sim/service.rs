@@ -125,7 +125,11 @@ impl SimulatorService {
         if let Some(size) = hyper::body::Body::size_hint(response.body()).exact() {
             self.simulation.stats.sent(verb, &resource, size);
         }
-        self.simulation.faults.released(path).await;
+        let accept = head.headers.get(header::ACCEPT);
+        let list_accept = accept
+            .and_then(|accept| accept.to_str().ok())
+            .filter(|_| verb == "LIST");
+        self.simulation.faults.released(path, list_accept).await;
         self.add_headers(&head.headers, head.version, &mut response);
         if head.method == Method::HEAD {
             without_body(&mut response);

@@ -1,0 +1,75 @@
+//! The steps of a derived scope, as its task learns of them.
+use watershed_protocol::BookmarkFormat;
+
+use super::failures::FallbackReason;
+use crate::budget::DoesNotFit;
+use crate::store::SnapshotBuilder;
+use crate::upstream::{Change, Release};
+
+/// The state of the source as the caller knows it. Each state is worse than the one before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum ToldState {
+    /// Its changes arrive.
+    Followed,
+    /// They do not.
+    Lost,
+    /// They have not arrived for longer than allowed.
+    TooOld,
+    /// Its objects are not upstream's.
+    Doubted,
+}
+
+/// The next thing to know of a derived scope.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "it lives for a moment, and a box would be made for each event"
+)]
+pub(in crate::scope) enum DerivedStep {
+    /// A change in JSON.
+    Change(Change<SnapshotBuilder>),
+    /// The source follows upstream again. Nothing was lost.
+    Refollowed,
+    /// The source is older than allowed.
+    TooOld,
+    /// The source's objects differ from upstream's. The next change is a fresh list.
+    Doubted,
+    /// The source follows another server, which prints the type in the same way.
+    Checked {
+        /// The server's release, if it tells.
+        release: Option<Release>,
+        /// Its form of bookmarks.
+        bookmark: BookmarkFormat,
+    },
+}
+
+/// The end of a derivation.
+pub(in crate::scope) enum DerivedEnd {
+    /// The scope has to be followed in JSON.
+    FallBack(FallbackReason),
+    /// The objects do not fit into memory.
+    DoesNotFit(DoesNotFit),
+}
+
+impl From<FallbackReason> for DerivedEnd {
+    fn from(reason: FallbackReason) -> Self {
+        Self::FallBack(reason)
+    }
+}
+
+impl From<DoesNotFit> for DerivedEnd {
+    fn from(error: DoesNotFit) -> Self {
+        Self::DoesNotFit(error)
+    }
+}
+
+impl ToldState {
+    /// Returns the step that tells this.
+    pub(super) fn step(self) -> Option<DerivedStep> {
+        match self {
+            Self::Followed => None,
+            Self::Lost => Some(DerivedStep::Change(Change::Interrupted)),
+            Self::TooOld => Some(DerivedStep::TooOld),
+            Self::Doubted => Some(DerivedStep::Doubted),
+        }
+    }
+}
