@@ -124,7 +124,7 @@ fn objects(count: usize) -> Vec<Arc<StoredObject>> {
             attributes,
         } = scan(Encoding::Json, small.as_bytes(), &fields).expect("a pod");
         Arc::new(StoredObject {
-            bytes: bytes.clone(),
+            bytes: bytes.clone().into(),
             version,
             attributes,
         })
@@ -162,7 +162,9 @@ struct Changes<'a> {
 
 impl<'a> Changes<'a> {
     fn of(all: &'a [Arc<StoredObject>]) -> Self {
-        let frame = layout().format.event(EventKind::Modified, &all[0].bytes);
+        let frame = layout()
+            .format
+            .event(EventKind::Modified, &all[0].bytes.get());
         Self {
             all,
             frame,
@@ -436,7 +438,7 @@ fn initial_states(reader: &StoreReader, group: &mut BenchmarkGroup<'_, WallTime>
                 for run in snapshot.into_runs(&interest) {
                     for object in run.objects() {
                         if filter.matches(&object.attributes) {
-                            format.put_event_head(EventKind::Added, &object.bytes, &mut sent);
+                            format.put_event_head(EventKind::Added, &object.bytes.get(), &mut sent);
                         }
                     }
                 }

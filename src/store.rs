@@ -13,6 +13,7 @@ mod leaf;
 mod leaf_builder;
 mod object;
 mod object_run;
+mod packed;
 mod past;
 mod pins;
 mod previous;
@@ -33,7 +34,7 @@ mod writer;
 use std::sync::Arc;
 
 pub use event::WindowEvent;
-pub use object::StoredObject;
+pub use object::{ObjectBytes, StoredObject};
 pub use object_run::ObjectRun;
 pub use past::{MAX_UNDONE, StateAt};
 pub use pins::PinOwner;

@@ -6,7 +6,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use tokio::time::sleep;
-use watershed_protocol::{Encoding, EventKind, FieldTable, Representation};
+use watershed_protocol::{Encoding, EventKind, FieldTable, ItemBytes, Representation};
 
 use super::changes::Changes;
 use super::metrics;
@@ -94,9 +94,10 @@ async fn record_changes(kind: RbacKind, subscription: &mut Subscription, changes
 }
 
 fn record_change(kind: RbacKind, event: &WindowEvent, changes: &Changes) {
-    let previous = event.previous();
-    let old = previous.as_ref().map(|object| object.bytes.text());
-    let new = (event.kind != EventKind::Deleted).then(|| event.object.bytes.text());
+    let previous = event.previous().map(|object| object.bytes.get());
+    let old = previous.as_ref().map(ItemBytes::text);
+    let present = event.object.bytes.get();
+    let new = (event.kind != EventKind::Deleted).then(|| present.text());
     let namespace = event.object.attributes.namespace();
     if let Some(affected) = Affected::by(kind, namespace, old.as_deref(), new.as_deref()) {
         tracing::debug!(

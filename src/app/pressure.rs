@@ -64,9 +64,9 @@ impl PressureKeeper {
         }
         if step >= PressureStep::ReleaseDerived {
             let scopes = self.scopes.clone();
-            let released = spawn_blocking(move || scopes.release_compressed()).await;
-            let released = released.unwrap_or(0);
-            self.freed(now, PressureStep::ReleaseDerived, released);
+            let release = move || (scopes.fold_cold(true), scopes.release_compressed());
+            let (folded, released) = spawn_blocking(release).await.unwrap_or_default();
+            self.freed(now, PressureStep::ReleaseDerived, folded + released);
             self.derived
                 .set(self.derived.bytes().saturating_sub(released));
         }
@@ -107,10 +107,14 @@ impl PressureKeeper {
         }
     }
 
-    /// Counts what compressed forms take.
+    /// Counts what compressed forms take, and folds objects that are held twice and hardly read.
     async fn look(&mut self) {
         let scopes = self.scopes.clone();
-        if let Ok(bytes) = spawn_blocking(move || scopes.look_at_compressed()).await {
+        let look = move || {
+            scopes.fold_cold(false);
+            scopes.look_at_compressed()
+        };
+        if let Ok(bytes) = spawn_blocking(look).await {
             self.derived.set(bytes);
         }
     }

@@ -78,7 +78,7 @@ impl CustomTypes {
             if before.is_some_and(|before| before.version == object.version) {
                 continue;
             }
-            let definition: Definition = match serde_json::from_slice(&object.bytes.text()) {
+            let definition: Definition = match serde_json::from_slice(&object.bytes.get().text()) {
                 Ok(definition) => definition,
                 Err(error) => {
                     tracing::warn!(

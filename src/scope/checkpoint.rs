@@ -210,7 +210,7 @@ impl Checkpoints {
         let bytes = shared.folder.write(&header, |writer| {
             writer.block(&captured.bookmark)?;
             let mut objects = captured.snapshot.items(None);
-            objects.try_for_each(|object| writer.block(object.bytes.as_slice()))
+            objects.try_for_each(|object| writer.block(object.bytes.get().as_slice()))
         })?;
         tracing::debug!(resource = %key.gvr, objects = header.objects, bytes, "wrote a checkpoint");
         let last = LastCheckpoint {

@@ -10,7 +10,7 @@ use crate::upstream::Collect;
 /// Returns an object as the store takes it: a slice of what was received.
 pub(super) fn stored_object(format: &WireFormat, object: &Bytes, scanned: Scanned) -> StoredObject {
     StoredObject {
-        bytes: format.item_bytes(object),
+        bytes: format.item_bytes(object).into(),
         version: scanned.version,
         attributes: scanned.attributes,
     }

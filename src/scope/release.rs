@@ -222,7 +222,7 @@ impl ReleaseComparison {
             if held.version == object.version && held.bytes != object.bytes {
                 // Alone, so that it does not keep the whole page.
                 objects.push(StoredObject {
-                    bytes: object.bytes.detached(),
+                    bytes: object.bytes.get().detached().into(),
                     ..object
                 });
             }

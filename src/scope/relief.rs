@@ -11,6 +11,15 @@ use super::registry::Scopes;
 const PROMISED_HISTORY: Duration = Duration::from_secs(75);
 /// A scope that was used within this time is not idle: its client may be between two reads.
 const IDLE: Duration = Duration::from_secs(10);
+/// Objects of scopes for whose sake nothing is listed are folded after so many looks without a
+/// reader: a minute.
+const FOLDED_AFTER: u8 = 12;
+/// The same of all scopes, when memory is short.
+const FOLDED_SOON_AFTER: u8 = 6;
+/// Bytes that are compressed for it at a time: a fraction of a second of work.
+const FOLDED_AT_ONCE: usize = 4 << 20;
+/// The same when memory is short.
+const FOLDED_IN_HASTE: usize = 16 << 20;
 /// Closing scopes that are smaller frees too little to be worth while, in parts of the limit.
 const WORTH_CLOSING: usize = 200;
 
@@ -31,6 +40,28 @@ impl Scopes {
     pub fn release_compressed(&self) -> usize {
         let release = |scope: &Arc<Scope>| scope.reader.snapshot().release_compressed();
         self.all().iter().map(release).sum()
+    }
+
+    /// Folds objects that nobody has read of late, a part of them at a time, and returns the bytes
+    /// that are not held any more. [`Scopes::look_at_compressed`] counts how long nobody has.
+    ///
+    /// Of a type that is derived, one of two encodings is hardly read. So those scopes are folded
+    /// whenever they are cold, and all others when memory is short.
+    pub fn fold_cold(&self, is_short: bool) -> usize {
+        let (idle, mut budget) = if is_short {
+            (FOLDED_SOON_AFTER, FOLDED_IN_HASTE)
+        } else {
+            (FOLDED_AFTER, FOLDED_AT_ONCE)
+        };
+        let is_second = |scope: &&Arc<Scope>| {
+            is_short || scope.is_derived() || scope.is_source_only.load(Ordering::Relaxed)
+        };
+        let fold = |scope: &Arc<Scope>| {
+            let freed = scope.reader.snapshot().fold(idle, &mut budget);
+            scope.count_held();
+            freed
+        };
+        self.all().iter().filter(is_second).map(fold).sum()
     }
 
     /// Releases the history that is older than kube-apiserver's own, and returns its bytes. Of a

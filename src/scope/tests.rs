@@ -126,6 +126,70 @@ async fn lists_after_events_that_do_not_fit_become_rarer() {
 }
 
 #[tokio::test]
+async fn objects_that_nobody_reads_are_folded_if_they_are_derived_or_memory_is_short() {
+    let object = |n: usize| {
+        let data = "some words ".repeat(400);
+        format!(
+            r#"{{"metadata":{{"name":"p-{n:03}","namespace":"n","resourceVersion":"5"}},"data":"{data}"}}"#
+        )
+    };
+    let items = (0..100).map(object).collect::<Vec<_>>().join(",");
+    let list = format!(
+        r#"{{"kind":"PodList","apiVersion":"v1","metadata":{{"resourceVersion":"7"}},"items":[{items}]}}"#
+    );
+    let pki = Pki::new();
+    let api = Api::start(&pki, HTTP2, move |request, _| {
+        let query = request.uri().query().unwrap_or_default();
+        let (code, body) = if query.contains("sendInitialEvents") {
+            (422, body::full("{}"))
+        } else if query.starts_with("watch=1") {
+            (200, streamed(stream::pending()))
+        } else {
+            (200, body::full(format!("{list}\n")))
+        };
+        async move {
+            let response = Response::builder().header("content-type", "application/json");
+            response.status(code).body(body).unwrap()
+        }
+    })
+    .await;
+    let scopes = Scopes::new(
+        UpstreamClient::new(&upstream_of(&pki, &api).await),
+        ScopeConfig::default(),
+    );
+    let gvr = GroupVersionResource::new("", "v1", "pods");
+    let fields = Arc::new(FieldTable::builtin(&gvr, true).unwrap());
+    let key = ScopeKey::everything(gvr, Representation::whole(Encoding::Json));
+    let scope = scopes.open(&key, &"Pod".into(), &fields);
+    scope.wait_until_settled().await.unwrap();
+    let before = scope.held();
+    let read = || {
+        let snapshot = scope.reader.snapshot();
+        let items = snapshot.runs_after(None, None).map(|run| run.items());
+        items.collect::<Vec<_>>().concat()
+    };
+    assert_eq!(read(), format!("{items},").as_bytes());
+    let wait = || {
+        for _ in 0..20 {
+            scopes.look_at_compressed();
+        }
+    };
+    wait();
+    assert_eq!(scopes.fold_cold(false), 0, "it is not derived");
+    for derives in [true, false] {
+        scope.derives.store(derives, Ordering::Relaxed);
+        let freed = scopes.fold_cold(!derives);
+        assert!(freed > items.len() * 9 / 10, "{freed} of {}", items.len());
+        assert_eq!(scope.held(), before - freed);
+        assert_eq!(read(), format!("{items},").as_bytes());
+        scope.count_held();
+        assert_eq!(scope.held(), before);
+        assert_eq!(scopes.fold_cold(true), 0, "just read");
+        wait();
+    }
+}
+
+#[tokio::test]
 async fn an_aggregated_group_has_a_timeline_of_its_own() {
     let pki = Pki::new();
     let api = Api::start(&pki, HTTP2, |_, _| async { text("no list") }).await;

@@ -64,7 +64,7 @@ impl BoundObjects for CachedObjects {
         let Some(object) = snapshot.get(&key) else {
             return Some(false);
         };
-        let life = read_identity(scope.key.representation.encoding, &object.bytes).ok()?;
+        let life = read_identity(scope.key.representation.encoding, &object.bytes.get()).ok()?;
         Some(life.uid == uid && !life.is_being_deleted)
     }
 }

@@ -3,7 +3,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Looks at a form between two uses after which it is cold. There is one every few seconds.
-const COLD: u8 = 6;
+pub(super) const COLD: u8 = 6;
 
 /// A form of objects. It is made once, and again after it was released.
 #[derive(Debug)]

@@ -8,12 +8,11 @@
 use std::ops::{AddAssign, SubAssign};
 use std::sync::{Arc, OnceLock};
 
-use bytes::Bytes;
-use watershed_protocol::{Deflated, ItemRun, ResourceVersion, WireFormat};
+use watershed_protocol::{ItemBytes, ResourceVersion, WireFormat};
 
-use super::derived::DerivedForm;
-use super::object::StoredObject;
-use super::tally::ByteCharge;
+use super::object::{ObjectBytes, StoredObject};
+use super::packed::{FoldedItems, PackedItems};
+use super::tally::{ByteCharge, ByteTally};
 
 /// A new leaf has at most so many bytes, unless it is one object that has more. Large enough that
 /// sending it costs little more than its bytes; small enough that a change of one object leaves
@@ -69,16 +68,6 @@ pub(super) struct Leaf {
     pub(super) lengths: LeafLengths,
 }
 
-/// Objects as they are sent.
-#[derive(Debug)]
-pub(super) struct PackedItems {
-    pub(super) joined: ItemRun,
-    /// All items, without the separator behind the last, as a piece of gzip.
-    pub(super) deflated: DerivedForm<Arc<Deflated>>,
-    /// All objects as ADDED events, as a member of gzip.
-    pub(super) added: DerivedForm<Bytes>,
-}
-
 impl AddAssign for ObjectSum {
     fn add_assign(&mut self, other: Self) {
         self.count += other.count;
@@ -103,9 +92,8 @@ impl ObjectSum {
 impl LeafLengths {
     /// Measures objects, some of which may be a part of `packed`.
     fn of(objects: &[Arc<StoredObject>], packed: Option<&Arc<PackedItems>>) -> Self {
-        let packed = packed.map(|packed| &packed.joined.bytes);
         let mut lengths = Self {
-            packed: packed.map_or(0, Bytes::len),
+            packed: packed.map_or(0, |packed| packed.len()),
             ..Self::default()
         };
         for object in objects {
@@ -122,7 +110,7 @@ impl Leaf {
     pub(super) fn new(format: &Arc<WireFormat>, objects: Vec<Arc<StoredObject>>) -> Self {
         let items_len = objects
             .iter()
-            .map(|object| format.item_len(&object.bytes))
+            .map(|object| format.item_len(object.bytes.len()))
             .sum();
         Self {
             format: Arc::clone(format),
@@ -153,7 +141,7 @@ impl Leaf {
             format,
             lengths: LeafLengths::of(&objects, Some(&packed)),
             objects,
-            items_len: packed.joined.bytes.len(),
+            items_len: packed.len(),
             packed: OnceLock::from(packed),
             base: None,
             changes: 0,
@@ -167,22 +155,24 @@ impl Leaf {
         // What was packed for a reader is used, not made again.
         let packed = Arc::clone(self.packed());
         let lengths = self.objects.iter().map(|object| object.bytes.len());
-        let slices = self.format.split(&packed.joined, lengths);
-        let objects = self.objects.iter().zip(slices).map(|(object, bytes)| {
+        let places = self.format.places(packed.ends(), lengths);
+        let objects = self.objects.iter().zip(places).map(|(object, place)| {
             Arc::new(StoredObject {
-                bytes,
+                bytes: ObjectBytes::packed(&packed, place),
                 version: object.version,
                 attributes: object.attributes.clone(),
             })
         });
-        Self::settled(Arc::clone(&self.format), objects.collect(), packed)
+        let objects = objects.collect();
+        Self::settled(Arc::clone(&self.format), objects, packed)
     }
 
     /// Returns the leaf with this object, and the object that had its key.
     pub(super) fn with(&self, object: Arc<StoredObject>) -> (Self, Option<Arc<StoredObject>>) {
+        self.unfold();
         let position = self.position(object.key());
         let mut objects = self.objects.clone();
-        let mut items_len = self.items_len + self.format.item_len(&object.bytes);
+        let mut items_len = self.items_len + self.format.item_len(object.bytes.len());
         let old = match position {
             Ok(index) => Some(std::mem::replace(&mut objects[index], object)),
             Err(index) => {
@@ -192,16 +182,17 @@ impl Leaf {
         };
         items_len -= old
             .as_ref()
-            .map_or(0, |old| self.format.item_len(&old.bytes));
+            .map_or(0, |old| self.format.item_len(old.bytes.len()));
         (self.changed(objects, items_len), old)
     }
 
     /// Returns the leaf without the object of this key, unless it is empty then, and the object.
     pub(super) fn without(&self, key: &str) -> Option<(Option<Self>, Arc<StoredObject>)> {
         let index = self.position(key).ok()?;
+        self.unfold();
         let mut objects = self.objects.clone();
         let old = objects.remove(index);
-        let items_len = self.items_len - self.format.item_len(&old.bytes);
+        let items_len = self.items_len - self.format.item_len(old.bytes.len());
         let rest = (!objects.is_empty()).then(|| self.changed(objects, items_len));
         Some((rest, old))
     }
@@ -259,7 +250,7 @@ impl Leaf {
 
     /// Returns true if the bytes of an object of this leaf are held by themselves.
     pub(super) fn is_single(&self, object: &StoredObject) -> bool {
-        let is_packed = |base: &Arc<PackedItems>| object.bytes.is_part_of(&base.joined.bytes);
+        let is_packed = |base: &Arc<PackedItems>| object.bytes.is_part_of(base);
         !self.settled && !self.base.as_ref().is_some_and(is_packed)
     }
 
@@ -276,45 +267,52 @@ impl Leaf {
             let used = self
                 .objects
                 .iter()
-                .filter(|object| object.bytes.is_part_of(&base.joined.bytes));
-            base.joined.ends.len() - used.count()
+                .filter(|object| object.bytes.is_part_of(base));
+            base.ends().len() - used.count()
         })
     }
 
     /// Returns the bytes of the forms that were made for readers.
     pub(super) fn compressed_bytes(&self) -> usize {
-        self.compressed(DerivedForm::get, DerivedForm::get)
+        self.made_for_readers(PackedItems::compressed_bytes)
     }
 
-    /// Looks at the forms that were made for readers, and returns their bytes. Compressed ones that
-    /// nobody uses between several looks are cold.
+    /// Looks at the forms that were made for readers, and returns their bytes. Those that nobody
+    /// uses between several looks are cold.
     pub(super) fn look_at_compressed(&self) -> usize {
-        self.compressed(DerivedForm::look, DerivedForm::look)
+        self.made_for_readers(PackedItems::look)
     }
 
     /// Releases the compressed forms that are cold, and returns their bytes.
     pub(super) fn release_compressed(&self) -> usize {
-        self.packed.get().map_or(0, |packed| {
-            let deflated = packed.deflated.release_if_cold();
-            let added = packed.added.release_if_cold();
-            deflated.map_or(0, |piece| piece.bytes.len()) + added.map_or(0, |member| member.len())
-        })
+        self.packed
+            .get()
+            .map_or(0, |packed| packed.release_compressed())
     }
 
-    fn compressed(
-        &self,
-        deflated: fn(&DerivedForm<Arc<Deflated>>) -> Option<Arc<Deflated>>,
-        added: fn(&DerivedForm<Bytes>) -> Option<Bytes>,
-    ) -> usize {
+    /// Holds the objects compressed alone, if nobody has read them for so many looks. A leaf that
+    /// changed of late is not folded: its objects are not in one place.
+    pub(super) fn fold(&self, idle: u8, saved: &ByteTally) -> FoldedItems {
+        let packed = self.packed.get().filter(|_| self.settled);
+        packed.map_or_else(FoldedItems::default, |packed| packed.fold(idle, saved))
+    }
+
+    /// Unfolds the objects, as another leaf is made from this one: what is not held counts for
+    /// leaves of the newest snapshot alone.
+    fn unfold(&self) {
+        if let Some(packed) = self.packed.get().filter(|_| self.settled) {
+            packed.items();
+        }
+    }
+
+    fn made_for_readers(&self, compressed: fn(&PackedItems) -> usize) -> usize {
         self.packed.get().map_or(0, |packed| {
             let copied = if self.is_held_twice() {
-                packed.joined.bytes.len()
+                packed.len()
             } else {
                 0
             };
-            copied
-                + deflated(&packed.deflated).map_or(0, |piece| piece.bytes.len())
-                + added(&packed.added).map_or(0, |member| member.len())
+            copied + compressed(packed)
         })
     }
 
@@ -335,8 +333,10 @@ impl Leaf {
     /// Returns the packed form; makes it if no reader has asked before.
     pub(super) fn packed(&self) -> &Arc<PackedItems> {
         self.packed.get_or_init(|| {
-            let bytes = self.objects.iter().map(|object| &object.bytes);
-            Arc::new(PackedItems::new(self.format.join(bytes)))
+            let bytes = self.objects.iter().map(|object| object.bytes.get());
+            let bytes: Vec<ItemBytes> = bytes.collect();
+            let joined = self.format.join(bytes.iter());
+            Arc::new(PackedItems::new(joined, self.format.separator()))
         })
     }
 
@@ -376,20 +376,10 @@ impl Leaf {
     fn middle_by_bytes(&self) -> usize {
         let mut bytes = 0;
         let half = self.objects.iter().position(|object| {
-            bytes += self.format.item_len(&object.bytes);
+            bytes += self.format.item_len(object.bytes.len());
             bytes >= self.items_len / 2
         });
         half.map_or(1, |index| index + 1)
             .min(self.objects.len() - 1)
-    }
-}
-
-impl PackedItems {
-    pub(super) fn new(joined: ItemRun) -> Self {
-        Self {
-            joined,
-            deflated: DerivedForm::default(),
-            added: DerivedForm::default(),
-        }
     }
 }

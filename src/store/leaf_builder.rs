@@ -4,8 +4,9 @@ use std::sync::Arc;
 use bytes::{Bytes, BytesMut};
 use watershed_protocol::{ItemRun, ObjectAttributes, ResourceVersion, WireFormat};
 
-use super::leaf::{FULL_BYTES, FULL_OBJECTS, Leaf, PackedItems};
-use super::object::StoredObject;
+use super::leaf::{FULL_BYTES, FULL_OBJECTS, Leaf};
+use super::object::{ObjectBytes, StoredObject};
+use super::packed::PackedItems;
 
 /// Collects the objects of one leaf after the other.
 ///
@@ -33,7 +34,7 @@ impl LeafBuilder {
     pub(super) fn fits(&self, format: &WireFormat, object: &StoredObject) -> bool {
         self.parts.is_empty()
             || (self.parts.len() < FULL_OBJECTS
-                && self.items.len() + format.item_len(&object.bytes) <= FULL_BYTES)
+                && self.items.len() + format.item_len(object.bytes.len()) <= FULL_BYTES)
     }
 
     /// Adds an object behind the others.
@@ -43,7 +44,7 @@ impl LeafBuilder {
             version,
             attributes,
         } = object;
-        format.put_item(&bytes, &mut self.items);
+        format.put_item(&bytes.get(), &mut self.items);
         self.parts.push(LeafPart {
             end: self.items.len() as u32,
             length: bytes.len(),
@@ -69,16 +70,16 @@ impl LeafBuilder {
         };
         self.items.clear();
         let lengths: Vec<_> = self.parts.iter().map(|part| part.length).collect();
-        let slices = format.split(&joined, lengths.into_iter());
-        let objects = slices.zip(self.parts.drain(..)).map(|(bytes, part)| {
+        let packed = Arc::new(PackedItems::new(joined, format.separator()));
+        let places = format.places(packed.ends(), lengths.into_iter());
+        let objects = places.zip(self.parts.drain(..)).map(|(place, part)| {
             Arc::new(StoredObject {
-                bytes,
+                bytes: ObjectBytes::packed(&packed, place),
                 version: part.version,
                 attributes: part.attributes,
             })
         });
         let objects = objects.collect();
-        let packed = Arc::new(PackedItems::new(joined));
         Some(Leaf::settled(Arc::clone(format), objects, packed))
     }
 }

@@ -1,15 +1,30 @@
 //! One object: upstream's bytes, and the attributes the proxy needs.
+use std::ops::Range;
+use std::sync::Arc;
+
 use watershed_protocol::{ItemBytes, ObjectAttributes, ResourceVersion};
+
+use super::packed::PackedItems;
 
 /// An object as upstream sent it. Invariant `bytes`: `bytes` is never re-encoded.
 #[derive(Debug)]
 pub struct StoredObject {
     /// Upstream's bytes, as far as they are held. They may share memory with the objects beside.
-    pub bytes: ItemBytes,
+    pub bytes: ObjectBytes,
     /// `metadata.resourceVersion`.
     pub version: ResourceVersion,
     /// Name, namespace, labels and selectable fields.
     pub attributes: ObjectAttributes,
+}
+
+/// The bytes of an object: alone, or among those of its leaf, which may be compressed.
+#[derive(Clone, Debug)]
+pub struct ObjectBytes(BytesPlace);
+
+#[derive(Clone, Debug)]
+enum BytesPlace {
+    Alone(ItemBytes),
+    Packed(Arc<PackedItems>, Range<u32>),
 }
 
 impl StoredObject {
@@ -23,3 +38,56 @@ impl StoredObject {
         self.bytes.len() + self.attributes.heap_size() + size_of::<Self>()
     }
 }
+
+impl ObjectBytes {
+    /// Returns the bytes at a place among packed items.
+    pub(super) fn packed(items: &Arc<PackedItems>, place: Range<u32>) -> Self {
+        Self(BytesPlace::Packed(Arc::clone(items), place))
+    }
+
+    /// Returns the bytes. If they are compressed, all those beside are unfolded with them.
+    pub fn get(&self) -> ItemBytes {
+        match &self.0 {
+            BytesPlace::Alone(bytes) => bytes.clone(),
+            BytesPlace::Packed(items, place) => {
+                let (start, end) = (place.start as usize, place.end as usize);
+                ItemBytes::new(items.items().slice(start..end))
+            }
+        }
+    }
+
+    /// Returns the number of bytes.
+    pub fn len(&self) -> usize {
+        match &self.0 {
+            BytesPlace::Alone(bytes) => bytes.len(),
+            BytesPlace::Packed(_, place) => place.len(),
+        }
+    }
+
+    /// Returns true if there are no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Returns true if the bytes are a part of these.
+    pub(super) fn is_part_of(&self, packed: &Arc<PackedItems>) -> bool {
+        match &self.0 {
+            BytesPlace::Alone(_) => false,
+            BytesPlace::Packed(items, _) => Arc::ptr_eq(items, packed),
+        }
+    }
+}
+
+impl From<ItemBytes> for ObjectBytes {
+    fn from(bytes: ItemBytes) -> Self {
+        Self(BytesPlace::Alone(bytes))
+    }
+}
+
+impl PartialEq for ObjectBytes {
+    fn eq(&self, other: &Self) -> bool {
+        self.len() == other.len() && self.get() == other.get()
+    }
+}
+
+impl Eq for ObjectBytes {}

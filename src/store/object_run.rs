@@ -3,10 +3,11 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
-use watershed_protocol::{Deflated, EventKind, ItemRun, deflate, gzip_member};
+use watershed_protocol::{Deflated, EventKind, deflate, gzip_member};
 
 use super::leaf::Leaf;
 use super::object::StoredObject;
+use super::packed::PackedItems;
 
 /// A part of a snapshot that can be sent in one piece: objects of one leaf that follow one another.
 #[derive(Clone, Debug)]
@@ -48,26 +49,25 @@ impl ObjectRun {
         }
         self.objects()
             .iter()
-            .map(|object| self.leaf.format.item_len(&object.bytes))
+            .map(|object| self.leaf.format.item_len(object.bytes.len()))
             .sum()
     }
 
     /// Returns its items in a list, each with a separator behind it. All readers share them.
     pub fn items(&self) -> Bytes {
-        let ItemRun { bytes, ends } = &self.leaf.packed().joined;
-        let end_before = |index: usize| index.checked_sub(1).map_or(0, |last| ends[last] as usize);
-        bytes.slice(end_before(self.range.start)..end_before(self.range.end))
+        let packed = self.leaf.packed();
+        packed.items().slice(packed.place(&self.range))
     }
 
     /// Returns its items, without the last separator, as a piece of gzip. It is made once for a
     /// whole leaf.
     pub fn deflated(&self) -> Arc<Deflated> {
         if self.is_whole_leaf() {
-            let deflated = &self.leaf.packed().deflated;
-            deflated.get_or_make(|| self.deflate())
-        } else {
-            self.deflate()
+            return self.leaf.packed().deflated();
         }
+        let items = self.items();
+        let end = items.len().saturating_sub(self.leaf.format.separator());
+        Arc::new(deflate(&items[..end]))
     }
 
     /// Returns true if [`ObjectRun::deflated`] costs nothing, as it was made before.
@@ -76,7 +76,7 @@ impl ObjectRun {
             && self
                 .leaf
                 .packed_before()
-                .is_some_and(|packed| packed.deflated.is_made())
+                .is_some_and(PackedItems::is_deflated)
     }
 
     /// Returns the objects as ADDED events, as a member of gzip. It is made once for a whole leaf.
@@ -102,17 +102,11 @@ impl ObjectRun {
         self.range.len() == self.leaf.objects().len()
     }
 
-    fn deflate(&self) -> Arc<Deflated> {
-        let items = self.items();
-        let end = items.len().saturating_sub(self.leaf.format.separator());
-        Arc::new(deflate(&items[..end]))
-    }
-
     fn compress_added(&self) -> Bytes {
         let mut frames = BytesMut::new();
         let format = &self.leaf.format;
         for object in self.objects() {
-            format.put_event(EventKind::Added, &object.bytes, &mut frames);
+            format.put_event(EventKind::Added, &object.bytes.get(), &mut frames);
         }
         gzip_member(&frames)
     }

@@ -22,7 +22,7 @@ impl PreviousState {
         Self {
             version: before.version,
             attributes: differ.then(|| before.attributes.clone()),
-            delta: Delta::between(after.bytes.as_slice(), before.bytes.as_slice()),
+            delta: Delta::between(after.bytes.get().as_slice(), before.bytes.get().as_slice()),
         }
     }
 
@@ -33,7 +33,7 @@ impl PreviousState {
     /// Returns the state, made from the one in the event.
     pub(super) fn restore(&self, after: &StoredObject) -> StoredObject {
         StoredObject {
-            bytes: ItemBytes::new(self.delta.apply(after.bytes.as_slice())),
+            bytes: ItemBytes::new(self.delta.apply(after.bytes.get().as_slice())).into(),
             version: self.version,
             attributes: self.attributes(after).clone(),
         }

@@ -48,7 +48,7 @@ pub(super) fn sized(key: &str, version: u64, node: &str, more: usize) -> StoredO
         r#"{{"kind":"Pod","apiVersion":"v1","metadata":{{"name":"{name}","namespace":"{namespace}","resourceVersion":"{version}"}},"spec":{{"nodeName":"{node}","more":"{more}"}}}}"#
     );
     let scanned = scan(Encoding::Json, text.as_bytes(), &fields()).unwrap();
-    let bytes = layout().format.item_bytes(&text.into());
+    let bytes = layout().format.item_bytes(&text.into()).into();
     StoredObject {
         bytes,
         version: scanned.version,
@@ -57,7 +57,7 @@ pub(super) fn sized(key: &str, version: u64, node: &str, more: usize) -> StoredO
 }
 
 fn frame(kind: EventKind, object: &StoredObject) -> Frame {
-    let frame = layout().format.event(kind, &object.bytes);
+    let frame = layout().format.event(kind, &object.bytes.get());
     let head = format!("{{\"type\":\"{}\",\"object\":", kind.as_str()).len();
     Frame {
         kind,

@@ -309,7 +309,7 @@ impl<G: Grant, D: Future<Output = ()> + Unpin, O: WatchObserver> WatchBody<G, D,
                 }
                 initial.budget.spend(work);
                 match self.view.initial(object) {
-                    None => chunk.push_object(&self.format, &object.bytes),
+                    None => chunk.push_object(&self.format, &object.bytes.get()),
                     Some(Ok(frame)) => {
                         chunk.push(frame);
                         self.view.note_sent();

@@ -103,7 +103,7 @@ impl Rig {
             r#"{{"kind":"ConfigMap","apiVersion":"v1","metadata":{{"name":"{name}","namespace":"ns","resourceVersion":"{version}","labels":{{"tier":"{tier}"}}}},"data":{{"text":"{data}"}}}}"#
         );
         let scanned = scan(Encoding::Json, text.as_bytes(), &self.fields).unwrap();
-        let bytes = self.format.item_bytes(&text.into());
+        let bytes = self.format.item_bytes(&text.into()).into();
         StoredObject {
             bytes,
             version: scanned.version,
@@ -114,7 +114,7 @@ impl Rig {
     fn put(&mut self, kind: EventKind, name: &str, tier: &str) {
         self.version += 1;
         let object = self.object(name, self.version, tier);
-        let frame = self.format.event(kind, &object.bytes);
+        let frame = self.format.event(kind, &object.bytes.get());
         let frame = Frame {
             kind,
             object: frame.clone(),
@@ -323,8 +323,11 @@ async fn large_objects_and_events_are_not_copied_for_a_watch() {
         pieces
     };
     let (initial, snapshot) = (pieces(), rig.reader.snapshot());
-    let is_there =
-        |object: &StoredObject| initial.iter().any(|piece| object.bytes.is_part_of(piece));
+    let is_there = |object: &StoredObject| {
+        initial
+            .iter()
+            .any(|piece| object.bytes.get().is_part_of(piece))
+    };
     let (large, small): (Vec<_>, Vec<_>) = snapshot
         .items(None)
         .partition(|object| object.key().ends_with(['3', '7']));

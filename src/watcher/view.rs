@@ -314,7 +314,7 @@ impl ClientView {
     /// Returns the frame of an object of the initial state. `None` if it is the object's own.
     pub fn initial(&self, object: &StoredObject) -> Option<Result<Bytes, Malformed>> {
         let derived = self.derived.as_deref()?;
-        Some(derived.framed(EventKind::Added, (&object.bytes, object.version)))
+        Some(derived.framed(EventKind::Added, (&object.bytes.get(), object.version)))
     }
 
     fn framed(
@@ -357,10 +357,10 @@ impl ClientView {
             // Left the view by an update: the last state that was in it, at the version of the
             // update.
             Some(before) => {
-                let last_seen = format.with_version(&before.bytes, event.version)?;
+                let last_seen = format.with_version(&before.bytes.get(), event.version)?;
                 self.framed(kind, (&last_seen, event.version), format)?
             }
-            None => self.framed(kind, (&event.object.bytes, event.version), format)?,
+            None => self.framed(kind, (&event.object.bytes.get(), event.version), format)?,
         })))
     }
 }

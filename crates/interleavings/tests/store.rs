@@ -176,7 +176,7 @@ fn object(key: &str, version: u64) -> StoredObject {
     );
     let scanned = scan(Encoding::Json, text.as_bytes(), &fields()).unwrap();
     StoredObject {
-        bytes: layout().format.item_bytes(&text.into()),
+        bytes: layout().format.item_bytes(&text.into()).into(),
         version: scanned.version,
         attributes: scanned.attributes,
     }
@@ -196,7 +196,7 @@ fn try_apply(
     (kind, key, version): Change,
 ) -> Result<(), InconsistentEvent> {
     let object = object(key, version);
-    let frame = layout().format.event(kind, &object.bytes);
+    let frame = layout().format.event(kind, &object.bytes.get());
     let head = format!("{{\"type\":\"{}\",\"object\":", kind.as_str()).len();
     let frame = Frame {
         kind,

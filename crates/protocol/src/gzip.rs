@@ -2,7 +2,7 @@
 use std::cell::RefCell;
 
 use bytes::{Bytes, BytesMut};
-use flate2::{Compress, Compression, Crc, FlushCompress, Status};
+use flate2::{Compress, Compression, Crc, Decompress, FlushCompress, FlushDecompress, Status};
 use http::{HeaderMap, header};
 use zlib_rs::crc32::{crc32_combine_gen, crc32_combine_op};
 
@@ -21,6 +21,8 @@ thread_local! {
         RefCell::new(Compress::new_gzip(GZIP_LEVEL, WINDOW_BITS));
     /// Compressor of pieces of members.
     static DEFLATER: RefCell<Compress> = RefCell::new(Compress::new(GZIP_LEVEL, false));
+    /// Decompressor of pieces of members.
+    static INFLATER: RefCell<Decompress> = RefCell::new(Decompress::new(false));
 }
 
 /// The head of a member: deflate, no flags, no time, fastest, an unknown system (RFC 1952, 2.3).
@@ -67,6 +69,33 @@ impl Deflated {
             shift,
             length: checksum.amount(),
         }
+    }
+
+    /// Returns the number of bytes that were compressed.
+    pub fn data_len(&self) -> usize {
+        self.length as usize
+    }
+
+    /// Appends the data that the piece was made of. Returns false if it is not in it.
+    #[must_use]
+    pub fn inflate(&self, out: &mut Vec<u8>) -> bool {
+        let begin = out.len();
+        out.reserve_exact(self.data_len());
+        let is_read = INFLATER.with_borrow_mut(|inflater| {
+            inflater.reset(false);
+            while out.len() - begin < self.data_len() {
+                let (taken, made) = (inflater.total_in() as usize, out.len());
+                let rest = &self.bytes[taken.min(self.bytes.len())..];
+                let status = inflater.decompress_vec(rest, out, FlushDecompress::Sync);
+                if status.is_err() || out.len() == made {
+                    return false;
+                }
+            }
+            true
+        });
+        let mut checksum = Crc::new();
+        checksum.update(&out[begin..]);
+        is_read && out.len() - begin == self.data_len() && checksum.sum() == self.checksum
     }
 
     /// Creates a piece with one uncompressed byte (RFC 1951, 3.2.4).
@@ -200,6 +229,42 @@ mod tests {
             .read_to_end(&mut again)
             .unwrap();
         assert!(again == all);
+    }
+
+    #[test]
+    fn a_piece_gives_its_data_back() {
+        let words: Vec<u8> = (0..9999_u32)
+            .flat_map(|n| (n % 977).to_string().into_bytes())
+            .collect();
+        let mut noise = vec![0; 70_000];
+        fastrand::Rng::with_seed(1).fill(&mut noise);
+        for data in [&b"{}"[..], &words, &noise, b"", &noise[..1]] {
+            let piece = deflate(data);
+            assert_eq!(piece.data_len(), data.len());
+            let mut out = b"before".to_vec();
+            assert!(piece.inflate(&mut out));
+            assert!(out == [b"before", data].concat());
+        }
+        let piece = deflate(&words);
+        let cut = piece.bytes.slice(..piece.bytes.len() / 2);
+        assert!(
+            !Deflated {
+                bytes: cut,
+                ..piece
+            }
+            .inflate(&mut Vec::new()),
+            "cut off"
+        );
+        let other = deflate(&noise).bytes;
+        let piece = deflate(&words);
+        assert!(
+            !Deflated {
+                bytes: other,
+                ..piece
+            }
+            .inflate(&mut Vec::new()),
+            "other data"
+        );
     }
 
     #[test]

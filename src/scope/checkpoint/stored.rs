@@ -100,7 +100,7 @@ pub(super) fn load_stored<R: Read>(
         let bytes = ItemBytes::new(bytes);
         let scanned = scan(encoding, &bytes.text(), fields)?;
         objects.put(StoredObject {
-            bytes,
+            bytes: bytes.into(),
             version: scanned.version,
             attributes: scanned.attributes,
         });

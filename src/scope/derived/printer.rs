@@ -64,9 +64,9 @@ impl JsonPrinter {
 
     fn put(&mut self, object: &StoredObject) -> Result<(), FallbackReason> {
         self.text.clear();
-        let message = object.bytes.as_slice();
+        let message = object.bytes.get();
         self.transcoder
-            .object_json(message, Heading::TypeMeta, &mut self.text)?;
+            .object_json(message.as_slice(), Heading::TypeMeta, &mut self.text)?;
         Ok(())
     }
 }

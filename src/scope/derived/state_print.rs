@@ -38,7 +38,7 @@ impl StatePrint {
             let printed = printer.print(format, object)?;
             load.add(printed.len())?;
             objects.put(StoredObject {
-                bytes: format.item_bytes(&printed),
+                bytes: format.item_bytes(&printed).into(),
                 version: object.version,
                 attributes: object.attributes.clone(),
             });

@@ -76,7 +76,7 @@ pub(super) fn compare_bytes(
             return None;
         }
         let theirs = format.item_bytes(bytes);
-        ObjectDifference::of_bytes(held.key(), &held.bytes.share(), &theirs.share())
+        ObjectDifference::of_bytes(held.key(), &held.bytes.get().share(), &theirs.share())
     };
     upstream.iter().filter_map(compare).collect()
 }

@@ -36,15 +36,15 @@ pub(in crate::serve) fn answer(
                 .form
                 .get_body(
                     table.request,
-                    &object.bytes,
+                    &object.bytes.get(),
                     object.version,
                     Timestamp::now(),
                 )
                 .map_err(|_| ForwardReason::Table)?,
-            (None, None) => opened.ready.format.get_body(&object.bytes),
+            (None, None) => opened.ready.format.get_body(&object.bytes.get()),
             (None, Some(partial)) => {
                 let metadata = partial
-                    .metadata(&object.bytes)
+                    .metadata(&object.bytes.get())
                     .map_err(|_| ForwardReason::Representation)?;
                 partial.get_body(&metadata)
             }

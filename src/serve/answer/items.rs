@@ -75,7 +75,7 @@ impl Items {
             Self::Runs(_, runs) => runs.iter().map(|run| run.items_len() as u64).sum(),
             Self::Objects(format, objects) => objects
                 .iter()
-                .map(|object| format.item_len(&object.bytes) as u64)
+                .map(|object| format.item_len(object.bytes.len()) as u64)
                 .sum(),
             Self::Metadata(metadata) => metadata.bytes,
             Self::Table(table) => table.bytes(),
@@ -142,8 +142,9 @@ impl Items {
                 if index > 0 {
                     format.put_separator(out);
                 }
-                format.put_item_head(&objects[index].bytes, out);
-                objects[index].bytes.share()
+                let object = objects[index].bytes.get();
+                format.put_item_head(&object, out);
+                object.share()
             }
             Self::Metadata(metadata) => {
                 let Ok(reduced) = metadata.get(index) else {
@@ -193,7 +194,7 @@ impl MetadataItems {
     ) -> Result<Self, Malformed> {
         let (mut kept, mut kept_bytes, mut bytes) = (Vec::new(), 0, 0);
         for object in objects.iter() {
-            let metadata = partial.metadata(&object.bytes)?;
+            let metadata = partial.metadata(&object.bytes.get())?;
             bytes += partial.item_len(&metadata) as u64;
             if kept_bytes < MAX_KEPT {
                 kept_bytes += metadata.len();
@@ -217,7 +218,7 @@ impl MetadataItems {
     fn get(&self, index: usize) -> Result<Bytes, Malformed> {
         match self.kept.get(index) {
             Some(kept) => Ok(kept.clone()),
-            None => self.partial.metadata(&self.objects[index].bytes),
+            None => self.partial.metadata(&self.objects[index].bytes.get()),
         }
     }
 }

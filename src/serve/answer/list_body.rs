@@ -363,7 +363,7 @@ mod tests {
                 index, data
             );
             let scanned = scan(Encoding::Json, text.as_bytes(), &fields).unwrap();
-            let bytes = format.item_bytes(&text.into());
+            let bytes = format.item_bytes(&text.into()).into();
             Arc::new(StoredObject {
                 bytes,
                 version: scanned.version,
@@ -399,7 +399,7 @@ mod tests {
             let objects = selected(&format, &sizes);
             let mut all = BytesMut::new();
             for object in &objects {
-                format.put_item(&object.bytes, &mut all);
+                format.put_item(&object.bytes.get(), &mut all);
             }
             all.truncate(all.len().saturating_sub(format.separator()));
             let items = Items::Objects(Arc::clone(&format), objects.clone().into());
@@ -413,7 +413,8 @@ mod tests {
             assert!(body.is_end_stream());
             assert!(frames.concat() == expected);
             let is_shared = |object: &&Arc<StoredObject>| {
-                frames.iter().any(|frame| object.bytes.is_part_of(frame))
+                let bytes = object.bytes.get();
+                frames.iter().any(|frame| bytes.is_part_of(frame))
             };
             let large = sizes
                 .iter()

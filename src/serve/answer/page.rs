@@ -238,7 +238,7 @@ mod tests {
             );
             let scanned = scan(Encoding::Json, text.as_bytes(), &fields()).unwrap();
             StoredObject {
-                bytes: format.item_bytes(&text.into()),
+                bytes: format.item_bytes(&text.into()).into(),
                 version: scanned.version,
                 attributes: scanned.attributes,
             }

@@ -91,7 +91,7 @@ impl TableItems {
     }
 
     fn row(&self, index: usize) -> Result<TableRow, Malformed> {
-        let object = &self.objects[index].bytes;
-        self.form.row(self.request, object, self.now)
+        let object = self.objects[index].bytes.get();
+        self.form.row(self.request, &object, self.now)
     }
 }

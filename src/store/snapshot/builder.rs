@@ -67,7 +67,7 @@ impl SnapshotBuilder {
         if !self.in_order {
             self.pack();
             self.packed.insert(Arc::new(StoredObject {
-                bytes: object.bytes.detached(),
+                bytes: object.bytes.get().detached().into(),
                 ..object
             }));
             return;

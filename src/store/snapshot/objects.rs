@@ -7,9 +7,11 @@ use super::key_range::KeyRange;
 use super::leaves::Leaves;
 use crate::store::by_field::ByField;
 use crate::store::event::WindowEvent;
-use crate::store::leaf::{Leaf, LeafLengths, ObjectSum, PackedItems};
+use crate::store::leaf::{Leaf, LeafLengths, ObjectSum};
 use crate::store::object::StoredObject;
 use crate::store::object_run::ObjectRun;
+use crate::store::packed::PackedItems;
+use crate::store::tally::ByteTally;
 
 /// Bytes of an object's place in its leaf: a pointer, two counts and the end of its item.
 const LEAF_ENTRY: usize = 3 * size_of::<usize>() + size_of::<u32>();
@@ -50,6 +52,8 @@ pub struct Snapshot {
     /// Objects that no history holds any more beside their leaves, as it begins behind `floor`.
     pub(super) outlived: ObjectSum,
     pub(super) floor: ResourceVersion,
+    /// Bytes of packed objects that are not held, as their compressed form is.
+    pub(super) saved: ByteTally,
 }
 
 impl Snapshot {
@@ -102,7 +106,7 @@ impl Snapshot {
         let attributes = self.size.saturating_sub(objects);
         let in_history =
             single.count.saturating_sub(self.outlived.count) * size_of::<StoredObject>();
-        packed
+        packed.saturating_sub(self.saved.bytes())
             + self.outlived.bytes
             + attributes.saturating_sub(in_history)
             + self.len * (LEAF_ENTRY + index)
@@ -157,6 +161,22 @@ impl Snapshot {
     pub fn release_compressed(&self) -> usize {
         let leaves = self.leaves.iter();
         leaves.map(|leaf| leaf.release_compressed()).sum()
+    }
+
+    /// Folds leaves that nobody has read for so many looks, until so many bytes were compressed for
+    /// it: their objects are held compressed alone, until somebody reads them. Returns the bytes
+    /// that are not held any more.
+    pub fn fold(&self, idle: u8, budget: &mut usize) -> usize {
+        let mut freed = 0;
+        for leaf in self.leaves.iter() {
+            if *budget == 0 {
+                break;
+            }
+            let folded = leaf.fold(idle, &self.saved);
+            freed += folded.freed;
+            *budget = budget.saturating_sub(folded.compressed);
+        }
+        freed
     }
 
     /// Returns the object with this key (`namespace/name`, or `name` when cluster-scoped).

@@ -26,6 +26,8 @@ enum Op {
     /// Somebody reads everything, compressed or not.
     Read(bool),
     Settle,
+    /// Objects that nobody has read are compressed.
+    Fold,
 }
 
 fn ops() -> impl Strategy<Value = Vec<Op>> {
@@ -36,6 +38,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         3 => (0..4usize, 0..60u16).prop_map(|(namespace, name)| Op::Delete(namespace, name)),
         1 => any::<bool>().prop_map(Op::Read),
         1 => Just(Op::Settle),
+        1 => Just(Op::Fold),
     ];
     proptest::collection::vec(op, 1..200)
 }
@@ -66,7 +69,7 @@ fn items(runs: impl Iterator<Item = ObjectRun>, compressed: bool) -> Bytes {
 /// The same from the objects themselves.
 fn expected<'a>(objects: impl Iterator<Item = &'a Arc<StoredObject>>) -> Bytes {
     let mut out = BytesMut::new();
-    objects.for_each(|object| layout().format.put_item(&object.bytes, &mut out));
+    objects.for_each(|object| layout().format.put_item(&object.bytes.get(), &mut out));
     out.freeze()
 }
 
@@ -79,6 +82,17 @@ fn walked(snapshot: &Snapshot, interest: &Interest) -> Vec<Arc<StoredObject>> {
 /// Drops what is held twice.
 fn settle(snapshot: &mut Snapshot) {
     snapshot.settle_behind(&mut String::new(), usize::MAX);
+}
+
+/// Folds all that can be. Returns the bytes that are not held any more.
+fn fold(snapshot: &Snapshot) -> usize {
+    snapshot.look_at_compressed();
+    snapshot.fold(1, &mut usize::MAX.clone())
+}
+
+/// The bytes that the budget is charged with.
+fn held(snapshot: &Snapshot) -> usize {
+    snapshot.held()
 }
 
 /// No object keeps more than itself and its neighbours in memory.
@@ -117,6 +131,12 @@ proptest! {
                     prop_assert!(items(snapshot.runs_after(None, None), compressed) == expected(model.values()));
                 }
                 Op::Settle => settle(&mut snapshot),
+                Op::Fold => {
+                    let (before, saved) = (held(&snapshot), snapshot.saved.bytes());
+                    let freed = fold(&snapshot);
+                    prop_assert_eq!(snapshot.saved.bytes(), saved + freed);
+                    prop_assert_eq!(held(&snapshot), before - freed);
+                }
             }
             prop_assert!(is_frugal(&snapshot));
         }
@@ -251,7 +271,7 @@ proptest! {
             prop_assert!(runs.iter().all(|run| run.len() <= FULL_OBJECTS));
             let room = |two: &[ObjectRun]| {
                 let (one, next) = (&two[0], &two[1].objects()[0]);
-                one.len() < FULL_OBJECTS && one.items_len() + layout().format.item_len(&next.bytes) <= FULL_BYTES
+                one.len() < FULL_OBJECTS && one.items_len() + layout().format.item_len(next.bytes.len()) <= FULL_BYTES
             };
             prop_assert!(!runs.windows(2).any(room), "a leaf that has room for the next object");
         }
@@ -304,11 +324,11 @@ fn a_snapshot_holds_nothing_of_what_it_was_read_from() {
                 &keys[index * 7 % keys.len()]
             };
             let object = sized(key, 1, "n1", 100);
-            let whole = format.get_body(&object.bytes);
+            let whole = format.get_body(&object.bytes.get());
             let chunk =
                 Bytes::from([&whole[..whole.len() - 1], " ".repeat(100_000).as_bytes()].concat());
             builder.put(StoredObject {
-                bytes: format.item_bytes(&chunk.slice(..whole.len() - 1)),
+                bytes: format.item_bytes(&chunk.slice(..whole.len() - 1)).into(),
                 ..object
             });
             assert!(chunk.is_unique(), "{in_order} {index}");

@@ -14,7 +14,7 @@ fn reprint(writer: &mut StoreWriter, objects: Vec<StoredObject>) -> Option<usize
 }
 
 fn bytes_of(snapshot: &Snapshot, key: &str) -> Bytes {
-    snapshot.get(key).unwrap().bytes.share()
+    snapshot.get(key).unwrap().bytes.get().share()
 }
 
 #[test]
@@ -41,7 +41,7 @@ fn other_bytes_replace_those_of_unchanged_objects_alone() {
         ]
     };
     assert_eq!(reprint(&mut writer, printed()), Some(1));
-    let new = reprinted("ns/a", 1).bytes.share();
+    let new = reprinted("ns/a", 1).bytes.get().share();
     // The confirmed state shows it, too, and goes on to be the newest.
     assert_eq!(reader.version(), ResourceVersion(12));
     for snapshot in [reader.snapshot(), reader.followed()] {

@@ -1,18 +1,21 @@
 //! Items of lists: how an object's bytes are written among others, and found again.
-use bytes::{BufMut, Bytes, BytesMut};
+use std::ops::Range;
+
+use bytes::{BufMut, BytesMut};
 
 use super::item_bytes::{ItemBytes, ItemRun};
 use super::protobuf;
 use super::wire_format::{PrintStyle, WireFormat};
 
 impl WireFormat {
-    /// Returns the bytes an object takes as an item of a list, its separator included.
-    pub fn item_len(&self, object: &ItemBytes) -> usize {
+    /// Returns the bytes that an object of this length takes as an item of a list, its separator
+    /// included.
+    pub fn item_len(&self, length: usize) -> usize {
         let lead = match self.style {
-            PrintStyle::Message => protobuf::bytes_field_len(object.len()) - object.len(),
+            PrintStyle::Message => protobuf::bytes_field_len(length) - length,
             PrintStyle::Struct { .. } | PrintStyle::Sorted => usize::from(self.omitted() > 0),
         };
-        lead + object.len() + self.separator()
+        lead + length + self.separator()
     }
 
     /// Returns the number of bytes between two items of a list.
@@ -45,7 +48,10 @@ impl WireFormat {
 
     /// Joins objects to a run of items.
     pub fn join<'a>(&self, objects: impl Iterator<Item = &'a ItemBytes> + Clone) -> ItemRun {
-        let length = objects.clone().map(|object| self.item_len(object)).sum();
+        let length = objects
+            .clone()
+            .map(|object| self.item_len(object.len()))
+            .sum();
         let mut out = BytesMut::with_capacity(length);
         let ends = objects
             .map(|object| {
@@ -59,18 +65,17 @@ impl WireFormat {
         }
     }
 
-    /// Returns the objects of a run in their order, as slices of it.
+    /// Returns the places of a run's objects within it, given the ends of its items.
     ///
     /// `lengths` are those of the objects that the run was made of.
-    pub fn split(
+    pub fn places(
         &self,
-        run: &ItemRun,
+        ends: &[u32],
         lengths: impl Iterator<Item = usize>,
-    ) -> impl Iterator<Item = ItemBytes> {
-        run.ends.iter().zip(lengths).map(|(end, length)| {
-            let end = *end as usize - self.separator();
-            let bytes: Bytes = run.bytes.slice(end - length..end);
-            ItemBytes::new(bytes)
+    ) -> impl Iterator<Item = Range<u32>> {
+        ends.iter().zip(lengths).map(|(end, length)| {
+            let end = *end - self.separator() as u32;
+            end - length as u32..end
         })
     }
 }

@@ -1,0 +1,282 @@
+//! The items of a leaf in one place: as they are sent, compressed, or both.
+//!
+//! Items that nobody has read for some time can be folded: only their compressed form is held then.
+//! Whoever reads them unfolds them, for everybody.
+use std::ops::Range;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bytes::Bytes;
+use watershed_protocol::{Deflated, ItemRun, deflate};
+
+use super::derived::{COLD, DerivedForm};
+use super::tally::{ByteCharge, ByteTally};
+
+/// Objects as they are sent.
+#[derive(Debug)]
+pub(super) struct PackedItems {
+    /// End offset of each item, its separator included.
+    ends: Box<[u32]>,
+    /// The separator behind the last item.
+    separator: &'static [u8],
+    held: Mutex<HeldItems>,
+    /// Looks since the items were read as they are.
+    idle: AtomicU8,
+    /// Looks since they were read compressed.
+    compressed_idle: AtomicU8,
+    /// All objects as ADDED events, as a member of gzip.
+    pub(super) added: DerivedForm<Bytes>,
+}
+
+/// The forms in which items are held. The compressed one has no separator behind the last item.
+#[derive(Debug)]
+enum HeldItems {
+    Plain(Bytes),
+    /// As `Plain`. Compressing them is known to gain little.
+    Dense(Bytes),
+    Both(Bytes, Arc<Deflated>),
+    Folded {
+        deflated: Arc<Deflated>,
+        /// Stands for the bytes of the items, which are not held.
+        _saved: ByteCharge,
+    },
+}
+
+/// The result of folding items.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct FoldedItems {
+    /// Bytes that are not held any more.
+    pub(super) freed: usize,
+    /// Bytes that were compressed for it.
+    pub(super) compressed: usize,
+}
+
+impl PackedItems {
+    pub(super) fn new(run: ItemRun, separator: usize) -> Self {
+        Self {
+            ends: run.ends,
+            separator: if separator == 0 { b"" } else { b"," },
+            held: Mutex::new(HeldItems::Plain(run.bytes)),
+            idle: AtomicU8::new(0),
+            compressed_idle: AtomicU8::new(0),
+            added: DerivedForm::default(),
+        }
+    }
+
+    /// Returns the end offset of each item, its separator included.
+    pub(super) fn ends(&self) -> &[u32] {
+        &self.ends
+    }
+
+    /// Returns the number of bytes of all items, separators included.
+    pub(super) fn len(&self) -> usize {
+        self.ends.last().map_or(0, |end| *end as usize)
+    }
+
+    /// Returns the place of some items, by their numbers.
+    pub(super) fn place(&self, items: &Range<usize>) -> Range<usize> {
+        let end_before = |index: usize| index.checked_sub(1).map_or(0, |last| self.ends[last]);
+        end_before(items.start) as usize..end_before(items.end) as usize
+    }
+
+    /// Returns all items, each with a separator behind it. Unfolds them.
+    pub(super) fn items(&self) -> Bytes {
+        self.idle.store(0, Ordering::Relaxed);
+        let mut held = self.lock();
+        let (items, unfolded) = match &*held {
+            HeldItems::Plain(items) | HeldItems::Dense(items) | HeldItems::Both(items, _) => {
+                return items.clone();
+            }
+            HeldItems::Folded { deflated, .. } => {
+                let items = self.inflate(deflated);
+                let items = items.expect("folded items were found in their compressed form");
+                (items.clone(), HeldItems::Both(items, Arc::clone(deflated)))
+            }
+        };
+        *held = unfolded;
+        items
+    }
+
+    /// Returns all items, without the last separator, as a piece of gzip. Others of that moment
+    /// wait while it is made.
+    pub(super) fn deflated(&self) -> Arc<Deflated> {
+        self.compressed_idle.store(0, Ordering::Relaxed);
+        let mut held = self.lock();
+        let (items, deflated) = match &*held {
+            HeldItems::Both(_, deflated) | HeldItems::Folded { deflated, .. } => {
+                return Arc::clone(deflated);
+            }
+            HeldItems::Plain(items) | HeldItems::Dense(items) => {
+                (items.clone(), Arc::new(self.deflate(items)))
+            }
+        };
+        *held = HeldItems::Both(items, Arc::clone(&deflated));
+        deflated
+    }
+
+    /// Returns true if [`PackedItems::deflated`] costs nothing. Does not wait for one that is being
+    /// made.
+    pub(super) fn is_deflated(&self) -> bool {
+        self.held
+            .try_lock()
+            .is_ok_and(|held| held.deflated().is_some())
+    }
+
+    /// Returns the bytes of the compressed forms.
+    pub(super) fn compressed_bytes(&self) -> usize {
+        self.deflated_bytes() + self.added.get().map_or(0, |member| member.len())
+    }
+
+    /// Looks whether each form was used since the last look, and returns the bytes of the
+    /// compressed ones.
+    pub(super) fn look(&self) -> usize {
+        for idle in [&self.idle, &self.compressed_idle] {
+            let looks = idle.load(Ordering::Relaxed);
+            idle.store(looks.saturating_add(1), Ordering::Relaxed);
+        }
+        self.deflated_bytes() + self.added.look().map_or(0, |member| member.len())
+    }
+
+    /// Releases compressed forms that nobody used of late, and returns their bytes. They are made
+    /// again when a reader asks. That of folded items stays.
+    pub(super) fn release_compressed(&self) -> usize {
+        let added = self.added.release_if_cold();
+        let added = added.map_or(0, |member| member.len());
+        if self.compressed_idle.load(Ordering::Relaxed) < COLD {
+            return added;
+        }
+        let mut held = self.lock();
+        let HeldItems::Both(items, deflated) = &*held else {
+            return added;
+        };
+        let released = deflated.bytes.len();
+        *held = HeldItems::Plain(items.clone());
+        added + released
+    }
+
+    /// Holds the compressed form alone, if nobody has read the items for so many looks. What is not
+    /// held counts in `saved`.
+    pub(super) fn fold(&self, idle: u8, saved: &ByteTally) -> FoldedItems {
+        if self.idle.load(Ordering::Relaxed) < idle {
+            return FoldedItems::default();
+        }
+        let (items, known) = match &*self.lock() {
+            HeldItems::Plain(items) => (items.clone(), None),
+            HeldItems::Both(items, deflated) => (items.clone(), Some(Arc::clone(deflated))),
+            HeldItems::Dense(_) | HeldItems::Folded { .. } => return FoldedItems::default(),
+        };
+        // Without the lock, as readers would wait.
+        let compressed = if known.is_some() { 0 } else { items.len() };
+        let deflated = known.unwrap_or_else(|| Arc::new(self.deflate(&items)));
+        let gains = deflated.bytes.len() <= items.len() / 2;
+        // What is held alone must be all that it was made of.
+        let is_worthwhile = gains && self.inflate(&deflated).as_ref() == Some(&items);
+        let mut held = self.lock();
+        let was_read = self.idle.load(Ordering::Relaxed) < idle;
+        let freed = match &*held {
+            HeldItems::Plain(_) if !is_worthwhile => {
+                *held = HeldItems::Dense(items);
+                0
+            }
+            HeldItems::Plain(_) | HeldItems::Both(..) if is_worthwhile && !was_read => {
+                *held = HeldItems::Folded {
+                    deflated,
+                    _saved: saved.charge(items.len()),
+                };
+                items.len()
+            }
+            _ => 0,
+        };
+        FoldedItems { freed, compressed }
+    }
+
+    fn deflate(&self, items: &Bytes) -> Deflated {
+        deflate(&items[..items.len().saturating_sub(self.separator.len())])
+    }
+
+    fn inflate(&self, deflated: &Deflated) -> Option<Bytes> {
+        let mut items = Vec::with_capacity(self.len());
+        let is_whole = deflated.inflate(&mut items);
+        items.extend_from_slice(self.separator);
+        is_whole.then(|| items.into())
+    }
+
+    fn deflated_bytes(&self) -> usize {
+        let held = self.lock();
+        held.deflated().map_or(0, |deflated| deflated.bytes.len())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HeldItems> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl HeldItems {
+    fn deflated(&self) -> Option<&Arc<Deflated>> {
+        match self {
+            Self::Plain(_) | Self::Dense(_) => None,
+            Self::Both(_, deflated) | Self::Folded { deflated, .. } => Some(deflated),
+        }
+    }
+}
+
+#[cfg(not(loom))]
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn packed(items: &[&[u8]], separator: usize) -> PackedItems {
+        let mut end = 0;
+        let ends = items.iter().map(|item| {
+            end += item.len() as u32;
+            end
+        });
+        let ends = ends.collect();
+        let bytes = items.concat().into();
+        PackedItems::new(ItemRun { bytes, ends }, separator)
+    }
+
+    #[test]
+    fn folded_items_are_held_compressed_until_they_are_read() {
+        let item = [&b"x".repeat(4_000)[..], b","].concat();
+        let items = packed(&[&item, &item], 1);
+        let (all, saved) = (items.items(), ByteTally::default());
+        assert_eq!(items.fold(1, &saved), FoldedItems::default(), "just read");
+        items.look();
+        let folded = items.fold(1, &saved);
+        assert_eq!((folded.freed, folded.compressed), (8_002, 8_002));
+        assert_eq!(saved.bytes(), 8_002);
+        assert!(items.is_deflated());
+        let compressed = items.compressed_bytes();
+        assert!((1..200).contains(&compressed), "{compressed}");
+        // Readers of the compressed form unfold nothing.
+        assert_eq!(items.deflated().data_len(), 8_001);
+        assert_eq!(saved.bytes(), 8_002);
+        for _ in 0..=COLD {
+            items.look();
+        }
+        assert_eq!(items.release_compressed(), 0, "nothing else is held");
+        assert!(items.items() == all);
+        assert_eq!(saved.bytes(), 0);
+        // Both forms are held now, and either may go.
+        items.look();
+        assert_eq!(items.fold(1, &saved).compressed, 0, "compressed before");
+        assert!(items.items() == all);
+        assert_eq!(items.release_compressed(), compressed);
+        assert!(items.items() == all);
+        assert!(!items.is_deflated());
+    }
+
+    #[test]
+    fn items_that_do_not_shrink_are_compressed_once() {
+        let mut noise = vec![0; 5_000];
+        fastrand::Rng::with_seed(1).fill(&mut noise);
+        let (items, saved) = (packed(&[&noise], 0), ByteTally::default());
+        items.look();
+        let attempt = |freed, compressed| FoldedItems { freed, compressed };
+        assert_eq!(items.fold(1, &saved), attempt(0, 5_000));
+        assert_eq!(items.fold(1, &saved), attempt(0, 0));
+        assert!(items.items() == noise);
+        assert_eq!(saved.bytes(), 0);
+    }
+}
