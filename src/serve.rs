@@ -6,6 +6,8 @@ mod answer;
 mod audit_id;
 mod bound_objects;
 mod client_address;
+mod client_features;
+mod client_rules;
 mod clients;
 mod coalesce;
 mod document_request;
@@ -58,12 +60,14 @@ use crate::listener::{Peer, TrustedProxies};
 use crate::scope::Scopes;
 use crate::upstream::{Forwarder, UpstreamClient};
 use answer::Answer;
+use client_features::ClientFeatures;
 use exchange::Exchange;
 use metrics::InFlight;
 use parts::ServiceParts;
 use plan::RequestPlan;
 
 pub use bound_objects::CachedObjects;
+pub use client_rules::{AgentPattern, ClientRule};
 pub use forecast::{CallerStanding, Forecast, Forecaster};
 pub use policy::{
     CacheMode, CachingException, CachingPolicy, ConsistentReads, ScopePolicy, TypeName, UserLimits,
@@ -201,8 +205,11 @@ impl ProxyService {
         // From here on the address is what limits count by.
         peer.address.set_ip(client);
         let parameters = parts.parameters.known_for(&request).await;
+        let features = ClientFeatures::of(&parts.policy.client_rules, &request);
         let plan = RequestPlan::new(&parts.catalog, &parts.policy, &request, parameters);
+        features.restrict(&mut request);
         let mut exchange = Exchange::new(&parts.access, request, caller, plan, peer);
+        exchange.features = features;
         exchange.record_vouched();
         let in_flight = InFlight::begin(&exchange.labels);
         let admission = parts.admit(&exchange).await;

@@ -73,6 +73,7 @@ pub(super) fn of(config: &AppConfig) -> Value {
         "cache": kept(policy),
         "scopes": scoped(policy),
         "holding": held(policy),
+        "clients": client_rules(policy),
         "cacheAggregated": aggregated,
         "tlsMinVersion": tls_policy.min_version.as_str(),
         "tlsCipherSuites": tls_policy
@@ -206,6 +207,18 @@ fn scoped(policy: &CachingPolicy) -> Value {
         json!({ "group": group, "resource": resource, "selections": selections })
     });
     named.collect()
+}
+
+fn client_rules(policy: &CachingPolicy) -> Vec<Value> {
+    let rules = policy.client_rules.iter().map(|rule| {
+        json!({
+            "userAgent": rule.user_agent.as_ref().map(ToString::to_string),
+            "resource": rule.resource,
+            "watchCompression": rule.watch_compression,
+            "watchList": rule.watch_list,
+        })
+    });
+    rules.collect()
 }
 
 fn scope_policy(policy: &ScopePolicy) -> Value {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use http::{HeaderMap, Request};
 use hyper::body::Incoming;
 
+use super::client_features::ClientFeatures;
 use super::metrics::Labels;
 use super::plan::RequestPlan;
 use crate::access::{Access, Caller, Credential, Identity};
@@ -22,6 +23,8 @@ pub(super) struct Exchange {
     pub(super) credential: Option<Credential>,
     /// Upstream has accepted the caller lately.
     pub(super) is_known: bool,
+    /// The features that the request may use.
+    pub(super) features: ClientFeatures,
 }
 
 impl Exchange {
@@ -43,6 +46,7 @@ impl Exchange {
             peer,
             credential,
             is_known,
+            features: ClientFeatures::default(),
         }
     }
 

@@ -156,7 +156,16 @@ impl ServiceParts {
         }
         match &exchange.plan.action {
             PlannedAction::Forward(reason) => Err(Unanswered::Forward(*reason)),
-            PlannedAction::Read(read) => self.read(exchange, read).await,
+            PlannedAction::Read(read) => match exchange.features.refusal(read) {
+                Some(status) => {
+                    review::authorize_read(&self.access, exchange, read).await?;
+                    Err(Unanswered::Refuse(
+                        AnswerSource::ClientRule,
+                        Box::new(status),
+                    ))
+                }
+                None => self.read(exchange, read).await,
+            },
             PlannedAction::Document(document) => self.document(exchange, document).await,
         }
     }

@@ -10,6 +10,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use watershed_protocol::{FieldRequirement, FieldSelector, GroupVersionResource, Selection};
 
+use super::client_rules::ClientRule;
 use super::scope_choice::{ChosenScope, OnDemandLimits, ScopeChoice};
 use crate::scope::{Derivation, Retention};
 use crate::store::WindowLimits;
@@ -205,6 +206,8 @@ pub struct CachingPolicy {
     pub scope_policy: ScopePolicy,
     /// Scope policy of named types; [`set_scope_policy`](Self::set_scope_policy) writes it.
     pub scope_policy_by_type: HashMap<TypeName, ScopePolicy>,
+    /// Features that are off for some clients.
+    pub client_rules: Vec<ClientRule>,
     /// Limits of each caller.
     pub users: UserLimits,
     /// Comparison of answers with upstream.

@@ -23,13 +23,15 @@ pub enum AnswerSource {
     Limit,
     /// Refused, because the process is shutting down.
     Shutdown,
+    /// Refused, because a feature is off for the client, by the operator's choice.
+    ClientRule,
     /// From upstream.
     Forward(ForwardReason),
 }
 
 impl AnswerSource {
     /// The metric labels of all sources, in the order of [`AnswerSource::index`].
-    pub const NAMES: [&str; 10] = [
+    pub const NAMES: [&str; 11] = [
         "snapshot",
         "window",
         "linearizable",
@@ -39,6 +41,7 @@ impl AnswerSource {
         "access",
         "limit",
         "shutdown",
+        "client-rule",
         "forward",
     ];
 
@@ -54,7 +57,8 @@ impl AnswerSource {
             Self::Access => 6,
             Self::Limit => 7,
             Self::Shutdown => 8,
-            Self::Forward(_) => 9,
+            Self::ClientRule => 9,
+            Self::Forward(_) => 10,
         }
     }
 

@@ -14,6 +14,7 @@ mod caching_policy;
 mod check_command;
 mod checkpoints;
 mod client_addresses;
+mod client_rules;
 mod compression;
 mod consistent_reads;
 mod custom_resources;

@@ -82,7 +82,7 @@ pub use request_info::{RequestInfo, ResourceRequest, Verb};
 pub use resource::GroupVersionResource;
 pub use selection::Selection;
 pub use shard_selector::ShardSelector;
-pub use status::{Status, StatusDetails, escape_json};
+pub use status::{Status, StatusCause, StatusDetails, escape_json};
 pub use table::{
     IncludedObject, PrinterColumn, TableForm, TablePrinter, TableRequest, TableRow, TableVersion,
 };

@@ -43,10 +43,21 @@ pub struct StatusDetails {
     pub group: String,
     /// The type: mostly its plural name.
     pub kind: String,
-    /// Reasons and messages of the causes.
-    pub causes: Vec<(String, String)>,
+    /// The causes.
+    pub causes: Vec<StatusCause>,
     /// When to try again; also the `Retry-After` header. Zero says nothing.
     pub retry_after_seconds: u32,
+}
+
+/// One of the causes of a failure. What is empty is left out.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StatusCause {
+    /// The machine-readable reason.
+    pub reason: String,
+    /// The text for people.
+    pub message: String,
+    /// The field or parameter at fault.
+    pub field: String,
 }
 
 impl Status {
@@ -142,10 +153,11 @@ impl Status {
 
     /// 504: the cache has not reached the version asked for in time.
     pub fn too_large_version(requested: ResourceVersion, current: ResourceVersion) -> Self {
-        let cause = (
-            "ResourceVersionTooLarge".to_owned(),
-            "Too large resource version".to_owned(),
-        );
+        let cause = StatusCause {
+            reason: "ResourceVersionTooLarge".to_owned(),
+            message: "Too large resource version".to_owned(),
+            ..StatusCause::default()
+        };
         let details = StatusDetails {
             causes: vec![cause],
             retry_after_seconds: 1,
@@ -191,6 +203,33 @@ impl Status {
         Self::new(400, "BadRequest", message)
     }
 
+    /// 422: a watch names `sendInitialEvents`, and the server has no `WatchList`.
+    ///
+    /// Source: `apimachinery/pkg/apis/meta/internalversion/validation/validation.go`
+    /// (validateWatchOptions).
+    pub fn no_initial_events() -> Self {
+        let message = concat!(
+            "Forbidden: sendInitialEvents is forbidden for watch unless the WatchList feature ",
+            "gate is enabled"
+        );
+        let field = "sendInitialEvents";
+        let details = StatusDetails {
+            group: "meta.k8s.io".to_owned(),
+            kind: "ListOptions".to_owned(),
+            causes: vec![StatusCause {
+                reason: "FieldValueForbidden".to_owned(),
+                message: message.to_owned(),
+                field: field.to_owned(),
+            }],
+            ..StatusDetails::default()
+        };
+        let text = format!("ListOptions.meta.k8s.io \"\" is invalid: {field}: {message}");
+        Self {
+            details: Some(details),
+            ..Self::new(422, "Invalid", text)
+        }
+    }
+
     /// 503: not able to answer now.
     pub fn service_unavailable(message: impl Into<String>, retry_after_seconds: u32) -> Self {
         let details = StatusDetails {
@@ -209,7 +248,10 @@ impl Status {
         let message = message.into();
         let text = format!("Internal error occurred: {message}");
         let details = StatusDetails {
-            causes: vec![(String::new(), message)],
+            causes: vec![StatusCause {
+                message,
+                ..StatusCause::default()
+            }],
             ..StatusDetails::default()
         };
         Self {
@@ -303,11 +345,12 @@ impl StatusDetails {
         json_string(out, ",\"name\":", &self.name);
         json_string(out, ",\"group\":", &self.group);
         json_string(out, ",\"kind\":", &self.kind);
-        for (index, (reason, message)) in self.causes.iter().enumerate() {
+        for (index, cause) in self.causes.iter().enumerate() {
             out.push_str(if index == 0 { ",\"causes\":[" } else { "," });
             let start = out.len();
-            json_string(out, ",\"reason\":", reason);
-            json_string(out, ",\"message\":", message);
+            json_string(out, ",\"reason\":", &cause.reason);
+            json_string(out, ",\"message\":", &cause.message);
+            json_string(out, ",\"field\":", &cause.field);
             close_object(out, start);
         }
         if !self.causes.is_empty() {
@@ -320,10 +363,10 @@ impl StatusDetails {
     }
 
     fn to_message(&self) -> DetailsMessage {
-        let causes = self.causes.iter().map(|(reason, message)| CauseMessage {
-            reason: reason.clone(),
-            message: message.clone(),
-            field: String::new(),
+        let causes = self.causes.iter().map(|cause| CauseMessage {
+            reason: cause.reason.clone(),
+            message: cause.message.clone(),
+            field: cause.field.clone(),
         });
         DetailsMessage {
             name: self.name.clone(),

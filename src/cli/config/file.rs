@@ -9,7 +9,7 @@ use serde_saphyr::Spanned;
 use watershed_protocol::{FieldSelector, LabelSelector};
 
 use crate::budget::parse_quantity;
-use crate::serve::{CacheMode, ConsistentReads, ScopePolicy};
+use crate::serve::{AgentPattern, CacheMode, ConsistentReads, ScopePolicy};
 
 /// The configuration file. Unknown keys are refused: a misspelt one would leave a silent default.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
@@ -51,6 +51,38 @@ pub(super) struct ConfigFile {
     /// Parts of types to cache, instead of all their objects.
     #[schemars(with = "Vec<ScopeSettings>")]
     pub(super) scopes: Vec<Spanned<ScopeSettings>>,
+    /// Features of watches that are off for some clients. Of several entries that fit a watch, the
+    /// first that sets a feature decides.
+    #[schemars(with = "Vec<ClientSettings>")]
+    pub(super) clients: Vec<Spanned<ClientSettings>>,
+}
+
+/// Features of watches for some clients.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(super) struct ClientSettings {
+    /// `User-Agent` of the clients: the whole header, or its beginning with `*` behind it. Unset for
+    /// all clients.
+    #[serde(default, deserialize_with = "agent")]
+    #[schemars(with = "String")]
+    pub(super) user_agent: Option<AgentPattern>,
+    /// API group of the watched type; unset for the core group.
+    #[serde(default, deserialize_with = "group")]
+    #[schemars(regex(pattern = "^[a-z0-9.-]*$"))]
+    pub(super) group: String,
+    /// Plural name of the watched type, as in URLs; unset for all types.
+    #[serde(default, deserialize_with = "optional_resource")]
+    #[schemars(with = "String", regex(pattern = "^[a-z0-9-]+$"))]
+    pub(super) resource: Option<String>,
+    /// Compresses the watches that the API server compresses. Default: true.
+    #[serde(default, deserialize_with = "not_empty")]
+    #[schemars(with = "bool")]
+    pub(super) watch_compression: Option<bool>,
+    /// Accepts `sendInitialEvents`. With false such a watch gets 422, as from an API server without
+    /// WatchList. Default: true.
+    #[serde(default, deserialize_with = "not_empty")]
+    #[schemars(with = "bool")]
+    pub(super) watch_list: Option<bool>,
 }
 
 /// A part of a type that one list and watch at upstream covers.
@@ -292,6 +324,28 @@ fn resource<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Err
             "{text:?} is not the name of a resource: use its lower-case plural, such as pods"
         )))
     }
+}
+
+/// Reads the plural name of a resource that may be absent, but not empty.
+fn optional_resource<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<String>, D::Error> {
+    resource(deserializer).map(Some)
+}
+
+/// Reads a pattern of `User-Agent` headers.
+fn agent<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<AgentPattern>, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    let (start, pattern) = match text.strip_suffix('*') {
+        Some(start) => (start, AgentPattern::BeginsWith(start.to_owned())),
+        None => (&*text, AgentPattern::Exactly(text.clone())),
+    };
+    if start.contains('*') || text.is_empty() {
+        return Err(D::Error::custom(format!(
+            "{text:?} is no pattern: write the whole User-Agent, or its beginning with * behind it"
+        )));
+    }
+    Ok(Some(pattern))
 }
 
 fn labels<'de, D: Deserializer<'de>>(deserializer: D) -> Result<LabelSelector, D::Error> {

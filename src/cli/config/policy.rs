@@ -7,8 +7,8 @@ use anyhow::{anyhow, bail, ensure};
 use serde_saphyr::Spanned;
 use watershed_protocol::Selection;
 
-use super::file::{CacheChoice, ConfigFile, ScopeSettings, TypeSettings};
-use crate::serve::{CachingPolicy, ScopePolicy, type_name};
+use super::file::{CacheChoice, ClientSettings, ConfigFile, ScopeSettings, TypeSettings};
+use crate::serve::{CachingPolicy, ClientRule, ScopePolicy, type_name};
 
 /// Old names of keys, each with its new one.
 const RENAMED: [(&str, &str); 1] = [("narrow", "selectorScopes")];
@@ -54,6 +54,7 @@ pub(crate) fn parse(text: &str, preset: CachingPolicy) -> anyhow::Result<Caching
         policy.mode_by_type.entry(name).or_insert(mode);
     }
     add_scopes(&mut policy, file.scopes)?;
+    policy.client_rules = client_rules(file.clients)?;
     for RequiredScopes { line, name, key } in required {
         ensure!(
             policy.scopes.contains_key(&key),
@@ -223,9 +224,39 @@ fn add_scopes(
     Ok(())
 }
 
+/// Returns the rules about single clients.
+fn client_rules(entries: Vec<Spanned<ClientSettings>>) -> anyhow::Result<Vec<ClientRule>> {
+    let mut rules = Vec::with_capacity(entries.len());
+    for entry in entries {
+        let line = entry.referenced.line();
+        let ClientSettings {
+            user_agent,
+            group,
+            resource,
+            watch_compression,
+            watch_list,
+        } = entry.value;
+        ensure!(
+            resource.is_some() || group.is_empty(),
+            "line {line}: an entry of clients has a group and no resource"
+        );
+        ensure!(
+            watch_compression.is_some() || watch_list.is_some(),
+            "line {line}: an entry of clients sets neither watchCompression nor watchList"
+        );
+        rules.push(ClientRule {
+            user_agent,
+            resource: resource.map(|resource| type_name(&group, &resource)),
+            watch_compression,
+            watch_list,
+        });
+    }
+    Ok(rules)
+}
+
 #[cfg(test)]
 mod tests {
-    use crate::serve::{CacheMode, ConsistentReads};
+    use crate::serve::{AgentPattern, CacheMode, ConsistentReads};
 
     use super::*;
 
@@ -300,6 +331,38 @@ mod tests {
         for (old, new) in [("fence", "linearizable"), ("cache", "stale")] {
             let of = |value: &str| parsed(&format!("consistentReads: {value}\n")).unwrap();
             assert_eq!(of(old), of(new));
+        }
+    }
+
+    #[test]
+    fn features_are_turned_off_for_clients_and_types() {
+        let policy = parsed(
+            "clients:\n- userAgent: kube-rs/*\n  watchCompression: false\n\
+             - userAgent: agent\n  group: apps\n  resource: deployments\n  watchList: false\n",
+        );
+        let rules = [
+            ClientRule {
+                user_agent: Some(AgentPattern::BeginsWith("kube-rs/".to_owned())),
+                watch_compression: Some(false),
+                ..ClientRule::default()
+            },
+            ClientRule {
+                user_agent: Some(AgentPattern::Exactly("agent".to_owned())),
+                resource: Some(("apps".to_owned(), "deployments".to_owned())),
+                watch_list: Some(false),
+                ..ClientRule::default()
+            },
+        ];
+        assert_eq!(policy.unwrap().client_rules, rules);
+        for text in [
+            "clients:\n- userAgent: kube-rs/*\n",
+            "clients:\n- userAgent: \"*rs\"\n  watchList: false\n",
+            "clients:\n- userAgent: \"\"\n  watchList: false\n",
+            "clients:\n- group: apps\n  watchList: false\n",
+            "clients:\n- resource: \"\"\n  watchList: false\n",
+        ] {
+            let error = parsed(text).unwrap_err().to_string();
+            assert!(error.contains("line"), "{text}: {error}");
         }
     }
 

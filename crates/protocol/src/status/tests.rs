@@ -165,6 +165,20 @@ fn escapes_as_go_does() {
     );
 }
 
+#[test]
+fn writes_422() {
+    let expected = concat!(
+        r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","#,
+        r#""message":"ListOptions.meta.k8s.io \"\" is invalid: sendInitialEvents: Forbidden: "#,
+        r#"sendInitialEvents is forbidden for watch unless the WatchList feature gate is enabled","#,
+        r#""reason":"Invalid","details":{"group":"meta.k8s.io","kind":"ListOptions","causes":["#,
+        r#"{"reason":"FieldValueForbidden","message":"Forbidden: sendInitialEvents is forbidden "#,
+        r#"for watch unless the WatchList feature gate is enabled","field":"sendInitialEvents"}]},"#,
+        r#""code":422}"#,
+    );
+    assert_eq!(json(&Status::no_initial_events()), format!("{expected}\n"));
+}
+
 proptest! {
     #[test]
     fn json_is_json(
@@ -174,7 +188,7 @@ proptest! {
     ) {
         let details = StatusDetails {
             name: name.clone(),
-            causes: vec![(String::new(), cause)],
+            causes: vec![StatusCause { message: cause, ..StatusCause::default() }],
             ..StatusDetails::default()
         };
         let status = Status {
