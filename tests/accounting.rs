@@ -72,7 +72,7 @@ impl Pods {
     fn object(&self, frame: &Frame) -> StoredObject {
         let scanned = scan(Encoding::Json, &frame.object, &self.fields).unwrap();
         StoredObject {
-            bytes: self.layout.format.item_bytes(&frame.object),
+            bytes: self.layout.format.item_bytes(&frame.object).into(),
             version: scanned.version,
             attributes: scanned.attributes,
         }
