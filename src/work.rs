@@ -64,8 +64,8 @@ impl WorkBudget {
     }
 }
 
-/// Repeats a step until it returns `false`, and lets other tasks run in between. `work` is that of a
-/// step.
+/// Repeats a step until it returns `false`, and lets other tasks run in between. `work` is that of
+/// a step.
 pub async fn repeat(work: usize, mut step: impl FnMut() -> bool) {
     let mut budget = WorkBudget::default();
     while step() {

@@ -85,8 +85,9 @@ impl ScopePump {
         }
     }
 
-    /// Replaces the bytes of objects that have not changed, and returns how many differ; `None` while
-    /// a version is unfinished. Lets other tasks run in between: these may be all objects of the type.
+    /// Replaces the bytes of objects that have not changed, and returns how many differ; `None`
+    /// while a version is unfinished. Lets other tasks run in between: these may be all objects of
+    /// the type.
     async fn reprint(&mut self, objects: Vec<StoredObject>) -> Option<usize> {
         let mut reprint = self.writer.begin_reprint(objects)?;
         repeat(REPLACED_OBJECT, || reprint.replace_next()).await;

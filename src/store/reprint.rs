@@ -10,8 +10,8 @@ use super::writer::{StoreWriter, wake};
 
 /// A state whose objects are replaced by what another release prints, one at a time.
 ///
-/// They may be many, so it is done by turns and without the lock, in a copy that is shown at the end.
-/// The writer cannot make another change in between.
+/// They may be many, so it is done by turns and without the lock, in a copy that is shown at the
+/// end. The writer cannot make another change in between.
 #[derive(Debug)]
 pub struct Reprint<'a> {
     writer: &'a mut StoreWriter,
@@ -69,8 +69,8 @@ impl<'a> Reprint<'a> {
         }
     }
 
-    /// Replaces the next object, unless it is gone or has another version by now. Returns `false` if
-    /// there is no object left.
+    /// Replaces the next object, unless it is gone or has another version by now. Returns `false`
+    /// if there is no object left.
     pub fn replace_next(&mut self) -> bool {
         let Some(object) = self.left.next() else {
             return false;
@@ -88,8 +88,8 @@ impl<'a> Reprint<'a> {
         true
     }
 
-    /// Shows the objects that were replaced. Returns the number of those whose bytes differ, and what
-    /// was held before.
+    /// Shows the objects that were replaced. Returns the number of those whose bytes differ, and
+    /// what was held before.
     ///
     /// The history has the old bytes, so it is dropped. A watch that has got all of it goes on,
     /// unless it is about one of the objects: its client would not learn the new bytes.

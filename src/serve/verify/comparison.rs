@@ -153,7 +153,8 @@ impl AnswerComparison {
     }
 }
 
-/// Returns the bytes without compression; `None` if they are more than `max`, or not what gzip makes.
+/// Returns the bytes without compression; `None` if they are more than `max`, or not what gzip
+/// makes.
 fn plain(chunks: &[Bytes], is_gzip: bool, max: usize) -> Option<Bytes> {
     if !is_gzip {
         let length: usize = chunks.iter().map(Bytes::len).sum();

@@ -51,7 +51,8 @@ impl Leaves {
         self.0.range::<_, str>(keys).map(|(_, leaf)| leaf)
     }
 
-    /// Returns the last leaf that begins with `key` or before it: the one that has the key, if any has.
+    /// Returns the last leaf that begins with `key` or before it: the one that has the key, if any
+    /// has.
     pub(super) fn around(&self, key: &str) -> Option<&Arc<Leaf>> {
         self.0.get_prev(key).map(|(_, leaf)| leaf)
     }

@@ -15,15 +15,16 @@ use crate::store::tally::ByteTally;
 
 /// Bytes of an object's place in its leaf: a pointer, two counts and the end of its item.
 const LEAF_ENTRY: usize = 3 * size_of::<usize>() + size_of::<u32>();
-/// Bytes of a leaf without its objects: itself, its packed form, the counts of both and of the packed
-/// bytes, and roughly its entry among all with its key.
+/// Bytes of a leaf without its objects: itself, its packed form, the counts of both and of the
+/// packed bytes, and roughly its entry among all with its key.
 const LEAF: usize = size_of::<Leaf>() + size_of::<PackedItems>() + 18 * size_of::<usize>();
 /// Bytes of an object's entry in the index, roughly: a pointer, two counts, and value and key.
 const INDEX_ENTRY: usize = 100;
 
 /// Bytes of leaves that are settled at a time for the sake of memory: some milliseconds of work.
 const SETTLED_AT_ONCE: usize = 2 << 20;
-/// Objects that are looked at for that at a time, under the lock. A leaf without changes counts as one.
+/// Objects that are looked at for that at a time, under the lock. A leaf without changes counts as
+/// one.
 const LOOKED_AT_ONCE: usize = 2048;
 
 /// The form in which the objects of a scope are held.
@@ -90,8 +91,8 @@ impl Snapshot {
         self.size
     }
 
-    /// Returns the bytes held by the objects, and by what finds them, beside the history. Objects of
-    /// events in the history are counted there.
+    /// Returns the bytes held by the objects, and by what finds them, beside the history. Objects
+    /// of events in the history are counted there.
     pub(in crate::store) fn held(&self) -> usize {
         let index = if self.by_field.is_some() {
             INDEX_ENTRY
@@ -134,8 +135,8 @@ impl Snapshot {
         }
     }
 
-    /// Records that the history is empty, and begins behind `floor`. Looks at all leaves, and at the
-    /// objects of those that are not settled.
+    /// Records that the history is empty, and begins behind `floor`. Looks at all leaves, and at
+    /// the objects of those that are not settled.
     pub(in crate::store) fn outlive_all(&mut self, floor: ResourceVersion) {
         self.floor = floor;
         self.outlived = ObjectSum::default();
@@ -227,8 +228,8 @@ impl Snapshot {
         self.layout.as_ref().map(|layout| &layout.format)
     }
 
-    /// Replaces the bytes of an object, if it is here in the same version with others. Returns what it
-    /// was.
+    /// Replaces the bytes of an object, if it is here in the same version with others. Returns what
+    /// it was.
     pub(in crate::store) fn reprint(
         &mut self,
         object: &Arc<StoredObject>,
@@ -295,8 +296,8 @@ impl Snapshot {
     }
 
     /// Settles leaves that hold frames of events which no history has any more. A few at a time, as
-    /// each one is copied: moves `key` like [`Snapshot::settle_behind`]. Returns the number of objects
-    /// that were looked at.
+    /// each one is copied: moves `key` like [`Snapshot::settle_behind`]. Returns the number of
+    /// objects that were looked at.
     pub(in crate::store) fn settle_outlived(
         &mut self,
         key: &mut String,
