@@ -77,7 +77,7 @@ fn pod(number: usize, version: u64) -> String {
 fn stored(format: &WireFormat, fields: &FieldTable, text: &Bytes) -> StoredObject {
     let scanned = scan(Encoding::Json, text, fields).unwrap();
     StoredObject {
-        bytes: format.item_bytes(text),
+        bytes: format.item_bytes(text).into(),
         version: scanned.version,
         attributes: scanned.attributes,
     }
