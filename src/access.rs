@@ -41,6 +41,8 @@ mod request;
 mod review;
 mod review_queues;
 mod service_account;
+mod token_inspection;
+mod token_issuer;
 mod verdict;
 mod websocket_token;
 
@@ -58,6 +60,7 @@ pub use request::{AccessAttributes, ReviewSelectors};
 pub use service_account::BoundObjects;
 pub use verdict::{Decision, ReviewedAccess};
 
+use authenticate::LocalChecks;
 use certificate::Certificates;
 use front_proxy::FrontProxies;
 use impersonate::ImpersonationRequest;
@@ -65,6 +68,8 @@ use impersonator::{ImpersonatedIdentity, Impersonator, RequestedAccess};
 use own::OwnIdentity;
 use review_queues::ReviewQueues;
 use service_account::ServiceAccounts;
+use token_inspection::TokenInspection;
+use token_issuer::TokenIssuer;
 
 /// The header of what passed priority and fairness, which comes after authentication.
 /// Source: `apiserver/pkg/server/filters/priority-and-fairness.go`.
@@ -123,14 +128,21 @@ impl Access {
             Some(config) => Some(Arc::new(FrontProxies::load(config).await?)),
             None => None,
         };
-        let service_accounts = authentication.validate_locally.then(|| {
-            ServiceAccounts::new(client.clone(), authentication.audiences.clone(), objects)
-        });
+        let issuer = Arc::new(TokenIssuer::new(client.clone()));
+        let inspection = authentication
+            .refuse_invalid
+            .then(|| TokenInspection::new(Arc::clone(&issuer)));
+        let service_accounts = authentication
+            .validate_locally
+            .then(|| ServiceAccounts::new(issuer, authentication.audiences.clone(), objects));
         let queues = ReviewQueues::default();
         let authenticator = Authenticator::new(
             client.clone(),
             authentication,
-            service_accounts,
+            LocalChecks {
+                inspection,
+                service_accounts,
+            },
             timeline.clone(),
             queues.clone(),
         );

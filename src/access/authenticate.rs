@@ -12,10 +12,12 @@ use super::config::AuthenticationConfig;
 use super::error::ReviewError;
 use super::identity::Identity;
 use super::impersonate;
+use super::metrics;
 use super::refused_tokens::RefusedTokens;
 use super::review::{identity, post};
 use super::review_queues::ReviewQueues;
 use super::service_account::ServiceAccounts;
+use super::token_inspection::TokenInspection;
 use super::websocket_token;
 use crate::scope::Timeline;
 use crate::upstream::UpstreamClient;
@@ -61,7 +63,7 @@ pub struct Authenticator {
     /// The key of the token hashes, random in each process. Tokens themselves are never stored.
     key: [u8; 32],
     verdicts: Cache<TokenHash, Option<Arc<Identity>>>,
-    service_accounts: Option<ServiceAccounts>,
+    checks: LocalChecks,
     /// The users of accepted tokens, for as long as the tokens may be validated locally.
     accepted: Cache<TokenHash, Arc<Identity>>,
     /// The users of tokens accepted lately. For counting only: the tokens may have expired.
@@ -74,11 +76,19 @@ pub struct Authenticator {
     refused: moka::sync::Cache<TokenHash, ()>,
 }
 
+/// The checks of tokens that need no review.
+pub(super) struct LocalChecks {
+    /// Refuses tokens.
+    pub(super) inspection: Option<TokenInspection>,
+    /// Accepts tokens that upstream accepted before.
+    pub(super) service_accounts: Option<ServiceAccounts>,
+}
+
 impl Authenticator {
     pub(super) fn new(
         client: UpstreamClient,
         config: AuthenticationConfig,
-        service_accounts: Option<ServiceAccounts>,
+        checks: LocalChecks,
         timeline: Timeline,
         queues: ReviewQueues,
     ) -> Self {
@@ -114,7 +124,7 @@ impl Authenticator {
             timeline,
             key,
             verdicts,
-            service_accounts,
+            checks,
             accepted,
             counted,
             answered,
@@ -274,20 +284,37 @@ impl Authenticator {
         token: &str,
         address: IpAddr,
     ) -> Result<Option<Arc<Identity>>, ReviewError> {
-        let Some(service_accounts) = &self.service_accounts else {
-            return self.review_in_turn(hash, token, address).await;
-        };
-        if let Some(identity) = self.accepted.get(&hash).await
+        if let Some(service_accounts) = &self.checks.service_accounts
+            && let Some(identity) = self.accepted.get(&hash).await
             && service_accounts.is_still_valid(token, &identity).await
         {
             return Ok(Some(identity));
         }
-        let verdict = self.review_in_turn(hash, token, address).await?;
-        match &verdict {
-            Some(identity) => self.accepted.insert(hash, Arc::clone(identity)).await,
-            None => self.accepted.invalidate(&hash).await,
+        let verdict = if self.is_invalid(token).await {
+            self.remember_refusal(hash);
+            None
+        } else {
+            self.review_in_turn(hash, token, address).await?
+        };
+        if self.checks.service_accounts.is_some() {
+            match &verdict {
+                Some(identity) => self.accepted.insert(hash, Arc::clone(identity)).await,
+                None => self.accepted.invalidate(&hash).await,
+            }
         }
         Ok(verdict)
+    }
+
+    /// Returns `true` if upstream would certainly refuse a token.
+    async fn is_invalid(&self, token: &str) -> bool {
+        let Some(inspection) = &self.checks.inspection else {
+            return false;
+        };
+        let defect = inspection.defect(token).await;
+        if let Some(defect) = defect {
+            metrics::refused_on_inspection(defect.as_str());
+        }
+        defect.is_some()
     }
 
     /// Reviews a token when it is its caller's turn.

@@ -44,6 +44,9 @@ pub struct AuthenticationConfig {
     /// Service account tokens that upstream accepted once are validated in this process
     /// (`--validate-service-account-tokens-locally`).
     pub validate_locally: bool,
+    /// Service account tokens that upstream would refuse are not reviewed
+    /// (`--refuse-invalid-service-account-tokens`).
+    pub refuse_invalid: bool,
     /// A caller without credentials is `system:anonymous` (`--anonymous-auth`). Otherwise upstream
     /// decides.
     pub anonymous: bool,
@@ -56,6 +59,7 @@ impl Default for AuthenticationConfig {
             token_ttl: Duration::from_secs(10),
             audiences: Vec::new(),
             validate_locally: false,
+            refuse_invalid: false,
             anonymous: false,
         }
     }

@@ -5,6 +5,7 @@ use crate::metric::{Counter, Declaration, Gauge, Metric};
 /// All metrics of this module.
 pub const METRICS: &[Declaration] = &[
     REVIEWS.declaration(),
+    REFUSED.declaration(),
     CACHE.declaration(),
     DROPPED.declaration(),
     CHANGES.declaration(),
@@ -16,6 +17,11 @@ const REVIEWS: Metric<Counter, 2> = Metric::new(
     &["kind", "result"],
     "TokenReviews, SubjectAccessReviews and SelfSubjectReviews sent to upstream, by kind and \
      result.",
+);
+const REFUSED: Metric<Counter, 1> = Metric::new(
+    "watershed_tokens_refused_on_inspection_total",
+    &["reason"],
+    "Service account tokens refused without a review, by reason (expired, unknown-key).",
 );
 const CACHE: Metric<Counter, 1> = Metric::new(
     "watershed_authorization_cache_lookups_total",
@@ -52,6 +58,11 @@ pub(super) fn reviewed<T>(path: &str, outcome: &Result<T, ReviewError>) {
         Err(_) => "not-understood",
     };
     REVIEWS.with([kind.into(), result.into()]).increment(1);
+}
+
+/// Counts a token that was refused without a review.
+pub(super) fn refused_on_inspection(reason: &'static str) {
+    REFUSED.with([reason.into()]).increment(1);
 }
 
 /// Counts a lookup in the cache of decisions.

@@ -6,28 +6,14 @@
 //!
 //! Source: `pkg/serviceaccount/{jwt,claims}.go`.
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
-use arc_swap::ArcSwapOption;
-use http::{Request, StatusCode, header};
 use jsonwebtoken::jwk::JwkSet;
 use jsonwebtoken::{Algorithm, DecodingKey, Validation, decode, decode_header};
 use serde::Deserialize;
-use tokio::time::timeout;
 
 use super::identity::Identity;
-use crate::body;
-use crate::upstream::{ConnectionClass, SendOptions, UpstreamClient};
+use super::token_issuer::TokenIssuer;
 
-/// Upstream's path of the keys that sign its tokens.
-const KEYS_PATH: &str = "/openid/v1/jwks";
-/// Time for which the keys are cached. A withdrawn key is accepted for at most this long.
-const KEYS_TTL: Duration = Duration::from_mins(1);
-/// Time after a failure before the keys are fetched again.
-const RETRY_AFTER_FAILURE: Duration = Duration::from_secs(10);
-const MAX_KEYS_BYTES: usize = 1 << 20;
-/// Time limit of fetching the keys.
-const FETCH_TIMEOUT: Duration = Duration::from_secs(5);
 /// The accepted algorithms: those that upstream signs with, and others for the same keys.
 const ALGORITHMS: [Algorithm; 5] = [
     Algorithm::RS256,
@@ -52,26 +38,21 @@ pub trait BoundObjects: Send + Sync {
 
 /// Validates tokens that upstream has accepted before.
 pub(super) struct ServiceAccounts {
-    client: UpstreamClient,
+    issuer: Arc<TokenIssuer>,
     audiences: Vec<String>,
     objects: Arc<dyn BoundObjects>,
-    keys: ArcSwapOption<SigningKeys>,
-    /// The time of the last failure. The lock is held while the keys are fetched.
-    failed: tokio::sync::Mutex<Option<Instant>>,
 }
 
 impl ServiceAccounts {
     pub(super) fn new(
-        client: UpstreamClient,
+        issuer: Arc<TokenIssuer>,
         audiences: Vec<String>,
         objects: Arc<dyn BoundObjects>,
     ) -> Self {
         Self {
-            client,
+            issuer,
             audiences,
             objects,
-            keys: ArcSwapOption::empty(),
-            failed: tokio::sync::Mutex::default(),
         }
     }
 
@@ -81,10 +62,10 @@ impl ServiceAccounts {
         if !identity.user.starts_with("system:serviceaccount:") {
             return false;
         }
-        let Some(keys) = self.keys().await else {
+        let Some(documents) = self.issuer.documents().await else {
             return false;
         };
-        let Some(claims) = verified(token, &keys.set, &self.audiences) else {
+        let Some(claims) = verified(token, &documents.keys, &self.audiences) else {
             return false;
         };
         claims.sub == identity.user && self.are_present(&claims.binding)
@@ -120,77 +101,6 @@ impl ServiceAccounts {
             self.objects.is_present(resource, namespace, name, uid) == Some(true)
         })
     }
-
-    fn cached_keys(&self) -> Option<Arc<SigningKeys>> {
-        self.keys
-            .load_full()
-            .filter(|keys| keys.requested.elapsed() < KEYS_TTL)
-    }
-
-    async fn keys(&self) -> Option<Arc<SigningKeys>> {
-        if let Some(keys) = self.cached_keys() {
-            return Some(keys);
-        }
-        let mut failed = self.failed.lock().await;
-        // Another task may have fetched them meanwhile.
-        if let Some(keys) = self.cached_keys() {
-            return Some(keys);
-        }
-        // The tasks that waited for the lock do not try again one after the other. Their tokens are
-        // reviewed.
-        if failed.is_some_and(|at| at.elapsed() < RETRY_AFTER_FAILURE) {
-            return None;
-        }
-        // The age of the keys counts from before the request, so they are never older than that.
-        let requested = Instant::now();
-        // Set in advance, in case this task is dropped in the middle of the request.
-        *failed = Some(requested + FETCH_TIMEOUT);
-        let answer = timeout(FETCH_TIMEOUT, self.fetch()).await;
-        *failed = match answer {
-            Ok(Ok(_)) => None,
-            _ => Some(Instant::now()),
-        };
-        match answer {
-            Ok(Ok(set)) => {
-                let keys = Arc::new(SigningKeys { set, requested });
-                self.keys.store(Some(Arc::clone(&keys)));
-                Some(keys)
-            }
-            Ok(Err(reason)) => {
-                tracing::warn!(
-                    reason,
-                    "cannot read the keys of service account tokens from upstream (the proxy's \
-                     identity needs the ClusterRole system:service-account-issuer-discovery)"
-                );
-                None
-            }
-            Err(_) => None,
-        }
-    }
-
-    async fn fetch(&self) -> Result<JwkSet, String> {
-        let request = Request::get(KEYS_PATH)
-            .header(header::ACCEPT, "application/jwk-set+json")
-            .body(body::empty())
-            .map_err(|error| error.to_string())?;
-        let response = self
-            .client
-            .send(ConnectionClass::Short, request, SendOptions::default())
-            .await
-            .map_err(|error| error.to_string())?;
-        if response.status() != StatusCode::OK {
-            return Err(format!("{} to {KEYS_PATH}", response.status()));
-        }
-        let bytes = body::whole(response.into_body(), MAX_KEYS_BYTES)
-            .await
-            .map_err(|error| error.to_string())?;
-        serde_json::from_slice(&bytes).map_err(|error| error.to_string())
-    }
-}
-
-struct SigningKeys {
-    set: JwkSet,
-    requested: Instant,
 }
 
 #[derive(Debug, Deserialize)]

@@ -96,6 +96,7 @@ fn access_values(access: &AccessConfig) -> Value {
         "audiences": access.authentication.audiences,
         "anonymous": access.authentication.anonymous,
         "validateServiceAccountTokensLocally": access.authentication.validate_locally,
+        "refuseInvalidServiceAccountTokens": access.authentication.refuse_invalid,
         "clientCa": access.client_ca.as_deref().map(name),
         "frontProxyCa": access.front_proxy.as_ref().map(|proxy| name(&proxy.ca)),
         "allowSystemMasters": access.allow_masters,

@@ -75,6 +75,11 @@ pub(super) struct CallerFlags {
     /// in the cache. Needs the ClusterRole system:service-account-issuer-discovery.
     #[arg(long)]
     validate_service_account_tokens_locally: bool,
+    /// Refuse service accounts' tokens without a review if they have expired, or if the API server
+    /// does not have their key. Not where a webhook or a token file of the API server accepts such
+    /// tokens of its own issuer. Needs the ClusterRole system:service-account-issuer-discovery.
+    #[arg(long)]
+    refuse_invalid_service_account_tokens: bool,
     /// Time for which the review of an accepted token is cached.
     #[arg(long, default_value = "10s", value_parser = duration, value_name = "DURATION")]
     authentication_token_webhook_cache_ttl: Duration,
@@ -98,7 +103,7 @@ pub(super) struct CallerFlags {
         long,
         conflicts_with_all = [
             "client_ca_file", "requestheader_client_ca_file", "api_audiences", "anonymous_auth",
-            "validate_service_account_tokens_locally",
+            "validate_service_account_tokens_locally", "refuse_invalid_service_account_tokens",
         ]
     )]
     pub(super) single_identity: bool,
@@ -112,6 +117,7 @@ impl CallerFlags {
             token_ttl: self.authentication_token_webhook_cache_ttl,
             audiences: self.api_audiences,
             validate_locally: self.validate_service_account_tokens_locally,
+            refuse_invalid: self.refuse_invalid_service_account_tokens,
             anonymous: self.anonymous_auth,
         };
         let authorization = &mut access.authorization;

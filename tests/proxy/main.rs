@@ -41,6 +41,7 @@ mod staleness;
 mod start;
 mod status;
 mod support;
+mod token_inspection;
 mod traces;
 mod trees;
 mod unix_socket;

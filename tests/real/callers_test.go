@@ -2,10 +2,22 @@ package real
 
 import (
 	"context"
+	"crypto"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/sha256"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/json"
+	"encoding/pem"
 	"fmt"
+	"maps"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	authv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -30,6 +42,18 @@ func letRead(t *testing.T, ns string, subject rbacv1.Subject) {
 		RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "reader"},
 		Subjects: []rbacv1.Subject{subject},
 	}, metav1.CreateOptions{}))(t)
+}
+
+// letReadIssuer lets the proxy read what upstream publishes about the issuer of its tokens.
+func letReadIssuer(t *testing.T, ns string) {
+	t.Helper()
+	ctx := context.Background()
+	rbac := api.Clientset(t, testbed.Upstream).RbacV1()
+	binding := require.Value(rbac.ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: ns},
+		RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "system:service-account-issuer-discovery"},
+		Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: "watershed"}},
+	}, metav1.CreateOptions{}))(t)
+	t.Cleanup(func() { rbac.ClusterRoleBindings().Delete(ctx, binding.Name, metav1.DeleteOptions{}) })
 }
 
 // answered repeats a request until its answer has a status. Rights take a moment to arrive.
@@ -173,12 +197,7 @@ func TestServiceAccountTokensAreValidatedLocally(t *testing.T) {
 	ctx, core := context.Background(), api.Clientset(t, testbed.Upstream).CoreV1()
 	require.Value(core.ServiceAccounts(ns).Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "builder"}}, metav1.CreateOptions{}))(t)
 	letRead(t, ns, rbacv1.Subject{Kind: "ServiceAccount", Namespace: ns, Name: "builder"})
-	rbac := api.Clientset(t, testbed.Upstream).RbacV1()
-	binding := require.Value(rbac.ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: ns},
-		RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "system:service-account-issuer-discovery"},
-		Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: "watershed"}},
-	}, metav1.CreateOptions{}))(t)
-	t.Cleanup(func() { rbac.ClusterRoleBindings().Delete(ctx, binding.Name, metav1.DeleteOptions{}) })
+	letReadIssuer(t, ns)
 	made := require.Value(core.ServiceAccounts(ns).CreateToken(ctx, "builder", &authv1.TokenRequest{}, metav1.CreateOptions{}))(t)
 	r := api.Request{Path: "/api/v1/namespaces/" + ns + "/configmaps?resourceVersion=0", User: "-", Header: map[string]string{"Authorization": "Bearer " + made.Status.Token}}
 
@@ -217,5 +236,93 @@ func TestServiceAccountTokensAreValidatedLocally(t *testing.T) {
 	}
 	if asked["here"] != 0 || asked["upstream"] < 20 {
 		t.Errorf("reviews of 20 requests: %v", asked)
+	}
+}
+
+// signedToken returns a token like another, with other claims, signed by the key of the shared
+// cluster. Its header is changed after that, where a key's name is given.
+func signedToken(t *testing.T, like string, claims map[string]any, key string) string {
+	t.Helper()
+	pemBytes := require.Value(os.ReadFile(filepath.Join(filepath.Dir(testbed.Shared.ProxyKubeconfig), "sa.key")))(t)
+	block, _ := pem.Decode(pemBytes)
+	private := require.Value(x509.ParsePKCS1PrivateKey(block.Bytes))(t)
+	part := func(text string, changes map[string]any) string {
+		values := map[string]any{}
+		require.NoError(t, json.Unmarshal(require.Value(base64.RawURLEncoding.DecodeString(text))(t), &values))
+		maps.Copy(values, changes)
+		return base64.RawURLEncoding.EncodeToString([]byte(api.JSON(values)))
+	}
+	parts := strings.Split(like, ".")
+	header := map[string]any{}
+	if key != "" {
+		header["kid"] = key
+	}
+	signed := part(parts[0], header) + "." + part(parts[1], claims)
+	digest := sha256.Sum256([]byte(signed))
+	signature := require.Value(rsa.SignPKCS1v15(rand.Reader, private, crypto.SHA256, digest[:]))(t)
+	return signed + "." + base64.RawURLEncoding.EncodeToString(signature)
+}
+
+// TestInvalidServiceAccountTokensAreRefusedAsUpstreamDoes sends properly signed tokens that have
+// expired, or that name another key, to both sides. The proxy refuses those that upstream refuses,
+// and asks it about none of them.
+func TestInvalidServiceAccountTokensAreRefusedAsUpstreamDoes(t *testing.T) {
+	if testbed.Direct {
+		t.Skip("needs a proxy of its own")
+	}
+	t.Parallel()
+	ns := objects.Namespace(t)
+	objects.Furnish(t, ns)
+	ctx, core := context.Background(), api.Clientset(t, testbed.Upstream).CoreV1()
+	require.Value(core.ServiceAccounts(ns).Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "builder"}}, metav1.CreateOptions{}))(t)
+	letRead(t, ns, rbacv1.Subject{Kind: "ServiceAccount", Namespace: ns, Name: "builder"})
+	letReadIssuer(t, ns)
+	made := require.Value(core.ServiceAccounts(ns).CreateToken(ctx, "builder", &authv1.TokenRequest{}, metav1.CreateOptions{}))(t)
+	with := func(token string) api.Request {
+		return api.Request{Path: "/api/v1/namespaces/" + ns + "/configmaps?resourceVersion=0", User: "-", Header: map[string]string{"Authorization": "Bearer " + token}}
+	}
+	proxy := testbed.RunProxy(t, testbed.Shared.ProxyKubeconfig, "--refuse-invalid-service-account-tokens")
+	answered(t, proxy.Target, 200, with(made.Status.Token))
+	// Reads of the issuer's documents are allowed a moment later.
+	refused := func() map[string]int {
+		counts := map[string]int{}
+		proxy.AddByLabel(t, "watershed_tokens_refused_on_inspection_total", "reason", counts)
+		return counts
+	}
+	expired := func(ago time.Duration) string {
+		at := time.Now().Add(-ago).Unix()
+		return signedToken(t, made.Status.Token, map[string]any{"iat": at - 3600, "nbf": at - 3600, "exp": at, "jti": fmt.Sprint(time.Now().UnixNano())}, "")
+	}
+	poll.Until(t, "an expired token is refused without a review", func() error {
+		answered(t, proxy.Target, 401, with(expired(5*time.Minute)))
+		if refused()["expired"] == 0 {
+			return fmt.Errorf("it was reviewed")
+		}
+		return nil
+	})
+	before := refused()
+	for name, c := range map[string]struct {
+		token  string
+		status int
+		reason string
+	}{
+		"valid":                    {signedToken(t, made.Status.Token, nil, ""), 200, ""},
+		"within upstream's leeway": {expired(20 * time.Second), 200, ""},
+		"expired":                  {expired(5 * time.Minute), 401, "expired"},
+		"of an unknown key":        {signedToken(t, made.Status.Token, nil, "another"), 401, "unknown-key"},
+		"of another issuer":        {signedToken(t, made.Status.Token, map[string]any{"iss": "https://other.test", "exp": 1}, "another"), 401, ""},
+		"with a bad signature":     {made.Status.Token + "AAAA", 401, ""},
+	} {
+		want, got := testbed.Upstream.Send(t, with(c.token)), proxy.Send(t, with(c.token))
+		if want.Status != c.status || got.Status != c.status || got.Status == 401 && got.Body != want.Body {
+			t.Errorf("a token %s: upstream says %d %s, the proxy %d %s", name, want.Status, want.Body, got.Status, got.Body)
+		}
+		after := refused()
+		if c.reason != "" {
+			before[c.reason]++
+		}
+		if !maps.Equal(before, after) {
+			t.Errorf("a token %s: %v were refused without a review, not %v", name, after, before)
+		}
 	}
 }

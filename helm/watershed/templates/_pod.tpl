@@ -84,6 +84,9 @@ spec:
         {{- if .Values.validateServiceAccountTokensLocally }}
         - --validate-service-account-tokens-locally
         {{- end }}
+        {{- if .Values.refuseInvalidServiceAccountTokens }}
+        - --refuse-invalid-service-account-tokens
+        {{- end }}
         {{- range .Values.servers }}
         - {{ printf "--server=%s" . | quote }}
         {{- end }}

@@ -147,16 +147,41 @@ async fn examine_callers(
     if !missing {
         findings.ok(SUBJECT, "may ask who callers are and what they may");
     }
-    if config.access.authentication.validate_locally && !rights.may_get("/openid/v1/jwks").await? {
-        findings.warning(
-            SUBJECT,
-            "may not get /openid/v1/jwks: every token is reviewed; bind the ClusterRole \
-             system:service-account-issuer-discovery, or leave out \
-             --validate-service-account-tokens-locally",
-        );
-    }
+    examine_issuer(config, rights, findings).await?;
     if config.authorities().next().is_some() {
         examine_impersonation(rights, findings).await?;
+    }
+    Ok(())
+}
+
+/// Examines the rights for checking service account tokens here.
+async fn examine_issuer(
+    config: &AppConfig,
+    rights: &OwnRights,
+    findings: &mut Findings,
+) -> Result<(), ReviewError> {
+    let authentication = &config.access.authentication;
+    for (flag, is_given, path) in [
+        (
+            "--validate-service-account-tokens-locally",
+            authentication.validate_locally,
+            "/openid/v1/jwks",
+        ),
+        (
+            "--refuse-invalid-service-account-tokens",
+            authentication.refuse_invalid,
+            "/.well-known/openid-configuration",
+        ),
+    ] {
+        if is_given && !rights.may_get(path).await? {
+            findings.warning(
+                SUBJECT,
+                format!(
+                    "may not get {path}: every token is reviewed; bind the ClusterRole \
+                     system:service-account-issuer-discovery, or leave out {flag}"
+                ),
+            );
+        }
     }
     Ok(())
 }

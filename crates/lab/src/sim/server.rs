@@ -152,6 +152,15 @@ impl SimulatedServer {
         &self.simulation.access
     }
 
+    /// Publishes a JSON document at a path outside of the API groups; `None` takes it away.
+    pub fn publish(&self, path: &str, document: Option<&str>) {
+        let mut documents = self.simulation.documents.write();
+        match document {
+            Some(document) => documents.insert(path.to_owned(), document.to_owned()),
+            None => documents.remove(path),
+        };
+    }
+
     /// The faults that can be switched on.
     pub fn faults(&self) -> &Faults {
         &self.simulation.faults

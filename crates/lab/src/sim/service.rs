@@ -339,6 +339,9 @@ impl SimulatorService {
                 Ok(json(200, "{}"))
             }
             (&Method::GET, path) => {
+                if let Some(document) = self.simulation.documents.read().get(path) {
+                    return Ok(json(200, document.clone()));
+                }
                 let document = discovery::legacy(path, |index| self.simulation.state.served(index));
                 let document = document.ok_or_else(Failure::no_such_path)?;
                 Ok(json(200, format!("{document}\n")))

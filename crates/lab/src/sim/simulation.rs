@@ -1,6 +1,9 @@
 //! The parts of the simulated API server that all requests work on.
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
+
+use parking_lot::RwLock;
 
 use super::access::AccessRules;
 use super::faults::Faults;
@@ -16,6 +19,8 @@ pub(crate) struct Simulation {
     pub(crate) access: AccessRules,
     pub(crate) faults: Faults,
     pub(crate) stats: Stats,
+    /// JSON documents by path, beside those of discovery.
+    pub(crate) documents: RwLock<BTreeMap<String, String>>,
 }
 
 impl Simulation {
@@ -32,6 +37,7 @@ impl Simulation {
             state,
             faults: Faults::default(),
             stats: Stats::default(),
+            documents: RwLock::default(),
             options,
         }
     }
