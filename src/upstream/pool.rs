@@ -11,20 +11,23 @@ use http::{Request, Response};
 
 use super::body::{End, UpstreamBody};
 use super::class::ConnectionClass;
-use super::connection::{Lease, NotSent, ServedBy};
+use super::connection::{Lease, NotSent};
 use super::error::UpstreamError;
 use super::server::Upstream;
-use super::traffic::{ReceivedMeter, RequestPurpose};
+use super::traffic::ReceivedMeter;
 use crate::body::Body;
-use watershed_connect::{Address, Dialer, TlsIdentity};
+use watershed_connect::{Dialer, TlsIdentity};
 
 mod elsewhere;
 mod group;
+mod options;
 mod resend;
 
 use elsewhere::Elsewhere;
 use group::ConnectionGroup;
 use resend::ResendPolicy;
+
+pub use options::SendOptions;
 
 /// Idle time after which connections are closed, as API servers do.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(90);
@@ -40,22 +43,6 @@ pub(super) const MAX_CONNECTIONS: usize = 1024;
 ///
 /// Only reads, and requests that upstream provably has not seen, are sent again.
 const MAX_RESENDS: usize = 3;
-
-/// Options for sending a request.
-#[derive(Clone, Debug, Default)]
-pub struct SendOptions {
-    /// Take a connection that was opened a moment ago, or a new one: a load balancer may choose
-    /// another API server.
-    pub fresh_connection: bool,
-    /// Take a connection that is younger than this answer's, as for `fresh_connection`.
-    pub instead_of: Option<ServedBy>,
-    /// Prefer other addresses to this one (see [`ServedBy`]).
-    pub avoid: Option<Address>,
-    /// Prefer the connection of this answer, as it leads to the same server.
-    pub beside: Option<ServedBy>,
-    /// The purpose it is counted under.
-    pub purpose: RequestPurpose,
-}
 
 /// The connections of one identity.
 pub(super) struct Pool {

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::SendOptions;
 use super::group::{ConnectionGroup, DialElsewhere, GroupState, SharedDial};
+use super::options::SendOptions;
 use crate::upstream::connection::{Http2Connection, Lease, ServedBy};
 use crate::upstream::error::UpstreamError;
 use watershed_connect::Address;

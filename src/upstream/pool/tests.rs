@@ -15,6 +15,8 @@ use crate::test_support::{
     upstream_of,
 };
 use crate::upstream::UpstreamClient;
+use crate::upstream::connection::ServedBy;
+use watershed_connect::Address;
 
 mod answers;
 mod elsewhere;
