@@ -237,9 +237,13 @@ func (r *rollout) lists() map[string]int {
 	return all
 }
 
-// TestAnswersConformDuringAnUpgrade repeats the comparison of generated requests while the servers
-// of two releases are killed in turn. Upstream is the server that is left. It takes minutes, so it
-// runs on demand.
+// matrixParts is the number of parts of the conformance matrix with a switch of releases between
+// them.
+const matrixParts = 6
+
+// TestAnswersConformDuringAnUpgrade repeats the comparison of generated requests, and of every cell
+// of the conformance matrix, while the servers of two releases are killed in turn. Upstream is the
+// server that is left. It takes minutes, so it runs on demand.
 func TestAnswersConformDuringAnUpgrade(t *testing.T) {
 	if os.Getenv("REAL_OLD_BIN") == "" || testbed.Direct {
 		t.Skip("REAL_OLD_BIN is not set")
@@ -248,7 +252,7 @@ func TestAnswersConformDuringAnUpgrade(t *testing.T) {
 	conformance.Replace(t)
 	testbed.Shared, testbed.Upstream, testbed.Proxied = r.cluster, r.server(olderServer), r.proxy.Target
 	following, switches := olderServer, 0
-	conformance.GeneratedBetween(t, func(renew func()) {
+	follow := func(renew func()) {
 		next := newerServer - following
 		require.NoError(t, r.cluster.Command(fmt.Sprint("start ", next)))
 		renew()
@@ -258,7 +262,10 @@ func TestAnswersConformDuringAnUpgrade(t *testing.T) {
 		testbed.Upstream = r.server(following)
 		r.agrees(following)
 		renew()
-	})
+	}
+	conformance.GeneratedBetween(t, follow)
+	// Objects of a part are younger than the server's start, and so known to its cache.
+	conformance.MatrixBetween(t, matrixParts, func() { follow(func() {}) })
 	changes := map[string]int{}
 	r.proxy.AddByLabel(t, "watershed_scope_release_changes_total", "result", changes)
 	t.Logf("%d switches; release changes of scopes: %v", switches, changes)

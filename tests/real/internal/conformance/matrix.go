@@ -82,8 +82,33 @@ type matrix struct {
 	sample func(map[string]string) uint64
 }
 
+// part chooses cells of a matrix.
+type part func(*matrix, cell) bool
+
+// everyCell is all of a matrix.
+func everyCell(*matrix, cell) bool { return true }
+
+// sampled returns a part that differs with the seed.
+func sampled(seed uint64) part {
+	return func(m *matrix, c cell) bool {
+		return m.sample == nil || c.hash(seed)%m.sample(m.values(c)) == 0
+	}
+}
+
+// oneOf returns the part of this number, of so many parts of equal size. Together they have every
+// cell.
+func oneOf(parts, number int, seed uint64) part {
+	return func(_ *matrix, c cell) bool { return c.hash(seed)%uint64(parts) == uint64(number) }
+}
+
 // cell is one combination: a value for each axis.
 type cell []string
+
+func (c cell) hash(seed uint64) uint64 {
+	h := fnv.New64a()
+	fmt.Fprint(h, seed, c)
+	return h.Sum64()
+}
 
 func (m *matrix) cells() []cell {
 	var box [][]string
@@ -353,7 +378,31 @@ func finalize(t *testing.T, name string) {
 // does so for a built-in type, one without namespaces, events and a custom type. The short form
 // takes a different sample each time.
 func Matrix(t *testing.T) {
+	chosen := sampled(random.Seed(t))
+	if fullMatrix {
+		chosen = everyCell
+	}
+	results := runMatrices(t, chosen)
+	// The table describes one release.
+	if !testbed.Direct && os.Getenv("REAL_BIN") == "" {
+		holdTable(t, results)
+	}
+}
+
+// MatrixBetween sends every combination in parts, each about objects of its own, and calls a
+// function between parts. That may replace upstream.
+func MatrixBetween(t *testing.T, parts int, between func()) {
 	seed := random.Seed(t)
+	for number := range parts {
+		if number > 0 {
+			between()
+		}
+		t.Run(fmt.Sprint("part-", number), func(t *testing.T) { runMatrices(t, oneOf(parts, number, seed)) })
+	}
+}
+
+// runMatrices creates objects and sends the chosen cells of all matrices. Returns the outcomes.
+func runMatrices(t *testing.T, chosen part) []map[string]outcome {
 	terrains := furnishMatrix(t)
 	results := make([]map[string]outcome, len(matrices))
 	// A sample mostly waits for versions and deadlines, so the matrices run side by side.
@@ -362,25 +411,15 @@ func Matrix(t *testing.T) {
 		if m.name == "Watch" && fullMatrix {
 			running.Wait()
 		}
-		running.Go(func() { results[i] = m.run(t, seed, terrains) })
+		running.Go(func() { results[i] = m.run(t, chosen, terrains) })
 	}
 	running.Wait()
-	// The table describes one release.
-	if !testbed.Direct && os.Getenv("REAL_BIN") == "" {
-		holdTable(t, results)
-	}
+	return results
 }
 
-func (m *matrix) run(t *testing.T, seed uint64, terrains map[string]*matrixObjects) map[string]outcome {
+func (m *matrix) run(t *testing.T, chosen part, terrains map[string]*matrixObjects) map[string]outcome {
 	began := time.Now()
-	cells := m.cells()
-	if m.sample != nil && !fullMatrix {
-		cells = slices.DeleteFunc(cells, func(c cell) bool {
-			h := fnv.New64a()
-			fmt.Fprint(h, seed, c)
-			return h.Sum64()%m.sample(m.values(c)) != 0
-		})
-	}
+	cells := slices.DeleteFunc(m.cells(), func(c cell) bool { return !chosen(m, c) })
 	// Requests that make upstream wait come first, beside the rest.
 	slices.SortStableFunc(cells, func(a, b cell) int { return waits(m.values(b)) - waits(m.values(a)) })
 	outcomes := make([]outcome, len(cells))
