@@ -14,6 +14,7 @@ use tokio_rustls::client::TlsStream;
 
 use crate::Args;
 use crate::client::Endpoint;
+use crate::hostile::{self, ATTACKS, Attack, VersionRange};
 use crate::servers::{ALL_PODS, Server, Servers};
 use crate::table::Table;
 use watershed_lab::process::resident_memory;
@@ -22,6 +23,8 @@ const IDLE: usize = 5_000;
 const UNREAD: usize = 500;
 const RESETTING: usize = 4;
 const SLOW: usize = 1_000;
+/// Changes before the abuse: the old versions that are asked for.
+const EVENTS: usize = 1_000;
 
 /// Concurrent connects. More would only wait for the CPU time of handshakes.
 const AT_A_TIME: usize = 32;
@@ -34,10 +37,16 @@ const SETTLE: Duration = Duration::from_secs(2);
 
 /// State that abusers and the measurement share.
 #[derive(Default)]
-struct Progress {
+pub(crate) struct Progress {
     over: AtomicBool,
-    /// Number of open connections, or of cancelled requests.
-    done: AtomicU64,
+    /// Number of open connections, or of requests.
+    pub(crate) done: AtomicU64,
+}
+
+impl Progress {
+    pub(crate) fn is_over(&self) -> bool {
+        self.over.load(Ordering::Acquire)
+    }
 }
 
 /// Behaviour of a held connection.
@@ -51,124 +60,162 @@ enum Holding {
     Slow,
 }
 
+/// One kind of abuse.
+enum Abuse {
+    Nobody,
+    /// So many connections that begin with a text.
+    Held(usize, Holding, String),
+    RapidReset,
+    /// So many clients with dear requests.
+    Hostile(usize, &'static Attack),
+}
+
+impl Abuse {
+    /// Returns all kinds, with a share of the usual number of abusers.
+    fn all(share: f64, bearer: &str) -> Vec<Self> {
+        let of = |count: usize| ((count as f64 * share) as usize).max(1);
+        let watch = format!(
+            "GET {ALL_PODS}&watch=1 HTTP/1.1\r\nHost: h\r\nAuthorization: {bearer}\r\n\r\n"
+        );
+        let version = "GET /version HTTP/1.1\r\nHost: h\r\n\r\n".to_owned();
+        let endless = "GET / HTTP/1.1\r\nX-Slow: ".to_owned();
+        let held = [
+            Self::Nobody,
+            Self::Held(of(IDLE), Holding::Idle, version),
+            Self::Held(of(UNREAD), Holding::Unread, watch),
+            Self::RapidReset,
+            Self::Held(of(SLOW), Holding::Slow, endless),
+        ];
+        let hostile = ATTACKS.iter();
+        let hostile = hostile.map(|attack| Self::Hostile(of(attack.clients), attack));
+        held.into_iter().chain(hostile).collect()
+    }
+
+    fn name(&self) -> String {
+        match self {
+            Self::Nobody => "nobody".to_owned(),
+            Self::Held(count, Holding::Idle, _) => format!("{count} idle connections"),
+            Self::Held(count, Holding::Unread, _) => format!("{count} watchers that read nothing"),
+            Self::Held(count, Holding::Slow, _) => format!("slow loris, {count} connections"),
+            Self::RapidReset => format!("rapid reset, {RESETTING} connections"),
+            Self::Hostile(count, attack) => format!("{}, {count} clients", attack.name),
+        }
+    }
+
+    /// Returns the connections or requests after which others are measured.
+    fn warm_up(&self) -> u64 {
+        match self {
+            Self::Nobody => 0,
+            Self::Held(count, ..) => *count as u64,
+            Self::RapidReset => 1_000,
+            Self::Hostile(clients, _) => 2 * *clients as u64,
+        }
+    }
+
+    async fn run(&self, scene: &Scene<'_>, progress: Arc<Progress>) {
+        match self {
+            Self::Nobody => {}
+            Self::Held(count, how, said) => hold(scene.proxy, progress, *count, *how, said).await,
+            Self::RapidReset => rapid_reset(scene.proxy, progress).await,
+            Self::Hostile(clients, attack) => {
+                hostile::run(attack, *clients, scene.versions, &scene.hostile, progress).await;
+            }
+        }
+    }
+}
+
+/// Where abuse happens.
+struct Scene<'a> {
+    args: &'a Args,
+    proxy: &'a Server,
+    /// The proxy, and the token of hostile clients.
+    hostile: Endpoint,
+    /// Versions that lie in the past.
+    versions: VersionRange,
+}
+
 /// Runs every kind of abuse and measures its effect on well-behaved clients.
 pub(crate) async fn all(args: &Args, servers: &Servers, table: &mut Table) -> anyhow::Result<()> {
     let proxy = &servers.measured[0];
-    let bearer = proxy.endpoint.bearer();
-    let watch =
-        format!("GET {ALL_PODS}&watch=1 HTTP/1.1\r\nHost: h\r\nAuthorization: {bearer}\r\n\r\n");
-    let version = "GET /version HTTP/1.1\r\nHost: h\r\n\r\n";
-    let endless = "GET / HTTP/1.1\r\nX-Slow: ";
-    let share = |count: usize| (count as f64 * args.abusers) as usize;
-    let (idle, unread, slow) = (share(IDLE), share(UNREAD), share(SLOW));
+    let scene = Scene {
+        args,
+        proxy,
+        hostile: servers.hostile_endpoint(),
+        versions: make_history(proxy).await?,
+    };
     for _ in 0..args.rounds {
-        let nobody = async |_: Arc<Progress>| {};
-        scene(args, proxy, table, "nobody", 0, nobody).await?;
-        let abuse = async |progress| hold(proxy, progress, idle, Holding::Idle, version).await;
-        scene(
-            args,
-            proxy,
-            table,
-            &format!("{idle} idle connections"),
-            idle,
-            abuse,
-        )
-        .await?;
-        let abuse = async |progress| hold(proxy, progress, unread, Holding::Unread, &watch).await;
-        scene(
-            args,
-            proxy,
-            table,
-            &format!("{unread} watchers that read nothing"),
-            unread,
-            abuse,
-        )
-        .await?;
-        let abuse = async |progress| rapid_reset(proxy, progress).await;
-        scene(
-            args,
-            proxy,
-            table,
-            &format!("rapid reset, {RESETTING} connections"),
-            1_000,
-            abuse,
-        )
-        .await?;
-        let abuse = async |progress| hold(proxy, progress, slow, Holding::Slow, endless).await;
-        scene(
-            args,
-            proxy,
-            table,
-            &format!("slow loris, {slow} connections"),
-            slow,
-            abuse,
-        )
-        .await?;
+        let mut alone = None;
+        for abuse in Abuse::all(args.abusers, &proxy.endpoint.bearer()) {
+            let p99 = scene.measure(&abuse, table).await?;
+            let alone = *alone.get_or_insert(p99);
+            let name = format!("abuse: {}: p99 of that alone", abuse.name());
+            table.add(&name, "times", false, proxy.kind, p99 / alone);
+        }
     }
     Ok(())
 }
 
-/// Measures well-behaved clients during one kind of abuse, once `count` abusers are connected. The
-/// memory is the growth since before the abuse.
-async fn scene(
-    args: &Args,
-    proxy: &Server,
-    table: &mut Table,
-    name: &str,
-    count: usize,
-    abuse: impl AsyncFnOnce(Arc<Progress>),
-) -> anyhow::Result<()> {
-    eprintln!("abuse: {name} …");
-    let before = resident_memory(proxy.pid)?;
-    let progress = Arc::new(Progress::default());
-    let measured = async {
-        let begun = Instant::now();
-        while progress.done.load(Ordering::Acquire) < count as u64 && begun.elapsed() < PATIENCE {
-            sleep(Duration::from_millis(50)).await;
-        }
-        let waits = polite(&proxy.endpoint, args.length()).await;
-        let (memory, done) = (
-            resident_memory(proxy.pid),
-            progress.done.load(Ordering::Acquire),
-        );
-        progress.over.store(true, Ordering::Release);
-        anyhow::Ok((waits?, memory?, done))
-    };
-    let (measured, ()) = tokio::join!(measured, abuse(Arc::clone(&progress)));
-    let (mut waits, memory, done) = measured?;
-    ensure!(!waits.is_empty(), "{name}: nobody else was answered");
-    if done < count as u64 {
-        table
-            .remarks
-            .push(format!("{name}: only {done} were there after {PATIENCE:?}"));
+/// Makes events, and returns their versions.
+async fn make_history(proxy: &Server) -> anyhow::Result<VersionRange> {
+    let session = proxy.writer.open().await?;
+    session.emit().await?;
+    let oldest = proxy.writer.version();
+    for _ in 0..EVENTS {
+        session.emit().await?;
     }
-    eprintln!("{done} in all, {} requests beside them", waits.len());
-    waits.sort();
-    let at = |share: f64| waits[((waits.len() - 1) as f64 * share) as usize].as_secs_f64() * 1e3;
-    table.add(
-        &format!("abuse: {name}: others' list, median"),
-        "ms",
-        false,
-        proxy.kind,
-        at(0.5),
-    );
-    table.add(
-        &format!("abuse: {name}: others' list, p99"),
-        "ms",
-        false,
-        proxy.kind,
-        at(0.99),
-    );
-    let grown = (memory as f64 - before as f64) / 1024.0 / 1024.0;
-    table.add(
-        &format!("abuse: {name}: memory"),
-        "MiB RSS more",
-        false,
-        proxy.kind,
-        grown,
-    );
-    sleep(SETTLE).await;
-    Ok(())
+    Ok(VersionRange {
+        oldest,
+        newest: proxy.writer.version(),
+    })
+}
+
+impl Scene<'_> {
+    /// Measures well-behaved clients during one kind of abuse, once the abusers are connected.
+    /// Returns the 99th percentile of their waits. The memory is the growth since before the abuse.
+    async fn measure(&self, abuse: &Abuse, table: &mut Table) -> anyhow::Result<f64> {
+        let (name, proxy) = (abuse.name(), self.proxy);
+        eprintln!("abuse: {name} …");
+        let before = resident_memory(proxy.pid)?;
+        let progress = Arc::new(Progress::default());
+        let wanted = abuse.warm_up();
+        let measured = async {
+            let begun = Instant::now();
+            while progress.done.load(Ordering::Acquire) < wanted && begun.elapsed() < PATIENCE {
+                sleep(Duration::from_millis(50)).await;
+            }
+            let waits = polite(&proxy.endpoint, self.args.length()).await;
+            let (memory, done) = (
+                resident_memory(proxy.pid),
+                progress.done.load(Ordering::Acquire),
+            );
+            progress.over.store(true, Ordering::Release);
+            anyhow::Ok((waits?, memory?, done))
+        };
+        let (measured, ()) = tokio::join!(measured, abuse.run(self, Arc::clone(&progress)));
+        let (mut waits, memory, done) = measured?;
+        ensure!(!waits.is_empty(), "{name}: nobody else was answered");
+        if done < wanted {
+            table
+                .remarks
+                .push(format!("{name}: only {done} were there after {PATIENCE:?}"));
+        }
+        eprintln!("{done} in all, {} requests beside them", waits.len());
+        waits.sort();
+        let at =
+            |share: f64| waits[((waits.len() - 1) as f64 * share) as usize].as_secs_f64() * 1e3;
+        let (median, p99) = (at(0.5), at(0.99));
+        let grown = (memory as f64 - before as f64) / 1024.0 / 1024.0;
+        for (what, unit, value) in [
+            ("others' list, median", "ms", median),
+            ("others' list, p99", "ms", p99),
+            ("memory", "MiB RSS more", grown),
+        ] {
+            let row = format!("abuse: {name}: {what}");
+            table.add(&row, unit, false, proxy.kind, value);
+        }
+        sleep(SETTLE).await;
+        Ok(p99)
+    }
 }
 
 /// Measures each request of two well-behaved clients.
@@ -208,7 +255,7 @@ async fn hold(proxy: &Server, progress: Arc<Progress>, count: usize, how: Holdin
         let (endpoint, progress) = (proxy.endpoint.clone(), Arc::clone(&progress));
         let (said, turns) = (Arc::clone(&said), Arc::clone(&turns));
         holding.spawn(async move {
-            while !progress.over.load(Ordering::Acquire) {
+            while !progress.is_over() {
                 let turn = turns.acquire().await;
                 let Ok(mut stream) = endpoint.tls(true).await else {
                     continue;
@@ -220,7 +267,7 @@ async fn hold(proxy: &Server, progress: Arc<Progress>, count: usize, how: Holdin
                 drop(turn);
                 progress.done.fetch_add(1, Ordering::AcqRel);
                 let mut held = said.is_ok();
-                while held && !progress.over.load(Ordering::Acquire) {
+                while held && !progress.is_over() {
                     held = stays(&mut stream, how).await;
                 }
                 if !held {
@@ -261,11 +308,11 @@ async fn rapid_reset(proxy: &Server, progress: Arc<Progress>) {
     for _ in 0..RESETTING {
         let (endpoint, progress) = (proxy.endpoint.clone(), Arc::clone(&progress));
         attacks.spawn(async move {
-            while !progress.over.load(Ordering::Acquire) {
+            while !progress.is_over() {
                 let Ok(connection) = endpoint.connect(false).await else {
                     continue;
                 };
-                while !progress.over.load(Ordering::Acquire) && !connection.is_closed() {
+                while !progress.is_over() && !connection.is_closed() {
                     // Dropping a request resets its stream.
                     let asking = connection.get("/api/v1/namespaces/default/pods/none");
                     let _ = tokio::time::timeout(Duration::from_micros(200), asking).await;

@@ -34,6 +34,11 @@ impl Endpoint {
         Ok(Self(client::Endpoint::new(address, ca_pem, token)?))
     }
 
+    /// Returns the same server with another caller's token.
+    pub(crate) fn as_user(&self, token: &str) -> Self {
+        Self(self.0.with_token(token))
+    }
+
     pub(crate) fn address(&self) -> SocketAddr {
         self.0.address()
     }

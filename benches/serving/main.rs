@@ -18,6 +18,7 @@ mod consistent;
 mod fan;
 mod form;
 mod forward;
+mod hostile;
 mod limit;
 mod memory;
 mod paced;

@@ -13,6 +13,7 @@ use tempfile::TempDir;
 use tokio::time::sleep;
 use watershed_lab::body::full_body;
 use watershed_lab::process::cpu_time;
+use watershed_lab::sim::VIEWER_TOKEN;
 
 use crate::children::Child;
 use crate::client::Endpoint;
@@ -160,6 +161,17 @@ pub(crate) async fn start(args: &Args) -> anyhow::Result<Servers> {
 }
 
 impl Servers {
+    /// Returns the proxy with the token of another user than that of the measured clients, if
+    /// upstream knows one.
+    pub(crate) fn hostile_endpoint(&self) -> Endpoint {
+        let token = match self.upstream.pid {
+            // The simulation.
+            None => VIEWER_TOKEN,
+            Some(_) => &self.upstream.token,
+        };
+        self.measured[0].endpoint.as_user(token)
+    }
+
     /// Starts another proxy, with an empty cache.
     pub(crate) fn fresh_proxy(&self, args: &Args) -> anyhow::Result<Running> {
         let Upstream {

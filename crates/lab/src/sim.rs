@@ -43,7 +43,7 @@ mod tls;
 mod watch;
 mod write;
 
-pub use access::{AccessRule, AccessRules};
+pub use access::{AccessRule, AccessRules, VIEWER_TOKEN};
 pub use attributes::User;
 pub use faults::{
     ActiveFaults, BadAnswer, BadAnswers, BrokenFrame, Faults, PlannedRefusal, WatchListSupport,

@@ -37,7 +37,7 @@ pub struct AccessRules {
 /// The token of the user `admin` in `system:masters`.
 pub(crate) const ADMIN_TOKEN: &str = "admin-token";
 /// The token of the user `viewer`, who may get, list and watch a few types.
-pub(crate) const VIEWER_TOKEN: &str = "viewer-token";
+pub const VIEWER_TOKEN: &str = "viewer-token";
 
 /// Reviews that every caller may ask about themselves. Source: kubernetes
 /// `plugin/pkg/auth/authorizer/rbac/bootstrappolicy/policy.go` (system:basic-user).
