@@ -48,11 +48,14 @@ pub const TARGETS: &[(&str, MakeTarget)] = &[
     ("proxy_headers", proxy::proxy_headers),
 ];
 
+/// Runs a parser and its checks. Returns a number for what was found.
+type InputCheck = Box<dyn Fn(&[u8]) -> u64>;
+
 /// A parser with checks, and material for inputs.
 pub struct FuzzTarget {
     corpus: Vec<Vec<u8>>,
     words: &'static [&'static str],
-    check: Box<dyn Fn(&[u8]) -> u64>,
+    check: InputCheck,
 }
 
 impl FuzzTarget {

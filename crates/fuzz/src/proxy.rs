@@ -9,6 +9,9 @@ use crate::FuzzTarget;
 /// Longest header of the PROXY protocol.
 const MAX_HEADER: usize = 16 + 4096;
 
+/// Length of what stands before the blocks of a checkpoint.
+const CHECKPOINT_START: usize = 24;
+
 /// Returns the files of a folder of the repository.
 fn repository_files(folder: &str) -> Vec<Vec<u8>> {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
@@ -172,14 +175,20 @@ pub(crate) fn proxy_headers() -> FuzzTarget {
     })
 }
 
-/// Fuzzes checkpoint files whose checksum is right.
+/// Fuzzes checkpoint files whose checksum is right: as they are, and with right lengths.
 pub(crate) fn checkpoints() -> FuzzTarget {
-    let corpus = fuzzing::checkpoint_examples();
-    assert_eq!(corpus.len(), 2);
+    let files = fuzzing::checkpoint_examples();
+    for file in &files {
+        assert_eq!(fuzzing::checkpoint(file), Ok((7, 1)));
+        assert_eq!(&framed(&unframed(file)), file);
+    }
+    let blocks: Vec<_> = files.iter().map(|file| unframed(file)).collect();
+    let corpus = [files, blocks].concat();
     let words = &[
         "watershed checkpoint  1\n",
         "\u{7f}\0\0\0",
         "\0\0\0\0",
+        "\0",
         "\"objects\":9",
         "\"version\":0",
         "\"format\":{",
@@ -192,10 +201,34 @@ pub(crate) fn checkpoints() -> FuzzTarget {
         "1e99",
     ];
     FuzzTarget::new(corpus, words, |input| {
-        let read = fuzzing::checkpoint(input);
-        if let Ok((_, objects)) = read {
-            assert!(objects <= input.len() as u64, "an object takes bytes");
-        }
-        read.map_err(|error| kind_of(&error, input))
+        [input.to_vec(), framed(input)].map(|file| {
+            let read = fuzzing::checkpoint(&file);
+            if let Ok((_, objects)) = read {
+                assert!(objects <= file.len() as u64, "an object takes bytes");
+            }
+            read.map_err(|error| kind_of(&error, input))
+        })
     })
+}
+
+/// Returns the blocks of a file, with a zero between them.
+fn unframed(file: &[u8]) -> Vec<u8> {
+    let mut rest = &file[CHECKPOINT_START..];
+    let mut blocks = Vec::new();
+    while let Some((length, after)) = rest.split_first_chunk() {
+        let (block, after) = after.split_at(u32::from_le_bytes(*length) as usize);
+        blocks.push(block);
+        rest = after;
+    }
+    blocks.join(&0)
+}
+
+/// Returns a file of the blocks between zeros.
+fn framed(blocks: &[u8]) -> Vec<u8> {
+    let mut file = b"watershed checkpoint  1\n".to_vec();
+    for block in blocks.split(|byte| *byte == 0) {
+        file.extend((block.len() as u32).to_le_bytes());
+        file.extend(block);
+    }
+    file
 }
