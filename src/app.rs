@@ -119,8 +119,9 @@ async fn assemble(mut config: AppConfig) -> anyhow::Result<RunningProxy> {
         .within(&budget);
     let checkpoints = checkpoints::open(&config, &client, &scopes).await?;
     let scopes = scopes.with_checkpoints(checkpoints);
-    let (mut follower, catalog) =
+    let (follower, catalog) =
         CatalogFollower::new(client.clone(), scopes.clone(), config.aggregated.clone());
+    let mut follower = follower.with_custom_types(config.policy.may_cache_custom_types());
     if let Some(warning) = trust::overlap(&config).await {
         tracing::warn!("{warning}");
     }

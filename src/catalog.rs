@@ -13,4 +13,5 @@ mod types;
 
 pub use discovery::DiscoveryError;
 pub use follower::CatalogFollower;
+pub use origin::is_built_in;
 pub use types::{Catalog, ResourceType};

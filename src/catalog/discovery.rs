@@ -1,9 +1,15 @@
 //! Reads upstream's discovery documents.
+use std::collections::HashMap;
+use std::io::Read as _;
+use std::sync::Arc;
 use std::time::Duration;
 
-use http::{Request, StatusCode, header};
+use bytes::Bytes;
+use flate2::read::MultiGzDecoder;
+use http::{HeaderMap, HeaderValue, Request, StatusCode, header};
 use jiff::Timestamp;
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 
 use crate::body;
 use crate::upstream::{ConnectionClass, SendOptions, Upstream, UpstreamClient, UpstreamError};
@@ -17,6 +23,16 @@ const DISCOVERY: &str =
 const MAX_BYTES: usize = 64 << 20;
 /// Timeout of a document.
 const ANSWER: Duration = Duration::from_secs(10);
+
+/// The types of a document, by the ETag that upstream gave it. Equal documents of different servers
+/// have one ETag.
+type ReadDocument = (HeaderValue, Arc<[DiscoveredType]>);
+
+/// Discovery documents that were read before, so that unchanged ones cost upstream 304.
+#[derive(Clone, Debug, Default)]
+pub(super) struct ReadDocuments {
+    by_path: HashMap<&'static str, ReadDocument>,
+}
 
 /// A type that can be listed and watched.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -99,63 +115,92 @@ fn hint(status: StatusCode) -> &'static str {
     }
 }
 
-/// Reads all types that can be listed and watched.
-pub(super) async fn read(client: &UpstreamClient) -> Result<Vec<DiscoveredType>, DiscoveryError> {
-    let mut entries = Vec::new();
+/// Reads all types that can be listed and watched, with the documents as they are now. The second
+/// result is `true` if each document is the one that was read before.
+pub(super) async fn read(
+    client: &UpstreamClient,
+    documents: &mut ReadDocuments,
+) -> Result<(Vec<DiscoveredType>, bool), DiscoveryError> {
+    let (mut entries, mut unchanged) = (Vec::new(), true);
     for path in ["/api", "/apis"] {
-        let document: DiscoveryDocument = get(client, path, DISCOVERY).await?;
-        match document {
-            DiscoveryDocument {
-                items: Some(groups),
-                ..
-            } => {
-                for group in groups {
-                    let name = group.metadata.name.unwrap_or_default();
-                    for version in group.versions {
-                        aggregated(&name, version, &mut entries);
-                    }
-                }
+        let known = documents.by_path.get(path);
+        let read = known.map(|(etag, _)| etag.clone());
+        match ask(client, path, DISCOVERY, read).await? {
+            DocumentAnswer::Unchanged => {
+                entries.extend(
+                    known
+                        .into_iter()
+                        .flat_map(|(_, types)| types.iter().cloned()),
+                );
             }
-            DiscoveryDocument {
-                versions: Some(versions),
-                ..
-            } => {
-                for version in versions {
-                    legacy(
-                        client,
-                        &format!("/api/{version}"),
-                        "",
-                        &version,
-                        &mut entries,
-                    )
-                    .await?;
+            DocumentAnswer::Document(document, etag) => {
+                unchanged = false;
+                documents.by_path.remove(path);
+                let (types, is_whole) = types_of(client, path, document).await?;
+                entries.extend_from_slice(&types);
+                // Documents that name others would have to be read with those.
+                if let Some(etag) = etag.filter(|_| is_whole) {
+                    documents.by_path.insert(path, (etag, types.into()));
                 }
-            }
-            DiscoveryDocument {
-                groups: Some(groups),
-                ..
-            } => {
-                for group in groups {
-                    for version in group.versions {
-                        let path = format!("/apis/{}/{}", group.name, version.version);
-                        // One aggregated API that is down must not hide all other types.
-                        if let Err(error) =
-                            legacy(client, &path, &group.name, &version.version, &mut entries).await
-                        {
-                            tracing::warn!(%error, "a group's discovery failed");
-                        }
-                    }
-                }
-            }
-            _ => {
-                return Err(DiscoveryError::NotUnderstood {
-                    path: path.into(),
-                    why: "no groups".into(),
-                });
             }
         }
     }
-    Ok(entries)
+    Ok((entries, unchanged))
+}
+
+/// Returns the types of a document, and `true` if it has all of them in itself.
+async fn types_of(
+    client: &UpstreamClient,
+    path: &str,
+    document: DiscoveryDocument,
+) -> Result<(Vec<DiscoveredType>, bool), DiscoveryError> {
+    let mut entries = Vec::new();
+    let is_whole = document.items.is_some();
+    match document {
+        DiscoveryDocument {
+            items: Some(groups),
+            ..
+        } => {
+            for group in groups {
+                let name = group.metadata.name.unwrap_or_default();
+                for version in group.versions {
+                    aggregated(&name, version, &mut entries);
+                }
+            }
+        }
+        DiscoveryDocument {
+            versions: Some(versions),
+            ..
+        } => {
+            for version in versions {
+                let path = format!("/api/{version}");
+                legacy(client, &path, "", &version, &mut entries).await?;
+            }
+        }
+        DiscoveryDocument {
+            groups: Some(groups),
+            ..
+        } => {
+            for group in groups {
+                for version in group.versions {
+                    let path = format!("/apis/{}/{}", group.name, version.version);
+                    // One aggregated API that is down must not hide all other types.
+                    if let Err(error) =
+                        legacy(client, &path, &group.name, &version.version, &mut entries).await
+                    {
+                        tracing::warn!(%error, "a group's discovery failed");
+                    }
+                }
+            }
+        }
+        _ => {
+            return Err(DiscoveryError::NotUnderstood {
+                path: path.into(),
+                why: "no groups".into(),
+            });
+        }
+    }
+    Ok((entries, is_whole))
 }
 
 fn aggregated(group: &str, version: GroupVersion, entries: &mut Vec<DiscoveredType>) {
@@ -201,17 +246,47 @@ fn can_be_followed(verbs: &[String]) -> bool {
 }
 
 /// Reads one document.
-pub(super) async fn get<T: serde::de::DeserializeOwned>(
+pub(super) async fn get<T: DeserializeOwned>(
     client: &UpstreamClient,
     path: &str,
     accept: &'static str,
 ) -> Result<T, DiscoveryError> {
+    match ask(client, path, accept, None).await? {
+        DocumentAnswer::Document(document, _) => Ok(document),
+        DocumentAnswer::Unchanged => Err(DiscoveryError::Refused {
+            path: path.to_owned(),
+            status: StatusCode::NOT_MODIFIED,
+        }),
+    }
+}
+
+/// The answer to a request for a document.
+enum DocumentAnswer<T> {
+    /// The document is the one of the ETag in the request.
+    Unchanged,
+    /// The document, with its ETag if it has one.
+    Document(T, Option<HeaderValue>),
+}
+
+/// Asks for one document, unless it is the one of the ETag `read`.
+async fn ask<T: DeserializeOwned>(
+    client: &UpstreamClient,
+    path: &str,
+    accept: &'static str,
+    read: Option<HeaderValue>,
+) -> Result<DocumentAnswer<T>, DiscoveryError> {
     let not_understood = |why: String| DiscoveryError::NotUnderstood {
         path: path.to_owned(),
         why,
     };
-    let request = Request::get(path)
+    let mut request = Request::get(path)
         .header(header::ACCEPT, accept)
+        .header(header::ACCEPT_ENCODING, "gzip");
+    let is_conditional = read.is_some();
+    if let Some(etag) = read {
+        request = request.header(header::IF_NONE_MATCH, etag);
+    }
+    let request = request
         .body(body::empty())
         .map_err(|error| not_understood(error.to_string()))?;
     // A certain server is asked over the connection that leads to it.
@@ -227,20 +302,48 @@ pub(super) async fn get<T: serde::de::DeserializeOwned>(
                 path: path.to_owned(),
             });
         }
+        if status == StatusCode::NOT_MODIFIED && is_conditional {
+            return Ok(DocumentAnswer::Unchanged);
+        }
         if status != StatusCode::OK {
             return Err(DiscoveryError::Refused {
                 path: path.to_owned(),
                 status,
             });
         }
-        body::whole(response.into_body(), MAX_BYTES)
+        let (parts, body) = response.into_parts();
+        let body = body::whole(body, MAX_BYTES)
             .await
-            .map_err(|error| not_understood(error.to_string()))
+            .map_err(|error| not_understood(error.to_string()))?;
+        let body = uncompressed(&parts.headers, body).map_err(not_understood)?;
+        let document =
+            serde_json::from_slice(&body).map_err(|error| not_understood(error.to_string()))?;
+        let etag = parts.headers.get(header::ETAG).cloned();
+        Ok(DocumentAnswer::Document(document, etag))
     };
-    let body = tokio::time::timeout(ANSWER, asked)
+    tokio::time::timeout(ANSWER, asked)
         .await
-        .map_err(|_| not_understood(format!("no answer within {ANSWER:?}")))??;
-    serde_json::from_slice(&body).map_err(|error| not_understood(error.to_string()))
+        .map_err(|_| not_understood(format!("no answer within {ANSWER:?}")))?
+}
+
+/// Returns a body without its compression, or why it is not understood.
+fn uncompressed(headers: &HeaderMap, body: Bytes) -> Result<Bytes, String> {
+    match headers.get(header::CONTENT_ENCODING) {
+        None => Ok(body),
+        Some(coding) if coding == "gzip" => {
+            let mut unpacked = Vec::new();
+            let limit = MAX_BYTES as u64 + 1;
+            let read = MultiGzDecoder::new(&body[..])
+                .take(limit)
+                .read_to_end(&mut unpacked);
+            read.map_err(|error| error.to_string())?;
+            if unpacked.len() > MAX_BYTES {
+                return Err(format!("more than {MAX_BYTES} bytes"));
+            }
+            Ok(unpacked.into())
+        }
+        Some(coding) => Err(format!("the coding {coding:?}")),
+    }
 }
 
 /// Any of APIGroupDiscoveryList, APIVersions and APIGroupList.

@@ -18,6 +18,9 @@ use crate::upstream::{Upstream, UpstreamClient};
 /// Time to wait after a change of a CRD: they are written several times in a row while they are
 /// established.
 const SETTLE: Duration = Duration::from_millis(100);
+/// Interval between readings of discovery where only built-in types matter. Proxies of thousands of
+/// nodes read it.
+const REFRESH_OF_BUILT_IN: Duration = Duration::from_mins(10);
 /// Time after which the watches of a type that is gone end, where upstream does not end them.
 const GONE: Duration = Duration::from_secs(30);
 
@@ -28,6 +31,8 @@ pub struct CatalogFollower {
     catalog: Catalog,
     /// Aggregated API groups that the operator vouches for.
     vouched: Vec<String>,
+    /// Custom types are needed. Their definitions can be the largest part of what is followed.
+    custom_types: bool,
     discovery: DiscoveryReader,
     reading: Reading,
     /// Discovery was read at least once.
@@ -46,11 +51,25 @@ impl CatalogFollower {
             scopes,
             catalog: catalog.clone(),
             vouched,
+            custom_types: true,
             reading: Reading::empty(),
             is_read: false,
             custom: CustomTypes::default(),
         };
         (follower, catalog)
+    }
+
+    /// Leaves out custom types, and does not follow their definitions, where `needed` is `false`.
+    /// Then discovery is read less often: built-in types change with upstream's release alone, which
+    /// is a reason to read at once.
+    #[must_use]
+    pub fn with_custom_types(mut self, needed: bool) -> Self {
+        if !needed {
+            self.discovery.refresh = REFRESH_OF_BUILT_IN;
+            self.catalog.settled.store(true, Ordering::Relaxed);
+        }
+        self.custom_types = needed;
+        self
     }
 
     /// Reads discovery once. After an error, [`CatalogFollower::run`] goes on trying.
@@ -84,7 +103,7 @@ impl CatalogFollower {
                     Err(error) => self.report(&error),
                 },
                 // Without discovery it is unknown if upstream has definitions.
-                news = definitions.news(&self.catalog, &self.scopes), if self.is_read => {
+                news = definitions.news(&self.catalog, &self.scopes), if self.is_read && self.custom_types => {
                     match news {
                         DefinitionNews::Changed => {
                             sleep(SETTLE).await;

@@ -17,7 +17,8 @@ const PATH: &str = "/apis/apiregistration.k8s.io/v1/apiservices?resourceVersion=
 /// `true` for custom ones. Source:
 /// `kube-aggregator/pkg/controllers/autoregister/autoregister_controller.go`.
 const MANAGED: &str = "kube-aggregator.kubernetes.io/automanaged";
-/// The groups that are compiled into kube-apiserver, for proxies that may not read the APIServices.
+/// The groups that are compiled into kube-apiserver, also for proxies that may not read the
+/// APIServices.
 /// Source: `kubernetes/pkg/controlplane/instance.go` (the default API resource configuration).
 const BUILT_IN: &[&str] = &[
     "",
@@ -45,6 +46,11 @@ const BUILT_IN: &[&str] = &[
     "storagemigration.k8s.io",
 ];
 
+/// Returns `true` for the groups that are compiled into kube-apiserver.
+pub fn is_built_in(group: &str) -> bool {
+    BUILT_IN.contains(&group)
+}
+
 /// The server that answers for one version of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Origin {
@@ -57,7 +63,7 @@ pub(super) enum Origin {
 }
 
 /// The servers that answer for the versions of all groups.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) enum Origins {
     /// By group and version.
     Known(HashMap<(String, String), Origin>),
@@ -86,7 +92,7 @@ impl Origins {
             Self::Known(known) => known
                 .get(&(gvr.group.to_string(), gvr.version.to_string()))
                 .copied(),
-            Self::NotReadable => BUILT_IN.contains(&&*gvr.group).then_some(Origin::BuiltIn),
+            Self::NotReadable => is_built_in(&gvr.group).then_some(Origin::BuiltIn),
         }
     }
 }

@@ -5,7 +5,7 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tokio::time::{Instant, sleep_until};
 
-use super::discovery::{self, DiscoveredType, DiscoveryError};
+use super::discovery::{self, DiscoveredType, DiscoveryError, ReadDocuments};
 use super::origin::Origins;
 use crate::upstream::{Backoff, ServedBy, UpstreamClient};
 
@@ -18,6 +18,10 @@ const SETTLE: Duration = Duration::from_millis(500);
 /// Interval between readings because of a sign. Behind a load balancer, each watch may lead to
 /// another release.
 const SIGNS: Duration = Duration::from_secs(10);
+
+/// The APIServices are read with every so many readings, and with each that brings other documents.
+/// A group that goes to another server nearly always has another document there.
+const ORIGINS_EVERY: u32 = 5;
 
 /// The types that discovery named.
 #[derive(Debug)]
@@ -34,12 +38,36 @@ impl Reading {
             origins: Origins::NotReadable,
         }
     }
+}
 
-    async fn take(client: UpstreamClient) -> Result<Self, DiscoveryError> {
-        let types = discovery::read(&client).await?;
-        // Read afterwards: what was discovered of another server has its APIService by then.
-        let origins = Origins::read(&client).await?;
-        Ok(Self { types, origins })
+/// The result of the last reading, for the next one.
+#[derive(Clone, Debug, Default)]
+struct LastReading {
+    documents: ReadDocuments,
+    origins: Option<Origins>,
+    /// Readings since the origins were read.
+    unchanged: u32,
+}
+
+impl LastReading {
+    async fn take(
+        mut self,
+        client: UpstreamClient,
+    ) -> Result<(Reading, LastReading), DiscoveryError> {
+        let (types, is_unchanged) = discovery::read(&client, &mut self.documents).await?;
+        self.unchanged += 1;
+        let known = self.origins.take();
+        let is_due = !is_unchanged || self.unchanged >= ORIGINS_EVERY;
+        let origins = match known.filter(|_| !is_due) {
+            Some(origins) => origins,
+            // Read afterwards: what was discovered of another server has its APIService by then.
+            None => {
+                self.unchanged = 0;
+                Origins::read(&client).await?
+            }
+        };
+        self.origins = Some(origins.clone());
+        Ok((Reading { types, origins }, self))
     }
 }
 
@@ -54,7 +82,8 @@ pub(super) struct DiscoveryReader {
     sign: Option<ChangeSign>,
     /// The last moment of a reading because of a sign.
     last_sign: Option<Instant>,
-    job: Option<BoxFuture<'static, Result<Reading, DiscoveryError>>>,
+    last: LastReading,
+    job: Option<BoxFuture<'static, Result<(Reading, LastReading), DiscoveryError>>>,
 }
 
 /// A sign that discovery has changed.
@@ -75,13 +104,15 @@ impl DiscoveryReader {
             due: Instant::now(),
             sign: None,
             last_sign: None,
+            last: LastReading::default(),
             job: None,
         }
     }
 
-    /// Reads at once. A reading that is under way does not count.
+    /// Reads everything at once. A reading that is under way does not count.
     pub(super) fn read_anew(&mut self) {
         self.job = None;
+        self.last = LastReading::default();
         self.due = Instant::now();
     }
 
@@ -115,10 +146,14 @@ impl DiscoveryReader {
                 }
                 None => self.client.clone(),
             };
-            Reading::take(client).boxed()
+            self.last.clone().take(client).boxed()
         });
         let read = job.await;
         self.job = None;
+        let read = read.map(|(reading, last)| {
+            self.last = last;
+            reading
+        });
         let pause = if read.is_ok() {
             self.retries.reset();
             self.refresh.mul_f64(0.9 + fastrand::f64() / 5.0)

@@ -3,6 +3,7 @@ use std::time::Duration;
 
 use clap::Args;
 
+use super::duration::duration;
 use crate::listener::{ConnectionLimits, Network, TrustedProxies};
 use crate::serve::UserLimits;
 
@@ -71,6 +72,11 @@ pub(super) struct LimitFlags {
     /// another replica. 0.001 is a good start for several replicas behind one address.
     #[arg(long, default_value_t = 0.0, value_name = "CHANCE", value_parser = goaway_chance)]
     goaway_chance: f64,
+    /// Age from which the next request of an HTTP/2 connection ends it with GOAWAY, as above; 0s for
+    /// none. Connections of one age are spread over its last quarter. It bounds the time until the
+    /// clients of replicas behind one address are evenly spread again: 30m is a good start.
+    #[arg(long, default_value = "0s", value_parser = duration, value_name = "DURATION")]
+    max_connection_age: Duration,
     /// Maximum number of concurrent requests of one user; 0 for no limit. Watches count until they
     /// begin. Callers without a bearer token count by address.
     #[arg(long, default_value_t = 0, value_name = "N")]
@@ -148,6 +154,7 @@ impl LimitFlags {
             head: Duration::from_secs(self.header_timeout_seconds),
             stall: Duration::from_secs(self.write_stall_seconds),
             goaway_chance: self.goaway_chance,
+            max_age: self.max_connection_age,
             ..ConnectionLimits::default()
         }
     }

@@ -25,9 +25,13 @@ use super::tls::TlsFlags;
 use crate::app::{self, AppConfig};
 use crate::budget::{container_limit, parse_quantity};
 use crate::serve::{CachingPolicy, Verification};
+use crate::upstream::ListCompression;
 
 /// The default of `--memory-limit`, in percent of the control group's limit.
 const SHARE_OF_GROUP: u64 = 80;
+/// Interval of the question about rollbacks of a node's proxy. A proxy on each node would otherwise
+/// ask hundreds of times a second.
+const NODE_ROLLBACK_CHECK: Duration = Duration::from_mins(1);
 /// Headings of flags, in the order of `--help`.
 const CACHE: &str = "Cache";
 const API_SERVER: &str = "API server";
@@ -66,10 +70,19 @@ pub(super) struct ServeCommand {
     /// certificate (insecure-skip-tls-verify).
     #[arg(help_heading = API_SERVER, long)]
     allow_insecure_upstream: bool,
-    /// Ask the API server to compress lists and watches of cached types. It saves most of their
-    /// bytes and costs CPU at both ends: useful between zones and behind another watershed.
-    #[arg(help_heading = API_SERVER, long)]
-    upstream_compression: bool,
+    /// Ask the API server to compress lists and watches of cached types: true, false, or auto,
+    /// which means where the server is another watershed or not on this machine.
+    #[arg(
+        help_heading = API_SERVER,
+        long,
+        num_args = 0..=1,
+        require_equals = true,
+        default_value = "auto",
+        default_missing_value = "true",
+        value_parser = compression,
+        value_name = "WHEN"
+    )]
+    upstream_compression: ListCompression,
     /// Address for clients, with TLS (HTTP/2 and HTTP/1.1); or unix:PATH for a Unix socket, with
     /// plain HTTP/1.1.
     #[arg(
@@ -233,11 +246,14 @@ impl ServeCommand {
         config.scopes.window.bytes = self.window_mib << 20;
         config.scopes.max_staleness = self.max_staleness;
         config.scopes.self_check = self.self_check_interval;
-        config.scopes.compressed = self.upstream_compression;
+        config.scopes.compression = self.upstream_compression;
         config.checkpoints = self.checkpoint.config();
         self.callers.apply(&mut config.access)?;
         config.drain = Duration::from_secs(self.drain_seconds);
         config.audit = self.audit.config()?;
+        if self.node_name.is_some() {
+            config.scopes.rollback_check = NODE_ROLLBACK_CHECK;
+        }
         config.policy = self
             .node_name
             .as_deref()
@@ -303,6 +319,18 @@ impl FromStr for ListenAddress {
                 .map_err(|_| "neither ADDR:PORT nor unix:PATH".to_owned()),
         }
     }
+}
+
+/// Parses the value of `--upstream-compression`.
+fn compression(text: &str) -> Result<ListCompression, String> {
+    let all = [
+        ListCompression::WherePays,
+        ListCompression::Always,
+        ListCompression::Never,
+    ];
+    all.into_iter()
+        .find(|known| known.as_str() == text)
+        .ok_or_else(|| "neither auto, true nor false".to_owned())
 }
 
 /// Parses the mode of a socket's file.

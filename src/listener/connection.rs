@@ -25,7 +25,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::server::TlsStream;
 
 use super::activity::{Activity, RunningRequest};
-use super::goaway::GoawayChance;
+use super::goaway::GoawayRule;
 use super::limits::ConnectionLimits;
 use super::metrics::Listener;
 use super::peer_connection::PeerConnection;
@@ -185,7 +185,7 @@ impl Protocols {
     {
         let activity = Arc::clone(activity);
         let url_bytes = self.limits.url_bytes;
-        let goaway = GoawayChance::new(&self.limits, self.listener);
+        let goaway = GoawayRule::new(&self.limits, self.listener);
         // Boxed, so that the memory for finding an answer is freed once the answer begins: watches
         // stay for hours.
         service_fn(move |request| {

@@ -33,6 +33,8 @@ pub struct ConnectionLimits {
     /// The chance of each HTTP/2 request to end its connection in order, as `--goaway-chance` of
     /// kube-apiserver: the client's next requests may reach another replica.
     pub goaway_chance: f64,
+    /// The age up to which an HTTP/2 connection takes new requests. Zero: no limit.
+    pub max_age: Duration,
     /// The budget that connections are charged to.
     pub memory: MemoryBudget,
 }
@@ -71,6 +73,7 @@ impl Default for ConnectionLimits {
             // kube-apiserver has no such limit. Long enough for people who stop a pager to read.
             stall: Duration::from_mins(10),
             goaway_chance: 0.0,
+            max_age: Duration::ZERO,
             memory: MemoryBudget::default(),
         }
     }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::store::WindowLimits;
+use crate::upstream::ListCompression;
 
 /// Settings of all scopes.
 #[derive(Clone, Copy, Debug)]
@@ -17,8 +18,8 @@ pub struct ScopeConfig {
     pub max_staleness: Duration,
     /// Interval at which each type is compared with upstream; zero for never.
     pub self_check: Duration,
-    /// Upstream may compress lists and watches of types.
-    pub compressed: bool,
+    /// Says when upstream may compress lists and watches of types.
+    pub compression: ListCompression,
     /// Interval of the question whether upstream's versions went back.
     pub rollback_check: Duration,
 }
@@ -35,7 +36,7 @@ impl Default for ScopeConfig {
             sync_wait: Duration::from_secs(30),
             max_staleness: Duration::from_mins(5),
             self_check: Duration::from_mins(5),
-            compressed: false,
+            compression: ListCompression::default(),
             // A restore is to be noticed within 15 s, and upstream may take four to answer.
             rollback_check: Duration::from_secs(8),
         }

@@ -499,7 +499,7 @@ impl Scopes {
         );
         let mut derived = self.derived(&scope.key, &target, &retention);
         let mut reflector =
-            Reflector::new(self.client.clone(), target).compressed(self.config.compressed);
+            Reflector::new(self.client.clone(), target).compressed(self.config.compression);
         if !retention.indispensable {
             let estimates = !self.unfit.is_to_be_tried(&scope.key, Instant::now());
             derived = derived.map(|derived| derived.within(&self.budget, estimates));

@@ -20,17 +20,26 @@ use crate::upstream::{AnswerError, Probe};
 const ANSWER: Duration = Duration::from_secs(4);
 /// Pause after a question that failed. An upstream that comes back may come back with a backup.
 const RETRY: Duration = Duration::from_secs(1);
+/// Factor of the interval where upstream is a proxy. That one asks by itself, and ends all watches
+/// with 410 once it knows; each question here would cost the API server one more.
+const BEHIND_PROXY: u32 = 8;
 /// Time for which nothing is asked about namespaces after a refusal.
 const REFUSAL: Duration = Duration::from_mins(5);
 
 /// Asks upstream regularly if its versions went back. Never returns.
 pub async fn watch_for_rollbacks(scopes: Scopes) {
-    let every = scopes.config().rollback_check;
+    let interval = scopes.config().rollback_check;
+    let client = scopes.client().clone();
     let mut monitor = RollbackMonitor::new(scopes);
     // Proxies that started together must not ask together.
-    let mut wait = every.mul_f64(fastrand::f64());
+    let mut wait = interval.mul_f64(fastrand::f64());
     loop {
         sleep(wait).await;
+        let every = if client.upstream().chain().is_behind_proxy() {
+            interval * BEHIND_PROXY
+        } else {
+            interval
+        };
         let checked = timeout(ANSWER, monitor.check()).await;
         wait = match checked.unwrap_or(Err(AnswerError::Late(ANSWER))) {
             Ok(()) => every.mul_f64(0.8 + fastrand::f64() / 5.0),

@@ -12,6 +12,7 @@ use watershed_protocol::{FieldRequirement, FieldSelector, GroupVersionResource, 
 
 use super::client_rules::ClientRule;
 use super::scope_choice::{ChosenScope, OnDemandLimits, ScopeChoice};
+use crate::catalog::is_built_in;
 use crate::scope::{Derivation, Retention};
 use crate::store::WindowLimits;
 
@@ -282,6 +283,13 @@ impl CachingPolicy {
     /// Returns `true` if the mode of the type allows to cache anything.
     pub fn may_cache(&self, group: &str, resource: &str) -> bool {
         self.mode(&GroupVersionResource::new(group, "", resource)) != CacheMode::Nothing
+    }
+
+    /// Returns `true` if the policy allows to cache anything of a type that is not built in.
+    pub fn may_cache_custom_types(&self) -> bool {
+        let named = self.mode_by_type.iter();
+        let mut cached = named.filter(|(_, mode)| **mode != CacheMode::Nothing);
+        self.mode != CacheMode::Nothing || cached.any(|((group, _), _)| !is_built_in(group))
     }
 
     /// Returns `true` if objects of the type may be stored on disk. Sensitive ones never are, even

@@ -12,7 +12,7 @@ use watershed_connect::Address;
 use watershed_protocol::{ResourceVersion, WireFormat};
 
 use super::stream::WatchStream;
-use super::{ServedBy, UpstreamClient};
+use super::{ListCompression, ServedBy, UpstreamClient};
 use crate::budget::{MemoryBudget, MemoryLoad};
 
 mod answer;
@@ -79,8 +79,8 @@ pub struct Reflector {
     budget: MemoryBudget,
     /// Lists are estimated before they are loaded.
     estimates: bool,
-    /// The compression that lists and watches may have.
-    accept_encoding: Option<HeaderValue>,
+    /// Lists and watches may be compressed then.
+    compression: ListCompression,
 }
 
 impl Reflector {
@@ -103,15 +103,16 @@ impl Reflector {
             last_event: None,
             budget: MemoryBudget::default(),
             estimates: true,
-            accept_encoding: None,
+            compression: ListCompression::Never,
         }
     }
 
-    /// Lets upstream compress lists and watches, which saves bytes and costs time at both ends.
+    /// Says when upstream may compress lists and watches. That saves bytes and costs time at both
+    /// ends.
     #[must_use]
-    pub fn compressed(self, compressed: bool) -> Self {
+    pub fn compressed(self, compression: ListCompression) -> Self {
         Self {
-            accept_encoding: compressed.then(|| HeaderValue::from_static("gzip")),
+            compression,
             ..self
         }
     }

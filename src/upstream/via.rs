@@ -143,6 +143,11 @@ impl ProxyChain {
         self.state.lock().upstream.clone()
     }
 
+    /// Returns `true` if the last answer of upstream came from a proxy.
+    pub fn is_behind_proxy(&self) -> bool {
+        !self.state.lock().upstream.is_empty()
+    }
+
     /// Returns `true` if upstream leads back to this proxy: its answers say so, or a request of
     /// its own came back lately.
     pub fn is_loop(&self) -> bool {

@@ -1,4 +1,4 @@
-//! Clients move between replicas behind a load balancer (`--goaway-chance`).
+//! Clients move to another replica behind a load balancer (`--goaway-chance`).
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,15 +15,15 @@ use crate::support::{Fixture, eventually, loopback, small, start_configured};
 use crate::trees::Tier;
 
 /// A load balancer of connections, which gives each to the next target.
-struct Balancer {
-    address: SocketAddr,
-    targets: Arc<Mutex<Vec<SocketAddr>>>,
+pub(crate) struct Balancer {
+    pub(crate) address: SocketAddr,
+    pub(crate) targets: Arc<Mutex<Vec<SocketAddr>>>,
     /// Connections so far.
     accepted: Arc<AtomicUsize>,
 }
 
 impl Balancer {
-    async fn new(target: SocketAddr) -> Self {
+    pub(crate) async fn new(target: SocketAddr) -> Self {
         let listener = TcpListener::bind(loopback()).await.unwrap();
         let balancer = Self {
             address: listener.local_addr().unwrap(),
@@ -42,7 +42,9 @@ impl Balancer {
                     targets[number % targets.len()]
                 };
                 tokio::spawn(async move {
-                    let mut server = TcpStream::connect(target).await.unwrap();
+                    let Ok(mut server) = TcpStream::connect(target).await else {
+                        return;
+                    };
                     let _ = copy_bidirectional(&mut client, &mut server).await;
                 });
             }

@@ -11,6 +11,7 @@ use tempfile::TempDir;
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
 use watershed::app::RunningProxy;
+use watershed::upstream::ListCompression;
 use watershed_lab::sim::SimulatedServer;
 
 use crate::consistent_reads::{PODS, names, source, version};
@@ -215,19 +216,19 @@ async fn consistent_reads_of_many_leaves_cost_the_api_server_a_few_requests() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_leaf_with_compression_receives_fewer_bytes_and_the_same_events() {
+async fn a_leaf_takes_compressed_streams_and_receives_the_same_events() {
     let fixture = Fixture::start(small()).await;
     let token = fixture.upstream.admin_token();
     let history = WriteHistory::new(fixture.upstream.state(), 1);
-    let plain = Tier::unverified(fixture.proxied.address, token).await;
+    let packed = Tier::unverified(fixture.proxied.address, token).await;
     let server = fixture.proxied.address;
     let server = format!("server: https://{server}, insecure-skip-tls-verify: true");
-    let packed = start_configured(&kubeconfig(&server, token), |config| {
+    let plain = start_configured(&kubeconfig(&server, token), |config| {
         config.upstream.allow_insecure = true;
-        config.scopes.compressed = true;
+        config.scopes.compression = ListCompression::Never;
     })
     .await;
-    let packed = Tier::new(packed.unwrap());
+    let plain = Tier::new(plain.unwrap());
     let mut followers = Vec::new();
     for tier in [&plain, &packed] {
         let connection = tier.endpoint(token).connect(Protocol::Http2).await.unwrap();

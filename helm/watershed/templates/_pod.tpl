@@ -98,6 +98,9 @@ spec:
         {{- if and .Values.goawayChance (not $daemonSet) }}
         - {{ printf "--goaway-chance=%v" .Values.goawayChance | quote }}
         {{- end }}
+        {{- if and .Values.maxConnectionAge (not $daemonSet) }}
+        - {{ printf "--max-connection-age=%s" .Values.maxConnectionAge | quote }}
+        {{- end }}
         {{- range .Values.extraArgs }}
         - {{ . | quote }}
         {{- end }}

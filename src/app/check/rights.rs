@@ -74,8 +74,9 @@ async fn ask(
     examine_callers(config, rights, findings).await?;
     examine_own_reads(rights, findings).await?;
     let scopes = Scopes::new(client.clone(), config.scopes);
-    let (mut follower, catalog) =
+    let (follower, catalog) =
         CatalogFollower::new(client.clone(), scopes, config.aggregated.clone());
+    let mut follower = follower.with_custom_types(config.policy.may_cache_custom_types());
     match follower.read().await {
         Ok(()) => {
             let following = tokio::spawn(follower.run());

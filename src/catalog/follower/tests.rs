@@ -52,6 +52,11 @@ struct DefiningServer {
     releases: AtomicUsize,
     /// Requests for discovery that hang.
     hanging: AtomicUsize,
+    /// Discovery documents that were sent, and requests that got 304 instead.
+    documents: AtomicUsize,
+    unchanged: AtomicUsize,
+    /// Requests for the APIServices.
+    services: AtomicUsize,
 }
 
 #[derive(Default)]
@@ -70,6 +75,9 @@ impl DefiningServer {
             is_upgraded: AtomicBool::new(false),
             releases: AtomicUsize::new(0),
             hanging: AtomicUsize::new(0),
+            documents: AtomicUsize::new(0),
+            unchanged: AtomicUsize::new(0),
+            services: AtomicUsize::new(0),
         })
     }
 
@@ -104,9 +112,9 @@ impl DefiningServer {
                 self.hanging.fetch_add(1, Ordering::SeqCst);
                 std::future::pending().await
             }
-            "/api" => text(r#"{"items":[]}"#),
-            "/apis" if is_upgraded => text(MORE_TYPES),
-            "/apis" => text(TYPES),
+            "/api" => self.document(&request, r#"{"items":[]}"#),
+            "/apis" if is_upgraded => self.document(&request, MORE_TYPES),
+            "/apis" => self.document(&request, TYPES),
             "/version" => {
                 self.releases.fetch_add(1, Ordering::SeqCst);
                 let minor = if is_upgraded { 38 } else { 37 };
@@ -119,11 +127,31 @@ impl DefiningServer {
             }
             "/apis/apiextensions.k8s.io/v1/customresourcedefinitions" => json(self.read(query)),
             _ => {
+                self.services.fetch_add(1, Ordering::SeqCst);
                 let mut refused = text("");
                 *refused.status_mut() = StatusCode::FORBIDDEN;
                 refused
             }
         }
+    }
+
+    /// Returns a discovery document, unless the request names it by its ETag.
+    fn document(&self, request: &Request<Incoming>, document: &'static str) -> Response<Body> {
+        let etag = format!("\"{}\"", document.len());
+        let known = request.headers().get("if-none-match");
+        let mut answer = if known.is_some_and(|known| *known == etag) {
+            self.unchanged.fetch_add(1, Ordering::SeqCst);
+            let mut answer = text("");
+            *answer.status_mut() = StatusCode::NOT_MODIFIED;
+            answer
+        } else {
+            self.documents.fetch_add(1, Ordering::SeqCst);
+            text(document)
+        };
+        answer
+            .headers_mut()
+            .insert("etag", etag.try_into().unwrap());
+        answer
     }
 
     fn read(&self, query: &str) -> Body {
@@ -173,6 +201,12 @@ struct Followed {
 
 impl Followed {
     async fn start(refresh: Duration) -> Self {
+        let followed = Self::with_custom_types(refresh, true).await;
+        eventually(|| followed.knows("first.test")).await;
+        followed
+    }
+
+    async fn with_custom_types(refresh: Duration, custom_types: bool) -> Self {
         let server = DefiningServer::new();
         server.define("first.test", "color", false);
         let pki = Pki::new();
@@ -186,18 +220,17 @@ impl Followed {
         let api = Api::start(&pki, HTTP2, handler).await;
         let client = UpstreamClient::new(&upstream_of(&pki, &api).await);
         let scopes = Scopes::new(client.clone(), ScopeConfig::default());
-        let (mut follower, catalog) = CatalogFollower::new(client, scopes.clone(), Vec::new());
+        let (follower, catalog) = CatalogFollower::new(client, scopes.clone(), Vec::new());
+        let mut follower = follower.with_custom_types(custom_types);
         follower.discovery.refresh = refresh;
         follower.read().await.unwrap();
-        let followed = Self {
+        Self {
             server,
             scopes,
             catalog,
             api,
             task: tokio::spawn(follower.run()),
-        };
-        eventually(|| followed.knows("first.test")).await;
-        followed
+        }
     }
 
     fn knows(&self, group: &str) -> bool {
@@ -263,4 +296,34 @@ async fn types_of_another_release_are_known_without_waiting_for_the_next_reading
     followed.server.is_upgraded.store(true, Ordering::SeqCst);
     followed.api.cut();
     eventually(|| followed.knows("apps")).await;
+}
+
+#[tokio::test]
+async fn unchanged_discovery_is_not_sent_again() {
+    let followed = Followed::start(Duration::from_millis(10)).await;
+    let server = &followed.server;
+    let of = |count: &AtomicUsize| count.load(Ordering::SeqCst);
+    // Twenty readings of two documents.
+    eventually(|| of(&server.unchanged) >= 40).await;
+    assert_eq!(of(&server.documents), 2);
+    let (services, readings) = (of(&server.services), of(&server.unchanged) / 2);
+    assert!(
+        (2..=readings / 4 + 2).contains(&services),
+        "APIServices were read {services} times in {readings} readings"
+    );
+    assert!(followed.catalog.has("apiextensions.k8s.io", Some("v1")));
+    server.is_upgraded.store(true, Ordering::SeqCst);
+    eventually(|| followed.knows("apps")).await;
+    assert_eq!(of(&server.documents), 3);
+}
+
+#[tokio::test]
+async fn definitions_are_not_followed_where_custom_types_are_not_needed() {
+    let followed = Followed::with_custom_types(Duration::from_millis(10), false).await;
+    assert!(followed.catalog.is_settled());
+    let server = &followed.server;
+    eventually(|| server.unchanged.load(Ordering::SeqCst) >= 40).await;
+    assert!(followed.catalog.has("apiextensions.k8s.io", Some("v1")));
+    assert!(!followed.knows("first.test"));
+    assert_eq!(server.lists.load(Ordering::SeqCst), 0);
 }

@@ -243,3 +243,15 @@ fn retention_follows_the_type_or_else_all_types() {
     assert_eq!(kept(&policy, "nodes", true), (None, Some((300, 7))));
     assert_eq!(kept(&policy, "services", false), (None, None));
 }
+
+#[test]
+fn only_policies_that_cache_custom_types_need_their_definitions() {
+    assert!(CachingPolicy::default().may_cache_custom_types());
+    let mut node = CachingPolicy::of_node("n1");
+    assert!(!node.may_cache_custom_types());
+    node.set_mode("example.org", "widgets", CacheMode::Nothing);
+    node.set_mode("apps", "daemonsets", CacheMode::Objects);
+    assert!(!node.may_cache_custom_types());
+    node.set_mode("example.org", "gadgets", CacheMode::Metadata);
+    assert!(node.may_cache_custom_types());
+}

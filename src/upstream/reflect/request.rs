@@ -48,8 +48,8 @@ impl Reflector {
             selection.parameters()
         ))
         .header(header::ACCEPT, accept);
-        if let Some(coding) = &self.accept_encoding {
-            request = request.header(header::ACCEPT_ENCODING, coding);
+        if self.compression.pays(self.client.upstream()) {
+            request = request.header(header::ACCEPT_ENCODING, "gzip");
         }
         let request = request
             .body(body::empty())
