@@ -134,7 +134,7 @@ func (c *nodeCluster) startNodeFleet(t *testing.T, way nodeSetup) *nodeFleet {
 // startZoneProxy starts a replica of the zone tier. All show the first one's certificate.
 func (f *nodeFleet) startZoneProxy(t *testing.T) *testbed.Proxy {
 	t.Helper()
-	flags := []string{"--server", f.counted.URL()}
+	flags := append([]string{"--server", f.counted.URL()}, commonFlags()...)
 	if len(f.zone) == 0 {
 		return testbed.RunProxy(t, f.ProxyKubeconfig, flags...)
 	}

@@ -31,10 +31,11 @@ type nodeSetup struct {
 	wholeTypes bool
 }
 
-// nodeFlags returns the flags of a node's proxy, with those in NODE_FLAGS.
-func nodeFlags(node int) []string {
-	return append([]string{"--node-name", nodeName(node)}, strings.Fields(os.Getenv("NODE_FLAGS"))...)
-}
+// commonFlags returns the flags that all proxies get.
+func commonFlags() []string { return strings.Fields(os.Getenv("NODE_FLAGS")) }
+
+// nodeFlags returns the flags of a node's proxy.
+func nodeFlags(node int) []string { return append(commonFlags(), "--node-name", nodeName(node)) }
 
 // TestNodeProxiesSaveUpstreamTraffic runs agents on each node, with client-go's default
 // informers on the node and its pods. It compares four set-ups: no proxy, a proxy on each node
@@ -58,7 +59,7 @@ func TestNodeProxiesSaveUpstreamTraffic(t *testing.T) {
 		{name: "without proxies"},
 		{name: "a proxy for what runs on the node", flags: nodeFlags},
 		{name: "the same behind a zone tier", flags: nodeFlags, zone: true},
-		{name: "a proxy for whole types", flags: func(int) []string { return nil }, wholeTypes: true},
+		{name: "a proxy for whole types", flags: func(int) []string { return commonFlags() }, wholeTypes: true},
 	} {
 		t.Run(way.name, func(t *testing.T) { runNodeSetup(t, c, way) })
 	}
