@@ -31,6 +31,7 @@ mod on_demand_scopes;
 mod proofs_of_freshness;
 mod reference;
 mod releases;
+mod replicas;
 mod request_smuggling;
 mod restart;
 mod restore;
