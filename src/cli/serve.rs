@@ -39,7 +39,6 @@ const CLIENTS: &str = "Client listener";
 
 /// Flags of `watershed serve`.
 #[derive(Args, Debug)]
-#[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
 pub(super) struct ServeCommand {
     /// Configuration file (YAML): source of consistent reads, cache modes and scopes, for all types
     /// or for single ones. Without it, all types are cached except secrets.

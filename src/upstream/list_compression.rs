@@ -1,5 +1,7 @@
 //! Compression of the proxy's own lists and watches.
 
+use watershed_connect::Address;
+
 use super::server::Upstream;
 
 /// Says when upstream may compress the lists and watches of scopes.
