@@ -34,10 +34,7 @@ impl ListCompression {
             Self::Always => true,
             Self::Never => false,
             Self::WherePays => {
-                let is_local = upstream
-                    .addresses()
-                    .iter()
-                    .all(|address| address.is_local());
+                let is_local = upstream.addresses().iter().all(Address::is_local);
                 !is_local || upstream.chain().is_behind_proxy()
             }
         }
