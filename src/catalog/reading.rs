@@ -58,13 +58,12 @@ impl LastReading {
         self.unchanged += 1;
         let known = self.origins.take();
         let is_due = !is_unchanged || self.unchanged >= ORIGINS_EVERY;
-        let origins = match known.filter(|_| !is_due) {
-            Some(origins) => origins,
+        let origins = if let Some(origins) = known.filter(|_| !is_due) {
+            origins
+        } else {
+            self.unchanged = 0;
             // Read afterwards: what was discovered of another server has its APIService by then.
-            None => {
-                self.unchanged = 0;
-                Origins::read(&client).await?
-            }
+            Origins::read(&client).await?
         };
         self.origins = Some(origins.clone());
         Ok((Reading { types, origins }, self))
