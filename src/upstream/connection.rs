@@ -25,6 +25,8 @@ use super::traffic::OpenConnection;
 use crate::body::Body;
 use watershed_connect::{Address, CONNECT_TIMEOUT, Dialed, DialedStream};
 
+/// Age below which a connection is not retired: a loop of proxies costs one a second.
+const MIN_AGE: Duration = Duration::from_secs(1);
 /// Interval and timeout of HTTP/2 pings, which are also sent on idle connections.
 ///
 /// A dead connection is noticed after their sum, instead of after TCP's quarter of an hour.
@@ -64,6 +66,7 @@ pub(super) struct Http2Connection {
     streams: AtomicUsize,
     /// Streams that the peer allows.
     peer_limit: Arc<AtomicUsize>,
+    /// No further request is sent on it.
     closed: Arc<AtomicBool>,
     idle_since: Mutex<Instant>,
     release: KnownRelease,
@@ -76,6 +79,9 @@ pub(super) struct Http1Connection {
     pub(super) address: Address,
     pub(super) generation: u64,
     pub(super) idle_since: Instant,
+    opened: Instant,
+    /// Its request is the last one.
+    retired: bool,
     _permit: OwnedSemaphorePermit,
 }
 
@@ -151,6 +157,8 @@ pub(super) async fn handshake(
             address,
             generation,
             idle_since,
+            opened: idle_since,
+            retired: false,
             _permit: permit,
         }));
     }
@@ -403,6 +411,19 @@ impl Lease {
         }
     }
 
+    /// Keeps further requests off the connection, if it is not a new one. It ends with the requests
+    /// that are on it.
+    pub(super) fn retire(&mut self) {
+        let is_new = |opened: Instant| opened.elapsed() < MIN_AGE;
+        match &mut self.connection {
+            Leased::Http2(connection) if !is_new(connection.opened) => {
+                connection.closed.store(true, Ordering::Release);
+            }
+            Leased::Http1(connection, _) if !is_new(connection.opened) => connection.retired = true,
+            Leased::Http2(_) | Leased::Http1(..) | Leased::Gone(_) => {}
+        }
+    }
+
     /// Returns the extension of answers that come by this connection.
     pub(super) fn served_by(&self) -> ServedBy {
         let connection = match &self.connection {
@@ -449,6 +470,7 @@ impl Lease {
         let gone = Leased::Gone(self.address().clone());
         match std::mem::replace(&mut self.connection, gone) {
             Leased::Http2(connection) => connection.give_back(),
+            Leased::Http1(connection, _) if connection.retired => {}
             Leased::Http1(mut connection, idle) => {
                 // The driver needs a moment to see the end too, and the request's body may still be
                 // on its way. A connection that closes instead is dropped here.

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::{Request, Response};
+use http::{Request, Response, StatusCode};
 
 use super::body::{End, UpstreamBody};
 use super::class::ConnectionClass;
@@ -132,6 +132,12 @@ impl Pool {
             let again = policy.copy(&request);
             let mut error = match lease.send(request).await {
                 Ok(response) => {
+                    // A balancer may lead elsewhere by now, but not by a connection that is open.
+                    let is_loop = response.status() == StatusCode::LOOP_DETECTED
+                        && group.upstream.chain().is_loop();
+                    if is_loop {
+                        lease.retire();
+                    }
                     let received = group.upstream.traffic().answered(options.purpose);
                     return Ok(answer(response, lease, policy.is_read, received));
                 }

@@ -188,8 +188,8 @@ func (tree *tree) revocation(t *testing.T) {
 }
 
 // TestTreesSurviveTheirTiers replaces the upper tier of two while a client watches at the lower
-// one: in order, and by a kill. The client sees each event once, and its watch goes on. In the end the
-// lower one becomes its own upstream, and refuses requests.
+// one: in order, and by a kill. The client sees each event once, and its watch goes on. Then the lower
+// one becomes its own upstream for a while, and refuses requests.
 func TestTreesSurviveTheirTiers(t *testing.T) {
 	if testbed.Direct {
 		t.Skip("needs proxies")
@@ -244,6 +244,10 @@ func TestTreesSurviveTheirTiers(t *testing.T) {
 			}
 			return nil
 		})
+		// Connections that lead back are not used any more, although they are open.
+		tree.zone = replica()
+		tree.front.Set(tree.zone)
+		follow(t)
 	})
 	if n := tree.leaf.Sum(t, "watershed_upstream_lists_total", "configmaps"); n > 2 {
 		t.Errorf("the leaf listed %d times", n)
