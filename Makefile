@@ -1,4 +1,4 @@
-# What developers and CI run. Every target works on a clean clone with Rust, Go and make.
+# What developers and CI run. Every target works on a clean clone with what CONTRIBUTING.md names.
 CARGO ?= cargo
 GO ?= go
 REAL := tests/real

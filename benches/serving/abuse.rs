@@ -66,7 +66,7 @@ enum Abuse {
     /// So many connections that begin with a text.
     Held(usize, Holding, String),
     RapidReset,
-    /// So many clients with dear requests.
+    /// So many clients with expensive requests.
     Hostile(usize, &'static Attack),
 }
 

@@ -72,9 +72,9 @@ pub(super) struct LimitFlags {
     /// another replica. 0.001 is a good start for several replicas behind one address.
     #[arg(long, default_value_t = 0.0, value_name = "CHANCE", value_parser = goaway_chance)]
     goaway_chance: f64,
-    /// Age from which the next request of an HTTP/2 connection ends it with GOAWAY, as above; 0s for
-    /// none. Connections of one age are spread over its last quarter. It bounds the time until the
-    /// clients of replicas behind one address are evenly spread again: 30m is a good start.
+    /// Age after which an HTTP/2 connection ends with GOAWAY on its next request, which is still
+    /// answered; 0s for none. Each connection's age is chosen between three quarters of this and all
+    /// of it. 30m is a good start for several replicas behind one address.
     #[arg(long, default_value = "0s", value_parser = duration, value_name = "DURATION")]
     max_connection_age: Duration,
     /// Maximum number of concurrent requests of one user; 0 for no limit. Watches count until they

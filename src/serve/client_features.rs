@@ -122,8 +122,8 @@ mod tests {
             watch_list: list,
         };
         let rules = [
-            rule("kube-rs/2*", None, Some(true), None),
-            rule("kube-rs/*", None, Some(false), None),
+            rule("agent-b/2*", None, Some(true), None),
+            rule("agent-b/*", None, Some(false), None),
             rule("agent", Some("events"), None, Some(false)),
             rule("", Some("events"), Some(false), None),
         ];
@@ -132,8 +132,8 @@ mod tests {
             let features = ClientFeatures::of_watch(&rules, agent, Some(&gvr));
             (features.watch_compression, features.watch_list)
         };
-        assert_eq!(of("kube-rs/1.2", "", "pods"), (false, true));
-        assert_eq!(of("kube-rs/2.0", "", "events"), (true, true));
+        assert_eq!(of("agent-b/1.2", "", "pods"), (false, true));
+        assert_eq!(of("agent-b/2.0", "", "events"), (true, true));
         assert_eq!(of("agent", "", "pods"), (true, true));
         // Events of both groups are the same objects.
         assert_eq!(of("agent", "", "events"), (false, false));

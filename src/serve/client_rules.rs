@@ -21,7 +21,7 @@ pub struct ClientRule {
 /// A pattern of `User-Agent` headers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AgentPattern {
-    /// The whole header.
+    /// The whole header; of clients that send none, if it is empty.
     Exactly(String),
     /// Its beginning.
     BeginsWith(String),

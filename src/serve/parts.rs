@@ -1,4 +1,4 @@
-//! What answers requests from memory, put together.
+//! The service's parts (caches, limits, forwarder), and the order in which they answer a request.
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 use std::time::Instant;

@@ -4,10 +4,10 @@ use watershed_connect::Address;
 
 use super::server::Upstream;
 
-/// Says when upstream may compress the lists and watches of scopes.
+/// Policy for compressing the lists and watches of scopes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ListCompression {
-    /// Where bytes are dear or compression is cheap: upstream is on another machine, or a proxy,
+    /// Where it saves more than it costs: upstream is on another machine, or a proxy,
     /// which compresses an event once for all who follow it.
     #[default]
     WherePays,

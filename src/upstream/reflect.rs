@@ -107,8 +107,8 @@ impl Reflector {
         }
     }
 
-    /// Says when upstream may compress lists and watches. That saves bytes and costs time at both
-    /// ends.
+    /// Sets the policy for compressing lists and watches. Compression saves bytes and costs time at
+    /// both ends.
     #[must_use]
     pub fn compressed(self, compression: ListCompression) -> Self {
         Self {

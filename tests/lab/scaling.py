@@ -60,12 +60,15 @@ class Costs:
     # What a node's proxy adds at upstream: requests when it starts, and in an hour of its own.
     node_start_requests: float = 25.0
     node_hourly_requests: float = 140.0
-    node_memory: float = 30 * MIB
+    # Watches at upstream of a node's proxy, and of a replica of the tier with its connections.
+    node_watches: float = 6.0
+    replica_watches: float = 10.0
+    replica_connections: float = 2.0
 
 
 @dataclass
 class Load:
-    """What one way to serve the cluster costs."""
+    """Costs of one set-up."""
 
     name: str
     api_watches: float
@@ -124,7 +127,7 @@ def direct(cluster: Cluster, costs: Costs) -> Load:
 
 def node_proxies(cluster: Cluster, costs: Costs) -> Load:
     """Returns the load of a proxy on each node, without a zone tier."""
-    watches = cluster.nodes * 6 + cluster.central
+    watches = cluster.nodes * costs.node_watches + cluster.central
     deliveries = cluster.changes * (1 + cluster.central)
     objects = cluster.pods * (1 + cluster.central)
     sent = deliveries * wire(costs)
@@ -148,7 +151,7 @@ def zone_tier(cluster: Cluster, costs: Costs, on_nodes: bool) -> Load:
     deliveries = cluster.changes * tier
     clients = 1 if on_nodes else cluster.agents
     # What the tier asks for a client: reviews of its token and rights when watches begin again.
-    clients_watches = cluster.nodes * (6 if on_nodes else clients * 2)
+    clients_watches = cluster.nodes * (costs.node_watches if on_nodes else clients * 2)
     reviews = clients_watches / (cluster.watch_minutes * 60)
     own = cluster.nodes * costs.node_hourly_requests / 3600 if on_nodes else 0
     below = cluster.changes * (clients + cluster.central) / tier
@@ -161,14 +164,15 @@ def zone_tier(cluster: Cluster, costs: Costs, on_nodes: bool) -> Load:
     )
     return Load(
         name=name,
-        api_watches=tier * 10,
-        api_connections=tier * 2,
+        api_watches=tier * costs.replica_watches,
+        api_connections=tier * costs.replica_connections,
         api_deliveries=deliveries,
         api_requests=reviews + own,
         api_bytes=deliveries * wire(costs),
         between_zones=deliveries * wire(costs) * outside(cluster),
         start_bytes=cluster.pods * tier * wire(costs),
-        start_cpu=cluster.pods * tier * costs.api_list_object,
+        start_cpu=cluster.pods * tier * costs.api_list_object
+        + (cluster.nodes * costs.node_start_requests * costs.api_request if on_nodes else 0),
         replica=Replica(
             memory=memory,
             cores=cluster.changes * costs.event + below * costs.delivery,
@@ -188,7 +192,7 @@ def table(loads: list[Load], cluster: Cluster, costs: Costs) -> str:
     rows = [
         ("watches", lambda l: f"{l.api_watches:,.0f}"),
         ("connections", lambda l: f"{l.api_connections:,.0f}"),
-        ("memory of both (GiB)", lambda l: f"{memory(l) / GIB:.2f}"),
+        ("memory of both (MiB)", lambda l: f"{memory(l) / MIB:,.1f}"),
         ("deliveries of events a second", lambda l: f"{l.api_deliveries:,.0f}"),
         ("CPU of deliveries (cores)", lambda l: f"{l.api_deliveries * costs.api_delivery:.2f}"),
         ("requests a second", lambda l: f"{l.api_requests:,.0f}"),

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -29,8 +30,8 @@ import (
 //
 // `make simulate-cluster` builds the control plane and gives the figures in docs/benchmarks.md.
 func TestWholeClusterReadsFromMemory(t *testing.T) {
-	if testbed.Direct || !fleet.HasControlPlane() {
-		t.Skip("needs a proxy, a controller manager and a scheduler")
+	if testbed.Direct || os.Getenv("FLEET_NODES") == "" || !fleet.HasControlPlane() {
+		t.Skip("needs a proxy, a controller manager and a scheduler: make simulate-cluster")
 	}
 	nodes, deployments := fromEnvironment(t, "FLEET_NODES", 5), fromEnvironment(t, "FLEET_DEPLOYMENTS", 5)
 	seconds := fromEnvironment(t, "FLEET_SECONDS", 20)

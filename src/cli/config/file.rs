@@ -340,7 +340,7 @@ fn agent<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<AgentPatte
         Some(start) => (start, AgentPattern::BeginsWith(start.to_owned())),
         None => (&*text, AgentPattern::Exactly(text.clone())),
     };
-    if start.contains('*') || text.is_empty() {
+    if start.contains('*') {
         return Err(D::Error::custom(format!(
             "{text:?} is no pattern: write the whole User-Agent, or its beginning with * behind it"
         )));

@@ -337,12 +337,13 @@ mod tests {
     #[test]
     fn features_are_turned_off_for_clients_and_types() {
         let policy = parsed(
-            "clients:\n- userAgent: kube-rs/*\n  watchCompression: false\n\
-             - userAgent: agent\n  group: apps\n  resource: deployments\n  watchList: false\n",
+            "clients:\n- userAgent: old-agent/*\n  watchCompression: false\n\
+             - userAgent: agent\n  group: apps\n  resource: deployments\n  watchList: false\n\
+             - userAgent: \"\"\n  watchCompression: false\n",
         );
         let rules = [
             ClientRule {
-                user_agent: Some(AgentPattern::BeginsWith("kube-rs/".to_owned())),
+                user_agent: Some(AgentPattern::BeginsWith("old-agent/".to_owned())),
                 watch_compression: Some(false),
                 ..ClientRule::default()
             },
@@ -352,12 +353,16 @@ mod tests {
                 watch_list: Some(false),
                 ..ClientRule::default()
             },
+            ClientRule {
+                user_agent: Some(AgentPattern::Exactly(String::new())),
+                watch_compression: Some(false),
+                ..ClientRule::default()
+            },
         ];
         assert_eq!(policy.unwrap().client_rules, rules);
         for text in [
-            "clients:\n- userAgent: kube-rs/*\n",
+            "clients:\n- userAgent: old-agent/*\n",
             "clients:\n- userAgent: \"*rs\"\n  watchList: false\n",
-            "clients:\n- userAgent: \"\"\n  watchList: false\n",
             "clients:\n- group: apps\n  watchList: false\n",
             "clients:\n- resource: \"\"\n  watchList: false\n",
         ] {
