@@ -1,9 +1,8 @@
-//! Finishes a version that several deletions share, on types whose objects expire.
+//! Finishes a version that several deletions share, as those of events that expire.
 use std::future::pending;
 use std::time::Duration;
 
 use tokio::time::{sleep, timeout};
-use watershed_protocol::GroupVersionResource;
 
 use crate::store::{StoreReader, UnfinishedVersion};
 use crate::upstream::{Backoff, Probe};
@@ -15,13 +14,6 @@ const IN_TRANSIT: Duration = Duration::from_millis(200);
 const ANSWER: Duration = Duration::from_secs(5);
 /// Longest pause between two questions. They begin at [`IN_TRANSIT`].
 const MAX_PAUSE: Duration = Duration::from_secs(30);
-
-/// Returns `true` for the types whose objects expire, and so can be deleted together.
-///
-/// Source: `pkg/registry/core/event/storage/storage.go` (`TTLFunc`), the only one in Kubernetes.
-pub(super) fn objects_expire(gvr: &GroupVersionResource) -> bool {
-    &*gvr.resource == "events" && matches!(&*gvr.group, "" | "events.k8s.io")
-}
 
 /// Asks upstream, while a version is unfinished, how many objects it has at that version. Returns
 /// its answer once these are all that are left here. Waits for ever while no version is unfinished.

@@ -20,7 +20,6 @@ use super::config::{Derivation, Retention, ScopeConfig};
 use super::continuity::Continuity;
 use super::derived::{DerivationFailures, DerivedFeed, JsonPrinter};
 use super::feed::ScopeFeed;
-use super::finish::objects_expire;
 use super::handle::ScopeHandle;
 use super::idle::IdleTracker;
 use super::key::ScopeKey;
@@ -425,7 +424,7 @@ impl Scopes {
     /// Starts the task of a new scope.
     fn start(&self, key: ScopeKey, target: ReflectorTarget, retention: Retention) -> Arc<Scope> {
         let (mut writer, reader) = store::new(retention.window.unwrap_or(self.config.window));
-        let probe = objects_expire(&key.gvr).then(|| {
+        let probe = key.gvr.is_event().then(|| {
             writer.expect_shared_deletions();
             Probe::new(
                 self.client.clone(),

@@ -8,6 +8,7 @@ import (
 	"watershed.test/real/internal/api"
 	"watershed.test/real/internal/compare"
 	"watershed.test/real/internal/objects"
+	"watershed.test/real/internal/poll"
 	"watershed.test/real/internal/testbed"
 )
 
@@ -119,5 +120,31 @@ func TestShortPagesLikeUpstream(t *testing.T) {
 	compare.CompareAll(t, requests(parts))
 	if n := found.Sources["forward; reason=paging"]; n > 0 {
 		t.Errorf("%d short pages were forwarded", n)
+	}
+}
+
+// TestCustomTypesNamedEventsHaveAWatchCache asks for pages of a custom type named like the API
+// server's events. Version 0 lifts their limit, as that of other custom types.
+func TestCustomTypesNamedEventsHaveAWatchCache(t *testing.T) {
+	t.Parallel()
+	ns := objects.Namespace(t)
+	w := objects.NewWidget(t)
+	w.Plural = "events"
+	w.Define(t, testbed.Upstream)
+	for i, name := range []string{"a", "b", "c"} {
+		testbed.Upstream.Must(t, api.Request{Method: "POST", Path: w.Path(ns, ""), Body: w.Object(name, i)})
+	}
+	for _, query := range []string{"?resourceVersion=0&limit=1", "?limit=1"} {
+		r := api.Request{Path: w.Path(ns, "") + query}
+		// Version 0 may be a moment old on either side, and a proof late.
+		poll.Until(t, "upstream's answer to "+query+" from memory", func() error {
+			want, got := testbed.Upstream.Send(t, r), testbed.Proxied.Send(t, r)
+			w, g := compare.BlankTokens(want.Comparable(nil)), compare.BlankTokens(got.Comparable(nil))
+			source := got.Header.Get("X-Watershed-Source")
+			if w != g || !testbed.Direct && strings.HasPrefix(source, "forward") {
+				return fmt.Errorf("\nupstream: %s\nproxied: %s from %q", w, g, source)
+			}
+			return nil
+		})
 	}
 }

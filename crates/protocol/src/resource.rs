@@ -68,6 +68,16 @@ impl GroupVersionResource {
         TYPES.contains(&(&*self.group, &*self.resource))
     }
 
+    /// Returns `true` for the API server's events, in both of their groups.
+    ///
+    /// They differ from other types, and from custom types of that name. They expire, so that many
+    /// can be deleted together, and upstream reads them from etcd, as it has no watch cache of them.
+    /// Source: `kubernetes/pkg/registry/core/event/storage/storage.go` (`TTLFunc`),
+    /// `kubernetes/pkg/kubeapiserver/default_storage_factory_builder.go` (`DefaultWatchCacheSizes`).
+    pub fn is_event(&self) -> bool {
+        &*self.resource == "events" && matches!(&*self.group, "" | "events.k8s.io")
+    }
+
     /// Returns `resource.group`, or the bare resource in the core group, as upstream's messages do.
     pub fn qualified_resource(&self) -> String {
         if self.group.is_empty() {
@@ -84,6 +94,26 @@ impl fmt::Display for GroupVersionResource {
             write!(f, "{}.{}", self.resource, self.version)
         } else {
             write!(f, "{}.{}.{}", self.resource, self.version, self.group)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn custom_types_named_events_are_no_events() {
+        let is_event =
+            |group, resource| GroupVersionResource::new(group, "v1", resource).is_event();
+        assert!(is_event("", "events") && is_event("events.k8s.io", "events"));
+        for (group, resource) in [
+            ("example.com", "events"),
+            ("events.k8s.io.example.com", "events"),
+            ("", "pods"),
+            ("events.k8s.io", "pods"),
+        ] {
+            assert!(!is_event(group, resource), "{group} {resource}");
         }
     }
 }

@@ -30,7 +30,7 @@ pub(super) fn plan(
         _ => ForwardReason::Parameters,
     })?;
     context.permit(freshness)?;
-    let is_from_etcd = *context.resource.gvr.resource == *"events";
+    let is_from_etcd = context.resource.gvr.is_event();
     let is_exact = matches!(freshness, Freshness::Exact(_));
     let limit = page_limit(&options, is_from_etcd).filter(|_| {
         // Upstream reads a single key then, and there is no second page.
