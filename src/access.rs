@@ -69,7 +69,7 @@ use own::OwnIdentity;
 use review_queues::ReviewQueues;
 use service_account::ServiceAccounts;
 use token_inspection::TokenInspection;
-use token_issuer::TokenIssuer;
+use token_issuer::{IssuerQuery, TokenIssuer};
 
 /// The header of what passed priority and fairness, which comes after authentication.
 /// Source: `apiserver/pkg/server/filters/priority-and-fairness.go`.
@@ -128,7 +128,12 @@ impl Access {
             Some(config) => Some(Arc::new(FrontProxies::load(config).await?)),
             None => None,
         };
-        let issuer = Arc::new(TokenIssuer::new(client.clone()));
+        let query = if authentication.refuse_invalid {
+            IssuerQuery::KeysAndName
+        } else {
+            IssuerQuery::Keys
+        };
+        let issuer = Arc::new(TokenIssuer::new(client.clone(), query));
         let inspection = authentication
             .refuse_invalid
             .then(|| TokenInspection::new(Arc::clone(&issuer)));

@@ -70,7 +70,9 @@ impl TokenInspection {
         }
         // The key may be new.
         let documents = self.issuer.documents_since(arrived).await?;
-        let is_unknown = documents.is_named(&claims.iss) && documents.keys.find(&key).is_none();
+        let is_unknown = documents.is_named(&claims.iss)
+            && documents.has_all_keys()
+            && documents.keys.find(&key).is_none();
         is_unknown.then_some(TokenDefect::UnknownKey)
     }
 }

@@ -23,6 +23,11 @@ const ISSUER_PATH: &str = "/.well-known/openid-configuration";
 /// The issuer of tokens that never expire and have no key of their own.
 /// Source: `pkg/serviceaccount/legacy.go` (LegacyIssuer).
 const LEGACY_ISSUER: &str = "kubernetes/serviceaccount";
+/// The header of keys that are files of upstream, in all its releases. That of an external signer's
+/// keys counts the seconds until they are fetched again.
+/// Source: `pkg/serviceaccount/jwt.go`, `pkg/serviceaccount/externaljwt/plugin/keycache.go`
+/// (`GetCacheAgeMaxSeconds`).
+const STATIC_KEYS: &str = "public, max-age=3600";
 /// Time for which the documents are cached. A withdrawn key is accepted for at most this long.
 const DOCUMENTS_TTL: Duration = Duration::from_mins(1);
 /// Shortest time between two readings of the documents.
@@ -33,9 +38,18 @@ const RETRY_AFTER_FAILURE: Duration = Duration::from_secs(10);
 const FETCH_TIMEOUT: Duration = Duration::from_secs(5);
 const MAX_DOCUMENT_BYTES: usize = 1 << 20;
 
+/// The documents that are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum IssuerQuery {
+    /// The keys. They suffice for validating tokens that upstream accepted.
+    Keys,
+    KeysAndName,
+}
+
 /// Reads what upstream publishes about its issuer, and caches it for a minute.
 pub(super) struct TokenIssuer {
     client: UpstreamClient,
+    query: IssuerQuery,
     known: ArcSwapOption<IssuerDocuments>,
     /// The time of the last failure. The lock is held while the documents are fetched.
     failed: Mutex<Option<Instant>>,
@@ -44,10 +58,16 @@ pub(super) struct TokenIssuer {
 /// What upstream published at one time.
 pub(super) struct IssuerDocuments {
     pub(super) keys: JwkSet,
-    /// `None` if upstream does not say.
+    /// Upstream sent [`STATIC_KEYS`] with the keys.
+    said_static: bool,
+    /// It did so twice, more than a second apart, so that it was no number on its way down.
+    are_static: bool,
+    /// `None` if upstream does not say, or was not asked.
     name: Option<String>,
-    /// A moment before the request.
+    /// A moment before the requests.
     requested: Instant,
+    /// A moment after the answers.
+    received: Instant,
     clock: Option<UpstreamClock>,
 }
 
@@ -66,9 +86,10 @@ struct IssuerDocument {
 // === impl TokenIssuer ===
 
 impl TokenIssuer {
-    pub(super) fn new(client: UpstreamClient) -> Self {
+    pub(super) fn new(client: UpstreamClient, query: IssuerQuery) -> Self {
         Self {
             client,
+            query,
             known: ArcSwapOption::empty(),
             failed: Mutex::default(),
         }
@@ -106,21 +127,19 @@ impl TokenIssuer {
         if failed.is_some_and(|at| at.elapsed() < RETRY_AFTER_FAILURE) {
             return None;
         }
-        if let Some(known) = known {
-            tokio::time::sleep(PACE.saturating_sub(known.requested.elapsed())).await;
+        if let Some(known) = &known {
+            tokio::time::sleep(PACE.saturating_sub(known.received.elapsed())).await;
         }
         // Set in advance, in case this task is dropped in the middle of the request.
         *failed = Some(Instant::now() + FETCH_TIMEOUT);
-        let answer = timeout(FETCH_TIMEOUT, self.fetch()).await;
-        let reason = match answer {
-            Ok(Ok(documents)) => {
+        let reason = match self.fetch(known.as_deref()).await {
+            Ok(documents) => {
                 *failed = None;
                 let documents = Arc::new(documents);
                 self.known.store(Some(Arc::clone(&documents)));
                 return Some(documents);
             }
-            Ok(Err(reason)) => reason,
-            Err(_) => format!("no answer within {FETCH_TIMEOUT:?}"),
+            Err(reason) => reason,
         };
         *failed = Some(Instant::now());
         tracing::warn!(
@@ -131,46 +150,70 @@ impl TokenIssuer {
         None
     }
 
-    async fn fetch(&self) -> Result<IssuerDocuments, String> {
+    async fn fetch(&self, before: Option<&IssuerDocuments>) -> Result<IssuerDocuments, String> {
         // The age counts from before the requests, so the documents are never older than that.
         let requested = Instant::now();
-        // Keys suffice for validating tokens that upstream accepted.
-        let name = self
-            .get::<IssuerDocument>(ISSUER_PATH, "application/json")
-            .await;
-        let name = name.inspect_err(|reason| tracing::debug!(reason, "the issuer is not known"));
-        let (keys, clock) = self.get(KEYS_PATH, "application/jwk-set+json").await?;
+        // At the same time, so that a slow name takes nothing of the keys' time.
+        let (keys, name) = tokio::join!(self.keys(), self.name());
+        let (keys, headers) = keys?;
+        let lifetime = headers.get(header::CACHE_CONTROL);
+        let said_static = lifetime.is_some_and(|lifetime| lifetime == STATIC_KEYS);
         Ok(IssuerDocuments {
             keys,
-            name: name.ok().map(|(document, _)| document.issuer),
+            said_static,
+            are_static: said_static && before.is_some_and(|before| before.said_static),
+            name,
             requested,
-            clock,
+            received: Instant::now(),
+            clock: UpstreamClock::read(&headers),
         })
+    }
+
+    async fn keys(&self) -> Result<(JwkSet, HeaderMap), String> {
+        self.get(KEYS_PATH, "application/jwk-set+json").await
+    }
+
+    async fn name(&self) -> Option<String> {
+        if self.query == IssuerQuery::Keys {
+            return None;
+        }
+        match self.get(ISSUER_PATH, "application/json").await {
+            Ok((IssuerDocument { issuer }, _)) => Some(issuer),
+            Err(reason) => {
+                tracing::debug!(reason, "the issuer is not known");
+                None
+            }
+        }
     }
 
     async fn get<T: DeserializeOwned>(
         &self,
         path: &str,
         accept: &str,
-    ) -> Result<(T, Option<UpstreamClock>), String> {
+    ) -> Result<(T, HeaderMap), String> {
         let request = Request::get(path)
             .header(header::ACCEPT, accept)
             .body(body::empty())
             .map_err(|error| error.to_string())?;
-        let response = self
-            .client
-            .send(ConnectionClass::Short, request, SendOptions::default())
+        let asked = async {
+            let response = self
+                .client
+                .send(ConnectionClass::Short, request, SendOptions::default())
+                .await
+                .map_err(|error| error.to_string())?;
+            let (parts, body) = response.into_parts();
+            if parts.status != StatusCode::OK {
+                return Err(format!("{} to {path}", parts.status));
+            }
+            let bytes = body::whole(body, MAX_DOCUMENT_BYTES)
+                .await
+                .map_err(|error| error.to_string())?;
+            let document = serde_json::from_slice(&bytes).map_err(|error| error.to_string())?;
+            Ok((document, parts.headers))
+        };
+        timeout(FETCH_TIMEOUT, asked)
             .await
-            .map_err(|error| error.to_string())?;
-        if response.status() != StatusCode::OK {
-            return Err(format!("{} to {path}", response.status()));
-        }
-        let clock = UpstreamClock::read(response.headers());
-        let bytes = body::whole(response.into_body(), MAX_DOCUMENT_BYTES)
-            .await
-            .map_err(|error| error.to_string())?;
-        let document = serde_json::from_slice(&bytes).map_err(|error| error.to_string())?;
-        Ok((document, clock))
+            .map_err(|_| format!("no answer to {path} within {FETCH_TIMEOUT:?}"))?
     }
 }
 
@@ -180,6 +223,12 @@ impl IssuerDocuments {
     /// Returns `true` if the issuer has this name, and its tokens expire.
     pub(super) fn is_named(&self, name: &str) -> bool {
         name != LEGACY_ISSUER && self.name.as_deref() == Some(name)
+    }
+
+    /// Returns `true` if upstream has no key but these. An external signer may have others: keys that
+    /// it excludes from discovery, and new ones, which upstream fetches when a token names them.
+    pub(super) fn has_all_keys(&self) -> bool {
+        self.are_static
     }
 
     /// Returns a second since the epoch that has passed on upstream's clock. The proxy's own clock
@@ -194,7 +243,7 @@ impl IssuerDocuments {
 // === impl UpstreamClock ===
 
 impl UpstreamClock {
-    /// Reads the time at which upstream sent an answer that has just arrived.
+    /// Reads the time at which upstream sent an answer that has arrived.
     fn read(headers: &HeaderMap) -> Option<Self> {
         let date = headers.get(header::DATE)?.to_str().ok()?;
         let sent = jiff::fmt::rfc2822::parse(date).ok()?;
@@ -204,3 +253,6 @@ impl UpstreamClock {
         })
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -77,7 +77,8 @@ pub(super) struct CallerFlags {
     validate_service_account_tokens_locally: bool,
     /// Refuse service accounts' tokens without a review if they have expired, or if the API server
     /// does not have their key. Not where a webhook or a token file of the API server accepts such
-    /// tokens of its own issuer. Needs the ClusterRole system:service-account-issuer-discovery.
+    /// tokens of its own issuer, nor with its flag --service-account-signing-endpoint. Needs the
+    /// ClusterRole system:service-account-issuer-discovery.
     #[arg(long)]
     refuse_invalid_service_account_tokens: bool,
     /// Time for which the review of an accepted token is cached.

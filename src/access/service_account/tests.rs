@@ -3,7 +3,7 @@ use jsonwebtoken::{EncodingKey, Header, encode, get_current_timestamp};
 use serde_json::{Value, json};
 
 use super::*;
-use crate::access::token_issuer::KEYS_PATH;
+use crate::access::token_issuer::{IssuerQuery, KEYS_PATH};
 use crate::upstream::UpstreamClient;
 
 struct Signer {
@@ -157,7 +157,7 @@ async fn is_valid(existing: &[&'static str], claims: &Value) -> bool {
     let client = UpstreamClient::new(&crate::test_support::upstream_of(&pki, &api).await);
     let objects = ExistingObjects(existing.to_vec());
     let accounts = ServiceAccounts::new(
-        Arc::new(TokenIssuer::new(client)),
+        Arc::new(TokenIssuer::new(client, IssuerQuery::Keys)),
         Vec::new(),
         Arc::new(objects),
     );

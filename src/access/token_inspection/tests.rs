@@ -1,8 +1,11 @@
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use futures_util::future::join_all;
 use http::header;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::access::token_issuer::KEYS_PATH;
+use crate::access::token_issuer::{IssuerQuery, KEYS_PATH};
 use crate::test_support::{self, Api, HTTP2, Pki};
 use crate::upstream::UpstreamClient;
 
@@ -15,32 +18,42 @@ fn token(header: &Value, claims: &Value) -> String {
     format!("{}.{}.c2lnbmF0dXJl", encode(header), encode(claims))
 }
 
-/// Returns an inspection by documents of this issuer without keys, sent at `date`.
-async fn inspection(issuer: &'static str, date: Option<&'static str>) -> (TokenInspection, Api) {
+/// The header of static keys.
+const STATIC: &[&str] = &["public, max-age=3600"];
+
+/// Returns an inspection by documents of this issuer without keys, sent at `date`. The keys have
+/// these lifetimes, one after the other; the last of them from then on.
+async fn inspection(
+    issuer: &'static str,
+    date: Option<&'static str>,
+    lifetimes: &'static [&'static str],
+) -> (TokenInspection, Api) {
     let pki = Pki::new();
-    let api = Api::start(&pki, HTTP2, move |request, _| async move {
+    let readings = Arc::new(AtomicUsize::new(0));
+    let api = Api::start(&pki, HTTP2, move |request, _| {
         let is_keys = request.uri().path() == KEYS_PATH;
         let document = json!({"issuer": issuer, "keys": []});
         let mut response = test_support::text(document.to_string());
-        let date = date.unwrap_or("some day");
         if is_keys {
-            let date = date.parse().unwrap();
-            response.headers_mut().insert(header::DATE, date);
+            let headers = response.headers_mut();
+            headers.insert(header::DATE, date.unwrap_or("some day").parse().unwrap());
+            let reading = readings.fetch_add(1, Ordering::SeqCst);
+            if let Some(lifetime) = lifetimes.get(reading).or(lifetimes.last()) {
+                headers.insert(header::CACHE_CONTROL, lifetime.parse().unwrap());
+            }
         }
-        response
+        async { response }
     })
     .await;
     let client = UpstreamClient::new(&test_support::upstream_of(&pki, &api).await);
-    (
-        TokenInspection::new(Arc::new(TokenIssuer::new(client))),
-        api,
-    )
+    let issuer = TokenIssuer::new(client, IssuerQuery::KeysAndName);
+    (TokenInspection::new(Arc::new(issuer)), api)
 }
 
 #[tokio::test]
 async fn a_token_has_expired_once_upstreams_clock_is_beyond_all_leeway() {
     let (date, noon) = NOON;
-    let (inspection, _api) = inspection(ISSUER, Some(date)).await;
+    let (inspection, _api) = inspection(ISSUER, Some(date), STATIC).await;
     let expires = async |at: Option<i64>| {
         let claims = json!({"iss": ISSUER, "exp": at});
         inspection.defect(&token(&json!({}), &claims)).await
@@ -55,18 +68,35 @@ async fn a_token_has_expired_once_upstreams_clock_is_beyond_all_leeway() {
 
 #[tokio::test]
 async fn nothing_has_expired_while_upstreams_clock_is_unknown() {
-    let (inspection, _api) = inspection(ISSUER, None).await;
+    let (inspection, _api) = inspection(ISSUER, None, STATIC).await;
     let claims = json!({"iss": ISSUER, "exp": 1});
     assert_eq!(inspection.defect(&token(&json!({}), &claims)).await, None);
-    let unknown = token(&json!({"kid": "one"}), &claims);
-    let defect = inspection.defect(&unknown).await;
-    assert_eq!(defect, Some(TokenDefect::UnknownKey));
+}
+
+#[tokio::test]
+async fn unknown_keys_are_refused_only_where_upstream_has_no_others() {
+    let cases: [(&'static [&'static str], _); 5] = [
+        (STATIC, Some(TokenDefect::UnknownKey)),
+        // Those of an external signer are fetched again.
+        (&["public, max-age=3600", "public, max-age=3599"], None),
+        (&["public, max-age=3601", "public, max-age=3600"], None),
+        (&["public, max-age=59"], None),
+        (&[], None),
+    ];
+    let unknown = token(&json!({"kid": "one"}), &json!({"iss": ISSUER}));
+    let checks = cases.map(async |(lifetimes, wanted)| {
+        let (inspection, _api) = inspection(ISSUER, None, lifetimes).await;
+        // One reading does not tell a number on its way down.
+        assert_eq!(inspection.defect(&unknown).await, None, "{lifetimes:?}");
+        assert_eq!(inspection.defect(&unknown).await, wanted, "{lifetimes:?}");
+    });
+    join_all(checks).await;
 }
 
 #[tokio::test]
 async fn tokens_of_the_legacy_issuer_are_reviewed() {
     const LEGACY: &str = "kubernetes/serviceaccount";
-    let (inspection, _api) = inspection(LEGACY, Some(NOON.0)).await;
+    let (inspection, _api) = inspection(LEGACY, Some(NOON.0), STATIC).await;
     let claims = json!({"iss": LEGACY, "exp": 1});
     let legacy = token(&json!({"kid": "one"}), &claims);
     assert_eq!(inspection.defect(&legacy).await, None);

@@ -152,7 +152,8 @@ impl SimulatedServer {
         &self.simulation.access
     }
 
-    /// Publishes a JSON document at a path outside of the API groups; `None` takes it away.
+    /// Publishes a JSON document at a path outside of the API groups, with the header of those about
+    /// the issuer of tokens; `None` takes it away.
     pub fn publish(&self, path: &str, document: Option<&str>) {
         let mut documents = self.simulation.documents.write();
         match document {

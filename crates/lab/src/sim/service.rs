@@ -340,7 +340,12 @@ impl SimulatorService {
             }
             (&Method::GET, path) => {
                 if let Some(document) = self.simulation.documents.read().get(path) {
-                    return Ok(json(200, document.clone()));
+                    let mut response = json(200, document.clone());
+                    let lifetime = HeaderValue::from_static("public, max-age=3600");
+                    response
+                        .headers_mut()
+                        .insert(header::CACHE_CONTROL, lifetime);
+                    return Ok(response);
                 }
                 let document = discovery::legacy(path, |index| self.simulation.state.served(index));
                 let document = document.ok_or_else(Failure::no_such_path)?;
