@@ -5,13 +5,15 @@
 mod custom;
 mod definitions;
 mod discovery;
+mod discovery_error;
+mod fetch;
 mod follower;
 pub mod metrics;
 mod origin;
 mod reading;
 mod types;
 
-pub use discovery::DiscoveryError;
+pub use discovery_error::DiscoveryError;
 pub use follower::CatalogFollower;
 pub use origin::is_built_in;
 pub use types::{Catalog, ResourceType};

@@ -8,7 +8,7 @@ use watershed_protocol::{FieldTable, GroupVersionResource, TablePrinter};
 
 use super::custom::{CustomType, CustomTypeName, CustomTypes};
 use super::definitions::{DefinitionFeed, DefinitionNews};
-use super::discovery::DiscoveryError;
+use super::discovery_error::DiscoveryError;
 use super::origin::{Origin, Origins};
 use super::reading::{DiscoveryReader, Reading};
 use super::types::{Catalog, ResourceType, Types};

@@ -7,7 +7,8 @@ use std::collections::HashMap;
 use http::StatusCode;
 use serde::Deserialize;
 
-use super::discovery::{DiscoveryError, get};
+use super::discovery_error::DiscoveryError;
+use super::fetch::get;
 use crate::upstream::UpstreamClient;
 use watershed_protocol::GroupVersionResource;
 

@@ -5,7 +5,8 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tokio::time::{Instant, sleep_until};
 
-use super::discovery::{self, DiscoveredType, DiscoveryError, ReadDocuments};
+use super::discovery::{self, DiscoveredType, ReadDocuments};
+use super::discovery_error::DiscoveryError;
 use super::origin::Origins;
 use crate::upstream::{Backoff, ServedBy, UpstreamClient};
 
@@ -18,10 +19,6 @@ const SETTLE: Duration = Duration::from_millis(500);
 /// Interval between readings because of a sign. Behind a load balancer, each watch may lead to
 /// another release.
 const SIGNS: Duration = Duration::from_secs(10);
-
-/// The APIServices are read with every so many readings, and with each that brings other documents.
-/// A group that goes to another server nearly always has another document there.
-const ORIGINS_EVERY: u32 = 5;
 
 /// The types that discovery named.
 #[derive(Debug)]
@@ -40,34 +37,18 @@ impl Reading {
     }
 }
 
-/// The result of the last reading, for the next one.
-#[derive(Clone, Debug, Default)]
-struct LastReading {
-    documents: ReadDocuments,
-    origins: Option<Origins>,
-    /// Readings since the origins were read.
-    unchanged: u32,
-}
+/// A reading, with the documents for the next one.
+type DocumentedReading = (Reading, ReadDocuments);
 
-impl LastReading {
-    async fn take(
-        mut self,
-        client: UpstreamClient,
-    ) -> Result<(Reading, LastReading), DiscoveryError> {
-        let (types, is_unchanged) = discovery::read(&client, &mut self.documents).await?;
-        self.unchanged += 1;
-        let known = self.origins.take();
-        let is_due = !is_unchanged || self.unchanged >= ORIGINS_EVERY;
-        let origins = if let Some(origins) = known.filter(|_| !is_due) {
-            origins
-        } else {
-            self.unchanged = 0;
-            // Read afterwards: what was discovered of another server has its APIService by then.
-            Origins::read(&client).await?
-        };
-        self.origins = Some(origins.clone());
-        Ok((Reading { types, origins }, self))
-    }
+/// Reads all types, and the servers that answer for them.
+async fn read(
+    client: UpstreamClient,
+    mut documents: ReadDocuments,
+) -> Result<DocumentedReading, DiscoveryError> {
+    let types = discovery::read(&client, &mut documents).await?;
+    // Read afterwards: what was discovered of another server has its APIService by then.
+    let origins = Origins::read(&client).await?;
+    Ok((Reading { types, origins }, documents))
 }
 
 /// Reads discovery.
@@ -81,8 +62,8 @@ pub(super) struct DiscoveryReader {
     sign: Option<ChangeSign>,
     /// The last moment of a reading because of a sign.
     last_sign: Option<Instant>,
-    last: LastReading,
-    job: Option<BoxFuture<'static, Result<(Reading, LastReading), DiscoveryError>>>,
+    documents: ReadDocuments,
+    job: Option<BoxFuture<'static, Result<DocumentedReading, DiscoveryError>>>,
 }
 
 /// A sign that discovery has changed.
@@ -103,7 +84,7 @@ impl DiscoveryReader {
             due: Instant::now(),
             sign: None,
             last_sign: None,
-            last: LastReading::default(),
+            documents: ReadDocuments::default(),
             job: None,
         }
     }
@@ -111,7 +92,7 @@ impl DiscoveryReader {
     /// Reads everything at once. A reading that is under way does not count.
     pub(super) fn read_anew(&mut self) {
         self.job = None;
-        self.last = LastReading::default();
+        self.documents = ReadDocuments::default();
         self.due = Instant::now();
     }
 
@@ -145,12 +126,12 @@ impl DiscoveryReader {
                 }
                 None => self.client.clone(),
             };
-            self.last.clone().take(client).boxed()
+            read(client, self.documents.clone()).boxed()
         });
         let read = job.await;
         self.job = None;
-        let read = read.map(|(reading, last)| {
-            self.last = last;
+        let read = read.map(|(reading, documents)| {
+            self.documents = documents;
             reading
         });
         let pause = if read.is_ok() {

@@ -306,11 +306,8 @@ async fn unchanged_discovery_is_not_sent_again() {
     // Twenty readings of two documents.
     eventually(|| of(&server.unchanged) >= 40).await;
     assert_eq!(of(&server.documents), 2);
-    let (services, readings) = (of(&server.services), of(&server.unchanged) / 2);
-    assert!(
-        (2..=readings / 4 + 2).contains(&services),
-        "APIServices were read {services} times in {readings} readings"
-    );
+    // An APIService may change without a document.
+    assert!(of(&server.services) >= 20);
     assert!(followed.catalog.has("apiextensions.k8s.io", Some("v1")));
     server.is_upgraded.store(true, Ordering::SeqCst);
     eventually(|| followed.knows("apps")).await;
