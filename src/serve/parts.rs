@@ -159,10 +159,7 @@ impl ServiceParts {
             PlannedAction::Read(read) => match exchange.features.refusal(read) {
                 Some(status) => {
                     review::authorize_read(&self.access, exchange, read).await?;
-                    Err(Unanswered::Refuse(
-                        AnswerSource::ClientRule,
-                        Box::new(status),
-                    ))
+                    Err(review::refuse(read, AnswerSource::ClientRule, status))
                 }
                 None => self.read(exchange, read).await,
             },

@@ -5,7 +5,7 @@ use super::document_request::DocumentRequest;
 use super::exchange::Exchange;
 use super::limit::LimitExceeded;
 use super::plan::ReadPlan;
-use super::source::ForwardReason;
+use super::source::{AnswerSource, ForwardReason};
 use super::unanswered::Unanswered;
 use crate::access::{
     Access, AccessAttributes, Authenticated, Decision, Identity, Rejection, ReviewError,
@@ -21,7 +21,9 @@ pub(super) async fn authorize_read(
 ) -> Result<ReviewedAccess, Unanswered> {
     let identity = match identify(access, exchange).await? {
         Authenticated::Known(identity) => identity,
-        Authenticated::Refused => return Err(refuse(read, Status::unauthorized())),
+        Authenticated::Refused => {
+            return Err(refuse(read, AnswerSource::Access, Status::unauthorized()));
+        }
         Authenticated::Unknown => return Err(ForwardReason::Identity.into()),
     };
     let judged = access
@@ -32,7 +34,10 @@ pub(super) async fn authorize_read(
     audit::record_decision(&exchange.request, judged.decision());
     match judged.decision() {
         Decision::Allowed(_) => Ok(judged),
-        Decision::Denied(reason) => Err(refuse(read, denied(&identity, &read.attributes, reason))),
+        Decision::Denied(reason) => {
+            let status = denied(&identity, &read.attributes, reason);
+            Err(refuse(read, AnswerSource::Access, status))
+        }
     }
 }
 
@@ -92,10 +97,11 @@ fn not_reviewed(access: &Access, error: &ReviewError) -> Unanswered {
     }
 }
 
-fn refuse(read: &ReadPlan, status: Status) -> Unanswered {
+/// Returns the unanswered of a read that is refused: here, or by upstream in its own words.
+pub(super) fn refuse(read: &ReadPlan, source: AnswerSource, status: Status) -> Unanswered {
     match read.refused_by_upstream() {
         Some(reason) => reason.into(),
-        None => Unanswered::access(status),
+        None => Unanswered::Refuse(source, Box::new(status)),
     }
 }
 

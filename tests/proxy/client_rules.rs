@@ -15,6 +15,8 @@ const STREAMED: &str = "/api/v1/pods?watch=1&allowWatchBookmarks=true&sendInitia
 /// The same of a type that is not cached.
 const FORWARDED: &str = "/api/v1/secrets?watch=1&allowWatchBookmarks=true&sendInitialEvents=true\
                          &resourceVersionMatch=NotOlderThan&resourceVersion=0&timeoutSeconds=1";
+/// Objects reduced to their metadata.
+const METADATA: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
 
 fn rules(config: &mut AppConfig) {
     config.policy.client_rules = vec![
@@ -109,6 +111,18 @@ async fn initial_events_are_refused_to_named_clients_as_by_a_server_without_them
         forwarded
             .header("x-watershed-source")
             .starts_with("forward")
+    );
+    // So is what is refused in another form than plain JSON.
+    let mut request = Request::get(STREAMED).body(nothing()).unwrap();
+    let headers = request.headers_mut();
+    headers.insert("user-agent", "agent".parse().unwrap());
+    headers.insert("accept", METADATA.parse().unwrap());
+    let forwarded = within("metadata", fixture.proxied.send(Protocol::Http2, request)).await;
+    let forwarded = forwarded.unwrap();
+    assert_eq!(forwarded.status, StatusCode::UNPROCESSABLE_ENTITY);
+    assert_eq!(
+        forwarded.header("x-watershed-source"),
+        "forward; reason=representation"
     );
     // Who is not allowed to watch hears that first.
     let nobody = fixture.proxied.as_user("nobody");
