@@ -106,15 +106,19 @@ impl<'a> Reprint<'a> {
         state.confirmed = reprinted.map(|snapshot| snapshot.of_generation(generation));
         state.snapshot = self.after.of_generation(generation);
         let reached = state.snapshot.version();
+        let copy = self.confirmed.map(|copy| (copy.before, copy.after));
+        let (copied, copy) = copy.unzip();
+        let changed = self.changed.len();
         let discarded = Discarded {
-            _snapshots: [Some(self.before), confirmed, None],
+            _snapshots: [Some(self.before), confirmed, copied, copy],
+            _objects: self.changed,
             _pins: std::mem::take(&mut state.pins),
             _events: state.window.reset(reached),
         };
         let wakers = state.subscribers.expire_concerned(&self.concerned);
         drop(state);
         wake(wakers);
-        (self.changed.len(), discarded)
+        (changed, discarded)
     }
 
     /// Returns the state that is confirmed now with the replaced objects.

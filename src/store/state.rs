@@ -55,6 +55,9 @@
 //!
 //! [`Position`]: super::cursor::Position
 //! [`StoreWriter::finish`]: super::StoreWriter::finish
+use std::sync::Arc;
+
+use super::object::StoredObject;
 use super::pins::Pins;
 use super::snapshot::Snapshot;
 use super::subscribers::Subscribers;
@@ -104,7 +107,8 @@ pub(super) enum Outlook {
 /// where nothing waits for the thread.
 #[derive(Debug, Default)]
 pub struct Discarded {
-    pub(super) _snapshots: [Option<Snapshot>; 3],
+    pub(super) _snapshots: [Option<Snapshot>; 4],
+    pub(super) _objects: Vec<Arc<StoredObject>>,
     pub(super) _events: DroppedEvents,
     pub(super) _pins: Pins,
 }
@@ -148,7 +152,9 @@ impl StoreState {
                 Some(std::mem::replace(&mut self.snapshot, snapshot)),
                 self.confirmed.take(),
                 self.unfinished.take(),
+                None,
             ],
+            _objects: Vec::new(),
             _events: self.window.reset(floor),
             _pins: std::mem::take(&mut self.pins),
         }
