@@ -62,7 +62,7 @@ func New(name string, limit int) (*Memory, error) {
 	m := &Memory{files, filepath.Join(files.root, name)}
 	os.Remove(m.dir)
 	if err := os.Mkdir(m.dir, 0o755); err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
+		return nil, unavailable(err)
 	}
 	swap := "0"
 	if files == version1 {
@@ -70,13 +70,24 @@ func New(name string, limit int) (*Memory, error) {
 		swap = strconv.Itoa(limit)
 	}
 	if err := m.write(files.limit, strconv.Itoa(limit)); err != nil {
-		return nil, errors.Join(ErrUnavailable, err, m.Remove())
+		return nil, errors.Join(unavailable(err), m.Remove())
 	}
 	// A kernel without swap has no such file.
 	if err := m.write(files.swap, swap); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, errors.Join(ErrUnavailable, err, m.Remove())
+		return nil, errors.Join(unavailable(err), m.Remove())
 	}
 	return m, nil
+}
+
+// unavailable marks an error that says what the system does not have or permit. Others are mistakes, such as a
+// group that another run still uses.
+func unavailable(err error) error {
+	for _, denied := range []error{os.ErrPermission, os.ErrNotExist, syscall.EROFS} {
+		if errors.Is(err, denied) {
+			return fmt.Errorf("%w: %w", ErrUnavailable, err)
+		}
+	}
+	return err
 }
 
 func (m *Memory) write(file, text string) error {
@@ -97,7 +108,7 @@ func (m *Memory) Command(program string, args ...string) *exec.Cmd {
 }
 
 // Peak returns the most bytes that the group has used: the memory of its processes, sockets and the
-// files that they read and wrote.
+// files that they read and wrote. Old kernels of version 2 do not count it: os.ErrNotExist.
 func (m *Memory) Peak() (int, error) {
 	text, err := os.ReadFile(filepath.Join(m.dir, m.files.peak))
 	if err != nil {

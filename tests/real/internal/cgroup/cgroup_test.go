@@ -2,6 +2,7 @@ package cgroup
 
 import (
 	"errors"
+	"os"
 	"os/exec"
 	"strings"
 	"testing"
@@ -37,7 +38,11 @@ func TestAProgramThatNeedsMoreThanItsLimitIsKilledAndCounted(t *testing.T) {
 	if !errors.As(err, &ended) || kills() == 0 {
 		t.Fatalf("%v, %d kills", err, kills())
 	}
-	if peak, err := group.Peak(); err != nil || peak < 8<<20 || peak > 16<<20 {
+	peak, err := group.Peak()
+	if errors.Is(err, os.ErrNotExist) {
+		t.Skip(err)
+	}
+	if err != nil || peak < 8<<20 || peak > 16<<20 {
 		t.Errorf("peak %d, %v", peak, err)
 	}
 }
