@@ -34,7 +34,7 @@ mod writer;
 use std::sync::Arc;
 
 pub use event::WindowEvent;
-pub use object::{ObjectBytes, StoredObject};
+pub use object::{ObjectBytes, ObjectPeek, StoredObject};
 pub use object_run::ObjectRun;
 pub use past::{MAX_UNDONE, StateAt};
 pub use pins::PinOwner;

@@ -25,6 +25,7 @@ use super::key::ScopeKey;
 use super::metrics;
 use super::timeline::Timeline;
 use crate::budget::MemoryLoad;
+use crate::store::ObjectPeek;
 use crate::upstream::UpstreamClient;
 use captured::CapturedScope;
 use cluster::ClusterIdentity;
@@ -210,7 +211,8 @@ impl Checkpoints {
         let bytes = shared.folder.write(&header, |writer| {
             writer.block(&captured.bookmark)?;
             let mut objects = captured.snapshot.items(None);
-            objects.try_for_each(|object| writer.block(object.bytes.get().as_slice()))
+            let mut peek = ObjectPeek::default();
+            objects.try_for_each(|object| writer.block(peek.bytes(object).as_slice()))
         })?;
         tracing::debug!(resource = %key.gvr, objects = header.objects, bytes, "wrote a checkpoint");
         let last = LastCheckpoint {

@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use watershed_protocol::WireFormat;
 
 use super::collect::stored_object;
-use crate::store::{StoreReader, StoredObject};
+use crate::store::{ObjectPeek, StoreReader, StoredObject};
 use crate::upstream::{
     AnswerError, Backoff, PrintedForm, PrintedObjects, ReflectorTarget, Release, ServedBy,
     UpstreamClient, release_of,
@@ -212,17 +212,18 @@ impl ReleaseComparison {
     /// Reads all objects. Returns those that memory has in the same version and in other bytes.
     async fn read(&self) -> Result<(PrintedForm, Vec<StoredObject>), AnswerError> {
         let known = self.reader.followed();
-        let mut objects = Vec::new();
+        let (mut objects, mut peek) = (Vec::new(), ObjectPeek::default());
         let upstream = PrintedObjects::new(&self.client, &self.server, self.target.clone());
         let take = |bytes: &_, scanned: watershed_protocol::Scanned| {
             let Some(held) = known.get(scanned.attributes.key()) else {
                 return;
             };
             let object = stored_object(&self.format, bytes, scanned);
-            if held.version == object.version && held.bytes != object.bytes {
+            let bytes = object.bytes.get();
+            if held.version == object.version && peek.bytes(held) != bytes {
                 // Alone, so that it does not keep the whole page.
                 objects.push(StoredObject {
-                    bytes: object.bytes.get().detached().into(),
+                    bytes: bytes.detached().into(),
                     ..object
                 });
             }

@@ -2,6 +2,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use watershed_protocol::{ItemBytes, ObjectAttributes, ResourceVersion};
 
 use super::packed::PackedItems;
@@ -15,6 +16,14 @@ pub struct StoredObject {
     pub version: ResourceVersion,
     /// Name, namespace, labels and selectable fields.
     pub attributes: ObjectAttributes,
+}
+
+/// Looks at objects without unfolding them, and without counting as their reader.
+///
+/// It holds the last leaf that it inflated, so that a walk in the order of keys inflates each once.
+#[derive(Debug, Default)]
+pub struct ObjectPeek {
+    last: Option<(Arc<PackedItems>, Bytes)>,
 }
 
 /// The bytes of an object: alone, or among those of its leaf, which may be compressed.
@@ -75,6 +84,22 @@ impl ObjectBytes {
             BytesPlace::Alone(_) => false,
             BytesPlace::Packed(items, _) => Arc::ptr_eq(items, packed),
         }
+    }
+}
+
+impl ObjectPeek {
+    /// Returns the bytes of an object.
+    pub fn bytes(&mut self, object: &StoredObject) -> ItemBytes {
+        let (packed, place) = match &object.bytes.0 {
+            BytesPlace::Alone(bytes) => return bytes.clone(),
+            BytesPlace::Packed(packed, place) => (packed, place),
+        };
+        let last = self.last.take();
+        let (_, items) = self.last.insert(match last {
+            Some((known, items)) if Arc::ptr_eq(&known, packed) => (known, items),
+            _ => (Arc::clone(packed), packed.peek()),
+        });
+        ItemBytes::new(items.slice(place.start as usize..place.end as usize))
     }
 }
 

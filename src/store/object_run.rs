@@ -6,7 +6,7 @@ use bytes::{Bytes, BytesMut};
 use watershed_protocol::{Deflated, EventKind, deflate, gzip_member};
 
 use super::leaf::Leaf;
-use super::object::StoredObject;
+use super::object::{ObjectPeek, StoredObject};
 use super::packed::PackedItems;
 
 /// A part of a snapshot that can be sent in one piece: objects of one leaf that follow one another.
@@ -65,7 +65,9 @@ impl ObjectRun {
         if self.is_whole_leaf() {
             return self.leaf.packed().deflated();
         }
-        let items = self.items();
+        // Compressing costs far more than inflating, so folded objects stay folded.
+        let packed = self.leaf.packed();
+        let items = packed.peek().slice(packed.place(&self.range));
         let end = items.len().saturating_sub(self.leaf.format.separator());
         Arc::new(deflate(&items[..end]))
     }
@@ -105,8 +107,9 @@ impl ObjectRun {
     fn compress_added(&self) -> Bytes {
         let mut frames = BytesMut::new();
         let format = &self.leaf.format;
+        let mut peek = ObjectPeek::default();
         for object in self.objects() {
-            format.put_event(EventKind::Added, &object.bytes.get(), &mut frames);
+            format.put_event(EventKind::Added, &peek.bytes(object), &mut frames);
         }
         gzip_member(&frames)
     }

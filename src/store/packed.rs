@@ -1,10 +1,10 @@
 //! The items of a leaf in one place: as they are sent, compressed, or both.
 //!
 //! Items that nobody has read for some time can be folded: only their compressed form is held then.
-//! Whoever reads them unfolds them, for everybody.
+//! Whoever reads them unfolds them, for everybody. Whoever only looks at them leaves them folded.
 use std::ops::Range;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LockResult, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 use watershed_protocol::{Deflated, ItemRun, deflate};
@@ -20,6 +20,9 @@ pub(super) struct PackedItems {
     /// The separator behind the last item.
     separator: &'static [u8],
     held: Mutex<HeldItems>,
+    /// Held by whoever compresses the items, so that it is done once. `held` is free meanwhile: an
+    /// event unfolds items under the store's lock.
+    compressing: Mutex<()>,
     /// Looks since the items were read as they are.
     idle: AtomicU8,
     /// Looks since they were read compressed.
@@ -45,11 +48,14 @@ enum HeldItems {
 /// The result of folding items.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct FoldedItems {
-    /// Bytes that are not held any more.
+    /// Bytes that are not held any more, less those that are held instead.
     pub(super) freed: usize,
-    /// Bytes that were compressed for it.
-    pub(super) compressed: usize,
+    /// The work of it, in bytes that could be compressed in the same time.
+    pub(super) work: usize,
 }
+
+/// Inflating and comparing takes at most a part of the time of compressing.
+const INFLATED_PER_COMPRESSED: usize = 4;
 
 impl PackedItems {
     pub(super) fn new(run: ItemRun, separator: usize) -> Self {
@@ -57,6 +63,7 @@ impl PackedItems {
             ends: run.ends,
             separator: if separator == 0 { b"" } else { b"," },
             held: Mutex::new(HeldItems::Plain(run.bytes)),
+            compressing: Mutex::new(()),
             idle: AtomicU8::new(0),
             compressed_idle: AtomicU8::new(0),
             added: DerivedForm::default(),
@@ -81,15 +88,14 @@ impl PackedItems {
 
     /// Returns all items, each with a separator behind it. Unfolds them.
     pub(super) fn items(&self) -> Bytes {
-        self.idle.store(0, Ordering::Relaxed);
+        note_use(&self.idle);
         let mut held = self.lock();
         let (items, unfolded) = match &*held {
             HeldItems::Plain(items) | HeldItems::Dense(items) | HeldItems::Both(items, _) => {
                 return items.clone();
             }
             HeldItems::Folded { deflated, .. } => {
-                let items = self.inflate(deflated);
-                let items = items.expect("folded items were found in their compressed form");
+                let items = self.unfolded(deflated);
                 (items.clone(), HeldItems::Both(items, Arc::clone(deflated)))
             }
         };
@@ -97,29 +103,49 @@ impl PackedItems {
         items
     }
 
-    /// Returns all items, without the last separator, as a piece of gzip. Others of that moment
-    /// wait while it is made.
+    /// Returns the same as [`PackedItems::items`]. Folded items stay folded, and are inflated for
+    /// each call. It does not count as a use.
+    pub(super) fn peek(&self) -> Bytes {
+        let deflated = match &*self.lock() {
+            HeldItems::Plain(items) | HeldItems::Dense(items) | HeldItems::Both(items, _) => {
+                return items.clone();
+            }
+            HeldItems::Folded { deflated, .. } => Arc::clone(deflated),
+        };
+        self.unfolded(&deflated)
+    }
+
+    /// Returns all items, without the last separator, as a piece of gzip. Others who want it at
+    /// that moment wait while it is made; readers of the items do not.
     pub(super) fn deflated(&self) -> Arc<Deflated> {
-        self.compressed_idle.store(0, Ordering::Relaxed);
-        let mut held = self.lock();
-        let (items, deflated) = match &*held {
+        note_use(&self.compressed_idle);
+        let known = self.lock().deflated().cloned();
+        if let Some(deflated) = known {
+            return deflated;
+        }
+        let _compressing = unpoisoned(self.compressing.lock());
+        let items = match &*self.lock() {
             HeldItems::Both(_, deflated) | HeldItems::Folded { deflated, .. } => {
                 return Arc::clone(deflated);
             }
-            HeldItems::Plain(items) | HeldItems::Dense(items) => {
-                (items.clone(), Arc::new(self.deflate(items)))
-            }
+            HeldItems::Plain(items) | HeldItems::Dense(items) => items.clone(),
         };
-        *held = HeldItems::Both(items, Arc::clone(&deflated));
+        let deflated = Arc::new(self.deflate(&items));
+        *self.lock() = HeldItems::Both(items, Arc::clone(&deflated));
         deflated
     }
 
     /// Returns true if [`PackedItems::deflated`] costs nothing. Does not wait for one that is being
     /// made.
     pub(super) fn is_deflated(&self) -> bool {
-        self.held
-            .try_lock()
-            .is_ok_and(|held| held.deflated().is_some())
+        self.lock().deflated().is_some()
+    }
+
+    /// Returns true if the compressed form alone is held.
+    #[cfg(not(loom))]
+    #[cfg(test)]
+    pub(super) fn is_folded(&self) -> bool {
+        matches!(*self.lock(), HeldItems::Folded { .. })
     }
 
     /// Returns the bytes of the compressed forms.
@@ -160,38 +186,55 @@ impl PackedItems {
         if self.idle.load(Ordering::Relaxed) < idle {
             return FoldedItems::default();
         }
+        // A reader has it compressed at this moment. The next attempt finds that form.
+        let Ok(_compressing) = self.compressing.try_lock() else {
+            return FoldedItems::default();
+        };
         let (items, known) = match &*self.lock() {
             HeldItems::Plain(items) => (items.clone(), None),
-            HeldItems::Both(items, deflated) => (items.clone(), Some(Arc::clone(deflated))),
-            HeldItems::Dense(_) | HeldItems::Folded { .. } => return FoldedItems::default(),
+            HeldItems::Both(items, deflated) if gains(items, deflated) => {
+                (items.clone(), Some(Arc::clone(deflated)))
+            }
+            HeldItems::Both(..) | HeldItems::Dense(_) | HeldItems::Folded { .. } => {
+                return FoldedItems::default();
+            }
         };
         // Without the lock, as readers would wait.
-        let compressed = if known.is_some() { 0 } else { items.len() };
+        let work = if known.is_some() {
+            items.len() / INFLATED_PER_COMPRESSED
+        } else {
+            items.len()
+        };
         let deflated = known.unwrap_or_else(|| Arc::new(self.deflate(&items)));
-        let gains = deflated.bytes.len() <= items.len() / 2;
         // What is held alone must be all that it was made of.
-        let is_worthwhile = gains && self.inflate(&deflated).as_ref() == Some(&items);
+        let is_worthwhile =
+            gains(&items, &deflated) && self.inflate(&deflated).as_ref() == Some(&items);
         let mut held = self.lock();
         let was_read = self.idle.load(Ordering::Relaxed) < idle;
         let freed = match &*held {
             HeldItems::Plain(_) if !is_worthwhile => {
                 *held = HeldItems::Dense(items);
-                0
+                return FoldedItems { freed: 0, work };
             }
-            HeldItems::Plain(_) | HeldItems::Both(..) if is_worthwhile && !was_read => {
-                *held = HeldItems::Folded {
-                    deflated,
-                    _saved: saved.charge(items.len()),
-                };
-                items.len()
-            }
-            _ => 0,
+            HeldItems::Plain(_) if !was_read => items.len() - deflated.bytes.len(),
+            HeldItems::Both(..) if is_worthwhile && !was_read => items.len(),
+            _ => return FoldedItems { freed: 0, work },
         };
-        FoldedItems { freed, compressed }
+        *held = HeldItems::Folded {
+            deflated,
+            _saved: saved.charge(items.len()),
+        };
+        FoldedItems { freed, work }
     }
 
     fn deflate(&self, items: &Bytes) -> Deflated {
         deflate(&items[..items.len().saturating_sub(self.separator.len())])
+    }
+
+    /// Returns the items of a compressed form that was held alone.
+    fn unfolded(&self, deflated: &Deflated) -> Bytes {
+        let items = self.inflate(deflated);
+        items.expect("folded items were found in their compressed form")
     }
 
     fn inflate(&self, deflated: &Deflated) -> Option<Bytes> {
@@ -207,7 +250,7 @@ impl PackedItems {
     }
 
     fn lock(&self) -> MutexGuard<'_, HeldItems> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(self.held.lock())
     }
 }
 
@@ -218,6 +261,22 @@ impl HeldItems {
             Self::Both(_, deflated) | Self::Folded { deflated, .. } => Some(deflated),
         }
     }
+}
+
+/// Returns true if the compressed form is so much smaller that it is worth while to hold it alone.
+fn gains(items: &Bytes, deflated: &Deflated) -> bool {
+    deflated.bytes.len() <= items.len() / 2
+}
+
+/// Records a use. Written only if that is news: readers share the memory around it.
+fn note_use(idle: &AtomicU8) {
+    if idle.load(Ordering::Relaxed) != 0 {
+        idle.store(0, Ordering::Relaxed);
+    }
+}
+
+fn unpoisoned<T>(locked: LockResult<T>) -> T {
+    locked.unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(not(loom))]
@@ -244,11 +303,13 @@ mod tests {
         assert_eq!(items.fold(1, &saved), FoldedItems::default(), "just read");
         items.look();
         let folded = items.fold(1, &saved);
-        assert_eq!((folded.freed, folded.compressed), (8_002, 8_002));
+        assert!(items.is_folded());
         assert_eq!(saved.bytes(), 8_002);
         assert!(items.is_deflated());
         let compressed = items.compressed_bytes();
         assert!((1..200).contains(&compressed), "{compressed}");
+        let attempt = |freed, work| FoldedItems { freed, work };
+        assert_eq!(folded, attempt(8_002 - compressed, 8_002));
         // Readers of the compressed form unfold nothing.
         assert_eq!(items.deflated().data_len(), 8_001);
         assert_eq!(saved.bytes(), 8_002);
@@ -260,7 +321,8 @@ mod tests {
         assert_eq!(saved.bytes(), 0);
         // Both forms are held now, and either may go.
         items.look();
-        assert_eq!(items.fold(1, &saved).compressed, 0, "compressed before");
+        let folded = items.fold(1, &saved);
+        assert_eq!(folded, attempt(8_002, 8_002 / 4), "compressed before");
         assert!(items.items() == all);
         assert_eq!(items.release_compressed(), compressed);
         assert!(items.items() == all);
@@ -273,10 +335,36 @@ mod tests {
         fastrand::Rng::with_seed(1).fill(&mut noise);
         let (items, saved) = (packed(&[&noise], 0), ByteTally::default());
         items.look();
-        let attempt = |freed, compressed| FoldedItems { freed, compressed };
+        let attempt = |freed, work| FoldedItems { freed, work };
         assert_eq!(items.fold(1, &saved), attempt(0, 5_000));
         assert_eq!(items.fold(1, &saved), attempt(0, 0));
         assert!(items.items() == noise);
         assert_eq!(saved.bytes(), 0);
+    }
+
+    #[test]
+    fn a_look_at_folded_items_leaves_them_folded_and_idle() {
+        let (items, saved) = (packed(&[&b"x".repeat(4_000)], 0), ByteTally::default());
+        assert!(items.peek() == items.items());
+        items.look();
+        assert!(items.peek() == b"x".repeat(4_000)[..]);
+        assert!(items.fold(1, &saved).freed > 0, "a look is no use");
+        assert!(items.peek() == b"x".repeat(4_000)[..]);
+        assert!(items.is_folded());
+        assert_eq!(saved.bytes(), 4_000);
+    }
+
+    #[test]
+    fn readers_of_items_do_not_wait_for_their_compression() {
+        let (items, saved) = (packed(&[&b"x".repeat(4_000)], 0), ByteTally::default());
+        items.look();
+        let compressing = items.compressing.lock();
+        // Neither may block, and a reader's compression is not repeated.
+        assert_eq!(items.items().len(), 4_000);
+        assert!(!items.is_deflated());
+        items.look();
+        assert_eq!(items.fold(1, &saved), FoldedItems::default());
+        drop(compressing);
+        assert!(items.fold(1, &saved).freed > 0);
     }
 }

@@ -120,6 +120,8 @@ pub struct HeldBytes {
     pub objects: usize,
     /// Bytes of the events that objects do not hold anyway.
     pub history: usize,
+    /// Bytes of objects that are not held, as they are folded. Readers may unfold them.
+    pub folded: usize,
 }
 
 impl StoreState {
@@ -165,6 +167,7 @@ impl StoreState {
         HeldBytes {
             objects: self.snapshot.held(),
             history: self.window.bytes(),
+            folded: self.snapshot.folded(),
         }
     }
 

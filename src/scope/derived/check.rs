@@ -10,6 +10,7 @@ use super::failures::FallbackReason;
 use super::printer::JsonPrinter;
 use crate::scope::cached::Scope;
 use crate::scope::metrics;
+use crate::store::ObjectPeek;
 use crate::upstream::{
     AnswerError, InitialEventsAnswer, InitialEventsProbe, PrintedObjects, PrintedSample,
     ReflectorTarget, Release, ServedBy, UpstreamClient, release_of,
@@ -175,14 +176,14 @@ impl PrintCheck {
         sample: &PrintedSample,
     ) -> Result<bool, FallbackReason> {
         let held = source.reader.followed();
-        let mut has_compared = false;
+        let (mut has_compared, mut peek) = (false, ObjectPeek::default());
         for (upstream, scanned) in &sample.objects {
             let key = scanned.attributes.key();
             let object = held.get(key);
             let Some(object) = object.filter(|object| object.version == scanned.version) else {
                 continue;
             };
-            let printed = self.printer.print(&sample.format, object)?;
+            let printed = self.printer.print(&sample.format, &peek.bytes(object))?;
             if printed != *upstream {
                 let same = printed.iter().zip(upstream.iter());
                 return Err(FallbackReason::Difference {

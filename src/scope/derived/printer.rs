@@ -1,10 +1,12 @@
 //! Prints objects in protobuf as JSON.
 use bytes::Bytes;
-use watershed_protocol::{Frame, GroupVersionResource, PartialFormat, Scanned, WireFormat};
+use watershed_protocol::{
+    Frame, GroupVersionResource, ItemBytes, PartialFormat, Scanned, WireFormat,
+};
 use watershed_transcode::{Heading, Transcoder};
 
 use super::failures::FallbackReason;
-use crate::store::{StoredObject, WindowEvent};
+use crate::store::WindowEvent;
 
 /// Group and version of metadata alone.
 const META: &str = "meta.k8s.io/v1";
@@ -38,9 +40,9 @@ impl JsonPrinter {
     pub(super) fn print(
         &mut self,
         format: &WireFormat,
-        object: &StoredObject,
+        message: &ItemBytes,
     ) -> Result<Bytes, FallbackReason> {
-        self.put(object)?;
+        self.put(message)?;
         let text = Bytes::copy_from_slice(&self.text);
         format.check(&text)?;
         Ok(text)
@@ -52,7 +54,7 @@ impl JsonPrinter {
         format: &WireFormat,
         event: &WindowEvent,
     ) -> Result<(Frame, Scanned), FallbackReason> {
-        self.put(&event.object)?;
+        self.put(&event.object.bytes.get())?;
         let frame = format.frame(event.kind, &self.text);
         format.check(&frame.object)?;
         let scanned = Scanned {
@@ -62,9 +64,8 @@ impl JsonPrinter {
         Ok((frame, scanned))
     }
 
-    fn put(&mut self, object: &StoredObject) -> Result<(), FallbackReason> {
+    fn put(&mut self, message: &ItemBytes) -> Result<(), FallbackReason> {
         self.text.clear();
-        let message = object.bytes.get();
         self.transcoder
             .object_json(message.as_slice(), Heading::TypeMeta, &mut self.text)?;
         Ok(())

@@ -5,7 +5,7 @@ use super::check::CheckedPrint;
 use super::printer::JsonPrinter;
 use super::step::DerivedEnd;
 use crate::budget::MemoryBudget;
-use crate::store::{Snapshot, SnapshotBuilder, StoredObject};
+use crate::store::{ObjectPeek, Snapshot, SnapshotBuilder, StoredObject};
 use crate::upstream::{Change, Collect};
 use crate::work::{REDUCED_OBJECT, WorkBudget};
 use watershed_protocol::FieldTable;
@@ -33,9 +33,9 @@ impl StatePrint {
             let bytes = snapshot.size().saturating_mul(2);
             load.expect(MemoryBudget::estimate(snapshot.len(), bytes))?;
         }
-        let mut work = WorkBudget::default();
+        let (mut work, mut peek) = (WorkBudget::default(), ObjectPeek::default());
         for object in snapshot.items(None) {
-            let printed = printer.print(format, object)?;
+            let printed = printer.print(format, &peek.bytes(object))?;
             load.add(printed.len())?;
             objects.put(StoredObject {
                 bytes: format.item_bytes(&printed).into(),

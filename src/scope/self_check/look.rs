@@ -8,7 +8,7 @@ use tokio::time::timeout;
 use watershed_protocol::{ResourceVersion, Scanned, WireFormat};
 
 use super::difference::ObjectDifference;
-use crate::store::{Snapshot, StoredObject};
+use crate::store::{ObjectPeek, Snapshot, StoredObject};
 use crate::upstream::AnswerError;
 
 /// Timeout of a request.
@@ -70,13 +70,14 @@ pub(super) fn compare_bytes(
     format: &WireFormat,
     upstream: &[(Bytes, Scanned)],
 ) -> Vec<ObjectDifference> {
+    let mut peek = ObjectPeek::default();
     let compare = |(bytes, scanned): &(Bytes, Scanned)| {
         let held = snapshot.get(scanned.attributes.key())?;
         if held.version != scanned.version {
             return None;
         }
         let theirs = format.item_bytes(bytes);
-        ObjectDifference::of_bytes(held.key(), &held.bytes.get().share(), &theirs.share())
+        ObjectDifference::of_bytes(held.key(), &peek.bytes(held).share(), &theirs.share())
     };
     upstream.iter().filter_map(compare).collect()
 }

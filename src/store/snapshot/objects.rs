@@ -114,6 +114,11 @@ impl Snapshot {
             + self.leaves.len() * LEAF
     }
 
+    /// Returns the bytes of objects that are not held, as they are folded.
+    pub(in crate::store) fn folded(&self) -> usize {
+        self.saved.bytes()
+    }
+
     /// Records that the history begins behind `floor` now, and that these events are in it no more.
     pub(in crate::store) fn outlive<'a>(
         &mut self,
@@ -164,9 +169,9 @@ impl Snapshot {
         leaves.map(|leaf| leaf.release_compressed()).sum()
     }
 
-    /// Folds leaves that nobody has read for so many looks, until so many bytes were compressed for
-    /// it: their objects are held compressed alone, until somebody reads them. Returns the bytes
-    /// that are not held any more.
+    /// Folds leaves that nobody has read for so many looks, as long as the budget lasts: their
+    /// objects are held compressed alone, until somebody reads them. The budget is in bytes that
+    /// are compressed for it. Returns the bytes that are not held any more.
     pub fn fold(&self, idle: u8, budget: &mut usize) -> usize {
         let mut freed = 0;
         for leaf in self.leaves.iter() {
@@ -175,7 +180,7 @@ impl Snapshot {
             }
             let folded = leaf.fold(idle, &self.saved);
             freed += folded.freed;
-            *budget = budget.saturating_sub(folded.compressed);
+            *budget = budget.saturating_sub(folded.work);
         }
         freed
     }

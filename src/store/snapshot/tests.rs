@@ -8,7 +8,7 @@ use flate2::read::GzDecoder;
 use proptest::prelude::*;
 
 use super::super::leaf::{FULL_BYTES, FULL_OBJECTS};
-use super::super::object::StoredObject;
+use super::super::object::{ObjectPeek, StoredObject};
 use super::super::object_run::ObjectRun;
 use super::super::subscribers::Interest;
 use super::super::tests::{fields, layout, sized};
@@ -73,6 +73,14 @@ fn expected<'a>(objects: impl Iterator<Item = &'a Arc<StoredObject>>) -> Bytes {
     out.freeze()
 }
 
+/// The same from a look at the objects.
+fn looked_at(snapshot: &Snapshot) -> Bytes {
+    let (mut out, mut peek) = (BytesMut::new(), ObjectPeek::default());
+    let objects = snapshot.items(None);
+    objects.for_each(|object| layout().format.put_item(&peek.bytes(object), &mut out));
+    out.freeze()
+}
+
 /// The objects that a walk for an interest comes to.
 fn walked(snapshot: &Snapshot, interest: &Interest) -> Vec<Arc<StoredObject>> {
     let runs = snapshot.clone().into_runs(interest);
@@ -88,11 +96,6 @@ fn settle(snapshot: &mut Snapshot) {
 fn fold(snapshot: &Snapshot) -> usize {
     snapshot.look_at_compressed();
     snapshot.fold(1, &mut usize::MAX.clone())
-}
-
-/// The bytes that the budget is charged with.
-fn held(snapshot: &Snapshot) -> usize {
-    snapshot.held()
 }
 
 /// No object keeps more than itself and its neighbours in memory.
@@ -132,10 +135,16 @@ proptest! {
                 }
                 Op::Settle => settle(&mut snapshot),
                 Op::Fold => {
-                    let (before, saved) = (held(&snapshot), snapshot.saved.bytes());
+                    let sums = || (snapshot.held(), snapshot.folded(), snapshot.compressed_size());
+                    let (objects, folded, compressed) = sums();
                     let freed = fold(&snapshot);
-                    prop_assert_eq!(snapshot.saved.bytes(), saved + freed);
-                    prop_assert_eq!(held(&snapshot), before - freed);
+                    let (objects_after, folded_after, compressed_after) = sums();
+                    prop_assert_eq!(objects - objects_after, folded_after - folded);
+                    let before = objects + compressed;
+                    prop_assert_eq!(objects_after + compressed_after, before - freed);
+                    // A look unfolds nothing.
+                    prop_assert!(looked_at(&snapshot) == expected(model.values()));
+                    prop_assert_eq!(sums(), (objects_after, folded_after, compressed_after));
                 }
             }
             prop_assert!(is_frugal(&snapshot));
