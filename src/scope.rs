@@ -34,6 +34,7 @@ mod streaming;
 mod tests;
 mod timeline;
 mod unfit;
+mod unfolding;
 mod version_waiters;
 
 pub use cached::Scope;
@@ -47,5 +48,6 @@ pub use rollback_monitor::watch_for_rollbacks;
 pub use save::{save_finally, save_regularly};
 pub use self_check::{DifferenceExcerpt, ObjectDifference, SelfCheck};
 pub use timeline::{Question, RollbackEvidence, Timeline, TimelineChanged};
+pub use unfolding::Unfolding;
 
 pub(crate) use stopping::REOPEN_AFTER;

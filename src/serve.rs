@@ -38,6 +38,7 @@ mod source;
 mod stored_response;
 mod takeover;
 mod unanswered;
+mod unfolding;
 mod unknown_callers;
 mod until_drain;
 mod usage;

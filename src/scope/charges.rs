@@ -9,6 +9,8 @@ use crate::store::{Discarded, HeldBytes};
 pub(super) struct ScopeCharges {
     objects: MemoryCharge,
     history: MemoryCharge,
+    /// Answers that are about to unfold objects. Meanwhile folded objects count as if they were held.
+    pub(super) unfolding: usize,
 }
 
 impl ScopeCharges {
@@ -16,12 +18,14 @@ impl ScopeCharges {
         Self {
             objects: budget.charge(MemoryClass::Objects, 0),
             history: budget.charge(MemoryClass::History, 0),
+            unfolding: 0,
         }
     }
 
     /// Counts these bytes from now on.
     pub(super) fn set(&mut self, held: HeldBytes) {
-        self.objects.set(held.objects);
+        let folded = if self.unfolding > 0 { held.folded } else { 0 };
+        self.objects.set(held.objects + folded);
         self.history.set(held.history);
     }
 
@@ -30,6 +34,7 @@ impl ScopeCharges {
         Self {
             objects: self.objects.take(),
             history: self.history.take(),
+            unfolding: 0,
         }
     }
 

@@ -191,8 +191,8 @@ const GAUGES: [Metric<Gauge, { LABELS.len() }>; 13] = [
     Metric::new(
         "watershed_scope_compressed_bytes",
         LABELS,
-        "Bytes of gzip members kept beside the objects of the scope's newest snapshot, at the last \
-         look some seconds ago.",
+        "Bytes of compressed forms of the objects in the scope's newest snapshot, at the last look \
+         some seconds ago. They are held beside the objects, or instead of those that nobody reads.",
     ),
     Metric::new(
         "watershed_scope_window_events",

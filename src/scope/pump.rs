@@ -236,7 +236,10 @@ impl ScopePump {
         // Before the store, so that nobody takes an empty one for a state.
         self.phase.send_replace(ScopePhase::Failing);
         let charges = self.scope.charges.lock().take();
-        discard(self.writer.reset(), charges);
+        let replaced = self.writer.reset();
+        // Others may have counted what was held after its charges were taken.
+        self.scope.count_held();
+        discard(replaced, charges);
         self.scope.publish_version();
     }
 

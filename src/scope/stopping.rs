@@ -121,7 +121,10 @@ impl Drop for ScopePump {
         let is_too_large = matches!(self.stopped, Stopped::DoesNotFit(_));
         if is_too_large || self.scope.frees_memory.load(Ordering::Acquire) {
             let charges = self.scope.charges.lock().take();
-            discard(self.writer.release(), charges);
+            let released = self.writer.release();
+            // Others may have counted what was held after its charges were taken.
+            self.scope.count_held();
+            discard(released, charges);
         } else {
             self.writer.close();
         }

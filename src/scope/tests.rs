@@ -9,6 +9,7 @@ use http::Response;
 
 use super::*;
 use crate::body;
+use crate::budget::{MemoryBudget, MemoryClass};
 use crate::store::{Interest, SubscriptionStart};
 use crate::test_support::{Api, HTTP2, Pki, eventually, streamed, text, upstream_of};
 use crate::upstream::UpstreamClient;
@@ -125,8 +126,8 @@ async fn lists_after_events_that_do_not_fit_become_rarer() {
     assert!((2..10).contains(&lists), "{lists} lists in three seconds");
 }
 
-#[tokio::test]
-async fn objects_that_nobody_reads_are_folded_if_they_are_derived_or_memory_is_short() {
+/// Opens a scope of objects that can be folded, and returns its items as well.
+async fn open_foldable(budget: &MemoryBudget) -> (Api, Scopes, Arc<Scope>, String) {
     let object = |n: usize| {
         let data = "some words ".repeat(400);
         format!(
@@ -156,12 +157,23 @@ async fn objects_that_nobody_reads_are_folded_if_they_are_derived_or_memory_is_s
     let scopes = Scopes::new(
         UpstreamClient::new(&upstream_of(&pki, &api).await),
         ScopeConfig::default(),
-    );
+    )
+    .within(budget);
     let gvr = GroupVersionResource::new("", "v1", "pods");
     let fields = Arc::new(FieldTable::builtin(&gvr, true).unwrap());
-    let key = ScopeKey::everything(gvr, Representation::whole(Encoding::Json));
-    let scope = scopes.open(&key, &"Pod".into(), &fields);
+    let of = (&gvr, Representation::whole(Encoding::Json));
+    let choice = (Arc::default(), Retention::default());
+    let handle = scopes
+        .acquire(of, &"Pod".into(), &fields, |_| Some(choice))
+        .unwrap();
+    let scope = Arc::clone(&handle);
     scope.wait_until_settled().await.unwrap();
+    (api, scopes, scope, items)
+}
+
+#[tokio::test]
+async fn objects_that_nobody_reads_are_folded_if_they_are_derived_or_memory_is_short() {
+    let (_api, scopes, scope, items) = open_foldable(&MemoryBudget::default()).await;
     let before = scope.held();
     let read = || {
         let snapshot = scope.reader.snapshot();
@@ -178,15 +190,74 @@ async fn objects_that_nobody_reads_are_folded_if_they_are_derived_or_memory_is_s
     assert_eq!(scopes.fold_cold(false), 0, "it is not derived");
     for derives in [true, false] {
         scope.derives.store(derives, Ordering::Relaxed);
+        let compressed = || scope.reader.snapshot().compressed_size();
+        let compressed_before = compressed();
         let freed = scopes.fold_cold(!derives);
         assert!(freed > items.len() * 9 / 10, "{freed} of {}", items.len());
-        assert_eq!(scope.held(), before - freed);
+        let more = compressed() - compressed_before;
+        assert_eq!(scope.held(), before - freed - more);
         assert_eq!(read(), format!("{items},").as_bytes());
         scope.count_held();
         assert_eq!(scope.held(), before);
         assert_eq!(scopes.fold_cold(true), 0, "just read");
         wait();
     }
+}
+
+/// Folds all objects of the scopes.
+fn fold_all(scopes: &Scopes) {
+    for _ in 0..20 {
+        scopes.look_at_compressed();
+    }
+    assert!(scopes.fold_cold(true) > 0);
+}
+
+#[tokio::test]
+async fn objects_are_unfolded_only_if_their_bytes_are_free() {
+    let budget = MemoryBudget::new(Some(100 << 30));
+    let (_api, scopes, scope, items) = open_foldable(&budget).await;
+    let whole = scope.held();
+    assert!(
+        scope.begin_unfolding(&budget).unwrap().is_none(),
+        "all held"
+    );
+    fold_all(&scopes);
+    let folded = scope.held();
+    // Other scopes take what folding has freed.
+    let other = budget.charge(
+        MemoryClass::Objects,
+        budget.free().unwrap() - items.len() / 2,
+    );
+    let refused = scope.begin_unfolding(&budget).unwrap_err();
+    assert!(refused.needed > items.len() / 2, "{refused:?}");
+    assert_eq!(scope.held(), folded);
+    drop(other);
+    let one = scope.begin_unfolding(&budget).unwrap();
+    assert_eq!(scope.held(), whole, "set aside before anything is unfolded");
+    let other = budget.charge(MemoryClass::Objects, budget.free().unwrap());
+    let next = scope.begin_unfolding(&budget).unwrap();
+    assert_eq!(scope.held(), whole, "for all readers together");
+    drop(one);
+    scope.count_held();
+    assert_eq!(scope.held(), whole);
+    // This reader goes away before it has read much.
+    let snapshot = scope.reader.snapshot();
+    let read = snapshot.runs_after(None, None).next().unwrap().items();
+    drop((next, other));
+    assert_eq!(scope.held(), folded + read.len());
+}
+
+#[tokio::test]
+async fn a_folded_scope_that_is_closed_for_memory_needs_all_of_its_bytes() {
+    let (_api, scopes, scope, _) = open_foldable(&MemoryBudget::default()).await;
+    let whole = scope.held();
+    fold_all(&scopes);
+    assert!(scope.held() < whole / 2);
+    let now = Instant::now() + Duration::from_mins(1);
+    scopes.close_idlest(now).unwrap();
+    let later = now + Duration::from_mins(1);
+    assert!(!scopes.unfit().may_fit(&scope.key, whole - 1, later));
+    assert!(scopes.unfit().may_fit(&scope.key, whole, later));
 }
 
 #[tokio::test]

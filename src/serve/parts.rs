@@ -28,7 +28,7 @@ use super::unanswered::Unanswered;
 use super::usage::Usage;
 use super::verify::Verifier;
 use super::watch_limits::WatchLimits;
-use super::{large_answers, open, review, unknown_callers};
+use super::{large_answers, open, review, unfolding, unknown_callers};
 use crate::access::{Access, Caller, Credential, Identity};
 use crate::body::holding;
 use crate::catalog::Catalog;
@@ -184,14 +184,20 @@ impl ServiceParts {
         let fresh = freshness::wait_until_fresh(&self.fences, opened, read, origin).await?;
         large_answers::refuse(self.scopes.budget(), &fresh.opened, read)?;
         let headers = exchange.headers();
+        let budget = self.scopes.budget();
+        let unfolding = unfolding::begin(budget, &fresh.opened, read, headers)?;
         let mut answer = match &read.kind {
-            ReadKind::Get { name } => answer::get(&fresh, read, name, headers)?,
+            ReadKind::Get { name } => answer::get(&fresh, read, name, headers, budget)?,
             ReadKind::List(list) => {
                 let is_made = fresh.opened.partial().is_some() || fresh.opened.table.is_some();
                 let is_scan = is_made || read.is_scan(list);
                 let _scan = is_scan.then(|| self.read_limits.scan(user)).transpose()?;
                 let page_state = || self.read_limits.page_state(user);
-                answer::list(&fresh, read, list, headers, page_state).await?
+                let mut answer = answer::list(&fresh, read, list, headers, page_state).await?;
+                if let Some(unfolding) = unfolding {
+                    answer.response = answer.response.map(|body| holding(body, unfolding));
+                }
+                answer
             }
             ReadKind::Watch(watch) => {
                 let query = exchange.request.uri().query();
@@ -203,6 +209,7 @@ impl ServiceParts {
                     draining: &self.draining,
                     meters: &self.meters,
                     labels: &exchange.labels,
+                    unfolding,
                 };
                 let mut answer = answer::watch(&fresh, read, watch, context)?;
                 answer.response = answer.response.map(|body| holding(body, share));

@@ -1,4 +1,5 @@
 //! The body of a watch response: initial state, events, bookmarks, and a clean end.
+use std::any::Any;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -109,6 +110,8 @@ pub struct InitialState {
     end_mark: Option<EndMark>,
     /// The work of one turn.
     budget: WorkBudget,
+    /// Dropped with it, once all objects are sent.
+    _held: Option<Box<dyn Any + Send>>,
 }
 
 /// The bookmark that ends the initial events. Its frame depends on what was sent before it.
@@ -128,7 +131,14 @@ impl InitialState {
             rest: None,
             end_mark,
             budget: WorkBudget::default(),
+            _held: None,
         }
+    }
+
+    /// Holds a permit until all objects are sent.
+    pub fn holding<T: Send + 'static>(mut self, permit: Option<T>) -> Self {
+        self._held = permit.map(|permit| Box::new(permit) as _);
+        self
     }
 }
 

@@ -9,9 +9,11 @@ use super::indented::indented;
 use super::response::{Answer, from_memory};
 use super::{gzip, status};
 use crate::body::full;
+use crate::budget::MemoryBudget;
 use crate::serve::freshness::FreshScope;
 use crate::serve::plan::ReadPlan;
 use crate::serve::source::ForwardReason;
+use crate::serve::unfolding;
 
 /// Answers with the object, or with upstream's words that it does not exist.
 pub(in crate::serve) fn answer(
@@ -19,6 +21,7 @@ pub(in crate::serve) fn answer(
     read: &ReadPlan,
     name: &str,
     headers: &HeaderMap,
+    budget: &MemoryBudget,
 ) -> Result<Answer, ForwardReason> {
     let opened = &fresh.opened;
     let key = match &read.namespace {
@@ -31,20 +34,16 @@ pub(in crate::serve) fn answer(
     }
     let warnings = &opened.ready.warnings;
     let response = if let Some(object) = snapshot.get(&key).map(Arc::clone) {
+        let bytes = unfolding::bytes(budget, &object);
         let body = match (&opened.table, opened.partial()) {
             (Some(table), _) => table
                 .form
-                .get_body(
-                    table.request,
-                    &object.bytes.get(),
-                    object.version,
-                    Timestamp::now(),
-                )
+                .get_body(table.request, &bytes, object.version, Timestamp::now())
                 .map_err(|_| ForwardReason::Table)?,
-            (None, None) => opened.ready.format.get_body(&object.bytes.get()),
+            (None, None) => opened.ready.format.get_body(&bytes),
             (None, Some(partial)) => {
                 let metadata = partial
-                    .metadata(&object.bytes.get())
+                    .metadata(&bytes)
                     .map_err(|_| ForwardReason::Representation)?;
                 partial.get_body(&metadata)
             }

@@ -12,6 +12,7 @@ use super::response::{Answer, from_memory};
 use crate::access::Guard;
 use crate::body::{Body, InMemory};
 use crate::drain::DrainWatch;
+use crate::scope::Unfolding;
 use crate::serve::freshness::FreshScope;
 use crate::serve::metrics::{Labels, Meters};
 use crate::serve::open::OpenedScope;
@@ -37,6 +38,8 @@ pub(in crate::serve) struct WatchContext<'a> {
     pub(in crate::serve) draining: &'a DrainWatch,
     pub(in crate::serve) meters: &'a Meters,
     pub(in crate::serve) labels: &'a Labels,
+    /// Memory for the objects that it begins with, if they are folded.
+    pub(in crate::serve) unfolding: Option<Unfolding>,
 }
 
 /// Returns the coding of a watch. Upstream compresses the watches that mark the end of their
@@ -102,6 +105,7 @@ pub(in crate::serve) fn answer(
     let (initial, source) = match watch.start {
         WatchStart::State { end_mark, .. } => {
             let initial = initial_state(&fresh.opened, &view, snapshot, version, end_mark)?;
+            let initial = initial.holding(context.unfolding);
             (Some(initial), fresh.source)
         }
         WatchStart::Now(_) if fresh.source != AnswerSource::Snapshot => (None, fresh.source),
