@@ -88,6 +88,8 @@ struct Work {
     present: Vec<bool>,
     version: u64,
     now: Instant,
+    /// Objects were held compressed alone.
+    has_folded: bool,
     /// Time between bookmarks, a fifth of the window's age as with the defaults.
     bookmarks: Duration,
     next_bookmark: Instant,
@@ -107,6 +109,7 @@ impl Work {
             present: vec![true; objects],
             version: 10,
             now: Instant::now(),
+            has_folded: false,
             bookmarks: window / 5,
             next_bookmark: Instant::now(),
         };
@@ -174,7 +177,14 @@ impl Work {
                     .for_each(|run| drop(run.deflated()));
             }
             3 => drop(self.reader.snapshot().release_compressed()),
-            4..8 => {
+            4 | 5 => {
+                let snapshot = self.reader.snapshot();
+                snapshot.look_at_compressed();
+                // All of it, or a part.
+                snapshot.fold(1, &mut self.rng.usize(0..8 << 20));
+                self.has_folded |= self.reader.held().folded > 0;
+            }
+            6..10 => {
                 self.now += Duration::from_secs(self.rng.u64(1..100));
                 self.bookmark();
             }
@@ -195,8 +205,8 @@ impl Work {
 
 #[test]
 fn counted_bytes_are_those_that_are_allocated() {
-    // The thread's compressor is made once.
-    deflate(&gzip_member(b"x"));
+    // The thread's compressors are made once.
+    assert!(deflate(&gzip_member(b"x")).inflate(&mut Vec::new()));
     let mut worst = (0.0_f64, String::new());
     for seed in 0..12 {
         let before = allocated();
@@ -218,6 +228,7 @@ fn counted_bytes_are_those_that_are_allocated() {
                 );
             }
         }
+        assert!(work.has_folded, "seed {seed}");
         drop(work);
     }
     eprintln!("largest error {:.3}: {}", worst.0, worst.1);
