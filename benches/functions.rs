@@ -598,6 +598,7 @@ fn watch(reader: &StoreReader, labels: &str, only_metadata: bool) -> BenchedWatc
                 snapshot.into_runs(&interest),
                 reader.clone(),
                 None,
+                None,
             )),
             bookmarks: None,
             deadline: tokio::time::Instant::now() + Duration::from_hours(1),

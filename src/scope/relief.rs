@@ -16,7 +16,7 @@ const IDLE: Duration = Duration::from_secs(10);
 const FOLDED_AFTER: u8 = 12;
 /// The same of all scopes, when memory is short.
 const FOLDED_SOON_AFTER: u8 = 6;
-/// Bytes that are compressed for it at a time (of those that are compressed already, a quarter): a fraction of a second of work.
+/// Bytes that are compressed for it at a time: a fraction of a second of work.
 const FOLDED_AT_ONCE: usize = 4 << 20;
 /// The same when memory is short.
 const FOLDED_IN_HASTE: usize = 16 << 20;

@@ -12,7 +12,8 @@ use crate::budget::{DoesNotFit, MemoryBudget};
 pub struct Unfolding(Weak<Scope>);
 
 impl Scope {
-    /// Sets memory aside for the objects that are folded, if there are any and their bytes are free.
+    /// Sets memory aside for the objects that are folded, if there are any. Fails unless their bytes
+    /// are free.
     pub fn begin_unfolding(
         self: &Arc<Self>,
         budget: &MemoryBudget,

@@ -158,7 +158,7 @@ reasons! {
     Policy = "policy",
     /// Objects that no configured scope is certain to hold.
     NotCovered = "not-covered",
-    /// A type for which memory is too short (`--memory-limit`).
+    /// A type for which memory is too short (`--memory-limit`), or for its folded objects.
     Budget = "budget",
     /// The type's first list is not in yet.
     Syncing = "syncing",

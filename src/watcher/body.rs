@@ -111,7 +111,7 @@ pub struct InitialState {
     /// The work of one turn.
     budget: WorkBudget,
     /// Dropped with it, once all objects are sent.
-    _held: Option<Box<dyn Any + Send>>,
+    _permit: Option<Box<dyn Any + Send>>,
 }
 
 /// The bookmark that ends the initial events. Its frame depends on what was sent before it.
@@ -123,22 +123,21 @@ pub struct EndMark {
 }
 
 impl InitialState {
-    /// Creates the state of these objects, none of which is sent.
-    pub fn new(runs: ObjectRuns, reader: StoreReader, end_mark: Option<EndMark>) -> Self {
+    /// Creates the state of these objects, none of which is sent. It holds a permit until all are.
+    pub fn new(
+        runs: ObjectRuns,
+        reader: StoreReader,
+        end_mark: Option<EndMark>,
+        permit: Option<Box<dyn Any + Send>>,
+    ) -> Self {
         Self {
             runs,
             reader,
             rest: None,
             end_mark,
             budget: WorkBudget::default(),
-            _held: None,
+            _permit: permit,
         }
-    }
-
-    /// Holds a permit until all objects are sent.
-    pub fn holding<T: Send + 'static>(mut self, permit: Option<T>) -> Self {
-        self._held = permit.map(|permit| Box::new(permit) as _);
-        self
     }
 }
 

@@ -163,6 +163,7 @@ impl Rig {
                 snapshot.into_runs(&interest),
                 self.reader.clone(),
                 end_mark,
+                None,
             )),
             bookmarks: bookmarks.cloned(),
             deadline: Instant::now() + Duration::from_mins(30),

@@ -18,7 +18,7 @@ use crate::serve::metrics::{Labels, Meters};
 use crate::serve::open::OpenedScope;
 use crate::serve::plan::{ReadPlan, WatchPlan};
 use crate::serve::source::{AnswerSource, ForwardReason};
-use crate::store::{Snapshot, SubscriptionStart};
+use crate::store::SubscriptionStart;
 use crate::watcher::{
     ClientView, ContentCoding, DerivedView, EndMark, InitialState, PartialView, TableView,
     WatchBody, WatchOptions,
@@ -104,8 +104,10 @@ pub(in crate::serve) fn answer(
     }
     let (initial, source) = match watch.start {
         WatchStart::State { end_mark, .. } => {
-            let initial = initial_state(&fresh.opened, &view, snapshot, version, end_mark)?;
-            let initial = initial.holding(context.unfolding);
+            let runs = snapshot.into_runs(&view.filter.interest(&scope.fields));
+            let end_mark = end_mark_of(&fresh.opened, &view, version, end_mark)?;
+            let permit = context.unfolding.map(|unfolding| Box::new(unfolding) as _);
+            let initial = InitialState::new(runs, scope.reader.clone(), end_mark, permit);
             (Some(initial), fresh.source)
         }
         WatchStart::Now(_) if fresh.source != AnswerSource::Snapshot => (None, fresh.source),
@@ -182,25 +184,22 @@ fn check_start(opened: &OpenedScope, watch: &WatchPlan) -> Result<(), ForwardRea
     }
 }
 
-fn initial_state(
+/// Returns the bookmark that ends the initial events, if the client wants one and upstream has it.
+fn end_mark_of(
     opened: &OpenedScope,
     view: &ClientView,
-    snapshot: Snapshot,
     version: ResourceVersion,
-    end_mark: bool,
-) -> Result<InitialState, ForwardReason> {
-    let end_mark = if end_mark && opened.ready.streams_initial_events {
+    is_wanted: bool,
+) -> Result<Option<EndMark>, ForwardReason> {
+    if is_wanted && opened.ready.streams_initial_events {
         // Upstream marked the end of its own initial events, so its format is known.
         let format = opened.scope.bookmarks.load_full();
         let format = format.filter(|format| view.end_mark(format, version).is_some());
         let format = format.ok_or(ForwardReason::InitialEvents)?;
-        Some(EndMark { format, version })
+        Ok(Some(EndMark { format, version }))
     } else {
-        None
-    };
-    let runs = snapshot.into_runs(&view.filter.interest(&opened.scope.fields));
-    let reader = opened.scope.reader.clone();
-    Ok(InitialState::new(runs, reader, end_mark))
+        Ok(None)
+    }
 }
 
 fn timeout(seconds: Option<u64>) -> Duration {
