@@ -124,7 +124,7 @@ impl Abuse {
     }
 }
 
-/// Where abuse happens.
+/// The server under abuse, and its hostile clients.
 struct Scene<'a> {
     args: &'a Args,
     proxy: &'a Server,

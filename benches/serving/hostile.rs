@@ -52,7 +52,7 @@ pub(crate) struct Attack {
     answers: AnswerUse,
 }
 
-/// What a hostile client does with answers.
+/// Use of the answers by a hostile client.
 #[derive(Clone, Copy)]
 enum AnswerUse {
     /// It reads one after the other.

@@ -55,7 +55,7 @@ pub(super) struct TokenIssuer {
     failed: Mutex<Option<Instant>>,
 }
 
-/// What upstream published at one time.
+/// The issuer's documents, read at one time.
 pub(super) struct IssuerDocuments {
     pub(super) keys: JwkSet,
     /// Upstream sent [`STATIC_KEYS`] with the keys.

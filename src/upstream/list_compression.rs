@@ -7,7 +7,7 @@ use super::server::Upstream;
 /// Policy for compressing the lists and watches of scopes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ListCompression {
-    /// Where it saves more than it costs: upstream is on another machine, or a proxy,
+    /// If it saves more than it costs: upstream is on another machine, or a proxy,
     /// which compresses an event once for all who follow it.
     #[default]
     WherePays,

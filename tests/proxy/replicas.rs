@@ -71,7 +71,7 @@ struct Seen {
     versions: Mutex<Vec<u64>>,
     /// Events of all watches.
     events: Mutex<usize>,
-    /// What no client may see.
+    /// Violations that clients see.
     wrong: Mutex<Vec<String>>,
 }
 

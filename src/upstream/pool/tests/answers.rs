@@ -195,24 +195,21 @@ async fn a_connection_that_leads_back_is_not_used_again_once_it_is_a_second_old(
     for settings in [HTTP1, HTTP2] {
         let api = Api::start(&pki, settings, |_, conn| async move {
             let mut response = text(conn.number.to_string());
-            if conn.number == 0 {
-                *response.status_mut() = StatusCode::LOOP_DETECTED;
-            }
+            *response.status_mut() = StatusCode::LOOP_DETECTED;
             response
         })
         .await;
         let upstream = upstream_of(&pki, &api).await;
         let client = UpstreamClient::new(&upstream);
-        assert_eq!(fetch(&client, "/a").await, "0");
+        let first = fetch(&client, "/").await;
         tokio::time::sleep(Duration::from_millis(1100)).await;
         if settings.http2 {
-            assert_eq!(fetch(&client, "/b").await, "0", "no loop of this proxy");
+            assert_eq!(fetch(&client, "/").await, first, "no loop of this proxy");
         }
         let mut came_back = http::HeaderMap::new();
         upstream.chain().mark_own(&mut came_back);
         assert!(upstream.chain().accept(&came_back).is_err());
-        assert_eq!(fetch(&client, "/c").await, "0");
-        assert_eq!(fetch(&client, "/d").await, "1");
-        assert_eq!(fetch(&client, "/e").await, "1");
+        assert_eq!(fetch(&client, "/").await, first);
+        assert_ne!(fetch(&client, "/").await, first);
     }
 }
