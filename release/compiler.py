@@ -129,13 +129,14 @@ def write_c_compiler(target_folder: Path, platform: Platform, tools: Tools) -> P
     folder = target_folder / "compilers" / platform.rust
     folder.mkdir(parents=True, exist_ok=True)
     zig = f'exec "{tools.python}" -m ziglang'
-    # Build scripts name the target as Rust does, which Zig does not understand.
+    # Build scripts name the target as Rust does, which Zig does not understand. Without optimization
+    # (aws-lc's source of entropy) Zig adds checks of undefined behaviour, whose runtime Rust lacks.
     scripts = {
         "cc": f"""for word do
     shift
     case $word in --target=*) ;; *) set -- "$@" "$word" ;; esac
 done
-{zig} cc -target {platform.zig} "$@"
+{zig} cc -target {platform.zig} -fno-sanitize=undefined "$@"
 """,
         "ar": f'{zig} ar "$@"\n',
         "ranlib": f'{zig} ranlib "$@"\n',
