@@ -45,8 +45,8 @@ impl Scopes {
     /// Folds objects that nobody has read of late, a part of them at a time, and returns the bytes
     /// that are not held any more. [`Scopes::look_at_compressed`] counts how long nobody has.
     ///
-    /// Of a type that is derived, one of two encodings is hardly read. So those scopes are folded
-    /// whenever they are cold, and all others when memory is short.
+    /// Scopes that are derived, or that only derived ones read, are folded whenever they are cold: one
+    /// of a type's two encodings is hardly read. All others are folded when memory is short.
     pub fn fold_cold(&self, is_short: bool) -> usize {
         let (idle, mut budget) = if is_short {
             (FOLDED_SOON_AFTER, FOLDED_IN_HASTE)

@@ -1,7 +1,7 @@
 //! The items of a leaf in one place: as they are sent, compressed, or both.
 //!
 //! Items that nobody has read for some time can be folded: only their compressed form is held then.
-//! Whoever reads them unfolds them, for everybody. Whoever only looks at them leaves them folded.
+//! A reader unfolds them, for everybody; a peek leaves them folded.
 use std::ops::Range;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, LockResult, Mutex, MutexGuard, PoisonError};

@@ -186,20 +186,28 @@ func TestSingleIdentityMakesEveryCallerTheProxy(t *testing.T) {
 	}
 }
 
+// startBuilder furnishes a namespace and makes a service account there, "builder", that may read its
+// config maps. The proxy may read the issuer's documents. It returns the namespace and a token.
+func startBuilder(t *testing.T) (ns, token string) {
+	t.Helper()
+	ns = objects.Namespace(t)
+	objects.Furnish(t, ns)
+	ctx, accounts := context.Background(), api.Clientset(t, testbed.Upstream).CoreV1().ServiceAccounts(ns)
+	require.Value(accounts.Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "builder"}}, metav1.CreateOptions{}))(t)
+	letRead(t, ns, rbacv1.Subject{Kind: "ServiceAccount", Namespace: ns, Name: "builder"})
+	letReadIssuer(t, ns)
+	made := require.Value(accounts.CreateToken(ctx, "builder", &authv1.TokenRequest{}, metav1.CreateOptions{}))(t)
+	return ns, made.Status.Token
+}
+
 // TestServiceAccountTokensAreValidatedLocally shows that a service account's token is reviewed
 // once. The proxy then validates it itself until the account is gone.
 func TestServiceAccountTokensAreValidatedLocally(t *testing.T) {
 	if testbed.Direct {
 		t.Skip("needs a proxy of its own")
 	}
-	ns := objects.Namespace(t)
-	objects.Furnish(t, ns)
-	ctx, core := context.Background(), api.Clientset(t, testbed.Upstream).CoreV1()
-	require.Value(core.ServiceAccounts(ns).Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "builder"}}, metav1.CreateOptions{}))(t)
-	letRead(t, ns, rbacv1.Subject{Kind: "ServiceAccount", Namespace: ns, Name: "builder"})
-	letReadIssuer(t, ns)
-	made := require.Value(core.ServiceAccounts(ns).CreateToken(ctx, "builder", &authv1.TokenRequest{}, metav1.CreateOptions{}))(t)
-	r := api.Request{Path: "/api/v1/namespaces/" + ns + "/configmaps?resourceVersion=0", User: "-", Header: map[string]string{"Authorization": "Bearer " + made.Status.Token}}
+	ns, token := startBuilder(t)
+	r := api.Request{Path: "/api/v1/namespaces/" + ns + "/configmaps?resourceVersion=0", User: "-", Header: map[string]string{"Authorization": "Bearer " + token}}
 
 	// Without a cache, every request needs a validation.
 	const ttl = "--authentication-token-webhook-cache-ttl=0s"
@@ -228,7 +236,7 @@ func TestServiceAccountTokensAreValidatedLocally(t *testing.T) {
 		asked[name] = reviews(proxy) - before
 		if name == "here" {
 			defer func() {
-				require.NoError(t, core.ServiceAccounts(ns).Delete(ctx, "builder", metav1.DeleteOptions{}))
+				require.NoError(t, api.Clientset(t, testbed.Upstream).CoreV1().ServiceAccounts(ns).Delete(context.Background(), "builder", metav1.DeleteOptions{}))
 				answered(t, testbed.Upstream, 401, r)
 				answered(t, proxy.Target, 401, r)
 			}()
@@ -271,18 +279,12 @@ func TestInvalidServiceAccountTokensAreRefusedAsUpstreamDoes(t *testing.T) {
 		t.Skip("needs a proxy of its own")
 	}
 	t.Parallel()
-	ns := objects.Namespace(t)
-	objects.Furnish(t, ns)
-	ctx, core := context.Background(), api.Clientset(t, testbed.Upstream).CoreV1()
-	require.Value(core.ServiceAccounts(ns).Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "builder"}}, metav1.CreateOptions{}))(t)
-	letRead(t, ns, rbacv1.Subject{Kind: "ServiceAccount", Namespace: ns, Name: "builder"})
-	letReadIssuer(t, ns)
-	made := require.Value(core.ServiceAccounts(ns).CreateToken(ctx, "builder", &authv1.TokenRequest{}, metav1.CreateOptions{}))(t)
+	ns, token := startBuilder(t)
 	with := func(token string) api.Request {
 		return api.Request{Path: "/api/v1/namespaces/" + ns + "/configmaps?resourceVersion=0", User: "-", Header: map[string]string{"Authorization": "Bearer " + token}}
 	}
 	proxy := testbed.RunProxy(t, testbed.Shared.ProxyKubeconfig, "--refuse-invalid-service-account-tokens")
-	answered(t, proxy.Target, 200, with(made.Status.Token))
+	answered(t, proxy.Target, 200, with(token))
 	// Reads of the issuer's documents are allowed a moment later.
 	refused := func() map[string]int {
 		counts := map[string]int{}
@@ -291,7 +293,7 @@ func TestInvalidServiceAccountTokensAreRefusedAsUpstreamDoes(t *testing.T) {
 	}
 	expired := func(ago time.Duration) string {
 		at := time.Now().Add(-ago).Unix()
-		return signedToken(t, made.Status.Token, map[string]any{"iat": at - 3600, "nbf": at - 3600, "exp": at, "jti": fmt.Sprint(time.Now().UnixNano())}, "")
+		return signedToken(t, token, map[string]any{"iat": at - 3600, "nbf": at - 3600, "exp": at, "jti": fmt.Sprint(time.Now().UnixNano())}, "")
 	}
 	poll.Until(t, "an expired token is refused without a review", func() error {
 		answered(t, proxy.Target, 401, with(expired(5*time.Minute)))
@@ -306,12 +308,12 @@ func TestInvalidServiceAccountTokensAreRefusedAsUpstreamDoes(t *testing.T) {
 		status int
 		reason string
 	}{
-		"valid":                    {signedToken(t, made.Status.Token, nil, ""), 200, ""},
+		"valid":                    {signedToken(t, token, nil, ""), 200, ""},
 		"within upstream's leeway": {expired(20 * time.Second), 200, ""},
 		"expired":                  {expired(5 * time.Minute), 401, "expired"},
-		"of an unknown key":        {signedToken(t, made.Status.Token, nil, "another"), 401, "unknown-key"},
-		"of another issuer":        {signedToken(t, made.Status.Token, map[string]any{"iss": "https://other.test", "exp": 1}, "another"), 401, ""},
-		"with a bad signature":     {made.Status.Token + "AAAA", 401, ""},
+		"of an unknown key":        {signedToken(t, token, nil, "another"), 401, "unknown-key"},
+		"of another issuer":        {signedToken(t, token, map[string]any{"iss": "https://other.test", "exp": 1}, "another"), 401, ""},
+		"with a bad signature":     {token + "AAAA", 401, ""},
 	} {
 		want, got := testbed.Upstream.Send(t, with(c.token)), proxy.Send(t, with(c.token))
 		if want.Status != c.status || got.Status != c.status || got.Status == 401 && got.Body != want.Body {
