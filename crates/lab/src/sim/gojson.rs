@@ -4,6 +4,7 @@
 //! serde's own output differs in exactly these points, and the proxy's promise is about bytes.
 use std::fmt::Write as _;
 
+use memchr::{memchr, memchr2, memchr3};
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::Value;
 use serde_json::value::RawValue;
@@ -17,23 +18,31 @@ pub(crate) fn string(text: &str) -> String {
 /// strings.
 pub(crate) fn compact(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
-    let (mut inside, mut escaped) = (false, false);
-    for c in text.chars() {
-        if inside {
-            match c {
-                _ if escaped => escaped = false,
-                '\\' => escaped = true,
-                '"' => inside = false,
-                _ => {}
-            }
-        } else if c == '"' {
-            inside = true;
-        } else if c.is_ascii_whitespace() {
-            continue;
-        }
-        out.push(c);
+    let mut rest = text;
+    while let Some(quote) = memchr(b'"', rest.as_bytes()) {
+        let (between, string) = rest.split_at(quote);
+        let (string, after) = string.split_at(string_len(string));
+        out.extend(between.split_ascii_whitespace());
+        out.push_str(string);
+        rest = after;
     }
+    out.extend(rest.split_ascii_whitespace());
     escape_html(&out)
+}
+
+/// Returns the bytes of the string literal with which a text begins, with its quotes.
+fn string_len(text: &str) -> usize {
+    let bytes = text.as_bytes();
+    let mut at = 1;
+    while let Some(found) = bytes.get(at..).and_then(|rest| memchr2(b'"', b'\\', rest)) {
+        at += found + 1;
+        if bytes[at - 1] == b'"' {
+            return at;
+        }
+        // The character after a backslash ends nothing.
+        at += 1;
+    }
+    text.len()
 }
 
 /// Prints a value with sorted keys at every level, as custom resources are stored.
@@ -44,7 +53,10 @@ pub(crate) fn sorted(value: &Value) -> String {
 
 /// Escapes over a whole JSON text: outside of strings none of these characters can occur.
 fn escape_html(json: &str) -> String {
-    if !json.contains(['<', '>', '&', '\u{2028}', '\u{2029}']) {
+    let bytes = json.as_bytes();
+    // Both line separators begin with this byte.
+    let separators = "\u{2028}".as_bytes()[0];
+    if memchr3(b'<', b'>', b'&', bytes).is_none() && memchr(separators, bytes).is_none() {
         return json.to_owned();
     }
     let mut out = String::with_capacity(json.len() + 16);
@@ -97,6 +109,10 @@ mod tests {
         assert_eq!(
             compact("{ \"a b\" : [ 1, \"x \\\" <\" ] }\n"),
             r#"{"a b":[1,"x \" \u003c"]}"#
+        );
+        assert_eq!(
+            compact(" [ \"\u{201c}\\\\\" , \"\u{2029}\" ] "),
+            "[\"\u{201c}\\\\\",\"\\u2029\"]"
         );
     }
 }
