@@ -104,7 +104,8 @@ async fn assemble(mut config: AppConfig) -> anyhow::Result<RunningProxy> {
         None => None,
     };
     let upstream = Upstream::load(&config.upstream).await?;
-    tracing::info!(upstream = ?upstream, from = upstream.source(), "found upstream");
+    let addresses = upstream.addresses();
+    tracing::info!(?addresses, from = upstream.source(), "found upstream");
     for what in upstream.insecurities() {
         tracing::warn!("{what}");
     }

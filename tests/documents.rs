@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Parser;
 use watershed::cli::{self, Cli, reference};
+use watershed::serve::{AnswerSource, ForwardReason};
 
 fn top() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -382,6 +383,18 @@ fn the_reference_is_what_the_code_makes() {
             "{path} is out of date: run `make documents`"
         );
     }
+}
+
+/// The page about reads names every source of answers, and every reason for forwarding.
+#[test]
+fn every_source_and_reason_is_explained() {
+    let text = read("docs/reads.md");
+    let named = code(&text);
+    let names = AnswerSource::NAMES.iter().chain(ForwardReason::NAMES);
+    let absent: Vec<_> = names
+        .filter(|name| **name != "forward" && !named.contains(name))
+        .collect();
+    assert!(absent.is_empty(), "docs/reads.md lacks {absent:?}");
 }
 
 /// The reference lists flags, keys and metrics.

@@ -48,6 +48,42 @@ impl KubeconfigCommand {
         }
         let yaml = serde_saphyr::to_string(&document).context("cannot write YAML")?;
         std::io::stdout().write_all(yaml.as_bytes())?;
+        for user in users_with_certificates(&document) {
+            // TLS ends at the proxy, so upstream never sees this certificate.
+            writeln!(
+                std::io::stderr(),
+                "user {user} has a client certificate: without --client-ca-file the proxy takes \
+                 its requests for anonymous ones"
+            )?;
+        }
         Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// Returns the names of the users that identify themselves by certificates.
+fn users_with_certificates(document: &Document) -> impl Iterator<Item = &str> {
+    let users = document.auth_infos.iter();
+    users.filter_map(|named| {
+        let user = named.auth_info.as_ref()?;
+        let has_one = user.client_certificate.is_some() || user.client_certificate_data.is_some();
+        has_one.then_some(named.name.as_str())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn users_with_certificates_are_named() {
+        let document = Document::from_yaml(
+            "users:\n\
+             - {name: token, user: {token: t}}\n\
+             - {name: file, user: {client-certificate: a.crt, client-key: a.key}}\n\
+             - {name: data, user: {client-certificate-data: YQ==, client-key-data: YQ==}}\n",
+        );
+        let document = document.expect("a kubeconfig");
+        let users: Vec<_> = users_with_certificates(&document).collect();
+        assert_eq!(users, ["file", "data"]);
     }
 }
