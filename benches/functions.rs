@@ -601,6 +601,7 @@ fn watch(reader: &StoreReader, labels: &str, only_metadata: bool) -> BenchedWatc
                 None,
             )),
             bookmarks: None,
+            is_from_etcd: false,
             deadline: tokio::time::Instant::now() + Duration::from_hours(1),
             grant: Granted,
             draining: std::future::pending(),

@@ -46,6 +46,9 @@ pub struct Scope {
     pub(super) following: watch::Sender<bool>,
     pub(super) age: ScopeAge,
     pub(super) first_list: OnceLock<ResourceVersion>,
+    /// The version of the first list of the present timeline: versions below it may be of a lost
+    /// one. Zero in the scope's first timeline.
+    pub(super) timeline_start: AtomicU64,
     pub(super) opened: Instant,
     pub(super) phase: watch::Receiver<ScopePhase>,
     /// Readers that wait for the newest snapshot to reach a version.
@@ -147,6 +150,13 @@ impl Scope {
         self.first_list
             .get()
             .is_some_and(|first| version < *first && self.reader.oldest_version() == *first)
+    }
+
+    /// Returns true if upstream may have the history after `version`, which is not held here.
+    ///
+    /// A watch cache forgets as this scope does. A type without one is read from etcd.
+    pub fn is_history_at_upstream(&self, version: ResourceVersion) -> bool {
+        self.key.gvr.is_event() && version.0 >= self.timeline_start.load(Ordering::Acquire)
     }
 
     /// Returns true if the scope has no list and watch at upstream, as it is derived from another.

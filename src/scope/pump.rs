@@ -1,6 +1,7 @@
 //! The task of a scope: it pumps what upstream sends into the store.
 use std::any::Any;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -227,6 +228,8 @@ impl ScopePump {
     /// Drops everything held, as upstream has another history.
     fn forget(&mut self) {
         self.relist();
+        // Until the next list, no version is known to be of the new timeline.
+        self.scope.timeline_start.store(u64::MAX, Ordering::Release);
         self.drop_held();
         // Afterwards, so that no old version counts as one of the new timeline.
         self.continuity.begin_anew();
@@ -322,6 +325,9 @@ impl ScopePump {
             self.count(&metrics::UPSTREAM_LISTS);
         }
         self.scope.first_list.get_or_init(|| version);
+        self.scope
+            .timeline_start
+            .fetch_min(version.0, Ordering::AcqRel);
         if streams_initial_events {
             // Before what it printed, so that none of that is derived as another's.
             self.name_server();

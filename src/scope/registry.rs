@@ -471,6 +471,7 @@ impl Scopes {
             following: watch::Sender::new(false),
             age: ScopeAge::new(),
             first_list: OnceLock::new(),
+            timeline_start: AtomicU64::new(0),
             opened: Instant::now(),
             phase,
             version_waiters: VersionWaiters::default(),

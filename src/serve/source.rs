@@ -150,6 +150,8 @@ reasons! {
     VersionAhead = "version-ahead",
     /// A watch from before this cache's first list.
     BeforeFirstList = "before-first-list",
+    /// A watch of events from before the history held here. etcd may have it.
+    BeforeHistory = "before-history",
     /// No credentials that can be checked here.
     Identity = "identity",
     /// Upstream could not be asked about the caller.

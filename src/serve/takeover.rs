@@ -103,6 +103,7 @@ fn is_temporary(reason: ForwardReason) -> bool {
             | ForwardReason::Unproven
             | ForwardReason::VersionAhead
             | ForwardReason::BeforeFirstList
+            | ForwardReason::BeforeHistory
     )
 }
 

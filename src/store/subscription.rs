@@ -57,6 +57,11 @@ impl Subscription {
         }
     }
 
+    /// Returns `true` if some of the events after its start are not held.
+    pub fn is_expired(&self) -> bool {
+        self.membership.slot.cursor.position() == Position::Expired
+    }
+
     /// Returns the next events: at most `limit`, and no more than reach `byte_limit`. The waker of
     /// `context` is called for events after [`SubscriptionStep::CaughtUp`] only.
     pub fn step(

@@ -88,6 +88,8 @@ pub struct WatchOptions<G, D, O> {
     pub initial: Option<InitialState>,
     /// Bookmarks were asked for.
     pub bookmarks: Option<Bookmarks>,
+    /// Upstream has no watch cache of the type, so that its refusals are etcd's.
+    pub is_from_etcd: bool,
     /// The moment at which the watch ends.
     pub deadline: Instant,
     /// The caller's right to see it.
@@ -207,6 +209,7 @@ pub struct WatchBody<G: Grant, D: Future<Output = ()> + Unpin, O: WatchObserver>
     /// The rest of the chunk that is handed out, never empty.
     rest: Option<Box<std::vec::IntoIter<Bytes>>>,
     bookmarks: Option<Bookmarks>,
+    is_from_etcd: bool,
     deadline: Instant,
     /// The next moment of a bookmark, the last bookmark or the deadline.
     tick: Instant,
@@ -232,6 +235,7 @@ impl<G: Grant, D: Future<Output = ()> + Unpin, O: WatchObserver> WatchBody<G, D,
             over: false,
             rest: None,
             bookmarks: terms.bookmarks,
+            is_from_etcd: terms.is_from_etcd,
             deadline: terms.deadline,
             tick,
             timer: Box::pin(tokio::time::sleep_until(tick)),
@@ -348,8 +352,12 @@ impl<G: Grant, D: Future<Output = ()> + Unpin, O: WatchObserver> WatchBody<G, D,
 
     fn expire(&self, chunk: &mut Chunk, version: ResourceVersion, oldest: ResourceVersion) {
         let format = self.view.format(&self.format);
-        let status = Status::expired_watch(version, oldest).to_object(format.encoding());
-        chunk.push(format.status_event(&status));
+        let status = if self.is_from_etcd {
+            Status::expired_watch_of_etcd()
+        } else {
+            Status::expired_watch(version, oldest)
+        };
+        chunk.push(format.status_event(&status.to_object(format.encoding())));
     }
 
     fn poll_events(&mut self, context: &Context<'_>) -> Poll<Option<Bytes>> {

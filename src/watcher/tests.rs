@@ -166,6 +166,7 @@ impl Rig {
                 None,
             )),
             bookmarks: bookmarks.cloned(),
+            is_from_etcd: false,
             deadline: Instant::now() + Duration::from_mins(30),
             grant: said.clone(),
             draining: std::future::pending(),

@@ -22,6 +22,7 @@ mod demo;
 mod derived;
 mod discovery_documents;
 mod drain;
+mod events;
 mod indented;
 mod limits;
 mod load_command;

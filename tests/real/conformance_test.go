@@ -17,6 +17,7 @@ func TestAnswersConformToUpstream(t *testing.T) {
 	t.Run("watches", conformance.Watches)
 	t.Run("faults", conformance.PlantedFaults)
 	t.Run("known", conformance.KnownDifferences)
+	t.Run("history", conformance.EventsHistory)
 }
 
 // TestAnswersFromSelectorScopesConformToUpstream does the same with a proxy that opens selector

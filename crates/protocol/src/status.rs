@@ -151,6 +151,14 @@ impl Status {
         )
     }
 
+    /// 410: a watch of a type without a watch cache asks for events that etcd has compacted.
+    ///
+    /// Source: `apiserver/pkg/storage/etcd3/errors.go` (interpretWatchError).
+    pub fn expired_watch_of_etcd() -> Self {
+        let message = "The resourceVersion for the provided watch is too old.";
+        Self::new(410, "Expired", message)
+    }
+
     /// 504: the cache has not reached the version asked for in time.
     pub fn too_large_version(requested: ResourceVersion, current: ResourceVersion) -> Self {
         let cause = StatusCause {

@@ -81,6 +81,12 @@ pub(in crate::serve) fn answer(
     let (subscription, newest) = scope
         .reader
         .subscribe(start, watch.filter.interest(&scope.fields));
+    if let WatchStart::After(version) = watch.start
+        && subscription.is_expired()
+        && scope.is_history_at_upstream(version)
+    {
+        return Err(ForwardReason::BeforeHistory);
+    }
     let (snapshot, version) = if let Some(proven) = &fresh.proven {
         if !proven.snapshot.is_of_same_list(&newest) {
             // Listed again since the proof.
@@ -126,6 +132,7 @@ pub(in crate::serve) fn answer(
             },
             initial,
             bookmarks: watch.bookmarks.then(|| Arc::clone(&scope.bookmarks)),
+            is_from_etcd: scope.key.gvr.is_event(),
             deadline: Instant::now() + timeout(watch.timeout_seconds),
             grant: context.guard,
             draining: context.draining.signal(),

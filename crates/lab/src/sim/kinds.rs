@@ -37,6 +37,9 @@ pub(crate) struct ResourceKind {
     pub(crate) fields: &'static [(&'static str, &'static str, &'static str)],
     /// True if `DELETE` answers with the object instead of a Status.
     pub(crate) delete_returns_object: bool,
+    /// Watches are served from a watch cache, as those of all types but events. Others get no
+    /// bookmarks but the end mark, and etcd's own words when its history is gone.
+    pub(crate) has_watch_cache: bool,
 }
 
 const PLAIN: ResourceKind = ResourceKind {
@@ -51,6 +54,7 @@ const PLAIN: ResourceKind = ResourceKind {
     zero_tail: "",
     fields: &[],
     delete_returns_object: false,
+    has_watch_cache: true,
 };
 
 const RBAC: ResourceKind = ResourceKind {
@@ -59,12 +63,24 @@ const RBAC: ResourceKind = ResourceKind {
 };
 
 /// Every type of this server, in discovery order.
-pub(crate) static KINDS: [ResourceKind; 17] = [
+pub(crate) static KINDS: [ResourceKind; 18] = [
     ResourceKind {
         resource: "configmaps",
         singular: "configmap",
         kind: "ConfigMap",
         short_names: &["cm"],
+        ..PLAIN
+    },
+    ResourceKind {
+        resource: "events",
+        singular: "event",
+        kind: "Event",
+        short_names: &["ev"],
+        zero_tail: concat!(
+            r#","involvedObject":{},"source":{},"firstTimestamp":null,"lastTimestamp":null,"#,
+            r#""eventTime":null,"reportingComponent":"","reportingInstance":"""#
+        ),
+        has_watch_cache: false,
         ..PLAIN
     },
     ResourceKind {

@@ -91,7 +91,7 @@ mod tests {
         let state = ClusterState::new(10, 0);
         populate(&state, Population::cluster(100, 5), 0);
         for gvr in super::super::kinds::resources() {
-            let empty = ["serviceaccounts", "replicasets", "endpointslices"]
+            let empty = ["events", "serviceaccounts", "replicasets", "endpointslices"]
                 .contains(&&*gvr.resource)
                 || &*gvr.group == "rbac.authorization.k8s.io";
             assert_eq!(state.snapshot(&gvr).is_empty(), empty, "{gvr}");

@@ -162,6 +162,12 @@ impl Failure {
         )
     }
 
+    /// A watch of a type without a watch cache, from before etcd's history.
+    pub(crate) fn expired_watch_of_etcd() -> Self {
+        let message = "The resourceVersion for the provided watch is too old.";
+        Self::new(410, "Expired", message)
+    }
+
     /// ListOptions that contradict each other: `(field, cause's reason, message)` each.
     pub(crate) fn invalid_options(errors: &[(&str, &str, &str)]) -> Self {
         let causes: Vec<_> = errors

@@ -113,7 +113,7 @@ pub(crate) async fn watch(
         start: start.cursor,
         initial: start.initial,
         end_mark: start.end_mark.filter(|_| query.bookmarks),
-        bookmarks: query.bookmarks,
+        bookmarks: query.bookmarks && KINDS[index].has_watch_cache,
         // A watch that is too short for a farewell gets no bookmarks.
         next_bookmark: deadline,
         deadline,
@@ -232,7 +232,10 @@ async fn start(
     };
     if version > 0 && initial_events != Some(true) {
         return match state.recent(index, version) {
-            EventsSince::TooOld(oldest) => Err(Failure::expired_watch(version, oldest)),
+            EventsSince::TooOld(oldest) if KINDS[index].has_watch_cache => {
+                Err(Failure::expired_watch(version, oldest))
+            }
+            EventsSince::TooOld(_) => Err(Failure::expired_watch_of_etcd()),
             // Accepts a version that doesn't exist yet. The stream is silent up to it.
             EventsSince::Events(..) | EventsSince::Gone => Ok(plain(version)),
         };

@@ -92,6 +92,13 @@ fn writes_410() {
     );
     let status = Status::expired_watch(ResourceVersion(5), ResourceVersion(287));
     assert_eq!(json(&status), format!("{expected}\n"));
+    let expected = concat!(
+        r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","#,
+        r#""message":"The resourceVersion for the provided watch is too old.","#,
+        r#""reason":"Expired","code":410}"#,
+    );
+    let status = Status::expired_watch_of_etcd();
+    assert_eq!(json(&status), format!("{expected}\n"));
 }
 
 #[test]

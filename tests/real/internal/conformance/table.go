@@ -44,6 +44,7 @@ The types are a built-in one with namespaces, one without, events (which upstrea
 | one object, version unset | ` + "`consistent-read`" + ` | it costs upstream no more than the proof that memory is new enough; many at the same time share one |
 | YAML, CBOR | ` + "`representation`" + ` | upstream prints them from decoded objects by the rules of Go's libraries; clients that show YAML ask for JSON |
 | watches from before the first list | ` + "`before-first-list`" + ` | upstream alone knows those events; the watch ends as soon as memory can go on |
+| watches of events from before the history in memory | ` + "`before-history`" + ` | upstream has no watch cache of events: etcd may have that history, and otherwise refuses in its own words |
 | a version that memory has not reached in a second | ` + "`version-ahead`" + ` | upstream waits by its own rule, and refuses in its own words |
 | versions older than the window | ` + "`exact-version`" + ` | upstream may hold them, and otherwise says that they are gone |
 | tokens with version -1 | ` + "`continue-token`" + ` | each page is of another state, and upstream's is the newest |

@@ -1,3 +1,5 @@
+use watershed_protocol::GroupVersionResource;
+
 use super::*;
 use crate::sim::BrokenFrame;
 
@@ -177,6 +179,37 @@ async fn too_old_versions_are_an_error_event() {
     let mut slow = api.watch("resourceVersion=5").await;
     api.pods(&["n/e", "n/f", "n/g"]);
     assert_eq!(slow.event().await, "end");
+}
+
+#[tokio::test(start_paused = true)]
+async fn events_have_no_watch_cache() {
+    let api = Api::with(Options {
+        history: 2,
+        ..Options::default()
+    });
+    let state = &api.simulation.state;
+    let events = GroupVersionResource::new("", "v1", "events");
+    for name in ["a", "b", "c", "d"] {
+        let event = format!(r#"{{"metadata":{{"name":"{name}","namespace":"n"}}}}"#);
+        state.create(&events, &event).unwrap();
+    }
+    let path = "/api/v1/events?watch=1&timeoutSeconds=30&allowWatchBookmarks=true";
+    let old = api.get(&format!("{path}&resourceVersion=2")).await;
+    assert_eq!(
+        old.text,
+        concat!(
+            r#"{"type":"ERROR","object":{"kind":"Status","apiVersion":"v1","metadata":{},"#,
+            r#""status":"Failure","#,
+            r#""message":"The resourceVersion for the provided watch is too old.","#,
+            r#""reason":"Expired","code":410}}"#,
+            "\n"
+        )
+    );
+    let held = api.get(&format!("{path}&resourceVersion=4")).await;
+    assert!(held.text.contains(r#""name":"d""#), "{}", held.text);
+    assert!(!held.text.contains("BOOKMARK"), "{}", held.text);
+    let marked = api.get(path).await;
+    assert_eq!(marked.text.matches("BOOKMARK").count(), 1, "the end mark");
 }
 
 #[tokio::test(start_paused = true)]
