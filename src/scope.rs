@@ -35,6 +35,7 @@ mod tests;
 mod timeline;
 mod unfit;
 mod unfolding;
+mod version_ages;
 mod version_waiters;
 
 pub use cached::Scope;

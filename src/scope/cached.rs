@@ -159,6 +159,12 @@ impl Scope {
         self.key.gvr.is_event() && version.0 >= self.timeline_start.load(Ordering::Acquire)
     }
 
+    /// Returns true if upstream may have dropped its state at `version`, and then refuses to show
+    /// it. Scopes keep some states for longer.
+    pub fn may_be_dropped_upstream(&self, version: ResourceVersion) -> bool {
+        self.shown.load().has_outlived(version)
+    }
+
     /// Returns true if the scope has no list and watch at upstream, as it is derived from another.
     pub fn is_derived(&self) -> bool {
         self.derives.load(Ordering::Relaxed)

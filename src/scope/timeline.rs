@@ -22,6 +22,7 @@ use tokio::sync::watch;
 use watershed_protocol::{GroupVersionResource, ResourceVersion};
 
 use super::metrics;
+use super::version_ages::VersionAges;
 
 /// The scopes are listed again within this time after a rollback, each at a moment of its own.
 const SPREAD: Duration = Duration::from_secs(1);
@@ -66,12 +67,22 @@ struct Rollbacks {
 pub(super) struct NewestVersion {
     timeline: u64,
     version: AtomicU64,
+    ages: Mutex<VersionAges>,
 }
 
 impl NewestVersion {
     /// Notes that upstream showed this version.
     pub(super) fn raise(&self, version: ResourceVersion) {
-        self.version.fetch_max(version.0, Ordering::Relaxed);
+        if self.version.fetch_max(version.0, Ordering::Relaxed) < version.0 {
+            let mut ages = self.ages.lock();
+            // Another thread may have raised it meanwhile.
+            ages.reached(Instant::now(), self.get());
+        }
+    }
+
+    /// Returns true if upstream has been beyond `version` for longer than it keeps old versions.
+    pub(super) fn has_outlived(&self, version: ResourceVersion) -> bool {
+        self.ages.lock().is_outlived(Instant::now(), version)
     }
 
     /// Returns the newest version.
@@ -233,6 +244,7 @@ impl Timeline {
         let newest = Arc::new(NewestVersion {
             timeline: self.number(),
             version: AtomicU64::new(0),
+            ages: Mutex::default(),
         });
         tables.versions.insert(key, Arc::clone(&newest));
         newest

@@ -41,8 +41,13 @@ pub(in crate::serve) async fn answer(
 
 /// Returns the state that a list is about.
 fn state(fresh: &FreshScope, read: &ReadPlan) -> Result<StateAt, ForwardReason> {
-    let reader = &fresh.opened.scope.reader;
+    let scope = &fresh.opened.scope;
+    let reader = &scope.reader;
     let state: StateAt = match read.freshness {
+        // Clients are to learn from upstream that it is gone, and how to go on without it.
+        Freshness::Exact(version) if scope.may_be_dropped_upstream(version) => {
+            return Err(ForwardReason::Exact);
+        }
         Freshness::Exact(version) => match reader.state_at(version) {
             SnapshotAt::Found(state) => state,
             SnapshotAt::Future => return Err(ForwardReason::VersionAhead),
