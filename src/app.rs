@@ -115,8 +115,11 @@ async fn assemble(mut config: AppConfig) -> anyhow::Result<RunningProxy> {
         tracing::info!(bytes, "memory is limited (--memory-limit)");
     }
     config.limits.memory = budget.clone();
+    let policy = config.policy.clone();
+    let managed_fields = Arc::new(move |gvr: &_| policy.managed_fields(gvr));
     let scopes = Scopes::new(client.clone(), config.scopes)
         .with_aggregated(&config.aggregated)
+        .with_managed_fields(managed_fields)
         .within(&budget);
     let checkpoints = checkpoints::open(&config, &client, &scopes).await?;
     let scopes = scopes.with_checkpoints(checkpoints);

@@ -44,7 +44,7 @@ pub use config::{Derivation, Retention, ScopeConfig};
 pub use handle::ScopeHandle;
 pub use key::ScopeKey;
 pub use phase::{NotReady, ReadyScope, ScopePhase};
-pub use registry::{NotAcquired, Scopes};
+pub use registry::{ManagedFieldsPolicy, NotAcquired, Scopes};
 pub use rollback_monitor::watch_for_rollbacks;
 pub use save::{save_finally, save_regularly};
 pub use self_check::{DifferenceExcerpt, ObjectDifference, SelfCheck};

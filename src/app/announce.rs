@@ -20,6 +20,13 @@ pub(super) async fn announce(policy: CachingPolicy, catalog: Catalog) {
             "consistent reads may get an older state (consistentReads: stale in --config)"
         );
     }
+    for name in policy.without_managed_fields() {
+        tracing::warn!(
+            resource = name,
+            "held and answered without metadata.managedFields (managedFields: drop in --config); \
+             clients that read them, as for server-side apply, must not use this proxy for the type"
+        );
+    }
     for exception in policy.exceptions() {
         announce_exception(&exception, &catalog);
     }

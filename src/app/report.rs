@@ -229,6 +229,7 @@ fn scope_policy(policy: &ScopePolicy) -> Value {
         "selectorScopes": policy.selector_scopes,
         "merge": policy.merge,
         "maxUpstreamWatches": policy.max_scopes,
+        "managedFieldsKept": policy.managed_fields.map(|fields| fields.are_kept()),
         "idleSeconds": policy.idle.map(seconds),
         "windowSeconds": policy.window_age.map(seconds),
         "windowBytes": policy.window_bytes,

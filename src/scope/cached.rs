@@ -7,7 +7,7 @@ use arc_swap::{ArcSwap, ArcSwapOption};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
-use watershed_protocol::{FieldTable, ResourceVersion};
+use watershed_protocol::{FieldTable, ManagedFields, ResourceVersion};
 
 use super::charges::ScopeCharges;
 use super::idle::IdleTracker;
@@ -27,6 +27,8 @@ pub struct Scope {
     pub key: ScopeKey,
     /// The type's selectable fields.
     pub fields: Arc<FieldTable>,
+    /// The treatment of the objects' managed fields.
+    pub managed_fields: ManagedFields,
     /// Its objects and events.
     pub reader: StoreReader,
     /// The scope covers what a client asked for; the configuration does not name it.
@@ -168,6 +170,17 @@ impl Scope {
     /// Returns true if the scope has no list and watch at upstream, as it is derived from another.
     pub fn is_derived(&self) -> bool {
         self.derives.load(Ordering::Relaxed)
+    }
+
+    /// Returns the part of each object that is held, as metrics and pages name it.
+    pub fn content(&self) -> &'static str {
+        let metadata_only = self.key.representation.metadata_only;
+        match (metadata_only, self.managed_fields) {
+            (false, ManagedFields::Keep) => "objects",
+            (false, ManagedFields::Drop) => "objects-without-managed-fields",
+            (true, ManagedFields::Keep) => "metadata",
+            (true, ManagedFields::Drop) => "metadata-without-managed-fields",
+        }
     }
 
     /// Returns a client that asks the server at which the scope is followed: another one may be of

@@ -253,7 +253,7 @@ impl Checkpoints {
         load: MemoryLoad,
     ) -> Result<Option<StoredScope>, CheckpointError> {
         let (folder, fields) = (self.0.folder.clone(), Arc::clone(&scope.fields));
-        let encoding = scope.key.representation.encoding;
+        let form = (scope.key.representation.encoding, scope.managed_fields);
         let wanted = addresses(&self.0.client);
         let stored = spawn_blocking(move || {
             let Some((file, header)) = folder.read(&name)? else {
@@ -267,7 +267,7 @@ impl Checkpoints {
                     "it was written behind other addresses",
                 ));
             }
-            load_stored(file, header, encoding, &fields, load).map(Some)
+            load_stored(file, header, form, &fields, load).map(Some)
         })
         .await
         .map_err(io::Error::other)??;

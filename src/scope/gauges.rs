@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use parking_lot::Mutex;
-use watershed_protocol::{Encoding, GroupVersionResource, Representation, Selection};
+use watershed_protocol::{Encoding, GroupVersionResource, Selection};
 
 use super::{Scope, ScopeKey, ScopePhase, Scopes};
 use crate::metric::{Declaration, Gauge, Metric, SharedString};
@@ -44,7 +44,8 @@ impl ScopeGauges {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct ScopeSeries {
     gvr: GroupVersionResource,
-    representation: Representation,
+    encoding: Encoding,
+    content: &'static str,
     /// `None` for on-demand scopes.
     selection: Option<Arc<Selection>>,
 }
@@ -58,7 +59,8 @@ impl ScopeSeries {
         } = scope.key.clone();
         Self {
             gvr,
-            representation,
+            encoding: representation.encoding,
+            content: scope.content(),
             selection: Some(selection).filter(|_| !scope.on_demand),
         }
     }
@@ -71,15 +73,10 @@ impl ScopeSeries {
     }
 
     fn labels(&self) -> [SharedString; LABELS.len()] {
-        let Representation {
-            encoding,
-            metadata_only,
-        } = self.representation;
-        let encoding = match encoding {
+        let encoding = match self.encoding {
             Encoding::Json => "json",
             Encoding::Protobuf => "protobuf",
         };
-        let content = if metadata_only { "metadata" } else { "objects" };
         let selection = match &self.selection {
             Some(selection) => selection.to_string().into(),
             None => "on-demand".into(),
@@ -89,7 +86,7 @@ impl ScopeSeries {
             Arc::clone(&self.gvr.version).into(),
             Arc::clone(&self.gvr.resource).into(),
             encoding.into(),
-            content.into(),
+            self.content.into(),
             selection,
         ]
     }

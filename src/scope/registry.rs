@@ -10,7 +10,8 @@ use tokio::sync::{Notify, Semaphore, watch};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use watershed_protocol::{
-    Encoding, FieldTable, GroupVersionResource, Representation, ResourceVersion, Selection,
+    Encoding, FieldTable, GroupVersionResource, ManagedFields, Representation, ResourceVersion,
+    Selection,
 };
 
 use super::cached::Scope;
@@ -70,7 +71,11 @@ pub struct Scopes {
     checkpoints: Option<Checkpoints>,
     /// Types whose JSON is not derived from protobuf.
     failures: Arc<DerivationFailures>,
+    managed_fields: ManagedFieldsPolicy,
 }
+
+/// Returns the treatment of managed fields of a type.
+pub type ManagedFieldsPolicy = Arc<dyn Fn(&GroupVersionResource) -> ManagedFields + Send + Sync>;
 
 /// The reason why there is no scope for a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,6 +102,16 @@ impl Scopes {
             unfit: Arc::default(),
             checkpoints: None,
             failures: Arc::default(),
+            managed_fields: Arc::new(|_| ManagedFields::Keep),
+        }
+    }
+
+    /// Holds types with or without managed fields. Without this, all are held with them.
+    #[must_use]
+    pub fn with_managed_fields(self, managed_fields: ManagedFieldsPolicy) -> Self {
+        Self {
+            managed_fields,
+            ..self
         }
     }
 
@@ -360,6 +375,7 @@ impl Scopes {
             kind: Arc::clone(kind),
             representation: key.representation,
             fields: Arc::clone(fields),
+            managed_fields: (self.managed_fields)(&key.gvr),
         };
         let scope = self.start(key.clone(), target, retention);
         scopes.insert(key.clone(), Arc::clone(&scope));
@@ -463,6 +479,7 @@ impl Scopes {
             compression,
             tables,
             fields: Arc::clone(&target.fields),
+            managed_fields: target.managed_fields,
             reader,
             bookmarks: Arc::new(ArcSwapOption::empty()),
             irreducible: Arc::default(),

@@ -217,6 +217,7 @@ impl ServiceParts {
             }
         };
         answer::tell_age(&mut answer, &fresh);
+        answer::tell_omission(&mut answer, &fresh);
         let query = exchange.request.uri().query();
         Ok(self.verifier.sample(answer, &fresh, read, query))
     }

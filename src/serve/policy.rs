@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::Deserialize;
-use watershed_protocol::{FieldRequirement, FieldSelector, GroupVersionResource, Selection};
+use watershed_protocol::{
+    FieldRequirement, FieldSelector, GroupVersionResource, ManagedFields, Selection,
+};
 
 use super::client_rules::ClientRule;
 use super::scope_choice::{ChosenScope, OnDemandLimits, ScopeChoice};
@@ -81,6 +83,8 @@ pub struct ScopePolicy {
     pub max_staleness: Option<Duration>,
     /// Derives JSON from the type's scope in protobuf, so that upstream has one watch of both.
     pub derive_json: Option<bool>,
+    /// The treatment of `metadata.managedFields`.
+    pub managed_fields: Option<ManagedFields>,
 }
 
 impl ScopePolicy {
@@ -95,6 +99,7 @@ impl ScopePolicy {
             window_bytes: self.window_bytes.or(other.window_bytes),
             max_staleness: self.max_staleness.or(other.max_staleness),
             derive_json: self.derive_json.or(other.derive_json),
+            managed_fields: self.managed_fields.or(other.managed_fields),
         }
     }
 
@@ -255,6 +260,26 @@ impl CachingPolicy {
             .filter(|(_, choice)| **choice == ConsistentReads::PossiblyStale)
             .map(|((group, resource), _)| qualified(group, resource));
         all.into_iter().chain(named).collect()
+    }
+
+    /// Returns the types that are held without managed fields; `*` stands for all unnamed types.
+    pub fn without_managed_fields(&self) -> Vec<String> {
+        let drops = |scopes: &ScopePolicy| scopes.managed_fields == Some(ManagedFields::Drop);
+        let all = drops(&self.scope_policy).then(|| "*".to_owned());
+        let named = self
+            .scope_policy_by_type
+            .iter()
+            .filter(|(_, scopes)| drops(scopes))
+            .map(|((group, resource), _)| qualified(group, resource));
+        let mut types: Vec<_> = all.into_iter().chain(named).collect();
+        types.sort();
+        types
+    }
+
+    /// Returns the treatment of a type's managed fields.
+    pub fn managed_fields(&self, gvr: &GroupVersionResource) -> ManagedFields {
+        let scopes = self.scope_policy(&gvr.group, &gvr.resource);
+        scopes.managed_fields.unwrap_or_default()
     }
 
     /// Sets the mode of a type, under any of its groups, and returns the previous one.

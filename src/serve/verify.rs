@@ -132,6 +132,7 @@ impl Verifier {
                     read,
                     &selection,
                     representation,
+                    &opened.ready,
                     page,
                 ))
             }

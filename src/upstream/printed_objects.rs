@@ -103,7 +103,9 @@ impl PrintedObjects {
         } else {
             &self.target.kind
         };
-        let (format, page) = WireFormat::learn(representation.encoding, kind, &body)?;
+        let (format, _) = WireFormat::learn(representation.encoding, kind, &body)?;
+        let format = format.with_managed_fields(self.target.managed_fields);
+        let page = format.read_list(&body)?;
         let scanned = page.objects.into_iter().map(|object| {
             format.check(&object)?;
             let scanned = scan(representation.encoding, &object, &self.target.fields)?;

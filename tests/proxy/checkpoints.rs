@@ -270,3 +270,24 @@ async fn a_checkpoint_that_upstream_refuses_to_continue_is_replaced_by_a_list() 
     program.kill().await;
     upstream.shutdown().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_checkpoint_with_another_setting_of_managed_fields_is_not_used() {
+    let upstream = SimulatedServer::start(small()).await.unwrap();
+    let (folder, configs) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    let config = configs.path().join("config.yaml");
+    let flags = ["--config", config.to_str().unwrap()];
+    let mut results = Vec::new();
+    for managed_fields in ["keep", "drop", "drop", "keep"] {
+        fs::write(&config, format!("managedFields: {managed_fields}\n")).unwrap();
+        let program = start(&upstream, folder.path(), &flags).await;
+        let list = program.proxied.get(Protocol::Http2, PODS).await.json();
+        let has_any = list["items"][0]["metadata"]["managedFields"].is_array();
+        assert_eq!(has_any, managed_fields == "keep");
+        results.push(lists(&program).await);
+        written(folder.path(), 1).await;
+        program.kill().await;
+    }
+    // The third resumes what the second held.
+    assert_eq!(results, [1.0, 1.0, 0.0, 1.0]);
+}

@@ -26,6 +26,7 @@ mod events;
 mod indented;
 mod limits;
 mod load_command;
+mod managed_fields;
 mod memory_budget;
 mod mistakes;
 mod on_demand_scopes;

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use bytes::{Bytes, BytesMut};
 use watershed_protocol::{
     BookmarkFormat, Encoding, FieldTable, GroupVersionResource, ListMetadata, ListPage,
-    PartialFormat, WireFormat, indent, read_bookmark, read_error, read_identity, scan,
+    ManagedFields, PartialFormat, WireFormat, indent, read_bookmark, read_error, read_identity,
+    scan,
 };
 
 use crate::FuzzTarget;
@@ -19,7 +20,15 @@ pub(crate) fn recorded(encoding: Encoding, names: &[&str]) -> Vec<Vec<u8>> {
         Encoding::Protobuf => "pb",
     };
     let mut found = Vec::new();
-    for directory in ["pods", "events", "partial", "foos", "nodes", "configmaps"] {
+    for directory in [
+        "pods",
+        "events",
+        "partial",
+        "foos",
+        "nodes",
+        "configmaps",
+        "managed/pods",
+    ] {
         for name in names {
             let path = folder.join(directory).join(format!("{name}.{extension}"));
             found.extend(fs::read(path));
@@ -62,6 +71,7 @@ fn objects(encoding: Encoding) -> FuzzTarget {
     let list = recorded(encoding, &["list"]).swap_remove(0);
     let (format, _) = WireFormat::learn(encoding, "Pod", &list.into()).unwrap();
     let partial = PartialFormat::of(&format, encoding);
+    let dropping = format.clone().with_managed_fields(ManagedFields::Drop);
     let corpus = recorded(encoding, &["get", "list"]);
     FuzzTarget::new(corpus, WORDS, move |input| {
         let object = Bytes::copy_from_slice(input);
@@ -81,6 +91,9 @@ fn objects(encoding: Encoding) -> FuzzTarget {
         let learned = BookmarkFormat::learn(&format, &object).is_ok();
         let mut reduced = None;
         if format.check(&object).is_ok() {
+            if let Ok(held) = dropping.held(&object) {
+                lacks_nothing_else(encoding, &object, &held);
+            }
             let item = format.item_bytes(&object);
             let _ = read_identity(encoding, &item);
             reduced = partial.metadata(&item).ok().map(|metadata| {
@@ -91,6 +104,22 @@ fn objects(encoding: Encoding) -> FuzzTarget {
         let key = scanned.as_ref().map(|it| it.attributes.key().len());
         (format!("{key:?}"), bookmark, learned, reduced)
     })
+}
+
+/// Checks that an object in JSON lacks managed fields, and nothing else that another reader finds.
+fn lacks_nothing_else(encoding: Encoding, object: &[u8], held: &[u8]) {
+    let read = |text: &[u8]| serde_json::from_slice::<serde_json::Value>(text).ok();
+    let (Encoding::Json, Some(mut object)) = (encoding, read(object)) else {
+        return;
+    };
+    if let Some(metadata) = object["metadata"].as_object_mut()
+        && !metadata
+            .get("managedFields")
+            .is_some_and(serde_json::Value::is_null)
+    {
+        metadata.remove("managedFields");
+    }
+    assert_eq!(read(held), Some(object));
 }
 
 pub(crate) fn lists_in_json() -> FuzzTarget {

@@ -294,7 +294,10 @@ fn scope(row: &ScopeStatus) -> Markup {
                 span.quiet { @if !row.group.is_empty() { (row.group) "/" } (row.version) }
                 @if !row.selection.is_empty() { div.detail { code { (row.selection) } } }
             }
-            td { (row.encoding) @if row.content == "metadata" { span.quiet { ", metadata" } } }
+            td {
+                (row.encoding)
+                @if row.content != "objects" { span.quiet { ", " (row.content.replace('-', " ")) } }
+            }
             td {
                 span.{"dot " (class)} {} (word)
                 @if let Some(why) = &row.why { div.detail { (why) } }

@@ -3,7 +3,7 @@ use std::cmp::Reverse;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
-use watershed_protocol::{Encoding, Representation};
+use watershed_protocol::Encoding;
 
 use crate::admin::history::HistorySample;
 use crate::admin::state::AdminState;
@@ -282,10 +282,6 @@ impl From<HistorySample> for StatusTotals {
 impl ScopeStatus {
     fn new(scope: &Scope) -> Self {
         let stats = scope.reader.stats();
-        let Representation {
-            encoding,
-            metadata_only,
-        } = scope.key.representation;
         let (phase, why) = match scope.phase() {
             ScopePhase::Syncing => (PhaseName::Syncing, None),
             ScopePhase::Failing => (PhaseName::Failing, None),
@@ -302,11 +298,11 @@ impl ScopeStatus {
             group: scope.key.gvr.group.to_string(),
             version: scope.key.gvr.version.to_string(),
             resource: scope.key.gvr.resource.to_string(),
-            encoding: match encoding {
+            encoding: match scope.key.representation.encoding {
                 Encoding::Json => "json",
                 Encoding::Protobuf => "protobuf",
             },
-            content: if metadata_only { "metadata" } else { "objects" },
+            content: scope.content(),
             selection: scope.key.selection.to_string(),
             phase,
             why,

@@ -6,7 +6,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, Unexpected, Visitor};
 use serde_saphyr::Spanned;
-use watershed_protocol::{FieldSelector, LabelSelector};
+use watershed_protocol::{FieldSelector, LabelSelector, ManagedFields};
 
 use crate::budget::parse_quantity;
 use crate::serve::{AgentPattern, CacheMode, ConsistentReads, ScopePolicy};
@@ -40,6 +40,10 @@ pub(super) struct ConfigFile {
     #[serde(deserialize_with = "not_empty")]
     #[schemars(with = "bool")]
     pub(super) derive_json: Option<bool>,
+    /// Treatment of `metadata.managedFields` of all types, custom ones included.
+    #[serde(deserialize_with = "not_empty")]
+    #[schemars(with = "ManagedFieldsChoice")]
+    pub(super) managed_fields: Option<ManagedFieldsChoice>,
     /// Memory that the process may use, as Kubernetes writes quantities (`512Mi`), instead of
     /// `--memory-limit`; 0 for no limit.
     #[serde(deserialize_with = "quantity")]
@@ -175,6 +179,10 @@ pub(super) struct TypeSettings {
     #[serde(default, deserialize_with = "not_empty")]
     #[schemars(with = "bool")]
     pub(super) derive_json: Option<bool>,
+    /// Treatment of the objects' `metadata.managedFields`. Default: keep.
+    #[serde(default, deserialize_with = "not_empty")]
+    #[schemars(with = "ManagedFieldsChoice")]
+    pub(super) managed_fields: Option<ManagedFieldsChoice>,
 }
 
 impl TypeSettings {
@@ -195,6 +203,28 @@ impl TypeSettings {
             window_bytes: self.window_mib.map(|mib| mib.saturating_mul(1 << 20)),
             max_staleness: self.max_staleness_seconds.map(Duration::from_secs),
             derive_json: self.derive_json,
+            managed_fields: self.managed_fields.map(ManagedFieldsChoice::treatment),
+        }
+    }
+}
+
+/// Treatment of `metadata.managedFields` as the file spells it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+#[schemars(rename = "ManagedFields")]
+pub(super) enum ManagedFieldsChoice {
+    /// Held and answered as upstream sends them.
+    Keep,
+    /// Neither held nor answered from memory.
+    Drop,
+}
+
+impl ManagedFieldsChoice {
+    /// Returns the treatment.
+    pub(super) fn treatment(self) -> ManagedFields {
+        match self {
+            Self::Keep => ManagedFields::Keep,
+            Self::Drop => ManagedFields::Drop,
         }
     }
 }

@@ -7,7 +7,9 @@ use anyhow::{anyhow, bail, ensure};
 use serde_saphyr::Spanned;
 use watershed_protocol::Selection;
 
-use super::file::{CacheChoice, ClientSettings, ConfigFile, ScopeSettings, TypeSettings};
+use super::file::{
+    CacheChoice, ClientSettings, ConfigFile, ManagedFieldsChoice, ScopeSettings, TypeSettings,
+};
 use crate::serve::{CachingPolicy, ClientRule, ScopePolicy, type_name};
 
 /// Old names of keys, each with its new one.
@@ -42,6 +44,7 @@ pub(crate) fn parse(text: &str, preset: CachingPolicy) -> anyhow::Result<Caching
             idle: file.idle_seconds.map(Duration::from_secs),
             max_staleness: file.max_staleness_seconds.map(Duration::from_secs),
             derive_json: file.derive_json,
+            managed_fields: file.managed_fields.map(ManagedFieldsChoice::treatment),
             ..ScopePolicy::default()
         },
         memory_limit: file.memory_limit,
@@ -256,6 +259,8 @@ fn client_rules(entries: Vec<Spanned<ClientSettings>>) -> anyhow::Result<Vec<Cli
 
 #[cfg(test)]
 mod tests {
+    use watershed_protocol::{GroupVersionResource, ManagedFields};
+
     use crate::serve::{AgentPattern, CacheMode, ConsistentReads};
 
     use super::*;
@@ -368,6 +373,26 @@ mod tests {
         ] {
             let error = parsed(text).unwrap_err().to_string();
             assert!(error.contains("line"), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn managed_fields_are_dropped_for_all_types_or_for_single_ones() {
+        let of = |policy: &CachingPolicy, group, resource| {
+            policy.managed_fields(&GroupVersionResource::new(group, "v1", resource))
+        };
+        // Both groups have the same events.
+        let policy = parsed("resources:\n- resource: events\n  managedFields: drop\n").unwrap();
+        assert_eq!(of(&policy, "events.k8s.io", "events"), ManagedFields::Drop);
+        assert_eq!(of(&policy, "", "pods"), ManagedFields::Keep);
+        assert_eq!(policy.without_managed_fields(), ["events"]);
+        let text = "managedFields: drop\nresources:\n- resource: pods\n  managedFields: keep\n";
+        let policy = parsed(text).unwrap();
+        assert_eq!(of(&policy, "", "pods"), ManagedFields::Keep);
+        assert_eq!(of(&policy, "", "events"), ManagedFields::Drop);
+        assert_eq!(policy.without_managed_fields(), ["*"]);
+        for text in ["managedFields: false\n", "managedFields:\n"] {
+            assert!(parsed(text).is_err(), "{text}");
         }
     }
 

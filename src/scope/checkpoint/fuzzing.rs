@@ -1,6 +1,6 @@
 //! The reader of checkpoint files, for fuzzers.
 use bytes::Bytes;
-use watershed_protocol::{Encoding, FieldTable, GroupVersionResource, WireFormat};
+use watershed_protocol::{Encoding, FieldTable, GroupVersionResource, ManagedFields, WireFormat};
 
 use super::file::{CheckpointHeader, CheckpointReader, CheckpointWriter};
 use super::stored::{CheckpointError, load_stored};
@@ -60,6 +60,7 @@ fn load(file: &[u8]) -> Result<(u64, u64), CheckpointError> {
     let fields =
         FieldTable::builtin(&pods, true).unwrap_or_else(|| FieldTable::metadata_only(true));
     let memory = MemoryBudget::new(Some(MAX_BYTES)).begin_load();
-    let stored = load_stored(reader, header, Encoding::Json, &fields, memory)?;
+    let form = (Encoding::Json, ManagedFields::Keep);
+    let stored = load_stored(reader, header, form, &fields, memory)?;
     Ok((stored.version.0, objects))
 }

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use http::HeaderValue;
 use watershed_protocol::{
-    BookmarkFormat, Encoding, FieldTable, ItemBytes, Malformed, ResourceVersion, WireFormat, scan,
+    BookmarkFormat, Encoding, FieldTable, ItemBytes, Malformed, ManagedFields, ResourceVersion,
+    WireFormat, scan,
 };
 
 use super::file::{CheckpointFileError, CheckpointHeader, CheckpointReader};
@@ -36,6 +37,8 @@ pub(super) enum CheckpointError {
     File(#[from] CheckpointFileError),
     #[error("it is too old")]
     Outdated,
+    #[error("it was written with another setting of managedFields")]
+    OtherSettings,
     #[error("{0}")]
     Foreign(&'static str),
     #[error("it has an object that is not understood: {0}")]
@@ -56,7 +59,9 @@ impl CheckpointError {
     /// Returns the metric label.
     pub(super) fn label(&self) -> &'static str {
         match self {
-            Self::File(CheckpointFileError::Layout) | Self::Outdated => "outdated",
+            Self::File(CheckpointFileError::Layout) | Self::Outdated | Self::OtherSettings => {
+                "outdated"
+            }
             Self::File(_) | Self::Malformed(_) => "damaged",
             Self::Foreign(_) => "foreign",
             Self::DoesNotFit(_) => "no-memory",
@@ -81,13 +86,16 @@ impl CheckpointError {
 pub(super) fn load_stored<R: Read>(
     mut file: CheckpointReader<R>,
     header: CheckpointHeader,
-    encoding: Encoding,
+    (encoding, managed_fields): (Encoding, ManagedFields),
     fields: &FieldTable,
     mut load: MemoryLoad,
 ) -> Result<StoredScope, CheckpointError> {
     let format = Arc::new(WireFormat::of_record(&header.format)?);
     if format.encoding() != encoding {
         return Err(CheckpointFileError::Damaged("its objects have another encoding").into());
+    }
+    if format.managed_fields() != managed_fields {
+        return Err(CheckpointError::OtherSettings);
     }
     let example = file.block()?;
     let mut objects = SnapshotBuilder::new(Layout {

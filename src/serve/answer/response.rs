@@ -29,6 +29,17 @@ pub(in crate::serve) fn tell_age(answer: &mut Answer, fresh: &FreshScope) {
     }
 }
 
+/// Names the member that objects of an answer from memory lack, if the operator chose so.
+pub(in crate::serve) fn tell_omission(answer: &mut Answer, fresh: &FreshScope) {
+    if !fresh.opened.scope.managed_fields.are_kept() {
+        let member = HeaderValue::from_static("metadata.managedFields");
+        answer
+            .response
+            .headers_mut()
+            .insert("x-watershed-omitted", member);
+    }
+}
+
 /// Returns a response with the headers that every answer from memory has.
 pub(super) fn from_memory(
     status: StatusCode,

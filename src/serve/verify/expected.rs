@@ -3,7 +3,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use watershed_protocol::{
-    PartialFormat, Representation, ResourceVersion, Selection, WireFormat, scan,
+    ManagedFields, PartialFormat, Representation, ResourceVersion, Selection, WireFormat, scan,
 };
 
 use crate::catalog::ResourceType;
@@ -23,6 +23,8 @@ enum ExpectedKind {
     /// One object. It is listed by its name: the proxy need not have the right to get.
     Get(Arc<ReadyScope>),
     List {
+        /// The treatment of managed fields in memory.
+        managed_fields: ManagedFields,
         /// The key after which the page begins.
         after: Option<String>,
         limit: Option<usize>,
@@ -64,9 +66,14 @@ impl ExpectedAnswer {
         read: &ReadPlan,
         selection: &Selection,
         representation: Representation,
+        ready: &ReadyScope,
         (after, limit): (Option<String>, Option<usize>),
     ) -> Self {
-        let kind = ExpectedKind::List { after, limit };
+        let kind = ExpectedKind::List {
+            managed_fields: ready.format.managed_fields(),
+            after,
+            limit,
+        };
         Self::new(client, read, selection, representation, kind)
     }
 
@@ -90,7 +97,11 @@ impl ExpectedAnswer {
     pub(super) async fn ask(&self, answer: &Bytes) -> Result<UpstreamWord, AnswerError> {
         match &self.kind {
             ExpectedKind::Get(ready) => self.ask_for_object(ready, answer).await,
-            ExpectedKind::List { after, limit } => {
+            ExpectedKind::List {
+                managed_fields,
+                after,
+                limit,
+            } => {
                 let (version, _) = self.objects(answer)?;
                 let page = StatePage::Exact {
                     version,
@@ -98,6 +109,7 @@ impl ExpectedAnswer {
                     limit: limit.unwrap_or(0),
                 };
                 let listed = self.list.whole(page, self.representation).await?;
+                let listed = self.as_held(listed, *managed_fields)?;
                 if listed != *answer && self.objects(&listed)?.0 != version {
                     return Err(AnswerError::Unusable("another version".to_owned()));
                 }
@@ -127,18 +139,24 @@ impl ExpectedAnswer {
         })
     }
 
+    /// Returns a list of upstream's with its objects as memory holds them.
+    fn as_held(&self, list: Bytes, managed_fields: ManagedFields) -> Result<Bytes, AnswerError> {
+        if managed_fields.are_kept() {
+            return Ok(list);
+        }
+        let (format, _) = WireFormat::learn(self.representation.encoding, self.kind(), &list)?;
+        Ok(format
+            .with_managed_fields(managed_fields)
+            .held_list(&list)?)
+    }
+
     /// Returns the version of a list, and its objects by key.
     pub(super) fn objects(
         &self,
         list: &Bytes,
     ) -> Result<(ResourceVersion, Vec<ListedObject>), AnswerError> {
         let encoding = self.representation.encoding;
-        let kind = if self.representation.metadata_only {
-            PartialFormat::KIND
-        } else {
-            &self.resource.kind
-        };
-        let (_, page) = WireFormat::learn(encoding, kind, list)?;
+        let (_, page) = WireFormat::learn(encoding, self.kind(), list)?;
         let mut objects = Vec::with_capacity(page.objects.len());
         for object in page.objects {
             let scanned = scan(encoding, &object, &self.resource.fields)?;
@@ -146,6 +164,15 @@ impl ExpectedAnswer {
             objects.push((key, scanned.version, object));
         }
         Ok((page.version, objects))
+    }
+
+    /// Returns the kind of the objects.
+    fn kind(&self) -> &str {
+        if self.representation.metadata_only {
+            PartialFormat::KIND
+        } else {
+            &self.resource.kind
+        }
     }
 
     /// Returns true if the answer is a list.

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http::HeaderValue;
 use watershed_protocol::{
-    BookmarkFormat, FieldTable, Frame, GroupVersionResource, Representation, ResourceVersion,
-    Scanned, Selection, WireFormat,
+    BookmarkFormat, FieldTable, Frame, GroupVersionResource, ManagedFields, Representation,
+    ResourceVersion, Scanned, Selection, WireFormat,
 };
 
 use crate::budget::{DoesNotFit, MemoryLoad};
@@ -24,6 +24,8 @@ pub struct ReflectorTarget {
     pub representation: Representation,
     /// Paths of the selectable fields.
     pub fields: Arc<FieldTable>,
+    /// The treatment of managed fields in what upstream sends.
+    pub managed_fields: ManagedFields,
 }
 
 /// Collects the objects of a list as they arrive. A list that fails drops it.
@@ -59,7 +61,7 @@ pub enum Change<C> {
         /// Counts the objects until the caller does.
         load: MemoryLoad,
     },
-    /// One object changed.
+    /// One object changed. The frame has it as it is held.
     Event(Frame, Scanned),
     /// A bookmark: all events up to this version were sent.
     Progress {

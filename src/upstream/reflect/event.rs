@@ -58,6 +58,10 @@ impl Reflector {
         match frame.kind {
             EventKind::Added | EventKind::Modified | EventKind::Deleted => {
                 let scanned = self.check_frame(&frame)?;
+                let frame = match &self.format {
+                    Some(format) => format.held_frame(frame)?,
+                    None => frame,
+                };
                 Ok(Change::Event(frame, scanned))
             }
             EventKind::Bookmark => {

@@ -46,12 +46,13 @@ impl Reflector {
             &self.target.kind
         };
         let learned = WireFormat::learn(encoding, kind, &body);
-        let (format, first) = learned.map_err(|error| Stopped::NotUnderstood(error.to_string()))?;
+        let (format, _) = learned.map_err(|error| Stopped::NotUnderstood(error.to_string()))?;
         // A server that ignores the parameters of Accept would send whole objects.
         if metadata_only && !format.is_partial() {
             return Err(Stopped::NotAcceptable.into());
         }
-        let format = Arc::new(format);
+        let format = Arc::new(format.with_managed_fields(self.target.managed_fields));
+        let first = format.read_list(&body)?;
         self.format = Some(Arc::clone(&format));
         self.bookmark_known = false;
         let objects = C::begin(&format, &self.target.fields);
@@ -64,7 +65,8 @@ impl Reflector {
         // The next list is estimated again.
         self.estimates = true;
         if self.streaming {
-            let (objects, version, stream) = self.stream_initial(objects, &mut load).await?;
+            let streamed = self.stream_initial(objects, &mut load, &format).await?;
+            let (objects, version, stream) = streamed;
             // Known together with the state, for clients that want its end marked.
             let bookmark = stream
                 .again
@@ -134,6 +136,7 @@ impl Reflector {
         &mut self,
         mut objects: C,
         load: &mut MemoryLoad,
+        format: &WireFormat,
     ) -> Result<(C, ResourceVersion, Box<WatchStream>), ReflectorError> {
         let query = "watch=1&allowWatchBookmarks=true&sendInitialEvents=true\
                      &resourceVersionMatch=NotOlderThan";
@@ -157,8 +160,9 @@ impl Reflector {
             match frame.kind {
                 EventKind::Added => {
                     let scanned = self.check_frame(&frame)?;
-                    load.add(frame.object.len())?;
-                    objects.add(&frame.object, scanned);
+                    let object = format.held(&frame.object)?;
+                    load.add(object.len())?;
+                    objects.add(&object, scanned);
                 }
                 EventKind::Bookmark => {
                     let bookmark =

@@ -10,7 +10,7 @@ use super::*;
 use crate::body::{self, Body};
 use crate::test_support::{Api, HTTP2, Pki, SOON, eventually, streamed, upstream_of};
 use watershed_protocol::{
-    Encoding, FieldTable, Frame, GroupVersionResource, Representation, Scanned,
+    Encoding, FieldTable, Frame, GroupVersionResource, ManagedFields, Representation, Scanned,
 };
 
 /// Counts the objects of a list.
@@ -55,6 +55,7 @@ async fn followed(status: u16, body: &'static str) -> Stopped {
             metadata_only: true,
         },
         fields: Arc::new(FieldTable::metadata_only(true)),
+        managed_fields: ManagedFields::Keep,
     };
     let mut reflector = Reflector::new(UpstreamClient::new(&upstream_of(&pki, &api).await), target);
     timeout(SOON, reflector.next::<Count>())
@@ -96,6 +97,7 @@ async fn pods_reflector(pki: &Pki, api: &Api) -> Reflector {
         selection: Arc::default(),
         kind: "Pod".into(),
         representation: Representation::whole(Encoding::Json),
+        managed_fields: ManagedFields::Keep,
     };
     Reflector::new(UpstreamClient::new(&upstream_of(pki, api).await), target)
 }

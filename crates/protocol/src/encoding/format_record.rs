@@ -2,6 +2,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::malformed::Malformed;
+use super::managed_fields::ManagedFields;
 use super::wire_format::{PrintStyle, WireFormat};
 
 /// A [`WireFormat`] in a form that can be stored.
@@ -12,6 +13,9 @@ pub struct FormatRecord {
     api_version: String,
     list_kind: String,
     style: StyleRecord,
+    /// Absent in records of formats that keep them, as in those of earlier versions.
+    #[serde(default, skip_serializing_if = "ManagedFields::are_kept")]
+    managed_fields: ManagedFields,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -40,6 +44,7 @@ impl WireFormat {
                 PrintStyle::Sorted => StyleRecord::Sorted,
                 PrintStyle::Message => StyleRecord::Message,
             },
+            managed_fields: self.managed_fields(),
         }
     }
 
@@ -56,7 +61,8 @@ impl WireFormat {
             StyleRecord::Sorted => PrintStyle::Sorted,
             StyleRecord::Message => PrintStyle::Message,
         };
-        Self::new(&record.kind, &record.api_version, &record.list_kind, style)
+        let format = Self::new(&record.kind, &record.api_version, &record.list_kind, style)?;
+        Ok(format.with_managed_fields(record.managed_fields))
     }
 
     /// Returns true if the objects are custom resources, whose definition decides about their form.

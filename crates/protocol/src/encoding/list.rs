@@ -87,7 +87,8 @@ impl WireFormat {
     /// answer.
     ///
     /// Refuses an answer that it could not write again byte for byte. Such a type can only be
-    /// forwarded.
+    /// forwarded. The format keeps managed fields
+    /// ([`with_managed_fields`](Self::with_managed_fields)).
     /// Source: `apimachinery/pkg/runtime/serializer/{json,protobuf}/collections.go`.
     pub fn learn(
         encoding: Encoding,
@@ -122,12 +123,17 @@ impl WireFormat {
         }
     }
 
-    /// Reads an answer to a LIST, which must be byte for byte as this format would write it.
+    /// Reads an answer to a LIST, which must be byte for byte as this format would write it, and
+    /// returns its objects as they are held.
     pub fn read_list(&self, body: &Bytes) -> Result<ListPage, Malformed> {
-        match self.encoding() {
-            Encoding::Json => self.json_page(body, &JsonList::parse(body)?),
-            Encoding::Protobuf => self.protobuf_page(body, &UnknownEnvelope::read(body)?),
+        let mut page = match self.encoding() {
+            Encoding::Json => self.json_page(body, &JsonList::parse(body)?)?,
+            Encoding::Protobuf => self.protobuf_page(body, &UnknownEnvelope::read(body)?)?,
+        };
+        for object in &mut page.objects {
+            *object = self.held(object)?;
         }
+        Ok(page)
     }
 
     /// Returns the parts of a list around `count` items, which have `items` bytes with the

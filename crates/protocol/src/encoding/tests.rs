@@ -2,6 +2,7 @@
 //! hostile.
 mod golden;
 mod hostile;
+mod managed_fields;
 
 use std::path::PathBuf;
 

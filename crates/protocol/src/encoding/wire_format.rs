@@ -7,6 +7,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use super::frames::{EventKind, Frame};
 use super::item_bytes::ItemBytes;
 use super::malformed::Malformed;
+use super::managed_fields::{ManagedFields, without_field, without_member};
 use super::{json, protobuf};
 use crate::{Encoding, ResourceVersion};
 
@@ -22,6 +23,7 @@ pub struct WireFormat {
     pub(super) style: PrintStyle,
     /// The start of an object in JSON; its `TypeMeta` in protobuf.
     pub(crate) opening: Bytes,
+    pub(super) managed_fields: ManagedFields,
 }
 
 /// The style in which upstream prints a type.
@@ -83,6 +85,7 @@ impl WireFormat {
             list_kind: list_kind.into(),
             style,
             opening: opening.into(),
+            managed_fields: ManagedFields::Keep,
         }
     }
 
@@ -102,6 +105,32 @@ impl WireFormat {
     /// Returns group and version of the objects, for example `apps/v1`.
     pub fn api_version(&self) -> &str {
         &self.api_version
+    }
+
+    /// Returns the format with another treatment of managed fields.
+    #[must_use]
+    pub fn with_managed_fields(mut self, managed_fields: ManagedFields) -> Self {
+        self.managed_fields = managed_fields;
+        self
+    }
+
+    /// Returns the treatment of managed fields.
+    pub fn managed_fields(&self) -> ManagedFields {
+        self.managed_fields
+    }
+
+    /// Returns an object of upstream's as it is held: without managed fields if they are dropped.
+    ///
+    /// The object must have passed [`check`](Self::check).
+    pub fn held(&self, object: &Bytes) -> Result<Bytes, Malformed> {
+        match (self.managed_fields, self.style) {
+            (ManagedFields::Keep, _) => Ok(object.clone()),
+            (ManagedFields::Drop, PrintStyle::Message) => without_field(object),
+            (ManagedFields::Drop, PrintStyle::Struct { .. }) => {
+                without_member(object, self.opening.len())
+            }
+            (ManagedFields::Drop, PrintStyle::Sorted) => without_member(object, 0),
+        }
     }
 
     /// Returns the part of an object's whole text or message that is held: a slice of it.

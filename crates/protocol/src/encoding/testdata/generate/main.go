@@ -110,7 +110,55 @@ func meta(ns, name, rv string) metav1.ObjectMeta {
 		Finalizers: []string{"x.io/f"}}
 }
 
+// Entries of managed fields, as kube-apiserver keeps them.
+func managedFields() []metav1.ManagedFieldsEntry {
+	at := metav1.NewTime(time.Unix(1700000000, 0).UTC())
+	fields := func(text string) *metav1.FieldsV1 { return &metav1.FieldsV1{Raw: []byte(text)} }
+	return []metav1.ManagedFieldsEntry{
+		{Manager: "apply", Operation: "Apply", APIVersion: "v1", Time: &at, FieldsType: "FieldsV1", FieldsV1: fields(`{"f:metadata":{"f:labels":{"f:app":{}}}}`)},
+		{Manager: "kubelet", Operation: "Update", APIVersion: "v1", Time: &at, FieldsType: "FieldsV1", FieldsV1: fields(`{"f:status":{"f:phase":{},"k:{\"type\":\"\u003cReady\u003e\"}":{".":{}}}}`), Subresource: "status"},
+	}
+}
+
+// Prints the same objects with managed fields and without: of a struct with a body, of one that is nothing but metadata,
+// and of a custom resource. The last object of each never had any.
+func managed() {
+	with := func(o metav1.ObjectMeta) metav1.ObjectMeta {
+		o.ManagedFields = managedFields()
+		return o
+	}
+	without := func(o metav1.ObjectMeta) metav1.ObjectMeta { return o }
+	n := int64(7)
+	listed := metav1.ListMeta{ResourceVersion: "500", Continue: "abc", RemainingItemCount: &n}
+	for folder, of := range map[string]func(metav1.ObjectMeta) metav1.ObjectMeta{"managed": with, "unmanaged": without} {
+		pods := []corev1.Pod{{ObjectMeta: of(meta("shop", "web-0", "7"))}, {ObjectMeta: of(metav1.ObjectMeta{Name: "bare", Namespace: "shop", ResourceVersion: "8"})}, {ObjectMeta: meta("shop", "never", "9")}}
+		pods[0].Spec.Containers = []corev1.Container{{Name: "managedFields", Args: []string{`"managedFields":[]`}}}
+		typed(folder+"/pods", corev1.SchemeGroupVersion.WithKind("Pod"), &corev1.PodList{ListMeta: listed, Items: pods}, &corev1.Pod{}, pods[0].DeepCopy(), pods[1].DeepCopy(), pods[2].DeepCopy())
+
+		kind := schema.GroupVersionKind{Group: "meta.k8s.io", Version: "v1", Kind: "PartialObjectMetadata"}
+		partial := []metav1.PartialObjectMetadata{{ObjectMeta: of(meta("shop", "p", "7"))}, {ObjectMeta: meta("shop", "never", "9")}}
+		for i := range partial {
+			partial[i].SetGroupVersionKind(kind)
+		}
+		typed(folder+"/partial", kind, &metav1.PartialObjectMetadataList{ListMeta: listed, Items: partial}, &metav1.PartialObjectMetadata{}, partial[0].DeepCopy(), partial[1].DeepCopy())
+
+		var stream []byte
+		list := &unstructured.UnstructuredList{Object: map[string]any{"apiVersion": "ex.io/v1", "kind": "FooList", "metadata": map[string]any{"continue": "abc", "remainingItemCount": n, "resourceVersion": "500"}}}
+		for i, meta := range []metav1.ObjectMeta{of(meta("shop", "f", "7")), of(metav1.ObjectMeta{Name: "bare", Namespace: "shop", ResourceVersion: "8"}), meta("shop", "never", "9")} {
+			foo := unstructured.Unstructured{Object: map[string]any{"apiVersion": "ex.io/v1", "kind": "Foo", "spec": map[string]any{"managedFields": []any{"kept"}}}}
+			object, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&metav1.PartialObjectMetadata{ObjectMeta: meta})
+			must(err)
+			foo.Object["metadata"] = object["metadata"]
+			list.Items = append(list.Items, foo)
+			stream = append(stream, event([]string{"ADDED", "MODIFIED", "DELETED"}[i], &foo, false)...)
+		}
+		write(folder+"/foos/list.json", enc(js, list))
+		write(folder+"/foos/watch.json", stream)
+	}
+}
+
 func main() {
+	managed()
 	n := int64(7)
 	node := "node-1"
 	pod := func(i int) *corev1.Pod {
