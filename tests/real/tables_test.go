@@ -3,6 +3,7 @@ package real
 import (
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -85,6 +86,9 @@ func unusualWorkloads(ns string) []tableObject {
 	}
 	condition := func(kind string) string { return `"conditions":[{"type":"` + kind + `","status":"True"}]` }
 	started := `"startTime":` + before(100*time.Minute)
+	const networking, policy, rbac = "/apis/networking.k8s.io/v1", "/apis/policy/v1", "/apis/rbac.authorization.k8s.io/v1"
+	const rule = `"http":{"paths":[{"path":"/","pathType":"Prefix","backend":{"service":{"name":"s","port":{"name":"http"}}}}]}`
+	const subjects = `"subjects":[{"kind":"ServiceAccount","namespace":"far","name":"b"},{"kind":"User","apiGroup":"rbac.authorization.k8s.io","name":"<z>"},{"kind":"User","apiGroup":"rbac.authorization.k8s.io","name":"a"},{"kind":"Group","apiGroup":"rbac.authorization.k8s.io","name":"g:1"}]`
 	return []tableObject{
 		{in(apps, "deployments"), "plain", `"spec":{"selector":{"matchLabels":{"app":"x"}},` + always + `}`, ""},
 		{in(apps, "deployments"), "scaled", `"spec":{"replicas":3,` + selector + always + `}`, `"replicas":3,"updatedReplicas":2,"readyReplicas":1,"availableReplicas":1`},
@@ -112,6 +116,22 @@ func unusualWorkloads(ns string) []tableObject {
 		{in(core, "serviceaccounts"), "account", `"secrets":[{"name":"a"}]`, ""},
 		{in("/apis/coordination.k8s.io/v1", "leases"), "held", `"spec":{"holderIdentity":"somebody <here>"}`, ""},
 		{in("/apis/coordination.k8s.io/v1", "leases"), "free", `"spec":{}`, ""},
+		{"/api/v1/persistentvolumes", ns + "-plain", `"spec":{"capacity":{"storage":"1024Mi"},"accessModes":["ReadWriteMany","ReadWriteOnce"],"hostPath":{"path":"/x"}}`, ""},
+		{"/api/v1/persistentvolumes", ns + "-full", `"spec":{"capacity":{"storage":"1500M"},"accessModes":["ReadWriteOncePod"],"volumeMode":"Block","storageClassName":"fast","volumeAttributesClassName":"gold","persistentVolumeReclaimPolicy":"Delete","claimRef":{"namespace":"` + ns + `","name":"bound"},"csi":{"driver":"d.test","volumeHandle":"v"}}`, `"phase":"Failed","reason":"<Lost>"`},
+		{in(core, "persistentvolumeclaims"), "pending", `"spec":{"accessModes":["ReadWriteOnce"],"resources":{"requests":{"storage":"1Gi"}}}`, ""},
+		{in(core, "persistentvolumeclaims"), "bound", `"spec":{"accessModes":["ReadOnlyMany","ReadWriteOnce"],"storageClassName":"fast","volumeName":"v","volumeMode":"Block","volumeAttributesClassName":"gold","resources":{"requests":{"storage":"1Gi"}}}`, `"phase":"Bound","accessModes":["ReadOnlyMany","ReadWriteOnce"],"capacity":{"storage":"2048Mi"}`},
+		{in(core, "persistentvolumeclaims"), "lost", `"spec":{"accessModes":["ReadWriteMany"],"storageClassName":"","volumeName":"gone","resources":{"requests":{"storage":"1Gi"}}}`, `"phase":"Lost"`},
+		{in(networking, "ingresses"), "plain", `"spec":{"defaultBackend":{"service":{"name":"s","port":{"number":80}}}}`, ""},
+		{in(networking, "ingresses"), "few", `"spec":{"ingressClassName":"c","rules":[{"host":"a.test"},{"host":"b.test"},{"host":"c.test"}],"tls":[{"hosts":["a.test"]}]}`, `"loadBalancer":{"ingress":[{"ip":"192.0.2.2"},{"hostname":"a-rather-long-name.test"},{"ip":"192.0.2.1"},{"ip":"192.0.2.2"}]}`},
+		{in(networking, "ingresses"), "many", `"spec":{"rules":[{"host":"a.test"},{` + rule + `},{"host":"c.test"},{"host":"d.test"},{"host":"e.test"}]}`, ""},
+		{in(networking, "networkpolicies"), "all", `"spec":{"podSelector":{}}`, ""},
+		{in(networking, "networkpolicies"), "some", `"spec":{"podSelector":` + strings.TrimSuffix(strings.TrimPrefix(selector, `"selector":`), ",") + `}`, ""},
+		{in(policy, "poddisruptionbudgets"), "plain", `"spec":{}`, ""},
+		{in(policy, "poddisruptionbudgets"), "least", `"spec":{"minAvailable":"50%"}`, `"disruptionsAllowed":2,"currentHealthy":3,"desiredHealthy":1,"expectedPods":3`},
+		{in(policy, "poddisruptionbudgets"), "most", `"spec":{"maxUnavailable":0}`, ""},
+		{in(rbac, "rolebindings"), "empty", `"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"ClusterRole","name":"view"}`, ""},
+		{in(rbac, "rolebindings"), "full", `"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"Role","name":"none"},` + subjects, ""},
+		{rbac + "/clusterrolebindings", ns + "-full", `"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"ClusterRole","name":"none"},` + subjects, ""},
 		{"/api/v1/nodes", ns + "-bare", `"spec":{}`, ""},
 		{"/api/v1/nodes", ns + "-full", `"spec":{"unschedulable":true}`, `"conditions":[{"type":"Ready","status":"False"},{"type":"Ready","status":"True"}],"addresses":[{"type":"Hostname","address":"h"},{"type":"InternalIP","address":"192.0.2.1"},{"type":"ExternalIP","address":"192.0.2.2"}],"nodeInfo":{"kubeletVersion":"v1","osImage":"os","kernelVersion":"6","containerRuntimeVersion":"c://1","architecture":"amd64","bootID":"","machineID":"","systemUUID":"","kubeProxyVersion":"","operatingSystem":""}`},
 	}
@@ -142,6 +162,11 @@ func makeObjects(t *testing.T, all []tableObject) {
 			testbed.Upstream.Must(t, api.Request{Method: "DELETE", Path: o.path + "/" + o.name})
 		}
 	})
+}
+
+// namespaced returns the objects that are deleted with their namespace.
+func namespaced(all []tableObject) []tableObject {
+	return slices.DeleteFunc(all, func(o tableObject) bool { return !strings.Contains(o.path, "/namespaces/") })
 }
 
 // fromMemory reports the source of an answer unless it came from memory.
@@ -185,7 +210,7 @@ func TestTablesFromMemoryMatchUpstream(t *testing.T) {
 	makeObjects(t, all)
 	t.Cleanup(func() {
 		for _, o := range all {
-			if strings.HasSuffix(o.path, "/nodes") {
+			if !strings.Contains(o.path, "/namespaces/") {
 				testbed.Upstream.Try(api.Request{Method: "PATCH", Path: o.path + "/" + o.name, ContentType: api.MergePatch, Body: `{"metadata":{"finalizers":null}}`})
 				testbed.Upstream.Try(api.Request{Method: "DELETE", Path: o.path + "/" + o.name})
 			}
@@ -291,8 +316,8 @@ func TestTablesAreWatched(t *testing.T) {
 // TestKubectlGetsTablesFromMemory runs kubectl get for each type that is printed here.
 func TestKubectlGetsTablesFromMemory(t *testing.T) {
 	ns := objects.Namespace(t)
-	makeObjects(t, append(unusualWorkloads(ns)[:26], unusualPods(ns)[:5]...))
-	for _, plural := range []string{"pods", "deployments", "replicasets", "statefulsets", "daemonsets", "services", "endpointslices", "jobs", "cronjobs", "configmaps"} {
+	makeObjects(t, append(namespaced(unusualWorkloads(ns)), unusualPods(ns)[:5]...))
+	for _, plural := range []string{"pods", "deployments", "replicasets", "statefulsets", "daemonsets", "services", "endpointslices", "jobs", "cronjobs", "configmaps", "persistentvolumeclaims", "ingresses"} {
 		for _, form := range []string{"", " -o wide", " -l odd=1", " --show-labels"} {
 			kubectl.Same(t, kubectl.Args("--namespace "+ns+" get "+plural+form))
 		}

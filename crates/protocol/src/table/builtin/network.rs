@@ -1,4 +1,4 @@
-//! Services and their endpoints.
+//! Services, their endpoints, and who may reach what.
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Deserialize;
@@ -9,7 +9,7 @@ use crate::encoding::Malformed;
 use crate::table::cells::Cells;
 use crate::table::column::{NAME, text, wide};
 use crate::table::row_metadata::RowMetadata;
-use crate::table::selector::{format_labels, or_none};
+use crate::table::selector::{ObjectSelector, format_labels, or_none};
 
 pub(super) const PRINTERS: &[BuiltinPrinter] = &[
     BuiltinPrinter {
@@ -36,6 +36,12 @@ pub(super) const PRINTERS: &[BuiltinPrinter] = &[
             text("Age"),
         ],
         print: endpoint_slice,
+        metadata: RowMetadata::AsIs,
+    },
+    BuiltinPrinter {
+        resource: ("networking.k8s.io", "v1", "networkpolicies"),
+        columns: &[NAME, text("Pod-Selector"), text("Age")],
+        print: network_policy,
         metadata: RowMetadata::AsIs,
     },
 ];
@@ -77,15 +83,16 @@ struct ServiceStatus {
     load_balancer: LoadBalancer,
 }
 
+/// The addresses of a load balancer.
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct LoadBalancer {
-    ingress: Option<Vec<Ingress>>,
+pub(super) struct LoadBalancer {
+    ingress: Option<Vec<IngressPoint>>,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Ingress {
+struct IngressPoint {
     ip: String,
     hostname: String,
 }
@@ -127,7 +134,8 @@ impl Service {
 }
 
 impl LoadBalancer {
-    fn addresses(&self) -> Vec<&str> {
+    /// Returns its addresses, or the names of those that have one, each once and sorted.
+    pub(super) fn addresses(&self) -> Vec<&str> {
         let ingress = self.ingress.iter().flatten();
         let addresses = ingress.map(|ingress| {
             if ingress.ip.is_empty() {
@@ -198,6 +206,25 @@ impl EndpointPort {
             (None, None) => "*".to_owned(),
         }
     }
+}
+
+fn network_policy(object: &[u8], cells: &mut Cells) -> Result<(), Malformed> {
+    #[derive(Deserialize)]
+    struct NetworkPolicy {
+        metadata: PrintedMeta,
+        #[serde(default)]
+        spec: NetworkPolicySpec,
+    }
+    #[derive(Default, Deserialize)]
+    #[serde(rename_all = "camelCase", default)]
+    struct NetworkPolicySpec {
+        pod_selector: ObjectSelector,
+    }
+    let NetworkPolicy { metadata, spec } = read(object)?;
+    cells.text(&metadata.name);
+    cells.text(&or_none(spec.pod_selector.format()?));
+    cells.since(metadata.creation_timestamp);
+    Ok(())
 }
 
 /// Lists the first ones, and says how many more there are.
