@@ -14,7 +14,7 @@ use watershed_protocol::Status;
 
 use crate::listener::Peer;
 use crate::listener::tls::TlsError;
-use crate::scope::{Scopes, Timeline};
+use crate::scope::{ScopeKey, Scopes, Timeline};
 use crate::upstream::{ForwardIdentity, UpstreamClient};
 
 mod authenticate;
@@ -33,7 +33,9 @@ mod impersonate;
 mod impersonation_filter;
 mod impersonation_mode;
 mod impersonator;
+mod listeners;
 pub mod metrics;
+mod node;
 mod own;
 mod rbac;
 mod refused_tokens;
@@ -41,6 +43,7 @@ mod request;
 mod review;
 mod review_queues;
 mod service_account;
+mod settling;
 mod token_inspection;
 mod token_issuer;
 mod verdict;
@@ -55,6 +58,7 @@ pub use config::{
 pub use error::ReviewError;
 pub use guard::Guard;
 pub use identity::Identity;
+pub use node::NodeGrants;
 pub use own::OwnRights;
 pub use request::{AccessAttributes, ReviewSelectors};
 pub use service_account::BoundObjects;
@@ -169,6 +173,16 @@ impl Access {
     /// Follows changes of RBAC forever. Without it verdicts are cached for seconds only.
     pub fn follow_rbac(&self, scopes: Scopes) -> impl Future<Output = ()> + Send + use<> {
         follow::follow(scopes, Arc::clone(self.authorizer.changes()))
+    }
+
+    /// Follows the pods of a scope forever, if grants of nodes rest on them. Without it these grants
+    /// are reviewed by the clock.
+    pub fn follow_pods(
+        &self,
+        scopes: Scopes,
+        pods: ScopeKey,
+    ) -> impl Future<Output = ()> + Send + use<> {
+        node::follow::follow(scopes, pods, Arc::clone(self.authorizer.nodes()))
     }
 
     /// Returns whether a request is refused because its review failed with `error`. Otherwise the

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, OptionFuture};
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -28,6 +28,7 @@ mod config;
 mod discovery;
 mod listen;
 mod metrics;
+mod node_grants;
 mod pressure;
 mod report;
 mod serving;
@@ -141,6 +142,7 @@ async fn assemble(mut config: AppConfig) -> anyhow::Result<RunningProxy> {
     discovery::read_first(&mut follower, &upstream).await;
     let announced = announce::announce(config.policy.clone(), catalog.clone());
 
+    let followed_pods = node_grants::followed_pods(&config);
     let objects = CachedObjects::new(catalog.clone(), scopes.clone());
     let (flags, balancers) = (config.file_flags(), config.balancers());
     let access = Access::new(&client, config.access, Arc::new(objects), scopes.timeline())
@@ -149,6 +151,7 @@ async fn assemble(mut config: AppConfig) -> anyhow::Result<RunningProxy> {
     let forwarder = Forwarder::new(&upstream);
     let (drain, draining) = drain::channel();
     let follow_rbac = access.follow_rbac(scopes.clone());
+    let follow_pods = followed_pods.map(|pods| access.follow_pods(scopes.clone(), pods));
     let service = ProxyService::new(
         catalog.clone(),
         config.policy,
@@ -195,6 +198,7 @@ async fn assemble(mut config: AppConfig) -> anyhow::Result<RunningProxy> {
         tokio::spawn(follower.run()),
         tokio::spawn(announced),
         tokio::spawn(follow_rbac),
+        tokio::spawn(OptionFuture::from(follow_pods).map(|_| ())),
         tokio::spawn(keep_scopes_open),
         tokio::spawn(scopes.clone().close_idle()),
         tokio::spawn(save_regularly(scopes.clone())),

@@ -12,6 +12,7 @@ use super::config::AuthorizationConfig;
 use super::error::ReviewError;
 use super::identity::Identity;
 use super::metrics;
+use super::node::{NODES, NodeGrants, NodeRights};
 use super::request::{AccessAttributes, AccessRequest, AccessTarget, VerbTarget};
 use super::review::post;
 use super::review_queues::ReviewQueues;
@@ -33,15 +34,14 @@ pub(super) const OVERDUE: Duration = Duration::from_secs(5);
 const MAX_CACHED_BYTES: usize = 10_000;
 /// Size limit of the cache.
 const MAX_BYTES: u64 = 64 << 20;
+/// The same with the grants of nodes, which are kept for hours: those of 5,000 nodes take 70 MiB.
+const MAX_BYTES_WITH_NODES: u64 = 192 << 20;
 /// Size of one cached verdict without its text.
 const VERDICT_BYTES: usize = 512;
 
 /// Start of the RBAC authorizer's reasons for a grant.
 /// Source: `kubernetes/plugin/pkg/auth/authorizer/rbac/rbac.go` (authorizingVisitor.visit).
 const BY_RBAC: &str = "RBAC: allowed by ";
-/// The group of nodes. Their rights follow their pods, and only the node authorizer knows them.
-/// Source: `apiserver/pkg/authentication/user/user.go` (NodesGroup).
-const NODES: &str = "system:nodes";
 
 /// Concurrent reviews for open watches. With [`RECHECK_PACE`] they make some two thousand reviews
 /// a second at most, for any number of watches.
@@ -57,6 +57,7 @@ pub struct Authorizer {
     config: AuthorizationConfig,
     verdicts: Cache<Arc<AccessRequest>, ReviewResult>,
     changes: Arc<Changes>,
+    nodes: Arc<NodeRights>,
     rechecks: FairQueue,
     queues: ReviewQueues,
 }
@@ -68,9 +69,13 @@ impl Authorizer {
         timeline: Timeline,
         queues: ReviewQueues,
     ) -> Self {
+        let max_bytes = match config.node_grants {
+            NodeGrants::Review => MAX_BYTES,
+            NodeGrants::FollowPods => MAX_BYTES_WITH_NODES,
+        };
         let verdicts = Cache::builder()
             .weigher(weight)
-            .max_capacity(MAX_BYTES)
+            .max_capacity(max_bytes)
             .expire_after(VerdictExpiry)
             .build();
         let longest = config
@@ -79,11 +84,13 @@ impl Authorizer {
             .max(MIN_WATCH_LIFETIME);
         let longest = longest.mul_f32(MAX_LIFETIME_FACTOR) + OVERDUE;
         let changes = Arc::new(Changes::new(longest, timeline));
+        let nodes = NodeRights::new(config.node_grants, Arc::clone(changes.listeners()));
         Self {
             client,
             config,
             verdicts,
             changes,
+            nodes: Arc::new(nodes),
             rechecks: FairQueue::new(RECHECKS, RECHECKS_OF_A_USER),
             queues,
         }
@@ -95,6 +102,10 @@ impl Authorizer {
 
     pub(super) fn changes(&self) -> &Arc<Changes> {
         &self.changes
+    }
+
+    pub(super) fn nodes(&self) -> &Arc<NodeRights> {
+        &self.nodes
     }
 
     /// Asks whether `identity` may do this read.
@@ -152,8 +163,37 @@ impl Authorizer {
     }
 
     fn is_valid(&self, ReviewedAccess { request, verdict }: &ReviewedAccess) -> bool {
-        self.changes.apply(verdict, request);
-        verdict.is_valid(Instant::now(), self.changes.are_followed())
+        self.compare(verdict, request);
+        let (from, lifetime) = self.lifetime(verdict);
+        verdict.is_valid(Instant::now(), from + lifetime)
+    }
+
+    /// Compares a verdict with what has happened since it was last compared.
+    pub(super) fn compare(&self, verdict: &Verdict, request: &AccessRequest) {
+        let Some(basis) = &verdict.basis else {
+            return self.changes.apply(verdict, request);
+        };
+        // RBAC gave nothing here, so no change of it takes the grant away.
+        if verdict.overtaken_at().is_some() {
+            return;
+        }
+        let stands = self.changes.is_of_this_timeline(&verdict.position)
+            && self.nodes.stands(basis, request);
+        if !stands {
+            verdict.set_overtaken(verdict.position.requested.elapsed());
+        }
+    }
+
+    /// Returns the moment from which on a verdict ages, and its lifetime.
+    pub(super) fn lifetime(&self, verdict: &Verdict) -> (Instant, Duration) {
+        let requested = verdict.position.requested;
+        let Some(basis) = &verdict.basis else {
+            return (requested, verdict.lifetime(self.changes.are_followed()));
+        };
+        match self.nodes.unknown_since(basis) {
+            None => (requested, verdict.ttl),
+            Some(since) => (requested.max(since), verdict.unwatched_ttl),
+        }
     }
 
     /// Returns a valid verdict, or one that was requested after this call.
@@ -222,15 +262,35 @@ impl Authorizer {
         // If no authorizer has an opinion, the access is denied, as in upstream's own filter.
         let allowed = status.allowed && status.denied != Some(true);
         let (ttl, unwatched_ttl) = self.lifetimes(&request.identity, allowed, &reason);
+        // The node authorizer gives no reason for its grants.
+        let may_rest_on_pods = allowed && reason.is_empty() && !ttl.is_zero();
         let decision = if allowed {
             Decision::Allowed(reason.into())
         } else {
             Decision::Denied(reason.into())
         };
+        let mut verdict = Verdict::new(decision, position, ttl, unwatched_ttl);
+        if may_rest_on_pods {
+            verdict = self.rest_on_pods(verdict, request);
+        }
         Ok(ReviewedAccess {
             request: Arc::clone(request),
-            verdict: Arc::new(Verdict::new(decision, position, ttl, unwatched_ttl)),
+            verdict: Arc::new(verdict),
         })
+    }
+
+    /// Has a grant last while the proxy sees what it rests on.
+    fn rest_on_pods(&self, verdict: Verdict, request: &AccessRequest) -> Verdict {
+        match self.nodes.basis(request) {
+            Some(basis) => verdict.resting_on(basis),
+            None => {
+                let requested = verdict.position.requested;
+                if let Some(after) = self.nodes.settles_after(request, requested) {
+                    verdict.set_settled(after);
+                }
+                verdict
+            }
+        }
     }
 
     /// Returns the lifetime of a verdict while RBAC is followed, and while it is not.

@@ -2,27 +2,19 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
-use std::task::Waker;
 use std::time::Duration;
 
-use futures_util::task::AtomicWaker;
-use parking_lot::{Mutex, RwLock};
-use slab::Slab;
+use parking_lot::RwLock;
 use tokio::time::Instant;
 
+use super::listeners::WatchListeners;
 use super::metrics;
 use super::rbac::{Affected, RbacKind};
 use super::request::AccessRequest;
+use super::settling::{SETTLED, settles_after};
 use super::verdict::{ChangePosition, Verdict};
 use crate::scope::Timeline;
 
-/// Times after a change at which a verdict from before them is reviewed again.
-///
-/// API servers watch RBAC, too, each at its own pace. So a verdict soon after a change may still be
-/// from before it. It is valid only until the next of these moments.
-const SETTLING: [Duration; 2] = [Duration::from_millis(200), SETTLED];
-/// Time after which a change has surely reached every API server.
-const SETTLED: Duration = Duration::from_secs(2);
 /// Limit of the recorded changes, counted with their subjects. When it is exceeded, those of the
 /// namespace with the most become one change of the whole namespace, so that its administrators
 /// cannot end the verdicts of others. If there is none, all become a change of everything.
@@ -36,7 +28,7 @@ pub(super) struct Changes {
     head: AtomicU64,
     /// One bit for each type whose changes arrive.
     followed: AtomicU8,
-    listeners: Mutex<Slab<Arc<ChangeListener>>>,
+    listeners: Arc<WatchListeners>,
     /// Age limit of recorded changes. No verdict is older.
     keep: Duration,
     /// Its end is a change of everything.
@@ -50,7 +42,7 @@ impl Changes {
             log: RwLock::default(),
             head: AtomicU64::new(0),
             followed: AtomicU8::new(0),
-            listeners: Mutex::default(),
+            listeners: Arc::default(),
             keep: longest + SETTLED,
             timeline,
         }
@@ -80,16 +72,14 @@ impl Changes {
             self.head.store(log.head, Ordering::Release);
             recorded
         };
-        let concerns = |request| recorded.iter().any(|affected| affected.concerns(request));
-        let wakers: Vec<_> = self
-            .listeners
-            .lock()
-            .iter()
-            .filter(|(_, listener)| concerns(&listener.request))
-            .filter_map(|(_, listener)| listener.waker.take())
-            .collect();
-        // Woken after the locks are released, because woken tasks take them at once.
-        wakers.into_iter().for_each(Waker::wake);
+        let concerns =
+            |request: &AccessRequest| recorded.iter().any(|affected| affected.concerns(request));
+        self.listeners.wake(concerns);
+    }
+
+    /// Returns the open watches' tasks.
+    pub(super) fn listeners(&self) -> &Arc<WatchListeners> {
+        &self.listeners
     }
 
     /// Returns the position of a request that is sent now.
@@ -135,60 +125,11 @@ impl Changes {
             }
             if *number >= head {
                 verdict.set_overtaken(at.saturating_duration_since(requested));
-            } else {
-                let mut moments = SETTLING.iter().map(|after| *at + *after);
-                if let Some(settled) = moments.find(|moment| *moment > requested) {
-                    verdict.set_settled(settled.duration_since(requested));
-                }
+            } else if let Some(after) = settles_after(*at, requested) {
+                verdict.set_settled(after);
             }
         }
         verdict.compared.fetch_max(log.head, Ordering::AcqRel);
-    }
-}
-
-/// Wakes one task when a change concerns its request.
-#[derive(Debug)]
-pub(super) struct ChangeSubscription {
-    changes: Arc<Changes>,
-    listener: Arc<ChangeListener>,
-    key: usize,
-}
-
-impl ChangeSubscription {
-    /// Size of a subscription without its request.
-    #[cfg(test)]
-    pub(super) const BYTES: usize = size_of::<Self>()
-        + 2 * size_of::<usize>()
-        + size_of::<ChangeListener>()
-        + 2 * size_of::<usize>();
-
-    pub(super) fn new(changes: &Arc<Changes>, request: &Arc<AccessRequest>) -> Self {
-        let listener = Arc::new(ChangeListener {
-            request: Arc::clone(request),
-            waker: AtomicWaker::new(),
-        });
-        let key = changes.listeners.lock().insert(Arc::clone(&listener));
-        Self {
-            changes: Arc::clone(changes),
-            listener,
-            key,
-        }
-    }
-
-    pub(super) fn request(&self) -> &Arc<AccessRequest> {
-        &self.listener.request
-    }
-
-    /// Registers the task that the next change wakes. Call it before [`Changes::apply`], so that no
-    /// change is missed in between.
-    pub(super) fn register(&self, waker: &Waker) {
-        self.listener.waker.register(waker);
-    }
-}
-
-impl Drop for ChangeSubscription {
-    fn drop(&mut self) {
-        self.changes.listeners.lock().try_remove(self.key);
     }
 }
 
@@ -279,13 +220,6 @@ impl ChangeLog {
             }
         }
     }
-}
-
-/// A task that waits for changes that concern its request.
-#[derive(Debug)]
-struct ChangeListener {
-    request: Arc<AccessRequest>,
-    waker: AtomicWaker,
 }
 
 #[cfg(test)]

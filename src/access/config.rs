@@ -2,6 +2,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::node::NodeGrants;
+
 /// Configuration of authentication and authorization.
 #[derive(Clone, Debug, Default)]
 pub struct AccessConfig {
@@ -78,6 +80,8 @@ pub struct AuthorizationConfig {
     pub unwatched_denied_ttl: Duration,
     /// The treatment of requests while upstream answers no reviews.
     pub review_failure_policy: ReviewFailurePolicy,
+    /// The treatment of grants that nodes have from the node authorizer.
+    pub node_grants: NodeGrants,
 }
 
 impl Default for AuthorizationConfig {
@@ -93,6 +97,7 @@ impl Default for AuthorizationConfig {
             // A program is often granted access just after it was refused, and tries again.
             unwatched_denied_ttl: Duration::from_secs(1),
             review_failure_policy: ReviewFailurePolicy::default(),
+            node_grants: NodeGrants::default(),
         }
     }
 }

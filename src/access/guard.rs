@@ -1,8 +1,9 @@
-//! The grant of an open watch: reviewed again when it expires or a change of RBAC concerns it.
+//! The grant of an open watch: reviewed again when it expires, or when a change concerns it.
 //!
-//! A verdict goes through three states. It is *valid* until its lifetime ends or RBAC changes. Then
-//! it is *in doubt* until upstream has reviewed it again. The review either renews it or *revokes*
-//! the watch. [`Guard::poll`] advances these states whenever the watch itself is polled.
+//! A verdict goes through three states. It is *valid* until its lifetime ends, or RBAC or the pods
+//! that it rests on change. Then it is *in doubt* until upstream has reviewed it again. The review
+//! either renews it or *revokes* the watch. [`Guard::poll`] advances these states whenever the watch
+//! itself is polled.
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -12,9 +13,10 @@ use tokio::task::{JoinError, JoinHandle};
 use tokio::time::Instant;
 
 use super::authorize::{Authorizer, MAX_LIFETIME_FACTOR, MIN_WATCH_LIFETIME, OVERDUE};
-use super::changes::ChangeSubscription;
 use super::config::ReviewFailurePolicy;
 use super::error::ReviewError;
+use super::listeners::ChangeSubscription;
+use super::metrics::{self, ReviewCause};
 use super::verdict::{Decision, ReviewedAccess, Verdict};
 use crate::watcher::{Grant, GrantStatus};
 
@@ -46,7 +48,7 @@ pub struct Guard {
 enum Doubt {
     /// Its lifetime has ended. It is most likely right still, so events go on.
     Expired,
-    /// A change of RBAC concerns it. Events wait: they may be from after a revocation.
+    /// A change concerns it. Events wait: they may be from after a revocation.
     Overtaken,
 }
 
@@ -55,7 +57,7 @@ impl Authorizer {
     pub fn guard(self: &Arc<Self>, granted: ReviewedAccess) -> Guard {
         let ReviewedAccess { request, verdict } = granted;
         Guard {
-            subscription: ChangeSubscription::new(self.changes(), &request),
+            subscription: ChangeSubscription::new(self.changes().listeners(), &request),
             authorizer: Arc::clone(self),
             verdict,
             review: None,
@@ -74,8 +76,7 @@ impl Grant for Guard {
         self.subscription.register(context.waker());
         loop {
             self.authorizer
-                .changes()
-                .apply(&self.verdict, self.subscription.request());
+                .compare(&self.verdict, self.subscription.request());
             if let Some(review) = &mut self.review {
                 let Poll::Ready(answer) = Pin::new(review).poll(context) else {
                     // RBAC can change while a review of an expired verdict is under way. Its answer
@@ -101,7 +102,7 @@ impl Grant for Guard {
             if now < self.not_before {
                 return self.status();
             }
-            self.start_review();
+            self.start_review(doubt);
             // The loop goes on, because the first poll of the task's handle registers the waker.
         }
     }
@@ -126,7 +127,12 @@ enum ReviewEffect {
 }
 
 impl Guard {
-    fn start_review(&mut self) {
+    fn start_review(&mut self, doubt: Doubt) {
+        metrics::watch_reviewed(match (doubt, &self.verdict.basis) {
+            (Doubt::Expired, _) => ReviewCause::Lifetime,
+            (Doubt::Overtaken, None) => ReviewCause::Rbac,
+            (Doubt::Overtaken, Some(_)) => ReviewCause::Pods,
+        });
         let authorizer = Arc::clone(&self.authorizer);
         let request = Arc::clone(self.subscription.request());
         // The review runs in a task of its own, because equal requests share it. Without one, it
@@ -211,9 +217,9 @@ impl Guard {
         if let Some(at) = self.verdict.overtaken_at() {
             return (at, Doubt::Overtaken);
         }
-        let is_followed = self.authorizer.changes().are_followed();
-        let lifetime = self.verdict.lifetime(is_followed).max(MIN_WATCH_LIFETIME);
-        let end = self.verdict.position.requested + lifetime.mul_f32(self.lifetime_factor);
+        let (from, lifetime) = self.authorizer.lifetime(&self.verdict);
+        let lifetime = lifetime.max(MIN_WATCH_LIFETIME);
+        let end = from + lifetime.mul_f32(self.lifetime_factor);
         let since = self.verdict.settled_at().map_or(end, |at| at.min(end));
         (since, Doubt::Expired)
     }

@@ -10,6 +10,9 @@ pub const METRICS: &[Declaration] = &[
     DROPPED.declaration(),
     CHANGES.declaration(),
     FOLLOWED.declaration(),
+    WATCH_REVIEWS.declaration(),
+    NODE_GRANTS.declaration(),
+    FOLLOWED_PODS.declaration(),
 ];
 
 const REVIEWS: Metric<Counter, 2> = Metric::new(
@@ -31,7 +34,8 @@ const CACHE: Metric<Counter, 1> = Metric::new(
 const DROPPED: Metric<Counter> = Metric::new(
     "watershed_authorization_cache_invalidations_total",
     &[],
-    "Cached authorization decisions that were dropped because a change of RBAC can affect them.",
+    "Cached authorization decisions that were dropped because a change of RBAC, or of the pods \
+     that a grant of a node rests on, can affect them.",
 );
 const CHANGES: Metric<Counter, 1> = Metric::new(
     "watershed_rbac_changes_total",
@@ -43,6 +47,41 @@ const FOLLOWED: Metric<Gauge> = Metric::new(
     &[],
     "1 while every change of RBAC arrives. While it is 0, decisions are cached for seconds only.",
 );
+
+const WATCH_REVIEWS: Metric<Counter, 1> = Metric::new(
+    "watershed_watch_grant_reviews_total",
+    &["cause"],
+    "Reviews of the grants of open watches, by cause: the lifetime has ended, or a change of rbac \
+     or of pods (--node-grants) concerns the grant. Equal ones share a request to upstream.",
+);
+const NODE_GRANTS: Metric<Counter, 1> = Metric::new(
+    "watershed_node_grants_total",
+    &["basis"],
+    "Reviewed grants of nodes with --node-grants=follow-pods, by what they rest on: a rule for \
+     all nodes, a pod on the node, or unknown. Only the last are reviewed by the clock.",
+);
+const FOLLOWED_PODS: Metric<Gauge> = Metric::new(
+    "watershed_node_pods_following",
+    &[],
+    "1 while the pods that grants of nodes rest on are followed. While it is 0, these grants are \
+     reviewed by the clock.",
+);
+
+/// The cause of a review of an open watch's grant.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum ReviewCause {
+    Lifetime,
+    Rbac,
+    Pods,
+}
+
+/// What a node's grant rests on.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum GrantBasis {
+    Rule,
+    Pod,
+    Unknown,
+}
 
 /// Counts a review that was sent to upstream.
 pub(super) fn reviewed<T>(path: &str, outcome: &Result<T, ReviewError>) {
@@ -85,4 +124,29 @@ pub(super) fn changed(resource: &str) {
 /// Shows whether all changes of RBAC arrive.
 pub(super) fn following(all: bool) {
     FOLLOWED.with([]).set(f64::from(u8::from(all)));
+}
+
+/// Counts a review of an open watch's grant.
+pub(super) fn watch_reviewed(cause: ReviewCause) {
+    let cause = match cause {
+        ReviewCause::Lifetime => "lifetime",
+        ReviewCause::Rbac => "rbac",
+        ReviewCause::Pods => "pods",
+    };
+    WATCH_REVIEWS.with([cause.into()]).increment(1);
+}
+
+/// Counts a grant of a node.
+pub(super) fn node_granted(basis: GrantBasis) {
+    let basis = match basis {
+        GrantBasis::Rule => "rule",
+        GrantBasis::Pod => "pod",
+        GrantBasis::Unknown => "unknown",
+    };
+    NODE_GRANTS.with([basis.into()]).increment(1);
+}
+
+/// Shows whether the pods that grants rest on are followed.
+pub(super) fn following_pods(all: bool) {
+    FOLLOWED_PODS.with([]).set(f64::from(u8::from(all)));
 }

@@ -90,6 +90,13 @@ impl ReviewSelectors {
         }
     }
 
+    /// Returns whether a field must have this value.
+    pub(super) fn require_field(&self, field: &str, value: &str) -> bool {
+        self.fields.iter().any(|required| {
+            required.key == field && required.operator == "In" && required.values == [value]
+        })
+    }
+
     /// Returns the bytes of text that the caller chose.
     fn size(&self) -> usize {
         let requirements = self.labels.iter().chain(&self.fields);

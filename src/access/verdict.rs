@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::metrics;
+use super::node::NodeRight;
 use super::request::AccessRequest;
 
 /// An access request and upstream's answer. Equal requests share the cached answer.
@@ -53,6 +54,8 @@ pub(super) struct Verdict {
     pub(super) ttl: Duration,
     /// Lifetime while RBAC is not followed.
     pub(super) unwatched_ttl: Duration,
+    /// What the grant rests on, if that is followed instead of RBAC.
+    pub(super) basis: Option<NodeRight>,
     /// Changes before this number have been compared with the request.
     pub(super) compared: AtomicU64,
     /// Nanoseconds from the request to the first change that concerns it; [`NEVER`] without one.
@@ -74,9 +77,19 @@ impl Verdict {
             position,
             ttl,
             unwatched_ttl,
+            basis: None,
             compared: AtomicU64::new(position.unsettled),
             overtaken: AtomicU64::new(NEVER),
             settled: AtomicU64::new(NEVER),
+        }
+    }
+
+    /// Returns a grant that rests on `basis`. Changes of RBAC do not concern it.
+    pub(super) fn resting_on(self, basis: NodeRight) -> Self {
+        Self {
+            ttl: NodeRight::lifetime(),
+            basis: Some(basis),
+            ..self
         }
     }
 
@@ -115,11 +128,9 @@ impl Verdict {
         }
     }
 
-    /// Returns whether the verdict can still be relied on.
-    pub(super) fn is_valid(&self, now: Instant, is_followed: bool) -> bool {
-        now.saturating_duration_since(self.position.requested) < self.lifetime(is_followed)
-            && self.overtaken_at().is_none()
-            && self.settled_at().is_none_or(|at| now < at)
+    /// Returns whether the verdict can still be relied on, if its lifetime ends at `end`.
+    pub(super) fn is_valid(&self, now: Instant, end: Instant) -> bool {
+        now < end && self.overtaken_at().is_none() && self.settled_at().is_none_or(|at| now < at)
     }
 
     fn moment(&self, after: &AtomicU64) -> Option<Instant> {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::config::AppConfig;
-use crate::access::AccessConfig;
+use crate::access::{AccessConfig, NodeGrants};
 use crate::listener::ConnectionLimits;
 use crate::serve::{CachingPolicy, ConsistentReads, ScopePolicy, UserLimits};
 
@@ -101,6 +101,10 @@ fn access_values(access: &AccessConfig) -> Value {
         "frontProxyCa": access.front_proxy.as_ref().map(|proxy| name(&proxy.ca)),
         "allowSystemMasters": access.allow_masters,
         "singleIdentity": access.single_identity,
+        "nodeGrants": match access.authorization.node_grants {
+            NodeGrants::Review => "review",
+            NodeGrants::FollowPods => "follow-pods",
+        },
     })
 }
 

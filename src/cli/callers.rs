@@ -6,7 +6,9 @@ use anyhow::ensure;
 use clap::Args;
 
 use super::duration::duration;
-use crate::access::{AccessConfig, AuthenticationConfig, FrontProxyConfig, ReviewFailurePolicy};
+use crate::access::{
+    AccessConfig, AuthenticationConfig, FrontProxyConfig, NodeGrants, ReviewFailurePolicy,
+};
 
 /// Flags for the authentication and authorization of callers.
 #[derive(Args, Debug)]
@@ -94,6 +96,9 @@ pub(super) struct CallerFlags {
     /// Treatment of requests while the API server cannot review their callers.
     #[arg(long, value_enum, default_value_t, value_name = "MODE")]
     authorization_unavailable: ReviewFailurePolicy,
+    /// Treatment of grants that nodes (kubelets) have from the node authorizer.
+    #[arg(long, value_enum, default_value_t, value_name = "MODE")]
+    node_grants: NodeGrants,
     /// Answer requests without credentials from the cache, with the rights of system:anonymous.
     /// Default: forward them.
     #[arg(long)]
@@ -125,6 +130,7 @@ impl CallerFlags {
         authorization.allowed_ttl = self.authorization_webhook_cache_authorized_ttl;
         authorization.denied_ttl = self.authorization_webhook_cache_unauthorized_ttl;
         authorization.review_failure_policy = self.authorization_unavailable;
+        authorization.node_grants = self.node_grants;
         access.client_ca = self.client_ca_file;
         access.allow_masters = self.allow_system_masters;
         access.single_identity = self.single_identity;

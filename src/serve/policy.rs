@@ -9,13 +9,14 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use watershed_protocol::{
-    FieldRequirement, FieldSelector, GroupVersionResource, ManagedFields, Selection,
+    Encoding, FieldRequirement, FieldSelector, GroupVersionResource, ManagedFields, Representation,
+    Selection,
 };
 
 use super::client_rules::ClientRule;
 use super::scope_choice::{ChosenScope, OnDemandLimits, ScopeChoice};
 use crate::catalog::is_built_in;
-use crate::scope::{Derivation, Retention};
+use crate::scope::{Derivation, Retention, ScopeKey};
 use crate::store::WindowLimits;
 
 /// Idle timeout of on-demand scopes. It is longer than rollouts and restarts of their clients take.
@@ -390,6 +391,29 @@ impl CachingPolicy {
             max_staleness: scopes.max_staleness,
             owner: None,
         }
+    }
+
+    /// Returns the scope of a built-in type in which the proxy may follow its objects for itself.
+    /// `None` if there is not exactly one, or none of whole objects.
+    pub fn followed_scope(&self, gvr: GroupVersionResource) -> Option<ScopeKey> {
+        let scopes = self.scope_policy(&gvr.group, &gvr.resource);
+        if self.mode(&gvr) != CacheMode::Objects || scopes.on_demand().is_some() {
+            return None;
+        }
+        let selections = self.selections_of(&type_name(&gvr.group, &gvr.resource));
+        let [selection] = selections.as_slice() else {
+            return None;
+        };
+        // The encoding that upstream is asked for anyway, as soon as a client reads the type.
+        let encoding = match scopes.derive_json {
+            Some(false) => Encoding::Json,
+            None | Some(true) => Encoding::Protobuf,
+        };
+        Some(ScopeKey {
+            gvr,
+            selection: Arc::clone(selection),
+            representation: Representation::whole(encoding),
+        })
     }
 
     /// Returns the types whose scopes are opened at the start.

@@ -29,6 +29,7 @@ mod load_command;
 mod managed_fields;
 mod memory_budget;
 mod mistakes;
+mod node_grants;
 mod on_demand_scopes;
 mod proofs_of_freshness;
 mod reference;

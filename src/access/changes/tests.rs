@@ -5,6 +5,7 @@ use std::task::{Context, Wake};
 use proptest::prelude::*;
 
 use super::*;
+use crate::access::listeners::ChangeSubscription;
 use crate::access::rbac::Subjects;
 use crate::access::verdict::Decision;
 use crate::scope::RollbackEvidence;
@@ -37,7 +38,8 @@ fn ask(changes: &Changes) -> Verdict {
 
 fn is_valid(changes: &Changes, verdict: &Verdict, request: &AccessRequest) -> bool {
     changes.apply(verdict, request);
-    verdict.is_valid(Instant::now(), changes.are_followed())
+    let lifetime = verdict.lifetime(changes.are_followed());
+    verdict.is_valid(Instant::now(), verdict.position.requested + lifetime)
 }
 
 async fn pass(seconds: f64) {
@@ -167,7 +169,7 @@ async fn many_changes_in_one_namespace_end_no_verdict_elsewhere() {
     changes.record(users(Some("there"), &["bob"]));
     pass(60.0).await;
     let (verdict, other) = (ask(&changes), ask(&changes));
-    let subscription = ChangeSubscription::new(&changes, &Arc::new(here.clone()));
+    let subscription = ChangeSubscription::new(changes.listeners(), &Arc::new(here.clone()));
     let woken = Arc::new(Woken::default());
     subscription.register(Context::from_waker(&Arc::clone(&woken).into()).waker());
     let many: Vec<_> = (0..16).map(|number| format!("user-{number}")).collect();
@@ -206,7 +208,7 @@ async fn a_change_wakes_only_the_watches_that_it_concerns() {
     let listening: Vec<_> = ["ann", "bob"]
         .map(|user| {
             let subscription = ChangeSubscription::new(
-                &changes,
+                changes.listeners(),
                 &Arc::new(AccessRequest::example(user, &[], None)),
             );
             let woken = Arc::new(Woken::default());
@@ -221,7 +223,7 @@ async fn a_change_wakes_only_the_watches_that_it_concerns() {
         .collect();
     assert_eq!(counts, [1, 0]);
     drop(listening);
-    assert!(changes.listeners.lock().is_empty());
+    assert!(changes.listeners().is_empty());
 }
 
 #[derive(Clone, Debug)]

@@ -1,0 +1,307 @@
+//! Grants of nodes that are kept for as long as the proxy sees what they rest on.
+//!
+//! The node authorizer lets a node read the secrets and config maps that its pods name. The proxy
+//! follows the pods, and notes one of those that upstream's grant can rest on. While that pod is on
+//! the node, nothing that the node authorizer considers takes the grant away. When it goes, another
+//! one may take its place; without one the grant is reviewed at once.
+//!
+//! Nothing here grants anything. A pod that is overlooked costs reviews.
+mod claim;
+pub(super) mod follow;
+mod pod_references;
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use memchr::memmem;
+use parking_lot::{Mutex, RwLock};
+use tokio::time::Instant;
+use watershed_protocol::{Encoding, ResourceVersion};
+use watershed_transcode::{Heading, Transcoder};
+
+use super::listeners::WatchListeners;
+use super::metrics::{self, GrantBasis};
+use super::request::AccessRequest;
+use super::settling::{SETTLED, settles_after};
+use crate::store::{Interest, ObjectPeek, StoreReader, StoredObject};
+
+pub(super) use claim::{NODES, NodeClaim};
+
+use claim::{NamedObject, is_node_user, user_of};
+
+/// Shortest lifetime of a grant whose reason the proxy sees. With 5,000 nodes that have 20 such
+/// grants each, the clock asks for 14 reviews a second.
+const MIN_KEPT: Duration = Duration::from_hours(2);
+/// Lifetimes are spread over this time, so that grants of one moment are not reviewed in another.
+const KEPT_SPREAD: Duration = Duration::from_hours(2);
+/// Bound of the remembered nodes that lost a pod a moment ago.
+const MAX_DEPARTURES: usize = 10_000;
+
+/// Treatment of grants that nodes have from the node authorizer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum NodeGrants {
+    /// They are reviewed by the clock, as all grants that are not RBAC's.
+    #[default]
+    Review,
+    /// They are reviewed when no pod on the node names the object any more, and after hours. The
+    /// proxy follows all pods for this. Only where no authorizer that the API server asks before
+    /// the node authorizer denies nodes anything.
+    FollowPods,
+}
+
+/// Knows what grants of nodes rest on.
+#[derive(Debug)]
+pub(super) struct NodeRights {
+    mode: NodeGrants,
+    pods: RwLock<FollowedPods>,
+    listeners: Arc<WatchListeners>,
+}
+
+/// What a kept grant rests on.
+#[derive(Debug)]
+pub(super) enum NodeRight {
+    /// On nothing that can change.
+    Always,
+    /// On a pod that names the object.
+    Pod(Mutex<PodWitness>),
+}
+
+/// A pod that entitles its node, in the version that was looked at.
+#[derive(Debug)]
+pub(super) struct PodWitness {
+    key: Box<str>,
+    version: ResourceVersion,
+}
+
+/// The pods that the proxy follows.
+#[derive(Debug)]
+struct FollowedPods {
+    store: Option<PodStore>,
+    /// The moment from which on changes may be missing; `None` while they arrive.
+    unknown_since: Option<Instant>,
+    /// The nodes that lost a pod a moment ago, oldest first.
+    departures: VecDeque<(Instant, Box<str>)>,
+}
+
+/// The pods of an open scope.
+#[derive(Clone, Debug)]
+struct PodStore {
+    reader: StoreReader,
+    encoding: Encoding,
+    /// Positions of `spec.nodeName` and `status.phase`.
+    node: usize,
+    phase: usize,
+}
+
+impl NodeRights {
+    pub(super) fn new(mode: NodeGrants, listeners: Arc<WatchListeners>) -> Self {
+        Self {
+            mode,
+            pods: RwLock::new(FollowedPods {
+                store: None,
+                unknown_since: Some(Instant::now()),
+                departures: VecDeque::new(),
+            }),
+            listeners,
+        }
+    }
+
+    /// Returns what a grant rests on that upstream has just given without a reason, as the node
+    /// authorizer does. `None` if it is to be reviewed by the clock.
+    pub(super) fn basis(&self, request: &AccessRequest) -> Option<NodeRight> {
+        if self.mode == NodeGrants::Review {
+            return None;
+        }
+        let right = match NodeClaim::of(request)? {
+            NodeClaim::Always => Some(NodeRight::Always),
+            NodeClaim::IfNamed(object) => {
+                let store = self.followed();
+                let witness = store.and_then(|store| store.witness(&object));
+                witness.map(|witness| NodeRight::Pod(Mutex::new(witness)))
+            }
+        };
+        metrics::node_granted(match right {
+            Some(NodeRight::Always) => GrantBasis::Rule,
+            Some(NodeRight::Pod(_)) => GrantBasis::Pod,
+            None => GrantBasis::Unknown,
+        });
+        right
+    }
+
+    /// Returns false once the grant rests on nothing any more, as far as the proxy knows.
+    pub(super) fn stands(&self, right: &NodeRight, request: &AccessRequest) -> bool {
+        let NodeRight::Pod(witness) = right else {
+            return true;
+        };
+        let Some(NodeClaim::IfNamed(object)) = NodeClaim::of(request) else {
+            return true;
+        };
+        let Some(store) = self.pods.read().store.clone() else {
+            return true;
+        };
+        let stands = store.renew(&mut witness.lock(), &object);
+        if !stands {
+            self.note_departure(object.node);
+        }
+        stands
+    }
+
+    /// Returns the moment from which on it is unknown whether a grant stands.
+    pub(super) fn unknown_since(&self, right: &NodeRight) -> Option<Instant> {
+        match right {
+            NodeRight::Always => None,
+            NodeRight::Pod(_) => self.pods.read().unknown_since,
+        }
+    }
+
+    /// Returns the time after which a grant without a basis is reviewed again, because a pod left
+    /// the node just before: upstream's authorizer may not have known it yet.
+    pub(super) fn settles_after(
+        &self,
+        request: &AccessRequest,
+        requested: Instant,
+    ) -> Option<Duration> {
+        let NodeClaim::IfNamed(object) = NodeClaim::of(request)? else {
+            return None;
+        };
+        let pods = self.pods.read();
+        let mut newest = pods.departures.iter().rev();
+        let (at, _) = newest.find(|(_, node)| **node == *object.node)?;
+        settles_after(*at, requested)
+    }
+
+    /// Returns the pods while their changes arrive.
+    fn followed(&self) -> Option<PodStore> {
+        let pods = self.pods.read();
+        let is_known = pods.unknown_since.is_none();
+        pods.store.clone().filter(|_| is_known)
+    }
+
+    /// Replaces the pods.
+    fn set_store(&self, store: PodStore) {
+        self.pods.write().store = Some(store);
+    }
+
+    /// Sets whether changes of the pods arrive. All missed ones must be in the store before.
+    fn set_followed(&self, followed: bool) {
+        let mut pods = self.pods.write();
+        if pods.unknown_since.is_none() == followed {
+            return;
+        }
+        pods.unknown_since = (!followed).then(Instant::now);
+        drop(pods);
+        metrics::following_pods(followed);
+        // Their grants end at another time now, or rest on pods that left unseen.
+        self.listeners
+            .wake(|request| is_node_user(&request.identity.user));
+    }
+
+    /// Notes that a pod no longer entitles its node, and wakes the node's watches.
+    fn pod_left(&self, node: &str) {
+        self.note_departure(node);
+        self.listeners.wake_user(&user_of(node));
+    }
+
+    fn note_departure(&self, node: &str) {
+        let now = Instant::now();
+        let mut pods = self.pods.write();
+        let departures = &mut pods.departures;
+        while departures.len() >= MAX_DEPARTURES
+            || departures
+                .front()
+                .is_some_and(|(at, _)| *at + SETTLED <= now)
+        {
+            departures.pop_front();
+        }
+        departures.push_back((now, node.into()));
+    }
+}
+
+impl NodeRight {
+    /// Returns a lifetime for a grant that rests on this. Only mistakes need it.
+    pub(super) fn lifetime() -> Duration {
+        MIN_KEPT + KEPT_SPREAD.mul_f32(fastrand::f32())
+    }
+}
+
+impl PodStore {
+    /// Returns a pod on the node that names the object.
+    fn witness(&self, object: &NamedObject<'_>) -> Option<PodWitness> {
+        let on_node = Interest::Field(self.node, object.node.into());
+        let mut peek = ObjectPeek::default();
+        for run in self.reader.followed().into_runs(&on_node) {
+            let mut pods = run.objects().iter();
+            if let Some(pod) = pods.find(|pod| self.entitles(pod, object, &mut peek)) {
+                return Some(PodWitness {
+                    key: pod.key().into(),
+                    version: pod.version,
+                });
+            }
+        }
+        None
+    }
+
+    /// Replaces a witness that is gone, and returns whether there is one.
+    fn renew(&self, witness: &mut PodWitness, object: &NamedObject<'_>) -> bool {
+        let snapshot = self.reader.followed();
+        if !snapshot.is_listed() {
+            // Nothing is known of any pod, so nobody follows them, and the clock decides.
+            return true;
+        }
+        let peek = &mut ObjectPeek::default();
+        if let Some(pod) = snapshot.get(&witness.key)
+            && (pod.version == witness.version || self.entitles(pod, object, peek))
+        {
+            witness.version = pod.version;
+            return true;
+        }
+        drop(snapshot);
+        let other = self.witness(object);
+        let found = other.is_some();
+        if let Some(other) = other {
+            *witness = other;
+        }
+        found
+    }
+
+    /// Returns whether a pod entitles its node to read an object.
+    fn entitles(
+        &self,
+        pod: &StoredObject,
+        object: &NamedObject<'_>,
+        peek: &mut ObjectPeek,
+    ) -> bool {
+        let attributes = &pod.attributes;
+        if attributes.namespace() != object.namespace
+            || attributes.field(self.node) != object.node
+            || is_over(attributes.field(self.phase))
+        {
+            return false;
+        }
+        let bytes = peek.bytes(pod);
+        // Parsing takes a hundred times as long, and few of a node's pods have the name.
+        if memmem::find(bytes.as_slice(), object.name.as_bytes()).is_none() {
+            return false;
+        }
+        match self.encoding {
+            Encoding::Json => pod_references::names(&bytes.text(), object.kind, object.name),
+            Encoding::Protobuf => {
+                let mut text = Vec::new();
+                let pod = Transcoder::for_type("v1", "Pod");
+                pod.is_some_and(|pod| {
+                    let printed = pod.object_json(bytes.as_slice(), Heading::TypeMeta, &mut text);
+                    printed.is_ok() && pod_references::names(&text, object.kind, object.name)
+                })
+            }
+        }
+    }
+}
+
+/// Returns whether a pod in this phase has ended. The node authorizer does not care; but kubelets
+/// need nothing for such pods, and later releases may look at it.
+fn is_over(phase: &str) -> bool {
+    matches!(phase, "Succeeded" | "Failed")
+}

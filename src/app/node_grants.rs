@@ -1,0 +1,22 @@
+//! The pods that grants of nodes rest on.
+use watershed_protocol::GroupVersionResource;
+
+use super::config::AppConfig;
+use crate::access::NodeGrants;
+use crate::scope::ScopeKey;
+
+/// Returns the scope of the pods that are followed for the grants of nodes (`--node-grants`).
+pub(super) fn followed_pods(config: &AppConfig) -> Option<ScopeKey> {
+    if config.access.authorization.node_grants == NodeGrants::Review {
+        return None;
+    }
+    let pods = GroupVersionResource::new("", "v1", "pods");
+    let scope = config.policy.followed_scope(pods);
+    if scope.is_none() {
+        tracing::warn!(
+            "--node-grants=follow-pods has no effect on secrets and config maps, because the \
+             configuration does not cache whole pods in one scope"
+        );
+    }
+    scope
+}
