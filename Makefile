@@ -8,7 +8,7 @@ PAIRS ?= 6000
 # Most tests wait for programs most of the time, so several of them share a core.
 export RUST_TEST_THREADS ?= $(shell expr 3 \* $$(getconf _NPROCESSORS_ONLN))
 
-.PHONY: help build build-tests release release-artifacts dist test test-rust test-allocations test-artifacts test-real test-python test-release test-kine test-upgrade test-otel book conformance robustness soak mutants loom real lint bench bench-abuse bench-real bench-allocations bench-functions simulate-nodes screenshots experiment demo cluster documents fmt clean memory fuzz simulate-terminals simulate-cluster
+.PHONY: help build build-tests release release-artifacts dist test test-rust test-allocations test-artifacts test-real test-python test-release test-kine test-upgrade test-e2e test-otel book conformance robustness soak mutants loom real lint bench bench-abuse bench-real bench-allocations bench-functions simulate-nodes screenshots experiment demo cluster documents fmt clean memory fuzz simulate-terminals simulate-cluster
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-17s %s\n", $$1, $$2}'
@@ -67,6 +67,10 @@ OLD_RELEASE ?= v1.36.3
 test-upgrade: build-tests real ## Upgrades and downgrades in front of a real older kube-apiserver and the present one; OLD_RELEASE=v1.36.3
 	cd $(REAL) && ./build-release.sh $(OLD_RELEASE)
 	cd $(REAL) && REAL_OLD_BIN=.bin-$(OLD_RELEASE) WATERSHED_BIN=$(CURDIR)/$(PROXY) $(GO) test -count=1 -timeout 40m -v -run '^(TestAnswersFollowTheReleaseOfTheServer|Test(Watches|Answers).*DuringAnUpgrade)$$' .
+
+test-e2e: build-tests ## Kubernetes' own end-to-end tests of the API, through the proxy (a quarter of an hour, and minutes to build them)
+	$(REAL)/build.sh e2e
+	cd $(REAL) && WATERSHED_BIN=$(CURDIR)/$(PROXY) E2E=1 $(GO) test -count=1 -timeout 90m -v -run '^TestKubernetesEndToEnd$$' .
 
 test-otel: ## Traces, with the feature otel
 	$(CARGO) test --locked --workspace --features watershed/otel --test proxy traces::

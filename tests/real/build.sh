@@ -1,7 +1,8 @@
 #!/bin/sh
 # Builds kube-apiserver, etcd, kubectl and the cluster harness into .bin/, and
 # helm and a reader of PromQL. With the argument controlplane also the
-# controller manager and the scheduler, which takes minutes more.
+# controller manager and the scheduler, with e2e those and Kubernetes' own
+# end-to-end tests of the API. Both take minutes more.
 # Go's build cache makes a repeated run a matter of seconds.
 set -eu
 cd "$(dirname "$0")"
@@ -25,8 +26,12 @@ done
 # find in the cache, and half of Kubernetes would be compiled twice.
 mkdir -p .bin
 go build -buildvcs=false -ldflags "$ldflags" -o .bin/ ./cmd/...
-if [ "${1-}" = controlplane ]; then
+case "${1-}" in controlplane | e2e)
 	(cd controlplane && go build -buildvcs=false -ldflags "$ldflags" -o ../.bin/ ./...)
+	;;
+esac
+if [ "${1-}" = e2e ]; then
+	(cd e2e && go test -c -buildvcs=false -ldflags "$ldflags" -o ../.bin/e2e.test .)
 fi
 
 # Helm takes the cluster it has not seen for one of this version.

@@ -30,7 +30,7 @@ var endToEndTests = map[string]string{
 var endToEndSkipped = strings.Join([]string{
 	// Containers that really run, their logs and files, and what answers in them.
 	`mount`, `InClusterConfig`, `NodeAuthenticator`, `IssuerDiscovery`, `set ownership`, `opting out`, `[Ww]ebhook`, `Aggregator`, `Aggregated APIServer`,
-	`CustomResourceFieldSelectors`, `Projected PodCertificate`, `ClusterTrustBundle`, `pod failure`, `by-node`, `cluster-info dump`,
+	`CustomResourceFieldSelectors`, `Projected PodCertificate`, `ClusterTrustBundle`, `multiple subsets`, `pod failure`, `by-node`, `cluster-info dump`,
 	// Its API server has no proxy for nodes, no endpoints of its own, and no authorizer for nodes.
 	`NodeAuthorizer`, `should have Endpoints`,
 	// Feature gates that are off, and disturbances.
