@@ -24,6 +24,7 @@ pub(crate) mod certificate;
 mod changes;
 mod config;
 mod error;
+mod every_name;
 mod extra_key;
 mod follow;
 mod front_proxy;

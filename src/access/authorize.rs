@@ -10,6 +10,7 @@ use tokio::time::{Instant, sleep_until};
 use super::changes::Changes;
 use super::config::AuthorizationConfig;
 use super::error::ReviewError;
+use super::every_name::EveryName;
 use super::identity::Identity;
 use super::metrics;
 use super::node::{NODES, NodeGrants, NodeRights};
@@ -58,6 +59,7 @@ pub struct Authorizer {
     verdicts: Cache<Arc<AccessRequest>, ReviewResult>,
     changes: Arc<Changes>,
     nodes: Arc<NodeRights>,
+    every_name: EveryName,
     rechecks: FairQueue,
     queues: ReviewQueues,
 }
@@ -86,6 +88,7 @@ impl Authorizer {
         let changes = Arc::new(Changes::new(longest, timeline));
         let nodes = NodeRights::new(config.node_grants, Arc::clone(changes.listeners()));
         Self {
+            every_name: EveryName::new(client.clone()),
             client,
             config,
             verdicts,
@@ -147,13 +150,39 @@ impl Authorizer {
             identity: Arc::clone(identity),
             target,
         });
-        let cached = self.cached(&request).await;
-        metrics::remembered(cached.is_some());
-        match cached {
-            Some(reviewed) => Ok(reviewed),
-            // Boxed, because the future is large and rare.
-            None => Box::pin(self.review_shared(&request)).await,
+        if let Some(reviewed) = self.cached(&request).await {
+            metrics::remembered(true);
+            return Ok(reviewed);
         }
+        let all = request.of_every_name().map(Arc::new);
+        let of_all = match &all {
+            Some(all) => self.cached(all).await,
+            None => None,
+        };
+        let is_granted = of_all.as_ref().is_some_and(ReviewedAccess::is_allowed);
+        metrics::remembered(is_granted);
+        match (of_all, all) {
+            (Some(reviewed), _) if is_granted => Ok(reviewed),
+            // Boxed, because the futures are large and rare.
+            (None, Some(all)) => Box::pin(self.review_one_or_all(&request, &all)).await,
+            _ => Box::pin(self.review_shared(&request)).await,
+        }
+    }
+
+    /// Reviews the access to all names in place of one, where that is possible and granted.
+    async fn review_one_or_all(
+        &self,
+        one: &Arc<AccessRequest>,
+        all: &Arc<AccessRequest>,
+    ) -> ReviewResult {
+        // Nodes are granted single objects.
+        if !one.identity.is_in(NODES) && self.every_name.should_review(all).await {
+            let reviewed = self.review_shared(all).await?;
+            if reviewed.is_allowed() {
+                return Ok(reviewed);
+            }
+        }
+        self.review_shared(one).await
     }
 
     /// Returns the cached verdict if it is valid.

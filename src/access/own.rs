@@ -5,6 +5,7 @@ use std::time::Duration;
 use k8s_openapi::api::authentication::v1::SelfSubjectReview;
 use k8s_openapi::api::authorization::v1::{
     ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec,
+    SelfSubjectRulesReview, SelfSubjectRulesReviewSpec,
 };
 use moka::future::Cache;
 use watershed_protocol::{GroupVersionResource, ResourceRequest};
@@ -19,6 +20,8 @@ use crate::upstream::UpstreamClient;
 
 /// Time for which the proxy's own identity is cached.
 const IDENTITY_TTL: Duration = Duration::from_mins(1);
+/// A rules review needs a namespace. This one is in every cluster.
+const ANY_NAMESPACE: &str = "default";
 
 /// Asks upstream about the proxy itself. Every authenticated user may (system:basic-user).
 #[derive(Clone, Debug)]
@@ -71,6 +74,22 @@ impl OwnRights {
             ..SelfSubjectAccessReviewSpec::default()
         })
         .await
+    }
+
+    /// Returns `true` if upstream can list all rules by which it judges the proxy. It cannot where
+    /// a webhook is among its authorizers, or where the proxy is a node.
+    ///
+    /// Source: `RulesFor` of each authorizer in `kubernetes/pkg/kubeapiserver/authorizer`.
+    pub(super) async fn are_rules_complete(&self) -> Result<bool, ReviewError> {
+        let review = SelfSubjectRulesReview {
+            spec: SelfSubjectRulesReviewSpec {
+                namespace: Some(ANY_NAMESPACE.to_owned()),
+            },
+            ..SelfSubjectRulesReview::default()
+        };
+        let path = "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews";
+        let review: SelfSubjectRulesReview = post(&self.client, path, &review).await?;
+        Ok(review.status.is_some_and(|status| !status.incomplete))
     }
 
     /// Returns whether the proxy may get a path that belongs to no resource.

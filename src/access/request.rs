@@ -145,10 +145,30 @@ impl AccessRequest {
         self.target.size() + identity
     }
 
+    /// Returns the request for all names of the type, if this is one for a single object.
+    pub(super) fn of_every_name(&self) -> Option<Self> {
+        let AccessTarget::Resource(attributes) = &self.target else {
+            return None;
+        };
+        let resource = &attributes.resource;
+        let is_get = attributes.verb == Verb::Get && resource.name.is_some();
+        if !is_get || resource.subresource.is_some() {
+            return None;
+        }
+        let mut attributes = attributes.clone();
+        attributes.resource.name = None;
+        Some(Self {
+            identity: Arc::clone(&self.identity),
+            target: AccessTarget::EveryName(attributes),
+        })
+    }
+
     /// Returns the namespace that RBAC considers.
     pub(super) fn namespace(&self) -> Option<&str> {
         match &self.target {
-            AccessTarget::Resource(attributes) => attributes.resource.namespace.as_deref(),
+            AccessTarget::Resource(attributes) | AccessTarget::EveryName(attributes) => {
+                attributes.resource.namespace.as_deref()
+            }
             AccessTarget::Verb { on, .. } => match on {
                 VerbTarget::Resource { resource, .. } => resource.namespace.as_deref(),
                 VerbTarget::Path(_) => None,
@@ -175,6 +195,13 @@ impl AccessRequest {
         match &self.target {
             AccessTarget::Resource(attributes) => SubjectAccessReviewSpec {
                 resource_attributes: Some(attributes.for_review()),
+                ..spec
+            },
+            AccessTarget::EveryName(attributes) => SubjectAccessReviewSpec {
+                resource_attributes: Some(ResourceAttributes {
+                    name: Some(unknowable_name()),
+                    ..attributes.for_review()
+                }),
                 ..spec
             },
             AccessTarget::Verb { verb, on } => match on {
@@ -232,6 +259,8 @@ impl AccessRequest {
 pub(super) enum AccessTarget {
     /// To read objects.
     Resource(AccessAttributes),
+    /// To read any object of a type in a namespace, by whatever name.
+    EveryName(AccessAttributes),
     /// To do something whose verb is none of a read's.
     Verb {
         /// The verb, such as `impersonate`.
@@ -247,7 +276,7 @@ impl AccessTarget {
     /// Returns the bytes of text that the caller chose.
     pub(super) fn size(&self) -> usize {
         match self {
-            Self::Resource(attributes) => attributes.size(),
+            Self::Resource(attributes) | Self::EveryName(attributes) => attributes.size(),
             Self::Verb { verb, on } => verb.len() + on.size(),
             Self::Path(path) => path.len(),
         }
@@ -347,6 +376,13 @@ pub(super) fn path_attributes(path: &str) -> NonResourceAttributes {
         path: Some(path.to_owned()),
         verb: Some(Verb::Get.as_str().to_owned()),
     }
+}
+
+/// Returns a name that no rule mentions: nobody could know it.
+fn unknowable_name() -> String {
+    let mut bytes = [0; 16];
+    getrandom::fill(&mut bytes).expect("the operating system gives random bytes");
+    format!("any-name-{:032x}", u128::from_ne_bytes(bytes))
 }
 
 fn non_empty(text: &str) -> Option<String> {

@@ -22,6 +22,11 @@ impl ReviewedAccess {
         &self.request.identity.user
     }
 
+    /// Returns `true` if upstream grants the access.
+    pub(super) fn is_allowed(&self) -> bool {
+        matches!(self.verdict.decision, Decision::Allowed(_))
+    }
+
     /// Returns upstream's decision.
     pub fn decision(&self) -> &Decision {
         &self.verdict.decision

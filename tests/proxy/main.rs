@@ -38,6 +38,7 @@ mod replicas;
 mod request_smuggling;
 mod restart;
 mod restore;
+mod reviews_of_names;
 mod revocation;
 mod self_check;
 mod single_identity;

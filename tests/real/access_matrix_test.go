@@ -105,7 +105,8 @@ func newAccessMatrix(t *testing.T) *accessMatrix {
 	r.Bind(m.there, "local", rights.User("local"))
 	r.Role(m.there, "auditors", rights.May("", []string{"configmaps", "secrets"}, read), rights.May(m.widget.Group, []string{"*"}, read))
 	r.Bind(m.there, "auditors", rights.Group("auditors"))
-	r.Role(m.here, "named", rights.May("", []string{"configmaps", "secrets"}, read, "apple"), rights.May("", []string{"pods"}, read, "pear"), rights.May(m.widget.Group, []string{"widgets"}, read, "apple"))
+	// The empty name is a mistake that grants no object: no question about all names may find it.
+	r.Role(m.here, "named", rights.May("", []string{"configmaps", "secrets"}, read, "apple", ""), rights.May("", []string{"pods"}, read, "pear"), rights.May(m.widget.Group, []string{"widgets"}, read, "apple"))
 	r.Bind(m.here, "named", rights.User("named"))
 	r.Role("", "named", rights.May("", []string{"nodes"}, read, "east"), rights.May("", []string{"namespaces"}, read, m.there))
 	r.Bind("", "named", rights.User("named"))

@@ -1,5 +1,5 @@
 //! Tokens, and the permissions of their users.
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use http::HeaderMap;
@@ -30,6 +30,8 @@ pub struct AccessRule {
 #[derive(Debug)]
 pub struct AccessRules {
     tables: RwLock<(BTreeMap<String, User>, Vec<AccessRule>)>,
+    /// Names that the user may not get, like a webhook that denies single objects.
+    denied: RwLock<BTreeSet<(String, String)>>,
     /// Holds the RBAC objects.
     state: Option<Arc<ClusterState>>,
 }
@@ -41,9 +43,10 @@ pub const VIEWER_TOKEN: &str = "viewer-token";
 
 /// Reviews that every caller may ask about themselves. Source: kubernetes
 /// `plugin/pkg/auth/authorizer/rbac/bootstrappolicy/policy.go` (system:basic-user).
-const OWN_REVIEWS: [&str; 2] = [
+const OWN_REVIEWS: [&str; 3] = [
     "selfsubjectreviews.authentication.k8s.io",
     "selfsubjectaccessreviews.authorization.k8s.io",
+    "selfsubjectrulesreviews.authorization.k8s.io",
 ];
 
 // === impl AccessRule ===
@@ -135,6 +138,7 @@ impl Default for AccessRules {
         ];
         Self {
             tables: RwLock::new((users, rules)),
+            denied: RwLock::default(),
             state: None,
         }
     }
@@ -171,6 +175,18 @@ impl AccessRules {
     /// Removes every permission of a subject.
     pub fn deny_all(&self, subject: &str) {
         self.tables.write().1.retain(|r| r.subject != subject);
+    }
+
+    /// Denies a user all objects of a name, whatever rules grant, as an authorization webhook can.
+    pub fn deny_name(&self, user: &str, name: &str) {
+        self.denied
+            .write()
+            .insert((user.to_owned(), name.to_owned()));
+    }
+
+    /// Returns `true` if all permissions follow from rules that can be listed.
+    pub(crate) fn lists_rules(&self) -> bool {
+        self.denied.read().is_empty()
     }
 
     /// Returns the user of a token.
@@ -235,6 +251,10 @@ impl AccessRules {
 
     /// Returns the reason for a permission in the authorizer's words, or `None` for a refusal.
     pub(crate) fn reason(&self, user: &User, asked: &SimulatedAccess) -> Option<String> {
+        let named = (user.name.clone(), asked.name.clone());
+        if self.denied.read().contains(&named) {
+            return None;
+        }
         if user.groups.iter().any(|g| g == "system:masters")
             || self
                 .tables

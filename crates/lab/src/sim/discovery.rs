@@ -8,7 +8,7 @@ const VERBS: [&str; 7] = [
 ];
 
 /// Types that are only ever created: `(group, resource, kind)`.
-const REVIEWS: [(&str, &str, &str); 4] = [
+const REVIEWS: [(&str, &str, &str); 5] = [
     (
         "authentication.k8s.io",
         "selfsubjectreviews",
@@ -19,6 +19,11 @@ const REVIEWS: [(&str, &str, &str); 4] = [
         "authorization.k8s.io",
         "selfsubjectaccessreviews",
         "SelfSubjectAccessReview",
+    ),
+    (
+        "authorization.k8s.io",
+        "selfsubjectrulesreviews",
+        "SelfSubjectRulesReview",
     ),
     (
         "authorization.k8s.io",

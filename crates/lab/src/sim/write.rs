@@ -140,6 +140,7 @@ pub(crate) fn review(
         ("authentication.k8s.io", "tokenreviews") => token_review,
         ("authentication.k8s.io", "selfsubjectreviews") => self_review,
         ("authorization.k8s.io", "selfsubjectaccessreviews") => own_access_review,
+        ("authorization.k8s.io", "selfsubjectrulesreviews") => own_rules_review,
         ("authorization.k8s.io", "subjectaccessreviews") => access_review,
         _ => return None,
     };
@@ -206,6 +207,17 @@ fn own_access_review(access: &AccessRules, caller: &User, review: &Value) -> Val
     json!({
         "kind": "SelfSubjectAccessReview", "apiVersion": "authorization.k8s.io/v1", "metadata": {},
         "spec": review.get("spec"), "status": verdict(access, caller, review),
+    })
+}
+
+/// Tells whether the rules can be listed, and lists none.
+fn own_rules_review(access: &AccessRules, _: &User, review: &Value) -> Value {
+    json!({
+        "kind": "SelfSubjectRulesReview", "apiVersion": "authorization.k8s.io/v1", "metadata": {},
+        "spec": review.get("spec"),
+        "status": {
+            "resourceRules": [], "nonResourceRules": [], "incomplete": !access.lists_rules(),
+        },
     })
 }
 

@@ -1,0 +1,90 @@
+//! Grants of all objects of a type in a namespace, whatever their names.
+//!
+//! A caller that gets a thousand objects by name would cost upstream a thousand reviews. A review
+//! of a name that nobody can know stands for all of them:
+//!
+//! - A rule of RBAC that has names grants those names and no other, so a rule without names must
+//!   have granted this one. Rules only add up, so nothing takes a name out of it again.
+//! - The other authorizers of an API server grant everything, or a namespace, or nothing.
+//! - Webhooks can judge each name, and the node authorizer judges nodes so. Neither can list its
+//!   rules, which upstream tells (SelfSubjectRulesReview). Then each name is reviewed.
+use std::hash::{BuildHasher as _, RandomState};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use moka::sync::Cache;
+use tokio::sync::Mutex;
+use tokio::time::timeout;
+
+use super::own::OwnRights;
+use super::request::AccessRequest;
+use crate::upstream::UpstreamClient;
+
+/// Names that are reviewed one by one before all are.
+const FEW_NAMES: usize = 2;
+/// Callers and types whose reviewed names are counted.
+const MAX_COUNTED: u64 = 10_000;
+/// Time for which names are counted.
+const COUNTED_FOR: Duration = Duration::from_mins(5);
+/// Time after which upstream is asked about its authorizers again.
+const KNOWN_TTL: Duration = Duration::from_mins(1);
+const TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Decides when all names of a type are reviewed at once.
+pub(super) struct EveryName {
+    own: OwnRights,
+    /// Names reviewed lately, by a hash of the request for all names.
+    counts: Cache<u64, Arc<AtomicUsize>>,
+    hasher: RandomState,
+    /// Upstream's last answer. The lock is held while upstream is asked.
+    lists_rules: Mutex<Option<(Instant, bool)>>,
+}
+
+impl EveryName {
+    pub(super) fn new(client: UpstreamClient) -> Self {
+        let counts = Cache::builder()
+            .max_capacity(MAX_COUNTED)
+            .time_to_live(COUNTED_FOR)
+            .build();
+        Self {
+            own: OwnRights::new(client),
+            counts,
+            hasher: RandomState::new(),
+            lists_rules: Mutex::default(),
+        }
+    }
+
+    /// Notes a name that no cached verdict covers. Returns `true` if all names should be reviewed,
+    /// and a review of all is possible at this upstream.
+    pub(super) async fn should_review(&self, all: &AccessRequest) -> bool {
+        let count = self
+            .counts
+            .get_with(self.hasher.hash_one(all), Arc::default);
+        count.fetch_add(1, Ordering::Relaxed) >= FEW_NAMES && self.lists_rules().await
+    }
+
+    /// Returns `true` if all of upstream's authorizers can list the rules by which they judge the
+    /// proxy. One caller at a time asks; the others take it for no.
+    async fn lists_rules(&self) -> bool {
+        let Ok(mut known) = self.lists_rules.try_lock() else {
+            return false;
+        };
+        if let Some((asked, lists_rules)) = *known
+            && asked.elapsed() < KNOWN_TTL
+        {
+            return lists_rules;
+        }
+        let answer = timeout(TIMEOUT, self.own.are_rules_complete()).await;
+        let lists_rules = match answer {
+            Ok(Ok(lists_rules)) => lists_rules,
+            Ok(Err(error)) => {
+                tracing::debug!(%error, "upstream does not list the proxy's rules");
+                false
+            }
+            Err(_) => false,
+        };
+        *known = Some((Instant::now(), lists_rules));
+        lists_rules
+    }
+}

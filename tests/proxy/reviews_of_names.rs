@@ -1,0 +1,143 @@
+//! Reviews of callers that get many objects by name: one for all names where that says the same,
+//! else one for each.
+use std::time::Duration;
+
+use http::StatusCode;
+use serde_json::json;
+use watershed::app::AppConfig;
+use watershed_lab::sim::{AccessRule, SimulatedServer};
+use watershed_protocol::GroupVersionResource;
+
+use crate::support::client::{Endpoint, Protocol};
+use crate::support::{Fixture, becomes, small};
+
+const CONFIG_MAPS: &str = "/api/v1/namespaces/team-00/configmaps";
+const NAMES: usize = 30;
+
+/// Configures caching times so long that only a change of RBAC ends a verdict within a test.
+fn remember(config: &mut AppConfig) {
+    let hour = Duration::from_hours(1);
+    let authorization = &mut config.access.authorization;
+    authorization.allowed_ttl = hour;
+    authorization.denied_ttl = hour;
+    authorization.unwatched_allowed_ttl = hour;
+    authorization.unwatched_denied_ttl = hour;
+    config.access.authentication.token_ttl = hour;
+}
+
+fn rbac(resource: &str) -> GroupVersionResource {
+    GroupVersionResource::new("rbac.authorization.k8s.io", "v1", resource)
+}
+
+/// A role that lets its subjects get config maps: all, or those of some names.
+fn role(names: &[&str]) -> String {
+    json!({
+        "metadata": {"name": "reader", "namespace": "team-00"},
+        "rules": [{
+            "apiGroups": [""], "resources": ["configmaps"], "verbs": ["get"],
+            "resourceNames": names,
+        }],
+    })
+    .to_string()
+}
+
+/// Creates the config maps `name-00` and so on, and gives the role to ann.
+fn furnish(upstream: &SimulatedServer, names: &[&str]) {
+    let state = upstream.state();
+    for number in 0..NAMES {
+        let object = json!({"metadata": {"name": name(number), "namespace": "team-00"}});
+        let config_maps = GroupVersionResource::new("", "v1", "configmaps");
+        state.create(&config_maps, &object.to_string()).unwrap();
+    }
+    upstream.access().add_user("ann-token", "ann", &[]);
+    let binding = json!({
+        "metadata": {"name": "ann", "namespace": "team-00"},
+        "subjects": [{"kind": "User", "apiGroup": "rbac.authorization.k8s.io", "name": "ann"}],
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "reader"},
+    });
+    state
+        .create(&rbac("rolebindings"), &binding.to_string())
+        .unwrap();
+    state.create(&rbac("roles"), &role(names)).unwrap();
+}
+
+fn name(number: usize) -> String {
+    format!("name-{number:02}")
+}
+
+/// Gets all config maps by name, and returns the names of those that ann may get.
+async fn readable(endpoint: &Endpoint) -> Vec<String> {
+    let ann = endpoint.as_user("ann-token");
+    let mut readable = Vec::new();
+    for number in 0..NAMES {
+        let path = format!("{CONFIG_MAPS}/{}?resourceVersion=0", name(number));
+        match ann.get(Protocol::Http2, &path).await.status {
+            StatusCode::OK => readable.push(name(number)),
+            status => assert_eq!(status, StatusCode::FORBIDDEN),
+        }
+    }
+    readable
+}
+
+fn reviews(fixture: &Fixture) -> u64 {
+    let reviews = "subjectaccessreviews.authorization.k8s.io";
+    fixture.upstream.stats().requests_on("POST", reviews)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_grant_of_all_names_is_reviewed_once_and_ends_with_its_role() {
+    let fixture = Fixture::build(small(), |upstream| furnish(upstream, &[]), remember).await;
+    for resource in ["roles", "rolebindings"] {
+        let resource = format!("{resource}.rbac.authorization.k8s.io");
+        becomes("the proxy follows RBAC", Some(1), async || {
+            let stats = fixture.upstream.stats();
+            stats.open_watches.get(&resource).copied()
+        })
+        .await;
+    }
+    let before = reviews(&fixture);
+    assert_eq!(readable(&fixture.proxied).await.len(), NAMES);
+    let asked = reviews(&fixture) - before;
+    // Reviews are repeated once while RBAC may still be settling.
+    assert!(asked <= 8, "{asked} reviews of {NAMES} names");
+
+    fixture
+        .upstream
+        .state()
+        .update(&rbac("roles"), &role(&["name-07"]))
+        .unwrap();
+    let left = vec!["name-07".to_owned()];
+    becomes("what ann may get", left, async || {
+        readable(&fixture.proxied).await
+    })
+    .await;
+    fixture.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_grant_of_single_names_is_not_taken_for_one_of_all() {
+    // The empty name is in no path. A question without a name would find it.
+    let names = ["", "name-03", "name-21"];
+    let fixture = Fixture::build(small(), |upstream| furnish(upstream, &names), remember).await;
+    assert_eq!(readable(&fixture.direct).await, names[1..]);
+    for _ in 0..2 {
+        assert_eq!(readable(&fixture.proxied).await, names[1..]);
+    }
+    fixture.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_authorizer_that_may_deny_single_names_is_asked_for_each() {
+    let prepare = |upstream: &SimulatedServer| {
+        furnish(upstream, &[]);
+        upstream
+            .access()
+            .allow(AccessRule::read("ann", &["configmaps"]));
+        upstream.access().deny_name("ann", "name-13");
+    };
+    let fixture = Fixture::build(small(), prepare, remember).await;
+    let readable_directly = readable(&fixture.direct).await;
+    assert_eq!(readable_directly.len(), NAMES - 1);
+    assert_eq!(readable(&fixture.proxied).await, readable_directly);
+    fixture.stop().await;
+}
