@@ -32,6 +32,7 @@
 mod catch_up;
 mod comparison;
 mod costs;
+mod get_proofs;
 mod refusals;
 
 use std::collections::HashMap;
@@ -43,14 +44,14 @@ use parking_lot::Mutex;
 use tokio::time::{self, timeout, timeout_at};
 
 use super::metrics;
-use super::singleflight::{FlightPace, Singleflight};
+use super::singleflight::Singleflight;
 use crate::scope::{Scope, ScopeKey, TimelineChanged};
 use crate::store::Snapshot;
 use crate::upstream::{AnswerError, Probe, UpstreamClient};
 use crate::watcher::ViewFilter;
 use catch_up::CatchUpWatches;
 use comparison::{Compared, IN_TRANSIT, compare};
-use costs::REQUEST;
+use get_proofs::ProofForGets;
 use refusals::RefusedQuestions;
 use watershed_protocol::{ResourceVersion, Selection, VersionList};
 
@@ -62,6 +63,8 @@ pub(super) use costs::ProofCosts;
 pub(super) const MAX_WAIT: Duration = Duration::from_secs(3);
 /// Wait for events before upstream's objects are compared.
 const BRIEF: Duration = Duration::from_millis(20);
+/// Small types without events for this long are compared without that wait.
+const IDLE: Duration = Duration::from_secs(1);
 /// Longest time of a comparison, as a multiple of the patience with it. Its result may come too
 /// late for its readers, but it shows what comparisons cost.
 const LATE: u32 = 2;
@@ -71,10 +74,6 @@ const FEW_READERS: usize = 3;
 const MAX_REST: Duration = Duration::from_secs(1);
 /// The same as a multiple of the time that the first one took.
 const MAX_REST_FACTOR: f64 = 4.0;
-/// Interval of the proofs for gets.
-const GETS_INTERVAL: Duration = Duration::from_millis(25);
-/// Least number of gets that wait for one proof.
-const MANY_GETS: f64 = 10.0;
 
 /// The proof that a cache is fresh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -184,24 +183,37 @@ impl Fences {
         note(scope, started, passed)
     }
 
-    /// Does the same for one of many gets, of which some `rate` a second come for the type. They
-    /// wait for each other, so that upstream is asked at regular intervals.
+    /// Returns `true` if gets of the scope's objects share a proof when `rate` of them come in a
+    /// second: if together they cost upstream more than the proof.
+    pub(super) fn is_worth_for_gets(&self, scope: &Arc<Scope>, rate: f64) -> bool {
+        let fence = self.of(scope);
+        let proof = ProofForGets::new(&fence.costs, scope.reader.snapshot().len());
+        fence.may_ask().is_ok() && proof.is_some_and(|proof| proof.is_worth(rate))
+    }
+
+    /// Does the same as [`Fences::prove`] for one of many gets. They wait for each other. Those that
+    /// are left when the crowd is gone cost upstream less than the proof.
     pub(super) async fn prove_gets(
         &self,
         scope: &Arc<Scope>,
-        rate: f64,
     ) -> Result<ResourceVersion, FenceError> {
         let started = Instant::now();
         let fence = self.of(scope);
         fence.may_ask()?;
-        if !fence.is_worth_for_gets(scope, rate) {
-            return Err(FenceError::Cheap);
-        }
+        let proof = ProofForGets::new(&fence.costs, scope.reader.snapshot().len());
+        let proof = proof.ok_or(FenceError::Cheap)?;
+        fence.getters.fetch_add(1, Ordering::Relaxed);
         let (prover, of) = (Arc::clone(&fence), Arc::clone(scope));
-        let proof = fence.gets.join(move || async move {
-            let passed = timeout(MAX_WAIT, prover.pass(&of, ProofDemand::Many)).await;
-            passed.unwrap_or(Err(FenceError::Late))
-        });
+        let proof = fence
+            .gets
+            .join_gathered(Some(proof.gathering()), move || async move {
+                let gets = prover.getters.swap(0, Ordering::Relaxed);
+                if !proof.is_worth_for(gets) {
+                    return Err(FenceError::Cheap);
+                }
+                let passed = timeout(MAX_WAIT, prover.pass(&of, ProofDemand::Many)).await;
+                passed.unwrap_or(Err(FenceError::Late))
+            });
         let passed = timeout(MAX_WAIT, proof)
             .await
             .map_err(|_| FenceError::Late)?
@@ -290,6 +302,8 @@ struct Fence {
     /// Readers that wait for the next comparison, roughly.
     readers: AtomicUsize,
     gets: Arc<Singleflight<Result<Passed, FenceError>>>,
+    /// Gets that wait for the next proof, roughly.
+    getters: AtomicUsize,
     catch_ups: Arc<CatchUpWatches>,
 }
 
@@ -309,11 +323,6 @@ impl Fence {
             &scope.key.selection,
             scope.fields.namespaced(),
         );
-        let gets = Singleflight::paced(FlightPace {
-            burst: 1,
-            interval: GETS_INTERVAL,
-            ..FlightPace::default()
-        });
         Self {
             scope: Arc::downgrade(scope),
             client,
@@ -322,7 +331,8 @@ impl Fence {
             versions: Arc::default(),
             comparisons: Arc::default(),
             readers: AtomicUsize::new(0),
-            gets: Arc::new(gets),
+            gets: Arc::default(),
+            getters: AtomicUsize::new(0),
             catch_ups: Arc::new(CatchUpWatches::new(probe.clone())),
             probe,
         }
@@ -342,7 +352,9 @@ impl Fence {
             if scope.reader.version() >= version {
                 return Ok((FreshnessProof::Current, version));
             }
-            if scope.wait_until_version(version, BRIEF).await {
+            let idle = scope.last_heard.lock().elapsed();
+            let is_expected = !is_small || idle < IDLE;
+            if is_expected && scope.wait_until_version(version, BRIEF).await {
                 return Ok((FreshnessProof::Followed, version));
             }
             let is_busy = scope.last_heard.lock().elapsed() < IN_TRANSIT;
@@ -396,23 +408,6 @@ impl Fence {
         let proof = self.costs.comparison(snapshot.len());
         let cost = cost(&self.costs, &snapshot);
         self.costs.outweighs(proof, cost, *identity, snapshot.len())
-    }
-
-    /// Returns `true` if `rate` gets a second cost upstream more than proofs at regular intervals.
-    fn is_worth_for_gets(&self, scope: &Scope, rate: f64) -> bool {
-        let objects = scope.reader.snapshot().len();
-        if self.costs.is_slow(objects) {
-            return false;
-        }
-        let (proof, takes) = if self.costs.asks_version_first(objects) {
-            (REQUEST, Duration::ZERO)
-        } else {
-            let takes = self.costs.expected(objects);
-            (self.costs.comparison(objects), takes)
-        };
-        let interval = takes.max(GETS_INTERVAL).as_secs_f64();
-        let gets = rate * interval;
-        gets >= MANY_GETS && gets * REQUEST >= proof
     }
 
     /// Returns an error while upstream is not asked, as it refused a moment ago.

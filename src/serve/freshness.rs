@@ -36,8 +36,8 @@ pub(super) struct FreshScope {
 pub(super) enum ReadOrigin {
     /// A request. Those with the same number would share a request to upstream.
     Request(u64),
-    /// One of many gets of its type, of which so many come in a second.
-    Crowd(f64),
+    /// One of many gets of its type.
+    Crowd,
 }
 
 /// Waits until the scope is as fresh as the read demands.
@@ -89,7 +89,7 @@ async fn prove(
 ) -> Result<(ResourceVersion, Option<ProvenState>), FenceError> {
     let scope = &opened.scope;
     let identity = match origin {
-        ReadOrigin::Crowd(rate) => return Ok((fences.prove_gets(scope, rate).await?, None)),
+        ReadOrigin::Crowd => return Ok((fences.prove_gets(scope).await?, None)),
         ReadOrigin::Request(identity) => identity,
     };
     let cost = |costs: &ProofCosts, snapshot: &Snapshot| {

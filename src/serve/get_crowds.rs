@@ -7,6 +7,8 @@ use watershed_protocol::GroupVersionResource;
 
 /// Period in which gets are counted.
 const PERIOD: Duration = Duration::from_millis(100);
+/// Time for which a crowd is expected to come again. Many clients poll by the second.
+const REMEMBERED: Duration = Duration::from_secs(1);
 
 /// Counts consistent gets by type. Only types of the catalog are counted, so there are few.
 #[derive(Debug, Default)]
@@ -18,8 +20,9 @@ struct GetCrowd {
     began: Instant,
     /// Gets since then.
     now: u32,
-    /// Gets in the period before.
-    before: u32,
+    /// Gets in the fullest of the remembered periods before.
+    peak: u32,
+    peak_began: Instant,
     /// Gets that wait for a proof.
     waiting: u32,
 }
@@ -42,7 +45,8 @@ impl GetCrowds {
         let mut crowd = GetCrowd {
             began: now,
             now: 0,
-            before: 0,
+            peak: 0,
+            peak_began: now,
             waiting: 0,
         };
         let rate = crowd.arrived(now);
@@ -61,20 +65,19 @@ impl GetCrowds {
 
 impl GetCrowd {
     fn arrived(&mut self, now: Instant) -> f64 {
-        let elapsed = now.saturating_duration_since(self.began);
-        if elapsed >= PERIOD {
-            let follows = elapsed < 2 * PERIOD;
-            *self = Self {
-                began: now,
-                now: 0,
-                before: if follows { self.now } else { 0 },
-                waiting: self.waiting,
-            };
+        let age = |moment: Instant| now.saturating_duration_since(moment);
+        if age(self.began) >= PERIOD {
+            if self.now >= self.peak || age(self.peak_began) > REMEMBERED {
+                (self.peak, self.peak_began) = (self.now, self.began);
+            }
+            (self.began, self.now) = (now, 0);
         }
+        let is_remembered = age(self.peak_began) <= REMEMBERED;
+        let peak = if is_remembered { self.peak } else { 0 };
         self.now += 1;
         // A burst counts at once, and a period that has just begun does not end it. Clients that
         // wait for a proof longer than a period come back at once.
-        let gets = self.now.max(self.before).max(self.waiting);
+        let gets = self.now.max(peak).max(self.waiting);
         f64::from(gets) / PERIOD.as_secs_f64()
     }
 }
@@ -97,7 +100,8 @@ mod tests {
         let mut crowd = GetCrowd {
             began: start,
             now: 0,
-            before: 0,
+            peak: 0,
+            peak_began: start,
             waiting: 0,
         };
         let mut rate = 0.0;
@@ -111,6 +115,17 @@ mod tests {
             rate = crowd.arrived(rest);
         }
         assert!(rate >= 1000.0, "a hundred at once: {rate}");
+        let mut moment = rest;
+        for _ in 0..5 {
+            moment += Duration::from_millis(400);
+            rate = crowd.arrived(moment);
+            assert!(rate >= 1000.0, "the burst is expected again: {rate}");
+            for _ in 0..99 {
+                crowd.arrived(moment);
+            }
+        }
+        let alone = crowd.arrived(moment + Duration::from_millis(1200));
+        assert!(alone <= 10.0, "the bursts are over: {alone}");
     }
 
     #[test]

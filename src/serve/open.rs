@@ -179,14 +179,12 @@ impl Continuation<'_> {
     }
 }
 
-/// Returns true if a scope that can answer the read is open and ready.
-pub(super) fn is_ready(scopes: &Scopes, read: &ReadPlan) -> bool {
+/// Returns a scope that can answer the read, if one is open and ready.
+pub(super) fn ready_now(scopes: &Scopes, read: &ReadPlan) -> Option<Arc<Scope>> {
     let representations = read.representations.iter();
-    let mut held = representations.flat_map(|wanted| read.made_from(*wanted));
-    held.any(|held| {
-        open_now(scopes, read, held)
-            .is_some_and(|scope| matches!(scope.phase(), ScopePhase::Ready(_)))
-    })
+    let held = representations.flat_map(|wanted| read.made_from(*wanted));
+    let mut open = held.filter_map(|held| open_now(scopes, read, held));
+    open.find(|scope| matches!(scope.phase(), ScopePhase::Ready(_)))
 }
 
 /// Returns true if a scope for what the read asks for is open.

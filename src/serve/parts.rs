@@ -223,13 +223,14 @@ impl ServiceParts {
     }
 
     /// Returns the crowd that a consistent get belongs to. One object costs upstream no more than
-    /// the proof would, so a lone get is forwarded.
+    /// the proof would, so a lone get is forwarded. That is decided before the caller is reviewed,
+    /// because a review costs upstream almost as much as the get.
     fn crowd_of_gets(&self, read: &ReadPlan) -> Result<ReadOrigin, ForwardReason> {
         let rate = self.gets.arrived(&read.resource.gvr, Instant::now());
-        if rate >= MANY_GETS && open::is_ready(&self.scopes, read) {
-            Ok(ReadOrigin::Crowd(rate))
-        } else {
-            Err(ForwardReason::Consistent)
+        let scope = (rate >= MANY_GETS).then(|| open::ready_now(&self.scopes, read));
+        match scope.flatten() {
+            Some(scope) if self.fences.is_worth_for_gets(&scope, rate) => Ok(ReadOrigin::Crowd),
+            _ => Err(ForwardReason::Consistent),
         }
     }
 

@@ -395,3 +395,27 @@ async fn an_upstream_that_asks_for_a_pause_gets_it() {
     })
     .await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_crowd_of_gets_that_cannot_share_a_proof_is_forwarded_without_reviews() {
+    let fixture = Fixture::start(quiet(100)).await;
+    fixture.proxied.get(Protocol::Http2, PODS).await;
+    questions_of_refused_reads(&fixture, 429, Some(60)).await;
+    let reviews = || {
+        let reviews = "subjectaccessreviews.authorization.k8s.io";
+        fixture.upstream.stats().requests_on("POST", reviews)
+    };
+    let before = reviews();
+    let keys = fixture.upstream.state().snapshot(&pods()).into_keys();
+    let paths: Vec<_> = keys
+        .map(|key| {
+            let (namespace, name) = key.split_once('/').unwrap();
+            format!("/api/v1/namespaces/{namespace}/pods/{name}")
+        })
+        .collect();
+    for answer in read_in_a_crowd(&fixture, &paths).await {
+        assert_eq!(source(&answer), "forward; reason=consistent-read");
+    }
+    assert_eq!(reviews(), before);
+    fixture.stop().await;
+}

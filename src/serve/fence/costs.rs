@@ -13,6 +13,8 @@ use watershed_protocol::{Encoding, Representation};
 pub(in crate::serve) const REQUEST: f64 = 75e3;
 /// Comparisons up to this cost are not avoided: asking for the version alone costs a quarter.
 const SMALL: f64 = 4.0 * REQUEST;
+/// Comparisons up to this cost are as cheap as the question for the version.
+const TINY: f64 = 1.1 * REQUEST;
 /// Length of an object's metadata, before the first list of the type.
 const METADATA: f64 = 1200.0;
 /// Seconds that upstream needs for an object's metadata, before the first list of the type.
@@ -117,8 +119,12 @@ impl ProofCosts {
     }
 
     /// Returns `true` if a proof begins with the question for the version: if events brought the
-    /// last one, and before the first one unless the type is small.
+    /// last one, and before the first one unless the type is small. Tiny types are always compared:
+    /// the version alone would often need a comparison after it.
     pub(in crate::serve) fn asks_version_first(&self, objects: usize) -> bool {
+        if self.comparison(objects) <= TINY {
+            return false;
+        }
         let compares_first = self.0.lock().compares_first;
         !compares_first.unwrap_or_else(|| self.is_small(objects))
     }
@@ -276,7 +282,8 @@ mod tests {
         assert!(!costs.asks_version_first(10));
         assert!(costs.asks_version_first(100_000));
         costs.compares_first(false);
-        assert!(costs.asks_version_first(10));
+        assert!(costs.asks_version_first(100));
+        assert!(!costs.asks_version_first(5), "a comparison costs as much");
         costs.compares_first(true);
         assert!(!costs.asks_version_first(100_000));
     }
