@@ -10,7 +10,7 @@ use http::{HeaderMap, Request, header};
 use http_body_util::BodyExt as _;
 use serde_json::Value;
 use tempfile::TempDir;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 use watershed_lab::body::full_body;
 use watershed_lab::process::cpu_time;
 use watershed_lab::sim::VIEWER_TOKEN;
@@ -268,6 +268,18 @@ impl Upstream {
     /// Returns the CPU time of kube-apiserver; `None` for the simulation.
     pub(crate) fn cpu_time(&self) -> anyhow::Result<Option<Duration>> {
         self.pid.map(cpu_time).transpose()
+    }
+
+    /// Returns the seconds of CPU time that kube-apiserver spends in a second, measured over this
+    /// time; zero for the simulation.
+    pub(crate) async fn share_of_cpu(&self, over: Duration) -> anyhow::Result<f64> {
+        let Some(before) = self.cpu_time()? else {
+            return Ok(0.0);
+        };
+        let began = Instant::now();
+        sleep(over).await;
+        let spent = self.cpu_time()?.unwrap_or(before).saturating_sub(before);
+        Ok(spent.as_secs_f64() / began.elapsed().as_secs_f64())
     }
 }
 
