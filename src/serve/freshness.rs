@@ -94,7 +94,12 @@ async fn prove(
     };
     let cost = |costs: &ProofCosts, snapshot: &Snapshot| {
         let SelectedSize { objects, bytes } = read.selected_size(snapshot);
-        costs.answer(opened.representation, objects, bytes)
+        let answer = costs.answer(opened.representation, objects, bytes);
+        // Upstream prints more than is held then, and that is in its metadata, too.
+        let is_less_held = !scope.managed_fields.are_kept();
+        is_less_held
+            .then(|| costs.comparison(objects))
+            .map_or(answer, |metadata| metadata.max(answer))
     };
     // Watches do not share requests.
     let selection = match &read.kind {

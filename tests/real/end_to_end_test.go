@@ -33,8 +33,8 @@ var endToEndSkipped = strings.Join([]string{
 	`CustomResourceFieldSelectors`, `Projected PodCertificate`, `ClusterTrustBundle`, `multiple subsets`, `pod failure`, `by-node`, `cluster-info dump`,
 	// Its API server has no proxy for nodes, no endpoints of its own, and no authorizer for nodes.
 	`NodeAuthorizer`, `should have Endpoints`,
-	// Feature gates that are off, and disturbances.
-	`Alpha`, `OffByDefault`, `Disruptive`, `StorageVersion resources`, `drowned out`, `etcd failure`,
+	// Feature gates that are off, disturbances, and what Kubernetes itself calls flaky.
+	`Alpha`, `OffByDefault`, `Disruptive`, `Flaky`, `StorageVersion resources`, `drowned out`, `etcd failure`,
 }, "|")
 
 // TestKubernetesEndToEnd runs Kubernetes' own end-to-end tests of the API, with them, the controller

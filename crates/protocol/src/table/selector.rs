@@ -9,8 +9,9 @@ use serde::Deserialize;
 use crate::encoding::Malformed;
 
 const NONE: &str = "<none>";
-/// Longest key: a prefix, a slash and a name.
-const MAX_KEY: usize = 253 + 1 + 63;
+/// Longest prefix of a key.
+const MAX_PREFIX: usize = 253;
+/// Longest value, and longest name in a key.
 const MAX_VALUE: usize = 63;
 /// Go's sort is stable for as many as that.
 const MAX_STABLE: usize = 12;
@@ -49,7 +50,7 @@ impl ObjectSelector {
     pub(super) fn format(&self) -> Result<String, Malformed> {
         let mut requirements = Vec::new();
         for (key, value) in self.match_labels.iter().flatten() {
-            check(key, MAX_KEY)?;
+            check_key(key)?;
             check(value, MAX_VALUE)?;
             requirements.push((key.as_str(), format!("{key}={value}")));
         }
@@ -72,7 +73,7 @@ impl Expression {
             operator,
             values,
         } = self;
-        check(key, MAX_KEY)?;
+        check_key(key)?;
         let mut values: Vec<_> = values.iter().flatten().map(String::as_str).collect();
         for value in &values {
             check(value, MAX_VALUE)?;
@@ -89,10 +90,19 @@ impl Expression {
     }
 }
 
-/// Returns an error for a key or value that upstream might call invalid.
+/// Returns an error for a key that upstream might call invalid.
+fn check_key(key: &str) -> Result<(), Malformed> {
+    let (prefix, name) = key.split_once('/').unwrap_or(("", key));
+    check(prefix, MAX_PREFIX)?;
+    check(name, MAX_VALUE)
+}
+
+/// Returns an error for a value, or a part of a key, that upstream might call invalid.
 fn check(text: &str, longest: usize) -> Result<(), Malformed> {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./".contains(&byte);
-    if text.len() <= longest && text.bytes().all(plain) {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    let is_end = |byte: Option<u8>| byte.is_none_or(|byte| byte.is_ascii_alphanumeric());
+    let has_plain_ends = is_end(text.bytes().next()) && is_end(text.bytes().last());
+    if text.len() <= longest && text.bytes().all(plain) && has_plain_ends {
         Ok(())
     } else {
         Err(Malformed("a selector with an odd key or value"))
@@ -129,6 +139,9 @@ mod tests {
             r#"{"matchExpressions":[{"key":"a","operator":"Exists","values":["1"]}]}"#,
             r#"{"matchExpressions":[{"key":"a","operator":"Like","values":["1"]}]}"#,
             r#"{"matchLabels":{"a b":"1"}}"#,
+            r#"{"matchLabels":{"a":"b/c"}}"#,
+            r#"{"matchLabels":{"a":"b-"}}"#,
+            r#"{"matchLabels":{"a/b/c":"1"}}"#,
         ] {
             assert_eq!(format(odd), None, "{odd}");
         }
