@@ -310,16 +310,14 @@ impl Authorizer {
 
     /// Has a grant last while the proxy sees what it rests on.
     fn rest_on_pods(&self, verdict: Verdict, request: &AccessRequest) -> Verdict {
-        match self.nodes.basis(request) {
-            Some(basis) => verdict.resting_on(basis),
-            None => {
-                let requested = verdict.position.requested;
-                if let Some(after) = self.nodes.settles_after(request, requested) {
-                    verdict.set_settled(after);
-                }
-                verdict
-            }
+        if let Some(basis) = self.nodes.basis(request) {
+            return verdict.resting_on(basis);
         }
+        let requested = verdict.position.requested;
+        if let Some(after) = self.nodes.settles_after(request, requested) {
+            verdict.set_settled(after);
+        }
+        verdict
     }
 
     /// Returns the lifetime of a verdict while RBAC is followed, and while it is not.

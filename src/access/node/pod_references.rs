@@ -5,7 +5,6 @@
 use std::collections::HashMap;
 
 use serde::Deserialize;
-use serde::de::IgnoredAny;
 
 use super::claim::ReferenceKind;
 
@@ -36,7 +35,7 @@ struct ReferencingPod {
 #[derive(Deserialize)]
 struct AnnotatedMetadata {
     #[serde(default)]
-    annotations: Option<HashMap<String, IgnoredAny>>,
+    annotations: Option<HashMap<String, String>>,
 }
 
 #[derive(Default, Deserialize)]
