@@ -187,13 +187,13 @@ impl NodeRights {
 
     /// Sets whether changes of the pods arrive. All missed ones must be in the store before.
     fn set_followed(&self, followed: bool) {
+        metrics::following_pods(followed);
         let mut pods = self.pods.write();
         if pods.unknown_since.is_none() == followed {
             return;
         }
         pods.unknown_since = (!followed).then(Instant::now);
         drop(pods);
-        metrics::following_pods(followed);
         // Their grants end at another time now, or rest on pods that left unseen.
         self.listeners
             .wake(|request| is_node_user(&request.identity.user));

@@ -25,6 +25,7 @@ pub(in crate::access) async fn follow(scopes: Scopes, key: ScopeKey, rights: Arc
     ) else {
         return;
     };
+    rights.set_followed(false);
     loop {
         let scope = scopes.open(&key, &"Pod".into(), &fields);
         if scope.wait_until_settled().await.is_ok() {
