@@ -30,7 +30,7 @@ fn create(state: &ClusterState, gvr: &GroupVersionResource, name: &str) -> u64 {
 /// Keeps no event in memory.
 fn without_history(config: &mut AppConfig) {
     config.scopes.window = WindowLimits {
-        age: Duration::from_secs(300),
+        age: Duration::from_mins(5),
         bytes: 0,
     };
 }
