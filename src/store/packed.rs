@@ -249,6 +249,13 @@ impl PackedItems {
         held.deflated().map_or(0, |deflated| deflated.bytes.len())
     }
 
+    /// Makes readers of the items wait until the guard is dropped.
+    #[cfg(not(loom))]
+    #[cfg(test)]
+    pub(super) fn block_readers(&self) -> impl Sized + '_ {
+        self.lock()
+    }
+
     fn lock(&self) -> MutexGuard<'_, HeldItems> {
         unpoisoned(self.held.lock())
     }

@@ -8,7 +8,7 @@ use super::cursor::Position;
 use super::past::{Past, StateAt};
 use super::pins::PinOwner;
 use super::snapshot::Snapshot;
-use super::state::{HeldBytes, StoreState};
+use super::state::{HeldBytes, StoreState, settle_outlived};
 use super::subscribers::Interest;
 use super::subscription::Subscription;
 use super::sync::RwLock;
@@ -202,9 +202,9 @@ impl StoreReader {
                 continue;
             }
             let pins = state.pins.take_before(now.checked_sub(age));
-            state.settle_outlived();
             drop(state);
             drop(pins);
+            settle_outlived(&self.state);
             return sum;
         }
     }

@@ -5,6 +5,7 @@ mod leaves;
 mod objects;
 mod runs;
 mod sample;
+mod settling;
 #[cfg(not(loom))]
 #[cfg(test)]
 mod tests;

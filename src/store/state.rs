@@ -61,6 +61,7 @@ use super::object::StoredObject;
 use super::pins::Pins;
 use super::snapshot::Snapshot;
 use super::subscribers::Subscribers;
+use super::sync::RwLock;
 use super::tally::ByteTally;
 use super::window::{DroppedEvents, Window, WindowLimits};
 use watershed_protocol::ResourceVersion;
@@ -122,6 +123,28 @@ pub struct HeldBytes {
     pub history: usize,
     /// Bytes of objects that are not held, as they are folded. Readers may unfold them.
     pub folded: usize,
+}
+
+/// Drops what some leaves hold for a history that is gone. Each call goes on behind the last.
+///
+/// Leaves are put together without the lock. Nobody else waits for that.
+pub(super) fn settle_outlived(state: &RwLock<StoreState>) {
+    let (snapshot, before) = {
+        let state = state.read();
+        (state.snapshot.clone(), state.outlived.clone())
+    };
+    let mut place = before.clone();
+    let (settled, _) = snapshot.settle_outlived(&mut place);
+    // Before the change: it would have to copy what a copy of the snapshot refers to.
+    drop(snapshot);
+    if settled.is_empty() && place == before {
+        return;
+    }
+    let mut state = state.write();
+    state.outlived = place;
+    let replaced = state.snapshot.replace_by_settled(settled);
+    drop(state);
+    drop(replaced);
 }
 
 impl StoreState {
@@ -192,12 +215,6 @@ impl StoreState {
     pub(super) fn note_dropped(&mut self, dropped: &DroppedEvents) {
         let floor = self.window.floor();
         self.snapshot.outlive(floor, dropped.events());
-    }
-
-    /// Drops what some leaves hold for a history that is gone. Each call goes on behind the last.
-    pub(super) fn settle_outlived(&mut self) {
-        let floor = self.window.floor();
-        self.snapshot.settle_outlived(&mut self.outlived, floor);
     }
 
     /// Records that no deletion of the newest version is missing.

@@ -66,7 +66,7 @@ fn frame(kind: EventKind, object: &StoredObject) -> Frame {
     }
 }
 
-fn put(
+pub(super) fn put(
     writer: &mut StoreWriter,
     now: Instant,
     kind: EventKind,

@@ -8,13 +8,13 @@ use watershed_protocol::{EventKind, Frame, ResourceVersion};
 use super::event::{NewEvent, WindowEvent};
 use super::object::StoredObject;
 use super::snapshot::Snapshot;
-use super::state::{Discarded, Outlook, StoreState};
+use super::state::{Discarded, Outlook, StoreState, settle_outlived};
 use super::sync::RwLock;
 
 /// Leaves that a change looks at for what is held twice. After half as many changes as there are
 /// leaves, all were looked at.
 const TIDIED_BY_CHANGE: usize = 2;
-/// The same of a bookmark. Each leaf may have to be put together, which copies its bytes.
+/// The same of a bookmark, which may come seldom.
 const TIDIED_BY_BOOKMARK: usize = 64;
 
 /// The only one who changes a scope's state.
@@ -92,9 +92,9 @@ impl StoreWriter {
         let held_by_pins = before.as_ref().map_or(0, |before| before.size());
         let pins = state.pins.replaced(held_by_pins);
         // Each change looks at some leaves, so that none of them takes long.
-        state
-            .snapshot
-            .settle_behind(&mut self.tidied, TIDIED_BY_CHANGE);
+        let snapshot = &mut state.snapshot;
+        let settled = snapshot.settle_held_twice(&mut self.tidied, TIDIED_BY_CHANGE);
+        let leaves = snapshot.replace_by_settled(settled);
         state.advance(version);
         let sequence = state.window.head();
         let event = WindowEvent::new(event, objects_before, state.window.compressed());
@@ -106,7 +106,7 @@ impl StoreWriter {
         let events = state.window.push(now, Arc::new(event));
         state.note_dropped(&events);
         drop(state);
-        drop((before, pins, events));
+        drop((before, pins, events, leaves));
         wake(wakers);
         Ok(())
     }
@@ -120,14 +120,25 @@ impl StoreWriter {
         }
         let events = state.window.trim(now);
         state.note_dropped(&events);
-        state
-            .snapshot
-            .settle_behind(&mut self.tidied, TIDIED_BY_BOOKMARK);
-        state.settle_outlived();
         let oldest = now.checked_sub(state.window.age());
         let pins = state.pins.take_before(oldest);
         drop(state);
         drop((pins, events));
+        self.settle_held_twice();
+        settle_outlived(&self.state);
+    }
+
+    /// Drops what some leaves hold twice. They are put together without the lock.
+    fn settle_held_twice(&mut self) {
+        let snapshot = self.state.read().snapshot.clone();
+        let settled = snapshot.settle_held_twice(&mut self.tidied, TIDIED_BY_BOOKMARK);
+        // Before the change: it would have to copy what a copy of the snapshot refers to.
+        drop(snapshot);
+        if settled.is_empty() {
+            return;
+        }
+        let replaced = self.state.write().snapshot.replace_by_settled(settled);
+        drop(replaced);
     }
 
     /// Declares that objects of this type expire: their deletions may share a version. It is

@@ -87,7 +87,7 @@ impl SnapshotBuilder {
     pub fn finish(mut self, version: ResourceVersion) -> Snapshot {
         self.pack();
         // What came out of order lies by itself.
-        self.packed.settle_those(|leaf| !leaf.is_settled());
+        self.packed.settle_all();
         self.packed.set_version(version);
         self.packed
     }

@@ -21,12 +21,6 @@ const LEAF: usize = size_of::<Leaf>() + size_of::<PackedItems>() + 18 * size_of:
 /// Bytes of an object's entry in the index, roughly: a pointer, two counts, and value and key.
 const INDEX_ENTRY: usize = 100;
 
-/// Bytes of leaves that are settled at a time for the sake of memory: some milliseconds of work.
-const SETTLED_AT_ONCE: usize = 2 << 20;
-/// Objects that are looked at for that at a time, under the lock. A leaf without changes counts as
-/// one.
-const LOOKED_AT_ONCE: usize = 2048;
-
 /// The form in which the objects of a scope are held.
 #[derive(Clone, Debug)]
 pub struct Layout {
@@ -280,76 +274,6 @@ impl Snapshot {
         self.generation = generation;
     }
 
-    /// Drops what is held twice, as it was packed for a reader, of the next leaves behind `key`.
-    /// Moves `key` to the last of them, and from the end back to the beginning.
-    pub(in crate::store) fn settle_behind(&mut self, key: &mut String, count: usize) {
-        let mut twice = Vec::new();
-        let mut last = None;
-        let next = self.leaves.behind(key).take(count);
-        let looked_at = next.inspect(|leaf| {
-            if leaf.is_held_twice() {
-                twice.push(Arc::clone(leaf));
-            }
-            last = Some(Arc::clone(leaf));
-        });
-        let is_end = looked_at.count() < count;
-        key.clear();
-        if let Some(last) = last.filter(|_| !is_end) {
-            key.push_str(last.first_key());
-        }
-        self.settle(twice);
-    }
-
-    /// Settles leaves that hold frames of events which no history has any more. A few at a time, as
-    /// each one is copied: moves `key` like [`Snapshot::settle_behind`]. Returns the number of
-    /// objects that were looked at.
-    pub(in crate::store) fn settle_outlived(
-        &mut self,
-        key: &mut String,
-        floor: ResourceVersion,
-    ) -> usize {
-        let mut outlived = Vec::new();
-        let (mut looked_at, mut settled) = (0, 0);
-        let mut last = None;
-        let mut next = self.leaves.behind(key);
-        // Of large objects, one alone may be more than what is settled at a time.
-        while looked_at < LOOKED_AT_ONCE
-            && settled < SETTLED_AT_ONCE
-            && let Some(leaf) = next.next()
-        {
-            last = Some(Arc::clone(leaf));
-            looked_at += if leaf.is_settled() {
-                1
-            } else {
-                leaf.objects().len()
-            };
-            if leaf.outlived(floor).count > 0 {
-                outlived.push(Arc::clone(leaf));
-                settled += leaf.lengths.objects;
-            }
-        }
-        let is_end = next.next().is_none();
-        drop(next);
-        key.clear();
-        if let Some(last) = last.filter(|_| !is_end) {
-            key.push_str(last.first_key());
-        }
-        self.settle(outlived);
-        looked_at
-    }
-
-    pub(super) fn settle_those(&mut self, is_concerned: impl Fn(&Leaf) -> bool) {
-        let leaves = self.leaves.iter().filter(|leaf| is_concerned(leaf));
-        let concerned = leaves.cloned().collect();
-        self.settle(concerned);
-    }
-
-    fn settle(&mut self, leaves: Vec<Arc<Leaf>>) {
-        for leaf in leaves {
-            self.replace(&leaf, leaf.settle());
-        }
-    }
-
     /// Adds an object, or replaces the one with its key, which it returns. Does nothing before the
     /// first list.
     pub(in crate::store) fn insert(
@@ -416,7 +340,7 @@ impl Snapshot {
     }
 
     /// Replaces a leaf by one of the keys around its own.
-    fn replace(&mut self, old: &Leaf, new: Leaf) {
+    pub(super) fn replace(&mut self, old: &Leaf, new: Leaf) {
         if old.first_key() == new.first_key() {
             self.subtract(old);
         } else {

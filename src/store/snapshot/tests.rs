@@ -89,7 +89,14 @@ fn walked(snapshot: &Snapshot, interest: &Interest) -> Vec<Arc<StoredObject>> {
 
 /// Drops what is held twice.
 fn settle(snapshot: &mut Snapshot) {
-    snapshot.settle_behind(&mut String::new(), usize::MAX);
+    let mut place = String::new();
+    loop {
+        let settled = snapshot.settle_held_twice(&mut place, usize::MAX);
+        drop(snapshot.replace_by_settled(settled));
+        if place.is_empty() {
+            break;
+        }
+    }
 }
 
 /// Folds all that can be. Returns the bytes that are not held any more.
@@ -390,35 +397,6 @@ fn replaced_leaves_leave_the_memory() {
     }
     let left = before.iter().filter(|leaf| leaf.upgrade().is_some());
     assert_eq!(left.count(), 0);
-}
-
-#[test]
-fn frames_without_history_are_dropped_by_turns() {
-    let objects = 20_000;
-    let key = |n: u64| format!("ns/p{n:05}");
-    let listed = (0..objects).map(|n| sized(&key(n), 1, "n1", 10));
-    let mut snapshot = Snapshot::new(ResourceVersion(1), layout(), listed);
-    // One change for each leaf: all other objects of it are looked at, too.
-    for n in (0..objects).step_by(32) {
-        snapshot.insert(Arc::new(sized(&key(n), 2, "n1", 10)));
-    }
-    let (mut place, mut turns, mut all) = (String::new(), 0, 0);
-    loop {
-        let looked_at = snapshot.settle_outlived(&mut place, ResourceVersion(2));
-        assert!(looked_at <= 2048 + 128, "{looked_at} under the lock");
-        turns += 1;
-        all += looked_at;
-        if place.is_empty() {
-            break;
-        }
-    }
-    assert!(snapshot.leaves.iter().all(|leaf| leaf.is_settled()));
-    assert!(all >= 20_000, "{all} in {turns} turns");
-    assert_eq!(
-        snapshot.settle_outlived(&mut place, ResourceVersion(2)),
-        snapshot.leaves.len(),
-        "a leaf without changes counts as one"
-    );
 }
 
 #[test]
