@@ -1,11 +1,10 @@
 //! Fetches one document of upstream.
-use std::io::Read as _;
 use std::time::Duration;
 
 use bytes::Bytes;
-use flate2::read::MultiGzDecoder;
 use http::{HeaderMap, HeaderValue, Request, StatusCode, header};
 use serde::de::DeserializeOwned;
+use watershed_protocol::gunzip;
 
 use super::discovery_error::DiscoveryError;
 use crate::body;
@@ -102,16 +101,7 @@ fn uncompressed(headers: &HeaderMap, body: Bytes) -> Result<Bytes, String> {
     match headers.get(header::CONTENT_ENCODING) {
         None => Ok(body),
         Some(coding) if coding == "gzip" => {
-            let mut unpacked = Vec::new();
-            let limit = MAX_BYTES as u64 + 1;
-            let read = MultiGzDecoder::new(&body[..])
-                .take(limit)
-                .read_to_end(&mut unpacked);
-            read.map_err(|error| error.to_string())?;
-            if unpacked.len() > MAX_BYTES {
-                return Err(format!("more than {MAX_BYTES} bytes"));
-            }
-            Ok(unpacked.into())
+            gunzip([&body[..]], MAX_BYTES).map_err(|error| error.to_string())
         }
         Some(coding) => Err(format!("the coding {coding:?}")),
     }

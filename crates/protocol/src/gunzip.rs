@@ -8,6 +8,47 @@ use crate::Malformed;
 const WINDOW_BITS: u8 = 15;
 /// Size of the pieces that come out.
 const PIECE: usize = 16 * 1024;
+/// Bytes that [`gunzip`] unpacks before it looks at its limit. They become four MiB at most, as
+/// deflate makes nothing smaller than a thousandth.
+const STEP: usize = 4096;
+
+/// The reason why a body was not unpacked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum GunzipError {
+    /// It is larger than the limit, in bytes.
+    #[error("more than {0} bytes without compression")]
+    TooLarge(usize),
+    /// It is not gzip, or was cut.
+    #[error(transparent)]
+    Malformed(#[from] Malformed),
+}
+
+/// Unpacks a whole body, in one piece or several. It takes hardly more memory than `limit`, whatever
+/// the body would unpack to.
+///
+/// ```
+/// use watershed_protocol::{gunzip, gzip_member};
+///
+/// let body = gzip_member(b"a list");
+/// assert_eq!(gunzip([&body[..]], 100)?, "a list");
+/// # Ok::<(), watershed_protocol::GunzipError>(())
+/// ```
+pub fn gunzip<'a>(
+    body: impl IntoIterator<Item = &'a [u8]>,
+    limit: usize,
+) -> Result<Bytes, GunzipError> {
+    let (mut reader, mut unpacked) = (GzipReader::default(), Vec::new());
+    for step in body.into_iter().flat_map(|piece| piece.chunks(STEP)) {
+        reader.read(step, |piece| unpacked.extend_from_slice(&piece))?;
+        if unpacked.len() > limit {
+            return Err(GunzipError::TooLarge(limit));
+        }
+    }
+    if !reader.is_between() {
+        return Err(Malformed("gzip that was cut").into());
+    }
+    Ok(unpacked.into())
+}
 
 /// Unpacks a body as it arrives, and knows when it is between two members.
 ///
@@ -109,6 +150,43 @@ mod tests {
             }
             assert_eq!(text, texts.concat().as_bytes());
         }
+    }
+
+    #[test]
+    fn whole_bodies_are_unpacked_up_to_a_limit() {
+        let text = b"an answer ".repeat(5000);
+        let body = [gzip_member(&text[..7]), gzip_member(&text[7..])].concat();
+        let halves = || [&body[..body.len() / 2], &body[body.len() / 2..]];
+        assert_eq!(gunzip(halves(), text.len()), Ok(text.clone().into()));
+        assert_eq!(
+            gunzip(halves(), text.len() - 1),
+            Err(GunzipError::TooLarge(text.len() - 1))
+        );
+        let cut = Malformed("gzip that was cut");
+        let half = gunzip(halves().into_iter().take(1), text.len());
+        assert_eq!(half, Err(cut.into()));
+        assert!(matches!(
+            gunzip([&b"no gzip"[..]], 100),
+            Err(GunzipError::Malformed(_))
+        ));
+        assert_eq!(gunzip([], 0), Ok(Bytes::new()));
+    }
+
+    #[test]
+    fn a_body_that_unpacks_to_any_size_takes_little_more_than_the_limit() {
+        let bomb = gzip_member(&vec![0; 64 << 20]);
+        let (mut reader, mut most) = (GzipReader::default(), 0);
+        for step in bomb.chunks(STEP) {
+            let mut unpacked = 0;
+            reader.read(step, |piece| unpacked += piece.len()).unwrap();
+            most = unpacked.max(most);
+        }
+        assert!(most <= 5 << 20, "{most} bytes in one step");
+        let limit = 1 << 20;
+        assert_eq!(
+            gunzip([&bomb[..]], limit),
+            Err(GunzipError::TooLarge(limit))
+        );
     }
 
     #[test]

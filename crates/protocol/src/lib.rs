@@ -68,7 +68,7 @@ pub use encoding::{
 };
 pub use field_selector::{FieldOperator, FieldRequirement, FieldSelector};
 pub use fields::FieldTable;
-pub use gunzip::GzipReader;
+pub use gunzip::{GunzipError, GzipReader, gunzip};
 pub use gzip::{Deflated, GZIP_LEVEL, GzipMember, accepts_gzip, deflate, gzip_member};
 pub use indent::{JsonIndenter, indent};
 pub use label_selector::{InvalidSelector, LabelOperator, LabelRequirement, LabelSelector};

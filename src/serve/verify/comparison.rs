@@ -5,7 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::StatusCode;
 use tokio::time::timeout;
-use watershed_protocol::GzipReader;
+use watershed_protocol::gunzip;
 
 use super::expected::{ExpectedAnswer, UpstreamWord};
 use super::pace::PaceTurn;
@@ -163,19 +163,7 @@ fn plain(chunks: &[Bytes], is_gzip: bool, max: usize) -> Option<Bytes> {
             chunks => chunks.concat().into(),
         });
     }
-    let (mut reader, mut plain) = (GzipReader::default(), Vec::new());
-    for chunk in chunks {
-        // A small piece of a chunk at a time, so that a limit holds.
-        for piece in chunk.chunks(4096) {
-            reader
-                .read(piece, |out| plain.extend_from_slice(&out))
-                .ok()?;
-            if plain.len() > max {
-                return None;
-            }
-        }
-    }
-    reader.is_between().then(|| plain.into())
+    gunzip(chunks.iter().map(|chunk| &chunk[..]), max).ok()
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{HeaderMap, Response, StatusCode, header};
 use tokio::time::timeout;
-use watershed_protocol::{Encoding, GzipReader, read_error};
+use watershed_protocol::{Encoding, gunzip, read_error};
 
 use super::change::Stopped;
 use super::error::ReflectorError;
@@ -19,8 +19,6 @@ pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_mins(1);
 pub(super) const WATCH_ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
 /// Limit of a page's body, to bound memory. etcd limits an object to about 1.5 MiB.
 const MAX_PAGE_BYTES: usize = 2 << 30;
-/// Compressed bytes that are unpacked before the limit is looked at.
-const UNPACKED_AT_ONCE: usize = 64 << 10;
 /// Limit of an error's body.
 const MAX_ERROR_BYTES: usize = 64 * 1024;
 
@@ -61,22 +59,10 @@ pub(super) async fn read_list(
         .await
         .map_err(|_| ReflectorError::Silent(ANSWER_TIMEOUT))?
         .map_err(|error| ReflectorError::Broken(error.to_string()))?;
-    if is_gzip { unpack(&body) } else { Ok(body) }
-}
-
-fn unpack(body: &[u8]) -> Result<Bytes, ReflectorError> {
-    let (mut gzip, mut unpacked) = (GzipReader::default(), Vec::new());
-    // In steps, so that a body that unpacks to any size takes no more memory than the limit.
-    for part in body.chunks(UNPACKED_AT_ONCE) {
-        gzip.read(part, |piece| unpacked.extend_from_slice(&piece))?;
-        if unpacked.len() > MAX_PAGE_BYTES {
-            return Err(ReflectorError::Broken("too large a page".to_owned()));
-        }
-    }
-    if gzip.is_between() {
-        Ok(unpacked.into())
+    if is_gzip {
+        Ok(gunzip([&body[..]], MAX_PAGE_BYTES)?)
     } else {
-        Err(ReflectorError::Broken("gzip that was cut".to_owned()))
+        Ok(body)
     }
 }
 

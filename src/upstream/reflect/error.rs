@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use http::StatusCode;
-use watershed_protocol::Malformed;
+use watershed_protocol::{GunzipError, Malformed};
 
 use super::change::Stopped;
 use crate::budget::DoesNotFit;
@@ -35,6 +35,15 @@ pub(super) enum ReflectorError {
 impl From<DoesNotFit> for ReflectorError {
     fn from(error: DoesNotFit) -> Self {
         Self::Stopped(error.into())
+    }
+}
+
+impl From<GunzipError> for ReflectorError {
+    fn from(error: GunzipError) -> Self {
+        match error {
+            GunzipError::TooLarge(_) => Self::Broken(error.to_string()),
+            GunzipError::Malformed(error) => Self::Malformed(error),
+        }
     }
 }
 
