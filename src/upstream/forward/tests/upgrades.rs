@@ -1,0 +1,94 @@
+//! Tunnels.
+use http::StatusCode;
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::sync::mpsc;
+
+use super::super::*;
+use super::{ask, proxied, upgrade};
+use crate::test_support::{HTTP2, read, soon, text};
+
+#[tokio::test]
+async fn each_direction_of_a_tunnel_ends_on_its_own() {
+    let (_api, proxy) = proxied(HTTP2, |mut request, _| async move {
+        assert_eq!(request.version(), Version::HTTP_11);
+        assert_eq!(request.headers()["upgrade"], "SPDY/3.1");
+        let version = request.headers()["x-stream-protocol-version"].clone();
+        tokio::spawn(async move {
+            let mut io = TokioIo::new(hyper::upgrade::on(&mut request).await.unwrap());
+            io.write_all(b"ready\n").await.unwrap();
+            let mut input = Vec::new();
+            // The output of `sort` comes after the input's end.
+            io.read_to_end(&mut input).await.unwrap();
+            input.reverse();
+            io.write_all(&input).await.unwrap();
+            io.shutdown().await.unwrap();
+        });
+        Response::builder()
+            .status(StatusCode::SWITCHING_PROTOCOLS)
+            .header("connection", "Upgrade")
+            .header("upgrade", "SPDY/3.1")
+            .header("x-stream-protocol-version", version)
+            .body(body::empty())
+            .unwrap()
+    })
+    .await;
+    let mut answer = ask(&proxy, false, upgrade("/exec")).await.unwrap();
+    assert_eq!(answer.status(), StatusCode::SWITCHING_PROTOCOLS);
+    assert_eq!(answer.headers()["upgrade"], "SPDY/3.1");
+    assert_eq!(
+        answer.headers()["x-stream-protocol-version"],
+        "v4.channel.k8s.io"
+    );
+    let mut io = TokioIo::new(soon(hyper::upgrade::on(&mut answer)).await.unwrap());
+    let mut ready = [0; 6];
+    soon(io.read_exact(&mut ready)).await.unwrap();
+    let input: Vec<u8> = (0..200_000u32).map(|n| (n % 251) as u8).collect();
+    io.write_all(&input).await.unwrap();
+    io.shutdown().await.unwrap();
+    let mut output = Vec::new();
+    soon(io.read_to_end(&mut output)).await.unwrap();
+    output.reverse();
+    assert_eq!(output, input);
+}
+
+#[tokio::test]
+async fn a_refused_upgrade_is_an_answer() {
+    let (_api, proxy) = proxied(HTTP2, |_, _| async {
+        let mut answer = text("no such pod");
+        *answer.status_mut() = StatusCode::NOT_FOUND;
+        answer
+    })
+    .await;
+    let answer = ask(&proxy, false, upgrade("/exec")).await.unwrap();
+    assert_eq!(answer.status(), StatusCode::NOT_FOUND);
+    assert_eq!(read(answer).await.unwrap(), "no such pod");
+}
+
+#[tokio::test]
+async fn a_tunnel_is_cut_with_either_end() {
+    let (told, mut outcome) = mpsc::channel(4);
+    let (api, proxy) = proxied(HTTP2, move |mut request, _| {
+        let told = told.clone();
+        async move {
+            tokio::spawn(async move {
+                let mut io = TokioIo::new(hyper::upgrade::on(&mut request).await.unwrap());
+                let mut byte = [0];
+                let _ = io.read(&mut byte).await;
+                told.send(()).await.unwrap();
+            });
+            Response::builder()
+                .status(StatusCode::SWITCHING_PROTOCOLS)
+                .header("connection", "Upgrade")
+                .header("upgrade", "SPDY/3.1")
+                .body(body::empty())
+                .unwrap()
+        }
+    })
+    .await;
+    let mut answer = ask(&proxy, false, upgrade("/exec")).await.unwrap();
+    let io = soon(hyper::upgrade::on(&mut answer)).await.unwrap();
+    drop(io);
+    soon(outcome.recv()).await.unwrap();
+    drop(api);
+}
