@@ -35,7 +35,7 @@ use super::timeline::Timeline;
 use super::unfit::UnfitScopes;
 use super::version_waiters::VersionWaiters;
 use crate::budget::{MemoryBudget, PressureStep};
-use crate::store::{self, WindowLimits};
+use crate::store::{self, StoreReader, WindowLimits};
 use crate::upstream::{
     InitialEventsProbe, Probe, Reflector, ReflectorTarget, ServedBy, Stopped, TableForms,
     UpstreamClient, WatchCompression,
@@ -450,6 +450,61 @@ impl Scopes {
             )
         });
         let (publish_phase, phase) = watch::channel(ScopePhase::Syncing);
+        let initial_events = InitialEventsProbe::new(
+            self.client.clone(),
+            &key.gvr,
+            &key.selection,
+            key.representation,
+        );
+        let scope = Arc::new(self.new_scope(key, &target, &retention, reader, phase));
+        let release = ReleaseLearner::new(
+            self.client.clone(),
+            target.clone(),
+            scope.reader.clone(),
+            Arc::clone(&self.learners),
+            Arc::clone(&scope.outdated),
+        );
+        let pump = ScopePump {
+            feed: self.feed(&scope, target, &retention),
+            failures: Arc::clone(&self.failures),
+            unfit: Arc::clone(&self.unfit),
+            continuity: Continuity::new(self.client.clone(), &scope),
+            writer,
+            probe,
+            phase: publish_phase,
+            events: metrics::of_type(&metrics::UPSTREAM_EVENTS, &scope.key.gvr),
+            scope: Arc::clone(&scope),
+            open: self.open.clone(),
+            null_in_structs: Arc::clone(&self.null_in_structs),
+            timers: PumpTimers::default(),
+            streaming: StreamingLearner::new(initial_events),
+            release,
+            is_rewritten: false,
+            followed_release: None,
+            releases: Arc::clone(&self.releases),
+            ready: None,
+            refused_since: None,
+            staleness: StalenessClock::new(
+                retention.max_staleness.unwrap_or(self.config.max_staleness),
+            ),
+            checkpoints: self.checkpoints.clone(),
+            restoring: None,
+            stopped: Stopped::Closed,
+            _owner: retention.owner,
+        };
+        tokio::spawn(pump.run());
+        scope
+    }
+
+    /// Returns a scope before its first list.
+    fn new_scope(
+        &self,
+        key: ScopeKey,
+        target: &ReflectorTarget,
+        retention: &Retention,
+        reader: StoreReader,
+        phase: watch::Receiver<ScopePhase>,
+    ) -> Scope {
         let compression = WatchCompression::new(
             self.client.clone(),
             key.gvr.clone(),
@@ -457,18 +512,12 @@ impl Scopes {
             key.representation,
         );
         let tables = TableForms::new(self.client.clone(), key.gvr.clone(), &key.selection);
-        let initial_events = InitialEventsProbe::new(
-            self.client.clone(),
-            &key.gvr,
-            &key.selection,
-            key.representation,
-        );
         let timeline = self
             .aggregated
             .get(&*key.gvr.group)
             .unwrap_or(&self.timeline);
         let shown = timeline.newest(&key.gvr);
-        let scope = Arc::new(Scope {
+        Scope {
             key,
             timeline: timeline.clone(),
             held_in: AtomicU64::new(shown.timeline()),
@@ -506,15 +555,17 @@ impl Scopes {
             stop: CancellationToken::new(),
             frees_memory: AtomicBool::new(false),
             compressed: AtomicUsize::new(0),
-        });
-        let release = ReleaseLearner::new(
-            self.client.clone(),
-            target.clone(),
-            scope.reader.clone(),
-            Arc::clone(&self.learners),
-            Arc::clone(&scope.outdated),
-        );
-        let mut derived = self.derived(&scope.key, &target, &retention);
+        }
+    }
+
+    /// Returns the source of a scope's changes.
+    fn feed(
+        &self,
+        scope: &Arc<Scope>,
+        target: ReflectorTarget,
+        retention: &Retention,
+    ) -> ScopeFeed {
+        let mut derived = self.derived(&scope.key, &target, retention);
         let mut reflector =
             Reflector::new(self.client.clone(), target).compressed(self.config.compression);
         if !retention.indispensable {
@@ -522,35 +573,6 @@ impl Scopes {
             derived = derived.map(|derived| derived.within(&self.budget, estimates));
             reflector = reflector.within(&self.budget, estimates);
         }
-        let pump = ScopePump {
-            feed: ScopeFeed::new(&scope, reflector, derived, &self.failures),
-            failures: Arc::clone(&self.failures),
-            unfit: Arc::clone(&self.unfit),
-            continuity: Continuity::new(self.client.clone(), &scope),
-            writer,
-            probe,
-            phase: publish_phase,
-            events: metrics::of_type(&metrics::UPSTREAM_EVENTS, &scope.key.gvr),
-            scope: Arc::clone(&scope),
-            open: self.open.clone(),
-            null_in_structs: Arc::clone(&self.null_in_structs),
-            timers: PumpTimers::default(),
-            streaming: StreamingLearner::new(initial_events),
-            release,
-            is_rewritten: false,
-            followed_release: None,
-            releases: Arc::clone(&self.releases),
-            ready: None,
-            refused_since: None,
-            staleness: StalenessClock::new(
-                retention.max_staleness.unwrap_or(self.config.max_staleness),
-            ),
-            checkpoints: self.checkpoints.clone(),
-            restoring: None,
-            stopped: Stopped::Closed,
-            _owner: retention.owner,
-        };
-        tokio::spawn(pump.run());
-        scope
+        ScopeFeed::new(scope, reflector, derived, &self.failures)
     }
 }

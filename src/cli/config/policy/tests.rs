@@ -349,8 +349,8 @@ fn a_useless_scope_is_refused_with_its_line() {
 #[test]
 fn the_example_files_are_valid() {
     for text in [
-        include_str!("../../../examples/config/types.yaml"),
-        include_str!("../../../examples/config/node.yaml"),
+        include_str!("../../../../examples/config/types.yaml"),
+        include_str!("../../../../examples/config/node.yaml"),
     ] {
         parsed(text).unwrap();
     }
