@@ -104,26 +104,10 @@ async fn assemble(mut config: AppConfig) -> anyhow::Result<RunningProxy> {
         Some(config) => Some(Audit::start(config).await?),
         None => None,
     };
-    let upstream = Upstream::load(&config.upstream).await?;
-    let addresses = upstream.addresses();
-    tracing::info!(?addresses, from = upstream.source(), "found upstream");
-    for what in upstream.insecurities() {
-        tracing::warn!("{what}");
-    }
+    let upstream = find_upstream(&config).await?;
     let client = UpstreamClient::new(&upstream);
-    let budget = MemoryBudget::new(config.memory_limit);
-    if let Some(bytes) = budget.limit() {
-        tracing::info!(bytes, "memory is limited (--memory-limit)");
-    }
-    config.limits.memory = budget.clone();
-    let policy = config.policy.clone();
-    let managed_fields = Arc::new(move |gvr: &_| policy.managed_fields(gvr));
-    let scopes = Scopes::new(client.clone(), config.scopes)
-        .with_aggregated(&config.aggregated)
-        .with_managed_fields(managed_fields)
-        .within(&budget);
-    let checkpoints = checkpoints::open(&config, &client, &scopes).await?;
-    let scopes = scopes.with_checkpoints(checkpoints);
+    config.limits.memory = memory_budget(&config);
+    let scopes = open_scopes(&config, &client).await?;
     let (follower, catalog) =
         CatalogFollower::new(client.clone(), scopes.clone(), config.aggregated.clone());
     let mut follower = follower.with_custom_types(config.policy.may_cache_custom_types());
@@ -172,28 +156,15 @@ async fn assemble(mut config: AppConfig) -> anyhow::Result<RunningProxy> {
     let (admin_drain, admin_draining) = drain::channel();
     let scraper = Scraper {
         registry: registry.clone(),
-        catalog: catalog.clone(),
-        scopes: scopes.clone(),
-        usage: usage.clone(),
-        upstream: upstream.clone(),
-        proxy_tls: proxy_tls.clone(),
-        admin_tls: admin_tls.clone(),
-        gauges: ScopeGauges::default(),
-    };
-    let state = admin::AdminState {
         catalog,
         scopes: scopes.clone(),
         usage,
         upstream,
         proxy_tls: proxy_tls.clone(),
         admin_tls: admin_tls.clone(),
-        draining,
-        metrics: Arc::new(move || scraper.scrape()),
-        history: admin::History::default(),
-        started: Instant::now(),
-        token: admin_token,
-        config: shown,
+        gauges: ScopeGauges::default(),
     };
+    let state = admin_state(scraper, draining, admin_token, shown);
     let background = vec![
         tokio::spawn(follower.run()),
         tokio::spawn(announced),
@@ -229,6 +200,60 @@ async fn assemble(mut config: AppConfig) -> anyhow::Result<RunningProxy> {
         proxy,
         background,
     })
+}
+
+/// Loads the way to upstream, and logs it.
+async fn find_upstream(config: &AppConfig) -> anyhow::Result<Upstream> {
+    let upstream = Upstream::load(&config.upstream).await?;
+    let addresses = upstream.addresses();
+    tracing::info!(?addresses, from = upstream.source(), "found upstream");
+    for what in upstream.insecurities() {
+        tracing::warn!("{what}");
+    }
+    Ok(upstream)
+}
+
+fn memory_budget(config: &AppConfig) -> MemoryBudget {
+    let budget = MemoryBudget::new(config.memory_limit);
+    if let Some(bytes) = budget.limit() {
+        tracing::info!(bytes, "memory is limited (--memory-limit)");
+    }
+    budget
+}
+
+/// Returns the scopes within the budget of the limits, with the checkpoints of earlier processes.
+async fn open_scopes(config: &AppConfig, client: &UpstreamClient) -> anyhow::Result<Scopes> {
+    let policy = config.policy.clone();
+    let managed_fields = Arc::new(move |gvr: &_| policy.managed_fields(gvr));
+    let scopes = Scopes::new(client.clone(), config.scopes)
+        .with_aggregated(&config.aggregated)
+        .with_managed_fields(managed_fields)
+        .within(&config.limits.memory);
+    let checkpoints = checkpoints::open(config, client, &scopes).await?;
+    Ok(scopes.with_checkpoints(checkpoints))
+}
+
+/// Returns what the admin listener shows, besides the metrics.
+fn admin_state(
+    scraper: Scraper,
+    draining: drain::DrainWatch,
+    token: Option<admin::TokenFile>,
+    config: String,
+) -> admin::AdminState {
+    admin::AdminState {
+        catalog: scraper.catalog.clone(),
+        scopes: scraper.scopes.clone(),
+        usage: scraper.usage.clone(),
+        upstream: scraper.upstream.clone(),
+        proxy_tls: scraper.proxy_tls.clone(),
+        admin_tls: scraper.admin_tls.clone(),
+        draining,
+        metrics: Arc::new(move || scraper.scrape()),
+        history: admin::History::default(),
+        started: Instant::now(),
+        token,
+        config,
+    }
 }
 
 /// The listeners of a proxy and their certificates.
