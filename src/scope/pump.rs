@@ -85,6 +85,10 @@ pub(super) struct PumpTimers {
 }
 
 /// The result of waiting for something to do.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "a box for each event would cost more"
+)]
 enum PumpStep {
     /// The feed has something, or has stopped.
     Fed(Result<FeedStep, Stopped>),
@@ -110,6 +114,10 @@ impl NullInStructs {
     }
 }
 
+#[expect(
+    clippy::large_futures,
+    reason = "they are parts of the future of one task, and a box for each event would cost more"
+)]
 impl ScopePump {
     pub(super) async fn run(mut self) {
         self.restore().await;

@@ -28,11 +28,11 @@ var endToEndTests = map[string]string{
 
 // endToEndSkipped are tests that need what this cluster has not, with or without a proxy.
 var endToEndSkipped = strings.Join([]string{
-	// Containers that really run, their logs and files, and what answers in them.
+	// Containers that really run, with their files, and what answers in them.
 	`mount`, `InClusterConfig`, `NodeAuthenticator`, `IssuerDiscovery`, `set ownership`, `opting out`, `[Ww]ebhook`, `Aggregator`, `Aggregated APIServer`,
 	`CustomResourceFieldSelectors`, `Projected PodCertificate`, `ClusterTrustBundle`, `multiple subsets`, `pod failure`, `by-node`, `cluster-info dump`,
-	// Its API server has no proxy for nodes, no endpoints of its own, and no authorizer for nodes.
-	`NodeAuthorizer`, `should have Endpoints`,
+	// An authorizer for nodes, the API server's own endpoints, a signer of certificates.
+	`NodeAuthorizer`, `should have Endpoints`, `client with a CSR`,
 	// Feature gates that are off, disturbances, and what Kubernetes itself calls flaky.
 	`Alpha`, `OffByDefault`, `Disruptive`, `Flaky`, `StorageVersion resources`, `drowned out`, `etcd failure`,
 }, "|")
