@@ -84,20 +84,6 @@ pub(super) struct PumpTimers {
     reopened_by: Option<Instant>,
 }
 
-/// The result of waiting for something to do.
-#[expect(
-    clippy::large_enum_variant,
-    reason = "a box for each event would cost more"
-)]
-enum PumpStep {
-    /// The feed has something, or has stopped.
-    Fed(Result<FeedStep, Stopped>),
-    /// Something else, which is done already.
-    Done,
-    /// The scope is closed.
-    Closed,
-}
-
 /// The newest [`BookmarkFormat::null_in_structs`] of any scope. Some bookmarks do not tell it, and
 /// it is the same for all types.
 #[derive(Debug, Default)]
@@ -114,100 +100,100 @@ impl NullInStructs {
     }
 }
 
-#[expect(
-    clippy::large_futures,
-    reason = "they are parts of the future of one task, and a box for each event would cost more"
-)]
 impl ScopePump {
     pub(super) async fn run(mut self) {
         self.restore().await;
         self.stopped = loop {
-            if let Err(stopped) = self.turn().await {
-                break stopped;
+            if self.feed.derive_again() {
+                // The source learns what there is to know.
+                self.release.listed(None);
+                self.streaming.cancel();
             }
-        };
-    }
-
-    /// Waits for what happens next, and takes it in. Returns an error when the task is to end.
-    async fn turn(&mut self) -> Result<(), Stopped> {
-        if self.feed.derive_again() {
-            // The source learns what there is to know.
-            self.release.listed(None);
-            self.streaming.cancel();
-        }
-        let question = self.feed.is_listing().then(|| self.scope.ask());
-        if question.is_some() {
-            // They are asked anew after the list, and hold what others wait for.
-            self.release.cancel();
-            self.streaming.cancel();
-        }
-        let fed = match self.next_step(question.is_none()).await {
-            PumpStep::Fed(fed) => fed,
-            PumpStep::Done => return Ok(()),
-            PumpStep::Closed => return Err(Stopped::Closed),
-        };
-        let change = match fed {
-            Ok(FeedStep::Upstream(change)) => change,
-            Ok(FeedStep::Derived(step)) => match self.take_in(step) {
-                Some(change) => change,
-                None => return Ok(()),
-            },
-            Ok(FeedStep::FellBack) => {
-                self.lost();
-                return Ok(());
+            let question = self.feed.is_listing().then(|| self.scope.ask());
+            if question.is_some() {
+                // They are asked anew after the list, and hold what others wait for.
+                self.release.cancel();
+                self.streaming.cancel();
             }
-            Err(stopped) if self.tries_again(&stopped) => return Ok(()),
-            Err(stopped) => return Err(stopped),
-        };
-        if self.continuity.admits(&change, question) {
-            self.apply(change);
-        } else if !self.continuity.is_certain() {
-            let by = Instant::now() + WATCH_REOPEN;
-            self.timers.reopened_by.get_or_insert(by);
-        }
-        Ok(())
-    }
-
-    /// Waits for the next step. `learns` is false during a list: what it may learn is asked anew
-    /// afterwards.
-    async fn next_step(&mut self, learns: bool) -> PumpStep {
-        tokio::select! {
-            () = self.scope.stop.cancelled() => return PumpStep::Closed,
-            change = self.continuity.changed() => self.continue_after(change),
-            () = self.scope.schema_changed.notified() => {
-                if let Some(reflector) = self.feed.reflector() {
-                    reflector.schema_changed();
+            let step = tokio::select! {
+                () = self.scope.stop.cancelled() => break Stopped::Closed,
+                change = self.continuity.changed() => {
+                    self.continue_after(change);
+                    continue;
                 }
-                self.timers.list_again = Some(Instant::now() + STORAGE_REBUILD);
-            }
-            () = self.scope.type_removed.notified() => {
-                if let Some(reflector) = self.feed.reflector() {
-                    reflector.type_removed();
+                () = self.scope.schema_changed.notified() => {
+                    if let Some(reflector) = self.feed.reflector() {
+                        reflector.schema_changed();
+                    }
+                    self.timers.list_again = Some(Instant::now() + STORAGE_REBUILD);
+                    continue;
                 }
+                () = self.scope.type_removed.notified() => {
+                    if let Some(reflector) = self.feed.reflector() {
+                        reflector.type_removed();
+                    }
+                    continue;
+                }
+                answer = self.streaming.learned(), if question.is_none() => {
+                    self.initial_events_learned(&answer);
+                    continue;
+                }
+                learned = self.release.learned() => {
+                    self.release_learned(learned).await;
+                    continue;
+                }
+                () = self.scope.found_different.notified() => {
+                    self.quarantine();
+                    continue;
+                }
+                () = wait_until(self.staleness.due()) => {
+                    self.staleness_changed();
+                    continue;
+                }
+                () = wait_until(self.timers.list_again) => {
+                    tracing::info!(
+                        resource = %self.scope.key.gvr,
+                        "the type's schema changed; listing again"
+                    );
+                    self.timers.list_again = None;
+                    self.relist();
+                    continue;
+                }
+                () = wait_until(self.timers.reopened_by) => {
+                    self.timers.reopened_by = None;
+                    self.lost();
+                    continue;
+                }
+                finished = ask_upstream(&self.scope.reader, self.probe.as_ref()) => {
+                    self.writer.finish(finished);
+                    self.scope.publish_version();
+                    continue;
+                }
+                step = self.feed.next(), if self.continuity.is_certain() => step,
+            };
+            let change = match step {
+                Ok(FeedStep::Upstream(change)) => Ok(change),
+                Ok(FeedStep::Derived(step)) => match self.take_in(step) {
+                    Some(change) => Ok(change),
+                    None => continue,
+                },
+                Ok(FeedStep::FellBack) => {
+                    self.lost();
+                    continue;
+                }
+                Err(stopped) => Err(stopped),
+            };
+            match change {
+                Ok(change) if self.continuity.admits(&change, question) => self.apply(change),
+                Ok(_) if self.continuity.is_certain() => {}
+                Ok(_) => {
+                    let by = Instant::now() + WATCH_REOPEN;
+                    self.timers.reopened_by.get_or_insert(by);
+                }
+                Err(stopped) if self.tries_again(&stopped) => {}
+                Err(stopped) => break stopped,
             }
-            answer = self.streaming.learned(), if learns => self.initial_events_learned(&answer),
-            learned = self.release.learned() => self.release_learned(learned).await,
-            () = self.scope.found_different.notified() => self.quarantine(),
-            () = wait_until(self.staleness.due()) => self.staleness_changed(),
-            () = wait_until(self.timers.list_again) => {
-                tracing::info!(
-                    resource = %self.scope.key.gvr,
-                    "the type's schema changed; listing again"
-                );
-                self.timers.list_again = None;
-                self.relist();
-            }
-            () = wait_until(self.timers.reopened_by) => {
-                self.timers.reopened_by = None;
-                self.lost();
-            }
-            finished = ask_upstream(&self.scope.reader, self.probe.as_ref()) => {
-                self.writer.finish(finished);
-                self.scope.publish_version();
-            }
-            fed = self.feed.next(), if self.continuity.is_certain() => return PumpStep::Fed(fed),
-        }
-        PumpStep::Done
+        };
     }
 
     /// Takes in a step of a derived scope. Returns its change, if it is one.
