@@ -164,6 +164,11 @@ async fn a_grant_stands_while_a_pod_on_the_node_names_the_object() {
     assert!(!stands(&cluster), "the pod has ended");
     cluster.change(EventKind::Added, "c", "east", "Running");
     assert!(stands(&cluster));
+    cluster.change(EventKind::Deleted, "c", "east", "Running");
+    cluster.change(EventKind::Added, "c", "west", "Running");
+    assert!(!stands(&cluster), "another node has a pod of that name");
+    cluster.change(EventKind::Added, "d", "east", "Running");
+    assert!(stands(&cluster));
     cluster.list_anew();
     assert!(!stands(&cluster), "all pods are gone unseen");
 }
