@@ -46,12 +46,12 @@ func withoutManagedFields(t *testing.T, text string) (plain any, removed int) {
 	return plain, removed
 }
 
-// dropping starts a proxy that holds config maps and a custom type without managed fields, and
+// dropping starts a proxy that holds config maps, pods and a custom type without managed fields, and
 // compares everything with upstream.
 func dropping(t *testing.T, w objects.Widget) *testbed.Proxy {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "config.yaml")
-	config := fmt.Sprintf("resources: [{resource: configmaps, managedFields: drop}, {group: %s, resource: %s, managedFields: drop}]", w.Group, w.Plural)
+	config := fmt.Sprintf("resources: [{resource: configmaps, managedFields: drop}, {resource: pods, managedFields: drop}, {group: %s, resource: %s, managedFields: drop}]", w.Group, w.Plural)
 	require.NoError(t, os.WriteFile(file, []byte(config), 0o600))
 	return testbed.RunProxy(t, testbed.Shared.ProxyKubeconfig, "--config", file, "--verify", "100%", "--self-check-interval", "200ms")
 }
@@ -79,6 +79,7 @@ func TestTypesWithoutManagedFields(t *testing.T) {
 	}
 	lackManagedFieldsInProtobuf(t, proxy, maps)
 	survivesWriting(t, proxy, maps+"/apple")
+	halvesPods(t, proxy, "/api/v1/namespaces/"+ns+"/pods")
 	poll.Until(t, "upstream was compared with memory", func() error {
 		// What comes too fast for a comparison is skipped.
 		for _, accept := range []string{api.JSONType, api.ProtobufType, api.MetadataListJSON} {
@@ -187,5 +188,27 @@ func survivesWriting(t *testing.T, proxy *testbed.Proxy, path string) {
 	}
 	if got := strings.Join(managers, ", "); got != "orchard Apply, editor Update" {
 		t.Errorf("the object is managed by %s", got)
+	}
+}
+
+// halvesPods compares the size of a pod from memory with upstream's: a pod of a Deployment with the
+// status of a kubelet.
+func halvesPods(t *testing.T, proxy *testbed.Proxy, path string) {
+	t.Helper()
+	pod, status := require.Value(os.ReadFile("testdata/pod.json"))(t), require.Value(os.ReadFile("testdata/pod-status.json"))(t)
+	testbed.Upstream.Must(t, api.Request{Method: "POST", Path: path + "?fieldManager=kube-controller-manager", Body: string(pod)})
+	testbed.Upstream.Must(t, api.Request{Method: "PATCH", Path: path + "/web/status?fieldManager=kubelet", ContentType: api.StrategicPatch, Body: string(status)})
+	awaitHeld(t, proxy.Target, path)
+	for accept, limit := range map[string]float64{api.JSONType: 0.6, api.ProtobufType: 0.5} {
+		r := api.Request{Path: path + "/web?resourceVersion=0", Accept: accept}
+		poll.Until(t, "memory has the status", func() error {
+			want, got := len(testbed.Upstream.Must(t, r).Body), len(proxy.Must(t, r).Body)
+			ratio := float64(got) / float64(want)
+			t.Logf("%s: %d of %d bytes, %.2f", accept, got, want, ratio)
+			if ratio > limit || ratio < 0.3 {
+				return fmt.Errorf("%d bytes, and upstream has %d", got, want)
+			}
+			return nil
+		})
 	}
 }
