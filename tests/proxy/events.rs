@@ -13,7 +13,7 @@ use crate::support::{Fixture, becomes, small};
 
 const EVENTS: &str = "/api/v1/events";
 const PODS: &str = "/api/v1/pods";
-/// Of etcd, and of a watch cache.
+/// The message of etcd, and the beginning of a watch cache's.
 const COMPACTED: &str = r#""message":"The resourceVersion for the provided watch is too old.""#;
 const TOO_OLD: &str = r#""message":"too old resource version: "#;
 
