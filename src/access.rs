@@ -14,7 +14,7 @@ use watershed_protocol::Status;
 
 use crate::listener::Peer;
 use crate::listener::tls::TlsError;
-use crate::scope::{ScopeKey, Scopes, Timeline};
+use crate::scope::{Retention, ScopeKey, Scopes, Timeline};
 use crate::upstream::{ForwardIdentity, UpstreamClient};
 
 mod authenticate;
@@ -181,7 +181,7 @@ impl Access {
     pub fn follow_pods(
         &self,
         scopes: Scopes,
-        pods: ScopeKey,
+        pods: (ScopeKey, Retention),
     ) -> impl Future<Output = ()> + Send + use<> {
         node::follow::follow(scopes, pods, Arc::clone(self.authorizer.nodes()))
     }

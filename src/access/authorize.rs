@@ -1,4 +1,7 @@
 //! Authorization of single reads by SubjectAccessReview, with cached verdicts.
+#[cfg(test)]
+mod tests;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,6 +20,7 @@ use super::node::{NODES, NodeGrants, NodeRights};
 use super::request::{AccessAttributes, AccessRequest, AccessTarget, VerbTarget};
 use super::review::post;
 use super::review_queues::ReviewQueues;
+use super::settling::SETTLED;
 use super::verdict::{Decision, ReviewedAccess, Verdict};
 use crate::fairness::{CallerKey, FairQueue};
 use crate::scope::Timeline;
@@ -85,10 +89,11 @@ impl Authorizer {
             .max(config.denied_ttl)
             .max(MIN_WATCH_LIFETIME);
         let longest = longest.mul_f32(MAX_LIFETIME_FACTOR) + OVERDUE;
+        let every_name = EveryName::new(client.clone(), timeline.clone());
         let changes = Arc::new(Changes::new(longest, timeline));
         let nodes = NodeRights::new(config.node_grants, Arc::clone(changes.listeners()));
         Self {
-            every_name: EveryName::new(client.clone()),
+            every_name,
             client,
             config,
             verdicts,
@@ -200,6 +205,8 @@ impl Authorizer {
     /// Compares a verdict with what has happened since it was last compared.
     pub(super) fn compare(&self, verdict: &Verdict, request: &AccessRequest) {
         let Some(basis) = &verdict.basis else {
+            // A pod may have been gone when a basis was looked for, and its departure not noted.
+            self.settle(verdict, request, verdict.position.requested + SETTLED);
             return self.changes.apply(verdict, request);
         };
         // RBAC gave nothing here, so no change of it takes the grant away.
@@ -291,15 +298,13 @@ impl Authorizer {
         // If no authorizer has an opinion, the access is denied, as in upstream's own filter.
         let allowed = status.allowed && status.denied != Some(true);
         let (ttl, unwatched_ttl) = self.lifetimes(&request.identity, allowed, &reason);
-        // The node authorizer gives no reason for its grants.
-        let may_rest_on_pods = allowed && reason.is_empty() && !ttl.is_zero();
         let decision = if allowed {
             Decision::Allowed(reason.into())
         } else {
             Decision::Denied(reason.into())
         };
         let mut verdict = Verdict::new(decision, position, ttl, unwatched_ttl);
-        if may_rest_on_pods {
+        if verdict.is_unexplained_grant() && !ttl.is_zero() {
             verdict = self.rest_on_pods(verdict, request);
         }
         Ok(ReviewedAccess {
@@ -313,11 +318,19 @@ impl Authorizer {
         if let Some(basis) = self.nodes.basis(request) {
             return verdict.resting_on(basis);
         }
+        self.settle(&verdict, request, Instant::now());
+        verdict
+    }
+
+    /// Has a grant without a basis reviewed again, if a pod left the node just before it was
+    /// requested, or since then until `until`.
+    fn settle(&self, verdict: &Verdict, request: &AccessRequest, until: Instant) {
         let requested = verdict.position.requested;
-        if let Some(after) = self.nodes.settles_after(request, requested) {
+        if verdict.is_unexplained_grant()
+            && let Some(after) = self.nodes.settles_after(request, requested, until)
+        {
             verdict.set_settled(after);
         }
-        verdict
     }
 
     /// Returns the lifetime of a verdict while RBAC is followed, and while it is not.

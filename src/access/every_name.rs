@@ -19,6 +19,7 @@ use tokio::time::timeout;
 
 use super::own::OwnRights;
 use super::request::AccessRequest;
+use crate::scope::Timeline;
 use crate::upstream::UpstreamClient;
 
 /// Names that are reviewed one by one before all are.
@@ -29,6 +30,8 @@ const MAX_COUNTED: u64 = 10_000;
 const COUNTED_FOR: Duration = Duration::from_mins(5);
 /// Time after which upstream is asked about its authorizers again.
 const KNOWN_TTL: Duration = Duration::from_mins(1);
+/// Time after which it is asked again if it did not answer.
+const RETRY: Duration = Duration::from_secs(5);
 const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Decides when all names of a type are reviewed at once.
@@ -37,12 +40,21 @@ pub(super) struct EveryName {
     /// Names reviewed lately, by a hash of the request for all names.
     counts: Cache<u64, Arc<AtomicUsize>>,
     hasher: RandomState,
-    /// Upstream's last answer. The lock is held while upstream is asked.
-    lists_rules: Mutex<Option<(Instant, bool)>>,
+    timeline: Timeline,
+    /// The lock is held while upstream is asked.
+    lists_rules: Mutex<Option<RulesAnswer>>,
+}
+
+/// Upstream's last answer to the question about its authorizers.
+struct RulesAnswer {
+    lists_rules: bool,
+    /// Another cluster has other authorizers.
+    timeline: u64,
+    until: Instant,
 }
 
 impl EveryName {
-    pub(super) fn new(client: UpstreamClient) -> Self {
+    pub(super) fn new(client: UpstreamClient, timeline: Timeline) -> Self {
         let counts = Cache::builder()
             .max_capacity(MAX_COUNTED)
             .time_to_live(COUNTED_FOR)
@@ -51,6 +63,7 @@ impl EveryName {
             own: OwnRights::new(client),
             counts,
             hasher: RandomState::new(),
+            timeline,
             lists_rules: Mutex::default(),
         }
     }
@@ -65,26 +78,30 @@ impl EveryName {
     }
 
     /// Returns `true` if all of upstream's authorizers can list the rules by which they judge the
-    /// proxy. One caller at a time asks; the others take it for no.
+    /// proxy. One caller at a time asks, and the others wait for the answer.
     async fn lists_rules(&self) -> bool {
-        let Ok(mut known) = self.lists_rules.try_lock() else {
-            return false;
-        };
-        if let Some((asked, lists_rules)) = *known
-            && asked.elapsed() < KNOWN_TTL
+        let mut known = self.lists_rules.lock().await;
+        let timeline = self.timeline.number();
+        if let Some(answer) = &*known
+            && answer.timeline == timeline
+            && Instant::now() < answer.until
         {
-            return lists_rules;
+            return answer.lists_rules;
         }
         let answer = timeout(TIMEOUT, self.own.are_rules_complete()).await;
-        let lists_rules = match answer {
-            Ok(Ok(lists_rules)) => lists_rules,
+        let (lists_rules, ttl) = match answer {
+            Ok(Ok(lists_rules)) => (lists_rules, KNOWN_TTL),
             Ok(Err(error)) => {
                 tracing::debug!(%error, "upstream does not list the proxy's rules");
-                false
+                (false, RETRY)
             }
-            Err(_) => false,
+            Err(_) => (false, RETRY),
         };
-        *known = Some((Instant::now(), lists_rules));
+        *known = Some(RulesAnswer {
+            lists_rules,
+            timeline,
+            until: Instant::now() + ttl,
+        });
         lists_rules
     }
 }

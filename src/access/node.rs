@@ -37,8 +37,13 @@ use claim::{NamedObject, is_node_user, user_of};
 const MIN_KEPT: Duration = Duration::from_hours(2);
 /// Lifetimes are spread over this time, so that grants of one moment are not reviewed in another.
 const KEPT_SPREAD: Duration = Duration::from_hours(2);
-/// Bound of the remembered nodes that lost a pod a moment ago.
-const MAX_DEPARTURES: usize = 10_000;
+/// Departures of pods are remembered for longer than a grant without a basis is used, which an open
+/// watch uses for a minute.
+const REMEMBERED: Duration = Duration::from_secs(75);
+/// Bound of the remembered departures.
+const MAX_DEPARTURES: usize = 20_000;
+/// A time in which changes arrived counts as such if it was at least so long.
+const MIN_FOLLOWED: Duration = Duration::from_secs(10);
 
 /// Treatment of grants that nodes have from the node authorizer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -46,9 +51,10 @@ pub enum NodeGrants {
     /// They are reviewed by the clock, as all grants that are not RBAC's.
     #[default]
     Review,
-    /// They are reviewed when no pod on the node names the object any more, and after hours. The
-    /// proxy follows all pods for this. Only where no authorizer that the API server asks before
-    /// the node authorizer denies nodes anything.
+    /// They are reviewed when no pod on the node names the object any more, and after hours,
+    /// however short --authorization-webhook-cache-authorized-ttl is, unless it is 0s. The proxy
+    /// follows all pods for this. Only where no authorizer that the API server asks before the node
+    /// authorizer denies nodes anything.
     FollowPods,
 }
 
@@ -80,10 +86,30 @@ pub(super) struct PodWitness {
 #[derive(Debug)]
 struct FollowedPods {
     store: Option<PodStore>,
-    /// The moment from which on changes may be missing; `None` while they arrive.
-    unknown_since: Option<Instant>,
-    /// The nodes that lost a pod a moment ago, oldest first.
+    changes: PodChanges,
+    /// The nodes that lost a pod lately, oldest first.
     departures: VecDeque<(Instant, Box<str>)>,
+}
+
+/// The state of the stream of pods' changes.
+#[derive(Clone, Copy, Debug)]
+enum PodChanges {
+    /// Some may be missing.
+    Missing { since: Instant },
+    /// They arrive. Before, some were missing.
+    Arriving {
+        since: Instant,
+        missing_before: Instant,
+    },
+}
+
+impl PodChanges {
+    fn missing_since(self) -> Option<Instant> {
+        match self {
+            Self::Missing { since } => Some(since),
+            Self::Arriving { .. } => None,
+        }
+    }
 }
 
 /// The pods of an open scope.
@@ -98,11 +124,17 @@ struct PodStore {
 
 impl NodeRights {
     pub(super) fn new(mode: NodeGrants, listeners: Arc<WatchListeners>) -> Self {
+        if mode == NodeGrants::FollowPods {
+            // Shown from the start, and also where the configuration has no pods to follow.
+            metrics::following_pods(false);
+        }
         Self {
             mode,
             pods: RwLock::new(FollowedPods {
                 store: None,
-                unknown_since: Some(Instant::now()),
+                changes: PodChanges::Missing {
+                    since: Instant::now(),
+                },
                 departures: VecDeque::new(),
             }),
             listeners,
@@ -153,30 +185,40 @@ impl NodeRights {
     pub(super) fn unknown_since(&self, right: &NodeRight) -> Option<Instant> {
         match right {
             NodeRight::Always => None,
-            NodeRight::Pod(_) => self.pods.read().unknown_since,
+            NodeRight::Pod(_) => self.pods.read().changes.missing_since(),
         }
     }
 
     /// Returns the time after which a grant without a basis is reviewed again, because a pod left
-    /// the node just before: upstream's authorizer may not have known it yet.
+    /// the node just before it was requested, or since then until `until`: upstream's authorizer
+    /// may not have known it yet.
     pub(super) fn settles_after(
         &self,
         request: &AccessRequest,
         requested: Instant,
+        until: Instant,
     ) -> Option<Duration> {
+        if self.mode == NodeGrants::Review {
+            return None;
+        }
         let NodeClaim::IfNamed(object) = NodeClaim::of(request)? else {
             return None;
         };
         let pods = self.pods.read();
-        let mut newest = pods.departures.iter().rev();
-        let (at, _) = newest.find(|(_, node)| **node == *object.node)?;
-        settles_after(*at, requested)
+        let departures = &pods.departures;
+        let unsettled = departures.partition_point(|(at, _)| *at + SETTLED <= requested);
+        departures
+            .range(unsettled..)
+            .take_while(|(at, _)| *at <= until)
+            .filter(|(_, node)| **node == *object.node)
+            .filter_map(|(at, _)| settles_after(*at, requested))
+            .min()
     }
 
     /// Returns the pods while their changes arrive.
     fn followed(&self) -> Option<PodStore> {
         let pods = self.pods.read();
-        let is_known = pods.unknown_since.is_none();
+        let is_known = pods.changes.missing_since().is_none();
         pods.store.clone().filter(|_| is_known)
     }
 
@@ -185,34 +227,70 @@ impl NodeRights {
         self.pods.write().store = Some(store);
     }
 
-    /// Sets whether changes of the pods arrive. All missed ones must be in the store before.
-    fn set_followed(&self, followed: bool) {
-        metrics::following_pods(followed);
+    /// Forgets the pods, as their scope is closed: nothing updates or counts them any more.
+    fn forget_store(&self) {
+        self.pods.write().store = None;
+    }
+
+    /// Records that changes of the pods arrive. All missed ones must be in the store before.
+    fn set_followed(&self) {
         let mut pods = self.pods.write();
-        if pods.unknown_since.is_none() == followed {
+        let PodChanges::Missing { since } = pods.changes else {
             return;
-        }
-        pods.unknown_since = (!followed).then(Instant::now);
+        };
+        pods.changes = PodChanges::Arriving {
+            since: Instant::now(),
+            missing_before: since,
+        };
         drop(pods);
+        self.following_changed(true);
+    }
+
+    /// Records that changes of the pods may be missing from now on. Upstream sent something last at
+    /// `heard`.
+    ///
+    /// They count as missing from before, if the time in which they arrived was short or silent.
+    /// Otherwise a connection that breaks again and again would put the reviews off for ever.
+    fn set_lost(&self, heard: Instant) {
+        let mut pods = self.pods.write();
+        let PodChanges::Arriving {
+            since,
+            missing_before,
+        } = pods.changes
+        else {
+            return;
+        };
+        let now = Instant::now();
+        let was_followed = heard > since && now.duration_since(since) >= MIN_FOLLOWED;
+        pods.changes = PodChanges::Missing {
+            since: if was_followed { now } else { missing_before },
+        };
+        drop(pods);
+        self.following_changed(false);
+    }
+
+    fn following_changed(&self, is_followed: bool) {
+        metrics::following_pods(is_followed);
         // Their grants end at another time now, or rest on pods that left unseen.
         self.listeners
             .wake(|request| is_node_user(&request.identity.user));
     }
 
     /// Notes that a pod no longer entitles its node, and wakes the node's watches.
-    fn pod_left(&self, node: &str) {
+    pub(super) fn pod_left(&self, node: &str) {
         self.note_departure(node);
         self.listeners.wake_user(&user_of(node));
     }
 
     fn note_departure(&self, node: &str) {
-        let now = Instant::now();
         let mut pods = self.pods.write();
+        // Under the lock, so that the oldest comes first.
+        let now = Instant::now();
         let departures = &mut pods.departures;
         while departures.len() >= MAX_DEPARTURES
             || departures
                 .front()
-                .is_some_and(|(at, _)| *at + SETTLED <= now)
+                .is_some_and(|(at, _)| *at + REMEMBERED <= now)
         {
             departures.pop_front();
         }

@@ -89,6 +89,11 @@ impl Verdict {
         }
     }
 
+    /// Returns true for a grant without a reason, as the node authorizer gives it.
+    pub(super) fn is_unexplained_grant(&self) -> bool {
+        matches!(&self.decision, Decision::Allowed(reason) if reason.is_empty())
+    }
+
     /// Returns a grant that rests on `basis`. Changes of RBAC do not concern it.
     pub(super) fn resting_on(self, basis: NodeRight) -> Self {
         Self {

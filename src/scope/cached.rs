@@ -76,7 +76,7 @@ pub struct Scope {
     pub(super) derived_from: ArcSwapOption<Scope>,
     /// It has no list and watch at upstream, even before its source is open.
     pub(super) derives: AtomicBool,
-    /// Only derived scopes read the scope so far, which need little history.
+    /// Only derived scopes or the proxy itself read the scope so far, which need little history.
     pub(super) is_source_only: AtomicBool,
     /// True if another release than that server's printed the objects.
     pub(super) outdated: Arc<AtomicBool>,

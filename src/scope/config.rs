@@ -6,6 +6,15 @@ use std::time::Duration;
 use crate::store::WindowLimits;
 use crate::upstream::ListCompression;
 
+/// Upper limits of the history of a scope that only derived scopes read. They take each event at
+/// once, and keep the history for their own readers.
+const SOURCE_WINDOW: WindowLimits = WindowLimits {
+    age: Duration::from_secs(30),
+    bytes: 32 << 20,
+};
+/// Time after which a scope that only derived scopes read is closed once there are none.
+const SOURCE_IDLE: Duration = Duration::from_secs(10);
+
 /// Settings of all scopes.
 #[derive(Clone, Copy, Debug)]
 pub struct ScopeConfig {
@@ -62,6 +71,24 @@ pub struct Retention {
     pub owner: Option<Arc<dyn Any + Send + Sync>>,
 }
 
+impl Retention {
+    /// Returns the same for the source of derived scopes, which needs little history. `window`
+    /// limits it where the retention sets nothing.
+    #[must_use]
+    pub fn of_source(self, window: WindowLimits) -> Self {
+        let window = self.window.unwrap_or(window);
+        Self {
+            derivation: Derivation::Source,
+            window: Some(WindowLimits {
+                age: window.age.min(SOURCE_WINDOW.age),
+                bytes: window.bytes.min(SOURCE_WINDOW.bytes),
+            }),
+            idle: Some(SOURCE_IDLE),
+            ..self
+        }
+    }
+}
+
 /// The part of a scope in derivations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Derivation {
@@ -70,6 +97,7 @@ pub enum Derivation {
     None,
     /// In JSON, it is derived from the type's scope in protobuf, where that is exact.
     Derived,
-    /// Scopes are derived from it. Until others read it, it needs little history.
+    /// Scopes are derived from it, or the proxy itself follows it. Until clients read it, it needs
+    /// little history.
     Source,
 }

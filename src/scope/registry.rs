@@ -35,7 +35,7 @@ use super::timeline::Timeline;
 use super::unfit::UnfitScopes;
 use super::version_waiters::VersionWaiters;
 use crate::budget::{MemoryBudget, PressureStep};
-use crate::store::{self, StoreReader, WindowLimits};
+use crate::store::{self, StoreReader};
 use crate::upstream::{
     InitialEventsProbe, Probe, Reflector, ReflectorTarget, ServedBy, Stopped, TableForms,
     UpstreamClient, WatchCompression,
@@ -43,14 +43,6 @@ use crate::upstream::{
 
 /// Interval between sweeps for idle scopes.
 const IDLE_SWEEP: Duration = Duration::from_secs(1);
-/// Upper limits of the history of a scope that only derived scopes read. They take each event at
-/// once, and keep the history for their own readers.
-const SOURCE_WINDOW: WindowLimits = WindowLimits {
-    age: Duration::from_secs(30),
-    bytes: 32 << 20,
-};
-/// Time after which a scope that only derived scopes read is closed once there are none.
-const SOURCE_IDLE: Duration = Duration::from_secs(10);
 
 /// All scopes of this process. The first request that wants a scope opens it.
 #[derive(Clone)]
@@ -407,17 +399,10 @@ impl Scopes {
             encoding: Encoding::Protobuf,
             metadata_only,
         };
-        let window = retention.window.unwrap_or(self.config.window);
         let retention = Retention {
-            derivation: Derivation::Source,
-            window: Some(WindowLimits {
-                age: window.age.min(SOURCE_WINDOW.age),
-                bytes: window.bytes.min(SOURCE_WINDOW.bytes),
-            }),
-            idle: Some(SOURCE_IDLE),
             // The scope that is derived counts.
             owner: None,
-            ..retention.clone()
+            ..retention.clone().of_source(self.config.window)
         };
         let scopes = self.clone();
         let (gvr, selection) = (key.gvr.clone(), Arc::clone(&key.selection));

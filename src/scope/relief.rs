@@ -1,4 +1,5 @@
 //! Frees memory of scopes when it runs short, from what is missed least to what is missed most.
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -94,14 +95,22 @@ impl Scopes {
     }
 
     /// Closes the largest scope, if there is one that is worth it, and returns its bytes. Its
-    /// watches end cleanly. One that only derived scopes read is closed after them.
+    /// watches end cleanly. The source of derived scopes that nobody else reads is closed after
+    /// them.
     pub fn close_largest(&self, now: Instant) -> Option<usize> {
         let least = self.budget().limit()? / WORTH_CLOSING;
         let scopes = self.all();
+        let sources: HashSet<_> = scopes
+            .iter()
+            .filter_map(|scope| scope.derived_from.load().as_ref().map(Arc::as_ptr))
+            .collect();
         let largest = scopes
             .iter()
             .filter(|scope| !scope.idle.is_pinned() && scope.held() > least)
-            .filter(|scope| !scope.is_source_only.load(Ordering::Relaxed))
+            .filter(|scope| {
+                !scope.is_source_only.load(Ordering::Relaxed)
+                    || !sources.contains(&Arc::as_ptr(scope))
+            })
             .max_by_key(|scope| scope.held())?;
         Some(self.close_for_memory(largest, now, "it is the largest"))
     }

@@ -393,9 +393,14 @@ impl CachingPolicy {
         }
     }
 
-    /// Returns the scope of a built-in type in which the proxy may follow its objects for itself.
-    /// `None` if there is not exactly one, or none of whole objects.
-    pub fn followed_scope(&self, gvr: GroupVersionResource) -> Option<ScopeKey> {
+    /// Returns the scope of a built-in type in which the proxy may follow its objects for itself,
+    /// and its retention. `None` if there is not exactly one, or none of whole objects. `window`
+    /// applies where the policy sets nothing.
+    pub fn followed_scope(
+        &self,
+        gvr: GroupVersionResource,
+        window: WindowLimits,
+    ) -> Option<(ScopeKey, Retention)> {
         let scopes = self.scope_policy(&gvr.group, &gvr.resource);
         if self.mode(&gvr) != CacheMode::Objects || scopes.on_demand().is_some() {
             return None;
@@ -404,16 +409,20 @@ impl CachingPolicy {
         let [selection] = selections.as_slice() else {
             return None;
         };
+        let retention = self.retention(&gvr, false, window);
         // The encoding that upstream is asked for anyway, as soon as a client reads the type.
-        let encoding = match scopes.derive_json {
-            Some(false) => Encoding::Json,
-            None | Some(true) => Encoding::Protobuf,
+        let (encoding, retention) = match retention.derivation {
+            Derivation::None => (Encoding::Json, retention),
+            Derivation::Derived | Derivation::Source => {
+                (Encoding::Protobuf, retention.of_source(window))
+            }
         };
-        Some(ScopeKey {
+        let key = ScopeKey {
             gvr,
             selection: Arc::clone(selection),
             representation: Representation::whole(encoding),
-        })
+        };
+        Some((key, retention))
     }
 
     /// Returns the types whose scopes are opened at the start.

@@ -1,13 +1,16 @@
 //! Grants of nodes rest on their pods with `--node-grants=follow-pods`, and on the clock without.
+use std::fs;
 use std::time::Duration;
 
 use serde_json::json;
+use tempfile::TempDir;
 use watershed::access::NodeGrants;
 use watershed::app::AppConfig;
 use watershed_lab::sim::{AccessRule, ActiveFaults, PlannedRefusal, SimulatedServer};
 use watershed_protocol::GroupVersionResource;
 
 use crate::support::client::{Lines, Next, Protocol};
+use crate::support::program::Program;
 use crate::support::{Fixture, becomes, eventually, small};
 
 const REVIEWS: &str = "subjectaccessreviews.authorization.k8s.io";
@@ -214,4 +217,23 @@ async fn grants_of_nodes_are_reviewed_by_the_clock_while_pods_are_not_followed()
     faults.set(|active| *active = ActiveFaults::default());
     quiet(&fixture).await;
     fixture.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_metric_and_the_log_tell_that_no_pods_are_followed() {
+    let upstream = SimulatedServer::start(small()).await.unwrap();
+    let folder = TempDir::new().unwrap();
+    let config = folder.path().join("config.yaml");
+    fs::write(&config, "resources: [{resource: pods, cache: never}]\n").unwrap();
+    let config = config.to_str().unwrap();
+    let flags = ["--node-grants", "follow-pods", "--config", config];
+    let program = Program::with(&upstream, &flags).await;
+    let shown = program.admin("GET", "/metrics").await;
+    assert!(
+        shown.contains("\nwatershed_node_pods_following 0"),
+        "{shown}"
+    );
+    assert!(program.log().contains("follow-pods has no effect"));
+    program.terminate().await;
+    upstream.shutdown().await;
 }

@@ -1,21 +1,35 @@
 //! Follows the pods, so that grants of nodes end with what they rest on.
+#[cfg(test)]
+mod tests;
+
 use std::future::{pending, poll_fn};
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 use watershed_protocol::{EventKind, FieldTable, ObjectAttributes};
 
 use super::{NodeRights, PodStore, is_over};
-use crate::scope::{REOPEN_AFTER, Scope, ScopeKey, ScopePhase, Scopes};
+use crate::scope::{REOPEN_AFTER, Retention, Scope, ScopeKey, Scopes};
 use crate::store::{Interest, Subscription, SubscriptionStart, SubscriptionStep, WindowEvent};
 
 /// Time after which a resumed watch counts as followed. The changes that it missed arrive at once.
 const CATCH_UP: Duration = Duration::from_secs(1);
 
+/// Pause after a scope that stopped, or that memory is too short for. One that stopped is not
+/// opened again before.
+const PAUSE: Duration = REOPEN_AFTER.saturating_add(Duration::from_secs(1));
+
 /// Follows the pods of a scope forever.
-pub(in crate::access) async fn follow(scopes: Scopes, key: ScopeKey, rights: Arc<NodeRights>) {
+///
+/// The scope is one like those of clients: when memory is short it is closed, and the clock decides
+/// about grants until there is room for it again.
+pub(in crate::access) async fn follow(
+    scopes: Scopes,
+    (key, retention): (ScopeKey, Retention),
+    rights: Arc<NodeRights>,
+) {
     let Some(fields) = FieldTable::builtin(&key.gvr, true).map(Arc::new) else {
         return;
     };
@@ -25,24 +39,28 @@ pub(in crate::access) async fn follow(scopes: Scopes, key: ScopeKey, rights: Arc
     ) else {
         return;
     };
-    rights.set_followed(false);
     loop {
-        let scope = scopes.open(&key, &"Pod".into(), &fields);
-        if scope.wait_until_settled().await.is_ok() {
-            let store = PodStore {
-                reader: scope.reader.clone(),
-                encoding: key.representation.encoding,
-                node,
-                phase,
-            };
-            follow_scope(&scope, store, &rights).await;
+        let of = (&key.gvr, key.representation);
+        let choice = (Arc::clone(&key.selection), retention.clone());
+        if let Ok(scope) = scopes.acquire(of, &"Pod".into(), &fields, |_| Some(choice)) {
+            while scope.wait_until_settled().await.is_ok() {
+                let store = PodStore {
+                    reader: scope.reader.clone(),
+                    encoding: key.representation.encoding,
+                    node,
+                    phase,
+                };
+                follow_scope(&scope, store, &rights).await;
+                rights.set_lost(last_heard(&scope));
+            }
+            rights.forget_store();
         }
-        rights.set_followed(false);
-        if let ScopePhase::Stopped(_) = scope.phase() {
-            // A stopped scope is not opened again before.
-            sleep(REOPEN_AFTER + Duration::from_secs(1)).await;
-        }
+        sleep(PAUSE).await;
     }
+}
+
+fn last_heard(scope: &Scope) -> Instant {
+    Instant::from_std(*scope.last_heard.lock())
 }
 
 /// Notes the pods that leave until the scope is listed again or stops.
@@ -57,8 +75,10 @@ async fn follow_scope(scope: &Scope, store: PodStore, rights: &NodeRights) {
         let settle = async {
             if connected {
                 sleep(CATCH_UP).await;
+                rights.set_followed();
+            } else {
+                rights.set_lost(last_heard(scope));
             }
-            rights.set_followed(connected);
             pending::<()>().await;
         };
         tokio::select! {

@@ -65,7 +65,7 @@ impl Cluster {
         let snapshot = Snapshot::new(ResourceVersion(self.version), layout, []);
         self.writer.replace(snapshot);
         self.rights.set_store(self.store.clone());
-        self.rights.set_followed(true);
+        self.rights.set_followed();
     }
 
     /// Changes a pod that names the secret `key`, and a config map of another pod's.
@@ -134,7 +134,7 @@ fn request_of(
 }
 
 /// Returns the watch of an object in the namespace `here`.
-fn watch(node: &str, resource: &str, name: &str) -> AccessRequest {
+pub(super) fn watch(node: &str, resource: &str, name: &str) -> AccessRequest {
     let user = format!("system:node:{node}");
     let here = (Some("here"), Some(name));
     request_of((&user, NODES), Verb::Watch, ("", resource), here)
@@ -283,7 +283,7 @@ async fn without_the_flag_no_grant_rests_on_anything() {
     let mut cluster = Cluster::new();
     cluster.change(EventKind::Added, "a", "east", "Running");
     rights.set_store(cluster.store.clone());
-    rights.set_followed(true);
+    rights.set_followed();
     assert!(rights.basis(&watch("east", "secrets", "key")).is_none());
     let services = request_of(
         ("system:node:east", NODES),
@@ -302,16 +302,40 @@ async fn while_pods_are_not_followed_no_grant_is_kept_and_their_loss_ends_none_a
     let basis = cluster.basis(&secret).unwrap();
     assert_eq!(cluster.rights.unknown_since(&basis), None);
     tokio::time::advance(Duration::from_hours(1)).await;
-    cluster.rights.set_followed(false);
+    cluster.rights.set_lost(Instant::now());
     let lost = Instant::now();
     tokio::time::advance(Duration::from_secs(5)).await;
-    cluster.rights.set_followed(false);
+    cluster.rights.set_lost(Instant::now());
     assert_eq!(cluster.rights.unknown_since(&basis), Some(lost));
     assert!(cluster.rights.stands(&basis, &secret), "as far as is known");
     assert!(cluster.basis(&secret).is_none());
     cluster.writer.reset();
     assert!(cluster.rights.stands(&basis, &secret), "nothing is known");
     assert_eq!(cluster.rights.unknown_since(&NodeRight::Always), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_time_of_following_that_is_short_or_silent_does_not_put_reviews_off() {
+    let mut cluster = Cluster::new();
+    cluster.change(EventKind::Added, "a", "east", "Running");
+    let basis = cluster.basis(&watch("east", "secrets", "key")).unwrap();
+    let pass = |seconds| tokio::time::advance(Duration::from_secs(seconds));
+    pass(3600).await;
+    cluster.rights.set_lost(Instant::now());
+    let lost = Some(Instant::now());
+    for (seconds, heard_after) in [(9, 8), (30, 0)] {
+        pass(1).await;
+        cluster.rights.set_followed();
+        assert_eq!(cluster.rights.unknown_since(&basis), None);
+        let heard = Instant::now() + Duration::from_secs(heard_after);
+        pass(seconds).await;
+        cluster.rights.set_lost(heard);
+        assert_eq!(cluster.rights.unknown_since(&basis), lost);
+    }
+    cluster.rights.set_followed();
+    pass(10).await;
+    cluster.rights.set_lost(Instant::now());
+    assert_eq!(cluster.rights.unknown_since(&basis), Some(Instant::now()));
 }
 
 #[derive(Default)]
@@ -346,9 +370,9 @@ async fn a_pod_that_leaves_wakes_its_node_and_the_loss_of_pods_wakes_all_nodes()
     woken();
     cluster.rights.pod_left("east");
     assert_eq!(woken(), [1, 0, 0]);
-    cluster.rights.set_followed(false);
+    cluster.rights.set_lost(Instant::now());
     assert_eq!(woken(), [1, 1, 0]);
-    cluster.rights.set_followed(true);
+    cluster.rights.set_followed();
     assert_eq!(woken(), [1, 1, 0]);
 }
 
@@ -356,7 +380,10 @@ async fn a_pod_that_leaves_wakes_its_node_and_the_loss_of_pods_wakes_all_nodes()
 async fn a_grant_just_after_a_pod_left_is_reviewed_until_upstream_has_settled() {
     let cluster = Cluster::new();
     let secret = watch("east", "secrets", "key");
-    let after = |request: &AccessRequest| cluster.rights.settles_after(request, Instant::now());
+    let after = |request: &AccessRequest| {
+        let now = Instant::now();
+        cluster.rights.settles_after(request, now, now)
+    };
     assert_eq!(after(&secret), None);
     cluster.rights.pod_left("east");
     assert_eq!(after(&secret), Some(Duration::from_millis(200)));

@@ -45,10 +45,10 @@ impl ProofForGets {
         gets as f64 >= self.cost
     }
 
-    /// Returns `true` if the gets that wait for the proof cost upstream more, when `rate` of them
-    /// come in a second.
+    /// Returns `true` if the gets that can wait for the proof cost upstream more, when `rate` of
+    /// them come in a second.
     pub(super) fn is_worth(self, rate: f64) -> bool {
-        rate * self.takes.max(LONGEST).as_secs_f64() >= self.cost.max(MANY)
+        rate * LONGEST.as_secs_f64() >= self.cost.max(MANY)
     }
 
     /// Returns the wait for more gets. A pause is short against the proof that it may save.
@@ -90,6 +90,10 @@ mod tests {
             "comparing costs as much as 22"
         );
         assert!(proof(2000).is_worth(2000.0));
+        assert!(
+            !proof(10_000).is_worth(2000.0),
+            "50 come while one waits, and comparing costs as much as 100"
+        );
         assert!(proof(2000).is_worth_for(30));
         assert!(!proof(2000).is_worth_for(20), "the rest of a crowd");
     }

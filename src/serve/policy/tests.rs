@@ -255,3 +255,39 @@ fn only_policies_that_cache_custom_types_need_their_definitions() {
     node.set_mode("example.org", "gadgets", CacheMode::Metadata);
     assert!(node.may_cache_custom_types());
 }
+
+#[test]
+fn a_followed_scope_has_its_types_retention_and_little_history_until_it_is_read() {
+    let pods = || GroupVersionResource::new("", "v1", "pods");
+    let window = WindowLimits {
+        age: Duration::from_mins(5),
+        bytes: 256 << 20,
+    };
+    let mut policy = CachingPolicy::default();
+    let mut scopes = ScopePolicy {
+        max_staleness: Some(Duration::from_secs(7)),
+        window_age: Some(Duration::from_secs(9)),
+        ..ScopePolicy::default()
+    };
+    policy.set_scope_policy("", "pods", scopes);
+    let (key, retention) = policy.followed_scope(pods(), window).unwrap();
+    assert_eq!(
+        key.representation,
+        Representation::whole(Encoding::Protobuf)
+    );
+    assert_eq!(retention.derivation, Derivation::Source);
+    assert_eq!(retention.max_staleness, Some(Duration::from_secs(7)));
+    let history = retention.window.unwrap();
+    assert_eq!(history.age, Duration::from_secs(9));
+    assert!(history.bytes < window.bytes);
+    assert!(!retention.indispensable);
+    // Nothing is derived from JSON, so clients share the scope as it is.
+    scopes.derive_json = Some(false);
+    policy.set_scope_policy("", "pods", scopes);
+    let (key, retention) = policy.followed_scope(pods(), window).unwrap();
+    assert_eq!(key.representation, Representation::whole(Encoding::Json));
+    assert_eq!(retention.derivation, Derivation::None);
+    assert_eq!(retention.window.unwrap().bytes, window.bytes);
+    policy.set_mode("", "pods", CacheMode::Metadata);
+    assert!(policy.followed_scope(pods(), window).is_none());
+}

@@ -1,0 +1,59 @@
+//! Grants of nodes without a basis, of whose reasons the proxy learns late.
+use watershed_protocol::GroupVersionResource;
+
+use super::*;
+use crate::test_support::{Api, HTTP2, Pki, text, upstream_of};
+
+const HOUR: Duration = Duration::from_hours(1);
+
+/// Returns the request of a node for a secret of its pods.
+fn secret_of(node: &str) -> AccessRequest {
+    let user = format!("system:node:{node}");
+    let mut request = AccessRequest::example(&user, &[NODES], Some("here"));
+    if let AccessTarget::Resource(attributes) = &mut request.target {
+        attributes.resource.gvr = GroupVersionResource::new("", "v1", "secrets");
+        attributes.resource.name = Some("key".to_owned());
+    }
+    request
+}
+
+#[tokio::test]
+async fn a_grant_is_reviewed_again_if_a_pod_turns_out_to_have_left_just_before() {
+    let pki = Pki::new();
+    let api = Api::start(&pki, HTTP2, |_, _| async { text("no review") }).await;
+    let client = UpstreamClient::new(&upstream_of(&pki, &api).await);
+    let config = AuthorizationConfig {
+        node_grants: NodeGrants::FollowPods,
+        ..AuthorizationConfig::default()
+    };
+    let queues = ReviewQueues::default();
+    let authorizer = Authorizer::new(client, config, Timeline::default(), queues);
+    tokio::time::pause();
+    let verdict = |decision| Verdict::new(decision, authorizer.changes().position(), HOUR, HOUR);
+    let granted = |reason: &str| verdict(Decision::Allowed(reason.into()));
+    let (east, west) = (secret_of("east"), secret_of("west"));
+    let early = granted("");
+    tokio::time::advance(Duration::from_millis(500)).await;
+    let late = granted("");
+    let others = [
+        (granted(""), &west),
+        (granted("RBAC: allowed by a binding"), &east),
+        (verdict(Decision::Denied("".into())), &east),
+    ];
+    tokio::time::advance(Duration::from_millis(1_600)).await;
+    // The grants were looked up before the proxy knew of it.
+    authorizer.nodes().pod_left("east");
+    let left = Instant::now();
+    // Many others leave before they are looked up again.
+    tokio::time::advance(Duration::from_secs(60)).await;
+    authorizer.nodes().pod_left("south");
+    for (verdict, request) in others.iter().map(|(verdict, request)| (verdict, *request)) {
+        authorizer.compare(verdict, request);
+        assert_eq!(verdict.settled_at(), None, "{verdict:?}");
+    }
+    for verdict in [&early, &late] {
+        authorizer.compare(verdict, &east);
+    }
+    assert_eq!(early.settled_at(), None, "upstream knew the pods of then");
+    assert_eq!(late.settled_at(), Some(left + Duration::from_millis(200)));
+}
