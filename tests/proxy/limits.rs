@@ -49,15 +49,17 @@ async fn a_user_over_the_limit_gets_429_and_others_are_served() {
                 .unwrap(),
         )
     };
-    let mut open = Vec::new();
-    for _ in 0..2 {
-        let (sender, request) = post();
-        let connection = connection.clone();
-        let task = tokio::spawn(async move { connection.open(request).await.map(drop) });
-        open.push((sender, task));
-    }
+    let mut open: Vec<(_, tokio::task::JoinHandle<_>)> = Vec::new();
     let in_flight = r#"watershed_requests_in_flight{verb="create"}"#;
     eventually("two requests to be open", async || {
+        // The list before them may count for another moment, so that one is refused.
+        open.retain(|(_, task)| !task.is_finished());
+        while open.len() < 2 {
+            let (sender, request) = post();
+            let connection = connection.clone();
+            let task = tokio::spawn(async move { connection.open(request).await.map(drop) });
+            open.push((sender, task));
+        }
         match metric(program.admin, in_flight).await {
             2.0 => Ok(()),
             other => Err(other.to_string()),
