@@ -75,7 +75,7 @@ pub(super) enum ReviewCause {
     Pods,
 }
 
-/// What a node's grant rests on.
+/// The base of a node's grant.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum GrantBasis {
     Rule,

@@ -66,7 +66,7 @@ pub(super) struct NodeRights {
     listeners: Arc<WatchListeners>,
 }
 
-/// What a kept grant rests on.
+/// The base of a kept grant.
 #[derive(Debug)]
 pub(super) enum NodeRight {
     /// On nothing that can change.

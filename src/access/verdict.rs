@@ -59,7 +59,7 @@ pub(super) struct Verdict {
     pub(super) ttl: Duration,
     /// Lifetime while RBAC is not followed.
     pub(super) unwatched_ttl: Duration,
-    /// What the grant rests on, if that is followed instead of RBAC.
+    /// The base of the grant, if that is followed instead of RBAC.
     pub(super) basis: Option<NodeRight>,
     /// Changes before this number have been compared with the request.
     pub(super) compared: AtomicU64,
