@@ -43,6 +43,7 @@ mod refused_tokens;
 mod request;
 mod review;
 mod review_queues;
+mod scope_events;
 mod service_account;
 mod settling;
 mod token_inspection;

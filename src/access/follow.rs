@@ -1,9 +1,6 @@
 //! Follows the RBAC types in scopes of their own, so that every change is known even if no client
 //! reads them.
-use std::future::{pending, poll_fn};
 use std::sync::Arc;
-use std::task::Poll;
-use std::time::Duration;
 
 use tokio::time::sleep;
 use watershed_protocol::{Encoding, EventKind, FieldTable, ItemBytes, Representation};
@@ -11,12 +8,9 @@ use watershed_protocol::{Encoding, EventKind, FieldTable, ItemBytes, Representat
 use super::changes::Changes;
 use super::metrics;
 use super::rbac::{Affected, RbacKind};
-use crate::scope::{REOPEN_AFTER, Scope, ScopeKey, ScopePhase, Scopes};
-use crate::store::{Interest, Subscription, SubscriptionStart, SubscriptionStep, WindowEvent};
-
-/// Time after which a resumed watch counts as followed. The changes that it missed arrive at once,
-/// and must be recorded before.
-const CATCH_UP: Duration = Duration::from_secs(1);
+use super::scope_events::{self, PAUSE};
+use crate::scope::{Scope, ScopeKey, ScopePhase, Scopes};
+use crate::store::WindowEvent;
 
 /// Follows all RBAC types forever.
 pub(super) async fn follow(scopes: Scopes, changes: Arc<Changes>) {
@@ -40,57 +34,19 @@ async fn follow_kind(kind: RbacKind, scopes: &Scopes, changes: &Changes) {
         }
         changes.set_followed(kind, false);
         if let ScopePhase::Stopped(_) = scope.phase() {
-            // A stopped scope is not opened again before.
-            sleep(REOPEN_AFTER + Duration::from_secs(1)).await;
+            sleep(PAUSE).await;
         }
     }
 }
 
 /// Records the changes of a type until the scope is listed again or stops.
 async fn follow_scope(kind: RbacKind, scope: &Scope, changes: &Changes) {
-    let (mut subscription, _) = scope
-        .reader
-        .subscribe(SubscriptionStart::Now, Interest::All);
+    let subscription = scope_events::subscribe(scope);
     // The changes before are unknown.
     changes.record(Affected::Everything);
-    let mut following = scope.following();
-    loop {
-        let connected = *following.borrow_and_update();
-        let settle = async {
-            if connected {
-                sleep(CATCH_UP).await;
-            }
-            changes.set_followed(kind, connected);
-            pending::<()>().await;
-        };
-        tokio::select! {
-            () = record_changes(kind, &mut subscription, changes) => return,
-            changed = following.changed() => if changed.is_err() { return },
-            () = settle => {}
-        }
-    }
-}
-
-/// Records changes until the subscription ends. Cancel safe: no event is lost.
-async fn record_changes(kind: RbacKind, subscription: &mut Subscription, changes: &Changes) {
-    poll_fn(|context| {
-        loop {
-            match subscription.step(context, 64, usize::MAX) {
-                SubscriptionStep::Events(events) => events
-                    .iter()
-                    .for_each(|event| record_change(kind, event, changes)),
-                SubscriptionStep::CaughtUp(_) | SubscriptionStep::Unfinished => {
-                    return Poll::Pending;
-                }
-                SubscriptionStep::Expired { .. }
-                | SubscriptionStep::Paused
-                | SubscriptionStep::Closed => {
-                    return Poll::Ready(());
-                }
-            }
-        }
-    })
-    .await;
+    let record = |event: &WindowEvent| record_change(kind, event, changes);
+    let set_followed = |followed| changes.set_followed(kind, followed);
+    scope_events::follow(scope, subscription, record, set_followed).await;
 }
 
 fn record_change(kind: RbacKind, event: &WindowEvent, changes: &Changes) {

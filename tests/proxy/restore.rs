@@ -7,6 +7,7 @@ use watershed_lab::sim::{ClusterState, Options, Population, pods};
 use watershed_protocol::GroupVersionResource;
 
 use crate::support::client::{Answer, Lines, Next, Protocol};
+use crate::support::rbac::rbac;
 use crate::support::{Fixture, becomes, eventually, metric, small};
 
 const PODS: &str = "/api/v1/pods";
@@ -16,10 +17,6 @@ const CACHED_NODES: &str = "/api/v1/nodes?resourceVersion=0";
 
 fn core(resource: &str) -> GroupVersionResource {
     GroupVersionResource::new("", "v1", resource)
-}
-
-fn rbac(resource: &str) -> GroupVersionResource {
-    GroupVersionResource::new("rbac.authorization.k8s.io", "v1", resource)
 }
 
 fn create_pods(state: &ClusterState, name: &str, count: usize) {

@@ -1,33 +1,16 @@
 //! Reviews of callers that get many objects by name: one for all names where that says the same,
 //! else one for each.
-use std::time::Duration;
-
 use http::StatusCode;
 use serde_json::json;
-use watershed::app::AppConfig;
 use watershed_lab::sim::{AccessRule, SimulatedServer};
 use watershed_protocol::GroupVersionResource;
 
 use crate::support::client::{Endpoint, Protocol};
+use crate::support::rbac::{rbac, remember};
 use crate::support::{Fixture, becomes, small};
 
 const CONFIG_MAPS: &str = "/api/v1/namespaces/team-00/configmaps";
 const NAMES: usize = 30;
-
-/// Configures caching times so long that only a change of RBAC ends a verdict within a test.
-fn remember(config: &mut AppConfig) {
-    let hour = Duration::from_hours(1);
-    let authorization = &mut config.access.authorization;
-    authorization.allowed_ttl = hour;
-    authorization.denied_ttl = hour;
-    authorization.unwatched_allowed_ttl = hour;
-    authorization.unwatched_denied_ttl = hour;
-    config.access.authentication.token_ttl = hour;
-}
-
-fn rbac(resource: &str) -> GroupVersionResource {
-    GroupVersionResource::new("rbac.authorization.k8s.io", "v1", resource)
-}
 
 /// A role that lets its subjects get config maps: all, or those of some names.
 fn role(names: &[&str]) -> String {

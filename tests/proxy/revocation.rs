@@ -8,25 +8,11 @@ use watershed_lab::sim::{AccessRule, ActiveFaults, PlannedRefusal, SimulatedServ
 use watershed_protocol::GroupVersionResource;
 
 use crate::support::client::{Lines, Next, Protocol};
+use crate::support::rbac::{rbac, remember};
 use crate::support::{Fixture, at_leisure, becomes, eventually, small};
 
 const HERE: &str = "/api/v1/namespaces/team-00/configmaps?resourceVersion=0";
 const REVIEWS: &str = "subjectaccessreviews.authorization.k8s.io";
-
-fn rbac(resource: &str) -> GroupVersionResource {
-    GroupVersionResource::new("rbac.authorization.k8s.io", "v1", resource)
-}
-
-/// Configures caching times so long that only a change of RBAC ends a verdict within a test.
-fn remember(config: &mut AppConfig) {
-    let hour = Duration::from_hours(1);
-    let authorization = &mut config.access.authorization;
-    authorization.allowed_ttl = hour;
-    authorization.denied_ttl = hour;
-    authorization.unwatched_allowed_ttl = hour;
-    authorization.unwatched_denied_ttl = hour;
-    config.access.authentication.token_ttl = hour;
-}
 
 fn subjects(users: &[&str]) -> serde_json::Value {
     users

@@ -18,6 +18,7 @@ pub(crate) mod follower;
 pub(crate) mod frames;
 pub(crate) mod history;
 pub(crate) mod program;
+pub(crate) mod rbac;
 pub(crate) mod waiting;
 
 pub(crate) use admin::{metric, plain_get, plain_request};

@@ -2,24 +2,15 @@
 #[cfg(test)]
 mod tests;
 
-use std::future::{pending, poll_fn};
 use std::sync::Arc;
-use std::task::Poll;
-use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 use watershed_protocol::{EventKind, FieldTable, ObjectAttributes};
 
 use super::{NodeRights, PodStore, is_over};
-use crate::scope::{REOPEN_AFTER, Retention, Scope, ScopeKey, Scopes};
-use crate::store::{Interest, Subscription, SubscriptionStart, SubscriptionStep, WindowEvent};
-
-/// Time after which a resumed watch counts as followed. The changes that it missed arrive at once.
-const CATCH_UP: Duration = Duration::from_secs(1);
-
-/// Pause after a scope that stopped, or that memory is too short for. One that stopped is not
-/// opened again before.
-const PAUSE: Duration = REOPEN_AFTER.saturating_add(Duration::from_secs(1));
+use crate::access::scope_events::{self, PAUSE};
+use crate::scope::{Retention, Scope, ScopeKey, Scopes};
+use crate::store::WindowEvent;
 
 /// Follows the pods of a scope forever.
 ///
@@ -55,6 +46,7 @@ pub(in crate::access) async fn follow(
             }
             rights.forget_store();
         }
+        // It stopped, or memory is too short for it.
         sleep(PAUSE).await;
     }
 }
@@ -65,51 +57,21 @@ fn last_heard(scope: &Scope) -> Instant {
 
 /// Notes the pods that leave until the scope is listed again or stops.
 async fn follow_scope(scope: &Scope, store: PodStore, rights: &NodeRights) {
-    let (mut subscription, _) = scope
-        .reader
-        .subscribe(SubscriptionStart::Now, Interest::All);
+    let subscription = scope_events::subscribe(scope);
     rights.set_store(store.clone());
-    let mut following = scope.following();
-    loop {
-        let connected = *following.borrow_and_update();
-        let settle = async {
-            if connected {
-                sleep(CATCH_UP).await;
-                rights.set_followed();
-            } else {
-                rights.set_lost(last_heard(scope));
-            }
-            pending::<()>().await;
-        };
-        tokio::select! {
-            () = note_departures(&mut subscription, &store, rights) => return,
-            changed = following.changed() => if changed.is_err() { return },
-            () = settle => {}
+    let note = |event: &WindowEvent| {
+        if let Some(node) = store.left(event) {
+            rights.pod_left(node);
         }
-    }
-}
-
-/// Notes the pods that leave until the subscription ends. Cancel safe: no event is lost.
-async fn note_departures(subscription: &mut Subscription, store: &PodStore, rights: &NodeRights) {
-    poll_fn(|context| {
-        loop {
-            match subscription.step(context, 64, usize::MAX) {
-                SubscriptionStep::Events(events) => {
-                    let left = events.iter().filter_map(|event| store.left(event));
-                    left.for_each(|node| rights.pod_left(node));
-                }
-                SubscriptionStep::CaughtUp(_) | SubscriptionStep::Unfinished => {
-                    return Poll::Pending;
-                }
-                SubscriptionStep::Expired { .. }
-                | SubscriptionStep::Paused
-                | SubscriptionStep::Closed => {
-                    return Poll::Ready(());
-                }
-            }
+    };
+    let set_followed = |followed| {
+        if followed {
+            rights.set_followed();
+        } else {
+            rights.set_lost(last_heard(scope));
         }
-    })
-    .await;
+    };
+    scope_events::follow(scope, subscription, note, set_followed).await;
 }
 
 impl PodStore {

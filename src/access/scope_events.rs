@@ -1,0 +1,69 @@
+//! The events of a scope that is followed for what they say about grants.
+use std::future::{pending, poll_fn};
+use std::task::Poll;
+use std::time::Duration;
+
+use tokio::time::sleep;
+
+use crate::scope::{REOPEN_AFTER, Scope};
+use crate::store::{Interest, Subscription, SubscriptionStart, SubscriptionStep, WindowEvent};
+
+/// Time after which a resumed watch counts as followed. The changes that it missed arrive at once,
+/// and must be taken in before.
+const CATCH_UP: Duration = Duration::from_secs(1);
+/// Pause after a scope that stopped. It is not opened again before.
+pub(super) const PAUSE: Duration = REOPEN_AFTER.saturating_add(Duration::from_secs(1));
+
+/// Subscribes to all events from now on.
+pub(super) fn subscribe(scope: &Scope) -> Subscription {
+    let (subscription, _) = scope
+        .reader
+        .subscribe(SubscriptionStart::Now, Interest::All);
+    subscription
+}
+
+/// Takes in the events of a subscription until the scope is listed again or stops. `set_followed`
+/// is told if all changes arrive, and perhaps told it again.
+pub(super) async fn follow(
+    scope: &Scope,
+    mut subscription: Subscription,
+    mut take: impl FnMut(&WindowEvent) + Send,
+    set_followed: impl Fn(bool) + Send + Sync,
+) {
+    let mut following = scope.following();
+    loop {
+        let connected = *following.borrow_and_update();
+        let settle = async {
+            if connected {
+                sleep(CATCH_UP).await;
+            }
+            set_followed(connected);
+            pending::<()>().await;
+        };
+        tokio::select! {
+            () = take_all(&mut subscription, &mut take) => return,
+            changed = following.changed() => if changed.is_err() { return },
+            () = settle => {}
+        }
+    }
+}
+
+/// Takes in events until the subscription ends. Cancel safe: no event is lost.
+async fn take_all(subscription: &mut Subscription, take: &mut (impl FnMut(&WindowEvent) + Send)) {
+    poll_fn(|context| {
+        loop {
+            match subscription.step(context, 64, usize::MAX) {
+                SubscriptionStep::Events(events) => events.iter().for_each(|event| take(event)),
+                SubscriptionStep::CaughtUp(_) | SubscriptionStep::Unfinished => {
+                    return Poll::Pending;
+                }
+                SubscriptionStep::Expired { .. }
+                | SubscriptionStep::Paused
+                | SubscriptionStep::Closed => {
+                    return Poll::Ready(());
+                }
+            }
+        }
+    })
+    .await;
+}
