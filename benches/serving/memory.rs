@@ -12,9 +12,19 @@ use watershed_lab::process::{peak_memory, reset_peak_memory, resident_memory};
 use crate::Args;
 use crate::client::{Connection, Endpoint};
 use crate::fan::{STREAMS, Watchers};
+use crate::form::Form;
 use crate::servers::{ALL_PODS, Kind, Servers, tell};
 use crate::table::Table;
 use crate::work::{SETTLE, expect_source};
+
+/// Beginning of the names of [`forms`]' rows.
+pub(crate) const FORMS: &str = "memory: held forms";
+/// Beginning of the names of [`history`]'s rows.
+pub(crate) const HISTORY: &str = "memory: history";
+/// Changes of the history that is measured: no more than a proxy keeps by default.
+const EVENTS: usize = 4_000;
+/// Connections that write them.
+const WRITERS: usize = 8;
 
 /// Lists that slow readers read at the same time.
 const SLOW: usize = 50;
@@ -81,6 +91,82 @@ pub(crate) async fn held(args: &Args, servers: &Servers, table: &mut Table) -> a
             before = after;
         }
     }
+    Ok(())
+}
+
+/// Measures the memory that a fresh proxy adds for each further form of the same list.
+pub(crate) async fn forms(args: &Args, servers: &Servers, table: &mut Table) -> anyhow::Result<()> {
+    eprintln!("{FORMS} …");
+    let fresh = servers.fresh_proxy(args)?;
+    sleep(SETTLE).await;
+    let mut before = resident_memory(fresh.pid())?;
+    for form in [
+        Form::Protobuf,
+        Form::ProtobufGzip,
+        Form::Json,
+        Form::JsonGzip,
+    ] {
+        let connection = fresh.endpoint.connect(args.http1).await?.asking(form);
+        let answer = connection.get(ALL_PODS).await?;
+        if !form.is_of(answer.headers()) {
+            // The simulated API server has no protobuf.
+            continue;
+        }
+        expect_source(&answer, "snapshot")?;
+        drop(answer.into_body().collect().await?);
+        sleep(GIVEN_BACK).await;
+        let after = resident_memory(fresh.pid())?;
+        let share = (after as f64 - before as f64) / servers.list_bytes as f64;
+        table.add(
+            &format!("{FORMS}, all pods in {} more", form.name()),
+            "RSS / bytes of the JSON list",
+            false,
+            Kind::Proxy,
+            share,
+        );
+        before = after;
+    }
+    Ok(())
+}
+
+/// Measures the memory of events that a fresh proxy remembers.
+pub(crate) async fn history(
+    args: &Args,
+    servers: &Servers,
+    table: &mut Table,
+) -> anyhow::Result<()> {
+    eprintln!("{HISTORY} …");
+    let fresh = servers.fresh_proxy(args)?;
+    let connection = fresh.endpoint.connect(args.http1).await?;
+    let answer = connection.get(ALL_PODS).await?;
+    expect_source(&answer, "snapshot")?;
+    drop(answer.into_body().collect().await?);
+    sleep(GIVEN_BACK).await;
+    let before = resident_memory(fresh.pid())?;
+    let writer = &servers.measured[0].writer;
+    try_join_all((0..WRITERS).map(|_| async {
+        let session = writer.open().await?;
+        for _ in 0..EVENTS / WRITERS {
+            session.emit().await?;
+        }
+        anyhow::Ok(())
+    }))
+    .await?;
+    let path = format!(
+        "{}?resourceVersion={}",
+        servers.pods.paths[0],
+        writer.version()
+    );
+    drop(connection.get(&path).await?.into_body().collect().await?);
+    sleep(GIVEN_BACK).await;
+    let grown = resident_memory(fresh.pid())? as f64 - before as f64;
+    table.add(
+        &format!("{HISTORY} of {EVENTS} events"),
+        "RSS / bytes of their objects",
+        false,
+        Kind::Proxy,
+        grown / (EVENTS * servers.object.len()) as f64,
+    );
     Ok(())
 }
 

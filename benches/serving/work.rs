@@ -23,6 +23,12 @@ pub(crate) async fn all(args: &Args, servers: &Servers, table: &mut Table) -> an
     if wanted("memory: held, idle watches") {
         memory::held(args, servers, table).await?;
     }
+    if wanted(memory::FORMS) {
+        memory::forms(args, servers, table).await?;
+    }
+    if wanted(memory::HISTORY) {
+        memory::history(args, servers, table).await?;
+    }
     if wanted(&memory::slow_lists()) {
         memory::peak_of_slow_lists(args, servers, table).await?;
     }
