@@ -228,6 +228,20 @@ fn every_guarantee_names_tests_that_exist() {
     }
 }
 
+/// Returns the headings of a page's sections.
+fn sections(text: &str) -> Vec<&str> {
+    text.lines()
+        .filter_map(|line| line.strip_prefix("## "))
+        .collect()
+}
+
+/// A reader of a guarantee finds its tests under the same heading.
+#[test]
+fn guarantees_and_their_tests_have_the_same_sections() {
+    let (guarantees, tests) = (read("docs/guarantees.md"), read("docs/guarantee-tests.md"));
+    assert_eq!(sections(&guarantees), sections(&tests));
+}
+
 /// Returns the cells of the rows of tables, without those of headings' lines.
 fn rows(text: &str) -> Vec<Vec<String>> {
     let rows = text.lines().filter(|line| line.starts_with("| "));
@@ -451,6 +465,7 @@ fn the_checks_see_what_they_look_for() {
         anchors("# A `b`: c, d\n```\n# e\n```\n## f_g\n## f_g\n#h"),
         ["a-b-c-d", "f_g", "f_g", "f_g-1"]
     );
+    assert_eq!(sections("# a\n## b\n### c\n## d `e`"), ["b", "d `e`"]);
     let wide = "w ".repeat(61);
     let text = format!(
         "{wide}\n| {wide} |\n```\n{wide}\n```\n{}\n{wide}",
