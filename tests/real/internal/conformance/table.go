@@ -16,13 +16,12 @@ var tableFile = filepath.Join("..", "..", "docs", "conformance.md")
 
 const tableIntroduction = `# Conformance
 
-What kube-apiserver v1.37.1 answers to every combination of the options of gets, lists and watches, what watershed
-answers, and from where. Written by a run of the matrix in ` + "`tests/real/`" + ` (` + "`CONFORMANCE_WRITE=1 make conformance`" + `), and
-held by every later run: a cell that is answered otherwise, or from elsewhere, fails
-` + "`TestAnswersConformToUpstream/matrix`" + `.
+For those who ask what a certain read gets: what kube-apiserver v1.37.1 answers to every combination of the options of
+gets, lists and watches, what watershed answers, and from where. ` + "`CONFORMANCE_WRITE=1 make conformance`" + ` writes this page.
+Each run of ` + "`TestAnswersConformToUpstream/matrix`" + ` fails if a cell is answered otherwise, or from elsewhere.
 
-"The same" means status, headers and body, byte for byte; [the tests' README](../tests/real/README.md#conformance)
-says what little is let off. Combinations that are answered alike share a row.
+*The same* means status, headers and body, byte for byte; [the tests' README](../tests/real/README.md#conformance) has
+the few exceptions. Combinations that are answered alike share a row.
 
 The types are a built-in one with namespaces, one without, events (which upstream does not cache), and a custom one.
 
