@@ -104,8 +104,14 @@ documents: ## Write what is made from the code: docs/configuration.md, docs/conf
 	WATERSHED_WRITE_DOCUMENTS=1 $(CARGO) test --locked --test documents the_reference_is_what_the_code_makes
 	cd $(REAL) && WATERSHED_WRITE_DOCUMENTS=1 $(GO) test -count=1 -run '^TestTableIsWhatTheGeneratorWrites$$' ./internal/transcode
 
+BOOK := target/book-source
 book: ## The documents as a web site in target/book, by mdBook (cargo install mdbook)
+	rm -rf $(BOOK) target/book && mkdir -p $(BOOK)
+	git ls-files -z -- '*.md' '*.yaml' docs deploy/Dockerfile examples crates/protocol/examples LICENSE \
+		| tar --create --null --files-from=- | tar --extract --directory=$(BOOK)
+	sed -e 's|](|](docs/|' -e 's|docs/\.\./||' docs/SUMMARY.md > $(BOOK)/SUMMARY.md
 	mdbook build
+	.ci/book-links target/book
 
 lint: ## Formatting, clippy, go vet
 	$(CARGO) fmt --check

@@ -179,7 +179,11 @@ fn the_readme_has_at_most_1000_words() {
 #[test]
 fn the_book_lists_every_page() {
     let summary = read("docs/SUMMARY.md");
-    let listed: BTreeSet<_> = links(&summary).into_iter().map(str::to_owned).collect();
+    let listed: BTreeSet<_> = links(&summary)
+        .into_iter()
+        .filter(|page| !page.starts_with("../"))
+        .map(str::to_owned)
+        .collect();
     let docs = top().join("docs");
     let pages: BTreeSet<_> = all("docs", &[".md"])
         .into_iter()
