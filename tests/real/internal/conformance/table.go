@@ -17,8 +17,8 @@ var tableFile = filepath.Join("..", "..", "docs", "conformance.md")
 const tableIntroduction = `# Conformance
 
 For those who ask what a certain read gets: what kube-apiserver v1.37.1 answers to every combination of the options of
-gets, lists and watches, what watershed answers, and from where. ` + "`CONFORMANCE_WRITE=1 make conformance`" + ` writes this page.
-Each run of ` + "`TestAnswersConformToUpstream/matrix`" + ` fails if a cell is answered otherwise, or from elsewhere.
+gets, lists and watches, what watershed answers, and from where. ` + "`CONFORMANCE_WRITE=1 make conformance`" + ` writes this
+page. Each run of ` + "`TestAnswersConformToUpstream/matrix`" + ` fails if a cell is answered otherwise, or from elsewhere.
 
 *The same* means status, headers and body, byte for byte; [the tests' README](../tests/real/README.md#conformance) has
 the few exceptions. Combinations that are answered alike share a row.
