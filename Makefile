@@ -61,35 +61,35 @@ test-release: build-tests ## The real clients in front of another release of kub
 test-kine: build-tests ## The real clients in front of API servers that store objects in kine and SQLite
 	cd $(REAL) && ./build-kine.sh
 	# Without the tests that delete in etcd what kine cannot delete at once.
-	cd $(REAL) && REAL_BIN=.bin-kine WATERSHED_BIN=$(CURDIR)/$(PROXY) $(GO) test -count=1 -timeout 20m -skip '^(TestDeletionsOfOneVersionAreAllDelivered|TestEventsThatExpireTogetherVanishTogether)$$' .
+	cd $(REAL) && REAL_BIN=.bin-kine WATERSHED_BIN=$(CURDIR)/$(PROXY) $(GO) test -count=1 -timeout 20m -skip '^(TestDeletionsOfOneVersionAreAllDelivered|TestEventsThatExpireTogetherVanishTogether)$$' . ./clusters
 
 OLD_RELEASE ?= v1.36.3
 test-upgrade: build-tests real ## Upgrades and downgrades in front of a real older kube-apiserver and the present one; OLD_RELEASE=v1.36.3
 	cd $(REAL) && ./build-release.sh $(OLD_RELEASE)
-	cd $(REAL) && REAL_OLD_BIN=.bin-$(OLD_RELEASE) WATERSHED_BIN=$(CURDIR)/$(PROXY) $(GO) test -count=1 -timeout 40m -v -run '^(TestAnswersFollowTheReleaseOfTheServer|Test(Watches|Answers).*DuringAnUpgrade)$$' .
+	cd $(REAL) && REAL_OLD_BIN=.bin-$(OLD_RELEASE) WATERSHED_BIN=$(CURDIR)/$(PROXY) $(GO) test -count=1 -timeout 40m -v -run '^(TestAnswersFollowTheReleaseOfTheServer|Test(Watches|Answers).*DuringAnUpgrade)$$' ./clusters
 
 test-e2e: build-tests ## Kubernetes' own end-to-end tests of the API, through the proxy (a quarter of an hour, and minutes to build them)
 	$(REAL)/build.sh e2e
-	cd $(REAL) && WATERSHED_BIN=$(CURDIR)/$(PROXY) E2E=1 $(GO) test -count=1 -timeout 90m -v -run '^TestKubernetesEndToEnd$$' .
+	cd $(REAL) && WATERSHED_BIN=$(CURDIR)/$(PROXY) E2E=1 $(GO) test -count=1 -timeout 90m -v -run '^TestKubernetesEndToEnd$$' ./clusters
 
 test-otel: ## Traces, with the feature otel
 	$(CARGO) test --locked --workspace --features watershed/otel --test proxy traces::
 
 conformance: build-tests real ## Every combination of read options and 6,000 generated requests, compared with upstream (minutes)
-	cd $(REAL) && WATERSHED_BIN=$(CURDIR)/$(PROXY) CONFORMANCE_FULL=1 CONFORMANCE_PAIRS=$(PAIRS) $(GO) test -count=1 -timeout 20m -v -run '^TestAnswersConformToUpstream$$' .
+	cd $(REAL) && WATERSHED_BIN=$(CURDIR)/$(PROXY) CONFORMANCE_FULL=1 CONFORMANCE_PAIRS=$(PAIRS) $(GO) test -count=1 -timeout 20m -v -run '^TestAnswersConformToUpstream$$' ./clusters
 
 ROBUSTNESS_SECONDS ?= 600
 ROBUSTNESS_SEED ?= 1
 ROBUSTNESS := ROBUSTNESS_SEED=$(ROBUSTNESS_SEED) $(CARGO) test --locked --workspace --test robustness answers -- --nocapture
 robustness: build-tests real ## Answers, events and consistent reads checked through replicas under faults (docs/robustness.md); ROBUSTNESS_SECONDS=600, _SEED=, _EVENTS=, _READS=
 	ROBUSTNESS_SECONDS=$(ROBUSTNESS_SECONDS) $(ROBUSTNESS)
-	cd $(REAL) && WATERSHED_BIN=$(CURDIR)/$(PROXY) ROBUSTNESS_SECONDS=$(ROBUSTNESS_SECONDS) $(GO) test -count=1 -timeout 24h -v -run '^TestConsistentReadsAreLinearizable$$' .
+	cd $(REAL) && WATERSHED_BIN=$(CURDIR)/$(PROXY) ROBUSTNESS_SECONDS=$(ROBUSTNESS_SECONDS) $(GO) test -count=1 -timeout 24h -v -run '^TestConsistentReadsAreLinearizable$$' ./clusters
 
 soak: build-tests ## Half an hour of the same, in which memory, tasks and descriptors must stay flat; SOAK_SECONDS=1800
 	ROBUSTNESS_SOAK=1 ROBUSTNESS_SECONDS=$(or $(SOAK_SECONDS),1800) $(ROBUSTNESS)
 
 memory: build-tests real ## More data than fits into the memory limit, in both encodings, with hostile clients; MEMORY_SECONDS=600
-	cd $(REAL) && WATERSHED_BIN=$(CURDIR)/$(PROXY) MEMORY_SECONDS=$(or $(MEMORY_SECONDS),600) $(GO) test -count=1 -timeout 24h -v -run '^TestMemoryStaysBelowItsLimit$$' .
+	cd $(REAL) && WATERSHED_BIN=$(CURDIR)/$(PROXY) MEMORY_SECONDS=$(or $(MEMORY_SECONDS),600) $(GO) test -count=1 -timeout 24h -v -run '^TestMemoryStaysBelowItsLimit$$' ./clusters
 
 mutants: ## Builds broken on purpose, each of which a test must catch (docs/robustness.md; an hour); MUTANTS= names some
 	tests/mutants/run.sh $(MUTANTS)
@@ -144,17 +144,17 @@ simulate-nodes: $(MEASURED) real ## 50 nodes with a proxy each, 10,000 pods, wit
 	cd $(REAL) && WATERSHED_BIN=$(abspath $(MEASURED)) NODES=$(or $(NODES),50) NODE_PODS=$(or $(NODE_PODS),10000) NODE_AGENTS=$(or $(NODE_AGENTS),3) \
 		NODE_SECONDS=$(or $(NODE_SECONDS),60) NODE_CHANGES=$(or $(NODE_CHANGES),50) NODE_ZONE_REPLICAS=$(or $(NODE_ZONE_REPLICAS),2) \
 		NODE_FLAGS="$(NODE_FLAGS)" NODE_CHECKPOINTS=$(NODE_CHECKPOINTS) NODE_FIGURES=$(NODE_FIGURES) \
-		$(GO) test -count=1 -timeout 60m -v -run 'TestNodeProxiesSaveUpstreamTraffic' .
+		$(GO) test -count=1 -timeout 60m -v -run 'TestNodeProxiesSaveUpstreamTraffic' ./clusters
 	tests/lab/nodes.py $(NODE_FIGURES) --out target/lab/nodes.svg
 
 simulate-terminals: $(MEASURED) real ## 50 terminals that refresh kubectl get pods; upstream's lists, bytes and CPU. Takes TERMINAL_PODS=, TERMINAL_REFRESHES=, TERMINAL_PAUSE_MS=
 	cd $(REAL) && WATERSHED_BIN=$(abspath $(MEASURED)) TERMINAL_PODS=$(or $(TERMINAL_PODS),2000) TERMINAL_REFRESHES=$(or $(TERMINAL_REFRESHES),15) \
-		TERMINAL_PAUSE_MS=$(or $(TERMINAL_PAUSE_MS),2000) $(GO) test -count=1 -timeout 30m -v -run 'TestTerminalsCostUpstreamLittle' .
+		TERMINAL_PAUSE_MS=$(or $(TERMINAL_PAUSE_MS),2000) $(GO) test -count=1 -timeout 30m -v -run 'TestTerminalsCostUpstreamLittle' ./clusters
 
 simulate-cluster: $(MEASURED) real ## A whole cluster's clients behind one proxy: control plane, kubelets, controllers, people; the share of reads from memory. Takes FLEET_NODES=, FLEET_DEPLOYMENTS=, FLEET_SECONDS=
 	$(REAL)/build.sh controlplane
 	cd $(REAL) && WATERSHED_BIN=$(abspath $(MEASURED)) FLEET_NODES=$(or $(FLEET_NODES),20) FLEET_DEPLOYMENTS=$(or $(FLEET_DEPLOYMENTS),20) \
-		FLEET_SECONDS=$(or $(FLEET_SECONDS),60) $(GO) test -count=1 -timeout 30m -v -run 'TestWholeClusterReadsFromMemory' .
+		FLEET_SECONDS=$(or $(FLEET_SECONDS),60) $(GO) test -count=1 -timeout 30m -v -run 'TestWholeClusterReadsFromMemory' ./clusters
 
 bench-allocations: ## What an event and a read allocate in the proxy; BENCH= takes flags
 	$(CARGO) bench --locked --bench allocations -- $(BENCH)

@@ -159,8 +159,10 @@ func TestSingleIdentityMakesEveryCallerTheProxy(t *testing.T) {
 	proxy := testbed.RunProxy(t, testbed.Shared.ProxyKubeconfig, "--single-identity")
 	here := "/api/v1/namespaces/" + ns
 	for _, user := range []string{"", "-", "?", "alice"} {
-		me := proxy.Send(t, api.Request{Method: "POST", Path: selfReview, Body: whoAmI.Body, User: user})
-		if !strings.Contains(who(me.Body), `"username":"watershed"`) {
+		review := api.SelfReview
+		review.User = user
+		me := proxy.Send(t, review)
+		if !strings.Contains(api.ReviewedUser(me.Body), `"username":"watershed"`) {
 			t.Errorf("%q is %d %s", user, me.Status, me.Body)
 		}
 		a := proxy.Send(t, api.Request{Path: here + "/configmaps?resourceVersion=0", User: user})

@@ -211,7 +211,6 @@ func TestDiscoveryOfSeveralServersDoesNotGoBack(t *testing.T) {
 	c := require.Value(testbed.Start("--apiservers", "2"))(t)
 	t.Cleanup(c.Stop)
 	p := testbed.StartProxy(t, c.ProxyKubeconfig, c.Servers...)
-	p.Tokens = c.Users
 	var crops []crop
 	for number := range 20 {
 		crops = append(crops, newCrop(t, number))

@@ -155,7 +155,7 @@ func lackManagedFieldsInProtobuf(t *testing.T, proxy *testbed.Proxy, collection 
 		require.NoError(t, err)
 		return list
 	}
-	awaitHeld(t, proxy.Target, collection)
+	compare.AwaitHeld(t, proxy.Target, collection)
 	want, got := read(testbed.Upstream), read(proxy.Target)
 	for i := range want.Items {
 		if len(want.Items[i].ManagedFields) == 0 {
@@ -198,7 +198,7 @@ func halvesPods(t *testing.T, proxy *testbed.Proxy, path string) {
 	pod, status := require.Value(os.ReadFile("testdata/pod.json"))(t), require.Value(os.ReadFile("testdata/pod-status.json"))(t)
 	testbed.Upstream.Must(t, api.Request{Method: "POST", Path: path + "?fieldManager=kube-controller-manager", Body: string(pod)})
 	testbed.Upstream.Must(t, api.Request{Method: "PATCH", Path: path + "/web/status?fieldManager=kubelet", ContentType: api.StrategicPatch, Body: string(status)})
-	awaitHeld(t, proxy.Target, path)
+	compare.AwaitHeld(t, proxy.Target, path)
 	for accept, limit := range map[string]float64{api.JSONType: 0.6, api.ProtobufType: 0.5} {
 		r := api.Request{Path: path + "/web?resourceVersion=0", Accept: accept}
 		poll.Until(t, "memory has the status", func() error {

@@ -3,15 +3,12 @@ package real
 import (
 	"crypto/rand"
 	"encoding/base64"
-	"encoding/json"
 	"fmt"
 	"os"
 	"regexp"
 	"strings"
 	"testing"
 	"time"
-
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"watershed.test/real/internal/api"
 	"watershed.test/real/internal/compare"
@@ -64,7 +61,7 @@ func TestSecretsAreKeptInMemoryOnlyIfConfigured(t *testing.T) {
 			sources([]string{api.MetadataListJSON, api.MetadataListProtobuf}, path+"?resourceVersion=0", c.metadata)
 			// A second write arrives by the watches, if there are any.
 			patched := testbed.Upstream.Must(t, api.Request{Method: "PATCH", Path: path + "/one", ContentType: api.MergePatch, Body: `{"metadata":{"annotations":{"a":"b"}}}`})
-			version := versionOf(t, patched.Body)
+			version := api.VersionOf(t, patched.Body)
 			if c.metadata == "snapshot" {
 				for _, accept := range []string{api.MetadataJSON, api.MetadataProtobuf} {
 					r := api.Request{Path: path + "/one?resourceVersion=" + version, Accept: accept}
@@ -130,7 +127,7 @@ func TestReadsMatchUpstreamWithOnlyMetadataCached(t *testing.T) {
 			made := testbed.Upstream.Must(t, api.Request{Method: "POST", Path: path, Body: `{"metadata":{"name":"` + name + `"}}`})
 			r := api.Request{Path: path, Accept: []string{api.MetadataListJSON, api.MetadataListProtobuf}[i%2]}
 			got := proven(t, testbed.Proxied, r)
-			if !strings.Contains(got.Body, versionOf(t, made.Body)) {
+			if !strings.Contains(got.Body, api.VersionOf(t, made.Body)) {
 				t.Fatalf("%s is missing in a later list: %q", name, got.Body)
 			}
 			if want := testbed.Upstream.Must(t, r); len(want.Body) != len(got.Body) {
@@ -170,11 +167,4 @@ func proven(t *testing.T, to api.Target, r api.Request) api.Answer {
 	}
 	t.Fatal("this machine is too slow for the proof")
 	panic("unreachable")
-}
-
-func versionOf(t *testing.T, object string) string {
-	t.Helper()
-	var made metav1.PartialObjectMetadata
-	require.NoError(t, json.Unmarshal([]byte(object), &made))
-	return made.ResourceVersion
 }

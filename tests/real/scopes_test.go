@@ -115,7 +115,7 @@ scopes:
 		direct, proxy *api.Stream
 	}
 	var pairs []pair
-	version := versionOf(t, testbed.Upstream.Must(t, api.Request{Path: mine + "limit=1"}).Body)
+	version := api.VersionOf(t, testbed.Upstream.Must(t, api.Request{Path: mine + "limit=1"}).Body)
 	for _, of := range []string{
 		all + selecting("of="+ns+",tier in (gold,silver)", ""),
 		mine + selecting("tier in (gold,silver)", ""),

@@ -222,7 +222,7 @@ func TestTreesSurviveTheirTiers(t *testing.T) {
 		tree.front.Set(tree.zone)
 		require.NoError(t, syscall.Kill(old.PID, syscall.SIGTERM))
 		follow(t)
-		endProxy(t, old)
+		old.End(t)
 		follow(t)
 	})
 	t.Run("kill", func(t *testing.T) {

@@ -100,14 +100,15 @@ func (a *Answers) Heal() {
 	a.healed = make(chan struct{})
 }
 
-// Disturb puts garbage into each open watch of a resource, and ends it. It returns their number.
-func (a *Answers) Disturb(resource string) int {
-	all := a.open(resource)
-	for _, s := range all {
+// Disturb puts garbage into each open watch of a resource, and ends it.
+func (a *Answers) Disturb(resource string) {
+	for _, s := range a.open(resource) {
 		s.end([]byte("\x00\x00\x00\x05garbage\n"))
 	}
-	return len(all)
 }
+
+// Watching returns the number of open watches of a resource.
+func (a *Answers) Watching(resource string) int { return len(a.open(resource)) }
 
 func (a *Answers) open(resource string) (all []*stream) {
 	a.mutex.Lock()

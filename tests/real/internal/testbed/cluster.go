@@ -34,6 +34,21 @@ type Cluster struct {
 	once    sync.Once
 }
 
+// usersOf holds the tokens of each cluster's users, by its directory.
+var usersOf sync.Map
+
+// usersBehind returns the tokens of the users of the cluster that a kubeconfig belongs to: the
+// shared one unless it lies in another's directory.
+func usersBehind(kubeconfig string) *api.Tokens {
+	if users, ok := usersOf.Load(filepath.Dir(kubeconfig)); ok {
+		return users.(*api.Tokens)
+	}
+	if Shared != nil {
+		return Shared.Users
+	}
+	return api.NewTokens(map[string]string{})
+}
+
 // ProxyProgram returns the path of the proxy under test.
 func ProxyProgram() (string, error) {
 	program := os.Getenv("WATERSHED_BIN")
@@ -87,6 +102,7 @@ func Start(args ...string) (*Cluster, error) {
 	if err == nil {
 		err = json.Unmarshal(line, &c.Report)
 		c.Users = api.NewTokens(c.Tokens)
+		usersOf.Store(c.Dir, c.Users)
 	}
 	if err != nil {
 		c.Stop()

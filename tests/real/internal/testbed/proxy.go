@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"watershed.test/real/internal/api"
@@ -92,7 +93,7 @@ func RunProxyAs(t *testing.T, commandOf func(string, ...string) *exec.Cmd, kubec
 		}
 	})
 
-	p.Target = api.Target{Name: "proxied", CA: filepath.Join(dir, "ca.crt"), Tokens: Shared.Users}
+	p.Target = api.Target{Name: "proxied", CA: filepath.Join(dir, "ca.crt"), Tokens: usersBehind(kubeconfig)}
 	poll.Until(t, "the proxy is ready", func() error {
 		select {
 		case <-ended:
@@ -119,6 +120,18 @@ func RunProxyAs(t *testing.T, commandOf func(string, ...string) *exec.Cmd, kubec
 		return nil
 	})
 	return p
+}
+
+// End asks the proxy to end, and waits until it has.
+func (p *Proxy) End(t *testing.T) {
+	t.Helper()
+	syscall.Kill(p.PID, syscall.SIGTERM)
+	poll.Until(t, "a proxy has ended", func() error {
+		if err := syscall.Kill(p.PID, 0); err == nil {
+			return poll.ErrNotYet
+		}
+		return nil
+	})
 }
 
 // LogTail returns the last lines of the log.

@@ -1,12 +1,11 @@
-// Package testbed starts clusters and proxies for tests, and holds the cluster that all
-// tests share.
+// Package testbed starts clusters and proxies for tests, and holds the cluster that the tests of
+// a package share.
 package testbed
 
 import (
 	"fmt"
 	"hash/fnv"
 	"os"
-	"os/exec"
 	"strings"
 	"testing"
 
@@ -26,13 +25,8 @@ var Shared *Cluster
 // Direct reports that REAL_DIRECT is set: clients go straight to the API server.
 var Direct = os.Getenv("REAL_DIRECT") != ""
 
-// Prepare builds the programs and starts the shared cluster.
-func Prepare() (err error) {
-	build := exec.Command("./build.sh")
-	build.Stdout, build.Stderr = os.Stderr, os.Stderr
-	if err := build.Run(); err != nil {
-		return fmt.Errorf("build.sh: %w", err)
-	}
+// Share starts the cluster that the tests of a package share.
+func Share() (err error) {
 	if Shared, err = StartWithProxy(); err != nil {
 		return err
 	}

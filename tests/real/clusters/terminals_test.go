@@ -1,4 +1,4 @@
-package real
+package clusters
 
 import (
 	"context"
@@ -54,7 +54,7 @@ func TestTerminalsCostUpstreamLittle(t *testing.T) {
 	})
 	// Upstream's own cache and the proxy's are filled, and the proxy has learned the columns.
 	poll.Until(t, "tables come from memory", func() error {
-		answer := p.Must(t, api.Request{Path: path + "?limit=500", Accept: tableOfKubectl})
+		answer := p.Must(t, api.Request{Path: path + "?limit=500", Accept: fleet.AcceptOfKubectl})
 		if source := answer.Header.Get("X-Watershed-Source"); source != "linearizable" {
 			return fmt.Errorf("the source is %q", source)
 		}

@@ -1,4 +1,4 @@
-package real
+package clusters
 
 import (
 	"context"
@@ -79,7 +79,6 @@ func TestMemoryStaysBelowItsLimit(t *testing.T) {
 	c := require.Value(testbed.Start())(t)
 	t.Cleanup(c.Stop)
 	proxy := startLimited(t, c)
-	proxy.Tokens = c.Users
 	ctx, cancel := context.WithCancel(t.Context())
 	run := &memoryRun{
 		t: t, proxied: proxy.Target, upstream: c.Upstream(), ctx: ctx,
@@ -253,7 +252,7 @@ func (r *memoryRun) fill() map[string]string {
 	versions := map[string]string{}
 	for _, resource := range []string{"configmaps", "secrets"} {
 		a := r.upstream.Must(r.t, api.Request{Path: "/api/v1/" + resource + "?limit=1"})
-		versions[resource] = versionOf(r.t, a.Body)
+		versions[resource] = api.VersionOf(r.t, a.Body)
 	}
 	return versions
 }

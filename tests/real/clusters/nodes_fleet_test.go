@@ -1,4 +1,4 @@
-package real
+package clusters
 
 import (
 	"encoding/hex"
@@ -272,7 +272,7 @@ func (f *nodeFleet) replaceProxies(t *testing.T) {
 	for i, old := range f.zone {
 		f.zone[i] = f.startZoneProxy(t)
 		f.zoneFront.Set(f.zone...)
-		endProxy(t, old)
+		old.End(t)
 	}
 	for first := 0; first < f.nodes; first += 5 {
 		few := f.proxies[first:min(first+5, f.nodes)]
@@ -280,7 +280,7 @@ func (f *nodeFleet) replaceProxies(t *testing.T) {
 			require.NoError(t, syscall.Kill(old.PID, syscall.SIGTERM))
 		}
 		for i, old := range few {
-			endProxy(t, old)
+			old.End(t)
 			few[i] = f.startNodeProxy(t, first+i)
 			f.fronts[first+i].Set(few[i])
 		}
@@ -295,18 +295,6 @@ func (f *nodeFleet) changeEachNode(t *testing.T) {
 		f.change(t)
 	}
 	f.awaitChanges(t, f.nodes)
-}
-
-// endProxy asks a proxy to end, and waits until it has.
-func endProxy(t *testing.T, p *testbed.Proxy) {
-	t.Helper()
-	syscall.Kill(p.PID, syscall.SIGTERM)
-	poll.Until(t, "a proxy has ended", func() error {
-		if err := syscall.Kill(p.PID, 0); err == nil {
-			return poll.ErrNotYet
-		}
-		return nil
-	})
 }
 
 // NodeFigures are the costs of one phase.

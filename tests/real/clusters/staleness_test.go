@@ -1,4 +1,4 @@
-package real
+package clusters
 
 import (
 	"context"
@@ -26,7 +26,6 @@ func TestStaleTypesAreNotServed(t *testing.T) {
 	c := require.Value(testbed.Start())(t)
 	t.Cleanup(c.Stop)
 	proxy := testbed.RunProxy(t, c.ProxyKubeconfig, "--max-staleness", "3s")
-	proxy.Tokens = c.Users
 	path := "/api/v1/namespaces"
 	list := api.Request{Path: path + "?resourceVersion=0"}
 	// What was granted at the very start is asked again two seconds later, which would fail.
@@ -39,7 +38,7 @@ func TestStaleTypesAreNotServed(t *testing.T) {
 	var rest []byte
 	var failure error
 	ended := make(chan struct{})
-	resp := require.Value(proxy.Open(context.Background(), api.Request{Path: path + "?watch=1&resourceVersion=" + versionOf(t, first.Body)}))(t)
+	resp := require.Value(proxy.Open(context.Background(), api.Request{Path: path + "?watch=1&resourceVersion=" + api.VersionOf(t, first.Body)}))(t)
 	go func() {
 		defer close(ended)
 		defer resp.Body.Close()
@@ -91,7 +90,7 @@ func TestStaleTypesAreNotServed(t *testing.T) {
 		return nil
 	})
 	watch := proxy.Send(t, api.Request{Path: path + "?watch=1&timeoutSeconds=1&resourceVersion=0"})
-	if source := watch.Header.Get("X-Watershed-Source"); source != "snapshot" || !strings.Contains(watch.Body, versionOf(t, made.Body)) {
+	if source := watch.Header.Get("X-Watershed-Source"); source != "snapshot" || !strings.Contains(watch.Body, api.VersionOf(t, made.Body)) {
 		t.Errorf("a new watch comes from %s: %s", source, watch.Body)
 	}
 }

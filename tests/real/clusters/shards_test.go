@@ -1,4 +1,4 @@
-package real
+package clusters
 
 import (
 	"fmt"
@@ -10,7 +10,6 @@ import (
 	"watershed.test/real/internal/compare"
 	"watershed.test/real/internal/objects"
 	"watershed.test/real/internal/parallel"
-	"watershed.test/real/internal/poll"
 	"watershed.test/real/internal/require"
 	"watershed.test/real/internal/testbed"
 )
@@ -43,6 +42,7 @@ func TestShardsLikeUpstream(t *testing.T) {
 	if testbed.Direct {
 		t.Skip("needs a proxy of its own")
 	}
+	t.Parallel()
 	for _, gate := range []string{"true", "false"} {
 		t.Run(gate, func(t *testing.T) {
 			t.Parallel()
@@ -107,7 +107,7 @@ func furnishShards(t *testing.T, sides compare.Sides) (collections []string, sin
 	}
 	collections = []string{"/api/v1/secrets", w.Path("", ""), w.Path("east", "")}
 	for _, collection := range collections {
-		awaitHeld(t, sides.Asked, collection)
+		compare.AwaitHeld(t, sides.Asked, collection)
 	}
 	list, _, _ := api.ParseList(api.JSONType, up.Must(t, api.Request{Path: collections[0]}).Body)
 	for _, ns := range []string{"east", "west"} {
@@ -129,20 +129,6 @@ func again(kind int, w objects.Widget) string {
 		return `{"metadata":{"name":"s-3"}}`
 	}
 	return w.Object("w-3", 9)
-}
-
-// awaitHeld waits until a collection is answered from memory, in all encodings.
-func awaitHeld(t *testing.T, by api.Target, collection string) {
-	t.Helper()
-	for _, accept := range []string{api.JSONType, api.ProtobufType + "," + api.JSONType} {
-		poll.Until(t, collection+" is held", func() error {
-			a, err := by.Try(api.Request{Path: collection + "?resourceVersion=0", Accept: accept})
-			if source := a.Header.Get("X-Watershed-Source"); err == nil && source != "snapshot" {
-				err = fmt.Errorf("answered from %q", source)
-			}
-			return err
-		})
-	}
 }
 
 // shardReads returns lists, pages and watches of a collection, to which a selector is added.

@@ -1,4 +1,4 @@
-package real
+package clusters
 
 import (
 	"context"
@@ -59,25 +59,10 @@ func ask(t *testing.T, client *http.Client, to api.Target, r api.Request) shownA
 	return shownAnswer{resp.StatusCode, resp.Header.Get("X-Watershed-Source"), string(text)}
 }
 
-const selfReview = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
-
-var whoAmI = api.Request{Method: "POST", Path: selfReview, Body: `{"kind":"SelfSubjectReview","apiVersion":"authentication.k8s.io/v1"}`}
-
-// who returns what upstream knows of the caller.
-func who(body string) string {
-	var review struct {
-		Status struct{ UserInfo json.RawMessage }
-	}
-	if json.Unmarshal([]byte(body), &review) != nil {
-		return body
-	}
-	return string(review.Status.UserInfo)
-}
-
 // essenceOf removes what changes over time.
 func essenceOf(r api.Request, body string) string {
-	if r.Path == selfReview {
-		return who(body)
+	if r.Path == api.SelfReviewPath {
+		return api.ReviewedUser(body)
 	}
 	if r.Method == "POST" && strings.Contains(body, `"creationTimestamp"`) {
 		return "made"
@@ -190,7 +175,7 @@ func TestCertificateCallersKeepTheirIdentity(t *testing.T) {
 		{"a deputy as nobody", clientCA.Person(t, certificates.Template("deputy")), map[string]string{"Impersonate-Group": "readers"}},
 	}
 	requests := []api.Request{
-		whoAmI,
+		api.SelfReview,
 		{Path: "/api/v1/namespaces/default/configmaps?resourceVersion=0"},
 		{Path: "/api/v1/namespaces/default/configmaps"},
 		{Path: "/api/v1/namespaces/default/configmaps/apple?resourceVersion=0"},

@@ -1,4 +1,4 @@
-package real
+package clusters
 
 import (
 	"cmp"
@@ -160,7 +160,6 @@ func beginRollout(t *testing.T) *rollout {
 	}
 	r.furnish()
 	r.proxy = testbed.StartProxy(t, c.ProxyKubeconfig, c.Servers[olderServer], c.Servers[newerServer])
-	r.proxy.Tokens = c.Users
 	require.NoError(t, c.Command(fmt.Sprint("kill ", newerServer)))
 	r.agrees(olderServer)
 	return r
@@ -292,7 +291,6 @@ func TestWatchesLoseNothingDuringAnUpgrade(t *testing.T) {
 		s.AwaitCustomType(t, i)
 	}
 	proxy := testbed.StartProxy(t, c.ProxyKubeconfig, c.Servers[olderServer], c.Servers[newerServer])
-	proxy.Tokens = c.Users
 	p := s.Begin(t, proxy.Target, proxy)
 	w := p.Write(60)
 	p.OpenWatches()
