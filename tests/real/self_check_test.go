@@ -134,7 +134,7 @@ func TestSelfCheckFindsNothingUnderChurn(t *testing.T) {
 		if results["objects"]+results["bytes"] > 0 {
 			t.Fatalf("it found differences: %v\n%s", results, proxy.LogTail())
 		}
-		if n >= 100 && results["same"] >= 300 {
+		if n >= 40 && results["same"] >= 300 {
 			t.Logf("%d rounds of writes, checks by result: %v", n, results)
 			return
 		}

@@ -10,11 +10,17 @@ import (
 // Patience bounds every wait. No step should take that long, even on a busy machine.
 const Patience = 90 * time.Second
 
+// The pauses between two checks grow: a long wait costs little, and a short one ends promptly.
+const (
+	shortestPause = 20 * time.Millisecond
+	longestPause  = 500 * time.Millisecond
+)
+
 // Until polls until check returns nil, and fails the test after Patience.
 func Until(t *testing.T, what string, check func() error) {
 	t.Helper()
 	deadline := time.Now().Add(Patience)
-	for {
+	for pause := shortestPause; ; pause = min(pause*5/4, longestPause) {
 		err := check()
 		if err == nil {
 			return
@@ -22,7 +28,7 @@ func Until(t *testing.T, what string, check func() error) {
 		if time.Now().After(deadline) {
 			t.Fatalf("%s: not after %v: %v", what, Patience, err)
 		}
-		time.Sleep(50 * time.Millisecond)
+		time.Sleep(pause)
 	}
 }
 
