@@ -184,6 +184,18 @@ func TestChartRefusesWrongValues(t *testing.T) {
 	}
 }
 
+// TestZoneTierSuitsEveryRelease renders the zone tier for releases that know different names of the
+// same preference.
+func TestZoneTierSuitsEveryRelease(t *testing.T) {
+	t.Parallel()
+	for release, name := range map[string]string{"1.30.0": "PreferClose", "1.33.9-gke.1": "PreferClose", "1.34.0": "PreferSameZone", "1.37.1": "PreferSameZone"} {
+		text := manifests.Chart(t, "w", "--kube-version", release, "-f", manifests.ChartDir+"/examples/zone-tier.yaml")
+		if !strings.Contains(text, "trafficDistribution: "+name+"\n") {
+			t.Errorf("the service for %s does not prefer %s", release, name)
+		}
+	}
+}
+
 // installed installs the chart with a helm whose requests go through watershed. It runs a proxy
 // with the Deployment's arguments, rights and certificate, upgrades the release, and uninstalls
 // it.
