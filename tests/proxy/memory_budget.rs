@@ -79,11 +79,16 @@ fn base((group, _): (&str, &str)) -> String {
     }
 }
 
+fn name(number: usize) -> String {
+    format!("o-{number:03}")
+}
+
 fn object(namespace: &str, number: usize, rng: &mut Rng) -> String {
     let noise: String = (0..256).map(|_| rng.alphanumeric()).collect();
     let padding = noise.repeat(OBJECT_BYTES / noise.len());
+    let name = name(number);
     format!(
-        r#"{{"metadata":{{"name":"o-{number:03}","namespace":"{namespace}","annotations":{{"padding":"{padding}"}}}}}}"#
+        r#"{{"metadata":{{"name":"{name}","namespace":"{namespace}","annotations":{{"padding":"{padding}"}}}}}}"#
     )
 }
 
@@ -91,10 +96,8 @@ fn object(namespace: &str, number: usize, rng: &mut Rng) -> String {
 fn fill(state: &ClusterState, of: (&str, &str), count: usize) {
     let mut rng = Rng::with_seed(7);
     for namespace in (0..NAMESPACES).map(fixtures::namespace_name) {
-        for number in 0..count {
-            let json = object(&namespace, number, &mut rng);
-            state.create(&gvr(of), &json).unwrap();
-        }
+        let json = object(&namespace, 0, &mut rng);
+        state.create_copies(&gvr(of), &json, count, name).unwrap();
     }
 }
 

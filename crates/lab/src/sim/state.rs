@@ -107,6 +107,25 @@ impl ClusterState {
         self.create_draft(index, draft).map(|o| o.version)
     }
 
+    /// Creates `count` copies of an object. `name_of` returns the name of each. The JSON is parsed
+    /// once, which matters for large objects.
+    pub fn create_copies(
+        &self,
+        gvr: &GroupVersionResource,
+        json: &str,
+        count: usize,
+        name_of: impl Fn(usize) -> String,
+    ) -> Result<(), WriteError> {
+        let (index, _) = ResourceKind::of(gvr).ok_or(WriteError::UnknownResource)?;
+        let draft = Draft::parse(json.as_bytes()).map_err(WriteError::Invalid)?;
+        for number in 0..count {
+            let mut copy = draft.clone();
+            copy.set_text("name", &name_of(number));
+            self.create_draft(index, copy)?;
+        }
+        Ok(())
+    }
+
     /// Replaces an object by its JSON. A resourceVersion in it must be the present one.
     pub fn update(&self, gvr: &GroupVersionResource, json: &str) -> Result<u64, WriteError> {
         let (index, _) = ResourceKind::of(gvr).ok_or(WriteError::UnknownResource)?;
