@@ -4,6 +4,7 @@
 //! one service that is handed to [`listen::serve`].
 
 mod activity;
+mod answer_body;
 mod client_certificates;
 mod connection;
 mod goaway;
