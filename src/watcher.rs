@@ -2,15 +2,15 @@
 mod body;
 mod chunk;
 mod grant;
+mod options;
 #[cfg(test)]
 mod tests;
 mod view;
 
-pub use body::{
-    Bookmarks, EndMark, InitialState, WatchBody, WatchEnding, WatchObserver, WatchOptions,
-};
+pub use body::WatchBody;
 pub use chunk::{ContentCoding, MIN_SHARED_BYTES};
 pub use grant::{Grant, GrantStatus};
+pub use options::{Bookmarks, EndMark, InitialState, WatchEnding, WatchObserver, WatchOptions};
 pub use view::{
     ClientFrame, ClientView, DerivedView, IrreducibleObject, PartialView, TableView, ViewFilter,
 };

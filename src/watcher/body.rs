@@ -1,5 +1,4 @@
 //! The body of a watch response: initial state, events, bookmarks, and a clean end.
-use std::any::Any;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -11,12 +10,11 @@ use tokio::time::{Instant, Sleep};
 
 use super::chunk::{Chunk, ContentCoding};
 use super::grant::{Grant, GrantStatus};
+use super::options::{Bookmarks, EndMark, InitialState, WatchEnding, WatchObserver, WatchOptions};
 use super::view::{ClientFrame, ClientView};
-use crate::store::{
-    ObjectRun, ObjectRuns, StoreReader, StoredObject, Subscription, SubscriptionStep,
-};
-use crate::work::{COMPRESSED_PIECE, WorkBudget, retire};
-use watershed_protocol::{BookmarkFormat, Malformed, ResourceVersion, Status, WireFormat};
+use crate::store::{StoredObject, Subscription, SubscriptionStep};
+use crate::work::{COMPRESSED_PIECE, WorkBudget};
+use watershed_protocol::{Malformed, ResourceVersion, Status, WireFormat};
 
 /// Longest interval between bookmarks. Each one is up to a quarter shorter: after a mass reconnect,
 /// many watches began together and must not wake together. Source: `cacher.go`
@@ -33,133 +31,6 @@ const CHUNK: usize = 32 * 1024;
 const INITIAL_CHUNK: usize = 64 * 1024;
 /// Number of events taken from the window at a time. The scope is locked meanwhile.
 const BATCH: usize = 64;
-
-/// Upstream's own form of a scope's bookmarks, known once it sent one.
-pub type Bookmarks = Arc<arc_swap::ArcSwapOption<BookmarkFormat>>;
-
-/// The reason why a watch ended, for metrics.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WatchEnding {
-    /// Its `timeoutSeconds` passed.
-    Deadline,
-    /// It fell out of the window.
-    Expired,
-    /// The scope has not followed upstream for too long.
-    Stale,
-    /// The scope ended.
-    Closed,
-    /// The caller may not see it any more.
-    Revoked,
-    /// This server is shutting down.
-    Draining,
-    /// An event could not be framed for this view.
-    Broken,
-    /// The client went away.
-    Gone,
-}
-
-impl WatchEnding {
-    /// Returns the metric label.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Deadline => "deadline",
-            Self::Expired => "expired",
-            Self::Stale => "stale",
-            Self::Closed => "closed",
-            Self::Revoked => "revoked",
-            Self::Draining => "draining",
-            Self::Broken => "broken",
-            Self::Gone => "client",
-        }
-    }
-}
-
-/// Settings of one watch.
-pub struct WatchOptions<G, D, O> {
-    /// The form in which objects and events of the type are framed.
-    pub format: Arc<WireFormat>,
-    /// The view that the client has of the events.
-    pub view: ClientView,
-    /// The content coding of the body.
-    pub coding: ContentCoding,
-    /// The version the watch starts after; bookmarks are sent only above it.
-    pub start: ResourceVersion,
-    /// The state to begin with.
-    pub initial: Option<InitialState>,
-    /// Bookmarks were asked for.
-    pub bookmarks: Option<Bookmarks>,
-    /// Upstream has no watch cache of the type, so that its refusals are etcd's.
-    pub is_from_etcd: bool,
-    /// The moment at which the watch ends.
-    pub deadline: Instant,
-    /// The caller's right to see it.
-    pub grant: G,
-    /// Resolves when this server begins to shut down.
-    pub draining: D,
-    /// Told once how the watch ended, and of every event handed out.
-    pub observer: O,
-}
-
-/// The state a watch begins with.
-pub struct InitialState {
-    /// Objects still to be sent as ADDED.
-    runs: ObjectRuns,
-    /// Tells if the objects are held anyway.
-    reader: StoreReader,
-    /// The rest of a run that was begun. It comes before the others.
-    rest: Option<ObjectRun>,
-    /// The bookmark that ends them.
-    end_mark: Option<EndMark>,
-    /// The work of one turn.
-    budget: WorkBudget,
-    /// Dropped with it, once all objects are sent.
-    _permit: Option<Box<dyn Any + Send>>,
-}
-
-/// The bookmark that ends the initial events. Its frame depends on what was sent before it.
-pub struct EndMark {
-    /// Upstream's form of bookmarks.
-    pub format: Arc<BookmarkFormat>,
-    /// The version of the state.
-    pub version: ResourceVersion,
-}
-
-impl InitialState {
-    /// Creates the state of these objects, none of which is sent. It holds a permit until all are.
-    pub fn new(
-        runs: ObjectRuns,
-        reader: StoreReader,
-        end_mark: Option<EndMark>,
-        permit: Option<Box<dyn Any + Send>>,
-    ) -> Self {
-        Self {
-            runs,
-            reader,
-            rest: None,
-            end_mark,
-            budget: WorkBudget::default(),
-            _permit: permit,
-        }
-    }
-}
-
-impl Drop for InitialState {
-    /// Changes since the watch began may have left it the last to hold the objects.
-    fn drop(&mut self) {
-        let objects = self.runs.snapshot().len();
-        if !self.reader.holds(self.runs.snapshot()) {
-            retire(std::mem::take(&mut self.runs), objects);
-        }
-    }
-}
-
-/// Counts the deliveries of a watch.
-pub trait WatchObserver: Send + Unpin + 'static {
-    /// Records that frames were handed out, and their bytes as sent.
-    fn sent(&mut self, events: usize, bytes: usize);
-    /// Records the end of the watch. Called once.
-    fn ended(&mut self, how: WatchEnding);
-}
 
 /// The bookmark that is due.
 #[derive(Clone, Copy, Default)]
