@@ -1,4 +1,4 @@
-//! One connection to the API server, and the lease of a stream on it.
+//! One connection to the API server.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -8,10 +8,7 @@ use std::sync::{Arc, Weak};
 use std::task::Poll;
 use std::time::Duration;
 
-use http::header::{CONNECTION, HOST, HeaderValue, TE};
-use http::{Request, Response, Version};
-use hyper::body::Incoming;
-use hyper::client::conn::{TrySendError, http1, http2};
+use hyper::client::conn::{http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use parking_lot::Mutex;
 use tokio::sync::OwnedSemaphorePermit;
@@ -25,8 +22,10 @@ use super::traffic::OpenConnection;
 use crate::body::Body;
 use watershed_connect::{Address, CONNECT_TIMEOUT, Dialed, DialedStream};
 
-/// Age below which a connection is not retired: a loop of proxies costs one a second.
-const MIN_AGE: Duration = Duration::from_secs(1);
+mod lease;
+
+pub(super) use lease::{Lease, NotSent};
+
 /// Interval and timeout of HTTP/2 pings, which are also sent on idle connections.
 ///
 /// A dead connection is noticed after their sum, instead of after TCP's quarter of an hour.
@@ -102,29 +101,7 @@ pub(super) struct IdleHttp1 {
     pub(super) connections: Mutex<VecDeque<Http1Connection>>,
 }
 
-/// The right to send one request, held as long as the answer's body.
-pub(super) struct Lease {
-    connection: Leased,
-    /// `true` if the connection was used or idle before: it may have died since.
-    pub(super) pooled: bool,
-}
-
-/// Why a request got no answer.
-pub(super) enum NotSent {
-    /// The connection had ended before.
-    Ended(Request<Body>),
-    /// hyper returned an error.
-    Failed(TrySendError<Request<Body>>),
-}
-
 type Http2Driver = http2::Connection<TokioIo<DialedStream>, Body, TokioExecutor>;
-
-enum Leased {
-    Http2(Arc<Http2Connection>),
-    Http1(Http1Connection, Arc<IdleHttp1>),
-    /// Returned to the pool, or not to be returned.
-    Gone(Address),
-}
 
 /// Speaks HTTP on a new connection, and spawns the task that drives it.
 pub(super) async fn handshake(
@@ -376,149 +353,4 @@ impl IdleHttp1 {
                 && connection.idle_since.elapsed() < idle
         });
     }
-}
-
-// === impl Lease ===
-
-impl Lease {
-    pub(super) fn http2(connection: Arc<Http2Connection>, pooled: bool) -> Lease {
-        Lease {
-            connection: Leased::Http2(connection),
-            pooled,
-        }
-    }
-
-    pub(super) fn http1(connection: Http1Connection, idle: Arc<IdleHttp1>, pooled: bool) -> Lease {
-        Lease {
-            connection: Leased::Http1(connection, idle),
-            pooled,
-        }
-    }
-
-    pub(super) fn address(&self) -> &Address {
-        match &self.connection {
-            Leased::Http2(connection) => &connection.address,
-            Leased::Http1(connection, _) => &connection.address,
-            Leased::Gone(address) => address,
-        }
-    }
-
-    /// Returns the time at which the connection was opened, if it is shared.
-    pub(super) fn opened(&self) -> Option<Instant> {
-        match &self.connection {
-            Leased::Http2(connection) => Some(connection.opened),
-            Leased::Http1(..) | Leased::Gone(_) => None,
-        }
-    }
-
-    /// Keeps further requests off the connection, if it is not a new one. It ends with the requests
-    /// that are on it.
-    pub(super) fn retire(&mut self) {
-        let is_new = |opened: Instant| opened.elapsed() < MIN_AGE;
-        match &mut self.connection {
-            Leased::Http2(connection) if !is_new(connection.opened) => {
-                connection.closed.store(true, Ordering::Release);
-            }
-            Leased::Http1(connection, _) if !is_new(connection.opened) => connection.retired = true,
-            Leased::Http2(_) | Leased::Http1(..) | Leased::Gone(_) => {}
-        }
-    }
-
-    /// Returns the extension of answers that come by this connection.
-    pub(super) fn served_by(&self) -> ServedBy {
-        let connection = match &self.connection {
-            Leased::Http2(connection) => Some(Arc::downgrade(connection)),
-            Leased::Http1(..) | Leased::Gone(_) => None,
-        };
-        ServedBy {
-            address: self.address().clone(),
-            connection,
-            opened: self.opened(),
-        }
-    }
-
-    /// Sends the request, adapted to this connection.
-    pub(super) async fn send(
-        &mut self,
-        mut request: Request<Body>,
-    ) -> Result<Response<Incoming>, NotSent> {
-        match &mut self.connection {
-            Leased::Http2(connection) => {
-                shape(&mut request, &connection.address, true);
-                let sender = connection.sender.lock().clone();
-                let Some(mut sender) = sender else {
-                    return Err(NotSent::Ended(request));
-                };
-                let answer = sender.try_send_request(request);
-                drop(sender);
-                answer.await.map_err(NotSent::Failed)
-            }
-            Leased::Http1(connection, _) => {
-                shape(&mut request, &connection.address, false);
-                connection
-                    .sender
-                    .try_send_request(request)
-                    .await
-                    .map_err(NotSent::Failed)
-            }
-            Leased::Gone(_) => unreachable!("a lease is given back only with the answer's end"),
-        }
-    }
-
-    /// Returns the connection to the pool, after the whole answer.
-    pub(super) fn finish(&mut self) {
-        let gone = Leased::Gone(self.address().clone());
-        match std::mem::replace(&mut self.connection, gone) {
-            Leased::Http2(connection) => connection.give_back(),
-            Leased::Http1(connection, _) if connection.retired => {}
-            Leased::Http1(mut connection, idle) => {
-                // The driver needs a moment to see the end too, and the request's body may still be
-                // on its way. A connection that closes instead is dropped here.
-                tokio::spawn(async move {
-                    if connection.sender.ready().await.is_ok() {
-                        connection.idle_since = Instant::now();
-                        idle.put_back(connection);
-                    }
-                });
-            }
-            Leased::Gone(_) => {}
-        }
-    }
-}
-
-impl Drop for Lease {
-    /// Ends a lease before the end of its answer.
-    ///
-    /// An HTTP/2 stream is free again, as dropping its answer resets it. An HTTP/1 connection in
-    /// the middle of an answer cannot be used again and closes.
-    fn drop(&mut self) {
-        if let Leased::Http2(connection) = &self.connection {
-            connection.give_back();
-        }
-    }
-}
-
-/// Adapts a request to a connection: target, host and version. It can be repeated for another one.
-fn shape(request: &mut Request<Body>, address: &Address, http2: bool) {
-    // A path that was a URI's stays one with upstream's name before it.
-    if let Ok(target) = address.target(request.uri(), http2) {
-        *request.uri_mut() = target;
-    }
-    let headers = request.headers_mut();
-    headers.remove(HOST);
-    headers.remove(CONNECTION);
-    if !http2 {
-        if let Ok(host) = HeaderValue::from_str(address.authority().as_str()) {
-            headers.insert(HOST, host);
-        }
-        // TE is about this hop, and on HTTP/1.1 has to be named so.
-        if headers.contains_key(TE) {
-            headers.insert(CONNECTION, HeaderValue::from_static("TE"));
-        }
-    }
-    *request.version_mut() = if http2 {
-        Version::HTTP_2
-    } else {
-        Version::HTTP_11
-    };
 }
