@@ -1,50 +1,22 @@
 use rcgen::{
     BasicConstraints, CertificateParams, CustomExtension, DnType, DnValue, ExtendedKeyUsagePurpose,
-    IsCa, Issuer, KeyPair,
+    IsCa,
 };
 use rustls::pki_types::pem::PemObject;
 
 use super::*;
+use crate::test_support::Pki;
 
-struct Ca {
-    pem: String,
-    issuer: Issuer<'static, KeyPair>,
-}
-
-impl Ca {
-    fn new() -> Self {
-        let mut params = CertificateParams::default();
-        params
-            .distinguished_name
-            .push(DnType::CommonName, "test-ca");
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        let key = KeyPair::generate().unwrap();
-        let pem = params.self_signed(&key).unwrap().pem();
-        Self {
-            pem,
-            issuer: Issuer::new(params, key),
-        }
-    }
-
-    fn sign(&self, shape: impl FnOnce(&mut CertificateParams)) -> Vec<CertificateDer<'static>> {
-        let mut params = CertificateParams::default();
-        shape(&mut params);
-        let key = KeyPair::generate().unwrap();
-        let pem = params.signed_by(&key, &self.issuer).unwrap().pem();
-        vec![CertificateDer::from_pem_slice(pem.as_bytes()).unwrap()]
-    }
-}
-
-async fn load(ca: &Ca) -> (tempfile::TempDir, Certificates) {
+async fn load(ca: &Pki) -> (tempfile::TempDir, Certificates) {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("ca.crt");
-    std::fs::write(&file, &ca.pem).unwrap();
+    std::fs::write(&file, &ca.ca_pem).unwrap();
     (folder, Certificates::load(file).await.unwrap())
 }
 
 #[tokio::test]
 async fn a_certificate_names_the_user_and_the_groups() {
-    let ca = Ca::new();
+    let ca = Pki::new();
     let (_folder, certificates) = load(&ca).await;
     let chain = ca.sign(|params| {
         let name = &mut params.distinguished_name;
@@ -69,7 +41,7 @@ async fn a_certificate_names_the_user_and_the_groups() {
 
 #[tokio::test]
 async fn certificates_that_upstream_would_refuse_are_refused() {
-    let (ca, strangers) = (Ca::new(), Ca::new());
+    let (ca, strangers) = (Pki::new(), Pki::new());
     let (_folder, certificates) = load(&ca).await;
     let jane =
         |params: &mut CertificateParams| params.distinguished_name.push(DnType::CommonName, "jane");
@@ -115,7 +87,7 @@ async fn certificates_that_upstream_would_refuse_are_refused() {
 
 #[tokio::test]
 async fn a_changed_file_is_loaded_and_a_broken_one_is_not() {
-    let (ca, others) = (Ca::new(), Ca::new());
+    let (ca, others) = (Pki::new(), Pki::new());
     let (folder, certificates) = load(&ca).await;
     let jane =
         |params: &mut CertificateParams| params.distinguished_name.push(DnType::CommonName, "jane");
@@ -125,7 +97,7 @@ async fn a_changed_file_is_loaded_and_a_broken_one_is_not() {
     std::fs::write(&file, "nothing").unwrap();
     certificates.reload().await;
     assert!(certificates.verify(&old).is_some());
-    std::fs::write(&file, &others.pem).unwrap();
+    std::fs::write(&file, &others.ca_pem).unwrap();
     certificates.reload().await;
     assert!(
         certificates.verify(&old).is_none() && certificates.verify(&new).is_some(),
@@ -135,8 +107,8 @@ async fn a_changed_file_is_loaded_and_a_broken_one_is_not() {
 
 #[test]
 fn authorities_of_the_same_key_overlap() {
-    let (clients, others) = (Ca::new(), Ca::new());
-    let der = |ca: &Ca| CertificateDer::from_pem_slice(ca.pem.as_bytes()).unwrap();
+    let (clients, others) = (Pki::new(), Pki::new());
+    let der = |ca: &Pki| CertificateDer::from_pem_slice(ca.ca_pem.as_bytes()).unwrap();
     assert!(overlap(&[der(&clients)], &[der(&others), der(&clients)]));
     assert!(!overlap(&[der(&clients)], &[der(&others)]));
     // An authority of front proxies that the clients' authority has signed.

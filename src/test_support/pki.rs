@@ -1,0 +1,103 @@
+//! Certificates of a test.
+use std::sync::Arc;
+
+use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::WebPkiClientVerifier;
+use rustls::{RootCertStore, ServerConfig};
+use tokio_rustls::TlsAcceptor;
+
+/// A CA that issues certificates.
+pub(crate) struct Pki {
+    pub(crate) ca_pem: String,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+impl Pki {
+    pub(crate) fn new() -> Pki {
+        let mut params = CertificateParams::default();
+        params
+            .distinguished_name
+            .push(DnType::CommonName, "test-ca");
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let key = KeyPair::generate().unwrap();
+        let ca_pem = params.self_signed(&key).unwrap().pem();
+        Pki {
+            ca_pem,
+            issuer: Issuer::new(params, key),
+        }
+    }
+
+    /// Issues a certificate. Returns it and its key in PEM.
+    pub(crate) fn issue(&self, common_name: &str, names: &[&str]) -> (String, String) {
+        let names: Vec<_> = names.iter().map(|&name| name.to_owned()).collect();
+        let mut params = CertificateParams::new(names).unwrap();
+        params
+            .distinguished_name
+            .push(DnType::CommonName, common_name);
+        let key = KeyPair::generate().unwrap();
+        let certificate = params.signed_by(&key, &self.issuer).unwrap();
+        (certificate.pem(), key.serialize_pem())
+    }
+
+    /// Issues a certificate of any shape, whose key nobody keeps.
+    pub(crate) fn sign(
+        &self,
+        shape: impl FnOnce(&mut CertificateParams),
+    ) -> Vec<CertificateDer<'static>> {
+        let mut params = CertificateParams::default();
+        shape(&mut params);
+        let key = KeyPair::generate().unwrap();
+        chain(&params.signed_by(&key, &self.issuer).unwrap().pem())
+    }
+
+    pub(crate) fn roots(&self) -> RootCertStore {
+        roots(&self.ca_pem)
+    }
+
+    pub(crate) fn acceptor(&self) -> TlsAcceptor {
+        TlsAcceptor::from(Arc::new(self.server_config(true)))
+    }
+
+    pub(super) fn server_config(&self, http2: bool) -> ServerConfig {
+        let (cert, key) = self.issue("api", &["127.0.0.1", "localhost", "api.test"]);
+        let verifier =
+            WebPkiClientVerifier::builder_with_provider(Arc::new(self.roots()), provider())
+                .allow_unauthenticated()
+                .build()
+                .unwrap();
+        let mut config = ServerConfig::builder_with_provider(provider())
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_client_cert_verifier(verifier)
+            .with_single_cert(chain(&cert), private_key(&key))
+            .unwrap();
+        config.alpn_protocols = if http2 {
+            vec![b"h2".to_vec(), b"http/1.1".to_vec()]
+        } else {
+            vec![b"http/1.1".to_vec()]
+        };
+        config
+    }
+}
+
+pub(crate) fn roots(ca_pem: &str) -> RootCertStore {
+    let mut roots = RootCertStore::empty();
+    roots
+        .add(CertificateDer::from_pem_slice(ca_pem.as_bytes()).unwrap())
+        .unwrap();
+    roots
+}
+
+pub(super) fn provider() -> Arc<rustls::crypto::CryptoProvider> {
+    Arc::new(rustls::crypto::aws_lc_rs::default_provider())
+}
+
+pub(super) fn chain(pem: &str) -> Vec<CertificateDer<'static>> {
+    vec![CertificateDer::from_pem_slice(pem.as_bytes()).unwrap()]
+}
+
+pub(super) fn private_key(pem: &str) -> PrivateKeyDer<'static> {
+    PrivateKeyDer::from_pem_slice(pem.as_bytes()).unwrap()
+}
