@@ -18,6 +18,7 @@ mod forecast;
 mod forward_limits;
 mod forwarding;
 mod freshness;
+mod gathering;
 mod get_crowds;
 mod large_answers;
 mod limit;

@@ -33,6 +33,7 @@ mod catch_up;
 mod comparison;
 mod costs;
 mod get_proofs;
+mod outcome;
 mod refusals;
 
 use std::collections::HashMap;
@@ -51,12 +52,14 @@ use crate::upstream::{AnswerError, Probe, UpstreamClient};
 use crate::watcher::ViewFilter;
 use catch_up::CatchUpWatches;
 use comparison::{Compared, IN_TRANSIT, compare};
-use get_proofs::ProofForGets;
+use get_proofs::{GetProofs, GetQuestion, ProofForGets};
+use outcome::{FreshnessProof, Passed};
 use refusals::RefusedQuestions;
 use watershed_protocol::{ResourceVersion, Selection, VersionList};
 
 pub(super) use comparison::ProvenState;
 pub(super) use costs::ProofCosts;
+pub(super) use outcome::FenceError;
 
 /// Longest wait of a reader. Then upstream answers, which waits as long for its own cache.
 /// Source: `apiserver/pkg/storage/cacher/watch_cache.go` (blockTimeout).
@@ -65,6 +68,8 @@ pub(super) const MAX_WAIT: Duration = Duration::from_secs(3);
 const BRIEF: Duration = Duration::from_millis(20);
 /// Small types without events for this long are compared without that wait.
 const IDLE: Duration = Duration::from_secs(1);
+/// Time for which cheap reads do not wait for events that were too late for others.
+const LAGS_FOR: Duration = Duration::from_secs(1);
 /// Longest time of a comparison, as a multiple of the patience with it. Its result may come too
 /// late for its readers, but it shows what comparisons cost.
 const LATE: u32 = 2;
@@ -75,82 +80,12 @@ const MAX_REST: Duration = Duration::from_secs(1);
 /// The same as a multiple of the time that the first one took.
 const MAX_REST_FACTOR: f64 = 4.0;
 
-/// The proof that a cache is fresh.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum FreshnessProof {
-    /// The cache was there already.
-    Current,
-    /// Upstream has the same objects.
-    Validated,
-    /// Upstream has the same of the selected objects.
-    Selected,
-    /// An event or bookmark of the scope's own watch.
-    Followed,
-    /// A bookmark of a catch-up watch.
-    CaughtUp,
-}
-
-impl FreshnessProof {
-    /// The metric label.
-    pub(super) fn as_str(self) -> &'static str {
-        match self {
-            Self::Current => "current",
-            Self::Validated => "validated",
-            Self::Selected => "validated-selection",
-            Self::Followed => "followed",
-            Self::CaughtUp => "caught-up",
-        }
-    }
-}
-
-/// The reason why a cache was not proven fresh.
-#[derive(Clone, Debug, thiserror::Error)]
-pub(super) enum FenceError {
-    #[error("upstream did not report its version: {0}")]
-    AnswerError(Arc<AnswerError>),
-    #[error("upstream did not report its version")]
-    Failed,
-    #[error("upstream refused to report its version a moment ago")]
-    Refused,
-    #[error("the cache did not reach the version in time")]
-    Late,
-    #[error("the answer costs upstream less than the proof")]
-    Cheap,
-    #[error(transparent)]
-    TimelineChanged(#[from] TimelineChanged),
-    #[error("the watch that the cache follows was interrupted")]
-    Interrupted,
-}
-
-/// A version that the cache has reached, and what proved it.
-type Passed = (FreshnessProof, ResourceVersion);
-
-impl FenceError {
-    /// Returns the metric label in place of a proof's.
-    fn as_str(&self) -> &'static str {
-        match self {
-            Self::Cheap => "cheaper-upstream",
-            Self::AnswerError(_)
-            | Self::Failed
-            | Self::Refused
-            | Self::Late
-            | Self::TimelineChanged(_)
-            | Self::Interrupted => "failed",
-        }
-    }
-}
-
-/// The purpose of a proof.
-pub(super) enum ProofDemand<'a> {
-    /// One reader. It tells what its answer costs upstream.
-    Read {
-        /// Estimates the cost. It gets the estimates and the newest state.
-        cost: &'a (dyn Fn(&ProofCosts, &Snapshot) -> f64 + Sync),
-        /// Identifies reads that would share a request to upstream.
-        identity: Option<u64>,
-    },
-    /// Readers that together cost upstream more than the proof.
-    Many,
+/// One reader that wants a proof.
+pub(super) struct ProofDemand<'a> {
+    /// Estimates what the answer costs upstream. It gets the estimates and the newest state.
+    pub(super) cost: &'a (dyn Fn(&ProofCosts, &Snapshot) -> f64 + Sync),
+    /// Identifies reads that would share a request to upstream.
+    pub(super) identity: Option<u64>,
 }
 
 /// The fences of all scopes.
@@ -183,12 +118,12 @@ impl Fences {
         note(scope, started, passed)
     }
 
-    /// Returns `true` if gets of the scope's objects share a proof when `rate` of them come in a
-    /// second: if together they cost upstream more than the proof.
+    /// Returns `true` if a get of one of the scope's objects should wait for others, to share a
+    /// proof with them, when `rate` of them are expected in a second.
     pub(super) fn is_worth_for_gets(&self, scope: &Arc<Scope>, rate: f64) -> bool {
         let fence = self.of(scope);
-        let proof = ProofForGets::new(&fence.costs, scope.reader.snapshot().len());
-        fence.may_ask().is_ok() && proof.is_some_and(|proof| proof.is_worth(rate))
+        let proof = fence.proof_for_gets(scope);
+        fence.may_ask().is_ok() && proof.is_some_and(|proof| fence.gets.is_worth(proof, rate))
     }
 
     /// Does the same as [`Fences::prove`] for one of many gets. They wait for each other. Those that
@@ -196,28 +131,15 @@ impl Fences {
     pub(super) async fn prove_gets(
         &self,
         scope: &Arc<Scope>,
+        rate: f64,
     ) -> Result<ResourceVersion, FenceError> {
         let started = Instant::now();
         let fence = self.of(scope);
         fence.may_ask()?;
-        let proof = ProofForGets::new(&fence.costs, scope.reader.snapshot().len());
-        let proof = proof.ok_or(FenceError::Cheap)?;
-        fence.getters.fetch_add(1, Ordering::Relaxed);
+        let proof = fence.proof_for_gets(scope).ok_or(FenceError::Cheap)?;
         let (prover, of) = (Arc::clone(&fence), Arc::clone(scope));
-        let proof = fence
-            .gets
-            .join_gathered(Some(proof.gathering()), move || async move {
-                let gets = prover.getters.swap(0, Ordering::Relaxed);
-                if !proof.is_worth_for(gets) {
-                    return Err(FenceError::Cheap);
-                }
-                let passed = timeout(MAX_WAIT, prover.pass(&of, ProofDemand::Many)).await;
-                passed.unwrap_or(Err(FenceError::Late))
-            });
-        let passed = timeout(MAX_WAIT, proof)
-            .await
-            .map_err(|_| FenceError::Late)?
-            .unwrap_or(Err(FenceError::Failed));
+        let ask = move || async move { prover.pass_gets(&of, proof.question).await };
+        let passed = fence.gets.join(proof, rate, ask).await;
         let passed = passed.and_then(|passed| check(scope, passed));
         note(scope, started, passed)
     }
@@ -290,6 +212,11 @@ fn check(scope: &Scope, passed: Passed) -> Result<Passed, FenceError> {
     Ok(passed)
 }
 
+/// Returns `true` if the scope's events come so often that the next one is worth waiting for.
+fn is_busy(scope: &Scope) -> bool {
+    scope.last_heard.lock().elapsed() < IN_TRANSIT
+}
+
 struct Fence {
     /// The scope. A fence does not keep a closed one.
     scope: Weak<Scope>,
@@ -301,9 +228,9 @@ struct Fence {
     comparisons: Arc<Singleflight<Result<ComparedVersion, FenceError>>>,
     /// Readers that wait for the next comparison, roughly.
     readers: AtomicUsize,
-    gets: Arc<Singleflight<Result<Passed, FenceError>>>,
-    /// Gets that wait for the next proof, roughly.
-    getters: AtomicUsize,
+    gets: Arc<GetProofs>,
+    /// The moment at which events did not bring a version in time.
+    lagged: Mutex<Option<Instant>>,
     catch_ups: Arc<CatchUpWatches>,
 }
 
@@ -313,6 +240,20 @@ struct ComparedVersion {
     version: ResourceVersion,
     /// The cache has the state at that version.
     is_same: bool,
+    /// Time that upstream needed.
+    took: Duration,
+}
+
+impl ComparedVersion {
+    /// Returns the proof, for a cache that has reached the version.
+    fn passed(self) -> Passed {
+        let proof = if self.is_same {
+            FreshnessProof::Validated
+        } else {
+            FreshnessProof::Followed
+        };
+        (proof, self.version)
+    }
 }
 
 impl Fence {
@@ -332,7 +273,7 @@ impl Fence {
             comparisons: Arc::default(),
             readers: AtomicUsize::new(0),
             gets: Arc::default(),
-            getters: AtomicUsize::new(0),
+            lagged: Mutex::default(),
             catch_ups: Arc::new(CatchUpWatches::new(probe.clone())),
             probe,
         }
@@ -347,7 +288,11 @@ impl Fence {
         let objects = scope.reader.snapshot().len();
         let is_small = self.costs.is_small(objects);
         let (mut known, mut is_worth) = (None, None);
-        if self.costs.asks_version_first(objects) {
+        let has_lagged = self.has_lagged();
+        if has_lagged && !is_small && !*is_worth.insert(self.is_worth(scope, &demand)) {
+            return Err(FenceError::Cheap);
+        }
+        if self.costs.asks_version_first(objects) && !(has_lagged && is_small) {
             let version = self.version(scope).await?;
             if scope.reader.version() >= version {
                 return Ok((FreshnessProof::Current, version));
@@ -357,11 +302,11 @@ impl Fence {
             if is_expected && scope.wait_until_version(version, BRIEF).await {
                 return Ok((FreshnessProof::Followed, version));
             }
-            let is_busy = scope.last_heard.lock().elapsed() < IN_TRANSIT;
-            self.costs.compares_first(!is_busy);
-            if is_busy
-                && *is_worth.insert(self.is_worth(scope, &demand))
-                && scope.wait_until_version(version, IN_TRANSIT).await
+            self.lagged(scope);
+            let wait = IN_TRANSIT.min(self.costs.expected(objects));
+            if is_busy(scope)
+                && *is_worth.get_or_insert_with(|| self.is_worth(scope, &demand))
+                && scope.wait_until_version(version, wait).await
             {
                 return Ok((FreshnessProof::Followed, version));
             }
@@ -378,7 +323,7 @@ impl Fence {
             return self.catch_up(scope, version).await;
         }
         let comparison = self.compare(scope);
-        let ComparedVersion { version, is_same } = match known {
+        let compared = match known {
             None => comparison.await?,
             // Events may still be faster.
             Some(version) => tokio::select! {
@@ -388,26 +333,76 @@ impl Fence {
                 }
             },
         };
-        if scope.reader.version() < version {
-            return self.catch_up(scope, version).await;
+        if scope.reader.version() < compared.version {
+            return self.catch_up(scope, compared.version).await;
         }
-        let proof = if is_same {
-            FreshnessProof::Validated
-        } else {
-            FreshnessProof::Followed
-        };
-        Ok((proof, version))
+        Ok(compared.passed())
     }
 
-    /// Returns `true` if the proof costs upstream no more than the readers' answers.
-    fn is_worth(&self, scope: &Scope, demand: &ProofDemand<'_>) -> bool {
-        let ProofDemand::Read { cost, identity } = demand else {
-            return true;
+    /// Estimates the proof that gets would share now. `None` if there is none for them.
+    ///
+    /// Comparisons cost too much for the gets of a large type. So a type whose events come now is
+    /// asked for its version, even if they did not come in time for the last list.
+    fn proof_for_gets(&self, scope: &Scope) -> Option<ProofForGets> {
+        let objects = scope.reader.snapshot().len();
+        let is_busy = !self.costs.is_small(objects) && is_busy(scope);
+        let by_version = !self.has_lagged() && (is_busy || self.costs.asks_version_first(objects));
+        let question = if by_version {
+            GetQuestion::Version
+        } else {
+            GetQuestion::Comparison
         };
+        ProofForGets::new(&self.costs, objects, question)
+    }
+
+    /// Proves that the cache is fresh enough for gets. They share no question with other reads, as
+    /// those wait for longer, and none that has begun. What is not proven at once is forwarded.
+    async fn pass_gets(
+        &self,
+        scope: &Arc<Scope>,
+        question: GetQuestion,
+    ) -> Result<Passed, FenceError> {
+        match question {
+            GetQuestion::Version => {
+                let version = self.ask_version(scope).await?;
+                if scope.reader.version() >= version {
+                    return Ok((FreshnessProof::Current, version));
+                }
+                if scope.wait_until_version(version, BRIEF).await {
+                    return Ok((FreshnessProof::Followed, version));
+                }
+                self.lagged(scope);
+                Err(FenceError::Late)
+            }
+            GetQuestion::Comparison => {
+                let compared = self.ask_objects(scope).await?;
+                if scope.reader.version() < compared.version {
+                    return Err(FenceError::Late);
+                }
+                Ok(compared.passed())
+            }
+        }
+    }
+
+    /// Returns `true` if the proof costs upstream no more than the answer, and those to other
+    /// readers that came lately.
+    fn is_worth(&self, scope: &Scope, demand: &ProofDemand<'_>) -> bool {
         let snapshot = scope.reader.snapshot();
         let proof = self.costs.comparison(snapshot.len());
-        let cost = cost(&self.costs, &snapshot);
-        self.costs.outweighs(proof, cost, *identity, snapshot.len())
+        let cost = (demand.cost)(&self.costs, &snapshot);
+        self.costs
+            .outweighs(proof, cost, demand.identity, snapshot.len())
+    }
+
+    /// Notes that events did not bring a version in time.
+    fn lagged(&self, scope: &Scope) {
+        self.costs.compares_first(!is_busy(scope));
+        *self.lagged.lock() = Some(Instant::now());
+    }
+
+    fn has_lagged(&self) -> bool {
+        let lagged = *self.lagged.lock();
+        lagged.is_some_and(|lagged| lagged.elapsed() < LAGS_FOR)
     }
 
     /// Returns an error while upstream is not asked, as it refused a moment ago.
@@ -462,13 +457,26 @@ impl Fence {
         let (fence, of) = (Arc::clone(self), Arc::clone(scope));
         let comparison = self
             .comparisons
-            .join(move || async move { fence.ask_objects(&of).await });
+            .join(move || async move { fence.compare_for_readers(&of).await });
         comparison.await.unwrap_or(Err(FenceError::Failed))
+    }
+
+    /// Compares upstream's objects with the cache for those who wait for it. If they are many,
+    /// more come meanwhile, and the next comparison begins after a pause. Each of them would have
+    /// waited longer for an answer of upstream.
+    async fn compare_for_readers(&self, scope: &Scope) -> Result<ComparedVersion, FenceError> {
+        let readers = self.readers.swap(0, Ordering::Relaxed);
+        let compared = self.ask_objects(scope).await?;
+        if readers > FEW_READERS {
+            let longer = (readers as f64 / FEW_READERS as f64).min(MAX_REST_FACTOR);
+            self.comparisons
+                .rest(compared.took.mul_f64(longer).min(MAX_REST));
+        }
+        Ok(compared)
     }
 
     /// Compares upstream's objects with the cache.
     async fn ask_objects(&self, scope: &Scope) -> Result<ComparedVersion, FenceError> {
-        let readers = self.readers.swap(0, Ordering::Relaxed);
         self.may_ask()?;
         let held = scope.reader.snapshot().len();
         metrics::fence_asked(&scope.key.gvr, "validate");
@@ -489,16 +497,15 @@ impl Fence {
         let compared = compare(scope, &list, None).await;
         self.costs
             .compares_first(!matches!(compared, Compared::Passed));
-        if readers > FEW_READERS {
-            // More come meanwhile. Each would have waited longer for an answer of upstream.
-            let longer = (readers as f64 / FEW_READERS as f64).min(MAX_REST_FACTOR);
-            self.comparisons.rest(took.mul_f64(longer).min(MAX_REST));
-        }
         let is_same = matches!(compared, Compared::Same(_));
         if let Compared::Same(snapshot) = compared {
             scope.confirm(snapshot, version);
         }
-        Ok(ComparedVersion { version, is_same })
+        Ok(ComparedVersion {
+            version,
+            is_same,
+            took,
+        })
     }
 
     async fn compare_selection(

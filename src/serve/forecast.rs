@@ -8,10 +8,9 @@ use std::time::Instant;
 use http::Request;
 use watershed_protocol::{Freshness, GroupVersionResource, WatchStart};
 
-use super::get_crowds::GetCrowds;
+use super::get_crowds::{GetCrowds, MANY_GETS};
 use super::metrics::Labels;
 use super::optional_parameters::{OptionalParameters, ParameterUse};
-use super::parts::MANY_GETS;
 use super::plan::{PlannedAction, ReadKind, ReadPlan, RequestPlan};
 use super::policy::CachingPolicy;
 use super::scope_choice::ScopeChoice;
@@ -104,7 +103,7 @@ impl Forecaster {
     fn read(&self, read: &ReadPlan, caller: CallerStanding, arrived: Instant) -> AnswerSource {
         if matches!(read.kind, ReadKind::Get { .. })
             && read.needs_proof()
-            && self.gets.arrived(&read.resource.gvr, arrived) < MANY_GETS
+            && self.gets.arrived(&read.resource.gvr, arrived).rate < MANY_GETS
         {
             return AnswerSource::Forward(ForwardReason::Consistent);
         }

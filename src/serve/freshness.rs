@@ -36,8 +36,8 @@ pub(super) struct FreshScope {
 pub(super) enum ReadOrigin {
     /// A request. Those with the same number would share a request to upstream.
     Request(u64),
-    /// One of many gets of its type.
-    Crowd,
+    /// One of many gets of its type, of which so many are expected in a second.
+    Crowd(f64),
 }
 
 /// Waits until the scope is as fresh as the read demands.
@@ -89,7 +89,7 @@ async fn prove(
 ) -> Result<(ResourceVersion, Option<ProvenState>), FenceError> {
     let scope = &opened.scope;
     let identity = match origin {
-        ReadOrigin::Crowd => return Ok((fences.prove_gets(scope).await?, None)),
+        ReadOrigin::Crowd(rate) => return Ok((fences.prove_gets(scope, rate).await?, None)),
         ReadOrigin::Request(identity) => identity,
     };
     let cost = |costs: &ProofCosts, snapshot: &Snapshot| {
@@ -106,7 +106,7 @@ async fn prove(
         ReadKind::Watch(watch) => watch.fresh_selection.as_ref().map(|it| (it, &watch.filter)),
         ReadKind::Get { .. } | ReadKind::List(_) => None,
     };
-    let demand = ProofDemand::Read {
+    let demand = ProofDemand {
         cost: &cost,
         identity: selection.is_none().then_some(identity),
     };

@@ -36,9 +36,6 @@ use crate::drain::DrainWatch;
 use crate::scope::Scopes;
 use crate::upstream::{Forwarder, ProxyChain, UpstreamClient, VIA};
 
-/// Gets of one type in a second from which on a shared proof is considered.
-pub(super) const MANY_GETS: f64 = 200.0;
-
 /// Everything that answers requests.
 pub(super) struct ServiceParts {
     pub(super) catalog: Catalog,
@@ -226,10 +223,14 @@ impl ServiceParts {
     /// the proof would, so a lone get is forwarded. That is decided before the caller is reviewed,
     /// because a review costs upstream almost as much as the get.
     fn crowd_of_gets(&self, read: &ReadPlan) -> Result<ReadOrigin, ForwardReason> {
-        let rate = self.gets.arrived(&read.resource.gvr, Instant::now());
-        let scope = (rate >= MANY_GETS).then(|| open::ready_now(&self.scopes, read));
+        let get = self.gets.arrived(&read.resource.gvr, Instant::now());
+        let scope = get
+            .is_in_a_crowd()
+            .then(|| open::ready_now(&self.scopes, read));
         match scope.flatten() {
-            Some(scope) if self.fences.is_worth_for_gets(&scope, rate) => Ok(ReadOrigin::Crowd),
+            Some(scope) if self.fences.is_worth_for_gets(&scope, get.rate) => {
+                Ok(ReadOrigin::Crowd(get.rate))
+            }
             _ => Err(ForwardReason::Consistent),
         }
     }

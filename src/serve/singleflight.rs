@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::time::{Instant, sleep_until, timeout};
 
 /// Lets callers share calls. A result is given only to callers that came before its call began: the
 /// result of a running call may be older than the caller.
@@ -25,16 +25,6 @@ pub(super) struct FlightPace {
     pub(super) interval: Duration,
 }
 
-/// The wait of a call for more callers.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Gathering {
-    /// From this number of callers on, the call begins when none has come for `lull`.
-    pub(super) enough: usize,
-    pub(super) lull: Duration,
-    /// Longest wait of a caller.
-    pub(super) longest: Duration,
-}
-
 impl Default for FlightPace {
     /// The next call begins when the one before has ended.
     fn default() -> Self {
@@ -51,15 +41,6 @@ impl Default for FlightPace {
 struct PendingCall<T> {
     call: Box<dyn FnOnce() -> BoxFuture<'static, T> + Send>,
     result: watch::Sender<Option<T>>,
-    callers: Callers,
-}
-
-/// The callers of the next call.
-struct Callers {
-    gathering: Option<Gathering>,
-    count: usize,
-    first: Instant,
-    last: Instant,
 }
 
 struct FlightState<T> {
@@ -103,34 +84,12 @@ impl<T: Clone + Send + Sync + 'static> Singleflight<T> {
         F: FnOnce() -> A + Send + 'static,
         A: Future<Output = T> + Send + 'static,
     {
-        self.join_gathered(None, call).await
-    }
-
-    /// Does the same for a call that waits for more callers, as the first of them says.
-    pub(super) async fn join_gathered<F, A>(
-        self: &Arc<Self>,
-        gathering: Option<Gathering>,
-        call: F,
-    ) -> Option<T>
-    where
-        F: FnOnce() -> A + Send + 'static,
-        A: Future<Output = T> + Send + 'static,
-    {
         let mut result = {
-            let now = Instant::now();
             let mut state = self.state.lock();
             let next = state.next.get_or_insert_with(|| PendingCall {
                 call: Box::new(|| Box::pin(call())),
                 result: watch::Sender::new(None),
-                callers: Callers {
-                    gathering,
-                    count: 0,
-                    first: now,
-                    last: now,
-                },
             });
-            next.callers.count += 1;
-            next.callers.last = now;
             let result = next.result.subscribe();
             if !std::mem::replace(&mut state.running, true) {
                 tokio::spawn(Arc::clone(self).run());
@@ -147,11 +106,8 @@ impl<T: Clone + Send + Sync + 'static> Singleflight<T> {
             if start > Instant::now() {
                 sleep_until(start).await;
             }
-            while let Some(wait) = guard.gathering() {
-                sleep(wait).await;
-            }
             // Taken before the call begins: those who come later wait for the next one.
-            let Some(PendingCall { call, result, .. }) = guard.take() else {
+            let Some(PendingCall { call, result }) = guard.take() else {
                 continue;
             };
             let mut call = call();
@@ -176,33 +132,10 @@ impl<T> FlightGuard<'_, T> {
         state.running.then(|| state.schedule(self.0.pace))
     }
 
-    /// Returns the time after which to look again whether the next call has its callers. `None`
-    /// starts it.
-    fn gathering(&self) -> Option<Duration> {
-        let state = self.0.state.lock();
-        state.next.as_ref()?.callers.wait()
-    }
-
     /// Takes the next call, unless all of its callers have left.
     fn take(&self) -> Option<PendingCall<T>> {
         let next = self.0.state.lock().next.take();
         next.filter(|next| !next.result.is_closed())
-    }
-}
-
-impl Callers {
-    /// Returns the time after which to look again whether more callers have come. `None` if nothing
-    /// is waited for.
-    fn wait(&self) -> Option<Duration> {
-        let gathering = self.gathering?;
-        let now = Instant::now();
-        let lull_began = if self.count >= gathering.enough {
-            self.last
-        } else {
-            now
-        };
-        let until = (lull_began + gathering.lull).min(self.first + gathering.longest);
-        (until > now).then(|| until - now)
     }
 }
 
@@ -369,38 +302,6 @@ mod tests {
         assert!(impatient.await.is_err());
         tokio::time::sleep(Duration::from_secs(5)).await;
         assert_eq!(count(&flight, &calls).await, Some(2));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_call_waits_for_enough_callers_and_then_for_a_lull() {
-        let (lull, longest) = (Duration::from_millis(1), Duration::from_millis(25));
-        let gathering = Some(Gathering {
-            enough: 10,
-            lull,
-            longest,
-        });
-        let flight = Arc::new(Singleflight::default());
-        let calls = Arc::<AtomicUsize>::default();
-        let come = |after: Duration| {
-            let (flight, calls) = (Arc::clone(&flight), Arc::clone(&calls));
-            tokio::spawn(async move {
-                sleep(after).await;
-                let call = move || async move { calls.fetch_add(1, Ordering::Relaxed) + 1 };
-                flight.join_gathered(gathering, call).await
-            })
-        };
-        let half = lull / 2;
-        let began = Instant::now();
-        let burst: Vec<_> = (0..20).map(|number| come(number * half)).collect();
-        for caller in burst {
-            assert_eq!(caller.await.unwrap(), Some(1), "one call for the burst");
-        }
-        assert!(began.elapsed() <= 20 * half + 2 * lull);
-        let began = Instant::now();
-        assert_eq!(come(Duration::ZERO).await.unwrap(), Some(2));
-        let waited = began.elapsed();
-        assert!(waited >= longest, "too few came: {waited:?}");
-        assert!(waited <= longest + 2 * lull, "{waited:?}");
     }
 
     #[tokio::test]

@@ -26,6 +26,7 @@ mod events;
 mod indented;
 mod limits;
 mod load_command;
+mod lone_reads;
 mod managed_fields;
 mod memory_budget;
 mod mistakes;

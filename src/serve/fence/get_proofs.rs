@@ -1,107 +1,184 @@
 //! Proofs that consistent gets of one type share.
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
+use tokio::time::{Instant, timeout};
+
 use super::costs::{ProofCosts, REQUEST};
-use crate::serve::singleflight::Gathering;
+use super::outcome::{FenceError, Passed};
+use crate::serve::gathering::{Gathering, Gatherings};
+use crate::serve::get_crowds::MANY_GETS;
 
 /// Longest wait of a get for others to share a proof with.
 const LONGEST: Duration = Duration::from_millis(25);
-/// Least and longest pause in the arrival of gets that ends this wait.
-const LULL: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(4));
-/// Least number of gets that are expected to share a proof.
-const MANY: f64 = 10.0;
-/// Least number of gets that begin a proof before they have waited as long as they may. At 500 a
-/// second that makes 83 proofs for a thousand.
-const ENOUGH: usize = 12;
+/// Pause in the arrival of gets after which enough of them do not wait for more.
+const LULL: Duration = Duration::from_millis(2);
+/// Gets that are expected in a pause at the end of which no more are: one comes with near
+/// certainty.
+const EXPECTED_IN_SILENCE: f64 = 6.0;
+/// Number of gets that need not wait as long as they may.
+const ENOUGH: f64 = 16.0;
+/// Least number of gets that share a proof. One alone could as well be forwarded.
+const FEWEST: f64 = 2.0;
+/// Proofs that are under way at the same time. Gets that come meanwhile are forwarded: upstream is
+/// slower than they are.
+const MAX_RUNNING: usize = 4;
+/// Least and longest wait for a proof that has begun. An API server that lets it wait may answer
+/// the gets themselves.
+const PATIENCE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(3));
+/// The weight of a crowd against the earlier ones: that of a large one, and that of any.
+const GAIN: f64 = 0.3;
+const LEAST_GAIN: f64 = 0.1;
+/// Time for which the sizes of crowds are remembered. Then one tells anew.
+const REMEMBERED: Duration = Duration::from_secs(1);
+
+/// The question that proves that gets may be answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum GetQuestion {
+    /// Upstream's version, to which events are expected to bring the cache.
+    Version,
+    /// All names and versions.
+    Comparison,
+}
 
 /// A proof that gets share.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ProofForGets {
+    pub(super) question: GetQuestion,
     /// The number of gets that cost upstream as much.
     cost: f64,
-    /// Time that upstream needs for a comparison.
+    /// Time that upstream needs for it.
     takes: Duration,
 }
 
 impl ProofForGets {
     /// Estimates the next proof for so many objects. `None` while comparisons are slow.
-    pub(super) fn new(costs: &ProofCosts, objects: usize) -> Option<Self> {
-        if costs.is_slow(objects) {
-            return None;
-        }
-        let (cost, takes) = if costs.asks_version_first(objects) {
-            (REQUEST, Duration::ZERO)
-        } else {
-            (costs.comparison(objects), costs.expected(objects))
+    pub(super) fn new(costs: &ProofCosts, objects: usize, question: GetQuestion) -> Option<Self> {
+        let (cost, takes) = match question {
+            GetQuestion::Version => (REQUEST, Duration::ZERO),
+            GetQuestion::Comparison if costs.is_slow(objects) || costs.is_paused() => return None,
+            GetQuestion::Comparison => (costs.comparison(objects), costs.expected(objects)),
         };
         Some(Self {
+            question,
             cost: cost / REQUEST,
             takes,
         })
     }
 
     /// Returns `true` if the proof costs upstream no more than these gets.
-    pub(super) fn is_worth_for(self, gets: usize) -> bool {
-        gets as f64 >= self.cost
+    fn is_worth_for(self, gets: usize) -> bool {
+        gets as f64 >= self.least()
     }
 
-    /// Returns `true` if the gets that can wait for the proof cost upstream more, when `rate` of
-    /// them come in a second.
-    pub(super) fn is_worth(self, rate: f64) -> bool {
-        rate * LONGEST.as_secs_f64() >= self.cost.max(MANY)
+    /// Returns the least number of gets for which the proof is made.
+    fn least(self) -> f64 {
+        self.cost.max(FEWEST)
     }
 
-    /// Returns the wait for more gets. A pause is short against the proof that it may save.
+    /// Returns the longest time that gets wait for the proof once it has begun.
+    fn patience(self) -> Duration {
+        (4 * self.takes).clamp(PATIENCE.0, PATIENCE.1)
+    }
+}
+
+/// The proofs that the gets of one type share.
+#[derive(Default)]
+pub(super) struct GetProofs {
+    calls: Gatherings<Result<Passed, FenceError>>,
+    crowds: CrowdSizes,
+}
+
+impl GetProofs {
+    /// Returns `true` if a get should wait for others, when `rate` of them are expected in a
+    /// second: if so many will wait that they cost upstream more than the proof.
+    pub(super) fn is_worth(&self, proof: ProofForGets, rate: f64) -> bool {
+        let longest = LONGEST.as_secs_f64();
+        let company = (rate * longest).min(self.crowds.expected());
+        let is_expected = company >= proof.cost.max(MANY_GETS * longest);
+        self.calls.is_open() || (is_expected && self.calls.running() < MAX_RUNNING)
+    }
+
+    /// Waits for other gets and then for the proof, which begins with a call of `ask`. Gets that are
+    /// too few for it are left to upstream, and so are those that waited as long as they may.
+    pub(super) async fn join<F, A>(
+        self: &Arc<Self>,
+        proof: ProofForGets,
+        rate: f64,
+        ask: F,
+    ) -> Result<Passed, FenceError>
+    where
+        F: FnOnce() -> A + Send + 'static,
+        A: Future<Output = Result<Passed, FenceError>> + Send + 'static,
+    {
+        let shared = Arc::clone(self);
+        let call = move |gets| async move {
+            shared.crowds.gathered(gets);
+            if !proof.is_worth_for(gets) {
+                return Err(FenceError::Cheap);
+            }
+            ask().await
+        };
+        let passed = self.calls.join(self.gathering(proof, rate), call);
+        let passed = timeout(LONGEST + proof.patience(), passed).await;
+        passed
+            .map_err(|_| FenceError::Late)?
+            .unwrap_or(Err(FenceError::Failed))
+    }
+
+    /// Returns the wait for more gets, when `rate` of them are expected in a second.
     #[expect(clippy::cast_sign_loss, reason = "costs are positive")]
-    pub(super) fn gathering(self) -> Gathering {
+    fn gathering(&self, proof: ProofForGets, rate: f64) -> Gathering {
+        // Clients that wait for an answer send nothing else: there may be no more of them.
+        let enough = ENOUGH.max(2.0 * proof.cost).min(self.crowds.expected());
+        let silence = EXPECTED_IN_SILENCE / rate.max(EXPECTED_IN_SILENCE);
         Gathering {
-            enough: ENOUGH.max((2.0 * self.cost).ceil() as usize),
-            lull: (self.takes / 8).clamp(LULL.0, LULL.1),
+            enough: enough.max(proof.least()).ceil() as usize,
+            lull: LULL,
+            silence: Duration::from_secs_f64(silence).clamp(LULL, LONGEST),
             longest: LONGEST,
         }
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// The number of gets that shared the last proofs, or would have.
+///
+/// The rate of gets says nothing about it where few clients come again as soon as they are
+/// answered.
+#[derive(Debug, Default)]
+struct CrowdSizes(Mutex<Option<CrowdSize>>);
 
-    /// Returns the proof for an idle type with objects whose metadata has 800 bytes.
-    fn proof(objects: usize) -> ProofForGets {
-        let costs = ProofCosts::default();
-        costs.measured(
-            objects,
-            objects * 800,
-            Duration::from_micros(10) * objects as u32,
-        );
-        costs.compares_first(true);
-        ProofForGets::new(&costs, objects).unwrap()
+#[derive(Clone, Copy, Debug)]
+struct CrowdSize {
+    usual: f64,
+    learned: Instant,
+}
+
+impl CrowdSizes {
+    /// Returns the number of gets that are expected to share a proof at most.
+    fn expected(&self) -> f64 {
+        let size = *self.0.lock();
+        size.filter(|size| size.learned.elapsed() < REMEMBERED)
+            .map_or(f64::INFINITY, |size| size.usual)
     }
 
-    #[test]
-    fn gets_share_a_proof_only_where_it_costs_less() {
-        assert!(proof(300).is_worth(500.0));
-        assert!(
-            !proof(300).is_worth(300.0),
-            "too few to wait for each other"
-        );
-        assert!(
-            !proof(2000).is_worth(500.0),
-            "comparing costs as much as 22"
-        );
-        assert!(proof(2000).is_worth(2000.0));
-        assert!(
-            !proof(10_000).is_worth(2000.0),
-            "50 come while one waits, and comparing costs as much as 100"
-        );
-        assert!(proof(2000).is_worth_for(30));
-        assert!(!proof(2000).is_worth_for(20), "the rest of a crowd");
-    }
-
-    #[test]
-    fn more_gets_are_waited_for_where_the_proof_is_dear() {
-        let (small, large) = (proof(300).gathering(), proof(2000).gathering());
-        assert_eq!((small.enough, small.lull), (ENOUGH, LULL.0));
-        assert!(large.enough > 40 && large.lull > 2 * LULL.0, "{large:?}");
+    /// Notes the number of gets that waited for each other. Gets that come after the rest of their
+    /// crowd are few, and mean little for the next one.
+    fn gathered(&self, gets: usize) {
+        let (gets, before) = (gets as f64, self.expected());
+        let usual = if before.is_finite() {
+            let weight = GAIN * (gets / before).clamp(LEAST_GAIN, 1.0);
+            before + weight * (gets - before)
+        } else {
+            gets
+        };
+        *self.0.lock() = Some(CrowdSize {
+            usual,
+            learned: Instant::now(),
+        });
     }
 }
+
+#[cfg(test)]
+mod tests;

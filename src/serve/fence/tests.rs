@@ -37,7 +37,7 @@ async fn a_reader_waits_three_seconds_for_an_upstream_that_does_not_answer() {
     let cost = |_: &ProofCosts, _: &Snapshot| f64::MAX;
     for asks_version_first in [false, true] {
         fence.costs.compares_first(!asks_version_first);
-        let demand = ProofDemand::Read {
+        let demand = ProofDemand {
             cost: &cost,
             identity: None,
         };

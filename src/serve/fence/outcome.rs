@@ -1,0 +1,71 @@
+//! The results of proofs.
+use std::sync::Arc;
+
+use crate::scope::TimelineChanged;
+use crate::upstream::AnswerError;
+use watershed_protocol::ResourceVersion;
+
+/// The proof that a cache is fresh.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::serve) enum FreshnessProof {
+    /// The cache was there already.
+    Current,
+    /// Upstream has the same objects.
+    Validated,
+    /// Upstream has the same of the selected objects.
+    Selected,
+    /// An event or bookmark of the scope's own watch.
+    Followed,
+    /// A bookmark of a catch-up watch.
+    CaughtUp,
+}
+
+impl FreshnessProof {
+    /// The metric label.
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Self::Current => "current",
+            Self::Validated => "validated",
+            Self::Selected => "validated-selection",
+            Self::Followed => "followed",
+            Self::CaughtUp => "caught-up",
+        }
+    }
+}
+
+/// The reason why a cache was not proven fresh.
+#[derive(Clone, Debug, thiserror::Error)]
+pub(in crate::serve) enum FenceError {
+    #[error("upstream did not report its version: {0}")]
+    AnswerError(Arc<AnswerError>),
+    #[error("upstream did not report its version")]
+    Failed,
+    #[error("upstream refused to report its version a moment ago")]
+    Refused,
+    #[error("the cache did not reach the version in time")]
+    Late,
+    #[error("the answer costs upstream less than the proof")]
+    Cheap,
+    #[error(transparent)]
+    TimelineChanged(#[from] TimelineChanged),
+    #[error("the watch that the cache follows was interrupted")]
+    Interrupted,
+}
+
+/// A version that the cache has reached, and what proved it.
+pub(super) type Passed = (FreshnessProof, ResourceVersion);
+
+impl FenceError {
+    /// Returns the metric label in place of a proof's.
+    pub(super) fn as_str(&self) -> &'static str {
+        match self {
+            Self::Cheap => "cheaper-upstream",
+            Self::AnswerError(_)
+            | Self::Failed
+            | Self::Refused
+            | Self::Late
+            | Self::TimelineChanged(_)
+            | Self::Interrupted => "failed",
+        }
+    }
+}
