@@ -23,7 +23,8 @@
 //! the proof is left to upstream, unless many come at the same time. A watch would stay there, so
 //! only what it selects is compared ([`Fences::prove_selection`]).
 //!
-//! Whatever the step, a reader waits no longer than [`MAX_WAIT`]. While upstream refuses the
+//! Whatever the step, a reader waits no longer than [`MAX_WAIT`]; where upstream's answer takes
+//! longer than that, twice as long as this, and half a minute at most. While upstream refuses the
 //! questions, readers do not wait at all ([`refusals`]).
 //!
 //! The proof does not depend on which API server answers. R of one server and a bookmark of
@@ -61,7 +62,8 @@ pub(super) use comparison::ProvenState;
 pub(super) use costs::ProofCosts;
 pub(super) use outcome::FenceError;
 
-/// Longest wait of a reader. Then upstream answers, which waits as long for its own cache.
+/// Longest wait of a reader whose answer upstream has sooner. Then upstream answers, which waits as
+/// long for its own cache.
 /// Source: `apiserver/pkg/storage/cacher/watch_cache.go` (blockTimeout).
 pub(super) const MAX_WAIT: Duration = Duration::from_secs(3);
 /// Wait for events before upstream's objects are compared.
@@ -88,6 +90,15 @@ pub(super) struct ProofDemand<'a> {
     pub(super) identity: Option<u64>,
 }
 
+/// The answer that a reader would get of upstream.
+#[derive(Clone, Copy, Debug)]
+struct AnswerOfUpstream {
+    cost: f64,
+    /// Time that it should take.
+    takes: Duration,
+    identity: Option<u64>,
+}
+
 /// The fences of all scopes.
 pub(super) struct Fences {
     client: UpstreamClient,
@@ -102,17 +113,19 @@ impl Fences {
         }
     }
 
-    /// Waits until the scope's newest snapshot is proven no older than this call, but not beyond
-    /// the moment `by`. Returns the minimum version of a snapshot that may answer: the scope may
-    /// later be listed anew, from an older one.
+    /// Waits until the scope's newest snapshot is proven no older than this call, for [`MAX_WAIT`]
+    /// at most, or twice as long as upstream's answer should take. Returns the minimum version of a
+    /// snapshot that may answer: the scope may later be listed anew, from an older one.
     pub(super) async fn prove(
         &self,
         scope: &Arc<Scope>,
         demand: ProofDemand<'_>,
-        by: time::Instant,
     ) -> Result<ResourceVersion, FenceError> {
         let started = Instant::now();
-        let passed = timeout_at(by, self.of(scope).pass(scope, demand)).await;
+        let fence = self.of(scope);
+        let answer = fence.answer_of_upstream(scope, &demand);
+        let longest = MAX_WAIT.max(2 * answer.takes);
+        let passed = timeout(longest, fence.pass(scope, answer)).await;
         let passed = passed.unwrap_or(Err(FenceError::Late));
         let passed = passed.and_then(|passed| check(scope, passed));
         note(scope, started, passed)
@@ -282,14 +295,14 @@ impl Fence {
     async fn pass(
         self: &Arc<Self>,
         scope: &Arc<Scope>,
-        demand: ProofDemand<'_>,
+        answer: AnswerOfUpstream,
     ) -> Result<Passed, FenceError> {
         self.may_ask()?;
         let objects = scope.reader.snapshot().len();
         let is_small = self.costs.is_small(objects);
         let (mut known, mut is_worth) = (None, None);
         let has_lagged = self.has_lagged();
-        if has_lagged && !is_small && !*is_worth.insert(self.is_worth(scope, &demand)) {
+        if has_lagged && !is_small && !*is_worth.insert(self.is_worth(objects, answer)) {
             return Err(FenceError::Cheap);
         }
         if self.costs.asks_version_first(objects) && !(has_lagged && is_small) {
@@ -305,17 +318,19 @@ impl Fence {
             self.lagged(scope);
             let wait = IN_TRANSIT.min(self.costs.expected(objects));
             if is_busy(scope)
-                && *is_worth.get_or_insert_with(|| self.is_worth(scope, &demand))
+                && *is_worth.get_or_insert_with(|| self.is_worth(objects, answer))
                 && scope.wait_until_version(version, wait).await
             {
                 return Ok((FreshnessProof::Followed, version));
             }
             known = Some(version);
         }
-        if !is_small && !is_worth.unwrap_or_else(|| self.is_worth(scope, &demand)) {
+        if !is_small && !is_worth.unwrap_or_else(|| self.is_worth(objects, answer)) {
             return Err(FenceError::Cheap);
         }
-        if self.costs.is_slow(objects) {
+        // While comparisons are late, all would be left to an upstream that has too much to do.
+        let is_late = self.costs.is_paused() && answer.takes > costs::CATCH_UP;
+        if is_late || self.costs.is_slow(objects) {
             let version = match known {
                 Some(version) => version,
                 None => self.version(scope).await?,
@@ -386,12 +401,21 @@ impl Fence {
 
     /// Returns `true` if the proof costs upstream no more than the answer, and those to other
     /// readers that came lately.
-    fn is_worth(&self, scope: &Scope, demand: &ProofDemand<'_>) -> bool {
-        let snapshot = scope.reader.snapshot();
-        let proof = self.costs.comparison(snapshot.len());
-        let cost = (demand.cost)(&self.costs, &snapshot);
+    fn is_worth(&self, objects: usize, answer: AnswerOfUpstream) -> bool {
+        let proof = self.costs.comparison(objects);
         self.costs
-            .outweighs(proof, cost, demand.identity, snapshot.len())
+            .outweighs(proof, answer.cost, answer.identity, objects)
+    }
+
+    /// Estimates what upstream's answer costs, and how long it takes.
+    fn answer_of_upstream(&self, scope: &Scope, demand: &ProofDemand<'_>) -> AnswerOfUpstream {
+        let snapshot = scope.reader.snapshot();
+        let cost = (demand.cost)(&self.costs, &snapshot);
+        AnswerOfUpstream {
+            cost,
+            takes: self.costs.expected_of_answer(cost, snapshot.len()),
+            identity: demand.identity,
+        }
     }
 
     /// Notes that events did not bring a version in time.
@@ -555,7 +579,7 @@ impl Fence {
         let Some(_waiting) = self.catch_ups.keep_open(scope) else {
             return Err(FenceError::Late);
         };
-        if !scope.wait_until_version(version, MAX_WAIT).await {
+        if !scope.wait_until_version(version, costs::PATIENCE.1).await {
             return Err(FenceError::Late);
         }
         let is_followed = scope.reader.event_version() >= version;

@@ -110,8 +110,8 @@ async fn prove(
         cost: &cost,
         identity: selection.is_none().then_some(identity),
     };
-    let by = Instant::now() + MAX_WAIT;
-    match (fences.prove(scope, demand, by).await, selection) {
+    let began = Instant::now();
+    match (fences.prove(scope, demand).await, selection) {
         (Err(FenceError::Cheap), Some((selection, filter))) => {
             let mut selection = selection.clone();
             // The proxy may have no access to other namespaces.
@@ -119,6 +119,7 @@ async fn prove(
             selection.namespace = selection.namespace.or_else(own);
             // Upstream is asked for all shards of the selection.
             let filter = filter.of_all_shards();
+            let by = began + MAX_WAIT;
             fences.prove_selection(scope, &selection, &filter, by).await
         }
         (proven, _) => Ok((proven?, None)),

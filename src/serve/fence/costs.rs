@@ -21,10 +21,10 @@ const METADATA: f64 = 1200.0;
 const SECONDS_PER_OBJECT: f64 = 15e-6;
 /// The weight of a new measurement against the earlier ones.
 const GAIN: f64 = 0.25;
-/// Comparisons that take longer are worse than a catch-up watch, which takes some two seconds.
-const SLOW: Duration = Duration::from_millis(2500);
+/// Time that a catch-up watch takes. Comparisons that take longer are worse.
+pub(super) const CATCH_UP: Duration = Duration::from_millis(2500);
 /// Least and longest wait for a comparison.
-const PATIENCE: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(30));
+pub(super) const PATIENCE: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(30));
 /// Pause after a comparison that took too long.
 const AFTER_LATE: Duration = Duration::from_secs(5);
 /// Time for which comparisons of a type are avoided once they were slow. Then one tells anew.
@@ -105,6 +105,13 @@ impl ProofCosts {
         Duration::from_secs_f64(state.seconds_at_least + each * objects as f64)
     }
 
+    /// Returns the expected time of an answer that costs as much.
+    pub(in crate::serve) fn expected_of_answer(&self, cost: f64, objects: usize) -> Duration {
+        let comparisons = cost / self.comparison(objects);
+        let seconds = self.expected(objects).as_secs_f64() * comparisons;
+        Duration::from_secs_f64(seconds.clamp(0.0, PATIENCE.1.as_secs_f64() / 2.0))
+    }
+
     /// Returns the longest time that a reader waits for a comparison.
     pub(in crate::serve) fn patience(&self, objects: usize) -> Duration {
         (4 * self.expected(objects)).clamp(PATIENCE.0, PATIENCE.1)
@@ -115,7 +122,7 @@ impl ProofCosts {
     pub(in crate::serve) fn is_slow(&self, objects: usize) -> bool {
         let measured = self.0.lock().measured;
         let is_recent = measured.is_none_or(|measured| measured.elapsed() < SLOW_FOR);
-        is_recent && !self.is_small(objects) && self.expected(objects) > SLOW
+        is_recent && !self.is_small(objects) && self.expected(objects) > CATCH_UP
     }
 
     /// Returns `true` if a proof begins with the question for the version: if events brought the

@@ -8,6 +8,9 @@ use watershed_protocol::{Encoding, FieldTable, GroupVersionResource, Representat
 use super::*;
 use crate::body;
 use crate::scope::{ScopeConfig, ScopeKey, Scopes};
+use crate::serve::fence::costs::REQUEST;
+use crate::serve::fence::{Fences, ProofCosts, ProofDemand};
+use crate::store::Snapshot;
 use crate::test_support::{Api, HTTP2, Pki, eventually, streamed, upstream_of};
 use crate::upstream::UpstreamClient;
 
@@ -37,14 +40,19 @@ const SHOWN: &str = concat!(
     "\n"
 );
 
+const LATER_LIST: &str = concat!(
+    r#"{"kind":"ConfigMapList","apiVersion":"v1","metadata":{"resourceVersion":"40"},"items":[]}"#,
+    "\n"
+);
+
 /// Starts an API server that sends the event to the scope's own watch with the permit.
-async fn api(pki: &Pki, permit: &Arc<Semaphore>) -> Api {
+async fn api(pki: &Pki, list: &'static str, permit: &Arc<Semaphore>) -> Api {
     let permit = Arc::clone(permit);
     Api::start(pki, HTTP2, move |request, _| {
         let permit = Arc::clone(&permit);
         let query = request.uri().query().unwrap_or_default();
         let body = if !query.starts_with("watch=1") {
-            body::full(LIST)
+            body::full(list)
         } else if query.contains("sendInitialEvents") {
             let mark = stream::iter([Ok(Bytes::from_static(MARK.as_bytes()))]);
             let event = stream::once(async move {
@@ -66,7 +74,7 @@ async fn api(pki: &Pki, permit: &Arc<Semaphore>) -> Api {
 #[tokio::test]
 async fn a_catch_up_watch_proves_nothing_before_the_cache_has_its_events() {
     let (pki, permit) = (Pki::new(), Arc::new(Semaphore::new(0)));
-    let api = api(&pki, &permit).await;
+    let api = api(&pki, LIST, &permit).await;
     let client = UpstreamClient::new(&upstream_of(&pki, &api).await);
     let scopes = Scopes::new(client.clone(), ScopeConfig::default());
     let gvr = GroupVersionResource::new("", "v1", "configmaps");
@@ -87,4 +95,33 @@ async fn a_catch_up_watch_proves_nothing_before_the_cache_has_its_events() {
     assert!(watches.watch(&scope).await.unwrap());
     assert_eq!(scope.reader.version(), ResourceVersion(40));
     assert_eq!(scope.reader.snapshot().len(), 1);
+}
+
+#[tokio::test]
+async fn a_long_list_is_proven_by_a_catch_up_watch_while_comparisons_are_late() {
+    let (pki, permit) = (Pki::new(), Arc::new(Semaphore::new(1)));
+    let api = api(&pki, LATER_LIST, &permit).await;
+    let client = UpstreamClient::new(&upstream_of(&pki, &api).await);
+    let scopes = Scopes::new(client.clone(), ScopeConfig::default());
+    let gvr = GroupVersionResource::new("", "v1", "configmaps");
+    let key = ScopeKey::everything(gvr, Representation::whole(Encoding::Json));
+    let fields = Arc::new(FieldTable::metadata_only(true));
+    let scope = scopes.open(&key, &"ConfigMap".into(), &fields);
+    eventually(|| scope.reader.version() == ResourceVersion(30)).await;
+    let fences = Fences::new(client);
+    let fence = fences.of(&scope);
+    fence.costs.measured(1, 300, Duration::from_secs(10));
+    fence.costs.late();
+    let proof_of = async |share: f64| {
+        let cost = move |_: &ProofCosts, _: &Snapshot| REQUEST * share;
+        let demand = ProofDemand {
+            cost: &cost,
+            identity: None,
+        };
+        fences.prove(&scope, demand).await
+    };
+    let short = proof_of(0.01).await;
+    assert!(short.is_err(), "upstream has it sooner: {short:?}");
+    assert_eq!(scope.reader.version(), ResourceVersion(30));
+    assert_eq!(proof_of(0.5).await.unwrap(), ResourceVersion(40));
 }
