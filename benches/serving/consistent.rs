@@ -154,7 +154,7 @@ pub(crate) async fn all(
                 for server in servers
                     .measured
                     .iter()
-                    .filter(|server| server.kind != Kind::Limit)
+                    .filter(|server| !matches!(server.kind, Kind::Limit | Kind::OwnJson))
                 {
                     let ran = case
                         .run(args, servers, server, clients, connections)

@@ -299,7 +299,11 @@ impl Fan {
 }
 
 /// Writes at a steady rate, whatever a write takes. Returns how many events there were.
-async fn paced(session: &Session<'_>, rate: f64, length: Duration) -> anyhow::Result<u64> {
+pub(crate) async fn paced(
+    session: &Session<'_>,
+    rate: f64,
+    length: Duration,
+) -> anyhow::Result<u64> {
     let wanted = (rate * length.as_secs_f64()).ceil() as u32;
     let start = Instant::now();
     let writes = (0..wanted).map(|number| async move {
@@ -390,7 +394,7 @@ impl Watchers {
             server.writer.version()
         );
         let path = |number| path(number).replacen("resourceVersion=0", &version, 1);
-        let is_proxy = server.kind == Kind::Proxy;
+        let is_proxy = server.kind.is_proxy();
         let groups = (0..watches).step_by(per_connection).map(|first| {
             let paths: Vec<_> = (first..watches.min(first + per_connection))
                 .map(&path)

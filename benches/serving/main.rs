@@ -15,6 +15,7 @@ mod check;
 mod children;
 mod client;
 mod consistent;
+mod encodings;
 mod fan;
 mod form;
 mod forward;
@@ -98,11 +99,15 @@ pub(crate) struct Args {
     /// --pods
     #[arg(long, default_value_t = 10_000, value_name = "N", value_parser = at_least_one)]
     start_pods: usize,
+    /// Measure another proxy, too, which lists and watches JSON at upstream instead of deriving it
+    /// from protobuf
+    #[arg(long)]
+    own_json: bool,
     /// Clients speak HTTP/1.1 instead of HTTP/2
     #[arg(long)]
     http1: bool,
     /// Only work whose name contains this (memory, LIST, WatchList, GET, gzip, forwarded,
-    /// consistent, event, fan-out, start); abuse is done only when it is asked for
+    /// consistent, event, fan-out, start); abuse and encodings are done only when they are asked for
     #[arg(long, value_name = "WORD")]
     only: Option<String>,
     /// Write all rounds to this file

@@ -216,7 +216,7 @@ impl Reads {
             match server.kind {
                 Kind::Proxy => self.record(args, servers, server).await?,
                 Kind::Limit => {}
-                Kind::KubeApiserver => self.look(args, server).await.map(drop)?,
+                Kind::OwnJson | Kind::KubeApiserver => self.look(args, server).await.map(drop)?,
             }
             self.run(args, server, WARM_UP).await?;
         }
@@ -261,7 +261,7 @@ impl Reads {
     ) -> anyhow::Result<(http::HeaderMap, BytesMut)> {
         let connection = server.endpoint.connect(args.http1).await?.asking(self.form);
         let answer = connection.get(&(self.path)(0)).await?;
-        if server.kind == Kind::Proxy {
+        if server.kind.is_proxy() {
             expect_source(&answer, self.source)?;
         }
         let (head, mut body) = answer.into_parts();

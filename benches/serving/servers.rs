@@ -27,6 +27,8 @@ use crate::{Args, limit, relay};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kind {
     Proxy,
+    /// A proxy that lists and watches JSON at upstream, beside protobuf.
+    OwnJson,
     Limit,
     KubeApiserver,
 }
@@ -84,8 +86,30 @@ impl Kind {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Proxy => "proxy",
+            Self::OwnJson => "proxy, JSON of its own",
             Self::Limit => "limit server",
             Self::KubeApiserver => "kube-apiserver",
+        }
+    }
+
+    pub(crate) fn is_proxy(self) -> bool {
+        matches!(self, Self::Proxy | Self::OwnJson)
+    }
+
+    /// Returns the flags of a proxy.
+    fn flags(self) -> &'static [&'static str] {
+        match self {
+            Self::OwnJson => &["--derive-json", "false"],
+            Self::Proxy | Self::Limit | Self::KubeApiserver => &[],
+        }
+    }
+
+    /// Returns the kinds of proxies that are measured.
+    pub(crate) fn proxies(args: &Args) -> &'static [Self] {
+        if args.own_json {
+            &[Self::Proxy, Self::OwnJson]
+        } else {
+            &[Self::Proxy]
         }
     }
 }
@@ -110,14 +134,7 @@ pub(crate) async fn start(args: &Args) -> anyhow::Result<Servers> {
     };
     let pods = upstream::seed(&upstream.endpoint, args.pods, args.nodes, args.object_bytes).await?;
 
-    let proxy = proxy(
-        "proxy",
-        args,
-        path,
-        &upstream.kubeconfig,
-        &upstream.token,
-        &[],
-    )?;
+    let proxy = upstream.proxy("proxy", args, path, Kind::Proxy)?;
     let proxy_empty = watershed_lab::process::resident_memory(proxy.pid())?;
     // This also opens the proxy's cache.
     let connection = proxy.endpoint.connect(false).await?;
@@ -133,10 +150,22 @@ pub(crate) async fn start(args: &Args) -> anyhow::Result<Servers> {
         .await?;
     let limit = limit("limit", path, &upstream.token, None)?;
 
-    let mut measured = vec![
-        proxy.measured(Kind::Proxy, Writer::patches(&upstream.endpoint, &pods)),
-        limit.measured(Kind::Limit, Writer::pushes(&limit.endpoint, &object, 0)?),
-    ];
+    let mut measured =
+        vec![proxy.measured(Kind::Proxy, Writer::patches(&upstream.endpoint, &pods))];
+    let mut children = Vec::new();
+    if args.own_json {
+        let own_json = upstream.proxy("own-json-proxy", args, path, Kind::OwnJson)?;
+        own_json
+            .endpoint
+            .connect(false)
+            .await?
+            .swallow(ALL_PODS)
+            .await?;
+        let writer = Writer::patches(&upstream.endpoint, &pods);
+        measured.push(own_json.measured(Kind::OwnJson, writer));
+        children.push(own_json.child);
+    }
+    measured.push(limit.measured(Kind::Limit, Writer::pushes(&limit.endpoint, &object, 0)?));
     if let Some(pid) = upstream.pid {
         let writer = Writer::patches(&upstream.endpoint, &pods);
         measured.push(Server {
@@ -146,7 +175,7 @@ pub(crate) async fn start(args: &Args) -> anyhow::Result<Servers> {
             writer,
         });
     }
-    let children = vec![limit.child, proxy.child];
+    children.extend([limit.child, proxy.child]);
     let list_bytes = list.len();
     Ok(Servers {
         measured,
@@ -173,18 +202,9 @@ impl Servers {
     }
 
     /// Starts another proxy, with an empty cache.
-    pub(crate) fn fresh_proxy(&self, args: &Args) -> anyhow::Result<Running> {
-        let Upstream {
-            kubeconfig, token, ..
-        } = &self.upstream;
-        proxy(
-            "fresh-proxy",
-            args,
-            self.folder.path(),
-            kubeconfig,
-            token,
-            &[],
-        )
+    pub(crate) fn fresh_proxy(&self, args: &Args, kind: Kind) -> anyhow::Result<Running> {
+        self.upstream
+            .proxy("fresh-proxy", args, self.folder.path(), kind)
     }
 
     /// Starts a limit server that can pass for an API server, and a proxy in front of it that
@@ -265,6 +285,24 @@ impl Servers {
 }
 
 impl Upstream {
+    /// Starts a proxy of this kind.
+    fn proxy(
+        &self,
+        name: &'static str,
+        args: &Args,
+        folder: &Path,
+        kind: Kind,
+    ) -> anyhow::Result<Running> {
+        proxy(
+            name,
+            args,
+            folder,
+            &self.kubeconfig,
+            &self.token,
+            kind.flags(),
+        )
+    }
+
     /// Returns the CPU time of kube-apiserver; `None` for the simulation.
     pub(crate) fn cpu_time(&self) -> anyhow::Result<Option<Duration>> {
         self.pid.map(cpu_time).transpose()

@@ -13,8 +13,7 @@ use crate::Args;
 use crate::client::Connection;
 use crate::form::Form;
 use crate::paced::Waits;
-use crate::servers::Kind::Proxy;
-use crate::servers::Servers;
+use crate::servers::{Kind, Servers};
 use crate::table::Table;
 use crate::work::expect_source;
 use watershed_lab::process::{cpu_time, peak_memory, resident_memory};
@@ -48,39 +47,16 @@ pub(crate) async fn all(args: &Args, servers: &Servers, table: &mut Table) -> an
         eprintln!("{name} …");
         for round in 0..=args.rounds {
             let (downloaded, bytes) = download(servers, form).await?;
-            let started = start(args, servers, form).await?;
-            // The first round opens upstream's caches.
-            if round == 0 {
-                continue;
+            for &kind in Kind::proxies(args) {
+                let started = start(args, servers, form, kind).await?;
+                // The first round opens upstream's caches.
+                if round > 0 {
+                    let add = |what: &str, unit, value| {
+                        table.add(&format!("{name}: {what}"), unit, true, kind, value);
+                    };
+                    started.report(args, downloaded, bytes, add);
+                }
             }
-            let (seconds, others) = (started.took.as_secs_f64(), started.others);
-            let ratio = seconds / downloaded.as_secs_f64();
-            let mut add = |what: &str, unit, value| {
-                table.add(&format!("{name}: {what}"), unit, false, Proxy, value);
-            };
-            add("until they are cached", "s", seconds);
-            add("a bare client's download", "s", downloaded.as_secs_f64());
-            add("over the download", "ratio", ratio);
-            add(
-                "CPU",
-                "µs CPU / pod",
-                started.used.as_secs_f64() * 1e6 / args.start_pods as f64,
-            );
-            add(
-                "peak memory",
-                "RSS / bytes downloaded",
-                started.grown as f64 / bytes as f64,
-            );
-            add(
-                "lists of another type meanwhile, median",
-                "ms",
-                others.percentile(50),
-            );
-            add(
-                "lists of another type meanwhile, longest",
-                "ms",
-                others.percentile(100),
-            );
         }
     }
     Ok(())
@@ -104,8 +80,44 @@ struct Started {
     others: Waits,
 }
 
-async fn start(args: &Args, servers: &Servers, form: Form) -> anyhow::Result<Started> {
-    let proxy = servers.fresh_proxy(args)?;
+impl Started {
+    /// Adds each figure, beside those of a bare client's download.
+    fn report(
+        &self,
+        args: &Args,
+        downloaded: Duration,
+        bytes: usize,
+        mut add: impl FnMut(&str, &'static str, f64),
+    ) {
+        let (seconds, download) = (self.took.as_secs_f64(), downloaded.as_secs_f64());
+        add("until they are cached", "s", seconds);
+        add("a bare client's download", "s", download);
+        add("over the download", "ratio", seconds / download);
+        add(
+            "CPU",
+            "µs CPU / pod",
+            self.used.as_secs_f64() * 1e6 / args.start_pods as f64,
+        );
+        add(
+            "peak memory",
+            "RSS / bytes downloaded",
+            self.grown as f64 / bytes as f64,
+        );
+        add(
+            "lists of another type meanwhile, median",
+            "ms",
+            self.others.percentile(50),
+        );
+        add(
+            "lists of another type meanwhile, longest",
+            "ms",
+            self.others.percentile(100),
+        );
+    }
+}
+
+async fn start(args: &Args, servers: &Servers, form: Form, kind: Kind) -> anyhow::Result<Started> {
+    let proxy = servers.fresh_proxy(args, kind)?;
     let other = proxy.endpoint.connect(false).await?.asking(form);
     until_from_memory(&other, OTHERS).await?;
     let connection = proxy.endpoint.connect(false).await?.asking(form);

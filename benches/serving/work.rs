@@ -10,7 +10,7 @@ use crate::Args;
 use crate::servers::Servers;
 use crate::table::Table;
 use crate::upstream;
-use crate::{abuse, consistent, fan, forward, memory, reads, start};
+use crate::{abuse, consistent, encodings, fan, forward, memory, reads, start};
 
 /// Time for a server to finish its pending work.
 pub(crate) const SETTLE: Duration = Duration::from_millis(300);
@@ -61,7 +61,10 @@ pub(crate) async fn all(args: &Args, servers: &Servers, table: &mut Table) -> an
     if starting {
         start::all(args, servers, table).await?;
     }
-    // Abuse takes long, so it runs on request only.
+    // These take long, so they run on request only.
+    if args.only.as_deref().is_some_and(|word| word == "encodings") {
+        encodings::all(args, servers, table).await?;
+    }
     if args.only.as_deref().is_some_and(|word| word == "abuse") {
         abuse::all(args, servers, table).await?;
     }
@@ -81,10 +84,13 @@ async fn grow(args: &Args, servers: &Servers) -> anyhow::Result<()> {
         args.start_pods,
     )
     .await?;
-    let connection = servers.measured[0].endpoint.connect(false).await?;
     let all = format!(r#""remainingItemCount":{}"#, args.start_pods - 1);
-    while memchr::memmem::find(&connection.fetch(start::ONE).await?, all.as_bytes()).is_none() {
-        sleep(SETTLE).await;
+    let proxies = servers.measured.iter().filter(|it| it.kind.is_proxy());
+    for proxy in proxies {
+        let connection = proxy.endpoint.connect(false).await?;
+        while memchr::memmem::find(&connection.fetch(start::ONE).await?, all.as_bytes()).is_none() {
+            sleep(SETTLE).await;
+        }
     }
     Ok(())
 }
