@@ -21,7 +21,7 @@ use super::cached::Scope;
 use super::handle::ScopeHandle;
 use super::phase::ScopePhase;
 use crate::budget::MemoryBudget;
-use crate::store::{Interest, SubscriptionStart};
+use crate::store::{Interest, StoreReader, SubscriptionStart};
 use crate::upstream::{Change, ReflectorTarget, Release, ServedBy, UpstreamClient};
 use attempts::Attempts;
 use check::{CheckError, CheckedPrint, PrintCheck};
@@ -29,6 +29,7 @@ pub(super) use failures::{DerivationFailures, FallbackReason};
 use following::{FollowedChange, Following, FollowingReader};
 use opened::{OpenedSource, Readiness, until_unusable};
 pub(super) use printer::JsonPrinter;
+pub(super) use state_print::ReprintedObjects;
 use state_print::StatePrint;
 use step::ToldState;
 pub(super) use step::{DerivedEnd, DerivedStep};
@@ -39,6 +40,8 @@ pub(super) type OpenSource = Box<dyn Fn() -> Option<ScopeHandle> + Send + Sync>;
 /// Follows a scope in protobuf, and yields its changes in JSON.
 pub(super) struct DerivedFeed {
     open_source: OpenSource,
+    /// The objects that the caller has.
+    shown: StoreReader,
     check: PrintCheck,
     states: StatePrint,
     attempts: Attempts,
@@ -60,14 +63,17 @@ enum DerivedProgress {
 }
 
 impl DerivedFeed {
+    /// Follows what `open_source` opens. `shown` reads what the caller made of the changes.
     pub(super) fn new(
         client: UpstreamClient,
         target: ReflectorTarget,
         printer: JsonPrinter,
         open_source: OpenSource,
+        shown: StoreReader,
     ) -> Self {
         Self {
             open_source,
+            shown,
             check: PrintCheck::new(client, target, printer),
             states: StatePrint {
                 budget: MemoryBudget::default(),
@@ -225,7 +231,7 @@ impl DerivedFeed {
             std::mem::replace(&mut self.progress, DerivedProgress::Closed)
         {
             let (source, version) = (opened.into_source(), snapshot.version());
-            let following = Following::new(source, subscription, version, checked.server);
+            let following = Following::new(source, subscription, version, checked);
             self.progress = DerivedProgress::Following(Box::new(following));
         }
         self.told = ToldState::Followed;
@@ -308,10 +314,6 @@ impl DerivedFeed {
             // The source names the server before it takes in its events.
             FollowedChange::Unchecked(server) => {
                 let has_events = following.event().is_some();
-                if self.is_checked(&server) && (has_seen_objects || !has_events) {
-                    self.accept(server);
-                    return Ok(None);
-                }
                 self.recheck(&scope, &server, has_events).await
             }
             FollowedChange::Progress(version) => {
@@ -344,12 +346,6 @@ impl DerivedFeed {
         }
     }
 
-    fn accept(&mut self, server: ServedBy) {
-        if let DerivedProgress::Following(following) = &mut self.progress {
-            following.accept(server);
-        }
-    }
-
     /// Compares the JSON of another server, or of a type that had no objects before.
     async fn recheck(
         &mut self,
@@ -361,42 +357,56 @@ impl DerivedFeed {
         if let Some(step) = self.tell(ToldState::Lost) {
             return Ok(Some(step));
         }
-        let before = self.checked.clone();
-        if !self.check_print(source, server).await? {
+        let is_known = self.checked.as_ref().is_some_and(|checked| {
+            checked.server.is_same(server) && (checked.has_seen_objects || !has_events)
+        });
+        if !is_known && !self.check_print(source, server).await? {
             return Ok(None);
         }
-        let (Some(before), Some(now)) = (before, &self.checked) else {
+        let (DerivedProgress::Following(following), Some(now)) =
+            (&mut self.progress, &self.checked)
+        else {
             return Ok(None);
         };
         if has_events && !now.has_seen_objects {
             let reason = "its objects came and went".to_owned();
             return Err(FallbackReason::Unchecked(reason).into());
         }
-        if before.format != now.format || before.warnings != now.warnings {
+        let before = following.accepted();
+        if before.manner.format != now.manner.format || before.warnings != now.warnings {
             self.restart();
             return Ok(None);
         }
-        let step = DerivedStep::Checked {
-            release: now.release.clone(),
-            bookmark: now.bookmark.clone(),
+        let reprinted = if before.manner.prints_like(&now.manner) {
+            self.states.nothing_anew()
+        } else {
+            let (held, objects) = (self.shown.followed(), source.reader.followed());
+            let printer = &mut self.check.printer;
+            let print = self
+                .states
+                .print_anew(printer, &now.manner, &held, &objects);
+            print.await?
         };
-        self.accept(server.clone());
+        following.accept(now.clone());
         // The source followed a moment ago. If it does not now, that is told next.
         self.told = ToldState::Followed;
-        Ok(Some(step))
+        Ok(Some(DerivedStep::Checked {
+            release: now.release.clone(),
+            bookmark: now.bookmark.clone(),
+            reprinted,
+        }))
     }
 
     /// Prints the next event, if there is one.
     fn print_event(&mut self) -> Result<Option<DerivedStep>, DerivedEnd> {
-        let (DerivedProgress::Following(following), Some(checked)) =
-            (&mut self.progress, &self.checked)
-        else {
+        let DerivedProgress::Following(following) = &mut self.progress else {
             return Ok(None);
         };
         let Some(event) = following.event() else {
             return Ok(None);
         };
-        let (frame, scanned) = self.check.printer.print_event(&checked.format, event)?;
+        let manner = &following.accepted().manner;
+        let (frame, scanned) = self.check.printer.print_event(manner, event)?;
         following.pass();
         self.attempts.advanced();
         Ok(Some(DerivedStep::Change(Change::Event(frame, scanned))))

@@ -173,7 +173,7 @@ impl ScopePump {
             };
             let change = match step {
                 Ok(FeedStep::Upstream(change)) => Ok(change),
-                Ok(FeedStep::Derived(step)) => match self.take_in(step) {
+                Ok(FeedStep::Derived(step)) => match self.take_in(step).await {
                     Some(change) => Ok(change),
                     None => continue,
                 },
@@ -197,13 +197,21 @@ impl ScopePump {
     }
 
     /// Takes in a step of a derived scope. Returns its change, if it is one.
-    fn take_in(&mut self, step: DerivedStep) -> Option<Change<SnapshotBuilder>> {
+    async fn take_in(&mut self, step: DerivedStep) -> Option<Change<SnapshotBuilder>> {
         match step {
             DerivedStep::Change(change) => return Some(change),
             DerivedStep::TooOld => self.too_old(),
             DerivedStep::Doubted => self.quarantine(),
             DerivedStep::Refollowed => self.refollowed(),
-            DerivedStep::Checked { release, bookmark } => {
+            DerivedStep::Checked {
+                release,
+                bookmark,
+                reprinted,
+            } => {
+                if !self.derived_anew(reprinted).await {
+                    self.relist();
+                    return None;
+                }
                 self.learn_bookmark(Some(bookmark));
                 self.follow_server();
                 self.note_release(release);

@@ -381,6 +381,7 @@ impl Scopes {
         key: &ScopeKey,
         target: &ReflectorTarget,
         retention: &Retention,
+        shown: &StoreReader,
     ) -> Option<DerivedFeed> {
         let Representation {
             encoding,
@@ -419,6 +420,7 @@ impl Scopes {
             target.clone(),
             printer,
             Box::new(open_source),
+            shown.clone(),
         ))
     }
 
@@ -550,7 +552,7 @@ impl Scopes {
         target: ReflectorTarget,
         retention: &Retention,
     ) -> ScopeFeed {
-        let mut derived = self.derived(&scope.key, &target, retention);
+        let mut derived = self.derived(&scope.key, &target, retention, &scope.reader);
         let mut reflector =
             Reflector::new(self.client.clone(), target).compressed(self.config.compression);
         if !retention.indispensable {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use watershed_protocol::BookmarkFormat;
 
 use super::charges::discard;
+use super::derived::ReprintedObjects;
 use super::metrics;
 use super::phase::{ReadyScope, ScopePhase};
 use super::pump::ScopePump;
@@ -96,6 +97,23 @@ impl ScopePump {
         self.scope.count_held();
         discard(replaced, charges);
         Some(changed)
+    }
+
+    /// Takes in the objects of a derived scope that are printed in another manner from now on.
+    /// Returns false while a version is unfinished.
+    pub(super) async fn derived_anew(&mut self, reprinted: ReprintedObjects) -> bool {
+        let ReprintedObjects { objects, load } = reprinted;
+        if objects.is_empty() {
+            return true;
+        }
+        let Some(changed) = self.reprint(objects).await else {
+            return false;
+        };
+        drop(load);
+        let resource = &self.scope.key.gvr;
+        tracing::info!(%resource, changed, "derived as another release prints it");
+        self.count_release("reprinted");
+        true
     }
 
     /// Learns again what objects do not show: warnings, bookmarks, and streaming.

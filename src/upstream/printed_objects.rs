@@ -1,4 +1,5 @@
 //! Reads all objects of a type from one server, to see how it prints them.
+use std::sync::Arc;
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Request, StatusCode, header};
@@ -36,7 +37,7 @@ pub struct PrintedForm {
 #[derive(Debug)]
 pub struct PrintedSample {
     /// The wire format of lists and objects.
-    pub format: WireFormat,
+    pub format: Arc<WireFormat>,
     /// The Warning headers of the list.
     pub warnings: Vec<HeaderValue>,
     /// The version of the list.
@@ -104,7 +105,7 @@ impl PrintedObjects {
             &self.target.kind
         };
         let (format, _) = WireFormat::learn(representation.encoding, kind, &body)?;
-        let format = format.with_managed_fields(self.target.managed_fields);
+        let format = Arc::new(format.with_managed_fields(self.target.managed_fields));
         let page = format.read_list(&body)?;
         let scanned = page.objects.into_iter().map(|object| {
             format.check(&object)?;

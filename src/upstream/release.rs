@@ -33,6 +33,17 @@ impl Release {
     pub(super) fn parse(body: &[u8]) -> Result<Self, serde_json::Error> {
         serde_json::from_slice(body)
     }
+
+    /// Returns the minor release of the program, 37 for `v1.37.1-eks`, whatever it emulates: that
+    /// has its types. `None` if it is no release of Kubernetes 1.
+    pub fn minor(&self) -> Option<u32> {
+        let minor = self.git_version.strip_prefix("v1.")?;
+        minor
+            .split(|c: char| !c.is_ascii_digit())
+            .next()?
+            .parse()
+            .ok()
+    }
 }
 
 impl fmt::Display for Release {
@@ -108,6 +119,20 @@ mod tests {
             "v1.32.13"
         );
         assert!(Release::parse(b"{}").is_err());
+    }
+
+    #[test]
+    fn the_minor_release_is_that_of_the_program() {
+        let minor = |version: &str| {
+            let emulated = r#""emulationMajor":"1","emulationMinor":"30""#;
+            parse(&format!(r#"{{"gitVersion":"{version}",{emulated}}}"#)).minor()
+        };
+        for version in ["v1.33.6", "v1.33.6+k3s1", "v1.33-gke.1", "v1.33"] {
+            assert_eq!(minor(version), Some(33), "{version}");
+        }
+        for version in ["", "v1.", "v1.x", "v2.3.4", "1.33.6", "v1.99999999999"] {
+            assert_eq!(minor(version), None, "{version}");
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,5 +1,7 @@
 //! JSON that is derived from the type's scope in protobuf: it is upstream's, upstream has one watch
 //! of both, and what upstream prints differently is watched in JSON.
+mod releases;
+
 use http::{Request, header};
 use watershed::app::AppConfig;
 use watershed_lab::sim::{Options, Population, SimulatedServer};
@@ -90,6 +92,21 @@ fn config_map(name: &str, data: &str) -> String {
 const END_MARK: &str = "k8s.io/initial-events-end";
 const SORTED: &str = r#"{"a":"1","b":"2 & \u2028"}"#;
 
+/// Returns the upstream, as its clients reach it.
+fn direct(upstream: &SimulatedServer) -> Endpoint {
+    Endpoint::new(
+        upstream.address(),
+        upstream.ca_pem(),
+        upstream.admin_token(),
+    )
+}
+
+/// Has upstream print an object differently. Nothing else changes.
+fn print_as(upstream: &SimulatedServer, key: &str, print: impl FnOnce(&str) -> String) {
+    let printed = upstream.state().reprint(&configmaps(), key, print);
+    assert_eq!(printed, Ok(()));
+}
+
 /// Has upstream print the data of an object in another order. Nothing else changes.
 fn print_out_of_order(upstream: &SimulatedServer, key: &str) {
     let print = |text: &str| {
@@ -103,8 +120,7 @@ fn print_out_of_order(upstream: &SimulatedServer, key: &str) {
             .collect();
         format!(r#"{before}"data":{{{}}}{after}"#, entries.join(","))
     };
-    let printed = upstream.state().reprint(&configmaps(), key, print);
-    assert_eq!(printed, Ok(()));
+    print_as(upstream, key, print);
 }
 
 /// Returns the number of fallbacks of config maps for a reason.
@@ -168,11 +184,7 @@ async fn a_type_that_upstream_prints_differently_is_watched_in_json() {
         .unwrap();
     print_out_of_order(&upstream, "default/first");
     let program = Program::with(&upstream, &DERIVED).await;
-    let direct = Endpoint::new(
-        upstream.address(),
-        upstream.ca_pem(),
-        upstream.admin_token(),
-    );
+    let direct = direct(&upstream);
     looks_like_upstream(&program.proxied, &direct).await;
     let text = list(&program.proxied).await.body;
     let text = String::from_utf8_lossy(&text);
@@ -191,55 +203,10 @@ async fn a_type_that_upstream_prints_differently_is_watched_in_json() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_upgrade_that_prints_objects_anew_ends_no_derivation() {
-    let upstream = SimulatedServer::start(with_protobuf(0)).await.unwrap();
-    let state = upstream.state();
-    state
-        .create(&configmaps(), &config_map("first", SORTED))
-        .unwrap();
-    let program = Program::with(&upstream, &DERIVED).await;
-    let direct = Endpoint::new(
-        upstream.address(),
-        upstream.ca_pem(),
-        upstream.admin_token(),
-    );
-    looks_like_upstream(&program.proxied, &direct).await;
-    let print = |text: &str| text.replacen(r#""a":"1""#, r#""a":"3""#, 1);
-    let printed = state.reprint(&configmaps(), "default/first", print);
-    assert_eq!(printed, Ok(()));
-    let lists = || upstream.stats().requests_on("LIST", "configmaps");
-    let before = lists();
-    let faults = upstream.faults();
-    // The objects in protobuf are those of the older release until this list is answered.
-    faults.set(|active| {
-        active.release = Some("v1.38.0".to_owned());
-        active.hold_lists_in = Some(PROTOBUF.to_owned());
-    });
-    faults.cut_connections();
-    eventually("that list, and two comparisons in JSON", async || {
-        let lists = lists() - before;
-        (lists >= 3).then_some(()).ok_or(format!("{lists} lists"))
-    })
-    .await;
-    faults.set(|active| active.hold_lists_in = None);
-    looks_like_upstream(&program.proxied, &direct).await;
-    for reason in ["difference", "unchecked", "source"] {
-        assert_eq!(fallbacks(&program, reason).await, 0, "{reason}");
-    }
-    has_watches(&upstream, 1).await;
-    program.terminate().await;
-    upstream.shutdown().await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_first_object_of_a_type_is_compared_before_it_is_shown() {
     let upstream = SimulatedServer::start(with_protobuf(0)).await.unwrap();
     let program = Program::with(&upstream, &DERIVED).await;
-    let direct = Endpoint::new(
-        upstream.address(),
-        upstream.ca_pem(),
-        upstream.admin_token(),
-    );
+    let direct = direct(&upstream);
     looks_like_upstream(&program.proxied, &direct).await;
     has_watches(&upstream, 1).await;
     assert_eq!(fallbacks(&program, "difference").await, 0);
@@ -266,11 +233,7 @@ async fn a_difference_that_the_self_check_finds_ends_the_derivation() {
     let upstream = SimulatedServer::start(with_protobuf(5)).await.unwrap();
     let flags = [&DERIVED[..], &["--self-check-interval", "100ms"]].concat();
     let program = Program::with(&upstream, &flags).await;
-    let direct = Endpoint::new(
-        upstream.address(),
-        upstream.ca_pem(),
-        upstream.admin_token(),
-    );
+    let direct = direct(&upstream);
     let state = upstream.state();
     state
         .create(&configmaps(), &config_map("first", SORTED))

@@ -8,6 +8,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 use watershed_lab::sim::churn::{Churn, ChurnMix};
 use watershed_lab::sim::{Options, Population, SimulatedServer};
+use watershed_protocol::GroupVersionResource;
 
 use crate::support::client::{Answer, Endpoint, Protocol, nothing};
 use crate::support::program::Program;
@@ -133,6 +134,69 @@ async fn answers_from_memory_lack_them_and_nothing_else() {
             "{}",
             program.log()
         );
+    }
+}
+
+/// Has upstream print the first config map differently.
+fn print_as(upstream: &SimulatedServer, from: &str, to: &str) {
+    let configmaps = GroupVersionResource::new("", "v1", "configmaps");
+    let state = upstream.state();
+    let key = state.snapshot(&configmaps).into_keys().next().unwrap();
+    let printed = state.reprint(&configmaps, &key, |text| {
+        assert!(text.contains(from), "no {from} in {text}");
+        text.replacen(from, to, 1)
+    });
+    assert_eq!(printed, Ok(()));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn comparisons_with_upstream_find_what_differs_beside_them() {
+    const DATA: [&str; 2] = [r#""data":{"#, r#""data":{"a-planted":"b","#];
+    const ENTRIES: [&str; 2] = [r#""manager":""#, r#""manager":"another-"#];
+    let checks = "watershed_self_checks_total";
+    let answers = "watershed_verified_answers_total";
+    for (flags, counter, different) in [
+        (["--self-check-interval", "100ms"], checks, r#""bytes""#),
+        (["--verify", "100%"], answers, r#""different""#),
+    ] {
+        let upstream = server().await;
+        let program = start(&upstream, DROP, &flags).await;
+        from_memory(&program, CONFIGMAPS, "application/json").await;
+        let counted = async |result: &str| {
+            sum(&program, counter, &[r#"resource="configmaps""#, result]).await
+        };
+        // Upstream prints the dropped entries differently, and then what memory has.
+        for ([from, to], result) in [(ENTRIES, r#""same""#), (DATA, different)] {
+            print_as(&upstream, from, to);
+            let before = counted(result).await;
+            eventually(&format!("{counter} of {result}"), async || {
+                get(&program.proxied, CONFIGMAPS, "application/json").await;
+                match counted(result).await - before {
+                    0 | 1 if result != different => Err("too few".to_owned()),
+                    0 => Err("none".to_owned()),
+                    _ => Ok(()),
+                }
+            })
+            .await;
+            let found = counted(different).await;
+            assert_eq!(found > 0, result == different, "{counter}: {found}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_check_before_json_is_derived_finds_what_differs_beside_them() {
+    let zero = [r#""labels":"#, r#""generation":0,"labels":"#];
+    let entries = [r#""manager":""#, r#""manager":"another-"#];
+    for ([from, to], fallbacks) in [(entries, 0), (zero, 1)] {
+        let upstream = server().await;
+        print_as(&upstream, from, to);
+        let program = start(&upstream, DROP, &["--derive-json", "true"]).await;
+        let got = from_memory(&program, CONFIGMAPS, "application/json").await;
+        assert!(!has_entries(&got));
+        let counter = "watershed_scope_json_fallbacks_total";
+        let labels = [r#"resource="configmaps""#, r#"reason="difference""#];
+        assert_eq!(sum(&program, counter, &labels).await, fallbacks, "{to}");
     }
 }
 

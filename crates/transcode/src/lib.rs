@@ -18,11 +18,12 @@
 //! - Members that Go always writes are absent if the server's release does not have them. They are
 //!   not printed then.
 //! - Releases differ in which empty members they print. [`Transcoder::for_release`] prints as one of
-//!   them.
+//!   them, and [`Transcoder::prints_like`] tells if two differ.
 mod duration;
 mod message;
 mod number;
 mod raw;
+mod releases;
 mod table;
 #[cfg(test)]
 mod tests;

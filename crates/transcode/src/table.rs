@@ -46,7 +46,7 @@ pub(crate) struct BuiltInType {
 pub(crate) struct TypeId(u16);
 
 /// The position of a message in the table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct MessageId(u16);
 
 /// A message's members in the order of their JSON.
@@ -141,6 +141,15 @@ impl MessageTable {
 
     pub(crate) fn message(&self, id: MessageId) -> &MessageType {
         &self.messages[usize::from(id.0)]
+    }
+
+    /// Returns the message of a value, if it has one.
+    pub(crate) fn message_of(&self, value: ValueKind) -> Option<MessageId> {
+        match value {
+            ValueKind::Message(id) | ValueKind::Either(id) => Some(id),
+            ValueKind::Object(id) => Some(self.built_in(id).message),
+            _ => None,
+        }
     }
 
     fn parse(text: &'static str) -> Result<Self, BadLine> {

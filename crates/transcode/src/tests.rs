@@ -175,6 +175,31 @@ fn older_releases_print_other_members_that_are_empty() {
 }
 
 #[test]
+fn releases_that_print_a_type_alike_are_told_from_those_that_do_not() {
+    let alike = |kind: &str, one: u32, other: u32| {
+        let (api_version, kind) = kind.rsplit_once(' ').unwrap_or(("v1", kind));
+        let transcoder = Transcoder::for_type(api_version, kind).expect("the type is built in");
+        let releases = [one, other].map(|release| transcoder.for_release(release));
+        assert_eq!(
+            releases[0].prints_like(&releases[1]),
+            releases[1].prints_like(&releases[0])
+        );
+        releases[0].prints_like(&releases[1])
+    };
+    // All have metadata, whose creationTimestamp is omitted since 1.34.
+    assert!(!alike("ConfigMap", 33, 34));
+    assert!(alike("ConfigMap", 34, 37));
+    assert!(alike("ConfigMap", 30, 33));
+    assert!(alike("ConfigMap", 37, u32::MAX));
+    // The difference is in a member of a member of a list.
+    assert!(!alike("Pod", 30, 31));
+    assert!(!alike("batch/v1 CronJob", 30, 31));
+    // The message contains itself.
+    let definition = "apiextensions.k8s.io/v1 CustomResourceDefinition";
+    assert!(alike(definition, 34, 37));
+}
+
+#[test]
 fn well_known_values_are_printed_as_their_types_print_them() {
     // Of a Secret: bytes, and bytes that are absent. Of a LimitRange: quantities.
     let secret = fields()

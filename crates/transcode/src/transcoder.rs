@@ -1,5 +1,6 @@
 //! The JSON of one object: the interface for other crates.
 use crate::message::Printer;
+use crate::releases::differ;
 use crate::table::{BuiltInType, MessageTable};
 use crate::unexplained::Unexplained;
 
@@ -60,6 +61,13 @@ impl Transcoder {
             release: minor,
             ..self
         }
+    }
+
+    /// Returns true if `other` prints every object of the type as this one does. Both are of the
+    /// same type, perhaps of two releases.
+    pub fn prints_like(&self, other: &Self) -> bool {
+        let releases = (self.release, other.release);
+        !differ(MessageTable::get(), self.built_in.message, releases)
     }
 
     /// Returns the transcoders of all types, in no order.

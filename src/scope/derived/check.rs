@@ -1,13 +1,12 @@
 //! Compares upstream's JSON with what is printed here, before anything of that is shown.
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use http::HeaderValue;
-use watershed_protocol::{BookmarkFormat, WireFormat};
+use watershed_protocol::BookmarkFormat;
 
 use super::failures::FallbackReason;
-use super::printer::JsonPrinter;
+use super::printer::{JsonPrinter, PrintManner};
 use crate::scope::cached::Scope;
 use crate::scope::metrics;
 use crate::store::ObjectPeek;
@@ -37,7 +36,7 @@ pub(super) struct CheckedPrint {
     pub(super) server: ServedBy,
     /// Its release, if it tells.
     pub(super) release: Option<Release>,
-    pub(super) format: Arc<WireFormat>,
+    pub(super) manner: PrintManner,
     pub(super) warnings: Vec<HeaderValue>,
     pub(super) bookmark: BookmarkFormat,
     /// Objects were compared: there were some.
@@ -97,8 +96,8 @@ impl PrintCheck {
         let bookmark = BookmarkFormat::learn(&sample.format, &mark)?;
         Ok(CheckedPrint {
             server: server.clone(),
+            manner: self.printer.manner(release.as_ref(), &sample.format),
             release,
-            format: Arc::new(sample.format),
             warnings: sample.warnings,
             bookmark,
             has_seen_objects,
@@ -159,7 +158,7 @@ impl PrintCheck {
     ) -> Result<bool, CheckError> {
         // Before as well: they may be printed anew meanwhile.
         let was_current = is_printed_by(source, release);
-        match self.compare_sample(source, sample) {
+        match self.compare_sample(source, sample, release) {
             Err(FallbackReason::Difference { .. })
                 if !was_current || !is_printed_by(source, release) =>
             {
@@ -174,7 +173,9 @@ impl PrintCheck {
         &mut self,
         source: &Scope,
         sample: &PrintedSample,
+        release: Option<&Release>,
     ) -> Result<bool, FallbackReason> {
+        let manner = self.printer.manner(release, &sample.format);
         let held = source.reader.followed();
         let (mut has_compared, mut peek) = (false, ObjectPeek::default());
         for (upstream, scanned) in &sample.objects {
@@ -183,7 +184,7 @@ impl PrintCheck {
             let Some(object) = object.filter(|object| object.version == scanned.version) else {
                 continue;
             };
-            let printed = self.printer.print(&sample.format, &peek.bytes(object))?;
+            let printed = self.printer.print(&manner, &peek.bytes(object))?;
             if printed != *upstream {
                 let same = printed.iter().zip(upstream.iter());
                 return Err(FallbackReason::Difference {

@@ -7,6 +7,7 @@ use std::task::{Context, Poll};
 use tokio::sync::watch;
 use watershed_protocol::ResourceVersion;
 
+use super::check::CheckedPrint;
 use crate::scope::cached::Scope;
 use crate::scope::handle::ScopeHandle;
 use crate::scope::phase::ScopePhase;
@@ -28,8 +29,8 @@ pub(super) struct Following {
     is_followed: watch::Receiver<bool>,
     server: watch::Receiver<Option<ServedBy>>,
     bookmarked: watch::Receiver<ResourceVersion>,
-    /// The server whose events may be printed.
-    accepted: ServedBy,
+    /// The server whose events may be printed, and in which manner.
+    accepted: CheckedPrint,
     /// The caller was told this.
     told_too_old: bool,
 }
@@ -68,12 +69,12 @@ pub(super) enum FollowedChange {
 }
 
 impl Following {
-    /// Begins behind a state of this version, which `accepted` printed.
+    /// Begins behind a state of this version, which was printed as `accepted` does.
     pub(super) fn new(
         source: ScopeHandle,
         subscription: Subscription,
         version: ResourceVersion,
-        accepted: ServedBy,
+        accepted: CheckedPrint,
     ) -> Self {
         Self {
             phase: source.phase.clone(),
@@ -98,8 +99,13 @@ impl Following {
     }
 
     /// Notes that what this server prints may be shown.
-    pub(super) fn accept(&mut self, server: ServedBy) {
-        self.accepted = server;
+    pub(super) fn accept(&mut self, checked: CheckedPrint) {
+        self.accepted = checked;
+    }
+
+    /// Returns the server whose events may be printed.
+    pub(super) fn accepted(&self) -> &CheckedPrint {
+        &self.accepted
     }
 
     /// Waits until the source's objects are known not to be upstream's.
@@ -172,7 +178,7 @@ impl Following {
         let has_events = !self.pending.is_empty();
         let is_unseen = has_events && !reader.has_seen_objects;
         let unchecked = self.server.borrow().clone();
-        let unchecked = unchecked.filter(|it| is_unseen || !it.is_same(&self.accepted));
+        let unchecked = unchecked.filter(|it| is_unseen || !it.is_same(&self.accepted.server));
         if let Some(server) = unchecked {
             // One that is not followed now is not asked: another one may take its place.
             let may_ask = is_followed && is_ready;

@@ -1,10 +1,10 @@
-//! Prints whole states of a scope in protobuf.
+//! Prints whole states of a scope in protobuf, and states that another release prints anew.
 use std::sync::Arc;
 
 use super::check::CheckedPrint;
-use super::printer::JsonPrinter;
+use super::printer::{JsonPrinter, PrintManner};
 use super::step::DerivedEnd;
-use crate::budget::MemoryBudget;
+use crate::budget::{MemoryBudget, MemoryLoad};
 use crate::store::{ObjectPeek, Snapshot, SnapshotBuilder, StoredObject};
 use crate::upstream::{Change, Collect};
 use crate::work::{REDUCED_OBJECT, WorkBudget};
@@ -17,6 +17,12 @@ pub(super) struct StatePrint {
     pub(super) estimates: bool,
 }
 
+/// Objects that are printed in another manner than before.
+pub(in crate::scope) struct ReprintedObjects {
+    pub(in crate::scope) objects: Vec<StoredObject>,
+    pub(in crate::scope) load: MemoryLoad,
+}
+
 impl StatePrint {
     /// Returns a state as a list in JSON.
     pub(super) async fn print(
@@ -26,7 +32,7 @@ impl StatePrint {
         checked: &CheckedPrint,
         snapshot: &Snapshot,
     ) -> Result<Change<SnapshotBuilder>, DerivedEnd> {
-        let format = &checked.format;
+        let format = &checked.manner.format;
         let mut objects = SnapshotBuilder::begin(format, fields);
         let mut load = self.budget.begin_load();
         if self.estimates {
@@ -35,7 +41,7 @@ impl StatePrint {
         }
         let (mut work, mut peek) = (WorkBudget::default(), ObjectPeek::default());
         for object in snapshot.items(None) {
-            let printed = printer.print(format, &peek.bytes(object))?;
+            let printed = printer.print(&checked.manner, &peek.bytes(object))?;
             load.add(printed.len())?;
             objects.put(StoredObject {
                 bytes: format.item_bytes(&printed).into(),
@@ -54,5 +60,48 @@ impl StatePrint {
             bookmark: Some(checked.bookmark.clone()),
             load,
         })
+    }
+
+    /// Returns the objects of `held` that are printed differently in a manner. Objects that are in
+    /// another version by now are left out: their events follow.
+    pub(super) async fn print_anew(
+        &self,
+        printer: &mut JsonPrinter,
+        manner: &PrintManner,
+        held: &Snapshot,
+        now: &Snapshot,
+    ) -> Result<ReprintedObjects, DerivedEnd> {
+        let (mut objects, mut load) = (Vec::new(), self.budget.begin_load());
+        let (mut work, mut peek, mut known_peek) = (
+            WorkBudget::default(),
+            ObjectPeek::default(),
+            ObjectPeek::default(),
+        );
+        for object in now.items(None) {
+            work.work(REDUCED_OBJECT).await;
+            let known = held.get(object.key());
+            let Some(known) = known.filter(|known| known.version == object.version) else {
+                continue;
+            };
+            let printed = printer.print(manner, &peek.bytes(object))?;
+            let bytes = manner.format.item_bytes(&printed);
+            if known_peek.bytes(known) != bytes {
+                load.add(printed.len())?;
+                objects.push(StoredObject {
+                    bytes: bytes.into(),
+                    version: object.version,
+                    attributes: object.attributes.clone(),
+                });
+            }
+        }
+        Ok(ReprintedObjects { objects, load })
+    }
+
+    /// Returns no objects, where both manners are the same.
+    pub(super) fn nothing_anew(&self) -> ReprintedObjects {
+        ReprintedObjects {
+            objects: Vec::new(),
+            load: self.budget.begin_load(),
+        }
     }
 }

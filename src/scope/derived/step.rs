@@ -2,6 +2,7 @@
 use watershed_protocol::BookmarkFormat;
 
 use super::failures::FallbackReason;
+use super::state_print::ReprintedObjects;
 use crate::budget::DoesNotFit;
 use crate::store::SnapshotBuilder;
 use crate::upstream::{Change, Release};
@@ -33,12 +34,14 @@ pub(in crate::scope) enum DerivedStep {
     TooOld,
     /// The source's objects differ from upstream's. The next change is a fresh list.
     Doubted,
-    /// The source follows another server, which prints the type in the same way.
+    /// The source follows another server, whose JSON is printed from now on.
     Checked {
         /// The server's release, if it tells.
         release: Option<Release>,
         /// Its form of bookmarks.
         bookmark: BookmarkFormat,
+        /// The objects that the caller has in the same version and in other bytes.
+        reprinted: ReprintedObjects,
     },
 }
 

@@ -10,6 +10,10 @@ use super::status::Failure;
 pub(crate) const MEDIA_TYPE: &str = "application/vnd.kubernetes.protobuf";
 pub(crate) const WATCH_MEDIA_TYPE: &str = "application/vnd.kubernetes.protobuf;stream=watch";
 
+/// A member that ConfigMaps of no release have, and its field number.
+const UNKNOWN_MEMBER: &str = "unknownMember";
+const UNKNOWN_FIELD: u32 = 200;
+
 /// An encoded message.
 #[derive(Default)]
 struct Message(Vec<u8>);
@@ -41,17 +45,22 @@ impl Message {
         self.bytes(field, of[name].as_str().unwrap_or_default().as_bytes())
     }
 
-    /// Appends a `Time`, unless it is absent.
+    /// Appends a `Time`; an empty one if it is absent.
     fn time(self, field: u32, of: &Value, name: &str) -> Self {
-        let time = of[name]
-            .as_str()
-            .and_then(|text| text.parse::<jiff::Timestamp>().ok());
-        match time {
-            Some(time) => {
-                let seconds = time.as_second().cast_unsigned();
-                self.bytes(field, &Self::default().number(1, seconds).number(2, 0).0)
-            }
-            None => self,
+        let time = of[name].as_str().and_then(|text| text.parse().ok());
+        let message = time.map_or_else(Self::default, |time: jiff::Timestamp| {
+            let seconds = time.as_second().cast_unsigned();
+            Self::default().number(1, seconds).number(2, 0)
+        });
+        self.bytes(field, &message.0)
+    }
+
+    /// Appends a pointer to a `Time`, unless it is absent.
+    fn optional_time(self, field: u32, of: &Value, name: &str) -> Self {
+        if of[name].is_null() {
+            self
+        } else {
+            self.time(field, of, name)
         }
     }
 
@@ -72,8 +81,12 @@ pub(crate) fn config_map(object: &[u8]) -> Vec<u8> {
     let message = Message::default()
         .bytes(1, &object_meta(&object["metadata"]))
         .map(2, &object, "data");
-    match object["immutable"].as_bool() {
-        Some(immutable) => message.number(4, u64::from(immutable)).0,
+    let message = match object["immutable"].as_bool() {
+        Some(immutable) => message.number(4, u64::from(immutable)),
+        None => message,
+    };
+    match object[UNKNOWN_MEMBER].as_str() {
+        Some(text) => message.bytes(UNKNOWN_FIELD, text.as_bytes()).0,
         None => message.0,
     }
 }
@@ -104,7 +117,7 @@ fn managed_fields(entry: &Value) -> Vec<u8> {
         .text(1, entry, "manager")
         .text(2, entry, "operation")
         .text(3, entry, "apiVersion")
-        .time(4, entry, "time")
+        .optional_time(4, entry, "time")
         .text(6, entry, "fieldsType")
         .bytes(7, &Message::default().bytes(1, fields.as_bytes()).0)
         .text(8, entry, "subresource")

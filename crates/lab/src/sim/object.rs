@@ -251,6 +251,26 @@ impl SimulatedObject {
         splice(&self.bytes, self.version_at.clone(), version)
     }
 
+    /// Returns the object with this text, which a server need not print so.
+    pub(crate) fn printed_as(self, text: String) -> Self {
+        let members = serde_json::from_str(&text).map_or_else(|_| Vec::new(), |it: Members| it.0);
+        let metadata = members.iter().find(|(name, _)| name == "metadata");
+        let metadata = metadata.map_or_else(Bytes::new, |(_, value)| {
+            Bytes::copy_from_slice(value.get().as_bytes())
+        });
+        let needle = format!(r#""resourceVersion":"{}""#, self.version);
+        let digits = self.version_at.len();
+        let at = text
+            .find(&needle)
+            .map_or(0, |at| at + needle.len() - 1 - digits);
+        Self {
+            version_at: at..at + digits,
+            metadata,
+            bytes: text.into(),
+            ..self
+        }
+    }
+
     /// Returns the object as a list item. Builtin types have no kind and apiVersion there.
     pub(crate) fn item(&self) -> Bytes {
         match self.kind.form {

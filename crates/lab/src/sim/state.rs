@@ -178,7 +178,8 @@ impl ClusterState {
         let object = object.ok_or(WriteError::NotFound)?;
         let text = change(&String::from_utf8_lossy(&object.bytes));
         let draft = Draft::parse(text.as_bytes()).map_err(WriteError::Invalid)?;
-        table.reprint(&Arc::new(draft.finish(kind, object.version)));
+        let printed = draft.finish(kind, object.version).printed_as(text);
+        table.reprint(&Arc::new(printed));
         Ok(())
     }
 

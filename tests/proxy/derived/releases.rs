@@ -1,0 +1,160 @@
+//! Releases of upstream, which print some members differently, and what no release prints.
+use watershed_lab::sim::{Options, SimulatedServer};
+
+use super::{
+    DERIVED, PROTOBUF, SORTED, config_map, configmaps, direct, fallbacks, has_watches, list,
+    looks_like_upstream, print_as, with_protobuf,
+};
+use crate::support::client::Protocol;
+use crate::support::eventually;
+use crate::support::program::Program;
+
+/// Replaces the time of creation of an object.
+fn with_creation(text: &str, member: &str) -> String {
+    let (before, rest) = text.split_once(r#""creationTimestamp":""#).unwrap();
+    let (_, after) = rest.split_once(r#"","#).unwrap();
+    format!("{before}{member}{after}")
+}
+
+/// Acts as an API server of another release in place of the present one.
+fn replace_server(upstream: &SimulatedServer, release: &str) {
+    let faults = upstream.faults();
+    faults.set(|active| active.release = Some(release.to_owned()));
+    faults.cut_connections();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn objects_are_derived_as_the_followed_release_prints_them() {
+    let options = Options {
+        release: "v1.33.6".to_owned(),
+        ..with_protobuf(30)
+    };
+    let upstream = SimulatedServer::start(options).await.unwrap();
+    // Before 1.34 an object without a time of creation has null. No sample shows the last object.
+    let keys = upstream.state().snapshot(&configmaps()).into_keys();
+    let keys: Vec<_> = keys.collect();
+    let last = keys.last().unwrap();
+    print_as(&upstream, last, |text| {
+        with_creation(text, r#""creationTimestamp":null,"#)
+    });
+    let program = Program::with(&upstream, &DERIVED).await;
+    let direct = direct(&upstream);
+    looks_like_upstream(&program.proxied, &direct).await;
+    let listed = list(&program.proxied).await;
+    let version = listed.json()["metadata"]["resourceVersion"].clone();
+    let namespaces = [last, &keys[0]].map(|key| key.split_once('/').unwrap().0);
+    assert_ne!(namespaces[0], namespaces[1]);
+    let watch = async |namespace: &str| {
+        let version = version.as_str().unwrap();
+        let path =
+            format!("/api/v1/namespaces/{namespace}/configmaps?watch=1&resourceVersion={version}");
+        program.proxied.watch(Protocol::Http2, &path).await
+    };
+    let (mut concerned, mut other) = (watch(namespaces[0]).await, watch(namespaces[1]).await);
+
+    print_as(&upstream, last, |text| {
+        text.replacen(r#""creationTimestamp":null,"#, "", 1)
+    });
+    replace_server(&upstream, "v1.34.0");
+    looks_like_upstream(&program.proxied, &direct).await;
+    // Its client has an object that looks otherwise now. Nobody else's watch notices.
+    let line = concerned.line().await;
+    assert!(line.contains(r#""code":410"#), "{line}");
+    let created =
+        config_map("later", SORTED).replace("\"default\"", &format!("{:?}", namespaces[1]));
+    upstream.state().create(&configmaps(), &created).unwrap();
+    let line = other.line().await;
+    assert!(line.contains(r#""name":"later""#), "{line}");
+
+    print_as(&upstream, last, |text| {
+        let labels = text.find(r#""labels":"#).unwrap();
+        format!(
+            "{}\"creationTimestamp\":null,{}",
+            &text[..labels],
+            &text[labels..]
+        )
+    });
+    replace_server(&upstream, "v1.33.6");
+    looks_like_upstream(&program.proxied, &direct).await;
+    for reason in ["difference", "unchecked", "source"] {
+        assert_eq!(fallbacks(&program, reason).await, 0, "{reason}");
+    }
+    has_watches(&upstream, 1).await;
+    program.terminate().await;
+    upstream.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_no_release_prints_ends_the_derivation_before_it_is_shown() {
+    let name = r#""name":"first","namespace":"default""#;
+    let swapped = r#""namespace":"default","name":"first""#;
+    for (planted, change, reason) in [
+        ("a reordered member", [name, swapped], "difference"),
+        ("another escape", ["\\u003cb\\u003e", "<b>"], "difference"),
+        (
+            "a zero that is not omitted",
+            [name, &format!(r#"{name},"generation":0"#)],
+            "difference",
+        ),
+        (
+            "an unknown field",
+            [r#""data":"#, r#""unknownMember":"x","data":"#],
+            "unexplained",
+        ),
+        ("nothing", ["", ""], ""),
+    ] {
+        let upstream = SimulatedServer::start(with_protobuf(0)).await.unwrap();
+        let first = config_map("first", SORTED);
+        upstream.state().create(&configmaps(), &first).unwrap();
+        print_as(&upstream, "default/first", |text| {
+            let [from, to] = change;
+            assert!(text.contains(from), "no {from} in {text}");
+            text.replacen(from, to, 1)
+        });
+        let program = Program::with(&upstream, &DERIVED).await;
+        looks_like_upstream(&program.proxied, &direct(&upstream)).await;
+        for counted in ["difference", "unexplained", "unchecked", "source", "form"] {
+            let wanted = u64::from(counted == reason);
+            let found = fallbacks(&program, counted).await;
+            assert_eq!(found, wanted, "{planted}: {counted}");
+        }
+        program.terminate().await;
+        upstream.shutdown().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_upgrade_that_prints_objects_anew_ends_no_derivation() {
+    let upstream = SimulatedServer::start(with_protobuf(0)).await.unwrap();
+    let state = upstream.state();
+    state
+        .create(&configmaps(), &config_map("first", SORTED))
+        .unwrap();
+    let program = Program::with(&upstream, &DERIVED).await;
+    let direct = direct(&upstream);
+    looks_like_upstream(&program.proxied, &direct).await;
+    let print = |text: &str| text.replacen(r#""a":"1""#, r#""a":"3""#, 1);
+    print_as(&upstream, "default/first", print);
+    let lists = || upstream.stats().requests_on("LIST", "configmaps");
+    let before = lists();
+    let faults = upstream.faults();
+    // The objects in protobuf are those of the older release until this list is answered.
+    faults.set(|active| {
+        active.release = Some("v1.38.0".to_owned());
+        active.hold_lists_in = Some(PROTOBUF.to_owned());
+    });
+    faults.cut_connections();
+    eventually("that list, and two comparisons in JSON", async || {
+        let lists = lists() - before;
+        (lists >= 3).then_some(()).ok_or(format!("{lists} lists"))
+    })
+    .await;
+    faults.set(|active| active.hold_lists_in = None);
+    looks_like_upstream(&program.proxied, &direct).await;
+    for reason in ["difference", "unchecked", "source"] {
+        assert_eq!(fallbacks(&program, reason).await, 0, "{reason}");
+    }
+    has_watches(&upstream, 1).await;
+    program.terminate().await;
+    upstream.shutdown().await;
+}
