@@ -23,6 +23,8 @@ pub(crate) const FORMS: &str = "memory: held forms";
 pub(crate) const HISTORY: &str = "memory: history";
 /// Changes of the history that is measured: no more than a proxy keeps by default.
 const EVENTS: usize = 4_000;
+/// Time after the last change. Then a history in protobuf that nobody reads has been released.
+const HISTORY_SETTLES: Duration = Duration::from_secs(40);
 /// Connections that write them.
 const WRITERS: usize = 8;
 
@@ -97,7 +99,19 @@ pub(crate) async fn held(args: &Args, servers: &Servers, table: &mut Table) -> a
 /// Measures the memory that a fresh proxy adds for each further form of the same list.
 pub(crate) async fn forms(args: &Args, servers: &Servers, table: &mut Table) -> anyhow::Result<()> {
     eprintln!("{FORMS} …");
-    let fresh = servers.fresh_proxy(args)?;
+    for &kind in Kind::proxies(args) {
+        forms_of(args, servers, table, kind).await?;
+    }
+    Ok(())
+}
+
+async fn forms_of(
+    args: &Args,
+    servers: &Servers,
+    table: &mut Table,
+    kind: Kind,
+) -> anyhow::Result<()> {
+    let fresh = servers.fresh_proxy(args, kind)?;
     sleep(SETTLE).await;
     let mut before = resident_memory(fresh.pid())?;
     for form in [
@@ -120,8 +134,8 @@ pub(crate) async fn forms(args: &Args, servers: &Servers, table: &mut Table) -> 
         table.add(
             &format!("{FORMS}, all pods in {} more", form.name()),
             "RSS / bytes of the JSON list",
-            false,
-            Kind::Proxy,
+            true,
+            kind,
             share,
         );
         before = after;
@@ -129,16 +143,39 @@ pub(crate) async fn forms(args: &Args, servers: &Servers, table: &mut Table) -> 
     Ok(())
 }
 
-/// Measures the memory of events that a fresh proxy remembers.
+/// Measures the memory of events that a fresh proxy remembers, for clients of each encoding alone.
 pub(crate) async fn history(
     args: &Args,
     servers: &Servers,
     table: &mut Table,
 ) -> anyhow::Result<()> {
     eprintln!("{HISTORY} …");
-    let fresh = servers.fresh_proxy(args)?;
-    let connection = fresh.endpoint.connect(args.http1).await?;
+    for form in [Form::Protobuf, Form::Json] {
+        for &kind in Kind::proxies(args) {
+            let Some(share) = history_of(args, servers, form, kind).await? else {
+                continue;
+            };
+            let name = format!("{HISTORY} of {EVENTS} events, {}", form.name());
+            table.add(&name, "RSS / bytes of their objects", true, kind, share);
+        }
+    }
+    Ok(())
+}
+
+/// Returns the growth over the bytes of the changed objects in JSON. `None` if upstream does not
+/// have the form.
+async fn history_of(
+    args: &Args,
+    servers: &Servers,
+    form: Form,
+    kind: Kind,
+) -> anyhow::Result<Option<f64>> {
+    let fresh = servers.fresh_proxy(args, kind)?;
+    let connection = fresh.endpoint.connect(args.http1).await?.asking(form);
     let answer = connection.get(ALL_PODS).await?;
+    if !form.is_of(answer.headers()) {
+        return Ok(None);
+    }
     expect_source(&answer, "snapshot")?;
     drop(answer.into_body().collect().await?);
     sleep(GIVEN_BACK).await;
@@ -158,16 +195,9 @@ pub(crate) async fn history(
         writer.version()
     );
     drop(connection.get(&path).await?.into_body().collect().await?);
-    sleep(GIVEN_BACK).await;
+    sleep(HISTORY_SETTLES).await;
     let grown = resident_memory(fresh.pid())? as f64 - before as f64;
-    table.add(
-        &format!("{HISTORY} of {EVENTS} events"),
-        "RSS / bytes of their objects",
-        false,
-        Kind::Proxy,
-        grown / (EVENTS * servers.object.len()) as f64,
-    );
-    Ok(())
+    Ok(Some(grown / (EVENTS * servers.object.len()) as f64))
 }
 
 /// Returns the beginning of the names of [`peak_of_slow_lists`]'s rows.
