@@ -29,10 +29,9 @@ pub(super) use failures::{DerivationFailures, FallbackReason};
 use following::{FollowedChange, Following, FollowingReader};
 use opened::{OpenedSource, Readiness, until_unusable};
 pub(super) use printer::JsonPrinter;
-pub(super) use state_print::ReprintedObjects;
 use state_print::StatePrint;
 use step::ToldState;
-pub(super) use step::{DerivedEnd, DerivedStep};
+pub(super) use step::{DerivedEnd, DerivedStep, ReprintedObjects};
 
 /// Opens the scope in protobuf; `None` if memory is too short for it.
 pub(super) type OpenSource = Box<dyn Fn() -> Option<ScopeHandle> + Send + Sync>;

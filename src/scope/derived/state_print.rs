@@ -3,8 +3,8 @@ use std::sync::Arc;
 
 use super::check::CheckedPrint;
 use super::printer::{JsonPrinter, PrintManner};
-use super::step::DerivedEnd;
-use crate::budget::{MemoryBudget, MemoryLoad};
+use super::step::{DerivedEnd, ReprintedObjects};
+use crate::budget::MemoryBudget;
 use crate::store::{ObjectPeek, Snapshot, SnapshotBuilder, StoredObject};
 use crate::upstream::{Change, Collect};
 use crate::work::{REDUCED_OBJECT, WorkBudget};
@@ -15,12 +15,6 @@ pub(super) struct StatePrint {
     pub(super) budget: MemoryBudget,
     /// The next state is estimated before it is printed.
     pub(super) estimates: bool,
-}
-
-/// Objects that are printed in another manner than before.
-pub(in crate::scope) struct ReprintedObjects {
-    pub(in crate::scope) objects: Vec<StoredObject>,
-    pub(in crate::scope) load: MemoryLoad,
 }
 
 impl StatePrint {

@@ -2,9 +2,8 @@
 use watershed_protocol::BookmarkFormat;
 
 use super::failures::FallbackReason;
-use super::state_print::ReprintedObjects;
-use crate::budget::DoesNotFit;
-use crate::store::SnapshotBuilder;
+use crate::budget::{DoesNotFit, MemoryLoad};
+use crate::store::{SnapshotBuilder, StoredObject};
 use crate::upstream::{Change, Release};
 
 /// The state of the source as the caller knows it. Each state is worse than the one before.
@@ -43,6 +42,12 @@ pub(in crate::scope) enum DerivedStep {
         /// The objects that the caller has in the same version and in other bytes.
         reprinted: ReprintedObjects,
     },
+}
+
+/// Objects that are printed in another manner than before, and the memory that they take.
+pub(in crate::scope) struct ReprintedObjects {
+    pub(in crate::scope) objects: Vec<StoredObject>,
+    pub(in crate::scope) load: MemoryLoad,
 }
 
 /// The end of a derivation.
