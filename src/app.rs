@@ -221,7 +221,7 @@ fn memory_budget(config: &AppConfig) -> MemoryBudget {
     budget
 }
 
-/// Returns the scopes within the budget of the limits, with the checkpoints of earlier processes.
+/// Returns the scopes within the budget of the limits, with the states that there are already.
 async fn open_scopes(config: &AppConfig, client: &UpstreamClient) -> anyhow::Result<Scopes> {
     let policy = config.policy.clone();
     let managed_fields = Arc::new(move |gvr: &_| policy.managed_fields(gvr));
@@ -230,7 +230,8 @@ async fn open_scopes(config: &AppConfig, client: &UpstreamClient) -> anyhow::Res
         .with_managed_fields(managed_fields)
         .within(&config.limits.memory);
     let checkpoints = checkpoints::open(config, client, &scopes).await?;
-    Ok(scopes.with_checkpoints(checkpoints))
+    let replica = checkpoints::of_replica(config, &scopes).await?;
+    Ok(scopes.with_checkpoints(checkpoints).with_replica(replica))
 }
 
 /// Returns what the admin listener shows, besides the metrics.

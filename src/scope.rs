@@ -6,6 +6,7 @@ mod collect;
 mod config;
 mod continuity;
 mod derived;
+mod earlier_states;
 mod feed;
 mod finish;
 mod following;
@@ -39,7 +40,10 @@ mod version_ages;
 mod version_waiters;
 
 pub use cached::Scope;
-pub use checkpoint::{CheckpointConfig, Checkpoints, MayStore};
+pub use checkpoint::{
+    CheckpointBody, CheckpointConfig, Checkpoints, ClusterIdentity, MayStore, ReplicaStates,
+    checkpoint_media_type, wanted_checkpoint,
+};
 pub use config::{Derivation, Retention, ScopeConfig};
 pub use handle::ScopeHandle;
 pub use key::ScopeKey;

@@ -5,6 +5,7 @@ mod always_open;
 mod answer;
 mod audit_id;
 mod bound_objects;
+mod checkpoint_answers;
 mod client_address;
 mod client_features;
 mod client_rules;

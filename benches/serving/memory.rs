@@ -111,7 +111,7 @@ async fn forms_of(
     table: &mut Table,
     kind: Kind,
 ) -> anyhow::Result<()> {
-    let fresh = servers.fresh_proxy(args, kind)?;
+    let fresh = servers.fresh_proxy(args, kind, &[])?;
     sleep(SETTLE).await;
     let mut before = resident_memory(fresh.pid())?;
     for form in [
@@ -170,7 +170,7 @@ async fn history_of(
     form: Form,
     kind: Kind,
 ) -> anyhow::Result<Option<f64>> {
-    let fresh = servers.fresh_proxy(args, kind)?;
+    let fresh = servers.fresh_proxy(args, kind, &[])?;
     let connection = fresh.endpoint.connect(args.http1).await?.asking(form);
     let answer = connection.get(ALL_PODS).await?;
     if !form.is_of(answer.headers()) {
@@ -214,7 +214,7 @@ pub(crate) async fn peak_of_slow_lists(
     let name = slow_lists();
     eprintln!("{name} …");
     // Memory that earlier work left with the allocator would hide some of the growth.
-    let fresh = servers.fresh_proxy(args, Kind::Proxy)?;
+    let fresh = servers.fresh_proxy(args, Kind::Proxy, &[])?;
     let connection = fresh.endpoint.connect(args.http1).await?;
     let answer = connection.get(ALL_PODS).await?;
     expect_source(&answer, "snapshot")?;

@@ -134,7 +134,7 @@ pub(crate) async fn start(args: &Args) -> anyhow::Result<Servers> {
     };
     let pods = upstream::seed(&upstream.endpoint, args.pods, args.nodes, args.object_bytes).await?;
 
-    let proxy = upstream.proxy("proxy", args, path, Kind::Proxy)?;
+    let proxy = upstream.proxy("proxy", args, path, Kind::Proxy.flags())?;
     let proxy_empty = watershed_lab::process::resident_memory(proxy.pid())?;
     // This also opens the proxy's cache.
     let connection = proxy.endpoint.connect(false).await?;
@@ -154,7 +154,7 @@ pub(crate) async fn start(args: &Args) -> anyhow::Result<Servers> {
         vec![proxy.measured(Kind::Proxy, Writer::patches(&upstream.endpoint, &pods))];
     let mut children = Vec::new();
     if args.own_json {
-        let own_json = upstream.proxy("own-json-proxy", args, path, Kind::OwnJson)?;
+        let own_json = upstream.proxy("own-json-proxy", args, path, Kind::OwnJson.flags())?;
         own_json
             .endpoint
             .connect(false)
@@ -201,10 +201,31 @@ impl Servers {
         self.measured[0].endpoint.as_user(token)
     }
 
-    /// Starts another proxy, with an empty cache.
-    pub(crate) fn fresh_proxy(&self, args: &Args, kind: Kind) -> anyhow::Result<Running> {
+    /// Starts another proxy, with an empty cache and further flags.
+    pub(crate) fn fresh_proxy(
+        &self,
+        args: &Args,
+        kind: Kind,
+        further: &[&str],
+    ) -> anyhow::Result<Running> {
+        let flags = [kind.flags(), further].concat();
         self.upstream
-            .proxy("fresh-proxy", args, self.folder.path(), kind)
+            .proxy("fresh-proxy", args, self.folder.path(), &flags)
+    }
+
+    /// Writes a kubeconfig for the measured proxy, and returns its path.
+    pub(crate) fn replicas(&self) -> anyhow::Result<String> {
+        let ca = fs::read(self.folder.path().join("proxy-certs/ca.crt"))?;
+        let address = self.measured[0].endpoint.address();
+        let file = self.folder.path().join("replicas");
+        write_kubeconfig(&file, &address.to_string(), &ca, &self.upstream.token)
+    }
+
+    /// Returns a folder for the files of proxies, which this creates.
+    pub(crate) fn subfolder(&self, name: &str) -> anyhow::Result<PathBuf> {
+        let folder = self.folder.path().join(name);
+        fs::create_dir_all(&folder)?;
+        Ok(folder)
     }
 
     /// Starts a limit server that can pass for an API server, and a proxy in front of it that
@@ -255,21 +276,9 @@ impl Servers {
         fs::create_dir(&folder)?;
         relay::write(&folder, ca_pem, token)?;
         let origin = limit("origin", &folder, token, Some(endpoint))?;
-        let ca_pem = fs::read(folder.join(limit::CERTIFICATE))?;
-        let ca = base64::engine::general_purpose::STANDARD.encode(ca_pem);
-        let kubeconfig = folder.join("kubeconfig");
-        let address = origin.endpoint.address();
-        fs::write(
-            &kubeconfig,
-            format!(
-                "apiVersion: v1\nkind: Config\ncurrent-context: bench\n\
-                 clusters:\n- name: bench\n  cluster:\n    server: https://{address}\n    \
-                 certificate-authority-data: {ca}\n\
-                 users:\n- name: bench\n  user:\n    token: {token}\n\
-                 contexts:\n- name: bench\n  context:\n    cluster: bench\n    user: bench\n"
-            ),
-        )?;
-        let kubeconfig = kubeconfig.to_str().context("not text")?.to_owned();
+        let ca = fs::read(folder.join(limit::CERTIFICATE))?;
+        let address = origin.endpoint.address().to_string();
+        let kubeconfig = write_kubeconfig(&folder.join("kubeconfig"), &address, &ca, token)?;
         Ok((origin, folder, kubeconfig))
     }
 
@@ -285,22 +294,15 @@ impl Servers {
 }
 
 impl Upstream {
-    /// Starts a proxy of this kind.
+    /// Starts a proxy with these flags.
     fn proxy(
         &self,
         name: &'static str,
         args: &Args,
         folder: &Path,
-        kind: Kind,
+        flags: &[&str],
     ) -> anyhow::Result<Running> {
-        proxy(
-            name,
-            args,
-            folder,
-            &self.kubeconfig,
-            &self.token,
-            kind.flags(),
-        )
+        proxy(name, args, folder, &self.kubeconfig, &self.token, flags)
     }
 
     /// Returns the CPU time of kube-apiserver; `None` for the simulation.
@@ -335,6 +337,32 @@ impl Running {
     pub(crate) fn pid(&self) -> u32 {
         self.child.pid()
     }
+
+    /// Waits until the server logs this.
+    pub(crate) fn await_line(&self, mark: &str) -> anyhow::Result<String> {
+        self.child.await_line(mark)
+    }
+}
+
+/// Writes a kubeconfig for a server, and returns its path as text.
+fn write_kubeconfig(
+    file: &Path,
+    address: &str,
+    ca_pem: &[u8],
+    token: &str,
+) -> anyhow::Result<String> {
+    let ca = base64::engine::general_purpose::STANDARD.encode(ca_pem);
+    fs::write(
+        file,
+        format!(
+            "apiVersion: v1\nkind: Config\ncurrent-context: bench\n\
+             clusters:\n- name: bench\n  cluster:\n    server: https://{address}\n    \
+             certificate-authority-data: {ca}\n\
+             users:\n- name: bench\n  user:\n    token: {token}\n\
+             contexts:\n- name: bench\n  context:\n    cluster: bench\n    user: bench\n"
+        ),
+    )?;
+    Ok(file.to_str().context("not text")?.to_owned())
 }
 
 /// Makes a limit server give this answer to every read from now on.

@@ -1,8 +1,11 @@
 //! The time of a proxy from its start to its first answer, beside a client that only downloads the
-//! same objects.
+//! same objects: with a list, with the state of another replica, and with a checkpoint.
+use std::collections::HashMap;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Context as _, ensure};
 use http::Method;
@@ -47,19 +50,74 @@ pub(crate) async fn all(args: &Args, servers: &Servers, table: &mut Table) -> an
         eprintln!("{name} …");
         for round in 0..=args.rounds {
             let (downloaded, bytes) = download(servers, form).await?;
-            for &kind in Kind::proxies(args) {
-                let started = start(args, servers, form, kind).await?;
-                // The first round opens upstream's caches.
-                if round > 0 {
-                    let add = |what: &str, unit, value| {
-                        table.add(&format!("{name}: {what}"), unit, true, kind, value);
-                    };
-                    started.report(args, downloaded, bytes, add);
-                }
+            let listed = start(args, servers, form, (Kind::Proxy, Origin::List)).await?;
+            let mut starts = vec![(name.clone(), Kind::Proxy, &listed)];
+            let own = match args.own_json {
+                true => Some(start(args, servers, form, (Kind::OwnJson, Origin::List)).await?),
+                false => None,
+            };
+            starts.extend(own.iter().map(|own| (name.clone(), Kind::OwnJson, own)));
+            let mut resumed = Vec::new();
+            for origin in [Origin::Replica, Origin::Checkpoint] {
+                let started = start(args, servers, form, (Kind::Proxy, origin)).await?;
+                resumed.push((format!("{name}, {}", origin.name()), started));
+            }
+            // The first round opens upstream's caches.
+            if round == 0 {
+                continue;
+            }
+            let seconds = listed.took.as_secs_f64();
+            let mut add = |what: &str, unit, value| {
+                table.add(what, unit, false, Kind::Proxy, value);
+            };
+            add(
+                &format!("{name}: a bare client's download"),
+                "s",
+                downloaded.as_secs_f64(),
+            );
+            add(
+                &format!("{name}: over the download"),
+                "ratio",
+                seconds / downloaded.as_secs_f64(),
+            );
+            for (name, started) in &resumed {
+                let ratio = started.took.as_secs_f64() / seconds;
+                add(&format!("{name}: over a list"), "ratio", ratio);
+                starts.push((name.clone(), Kind::Proxy, started));
+            }
+            for (name, kind, started) in starts {
+                report(args, table, (&name, kind), bytes, started);
             }
         }
     }
     Ok(())
+}
+
+/// Adds the rows of one start.
+fn report(
+    args: &Args,
+    table: &mut Table,
+    (name, kind): (&str, Kind),
+    bytes: usize,
+    started: &Started,
+) {
+    let mut add = |what: &str, unit, value| {
+        table.add(&format!("{name}: {what}"), unit, true, kind, value);
+    };
+    add("until they are cached", "s", started.took.as_secs_f64());
+    add(
+        "CPU",
+        "µs CPU / pod",
+        started.used.as_secs_f64() * 1e6 / args.start_pods as f64,
+    );
+    add(
+        "peak memory",
+        "RSS / bytes downloaded",
+        started.grown as f64 / bytes as f64,
+    );
+    let (what, others) = ("lists of another type meanwhile", &started.others);
+    add(&format!("{what}, median"), "ms", others.percentile(50));
+    add(&format!("{what}, longest"), "ms", others.percentile(100));
 }
 
 /// Downloads all pods. Returns the time and the bytes that it takes.
@@ -80,44 +138,97 @@ struct Started {
     others: Waits,
 }
 
-impl Started {
-    /// Adds each figure, beside those of a bare client's download.
-    fn report(
-        &self,
+/// The origin of a proxy's first state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Origin {
+    List,
+    Replica,
+    Checkpoint,
+}
+
+impl Origin {
+    fn name(self) -> &'static str {
+        match self {
+            Self::List => "from a list",
+            Self::Replica => "from a replica",
+            Self::Checkpoint => "from a checkpoint",
+        }
+    }
+
+    /// Prepares the origin, and returns the flags for a proxy that begins with it.
+    async fn prepare(
+        self,
         args: &Args,
-        downloaded: Duration,
-        bytes: usize,
-        mut add: impl FnMut(&str, &'static str, f64),
-    ) {
-        let (seconds, download) = (self.took.as_secs_f64(), downloaded.as_secs_f64());
-        add("until they are cached", "s", seconds);
-        add("a bare client's download", "s", download);
-        add("over the download", "ratio", seconds / download);
-        add(
-            "CPU",
-            "µs CPU / pod",
-            self.used.as_secs_f64() * 1e6 / args.start_pods as f64,
-        );
-        add(
-            "peak memory",
-            "RSS / bytes downloaded",
-            self.grown as f64 / bytes as f64,
-        );
-        add(
-            "lists of another type meanwhile, median",
-            "ms",
-            self.others.percentile(50),
-        );
-        add(
-            "lists of another type meanwhile, longest",
-            "ms",
-            self.others.percentile(100),
-        );
+        servers: &Servers,
+        form: Form,
+    ) -> anyhow::Result<Vec<String>> {
+        match self {
+            Self::List => Ok(Vec::new()),
+            Self::Replica => {
+                let replica = servers.measured[0].endpoint.connect(false).await?;
+                until_from_memory(&replica.asking(form), ONE).await?;
+                // Its event proves the history to the proxy that begins.
+                servers.measured[0].writer.open().await?.emit().await?;
+                Ok(vec!["--state-from".to_owned(), servers.replicas()?])
+            }
+            Self::Checkpoint => {
+                let folder = servers.subfolder("checkpoints")?;
+                let name = folder.to_str().context("not text")?;
+                let flags = ["--checkpoint-dir", name, "--checkpoint-interval"];
+                let writing =
+                    servers.fresh_proxy(args, Kind::Proxy, &[&flags[..], &["1s"]].concat())?;
+                let connection = writing.endpoint.connect(false).await?.asking(form);
+                until_from_memory(&connection, ONE).await?;
+                let written = file_times(&folder)?;
+                servers.measured[0].writer.open().await?.emit().await?;
+                // Nothing but pods changes so much.
+                while !is_rewritten(&written, &file_times(&folder)?, args.start_pods) {
+                    sleep(PAUSE).await;
+                }
+                let flags = [&flags[..], &["1h"]].concat();
+                Ok(flags.into_iter().map(str::to_owned).collect())
+            }
+        }
     }
 }
 
-async fn start(args: &Args, servers: &Servers, form: Form, kind: Kind) -> anyhow::Result<Started> {
-    let proxy = servers.fresh_proxy(args, kind)?;
+/// Returns the time and the length of each checkpoint.
+fn file_times(folder: &Path) -> anyhow::Result<HashMap<PathBuf, (SystemTime, u64)>> {
+    let mut times = HashMap::new();
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let path = entry.path();
+        if path.extension().is_some_and(|end| end == "checkpoint") {
+            let metadata = entry.metadata()?;
+            times.insert(path, (metadata.modified()?, metadata.len()));
+        }
+    }
+    Ok(times)
+}
+
+/// Returns true if a checkpoint of so many objects was written since.
+fn is_rewritten(
+    before: &HashMap<PathBuf, (SystemTime, u64)>,
+    now: &HashMap<PathBuf, (SystemTime, u64)>,
+    objects: usize,
+) -> bool {
+    let changed = now
+        .iter()
+        .filter(|(path, file)| before.get(*path) != Some(file));
+    changed
+        .into_iter()
+        .any(|(_, (_, length))| *length >= 100 * objects as u64)
+}
+
+async fn start(
+    args: &Args,
+    servers: &Servers,
+    form: Form,
+    (kind, origin): (Kind, Origin),
+) -> anyhow::Result<Started> {
+    let flags = origin.prepare(args, servers, form).await?;
+    let flags: Vec<_> = flags.iter().map(String::as_str).collect();
+    let proxy = servers.fresh_proxy(args, kind, &flags)?;
     let other = proxy.endpoint.connect(false).await?.asking(form);
     until_from_memory(&other, OTHERS).await?;
     let connection = proxy.endpoint.connect(false).await?.asking(form);
@@ -156,6 +267,9 @@ async fn start(args: &Args, servers: &Servers, form: Form, kind: Kind) -> anyhow
     };
     let (took, reading) = tokio::join!(starting, reading);
     let (took, ()) = (took?, reading.context("a reader of another type")?);
+    if origin != Origin::List {
+        proxy.await_line(r#""resumed without a list","resource":"pods.v1""#)?;
+    }
     let used = cpu_time(proxy.pid())?.saturating_sub(before);
     let grown = peak_memory(proxy.pid())?.saturating_sub(empty);
     let others = Waits::of(std::mem::take(&mut *millis.lock()))?;

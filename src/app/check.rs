@@ -19,6 +19,7 @@ pub async fn check(config: &AppConfig) -> Vec<Finding> {
     let mut findings = Findings::default();
     places::examine(config, &mut findings).await;
     files::examine(config, &mut findings).await;
+    upstream::examine_replicas(config, &mut findings).await;
     if let Some(client) = upstream::examine(config, &mut findings).await {
         rights::examine(config, &client, &mut findings).await;
     }

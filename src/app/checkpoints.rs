@@ -1,9 +1,14 @@
-//! Checkpoints of the types that the policy lets be stored.
+//! Checkpoints of the types that the policy lets be stored, and those of another replica.
+use std::path::Path;
+use std::sync::Arc;
+
 use anyhow::Context as _;
+use watershed_connect::ConnectOptions;
 
 use super::config::AppConfig;
-use crate::scope::{Checkpoints, Scopes};
-use crate::upstream::UpstreamClient;
+use crate::catalog::is_built_in;
+use crate::scope::{Checkpoints, MayStore, ReplicaStates, Scopes};
+use crate::upstream::{Upstream, UpstreamClient};
 
 /// Opens the folder of checkpoints, if there is to be one.
 pub(super) async fn open(
@@ -15,9 +20,53 @@ pub(super) async fn open(
         return Ok(None);
     };
     let folder = settings.folder.display().to_string();
-    let policy = config.policy.clone();
-    let may_store = Box::new(move |group: &str, resource: &str| policy.may_store(group, resource));
-    let opened = Checkpoints::open(settings, client, scopes.timeline(), may_store).await;
+    let cluster = Arc::clone(scopes.cluster());
+    let may_store = may_store(config);
+    let opened = Checkpoints::open(settings, client, scopes.timeline(), cluster, may_store).await;
     let checkpoints = opened.with_context(|| format!("cannot use --checkpoint-dir {folder}"))?;
     Ok(Some(checkpoints))
+}
+
+/// Returns the states of other replicas, if these are to be asked.
+pub(super) async fn of_replica(
+    config: &AppConfig,
+    scopes: &Scopes,
+) -> anyhow::Result<Option<ReplicaStates>> {
+    let Some(file) = &config.state_from else {
+        return Ok(None);
+    };
+    let replicas = Upstream::load(&replica_options(config, file)).await;
+    let replicas =
+        replicas.with_context(|| format!("cannot use --state-from {}", file.display()))?;
+    let addresses = replicas.addresses();
+    tracing::info!(
+        ?addresses,
+        "states are taken from other replicas (--state-from)"
+    );
+    for what in replicas.insecurities() {
+        tracing::warn!("{what} (--state-from)");
+    }
+    let cluster = Arc::clone(scopes.cluster());
+    let may_store = may_store(config);
+    // No replica gives states of custom types: it need not be asked.
+    let may_take = Box::new(move |group: &str, resource: &str| {
+        is_built_in(group) && may_store(group, resource)
+    });
+    let states = ReplicaStates::new(&replicas, scopes.timeline(), cluster, may_take);
+    Ok(Some(states))
+}
+
+/// Returns the settings for reaching other replicas. On other machines they must have TLS, whatever
+/// upstream has.
+pub(super) fn replica_options(config: &AppConfig, file: &Path) -> ConnectOptions {
+    ConnectOptions {
+        kubeconfig: Some(file.to_owned()),
+        user_agent: config.upstream.user_agent.clone(),
+        ..ConnectOptions::default()
+    }
+}
+
+fn may_store(config: &AppConfig) -> MayStore {
+    let policy = config.policy.clone();
+    Box::new(move |group, resource| policy.may_store(group, resource))
 }

@@ -37,6 +37,8 @@ pub struct AppConfig {
     pub scopes: ScopeConfig,
     /// Checkpoints of scopes on disk; `None` for none.
     pub checkpoints: Option<CheckpointConfig>,
+    /// Kubeconfig of another replica, from which scopes take their first states.
+    pub state_from: Option<PathBuf>,
     /// Memory that the process may use, in bytes; `None` for no limit.
     pub memory_limit: Option<usize>,
     /// Caching of types and treatment of requests.
@@ -81,6 +83,7 @@ impl AppConfig {
             access: AccessConfig::default(),
             scopes: ScopeConfig::default(),
             checkpoints: None,
+            state_from: None,
             memory_limit: None,
             policy: CachingPolicy::default(),
             aggregated: Vec::new(),

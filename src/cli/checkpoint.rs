@@ -1,13 +1,14 @@
-//! Flags of `watershed serve` about checkpoints.
+//! Flags of `watershed serve` about the states from which it begins.
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
 
 use super::duration::duration;
+use crate::app::AppConfig;
 use crate::scope::CheckpointConfig;
 
-/// Flags about checkpoints.
+/// Flags about checkpoints and other replicas.
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Cache")]
 pub(super) struct CheckpointFlags {
@@ -32,16 +33,22 @@ pub(super) struct CheckpointFlags {
         value_name = "MIB"
     )]
     max_mib: u64,
+    /// Kubeconfig of another replica or tier: its address and CA, and credentials that it accepts.
+    /// Cached types take their first state from there instead of a list, once the API server has
+    /// proven to continue it. Never of secrets and custom types. Default: all types are listed.
+    #[arg(long, value_name = "FILE")]
+    state_from: Option<PathBuf>,
 }
 
 impl CheckpointFlags {
-    /// Returns the settings, if there are to be checkpoints.
-    pub(super) fn config(self) -> Option<CheckpointConfig> {
-        Some(CheckpointConfig {
-            folder: self.folder?,
+    /// Puts the flags into the configuration.
+    pub(super) fn apply(self, config: &mut AppConfig) {
+        config.state_from = self.state_from;
+        config.checkpoints = self.folder.map(|folder| CheckpointConfig {
+            folder,
             interval: self.interval,
             max_bytes: self.max_mib << 20,
-        })
+        });
     }
 }
 

@@ -246,7 +246,7 @@ impl ServeCommand {
         config.scopes.max_staleness = self.max_staleness;
         config.scopes.self_check = self.self_check_interval;
         config.scopes.compression = self.upstream_compression;
-        config.checkpoints = self.checkpoint.config();
+        self.checkpoint.apply(&mut config);
         self.callers.apply(&mut config.access)?;
         config.drain = Duration::from_secs(self.drain_seconds);
         config.audit = self.audit.config()?;

@@ -1,4 +1,5 @@
-//! Checkpoints of scopes on disk, so that a restarted proxy resumes its watches without a list.
+//! Checkpoints of scopes, so that a proxy resumes its watches without a list: its own, on disk,
+//! after a restart, or those of another replica.
 //!
 //! A checkpoint is a state that upstream once had, with its version. It is shown only after
 //! upstream has resumed the watch from there and proven its history, as after any interruption.
@@ -8,13 +9,16 @@ mod cluster;
 mod file;
 mod folder;
 pub(crate) mod fuzzing;
+mod media;
+mod replica;
+mod sent;
 mod stored;
 
 use std::collections::HashMap;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime};
 
 use parking_lot::Mutex;
 use tokio::task::spawn_blocking;
@@ -27,13 +31,16 @@ use super::timeline::Timeline;
 use crate::budget::MemoryLoad;
 use crate::store::ObjectPeek;
 use crate::upstream::UpstreamClient;
-use captured::CapturedScope;
-use cluster::ClusterIdentity;
+use captured::{CapturedScope, name, seconds};
 use file::CheckpointHeader;
 use folder::CheckpointFolder;
-
-pub(super) use stored::StoredScope;
 use stored::{CheckpointError, load_stored};
+
+pub use cluster::ClusterIdentity;
+pub use media::{checkpoint_media_type, wanted_checkpoint};
+pub use replica::ReplicaStates;
+pub use sent::CheckpointBody;
+pub(super) use stored::StoredScope;
 
 /// Age from which a checkpoint is not tried: upstream has compacted that history long ago.
 const MAX_AGE: Duration = Duration::from_hours(1);
@@ -63,7 +70,7 @@ struct CheckpointsShared {
     folder: CheckpointFolder,
     may_store: MayStore,
     timeline: Timeline,
-    cluster: ClusterIdentity,
+    cluster: Arc<ClusterIdentity>,
     client: UpstreamClient,
     last: Mutex<LastCheckpoints>,
     /// Held by whoever writes.
@@ -90,6 +97,7 @@ impl Checkpoints {
         config: CheckpointConfig,
         client: &UpstreamClient,
         timeline: &Timeline,
+        cluster: Arc<ClusterIdentity>,
         may_store: MayStore,
     ) -> io::Result<Self> {
         let path = config.folder.clone();
@@ -108,7 +116,7 @@ impl Checkpoints {
             folder,
             may_store,
             timeline: timeline.clone(),
-            cluster: ClusterIdentity::new(client, timeline),
+            cluster,
             client: client.clone(),
             last: Mutex::default(),
             writing: tokio::sync::Mutex::default(),
@@ -194,20 +202,7 @@ impl Checkpoints {
         if others.saturating_add(captured.snapshot.size() as u64) > shared.config.max_bytes {
             return Ok(false);
         }
-        let header = CheckpointHeader {
-            scope: name.clone(),
-            resource: (key.gvr.group.to_string(), key.gvr.resource.to_string()),
-            cluster,
-            upstream: addresses(&shared.client),
-            saved: seconds(SystemTime::now()),
-            version: captured.snapshot.version().0,
-            last_event: captured.last_event.map(|version| version.0),
-            format: captured.ready.format.record(),
-            streams_initial_events: captured.ready.streams_initial_events,
-            warnings: captured.warnings.clone(),
-            release: captured.release.clone(),
-            objects: captured.snapshot.len() as u64,
-        };
+        let header = captured.header(key, cluster, addresses(&shared.client));
         let bytes = shared.folder.write(&header, |writer| {
             writer.block(&captured.bookmark)?;
             let mut objects = captured.snapshot.items(None);
@@ -288,22 +283,11 @@ impl std::fmt::Debug for Checkpoints {
     }
 }
 
-/// Returns the name of a scope. It tells everything that the scope depends on.
-fn name(key: &ScopeKey) -> String {
-    format!("{key:?}")
-}
-
 fn addresses(client: &UpstreamClient) -> Vec<String> {
     let addresses = client.upstream().addresses();
     let mut addresses: Vec<_> = addresses.iter().map(ToString::to_string).collect();
     addresses.sort();
     addresses
-}
-
-fn seconds(time: SystemTime) -> u64 {
-    time.duration_since(UNIX_EPOCH)
-        .unwrap_or_default()
-        .as_secs()
 }
 
 /// Returns true if a checkpoint is young enough. One from the future is not.

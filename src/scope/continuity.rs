@@ -4,6 +4,7 @@
 //! new is taken in. After an interruption, events are taken in only once upstream has been found to
 //! have the history that was followed: the reflector proves it by a repeated event, or else
 //! upstream's objects are compared with those held.
+use std::future::ready;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -29,6 +30,9 @@ pub(super) struct Continuity {
     is_repeat_due: bool,
     /// Nothing came since the list.
     is_fresh: bool,
+    /// Upstream itself has shown what is held, so that its history is another one if it contradicts
+    /// that.
+    is_upstreams: bool,
 }
 
 enum ContinuityState {
@@ -64,7 +68,14 @@ impl Continuity {
             state: ContinuityState::Certain,
             is_repeat_due: false,
             is_fresh: false,
+            is_upstreams: true,
         }
+    }
+
+    /// Notes that another replica says what is held. That one may not know yet that upstream's
+    /// history is another one.
+    pub(super) fn believe_replica(&mut self) {
+        self.is_upstreams = false;
     }
 
     /// Returns true if the next change from upstream may be taken.
@@ -99,6 +110,7 @@ impl Continuity {
             () = ended => ContinuityChange::TimelineEnded,
             change = known => {
                 self.state = ContinuityState::Certain;
+                self.is_upstreams |= change == ContinuityChange::Proven;
                 change
             }
         }
@@ -110,15 +122,20 @@ impl Continuity {
         match (change, question) {
             (Change::Listed { version, .. }, Some(question)) => {
                 (self.is_repeat_due, self.is_fresh) = (false, true);
+                self.is_upstreams = true;
                 question.answered(*version).is_ok()
             }
             // Derived from a scope whose list was admitted.
             (Change::Listed { .. }, None) => {
                 (self.is_repeat_due, self.is_fresh) = (false, true);
+                self.is_upstreams = true;
                 self.is_current()
             }
+            // The next change is a list.
             (Change::OtherHistory { missing }, _) => {
-                self.scope.ask().contradicted(*missing);
+                if self.is_upstreams {
+                    self.scope.ask().contradicted(*missing);
+                }
                 false
             }
             (Change::Event(frame, event), _) if std::mem::take(&mut self.is_repeat_due) => {
@@ -130,7 +147,8 @@ impl Continuity {
             }
             (Change::Resumed { is_proven: false }, _) => {
                 self.is_repeat_due = false;
-                let asked = find_out(Arc::clone(&self.scope), self.probe.clone());
+                let scope = Arc::clone(&self.scope);
+                let asked = find_out(scope, self.probe.clone(), self.is_upstreams);
                 self.state = ContinuityState::Asking(Box::pin(asked));
                 false
             }
@@ -144,15 +162,19 @@ impl Continuity {
 
     /// Returns true if a repeated event is the known one. In another history, an event of another
     /// object may have its version.
-    fn admits_repeat(&self, kind: EventKind, event: &Scanned) -> bool {
+    fn admits_repeat(&mut self, kind: EventKind, event: &Scanned) -> bool {
         let held = self.scope.reader.followed();
         let object = held.get(event.attributes.key());
         let is_known = match kind {
             EventKind::Deleted => object.is_none(),
             _ => object.is_some_and(|object| object.version == event.version),
         };
-        if !is_known {
+        if is_known {
+            self.is_upstreams = true;
+        } else if self.is_upstreams {
             self.scope.ask().contradicted(event.version);
+        } else {
+            self.state = ContinuityState::Asking(Box::pin(ready(HistoryVerdict::Unknown)));
         }
         is_known && self.is_current()
     }

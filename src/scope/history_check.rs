@@ -29,10 +29,16 @@ pub(super) enum HistoryVerdict {
 }
 
 /// Compares upstream's objects with those held until there is an answer, or for [`LIMIT`].
-pub(super) async fn find_out(scope: Arc<Scope>, probe: Probe) -> HistoryVerdict {
+///
+/// A contradiction ends the timeline if upstream itself has shown what is held.
+pub(super) async fn find_out(
+    scope: Arc<Scope>,
+    probe: Probe,
+    is_upstreams: bool,
+) -> HistoryVerdict {
     let (mut backoff, began) = (Backoff::new(PAUSES.0, PAUSES.1), Instant::now());
     loop {
-        let error = match ask(&scope, &probe).await {
+        let error = match ask(&scope, &probe, is_upstreams).await {
             Ok(verdict) => return verdict,
             Err(error) => error,
         };
@@ -57,7 +63,11 @@ fn is_refusal(error: &AnswerError) -> bool {
     }
 }
 
-async fn ask(scope: &Scope, probe: &Probe) -> Result<HistoryVerdict, AnswerError> {
+async fn ask(
+    scope: &Scope,
+    probe: &Probe,
+    is_upstreams: bool,
+) -> Result<HistoryVerdict, AnswerError> {
     let held = scope.reader.followed();
     let question = scope.ask();
     let list = in_time(probe.list(SAMPLE)).await?;
@@ -78,7 +88,9 @@ async fn ask(scope: &Scope, probe: &Probe) -> Result<HistoryVerdict, AnswerError
             Err(error) => return Err(error),
         },
     };
-    question.contradicted(contradicts);
+    if is_upstreams {
+        question.contradicted(contradicts);
+    }
     Ok(HistoryVerdict::Unknown)
 }
 

@@ -15,6 +15,7 @@ pub const METRICS: &[Declaration] = &[
     RELEASE_CHANGES.declaration(),
     CHECKPOINT_WRITES.declaration(),
     CHECKPOINT_READS.declaration(),
+    REPLICA_STATES.declaration(),
     FALLBACKS.declaration(),
 ];
 
@@ -81,6 +82,16 @@ const CHECKPOINT_READS: Metric<Counter, 1> = Metric::new(
      cluster or other addresses), unverified, no-memory.",
 );
 
+const REPLICA_STATES: Metric<Counter, 1> = Metric::new(
+    "watershed_replica_states_total",
+    &["result"],
+    "Scopes for which another replica was asked (--state-from), by result: restored (without a \
+     list), and those that were listed: not-held (no replica that was asked had the state), \
+     unreachable, refused (the proxy may not list the type, or the server is no replica), \
+     not-continued (upstream has lost that history), ahead (it is of another history), outdated, \
+     damaged, foreign (of another cluster), unverified, no-memory.",
+);
+
 /// Counts an attempt to write a checkpoint.
 pub(super) fn checkpoint_written(result: &'static str) {
     CHECKPOINT_WRITES.with([result.into()]).increment(1);
@@ -89,6 +100,11 @@ pub(super) fn checkpoint_written(result: &'static str) {
 /// Counts a checkpoint that was found.
 pub(super) fn checkpoint_read(result: &'static str) {
     CHECKPOINT_READS.with([result.into()]).increment(1);
+}
+
+/// Counts a scope for which another replica was asked.
+pub(super) fn replica_state(result: &'static str) {
+    REPLICA_STATES.with([result.into()]).increment(1);
 }
 
 pub(super) const FALLBACKS: Metric<Counter, 3> = Metric::new(

@@ -11,10 +11,10 @@ use watershed_protocol::{BookmarkFormat, Frame, Scanned};
 
 use super::cached::Scope;
 use super::charges::discard;
-use super::checkpoint::Checkpoints;
 use super::collect::stored_object;
 use super::continuity::{Continuity, ContinuityChange};
 use super::derived::{DerivationFailures, DerivedStep};
+use super::earlier_states::EarlierStates;
 use super::feed::{FeedStep, ScopeFeed};
 use super::finish::ask_upstream;
 use super::metrics;
@@ -66,8 +66,8 @@ pub(super) struct ScopePump {
     /// The first refusal of a scope that was never ready.
     pub(super) refused_since: Option<Instant>,
     pub(super) staleness: StalenessClock,
-    pub(super) checkpoints: Option<Checkpoints>,
-    /// The proofs of a state from a checkpoint, until it is shown.
+    pub(super) earlier: EarlierStates,
+    /// The proofs of an earlier state, until it is shown.
     pub(super) restoring: Option<Restoring>,
     /// The reason why the task ended. It is closed unless set: the runtime may drop the task.
     pub(super) stopped: Stopped,
@@ -228,6 +228,7 @@ impl ScopePump {
                 self.apply(Change::Resumed { is_proven: true });
                 self.restored(|proofs| proofs.is_followed = true);
             }
+            ContinuityChange::Unknown if self.restoring.is_some() => self.give_up_restored(),
             ContinuityChange::Unknown => self.relist(),
             ContinuityChange::ListDue => {}
         }

@@ -16,10 +16,11 @@ use watershed_protocol::{
 
 use super::cached::Scope;
 use super::charges::ScopeCharges;
-use super::checkpoint::Checkpoints;
+use super::checkpoint::{CheckpointBody, Checkpoints, ClusterIdentity, ReplicaStates};
 use super::config::{Derivation, Retention, ScopeConfig};
 use super::continuity::Continuity;
 use super::derived::{DerivationFailures, DerivedFeed, JsonPrinter};
+use super::earlier_states::EarlierStates;
 use super::feed::ScopeFeed;
 use super::handle::ScopeHandle;
 use super::idle::IdleTracker;
@@ -60,7 +61,8 @@ pub struct Scopes {
     releases: Arc<watch::Sender<Option<ServedBy>>>,
     budget: MemoryBudget,
     unfit: Arc<UnfitScopes>,
-    checkpoints: Option<Checkpoints>,
+    earlier: EarlierStates,
+    cluster: Arc<ClusterIdentity>,
     /// Types whose JSON is not derived from protobuf.
     failures: Arc<DerivationFailures>,
     managed_fields: ManagedFieldsPolicy,
@@ -81,18 +83,20 @@ pub enum NotAcquired {
 impl Scopes {
     /// Creates a registry without scopes.
     pub fn new(client: UpstreamClient, config: ScopeConfig) -> Self {
+        let timeline = Timeline::default();
         Self {
+            cluster: Arc::new(ClusterIdentity::new(&client, &timeline)),
             client,
             config,
             open: OpenScopes::default(),
             null_in_structs: Arc::default(),
-            timeline: Timeline::default(),
+            timeline,
             aggregated: Arc::default(),
             learners: Arc::new(Semaphore::new(LEARNERS)),
             releases: Arc::default(),
             budget: MemoryBudget::default(),
             unfit: Arc::default(),
-            checkpoints: None,
+            earlier: EarlierStates::default(),
             failures: Arc::default(),
             managed_fields: Arc::new(|_| ManagedFields::Keep),
         }
@@ -111,16 +115,37 @@ impl Scopes {
     ///
     /// [`save_regularly`]: super::save_regularly
     #[must_use]
-    pub fn with_checkpoints(self, checkpoints: Option<Checkpoints>) -> Self {
-        Self {
-            checkpoints,
-            ..self
-        }
+    pub fn with_checkpoints(mut self, checkpoints: Option<Checkpoints>) -> Self {
+        self.earlier.checkpoints = checkpoints;
+        self
+    }
+
+    /// Begins scopes with the states of another replica, where there is no checkpoint.
+    #[must_use]
+    pub fn with_replica(mut self, replica: Option<ReplicaStates>) -> Self {
+        self.earlier.replica = replica;
+        self
     }
 
     /// Returns the checkpoints, if there are any.
     pub(super) fn checkpoints(&self) -> Option<&Checkpoints> {
-        self.checkpoints.as_ref()
+        self.earlier.checkpoints.as_ref()
+    }
+
+    /// Returns what knows upstream's cluster.
+    pub fn cluster(&self) -> &Arc<ClusterIdentity> {
+        &self.cluster
+    }
+
+    /// Captures the state of a scope for another replica; `None` if it is not held, or cannot be
+    /// shown again exactly. Opens nothing, and waits for no scope.
+    pub async fn checkpoint(&self, key: &ScopeKey) -> Option<CheckpointBody> {
+        let scope = self.get(key)?;
+        if scope.is_derived() || !scope.timeline.is(&self.timeline) {
+            return None;
+        }
+        let cluster = self.cluster.get().await?;
+        CheckpointBody::of(&scope, cluster)
     }
 
     /// Charges the scopes to this budget.
@@ -474,7 +499,7 @@ impl Scopes {
             staleness: StalenessClock::new(
                 retention.max_staleness.unwrap_or(self.config.max_staleness),
             ),
-            checkpoints: self.checkpoints.clone(),
+            earlier: self.earlier.clone(),
             restoring: None,
             stopped: Stopped::Closed,
             _owner: retention.owner,

@@ -1,33 +1,35 @@
-//! Takes a scope's state from a checkpoint, and shows it once upstream has proven to continue it.
+//! Takes a scope's state from a checkpoint or another replica, and shows it once upstream has proven
+//! to continue it.
 use std::sync::Arc;
 
-use super::metrics;
+use super::earlier_states::StateOrigin;
 use super::phase::ScopePhase;
 use super::pump::ScopePump;
 use super::restoring::Restoring;
 use crate::upstream::KnownState;
 
 impl ScopePump {
-    /// Takes the state of a checkpoint, if there is one that may be used. The next change resumes
-    /// its watch.
+    /// Takes an earlier state, if there is one that may be used. The next change resumes its watch.
     pub(super) async fn restore(&mut self) {
-        // The source of a derived scope has a checkpoint of its own.
-        let (Some(checkpoints), Some(reflector)) = (&self.checkpoints, self.feed.reflector())
-        else {
+        // The source of a derived scope has a state of its own.
+        let Some(reflector) = self.feed.reflector() else {
             return;
         };
-        let load = reflector.begin_load();
-        let stored = tokio::select! {
+        let budget = reflector.budget().clone();
+        let found = tokio::select! {
             () = self.scope.stop.cancelled() => None,
-            stored = checkpoints.read(&self.scope, load) => stored,
+            found = self.earlier.find(&self.scope, &budget) => found,
         };
-        let Some(stored) = stored else { return };
+        let Some((origin, stored)) = found else {
+            return;
+        };
         let snapshot = stored.objects.finish(stored.version);
         tracing::info!(
             resource = %self.scope.key.gvr,
             version = %stored.version,
             objects = snapshot.len(),
-            "read a checkpoint; resuming its watch"
+            from = origin.as_str(),
+            "read a state; resuming its watch"
         );
         reflector.resume_after(KnownState {
             format: Arc::clone(&stored.ready.format),
@@ -43,7 +45,10 @@ impl ScopePump {
         self.streaming.listed(stored.ready.streams_initial_events);
         self.release.restored(stored.release);
         self.ready = Some(Arc::new(stored.ready));
-        self.restoring = Some(Restoring::default());
+        self.restoring = Some(Restoring::of(origin));
+        if origin == StateOrigin::Replica {
+            self.continuity.believe_replica();
+        }
         // Its version is one that upstream has shown: an older answer is of another history.
         self.scope.publish_version();
     }
@@ -55,6 +60,7 @@ impl ScopePump {
         };
         prove(restoring);
         let Restoring {
+            origin,
             is_followed,
             is_printed,
         } = *restoring;
@@ -62,8 +68,12 @@ impl ScopePump {
             return;
         };
         self.restoring = None;
-        metrics::checkpoint_read("restored");
-        tracing::info!(resource = %self.scope.key.gvr, "resumed from a checkpoint without a list");
+        origin.count("restored");
+        tracing::info!(
+            resource = %self.scope.key.gvr,
+            from = origin.as_str(),
+            "resumed without a list"
+        );
         // It ages from now on, even if nothing ever arrives.
         self.proven();
         self.phase.send_replace(ScopePhase::Ready(ready));
@@ -79,8 +89,8 @@ impl ScopePump {
 
     /// Notes that a list replaces a restored state that upstream did not continue.
     pub(super) fn not_restored(&mut self) {
-        if self.restoring.take().is_some() {
-            metrics::checkpoint_read("not-continued");
+        if let Some(restoring) = self.restoring.take() {
+            restoring.origin.count("not-continued");
         }
     }
 }

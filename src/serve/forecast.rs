@@ -78,6 +78,8 @@ impl Forecaster {
         let source = match (&plan.action, caller) {
             (PlannedAction::Forward(reason), _) => AnswerSource::Forward(*reason),
             (PlannedAction::Read(read), _) => self.read(read, caller, arrived),
+            // Other replicas are not among upstream's clients.
+            (PlannedAction::Checkpoint(_), _) => AnswerSource::NoState,
             (PlannedAction::Document(_), CallerStanding::Allowed) => AnswerSource::Document,
             (PlannedAction::Document(_), CallerStanding::Refused) => {
                 AnswerSource::Forward(ForwardReason::NotAResource)

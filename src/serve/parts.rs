@@ -7,6 +7,7 @@ use http::{HeaderMap, Request};
 use watershed_protocol::{Status, Verb};
 
 use super::answer::{self, Answer, WatchContext};
+use super::checkpoint_answers::CheckpointAnswers;
 use super::coalesce::Coalescer;
 use super::document_request::DocumentRequest;
 use super::documents::DocumentCache;
@@ -49,6 +50,7 @@ pub(super) struct ServiceParts {
     pub(super) verifier: Verifier,
     pub(super) fences: Fences,
     pub(super) documents: DocumentCache,
+    pub(super) checkpoints: CheckpointAnswers,
     pub(super) parameters: ParameterProbe,
     pub(super) gets: GetCrowds,
     pub(super) coalescer: Coalescer,
@@ -82,6 +84,7 @@ impl ServiceParts {
             fences: Fences::new(client.clone()),
             parameters: ParameterProbe::new(client.clone()),
             documents: DocumentCache::new(client, scopes.budget()),
+            checkpoints: CheckpointAnswers::default(),
             gets: GetCrowds::default(),
             coalescer: Coalescer::new(forwarder.clone(), scopes.budget()),
             usage: Usage::within(scopes.budget()),
@@ -161,6 +164,10 @@ impl ServiceParts {
                 None => self.read(exchange, read).await,
             },
             PlannedAction::Document(document) => self.document(exchange, document).await,
+            PlannedAction::Checkpoint(checkpoint) => {
+                review::authorize_checkpoint(&self.access, exchange, checkpoint).await?;
+                self.checkpoints.answer(&self.scopes, checkpoint).await
+            }
         }
     }
 

@@ -1,4 +1,5 @@
 //! Plans the answer to a request: from memory, or forwarded and why. Looks at the request alone.
+mod checkpoint;
 mod context;
 mod get;
 mod list;
@@ -22,6 +23,8 @@ use super::refusal_form::RefusalForm;
 use super::source::ForwardReason;
 use crate::access::{AccessAttributes, ReviewSelectors};
 use crate::catalog::{Catalog, ResourceType};
+use crate::scope::wanted_checkpoint;
+pub(super) use checkpoint::CheckpointPlan;
 use context::ReadContext;
 pub(super) use list::ListPlan;
 pub(super) use read::{ReadKind, ReadPlan, SelectedSize};
@@ -49,6 +52,7 @@ pub(super) enum PlannedAction {
     Forward(ForwardReason),
     Read(Box<ReadPlan>),
     Document(Box<DocumentRequest>),
+    Checkpoint(Box<CheckpointPlan>),
 }
 
 impl RequestPlan {
@@ -77,24 +81,23 @@ impl RequestPlan {
             indented: wants_pretty(uri.query(), request.headers()),
         };
         let long_running = is_long_running(&info, uri.query());
-        let accepted = (&wanted[..], refusals);
-        let read = plan_read(
-            &info,
-            resource.as_ref(),
-            policy,
-            request,
-            accepted,
-            parameters,
-        );
-        let action = match read {
-            Ok(read) => PlannedAction::Read(Box::new(read)),
-            Err(reason @ ForwardReason::NotAResource) => {
-                match DocumentRequest::new(catalog, request) {
-                    Some(document) => PlannedAction::Document(Box::new(document)),
-                    None => PlannedAction::Forward(reason),
-                }
+        let action = match wanted_checkpoint(request.headers()) {
+            Some(of) => plan_checkpoint(&info, resource.as_ref(), policy, request, of)
+                .map_or_else(PlannedAction::Forward, |checkpoint| {
+                    PlannedAction::Checkpoint(Box::new(checkpoint))
+                }),
+            None => {
+                let accepted = (&wanted[..], refusals);
+                let read = plan_read(
+                    &info,
+                    resource.as_ref(),
+                    policy,
+                    request,
+                    accepted,
+                    parameters,
+                );
+                planned(read, catalog, request)
             }
-            Err(reason) => PlannedAction::Forward(reason),
         };
         Self {
             action,
@@ -105,6 +108,42 @@ impl RequestPlan {
             refusals,
         }
     }
+}
+
+fn planned<B>(
+    read: Result<ReadPlan, ForwardReason>,
+    catalog: &Catalog,
+    request: &Request<B>,
+) -> PlannedAction {
+    match read {
+        Ok(read) => PlannedAction::Read(Box::new(read)),
+        Err(reason @ ForwardReason::NotAResource) => match DocumentRequest::new(catalog, request) {
+            Some(document) => PlannedAction::Document(Box::new(document)),
+            None => PlannedAction::Forward(reason),
+        },
+        Err(reason) => PlannedAction::Forward(reason),
+    }
+}
+
+/// Plans the checkpoint that another replica asks for. What may not be stored does not leave the
+/// process in this form, either.
+fn plan_checkpoint<B>(
+    info: &RequestInfo,
+    resource: Option<&Arc<ResourceType>>,
+    policy: &CachingPolicy,
+    request: &Request<B>,
+    of: Representation,
+) -> Result<CheckpointPlan, ForwardReason> {
+    let (asked, resource) = asked_type(info, resource, request.headers())?;
+    if info.verb != Verb::List {
+        return Err(ForwardReason::Representation);
+    }
+    let gvr = &resource.gvr;
+    if !policy.may_store(&gvr.group, &gvr.resource) {
+        return Err(ForwardReason::Policy);
+    }
+    let namespace = namespace(asked, resource, false)?;
+    checkpoint::plan(asked, gvr, namespace, request.uri().query(), of)
 }
 
 /// Plans a get, list or watch. The order of the checks decides which reason a client sees.

@@ -4,7 +4,7 @@ use watershed_protocol::Status;
 use super::document_request::DocumentRequest;
 use super::exchange::Exchange;
 use super::limit::LimitExceeded;
-use super::plan::ReadPlan;
+use super::plan::{CheckpointPlan, ReadPlan};
 use super::source::{AnswerSource, ForwardReason};
 use super::unanswered::Unanswered;
 use crate::access::{
@@ -38,6 +38,28 @@ pub(super) async fn authorize_read(
             let status = denied(&identity, &read.attributes, reason);
             Err(refuse(read, AnswerSource::Access, status))
         }
+    }
+}
+
+/// Returns an error unless the caller may list what the checkpoint has. Unknown or unauthorized
+/// callers are forwarded, so upstream refuses them in its own words.
+pub(super) async fn authorize_checkpoint(
+    access: &Access,
+    exchange: &Exchange,
+    checkpoint: &CheckpointPlan,
+) -> Result<(), Unanswered> {
+    let Authenticated::Known(identity) = identify(access, exchange).await? else {
+        return Err(ForwardReason::Identity.into());
+    };
+    let judged = access
+        .authorizer
+        .authorize(&identity, &checkpoint.attributes)
+        .await
+        .map_err(|error| not_reviewed(access, &error))?;
+    audit::record_decision(&exchange.request, judged.decision());
+    match judged.decision() {
+        Decision::Allowed(_) => Ok(()),
+        Decision::Denied(_) => Err(ForwardReason::Representation.into()),
     }
 }
 

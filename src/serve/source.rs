@@ -25,13 +25,15 @@ pub enum AnswerSource {
     Shutdown,
     /// Refused, because a feature is off for the client, by the operator's choice.
     ClientRule,
+    /// Refused, because the state that another replica asks for is not held.
+    NoState,
     /// From upstream.
     Forward(ForwardReason),
 }
 
 impl AnswerSource {
     /// The metric labels of all sources, in the order of [`AnswerSource::index`].
-    pub const NAMES: [&str; 11] = [
+    pub const NAMES: [&str; 12] = [
         "snapshot",
         "window",
         "linearizable",
@@ -42,6 +44,7 @@ impl AnswerSource {
         "limit",
         "shutdown",
         "client-rule",
+        "no-state",
         "forward",
     ];
 
@@ -58,7 +61,8 @@ impl AnswerSource {
             Self::Limit => 7,
             Self::Shutdown => 8,
             Self::ClientRule => 9,
-            Self::Forward(_) => 10,
+            Self::NoState => 10,
+            Self::Forward(_) => 11,
         }
     }
 

@@ -27,11 +27,23 @@ struct ClientShared {
     upstream: Upstream,
     pool: Pool,
     user_agent: HeaderValue,
+    /// The server is upstream, and not a replica beside this process.
+    is_above: bool,
 }
 
 impl UpstreamClient {
     /// Creates a client of this upstream. Needs a running runtime.
     pub fn new(upstream: &Upstream) -> UpstreamClient {
+        Self::create(upstream, true)
+    }
+
+    /// Creates a client of other replicas. Its requests carry no marks of the tree, and their
+    /// answers say nothing about the proxies between this process and the API server.
+    pub(super) fn beside_the_tree(replicas: &Upstream) -> UpstreamClient {
+        Self::create(replicas, false)
+    }
+
+    fn create(upstream: &Upstream, is_above: bool) -> UpstreamClient {
         // Not the first address: that would be the same server for all proxies of a fleet.
         let dialer = Dialer::starting_at(fastrand::usize(..));
         let pool = Pool::new(upstream, TlsIdentity::Own, &Arc::new(dialer));
@@ -42,6 +54,7 @@ impl UpstreamClient {
                 upstream: upstream.clone(),
                 pool,
                 user_agent,
+                is_above,
             }),
             server: None,
         }
@@ -78,9 +91,13 @@ impl UpstreamClient {
         let plain = std::mem::take(headers);
         *headers = self.shared.upstream.current().authorize(plain).await?;
         let chain = self.shared.upstream.chain();
-        chain.mark_own(headers);
+        if self.shared.is_above {
+            chain.mark_own(headers);
+        }
         let answer = self.shared.pool.send(class, request, options).await?;
-        chain.note(answer.status(), answer.headers());
+        if self.shared.is_above {
+            chain.note(answer.status(), answer.headers());
+        }
         Ok(answer)
     }
 

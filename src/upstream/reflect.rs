@@ -13,7 +13,7 @@ use watershed_protocol::{ResourceVersion, WireFormat};
 
 use super::stream::WatchStream;
 use super::{ListCompression, ServedBy, UpstreamClient};
-use crate::budget::{MemoryBudget, MemoryLoad};
+use crate::budget::MemoryBudget;
 
 mod answer;
 mod change;
@@ -130,9 +130,9 @@ impl Reflector {
         }
     }
 
-    /// Begins a load of objects into the reflector's budget.
-    pub fn begin_load(&self) -> MemoryLoad {
-        self.budget.begin_load()
+    /// Returns the budget for the objects.
+    pub fn budget(&self) -> &MemoryBudget {
+        &self.budget
     }
 
     /// Forgets everything: the next change is a fresh list. It comes later if this happens often.

@@ -12,7 +12,7 @@ use crate::support::history::{Interest, WriteHistory};
 use crate::support::program::Program;
 use crate::support::{becomes, eventually, metric, small};
 
-const PODS: &str = "/api/v1/pods?resourceVersion=0";
+pub(crate) const PODS: &str = "/api/v1/pods?resourceVersion=0";
 
 /// Starts a program that keeps checkpoints in a folder.
 async fn launch(upstream: &SimulatedServer, folder: &Path, flags: &[&str]) -> Program {
@@ -37,7 +37,7 @@ async fn reads(program: &Program, result: &str) -> f64 {
     metric(program.admin, &series).await
 }
 
-async fn lists(program: &Program) -> f64 {
+pub(crate) async fn lists(program: &Program) -> f64 {
     let series = r#"watershed_upstream_lists_total{group="",resource="pods"}"#;
     metric(program.admin, series).await
 }
@@ -78,7 +78,7 @@ async fn written(folder: &Path, version: u64) {
     .await;
 }
 
-fn create_pod(upstream: &SimulatedServer, name: &str) -> u64 {
+pub(crate) fn create_pod(upstream: &SimulatedServer, name: &str) -> u64 {
     let pod = format!(r#"{{"metadata":{{"name":"{name}","namespace":"default"}}}}"#);
     upstream.state().create(&pods(), &pod).unwrap()
 }
@@ -93,7 +93,7 @@ async fn leave_checkpoint(upstream: &SimulatedServer, folder: &Path) {
 }
 
 /// Checks that a program answers as upstream does.
-async fn assert_exact(program: &Program, upstream: &SimulatedServer) {
+pub(crate) async fn assert_exact(program: &Program, upstream: &SimulatedServer) {
     let direct = Endpoint::new(
         upstream.address(),
         upstream.ca_pem(),

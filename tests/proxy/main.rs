@@ -35,6 +35,7 @@ mod on_demand_scopes;
 mod proofs_of_freshness;
 mod reference;
 mod releases;
+mod replica_states;
 mod replicas;
 mod request_smuggling;
 mod restart;

@@ -83,7 +83,7 @@ impl Tier {
     }
 }
 
-fn kubeconfig(server: &str, token: &str) -> String {
+pub(crate) fn kubeconfig(server: &str, token: &str) -> String {
     format!(
         "apiVersion: v1\nkind: Config\ncurrent-context: main\n\
          clusters: [{{name: main, cluster: {{{server}}}}}]\n\

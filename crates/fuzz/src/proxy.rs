@@ -185,7 +185,7 @@ pub(crate) fn checkpoints() -> FuzzTarget {
     let blocks: Vec<_> = files.iter().map(|file| unframed(file)).collect();
     let corpus = [files, blocks].concat();
     let words = &[
-        "watershed checkpoint  1\n",
+        "watershed checkpoint  2\n",
         "\u{7f}\0\0\0",
         "\0\0\0\0",
         "\0",
@@ -225,7 +225,7 @@ fn unframed(file: &[u8]) -> Vec<u8> {
 
 /// Returns a file of the blocks between zeros.
 fn framed(blocks: &[u8]) -> Vec<u8> {
-    let mut file = b"watershed checkpoint  1\n".to_vec();
+    let mut file = b"watershed checkpoint  2\n".to_vec();
     for block in blocks.split(|byte| *byte == 0) {
         file.extend((block.len() as u32).to_le_bytes());
         file.extend(block);

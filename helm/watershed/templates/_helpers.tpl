@@ -161,9 +161,14 @@ admissionregistration.k8s.io apiextensions.k8s.io apiregistration.k8s.io apps au
 {{- end }}
 {{- end -}}
 
+{{/* Replicas take their first states from each other. */}}
+{{- define "watershed.stateFromReplicas" -}}
+{{- if and .Values.stateFromReplicas (eq .Values.kind "Deployment") -}}true{{- end -}}
+{{- end -}}
+
 {{/* Files of the proxy besides its certificate. */}}
 {{- define "watershed.hasFiles" -}}
-{{- if or .Values.config .Values.clientCA -}}true{{- end -}}
+{{- if or .Values.config .Values.clientCA (include "watershed.stateFromReplicas" .) -}}true{{- end -}}
 {{- end -}}
 
 {{/* A probe of the admin listener, without its timing. */}}

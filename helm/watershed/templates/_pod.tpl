@@ -15,7 +15,7 @@ metadata:
     {{- end }}
     {{- if include "watershed.hasFiles" . }}
     # The proxy reads its configuration at the start only, so a change replaces the pods.
-    checksum/files: {{ print (toJson .Values.config) .Values.clientCA | sha256sum }}
+    checksum/files: {{ print (toJson .Values.config) .Values.clientCA (include "watershed.stateFromReplicas" .) | sha256sum }}
     {{- end }}
   {{- end }}
 spec:
@@ -89,6 +89,9 @@ spec:
         {{- end }}
         {{- range .Values.servers }}
         - {{ printf "--server=%s" . | quote }}
+        {{- end }}
+        {{- if include "watershed.stateFromReplicas" . }}
+        - --state-from=/etc/watershed/files/replicas.yaml
         {{- end }}
         - --window-seconds={{ int .Values.window.seconds }}
         - --window-mib={{ int .Values.window.mib }}

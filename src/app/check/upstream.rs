@@ -8,15 +8,46 @@ use watershed_connect::{ConnectOptions, CredentialsError};
 
 use super::finding::Findings;
 use crate::access::{OwnRights, ReviewError};
+use crate::app::checkpoints::replica_options;
 use crate::app::config::AppConfig;
 use crate::body;
 use crate::upstream::{AnswerError, ConnectionClass, SendOptions, Upstream, UpstreamClient};
 
 const CREDENTIALS: &str = "credentials";
 const SERVER: &str = "upstream";
+const REPLICAS: &str = "replicas";
 /// Time limit of an answer. A healthy API server needs milliseconds.
 const ANSWER: Duration = Duration::from_secs(10);
 const MAX_BYTES: usize = 1 << 20;
+
+/// Loads the way to other replicas. Whether one is there may change at any time.
+pub(super) async fn examine_replicas(config: &AppConfig, findings: &mut Findings) {
+    let Some(file) = &config.state_from else {
+        return;
+    };
+    match Upstream::load(&replica_options(config, file)).await {
+        Ok(replicas) => {
+            let addresses: Vec<_> = replicas
+                .addresses()
+                .iter()
+                .map(ToString::to_string)
+                .collect();
+            findings.ok(
+                REPLICAS,
+                format!(
+                    "states are taken from {} ({}, --state-from)",
+                    addresses.join(", "),
+                    file.display()
+                ),
+            );
+        }
+        Err(error) => {
+            let error = anyhow::Error::new(error);
+            let context = format!("cannot use --state-from {}", file.display());
+            findings.failed(REPLICAS, error.context(context));
+        }
+    }
+}
 
 /// Returns a client if upstream answers and knows the proxy.
 pub(super) async fn examine(config: &AppConfig, findings: &mut Findings) -> Option<UpstreamClient> {

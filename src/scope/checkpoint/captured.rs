@@ -1,11 +1,14 @@
 //! The state of a scope at one moment, as a checkpoint needs it.
 
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use http::HeaderValue;
 use watershed_protocol::ResourceVersion;
 
+use super::file::CheckpointHeader;
 use crate::scope::cached::Scope;
+use crate::scope::key::ScopeKey;
 use crate::scope::phase::{ReadyScope, ScopePhase};
 use crate::store::{Snapshot, StoreReader};
 use crate::upstream::Release;
@@ -53,6 +56,40 @@ impl CapturedScope {
             release,
         })
     }
+
+    /// Returns the header of its checkpoint.
+    pub(super) fn header(
+        &self,
+        key: &ScopeKey,
+        cluster: String,
+        upstream: Vec<String>,
+    ) -> CheckpointHeader {
+        CheckpointHeader {
+            scope: name(key),
+            resource: (key.gvr.group.to_string(), key.gvr.resource.to_string()),
+            cluster,
+            upstream,
+            saved: seconds(SystemTime::now()),
+            version: self.snapshot.version().0,
+            last_event: self.last_event.map(|version| version.0),
+            format: self.ready.format.record(),
+            streams_initial_events: self.ready.streams_initial_events,
+            warnings: self.warnings.clone(),
+            release: self.release.clone(),
+            objects: self.snapshot.len() as u64,
+        }
+    }
+}
+
+/// Returns the name of a scope. It tells everything that the scope depends on.
+pub(super) fn name(key: &ScopeKey) -> String {
+    format!("{key:?}")
+}
+
+/// Returns the seconds since the epoch.
+pub(super) fn seconds(time: SystemTime) -> u64 {
+    let since = time.duration_since(SystemTime::UNIX_EPOCH);
+    since.unwrap_or_default().as_secs()
 }
 
 /// Returns a state that upstream had, and the version of its last event.

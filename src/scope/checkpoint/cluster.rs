@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Mutex;
 use tokio::time::timeout;
-use watershed_protocol::{GroupVersionResource, Selection};
+use watershed_protocol::{GroupVersionResource, ResourceVersion, Selection};
 
 use crate::scope::timeline::Timeline;
 use crate::upstream::{Probe, UpstreamClient};
@@ -14,22 +14,34 @@ const ANSWER: Duration = Duration::from_secs(4);
 /// Time for which a failed question is not asked again. All scopes ask at the start.
 const FAILED: Duration = Duration::from_secs(5);
 
-/// The unique id of the namespace kube-system.
-pub(super) struct ClusterIdentity {
+/// Knows the cluster by the unique id of the namespace kube-system.
+///
+/// Others get a digest of the id: it tells that two are the same, and not what it is.
+#[derive(Debug)]
+pub struct ClusterIdentity {
     probe: Probe,
     timeline: Timeline,
     known: Mutex<KnownCluster>,
 }
 
-#[derive(Default)]
+/// Upstream, at the moment of a question.
+#[derive(Debug)]
+pub(in crate::scope) struct PresentCluster {
+    /// The digest of its identity.
+    pub(in crate::scope) digest: String,
+    /// A version that is no older than the question.
+    pub(in crate::scope) version: ResourceVersion,
+}
+
+#[derive(Debug, Default)]
 struct KnownCluster {
-    /// The id, and the number of the timeline in which it was read.
-    id: Option<(u64, String)>,
+    /// The digest, and the number of the timeline in which it was read.
+    digest: Option<(u64, String)>,
     failed: Option<Instant>,
 }
 
 impl ClusterIdentity {
-    pub(super) fn new(client: &UpstreamClient, timeline: &Timeline) -> Self {
+    pub(in crate::scope) fn new(client: &UpstreamClient, timeline: &Timeline) -> Self {
         let namespaces = GroupVersionResource::new("", "v1", "namespaces");
         let selection = Selection::named(None, "kube-system");
         Self {
@@ -39,34 +51,42 @@ impl ClusterIdentity {
         }
     }
 
-    /// Returns the id in the present timeline; `None` if upstream does not tell.
-    pub(super) async fn get(&self) -> Option<String> {
+    /// Returns the digest in the present timeline; `None` if upstream does not tell.
+    pub(in crate::scope) async fn get(&self) -> Option<String> {
         let mut known = self.known.lock().await;
         let number = self.timeline.number();
-        if let Some((known_in, id)) = &known.id
+        if let Some((known_in, digest)) = &known.digest
             && *known_in == number
         {
-            return Some(id.clone());
+            return Some(digest.clone());
         }
         if known.failed.is_some_and(|at| at.elapsed() < FAILED) {
             return None;
         }
-        let asked = timeout(ANSWER, self.probe.first_uid()).await;
-        let id = match asked {
-            Ok(Ok((_, id))) => id.filter(|id| !id.is_empty()),
+        let asked = self.ask().await.map(|present| present.digest);
+        if self.timeline.number() != number {
+            return None;
+        }
+        match &asked {
+            Some(digest) => known.digest = Some((number, digest.clone())),
+            None => known.failed = Some(Instant::now()),
+        }
+        asked
+    }
+
+    /// Asks upstream; `None` if it does not tell.
+    pub(in crate::scope) async fn ask(&self) -> Option<PresentCluster> {
+        match timeout(ANSWER, self.probe.first_uid()).await {
+            Ok(Ok((version, uid))) => {
+                let uid = uid.filter(|uid| !uid.is_empty())?;
+                let digest = blake3::hash(uid.as_bytes()).to_hex().to_string();
+                Some(PresentCluster { digest, version })
+            }
             Ok(Err(error)) => {
                 tracing::debug!(%error, "cannot read the identity of the cluster");
                 None
             }
             Err(_) => None,
-        };
-        if self.timeline.number() != number {
-            return None;
         }
-        match &id {
-            Some(id) => known.id = Some((number, id.clone())),
-            None => known.failed = Some(Instant::now()),
-        }
-        id
     }
 }

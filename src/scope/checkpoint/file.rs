@@ -1,4 +1,5 @@
-//! The file of a checkpoint: blocks, and a checksum of all before it.
+//! The bytes of a checkpoint, in a file or on their way to another replica: blocks, and a checksum
+//! of all before it.
 //!
 //! | part | bytes |
 //! |---|---|
@@ -18,10 +19,15 @@ use watershed_protocol::FormatRecord;
 
 use crate::upstream::Release;
 
-/// The first bytes of a checkpoint. Other layouts have another number.
-const MAGIC: &[u8; 24] = b"watershed checkpoint  1\n";
+/// The first bytes of a checkpoint. Other layouts have another number, and another
+/// [media type](super::media).
+pub(super) const MAGIC: &[u8; 24] = b"watershed checkpoint  2\n";
+/// Limit of the header.
+const MAX_HEADER: u32 = 1 << 20;
 /// Limit of a block. API servers take no object of a tenth of it.
 const MAX_BLOCK: u32 = 64 << 20;
+/// Memory that is taken for a block before its bytes arrive.
+const BLOCK_BUFFER: usize = 1 << 20;
 
 /// The facts about a scope that its objects do not tell.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,9 +37,9 @@ pub(super) struct CheckpointHeader {
     pub(super) scope: String,
     /// Group and name of the type.
     pub(super) resource: (String, String),
-    /// The unique id of the namespace kube-system.
+    /// The [digest](super::cluster::ClusterIdentity) of the cluster's identity.
     pub(super) cluster: String,
-    /// The addresses of upstream.
+    /// The addresses of upstream; none in what another replica gets.
     pub(super) upstream: Vec<String>,
     /// Seconds since the epoch.
     pub(super) saved: u64,
@@ -74,8 +80,6 @@ pub(super) struct CheckpointWriter<W> {
 pub(super) struct CheckpointReader<R> {
     inner: R,
     hasher: blake3::Hasher,
-    /// The bytes that may follow, without the checksum.
-    left: u64,
 }
 
 impl<W: Write> CheckpointWriter<W> {
@@ -112,23 +116,31 @@ impl<W: Write> CheckpointWriter<W> {
     }
 }
 
+impl CheckpointWriter<Vec<u8>> {
+    /// Returns the number of bytes that were not taken yet.
+    pub(super) fn waiting(&self) -> usize {
+        self.inner.len()
+    }
+
+    /// Takes the bytes that were written since the last call.
+    pub(super) fn take(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.inner)
+    }
+}
+
 impl<R: Read> CheckpointReader<R> {
-    /// Reads the header of a file of this length.
-    pub(super) fn begin(
-        inner: R,
-        length: u64,
-    ) -> Result<(Self, CheckpointHeader), CheckpointFileError> {
+    /// Reads the header.
+    pub(super) fn begin(inner: R) -> Result<(Self, CheckpointHeader), CheckpointFileError> {
         let mut reader = Self {
             inner,
             hasher: blake3::Hasher::new(),
-            left: length.saturating_sub(blake3::OUT_LEN as u64),
         };
         let mut magic = [0; MAGIC.len()];
         reader.fill(&mut magic)?;
         if &magic != MAGIC {
             return Err(CheckpointFileError::Layout);
         }
-        let header = reader.block()?;
+        let header = reader.block_up_to(MAX_HEADER)?;
         let header = serde_json::from_slice(&header)
             .map_err(|_| CheckpointFileError::Damaged("its header cannot be read"))?;
         Ok((reader, header))
@@ -136,37 +148,42 @@ impl<R: Read> CheckpointReader<R> {
 
     /// Reads a block.
     pub(super) fn block(&mut self) -> Result<Bytes, CheckpointFileError> {
+        self.block_up_to(MAX_BLOCK)
+    }
+
+    /// Checks the checksum, and that nothing follows.
+    pub(super) fn end(mut self) -> Result<(), CheckpointFileError> {
+        let mut checksum = [0; blake3::OUT_LEN];
+        self.inner.read_exact(&mut checksum)?;
+        if self.hasher.finalize() != checksum {
+            return Err(CheckpointFileError::Damaged("its checksum is wrong"));
+        }
+        match self.inner.read_exact(&mut [0]) {
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(()),
+            Err(error) => Err(error.into()),
+            Ok(()) => Err(CheckpointFileError::Damaged("something follows")),
+        }
+    }
+
+    fn block_up_to(&mut self, limit: u32) -> Result<Bytes, CheckpointFileError> {
         let mut length = [0; 4];
         self.fill(&mut length)?;
         let length = u32::from_le_bytes(length);
-        // Before memory is taken for it.
-        if length > MAX_BLOCK || u64::from(length) > self.left {
+        if length > limit {
             return Err(CheckpointFileError::Damaged("a length is wrong"));
         }
-        let mut bytes = vec![0; length as usize];
-        self.fill(&mut bytes)?;
+        let length = length as usize;
+        // A length may be wrong, so most of a large block's memory is taken as its bytes arrive.
+        let mut bytes = Vec::with_capacity(length.min(BLOCK_BUFFER));
+        let mut rest = self.inner.by_ref().take(length as u64);
+        if rest.read_to_end(&mut bytes)? != length {
+            return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+        }
+        self.hasher.update(&bytes);
         Ok(bytes.into())
     }
 
-    /// Checks the checksum, and that nothing is left.
-    pub(super) fn end(mut self) -> Result<(), CheckpointFileError> {
-        if self.left != 0 {
-            return Err(CheckpointFileError::Damaged("something follows"));
-        }
-        let mut checksum = [0; blake3::OUT_LEN];
-        self.inner.read_exact(&mut checksum)?;
-        if self.hasher.finalize() == checksum {
-            Ok(())
-        } else {
-            Err(CheckpointFileError::Damaged("its checksum is wrong"))
-        }
-    }
-
     fn fill(&mut self, bytes: &mut [u8]) -> Result<(), CheckpointFileError> {
-        let Some(left) = self.left.checked_sub(bytes.len() as u64) else {
-            return Err(CheckpointFileError::Damaged("it is cut off"));
-        };
-        self.left = left;
         self.inner.read_exact(bytes)?;
         self.hasher.update(bytes);
         Ok(())
@@ -211,7 +228,7 @@ mod tests {
     }
 
     fn read(file: &[u8]) -> Result<(CheckpointHeader, Vec<Bytes>), CheckpointFileError> {
-        let (mut reader, header) = CheckpointReader::begin(file, file.len() as u64)?;
+        let (mut reader, header) = CheckpointReader::begin(file)?;
         let blocks = [reader.block()?, reader.block()?, reader.block()?];
         reader.end()?;
         Ok((header, blocks.into()))
@@ -245,13 +262,34 @@ mod tests {
     }
 
     #[test]
-    fn a_length_that_the_file_does_not_have_takes_no_memory() {
-        let mut file = MAGIC.to_vec();
-        file.extend_from_slice(&(MAX_BLOCK - 1).to_le_bytes());
-        file.extend_from_slice(&[0; 64]);
+    fn a_length_beyond_the_limit_is_refused_and_one_beyond_the_file_is_a_cut() {
+        let begun = |length: u32| {
+            let mut file = MAGIC.to_vec();
+            file.extend_from_slice(&length.to_le_bytes());
+            file.extend_from_slice(&[0; 64]);
+            CheckpointReader::begin(&file[..]).map(|_| ())
+        };
         assert!(matches!(
-            read(&file),
+            begun(MAX_HEADER + 1),
             Err(CheckpointFileError::Damaged("a length is wrong"))
         ));
+        let cut = begun(MAX_HEADER);
+        assert!(matches!(
+            &cut,
+            Err(CheckpointFileError::Io(error)) if error.kind() == io::ErrorKind::UnexpectedEof
+        ));
+    }
+
+    #[test]
+    fn what_is_taken_piece_by_piece_is_the_whole() {
+        let mut writer = CheckpointWriter::begin(Vec::new(), &header()).unwrap();
+        let mut whole = writer.take();
+        for block in [&b"bookmark"[..], b"first", b""] {
+            writer.block(block).unwrap();
+            assert_eq!(writer.waiting(), block.len() + 4);
+            whole.extend(writer.take());
+        }
+        whole.extend(writer.end().unwrap().0);
+        assert_eq!(whole, written());
     }
 }

@@ -84,8 +84,7 @@ impl CheckpointFolder {
 
     fn open_file(path: &Path) -> Result<OpenCheckpoint, CheckpointFileError> {
         let file = File::open(path)?;
-        let length = file.metadata()?.len();
-        CheckpointReader::begin(BufReader::with_capacity(BUFFER, file), length)
+        CheckpointReader::begin(BufReader::with_capacity(BUFFER, file))
     }
 
     /// Removes a scope's checkpoint.

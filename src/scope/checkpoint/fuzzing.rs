@@ -54,7 +54,7 @@ pub(crate) fn read(file: &[u8]) -> Result<(u64, u64), String> {
 }
 
 fn load(file: &[u8]) -> Result<(u64, u64), CheckpointError> {
-    let (reader, header) = CheckpointReader::begin(file, file.len() as u64)?;
+    let (reader, header) = CheckpointReader::begin(file)?;
     let objects = header.objects;
     let pods = GroupVersionResource::new("", "v1", "pods");
     let fields =

@@ -17,7 +17,7 @@ use crate::upstream::Release;
 
 /// A scope's state, with the memory that it takes.
 pub(in crate::scope) struct StoredScope {
-    /// The unique id of the cluster that it is of.
+    /// The digest of the identity of the cluster that it is of.
     pub(super) cluster: String,
     pub(in crate::scope) version: ResourceVersion,
     /// The version of the last event before it, if it was known.
@@ -107,6 +107,9 @@ pub(super) fn load_stored<R: Read>(
         load.add(bytes.len())?;
         let bytes = ItemBytes::new(bytes);
         let scanned = scan(encoding, &bytes.text(), fields)?;
+        if scanned.version.0 > header.version {
+            return Err(CheckpointFileError::Damaged("an object is newer than the state").into());
+        }
         objects.put(StoredObject {
             bytes: bytes.into(),
             version: scanned.version,

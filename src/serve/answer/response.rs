@@ -40,6 +40,11 @@ pub(in crate::serve) fn tell_omission(answer: &mut Answer, fresh: &FreshScope) {
     }
 }
 
+/// Returns the response with a checkpoint.
+pub(in crate::serve) fn checkpoint(media_type: &'static str, body: Body) -> Response<Body> {
+    from_memory(StatusCode::OK, media_type, body, &[])
+}
+
 /// Returns a response with the headers that every answer from memory has.
 pub(super) fn from_memory(
     status: StatusCode,

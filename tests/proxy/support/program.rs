@@ -16,6 +16,8 @@ use super::waiting::eventually;
 pub(crate) struct Program {
     pub(crate) proxied: Endpoint,
     pub(crate) admin: SocketAddr,
+    /// The CA of its certificate, as PEM.
+    pub(crate) ca: String,
     child: Child,
     /// The lines that it has logged.
     log: Arc<Mutex<String>>,
@@ -108,6 +110,7 @@ impl Program {
         let program = Self {
             proxied,
             admin,
+            ca,
             child,
             log,
             _folder: folder,

@@ -1,0 +1,70 @@
+//! Answers another replica that asks for a checkpoint.
+use std::sync::Arc;
+
+use http_body_util::BodyExt as _;
+use tokio::sync::Semaphore;
+use watershed_protocol::Status;
+
+use super::answer::{self, Answer};
+use super::plan::CheckpointPlan;
+use super::source::AnswerSource;
+use super::unanswered::Unanswered;
+use crate::body::holding;
+use crate::budget::PressureStep;
+use crate::scope::{Scopes, checkpoint_media_type};
+
+/// Checkpoints that are sent at a time. Each holds a state until it is sent.
+const AT_ONCE: usize = 8;
+/// Others are asked at once. A later request of the same replica is about another type.
+const RETRY_AFTER: u32 = 1;
+
+/// Answers requests for checkpoints.
+#[derive(Debug)]
+pub(super) struct CheckpointAnswers {
+    turns: Arc<Semaphore>,
+}
+
+impl Default for CheckpointAnswers {
+    fn default() -> Self {
+        Self {
+            turns: Arc::new(Semaphore::new(AT_ONCE)),
+        }
+    }
+}
+
+impl CheckpointAnswers {
+    /// Answers a caller who may list what the checkpoint has.
+    ///
+    /// Nothing is opened, forwarded or waited for: the other replica would do that itself, and it
+    /// may be this very process.
+    pub(super) async fn answer(
+        &self,
+        scopes: &Scopes,
+        plan: &CheckpointPlan,
+    ) -> Result<Answer, Unanswered> {
+        let Ok(turn) = Arc::clone(&self.turns).try_acquire_owned() else {
+            return Err(not_held("too many states are being sent"));
+        };
+        if scopes.budget().step() >= PressureStep::RefuseAnswers {
+            return Err(not_held("memory is short"));
+        }
+        let Some(state) = scopes.checkpoint(&plan.key).await else {
+            return Err(not_held("the state is not held, or cannot be continued"));
+        };
+        tracing::info!(
+            resource = %plan.key.gvr,
+            selection = %plan.key.selection,
+            objects = state.objects(),
+            "sending a state to another replica"
+        );
+        let body = holding(state.map_err(Into::into).boxed_unsync(), turn);
+        let media_type = checkpoint_media_type(plan.key.representation);
+        let response = answer::checkpoint(media_type, body);
+        Ok(Answer::new(AnswerSource::Snapshot, response))
+    }
+}
+
+fn not_held(reason: &str) -> Unanswered {
+    let status = Status::service_unavailable(reason, RETRY_AFTER);
+    Unanswered::Refuse(AnswerSource::NoState, Box::new(status))
+}
