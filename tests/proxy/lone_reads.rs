@@ -45,11 +45,14 @@ async fn without_timers<T>(work: impl Future<Output = T>) -> Result<T, String> {
     }
 }
 
-/// Starts a proxy that has read pods consistently, and knows how their proofs come.
+/// Starts a proxy that has read pods consistently, knows how their proofs come, and has its
+/// connections to upstream.
 async fn warm(pods: usize) -> Fixture {
     let fixture = Fixture::start(quiet(pods)).await;
     for round in 0..2 {
-        fixture.proxied.get(Protocol::Http2, PODS).await;
+        for path in [PODS, "/api/v1/namespaces/none/pods/none"] {
+            fixture.proxied.get(Protocol::Http2, path).await;
+        }
         write_elsewhere(&fixture.upstream, &format!("warm-{round}"));
     }
     fixture
