@@ -1,5 +1,5 @@
-//! Takes a scope's state from a checkpoint or another replica, and shows it once upstream has proven
-//! to continue it.
+//! Takes a scope's state from a checkpoint or another replica, and shows it once upstream has
+//! proven to continue it.
 use std::sync::Arc;
 
 use super::earlier_states::StateOrigin;

@@ -26,6 +26,8 @@ const JSON: &str = "application/json";
 const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 /// What a replica asks for.
 const CHECKPOINT: &str = "application/vnd.watershed.checkpoint;layout=2;encoding=json";
+const CHECKPOINT_IN_PROTOBUF: &str =
+    "application/vnd.watershed.checkpoint;layout=2;encoding=protobuf";
 
 /// The way to other replicas, for `--state-from`.
 struct StateFrom {
@@ -161,6 +163,14 @@ async fn taken(program: &Program, result: &str) -> f64 {
     metric(program.admin, &series).await
 }
 
+/// Waits until a replica gives a state. It must know the release that printed the objects.
+async fn gives(replica: &Program, path: &str, media_type: &str) {
+    becomes("a replica gives a state", StatusCode::OK, async || {
+        get(&replica.proxied, path, media_type).await.status
+    })
+    .await;
+}
+
 /// Returns the checkpoint of all pods that a replica gives. There was an event of pods before.
 async fn checkpoint_of_pods(program: &Program) -> Vec<u8> {
     let answer = get(&program.proxied, PODS, CHECKPOINT).await;
@@ -175,6 +185,7 @@ async fn replica_with_pods(upstream: &SimulatedServer) -> Program {
     from_memory(&program, PODS, JSON).await;
     create_pod(upstream, "noticed");
     assert_exact(&program, upstream).await;
+    gives(&program, PODS, CHECKPOINT).await;
     program
 }
 
@@ -210,6 +221,13 @@ async fn a_new_replica_begins_with_the_state_of_another_without_a_list() {
         .await;
     }
 
+    for (path, media_type) in [
+        (PODS, CHECKPOINT),
+        (CONFIGMAPS, CHECKPOINT),
+        (CONFIGMAPS, CHECKPOINT_IN_PROTOBUF),
+    ] {
+        gives(&first, path, media_type).await;
+    }
     let before = ["pods", "configmaps"].map(listed);
     let from = StateFrom::program(&first, upstream.admin_token());
     let second = from.launch(&upstream).await;

@@ -3,6 +3,7 @@ package real
 import (
 	"fmt"
 	"maps"
+	"net/http"
 	"path/filepath"
 	"syscall"
 	"testing"
@@ -54,6 +55,15 @@ func TestReplicaTakesItsStateFromAnother(t *testing.T) {
 	// The last event proves the history.
 	create("replica-noticed")
 	has(first, items())
+	for _, encoding := range []string{"json", "protobuf"} {
+		poll.Until(t, "the first replica gives its state", func() error {
+			answer := first.Send(t, api.Request{Path: path + "?resourceVersion=0", Accept: "application/vnd.watershed.checkpoint;layout=2;encoding=" + encoding})
+			if answer.Status != http.StatusOK {
+				return fmt.Errorf("%d: %s", answer.Status, answer.Body)
+			}
+			return nil
+		})
+	}
 	replicas := filepath.Join(t.TempDir(), "replicas")
 	require.NoError(t, testbed.WriteKubeconfig(replicas, first.URL, first.CA, testbed.Shared.AdminToken))
 
