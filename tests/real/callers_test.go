@@ -208,6 +208,7 @@ func TestServiceAccountTokensAreValidatedLocally(t *testing.T) {
 	if testbed.Direct {
 		t.Skip("needs a proxy of its own")
 	}
+	t.Parallel()
 	ns, token := startBuilder(t)
 	r := api.Request{Path: "/api/v1/namespaces/" + ns + "/configmaps?resourceVersion=0", User: "-", Header: map[string]string{"Authorization": "Bearer " + token}}
 

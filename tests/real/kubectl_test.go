@@ -99,6 +99,7 @@ func TestKubectlWritesPrintTheSame(t *testing.T) {
 }
 
 func TestKubectlWatchPrintsEveryEvent(t *testing.T) {
+	t.Parallel()
 	for _, form := range []struct {
 		line string
 		// mark appears count times in the output, once for each event.

@@ -36,6 +36,7 @@ func browser() http.Header {
 }
 
 func TestWebSocketWatchesShowEveryEvent(t *testing.T) {
+	t.Parallel()
 	ctx := context.Background()
 	for _, form := range []struct {
 		name  string
