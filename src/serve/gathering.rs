@@ -169,12 +169,12 @@ mod tests {
 
     /// Calls that return their number and that of their callers.
     #[derive(Clone, Default)]
-    struct Counted {
+    struct CountedCalls {
         calls: Arc<Gatherings<(usize, usize)>>,
         made: Arc<AtomicUsize>,
     }
 
-    impl Counted {
+    impl CountedCalls {
         /// Comes after a while. The call ends when `may_end` has a permit.
         fn come(
             &self,
@@ -201,7 +201,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_call_waits_for_enough_callers_and_then_for_a_lull() {
-        let (counted, began) = (Counted::default(), Instant::now());
+        let (counted, began) = (CountedCalls::default(), Instant::now());
         let half = MILLI / 2;
         let burst: Vec<_> = (0..20)
             .map(|number| counted.come(number * half, &at_once()))
@@ -214,7 +214,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_call_that_expects_nobody_else_begins() {
-        let (counted, began) = (Counted::default(), Instant::now());
+        let (counted, began) = (CountedCalls::default(), Instant::now());
         let alone = counted.come(Duration::ZERO, &at_once());
         assert_eq!(alone.await.unwrap(), Some((1, 1)));
         assert!(began.elapsed() <= RULES.silence + 2 * MILLI);
@@ -222,7 +222,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn nobody_waits_for_the_begin_longer_than_the_longest_wait() {
-        let (counted, began) = (Counted::default(), Instant::now());
+        let (counted, began) = (CountedCalls::default(), Instant::now());
         let trickle: Vec<_> = (0..8)
             .map(|number| counted.come(number * 6 * MILLI, &at_once()))
             .collect();
@@ -237,7 +237,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_call_does_not_wait_for_the_end_of_the_one_before() {
-        let counted = Counted::default();
+        let counted = CountedCalls::default();
         let hanging = Arc::new(Semaphore::new(0));
         let first = counted.come(Duration::ZERO, &hanging);
         let second = counted.come(RULES.longest, &at_once());
@@ -252,7 +252,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_call_that_nobody_waits_for_is_not_made() {
-        let counted = Counted::default();
+        let counted = CountedCalls::default();
         let caller = counted.come(Duration::ZERO, &at_once());
         sleep(MILLI).await;
         caller.abort();
