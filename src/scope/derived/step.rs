@@ -20,10 +20,6 @@ pub(super) enum ToldState {
 }
 
 /// The next thing to know of a derived scope.
-#[expect(
-    clippy::large_enum_variant,
-    reason = "it lives for a moment, and a box would be made for each event"
-)]
 pub(in crate::scope) enum DerivedStep {
     /// A change in JSON.
     Change(Change<SnapshotBuilder>),
