@@ -71,7 +71,9 @@ func startNodeCluster(t *testing.T, sizes nodeSizes) *nodeCluster {
 				for i := range filler {
 					filler[i] = byte(chance.UintN(256))
 				}
-				p.Annotations = map[string]string{"filler": hex.EncodeToString(filler)}
+				// In the spec, where a pod's bulk is: proofs by names and versions read metadata.
+				text := corev1.EnvVar{Name: "FILLER", Value: hex.EncodeToString(filler)}
+				p.Spec.Containers[0].Env = append(p.Spec.Containers[0].Env, text)
 				if _, err := c.writer.CoreV1().Pods("default").Create(t.Context(), p, metav1.CreateOptions{}); err != nil {
 					t.Error(err)
 				}
@@ -315,13 +317,21 @@ type nodeMeter struct {
 	fleet *nodeFleet
 	setup string
 	asked usage.Asked
+	kinds map[string]int
 	last  NodeFigures
 }
 
 func (f *nodeFleet) meter(t *testing.T, setup string) *nodeMeter {
 	m := &nodeMeter{fleet: f, setup: setup}
-	m.asked, m.last = m.read(t)
+	m.begin(t)
 	return m
+}
+
+// begin begins a phase.
+func (m *nodeMeter) begin(t *testing.T) {
+	t.Helper()
+	m.asked, m.last = m.read(t)
+	m.kinds = usage.CountKinds(t, m.fleet.Upstream())
 }
 
 // read returns the sums until now. Proxies that have ended are not among them.
@@ -358,7 +368,9 @@ func (m *nodeMeter) phase(t *testing.T, name string) NodeFigures {
 		TierSeconds:     now.TierSeconds - m.last.TierSeconds,
 		NodeSeconds:     now.NodeSeconds - m.last.NodeSeconds,
 	}
-	m.asked, m.last = asked, now
+	kinds := usage.CountKinds(t, f.Upstream())
+	t.Logf("%s, %s: %v", m.setup, name, usage.Growth(m.kinds, kinds))
+	m.asked, m.kinds, m.last = asked, kinds, now
 	line := string(require.Value(json.Marshal(figures))(t))
 	t.Log(line)
 	if file := os.Getenv("NODE_FIGURES"); file != "" {

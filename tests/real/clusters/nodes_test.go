@@ -93,7 +93,7 @@ func runNodeSetup(t *testing.T, c *nodeCluster, way nodeSetup) {
 	if way.wholeTypes {
 		return
 	}
-	meter.asked, meter.last = meter.read(t)
+	meter.begin(t)
 	fleet.replaceProxies(t)
 	// The processes of before are gone, and their CPU with them.
 	meter.last.TierRequests, meter.last.TierSeconds, meter.last.NodeSeconds = 0, 0, 0

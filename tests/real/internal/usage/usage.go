@@ -208,26 +208,49 @@ func (a Asked) Minus(b Asked) Asked {
 // CountAsked reads upstream's metrics.
 func CountAsked(t *testing.T, at api.Target) (a Asked) {
 	t.Helper()
+	for kind, n := range CountKinds(t, at) {
+		switch verb, what, _ := strings.Cut(kind, " "); {
+		case verb == "WATCH":
+			a.Watches += n
+		case verb == "LIST":
+			a.Lists += n
+		case strings.HasSuffix(what, "accessreviews") || strings.HasSuffix(what, "tokenreviews"):
+			a.Reviews += n
+		case verb == "GET":
+			a.Others += n
+		}
+	}
+	return a
+}
+
+// CountKinds reads from upstream's metrics how many requests of each kind came from others than this
+// test and the control plane. A kind is a verb, a space, and a resource or a path. Open watches count.
+func CountKinds(t *testing.T, at api.Target) map[string]int {
+	t.Helper()
+	kinds := map[string]int{}
 	for line := range strings.Lines(at.Must(t, api.Request{Path: "/metrics"}).Body) {
 		name, labels, _ := strings.Cut(line, "{")
-		has := func(text string) bool { return strings.Contains(labels, text) }
 		open := name == "apiserver_longrunning_requests"
 		if !open && name != "apiserver_request_total" {
 			continue
 		}
-		switch {
-		case has(`verb="WATCH"`):
-			a.Watches += MetricValue(line)
-		case open || has(`resource="leases"`) || has("/metrics"):
-		case has(`verb="LIST"`):
-			a.Lists += MetricValue(line)
-		case has("accessreviews") || has("tokenreviews"):
-			a.Reviews += MetricValue(line)
-		case has(`verb="GET"`):
-			a.Others += MetricValue(line)
+		verb, what := label(labels, "verb"), label(labels, "resource")
+		if what == "" {
+			what = label(labels, "subresource")
 		}
+		if open && verb != "WATCH" || verb != "WATCH" && what == "leases" || what == "/metrics" {
+			continue
+		}
+		kinds[verb+" "+what] += MetricValue(line)
 	}
-	return a
+	return kinds
+}
+
+// label returns the value of a label of a metric.
+func label(labels, name string) string {
+	_, rest, _ := strings.Cut(","+labels, ","+name+`="`)
+	value, _, _ := strings.Cut(rest, `"`)
+	return value
 }
 
 // ResidentBytes returns the memory of a process in bytes.
