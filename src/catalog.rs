@@ -15,5 +15,4 @@ mod types;
 
 pub use discovery_error::DiscoveryError;
 pub use follower::CatalogFollower;
-pub use origin::is_built_in;
 pub use types::{Catalog, ResourceType};

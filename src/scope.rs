@@ -4,6 +4,7 @@ mod charges;
 pub(crate) mod checkpoint;
 mod collect;
 mod config;
+mod consistent_list;
 mod continuity;
 mod derived;
 mod earlier_states;

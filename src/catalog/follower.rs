@@ -18,9 +18,6 @@ use crate::upstream::{Upstream, UpstreamClient};
 /// Time to wait after a change of a CRD: they are written several times in a row while they are
 /// established.
 const SETTLE: Duration = Duration::from_millis(100);
-/// Interval between readings of discovery where only built-in types matter. Proxies of thousands of
-/// nodes read it.
-const REFRESH_OF_BUILT_IN: Duration = Duration::from_mins(10);
 /// Time after which the watches of a type that is gone end, where upstream does not end them.
 const GONE: Duration = Duration::from_secs(30);
 
@@ -31,8 +28,6 @@ pub struct CatalogFollower {
     catalog: Catalog,
     /// Aggregated API groups that the operator vouches for.
     vouched: Vec<String>,
-    /// Custom types are needed. Their definitions can be the largest part of what is followed.
-    custom_types: bool,
     discovery: DiscoveryReader,
     reading: Reading,
     /// Discovery was read at least once.
@@ -51,7 +46,6 @@ impl CatalogFollower {
             scopes,
             catalog: catalog.clone(),
             vouched,
-            custom_types: true,
             reading: Reading::empty(),
             is_read: false,
             custom: CustomTypes::default(),
@@ -60,15 +54,13 @@ impl CatalogFollower {
     }
 
     /// Leaves out custom types, and does not follow their definitions, where `needed` is `false`.
-    /// Then discovery is read less often: built-in types change with upstream's release alone, which
-    /// is a reason to read at once.
+    /// These can be the largest part of what is followed.
     #[must_use]
     pub fn with_custom_types(mut self, needed: bool) -> Self {
         if !needed {
-            self.discovery.refresh = REFRESH_OF_BUILT_IN;
+            self.discovery.read_built_in();
             self.catalog.settled.store(true, Ordering::Relaxed);
         }
-        self.custom_types = needed;
         self
     }
 
@@ -85,6 +77,8 @@ impl CatalogFollower {
         let mut timeline = self.scopes.timeline().changes();
         let mut releases = self.scopes.releases();
         loop {
+            // Without discovery it is unknown if upstream has definitions.
+            let follows_definitions = self.is_read && self.discovery.reads_all();
             tokio::select! {
                 // Upstream's versions went back: it may have other types, too.
                 Ok(()) = timeline.changed() => {
@@ -102,8 +96,7 @@ impl CatalogFollower {
                     Ok(read) => self.take(read),
                     Err(error) => self.report(&error),
                 },
-                // Without discovery it is unknown if upstream has definitions.
-                news = definitions.news(&self.catalog, &self.scopes), if self.is_read && self.custom_types => {
+                news = definitions.news(&self.catalog, &self.scopes), if follows_definitions => {
                     match news {
                         DefinitionNews::Changed => {
                             sleep(SETTLE).await;
@@ -120,7 +113,7 @@ impl CatalogFollower {
 
     fn take(&mut self, read: Reading) {
         let is_first = !std::mem::replace(&mut self.is_read, true);
-        if is_first && matches!(read.origins, Origins::NotReadable) {
+        if is_first && self.discovery.reads_all() && matches!(read.origins, Origins::NotRead) {
             tracing::info!("APIServices cannot be read; only built-in and custom types are cached");
         }
         self.reading = read;

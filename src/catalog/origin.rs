@@ -10,7 +10,7 @@ use serde::Deserialize;
 use super::discovery_error::DiscoveryError;
 use super::fetch::get;
 use crate::upstream::UpstreamClient;
-use watershed_protocol::GroupVersionResource;
+use watershed_protocol::{GroupVersionResource, is_built_in_group};
 
 /// A list of any age will do: the group was in the discovery document that was read before.
 const PATH: &str = "/apis/apiregistration.k8s.io/v1/apiservices?resourceVersion=0";
@@ -18,40 +18,6 @@ const PATH: &str = "/apis/apiregistration.k8s.io/v1/apiservices?resourceVersion=
 /// `true` for custom ones. Source:
 /// `kube-aggregator/pkg/controllers/autoregister/autoregister_controller.go`.
 const MANAGED: &str = "kube-aggregator.kubernetes.io/automanaged";
-/// The groups that are compiled into kube-apiserver, also for proxies that may not read the
-/// APIServices.
-/// Source: `kubernetes/pkg/controlplane/instance.go` (the default API resource configuration).
-const BUILT_IN: &[&str] = &[
-    "",
-    "admissionregistration.k8s.io",
-    "apiextensions.k8s.io",
-    "apiregistration.k8s.io",
-    "apps",
-    "authentication.k8s.io",
-    "authorization.k8s.io",
-    "autoscaling",
-    "batch",
-    "certificates.k8s.io",
-    "coordination.k8s.io",
-    "discovery.k8s.io",
-    "events.k8s.io",
-    "flowcontrol.apiserver.k8s.io",
-    "internal.apiserver.k8s.io",
-    "networking.k8s.io",
-    "node.k8s.io",
-    "policy",
-    "rbac.authorization.k8s.io",
-    "resource.k8s.io",
-    "scheduling.k8s.io",
-    "storage.k8s.io",
-    "storagemigration.k8s.io",
-];
-
-/// Returns `true` for the groups that are compiled into kube-apiserver.
-pub fn is_built_in(group: &str) -> bool {
-    BUILT_IN.contains(&group)
-}
-
 /// The server that answers for one version of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Origin {
@@ -68,8 +34,9 @@ pub(super) enum Origin {
 pub(super) enum Origins {
     /// By group and version.
     Known(HashMap<(String, String), Origin>),
-    /// The proxy may not read the APIServices: only what is compiled in is certain.
-    NotReadable,
+    /// The APIServices were not read: the proxy may not, or caches built-in types alone. Only what
+    /// is compiled in is certain.
+    NotRead,
 }
 
 impl Origins {
@@ -82,7 +49,7 @@ impl Origins {
             Err(DiscoveryError::Refused {
                 status: StatusCode::FORBIDDEN | StatusCode::NOT_FOUND,
                 ..
-            }) => Ok(Self::NotReadable),
+            }) => Ok(Self::NotRead),
             Err(error) => Err(error),
         }
     }
@@ -93,7 +60,7 @@ impl Origins {
             Self::Known(known) => known
                 .get(&(gvr.group.to_string(), gvr.version.to_string()))
                 .copied(),
-            Self::NotReadable => is_built_in(&gvr.group).then_some(Origin::BuiltIn),
+            Self::NotRead => is_built_in_group(&gvr.group).then_some(Origin::BuiltIn),
         }
     }
 }
@@ -170,9 +137,6 @@ mod tests {
                 Some(Origin::Aggregated)
             ]
         );
-        assert_eq!(
-            of(&Origins::NotReadable),
-            [Some(Origin::BuiltIn), None, None]
-        );
+        assert_eq!(of(&Origins::NotRead), [Some(Origin::BuiltIn), None, None]);
     }
 }

@@ -12,6 +12,8 @@ use crate::upstream::{Backoff, ServedBy, UpstreamClient};
 
 /// Interval between readings. Custom types are followed without waiting for it.
 pub(super) const REFRESH: Duration = Duration::from_mins(1);
+/// The same where only built-in types matter. Proxies of thousands of nodes read them.
+const REFRESH_OF_BUILT_IN: Duration = Duration::from_mins(10);
 /// First and longest pause after a reading that failed.
 const RETRIES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(5));
 /// Time to wait after a sign: the other scopes notice another release at the same time.
@@ -32,7 +34,7 @@ impl Reading {
     pub(super) fn empty() -> Self {
         Self {
             types: Vec::new(),
-            origins: Origins::NotReadable,
+            origins: Origins::NotRead,
         }
     }
 }
@@ -40,20 +42,34 @@ impl Reading {
 /// A reading, with the documents for the next one.
 type DocumentedReading = (Reading, ReadDocuments);
 
-/// Reads all types, and the servers that answer for them.
+/// The types that may be cached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum NeededTypes {
+    /// All types.
+    All,
+    /// The types that are compiled into kube-apiserver. It is known which those are.
+    BuiltIn,
+}
+
+/// Reads all types, and the servers that answer for them if those matter.
 async fn read(
     client: UpstreamClient,
     mut documents: ReadDocuments,
+    needed: NeededTypes,
 ) -> Result<DocumentedReading, DiscoveryError> {
     let types = discovery::read(&client, &mut documents).await?;
-    // Read afterwards: what was discovered of another server has its APIService by then.
-    let origins = Origins::read(&client).await?;
+    let origins = match needed {
+        // Read afterwards: what was discovered of another server has its APIService by then.
+        NeededTypes::All => Origins::read(&client).await?,
+        NeededTypes::BuiltIn => Origins::NotRead,
+    };
     Ok((Reading { types, origins }, documents))
 }
 
 /// Reads discovery.
 pub(super) struct DiscoveryReader {
     client: UpstreamClient,
+    needed: NeededTypes,
     /// Interval between readings.
     pub(super) refresh: Duration,
     retries: Backoff,
@@ -79,6 +95,7 @@ impl DiscoveryReader {
     pub(super) fn new(client: UpstreamClient) -> Self {
         Self {
             client,
+            needed: NeededTypes::All,
             refresh: REFRESH,
             retries: Backoff::new(RETRIES.0, RETRIES.1),
             due: Instant::now(),
@@ -87,6 +104,18 @@ impl DiscoveryReader {
             documents: ReadDocuments::default(),
             job: None,
         }
+    }
+
+    /// Reads what concerns built-in types alone from now on, and less often: they change with
+    /// upstream's release, which is a reason to read at once.
+    pub(super) fn read_built_in(&mut self) {
+        self.needed = NeededTypes::BuiltIn;
+        self.refresh = REFRESH_OF_BUILT_IN;
+    }
+
+    /// Returns `true` if other types than built-in ones matter.
+    pub(super) fn reads_all(&self) -> bool {
+        self.needed == NeededTypes::All
     }
 
     /// Reads everything at once. A reading that is under way does not count.
@@ -126,7 +155,7 @@ impl DiscoveryReader {
                 }
                 None => self.client.clone(),
             };
-            read(client, self.documents.clone()).boxed()
+            read(client, self.documents.clone(), self.needed).boxed()
         });
         let read = job.await;
         self.job = None;

@@ -10,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 use watershed_protocol::{FieldTable, ManagedFields, ResourceVersion};
 
 use super::charges::ScopeCharges;
+use super::consistent_list::ConsistentList;
 use super::idle::IdleTracker;
 use super::key::ScopeKey;
 use super::phase::{NotReady, ReadyScope, ScopePhase};
@@ -48,6 +49,7 @@ pub struct Scope {
     pub(super) following: watch::Sender<bool>,
     pub(super) age: ScopeAge,
     pub(super) first_list: OnceLock<ResourceVersion>,
+    pub(super) listed: ConsistentList,
     /// The version of the first list of the present timeline: versions below it may be of a lost
     /// one. Zero in the scope's first timeline.
     pub(super) timeline_start: AtomicU64,
@@ -196,6 +198,12 @@ impl Scope {
             |scope: &Self| scope.age().is_none() && !scope.outdated.load(Ordering::Relaxed);
         let source = self.derived_from.load();
         is_up_to_date(self) && source.as_ref().is_none_or(|source| is_up_to_date(source))
+    }
+
+    /// Returns the version of the scope's list, if upstream was asked for it at `moment` or later:
+    /// what is held is no older than that.
+    pub fn listed_since(&self, moment: Instant) -> Option<ResourceVersion> {
+        self.listed.since(moment)
     }
 
     /// Waits until the scope has reached `version`. Returns false if it did not within `wait`.

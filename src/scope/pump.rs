@@ -61,6 +61,8 @@ pub(super) struct ScopePump {
     pub(super) followed_release: Option<Release>,
     /// Tells others of a server of another release.
     pub(super) releases: Arc<watch::Sender<Option<ServedBy>>>,
+    /// The time before the request for the list that is under way.
+    pub(super) list_asked: Option<Instant>,
     /// The properties of the type that the last list showed.
     pub(super) ready: Option<Arc<ReadyScope>>,
     /// The first refusal of a scope that was never ready.
@@ -110,6 +112,7 @@ impl ScopePump {
                 self.streaming.cancel();
             }
             let question = self.feed.is_listing().then(|| self.scope.ask());
+            self.list_asked = question.is_some().then(Instant::now);
             if question.is_some() {
                 // They are asked anew after the list, and hold what others wait for.
                 self.release.cancel();
@@ -276,6 +279,7 @@ impl ScopePump {
                 streams_initial_events,
                 warnings,
                 bookmark,
+                compressed,
                 load,
             } => {
                 self.not_restored();
@@ -287,6 +291,9 @@ impl ScopePump {
                     warnings,
                 };
                 self.listed(ready, objects.finish(version), load);
+                if let Some(compressed) = compressed {
+                    self.scope.compression.learned(compressed);
+                }
             }
             Change::Event(frame, scanned) => {
                 self.apply_event(now, frame, scanned);
@@ -343,6 +350,9 @@ impl ScopePump {
         }
         let charges = self.scope.charges.lock().take();
         let replaced = self.writer.replace(snapshot);
+        if let Some(asked) = self.list_asked {
+            self.scope.listed.store(asked, version);
+        }
         // Counted twice for a moment, rather than not at all.
         self.scope.count_held();
         drop(load);

@@ -18,6 +18,7 @@ use super::cached::Scope;
 use super::charges::ScopeCharges;
 use super::checkpoint::{CheckpointBody, Checkpoints, ClusterIdentity, ReplicaStates};
 use super::config::{Derivation, Retention, ScopeConfig};
+use super::consistent_list::ConsistentList;
 use super::continuity::Continuity;
 use super::derived::{DerivationFailures, DerivedFeed, JsonPrinter};
 use super::earlier_states::EarlierStates;
@@ -494,6 +495,7 @@ impl Scopes {
             is_rewritten: false,
             followed_release: None,
             releases: Arc::clone(&self.releases),
+            list_asked: None,
             ready: None,
             refused_since: None,
             staleness: StalenessClock::new(
@@ -549,6 +551,7 @@ impl Scopes {
             following: watch::Sender::new(false),
             age: ScopeAge::new(),
             first_list: OnceLock::new(),
+            listed: ConsistentList::default(),
             timeline_start: AtomicU64::new(0),
             opened: Instant::now(),
             phase,

@@ -96,12 +96,13 @@ async fn lists_after_events_that_do_not_fit_become_rarer() {
     let lists = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&lists);
     let api = Api::start(&pki, HTTP2, move |request, _| {
-        let watch = request.uri().query().unwrap().starts_with("watch=1");
-        let body = if watch {
+        let query = request.uri().query().unwrap();
+        let is_state = query.contains("sendInitialEvents");
+        count.fetch_add(usize::from(is_state), Ordering::SeqCst);
+        let body = if query.starts_with("watch=1") {
             let events = stream::iter([Ok(Bytes::from_static(UNFIT.as_bytes()))]);
             streamed(events.chain(stream::pending()))
         } else {
-            count.fetch_add(1, Ordering::SeqCst);
             body::full(format!("{LIST}\n"))
         };
         async move {
@@ -297,7 +298,7 @@ async fn a_scope_that_is_listed_again_does_not_follow_upstream_meanwhile() {
     let api = Api::start(&pki, HTTP2, move |request, _| {
         let hangs = is_hanging.load(Ordering::SeqCst);
         let query = request.uri().query().unwrap_or_default();
-        let is_list = query.starts_with("limit=1");
+        let is_list = query.contains("sendInitialEvents");
         count.fetch_add(usize::from(hangs && is_list), Ordering::SeqCst);
         let body = if query.starts_with("watch=1") {
             let mark = UNFIT.split_inclusive('\n').next().unwrap();

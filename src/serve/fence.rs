@@ -18,6 +18,9 @@
 //! begins with the state (`sendInitialEvents`). Such a bookmark is about that watch, not about the
 //! scope's own, because upstream serves each watch from a queue of its own.
 //!
+//! A read that came before the scope's own list was asked for needs none of these: that list is
+//! consistent itself.
+//!
 //! The choice follows from what the steps cost upstream ([`costs`]). 1 and 2 begin with a list of
 //! one object, 3 needs a list of all metadata, and 4 takes two seconds. A read that costs less than
 //! the proof is left to upstream, unless many come at the same time. A watch would stay there, so
@@ -113,15 +116,20 @@ impl Fences {
         }
     }
 
-    /// Waits until the scope's newest snapshot is proven no older than this call, for [`MAX_WAIT`]
-    /// at most, or twice as long as upstream's answer should take. Returns the minimum version of a
-    /// snapshot that may answer: the scope may later be listed anew, from an older one.
+    /// Waits until the scope's newest snapshot is proven no older than the moment `since`, for
+    /// [`MAX_WAIT`] at most, or twice as long as upstream's answer should take. Returns the minimum
+    /// version of a snapshot that may answer: the scope may later be listed anew, from an older one.
     pub(super) async fn prove(
         &self,
         scope: &Arc<Scope>,
         demand: ProofDemand<'_>,
+        since: Instant,
     ) -> Result<ResourceVersion, FenceError> {
         let started = Instant::now();
+        if let Some(version) = scope.listed_since(since) {
+            let passed = check(scope, (FreshnessProof::Listed, version));
+            return note(scope, started, passed);
+        }
         let fence = self.of(scope);
         let answer = fence.answer_of_upstream(scope, &demand);
         let longest = MAX_WAIT.max(2 * answer.takes);

@@ -1,7 +1,7 @@
 //! Waits until a scope is as fresh as the answer has to be.
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use tokio::time::Instant;
+use tokio::time;
 use watershed_protocol::{Freshness, ResourceVersion};
 
 use super::fence::{FenceError, Fences, MAX_WAIT, ProofCosts, ProofDemand, ProvenState};
@@ -34,8 +34,13 @@ pub(super) struct FreshScope {
 /// The place of a read among others.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum ReadOrigin {
-    /// A request. Those with the same number would share a request to upstream.
-    Request(u64),
+    /// A request.
+    Request {
+        /// Requests with the same number would share a request to upstream.
+        number: u64,
+        /// The answer may be as old as this.
+        arrived: Instant,
+    },
     /// One of many gets of its type, of which so many are expected in a second.
     Crowd(f64),
 }
@@ -88,9 +93,9 @@ async fn prove(
     origin: ReadOrigin,
 ) -> Result<(ResourceVersion, Option<ProvenState>), FenceError> {
     let scope = &opened.scope;
-    let identity = match origin {
+    let (number, arrived) = match origin {
         ReadOrigin::Crowd(rate) => return Ok((fences.prove_gets(scope, rate).await?, None)),
-        ReadOrigin::Request(identity) => identity,
+        ReadOrigin::Request { number, arrived } => (number, arrived),
     };
     let cost = |costs: &ProofCosts, snapshot: &Snapshot| {
         let SelectedSize { objects, bytes } = read.selected_size(snapshot);
@@ -108,10 +113,10 @@ async fn prove(
     };
     let demand = ProofDemand {
         cost: &cost,
-        identity: selection.is_none().then_some(identity),
+        identity: selection.is_none().then_some(number),
     };
-    let began = Instant::now();
-    match (fences.prove(scope, demand).await, selection) {
+    let began = time::Instant::now();
+    match (fences.prove(scope, demand, arrived).await, selection) {
         (Err(FenceError::Cheap), Some((selection, filter))) => {
             let mut selection = selection.clone();
             // The proxy may have no access to other namespaces.

@@ -179,7 +179,8 @@ impl ServiceParts {
             (crowd, Some(self.gets.wait(&read.resource.gvr)))
         } else {
             let number = request_number(&exchange.request);
-            (ReadOrigin::Request(number), None)
+            let arrived = Instant::now();
+            (ReadOrigin::Request { number, arrived }, None)
         };
         let judged = review::authorize_read(&self.access, exchange, read).await?;
         let user = judged.user();

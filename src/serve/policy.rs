@@ -10,12 +10,11 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use watershed_protocol::{
     Encoding, FieldRequirement, FieldSelector, GroupVersionResource, ManagedFields, Representation,
-    Selection,
+    Selection, is_built_in_group,
 };
 
 use super::client_rules::ClientRule;
 use super::scope_choice::{ChosenScope, OnDemandLimits, ScopeChoice};
-use crate::catalog::is_built_in;
 use crate::scope::{Derivation, Retention, ScopeKey};
 use crate::store::WindowLimits;
 
@@ -315,7 +314,7 @@ impl CachingPolicy {
     pub fn may_cache_custom_types(&self) -> bool {
         let named = self.mode_by_type.iter();
         let mut cached = named.filter(|(_, mode)| **mode != CacheMode::Nothing);
-        self.mode != CacheMode::Nothing || cached.any(|((group, _), _)| !is_built_in(group))
+        self.mode != CacheMode::Nothing || cached.any(|((group, _), _)| !is_built_in_group(group))
     }
 
     /// Returns `true` if objects of the type may be stored on disk. Sensitive ones never are, even

@@ -1,8 +1,8 @@
 //! Learns from upstream's answers if it compresses watches.
 //!
 //! Releases differ: from 1.37 on, upstream compresses a watch that marks the end of its initial
-//! events for clients that accept gzip, unless the feature gate WatchListCompression is off. The
-//! proxy's own watches do not ask for it, as decoding is expensive. So upstream is asked with a
+//! events for clients that accept gzip, unless the feature gate WatchListCompression is off. Where
+//! the proxy's own watch does not ask for it, as decoding is expensive, upstream is asked with a
 //! watch that matches nothing, of which only the head is read.
 //! Source: `apiserver/pkg/endpoints/handlers/watch.go`.
 
@@ -56,7 +56,8 @@ struct CompressionState {
 struct CompressionQuestions {
     /// Moment at which the next question is due; `None` for now.
     due: Option<Instant>,
-    /// Number of times that everything was forgotten. The answer to an earlier question does not count.
+    /// Number of times that everything was forgotten, or learned otherwise. The answer to an
+    /// earlier question does not count.
     forgotten: u64,
 }
 
@@ -103,6 +104,16 @@ impl WatchCompression {
         *self.0.server.lock() = Some(server.clone());
     }
 
+    /// Notes that the followed server compressed such a watch of the proxy's own, or did not
+    /// although it was asked to. This saves a question.
+    pub fn learned(&self, on: bool) {
+        let mut questions = self.0.questions.lock();
+        questions.due = Some(Instant::now() + HOLDS);
+        // The answer to a question that is under way is older.
+        questions.forgotten += 1;
+        self.0.answer.send_replace(Some(on));
+    }
+
     /// Forgets what was learned, as the followed server is of another release. The answer to a
     /// question that is under way is about the former one, and does not count either.
     pub fn forget(&self) {
@@ -128,7 +139,7 @@ impl WatchCompression {
 }
 
 impl CompressionState {
-    /// Returns how often everything was forgotten, if a question is due. The caller must ask it
+    /// Returns [`CompressionQuestions::forgotten`], if a question is due. The caller must ask it
     /// then.
     fn begin(&self) -> Option<u64> {
         let now = Instant::now();
@@ -333,6 +344,16 @@ mod tests {
         asked.is_on().await;
         eventually(|| asked.answer() == Some(true)).await;
         assert_eq!(asked.questions(), 2);
+    }
+
+    #[tokio::test]
+    async fn an_answer_to_the_proxys_own_watch_saves_the_question() {
+        for on in [true, false] {
+            let asked = Asked::new(503).await;
+            asked.compression.learned(on);
+            assert_eq!(asked.is_on().await, on);
+            assert_eq!(asked.questions(), 0);
+        }
     }
 
     #[tokio::test]

@@ -61,6 +61,8 @@ pub struct Reflector {
     bookmark_known: bool,
     /// The next list is streamed. `false` after upstream did not stream one.
     streaming: bool,
+    /// The format is learned from a list, even if the type is built in.
+    learns_format: bool,
     /// The address of the last answer.
     served_by: Option<Address>,
     /// The server of the last answer.
@@ -94,6 +96,7 @@ impl Reflector {
             warnings: Vec::new(),
             bookmark_known: false,
             streaming: true,
+            learns_format: false,
             served_by: None,
             server: None,
             listed_by: None,
@@ -211,6 +214,15 @@ impl Reflector {
                         "upstream did not stream initial events; listing instead"
                     );
                     self.streaming = false;
+                }
+                // A custom type may have the group of built-in ones.
+                Err(ReflectorError::OtherFormat(error)) if !self.learns_format => {
+                    tracing::info!(
+                        resource = %self.target.gvr,
+                        %error,
+                        "the type is not printed as built-in ones are; learning its format"
+                    );
+                    self.learns_format = true;
                 }
                 Err(error) => {
                     self.recover(&error);

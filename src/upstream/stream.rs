@@ -66,6 +66,11 @@ impl WatchStream {
         }
     }
 
+    /// Returns `true` if the body is compressed.
+    pub(super) fn is_compressed(&self) -> bool {
+        self.gzip.is_some()
+    }
+
     /// Returns the next frame; `None` at a clean end between two frames. Cancelling a call loses
     /// nothing.
     pub(super) async fn next_frame(&mut self) -> Result<Option<Frame>, StreamError> {

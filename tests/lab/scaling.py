@@ -58,8 +58,8 @@ class Costs:
     api_list_object: float = 624e-3 / 10_000
     api_request: float = 1345e-6
     # What a node's proxy adds at upstream: requests when it starts, and in an hour of its own.
-    node_start_requests: float = 25.0
-    node_hourly_requests: float = 140.0
+    node_start_requests: float = 12.0
+    node_hourly_requests: float = 134.0
     # Watches at upstream of a node's proxy, and of a replica of the tier with its connections.
     node_watches: float = 6.0
     replica_watches: float = 10.0

@@ -122,9 +122,9 @@ async fn a_killed_proxy_goes_on_from_its_checkpoint_without_a_list() {
     // Nobody sees these.
     history.writes(50).await;
 
-    let listed = upstream.stats().requests_on("LIST", "pods");
+    let listed = upstream.stats().states_of("pods");
     let second = start(&upstream, folder.path(), &[]).await;
-    assert_eq!(upstream.stats().requests_on("LIST", "pods"), listed);
+    assert_eq!(upstream.stats().states_of("pods"), listed);
     assert!(lists(&second).await < 1.0);
     assert!(reads(&second, "restored").await >= 1.0);
     let connection = second.proxied.connect(Protocol::Http2).await.unwrap();
@@ -138,7 +138,7 @@ async fn a_killed_proxy_goes_on_from_its_checkpoint_without_a_list() {
         follower.judge_undisturbed(&history).await;
     }
     assert_exact(&second, &upstream).await;
-    let direct = upstream.stats().requests_on("LIST", "pods");
+    let direct = upstream.stats().states_of("pods");
     assert!(direct - listed <= 20, "those of this test itself");
     second.kill().await;
     upstream.shutdown().await;

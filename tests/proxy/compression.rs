@@ -5,6 +5,7 @@ use flate2::write::MultiGzDecoder;
 use http::{HeaderMap, HeaderValue, Request};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
+use watershed::upstream::ListCompression;
 use watershed_lab::sim::{Options, WatchListSupport};
 
 use crate::support::client::{BOTH, Connection, Endpoint, Protocol, nothing, within};
@@ -98,6 +99,27 @@ impl Watch {
             }
             assert!(self.receive().await, "it ended after {}", self.text());
         }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_proxys_own_watch_shows_if_upstream_compresses_watches() {
+    for (compressed_watches, coding) in [(true, Some("gzip")), (false, None)] {
+        let options = Options {
+            compressed_watches,
+            ..small()
+        };
+        let fixture = Fixture::configured(options, |config| {
+            config.scopes.compression = ListCompression::Always;
+        })
+        .await;
+        for _ in 0..3 {
+            let watch = Watch::open(&fixture.proxied, Protocol::Http2, &Interest::All).await;
+            assert_eq!(watch.header("content-encoding"), coding);
+        }
+        let asked = fixture.upstream.stats().requests_on("WATCH", "pods");
+        assert_eq!(asked, 1, "the scope's own watch");
+        fixture.stop().await;
     }
 }
 

@@ -31,7 +31,7 @@ fn with_configmaps() -> Options {
 }
 
 fn lists(fixture: &Fixture, resource: &str) -> u64 {
-    fixture.upstream.stats().requests_on("LIST", resource)
+    fixture.upstream.stats().states_of(resource)
 }
 
 async fn list(of: &Endpoint) -> Value {

@@ -197,7 +197,7 @@ async fn watches_are_evenly_spread_again_after_a_replica_was_replaced() {
     assert_spread(&replicas).await;
     write(&history, &seen).await;
 
-    let lists = || fixture.upstream.stats().requests_on("LIST", "pods");
+    let lists = || fixture.upstream.stats().states_of("pods");
     let old = replicas.remove(0);
     balance(&replicas);
     old.running.shut_down().await;

@@ -32,7 +32,7 @@ async fn a_restart_costs_one_list_per_type_and_no_watch_event() {
     for follower in &crowd {
         follower.judge_undisturbed(&history).await;
     }
-    let lists = |resource: &str| fixture.upstream.stats().requests_on("LIST", resource);
+    let lists = |resource: &str| fixture.upstream.stats().states_of(resource);
     let resources = ["pods", "nodes", "configmaps", "deployments.apps"];
     let before = resources.map(lists);
 

@@ -56,7 +56,7 @@ async fn a_hundred_watches_survive_every_connection_cut() {
     let history = WriteHistory::new(fixture.upstream.state(), 1);
     let crowd = Follower::crowd(&fixture.proxied, 120).await;
     assert_eq!(open_watches(&fixture), 1, "one watch for all");
-    let lists = fixture.upstream.stats().requests_on("LIST", "pods");
+    let lists = fixture.upstream.stats().states_of("pods");
     under(&history, &fixture, 16, |faults, n| match n % 4 {
         0 => faults.cut_connections(),
         1 => faults.cut_watches(),
@@ -69,7 +69,7 @@ async fn a_hundred_watches_survive_every_connection_cut() {
     }
     let stats = fixture.upstream.stats();
     assert_eq!(
-        stats.requests_on("LIST", "pods"),
+        stats.states_of("pods"),
         lists,
         "nothing had to be listed again"
     );
@@ -82,7 +82,7 @@ async fn garbage_in_the_upstream_watch_loses_no_event() {
     let fixture = Fixture::start(small()).await;
     let history = WriteHistory::new(fixture.upstream.state(), 2);
     let crowd = Follower::crowd(&fixture.proxied, 12).await;
-    let lists = fixture.upstream.stats().requests_on("LIST", "pods");
+    let lists = fixture.upstream.stats().states_of("pods");
     for _ in 0..3 {
         history.writes(15).await;
         // An event that is unreadable twice leads to a list, so the last garbage must be overcome.
@@ -97,7 +97,7 @@ async fn garbage_in_the_upstream_watch_loses_no_event() {
         follower.judge_undisturbed(&history).await;
     }
     // The event in the garbage is sent again when the watch resumes.
-    let relists = fixture.upstream.stats().requests_on("LIST", "pods") - lists;
+    let relists = fixture.upstream.stats().states_of("pods") - lists;
     assert_eq!(relists, 0);
     fixture.stop().await;
 }
@@ -128,7 +128,7 @@ async fn a_history_lost_by_upstream_ends_watches_with_410() {
     let fixture = Fixture::start(small()).await;
     let history = WriteHistory::new(fixture.upstream.state(), 4);
     let crowd = Follower::crowd(&fixture.proxied, 12).await;
-    let lists = fixture.upstream.stats().requests_on("LIST", "pods");
+    let lists = fixture.upstream.stats().states_of("pods");
     for round in 1..=2 {
         // The proxy's watch never gets these events, and upstream has no history of them later.
         fixture.upstream.faults().set(|active| active.silent = true);
@@ -151,7 +151,7 @@ async fn a_history_lost_by_upstream_ends_watches_with_410() {
         }
     }
     assert_eq!(
-        fixture.upstream.stats().requests_on("LIST", "pods") - lists,
+        fixture.upstream.stats().states_of("pods") - lists,
         2,
         "one list for all, each time"
     );

@@ -80,7 +80,7 @@ pub use media::{
     AcceptClause, Encoding, Representation, acceptable, acceptable_ignoring, wants_pretty,
 };
 pub use request_info::{RequestInfo, ResourceRequest, Verb};
-pub use resource::GroupVersionResource;
+pub use resource::{GroupVersionResource, is_built_in_group};
 pub use selection::Selection;
 pub use shard_selector::ShardSelector;
 pub use status::{Status, StatusCause, StatusDetails, escape_json};

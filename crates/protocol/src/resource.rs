@@ -2,6 +2,39 @@
 use std::fmt;
 use std::sync::Arc;
 
+/// The groups that are compiled into kube-apiserver.
+/// Source: `kubernetes/pkg/controlplane/instance.go` (the default API resource configuration).
+const BUILT_IN: &[&str] = &[
+    "",
+    "admissionregistration.k8s.io",
+    "apiextensions.k8s.io",
+    "apiregistration.k8s.io",
+    "apps",
+    "authentication.k8s.io",
+    "authorization.k8s.io",
+    "autoscaling",
+    "batch",
+    "certificates.k8s.io",
+    "coordination.k8s.io",
+    "discovery.k8s.io",
+    "events.k8s.io",
+    "flowcontrol.apiserver.k8s.io",
+    "internal.apiserver.k8s.io",
+    "networking.k8s.io",
+    "node.k8s.io",
+    "policy",
+    "rbac.authorization.k8s.io",
+    "resource.k8s.io",
+    "scheduling.k8s.io",
+    "storage.k8s.io",
+    "storagemigration.k8s.io",
+];
+
+/// Returns `true` for the groups that are compiled into kube-apiserver.
+pub fn is_built_in_group(group: &str) -> bool {
+    BUILT_IN.contains(&group)
+}
+
 /// Group, version and plural name of a resource type, as in its URL.
 ///
 /// ```

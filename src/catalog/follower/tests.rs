@@ -155,8 +155,10 @@ impl DefiningServer {
     }
 
     fn read(&self, query: &str) -> Body {
+        let is_state = query.contains("sendInitialEvents");
+        self.lists
+            .fetch_add(usize::from(is_state), Ordering::SeqCst);
         if !query.contains("watch=1") {
-            self.lists.fetch_add(1, Ordering::SeqCst);
             return body::full(LIST);
         }
         let definitions = self.definitions.lock();
@@ -165,7 +167,7 @@ impl DefiningServer {
             Some((event, events))
         });
         let mut first = Vec::new();
-        if query.contains("sendInitialEvents") {
+        if is_state {
             let all = definitions.by_group.values();
             first.extend(all.map(|definition| frame("ADDED", definition)));
             let version = definitions.version;
@@ -323,4 +325,6 @@ async fn definitions_are_not_followed_where_custom_types_are_not_needed() {
     assert!(followed.catalog.has("apiextensions.k8s.io", Some("v1")));
     assert!(!followed.knows("first.test"));
     assert_eq!(server.lists.load(Ordering::SeqCst), 0);
+    // Whether a type is built in is known without its APIService.
+    assert_eq!(server.services.load(Ordering::SeqCst), 0);
 }

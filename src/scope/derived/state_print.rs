@@ -52,6 +52,7 @@ impl StatePrint {
             streams_initial_events: true,
             warnings: checked.warnings.clone(),
             bookmark: Some(checked.bookmark.clone()),
+            compressed: None,
             load,
         })
     }

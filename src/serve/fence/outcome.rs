@@ -8,6 +8,8 @@ use watershed_protocol::ResourceVersion;
 /// The proof that a cache is fresh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::serve) enum FreshnessProof {
+    /// The scope was listed after the read came.
+    Listed,
     /// The cache was there already.
     Current,
     /// Upstream has the same objects.
@@ -24,6 +26,7 @@ impl FreshnessProof {
     /// The metric label.
     pub(super) fn as_str(self) -> &'static str {
         match self {
+            Self::Listed => "listed",
             Self::Current => "current",
             Self::Validated => "validated",
             Self::Selected => "validated-selection",

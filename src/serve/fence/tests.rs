@@ -49,7 +49,7 @@ async fn a_reader_waits_for_three_seconds_or_twice_as_long_as_upstream_would_tak
         };
         time::pause();
         let began = time::Instant::now();
-        let proof = fences.prove(&scope, demand).await;
+        let proof = fences.prove(&scope, demand, Instant::now()).await;
         assert!(matches!(proof, Err(FenceError::Late)), "{proof:?}");
         let waited = began.elapsed();
         let longest = wanted + Duration::from_millis(10);

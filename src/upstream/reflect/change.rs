@@ -58,6 +58,9 @@ pub enum Change<C> {
         warnings: Vec<HeaderValue>,
         /// Upstream's form of bookmarks, if it ended the initial state with one.
         bookmark: Option<BookmarkFormat>,
+        /// `true` if upstream compressed the list, and `false` if it did not although it was asked
+        /// to. `None` unless it was streamed.
+        compressed: Option<bool>,
         /// Counts the objects until the caller does.
         load: MemoryLoad,
     },

@@ -28,6 +28,9 @@ pub(super) enum ReflectorError {
     Expired(String),
     #[error("this server does not stream initial events")]
     NoInitialEvents,
+    /// The objects are not printed as those of a built-in type.
+    #[error("the format is not the expected one: {0}")]
+    OtherFormat(Malformed),
     #[error(transparent)]
     Stopped(#[from] Stopped),
 }

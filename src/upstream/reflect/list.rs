@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{StatusCode, header};
+use http::{HeaderMap, HeaderValue, StatusCode, header};
 use tokio::time::timeout;
 use watershed_protocol::{
     BookmarkFormat, EventKind, ListPage, PartialFormat, Representation, ResourceVersion,
@@ -12,7 +12,7 @@ use watershed_protocol::{
 };
 
 use super::Reflector;
-use super::change::{Change, Collect, Stopped};
+use super::change::{Change, Collect, ReflectorTarget, Stopped};
 use super::error::ReflectorError;
 use super::request::FIRST_PAGE;
 use crate::budget::{MemoryBudget, MemoryLoad};
@@ -27,15 +27,72 @@ const SAMPLE: usize = 20;
 /// An estimate from one object suffices if so many times as much is free.
 const OBVIOUSLY_ENOUGH: usize = 4;
 
+/// The parts of a streamed state's answer besides the objects.
+#[derive(Default)]
+struct StreamedAnswer {
+    /// Upstream's form of bookmarks, from the end mark.
+    bookmark: Option<BookmarkFormat>,
+    /// `true` if it was compressed; `None` if that was not asked for.
+    compressed: Option<bool>,
+}
+
 impl Reflector {
     /// Gets the initial state, streamed or in pages.
     pub(super) async fn list<C: Collect>(
         &mut self,
     ) -> Result<(Change<C>, ResourceVersion, Option<Box<WatchStream>>), ReflectorError> {
         self.listed_by = None;
+        self.bookmark_known = false;
+        let mut load = self.budget.begin_load();
+        if let Some(format) = self.expected_format() {
+            let format = format.with_managed_fields(self.target.managed_fields);
+            return self.list_by_stream(Arc::new(format), load).await;
+        }
+        let (format, first) = self.first_page().await?;
+        if self.estimates
+            && let Some(bytes) = self.estimate(&format, &first).await?
+        {
+            load.expect(bytes)?;
+        }
+        // The next list is estimated again.
+        self.estimates = true;
+        if self.streaming {
+            return self.list_by_stream(format, load).await;
+        }
+        let objects = C::begin(&format, &self.target.fields);
+        let (objects, version) = self.list_pages(objects, &mut load, &format, first).await?;
+        let listed = self.listed(format, version, (objects, load), StreamedAnswer::default());
+        // Upstream may be another release when it is listed next.
+        self.streaming = true;
+        Ok((listed, version, None))
+    }
+
+    /// Returns the format of the objects if it is known before the first answer, and nothing else
+    /// needs a first page.
+    fn expected_format(&self) -> Option<WireFormat> {
+        let ReflectorTarget {
+            gvr,
+            selection,
+            kind,
+            representation,
+            ..
+        } = &self.target;
+        // Upstream counts objects only where there is no selector.
+        let is_counted = selection.labels.is_everything() && selection.fields.is_everything();
+        let is_estimated = self.estimates && is_counted && self.budget.free().is_some();
+        let needs_page =
+            !self.streaming || self.learns_format || is_estimated || representation.metadata_only;
+        if needs_page {
+            return None;
+        }
+        WireFormat::built_in(gvr, kind, representation.encoding)
+    }
+
+    /// Reads a list of one object, and learns the format from it.
+    async fn first_page(&mut self) -> Result<(Arc<WireFormat>, ListPage), ReflectorError> {
         let (headers, body) = self.get(FIRST_PAGE).await?;
         self.listed_by.clone_from(&self.server);
-        self.warnings = headers.get_all(header::WARNING).iter().cloned().collect();
+        self.warnings = warnings(&headers);
         let Representation {
             encoding,
             metadata_only,
@@ -54,35 +111,30 @@ impl Reflector {
         let format = Arc::new(format.with_managed_fields(self.target.managed_fields));
         let first = format.read_list(&body)?;
         self.format = Some(Arc::clone(&format));
-        self.bookmark_known = false;
-        let objects = C::begin(&format, &self.target.fields);
-        let mut load = self.budget.begin_load();
-        if self.estimates
-            && let Some(bytes) = self.estimate(&format, &first).await?
-        {
-            load.expect(bytes)?;
-        }
-        // The next list is estimated again.
+        Ok((format, first))
+    }
+
+    /// Gets the initial state as a stream, which goes on afterwards.
+    async fn list_by_stream<C: Collect>(
+        &mut self,
+        format: Arc<WireFormat>,
+        mut load: MemoryLoad,
+    ) -> Result<(Change<C>, ResourceVersion, Option<Box<WatchStream>>), ReflectorError> {
+        let (objects, version, stream) = self.stream_initial(&mut load, &format).await?;
         self.estimates = true;
-        if self.streaming {
-            let streamed = self.stream_initial(objects, &mut load, &format).await?;
-            let (objects, version, stream) = streamed;
+        let answer = StreamedAnswer {
             // Known together with the state, for clients that want its end marked.
-            let bookmark = stream
+            bookmark: stream
                 .again
                 .as_ref()
-                .and_then(|mark| self.learn_bookmark(&mark.object));
-            return Ok((
-                self.listed(format, version, (objects, load), bookmark),
-                version,
-                Some(stream),
-            ));
-        }
-        let (objects, version) = self.list_pages(objects, &mut load, &format, first).await?;
-        let listed = self.listed(format, version, (objects, load), None);
-        // Upstream may be another release when it is listed next.
-        self.streaming = true;
-        Ok((listed, version, None))
+                .and_then(|mark| self.learn_bookmark(&mark.object)),
+            compressed: self
+                .compression
+                .pays(self.client.upstream())
+                .then(|| stream.is_compressed()),
+        };
+        let listed = self.listed(format, version, (objects, load), answer);
+        Ok((listed, version, Some(stream)))
     }
 
     fn listed<C>(
@@ -90,8 +142,12 @@ impl Reflector {
         format: Arc<WireFormat>,
         version: ResourceVersion,
         (objects, load): (C, MemoryLoad),
-        bookmark: Option<BookmarkFormat>,
+        answer: StreamedAnswer,
     ) -> Change<C> {
+        let StreamedAnswer {
+            bookmark,
+            compressed,
+        } = answer;
         let (streams_initial_events, warnings) = (self.streaming, self.warnings.clone());
         Change::Listed {
             format,
@@ -100,6 +156,7 @@ impl Reflector {
             streams_initial_events,
             warnings,
             bookmark,
+            compressed,
             load,
         }
     }
@@ -134,13 +191,12 @@ impl Reflector {
     /// frame.
     async fn stream_initial<C: Collect>(
         &mut self,
-        mut objects: C,
         load: &mut MemoryLoad,
-        format: &WireFormat,
+        format: &Arc<WireFormat>,
     ) -> Result<(C, ResourceVersion, Box<WatchStream>), ReflectorError> {
         let query = "watch=1&allowWatchBookmarks=true&sendInitialEvents=true\
                      &resourceVersionMatch=NotOlderThan";
-        let mut stream = match self.open(query).await {
+        let (headers, mut stream) = match self.open(query).await {
             // Any refusal of the parameters: releases differ in code and words.
             Err(ReflectorError::Status(
                 StatusCode::BAD_REQUEST | StatusCode::UNPROCESSABLE_ENTITY,
@@ -148,8 +204,15 @@ impl Reflector {
             )) => {
                 return Err(ReflectorError::NoInitialEvents);
             }
-            stream => stream?,
+            opened => opened?,
         };
+        let mut is_expected = self.listed_by.is_none();
+        if is_expected {
+            self.listed_by.clone_from(&self.server);
+            self.warnings = warnings(&headers);
+        }
+        self.format = Some(Arc::clone(format));
+        let mut objects = C::begin(format, &self.target.fields);
         loop {
             let frame = match timeout(INITIAL_SILENCE, stream.next_transient_frame()).await {
                 Err(_) => return Err(ReflectorError::NoInitialEvents),
@@ -157,6 +220,11 @@ impl Reflector {
                     ReflectorError::Broken("ended before the initial events".into())
                 })?,
             };
+            if frame.kind != EventKind::Error && std::mem::take(&mut is_expected) {
+                format
+                    .check_frame(&frame)
+                    .map_err(ReflectorError::OtherFormat)?;
+            }
             match frame.kind {
                 EventKind::Added => {
                     let scanned = self.check_frame(&frame)?;
@@ -205,6 +273,11 @@ impl Reflector {
             page = format.read_list(&self.get(&page_after(&token, PAGE)).await?.1)?;
         }
     }
+}
+
+/// Returns the Warning headers of an answer.
+fn warnings(headers: &HeaderMap) -> Vec<HeaderValue> {
+    headers.get_all(header::WARNING).iter().cloned().collect()
 }
 
 /// Returns the query of the page with this token.

@@ -24,10 +24,15 @@ impl Reflector {
         Ok((headers, body))
     }
 
-    pub(super) async fn open(&mut self, query: &str) -> Result<Box<WatchStream>, ReflectorError> {
+    /// Opens a watch. Returns the headers of its answer, too.
+    pub(super) async fn open(
+        &mut self,
+        query: &str,
+    ) -> Result<(HeaderMap, Box<WatchStream>), ReflectorError> {
         let (headers, body) = self.request(query, true).await?;
         let stream = WatchStream::new(body, self.target.representation.encoding);
-        Ok(Box::new(stream.compressed(is_gzip(&headers)?)))
+        let stream = stream.compressed(is_gzip(&headers)?);
+        Ok((headers, Box::new(stream)))
     }
 
     async fn request(

@@ -69,7 +69,7 @@ impl Reflector {
         let query = format!("watch=1&allowWatchBookmarks=true&resourceVersion={from}");
         let stream = match self.open(&query).await {
             Err(error) => return self.without_replay(version, error),
-            Ok(stream) => stream,
+            Ok((_, stream)) => stream,
         };
         self.state = ReflectorState::Replaying {
             version,

@@ -166,6 +166,85 @@ async fn next(reflector: &mut Reflector) -> Change<Count> {
         .unwrap()
 }
 
+/// Follows pods at an API server with this state, and counts the lists.
+async fn follow_state(list: &'static str, watch: &str) -> (Api, Reflector, Arc<AtomicUsize>) {
+    let pki = Pki::new();
+    let lists = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&lists);
+    let watch = watch.to_owned();
+    let api = Api::start(&pki, HTTP2, move |request, _| {
+        let is_watch = request
+            .uri()
+            .query()
+            .unwrap_or_default()
+            .contains("watch=1");
+        let body = if is_watch {
+            watch_body(watch.clone(), StreamEnd::Open)
+        } else {
+            count.fetch_add(1, Ordering::SeqCst);
+            body::full(list)
+        };
+        async move {
+            Response::builder()
+                .header("content-type", "application/json")
+                .header("warning", "299 - \"old\"")
+                .body(body)
+                .unwrap()
+        }
+    })
+    .await;
+    let reflector = pods_reflector(&pki, &api).await;
+    (api, reflector, lists)
+}
+
+#[tokio::test]
+async fn the_state_of_a_built_in_type_is_one_request() {
+    let state = events("ADDED", &["a", "b"]) + MARK;
+    let (_api, mut reflector, lists) = follow_state(LIST, &state).await;
+    let Change::Listed {
+        objects: Count(2),
+        warnings,
+        format,
+        ..
+    } = next(&mut reflector).await
+    else {
+        panic!("no list of two");
+    };
+    assert_eq!(lists.load(Ordering::SeqCst), 0);
+    assert_eq!(warnings, ["299 - \"old\""]);
+    let learned = WireFormat::learn(Encoding::Json, "Pod", &LIST.into()).unwrap();
+    assert_eq!(*format, learned.0);
+    assert!(reflector.listed_by().is_some());
+}
+
+#[tokio::test]
+async fn a_type_that_is_not_printed_as_built_in_ones_shows_its_format_by_a_list() {
+    const SORTED: &str = concat!(
+        r#"{"apiVersion":"v1","items":[],"kind":"PodList","#,
+        r#""metadata":{"continue":"","resourceVersion":"7"}}"#,
+        "\n"
+    );
+    let sorted = |text: &str| {
+        let (before, after) = (
+            r#"{"kind":"Pod","apiVersion":"v1","#,
+            r#"{"apiVersion":"v1","kind":"Pod","#,
+        );
+        text.replace(before, after)
+    };
+    for state in [events("ADDED", &["a"]) + MARK, MARK.to_owned()] {
+        let (_api, mut reflector, lists) = follow_state(SORTED, &sorted(&state)).await;
+        for round in 1..=2 {
+            let Change::Listed { format, .. } = next(&mut reflector).await else {
+                panic!("no list");
+            };
+            let learned = WireFormat::learn(Encoding::Json, "Pod", &SORTED.into()).unwrap();
+            assert_eq!(*format, learned.0);
+            assert_eq!(lists.load(Ordering::SeqCst), round);
+            reflector.restart();
+        }
+    }
+}
+
 #[tokio::test]
 async fn a_list_that_fails_in_the_middle_leaves_no_trace() {
     let whole = events("ADDED", &["a", "b", "c"]) + MARK;

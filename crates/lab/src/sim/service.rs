@@ -112,6 +112,7 @@ impl SimulatorService {
         });
         let target = RequestTarget::read(&head.method, path, &lenient);
         let (verb, resource) = (target.metric_verb(), target.resource());
+        let is_state = verb == "LIST" || (verb == "WATCH" && lenient.initial_events == Some(true));
         let outcome = self
             .decide(&head.method, path, &head.headers, &target, query, body)
             .await;
@@ -122,6 +123,9 @@ impl SimulatorService {
         self.simulation
             .stats
             .request(verb, &resource, response.status().as_u16());
+        if is_state && response.status().is_success() {
+            self.simulation.stats.state(&resource);
+        }
         if let Some(size) = hyper::body::Body::size_hint(response.body()).exact() {
             self.simulation.stats.sent(verb, &resource, size);
         }

@@ -10,6 +10,8 @@ pub struct TrafficCounts {
     /// Requests by verb (`GET`, `LIST`, `WATCH`, `POST` …), resource (`pods`, `deployments.apps`,
     /// empty for paths) and status code. A watch counts when it starts.
     pub requests: BTreeMap<(String, String, u16), u64>,
+    /// Lists, and watches that began with the state because that was asked for, by resource.
+    pub states: BTreeMap<String, u64>,
     /// Gets, lists and watches that were not of metadata alone, by verb and resource.
     pub whole: BTreeMap<(String, String), u64>,
     /// Watches open now, by resource.
@@ -45,6 +47,11 @@ impl TrafficCounts {
             .filter(|((v, r, _), _)| v == verb && r == resource)
             .map(|(_, n)| n)
             .sum()
+    }
+
+    /// Answers that began with the state of a resource: lists, and such watches.
+    pub fn states_of(&self, resource: &str) -> u64 {
+        self.states.get(resource).copied().unwrap_or_default()
     }
 
     /// Body bytes sent in all.
@@ -140,6 +147,10 @@ impl Stats {
             .requests
             .entry((verb.to_owned(), resource.to_owned(), code))
             .or_default() += 1;
+    }
+
+    pub(crate) fn state(&self, resource: &str) {
+        *self.0.lock().states.entry(resource.to_owned()).or_default() += 1;
     }
 
     pub(crate) fn whole(&self, verb: &str, resource: &str) {

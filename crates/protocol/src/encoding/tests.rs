@@ -72,6 +72,7 @@ const TYPES: &[(&str, &str, &str, &str, bool)] = &[
 /// One type in one encoding.
 struct Case {
     directory: &'static str,
+    gvr: GroupVersionResource,
     kind: &'static str,
     encoding: Encoding,
     fields: FieldTable,
@@ -105,6 +106,7 @@ impl Case {
                     };
                     Self {
                         directory,
+                        gvr,
                         kind,
                         encoding,
                         fields,

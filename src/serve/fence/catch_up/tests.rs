@@ -118,7 +118,7 @@ async fn a_long_list_is_proven_by_a_catch_up_watch_while_comparisons_are_late() 
             cost: &cost,
             identity: None,
         };
-        fences.prove(&scope, demand).await
+        fences.prove(&scope, demand, Instant::now()).await
     };
     let short = proof_of(0.01).await;
     assert!(short.is_err(), "upstream has it sooner: {short:?}");

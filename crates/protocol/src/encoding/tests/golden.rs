@@ -1,5 +1,19 @@
 //! Upstream's own bytes come out as they went in.
 use super::*;
+use crate::is_built_in_group;
+
+#[test]
+fn the_format_of_a_built_in_type_is_known_before_its_first_list() {
+    for case in Case::all() {
+        let known = WireFormat::built_in(&case.gvr, case.kind, case.encoding);
+        let (learned, _) = case.learn();
+        if is_built_in_group(&case.gvr.group) {
+            assert_eq!(known.as_ref(), Some(&learned), "{}", case.directory);
+        } else {
+            assert_eq!(known, None, "{}", case.directory);
+        }
+    }
+}
 
 #[test]
 fn lists_are_read_and_written_byte_for_byte() {

@@ -1,0 +1,116 @@
+//! The requests that a node's proxy sends upstream until the agents of the node have what they
+//! watch.
+use std::collections::BTreeMap;
+
+use watershed::serve::CachingPolicy;
+use watershed_lab::sim::{AccessRule, RecordedRequest, SimulatedServer};
+
+use crate::support::client::{Lines, Protocol};
+use crate::support::{Fixture, becomes, small};
+
+const NODE: &str = "node-001";
+const AGENTS: [&str; 3] = ["cni", "logs", "metrics"];
+const RBAC: [&str; 4] = [
+    "roles",
+    "rolebindings",
+    "clusterroles",
+    "clusterrolebindings",
+];
+
+fn add_agents(upstream: &SimulatedServer) {
+    for agent in AGENTS {
+        upstream.access().add_user(agent, agent, &[]);
+        let rule = AccessRule::read(agent, &["pods", "nodes"]);
+        upstream.access().allow(rule);
+    }
+    upstream.take_recorded();
+}
+
+/// Opens the watches of an agent, and returns them once they have brought their states.
+async fn start_agent(fixture: &Fixture, token: &str) -> Vec<Lines> {
+    let agent = fixture.proxied.as_user(token);
+    let mut watches = Vec::new();
+    for (resource, field) in [("pods", "spec.nodeName"), ("nodes", "metadata.name")] {
+        let path = format!(
+            "/api/v1/{resource}?watch=1&allowWatchBookmarks=true&sendInitialEvents=true\
+             &resourceVersionMatch=NotOlderThan&fieldSelector={field}%3D{NODE}"
+        );
+        let mut watch = agent.watch(Protocol::Http2, &path).await;
+        while !watch.line().await.contains("initial-events-end") {}
+        watches.push(watch);
+    }
+    watches
+}
+
+/// Returns a request's kind: its method and path, and whether it is a watch.
+fn kind(request: &RecordedRequest) -> String {
+    let target = request.target.as_str();
+    let (path, query) = target.split_once('?').unwrap_or((target, ""));
+    let name = path.rsplit('/').next().unwrap_or_default();
+    if query.starts_with("watch=1") {
+        format!("watch {name}")
+    } else {
+        format!("{} {name}", request.method)
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_nodes_proxy_begins_each_scope_with_one_request_and_reads_little_else() {
+    let fixture = Fixture::build(small(), add_agents, |config| {
+        config.policy = CachingPolicy::of_node(NODE);
+        config.policy.scope_policy.derive_json = Some(false);
+    })
+    .await;
+    let first = start_agent(&fixture, AGENTS[0]).await;
+    for resource in RBAC {
+        let resource = format!("{resource}.rbac.authorization.k8s.io");
+        becomes("the proxy's watches", Some(1), async || {
+            let stats = fixture.upstream.stats();
+            stats.open_watches.get(&resource).copied()
+        })
+        .await;
+    }
+    becomes("the proxy's questions", true, async || {
+        fixture.upstream.stats().requests_on("GET", "") >= 3
+    })
+    .await;
+    let mut asked = BTreeMap::<String, usize>::new();
+    for request in fixture.upstream.take_recorded() {
+        *asked.entry(kind(&request)).or_default() += 1;
+    }
+    // A review is repeated if it was asked for while the proxy began to follow RBAC.
+    let rights = asked.remove("POST subjectaccessreviews");
+    assert!((2..=4).contains(&rights.unwrap()), "{rights:?}");
+    let mut expected: BTreeMap<_, _> = [
+        ("GET api", 1),
+        ("GET apis", 1),
+        ("GET version", 1),
+        ("POST tokenreviews", 1),
+        ("watch pods", 1),
+        ("watch nodes", 1),
+    ]
+    .into();
+    expected.extend([
+        ("watch roles", 1),
+        ("watch rolebindings", 1),
+        ("watch clusterroles", 1),
+        ("watch clusterrolebindings", 1),
+    ]);
+    let asked: BTreeMap<_, _> = asked.iter().map(|(kind, n)| (kind.as_str(), *n)).collect();
+    assert_eq!(asked, expected);
+
+    // The others begin later, so what is held has to be proven for each of them.
+    let second = start_agent(&fixture, AGENTS[1]).await;
+    let third = start_agent(&fixture, AGENTS[2]).await;
+    let more = fixture.upstream.take_recorded();
+    let mut reads: Vec<_> = more.iter().map(kind).collect();
+    reads.retain(|kind| !kind.starts_with("POST"));
+    assert!(reads.len() <= 4, "{reads:?}");
+    let proofs = ["GET pods", "GET nodes"];
+    assert!(
+        reads.iter().all(|kind| proofs.contains(&kind.as_str())),
+        "{reads:?}"
+    );
+    drop((first, second, third));
+    fixture.stop().await;
+}
