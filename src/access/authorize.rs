@@ -181,7 +181,7 @@ impl Authorizer {
         all: &Arc<AccessRequest>,
     ) -> ReviewResult {
         // Nodes are granted single objects.
-        if !one.identity.is_in(NODES) && self.every_name.should_review(all).await {
+        if !one.identity.is_in(NODES) && self.every_name.should_review(one, all).await {
             let reviewed = self.review_shared(all).await?;
             if reviewed.is_allowed() {
                 return Ok(reviewed);

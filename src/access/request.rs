@@ -97,6 +97,10 @@ impl ReviewSelectors {
         })
     }
 
+    fn is_empty(&self) -> bool {
+        self.labels.is_empty() && self.fields.is_empty()
+    }
+
     /// Returns the bytes of text that the caller chose.
     fn size(&self) -> usize {
         let requirements = self.labels.iter().chain(&self.fields);
@@ -145,18 +149,25 @@ impl AccessRequest {
         self.target.size() + identity
     }
 
-    /// Returns the request for all names of the type, if this is one for a single object.
+    /// Returns the request for all names of the type, if this is one for a single object or a
+    /// selection.
     pub(super) fn of_every_name(&self) -> Option<Self> {
         let AccessTarget::Resource(attributes) = &self.target else {
             return None;
         };
         let resource = &attributes.resource;
-        let is_get = attributes.verb == Verb::Get && resource.name.is_some();
-        if !is_get || resource.subresource.is_some() {
+        let is_part = match attributes.verb {
+            Verb::Get => resource.name.is_some(),
+            Verb::List | Verb::Watch => resource.name.is_some() || !attributes.selectors.is_empty(),
+            _ => false,
+        };
+        if !is_part || resource.subresource.is_some() {
             return None;
         }
         let mut attributes = attributes.clone();
         attributes.resource.name = None;
+        attributes.resource.name_from_selector = false;
+        attributes.selectors = ReviewSelectors::default();
         Some(Self {
             identity: Arc::clone(&self.identity),
             target: AccessTarget::EveryName(attributes),
@@ -259,7 +270,7 @@ impl AccessRequest {
 pub(super) enum AccessTarget {
     /// To read objects.
     Resource(AccessAttributes),
-    /// To read any object of a type in a namespace, by whatever name.
+    /// To read any objects of a type in a namespace, by whatever name or selector.
     EveryName(AccessAttributes),
     /// To do something whose verb is none of a read's.
     Verb {

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use watershed_connect::ConnectOptions;
+use watershed_protocol::is_built_in_group;
 
 use super::config::AppConfig;
-use crate::catalog::is_built_in;
 use crate::scope::{Checkpoints, MayStore, ReplicaStates, Scopes};
 use crate::upstream::{Upstream, UpstreamClient};
 
@@ -50,7 +50,7 @@ pub(super) async fn of_replica(
     let may_store = may_store(config);
     // No replica gives states of custom types: it need not be asked.
     let may_take = Box::new(move |group: &str, resource: &str| {
-        is_built_in(group) && may_store(group, resource)
+        is_built_in_group(group) && may_store(group, resource)
     });
     let states = ReplicaStates::new(&replicas, scopes.timeline(), cluster, may_take);
     Ok(Some(states))

@@ -12,12 +12,12 @@ use crate::support::{Fixture, becomes, small};
 const CONFIG_MAPS: &str = "/api/v1/namespaces/team-00/configmaps";
 const NAMES: usize = 30;
 
-/// A role that lets its subjects get config maps: all, or those of some names.
+/// A role that lets its subjects get and list config maps: all, or those of some names.
 fn role(names: &[&str]) -> String {
     json!({
         "metadata": {"name": "reader", "namespace": "team-00"},
         "rules": [{
-            "apiGroups": [""], "resources": ["configmaps"], "verbs": ["get"],
+            "apiGroups": [""], "resources": ["configmaps"], "verbs": ["get", "list"],
             "resourceNames": names,
         }],
     })
@@ -67,9 +67,7 @@ fn reviews(fixture: &Fixture) -> u64 {
     fixture.upstream.stats().requests_on("POST", reviews)
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_grant_of_all_names_is_reviewed_once_and_ends_with_its_role() {
-    let fixture = Fixture::build(small(), |upstream| furnish(upstream, &[]), remember).await;
+async fn follows_rbac(fixture: &Fixture) {
     for resource in ["roles", "rolebindings"] {
         let resource = format!("{resource}.rbac.authorization.k8s.io");
         becomes("the proxy follows RBAC", Some(1), async || {
@@ -78,6 +76,12 @@ async fn a_grant_of_all_names_is_reviewed_once_and_ends_with_its_role() {
         })
         .await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_grant_of_all_names_is_reviewed_once_and_ends_with_its_role() {
+    let fixture = Fixture::build(small(), |upstream| furnish(upstream, &[]), remember).await;
+    follows_rbac(&fixture).await;
     let before = reviews(&fixture);
     assert_eq!(readable(&fixture.proxied).await.len(), NAMES);
     let asked = reviews(&fixture) - before;
@@ -92,6 +96,39 @@ async fn a_grant_of_all_names_is_reviewed_once_and_ends_with_its_role() {
     let left = vec!["name-07".to_owned()];
     becomes("what ann may get", left, async || {
         readable(&fixture.proxied).await
+    })
+    .await;
+    fixture.stop().await;
+}
+
+/// Lists config maps by as many selectors, and returns how many lists ann may see.
+async fn listable(endpoint: &Endpoint) -> usize {
+    let ann = endpoint.as_user("ann-token");
+    let mut listable = 0;
+    for number in 0..NAMES {
+        let path = format!("{CONFIG_MAPS}?resourceVersion=0&labelSelector=app%3D{number}");
+        match ann.get(Protocol::Http2, &path).await.status {
+            StatusCode::OK => listable += 1,
+            status => assert_eq!(status, StatusCode::FORBIDDEN),
+        }
+    }
+    listable
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_grant_of_all_selections_is_reviewed_once_and_ends_with_its_role() {
+    let fixture = Fixture::build(small(), |upstream| furnish(upstream, &[]), remember).await;
+    follows_rbac(&fixture).await;
+    let before = reviews(&fixture);
+    assert_eq!(listable(&fixture.proxied).await, NAMES);
+    let asked = reviews(&fixture) - before;
+    assert!(asked <= 8, "{asked} reviews of {NAMES} selections");
+
+    let roles = rbac("roles");
+    let state = fixture.upstream.state();
+    state.update(&roles, &role(&["name-07"])).unwrap();
+    becomes("the lists that ann may see", 0, async || {
+        listable(&fixture.proxied).await
     })
     .await;
     fixture.stop().await;
