@@ -8,7 +8,7 @@ PAIRS ?= 6000
 # Most tests wait for programs most of the time, so several of them share a core.
 export RUST_TEST_THREADS ?= $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN))
 
-.PHONY: help build build-tests release release-artifacts dist test test-rust test-allocations test-artifacts test-real test-python test-release test-kine test-upgrade test-e2e test-otel book conformance robustness soak mutants loom real lint bench bench-abuse bench-real bench-allocations bench-functions simulate-nodes screenshots experiment demo cluster documents fmt clean memory fuzz simulate-terminals simulate-cluster
+.PHONY: help build build-tests release release-artifacts dist test test-rust test-allocations test-artifacts test-real test-python test-release test-kine test-upgrade test-e2e test-otel book conformance robustness soak mutants loom real lint bench bench-abuse bench-real bench-allocations bench-functions simulate-nodes screenshots experiment demo cluster documents fmt clean memory fuzz fuzz-guided simulate-terminals simulate-cluster
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-17s %s\n", $$1, $$2}'
@@ -99,6 +99,9 @@ loom: ## The store's threads in all interleavings, with more preemptions than in
 
 fuzz: ## Mutated inputs for each parser of outside input; FUZZ_SECONDS=3600 each, FUZZ_SEED=
 	FUZZ_SECONDS=$(or $(FUZZ_SECONDS),3600) $(CARGO) test --locked --workspace --test fuzz -- --nocapture
+
+fuzz-guided: ## The same parsers but those of the proxy itself, under libFuzzer, which looks at coverage; FUZZ_SECONDS=60 each, FUZZ_TARGETS=
+	FUZZ_SECONDS=$(or $(FUZZ_SECONDS),60) crates/fuzz/guided/run.sh $(FUZZ_TARGETS)
 
 documents: ## Write what is made from the code: docs/configuration.md, docs/config.schema.json, the table of types
 	WATERSHED_WRITE_DOCUMENTS=1 $(CARGO) test --locked --test documents the_reference_is_what_the_code_makes
