@@ -12,8 +12,8 @@ use crate::serve::get_crowds::MANY_GETS;
 
 /// Longest wait of a get for others to share a proof with.
 const LONGEST: Duration = Duration::from_millis(25);
-/// Least and longest pause in the arrival of gets after which enough of them do not wait for more.
-const LULL: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(4));
+/// Pause in the arrival of gets after which enough of them do not wait for more.
+const LULL: Duration = Duration::from_millis(2);
 /// Gets that are expected in a pause at the end of which no more are: one comes with near
 /// certainty.
 const EXPECTED_IN_SILENCE: f64 = 6.0;
@@ -132,15 +132,11 @@ impl GetProofs {
     fn gathering(&self, proof: ProofForGets, rate: f64) -> Gathering {
         // Clients that wait for an answer send nothing else: there may be no more of them.
         let enough = ENOUGH.max(2.0 * proof.cost).min(self.crowds.expected());
-        // A pause is short against the proof that it may save.
-        let lull = (proof.takes / 8).clamp(LULL.0, LULL.1);
-        // Those whom the proof before answers come again when it is there.
         let silence = EXPECTED_IN_SILENCE / rate.max(EXPECTED_IN_SILENCE);
-        let silence = Duration::from_secs_f64(silence).max(proof.takes);
         Gathering {
             enough: enough.max(proof.least()).ceil() as usize,
-            lull,
-            silence: silence.clamp(lull, LONGEST),
+            lull: LULL,
+            silence: Duration::from_secs_f64(silence).clamp(LULL, LONGEST),
             longest: LONGEST,
         }
     }
