@@ -71,7 +71,7 @@ async fn following(
     alone: SpentCpu,
     table: &mut Table,
 ) -> anyhow::Result<()> {
-    let proxy = servers.fresh_proxy(args, kind)?;
+    let proxy = servers.fresh_proxy(args, kind, &[])?;
     let clients = Clients::open_from_memory(&proxy.endpoint).await?;
     let spent = written(args, servers, Some(proxy.pid())).await?;
     clients.stop()?;
@@ -118,7 +118,7 @@ async fn memory(
     kind: Kind,
     table: &mut Table,
 ) -> anyhow::Result<()> {
-    let proxy = servers.fresh_proxy(args, kind)?;
+    let proxy = servers.fresh_proxy(args, kind, &[])?;
     let empty = resident_memory(proxy.pid())?;
     let connection = proxy.endpoint.connect(false).await?;
     for (accept, name) in [

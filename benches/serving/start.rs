@@ -52,9 +52,10 @@ pub(crate) async fn all(args: &Args, servers: &Servers, table: &mut Table) -> an
             let (downloaded, bytes) = download(servers, form).await?;
             let listed = start(args, servers, form, (Kind::Proxy, Origin::List)).await?;
             let mut starts = vec![(name.clone(), Kind::Proxy, &listed)];
-            let own = match args.own_json {
-                true => Some(start(args, servers, form, (Kind::OwnJson, Origin::List)).await?),
-                false => None,
+            let own = if args.own_json {
+                Some(start(args, servers, form, (Kind::OwnJson, Origin::List)).await?)
+            } else {
+                None
             };
             starts.extend(own.iter().map(|own| (name.clone(), Kind::OwnJson, own)));
             let mut resumed = Vec::new();

@@ -81,23 +81,16 @@ impl RequestPlan {
             indented: wants_pretty(uri.query(), request.headers()),
         };
         let long_running = is_long_running(&info, uri.query());
-        let action = match wanted_checkpoint(request.headers()) {
-            Some(of) => plan_checkpoint(&info, resource.as_ref(), policy, request, of)
+        let action = if let Some(of) = wanted_checkpoint(request.headers()) {
+            plan_checkpoint(&info, resource.as_ref(), policy, request, of)
                 .map_or_else(PlannedAction::Forward, |checkpoint| {
                     PlannedAction::Checkpoint(Box::new(checkpoint))
-                }),
-            None => {
-                let accepted = (&wanted[..], refusals);
-                let read = plan_read(
-                    &info,
-                    resource.as_ref(),
-                    policy,
-                    request,
-                    accepted,
-                    parameters,
-                );
-                planned(read, catalog, request)
-            }
+                })
+        } else {
+            let accepted = (&wanted[..], refusals);
+            let resource = resource.as_ref();
+            let read = plan_read(&info, resource, policy, request, accepted, parameters);
+            planned(read, catalog, request)
         };
         Self {
             action,

@@ -51,6 +51,15 @@ enum ReflectorState {
     },
 }
 
+/// The way to learn how upstream writes a built-in type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum FormatSource {
+    /// All built-in types are written alike, and the first frame shows if this one is.
+    Presumed,
+    /// A small list shows it.
+    List,
+}
+
 /// Follows one [`ReflectorTarget`].
 pub struct Reflector {
     client: UpstreamClient,
@@ -61,8 +70,7 @@ pub struct Reflector {
     bookmark_known: bool,
     /// The next list is streamed. `false` after upstream did not stream one.
     streaming: bool,
-    /// The format is learned from a list, even if the type is built in.
-    learns_format: bool,
+    format_source: FormatSource,
     /// The address of the last answer.
     served_by: Option<Address>,
     /// The server of the last answer.
@@ -96,7 +104,7 @@ impl Reflector {
             warnings: Vec::new(),
             bookmark_known: false,
             streaming: true,
-            learns_format: false,
+            format_source: FormatSource::Presumed,
             served_by: None,
             server: None,
             listed_by: None,
@@ -216,13 +224,15 @@ impl Reflector {
                     self.streaming = false;
                 }
                 // A custom type may have the group of built-in ones.
-                Err(ReflectorError::OtherFormat(error)) if !self.learns_format => {
+                Err(ReflectorError::OtherFormat(error))
+                    if self.format_source == FormatSource::Presumed =>
+                {
                     tracing::info!(
                         resource = %self.target.gvr,
                         %error,
                         "the type is not printed as built-in ones are; learning its format"
                     );
-                    self.learns_format = true;
+                    self.format_source = FormatSource::List;
                 }
                 Err(error) => {
                     self.recover(&error);

@@ -60,7 +60,8 @@ async fn warm(pods: usize) -> Fixture {
 
 /// Reads a path while time stands still. Returns the source of the answer.
 async fn read_alone(fixture: &Fixture, path: &str) -> Result<String, String> {
-    let answer = without_timers(fixture.proxied.get(Protocol::Http2, path)).await?;
+    let answer = Box::pin(fixture.proxied.get(Protocol::Http2, path));
+    let answer = without_timers(answer).await?;
     assert_eq!(answer.status, 200);
     Ok(source(&answer).to_owned())
 }
@@ -104,11 +105,11 @@ async fn a_watch_that_begins_with_the_state_of_an_idle_type_waits_for_upstream_a
              &allowWatchBookmarks=true"
         );
         let before = fixture.upstream.stats().requests_on("LIST", "pods");
-        let state = without_timers(async {
+        let state = Box::pin(async {
             let mut lines = fixture.proxied.watch(Protocol::Http2, &path).await;
             while lines.line().await.starts_with(r#"{"type":"ADDED""#) {}
         });
-        state.await?;
+        without_timers(state).await?;
         let asked = fixture.upstream.stats().requests_on("LIST", "pods") - before;
         fixture.stop().await;
         expect("the state", "1 question", &format!("{asked} question"))

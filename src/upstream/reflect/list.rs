@@ -11,10 +11,10 @@ use watershed_protocol::{
     WireFormat, read_bookmark,
 };
 
-use super::Reflector;
 use super::change::{Change, Collect, ReflectorTarget, Stopped};
 use super::error::ReflectorError;
 use super::request::FIRST_PAGE;
+use super::{FormatSource, Reflector};
 use crate::budget::{MemoryBudget, MemoryLoad};
 use crate::upstream::stream::WatchStream;
 
@@ -80,8 +80,10 @@ impl Reflector {
         // Upstream counts objects only where there is no selector.
         let is_counted = selection.labels.is_everything() && selection.fields.is_everything();
         let is_estimated = self.estimates && is_counted && self.budget.free().is_some();
-        let needs_page =
-            !self.streaming || self.learns_format || is_estimated || representation.metadata_only;
+        let needs_page = !self.streaming
+            || self.format_source == FormatSource::List
+            || is_estimated
+            || representation.metadata_only;
         if needs_page {
             return None;
         }
