@@ -166,6 +166,11 @@ admissionregistration.k8s.io apiextensions.k8s.io apiregistration.k8s.io apps au
 {{- if and .Values.stateFromReplicas (eq .Values.kind "Deployment") -}}true{{- end -}}
 {{- end -}}
 
+{{/* The Service by which replicas reach each other. */}}
+{{- define "watershed.replicasName" -}}
+{{- printf "%s-replicas" (include "watershed.fullname" .) -}}
+{{- end -}}
+
 {{/* Files of the proxy besides its certificate. */}}
 {{- define "watershed.hasFiles" -}}
 {{- if or .Values.config .Values.clientCA (include "watershed.stateFromReplicas" .) -}}true{{- end -}}
