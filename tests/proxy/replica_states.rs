@@ -138,7 +138,7 @@ async fn answer(mut stream: TcpStream, canned: &Canned) -> std::io::Result<()> {
     stream.write_all(body).await?;
     stream.flush().await?;
     if let Canned::Stalled(_) = canned {
-        std::future::pending().await
+        std::future::pending::<()>().await;
     }
     Ok(())
 }
