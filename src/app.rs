@@ -230,7 +230,7 @@ async fn open_scopes(config: &AppConfig, client: &UpstreamClient) -> anyhow::Res
         .with_managed_fields(managed_fields)
         .within(&config.limits.memory);
     let checkpoints = checkpoints::open(config, client, &scopes).await?;
-    let replica = checkpoints::of_replica(config, &scopes).await?;
+    let replica = checkpoints::of_replica(config, client, &scopes).await?;
     Ok(scopes.with_checkpoints(checkpoints).with_replica(replica))
 }
 

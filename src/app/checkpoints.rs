@@ -30,6 +30,7 @@ pub(super) async fn open(
 /// Returns the states of other replicas, if these are to be asked.
 pub(super) async fn of_replica(
     config: &AppConfig,
+    client: &UpstreamClient,
     scopes: &Scopes,
 ) -> anyhow::Result<Option<ReplicaStates>> {
     let Some(file) = &config.state_from else {
@@ -52,7 +53,7 @@ pub(super) async fn of_replica(
     let may_take = Box::new(move |group: &str, resource: &str| {
         is_built_in_group(group) && may_store(group, resource)
     });
-    let states = ReplicaStates::new(&replicas, scopes.timeline(), cluster, may_take);
+    let states = ReplicaStates::new(&replicas, client, scopes.timeline(), cluster, may_take);
     Ok(Some(states))
 }
 

@@ -4,6 +4,7 @@
 //! A checkpoint is a state that upstream once had, with its version. It is shown only after
 //! upstream has resumed the watch from there and proven its history, as after any interruption.
 //! Otherwise the type is listed.
+mod asking;
 mod captured;
 mod cluster;
 mod file;

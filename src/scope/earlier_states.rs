@@ -54,7 +54,7 @@ impl EarlierStates {
             return Some((StateOrigin::Disk, stored));
         }
         let replica = self.replica.as_ref()?;
-        let stored = replica.take(scope, budget.begin_load()).await?;
+        let stored = replica.take(scope, budget).await?;
         Some((StateOrigin::Replica, stored))
     }
 }

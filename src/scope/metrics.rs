@@ -87,7 +87,8 @@ const REPLICA_STATES: Metric<Counter, 1> = Metric::new(
     &["result"],
     "Scopes for which another replica was asked (--state-from), by result: restored (without a \
      list), and those that were listed: not-held (no replica that was asked had the state), \
-     unreachable, refused (the proxy may not list the type, or the server is no replica), \
+     busy (states of other types were being sent or taken), unreachable, late (it came too slowly), \
+     refused (the proxy may not list the type, or the server is no replica), \
      not-continued (upstream has lost that history), ahead (it is of another history), outdated, \
      damaged, foreign (of another cluster), unverified, no-memory.",
 );

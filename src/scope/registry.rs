@@ -138,6 +138,12 @@ impl Scopes {
         &self.cluster
     }
 
+    /// Returns true if a scope can answer reads. Opens nothing.
+    pub fn is_ready(&self, key: &ScopeKey) -> bool {
+        let scope = self.get(key);
+        scope.is_some_and(|scope| matches!(scope.phase(), ScopePhase::Ready(_)))
+    }
+
     /// Captures the state of a scope for another replica; `None` if it is not held, or cannot be
     /// shown again exactly. Opens nothing, and waits for no scope.
     pub async fn checkpoint(&self, key: &ScopeKey) -> Option<CheckpointBody> {

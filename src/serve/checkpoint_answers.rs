@@ -17,6 +17,8 @@ use crate::scope::{Scopes, checkpoint_media_type};
 const AT_ONCE: usize = 8;
 /// Others are asked at once. A later request of the same replica is about another type.
 const RETRY_AFTER: u32 = 1;
+/// Message for those that ask for anything else.
+const NOT_HELD: &str = "the state is not held, or cannot be continued";
 
 /// Answers requests for checkpoints.
 #[derive(Debug)]
@@ -33,6 +35,17 @@ impl Default for CheckpointAnswers {
 }
 
 impl CheckpointAnswers {
+    /// Refuses what is certainly not held, before a review that would cost upstream a request.
+    ///
+    /// Every known caller may learn that nobody reads a type here. What is held of a namespace or
+    /// with a selector tells what others read, so it takes the review.
+    pub(super) fn expect_held(scopes: &Scopes, plan: &CheckpointPlan) -> Result<(), Unanswered> {
+        if plan.key.selection.is_everything() && !scopes.is_ready(&plan.key) {
+            return Err(not_held(NOT_HELD));
+        }
+        Ok(())
+    }
+
     /// Answers a caller who may list what the checkpoint has.
     ///
     /// Nothing is opened, forwarded or waited for: the other replica would do that itself, and it
@@ -43,13 +56,13 @@ impl CheckpointAnswers {
         plan: &CheckpointPlan,
     ) -> Result<Answer, Unanswered> {
         let Ok(turn) = Arc::clone(&self.turns).try_acquire_owned() else {
-            return Err(not_held("too many states are being sent"));
+            return Err(busy());
         };
         if scopes.budget().step() >= PressureStep::RefuseAnswers {
             return Err(not_held("memory is short"));
         }
         let Some(state) = scopes.checkpoint(&plan.key).await else {
-            return Err(not_held("the state is not held, or cannot be continued"));
+            return Err(not_held(NOT_HELD));
         };
         tracing::info!(
             resource = %plan.key.gvr,
@@ -62,6 +75,11 @@ impl CheckpointAnswers {
         let response = answer::checkpoint(media_type, body);
         Ok(Answer::new(AnswerSource::Snapshot, response))
     }
+}
+
+fn busy() -> Unanswered {
+    let status = Status::too_many_requests("too many states are being sent", RETRY_AFTER);
+    Unanswered::Refuse(AnswerSource::NoState, Box::new(status))
 }
 
 fn not_held(reason: &str) -> Unanswered {

@@ -165,7 +165,9 @@ impl ServiceParts {
             },
             PlannedAction::Document(document) => self.document(exchange, document).await,
             PlannedAction::Checkpoint(checkpoint) => {
-                review::authorize_checkpoint(&self.access, exchange, checkpoint).await?;
+                let identity = review::identify_known(&self.access, exchange).await?;
+                CheckpointAnswers::expect_held(&self.scopes, checkpoint)?;
+                review::authorize_checkpoint(&self.access, exchange, &identity, checkpoint).await?;
                 self.checkpoints.answer(&self.scopes, checkpoint).await
             }
         }

@@ -1,4 +1,6 @@
 //! Identifies and authorizes callers. Both come before anything is read (invariant 5).
+use std::sync::Arc;
+
 use watershed_protocol::Status;
 
 use super::document_request::DocumentRequest;
@@ -41,19 +43,28 @@ pub(super) async fn authorize_read(
     }
 }
 
-/// Returns an error unless the caller may list what the checkpoint has. Unknown or unauthorized
-/// callers are forwarded, so upstream refuses them in its own words.
+/// Returns the caller. Unknown ones are forwarded, so upstream refuses them in its own words.
+pub(super) async fn identify_known(
+    access: &Access,
+    exchange: &Exchange,
+) -> Result<Arc<Identity>, Unanswered> {
+    match identify(access, exchange).await? {
+        Authenticated::Known(identity) => Ok(identity),
+        _ => Err(ForwardReason::Identity.into()),
+    }
+}
+
+/// Returns an error unless the caller may list what the checkpoint has. Unauthorized callers are
+/// forwarded, so upstream refuses them in its own words.
 pub(super) async fn authorize_checkpoint(
     access: &Access,
     exchange: &Exchange,
+    identity: &Arc<Identity>,
     checkpoint: &CheckpointPlan,
 ) -> Result<(), Unanswered> {
-    let Authenticated::Known(identity) = identify(access, exchange).await? else {
-        return Err(ForwardReason::Identity.into());
-    };
     let judged = access
         .authorizer
-        .authorize(&identity, &checkpoint.attributes)
+        .authorize(identity, &checkpoint.attributes)
         .await
         .map_err(|error| not_reviewed(access, &error))?;
     audit::record_decision(&exchange.request, judged.decision());
@@ -70,9 +81,7 @@ pub(super) async fn authorize_document(
     exchange: &Exchange,
     document: &DocumentRequest,
 ) -> Result<(), Unanswered> {
-    let Authenticated::Known(identity) = identify(access, exchange).await? else {
-        return Err(ForwardReason::Identity.into());
-    };
+    let identity = identify_known(access, exchange).await?;
     let judged = access
         .authorizer
         .authorize_path(&identity, &document.path)

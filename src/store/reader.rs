@@ -100,6 +100,12 @@ impl StoreReader {
         self.state.read().window.last().map(|event| event.version)
     }
 
+    /// Returns the version of the last event that upstream showed since the list, if there was one.
+    /// It need not be in the window.
+    pub fn last_shown_event(&self) -> Option<ResourceVersion> {
+        self.state.read().last_event
+    }
+
     /// Records that upstream's objects at `version` are those of `snapshot`, one of this reader's.
     ///
     /// Events up to `version` may still arrive if together they left no trace: an object came and

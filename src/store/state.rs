@@ -40,8 +40,9 @@
 //! 10. Every one, also those that have not got all events: their clients go on elsewhere from the
 //!     version that they have reached.
 //!
-//! A change that is known already leaves everything alone. A resumed watch begins with the last
-//! one, which shows that upstream still has the same history.
+//! A change that is known already leaves all of these alone. A resumed watch begins with the last
+//! one, which shows that upstream still has the same history. Its version is kept in `last_event`,
+//! until a list: the window may have dropped it, or never had it.
 //!
 //! Deletions may share a version, as etcd deletes all objects of an expired lease at once. They
 //! arrive one by one, and nothing tells the last of them. Of types whose objects expire, the state
@@ -82,6 +83,8 @@ pub(super) struct StoreState {
     /// Deletions may share a version.
     pub(super) deletes_together: bool,
     pub(super) window: Window,
+    /// The version of the last event that upstream showed since the list.
+    pub(super) last_event: Option<ResourceVersion>,
     pub(super) subscribers: Subscribers,
     pub(super) pins: Pins,
     /// Counts what is made again for readers of old versions.
@@ -156,6 +159,7 @@ impl StoreState {
             unfinished: None,
             deletes_together: false,
             window: Window::new(limits),
+            last_event: None,
             subscribers: Subscribers::default(),
             pins: Pins::default(),
             restored: ByteTally::default(),
@@ -172,6 +176,7 @@ impl StoreState {
     ) -> Discarded {
         snapshot.set_generation(self.snapshot.generation() + 1);
         snapshot.outlive_all(floor);
+        self.last_event = None;
         Discarded {
             _snapshots: [
                 Some(std::mem::replace(&mut self.snapshot, snapshot)),
@@ -221,6 +226,11 @@ impl StoreState {
     pub(super) fn finish_deletions(&mut self) {
         self.unfinished = None;
         self.advance(self.snapshot.version());
+    }
+
+    /// Records that upstream showed an event of `version`.
+    pub(super) fn note_event(&mut self, version: ResourceVersion) {
+        self.last_event = self.last_event.max(Some(version));
     }
 
     /// Records that the events have reached `version`.

@@ -70,13 +70,15 @@ impl StoreWriter {
         frame: Frame,
         object: StoredObject,
     ) -> Result<(), InconsistentEvent> {
-        let before = {
+        let (relation, before) = {
             let state = self.state.read();
-            if check(&state.snapshot, frame.kind, &object)? == Relation::Repeated {
-                return Ok(());
-            }
-            state.snapshot.get(object.key()).cloned()
+            let relation = check(&state.snapshot, frame.kind, &object)?;
+            (relation, state.snapshot.get(object.key()).cloned())
         };
+        if relation == Relation::Repeated {
+            self.state.write().note_event(object.version);
+            return Ok(());
+        }
         // Without the lock. Nobody else changes the snapshot.
         let event = NewEvent::new(frame, object, before.as_deref());
         let mut state = self.state.write();
@@ -95,6 +97,7 @@ impl StoreWriter {
         let snapshot = &mut state.snapshot;
         let settled = snapshot.settle_held_twice(&mut self.tidied, TIDIED_BY_CHANGE);
         let leaves = snapshot.replace_by_settled(settled);
+        state.note_event(version);
         state.advance(version);
         let sequence = state.window.head();
         let event = WindowEvent::new(event, objects_before, state.window.compressed());

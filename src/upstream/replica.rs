@@ -8,7 +8,7 @@ use http::{Request, Response, StatusCode, header};
 use http_body_util::BodyExt as _;
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep, timeout};
 use watershed_protocol::{GroupVersionResource, Selection};
 
 use super::traffic::RequestPurpose;
@@ -24,6 +24,12 @@ const SILENCE: Duration = Duration::from_secs(3);
 /// Connections on which it is asked. A Service may lead to this very process, or to a replica that
 /// has just started, too.
 const ATTEMPTS: usize = 4;
+/// Longest pause before the last attempt, if one of those before met a replica that was busy.
+const BUSY: Duration = Duration::from_millis(200);
+/// Least bytes of an answer in a second, after the first ones. Upstream's list comes sooner then.
+const RATE: u64 = 4 << 20;
+/// Time after which the rate counts.
+const GRACE: Duration = Duration::from_secs(5);
 /// Chunks that wait for their reader.
 const WAITING: usize = 4;
 
@@ -41,15 +47,24 @@ pub enum ReplicaError {
     /// No connection, or it broke.
     #[error(transparent)]
     Upstream(#[from] UpstreamError),
-    /// Nothing came in time.
+    /// No answer began in time.
     #[error("no answer within {0:?}")]
     Late(Duration),
+    /// The body stood still.
+    #[error("nothing of the answer came for {0:?}")]
+    Silent(Duration),
+    /// The body comes so slowly that upstream is asked instead.
+    #[error("the answer comes too slowly: {0} bytes in {1:?}")]
+    Slow(u64, Duration),
     /// The body broke off.
     #[error("the answer broke off: {0}")]
     Broken(String),
     /// None of those that were asked has it at the moment.
     #[error("no replica that was asked has it at the moment")]
     NotHeld,
+    /// Some that have it perhaps have too much to do.
+    #[error("the replicas that were asked do not have it, or are busy")]
+    Busy,
     /// It refused, or is an API server.
     #[error("it answered {0}")]
     Refused(StatusCode),
@@ -59,6 +74,32 @@ pub enum ReplicaError {
 }
 
 impl ReplicaError {
+    /// Returns the metric label.
+    pub fn label(&self) -> &'static str {
+        match self {
+            Self::Upstream(_) | Self::Late(_) | Self::Broken(_) => "unreachable",
+            Self::Silent(_) | Self::Slow(..) => "late",
+            Self::NotHeld => "not-held",
+            Self::Busy => "busy",
+            Self::Refused(_) | Self::Unusable(_) => "refused",
+        }
+    }
+
+    /// Returns true if another replica may well answer otherwise. One that refuses the form is of
+    /// another release.
+    pub fn is_of_one_replica(&self) -> bool {
+        match self {
+            Self::Refused(status) => *status == StatusCode::NOT_ACCEPTABLE,
+            Self::Slow(..) | Self::NotHeld | Self::Busy => false,
+            _ => true,
+        }
+    }
+
+    /// Returns true if it answers, and gives nothing.
+    pub fn is_refusal(&self) -> bool {
+        matches!(self, Self::Refused(_) | Self::Unusable(_))
+    }
+
     /// Returns true if the replica cannot be reached, whatever it is asked for.
     pub fn is_unreachable(&self) -> bool {
         matches!(self, Self::Upstream(_) | Self::Late(_) | Self::Broken(_))
@@ -75,21 +116,49 @@ impl ReplicaClient {
         }
     }
 
-    /// Asks for some objects of a type in a form of the replicas' own.
+    /// Forgets which replica was of use, as its answer is of none.
+    pub fn forget(&self) {
+        *self.last.lock() = None;
+    }
+
+    /// Asks for some objects of a type in a form of the replicas' own. A fresh connection probably
+    /// leads to another replica.
     pub async fn list(
         &self,
         gvr: &GroupVersionResource,
         selection: &Selection,
         media_type: &'static str,
+        fresh_connection: bool,
+    ) -> Result<UpstreamBody, ReplicaError> {
+        let asked = self.ask_some(gvr, selection, media_type, fresh_connection);
+        let asked = asked.await;
+        // One that does not hold this type may hold the next.
+        if asked.as_ref().is_err_and(ReplicaError::is_of_one_replica) {
+            self.forget();
+        }
+        asked
+    }
+
+    async fn ask_some(
+        &self,
+        gvr: &GroupVersionResource,
+        selection: &Selection,
+        media_type: &'static str,
+        fresh_connection: bool,
     ) -> Result<UpstreamBody, ReplicaError> {
         let (path, parameters) = (selection.path(gvr), selection.parameters());
         let uri = format!("{path}?resourceVersion=0{parameters}");
         let mut options = SendOptions {
-            beside: self.last.lock().clone(),
+            beside: self.last.lock().clone().filter(|_| !fresh_connection),
+            fresh_connection,
             purpose: RequestPurpose::List,
             ..SendOptions::default()
         };
-        for _ in 0..ATTEMPTS {
+        let mut is_busy = false;
+        for attempt in 1..=ATTEMPTS {
+            if is_busy && attempt == ATTEMPTS {
+                sleep(BUSY.mul_f64(0.5 + fastrand::f64() / 2.0)).await;
+            }
             let answer = self.ask(&uri, media_type, options).await?;
             let by = answer.extensions().get::<ServedBy>().cloned();
             match answer.status() {
@@ -98,7 +167,8 @@ impl ReplicaClient {
                     *self.last.lock() = by;
                     return Ok(answer.into_body());
                 }
-                StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS => {
+                status @ (StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS) => {
+                    is_busy |= status == StatusCode::TOO_MANY_REQUESTS;
                     options = SendOptions {
                         fresh_connection: true,
                         instead_of: by,
@@ -109,7 +179,11 @@ impl ReplicaClient {
                 status => return Err(ReplicaError::Refused(status)),
             }
         }
-        Err(ReplicaError::NotHeld)
+        Err(if is_busy {
+            ReplicaError::Busy
+        } else {
+            ReplicaError::NotHeld
+        })
     }
 
     async fn ask(
@@ -172,20 +246,26 @@ pub fn blocking_body() -> (BodyFeeder, BlockingBody) {
 pub struct BodyFeeder(mpsc::Sender<Fed>);
 
 impl BodyFeeder {
-    /// Receives an answer until its end, or until its reader is dropped.
+    /// Receives an answer until its end, or until its reader is dropped. It takes as long as it
+    /// goes on fast enough.
     pub async fn feed<B>(self, mut body: B) -> Result<(), ReplicaError>
     where
         B: http_body::Body<Data = Bytes, Error: std::fmt::Display> + Unpin,
     {
+        let (began, mut received) = (Instant::now(), 0);
         loop {
             let frame = tokio::select! {
                 frame = timeout(SILENCE, body.frame()) => frame,
                 // Without a reader, nobody wants the rest.
                 () = self.0.closed() => return Ok(()),
             };
-            let fed = match frame.map_err(|_| ReplicaError::Late(SILENCE))? {
+            let fed = match frame.map_err(|_| ReplicaError::Silent(SILENCE))? {
                 Some(Ok(frame)) => match frame.into_data() {
-                    Ok(chunk) => Fed::Chunk(chunk),
+                    Ok(chunk) => {
+                        received += chunk.len() as u64;
+                        check_rate(received, began.elapsed())?;
+                        Fed::Chunk(chunk)
+                    }
                     // Trailers say nothing.
                     Err(_) => continue,
                 },
@@ -198,6 +278,14 @@ impl BodyFeeder {
             }
         }
     }
+}
+
+fn check_rate(received: u64, elapsed: Duration) -> Result<(), ReplicaError> {
+    let expected = elapsed.saturating_sub(GRACE).as_secs().saturating_mul(RATE);
+    if received < expected {
+        return Err(ReplicaError::Slow(received, elapsed));
+    }
+    Ok(())
 }
 
 impl Read for BlockingBody {
@@ -219,7 +307,7 @@ impl Read for BlockingBody {
 mod tests {
     use std::convert::Infallible;
 
-    use futures_util::stream;
+    use futures_util::{FutureExt as _, StreamExt as _, stream};
     use http_body::Frame;
     use http_body_util::StreamBody;
     use tokio::task::spawn_blocking;
@@ -275,6 +363,27 @@ mod tests {
         let frames = stream::pending::<Result<Frame<Bytes>, Infallible>>();
         let (feeder, _reader) = blocking_body();
         let fed = feeder.feed(StreamBody::new(frames)).await;
-        assert!(matches!(fed, Err(ReplicaError::Late(_))));
+        assert!(matches!(fed, Err(ReplicaError::Silent(_))));
+    }
+
+    /// Each piece comes after a second.
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_may_take_long_and_not_trickle() {
+        for (piece, is_slow) in [(RATE, false), (RATE / 8, true)] {
+            let piece = Bytes::from(vec![0; usize::try_from(piece).unwrap()]);
+            let frames = stream::iter(0..60).then(|_| {
+                let frame = Frame::data(piece.clone());
+                sleep(Duration::from_secs(1)).map(|()| Ok::<_, Infallible>(frame))
+            });
+            let (feeder, mut reader) = blocking_body();
+            let body = StreamBody::new(Box::pin(frames));
+            let taking = async { while reader.chunks.recv().await.is_some() {} };
+            let (fed, ()) = tokio::join!(feeder.feed(body), taking);
+            assert_eq!(
+                matches!(fed, Err(ReplicaError::Slow(..))),
+                is_slow,
+                "{fed:?}"
+            );
+        }
     }
 }

@@ -1,9 +1,11 @@
 //! States from another replica (`--state-from`): a new proxy begins without a list, or lists.
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use base64::Engine as _;
-use futures_util::future::join_all;
+use futures_util::{StreamExt as _, stream};
 use http::{Request, StatusCode, header};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, copy_bidirectional};
@@ -18,7 +20,7 @@ use crate::support::client::{Answer, Endpoint, Protocol, nothing};
 use crate::support::follower::{Follower, Opening};
 use crate::support::history::{Interest, WriteHistory};
 use crate::support::program::Program;
-use crate::support::{becomes, loopback, metric, small};
+use crate::support::{becomes, loopback, metric, small, unless_stalled};
 use crate::trees::kubeconfig;
 
 const CONFIGMAPS: &str = "/api/v1/configmaps?resourceVersion=0";
@@ -86,21 +88,24 @@ enum Canned {
     Silence,
 }
 
-/// A server that answers questions about pods with one answer, and all others with 503.
+/// A server that answers each question about pods with the next of some answers, or the last one
+/// again, and all others with 503.
 struct CannedPeer {
     address: SocketAddr,
     _task: AbortOnDropHandle<()>,
 }
 
 impl CannedPeer {
-    async fn start(canned: Canned) -> Self {
+    async fn start(answers: impl Into<Vec<Canned>>) -> Self {
+        let answers: Arc<[Canned]> = answers.into().into();
+        let asked = Arc::new(AtomicUsize::new(0));
         let listener = TcpListener::bind(loopback()).await.unwrap();
         let address = listener.local_addr().unwrap();
         let task = tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
-                let canned = canned.clone();
+                let (answers, asked) = (Arc::clone(&answers), Arc::clone(&asked));
                 tokio::spawn(async move {
-                    let _ = answer(stream, &canned).await;
+                    let _ = answer(stream, &answers, &asked).await;
                 });
             }
         });
@@ -112,14 +117,19 @@ impl CannedPeer {
 }
 
 /// Answers the one request of a connection.
-async fn answer(mut stream: TcpStream, canned: &Canned) -> std::io::Result<()> {
+async fn answer(
+    mut stream: TcpStream,
+    answers: &[Canned],
+    asked: &AtomicUsize,
+) -> std::io::Result<()> {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
         head.push(stream.read_u8().await?);
     }
     let is_of_pods = head.starts_with(b"GET /api/v1/pods?");
     let canned = if is_of_pods {
-        canned
+        let number = asked.fetch_add(1, Ordering::Relaxed);
+        &answers[number.min(answers.len() - 1)]
     } else {
         &Canned::Status(503)
     };
@@ -156,6 +166,22 @@ async fn from_memory(program: &Program, path: &str, accept: &str) {
         list.header("x-watershed-source").to_owned()
     })
     .await;
+}
+
+/// Returns an error with the log if the machine stalled, so that a state was not taken in time.
+fn unless_late(program: &Program) -> Result<(), String> {
+    let log = program.log();
+    let late = [
+        "no answer within",
+        "nothing of the answer came",
+        "the answer comes too slowly",
+        "other states are being taken",
+        "cannot be reached",
+    ];
+    if late.iter().any(|text| log.contains(text)) {
+        return Err(log);
+    }
+    Ok(())
 }
 
 async fn taken(program: &Program, result: &str) -> f64 {
@@ -213,6 +239,15 @@ async fn a_new_replica_begins_with_the_state_of_another_without_a_list() {
         upstream.admin_token(),
     );
     let listed = |resource| upstream.stats().requests_on("LIST", resource);
+    let listed_whole = |resource: &str| {
+        let key = ("LIST".to_owned(), resource.to_owned());
+        upstream
+            .stats()
+            .whole
+            .get(&key)
+            .copied()
+            .unwrap_or_default()
+    };
     for (path, accept) in &forms[1..] {
         let theirs = get(&direct, path, accept).await.body;
         becomes("all objects", theirs, async || {
@@ -221,25 +256,48 @@ async fn a_new_replica_begins_with_the_state_of_another_without_a_list() {
         .await;
     }
 
-    for (path, media_type) in [
+    let checkpoints = [
         (PODS, CHECKPOINT),
         (CONFIGMAPS, CHECKPOINT),
         (CONFIGMAPS, CHECKPOINT_IN_PROTOBUF),
-    ] {
+    ];
+    for (path, media_type) in checkpoints {
         gives(&first, path, media_type).await;
     }
-    let before = ["pods", "configmaps"].map(listed);
-    let from = StateFrom::program(&first, upstream.admin_token());
-    let second = from.launch(&upstream).await;
-    for (path, accept) in forms {
-        from_memory(&second, path, accept).await;
-        let ours = get(&second.proxied, path, accept).await.body;
-        let others = get(&first.proxied, path, accept).await.body;
-        assert_eq!(ours, others, "{path} as {accept}");
+    let types = ["pods", "configmaps"];
+    let (mut replicas, mut started) = (vec![first], None);
+    // The third takes its states from the second, which has seen no event but the repeated ones.
+    while replicas.len() < 3 {
+        let other = replicas.last().unwrap();
+        let from = StateFrom::program(other, upstream.admin_token());
+        unless_stalled("a replica begins without a list", async || {
+            let before = (types.map(listed), types.map(listed_whole));
+            let next = from.launch(&upstream).await;
+            for (path, accept) in forms {
+                from_memory(&next, path, accept).await;
+                let ours = get(&next.proxied, path, accept).await.body;
+                let others = get(&other.proxied, path, accept).await.body;
+                assert_eq!(ours, others, "{path} as {accept}");
+                unless_late(&next)?;
+            }
+            let log = next.log();
+            assert_eq!(types.map(listed_whole), before.1, "{log}");
+            assert!(taken(&next, "restored").await >= 3.0, "{log}");
+            assert!(lists(&next).await < 1.0);
+            // One for each state asks for the version of its type.
+            let [pods, configmaps] = before.0;
+            assert_eq!(types.map(listed), [pods + 1, configmaps + 2], "{log}");
+            started = Some(next);
+            Ok(())
+        })
+        .await;
+        let next = started.take().unwrap();
+        for (path, media_type) in checkpoints {
+            gives(&next, path, media_type).await;
+        }
+        replicas.push(next);
     }
-    assert_eq!(["pods", "configmaps"].map(listed), before);
-    assert!(lists(&second).await < 1.0);
-    assert!(taken(&second, "restored").await >= 3.0);
+    let second = replicas.pop().unwrap();
 
     let connection = second.proxied.connect(Protocol::Http2).await.unwrap();
     let followers = [Opening::List, Opening::WatchList]
@@ -247,7 +305,9 @@ async fn a_new_replica_begins_with_the_state_of_another_without_a_list() {
     for follower in &followers {
         follower.synced().await;
     }
-    first.kill().await;
+    for replica in replicas {
+        replica.kill().await;
+    }
     history.writes(50).await;
     for follower in &followers {
         follower.judge_undisturbed(&history).await;
@@ -291,10 +351,7 @@ async fn a_state_that_is_of_no_use_is_replaced_by_a_list() {
             "unreachable",
         ),
         (Canned::Cut(Vec::new()), "unreachable"),
-        (
-            Canned::Stalled(state[..state.len() / 2].to_vec()),
-            "unreachable",
-        ),
+        (Canned::Stalled(state[..state.len() / 2].to_vec()), "late"),
         (Canned::Whole(damaged), "damaged"),
         (Canned::Whole([&state[..], b"x"].concat()), "damaged"),
         (Canned::Whole(state[..state.len() / 2].to_vec()), "damaged"),
@@ -306,16 +363,61 @@ async fn a_state_that_is_of_no_use_is_replaced_by_a_list() {
         .into_iter()
         .enumerate()
         .map(async |(case, (canned, result))| {
-            let peer = CannedPeer::start(canned).await;
-            let program = StateFrom::canned(&peer).start(&upstream).await;
-            assert!(lists(&program).await >= 1.0, "case {case}");
-            let log = program.log();
-            assert!(taken(&program, result).await >= 1.0, "case {case}: {log}");
-            assert!(!log.contains("has another history"), "case {case}: {log}");
-            assert_exact(&program, &upstream).await;
-            program.kill().await;
+            let peer = CannedPeer::start([canned]).await;
+            unless_stalled("a state is of no use", async || {
+                let program = StateFrom::canned(&peer).start(&upstream).await;
+                assert!(lists(&program).await >= 1.0, "case {case}");
+                let log = program.log();
+                assert!(!log.contains("has another history"), "case {case}: {log}");
+                assert_exact(&program, &upstream).await;
+                if taken(&program, result).await < 1.0 {
+                    unless_late(&program)?;
+                    panic!("case {case}: {log}");
+                }
+                program.kill().await;
+                Ok(())
+            })
+            .await;
         });
-    join_all(checks).await;
+    stream::iter(checks)
+        .for_each_concurrent(3, |check| check)
+        .await;
+    upstream.shutdown().await;
+}
+
+/// One replica is no reason to list what another one has.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_replica_of_no_use_is_passed_over() {
+    let upstream = SimulatedServer::start(small()).await.unwrap();
+    let replica = replica_with_pods(&upstream).await;
+    let state = checkpoint_of_pods(&replica).await;
+    replica.kill().await;
+    let part = state[..state.len() / 2].to_vec();
+    let checks = [
+        Canned::Silence,
+        Canned::Stalled(part.clone()),
+        Canned::Cut(part),
+        Canned::Status(406),
+        Canned::Status(429),
+    ];
+    let checks = checks.into_iter().map(async |first| {
+        unless_stalled("another replica is asked", async || {
+            let answers = [first.clone(), Canned::Whole(state.clone())];
+            let peer = CannedPeer::start(answers).await;
+            let program = StateFrom::canned(&peer).start(&upstream).await;
+            if lists(&program).await >= 1.0 {
+                unless_late(&program)?;
+                panic!("{}", program.log());
+            }
+            assert!(taken(&program, "restored").await >= 1.0);
+            program.kill().await;
+            Ok(())
+        })
+        .await;
+    });
+    stream::iter(checks)
+        .for_each_concurrent(3, |check| check)
+        .await;
     upstream.shutdown().await;
 }
 
@@ -383,7 +485,7 @@ async fn a_state_of_a_lost_history_is_not_shown() {
         let upstream = SimulatedServer::start(small()).await.unwrap();
         let backup = upstream.state().branch();
         let replica = replica_with_pods(&upstream).await;
-        let peer = CannedPeer::start(Canned::Whole(checkpoint_of_pods(&replica).await)).await;
+        let peer = CannedPeer::start([Canned::Whole(checkpoint_of_pods(&replica).await)]).await;
         replica.kill().await;
         // The same cluster, restored from a backup, has other objects in the same versions.
         for n in 0..others {
@@ -392,19 +494,26 @@ async fn a_state_of_a_lost_history_is_not_shown() {
             backup.create(&pods, &pod).unwrap();
         }
         upstream.restore(&backup);
-        let program = StateFrom::canned(&peer).launch(&upstream).await;
-        becomes("memory answers", "snapshot".to_owned(), async || {
-            let list = program.proxied.get(Protocol::Http2, PODS).await;
-            assert!(!list.json().to_string().contains(r#""noticed""#));
-            list.header("x-watershed-source").to_owned()
+        unless_stalled("the state is refused", async || {
+            let program = StateFrom::canned(&peer).launch(&upstream).await;
+            becomes("memory answers", "snapshot".to_owned(), async || {
+                let list = program.proxied.get(Protocol::Http2, PODS).await;
+                assert!(!list.json().to_string().contains(r#""noticed""#));
+                list.header("x-watershed-source").to_owned()
+            })
+            .await;
+            assert_exact(&program, &upstream).await;
+            assert!(lists(&program).await >= 1.0);
+            // Nor does it say anything about the other types.
+            assert!(!program.log().contains("has another history"));
+            if taken(&program, result).await < 1.0 {
+                unless_late(&program)?;
+                panic!("{}", program.log());
+            }
+            program.kill().await;
+            Ok(())
         })
         .await;
-        assert_exact(&program, &upstream).await;
-        assert!(lists(&program).await >= 1.0);
-        assert!(taken(&program, result).await >= 1.0, "{}", program.log());
-        // Nor does it say anything about the other types.
-        assert!(!program.log().contains("has another history"));
-        program.kill().await;
         upstream.shutdown().await;
     }
 }
@@ -413,7 +522,7 @@ async fn a_state_of_a_lost_history_is_not_shown() {
 async fn a_state_whose_history_upstream_has_compacted_is_replaced_by_a_list() {
     let upstream = SimulatedServer::start(small()).await.unwrap();
     let replica = replica_with_pods(&upstream).await;
-    let peer = CannedPeer::start(Canned::Whole(checkpoint_of_pods(&replica).await)).await;
+    let peer = CannedPeer::start([Canned::Whole(checkpoint_of_pods(&replica).await)]).await;
     replica.kill().await;
     for n in 0..10 {
         create_pod(&upstream, &format!("later-{n}"));
@@ -437,16 +546,22 @@ async fn a_state_is_given_to_those_who_may_list_it() {
     access.allow(AccessRule::read("reader", &["pods"]));
     access.allow(AccessRule::read("inside", &["pods"]).in_namespace("default"));
     let replica = replica_with_pods(&upstream).await;
+    let reviews = || {
+        let reviews = "subjectaccessreviews.authorization.k8s.io";
+        upstream.stats().requests_on("POST", reviews)
+    };
     let inside = "/api/v1/namespaces/default/pods?resourceVersion=0";
     let selected = "/api/v1/pods?resourceVersion=0&labelSelector=a%3Db";
     let nodes = "/api/v1/nodes?resourceVersion=0";
     for (token, path, status, source) in [
         ("reader", PODS, 200, "snapshot"),
-        ("reader", nodes, 403, "forward; reason=representation"),
+        // Whether a type is held is no secret, so it costs no review.
+        ("reader", nodes, 503, "no-state"),
         ("inside", PODS, 403, "forward; reason=representation"),
         // What may be listed is not what is held.
         ("inside", inside, 503, "no-state"),
         ("reader", selected, 503, "no-state"),
+        ("inside", selected, 403, "forward; reason=representation"),
         ("unknown", PODS, 401, "forward; reason=identity"),
         ("", PODS, 403, "forward; reason=identity"),
         // Only a state as a whole is one.
@@ -458,9 +573,12 @@ async fn a_state_is_given_to_those_who_may_list_it() {
             "forward; reason=representation",
         ),
     ] {
+        let reviewed = reviews();
         let answer = get(&replica.proxied.as_user(token), path, CHECKPOINT).await;
         let got = (answer.status.as_u16(), answer.header("x-watershed-source"));
         assert_eq!(got, (status, source), "{token:?} at {path}");
+        let is_reviewed = reviews() > reviewed;
+        assert!(!(is_reviewed && path == nodes), "{token:?} at {path}");
         let shows = answer.body.windows(7).any(|part| part == b"noticed");
         assert_eq!(shows, status == 200, "{token:?} at {path}");
     }

@@ -71,7 +71,8 @@ func TestReplicaTakesItsStateFromAnother(t *testing.T) {
 	lists := usage.CountReads(t, testbed.Upstream, resource)["LIST"]
 	second := testbed.RunProxy(t, testbed.Shared.ProxyKubeconfig, append(flags, "--state-from", replicas)...)
 	has(second, want)
-	if after := usage.CountReads(t, testbed.Upstream, resource)["LIST"]; after != lists {
+	// One of a single object for each state.
+	if after := usage.CountReads(t, testbed.Upstream, resource)["LIST"]; after > lists+2 {
 		t.Errorf("kube-apiserver has answered %d lists", after-lists)
 	}
 	results := map[string]int{}

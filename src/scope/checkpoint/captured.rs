@@ -96,7 +96,7 @@ pub(super) fn seconds(time: SystemTime) -> u64 {
 fn settled(reader: &StoreReader) -> Option<(Snapshot, Option<ResourceVersion>)> {
     for _ in 0..ATTEMPTS {
         let snapshot = reader.followed();
-        let last_event = reader.last_event_version();
+        let last_event = reader.last_shown_event();
         let is_last = last_event.is_none_or(|event| event <= snapshot.version());
         if is_last && reader.unfinished().is_none() && snapshot.is_listed() {
             return Some((snapshot, last_event));

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Mutex;
 use tokio::time::timeout;
-use watershed_protocol::{GroupVersionResource, ResourceVersion, Selection};
+use watershed_protocol::{GroupVersionResource, Selection};
 
 use crate::scope::timeline::Timeline;
 use crate::upstream::{Probe, UpstreamClient};
@@ -22,15 +22,6 @@ pub struct ClusterIdentity {
     probe: Probe,
     timeline: Timeline,
     known: Mutex<KnownCluster>,
-}
-
-/// Upstream, at the moment of a question.
-#[derive(Debug)]
-pub(in crate::scope) struct PresentCluster {
-    /// The digest of its identity.
-    pub(in crate::scope) digest: String,
-    /// A version that is no older than the question.
-    pub(in crate::scope) version: ResourceVersion,
 }
 
 #[derive(Debug, Default)]
@@ -63,7 +54,7 @@ impl ClusterIdentity {
         if known.failed.is_some_and(|at| at.elapsed() < FAILED) {
             return None;
         }
-        let asked = self.ask().await.map(|present| present.digest);
+        let asked = self.ask().await;
         if self.timeline.number() != number {
             return None;
         }
@@ -75,12 +66,11 @@ impl ClusterIdentity {
     }
 
     /// Asks upstream; `None` if it does not tell.
-    pub(in crate::scope) async fn ask(&self) -> Option<PresentCluster> {
+    async fn ask(&self) -> Option<String> {
         match timeout(ANSWER, self.probe.first_uid()).await {
-            Ok(Ok((version, uid))) => {
+            Ok(Ok((_, uid))) => {
                 let uid = uid.filter(|uid| !uid.is_empty())?;
-                let digest = blake3::hash(uid.as_bytes()).to_hex().to_string();
-                Some(PresentCluster { digest, version })
+                Some(blake3::hash(uid.as_bytes()).to_hex().to_string())
             }
             Ok(Err(error)) => {
                 tracing::debug!(%error, "cannot read the identity of the cluster");

@@ -11,28 +11,30 @@ use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, timeout};
+use watershed_protocol::ResourceVersion;
 
 use super::MayStore;
+use super::asking::AskingTimes;
 use super::captured::name;
 use super::cluster::ClusterIdentity;
 use super::file::{CheckpointFileError, CheckpointReader};
 use super::media::checkpoint_media_type;
 use super::stored::{CheckpointError, StoredScope, load_stored};
-use crate::budget::MemoryLoad;
+use crate::budget::{MemoryBudget, MemoryLoad};
 use crate::scope::cached::Scope;
 use crate::scope::metrics;
 use crate::scope::timeline::Timeline;
 use crate::upstream::{
-    BlockingBody, ReplicaClient, ReplicaError, Upstream, UpstreamBody, blocking_body,
+    BlockingBody, Probe, ReplicaClient, ReplicaError, Upstream, UpstreamBody, UpstreamClient,
+    blocking_body,
 };
 
 /// States that are taken at a time. Each is read on a thread of its own.
 const AT_ONCE: usize = 4;
-/// Time limit of a state. After it, the type is listed.
-const LIMIT: Duration = Duration::from_secs(30);
-/// Time for which replicas that could not be reached are not asked again. All scopes ask at the
-/// start.
-const REST: Duration = Duration::from_secs(10);
+/// Longest wait until a state may be taken. After it, the type is listed: requests wait for that.
+const TURN: Duration = Duration::from_secs(2);
+/// Timeout of the question for upstream's version.
+const ANSWER: Duration = Duration::from_secs(4);
 
 /// The states that other replicas hold. Cheap to clone.
 #[derive(Clone)]
@@ -40,12 +42,12 @@ pub struct ReplicaStates(Arc<ReplicaShared>);
 
 struct ReplicaShared {
     replica: ReplicaClient,
+    upstream: UpstreamClient,
     may_take: MayStore,
     timeline: Timeline,
     cluster: Arc<ClusterIdentity>,
     turns: Semaphore,
-    /// The moment of the last failure to reach a replica.
-    failed: Mutex<Option<Instant>>,
+    times: Mutex<AskingTimes>,
 }
 
 /// Why a state is not taken from another replica.
@@ -57,8 +59,8 @@ enum NotTaken {
     Checkpoint(#[from] CheckpointError),
     #[error("its version is ahead of upstream's, so it is of another history")]
     Ahead,
-    #[error("it did not arrive within {0:?}")]
-    Late(Duration),
+    #[error("other states are being taken")]
+    NoTurn,
 }
 
 impl From<io::Error> for NotTaken {
@@ -71,20 +73,16 @@ impl NotTaken {
     /// Returns the metric label.
     fn label(&self) -> &'static str {
         match self {
-            Self::Replica(ReplicaError::NotHeld) => "not-held",
-            Self::Replica(ReplicaError::Refused(_) | ReplicaError::Unusable(_)) => "refused",
-            Self::Replica(_) | Self::Late(_) => "unreachable",
+            Self::Replica(error) => error.label(),
             Self::Checkpoint(error) => error.label(),
             Self::Ahead => "ahead",
+            Self::NoTurn => "busy",
         }
     }
 
-    fn is_unreachable(&self) -> bool {
-        match self {
-            Self::Replica(error) => error.is_unreachable(),
-            Self::Late(_) => true,
-            Self::Checkpoint(_) | Self::Ahead => false,
-        }
+    /// Returns true if another replica may well give the state.
+    fn is_of_one_replica(&self) -> bool {
+        matches!(self, Self::Replica(error) if error.is_of_one_replica())
     }
 }
 
@@ -94,17 +92,19 @@ impl ReplicaStates {
     /// `may_take` says for which types they are asked.
     pub fn new(
         replicas: &Upstream,
+        client: &UpstreamClient,
         timeline: &Timeline,
         cluster: Arc<ClusterIdentity>,
         may_take: MayStore,
     ) -> Self {
         Self(Arc::new(ReplicaShared {
             replica: ReplicaClient::new(replicas),
+            upstream: client.clone(),
             may_take,
             timeline: timeline.clone(),
             cluster,
             turns: Semaphore::new(AT_ONCE),
-            failed: Mutex::default(),
+            times: Mutex::new(AskingTimes::begin(Instant::now())),
         }))
     }
 
@@ -112,22 +112,23 @@ impl ReplicaStates {
     pub(in crate::scope) async fn take(
         &self,
         scope: &Arc<Scope>,
-        load: MemoryLoad,
+        budget: &MemoryBudget,
     ) -> Option<StoredScope> {
         let (shared, gvr) = (&self.0, &scope.key.gvr);
         let may_take =
             scope.timeline.is(&shared.timeline) && (shared.may_take)(&gvr.group, &gvr.resource);
-        if !may_take {
-            return None;
-        }
-        let _turn = shared.turns.acquire().await;
-        // Whoever had the turn before may have found out that nobody answers.
-        if self.rests() {
+        if !may_take || !self.may_ask() {
             return None;
         }
         let began = Instant::now();
-        let taken = timeout(LIMIT, self.try_take(scope, load)).await;
-        match taken.unwrap_or(Err(NotTaken::Late(LIMIT))) {
+        let taken = match timeout(TURN, shared.turns.acquire()).await {
+            // Whoever had the turn before may have found out that nobody answers.
+            Ok(_) if !self.may_ask() => return None,
+            Ok(_turn) => self.take_of_any(scope, budget).await,
+            Err(_) => Err(NotTaken::NoTurn),
+        };
+        self.note(&taken);
+        match taken {
             Ok(stored) => {
                 let took = began.elapsed();
                 tracing::debug!(resource = %gvr, ?took, "took a state from another replica");
@@ -135,9 +136,6 @@ impl ReplicaStates {
             }
             Err(error) => {
                 metrics::replica_state(error.label());
-                if error.is_unreachable() {
-                    *shared.failed.lock() = Some(Instant::now());
-                }
                 tracing::info!(
                     resource = %gvr,
                     %error,
@@ -148,32 +146,83 @@ impl ReplicaStates {
         }
     }
 
-    /// Returns true if replicas are not to be asked for the moment.
-    fn rests(&self) -> bool {
-        let failed = *self.0.failed.lock();
-        failed.is_some_and(|at| at.elapsed() < REST)
+    /// Returns true if replicas are asked at the moment.
+    fn may_ask(&self) -> bool {
+        self.0.times.lock().may_ask(Instant::now())
+    }
+
+    /// Notes what a result says about questions for other states.
+    fn note(&self, taken: &Result<StoredScope, NotTaken>) {
+        let (now, mut times) = (Instant::now(), self.0.times.lock());
+        match taken {
+            Ok(_) => times.given(),
+            Err(NotTaken::Replica(error)) if error.is_unreachable() => times.unreachable(now),
+            Err(NotTaken::Replica(error)) if error.is_refusal() => times.refused(now),
+            Err(_) => {}
+        }
+    }
+
+    /// Takes a state from one replica, or from another one if the first is of no use.
+    async fn take_of_any(
+        &self,
+        scope: &Arc<Scope>,
+        budget: &MemoryBudget,
+    ) -> Result<StoredScope, NotTaken> {
+        match self.try_take(scope, budget.begin_load(), false).await {
+            Err(error) if error.is_of_one_replica() => {
+                tracing::debug!(resource = %scope.key.gvr, %error, "asking another replica");
+                self.try_take(scope, budget.begin_load(), true).await
+            }
+            taken => taken,
+        }
     }
 
     async fn try_take(
         &self,
         scope: &Arc<Scope>,
         load: MemoryLoad,
+        fresh_connection: bool,
     ) -> Result<StoredScope, NotTaken> {
-        let shared = &self.0;
-        let key = &scope.key;
+        let (replica, key) = (&self.0.replica, &scope.key);
         let media_type = checkpoint_media_type(key.representation);
-        let asked = shared.replica.list(&key.gvr, &key.selection, media_type);
-        let stored = receive(asked.await?, scope, load).await?;
-        // After the state: whatever upstream showed until then, it is at that version now.
-        match shared.cluster.ask().await {
-            None => Err(CheckpointError::Unverified.into()),
-            Some(present) if present.digest != stored.cluster => {
-                Err(CheckpointError::Foreign("it is of another cluster").into())
-            }
-            // Taken for upstream's, this version would end the timeline of all types.
-            Some(present) if present.version < stored.version => Err(NotTaken::Ahead),
-            Some(_) => Ok(stored),
+        let body = replica.list(&key.gvr, &key.selection, media_type, fresh_connection);
+        let stored = receive(body.await?, scope, load).await;
+        if stored.is_err() {
+            replica.forget();
         }
+        let stored = stored?;
+        self.check(scope, &stored.cluster, stored.version).await?;
+        Ok(stored)
+    }
+
+    /// Asks upstream for its cluster, and for its version of the same type: types may lie in
+    /// several etcds. This is after the state, so whatever upstream showed until then, it is at that
+    /// version now.
+    async fn check(
+        &self,
+        scope: &Scope,
+        cluster: &str,
+        version: ResourceVersion,
+    ) -> Result<(), NotTaken> {
+        let present = self.0.cluster.get().await;
+        if present.ok_or(CheckpointError::Unverified)? != cluster {
+            return Err(CheckpointError::Foreign("it is of another cluster").into());
+        }
+        let (client, key) = (self.0.upstream.clone(), &scope.key);
+        let probe = Probe::new(client, &key.gvr, &key.selection, scope.fields.namespaced());
+        let present = match timeout(ANSWER, probe.list(1)).await {
+            Ok(Ok(list)) => list.version,
+            Ok(Err(error)) => {
+                tracing::debug!(resource = %key.gvr, %error, "cannot ask for upstream's version");
+                return Err(CheckpointError::Unverified.into());
+            }
+            Err(_) => return Err(CheckpointError::Unverified.into()),
+        };
+        // Taken for upstream's, a later version would end the timeline of all types.
+        if present < version {
+            return Err(NotTaken::Ahead);
+        }
+        Ok(())
     }
 }
 

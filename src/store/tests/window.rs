@@ -38,6 +38,27 @@ fn age_bounds_the_window() {
 }
 
 #[test]
+fn the_last_event_is_known_beyond_the_window() {
+    let age = Duration::from_secs(10);
+    let (mut writer, reader) = new(WindowLimits {
+        age,
+        bytes: 1 << 30,
+    });
+    let start = Instant::now();
+    writer.replace(at(11, &[("ns/a", 11)]));
+    assert_eq!(reader.last_shown_event(), None);
+    // A watch that resumes begins with the last event.
+    put(&mut writer, start, EventKind::Added, "ns/a", 11, "n1");
+    assert_eq!(reader.last_shown_event(), Some(ResourceVersion(11)));
+    put(&mut writer, start, EventKind::Added, "ns/b", 12, "n1");
+    writer.progress(start + age * 2, ResourceVersion(13));
+    assert_eq!(reader.last_event_version(), None);
+    assert_eq!(reader.last_shown_event(), Some(ResourceVersion(12)));
+    writer.replace(at(20, &[]));
+    assert_eq!(reader.last_shown_event(), None);
+}
+
+#[test]
 fn compressed_forms_count_with_their_events() {
     let mut limits = WindowLimits {
         age: Duration::from_secs(10),
