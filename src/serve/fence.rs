@@ -161,6 +161,11 @@ impl Fences {
         let (prover, of) = (Arc::clone(&fence), Arc::clone(scope));
         let ask = move || async move { prover.pass_gets(&of, proof.question).await };
         let passed = fence.gets.join(proof, rate, ask).await;
+        // They are given up sooner than other reads, by design.
+        let passed = passed.map_err(|error| match error {
+            FenceError::Late => FenceError::LateForGets,
+            error => error,
+        });
         let passed = passed.and_then(|passed| check(scope, passed));
         note(scope, started, passed)
     }
@@ -336,30 +341,44 @@ impl Fence {
         if !is_small && !is_worth.unwrap_or_else(|| self.is_worth(objects, answer)) {
             return Err(FenceError::Cheap);
         }
-        // While comparisons are late, all would be left to an upstream that has too much to do.
-        let is_late = self.costs.is_paused() && answer.takes > costs::CATCH_UP;
-        if is_late || self.costs.is_slow(objects) {
-            let version = match known {
-                Some(version) => version,
-                None => self.version(scope).await?,
-            };
-            return self.catch_up(scope, version).await;
-        }
-        let comparison = self.compare(scope);
+        self.compare_or_catch_up(scope, answer, known).await
+    }
+
+    /// Compares upstream's objects with the cache, unless events bring it to the `known` version.
+    /// What the comparison does not prove is left to a catch-up watch.
+    async fn compare_or_catch_up(
+        self: &Arc<Self>,
+        scope: &Arc<Scope>,
+        answer: AnswerOfUpstream,
+        known: Option<ResourceVersion>,
+    ) -> Result<Passed, FenceError> {
+        let is_slow = self.costs.is_slow(scope.reader.snapshot().len());
         let compared = match known {
-            None => comparison.await?,
+            _ if is_slow => Err(FenceError::Late),
+            None => self.compare(scope).await,
             // Events may still be faster.
             Some(version) => tokio::select! {
-                compared = comparison => compared?,
+                compared = self.compare(scope) => compared,
                 _ = scope.wait_until_version(version, Duration::MAX) => {
                     return Ok((FreshnessProof::Followed, version));
                 }
             },
         };
-        if scope.reader.version() < compared.version {
-            return self.catch_up(scope, compared.version).await;
-        }
-        Ok(compared.passed())
+        let version = match (compared, known) {
+            (Ok(compared), _) if scope.reader.version() >= compared.version => {
+                return Ok(compared.passed());
+            }
+            (Ok(compared), _) => compared.version,
+            // Otherwise long lists would be left to an upstream that has too much to do.
+            (Err(FenceError::Late), known) if is_slow || answer.takes > costs::CATCH_UP => {
+                match known {
+                    Some(version) => version,
+                    None => self.version(scope).await?,
+                }
+            }
+            (Err(error), _) => return Err(error),
+        };
+        self.catch_up(scope, version).await
     }
 
     /// Estimates the proof that gets would share now. `None` if there is none for them.
@@ -472,10 +491,12 @@ impl Fence {
         // The question before may have been refused while this one waited for its turn.
         self.may_ask()?;
         metrics::fence_asked(&scope.key.gvr, "list");
-        let (question, started) = (scope.ask(), Instant::now());
+        let (question, started) = (scope.ask(), time::Instant::now());
         let listed = timeout(MAX_WAIT, self.probe.list(1)).await;
         let listed = self.noted(listed.map_err(|_| FenceError::Late)?)?;
-        metrics::fence_answered("list", started.elapsed());
+        let took = started.elapsed();
+        metrics::fence_answered("list", took);
+        self.costs.version_took(took);
         question.answered(listed.version)?;
         Ok(listed.version)
     }
@@ -498,6 +519,10 @@ impl Fence {
     /// waited longer for an answer of upstream.
     async fn compare_for_readers(&self, scope: &Scope) -> Result<ComparedVersion, FenceError> {
         let readers = self.readers.swap(0, Ordering::Relaxed);
+        // The comparison before was late, while these readers waited for their turn.
+        if self.costs.is_paused() {
+            return Err(FenceError::Late);
+        }
         let compared = self.ask_objects(scope).await?;
         if readers > FEW_READERS {
             let longer = (readers as f64 / FEW_READERS as f64).min(MAX_REST_FACTOR);
@@ -584,11 +609,21 @@ impl Fence {
         if !scope.is_following() {
             return Err(FenceError::Interrupted);
         }
-        let Some(_waiting) = self.catch_ups.keep_open(scope) else {
+        let Some(mut waiting) = self.catch_ups.keep_open(scope) else {
             return Err(FenceError::Late);
         };
-        if !scope.wait_until_version(version, costs::PATIENCE.1).await {
-            return Err(FenceError::Late);
+        let mut following = scope.following();
+        tokio::select! {
+            biased;
+            is_reached = scope.wait_until_version(version, costs::PATIENCE.1) => {
+                if !is_reached {
+                    return Err(FenceError::Late);
+                }
+            }
+            _ = following.wait_for(|is_followed| !is_followed) => {
+                return Err(FenceError::Interrupted);
+            }
+            () = waiting.until_given_up() => return Err(FenceError::Late),
         }
         let is_followed = scope.reader.event_version() >= version;
         let proof = if is_followed {

@@ -1,5 +1,6 @@
 //! Calls that wait for company. A call counts for the callers that came before it began. Those who
-//! come later gather for the next one, which does not wait for the end of the one before.
+//! come later gather for the next one, which waits for the end of another one only while as many run
+//! as may.
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -17,8 +18,10 @@ pub(super) struct Gathering {
     pub(super) lull: Duration,
     /// The call begins when none has come for so long: no more are expected.
     pub(super) silence: Duration,
-    /// Longest wait of a caller for the begin of the call.
+    /// Longest wait of a caller for the begin of the call, unless too many are running.
     pub(super) longest: Duration,
+    /// Number of calls that may run at the same time.
+    pub(super) most_running: usize,
 }
 
 /// Lets callers share calls, each of which they wait for together.
@@ -28,6 +31,8 @@ struct GatheringState<T> {
     next: Mutex<Option<GatheringCall<T>>>,
     /// Calls that have begun and not ended.
     running: AtomicUsize,
+    /// Notified at the end of a call.
+    ended: Notify,
 }
 
 /// The next call, as its first caller makes it. It learns the number of its callers.
@@ -46,6 +51,7 @@ impl<T> Default for Gatherings<T> {
         Self(Arc::new(GatheringState {
             next: Mutex::new(None),
             running: AtomicUsize::new(0),
+            ended: Notify::new(),
         }))
     }
 }
@@ -102,22 +108,29 @@ impl<T: Clone + Send + Sync + 'static> Gatherings<T> {
 impl<T> GatheringState<T> {
     /// Waits until the next call should begin, and makes it.
     async fn run(self: Arc<Self>, is_enough: Arc<Notify>) {
-        let gathered = loop {
+        let (gathered, _running) = loop {
             let start = {
                 let mut next = self.next.lock();
-                match next.as_ref().map(GatheringCall::start) {
-                    Some(start) if start > Instant::now() => start,
-                    _ => break next.take(),
+                let running = self.running.load(Ordering::Relaxed);
+                match next.as_ref().map(|next| (next.start(), next.rules)) {
+                    Some((start, _)) if start > Instant::now() => Some(start),
+                    Some((_, rules)) if running >= rules.most_running => None,
+                    // It counts before another one can gather.
+                    _ => break (next.take(), RunningCall::begin(&self)),
                 }
             };
-            // Ended early, the wait is for a lull only.
-            let _ = timeout_at(start, is_enough.notified()).await;
+            match start {
+                // Ended early, the wait is for a lull only.
+                Some(start) => {
+                    let _ = timeout_at(start, is_enough.notified()).await;
+                }
+                None => self.ended.notified().await,
+            }
         };
         // Those who have left need no answer.
         let Some(gathered) = gathered.filter(|gathered| !gathered.result.is_closed()) else {
             return;
         };
-        let _running = RunningCall::begin(&self.running);
         let result = (gathered.call)(gathered.callers).await;
         gathered.result.send_replace(Some(result));
     }
@@ -136,18 +149,19 @@ impl<T> GatheringCall<T> {
 }
 
 /// A call that has begun, for as long as this lives.
-struct RunningCall<'a>(&'a AtomicUsize);
+struct RunningCall<'a, T>(&'a GatheringState<T>);
 
-impl<'a> RunningCall<'a> {
-    fn begin(running: &'a AtomicUsize) -> Self {
-        running.fetch_add(1, Ordering::Relaxed);
-        Self(running)
+impl<'a, T> RunningCall<'a, T> {
+    fn begin(state: &'a GatheringState<T>) -> Self {
+        state.running.fetch_add(1, Ordering::Relaxed);
+        Self(state)
     }
 }
 
-impl Drop for RunningCall<'_> {
+impl<T> Drop for RunningCall<'_, T> {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        self.0.running.fetch_sub(1, Ordering::Relaxed);
+        self.0.ended.notify_one();
     }
 }
 
@@ -165,6 +179,7 @@ mod tests {
         lull: MILLI,
         silence: Duration::from_millis(8),
         longest: Duration::from_millis(25),
+        most_running: 2,
     };
 
     /// Calls that return their number and that of their callers.
@@ -247,6 +262,31 @@ mod tests {
         assert_eq!((first.is_finished(), counted.calls.running()), (false, 1));
         hanging.add_permits(1);
         assert_eq!(first.await.unwrap(), Some((1, 1)));
+        assert_eq!(counted.calls.running(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn callers_gather_until_one_of_the_most_calls_ends() {
+        let counted = Counted::default();
+        let hanging = Arc::new(Semaphore::new(0));
+        let running: Vec<_> = (0..2)
+            .map(|number| counted.come(number * RULES.longest, &hanging))
+            .collect();
+        let later: Vec<_> = (4..8)
+            .map(|number| counted.come(number * RULES.longest, &at_once()))
+            .collect();
+        sleep(20 * RULES.longest).await;
+        assert_eq!(
+            (counted.calls.is_open(), counted.calls.running()),
+            (true, 2)
+        );
+        hanging.add_permits(1);
+        for caller in later {
+            assert_eq!(caller.await.unwrap(), Some((3, 4)), "one call for all");
+        }
+        for caller in running {
+            assert!(caller.await.unwrap().is_some());
+        }
         assert_eq!(counted.calls.running(), 0);
     }
 

@@ -102,8 +102,8 @@ const TAKEN_OVER: Metric<Counter, 3> = Metric::new(
 const FENCED: Metric<Counter, 3> = Metric::new(
     "watershed_consistent_reads_total",
     &["group", "resource", "outcome"],
-    "Consistent reads that waited until memory was shown to be fresh, by what showed it. Failed \
-     ones are forwarded.",
+    "Consistent reads that waited until memory was shown to be fresh, by what showed it. Those \
+     with the outcomes failed, late-for-gets and cheaper-upstream are forwarded.",
 );
 const FENCE_DURATION: Metric<Histogram, 1> = Metric::new(
     "watershed_consistent_read_wait_duration_seconds",

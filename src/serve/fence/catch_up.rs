@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use tokio::sync::watch;
 use tokio::time::timeout;
 
 use crate::scope::Scope;
@@ -32,6 +33,8 @@ pub(super) struct CatchUpWatches {
     is_open: AtomicBool,
     /// End of the pause of catch-up watches.
     useless_until: Mutex<Option<Instant>>,
+    /// Changes when the watch that readers wait for is given up.
+    given_up: watch::Sender<()>,
 }
 
 impl CatchUpWatches {
@@ -42,6 +45,7 @@ impl CatchUpWatches {
             fruitless: AtomicUsize::new(0),
             is_open: AtomicBool::new(false),
             useless_until: Mutex::default(),
+            given_up: watch::Sender::new(()),
         }
     }
 
@@ -169,23 +173,36 @@ impl Drop for CatchUpTask {
     fn drop(&mut self) {
         if self.is_counted {
             self.watches.is_open.store(false, Ordering::SeqCst);
+            self.watches.given_up.send_replace(());
         }
     }
 }
 
 /// A reader that waits, for as long as this lives.
-pub(super) struct WaitingReader(Arc<CatchUpWatches>);
+pub(super) struct WaitingReader {
+    watches: Arc<CatchUpWatches>,
+    given_up: watch::Receiver<()>,
+}
 
 impl WaitingReader {
     fn new(watches: &Arc<CatchUpWatches>) -> Self {
         watches.waiting.fetch_add(1, Ordering::SeqCst);
-        Self(Arc::clone(watches))
+        Self {
+            watches: Arc::clone(watches),
+            given_up: watches.given_up.subscribe(),
+        }
+    }
+
+    /// Waits until the watch is given up, so that it brings nothing.
+    pub(super) async fn until_given_up(&mut self) {
+        // The sender lives as long as this.
+        let _ = self.given_up.changed().await;
     }
 }
 
 impl Drop for WaitingReader {
     fn drop(&mut self) {
-        self.0.waiting.fetch_sub(1, Ordering::SeqCst);
+        self.watches.waiting.fetch_sub(1, Ordering::SeqCst);
     }
 }
 

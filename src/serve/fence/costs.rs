@@ -45,7 +45,9 @@ struct CostState {
     seconds_per_object: Option<f64>,
     /// Seconds that a comparison of few objects takes.
     seconds_at_least: f64,
-    /// The moment of the last measurement.
+    /// Mean time of the question for the version.
+    seconds_of_version: Option<f64>,
+    /// The moment of the last measurement of a comparison.
     measured: Option<Instant>,
     /// Events did not bring the last proofs, so comparing comes first. `None` before the first one.
     compares_first: Option<bool>,
@@ -103,6 +105,16 @@ impl ProofCosts {
         let state = self.0.lock();
         let each = state.seconds_per_object.unwrap_or(SECONDS_PER_OBJECT);
         Duration::from_secs_f64(state.seconds_at_least + each * objects as f64)
+    }
+
+    /// Returns the expected time of the question for the version; zero before the first one.
+    pub(in crate::serve) fn expected_of_version(&self) -> Duration {
+        Duration::from_secs_f64(self.0.lock().seconds_of_version.unwrap_or_default())
+    }
+
+    /// Notes the time of a question for the version.
+    pub(in crate::serve) fn version_took(&self, took: Duration) {
+        mix(&mut self.0.lock().seconds_of_version, took.as_secs_f64());
     }
 
     /// Returns the expected time of an answer that costs as much.

@@ -21,8 +21,7 @@ const EXPECTED_IN_SILENCE: f64 = 6.0;
 const ENOUGH: f64 = 16.0;
 /// Least number of gets that share a proof. One alone could as well be forwarded.
 const FEWEST: f64 = 2.0;
-/// Proofs that are under way at the same time. Gets that come meanwhile are forwarded: upstream is
-/// slower than they are.
+/// Proofs that are under way at the same time. Gets that come meanwhile wait for the end of one.
 const MAX_RUNNING: usize = 4;
 /// Least and longest wait for a proof that has begun. An API server that lets it wait may answer
 /// the gets themselves.
@@ -32,6 +31,8 @@ const GAIN: f64 = 0.3;
 const LEAST_GAIN: f64 = 0.1;
 /// Time for which the sizes of crowds are remembered. Then one tells anew.
 const REMEMBERED: Duration = Duration::from_secs(1);
+/// Time for which gets share no proofs after one that was late for them.
+const AFTER_LATE: Duration = Duration::from_secs(1);
 
 /// The question that proves that gets may be answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +57,7 @@ impl ProofForGets {
     /// Estimates the next proof for so many objects. `None` while comparisons are slow.
     pub(super) fn new(costs: &ProofCosts, objects: usize, question: GetQuestion) -> Option<Self> {
         let (cost, takes) = match question {
-            GetQuestion::Version => (REQUEST, Duration::ZERO),
+            GetQuestion::Version => (REQUEST, costs.expected_of_version()),
             GetQuestion::Comparison if costs.is_slow(objects) || costs.is_paused() => return None,
             GetQuestion::Comparison => (costs.comparison(objects), costs.expected(objects)),
         };
@@ -88,16 +89,20 @@ impl ProofForGets {
 pub(super) struct GetProofs {
     calls: Gatherings<Result<Passed, FenceError>>,
     crowds: CrowdSizes,
+    lateness: Lateness,
 }
 
 impl GetProofs {
     /// Returns `true` if a get should wait for others, when `rate` of them are expected in a
     /// second: if so many will wait that they cost upstream more than the proof.
     pub(super) fn is_worth(&self, proof: ProofForGets, rate: f64) -> bool {
+        let is_full = self.calls.running() >= MAX_RUNNING;
+        if self.lateness.is_pausing() || (is_full && self.lateness.is_late()) {
+            return false;
+        }
         let longest = LONGEST.as_secs_f64();
         let company = (rate * longest).min(self.crowds.expected());
-        let is_expected = company >= proof.cost.max(MANY_GETS * longest);
-        self.calls.is_open() || (is_expected && self.calls.running() < MAX_RUNNING)
+        self.calls.is_open() || company >= proof.cost.max(MANY_GETS * longest)
     }
 
     /// Waits for other gets and then for the proof, which begins with a call of `ask`. Gets that are
@@ -112,19 +117,28 @@ impl GetProofs {
         F: FnOnce() -> A + Send + 'static,
         A: Future<Output = Result<Passed, FenceError>> + Send + 'static,
     {
+        // The gets that this one was to wait for may have gone on meanwhile.
+        if !self.is_worth(proof, rate) {
+            return Err(FenceError::Cheap);
+        }
         let shared = Arc::clone(self);
         let call = move |gets| async move {
             shared.crowds.gathered(gets);
             if !proof.is_worth_for(gets) {
                 return Err(FenceError::Cheap);
             }
-            ask().await
+            let began = Instant::now();
+            let passed = ask().await;
+            shared.lateness.ended(began.elapsed() >= proof.patience());
+            passed
         };
         let passed = self.calls.join(self.gathering(proof, rate), call);
         let passed = timeout(LONGEST + proof.patience(), passed).await;
-        passed
-            .map_err(|_| FenceError::Late)?
-            .unwrap_or(Err(FenceError::Failed))
+        let Ok(passed) = passed else {
+            self.lateness.ended(true);
+            return Err(FenceError::LateForGets);
+        };
+        passed.unwrap_or(Err(FenceError::Failed))
     }
 
     /// Returns the wait for more gets, when `rate` of them are expected in a second.
@@ -138,6 +152,7 @@ impl GetProofs {
             lull: LULL,
             silence: Duration::from_secs_f64(silence).clamp(LULL, LONGEST),
             longest: LONGEST,
+            most_running: MAX_RUNNING,
         }
     }
 }
@@ -177,6 +192,34 @@ impl CrowdSizes {
             usual,
             learned: Instant::now(),
         });
+    }
+}
+
+/// The last proof that was late for its gets. `None` once a later one was in time.
+#[derive(Debug, Default)]
+struct Lateness(Mutex<Option<Instant>>);
+
+impl Lateness {
+    /// Returns `true` for a while after a late proof. Upstream answers gets itself then.
+    fn is_pausing(&self) -> bool {
+        let late = *self.0.lock();
+        late.is_some_and(|late| late.elapsed() < AFTER_LATE)
+    }
+
+    /// Returns `true` until a proof is in time after the pause.
+    fn is_late(&self) -> bool {
+        self.0.lock().is_some()
+    }
+
+    /// Notes the end of a proof, or of the wait for it.
+    fn ended(&self, is_late: bool) {
+        let mut late = self.0.lock();
+        if is_late {
+            *late = Some(Instant::now());
+        } else {
+            // Those in time that began before a late one tell nothing new.
+            *late = late.filter(|late| late.elapsed() < AFTER_LATE);
+        }
     }
 }
 

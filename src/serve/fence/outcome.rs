@@ -47,6 +47,9 @@ pub(in crate::serve) enum FenceError {
     Refused,
     #[error("the cache did not reach the version in time")]
     Late,
+    /// Gets wait for less than other reads, and upstream answers them as soon.
+    #[error("the proof was late for gets, which wait for a moment only")]
+    LateForGets,
     #[error("the answer costs upstream less than the proof")]
     Cheap,
     #[error(transparent)]
@@ -63,6 +66,7 @@ impl FenceError {
     pub(super) fn as_str(&self) -> &'static str {
         match self {
             Self::Cheap => "cheaper-upstream",
+            Self::LateForGets => "late-for-gets",
             Self::AnswerError(_)
             | Self::Failed
             | Self::Refused

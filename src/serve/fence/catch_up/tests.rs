@@ -3,13 +3,13 @@ use bytes::Bytes;
 use futures_util::{StreamExt as _, stream};
 use http::Response;
 use tokio::sync::Semaphore;
-use watershed_protocol::{Encoding, FieldTable, GroupVersionResource, Representation, Selection};
+use watershed_protocol::{Encoding, FieldTable, GroupVersionResource, Representation};
 
 use super::*;
 use crate::body;
 use crate::scope::{ScopeConfig, ScopeKey, Scopes};
-use crate::serve::fence::costs::REQUEST;
-use crate::serve::fence::{Fences, ProofCosts, ProofDemand};
+use crate::serve::fence::costs::{PATIENCE, REQUEST};
+use crate::serve::fence::{FenceError, Fences, ProofCosts, ProofDemand};
 use crate::store::Snapshot;
 use crate::test_support::{Api, HTTP2, Pki, eventually, streamed, upstream_of};
 use crate::upstream::UpstreamClient;
@@ -40,88 +40,213 @@ const SHOWN: &str = concat!(
     "\n"
 );
 
+/// The body of one that shows nothing but the event.
+const SHOWN_EVENT: &str = concat!(
+    r#"{"type":"ADDED","object":{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","#,
+    r#""metadata":{"name":"c","namespace":"n","resourceVersion":"30"}}}"#,
+    "\n"
+);
+
 const LATER_LIST: &str = concat!(
     r#"{"kind":"ConfigMapList","apiVersion":"v1","metadata":{"resourceVersion":"40"},"items":[]}"#,
     "\n"
 );
 
-/// Starts an API server that sends the event to the scope's own watch with the permit.
-async fn api(pki: &Pki, list: &'static str, permit: &Arc<Semaphore>) -> Api {
-    let permit = Arc::clone(permit);
-    Api::start(pki, HTTP2, move |request, _| {
-        let permit = Arc::clone(&permit);
-        let query = request.uri().query().unwrap_or_default();
-        let body = if !query.starts_with("watch=1") {
-            body::full(list)
+/// An API server, and what it waits for.
+#[derive(Clone)]
+struct Served {
+    list: &'static str,
+    /// The body of a catch-up watch, which stays open.
+    shown: &'static str,
+    /// The first permit sends the event to the scope's own watch, the second breaks the watch.
+    watched: Arc<Semaphore>,
+    /// Permits lists of all objects.
+    compared: Arc<Semaphore>,
+    comparisons: Arc<AtomicUsize>,
+}
+
+impl Served {
+    fn new(list: &'static str, shown: &'static str, events: usize) -> Self {
+        Self {
+            list,
+            shown,
+            watched: Arc::new(Semaphore::new(events)),
+            compared: Arc::new(Semaphore::new(100)),
+            comparisons: Arc::default(),
+        }
+    }
+
+    async fn answer(self, query: String) -> Response<body::Body> {
+        let body = if query.starts_with("limit=") {
+            body::full(self.list)
+        } else if !query.starts_with("watch=1") {
+            self.comparisons.fetch_add(1, Ordering::SeqCst);
+            self.compared.acquire().await.unwrap().forget();
+            body::full(self.list)
         } else if query.contains("sendInitialEvents") {
             let mark = stream::iter([Ok(Bytes::from_static(MARK.as_bytes()))]);
+            let watched = Arc::clone(&self.watched);
             let event = stream::once(async move {
-                permit.acquire().await.unwrap().forget();
+                watched.acquire().await.unwrap().forget();
                 Ok(Bytes::from_static(EVENT.as_bytes()))
             });
-            streamed(mark.chain(event).chain(stream::pending()))
+            let end = stream::once(async move {
+                self.watched.acquire().await.unwrap().forget();
+                Err("broken".into())
+            });
+            streamed(mark.chain(event).chain(end))
         } else {
-            streamed(stream::iter([Ok(Bytes::from_static(SHOWN.as_bytes()))]))
+            let shown = stream::iter([Ok(Bytes::from_static(self.shown.as_bytes()))]);
+            streamed(shown.chain(stream::pending()))
         };
-        async move {
-            let response = Response::builder().header("content-type", "application/json");
-            response.body(body).unwrap()
+        let response = Response::builder().header("content-type", "application/json");
+        response.body(body).unwrap()
+    }
+
+    async fn start(&self, pki: &Pki) -> Api {
+        let served = self.clone();
+        Api::start(pki, HTTP2, move |request, _| {
+            let query = request.uri().query().unwrap_or_default().to_owned();
+            served.clone().answer(query)
+        })
+        .await
+    }
+
+    /// Starts the server, and opens a scope that has reached the version.
+    async fn open(&self, reached: u64) -> FencedScope {
+        let pki = Pki::new();
+        let api = self.start(&pki).await;
+        let client = UpstreamClient::new(&upstream_of(&pki, &api).await);
+        let scopes = Scopes::new(client.clone(), ScopeConfig::default());
+        let gvr = GroupVersionResource::new("", "v1", "configmaps");
+        let key = ScopeKey::everything(gvr, Representation::whole(Encoding::Json));
+        let fields = Arc::new(FieldTable::metadata_only(true));
+        let scope = scopes.open(&key, &"ConfigMap".into(), &fields);
+        eventually(|| scope.reader.version() == ResourceVersion(reached)).await;
+        FencedScope {
+            fences: Fences::new(client),
+            scope,
+            _scopes: scopes,
+            _api: api,
         }
-    })
-    .await
+    }
+}
+
+/// A scope of a running server, and its fences.
+struct FencedScope {
+    fences: Fences,
+    scope: Arc<Scope>,
+    _scopes: Scopes,
+    _api: Api,
+}
+
+impl FencedScope {
+    /// Proves a read whose answer costs upstream as much as so many requests.
+    async fn prove(&self, requests: f64) -> Result<ResourceVersion, FenceError> {
+        let cost = move |_: &ProofCosts, _: &Snapshot| REQUEST * requests;
+        let demand = ProofDemand {
+            cost: &cost,
+            identity: None,
+        };
+        self.fences.prove(&self.scope, demand, Instant::now()).await
+    }
 }
 
 #[tokio::test]
 async fn a_catch_up_watch_proves_nothing_before_the_cache_has_its_events() {
-    let (pki, permit) = (Pki::new(), Arc::new(Semaphore::new(0)));
-    let api = api(&pki, LIST, &permit).await;
-    let client = UpstreamClient::new(&upstream_of(&pki, &api).await);
-    let scopes = Scopes::new(client.clone(), ScopeConfig::default());
-    let gvr = GroupVersionResource::new("", "v1", "configmaps");
-    let key = ScopeKey::everything(gvr.clone(), Representation::whole(Encoding::Json));
-    let fields = Arc::new(FieldTable::metadata_only(true));
-    let scope = scopes.open(&key, &"ConfigMap".into(), &fields);
-    eventually(|| scope.reader.version() == ResourceVersion(20)).await;
-    let probe = Probe::new(client, &gvr, &Selection::default(), true);
-    let watches = CatchUpWatches::new(probe);
+    let served = Served::new(LIST, SHOWN, 0);
+    let opened = served.open(20).await;
+    let (fence, scope) = (opened.fences.of(&opened.scope), &opened.scope);
+    let watches = &fence.catch_ups;
 
     // The scope's own watch does not bring the event while this one waits for it.
-    assert!(watches.watch(&scope).await.unwrap());
+    assert!(watches.watch(scope).await.unwrap());
     assert_eq!(scope.reader.version(), ResourceVersion(20));
     assert!(scope.reader.snapshot().is_empty());
 
-    permit.add_permits(1);
+    served.watched.add_permits(1);
     eventually(|| scope.reader.version() == ResourceVersion(30)).await;
-    assert!(watches.watch(&scope).await.unwrap());
+    assert!(watches.watch(scope).await.unwrap());
     assert_eq!(scope.reader.version(), ResourceVersion(40));
     assert_eq!(scope.reader.snapshot().len(), 1);
 }
 
 #[tokio::test]
 async fn a_long_list_is_proven_by_a_catch_up_watch_while_comparisons_are_late() {
-    let (pki, permit) = (Pki::new(), Arc::new(Semaphore::new(1)));
-    let api = api(&pki, LATER_LIST, &permit).await;
-    let client = UpstreamClient::new(&upstream_of(&pki, &api).await);
-    let scopes = Scopes::new(client.clone(), ScopeConfig::default());
-    let gvr = GroupVersionResource::new("", "v1", "configmaps");
-    let key = ScopeKey::everything(gvr, Representation::whole(Encoding::Json));
-    let fields = Arc::new(FieldTable::metadata_only(true));
-    let scope = scopes.open(&key, &"ConfigMap".into(), &fields);
-    eventually(|| scope.reader.version() == ResourceVersion(30)).await;
-    let fences = Fences::new(client);
-    let fence = fences.of(&scope);
+    let opened = Served::new(LATER_LIST, SHOWN, 1).open(30).await;
+    let fence = opened.fences.of(&opened.scope);
     fence.costs.measured(1, 300, Duration::from_secs(10));
     fence.costs.late();
-    let proof_of = async |share: f64| {
-        let cost = move |_: &ProofCosts, _: &Snapshot| REQUEST * share;
-        let demand = ProofDemand {
-            cost: &cost,
-            identity: None,
-        };
-        fences.prove(&scope, demand, Instant::now()).await
-    };
-    let short = proof_of(0.01).await;
+    let short = opened.prove(0.01).await;
     assert!(short.is_err(), "upstream has it sooner: {short:?}");
-    assert_eq!(scope.reader.version(), ResourceVersion(30));
-    assert_eq!(proof_of(0.5).await.unwrap(), ResourceVersion(40));
+    assert_eq!(opened.scope.reader.version(), ResourceVersion(30));
+    assert_eq!(opened.prove(0.5).await.unwrap(), ResourceVersion(40));
+}
+
+#[tokio::test]
+async fn long_lists_whose_comparison_becomes_late_are_proven_by_a_catch_up_watch() {
+    const LONG: f64 = 1e9;
+    let served = Served::new(LATER_LIST, SHOWN, 1);
+    let opened = served.open(30).await;
+    served.compared.forget_permits(100);
+    let compared = || served.comparisons.load(Ordering::SeqCst) == 1;
+    let queued = async {
+        eventually(compared).await;
+        opened.prove(LONG).await
+    };
+    let (first, queued) = tokio::join!(opened.prove(LONG), queued);
+    assert_eq!(first.unwrap(), ResourceVersion(40));
+    assert_eq!(queued.unwrap(), ResourceVersion(40));
+    assert!(compared(), "no comparison follows one that was late");
+}
+
+#[tokio::test]
+async fn readers_do_not_wait_for_a_catch_up_watch_that_was_given_up() {
+    let opened = Served::new(LATER_LIST, "no event\n", 1).open(30).await;
+    let fence = opened.fences.of(&opened.scope);
+    let caught_up = fence.catch_up(&opened.scope, ResourceVersion(40));
+    let caught_up = timeout(PATIENCE.1 / 2, caught_up).await;
+    let caught_up = caught_up.expect("the watch ended long ago");
+    assert!(matches!(caught_up, Err(FenceError::Late)), "{caught_up:?}");
+}
+
+#[tokio::test]
+async fn readers_do_not_wait_for_a_catch_up_watch_once_the_scope_has_lost_its_own() {
+    let served = Served::new(LATER_LIST, SHOWN_EVENT, 1);
+    let opened = served.open(30).await;
+    let fence = opened.fences.of(&opened.scope);
+    let lose = async {
+        eventually(|| fence.catch_ups.waiting.load(Ordering::SeqCst) == 1).await;
+        served.watched.add_permits(1);
+    };
+    let caught_up = fence.catch_up(&opened.scope, ResourceVersion(40));
+    let caught_up = timeout(PATIENCE.1 / 2, caught_up);
+    let (caught_up, ()) = tokio::join!(caught_up, lose);
+    let caught_up = caught_up.expect("the scope's watch was lost");
+    assert!(
+        matches!(caught_up, Err(FenceError::Interrupted)),
+        "{caught_up:?}"
+    );
+}
+
+#[tokio::test]
+async fn gets_that_are_given_up_by_design_do_not_count_as_failed() {
+    let opened = Served::new(LATER_LIST, SHOWN, 1).open(30).await;
+    let gets = (0..20).map(|_| opened.fences.prove_gets(&opened.scope, 1000.0));
+    for get in futures_util::future::join_all(gets).await {
+        let error = get.expect_err("memory is behind");
+        assert_eq!(error.as_str(), "late-for-gets", "{error}");
+    }
+}
+
+#[tokio::test]
+async fn the_time_of_a_question_for_the_version_is_learned() {
+    let opened = Served::new(LATER_LIST, SHOWN, 1).open(30).await;
+    let fence = opened.fences.of(&opened.scope);
+    assert_eq!(fence.costs.expected_of_version(), Duration::ZERO);
+    assert_eq!(
+        fence.version(&opened.scope).await.unwrap(),
+        ResourceVersion(40)
+    );
+    assert!(fence.costs.expected_of_version() > Duration::ZERO);
 }

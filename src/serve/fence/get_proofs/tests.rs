@@ -55,11 +55,15 @@ impl Results {
 
 impl Rehearsal {
     fn of(objects: usize) -> Arc<Self> {
+        Self::with(proof(objects))
+    }
+
+    fn with(proof: ProofForGets) -> Arc<Self> {
         Arc::new(Self {
             arrivals: GetCrowds::default(),
             pods: GroupVersionResource::new("", "v1", "pods"),
             proofs: Arc::default(),
-            proof: proof(objects),
+            proof,
             results: Mutex::default(),
         })
     }
@@ -206,14 +210,85 @@ async fn a_lone_get_after_a_crowd_does_not_wait() {
 #[tokio::test(start_paused = true)]
 async fn a_proof_that_hangs_is_not_waited_for_and_many_of_them_not_joined() {
     let (proofs, proof) = (Arc::new(GetProofs::default()), proof(20));
-    let (rate, began) = (1000.0, Instant::now());
+    let rate = 1000.0;
     for _ in 0..MAX_RUNNING {
         assert!(proofs.is_worth(proof, rate));
+        let began = Instant::now();
         let gets = (0..20).map(|_| proofs.join(proof, rate, std::future::pending));
         for get in futures_util::future::join_all(gets).await {
-            assert!(matches!(get, Err(FenceError::Late)), "{get:?}");
+            assert!(matches!(get, Err(FenceError::LateForGets)), "{get:?}");
         }
+        assert!(began.elapsed() <= LONGEST + PATIENCE.0 + MILLI);
+        assert!(!proofs.is_worth(proof, rate), "upstream is left alone");
+        sleep(AFTER_LATE).await;
     }
-    assert!(began.elapsed() <= 4 * (LONGEST + PATIENCE.0 + MILLI));
     assert!(!proofs.is_worth(proof, rate));
+}
+
+#[tokio::test(start_paused = true)]
+async fn proofs_that_are_late_once_are_shared_again_after_a_second() {
+    let (proofs, proof) = (Arc::new(GetProofs::default()), proof(20));
+    let rate = 1000.0;
+    let hiccup = || async {
+        sleep(2 * PATIENCE.0).await;
+        Ok((FreshnessProof::Validated, ResourceVersion(1)))
+    };
+    let gets = (0..20).map(|_| proofs.join(proof, rate, hiccup));
+    for get in futures_util::future::join_all(gets).await {
+        assert!(get.is_err(), "{get:?}");
+    }
+    sleep(2 * PATIENCE.0).await;
+    assert!(!proofs.is_worth(proof, rate), "it ended a moment ago");
+    sleep(AFTER_LATE).await;
+    let in_time = || async { Ok((FreshnessProof::Validated, ResourceVersion(2))) };
+    let gets = (0..20).map(|_| proofs.join(proof, rate, in_time));
+    for get in futures_util::future::join_all(gets).await {
+        assert!(get.is_ok(), "{get:?}");
+    }
+    assert!(!proofs.lateness.is_late());
+}
+
+#[tokio::test(start_paused = true)]
+async fn gets_share_proofs_of_an_upstream_that_is_slow_to_tell_its_version() {
+    let takes = Duration::from_millis(500);
+    let costs = ProofCosts::default();
+    costs.version_took(takes);
+    let proof = ProofForGets::new(&costs, 20, GetQuestion::Version).unwrap();
+    assert_eq!(proof.patience(), 4 * takes);
+    let run = Rehearsal::with(proof).run(500, 1000 * MILLI, |number| number * 2 * MILLI);
+    let results = run.await;
+    let (requests, longest) = (results.at_upstream_per_thousand(), results.longest());
+    assert!(requests <= 200, "{requests} requests for 1000 gets");
+    // Four proofs may have begun just before.
+    assert!(longest <= LONGEST + 2 * takes + 2 * MILLI, "{longest:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_more_proofs_run_than_may_however_many_crowds_come() {
+    let (proofs, proof) = (Arc::new(GetProofs::default()), proof(20));
+    let crowds: Vec<_> = (0..=MAX_RUNNING)
+        .map(|number| {
+            let proofs = Arc::clone(&proofs);
+            tokio::spawn(async move {
+                sleep(u32::try_from(number).unwrap() * (LONGEST - 2 * MILLI)).await;
+                let gets = (0..20).map(|_| proofs.join(proof, 1000.0, std::future::pending));
+                futures_util::future::join_all(gets).await
+            })
+        })
+        .collect();
+    // The first is not late yet.
+    sleep(LONGEST + PATIENCE.0 - 4 * MILLI).await;
+    assert_eq!(proofs.calls.running(), MAX_RUNNING);
+    assert!(proofs.calls.is_open());
+    for crowd in crowds {
+        assert!(crowd.await.unwrap().iter().all(Result::is_err));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_straggler_whose_crowd_has_gone_on_does_not_wait() {
+    let (proofs, began) = (Arc::new(GetProofs::default()), Instant::now());
+    let get = proofs.join(proof(20), 0.0, std::future::pending).await;
+    assert!(matches!(get, Err(FenceError::Cheap)), "{get:?}");
+    assert_eq!(began.elapsed(), Duration::ZERO);
 }
