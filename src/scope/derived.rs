@@ -384,10 +384,17 @@ impl DerivedFeed {
             let print = self
                 .states
                 .print_anew(printer, &now.manner, &held, &objects);
-            print.await?
+            tokio::select! {
+                printed = print => printed?,
+                // A large type takes seconds. The caller has to know of this before.
+                () = until_unusable(source) => return Ok(None),
+            }
         };
+        if !source.is_following() {
+            return Ok(None);
+        }
         following.accept(now.clone());
-        // The source followed a moment ago. If it does not now, that is told next.
+        // If the source does not follow any more, that is told next.
         self.told = ToldState::Followed;
         Ok(Some(DerivedStep::Checked {
             release: now.release.clone(),
