@@ -1,8 +1,9 @@
 //! Grants of all objects of a type in a namespace, whatever their names.
 //!
 //! A caller that gets a thousand objects by name would cost upstream a thousand reviews, and so
-//! would the proxies of a thousand nodes that each watch the pods of their own. A review of a name
-//! that nobody can know stands for all of them:
+//! would the proxies of a thousand nodes that each list the pods of their own. A review of a name
+//! that nobody can know stands for all of them. Watches have reviews of their own, as they are
+//! judged again while they are open:
 //!
 //! - A rule of RBAC that has names grants those names and no other, so a rule without names must
 //!   have granted this one. Rules only add up, so nothing takes a name out of it again.

@@ -150,7 +150,7 @@ impl AccessRequest {
     }
 
     /// Returns the request for all names of the type, if this is one for a single object or a
-    /// selection.
+    /// selection that is answered at once. Open watches are asked about again, each as it is.
     pub(super) fn of_every_name(&self) -> Option<Self> {
         let AccessTarget::Resource(attributes) = &self.target else {
             return None;
@@ -158,7 +158,7 @@ impl AccessRequest {
         let resource = &attributes.resource;
         let is_part = match attributes.verb {
             Verb::Get => resource.name.is_some(),
-            Verb::List | Verb::Watch => resource.name.is_some() || !attributes.selectors.is_empty(),
+            Verb::List => resource.name.is_some() || !attributes.selectors.is_empty(),
             _ => false,
         };
         if !is_part || resource.subresource.is_some() {

@@ -267,7 +267,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn callers_gather_until_one_of_the_most_calls_ends() {
-        let counted = Counted::default();
+        let counted = CountedCalls::default();
         let hanging = Arc::new(Semaphore::new(0));
         let running: Vec<_> = (0..2)
             .map(|number| counted.come(number * RULES.longest, &hanging))
