@@ -76,10 +76,13 @@ impl Served {
         }
     }
 
-    async fn answer(self, query: String) -> Response<body::Body> {
-        let body = if query.starts_with("limit=") {
+    async fn answer(self, query: String, accept: String) -> Response<body::Body> {
+        let is_watch = query.starts_with("watch=1");
+        let body = if !is_watch && !query.is_empty() {
             body::full(self.list)
-        } else if !query.starts_with("watch=1") {
+        } else if !is_watch && !accept.contains("PartialObjectMetadataList") {
+            body::full("{}")
+        } else if !is_watch {
             self.comparisons.fetch_add(1, Ordering::SeqCst);
             self.compared.acquire().await.unwrap().forget();
             body::full(self.list)
@@ -107,7 +110,9 @@ impl Served {
         let served = self.clone();
         Api::start(pki, HTTP2, move |request, _| {
             let query = request.uri().query().unwrap_or_default().to_owned();
-            served.clone().answer(query)
+            let accept = request.headers().get("accept");
+            let accept = accept.map_or("", |accept| accept.to_str().unwrap());
+            served.clone().answer(query, accept.to_owned())
         })
         .await
     }
