@@ -26,10 +26,12 @@ import (
 
 // ownTypes are the types that the proxy reads for itself in every mode.
 var ownTypes = []string{
-	"apiextensions.k8s.io/customresourcedefinitions", "apiregistration.k8s.io/apiservices",
 	"rbac.authorization.k8s.io/clusterrolebindings", "rbac.authorization.k8s.io/clusterroles",
 	"rbac.authorization.k8s.io/rolebindings", "rbac.authorization.k8s.io/roles",
 }
+
+// definitions are those that it reads where other types than Kubernetes' own may be cached.
+var definitions = []string{"apiextensions.k8s.io/customresourcedefinitions", "apiregistration.k8s.io/apiservices"}
 
 // grantedRights are the rules of the proxy's ClusterRole, and the configuration beside them.
 type grantedRights struct {

@@ -138,9 +138,18 @@ admissionregistration.k8s.io apiextensions.k8s.io apiregistration.k8s.io apps au
 {{- $rules = append $rules (dict "apiGroups" (list "") "resources" (list "nodes" "pods")) -}}
 {{- $rules = append $rules (dict "apiGroups" (list "coordination.k8s.io") "resources" (list "leases")) -}}
 {{- end -}}
-{{- /* What the proxy reads for itself: custom and aggregated types, and changes of rights. */ -}}
+{{- /* What the proxy reads for itself: changes of rights, and custom and aggregated types if it may cache any. */ -}}
+{{- $others := .Values.rbac.customGroups -}}
+{{- range compact (splitList " " (include "watershed.namedTypes" .)) -}}
+{{- $group := (splitn "/" 2 .)._0 -}}
+{{- if not (or (eq $group "") (has $group $groups)) -}}
+{{- $others = append $others $group -}}
+{{- end -}}
+{{- end -}}
+{{- if $others -}}
 {{- $rules = append $rules (dict "apiGroups" (list "apiextensions.k8s.io") "resources" (list "customresourcedefinitions")) -}}
 {{- $rules = append $rules (dict "apiGroups" (list "apiregistration.k8s.io") "resources" (list "apiservices")) -}}
+{{- end -}}
 {{- $rules = append $rules (dict "apiGroups" (list "rbac.authorization.k8s.io") "resources" (list "clusterrolebindings" "clusterroles" "rolebindings" "roles")) -}}
 {{- end -}}
 {{- range compact (splitList " " (include "watershed.namedTypes" .)) -}}

@@ -72,7 +72,7 @@ async fn ask(
     findings: &mut Findings,
 ) -> Result<(), ReviewError> {
     examine_callers(config, rights, findings).await?;
-    examine_own_reads(rights, findings).await?;
+    examine_own_reads(config, rights, findings).await?;
     let scopes = Scopes::new(client.clone(), config.scopes);
     let (follower, catalog) =
         CatalogFollower::new(client.clone(), scopes, config.aggregated.clone());
@@ -225,8 +225,16 @@ async fn examine_impersonation(
     Ok(())
 }
 
-async fn examine_own_reads(rights: &OwnRights, findings: &mut Findings) -> Result<(), ReviewError> {
+async fn examine_own_reads(
+    config: &AppConfig,
+    rights: &OwnRights,
+    findings: &mut Findings,
+) -> Result<(), ReviewError> {
+    let reads_definitions = config.policy.may_cache_custom_types();
     for (group, version, resource, effect) in FOR_ITSELF {
+        if !reads_definitions && *effect != RBAC {
+            continue;
+        }
         let gvr = GroupVersionResource::new(group, version, resource);
         let mut lacks = Vec::new();
         for verb in ["list", "watch"] {
