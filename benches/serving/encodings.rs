@@ -25,7 +25,7 @@ const METADATA: [&str; 2] = [
     "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1",
     "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1",
 ];
-/// What a list and a watch of each client accept.
+/// The media types that a list and a watch of each client accept.
 const CLIENTS: [[&str; 2]; 3] = [[JSON; 2], [PROTOBUF; 2], METADATA];
 /// Time for the first states of watches, and for freed memory to leave a process.
 const QUIET: Duration = Duration::from_secs(5);

@@ -6,7 +6,7 @@ use super::checkpoint::{Checkpoints, ReplicaStates, StoredScope};
 use super::metrics;
 use crate::budget::MemoryBudget;
 
-/// Where states of earlier may be found. Cheap to clone.
+/// The places where states of earlier may be found. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub(super) struct EarlierStates {
     pub(super) checkpoints: Option<Checkpoints>,

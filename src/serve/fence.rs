@@ -345,7 +345,7 @@ impl Fence {
     }
 
     /// Compares upstream's objects with the cache, unless events bring it to the `known` version.
-    /// What the comparison does not prove is left to a catch-up watch.
+    /// Waits for a catch-up watch where that proves nothing.
     async fn compare_or_catch_up(
         self: &Arc<Self>,
         scope: &Arc<Scope>,

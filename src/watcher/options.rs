@@ -1,4 +1,4 @@
-//! What a watch begins with, and how it ends.
+//! The begin and the end of a watch, as its request wants them.
 use std::any::Any;
 use std::sync::Arc;
 

@@ -50,16 +50,22 @@ pub(crate) fn version(answer: &Answer) -> u64 {
         .unwrap()
 }
 
+/// Returns the keys of all pods, NAMESPACE/NAME.
+pub(crate) fn pod_keys(fixture: &Fixture) -> Vec<String> {
+    let pods = fixture.upstream.state().snapshot(&pods());
+    pods.into_keys().collect()
+}
+
+/// Returns the path of the pod with this key.
+pub(crate) fn pod_path(key: &str) -> String {
+    let (namespace, name) = key.split_once('/').unwrap();
+    format!("/api/v1/namespaces/{namespace}/pods/{name}")
+}
+
 /// Returns the namespace and name of a pod that is neither the newest nor the last.
 pub(crate) fn some_pod(fixture: &Fixture) -> (String, String) {
-    let key = fixture
-        .upstream
-        .state()
-        .snapshot(&pods())
-        .into_keys()
-        .nth(1)
-        .unwrap();
-    let (namespace, name) = key.split_once('/').unwrap();
+    let keys = pod_keys(fixture);
+    let (namespace, name) = keys[1].split_once('/').unwrap();
     (namespace.to_owned(), name.to_owned())
 }
 

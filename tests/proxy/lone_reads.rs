@@ -7,7 +7,7 @@ use tokio_util::task::AbortOnDropHandle;
 use watershed_lab::sim::{SimulatedServer, pods};
 use watershed_protocol::GroupVersionResource;
 
-use crate::consistent_reads::{PODS, quiet, some_pod, source};
+use crate::consistent_reads::{PODS, pod_keys, pod_path, quiet, some_pod, source};
 use crate::support::client::Protocol;
 use crate::support::{Fixture, PATIENCE, unless_stalled};
 
@@ -151,16 +151,9 @@ async fn a_lone_get_after_a_crowd_is_forwarded_at_once() {
     unless_stalled("a lone get", async || {
         let fixture = warm(20).await;
         let connection = fixture.proxied.connect(Protocol::Http2).await.unwrap();
-        let keys: Vec<_> = fixture
-            .upstream
-            .state()
-            .snapshot(&pods())
-            .into_keys()
-            .collect();
+        let keys = pod_keys(&fixture);
         let get = |key: &String| {
-            let (namespace, name) = key.split_once('/').unwrap();
-            let path = format!("/api/v1/namespaces/{namespace}/pods/{name}");
-            let request = http::Request::get(&path);
+            let request = http::Request::get(pod_path(key));
             let nothing = crate::support::client::nothing();
             connection.read(request.body(nothing).unwrap())
         };

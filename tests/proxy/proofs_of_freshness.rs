@@ -7,7 +7,9 @@ use http::{StatusCode, header};
 use watershed_lab::sim::{Options, PlannedRefusal, RecordedRequest, SimulatedServer, pods};
 use watershed_protocol::GroupVersionResource;
 
-use crate::consistent_reads::{LATE, PODS, names, quiet, some_pod, source, version};
+use crate::consistent_reads::{
+    LATE, PODS, names, pod_keys, pod_path, quiet, some_pod, source, version,
+};
 use crate::support::client::{Answer, Protocol, within};
 use crate::support::program::Program;
 use crate::support::{Fixture, becomes, unless_stalled};
@@ -265,19 +267,11 @@ async fn one_node() -> Result<(), String> {
 async fn many_gets_of_one_type_share_proofs_and_a_lone_get_is_forwarded() {
     let fixture = Fixture::start(quiet(100)).await;
     fixture.proxied.get(Protocol::Http2, PODS).await;
-    let keys: Vec<_> = fixture
-        .upstream
-        .state()
-        .snapshot(&pods())
-        .into_keys()
-        .collect();
-    let path = |key: &String| {
-        let (namespace, name) = key.split_once('/').unwrap();
-        format!("/api/v1/namespaces/{namespace}/pods/{name}")
-    };
-    let alone = fixture.proxied.get(Protocol::Http2, &path(&keys[0])).await;
+    let keys = pod_keys(&fixture);
+    let alone = pod_path(&keys[0]);
+    let alone = fixture.proxied.get(Protocol::Http2, &alone).await;
     assert_eq!(source(&alone), "forward; reason=consistent-read");
-    let paths: Vec<_> = keys.iter().map(path).collect();
+    let paths: Vec<_> = keys.iter().map(|key| pod_path(key)).collect();
     unless_stalled("gets at once", async || {
         let before = fixture.upstream.stats().requests_on("GET", "pods");
         let mut shared = 0;
@@ -406,13 +400,8 @@ async fn a_crowd_of_gets_that_cannot_share_a_proof_is_forwarded_without_reviews(
         fixture.upstream.stats().requests_on("POST", reviews)
     };
     let before = reviews();
-    let keys = fixture.upstream.state().snapshot(&pods()).into_keys();
-    let paths: Vec<_> = keys
-        .map(|key| {
-            let (namespace, name) = key.split_once('/').unwrap();
-            format!("/api/v1/namespaces/{namespace}/pods/{name}")
-        })
-        .collect();
+    let keys = pod_keys(&fixture);
+    let paths: Vec<_> = keys.iter().map(|key| pod_path(key)).collect();
     for answer in read_in_a_crowd(&fixture, &paths).await {
         assert_eq!(source(&answer), "forward; reason=consistent-read");
     }

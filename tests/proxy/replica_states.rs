@@ -26,7 +26,7 @@ use crate::trees::kubeconfig;
 const CONFIGMAPS: &str = "/api/v1/configmaps?resourceVersion=0";
 const JSON: &str = "application/json";
 const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
-/// What a replica asks for.
+/// The media type that a replica asks for.
 const CHECKPOINT: &str = "application/vnd.watershed.checkpoint;layout=2;encoding=json";
 const CHECKPOINT_IN_PROTOBUF: &str =
     "application/vnd.watershed.checkpoint;layout=2;encoding=protobuf";
