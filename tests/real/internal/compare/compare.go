@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"net/url"
 	"regexp"
 	"slices"
 	"strconv"
@@ -186,7 +185,7 @@ func (p Sides) versionsMayDiffer(r api.Request, contentType, want, got string) s
 	if !ok || rest != restWanted {
 		return "the bodies differ"
 	}
-	floor, free := versionFloor(r.Values())
+	floor, free := versionFloor(r)
 	if !free {
 		t, err := api.ParseContinueToken(found.Continue)
 		rightToken, rightErr := api.ParseContinueToken(wanted.Continue)
@@ -226,9 +225,14 @@ func (p Sides) versionsMayDiffer(r api.Request, contentType, want, got string) s
 // latestVersion stands for the newest version.
 const latestVersion = ^uint64(0)
 
+// namesOne matches a field selector that names the one object of a list.
+var namesOne = regexp.MustCompile(`(^|,)metadata\.name==?[^,=]+(,|$)`)
+
 // versionFloor reports whether a list may be of another version than upstream's, and the
-// version that it must reach.
-func versionFloor(query url.Values) (floor uint64, free bool) {
+// version that it must reach. Upstream reads the page of one named object in a namespace from
+// etcd as it is now, whatever version the page asks for.
+func versionFloor(r api.Request) (floor uint64, free bool) {
+	query := r.Values()
 	if text := query.Get("continue"); text != "" {
 		t, err := api.ParseContinueToken(text)
 		return latestVersion, err == nil && t.RV < 0
@@ -237,6 +241,8 @@ func versionFloor(query url.Values) (floor uint64, free bool) {
 	v := api.ParseVersion(text)
 	limit, _ := strconv.Atoi(query.Get("limit"))
 	switch match := query.Get("resourceVersionMatch"); {
+	case match == "" && limit > 0 && v > 0 && strings.Contains(r.Path, "/namespaces/") && namesOne.MatchString(query.Get("fieldSelector")):
+		return latestVersion, true
 	case match == "Exact", match == "" && limit > 0 && v > 0:
 		return 0, false
 	case text == "":
