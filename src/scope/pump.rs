@@ -182,6 +182,10 @@ impl ScopePump {
                 },
                 Ok(FeedStep::FellBack) => {
                     self.lost();
+                    // The list and watch of its own may have a state of their own, too.
+                    if self.ready.is_none() {
+                        self.restore().await;
+                    }
                     continue;
                 }
                 Err(stopped) => Err(stopped),

@@ -317,6 +317,33 @@ async fn a_new_replica_begins_with_the_state_of_another_without_a_list() {
     upstream.shutdown().await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_type_that_turns_out_not_to_be_derived_begins_without_a_list() {
+    let upstream = SimulatedServer::start(small()).await.unwrap();
+    // Pods are not offered in protobuf, which both find out by asking.
+    let first = replica_with_pods(&upstream).await;
+    let from = StateFrom::program(&first, upstream.admin_token());
+    unless_stalled("a replica begins without a list", async || {
+        let flags = [
+            "--derive-json",
+            "true",
+            "--state-from",
+            from.file.to_str().unwrap(),
+        ];
+        let next = Program::with(&upstream, &flags).await;
+        from_memory(&next, PODS, JSON).await;
+        unless_late(&next)?;
+        let log = next.log();
+        assert!(log.contains("it is not cached in protobuf"), "{log}");
+        assert!(lists(&next).await < 1.0, "{log}");
+        next.kill().await;
+        Ok(())
+    })
+    .await;
+    first.kill().await;
+    upstream.shutdown().await;
+}
+
 /// Each answer costs a list and nothing else. None of them ends the timeline, which would end all
 /// watches.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -28,6 +28,9 @@ const MAX_HEADER: u32 = 1 << 20;
 const MAX_BLOCK: u32 = 64 << 20;
 /// Memory that is taken for a block before its bytes arrive.
 const BLOCK_BUFFER: usize = 1 << 20;
+/// Bytes that are hashed at a time. The hash of a few thousand bytes takes several times as long for
+/// each of them.
+const HASHED_AT_ONCE: usize = 64 << 10;
 
 /// The facts about a scope that its objects do not tell.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -71,7 +74,7 @@ pub(super) enum CheckpointFileError {
 /// Writes a checkpoint, block by block.
 pub(super) struct CheckpointWriter<W> {
     inner: W,
-    hasher: blake3::Hasher,
+    checksum: Checksum,
     written: u64,
 }
 
@@ -79,14 +82,22 @@ pub(super) struct CheckpointWriter<W> {
 /// [`CheckpointReader::end`].
 pub(super) struct CheckpointReader<R> {
     inner: R,
+    checksum: Checksum,
+}
+
+/// The checksum of bytes that come piece by piece.
+#[derive(Default)]
+struct Checksum {
     hasher: blake3::Hasher,
+    /// The last bytes, which are not hashed yet.
+    waiting: Vec<u8>,
 }
 
 impl<W: Write> CheckpointWriter<W> {
     pub(super) fn begin(inner: W, header: &CheckpointHeader) -> io::Result<Self> {
         let mut writer = Self {
             inner,
-            hasher: blake3::Hasher::new(),
+            checksum: Checksum::default(),
             written: 0,
         };
         writer.put(MAGIC)?;
@@ -104,13 +115,13 @@ impl<W: Write> CheckpointWriter<W> {
 
     /// Writes the checksum. Returns the writer and the number of bytes.
     pub(super) fn end(mut self) -> io::Result<(W, u64)> {
-        let checksum = self.hasher.finalize();
+        let checksum = self.checksum.end();
         self.inner.write_all(checksum.as_bytes())?;
         Ok((self.inner, self.written + blake3::OUT_LEN as u64))
     }
 
     fn put(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.hasher.update(bytes);
+        self.checksum.add(bytes);
         self.written += bytes.len() as u64;
         self.inner.write_all(bytes)
     }
@@ -133,7 +144,7 @@ impl<R: Read> CheckpointReader<R> {
     pub(super) fn begin(inner: R) -> Result<(Self, CheckpointHeader), CheckpointFileError> {
         let mut reader = Self {
             inner,
-            hasher: blake3::Hasher::new(),
+            checksum: Checksum::default(),
         };
         let mut magic = [0; MAGIC.len()];
         reader.fill(&mut magic)?;
@@ -155,7 +166,7 @@ impl<R: Read> CheckpointReader<R> {
     pub(super) fn end(mut self) -> Result<(), CheckpointFileError> {
         let mut checksum = [0; blake3::OUT_LEN];
         self.inner.read_exact(&mut checksum)?;
-        if self.hasher.finalize() != checksum {
+        if self.checksum.end() != checksum {
             return Err(CheckpointFileError::Damaged("its checksum is wrong"));
         }
         match self.inner.read_exact(&mut [0]) {
@@ -179,19 +190,35 @@ impl<R: Read> CheckpointReader<R> {
         if rest.read_to_end(&mut bytes)? != length {
             return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
         }
-        self.hasher.update(&bytes);
+        self.checksum.add(&bytes);
         Ok(bytes.into())
     }
 
     fn fill(&mut self, bytes: &mut [u8]) -> Result<(), CheckpointFileError> {
         self.inner.read_exact(bytes)?;
-        self.hasher.update(bytes);
+        self.checksum.add(bytes);
         Ok(())
     }
 }
 
+impl Checksum {
+    fn add(&mut self, bytes: &[u8]) {
+        self.waiting.extend_from_slice(bytes);
+        let whole = self.waiting.len() - self.waiting.len() % HASHED_AT_ONCE;
+        if whole > 0 {
+            self.hasher.update(&self.waiting[..whole]);
+            self.waiting.drain(..whole);
+        }
+    }
+
+    fn end(mut self) -> blake3::Hash {
+        self.hasher.update(&self.waiting);
+        self.hasher.finalize()
+    }
+}
+
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use watershed_protocol::{Encoding, WireFormat};
 
     use super::*;
@@ -218,9 +245,14 @@ mod tests {
     }
 
     fn written() -> Vec<u8> {
+        file_of([&b"bookmark"[..], b"first", b""])
+    }
+
+    /// Returns a checkpoint with these blocks after its header.
+    pub(in super::super) fn file_of(blocks: impl IntoIterator<Item = impl AsRef<[u8]>>) -> Vec<u8> {
         let mut writer = CheckpointWriter::begin(Vec::new(), &header()).unwrap();
-        for block in [&b"bookmark"[..], b"first", b""] {
-            writer.block(block).unwrap();
+        for block in blocks {
+            writer.block(block.as_ref()).unwrap();
         }
         let (file, length) = writer.end().unwrap();
         assert_eq!(file.len() as u64, length);
@@ -248,6 +280,24 @@ mod tests {
             let mut damaged = file.clone();
             damaged[at] ^= 1;
             assert!(read(&damaged).is_err(), "byte {at}");
+        }
+    }
+
+    #[test]
+    fn the_checksum_is_that_of_all_bytes() {
+        let bytes: Vec<u8> = (0..5 * HASHED_AT_ONCE / 2)
+            .map(|n| (n % 251) as u8)
+            .collect();
+        for piece in [1, 4096, HASHED_AT_ONCE, HASHED_AT_ONCE + 1, bytes.len()] {
+            let mut checksum = Checksum::default();
+            for part in bytes.chunks(piece) {
+                checksum.add(part);
+            }
+            assert_eq!(
+                checksum.end(),
+                blake3::hash(&bytes),
+                "{piece} bytes at a time"
+            );
         }
     }
 

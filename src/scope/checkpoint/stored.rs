@@ -2,7 +2,10 @@
 
 use std::io::{self, Read};
 use std::sync::Arc;
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::{panic, thread};
 
+use bytes::Bytes;
 use http::HeaderValue;
 use watershed_protocol::{
     BookmarkFormat, Encoding, FieldTable, ItemBytes, Malformed, ManagedFields, ResourceVersion,
@@ -14,6 +17,13 @@ use crate::budget::{DoesNotFit, MemoryLoad};
 use crate::scope::phase::ReadyScope;
 use crate::store::{Layout, SnapshotBuilder, StoredObject};
 use crate::upstream::Release;
+
+/// Number of objects from which one thread reads and checks them while another one takes them in.
+const MANY: u64 = 2_000;
+/// Bytes that it hands over at a time.
+const BATCH: usize = 256 << 10;
+/// Batches that it reads ahead.
+const AHEAD: usize = 4;
 
 /// A scope's state, with the memory that it takes.
 pub(in crate::scope) struct StoredScope {
@@ -83,7 +93,7 @@ impl CheckpointError {
 }
 
 /// Reads what follows the header, and checks all of it.
-pub(super) fn load_stored<R: Read>(
+pub(super) fn load_stored<R: Read + Send>(
     mut file: CheckpointReader<R>,
     header: CheckpointHeader,
     (encoding, managed_fields): (Encoding, ManagedFields),
@@ -102,9 +112,7 @@ pub(super) fn load_stored<R: Read>(
         format: Arc::clone(&format),
         indexed: fields.indexed(),
     });
-    for _ in 0..header.objects {
-        let bytes = file.block()?;
-        load.add(bytes.len())?;
+    for_each_block(&mut file, header.objects, &mut load, |bytes| {
         let bytes = ItemBytes::new(bytes);
         let scanned = scan(encoding, &bytes.text(), fields)?;
         if scanned.version.0 > header.version {
@@ -115,7 +123,8 @@ pub(super) fn load_stored<R: Read>(
             version: scanned.version,
             attributes: scanned.attributes,
         });
-    }
+        Ok(())
+    })?;
     file.end()?;
     let bookmark = (!example.is_empty()).then(|| BookmarkFormat::learn(&format, &example));
     let warnings = header.warnings.into_iter().map(HeaderValue::try_from);
@@ -135,4 +144,117 @@ pub(super) fn load_stored<R: Read>(
         release: header.release,
         load,
     })
+}
+
+/// Reads blocks, counts their memory, and calls `take` with each in their order, until one fails.
+fn for_each_block<R: Read + Send>(
+    file: &mut CheckpointReader<R>,
+    count: u64,
+    load: &mut MemoryLoad,
+    mut take: impl FnMut(Bytes) -> Result<(), CheckpointError>,
+) -> Result<(), CheckpointError> {
+    let mut next = || -> Result<_, CheckpointError> {
+        let bytes = file.block()?;
+        load.add(bytes.len())?;
+        Ok(bytes)
+    };
+    if count < MANY {
+        return (0..count).try_for_each(|_| take(next()?));
+    }
+    thread::scope(|scope| {
+        let (batches, read) = sync_channel(AHEAD);
+        let reading = move || read_batches(count, next, &batches);
+        let reading = thread::Builder::new().spawn_scoped(scope, reading)?;
+        let taken = read.iter().flatten().try_for_each(&mut take);
+        // Ends a reading of what nobody takes.
+        drop(read);
+        let read = reading.join();
+        taken.and(read.unwrap_or_else(|panicked| panic::resume_unwind(panicked)))
+    })
+}
+
+/// Sends blocks until one fails, or nobody takes them any more.
+fn read_batches(
+    count: u64,
+    mut next: impl FnMut() -> Result<Bytes, CheckpointError>,
+    batches: &SyncSender<Vec<Bytes>>,
+) -> Result<(), CheckpointError> {
+    let (mut batch, mut bytes) = (Vec::new(), 0);
+    for _ in 0..count {
+        match next() {
+            Ok(block) => {
+                bytes += size_of::<Bytes>() + block.len();
+                batch.push(block);
+            }
+            Err(error) => {
+                // A failure to take what lies before it comes first.
+                let _ = batches.send(batch);
+                return Err(error);
+            }
+        }
+        if bytes >= BATCH {
+            bytes = 0;
+            if batches.send(std::mem::take(&mut batch)).is_err() {
+                return Ok(());
+            }
+        }
+    }
+    let _ = batches.send(batch);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::file::tests::file_of;
+    use super::*;
+    use crate::budget::MemoryBudget;
+
+    /// Takes the blocks of a file, up to one that is refused. Returns how many were taken before
+    /// the end or a failure.
+    fn taken(file: &[u8], count: u64, refused: Option<u64>) -> (u64, Result<(), CheckpointError>) {
+        let (mut file, _) = CheckpointReader::begin(file).unwrap();
+        let mut load = MemoryBudget::default().begin_load();
+        let mut number = 0_u64;
+        let result = for_each_block(&mut file, count, &mut load, |block| {
+            if refused == Some(number) {
+                return Err(CheckpointError::Foreign("refused"));
+            }
+            assert_eq!(&block[..8], number.to_le_bytes());
+            number += 1;
+            Ok(())
+        });
+        (number, result)
+    }
+
+    #[test]
+    fn few_and_many_blocks_are_taken_in_their_order_up_to_the_first_failure() {
+        for count in [1, MANY - 1, MANY, 5 * MANY] {
+            let file = file_of((0..count).map(|n| [n.to_le_bytes(); 40].concat()));
+            assert!(matches!(taken(&file, count, None), (n, Ok(())) if n == count));
+            let last = count - 1;
+            let refused = taken(&file, count, Some(last));
+            assert!(matches!(refused, (n, Err(CheckpointError::Foreign(_))) if n == last));
+            // A cut after a block that is refused is not noticed; one before it is all there is.
+            let cut = &file[..file.len() - 100];
+            let refused = taken(cut, count, Some(0));
+            assert!(matches!(refused, (0, Err(_))), "of {count}");
+            let (number, result) = taken(cut, count, None);
+            assert_eq!(number, last, "of {count}");
+            assert!(matches!(
+                result,
+                Err(CheckpointError::File(CheckpointFileError::Io(error)))
+                    if error.kind() == io::ErrorKind::UnexpectedEof
+            ));
+        }
+    }
+
+    #[test]
+    fn blocks_that_do_not_fit_into_memory_are_refused() {
+        let count = 2 * MANY;
+        let file = file_of((0..count).map(|_| [0; 4096]));
+        let (mut file, _) = CheckpointReader::begin(&file[..]).unwrap();
+        let mut load = MemoryBudget::new(Some(1 << 20)).begin_load();
+        let result = for_each_block(&mut file, count, &mut load, |_| Ok(()));
+        assert!(matches!(result, Err(CheckpointError::DoesNotFit(_))));
+    }
 }
