@@ -120,12 +120,20 @@ func (s *Stream) Next(t *testing.T) Event {
 // ended it.
 func (s *Stream) Rest(t *testing.T) ([]string, error) {
 	t.Helper()
-	err := poll.Receive(t, "the end of the watch", s.ended)
+	deadline := time.After(poll.Patience)
 	var all []string
-	for e := range s.Events {
-		if e.Type != "BOOKMARK" {
-			all = append(all, e.String())
+	for {
+		select {
+		// Taken while the stream is open: it stands still once many events wait.
+		case e, open := <-s.Events:
+			if !open {
+				return all, <-s.ended
+			}
+			if e.Type != "BOOKMARK" {
+				all = append(all, e.String())
+			}
+		case <-deadline:
+			t.Fatalf("the end of the watch: not after %v; %d events came", poll.Patience, len(all))
 		}
 	}
-	return all, err
 }

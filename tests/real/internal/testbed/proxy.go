@@ -1,6 +1,8 @@
 package testbed
 
 import (
+	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -153,6 +155,30 @@ func (p *Proxy) Metrics() (string, error) {
 	defer resp.Body.Close()
 	text, err := io.ReadAll(resp.Body)
 	return string(text), err
+}
+
+// State returns what the proxy says of itself, for the message of a failure: its status, the metrics
+// of one resource, and the end of its log.
+func (p *Proxy) State(resource string) string {
+	var b bytes.Buffer
+	if resp, err := http.Get(p.Admin + "/status.json"); err != nil {
+		fmt.Fprintln(&b, err)
+	} else {
+		status, _ := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		json.Compact(&b, status)
+		b.WriteByte('\n')
+	}
+	text, err := p.Metrics()
+	if err != nil {
+		fmt.Fprintln(&b, err)
+	}
+	for line := range strings.Lines(text) {
+		if strings.Contains(line, fmt.Sprintf("resource=%q", resource)) && !strings.HasSuffix(line, " 0\n") {
+			b.WriteString(line)
+		}
+	}
+	return b.String() + p.LogTail()
 }
 
 // Sum returns the sum of a metric over one resource, or over all if resource is empty.
