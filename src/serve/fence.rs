@@ -318,14 +318,21 @@ impl Fence {
         if has_lagged && !is_small && !*is_worth.insert(self.is_worth(objects, answer)) {
             return Err(FenceError::Cheap);
         }
-        if self.costs.asks_version_first(objects) && !(has_lagged && is_small) {
+        let asks_version = self.costs.asks_version_first(objects)
+            // Events prove a read that costs less than a comparison, or nothing does.
+            || (!is_small
+                && self.may_be_followed(scope)
+                && !*is_worth.get_or_insert_with(|| self.is_worth(objects, answer)));
+        if asks_version && !(has_lagged && is_small) {
             let version = self.version(scope).await?;
             if scope.reader.version() >= version {
+                self.costs.compares_first(false);
                 return Ok((FreshnessProof::Current, version));
             }
             let idle = scope.last_heard.lock().elapsed();
             let is_expected = !is_small || idle < IDLE;
             if is_expected && scope.wait_until_version(version, BRIEF).await {
+                self.costs.compares_first(false);
                 return Ok((FreshnessProof::Followed, version));
             }
             self.lagged(scope);
@@ -449,6 +456,12 @@ impl Fence {
     fn lagged(&self, scope: &Scope) {
         self.costs.compares_first(!is_busy(scope));
         *self.lagged.lock() = Some(Instant::now());
+    }
+
+    /// Returns `true` if events may bring the next proof, although they did not bring the last ones:
+    /// they come now, or that is long ago.
+    fn may_be_followed(&self, scope: &Scope) -> bool {
+        is_busy(scope) || self.costs.are_outdated()
     }
 
     fn has_lagged(&self) -> bool {

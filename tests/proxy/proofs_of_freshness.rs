@@ -166,6 +166,36 @@ async fn alone_and_in_a_crowd(little: &str) -> Result<(), String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn small_reads_of_a_large_type_are_proven_again_once_its_events_come() {
+    let fixture = Fixture::start(quiet(MANY)).await;
+    fixture.proxied.get(Protocol::Http2, PODS).await;
+    // A type is idle when nothing has come for a moment.
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    write_elsewhere(&fixture.upstream, "other");
+    let path = format!("{PODS}?limit=10");
+    let alone = fixture.proxied.get(Protocol::Http2, &path).await;
+    assert_eq!(source(&alone), "forward; reason=unproven", "no event comes");
+    let (namespace, name) = some_pod(&fixture);
+    let mut round = 0;
+    becomes("the source", "linearizable".to_owned(), async || {
+        let mut last = String::new();
+        for _ in 0..3 {
+            round += 1;
+            let text = format!(
+                r#"{{"metadata":{{"name":"{name}","namespace":"{namespace}","labels":{{"n":"{round}"}}}}}}"#
+            );
+            let written = fixture.upstream.state().update(&pods(), &text).unwrap();
+            let answer = fixture.proxied.get(Protocol::Http2, &path).await;
+            assert!(version(&answer) >= written, "{}", source(&answer));
+            last = source(&answer).to_owned();
+        }
+        last
+    })
+    .await;
+    fixture.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_different_small_reads_share_a_comparison() {
     unless_stalled("different reads at once", async || {
         let fixture = Fixture::start(quiet(MANY)).await;

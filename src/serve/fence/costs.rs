@@ -7,6 +7,7 @@ use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use tokio::time;
 use watershed_protocol::{Encoding, Representation};
 
 /// Cost of any request, however small its answer.
@@ -32,6 +33,9 @@ const SLOW_FOR: Duration = Duration::from_mins(1);
 /// Measured times are those of this many objects at least: most of the time of a small answer is
 /// not spent on its objects.
 const LEAST_MEASURED: usize = 500;
+/// Time for which it is remembered that events did not bring the last proofs. Reads that cost less
+/// than a comparison make none, so they would never learn that events do by now.
+const LAG_REMEMBERED: Duration = Duration::from_secs(10);
 /// Shortest period in which cheap reads are added up.
 const MIN_PERIOD: Duration = Duration::from_millis(50);
 
@@ -51,6 +55,8 @@ struct CostState {
     measured: Option<Instant>,
     /// Events did not bring the last proofs, so comparing comes first. `None` before the first one.
     compares_first: Option<bool>,
+    /// The moment at which that was learned.
+    learned: Option<time::Instant>,
     paused_until: Option<Instant>,
     cheap_reads: CheapReads,
 }
@@ -150,7 +156,15 @@ impl ProofCosts {
 
     /// Notes how the last proof came, or would have come.
     pub(in crate::serve) fn compares_first(&self, compares_first: bool) {
-        self.0.lock().compares_first = Some(compares_first);
+        let mut state = self.0.lock();
+        state.compares_first = Some(compares_first);
+        state.learned = Some(time::Instant::now());
+    }
+
+    /// Returns `true` if it was learned long ago how the last proof came.
+    pub(in crate::serve) fn are_outdated(&self) -> bool {
+        let learned = self.0.lock().learned;
+        learned.is_some_and(|at| at.elapsed() >= LAG_REMEMBERED)
     }
 
     /// Notes the uncompressed length and the time of a comparison.
@@ -305,5 +319,18 @@ mod tests {
         assert!(!costs.asks_version_first(5), "a comparison costs as much");
         costs.compares_first(true);
         assert!(!costs.asks_version_first(100_000));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn it_is_not_remembered_for_ever_that_events_were_late() {
+        let costs = ProofCosts::default();
+        assert!(!costs.are_outdated(), "nothing was learned");
+        costs.compares_first(true);
+        time::advance(LAG_REMEMBERED - Duration::from_millis(1)).await;
+        assert!(!costs.are_outdated());
+        time::advance(Duration::from_millis(1)).await;
+        assert!(costs.are_outdated());
+        costs.compares_first(true);
+        assert!(!costs.are_outdated(), "it was learned anew");
     }
 }
