@@ -18,6 +18,7 @@ mod idle;
 mod key;
 pub mod metrics;
 mod open_scopes;
+mod overdue;
 mod phase;
 mod pump;
 mod registry;

@@ -47,6 +47,8 @@ pub struct Scope {
     /// The time of upstream's last event, bookmark or list.
     pub last_heard: Mutex<Instant>,
     pub(super) following: watch::Sender<bool>,
+    /// The version of the events when upstream was last found to have more.
+    pub(super) lacking: watch::Sender<ResourceVersion>,
     pub(super) age: ScopeAge,
     pub(super) first_list: OnceLock<ResourceVersion>,
     pub(super) listed: ConsistentList,
@@ -228,6 +230,15 @@ impl Scope {
     pub fn confirm(&self, snapshot: Snapshot, version: ResourceVersion) {
         self.reader.confirm(snapshot, version);
         self.publish_version();
+    }
+
+    /// Records that upstream has objects to which the events up to `version` have not led. A watch
+    /// that brings no event for long after that is opened again.
+    pub fn lacks_events_after(&self, version: ResourceVersion) {
+        // Events of derived scopes come by the watch of their source.
+        let source = self.derived_from.load();
+        let watched = source.as_deref().unwrap_or(self);
+        watched.lacking.send_replace(version);
     }
 
     /// Charges the budget with what is held now.

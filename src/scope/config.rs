@@ -31,6 +31,9 @@ pub struct ScopeConfig {
     pub compression: ListCompression,
     /// Interval of the question whether upstream's versions went back.
     pub rollback_check: Duration,
+    /// Time for which an open watch may lack what upstream is known to have. Then it is opened
+    /// again.
+    pub overdue: Duration,
 }
 
 impl Default for ScopeConfig {
@@ -48,6 +51,8 @@ impl Default for ScopeConfig {
             compression: ListCompression::default(),
             // A restore is to be noticed within 15 s, and upstream may take four to answer.
             rollback_check: Duration::from_secs(8),
+            // Upstream waits three seconds for its own watch cache.
+            overdue: Duration::from_secs(10),
         }
     }
 }

@@ -2,10 +2,13 @@
 use std::sync::atomic::Ordering;
 
 use tokio::time::Instant;
+use watershed_protocol::ResourceVersion;
 
+use super::metrics;
 use super::phase::ScopePhase;
 use super::pump::ScopePump;
 use super::staleness::StalenessChange;
+use crate::upstream::Reflector;
 
 impl ScopePump {
     /// Records that changes of the source arrive again, of which none was lost.
@@ -99,6 +102,23 @@ impl ScopePump {
             }
             self.relist();
         }
+    }
+
+    /// Opens the watch again, as upstream has changes after `version` that it does not bring.
+    pub(super) fn reopen(&mut self, version: ResourceVersion) {
+        let is_open =
+            self.scope.is_following() && self.feed.reflector().is_some_and(Reflector::reopen);
+        if !is_open {
+            return;
+        }
+        tracing::warn!(
+            resource = %self.scope.key.gvr,
+            selection = %self.scope.key.selection,
+            %version,
+            "the watch is open and does not bring what upstream has; opening it again"
+        );
+        self.count(&metrics::UPSTREAM_OVERDUE);
+        self.interrupted();
     }
 
     /// Records that upstream's watch broke. A scope that was never listed is failing then.

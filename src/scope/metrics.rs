@@ -9,6 +9,7 @@ pub const METRICS: &[Declaration] = &[
     UPSTREAM_LISTS.declaration(),
     UPSTREAM_EVENTS.declaration(),
     UPSTREAM_RESUMES.declaration(),
+    UPSTREAM_OVERDUE.declaration(),
     SELF_CHECKS.declaration(),
     QUARANTINES.declaration(),
     ROLLBACKS.declaration(),
@@ -40,6 +41,12 @@ pub(super) const UPSTREAM_RESUMES: Metric<Counter, 2> = Metric::new(
     "watershed_upstream_resumes_total",
     &["group", "resource"],
     "Interrupted upstream watches that resumed without a new list.",
+);
+pub(super) const UPSTREAM_OVERDUE: Metric<Counter, 2> = Metric::new(
+    "watershed_upstream_watches_overdue_total",
+    &["group", "resource"],
+    "Upstream watches that were opened again, as they stayed open and did not bring what upstream \
+     had.",
 );
 pub(super) const SELF_CHECKS: Metric<Counter, 3> = Metric::new(
     "watershed_self_checks_total",

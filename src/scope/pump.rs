@@ -19,6 +19,7 @@ use super::feed::{FeedStep, ScopeFeed};
 use super::finish::ask_upstream;
 use super::metrics;
 use super::open_scopes::OpenScopes;
+use super::overdue::OverdueEvents;
 use super::phase::{ReadyScope, ScopePhase};
 use super::release::ReleaseLearner;
 use super::restoring::Restoring;
@@ -68,6 +69,7 @@ pub(super) struct ScopePump {
     /// The first refusal of a scope that was never ready.
     pub(super) refused_since: Option<Instant>,
     pub(super) staleness: StalenessClock,
+    pub(super) overdue: OverdueEvents,
     pub(super) earlier: EarlierStates,
     /// The proofs of an earlier state, until it is shown.
     pub(super) restoring: Option<Restoring>,
@@ -151,6 +153,10 @@ impl ScopePump {
                 }
                 () = wait_until(self.staleness.due()) => {
                     self.staleness_changed();
+                    continue;
+                }
+                after = self.overdue.overdue() => {
+                    self.reopen(after);
                     continue;
                 }
                 () = wait_until(self.timers.list_again) => {
@@ -423,7 +429,7 @@ impl ScopePump {
         }
     }
 
-    fn count(&self, metric: &Metric<Counter, 2>) {
+    pub(super) fn count(&self, metric: &Metric<Counter, 2>) {
         metrics::of_type(metric, &self.scope.key.gvr).increment(1);
     }
 }

@@ -28,6 +28,7 @@ use super::idle::IdleTracker;
 use super::key::ScopeKey;
 use super::metrics;
 use super::open_scopes::OpenScopes;
+use super::overdue::OverdueEvents;
 use super::phase::ScopePhase;
 use super::pump::{NullInStructs, PumpTimers, ScopePump};
 use super::release::{LEARNERS, ReleaseLearner};
@@ -507,6 +508,11 @@ impl Scopes {
             staleness: StalenessClock::new(
                 retention.max_staleness.unwrap_or(self.config.max_staleness),
             ),
+            overdue: OverdueEvents::new(
+                scope.lacking.subscribe(),
+                scope.reader.clone(),
+                self.config.overdue,
+            ),
             earlier: self.earlier.clone(),
             restoring: None,
             stopped: Stopped::Closed,
@@ -555,6 +561,7 @@ impl Scopes {
             unprintable: Arc::default(),
             last_heard: Mutex::new(Instant::now()),
             following: watch::Sender::new(false),
+            lacking: watch::Sender::default(),
             age: ScopeAge::new(),
             first_list: OnceLock::new(),
             listed: ConsistentList::default(),

@@ -152,6 +152,19 @@ impl Reflector {
         self.recovery.list_again();
     }
 
+    /// Opens the watch again, elsewhere if possible, as it does not bring what upstream has. Returns
+    /// `false` if none is open.
+    pub fn reopen(&mut self) -> bool {
+        let (ReflectorState::Replaying { version, .. } | ReflectorState::Watching { version, .. }) =
+            self.state
+        else {
+            return false;
+        };
+        self.state = ReflectorState::Resuming { version };
+        self.recovery.overdue(self.served_by.clone());
+        true
+    }
+
     /// Delays the next attempt, for example after a [`Stopped`].
     pub fn pause(&mut self, pause: Duration) {
         self.recovery.not_before(Instant::now() + pause);

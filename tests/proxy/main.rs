@@ -33,6 +33,7 @@ mod mistakes;
 mod node_grants;
 mod node_start;
 mod on_demand_scopes;
+mod overdue_events;
 mod proofs_of_freshness;
 mod reference;
 mod releases;

@@ -48,6 +48,7 @@ pub(super) async fn compare(
         if is_same(&followed, list, filter).await {
             return Compared::Same(followed);
         }
+        let (version, held) = (followed.version(), followed.len());
         // Changes during the comparison may have left it the last to hold the objects.
         if !scope.reader.holds(&followed) {
             let objects = followed.len();
@@ -56,9 +57,20 @@ pub(super) async fn compare(
         let left = until.saturating_duration_since(Instant::now());
         let next = ResourceVersion(reached.0 + 1);
         if left.is_zero() || !scope.wait_until_version(next, left).await {
+            if owes_events(list, version, filter.is_none().then_some(held)) {
+                scope.lacks_events_after(version);
+            }
             return Compared::Behind;
         }
     }
+}
+
+/// Returns `true` if the list shows that upstream has changes after `version`, which was reached with
+/// so many objects. Objects that differ in other ways are not the events' fault.
+fn owes_events(list: &VersionList, version: ResourceVersion, held: Option<usize>) -> bool {
+    let has_newer = || list.objects.iter().any(|(_, listed)| *listed > version);
+    let lacks_some = held.is_some_and(|held| list.objects.len() < held);
+    list.is_complete && (lacks_some || has_newer())
 }
 
 /// Returns `true` if the list has exactly the selected objects, in these versions. Both are in the

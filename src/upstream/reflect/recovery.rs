@@ -148,6 +148,11 @@ impl Recovery {
         self.unreadable > UNREADABLE
     }
 
+    /// Notes that a server's watch does not bring what upstream has.
+    pub(super) fn overdue(&mut self, by: Option<Address>) {
+        self.bad_answer(by);
+    }
+
     /// Notes any other failure.
     pub(super) fn failed(&mut self) {
         self.refusals = Refusals::default();

@@ -124,7 +124,7 @@ pub struct ActiveFaults {
 #[derive(Debug)]
 pub struct Faults {
     active: Mutex<ActiveFaults>,
-    /// Grows when all watches are to break, and when they are to end cleanly.
+    /// Grows when all watches are to break, to end cleanly, or to stand still.
     cut: watch::Sender<CutCounts>,
 }
 
@@ -133,6 +133,7 @@ pub struct Faults {
 pub(crate) struct CutCounts {
     pub(crate) broken: u64,
     pub(crate) ended: u64,
+    pub(crate) stalled: u64,
     pub(crate) connections: u64,
 }
 
@@ -182,6 +183,12 @@ impl Faults {
     /// Ends every open watch as at its timeout.
     pub fn end_watches(&self) {
         self.cut.send_modify(|c| c.ended += 1);
+    }
+
+    /// Has every watch that is open now send nothing any more, not even bookmarks. It stays open,
+    /// and new watches are well.
+    pub fn stall_watches(&self) {
+        self.cut.send_modify(|c| c.stalled += 1);
     }
 
     /// Closes every connection without an announcement.

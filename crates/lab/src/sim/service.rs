@@ -55,6 +55,7 @@ struct FaultCommand {
     active: Option<ActiveFaults>,
     cut_watches: bool,
     end_watches: bool,
+    stall_watches: bool,
     cut_connections: bool,
     /// Acts as a restart of the API server does.
     forget_history: bool,
@@ -418,6 +419,9 @@ impl SimulatorService {
         }
         if command.end_watches {
             self.simulation.faults.end_watches();
+        }
+        if command.stall_watches {
+            self.simulation.faults.stall_watches();
         }
         if command.cut_connections {
             self.simulation.faults.cut_connections();

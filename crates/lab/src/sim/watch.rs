@@ -299,7 +299,7 @@ impl SimulatedWatch {
                 return None;
             }
             let faults = self.simulation.faults.active();
-            if faults.silent {
+            if faults.silent || cut.stalled != self.cut_before.stalled {
                 let _ = tokio::time::timeout_at(self.deadline, self.cut.changed()).await;
                 continue;
             }

@@ -240,7 +240,12 @@ async fn faults_break_delay_silence_and_end_streams() {
     assert_eq!(stream.event().await, "ADDED f@7");
     faults.end_watches();
     assert_eq!(stream.event().await, "end");
+    let mut stalled = api.watch("resourceVersion=7").await;
+    faults.stall_watches();
     let mut stream = api.watch("resourceVersion=7").await;
+    api.pods(&["n/g"]);
+    assert_eq!(stalled.event().await, "quiet");
+    assert_eq!(stream.event().await, "ADDED g@8");
     faults.cut_watches();
     assert_eq!(stream.event().await, "reset");
 }

@@ -1,0 +1,197 @@
+//! Recognizes an open watch that does not bring what upstream has.
+//!
+//! A stream can stand still without breaking, and so can the cache of the server that sends it. By
+//! itself that shows after a minute and a half of silence. A comparison of upstream's objects with
+//! those held shows it sooner: where upstream has more than the events have led to, the next event
+//! is due.
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until};
+use watershed_protocol::ResourceVersion;
+
+use crate::store::StoreReader;
+
+/// Longest time that a due event is waited for. It doubles with each one that did not come: what
+/// holds the events back may be upstream's, and a new watch does not help then.
+const LONGEST: Duration = Duration::from_mins(5);
+/// Time without an overdue event after which the next one is waited for as long as the first.
+const CALM: Duration = Duration::from_mins(10);
+
+/// Knows which event of a scope's watch is due, and when it is overdue.
+#[derive(Debug)]
+pub(super) struct OverdueEvents {
+    /// The version of the events when upstream was last found to have more.
+    found: watch::Receiver<ResourceVersion>,
+    reader: StoreReader,
+    due: Option<DueEvent>,
+    first: Duration,
+    /// Time that the next due event is waited for.
+    patience: Duration,
+    /// The moment at which an event was overdue last.
+    last: Option<Instant>,
+}
+
+/// The event after a version, which upstream has.
+#[derive(Clone, Copy, Debug)]
+struct DueEvent {
+    after: ResourceVersion,
+    until: Instant,
+}
+
+impl OverdueEvents {
+    /// Creates the record of a scope that `reader` reads. The first due event is waited for as long
+    /// as `patience`.
+    pub(super) fn new(
+        found: watch::Receiver<ResourceVersion>,
+        reader: StoreReader,
+        patience: Duration,
+    ) -> Self {
+        Self {
+            found,
+            reader,
+            due: None,
+            first: patience,
+            patience,
+            last: None,
+        }
+    }
+
+    /// Waits until an event is overdue. Returns the version after which it should have come.
+    /// Cancelling a call loses nothing.
+    pub(super) async fn overdue(&mut self) -> ResourceVersion {
+        loop {
+            let until = self.due.map(|due| due.until);
+            let is_late = async {
+                match until {
+                    Some(until) => sleep_until(until).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                Ok(()) = self.found.changed() => self.note(),
+                () = is_late => {
+                    let due = self.due.take().filter(|due| self.is_awaited(due.after));
+                    if let Some(due) = due {
+                        self.last = Some(Instant::now());
+                        self.patience = (self.patience * 2).min(LONGEST);
+                        return due.after;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Notes that upstream was found to have more.
+    fn note(&mut self) {
+        let after = *self.found.borrow_and_update();
+        let is_known = self.due.is_some_and(|due| due.after == after);
+        if is_known || !self.is_awaited(after) {
+            return;
+        }
+        if self.last.is_some_and(|last| last.elapsed() > CALM) {
+            self.patience = self.first;
+        }
+        let until = Instant::now() + self.patience;
+        self.due = Some(DueEvent { after, until });
+    }
+
+    /// Returns `true` if no event came after this version.
+    fn is_awaited(&self, after: ResourceVersion) -> bool {
+        self.reader.event_version() == after
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant as StdInstant;
+
+    use tokio::time::timeout;
+
+    use super::*;
+    use crate::store::{self, StoreWriter, WindowLimits};
+
+    const PATIENCE: Duration = Duration::from_secs(10);
+
+    struct Watched {
+        writer: StoreWriter,
+        found: watch::Sender<ResourceVersion>,
+        events: OverdueEvents,
+    }
+
+    impl Watched {
+        fn new() -> Self {
+            let (writer, reader) = store::new(WindowLimits {
+                age: Duration::from_mins(5),
+                bytes: 1 << 20,
+            });
+            let found = watch::Sender::default();
+            let events = OverdueEvents::new(found.subscribe(), reader, PATIENCE);
+            Self {
+                writer,
+                found,
+                events,
+            }
+        }
+
+        fn reach(&mut self, version: u64) {
+            self.writer
+                .progress(StdInstant::now(), ResourceVersion(version));
+        }
+
+        fn find(&self, after: u64) {
+            self.found.send_replace(ResourceVersion(after));
+        }
+
+        /// Returns the version after which an event is overdue within this time, and the time that
+        /// took.
+        async fn overdue(&mut self, within: Duration) -> Option<(u64, Duration)> {
+            let began = Instant::now();
+            let overdue = timeout(within, self.events.overdue()).await;
+            overdue.ok().map(|version| (version.0, began.elapsed()))
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_event_is_overdue_if_upstream_has_more_and_nothing_comes() {
+        let mut watched = Watched::new();
+        watched.reach(7);
+        assert_eq!(watched.overdue(LONGEST).await, None, "nothing is due");
+        watched.find(7);
+        assert_eq!(watched.overdue(PATIENCE / 2).await, None);
+        watched.find(7);
+        let rest = PATIENCE / 2;
+        assert_eq!(watched.overdue(LONGEST).await, Some((7, rest)));
+        assert_eq!(watched.overdue(LONGEST).await, None, "it is told once");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_event_that_comes_in_time_is_not_overdue() {
+        let mut watched = Watched::new();
+        watched.reach(7);
+        watched.find(7);
+        assert_eq!(watched.overdue(PATIENCE / 2).await, None);
+        watched.reach(8);
+        assert_eq!(watched.overdue(LONGEST).await, None);
+        watched.find(7);
+        assert_eq!(watched.overdue(LONGEST).await, None, "that was before");
+        watched.find(8);
+        assert_eq!(watched.overdue(LONGEST).await, Some((8, PATIENCE)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn patience_grows_with_each_overdue_event_until_all_is_calm() {
+        let mut watched = Watched::new();
+        let mut waits = Vec::new();
+        for version in 1..=8 {
+            watched.reach(version);
+            watched.find(version);
+            let (_, waited) = watched.overdue(LONGEST * 2).await.unwrap();
+            waits.push(waited.as_secs());
+        }
+        assert_eq!(waits, [10, 20, 40, 80, 160, 300, 300, 300]);
+        tokio::time::advance(CALM + PATIENCE).await;
+        watched.find(8);
+        assert_eq!(watched.overdue(LONGEST).await, Some((8, PATIENCE)));
+    }
+}

@@ -1,0 +1,69 @@
+//! Watches at upstream that stay open and do not bring what upstream has.
+use std::time::Duration;
+
+use serde_json::Value;
+use watershed_lab::sim::pods;
+
+use crate::consistent_reads::{PODS, names, quiet, some_pod, version};
+use crate::support::client::{Lines, Protocol, within};
+use crate::support::{Fixture, metric};
+
+/// Returns the next event of a client's watch, while another client reads. All that it reads is
+/// checked with `is_fresh`.
+async fn event_while_read(
+    fixture: &Fixture,
+    watch: &mut Lines,
+    is_fresh: impl Fn(&[String]) -> bool,
+) -> Value {
+    let reads = async {
+        loop {
+            let list = names(&fixture.proxied.get(Protocol::Http2, PODS).await);
+            assert!(is_fresh(&list), "{list:?}");
+        }
+    };
+    let line = async {
+        tokio::select! {
+            line = watch.line() => line,
+            () = reads => unreachable!("it reads until there is an event"),
+        }
+    };
+    serde_json::from_str(&within("an event", line).await).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_watch_that_does_not_bring_what_upstream_has_is_opened_again() {
+    // Upstream sends no bookmarks, so that silence alone says nothing.
+    let fixture = Fixture::configured(quiet(20), |config| {
+        config.scopes.overdue = Duration::from_millis(300);
+    })
+    .await;
+    let from = version(&fixture.proxied.get(Protocol::Http2, PODS).await);
+    let path = format!("{PODS}?watch=1&resourceVersion={from}");
+    let mut watch = fixture.proxied.watch(Protocol::Http2, &path).await;
+    let (state, faults) = (fixture.upstream.state(), fixture.upstream.faults());
+
+    faults.stall_watches();
+    let (namespace, name) = some_pod(&fixture);
+    state.delete(&pods(), &namespace, &name).unwrap();
+    let is_gone = |names: &[String]| !names.contains(&name);
+    let event = event_while_read(&fixture, &mut watch, is_gone).await;
+    assert_eq!(
+        (&event["type"], &event["object"]["metadata"]["name"]),
+        (&"DELETED".into(), &name.as_str().into())
+    );
+
+    faults.stall_watches();
+    let text = format!(r#"{{"metadata":{{"name":"new","namespace":"{namespace}"}}}}"#);
+    state.create(&pods(), &text).unwrap();
+    let is_there = |names: &[String]| names.iter().any(|name| name == "new");
+    let event = event_while_read(&fixture, &mut watch, is_there).await;
+    assert_eq!(
+        (&event["type"], &event["object"]["metadata"]["name"]),
+        (&"ADDED".into(), &"new".into())
+    );
+
+    let of_pods = r#"{group="",resource="pods"}"#;
+    let overdue = format!("watershed_upstream_watches_overdue_total{of_pods}");
+    assert!(metric(fixture.admin, &overdue).await >= 2.0);
+    fixture.stop().await;
+}
