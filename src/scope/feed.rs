@@ -175,10 +175,8 @@ impl ScopeFeed {
         }
         let labels = metrics::with_type(&key.gvr, reason.label());
         metrics::FALLBACKS.with(labels).increment(1);
-        if reason.is_lasting() {
-            self.failures
-                .add(&key.gvr, key.representation.metadata_only);
-        }
+        self.failures
+            .add(reason, &key.gvr, key.representation.metadata_only);
         let ended = self.derived.take().filter(|_| !reason.is_lasting());
         self.ended = ended.map(|mut derived| {
             derived.close();

@@ -119,10 +119,10 @@ pub(super) const FALLBACKS: Metric<Counter, 3> = Metric::new(
     "watershed_scope_json_fallbacks_total",
     &["group", "resource", "reason"],
     "Scopes in JSON that are no longer derived from protobuf, and have a list and watch of their \
-     own, by reason: difference or form (upstream prints the type differently), unexplained \
-     (upstream has fields that are not known), not-streamed (upstream does not stream initial \
-     events), unchecked (upstream's JSON could not be compared), source (the scope in protobuf \
-     cannot be used).",
+     own, by reason: difference or form (upstream prints the type differently), unknown-release \
+     (it is not known how upstream's release prints), unexplained (upstream has fields that are \
+     not known), not-streamed (upstream does not stream initial events), unchecked \
+     (upstream's JSON could not be compared), source (the scope in protobuf cannot be used).",
 );
 
 /// Returns a type's series of a metric.

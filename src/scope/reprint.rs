@@ -138,7 +138,7 @@ impl ScopePump {
             self.scope.compression.forget();
             self.scope.tables.forget();
             // This one may print what the last one printed differently.
-            self.failures.forget();
+            self.failures.begin_release(self.followed_release.as_ref());
             let server = self.scope.server.borrow().clone();
             self.releases.send_replace(server);
         }

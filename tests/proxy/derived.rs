@@ -123,16 +123,21 @@ fn print_out_of_order(upstream: &SimulatedServer, key: &str) {
     print_as(upstream, key, print);
 }
 
+/// Returns the value of a counter.
+async fn count(program: &Program, series: &str) -> u64 {
+    let metrics = program.admin("GET", "/metrics").await;
+    let mut lines = metrics.lines();
+    lines
+        .find_map(|line| line.strip_prefix(series)?.parse().ok())
+        .unwrap_or(0)
+}
+
 /// Returns the number of fallbacks of config maps for a reason.
 async fn fallbacks(program: &Program, reason: &str) -> u64 {
-    let metrics = program.admin("GET", "/metrics").await;
     let series = format!(
         r#"watershed_scope_json_fallbacks_total{{group="",resource="configmaps",reason="{reason}"}} "#
     );
-    let mut lines = metrics.lines();
-    lines
-        .find_map(|line| line.strip_prefix(&series)?.parse().ok())
-        .unwrap_or(0)
+    count(program, &series).await
 }
 
 /// Returns the next event, or the mark of the end of the state. Passes over other bookmarks.

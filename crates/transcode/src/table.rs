@@ -27,6 +27,8 @@ static TABLE: LazyLock<MessageTable> = LazyLock::new(|| {
 pub(crate) struct MessageTable {
     /// The release that the types are of, as `kubernetes v1.37.1`.
     pub(crate) release: &'static str,
+    /// Its minor number.
+    pub(crate) minor: u32,
     /// The types by apiVersion and kind.
     positions: HashMap<(&'static str, &'static str), TypeId>,
     types: Vec<BuiltInType>,
@@ -156,10 +158,12 @@ impl MessageTable {
         let release = text
             .lines()
             .next()
-            .and_then(|line| line.strip_prefix(FORMAT));
+            .and_then(|line| line.strip_prefix(FORMAT))
+            .ok_or(BadLine(1))?;
         let names = message_names(text)?;
         let mut table = Self {
-            release: release.ok_or(BadLine(1))?,
+            minor: minor_of(release).ok_or(BadLine(1))?,
+            release,
             positions: HashMap::new(),
             types: Vec::new(),
             messages: Vec::with_capacity(names.len()),
@@ -196,6 +200,12 @@ impl MessageTable {
 }
 
 /// Returns the position of each message.
+/// Returns the minor number of a release such as `kubernetes v1.37.1`.
+fn minor_of(release: &str) -> Option<u32> {
+    let minor = release.strip_prefix("kubernetes v1.")?;
+    minor.split('.').next()?.parse().ok()
+}
+
 fn message_names(text: &str) -> Result<HashMap<&str, MessageId>, BadLine> {
     let mut names = HashMap::new();
     for (index, line) in text.lines().enumerate() {

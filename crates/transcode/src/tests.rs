@@ -175,6 +175,18 @@ fn older_releases_print_other_members_that_are_empty() {
 }
 
 #[test]
+fn releases_that_were_not_compared_with_the_table_are_unknown() {
+    let known: Vec<_> = (0..100)
+        .filter(|it| Transcoder::knows_release(*it))
+        .collect();
+    assert_eq!(known.first(), Some(&30));
+    let newest = format!("kubernetes v1.{}.", known.last().unwrap());
+    assert!(Transcoder::release().starts_with(&newest), "{newest}");
+    assert_eq!(known.len() as u32, known.last().unwrap() - 29);
+    assert!(!Transcoder::knows_release(u32::MAX));
+}
+
+#[test]
 fn releases_that_print_a_type_alike_are_told_from_those_that_do_not() {
     let alike = |kind: &str, one: u32, other: u32| {
         let (api_version, kind) = kind.rsplit_once(' ').unwrap_or(("v1", kind));

@@ -9,6 +9,9 @@ use crate::unexplained::Unexplained;
 /// `LegacyCodec`s.
 const STORED_AS_JSON: &[&str] = &["apiextensions.k8s.io/", "apiregistration.k8s.io/"];
 
+/// The oldest minor release that was compared with the table's.
+const OLDEST_RELEASE: u32 = 30;
+
 /// Prints the JSON of one type's objects. Cheap to copy.
 ///
 /// ```
@@ -50,11 +53,15 @@ impl Transcoder {
         Some(Self::newest(built_in))
     }
 
+    /// Returns true if the differences of a minor release to that of the table are known.
+    pub fn knows_release(minor: u32) -> bool {
+        (OLDEST_RELEASE..=MessageTable::get().minor).contains(&minor)
+    }
+
     /// Returns a transcoder that prints as another release does: 33 for Kubernetes 1.33.
     ///
-    /// It is exact for the releases from 1.30 to that of the table, of which the differences are
-    /// known. Those before print as 1.30 here, and those after as the table's. One difference is not
-    /// made up for: 1.36 prints `"resources":null` in a pod's `nodeAllocatableResourceClaimStatuses`,
+    /// It is exact for the releases that are [known](Self::knows_release). Those before print as the
+    /// oldest of them here, and those after as the newest. One difference is not made up for: 1.36 prints `"resources":null` in a pod's `nodeAllocatableResourceClaimStatuses`,
     /// an alpha feature, for a member that later releases do not have.
     pub fn for_release(self, minor: u32) -> Self {
         Self {

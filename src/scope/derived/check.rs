@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use http::HeaderValue;
 use watershed_protocol::BookmarkFormat;
+use watershed_transcode::Transcoder;
 
 use super::failures::FallbackReason;
 use super::printer::{JsonPrinter, PrintManner};
@@ -90,6 +91,10 @@ impl PrintCheck {
                 server: server.clone(),
                 ..known.clone()
             });
+        }
+        // A few objects do not show what else it prints differently.
+        if let Some(unknown) = release.as_ref().filter(|it| !is_known(it)) {
+            return Err(FallbackReason::UnknownRelease(unknown.clone()).into());
         }
         let mark = self.end_mark(server).await?;
         let (sample, has_seen_objects) = self.compare(source, server, release.as_ref()).await?;
@@ -207,6 +212,11 @@ impl PrintCheck {
 
 fn no_answer(error: AnswerError) -> CheckError {
     CheckError::NoAnswer(error)
+}
+
+/// Returns true if the tables have what a release prints.
+fn is_known(release: &Release) -> bool {
+    release.minor().is_some_and(Transcoder::knows_release)
 }
 
 /// Returns true if this release is known to have printed all of the source's objects. Of one that

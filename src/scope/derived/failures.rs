@@ -5,12 +5,17 @@ use parking_lot::Mutex;
 use watershed_protocol::{GroupVersionResource, Malformed};
 use watershed_transcode::Unexplained;
 
+use crate::upstream::Release;
+
 /// The reason for which a scope is followed in JSON, and not derived.
 #[derive(Debug, thiserror::Error)]
 pub(in crate::scope) enum FallbackReason {
     /// The scope in protobuf cannot be used.
     #[error("it cannot be derived from protobuf: {0}")]
     Source(&'static str),
+    /// The tables do not know what upstream's release prints.
+    #[error("the tables of this version do not have Kubernetes {0}")]
+    UnknownRelease(Release),
     /// Upstream does not stream initial events, so its form of bookmarks is not known.
     #[error("upstream shows no bookmark of it in JSON")]
     NotStreamed,
@@ -41,6 +46,7 @@ impl FallbackReason {
     pub(in crate::scope) fn label(&self) -> &'static str {
         match self {
             Self::Source(_) => "source",
+            Self::UnknownRelease(_) => "unknown-release",
             Self::NotStreamed => "not-streamed",
             Self::Unchecked(_) => "unchecked",
             Self::Form(_) => "form",
@@ -59,7 +65,11 @@ impl FallbackReason {
 ///
 /// Each is one that the tables name, so they are few.
 #[derive(Debug, Default)]
-pub(in crate::scope) struct DerivationFailures(Mutex<HashSet<(GroupVersionResource, bool)>>);
+pub(in crate::scope) struct DerivationFailures {
+    types: Mutex<HashSet<(GroupVersionResource, bool)>>,
+    /// Upstream's release, if it is not in the tables. That is so for all types.
+    unknown_release: Mutex<Option<Release>>,
+}
 
 impl DerivationFailures {
     /// Returns true if the type's objects, or their metadata, are not to be derived.
@@ -68,17 +78,33 @@ impl DerivationFailures {
         gvr: &GroupVersionResource,
         metadata_only: bool,
     ) -> bool {
-        let failed = self.0.lock();
+        if self.unknown_release.lock().is_some() {
+            return true;
+        }
+        let failed = self.types.lock();
         !failed.is_empty() && failed.contains(&(gvr.clone(), metadata_only))
     }
 
-    /// Records that the type's objects, or their metadata, are not to be derived.
-    pub(in crate::scope) fn add(&self, gvr: &GroupVersionResource, metadata_only: bool) {
-        self.0.lock().insert((gvr.clone(), metadata_only));
+    /// Records why the type's objects, or their metadata, are not to be derived, unless that may
+    /// pass.
+    pub(in crate::scope) fn add(
+        &self,
+        reason: &FallbackReason,
+        gvr: &GroupVersionResource,
+        metadata_only: bool,
+    ) {
+        if let FallbackReason::UnknownRelease(release) = reason {
+            *self.unknown_release.lock() = Some(release.clone());
+        } else if reason.is_lasting() {
+            self.types.lock().insert((gvr.clone(), metadata_only));
+        }
     }
 
-    /// Forgets all, as upstream is of another release now.
-    pub(in crate::scope) fn forget(&self) {
-        self.0.lock().clear();
+    /// Forgets what was known of other releases, as upstream is of this one now.
+    pub(in crate::scope) fn begin_release(&self, release: Option<&Release>) {
+        self.types.lock().clear();
+        self.unknown_release
+            .lock()
+            .take_if(|unknown| Some(&*unknown) != release);
     }
 }

@@ -107,7 +107,7 @@ pub struct ActiveFaults {
     /// Answers to requests for this path are held back. They are made at once, so they show what
     /// was there before the fault ended.
     pub hold: Option<String>,
-    /// Answers to lists whose `Accept` header has this in it are held back in the same way.
+    /// Answers to lists with this `Accept` header are held back in the same way.
     pub hold_lists_in: Option<String>,
     /// The next watch event of this resource (`pods`, `deployments.apps`) is not sent. The stream
     /// goes on as if it had been.
@@ -253,8 +253,7 @@ impl Faults {
         let is_held = || {
             let active = self.active.lock();
             let media = active.hold_lists_in.as_deref();
-            active.hold.as_deref() == Some(path)
-                || media.is_some_and(|media| list_accept.is_some_and(|it| it.contains(media)))
+            active.hold.as_deref() == Some(path) || (media.is_some() && media == list_accept)
         };
         while is_held() {
             if changes.changed().await.is_err() {
