@@ -78,6 +78,10 @@ pub struct Scope {
     pub(super) bookmarked: watch::Sender<ResourceVersion>,
     /// The scope from which this one is derived, if it is.
     pub(super) derived_from: ArcSwapOption<Scope>,
+    /// Counts the times that its objects were found not to be upstream's.
+    pub(super) quarantines: AtomicU64,
+    /// Quarantines of its source before the objects were derived that are held.
+    pub(super) derived_after: AtomicU64,
     /// It has no list and watch at upstream, even before its source is open.
     pub(super) derives: AtomicBool,
     /// Only derived scopes or the proxy itself read the scope so far, which need little history.
@@ -102,6 +106,7 @@ impl Scope {
             Err(_) => Err(NotReady::Syncing),
             Ok(Err(_)) => Err(NotReady::Stopped(Stopped::Failed)),
             Ok(Ok(phase)) => match &*phase {
+                ScopePhase::Ready(_) if self.is_of_quarantined() => Err(NotReady::Quarantined),
                 ScopePhase::Ready(ready) => Ok(Arc::clone(ready)),
                 ScopePhase::Stopped(why) => Err(NotReady::Stopped(why.clone())),
                 ScopePhase::Stale(_) => Err(NotReady::Stale),
@@ -125,9 +130,25 @@ impl Scope {
         }
     }
 
-    /// Returns the present phase.
+    /// Returns the present phase. A scope is quarantined with its source, whether it knows that yet
+    /// or not.
     pub fn phase(&self) -> ScopePhase {
-        self.phase.borrow().clone()
+        let phase = self.phase.borrow().clone();
+        match phase {
+            ScopePhase::Ready(_) | ScopePhase::Stale(_) if self.is_of_quarantined() => {
+                ScopePhase::Quarantined
+            }
+            phase => phase,
+        }
+    }
+
+    /// Returns true if what is held was derived from objects that were found not to be upstream's.
+    pub(super) fn is_of_quarantined(&self) -> bool {
+        let source = self.derived_from.load();
+        source.as_ref().is_some_and(|source| {
+            let quarantines = source.quarantines.load(Ordering::Acquire);
+            quarantines != self.derived_after.load(Ordering::Acquire)
+        })
     }
 
     /// Returns true if upstream's changes arrive: a watch is open, or was a moment ago.

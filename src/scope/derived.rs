@@ -15,6 +15,7 @@ mod state_print;
 mod step;
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::cached::Scope;
@@ -27,7 +28,7 @@ use attempts::Attempts;
 use check::{CheckError, CheckedPrint, PrintCheck};
 pub(super) use failures::{DerivationFailures, FallbackReason};
 use following::{FollowedChange, Following, FollowingReader};
-use opened::{OpenedSource, Readiness, until_unusable};
+use opened::{OpenedSource, Readiness, until_unreadable, until_unusable};
 pub(super) use printer::JsonPrinter;
 use state_print::StatePrint;
 use step::ToldState;
@@ -100,6 +101,14 @@ impl DerivedFeed {
             DerivedProgress::Closed => None,
             DerivedProgress::Opened(opened) => Some(opened.source()),
             DerivedProgress::Following(following) => Some(following.source()),
+        }
+    }
+
+    /// Returns the number of quarantines of the source before the state was read that was shown.
+    pub(super) fn source_quarantines(&self) -> Option<u64> {
+        match &self.progress {
+            DerivedProgress::Following(following) => Some(following.quarantines()),
+            DerivedProgress::Closed | DerivedProgress::Opened(_) => None,
         }
     }
 
@@ -200,6 +209,8 @@ impl DerivedFeed {
                 self.tell(ToldState::Lost)
             });
         }
+        // Before the state is read: a quarantine after this may be about it.
+        let quarantines = scope.quarantines.load(Ordering::Acquire);
         let (subscription, snapshot) = scope
             .reader
             .subscribe(SubscriptionStart::Now, Interest::All);
@@ -225,12 +236,19 @@ impl DerivedFeed {
         let printed = self
             .states
             .print(printer, &target.fields, &checked, &snapshot);
-        let change = printed.await?;
+        let change = tokio::select! {
+            printed = printed => printed?,
+            // A large type takes seconds. The caller has to know of this before.
+            () = until_unreadable(&scope) => return Ok(None),
+        };
+        if scope.quarantines.load(Ordering::Acquire) != quarantines {
+            return Ok(None);
+        }
         if let DerivedProgress::Opened(opened) =
             std::mem::replace(&mut self.progress, DerivedProgress::Closed)
         {
-            let (source, version) = (opened.into_source(), snapshot.version());
-            let following = Following::new(source, subscription, version, checked);
+            let (source, state) = (opened.into_source(), (snapshot.version(), quarantines));
+            let following = Following::new(source, subscription, state, checked);
             self.progress = DerivedProgress::Following(Box::new(following));
         }
         self.told = ToldState::Followed;

@@ -34,7 +34,10 @@ pub(super) enum FeedStep {
     /// A step of a scope that is derived.
     Derived(DerivedStep),
     /// The scope is derived no longer. The next step is upstream's list.
-    FellBack,
+    FellBack {
+        /// What it holds was derived from objects that were not upstream's.
+        is_doubted: bool,
+    },
 }
 
 impl ScopeFeed {
@@ -100,6 +103,12 @@ impl ScopeFeed {
         }
     }
 
+    /// Returns the number of quarantines of the source before the state was read that was shown, if
+    /// the changes are derived.
+    pub(super) fn source_quarantines(&self) -> Option<u64> {
+        self.derived.as_ref()?.source_quarantines()
+    }
+
     /// Returns the release whose JSON was compared, if the changes are derived.
     pub(super) fn compared_release(&self) -> Option<&Release> {
         self.derived.as_ref()?.release()
@@ -142,8 +151,9 @@ impl ScopeFeed {
                 Ok(FeedStep::Upstream(Change::Interrupted))
             }
             Err(DerivedEnd::FallBack(reason)) => {
+                let is_doubted = self.scope.is_of_quarantined();
                 self.fall_back(&reason);
-                Ok(FeedStep::FellBack)
+                Ok(FeedStep::FellBack { is_doubted })
             }
         }
     }

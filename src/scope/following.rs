@@ -56,7 +56,7 @@ impl ScopePump {
     /// Serves the scope again, if it was too old.
     pub(super) fn recovered(&mut self) {
         self.scope.age.publish(None);
-        let ScopePhase::Stale(ready) = self.scope.phase() else {
+        let ScopePhase::Stale(ready) = self.phase.borrow().clone() else {
             return;
         };
         tracing::info!(resource = %self.scope.key.gvr, "followed again; served from memory");
@@ -75,7 +75,8 @@ impl ScopePump {
     /// Serves the scope no longer, as it is too old, and ends its watches.
     pub(super) fn exceeded(&mut self) {
         let key = &self.scope.key;
-        match self.scope.phase() {
+        let phase = self.phase.borrow().clone();
+        match phase {
             ScopePhase::Ready(ready) => {
                 tracing::warn!(
                     resource = %key.gvr,
@@ -95,7 +96,10 @@ impl ScopePump {
     /// Serves the scope no longer, as its objects are not upstream's, and lists it again. The list
     /// expires its watches.
     pub(super) fn quarantine(&mut self) {
-        if let ScopePhase::Ready(_) | ScopePhase::Stale(_) = self.scope.phase() {
+        let phase = self.phase.borrow().clone();
+        if let ScopePhase::Ready(_) | ScopePhase::Stale(_) = phase {
+            // First, as scopes that are derived from this one may miss the phase.
+            self.scope.quarantines.fetch_add(1, Ordering::AcqRel);
             self.phase.send_replace(ScopePhase::Quarantined);
             if self.scope.prints_differently.swap(false, Ordering::Relaxed) {
                 self.feed.distrust();

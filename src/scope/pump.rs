@@ -186,7 +186,10 @@ impl ScopePump {
                     Some(change) => Ok(change),
                     None => continue,
                 },
-                Ok(FeedStep::FellBack) => {
+                Ok(FeedStep::FellBack { is_doubted }) => {
+                    if is_doubted {
+                        self.quarantine();
+                    }
                     self.lost();
                     // The list and watch of its own may have a state of their own, too.
                     if self.ready.is_none() {
@@ -372,6 +375,10 @@ impl ScopePump {
         self.scope.unprintable.clear();
         self.is_rewritten = false;
         self.continuity.listed();
+        if let Some(quarantines) = self.feed.source_quarantines() {
+            let derived_after = &self.scope.derived_after;
+            derived_after.store(quarantines, Ordering::Release);
+        }
         self.phase.send_replace(ScopePhase::Ready(ready));
         *self.scope.printed_by.lock() = None;
         if let Some(reflector) = self.feed.reflector() {

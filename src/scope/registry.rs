@@ -577,6 +577,8 @@ impl Scopes {
             server: watch::Sender::default(),
             bookmarked: watch::Sender::new(ResourceVersion::default()),
             derived_from: ArcSwapOption::empty(),
+            quarantines: AtomicU64::new(0),
+            derived_after: AtomicU64::new(0),
             derives: AtomicBool::new(false),
             is_source_only: AtomicBool::new(retention.derivation == Derivation::Source),
             outdated: Arc::new(AtomicBool::new(false)),

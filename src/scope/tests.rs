@@ -205,6 +205,31 @@ async fn objects_that_nobody_reads_are_folded_if_they_are_derived_or_memory_is_s
     }
 }
 
+#[tokio::test]
+async fn a_derived_scope_is_quarantined_with_its_source_before_it_learns_of_that() {
+    let (_source_api, _sources, source, _) = open_foldable(&MemoryBudget::default()).await;
+    let (_api, _scopes, derived, _) = open_foldable(&MemoryBudget::default()).await;
+    // Its task never does anything, which is the latest that it can come.
+    derived.derived_from.store(Some(Arc::clone(&source)));
+    let is_read = async || derived.wait_until_ready(Duration::ZERO).await.is_ok();
+    assert!(is_read().await);
+    let mut phases = source.phase.clone();
+    phases.mark_unchanged();
+    source.found_different.notify_one();
+    phases.changed().await.unwrap();
+    assert!(matches!(derived.phase(), ScopePhase::Quarantined));
+    assert!(!is_read().await);
+    // The source's next list does not make the derived objects right.
+    source.wait_until_settled().await.unwrap();
+    assert!(matches!(source.phase(), ScopePhase::Ready(_)));
+    assert!(matches!(derived.phase(), ScopePhase::Quarantined));
+    assert!(!is_read().await);
+    // Only objects that were derived since do.
+    derived.derived_after.store(1, Ordering::Release);
+    assert!(matches!(derived.phase(), ScopePhase::Ready(_)));
+    assert!(is_read().await);
+}
+
 /// Folds all objects of the scopes.
 fn fold_all(scopes: &Scopes) {
     for _ in 0..20 {

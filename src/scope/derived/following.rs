@@ -2,6 +2,7 @@
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 
 use tokio::sync::watch;
@@ -29,6 +30,8 @@ pub(super) struct Following {
     is_followed: watch::Receiver<bool>,
     server: watch::Receiver<Option<ServedBy>>,
     bookmarked: watch::Receiver<ResourceVersion>,
+    /// Quarantines of the source before its state was read.
+    quarantines: u64,
     /// The server whose events may be printed, and in which manner.
     accepted: CheckedPrint,
     /// The caller was told this.
@@ -69,11 +72,12 @@ pub(super) enum FollowedChange {
 }
 
 impl Following {
-    /// Begins behind a state of this version, which was printed as `accepted` does.
+    /// Begins behind a state of this version, which was printed as `accepted` does. The source had
+    /// been quarantined so many times before that.
     pub(super) fn new(
         source: ScopeHandle,
         subscription: Subscription,
-        version: ResourceVersion,
+        (version, quarantines): (ResourceVersion, u64),
         accepted: CheckedPrint,
     ) -> Self {
         Self {
@@ -85,6 +89,7 @@ impl Following {
             subscription,
             pending: VecDeque::new(),
             version,
+            quarantines,
             accepted,
             told_too_old: false,
         }
@@ -92,6 +97,11 @@ impl Following {
 
     pub(super) fn source(&self) -> &Arc<Scope> {
         &self.source
+    }
+
+    /// Returns the number of the source's quarantines before its state was read.
+    pub(super) fn quarantines(&self) -> u64 {
+        self.quarantines
     }
 
     pub(super) fn into_source(self) -> ScopeHandle {
@@ -159,6 +169,10 @@ impl Following {
 
     /// Returns what is known already, and not to the reader.
     fn known(&mut self, reader: FollowingReader) -> Option<FollowedChange> {
+        // It may be listed again already, at the same version, so that no event tells.
+        if self.source.quarantines.load(Ordering::Acquire) != self.quarantines {
+            return Some(FollowedChange::Quarantined);
+        }
         let (is_ready, is_too_old) = match &*self.phase.borrow() {
             ScopePhase::Quarantined => return Some(FollowedChange::Quarantined),
             ScopePhase::Stopped(_) => return Some(FollowedChange::Closed),

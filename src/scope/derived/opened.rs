@@ -95,12 +95,20 @@ impl OpenedSource {
     }
 }
 
+/// Waits until the source cannot be read.
+pub(super) async fn until_unreadable(source: &Scope) {
+    let mut phases = source.phase.clone();
+    // A sender lives as long as the source.
+    let _ = phases
+        .wait_for(|phase| !matches!(phase, ScopePhase::Ready(_)))
+        .await;
+}
+
 /// Waits until the source cannot be read, or does not follow.
 pub(super) async fn until_unusable(source: &Scope) {
-    let mut phases = source.phase.clone();
     let mut following = source.following();
     tokio::select! {
-        _ = phases.wait_for(|phase| !matches!(phase, ScopePhase::Ready(_))) => {}
+        () = until_unreadable(source) => {}
         _ = following.wait_for(|is_followed| !is_followed) => {}
     }
 }
