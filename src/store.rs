@@ -36,6 +36,7 @@ use std::sync::Arc;
 pub use event::WindowEvent;
 pub use object::{ObjectBytes, ObjectPeek, StoredObject};
 pub use object_run::ObjectRun;
+pub use packed::NEVER_READ;
 pub use past::{MAX_UNDONE, StateAt};
 pub use pins::PinOwner;
 pub use reader::{SnapshotAt, StoreReader, StoreStats, SubscriptionStart};

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::cached::Scope;
 use super::registry::Scopes;
+use crate::store::NEVER_READ;
 
 /// Age up to which history is kept when memory runs short: what kube-apiserver promises itself.
 /// Source: `apiserver/pkg/storage/cacher/cacher.go` (eventFreshDuration).
@@ -47,18 +48,23 @@ impl Scopes {
     /// that are not held any more. [`Scopes::look_at_compressed`] counts how long nobody has.
     ///
     /// Scopes that are derived, or that only derived ones read, are folded whenever they are cold: one
-    /// of a type's two encodings is hardly read. All others are folded when memory is short.
+    /// of a type's two encodings is hardly read. All others are folded when memory is short. What
+    /// nobody has read since its list is folded at once.
     pub fn fold_cold(&self, is_short: bool) -> usize {
         let (idle, mut budget) = if is_short {
             (FOLDED_SOON_AFTER, FOLDED_IN_HASTE)
         } else {
             (FOLDED_AFTER, FOLDED_AT_ONCE)
         };
+        // Each list has that once, as what changes is never again unread.
+        let mut budget_of_unread = FOLDED_IN_HASTE;
         let is_second = |scope: &&Arc<Scope>| {
             is_short || scope.is_derived() || scope.is_source_only.load(Ordering::Relaxed)
         };
         let fold = |scope: &Arc<Scope>| {
-            let freed = scope.reader.snapshot().fold(idle, &mut budget);
+            let snapshot = scope.reader.snapshot();
+            let unread = snapshot.fold(NEVER_READ, &mut budget_of_unread);
+            let freed = unread + snapshot.fold(idle, &mut budget);
             scope.count_held();
             freed
         };

@@ -206,6 +206,19 @@ async fn objects_that_nobody_reads_are_folded_if_they_are_derived_or_memory_is_s
 }
 
 #[tokio::test]
+async fn derived_objects_that_were_never_read_are_folded_at_once() {
+    let (_api, scopes, scope, items) = open_foldable(&MemoryBudget::default()).await;
+    assert_eq!(scopes.fold_cold(false), 0, "it is not derived");
+    scope.derives.store(true, Ordering::Relaxed);
+    let freed = scopes.fold_cold(false);
+    assert!(freed > items.len() * 9 / 10, "{freed} of {}", items.len());
+    // The first reader unfolds them.
+    let run = scope.reader.snapshot().runs_after(None, None).next();
+    assert!(!run.unwrap().items().is_empty());
+    assert!(scope.reader.held().folded < items.len());
+}
+
+#[tokio::test]
 async fn a_derived_scope_is_quarantined_with_its_source_before_it_learns_of_that() {
     let (_source_api, _sources, source, _) = open_foldable(&MemoryBudget::default()).await;
     let (_api, _scopes, derived, _) = open_foldable(&MemoryBudget::default()).await;

@@ -70,7 +70,7 @@ impl LeafBuilder {
         };
         self.items.clear();
         let lengths: Vec<_> = self.parts.iter().map(|part| part.length).collect();
-        let packed = Arc::new(PackedItems::new(joined, format.separator()));
+        let packed = Arc::new(PackedItems::listed(joined, format.separator()));
         let places = format.places(packed.ends(), lengths.into_iter());
         let objects = places.zip(self.parts.drain(..)).map(|(place, part)| {
             Arc::new(StoredObject {

@@ -57,7 +57,18 @@ pub(super) struct FoldedItems {
 /// Inflating and comparing takes at most a part of the time of compressing.
 const INFLATED_PER_COMPRESSED: usize = 4;
 
+/// Looks that stand for those since a list, if nobody has read an item since.
+pub const NEVER_READ: u8 = u8::MAX;
+
 impl PackedItems {
+    /// Returns the items of a list, which may never be read.
+    pub(super) fn listed(run: ItemRun, separator: usize) -> Self {
+        Self {
+            idle: AtomicU8::new(NEVER_READ),
+            ..Self::new(run, separator)
+        }
+    }
+
     pub(super) fn new(run: ItemRun, separator: usize) -> Self {
         Self {
             ends: run.ends,
