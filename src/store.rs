@@ -9,6 +9,7 @@ mod cursor;
 mod delta;
 mod derived;
 mod event;
+mod event_frame;
 mod leaf;
 mod leaf_builder;
 mod object;
@@ -34,6 +35,7 @@ mod writer;
 use std::sync::Arc;
 
 pub use event::WindowEvent;
+pub use event_frame::FrameOrigin;
 pub use object::{ObjectBytes, ObjectPeek, StoredObject};
 pub use object_run::ObjectRun;
 pub use packed::NEVER_READ;

@@ -3,17 +3,19 @@
 //! One test in a process of its own: the allocator counts all threads.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 use std::alloc::System;
+use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use fastrand::Rng;
 use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
 use watershed::store::{
-    self, Layout, Snapshot, StoreReader, StoreWriter, StoredObject, WindowLimits,
+    self, FrameOrigin, Interest, Layout, Snapshot, StoreReader, StoreWriter, StoredObject,
+    SubscriptionStart, SubscriptionStep, WindowLimits,
 };
 use watershed_protocol::{
-    Encoding, EventKind, FieldTable, Frame, GroupVersionResource, ResourceVersion, WireFormat,
-    deflate, gzip_member, scan,
+    Deflated, Encoding, EventKind, FieldTable, Frame, GroupVersionResource, ResourceVersion,
+    WireFormat, deflate, gzip_member, scan,
 };
 
 #[global_allocator]
@@ -79,6 +81,28 @@ impl Pods {
     }
 }
 
+/// A frame that can be made again, from its compressed form.
+#[derive(Debug)]
+struct CompressedOrigin(Deflated);
+
+impl CompressedOrigin {
+    fn of(frame: &Frame) -> Box<Self> {
+        Box::new(Self(deflate(&frame.frame)))
+    }
+}
+
+impl FrameOrigin for CompressedOrigin {
+    fn frame(&self) -> Bytes {
+        let mut frame = Vec::with_capacity(self.0.data_len());
+        assert!(self.0.inflate(&mut frame));
+        frame.into()
+    }
+
+    fn size(&self) -> usize {
+        size_of::<Self>() + self.0.bytes.len()
+    }
+}
+
 /// A store under random work.
 struct Work {
     pods: Pods,
@@ -90,6 +114,9 @@ struct Work {
     now: Instant,
     /// Objects were held compressed alone.
     has_folded: bool,
+    /// Frames of events can be made again.
+    is_derived: bool,
+    has_released_frames: bool,
     /// Time between bookmarks, a fifth of the window's age as with the defaults.
     bookmarks: Duration,
     next_bookmark: Instant,
@@ -110,6 +137,8 @@ impl Work {
             version: 10,
             now: Instant::now(),
             has_folded: false,
+            is_derived: seed % 2 == 1,
+            has_released_frames: false,
             bookmarks: window / 5,
             next_bookmark: Instant::now(),
         };
@@ -150,7 +179,10 @@ impl Work {
         self.present[number] = kind != EventKind::Deleted;
         let frame = self.pods.frame(kind, number, self.version, &mut self.rng);
         let object = self.pods.object(&frame);
-        self.writer.apply(self.now, frame, object).unwrap();
+        let origin = self.is_derived.then(|| CompressedOrigin::of(&frame) as _);
+        self.writer
+            .apply_from(self.now, frame, object, origin)
+            .unwrap();
         if self.now >= self.next_bookmark {
             self.bookmark();
         }
@@ -184,6 +216,14 @@ impl Work {
                 snapshot.fold(1, &mut self.rng.usize(0..8 << 20));
                 self.has_folded |= self.reader.held().folded > 0;
             }
+            6 | 7 if self.is_derived => {
+                for _ in 0..self.rng.usize(1..4) {
+                    self.now += Duration::from_secs(1);
+                    let released = self.reader.release_frames(self.now, Duration::from_secs(2));
+                    self.has_released_frames |= released > 0;
+                }
+            }
+            8 if self.is_derived => self.read_history(),
             6..10 => {
                 self.now += Duration::from_secs(self.rng.u64(1..100));
                 self.bookmark();
@@ -194,6 +234,16 @@ impl Work {
                     self.change(among);
                 }
             }
+        }
+    }
+
+    /// Reads all events, as a watch that comes late.
+    fn read_history(&self) {
+        let start = SubscriptionStart::After(self.reader.oldest_version());
+        let (mut subscription, _) = self.reader.subscribe(start, Interest::All);
+        let context = &Context::from_waker(Waker::noop());
+        while let SubscriptionStep::Events(events) = subscription.step(context, 64, usize::MAX) {
+            events.iter().for_each(|event| drop(event.frame()));
         }
     }
 
@@ -229,6 +279,7 @@ fn counted_bytes_are_those_that_are_allocated() {
             }
         }
         assert!(work.has_folded, "seed {seed}");
+        assert_eq!(work.has_released_frames, work.is_derived, "seed {seed}");
         drop(work);
     }
     eprintln!("largest error {:.3}: {}", worst.0, worst.1);

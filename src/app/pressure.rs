@@ -13,6 +13,8 @@ use crate::scope::Scopes;
 const INTERVAL: Duration = Duration::from_secs(1);
 /// Measurements between two looks at compressed forms: each one looks at all of them.
 const LOOK_EVERY: u32 = 5;
+/// Measurements between two releases of frames that can be made again.
+const RELEASE_FRAMES_EVERY: u32 = 2;
 
 /// The task that keeps the process within its budget.
 pub(super) struct PressureKeeper {
@@ -43,6 +45,11 @@ impl PressureKeeper {
             ticks.tick().await;
             if tick.is_multiple_of(LOOK_EVERY) {
                 self.look().await;
+            }
+            if tick.is_multiple_of(RELEASE_FRAMES_EVERY) {
+                let (scopes, now) = (self.scopes.clone(), Instant::now());
+                // Nothing depends on it, so that a panic of it changes nothing here.
+                let _ = spawn_blocking(move || scopes.release_frames(now)).await;
             }
             tick = tick.wrapping_add(1);
             let resident = self.budget.measure();

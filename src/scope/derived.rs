@@ -430,9 +430,9 @@ impl DerivedFeed {
             return Ok(None);
         };
         let manner = &following.accepted().manner;
-        let (frame, scanned) = self.check.printer.print_event(manner, event)?;
+        let printed = self.check.printer.print_event(manner, event)?;
         following.pass();
         self.attempts.advanced();
-        Ok(Some(DerivedStep::Change(Change::Event(frame, scanned))))
+        Ok(Some(DerivedStep::Event(printed)))
     }
 }

@@ -28,7 +28,7 @@ use super::streaming::StreamingLearner;
 use super::unfit::UnfitScopes;
 use crate::budget::MemoryLoad;
 use crate::metric::{Counter, Metric};
-use crate::store::{InconsistentEvent, Snapshot, SnapshotBuilder, StoreWriter};
+use crate::store::{FrameOrigin, InconsistentEvent, Snapshot, SnapshotBuilder, StoreWriter};
 use crate::upstream::{Change, Probe, Release, ServedBy, Stopped};
 
 /// After a schema change an API server builds the type's storage anew, within about a second. It
@@ -38,6 +38,9 @@ const STORAGE_REBUILD: Duration = Duration::from_secs(2);
 /// A watch that ended in good order is open again after milliseconds. A scope that waits longer
 /// does not follow.
 const WATCH_REOPEN: Duration = Duration::from_secs(2);
+
+/// Makes the frame of an event again.
+type EventOrigin = Box<dyn FrameOrigin>;
 
 /// The task of one scope.
 pub(super) struct ScopePump {
@@ -181,7 +184,7 @@ impl ScopePump {
                 step = self.feed.next(), if self.continuity.is_certain() => step,
             };
             let change = match step {
-                Ok(FeedStep::Upstream(change)) => Ok(change),
+                Ok(FeedStep::Upstream(change)) => Ok((change, None)),
                 Ok(FeedStep::Derived(step)) => match self.take_in(step).await {
                     Some(change) => Ok(change),
                     None => continue,
@@ -200,7 +203,9 @@ impl ScopePump {
                 Err(stopped) => Err(stopped),
             };
             match change {
-                Ok(change) if self.continuity.admits(&change, question) => self.apply(change),
+                Ok((change, origin)) if self.continuity.admits(&change, question) => {
+                    self.apply(change, origin);
+                }
                 Ok(_) if self.continuity.is_certain() => {}
                 Ok(_) => {
                     let by = Instant::now() + WATCH_REOPEN;
@@ -212,10 +217,18 @@ impl ScopePump {
         };
     }
 
-    /// Takes in a step of a derived scope. Returns its change, if it is one.
-    async fn take_in(&mut self, step: DerivedStep) -> Option<Change<SnapshotBuilder>> {
+    /// Takes in a step of a derived scope. Returns its change, if it is one, and what makes the
+    /// frame of an event again.
+    async fn take_in(
+        &mut self,
+        step: DerivedStep,
+    ) -> Option<(Change<SnapshotBuilder>, Option<EventOrigin>)> {
         match step {
-            DerivedStep::Change(change) => return Some(change),
+            DerivedStep::Change(change) => return Some((change, None)),
+            DerivedStep::Event(event) => {
+                let change = Change::Event(event.frame, event.scanned);
+                return Some((change, Some(event.origin)));
+            }
             DerivedStep::TooOld => self.too_old(),
             DerivedStep::Doubted => self.quarantine(),
             DerivedStep::Refollowed => self.refollowed(),
@@ -241,7 +254,7 @@ impl ScopePump {
         match change {
             ContinuityChange::TimelineEnded => self.forget(),
             ContinuityChange::Proven => {
-                self.apply(Change::Resumed { is_proven: true });
+                self.apply(Change::Resumed { is_proven: true }, None);
                 self.restored(|proofs| proofs.is_followed = true);
             }
             ContinuityChange::Unknown if self.restoring.is_some() => self.give_up_restored(),
@@ -271,7 +284,8 @@ impl ScopePump {
         self.scope.publish_version();
     }
 
-    fn apply(&mut self, change: Change<SnapshotBuilder>) {
+    /// Applies a change. `origin` makes the frame of an event again.
+    fn apply(&mut self, change: Change<SnapshotBuilder>, origin: Option<EventOrigin>) {
         let now = Instant::now();
         if matches!(change, Change::Ended) {
             self.timers.reopened_by = Some(now + WATCH_REOPEN);
@@ -309,7 +323,7 @@ impl ScopePump {
                 }
             }
             Change::Event(frame, scanned) => {
-                self.apply_event(now, frame, scanned);
+                self.apply_event(now, frame, scanned, origin);
                 self.restored(|proofs| proofs.is_followed = true);
             }
             Change::Progress { version, format } => {
@@ -393,7 +407,13 @@ impl ScopePump {
         self.heard();
     }
 
-    fn apply_event(&mut self, now: Instant, frame: Frame, scanned: Scanned) {
+    fn apply_event(
+        &mut self,
+        now: Instant,
+        frame: Frame,
+        scanned: Scanned,
+        origin: Option<EventOrigin>,
+    ) {
         if !self.scope.is_derived() {
             self.events.increment(1);
         }
@@ -401,7 +421,7 @@ impl ScopePump {
         let object = stored_object(&ready.format, &frame.object, scanned);
         // A known event does not show that news arrives.
         let is_news = object.version > self.scope.reader.event_version();
-        match self.writer.apply(now, frame, object) {
+        match self.writer.apply_from(now, frame, object, origin) {
             Ok(()) if is_news => self.heard(),
             Ok(()) => {}
             Err(InconsistentEvent::Rewritten { .. }) if self.release.is_learning() => {

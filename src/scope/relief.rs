@@ -11,6 +11,8 @@ use crate::store::NEVER_READ;
 /// Age up to which history is kept when memory runs short: what kube-apiserver promises itself.
 /// Source: `apiserver/pkg/storage/cacher/cacher.go` (eventFreshDuration).
 const PROMISED_HISTORY: Duration = Duration::from_secs(75);
+/// Time within which nearly all watches take an event.
+const DELIVERED: Duration = Duration::from_secs(2);
 /// A scope that was used within this time is not idle: its client may be between two reads.
 const IDLE: Duration = Duration::from_secs(10);
 /// Objects of scopes for whose sake nothing is listed are folded after so many looks without a
@@ -69,6 +71,16 @@ impl Scopes {
             freed
         };
         self.all().iter().filter(is_second).map(fold).sum()
+    }
+
+    /// Releases the frames of derived events that were delivered, and that nobody has used since the
+    /// last call: they are printed again for those who come late. Takes a moment for each event.
+    pub fn release_frames(&self, now: Instant) {
+        for scope in self.all() {
+            if scope.reader.release_frames(now, DELIVERED) > 0 {
+                scope.count_held();
+            }
+        }
     }
 
     /// Releases the history that is older than kube-apiserver's own, and returns its bytes. Of a

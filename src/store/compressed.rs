@@ -24,10 +24,10 @@ impl Compressed {
         }
     }
 
-    /// Returns `frame` as a member of gzip. If another thread is making it, waits for that.
-    pub(super) fn of(&self, frame: &Bytes) -> Bytes {
+    /// Returns the event's frame as a member of gzip. If another thread is making it, waits for that.
+    pub(super) fn of(&self, frame: impl FnOnce() -> Bytes) -> Bytes {
         let (member, _) = self.member.get_or_init(|| {
-            let member = gzip_member(frame);
+            let member = gzip_member(&frame());
             let charge = self.tally.charge(member.len());
             (member, charge)
         });
@@ -48,8 +48,12 @@ mod tests {
             Compressed::counted_in(&tally),
             Compressed::counted_in(&tally),
         );
-        let member = asked.of(&frame);
-        assert_eq!(member.as_ptr(), asked.of(&frame).as_ptr(), "not shared");
+        let member = asked.of(|| frame.clone());
+        assert_eq!(
+            member.as_ptr(),
+            asked.of(|| frame.clone()).as_ptr(),
+            "not shared"
+        );
         drop(unasked);
         assert_eq!(tally.bytes(), member.len());
         drop(asked);

@@ -6,7 +6,8 @@ use bytes::Bytes;
 use watershed_protocol::{EventKind, Frame, ObjectAttributes, ResourceVersion};
 
 use super::compressed::Compressed;
-use super::object::StoredObject;
+use super::event_frame::{EventFrame, RemadeFrame};
+use super::object::{ObjectBytes, StoredObject};
 use super::previous::PreviousState;
 use super::tally::ByteTally;
 
@@ -23,12 +24,13 @@ pub struct WindowEvent {
     /// The state before.
     previous: Option<Box<PreviousState>>,
     /// The whole watch frame as upstream sent it.
-    pub frame: Bytes,
+    frame: EventFrame,
     /// The frame compressed, once a watch asked for it.
     compressed: Compressed,
     /// Number of objects of the scope before the event.
     pub(super) objects_before: usize,
-    /// Bytes of memory that the event holds, without its compressed form.
+    /// Bytes of memory that the event holds, without its compressed form and a frame that is not
+    /// held all the time.
     pub(super) size: usize,
 }
 
@@ -36,7 +38,7 @@ pub struct WindowEvent {
 #[derive(Debug)]
 pub(super) struct NewEvent {
     pub(super) kind: EventKind,
-    pub(super) frame: Bytes,
+    frame: EventFrame,
     pub(super) object: Arc<StoredObject>,
     previous: Option<Box<PreviousState>>,
     size: usize,
@@ -58,20 +60,27 @@ impl NewEvent {
         frame: Frame,
         mut object: StoredObject,
         before: Option<&StoredObject>,
+        remade: Option<RemadeFrame>,
     ) -> Self {
-        let mut size = OVERHEAD + frame.frame.len();
+        let kind = frame.kind;
+        let frame = remade.map_or(EventFrame::Received(frame.frame), |remade| {
+            let remade = Arc::new(remade);
+            object.bytes = ObjectBytes::framed(&remade);
+            EventFrame::Remade(remade)
+        });
+        let mut size = OVERHEAD + frame.size();
         if let Some(before) = before {
             object.attributes.share_with(&before.attributes);
         }
         // Others are counted with the newest objects, or with the change that replaces them.
-        if frame.kind == EventKind::Deleted {
+        if kind == EventKind::Deleted {
             size += object.attributes.heap_size();
         }
         let previous = before.map(|before| Box::new(PreviousState::new(before, &object)));
         size += previous.as_ref().map_or(0, |previous| previous.size());
         Self {
-            kind: frame.kind,
-            frame: frame.frame,
+            kind,
+            frame,
             object: Arc::new(object),
             previous,
             size,
@@ -106,8 +115,24 @@ impl WindowEvent {
         Some(previous.restore(&self.object))
     }
 
+    /// Returns the whole watch frame as upstream sent it.
+    pub fn frame(&self) -> Bytes {
+        self.frame.get()
+    }
+
+    /// Returns the length of the frame.
+    pub fn frame_len(&self) -> usize {
+        self.frame.len()
+    }
+
     /// Returns the frame as one member of gzip. It is compressed once, for all watches.
     pub fn compressed(&self) -> Bytes {
-        self.compressed.of(&self.frame)
+        self.compressed.of(|| self.frame.get())
+    }
+
+    /// Releases the frame if it can be made again, and nobody has used it since the last call.
+    /// Returns its bytes.
+    pub(super) fn release_frame(&self) -> usize {
+        self.frame.release_if_unused()
     }
 }

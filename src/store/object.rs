@@ -5,6 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use watershed_protocol::{ItemBytes, ObjectAttributes, ResourceVersion};
 
+use super::event_frame::RemadeFrame;
 use super::packed::PackedItems;
 
 /// An object as upstream sent it. Invariant `bytes`: `bytes` is never re-encoded.
@@ -26,7 +27,8 @@ pub struct ObjectPeek {
     last: Option<(Arc<PackedItems>, Bytes)>,
 }
 
-/// The bytes of an object: alone, or among those of its leaf, which may be compressed.
+/// The bytes of an object: alone, among those of its leaf, which may be compressed, or in the frame
+/// of an event, which may have to be made again.
 #[derive(Clone, Debug)]
 pub struct ObjectBytes(BytesPlace);
 
@@ -34,6 +36,7 @@ pub struct ObjectBytes(BytesPlace);
 enum BytesPlace {
     Alone(ItemBytes),
     Packed(Arc<PackedItems>, Range<u32>),
+    Framed(Arc<RemadeFrame>),
 }
 
 impl StoredObject {
@@ -54,6 +57,11 @@ impl ObjectBytes {
         Self(BytesPlace::Packed(Arc::clone(items), place))
     }
 
+    /// Returns the object's bytes in an event's frame.
+    pub(super) fn framed(frame: &Arc<RemadeFrame>) -> Self {
+        Self(BytesPlace::Framed(Arc::clone(frame)))
+    }
+
     /// Returns the bytes. If they are compressed, all those beside are unfolded with them.
     pub fn get(&self) -> ItemBytes {
         match &self.0 {
@@ -62,6 +70,7 @@ impl ObjectBytes {
                 let (start, end) = (place.start as usize, place.end as usize);
                 ItemBytes::new(items.items().slice(start..end))
             }
+            BytesPlace::Framed(frame) => frame.object(),
         }
     }
 
@@ -70,6 +79,7 @@ impl ObjectBytes {
         match &self.0 {
             BytesPlace::Alone(bytes) => bytes.len(),
             BytesPlace::Packed(_, place) => place.len(),
+            BytesPlace::Framed(frame) => frame.object_len(),
         }
     }
 
@@ -81,7 +91,7 @@ impl ObjectBytes {
     /// Returns true if the bytes are a part of these.
     pub(super) fn is_part_of(&self, packed: &Arc<PackedItems>) -> bool {
         match &self.0 {
-            BytesPlace::Alone(_) => false,
+            BytesPlace::Alone(_) | BytesPlace::Framed(_) => false,
             BytesPlace::Packed(items, _) => Arc::ptr_eq(items, packed),
         }
     }
@@ -92,6 +102,7 @@ impl ObjectPeek {
     pub fn bytes(&mut self, object: &StoredObject) -> ItemBytes {
         let (packed, place) = match &object.bytes.0 {
             BytesPlace::Alone(bytes) => return bytes.clone(),
+            BytesPlace::Framed(frame) => return frame.object(),
             BytesPlace::Packed(packed, place) => (packed, place),
         };
         let last = self.last.take();

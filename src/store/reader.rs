@@ -15,6 +15,9 @@ use super::sync::RwLock;
 use super::window::WindowLimits;
 use super::writer::UnfinishedVersion;
 
+/// Turns in which leaves are settled before frames are released: a tenth of a second of work.
+const SETTLED_FOR_FRAMES: usize = 32;
+
 /// Reads a scope's state. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct StoreReader {
@@ -213,6 +216,27 @@ impl StoreReader {
             settle_outlived(&self.state);
             return sum;
         }
+    }
+
+    /// Releases the frames of events older than `age` that can be made again and that nobody has used
+    /// since the last call. Returns their bytes. Objects in these frames get a place in their leaf.
+    pub fn release_frames(&self, now: Instant, age: Duration) -> usize {
+        if self.state.read().window.frames().bytes() == 0 {
+            return 0;
+        }
+        while !self.state.write().begin_release_of_frames(now, age) {}
+        for _ in 0..SETTLED_FOR_FRAMES {
+            if !settle_outlived(&self.state) {
+                break;
+            }
+        }
+        let (changes, until) = {
+            let state = self.state.read();
+            let until = state.snapshot.outlived_until();
+            (state.window.changes().clone(), until)
+        };
+        let aged = changes.iter().filter(|event| event.version <= until);
+        aged.map(|event| event.release_frame()).sum()
     }
 
     /// Begins to follow the events. Also returns the newest snapshot, which

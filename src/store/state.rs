@@ -57,6 +57,7 @@
 //! [`Position`]: super::cursor::Position
 //! [`StoreWriter::finish`]: super::StoreWriter::finish
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use super::object::StoredObject;
 use super::pins::Pins;
@@ -131,7 +132,8 @@ pub struct HeldBytes {
 /// Drops what some leaves hold for a history that is gone. Each call goes on behind the last.
 ///
 /// Leaves are put together without the lock. Nobody else waits for that.
-pub(super) fn settle_outlived(state: &RwLock<StoreState>) {
+/// Returns false if there is nothing more to drop.
+pub(super) fn settle_outlived(state: &RwLock<StoreState>) -> bool {
     let (snapshot, before) = {
         let state = state.read();
         (state.snapshot.clone(), state.outlived.clone())
@@ -141,13 +143,15 @@ pub(super) fn settle_outlived(state: &RwLock<StoreState>) {
     // Before the change: it would have to copy what a copy of the snapshot refers to.
     drop(snapshot);
     if settled.is_empty() && place == before {
-        return;
+        return false;
     }
     let mut state = state.write();
     state.outlived = place;
     let replaced = state.snapshot.replace_by_settled(settled);
+    let has_more = state.snapshot.has_outlived();
     drop(state);
     drop(replaced);
+    has_more
 }
 
 impl StoreState {
@@ -220,6 +224,18 @@ impl StoreState {
     pub(super) fn note_dropped(&mut self, dropped: &DroppedEvents) {
         let floor = self.window.floor();
         self.snapshot.outlive(floor, dropped.events());
+    }
+
+    /// Takes account of events older than `age`, whose frames are to be released: objects hold them
+    /// alone now. Returns false if these were not all.
+    pub(super) fn begin_release_of_frames(&mut self, now: Instant, age: Duration) -> bool {
+        let aged = self.window.aged(self.snapshot.outlived_until(), now, age);
+        let Some(last) = aged.last() else {
+            return true;
+        };
+        self.snapshot
+            .outlive(last.version, aged.iter().map(|event| &**event));
+        false
     }
 
     /// Records that no deletion of the newest version is missing.

@@ -1,6 +1,7 @@
 //! The store as its readers see it.
 mod deletions;
 mod events;
+mod frames;
 mod informers;
 mod random;
 mod reprints;

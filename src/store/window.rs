@@ -51,6 +51,7 @@ pub(super) struct Window {
     floor: ResourceVersion,
     bytes: usize,
     compressed: ByteTally,
+    frames: ByteTally,
     limits: WindowLimits,
 }
 
@@ -63,6 +64,7 @@ impl Window {
             floor: ResourceVersion::default(),
             bytes: 0,
             compressed: ByteTally::default(),
+            frames: ByteTally::default(),
             limits,
         }
     }
@@ -95,12 +97,17 @@ impl Window {
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.bytes + self.compressed.bytes()
+        self.bytes + self.compressed.bytes() + self.frames.bytes()
     }
 
     /// Returns the tally of the compressed forms of this window's events.
     pub(super) fn compressed(&self) -> &ByteTally {
         &self.compressed
+    }
+
+    /// Returns the tally of those of this window's events' frames that can be made again.
+    pub(super) fn frames(&self) -> &ByteTally {
+        &self.frames
     }
 
     /// Returns the events by the objects they changed.
@@ -199,6 +206,23 @@ impl Window {
             .map(|(_, event)| event)
     }
 
+    /// Returns the events after `version` that are older than `age`, the oldest first and not too
+    /// many of them.
+    pub(super) fn aged(
+        &self,
+        version: ResourceVersion,
+        now: Instant,
+        age: Duration,
+    ) -> Vec<Arc<WindowEvent>> {
+        let from = |(_, event): &(_, Arc<WindowEvent>)| event.version <= version;
+        self.events
+            .range(self.events.partition_point(from)..)
+            .take_while(|(at, _)| now.saturating_duration_since(*at) > age)
+            .take(MAX_DROPPED)
+            .map(|(_, event)| Arc::clone(event))
+            .collect()
+    }
+
     /// Returns the events from sequence number `from` on: at most `limit`, and none after those
     /// that exceed `byte_limit`.
     pub(super) fn batch(
@@ -211,7 +235,7 @@ impl Window {
         self.from(from)
             .take_while(|event| {
                 let fits = bytes <= byte_limit;
-                bytes = bytes.saturating_add(event.frame.len());
+                bytes = bytes.saturating_add(event.frame_len());
                 fits
             })
             .take(limit)

@@ -6,6 +6,7 @@ use std::time::Instant;
 use watershed_protocol::{EventKind, Frame, ResourceVersion};
 
 use super::event::{NewEvent, WindowEvent};
+use super::event_frame::{FrameOrigin, RemadeFrame};
 use super::object::StoredObject;
 use super::snapshot::Snapshot;
 use super::state::{Discarded, Outlook, StoreState, settle_outlived};
@@ -61,26 +62,40 @@ impl StoreWriter {
     }
 
     /// Applies one of upstream's events.
-    ///
-    /// etcd deletes all objects of an expired lease at once, so deletions may share a version. An
-    /// event that is known already is ignored: a watch that resumes begins with the last one.
     pub fn apply(
         &mut self,
         now: Instant,
         frame: Frame,
         object: StoredObject,
     ) -> Result<(), InconsistentEvent> {
-        let (relation, before) = {
+        self.apply_from(now, frame, object, None)
+    }
+
+    /// Applies an event whose frame `origin` can make again.
+    ///
+    /// etcd deletes all objects of an expired lease at once, so deletions may share a version. An
+    /// event that is known already is ignored: a watch that resumes begins with the last one.
+    pub fn apply_from(
+        &mut self,
+        now: Instant,
+        frame: Frame,
+        object: StoredObject,
+        origin: Option<Box<dyn FrameOrigin>>,
+    ) -> Result<(), InconsistentEvent> {
+        let (relation, before, frames) = {
             let state = self.state.read();
             let relation = check(&state.snapshot, frame.kind, &object)?;
-            (relation, state.snapshot.get(object.key()).cloned())
+            let before = state.snapshot.get(object.key()).cloned();
+            (relation, before, state.window.frames().clone())
         };
         if relation == Relation::Repeated {
             self.state.write().note_event(object.version);
             return Ok(());
         }
         // Without the lock. Nobody else changes the snapshot.
-        let event = NewEvent::new(frame, object, before.as_deref());
+        let remade = origin
+            .and_then(|origin| RemadeFrame::new(&frame, &object.bytes.get(), origin, &frames));
+        let event = NewEvent::new(frame, object, before.as_deref(), remade);
         let mut state = self.state.write();
         let version = event.object.version;
         let objects_before = state.snapshot.len();

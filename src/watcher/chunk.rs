@@ -83,9 +83,9 @@ impl Chunk {
 
     /// Adds an event in upstream's own frame.
     pub(super) fn push_whole(&mut self, event: &WindowEvent) {
-        self.count(1, event.frame.len());
+        self.count(1, event.frame_len());
         self.push_ready(match self.coding {
-            ContentCoding::Identity => event.frame.clone(),
+            ContentCoding::Identity => event.frame(),
             ContentCoding::Gzip => event.compressed(),
         });
     }

@@ -3,12 +3,12 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use watershed_protocol::{
-    Frame, GroupVersionResource, ItemBytes, PartialFormat, Scanned, WireFormat,
+    EventKind, Frame, GroupVersionResource, ItemBytes, PartialFormat, Scanned, WireFormat,
 };
 use watershed_transcode::{Heading, Transcoder};
 
 use super::failures::FallbackReason;
-use crate::store::WindowEvent;
+use crate::store::{FrameOrigin, WindowEvent};
 use crate::upstream::Release;
 
 /// Group and version of metadata alone.
@@ -21,8 +21,25 @@ pub(in crate::scope) struct JsonPrinter {
     text: Vec<u8>,
 }
 
+/// An event in JSON.
+pub(in crate::scope) struct PrintedEvent {
+    pub(in crate::scope) frame: Frame,
+    /// What a scan of it would find.
+    pub(in crate::scope) scanned: Scanned,
+    /// Prints it again.
+    pub(in crate::scope) origin: Box<dyn FrameOrigin>,
+}
+
+/// An object in protobuf from which the frame of an event was printed.
+#[derive(Debug)]
+struct PrintedFrom {
+    kind: EventKind,
+    message: ItemBytes,
+    manner: PrintManner,
+}
+
 /// The manner in which a server prints the objects of a type.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub(super) struct PrintManner {
     transcoder: Transcoder,
     pub(super) format: Arc<WireFormat>,
@@ -71,32 +88,58 @@ impl JsonPrinter {
         Ok(text)
     }
 
-    /// Returns a watch event, with what a scan of it would find.
+    /// Returns a watch event.
     pub(super) fn print_event(
         &mut self,
         manner: &PrintManner,
         event: &WindowEvent,
-    ) -> Result<(Frame, Scanned), FallbackReason> {
-        self.put(manner, &event.object.bytes.get())?;
+    ) -> Result<PrintedEvent, FallbackReason> {
+        let message = event.object.bytes.get();
+        self.put(manner, &message)?;
         let frame = manner.format.frame(event.kind, &self.text);
         manner.format.check(&frame.object)?;
         let scanned = Scanned {
             version: event.version,
             attributes: event.object.attributes.clone(),
         };
-        Ok((frame, scanned))
+        let origin = Box::new(PrintedFrom {
+            kind: event.kind,
+            message,
+            manner: manner.clone(),
+        });
+        Ok(PrintedEvent {
+            frame,
+            scanned,
+            origin,
+        })
     }
 
     fn put(&mut self, manner: &PrintManner, message: &ItemBytes) -> Result<(), FallbackReason> {
         self.text.clear();
-        manner
-            .transcoder
-            .object_json(message.as_slice(), Heading::TypeMeta, &mut self.text)?;
-        Ok(())
+        manner.put(message, &mut self.text)
+    }
+}
+
+impl FrameOrigin for PrintedFrom {
+    fn frame(&self) -> Bytes {
+        let mut text = Vec::new();
+        let printed = self.manner.put(&self.message, &mut text);
+        printed.expect("the object was printed in this manner before");
+        self.manner.format.frame(self.kind, &text).frame
+    }
+
+    fn size(&self) -> usize {
+        size_of::<Self>() + self.message.len()
     }
 }
 
 impl PrintManner {
+    fn put(&self, message: &ItemBytes, text: &mut Vec<u8>) -> Result<(), FallbackReason> {
+        self.transcoder
+            .object_json(message.as_slice(), Heading::TypeMeta, text)?;
+        Ok(())
+    }
+
     /// Returns true if another manner prints every object of the type as this one does.
     pub(super) fn prints_like(&self, other: &Self) -> bool {
         self.transcoder.prints_like(&other.transcoder)

@@ -2,6 +2,7 @@
 use watershed_protocol::BookmarkFormat;
 
 use super::failures::FallbackReason;
+use super::printer::PrintedEvent;
 use crate::budget::{DoesNotFit, MemoryLoad};
 use crate::store::{SnapshotBuilder, StoredObject};
 use crate::upstream::{Change, Release};
@@ -21,8 +22,10 @@ pub(super) enum ToldState {
 
 /// The next thing to know of a derived scope.
 pub(in crate::scope) enum DerivedStep {
-    /// A change in JSON.
+    /// A change in JSON, other than an event.
     Change(Change<SnapshotBuilder>),
+    /// An event in JSON.
+    Event(PrintedEvent),
     /// The source follows upstream again. Nothing was lost.
     Refollowed,
     /// The source is older than allowed.

@@ -44,7 +44,7 @@ pub struct Snapshot {
     pub(super) size: usize,
     /// Sums over all leaves.
     pub(super) lengths: LeafLengths,
-    /// Objects that no history holds any more beside their leaves, as it begins behind `floor`.
+    /// Objects that no history holds any more beside their leaves: those up to version `floor`.
     pub(super) outlived: ObjectSum,
     pub(super) floor: ResourceVersion,
     /// Bytes of packed objects that are not held, as their compressed form is.
@@ -113,14 +113,26 @@ impl Snapshot {
         self.saved.bytes()
     }
 
-    /// Records that the history begins behind `floor` now, and that these events are in it no more.
+    /// Returns the version up to which no history holds objects beside their leaves.
+    pub(in crate::store) fn outlived_until(&self) -> ResourceVersion {
+        self.floor
+    }
+
+    /// Returns true if some leaves hold objects one by one that no history holds.
+    pub(in crate::store) fn has_outlived(&self) -> bool {
+        self.outlived.count > 0
+    }
+
+    /// Records that no history up to `floor` holds objects any more, these events' among them. Those
+    /// of which that is known are passed over.
     pub(in crate::store) fn outlive<'a>(
         &mut self,
         floor: ResourceVersion,
         events: impl Iterator<Item = &'a WindowEvent>,
     ) {
-        self.floor = floor;
-        for event in events {
+        let known = self.floor;
+        self.floor = known.max(floor);
+        for event in events.filter(|event| event.version > known) {
             let Some(leaf) = self.leaves.around(event.object.key()) else {
                 continue;
             };
