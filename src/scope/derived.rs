@@ -230,12 +230,8 @@ impl DerivedFeed {
             self.attempts.retry();
             return Ok(None);
         }
-        let PrintCheck {
-            printer, target, ..
-        } = &mut self.check;
-        let printed = self
-            .states
-            .print(printer, &target.fields, &checked, &snapshot);
+        let fields = &self.check.target.fields;
+        let printed = self.states.print(fields, &checked, &snapshot);
         let change = tokio::select! {
             printed = printed => printed?,
             // A large type takes seconds. The caller has to know of this before.

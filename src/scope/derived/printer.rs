@@ -82,10 +82,7 @@ impl JsonPrinter {
         manner: &PrintManner,
         message: &ItemBytes,
     ) -> Result<Bytes, FallbackReason> {
-        self.put(manner, message)?;
-        let text = Bytes::copy_from_slice(&self.text);
-        manner.format.check(&text)?;
-        Ok(text)
+        manner.print(message, &mut self.text)
     }
 
     /// Returns a watch event.
@@ -95,7 +92,8 @@ impl JsonPrinter {
         event: &WindowEvent,
     ) -> Result<PrintedEvent, FallbackReason> {
         let message = event.object.bytes.get();
-        self.put(manner, &message)?;
+        self.text.clear();
+        manner.put(&message, &mut self.text)?;
         let frame = manner.format.frame(event.kind, &self.text);
         manner.format.check(&frame.object)?;
         let scanned = Scanned {
@@ -113,11 +111,6 @@ impl JsonPrinter {
             origin,
         })
     }
-
-    fn put(&mut self, manner: &PrintManner, message: &ItemBytes) -> Result<(), FallbackReason> {
-        self.text.clear();
-        manner.put(message, &mut self.text)
-    }
 }
 
 impl FrameOrigin for PrintedFrom {
@@ -134,6 +127,19 @@ impl FrameOrigin for PrintedFrom {
 }
 
 impl PrintManner {
+    /// Returns the text of an object, as [`JsonPrinter::print`]. `buffer` is used again for each.
+    pub(super) fn print(
+        &self,
+        message: &ItemBytes,
+        buffer: &mut Vec<u8>,
+    ) -> Result<Bytes, FallbackReason> {
+        buffer.clear();
+        self.put(message, buffer)?;
+        let text = Bytes::copy_from_slice(buffer);
+        self.format.check(&text)?;
+        Ok(text)
+    }
+
     fn put(&self, message: &ItemBytes, text: &mut Vec<u8>) -> Result<(), FallbackReason> {
         self.transcoder
             .object_json(message.as_slice(), Heading::TypeMeta, text)?;

@@ -1,7 +1,15 @@
 //! Prints whole states of a scope in protobuf, and states that another release prints anew.
+use std::future::pending;
+use std::iter;
+use std::panic::resume_unwind;
 use std::sync::Arc;
+use std::thread::available_parallelism;
+
+use futures_util::{StreamExt as _, stream};
+use tokio::task::spawn_blocking;
 
 use super::check::CheckedPrint;
+use super::failures::FallbackReason;
 use super::printer::{JsonPrinter, PrintManner};
 use super::step::{DerivedEnd, ReprintedObjects};
 use crate::budget::MemoryBudget;
@@ -9,6 +17,11 @@ use crate::store::{ObjectPeek, Snapshot, SnapshotBuilder, StoredObject};
 use crate::upstream::{Change, Collect};
 use crate::work::{REDUCED_OBJECT, WorkBudget};
 use watershed_protocol::FieldTable;
+
+/// Objects that a thread prints before it takes others.
+const BATCH: usize = 256;
+/// Threads that print one state, at most.
+const MAX_PRINTERS: usize = 4;
 
 /// Prints states that fit into a budget.
 pub(super) struct StatePrint {
@@ -18,10 +31,9 @@ pub(super) struct StatePrint {
 }
 
 impl StatePrint {
-    /// Returns a state as a list in JSON.
+    /// Returns a state as a list in JSON. Several threads print it: readers wait for it.
     pub(super) async fn print(
         &mut self,
-        printer: &mut JsonPrinter,
         fields: &FieldTable,
         checked: &CheckedPrint,
         snapshot: &Snapshot,
@@ -33,16 +45,17 @@ impl StatePrint {
             let bytes = snapshot.size().saturating_mul(2);
             load.expect(MemoryBudget::estimate(snapshot.len(), bytes))?;
         }
-        let (mut work, mut peek) = (WorkBudget::default(), ObjectPeek::default());
-        for object in snapshot.items(None) {
-            let printed = printer.print(&checked.manner, &peek.bytes(object))?;
-            load.add(printed.len())?;
-            objects.put(StoredObject {
-                bytes: format.item_bytes(&printed).into(),
-                version: object.version,
-                attributes: object.attributes.clone(),
-            });
-            work.work(REDUCED_OBJECT).await;
+        let printers = available_parallelism().map_or(1, |n| n.get().min(MAX_PRINTERS));
+        let mut printed = stream::iter(batches(snapshot))
+            .map(|batch| print_batch(batch, checked.manner.clone()))
+            .buffered(printers);
+        let mut work = WorkBudget::default();
+        while let Some(batch) = printed.next().await {
+            for object in batch? {
+                load.add(object.bytes.len())?;
+                objects.put(object);
+                work.work(REDUCED_OBJECT).await;
+            }
         }
         self.estimates = true;
         Ok(Change::Listed {
@@ -98,5 +111,40 @@ impl StatePrint {
             objects: Vec::new(),
             load: self.budget.begin_load(),
         }
+    }
+}
+
+/// Returns all objects of a state, in batches.
+fn batches(snapshot: &Snapshot) -> impl Iterator<Item = Vec<Arc<StoredObject>>> {
+    let mut objects = snapshot.items(None);
+    let next = move || {
+        let batch: Vec<_> = objects.by_ref().take(BATCH).cloned().collect();
+        (!batch.is_empty()).then_some(batch)
+    };
+    iter::from_fn(next)
+}
+
+/// Prints objects on another thread.
+async fn print_batch(
+    batch: Vec<Arc<StoredObject>>,
+    manner: PrintManner,
+) -> Result<Vec<StoredObject>, FallbackReason> {
+    let printing = spawn_blocking(move || {
+        let (mut peek, mut text) = (ObjectPeek::default(), Vec::new());
+        let print = |object: &Arc<StoredObject>| {
+            let printed = manner.print(&peek.bytes(object), &mut text)?;
+            Ok(StoredObject {
+                bytes: manner.format.item_bytes(&printed).into(),
+                version: object.version,
+                attributes: object.attributes.clone(),
+            })
+        };
+        batch.iter().map(print).collect()
+    });
+    match printing.await {
+        Ok(printed) => printed,
+        Err(error) if error.is_panic() => resume_unwind(error.into_panic()),
+        // The runtime ends, and this task with it.
+        Err(_) => pending().await,
     }
 }
