@@ -23,7 +23,8 @@ pub(crate) const FORMS: &str = "memory: held forms";
 pub(crate) const HISTORY: &str = "memory: history";
 /// Changes of the history that is measured: no more than a proxy keeps by default.
 const EVENTS: usize = 4_000;
-/// Time after the last change. Then a history in protobuf that nobody reads has been released.
+/// Time after a list and after the last change. Then what nobody reads any more has been folded or
+/// released.
 const HISTORY_SETTLES: Duration = Duration::from_secs(40);
 /// Connections that write them.
 const WRITERS: usize = 8;
@@ -178,7 +179,7 @@ async fn history_of(
     }
     expect_source(&answer, "snapshot")?;
     drop(answer.into_body().collect().await?);
-    sleep(GIVEN_BACK).await;
+    sleep(HISTORY_SETTLES).await;
     let before = resident_memory(fresh.pid())?;
     let writer = &servers.measured[0].writer;
     try_join_all((0..WRITERS).map(|_| async {
