@@ -38,10 +38,11 @@ mod comparison;
 mod costs;
 mod get_proofs;
 mod outcome;
+mod questions;
 mod refusals;
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -52,14 +53,14 @@ use super::metrics;
 use super::singleflight::Singleflight;
 use crate::scope::{Scope, ScopeKey, TimelineChanged};
 use crate::store::Snapshot;
-use crate::upstream::{AnswerError, Probe, UpstreamClient};
+use crate::upstream::{Probe, UpstreamClient};
 use crate::watcher::ViewFilter;
 use catch_up::CatchUpWatches;
-use comparison::{Compared, IN_TRANSIT, compare};
+use comparison::IN_TRANSIT;
 use get_proofs::{GetProofs, GetQuestion, ProofForGets};
-use outcome::{FreshnessProof, Passed};
+use outcome::{ComparedVersion, FreshnessProof, Passed};
 use refusals::RefusedQuestions;
-use watershed_protocol::{ResourceVersion, Selection, VersionList};
+use watershed_protocol::{ResourceVersion, Selection};
 
 pub(super) use comparison::ProvenState;
 pub(super) use costs::ProofCosts;
@@ -75,16 +76,6 @@ const BRIEF: Duration = Duration::from_millis(20);
 const IDLE: Duration = Duration::from_secs(1);
 /// Time for which cheap reads do not wait for events that were too late for others.
 const LAGS_FOR: Duration = Duration::from_secs(1);
-/// Longest time of a comparison, as a multiple of the patience with it. Its result may come too
-/// late for its readers, but it shows what comparisons cost.
-const LATE: u32 = 2;
-/// Up to this many readers of a comparison, the next one begins at once.
-const FEW_READERS: usize = 3;
-/// Longest pause between two comparisons.
-const MAX_REST: Duration = Duration::from_secs(1);
-/// The same as a multiple of the time that the first one took.
-const MAX_REST_FACTOR: f64 = 4.0;
-
 /// One reader that wants a proof.
 pub(super) struct ProofDemand<'a> {
     /// Estimates what the answer costs upstream. It gets the estimates and the newest state.
@@ -258,28 +249,6 @@ struct Fence {
     /// The moment at which events did not bring a version in time.
     lagged: Mutex<Option<Instant>>,
     catch_ups: Arc<CatchUpWatches>,
-}
-
-/// The result of a comparison: upstream's version at some time after the request.
-#[derive(Clone, Copy, Debug)]
-struct ComparedVersion {
-    version: ResourceVersion,
-    /// The cache has the state at that version.
-    is_same: bool,
-    /// Time that upstream needed.
-    took: Duration,
-}
-
-impl ComparedVersion {
-    /// Returns the proof, for a cache that has reached the version.
-    fn passed(self) -> Passed {
-        let proof = if self.is_same {
-            FreshnessProof::Validated
-        } else {
-            FreshnessProof::Followed
-        };
-        (proof, self.version)
-    }
 }
 
 impl Fence {
@@ -467,147 +436,6 @@ impl Fence {
     fn has_lagged(&self) -> bool {
         let lagged = *self.lagged.lock();
         lagged.is_some_and(|lagged| lagged.elapsed() < LAGS_FOR)
-    }
-
-    /// Returns an error while upstream is not asked, as it refused a moment ago.
-    fn may_ask(&self) -> Result<(), FenceError> {
-        if self.refusals.is_pausing() {
-            return Err(FenceError::Refused);
-        }
-        Ok(())
-    }
-
-    /// Notes if upstream answered a question.
-    fn noted<T>(&self, answer: Result<T, AnswerError>) -> Result<T, FenceError> {
-        match answer {
-            Ok(answer) => {
-                self.refusals.answered();
-                Ok(answer)
-            }
-            Err(error) => {
-                self.refusals.failed(&error);
-                Err(FenceError::AnswerError(Arc::new(error)))
-            }
-        }
-    }
-
-    /// Asks upstream for its version, together with others.
-    async fn version(self: &Arc<Self>, scope: &Arc<Scope>) -> Result<ResourceVersion, FenceError> {
-        let (fence, of) = (Arc::clone(self), Arc::clone(scope));
-        let version = self
-            .versions
-            .join(move || async move { fence.ask_version(&of).await });
-        version.await.unwrap_or(Err(FenceError::Failed))
-    }
-
-    async fn ask_version(&self, scope: &Scope) -> Result<ResourceVersion, FenceError> {
-        // The question before may have been refused while this one waited for its turn.
-        self.may_ask()?;
-        metrics::fence_asked(&scope.key.gvr, "list");
-        let (question, started) = (scope.ask(), time::Instant::now());
-        let listed = timeout(MAX_WAIT, self.probe.list(1)).await;
-        let listed = self.noted(listed.map_err(|_| FenceError::Late)?)?;
-        let took = started.elapsed();
-        metrics::fence_answered("list", took);
-        self.costs.version_took(took);
-        question.answered(listed.version)?;
-        Ok(listed.version)
-    }
-
-    /// Compares upstream's objects with the cache, together with others.
-    async fn compare(self: &Arc<Self>, scope: &Arc<Scope>) -> Result<ComparedVersion, FenceError> {
-        if self.costs.is_paused() {
-            return Err(FenceError::Late);
-        }
-        self.readers.fetch_add(1, Ordering::Relaxed);
-        let (fence, of) = (Arc::clone(self), Arc::clone(scope));
-        let comparison = self
-            .comparisons
-            .join(move || async move { fence.compare_for_readers(&of).await });
-        comparison.await.unwrap_or(Err(FenceError::Failed))
-    }
-
-    /// Compares upstream's objects with the cache for those who wait for it. If they are many,
-    /// more come meanwhile, and the next comparison begins after a pause. Each of them would have
-    /// waited longer for an answer of upstream.
-    async fn compare_for_readers(&self, scope: &Scope) -> Result<ComparedVersion, FenceError> {
-        let readers = self.readers.swap(0, Ordering::Relaxed);
-        // The comparison before was late, while these readers waited for their turn.
-        if self.costs.is_paused() {
-            return Err(FenceError::Late);
-        }
-        let compared = self.ask_objects(scope).await?;
-        if readers > FEW_READERS {
-            let longer = (readers as f64 / FEW_READERS as f64).min(MAX_REST_FACTOR);
-            self.comparisons
-                .rest(compared.took.mul_f64(longer).min(MAX_REST));
-        }
-        Ok(compared)
-    }
-
-    /// Compares upstream's objects with the cache.
-    async fn ask_objects(&self, scope: &Scope) -> Result<ComparedVersion, FenceError> {
-        self.may_ask()?;
-        let held = scope.reader.snapshot().len();
-        metrics::fence_asked(&scope.key.gvr, "validate");
-        let question = scope.ask();
-        let started = Instant::now();
-        let longest = LATE * self.costs.patience(held);
-        let listed = timeout(longest, Self::list(&self.probe, held)).await;
-        let took = started.elapsed();
-        let Ok(listed) = listed else {
-            self.costs.late();
-            return Err(FenceError::Late);
-        };
-        let (list, bytes) = self.noted(listed)?;
-        metrics::fence_answered("validate", took);
-        self.costs.measured(list.objects.len(), bytes, took);
-        question.answered(list.version)?;
-        let version = list.version;
-        let compared = compare(scope, &list, None).await;
-        self.costs
-            .compares_first(!matches!(compared, Compared::Passed));
-        let is_same = matches!(compared, Compared::Same(_));
-        if let Compared::Same(snapshot) = compared {
-            scope.confirm(snapshot, version);
-        }
-        Ok(ComparedVersion {
-            version,
-            is_same,
-            took,
-        })
-    }
-
-    async fn compare_selection(
-        self: &Arc<Self>,
-        scope: &Arc<Scope>,
-        selection: &Selection,
-        filter: &ViewFilter,
-    ) -> Result<(Passed, Option<ProvenState>), FenceError> {
-        self.may_ask()?;
-        let namespaced = scope.fields.namespaced();
-        let probe = Probe::new(self.client.clone(), &scope.key.gvr, selection, namespaced);
-        metrics::fence_asked(&scope.key.gvr, "validate-selection");
-        let (question, started) = (scope.ask(), Instant::now());
-        let listed = Self::list(&probe, scope.reader.snapshot().len()).await;
-        let (list, _) = self.noted(listed)?;
-        metrics::fence_answered("validate-selection", started.elapsed());
-        question.answered(list.version)?;
-        let version = list.version;
-        match compare(scope, &list, Some(filter)).await {
-            Compared::Same(snapshot) => {
-                let state = ProvenState { snapshot, version };
-                Ok(((FreshnessProof::Selected, version), Some(state)))
-            }
-            Compared::Passed => Ok(((FreshnessProof::Followed, version), None)),
-            Compared::Behind => Ok((self.catch_up(scope, version).await?, None)),
-        }
-    }
-
-    /// Lists all objects of a probe. A type that has grown to twice its size is not read to its
-    /// end.
-    async fn list(probe: &Probe, held: usize) -> Result<(VersionList, usize), AnswerError> {
-        probe.versions(2 * held + 500).await
     }
 
     /// Waits for events up to `version`, or for a catch-up watch.

@@ -1,5 +1,6 @@
 //! The results of proofs.
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::scope::TimelineChanged;
 use crate::upstream::AnswerError;
@@ -74,5 +75,27 @@ impl FenceError {
             | Self::TimelineChanged(_)
             | Self::Interrupted => "failed",
         }
+    }
+}
+
+/// The result of a comparison: upstream's version at some time after the request.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ComparedVersion {
+    pub(super) version: ResourceVersion,
+    /// The cache has the state at that version.
+    pub(super) is_same: bool,
+    /// Time that upstream needed.
+    pub(super) took: Duration,
+}
+
+impl ComparedVersion {
+    /// Returns the proof, for a cache that has reached the version.
+    pub(super) fn passed(self) -> Passed {
+        let proof = if self.is_same {
+            FreshnessProof::Validated
+        } else {
+            FreshnessProof::Followed
+        };
+        (proof, self.version)
     }
 }
