@@ -33,6 +33,8 @@ pub(super) struct WatchStream {
     body: UpstreamBody,
     /// Unpacks the body, if it is compressed.
     gzip: Option<GzipReader>,
+    /// Compression was asked for.
+    accepts_gzip: bool,
     decoder: FrameDecoder,
     /// A frame that was read ahead and is returned again.
     pub(super) again: Option<Frame>,
@@ -50,6 +52,7 @@ impl WatchStream {
         Self {
             body,
             gzip: None,
+            accepts_gzip: false,
             decoder,
             again: None,
             opened: now,
@@ -58,17 +61,18 @@ impl WatchStream {
         }
     }
 
-    /// Takes the body for gzip, if it is.
-    pub(super) fn compressed(self, is_gzip: bool) -> Self {
+    /// Takes the body for gzip, if it is. `accepts_gzip` says that it was asked for.
+    pub(super) fn compressed(self, accepts_gzip: bool, is_gzip: bool) -> Self {
         Self {
             gzip: is_gzip.then(GzipReader::default),
+            accepts_gzip,
             ..self
         }
     }
 
-    /// Returns `true` if the body is compressed.
-    pub(super) fn is_compressed(&self) -> bool {
-        self.gzip.is_some()
+    /// Returns `true` if the body is compressed; `None` if that was not asked for.
+    pub(super) fn is_compressed(&self) -> Option<bool> {
+        self.accepts_gzip.then_some(self.gzip.is_some())
     }
 
     /// Returns the next frame; `None` at a clean end between two frames. Cancelling a call loses

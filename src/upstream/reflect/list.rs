@@ -130,10 +130,7 @@ impl Reflector {
                 .again
                 .as_ref()
                 .and_then(|mark| self.learn_bookmark(&mark.object)),
-            compressed: self
-                .compression
-                .pays(self.client.upstream())
-                .then(|| stream.is_compressed()),
+            compressed: stream.is_compressed(),
         };
         let listed = self.listed(format, version, (objects, load), answer);
         Ok((listed, version, Some(stream)))

@@ -16,10 +16,18 @@ use crate::upstream::{ConnectionClass, RequestPurpose, SendOptions, UpstreamBody
 /// The query that begins a list. One object shows how upstream frames lists of the type.
 pub(super) const FIRST_PAGE: &str = "limit=1";
 
+/// An answer with objects.
+struct Accepted {
+    headers: HeaderMap,
+    body: UpstreamBody,
+    /// Compression was asked for.
+    accepts_gzip: bool,
+}
+
 impl Reflector {
     /// Gets the body of a list. An expired continue token (410) restarts the list.
     pub(super) async fn get(&mut self, query: &str) -> Result<(HeaderMap, Bytes), ReflectorError> {
-        let (headers, body) = self.request(query, false).await?;
+        let Accepted { headers, body, .. } = self.request(query, false).await?;
         let body = read_list(&headers, body).await?;
         Ok((headers, body))
     }
@@ -29,17 +37,14 @@ impl Reflector {
         &mut self,
         query: &str,
     ) -> Result<(HeaderMap, Box<WatchStream>), ReflectorError> {
-        let (headers, body) = self.request(query, true).await?;
-        let stream = WatchStream::new(body, self.target.representation.encoding);
-        let stream = stream.compressed(is_gzip(&headers)?);
+        let answer = self.request(query, true).await?;
+        let headers = answer.headers;
+        let stream = WatchStream::new(answer.body, self.target.representation.encoding);
+        let stream = stream.compressed(answer.accepts_gzip, is_gzip(&headers)?);
         Ok((headers, Box::new(stream)))
     }
 
-    async fn request(
-        &mut self,
-        query: &str,
-        watch: bool,
-    ) -> Result<(HeaderMap, UpstreamBody), ReflectorError> {
+    async fn request(&mut self, query: &str, watch: bool) -> Result<Accepted, ReflectorError> {
         let representation = self.target.representation;
         let accept = if watch {
             representation.watch_accept_header()
@@ -53,7 +58,9 @@ impl Reflector {
             selection.parameters()
         ))
         .header(header::ACCEPT, accept);
-        if self.compression.pays(self.client.upstream()) {
+        // The answer may change what pays.
+        let accepts_gzip = self.compression.pays(self.client.upstream());
+        if accepts_gzip {
             request = request.header(header::ACCEPT_ENCODING, "gzip");
         }
         let request = request
@@ -91,6 +98,12 @@ impl Reflector {
         let response = answer.map_err(|_| ReflectorError::Silent(patience))??;
         self.server = response.extensions().get().cloned();
         self.served_by = self.server.as_ref().map(|by| by.address.clone());
-        accepted(response, representation.encoding.content_type(watch)).await
+        let content_type = representation.encoding.content_type(watch);
+        let (headers, body) = accepted(response, content_type).await?;
+        Ok(Accepted {
+            headers,
+            body,
+            accepts_gzip,
+        })
     }
 }

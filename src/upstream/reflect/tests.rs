@@ -9,6 +9,7 @@ use super::list::INITIAL_SILENCE;
 use super::*;
 use crate::body::{self, Body};
 use crate::test_support::{Api, HTTP2, Pki, SOON, eventually, streamed, upstream_of};
+use crate::upstream::VIA;
 use watershed_protocol::{
     Encoding, FieldTable, Frame, GroupVersionResource, ManagedFields, Representation, Scanned,
 };
@@ -215,6 +216,29 @@ async fn the_state_of_a_built_in_type_is_one_request() {
     let learned = WireFormat::learn(Encoding::Json, "Pod", &LIST.into()).unwrap();
     assert_eq!(*format, learned.0);
     assert!(reflector.listed_by().is_some());
+}
+
+#[tokio::test]
+async fn an_answer_that_was_not_to_be_compressed_says_nothing_about_compression() {
+    let pki = Pki::new();
+    // The first answer tells that upstream is a proxy, of which compression is asked.
+    let api = Api::start(&pki, HTTP2, |_, _| async {
+        Response::builder()
+            .header("content-type", "application/json")
+            .header(VIA, "0123456789abcdef")
+            .body(watch_body(MARK.to_owned(), StreamEnd::Open))
+            .unwrap()
+    })
+    .await;
+    let reflector = pods_reflector(&pki, &api).await;
+    let mut reflector = reflector.compressed(ListCompression::WherePays);
+    for wanted in [None, Some(false)] {
+        let Change::Listed { compressed, .. } = next(&mut reflector).await else {
+            panic!("no list");
+        };
+        assert_eq!(compressed, wanted);
+        reflector.restart();
+    }
 }
 
 #[tokio::test]
