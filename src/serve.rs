@@ -31,6 +31,7 @@ mod plan;
 mod policy;
 mod read_limits;
 mod refusal_form;
+mod request_deadline;
 mod request_filter;
 mod review;
 mod scope_choice;

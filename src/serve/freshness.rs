@@ -84,6 +84,16 @@ pub(super) async fn wait_until_fresh(
     })
 }
 
+/// Returns the reason for which a read is forwarded whose scope did not get fresh enough in time.
+pub(super) fn reason_if_late(read: &ReadPlan) -> ForwardReason {
+    match read.freshness {
+        Freshness::MostRecent => ForwardReason::Unproven,
+        Freshness::Any | Freshness::NotOlderThan(_) | Freshness::Exact(_) => {
+            ForwardReason::VersionAhead
+        }
+    }
+}
+
 /// Proves that memory is no older than this call. Returns the version that it has at least, and the
 /// state of what the read selects if only that was proven.
 async fn prove(

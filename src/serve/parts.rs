@@ -22,6 +22,7 @@ use super::optional_parameters::ParameterProbe;
 use super::plan::{PlannedAction, ReadKind, ReadPlan};
 use super::policy::CachingPolicy;
 use super::read_limits::ReadLimits;
+use super::request_deadline::RequestDeadline;
 use super::source::{AnswerSource, ForwardReason};
 use super::stored_response::RequestKey;
 use super::takeover::Takeovers;
@@ -175,6 +176,8 @@ impl ServiceParts {
 
     /// Answers a read: authorizes it, opens its scope, waits until the scope is fresh.
     async fn read(&self, exchange: &Exchange, read: &ReadPlan) -> Result<Answer, Unanswered> {
+        let query = exchange.request.uri().query();
+        let deadline = RequestDeadline::of(read, query);
         let is_get = matches!(read.kind, ReadKind::Get { .. });
         let (origin, _waiting) = if is_get && read.needs_proof() {
             let crowd = self.crowd_of_gets(read)?;
@@ -187,8 +190,11 @@ impl ServiceParts {
         let judged = review::authorize_read(&self.access, exchange, read).await?;
         let user = judged.user();
         let share = || self.read_limits.scope(user);
-        let opened = open::open(&self.catalog, &self.policy, &self.scopes, read, share).await?;
-        let fresh = freshness::wait_until_fresh(&self.fences, opened, read, origin).await?;
+        let opened = open::open(&self.catalog, &self.policy, &self.scopes, read, share);
+        let opened = deadline.wait(opened, ForwardReason::Syncing).await?;
+        let late = freshness::reason_if_late(read);
+        let fresh = freshness::wait_until_fresh(&self.fences, opened, read, origin);
+        let fresh = deadline.wait(fresh, late).await?;
         large_answers::refuse(self.scopes.budget(), &fresh.opened, read)?;
         let headers = exchange.headers();
         let budget = self.scopes.budget();
@@ -207,7 +213,6 @@ impl ServiceParts {
                 answer
             }
             ReadKind::Watch(watch) => {
-                let query = exchange.request.uri().query();
                 let share = self.watch_limits.begin(user, query)?;
                 let guard = self.access.authorizer.guard(judged);
                 let context = WatchContext {
@@ -225,7 +230,6 @@ impl ServiceParts {
         };
         answer::tell_age(&mut answer, &fresh);
         answer::tell_omission(&mut answer, &fresh);
-        let query = exchange.request.uri().query();
         Ok(self.verifier.sample(answer, &fresh, read, query))
     }
 

@@ -124,6 +124,37 @@ async fn refused_upstream_watches_are_retried() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_read_with_a_timeout_is_forwarded_before_its_time_is_over() {
+    let fixture = Fixture::configured(small(), |config| {
+        config.scopes.sync_wait = Duration::from_hours(1);
+    })
+    .await;
+    // The first list of a type takes a quarter of a minute then.
+    fixture.upstream.faults().set(|active| active.silent = true);
+    let pods = "/api/v1/pods";
+    let keys = fixture
+        .upstream
+        .state()
+        .snapshot(&watershed_lab::sim::pods());
+    let (namespace, name) = keys.keys().next().unwrap().split_once('/').unwrap();
+    let pod = format!("/api/v1/namespaces/{namespace}/pods/{name}");
+    for path in [
+        format!("{pods}?resourceVersion=0&timeout=1s"),
+        format!("{pods}?timeout=1s"),
+        format!("{pod}?resourceVersion=0&timeout=500ms"),
+    ] {
+        let answer = fixture.proxied.get(Protocol::Http2, &path).await;
+        let source = answer.header("x-watershed-source");
+        assert_eq!(
+            (answer.status, source),
+            (StatusCode::OK, "forward; reason=syncing"),
+            "{path}"
+        );
+    }
+    fixture.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_history_lost_by_upstream_ends_watches_with_410() {
     let fixture = Fixture::start(small()).await;
     let history = WriteHistory::new(fixture.upstream.state(), 4);

@@ -74,7 +74,7 @@ pub use indent::{JsonIndenter, indent};
 pub use label_selector::{InvalidSelector, LabelOperator, LabelRequirement, LabelSelector};
 pub use list_options::{
     Freshness, InvalidOptions, ListOptions, ListStart, VersionMatch, VersionParam, WatchStart,
-    get_freshness,
+    get_freshness, request_timeout,
 };
 pub use media::{
     AcceptClause, Encoding, Representation, acceptable, acceptable_ignoring, wants_pretty,

@@ -6,6 +6,7 @@
 //! (meaning). Whatever upstream refuses, or answers in a way this program does not imitate, is an
 //! error here. Such requests are forwarded.
 use std::borrow::Cow;
+use std::time::Duration;
 
 use percent_encoding::percent_decode_str;
 
@@ -54,8 +55,6 @@ pub struct ListOptions {
     pub shard_selector: Option<String>,
     /// `pretty` is given and true. [`super::wants_pretty`] also looks at the client's name.
     pub pretty: bool,
-    /// `timeout`, the deadline of a request that is no watch, is given.
-    pub timeout: bool,
 }
 
 /// The `resourceVersion` parameter.
@@ -172,7 +171,7 @@ impl ListOptions {
         let text = |name| parameters.first(name).filter(|value| !value.is_empty());
         let watch = parameters.flag("watch").unwrap_or(false);
         if !watch {
-            parameters.check_timeout()?;
+            parameters.timeout()?;
         }
         Ok(Self {
             watch,
@@ -197,7 +196,6 @@ impl ListOptions {
             field_selector: text("fieldSelector").map(str::to_owned),
             shard_selector: text("shardSelector").map(str::to_owned),
             pretty: parameters.pretty().unwrap_or(false),
-            timeout: parameters.first("timeout").is_some(),
         })
     }
 
@@ -353,12 +351,19 @@ pub fn get_freshness(query: Option<&str>) -> Result<Freshness, InvalidOptions> {
     if parameters.flag("export") == Some(true) {
         return Err(InvalidOptions::Export);
     }
-    parameters.check_timeout()?;
+    parameters.timeout()?;
     Ok(match parameters.version()? {
         VersionParam::Unset => Freshness::MostRecent,
         VersionParam::Zero => Freshness::Any,
         VersionParam::At(version) => Freshness::NotOlderThan(version),
     })
+}
+
+/// Returns the time that the client of a request gives it with `timeout`; `None` if it says nothing,
+/// or nothing that is understood. Watches ignore the parameter.
+pub fn request_timeout(query: Option<&str>) -> Option<Duration> {
+    let timeout = QueryParameters::checked(query).ok()?.timeout().ok()?;
+    Some(timeout).filter(|timeout| !timeout.is_zero())
 }
 
 /// A query string cut into parameters as Go's `url.ParseQuery` does.
@@ -458,20 +463,26 @@ impl<'a> QueryParameters<'a> {
 
     /// Upstream refuses a malformed `timeout` on everything but watches (`request_deadline.go`).
     /// Only the plain durations that clients send are understood, for example `32s` or `1m0s`.
-    fn check_timeout(&self) -> Result<(), InvalidOptions> {
+    fn timeout(&self) -> Result<Duration, InvalidOptions> {
+        const UNITS: [(&str, u64); 4] = [("ms", 1), ("s", 1_000), ("m", 60_000), ("h", 3_600_000)];
         let mut rest = self.first("timeout").unwrap_or_default();
+        let mut sum = Duration::ZERO;
         while !rest.is_empty() {
             let number = rest.trim_start_matches(|c: char| c.is_ascii_digit());
             let digits = rest.len() - number.len();
-            let tail = ["ms", "s", "m", "h"]
+            let tail = UNITS
                 .iter()
-                .find_map(|unit| number.strip_prefix(unit));
-            rest = match tail {
-                Some(tail) if (1..=6).contains(&digits) => tail,
-                _ => return Err(InvalidOptions::Timeout),
+                .find_map(|(unit, millis)| Some((number.strip_prefix(unit)?, *millis)));
+            let (Some((tail, millis)), 1..=6) = (tail, digits) else {
+                return Err(InvalidOptions::Timeout);
             };
+            let count = rest[..digits]
+                .parse::<u64>()
+                .map_err(|_| InvalidOptions::Timeout)?;
+            sum = sum.saturating_add(Duration::from_millis(count * millis));
+            rest = tail;
         }
-        Ok(())
+        Ok(sum)
     }
 }
 

@@ -27,7 +27,6 @@ fn reads_all_parameters() {
         field_selector: Some("metadata.name=x y".to_owned()),
         shard_selector: Some("s".to_owned()),
         pretty: true,
-        timeout: true,
     };
     assert_eq!(options(query), expected);
 }
@@ -99,8 +98,27 @@ fn names_the_parameter_it_does_not_understand() {
         options("limit=-3&timeoutSeconds=%2B5").timeout_seconds,
         Some(5)
     );
-    assert!(options("timeout=1m30s").timeout);
-    assert!(options("watch=1&timeout=abc").timeout, "watches ignore it");
+    assert!(options("watch=1&timeout=abc").watch, "watches ignore it");
+}
+
+#[test]
+fn the_time_of_a_request_is_that_of_its_first_timeout() {
+    for (query, millis) in [
+        ("timeout=32s", Some(32_000)),
+        ("limit=1&timeout=1m30s&timeout=1s", Some(90_000)),
+        ("timeout=1h0m0s5ms", Some(3_600_005)),
+        ("timeout=999999h", Some(3_599_996_400_000)),
+        ("timeout=0s", None),
+        ("timeout=", None),
+        ("limit=1", None),
+        ("timeout=1.5s", None),
+        ("timeout=-1s", None),
+        ("timeout=%zz", None),
+    ] {
+        let timeout = request_timeout(Some(query));
+        assert_eq!(timeout, millis.map(Duration::from_millis), "{query}");
+    }
+    assert_eq!(request_timeout(None), None);
 }
 
 #[test]
