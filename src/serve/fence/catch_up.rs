@@ -103,9 +103,13 @@ impl CatchUpWatches {
         metrics::fence_asked(&scope.key.gvr, "watch");
         let (mut watch, shown) = self.open_watch(scope, from).await?;
         let mut last = from.max(shown);
+        let mut newest = ResourceVersion::default();
         while let Some(seen) = watch.next().await? {
             match seen {
-                ProbeEvent::Event(version) => last = last.max(version),
+                ProbeEvent::Event(version) => {
+                    newest = newest.max(version);
+                    last = last.max(version);
+                }
                 ProbeEvent::Bookmark(version) => {
                     // The scope's own watch brings the same events into the newest snapshot.
                     if scope.wait_until_version(last, EVENTS).await {
@@ -113,6 +117,10 @@ impl CatchUpWatches {
                         if snapshot.version() >= last {
                             scope.confirm(snapshot, version);
                         }
+                    }
+                    let reached = scope.reader.event_version();
+                    if reached < newest {
+                        scope.lacks_events_after(reached);
                     }
                     return Ok(true);
                 }

@@ -11,7 +11,7 @@ use crate::scope::{ScopeConfig, ScopeKey, Scopes};
 use crate::serve::fence::costs::{PATIENCE, REQUEST};
 use crate::serve::fence::{FenceError, Fences, ProofCosts, ProofDemand};
 use crate::store::Snapshot;
-use crate::test_support::{Api, HTTP2, Pki, eventually, streamed, upstream_of};
+use crate::test_support::{Api, HTTP2, Pki, SOON, eventually, streamed, upstream_of};
 use crate::upstream::UpstreamClient;
 
 const LIST: &str = concat!(
@@ -119,10 +119,15 @@ impl Served {
 
     /// Starts the server, and opens a scope that has reached the version.
     async fn open(&self, reached: u64) -> FencedScope {
+        self.open_as(reached, ScopeConfig::default()).await
+    }
+
+    /// Does the same with other settings.
+    async fn open_as(&self, reached: u64, config: ScopeConfig) -> FencedScope {
         let pki = Pki::new();
         let api = self.start(&pki).await;
         let client = UpstreamClient::new(&upstream_of(&pki, &api).await);
-        let scopes = Scopes::new(client.clone(), ScopeConfig::default());
+        let scopes = Scopes::new(client.clone(), config);
         let gvr = GroupVersionResource::new("", "v1", "configmaps");
         let key = ScopeKey::everything(gvr, Representation::whole(Encoding::Json));
         let fields = Arc::new(FieldTable::metadata_only(true));
@@ -174,6 +179,20 @@ async fn a_catch_up_watch_proves_nothing_before_the_cache_has_its_events() {
     assert!(watches.watch(scope).await.unwrap());
     assert_eq!(scope.reader.version(), ResourceVersion(40));
     assert_eq!(scope.reader.snapshot().len(), 1);
+}
+
+#[tokio::test]
+async fn a_scope_whose_watch_lacks_what_a_catch_up_watch_shows_opens_it_again() {
+    let config = ScopeConfig {
+        overdue: Duration::from_millis(100),
+        ..ScopeConfig::default()
+    };
+    let opened = Served::new(LIST, SHOWN, 0).open_as(20, config).await;
+    let fence = opened.fences.of(&opened.scope);
+    let mut following = opened.scope.following();
+    assert!(fence.catch_ups.watch(&opened.scope).await.unwrap());
+    let lost = following.wait_for(|is_followed| !is_followed);
+    timeout(SOON, lost).await.unwrap().unwrap();
 }
 
 #[tokio::test]
