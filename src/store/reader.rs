@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use watershed_protocol::ResourceVersion;
 
 use super::cursor::Position;
+use super::event::WindowEvent;
 use super::past::{Past, StateAt};
 use super::pins::PinOwner;
 use super::snapshot::Snapshot;
@@ -236,7 +237,7 @@ impl StoreReader {
             (state.window.changes().clone(), until)
         };
         let aged = changes.iter().filter(|event| event.version <= until);
-        aged.map(|event| event.release_frame()).sum()
+        aged.map(WindowEvent::release_frame).sum()
     }
 
     /// Begins to follow the events. Also returns the newest snapshot, which
