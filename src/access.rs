@@ -19,6 +19,7 @@ use crate::upstream::{ForwardIdentity, UpstreamClient};
 
 mod authenticate;
 mod authorize;
+mod authorizer_rules;
 mod bearer_token;
 mod caller;
 pub(crate) mod certificate;

@@ -10,6 +10,7 @@ use moka::Expiry;
 use moka::future::Cache;
 use tokio::time::{Instant, sleep_until};
 
+use super::authorizer_rules::AuthorizerRules;
 use super::changes::Changes;
 use super::config::AuthorizationConfig;
 use super::error::ReviewError;
@@ -21,7 +22,7 @@ use super::request::{AccessAttributes, AccessRequest, AccessTarget, VerbTarget};
 use super::review::post;
 use super::review_queues::ReviewQueues;
 use super::settling::SETTLED;
-use super::verdict::{Decision, ReviewedAccess, Verdict};
+use super::verdict::{Decision, Explanation, ReviewedAccess, Verdict};
 use crate::fairness::{CallerKey, FairQueue};
 use crate::scope::Timeline;
 use crate::upstream::UpstreamClient;
@@ -33,6 +34,10 @@ pub(super) const MIN_WATCH_LIFETIME: Duration = Duration::from_mins(1);
 pub(super) const MAX_LIFETIME_FACTOR: f32 = 1.1;
 /// A client that did not read for this long missed the moment at which its grant became doubtful.
 pub(super) const OVERDUE: Duration = Duration::from_secs(5);
+
+/// Age up to which a grant by RBAC is renewed with all others, instead of being reviewed. It bounds
+/// what an error of the proxy could do.
+const MAX_RENEWED_AGE: Duration = Duration::from_hours(2);
 
 /// Verdicts on requests with more text than this are not cached.
 /// Source: the webhook authorizer's limit (plugin/pkg/authorizer/webhook/webhook.go).
@@ -63,6 +68,7 @@ pub struct Authorizer {
     verdicts: Cache<Arc<AccessRequest>, ReviewResult>,
     changes: Arc<Changes>,
     nodes: Arc<NodeRights>,
+    rules: Arc<AuthorizerRules>,
     every_name: EveryName,
     rechecks: FairQueue,
     queues: ReviewQueues,
@@ -87,13 +93,15 @@ impl Authorizer {
         let longest = config
             .allowed_ttl
             .max(config.denied_ttl)
-            .max(MIN_WATCH_LIFETIME);
-        let longest = longest.mul_f32(MAX_LIFETIME_FACTOR) + OVERDUE;
-        let every_name = EveryName::new(client.clone(), timeline.clone());
+            .max(MIN_WATCH_LIFETIME)
+            .max(MAX_RENEWED_AGE);
+        let longest = longest.mul_f32(MAX_LIFETIME_FACTOR) + MIN_WATCH_LIFETIME + OVERDUE;
+        let rules = Arc::new(AuthorizerRules::new(client.clone(), timeline.clone()));
         let changes = Arc::new(Changes::new(longest, timeline));
         let nodes = NodeRights::new(config.node_grants, Arc::clone(changes.listeners()));
         Self {
-            every_name,
+            every_name: EveryName::new(Arc::clone(&rules)),
+            rules,
             client,
             config,
             verdicts,
@@ -190,10 +198,27 @@ impl Authorizer {
         self.review_shared(one).await
     }
 
-    /// Returns the cached verdict if it is valid.
+    /// Returns the cached verdict if it is valid, or becomes so as upstream says that nothing but
+    /// RBAC can have ended it.
     async fn cached(&self, request: &Arc<AccessRequest>) -> Option<ReviewedAccess> {
-        let cached = self.verdicts.get(request).await.and_then(Result::ok);
-        cached.filter(|reviewed| self.is_valid(reviewed))
+        let cached = self.verdicts.get(request).await?.ok()?;
+        if self.is_valid(&cached) {
+            return Some(cached);
+        }
+        if !self.is_renewable(&cached.verdict) {
+            return None;
+        }
+        // Boxed, because the future is large and rare.
+        Box::pin(self.rules.look_again()).await;
+        self.is_valid(&cached).then_some(cached)
+    }
+
+    /// Returns `true` if nothing but its age ended a verdict that RBAC explains.
+    fn is_renewable(&self, verdict: &Verdict) -> bool {
+        let now = Instant::now();
+        verdict.is_renewed_by_rules()
+            && self.changes.are_followed()
+            && verdict.is_valid(now, verdict.position.requested + MAX_RENEWED_AGE)
     }
 
     fn is_valid(&self, ReviewedAccess { request, verdict }: &ReviewedAccess) -> bool {
@@ -224,12 +249,30 @@ impl Authorizer {
     pub(super) fn lifetime(&self, verdict: &Verdict) -> (Instant, Duration) {
         let requested = verdict.position.requested;
         let Some(basis) = &verdict.basis else {
-            return (requested, verdict.lifetime(self.changes.are_followed()));
+            let is_followed = self.changes.are_followed();
+            return self
+                .renewed(verdict)
+                .filter(|_| is_followed)
+                .unwrap_or_else(|| (requested, verdict.lifetime(is_followed)));
         };
         match self.nodes.unknown_since(basis) {
             None => (requested, verdict.ttl),
             Some(since) => (requested.max(since), verdict.unwatched_ttl),
         }
+    }
+
+    /// Returns the moment from which on a grant by RBAC ages, and its lifetime, if upstream has said
+    /// since then that nothing but RBAC can end it.
+    fn renewed(&self, verdict: &Verdict) -> Option<(Instant, Duration)> {
+        if !verdict.is_renewed_by_rules() {
+            return None;
+        }
+        let requested = verdict.position.requested;
+        let listed = self.rules.last_listed()?;
+        let left = (requested + MAX_RENEWED_AGE).checked_duration_since(listed)?;
+        let lifetime = verdict.ttl.min(left);
+        let lasts_longer = listed + lifetime > requested + verdict.ttl;
+        lasts_longer.then_some((listed, lifetime))
     }
 
     /// Returns a valid verdict, or one that was requested after this call.
@@ -297,13 +340,19 @@ impl Authorizer {
         let reason = status.reason.unwrap_or_default();
         // If no authorizer has an opinion, the access is denied, as in upstream's own filter.
         let allowed = status.allowed && status.denied != Some(true);
-        let (ttl, unwatched_ttl) = self.lifetimes(&request.identity, allowed, &reason);
+        let explained_by = if reason.starts_with(BY_RBAC) {
+            Explanation::Rbac
+        } else {
+            Explanation::Other
+        };
+        let (ttl, unwatched_ttl) = self.lifetimes(&request.identity, allowed, explained_by);
         let decision = if allowed {
             Decision::Allowed(reason.into())
         } else {
             Decision::Denied(reason.into())
         };
         let mut verdict = Verdict::new(decision, position, ttl, unwatched_ttl);
+        verdict.explained_by = explained_by;
         if verdict.is_unexplained_grant() && !ttl.is_zero() {
             verdict = self.rest_on_pods(verdict, request);
         }
@@ -338,12 +387,17 @@ impl Authorizer {
     /// Other authorizers (the node authorizer, webhooks) give no sign when their answer changes, so
     /// their verdicts always have the short lifetime. A grant without a reason has it, too: that is
     /// upstream's answer for members of system:masters.
-    fn lifetimes(&self, identity: &Identity, allowed: bool, reason: &str) -> (Duration, Duration) {
+    fn lifetimes(
+        &self,
+        identity: &Identity,
+        allowed: bool,
+        explained_by: Explanation,
+    ) -> (Duration, Duration) {
         let (ttl, unwatched, is_watched) = if allowed {
             (
                 self.config.allowed_ttl,
                 self.config.unwatched_allowed_ttl,
-                reason.starts_with(BY_RBAC),
+                explained_by == Explanation::Rbac,
             )
         } else {
             (
@@ -370,9 +424,15 @@ impl Expiry<Arc<AccessRequest>, ReviewResult> for VerdictExpiry {
         reviewed: &ReviewResult,
         _: std::time::Instant,
     ) -> Option<Duration> {
-        let lifetime = reviewed.as_ref().map(|reviewed| reviewed.verdict.ttl);
         // Errors are shared by concurrent requests only.
-        Some(lifetime.unwrap_or(Duration::ZERO))
+        let Ok(ReviewedAccess { verdict, .. }) = reviewed else {
+            return Some(Duration::ZERO);
+        };
+        Some(if verdict.is_renewed_by_rules() {
+            verdict.ttl.max(MAX_RENEWED_AGE)
+        } else {
+            verdict.ttl
+        })
     }
 
     fn expire_after_update(

@@ -13,17 +13,13 @@
 //!   list its rules, which upstream tells (SelfSubjectRulesReview). Then each is reviewed.
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use moka::sync::Cache;
 use parking_lot::Mutex;
-use tokio::sync;
-use tokio::time::timeout;
 
-use super::own::OwnRights;
+use super::authorizer_rules::AuthorizerRules;
 use super::request::AccessRequest;
-use crate::scope::Timeline;
-use crate::upstream::UpstreamClient;
 
 /// Names and selections that are reviewed one by one before all are.
 const FEW_NAMES: usize = 2;
@@ -31,43 +27,25 @@ const FEW_NAMES: usize = 2;
 const MAX_COUNTED: u64 = 10_000;
 /// Time for which they are counted.
 const COUNTED_FOR: Duration = Duration::from_mins(5);
-/// Time after which upstream is asked about its authorizers again.
-const KNOWN_TTL: Duration = Duration::from_mins(1);
-/// Time after which it is asked again if it did not answer.
-const RETRY: Duration = Duration::from_secs(5);
-const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Decides when all names of a type are reviewed at once.
 pub(super) struct EveryName {
-    own: OwnRights,
+    rules: Arc<AuthorizerRules>,
     /// Hashes of the requests that were reviewed lately, by a hash of the request for all names.
     reviewed: Cache<u64, Arc<Mutex<Vec<u64>>>>,
     hasher: RandomState,
-    timeline: Timeline,
-    /// The lock is held while upstream is asked.
-    lists_rules: sync::Mutex<Option<RulesAnswer>>,
-}
-
-/// Upstream's last answer to the question about its authorizers.
-struct RulesAnswer {
-    lists_rules: bool,
-    /// Another cluster has other authorizers.
-    timeline: u64,
-    until: Instant,
 }
 
 impl EveryName {
-    pub(super) fn new(client: UpstreamClient, timeline: Timeline) -> Self {
+    pub(super) fn new(rules: Arc<AuthorizerRules>) -> Self {
         let reviewed = Cache::builder()
             .max_capacity(MAX_COUNTED)
             .time_to_live(COUNTED_FOR)
             .build();
         Self {
-            own: OwnRights::new(client),
+            rules,
             reviewed,
             hasher: RandomState::new(),
-            timeline,
-            lists_rules: sync::Mutex::default(),
         }
     }
 
@@ -77,7 +55,7 @@ impl EveryName {
         let reviewed = self
             .reviewed
             .get_with(self.hasher.hash_one(all), Arc::default);
-        self.is_beyond_few(one, &reviewed) && self.lists_rules().await
+        self.is_beyond_few(one, &reviewed) && self.rules.are_listed().await
     }
 
     /// Notes a request. Returns `true` if it is none of the first few.
@@ -92,33 +70,5 @@ impl EveryName {
             reviewed.push(hash);
         }
         is_beyond
-    }
-
-    /// Returns `true` if all of upstream's authorizers can list the rules by which they judge the
-    /// proxy. One caller at a time asks, and the others wait for the answer.
-    async fn lists_rules(&self) -> bool {
-        let mut known = self.lists_rules.lock().await;
-        let timeline = self.timeline.number();
-        if let Some(answer) = &*known
-            && answer.timeline == timeline
-            && Instant::now() < answer.until
-        {
-            return answer.lists_rules;
-        }
-        let answer = timeout(TIMEOUT, self.own.are_rules_complete()).await;
-        let (lists_rules, ttl) = match answer {
-            Ok(Ok(lists_rules)) => (lists_rules, KNOWN_TTL),
-            Ok(Err(error)) => {
-                tracing::debug!(%error, "upstream does not list the proxy's rules");
-                (false, RETRY)
-            }
-            Err(_) => (false, RETRY),
-        };
-        *known = Some(RulesAnswer {
-            lists_rules,
-            timeline,
-            until: Instant::now() + ttl,
-        });
-        lists_rules
     }
 }

@@ -18,8 +18,8 @@ pub const METRICS: &[Declaration] = &[
 const REVIEWS: Metric<Counter, 2> = Metric::new(
     "watershed_access_reviews_total",
     &["kind", "result"],
-    "TokenReviews, SubjectAccessReviews and SelfSubjectReviews sent to upstream, by kind and \
-     result.",
+    "TokenReviews, SubjectAccessReviews, SelfSubjectReviews and SelfSubjectRulesReviews sent to \
+     upstream, by kind and result.",
 );
 const REFUSED: Metric<Counter, 1> = Metric::new(
     "watershed_tokens_refused_on_inspection_total",
@@ -88,6 +88,7 @@ pub(super) fn reviewed<T>(path: &str, outcome: &Result<T, ReviewError>) {
     let kind = match path.rsplit('/').next() {
         Some("tokenreviews") => "tokenreview",
         Some("selfsubjectreviews") => "selfsubjectreview",
+        Some("selfsubjectrulesreviews") => "selfsubjectrulesreview",
         _ => "subjectaccessreview",
     };
     let result = match outcome {

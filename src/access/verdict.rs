@@ -50,6 +50,14 @@ impl Decision {
     }
 }
 
+/// The authorizer that explained a decision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Explanation {
+    Rbac,
+    /// Another one, or none.
+    Other,
+}
+
 /// Upstream's answer to an access request, and the time for which it is valid.
 #[derive(Debug)]
 pub(super) struct Verdict {
@@ -59,6 +67,7 @@ pub(super) struct Verdict {
     pub(super) ttl: Duration,
     /// Lifetime while RBAC is not followed.
     pub(super) unwatched_ttl: Duration,
+    pub(super) explained_by: Explanation,
     /// The base of the grant, if that is followed instead of RBAC.
     pub(super) basis: Option<NodeRight>,
     /// Changes before this number have been compared with the request.
@@ -82,6 +91,7 @@ impl Verdict {
             position,
             ttl,
             unwatched_ttl,
+            explained_by: Explanation::Other,
             basis: None,
             compared: AtomicU64::new(position.unsettled),
             overtaken: AtomicU64::new(NEVER),
@@ -92,6 +102,14 @@ impl Verdict {
     /// Returns true for a grant without a reason, as the node authorizer gives it.
     pub(super) fn is_unexplained_grant(&self) -> bool {
         matches!(&self.decision, Decision::Allowed(reason) if reason.is_empty())
+    }
+
+    /// Returns true for a grant by RBAC that is cached: without other authorizers that can deny what
+    /// RBAC grants, nothing but a change of RBAC ends it.
+    pub(super) fn is_renewed_by_rules(&self) -> bool {
+        matches!(&self.decision, Decision::Allowed(_))
+            && self.explained_by == Explanation::Rbac
+            && !self.ttl.is_zero()
     }
 
     /// Returns a grant that rests on `basis`. Changes of RBAC do not concern it.
