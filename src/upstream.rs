@@ -59,7 +59,7 @@ pub use release::Release;
 pub use release_probe::release_of;
 pub use replica::{BlockingBody, BodyFeeder, ReplicaClient, ReplicaError, blocking_body};
 pub use server::Upstream;
-pub use state_list::{ListedVersions, StateList, StatePage};
+pub use state_list::{ListedObjects, ListedVersions, StateList, StatePage};
 pub use table_form::TableForms;
 pub use traffic::{ConnectionPurpose, RequestPurpose, UpstreamTraffic};
 pub use via::{ChainError, ProxyChain, VIA};

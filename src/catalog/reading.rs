@@ -12,8 +12,9 @@ use crate::upstream::{Backoff, ServedBy, UpstreamClient};
 
 /// Interval between readings. Custom types are followed without waiting for it.
 pub(super) const REFRESH: Duration = Duration::from_mins(1);
-/// The same where only built-in types matter. Proxies of thousands of nodes read them.
-const REFRESH_OF_BUILT_IN: Duration = Duration::from_mins(10);
+/// The same where only built-in types matter. They change with upstream's release, which is noticed
+/// otherwise, and proxies of thousands of nodes read them.
+const REFRESH_OF_BUILT_IN: Duration = Duration::from_hours(1);
 /// First and longest pause after a reading that failed.
 const RETRIES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(5));
 /// Time to wait after a sign: the other scopes notice another release at the same time.

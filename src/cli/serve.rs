@@ -29,9 +29,6 @@ use crate::upstream::ListCompression;
 
 /// The default of `--memory-limit`, in percent of the control group's limit.
 const SHARE_OF_GROUP: u64 = 80;
-/// Interval of the question about rollbacks of a node's proxy. A proxy on each node would otherwise
-/// ask hundreds of times a second.
-const NODE_ROLLBACK_CHECK: Duration = Duration::from_mins(1);
 /// Headings of flags, in the order of `--help`.
 const CACHE: &str = "Cache";
 const API_SERVER: &str = "API server";
@@ -148,15 +145,10 @@ pub(super) struct ServeCommand {
     )]
     max_staleness: Duration,
     /// Interval at which a part of each cached type is compared with the API server at the same
-    /// resourceVersion; 0s for never. A type that differs is listed again.
-    #[arg(
-        help_heading = CACHE,
-        long,
-        default_value = "5m",
-        value_parser = duration,
-        value_name = "DURATION"
-    )]
-    self_check_interval: Duration,
+    /// resourceVersion; 0s for never. A type that differs is listed again. Default: 5m; 1h with
+    /// --node-name.
+    #[arg(help_heading = CACHE, long, value_parser = duration, value_name = "DURATION")]
+    self_check_interval: Option<Duration>,
     /// Share of the gets and lists from memory that are compared with the API server, byte for byte
     /// and at the same resourceVersion, after the client has its answer: 0.1% or 0.001. At most ten
     /// a second are compared, for which upstream reads 4 MiB a second on average. Default: 0; 100%
@@ -244,14 +236,16 @@ impl ServeCommand {
         config.scopes.window.age = Duration::from_secs(self.window_seconds);
         config.scopes.window.bytes = self.window_mib << 20;
         config.scopes.max_staleness = self.max_staleness;
-        config.scopes.self_check = self.self_check_interval;
         config.scopes.compression = self.upstream_compression;
         self.checkpoint.apply(&mut config);
         self.callers.apply(&mut config.access)?;
         config.drain = Duration::from_secs(self.drain_seconds);
         config.audit = self.audit.config()?;
         if self.node_name.is_some() {
-            config.scopes.rollback_check = NODE_ROLLBACK_CHECK;
+            config.scopes = config.scopes.on_node();
+        }
+        if let Some(interval) = self.self_check_interval {
+            config.scopes.self_check = interval;
         }
         config.policy = self
             .node_name

@@ -15,6 +15,13 @@ const SOURCE_WINDOW: WindowLimits = WindowLimits {
 /// Time after which a scope that only derived scopes read is closed once there are none.
 const SOURCE_IDLE: Duration = Duration::from_secs(10);
 
+/// Interval of a node's proxy for questions about rollbacks. Proxies on thousands of nodes would ask
+/// hundreds of times a second. A client that watches upstream itself notices one when its watch
+/// ends, after some minutes.
+const NODE_ROLLBACK_CHECK: Duration = Duration::from_mins(5);
+/// Interval of a node's proxy for comparisons with upstream. Its scopes are small.
+const NODE_SELF_CHECK: Duration = Duration::from_hours(1);
+
 /// Settings of all scopes.
 #[derive(Clone, Copy, Debug)]
 pub struct ScopeConfig {
@@ -34,6 +41,18 @@ pub struct ScopeConfig {
     /// Time for which an open watch may lack what upstream is known to have. Then it is opened
     /// again.
     pub overdue: Duration,
+}
+
+impl ScopeConfig {
+    /// Returns the same for a proxy on each node, of which there may be thousands.
+    #[must_use]
+    pub fn on_node(self) -> Self {
+        Self {
+            self_check: NODE_SELF_CHECK,
+            rollback_check: NODE_ROLLBACK_CHECK,
+            ..self
+        }
+    }
 }
 
 impl Default for ScopeConfig {

@@ -53,6 +53,33 @@ pub struct ListedVersions {
     pub remaining: Option<u64>,
 }
 
+/// Objects of a state, each as upstream sends it and with what was read from it.
+#[derive(Debug)]
+pub struct ListedObjects {
+    /// The version of the list.
+    pub version: ResourceVersion,
+    /// The objects, in upstream's order.
+    pub objects: Vec<(Bytes, Scanned)>,
+    /// Objects may follow.
+    pub has_more: bool,
+    /// Upstream's count of the objects that follow, if it tells one.
+    pub remaining: Option<u64>,
+}
+
+impl ListedObjects {
+    /// Returns their keys and versions.
+    pub fn versions(&self) -> ListedVersions {
+        let objects = self.objects.iter();
+        let of = |(_, it): &(Bytes, Scanned)| (it.attributes.key().to_owned(), it.version);
+        ListedVersions {
+            version: self.version,
+            objects: objects.map(of).collect(),
+            has_more: self.has_more,
+            remaining: self.remaining,
+        }
+    }
+}
+
 impl StateList {
     /// Creates a list of the selected objects of a type.
     pub fn new(
@@ -85,7 +112,7 @@ impl StateList {
             version: listed.version,
             objects,
             has_more: listed.continue_token.is_some(),
-            remaining: listed.remaining.and_then(|count| count.try_into().ok()),
+            remaining: remaining(&listed),
         })
     }
 
@@ -95,17 +122,21 @@ impl StateList {
         page: StatePage<'_>,
         representation: Representation,
         format: &WireFormat,
-    ) -> Result<Vec<(Bytes, Scanned)>, AnswerError> {
+    ) -> Result<ListedObjects, AnswerError> {
         let body = self.whole(page, representation).await?;
         let listed = format.read_list(&body)?;
         page.check_version(&listed)?;
+        let remaining = remaining(&listed);
         let scanned = listed.objects.into_iter().map(|object| {
             let scanned = scan(representation.encoding, &object, &self.fields)?;
             Ok((object, scanned))
         });
-        scanned
-            .collect::<Result<_, Malformed>>()
-            .map_err(AnswerError::from)
+        Ok(ListedObjects {
+            version: listed.version,
+            objects: scanned.collect::<Result<_, Malformed>>()?,
+            has_more: listed.continue_token.is_some(),
+            remaining,
+        })
     }
 
     /// Returns the bytes of a list in a representation. Applies no timeout.
@@ -176,6 +207,10 @@ impl StatePage<'_> {
         let message = format!("the list is of version {}, not {wanted}", listed.version);
         Err(AnswerError::Unusable(message))
     }
+}
+
+fn remaining(listed: &ListPage) -> Option<u64> {
+    listed.remaining.and_then(|count| count.try_into().ok())
 }
 
 #[cfg(test)]

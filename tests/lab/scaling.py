@@ -29,6 +29,8 @@ class Cluster:
     changes: float = 200.0
     # Life of a watch, after which its client opens it again: client-go takes 5 to 10 minutes.
     watch_minutes: float = 7.5
+    # The same of a proxy's own watches.
+    proxy_watch_minutes: float = 90.0
     # Minutes over which a rollout replaces all proxies, or agents.
     rollout_minutes: float = 30.0
 
@@ -57,9 +59,10 @@ class Costs:
     list_object: float = 41.4e-3 / 10_000
     api_list_object: float = 624e-3 / 10_000
     api_request: float = 1345e-6
-    # What a node's proxy adds at upstream: requests when it starts, and in an hour of its own.
+    # What a node's proxy adds at upstream: requests when it starts, and in an hour of its own. Reviews
+    # of tokens come on top, one for each watch that an agent begins.
     node_start_requests: float = 12.0
-    node_hourly_requests: float = 134.0
+    node_hourly_requests: float = 43.0
     # Watches at upstream of a node's proxy, and of a replica of the tier with its connections.
     node_watches: float = 6.0
     replica_watches: float = 10.0
@@ -106,6 +109,12 @@ def outside(cluster: Cluster) -> float:
     return 1 - 1 / cluster.zones
 
 
+def on_nodes_hourly(cluster: Cluster, costs: Costs) -> float:
+    """Returns the requests an hour of one node's proxy, with those that its agents cause."""
+    begun = cluster.agents * 2 * 60 / cluster.watch_minutes
+    return costs.node_hourly_requests + begun
+
+
 def direct(cluster: Cluster, costs: Costs) -> Load:
     """Returns the load without any proxy."""
     watches = cluster.nodes * cluster.agents * 2 + cluster.central
@@ -136,7 +145,7 @@ def node_proxies(cluster: Cluster, costs: Costs) -> Load:
         api_watches=watches,
         api_connections=cluster.nodes + cluster.central,
         api_deliveries=deliveries,
-        api_requests=cluster.nodes * costs.node_hourly_requests / 3600,
+        api_requests=cluster.nodes * on_nodes_hourly(cluster, costs) / 3600,
         api_bytes=sent,
         between_zones=sent * outside(cluster),
         start_bytes=objects * wire(costs),
@@ -152,8 +161,9 @@ def zone_tier(cluster: Cluster, costs: Costs, on_nodes: bool) -> Load:
     clients = 1 if on_nodes else cluster.agents
     # What the tier asks for a client: reviews of its token and rights when watches begin again.
     clients_watches = cluster.nodes * (costs.node_watches if on_nodes else clients * 2)
-    reviews = clients_watches / (cluster.watch_minutes * 60)
-    own = cluster.nodes * costs.node_hourly_requests / 3600 if on_nodes else 0
+    life = cluster.proxy_watch_minutes if on_nodes else cluster.watch_minutes
+    reviews = clients_watches / (life * 60)
+    own = cluster.nodes * on_nodes_hourly(cluster, costs) / 3600 if on_nodes else 0
     below = cluster.changes * (clients + cluster.central) / tier
     name = "zone tier, a proxy on each node" if on_nodes else "zone tier"
     memory = (

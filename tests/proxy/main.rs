@@ -31,6 +31,7 @@ mod managed_fields;
 mod memory_budget;
 mod mistakes;
 mod node_grants;
+mod node_hour;
 mod node_start;
 mod on_demand_scopes;
 mod overdue_events;

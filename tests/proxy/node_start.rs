@@ -8,9 +8,9 @@ use watershed_lab::sim::{AccessRule, RecordedRequest, SimulatedServer};
 use crate::support::client::{Lines, Protocol};
 use crate::support::{Fixture, becomes, small};
 
-const NODE: &str = "node-001";
-const AGENTS: [&str; 3] = ["cni", "logs", "metrics"];
-const RBAC: [&str; 4] = [
+pub(crate) const NODE: &str = "node-001";
+pub(crate) const AGENTS: [&str; 3] = ["cni", "logs", "metrics"];
+pub(crate) const RBAC: [&str; 4] = [
     "roles",
     "rolebindings",
     "clusterroles",
@@ -27,13 +27,14 @@ fn add_agents(upstream: &SimulatedServer) {
 }
 
 /// Opens the watches of an agent, and returns them once they have brought their states.
-async fn start_agent(fixture: &Fixture, token: &str) -> Vec<Lines> {
+pub(crate) async fn start_agent(fixture: &Fixture, token: &str) -> Vec<Lines> {
     let agent = fixture.proxied.as_user(token);
     let mut watches = Vec::new();
     for (resource, field) in [("pods", "spec.nodeName"), ("nodes", "metadata.name")] {
         let path = format!(
             "/api/v1/{resource}?watch=1&allowWatchBookmarks=true&sendInitialEvents=true\
-             &resourceVersionMatch=NotOlderThan&fieldSelector={field}%3D{NODE}"
+             &resourceVersionMatch=NotOlderThan&timeoutSeconds=86400\
+             &fieldSelector={field}%3D{NODE}"
         );
         let mut watch = agent.watch(Protocol::Http2, &path).await;
         while !watch.line().await.contains("initial-events-end") {}
@@ -43,7 +44,7 @@ async fn start_agent(fixture: &Fixture, token: &str) -> Vec<Lines> {
 }
 
 /// Returns a request's kind: its method and path, and whether it is a watch.
-fn kind(request: &RecordedRequest) -> String {
+pub(crate) fn kind(request: &RecordedRequest) -> String {
     let target = request.target.as_str();
     let (path, query) = target.split_once('?').unwrap_or((target, ""));
     let name = path.rsplit('/').next().unwrap_or_default();

@@ -13,6 +13,8 @@ use crate::upstream::AnswerError;
 
 /// Timeout of a request.
 const TIMEOUT: Duration = Duration::from_secs(20);
+/// Bytes of objects up to which all of them are listed, by one request, and compared.
+const SMALL: usize = 64 << 10;
 
 /// The reason why a check tells nothing.
 #[derive(Debug, thiserror::Error)]
@@ -51,6 +53,15 @@ pub(super) async fn answered<T>(
             Err(Inconclusive::Failed(message))
         }
     }
+}
+
+/// Returns true if these objects are so small that all are compared byte by byte.
+pub(super) fn is_small<'a>(mut objects: impl Iterator<Item = &'a Arc<StoredObject>>) -> bool {
+    let mut left = Some(SMALL);
+    objects.all(|object| {
+        left = left.and_then(|left| left.checked_sub(object.bytes.len()));
+        left.is_some()
+    })
 }
 
 /// Compares keys and versions. Both sides are in the order of keys.

@@ -1,9 +1,9 @@
 //! The check of a scope without selectors: page by page, at exactly the scope's version.
 use std::sync::Arc;
 
-use watershed_protocol::{ResourceVersion, Scanned};
+use watershed_protocol::ResourceVersion;
 
-use super::look::{Inconclusive, Look, answered, compare_bytes, compare_versions};
+use super::look::{Inconclusive, Look, answered, compare_bytes, compare_versions, is_small};
 use crate::scope::cached::Scope;
 use crate::scope::phase::ReadyScope;
 use crate::store::{Snapshot, StoredObject};
@@ -50,12 +50,22 @@ impl<'a> PagedCheck<'a> {
         let snapshot = self.scope.reader.snapshot();
         let after = self.after.as_deref();
         let page = self.objects_after(&snapshot, after, PAGE, PAGE_BYTES);
-        let versions = self.list.versions(StatePage::Exact {
+        let representation = self.scope.key.representation;
+        let listed = StatePage::Exact {
             version: snapshot.version(),
             after,
             // One more than memory has, to see one that it lacks.
             limit: page.len() + 1,
-        });
+        };
+        if is_small(page.iter()) {
+            let listed = self.list.objects(listed, representation, &ready.format);
+            let listed = answered(listed).await?;
+            let mut look = self.compare(&snapshot, &listed.versions())?;
+            let differences = compare_bytes(&snapshot, &ready.format, &listed.objects);
+            look.differences.extend(differences);
+            return Ok(look);
+        }
+        let versions = self.list.versions(listed);
         let mut look = self.compare(&snapshot, &answered(versions).await?)?;
         let sample_after = self.sample_after.as_deref();
         let sample = self.objects_after(&snapshot, sample_after, SAMPLE, SAMPLE_BYTES);
@@ -65,9 +75,8 @@ impl<'a> PagedCheck<'a> {
                 after: sample_after,
                 limit: sample.len(),
             };
-            let representation = self.scope.key.representation;
             let objects = self.list.objects(page, representation, &ready.format);
-            let objects: Vec<(_, Scanned)> = answered(objects).await?;
+            let objects = answered(objects).await?.objects;
             let differences = compare_bytes(&snapshot, &ready.format, &objects);
             look.differences.extend(differences);
         }

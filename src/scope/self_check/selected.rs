@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use watershed_protocol::{FieldRequirement, Selection};
 
-use super::look::{Inconclusive, Look, answered, compare_bytes, compare_versions};
+use super::difference::ObjectDifference;
+use super::look::{Inconclusive, Look, answered, compare_bytes, compare_versions, is_small};
 use crate::scope::cached::Scope;
 use crate::scope::phase::ReadyScope;
 use crate::store::SnapshotAt;
-use crate::upstream::{StateList, StatePage, UpstreamClient};
+use crate::upstream::{ListedVersions, StateList, StatePage, UpstreamClient};
 
 /// Largest scope whose names and versions are compared, in objects.
 const MAX_OBJECTS: usize = 500;
@@ -18,7 +19,7 @@ const MAX_OBJECTS: usize = 500;
 /// bookmark.
 const CATCH_UP: Duration = Duration::from_secs(75);
 
-/// Compares all names and versions of a scope, and the bytes of one object.
+/// Compares all names and versions of a scope, and the bytes of one object, or of all small ones.
 pub(super) struct SelectedCheck<'a> {
     scope: &'a Scope,
     list: &'a StateList,
@@ -51,16 +52,20 @@ impl<'a> SelectedCheck<'a> {
     }
 
     pub(super) async fn look(&self, ready: &ReadyScope) -> Result<Look, Inconclusive> {
+        let held = self.scope.reader.snapshot();
+        if is_small(held.items(None)) {
+            return self.look_at_objects(ready).await;
+        }
         let mut look = Look::default();
-        if self.scope.reader.snapshot().len() <= MAX_OBJECTS {
-            look = self.look_at_versions().await?;
+        if held.len() <= MAX_OBJECTS {
+            look.differences = self.look_at_versions().await?;
         }
         if let Some(sample) = &self.sample {
             let snapshot = self.scope.reader.snapshot();
             let page = StatePage::NotOlderThan(snapshot.version());
             let representation = self.scope.key.representation;
             let objects = sample.objects(page, representation, &ready.format);
-            let objects = answered(objects).await?;
+            let objects = answered(objects).await?.objects;
             // If it has changed meanwhile, its version tells.
             let snapshot = self.scope.reader.snapshot();
             let differences = compare_bytes(&snapshot, &ready.format, &objects);
@@ -69,10 +74,34 @@ impl<'a> SelectedCheck<'a> {
         Ok(look)
     }
 
-    async fn look_at_versions(&self) -> Result<Look, Inconclusive> {
+    /// Compares all objects, by one list of them.
+    async fn look_at_objects(&self, ready: &ReadyScope) -> Result<Look, Inconclusive> {
         let reader = &self.scope.reader;
         let page = StatePage::NotOlderThan(reader.version());
-        let upstream = answered(self.list.versions(page)).await?;
+        let representation = self.scope.key.representation;
+        let listed = self.list.objects(page, representation, &ready.format);
+        let listed = answered(listed).await?;
+        let mut differences = self.compare_versions(listed.versions()).await?;
+        // Those that have changed meanwhile have other versions.
+        let bytes = compare_bytes(&reader.snapshot(), &ready.format, &listed.objects);
+        differences.extend(bytes);
+        Ok(Look {
+            differences,
+            ..Look::default()
+        })
+    }
+
+    async fn look_at_versions(&self) -> Result<Vec<ObjectDifference>, Inconclusive> {
+        let page = StatePage::NotOlderThan(self.scope.reader.version());
+        self.compare_versions(answered(self.list.versions(page)).await?)
+            .await
+    }
+
+    async fn compare_versions(
+        &self,
+        upstream: ListedVersions,
+    ) -> Result<Vec<ObjectDifference>, Inconclusive> {
+        let reader = &self.scope.reader;
         let mut objects = upstream.objects;
         objects.sort();
         let mut differences = compare_versions(reader.snapshot().items(None), &objects);
@@ -90,9 +119,6 @@ impl<'a> SelectedCheck<'a> {
             let held: Vec<_> = held.flat_map(|run| run.objects().to_vec()).collect();
             differences = compare_versions(held.iter(), &objects);
         }
-        Ok(Look {
-            differences,
-            ..Look::default()
-        })
+        Ok(differences)
     }
 }

@@ -130,7 +130,7 @@ impl ExpectedAnswer {
             .list
             .objects(page, self.representation, &ready.format)
             .await?;
-        Ok(match &found[..] {
+        Ok(match &found.objects[..] {
             [(object, scanned)] if scanned.version == held.version => {
                 let format = &ready.format;
                 UpstreamWord::Answer(format.get_body(&format.item_bytes(object)))

@@ -13,6 +13,11 @@ use crate::body;
 use crate::upstream::stream::WatchStream;
 use crate::upstream::{ConnectionClass, RequestPurpose, SendOptions, UpstreamBody};
 
+/// Seconds after which upstream ends a watch, once to twice as many, so that watches that begin
+/// together do not end together. Without a wish it ends them after half to one hour: every proxy
+/// would open each of its watches again so often, and ask about the server behind it.
+const WATCH_SECONDS: u64 = 3600;
+
 /// The query that begins a list. One object shows how upstream frames lists of the type.
 pub(super) const FIRST_PAGE: &str = "limit=1";
 
@@ -52,8 +57,14 @@ impl Reflector {
             representation.list_accept_header()
         };
         let ReflectorTarget { gvr, selection, .. } = &self.target;
+        let lifetime = if watch {
+            let seconds = WATCH_SECONDS + fastrand::u64(..WATCH_SECONDS);
+            format!("&timeoutSeconds={seconds}")
+        } else {
+            String::new()
+        };
         let mut request = Request::get(format!(
-            "{}?{query}{}",
+            "{}?{query}{lifetime}{}",
             selection.path(gvr),
             selection.parameters()
         ))

@@ -1,0 +1,247 @@
+//! The requests that a node's proxy sends upstream in an hour in which nothing changes.
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::json;
+use tokio::time;
+use tokio_util::task::AbortOnDropHandle;
+use watershed::scope::ScopeConfig;
+use watershed::serve::CachingPolicy;
+use watershed_lab::sim::{Options, Population, RecordedRequest, SimulatedServer};
+
+use watershed_protocol::GroupVersionResource;
+
+use crate::node_start::{AGENTS, NODE, RBAC, kind, start_agent};
+use crate::support::client::{Lines, Next, Protocol};
+use crate::support::rbac::rbac;
+use crate::support::{Fixture, becomes};
+
+const HOUR: Duration = Duration::from_hours(1);
+/// What three agents with two watches each send without a proxy: they open each anew after five to
+/// ten minutes.
+const OF_THREE_AGENTS: usize = 48;
+
+/// Who reads now and then, and has no watch.
+const VISITOR: &str = "visitor";
+const REVIEWS: &str = "POST subjectaccessreviews";
+const RULES: &str = "POST selfsubjectrulesreviews";
+
+fn cluster() -> Options {
+    Options {
+        population: Population {
+            nodes: 4,
+            namespaces: 3,
+            pods: 120,
+            ..Population::default()
+        },
+        ..Options::default()
+    }
+}
+
+/// Gives each agent the right to read pods and nodes, by a binding of its own.
+fn grant(upstream: &SimulatedServer) {
+    let state = upstream.state();
+    let role = json!({
+        "metadata": {"name": "agent"},
+        "rules": [{
+            "apiGroups": [""], "resources": ["pods", "nodes"], "verbs": ["get", "list", "watch"],
+        }],
+    });
+    let roles = rbac("clusterroles");
+    state.create(&roles, &role.to_string()).unwrap();
+    for user in AGENTS.into_iter().chain([VISITOR]) {
+        upstream.access().add_user(user, user, &[]);
+        let group = "rbac.authorization.k8s.io";
+        let binding = json!({
+            "metadata": {"name": user},
+            "subjects": [{"kind": "User", "apiGroup": group, "name": user}],
+            "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": "agent"},
+        });
+        state
+            .create(&rbac("clusterrolebindings"), &binding.to_string())
+            .unwrap();
+    }
+    upstream.take_recorded();
+}
+
+fn revoke(upstream: &SimulatedServer, user: &str) {
+    let bindings = rbac("clusterrolebindings");
+    upstream.state().delete(&bindings, "", user).unwrap();
+}
+
+/// A node's proxy with three agents, whose watches are open.
+struct Node {
+    fixture: Fixture,
+    watches: Vec<Lines>,
+}
+
+impl Node {
+    async fn start() -> Self {
+        let fixture = Fixture::build(cluster(), grant, |config| {
+            config.policy = CachingPolicy::of_node(NODE);
+            config.policy.scope_policy.derive_json = Some(false);
+            config.scopes = ScopeConfig::default().on_node();
+        })
+        .await;
+        let mut watches = Vec::new();
+        for agent in AGENTS {
+            watches.extend(start_agent(&fixture, agent).await);
+        }
+        for resource in RBAC {
+            let resource = format!("{resource}.rbac.authorization.k8s.io");
+            becomes("the proxy's watches", Some(1), async || {
+                let stats = fixture.upstream.stats();
+                stats.open_watches.get(&resource).copied()
+            })
+            .await;
+        }
+        Self { fixture, watches }
+    }
+
+    /// Lets time pass. Returns the requests meanwhile.
+    async fn pass(&self, time: Duration) -> Vec<RecordedRequest> {
+        self.fixture.upstream.take_recorded();
+        time::sleep(time).await;
+        self.fixture.upstream.take_recorded()
+    }
+
+    /// Lists the node's pods as the visitor, and returns the status.
+    async fn visit(&self) -> u16 {
+        let path = format!("/api/v1/pods?resourceVersion=0&fieldSelector=spec.nodeName%3D{NODE}");
+        let visitor = self.fixture.proxied.as_user(VISITOR);
+        visitor.get(Protocol::Http2, &path).await.status.as_u16()
+    }
+
+    async fn stop(self) {
+        drop(self.watches);
+        self.fixture.stop().await;
+    }
+}
+
+/// Writes to the cluster now and then, as its components do. What the node's proxy follows stays.
+fn live(upstream: &SimulatedServer) -> AbortOnDropHandle<()> {
+    let state = Arc::clone(upstream.state());
+    AbortOnDropHandle::new(tokio::spawn(async move {
+        let config_maps = GroupVersionResource::new("", "v1", "configmaps");
+        for number in 0.. {
+            let name = format!("write-{number}");
+            let object = json!({"metadata": {"name": name, "namespace": "default"}});
+            state.create(&config_maps, &object.to_string()).unwrap();
+            state.delete(&config_maps, "default", &name).unwrap();
+            time::sleep(Duration::from_secs(10)).await;
+        }
+    }))
+}
+
+/// Has time pass as fast as the work allows. Bytes take a moment on their way: the clock would go
+/// on to the next timer while they are.
+fn hasten() -> AbortOnDropHandle<()> {
+    time::pause();
+    AbortOnDropHandle::new(tokio::spawn(async {
+        loop {
+            time::sleep(Duration::from_millis(25)).await;
+        }
+    }))
+}
+
+/// Returns whether a watch ends within this time.
+async fn ends_within(mut watch: Lines, limit: Duration) -> bool {
+    let end = async { while let Next::Line(_) = watch.next().await {} };
+    time::timeout(limit, end).await.is_ok()
+}
+
+fn count(requests: &[RecordedRequest]) -> BTreeMap<String, usize> {
+    let mut counts = BTreeMap::new();
+    for request in requests {
+        *counts.entry(kind(request)).or_default() += 1;
+    }
+    counts
+}
+
+#[tokio::test]
+async fn an_idle_nodes_proxy_sends_no_more_in_an_hour_than_three_agents() {
+    let node = Node::start().await;
+    let hurry = (live(&node.fixture.upstream), hasten());
+    // What is left of the start.
+    let hours = 3;
+    let sent = node.pass(HOUR * hours).await;
+    let counts = count(&sent);
+    assert!(
+        sent.len() <= OF_THREE_AGENTS * hours as usize,
+        "{counts:#?}"
+    );
+    let reviews = counts.get(REVIEWS).copied().unwrap_or_default();
+    assert!(
+        reviews >= 2 * AGENTS.len(),
+        "no grant is renewed for ever: {counts:#?}"
+    );
+    // Each part has a bound of its own, so that one cannot grow at the cost of another.
+    for (kind, hourly) in [
+        (RULES, 13),
+        (REVIEWS, 4),
+        ("GET namespaces", 16),
+        ("GET version", 6),
+        ("GET api", 2),
+        ("GET apis", 2),
+        ("watch pods", 1),
+        ("watch clusterroles", 1),
+        ("GET pods", 4),
+        ("GET nodes", 2),
+        ("GET clusterroles", 4),
+    ] {
+        let sent = counts.get(kind).copied().unwrap_or_default();
+        assert!(sent <= hourly * hours as usize, "{kind}: {counts:#?}");
+    }
+    drop(hurry);
+    time::resume();
+    node.stop().await;
+}
+
+#[tokio::test]
+async fn grants_that_are_renewed_for_all_end_with_their_bindings() {
+    let mut node = Node::start().await;
+    let hurry = (live(&node.fixture.upstream), hasten());
+    // The grants of the start are asked for again while the proxy begins to follow RBAC.
+    node.pass(Duration::from_mins(1)).await;
+    assert_eq!(node.visit().await, 200);
+    let counts = count(&node.pass(HOUR / 4).await);
+    assert!(counts[RULES] >= 2, "{counts:#?}");
+    assert_eq!(counts.get(REVIEWS), None, "{counts:#?}");
+    assert_eq!(node.visit().await, 200, "renewed, too");
+
+    // Nobody asks for the visitor's grant for longer than a grant lasts by itself.
+    revoke(&node.fixture.upstream, VISITOR);
+    node.pass(HOUR / 4).await;
+    // Another change must not make the proxy forget that one.
+    revoke(&node.fixture.upstream, AGENTS[2]);
+    node.pass(HOUR / 4).await;
+    assert_eq!(node.visit().await, 403);
+
+    let cni = node.watches.remove(0);
+    revoke(&node.fixture.upstream, AGENTS[0]);
+    assert!(ends_within(cni, Duration::from_secs(5)).await);
+    drop(hurry);
+    time::resume();
+    node.stop().await;
+}
+
+#[tokio::test]
+async fn grants_are_not_renewed_for_all_once_an_authorizer_can_deny_single_ones() {
+    let mut node = Node::start().await;
+    let hurry = (live(&node.fixture.upstream), hasten());
+    node.pass(HOUR / 2).await;
+    let cni = node.watches.remove(0);
+    // Upstream has a webhook from now on.
+    node.fixture.upstream.access().deny_name(AGENTS[0], "");
+    // Grants last for five minutes, and those of watches for up to a tenth longer.
+    assert!(ends_within(cni, Duration::from_mins(6)).await);
+    let counts = count(&node.pass(HOUR).await);
+    assert!(counts[REVIEWS] >= 5 * 10, "{counts:#?}");
+    // It is not asked in vain each time.
+    let rules = counts.get(RULES).copied().unwrap_or_default();
+    assert!(rules <= 2, "{counts:#?}");
+    drop(hurry);
+    time::resume();
+    node.stop().await;
+}
