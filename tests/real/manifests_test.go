@@ -215,3 +215,39 @@ func (p place) recipes(t *testing.T) {
 		t.Errorf("the chart's test has %v, the recipe %v", want, got)
 	}
 }
+
+// TestReplicasReachEachOther checks that what leads clients to near replicas does not lead a replica
+// to itself, and that a network policy lets replicas out and in.
+func TestReplicasReachEachOther(t *testing.T) {
+	t.Parallel()
+	all := manifests.Parse(t, manifests.Chart(t, "watershed-system", "--values", manifests.ChartDir+"/examples/everything.yaml",
+		"--set", "fullnameOverride=w,service.trafficDistribution=PreferSameZone,service.internalTrafficPolicy=Local"))
+	var services []string
+	for _, service := range manifests.OfKind(all, "Service") {
+		distribution, _, _ := unstructured.NestedString(service.Object, "spec", "trafficDistribution")
+		policy, _, _ := unstructured.NestedString(service.Object, "spec", "internalTrafficPolicy")
+		if distribution == "" && policy == "" {
+			services = append(services, service.GetName())
+		}
+	}
+	if !slices.Contains(services, "w-replicas") {
+		t.Errorf("only %v lead anywhere", services)
+	}
+	policies := manifests.OfKind(all, "NetworkPolicy")
+	if len(policies) != 1 {
+		t.Fatalf("%d network policies", len(policies))
+	}
+	pods, _, _ := unstructured.NestedMap(policies[0].Object, "spec", "podSelector")
+	for _, way := range [][2]string{{"egress", "to"}, {"ingress", "from"}} {
+		rules, _, _ := unstructured.NestedSlice(policies[0].Object, "spec", way[0])
+		leads := slices.ContainsFunc(rules, func(rule any) bool {
+			peers, _, _ := unstructured.NestedSlice(rule.(map[string]any), way[1])
+			return slices.ContainsFunc(peers, func(peer any) bool {
+				return reflect.DeepEqual(peer, map[string]any{"podSelector": pods})
+			})
+		})
+		if !leads {
+			t.Errorf("%s lets no replica reach another: %v", way[0], rules)
+		}
+	}
+}
