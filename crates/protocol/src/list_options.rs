@@ -26,10 +26,6 @@ use super::{ContinueToken, FieldSelector, LabelSelector, ResourceVersion};
 /// # Ok::<(), watershed_protocol::InvalidOptions>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "they are independent parameters of the protocol"
-)]
 pub struct ListOptions {
     /// `watch`: stream events instead of answering a list.
     pub watch: bool,
