@@ -15,19 +15,19 @@ async fn event_while_read(
     watch: &mut Lines,
     is_fresh: impl Fn(&[String]) -> bool,
 ) -> Value {
-    let reads = async {
+    let reads = Box::pin(async {
         loop {
             let list = names(&fixture.proxied.get(Protocol::Http2, PODS).await);
             assert!(is_fresh(&list), "{list:?}");
         }
-    };
+    });
     let line = async {
         tokio::select! {
             line = watch.line() => line,
             () = reads => unreachable!("it reads until there is an event"),
         }
     };
-    serde_json::from_str(&within("an event", line).await).unwrap()
+    serde_json::from_str(&within("an event", Box::pin(line)).await).unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -326,9 +326,9 @@ mod tests {
         let costs = ProofCosts::default();
         assert!(!costs.are_outdated(), "nothing was learned");
         costs.compares_first(true);
-        time::advance(LAG_REMEMBERED - Duration::from_millis(1)).await;
+        time::advance(LAG_REMEMBERED / 2).await;
         assert!(!costs.are_outdated());
-        time::advance(Duration::from_millis(1)).await;
+        time::advance(LAG_REMEMBERED / 2).await;
         assert!(costs.are_outdated());
         costs.compares_first(true);
         assert!(!costs.are_outdated(), "it was learned anew");
