@@ -3,6 +3,7 @@ package real
 import (
 	"encoding/json"
 	"fmt"
+	"net/url"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -18,7 +19,9 @@ import (
 	"k8s.io/apimachinery/pkg/version"
 
 	"watershed.test/real/internal/api"
+	"watershed.test/real/internal/compare"
 	"watershed.test/real/internal/objects"
+	"watershed.test/real/internal/poll"
 	"watershed.test/real/internal/require"
 	"watershed.test/real/internal/testbed"
 	"watershed.test/real/internal/transcode"
@@ -145,4 +148,60 @@ func inBothEncodings(t *testing.T, path string) (transcode.Object, bool) {
 		return transcode.Object{Kind: kind, Message: envelope.Raw, Expected: []byte(strings.TrimSuffix(text.Body, "\n"))}, true
 	}
 	return transcode.Object{}, false
+}
+
+// TestHistoryOfDerivedJSONBeginsWithItsFirstState reads a type in JSON for the first time, after
+// clients of protobuf have used it. Versions from before are upstream's to answer in JSON; later
+// ones come from memory.
+func TestHistoryOfDerivedJSONBeginsWithItsFirstState(t *testing.T) {
+	if testbed.Direct {
+		t.Skip("needs a proxy")
+	}
+	t.Parallel()
+	path := "/api/v1/namespaces/" + objects.Namespace(t) + "/configmaps"
+	proxy := testbed.StartProxy(t, testbed.Shared.ProxyKubeconfig)
+	sides := compare.Sides{Right: testbed.Upstream, Asked: proxy.Target}
+	create := func(name string) string {
+		created := testbed.Upstream.Must(t, api.Request{Method: "POST", Path: path, Body: fmt.Sprintf(`{"metadata":{"name":"%s"}}`, name)})
+		var object metav1.PartialObjectMetadata
+		require.NoError(t, json.Unmarshal([]byte(created.Body), &object))
+		return object.ResourceVersion
+	}
+	comesFrom := func(r api.Request, source string) {
+		t.Helper()
+		poll.Until(t, fmt.Sprint(r, " from ", source), func() error {
+			v := sides.CompareAtLeisure(r)
+			if v.Difference != "" {
+				t.Fatal(v.Difference)
+			}
+			if got := v.Got.Header.Get("X-Watershed-Source"); got != source {
+				return fmt.Errorf("it comes from %s", got)
+			}
+			return nil
+		})
+	}
+	comesFrom(api.Request{Path: path + "?resourceVersion=0", Accept: api.ProtobufType}, "snapshot")
+	create("one")
+	before := create("two")
+	first := create("three")
+	for _, accept := range []string{api.ProtobufType, api.JSONType} {
+		comesFrom(api.Request{Path: path + "?resourceVersion=" + first, Accept: accept}, "snapshot")
+	}
+	after := create("four")
+	create("five")
+	page := testbed.Upstream.Must(t, api.Request{Path: path + "?limit=1&resourceVersionMatch=Exact&resourceVersion=" + before})
+	meta, _, _ := api.ParseList(api.JSONType, page.Body)
+	if meta.Continue == "" {
+		t.Fatalf("no further page: %s", page.Body)
+	}
+	for _, query := range []struct{ text, json, protobuf string }{
+		{"?resourceVersionMatch=Exact&resourceVersion=" + before, "forward; reason=exact-version", "snapshot"},
+		{"?limit=1&continue=" + url.QueryEscape(meta.Continue), "forward; reason=exact-version", "snapshot"},
+		{"?watch=1&timeoutSeconds=2&resourceVersion=" + before, "forward; reason=before-first-list", "window"},
+		{"?resourceVersionMatch=Exact&resourceVersion=" + after, "snapshot", "snapshot"},
+		{"?watch=1&timeoutSeconds=2&resourceVersion=" + after, "window", "window"},
+	} {
+		comesFrom(api.Request{Path: path + query.text}, query.json)
+		comesFrom(api.Request{Path: path + query.text, Accept: api.ProtobufType}, query.protobuf)
+	}
 }
