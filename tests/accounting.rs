@@ -86,8 +86,8 @@ impl Pods {
 struct CompressedOrigin(Deflated);
 
 impl CompressedOrigin {
-    fn of(frame: &Frame) -> Box<Self> {
-        Box::new(Self(deflate(&frame.frame)))
+    fn of(frame: &Frame) -> Self {
+        Self(deflate(&frame.frame))
     }
 }
 
@@ -179,7 +179,9 @@ impl Work {
         self.present[number] = kind != EventKind::Deleted;
         let frame = self.pods.frame(kind, number, self.version, &mut self.rng);
         let object = self.pods.object(&frame);
-        let origin = self.is_derived.then(|| CompressedOrigin::of(&frame) as _);
+        let origin = self
+            .is_derived
+            .then(|| Box::new(CompressedOrigin::of(&frame)) as _);
         self.writer
             .apply_from(self.now, frame, object, origin)
             .unwrap();
@@ -243,7 +245,9 @@ impl Work {
         let (mut subscription, _) = self.reader.subscribe(start, Interest::All);
         let context = &Context::from_waker(Waker::noop());
         while let SubscriptionStep::Events(events) = subscription.step(context, 64, usize::MAX) {
-            events.iter().for_each(|event| drop(event.frame()));
+            for event in events {
+                drop(event.frame());
+            }
         }
     }
 
