@@ -101,6 +101,10 @@ impl FrameOrigin for CompressedOrigin {
     fn size(&self) -> usize {
         size_of::<Self>() + self.0.bytes.len()
     }
+
+    fn shared(&self) -> usize {
+        0
+    }
 }
 
 /// A store under random work.

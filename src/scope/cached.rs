@@ -17,7 +17,7 @@ use super::phase::{NotReady, ReadyScope, ScopePhase};
 use super::staleness::ScopeAge;
 use super::timeline::{NewestVersion, Question, Timeline};
 use super::version_waiters::VersionWaiters;
-use crate::store::{Snapshot, StoreReader};
+use crate::store::{HeldBytes, Snapshot, StoreReader};
 use crate::upstream::{Release, ServedBy, Stopped, TableForms, UpstreamClient, WatchCompression};
 use crate::watcher::{Bookmarks, IrreducibleObject};
 
@@ -266,7 +266,17 @@ impl Scope {
     pub(super) fn count_held(&self) {
         // Under the lock, so that a later figure is not replaced by an earlier one.
         let mut charges = self.charges.lock();
-        charges.set(self.reader.held());
+        charges.set(self.held_alone());
+    }
+
+    /// Returns the bytes that are held, without those that count for its source.
+    pub(super) fn held_alone(&self) -> HeldBytes {
+        let mut held = self.reader.held();
+        if let Some(source) = self.derived_from.load().as_ref() {
+            let shared = self.reader.shared_after(source.reader.oldest_version());
+            held.history = held.history.saturating_sub(shared);
+        }
+        held
     }
 
     /// Returns the bytes that the budget is charged with.

@@ -23,7 +23,7 @@ impl Scope {
         }
         let mut charges = self.charges.lock();
         // What was unfolded since the last count may have taken what is free.
-        let held = self.reader.held();
+        let held = self.held_alone();
         charges.set(held);
         let is_free = budget.free().is_none_or(|free| held.folded <= free);
         if charges.unfolding == 0 && !is_free {
@@ -43,7 +43,7 @@ impl Drop for Unfolding {
         if let Some(scope) = self.0.upgrade() {
             let mut charges = scope.charges.lock();
             charges.unfolding -= 1;
-            charges.set(scope.reader.held());
+            charges.set(scope.held_alone());
         }
     }
 }

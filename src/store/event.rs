@@ -32,6 +32,8 @@ pub struct WindowEvent {
     /// Bytes of memory that the event holds, without its compressed form and a frame that is not
     /// held all the time.
     pub(super) size: usize,
+    /// Sum of the shared bytes of all events up to this one.
+    shared_sum: u64,
 }
 
 /// A new event, and what its store holds of the object.
@@ -89,8 +91,15 @@ impl NewEvent {
 }
 
 impl WindowEvent {
-    pub(super) fn new(event: NewEvent, objects_before: usize, tally: &ByteTally) -> Self {
+    /// Returns an event that comes after `last`.
+    pub(super) fn new(
+        event: NewEvent,
+        objects_before: usize,
+        tally: &ByteTally,
+        last: Option<&Self>,
+    ) -> Self {
         Self {
+            shared_sum: last.map_or(0, |last| last.shared_sum) + event.frame.shared() as u64,
             kind: event.kind,
             version: event.object.version,
             object: event.object,
@@ -128,6 +137,12 @@ impl WindowEvent {
     /// Returns the frame as one member of gzip. It is compressed once, for all watches.
     pub fn compressed(&self) -> Bytes {
         self.compressed.of(|| self.frame.get())
+    }
+
+    /// Returns the sum of the bytes that this and later events up to `last` share with those of
+    /// another window.
+    pub(super) fn shared_until(&self, last: &Self) -> usize {
+        (last.shared_sum - self.shared_sum) as usize + self.frame.shared()
     }
 
     /// Releases the frame if it can be made again, and nobody has used it since the last call.

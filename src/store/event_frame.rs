@@ -16,6 +16,9 @@ pub trait FrameOrigin: fmt::Debug + Send + Sync {
 
     /// Returns the bytes of memory that it takes.
     fn size(&self) -> usize;
+
+    /// Returns those of them that another window holds as well, while it has the event.
+    fn shared(&self) -> usize;
 }
 
 /// The frame of an event.
@@ -71,6 +74,14 @@ impl EventFrame {
             Self::Remade(frame) => {
                 size_of::<RemadeFrame>() + 2 * size_of::<usize>() + frame.origin.size()
             }
+        }
+    }
+
+    /// Returns those of them that another window holds as well, while it has the event.
+    pub(super) fn shared(&self) -> usize {
+        match self {
+            Self::Received(_) => 0,
+            Self::Remade(frame) => frame.origin.shared(),
         }
     }
 

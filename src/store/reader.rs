@@ -191,6 +191,12 @@ impl StoreReader {
         self.state.read().held()
     }
 
+    /// Returns those bytes of the history that the store from which this one is derived holds as
+    /// well, as its history begins behind `version`.
+    pub fn shared_after(&self, version: ResourceVersion) -> usize {
+        self.state.read().window.shared_after(version)
+    }
+
     /// Sets the limits of the history from now on.
     pub fn set_window(&self, limits: WindowLimits) {
         self.state.write().window.set_limits(limits);

@@ -206,6 +206,17 @@ impl Window {
             .map(|(_, event)| event)
     }
 
+    /// Returns the bytes that events after `version` share with those of another window.
+    pub(super) fn shared_after(&self, version: ResourceVersion) -> usize {
+        let next = self
+            .events
+            .partition_point(|(_, event)| event.version <= version);
+        let (first, last) = (self.events.get(next), self.last());
+        first
+            .zip(last)
+            .map_or(0, |((_, first), last)| first.shared_until(last))
+    }
+
     /// Returns the events after `version` that are older than `age`, the oldest first and not too
     /// many of them.
     pub(super) fn aged(

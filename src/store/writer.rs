@@ -115,7 +115,8 @@ impl StoreWriter {
         state.note_event(version);
         state.advance(version);
         let sequence = state.window.head();
-        let event = WindowEvent::new(event, objects_before, state.window.compressed());
+        let window = &state.window;
+        let event = WindowEvent::new(event, objects_before, window.compressed(), window.last());
         let wakers = state.subscribers.offer(
             sequence,
             event.previous_attributes(),

@@ -124,6 +124,10 @@ impl FrameOrigin for PrintedFrom {
     fn size(&self) -> usize {
         size_of::<Self>() + self.message.len()
     }
+
+    fn shared(&self) -> usize {
+        self.message.len()
+    }
 }
 
 impl PrintManner {

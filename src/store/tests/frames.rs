@@ -19,6 +19,10 @@ impl FrameOrigin for CountedOrigin {
     fn size(&self) -> usize {
         100
     }
+
+    fn shared(&self) -> usize {
+        60
+    }
 }
 
 /// A store whose events' frames can be made again.
@@ -174,4 +178,28 @@ fn a_list_and_the_end_of_history_drop_frames_that_were_made_again() {
     assert!(derived.reader.stats().event_bytes > 1000);
     derived.writer.replace(at(80, &[]));
     assert_eq!(derived.reader.stats().event_bytes, 0);
+}
+
+#[test]
+fn bytes_that_two_histories_hold_are_those_of_events_that_both_have() {
+    let mut derived = Derived::new();
+    assert_eq!(derived.reader.shared_after(ResourceVersion(0)), 0);
+    for n in 0..50 {
+        derived.change(n, 11 + n, "n1");
+    }
+    let shared = |derived: &Derived, version| derived.reader.shared_after(ResourceVersion(version));
+    assert_eq!(shared(&derived, 10), 50 * 60);
+    assert_eq!(shared(&derived, 30), 30 * 60);
+    assert_eq!(shared(&derived, 60), 0);
+    // What this history has dropped is not shared any more.
+    let later = derived.start + Duration::from_mins(2);
+    assert!(
+        derived
+            .reader
+            .release_history(later, Duration::from_mins(1))
+            > 0
+    );
+    assert_eq!(shared(&derived, 10), 0);
+    derived.change(1, 71, "n2");
+    assert_eq!(shared(&derived, 10), 60);
 }
