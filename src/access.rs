@@ -51,6 +51,7 @@ mod settling;
 mod token_inspection;
 mod token_issuer;
 mod verdict;
+mod verdict_cache;
 mod websocket_token;
 
 pub use authenticate::{Authenticated, Authenticator, Credential};

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::authorization::v1::SubjectAccessReview;
-use moka::Expiry;
 use moka::future::Cache;
 use tokio::time::{Instant, sleep_until};
 
@@ -22,7 +21,8 @@ use super::request::{AccessAttributes, AccessRequest, AccessTarget, VerbTarget};
 use super::review::post;
 use super::review_queues::ReviewQueues;
 use super::settling::SETTLED;
-use super::verdict::{Decision, Explanation, ReviewedAccess, Verdict};
+use super::verdict::{Decision, Explanation, MAX_RENEWED_AGE, ReviewedAccess, Verdict};
+use super::verdict_cache::{ReviewResult, VerdictExpiry, weight};
 use crate::fairness::{CallerKey, FairQueue};
 use crate::scope::Timeline;
 use crate::upstream::UpstreamClient;
@@ -35,10 +35,6 @@ pub(super) const MAX_LIFETIME_FACTOR: f32 = 1.1;
 /// A client that did not read for this long missed the moment at which its grant became doubtful.
 pub(super) const OVERDUE: Duration = Duration::from_secs(5);
 
-/// Age up to which a grant by RBAC is renewed with all others, instead of being reviewed. It bounds
-/// what an error of the proxy could do.
-const MAX_RENEWED_AGE: Duration = Duration::from_hours(2);
-
 /// Verdicts on requests with more text than this are not cached.
 /// Source: the webhook authorizer's limit (plugin/pkg/authorizer/webhook/webhook.go).
 const MAX_CACHED_BYTES: usize = 10_000;
@@ -46,8 +42,6 @@ const MAX_CACHED_BYTES: usize = 10_000;
 const MAX_BYTES: u64 = 64 << 20;
 /// The same with the grants of nodes, which are kept for hours: those of 5,000 nodes take 70 MiB.
 const MAX_BYTES_WITH_NODES: u64 = 192 << 20;
-/// Size of one cached verdict without its text.
-const VERDICT_BYTES: usize = 512;
 
 /// Start of the RBAC authorizer's reasons for a grant.
 /// Source: `kubernetes/plugin/pkg/auth/authorizer/rbac/rbac.go` (authorizingVisitor.visit).
@@ -250,29 +244,15 @@ impl Authorizer {
         let requested = verdict.position.requested;
         let Some(basis) = &verdict.basis else {
             let is_followed = self.changes.are_followed();
-            return self
-                .renewed(verdict)
-                .filter(|_| is_followed)
+            let listed = self.rules.last_listed().filter(|_| is_followed);
+            return listed
+                .and_then(|listed| verdict.renewed_at(listed))
                 .unwrap_or_else(|| (requested, verdict.lifetime(is_followed)));
         };
         match self.nodes.unknown_since(basis) {
             None => (requested, verdict.ttl),
             Some(since) => (requested.max(since), verdict.unwatched_ttl),
         }
-    }
-
-    /// Returns the moment from which on a grant by RBAC ages, and its lifetime, if upstream has said
-    /// since then that nothing but RBAC can end it.
-    fn renewed(&self, verdict: &Verdict) -> Option<(Instant, Duration)> {
-        if !verdict.is_renewed_by_rules() {
-            return None;
-        }
-        let requested = verdict.position.requested;
-        let listed = self.rules.last_listed()?;
-        let left = (requested + MAX_RENEWED_AGE).checked_duration_since(listed)?;
-        let lifetime = verdict.ttl.min(left);
-        let lasts_longer = listed + lifetime > requested + verdict.ttl;
-        lasts_longer.then_some((listed, lifetime))
     }
 
     /// Returns a valid verdict, or one that was requested after this call.
@@ -409,46 +389,4 @@ impl Authorizer {
         let unwatched = unwatched.min(ttl);
         (if is_watched { ttl } else { unwatched }, unwatched)
     }
-}
-
-type ReviewResult = Result<ReviewedAccess, Arc<ReviewError>>;
-
-/// Evicts verdicts that cannot be valid any more. [`Verdict::is_valid`] decides about the others at
-/// each use.
-struct VerdictExpiry;
-
-impl Expiry<Arc<AccessRequest>, ReviewResult> for VerdictExpiry {
-    fn expire_after_create(
-        &self,
-        _: &Arc<AccessRequest>,
-        reviewed: &ReviewResult,
-        _: std::time::Instant,
-    ) -> Option<Duration> {
-        // Errors are shared by concurrent requests only.
-        let Ok(ReviewedAccess { verdict, .. }) = reviewed else {
-            return Some(Duration::ZERO);
-        };
-        Some(if verdict.is_renewed_by_rules() {
-            verdict.ttl.max(MAX_RENEWED_AGE)
-        } else {
-            verdict.ttl
-        })
-    }
-
-    fn expire_after_update(
-        &self,
-        request: &Arc<AccessRequest>,
-        reviewed: &ReviewResult,
-        now: std::time::Instant,
-        _: Option<Duration>,
-    ) -> Option<Duration> {
-        self.expire_after_create(request, reviewed, now)
-    }
-}
-
-fn weight(request: &Arc<AccessRequest>, reviewed: &ReviewResult) -> u32 {
-    let reason = reviewed
-        .as_ref()
-        .map_or(0, |reviewed| reviewed.decision().reason().len());
-    u32::try_from(VERDICT_BYTES + request.size() + reason).unwrap_or(u32::MAX)
 }

@@ -28,12 +28,17 @@ pub(super) struct Changes {
     head: AtomicU64,
     /// One bit for each type whose changes arrive.
     followed: AtomicU8,
+    /// One bit for each type whose changes have arrived at some time.
+    begun: AtomicU8,
     listeners: Arc<WatchListeners>,
     /// Age limit of recorded changes. No verdict is older.
     keep: Duration,
     /// Its end is a change of everything.
     timeline: Timeline,
 }
+
+/// The bits of all types.
+const ALL_KINDS: u8 = (1 << RbacKind::ALL.len()) - 1;
 
 impl Changes {
     /// Creates a record for verdicts that are used for up to `longest`.
@@ -42,6 +47,7 @@ impl Changes {
             log: RwLock::default(),
             head: AtomicU64::new(0),
             followed: AtomicU8::new(0),
+            begun: AtomicU8::new(0),
             listeners: Arc::default(),
             keep: longest + SETTLED,
             timeline,
@@ -50,7 +56,7 @@ impl Changes {
 
     /// Returns whether every change of RBAC arrives here.
     pub(super) fn are_followed(&self) -> bool {
-        self.followed.load(Ordering::Acquire) == (1 << RbacKind::ALL.len()) - 1
+        self.followed.load(Ordering::Acquire) == ALL_KINDS
     }
 
     /// Sets whether changes of a type arrive. All missed ones must have been recorded before.
@@ -62,6 +68,21 @@ impl Changes {
             self.followed.fetch_and(!bit, Ordering::AcqRel);
         }
         metrics::following(self.are_followed());
+    }
+
+    /// Notes that the changes of a type arrive from now on, and that earlier ones are unknown.
+    ///
+    /// Until all types are followed, verdicts are used for seconds. Those are reviewed once, when
+    /// upstream has settled: a proxy that starts would otherwise ask for each of them again and
+    /// again. Later on a verdict may be older, and is reviewed at once.
+    pub(super) fn begin(&self, kind: RbacKind) {
+        let bit = 1 << kind as u8;
+        let before = self.begun.fetch_or(bit, Ordering::AcqRel);
+        if before & bit != 0 {
+            self.record(Affected::Everything);
+        } else if before | bit == ALL_KINDS {
+            self.record(Affected::UnknownPast);
+        }
     }
 
     /// Records a change that has just happened, and wakes the watches that it concerns.
@@ -123,7 +144,14 @@ impl Changes {
             if !affected.concerns(request) {
                 continue;
             }
-            if *number >= head {
+            let is_later = *number >= head;
+            // One that was used for longer than is allowed without RBAC is not used any more.
+            let is_old = requested + verdict.unwatched_ttl < *at;
+            if **affected == Affected::UnknownPast && !(is_later && is_old) {
+                if let Some(after) = (*at + SETTLED).checked_duration_since(requested) {
+                    verdict.set_settled(after);
+                }
+            } else if is_later {
                 verdict.set_overtaken(at.saturating_duration_since(requested));
             } else if let Some(after) = settles_after(*at, requested) {
                 verdict.set_settled(after);

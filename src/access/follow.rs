@@ -42,8 +42,7 @@ async fn follow_kind(kind: RbacKind, scopes: &Scopes, changes: &Changes) {
 /// Records the changes of a type until the scope is listed again or stops.
 async fn follow_scope(kind: RbacKind, scope: &Scope, changes: &Changes) {
     let subscription = scope_events::subscribe(scope);
-    // The changes before are unknown.
-    changes.record(Affected::Everything);
+    changes.begin(kind);
     let record = |event: &WindowEvent| record_change(kind, event, changes);
     let set_followed = |followed| changes.set_followed(kind, followed);
     scope_events::follow(scope, subscription, record, set_followed).await;

@@ -57,6 +57,8 @@ impl RbacKind {
 pub(super) enum Affected {
     /// All requests.
     Everything,
+    /// All requests, in a way that is not known: RBAC is followed from now on, for the first time.
+    UnknownPast,
     /// Requests in one namespace.
     Namespace(Box<str>),
     /// Requests of these subjects, in one namespace if it is named.
@@ -110,7 +112,7 @@ impl Affected {
     /// Returns whether the change can concern a request.
     pub(super) fn concerns(&self, request: &AccessRequest) -> bool {
         match self {
-            Self::Everything => true,
+            Self::Everything | Self::UnknownPast => true,
             Self::Namespace(namespace) => request.namespace() == Some(namespace),
             Self::Subjects {
                 namespace,
@@ -127,7 +129,7 @@ impl Affected {
     /// Returns the only namespace that the change can concern, if there is one.
     pub(super) fn namespace(&self) -> Option<&str> {
         match self {
-            Self::Everything => None,
+            Self::Everything | Self::UnknownPast => None,
             Self::Namespace(namespace) => Some(namespace),
             Self::Subjects { namespace, .. } => namespace.as_deref(),
         }
@@ -136,7 +138,7 @@ impl Affected {
     /// Returns the memory use, in units of some hundred bytes.
     pub(super) fn weight(&self) -> usize {
         match self {
-            Self::Everything | Self::Namespace(_) => 1,
+            Self::Everything | Self::UnknownPast | Self::Namespace(_) => 1,
             Self::Subjects { subjects, .. } => 1 + subjects.len(),
         }
     }

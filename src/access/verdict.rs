@@ -9,6 +9,10 @@ use super::metrics;
 use super::node::NodeRight;
 use super::request::AccessRequest;
 
+/// Age up to which a grant by RBAC is renewed with all others, instead of being reviewed. It bounds
+/// what an error of the proxy could do.
+pub(super) const MAX_RENEWED_AGE: Duration = Duration::from_hours(2);
+
 /// An access request and upstream's answer. Equal requests share the cached answer.
 #[derive(Clone, Debug)]
 pub struct ReviewedAccess {
@@ -112,6 +116,25 @@ impl Verdict {
             && !self.ttl.is_zero()
     }
 
+    /// Returns the moment from which on a grant by RBAC ages, and its lifetime, if upstream said at
+    /// `listed` that nothing but RBAC can end it. `None` if that prolongs nothing.
+    pub(super) fn renewed_at(&self, listed: Instant) -> Option<(Instant, Duration)> {
+        let requested = self.position.requested;
+        let left = (requested + MAX_RENEWED_AGE).checked_duration_since(listed)?;
+        let lifetime = self.ttl.min(left);
+        let is_longer = listed + lifetime > requested + self.ttl;
+        (is_longer && self.is_renewed_by_rules()).then_some((listed, lifetime))
+    }
+
+    /// Returns the time for which the verdict may be used at most.
+    pub(super) fn longest_use(&self) -> Duration {
+        if self.is_renewed_by_rules() {
+            self.ttl.max(MAX_RENEWED_AGE)
+        } else {
+            self.ttl
+        }
+    }
+
     /// Returns a grant that rests on `basis`. Changes of RBAC do not concern it.
     pub(super) fn resting_on(self, basis: NodeRight) -> Self {
         Self {
@@ -183,4 +206,47 @@ const NEVER: u64 = u64::MAX;
 
 fn nanoseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(NEVER - 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TTL: Duration = Duration::from_mins(5);
+
+    fn grant(requested: Instant, explained_by: Explanation) -> Verdict {
+        let position = ChangePosition {
+            requested,
+            timeline: 0,
+            head: 0,
+            unsettled: 0,
+        };
+        let mut verdict = Verdict::new(Decision::Allowed("".into()), position, TTL, TTL);
+        verdict.explained_by = explained_by;
+        verdict
+    }
+
+    #[test]
+    fn a_grant_by_rbac_is_renewed_until_it_is_too_old() {
+        let requested = Instant::now();
+        let grant = grant(requested, Explanation::Rbac);
+        let renewed = |after: Duration| grant.renewed_at(requested + after);
+        let last = MAX_RENEWED_AGE - Duration::from_mins(1);
+        assert_eq!(renewed(Duration::ZERO), None, "it lasts as long by itself");
+        assert_eq!(renewed(TTL), Some((requested + TTL, TTL)));
+        assert_eq!(
+            renewed(last),
+            Some((requested + last, Duration::from_mins(1)))
+        );
+        assert_eq!(renewed(MAX_RENEWED_AGE + TTL), None);
+        assert_eq!(grant.longest_use(), MAX_RENEWED_AGE);
+    }
+
+    #[test]
+    fn grants_of_other_authorizers_are_not_renewed() {
+        let requested = Instant::now();
+        let grant = grant(requested, Explanation::Other);
+        assert_eq!(grant.renewed_at(requested + TTL), None);
+        assert_eq!(grant.longest_use(), TTL);
+    }
 }

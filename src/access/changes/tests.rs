@@ -102,6 +102,42 @@ async fn a_verdict_soon_after_a_change_is_valid_until_upstream_has_settled() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn verdicts_are_reviewed_once_when_rbac_is_followed_for_the_first_time() {
+    let changes = Changes::new(TTL, Timeline::default());
+    let ann = AccessRequest::example("ann", &[], None);
+    let old = ask(&changes);
+    pass(60.0).await;
+    let before = ask(&changes);
+    pass(1.0).await;
+    let mut between = before;
+    for kind in RbacKind::ALL {
+        assert!(is_valid(&changes, &between, &ann), "{kind:?}");
+        between = ask(&changes);
+        changes.begin(kind);
+        changes.set_followed(kind, true);
+    }
+    let after = ask(&changes);
+    assert!(!is_valid(&changes, &old, &ann), "it does not come back");
+    for verdict in [&between, &after] {
+        assert!(is_valid(&changes, verdict, &ann));
+    }
+    pass(1.9).await;
+    for verdict in [&between, &after] {
+        assert!(is_valid(&changes, verdict, &ann));
+    }
+    pass(0.1).await;
+    for verdict in [&between, &after] {
+        assert!(!is_valid(&changes, verdict, &ann), "upstream has settled");
+    }
+    let settled = ask(&changes);
+    pass(60.0).await;
+    assert!(is_valid(&changes, &settled, &ann));
+    // A type that is listed again may have changed.
+    changes.begin(RbacKind::Roles);
+    assert!(!is_valid(&changes, &settled, &ann));
+}
+
+#[tokio::test(start_paused = true)]
 async fn verdicts_are_valid_for_seconds_while_one_type_is_not_followed() {
     let changes = followed();
     let ann = AccessRequest::example("ann", &[], None);
