@@ -122,3 +122,38 @@ func TestRevokedRightsEndReadsAndWatches(t *testing.T) {
 		return nil
 	})
 }
+
+// TestGrantsThatRunOutAreRenewedForAll has grants run out after a second. kube-apiserver says that all
+// its authorizers list their rules, which stands for reviews of the grants, until a binding goes.
+func TestGrantsThatRunOutAreRenewedForAll(t *testing.T) {
+	if testbed.Direct {
+		t.Skip("needs a proxy of its own")
+	}
+	t.Parallel()
+	p := testbed.RunProxy(t, testbed.Shared.ProxyKubeconfig, "--authorization-webhook-cache-authorized-ttl=1s")
+	ns := objects.Namespace(t)
+	letRead(t, ns, rbacv1.Subject{APIGroup: rbacv1.GroupName, Kind: "User", Name: "alice"})
+	list := api.Request{Path: "/api/v1/namespaces/" + ns + "/configmaps?resourceVersion=0", User: "alice"}
+	answered(t, p.Target, 200, list)
+	reviews := func() (rules, rights int) {
+		counts := map[string]int{}
+		p.AddByLabel(t, "watershed_access_reviews_total", "kind", counts)
+		return counts["selfsubjectrulesreview"], counts["subjectaccessreview"]
+	}
+	// Changes of RBAC by other tests can end the grant meanwhile.
+	poll.Until(t, "the grant is renewed without a review", func() error {
+		rules, rights := reviews()
+		for range 2 {
+			time.Sleep(1100 * time.Millisecond)
+			answered(t, p.Target, 200, list)
+		}
+		nowRules, nowRights := reviews()
+		if nowRules < rules+2 || nowRights > rights {
+			return fmt.Errorf("%d questions for rules, %d for rights", nowRules-rules, nowRights-rights)
+		}
+		return nil
+	})
+	rbac := api.Clientset(t, testbed.Upstream).RbacV1()
+	require.NoError(t, rbac.RoleBindings(ns).Delete(t.Context(), "reader", metav1.DeleteOptions{}))
+	answered(t, p.Target, 403, list)
+}
