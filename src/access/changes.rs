@@ -145,10 +145,11 @@ impl Changes {
                 continue;
             }
             let is_later = *number >= head;
-            // One that was used for longer than is allowed without RBAC is not used any more.
-            let is_old = requested + verdict.unwatched_ttl < *at;
-            if **affected == Affected::UnknownPast && !(is_later && is_old) {
-                if let Some(after) = (*at + SETTLED).checked_duration_since(requested) {
+            let settled = *at + SETTLED;
+            // None is used for longer than it would be without RBAC.
+            let is_young = settled <= requested + verdict.unwatched_ttl;
+            if **affected == Affected::UnknownPast && (is_young || !is_later) {
+                if let Some(after) = settled.checked_duration_since(requested) {
                     verdict.set_settled(after);
                 }
             } else if is_later {

@@ -231,13 +231,11 @@ mod tests {
         let requested = Instant::now();
         let grant = grant(requested, Explanation::Rbac);
         let renewed = |after: Duration| grant.renewed_at(requested + after);
-        let last = MAX_RENEWED_AGE - Duration::from_mins(1);
+        let (last, left) = (Duration::from_mins(119), Duration::from_mins(1));
+        assert_eq!(last + left, MAX_RENEWED_AGE);
         assert_eq!(renewed(Duration::ZERO), None, "it lasts as long by itself");
         assert_eq!(renewed(TTL), Some((requested + TTL, TTL)));
-        assert_eq!(
-            renewed(last),
-            Some((requested + last, Duration::from_mins(1)))
-        );
+        assert_eq!(renewed(last), Some((requested + last, left)));
         assert_eq!(renewed(MAX_RENEWED_AGE + TTL), None);
         assert_eq!(grant.longest_use(), MAX_RENEWED_AGE);
     }
