@@ -1,12 +1,13 @@
 //! The requests that a node's proxy sends upstream until the agents of the node have what they
 //! watch.
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 use watershed::serve::CachingPolicy;
 use watershed_lab::sim::{AccessRule, RecordedRequest, SimulatedServer};
 
 use crate::support::client::{Lines, Protocol};
-use crate::support::{Fixture, becomes, small};
+use crate::support::{Fixture, at_leisure, becomes, small};
 
 pub(crate) const NODE: &str = "node-001";
 pub(crate) const AGENTS: [&str; 3] = ["cni", "logs", "metrics"];
@@ -62,6 +63,7 @@ async fn a_nodes_proxy_begins_each_scope_with_one_request_and_reads_little_else(
         config.policy.scope_policy.derive_json = Some(false);
     })
     .await;
+    let began = Instant::now();
     let first = start_agent(&fixture, AGENTS[0]).await;
     for resource in RBAC {
         let resource = format!("{resource}.rbac.authorization.k8s.io");
@@ -81,10 +83,8 @@ async fn a_nodes_proxy_begins_each_scope_with_one_request_and_reads_little_else(
     }
     // Each right is reviewed once more when the proxy has followed RBAC for two seconds.
     let rights = asked.remove("POST subjectaccessreviews");
-    assert!(
-        rights.is_some_and(|rights| (2..=4).contains(&rights)),
-        "{rights:?}"
-    );
+    let is_expected = |rights: usize| rights >= 2 && (rights <= 4 || !at_leisure(began));
+    assert!(rights.is_some_and(is_expected), "{rights:?}");
     let mut expected: BTreeMap<_, _> = [
         ("GET api", 1),
         ("GET apis", 1),
