@@ -38,6 +38,7 @@ mod impersonation_mode;
 mod impersonator;
 mod listeners;
 pub mod metrics;
+mod moment;
 mod node;
 mod own;
 mod rbac;

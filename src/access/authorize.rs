@@ -21,7 +21,7 @@ use super::request::{AccessAttributes, AccessRequest, AccessTarget, VerbTarget};
 use super::review::post;
 use super::review_queues::ReviewQueues;
 use super::settling::SETTLED;
-use super::verdict::{Decision, Explanation, MAX_RENEWED_AGE, ReviewedAccess, Verdict};
+use super::verdict::{Decision, Explanation, ReviewedAccess, Verdict, max_renewed_age};
 use super::verdict_cache::{ReviewResult, VerdictExpiry, weight};
 use crate::fairness::{CallerKey, FairQueue};
 use crate::scope::Timeline;
@@ -88,7 +88,7 @@ impl Authorizer {
             .allowed_ttl
             .max(config.denied_ttl)
             .max(MIN_WATCH_LIFETIME)
-            .max(MAX_RENEWED_AGE);
+            .max(max_renewed_age(config.allowed_ttl));
         let longest = longest.mul_f32(MAX_LIFETIME_FACTOR) + MIN_WATCH_LIFETIME + OVERDUE;
         let rules = Arc::new(AuthorizerRules::new(client.clone(), timeline.clone()));
         let changes = Arc::new(Changes::new(longest, timeline));
@@ -207,12 +207,22 @@ impl Authorizer {
         self.is_valid(&cached).then_some(cached)
     }
 
-    /// Returns `true` if nothing but its age ended a verdict that RBAC explains.
+    /// Returns `true` if nothing but its age ended a verdict, and an answer to a question about the
+    /// rules could renew it.
     fn is_renewable(&self, verdict: &Verdict) -> bool {
         let now = Instant::now();
-        verdict.is_renewed_by_rules()
-            && self.changes.are_followed()
-            && verdict.is_valid(now, verdict.position.requested + MAX_RENEWED_AGE)
+        let renewed = self.renewed(verdict, now);
+        renewed.is_some_and(|(from, lifetime)| verdict.is_valid(now, from + lifetime))
+    }
+
+    /// Returns the moment from which on a verdict ages, and its lifetime, if upstream said at
+    /// `listed` that nothing but RBAC can end it. `None` if that prolongs nothing.
+    fn renewed(&self, verdict: &Verdict, listed: Instant) -> Option<(Instant, Duration)> {
+        if !self.changes.are_followed() {
+            return None;
+        }
+        let known = self.changes.known_until()?;
+        verdict.renewed_at(listed.min(known))
     }
 
     fn is_valid(&self, ReviewedAccess { request, verdict }: &ReviewedAccess) -> bool {
@@ -243,11 +253,10 @@ impl Authorizer {
     pub(super) fn lifetime(&self, verdict: &Verdict) -> (Instant, Duration) {
         let requested = verdict.position.requested;
         let Some(basis) = &verdict.basis else {
-            let is_followed = self.changes.are_followed();
-            let listed = self.rules.last_listed().filter(|_| is_followed);
+            let listed = self.rules.last_listed();
             return listed
-                .and_then(|listed| verdict.renewed_at(listed))
-                .unwrap_or_else(|| (requested, verdict.lifetime(is_followed)));
+                .and_then(|listed| self.renewed(verdict, listed))
+                .unwrap_or_else(|| (requested, verdict.lifetime(self.changes.are_followed())));
         };
         match self.nodes.unknown_since(basis) {
             None => (requested, verdict.ttl),
@@ -325,21 +334,36 @@ impl Authorizer {
         } else {
             Explanation::Other
         };
-        let (ttl, unwatched_ttl) = self.lifetimes(&request.identity, allowed, explained_by);
+        let (ttl, unwatched_ttl) = self
+            .config
+            .lifetimes(&request.identity, allowed, explained_by);
         let decision = if allowed {
             Decision::Allowed(reason.into())
         } else {
             Decision::Denied(reason.into())
         };
         let mut verdict = Verdict::new(decision, position, ttl, unwatched_ttl);
-        verdict.explained_by = explained_by;
-        if verdict.is_unexplained_grant() && !ttl.is_zero() {
+        if allowed && explained_by == Explanation::Rbac {
+            verdict = self.renew_while_quiet(verdict, request);
+        } else if verdict.is_unexplained_grant() && !ttl.is_zero() {
             verdict = self.rest_on_pods(verdict, request);
         }
         Ok(ReviewedAccess {
             request: Arc::clone(request),
             verdict: Arc::new(verdict),
         })
+    }
+
+    /// Has a grant by RBAC renewed up to the age that RBAC had not changed for when it was requested.
+    ///
+    /// The API server that gave it may lag, and only a server that lags for longer than that can have
+    /// given a wrong one.
+    fn renew_while_quiet(&self, verdict: Verdict, request: &AccessRequest) -> Verdict {
+        let longest = max_renewed_age(verdict.ttl);
+        let quiet = self
+            .changes
+            .quiet_before(&verdict.position, request, longest);
+        verdict.renewed_until(quiet)
     }
 
     /// Has a grant last while the proxy sees what it rests on.
@@ -360,33 +384,5 @@ impl Authorizer {
         {
             verdict.set_settled(after);
         }
-    }
-
-    /// Returns the lifetime of a verdict while RBAC is followed, and while it is not.
-    ///
-    /// Other authorizers (the node authorizer, webhooks) give no sign when their answer changes, so
-    /// their verdicts always have the short lifetime. A grant without a reason has it, too: that is
-    /// upstream's answer for members of system:masters.
-    fn lifetimes(
-        &self,
-        identity: &Identity,
-        allowed: bool,
-        explained_by: Explanation,
-    ) -> (Duration, Duration) {
-        let (ttl, unwatched, is_watched) = if allowed {
-            (
-                self.config.allowed_ttl,
-                self.config.unwatched_allowed_ttl,
-                explained_by == Explanation::Rbac,
-            )
-        } else {
-            (
-                self.config.denied_ttl,
-                self.config.unwatched_denied_ttl,
-                !identity.is_in(NODES),
-            )
-        };
-        let unwatched = unwatched.min(ttl);
-        (if is_watched { ttl } else { unwatched }, unwatched)
     }
 }

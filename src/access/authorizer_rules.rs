@@ -6,12 +6,12 @@
 //!
 //! While it is, nothing takes away what RBAC grants but a change of RBAC, and that is followed. So
 //! one such answer renews all grants by RBAC, in place of a review of each.
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout};
 
+use super::moment::LatestMoment;
 use super::own::OwnRights;
 use crate::scope::Timeline;
 use crate::upstream::UpstreamClient;
@@ -31,10 +31,8 @@ pub(super) struct AuthorizerRules {
     timeline: Timeline,
     /// The last answer. The lock is held while upstream is asked.
     answer: Mutex<Option<RulesAnswer>>,
-    created: Instant,
-    /// Milliseconds from the creation to the last question that was answered with yes, plus one;
-    /// zero before.
-    listed: AtomicU64,
+    /// The last question that was answered with yes.
+    listed: LatestMoment,
 }
 
 /// Upstream's last answer, or the lack of one.
@@ -61,8 +59,7 @@ impl AuthorizerRules {
             own: OwnRights::new(client),
             timeline,
             answer: Mutex::default(),
-            created: Instant::now(),
-            listed: AtomicU64::new(0),
+            listed: LatestMoment::default(),
         }
     }
 
@@ -89,8 +86,7 @@ impl AuthorizerRules {
 
     /// Returns a moment before the last question that upstream answered with yes.
     pub(super) fn last_listed(&self) -> Option<Instant> {
-        let millis = self.listed.load(Ordering::Acquire).checked_sub(1)?;
-        Some(self.created + Duration::from_millis(millis))
+        self.listed.get()
     }
 
     async fn ask_unless(&self, is_known: impl Fn(&RulesAnswer) -> bool) -> bool {
@@ -116,10 +112,7 @@ impl AuthorizerRules {
             Err(_) => ListsRules::Unknown,
         };
         if lists == ListsRules::Yes {
-            // Rounded down: a grant is never renewed from after the question.
-            let millis = asked.duration_since(self.created).as_millis();
-            let millis = u64::try_from(millis).unwrap_or(u64::MAX - 1);
-            self.listed.fetch_max(millis + 1, Ordering::AcqRel);
+            self.listed.note(asked);
         }
         RulesAnswer {
             asked,

@@ -9,6 +9,7 @@ use tokio::time::Instant;
 
 use super::listeners::WatchListeners;
 use super::metrics;
+use super::moment::LatestMoment;
 use super::rbac::{Affected, RbacKind};
 use super::request::AccessRequest;
 use super::settling::{SETTLED, settles_after};
@@ -19,6 +20,9 @@ use crate::scope::Timeline;
 /// namespace with the most become one change of the whole namespace, so that its administrators
 /// cannot end the verdicts of others. If there is none, all become a change of everything.
 const MAX_WEIGHT: usize = 50_000;
+/// Number of changes that are looked at for the last one that concerns a request. The next one is
+/// taken to concern it.
+const MAX_LOOKED_AT: usize = 2_000;
 
 /// The changes of RBAC that are newer than the oldest verdict in use.
 #[derive(Debug)]
@@ -30,6 +34,8 @@ pub(super) struct Changes {
     followed: AtomicU8,
     /// One bit for each type whose changes have arrived at some time.
     begun: AtomicU8,
+    /// The last moments at which upstream showed a newer version of each type.
+    advanced: [LatestMoment; RbacKind::ALL.len()],
     listeners: Arc<WatchListeners>,
     /// Age limit of recorded changes. No verdict is older.
     keep: Duration,
@@ -48,6 +54,7 @@ impl Changes {
             head: AtomicU64::new(0),
             followed: AtomicU8::new(0),
             begun: AtomicU8::new(0),
+            advanced: Default::default(),
             listeners: Arc::default(),
             keep: longest + SETTLED,
             timeline,
@@ -68,6 +75,20 @@ impl Changes {
             self.followed.fetch_and(!bit, Ordering::AcqRel);
         }
         metrics::following(self.are_followed());
+    }
+
+    /// Notes that upstream has just shown a newer version of a type than before. The changes up to
+    /// there are recorded, or about to be.
+    pub(super) fn advance(&self, kind: RbacKind) {
+        self.advanced[kind as usize].note(Instant::now());
+    }
+
+    /// Returns the moment up to which RBAC is known. A watch can stand still and look followed: its
+    /// bookmarks repeat a version while the server's own cache gets nothing from etcd. So each type
+    /// is known up to its last newer version.
+    pub(super) fn known_until(&self) -> Option<Instant> {
+        let known = self.advanced.iter().map(LatestMoment::get);
+        known.min().flatten()
     }
 
     /// Notes that the changes of a type arrive from now on, and that earlier ones are unknown.
@@ -118,6 +139,28 @@ impl Changes {
             head: log.head,
             unsettled: unsettled.map_or(log.head, |(number, _)| *number),
         }
+    }
+
+    /// Returns the time from the last change that concerns a request until it was sent, `limit` at
+    /// most.
+    pub(super) fn quiet_before(
+        &self,
+        position: &ChangePosition,
+        request: &AccessRequest,
+        limit: Duration,
+    ) -> Duration {
+        let log = self.log.read();
+        let earlier = log.changes.range(..position.head).rev();
+        for (looked_at, (_, (at, affected))) in earlier.enumerate() {
+            let quiet = position.requested.saturating_duration_since(*at);
+            if quiet >= limit {
+                break;
+            }
+            if looked_at == MAX_LOOKED_AT || affected.concerns(request) {
+                return quiet;
+            }
+        }
+        limit
     }
 
     /// Returns whether a request was sent in the present timeline of upstream's versions. RBAC's

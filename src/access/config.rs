@@ -2,7 +2,9 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::node::NodeGrants;
+use super::identity::Identity;
+use super::node::{NODES, NodeGrants};
+use super::verdict::Explanation;
 
 /// Configuration of authentication and authorization.
 #[derive(Clone, Debug, Default)]
@@ -99,6 +101,36 @@ impl Default for AuthorizationConfig {
             review_failure_policy: ReviewFailurePolicy::default(),
             node_grants: NodeGrants::default(),
         }
+    }
+}
+
+impl AuthorizationConfig {
+    /// Returns the lifetime of a verdict while RBAC is followed, and while it is not.
+    ///
+    /// Other authorizers (the node authorizer, webhooks) give no sign when their answer changes, so
+    /// their verdicts always have the short lifetime. A grant without a reason has it, too: that is
+    /// upstream's answer for members of system:masters.
+    pub(super) fn lifetimes(
+        &self,
+        identity: &Identity,
+        allowed: bool,
+        explained_by: Explanation,
+    ) -> (Duration, Duration) {
+        let (ttl, unwatched, is_watched) = if allowed {
+            (
+                self.allowed_ttl,
+                self.unwatched_allowed_ttl,
+                explained_by == Explanation::Rbac,
+            )
+        } else {
+            (
+                self.denied_ttl,
+                self.unwatched_denied_ttl,
+                !identity.is_in(NODES),
+            )
+        };
+        let unwatched = unwatched.min(ttl);
+        (if is_watched { ttl } else { unwatched }, unwatched)
     }
 }
 

@@ -1,9 +1,12 @@
 //! Follows the RBAC types in scopes of their own, so that every change is known even if no client
 //! reads them.
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::time::sleep;
-use watershed_protocol::{Encoding, EventKind, FieldTable, ItemBytes, Representation};
+use watershed_protocol::{
+    Encoding, EventKind, FieldTable, ItemBytes, Representation, ResourceVersion,
+};
 
 use super::changes::Changes;
 use super::metrics;
@@ -11,6 +14,9 @@ use super::rbac::{Affected, RbacKind};
 use super::scope_events::{self, PAUSE};
 use crate::scope::{Scope, ScopeKey, ScopePhase, Scopes};
 use crate::store::WindowEvent;
+
+/// Longest wait for one version. Afterwards the next one is waited for.
+const WAIT: Duration = Duration::from_hours(1);
 
 /// Follows all RBAC types forever.
 pub(super) async fn follow(scopes: Scopes, changes: Arc<Changes>) {
@@ -45,7 +51,25 @@ async fn follow_scope(kind: RbacKind, scope: &Scope, changes: &Changes) {
     changes.begin(kind);
     let record = |event: &WindowEvent| record_change(kind, event, changes);
     let set_followed = |followed| changes.set_followed(kind, followed);
-    scope_events::follow(scope, subscription, record, set_followed).await;
+    tokio::select! {
+        () = scope_events::follow(scope, subscription, record, set_followed) => {}
+        () = note_versions(kind, scope, changes) => {}
+    }
+}
+
+/// Notes each moment at which upstream shows a newer version of a type. Never returns.
+async fn note_versions(kind: RbacKind, scope: &Scope, changes: &Changes) {
+    // Proofs for clients' reads carry the scope beyond its events, and changes are known by events.
+    let mut newest = scope.reader.event_version();
+    loop {
+        let next = ResourceVersion(scope.reader.version().0.saturating_add(1));
+        scope.wait_until_version(next, WAIT).await;
+        let reached = scope.reader.event_version();
+        if reached > newest {
+            newest = reached;
+            changes.advance(kind);
+        }
+    }
 }
 
 fn record_change(kind: RbacKind, event: &WindowEvent, changes: &Changes) {

@@ -9,9 +9,11 @@ use super::metrics;
 use super::node::NodeRight;
 use super::request::AccessRequest;
 
+/// Number of lifetimes after which a grant by RBAC is not renewed any more.
+const MAX_LIFETIMES: u32 = 24;
 /// Age up to which a grant by RBAC is renewed with all others, instead of being reviewed. It bounds
 /// what an error of the proxy could do.
-pub(super) const MAX_RENEWED_AGE: Duration = Duration::from_hours(2);
+const MAX_RENEWED_AGE: Duration = Duration::from_hours(2);
 
 /// An access request and upstream's answer. Equal requests share the cached answer.
 #[derive(Clone, Debug)]
@@ -54,6 +56,14 @@ impl Decision {
     }
 }
 
+/// Returns the age up to which grants of this lifetime are renewed at most. It is no shorter than
+/// the lifetime.
+pub(super) fn max_renewed_age(ttl: Duration) -> Duration {
+    ttl.saturating_mul(MAX_LIFETIMES)
+        .min(MAX_RENEWED_AGE)
+        .max(ttl)
+}
+
 /// The authorizer that explained a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Explanation {
@@ -71,7 +81,8 @@ pub(super) struct Verdict {
     pub(super) ttl: Duration,
     /// Lifetime while RBAC is not followed.
     pub(super) unwatched_ttl: Duration,
-    pub(super) explained_by: Explanation,
+    /// Age up to which the verdict is renewed with others. Up to its lifetime, it is not.
+    pub(super) renewed_until: Duration,
     /// The base of the grant, if that is followed instead of RBAC.
     pub(super) basis: Option<NodeRight>,
     /// Changes before this number have been compared with the request.
@@ -95,7 +106,7 @@ impl Verdict {
             position,
             ttl,
             unwatched_ttl,
-            explained_by: Explanation::Other,
+            renewed_until: Duration::ZERO,
             basis: None,
             compared: AtomicU64::new(position.unsettled),
             overtaken: AtomicU64::new(NEVER),
@@ -108,31 +119,27 @@ impl Verdict {
         matches!(&self.decision, Decision::Allowed(reason) if reason.is_empty())
     }
 
-    /// Returns true for a grant by RBAC that is cached: without other authorizers that can deny what
-    /// RBAC grants, nothing but a change of RBAC ends it.
-    pub(super) fn is_renewed_by_rules(&self) -> bool {
-        matches!(&self.decision, Decision::Allowed(_))
-            && self.explained_by == Explanation::Rbac
-            && !self.ttl.is_zero()
+    /// Returns a verdict that is renewed up to this age.
+    pub(super) fn renewed_until(self, age: Duration) -> Self {
+        Self {
+            renewed_until: age,
+            ..self
+        }
     }
 
-    /// Returns the moment from which on a grant by RBAC ages, and its lifetime, if upstream said at
-    /// `listed` that nothing but RBAC can end it. `None` if that prolongs nothing.
-    pub(super) fn renewed_at(&self, listed: Instant) -> Option<(Instant, Duration)> {
+    /// Returns the moment from which on the verdict ages, and its lifetime, if it is known that
+    /// nothing had ended it at `known`. `None` if that prolongs nothing.
+    pub(super) fn renewed_at(&self, known: Instant) -> Option<(Instant, Duration)> {
         let requested = self.position.requested;
-        let left = (requested + MAX_RENEWED_AGE).checked_duration_since(listed)?;
+        let left = (requested + self.renewed_until).checked_duration_since(known)?;
         let lifetime = self.ttl.min(left);
-        let is_longer = listed + lifetime > requested + self.ttl;
-        (is_longer && self.is_renewed_by_rules()).then_some((listed, lifetime))
+        let is_longer = known + lifetime > requested + self.ttl;
+        is_longer.then_some((known, lifetime))
     }
 
     /// Returns the time for which the verdict may be used at most.
     pub(super) fn longest_use(&self) -> Duration {
-        if self.is_renewed_by_rules() {
-            self.ttl.max(MAX_RENEWED_AGE)
-        } else {
-            self.ttl
-        }
+        self.ttl.max(self.renewed_until)
     }
 
     /// Returns a grant that rests on `basis`. Changes of RBAC do not concern it.
@@ -214,22 +221,20 @@ mod tests {
 
     const TTL: Duration = Duration::from_mins(5);
 
-    fn grant(requested: Instant, explained_by: Explanation) -> Verdict {
+    fn grant(requested: Instant, renewed_until: Duration) -> Verdict {
         let position = ChangePosition {
             requested,
             timeline: 0,
             head: 0,
             unsettled: 0,
         };
-        let mut verdict = Verdict::new(Decision::Allowed("".into()), position, TTL, TTL);
-        verdict.explained_by = explained_by;
-        verdict
+        Verdict::new(Decision::Allowed("".into()), position, TTL, TTL).renewed_until(renewed_until)
     }
 
     #[test]
-    fn a_grant_by_rbac_is_renewed_until_it_is_too_old() {
+    fn a_grant_is_renewed_until_it_is_too_old() {
         let requested = Instant::now();
-        let grant = grant(requested, Explanation::Rbac);
+        let grant = grant(requested, MAX_RENEWED_AGE);
         let renewed = |after: Duration| grant.renewed_at(requested + after);
         let (last, left) = (Duration::from_mins(119), Duration::from_mins(1));
         assert_eq!(last + left, MAX_RENEWED_AGE);
@@ -241,10 +246,28 @@ mod tests {
     }
 
     #[test]
-    fn grants_of_other_authorizers_are_not_renewed() {
+    fn a_grant_is_not_renewed_up_to_an_age_before_its_end() {
         let requested = Instant::now();
-        let grant = grant(requested, Explanation::Other);
-        assert_eq!(grant.renewed_at(requested + TTL), None);
-        assert_eq!(grant.longest_use(), TTL);
+        for age in [Duration::ZERO, TTL / 2, TTL] {
+            let grant = grant(requested, age);
+            for known in [Duration::ZERO, TTL / 4, TTL / 2, TTL, MAX_RENEWED_AGE] {
+                assert_eq!(grant.renewed_at(requested + known), None, "{age:?}");
+            }
+            assert_eq!(grant.longest_use(), TTL);
+        }
+    }
+
+    #[test]
+    fn the_longest_age_follows_from_the_lifetime() {
+        for (ttl, longest) in [
+            (Duration::ZERO, Duration::ZERO),
+            (Duration::from_secs(30), Duration::from_mins(12)),
+            (TTL, MAX_RENEWED_AGE),
+            (Duration::from_hours(1), MAX_RENEWED_AGE),
+            (Duration::from_hours(3), Duration::from_hours(3)),
+            (Duration::MAX, Duration::MAX),
+        ] {
+            assert_eq!(max_renewed_age(ttl), longest, "{ttl:?}");
+        }
     }
 }

@@ -50,3 +50,55 @@ pub(super) fn weight(request: &Arc<AccessRequest>, reviewed: &ReviewResult) -> u
         .map_or(0, |reviewed| reviewed.decision().reason().len());
     u32::try_from(VERDICT_BYTES + request.size() + reason).unwrap_or(u32::MAX)
 }
+
+#[cfg(test)]
+mod tests {
+    use http::StatusCode;
+    use tokio::time::Instant;
+
+    use super::*;
+    use crate::access::verdict::{ChangePosition, Decision, Verdict};
+
+    /// Returns the time for which the cache keeps a grant that is renewed up to `age`.
+    fn kept(ttl: Duration, age: Duration) -> Option<Duration> {
+        let position = ChangePosition {
+            requested: Instant::now(),
+            timeline: 0,
+            head: 0,
+            unsettled: 0,
+        };
+        let verdict = Verdict::new(Decision::Allowed("".into()), position, ttl, ttl);
+        let request = Arc::new(AccessRequest::example("ann", &[], None));
+        let reviewed = ReviewedAccess {
+            request: Arc::clone(&request),
+            verdict: Arc::new(verdict.renewed_until(age)),
+        };
+        expires(&request, &Ok(reviewed))
+    }
+
+    /// Returns the time for which the cache keeps a review, as its first one and as a later one.
+    fn expires(request: &Arc<AccessRequest>, reviewed: &ReviewResult) -> Option<Duration> {
+        let now = std::time::Instant::now();
+        let first = VerdictExpiry.expire_after_create(request, reviewed, now);
+        let left = Some(Duration::from_secs(1));
+        let later = VerdictExpiry.expire_after_update(request, reviewed, now, left);
+        assert_eq!(first, later);
+        first
+    }
+
+    #[test]
+    fn verdicts_are_kept_for_as_long_as_they_can_be_valid() {
+        let (ttl, age) = (Duration::from_mins(5), Duration::from_hours(2));
+        assert_eq!(kept(ttl, Duration::ZERO), Some(ttl));
+        assert_eq!(kept(ttl, ttl / 2), Some(ttl));
+        assert_eq!(kept(ttl, age), Some(age));
+        assert_eq!(kept(Duration::ZERO, Duration::ZERO), Some(Duration::ZERO));
+    }
+
+    #[test]
+    fn errors_are_not_kept() {
+        let request = Arc::new(AccessRequest::example("ann", &[], None));
+        let refused = Arc::new(ReviewError::Refused(StatusCode::FORBIDDEN));
+        assert_eq!(expires(&request, &Err(refused)), Some(Duration::ZERO));
+    }
+}

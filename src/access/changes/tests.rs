@@ -173,6 +173,53 @@ async fn a_verdict_ends_with_the_timeline_in_which_it_was_requested() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn the_time_since_the_last_change_that_concerns_a_request_is_known() {
+    let changes = followed();
+    let limit = Duration::from_hours(1);
+    let ann = AccessRequest::example("ann", &[], Some("here"));
+    let quiet = |request| {
+        let before = changes.quiet_before(&changes.position(), request, limit);
+        before.as_secs()
+    };
+    assert_eq!(quiet(&ann), 3600, "nothing has changed");
+    changes.record(users(None, &["ann"]));
+    assert_eq!(quiet(&ann), 0);
+    pass(60.0).await;
+    changes.record(users(None, &["bob"]));
+    changes.record(Affected::Namespace("there".into()));
+    let before = changes.position();
+    assert_eq!(quiet(&ann), 60, "those concern others");
+    pass(10.0).await;
+    changes.record(Affected::Everything);
+    assert_eq!(quiet(&ann), 0);
+    let sent = changes.quiet_before(&before, &ann, limit);
+    assert_eq!(sent.as_secs(), 60, "that came after the request");
+    pass(7000.0).await;
+    assert_eq!(quiet(&ann), 3600);
+    pass(1000.0).await;
+    for _ in 0..=MAX_LOOKED_AT {
+        changes.record(users(None, &["bob"]));
+    }
+    assert_eq!(quiet(&ann), 0, "too many to look at");
+}
+
+#[tokio::test(start_paused = true)]
+async fn rbac_is_known_up_to_the_last_newer_version_of_the_type_that_stands_still() {
+    let changes = followed();
+    let [first, others @ ..] = RbacKind::ALL;
+    changes.advance(first);
+    let advanced = Instant::now();
+    assert_eq!(changes.known_until(), None);
+    for minute in 1..=3 {
+        pass(60.0).await;
+        others.iter().for_each(|kind| changes.advance(*kind));
+        assert_eq!(changes.known_until(), Some(advanced), "{minute}");
+    }
+    changes.advance(first);
+    assert_eq!(changes.known_until(), Some(Instant::now()));
+}
+
+#[tokio::test(start_paused = true)]
 async fn the_log_is_bounded_and_keeps_every_change_that_a_verdict_needs() {
     let changes = followed();
     let ann = AccessRequest::example("ann", &[], None);

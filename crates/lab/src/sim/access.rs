@@ -34,6 +34,8 @@ pub struct AccessRules {
     denied: RwLock<BTreeSet<(String, String)>>,
     /// Holds the RBAC objects.
     state: Option<Arc<ClusterState>>,
+    /// The RBAC objects of an earlier time, while the authorizer is behind.
+    outdated: RwLock<Option<ClusterState>>,
 }
 
 /// The token of the user `admin` in `system:masters`.
@@ -140,6 +142,7 @@ impl Default for AccessRules {
             tables: RwLock::new((users, rules)),
             denied: RwLock::default(),
             state: None,
+            outdated: RwLock::default(),
         }
     }
 }
@@ -182,6 +185,16 @@ impl AccessRules {
         self.denied
             .write()
             .insert((user.to_owned(), name.to_owned()));
+    }
+
+    /// Judges by the RBAC objects of this moment from now on, as an API server whose cache is behind.
+    pub fn fall_behind(&self) {
+        *self.outdated.write() = self.state.as_deref().map(ClusterState::branch);
+    }
+
+    /// Judges by the present RBAC objects again.
+    pub fn catch_up(&self) {
+        *self.outdated.write() = None;
     }
 
     /// Returns `true` if all permissions follow from rules that can be listed.
@@ -265,7 +278,10 @@ impl AccessRules {
         {
             return Some(String::new());
         }
-        rbac::reason(self.state.as_ref()?, user, asked)
+        match &*self.outdated.read() {
+            Some(outdated) => rbac::reason(outdated, user, asked),
+            None => rbac::reason(self.state.as_ref()?, user, asked),
+        }
     }
 }
 
