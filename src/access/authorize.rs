@@ -203,7 +203,7 @@ impl Authorizer {
             return None;
         }
         // Boxed, because the future is large and rare.
-        Box::pin(self.rules.look_again()).await;
+        Box::pin(self.rules.look_again(|| self.is_valid(&cached))).await;
         self.is_valid(&cached).then_some(cached)
     }
 

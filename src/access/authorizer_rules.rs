@@ -74,10 +74,13 @@ impl AuthorizerRules {
     }
 
     /// Asks again, unless the answer was no lately. [`AuthorizerRules::last_listed`] has the result.
-    pub(super) async fn look_again(&self) {
+    ///
+    /// `suffices` says whether that is new enough by now: a question may be under way that began
+    /// before this call.
+    pub(super) async fn look_again(&self, suffices: impl Fn() -> bool) {
         let arrived = Instant::now();
         let is_known = |answer: &RulesAnswer| match answer.lists {
-            ListsRules::Yes => answer.asked >= arrived,
+            ListsRules::Yes => answer.asked >= arrived || suffices(),
             ListsRules::No => answer.asked.elapsed() < NO_RENEWAL,
             ListsRules::Unknown => answer.asked.elapsed() < RETRY,
         };
@@ -105,6 +108,8 @@ impl AuthorizerRules {
         let lists = match timeout(TIMEOUT, self.own.are_rules_complete()).await {
             Ok(Ok(true)) => ListsRules::Yes,
             Ok(Ok(false)) => ListsRules::No,
+            // Such as where nobody has the rights of system:basic-user. It will be refused again.
+            Ok(Err(error)) if error.is_refused() => ListsRules::No,
             Ok(Err(error)) => {
                 tracing::debug!(%error, "upstream does not list the proxy's rules");
                 ListsRules::Unknown
@@ -118,6 +123,74 @@ impl AuthorizerRules {
             asked,
             lists,
             timeline,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use http::StatusCode;
+
+    use super::*;
+    use crate::test_support::{Api, HTTP2, Pki, text, upstream_of};
+
+    const COMPLETE: &str = r#"{"spec":{},"status":{"incomplete":false}}"#;
+
+    /// Returns what knows the rules of an upstream that gives this answer, and the number of
+    /// questions that it got.
+    async fn rules_of(
+        status: StatusCode,
+        answer: &'static str,
+    ) -> (AuthorizerRules, Arc<AtomicUsize>) {
+        let asked = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&asked);
+        let pki = Pki::new();
+        let api = Api::start(&pki, HTTP2, move |_, _| {
+            count.fetch_add(1, Ordering::AcqRel);
+            async move {
+                let mut response = text(answer);
+                *response.status_mut() = status;
+                response
+            }
+        })
+        .await;
+        let client = UpstreamClient::new(&upstream_of(&pki, &api).await);
+        (AuthorizerRules::new(client, Timeline::default()), asked)
+    }
+
+    #[tokio::test]
+    async fn nothing_is_asked_again_once_an_answer_suffices() {
+        let (rules, asked) = rules_of(StatusCode::CREATED, COMPLETE).await;
+        rules.look_again(|| false).await;
+        assert_eq!(asked.load(Ordering::Acquire), 1);
+        assert!(rules.last_listed().is_some());
+        // The question was under way when this one arrived.
+        rules.look_again(|| true).await;
+        assert_eq!(asked.load(Ordering::Acquire), 1);
+        rules.look_again(|| false).await;
+        assert_eq!(asked.load(Ordering::Acquire), 2);
+    }
+
+    #[tokio::test]
+    async fn a_refusal_is_an_answer_and_a_failure_is_none() {
+        for (status, lists) in [
+            (StatusCode::FORBIDDEN, ListsRules::No),
+            (StatusCode::NOT_FOUND, ListsRules::No),
+            (StatusCode::UNAUTHORIZED, ListsRules::Unknown),
+            (StatusCode::TOO_MANY_REQUESTS, ListsRules::Unknown),
+            (StatusCode::SERVICE_UNAVAILABLE, ListsRules::Unknown),
+        ] {
+            let (rules, asked) = rules_of(status, "{}").await;
+            for _ in 0..2 {
+                rules.look_again(|| false).await;
+            }
+            let answer = rules.answer.lock().await.unwrap();
+            assert!(answer.lists == lists, "{status}");
+            assert_eq!(asked.load(Ordering::Acquire), 1, "{status}");
+            assert_eq!(rules.last_listed(), None, "{status}");
         }
     }
 }
