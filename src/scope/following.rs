@@ -122,6 +122,7 @@ impl ScopePump {
             "the watch is open and does not bring what upstream has; opening it again"
         );
         self.count(&metrics::UPSTREAM_OVERDUE);
+        self.overdue.reopened();
         self.interrupted();
     }
 

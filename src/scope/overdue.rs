@@ -12,10 +12,10 @@ use watershed_protocol::ResourceVersion;
 
 use crate::store::StoreReader;
 
-/// Longest time that a due event is waited for. It doubles with each one that did not come: what
-/// holds the events back may be upstream's, and a new watch does not help then.
+/// Longest time that a due event is waited for. It doubles each time that the watch is opened again:
+/// what holds the events back may be upstream's, and a new watch does not help then.
 const LONGEST: Duration = Duration::from_mins(5);
-/// Time without an overdue event after which the next one is waited for as long as the first.
+/// Time without a watch opened again after which a due event is waited for as long as the first.
 const CALM: Duration = Duration::from_mins(10);
 
 /// Knows which event of a scope's watch is due, and when it is overdue.
@@ -28,7 +28,7 @@ pub(super) struct OverdueEvents {
     first: Duration,
     /// Time that the next due event is waited for.
     patience: Duration,
-    /// The moment at which an event was overdue last.
+    /// The moment at which the watch was opened again last.
     last: Option<Instant>,
 }
 
@@ -73,13 +73,17 @@ impl OverdueEvents {
                 () = is_late => {
                     let due = self.due.take().filter(|due| self.is_awaited(due.after));
                     if let Some(due) = due {
-                        self.last = Some(Instant::now());
-                        self.patience = (self.patience * 2).min(LONGEST);
                         return due.after;
                     }
                 }
             }
         }
+    }
+
+    /// Notes that the watch was opened again as an event was overdue.
+    pub(super) fn reopened(&mut self) {
+        self.last = Some(Instant::now());
+        self.patience = (self.patience * 2).min(LONGEST);
     }
 
     /// Notes that upstream was found to have more.
@@ -180,7 +184,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn patience_grows_with_each_overdue_event_until_all_is_calm() {
+    async fn patience_grows_each_time_the_watch_is_opened_again_until_all_is_calm() {
         let mut watched = Watched::new();
         let mut waits = Vec::new();
         for version in 1..=8 {
@@ -188,10 +192,14 @@ mod tests {
             watched.find(version);
             let (_, waited) = watched.overdue(LONGEST * 2).await.unwrap();
             waits.push(waited.as_secs());
+            watched.events.reopened();
         }
         assert_eq!(waits, [10, 20, 40, 80, 160, 300, 300, 300]);
         tokio::time::advance(CALM + PATIENCE).await;
         watched.find(8);
         assert_eq!(watched.overdue(LONGEST).await, Some((8, PATIENCE)));
+        watched.find(8);
+        let again = watched.overdue(LONGEST).await;
+        assert_eq!(again, Some((8, PATIENCE)), "the watch had broken by itself");
     }
 }

@@ -49,6 +49,8 @@ pub(super) async fn compare(
             return Compared::Same(followed);
         }
         let (version, held) = (followed.version(), followed.len());
+        // Events of this version may follow, which the list shows already.
+        let is_unfinished = scope.reader.unfinished().is_some();
         // Changes during the comparison may have left it the last to hold the objects.
         if !scope.reader.holds(&followed) {
             let objects = followed.len();
@@ -57,7 +59,8 @@ pub(super) async fn compare(
         let left = until.saturating_duration_since(Instant::now());
         let next = ResourceVersion(reached.0 + 1);
         if left.is_zero() || !scope.wait_until_version(next, left).await {
-            if owes_events(list, version, filter.is_none().then_some(held)) {
+            let is_all_held = filter.is_none() && !is_unfinished;
+            if owes_events(list, version, is_all_held.then_some(held)) {
                 scope.lacks_events_after(version);
             }
             return Compared::Behind;
@@ -65,8 +68,8 @@ pub(super) async fn compare(
     }
 }
 
-/// Returns `true` if the list shows that upstream has changes after `version`, which was reached with
-/// so many objects. Objects that differ in other ways are not the events' fault.
+/// Returns `true` if the list shows that upstream has changes after `version`. `held` is the number
+/// of objects at that version, if it is known and the list is of all of them. Objects that differ in other ways are not the events' fault.
 fn owes_events(list: &VersionList, version: ResourceVersion, held: Option<usize>) -> bool {
     let has_newer = || list.objects.iter().any(|(_, listed)| *listed > version);
     let lacks_some = held.is_some_and(|held| list.objects.len() < held);
