@@ -54,7 +54,9 @@ pub use list_compression::ListCompression;
 pub use pool::SendOptions;
 pub use printed_objects::{PrintedForm, PrintedObjects, PrintedSample};
 pub use probe::{CatchUp, ObjectVersions, Probe, ProbeEvent, ProbeList};
-pub use reflect::{Change, Collect, KnownState, Reflector, ReflectorTarget, Stopped};
+pub use reflect::{
+    Change, Collect, KnownState, Reflector, ReflectorTarget, Stopped, WatchLifetime,
+};
 pub use release::Release;
 pub use release_probe::release_of;
 pub use replica::{BlockingBody, BodyFeeder, ReplicaClient, ReplicaError, blocking_body};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::store::WindowLimits;
-use crate::upstream::ListCompression;
+use crate::upstream::{ListCompression, WatchLifetime};
 
 /// Upper limits of the history of a scope that only derived scopes read. They take each event at
 /// once, and keep the history for their own readers.
@@ -41,6 +41,8 @@ pub struct ScopeConfig {
     /// Time for which an open watch may lack what upstream is known to have. Then it is opened
     /// again.
     pub overdue: Duration,
+    /// The lifetime of watches that is asked for.
+    pub watch_lifetime: WatchLifetime,
 }
 
 impl ScopeConfig {
@@ -50,6 +52,7 @@ impl ScopeConfig {
         Self {
             self_check: NODE_SELF_CHECK,
             rollback_check: NODE_ROLLBACK_CHECK,
+            watch_lifetime: WatchLifetime::Long,
             ..self
         }
     }
@@ -72,6 +75,7 @@ impl Default for ScopeConfig {
             rollback_check: Duration::from_secs(8),
             // Upstream waits three seconds for its own watch cache.
             overdue: Duration::from_secs(10),
+            watch_lifetime: WatchLifetime::default(),
         }
     }
 }

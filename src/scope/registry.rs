@@ -596,8 +596,9 @@ impl Scopes {
         retention: &Retention,
     ) -> ScopeFeed {
         let mut derived = self.derived(&scope.key, &target, retention, &scope.reader);
-        let mut reflector =
-            Reflector::new(self.client.clone(), target).compressed(self.config.compression);
+        let mut reflector = Reflector::new(self.client.clone(), target)
+            .compressed(self.config.compression)
+            .lasting(self.config.watch_lifetime);
         if !retention.indispensable {
             let estimates = !self.unfit.is_to_be_tried(&scope.key, Instant::now());
             derived = derived.map(|derived| derived.within(&self.budget, estimates));

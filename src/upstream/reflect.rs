@@ -19,6 +19,7 @@ mod answer;
 mod change;
 mod error;
 mod event;
+mod lifetime;
 mod list;
 mod recovery;
 mod request;
@@ -28,6 +29,7 @@ use error::ReflectorError;
 use recovery::Recovery;
 
 pub use change::{Change, Collect, ReflectorTarget, Stopped};
+pub use lifetime::WatchLifetime;
 pub use resume::KnownState;
 
 /// Time within which an API server uses a changed schema.
@@ -91,6 +93,7 @@ pub struct Reflector {
     estimates: bool,
     /// Lists and watches may be compressed then.
     compression: ListCompression,
+    lifetime: WatchLifetime,
 }
 
 impl Reflector {
@@ -115,6 +118,7 @@ impl Reflector {
             budget: MemoryBudget::default(),
             estimates: true,
             compression: ListCompression::Never,
+            lifetime: WatchLifetime::default(),
         }
     }
 
@@ -126,6 +130,12 @@ impl Reflector {
             compression,
             ..self
         }
+    }
+
+    /// Sets the lifetime of watches that is asked for.
+    #[must_use]
+    pub fn lasting(self, lifetime: WatchLifetime) -> Self {
+        Self { lifetime, ..self }
     }
 
     /// Stops lists that do not fit into this budget. Without it there is no limit.

@@ -29,8 +29,8 @@ class Cluster:
     changes: float = 200.0
     # Life of a watch, after which its client opens it again: client-go takes 5 to 10 minutes.
     watch_minutes: float = 7.5
-    # The same of a proxy's own watches.
-    proxy_watch_minutes: float = 90.0
+    # The same of a proxy's own watches at another proxy, which ends them after half to one hour.
+    proxy_watch_minutes: float = 45.0
     # Minutes over which a rollout replaces all proxies, or agents.
     rollout_minutes: float = 30.0
 
@@ -62,7 +62,7 @@ class Costs:
     # What a node's proxy adds at upstream: requests when it starts, and in an hour of its own. Reviews
     # of tokens come on top, one for each watch that an agent begins.
     node_start_requests: float = 12.0
-    node_hourly_requests: float = 43.0
+    node_hourly_requests: float = 48.0
     # Watches at upstream of a node's proxy, and of a replica of the tier with its connections.
     node_watches: float = 6.0
     replica_watches: float = 10.0

@@ -13,11 +13,6 @@ use crate::body;
 use crate::upstream::stream::WatchStream;
 use crate::upstream::{ConnectionClass, RequestPurpose, SendOptions, UpstreamBody};
 
-/// Seconds after which upstream ends a watch, once to twice as many, so that watches that begin
-/// together do not end together. Without a wish it ends them after half to one hour: every proxy
-/// would open each of its watches again so often, and ask about the server behind it.
-const WATCH_SECONDS: u64 = 3600;
-
 /// The query that begins a list. One object shows how upstream frames lists of the type.
 pub(super) const FIRST_PAGE: &str = "limit=1";
 
@@ -58,8 +53,7 @@ impl Reflector {
         };
         let ReflectorTarget { gvr, selection, .. } = &self.target;
         let lifetime = if watch {
-            let seconds = WATCH_SECONDS + fastrand::u64(..WATCH_SECONDS);
-            format!("&timeoutSeconds={seconds}")
+            self.lifetime.parameter(&self.client)
         } else {
             String::new()
         };
