@@ -11,6 +11,7 @@ mod failures;
 mod following;
 mod opened;
 mod printer;
+mod printing_threads;
 mod state_print;
 mod step;
 
@@ -30,6 +31,7 @@ pub(super) use failures::{DerivationFailures, FallbackReason};
 use following::{FollowedChange, Following, FollowingReader};
 use opened::{OpenedSource, Readiness, until_unreadable, until_unusable};
 pub(super) use printer::JsonPrinter;
+pub(super) use printing_threads::PrintingThreads;
 use state_print::StatePrint;
 use step::ToldState;
 pub(super) use step::{DerivedEnd, DerivedStep, ReprintedObjects};
@@ -70,6 +72,7 @@ impl DerivedFeed {
         printer: JsonPrinter,
         open_source: OpenSource,
         shown: StoreReader,
+        threads: &PrintingThreads,
     ) -> Self {
         Self {
             open_source,
@@ -78,6 +81,7 @@ impl DerivedFeed {
             states: StatePrint {
                 budget: MemoryBudget::default(),
                 estimates: true,
+                threads: threads.clone(),
             },
             attempts: Attempts::new(),
             progress: DerivedProgress::Closed,
@@ -91,6 +95,7 @@ impl DerivedFeed {
         let states = StatePrint {
             budget: budget.clone(),
             estimates,
+            ..self.states
         };
         Self { states, ..self }
     }

@@ -20,7 +20,7 @@ use super::checkpoint::{CheckpointBody, Checkpoints, ClusterIdentity, ReplicaSta
 use super::config::{Derivation, Retention, ScopeConfig};
 use super::consistent_list::ConsistentList;
 use super::continuity::Continuity;
-use super::derived::{DerivationFailures, DerivedFeed, JsonPrinter};
+use super::derived::{DerivationFailures, DerivedFeed, JsonPrinter, PrintingThreads};
 use super::earlier_states::EarlierStates;
 use super::feed::ScopeFeed;
 use super::handle::ScopeHandle;
@@ -67,6 +67,8 @@ pub struct Scopes {
     cluster: Arc<ClusterIdentity>,
     /// Types whose JSON is not derived from protobuf.
     failures: Arc<DerivationFailures>,
+    /// Threads that print the JSON of others.
+    printing: PrintingThreads,
     managed_fields: ManagedFieldsPolicy,
 }
 
@@ -100,6 +102,7 @@ impl Scopes {
             unfit: Arc::default(),
             earlier: EarlierStates::default(),
             failures: Arc::default(),
+            printing: PrintingThreads::of_process(),
             managed_fields: Arc::new(|_| ManagedFields::Keep),
         }
     }
@@ -454,6 +457,7 @@ impl Scopes {
             printer,
             Box::new(open_source),
             shown.clone(),
+            &self.printing,
         ))
     }
 

@@ -3,7 +3,6 @@ use std::future::pending;
 use std::iter;
 use std::panic::resume_unwind;
 use std::sync::Arc;
-use std::thread::available_parallelism;
 
 use futures_util::{StreamExt as _, stream};
 use tokio::task::spawn_blocking;
@@ -11,6 +10,7 @@ use tokio::task::spawn_blocking;
 use super::check::CheckedPrint;
 use super::failures::FallbackReason;
 use super::printer::{JsonPrinter, PrintManner};
+use super::printing_threads::PrintingThreads;
 use super::step::{DerivedEnd, ReprintedObjects};
 use crate::budget::MemoryBudget;
 use crate::store::{ObjectPeek, Snapshot, SnapshotBuilder, StoredObject};
@@ -20,14 +20,16 @@ use watershed_protocol::FieldTable;
 
 /// Objects that a thread prints before it takes others.
 const BATCH: usize = 256;
-/// Threads that print one state, at most.
-const MAX_PRINTERS: usize = 4;
+/// A batch ends with the object that exceeds so many bytes. They do not count in the budget before
+/// the batch is printed.
+const BATCH_BYTES: usize = 1 << 20;
 
 /// Prints states that fit into a budget.
 pub(super) struct StatePrint {
     pub(super) budget: MemoryBudget,
     /// The next state is estimated before it is printed.
     pub(super) estimates: bool,
+    pub(super) threads: PrintingThreads,
 }
 
 impl StatePrint {
@@ -45,10 +47,9 @@ impl StatePrint {
             let bytes = snapshot.size().saturating_mul(2);
             load.expect(MemoryBudget::estimate(snapshot.len(), bytes))?;
         }
-        let printers = available_parallelism().map_or(1, |n| n.get().min(MAX_PRINTERS));
         let mut printed = stream::iter(batches(snapshot))
-            .map(|batch| print_batch(batch, checked.manner.clone()))
-            .buffered(printers);
+            .map(|batch| print_batch(batch, checked.manner.clone(), &self.threads))
+            .buffered(self.threads.count());
         let mut work = WorkBudget::default();
         while let Some(batch) = printed.next().await {
             for object in batch? {
@@ -118,7 +119,14 @@ impl StatePrint {
 fn batches(snapshot: &Snapshot) -> impl Iterator<Item = Vec<Arc<StoredObject>>> {
     let mut objects = snapshot.items(None);
     let next = move || {
-        let batch: Vec<_> = objects.by_ref().take(BATCH).cloned().collect();
+        let (mut batch, mut bytes) = (Vec::new(), 0);
+        while batch.len() < BATCH
+            && bytes <= BATCH_BYTES
+            && let Some(object) = objects.next()
+        {
+            bytes += object.bytes.len();
+            batch.push(Arc::clone(object));
+        }
         (!batch.is_empty()).then_some(batch)
     };
     iter::from_fn(next)
@@ -128,8 +136,12 @@ fn batches(snapshot: &Snapshot) -> impl Iterator<Item = Vec<Arc<StoredObject>>> 
 async fn print_batch(
     batch: Vec<Arc<StoredObject>>,
     manner: PrintManner,
+    threads: &PrintingThreads,
 ) -> Result<Vec<StoredObject>, FallbackReason> {
+    let permit = threads.acquire().await;
     let printing = spawn_blocking(move || {
+        // Until the end, also if nobody waits for it any more.
+        let _permit = permit;
         let (mut peek, mut text) = (ObjectPeek::default(), Vec::new());
         let print = |object: &Arc<StoredObject>| {
             let printed = manner.print(&peek.bytes(object), &mut text)?;
@@ -146,5 +158,83 @@ async fn print_batch(
         Err(error) if error.is_panic() => resume_unwind(error.into_panic()),
         // The runtime ends, and this task with it.
         Err(_) => pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+    use std::task::{Context, Waker};
+
+    use bytes::Bytes;
+    use watershed_protocol::{Encoding, GroupVersionResource, ResourceVersion, WireFormat, scan};
+
+    use super::*;
+    use crate::store::Layout;
+
+    fn configmaps() -> GroupVersionResource {
+        GroupVersionResource::new("", "v1", "configmaps")
+    }
+
+    fn format() -> Arc<WireFormat> {
+        const LIST: &[u8] = br#"{"kind":"ConfigMapList","apiVersion":"v1","metadata":{"resourceVersion":"9"},"items":[]}
+"#;
+        let list = Bytes::from_static(LIST);
+        let (format, _) = WireFormat::learn(Encoding::Json, "ConfigMap", &list).unwrap();
+        Arc::new(format)
+    }
+
+    /// Returns a state of objects with so many bytes each, at least.
+    fn state(objects: usize, bytes: usize) -> Snapshot {
+        let (format, padding) = (format(), "x".repeat(bytes));
+        let fields = FieldTable::builtin(&configmaps(), true).unwrap();
+        let layout = Layout {
+            format: Arc::clone(&format),
+            indexed: None,
+        };
+        let objects = (0..objects).map(|number| {
+            let text = format!(
+                r#"{{"kind":"ConfigMap","apiVersion":"v1","metadata":{{"name":"c-{number:04}","namespace":"ns","resourceVersion":"5"}},"data":{{"a":"{padding}"}}}}"#
+            );
+            let scanned = scan(Encoding::Json, text.as_bytes(), &fields).unwrap();
+            StoredObject {
+                bytes: format.item_bytes(&text.into()).into(),
+                version: scanned.version,
+                attributes: scanned.attributes,
+            }
+        });
+        Snapshot::new(ResourceVersion(9), layout, objects)
+    }
+
+    fn lengths(snapshot: &Snapshot) -> Vec<usize> {
+        batches(snapshot).map(|batch| batch.len()).collect()
+    }
+
+    #[test]
+    fn a_batch_has_few_objects_and_few_bytes() {
+        assert_eq!(lengths(&state(0, 0)), [0; 0]);
+        assert_eq!(lengths(&state(600, 10)), [256, 256, 88]);
+        assert_eq!(lengths(&state(10, 300_000)), [4, 4, 2]);
+        assert_eq!(lengths(&state(3, 2 << 20)), [1, 1, 1]);
+    }
+
+    #[tokio::test]
+    async fn batches_of_all_scopes_wait_for_the_same_threads() {
+        let printer = JsonPrinter::of_type(&configmaps(), "ConfigMap", false).unwrap();
+        let manner = printer.manner(None, &format());
+        let threads = PrintingThreads::new(1);
+        let busy = threads.acquire().await;
+        let mut batch = pin!(print_batch(Vec::new(), manner, &threads));
+        let mut next = pin!(threads.acquire());
+        let mut context = Context::from_waker(Waker::noop());
+        assert!(batch.as_mut().poll(&mut context).is_pending());
+        assert!(next.as_mut().poll(&mut context).is_pending());
+        drop(busy);
+        assert!(
+            next.as_mut().poll(&mut context).is_pending(),
+            "the thread is the batch's"
+        );
+        assert!(batch.await.unwrap().is_empty());
+        assert!(next.await.is_ok());
     }
 }
