@@ -14,7 +14,8 @@ use super::tally::ByteTally;
 pub struct WindowLimits {
     /// Events younger than this are kept while the bytes allow it.
     pub age: Duration,
-    /// Upper bound of the memory that events take, their compressed forms included.
+    /// Upper bound of the memory that events take, their compressed forms included. Frames that can
+    /// be made again are not: they are held for seconds, and must not cost history.
     pub bytes: usize,
 }
 
@@ -97,7 +98,12 @@ impl Window {
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.bytes + self.compressed.bytes() + self.frames.bytes()
+        self.lasting_bytes() + self.frames.bytes()
+    }
+
+    /// Returns the bytes that are held for as long as the events are.
+    fn lasting_bytes(&self) -> usize {
+        self.bytes + self.compressed.bytes()
     }
 
     /// Returns the tally of the compressed forms of this window's events.
@@ -145,7 +151,7 @@ impl Window {
     pub(super) fn trim(&mut self, now: Instant) -> DroppedEvents {
         let mut dropped = DroppedEvents::default();
         while let Some((at, event)) = self.events.front() {
-            let fits = self.bytes() <= self.limits.bytes
+            let fits = self.lasting_bytes() <= self.limits.bytes
                 && now.saturating_duration_since(*at) <= self.limits.age;
             if fits || dropped.events.len() == MAX_DROPPED {
                 break;

@@ -35,7 +35,11 @@ struct Derived {
 
 impl Derived {
     fn new() -> Self {
-        let (mut writer, reader) = new(big());
+        Self::within(big())
+    }
+
+    fn within(limits: WindowLimits) -> Self {
+        let (mut writer, reader) = new(limits);
         let keys: Vec<_> = (0..200).map(|n| format!("ns/p{n:03}")).collect();
         let objects: Vec<_> = keys.iter().map(|key| (&**key, 1)).collect();
         writer.replace(at(10, &objects));
@@ -112,6 +116,30 @@ fn frames_of_delivered_events_are_released_and_made_again_for_late_watches() {
     assert_eq!(derived.release_after(3), 0, "just used");
     assert_eq!(derived.release_after(3), made);
     assert_eq!(before - derived.reader.stats().event_bytes, bytes);
+}
+
+#[test]
+fn a_late_watch_costs_no_history() {
+    let mut unlimited = Derived::new();
+    for n in 0..50 {
+        unlimited.change(n, 11 + n, "n1");
+    }
+    unlimited.release_after(3);
+    unlimited.release_after(3);
+    let released = unlimited.reader.stats().event_bytes;
+    let mut derived = Derived::within(WindowLimits {
+        bytes: released + released / 10,
+        ..big()
+    });
+    for n in 0..50 {
+        derived.change(n, 11 + n, "n1");
+    }
+    derived.release_after(3);
+    derived.release_after(3);
+    assert_eq!(derived.frames_after(10).len(), 50);
+    assert!(derived.reader.stats().event_bytes > released + 50_000);
+    derived.change(50, 61, "n1");
+    assert_eq!(derived.frames_after(10).len(), 51);
 }
 
 #[test]
