@@ -122,7 +122,15 @@ impl StoreReader {
             if version >= state.snapshot.version() {
                 state.unfinished = None;
             }
-            state.confirmed = Some(snapshot.at_version(version));
+            // Leaves of a snapshot that was taken earlier may hold more than those of the state.
+            let confirmed = if snapshot.has_objects_of(&state.snapshot) {
+                state.snapshot.clone()
+            } else {
+                snapshot.clone()
+            };
+            let before = state.confirmed.replace(confirmed.at_version(version));
+            drop(state);
+            drop((before, snapshot));
         }
     }
 

@@ -15,3 +15,4 @@ pub(super) use key_range::KeyRange;
 pub use objects::{Layout, Snapshot};
 pub use runs::ObjectRuns;
 pub use sample::ObjectSample;
+pub(super) use settling::{ReplacedLeaves, SettledLeaf};

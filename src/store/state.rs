@@ -61,7 +61,7 @@ use std::time::{Duration, Instant};
 
 use super::object::StoredObject;
 use super::pins::Pins;
-use super::snapshot::Snapshot;
+use super::snapshot::{ReplacedLeaves, SettledLeaf, Snapshot};
 use super::subscribers::Subscribers;
 use super::sync::RwLock;
 use super::tally::ByteTally;
@@ -147,7 +147,7 @@ pub(super) fn settle_outlived(state: &RwLock<StoreState>) -> bool {
     }
     let mut state = state.write();
     state.outlived = place;
-    let replaced = state.snapshot.replace_by_settled(settled);
+    let replaced = state.settle(settled);
     let has_more = state.snapshot.has_outlived();
     drop(state);
     drop(replaced);
@@ -207,6 +207,22 @@ impl StoreState {
     pub(super) fn newest(&self) -> &Snapshot {
         let complete = self.unfinished.as_ref().unwrap_or(&self.snapshot);
         self.confirmed.as_ref().unwrap_or(complete)
+    }
+
+    /// Puts settled leaves in the place of those that they were made from, also for readers of the
+    /// confirmed state. Returns what was replaced, to be dropped without the lock.
+    pub(super) fn settle(
+        &mut self,
+        settled: Vec<SettledLeaf>,
+    ) -> (ReplacedLeaves, Option<Snapshot>) {
+        let replaced = self.snapshot.replace_by_settled(settled);
+        let unsettled = self
+            .confirmed
+            .take_if(|confirmed| confirmed.has_objects_of(&self.snapshot));
+        if let Some(unsettled) = &unsettled {
+            self.confirmed = Some(self.snapshot.clone().at_version(unsettled.version()));
+        }
+        (replaced, unsettled)
     }
 
     /// Keeps the present state for readers, as a deletion of `version` follows and perhaps more of

@@ -109,9 +109,9 @@ impl StoreWriter {
         let held_by_pins = before.as_ref().map_or(0, |before| before.size());
         let pins = state.pins.replaced(held_by_pins);
         // Each change looks at some leaves, so that none of them takes long.
-        let snapshot = &mut state.snapshot;
+        let snapshot = &state.snapshot;
         let settled = snapshot.settle_held_twice(&mut self.tidied, TIDIED_BY_CHANGE);
-        let leaves = snapshot.replace_by_settled(settled);
+        let leaves = state.settle(settled);
         state.note_event(version);
         state.advance(version);
         let sequence = state.window.head();
@@ -156,7 +156,7 @@ impl StoreWriter {
         if settled.is_empty() {
             return;
         }
-        let replaced = self.state.write().snapshot.replace_by_settled(settled);
+        let replaced = self.state.write().settle(settled);
         drop(replaced);
     }
 

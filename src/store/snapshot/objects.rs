@@ -36,6 +36,8 @@ pub struct Snapshot {
     pub(super) version: ResourceVersion,
     /// Counts the scope's lists. States of two lists do not mix: the second may be older.
     pub(super) generation: u64,
+    /// Counts the changes of objects. Leaves that are only put together count as none.
+    pub(super) edits: u64,
     /// `None` before the first list.
     pub(super) layout: Option<Layout>,
     pub(super) leaves: Leaves,
@@ -257,6 +259,12 @@ impl Snapshot {
         self.leaves.is_copy_of(&other.leaves)
     }
 
+    /// Returns true if both have the same objects, as no change lies between them. Their leaves may
+    /// differ: those of one may have been put together since.
+    pub(in crate::store) fn has_objects_of(&self, other: &Self) -> bool {
+        self.generation == other.generation && self.edits == other.edits
+    }
+
     /// Returns the same objects as the state at another version.
     pub(in crate::store) fn at_version(mut self, version: ResourceVersion) -> Self {
         self.version = version;
@@ -293,6 +301,7 @@ impl Snapshot {
         object: Arc<StoredObject>,
     ) -> Option<Arc<StoredObject>> {
         let format = Arc::clone(&self.layout.as_ref()?.format);
+        self.edits += 1;
         self.size += object.size();
         if let Some(index) = &mut self.by_field {
             index.insert(&object);
@@ -337,6 +346,7 @@ impl Snapshot {
                 self.replace(&leaf, joined.unwrap_or(rest));
             }
         }
+        self.edits += 1;
         self.len -= 1;
         self.size -= old.size();
         if let Some(index) = &mut self.by_field {

@@ -143,6 +143,35 @@ fn a_late_watch_costs_no_history() {
 }
 
 #[test]
+fn readers_of_a_confirmed_state_need_no_frames() {
+    let mut derived = Derived::new();
+    let read = |derived: &Derived| {
+        let snapshot = derived.reader.snapshot();
+        drop(snapshot.get("ns/p003").unwrap().bytes.get());
+        derived.made()
+    };
+    for (n, kind) in (0..).zip(["before", "while", "after"]) {
+        derived.change(3, 20 + 10 * n, "n1");
+        let version = ResourceVersion(25 + 10 * n);
+        let taken = derived.reader.snapshot();
+        if kind == "before" {
+            derived.reader.confirm(taken.clone(), version);
+        }
+        derived.release_after(3);
+        if kind == "while" {
+            derived.reader.confirm(taken.clone(), version);
+        }
+        assert!(derived.release_after(3) > 0);
+        if kind == "after" {
+            derived.reader.confirm(taken, version);
+        }
+        assert_eq!(derived.reader.version(), version);
+        assert_eq!(read(&derived), 0, "confirmed {kind} the release");
+        assert!(derived.reader.holds(&derived.reader.snapshot()), "{kind}");
+    }
+}
+
+#[test]
 fn objects_and_old_states_outlive_the_frames_that_they_came_in() {
     let mut derived = Derived::new();
     let mut sent = BTreeMap::new();
