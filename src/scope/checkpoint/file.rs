@@ -202,13 +202,24 @@ impl<R: Read> CheckpointReader<R> {
 }
 
 impl Checksum {
-    fn add(&mut self, bytes: &[u8]) {
-        self.waiting.extend_from_slice(bytes);
-        let whole = self.waiting.len() - self.waiting.len() % HASHED_AT_ONCE;
-        if whole > 0 {
-            self.hasher.update(&self.waiting[..whole]);
-            self.waiting.drain(..whole);
+    fn add(&mut self, mut bytes: &[u8]) {
+        if !self.waiting.is_empty() {
+            let missing = HASHED_AT_ONCE - self.waiting.len();
+            let (first, rest) = bytes.split_at(missing.min(bytes.len()));
+            self.waiting.extend_from_slice(first);
+            if self.waiting.len() < HASHED_AT_ONCE {
+                return;
+            }
+            self.hasher.update(&self.waiting);
+            self.waiting.clear();
+            bytes = rest;
         }
+        // Large blocks are not copied.
+        let (whole, rest) = bytes.split_at(bytes.len() - bytes.len() % HASHED_AT_ONCE);
+        if !whole.is_empty() {
+            self.hasher.update(whole);
+        }
+        self.waiting.extend_from_slice(rest);
     }
 
     fn end(mut self) -> blake3::Hash {
@@ -293,6 +304,8 @@ pub(super) mod tests {
             for part in bytes.chunks(piece) {
                 checksum.add(part);
             }
+            let held = checksum.waiting.capacity();
+            assert!(held < 2 * HASHED_AT_ONCE, "{held} bytes are held");
             assert_eq!(
                 checksum.end(),
                 blake3::hash(&bytes),
