@@ -31,11 +31,6 @@ impl ChangesByKey {
         self.0.remove(&KeyedEvent(Arc::clone(event)));
     }
 
-    /// Returns all events.
-    pub(super) fn iter(&self) -> impl Iterator<Item = &WindowEvent> {
-        self.0.iter().map(|change| &*change.0)
-    }
-
     /// Returns the first change after `version` of the object with this key, or of the next object
     /// that has one. Looks no further than `is_within` allows.
     pub(super) fn first_from(

@@ -62,11 +62,10 @@ impl NewEvent {
         frame: Frame,
         mut object: StoredObject,
         before: Option<&StoredObject>,
-        remade: Option<RemadeFrame>,
+        remade: Option<Arc<RemadeFrame>>,
     ) -> Self {
         let kind = frame.kind;
         let frame = remade.map_or(EventFrame::Received(frame.frame), |remade| {
-            let remade = Arc::new(remade);
             object.bytes = ObjectBytes::framed(&remade);
             EventFrame::Remade(remade)
         });
@@ -143,11 +142,5 @@ impl WindowEvent {
     /// another window.
     pub(super) fn shared_until(&self, last: &Self) -> usize {
         (last.shared_sum - self.shared_sum) as usize + self.frame.shared()
-    }
-
-    /// Releases the frame if it can be made again, and nobody has used it since the last call.
-    /// Returns its bytes.
-    pub(super) fn release_frame(&self) -> usize {
-        self.frame.release_if_unused()
     }
 }

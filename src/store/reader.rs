@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 use watershed_protocol::ResourceVersion;
 
 use super::cursor::Position;
-use super::event::WindowEvent;
 use super::past::{Past, StateAt};
 use super::pins::PinOwner;
 use super::snapshot::Snapshot;
@@ -236,7 +235,8 @@ impl StoreReader {
     /// Releases the frames of events older than `age` that can be made again and that nobody has used
     /// since the last call. Returns their bytes. Objects in these frames get a place in their leaf.
     pub fn release_frames(&self, now: Instant, age: Duration) -> usize {
-        if self.state.read().window.frames().bytes() == 0 {
+        let frames = self.state.read().window.frames().clone();
+        if frames.is_empty() {
             return 0;
         }
         while !self.state.write().begin_release_of_frames(now, age) {}
@@ -245,13 +245,8 @@ impl StoreReader {
                 break;
             }
         }
-        let (changes, until) = {
-            let state = self.state.read();
-            let until = state.snapshot.outlived_until();
-            (state.window.changes().clone(), until)
-        };
-        let aged = changes.iter().filter(|event| event.version <= until);
-        aged.map(WindowEvent::release_frame).sum()
+        let until = self.state.read().snapshot.outlived_until();
+        frames.release_unused(until)
     }
 
     /// Begins to follow the events. Also returns the newest snapshot, which

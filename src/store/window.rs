@@ -7,6 +7,7 @@ use watershed_protocol::ResourceVersion;
 
 use super::changes::ChangesByKey;
 use super::event::WindowEvent;
+use super::event_frame::HeldFrames;
 use super::tally::ByteTally;
 
 /// Limits of a scope's history.
@@ -52,7 +53,7 @@ pub(super) struct Window {
     floor: ResourceVersion,
     bytes: usize,
     compressed: ByteTally,
-    frames: ByteTally,
+    frames: HeldFrames,
     limits: WindowLimits,
 }
 
@@ -65,7 +66,7 @@ impl Window {
             floor: ResourceVersion::default(),
             bytes: 0,
             compressed: ByteTally::default(),
-            frames: ByteTally::default(),
+            frames: HeldFrames::default(),
             limits,
         }
     }
@@ -111,8 +112,8 @@ impl Window {
         &self.compressed
     }
 
-    /// Returns the tally of those of this window's events' frames that can be made again.
-    pub(super) fn frames(&self) -> &ByteTally {
+    /// Returns those of this window's events' frames that can be made again.
+    pub(super) fn frames(&self) -> &HeldFrames {
         &self.frames
     }
 

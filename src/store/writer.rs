@@ -93,8 +93,10 @@ impl StoreWriter {
             return Ok(());
         }
         // Without the lock. Nobody else changes the snapshot.
-        let remade = origin
-            .and_then(|origin| RemadeFrame::new(&frame, &object.bytes.get(), origin, &frames));
+        let remade = origin.and_then(|origin| {
+            let of = (object.version, &object.bytes.get());
+            RemadeFrame::new(&frame, of, origin, &frames)
+        });
         let event = NewEvent::new(frame, object, before.as_deref(), remade);
         let mut state = self.state.write();
         let version = event.object.version;
