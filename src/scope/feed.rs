@@ -33,11 +33,9 @@ pub(super) enum FeedStep {
     Upstream(Change<SnapshotBuilder>),
     /// A step of a scope that is derived.
     Derived(DerivedStep),
-    /// The scope is derived no longer. The next step is upstream's list.
-    FellBack {
-        /// What it holds was derived from objects that were not upstream's.
-        is_doubted: bool,
-    },
+    /// The scope is derived no longer. The next step is upstream's list. Until
+    /// [`ScopeFeed::forget_source`], readers see if what it holds is doubted with its source.
+    FellBack,
 }
 
 impl ScopeFeed {
@@ -145,15 +143,15 @@ impl ScopeFeed {
             Err(DerivedEnd::DoesNotFit(error)) if self.scope.held() > 0 => Err(error.into()),
             Err(DerivedEnd::DoesNotFit(_)) => {
                 self.fall_back(&FallbackReason::Source("both do not fit into memory"));
+                self.forget_source();
                 self.ended = None;
                 self.reflector.pause(SOURCE_GONE);
                 // Nobody waits for the list as long as that.
                 Ok(FeedStep::Upstream(Change::Interrupted))
             }
             Err(DerivedEnd::FallBack(reason)) => {
-                let is_doubted = self.scope.is_of_quarantined();
                 self.fall_back(&reason);
-                Ok(FeedStep::FellBack { is_doubted })
+                Ok(FeedStep::FellBack)
             }
         }
     }
@@ -163,7 +161,14 @@ impl ScopeFeed {
     pub(super) fn distrust(&mut self) {
         if self.derived.is_some() {
             self.fall_back(&FallbackReason::SelfCheck);
+            self.forget_source();
         }
+    }
+
+    /// Lets go of the source of a derivation that ended. What is held is quarantined with it no
+    /// longer.
+    pub(super) fn forget_source(&self) {
+        self.scope.derived_from.store(None);
     }
 
     fn fall_back(&mut self, reason: &FallbackReason) {
@@ -193,7 +198,6 @@ impl ScopeFeed {
             (derived, Instant::now() + self.pauses.pause())
         });
         self.scope.derives.store(false, Ordering::Relaxed);
-        self.scope.derived_from.store(None);
     }
 }
 
@@ -201,6 +205,6 @@ impl Drop for ScopeFeed {
     /// Readers of a scope that stopped must not keep its source.
     fn drop(&mut self) {
         self.scope.derives.store(false, Ordering::Relaxed);
-        self.scope.derived_from.store(None);
+        self.forget_source();
     }
 }

@@ -189,10 +189,12 @@ impl ScopePump {
                     Some(change) => Ok(change),
                     None => continue,
                 },
-                Ok(FeedStep::FellBack { is_doubted }) => {
-                    if is_doubted {
+                Ok(FeedStep::FellBack) => {
+                    // Before its source is forgotten: readers see it as quarantined all the time.
+                    if self.scope.is_of_quarantined() {
                         self.quarantine();
                     }
+                    self.feed.forget_source();
                     self.lost();
                     // The list and watch of its own may have a state of their own, too.
                     if self.ready.is_none() {
