@@ -1,7 +1,7 @@
 //! Watches the memory of the process, and frees some when it runs short.
 use std::time::{Duration, Instant};
 
-use tokio::task::spawn_blocking;
+use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::budget::{
@@ -23,6 +23,8 @@ pub(super) struct PressureKeeper {
     gauge: PressureGauge,
     /// The bytes of compressed forms at the last look.
     derived: MemoryCharge,
+    /// The last release of frames. Measurements do not wait for it.
+    releasing: Option<JoinHandle<()>>,
 }
 
 impl PressureKeeper {
@@ -33,6 +35,7 @@ impl PressureKeeper {
             budget,
             scopes,
             gauge: PressureGauge::default(),
+            releasing: None,
         }
     }
 
@@ -47,15 +50,21 @@ impl PressureKeeper {
                 self.look().await;
             }
             if tick.is_multiple_of(RELEASE_FRAMES_EVERY) {
-                let (scopes, now) = (self.scopes.clone(), Instant::now());
-                // Nothing depends on it, so that a panic of it changes nothing here.
-                let _ = spawn_blocking(move || scopes.release_frames(now)).await;
+                self.release_frames();
             }
             tick = tick.wrapping_add(1);
             let resident = self.budget.measure();
             if let Some(limit) = self.budget.limit() {
                 self.keep(Instant::now(), limit, resident).await;
             }
+        }
+    }
+
+    /// Begins to release frames, unless that is under way.
+    fn release_frames(&mut self) {
+        if self.releasing.as_ref().is_none_or(JoinHandle::is_finished) {
+            let (scopes, now) = (self.scopes.clone(), Instant::now());
+            self.releasing = Some(spawn_blocking(move || scopes.release_frames(now)));
         }
     }
 
