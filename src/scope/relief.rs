@@ -51,15 +51,14 @@ impl Scopes {
     ///
     /// Scopes that are derived, or that only derived ones read, are folded whenever they are cold: one
     /// of a type's two encodings is hardly read. All others are folded when memory is short. What
-    /// nobody has read since its list is folded at once.
+    /// nobody has read since its list counts as cold at once.
     pub fn fold_cold(&self, is_short: bool) -> usize {
-        let (idle, mut budget) = if is_short {
-            (FOLDED_SOON_AFTER, FOLDED_IN_HASTE)
+        // Each list has objects that were never read once, as what changes is never again unread.
+        let (idle, mut budget, mut budget_of_unread) = if is_short {
+            (FOLDED_SOON_AFTER, FOLDED_IN_HASTE, 0)
         } else {
-            (FOLDED_AFTER, FOLDED_AT_ONCE)
+            (FOLDED_AFTER, FOLDED_AT_ONCE, FOLDED_IN_HASTE)
         };
-        // Each list has that once, as what changes is never again unread.
-        let mut budget_of_unread = FOLDED_IN_HASTE;
         let is_second = |scope: &&Arc<Scope>| {
             is_short || scope.is_derived() || scope.is_source_only.load(Ordering::Relaxed)
         };
