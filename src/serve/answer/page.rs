@@ -12,8 +12,9 @@ use crate::serve::source::ForwardReason;
 use crate::store::{MAX_UNDONE, ObjectRun, StateAt, StoredObject};
 use crate::work::WorkBudget;
 
-/// The work of a piece of an older state, beside that of its objects: changes are taken back.
-const RESTORED_OBJECT: usize = 8;
+/// The work of an object in a piece of an older state: changes are taken back. The object may have
+/// to be printed for it, as the frame that it came in was released.
+const RESTORED_OBJECT: usize = 32;
 
 /// The objects of one answer, as references. The body holds no bytes of its own but those it sends.
 pub(super) struct Page {
