@@ -199,13 +199,13 @@ impl MessageTable {
     }
 }
 
-/// Returns the position of each message.
 /// Returns the minor number of a release such as `kubernetes v1.37.1`.
 fn minor_of(release: &str) -> Option<u32> {
     let minor = release.strip_prefix("kubernetes v1.")?;
     minor.split('.').next()?.parse().ok()
 }
 
+/// Returns the position of each message.
 fn message_names(text: &str) -> Result<HashMap<&str, MessageId>, BadLine> {
     let mut names = HashMap::new();
     for (index, line) in text.lines().enumerate() {
