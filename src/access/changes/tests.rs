@@ -212,7 +212,9 @@ async fn rbac_is_known_up_to_the_last_newer_version_of_the_type_that_stands_stil
     assert_eq!(changes.known_until(), None);
     for minute in 1..=3 {
         pass(60.0).await;
-        others.iter().for_each(|kind| changes.advance(*kind));
+        for kind in others {
+            changes.advance(kind);
+        }
         assert_eq!(changes.known_until(), Some(advanced), "{minute}");
     }
     changes.advance(first);
