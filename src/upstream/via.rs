@@ -39,6 +39,8 @@ pub struct ProxyChain {
 
 #[derive(Debug)]
 struct ChainState {
+    /// `true` once upstream has answered.
+    has_answered: bool,
     /// The header of upstream's last answer; `None` if the API server itself answered.
     heard: Option<HeaderValue>,
     /// The ids in it.
@@ -90,6 +92,7 @@ impl Default for ProxyChain {
     fn default() -> Self {
         let id = random();
         let state = ChainState {
+            has_answered: false,
             heard: None,
             upstream: Vec::new(),
             answer: header(std::iter::once(id.as_str())),
@@ -146,6 +149,12 @@ impl ProxyChain {
     /// Returns `true` if the last answer of upstream came from a proxy.
     pub fn is_behind_proxy(&self) -> bool {
         !self.state.lock().upstream.is_empty()
+    }
+
+    /// Returns `true` if the last answer of upstream came from an API server itself.
+    pub fn is_at_api_server(&self) -> bool {
+        let state = self.state.lock();
+        state.has_answered && state.upstream.is_empty()
     }
 
     /// Returns `true` if upstream leads back to this proxy: its answers say so, or a request of
@@ -211,6 +220,7 @@ impl ProxyChain {
             return;
         }
         let mut state = self.state.lock();
+        state.has_answered = true;
         if state.heard.as_ref() == heard {
             return;
         }

@@ -21,10 +21,43 @@ pub enum WatchLifetime {
 impl WatchLifetime {
     /// Returns the parameter of a watch that begins now, which may be empty.
     pub(super) fn parameter(self, client: &UpstreamClient) -> String {
-        if self == Self::Default || client.upstream().chain().is_behind_proxy() {
-            return String::new();
+        if self == Self::Long && client.upstream().chain().is_at_api_server() {
+            let seconds = LONG + fastrand::u64(..LONG);
+            return format!("&timeoutSeconds={seconds}");
         }
-        let seconds = LONG + fastrand::u64(..LONG);
-        format!("&timeoutSeconds={seconds}")
+        String::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::{HeaderMap, StatusCode};
+
+    use super::*;
+    use crate::test_support::{Api, HTTP2, Pki, text, upstream_of};
+    use crate::upstream::VIA;
+
+    #[tokio::test]
+    async fn long_watches_are_asked_for_at_api_servers_alone() {
+        let pki = Pki::new();
+        let api = Api::start(&pki, HTTP2, |_, _| async { text("") }).await;
+        let client = UpstreamClient::new(&upstream_of(&pki, &api).await);
+        let chain = client.upstream().chain();
+        assert_eq!(WatchLifetime::Long.parameter(&client), "", "not known yet");
+
+        chain.note(StatusCode::OK, &HeaderMap::new());
+        assert_eq!(WatchLifetime::Default.parameter(&client), "");
+        let parameter = WatchLifetime::Long.parameter(&client);
+        let seconds: u64 = parameter
+            .strip_prefix("&timeoutSeconds=")
+            .unwrap()
+            .parse()
+            .unwrap();
+        assert!((LONG..2 * LONG).contains(&seconds), "{seconds}");
+
+        let via = HeaderMap::from_iter([(VIA, "0123456789abcdef".parse().unwrap())]);
+        chain.note(StatusCode::OK, &via);
+        assert!(chain.is_behind_proxy());
+        assert_eq!(WatchLifetime::Long.parameter(&client), "");
     }
 }
