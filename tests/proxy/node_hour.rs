@@ -20,8 +20,10 @@ use crate::support::{Fixture, becomes};
 
 const HOUR: Duration = Duration::from_hours(1);
 /// Time after which grants are renewed for two hours. They are renewed for as long as RBAC had not
-/// changed when they were reviewed last, and that begins with the start.
-const CALM: Duration = Duration::from_mins(210);
+/// changed when they were reviewed last, and that begins with the start. So they are reviewed after
+/// 5 minutes to 5.5, and at twice the time and up to a minute more each. The sixth review comes
+/// after 160 to 211 minutes, and the seventh two hours later.
+const CALM: Duration = Duration::from_mins(225);
 /// What an agent with two watches sends without a proxy: it opens each anew after five to ten
 /// minutes.
 const OF_AN_AGENT: usize = 16;
