@@ -9,6 +9,7 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"watershed.test/real/internal/api"
 	"watershed.test/real/internal/objects"
@@ -140,11 +141,30 @@ func TestGrantsThatRunOutAreRenewedForAll(t *testing.T) {
 		p.AddByLabel(t, "watershed_access_reviews_total", "kind", counts)
 		return counts["selfsubjectrulesreview"], counts["subjectaccessreview"]
 	}
+	rbac := api.Clientset(t, testbed.Upstream).RbacV1()
+	// A grant is renewed while all types of RBAC show newer versions. These change no rights.
+	annotate := func(number int) {
+		ctx, kind := t.Context(), types.MergePatchType
+		patch := fmt.Appendf(nil, `{"metadata":{"annotations":{"test":"%d"}}}`, number)
+		none := metav1.PatchOptions{}
+		_, err := rbac.Roles(ns).Patch(ctx, "reader", kind, patch, none)
+		require.NoError(t, err)
+		_, err = rbac.RoleBindings(ns).Patch(ctx, "reader", kind, patch, none)
+		require.NoError(t, err)
+		_, err = rbac.ClusterRoles().Patch(ctx, "system:discovery", kind, patch, none)
+		require.NoError(t, err)
+		_, err = rbac.ClusterRoleBindings().Patch(ctx, "system:discovery", kind, patch, none)
+		require.NoError(t, err)
+	}
+	number := 0
 	// Changes of RBAC by other tests can end the grant meanwhile.
 	poll.Until(t, "the grant is renewed without a review", func() error {
 		rules, rights := reviews()
 		for range 2 {
 			time.Sleep(1100 * time.Millisecond)
+			number++
+			annotate(number)
+			time.Sleep(100 * time.Millisecond)
 			answered(t, p.Target, 200, list)
 		}
 		nowRules, nowRights := reviews()
@@ -153,7 +173,6 @@ func TestGrantsThatRunOutAreRenewedForAll(t *testing.T) {
 		}
 		return nil
 	})
-	rbac := api.Clientset(t, testbed.Upstream).RbacV1()
 	require.NoError(t, rbac.RoleBindings(ns).Delete(t.Context(), "reader", metav1.DeleteOptions{}))
 	answered(t, p.Target, 403, list)
 }
