@@ -46,7 +46,8 @@ impl ReviewError {
         matches!(self, Self::TooManyRefusals)
     }
 
-    /// Returns whether upstream knows who sent the review, and refuses it. It would refuse the same one again.
+    /// Returns whether upstream knows who sent the review, and refuses it. It would refuse the same
+    /// one again.
     pub(super) fn is_refused(&self) -> bool {
         matches!(self, Self::Refused(_)) && !self.is_unavailable() && !self.is_unknown()
     }

@@ -128,13 +128,15 @@ impl Verdict {
     }
 
     /// Returns the moment from which on the verdict ages, and its lifetime, if it is known that
-    /// nothing had ended it at `known`. `None` if that prolongs nothing.
+    /// nothing had ended it at `known`. `None` if that prolongs nothing. A verdict that was renewed
+    /// for as long as it may be has ended then, and not before.
     pub(super) fn renewed_at(&self, known: Instant) -> Option<(Instant, Duration)> {
         let requested = self.position.requested;
-        let left = (requested + self.renewed_until).checked_duration_since(known)?;
-        let lifetime = self.ttl.min(left);
-        let is_longer = known + lifetime > requested + self.ttl;
-        is_longer.then_some((known, lifetime))
+        let end = requested + self.renewed_until;
+        let from = known.min(end);
+        let lifetime = self.ttl.min(end - from);
+        let is_longer = from + lifetime > requested + self.ttl;
+        is_longer.then_some((from, lifetime))
     }
 
     /// Returns the time for which the verdict may be used at most.
@@ -241,7 +243,8 @@ mod tests {
         assert_eq!(renewed(Duration::ZERO), None, "it lasts as long by itself");
         assert_eq!(renewed(TTL), Some((requested + TTL, TTL)));
         assert_eq!(renewed(last), Some((requested + last, left)));
-        assert_eq!(renewed(MAX_RENEWED_AGE + TTL), None);
+        let end = Some((requested + MAX_RENEWED_AGE, Duration::ZERO));
+        assert_eq!(renewed(MAX_RENEWED_AGE + TTL), end);
         assert_eq!(grant.longest_use(), MAX_RENEWED_AGE);
     }
 

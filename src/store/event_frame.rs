@@ -11,6 +11,10 @@ use watershed_protocol::{Frame, ItemBytes, ResourceVersion};
 
 use super::tally::{ByteCharge, ByteTally};
 
+/// Bytes of held frames from which on no further one is held that is made again. Late watches of a
+/// whole window would otherwise make all of them.
+const MAX_REMADE: usize = 64 << 20;
+
 /// Makes the frame of one event again, byte for byte as it was.
 pub trait FrameOrigin: fmt::Debug + Send + Sync {
     /// Returns the frame.
@@ -176,13 +180,16 @@ impl RemadeFrame {
         Some(remade)
     }
 
-    /// Returns the frame, and holds it for others if it is made again.
+    /// Returns the frame, and holds it for others if it is made again, unless too many are held.
     fn frame(self: &Arc<Self>) -> Bytes {
         // Written only if that is news: readers share the memory around it.
         if !self.is_used.load(Ordering::Relaxed) {
             self.is_used.store(true, Ordering::Relaxed);
         }
         let mut held = self.lock();
+        if held.is_none() && self.frames.bytes() >= MAX_REMADE {
+            return self.origin.frame();
+        }
         let held = held.get_or_insert_with(|| {
             let frame = self.origin.frame();
             self.frames.add(self);

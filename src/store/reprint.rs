@@ -54,7 +54,7 @@ impl<'a> Reprint<'a> {
         objects: Vec<StoredObject>,
         concerned: ConcernedInterests,
     ) -> Self {
-        let other = confirmed.filter(|confirmed| !confirmed.is_copy_of(&followed));
+        let other = confirmed.filter(|confirmed| !confirmed.has_objects_of(&followed));
         Self {
             writer,
             before: followed.clone(),
@@ -124,9 +124,9 @@ impl<'a> Reprint<'a> {
     /// Returns the state that is confirmed now with the replaced objects.
     fn reprinted(&self, now: &Snapshot) -> Snapshot {
         let known = self.confirmed.as_ref();
-        let after = if now.is_copy_of(&self.before) {
+        let after = if now.has_objects_of(&self.before) {
             self.after.clone()
-        } else if let Some(copy) = known.filter(|copy| now.is_copy_of(&copy.before)) {
+        } else if let Some(copy) = known.filter(|copy| now.has_objects_of(&copy.before)) {
             copy.after.clone()
         } else {
             // A reader took it before the last change, and confirmed it meanwhile.

@@ -69,7 +69,8 @@ pub(super) async fn compare(
 }
 
 /// Returns `true` if the list shows that upstream has changes after `version`. `held` is the number
-/// of objects at that version, if it is known and the list is of all of them. Objects that differ in other ways are not the events' fault.
+/// of objects at that version, if it is known and the list is of all of them. Objects that differ in
+/// other ways are not the events' fault.
 fn owes_events(list: &VersionList, version: ResourceVersion, held: Option<usize>) -> bool {
     let has_newer = || list.objects.iter().any(|(_, listed)| *listed > version);
     let lacks_some = held.is_some_and(|held| list.objects.len() < held);
