@@ -73,7 +73,8 @@ impl Scopes {
     }
 
     /// Releases the frames of derived events that were delivered, and that nobody has used since the
-    /// last call: they are printed again for those who come late. Takes a moment for each that is held.
+    /// last call: they are printed again for those who come late. Takes a moment for each that is
+    /// held.
     pub fn release_frames(&self, now: Instant) {
         for scope in self.all() {
             if scope.reader.release_frames(now, DELIVERED) > 0 {

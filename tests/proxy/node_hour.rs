@@ -13,10 +13,10 @@ use watershed_lab::sim::{Options, Population, RecordedRequest, SimulatedServer};
 
 use watershed_protocol::GroupVersionResource;
 
-use crate::node_start::{AGENTS, NODE, RBAC, kind, start_agent};
+use crate::node_start::{AGENTS, NODE, RBAC, kind, start_agent, until_rbac_is_watched};
+use crate::support::Fixture;
 use crate::support::client::{Lines, Next, Protocol};
 use crate::support::rbac::rbac;
-use crate::support::{Fixture, becomes};
 
 const HOUR: Duration = Duration::from_hours(1);
 /// Time after which grants are renewed for two hours. They are renewed for as long as RBAC had not
@@ -24,11 +24,11 @@ const HOUR: Duration = Duration::from_hours(1);
 /// 5 minutes to 5.5, and at twice the time and up to a minute more each. The sixth review comes
 /// after 160 to 211 minutes, and the seventh two hours later.
 const CALM: Duration = Duration::from_mins(225);
-/// What an agent with two watches sends without a proxy: it opens each anew after five to ten
+/// Requests of an agent with two watches without a proxy: it opens each anew after five to ten
 /// minutes.
 const OF_AN_AGENT: usize = 16;
 
-/// Who reads now and then, and has no watch.
+/// A user who reads now and then, and has no watch.
 const VISITOR: &str = "visitor";
 const REVIEWS: &str = "POST subjectaccessreviews";
 const RULES: &str = "POST selfsubjectrulesreviews";
@@ -99,14 +99,7 @@ impl Node {
         for agent in AGENTS {
             watches.extend(start_agent(&fixture, agent).await);
         }
-        for resource in RBAC {
-            let resource = format!("{resource}.rbac.authorization.k8s.io");
-            becomes("the proxy's watches", Some(1), async || {
-                let stats = fixture.upstream.stats();
-                stats.open_watches.get(&resource).copied()
-            })
-            .await;
-        }
+        until_rbac_is_watched(&fixture).await;
         Self { fixture, watches }
     }
 

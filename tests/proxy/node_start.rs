@@ -44,6 +44,18 @@ pub(crate) async fn start_agent(fixture: &Fixture, token: &str) -> Vec<Lines> {
     watches
 }
 
+/// Waits until the proxy watches all types of RBAC.
+pub(crate) async fn until_rbac_is_watched(fixture: &Fixture) {
+    for resource in RBAC {
+        let resource = format!("{resource}.rbac.authorization.k8s.io");
+        becomes("the proxy's watches", Some(1), async || {
+            let stats = fixture.upstream.stats();
+            stats.open_watches.get(&resource).copied()
+        })
+        .await;
+    }
+}
+
 /// Returns a request's kind: its method and path, and whether it is a watch.
 pub(crate) fn kind(request: &RecordedRequest) -> String {
     let target = request.target.as_str();
@@ -65,14 +77,7 @@ async fn a_nodes_proxy_begins_each_scope_with_one_request_and_reads_little_else(
     .await;
     let began = Instant::now();
     let first = start_agent(&fixture, AGENTS[0]).await;
-    for resource in RBAC {
-        let resource = format!("{resource}.rbac.authorization.k8s.io");
-        becomes("the proxy's watches", Some(1), async || {
-            let stats = fixture.upstream.stats();
-            stats.open_watches.get(&resource).copied()
-        })
-        .await;
-    }
+    until_rbac_is_watched(&fixture).await;
     becomes("the proxy's questions", true, async || {
         fixture.upstream.stats().requests_on("GET", "") >= 3
     })

@@ -184,6 +184,12 @@ fn unless_late(program: &Program) -> Result<(), String> {
     Ok(())
 }
 
+/// Makes a few checks at a time: each starts a program.
+async fn some_at_once(checks: impl IntoIterator<Item = impl Future<Output = ()>>) {
+    let checks = stream::iter(checks);
+    checks.for_each_concurrent(3, |check| check).await;
+}
+
 async fn taken(program: &Program, result: &str) -> f64 {
     let series = format!(r#"watershed_replica_states_total{{result="{result}"}}"#);
     metric(program.admin, &series).await
@@ -406,9 +412,7 @@ async fn a_state_that_is_of_no_use_is_replaced_by_a_list() {
             })
             .await;
         });
-    stream::iter(checks)
-        .for_each_concurrent(3, |check| check)
-        .await;
+    some_at_once(checks).await;
     upstream.shutdown().await;
 }
 
@@ -442,9 +446,7 @@ async fn a_replica_of_no_use_is_passed_over() {
         })
         .await;
     });
-    stream::iter(checks)
-        .for_each_concurrent(3, |check| check)
-        .await;
+    some_at_once(checks).await;
     upstream.shutdown().await;
 }
 

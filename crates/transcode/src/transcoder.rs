@@ -61,8 +61,9 @@ impl Transcoder {
     /// Returns a transcoder that prints as another release does: 33 for Kubernetes 1.33.
     ///
     /// It is exact for the releases that are [known](Self::knows_release). Those before print as the
-    /// oldest of them here, and those after as the newest. One difference is not made up for: 1.36 prints `"resources":null` in a pod's `nodeAllocatableResourceClaimStatuses`,
-    /// an alpha feature, for a member that later releases do not have.
+    /// oldest of them here, and those after as the newest. One difference is not made up for: 1.36
+    /// prints `"resources":null` in a pod's `nodeAllocatableResourceClaimStatuses`, an alpha feature,
+    /// for a member that later releases do not have.
     pub fn for_release(self, minor: u32) -> Self {
         Self {
             release: minor,

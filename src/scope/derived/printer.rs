@@ -24,7 +24,7 @@ pub(in crate::scope) struct JsonPrinter {
 /// An event in JSON.
 pub(in crate::scope) struct PrintedEvent {
     pub(in crate::scope) frame: Frame,
-    /// What a scan of it would find.
+    /// The attributes that a scan of it would find.
     pub(in crate::scope) scanned: Scanned,
     /// Prints it again.
     pub(in crate::scope) origin: Box<dyn FrameOrigin>,
