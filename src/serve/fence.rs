@@ -245,6 +245,8 @@ struct Fence {
     comparisons: Arc<Singleflight<Result<ComparedVersion, FenceError>>>,
     /// Readers that wait for the next comparison, roughly.
     readers: AtomicUsize,
+    /// Time that the last comparison for readers took.
+    last_comparison: Mutex<Duration>,
     gets: Arc<GetProofs>,
     /// The moment at which events did not bring a version in time.
     lagged: Mutex<Option<Instant>>,
@@ -267,6 +269,7 @@ impl Fence {
             versions: Arc::default(),
             comparisons: Arc::default(),
             readers: AtomicUsize::new(0),
+            last_comparison: Mutex::default(),
             gets: Arc::default(),
             lagged: Mutex::default(),
             catch_ups: Arc::new(CatchUpWatches::new(probe.clone())),

@@ -82,6 +82,11 @@ impl ProofCosts {
         self.comparison(objects) <= SMALL
     }
 
+    /// Returns `true` if a comparison costs as little as the question for the version.
+    pub(in crate::serve) fn is_tiny(&self, objects: usize) -> bool {
+        self.comparison(objects) <= TINY
+    }
+
     /// Returns the cost of an answer with these objects.
     pub(in crate::serve) fn answer(
         &self,
@@ -147,7 +152,7 @@ impl ProofCosts {
     /// last one, and before the first one unless the type is small. Tiny types are always compared:
     /// the version alone would often need a comparison after it.
     pub(in crate::serve) fn asks_version_first(&self, objects: usize) -> bool {
-        if self.comparison(objects) <= TINY {
+        if self.is_tiny(objects) {
             return false;
         }
         let compares_first = self.0.lock().compares_first;

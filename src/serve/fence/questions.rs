@@ -1,4 +1,5 @@
 //! The questions to upstream by which proofs are made: for its version, and for its objects.
+use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -7,6 +8,7 @@ use tokio::time::{self, timeout};
 use watershed_protocol::{ResourceVersion, Selection, VersionList};
 
 use super::comparison::{Compared, ProvenState, compare};
+use super::costs::ProofCosts;
 use super::outcome::{ComparedVersion, FenceError, FreshnessProof, Passed};
 use super::{Fence, MAX_WAIT};
 use crate::scope::Scope;
@@ -19,10 +21,14 @@ use crate::watcher::ViewFilter;
 const LATE: u32 = 2;
 /// Up to this many readers of a comparison, the next one begins at once.
 const FEW_READERS: usize = 3;
+/// The same where upstream answers a reader as fast as it is compared.
+const FEW_READERS_OF_TINY_TYPES: usize = 20;
 /// Longest pause between two comparisons.
 const MAX_REST: Duration = Duration::from_secs(1);
-/// The same as a multiple of the time that the first one took.
+/// The same as a multiple of the time that they take.
 const MAX_REST_FACTOR: f64 = 4.0;
+/// Readers of a small type whom upstream would answer itself in the time of a comparison, roughly.
+const READERS_IN_A_COMPARISON: usize = 15;
 
 impl Fence {
     /// Returns an error while upstream is not asked, as it refused a moment ago.
@@ -99,10 +105,11 @@ impl Fence {
             return Err(FenceError::Late);
         }
         let compared = self.ask_objects(scope).await?;
-        if readers > FEW_READERS {
-            let longer = (readers as f64 / FEW_READERS as f64).min(MAX_REST_FACTOR);
-            self.comparisons
-                .rest(compared.took.mul_f64(longer).min(MAX_REST));
+        // A slow one among fast ones does not hold up those who come after it.
+        let before = mem::replace(&mut *self.last_comparison.lock(), compared.took);
+        let size = ComparisonSize::of(&self.costs, scope.reader.snapshot().len());
+        if let Some(rest) = rest_after(compared.took.min(before), readers, size) {
+            self.comparisons.rest(rest);
         }
         Ok(compared)
     }
@@ -170,5 +177,66 @@ impl Fence {
     /// end.
     async fn list(probe: &Probe, held: usize) -> Result<(VersionList, usize), AnswerError> {
         probe.versions(2 * held + 500).await
+    }
+}
+
+/// The cost of a comparison beside that of the answers which it spares upstream.
+#[derive(Clone, Copy, Debug)]
+enum ComparisonSize {
+    /// The comparison costs as much as each answer.
+    Tiny,
+    /// Any request, however small, is a large part of its cost.
+    Small,
+    Large,
+}
+
+impl ComparisonSize {
+    fn of(costs: &ProofCosts, objects: usize) -> Self {
+        if costs.is_tiny(objects) {
+            Self::Tiny
+        } else if costs.is_small(objects) {
+            Self::Small
+        } else {
+            Self::Large
+        }
+    }
+}
+
+/// Returns the pause after a comparison for so many readers, if there should be one. Upstream would
+/// need about as long to answer them all.
+fn rest_after(took: Duration, readers: usize, size: ComparisonSize) -> Option<Duration> {
+    let few = match size {
+        ComparisonSize::Tiny => FEW_READERS_OF_TINY_TYPES,
+        ComparisonSize::Small | ComparisonSize::Large => FEW_READERS,
+    };
+    let shared = (readers as f64 / few as f64).min(MAX_REST_FACTOR);
+    let longer = match size {
+        ComparisonSize::Tiny | ComparisonSize::Small => {
+            shared.max(readers as f64 / READERS_IN_A_COMPARISON as f64)
+        }
+        ComparisonSize::Large => shared,
+    };
+    (readers > few).then(|| took.mul_f64(longer).min(MAX_REST))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn comparisons_rest_for_longer_the_more_readers_would_have_waited_for_upstream() {
+        let took = Duration::from_millis(3);
+        assert_eq!(rest_after(took, 3, ComparisonSize::Large), None);
+        assert_eq!(rest_after(took, 6, ComparisonSize::Large), Some(2 * took));
+        assert_eq!(rest_after(took, 300, ComparisonSize::Large), Some(4 * took));
+        assert_eq!(rest_after(took, 20, ComparisonSize::Small), Some(4 * took));
+        assert_eq!(
+            rest_after(took, 300, ComparisonSize::Small),
+            Some(20 * took)
+        );
+        assert_eq!(rest_after(took, 20, ComparisonSize::Tiny), None);
+        assert_eq!(rest_after(took, 300, ComparisonSize::Tiny), Some(20 * took));
+        let longest = rest_after(1000 * took, 300, ComparisonSize::Large);
+        assert_eq!(longest, Some(MAX_REST));
     }
 }
