@@ -83,17 +83,19 @@ impl ParameterProbe {
         if !has_optional(request) {
             return OptionalParameters::default();
         }
-        let learned = *self.learned.lock();
-        if let Some(learned) = learned.filter(|learned| Instant::now() < learned.until) {
-            return learned.parameters;
+        let known = *self.learned.lock();
+        if let Some(known) = known.filter(|known| Instant::now() < known.until) {
+            return known.parameters;
         }
         let (client, learned) = (self.client.clone(), Arc::clone(&self.learned));
         let patience = self.patience;
         let answer = self
             .questions
             .join(move || learn(client, learned, patience));
-        let answer = timeout(patience, answer).await;
-        answer.ok().flatten().unwrap_or_default()
+        let answer = timeout(patience, answer).await.ok().flatten();
+        // A late answer changes nothing of what was learned before.
+        let before = known.map(|known| known.parameters);
+        answer.or(before).unwrap_or_default()
     }
 }
 
@@ -222,6 +224,9 @@ mod tests {
         }
     }
 
+    /// An answer that never comes.
+    const SILENCE: &str = "";
+
     /// Starts an API server that gives these answers one after the other, and then fails.
     async fn probe(answers: &'static [&'static str]) -> (ParameterProbe, Arc<AtomicUsize>, Api) {
         let pki = Pki::new();
@@ -231,6 +236,7 @@ mod tests {
             let number = asked.fetch_add(1, Ordering::Relaxed);
             async move {
                 match answers.get(number) {
+                    Some(&SILENCE) => std::future::pending().await,
                     Some(answer) => text((*answer).to_owned()),
                     None => failure(),
                 }
@@ -282,6 +288,25 @@ mod tests {
             assert_eq!(probe.known_for(&sharded()).await, off);
         }
         assert_eq!(questions.load(Ordering::Relaxed), 3);
+    }
+
+    #[tokio::test]
+    async fn what_was_learned_counts_while_the_next_answer_is_late() {
+        let (probe, questions, _api) = probe(&[ON, SILENCE, SILENCE]).await;
+        let on = parameters(ParameterUse::Heeded, ParameterUse::Unknown);
+        assert_eq!(probe.known_for(&sharded()).await, on);
+        let probe = ParameterProbe {
+            patience: Duration::from_millis(50),
+            ..probe
+        };
+        if let Some(learned) = probe.learned.lock().as_mut() {
+            learned.until = Instant::now();
+        }
+        // The second comes while upstream is asked, and waits for the question after that.
+        let (request, later) = (sharded(), sharded());
+        let both = tokio::join!(probe.known_for(&request), probe.known_for(&later));
+        assert_eq!(both, (on, on));
+        assert!(questions.load(Ordering::Relaxed) > 1);
     }
 
     #[tokio::test]
