@@ -69,7 +69,7 @@ func (p Sides) Compare(r api.Request) Verdict {
 
 // CompareAtLeisure compares again where load may be the cause of a difference. A watch gets
 // more time: on a busy machine a second may be too short. A request is repeated if upstream did
-// not identify the caller in time.
+// not identify the caller in time, or if the answer may be a moment old.
 func (p Sides) CompareAtLeisure(r api.Request) Verdict {
 	v := p.Compare(r)
 	for range 3 {
@@ -79,11 +79,26 @@ func (p Sides) CompareAtLeisure(r api.Request) Verdict {
 		time.Sleep(time.Second)
 		v = p.Compare(r)
 	}
+	// A write may have reached one side only, such as a renewed lease.
+	for range 5 {
+		if v.Difference == "" || !mayBePast(r) {
+			break
+		}
+		time.Sleep(200 * time.Millisecond)
+		v = p.Compare(r)
+	}
 	if v.Difference != "" && r.IsWatch() && hasSeconds.MatchString(r.Path) {
 		r.Path = hasSeconds.ReplaceAllString(r.Path, "${1}timeoutSeconds=12")
 		v = p.Compare(r)
 	}
 	return v
+}
+
+// mayBePast reports whether a get or list asks for a state that need not be the latest, nor that of
+// one version.
+func mayBePast(r api.Request) bool {
+	floor, free := versionFloor(r)
+	return !r.IsWatch() && free && floor != latestVersion
 }
 
 // hasSeconds matches the deadline of a watch that lasts for less than ten seconds.
