@@ -2,6 +2,7 @@ package real
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net/url"
@@ -15,6 +16,7 @@ import (
 	"watershed.test/real/internal/api"
 	"watershed.test/real/internal/compare"
 	"watershed.test/real/internal/objects"
+	"watershed.test/real/internal/poll"
 	"watershed.test/real/internal/require"
 	"watershed.test/real/internal/testbed"
 )
@@ -125,10 +127,7 @@ scopes:
 		for _, begin := range []string{"&resourceVersion=0", "&resourceVersion=" + version,
 			"&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true"} {
 			r := api.Request{Path: of + "&watch=1" + begin}
-			pairs = append(pairs, pair{r.Path, testbed.Upstream.Watch(t, r), testbed.Proxied.Watch(t, r)})
-			if source := pairs[len(pairs)-1].proxy.Header.Get("X-Watershed-Source"); strings.HasPrefix(source, "forward") {
-				t.Errorf("%v is answered from %q", r, source)
-			}
+			pairs = append(pairs, pair{r.Path, testbed.Upstream.Watch(t, r), watchFromMemory(t, r)})
 		}
 	}
 
@@ -180,6 +179,20 @@ scopes:
 	if ready-derived != 1 {
 		t.Errorf("%d scopes of configmaps are ready, %d of them derived: not one at upstream", ready, derived)
 	}
+}
+
+// watchFromMemory opens a watch through the proxy until it comes from memory. On a busy machine, the
+// proof that memory is new enough may be late.
+func watchFromMemory(t *testing.T, r api.Request) (watch *api.Stream) {
+	t.Helper()
+	poll.Until(t, fmt.Sprint(r, " comes from memory"), func() error {
+		watch = testbed.Proxied.Watch(t, r)
+		if source := watch.Header.Get("X-Watershed-Source"); strings.HasPrefix(source, "forward") {
+			return errors.New(source)
+		}
+		return nil
+	})
+	return watch
 }
 
 // TestNodePresetCachesOnlyItsNode starts a proxy with the name of a node. It caches what runs
