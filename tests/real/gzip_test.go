@@ -44,6 +44,7 @@ func TestListsAndObjectsAreCompressedLikeUpstream(t *testing.T) {
 	huge := objects.ConfigMap("huge")
 	huge.Data["text"] = strings.Repeat("x", 200_000)
 	version = require.Value(api.Clientset(t, testbed.Upstream).CoreV1().ConfigMaps(ns).Create(ctx, huge, metav1.CreateOptions{}))(t).ResourceVersion
+	compare.Settle(t, here, api.ParseVersion(version))
 
 	for _, path := range []string{
 		here + "?resourceVersionMatch=Exact&resourceVersion=" + version,

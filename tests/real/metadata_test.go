@@ -87,6 +87,13 @@ func metadataIsUpstreams(t *testing.T) {
 			}
 			// A version of this type: that of a list may belong to another type.
 			version := patch("one-2", `{"metadata": {"annotations": {"from": "`+kind.media+`"}}}`)
+			poll.Until(t, "memory has this version", func() error {
+				got := testbed.Proxied.Must(t, api.Request{Path: kind.path + "?resourceVersion=" + version, Accept: kind.media + many})
+				if source := got.Header.Get("X-Watershed-Source"); !testbed.Direct && source != "snapshot" {
+					return fmt.Errorf("answered from %q", source)
+				}
+				return nil
+			})
 
 			equal(api.Request{Path: kind.path + "/one-1?resourceVersion=0", Accept: kind.media + one})
 			exact := kind.path + "?resourceVersionMatch=Exact&resourceVersion=" + version
