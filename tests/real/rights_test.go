@@ -3,6 +3,7 @@ package real
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -20,6 +21,7 @@ import (
 	"watershed.test/real/internal/api"
 	"watershed.test/real/internal/kubectl"
 	"watershed.test/real/internal/manifests"
+	"watershed.test/real/internal/poll"
 	"watershed.test/real/internal/require"
 	"watershed.test/real/internal/testbed"
 )
@@ -187,16 +189,21 @@ func checkRights(t *testing.T, up api.Target, r grantedRights) {
 		require.NoError(t, os.WriteFile(config, []byte(r.config), 0o600))
 		args = append(args, "--config", config)
 	}
-	out, _ := exec.Command(require.Value(testbed.ProxyProgram())(t), args...).Output()
-	var report struct {
-		Findings []struct{ Level, Subject, Message string }
-	}
-	if err := json.Unmarshal(out, &report); err != nil || len(report.Findings) < 4 {
-		t.Fatalf("%v in %s", err, out)
-	}
-	for _, finding := range report.Findings {
-		if finding.Level != "ok" && (finding.Subject == "rights" || finding.Subject == "types") {
-			t.Errorf("%s: %s: %s", finding.Level, finding.Subject, finding.Message)
+	// Upstream's authorizer takes a moment to know the rights.
+	poll.Until(t, "nothing is missing", func() error {
+		out, _ := exec.Command(require.Value(testbed.ProxyProgram())(t), args...).Output()
+		var report struct {
+			Findings []struct{ Level, Subject, Message string }
 		}
-	}
+		if err := json.Unmarshal(out, &report); err != nil || len(report.Findings) < 4 {
+			t.Fatalf("%v in %s", err, out)
+		}
+		var missing error
+		for _, finding := range report.Findings {
+			if finding.Level != "ok" && (finding.Subject == "rights" || finding.Subject == "types") {
+				missing = errors.Join(missing, fmt.Errorf("%s: %s: %s", finding.Level, finding.Subject, finding.Message))
+			}
+		}
+		return missing
+	})
 }
