@@ -31,6 +31,7 @@ func TestDeprecatedWatchPathsLikeUpstream(t *testing.T) {
 	for _, collection := range collections {
 		if !testbed.Direct {
 			compare.AwaitHeld(t, testbed.Proxied, collection)
+			compare.AwaitStreamed(t, testbed.Proxied, collection)
 		}
 		since[collection] = api.ParseVersion(listVersion(t, collection))
 		testbed.Upstream.Must(t, api.Request{Method: "PATCH", Path: collection + "/apple", ContentType: api.MergePatch, Body: `{"metadata":{"labels":{"app":"cider"}}}`})

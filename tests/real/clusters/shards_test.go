@@ -1,6 +1,7 @@
 package clusters
 
 import (
+	"errors"
 	"fmt"
 	"net/url"
 	"strings"
@@ -10,6 +11,7 @@ import (
 	"watershed.test/real/internal/compare"
 	"watershed.test/real/internal/objects"
 	"watershed.test/real/internal/parallel"
+	"watershed.test/real/internal/poll"
 	"watershed.test/real/internal/require"
 	"watershed.test/real/internal/testbed"
 )
@@ -109,6 +111,13 @@ func furnishShards(t *testing.T, sides compare.Sides) (collections []string, sin
 	for _, collection := range collections {
 		compare.AwaitHeld(t, sides.Asked, collection)
 	}
+	poll.Until(t, "the proxy knows whether upstream reads shards", func() error {
+		a := sides.Asked.Must(t, sharded(collections[0], shardRange("uid", "0", "8")))
+		if source := a.Header.Get("X-Watershed-Source"); source == "forward; reason=sharding" {
+			return errors.New(source)
+		}
+		return nil
+	})
 	list, _, _ := api.ParseList(api.JSONType, up.Must(t, api.Request{Path: collections[0]}).Body)
 	for _, ns := range []string{"east", "west"} {
 		for i, path := range []string{"/api/v1/namespaces/" + ns + "/secrets/s-%d", w.Path(ns, "w-%d")} {

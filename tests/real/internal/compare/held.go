@@ -1,6 +1,7 @@
 package compare
 
 import (
+	"context"
 	"fmt"
 	"testing"
 
@@ -11,13 +12,32 @@ import (
 // AwaitHeld waits until a collection is answered from memory, in all encodings.
 func AwaitHeld(t *testing.T, by api.Target, collection string) {
 	t.Helper()
+	awaitSnapshot(t, by, collection+"?resourceVersion=0")
+}
+
+// AwaitStreamed waits until watches of a collection that begin with its state, and mark the end of
+// that, come from memory, in all encodings. The proxy asks upstream for the mark if the collection
+// was listed without one, as on a busy machine.
+func AwaitStreamed(t *testing.T, by api.Target, collection string) {
+	t.Helper()
+	awaitSnapshot(t, by, collection+"?watch=1&"+api.StateFirst)
+}
+
+func awaitSnapshot(t *testing.T, by api.Target, path string) {
+	t.Helper()
 	for _, accept := range []string{api.JSONType, api.ProtobufType + "," + api.JSONType} {
-		poll.Until(t, collection+" is held", func() error {
-			a, err := by.Try(api.Request{Path: collection + "?resourceVersion=0", Accept: accept})
-			if source := a.Header.Get("X-Watershed-Source"); err == nil && source != "snapshot" {
-				err = fmt.Errorf("answered from %q", source)
+		poll.Until(t, path+" is answered from memory as "+accept, func() error {
+			ctx, cancel := context.WithTimeout(t.Context(), poll.Patience)
+			defer cancel()
+			resp, err := by.Open(ctx, api.Request{Path: path, Accept: accept})
+			if err != nil {
+				return err
 			}
-			return err
+			defer resp.Body.Close()
+			if source := resp.Header.Get("X-Watershed-Source"); source != "snapshot" {
+				return fmt.Errorf("answered from %q", source)
+			}
+			return nil
 		})
 	}
 }
