@@ -258,7 +258,7 @@ func (c *Crowd) judge(f *Findings, user string, question int, a api.Answer) {
 		}
 	}
 	switch {
-	case s.status == http.StatusTooManyRequests:
+	case s.status == http.StatusTooManyRequests, s.status == http.StatusServiceUnavailable && source == "access":
 		f.busy++
 	case user == c.flipping && s.status == http.StatusForbidden:
 	case s.status != expected.status, len(s.marks) != len(expected.marks):
