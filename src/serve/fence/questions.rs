@@ -8,7 +8,6 @@ use tokio::time::{self, timeout};
 use watershed_protocol::{ResourceVersion, Selection, VersionList};
 
 use super::comparison::{Compared, ProvenState, compare};
-use super::costs::ProofCosts;
 use super::outcome::{ComparedVersion, FenceError, FreshnessProof, Passed};
 use super::{Fence, MAX_WAIT};
 use crate::scope::Scope;
@@ -27,8 +26,6 @@ const FEW_READERS_OF_TINY_TYPES: usize = 20;
 const MAX_REST: Duration = Duration::from_secs(1);
 /// The same as a multiple of the time that they take.
 const MAX_REST_FACTOR: f64 = 4.0;
-/// Readers of a small type whom upstream would answer itself in the time of a comparison, roughly.
-const READERS_IN_A_COMPARISON: usize = 15;
 
 impl Fence {
     /// Returns an error while upstream is not asked, as it refused a moment ago.
@@ -107,8 +104,8 @@ impl Fence {
         let compared = self.ask_objects(scope).await?;
         // A slow one among fast ones does not hold up those who come after it.
         let before = mem::replace(&mut *self.last_comparison.lock(), compared.took);
-        let size = ComparisonSize::of(&self.costs, scope.reader.snapshot().len());
-        if let Some(rest) = rest_after(compared.took.min(before), readers, size) {
+        let is_tiny = self.costs.is_tiny(scope.reader.snapshot().len());
+        if let Some(rest) = rest_after(compared.took.min(before), readers, is_tiny) {
             self.comparisons.rest(rest);
         }
         Ok(compared)
@@ -180,42 +177,14 @@ impl Fence {
     }
 }
 
-/// The cost of a comparison beside that of the answers which it spares upstream.
-#[derive(Clone, Copy, Debug)]
-enum ComparisonSize {
-    /// The comparison costs as much as each answer.
-    Tiny,
-    /// Any request, however small, is a large part of its cost.
-    Small,
-    Large,
-}
-
-impl ComparisonSize {
-    fn of(costs: &ProofCosts, objects: usize) -> Self {
-        if costs.is_tiny(objects) {
-            Self::Tiny
-        } else if costs.is_small(objects) {
-            Self::Small
-        } else {
-            Self::Large
-        }
-    }
-}
-
-/// Returns the pause after a comparison for so many readers, if there should be one. Upstream would
-/// need about as long to answer them all.
-fn rest_after(took: Duration, readers: usize, size: ComparisonSize) -> Option<Duration> {
-    let few = match size {
-        ComparisonSize::Tiny => FEW_READERS_OF_TINY_TYPES,
-        ComparisonSize::Small | ComparisonSize::Large => FEW_READERS,
+/// Returns the pause after a comparison for so many readers, if there should be one.
+fn rest_after(took: Duration, readers: usize, is_tiny: bool) -> Option<Duration> {
+    let few = if is_tiny {
+        FEW_READERS_OF_TINY_TYPES
+    } else {
+        FEW_READERS
     };
-    let shared = (readers as f64 / few as f64).min(MAX_REST_FACTOR);
-    let longer = match size {
-        ComparisonSize::Tiny | ComparisonSize::Small => {
-            shared.max(readers as f64 / READERS_IN_A_COMPARISON as f64)
-        }
-        ComparisonSize::Large => shared,
-    };
+    let longer = (readers as f64 / few as f64).min(MAX_REST_FACTOR);
     (readers > few).then(|| took.mul_f64(longer).min(MAX_REST))
 }
 
@@ -224,19 +193,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn comparisons_rest_for_longer_the_more_readers_would_have_waited_for_upstream() {
+    fn comparisons_for_many_rest_for_longer_unless_upstream_answers_as_fast() {
         let took = Duration::from_millis(3);
-        assert_eq!(rest_after(took, 3, ComparisonSize::Large), None);
-        assert_eq!(rest_after(took, 6, ComparisonSize::Large), Some(2 * took));
-        assert_eq!(rest_after(took, 300, ComparisonSize::Large), Some(4 * took));
-        assert_eq!(rest_after(took, 20, ComparisonSize::Small), Some(4 * took));
-        assert_eq!(
-            rest_after(took, 300, ComparisonSize::Small),
-            Some(20 * took)
-        );
-        assert_eq!(rest_after(took, 20, ComparisonSize::Tiny), None);
-        assert_eq!(rest_after(took, 300, ComparisonSize::Tiny), Some(20 * took));
-        let longest = rest_after(1000 * took, 300, ComparisonSize::Large);
-        assert_eq!(longest, Some(MAX_REST));
+        assert_eq!(rest_after(took, 3, false), None);
+        assert_eq!(rest_after(took, 6, false), Some(2 * took));
+        assert_eq!(rest_after(took, 20, false), Some(4 * took));
+        assert_eq!(rest_after(took, 20, true), None);
+        assert_eq!(rest_after(took, 200, true), Some(4 * took));
+        assert_eq!(rest_after(1000 * took, 200, false), Some(MAX_REST));
     }
 }
