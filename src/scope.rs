@@ -6,6 +6,7 @@ mod collect;
 mod config;
 mod consistent_list;
 mod continuity;
+mod creator;
 mod derived;
 mod earlier_states;
 mod feed;
@@ -47,10 +48,11 @@ pub use checkpoint::{
     checkpoint_media_type, wanted_checkpoint,
 };
 pub use config::{Derivation, Retention, ScopeConfig};
+pub use creator::ManagedFieldsPolicy;
 pub use handle::ScopeHandle;
 pub use key::ScopeKey;
 pub use phase::{NotReady, ReadyScope, ScopePhase};
-pub use registry::{ManagedFieldsPolicy, NotAcquired, Scopes};
+pub use registry::{NotAcquired, Scopes};
 pub use rollback_monitor::watch_for_rollbacks;
 pub use save::{save_finally, save_regularly};
 pub use self_check::{DifferenceExcerpt, ObjectDifference, SelfCheck};

@@ -1,0 +1,314 @@
+//! The creation of scopes: a store, and the task that pumps what upstream sends into it.
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+use arc_swap::{ArcSwap, ArcSwapOption};
+use parking_lot::Mutex;
+use tokio::sync::{Notify, Semaphore, watch};
+use tokio_util::sync::CancellationToken;
+use watershed_protocol::{
+    Encoding, FieldTable, GroupVersionResource, ManagedFields, Representation, ResourceVersion,
+};
+
+use super::cached::Scope;
+use super::charges::ScopeCharges;
+use super::config::{Derivation, Retention, ScopeConfig};
+use super::consistent_list::ConsistentList;
+use super::continuity::Continuity;
+use super::derived::{DerivationFailures, DerivedFeed, JsonPrinter, OpenSource, PrintingThreads};
+use super::earlier_states::EarlierStates;
+use super::feed::ScopeFeed;
+use super::idle::IdleTracker;
+use super::key::ScopeKey;
+use super::metrics;
+use super::open_scopes::OpenScopes;
+use super::overdue::OverdueEvents;
+use super::phase::ScopePhase;
+use super::pump::{NullInStructs, PumpTimers, ScopePump};
+use super::release::{LEARNERS, ReleaseLearner};
+use super::staleness::{ScopeAge, StalenessClock};
+use super::streaming::StreamingLearner;
+use super::timeline::Timeline;
+use super::unfit::UnfitScopes;
+use super::version_waiters::VersionWaiters;
+use crate::budget::MemoryBudget;
+use crate::store::{self, StoreReader};
+use crate::upstream::{
+    InitialEventsProbe, Probe, Reflector, ReflectorTarget, ServedBy, Stopped, TableForms,
+    UpstreamClient, WatchCompression,
+};
+
+/// Returns the treatment of managed fields of a type.
+pub type ManagedFieldsPolicy = Arc<dyn Fn(&GroupVersionResource) -> ManagedFields + Send + Sync>;
+
+/// Creates scopes, and holds what they share.
+#[derive(Clone)]
+pub(super) struct ScopeCreator {
+    pub(super) client: UpstreamClient,
+    pub(super) config: ScopeConfig,
+    /// Where a scope's task finds it when it stops.
+    open: OpenScopes,
+    null_in_structs: Arc<NullInStructs>,
+    pub(super) timeline: Timeline,
+    /// The timelines of aggregated API groups, whose servers number their versions by themselves.
+    pub(super) aggregated: Arc<HashMap<String, Timeline>>,
+    /// Permits to learn the form of another release.
+    learners: Arc<Semaphore>,
+    /// The server at which a scope met another release than before, the last one.
+    pub(super) releases: Arc<watch::Sender<Option<ServedBy>>>,
+    pub(super) budget: MemoryBudget,
+    pub(super) unfit: Arc<UnfitScopes>,
+    pub(super) earlier: EarlierStates,
+    /// Types whose JSON is not derived from protobuf.
+    failures: Arc<DerivationFailures>,
+    /// Threads that print the JSON of others.
+    printing: PrintingThreads,
+    pub(super) managed_fields: ManagedFieldsPolicy,
+}
+
+impl ScopeCreator {
+    /// Creates scopes that `client` lists and watches. Those that stop are removed from `open`.
+    pub(super) fn new(client: UpstreamClient, config: ScopeConfig, open: OpenScopes) -> Self {
+        Self {
+            client,
+            config,
+            open,
+            null_in_structs: Arc::default(),
+            timeline: Timeline::default(),
+            aggregated: Arc::default(),
+            learners: Arc::new(Semaphore::new(LEARNERS)),
+            releases: Arc::default(),
+            budget: MemoryBudget::default(),
+            unfit: Arc::default(),
+            earlier: EarlierStates::default(),
+            failures: Arc::default(),
+            printing: PrintingThreads::of_process(),
+            managed_fields: Arc::new(|_| ManagedFields::Keep),
+        }
+    }
+
+    /// Creates a scope, and starts its task. If it is to be derived, `opener` gets the key and the
+    /// retention of its source, and returns what opens that.
+    pub(super) fn create(
+        &self,
+        key: &ScopeKey,
+        kind: &Arc<str>,
+        fields: &Arc<FieldTable>,
+        retention: Retention,
+        opener: impl FnOnce(ScopeKey, Retention) -> OpenSource,
+    ) -> Arc<Scope> {
+        let target = ReflectorTarget {
+            gvr: key.gvr.clone(),
+            selection: Arc::clone(&key.selection),
+            kind: Arc::clone(kind),
+            representation: key.representation,
+            fields: Arc::clone(fields),
+            managed_fields: (self.managed_fields)(&key.gvr),
+        };
+        self.start(key.clone(), target, retention, opener)
+    }
+
+    /// Starts the task of a new scope.
+    fn start(
+        &self,
+        key: ScopeKey,
+        target: ReflectorTarget,
+        retention: Retention,
+        opener: impl FnOnce(ScopeKey, Retention) -> OpenSource,
+    ) -> Arc<Scope> {
+        let (mut writer, reader) = store::new(retention.window.unwrap_or(self.config.window));
+        let probe = key.gvr.is_event().then(|| {
+            writer.expect_shared_deletions();
+            Probe::new(
+                self.client.clone(),
+                &key.gvr,
+                &key.selection,
+                target.fields.namespaced(),
+            )
+        });
+        let (publish_phase, phase) = watch::channel(ScopePhase::Syncing);
+        let initial_events = InitialEventsProbe::new(
+            self.client.clone(),
+            &key.gvr,
+            &key.selection,
+            key.representation,
+        );
+        let scope = Arc::new(self.new_scope(key, &target, &retention, reader, phase));
+        let release = ReleaseLearner::new(
+            self.client.clone(),
+            target.clone(),
+            scope.reader.clone(),
+            Arc::clone(&self.learners),
+            Arc::clone(&scope.outdated),
+        );
+        let pump = ScopePump {
+            feed: self.feed(&scope, target, &retention, opener),
+            failures: Arc::clone(&self.failures),
+            unfit: Arc::clone(&self.unfit),
+            continuity: Continuity::new(self.client.clone(), &scope),
+            writer,
+            probe,
+            phase: publish_phase,
+            events: metrics::of_type(&metrics::UPSTREAM_EVENTS, &scope.key.gvr),
+            scope: Arc::clone(&scope),
+            open: self.open.clone(),
+            null_in_structs: Arc::clone(&self.null_in_structs),
+            timers: PumpTimers::default(),
+            streaming: StreamingLearner::new(initial_events),
+            release,
+            is_rewritten: false,
+            followed_release: None,
+            releases: Arc::clone(&self.releases),
+            list_asked: None,
+            ready: None,
+            refused_since: None,
+            staleness: StalenessClock::new(
+                retention.max_staleness.unwrap_or(self.config.max_staleness),
+            ),
+            overdue: OverdueEvents::new(
+                scope.lacking.subscribe(),
+                scope.reader.clone(),
+                self.config.overdue,
+            ),
+            earlier: self.earlier.clone(),
+            restoring: None,
+            stopped: Stopped::Closed,
+            _owner: retention.owner,
+        };
+        tokio::spawn(pump.run());
+        scope
+    }
+
+    /// Returns a scope before its first list.
+    fn new_scope(
+        &self,
+        key: ScopeKey,
+        target: &ReflectorTarget,
+        retention: &Retention,
+        reader: StoreReader,
+        phase: watch::Receiver<ScopePhase>,
+    ) -> Scope {
+        let compression = WatchCompression::new(
+            self.client.clone(),
+            key.gvr.clone(),
+            &key.selection,
+            key.representation,
+        );
+        let tables = TableForms::new(self.client.clone(), key.gvr.clone(), &key.selection);
+        let timeline = self
+            .aggregated
+            .get(&*key.gvr.group)
+            .unwrap_or(&self.timeline);
+        let shown = timeline.newest(&key.gvr);
+        Scope {
+            key,
+            timeline: timeline.clone(),
+            held_in: AtomicU64::new(shown.timeline()),
+            shown: ArcSwap::new(shown),
+            on_demand: retention.on_demand,
+            idle: IdleTracker::new(retention.idle),
+            charges: Mutex::new(ScopeCharges::new(&self.budget)),
+            compression,
+            tables,
+            fields: Arc::clone(&target.fields),
+            managed_fields: target.managed_fields,
+            reader,
+            bookmarks: Arc::new(ArcSwapOption::empty()),
+            irreducible: Arc::default(),
+            unprintable: Arc::default(),
+            last_heard: Mutex::new(Instant::now()),
+            following: watch::Sender::new(false),
+            lacking: watch::Sender::default(),
+            age: ScopeAge::new(),
+            first_list: OnceLock::new(),
+            listed: ConsistentList::default(),
+            timeline_start: AtomicU64::new(0),
+            opened: Instant::now(),
+            phase,
+            version_waiters: VersionWaiters::default(),
+            schema_changed: Notify::new(),
+            type_removed: Notify::new(),
+            found_different: Notify::new(),
+            printed_by: Mutex::default(),
+            prints_differently: AtomicBool::new(false),
+            server: watch::Sender::default(),
+            bookmarked: watch::Sender::new(ResourceVersion::default()),
+            derived_from: ArcSwapOption::empty(),
+            quarantines: AtomicU64::new(0),
+            derived_after: AtomicU64::new(0),
+            derives: AtomicBool::new(false),
+            is_source_only: AtomicBool::new(retention.derivation == Derivation::Source),
+            outdated: Arc::new(AtomicBool::new(false)),
+            stop: CancellationToken::new(),
+            frees_memory: AtomicBool::new(false),
+            compressed: AtomicUsize::new(0),
+        }
+    }
+
+    /// Returns the source of a scope's changes.
+    fn feed(
+        &self,
+        scope: &Arc<Scope>,
+        target: ReflectorTarget,
+        retention: &Retention,
+        opener: impl FnOnce(ScopeKey, Retention) -> OpenSource,
+    ) -> ScopeFeed {
+        let mut derived = self.derived(scope, &target, retention, opener);
+        let mut reflector = Reflector::new(self.client.clone(), target)
+            .compressed(self.config.compression)
+            .lasting(self.config.watch_lifetime);
+        if !retention.indispensable {
+            let estimates = !self.unfit.is_to_be_tried(&scope.key, Instant::now());
+            derived = derived.map(|derived| derived.within(&self.budget, estimates));
+            reflector = reflector.within(&self.budget, estimates);
+        }
+        ScopeFeed::new(scope, reflector, derived, &self.failures)
+    }
+
+    /// Returns the feed of a scope in JSON whose changes are derived from the type's scope in
+    /// protobuf; `None` if they are not to be derived.
+    fn derived(
+        &self,
+        scope: &Scope,
+        target: &ReflectorTarget,
+        retention: &Retention,
+        opener: impl FnOnce(ScopeKey, Retention) -> OpenSource,
+    ) -> Option<DerivedFeed> {
+        let key = &scope.key;
+        let Representation {
+            encoding,
+            metadata_only,
+        } = key.representation;
+        // The servers of aggregated groups print as they like.
+        let may_derive = retention.derivation == Derivation::Derived
+            && encoding == Encoding::Json
+            && !self.aggregated.contains_key(&*key.gvr.group)
+            && !self.failures.contains(&key.gvr, metadata_only);
+        if !may_derive {
+            return None;
+        }
+        let printer = JsonPrinter::of_type(&key.gvr, &target.kind, metadata_only)?;
+        let source = ScopeKey {
+            representation: Representation {
+                encoding: Encoding::Protobuf,
+                metadata_only,
+            },
+            ..key.clone()
+        };
+        let retention = Retention {
+            // The scope that is derived counts.
+            owner: None,
+            ..retention.clone().of_source(self.config.window)
+        };
+        Some(DerivedFeed::new(
+            self.client.clone(),
+            target.clone(),
+            printer,
+            opener(source, retention),
+            scope.reader.clone(),
+            &self.printing,
+        ))
+    }
+}
