@@ -1,0 +1,127 @@
+//! Recovery from bad answers and silence.
+use super::*;
+
+/// An answer to the watch that resumes: status, content type and body.
+type BadWatch = (u16, &'static str, &'static str);
+
+/// Follows pods at an API server whose first watch ends and whose next ones are answered badly. The
+/// last one of these is repeated.
+async fn follow_badly(bad: Vec<BadWatch>) -> (Api, Reflector) {
+    let pki = Pki::new();
+    let opened = Arc::new(AtomicUsize::new(0));
+    let api = Api::start(&pki, HTTP2, move |request, _| {
+        let query = request.uri().query().unwrap_or_default();
+        let resumes = query.starts_with("watch=1") && !query.contains("sendInitialEvents");
+        let (status, content_type, body) = if resumes {
+            let n = opened.fetch_add(1, Ordering::SeqCst);
+            bad[n.min(bad.len() - 1)]
+        } else if query.starts_with("watch=1") {
+            (200, "application/json", MARK)
+        } else {
+            (200, "application/json", LIST)
+        };
+        async move {
+            Response::builder()
+                .status(status)
+                .header("content-type", content_type)
+                .body(body::full(body))
+                .unwrap()
+        }
+    })
+    .await;
+    let reflector = pods_reflector(&pki, &api).await;
+    (api, reflector)
+}
+
+#[tokio::test]
+async fn bad_answers_to_a_watch_that_resumes_are_attempts_that_failed() {
+    let event: &'static str = events("ADDED", &["a"]).leak();
+    let bad = vec![
+        (404, "text/html", "default backend"),
+        (405, "application/json", ""),
+        (406, "application/json", ""),
+        (200, "text/html", "default backend"),
+        (200, "application/json", event),
+    ];
+    let (_api, mut reflector) = follow_badly(bad).await;
+    assert!(matches!(next(&mut reflector).await, Change::Listed { .. }));
+    let mut interruptions = 0;
+    loop {
+        match next(&mut reflector).await {
+            Change::Event(..) => break,
+            Change::Interrupted => interruptions += 1,
+            Change::Progress { .. } | Change::Resumed { .. } => {}
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(
+        interruptions, 5,
+        "the end of the first watch, and four refusals"
+    );
+}
+
+#[tokio::test]
+async fn an_unreadable_event_is_asked_for_once_more_before_everything_is_listed() {
+    let (_api, mut reflector) = follow_badly(vec![(200, "application/json", "garbage\n")]).await;
+    let mut seen = Vec::new();
+    while seen.iter().filter(|name| **name == "listed").count() < 2 {
+        seen.push(match next(&mut reflector).await {
+            Change::Listed { .. } => "listed",
+            Change::Resumed { .. } => "resumed",
+            Change::Interrupted => "interrupted",
+            Change::Progress { .. } => "progress",
+            other => panic!("{other:?}"),
+        });
+    }
+    assert_eq!(
+        seen,
+        [
+            "listed",
+            "progress",
+            // The first watch ended.
+            "interrupted",
+            "interrupted",
+            "interrupted",
+            "listed"
+        ]
+    );
+}
+
+#[tokio::test]
+async fn a_refusal_ends_a_reflector_whose_type_is_gone() {
+    let (_api, mut reflector) = follow_badly(vec![(404, "text/plain", "404 page not found")]).await;
+    assert!(matches!(next(&mut reflector).await, Change::Listed { .. }));
+    reflector.type_removed();
+    let stopped = timeout(SOON, async {
+        loop {
+            if let Err(stopped) = reflector.next::<Count>().await {
+                return stopped;
+            }
+        }
+    });
+    assert_eq!(stopped.await.unwrap(), Stopped::Vanished);
+}
+
+#[tokio::test]
+async fn a_watch_that_falls_silent_is_opened_again() {
+    let bookmark = MARK.replace("initial-events-end", "something-else");
+    let (_api, mut reflector, opened) = follow_silence(MARK.to_owned() + &bookmark).await;
+    assert!(matches!(next(&mut reflector).await, Change::Listed { .. }));
+    for _ in 0..2 {
+        assert!(matches!(
+            next(&mut reflector).await,
+            Change::Progress { .. }
+        ));
+    }
+    let resumed = tokio::spawn(async move {
+        let silent = next(&mut reflector).await;
+        (silent, next(&mut reflector).await)
+    });
+    pass(Duration::from_secs(91)).await;
+    let resumed = resumed.await.unwrap();
+    assert!(
+        matches!(resumed, (Change::Interrupted, Change::Resumed { .. })),
+        "{resumed:?}"
+    );
+    assert_eq!(opened.load(Ordering::SeqCst), 2);
+}

@@ -1,0 +1,96 @@
+//! Proofs that a resumed watch continues the same history.
+use super::*;
+
+/// Follows pods until the first watch has ended, after an event of version 9. Then upstream is asked
+/// for other watches, which send these events.
+async fn interrupted(watches: &[String]) -> (Api, Reflector, Arc<Mutex<Vec<String>>>) {
+    let first = events("ADDED", &["a"]) + MARK + &event("MODIFIED", "a", 9);
+    let others = watches.iter().map(|text| (text.clone(), StreamEnd::Open));
+    let watches = std::iter::once((first, StreamEnd::Ended)).chain(others);
+    let (api, mut reflector, versions) = follow_pods_over(watches.collect()).await;
+    assert!(reflector.is_listing());
+    assert!(matches!(next(&mut reflector).await, Change::Listed { .. }));
+    assert!(!reflector.is_listing());
+    // The mark comes again as a bookmark, then the event and the end.
+    assert!(matches!(
+        next(&mut reflector).await,
+        Change::Progress { .. }
+    ));
+    assert!(matches!(next(&mut reflector).await, Change::Event(..)));
+    assert!(matches!(next(&mut reflector).await, Change::Interrupted));
+    (api, reflector, versions)
+}
+
+const EXPIRED: &str = concat!(
+    r#"{"type":"ERROR","object":{"kind":"Status","apiVersion":"v1","metadata":{},"#,
+    r#""status":"Failure","message":"too old resource version: 8 (9)","reason":"Expired","#,
+    r#""code":410}}"#,
+    "\n"
+);
+
+#[tokio::test]
+async fn a_resumed_watch_proves_the_history_by_the_last_event() {
+    let again = event("MODIFIED", "a", 9) + &event("MODIFIED", "a", 12);
+    let (_api, mut reflector, versions) = interrupted(&[again]).await;
+    assert!(matches!(
+        next(&mut reflector).await,
+        Change::Resumed { is_proven: true }
+    ));
+    let mut seen = Vec::new();
+    for _ in 0..2 {
+        let Change::Event(_, scanned) = next(&mut reflector).await else {
+            panic!("no event")
+        };
+        seen.push(scanned.version.0);
+    }
+    // The repeated one is for the store to ignore.
+    assert_eq!(seen, [9, 12]);
+    assert_eq!(*versions.lock(), ["", "8"]);
+}
+
+#[tokio::test]
+async fn a_resumed_watch_without_the_last_event_is_of_another_history() {
+    let bookmark = MARK.replace(r#""8""#, r#""12""#);
+    for other in [event("MODIFIED", "a", 10), bookmark] {
+        let (_api, mut reflector, _) = interrupted(&[other]).await;
+        let change = next(&mut reflector).await;
+        let missing = ResourceVersion(9);
+        assert!(
+            matches!(change, Change::OtherHistory { missing: event } if event == missing),
+            "{change:?}"
+        );
+        assert!(reflector.is_listing(), "what is known is of no use");
+    }
+}
+
+#[tokio::test]
+async fn an_unreadable_event_behind_the_last_one_leads_to_a_list() {
+    let again = event("MODIFIED", "a", 9) + "garbage\n";
+    let (_api, mut reflector, _) = interrupted(&[again]).await;
+    let mut resumed = 0;
+    loop {
+        match next(&mut reflector).await {
+            Change::Listed { .. } => break,
+            Change::Resumed { .. } => resumed += 1,
+            Change::Event(..) | Change::Interrupted => {}
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(resumed, 2, "it is asked for once more");
+}
+
+#[tokio::test]
+async fn a_server_without_the_last_event_is_asked_for_what_follows() {
+    let follows = event("MODIFIED", "a", 12);
+    let (_api, mut reflector, versions) = interrupted(&[EXPIRED.to_owned(), follows]).await;
+    assert!(matches!(
+        next(&mut reflector).await,
+        Change::Resumed { is_proven: false }
+    ));
+    let change = next(&mut reflector).await;
+    assert!(
+        matches!(&change, Change::Event(_, scanned) if scanned.version.0 == 12),
+        "{change:?}"
+    );
+    assert_eq!(*versions.lock(), ["", "8", "9"]);
+}
