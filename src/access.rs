@@ -59,7 +59,8 @@ pub use authenticate::{Authenticated, Authenticator, Credential};
 pub use authorize::Authorizer;
 pub use caller::{Caller, Impersonation, RejectedCaller, Rejection, Vouched};
 pub use config::{
-    AccessConfig, AuthenticationConfig, AuthorizationConfig, FrontProxyConfig, ReviewFailurePolicy,
+    AccessConfig, AuthenticationConfig, AuthorizationConfig, FollowedRbac, FrontProxyConfig,
+    ReviewFailurePolicy,
 };
 pub use error::ReviewError;
 pub use guard::Guard;

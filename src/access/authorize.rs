@@ -91,7 +91,7 @@ impl Authorizer {
             .max(max_renewed_age(config.allowed_ttl));
         let longest = longest.mul_f32(MAX_LIFETIME_FACTOR) + MIN_WATCH_LIFETIME + OVERDUE;
         let rules = Arc::new(AuthorizerRules::new(client.clone(), timeline.clone()));
-        let changes = Arc::new(Changes::new(longest, timeline));
+        let changes = Arc::new(Changes::new(longest, timeline, config.followed_rbac));
         let nodes = NodeRights::new(config.node_grants, Arc::clone(changes.listeners()));
         Self {
             every_name: EveryName::new(Arc::clone(&rules)),
@@ -199,7 +199,7 @@ impl Authorizer {
         if self.is_valid(&cached) {
             return Some(cached);
         }
-        if !self.is_renewable(&cached.verdict) {
+        if !self.is_renewable(&cached) {
             return None;
         }
         // Boxed, because the future is large and rare.
@@ -209,25 +209,30 @@ impl Authorizer {
 
     /// Returns `true` if nothing but its age ended a verdict, and an answer to a question about the
     /// rules could renew it.
-    fn is_renewable(&self, verdict: &Verdict) -> bool {
+    fn is_renewable(&self, ReviewedAccess { request, verdict }: &ReviewedAccess) -> bool {
         let now = Instant::now();
-        let renewed = self.renewed(verdict, now);
+        let renewed = self.renewed(verdict, request, now);
         renewed.is_some_and(|(from, lifetime)| verdict.is_valid(now, from + lifetime))
     }
 
     /// Returns the moment from which on a verdict ages, and its lifetime, if upstream said at
     /// `listed` that nothing but RBAC can end it. `None` if that prolongs nothing.
-    fn renewed(&self, verdict: &Verdict, listed: Instant) -> Option<(Instant, Duration)> {
-        if !self.changes.are_followed() {
+    fn renewed(
+        &self,
+        verdict: &Verdict,
+        request: &AccessRequest,
+        listed: Instant,
+    ) -> Option<(Instant, Duration)> {
+        if !self.changes.are_followed(request) {
             return None;
         }
-        let known = self.changes.known_until()?;
+        let known = self.changes.known_until(request)?;
         verdict.renewed_at(listed.min(known))
     }
 
     fn is_valid(&self, ReviewedAccess { request, verdict }: &ReviewedAccess) -> bool {
         self.compare(verdict, request);
-        let (from, lifetime) = self.lifetime(verdict);
+        let (from, lifetime) = self.lifetime(verdict, request);
         verdict.is_valid(Instant::now(), from + lifetime)
     }
 
@@ -249,14 +254,20 @@ impl Authorizer {
         }
     }
 
-    /// Returns the moment from which on a verdict ages, and its lifetime.
-    pub(super) fn lifetime(&self, verdict: &Verdict) -> (Instant, Duration) {
+    /// Returns the moment from which on a verdict about a request ages, and its lifetime.
+    pub(super) fn lifetime(
+        &self,
+        verdict: &Verdict,
+        request: &AccessRequest,
+    ) -> (Instant, Duration) {
         let requested = verdict.position.requested;
         let Some(basis) = &verdict.basis else {
             let listed = self.rules.last_listed();
-            return listed
-                .and_then(|listed| self.renewed(verdict, listed))
-                .unwrap_or_else(|| (requested, verdict.lifetime(self.changes.are_followed())));
+            let renewed = listed.and_then(|listed| self.renewed(verdict, request, listed));
+            return renewed.unwrap_or_else(|| {
+                let is_followed = self.changes.are_followed(request);
+                (requested, verdict.lifetime(is_followed))
+            });
         };
         match self.nodes.unknown_since(basis) {
             None => (requested, verdict.ttl),
@@ -321,6 +332,7 @@ impl Authorizer {
             ..SubjectAccessReview::default()
         };
         let path = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
+        self.changes.want(request);
         let _turn = self.queues.of_user(&request.identity).await;
         // Taken before the review is sent, so that no later change is taken for an earlier one.
         let position = self.changes.position();

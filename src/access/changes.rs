@@ -5,12 +5,14 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::RwLock;
+use tokio::sync::watch;
 use tokio::time::Instant;
 
+use super::config::FollowedRbac;
 use super::listeners::WatchListeners;
 use super::metrics;
 use super::moment::LatestMoment;
-use super::rbac::{Affected, RbacKind};
+use super::rbac::{Affected, RbacKind, RequestReach};
 use super::request::AccessRequest;
 use super::settling::{SETTLED, settles_after};
 use super::verdict::{ChangePosition, Verdict};
@@ -30,6 +32,8 @@ pub(super) struct Changes {
     log: RwLock<ChangeLog>,
     /// The number of the next change. A verdict that has been compared up to here needs no lock.
     head: AtomicU64,
+    /// One bit for each type whose changes are to arrive.
+    wanted: watch::Sender<u8>,
     /// One bit for each type whose changes arrive.
     followed: AtomicU8,
     /// One bit for each type whose changes have arrived at some time.
@@ -43,13 +47,21 @@ pub(super) struct Changes {
     timeline: Timeline,
 }
 
-/// The bits of all types.
-const ALL_KINDS: u8 = (1 << RbacKind::ALL.len()) - 1;
+/// Returns the bits of the types that decide about requests.
+fn bits(reach: RequestReach) -> u8 {
+    let bit = |kind: &RbacKind| 1 << *kind as u8;
+    reach.kinds().iter().map(bit).sum()
+}
 
 impl Changes {
     /// Creates a record for verdicts that are used for up to `longest`.
-    pub(super) fn new(longest: Duration, timeline: Timeline) -> Self {
+    pub(super) fn new(longest: Duration, timeline: Timeline, followed: FollowedRbac) -> Self {
+        let wanted = match followed {
+            FollowedRbac::All => RequestReach::Namespace,
+            FollowedRbac::AsNeeded => RequestReach::Cluster,
+        };
         Self {
+            wanted: watch::Sender::new(bits(wanted)),
             log: RwLock::default(),
             head: AtomicU64::new(0),
             followed: AtomicU8::new(0),
@@ -61,9 +73,36 @@ impl Changes {
         }
     }
 
-    /// Returns whether every change of RBAC arrives here.
-    pub(super) fn are_followed(&self) -> bool {
-        self.followed.load(Ordering::Acquire) == ALL_KINDS
+    /// Has the changes arrive that can concern a request.
+    pub(super) fn want(&self, request: &AccessRequest) {
+        let needed = bits(RequestReach::of(request));
+        let is_new = self.wanted.send_if_modified(|wanted| {
+            let before = *wanted;
+            *wanted |= needed;
+            *wanted != before
+        });
+        if is_new {
+            self.show_followed();
+        }
+    }
+
+    /// Waits until the changes of a type are to arrive.
+    pub(super) async fn until_wanted(&self, kind: RbacKind) {
+        let mut wanted = self.wanted.subscribe();
+        let is_wanted = |wanted: &u8| wanted & (1 << kind as u8) != 0;
+        // The sender is not dropped before `self`.
+        let _ = wanted.wait_for(is_wanted).await;
+    }
+
+    /// Returns whether every change that can concern a request arrives here.
+    pub(super) fn are_followed(&self, request: &AccessRequest) -> bool {
+        let needed = bits(RequestReach::of(request));
+        self.followed.load(Ordering::Acquire) & needed == needed
+    }
+
+    fn show_followed(&self) {
+        let wanted = *self.wanted.borrow();
+        metrics::following(self.followed.load(Ordering::Acquire) & wanted == wanted);
     }
 
     /// Sets whether changes of a type arrive. All missed ones must have been recorded before.
@@ -74,7 +113,7 @@ impl Changes {
         } else {
             self.followed.fetch_and(!bit, Ordering::AcqRel);
         }
-        metrics::following(self.are_followed());
+        self.show_followed();
     }
 
     /// Notes that upstream has just shown a newer version of a type than before. The changes up to
@@ -83,26 +122,32 @@ impl Changes {
         self.advanced[kind as usize].note(Instant::now());
     }
 
-    /// Returns the moment up to which RBAC is known. A watch can stand still and look followed: its
-    /// bookmarks repeat a version while the server's own cache gets nothing from etcd. So each type
-    /// is known up to its last newer version.
-    pub(super) fn known_until(&self) -> Option<Instant> {
-        let known = self.advanced.iter().map(LatestMoment::get);
+    /// Returns the moment up to which the types that decide about a request are known. A watch can
+    /// stand still and look followed: its bookmarks repeat a version while the server's own cache
+    /// gets nothing from etcd. So each type is known up to its last newer version.
+    pub(super) fn known_until(&self, request: &AccessRequest) -> Option<Instant> {
+        let kinds = RequestReach::of(request).kinds().iter();
+        let known = kinds.map(|kind| self.advanced[*kind as usize].get());
         known.min().flatten()
     }
 
     /// Notes that the changes of a type arrive from now on, and that earlier ones are unknown.
     ///
-    /// Until all types are followed, verdicts are used for seconds. Those are reviewed once, when
-    /// upstream has settled: a proxy that starts would otherwise ask for each of them again and
-    /// again. Later on a verdict may be older, and is reviewed at once.
+    /// Until the types that decide about a request are followed, its verdict is used for seconds.
+    /// Such verdicts are reviewed once, when upstream has settled: a proxy that starts would
+    /// otherwise ask for each of them again and again. Later on a verdict may be older, and is
+    /// reviewed at once.
     pub(super) fn begin(&self, kind: RbacKind) {
         let bit = 1 << kind as u8;
         let before = self.begun.fetch_or(bit, Ordering::AcqRel);
         if before & bit != 0 {
-            self.record(Affected::Everything);
-        } else if before | bit == ALL_KINDS {
-            self.record(Affected::UnknownPast);
+            return self.record(Affected::Everything);
+        }
+        for reach in RequestReach::ALL {
+            let missing = bits(reach) & !before;
+            if missing == bit {
+                self.record(Affected::UnknownPast(reach));
+            }
         }
     }
 
@@ -191,7 +236,8 @@ impl Changes {
             let settled = *at + SETTLED;
             // None is used for longer than it would be without RBAC.
             let is_young = settled <= requested + verdict.unwatched_ttl;
-            if **affected == Affected::UnknownPast && (is_young || !is_later) {
+            let is_first = matches!(**affected, Affected::UnknownPast(_));
+            if is_first && (is_young || !is_later) {
                 if let Some(after) = settled.checked_duration_since(requested) {
                     verdict.set_settled(after);
                 }

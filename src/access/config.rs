@@ -26,6 +26,14 @@ pub struct AccessConfig {
 }
 
 impl AccessConfig {
+    /// Returns the same for a proxy on each node, of which there may be thousands. Agents read the
+    /// node's part of the whole cluster, which no Role grants.
+    #[must_use]
+    pub fn on_node(mut self) -> Self {
+        self.authorization.followed_rbac = FollowedRbac::AsNeeded;
+        self
+    }
+
     /// Returns the files of all authorities that can sign an accepted client certificate.
     pub fn authorities(&self) -> Vec<PathBuf> {
         self.client_ca
@@ -84,6 +92,8 @@ pub struct AuthorizationConfig {
     pub review_failure_policy: ReviewFailurePolicy,
     /// The treatment of grants that nodes have from the node authorizer.
     pub node_grants: NodeGrants,
+    /// The types of RBAC whose changes are followed.
+    pub followed_rbac: FollowedRbac,
 }
 
 impl Default for AuthorizationConfig {
@@ -100,6 +110,7 @@ impl Default for AuthorizationConfig {
             unwatched_denied_ttl: Duration::from_secs(1),
             review_failure_policy: ReviewFailurePolicy::default(),
             node_grants: NodeGrants::default(),
+            followed_rbac: FollowedRbac::default(),
         }
     }
 }
@@ -132,6 +143,17 @@ impl AuthorizationConfig {
         let unwatched = unwatched.min(ttl);
         (if is_watched { ttl } else { unwatched }, unwatched)
     }
+}
+
+/// The types of RBAC whose changes are followed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FollowedRbac {
+    /// All four.
+    #[default]
+    All,
+    /// ClusterRoles and ClusterRoleBindings, and those of namespaces once somebody's rights in a
+    /// namespace are reviewed. Until they are followed, such a verdict is used for seconds.
+    AsNeeded,
 }
 
 /// Treatment of requests while upstream answers no reviews of their callers.

@@ -1,5 +1,5 @@
 //! Follows the RBAC types in scopes of their own, so that every change is known even if no client
-//! reads them.
+//! reads them. A type is followed from the moment on from which it decides about requests.
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use crate::store::WindowEvent;
 /// Longest wait for one version. Afterwards the next one is waited for.
 const WAIT: Duration = Duration::from_hours(1);
 
-/// Follows all RBAC types forever.
+/// Follows the RBAC types forever, each once it is wanted.
 pub(super) async fn follow(scopes: Scopes, changes: Arc<Changes>) {
     let [roles, bindings, cluster_roles, cluster_bindings] = RbacKind::ALL.map(|kind| {
         let (scopes, changes) = (scopes.clone(), Arc::clone(&changes));
@@ -33,6 +33,7 @@ async fn follow_kind(kind: RbacKind, scopes: &Scopes, changes: &Changes) {
         return;
     };
     let key = ScopeKey::everything(gvr, Representation::whole(Encoding::Json));
+    changes.until_wanted(kind).await;
     loop {
         let scope = scopes.open(&key, &kind.name().into(), &fields);
         if scope.wait_until_settled().await.is_ok() {

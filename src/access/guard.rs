@@ -217,7 +217,9 @@ impl Guard {
         if let Some(at) = self.verdict.overtaken_at() {
             return (at, Doubt::Overtaken);
         }
-        let (from, lifetime) = self.authorizer.lifetime(&self.verdict);
+        let (from, lifetime) = self
+            .authorizer
+            .lifetime(&self.verdict, self.subscription.request());
         let lifetime = lifetime.max(MIN_WATCH_LIFETIME);
         let end = from + lifetime.mul_f32(self.lifetime_factor);
         let since = self.verdict.settled_at().map_or(end, |at| at.min(end));

@@ -45,7 +45,8 @@ const CHANGES: Metric<Counter, 1> = Metric::new(
 const FOLLOWED: Metric<Gauge> = Metric::new(
     "watershed_rbac_following",
     &[],
-    "1 while every change of RBAC arrives. While it is 0, decisions are cached for seconds only.",
+    "1 while every change of RBAC arrives that can concern a cached decision. While it is 0, \
+     decisions are cached for seconds only.",
 );
 
 const WATCH_REVIEWS: Metric<Counter, 1> = Metric::new(
@@ -122,7 +123,7 @@ pub(super) fn changed(resource: &str) {
     CHANGES.with([resource.to_owned().into()]).increment(1);
 }
 
-/// Shows whether all changes of RBAC arrive.
+/// Shows whether all changes of RBAC that matter arrive.
 pub(super) fn following(all: bool) {
     FOLLOWED.with([]).set(f64::from(u8::from(all)));
 }

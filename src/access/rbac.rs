@@ -52,13 +52,44 @@ impl RbacKind {
     }
 }
 
+/// The requests that the same types of RBAC decide about.
+///
+/// Source: `kubernetes/pkg/registry/rbac/validation/rule.go` (VisitRulesFor).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RequestReach {
+    /// Requests about the cluster and about all namespaces: only ClusterRoleBindings grant them.
+    Cluster,
+    /// Requests in one namespace.
+    Namespace,
+}
+
+impl RequestReach {
+    pub(super) const ALL: [Self; 2] = [Self::Cluster, Self::Namespace];
+
+    pub(super) fn of(request: &AccessRequest) -> Self {
+        match request.namespace() {
+            None | Some("") => Self::Cluster,
+            Some(_) => Self::Namespace,
+        }
+    }
+
+    /// Returns the types that decide about these requests.
+    pub(super) fn kinds(self) -> &'static [RbacKind] {
+        match self {
+            Self::Cluster => &[RbacKind::ClusterRoles, RbacKind::ClusterRoleBindings],
+            Self::Namespace => &RbacKind::ALL,
+        }
+    }
+}
+
 /// The requests to which a change can give another answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Affected {
     /// All requests.
     Everything,
-    /// All requests, in a way that is not known: RBAC is followed from now on, for the first time.
-    UnknownPast,
+    /// All requests of this reach, in a way that is not known: the types that decide about them
+    /// are followed from now on, for the first time.
+    UnknownPast(RequestReach),
     /// Requests in one namespace.
     Namespace(Box<str>),
     /// Requests of these subjects, in one namespace if it is named.
@@ -112,7 +143,8 @@ impl Affected {
     /// Returns whether the change can concern a request.
     pub(super) fn concerns(&self, request: &AccessRequest) -> bool {
         match self {
-            Self::Everything | Self::UnknownPast => true,
+            Self::Everything => true,
+            Self::UnknownPast(reach) => *reach == RequestReach::of(request),
             Self::Namespace(namespace) => request.namespace() == Some(namespace),
             Self::Subjects {
                 namespace,
@@ -129,7 +161,7 @@ impl Affected {
     /// Returns the only namespace that the change can concern, if there is one.
     pub(super) fn namespace(&self) -> Option<&str> {
         match self {
-            Self::Everything | Self::UnknownPast => None,
+            Self::Everything | Self::UnknownPast(_) => None,
             Self::Namespace(namespace) => Some(namespace),
             Self::Subjects { namespace, .. } => namespace.as_deref(),
         }
@@ -138,7 +170,7 @@ impl Affected {
     /// Returns the memory use, in units of some hundred bytes.
     pub(super) fn weight(&self) -> usize {
         match self {
-            Self::Everything | Self::UnknownPast | Self::Namespace(_) => 1,
+            Self::Everything | Self::UnknownPast(_) | Self::Namespace(_) => 1,
             Self::Subjects { subjects, .. } => 1 + subjects.len(),
         }
     }

@@ -243,6 +243,7 @@ impl ServeCommand {
         config.audit = self.audit.config()?;
         if self.node_name.is_some() {
             config.scopes = config.scopes.on_node();
+            config.access = config.access.on_node();
         }
         if let Some(interval) = self.self_check_interval {
             config.scopes.self_check = interval;

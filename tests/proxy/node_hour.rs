@@ -92,6 +92,7 @@ impl Node {
             config.policy = CachingPolicy::of_node(NODE);
             config.policy.scope_policy.derive_json = Some(false);
             config.scopes = ScopeConfig::default().on_node();
+            config.access = config.access.clone().on_node();
             configure(config);
         })
         .await;

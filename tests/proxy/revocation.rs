@@ -233,6 +233,40 @@ async fn a_watch_ends_with_its_binding_and_shows_no_later_event() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_nodes_proxy_follows_the_roles_of_namespaces_once_one_of_them_is_read() {
+    let fixture = Fixture::build(small(), furnish, |config| {
+        remember(config);
+        config.access = config.access.clone().on_node();
+    })
+    .await;
+    let watched = async |resource: &str| {
+        let resource = format!("{resource}.rbac.authorization.k8s.io");
+        let stats = fixture.upstream.stats();
+        stats.open_watches.get(&resource).copied()
+    };
+    for resource in ["clusterroles", "clusterrolebindings"] {
+        becomes("the proxy follows it", Some(1), async || {
+            watched(resource).await
+        })
+        .await;
+    }
+    for resource in ["roles", "rolebindings"] {
+        assert_eq!(watched(resource).await, None, "{resource}");
+    }
+    assert_eq!(status(&fixture, "ann").await, 200);
+    quiet(&fixture).await;
+    let ann = open_watch(&fixture, "ann").await;
+    fixture
+        .upstream
+        .state()
+        .delete(&rbac("rolebindings"), "team-00", "ann")
+        .unwrap();
+    let (lines, end) = ann.rest().await;
+    assert_eq!((lines.len(), end), (0, Next::End));
+    fixture.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_watch_ends_with_its_binding_even_if_the_review_is_refused() {
     let fixture = Fixture::build(small(), furnish, remember).await;
     quiet(&fixture).await;

@@ -2,6 +2,7 @@
 use std::collections::HashSet;
 use std::task::{Context, Wake};
 
+use futures_util::FutureExt as _;
 use proptest::prelude::*;
 
 use super::*;
@@ -24,8 +25,12 @@ fn users(namespace: Option<&str>, names: &[&str]) -> Affected {
     }
 }
 
+fn unfollowed(followed: FollowedRbac) -> Changes {
+    Changes::new(TTL, Timeline::default(), followed)
+}
+
 fn followed() -> Changes {
-    let changes = Changes::new(TTL, Timeline::default());
+    let changes = unfollowed(FollowedRbac::All);
     for kind in RbacKind::ALL {
         changes.set_followed(kind, true);
     }
@@ -38,7 +43,7 @@ fn ask(changes: &Changes) -> Verdict {
 
 fn is_valid(changes: &Changes, verdict: &Verdict, request: &AccessRequest) -> bool {
     changes.apply(verdict, request);
-    let lifetime = verdict.lifetime(changes.are_followed());
+    let lifetime = verdict.lifetime(changes.are_followed(request));
     verdict.is_valid(Instant::now(), verdict.position.requested + lifetime)
 }
 
@@ -103,54 +108,132 @@ async fn a_verdict_soon_after_a_change_is_valid_until_upstream_has_settled() {
 
 #[tokio::test(start_paused = true)]
 async fn verdicts_are_reviewed_once_when_rbac_is_followed_for_the_first_time() {
-    let changes = Changes::new(TTL, Timeline::default());
-    let ann = AccessRequest::example("ann", &[], None);
+    for namespace in [None, Some("here")] {
+        let ann = AccessRequest::example("ann", &[], namespace);
+        verdicts_are_reviewed_once(&ann).await;
+    }
+}
+
+async fn verdicts_are_reviewed_once(ann: &AccessRequest) {
+    let changes = unfollowed(FollowedRbac::All);
     let old = ask(&changes);
     pass(60.0).await;
     let before = ask(&changes);
     pass(1.0).await;
     let mut between = before;
     for kind in RbacKind::ALL {
-        assert!(is_valid(&changes, &between, &ann), "{kind:?}");
+        assert!(is_valid(&changes, &between, ann), "{kind:?}");
         between = ask(&changes);
         changes.begin(kind);
         changes.set_followed(kind, true);
     }
     let after = ask(&changes);
-    assert!(!is_valid(&changes, &old, &ann), "it does not come back");
+    assert!(!is_valid(&changes, &old, ann), "it does not come back");
     for verdict in [&between, &after] {
-        assert!(is_valid(&changes, verdict, &ann));
+        assert!(is_valid(&changes, verdict, ann));
     }
     pass(1.9).await;
     for verdict in [&between, &after] {
-        assert!(is_valid(&changes, verdict, &ann));
+        assert!(is_valid(&changes, verdict, ann));
     }
     pass(0.1).await;
     for verdict in [&between, &after] {
-        assert!(!is_valid(&changes, verdict, &ann), "upstream has settled");
+        assert!(!is_valid(&changes, verdict, ann), "upstream has settled");
     }
     let settled = ask(&changes);
     pass(60.0).await;
-    assert!(is_valid(&changes, &settled, &ann));
+    assert!(is_valid(&changes, &settled, ann));
     // A type that is listed again may have changed.
     changes.begin(RbacKind::Roles);
-    assert!(!is_valid(&changes, &settled, &ann));
+    assert!(!is_valid(&changes, &settled, ann));
 }
 
 #[tokio::test(start_paused = true)]
-async fn verdicts_are_valid_for_seconds_while_one_type_is_not_followed() {
+async fn verdicts_are_valid_for_seconds_while_a_type_that_decides_about_them_is_not_followed() {
     let changes = followed();
-    let ann = AccessRequest::example("ann", &[], None);
+    let here = AccessRequest::example("ann", &[], Some("here"));
+    let everywhere = AccessRequest::example("ann", &[], None);
+    for (kind, ended, others) in [
+        (RbacKind::RoleBindings, &[&here][..], &[&everywhere][..]),
+        (RbacKind::ClusterRoles, &[&here, &everywhere], &[]),
+    ] {
+        let verdict = ask(&changes);
+        let are_valid = |requests: &[&AccessRequest], wanted| {
+            for request in requests {
+                assert_eq!(is_valid(&changes, &verdict, request), wanted, "{kind:?}");
+            }
+        };
+        pass(9.0).await;
+        changes.set_followed(kind, false);
+        are_valid(&[&here, &everywhere], true);
+        pass(1.0).await;
+        are_valid(ended, false);
+        are_valid(others, true);
+        changes.set_followed(kind, true);
+        // Nothing happened meanwhile.
+        are_valid(&[&here, &everywhere], true);
+    }
+}
+
+/// Returns the types that are to be followed.
+fn wanted(changes: &Changes) -> Vec<RbacKind> {
+    let is_wanted = |kind: &RbacKind| changes.until_wanted(*kind).now_or_never().is_some();
+    RbacKind::ALL.into_iter().filter(is_wanted).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_types_of_namespaces_are_followed_once_they_decide_about_a_request() {
+    let changes = unfollowed(FollowedRbac::AsNeeded);
+    let everywhere = AccessRequest::example("ann", &[], None);
+    let here = AccessRequest::example("ann", &[], Some("here"));
+    let begin = |kinds: &[RbacKind]| {
+        for kind in kinds {
+            changes.begin(*kind);
+            changes.set_followed(*kind, true);
+        }
+    };
+    let of_cluster = RequestReach::Cluster.kinds();
+    assert_eq!(wanted(&changes), of_cluster);
+    begin(of_cluster);
+    changes.want(&everywhere);
+    assert_eq!(wanted(&changes), of_cluster);
+    pass(60.0).await;
+
+    changes.want(&here);
+    assert_eq!(wanted(&changes), RbacKind::ALL);
+    let (verdict, stays) = (ask(&changes), ask(&changes));
+    assert!(is_valid(&changes, &verdict, &here));
+    pass(7.0).await;
+    begin(&[RbacKind::Roles, RbacKind::RoleBindings]);
+    pass(1.9).await;
+    assert!(is_valid(&changes, &verdict, &here));
+    let settling = ask(&changes);
+    assert!(is_valid(&changes, &settling, &here));
+    pass(0.1).await;
+    for verdict in [&verdict, &settling] {
+        assert!(!is_valid(&changes, verdict, &here), "upstream has settled");
+    }
+    assert!(is_valid(&changes, &stays, &everywhere));
+    let settled = ask(&changes);
+    pass(60.0).await;
+    assert!(is_valid(&changes, &settled, &here));
+    assert!(is_valid(&changes, &stays, &everywhere));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_verdict_ends_when_the_types_that_decide_about_it_are_followed_too_late() {
+    let changes = unfollowed(FollowedRbac::AsNeeded);
+    let here = AccessRequest::example("ann", &[], Some("here"));
     let verdict = ask(&changes);
-    pass(9.0).await;
-    changes.set_followed(RbacKind::RoleBindings, false);
-    assert!(is_valid(&changes, &verdict, &ann));
-    pass(1.0).await;
-    assert!(!is_valid(&changes, &verdict, &ann));
-    changes.set_followed(RbacKind::RoleBindings, true);
+    pass(60.0).await;
+    for kind in RbacKind::ALL {
+        assert!(!is_valid(&changes, &verdict, &here), "{kind:?}");
+        changes.begin(kind);
+        changes.set_followed(kind, true);
+    }
     assert!(
-        is_valid(&changes, &verdict, &ann),
-        "nothing happened meanwhile"
+        !is_valid(&changes, &verdict, &here),
+        "it does not come back"
     );
 }
 
@@ -207,18 +290,22 @@ async fn the_time_since_the_last_change_that_concerns_a_request_is_known() {
 async fn rbac_is_known_up_to_the_last_newer_version_of_the_type_that_stands_still() {
     let changes = followed();
     let [first, others @ ..] = RbacKind::ALL;
+    let here = AccessRequest::example("ann", &[], Some("here"));
+    let everywhere = AccessRequest::example("ann", &[], None);
     changes.advance(first);
     let advanced = Instant::now();
-    assert_eq!(changes.known_until(), None);
+    assert_eq!(changes.known_until(&here), None);
     for minute in 1..=3 {
         pass(60.0).await;
         for kind in others {
             changes.advance(kind);
         }
-        assert_eq!(changes.known_until(), Some(advanced), "{minute}");
+        assert_eq!(changes.known_until(&here), Some(advanced), "{minute}");
+        let now = Some(Instant::now());
+        assert_eq!(changes.known_until(&everywhere), now, "{minute}");
     }
     changes.advance(first);
-    assert_eq!(changes.known_until(), Some(Instant::now()));
+    assert_eq!(changes.known_until(&here), Some(Instant::now()));
 }
 
 #[tokio::test(start_paused = true)]
