@@ -187,8 +187,11 @@ func watchFromMemory(t *testing.T, r api.Request) (watch *api.Stream) {
 	t.Helper()
 	poll.Until(t, fmt.Sprint(r, " comes from memory"), func() error {
 		watch = testbed.Proxied.Watch(t, r)
-		if source := watch.Header.Get("X-Watershed-Source"); strings.HasPrefix(source, "forward") {
+		switch source := watch.Header.Get("X-Watershed-Source"); {
+		case source == "forward; reason=unproven":
 			return errors.New(source)
+		case strings.HasPrefix(source, "forward"):
+			t.Fatalf("%v is answered from %q", r, source)
 		}
 		return nil
 	})

@@ -133,8 +133,6 @@ async fn next(reflector: &mut Reflector) -> Change<Count> {
         .unwrap()
 }
 
-/// Follows pods at an API server with this state, and counts the lists.
-
 /// Follows pods at an API server whose watches send these events and then nothing. Also returns the
 /// number of watches.
 async fn follow_silence(events: String) -> (Api, Reflector, Arc<AtomicUsize>) {

@@ -26,6 +26,8 @@ type Verdict struct {
 	Want, Got api.Answer
 	// Difference is empty if both answers agree.
 	Difference string
+	// Repeated is true if they did not at first, and one of them might have been a moment old.
+	Repeated bool
 }
 
 // Compare sends a request to both sides. Upstream's answers may differ over time, so a
@@ -81,11 +83,12 @@ func (p Sides) CompareAtLeisure(r api.Request) Verdict {
 	}
 	// A write may have reached one side only, such as a renewed lease.
 	for range 5 {
-		if v.Difference == "" || !mayBePast(r) {
+		if v.Difference == "" || !mayBePast(r, v.Want, v.Got) || strings.Contains(v.Difference, olderThan) {
 			break
 		}
 		time.Sleep(200 * time.Millisecond)
 		v = p.Compare(r)
+		v.Repeated = true
 	}
 	if v.Difference != "" && r.IsWatch() && hasSeconds.MatchString(r.Path) {
 		r.Path = hasSeconds.ReplaceAllString(r.Path, "${1}timeoutSeconds=12")
@@ -94,12 +97,20 @@ func (p Sides) CompareAtLeisure(r api.Request) Verdict {
 	return v
 }
 
-// mayBePast reports whether a get or list asks for a state that need not be the latest, nor that of
-// one version.
-func mayBePast(r api.Request) bool {
+// mayBePast reports whether both answers to a get or list are objects, or say that there is none, and
+// may be of a state that is neither the latest nor that of one version.
+func mayBePast(r api.Request, want, got api.Answer) bool {
+	for _, a := range []api.Answer{want, got} {
+		if a.Status != http.StatusOK && a.Status != http.StatusNotFound {
+			return false
+		}
+	}
 	floor, free := versionFloor(r)
 	return !r.IsWatch() && free && floor != latestVersion
 }
+
+// olderThan is in the difference of a list that is older than the request allows.
+const olderThan = "older than"
 
 // hasSeconds matches the deadline of a watch that lasts for less than ten seconds.
 var hasSeconds = regexp.MustCompile(`([?&])timeoutSeconds=[1-9]\b`)
@@ -214,7 +225,7 @@ func (p Sides) versionsMayDiffer(r api.Request, contentType, want, got string) s
 		floor = w
 	}
 	if g < floor {
-		return fmt.Sprintf("the list has version %d, older than %d", g, floor)
+		return fmt.Sprintf("the list has version %d, "+olderThan+" %d", g, floor)
 	}
 	if g > w {
 		if now, err := p.Right.Revision(); err != nil || g > now {

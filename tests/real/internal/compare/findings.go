@@ -33,9 +33,11 @@ type Findings struct {
 	mutex sync.Mutex
 	// pairs counts the compared requests; sources counts the proxy's answers by their source.
 	pairs, differences int
-	Sources            map[string]int
-	known              map[string]int
-	Statuses           map[int]int
+	// repeated counts pairs that were compared again, as one answer might have been a moment old.
+	repeated int
+	Sources  map[string]int
+	known    map[string]int
+	Statuses map[int]int
 }
 
 // ShownDifferences is the number of differences that are reported at length.
@@ -49,6 +51,9 @@ func (f *Findings) Add(r api.Request, v Verdict) {
 		f.Sources, f.known, f.Statuses = map[string]int{}, map[string]int{}, map[int]int{}
 	}
 	f.pairs++
+	if v.Repeated {
+		f.repeated++
+	}
 	f.Sources[v.Got.Header.Get("X-Watershed-Source")]++
 	f.Statuses[v.Want.Status]++
 	if v.Difference == "" {
@@ -70,6 +75,10 @@ func (f *Findings) Report() {
 	f.T.Helper()
 	if f.differences > 0 {
 		f.T.Errorf("%d of %d pairs differ", f.differences, f.pairs)
+	}
+	// Writes of this moment are few.
+	if most := 5 + f.pairs/50; f.repeated > most {
+		f.T.Errorf("%d of %d pairs differed at first", f.repeated, f.pairs)
 	}
 	f.T.Logf("%d pairs; answered from %v; statuses %v; known differences %v", f.pairs, f.Sources, f.Statuses, f.known)
 }

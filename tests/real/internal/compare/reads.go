@@ -130,7 +130,8 @@ func SameEvents(t *testing.T, watches []api.Request, write func() (last string))
 	found := &Findings{T: t}
 	for j, r := range watches {
 		want, got := all[0][j].until(t, last, testbed.Upstream, r), all[1][j].until(t, last, testbed.Proxied, r)
-		found.Add(r, Verdict{want.Answer, got.Answer, Sides{testbed.Upstream, testbed.Proxied}.Differ(r, want, got)})
+		difference := Sides{testbed.Upstream, testbed.Proxied}.Differ(r, want, got)
+		found.Add(r, Verdict{Want: want.Answer, Got: got.Answer, Difference: difference})
 		frames, _ := want.Frames()
 		events += len(frames)
 	}
