@@ -238,6 +238,9 @@ func (s *seenBy) RoundTrip(r *http.Request) (*http.Response, error) {
 func TestInformersFollowCompressedWatches(t *testing.T) {
 	clientfeaturestesting.SetFeatureDuringTest(t, clientfeatures.WatchListClient, true)
 	knowsOfCompression(t)
+	if !testbed.Direct {
+		compare.AwaitStreamed(t, testbed.Proxied, "/api/v1/configmaps")
+	}
 	for _, contentType := range []string{api.JSONType, api.ProtobufType} {
 		t.Run(contentType, func(t *testing.T) {
 			ns := objects.Namespace(t)
