@@ -111,6 +111,22 @@ impl Node {
         self.fixture.upstream.take_recorded()
     }
 
+    /// Checks that grants are renewed without reviews for a quarter of an hour. One that ends in the
+    /// second in which a watch of RBAC is opened anew is reviewed, and so are those for which an
+    /// answer is late on a busy machine. That does not happen in each of three quarters.
+    async fn renews_all(&self) {
+        let mut reviewed = Vec::new();
+        for _ in 0..3 {
+            let counts = count(&self.pass(HOUR / 4).await);
+            assert!(counts[RULES] >= 2, "{counts:#?}");
+            if !counts.contains_key(REVIEWS) {
+                return;
+            }
+            reviewed.push(counts);
+        }
+        panic!("grants are reviewed: {reviewed:#?}");
+    }
+
     /// Lists the node's pods as the visitor, and returns the status.
     async fn visit(&self) -> u16 {
         self.visit_as(VISITOR).await
@@ -145,12 +161,16 @@ fn live(upstream: &SimulatedServer) -> AbortOnDropHandle<()> {
 }
 
 /// Has time pass as fast as the work allows. Bytes take a moment on their way: the clock would go
-/// on to the next timer while they are.
+/// on to the next timer while they are. Twice a second they get a real moment, too: on a busy
+/// machine the kernel may deliver them late.
 fn hasten() -> AbortOnDropHandle<()> {
     time::pause();
     AbortOnDropHandle::new(tokio::spawn(async {
         loop {
-            time::sleep(Duration::from_millis(25)).await;
+            for _ in 0..20 {
+                time::sleep(Duration::from_millis(25)).await;
+            }
+            std::thread::sleep(Duration::from_millis(1));
         }
     }))
 }
@@ -211,9 +231,7 @@ async fn grants_that_are_renewed_for_all_end_with_their_bindings() {
     let hurry = (live(&node.fixture.upstream), hasten());
     node.pass(CALM).await;
     assert_eq!(node.visit().await, 200);
-    let counts = count(&node.pass(HOUR / 4).await);
-    assert!(counts[RULES] >= 2, "{counts:#?}");
-    assert_eq!(counts.get(REVIEWS), None, "{counts:#?}");
+    node.renews_all().await;
     assert_eq!(node.visit().await, 200, "renewed, too");
 
     // Nobody asks for the visitor's grant for longer than a grant lasts by itself.
@@ -226,7 +244,7 @@ async fn grants_that_are_renewed_for_all_end_with_their_bindings() {
 
     let cni = node.watches.remove(0);
     revoke(&node.fixture.upstream, AGENTS[0]);
-    assert!(ends_within(cni, Duration::from_secs(5)).await);
+    assert!(ends_within(cni, Duration::from_mins(1)).await);
     drop(hurry);
     time::resume();
     node.stop().await;
