@@ -42,6 +42,7 @@ async fn followed(status: u16, body: &'static str) -> Stopped {
         .unwrap_err()
 }
 
+/// Follows pods at an API server with this state, and counts the lists.
 async fn follow_state(list: &'static str, watch: &str) -> (Api, Reflector, Arc<AtomicUsize>) {
     let pki = Pki::new();
     let lists = Arc::new(AtomicUsize::new(0));
