@@ -161,13 +161,13 @@ fn live(upstream: &SimulatedServer) -> AbortOnDropHandle<()> {
 }
 
 /// Has time pass as fast as the work allows. Bytes take a moment on their way: the clock would go
-/// on to the next timer while they are. Twice a second they get a real moment, too: on a busy
-/// machine the kernel may deliver them late.
+/// on to the next timer while they are. Once a second they get a real moment, too: on a busy machine
+/// the kernel may deliver them late.
 fn hasten() -> AbortOnDropHandle<()> {
     time::pause();
     AbortOnDropHandle::new(tokio::spawn(async {
         loop {
-            for _ in 0..20 {
+            for _ in 0..40 {
                 time::sleep(Duration::from_millis(25)).await;
             }
             std::thread::sleep(Duration::from_millis(1));
