@@ -134,6 +134,11 @@ func blackHole(t *testing.T, s *workload.Stage) {
 // lists once.
 func onlyServer(t *testing.T, s *workload.Stage) {
 	proxy := testbed.StartProxy(t, s.Cluster.ProxyKubeconfig, s.Cluster.Servers[workload.FirstServer])
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the proxy: %s", proxy.State("widgets"))
+		}
+	})
 	p := s.Begin(t, proxy.Target, proxy)
 	w := p.Write(80)
 	p.Relists = true
@@ -185,6 +190,9 @@ func onlyServer(t *testing.T, s *workload.Stage) {
 		cost[name] = n - lists[name]
 	}
 	t.Logf("the proxy listed again: %v", cost)
+	for name := range cost {
+		t.Logf("lists of %s at the new server, by code: %v", name, usage.ListCodes(t, s.Cluster, name))
+	}
 	for name, n := range map[string]int{"configmaps": 2, "pods": 2, "widgets": 1} {
 		if cost[name] > n {
 			t.Errorf("the proxy listed %s %d times", name, cost[name])
@@ -194,7 +202,7 @@ func onlyServer(t *testing.T, s *workload.Stage) {
 		poll.Until(t, "what "+name+" cost the new server", func() error {
 			more := passedOn[name]
 			if l := usage.Measure(t, s.Cluster, name); l.Watching > n+2 || l.Lists > n+2+more.Lists {
-				return fmt.Errorf("it is %+v, %+v of it forwarded", l, more)
+				return fmt.Errorf("it is %+v, %+v of it forwarded; lists by code: %v", l, more, usage.ListCodes(t, s.Cluster, name))
 			}
 			return nil
 		})

@@ -51,8 +51,8 @@ func Measure(t *testing.T, c *testbed.Cluster, resource string) Requests {
 		name, _, _ := strings.Cut(line, "{")
 		fmt.Sscan(line[strings.LastIndexByte(line, ' ')+1:], &n)
 		// Refused requests cost nothing. A server that has just started refuses them, because
-		// it does not know any rights yet.
-		if strings.Contains(line, `code="401"`) || strings.Contains(line, `code="403"`) {
+		// it does not know any rights yet, or has not filled its cache of the type.
+		if slices.ContainsFunc([]string{`code="401"`, `code="403"`, `code="429"`}, func(code string) bool { return strings.Contains(line, code) }) {
 			continue
 		}
 		list, watch := strings.Contains(line, `verb="LIST"`), strings.Contains(line, `verb="WATCH"`)
@@ -66,6 +66,22 @@ func Measure(t *testing.T, c *testbed.Cluster, resource string) Requests {
 		}
 	}
 	return l
+}
+
+// ListCodes returns the number of lists that the API server answered, by code.
+func ListCodes(t *testing.T, c *testbed.Cluster, resource string) map[string]int {
+	t.Helper()
+	codes := map[string]int{}
+	for line := range strings.Lines(c.Upstream().Must(t, api.Request{Path: "/metrics"}).Body) {
+		name, labels, _ := strings.Cut(line, "{")
+		if name != "apiserver_request_total" || !strings.Contains(labels, fmt.Sprintf(`resource="%s"`, resource)) || !strings.Contains(labels, `verb="LIST"`) {
+			continue
+		}
+		_, code, _ := strings.Cut(labels, `code="`)
+		code, _, _ = strings.Cut(code, `"`)
+		codes[code] += MetricValue(line)
+	}
+	return codes
 }
 
 // Costs holds upstream's counts for the watched types, and the proxy's counts for the same.
