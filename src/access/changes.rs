@@ -101,8 +101,11 @@ impl Changes {
     }
 
     fn show_followed(&self) {
-        let wanted = *self.wanted.borrow();
-        metrics::following(self.followed.load(Ordering::Acquire) & wanted == wanted);
+        // One at a time: what is shown last has to be the latest.
+        self.wanted.send_if_modified(|wanted| {
+            metrics::following(self.followed.load(Ordering::Acquire) & *wanted == *wanted);
+            false
+        });
     }
 
     /// Sets whether changes of a type arrive. All missed ones must have been recorded before.

@@ -46,7 +46,7 @@ const FOLLOWED: Metric<Gauge> = Metric::new(
     "watershed_rbac_following",
     &[],
     "1 while every change of RBAC arrives that can concern a cached decision. While it is 0, \
-     decisions are cached for seconds only.",
+     those that it can concern are cached for seconds only.",
 );
 
 const WATCH_REVIEWS: Metric<Counter, 1> = Metric::new(

@@ -13,7 +13,9 @@ use watershed_lab::sim::{Options, Population, RecordedRequest, SimulatedServer};
 
 use watershed_protocol::GroupVersionResource;
 
-use crate::node_start::{AGENTS, NODE, RBAC, kind, start_agent, until_rbac_is_watched};
+use crate::node_start::{
+    AGENTS, NODE, RBAC, kind, start_agent, until_all_rbac_is_watched, until_rbac_is_watched,
+};
 use crate::support::Fixture;
 use crate::support::client::{Lines, Next, Protocol};
 use crate::support::rbac::rbac;
@@ -134,9 +136,14 @@ impl Node {
 
     /// Lists the node's pods as a user, and returns the status.
     async fn visit_as(&self, user: &str) -> u16 {
-        let path = format!("/api/v1/pods?resourceVersion=0&fieldSelector=spec.nodeName%3D{NODE}");
-        let visitor = self.fixture.proxied.as_user(user);
-        visitor.get(Protocol::Http2, &path).await.status.as_u16()
+        self.list_as(user, "/api/v1/pods").await
+    }
+
+    /// Lists the node's pods of a collection as a user, and returns the status.
+    async fn list_as(&self, user: &str, collection: &str) -> u16 {
+        let path = format!("{collection}?resourceVersion=0&fieldSelector=spec.nodeName%3D{NODE}");
+        let user = self.fixture.proxied.as_user(user);
+        user.get(Protocol::Http2, &path).await.status.as_u16()
     }
 
     async fn stop(self) {
@@ -252,6 +259,39 @@ async fn grants_that_are_renewed_for_all_end_with_their_bindings() {
     let cni = node.watches.remove(0);
     revoke(&node.fixture.upstream, AGENTS[0]);
     assert!(ends_within(cni, Duration::from_mins(1)).await);
+    drop(hurry);
+    time::resume();
+    node.stop().await;
+}
+
+#[tokio::test]
+async fn grants_in_a_namespace_are_renewed_too_and_end_with_their_bindings() {
+    const TENANT: &str = "tenant";
+    let mut node = Node::start().await;
+    let upstream = &node.fixture.upstream;
+    upstream.access().add_user(TENANT, TENANT, &[]);
+    let group = "rbac.authorization.k8s.io";
+    let binding = json!({
+        "metadata": {"name": TENANT, "namespace": "team-00"},
+        "subjects": [{"kind": "User", "apiGroup": group, "name": TENANT}],
+        "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": "agent"},
+    });
+    let bindings = rbac("rolebindings");
+    let state = upstream.state();
+    state.create(&bindings, &binding.to_string()).unwrap();
+    let pods = "/api/v1/namespaces/team-00/pods";
+    assert_eq!(node.list_as(TENANT, pods).await, 200);
+    until_all_rbac_is_watched(&node.fixture).await;
+
+    let hurry = (live(upstream), hasten());
+    node.pass(CALM).await;
+    assert_eq!(node.list_as(TENANT, pods).await, 200);
+    node.renews_all().await;
+    assert_eq!(node.list_as(TENANT, pods).await, 200, "renewed, too");
+    state.delete(&bindings, "team-00", TENANT).unwrap();
+    node.pass(HOUR / 4).await;
+    assert_eq!(node.list_as(TENANT, pods).await, 403);
+    node.watches.clear();
     drop(hurry);
     time::resume();
     node.stop().await;

@@ -49,7 +49,16 @@ const RBAC_OF_THE_CLUSTER: [&str; 2] = ["clusterroles", "clusterrolebindings"];
 
 /// Waits until the proxy watches the types of RBAC that grant what the agents watch.
 pub(crate) async fn until_rbac_is_watched(fixture: &Fixture) {
-    for resource in RBAC_OF_THE_CLUSTER {
+    until_watched(fixture, &RBAC_OF_THE_CLUSTER).await;
+}
+
+/// Waits until the proxy watches all types of RBAC.
+pub(crate) async fn until_all_rbac_is_watched(fixture: &Fixture) {
+    until_watched(fixture, &RBAC).await;
+}
+
+async fn until_watched(fixture: &Fixture, resources: &[&str]) {
+    for resource in resources {
         let resource = format!("{resource}.rbac.authorization.k8s.io");
         becomes("the proxy's watches", Some(1), async || {
             let stats = fixture.upstream.stats();
