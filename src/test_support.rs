@@ -8,7 +8,7 @@ mod pki;
 mod proxy;
 mod wait;
 
-pub(crate) use api::{Api, HTTP1, HTTP2, Settings, hanging, read, streamed, text};
+pub(crate) use api::{Api, HTTP1, HTTP2, Settings, hanging, read, streamed, text, typed};
 pub(crate) use kubeconfig::{OWN_TOKEN, kubeconfig, kubeconfig_text, kubeconfig_with, upstream_of};
 pub(crate) use pki::{Pki, roots};
 pub(crate) use proxy::{

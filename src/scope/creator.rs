@@ -48,7 +48,7 @@ pub type ManagedFieldsPolicy = Arc<dyn Fn(&GroupVersionResource) -> ManagedField
 pub(super) struct ScopeCreator {
     pub(super) client: UpstreamClient,
     pub(super) config: ScopeConfig,
-    /// Where a scope's task finds it when it stops.
+    /// The open scopes. One that stops is removed from them.
     open: OpenScopes,
     null_in_structs: Arc<NullInStructs>,
     pub(super) timeline: Timeline,

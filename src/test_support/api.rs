@@ -159,6 +159,15 @@ pub(crate) fn text(words: impl Into<String>) -> Response<Body> {
     Response::new(body::full(words.into()))
 }
 
+/// Returns an answer of this status and content type.
+pub(crate) fn typed(status: u16, content_type: &str, body: &'static str) -> Response<Body> {
+    Response::builder()
+        .status(status)
+        .header("content-type", content_type)
+        .body(body::full(body))
+        .unwrap()
+}
+
 /// Reads the whole body as text.
 pub(crate) async fn read<B>(body: B) -> Result<String, BoxError>
 where

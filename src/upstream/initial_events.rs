@@ -102,11 +102,8 @@ impl InitialEventsProbe {
 
 #[cfg(test)]
 mod tests {
-    use http::Response;
-
     use super::*;
-    use crate::body;
-    use crate::test_support::{Api, HTTP2, Pki, upstream_of};
+    use crate::test_support::{Api, HTTP2, Pki, typed, upstream_of};
     use watershed_protocol::Encoding;
 
     const MARK: &str = concat!(
@@ -129,13 +126,7 @@ mod tests {
                 query.strip_prefix(QUESTION),
                 Some("&fieldSelector=metadata.name%3D..")
             );
-            async move {
-                Response::builder()
-                    .status(status)
-                    .header("content-type", content_type)
-                    .body(body::full(body))
-                    .unwrap()
-            }
+            async move { typed(status, content_type, body) }
         })
         .await;
         let client = UpstreamClient::new(&upstream_of(&pki, &api).await);

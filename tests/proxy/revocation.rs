@@ -7,12 +7,20 @@ use watershed::app::AppConfig;
 use watershed_lab::sim::{AccessRule, ActiveFaults, PlannedRefusal, SimulatedServer};
 use watershed_protocol::GroupVersionResource;
 
+use crate::node_start::until_rbac_is_watched;
 use crate::support::client::{Lines, Next, Protocol};
 use crate::support::rbac::{rbac, remember};
 use crate::support::{Fixture, at_leisure, becomes, eventually, small};
 
 const HERE: &str = "/api/v1/namespaces/team-00/configmaps?resourceVersion=0";
 const REVIEWS: &str = "subjectaccessreviews.authorization.k8s.io";
+
+/// Deletes the binding of a user.
+fn unbind(fixture: &Fixture, user: &str) {
+    let bindings = rbac("rolebindings");
+    let state = fixture.upstream.state();
+    state.delete(&bindings, "team-00", user).unwrap();
+}
 
 fn subjects(users: &[&str]) -> serde_json::Value {
     users
@@ -147,9 +155,7 @@ async fn deleting_a_binding_ends_its_grant_and_no_other() {
     state.create(&rbac("roles"), &elsewhere).unwrap();
     // The proxy watches each type by itself, so this change may be noticed last. It must not end
     // bob's verdict.
-    state
-        .delete(&rbac("rolebindings"), "team-00", "ann")
-        .unwrap();
+    unbind(&fixture, "ann");
     becomes("what ann reads", 403, async || {
         status(&fixture, "ann").await
     })
@@ -212,11 +218,8 @@ async fn a_watch_ends_with_its_binding_and_shows_no_later_event() {
     );
     let mut bob = open_watch(&fixture, "bob").await;
     let before = reviews(&fixture);
-    let state = fixture.upstream.state();
     let deleted = Instant::now();
-    state
-        .delete(&rbac("rolebindings"), "team-00", "ann")
-        .unwrap();
+    unbind(&fixture, "ann");
     for watch in [ann, same] {
         let (lines, end) = watch.rest().await;
         assert_eq!((lines.len(), end), (0, Next::End));
@@ -239,28 +242,16 @@ async fn a_nodes_proxy_follows_the_roles_of_namespaces_once_one_of_them_is_read(
         config.access = config.access.clone().on_node();
     })
     .await;
-    let watched = async |resource: &str| {
-        let resource = format!("{resource}.rbac.authorization.k8s.io");
-        let stats = fixture.upstream.stats();
-        stats.open_watches.get(&resource).copied()
-    };
-    for resource in ["clusterroles", "clusterrolebindings"] {
-        becomes("the proxy follows it", Some(1), async || {
-            watched(resource).await
-        })
-        .await;
-    }
+    until_rbac_is_watched(&fixture).await;
+    let watches = fixture.upstream.stats().open_watches;
     for resource in ["roles", "rolebindings"] {
-        assert_eq!(watched(resource).await, None, "{resource}");
+        let resource = format!("{resource}.rbac.authorization.k8s.io");
+        assert_eq!(watches.get(&resource), None, "{resource}");
     }
     assert_eq!(status(&fixture, "ann").await, 200);
     quiet(&fixture).await;
     let ann = open_watch(&fixture, "ann").await;
-    fixture
-        .upstream
-        .state()
-        .delete(&rbac("rolebindings"), "team-00", "ann")
-        .unwrap();
+    unbind(&fixture, "ann");
     let (lines, end) = ann.rest().await;
     assert_eq!((lines.len(), end), (0, Next::End));
     fixture.stop().await;
@@ -276,11 +267,7 @@ async fn a_watch_ends_with_its_binding_even_if_the_review_is_refused() {
     );
     // The proxy itself has lost the right to review, perhaps by the same change.
     refuse_reviews(&fixture, 403);
-    fixture
-        .upstream
-        .state()
-        .delete(&rbac("rolebindings"), "team-00", "ann")
-        .unwrap();
+    unbind(&fixture, "ann");
     let (lines, end) = ann.rest().await;
     assert_eq!((lines.len(), end), (0, Next::End));
     write(&fixture, "after");
@@ -294,11 +281,7 @@ async fn a_lost_rbac_history_drops_every_grant() {
     quiet(&fixture).await;
     // The proxy does not see the deletion event. Only a fresh list shows it.
     fixture.upstream.faults().set(|active| active.silent = true);
-    fixture
-        .upstream
-        .state()
-        .delete(&rbac("rolebindings"), "team-00", "ann")
-        .unwrap();
+    unbind(&fixture, "ann");
     assert_eq!(status(&fixture, "ann").await, 200, "nothing tells of it");
     fixture.upstream.restart();
     fixture
@@ -400,11 +383,7 @@ async fn a_watch_affected_by_an_rbac_change_pauses_until_reviews_work() {
         open_watch(&fixture, "bob").await,
     );
     refuse_reviews(&fixture, 503);
-    fixture
-        .upstream
-        .state()
-        .delete(&rbac("rolebindings"), "team-00", "ann")
-        .unwrap();
+    unbind(&fixture, "ann");
     becomes("what ann reads", 503, async || {
         status(&fixture, "ann").await
     })
@@ -430,11 +409,7 @@ async fn requests_are_forwarded_while_reviews_fail_if_configured() {
     quiet(&fixture).await;
     let mut watch = open_watch(&fixture, "ann").await;
     refuse_reviews(&fixture, 503);
-    fixture
-        .upstream
-        .state()
-        .delete(&rbac("rolebindings"), "team-00", "ann")
-        .unwrap();
+    unbind(&fixture, "ann");
     becomes(
         "where ann's read goes",
         "forward; reason=review-failed".to_owned(),

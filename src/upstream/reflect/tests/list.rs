@@ -1,7 +1,7 @@
 //! Lists, streamed and in pages.
 use super::super::list::INITIAL_SILENCE;
 use super::*;
-use crate::test_support::eventually;
+use crate::test_support::{eventually, typed};
 use crate::upstream::VIA;
 use watershed_protocol::Frame;
 
@@ -16,12 +16,7 @@ async fn followed(status: u16, body: &'static str) -> Stopped {
         .list_accept_header();
         assert_eq!(request.headers()["accept"], accept);
         assert_eq!(request.uri().query(), Some("limit=1"));
-        async move {
-            let answer = Response::builder()
-                .status(status)
-                .header("content-type", "application/json");
-            answer.body(body::full(body)).unwrap()
-        }
+        async move { typed(status, "application/json", body) }
     })
     .await;
     let target = ReflectorTarget {

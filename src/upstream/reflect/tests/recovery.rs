@@ -1,5 +1,6 @@
 //! Recovery from bad answers and silence.
 use super::*;
+use crate::test_support::typed;
 
 /// An answer to the watch that resumes: status, content type and body.
 type BadWatch = (u16, &'static str, &'static str);
@@ -20,13 +21,7 @@ async fn follow_badly(bad: Vec<BadWatch>) -> (Api, Reflector) {
         } else {
             (200, "application/json", LIST)
         };
-        async move {
-            Response::builder()
-                .status(status)
-                .header("content-type", content_type)
-                .body(body::full(body))
-                .unwrap()
-        }
+        async move { typed(status, content_type, body) }
     })
     .await;
     let reflector = pods_reflector(&pki, &api).await;
