@@ -10,7 +10,7 @@ use crate::Args;
 use crate::servers::Servers;
 use crate::table::Table;
 use crate::upstream;
-use crate::{abuse, consistent, encodings, fan, forward, memory, reads, start};
+use crate::{abuse, consistent, encodings, fan, forward, memory, read_on, reads, start};
 
 /// Time for a server to finish its pending work.
 pub(crate) const SETTLE: Duration = Duration::from_millis(300);
@@ -28,6 +28,10 @@ pub(crate) async fn all(args: &Args, servers: &Servers, table: &mut Table) -> an
     }
     if wanted(memory::HISTORY) {
         memory::history(args, servers, table).await?;
+    }
+    // Minutes long, and of use only beside a proxy that derives nothing.
+    if args.own_json && wanted(read_on::READ_ON) {
+        read_on::all(args, servers, table).await?;
     }
     if wanted(&memory::slow_lists()) {
         memory::peak_of_slow_lists(args, servers, table).await?;
