@@ -63,6 +63,7 @@ pub use config::{
     ReviewFailurePolicy,
 };
 pub use error::ReviewError;
+pub use follow::lists_rbac;
 pub use guard::Guard;
 pub use identity::Identity;
 pub use node::NodeGrants;

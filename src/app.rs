@@ -110,7 +110,7 @@ async fn assemble(mut config: AppConfig) -> anyhow::Result<RunningProxy> {
     let scopes = open_scopes(&config, &client).await?;
     let (follower, catalog) =
         CatalogFollower::new(client.clone(), scopes.clone(), config.aggregated.clone());
-    let mut follower = follower.with_custom_types(config.policy.may_cache_custom_types());
+    let mut follower = follower.needing(discovery::needed_types(&config.policy));
     if let Some(warning) = trust::overlap(&config).await {
         tracing::warn!("{warning}");
     }
@@ -123,7 +123,7 @@ async fn assemble(mut config: AppConfig) -> anyhow::Result<RunningProxy> {
         admin_token,
     } = Listeners::open(&config).await?;
     let (address, admin_address) = (listener.address()?, admin_listener.local_addr()?);
-    discovery::read_first(&mut follower, &upstream).await;
+    discovery::learn_first(&mut follower, &scopes, &upstream).await;
     let announced = announce::announce(config.policy.clone(), catalog.clone());
 
     let followed_pods = node_grants::followed_pods(&config);

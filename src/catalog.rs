@@ -12,7 +12,10 @@ pub mod metrics;
 mod origin;
 mod reading;
 mod types;
+mod well_known;
 
 pub use discovery_error::DiscoveryError;
 pub use follower::CatalogFollower;
+pub use reading::NeededTypes;
 pub use types::{Catalog, ResourceType};
+pub use well_known::is_well_known;

@@ -27,15 +27,32 @@ pub(super) async fn follow(scopes: Scopes, changes: Arc<Changes>) {
     tokio::join!(roles, bindings, cluster_roles, cluster_bindings);
 }
 
-async fn follow_kind(kind: RbacKind, scopes: &Scopes, changes: &Changes) {
-    let gvr = kind.gvr();
-    let Some(fields) = FieldTable::builtin(&gvr, kind.is_namespaced()).map(Arc::new) else {
-        return;
+/// Returns `true` once upstream has listed a type of RBAC that is followed from the start, and
+/// `false` if the first attempt at it fails. The list is the one that [`follow`] goes on from.
+pub async fn lists_rbac(scopes: &Scopes) -> bool {
+    let Some(scope) = open(RbacKind::ClusterRoles, scopes) else {
+        return false;
     };
+    scope
+        .wait_until_ready(scopes.config().sync_wait)
+        .await
+        .is_ok()
+}
+
+/// Returns the scope of a type of RBAC; opens it if it is not open.
+fn open(kind: RbacKind, scopes: &Scopes) -> Option<Arc<Scope>> {
+    let gvr = kind.gvr();
+    let fields = FieldTable::builtin(&gvr, kind.is_namespaced())?;
     let key = ScopeKey::everything(gvr, Representation::whole(Encoding::Json));
+    Some(scopes.open(&key, &kind.name().into(), &Arc::new(fields)))
+}
+
+async fn follow_kind(kind: RbacKind, scopes: &Scopes, changes: &Changes) {
     changes.until_wanted(kind).await;
     loop {
-        let scope = scopes.open(&key, &kind.name().into(), &fields);
+        let Some(scope) = open(kind, scopes) else {
+            return;
+        };
         if scope.wait_until_settled().await.is_ok() {
             follow_scope(kind, &scope, changes).await;
         }

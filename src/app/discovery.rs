@@ -1,18 +1,36 @@
-//! Reading upstream's types at the start, and the reason why that fails.
+//! The types that are known at the start, and the reason why none are.
 use std::time::Duration;
 
 use tokio::time::timeout;
 
-use crate::catalog::{CatalogFollower, DiscoveryError};
+use crate::access::lists_rbac;
+use crate::catalog::{CatalogFollower, DiscoveryError, NeededTypes, is_well_known};
+use crate::scope::Scopes;
+use crate::serve::CachingPolicy;
 use crate::upstream::Upstream;
 
 /// Longest wait for upstream's types before requests are taken. Without them, all are forwarded.
 const FIRST: Duration = Duration::from_secs(5);
 
-/// Reads upstream's types, so that the first request finds them. If that fails, the follower goes
+/// Returns the types that matter to a policy.
+pub(super) fn needed_types(policy: &CachingPolicy) -> NeededTypes {
+    if policy.may_cache_custom_types() {
+        NeededTypes::All
+    } else if policy.names_only(is_well_known) {
+        NeededTypes::WellKnown
+    } else {
+        NeededTypes::BuiltIn
+    }
+}
+
+/// Learns upstream's types, so that the first request finds them. If that fails, the follower goes
 /// on trying.
-pub(super) async fn read_first(follower: &mut CatalogFollower, upstream: &Upstream) {
-    match timeout(FIRST, follower.read()).await {
+pub(super) async fn learn_first(
+    follower: &mut CatalogFollower,
+    scopes: &Scopes,
+    upstream: &Upstream,
+) {
+    match timeout(FIRST, begin(follower, scopes)).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => error.report(upstream),
         Err(_) => tracing::error!(
@@ -20,6 +38,16 @@ pub(super) async fn read_first(follower: &mut CatalogFollower, upstream: &Upstre
              requests are forwarded"
         ),
     }
+}
+
+/// Begins with the first answer of upstream. Each proxy lists RBAC at its start, so where discovery
+/// is not needed that list shows that upstream is there, and knows the proxy.
+async fn begin(follower: &mut CatalogFollower, scopes: &Scopes) -> Result<(), DiscoveryError> {
+    if follower.may_begin_unread() && lists_rbac(scopes).await {
+        follower.begin_unread();
+        return Ok(());
+    }
+    follower.read().await
 }
 
 /// Adds advice to the error of discovery.

@@ -10,7 +10,7 @@ use super::custom::{CustomType, CustomTypeName, CustomTypes};
 use super::definitions::{DefinitionFeed, DefinitionNews};
 use super::discovery_error::DiscoveryError;
 use super::origin::{Origin, Origins};
-use super::reading::{DiscoveryReader, Reading};
+use super::reading::{DiscoveryReader, NeededTypes, Reading};
 use super::types::{Catalog, ResourceType, Types};
 use crate::scope::Scopes;
 use crate::upstream::{Upstream, UpstreamClient};
@@ -30,8 +30,8 @@ pub struct CatalogFollower {
     vouched: Vec<String>,
     discovery: DiscoveryReader,
     reading: Reading,
-    /// Discovery was read at least once.
-    is_read: bool,
+    /// The catalog has types: discovery was read, or was not needed to begin with.
+    has_begun: bool,
     custom: CustomTypes,
 }
 
@@ -47,21 +47,40 @@ impl CatalogFollower {
             catalog: catalog.clone(),
             vouched,
             reading: Reading::empty(),
-            is_read: false,
+            has_begun: false,
             custom: CustomTypes::default(),
         };
         (follower, catalog)
     }
 
-    /// Leaves out custom types, and does not follow their definitions, where `needed` is `false`.
-    /// These can be the largest part of what is followed.
+    /// Follows these types alone.
     #[must_use]
-    pub fn with_custom_types(mut self, needed: bool) -> Self {
-        if !needed {
-            self.discovery.read_built_in();
-            self.catalog.settled.store(true, Ordering::Relaxed);
-        }
+    pub fn needing(mut self, needed: NeededTypes) -> Self {
+        self.discovery.need(needed);
+        let has_custom_types = needed == NeededTypes::All;
+        self.catalog
+            .settled
+            .store(!has_custom_types, Ordering::Relaxed);
         self
+    }
+
+    /// Returns `true` if [`begin_unread`](Self::begin_unread) may take the place of the first
+    /// reading.
+    pub fn may_begin_unread(&self) -> bool {
+        self.discovery.needed() == NeededTypes::WellKnown
+    }
+
+    /// Begins with the types that each API server has, and puts the first reading off. Whoever calls
+    /// this has an answer of upstream to another question.
+    pub fn begin_unread(&mut self) {
+        self.discovery.put_off();
+        self.has_begun = true;
+        self.reading = Reading::well_known();
+        self.publish();
+        tracing::info!(
+            types = self.catalog.len(),
+            "begin with the types that each API server has; discovery is read later"
+        );
     }
 
     /// Reads discovery once. After an error, [`CatalogFollower::run`] goes on trying.
@@ -78,7 +97,7 @@ impl CatalogFollower {
         let mut releases = self.scopes.releases();
         loop {
             // Without discovery it is unknown if upstream has definitions.
-            let follows_definitions = self.is_read && self.discovery.reads_all();
+            let follows_definitions = self.has_begun && self.reads_all();
             tokio::select! {
                 // Upstream's versions went back: it may have other types, too.
                 Ok(()) = timeline.changed() => {
@@ -112,8 +131,8 @@ impl CatalogFollower {
     }
 
     fn take(&mut self, read: Reading) {
-        let is_first = !std::mem::replace(&mut self.is_read, true);
-        if is_first && self.discovery.reads_all() && matches!(read.origins, Origins::NotRead) {
+        let is_first = !std::mem::replace(&mut self.has_begun, true);
+        if is_first && self.reads_all() && matches!(read.origins, Origins::NotRead) {
             tracing::info!("APIServices cannot be read; only built-in and custom types are cached");
         }
         self.reading = read;
@@ -123,8 +142,12 @@ impl CatalogFollower {
         }
     }
 
+    fn reads_all(&self) -> bool {
+        self.discovery.needed() == NeededTypes::All
+    }
+
     fn report(&self, error: &DiscoveryError) {
-        if self.is_read {
+        if self.has_begun {
             tracing::warn!(%error, "discovery failed");
         } else {
             error.report(&self.upstream);

@@ -8,6 +8,7 @@ use tokio::time::{Instant, sleep_until};
 use super::discovery::{self, DiscoveredType, ReadDocuments};
 use super::discovery_error::DiscoveryError;
 use super::origin::Origins;
+use super::well_known::well_known_types;
 use crate::upstream::{Backoff, ServedBy, UpstreamClient};
 
 /// Interval between readings. Custom types are followed without waiting for it.
@@ -15,6 +16,10 @@ pub(super) const REFRESH: Duration = Duration::from_mins(1);
 /// The same where only built-in types matter. They change with upstream's release, which is noticed
 /// otherwise, and proxies of thousands of nodes read them.
 const REFRESH_OF_BUILT_IN: Duration = Duration::from_hours(1);
+/// The earliest first reading where well-known types alone matter, as a part of the interval. The
+/// latest is a whole interval after the start, so that the proxies of all nodes, which may start
+/// together, do not read together.
+const FIRST_OF_WELL_KNOWN: f64 = 0.1;
 /// First and longest pause after a reading that failed.
 const RETRIES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(5));
 /// Time to wait after a sign: the other scopes notice another release at the same time.
@@ -38,6 +43,14 @@ impl Reading {
             origins: Origins::NotRead,
         }
     }
+
+    /// Returns what a reading of each upstream has in it.
+    pub(super) fn well_known() -> Self {
+        Self {
+            types: well_known_types(),
+            origins: Origins::NotRead,
+        }
+    }
 }
 
 /// A reading, with the documents for the next one.
@@ -45,11 +58,14 @@ type DocumentedReading = (Reading, ReadDocuments);
 
 /// The types that may be cached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum NeededTypes {
-    /// All types.
+pub enum NeededTypes {
+    /// All types. Custom ones are known by their definitions, which can be the largest part of what
+    /// is followed.
     All,
     /// The types that are compiled into kube-apiserver. It is known which those are.
     BuiltIn,
+    /// Types that each API server has. Nothing has to be read before they are cached.
+    WellKnown,
 }
 
 /// Reads all types, and the servers that answer for them if those matter.
@@ -62,7 +78,7 @@ async fn read(
     let origins = match needed {
         // Read afterwards: what was discovered of another server has its APIService by then.
         NeededTypes::All => Origins::read(&client).await?,
-        NeededTypes::BuiltIn => Origins::NotRead,
+        NeededTypes::BuiltIn | NeededTypes::WellKnown => Origins::NotRead,
     };
     Ok((Reading { types, origins }, documents))
 }
@@ -107,16 +123,25 @@ impl DiscoveryReader {
         }
     }
 
-    /// Reads what concerns built-in types alone from now on, and less often: they change with
-    /// upstream's release, which is a reason to read at once.
-    pub(super) fn read_built_in(&mut self) {
-        self.needed = NeededTypes::BuiltIn;
-        self.refresh = REFRESH_OF_BUILT_IN;
+    /// Reads what concerns these types from now on. Built-in types are read less often: they change
+    /// with upstream's release, which is a reason to read at once.
+    pub(super) fn need(&mut self, needed: NeededTypes) {
+        self.needed = needed;
+        self.refresh = match needed {
+            NeededTypes::All => REFRESH,
+            NeededTypes::BuiltIn | NeededTypes::WellKnown => REFRESH_OF_BUILT_IN,
+        };
     }
 
-    /// Returns `true` if other types than built-in ones matter.
-    pub(super) fn reads_all(&self) -> bool {
-        self.needed == NeededTypes::All
+    /// Returns the types that matter.
+    pub(super) fn needed(&self) -> NeededTypes {
+        self.needed
+    }
+
+    /// Puts the first reading off, unless there is a sign before.
+    pub(super) fn put_off(&mut self) {
+        let part = FIRST_OF_WELL_KNOWN + fastrand::f64() * (1.0 - FIRST_OF_WELL_KNOWN);
+        self.due = Instant::now() + self.refresh.mul_f64(part);
     }
 
     /// Reads everything at once. A reading that is under way does not count.

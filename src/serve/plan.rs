@@ -127,7 +127,7 @@ fn plan_checkpoint<B>(
     request: &Request<B>,
     of: Representation,
 ) -> Result<CheckpointPlan, ForwardReason> {
-    let (asked, resource) = asked_type(info, resource, request.headers())?;
+    let (asked, resource) = asked_type(info, resource, policy, request.headers())?;
     if info.verb != Verb::List {
         return Err(ForwardReason::Representation);
     }
@@ -148,7 +148,7 @@ fn plan_read<B>(
     (wanted, refusals): (&[AcceptClause], RefusalForm),
     parameters: OptionalParameters,
 ) -> Result<ReadPlan, ForwardReason> {
-    let (asked, resource) = asked_type(info, resource, request.headers())?;
+    let (asked, resource) = asked_type(info, resource, policy, request.headers())?;
     let mode = policy.mode(&resource.gvr);
     if mode == CacheMode::Nothing {
         return Err(ForwardReason::Policy);
@@ -218,6 +218,7 @@ fn plan_read<B>(
 fn asked_type<'a>(
     info: &'a RequestInfo,
     resource: Option<&'a Arc<ResourceType>>,
+    policy: &CachingPolicy,
     headers: &HeaderMap,
 ) -> Result<(&'a ResourceRequest, &'a Arc<ResourceType>), ForwardReason> {
     if is_upgrade(headers) {
@@ -230,8 +231,12 @@ fn asked_type<'a>(
     if asked.subresource.is_some() {
         return Err(ForwardReason::Subresource);
     }
-    let resource = resource.ok_or(ForwardReason::UnknownType)?;
-    Ok((asked, resource))
+    match resource {
+        Some(resource) => Ok((asked, resource)),
+        // Its type need not be known.
+        None if policy.mode(&asked.gvr) == CacheMode::Nothing => Err(ForwardReason::Policy),
+        None => Err(ForwardReason::UnknownType),
+    }
 }
 
 /// Source: kube-apiserver's own check (controlplane/apiserver/config.go) and following logs.

@@ -317,6 +317,13 @@ impl CachingPolicy {
         self.mode != CacheMode::Nothing || cached.any(|((group, _), _)| !is_built_in_group(group))
     }
 
+    /// Returns `true` if the policy caches no unnamed types, and names only types that `is_meant`
+    /// returns `true` for, by group and resource.
+    pub fn names_only(&self, is_meant: impl Fn(&str, &str) -> bool) -> bool {
+        let mut named = self.mode_by_type.keys();
+        self.mode == CacheMode::Nothing && named.all(|(group, name)| is_meant(group, name))
+    }
+
     /// Returns `true` if objects of the type may be stored on disk. Sensitive ones never are, even
     /// if they are cached.
     pub fn may_store(&self, group: &str, resource: &str) -> bool {

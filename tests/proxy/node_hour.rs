@@ -8,13 +8,13 @@ use tokio::time;
 use tokio_util::task::AbortOnDropHandle;
 use watershed::app::AppConfig;
 use watershed::scope::ScopeConfig;
-use watershed::serve::CachingPolicy;
 use watershed_lab::sim::{Options, Population, RecordedRequest, SimulatedServer};
 
 use watershed_protocol::GroupVersionResource;
 
 use crate::node_start::{
-    AGENTS, NODE, RBAC, kind, start_agent, until_all_rbac_is_watched, until_rbac_is_watched,
+    AGENTS, NODE, RBAC, kind, on_node, start_agent, until_all_rbac_is_watched,
+    until_rbac_is_watched,
 };
 use crate::support::Fixture;
 use crate::support::client::{Lines, Next, Protocol};
@@ -91,10 +91,8 @@ impl Node {
 
     async fn configured(options: Options, configure: impl FnOnce(&mut AppConfig)) -> Self {
         let fixture = Fixture::build(options, grant, |config| {
-            config.policy = CachingPolicy::of_node(NODE);
-            config.policy.scope_policy.derive_json = Some(false);
+            on_node(config);
             config.scopes = ScopeConfig::default().on_node();
-            config.access = config.access.clone().on_node();
             configure(config);
         })
         .await;

@@ -1,7 +1,9 @@
 //! A proxy that is started while the API server cannot be asked for its types. It is not ready,
 //! forwards requests, and goes on asking.
-use watershed_lab::sim::{ActiveFaults, BadAnswer, BadAnswers, PlannedRefusal};
+use watershed::app::AppConfig;
+use watershed_lab::sim::{ActiveFaults, BadAnswer, BadAnswers, PlannedRefusal, SimulatedServer};
 
+use crate::node_start::{NODE, on_node};
 use crate::support::client::Protocol;
 use crate::support::{Fixture, becomes, eventually, plain_get, small};
 
@@ -34,11 +36,25 @@ fn bad(answer: BadAnswer) -> ActiveFaults {
 
 /// Starts a proxy during a fault, ends the fault, and waits until memory answers.
 async fn starts_during(fault: ActiveFaults) {
+    starts_configured_during(fault, |_| {}, PODS).await;
+}
+
+/// The same of the proxy of a node.
+async fn starts_on_node_during(fault: ActiveFaults) {
+    let pods = format!("{PODS}&fieldSelector=spec.nodeName%3D{NODE}");
+    starts_configured_during(fault, on_node, &pods).await;
+}
+
+async fn starts_configured_during(
+    fault: ActiveFaults,
+    configure: impl FnOnce(&mut AppConfig),
+    pods: &str,
+) {
     let shown = format!("{fault:?}");
-    let fixture = Fixture::prepared(small(), |upstream| {
+    let prepare = |upstream: &SimulatedServer| {
         upstream.faults().set(|active| *active = fault);
-    })
-    .await;
+    };
+    let fixture = Fixture::build(small(), prepare, configure).await;
     let asked = |path| plain_get(fixture.admin, "GET", path);
     let livez = asked("/livez").await;
     assert!(livez.starts_with("HTTP/1.1 200 "), "{shown}: {livez}");
@@ -47,7 +63,7 @@ async fn starts_during(fault: ActiveFaults) {
     assert!(readyz.contains("[-]discovery failed"), "{shown}: {readyz}");
     let faults = fixture.upstream.faults();
     faults.set(|active| *active = ActiveFaults::default());
-    let forwarded = fixture.proxied.get(Protocol::Http2, PODS).await;
+    let forwarded = fixture.proxied.get(Protocol::Http2, pods).await;
     assert_eq!(forwarded.status, 200, "{shown}");
     eventually(&shown, async || {
         let readyz = asked("/readyz").await;
@@ -59,7 +75,7 @@ async fn starts_during(fault: ActiveFaults) {
     })
     .await;
     becomes(&shown, "snapshot".to_owned(), async || {
-        let list = fixture.proxied.get(Protocol::Http2, PODS).await;
+        let list = fixture.proxied.get(Protocol::Http2, pods).await;
         list.header("x-watershed-source").to_owned()
     })
     .await;
@@ -89,4 +105,14 @@ async fn a_proxy_that_starts_while_upstream_answers_with_garbage_asks_again() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_proxy_that_starts_while_upstream_is_silent_asks_again() {
     starts_during(bad(BadAnswer::Silence)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_nodes_proxy_that_starts_while_upstream_fails_asks_again() {
+    for code in [503, 401, 403] {
+        starts_on_node_during(refused(code, None)).await;
+    }
+    for answer in [BadAnswer::Page, BadAnswer::Silence] {
+        starts_on_node_during(bad(answer)).await;
+    }
 }

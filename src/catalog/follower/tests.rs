@@ -203,12 +203,12 @@ struct Followed {
 
 impl Followed {
     async fn start(refresh: Duration) -> Self {
-        let followed = Self::with_custom_types(refresh, true).await;
+        let followed = Self::needing(refresh, NeededTypes::All).await;
         eventually(|| followed.knows("first.test")).await;
         followed
     }
 
-    async fn with_custom_types(refresh: Duration, custom_types: bool) -> Self {
+    async fn needing(refresh: Duration, needed: NeededTypes) -> Self {
         let server = DefiningServer::new();
         server.define("first.test", "color", false);
         let pki = Pki::new();
@@ -223,9 +223,13 @@ impl Followed {
         let client = UpstreamClient::new(&upstream_of(&pki, &api).await);
         let scopes = Scopes::new(client.clone(), ScopeConfig::default());
         let (follower, catalog) = CatalogFollower::new(client, scopes.clone(), Vec::new());
-        let mut follower = follower.with_custom_types(custom_types);
+        let mut follower = follower.needing(needed);
         follower.discovery.refresh = refresh;
-        follower.read().await.unwrap();
+        if follower.may_begin_unread() {
+            follower.begin_unread();
+        } else {
+            follower.read().await.unwrap();
+        }
         Self {
             server,
             scopes,
@@ -318,7 +322,7 @@ async fn unchanged_discovery_is_not_sent_again() {
 
 #[tokio::test]
 async fn definitions_are_not_followed_where_custom_types_are_not_needed() {
-    let followed = Followed::with_custom_types(Duration::from_millis(10), false).await;
+    let followed = Followed::needing(Duration::from_millis(10), NeededTypes::BuiltIn).await;
     assert!(followed.catalog.is_settled());
     let server = &followed.server;
     eventually(|| server.unchanged.load(Ordering::SeqCst) >= 40).await;
@@ -327,4 +331,26 @@ async fn definitions_are_not_followed_where_custom_types_are_not_needed() {
     assert_eq!(server.lists.load(Ordering::SeqCst), 0);
     // Whether a type is built in is known without its APIService.
     assert_eq!(server.services.load(Ordering::SeqCst), 0);
+}
+
+#[tokio::test]
+async fn well_known_types_are_cached_before_discovery_is_read() {
+    let followed = Followed::needing(Duration::from_hours(1), NeededTypes::WellKnown).await;
+    let known = |group, name| followed.catalog.has_resource(group, name);
+    let well_known = [
+        ("", "pods"),
+        ("", "nodes"),
+        ("coordination.k8s.io", "leases"),
+    ];
+    assert!(well_known.iter().all(|(group, name)| known(group, name)));
+    assert!(followed.catalog.is_settled());
+    assert_eq!(followed.server.documents.load(Ordering::SeqCst), 0);
+}
+
+#[tokio::test]
+async fn discovery_that_was_put_off_replaces_the_well_known_types() {
+    let followed = Followed::needing(Duration::from_millis(10), NeededTypes::WellKnown).await;
+    eventually(|| followed.knows("apiextensions.k8s.io")).await;
+    // This upstream does not have them.
+    assert!(!followed.catalog.has_resource("", "pods"));
 }
