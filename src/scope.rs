@@ -22,6 +22,7 @@ mod open_scopes;
 mod overdue;
 mod phase;
 mod pump;
+mod rederivation;
 mod registry;
 mod release;
 mod relief;

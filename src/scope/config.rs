@@ -21,6 +21,9 @@ const SOURCE_IDLE: Duration = Duration::from_secs(10);
 const NODE_ROLLBACK_CHECK: Duration = Duration::from_mins(5);
 /// Interval of a node's proxy for comparisons with upstream. Its scopes are small.
 const NODE_SELF_CHECK: Duration = Duration::from_hours(1);
+/// First pause of a node's proxy before JSON is derived again. Proxies on thousands of nodes would
+/// list a type in protobuf together, and each spares upstream one small watch by that.
+const NODE_DERIVE_AGAIN: Duration = Duration::from_mins(10);
 
 /// Settings of all scopes.
 #[derive(Clone, Copy, Debug)]
@@ -43,6 +46,9 @@ pub struct ScopeConfig {
     pub overdue: Duration,
     /// The lifetime of watches that is asked for.
     pub watch_lifetime: WatchLifetime,
+    /// Time after which it is tried again to derive JSON that could not be derived from protobuf.
+    /// It doubles up to sixty times as much while that fails.
+    pub derive_again: Duration,
 }
 
 impl ScopeConfig {
@@ -53,6 +59,7 @@ impl ScopeConfig {
             self_check: NODE_SELF_CHECK,
             rollback_check: NODE_ROLLBACK_CHECK,
             watch_lifetime: WatchLifetime::Long,
+            derive_again: NODE_DERIVE_AGAIN,
             ..self
         }
     }
@@ -76,6 +83,7 @@ impl Default for ScopeConfig {
             // Upstream waits three seconds for its own watch cache.
             overdue: Duration::from_secs(10),
             watch_lifetime: WatchLifetime::default(),
+            derive_again: Duration::from_mins(1),
         }
     }
 }

@@ -83,6 +83,11 @@ impl Continuity {
         matches!(self.state, ContinuityState::Certain)
     }
 
+    /// Returns true if nothing is awaited that would prove upstream's history.
+    pub(super) fn is_settled(&self) -> bool {
+        self.is_certain() && !self.is_repeat_due
+    }
+
     /// Waits for a change. Cancel safe.
     pub(super) async fn changed(&mut self) -> ContinuityChange {
         let (timeline, changes, state) = (self.timeline, &mut self.changes, &mut self.state);

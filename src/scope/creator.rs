@@ -83,7 +83,7 @@ impl ScopeCreator {
             budget: MemoryBudget::default(),
             unfit: Arc::default(),
             earlier: EarlierStates::default(),
-            failures: Arc::default(),
+            failures: Arc::new(DerivationFailures::new(config.derive_again)),
             printing: PrintingThreads::of_process(),
             managed_fields: Arc::new(|_| ManagedFields::Keep),
         }
@@ -284,8 +284,7 @@ impl ScopeCreator {
         // The servers of aggregated groups print as they like.
         let may_derive = retention.derivation == Derivation::Derived
             && encoding == Encoding::Json
-            && !self.aggregated.contains_key(&*key.gvr.group)
-            && !self.failures.contains(&key.gvr, metadata_only);
+            && !self.aggregated.contains_key(&*key.gvr.group);
         if !may_derive {
             return None;
         }

@@ -12,6 +12,7 @@ mod following;
 mod opened;
 mod printer;
 mod printing_threads;
+mod rejoin;
 mod state_print;
 mod step;
 
@@ -19,19 +20,22 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use watershed_protocol::ResourceVersion;
+
 use super::cached::Scope;
 use super::handle::ScopeHandle;
 use super::phase::ScopePhase;
 use crate::budget::MemoryBudget;
-use crate::store::{Interest, StoreReader, SubscriptionStart};
+use crate::store::{Interest, StoreReader, Subscription, SubscriptionStart};
 use crate::upstream::{Change, ReflectorTarget, Release, ServedBy, UpstreamClient};
 use attempts::Attempts;
 use check::{CheckError, CheckedPrint, PrintCheck};
-pub(super) use failures::{DerivationFailures, FallbackReason};
+pub(super) use failures::{DerivationFailures, FallbackReason, LONGEST_ATTEMPT};
 use following::{FollowedChange, Following, FollowingReader};
 use opened::{OpenedSource, Readiness, until_unreadable, until_unusable};
 pub(super) use printer::JsonPrinter;
 pub(super) use printing_threads::PrintingThreads;
+pub(super) use rejoin::RejoinPoint;
 use state_print::StatePrint;
 use step::ToldState;
 pub(super) use step::{DerivedEnd, DerivedStep, ReprintedObjects};
@@ -62,6 +66,16 @@ enum DerivedProgress {
     Opened(OpenedSource),
     /// The source's state was shown. Its events follow.
     Following(Box<Following>),
+}
+
+/// The result of a look at the source, before its state is read.
+enum SourceLook {
+    /// Its server prints as is known. Its state may be read.
+    Checked(Arc<Scope>),
+    /// Something changed. Look again.
+    Changed,
+    /// The caller has to be told first.
+    Worse(ToldState),
 }
 
 impl DerivedFeed {
@@ -184,36 +198,11 @@ impl DerivedFeed {
 
     /// Waits for the source's state, checks how upstream prints it, and prints it.
     async fn begin(&mut self) -> Result<Option<DerivedStep>, DerivedEnd> {
-        let DerivedProgress::Opened(opened) = &mut self.progress else {
-            return Ok(None);
+        let scope = match self.look().await? {
+            SourceLook::Checked(scope) => scope,
+            SourceLook::Changed => return Ok(None),
+            SourceLook::Worse(state) => return Ok(self.tell(state)),
         };
-        let scope = Arc::clone(opened.source());
-        match opened.readiness(self.told).await? {
-            Readiness::Ready => {}
-            Readiness::Changed => return Ok(None),
-            Readiness::Worse(state) => return Ok(self.tell(state)),
-        }
-        let mut servers = scope.server.subscribe();
-        let Some(server) = servers.borrow_and_update().clone() else {
-            // It is known once the source's watch is open.
-            let mut phases = scope.phase.clone();
-            if matches!(*phases.borrow_and_update(), ScopePhase::Ready(_)) {
-                tokio::select! {
-                    _ = servers.changed() => {}
-                    _ = phases.changed() => {}
-                    () = until_unusable(&scope) => {}
-                }
-            }
-            return Ok(None);
-        };
-        if !self.is_checked(&server) {
-            let has_answer = self.check_print(&scope, &server).await?;
-            return Ok(if has_answer {
-                None
-            } else {
-                self.tell(ToldState::Lost)
-            });
-        }
         // Before the state is read: a quarantine after this may be about it.
         let quarantines = scope.quarantines.load(Ordering::Acquire);
         let (subscription, snapshot) = scope
@@ -245,15 +234,59 @@ impl DerivedFeed {
         if scope.quarantines.load(Ordering::Acquire) != quarantines {
             return Ok(None);
         }
-        if let DerivedProgress::Opened(opened) =
-            std::mem::replace(&mut self.progress, DerivedProgress::Closed)
-        {
-            let (source, state) = (opened.into_source(), (snapshot.version(), quarantines));
-            let following = Following::new(source, subscription, state, checked);
+        self.follow_from(subscription, (snapshot.version(), quarantines), checked);
+        Ok(Some(DerivedStep::Change(change)))
+    }
+
+    /// Follows the opened source behind a state of this version. The source had been quarantined
+    /// so many times before that.
+    fn follow_from(
+        &mut self,
+        subscription: Subscription,
+        state: (ResourceVersion, u64),
+        checked: CheckedPrint,
+    ) {
+        let progress = std::mem::replace(&mut self.progress, DerivedProgress::Closed);
+        if let DerivedProgress::Opened(opened) = progress {
+            let following = Following::new(opened.into_source(), subscription, state, checked);
             self.progress = DerivedProgress::Following(Box::new(following));
         }
         self.told = ToldState::Followed;
-        Ok(Some(DerivedStep::Change(change)))
+    }
+
+    /// Waits until the source can be read, and checks how its server prints it.
+    async fn look(&mut self) -> Result<SourceLook, DerivedEnd> {
+        let DerivedProgress::Opened(opened) = &mut self.progress else {
+            return Ok(SourceLook::Changed);
+        };
+        let scope = Arc::clone(opened.source());
+        match opened.readiness(self.told).await? {
+            Readiness::Ready => {}
+            Readiness::Changed => return Ok(SourceLook::Changed),
+            Readiness::Worse(state) => return Ok(SourceLook::Worse(state)),
+        }
+        let mut servers = scope.server.subscribe();
+        let Some(server) = servers.borrow_and_update().clone() else {
+            // It is known once the source's watch is open.
+            let mut phases = scope.phase.clone();
+            if matches!(*phases.borrow_and_update(), ScopePhase::Ready(_)) {
+                tokio::select! {
+                    _ = servers.changed() => {}
+                    _ = phases.changed() => {}
+                    () = until_unusable(&scope) => {}
+                }
+            }
+            return Ok(SourceLook::Changed);
+        };
+        if self.is_checked(&server) {
+            return Ok(SourceLook::Checked(scope));
+        }
+        let has_answer = self.check_print(&scope, &server).await?;
+        Ok(if has_answer {
+            SourceLook::Changed
+        } else {
+            SourceLook::Worse(ToldState::Lost)
+        })
     }
 
     /// Waits until the objects that were shown are known not to be upstream's.

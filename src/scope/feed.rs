@@ -1,16 +1,15 @@
 //! The feed of a scope's changes: upstream's own list and watch, or the type's scope in protobuf.
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::cached::Scope;
 use super::derived::{DerivationFailures, DerivedEnd, DerivedFeed, DerivedStep, FallbackReason};
 use super::metrics;
+use super::rederivation::Rederivation;
 use crate::store::SnapshotBuilder;
-use crate::upstream::{Backoff, Change, Reflector, Release, ServedBy, Stopped};
+use crate::upstream::{Change, Reflector, Release, ServedBy, Stopped};
 
-/// First and longest pause until a derivation that ended for a passing reason is tried again.
-const DERIVE_AGAIN: (Duration, Duration) = (Duration::from_mins(1), Duration::from_hours(1));
 /// Time after which a source that did not fit beside its derived scope is closed, if nobody else
 /// reads it, and its memory has left the process.
 const SOURCE_GONE: Duration = Duration::from_secs(24);
@@ -21,10 +20,8 @@ pub(super) struct ScopeFeed {
     /// Lists and watches at upstream, unless the changes are derived.
     reflector: Reflector,
     derived: Option<Box<DerivedFeed>>,
-    /// A derivation that ended for a reason that may pass, and the earliest moment of the next try.
-    ended: Option<(Box<DerivedFeed>, Instant)>,
-    pauses: Backoff,
-    failures: Arc<DerivationFailures>,
+    /// The way back from a derivation that ended.
+    rederivation: Rederivation,
 }
 
 /// The next thing that happens to a scope.
@@ -33,6 +30,8 @@ pub(super) enum FeedStep {
     Upstream(Change<SnapshotBuilder>),
     /// A step of a scope that is derived.
     Derived(DerivedStep),
+    /// The scope's own list and watch were found to be what is derived: [`ScopeFeed::rejoin`].
+    Compared,
     /// The scope is derived no longer. The next step is upstream's list. Until
     /// [`ScopeFeed::forget_source`], readers see if what it holds is doubted with its source.
     FellBack,
@@ -45,15 +44,20 @@ impl ScopeFeed {
         derived: Option<DerivedFeed>,
         failures: &Arc<DerivationFailures>,
     ) -> Self {
+        let mut rederivation = Rederivation::new(scope, failures);
+        let mut derived = derived.map(Box::new);
+        if rederivation.is_futile()
+            && let Some(derived) = derived.take()
+        {
+            rederivation.wait(derived);
+        }
         // Before others see the scope: while it opens, its source counts for it.
         scope.derives.store(derived.is_some(), Ordering::Relaxed);
         Self {
             scope: Arc::clone(scope),
             reflector,
-            derived: derived.map(Box::new),
-            ended: None,
-            pauses: Backoff::new(DERIVE_AGAIN.0, DERIVE_AGAIN.1),
-            failures: Arc::clone(failures),
+            derived,
+            rederivation,
         }
     }
 
@@ -62,30 +66,39 @@ impl ScopeFeed {
         self.derived.is_none().then_some(&mut self.reflector)
     }
 
-    /// Derives the changes again if that ended for a reason that may have passed, and upstream
-    /// would be asked for a fresh list now. Returns true if it does.
+    /// Derives the changes again if upstream would be asked for a fresh list now, and the reason why
+    /// that ended may have passed. Returns true if it does.
     pub(super) fn derive_again(&mut self) -> bool {
-        let now = Instant::now();
-        let is_due = |(_, at): &mut (_, Instant)| *at <= now;
         if !self.is_listing() {
             return false;
         }
-        let Some((mut derived, _)) = self.ended.take_if(is_due) else {
+        let Some(mut derived) = self.rederivation.begin() else {
             return false;
         };
-        let key = &self.scope.key;
-        if self
-            .failures
-            .contains(&key.gvr, key.representation.metadata_only)
-        {
-            return false;
-        }
         derived.begin_anew();
+        self.derive(derived);
+        true
+    }
+
+    /// Derives the changes again from what is held on, after [`FeedStep::Compared`], if that is
+    /// exact now. Nothing is awaited of upstream's own watch if `is_settled`. Returns the step that
+    /// tells what was learned.
+    pub(super) fn rejoin(&mut self, is_settled: bool) -> Option<DerivedStep> {
+        let (derived, step) = self.rederivation.rejoin(is_settled)?;
+        self.derive(derived);
+        Some(step)
+    }
+
+    /// Gives up upstream's list and watch. One that was begun is too old once it is needed.
+    fn derive(&mut self, derived: Box<DerivedFeed>) {
         self.derived = Some(derived);
-        // A list that was begun is too old once it is needed.
         self.reflector.restart();
         self.scope.derives.store(true, Ordering::Relaxed);
-        true
+    }
+
+    /// Notes that upstream is of another release now: it may print what could not be derived.
+    pub(super) fn release_changed(&mut self) {
+        self.rederivation.release_changed();
     }
 
     /// Returns true if the next step is a fresh list from upstream, or a failure.
@@ -114,9 +127,11 @@ impl ScopeFeed {
 
     /// Forgets everything: the next change is a fresh list.
     pub(super) fn restart(&mut self) {
-        match &mut self.derived {
-            Some(derived) => derived.restart(),
-            None => self.reflector.restart(),
+        if let Some(derived) = &mut self.derived {
+            derived.restart();
+        } else {
+            self.reflector.restart();
+            self.rederivation.listed_anew();
         }
     }
 
@@ -131,7 +146,7 @@ impl ScopeFeed {
     /// Returns the next step. Cancelling a call loses nothing.
     pub(super) async fn next(&mut self) -> Result<FeedStep, Stopped> {
         let Some(derived) = &mut self.derived else {
-            return self.reflector.next().await.map(FeedStep::Upstream);
+            return self.next_of_upstream().await;
         };
         let next = derived.next().await;
         if self.scope.derived_from.load().is_none() {
@@ -144,7 +159,6 @@ impl ScopeFeed {
             Err(DerivedEnd::DoesNotFit(_)) => {
                 self.fall_back(&FallbackReason::Source("both do not fit into memory"));
                 self.forget_source();
-                self.ended = None;
                 self.reflector.pause(SOURCE_GONE);
                 // Nobody waits for the list as long as that.
                 Ok(FeedStep::Upstream(Change::Interrupted))
@@ -153,6 +167,21 @@ impl ScopeFeed {
                 self.fall_back(&reason);
                 Ok(FeedStep::FellBack)
             }
+        }
+    }
+
+    /// Returns the next change of upstream's own list and watch, or tells that they are what would
+    /// be derived.
+    async fn next_of_upstream(&mut self) -> Result<FeedStep, Stopped> {
+        tokio::select! {
+            change = self.reflector.next() => {
+                let change = change?;
+                if matches!(change, Change::Listed { .. }) {
+                    self.rederivation.listed_anew();
+                }
+                Ok(FeedStep::Upstream(change))
+            }
+            () = self.rederivation.compared() => Ok(FeedStep::Compared),
         }
     }
 
@@ -190,13 +219,9 @@ impl ScopeFeed {
         }
         let labels = metrics::with_type(&key.gvr, reason.label());
         metrics::FALLBACKS.with(labels).increment(1);
-        self.failures
-            .add(reason, &key.gvr, key.representation.metadata_only);
-        let ended = self.derived.take().filter(|_| !reason.is_lasting());
-        self.ended = ended.map(|mut derived| {
-            derived.close();
-            (derived, Instant::now() + self.pauses.pause())
-        });
+        if let Some(derived) = self.derived.take() {
+            self.rederivation.failed(derived, reason);
+        }
         self.scope.derives.store(false, Ordering::Relaxed);
     }
 }

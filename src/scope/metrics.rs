@@ -18,6 +18,7 @@ pub const METRICS: &[Declaration] = &[
     CHECKPOINT_READS.declaration(),
     REPLICA_STATES.declaration(),
     FALLBACKS.declaration(),
+    REDERIVATIONS.declaration(),
 ];
 
 pub(super) const STOPPED: Metric<Counter, 3> = Metric::new(
@@ -123,6 +124,14 @@ pub(super) const FALLBACKS: Metric<Counter, 3> = Metric::new(
      (it is not known how upstream's release prints), unexplained (upstream has fields that are \
      not known), not-streamed (upstream does not stream initial events), unchecked \
      (upstream's JSON could not be compared), source (the scope in protobuf cannot be used).",
+);
+
+pub(super) const REDERIVATIONS: Metric<Counter, 3> = Metric::new(
+    "watershed_scope_json_rederivations_total",
+    &["group", "resource", "result"],
+    "Comparisons of scopes in JSON that have a list and watch of their own with the type's scope in \
+     protobuf, by result: derived (they are derived from it again), or why not, as the reasons of \
+     watershed_scope_json_fallbacks_total.",
 );
 
 /// Returns a type's series of a metric.

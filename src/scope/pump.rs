@@ -88,7 +88,7 @@ pub(super) struct PumpTimers {
     /// The scope is listed again then, after a schema change.
     list_again: Option<Instant>,
     /// Upstream ended the watch. Unless it is open again by then, the scope does not follow.
-    reopened_by: Option<Instant>,
+    pub(super) reopened_by: Option<Instant>,
 }
 
 /// The newest [`BookmarkFormat::null_in_structs`] of any scope. Some bookmarks do not tell it, and
@@ -189,6 +189,10 @@ impl ScopePump {
                     Some(change) => Ok(change),
                     None => continue,
                 },
+                Ok(FeedStep::Compared) => {
+                    self.rejoin().await;
+                    continue;
+                }
                 Ok(FeedStep::FellBack) => {
                     // Before its source is forgotten: readers see it as quarantined all the time.
                     if self.scope.is_of_quarantined() {
@@ -221,7 +225,7 @@ impl ScopePump {
 
     /// Takes in a step of a derived scope. Returns its change, if it is one, and what makes the
     /// frame of an event again.
-    async fn take_in(
+    pub(super) async fn take_in(
         &mut self,
         step: DerivedStep,
     ) -> Option<(Change<SnapshotBuilder>, Option<EventOrigin>)> {

@@ -116,6 +116,23 @@ impl ScopePump {
         true
     }
 
+    /// Derives the scope again from what is held on, if that is exact now.
+    pub(super) async fn rejoin(&mut self) {
+        // Whatever the watch in JSON still has to prove would not come by the source's.
+        let is_settled = self.continuity.is_settled()
+            && self.timers.reopened_by.is_none()
+            && self.restoring.is_none();
+        let Some(step) = self.feed.rejoin(is_settled) else {
+            return;
+        };
+        self.is_rewritten = false;
+        // The source learns what there is to know of releases.
+        self.release.listed(None);
+        self.streaming.listed(true);
+        self.take_in(step).await;
+        self.scope.count_held();
+    }
+
     /// Learns again what objects do not show: warnings, bookmarks, and streaming.
     fn relearn(&mut self, ready: &ReadyScope, form: PrintedForm) {
         self.renew(ReadyScope {
@@ -134,11 +151,13 @@ impl ScopePump {
     pub(super) fn note_release(&mut self, release: Option<Release>) {
         (*self.scope.printed_by.lock()).clone_from(&release);
         let known = std::mem::replace(&mut self.followed_release, release);
+        self.failures.meet_release(self.followed_release.as_ref());
         if known.is_some() && known != self.followed_release {
             self.scope.compression.forget();
             self.scope.tables.forget();
             // This one may print what the last one printed differently.
-            self.failures.begin_release(self.followed_release.as_ref());
+            self.failures.begin_release();
+            self.feed.release_changed();
             let server = self.scope.server.borrow().clone();
             self.releases.send_replace(server);
         }

@@ -1,5 +1,6 @@
 //! JSON that is derived from the type's scope in protobuf: it is upstream's, upstream has one watch
 //! of both, and what upstream prints differently is watched in JSON.
+mod again;
 mod history;
 mod releases;
 

@@ -1,11 +1,22 @@
 //! The reasons for which JSON is not derived, and the types of which that is known.
-use std::collections::HashSet;
+use std::collections::HashMap;
+use std::time::Duration;
 
 use parking_lot::Mutex;
+use tokio::time::Instant;
 use watershed_protocol::{GroupVersionResource, Malformed};
 use watershed_transcode::Unexplained;
 
 use crate::upstream::Release;
+
+/// Time for one attempt to derive a type again. A quiet type takes part of it to reach the version
+/// of another list.
+pub(in crate::scope) const LONGEST_ATTEMPT: Duration = Duration::from_mins(5);
+/// The longest pause before a type is derived again is so many times the first one.
+const LONGEST: u32 = 60;
+/// Failures with this many pauses between them, and with the longest pause, are not the same
+/// trouble.
+const APART: u32 = 4;
 
 /// The reason for which a scope is followed in JSON, and not derived.
 #[derive(Debug, thiserror::Error)]
@@ -55,23 +66,59 @@ impl FallbackReason {
         }
     }
 
-    /// Returns true if the next attempt would end in the same way, at the same release of upstream.
+    /// Returns true if the next attempt would end in the same way, as long as upstream's release and
+    /// objects are what they are.
     pub(in crate::scope) fn is_lasting(&self) -> bool {
         !matches!(self, Self::Source(_) | Self::Unchecked(_))
     }
+
+    /// Returns true if that is so for one type.
+    fn is_lasting_of_type(&self) -> bool {
+        self.is_lasting() && !matches!(self, Self::UnknownRelease(_))
+    }
 }
 
-/// The types that upstream's release prints in another way than the tables know.
-///
-/// Each is one that the tables name, so they are few.
-#[derive(Debug, Default)]
+/// The types whose JSON is not derived, and the moments at which that is tried again.
+#[derive(Debug)]
 pub(in crate::scope) struct DerivationFailures {
-    types: Mutex<HashSet<(GroupVersionResource, bool)>>,
+    /// First pause before a type is derived again.
+    first: Duration,
+    /// Each is one that the tables name, so they are few.
+    types: Mutex<HashMap<FailedType, TypeFailures>>,
     /// Upstream's release, if it is not in the tables. That is so for all types.
     unknown_release: Mutex<Option<Release>>,
+    /// The moment at which attempts came sooner last, as upstream was of another release.
+    hastened: Mutex<Option<Instant>>,
+}
+
+/// A type, and true for its objects' metadata alone.
+type FailedType = (GroupVersionResource, bool);
+
+/// The failures of one type.
+#[derive(Debug)]
+struct TypeFailures {
+    /// A new scope of the type would fail as well.
+    lasts: bool,
+    pause: Duration,
+    /// The end of the last failure or success.
+    ended: Instant,
+    /// The earliest moment of the next attempt, by one of the type's scopes.
+    next: Instant,
+    /// An attempt was begun since the last failure.
+    is_tried: bool,
 }
 
 impl DerivationFailures {
+    /// Creates a record without failures. A type is tried again `first` after its first failure.
+    pub(in crate::scope) fn new(first: Duration) -> Self {
+        Self {
+            first,
+            types: Mutex::default(),
+            unknown_release: Mutex::default(),
+            hastened: Mutex::default(),
+        }
+    }
+
     /// Returns true if the type's objects, or their metadata, are not to be derived.
     pub(in crate::scope) fn contains(
         &self,
@@ -81,30 +128,122 @@ impl DerivationFailures {
         if self.unknown_release.lock().is_some() {
             return true;
         }
-        let failed = self.types.lock();
-        !failed.is_empty() && failed.contains(&(gvr.clone(), metadata_only))
+        let types = self.types.lock();
+        !types.is_empty()
+            && types
+                .get(&(gvr.clone(), metadata_only))
+                .is_some_and(|failures| failures.lasts)
     }
 
-    /// Records why the type's objects, or their metadata, are not to be derived, unless that may
-    /// pass.
+    /// Records why a scope of the type's objects, or of their metadata, is not derived. Returns the
+    /// earliest moment at which that may be tried again.
     pub(in crate::scope) fn add(
         &self,
         reason: &FallbackReason,
         gvr: &GroupVersionResource,
         metadata_only: bool,
-    ) {
+    ) -> Instant {
         if let FallbackReason::UnknownRelease(release) = reason {
             *self.unknown_release.lock() = Some(release.clone());
-        } else if reason.is_lasting() {
-            self.types.lock().insert((gvr.clone(), metadata_only));
+        }
+        let now = Instant::now();
+        let mut types = self.types.lock();
+        let failures = types
+            .entry((gvr.clone(), metadata_only))
+            .or_insert_with(|| TypeFailures::new(now, self.first));
+        failures.lasts |= reason.is_lasting_of_type();
+        failures.failed_again(now, self.first);
+        failures.next
+    }
+
+    /// Begins to derive a type again, in one of its scopes. Otherwise returns the moment at which
+    /// that may be asked again: it is too early, or another scope of the type tries it.
+    pub(in crate::scope) fn begin_attempt(
+        &self,
+        gvr: &GroupVersionResource,
+        metadata_only: bool,
+    ) -> Result<(), Instant> {
+        let now = Instant::now();
+        // It would end as before. Asking costs nothing.
+        if self.unknown_release.lock().is_some() {
+            return Err(now + jittered(self.first));
+        }
+        let mut types = self.types.lock();
+        let failures = types
+            .entry((gvr.clone(), metadata_only))
+            .or_insert_with(|| TypeFailures::new(now, self.first));
+        if now < failures.next {
+            return Err(failures.next);
+        }
+        // Until it has ended, or its scope is closed.
+        failures.next = now + LONGEST_ATTEMPT + failures.pause;
+        failures.is_tried = true;
+        Ok(())
+    }
+
+    /// Records that a scope of the type is derived again. Others may be, too.
+    pub(in crate::scope) fn succeeded(&self, gvr: &GroupVersionResource, metadata_only: bool) {
+        if let Some(failures) = self.types.lock().get_mut(&(gvr.clone(), metadata_only)) {
+            failures.lasts = false;
+            failures.ended = Instant::now();
+            failures.next = failures.ended;
         }
     }
 
-    /// Forgets what was known of other releases, as upstream is of this one now.
-    pub(in crate::scope) fn begin_release(&self, release: Option<&Release>) {
-        self.types.lock().clear();
+    /// Forgets what was known of types at another release of upstream's. The next attempts come
+    /// soon, unless such a change made them come soon of late: a load balancer before two releases
+    /// may lead each watch to the other one.
+    pub(in crate::scope) fn begin_release(&self) {
+        let now = Instant::now();
+        let mut hastened = self.hastened.lock();
+        let hastens = hastened.is_none_or(|last| now >= last + self.first * LONGEST);
+        if hastens {
+            *hastened = Some(now);
+        }
+        for failures in self.types.lock().values_mut() {
+            failures.lasts = false;
+            if hastens {
+                failures.next = failures.next.min(now + jittered(self.first));
+            }
+        }
+    }
+
+    /// Forgets an unknown release, as upstream is of this one.
+    pub(in crate::scope) fn meet_release(&self, release: Option<&Release>) {
         self.unknown_release
             .lock()
-            .take_if(|unknown| Some(&*unknown) != release);
+            .take_if(|unknown| release.is_some_and(|release| release != unknown));
     }
 }
+
+impl TypeFailures {
+    fn new(now: Instant, first: Duration) -> Self {
+        Self {
+            lasts: false,
+            pause: first,
+            ended: now,
+            next: now,
+            is_tried: false,
+        }
+    }
+
+    /// Delays the next attempt. Scopes of a type that fail together count once.
+    fn failed_again(&mut self, now: Instant, first: Duration) {
+        if now > self.ended + (self.pause * APART).max(first * LONGEST) {
+            self.pause = first;
+        } else if self.is_tried {
+            self.pause = (self.pause * 2).min(first * LONGEST);
+        }
+        self.is_tried = false;
+        self.ended = now;
+        self.next = now + jittered(self.pause);
+    }
+}
+
+/// Returns about this time. Without jitter, all types would be tried again together.
+fn jittered(pause: Duration) -> Duration {
+    pause.mul_f64(0.75 + fastrand::f64() / 2.0)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,217 @@
+//! Derives again what upstream's own list and watch follow meanwhile, without a new list.
+//!
+//! Both follow the same history. So once upstream's own bytes of all objects were found to be those
+//! that are printed here, the source's events go on from any later state of the caller's, and its
+//! watches notice nothing.
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::sleep;
+use watershed_protocol::{ItemBytes, ResourceVersion};
+
+use super::check::CheckedPrint;
+use super::failures::FallbackReason;
+use super::opened::OpenedSource;
+use super::step::{DerivedEnd, DerivedStep};
+use super::{DerivedFeed, DerivedProgress, SourceLook};
+use crate::budget::PressureStep;
+use crate::scope::cached::Scope;
+use crate::scope::phase::ScopePhase;
+use crate::store::{Interest, ObjectPeek, Snapshot, StoredObject, SubscriptionStart};
+use crate::upstream::{Release, ServedBy};
+use crate::work::{REDUCED_OBJECT, WorkBudget};
+
+/// Pause between two looks at the release that printed the source's objects.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// A state of the source whose objects are printed as the caller has them.
+#[derive(Debug)]
+pub(in crate::scope) struct RejoinPoint {
+    /// The version of the source's state. Its later events come from the server that was checked.
+    version: ResourceVersion,
+    /// The source's server, which is the checked one while nothing changed.
+    servers: watch::Receiver<Option<ServedBy>>,
+    /// Quarantines of the source before its state was read.
+    quarantines: u64,
+}
+
+impl DerivedFeed {
+    /// Returns true if memory suffices for the source beside the caller's own list and watch.
+    pub(in crate::scope) fn has_memory(&self) -> bool {
+        self.states.budget.step() == PressureStep::Relaxed
+    }
+
+    /// Opens the source beside the caller's own list and watch, and compares all objects that both
+    /// have in the same version. The caller must not be listed anew until [`DerivedFeed::rejoin`].
+    pub(in crate::scope) async fn compare(
+        &mut self,
+        caller: &Scope,
+    ) -> Result<RejoinPoint, DerivedEnd> {
+        self.begin_anew();
+        let source = (self.open_source)();
+        let source = source.ok_or(FallbackReason::Source("memory is short"))?;
+        self.progress = DerivedProgress::Opened(OpenedSource::new(source));
+        let source = loop {
+            if self.attempts.is_delayed() {
+                self.attempts.wait().await;
+                self.attempts.begin();
+            }
+            match self.look().await? {
+                SourceLook::Checked(source) => break source,
+                SourceLook::Changed => {}
+                // Upstream is asked again in a moment.
+                SourceLook::Worse(_) if self.attempts.is_delayed() => {}
+                SourceLook::Worse(_) => {
+                    return Err(FallbackReason::Source("it is not followed in protobuf").into());
+                }
+            }
+        };
+        // It is asked for after the list.
+        while source.printed_by.lock().is_none() {
+            sleep(LOOK).await;
+        }
+        self.compare_objects(caller, &source).await
+    }
+
+    async fn compare_objects(
+        &mut self,
+        caller: &Scope,
+        source: &Scope,
+    ) -> Result<RejoinPoint, DerivedEnd> {
+        let servers = source.server.subscribe();
+        let server = servers.borrow().clone();
+        let is_checked = server.is_some_and(|server| self.is_checked(&server));
+        let Some(checked) = self.checked.clone().filter(|_| is_checked) else {
+            return Err(FallbackReason::Source("its server changed").into());
+        };
+        if !is_in_form_of(caller, &checked) {
+            return Err(FallbackReason::Unchecked("the form of its lists differs".into()).into());
+        }
+        let are_of_release =
+            || [caller, source].map(|it| is_printed_by(it, checked.release.as_ref())) == [true; 2];
+        let two_releases = || FallbackReason::Unchecked("two releases print it".into()).into();
+        if !are_of_release() {
+            return Err(two_releases());
+        }
+        let quarantines = source.quarantines.load(Ordering::Acquire);
+        let (held, objects) = (caller.reader.followed(), source.reader.followed());
+        match self.find_difference(&checked, &held, &objects).await {
+            // One of them may be about to be read again.
+            Err(_) if !are_of_release() => Err(two_releases()),
+            Err(reason) => Err(reason.into()),
+            Ok(()) => Ok(RejoinPoint {
+                version: objects.version(),
+                servers,
+                quarantines,
+            }),
+        }
+    }
+
+    /// Returns an error for the first object of `held` that is printed differently. Objects that
+    /// the source has in another version are left out: their events follow.
+    async fn find_difference(
+        &mut self,
+        checked: &CheckedPrint,
+        held: &Snapshot,
+        objects: &Snapshot,
+    ) -> Result<(), FallbackReason> {
+        let manner = &checked.manner;
+        let mut work = WorkBudget::default();
+        let (mut peek, mut known_peek) = (ObjectPeek::default(), ObjectPeek::default());
+        for object in objects.items(None) {
+            work.work(REDUCED_OBJECT).await;
+            let known = held.get(object.key());
+            let Some(known) = known.filter(|known| known.version == object.version) else {
+                continue;
+            };
+            let printed = self.check.printer.print(manner, &peek.bytes(object))?;
+            let (known_bytes, bytes) =
+                (known_peek.bytes(known), manner.format.item_bytes(&printed));
+            if known_bytes != bytes {
+                return Err(difference(object, &known_bytes, &bytes));
+            }
+            // Selectors look at what was read in protobuf.
+            if known.attributes != object.attributes {
+                let key = object.key().to_owned();
+                return Err(FallbackReason::Difference { key, offset: 0 });
+            }
+        }
+        Ok(())
+    }
+
+    /// Follows the source's events behind the caller's objects, which are those that were compared
+    /// and what upstream's own watch brought since. Returns the step that tells the caller what was
+    /// learned of the source's server; `None` while that would not be exact, which may pass.
+    pub(in crate::scope) fn rejoin(
+        &mut self,
+        caller: &Scope,
+        point: &RejoinPoint,
+    ) -> Result<Option<DerivedStep>, FallbackReason> {
+        const CHANGED: FallbackReason = FallbackReason::Source("its watch in protobuf began anew");
+        let (Some(source), Some(checked)) = (self.source().cloned(), self.checked.clone()) else {
+            return Err(CHANGED);
+        };
+        let is_unchanged = point.servers.has_changed().is_ok_and(|changed| !changed)
+            && source.quarantines.load(Ordering::Acquire) == point.quarantines;
+        if !is_unchanged {
+            return Err(CHANGED);
+        }
+        let version = caller.reader.event_version();
+        // A quiet type reaches it by the next bookmark.
+        let is_exact = version >= point.version
+            && caller.reader.unfinished().is_none()
+            && [caller, &source]
+                .iter()
+                .all(|scope| is_followed(scope) && is_printed_by(scope, checked.release.as_ref()))
+            && is_in_form_of(caller, &checked);
+        if !is_exact {
+            return Ok(None);
+        }
+        let start = SubscriptionStart::After(version);
+        let (subscription, _) = source.reader.subscribe(start, Interest::All);
+        if subscription.is_expired() {
+            return Err(CHANGED);
+        }
+        let derived_after = &caller.derived_after;
+        derived_after.store(point.quarantines, Ordering::Release);
+        caller.derived_from.store(Some(source));
+        let step = DerivedStep::Checked {
+            release: checked.release.clone(),
+            bookmark: checked.bookmark.clone(),
+            reprinted: self.states.nothing_anew(),
+        };
+        self.follow_from(subscription, (version, point.quarantines), checked);
+        Ok(Some(step))
+    }
+}
+
+fn is_followed(scope: &Scope) -> bool {
+    matches!(scope.phase(), ScopePhase::Ready(_)) && scope.is_following() && scope.is_current()
+}
+
+/// Returns true if a scope's objects and events are known to be printed by this release.
+fn is_printed_by(scope: &Scope, release: Option<&Release>) -> bool {
+    release.is_some()
+        && scope.printed_by.lock().as_ref() == release
+        && scope.is_printed_by_its_server()
+}
+
+/// Returns true if upstream's lists and warnings have the form that the caller's readers get.
+fn is_in_form_of(caller: &Scope, checked: &CheckedPrint) -> bool {
+    match caller.phase() {
+        ScopePhase::Ready(ready) => {
+            ready.format == checked.manner.format && ready.warnings == checked.warnings
+        }
+        _ => false,
+    }
+}
+
+/// Returns the difference between an object that upstream printed and what is printed here.
+fn difference(object: &StoredObject, upstream: &ItemBytes, printed: &ItemBytes) -> FallbackReason {
+    let same = upstream.as_slice().iter().zip(printed.as_slice());
+    FallbackReason::Difference {
+        key: object.key().to_owned(),
+        offset: same.take_while(|(there, here)| there == here).count(),
+    }
+}
