@@ -19,8 +19,6 @@ use super::phase::ScopePhase;
 /// Longest pause before it is asked again whether an attempt is due. Another scope of the type may
 /// have succeeded meanwhile.
 const ASK_AGAIN: Duration = Duration::from_mins(1);
-/// Pause before a scope is looked at again that could not be compared now.
-const NOT_FOLLOWED: Duration = Duration::from_secs(10);
 /// Pause between two looks whether the scope has reached what was compared.
 const LOOK: Duration = Duration::from_millis(500);
 
@@ -205,7 +203,7 @@ impl Rederivation {
             return;
         };
         if !self.is_comparable() || !derived.has_memory() {
-            self.wait_until(derived, Instant::now() + NOT_FOLLOWED);
+            self.wait_until(derived, self.failures.next_look());
             return;
         }
         if let Err(next) = self.begin_attempt() {

@@ -12,6 +12,8 @@ use crate::upstream::Release;
 /// Time for one attempt to derive a type again. A quiet type takes part of it to reach the version
 /// of another list.
 pub(in crate::scope) const LONGEST_ATTEMPT: Duration = Duration::from_mins(5);
+/// Longest pause before a scope is looked at again that could not be compared.
+const LOOK_AGAIN: Duration = Duration::from_secs(10);
 /// The longest pause before a type is derived again is so many times the first one.
 const LONGEST: u32 = 60;
 /// Failures with this many pauses between them, and with the longest pause, are not the same
@@ -181,6 +183,11 @@ impl DerivationFailures {
         Ok(())
     }
 
+    /// Returns the moment of the next look at a scope that could not be compared now.
+    pub(in crate::scope) fn next_look(&self) -> Instant {
+        Instant::now() + self.first.min(LOOK_AGAIN)
+    }
+
     /// Records that a scope of the type is derived again. Others may be, too.
     pub(in crate::scope) fn succeeded(&self, gvr: &GroupVersionResource, metadata_only: bool) {
         if let Some(failures) = self.types.lock().get_mut(&(gvr.clone(), metadata_only)) {
@@ -222,7 +229,8 @@ impl TypeFailures {
             lasts: false,
             pause: first,
             ended: now,
-            next: now,
+            // At another release, all types are tried that were not at an unknown one.
+            next: now + jittered(first),
             is_tried: false,
         }
     }

@@ -118,6 +118,12 @@ async fn an_unknown_release_is_tried_no_more_until_upstream_is_of_another() {
     }
     failures.meet_release(Some(&release("v1.37.0")));
     assert!(!failures.contains(&pods(), false));
+    // Other types did not fail by themselves, and are not all tried at this moment.
+    let services = GroupVersionResource::new("", "v1", "services");
+    let next = failures.begin_attempt(&services, false).unwrap_err();
+    assert!(next > Instant::now() + FIRST / 2, "{next:?}");
+    tokio::time::sleep_until(next).await;
+    assert_eq!(failures.begin_attempt(&services, false), Ok(()));
     assert!(is_due(&failures));
 }
 
