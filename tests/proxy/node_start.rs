@@ -92,7 +92,9 @@ pub(crate) fn kind(request: &RecordedRequest) -> String {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_nodes_proxy_begins_each_scope_with_one_request_and_reads_little_else() {
+    let started = Instant::now();
     let fixture = Fixture::build(small(), add_agents, on_node).await;
+    let has_begun_unread = at_leisure(started);
     let began = Instant::now();
     let first = start_agent(&fixture, AGENTS[0]).await;
     until_rbac_is_watched(&fixture).await;
@@ -108,6 +110,10 @@ async fn a_nodes_proxy_begins_each_scope_with_one_request_and_reads_little_else(
     let rights = asked.remove("POST subjectaccessreviews");
     let is_expected = |rights: usize| rights >= 2 && (rights <= 4 || !at_leisure(began));
     assert!(rights.is_some_and(is_expected), "{rights:?}");
+    // A proxy that RBAC's list comes too late for reads discovery after all.
+    if !has_begun_unread {
+        asked.retain(|kind, _| !DOCUMENTS.contains(&kind.as_str()));
+    }
     let expected: BTreeMap<_, _> = [
         // The release that prints the objects: another one later has them read again.
         ("GET version", 1),
@@ -138,6 +144,9 @@ async fn a_nodes_proxy_begins_each_scope_with_one_request_and_reads_little_else(
     fixture.stop().await;
 }
 
+/// The documents of discovery, as [`kind`] names requests for them.
+const DOCUMENTS: [&str; 2] = ["GET api", "GET apis"];
+
 /// Asks the proxy and the API server. Returns the reason for which the proxy forwarded the request.
 async fn forwarded(fixture: &Fixture, path: &str) -> String {
     let direct = fixture.direct.get(Protocol::Http2, path).await;
@@ -160,7 +169,9 @@ async fn a_nodes_proxy_answers_as_upstream_does_for_types_that_it_did_not_ask_fo
             });
         });
     };
+    let started = Instant::now();
     let fixture = Fixture::build(small(), without_leases, on_node).await;
+    let has_begun_unread = at_leisure(started);
     let lease = format!(
         "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{NODE}?resourceVersion=0"
     );
@@ -176,7 +187,7 @@ async fn a_nodes_proxy_answers_as_upstream_does_for_types_that_it_did_not_ask_fo
         asked.iter().any(|it| it == "watch clusterroles"),
         "{asked:?}"
     );
-    for document in ["GET api", "GET apis"] {
+    for document in DOCUMENTS.iter().filter(|_| has_begun_unread) {
         assert!(!asked.iter().any(|it| it == document), "{asked:?}");
     }
     fixture.stop().await;
@@ -203,7 +214,7 @@ async fn a_nodes_proxy_that_may_not_follow_rbac_reads_discovery_at_its_start() {
     })
     .await;
     let asked: Vec<_> = fixture.upstream.take_recorded().iter().map(kind).collect();
-    for document in ["GET api", "GET apis"] {
+    for document in DOCUMENTS {
         assert!(asked.iter().any(|it| it == document), "{asked:?}");
     }
     fixture.stop().await;
