@@ -29,6 +29,7 @@ use crate::budget::MemoryBudget;
 use crate::store::{Interest, StoreReader, Subscription, SubscriptionStart};
 use crate::upstream::{Change, ReflectorTarget, Release, ServedBy, UpstreamClient};
 use attempts::Attempts;
+pub(super) use check::is_known_release;
 use check::{CheckError, CheckedPrint, PrintCheck};
 pub(super) use failures::{DerivationFailures, FallbackReason, LONGEST_ATTEMPT};
 use following::{FollowedChange, Following, FollowingReader};

@@ -72,7 +72,7 @@ impl ScopeFeed {
         if !self.is_listing() {
             return false;
         }
-        let Some(mut derived) = self.rederivation.begin() else {
+        let Some(mut derived) = self.rederivation.begin_with_list() else {
             return false;
         };
         derived.begin_anew();
@@ -153,7 +153,12 @@ impl ScopeFeed {
             self.scope.derived_from.store(derived.source().cloned());
         }
         match next {
-            Ok(step) => Ok(FeedStep::Derived(step)),
+            Ok(step) => {
+                if matches!(step, DerivedStep::Change(Change::Listed { .. })) {
+                    self.rederivation.listed();
+                }
+                Ok(FeedStep::Derived(step))
+            }
             // What is held is dropped first.
             Err(DerivedEnd::DoesNotFit(error)) if self.scope.held() > 0 => Err(error.into()),
             Err(DerivedEnd::DoesNotFit(_)) => {

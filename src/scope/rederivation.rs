@@ -6,29 +6,35 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio::time::{Instant, sleep, sleep_until, timeout_at};
+use tokio_util::sync::CancellationToken;
 
 use super::cached::Scope;
 use super::derived::{
     DerivationFailures, DerivedEnd, DerivedFeed, DerivedStep, FallbackReason, LONGEST_ATTEMPT,
-    RejoinPoint,
+    RejoinPoint, is_known_release,
 };
 use super::metrics;
 use super::phase::ScopePhase;
+use crate::budget::{MemoryBudget, PressureStep};
 
 /// Longest pause before it is asked again whether an attempt is due. Another scope of the type may
 /// have succeeded meanwhile.
 const ASK_AGAIN: Duration = Duration::from_mins(1);
 /// Pause between two looks whether the scope has reached what was compared.
 const LOOK: Duration = Duration::from_millis(500);
+/// Pause between two looks at the memory that is left for an attempt.
+const MEMORY_LOOK: Duration = Duration::from_secs(1);
+const LISTED_ANEW: FallbackReason = FallbackReason::Source("its list in JSON began anew");
+const SHORT_OF_MEMORY: FallbackReason = FallbackReason::Source("memory is short");
 
 /// The next attempt to derive a scope whose derivation ended.
 pub(super) struct Rederivation {
     scope: Arc<Scope>,
     failures: Arc<DerivationFailures>,
     state: RederivationState,
-    /// The scope was listed or printed anew since the attempt began.
-    is_outdated: bool,
+    /// Cancelled when the scope was listed or printed anew since the attempt began.
+    outdated: CancellationToken,
 }
 
 enum RederivationState {
@@ -39,6 +45,8 @@ enum RederivationState {
         derived: Box<DerivedFeed>,
         until: Instant,
     },
+    /// It is derived again with a list that was due anyway, and that has not arrived yet.
+    Listing,
     /// What upstream's own list and watch brought is compared with what is derived.
     Comparing {
         comparison: Comparison,
@@ -62,7 +70,7 @@ impl Rederivation {
             scope: Arc::clone(scope),
             failures: Arc::clone(failures),
             state: RederivationState::Idle,
-            is_outdated: false,
+            outdated: CancellationToken::new(),
         }
     }
 
@@ -88,13 +96,13 @@ impl Rederivation {
     }
 
     /// Notes that the scope is listed anew. What was compared is not what it has.
-    pub(super) fn listed_anew(&mut self) {
-        self.is_outdated = true;
+    pub(super) fn listed_anew(&self) {
+        self.outdated.cancel();
     }
 
     /// Notes that upstream is of another release now, and that [`DerivationFailures`] know.
     pub(super) fn release_changed(&mut self) {
-        self.is_outdated = true;
+        self.outdated.cancel();
         if let RederivationState::Waiting { until, .. } = &mut self.state {
             // They tell when it may be tried.
             *until = Instant::now();
@@ -103,16 +111,24 @@ impl Rederivation {
 
     /// Begins an attempt without a comparison, as the scope has to be listed anyway. `None` if it
     /// is too early, or known to end as before.
-    pub(super) fn begin(&mut self) -> Option<Box<DerivedFeed>> {
+    pub(super) fn begin_with_list(&mut self) -> Option<Box<DerivedFeed>> {
         let RederivationState::Waiting { derived, .. } = &self.state else {
             return None;
         };
         if !derived.has_memory() || self.is_futile() || self.begin_attempt().is_err() {
             return None;
         }
-        match replace(&mut self.state, RederivationState::Idle) {
+        match replace(&mut self.state, RederivationState::Listing) {
             RederivationState::Waiting { derived, .. } => Some(derived),
             _ => None,
+        }
+    }
+
+    /// Notes that a derived list has arrived.
+    pub(super) fn listed(&mut self) {
+        if matches!(self.state, RederivationState::Listing) {
+            self.state = RederivationState::Idle;
+            self.succeeded();
         }
     }
 
@@ -121,7 +137,7 @@ impl Rederivation {
     pub(super) async fn compared(&mut self) {
         loop {
             match &mut self.state {
-                RederivationState::Idle => pending().await,
+                RederivationState::Idle | RederivationState::Listing => pending().await,
                 RederivationState::Waiting { until, .. } => {
                     sleep_until(*until).await;
                     self.compare();
@@ -166,12 +182,16 @@ impl Rederivation {
             self.state = state;
             return None;
         };
-        let joined = if self.is_outdated {
-            Err(FallbackReason::Source("its list in JSON began anew"))
+        let joined = if self.outdated.is_cancelled() {
+            Err(LISTED_ANEW)
         } else if is_settled {
             derived.rejoin(&self.scope, &point)
         } else {
             Ok(None)
+        };
+        let joined = match joined {
+            Ok(None) if !derived.has_memory() => Err(SHORT_OF_MEMORY),
+            joined => joined,
         };
         let now = Instant::now();
         let reason = match joined {
@@ -215,16 +235,17 @@ impl Rederivation {
             selection = %self.scope.key.selection,
             "comparing its JSON with protobuf, to derive it again"
         );
-        self.is_outdated = false;
+        self.outdated = CancellationToken::new();
         let deadline = Instant::now() + LONGEST_ATTEMPT;
+        let (scope, outdated) = (Arc::clone(&self.scope), self.outdated.clone());
         self.state = RederivationState::Comparing {
-            comparison: attempt(derived, Arc::clone(&self.scope), deadline),
+            comparison: attempt(derived, scope, outdated, deadline),
             deadline,
         };
     }
 
-    /// Returns true if the scope has objects of a known release, at a server that streams initial
-    /// events. Servers that do not are not derived from.
+    /// Returns true if the scope has objects of a release that the tables know, at a server that
+    /// streams initial events. Servers that do not are not derived from.
     fn is_comparable(&self) -> bool {
         let scope = &self.scope;
         let streams = match scope.phase() {
@@ -234,7 +255,11 @@ impl Rederivation {
         streams
             && scope.is_following()
             && scope.is_printed_by_its_server()
-            && scope.printed_by.lock().is_some()
+            && scope
+                .printed_by
+                .lock()
+                .as_ref()
+                .is_some_and(is_known_release)
     }
 
     fn begin_attempt(&self) -> Result<(), Instant> {
@@ -281,13 +306,31 @@ impl Rederivation {
     }
 }
 
-fn attempt(mut derived: Box<DerivedFeed>, scope: Arc<Scope>, deadline: Instant) -> Comparison {
+/// Compares, unless that takes too long, or has lost its point before it has ended.
+fn attempt(
+    mut derived: Box<DerivedFeed>,
+    scope: Arc<Scope>,
+    outdated: CancellationToken,
+    deadline: Instant,
+) -> Comparison {
     let compare = async move {
-        let compared = timeout_at(deadline, derived.compare(&scope)).await;
-        let compared = compared.unwrap_or_else(|_| Err(late().into()));
+        let budget = derived.budget().clone();
+        let compared = tokio::select! {
+            compared = timeout_at(deadline, derived.compare(&scope)) => {
+                compared.unwrap_or_else(|_| Err(late().into()))
+            }
+            () = outdated.cancelled() => Err(LISTED_ANEW.into()),
+            () = until_short(&budget) => Err(SHORT_OF_MEMORY.into()),
+        };
         (derived, compared)
     };
     compare.boxed()
+}
+
+async fn until_short(budget: &MemoryBudget) {
+    while budget.step() == PressureStep::Relaxed {
+        sleep(MEMORY_LOOK).await;
+    }
 }
 
 fn late() -> FallbackReason {

@@ -93,7 +93,7 @@ impl PrintCheck {
             });
         }
         // A few objects do not show what else it prints differently.
-        if let Some(unknown) = release.as_ref().filter(|it| !is_known(it)) {
+        if let Some(unknown) = release.as_ref().filter(|it| !is_known_release(it)) {
             return Err(FallbackReason::UnknownRelease(unknown.clone()).into());
         }
         let mark = self.end_mark(server).await?;
@@ -215,7 +215,7 @@ fn no_answer(error: AnswerError) -> CheckError {
 }
 
 /// Returns true if the tables have what a release prints.
-fn is_known(release: &Release) -> bool {
+pub(in crate::scope) fn is_known_release(release: &Release) -> bool {
     release.minor().is_some_and(Transcoder::knows_release)
 }
 

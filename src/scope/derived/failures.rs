@@ -16,6 +16,9 @@ pub(in crate::scope) const LONGEST_ATTEMPT: Duration = Duration::from_mins(5);
 const LOOK_AGAIN: Duration = Duration::from_secs(10);
 /// The longest pause before a type is derived again is so many times the first one.
 const LONGEST: u32 = 60;
+/// Types that did not fail themselves are tried within so many first pauses, which spreads their
+/// lists.
+const SPREAD: f64 = 5.0;
 /// Failures with this many pauses between them, and with the longest pause, are not the same
 /// trouble.
 const APART: u32 = 4;
@@ -210,7 +213,7 @@ impl DerivationFailures {
         for failures in self.types.lock().values_mut() {
             failures.lasts = false;
             if hastens {
-                failures.next = failures.next.min(now + jittered(self.first));
+                failures.next = failures.next.min(now + spread(self.first));
             }
         }
     }
@@ -230,7 +233,7 @@ impl TypeFailures {
             pause: first,
             ended: now,
             // At another release, all types are tried that were not at an unknown one.
-            next: now + jittered(first),
+            next: now + spread(first),
             is_tried: false,
         }
     }
@@ -246,6 +249,11 @@ impl TypeFailures {
         self.ended = now;
         self.next = now + jittered(self.pause);
     }
+}
+
+/// Returns a time of one to [`SPREAD`] first pauses.
+fn spread(first: Duration) -> Duration {
+    first.mul_f64(1.0 + fastrand::f64() * (SPREAD - 1.0))
 }
 
 /// Returns about this time. Without jitter, all types would be tried again together.

@@ -1,7 +1,7 @@
 //! Derives again what upstream's own list and watch follow meanwhile, without a new list.
 //!
-//! Both follow the same history. So once upstream's own bytes of all objects were found to be those
-//! that are printed here, the source's events go on from any later state of the caller's, and its
+//! Both follow the same history. So once upstream's own bytes of the objects that both have in the
+//! same version were found to be those that are printed here, the source's events go on from any later state of the caller's, and its
 //! watches notice nothing.
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -12,10 +12,10 @@ use watershed_protocol::{ItemBytes, ResourceVersion};
 
 use super::check::CheckedPrint;
 use super::failures::FallbackReason;
-use super::opened::OpenedSource;
+use super::opened::{OpenedSource, until_unusable};
 use super::step::{DerivedEnd, DerivedStep};
 use super::{DerivedFeed, DerivedProgress, SourceLook};
-use crate::budget::PressureStep;
+use crate::budget::{MemoryBudget, PressureStep};
 use crate::scope::cached::Scope;
 use crate::scope::phase::ScopePhase;
 use crate::store::{Interest, ObjectPeek, Snapshot, StoredObject, SubscriptionStart};
@@ -24,6 +24,8 @@ use crate::work::{REDUCED_OBJECT, WorkBudget};
 
 /// Pause between two looks at the release that printed the source's objects.
 const LOOK: Duration = Duration::from_millis(500);
+
+const CHANGED: FallbackReason = FallbackReason::Source("its watch in protobuf began anew");
 
 /// A state of the source whose objects are printed as the caller has them.
 #[derive(Debug)]
@@ -39,7 +41,12 @@ pub(in crate::scope) struct RejoinPoint {
 impl DerivedFeed {
     /// Returns true if memory suffices for the source beside the caller's own list and watch.
     pub(in crate::scope) fn has_memory(&self) -> bool {
-        self.states.budget.step() == PressureStep::Relaxed
+        self.budget().step() == PressureStep::Relaxed
+    }
+
+    /// Returns the budget of what is printed.
+    pub(in crate::scope) fn budget(&self) -> &MemoryBudget {
+        &self.states.budget
     }
 
     /// Opens the source beside the caller's own list and watch, and compares all objects that both
@@ -69,7 +76,10 @@ impl DerivedFeed {
         };
         // It is asked for after the list.
         while source.printed_by.lock().is_none() {
-            sleep(LOOK).await;
+            tokio::select! {
+                () = sleep(LOOK) => {}
+                () = until_unusable(&source) => return Err(CHANGED.into()),
+            }
         }
         self.compare_objects(caller, &source).await
     }
@@ -148,11 +158,12 @@ impl DerivedFeed {
         caller: &Scope,
         point: &RejoinPoint,
     ) -> Result<Option<DerivedStep>, FallbackReason> {
-        const CHANGED: FallbackReason = FallbackReason::Source("its watch in protobuf began anew");
         let (Some(source), Some(checked)) = (self.source().cloned(), self.checked.clone()) else {
             return Err(CHANGED);
         };
-        let is_unchanged = point.servers.has_changed().is_ok_and(|changed| !changed)
+        let is_stopped = matches!(source.phase(), ScopePhase::Stopped(_));
+        let is_unchanged = !is_stopped
+            && point.servers.has_changed().is_ok_and(|changed| !changed)
             && source.quarantines.load(Ordering::Acquire) == point.quarantines;
         if !is_unchanged {
             return Err(CHANGED);
