@@ -28,6 +28,9 @@ impl DocumentRequest {
                 name.starts_with("if-") && name != "if-none-match"
                     || name.starts_with("impersonate-")
             });
+        // Some handlers refuse a request without a body whose body they could not read.
+        let is_json = |content: &HeaderValue| content == "application/json";
+        let readable = headers.get_all(header::CONTENT_TYPE).iter().all(is_json);
         let known = headers.get(header::IF_NONE_MATCH).cloned();
         let once = [
             header::IF_NONE_MATCH,
@@ -36,7 +39,7 @@ impl DocumentRequest {
         ]
         .iter()
         .all(|name| headers.get_all(name).iter().nth(1).is_none());
-        let fits = plain && once && known.as_ref().is_none_or(is_simple_tag);
+        let fits = plain && readable && once && known.as_ref().is_none_or(is_simple_tag);
         let target = relevant_target(uri.path(), uri.query()).filter(|_| fits)?;
         Some(Self {
             path: uri.path().to_owned(),

@@ -3,7 +3,8 @@
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
-use http::{Request, StatusCode};
+use http::header::CONTENT_TYPE;
+use http::{HeaderValue, Request, StatusCode};
 use watershed_lab::sim::{PlannedRefusal, SimulatedServer, widgets};
 
 use crate::support::client::{
@@ -237,6 +238,29 @@ async fn documents_that_upstream_cannot_be_asked_about_are_not_shown() {
     for path in ["/apis/apps/v1", "/api", "/version"] {
         let answer = fixture.proxied.get(Protocol::Http2, path).await;
         assert_eq!(answer.header("x-watershed-source"), "document", "{path}");
+    }
+    fixture.stop().await;
+}
+
+/// Upstream answers some of them with 415, whether there is a body or not.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_for_documents_that_name_another_content_type_than_json_are_forwarded() {
+    let fixture = Fixture::start(small()).await;
+    for (types, source) in [
+        (&[][..], "document"),
+        // Python's client sends it with each request.
+        (&[JSON], "document"),
+        (&["text/plain"], "forward; reason=not-a-resource"),
+        (&[JSON, "text/plain"], "forward; reason=not-a-resource"),
+    ] {
+        let mut request = ask(("/version", JSON));
+        for name in types {
+            let value = HeaderValue::from_static(name);
+            request.headers_mut().append(CONTENT_TYPE, value);
+        }
+        let sent = fixture.proxied.send(Protocol::Http2, request);
+        let answer = within("/version", sent).await.unwrap();
+        assert_eq!(answer.header("x-watershed-source"), source, "{types:?}");
     }
     fixture.stop().await;
 }
