@@ -146,6 +146,7 @@ fn snapshot(objects: &[Arc<StoredObject>], layout: Layout) -> Snapshot {
 fn scope(objects: &[Arc<StoredObject>]) -> (StoreWriter, StoreReader) {
     let (mut writer, reader) = store::new(WindowLimits {
         age: Duration::from_mins(5),
+        least: 0,
         bytes: 16 << 20,
     });
     writer.replace(snapshot(objects, layout()));

@@ -130,6 +130,7 @@ impl Work {
     fn new(seed: u64, objects: usize, window: Duration) -> Self {
         let (writer, reader) = store::new(WindowLimits {
             age: window,
+            least: 0,
             bytes: 1 << 30,
         });
         let mut work = Self {

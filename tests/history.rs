@@ -96,6 +96,7 @@ fn scope(
     };
     let (mut writer, reader) = store::new(WindowLimits {
         age: Duration::from_hours(1),
+        least: 0,
         bytes: 1 << 30,
     });
     let objects = (0..count).map(|number| stored(format, fields, &text(number, 1).into()));

@@ -10,6 +10,7 @@ use crate::upstream::{ListCompression, WatchLifetime};
 /// once, and keep the history for their own readers.
 const SOURCE_WINDOW: WindowLimits = WindowLimits {
     age: Duration::from_secs(30),
+    least: 0,
     bytes: 32 << 20,
 };
 /// Time after which a scope that only derived scopes read is closed once there are none.
@@ -69,9 +70,12 @@ impl Default for ScopeConfig {
     fn default() -> Self {
         Self {
             // Clients that reconnect within this time go on without a new list. kube-apiserver
-            // promises 75 s; rolling restarts of large clusters take minutes.
+            // promises 75 s; rolling restarts of large clusters take minutes. Of each type, it
+            // has the last hundred events however old they are. Source:
+            // `apiserver/pkg/storage/cacher/watch_cache_history.go` (defaultLowerBoundCapacity).
             window: WindowLimits {
                 age: Duration::from_mins(5),
+                least: 100,
                 bytes: 256 << 20,
             },
             sync_wait: Duration::from_secs(30),
@@ -117,6 +121,7 @@ impl Retention {
             derivation: Derivation::Source,
             window: Some(WindowLimits {
                 age: window.age.min(SOURCE_WINDOW.age),
+                least: SOURCE_WINDOW.least,
                 bytes: window.bytes.min(SOURCE_WINDOW.bytes),
             }),
             idle: Some(SOURCE_IDLE),

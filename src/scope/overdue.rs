@@ -127,6 +127,7 @@ mod tests {
         fn new() -> Self {
             let (writer, reader) = store::new(WindowLimits {
                 age: Duration::from_mins(5),
+                least: 0,
                 bytes: 1 << 20,
             });
             let found = watch::Sender::default();

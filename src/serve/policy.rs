@@ -384,6 +384,7 @@ impl CachingPolicy {
         let own_window = WindowLimits {
             age: scopes.window_age.unwrap_or(window.age),
             bytes: scopes.window_bytes.unwrap_or(window.bytes),
+            ..window
         };
         Retention {
             on_demand,

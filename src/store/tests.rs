@@ -82,6 +82,7 @@ pub(super) fn put(
 fn big() -> WindowLimits {
     WindowLimits {
         age: Duration::from_hours(1),
+        least: 0,
         bytes: 1 << 30,
     }
 }

@@ -10,11 +10,17 @@ use super::event::WindowEvent;
 use super::event_frame::HeldFrames;
 use super::tally::ByteTally;
 
+/// Upper bound of what a window takes with events beyond their age in it. Quiet types are many, and
+/// the objects of some are large.
+const OLD_BYTES: usize = 1 << 20;
+
 /// Limits of a scope's history.
 #[derive(Clone, Copy, Debug)]
 pub struct WindowLimits {
     /// Events younger than this are kept while the bytes allow it.
     pub age: Duration,
+    /// So many of the newest events are kept however old they are, while all take 1 MiB at most.
+    pub least: usize,
     /// Upper bound of the memory that events take, their compressed forms included. Frames that can
     /// be made again are not: they are held for seconds, and must not cost history.
     pub bytes: usize,
@@ -152,8 +158,9 @@ impl Window {
     pub(super) fn trim(&mut self, now: Instant) -> DroppedEvents {
         let mut dropped = DroppedEvents::default();
         while let Some((at, event)) = self.events.front() {
+            let few = self.events.len() <= self.limits.least && self.lasting_bytes() <= OLD_BYTES;
             let fits = self.lasting_bytes() <= self.limits.bytes
-                && now.saturating_duration_since(*at) <= self.limits.age;
+                && (few || now.saturating_duration_since(*at) <= self.limits.age);
             if fits || dropped.events.len() == MAX_DROPPED {
                 break;
             }

@@ -75,6 +75,7 @@ impl Rig {
         let configmaps = GroupVersionResource::new("", "v1", "configmaps");
         let (writer, reader) = store::new(WindowLimits {
             age: Duration::from_hours(1),
+            least: 0,
             bytes,
         });
         let mut rig = Self {

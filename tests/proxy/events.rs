@@ -31,6 +31,7 @@ fn create(state: &ClusterState, gvr: &GroupVersionResource, name: &str) -> u64 {
 fn without_history(config: &mut AppConfig) {
     config.scopes.window = WindowLimits {
         age: Duration::from_mins(5),
+        least: 0,
         bytes: 0,
     };
 }

@@ -61,6 +61,7 @@ impl Timeline {
     fn open(&self, bytes: usize) -> (StoreWriter, StoreReader) {
         let (mut writer, reader) = store::new(WindowLimits {
             age: Duration::from_hours(1),
+            least: 0,
             bytes,
         });
         writer.replace(snapshot(self.first.0, self.first.1));

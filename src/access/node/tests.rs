@@ -35,6 +35,7 @@ impl Cluster {
         let fields = FieldTable::builtin(&pods, true).unwrap();
         let (writer, reader) = store::new(WindowLimits {
             age: Duration::from_hours(1),
+            least: 0,
             bytes: 1 << 20,
         });
         let store = PodStore {

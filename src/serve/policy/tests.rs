@@ -198,6 +198,7 @@ fn retention_follows_the_type_or_else_all_types() {
     let gvr = |resource: &str| GroupVersionResource::new("", "v1", resource);
     let window = WindowLimits {
         age: Duration::from_mins(5),
+        least: 0,
         bytes: 1 << 20,
     };
     let mut policy = CachingPolicy::default();
@@ -261,6 +262,7 @@ fn a_followed_scope_has_its_types_retention_and_little_history_until_it_is_read(
     let pods = || GroupVersionResource::new("", "v1", "pods");
     let window = WindowLimits {
         age: Duration::from_mins(5),
+        least: 0,
         bytes: 256 << 20,
     };
     let mut policy = CachingPolicy::default();

@@ -235,6 +235,7 @@ mod tests {
     fn readers_do_not_wait_while_a_bookmark_puts_leaves_together() {
         let (mut writer, reader) = new(WindowLimits {
             age: Duration::ZERO,
+            least: 0,
             bytes: 0,
         });
         let listed = ["ns/a", "ns/b"].map(|key| sized(key, 1, "n1", 10));

@@ -123,6 +123,7 @@ fn deletions_that_share_a_version_are_learned_of() {
 fn a_watch_from_a_version_that_several_deletions_share_goes_on_behind_them() {
     let limits = WindowLimits {
         age: Duration::from_secs(10),
+        least: 0,
         bytes: 1 << 30,
     };
     let (mut writer, reader) = new(limits);

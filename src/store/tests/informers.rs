@@ -160,7 +160,7 @@ impl Upstream {
 proptest! {
     #[test]
     fn a_copy_is_right_or_its_watch_expires(ops in ops(), window in 2_000usize..20_000) {
-        let (mut writer, reader) = new(WindowLimits { age: Duration::from_hours(1), bytes: window });
+        let (mut writer, reader) = new(WindowLimits { age: Duration::from_hours(1), least: 0, bytes: window });
         writer.expect_shared_deletions();
         let now = Instant::now();
         let objects = Copy::new();

@@ -26,7 +26,7 @@ proptest! {
     /// events of its interest after its start, in order, until it is told that it expired.
     #[test]
     fn no_silent_gap(ops in ops(), window in 500usize..20_000, from in 0u64..30) {
-        let (mut writer, reader) = new(WindowLimits { age: Duration::from_hours(1), bytes: window });
+        let (mut writer, reader) = new(WindowLimits { age: Duration::from_hours(1), least: 0, bytes: window });
         let now = Instant::now();
         let mut version = 20;
         writer.replace(at(version, &[]));

@@ -96,6 +96,7 @@ fn only_events_of_interest_wake() {
 fn a_sleeper_is_not_expired_by_events_that_do_not_concern_it() {
     let (mut writer, reader) = new(WindowLimits {
         age: Duration::from_hours(1),
+        least: 0,
         bytes: 2000,
     });
     let now = Instant::now();
@@ -222,6 +223,7 @@ fn a_fresh_list_expires_watches_behind_it() {
 fn a_reader_in_the_midst_of_one_version_is_told_that_the_rest_is_lost() {
     let (mut writer, reader) = new(WindowLimits {
         age: Duration::from_secs(10),
+        least: 0,
         bytes: 1 << 30,
     });
     let now = Instant::now();

@@ -5,6 +5,7 @@ use super::*;
 fn age_bounds_the_window() {
     let (mut writer, reader) = new(WindowLimits {
         age: Duration::from_secs(10),
+        least: 0,
         bytes: 1 << 30,
     });
     let start = Instant::now();
@@ -37,11 +38,62 @@ fn age_bounds_the_window() {
     ));
 }
 
+/// Events of a type that seldom changes, as kube-apiserver has them.
+#[test]
+fn the_newest_events_are_kept_beyond_their_age() {
+    let (mut writer, reader) = new(WindowLimits {
+        age: Duration::from_secs(10),
+        least: 3,
+        bytes: 1 << 30,
+    });
+    let start = Instant::now();
+    let year = Duration::from_hours(24 * 365);
+    let kept = |since| {
+        let start = SubscriptionStart::After(ResourceVersion(since));
+        Follower::new(&reader, start, Interest::All).drain()
+    };
+    let is_expired = |since| matches!(kept(since).1, SubscriptionStep::Expired { .. });
+    writer.replace(at(10, &[]));
+    for version in 11..=14 {
+        let key = format!("ns/p{version}");
+        put(&mut writer, start, EventKind::Added, &key, version, "n1");
+    }
+    assert_eq!(kept(10).0, [11, 12, 13, 14], "they are young");
+    writer.progress(start + year, ResourceVersion(15));
+    assert!(is_expired(10));
+    assert_eq!(kept(11).0, [12, 13, 14]);
+    let later = start + year * 2;
+    put(&mut writer, later, EventKind::Added, "ns/new", 16, "n1");
+    assert!(is_expired(11));
+    assert_eq!(kept(12).0, [13, 14, 16]);
+
+    // Not beside a large event, and not while memory is short.
+    let large = sized("ns/large", 17, "n1", 2 << 20);
+    let event = frame(EventKind::Added, &large);
+    writer.apply(later, event, large).unwrap();
+    assert!(is_expired(13));
+    assert_eq!(kept(14).0, [16, 17], "they are young");
+    writer.progress(later + year, ResourceVersion(18));
+    assert!(is_expired(16));
+    put(
+        &mut writer,
+        later + year,
+        EventKind::Added,
+        "ns/last",
+        19,
+        "n1",
+    );
+    assert_eq!(kept(18).0, [19]);
+    reader.release_history(later + year * 2, Duration::from_mins(1));
+    assert!(is_expired(18));
+}
+
 #[test]
 fn the_last_event_is_known_beyond_the_window() {
     let age = Duration::from_secs(10);
     let (mut writer, reader) = new(WindowLimits {
         age,
+        least: 0,
         bytes: 1 << 30,
     });
     let start = Instant::now();
@@ -62,6 +114,7 @@ fn the_last_event_is_known_beyond_the_window() {
 fn compressed_forms_count_with_their_events() {
     let mut limits = WindowLimits {
         age: Duration::from_secs(10),
+        least: 0,
         bytes: 1 << 30,
     };
     let start = Instant::now();
