@@ -1,4 +1,6 @@
 //! Bookmarks: upstream's own, with only version and end mark changed.
+use std::collections::BTreeMap;
+
 use bytes::Bytes;
 use prost::Message;
 use serde::Deserialize;
@@ -35,15 +37,18 @@ pub fn read_bookmark(encoding: Encoding, object: &[u8]) -> Result<Bookmark, Malf
     read(encoding, object).map(|(bookmark, _)| bookmark)
 }
 
-/// A bookmark and its blueprint.
-fn read(encoding: Encoding, object: &[u8]) -> Result<(Bookmark, Option<String>), Malformed> {
+/// A bookmark's annotations beside the end mark, in the order in which they are printed.
+type Annotations = BTreeMap<String, String>;
+
+/// A bookmark and its other annotations.
+fn read(encoding: Encoding, object: &[u8]) -> Result<(Bookmark, Annotations), Malformed> {
     match encoding {
         Encoding::Json => read_json(object),
         Encoding::Protobuf => read_protobuf(object),
     }
 }
 
-fn read_json(object: &[u8]) -> Result<(Bookmark, Option<String>), Malformed> {
+fn read_json(object: &[u8]) -> Result<(Bookmark, Annotations), Malformed> {
     #[derive(Deserialize)]
     struct Object {
         metadata: Metadata,
@@ -54,41 +59,30 @@ fn read_json(object: &[u8]) -> Result<(Bookmark, Option<String>), Malformed> {
         version: String,
         annotations: Option<Annotations>,
     }
-    #[derive(Default, Deserialize)]
-    struct Annotations {
-        #[serde(rename = "k8s.io/initial-events-end")]
-        end: Option<String>,
-        #[serde(rename = "kubernetes.io/initial-events-list-blueprint")]
-        blueprint: Option<String>,
-    }
     let object: Object =
         serde_json::from_slice(object).map_err(|_| Malformed("bookmark that can't be read"))?;
-    let annotations = object.metadata.annotations.unwrap_or_default();
-    Ok((
-        bookmark(&object.metadata.version, annotations.end.as_deref())?,
-        annotations.blueprint,
-    ))
+    let mut annotations = object.metadata.annotations.unwrap_or_default();
+    let end = annotations.remove(END_MARK);
+    let bookmark = bookmark(&object.metadata.version, end.as_deref())?;
+    Ok((bookmark, annotations))
 }
 
-fn read_protobuf(object: &[u8]) -> Result<(Bookmark, Option<String>), Malformed> {
+fn read_protobuf(object: &[u8]) -> Result<(Bookmark, Annotations), Malformed> {
     let [_, metadata, _] = protobuf::split_metadata(object)?;
-    let (mut version, mut end, mut blueprint) = ("", None, None);
+    let (mut version, mut annotations) = ("", Annotations::new());
     let mut fields = FieldReader::new(metadata);
     while let Some((number, value)) = fields.next()? {
         match number {
             6 => version = value.text()?,
             12 => {
                 let (key, value) = protobuf::map_entry(value.bytes()?)?;
-                match key {
-                    END_MARK => end = Some(value),
-                    BLUEPRINT => blueprint = Some(value.to_owned()),
-                    _ => {}
-                }
+                annotations.insert(key.to_owned(), value.to_owned());
             }
             _ => {}
         }
     }
-    Ok((bookmark(version, end)?, blueprint))
+    let end = annotations.remove(END_MARK);
+    Ok((bookmark(version, end.as_deref())?, annotations))
 }
 
 fn bookmark(version: &str, end: Option<&str>) -> Result<Bookmark, Malformed> {
@@ -118,6 +112,9 @@ pub struct BookmarkFormat {
     /// types that are printed as maps do not tell.
     null_in_structs: Option<bool>,
     blueprint: Blueprint,
+    /// What the conversion into the type's version adds to each of its objects, these included.
+    /// Source: `kubernetes/pkg/apis/apps/v1/conversion.go` (DaemonSet).
+    converted: Annotations,
 }
 
 /// The annotation beside the end mark.
@@ -132,10 +129,11 @@ enum Blueprint {
 impl BookmarkFormat {
     /// Learns from the object of any bookmark of the type, with or without the end mark.
     ///
-    /// Refuses a bookmark with metadata other than version, end mark and blueprint.
+    /// Refuses a bookmark with metadata other than version and annotations.
     pub fn learn(format: &WireFormat, bookmark_object: &Bytes) -> Result<Self, Malformed> {
         format.check(bookmark_object)?;
-        let (seen, blueprint) = read(format.encoding(), bookmark_object)?;
+        let (seen, mut converted) = read(format.encoding(), bookmark_object)?;
+        let blueprint = converted.remove(BLUEPRINT);
         let blueprint = blueprint.map_or(Blueprint::None, |text| Blueprint::Known(text.into()));
         let (before, after) = match format.encoding() {
             Encoding::Json => {
@@ -168,6 +166,7 @@ impl BookmarkFormat {
                 null_in_structs: matches!(format.style, PrintStyle::Struct { .. })
                     .then_some(null_creation),
                 blueprint: blueprint.clone(),
+                converted: converted.clone(),
             })
             .find(|learned| {
                 learned.object(seen.version, seen.initial_events_end) == *bookmark_object
@@ -206,6 +205,8 @@ impl BookmarkFormat {
                 // That of a list of metadata.
                 Blueprint::Known(_) | Blueprint::Unknown => Blueprint::Unknown,
             },
+            // Upstream reduces objects before it converts them.
+            converted: Annotations::new(),
         })
     }
 
@@ -263,12 +264,9 @@ impl BookmarkFormat {
         } else {
             ""
         };
-        let mark = if end {
-            format!(",{}", self.annotations())
-        } else {
-            String::new()
-        };
-        format!(r#"{{"resourceVersion":"{version}"{creation}{mark}}}"#)
+        let annotations = self.annotations_text(end);
+        let annotations = annotations.map_or(String::new(), |text| format!(",{text}"));
+        format!(r#"{{"resourceVersion":"{version}"{creation}{annotations}}}"#)
     }
 
     /// The same sorted, as custom resources are printed.
@@ -278,31 +276,37 @@ impl BookmarkFormat {
         } else {
             ""
         };
-        let mark = if end {
-            format!("{},", self.annotations())
-        } else {
-            String::new()
-        };
-        format!(r#"{{{mark}{creation}"resourceVersion":"{version}"}}"#)
+        let annotations = self.annotations_text(end);
+        let annotations = annotations.map_or(String::new(), |text| format!("{text},"));
+        format!(r#"{{{annotations}{creation}"resourceVersion":"{version}"}}"#)
     }
 
-    fn annotations(&self) -> String {
-        let blueprint = match &self.blueprint {
-            Blueprint::Known(text) => format!(r#","{BLUEPRINT}":"{text}""#),
-            Blueprint::None | Blueprint::Unknown => String::new(),
-        };
-        format!(r#""annotations":{{"{END_MARK}":"true"{blueprint}}}"#)
+    /// Returns the member with the annotations, if there are any. Values that JSON would escape do
+    /// not occur: such a bookmark is not learned from.
+    fn annotations_text(&self, end: bool) -> Option<String> {
+        let entries: Vec<_> = self
+            .annotations(end)
+            .map(|(key, value)| format!(r#""{key}":"{value}""#))
+            .collect();
+        (!entries.is_empty()).then(|| format!(r#""annotations":{{{}}}"#, entries.join(",")))
     }
 
     fn message_metadata(&self, version: ResourceVersion, end: bool) -> Vec<u8> {
-        let mut annotations = Vec::new();
-        if end {
-            annotations.push(annotation(END_MARK, "true"));
-            if let Blueprint::Known(text) = &self.blueprint {
-                annotations.push(annotation(BLUEPRINT, text));
-            }
-        }
-        ObjectMeta::new(version.to_string(), annotations).encode_to_vec()
+        let annotations = self.annotations(end);
+        let annotations = annotations.map(|(key, value)| annotation(key, value));
+        ObjectMeta::new(version.to_string(), annotations.collect()).encode_to_vec()
+    }
+
+    /// Returns the annotations of a bookmark in the order of their keys.
+    fn annotations(&self, end: bool) -> impl Iterator<Item = (&str, &str)> {
+        let blueprint = match &self.blueprint {
+            Blueprint::Known(text) => Some((BLUEPRINT, &**text)),
+            Blueprint::None | Blueprint::Unknown => None,
+        };
+        let marks = [(END_MARK, "true")].into_iter().chain(blueprint);
+        let converted = self.converted.iter().map(|(key, value)| (&**key, &**value));
+        let all: BTreeMap<_, _> = converted.chain(marks.filter(|_| end)).collect();
+        all.into_iter()
     }
 }
 

@@ -253,9 +253,33 @@ fn bookmarks_of_older_servers() {
             end
         );
     }
-    let odd = line(r#""resourceVersion":"9","annotations":{"other":"x"}"#);
+    let odd = line(r#""resourceVersion":"9","annotations":{"other":"\""}"#);
     let frames = decode(Encoding::Json, [Bytes::from(odd)]).unwrap();
     assert!(BookmarkFormat::learn(&format, &frames[0].object).is_err());
+}
+
+/// Upstream adds an annotation to each DaemonSet that it converts, its bookmarks included.
+#[test]
+fn bookmarks_keep_the_annotations_that_all_objects_of_the_type_have() {
+    let (format, _) = Case::find("pods", Encoding::Json).learn();
+    let line = |mark: &str| {
+        format!(
+            "{{\"type\":\"BOOKMARK\",\"object\":{{\"kind\":\"Pod\",\"apiVersion\":\"v1\",\
+             \"metadata\":{{\"resourceVersion\":\"9\",\"annotations\":{{\
+             \"deprecated.daemonset.template.generation\":\"0\"{mark}}}}},\"spec\":{{}}}}}}\n"
+        )
+    };
+    let (plain, end) = (line(""), line(r#","k8s.io/initial-events-end":"true""#));
+    for from in [&plain, &end] {
+        let frames = decode(Encoding::Json, [Bytes::from(from.clone())]).unwrap();
+        let bookmarks = BookmarkFormat::learn(&format, &frames[0].object).unwrap();
+        assert_eq!(bookmarks.plain(ResourceVersion(9)), plain);
+        let marked = bookmarks.initial_events_end(ResourceVersion(9));
+        assert_eq!(marked.unwrap(), end);
+        let example = Bytes::from(bookmarks.example());
+        let again = BookmarkFormat::learn(&format, &example).unwrap();
+        assert_eq!(again.plain(ResourceVersion(9)), plain);
+    }
 }
 
 /// The end of the initial events of 1.32, as recorded from it.
