@@ -110,7 +110,7 @@ async fn assemble(mut config: AppConfig) -> anyhow::Result<RunningProxy> {
     let scopes = open_scopes(&config, &client).await?;
     let (follower, catalog) =
         CatalogFollower::new(client.clone(), scopes.clone(), config.aggregated.clone());
-    let mut follower = follower.needing(discovery::needed_types(&config.policy));
+    let mut follower = follower.needing(discovery::needed_types(&config));
     if let Some(warning) = trust::overlap(&config).await {
         tracing::warn!("{warning}");
     }

@@ -27,8 +27,9 @@ pub(super) async fn announce(policy: CachingPolicy, catalog: Catalog) {
              clients that read them, as for server-side apply, must not use this proxy for the type"
         );
     }
-    for exception in policy.exceptions() {
-        announce_exception(&exception, &catalog);
+    let exceptions = policy.exceptions();
+    for exception in &exceptions {
+        announce_exception(exception);
     }
     for ((group, resource), selections) in &policy.scopes {
         let selections: Vec<_> = selections.iter().map(ToString::to_string).collect();
@@ -39,10 +40,35 @@ pub(super) async fn announce(policy: CachingPolicy, catalog: Catalog) {
             "only these parts are cached, each from its first request on"
         );
     }
+    // Until then, the catalog may have no more than the types that each API server has.
+    while !catalog.is_read() {
+        sleep(LOOK).await;
+    }
+    for unknown in unknown_types(&exceptions, &catalog) {
+        tracing::warn!(
+            resource = unknown.name(),
+            cache = unknown.mode.as_str(),
+            "upstream has no type of this name (resources in --config)"
+        );
+    }
+}
+
+/// Returns the types that upstream's discovery should have named.
+fn unknown_types<'a>(
+    exceptions: &'a [CachingException],
+    catalog: &Catalog,
+) -> impl Iterator<Item = &'a CachingException> {
+    exceptions.iter().filter(|exception| {
+        // A type of another group may be defined later.
+        catalog.is_read()
+            && catalog.has(&exception.group, None)
+            && exception.resource != "*"
+            && !catalog.has_resource(&exception.group, &exception.resource)
+    })
 }
 
 /// Logs the caching of a type that is an exception from the policy's default.
-fn announce_exception(exception: &CachingException, catalog: &Catalog) {
+fn announce_exception(exception: &CachingException) {
     let (resource, cache) = (exception.name(), exception.mode.as_str());
     match (exception.sensitive, exception.mode) {
         (true, CacheMode::Objects) => {
@@ -71,15 +97,42 @@ fn announce_exception(exception: &CachingException, catalog: &Catalog) {
             "held in memory by choice (cache in --config)"
         ),
     }
-    // A type of another group may be defined later.
-    if catalog.has(&exception.group, None)
-        && exception.resource != "*"
-        && !catalog.has_resource(&exception.group, &exception.resource)
-    {
-        tracing::warn!(
-            resource,
-            cache,
-            "upstream has no type of this name (resources in --config)"
-        );
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use watershed_protocol::{FieldTable, GroupVersionResource};
+
+    use super::*;
+    use crate::catalog::ResourceType;
+
+    fn core(name: &str) -> ResourceType {
+        let gvr = GroupVersionResource::new("", "v1", name);
+        ResourceType {
+            fields: Arc::new(FieldTable::builtin(&gvr, true).unwrap()),
+            gvr,
+            kind: name.into(),
+            namespaced: true,
+            printer: None,
+        }
+    }
+
+    #[test]
+    fn types_are_called_unknown_only_once_discovery_was_read() {
+        let mut policy = CachingPolicy::of_node("node-001");
+        policy.set_mode("", "configmaps", CacheMode::Nothing);
+        policy.set_mode("", "pdos", CacheMode::Objects);
+        let exceptions = policy.exceptions();
+        let names = |catalog| -> Vec<_> {
+            let unknown = unknown_types(&exceptions, catalog);
+            unknown.map(CachingException::name).collect()
+        };
+        let unread = Catalog::default();
+        unread.insert(core("pods"));
+        assert_eq!(names(&unread), Vec::<String>::new());
+        let read = Catalog::of(["pods", "nodes", "secrets", "configmaps"].map(core));
+        assert_eq!(names(&read), ["pdos"]);
     }
 }

@@ -3,20 +3,22 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 
-use crate::access::lists_rbac;
+use super::AppConfig;
+use crate::access::{FollowedRbac, lists_rbac};
 use crate::catalog::{CatalogFollower, DiscoveryError, NeededTypes, is_well_known};
 use crate::scope::Scopes;
-use crate::serve::CachingPolicy;
 use crate::upstream::Upstream;
 
 /// Longest wait for upstream's types before requests are taken. Without them, all are forwarded.
 const FIRST: Duration = Duration::from_secs(5);
 
-/// Returns the types that matter to a policy.
-pub(super) fn needed_types(policy: &CachingPolicy) -> NeededTypes {
-    if policy.may_cache_custom_types() {
+/// Returns the types that matter to a proxy.
+pub(super) fn needed_types(config: &AppConfig) -> NeededTypes {
+    // Elsewhere a start is seldom, and clients ask for the documents that discovery brings.
+    let is_on_node = config.access.authorization.followed_rbac == FollowedRbac::AsNeeded;
+    if config.policy.may_cache_custom_types() {
         NeededTypes::All
-    } else if policy.names_only(is_well_known) {
+    } else if is_on_node && config.policy.caches_only(is_well_known) {
         NeededTypes::WellKnown
     } else {
         NeededTypes::BuiltIn

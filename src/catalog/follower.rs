@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::time::sleep;
+use watershed_connect::one_line;
 use watershed_protocol::{FieldTable, GroupVersionResource, TablePrinter};
 
 use super::custom::{CustomType, CustomTypeName, CustomTypes};
@@ -30,9 +31,19 @@ pub struct CatalogFollower {
     vouched: Vec<String>,
     discovery: DiscoveryReader,
     reading: Reading,
-    /// The catalog has types: discovery was read, or was not needed to begin with.
-    has_begun: bool,
+    begun: Begun,
     custom: CustomTypes,
+}
+
+/// The origin of the types that the catalog has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Begun {
+    /// It has none yet.
+    No,
+    /// They are those that each API server has.
+    Unread,
+    /// Discovery named them.
+    Read,
 }
 
 impl CatalogFollower {
@@ -47,7 +58,7 @@ impl CatalogFollower {
             catalog: catalog.clone(),
             vouched,
             reading: Reading::empty(),
-            has_begun: false,
+            begun: Begun::No,
             custom: CustomTypes::default(),
         };
         (follower, catalog)
@@ -74,7 +85,7 @@ impl CatalogFollower {
     /// this has an answer of upstream to another question.
     pub fn begin_unread(&mut self) {
         self.discovery.put_off();
-        self.has_begun = true;
+        self.begun = Begun::Unread;
         self.reading = Reading::well_known();
         self.publish();
         tracing::info!(
@@ -97,7 +108,7 @@ impl CatalogFollower {
         let mut releases = self.scopes.releases();
         loop {
             // Without discovery it is unknown if upstream has definitions.
-            let follows_definitions = self.has_begun && self.reads_all();
+            let follows_definitions = self.begun != Begun::No && self.reads_all();
             tokio::select! {
                 // Upstream's versions went back: it may have other types, too.
                 Ok(()) = timeline.changed() => {
@@ -131,13 +142,14 @@ impl CatalogFollower {
     }
 
     fn take(&mut self, read: Reading) {
-        let is_first = !std::mem::replace(&mut self.has_begun, true);
+        let is_first = std::mem::replace(&mut self.begun, Begun::Read) != Begun::Read;
         if is_first && self.reads_all() && matches!(read.origins, Origins::NotRead) {
             tracing::info!("APIServices cannot be read; only built-in and custom types are cached");
         }
         self.reading = read;
         self.publish();
         if is_first {
+            self.catalog.read.store(true, Ordering::Relaxed);
             tracing::info!(types = self.catalog.len(), "read discovery");
         }
     }
@@ -147,10 +159,13 @@ impl CatalogFollower {
     }
 
     fn report(&self, error: &DiscoveryError) {
-        if self.has_begun {
-            tracing::warn!(%error, "discovery failed");
-        } else {
-            error.report(&self.upstream);
+        match self.begun {
+            Begun::No => error.report(&self.upstream),
+            Begun::Unread | Begun::Read => tracing::warn!(
+                error = one_line(error),
+                advice = error.advice(&self.upstream),
+                "discovery failed; the types known before stay, trying again"
+            ),
         }
     }
 

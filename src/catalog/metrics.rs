@@ -8,9 +8,9 @@ pub const METRICS: &[Declaration] = &[TYPES.declaration()];
 const TYPES: Metric<Gauge> = Metric::new(
     "watershed_types",
     &[],
-    "Resource types that can be listed and watched, from upstream's discovery. A proxy that caches \
-     nothing but pods, nodes and leases begins without it, with the types that each API server \
-     has.",
+    "Resource types that can be listed and watched, from upstream's discovery. A node's proxy that \
+     caches nothing but pods, nodes and leases begins without it, with the types that each API \
+     server has.",
 );
 
 /// Sets the metrics to the present figures.

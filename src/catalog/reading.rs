@@ -22,6 +22,9 @@ const REFRESH_OF_BUILT_IN: Duration = Duration::from_hours(1);
 const FIRST_OF_WELL_KNOWN: f64 = 0.1;
 /// First and longest pause after a reading that failed.
 const RETRIES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(5));
+/// Longest pause where built-in types alone matter and some are known. If a right is missing, the
+/// proxies of all nodes go on asking.
+const LONGEST_OF_BUILT_IN: Duration = Duration::from_mins(5);
 /// Time to wait after a sign: the other scopes notice another release at the same time.
 const SETTLE: Duration = Duration::from_millis(500);
 /// Interval between readings because of a sign. Behind a load balancer, each watch may lead to
@@ -83,6 +86,14 @@ async fn read(
     Ok((Reading { types, origins }, documents))
 }
 
+/// Returns the longest pause between attempts, once types are known.
+fn longest_pause(needed: NeededTypes) -> Duration {
+    match needed {
+        NeededTypes::All => RETRIES.1,
+        NeededTypes::BuiltIn | NeededTypes::WellKnown => LONGEST_OF_BUILT_IN,
+    }
+}
+
 /// Reads discovery.
 pub(super) struct DiscoveryReader {
     client: UpstreamClient,
@@ -142,6 +153,12 @@ impl DiscoveryReader {
     pub(super) fn put_off(&mut self) {
         let part = FIRST_OF_WELL_KNOWN + fastrand::f64() * (1.0 - FIRST_OF_WELL_KNOWN);
         self.due = Instant::now() + self.refresh.mul_f64(part);
+        self.begun();
+    }
+
+    /// Forgets failures, once types are known.
+    fn begun(&mut self) {
+        self.retries = Backoff::new(RETRIES.0, longest_pause(self.needed));
     }
 
     /// Reads everything at once. A reading that is under way does not count.
@@ -190,12 +207,28 @@ impl DiscoveryReader {
             reading
         });
         let pause = if read.is_ok() {
-            self.retries.reset();
+            self.begun();
             self.refresh.mul_f64(0.9 + fastrand::f64() / 5.0)
         } else {
             self.retries.pause()
         };
         self.due = Instant::now() + pause;
         read
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn readings_that_fail_again_and_again_become_rare_where_built_in_types_matter() {
+        for needed in [NeededTypes::BuiltIn, NeededTypes::WellKnown] {
+            assert!(
+                longest_pause(needed) >= Duration::from_mins(1),
+                "{needed:?}"
+            );
+        }
+        assert_eq!(longest_pause(NeededTypes::All), RETRIES.1);
     }
 }

@@ -29,15 +29,17 @@ pub(super) type Types = HashMap<GroupVersionResource, Arc<ResourceType>>;
 pub struct Catalog {
     pub(super) types: Arc<ArcSwap<Types>>,
     pub(super) settled: Arc<AtomicBool>,
+    pub(super) read: Arc<AtomicBool>,
 }
 
 impl Catalog {
-    /// Creates a catalog of these types.
+    /// Creates a catalog of these types, as if discovery had named them.
     pub fn of(types: impl IntoIterator<Item = ResourceType>) -> Self {
         let catalog = Self::default();
         let types = types.into_iter().map(Arc::new);
         let types = types.map(|of| (of.gvr.clone(), of)).collect();
         catalog.types.store(Arc::new(types));
+        catalog.read.store(true, Ordering::Relaxed);
         catalog
     }
 
@@ -88,9 +90,14 @@ impl Catalog {
         self.types.load().len()
     }
 
-    /// Returns true if discovery has not succeeded yet.
+    /// Returns true if no types are known: upstream has not answered yet.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Returns true if discovery was read. Until then, types that are not known may exist.
+    pub fn is_read(&self) -> bool {
+        self.read.load(Ordering::Relaxed)
     }
 
     /// Returns true if the custom types are known, too, as far as the proxy may know them.

@@ -312,16 +312,15 @@ impl CachingPolicy {
 
     /// Returns `true` if the policy allows to cache anything of a type that is not built in.
     pub fn may_cache_custom_types(&self) -> bool {
-        let named = self.mode_by_type.iter();
-        let mut cached = named.filter(|(_, mode)| **mode != CacheMode::Nothing);
-        self.mode != CacheMode::Nothing || cached.any(|((group, _), _)| !is_built_in_group(group))
+        !self.caches_only(|group, _| is_built_in_group(group))
     }
 
-    /// Returns `true` if the policy caches no unnamed types, and names only types that `is_meant`
-    /// returns `true` for, by group and resource.
-    pub fn names_only(&self, is_meant: impl Fn(&str, &str) -> bool) -> bool {
-        let mut named = self.mode_by_type.keys();
-        self.mode == CacheMode::Nothing && named.all(|(group, name)| is_meant(group, name))
+    /// Returns `true` if the policy caches no unnamed types, and of the named ones only those that
+    /// `is_meant` returns `true` for, by group and resource.
+    pub fn caches_only(&self, is_meant: impl Fn(&str, &str) -> bool) -> bool {
+        let named = self.mode_by_type.iter();
+        let mut cached = named.filter(|(_, mode)| **mode != CacheMode::Nothing);
+        self.mode == CacheMode::Nothing && cached.all(|((group, name), _)| is_meant(group, name))
     }
 
     /// Returns `true` if objects of the type may be stored on disk. Sensitive ones never are, even

@@ -193,6 +193,24 @@ async fn a_nodes_proxy_answers_as_upstream_does_for_types_that_it_did_not_ask_fo
     fixture.stop().await;
 }
 
+/// Waits until a proxy is ready that reads discovery before that.
+async fn begins_with_discovery(
+    prepare: impl FnOnce(&SimulatedServer),
+    configure: impl FnOnce(&mut AppConfig),
+) {
+    let fixture = Fixture::build(small(), prepare, configure).await;
+    becomes("the proxy's readiness", true, async || {
+        let readyz = plain_get(fixture.admin, "GET", "/readyz").await;
+        readyz.starts_with("HTTP/1.1 200 ")
+    })
+    .await;
+    let asked: Vec<_> = fixture.upstream.take_recorded().iter().map(kind).collect();
+    for document in ["GET api", "GET apis"] {
+        assert!(asked.iter().any(|it| it == document), "{asked:?}");
+    }
+    fixture.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_nodes_proxy_that_may_not_follow_rbac_reads_discovery_at_its_start() {
     let without_rbac = |upstream: &SimulatedServer| {
@@ -207,15 +225,16 @@ async fn a_nodes_proxy_that_may_not_follow_rbac_reads_discovery_at_its_start() {
             });
         });
     };
-    let fixture = Fixture::build(small(), without_rbac, on_node).await;
-    becomes("the proxy's readiness", true, async || {
-        let readyz = plain_get(fixture.admin, "GET", "/readyz").await;
-        readyz.starts_with("HTTP/1.1 200 ")
+    begins_with_discovery(without_rbac, on_node).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_proxy_in_front_of_a_cluster_reads_discovery_at_its_start_whatever_it_caches() {
+    let record = |upstream: &SimulatedServer| {
+        upstream.take_recorded();
+    };
+    begins_with_discovery(record, |config| {
+        config.policy = CachingPolicy::of_node(NODE);
     })
     .await;
-    let asked: Vec<_> = fixture.upstream.take_recorded().iter().map(kind).collect();
-    for document in DOCUMENTS {
-        assert!(asked.iter().any(|it| it == document), "{asked:?}");
-    }
-    fixture.stop().await;
 }

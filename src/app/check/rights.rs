@@ -76,7 +76,7 @@ async fn ask(
     let scopes = Scopes::new(client.clone(), config.scopes);
     let (follower, catalog) =
         CatalogFollower::new(client.clone(), scopes, config.aggregated.clone());
-    let mut follower = follower.needing(discovery::needed_types(&config.policy));
+    let mut follower = follower.needing(discovery::needed_types(config));
     match follower.read().await {
         Ok(()) => {
             let following = tokio::spawn(follower.run());

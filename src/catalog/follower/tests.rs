@@ -343,7 +343,7 @@ async fn well_known_types_are_cached_before_discovery_is_read() {
         ("coordination.k8s.io", "leases"),
     ];
     assert!(well_known.iter().all(|(group, name)| known(group, name)));
-    assert!(followed.catalog.is_settled());
+    assert!(followed.catalog.is_settled() && !followed.catalog.is_read());
     assert_eq!(followed.server.documents.load(Ordering::SeqCst), 0);
 }
 
@@ -351,6 +351,7 @@ async fn well_known_types_are_cached_before_discovery_is_read() {
 async fn discovery_that_was_put_off_replaces_the_well_known_types() {
     let followed = Followed::needing(Duration::from_millis(10), NeededTypes::WellKnown).await;
     eventually(|| followed.knows("apiextensions.k8s.io")).await;
+    eventually(|| followed.catalog.is_read()).await;
     // This upstream does not have them.
     assert!(!followed.catalog.has_resource("", "pods"));
 }

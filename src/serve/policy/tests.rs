@@ -258,6 +258,21 @@ fn only_policies_that_cache_custom_types_need_their_definitions() {
 }
 
 #[test]
+fn a_type_that_is_named_so_as_not_to_be_cached_is_not_cached() {
+    let is_pods = |group: &str, name: &str| (group, name) == ("", "pods");
+    assert!(!CachingPolicy::default().caches_only(is_pods));
+    let mut policy = CachingPolicy {
+        mode: CacheMode::Nothing,
+        ..CachingPolicy::default()
+    };
+    policy.set_mode("", "pods", CacheMode::Objects);
+    policy.set_mode("apps", "daemonsets", CacheMode::Nothing);
+    assert!(policy.caches_only(is_pods));
+    policy.set_mode("apps", "daemonsets", CacheMode::Metadata);
+    assert!(!policy.caches_only(is_pods));
+}
+
+#[test]
 fn a_followed_scope_has_its_types_retention_and_little_history_until_it_is_read() {
     let pods = || GroupVersionResource::new("", "v1", "pods");
     let window = WindowLimits {
