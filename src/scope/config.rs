@@ -3,6 +3,8 @@ use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
 
+use watershed_protocol::GroupVersionResource;
+
 use crate::store::WindowLimits;
 use crate::upstream::{ListCompression, WatchLifetime};
 
@@ -62,6 +64,21 @@ impl ScopeConfig {
             watch_lifetime: WatchLifetime::Long,
             derive_again: NODE_DERIVE_AGAIN,
             ..self
+        }
+    }
+
+    /// Returns the limits of a type's history, unless `configured` has others.
+    pub(super) fn window_of(
+        &self,
+        gvr: &GroupVersionResource,
+        configured: Option<WindowLimits>,
+    ) -> WindowLimits {
+        let window = configured.unwrap_or(self.window);
+        if gvr.is_event() {
+            // kube-apiserver watches them in etcd, which forgets everything of an age.
+            WindowLimits { least: 0, ..window }
+        } else {
+            window
         }
     }
 }

@@ -118,7 +118,8 @@ impl ScopeCreator {
         retention: Retention,
         opener: impl FnOnce(ScopeKey, Retention) -> OpenSource,
     ) -> Arc<Scope> {
-        let (mut writer, reader) = store::new(retention.window.unwrap_or(self.config.window));
+        let window = self.config.window_of(&key.gvr, retention.window);
+        let (mut writer, reader) = store::new(window);
         let probe = key.gvr.is_event().then(|| {
             writer.expect_shared_deletions();
             Probe::new(

@@ -25,7 +25,7 @@ const ASK_AGAIN: Duration = Duration::from_mins(1);
 const LOOK: Duration = Duration::from_millis(500);
 /// Pause between two looks at the memory that is left for an attempt.
 const MEMORY_LOOK: Duration = Duration::from_secs(1);
-const LISTED_ANEW: FallbackReason = FallbackReason::Source("its list in JSON began anew");
+const BEGAN_ANEW: FallbackReason = FallbackReason::Source("it was listed or printed anew");
 const SHORT_OF_MEMORY: FallbackReason = FallbackReason::Source("memory is short");
 
 /// The next attempt to derive a scope whose derivation ended.
@@ -183,7 +183,7 @@ impl Rederivation {
             return None;
         };
         let joined = if self.outdated.is_cancelled() {
-            Err(LISTED_ANEW)
+            Err(BEGAN_ANEW)
         } else if is_settled {
             derived.rejoin(&self.scope, &point)
         } else {
@@ -196,6 +196,7 @@ impl Rederivation {
         let now = Instant::now();
         let reason = match joined {
             Ok(Some(step)) => {
+                self.count("derived");
                 self.succeeded();
                 return Some((derived, step));
             }
@@ -277,7 +278,6 @@ impl Rederivation {
         let key = &self.scope.key;
         self.failures
             .succeeded(&key.gvr, key.representation.metadata_only);
-        self.count("derived");
         tracing::info!(
             resource = %key.gvr,
             selection = %key.selection,
@@ -319,7 +319,7 @@ fn attempt(
             compared = timeout_at(deadline, derived.compare(&scope)) => {
                 compared.unwrap_or_else(|_| Err(late().into()))
             }
-            () = outdated.cancelled() => Err(LISTED_ANEW.into()),
+            () = outdated.cancelled() => Err(BEGAN_ANEW.into()),
             () = until_short(&budget) => Err(SHORT_OF_MEMORY.into()),
         };
         (derived, compared)

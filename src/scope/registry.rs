@@ -209,7 +209,7 @@ impl Scopes {
         if !is_source && scope.is_source_only.swap(false, Ordering::Relaxed) {
             scope
                 .reader
-                .set_window(window.unwrap_or(self.config().window));
+                .set_window(self.config().window_of(gvr, window));
             scope.idle.set_limit(idle);
         }
         // The handle counts before the lock is released: no sweep can close the scope meanwhile.

@@ -98,9 +98,12 @@ impl StoreReader {
         })
     }
 
-    /// Returns the version of the newest event, if it is still in the window.
+    /// Returns the version of the newest event, unless it is older than the window's age. A server
+    /// that restarted since may not have it.
     pub fn last_event_version(&self) -> Option<ResourceVersion> {
-        self.state.read().window.last().map(|event| event.version)
+        let state = self.state.read();
+        let event = state.window.last_young(Instant::now());
+        event.map(|event| event.version)
     }
 
     /// Returns the version of the last event that upstream showed since the list, if there was one.

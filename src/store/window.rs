@@ -91,6 +91,12 @@ impl Window {
         self.events.back().map(|(_, event)| &**event)
     }
 
+    /// Returns the newest event, unless it is kept beyond its age.
+    pub(super) fn last_young(&self, now: Instant) -> Option<&WindowEvent> {
+        let (at, event) = self.events.back()?;
+        (now.saturating_duration_since(*at) <= self.limits.age).then_some(event)
+    }
+
     pub(super) fn floor(&self) -> ResourceVersion {
         self.floor
     }

@@ -22,6 +22,9 @@ const END_MARK: &str = "k8s.io/initial-events-end";
 /// the type in the watch's representation, in base64.
 /// Source: `apiserver/pkg/endpoints/handlers/response.go` of 1.32 and 1.33, `watchListTransformer`.
 const BLUEPRINT: &str = "kubernetes.io/initial-events-list-blueprint";
+/// Annotation that DaemonSets get when they are converted into their version, bookmarks included.
+/// Source: `kubernetes/pkg/apis/apps/v1/conversion.go`.
+const TEMPLATE_GENERATION: &str = "deprecated.daemonset.template.generation";
 
 /// The content of a bookmark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,8 +115,8 @@ pub struct BookmarkFormat {
     /// types that are printed as maps do not tell.
     null_in_structs: Option<bool>,
     blueprint: Blueprint,
-    /// What the conversion into the type's version adds to each of its objects, these included.
-    /// Source: `kubernetes/pkg/apis/apps/v1/conversion.go` (DaemonSet).
+    /// Annotations that the conversion into the type's version adds to each of its objects, these
+    /// included.
     converted: Annotations,
 }
 
@@ -129,11 +132,15 @@ enum Blueprint {
 impl BookmarkFormat {
     /// Learns from the object of any bookmark of the type, with or without the end mark.
     ///
-    /// Refuses a bookmark with metadata other than version and annotations.
+    /// Refuses a bookmark with metadata other than version and the annotations that are known. Only
+    /// of these it is known which bookmarks have them.
     pub fn learn(format: &WireFormat, bookmark_object: &Bytes) -> Result<Self, Malformed> {
         format.check(bookmark_object)?;
         let (seen, mut converted) = read(format.encoding(), bookmark_object)?;
         let blueprint = converted.remove(BLUEPRINT);
+        if converted.keys().any(|key| key != TEMPLATE_GENERATION) {
+            return Err(Malformed("bookmark with an unknown annotation"));
+        }
         let blueprint = blueprint.map_or(Blueprint::None, |text| Blueprint::Known(text.into()));
         let (before, after) = match format.encoding() {
             Encoding::Json => {

@@ -253,9 +253,14 @@ fn bookmarks_of_older_servers() {
             end
         );
     }
-    let odd = line(r#""resourceVersion":"9","annotations":{"other":"\""}"#);
-    let frames = decode(Encoding::Json, [Bytes::from(odd)]).unwrap();
-    assert!(BookmarkFormat::learn(&format, &frames[0].object).is_err());
+    for odd in [
+        r#"{"other":"x"}"#,
+        r#"{"deprecated.daemonset.template.generation":"\""}"#,
+    ] {
+        let odd = line(&format!(r#""resourceVersion":"9","annotations":{odd}"#));
+        let frames = decode(Encoding::Json, [Bytes::from(odd)]).unwrap();
+        assert!(BookmarkFormat::learn(&format, &frames[0].object).is_err());
+    }
 }
 
 /// Upstream adds an annotation to each DaemonSet that it converts, its bookmarks included.
