@@ -104,6 +104,9 @@ type FailedType = (GroupVersionResource, bool);
 struct TypeFailures {
     /// A new scope of the type would fail as well.
     lasts: bool,
+    /// A server did not stream it. Where such servers and others take turns, to derive it again and
+    /// to list it again each time would end its watches again and again.
+    is_unstreamed: bool,
     pause: Duration,
     /// The end of the last failure or success.
     ended: Instant,
@@ -157,6 +160,7 @@ impl DerivationFailures {
             .entry((gvr.clone(), metadata_only))
             .or_insert_with(|| TypeFailures::new(now, self.first));
         failures.lasts |= reason.is_lasting_of_type();
+        failures.is_unstreamed |= matches!(reason, FallbackReason::NotStreamed);
         failures.failed_again(now, self.first);
         failures.next
     }
@@ -177,6 +181,9 @@ impl DerivationFailures {
         let failures = types
             .entry((gvr.clone(), metadata_only))
             .or_insert_with(|| TypeFailures::new(now, self.first));
+        if failures.is_unstreamed {
+            return Err(now + self.first * LONGEST);
+        }
         if now < failures.next {
             return Err(failures.next);
         }
@@ -230,6 +237,7 @@ impl TypeFailures {
     fn new(now: Instant, first: Duration) -> Self {
         Self {
             lasts: false,
+            is_unstreamed: false,
             pause: first,
             ended: now,
             // At another release, all types are tried that were not at an unknown one.

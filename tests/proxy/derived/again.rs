@@ -3,11 +3,11 @@ use std::cell::Cell;
 use std::time::Duration;
 
 use watershed::app::AppConfig;
-use watershed_lab::sim::{SimulatedServer, WatchListSupport};
+use watershed_lab::sim::SimulatedServer;
 
 use super::{
-    SORTED, config_map, configmaps, derived, has_watches, list, list_in_protobuf,
-    looks_like_upstream, open_watches, print_as, print_out_of_order, with_protobuf,
+    SORTED, config_map, configmaps, derived, list, list_in_protobuf, looks_like_upstream,
+    open_watches, print_as, print_out_of_order, with_protobuf,
 };
 use crate::support::client::{Endpoint, Lines, Protocol};
 use crate::support::{Fixture, eventually, metric};
@@ -208,36 +208,6 @@ async fn watches_lose_nothing_while_upstream_breaks_and_json_is_derived_again() 
     for wanted in wanted {
         assert_eq!(watch.line().await.trim_end(), wanted);
     }
-    looks_like_upstream(&fixture.proxied, &fixture.direct).await;
-    fixture.stop().await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn json_is_derived_again_once_upstream_streams_lists() {
-    let prepare = |upstream: &SimulatedServer| {
-        upstream.faults().watch_list(WatchListSupport::Refused);
-    };
-    let fixture = Fixture::build(with_protobuf(30), prepare, derived_again_soon).await;
-    let upstream = &fixture.upstream;
-    looks_like_upstream(&fixture.proxied, &fixture.direct).await;
-    // Nobody reads the source.
-    has_watches(upstream, 1).await;
-    let mut watch = watch_from_now(&fixture, &fixture.proxied).await;
-    let lists = || upstream.stats().requests_on("LIST", "configmaps");
-    let before = lists();
-    // Time for several attempts, of which each would end as the first one.
-    tokio::time::sleep(Duration::from_secs(2)).await;
-    assert_eq!(lists(), before);
-
-    upstream.faults().watch_list(WatchListSupport::Served);
-    // The next question, whether it streams lists, comes soon.
-    upstream.faults().cut_connections();
-    both_encodings_take(&fixture, 1).await;
-    let state = upstream.state();
-    let created = config_map("later", SORTED);
-    state.create(&configmaps(), &created).unwrap();
-    let line = watch.line().await;
-    assert!(line.contains(r#""name":"later""#), "{line}");
     looks_like_upstream(&fixture.proxied, &fixture.direct).await;
     fixture.stop().await;
 }

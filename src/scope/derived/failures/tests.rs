@@ -151,3 +151,14 @@ async fn releases_that_take_turns_hasten_few_attempts() {
     let count = count.await;
     assert!((7..=30).contains(&count), "{count} in ten hours");
 }
+
+#[tokio::test(start_paused = true)]
+async fn types_that_a_server_did_not_stream_are_not_tried_again() {
+    let failures = DerivationFailures::new(FIRST);
+    failures.add(&FallbackReason::NotStreamed, &pods(), false);
+    failures.begin_release();
+    let tried = attempts(&failures, 24, Duration::ZERO, unexplained).await;
+    assert_eq!(tried, 0);
+    // A new scope has no watches that could end.
+    assert!(!failures.contains(&pods(), false));
+}
