@@ -105,6 +105,11 @@ impl MemoryBudget {
         PressureStep::ALL[usize::from(self.0.step.load(Ordering::Relaxed))]
     }
 
+    /// Returns true if memory is not short.
+    pub fn is_relaxed(&self) -> bool {
+        self.step() == PressureStep::Relaxed
+    }
+
     /// Records the step of the moment.
     pub fn set_step(&self, step: PressureStep) {
         self.0.step.store(step as u8, Ordering::Relaxed);

@@ -16,7 +16,7 @@ use super::derived::{
 };
 use super::metrics;
 use super::phase::ScopePhase;
-use crate::budget::{MemoryBudget, PressureStep};
+use crate::budget::MemoryBudget;
 
 /// Longest pause before it is asked again whether an attempt is due. Another scope of the type may
 /// have succeeded meanwhile.
@@ -47,7 +47,7 @@ enum RederivationState {
     },
     /// It is derived again with a list that was due anyway, and that has not arrived yet.
     Listing,
-    /// What upstream's own list and watch brought is compared with what is derived.
+    /// A comparison of what upstream's own list and watch brought with what is derived.
     Comparing {
         comparison: Comparison,
         deadline: Instant,
@@ -115,7 +115,7 @@ impl Rederivation {
         let RederivationState::Waiting { derived, .. } = &self.state else {
             return None;
         };
-        if !derived.has_memory() || self.is_futile() || self.begin_attempt().is_err() {
+        if !derived.budget().is_relaxed() || self.is_futile() || self.begin_attempt().is_err() {
             return None;
         }
         match replace(&mut self.state, RederivationState::Listing) {
@@ -190,7 +190,7 @@ impl Rederivation {
             Ok(None)
         };
         let joined = match joined {
-            Ok(None) if !derived.has_memory() => Err(SHORT_OF_MEMORY),
+            Ok(None) if !derived.budget().is_relaxed() => Err(SHORT_OF_MEMORY),
             joined => joined,
         };
         let now = Instant::now();
@@ -223,7 +223,7 @@ impl Rederivation {
             self.state = state;
             return;
         };
-        if !self.is_comparable() || !derived.has_memory() {
+        if !self.is_comparable() || !derived.budget().is_relaxed() {
             self.wait_until(derived, self.failures.next_look());
             return;
         }
@@ -328,7 +328,7 @@ fn attempt(
 }
 
 async fn until_short(budget: &MemoryBudget) {
-    while budget.step() == PressureStep::Relaxed {
+    while budget.is_relaxed() {
         sleep(MEMORY_LOOK).await;
     }
 }

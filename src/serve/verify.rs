@@ -18,7 +18,7 @@ use super::freshness::FreshScope;
 use super::metrics::{self, VerificationResult};
 use super::plan::{ListPlan, ReadKind, ReadPlan};
 use super::policy::Verification;
-use crate::budget::{MemoryBudget, PressureStep};
+use crate::budget::MemoryBudget;
 use crate::upstream::UpstreamClient;
 use comparison::AnswerComparison;
 use expected::ExpectedAnswer;
@@ -70,8 +70,12 @@ impl Verifier {
         };
         let gvr = &read.resource.gvr;
         // Both answers are held until they are compared.
-        let has_memory = self.budget.step() == PressureStep::Relaxed;
-        let Some(turn) = has_memory.then(|| self.pace.begin()).flatten() else {
+        let Some(turn) = self
+            .budget
+            .is_relaxed()
+            .then(|| self.pace.begin())
+            .flatten()
+        else {
             metrics::verified(gvr, VerificationResult::Skipped);
             return answer;
         };

@@ -191,11 +191,7 @@ impl PrintCheck {
             };
             let printed = self.printer.print(&manner, &peek.bytes(object))?;
             if printed != *upstream {
-                let same = printed.iter().zip(upstream.iter());
-                return Err(FallbackReason::Difference {
-                    key: key.to_owned(),
-                    offset: same.take_while(|(here, there)| here == there).count(),
-                });
+                return Err(FallbackReason::difference(key, upstream, &printed));
             }
             // Selectors look at what was read in protobuf.
             if object.attributes != scanned.attributes {

@@ -58,6 +58,15 @@ pub(in crate::scope) enum FallbackReason {
 }
 
 impl FallbackReason {
+    /// Returns the difference between an object as upstream printed it, and as it is printed here.
+    pub(super) fn difference(key: &str, upstream: &[u8], printed: &[u8]) -> Self {
+        let same = upstream.iter().zip(printed);
+        Self::Difference {
+            key: key.to_owned(),
+            offset: same.take_while(|(there, here)| there == here).count(),
+        }
+    }
+
     /// Returns the metric label.
     pub(in crate::scope) fn label(&self) -> &'static str {
         match self {

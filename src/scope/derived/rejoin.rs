@@ -1,24 +1,24 @@
 //! Derives again what upstream's own list and watch follow meanwhile, without a new list.
 //!
 //! Both follow the same history. So once upstream's own bytes of the objects that both have in the
-//! same version were found to be those that are printed here, the source's events go on from any later state of the caller's, and its
-//! watches notice nothing.
+//! same version were found to be those that are printed here, the source's events go on from any
+//! later state of the caller's, and its watches notice nothing.
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::sleep;
-use watershed_protocol::{ItemBytes, ResourceVersion};
+use watershed_protocol::ResourceVersion;
 
 use super::check::CheckedPrint;
 use super::failures::FallbackReason;
 use super::opened::{OpenedSource, until_unusable};
 use super::step::{DerivedEnd, DerivedStep};
 use super::{DerivedFeed, DerivedProgress, SourceLook};
-use crate::budget::{MemoryBudget, PressureStep};
+use crate::budget::MemoryBudget;
 use crate::scope::cached::Scope;
 use crate::scope::phase::ScopePhase;
-use crate::store::{Interest, ObjectPeek, Snapshot, StoredObject, SubscriptionStart};
+use crate::store::{Interest, ObjectPeek, Snapshot, SubscriptionStart};
 use crate::upstream::{Release, ServedBy};
 use crate::work::{REDUCED_OBJECT, WorkBudget};
 
@@ -39,11 +39,6 @@ pub(in crate::scope) struct RejoinPoint {
 }
 
 impl DerivedFeed {
-    /// Returns true if memory suffices for the source beside the caller's own list and watch.
-    pub(in crate::scope) fn has_memory(&self) -> bool {
-        self.budget().step() == PressureStep::Relaxed
-    }
-
     /// Returns the budget of what is printed.
     pub(in crate::scope) fn budget(&self) -> &MemoryBudget {
         &self.states.budget
@@ -98,8 +93,10 @@ impl DerivedFeed {
         if !is_in_form_of(caller, &checked) {
             return Err(FallbackReason::Unchecked("the form of its lists differs".into()).into());
         }
-        let are_of_release =
-            || [caller, source].map(|it| is_printed_by(it, checked.release.as_ref())) == [true; 2];
+        let are_of_release = || {
+            [caller, source].map(|it| is_known_to_be_printed_by(it, checked.release.as_ref()))
+                == [true; 2]
+        };
         let two_releases = || FallbackReason::Unchecked("two releases print it".into()).into();
         if !are_of_release() {
             return Err(two_releases());
@@ -139,7 +136,11 @@ impl DerivedFeed {
             let (known_bytes, bytes) =
                 (known_peek.bytes(known), manner.format.item_bytes(&printed));
             if known_bytes != bytes {
-                return Err(difference(object, &known_bytes, &bytes));
+                return Err(FallbackReason::difference(
+                    object.key(),
+                    known_bytes.as_slice(),
+                    bytes.as_slice(),
+                ));
             }
             // Selectors look at what was read in protobuf.
             if known.attributes != object.attributes {
@@ -172,9 +173,9 @@ impl DerivedFeed {
         // A quiet type reaches it by the next bookmark.
         let is_exact = version >= point.version
             && caller.reader.unfinished().is_none()
-            && [caller, &source]
-                .iter()
-                .all(|scope| is_followed(scope) && is_printed_by(scope, checked.release.as_ref()))
+            && [caller, &source].iter().all(|scope| {
+                is_followed(scope) && is_known_to_be_printed_by(scope, checked.release.as_ref())
+            })
             && is_in_form_of(caller, &checked);
         if !is_exact {
             return Ok(None);
@@ -201,8 +202,9 @@ fn is_followed(scope: &Scope) -> bool {
     matches!(scope.phase(), ScopePhase::Ready(_)) && scope.is_following() && scope.is_current()
 }
 
-/// Returns true if a scope's objects and events are known to be printed by this release.
-fn is_printed_by(scope: &Scope, release: Option<&Release>) -> bool {
+/// Returns true if a scope's objects and events are known to be printed by this release, and a
+/// server of that is followed.
+fn is_known_to_be_printed_by(scope: &Scope, release: Option<&Release>) -> bool {
     release.is_some()
         && scope.printed_by.lock().as_ref() == release
         && scope.is_printed_by_its_server()
@@ -215,14 +217,5 @@ fn is_in_form_of(caller: &Scope, checked: &CheckedPrint) -> bool {
             ready.format == checked.manner.format && ready.warnings == checked.warnings
         }
         _ => false,
-    }
-}
-
-/// Returns the difference between an object that upstream printed and what is printed here.
-fn difference(object: &StoredObject, upstream: &ItemBytes, printed: &ItemBytes) -> FallbackReason {
-    let same = upstream.as_slice().iter().zip(printed.as_slice());
-    FallbackReason::Difference {
-        key: object.key().to_owned(),
-        offset: same.take_while(|(there, here)| there == here).count(),
     }
 }

@@ -1,5 +1,6 @@
 //! Byte for byte against upstream's own encoders (see `testdata/generate`), and against everything
 //! hostile.
+mod bookmarks;
 mod golden;
 mod hostile;
 mod managed_fields;
