@@ -174,8 +174,8 @@ experiment: release dist real ## What upstream pays by the number of clients, wi
 demo: ## The main job on a simulated upstream, with a live picture of what is saved
 	$(CARGO) run --locked --release -- demo
 
-cluster: build real ## A real API server with the proxy in front, until Ctrl-C; prints both kubeconfigs
-	$(BIN)/cluster --proxy $(PROXY)
+cluster: release real ## A real API server with the proxy in front, until Ctrl-C; prints both kubeconfigs
+	$(BIN)/cluster --proxy target/release/watershed
 
 clean: ## Remove what was built
 	$(CARGO) clean

@@ -14,6 +14,7 @@ use watershed_lab::process::{cpu_time, resident_memory};
 use crate::Args;
 use crate::client::{Connection, Endpoint};
 use crate::fan::paced;
+use crate::profile::cpu_of_watches;
 use crate::servers::{ALL_PODS, Kind, Servers};
 use crate::table::Table;
 use crate::upstream::Writer;
@@ -45,12 +46,7 @@ pub(crate) async fn all(args: &Args, servers: &Servers, table: &mut Table) -> an
         let clients = Clients::open(&servers.upstream.endpoint).await?;
         let spent = written(args, servers, None).await?;
         clients.stop()?;
-        add(
-            table,
-            "kube-apiserver's CPU",
-            Kind::KubeApiserver,
-            spent.upstream - alone.upstream,
-        );
+        spent.add_to(table, Kind::KubeApiserver, alone);
     }
     Ok(())
 }
@@ -59,7 +55,19 @@ pub(crate) async fn all(args: &Args, servers: &Servers, table: &mut Table) -> an
 #[derive(Clone, Copy)]
 struct SpentCpu {
     upstream: f64,
+    /// The part of it that serves watches, by kube-apiserver's own profile.
+    watches: f64,
     proxy: f64,
+}
+
+impl SpentCpu {
+    /// Adds what an event costs kube-apiserver more than the write `alone`.
+    fn add_to(self, table: &mut Table, kind: Kind, alone: Self) {
+        let more = self.upstream - alone.upstream;
+        add(table, "kube-apiserver's CPU", kind, more);
+        let more = self.watches - alone.watches;
+        add(table, "kube-apiserver's CPU in watches", kind, more);
+    }
 }
 
 /// Measures what an event costs while a proxy follows the pods for clients of all encodings, without
@@ -75,12 +83,7 @@ async fn following(
     let clients = Clients::open_from_memory(&proxy.endpoint).await?;
     let spent = written(args, servers, Some(proxy.pid())).await?;
     clients.stop()?;
-    add(
-        table,
-        "kube-apiserver's CPU",
-        kind,
-        spent.upstream - alone.upstream,
-    );
+    spent.add_to(table, kind, alone);
     add(table, "the proxy's CPU", kind, spent.proxy);
     Ok(())
 }
@@ -101,13 +104,24 @@ async fn written(args: &Args, servers: &Servers, proxy: Option<u32>) -> anyhow::
     };
     sleep(SETTLE).await;
     let before = spent()?;
-    let events = paced(&session, args.rate, args.length()).await?;
-    sleep(SETTLE).await;
+    let profiled = args.length() + SETTLE;
+    let watches = cpu_of_watches(
+        &servers.upstream.endpoint,
+        profiled.as_secs_f64().ceil() as u64,
+    );
+    let events = async {
+        let events = paced(&session, args.rate, args.length()).await?;
+        sleep(SETTLE).await;
+        anyhow::Ok(events)
+    };
+    let (watches, events) = tokio::try_join!(watches, events)?;
     let after = spent()?;
-    let each = |at: usize| after[at].saturating_sub(before[at]).as_secs_f64() / events as f64;
+    let spent = [0, 1].map(|at: usize| after[at].saturating_sub(before[at]));
+    let each = |spent: Duration| spent.as_secs_f64() / events as f64;
     Ok(SpentCpu {
-        upstream: each(0),
-        proxy: each(1),
+        upstream: each(spent[0]),
+        watches: each(watches),
+        proxy: each(spent[1]),
     })
 }
 

@@ -24,6 +24,7 @@ mod limit;
 mod memory;
 mod paced;
 mod planted;
+mod profile;
 mod read_on;
 mod reads;
 mod relay;

@@ -11,6 +11,7 @@ use crate::form::{Form, Reader};
 use crate::limit::{LOG, LOG_BYTES, Planted, WAIT};
 use crate::memory::SlowReaders;
 use crate::paced::open_loop;
+use crate::profile::{Function, Line, Location, Profile, Sample};
 use crate::servers::{Running, limit, tell};
 
 /// A list whose memory is measured.
@@ -22,6 +23,7 @@ const LENGTH: Duration = Duration::from_millis(500);
 
 pub(crate) async fn run() -> anyhow::Result<()> {
     reader()?;
+    profile()?;
     let folder = tempfile::tempdir()?;
     let server = limit("planted", folder.path(), "token", None)?;
     memory(&server).await?;
@@ -34,6 +36,42 @@ pub(crate) async fn run() -> anyhow::Result<()> {
         .swallow(&format!("/a/pods/b{LOG}"))
         .await?;
     ensure!(log == LOG_BYTES, "{log} bytes of a log of {LOG_BYTES}");
+    Ok(())
+}
+
+/// Checks that the CPU of a function is found with what it calls, and without anything else.
+fn profile() -> anyhow::Result<()> {
+    let named = |(id, name)| Function { id, name };
+    let location = |id, functions: &[u64]| Location {
+        id,
+        lines: functions
+            .iter()
+            .map(|&function| Line { function })
+            .collect(),
+    };
+    let sample = |locations: &[u64], nanos| Sample {
+        locations: locations.to_vec(),
+        values: vec![1, nanos],
+    };
+    let mut profile = Profile {
+        samples: vec![sample(&[2, 1], 5), sample(&[1], 7), sample(&[3], 100)],
+        // The compiler has put the watch's function and another one into one place.
+        locations: vec![
+            location(1, &[20, 10]),
+            location(2, &[20]),
+            location(3, &[20]),
+        ],
+        functions: [(10, 1), (20, 2)].map(named).to_vec(),
+        strings: ["", "watch.Serve", "encode"].map(str::to_owned).to_vec(),
+    };
+    let nanos = profile.spent_on(&["watch."])?.as_nanos();
+    ensure!(nanos == 12, "{nanos} ns of a watch that took 12");
+    ensure!(profile.spent_on(&["nobody"])?.is_zero(), "CPU of nobody");
+    profile.samples[2].values.pop();
+    ensure!(
+        profile.spent_on(&["watch."]).is_err(),
+        "a count was read as a time"
+    );
     Ok(())
 }
 

@@ -113,8 +113,9 @@ type FailedType = (GroupVersionResource, bool);
 struct TypeFailures {
     /// A new scope of the type would fail as well.
     lasts: bool,
-    /// A server did not stream it. Where such servers and others take turns, to derive it again and
-    /// to list it again each time would end its watches again and again.
+    /// A server did not stream it. Where such servers and others take turns, the type is listed
+    /// anew each time that it is no longer derived, which ends its watches. So it is tried as
+    /// rarely as possible.
     is_unstreamed: bool,
     pause: Duration,
     /// The end of the last failure or success.
@@ -190,9 +191,6 @@ impl DerivationFailures {
         let failures = types
             .entry((gvr.clone(), metadata_only))
             .or_insert_with(|| TypeFailures::new(now, self.first));
-        if failures.is_unstreamed {
-            return Err(now + self.first * LONGEST);
-        }
         if now < failures.next {
             return Err(failures.next);
         }
@@ -211,6 +209,7 @@ impl DerivationFailures {
     pub(in crate::scope) fn succeeded(&self, gvr: &GroupVersionResource, metadata_only: bool) {
         if let Some(failures) = self.types.lock().get_mut(&(gvr.clone(), metadata_only)) {
             failures.lasts = false;
+            failures.is_unstreamed = false;
             failures.ended = Instant::now();
             failures.next = failures.ended;
         }
@@ -228,7 +227,7 @@ impl DerivationFailures {
         }
         for failures in self.types.lock().values_mut() {
             failures.lasts = false;
-            if hastens {
+            if hastens && !failures.is_unstreamed {
                 failures.next = failures.next.min(now + spread(self.first));
             }
         }
@@ -257,7 +256,9 @@ impl TypeFailures {
 
     /// Delays the next attempt. Scopes of a type that fail together count once.
     fn failed_again(&mut self, now: Instant, first: Duration) {
-        if now > self.ended + (self.pause * APART).max(first * LONGEST) {
+        if self.is_unstreamed {
+            self.pause = first * LONGEST;
+        } else if now > self.ended + (self.pause * APART).max(first * LONGEST) {
             self.pause = first;
         } else if self.is_tried {
             self.pause = (self.pause * 2).min(first * LONGEST);

@@ -153,12 +153,24 @@ async fn releases_that_take_turns_hasten_few_attempts() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn types_that_a_server_did_not_stream_are_not_tried_again() {
-    let failures = DerivationFailures::new(FIRST);
-    failures.add(&FallbackReason::NotStreamed, &pods(), false);
-    failures.begin_release();
-    let tried = attempts(&failures, 24, Duration::ZERO, unexplained).await;
-    assert_eq!(tried, 0);
-    // A new scope has no watches that could end.
-    assert!(!failures.contains(&pods(), false));
+async fn types_that_a_server_did_not_stream_are_tried_once_an_hour() {
+    let not_streamed = |failures: &DerivationFailures| {
+        failures.add(&FallbackReason::NotStreamed, &pods(), false);
+        // Servers of two releases take turns.
+        failures.begin_release();
+    };
+    for lasts in [Duration::ZERO, Duration::from_mins(30)] {
+        let failures = DerivationFailures::new(FIRST);
+        not_streamed(&failures);
+        // A new scope has no watches that could end.
+        assert!(!failures.contains(&pods(), false));
+        let began = Instant::now();
+        let end = |failures: &DerivationFailures| {
+            assert!(began.elapsed() >= HOUR * 3 / 4, "too early");
+            failures.succeeded(&pods(), false);
+            not_streamed(failures);
+        };
+        let count = attempts(&failures, 24, lasts, end).await;
+        assert!((13..=32).contains(&count), "{count} in a day");
+    }
 }
