@@ -27,7 +27,7 @@
 //! | [`body`], [`drain`], [`fairness`], [`metric`], [`work`] | small types that several modules share | |
 //! | [`telemetry`] | logs, traces and the metrics registry | `telemetry.rs` |
 //!
-//! Five more crates belong to the workspace:
+//! More crates of the workspace:
 //!
 //! | crate | content |
 //! |---|---|
@@ -36,6 +36,8 @@
 //! | `watershed_connect` | kubeconfigs, credentials and TLS connections to an API server |
 //! | `watershed_lab` | a simulated API server, a load generator, the demo. Not in production |
 //! | `watershed_figures` | numbers as people read them |
+//! | `watershed_fuzz` | a fuzz target for each parser of what comes from outside |
+//! | `watershed_interleavings` | loom's models of what threads share |
 //!
 //! Dependencies between modules, and between the files of a module, point one way.
 //! `tests/architecture` fails otherwise.

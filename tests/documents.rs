@@ -136,6 +136,25 @@ fn links_between_documents_lead_somewhere() {
     assert!(broken.is_empty(), "{}", broken.join("\n"));
 }
 
+/// Returns the names of Rust sources `between backticks` that are neither paths from the top nor
+/// from `src/`.
+fn absent_sources(text: &str) -> Vec<&str> {
+    let is_source = |name: &&str| name.contains('/') && name.ends_with(".rs");
+    let is_absent =
+        |name: &&str| !top().join(name).exists() && !top().join("src").join(name).exists();
+    code(text)
+        .into_iter()
+        .filter(is_source)
+        .filter(is_absent)
+        .collect()
+}
+
+#[test]
+fn sources_that_the_architecture_names_exist() {
+    let text = read("docs/architecture.md");
+    assert_eq!(absent_sources(&text), [""; 0]);
+}
+
 /// Returns the numbers of the lines of prose that are wider than 120 columns. Rows of tables,
 /// blocks of code, and lines that one long link or name fills may be wider.
 fn wide_lines(text: &str) -> Vec<usize> {
@@ -477,6 +496,8 @@ fn the_checks_see_what_they_look_for() {
     );
     assert_eq!(wide_lines(&text), [1, 7]);
     assert_eq!(code("x `y` and `z w`."), ["y", "z w"]);
+    let named = "`src/lib.rs`, `serve/plan.rs`, `x.rs`, `serve/never.rs`";
+    assert_eq!(absent_sources(named), ["serve/never.rs"]);
     let table = "| a | `f` | `t`, `u` |\n|  | `g` | `Test/x` |\n";
     let absent = absent_tests(table, |file| match file {
         "f" => "fn t() {".to_owned(),

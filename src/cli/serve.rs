@@ -157,8 +157,9 @@ pub(super) struct ServeCommand {
     /// with --shadow.
     #[arg(help_heading = CACHE, long, value_parser = share, value_name = "SHARE")]
     verify: Option<u32>,
-    /// Forward all requests, and only note what memory would have answered: in
-    /// watershed_shadow_answers_total and the header X-Watershed-Shadow.
+    /// Let the API server answer instead of memory, and note what memory would have answered: in
+    /// watershed_shadow_answers_total and the header X-Watershed-Shadow. Limits and refusals of the
+    /// proxy's own still apply.
     #[arg(help_heading = CACHE, long)]
     shadow: bool,
     /// Aggregated API group to cache; others are forwarded. Its server's answers must not depend on

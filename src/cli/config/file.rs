@@ -26,7 +26,8 @@ pub(super) struct ConfigFile {
     #[serde(deserialize_with = "not_empty")]
     #[schemars(with = "bool")]
     pub(super) selector_scopes: Option<bool>,
-    /// Closes a scope that nobody has read for this long (seconds).
+    /// Closes a scope that nobody has used for this long (seconds); 0 for never. Default: 600 for
+    /// on-demand scopes, never for others.
     #[serde(deserialize_with = "not_empty")]
     #[schemars(with = "u64")]
     pub(super) idle_seconds: Option<u64>,
