@@ -67,7 +67,10 @@ def main() -> None:
     os.environ["RUSTUP_TOOLCHAIN"] = RUST
     tools = prepare(work / "tools", TOP / "release/requirements.txt")
     nfpm = build_nfpm(work / "tools")
-    programs = {it: compile_program(TOP, work / "target", it, tools, epoch) for it in PLATFORMS}
+    try:
+        programs = {it: compile_program(TOP, work / "target", it, tools, epoch) for it in PLATFORMS}
+    except ValueError as error:
+        sys.exit(str(error))
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     write_artifacts(release, out, programs, tools.certificates(), nfpm)

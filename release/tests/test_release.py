@@ -17,7 +17,15 @@ sys.path.insert(0, str(TOP / "release"))
 
 from archive import Entry, folder_entries, tar  # noqa: E402
 from artifacts import Release, chart, check_versions, documents  # noqa: E402
-from compiler import PLATFORMS  # noqa: E402
+from compiler import (  # noqa: E402
+    AUDIT_SECTION,
+    PLATFORMS,
+    Tools,
+    build_environment,
+    check_program,
+    renamed_folders,
+    write_compilers,
+)
 from image import ImageSource, image_layout  # noqa: E402
 from notes import release_notes  # noqa: E402
 from packages import SETTINGS, package_entries  # noqa: E402
@@ -311,6 +319,90 @@ class Bill(unittest.TestCase):
         self.assertEqual(
             crate_component(package, {})["licenses"], [{"expression": "MIT OR Apache-2.0"}]
         )
+
+
+class Compilers(unittest.TestCase):
+    # As rustversion's, which is compiled for the machine that builds.
+    INCLUDING_CRATE = 'include!(concat!(env!("OUT_DIR"), "/version.rs"));'
+
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.folder = Path(temporary.name)
+
+    def scripts(self, source: Path, folders: dict[Path, str]) -> Path:
+        """Writes the scripts for sources in a folder, and returns the folder of the scripts."""
+        return write_compilers(source / "compilers", PLATFORMS[0], Tools(source / "tools"), folders)
+
+    def crate(self, name: str, renamed: bool) -> bytes:
+        """Returns what the script of rustc makes of a crate in a folder of this name."""
+        source = self.folder / name
+        objects = source / "target"
+        objects.mkdir(parents=True)
+        (source / "lib.rs").write_text(self.INCLUDING_CRATE)
+        (objects / "version.rs").write_text("pub fn place() -> &'static str { file!() }")
+        tools = Tools(source / "tools")
+        scripts = self.scripts(source, renamed_folders(source, objects, tools) if renamed else {})
+        library = objects / "libmade.rmeta"
+        subprocess.run(
+            [
+                scripts / "rustc",
+                "rustc",
+                "--crate-type=lib",
+                "--crate-name=made",
+                "--emit=metadata",
+                f"-o{library}",
+                source / "lib.rs",
+            ],
+            check=True,
+            cwd=TOP,
+            env=os.environ | {"OUT_DIR": str(objects)},
+        )
+        return library.read_bytes()
+
+    def test_crates_of_two_folders_have_the_same_bytes(self):
+        self.assertEqual(self.crate("a", True), self.crate("another folder", True))
+
+    def test_crates_of_two_folders_differ_where_folders_keep_their_names(self):
+        self.assertNotEqual(self.crate("a", False), self.crate("another folder", False))
+
+    def test_variables_that_cargo_hashes_have_no_paths(self):
+        tools = Tools(self.folder / "tools")
+        folders = renamed_folders(self.folder, self.folder / "target", tools)
+        made = build_environment(self.folder / "target", PLATFORMS[0], tools, EPOCH, folders)
+        for name in ("CARGO_ENCODED_RUSTFLAGS", "RUSTC_WORKSPACE_WRAPPER"):
+            self.assertNotIn("/", made[name])
+
+    def test_c_compiler_renames_the_most_special_folder_last(self):
+        source = self.folder / "a folder"
+        tools = Tools(source / "tools")
+        tools.python.parent.mkdir(parents=True)
+        tools.python.write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
+        tools.python.chmod(0o755)
+        scripts = self.scripts(source, renamed_folders(source, source / "target", tools))
+        command = [scripts / "cc", "--target=x86_64-unknown-linux-musl", "-c", "a b.c"]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        words = done.stdout.splitlines()
+        self.assertEqual(words[:5], ["-m", "ziglang", "cc", "-target", "x86_64-linux-musl"])
+        self.assertEqual(words[-2:], ["-c", "a b.c"])
+        names = [it for it in words if it.startswith("-ffile-prefix-map=")]
+        self.assertEqual(names[0], f"-ffile-prefix-map={source}=/source")
+        self.assertEqual(names[-1], f"-ffile-prefix-map={source}/target=/target")
+
+    def test_a_program_that_names_a_folder_of_this_machine_is_refused(self):
+        program = self.folder / "program"
+        folders = {self.folder: "/source", Path("/src"): "/short", Path("/source"): "/source"}
+        program.write_bytes(AUDIT_SECTION + b"/source/main.rs/cargo/src/lib.rs\xff")
+        check_program(program, folders)
+        program.write_bytes(AUDIT_SECTION + b"file" + bytes(self.folder) + b"/src/main.rs\0")
+        with self.assertRaisesRegex(ValueError, f": {self.folder}/src/main.rs$"):
+            check_program(program, folders)
+
+    def test_a_program_without_the_list_of_its_crates_is_refused(self):
+        program = self.folder / "program"
+        program.write_bytes(b"program")
+        with self.assertRaisesRegex(ValueError, "no list of its crates"):
+            check_program(program, {})
 
 
 class Platforms(unittest.TestCase):
