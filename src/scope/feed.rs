@@ -30,8 +30,9 @@ pub(super) enum FeedStep {
     Upstream(Change<SnapshotBuilder>),
     /// A step of a scope that is derived.
     Derived(DerivedStep),
-    /// The scope's own list and watch were found to be what is derived: [`ScopeFeed::rejoin`].
-    Compared,
+    /// The scope's own list and watch were found to be what is derived. Whether they still are is to
+    /// be looked at: [`ScopeFeed::rejoin`].
+    MayRejoin,
     /// The scope is derived no longer. The next step is upstream's list. Until
     /// [`ScopeFeed::forget_source`], readers see if what it holds is doubted with its source.
     FellBack,
@@ -80,9 +81,9 @@ impl ScopeFeed {
         true
     }
 
-    /// Derives the changes again from what is held on, after [`FeedStep::Compared`], if that is
-    /// exact now. Nothing is awaited of upstream's own watch if `is_settled`. Returns the step that
-    /// tells what was learned.
+    /// Derives the changes again from what is held on, after [`FeedStep::MayRejoin`], if that is
+    /// exact now. `is_settled`: nothing else is to be learned from upstream's own watch. Returns the
+    /// step that tells what was learned.
     pub(super) fn rejoin(&mut self, is_settled: bool) -> Option<DerivedStep> {
         let (derived, step) = self.rederivation.rejoin(is_settled)?;
         self.derive(derived);
@@ -178,6 +179,8 @@ impl ScopeFeed {
     /// Returns the next change of upstream's own list and watch, or tells that they are what would
     /// be derived.
     async fn next_of_upstream(&mut self) -> Result<FeedStep, Stopped> {
+        // A look ends a request that is under way. An open watch loses nothing by it.
+        let may_look = self.reflector.is_watching();
         tokio::select! {
             change = self.reflector.next() => {
                 let change = change?;
@@ -186,7 +189,7 @@ impl ScopeFeed {
                 }
                 Ok(FeedStep::Upstream(change))
             }
-            () = self.rederivation.compared() => Ok(FeedStep::Compared),
+            () = self.rederivation.until_look(may_look) => Ok(FeedStep::MayRejoin),
         }
     }
 

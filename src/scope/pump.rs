@@ -189,7 +189,7 @@ impl ScopePump {
                     Some(change) => Ok(change),
                     None => continue,
                 },
-                Ok(FeedStep::Compared) => {
+                Ok(FeedStep::MayRejoin) => {
                     self.rejoin().await;
                     continue;
                 }

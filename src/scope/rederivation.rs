@@ -132,9 +132,10 @@ impl Rederivation {
         }
     }
 
-    /// Waits until what upstream's own list and watch brought was found to be what is derived, or
-    /// for the next look at that. Cancelling a call loses nothing.
-    pub(super) async fn compared(&mut self) {
+    /// Waits until what upstream's own list and watch brought was found to be what is derived, and
+    /// then for the next look at that. Does not return from there unless `may_look`. Cancelling a
+    /// call loses nothing.
+    pub(super) async fn until_look(&mut self, may_look: bool) {
         loop {
             match &mut self.state {
                 RederivationState::Idle | RederivationState::Listing => pending().await,
@@ -160,6 +161,10 @@ impl Rederivation {
                         Err(end) => self.not_yet(derived, end),
                     }
                 }
+                RederivationState::Compared { deadline, .. } if !may_look => {
+                    sleep_until(*deadline).await;
+                    self.too_late();
+                }
                 RederivationState::Compared { look, .. } => {
                     sleep_until(*look).await;
                     return;
@@ -168,8 +173,8 @@ impl Rederivation {
         }
     }
 
-    /// Derives the scope again, if it was compared and that is exact now. Nothing is awaited of its
-    /// own watch if `is_settled`.
+    /// Derives the scope again, if it was compared and that is exact now. `is_settled`: nothing
+    /// else is to be learned from its own watch.
     pub(super) fn rejoin(&mut self, is_settled: bool) -> Option<(Box<DerivedFeed>, DerivedStep)> {
         let state = replace(&mut self.state, RederivationState::Idle);
         let RederivationState::Compared {
@@ -272,6 +277,14 @@ impl Rederivation {
     fn wait_until(&mut self, derived: Box<DerivedFeed>, moment: Instant) {
         let until = moment.min(Instant::now() + ASK_AGAIN);
         self.state = RederivationState::Waiting { derived, until };
+    }
+
+    /// Ends an attempt whose scope did not reach what was compared in time.
+    fn too_late(&mut self) {
+        match replace(&mut self.state, RederivationState::Idle) {
+            RederivationState::Compared { derived, .. } => self.not_yet(derived, late().into()),
+            state => self.state = state,
+        }
     }
 
     fn succeeded(&self) {

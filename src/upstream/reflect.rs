@@ -190,6 +190,12 @@ impl Reflector {
         matches!(self.state, ReflectorState::Start)
     }
 
+    /// Returns `true` if a watch is open and takes events, so that [`Reflector::next`] has no request
+    /// under way.
+    pub fn is_watching(&self) -> bool {
+        matches!(self.state, ReflectorState::Watching { .. })
+    }
+
     /// Notes that the type's schema changed.
     ///
     /// Each API server uses the new schema after a while and then ends the type's watches. A list
@@ -219,7 +225,8 @@ impl Reflector {
 
     /// Returns the next change. Retries forever with backoff, except where retrying cannot help.
     ///
-    /// Cancelling a call loses no change.
+    /// Cancelling a call loses no change. A list or a watch that was not there yet is asked for anew
+    /// by the next call, so that a caller who cancels again and again never gets one.
     pub async fn next<C: Collect>(&mut self) -> Result<Change<C>, Stopped> {
         loop {
             self.recovery.wait().await;
