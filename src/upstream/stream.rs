@@ -12,8 +12,11 @@ use watershed_protocol::{Encoding, Frame, FrameDecoder, GzipReader, Malformed};
 const SILENCE: Duration = Duration::from_secs(90);
 /// Silence after which a stream without bookmarks is renewed.
 ///
-/// Types without a watch cache (events) send no bookmarks. HTTP/2 pings find dead connections.
-const SILENCE_WITHOUT_BOOKMARKS: Duration = Duration::from_mins(10);
+/// Types without a watch cache (events) send no bookmarks, so a quiet one stays at an old version.
+/// etcd forgets that within ten minutes, and then a new watch costs a list and ends every client's.
+/// So the stream is left alone for longer than an API server's watches last by default. HTTP/2
+/// pings find dead connections, and comparisons find streams that bring nothing.
+const SILENCE_WITHOUT_BOOKMARKS: Duration = Duration::from_mins(65);
 /// Limit of a single watch frame.
 const MAX_FRAME_BYTES: usize = 64 << 20;
 
@@ -75,8 +78,8 @@ impl WatchStream {
         self.accepts_gzip.then_some(self.gzip.is_some())
     }
 
-    /// Returns the next frame; `None` at a clean end between two frames. Cancelling a call loses
-    /// nothing.
+    /// Returns the next frame; `None` at a clean end between two frames, and when a stream without
+    /// bookmarks is to be renewed. Cancelling a call loses nothing.
     pub(super) async fn next_frame(&mut self) -> Result<Option<Frame>, StreamError> {
         self.next(FrameDecoder::next_frame).await
     }
@@ -103,6 +106,8 @@ impl WatchStream {
                 return Ok(Some(frame));
             }
             match timeout_at(self.heard + silence, self.body.frame()).await {
+                // A quiet type is no failure.
+                Err(_) if !self.bookmarks && self.is_clean() => return Ok(None),
                 Err(_) => return Err(StreamError::Silent(silence)),
                 Ok(Some(Ok(frame))) => {
                     self.heard = Instant::now();

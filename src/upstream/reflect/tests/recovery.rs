@@ -98,6 +98,27 @@ async fn a_refusal_ends_a_reflector_whose_type_is_gone() {
 }
 
 #[tokio::test]
+async fn a_quiet_watch_without_bookmarks_is_renewed_and_has_not_failed() {
+    let (_api, mut reflector, opened) = follow_silence(MARK.to_owned()).await;
+    assert!(matches!(next(&mut reflector).await, Change::Listed { .. }));
+    assert!(matches!(
+        next(&mut reflector).await,
+        Change::Progress { .. }
+    ));
+    let renewed = tokio::spawn(async move {
+        let quiet = next(&mut reflector).await;
+        (quiet, next(&mut reflector).await)
+    });
+    pass(Duration::from_mins(66)).await;
+    let renewed = renewed.await.unwrap();
+    assert!(
+        matches!(renewed, (Change::Ended, Change::Resumed { .. })),
+        "{renewed:?}"
+    );
+    assert_eq!(opened.load(Ordering::SeqCst), 2);
+}
+
+#[tokio::test]
 async fn a_watch_that_falls_silent_is_opened_again() {
     let bookmark = MARK.replace("initial-events-end", "something-else");
     let (_api, mut reflector, opened) = follow_silence(MARK.to_owned() + &bookmark).await;
