@@ -223,7 +223,9 @@ impl<G: Grant, D: Future<Output = ()> + Unpin, O: WatchObserver> WatchBody<G, D,
 
     fn expire(&self, chunk: &mut Chunk, version: ResourceVersion, oldest: ResourceVersion) {
         let format = self.view.format(&self.format);
-        let status = if self.is_from_etcd {
+        // Without a version that is too old, as after a change of how the objects are printed, there
+        // are no two numbers to name.
+        let status = if self.is_from_etcd || version >= oldest {
             Status::expired_watch_of_etcd()
         } else {
             Status::expired_watch(version, oldest)

@@ -468,6 +468,31 @@ impl Watching {
     }
 }
 
+#[tokio::test]
+async fn an_expired_watch_names_its_version_only_if_that_is_too_old() {
+    const NO_VERSION: &str = "The resourceVersion for the provided watch is too old.";
+    let mut rig = Rig::new(1 << 20, 3);
+    let mut watching = rig.watch(ContentCoding::Identity, "", false);
+    watching.read();
+    // As after a change of how upstream prints the objects.
+    rig.writer.expire();
+    watching.read();
+    assert!(watching.text().contains(NO_VERSION), "{}", watching.text());
+
+    let mut rig = Rig::new(1, 3);
+    let mut watching = rig.watch(ContentCoding::Identity, "", false);
+    watching.read();
+    for _ in 0..3 {
+        rig.put(EventKind::Modified, "first-0", "gold");
+    }
+    watching.read();
+    let text = watching.text();
+    assert!(
+        text.contains("too old resource version: 100 (103)"),
+        "{text}"
+    );
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_watch_without_bookmarks_sleeps_until_its_deadline() {
     let rig = Rig::new(1 << 20, 3);

