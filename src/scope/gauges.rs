@@ -73,10 +73,7 @@ impl ScopeSeries {
     }
 
     fn labels(&self) -> [SharedString; LABELS.len()] {
-        let encoding = match self.encoding {
-            Encoding::Json => "json",
-            Encoding::Protobuf => "protobuf",
-        };
+        let encoding = self.encoding.as_str();
         let selection = match &self.selection {
             Some(selection) => selection.to_string().into(),
             None => "on-demand".into(),

@@ -363,7 +363,7 @@ impl ScopePump {
         let representation = self.scope.key.representation;
         tracing::info!(
             resource = %self.scope.key.gvr,
-            encoding = ?representation.encoding,
+            encoding = representation.encoding.as_str(),
             metadata_only = representation.metadata_only,
             %version,
             objects = snapshot.len(),

@@ -179,7 +179,7 @@ fn act(scope: &Scope, differences: &[ObjectDifference], is_due: bool) {
     tracing::error!(
         resource = %key.gvr,
         selection = %key.selection,
-        representation = ?key.representation,
+        representation = %key.representation,
         count = differences.len(),
         differences = %DifferenceExcerpt(differences),
         listed_again = is_due,

@@ -82,14 +82,14 @@ impl ScopePump {
         if *reason == Stopped::Closed {
             tracing::debug!(
                 resource = %key.gvr,
-                representation = ?key.representation,
+                representation = %key.representation,
                 "closed"
             );
         } else {
             tracing::info!(
                 resource = %key.gvr,
                 selection = %key.selection,
-                representation = ?key.representation,
+                representation = %key.representation,
                 %reason,
                 "not cached; its requests are forwarded"
             );

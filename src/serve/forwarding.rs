@@ -101,7 +101,12 @@ impl ServiceParts {
         let response = match forwarded {
             Ok(response) => response,
             Err(error) => {
-                tracing::warn!(%error, "cannot forward a request");
+                if error.is_refused() {
+                    // The request is at fault: nobody could mend anything.
+                    tracing::debug!(%error, "refused to forward a request");
+                } else {
+                    tracing::warn!(%error, "cannot forward a request");
+                }
                 return answer::unreachable(&error, plan.refusals);
             }
         };

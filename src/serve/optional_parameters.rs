@@ -45,6 +45,16 @@ pub(super) enum ParameterUse {
     Heeded,
 }
 
+impl ParameterUse {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Unknown => "unknown",
+            Self::Ignored => "ignored",
+            Self::Heeded => "heeded",
+        }
+    }
+}
+
 /// The effects of the parameters that not every API server heeds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct OptionalParameters {
@@ -134,7 +144,11 @@ async fn learn(
     };
     learned.lock().replace(new);
     if before != Some(parameters) {
-        tracing::info!(?parameters, "learned which parameters upstream heeds");
+        tracing::info!(
+            shard_selector = parameters.shard_selector.as_str(),
+            drop = parameters.drop.as_str(),
+            "learned which parameters upstream heeds"
+        );
     }
     parameters
 }

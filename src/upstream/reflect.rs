@@ -334,7 +334,7 @@ impl Reflector {
             ReflectorError::Expired(message) => {
                 let servers = self.client.upstream().addresses().len();
                 let lost = self.recovery.expired(by, servers);
-                tracing::info!(%resource, message, relist = lost, "upstream has lost the history");
+                tracing::info!(%resource, answer = message, relist = lost, "upstream has lost the history");
                 list_again |= lost;
                 if !list_again {
                     return;

@@ -4,6 +4,7 @@
 //! `github.com/munnerz/goautoneg` (order of the clauses), `go-restful/v3/route.go`
 //! (`matchesAccept`).
 use std::cmp::Ordering;
+use std::fmt;
 
 use http::HeaderMap;
 use http::header::{ACCEPT, USER_AGENT};
@@ -67,6 +68,17 @@ impl Representation {
     }
 }
 
+impl fmt::Display for Representation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let content = if self.metadata_only {
+            "metadata"
+        } else {
+            "objects"
+        };
+        write!(f, "{content} in {}", self.encoding.as_str())
+    }
+}
+
 /// One clause of an `Accept` header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AcceptClause {
@@ -79,6 +91,14 @@ pub enum AcceptClause {
 }
 
 impl Encoding {
+    /// Returns the name in metrics, logs and reports.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Json => "json",
+            Self::Protobuf => "protobuf",
+        }
+    }
+
     /// Returns the `Content-Type` of an answer. That of a protobuf watch has a parameter.
     pub fn content_type(self, watch: bool) -> &'static str {
         match (self, watch) {

@@ -3,7 +3,6 @@ use std::cmp::Reverse;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
-use watershed_protocol::Encoding;
 
 use crate::admin::history::HistorySample;
 use crate::admin::state::AdminState;
@@ -298,10 +297,7 @@ impl ScopeStatus {
             group: scope.key.gvr.group.to_string(),
             version: scope.key.gvr.version.to_string(),
             resource: scope.key.gvr.resource.to_string(),
-            encoding: match scope.key.representation.encoding {
-                Encoding::Json => "json",
-                Encoding::Protobuf => "protobuf",
-            },
+            encoding: scope.key.representation.encoding.as_str(),
             content: scope.content(),
             selection: scope.key.selection.to_string(),
             phase,

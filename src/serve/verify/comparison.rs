@@ -123,7 +123,7 @@ impl AnswerComparison {
         tracing::error!(
             resource = %key.gvr,
             selection = %key.selection,
-            representation = ?key.representation,
+            representation = %key.representation,
             offset = same.count(),
             bytes = answer.len(),
             upstream_bytes = upstream.len(),
