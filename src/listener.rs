@@ -8,6 +8,7 @@ mod answer_body;
 mod client_certificates;
 mod connection;
 mod goaway;
+mod http1_rules;
 mod limits;
 pub mod listen;
 pub mod metrics;

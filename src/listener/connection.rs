@@ -25,6 +25,7 @@ use tokio_rustls::server::TlsStream;
 use super::activity::{Activity, RunningRequest};
 use super::answer_body::AnswerBody;
 use super::goaway::GoawayRule;
+use super::http1_rules;
 use super::limits::ConnectionLimits;
 use super::metrics::Listener;
 use super::peer_connection::PeerConnection;
@@ -329,11 +330,15 @@ where
     F: Future<Output = Response<Body>>,
 {
     let head = request.method() == Method::HEAD;
+    let has_large_body = http1_rules::has_large_body(&request);
     let uri = request.uri();
     let url = uri.path().len() + uri.query().map_or(0, |query| query.len() + 1);
     let answering = AssertUnwindSafe(async {
         if url > url_bytes {
             return too_long(url_bytes);
+        }
+        if let Some(refusal) = http1_rules::refusal(&request) {
+            return refusal;
         }
         service(request, peer).await
     });
@@ -341,6 +346,7 @@ where
         Ok(response) => response,
         Err(_panic) => internal_error(),
     };
+    http1_rules::complete(&mut response, has_large_body);
     if head {
         without_body(&mut response);
     }

@@ -348,6 +348,23 @@ async fn plain_http_is_served_for_admin() {
 }
 
 #[tokio::test]
+async fn a_request_without_a_host_is_refused_in_the_words_of_go() {
+    let server = Server::start(ConnectionLimits::default()).await;
+    let connected = connect(server.address, &server.roots, b"http/1.1", None);
+    let mut stream = connected.await.unwrap();
+    stream.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
+    let mut answer = String::new();
+    soon(stream.read_to_string(&mut answer)).await.unwrap();
+    let text = "400 Bad Request: missing required Host header";
+    assert!(
+        answer.starts_with(&format!("HTTP/1.1 {text}\r\n")),
+        "{answer}"
+    );
+    assert!(answer.contains("\r\nconnection: close\r\n"), "{answer}");
+    assert!(answer.ends_with(&format!("\r\n\r\n{text}")), "{answer}");
+}
+
+#[tokio::test]
 async fn the_longest_idle_unknown_connection_makes_room_for_another() {
     let server = Server::start(ConnectionLimits {
         connections: 3,
