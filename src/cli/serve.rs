@@ -114,8 +114,8 @@ pub(super) struct ServeCommand {
     #[arg(help_heading = ADMIN, long, default_value = "127.0.0.1:6480", value_name = "ADDR:PORT")]
     admin_listen: SocketAddr,
     /// Age up to which events are kept, so that a watch can start from an old version (seconds).
-    /// The last 100 of one type in one representation are kept however old they are, while they take
-    /// 1 MiB at most. Of the type events, none are.
+    /// The last 100 of one type in one representation are kept however old they are, with 0 as well,
+    /// while they take 1 MiB at most. Of the type events, none are.
     #[arg(help_heading = CACHE, long, default_value_t = 300, value_name = "SECONDS")]
     window_seconds: u64,
     /// Size up to which events are kept for one type in one representation (MiB).

@@ -162,7 +162,8 @@ pub(super) struct TypeSettings {
     #[serde(default, deserialize_with = "not_empty")]
     #[schemars(with = "u64")]
     pub(super) idle_seconds: Option<u64>,
-    /// Age up to which its events are kept (seconds), instead of `--window-seconds`.
+    /// Age up to which its events are kept (seconds), instead of `--window-seconds`. As there, the
+    /// last 100 are kept however old they are.
     #[serde(default, deserialize_with = "not_empty")]
     #[schemars(with = "u64")]
     pub(super) window_seconds: Option<u64>,
