@@ -36,8 +36,8 @@ pub(super) async fn learn_first(
         Ok(Ok(())) => {}
         Ok(Err(error)) => error.report(upstream),
         Err(_) => tracing::error!(
-            "upstream has not answered discovery within {FIRST:?}: not ready, waiting for it; \
-             requests are forwarded"
+            "upstream has not answered within {FIRST:?}: its types are not known, and requests are \
+             forwarded until it answers discovery"
         ),
     }
 }

@@ -9,8 +9,8 @@ const TYPES: Metric<Gauge> = Metric::new(
     "watershed_types",
     &[],
     "Resource types that can be listed and watched, from upstream's discovery. A node's proxy that \
-     caches nothing but pods, nodes and leases begins without it, with the types that each API \
-     server has.",
+     caches nothing but pods, nodes, leases and service accounts begins without it, with the types \
+     that each API server has.",
 );
 
 /// Sets the metrics to the present figures.
