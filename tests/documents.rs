@@ -139,7 +139,9 @@ fn links_between_documents_lead_somewhere() {
 /// Returns the names of Rust sources `between backticks` that are neither paths from the top nor
 /// from `src/`.
 fn absent_sources(text: &str) -> Vec<&str> {
-    let is_source = |name: &&str| name.contains('/') && name.ends_with(".rs");
+    let is_source = |name: &&str| {
+        name.contains('/') && Path::new(name).extension().is_some_and(|it| it == "rs")
+    };
     let is_absent =
         |name: &&str| !top().join(name).exists() && !top().join("src").join(name).exists();
     code(text)

@@ -405,7 +405,7 @@ func (l *reader) watch(w readPlan) {
 	for {
 		event, object, err := readMetadata(w, reader)
 		if err != nil && ctx.Err() == nil {
-			l.failed(fmt.Errorf("a watch ended, marked %v: %w", marked, err))
+			l.failed(fmt.Errorf("a watch of %s from %q ended, marked %v: %w", w.kind.Name, r.Source, marked, err))
 		}
 		if err != nil && !marked {
 			return
