@@ -33,6 +33,8 @@ pub(super) struct Rederivation {
     scope: Arc<Scope>,
     failures: Arc<DerivationFailures>,
     state: RederivationState,
+    /// An attempt runs that [`DerivationFailures`] know of.
+    is_attempting: bool,
     /// Cancelled when the scope was listed or printed anew since the attempt began.
     outdated: CancellationToken,
 }
@@ -70,6 +72,7 @@ impl Rederivation {
             scope: Arc::clone(scope),
             failures: Arc::clone(failures),
             state: RederivationState::Idle,
+            is_attempting: false,
             outdated: CancellationToken::new(),
         }
     }
@@ -88,6 +91,7 @@ impl Rederivation {
 
     /// Records why the scope is not derived, and tries it again later.
     pub(super) fn failed(&mut self, mut derived: Box<DerivedFeed>, reason: &FallbackReason) {
+        self.end_attempt();
         let key = &self.scope.key;
         let metadata_only = key.representation.metadata_only;
         let next = self.failures.add(reason, &key.gvr, metadata_only);
@@ -268,10 +272,21 @@ impl Rederivation {
                 .is_some_and(is_known_release)
     }
 
-    fn begin_attempt(&self) -> Result<(), Instant> {
+    fn begin_attempt(&mut self) -> Result<(), Instant> {
         let key = &self.scope.key;
         self.failures
-            .begin_attempt(&key.gvr, key.representation.metadata_only)
+            .begin_attempt(&key.gvr, key.representation.metadata_only)?;
+        self.is_attempting = true;
+        Ok(())
+    }
+
+    /// Lets other scopes of the type attempt it.
+    fn end_attempt(&mut self) {
+        if std::mem::take(&mut self.is_attempting) {
+            let key = &self.scope.key;
+            self.failures
+                .end_attempt(&key.gvr, key.representation.metadata_only);
+        }
     }
 
     fn wait_until(&mut self, derived: Box<DerivedFeed>, moment: Instant) {
@@ -287,7 +302,8 @@ impl Rederivation {
         }
     }
 
-    fn succeeded(&self) {
+    fn succeeded(&mut self) {
+        self.end_attempt();
         let key = &self.scope.key;
         self.failures
             .succeeded(&key.gvr, key.representation.metadata_only);
@@ -316,6 +332,12 @@ impl Rederivation {
     fn count(&self, result: &'static str) {
         let labels = metrics::with_type(&self.scope.key.gvr, result);
         metrics::REDERIVATIONS.with(labels).increment(1);
+    }
+}
+
+impl Drop for Rederivation {
+    fn drop(&mut self) {
+        self.end_attempt();
     }
 }
 

@@ -120,8 +120,10 @@ struct TypeFailures {
     pause: Duration,
     /// The end of the last failure or success.
     ended: Instant,
-    /// The earliest moment of the next attempt, by one of the type's scopes.
+    /// The earliest moment of the next attempt, by one of the type's scopes, if none runs then.
     next: Instant,
+    /// The latest end of the attempt that runs.
+    running_until: Option<Instant>,
     /// An attempt was begun since the last failure.
     is_tried: bool,
 }
@@ -172,7 +174,7 @@ impl DerivationFailures {
         failures.lasts |= reason.is_lasting_of_type();
         failures.is_unstreamed |= matches!(reason, FallbackReason::NotStreamed);
         failures.failed_again(now, self.first);
-        failures.next
+        failures.earliest()
     }
 
     /// Begins to derive a type again, in one of its scopes. Otherwise returns the moment at which
@@ -191,13 +193,21 @@ impl DerivationFailures {
         let failures = types
             .entry((gvr.clone(), metadata_only))
             .or_insert_with(|| TypeFailures::new(now, self.first));
-        if now < failures.next {
-            return Err(failures.next);
+        let earliest = failures.earliest();
+        if now < earliest {
+            return Err(earliest);
         }
-        // Until it has ended, or its scope is closed.
-        failures.next = now + LONGEST_ATTEMPT + failures.pause;
+        failures.next = now + failures.pause;
+        failures.running_until = Some(failures.next + LONGEST_ATTEMPT);
         failures.is_tried = true;
         Ok(())
+    }
+
+    /// Records that the attempt at a type has ended, in whichever way, or that its scope is closed.
+    pub(in crate::scope) fn end_attempt(&self, gvr: &GroupVersionResource, metadata_only: bool) {
+        if let Some(failures) = self.types.lock().get_mut(&(gvr.clone(), metadata_only)) {
+            failures.running_until = None;
+        }
     }
 
     /// Returns the moment of the next look at a scope that could not be compared now.
@@ -250,8 +260,15 @@ impl TypeFailures {
             ended: now,
             // At another release, all types are tried that were not at an unknown one.
             next: now + spread(first),
+            running_until: None,
             is_tried: false,
         }
+    }
+
+    /// Returns the earliest moment of the next attempt.
+    fn earliest(&self) -> Instant {
+        self.running_until
+            .map_or(self.next, |end| self.next.max(end))
     }
 
     /// Delays the next attempt. Scopes of a type that fail together count once.

@@ -21,6 +21,7 @@ async fn attempts(
             Ok(()) => {
                 count += 1;
                 tokio::time::sleep(takes).await;
+                failures.end_attempt(&pods(), false);
                 end(failures);
             }
             Err(next) => tokio::time::sleep_until(next).await,
@@ -69,6 +70,7 @@ async fn successes_that_do_not_last_become_rarer() {
             match failures.begin_attempt(&pods(), false) {
                 Ok(()) => {
                     count += 1;
+                    failures.end_attempt(&pods(), false);
                     end(&failures);
                     tokio::time::sleep(lasts).await;
                     unexplained(&failures);
@@ -97,10 +99,31 @@ async fn scopes_that_fail_together_are_tried_one_after_the_other() {
     // The attempt may take so long.
     tokio::time::sleep(LONGEST_ATTEMPT).await;
     assert!(!is_due(&failures));
+    failures.end_attempt(&pods(), false);
     failures.succeeded(&pods(), false);
     assert!(is_due(&failures));
-    // The scope was closed, so nobody tells how it ended.
+    // Nobody tells that it ended.
     tokio::time::sleep(LONGEST_ATTEMPT + FIRST).await;
+    assert!(is_due(&failures));
+    // Its scope was closed.
+    failures.end_attempt(&pods(), false);
+    tokio::time::sleep(FIRST).await;
+    assert!(is_due(&failures));
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_attempt_begins_while_another_runs() {
+    let failures = DerivationFailures::new(FIRST);
+    unexplained(&failures);
+    tokio::time::sleep(FIRST * 2).await;
+    assert!(is_due(&failures));
+    // Another scope of the type fails, and upstream is of another release.
+    let next = failures.add(&FallbackReason::SelfCheck, &pods(), false);
+    assert!(next >= Instant::now() + LONGEST_ATTEMPT, "{next:?}");
+    failures.begin_release();
+    tokio::time::sleep(LONGEST_ATTEMPT).await;
+    assert!(!is_due(&failures));
+    failures.end_attempt(&pods(), false);
     assert!(is_due(&failures));
 }
 
