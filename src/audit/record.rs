@@ -170,7 +170,7 @@ impl AuditRecord {
             return None;
         }
         completion.emit(AuditStage::RequestReceived);
-        if is_long_running(&info) {
+        if info.is_long_running(request.uri.path()) {
             completion.emit(AuditStage::ResponseStarted);
         }
         Some(completion)
@@ -298,16 +298,6 @@ fn verb(info: &RequestInfo, method: &Method) -> Cow<'static, str> {
         (None, _) | (Some(_), Verb::Other) => method.as_str().to_ascii_lowercase().into(),
         (Some(_), verb) => verb.as_str().into(),
     }
-}
-
-/// Returns whether kube-apiserver treats the request as long-running.
-/// Source: kube-apiserver's own check (controlplane/apiserver/config.go).
-fn is_long_running(info: &RequestInfo) -> bool {
-    const STREAMS: [&str; 5] = ["attach", "exec", "proxy", "log", "portforward"];
-    info.resource.as_ref().is_some_and(|resource| {
-        let subresource = resource.subresource.as_deref();
-        info.verb == Verb::Watch || subresource.is_some_and(|part| STREAMS.contains(&part))
-    })
 }
 
 #[cfg(test)]

@@ -47,7 +47,7 @@ pub struct Forecast {
     /// A number of the scope that answers. Requests that are answered from one scope have it in
     /// common.
     pub scope: Option<u64>,
-    /// The request may stay open, as watches and sessions do.
+    /// Upstream treats the request as long-running, as it does watches, sessions and logs.
     pub is_long_running: bool,
 }
 
@@ -98,7 +98,7 @@ impl Forecaster {
             resource: plan.resource.as_ref().map(|resource| resource.gvr.clone()),
             source,
             scope,
-            is_long_running: plan.long_running,
+            is_long_running: plan.is_long_running,
         }
     }
 

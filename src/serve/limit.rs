@@ -87,7 +87,7 @@ enum CountedSpan {
     Whole,
     /// Until its answer begins.
     Start,
-    /// Not at all: logs, exec and the like. kube-apiserver does not count them either.
+    /// Not at all: followed logs, exec and the like. kube-apiserver does not count them either.
     Never,
 }
 
@@ -163,7 +163,7 @@ impl Limiter {
                 None => LimitKey::Address(address),
             },
         };
-        let counts = match (exchange.plan.verb, exchange.plan.long_running) {
+        let counts = match (exchange.plan.verb, exchange.plan.may_stay_open) {
             (Verb::Watch, _) => CountedSpan::Start,
             (_, true) => CountedSpan::Never,
             (_, false) => CountedSpan::Whole,

@@ -38,8 +38,10 @@ pub(super) struct RequestPlan {
     pub(super) verb: Verb,
     /// The type, if it is one of the catalog's: a label of bounded cardinality.
     pub(super) resource: Option<Arc<ResourceType>>,
-    /// The request may stay open.
-    pub(super) long_running: bool,
+    /// The request may stay open as long as its client likes.
+    pub(super) may_stay_open: bool,
+    /// Upstream treats the request as long-running.
+    pub(super) is_long_running: bool,
     /// The request does not share an upstream connection with short ones: it may stay open, or
     /// changes the protocol.
     pub(super) own_connection: bool,
@@ -80,7 +82,7 @@ impl RequestPlan {
             },
             indented: wants_pretty(uri.query(), request.headers()),
         };
-        let long_running = is_long_running(&info, uri.query());
+        let may_stay_open = info.may_stay_open(uri.query());
         let action = if let Some(of) = wanted_checkpoint(request.headers()) {
             plan_checkpoint(&info, resource.as_ref(), policy, request, of)
                 .map_or_else(PlannedAction::Forward, |checkpoint| {
@@ -96,8 +98,9 @@ impl RequestPlan {
             action,
             verb: info.verb,
             resource,
-            long_running,
-            own_connection: long_running || is_upgrade(request.headers()),
+            may_stay_open,
+            is_long_running: info.is_long_running(uri.path()),
+            own_connection: may_stay_open || is_upgrade(request.headers()),
             refusals,
         }
     }
@@ -236,19 +239,6 @@ fn asked_type<'a>(
         // Its type need not be known.
         None if policy.mode(&asked.gvr) == CacheMode::Nothing => Err(ForwardReason::Policy),
         None => Err(ForwardReason::UnknownType),
-    }
-}
-
-/// Source: kube-apiserver's own check (controlplane/apiserver/config.go) and following logs.
-fn is_long_running(info: &RequestInfo, query: Option<&str>) -> bool {
-    let subresource = info
-        .resource
-        .as_ref()
-        .and_then(|asked| asked.subresource.as_deref());
-    match subresource {
-        Some("exec" | "attach" | "portforward" | "proxy") => true,
-        Some("log") => query.is_some_and(|query| query.contains("follow")),
-        _ => info.verb == Verb::Watch || info.legacy_watch,
     }
 }
 

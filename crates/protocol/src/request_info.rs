@@ -165,6 +165,37 @@ impl RequestInfo {
             legacy_watch,
         }
     }
+
+    /// Returns `true` if upstream treats the request, which has this path, as long-running.
+    ///
+    /// Source: `BasicLongRunningRequestCheck` in `apiserver/pkg/server/filters/longrunning.go`, with
+    /// the words of `controlplane/apiserver/config.go`.
+    pub fn is_long_running(&self, path: &str) -> bool {
+        const STREAMS: [&str; 5] = ["attach", "exec", "proxy", "log", "portforward"];
+        match &self.resource {
+            Some(_) if self.verb == Verb::Watch => true,
+            Some(resource) => resource
+                .subresource
+                .as_deref()
+                .is_some_and(|part| STREAMS.contains(&part)),
+            None => path.starts_with("/debug/pprof/"),
+        }
+    }
+
+    /// Returns `true` if the request, which has this query, may stay open as long as its client
+    /// likes. Logs are long-running for upstream either way, but end by themselves unless they are
+    /// followed.
+    pub fn may_stay_open(&self, query: Option<&str>) -> bool {
+        let subresource = self
+            .resource
+            .as_ref()
+            .and_then(|asked| asked.subresource.as_deref());
+        match subresource {
+            Some("exec" | "attach" | "portforward" | "proxy") => true,
+            Some("log") => QueryParameters::parse(query).flag("follow") == Some(true),
+            _ => self.verb == Verb::Watch || self.legacy_watch,
+        }
+    }
 }
 
 /// Splits the namespace from the segments that follow the version.
@@ -254,6 +285,63 @@ mod tests {
             or_dash(&resource.name),
             or_dash(&resource.subresource),
         )
+    }
+
+    #[test]
+    fn knows_which_requests_upstream_treats_as_long_running() {
+        let is_long_running = |method, url: &str| {
+            let path = url.split('?').next().unwrap_or_default();
+            request(method, url).is_long_running(path)
+        };
+        for url in [
+            "/api/v1/pods?watch=1",
+            "/api/v1/watch/pods",
+            "/api/v1/namespaces/a/pods/b/log",
+            "/api/v1/namespaces/a/pods/b/exec",
+            "/api/v1/namespaces/a/services/b/proxy/path",
+            "/debug/pprof/profile",
+        ] {
+            assert!(is_long_running(&Method::GET, url), "{url}");
+        }
+        for url in [
+            "/api/v1/pods",
+            "/api/v1/namespaces/a/pods/log",
+            "/api/v1/namespaces/a/pods/b/status",
+            "/apis?watch=1",
+            "/debug/flags",
+        ] {
+            assert!(!is_long_running(&Method::GET, url), "{url}");
+        }
+        let attach = "/api/v1/namespaces/a/pods/b/attach";
+        assert!(is_long_running(&Method::POST, attach));
+    }
+
+    #[test]
+    fn logs_may_stay_open_while_they_are_followed() {
+        let may_stay_open = |query| {
+            let path = "/api/v1/namespaces/a/pods/b/log";
+            RequestInfo::parse(&Method::GET, path, query).may_stay_open(query)
+        };
+        for query in [
+            "follow",
+            "follow=true",
+            "follow=1",
+            "%66ollow=true&tailLines=1",
+        ] {
+            assert!(may_stay_open(Some(query)), "{query}");
+        }
+        for query in [
+            "",
+            "follow=false",
+            "follow=0",
+            "container=follow",
+            "follower=true",
+        ] {
+            assert!(!may_stay_open(Some(query)), "{query}");
+        }
+        assert!(!may_stay_open(None));
+        assert!(get("/api/v1/pods?watch=1").may_stay_open(Some("watch=1")));
+        assert!(!get("/api/v1/pods").may_stay_open(None));
     }
 
     #[test]
