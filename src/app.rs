@@ -13,7 +13,6 @@ use tokio::task::JoinHandle;
 use crate::access::Access;
 use crate::audit::Audit;
 use crate::budget::MemoryBudget;
-use crate::catalog::CatalogFollower;
 use crate::listener::tls::ServerTls;
 use crate::scope::gauges::ScopeGauges;
 use crate::scope::{Scopes, SelfCheck, save_finally, save_regularly, watch_for_rollbacks};
@@ -108,9 +107,7 @@ async fn assemble(mut config: AppConfig) -> anyhow::Result<RunningProxy> {
     let client = UpstreamClient::new(&upstream);
     config.limits.memory = memory_budget(&config);
     let scopes = open_scopes(&config, &client).await?;
-    let (follower, catalog) =
-        CatalogFollower::new(client.clone(), scopes.clone(), config.aggregated.clone());
-    let mut follower = follower.needing(discovery::needed_types(&config));
+    let (mut follower, catalog) = discovery::catalog(&config, client.clone(), &scopes);
     if let Some(warning) = trust::overlap(&config).await {
         tracing::warn!("{warning}");
     }
@@ -123,7 +120,7 @@ async fn assemble(mut config: AppConfig) -> anyhow::Result<RunningProxy> {
         admin_token,
     } = Listeners::open(&config).await?;
     let (address, admin_address) = (listener.address()?, admin_listener.local_addr()?);
-    discovery::learn_first(&mut follower, &scopes, &upstream).await;
+    discovery::learn_first(&mut follower, &upstream).await;
     let announced = announce::announce(config.policy.clone(), catalog.clone());
 
     let followed_pods = node_grants::followed_pods(&config);

@@ -28,9 +28,10 @@ pub(super) async fn follow(scopes: Scopes, changes: Arc<Changes>) {
 }
 
 /// Returns `true` once upstream has listed a type of RBAC that is followed from the start, and
-/// `false` if the first attempt at it fails. The list is the one that [`follow`] goes on from.
-pub async fn lists_rbac(scopes: &Scopes) -> bool {
-    let Some(scope) = open(RbacKind::ClusterRoles, scopes) else {
+/// `false` if the first attempt at it fails, or takes longer than requests may wait for a list. The
+/// list is the one that [`follow`] goes on from.
+pub async fn lists_rbac(scopes: Scopes) -> bool {
+    let Some(scope) = open(RbacKind::ClusterRoles, &scopes) else {
         return false;
     };
     scope

@@ -5,9 +5,9 @@ use tokio::time::timeout;
 
 use super::AppConfig;
 use crate::access::{FollowedRbac, lists_rbac};
-use crate::catalog::{CatalogFollower, DiscoveryError, NeededTypes, is_well_known};
+use crate::catalog::{Catalog, CatalogFollower, DiscoveryError, NeededTypes, is_well_known};
 use crate::scope::Scopes;
-use crate::upstream::Upstream;
+use crate::upstream::{Upstream, UpstreamClient};
 
 /// Longest wait for upstream's types before requests are taken. Without them, all are forwarded.
 const FIRST: Duration = Duration::from_secs(5);
@@ -25,31 +25,37 @@ pub(super) fn needed_types(config: &AppConfig) -> NeededTypes {
     }
 }
 
+/// Creates the catalog and its follower.
+///
+/// Each proxy lists RBAC at its start, so where discovery is not needed that list shows that
+/// upstream is there, and knows the proxy.
+pub(super) fn catalog(
+    config: &AppConfig,
+    client: UpstreamClient,
+    scopes: &Scopes,
+) -> (CatalogFollower, Catalog) {
+    let needed = needed_types(config);
+    let (follower, catalog) =
+        CatalogFollower::new(client, scopes.clone(), config.aggregated.clone());
+    let follower = follower.needing(needed);
+    let follower = match needed {
+        NeededTypes::WellKnown => follower.trusting(lists_rbac(scopes.clone())),
+        NeededTypes::All | NeededTypes::BuiltIn => follower,
+    };
+    (follower, catalog)
+}
+
 /// Learns upstream's types, so that the first request finds them. If that fails, the follower goes
 /// on trying.
-pub(super) async fn learn_first(
-    follower: &mut CatalogFollower,
-    scopes: &Scopes,
-    upstream: &Upstream,
-) {
-    match timeout(FIRST, begin(follower, scopes)).await {
+pub(super) async fn learn_first(follower: &mut CatalogFollower, upstream: &Upstream) {
+    match timeout(FIRST, follower.begin()).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => error.report(upstream),
         Err(_) => tracing::error!(
             "upstream has not answered within {FIRST:?}: its types are not known, and requests are \
-             forwarded until it answers discovery"
+             forwarded until it answers"
         ),
     }
-}
-
-/// Begins with the first answer of upstream. Each proxy lists RBAC at its start, so where discovery
-/// is not needed that list shows that upstream is there, and knows the proxy.
-async fn begin(follower: &mut CatalogFollower, scopes: &Scopes) -> Result<(), DiscoveryError> {
-    if follower.may_begin_unread() && lists_rbac(scopes).await {
-        follower.begin_unread();
-        return Ok(());
-    }
-    follower.read().await
 }
 
 /// Adds advice to the error of discovery.

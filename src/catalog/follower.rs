@@ -3,6 +3,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use futures_util::FutureExt;
+use futures_util::future::{BoxFuture, pending};
 use tokio::time::sleep;
 use watershed_connect::one_line;
 use watershed_protocol::{FieldTable, GroupVersionResource, TablePrinter};
@@ -31,19 +33,22 @@ pub struct CatalogFollower {
     vouched: Vec<String>,
     discovery: DiscoveryReader,
     reading: Reading,
-    begun: Begun,
+    /// Upstream's answer to another question, before which discovery is not read. It is `true` if
+    /// upstream is there, and knows the proxy.
+    first_answer: Option<BoxFuture<'static, bool>>,
+    known: KnownTypes,
     custom: CustomTypes,
 }
 
 /// The origin of the types that the catalog has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Begun {
+enum KnownTypes {
     /// It has none yet.
-    No,
+    None,
     /// They are those that each API server has.
-    Unread,
+    WellKnown,
     /// Discovery named them.
-    Read,
+    Discovered,
 }
 
 impl CatalogFollower {
@@ -58,7 +63,8 @@ impl CatalogFollower {
             catalog: catalog.clone(),
             vouched,
             reading: Reading::empty(),
-            begun: Begun::No,
+            first_answer: None,
+            known: KnownTypes::None,
             custom: CustomTypes::default(),
         };
         (follower, catalog)
@@ -75,17 +81,37 @@ impl CatalogFollower {
         self
     }
 
-    /// Returns `true` if [`begin_unread`](Self::begin_unread) may take the place of the first
-    /// reading.
-    pub fn may_begin_unread(&self) -> bool {
-        self.discovery.needed() == NeededTypes::WellKnown
+    /// Begins with the types that each API server has, and puts the first reading off, once
+    /// `first_answer` is `true`. Once it is `false`, discovery is read instead.
+    #[must_use]
+    pub fn trusting(mut self, first_answer: impl Future<Output = bool> + Send + 'static) -> Self {
+        self.first_answer = Some(first_answer.boxed());
+        self
     }
 
-    /// Begins with the types that each API server has, and puts the first reading off. Whoever calls
-    /// this has an answer of upstream to another question.
-    pub fn begin_unread(&mut self) {
+    /// Waits for the first types. If that fails or is cancelled, [`CatalogFollower::run`] goes on
+    /// from there.
+    pub async fn begin(&mut self) -> Result<(), DiscoveryError> {
+        if self.first_answer.is_some() {
+            let is_there = answered(&mut self.first_answer).await;
+            self.take_first_answer(is_there);
+        }
+        match self.known {
+            KnownTypes::None => self.read().await,
+            KnownTypes::WellKnown | KnownTypes::Discovered => Ok(()),
+        }
+    }
+
+    fn take_first_answer(&mut self, is_there: bool) {
+        self.first_answer = None;
+        if is_there {
+            self.begin_with_well_known();
+        }
+    }
+
+    fn begin_with_well_known(&mut self) {
         self.discovery.put_off();
-        self.begun = Begun::Unread;
+        self.known = KnownTypes::WellKnown;
         self.reading = Reading::well_known();
         self.publish();
         tracing::info!(
@@ -108,7 +134,8 @@ impl CatalogFollower {
         let mut releases = self.scopes.releases();
         loop {
             // Without discovery it is unknown if upstream has definitions.
-            let follows_definitions = self.begun != Begun::No && self.reads_all();
+            let follows_definitions = self.known != KnownTypes::None && self.reads_all();
+            let awaits_first_answer = self.first_answer.is_some();
             tokio::select! {
                 // Upstream's versions went back: it may have other types, too.
                 Ok(()) = timeline.changed() => {
@@ -121,8 +148,11 @@ impl CatalogFollower {
                         self.discovery.read_at(server);
                     }
                 }
+                is_there = answered(&mut self.first_answer), if awaits_first_answer => {
+                    self.take_first_answer(is_there);
+                }
                 // A reading that hangs holds up nothing else.
-                read = self.discovery.next() => match read {
+                read = self.discovery.next(), if !awaits_first_answer => match read {
                     Ok(read) => self.take(read),
                     Err(error) => self.report(&error),
                 },
@@ -142,7 +172,8 @@ impl CatalogFollower {
     }
 
     fn take(&mut self, read: Reading) {
-        let is_first = std::mem::replace(&mut self.begun, Begun::Read) != Begun::Read;
+        let is_first =
+            std::mem::replace(&mut self.known, KnownTypes::Discovered) != KnownTypes::Discovered;
         if is_first && self.reads_all() && matches!(read.origins, Origins::NotRead) {
             tracing::info!("APIServices cannot be read; only built-in and custom types are cached");
         }
@@ -159,9 +190,9 @@ impl CatalogFollower {
     }
 
     fn report(&self, error: &DiscoveryError) {
-        match self.begun {
-            Begun::No => error.report(&self.upstream),
-            Begun::Unread | Begun::Read => tracing::warn!(
+        match self.known {
+            KnownTypes::None => error.report(&self.upstream),
+            KnownTypes::WellKnown | KnownTypes::Discovered => tracing::warn!(
                 error = one_line(error),
                 advice = error.advice(&self.upstream),
                 "discovery failed; the types known before stay, trying again"
@@ -242,6 +273,14 @@ impl CatalogFollower {
                 self.scopes.close(&scope.key.gvr, Duration::ZERO);
             }
         }
+    }
+}
+
+/// Returns the answer, or waits forever if none is awaited. Cancelling a call loses nothing.
+async fn answered(first_answer: &mut Option<BoxFuture<'static, bool>>) -> bool {
+    match first_answer {
+        Some(answer) => answer.await,
+        None => pending().await,
     }
 }
 

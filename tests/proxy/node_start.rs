@@ -193,6 +193,36 @@ async fn a_nodes_proxy_answers_as_upstream_does_for_types_that_it_did_not_ask_fo
     fixture.stop().await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_nodes_proxy_waits_for_a_slow_list_instead_of_reading_discovery() {
+    let path = "/apis/rbac.authorization.k8s.io/v1/clusterroles";
+    let hold = |upstream: &SimulatedServer| {
+        add_agents(upstream);
+        upstream
+            .faults()
+            .set(|active| active.hold = Some(path.to_owned()));
+    };
+    // It takes requests after some seconds, and forwards them.
+    let fixture = Fixture::build(small(), hold, on_node).await;
+    let ready = async || {
+        let readyz = plain_get(fixture.admin, "GET", "/readyz").await;
+        readyz.starts_with("HTTP/1.1 200 ")
+    };
+    assert!(!ready().await);
+    let pods = format!("/api/v1/pods?resourceVersion=0&fieldSelector=spec.nodeName%3D{NODE}");
+    let reason = forwarded(&fixture, &pods).await;
+    assert_eq!(reason, "forward; reason=unknown-type");
+    let faults = fixture.upstream.faults();
+    faults.set(|active| active.hold = None);
+    becomes("the proxy's readiness", true, ready).await;
+    let asked: Vec<_> = fixture.upstream.take_recorded().iter().map(kind).collect();
+    for document in DOCUMENTS {
+        assert!(!asked.iter().any(|it| it == document), "{asked:?}");
+    }
+    drop(start_agent(&fixture, AGENTS[0]).await);
+    fixture.stop().await;
+}
+
 /// Waits until a proxy is ready that reads discovery before that.
 async fn begins_with_discovery(
     prepare: impl FnOnce(&SimulatedServer),

@@ -2,6 +2,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 
 use bytes::Bytes;
+use futures_util::future::ready;
 use futures_util::{StreamExt as _, stream};
 use http::{Request, Response, StatusCode};
 use hyper::body::Incoming;
@@ -225,11 +226,10 @@ impl Followed {
         let (follower, catalog) = CatalogFollower::new(client, scopes.clone(), Vec::new());
         let mut follower = follower.needing(needed);
         follower.discovery.refresh = refresh;
-        if follower.may_begin_unread() {
-            follower.begin_unread();
-        } else {
-            follower.read().await.unwrap();
+        if needed == NeededTypes::WellKnown {
+            follower = follower.trusting(ready(true));
         }
+        follower.begin().await.unwrap();
         Self {
             server,
             scopes,
