@@ -36,13 +36,13 @@ pub struct CatalogFollower {
     /// Upstream's answer to another question, before which discovery is not read. It is `true` if
     /// upstream is there, and knows the proxy.
     first_answer: Option<BoxFuture<'static, bool>>,
-    known: KnownTypes,
+    source: TypeSource,
     custom: CustomTypes,
 }
 
 /// The origin of the types that the catalog has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum KnownTypes {
+enum TypeSource {
     /// It has none yet.
     None,
     /// They are those that each API server has.
@@ -64,7 +64,7 @@ impl CatalogFollower {
             vouched,
             reading: Reading::empty(),
             first_answer: None,
-            known: KnownTypes::None,
+            source: TypeSource::None,
             custom: CustomTypes::default(),
         };
         (follower, catalog)
@@ -96,9 +96,9 @@ impl CatalogFollower {
             let is_there = answered(&mut self.first_answer).await;
             self.take_first_answer(is_there);
         }
-        match self.known {
-            KnownTypes::None => self.read().await,
-            KnownTypes::WellKnown | KnownTypes::Discovered => Ok(()),
+        match self.source {
+            TypeSource::None => self.read().await,
+            TypeSource::WellKnown | TypeSource::Discovered => Ok(()),
         }
     }
 
@@ -111,7 +111,7 @@ impl CatalogFollower {
 
     fn begin_with_well_known(&mut self) {
         self.discovery.put_off();
-        self.known = KnownTypes::WellKnown;
+        self.source = TypeSource::WellKnown;
         self.reading = Reading::well_known();
         self.publish();
         tracing::info!(
@@ -134,7 +134,7 @@ impl CatalogFollower {
         let mut releases = self.scopes.releases();
         loop {
             // Without discovery it is unknown if upstream has definitions.
-            let follows_definitions = self.known != KnownTypes::None && self.reads_all();
+            let follows_definitions = self.source != TypeSource::None && self.reads_all();
             let awaits_first_answer = self.first_answer.is_some();
             tokio::select! {
                 // Upstream's versions went back: it may have other types, too.
@@ -173,7 +173,7 @@ impl CatalogFollower {
 
     fn take(&mut self, read: Reading) {
         let is_first =
-            std::mem::replace(&mut self.known, KnownTypes::Discovered) != KnownTypes::Discovered;
+            std::mem::replace(&mut self.source, TypeSource::Discovered) != TypeSource::Discovered;
         if is_first && self.reads_all() && matches!(read.origins, Origins::NotRead) {
             tracing::info!("APIServices cannot be read; only built-in and custom types are cached");
         }
@@ -190,9 +190,9 @@ impl CatalogFollower {
     }
 
     fn report(&self, error: &DiscoveryError) {
-        match self.known {
-            KnownTypes::None => error.report(&self.upstream),
-            KnownTypes::WellKnown | KnownTypes::Discovered => tracing::warn!(
+        match self.source {
+            TypeSource::None => error.report(&self.upstream),
+            TypeSource::WellKnown | TypeSource::Discovered => tracing::warn!(
                 error = one_line(error),
                 advice = error.advice(&self.upstream),
                 "discovery failed; the types known before stay, trying again"
