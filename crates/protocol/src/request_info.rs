@@ -7,6 +7,11 @@ use http::Method;
 use super::list_options::QueryParameters;
 use super::{FieldSelector, GroupVersionResource};
 
+/// Subresources that are conversations of a client with a container or a server.
+const SESSIONS: [&str; 4] = ["attach", "exec", "portforward", "proxy"];
+/// The subresource of a container's output.
+const LOG: &str = "log";
+
 /// The kind of a request, as authorizers name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Verb {
@@ -171,14 +176,10 @@ impl RequestInfo {
     /// Source: `BasicLongRunningRequestCheck` in `apiserver/pkg/server/filters/longrunning.go`, with
     /// the words of `controlplane/apiserver/config.go`.
     pub fn is_long_running(&self, path: &str) -> bool {
-        const STREAMS: [&str; 5] = ["attach", "exec", "proxy", "log", "portforward"];
-        match &self.resource {
-            Some(_) if self.verb == Verb::Watch => true,
-            Some(resource) => resource
-                .subresource
-                .as_deref()
-                .is_some_and(|part| STREAMS.contains(&part)),
-            None => path.starts_with("/debug/pprof/"),
+        match (&self.resource, self.subresource()) {
+            (None, _) => path.starts_with("/debug/pprof/"),
+            (Some(_), Some(part)) if part == LOG || SESSIONS.contains(&part) => true,
+            (Some(_), _) => self.verb == Verb::Watch,
         }
     }
 
@@ -186,15 +187,15 @@ impl RequestInfo {
     /// likes. Logs are long-running for upstream either way, but end by themselves unless they are
     /// followed.
     pub fn may_stay_open(&self, query: Option<&str>) -> bool {
-        let subresource = self
-            .resource
-            .as_ref()
-            .and_then(|asked| asked.subresource.as_deref());
-        match subresource {
-            Some("exec" | "attach" | "portforward" | "proxy") => true,
-            Some("log") => QueryParameters::parse(query).flag("follow") == Some(true),
+        match self.subresource() {
+            Some(LOG) => QueryParameters::parse(query).flag("follow") == Some(true),
+            Some(part) if SESSIONS.contains(&part) => true,
             _ => self.verb == Verb::Watch || self.legacy_watch,
         }
+    }
+
+    fn subresource(&self) -> Option<&str> {
+        self.resource.as_ref()?.subresource.as_deref()
     }
 }
 
