@@ -70,6 +70,8 @@ pub struct Reflector {
     format: Option<Arc<WireFormat>>,
     warnings: Vec<HeaderValue>,
     bookmark_known: bool,
+    /// Streams in a row that fell silent before their first bookmark.
+    quiet_streams: u32,
     /// The next list is streamed. `false` after upstream did not stream one.
     streaming: bool,
     format_source: FormatSource,
@@ -106,6 +108,7 @@ impl Reflector {
             format: None,
             warnings: Vec::new(),
             bookmark_known: false,
+            quiet_streams: 0,
             streaming: true,
             format_source: FormatSource::Presumed,
             served_by: None,
@@ -308,7 +311,7 @@ impl Reflector {
                 let version = *version;
                 let frame = stream.next_frame().await;
                 match self.take_stream(version) {
-                    Some(stream) => self.watch_on(version, frame?, stream),
+                    Some(stream) => self.watch_on(version, frame, stream),
                     None => Ok(None),
                 }
             }

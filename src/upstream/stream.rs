@@ -10,12 +10,12 @@ use watershed_protocol::{Encoding, Frame, FrameDecoder, GzipReader, Malformed};
 
 /// Silence after which a stream is dead: bookmarks come every minute.
 const SILENCE: Duration = Duration::from_secs(90);
-/// Silence after which a stream without bookmarks is renewed.
+/// Silence after which a stream of a type without bookmarks is renewed.
 ///
-/// Types without a watch cache (events) send no bookmarks, so a quiet one stays at an old version.
-/// etcd forgets that within ten minutes, and then a new watch costs a list and ends every client's.
-/// So the stream is left alone for longer than an API server's watches last by default. HTTP/2
-/// pings find dead connections, and comparisons find streams that bring nothing.
+/// Upstream sends no bookmarks of types without a watch cache (events), so a quiet one stays at an
+/// old version. etcd forgets that within ten minutes, and then a new watch costs a list and ends
+/// every client's. So the stream is left alone for longer than an API server's watches last by
+/// default. HTTP/2 pings find dead connections, and comparisons find streams that bring nothing.
 const SILENCE_WITHOUT_BOOKMARKS: Duration = Duration::from_mins(65);
 /// Limit of a single watch frame.
 const MAX_FRAME_BYTES: usize = 64 << 20;
@@ -31,6 +31,17 @@ pub(super) enum StreamError {
     Malformed(#[from] Malformed),
 }
 
+/// The periodic bookmarks of a stream, as far as they are known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum StreamBookmarks {
+    /// Upstream may send none for this type.
+    Unknown,
+    /// Upstream sends them for types like this one.
+    Expected,
+    /// This stream brought one.
+    Seen,
+}
+
 /// An open watch.
 pub(super) struct WatchStream {
     body: UpstreamBody,
@@ -44,8 +55,8 @@ pub(super) struct WatchStream {
     opened: Instant,
     /// The moment at which data came last.
     heard: Instant,
-    /// `true` once this stream brought a bookmark: from then on, silence means that it is dead.
-    pub(super) bookmarks: bool,
+    /// Unless they are unknown, silence means that the stream is dead.
+    pub(super) bookmarks: StreamBookmarks,
 }
 
 impl WatchStream {
@@ -60,7 +71,7 @@ impl WatchStream {
             again: None,
             opened: now,
             heard: now,
-            bookmarks: false,
+            bookmarks: StreamBookmarks::Unknown,
         }
     }
 
@@ -71,6 +82,11 @@ impl WatchStream {
             accepts_gzip,
             ..self
         }
+    }
+
+    /// Sets what is known of its bookmarks before the first one.
+    pub(super) fn with_bookmarks(self, bookmarks: StreamBookmarks) -> Self {
+        Self { bookmarks, ..self }
     }
 
     /// Returns `true` if the body is compressed; `None` if that was not asked for.
@@ -96,10 +112,11 @@ impl WatchStream {
         if let Some(frame) = self.again.take() {
             return Ok(Some(frame));
         }
-        let silence = if self.bookmarks {
-            SILENCE
-        } else {
+        let may_be_quiet = self.bookmarks == StreamBookmarks::Unknown;
+        let silence = if may_be_quiet {
             SILENCE_WITHOUT_BOOKMARKS
+        } else {
+            SILENCE
         };
         loop {
             if let Some(frame) = cut(&mut self.decoder)? {
@@ -107,7 +124,7 @@ impl WatchStream {
             }
             match timeout_at(self.heard + silence, self.body.frame()).await {
                 // A quiet type is no failure.
-                Err(_) if !self.bookmarks && self.is_clean() => return Ok(None),
+                Err(_) if may_be_quiet && self.is_clean() => return Ok(None),
                 Err(_) => return Err(StreamError::Silent(silence)),
                 Ok(Some(Ok(frame))) => {
                     self.heard = Instant::now();

@@ -10,18 +10,22 @@ use watershed_protocol::{
 use super::change::Change;
 use super::error::ReflectorError;
 use super::{Reflector, ReflectorState};
-use crate::upstream::stream::WatchStream;
+use crate::upstream::stream::{StreamBookmarks, StreamError, WatchStream};
 
 impl Reflector {
     /// Takes in what came on the stream; `None` is its end.
     pub(super) fn watch_on<C>(
         &mut self,
         version: ResourceVersion,
-        frame: Option<Frame>,
+        frame: Result<Option<Frame>, StreamError>,
         mut stream: Box<WatchStream>,
     ) -> Result<Option<Change<C>>, ReflectorError> {
+        let was_silent = matches!(frame, Err(StreamError::Silent(_)));
+        if was_silent && stream.bookmarks != StreamBookmarks::Seen {
+            self.quiet_streams += 1;
+        }
         // A clean end is a server timeout or restart: resume at once.
-        let Some(frame) = frame else {
+        let Some(frame) = frame? else {
             if self.is_rebuilding() {
                 self.restart();
             }
@@ -67,7 +71,10 @@ impl Reflector {
             EventKind::Bookmark => {
                 let bookmark = read_bookmark(self.target.representation.encoding, &frame.object)?;
                 // The end of the initial events is marked on streams that bring no others, too.
-                stream.bookmarks |= !bookmark.initial_events_end;
+                if !bookmark.initial_events_end {
+                    stream.bookmarks = StreamBookmarks::Seen;
+                    self.quiet_streams = 0;
+                }
                 let version = bookmark.version;
                 Ok(Change::Progress {
                     version,

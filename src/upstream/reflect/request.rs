@@ -10,11 +10,16 @@ use super::error::ReflectorError;
 use super::recovery::Route;
 use super::{Reflector, ReflectorState};
 use crate::body;
-use crate::upstream::stream::WatchStream;
+use crate::upstream::stream::{StreamBookmarks, WatchStream};
 use crate::upstream::{ConnectionClass, RequestPurpose, SendOptions, UpstreamBody};
 
 /// The query that begins a list. One object shows how upstream frames lists of the type.
 pub(super) const FIRST_PAGE: &str = "limit=1";
+
+/// Streams in a row without a bookmark after which upstream is believed to send none of the type. It
+/// has no watch caches then, or the type is that of another API server. Fewer would believe a load
+/// balancer that takes watches and brings nothing.
+const QUIET_STREAMS: u32 = 3;
 
 /// An answer with objects.
 struct Accepted {
@@ -41,7 +46,17 @@ impl Reflector {
         let headers = answer.headers;
         let stream = WatchStream::new(answer.body, self.target.representation.encoding);
         let stream = stream.compressed(answer.accepts_gzip, is_gzip(&headers)?);
+        let stream = stream.with_bookmarks(if self.expects_bookmarks() {
+            StreamBookmarks::Expected
+        } else {
+            StreamBookmarks::Unknown
+        });
         Ok((headers, Box::new(stream)))
+    }
+
+    /// Returns `true` if silence on the next stream means that it is dead.
+    fn expects_bookmarks(&self) -> bool {
+        self.quiet_streams < QUIET_STREAMS && !self.target.gvr.is_event()
     }
 
     async fn request(&mut self, query: &str, watch: bool) -> Result<Accepted, ReflectorError> {

@@ -55,14 +55,22 @@ const MARK: &str = concat!(
     "\n"
 );
 
+/// The names of pods: resource and kind.
+const POD: [&str; 2] = ["pods", "Pod"];
+
 /// Returns a reflector of pods at an API server.
 async fn pods_reflector(pki: &Pki, api: &Api) -> Reflector {
-    let gvr = GroupVersionResource::new("", "v1", "pods");
+    core_reflector(pki, api, POD).await
+}
+
+/// Returns a reflector of the core type with these names at an API server.
+async fn core_reflector(pki: &Pki, api: &Api, [resource, kind]: [&str; 2]) -> Reflector {
+    let gvr = GroupVersionResource::new("", "v1", resource);
     let target = ReflectorTarget {
         fields: Arc::new(FieldTable::builtin(&gvr, true).unwrap()),
         gvr,
         selection: Arc::default(),
-        kind: "Pod".into(),
+        kind: kind.into(),
         representation: Representation::whole(Encoding::Json),
         managed_fields: ManagedFields::Keep,
     };
@@ -133,9 +141,9 @@ async fn next(reflector: &mut Reflector) -> Change<Count> {
         .unwrap()
 }
 
-/// Follows pods at an API server whose watches send these events and then nothing. Also returns the
-/// number of watches.
-async fn follow_silence(events: String) -> (Api, Reflector, Arc<AtomicUsize>) {
+/// Follows the core type with these names at an API server whose watches send these events and then
+/// nothing. Also returns the number of watches.
+async fn follow_silence(names: [&str; 2], events: String) -> (Api, Reflector, Arc<AtomicUsize>) {
     let pki = Pki::new();
     let opened = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&opened);
@@ -156,7 +164,7 @@ async fn follow_silence(events: String) -> (Api, Reflector, Arc<AtomicUsize>) {
         }
     })
     .await;
-    let reflector = pods_reflector(&pki, &api).await;
+    let reflector = core_reflector(&pki, &api, names).await;
     (api, reflector, opened)
 }
 

@@ -191,7 +191,7 @@ async fn an_event_after_the_initial_state_does_not_keep_what_arrived_with_it() {
 
 #[tokio::test]
 async fn a_list_whose_stream_falls_silent_is_read_in_pages() {
-    let (_api, mut reflector, opened) = follow_silence(events("ADDED", &["a"])).await;
+    let (_api, mut reflector, opened) = follow_silence(POD, events("ADDED", &["a"])).await;
     let listed = tokio::spawn(async move { next(&mut reflector).await });
     eventually(|| opened.load(Ordering::SeqCst) == 1).await;
     pass(INITIAL_SILENCE).await;

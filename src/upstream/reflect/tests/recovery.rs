@@ -98,19 +98,15 @@ async fn a_refusal_ends_a_reflector_whose_type_is_gone() {
 }
 
 #[tokio::test]
-async fn a_quiet_watch_without_bookmarks_is_renewed_and_has_not_failed() {
-    let (_api, mut reflector, opened) = follow_silence(MARK.to_owned()).await;
+async fn a_quiet_watch_of_events_is_renewed_and_has_not_failed() {
+    let mark = MARK.replace("Pod", "Event");
+    let (_api, mut reflector, opened) = follow_silence(["events", "Event"], mark).await;
     assert!(matches!(next(&mut reflector).await, Change::Listed { .. }));
     assert!(matches!(
         next(&mut reflector).await,
         Change::Progress { .. }
     ));
-    let renewed = tokio::spawn(async move {
-        let quiet = next(&mut reflector).await;
-        (quiet, next(&mut reflector).await)
-    });
-    pass(Duration::from_mins(66)).await;
-    let renewed = renewed.await.unwrap();
+    let renewed = after_silence(reflector, Duration::from_mins(66)).await.1;
     assert!(
         matches!(renewed, (Change::Ended, Change::Resumed { .. })),
         "{renewed:?}"
@@ -121,23 +117,56 @@ async fn a_quiet_watch_without_bookmarks_is_renewed_and_has_not_failed() {
 #[tokio::test]
 async fn a_watch_that_falls_silent_is_opened_again() {
     let bookmark = MARK.replace("initial-events-end", "something-else");
-    let (_api, mut reflector, opened) = follow_silence(MARK.to_owned() + &bookmark).await;
+    let (_api, mut reflector, opened) = follow_silence(POD, MARK.to_owned() + &bookmark).await;
     assert!(matches!(next(&mut reflector).await, Change::Listed { .. }));
-    for _ in 0..2 {
+    // One of these that is not forgotten would be the last that is opened again so soon.
+    for watches in 2..7 {
+        for _ in 0..2 {
+            assert!(matches!(
+                next(&mut reflector).await,
+                Change::Progress { .. }
+            ));
+        }
+        let resumed;
+        (reflector, resumed) = after_silence(reflector, Duration::from_secs(91)).await;
+        assert!(
+            matches!(resumed, (Change::Interrupted, Change::Resumed { .. })),
+            "{resumed:?}"
+        );
+        assert_eq!(opened.load(Ordering::SeqCst), watches);
+    }
+}
+
+#[tokio::test]
+async fn three_watches_that_fall_silent_before_a_bookmark_show_that_upstream_sends_none() {
+    let (_api, mut reflector, opened) = follow_silence(POD, MARK.to_owned()).await;
+    assert!(matches!(next(&mut reflector).await, Change::Listed { .. }));
+    for silence in [91, 91, 91, 66 * 60] {
         assert!(matches!(
             next(&mut reflector).await,
             Change::Progress { .. }
         ));
+        let resumed;
+        (reflector, resumed) = after_silence(reflector, Duration::from_secs(silence)).await;
+        let (end, Change::Resumed { .. }) = resumed else {
+            panic!("{resumed:?}");
+        };
+        let is_failure = matches!(end, Change::Interrupted);
+        assert_eq!(is_failure, silence == 91, "{end:?} after {silence} s");
     }
-    let resumed = tokio::spawn(async move {
-        let silent = next(&mut reflector).await;
-        (silent, next(&mut reflector).await)
+    assert_eq!(opened.load(Ordering::SeqCst), 5);
+}
+
+/// Returns the next two changes of a reflector whose stream brings nothing for this time.
+async fn after_silence(
+    mut reflector: Reflector,
+    silence: Duration,
+) -> (Reflector, (Change<Count>, Change<Count>)) {
+    let changes = tokio::spawn(async move {
+        let first = next(&mut reflector).await;
+        let second = next(&mut reflector).await;
+        (reflector, (first, second))
     });
-    pass(Duration::from_secs(91)).await;
-    let resumed = resumed.await.unwrap();
-    assert!(
-        matches!(resumed, (Change::Interrupted, Change::Resumed { .. })),
-        "{resumed:?}"
-    );
-    assert_eq!(opened.load(Ordering::SeqCst), 2);
+    pass(silence).await;
+    changes.await.unwrap()
 }
