@@ -1,5 +1,6 @@
 //! The task of a scope: it pumps what upstream sends into the store.
 use std::any::Any;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -7,7 +8,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::{self, sleep_until};
-use watershed_protocol::{BookmarkFormat, Frame, Scanned};
+use watershed_protocol::{BookmarkFormat, Frame, ResourceVersion, Scanned};
 
 use super::cached::Scope;
 use super::charges::discard;
@@ -21,15 +22,18 @@ use super::metrics;
 use super::open_scopes::OpenScopes;
 use super::overdue::OverdueEvents;
 use super::phase::{ReadyScope, ScopePhase};
-use super::release::ReleaseLearner;
+use super::release::{LearnedRelease, ReleaseLearner};
 use super::restoring::Restoring;
 use super::staleness::StalenessClock;
 use super::streaming::StreamingLearner;
+use super::timeline::Question;
 use super::unfit::UnfitScopes;
 use crate::budget::MemoryLoad;
 use crate::metric::{Counter, Metric};
-use crate::store::{FrameOrigin, InconsistentEvent, Snapshot, SnapshotBuilder, StoreWriter};
-use crate::upstream::{Change, Probe, Release, ServedBy, Stopped};
+use crate::store::{
+    FrameOrigin, InconsistentEvent, Snapshot, SnapshotBuilder, StoreWriter, UnfinishedVersion,
+};
+use crate::upstream::{Change, InitialEventsAnswer, Probe, Release, ServedBy, Stopped};
 
 /// After a schema change an API server builds the type's storage anew, within about a second. It
 /// may have ended our watch before the change was seen here, so the scope is listed again after
@@ -41,6 +45,8 @@ const WATCH_REOPEN: Duration = Duration::from_secs(2);
 
 /// Makes the frame of an event again.
 type EventOrigin = Box<dyn FrameOrigin>;
+/// A change, and what makes its event's frame again.
+type ChangeWithOrigin = (Change<SnapshotBuilder>, Option<EventOrigin>);
 
 /// The task of one scope.
 pub(super) struct ScopePump {
@@ -107,128 +113,171 @@ impl NullInStructs {
     }
 }
 
+/// An occasion on which the task has something to do.
+#[expect(clippy::large_enum_variant, reason = "the large one is the usual one")]
+enum PumpEvent {
+    /// Nobody needs the scope any more.
+    Closed,
+    Continuity(ContinuityChange),
+    SchemaChanged,
+    TypeRemoved,
+    InitialEvents(InitialEventsAnswer),
+    Release(LearnedRelease),
+    /// A comparison found objects that are not upstream's.
+    FoundDifferent,
+    StalenessDue,
+    /// Upstream has shown this version, and its watch did not bring it in time.
+    Overdue(ResourceVersion),
+    ListDue,
+    /// The watch that ended is not open again.
+    NotReopened,
+    /// All events of this version have arrived.
+    Finished(UnfinishedVersion),
+    Feed(Result<FeedStep, Stopped>),
+}
+
 impl ScopePump {
     pub(super) async fn run(mut self) {
         self.restore().await;
         self.stopped = loop {
-            if self.feed.derive_again() {
-                // The source learns what there is to know.
-                self.release.listed(None);
-                self.streaming.cancel();
-            }
-            let question = self.feed.is_listing().then(|| self.scope.ask());
-            self.list_asked = question.is_some().then(Instant::now);
-            if question.is_some() {
-                // They are asked anew after the list, and hold what others wait for.
-                self.release.cancel();
-                self.streaming.cancel();
-            }
-            let step = tokio::select! {
-                () = self.scope.stop.cancelled() => break Stopped::Closed,
-                change = self.continuity.changed() => {
-                    self.continue_after(change);
-                    continue;
-                }
-                () = self.scope.schema_changed.notified() => {
-                    if let Some(reflector) = self.feed.reflector() {
-                        reflector.schema_changed();
-                    }
-                    self.timers.list_again = Some(Instant::now() + STORAGE_REBUILD);
-                    continue;
-                }
-                () = self.scope.type_removed.notified() => {
-                    if let Some(reflector) = self.feed.reflector() {
-                        reflector.type_removed();
-                    }
-                    continue;
-                }
+            let question = self.begin_turn();
+            // Not a function of its own: its future would be copied, and is large.
+            let event = tokio::select! {
+                () = self.scope.stop.cancelled() => PumpEvent::Closed,
+                change = self.continuity.changed() => PumpEvent::Continuity(change),
+                () = self.scope.schema_changed.notified() => PumpEvent::SchemaChanged,
+                () = self.scope.type_removed.notified() => PumpEvent::TypeRemoved,
                 answer = self.streaming.learned(), if question.is_none() => {
-                    self.initial_events_learned(&answer);
-                    continue;
+                    PumpEvent::InitialEvents(answer)
                 }
-                learned = self.release.learned() => {
-                    self.release_learned(learned).await;
-                    continue;
-                }
-                () = self.scope.found_different.notified() => {
-                    self.quarantine();
-                    continue;
-                }
-                () = wait_until(self.staleness.due()) => {
-                    self.staleness_changed();
-                    continue;
-                }
-                after = self.overdue.overdue() => {
-                    self.reopen(after);
-                    continue;
-                }
-                () = wait_until(self.timers.list_again) => {
-                    tracing::info!(
-                        resource = %self.scope.key.gvr,
-                        "the type's schema changed; listing again"
-                    );
-                    self.timers.list_again = None;
-                    self.relist();
-                    continue;
-                }
-                () = wait_until(self.timers.reopened_by) => {
-                    self.timers.reopened_by = None;
-                    self.lost();
-                    continue;
-                }
+                learned = self.release.learned() => PumpEvent::Release(learned),
+                () = self.scope.found_different.notified() => PumpEvent::FoundDifferent,
+                () = wait_until(self.staleness.due()) => PumpEvent::StalenessDue,
+                version = self.overdue.overdue() => PumpEvent::Overdue(version),
+                () = wait_until(self.timers.list_again) => PumpEvent::ListDue,
+                () = wait_until(self.timers.reopened_by) => PumpEvent::NotReopened,
                 finished = ask_upstream(&self.scope.reader, self.probe.as_ref()) => {
-                    self.writer.finish(finished);
-                    self.scope.publish_version();
-                    continue;
+                    PumpEvent::Finished(finished)
                 }
-                step = self.feed.next(), if self.continuity.is_certain() => step,
+                step = self.feed.next(), if self.continuity.is_certain() => PumpEvent::Feed(step),
             };
-            let change = match step {
-                Ok(FeedStep::Upstream(change)) => Ok((change, None)),
-                Ok(FeedStep::Derived(step)) => match self.take_in(step).await {
-                    Some(change) => Ok(change),
-                    None => continue,
-                },
-                Ok(FeedStep::MayRejoin) => {
-                    self.rejoin().await;
-                    continue;
-                }
-                Ok(FeedStep::FellBack) => {
-                    // Before its source is forgotten: readers see it as quarantined all the time.
-                    if self.scope.is_of_quarantined() {
-                        self.quarantine();
-                    }
-                    self.feed.forget_source();
-                    self.lost();
-                    // The list and watch of its own may have a state of their own, too.
-                    if self.ready.is_none() {
-                        self.restore().await;
-                    }
-                    continue;
-                }
-                Err(stopped) => Err(stopped),
-            };
-            match change {
-                Ok((change, origin)) if self.continuity.admits(&change, question) => {
-                    self.apply(change, origin);
-                }
-                Ok(_) if self.continuity.is_certain() => {}
-                Ok(_) => {
-                    let by = Instant::now() + WATCH_REOPEN;
-                    self.timers.reopened_by.get_or_insert(by);
-                }
-                Err(stopped) if self.tries_again(&stopped) => {}
-                Err(stopped) => break stopped,
+            if let ControlFlow::Break(stopped) = self.react(event, question).await {
+                break stopped;
             }
         };
     }
 
+    /// Prepares for the next event. Returns the question that a list answers, if one is due.
+    fn begin_turn(&mut self) -> Option<Question> {
+        if self.feed.derive_again() {
+            // The source learns what there is to know.
+            self.release.listed(None);
+            self.streaming.cancel();
+        }
+        let question = self.feed.is_listing().then(|| self.scope.ask());
+        self.list_asked = question.is_some().then(Instant::now);
+        if question.is_some() {
+            // They are asked anew after the list, and hold what others wait for.
+            self.release.cancel();
+            self.streaming.cancel();
+        }
+        question
+    }
+
+    /// Does what an event asks for. Breaks when the task has to end.
+    async fn react(
+        &mut self,
+        event: PumpEvent,
+        question: Option<Question>,
+    ) -> ControlFlow<Stopped> {
+        match event {
+            PumpEvent::Closed => return ControlFlow::Break(Stopped::Closed),
+            PumpEvent::Continuity(change) => self.continue_after(change),
+            PumpEvent::SchemaChanged => {
+                if let Some(reflector) = self.feed.reflector() {
+                    reflector.schema_changed();
+                }
+                self.timers.list_again = Some(Instant::now() + STORAGE_REBUILD);
+            }
+            PumpEvent::TypeRemoved => {
+                if let Some(reflector) = self.feed.reflector() {
+                    reflector.type_removed();
+                }
+            }
+            PumpEvent::InitialEvents(answer) => self.initial_events_learned(&answer),
+            PumpEvent::Release(learned) => self.release_learned(learned).await,
+            PumpEvent::FoundDifferent => self.quarantine(),
+            PumpEvent::StalenessDue => self.staleness_changed(),
+            PumpEvent::Overdue(version) => self.reopen(version),
+            PumpEvent::ListDue => {
+                tracing::info!(
+                    resource = %self.scope.key.gvr,
+                    "the type's schema changed; listing again"
+                );
+                self.timers.list_again = None;
+                self.relist();
+            }
+            PumpEvent::NotReopened => {
+                self.timers.reopened_by = None;
+                self.lost();
+            }
+            PumpEvent::Finished(finished) => {
+                self.writer.finish(finished);
+                self.scope.publish_version();
+            }
+            PumpEvent::Feed(Ok(step)) => {
+                if let Some((change, origin)) = self.take_step(step).await {
+                    self.take_change(change, origin, question);
+                }
+            }
+            PumpEvent::Feed(Err(stopped)) if self.tries_again(&stopped) => {}
+            PumpEvent::Feed(Err(stopped)) => return ControlFlow::Break(stopped),
+        }
+        ControlFlow::Continue(())
+    }
+
+    /// Takes in a step of the feed. Returns its change, if it is one, and what makes the frame of an
+    /// event again.
+    async fn take_step(&mut self, step: FeedStep) -> Option<ChangeWithOrigin> {
+        match step {
+            FeedStep::Upstream(change) => return Some((change, None)),
+            FeedStep::Derived(step) => return self.take_in(step).await,
+            FeedStep::MayRejoin => self.rejoin().await,
+            FeedStep::FellBack => {
+                // Before its source is forgotten: readers see it as quarantined all the time.
+                if self.scope.is_of_quarantined() {
+                    self.quarantine();
+                }
+                self.feed.forget_source();
+                self.lost();
+                // The list and watch of its own may have a state of their own, too.
+                if self.ready.is_none() {
+                    self.restore().await;
+                }
+            }
+        }
+        None
+    }
+
+    /// Applies a change that belongs to what is held. While that is being found out, the feed is not
+    /// read, and the scope does not follow for long.
+    fn take_change(
+        &mut self,
+        change: Change<SnapshotBuilder>,
+        origin: Option<EventOrigin>,
+        question: Option<Question>,
+    ) {
+        if self.continuity.admits(&change, question) {
+            self.apply(change, origin);
+        } else if !self.continuity.is_certain() {
+            let by = Instant::now() + WATCH_REOPEN;
+            self.timers.reopened_by.get_or_insert(by);
+        }
+    }
+
     /// Takes in a step of a derived scope. Returns its change, if it is one, and what makes the
     /// frame of an event again.
-    pub(super) async fn take_in(
-        &mut self,
-        step: DerivedStep,
-    ) -> Option<(Change<SnapshotBuilder>, Option<EventOrigin>)> {
+    pub(super) async fn take_in(&mut self, step: DerivedStep) -> Option<ChangeWithOrigin> {
         match step {
             DerivedStep::Change(change) => return Some((change, None)),
             DerivedStep::Event(event) => {
