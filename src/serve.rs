@@ -48,6 +48,7 @@ mod usage;
 mod verify;
 mod watch_limits;
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -56,7 +57,7 @@ use hyper::body::Incoming;
 use watershed_protocol::Verb;
 
 use crate::access::{Access, Caller};
-use crate::audit::Audit;
+use crate::audit::{Audit, AuditRecord};
 use crate::body::Body;
 use crate::catalog::Catalog;
 use crate::drain;
@@ -175,34 +176,40 @@ impl ProxyService {
         mut request: Request<Incoming>,
         peer: &Peer,
     ) -> Response<Body> {
-        let audit_id = audit_id::of(request.headers());
-        let hop = peer.address.ip();
-        let is_told = peer.connection.has_client_address();
-        client_address::settle(&self.trusted, request.headers_mut(), hop, is_told);
-        let audit = self.audit.as_ref();
-        let record = audit.map(|audit| audit.begin(&mut request, hop, &audit_id));
-        response.headers_mut().insert(audit_id::NAME, audit_id);
-        match record {
+        let received = self.receive(&mut request, peer);
+        response
+            .headers_mut()
+            .insert(audit_id::NAME, received.audit_id);
+        match received.record {
             Some(record) => record.answered(response),
             None => response,
         }
     }
 
-    /// Answers a request that is not refused at once.
-    async fn answer(
-        &self,
-        mut request: Request<Incoming>,
-        mut peer: Peer,
-        from_proxy: bool,
-    ) -> Response<Body> {
-        let parts = &*self.parts;
-        let started = Instant::now();
+    /// Finds out the address of a request's client, and begins the audit record.
+    fn receive(&self, request: &mut Request<Incoming>, peer: &Peer) -> ReceivedRequest {
         let audit_id = audit_id::of(request.headers());
         let hop = peer.address.ip();
         let is_told = peer.connection.has_client_address();
         let client = client_address::settle(&self.trusted, request.headers_mut(), hop, is_told);
         let audit = self.audit.as_ref();
-        let mut record = audit.map(|audit| audit.begin(&mut request, hop, &audit_id));
+        let record = audit.map(|audit| audit.begin(request, hop, &audit_id));
+        ReceivedRequest {
+            audit_id,
+            client,
+            record,
+        }
+    }
+
+    /// Finds out who sent a request, and plans its answer. `client` is the address of the sender.
+    async fn plan(
+        &self,
+        mut request: Request<Incoming>,
+        mut peer: Peer,
+        client: IpAddr,
+    ) -> Exchange {
+        let parts = &*self.parts;
+        let hop = peer.address.ip();
         let caller = parts.access.caller(&request, &peer).await;
         let is_vouched = matches!(caller, Caller::Vouched(_));
         client_address::add_peer(&self.trusted, request.headers_mut(), hop, is_vouched);
@@ -215,6 +222,24 @@ impl ProxyService {
         let mut exchange = Exchange::new(&parts.access, request, caller, plan, peer);
         exchange.features = features;
         exchange.record_vouched();
+        exchange
+    }
+
+    /// Answers a request that is not refused at once.
+    async fn answer(
+        &self,
+        mut request: Request<Incoming>,
+        peer: Peer,
+        from_proxy: bool,
+    ) -> Response<Body> {
+        let parts = &*self.parts;
+        let started = Instant::now();
+        let ReceivedRequest {
+            audit_id,
+            client,
+            mut record,
+        } = self.receive(&mut request, &peer);
+        let mut exchange = self.plan(request, peer, client).await;
         let in_flight = InFlight::begin(&exchange.labels);
         let admission = parts.admit(&exchange).await;
         let answered = parts.answer(&exchange, &admission).await;
@@ -278,6 +303,14 @@ impl ProxyService {
         response.extensions_mut().insert(meter);
         response
     }
+}
+
+/// The first things that are known of a request.
+struct ReceivedRequest {
+    audit_id: HeaderValue,
+    /// The address of the client, which may be behind trusted proxies.
+    client: IpAddr,
+    record: Option<AuditRecord>,
 }
 
 fn agent_name(agent: Option<&HeaderValue>) -> &str {
