@@ -142,6 +142,11 @@ impl DerivedFeed {
         self.checked.as_ref()?.release.as_ref()
     }
 
+    /// Returns true if the caller's objects are what the source's events led to so far.
+    pub(super) fn is_following(&self) -> bool {
+        matches!(self.progress, DerivedProgress::Following(_))
+    }
+
     /// Forgets the state: the next change is a fresh list.
     pub(super) fn restart(&mut self) {
         self.progress = match std::mem::replace(&mut self.progress, DerivedProgress::Closed) {

@@ -33,9 +33,13 @@ pub(super) enum FeedStep {
     /// The scope's own list and watch were found to be what is derived. Whether they still are is to
     /// be looked at: [`ScopeFeed::rejoin`].
     MayRejoin,
-    /// The scope is derived no longer. The next step is upstream's list. Until
-    /// [`ScopeFeed::forget_source`], readers see if what it holds is doubted with its source.
-    FellBack,
+    /// The scope is derived no longer. The next step is upstream's list, unless the caller resumes
+    /// [`ScopeFeed::reflector`]. Until [`ScopeFeed::forget_source`], readers see if what it holds is
+    /// doubted with its source.
+    FellBack {
+        /// Nothing was found against what the scope holds: upstream's watch may continue it.
+        is_resumable: bool,
+    },
 }
 
 impl ScopeFeed {
@@ -170,8 +174,9 @@ impl ScopeFeed {
                 Ok(FeedStep::Upstream(Change::Interrupted))
             }
             Err(DerivedEnd::FallBack(reason)) => {
+                let is_resumable = !reason.is_lasting() && derived.is_following();
                 self.fall_back(&reason);
-                Ok(FeedStep::FellBack)
+                Ok(FeedStep::FellBack { is_resumable })
             }
         }
     }

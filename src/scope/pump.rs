@@ -243,10 +243,12 @@ impl ScopePump {
             FeedStep::Upstream(change) => return Some((change, None)),
             FeedStep::Derived(step) => return self.take_in(step).await,
             FeedStep::MayRejoin => self.rejoin().await,
-            FeedStep::FellBack => {
+            FeedStep::FellBack { is_resumable } => {
                 // Before its source is forgotten: readers see it as quarantined all the time.
                 if self.scope.is_of_quarantined() {
                     self.quarantine();
+                } else if is_resumable {
+                    self.resume_held();
                 }
                 self.feed.forget_source();
                 self.lost();

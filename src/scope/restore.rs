@@ -1,5 +1,5 @@
-//! Takes a scope's state from a checkpoint or another replica, and shows it once upstream has
-//! proven to continue it.
+//! Resumes upstream's watch behind a state that did not come by it: one of a checkpoint or another
+//! replica, which is shown once upstream has proven to continue it, or one that was derived.
 use std::sync::Arc;
 
 use super::earlier_states::StateOrigin;
@@ -51,6 +51,26 @@ impl ScopePump {
         }
         // Its version is one that upstream has shown: an older answer is of another history.
         self.scope.publish_version();
+    }
+
+    /// Has upstream's own watch continue what was derived so far. The scope's watches go on then: a
+    /// list would end them.
+    pub(super) fn resume_held(&mut self) {
+        let reader = &self.scope.reader;
+        let (Some(ready), Some(reflector)) = (&self.ready, self.feed.reflector()) else {
+            return;
+        };
+        reflector.resume_after(KnownState {
+            format: Arc::clone(&ready.format),
+            version: reader.event_version(),
+            last_event: reader.last_shown_event(),
+            warnings: ready.warnings.clone(),
+        });
+        // Otherwise all objects would be read again to compare them.
+        let printed_by = self.scope.printed_by.lock().clone();
+        if let Some(release) = printed_by {
+            self.release.restored(release);
+        }
     }
 
     /// Notes proofs of a restored state, and shows it once there are all.

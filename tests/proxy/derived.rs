@@ -236,6 +236,37 @@ async fn the_first_object_of_a_type_is_compared_before_it_is_shown() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_watch_goes_on_when_the_first_object_is_gone_before_it_is_compared() {
+    let upstream = SimulatedServer::start(with_protobuf(0)).await.unwrap();
+    let program = Program::with(&upstream, &DERIVED).await;
+    let direct = direct(&upstream);
+    looks_like_upstream(&program.proxied, &direct).await;
+    has_watches(&upstream, 1).await;
+    let mut ours = program.proxied.watch(Protocol::Http2, STREAMED).await;
+    let mut theirs = direct.watch(Protocol::Http2, STREAMED).await;
+    for watch in [&mut ours, &mut theirs] {
+        assert!(next_event(watch).await.contains(END_MARK));
+    }
+    // Its event arrives when upstream has nothing left to compare.
+    upstream
+        .faults()
+        .delay_events(std::time::Duration::from_millis(300));
+    let state = upstream.state();
+    let first = config_map("first", SORTED);
+    state.create(&configmaps(), &first).unwrap();
+    state.delete(&configmaps(), "default", "first").unwrap();
+    for _ in 0..2 {
+        assert_eq!(next_event(&mut ours).await, next_event(&mut theirs).await);
+    }
+    assert_eq!(fallbacks(&program, "unchecked").await, 1);
+    state.create(&configmaps(), &first).unwrap();
+    assert_eq!(next_event(&mut ours).await, next_event(&mut theirs).await);
+    looks_like_upstream(&program.proxied, &direct).await;
+    program.terminate().await;
+    upstream.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_difference_that_the_self_check_finds_ends_the_derivation() {
     let upstream = SimulatedServer::start(with_protobuf(5)).await.unwrap();
     let flags = [&DERIVED[..], &["--self-check-interval", "100ms"]].concat();

@@ -124,6 +124,43 @@ async fn what_no_release_prints_ends_the_derivation_before_it_is_shown() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_watch_goes_on_when_another_releases_json_cannot_be_compared() {
+    let upstream = SimulatedServer::start(with_protobuf(30)).await.unwrap();
+    let program = Program::with(&upstream, &DERIVED).await;
+    let direct = direct(&upstream);
+    looks_like_upstream(&program.proxied, &direct).await;
+    let listed = list(&program.proxied).await.json();
+    let version = listed["metadata"]["resourceVersion"].as_str().unwrap();
+    let path = format!("/api/v1/configmaps?watch=1&resourceVersion={version}");
+    let mut watch = program.proxied.watch(Protocol::Http2, &path).await;
+    let state = upstream.state();
+    let mut shows = async |name: &str| {
+        state
+            .create(&configmaps(), &config_map(name, SORTED))
+            .unwrap();
+        let key = format!("default/{name}");
+        let (_, object) = state.object(&configmaps(), &key).unwrap();
+        let object = String::from_utf8_lossy(&object);
+        let wanted = format!(r#"{{"type":"ADDED","object":{object}}}"#);
+        assert_eq!(watch.line().await.trim_end(), wanted);
+    };
+    shows("before").await;
+    upstream
+        .faults()
+        .refuse_only(500, "LIST", "configmaps", 1_000);
+    replace_server(&upstream, "v1.36.1");
+    becomes("the fallbacks", 1, async || {
+        fallbacks(&program, "unchecked").await
+    })
+    .await;
+    upstream.faults().set(|active| active.refuse = None);
+    shows("after").await;
+    looks_like_upstream(&program.proxied, &direct).await;
+    program.terminate().await;
+    upstream.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_upgrade_that_prints_objects_anew_ends_no_derivation() {
     let upstream = SimulatedServer::start(with_protobuf(0)).await.unwrap();
     let state = upstream.state();
