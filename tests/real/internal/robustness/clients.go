@@ -248,15 +248,6 @@ func (l *reader) failed(err error) {
 	l.journal.failed[summary(err)]++
 }
 
-// expired counts a watch whose end says that its version has expired.
-func (l *reader) expired(end error) {
-	l.journal.mutex.Lock()
-	defer l.journal.mutex.Unlock()
-	if errors.Is(end, errToldError) && strings.Contains(end.Error(), "Expired") {
-		l.journal.expired++
-	}
-}
-
 func (l *reader) odd(format string, args ...any) {
 	l.journal.mutex.Lock()
 	defer l.journal.mutex.Unlock()
@@ -414,7 +405,6 @@ func (l *reader) watch(w readPlan) {
 	for {
 		event, object, err := readMetadata(w, reader)
 		if err != nil && ctx.Err() == nil {
-			l.expired(err)
 			l.failed(fmt.Errorf("a watch of %s from %q ended, marked %v: %w", w.kind.Name, r.Source, marked, err))
 		}
 		if err != nil && !marked {

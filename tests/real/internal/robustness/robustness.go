@@ -146,8 +146,6 @@ type journal struct {
 	sources  map[string]int
 	failed   map[string]int
 	failures int
-	// expired counts the failures that were watches which ended with 410.
-	expired int
 	// odd collects answers that are wrong whatever happened.
 	odd []string
 }
@@ -360,8 +358,7 @@ func (b *phase) examine(j *journal, writes map[string][]history.Write) (all []st
 	return all
 }
 
-// WithoutFaults runs a phase without faults, in which no read or write may fail, but for one watch
-// that ends with 410.
+// WithoutFaults runs a phase without faults, in which no read or write may fail.
 func (s *Run) WithoutFaults(t *testing.T, lasting time.Duration) {
 	b := s.begin(t, s.replicas(t, s.cluster.Servers...)...)
 	b.write(lasting)
@@ -372,11 +369,8 @@ func (s *Run) WithoutFaults(t *testing.T, lasting time.Duration) {
 		b.shareProofs()
 	}
 	b.finish()
-	// A watch may end with 410 whenever a type is listed anew, and its client lists again. Without
-	// faults that is seldom.
-	failures := b.journal.failures - min(b.journal.expired, 1)
-	if failures+usage.Total(b.failed) > 0 {
-		t.Errorf("%d reads and %d writes failed without a fault", failures, usage.Total(b.failed))
+	if b.journal.failures+usage.Total(b.failed) > 0 {
+		t.Errorf("%d reads and %d writes failed without a fault", b.journal.failures, usage.Total(b.failed))
 	}
 	b.plant()
 }
