@@ -374,10 +374,11 @@ impl ScopePump {
                     streams_initial_events,
                     warnings,
                 };
-                self.listed(ready, objects.finish(version), load);
+                // Before the watches that wait for the list: they would ask upstream for it.
                 if let Some(compressed) = compressed {
                     self.scope.compression.learned(compressed);
                 }
+                self.listed(ready, objects.finish(version), load);
             }
             Change::Event(frame, scanned) => {
                 self.apply_event(now, frame, scanned, origin);
