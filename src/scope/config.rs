@@ -124,6 +124,8 @@ pub struct Retention {
     pub derivation: Derivation,
     /// Its limit of staleness, if not that of all scopes; zero for no limit.
     pub max_staleness: Option<Duration>,
+    /// The first list may show any state that upstream has.
+    pub begins_with_any_state: bool,
     /// Dropped when the scope is closed, such as somebody's share of the open ones.
     pub owner: Option<Arc<dyn Any + Send + Sync>>,
 }

@@ -7,7 +7,8 @@ use watershed_protocol::ResourceVersion;
 /// The last list, and the time before its request.
 ///
 /// Lists of scopes leave `resourceVersion` unset. So what they show is no older than their request,
-/// and reads that came before it need no other proof.
+/// and reads that came before it need no other proof. A first list that may show any state is not
+/// noted here.
 #[derive(Debug, Default)]
 pub(super) struct ConsistentList(Mutex<Option<(Instant, ResourceVersion)>>);
 

@@ -259,6 +259,7 @@ impl ScopeCreator {
         let mut derived = self.derived(scope, &target, retention, opener);
         let mut reflector = Reflector::new(self.client.clone(), target)
             .compressed(self.config.compression)
+            .beginning_with_any_state(retention.begins_with_any_state)
             .lasting(self.config.watch_lifetime);
         if !retention.indispensable {
             let estimates = !self.unfit.is_to_be_tried(&scope.key, Instant::now());

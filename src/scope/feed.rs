@@ -111,6 +111,11 @@ impl ScopeFeed {
         self.derived.is_none() && self.reflector.is_listing()
     }
 
+    /// Returns true if upstream's last list was no older than its request.
+    pub(super) fn lists_most_recent(&self) -> bool {
+        self.reflector.lists_most_recent()
+    }
+
     /// Returns the server of the open watch.
     pub(super) fn server(&self) -> Option<&ServedBy> {
         match &self.derived {

@@ -175,6 +175,12 @@ impl ScopePump {
             self.streaming.cancel();
         }
         let question = self.feed.is_listing().then(|| self.scope.ask());
+        if question.as_ref().is_some_and(Question::knows_a_version)
+            && let Some(reflector) = self.feed.reflector()
+        {
+            // An older state would look as if upstream's versions had gone back.
+            reflector.begin_with_most_recent();
+        }
         self.list_asked = question.is_some().then(Instant::now);
         if question.is_some() {
             // They are asked anew after the list, and hold what others wait for.
@@ -435,7 +441,9 @@ impl ScopePump {
         }
         let charges = self.scope.charges.lock().take();
         let replaced = self.writer.replace(snapshot);
-        if let Some(asked) = self.list_asked {
+        if let Some(asked) = self.list_asked
+            && self.feed.lists_most_recent()
+        {
             self.scope.listed.store(asked, version);
         }
         // Counted twice for a moment, rather than not at all.

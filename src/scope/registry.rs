@@ -164,11 +164,37 @@ impl Scopes {
     /// Returns the scope with this key; opens it if it is not open. It stays open for as long as
     /// the process runs.
     pub fn open(&self, key: &ScopeKey, kind: &Arc<str>, fields: &Arc<FieldTable>) -> Arc<Scope> {
+        self.open_pinned(key, kind, fields, Retention::default())
+    }
+
+    /// Does the same as [`Self::open`] for those who follow changes alone. They need not begin with
+    /// the most recent state, as all later changes follow as events. So neither an API server nor a
+    /// proxy before it has to prove which state that is.
+    pub fn open_for_changes(
+        &self,
+        key: &ScopeKey,
+        kind: &Arc<str>,
+        fields: &Arc<FieldTable>,
+    ) -> Arc<Scope> {
+        let retention = Retention {
+            begins_with_any_state: true,
+            ..Retention::default()
+        };
+        self.open_pinned(key, kind, fields, retention)
+    }
+
+    fn open_pinned(
+        &self,
+        key: &ScopeKey,
+        kind: &Arc<str>,
+        fields: &Arc<FieldTable>,
+        retention: Retention,
+    ) -> Arc<Scope> {
         let mut open = self.open.lock();
         let scopes = open.entry(key.gvr.clone()).or_default();
         let retention = Retention {
             indispensable: true,
-            ..Retention::default()
+            ..retention
         };
         let scope = self.open_among(scopes, key, kind, fields, retention);
         scope.idle.pin();

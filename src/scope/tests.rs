@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use futures_util::{StreamExt as _, stream};
 use http::Response;
+use parking_lot::Mutex;
 
 use super::*;
 use crate::body;
@@ -14,7 +15,7 @@ use crate::store::{Interest, SubscriptionStart};
 use crate::test_support::{Api, HTTP2, Pki, eventually, streamed, text, upstream_of};
 use crate::upstream::UpstreamClient;
 use watershed_protocol::{
-    Encoding, FieldTable, GroupVersionResource, Representation, ResourceVersion,
+    Encoding, FieldTable, GroupVersionResource, Representation, ResourceVersion, Selection,
 };
 
 #[tokio::test]
@@ -125,6 +126,53 @@ async fn lists_after_events_that_do_not_fit_become_rarer() {
     // Without pauses there are hundreds of them.
     let lists = lists.load(Ordering::SeqCst);
     assert!((2..10).contains(&lists), "{lists} lists in three seconds");
+}
+
+#[tokio::test]
+async fn a_list_of_any_state_proves_nothing_and_is_asked_for_only_where_no_version_is_known() {
+    const MARK: &str = concat!(
+        r#"{"type":"BOOKMARK","object":{"kind":"Pod","apiVersion":"v1","#,
+        r#""metadata":{"resourceVersion":"8","#,
+        r#""annotations":{"k8s.io/initial-events-end":"true"}}}}"#,
+        "\n",
+    );
+    let pki = Pki::new();
+    let asked = Arc::<Mutex<Vec<bool>>>::default();
+    let seen = Arc::clone(&asked);
+    let api = Api::start(&pki, HTTP2, move |request, _| {
+        let query = request.uri().query().unwrap_or_default();
+        seen.lock().push(query.contains("&resourceVersion=0"));
+        let events = stream::iter([Ok(Bytes::from_static(MARK.as_bytes()))]);
+        async move {
+            Response::builder()
+                .header("content-type", "application/json")
+                .body(streamed(events.chain(stream::pending())))
+                .unwrap()
+        }
+    })
+    .await;
+    let scopes = Scopes::new(
+        UpstreamClient::new(&upstream_of(&pki, &api).await),
+        ScopeConfig::default(),
+    );
+    let gvr = GroupVersionResource::new("", "v1", "pods");
+    let fields = Arc::new(FieldTable::builtin(&gvr, true).unwrap());
+    for (namespace, begins_with_any) in [("a", true), ("b", false)] {
+        let mut key = ScopeKey::everything(gvr.clone(), Representation::whole(Encoding::Json));
+        key.selection = Arc::new(Selection {
+            namespace: Some(namespace.to_owned()),
+            ..Selection::default()
+        });
+        let came = Instant::now();
+        let scope = scopes.open_for_changes(&key, &"Pod".into(), &fields);
+        scope
+            .wait_until_ready(Duration::from_secs(10))
+            .await
+            .unwrap();
+        assert_eq!(asked.lock().pop(), Some(begins_with_any));
+        let proven = scope.listed_since(came);
+        assert_eq!(proven, (!begins_with_any).then_some(ResourceVersion(8)));
+    }
 }
 
 /// Opens a scope of objects that can be folded, and returns its items as well.

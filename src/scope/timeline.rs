@@ -288,6 +288,11 @@ pub struct Question {
 }
 
 impl Question {
+    /// Returns true if a version of the type was known when the question was sent.
+    pub(super) fn knows_a_version(&self) -> bool {
+        self.shown > ResourceVersion::default()
+    }
+
     /// Checks the version of the answer. An older one than was known before ends the timeline.
     pub fn answered(&self, version: ResourceVersion) -> Result<(), TimelineChanged> {
         if version < self.shown {

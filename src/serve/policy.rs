@@ -395,6 +395,7 @@ impl CachingPolicy {
             idle,
             window: has_own_window.then_some(own_window),
             max_staleness: scopes.max_staleness,
+            begins_with_any_state: false,
             owner: None,
         }
     }

@@ -62,6 +62,17 @@ enum FormatSource {
     List,
 }
 
+/// The age that a list may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ListFreshness {
+    /// The first list is to come, and may show any state.
+    AnyDue,
+    /// The last list may have shown any state.
+    Any,
+    /// Lists are no older than their requests.
+    MostRecent,
+}
+
 /// Follows one [`ReflectorTarget`].
 pub struct Reflector {
     client: UpstreamClient,
@@ -74,6 +85,7 @@ pub struct Reflector {
     quiet_streams: u32,
     /// The next list is streamed. `false` after upstream did not stream one.
     streaming: bool,
+    list_freshness: ListFreshness,
     format_source: FormatSource,
     /// The address of the last answer.
     served_by: Option<Address>,
@@ -110,6 +122,7 @@ impl Reflector {
             bookmark_known: false,
             quiet_streams: 0,
             streaming: true,
+            list_freshness: ListFreshness::MostRecent,
             format_source: FormatSource::Presumed,
             served_by: None,
             server: None,
@@ -133,6 +146,33 @@ impl Reflector {
             compression,
             ..self
         }
+    }
+
+    /// Lets the first list show any state that upstream has, so that upstream need not find out which
+    /// one is the most recent. Lists that are not streamed are of the most recent state all the same.
+    #[must_use]
+    pub fn beginning_with_any_state(self, begins_with_any_state: bool) -> Self {
+        let list_freshness = if begins_with_any_state {
+            ListFreshness::AnyDue
+        } else {
+            ListFreshness::MostRecent
+        };
+        Self {
+            list_freshness,
+            ..self
+        }
+    }
+
+    /// Asks for the most recent state even with the first list.
+    pub fn begin_with_most_recent(&mut self) {
+        if self.list_freshness == ListFreshness::AnyDue {
+            self.list_freshness = ListFreshness::MostRecent;
+        }
+    }
+
+    /// Returns `true` if the last list was no older than its request.
+    pub fn lists_most_recent(&self) -> bool {
+        self.list_freshness == ListFreshness::MostRecent
     }
 
     /// Sets the lifetime of watches that is asked for.

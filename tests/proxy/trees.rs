@@ -13,8 +13,10 @@ use tokio::net::{TcpListener, TcpStream};
 use watershed::app::RunningProxy;
 use watershed::upstream::ListCompression;
 use watershed_lab::sim::SimulatedServer;
+use watershed_protocol::GroupVersionResource;
 
 use crate::consistent_reads::{PODS, names, source, version};
+use crate::node_start::on_node;
 use crate::support::client::{Answer, Endpoint, Protocol, nothing, within};
 use crate::support::follower::{Follower, Opening};
 use crate::support::history::{Interest, WriteHistory};
@@ -209,6 +211,51 @@ async fn consistent_reads_of_many_leaves_cost_the_api_server_a_few_requests() {
         }
     })
     .await;
+    for leaf in leaves {
+        leaf.stop().await;
+    }
+    fixture.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_proxies_of_many_nodes_follow_rbac_without_lists_at_the_api_server() {
+    let fixture = Fixture::start(small()).await;
+    let token = fixture.upstream.admin_token();
+    let server = fixture.proxied.address;
+    let server = format!("server: https://{server}, insecure-skip-tls-verify: true");
+    let kubeconfig = kubeconfig(&server, token);
+    let namespaces = GroupVersionResource::new("", "v1", "namespaces");
+    let kinds = ["clusterroles", "clusterrolebindings"];
+    let kinds = kinds.map(|kind| format!("{kind}.rbac.authorization.k8s.io"));
+    let asked = || {
+        let stats = fixture.upstream.stats();
+        kinds.each_ref().map(|kind| {
+            let of = |verb| stats.requests_on(verb, kind);
+            (of("LIST"), of("WATCH"))
+        })
+    };
+    let mut leaves = Vec::new();
+    let mut before = None;
+    for number in 0..5 {
+        // What the tier has is not the most recent version any more.
+        let name = format!(r#"{{"metadata":{{"name":"other-{number}"}}}}"#);
+        let state = fixture.upstream.state();
+        state.create(&namespaces, &name).unwrap();
+        let leaf = start_configured(&kubeconfig, |config| {
+            config.upstream.allow_insecure = true;
+            on_node(config);
+        });
+        let leaf = Tier::new(leaf.await.unwrap());
+        becomes("the types of RBAC that the leaf follows", 2, async || {
+            let status = leaf.status().await;
+            let scopes = status["scopes"].as_array().unwrap().iter();
+            scopes.filter(|scope| scope["phase"] == "ready").count()
+        })
+        .await;
+        leaves.push(leaf);
+        // The first leaf has the tier open its own watches.
+        assert_eq!(*before.get_or_insert_with(asked), asked(), "{number}");
+    }
     for leaf in leaves {
         leaf.stop().await;
     }

@@ -14,7 +14,7 @@ use watershed_protocol::{
 use super::change::{Change, Collect, ReflectorTarget, Stopped};
 use super::error::ReflectorError;
 use super::request::FIRST_PAGE;
-use super::{FormatSource, Reflector};
+use super::{FormatSource, ListFreshness, Reflector};
 use crate::budget::{MemoryBudget, MemoryLoad};
 use crate::upstream::stream::WatchStream;
 
@@ -64,6 +64,7 @@ impl Reflector {
         let listed = self.listed(format, version, (objects, load), StreamedAnswer::default());
         // Upstream may be another release when it is listed next.
         self.streaming = true;
+        self.list_freshness = ListFreshness::MostRecent;
         Ok((listed, version, None))
     }
 
@@ -124,6 +125,10 @@ impl Reflector {
     ) -> Result<(Change<C>, ResourceVersion, Option<Box<WatchStream>>), ReflectorError> {
         let (objects, version, stream) = self.stream_initial(&mut load, &format).await?;
         self.estimates = true;
+        self.list_freshness = match self.list_freshness {
+            ListFreshness::AnyDue => ListFreshness::Any,
+            ListFreshness::Any | ListFreshness::MostRecent => ListFreshness::MostRecent,
+        };
         let answer = StreamedAnswer {
             // Known together with the state, for clients that want its end marked.
             bookmark: stream
@@ -193,9 +198,16 @@ impl Reflector {
         load: &mut MemoryLoad,
         format: &Arc<WireFormat>,
     ) -> Result<(C, ResourceVersion, Box<WatchStream>), ReflectorError> {
-        let query = "watch=1&allowWatchBookmarks=true&sendInitialEvents=true\
-                     &resourceVersionMatch=NotOlderThan";
-        let (headers, mut stream) = match self.open(query).await {
+        let any = if self.list_freshness == ListFreshness::AnyDue {
+            "&resourceVersion=0"
+        } else {
+            ""
+        };
+        let query = format!(
+            "watch=1&allowWatchBookmarks=true&sendInitialEvents=true\
+             &resourceVersionMatch=NotOlderThan{any}"
+        );
+        let (headers, mut stream) = match self.open(&query).await {
             // Any refusal of the parameters: releases differ in code and words.
             Err(ReflectorError::Status(
                 StatusCode::BAD_REQUEST | StatusCode::UNPROCESSABLE_ENTITY,

@@ -89,6 +89,27 @@ async fn the_state_of_a_built_in_type_is_one_request() {
 }
 
 #[tokio::test]
+async fn only_the_first_list_may_show_any_state() {
+    let marks = vec![(MARK.to_owned(), StreamEnd::Open)];
+    let (_api, reflector, versions) = follow_pods_over(marks).await;
+    let mut reflector = reflector.beginning_with_any_state(true);
+    for is_most_recent in [false, true] {
+        assert!(matches!(next(&mut reflector).await, Change::Listed { .. }));
+        assert_eq!(reflector.lists_most_recent(), is_most_recent);
+        reflector.restart();
+    }
+    assert_eq!(*versions.lock(), ["0", ""]);
+
+    let marks = vec![(MARK.to_owned(), StreamEnd::Open)];
+    let (_api, reflector, versions) = follow_pods_over(marks).await;
+    let mut reflector = reflector.beginning_with_any_state(true);
+    reflector.begin_with_most_recent();
+    assert!(matches!(next(&mut reflector).await, Change::Listed { .. }));
+    assert!(reflector.lists_most_recent());
+    assert_eq!(*versions.lock(), [""]);
+}
+
+#[tokio::test]
 async fn an_answer_that_was_not_to_be_compressed_says_nothing_about_compression() {
     let pki = Pki::new();
     // The first answer tells that upstream is a proxy, of which compression is asked.
