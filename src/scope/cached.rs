@@ -42,6 +42,8 @@ pub struct Scope {
     pub unprintable: Arc<IrreducibleObject>,
     /// Tells if upstream compresses the type's watches. Learned when a client asks for compression.
     pub compression: WatchCompression,
+    /// The state came by a watch that upstream compressed.
+    pub(super) is_compressed: AtomicBool,
     /// The form of the type's Tables. Learned when a client asks for one.
     pub tables: TableForms,
     /// The time of upstream's last event, bookmark or list.
@@ -140,6 +142,12 @@ impl Scope {
             }
             phase => phase,
         }
+    }
+
+    /// Returns true if upstream compresses watches that begin with the state, and the scope's own was
+    /// asked to be: bytes from upstream are dearer than CPU there.
+    pub fn streams_compressed(&self) -> bool {
+        self.is_compressed.load(Ordering::Relaxed)
     }
 
     /// Returns true if what is held was derived from objects that were found not to be upstream's.

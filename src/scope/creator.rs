@@ -212,6 +212,7 @@ impl ScopeCreator {
             idle: IdleTracker::new(retention.idle),
             charges: Mutex::new(ScopeCharges::new(&self.budget)),
             compression,
+            is_compressed: AtomicBool::default(),
             tables,
             fields: Arc::clone(&target.fields),
             managed_fields: target.managed_fields,

@@ -380,6 +380,10 @@ impl ScopePump {
                     streams_initial_events,
                     warnings,
                 };
+                let is_compressed = compressed == Some(true);
+                self.scope
+                    .is_compressed
+                    .store(is_compressed, Ordering::Relaxed);
                 // Before the watches that wait for the list: they would ask upstream for it.
                 if let Some(compressed) = compressed {
                     self.scope.compression.learned(compressed);

@@ -84,6 +84,15 @@ pub(super) struct ProofDemand<'a> {
     pub(super) identity: Option<u64>,
 }
 
+/// The objects that a watch begins with.
+#[derive(Clone, Copy)]
+pub(super) struct WatchedObjects<'a> {
+    pub(super) selection: &'a Selection,
+    pub(super) filter: &'a ViewFilter,
+    /// Their estimated number.
+    pub(super) count: usize,
+}
+
 /// The answer that a reader would get of upstream.
 #[derive(Clone, Copy, Debug)]
 struct AnswerOfUpstream {
@@ -166,13 +175,12 @@ impl Fences {
     pub(super) async fn prove_selection(
         &self,
         scope: &Arc<Scope>,
-        selection: &Selection,
-        filter: &ViewFilter,
+        watched: WatchedObjects<'_>,
         by: time::Instant,
     ) -> Result<(ResourceVersion, Option<ProvenState>), FenceError> {
         let started = Instant::now();
         let fence = self.of(scope);
-        let proof = timeout_at(by, fence.compare_selection(scope, selection, filter));
+        let proof = timeout_at(by, fence.compare_selection(scope, watched));
         let proof = proof.await.unwrap_or(Err(FenceError::Late));
         let (passed, state) = match proof {
             Ok((passed, state)) => (Ok(passed), state),

@@ -4,7 +4,9 @@ use std::time::{Duration, Instant};
 use tokio::time;
 use watershed_protocol::{Freshness, ResourceVersion};
 
-use super::fence::{FenceError, Fences, MAX_WAIT, ProofCosts, ProofDemand, ProvenState};
+use super::fence::{
+    FenceError, Fences, MAX_WAIT, ProofCosts, ProofDemand, ProvenState, WatchedObjects,
+};
 use super::open::OpenedScope;
 use super::plan::{ReadKind, ReadPlan, SelectedSize};
 use super::source::{AnswerSource, ForwardReason};
@@ -135,7 +137,12 @@ async fn prove(
             // Upstream is asked for all shards of the selection.
             let filter = filter.of_all_shards();
             let by = began + MAX_WAIT;
-            fences.prove_selection(scope, &selection, &filter, by).await
+            let watched = WatchedObjects {
+                selection: &selection,
+                filter: &filter,
+                count: read.selected_size(&scope.reader.snapshot()).objects,
+            };
+            fences.prove_selection(scope, watched, by).await
         }
         (proven, _) => Ok((proven?, None)),
     }

@@ -35,16 +35,17 @@ pub(super) async fn read(
     Ok((answer.encoding, answer.body))
 }
 
-/// Sends a list like [`read`]. Upstream may compress the answer.
+/// Sends a list or a short watch like [`read`]. Upstream may compress the answer.
 pub(super) async fn read_compressed(
     client: &UpstreamClient,
     uri: &str,
     accept: &'static str,
+    watch: bool,
 ) -> Result<ReadAnswer, AnswerError> {
     let request = Request::get(uri)
         .header(header::ACCEPT, accept)
         .header(header::ACCEPT_ENCODING, "gzip");
-    send(client, ConnectionClass::Short, request, false).await
+    send(client, ConnectionClass::Short, request, watch).await
 }
 
 async fn send(

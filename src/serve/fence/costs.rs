@@ -71,10 +71,14 @@ struct CheapReads {
 }
 
 impl ProofCosts {
-    /// Returns the cost of a comparison of all objects.
+    /// Returns the cost of a comparison of so many objects.
     pub(in crate::serve) fn comparison(&self, objects: usize) -> f64 {
-        let each = self.0.lock().bytes_per_object.unwrap_or(METADATA);
-        REQUEST + each * objects as f64
+        REQUEST + self.metadata(objects)
+    }
+
+    /// Returns the length of the metadata of so many objects, in bytes.
+    pub(in crate::serve) fn metadata(&self, objects: usize) -> f64 {
+        self.0.lock().bytes_per_object.unwrap_or(METADATA) * objects as f64
     }
 
     /// Returns `true` if a comparison costs little more than the question for the version.

@@ -1,19 +1,19 @@
 //! The questions to upstream by which proofs are made: for its version, and for its objects.
 use std::mem;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use tokio::time::{self, timeout};
-use watershed_protocol::{ResourceVersion, Selection, VersionList};
+use watershed_protocol::{ResourceVersion, VersionList};
 
 use super::comparison::{Compared, ProvenState, compare};
 use super::outcome::{ComparedVersion, FenceError, FreshnessProof, Passed};
-use super::{Fence, MAX_WAIT};
+use super::{Fence, MAX_WAIT, WatchedObjects};
 use crate::scope::Scope;
 use crate::serve::metrics;
 use crate::upstream::{AnswerError, Probe};
-use crate::watcher::ViewFilter;
 
 /// Longest time of a comparison, as a multiple of the patience with it. Its result may come too
 /// late for its readers, but it shows what comparisons cost.
@@ -26,6 +26,12 @@ const FEW_READERS_OF_TINY_TYPES: usize = 20;
 const MAX_REST: Duration = Duration::from_secs(1);
 /// The same as a multiple of the time that they take.
 const MAX_REST_FACTOR: f64 = 4.0;
+/// Lengths of lists that cost fewer bytes as a watch. Upstream compresses longer ones, and of
+/// shorter ones little would be saved.
+/// Source: `apiserver/pkg/endpoints/handlers/responsewriters/writers.go` (defaultGzipThresholdBytes).
+const STREAMED: RangeInclusive<f64> = 16e3..=131_072.0;
+/// Longest wait for such a watch. Then the objects are listed.
+const STREAM_PATIENCE: Duration = Duration::from_secs(1);
 
 impl Fence {
     /// Returns an error while upstream is not asked, as it refused a moment ago.
@@ -147,16 +153,19 @@ impl Fence {
     pub(super) async fn compare_selection(
         self: &Arc<Self>,
         scope: &Arc<Scope>,
-        selection: &Selection,
-        filter: &ViewFilter,
+        watched: WatchedObjects<'_>,
     ) -> Result<(Passed, Option<ProvenState>), FenceError> {
         self.may_ask()?;
+        let WatchedObjects {
+            selection,
+            filter,
+            count,
+        } = watched;
         let namespaced = scope.fields.namespaced();
         let probe = Probe::new(self.client.clone(), &scope.key.gvr, selection, namespaced);
         metrics::fence_asked(&scope.key.gvr, "validate-selection");
         let (question, started) = (scope.ask(), Instant::now());
-        let listed = Self::list(&probe, scope.reader.snapshot().len()).await;
-        let (list, _) = self.noted(listed)?;
+        let list = self.noted(self.list_selected(scope, &probe, count).await)?;
         metrics::fence_answered("validate-selection", started.elapsed());
         question.answered(list.version)?;
         let version = list.version;
@@ -170,11 +179,34 @@ impl Fence {
         }
     }
 
+    /// Lists the `count` objects of a probe. Where bytes from upstream are dear, a list that is too
+    /// short to be compressed is replaced by a watch.
+    async fn list_selected(
+        &self,
+        scope: &Scope,
+        probe: &Probe,
+        count: usize,
+    ) -> Result<VersionList, AnswerError> {
+        let held = scope.reader.snapshot().len();
+        if scope.streams_compressed() && STREAMED.contains(&self.costs.metadata(count)) {
+            let streamed = timeout(STREAM_PATIENCE, probe.streamed_versions(most(held))).await;
+            if let Ok(Ok(list)) = streamed {
+                return Ok(list);
+            }
+        }
+        Ok(Self::list(probe, held).await?.0)
+    }
+
     /// Lists all objects of a probe. A type that has grown to twice its size is not read to its
     /// end.
     async fn list(probe: &Probe, held: usize) -> Result<(VersionList, usize), AnswerError> {
-        probe.versions(2 * held + 500).await
+        probe.versions(most(held)).await
     }
+}
+
+/// Returns the number of objects up to which a list is read, where so many are held.
+fn most(held: usize) -> usize {
+    2 * held + 500
 }
 
 /// Returns the pause after a comparison for so many readers, if there should be one.
