@@ -179,8 +179,12 @@ impl Access {
     }
 
     /// Follows changes of RBAC forever. Without it verdicts are cached for seconds only.
-    pub fn follow_rbac(&self, scopes: Scopes) -> impl Future<Output = ()> + Send + use<> {
-        follow::follow(scopes, Arc::clone(self.authorizer.changes()))
+    pub fn follow_rbac(
+        &self,
+        scopes: Scopes,
+        followed: FollowedRbac,
+    ) -> impl Future<Output = ()> + Send + use<> {
+        follow::follow(scopes, Arc::clone(self.authorizer.changes()), followed)
     }
 
     /// Follows the pods of a scope forever, if grants of nodes rest on them. Without it these grants

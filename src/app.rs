@@ -126,12 +126,13 @@ async fn assemble(mut config: AppConfig) -> anyhow::Result<RunningProxy> {
     let followed_pods = node_grants::followed_pods(&config);
     let objects = CachedObjects::new(catalog.clone(), scopes.clone());
     let (flags, balancers) = (config.file_flags(), config.balancers());
+    let followed_rbac = config.access.authorization.followed_rbac;
     let access = Access::new(&client, config.access, Arc::new(objects), scopes.timeline())
         .await
         .map_err(|error| with_flag(error, &flags))?;
     let forwarder = Forwarder::new(&upstream);
     let (drain, draining) = drain::channel();
-    let follow_rbac = access.follow_rbac(scopes.clone());
+    let follow_rbac = access.follow_rbac(scopes.clone(), followed_rbac);
     let follow_pods = followed_pods.map(|pods| access.follow_pods(scopes.clone(), pods));
     let service = ProxyService::new(
         catalog.clone(),

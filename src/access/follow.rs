@@ -9,6 +9,7 @@ use watershed_protocol::{
 };
 
 use super::changes::Changes;
+use super::config::FollowedRbac;
 use super::metrics;
 use super::rbac::{Affected, RbacKind};
 use super::scope_events::{self, PAUSE};
@@ -19,10 +20,10 @@ use crate::store::WindowEvent;
 const WAIT: Duration = Duration::from_hours(1);
 
 /// Follows the RBAC types forever, each once it is wanted.
-pub(super) async fn follow(scopes: Scopes, changes: Arc<Changes>) {
+pub(super) async fn follow(scopes: Scopes, changes: Arc<Changes>, followed: FollowedRbac) {
     let [roles, bindings, cluster_roles, cluster_bindings] = RbacKind::ALL.map(|kind| {
         let (scopes, changes) = (scopes.clone(), Arc::clone(&changes));
-        async move { follow_kind(kind, &scopes, &changes).await }
+        async move { follow_kind(kind, followed, &scopes, &changes).await }
     });
     tokio::join!(roles, bindings, cluster_roles, cluster_bindings);
 }
@@ -30,8 +31,8 @@ pub(super) async fn follow(scopes: Scopes, changes: Arc<Changes>) {
 /// Returns `true` once upstream has listed a type of RBAC that is followed from the start, and
 /// `false` if the first attempt at it fails, or takes longer than requests may wait for a list. The
 /// list is the one that [`follow`] goes on from.
-pub async fn lists_rbac(scopes: Scopes) -> bool {
-    let Some(scope) = open(RbacKind::ClusterRoles, &scopes) else {
+pub async fn lists_rbac(scopes: Scopes, followed: FollowedRbac) -> bool {
+    let Some(scope) = open(RbacKind::ClusterRoles, followed, &scopes) else {
         return false;
     };
     scope
@@ -41,19 +42,26 @@ pub async fn lists_rbac(scopes: Scopes) -> bool {
 }
 
 /// Returns the scope of a type of RBAC; opens it if it is not open.
-fn open(kind: RbacKind, scopes: &Scopes) -> Option<Arc<Scope>> {
+///
+/// Any state will do to begin with: changes that it lacks arrive as events. On a thousand nodes, a
+/// zone's proxy would otherwise have to prove to each one that it has the most recent state. Other
+/// proxies begin with that: after a restart of a tier, its clients go on from newer versions than
+/// that of an older state.
+fn open(kind: RbacKind, followed: FollowedRbac, scopes: &Scopes) -> Option<Arc<Scope>> {
     let gvr = kind.gvr();
-    let fields = FieldTable::builtin(&gvr, kind.is_namespaced())?;
+    let fields = Arc::new(FieldTable::builtin(&gvr, kind.is_namespaced())?);
     let key = ScopeKey::everything(gvr, Representation::whole(Encoding::Json));
-    // Any state will do: changes that it lacks arrive as events. On a thousand nodes, a zone's proxy
-    // would otherwise have to prove to each one that it has the most recent state.
-    Some(scopes.open_for_changes(&key, &kind.name().into(), &Arc::new(fields)))
+    let kind = kind.name().into();
+    Some(match followed {
+        FollowedRbac::All => scopes.open(&key, &kind, &fields),
+        FollowedRbac::AsNeeded => scopes.open_for_changes(&key, &kind, &fields),
+    })
 }
 
-async fn follow_kind(kind: RbacKind, scopes: &Scopes, changes: &Changes) {
+async fn follow_kind(kind: RbacKind, followed: FollowedRbac, scopes: &Scopes, changes: &Changes) {
     changes.until_wanted(kind).await;
     loop {
-        let Some(scope) = open(kind, scopes) else {
+        let Some(scope) = open(kind, followed, scopes) else {
             return;
         };
         if scope.wait_until_settled().await.is_ok() {

@@ -39,7 +39,10 @@ pub(super) fn catalog(
         CatalogFollower::new(client, scopes.clone(), config.aggregated.clone());
     let follower = follower.needing(needed);
     let follower = match needed {
-        NeededTypes::WellKnown => follower.trusting(lists_rbac(scopes.clone())),
+        NeededTypes::WellKnown => {
+            let followed = config.access.authorization.followed_rbac;
+            follower.trusting(lists_rbac(scopes.clone(), followed))
+        }
         NeededTypes::All | NeededTypes::BuiltIn => follower,
     };
     (follower, catalog)
