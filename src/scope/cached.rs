@@ -147,7 +147,9 @@ impl Scope {
     /// Returns true if upstream compresses watches that begin with the state, and the scope's own was
     /// asked to be: bytes from upstream are dearer than CPU there.
     pub fn streams_compressed(&self) -> bool {
-        self.is_compressed.load(Ordering::Relaxed)
+        let source = self.derived_from.load();
+        let followed = source.as_deref().unwrap_or(self);
+        followed.is_compressed.load(Ordering::Relaxed)
     }
 
     /// Returns true if what is held was derived from objects that were found not to be upstream's.
