@@ -116,7 +116,7 @@ impl NullInStructs {
 /// An occasion on which the task has something to do.
 #[expect(clippy::large_enum_variant, reason = "the large one is the usual one")]
 enum PumpEvent {
-    /// Nobody needs the scope any more.
+    /// The scope is to be closed.
     Closed,
     Continuity(ContinuityChange),
     SchemaChanged,
@@ -131,7 +131,7 @@ enum PumpEvent {
     ListDue,
     /// The watch that ended is not open again.
     NotReopened,
-    /// All events of this version have arrived.
+    /// Upstream has told how many objects it has at a version that several deletions share.
     Finished(UnfinishedVersion),
     Feed(Result<FeedStep, Stopped>),
 }
