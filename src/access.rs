@@ -26,7 +26,6 @@ pub(crate) mod certificate;
 mod changes;
 mod config;
 mod error;
-mod every_name;
 mod extra_key;
 mod follow;
 mod front_proxy;
@@ -54,6 +53,7 @@ mod token_issuer;
 mod verdict;
 mod verdict_cache;
 mod websocket_token;
+mod wide_grants;
 
 pub use authenticate::{Authenticated, Authenticator, Credential};
 pub use authorize::Authorizer;

@@ -13,7 +13,6 @@ use super::authorizer_rules::AuthorizerRules;
 use super::changes::Changes;
 use super::config::AuthorizationConfig;
 use super::error::ReviewError;
-use super::every_name::EveryName;
 use super::identity::Identity;
 use super::metrics;
 use super::node::{NODES, NodeGrants, NodeRights};
@@ -23,6 +22,7 @@ use super::review_queues::ReviewQueues;
 use super::settling::SETTLED;
 use super::verdict::{Decision, Explanation, ReviewedAccess, Verdict, max_renewed_age};
 use super::verdict_cache::{ReviewResult, VerdictExpiry, weight};
+use super::wide_grants::WideGrants;
 use crate::fairness::{CallerKey, FairQueue};
 use crate::scope::Timeline;
 use crate::upstream::UpstreamClient;
@@ -55,6 +55,14 @@ const RECHECKS_OF_A_USER: usize = 8;
 /// Time that a review for an open watch takes at least.
 const RECHECK_PACE: Duration = Duration::from_millis(8);
 
+/// What there is to review for a request without a verdict.
+enum MissingVerdict {
+    /// The request itself.
+    One,
+    /// The request, or this wider one in its place.
+    OneOrWide(Arc<AccessRequest>),
+}
+
 /// Asks upstream for verdicts and caches them.
 pub struct Authorizer {
     client: UpstreamClient,
@@ -63,7 +71,7 @@ pub struct Authorizer {
     changes: Arc<Changes>,
     nodes: Arc<NodeRights>,
     rules: Arc<AuthorizerRules>,
-    every_name: EveryName,
+    wide_grants: WideGrants,
     rechecks: FairQueue,
     queues: ReviewQueues,
 }
@@ -94,7 +102,7 @@ impl Authorizer {
         let changes = Arc::new(Changes::new(longest, timeline, config.followed_rbac));
         let nodes = NodeRights::new(config.node_grants, Arc::clone(changes.listeners()));
         Self {
-            every_name: EveryName::new(Arc::clone(&rules)),
+            wide_grants: WideGrants::new(Arc::clone(&rules)),
             rules,
             client,
             config,
@@ -157,39 +165,49 @@ impl Authorizer {
             identity: Arc::clone(identity),
             target,
         });
-        if let Some(reviewed) = self.cached(&request).await {
-            metrics::remembered(true);
-            return Ok(reviewed);
-        }
-        let all = request.of_every_name().map(Arc::new);
-        let of_all = match &all {
-            Some(all) => self.cached(all).await,
-            None => None,
-        };
-        let is_granted = of_all.as_ref().is_some_and(ReviewedAccess::is_allowed);
-        metrics::remembered(is_granted);
-        match (of_all, all) {
-            (Some(reviewed), _) if is_granted => Ok(reviewed),
-            // Boxed, because the futures are large and rare.
-            (None, Some(all)) => Box::pin(self.review_one_or_all(&request, &all)).await,
-            _ => Box::pin(self.review_shared(&request)).await,
+        let known = self.known(&request).await;
+        metrics::remembered(known.is_ok());
+        match known {
+            Ok(reviewed) => Ok(reviewed),
+            // Boxed, because the future is large and rare.
+            Err(missing) => Box::pin(self.review_missing(&request, missing)).await,
         }
     }
 
-    /// Reviews the access to all names in place of one, where that is possible and granted.
-    async fn review_one_or_all(
+    /// Returns the cached verdict on a request, or the cached grant of a wider one, if it is valid.
+    /// Otherwise returns what there is to review.
+    async fn known(&self, request: &Arc<AccessRequest>) -> Result<ReviewedAccess, MissingVerdict> {
+        if let Some(reviewed) = self.cached(request).await {
+            return Ok(reviewed);
+        }
+        let Some(wide) = request.widened().map(Arc::new) else {
+            return Err(MissingVerdict::One);
+        };
+        match self.cached(&wide).await {
+            Some(reviewed) if reviewed.is_allowed() => Ok(reviewed.covering(request)),
+            Some(_) => Err(MissingVerdict::One),
+            None => Err(MissingVerdict::OneOrWide(wide)),
+        }
+    }
+
+    /// Reviews a request that has no verdict, or a wider one in its place, where that is possible
+    /// and granted.
+    async fn review_missing(
         &self,
-        one: &Arc<AccessRequest>,
-        all: &Arc<AccessRequest>,
+        request: &Arc<AccessRequest>,
+        missing: MissingVerdict,
     ) -> ReviewResult {
         // Nodes are granted single objects.
-        if !one.identity.is_in(NODES) && self.every_name.should_review(one, all).await {
-            let reviewed = self.review_shared(all).await?;
+        if let MissingVerdict::OneOrWide(wide) = missing
+            && !request.identity.is_in(NODES)
+            && self.wide_grants.should_review(request, &wide).await
+        {
+            let reviewed = self.review_shared(&wide).await?;
             if reviewed.is_allowed() {
-                return Ok(reviewed);
+                return Ok(reviewed.covering(request));
             }
         }
-        self.review_shared(one).await
+        self.review_shared(request).await
     }
 
     /// Returns the cached verdict if it is valid, or becomes so as upstream says that nothing but
@@ -308,17 +326,18 @@ impl Authorizer {
     /// Returns a valid verdict for an open watch. The reviews of all open watches together have a
     /// bounded rate.
     pub(super) async fn recheck(&self, request: &Arc<AccessRequest>) -> ReviewResult {
-        if let Some(reviewed) = self.cached(request).await {
+        if let Ok(reviewed) = self.known(request).await {
             return Ok(reviewed);
         }
         let user = CallerKey::user(&request.identity.user);
         let turn = self.rechecks.turn(user).await;
-        // Another watch may have had the same request reviewed meanwhile.
-        if let Some(reviewed) = self.cached(request).await {
-            return Ok(reviewed);
-        }
+        // Another watch may have had the same reviewed meanwhile.
+        let missing = match self.known(request).await {
+            Ok(reviewed) => return Ok(reviewed),
+            Err(missing) => missing,
+        };
         let next = Instant::now() + RECHECK_PACE;
-        let reviewed = self.review_shared(request).await;
+        let reviewed = self.review_missing(request, missing).await;
         tokio::spawn(async move {
             sleep_until(next).await;
             drop(turn);

@@ -1,10 +1,22 @@
 //! Identities of callers.
+use std::sync::Arc;
 
 const ANONYMOUS: &str = "system:anonymous";
 const AUTHENTICATED: &str = "system:authenticated";
 const UNAUTHENTICATED: &str = "system:unauthenticated";
 /// The group that may do everything. Source: `apiserver/pkg/authentication/user/user.go`.
 const MASTERS: &str = "system:masters";
+/// Attributes by which the tokens or certificates of one user differ: where they came from. RBAC, and
+/// the node authorizer, do not look at them. Others can be trusted with less, such as the scopes of
+/// OpenShift's tokens.
+/// Source: `apiserver/pkg/authentication/serviceaccount/util.go`.
+const TOKEN_ATTRIBUTES: [&str; 5] = [
+    "authentication.kubernetes.io/credential-id",
+    "authentication.kubernetes.io/node-name",
+    "authentication.kubernetes.io/node-uid",
+    "authentication.kubernetes.io/pod-name",
+    "authentication.kubernetes.io/pod-uid",
+];
 
 /// A caller as upstream knows them.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -44,6 +56,25 @@ impl Identity {
         self
     }
 
+    /// Returns whether other tokens of the user may have other attributes.
+    pub(super) fn is_of_one_token(&self) -> bool {
+        self.extra.iter().any(|(key, _)| is_of_token(key))
+    }
+
+    /// Returns the identity without what tells one token of the user from another.
+    pub(super) fn of_any_token(identity: &Arc<Self>) -> Arc<Self> {
+        if !identity.is_of_one_token() {
+            return Arc::clone(identity);
+        }
+        let extra = identity.extra.iter().filter(|(key, _)| !is_of_token(key));
+        Arc::new(Self {
+            user: identity.user.clone(),
+            uid: identity.uid.clone(),
+            groups: identity.groups.clone(),
+            extra: extra.cloned().collect(),
+        })
+    }
+
     /// Returns whether the user may do everything, whatever the API server's authorizers say.
     pub(super) fn is_master(&self) -> bool {
         self.is_in(MASTERS)
@@ -52,5 +83,40 @@ impl Identity {
     /// Returns whether the user is a member of a group.
     pub(super) fn is_in(&self, group: &str) -> bool {
         self.groups.iter().any(|own| own == group)
+    }
+}
+
+fn is_of_token(key: &str) -> bool {
+    TOKEN_ATTRIBUTES.contains(&key)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with(extra: &[(&str, &str)]) -> Arc<Identity> {
+        let extra = extra.iter();
+        Arc::new(Identity {
+            user: "system:serviceaccount:apps:web".to_owned(),
+            uid: Some("1".to_owned()),
+            groups: vec!["system:serviceaccounts".to_owned()],
+            extra: extra
+                .map(|(key, value)| ((*key).to_owned(), vec![(*value).to_owned()]))
+                .collect(),
+        })
+    }
+
+    #[test]
+    fn only_the_origin_of_a_token_is_left_out() {
+        let scopes = ("scopes.authorization.openshift.io", "user:info");
+        let pod = ("authentication.kubernetes.io/pod-name", "web-1");
+        let both = with(&[pod, scopes]);
+        assert!(both.is_of_one_token());
+        assert_eq!(Identity::of_any_token(&both), with(&[scopes]));
+
+        for plain in [with(&[]), with(&[scopes])] {
+            assert!(!plain.is_of_one_token());
+            assert_eq!(Identity::of_any_token(&plain), plain);
+        }
     }
 }

@@ -149,19 +149,15 @@ impl AccessRequest {
         self.target.size() + identity
     }
 
-    /// Returns the request for all names of the type, if this is one for a single object or a
-    /// selection that is answered at once. Open watches are asked about again, each as it is.
-    pub(super) fn of_every_name(&self) -> Option<Self> {
+    /// Returns the request for all objects of the type by any token of the user, if this one is for
+    /// some of them, or is told from others by its token. Whoever is granted that is granted this.
+    pub(super) fn widened(&self) -> Option<Self> {
         let AccessTarget::Resource(attributes) = &self.target else {
             return None;
         };
         let resource = &attributes.resource;
-        let is_part = match attributes.verb {
-            Verb::Get => resource.name.is_some(),
-            Verb::List => resource.name.is_some() || !attributes.selectors.is_empty(),
-            _ => false,
-        };
-        if !is_part || resource.subresource.is_some() {
+        let is_part = resource.name.is_some() || !attributes.selectors.is_empty();
+        if resource.subresource.is_some() || !(is_part || self.identity.is_of_one_token()) {
             return None;
         }
         let mut attributes = attributes.clone();
@@ -169,15 +165,15 @@ impl AccessRequest {
         attributes.resource.name_from_selector = false;
         attributes.selectors = ReviewSelectors::default();
         Some(Self {
-            identity: Arc::clone(&self.identity),
-            target: AccessTarget::EveryName(attributes),
+            identity: Identity::of_any_token(&self.identity),
+            target: AccessTarget::AllObjects(attributes),
         })
     }
 
     /// Returns the namespace that RBAC considers.
     pub(super) fn namespace(&self) -> Option<&str> {
         match &self.target {
-            AccessTarget::Resource(attributes) | AccessTarget::EveryName(attributes) => {
+            AccessTarget::Resource(attributes) | AccessTarget::AllObjects(attributes) => {
                 attributes.resource.namespace.as_deref()
             }
             AccessTarget::Verb { on, .. } => match on {
@@ -208,7 +204,7 @@ impl AccessRequest {
                 resource_attributes: Some(attributes.for_review()),
                 ..spec
             },
-            AccessTarget::EveryName(attributes) => SubjectAccessReviewSpec {
+            AccessTarget::AllObjects(attributes) => SubjectAccessReviewSpec {
                 resource_attributes: Some(ResourceAttributes {
                     name: Some(unknowable_name()),
                     ..attributes.for_review()
@@ -271,7 +267,7 @@ pub(super) enum AccessTarget {
     /// To read objects.
     Resource(AccessAttributes),
     /// To read any objects of a type in a namespace, by whatever name or selector.
-    EveryName(AccessAttributes),
+    AllObjects(AccessAttributes),
     /// To do something whose verb is none of a read's.
     Verb {
         /// The verb, such as `impersonate`.
@@ -287,7 +283,7 @@ impl AccessTarget {
     /// Returns the bytes of text that the caller chose.
     pub(super) fn size(&self) -> usize {
         match self {
-            Self::Resource(attributes) | Self::EveryName(attributes) => attributes.size(),
+            Self::Resource(attributes) | Self::AllObjects(attributes) => attributes.size(),
             Self::Verb { verb, on } => verb.len() + on.size(),
             Self::Path(path) => path.len(),
         }

@@ -28,6 +28,15 @@ impl ReviewedAccess {
         &self.request.identity.user
     }
 
+    /// Returns the grant for a request that it covers. What ends one ends the other: changes of RBAC
+    /// concern a user's requests in a namespace alike.
+    pub(super) fn covering(self, request: &Arc<AccessRequest>) -> Self {
+        Self {
+            request: Arc::clone(request),
+            verdict: self.verdict,
+        }
+    }
+
     /// Returns `true` if upstream grants the access.
     pub(super) fn is_allowed(&self) -> bool {
         matches!(self.verdict.decision, Decision::Allowed(_))

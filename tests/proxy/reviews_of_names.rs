@@ -1,5 +1,5 @@
-//! Reviews of callers that get many objects by name: one for all names where that says the same,
-//! else one for each.
+//! Reviews of callers that read many objects by name or selector: one for all where that says the
+//! same, else one for each.
 use http::StatusCode;
 use serde_json::json;
 use watershed_lab::sim::{AccessRule, SimulatedServer};
@@ -12,12 +12,12 @@ use crate::support::{Fixture, becomes, small};
 const CONFIG_MAPS: &str = "/api/v1/namespaces/team-00/configmaps";
 const NAMES: usize = 30;
 
-/// A role that lets its subjects get and list config maps: all, or those of some names.
+/// A role that lets its subjects read config maps: all, or those of some names.
 fn role(names: &[&str]) -> String {
     json!({
         "metadata": {"name": "reader", "namespace": "team-00"},
         "rules": [{
-            "apiGroups": [""], "resources": ["configmaps"], "verbs": ["get", "list"],
+            "apiGroups": [""], "resources": ["configmaps"], "verbs": ["get", "list", "watch"],
             "resourceNames": names,
         }],
     })
@@ -131,6 +131,41 @@ async fn a_grant_of_all_selections_is_reviewed_once_and_ends_with_its_role() {
         listable(&fixture.proxied).await
     })
     .await;
+    fixture.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn watches_of_many_selections_are_reviewed_once_and_each_ends_if_its_grant_does() {
+    let fixture = Fixture::build(small(), |upstream| furnish(upstream, &[]), remember).await;
+    follows_rbac(&fixture).await;
+    let before = reviews(&fixture);
+    let ann = fixture.proxied.as_user("ann-token");
+    let connection = ann.connect(Protocol::Http2).await.unwrap();
+    let path = |selector| format!("{CONFIG_MAPS}?watch=1&resourceVersion=0&{selector}");
+    let mut some = Vec::new();
+    for number in 0..NAMES {
+        let selector = format!("labelSelector=app%3D{number}");
+        some.push(connection.watch(&path(selector)).await.unwrap());
+    }
+    let one = path("fieldSelector=metadata.name%3Dname-07".to_owned());
+    let mut one = connection.watch(&one).await.unwrap();
+    assert!(one.line().await.contains("name-07"));
+    let asked = reviews(&fixture) - before;
+    assert!(asked <= 8, "{asked} reviews of {NAMES} selections");
+
+    let state = fixture.upstream.state();
+    state.update(&rbac("roles"), &role(&["name-07"])).unwrap();
+    for watch in some {
+        let (lines, end) = watch.rest().await;
+        assert!(lines.is_empty(), "{lines:?} before {end:?}");
+    }
+    let changed = json!({
+        "metadata": {"name": "name-07", "namespace": "team-00"}, "data": {"after": "the change"},
+    });
+    let config_maps = GroupVersionResource::new("", "v1", "configmaps");
+    state.update(&config_maps, &changed.to_string()).unwrap();
+    let line = one.line().await;
+    assert!(line.contains("the change"), "{line}");
     fixture.stop().await;
 }
 

@@ -202,6 +202,54 @@ func startBuilder(t *testing.T) (ns, token string) {
 	return ns, made.Status.Token
 }
 
+// TestTokensOfAnAccountAreReviewedAtOnce has many replicas of a program open watches, each with a
+// token and a selector of its own. Upstream is asked about a few of them, and all end with the grant.
+func TestTokensOfAnAccountAreReviewedAtOnce(t *testing.T) {
+	if testbed.Direct {
+		t.Skip("needs a proxy of its own")
+	}
+	t.Parallel()
+	const replicas = 20
+	p := testbed.RunProxy(t, testbed.Shared.ProxyKubeconfig)
+	ns, token := startBuilder(t)
+	ctx, accounts := t.Context(), api.Clientset(t, testbed.Upstream).CoreV1().ServiceAccounts(ns)
+	request := func(token, query string) api.Request {
+		path := "/api/v1/namespaces/" + ns + "/configmaps?resourceVersion=0" + query
+		return api.Request{Path: path, User: "-", Header: map[string]string{"Authorization": "Bearer " + token}}
+	}
+	answered(t, p.Target, 200, request(token, ""))
+	open := func() (watches []*api.Stream, asked int) {
+		reviews := func() int {
+			counts := map[string]int{}
+			p.AddByLabel(t, "watershed_access_reviews_total", "kind", counts)
+			return counts["subjectaccessreview"]
+		}
+		before := reviews()
+		for i := range replicas {
+			made := require.Value(accounts.CreateToken(ctx, "builder", &authv1.TokenRequest{}, metav1.CreateOptions{}))(t)
+			watches = append(watches, p.Watch(t, request(made.Status.Token, fmt.Sprintf("&watch=1&labelSelector=replica%%3D%d", i))))
+		}
+		return watches, reviews() - before
+	}
+	var watches []*api.Stream
+	// Other tests change RBAC meanwhile, which has some reviewed again.
+	poll.Until(t, "few of the replicas are reviewed", func() error {
+		more, asked := open()
+		watches = append(watches, more...)
+		if asked > replicas/2 {
+			return fmt.Errorf("%d reviews for %d replicas", asked, replicas)
+		}
+		return nil
+	})
+	bindings := api.Clientset(t, testbed.Upstream).RbacV1().RoleBindings(ns)
+	require.NoError(t, bindings.DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
+	for _, w := range watches {
+		if rest, err := w.Rest(t); err != nil || len(rest) > 0 {
+			t.Errorf("a replica's watch ends with %v after %v", err, rest)
+		}
+	}
+}
+
 // TestServiceAccountTokensAreValidatedLocally shows that a service account's token is reviewed
 // once. The proxy then validates it itself until the account is gone.
 func TestServiceAccountTokensAreValidatedLocally(t *testing.T) {

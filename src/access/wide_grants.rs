@@ -1,16 +1,18 @@
-//! Grants of all objects of a type in a namespace, whatever their names.
+//! Grants of all objects of a type in a namespace, whatever their names, to all tokens of a user.
 //!
-//! A caller that gets a thousand objects by name would cost upstream a thousand reviews, and so
-//! would the proxies of a thousand nodes that each list the pods of their own. A review of a name
-//! that nobody can know stands for all of them. Watches have reviews of their own, as they are
-//! judged again while they are open:
+//! A caller that gets a thousand objects by name would cost upstream a thousand reviews. So would the
+//! proxies of a thousand nodes that each watch the pods of their own, with a token of their own. A
+//! review of a name that nobody can know stands for all of them:
 //!
 //! - A rule of RBAC that has names grants those names and no other, so a rule without names must
 //!   have granted this one. Rules only add up, so nothing takes a name out of it again.
 //! - The other authorizers of an API server grant everything, or a namespace, or nothing. Neither
-//!   they nor RBAC look at selectors.
-//! - Webhooks can judge each name and selector, and the node authorizer judges nodes so. Neither can
-//!   list its rules, which upstream tells (SelfSubjectRulesReview). Then each is reviewed.
+//!   they nor RBAC look at selectors, or at which token of the user it was.
+//! - Webhooks can judge each name, selector and token, and the node authorizer judges nodes so.
+//!   Neither can list its rules, which upstream tells (SelfSubjectRulesReview). Then each is reviewed.
+//!
+//! An open watch that rests on such a grant is reviewed by itself once the grant is gone: a narrower
+//! one may have taken its place.
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,22 +23,22 @@ use parking_lot::Mutex;
 use super::authorizer_rules::AuthorizerRules;
 use super::request::AccessRequest;
 
-/// Names and selections that are reviewed one by one before all are.
-const FEW_NAMES: usize = 2;
-/// Callers and types whose reviewed names and selections are counted.
+/// Names, selections and tokens that are reviewed one by one before all are.
+const FEW: usize = 2;
+/// Users and types whose reviewed requests are counted.
 const MAX_COUNTED: u64 = 10_000;
 /// Time for which they are counted.
 const COUNTED_FOR: Duration = Duration::from_mins(5);
 
-/// Decides when all names of a type are reviewed at once.
-pub(super) struct EveryName {
+/// Decides when a wider request is reviewed in place of many.
+pub(super) struct WideGrants {
     rules: Arc<AuthorizerRules>,
-    /// Hashes of the requests that were reviewed lately, by a hash of the request for all names.
+    /// Hashes of the requests that were reviewed lately, by a hash of the wider request.
     reviewed: Cache<u64, Arc<Mutex<Vec<u64>>>>,
     hasher: RandomState,
 }
 
-impl EveryName {
+impl WideGrants {
     pub(super) fn new(rules: Arc<AuthorizerRules>) -> Self {
         let reviewed = Cache::builder()
             .max_capacity(MAX_COUNTED)
@@ -49,12 +51,12 @@ impl EveryName {
         }
     }
 
-    /// Notes a name or selection that no cached verdict covers. Returns `true` if all should be
-    /// reviewed, and a review of all is possible at this upstream.
-    pub(super) async fn should_review(&self, one: &AccessRequest, all: &AccessRequest) -> bool {
+    /// Notes a request that no cached verdict covers. Returns `true` if the wider one should be
+    /// reviewed, and its grant would cover this one at this upstream.
+    pub(super) async fn should_review(&self, one: &AccessRequest, wide: &AccessRequest) -> bool {
         let reviewed = self
             .reviewed
-            .get_with(self.hasher.hash_one(all), Arc::default);
+            .get_with(self.hasher.hash_one(wide), Arc::default);
         self.is_beyond_few(one, &reviewed) && self.rules.are_listed().await
     }
 
@@ -65,7 +67,7 @@ impl EveryName {
         if reviewed.contains(&hash) {
             return false;
         }
-        let is_beyond = reviewed.len() >= FEW_NAMES;
+        let is_beyond = reviewed.len() >= FEW;
         if !is_beyond {
             reviewed.push(hash);
         }
