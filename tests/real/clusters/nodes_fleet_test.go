@@ -15,7 +15,9 @@ import (
 	"testing"
 	"time"
 
+	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
@@ -46,6 +48,8 @@ type nodeCluster struct {
 	*testbed.Cluster
 	writer  kubernetes.Interface
 	changes int
+	// tokens holds those of each agent, one for each node.
+	tokens [][]string
 }
 
 func nodeName(i int) string { return fmt.Sprint("node-", i) }
@@ -59,6 +63,9 @@ func startNodeCluster(t *testing.T, sizes nodeSizes) *nodeCluster {
 	for i := range c.nodes {
 		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName(i)}}
 		require.Value(c.writer.CoreV1().Nodes().Create(t.Context(), node, metav1.CreateOptions{}))(t)
+	}
+	for i := range c.agents {
+		c.tokens = append(c.tokens, c.addAgent(t, fmt.Sprint("agent-", i)))
 	}
 	var made sync.WaitGroup
 	for worker := range 8 {
@@ -82,6 +89,27 @@ func startNodeCluster(t *testing.T, sizes nodeSizes) *nodeCluster {
 	}
 	made.Wait()
 	return c
+}
+
+// addAgent creates the service account of an agent that follows the pods of its node. It returns a
+// token for each node.
+func (c *nodeCluster) addAgent(t *testing.T, name string) (tokens []string) {
+	t.Helper()
+	ctx, meta := t.Context(), metav1.ObjectMeta{Name: name}
+	rules := []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"pods", "nodes"}, Verbs: []string{"get", "list", "watch"}}}
+	require.Value(c.writer.RbacV1().ClusterRoles().Create(ctx, &rbacv1.ClusterRole{ObjectMeta: meta, Rules: rules}, metav1.CreateOptions{}))(t)
+	require.Value(c.writer.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
+		ObjectMeta: meta,
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name},
+		Subjects:   []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: "default", Name: name}},
+	}, metav1.CreateOptions{}))(t)
+	accounts := c.writer.CoreV1().ServiceAccounts("default")
+	require.Value(accounts.Create(ctx, &corev1.ServiceAccount{ObjectMeta: meta}, metav1.CreateOptions{}))(t)
+	for range c.nodes {
+		made := require.Value(accounts.CreateToken(ctx, name, &authenticationv1.TokenRequest{}, metav1.CreateOptions{}))(t)
+		tokens = append(tokens, made.Status.Token)
+	}
+	return tokens
 }
 
 // change changes the next pod.
@@ -181,8 +209,8 @@ func (f *nodeFleet) behindZone(t *testing.T, i int) string {
 func (f *nodeFleet) openAgents(t *testing.T, stop <-chan struct{}) {
 	t.Helper()
 	for i := range f.nodes {
-		for range f.agents {
-			f.openAgent(t, i, stop)
+		for agent := range f.agents {
+			f.openAgent(t, agent, i, stop)
 		}
 		if i%5 == 4 {
 			poll.Until(t, "the agents of a few nodes are in sync", f.synced)
@@ -202,9 +230,10 @@ func (f *nodeFleet) openAgents(t *testing.T, stop <-chan struct{}) {
 	})
 }
 
-func (f *nodeFleet) openAgent(t *testing.T, node int, stop <-chan struct{}) {
+func (f *nodeFleet) openAgent(t *testing.T, agent, node int, stop <-chan struct{}) {
 	t.Helper()
 	config := f.Upstream().Config()
+	config.BearerToken = f.tokens[agent][node]
 	config.Host = f.counted.URL()
 	if f.proxies != nil {
 		config.Host, config.TLSClientConfig = f.fronts[node].URL(), rest.TLSClientConfig{CAFile: f.proxies[node].CA}
