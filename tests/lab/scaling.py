@@ -61,7 +61,7 @@ class Costs:
     api_request: float = 1345e-6
     # What a node's proxy adds at upstream: requests when it starts, and in an hour of its own. Reviews
     # of tokens come on top, one for each watch that an agent begins.
-    node_start_requests: float = 8.0
+    node_start_requests: float = 13.0
     node_hourly_requests: float = 42.0
     # Watches at upstream of a node's proxy, and of a replica of the tier with its connections.
     node_watches: float = 4.0
