@@ -72,7 +72,7 @@ pub(super) use outcome::FenceError;
 pub(super) const MAX_WAIT: Duration = Duration::from_secs(3);
 /// Wait for events before upstream's objects are compared.
 const BRIEF: Duration = Duration::from_millis(20);
-/// Types without events for this long are compared without that wait, if a comparison is as quick.
+/// Small types without events for this long are compared without that wait.
 const IDLE: Duration = Duration::from_secs(1);
 /// Time for which cheap reads do not wait for events that were too late for others.
 const LAGS_FOR: Duration = Duration::from_secs(1);
@@ -310,8 +310,7 @@ impl Fence {
                 return Ok((FreshnessProof::Current, version));
             }
             let idle = scope.last_heard.lock().elapsed();
-            let is_quick = is_small || self.costs.expected(objects) < BRIEF;
-            let is_expected = !is_quick || idle < IDLE;
+            let is_expected = !is_small || idle < IDLE;
             if is_expected && scope.wait_until_version(version, BRIEF).await {
                 self.costs.compares_first(false);
                 return Ok((FreshnessProof::Followed, version));

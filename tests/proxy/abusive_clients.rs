@@ -629,16 +629,14 @@ async fn the_memory_check_detects_growth() {
         .kill_on_drop(true)
         .spawn()
         .unwrap();
-    let growth = Growth::watch(keeps.id().unwrap());
     let told = vec![1; 1 << 20];
+    let mut input = keeps.stdin.take().unwrap();
+    // Once it reads, it has memory of its own. Until then it may count that of the process that
+    // started it.
+    input.write_all(&told).await.unwrap();
+    let growth = Growth::watch(keeps.id().unwrap());
     for _ in 0..128 {
-        keeps
-            .stdin
-            .as_mut()
-            .unwrap()
-            .write_all(&told)
-            .await
-            .unwrap();
+        input.write_all(&told).await.unwrap();
     }
     assert!(growth.end() > 100 * MIB);
     keeps.kill().await.unwrap();
