@@ -55,7 +55,7 @@ const RECHECKS_OF_A_USER: usize = 8;
 /// Time that a review for an open watch takes at least.
 const RECHECK_PACE: Duration = Duration::from_millis(8);
 
-/// What there is to review for a request without a verdict.
+/// The review that a request without a verdict needs.
 enum MissingVerdict {
     /// The request itself.
     One,
@@ -175,7 +175,7 @@ impl Authorizer {
     }
 
     /// Returns the cached verdict on a request, or the cached grant of a wider one, if it is valid.
-    /// Otherwise returns what there is to review.
+    /// Otherwise returns the review that is needed.
     async fn known(&self, request: &Arc<AccessRequest>) -> Result<ReviewedAccess, MissingVerdict> {
         if let Some(reviewed) = self.cached(request).await {
             return Ok(reviewed);
