@@ -180,7 +180,10 @@ impl Authorizer {
         if let Some(reviewed) = self.cached(request).await {
             return Ok(reviewed);
         }
-        let Some(wide) = request.widened().map(Arc::new) else {
+        // Nodes are granted single objects.
+        let is_node = request.identity.is_in(NODES);
+        let wide = (!is_node).then(|| request.widened()).flatten();
+        let Some(wide) = wide.map(Arc::new) else {
             return Err(MissingVerdict::One);
         };
         match self.cached(&wide).await {
@@ -197,9 +200,7 @@ impl Authorizer {
         request: &Arc<AccessRequest>,
         missing: MissingVerdict,
     ) -> ReviewResult {
-        // Nodes are granted single objects.
         if let MissingVerdict::OneOrWide(wide) = missing
-            && !request.identity.is_in(NODES)
             && self.wide_grants.should_review(request, &wide).await
         {
             let reviewed = self.review_shared(&wide).await?;
