@@ -220,9 +220,7 @@ func TestTokensOfAnAccountAreReviewedAtOnce(t *testing.T) {
 	answered(t, p.Target, 200, request(token, ""))
 	open := func() (watches []*api.Stream, asked int) {
 		reviews := func() int {
-			counts := map[string]int{}
-			p.AddByLabel(t, "watershed_access_reviews_total", "kind", counts)
-			return counts["subjectaccessreview"]
+			return p.ByLabel(t, "watershed_access_reviews_total", "kind")["subjectaccessreview"]
 		}
 		before := reviews()
 		for i := range replicas {
@@ -263,9 +261,7 @@ func TestServiceAccountTokensAreValidatedLocally(t *testing.T) {
 	// Without a cache, every request needs a validation.
 	const ttl = "--authentication-token-webhook-cache-ttl=0s"
 	reviews := func(p *testbed.Proxy) int {
-		counts := map[string]int{}
-		p.AddByLabel(t, "watershed_access_reviews_total", "kind", counts)
-		return counts["tokenreview"]
+		return p.ByLabel(t, "watershed_access_reviews_total", "kind")["tokenreview"]
 	}
 	asked := map[string]int{}
 	for name, flags := range map[string][]string{"here": {ttl, "--validate-service-account-tokens-locally"}, "upstream": {ttl}} {
@@ -338,9 +334,7 @@ func TestInvalidServiceAccountTokensAreRefusedAsUpstreamDoes(t *testing.T) {
 	answered(t, proxy.Target, 200, with(token))
 	// Reads of the issuer's documents are allowed a moment later.
 	refused := func() map[string]int {
-		counts := map[string]int{}
-		proxy.AddByLabel(t, "watershed_tokens_refused_on_inspection_total", "reason", counts)
-		return counts
+		return proxy.ByLabel(t, "watershed_tokens_refused_on_inspection_total", "reason")
 	}
 	expired := func(ago time.Duration) string {
 		at := time.Now().Add(-ago).Unix()

@@ -87,8 +87,7 @@ func TestTypesWithoutManagedFields(t *testing.T) {
 			proxy.Send(t, api.Request{Path: maps + "?resourceVersion=0", Accept: accept})
 		}
 		for _, metric := range []string{"watershed_self_checks_total", "watershed_verified_answers_total"} {
-			counts := map[string]int{}
-			proxy.AddByLabel(t, metric, "result", counts)
+			counts := proxy.ByLabel(t, metric, "result")
 			if n := counts["different"] + counts["bytes"] + counts["objects"]; n > 0 {
 				t.Fatalf("%s: %v\n%s", metric, counts, proxy.LogTail())
 			}

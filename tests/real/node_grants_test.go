@@ -66,9 +66,7 @@ func TestGrantsOfNodesRestOnTheirPods(t *testing.T) {
 	}
 	read := func(secret string) int { return p.Send(t, api.Request{Path: path(secret), User: node}).Status }
 	kept := func() int {
-		counts := map[string]int{}
-		p.AddByLabel(t, "watershed_node_grants_total", "basis", counts)
-		return counts["pod"]
+		return p.ByLabel(t, "watershed_node_grants_total", "basis")["pod"]
 	}
 
 	pods := podsThatName("east")

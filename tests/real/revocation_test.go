@@ -137,8 +137,7 @@ func TestGrantsThatRunOutAreRenewedForAll(t *testing.T) {
 	list := api.Request{Path: "/api/v1/namespaces/" + ns + "/configmaps?resourceVersion=0", User: "alice"}
 	answered(t, p.Target, 200, list)
 	reviews := func() (rules, rights int) {
-		counts := map[string]int{}
-		p.AddByLabel(t, "watershed_access_reviews_total", "kind", counts)
+		counts := p.ByLabel(t, "watershed_access_reviews_total", "kind")
 		return counts["selfsubjectrulesreview"], counts["subjectaccessreview"]
 	}
 	rbac := api.Clientset(t, testbed.Upstream).RbacV1()

@@ -17,7 +17,6 @@ import (
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
@@ -31,6 +30,7 @@ import (
 	"watershed.test/real/internal/objects"
 	"watershed.test/real/internal/poll"
 	"watershed.test/real/internal/require"
+	"watershed.test/real/internal/rights"
 	"watershed.test/real/internal/testbed"
 	"watershed.test/real/internal/usage"
 )
@@ -95,16 +95,12 @@ func startNodeCluster(t *testing.T, sizes nodeSizes) *nodeCluster {
 // token for each node.
 func (c *nodeCluster) addAgent(t *testing.T, name string) (tokens []string) {
 	t.Helper()
-	ctx, meta := t.Context(), metav1.ObjectMeta{Name: name}
-	rules := []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"pods", "nodes"}, Verbs: []string{"get", "list", "watch"}}}
-	require.Value(c.writer.RbacV1().ClusterRoles().Create(ctx, &rbacv1.ClusterRole{ObjectMeta: meta, Rules: rules}, metav1.CreateOptions{}))(t)
-	require.Value(c.writer.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
-		ObjectMeta: meta,
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name},
-		Subjects:   []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: "default", Name: name}},
-	}, metav1.CreateOptions{}))(t)
+	given := rights.At(t, c.writer.RbacV1(), "nodes")
+	given.Role("", name, rights.May("", []string{"pods", "nodes"}, rights.ReadVerbs))
+	given.Bind("", name, rights.Account("default", name))
+	ctx, account := t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name}}
 	accounts := c.writer.CoreV1().ServiceAccounts("default")
-	require.Value(accounts.Create(ctx, &corev1.ServiceAccount{ObjectMeta: meta}, metav1.CreateOptions{}))(t)
+	require.Value(accounts.Create(ctx, account, metav1.CreateOptions{}))(t)
 	for range c.nodes {
 		made := require.Value(accounts.CreateToken(ctx, name, &authenticationv1.TokenRequest{}, metav1.CreateOptions{}))(t)
 		tokens = append(tokens, made.Status.Token)

@@ -25,7 +25,12 @@ type Rights struct {
 
 // New returns Rights whose roles have names with a prefix.
 func New(t *testing.T, prefix string) Rights {
-	return Rights{t, api.Clientset(t, testbed.Upstream).RbacV1(), prefix + "-"}
+	return At(t, api.Clientset(t, testbed.Upstream).RbacV1(), prefix)
+}
+
+// At returns such Rights at another API server.
+func At(t *testing.T, api rbacclient.RbacV1Interface, prefix string) Rights {
+	return Rights{t, api, prefix + "-"}
 }
 
 // User returns a subject for a user.

@@ -198,6 +198,14 @@ func (p *Proxy) Sum(t *testing.T, metric, resource string) int {
 	return int(total)
 }
 
+// ByLabel returns the values of a metric, by the values of one label.
+func (p *Proxy) ByLabel(t *testing.T, metric, label string) map[string]int {
+	t.Helper()
+	counts := map[string]int{}
+	p.AddByLabel(t, metric, label, counts)
+	return counts
+}
+
 // AddByLabel adds the values of a metric to counts, by the values of one label.
 func (p *Proxy) AddByLabel(t *testing.T, metric, label string, counts map[string]int) {
 	t.Helper()
