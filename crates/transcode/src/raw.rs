@@ -1,6 +1,6 @@
 //! JSON within an object, as encoding/json passes it on: checked, without whitespace, and with HTML
 //! escaped. Source: `encoding/json/indent.go`, `appendCompact`.
-use crate::text::{html_escape, line_separator};
+use crate::text::{html_escape, line_separator, plain_length};
 use crate::unexplained::Reason;
 
 /// Levels of nesting that are followed. Go follows 10,000.
@@ -11,7 +11,9 @@ const INVALID: Reason = Reason::Value("embedded JSON is not valid");
 /// Appends a JSON value that is embedded in an object.
 pub(crate) fn put_compact(json: &[u8], out: &mut Vec<u8>) -> Result<(), Reason> {
     let mut compactor = Compactor {
-        rest: json,
+        json,
+        at: 0,
+        copied: 0,
         open: Vec::new(),
         out,
     };
@@ -20,7 +22,12 @@ pub(crate) fn put_compact(json: &[u8], out: &mut Vec<u8>) -> Result<(), Reason> 
 
 /// A walk over a JSON text that does not recurse.
 struct Compactor<'a, 'o> {
-    rest: &'a [u8],
+    json: &'a [u8],
+    /// The position of the next byte to be read.
+    at: usize,
+    /// What lies between this position and the next byte is to be copied. As most texts are compact
+    /// already, they are copied at once.
+    copied: usize,
     /// The closing bracket of each container that is open.
     open: Vec<u8>,
     out: &'o mut Vec<u8>,
@@ -36,7 +43,7 @@ impl Compactor<'_, '_> {
         }
     }
 
-    /// Copies what stands before the end of the next scalar or empty container.
+    /// Passes what stands before the end of the next scalar or empty container.
     fn value_start(&mut self) -> Result<(), Reason> {
         loop {
             match self.peek()? {
@@ -62,12 +69,13 @@ impl Compactor<'_, '_> {
         }
     }
 
-    /// Copies what follows a value, up to where the next begins. Returns true at the text's end.
+    /// Passes what follows a value, up to where the next begins. Returns true at the text's end.
     fn value_end(&mut self) -> Result<bool, Reason> {
         loop {
             let Some(&closing) = self.open.last() else {
                 self.skip_space();
-                return if self.rest.is_empty() {
+                self.copy();
+                return if self.at == self.json.len() {
                     Ok(true)
                 } else {
                     Err(INVALID)
@@ -76,13 +84,13 @@ impl Compactor<'_, '_> {
             let next = self.peek()?;
             if next == closing {
                 self.open.pop();
-                self.copy(1);
+                self.at += 1;
                 continue;
             }
             if next != b',' {
                 return Err(INVALID);
             }
-            self.copy(1);
+            self.at += 1;
             if closing == b'}' {
                 self.key()?;
             }
@@ -95,7 +103,7 @@ impl Compactor<'_, '_> {
             return Err(Reason::TooDeep);
         }
         self.open.push(closing);
-        self.copy(1);
+        self.at += 1;
         Ok(())
     }
 
@@ -107,36 +115,38 @@ impl Compactor<'_, '_> {
         if self.peek()? != b':' {
             return Err(INVALID);
         }
-        self.copy(1);
+        self.at += 1;
         Ok(())
     }
 
     fn string(&mut self) -> Result<(), Reason> {
-        self.copy(1);
+        self.at += 1;
         loop {
-            match *self.rest {
+            let rest = &self.json[self.at..];
+            let plain = plain_length(rest);
+            let rest = &rest[plain..];
+            self.at += plain;
+            match *rest {
                 [b'"', ..] => {
-                    self.copy(1);
+                    self.at += 1;
                     return Ok(());
                 }
                 [b'\\', b'u', a, b, c, d, ..] if [a, b, c, d].iter().all(u8::is_ascii_hexdigit) => {
-                    self.copy(6);
+                    self.at += 6;
                 }
                 [
                     b'\\',
                     b'b' | b'f' | b'n' | b'r' | b't' | b'\\' | b'/' | b'"',
                     ..,
-                ] => self.copy(2),
+                ] => self.at += 2,
                 [] | [b'\\' | ..0x20, ..] => return Err(INVALID),
                 [byte, ..] => {
                     if let Some(escape) = html_escape(byte) {
-                        self.out.extend_from_slice(escape);
-                        self.rest = &self.rest[1..];
-                    } else if let Some(escape) = line_separator(self.rest) {
-                        self.out.extend_from_slice(escape);
-                        self.rest = &self.rest[3..];
+                        self.replace(1, escape);
+                    } else if let Some(escape) = line_separator(rest) {
+                        self.replace(3, escape);
                     } else {
-                        self.copy(1);
+                        self.at += 1;
                     }
                 }
             }
@@ -144,30 +154,30 @@ impl Compactor<'_, '_> {
     }
 
     fn word(&mut self, word: &[u8]) -> Result<(), Reason> {
-        if !self.rest.starts_with(word) {
+        if !self.json[self.at..].starts_with(word) {
             return Err(INVALID);
         }
-        self.copy(word.len());
+        self.at += word.len();
         Ok(())
     }
 
     fn number(&mut self) -> Result<(), Reason> {
-        if self.rest.first() == Some(&b'-') {
-            self.copy(1);
+        if self.next() == Some(b'-') {
+            self.at += 1;
         }
-        if self.rest.first() == Some(&b'0') {
-            self.copy(1);
+        if self.next() == Some(b'0') {
+            self.at += 1;
         } else {
             self.digits()?;
         }
-        if self.rest.first() == Some(&b'.') {
-            self.copy(1);
+        if self.next() == Some(b'.') {
+            self.at += 1;
             self.digits()?;
         }
-        if matches!(self.rest.first(), Some(b'e' | b'E')) {
-            self.copy(1);
-            if matches!(self.rest.first(), Some(b'+' | b'-')) {
-                self.copy(1);
+        if matches!(self.next(), Some(b'e' | b'E')) {
+            self.at += 1;
+            if matches!(self.next(), Some(b'+' | b'-')) {
+                self.at += 1;
             }
             self.digits()?;
         }
@@ -175,35 +185,43 @@ impl Compactor<'_, '_> {
     }
 
     fn digits(&mut self) -> Result<(), Reason> {
-        let count = self
-            .rest
-            .iter()
-            .take_while(|byte| byte.is_ascii_digit())
-            .count();
+        let digits = self.json[self.at..].iter();
+        let count = digits.take_while(|byte| byte.is_ascii_digit()).count();
         if count == 0 {
             return Err(INVALID);
         }
-        self.copy(count);
+        self.at += count;
         Ok(())
     }
 
     /// Returns the next byte that is not whitespace.
     fn peek(&mut self) -> Result<u8, Reason> {
         self.skip_space();
-        self.rest.first().copied().ok_or(INVALID)
+        self.next().ok_or(INVALID)
+    }
+
+    fn next(&self) -> Option<u8> {
+        self.json.get(self.at).copied()
     }
 
     fn skip_space(&mut self) {
-        while let [b' ' | b'\t' | b'\r' | b'\n', rest @ ..] = self.rest {
-            self.rest = rest;
+        while let Some(b' ' | b'\t' | b'\r' | b'\n') = self.next() {
+            self.replace(1, b"");
         }
     }
 
-    /// Copies bytes that are known to be there.
-    fn copy(&mut self, count: usize) {
-        let (copied, rest) = self.rest.split_at(count);
-        self.out.extend_from_slice(copied);
-        self.rest = rest;
+    /// Passes bytes, and puts others in their place.
+    fn replace(&mut self, count: usize, by: &[u8]) {
+        self.copy();
+        self.out.extend_from_slice(by);
+        self.at += count;
+        self.copied = self.at;
+    }
+
+    /// Copies what was passed.
+    fn copy(&mut self) {
+        self.out.extend_from_slice(&self.json[self.copied..self.at]);
+        self.copied = self.at;
     }
 }
 

@@ -51,9 +51,12 @@ pub(crate) fn html_escape(byte: u8) -> Option<&'static [u8; 6]> {
 
 fn put_escaped(text: &str, out: &mut Vec<u8>) {
     let mut rest = text.as_bytes();
-    while let Some(position) = rest.iter().position(|byte| MAY_ESCAPE[usize::from(*byte)]) {
+    loop {
+        let position = plain_length(rest);
         out.extend_from_slice(&rest[..position]);
-        let byte = rest[position];
+        let Some(&byte) = rest.get(position) else {
+            return;
+        };
         let mut taken = 1;
         match byte {
             b'"' => out.extend_from_slice(br#"\""#),
@@ -77,7 +80,6 @@ fn put_escaped(text: &str, out: &mut Vec<u8>) {
         }
         rest = &rest[position + taken..];
     }
-    out.extend_from_slice(rest);
 }
 
 fn put_control(byte: u8, out: &mut Vec<u8>) {
@@ -85,6 +87,12 @@ fn put_control(byte: u8, out: &mut Vec<u8>) {
     out.extend_from_slice(br"\u00");
     out.push(DIGITS[usize::from(byte >> 4)]);
     out.push(DIGITS[usize::from(byte & 15)]);
+}
+
+/// Returns the number of bytes before the first one at which an escape may begin.
+pub(crate) fn plain_length(text: &[u8]) -> usize {
+    let may_escape = |byte: &u8| MAY_ESCAPE[usize::from(*byte)];
+    text.iter().position(may_escape).unwrap_or(text.len())
 }
 
 /// The bytes at which an escape may begin.

@@ -4,7 +4,18 @@ use prost::encoding::{WireType, decode_varint};
 use crate::unexplained::Reason;
 
 /// Takes a varint off the front.
+#[inline]
 pub(crate) fn take_varint(rest: &mut &[u8]) -> Result<u64, Reason> {
+    // Most tags and lengths have one byte.
+    if let [byte @ ..0x80, after @ ..] = *rest {
+        *rest = after;
+        return Ok((*byte).into());
+    }
+    take_long_varint(rest)
+}
+
+#[cold]
+fn take_long_varint(rest: &mut &[u8]) -> Result<u64, Reason> {
     decode_varint(rest).map_err(|_| Reason::Malformed)
 }
 
