@@ -43,7 +43,7 @@ pub use past::{MAX_UNDONE, StateAt};
 pub use pins::PinOwner;
 pub use reader::{SnapshotAt, StoreReader, StoreStats, SubscriptionStart};
 pub use reprint::Reprint;
-pub use snapshot::{Layout, ObjectRuns, ObjectSample, Snapshot, SnapshotBuilder};
+pub use snapshot::{Layout, ObjectRuns, ObjectSample, PackedRun, Snapshot, SnapshotBuilder};
 pub use state::{Discarded, HeldBytes};
 pub use subscribers::Interest;
 pub use subscription::{Subscription, SubscriptionStep};

@@ -230,8 +230,7 @@ impl DerivedFeed {
             self.attempts.retry();
             return Ok(None);
         }
-        let fields = &self.check.target.fields;
-        let printed = self.states.print(fields, &checked, &snapshot);
+        let printed = self.states.print(&checked, &snapshot);
         let change = tokio::select! {
             printed = printed => printed?,
             // A large type takes seconds. The caller has to know of this before.

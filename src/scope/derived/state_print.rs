@@ -13,10 +13,9 @@ use super::printer::{JsonPrinter, PrintManner};
 use super::printing_threads::PrintingThreads;
 use super::step::{DerivedEnd, ReprintedObjects};
 use crate::budget::MemoryBudget;
-use crate::store::{ObjectPeek, Snapshot, SnapshotBuilder, StoredObject};
-use crate::upstream::{Change, Collect};
+use crate::store::{ObjectPeek, PackedRun, Snapshot, SnapshotBuilder, StoredObject};
+use crate::upstream::Change;
 use crate::work::{REDUCED_OBJECT, WorkBudget};
-use watershed_protocol::FieldTable;
 
 /// Objects that a thread prints before it takes others.
 const BATCH: usize = 256;
@@ -36,12 +35,11 @@ impl StatePrint {
     /// Returns a state as a list in JSON. Several threads print it: readers wait for it.
     pub(super) async fn print(
         &mut self,
-        fields: &FieldTable,
         checked: &CheckedPrint,
         snapshot: &Snapshot,
     ) -> Result<Change<SnapshotBuilder>, DerivedEnd> {
         let format = &checked.manner.format;
-        let mut objects = SnapshotBuilder::begin(format, fields);
+        let mut objects = SnapshotBuilder::of_same_objects(format, snapshot);
         let mut load = self.budget.begin_load();
         if self.estimates {
             let bytes = snapshot.size().saturating_mul(2);
@@ -52,11 +50,11 @@ impl StatePrint {
             .buffered(self.threads.count());
         let mut work = WorkBudget::default();
         while let Some(batch) = printed.next().await {
-            for object in batch? {
-                load.add(object.bytes.len())?;
-                objects.put(object);
-                work.work(REDUCED_OBJECT).await;
-            }
+            let batch = batch?;
+            let count = batch.count();
+            load.add(batch.bytes())?;
+            objects.put_run(batch);
+            work.work(count).await;
         }
         self.estimates = true;
         Ok(Change::Listed {
@@ -132,12 +130,12 @@ fn batches(snapshot: &Snapshot) -> impl Iterator<Item = Vec<Arc<StoredObject>>> 
     iter::from_fn(next)
 }
 
-/// Prints objects on another thread.
+/// Prints and packs objects on another thread.
 async fn print_batch(
     batch: Vec<Arc<StoredObject>>,
     manner: PrintManner,
     threads: &PrintingThreads,
-) -> Result<Vec<StoredObject>, FallbackReason> {
+) -> Result<PackedRun, FallbackReason> {
     let permit = threads.acquire().await;
     let printing = spawn_blocking(move || {
         // Until the end, also if nobody waits for it any more.
@@ -151,7 +149,7 @@ async fn print_batch(
                 attributes: object.attributes.clone(),
             })
         };
-        batch.iter().map(print).collect()
+        PackedRun::pack(&manner.format, batch.iter().map(print))
     });
     match printing.await {
         Ok(printed) => printed,
@@ -167,7 +165,9 @@ mod tests {
     use std::task::{Context, Waker};
 
     use bytes::Bytes;
-    use watershed_protocol::{Encoding, GroupVersionResource, ResourceVersion, WireFormat, scan};
+    use watershed_protocol::{
+        Encoding, FieldTable, GroupVersionResource, ResourceVersion, WireFormat, scan,
+    };
 
     use super::*;
     use crate::store::Layout;
@@ -234,7 +234,7 @@ mod tests {
             next.as_mut().poll(&mut context).is_pending(),
             "the thread is the batch's"
         );
-        assert!(batch.await.unwrap().is_empty());
+        assert_eq!(batch.await.unwrap().count(), 0);
         assert!(next.await.is_ok());
     }
 }

@@ -5,6 +5,7 @@ use watershed_protocol::{ResourceVersion, WireFormat};
 
 use super::objects::{Layout, Snapshot};
 use crate::store::by_field::ByField;
+use crate::store::leaf::Leaf;
 use crate::store::leaf_builder::LeafBuilder;
 use crate::store::object::StoredObject;
 
@@ -22,6 +23,47 @@ pub struct SnapshotBuilder {
     /// Upstream lists in key order. From the first object out of order on, objects are inserted one
     /// by one, as changes are.
     in_order: bool,
+}
+
+/// Packed objects that follow one another. Threads can pack several runs side by side.
+#[derive(Debug, Default)]
+pub struct PackedRun {
+    leaves: Vec<Leaf>,
+    count: usize,
+    size: usize,
+    bytes: usize,
+}
+
+impl PackedRun {
+    /// Packs objects that come in the order of their keys. Ends with the first error.
+    pub fn pack<E>(
+        format: &Arc<WireFormat>,
+        objects: impl IntoIterator<Item = Result<StoredObject, E>>,
+    ) -> Result<Self, E> {
+        let (mut run, mut next) = (Self::default(), LeafBuilder::default());
+        for object in objects {
+            let object = object?;
+            if !next.fits(format, &object) {
+                run.leaves.extend(next.take(format));
+            }
+            run.count += 1;
+            run.size += object.size();
+            run.bytes += object.bytes.len();
+            next.push(format, object);
+        }
+        run.leaves.extend(next.take(format));
+        Ok(run)
+    }
+
+    /// Returns the number of objects.
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Returns the number of bytes of the objects.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
 }
 
 impl Snapshot {
@@ -53,6 +95,31 @@ impl SnapshotBuilder {
             packed,
             next: LeafBuilder::default(),
             in_order: true,
+        }
+    }
+
+    /// Creates a builder of the objects of `snapshot` in another form. Each has to be put.
+    ///
+    /// They are found by the same index, which holds no bytes of theirs.
+    pub fn of_same_objects(format: &Arc<WireFormat>, snapshot: &Snapshot) -> Self {
+        let mut builder = Self::new(Layout {
+            format: Arc::clone(format),
+            indexed: None,
+        });
+        let layout = builder.packed.layout.as_mut();
+        if let (Some(layout), Some(of)) = (layout, &snapshot.layout) {
+            layout.indexed = of.indexed;
+        }
+        builder.packed.by_field.clone_from(&snapshot.by_field);
+        builder
+    }
+
+    /// Adds objects whose keys are behind all others, and that the index has already.
+    pub fn put_run(&mut self, run: PackedRun) {
+        self.packed.len += run.count;
+        self.packed.size += run.size;
+        for leaf in run.leaves {
+            self.packed.put(leaf);
         }
     }
 

@@ -294,6 +294,57 @@ proptest! {
     }
 }
 
+proptest! {
+    #[test]
+    fn objects_in_another_form_are_found_as_before(listing in listings(), at_a_time in 1..100usize) {
+        let objects = listing.iter().map(|(key, node, size)| sized(key, 1, &format!("n{node}"), *size));
+        let snapshot = Snapshot::new(ResourceVersion(9), layout(), objects);
+        let longer = |object: &Arc<StoredObject>| {
+            let node = object.attributes.field(fields().indexed().unwrap());
+            sized(object.key(), 1, node, object.bytes.len() + 100)
+        };
+        let mut builder = SnapshotBuilder::of_same_objects(&layout().format, &snapshot);
+        let all: Vec<_> = snapshot.items(None).cloned().collect();
+        for part in all.chunks(at_a_time) {
+            let objects = part.iter().map(|object| Ok::<_, ()>(longer(object)));
+            let run = PackedRun::pack(&layout().format, objects).unwrap();
+            prop_assert_eq!(run.count(), part.len());
+            prop_assert_eq!(run.bytes(), part.iter().map(|object| longer(object).bytes.len()).sum::<usize>());
+            builder.put_run(run);
+        }
+        let mut other = builder.finish(ResourceVersion(9));
+        let model: BTreeMap<_, _> = all.iter().map(|object| (object.key(), Arc::new(longer(object)))).collect();
+        prop_assert_eq!(other.len(), model.len());
+        prop_assert_eq!(other.size(), model.values().map(|object| object.size()).sum::<usize>());
+        prop_assert!(items(other.runs_after(None, None), true) == expected(model.values()));
+        prop_assert!(other.leaves.iter().all(|leaf| leaf.is_settled() && leaf.wasted_objects() == 0));
+        let runs: Vec<ObjectRun> = other.runs_after(None, None).collect();
+        prop_assert!(runs.iter().all(|run| run.items_len() <= FULL_BYTES || run.len() == 1));
+        let position = fields().indexed().unwrap();
+        let on_node = |snapshot: &Snapshot, node: &str| {
+            let found = walked(snapshot, &Interest::Field(position, node.into()));
+            found.iter().map(|object| object.key().to_owned()).collect::<Vec<_>>()
+        };
+        let before = ["n0", "n1", "n2"].map(|node| on_node(&snapshot, node));
+        prop_assert_eq!(&["n0", "n1", "n2"].map(|node| on_node(&other, node)), &before);
+        // What changes in one form is not changed in the other.
+        for object in &all {
+            other.insert(Arc::new(sized(object.key(), 2, "n9", 10)));
+        }
+        prop_assert_eq!(on_node(&other, "n9").len(), all.len());
+        prop_assert_eq!(&["n0", "n1", "n2"].map(|node| on_node(&snapshot, node)), &before);
+    }
+}
+
+#[test]
+fn a_run_ends_with_the_first_failure() {
+    let objects = [Ok(sized("a/p1", 1, "n1", 10)), Err("no"), Err("never")];
+    assert_eq!(
+        PackedRun::pack(&layout().format, objects).unwrap_err(),
+        "no"
+    );
+}
+
 /// A watch that begins with one node's or one name's objects does not look at all others.
 #[test]
 fn a_walk_for_few_objects_comes_to_few_others() {
