@@ -8,7 +8,7 @@ PAIRS ?= 6000
 # Most tests wait for programs most of the time, so several of them share a core.
 export RUST_TEST_THREADS ?= $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN))
 
-.PHONY: help build build-tests release release-artifacts dist test test-rust test-allocations test-artifacts test-real test-python test-release test-kine test-upgrade test-e2e test-otel book conformance robustness soak mutants loom real lint bench bench-abuse bench-real bench-allocations bench-functions simulate-nodes screenshots experiment demo cluster documents fmt clean memory fuzz fuzz-guided simulate-terminals simulate-cluster
+.PHONY: help build build-tests release release-artifacts dist test test-rust test-allocations test-artifacts test-real test-python test-release test-kine test-upgrade test-e2e test-otel book conformance robustness soak mutants loom real lint bench bench-abuse bench-real bench-allocations bench-functions simulate-nodes simulate-kubelets screenshots experiment demo cluster documents fmt clean memory fuzz fuzz-guided simulate-terminals simulate-cluster
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-17s %s\n", $$1, $$2}'
@@ -149,6 +149,11 @@ simulate-nodes: $(MEASURED) real ## 50 nodes with a proxy each, 10,000 pods, wit
 		NODE_FLAGS="$(NODE_FLAGS)" NODE_CHECKPOINTS=$(NODE_CHECKPOINTS) NODE_FIGURES=$(NODE_FIGURES) \
 		$(GO) test -count=1 -timeout $(or $(NODE_TIMEOUT),60m) -v -run 'TestNodeProxiesSaveUpstreamTraffic$(if $(NODE_SETUPS),/$(NODE_SETUPS))' ./clusters
 	tests/lab/nodes.py $(NODE_FIGURES) --out target/lab/nodes.svg
+
+simulate-kubelets: $(MEASURED) real ## 5,000 kubelets with 20 watches of single secrets each; the reviews that they cost the API server. Takes KUBELETS=, KUBELET_SECRETS=, KUBELET_WATCH_SECONDS=, KUBELET_SECONDS=, KUBELET_CHANGES= (pods replaced a minute)
+	cd $(REAL) && WATERSHED_BIN=$(abspath $(MEASURED)) KUBELETS=$(or $(KUBELETS),5000) KUBELET_SECRETS=$(or $(KUBELET_SECRETS),20) \
+		KUBELET_WATCH_SECONDS=$(or $(KUBELET_WATCH_SECONDS),300) KUBELET_SECONDS=$(or $(KUBELET_SECONDS),600) KUBELET_CHANGES=$(or $(KUBELET_CHANGES),60) \
+		$(GO) test -count=1 -timeout 60m -v -run TestKubeletsCostFewReviews ./clusters
 
 simulate-terminals: $(MEASURED) real ## 50 terminals that refresh kubectl get pods; upstream's lists, bytes and CPU. Takes TERMINAL_PODS=, TERMINAL_REFRESHES=, TERMINAL_PAUSE_MS=
 	cd $(REAL) && WATERSHED_BIN=$(abspath $(MEASURED)) TERMINAL_PODS=$(or $(TERMINAL_PODS),2000) TERMINAL_REFRESHES=$(or $(TERMINAL_REFRESHES),15) \
