@@ -16,6 +16,7 @@ mod open_connections;
 mod peer_connection;
 mod per_address;
 pub(crate) mod proxy_protocol;
+mod request_lines;
 mod self_signed;
 pub mod socket;
 mod stream_stall;

@@ -13,6 +13,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::limits::ConnectionLimits;
+use super::request_lines::FragmentMarks;
 
 /// Cancelled requests after which a connection is closed, if most of its requests are cancelled.
 ///
@@ -40,6 +41,8 @@ pub(super) struct Activity {
     /// Moment since which the socket takes no writes.
     blocked: AtomicU64,
     requests: AtomicU64,
+    /// The requests over HTTP/1 whose target has a `#`.
+    fragments: Arc<FragmentMarks>,
     /// Bytes received on the socket, with those of TLS.
     received: AtomicU64,
     /// Bytes that were sent to another server for this client.
@@ -64,6 +67,8 @@ pub(super) struct Activity {
 pub(super) struct RunningRequest {
     activity: Arc<Activity>,
     answered: bool,
+    /// `true` if the target of the request had a `#`, which it has no more.
+    had_fragment: bool,
 }
 
 /// A socket that reports reads and writes to an [`Activity`].
@@ -86,6 +91,7 @@ impl Activity {
             head: AtomicU64::new(0),
             blocked: AtomicU64::new(0),
             requests: AtomicU64::new(0),
+            fragments: Arc::default(),
             received: AtomicU64::new(0),
             sent_on: AtomicU64::new(0),
             resets: AtomicU64::new(0),
@@ -114,6 +120,11 @@ impl Activity {
 
     pub(super) fn speaks_http1(&self) {
         self.http1.store(true, Ordering::Release);
+    }
+
+    /// Returns the marks of requests whose target has a `#`.
+    pub(super) fn fragments(&self) -> &Arc<FragmentMarks> {
+        &self.fragments
     }
 
     pub(super) fn is_http1(&self) -> bool {
@@ -247,12 +258,17 @@ impl Activity {
 impl RunningRequest {
     pub(super) fn new(activity: &Arc<Activity>) -> Self {
         activity.running.fetch_add(1, Ordering::AcqRel);
-        activity.requests.fetch_add(1, Ordering::Relaxed);
+        let number = activity.requests.fetch_add(1, Ordering::Relaxed);
         activity.head.store(0, Ordering::Release);
         RunningRequest {
             activity: Arc::clone(activity),
             answered: false,
+            had_fragment: activity.is_http1() && activity.fragments.take(number),
         }
+    }
+
+    pub(super) fn had_fragment(&self) -> bool {
+        self.had_fragment
     }
 
     /// Notes that the answer has begun: cancelling from now on is no reset.

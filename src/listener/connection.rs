@@ -29,6 +29,7 @@ use super::http1_rules;
 use super::limits::ConnectionLimits;
 use super::metrics::Listener;
 use super::peer_connection::PeerConnection;
+use super::request_lines::RequestLines;
 use super::stream_stall::StreamExecutor;
 use super::timeouts::{ConnectionTimeouts, TimeoutAction};
 use super::write_coalescing::{CoalescingStream, TurnFlusher};
@@ -203,9 +204,10 @@ impl Protocols {
         I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         activity.speaks_http1();
+        let lines = RequestLines::new(io, Arc::clone(activity.fragments()));
         let connection = pin!(
             self.http1
-                .serve_connection(TokioIo::new(io), requests)
+                .serve_connection(TokioIo::new(lines), requests)
                 .with_upgrades()
         );
         self.run(connection, activity, address, drain).await;
@@ -337,8 +339,14 @@ where
         if url > url_bytes {
             return too_long(url_bytes);
         }
+        if running.had_fragment() {
+            return http1_rules::fragment();
+        }
         if let Some(refusal) = http1_rules::refusal(&request) {
             return refusal;
+        }
+        if http1_rules::has_bad_escape(request.uri().path()) {
+            return bad_escape();
         }
         service(request, peer).await
     });
@@ -358,6 +366,13 @@ fn internal_error() -> Response<Body> {
     tracing::error!("a request panicked; its client got 500, everything else goes on");
     let mut response = Response::new(body::full("Internal Server Error\n"));
     *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
+    response
+}
+
+/// Over HTTP/2, where Go's server resets the stream and upstream would be blamed.
+fn bad_escape() -> Response<Body> {
+    let mut response = Response::new(body::full("the path has a % that begins no escape\n"));
+    *response.status_mut() = StatusCode::BAD_REQUEST;
     response
 }
 

@@ -18,6 +18,9 @@ pub(super) fn refusal<B>(request: &Request<B>) -> Option<Response<Body>> {
     if !is_http1(request) {
         return None;
     }
+    if has_bad_escape(request.uri().path()) {
+        return Some(bad_request("400 Bad Request"));
+    }
     let headers = request.headers();
     let mut hosts = headers.get_all(HOST).iter();
     let (host, second) = (hosts.next(), hosts.next());
@@ -45,6 +48,25 @@ pub(super) fn refusal<B>(request: &Request<B>) -> Option<Response<Body>> {
         *response.status_mut() = StatusCode::EXPECTATION_FAILED;
         close(&mut response);
         response
+    })
+}
+
+/// Returns the answer to a request whose target has a `#`.
+///
+/// Go's server takes it for a part of the path. Here it is lost, and what is left may be another
+/// object, or all of a type.
+pub(super) fn fragment() -> Response<Body> {
+    bad_request("400 Bad Request: a raw # in the URL, which must be written as %23")
+}
+
+/// Returns `true` if a path has a `%` without two hexadecimal digits behind it.
+///
+/// Over HTTP/2, Go's server resets the stream of such a request, here and at upstream.
+pub(super) fn has_bad_escape(path: &str) -> bool {
+    let mut escapes = path.split('%').skip(1).map(str::as_bytes);
+    escapes.any(|escape| {
+        let digits = escape.first_chunk::<2>();
+        digits.is_none_or(|digits| !digits.iter().all(u8::is_ascii_hexdigit))
     })
 }
 
@@ -162,6 +184,22 @@ mod tests {
         }
         assert_eq!(refused(Version::HTTP_10, &[]), None);
         assert_eq!(refused(Version::HTTP_2, &[("expect", "x")]), None);
+    }
+
+    #[test]
+    fn escapes_in_paths_have_two_digits() {
+        for (path, is_bad) in [
+            ("/api/100%25", false),
+            ("/%aF%00/", false),
+            ("/", false),
+            ("/100%", true),
+            ("/%2", true),
+            ("/%2g", true),
+            ("/%25%zz", true),
+            ("/%\u{e4}", true),
+        ] {
+            assert_eq!(has_bad_escape(path), is_bad, "{path}");
+        }
     }
 
     #[test]

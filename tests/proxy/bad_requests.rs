@@ -131,7 +131,6 @@ async fn odd_paths_and_accept_headers_get_upstreams_answer() {
         "/api/v1/nodes/node-000/pods",
         "/api/v1/namespaces/team-00/nodes?resourceVersion=0",
         "/api/v1/namespaces//pods?resourceVersion=0",
-        "/api/v1/namespaces/%zz/pods?resourceVersion=0",
         "/api/v1/namespaces/..%2f/pods?resourceVersion=0",
         "/api/v1/pods/?resourceVersion=0",
         "/api/v1/namespaces/nowhere/pods?resourceVersion=0",
@@ -273,5 +272,50 @@ async fn oversized_headers_are_refused_with_a_clear_error() {
         let answer = same(&fixture, protocol, &path, "application/json").await;
         assert!(!answer.json()["items"].as_array().unwrap().is_empty());
     }
+    fixture.stop().await;
+}
+
+/// A request with a `#` in its URL would lose the name behind it, and become one for all objects.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_number_sign_in_a_url_is_refused_before_it_becomes_another_request() {
+    let fixture = Fixture::start(small()).await;
+    let bearer = format!("Bearer {}", fixture.upstream.admin_token());
+    fixture.upstream.take_recorded();
+    let path = "/api/v1/namespaces/team-00/configmaps";
+    let rest = format!("HTTP/1.1\r\nHost: h\r\nAuthorization: {bearer}\r\n");
+    for target in [format!("{path}/#x"), format!("{path}?dryRun=All#x")] {
+        // It stands in a body, too, and in an earlier request on the connection.
+        let name = format!("n{}", target.len());
+        let body =
+            format!(r##"{{"metadata":{{"name":"{name}"}},"data":{{"a":"GET /#a HTTP/1.1"}}}}"##);
+        let both = format!(
+            "POST {path} {rest}Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n\
+             {:x}\r\n{body}\r\n0\r\n\r\nDELETE {target} {rest}\r\n",
+            body.len()
+        );
+        let raw = fixture.proxied.raw(both.as_bytes(), |_| false).await;
+        let (created, refused) = raw.text.split_once("HTTP/1.1 400 ").unwrap_or_else(|| {
+            panic!("{target} is not refused: {}", raw.text);
+        });
+        assert!(created.starts_with("HTTP/1.1 201 "), "{created}");
+        assert!(refused.contains("must be written as %23"), "{refused}");
+    }
+    let recorded = fixture.upstream.take_recorded();
+    assert!(recorded.iter().any(|head| head.method == Method::POST));
+    assert!(recorded.iter().all(|head| head.method != Method::DELETE));
+
+    // Upstream's server refuses a path with a bad escape. It is not to be taken for one that broke off.
+    for protocol in BOTH {
+        let bad = format!("{path}/100%");
+        let refused = answer(&fixture.proxied, protocol, &bad, "application/json").await;
+        assert_eq!(refused.status, StatusCode::BAD_REQUEST, "{protocol:?}");
+    }
+    assert!(
+        fixture
+            .upstream
+            .take_recorded()
+            .iter()
+            .all(|head| !head.target.contains('%'))
+    );
     fixture.stop().await;
 }
