@@ -26,10 +26,12 @@ use super::activity::{Activity, RunningRequest};
 use super::answer_body::AnswerBody;
 use super::goaway::GoawayRule;
 use super::http1_rules;
+use super::inspected::InspectedStream;
 use super::limits::ConnectionLimits;
 use super::metrics::Listener;
 use super::peer_connection::PeerConnection;
-use super::request_lines::RequestLines;
+use super::request_frames::FrameReader;
+use super::request_lines::LineReader;
 use super::stream_stall::StreamExecutor;
 use super::timeouts::{ConnectionTimeouts, TimeoutAction};
 use super::write_coalescing::{CoalescingStream, TurnFlusher};
@@ -204,10 +206,11 @@ impl Protocols {
         I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         activity.speaks_http1();
-        let lines = RequestLines::new(io, Arc::clone(activity.fragments()));
+        let reader = LineReader::new(Arc::clone(activity.fragments()));
+        let io = InspectedStream::new(io, reader);
         let connection = pin!(
             self.http1
-                .serve_connection(TokioIo::new(lines), requests)
+                .serve_connection(TokioIo::new(io), requests)
                 .with_upgrades()
         );
         self.run(connection, activity, address, drain).await;
@@ -225,6 +228,7 @@ impl Protocols {
         I: AsyncRead + AsyncWrite + Unpin + 'static,
     {
         let (io, flusher) = CoalescingStream::new(tls);
+        let io = InspectedStream::new(io, FrameReader::default());
         let connection = pin!(FlushedConnection {
             connection: self.http2.serve_connection(TokioIo::new(io), requests),
             flusher
@@ -291,7 +295,14 @@ where
 }
 
 impl<I, S> GracefulConnection
-    for FlushedConnection<http2::Connection<TokioIo<CoalescingStream<I>>, S, StreamExecutor>, I>
+    for FlushedConnection<
+        http2::Connection<
+            TokioIo<InspectedStream<CoalescingStream<I>, FrameReader>>,
+            S,
+            StreamExecutor,
+        >,
+        I,
+    >
 where
     S: RequestService,
     I: AsyncRead + AsyncWrite + Unpin + 'static,

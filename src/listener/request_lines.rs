@@ -7,14 +7,11 @@
 //! What is read is passed on as it is. So a mistake about where a request begins can refuse a
 //! request or let one pass, and nothing else.
 use std::collections::VecDeque;
-use std::io;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 
+use super::inspected::Inspect;
 use memchr::{memchr, memchr2, memchr3};
 use parking_lot::Mutex;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// Bytes of a header line that are looked at. Those that tell a body's length are shorter.
 const MAX_LINE: usize = 256;
@@ -25,16 +22,9 @@ const MAX_MARKS: usize = 1024;
 #[derive(Default)]
 pub(super) struct FragmentMarks(Mutex<VecDeque<u64>>);
 
-/// An HTTP/1 connection that marks requests whose target has a `#`.
-pub(super) struct RequestLines<I> {
-    inner: I,
-    reader: LineReader,
+/// Follows the requests in what a client sends, and marks those whose target has a `#`.
+pub(super) struct LineReader {
     marks: Arc<FragmentMarks>,
-}
-
-/// Follows the requests in what a client sends.
-#[derive(Debug, Default)]
-struct LineReader {
     place: Place,
     /// The number of the request that is read.
     number: u64,
@@ -95,29 +85,32 @@ impl FragmentMarks {
     }
 }
 
-impl<I> RequestLines<I> {
-    pub(super) fn new(inner: I, marks: Arc<FragmentMarks>) -> Self {
-        Self {
-            inner,
-            reader: LineReader::default(),
-            marks,
+impl Inspect for LineReader {
+    fn inspect(&mut self, bytes: &mut [u8]) {
+        let mut bytes = &*bytes;
+        while !bytes.is_empty() && self.place != Place::Unknown {
+            let read = self.step(bytes);
+            bytes = &bytes[read..];
         }
     }
 }
 
 impl LineReader {
-    fn read(&mut self, mut bytes: &[u8], marks: &FragmentMarks) {
-        while !bytes.is_empty() && self.place != Place::Unknown {
-            let taken = self.step(bytes, marks);
-            bytes = &bytes[taken..];
+    pub(super) fn new(marks: Arc<FragmentMarks>) -> Self {
+        Self {
+            marks,
+            place: Place::default(),
+            number: 0,
+            line: Vec::new(),
+            body: BodyLength::default(),
         }
     }
 
     /// Reads up to the next place, or all. Returns the number of bytes read.
-    fn step(&mut self, bytes: &[u8], marks: &FragmentMarks) -> usize {
+    fn step(&mut self, bytes: &[u8]) -> usize {
         match self.place {
             Place::Method => self.method(bytes),
-            Place::Target => self.target(bytes, marks),
+            Place::Target => self.target(bytes),
             Place::Version | Place::ChunkEnd => {
                 let next = match self.place {
                     Place::Version => Place::Header,
@@ -167,13 +160,13 @@ impl LineReader {
         end + 1
     }
 
-    fn target(&mut self, bytes: &[u8], marks: &FragmentMarks) -> usize {
+    fn target(&mut self, bytes: &[u8]) -> usize {
         let Some(end) = memchr3(b' ', b'\n', b'#', bytes) else {
             return bytes.len();
         };
         match bytes[end] {
             b' ' => self.place = Place::Version,
-            b'#' if marks.mark(self.number) => {}
+            b'#' if self.marks.mark(self.number) => {}
             _ => self.place = Place::Unknown,
         }
         end + 1
@@ -267,61 +260,19 @@ fn chunk_size(line: &[u8]) -> Option<u64> {
     u64::from_str_radix(text, 16).ok()
 }
 
-impl<I: AsyncRead + Unpin> AsyncRead for RequestLines<I> {
-    fn poll_read(
-        self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let this = self.get_mut();
-        let before = buffer.filled().len();
-        let polled = Pin::new(&mut this.inner).poll_read(context, buffer);
-        this.reader.read(&buffer.filled()[before..], &this.marks);
-        polled
-    }
-}
-
-impl<I: AsyncWrite + Unpin> AsyncWrite for RequestLines<I> {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.inner).poll_write(context, bytes)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        pieces: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.inner).poll_write_vectored(context, pieces)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.inner.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.inner).poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.inner).poll_shutdown(context)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     /// Returns the numbers of the requests that are marked, read in pieces of this size.
     fn marked(sent: &str, piece: usize) -> Vec<u64> {
-        let (mut reader, marks) = (LineReader::default(), FragmentMarks::default());
-        for bytes in sent.as_bytes().chunks(piece) {
-            reader.read(bytes, &marks);
+        let marks = Arc::new(FragmentMarks::default());
+        let mut reader = LineReader::new(Arc::clone(&marks));
+        for piece in sent.as_bytes().chunks(piece) {
+            reader.inspect(&mut piece.to_vec());
         }
-        marks.0.into_inner().into()
+        let marks = marks.0.lock();
+        marks.iter().copied().collect()
     }
 
     #[test]

@@ -6,6 +6,9 @@ use tokio::net::TcpStream;
 
 use crate::support::client::{Answer, BOTH, Endpoint, Protocol, nothing, within};
 use crate::support::follower::{Follower, Opening};
+use crate::support::frames::{
+    END_HEADERS, END_STREAM, Frames, GOAWAY, HEADERS, RST_STREAM, Received, block, frame,
+};
 use crate::support::history::{Interest, WriteHistory};
 use crate::support::{Fixture, small};
 
@@ -287,7 +290,7 @@ async fn a_number_sign_in_a_url_is_refused_before_it_becomes_another_request() {
         // It stands in a body, too, and in an earlier request on the connection.
         let name = format!("n{}", target.len());
         let body =
-            format!(r##"{{"metadata":{{"name":"{name}"}},"data":{{"a":"GET /#a HTTP/1.1"}}}}"##);
+            format!(r#"{{"metadata":{{"name":"{name}"}},"data":{{"a":"GET /#a HTTP/1.1"}}}}"#);
         let both = format!(
             "POST {path} {rest}Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n\
              {:x}\r\n{body}\r\n0\r\n\r\nDELETE {target} {rest}\r\n",
@@ -299,6 +302,31 @@ async fn a_number_sign_in_a_url_is_refused_before_it_becomes_another_request() {
         });
         assert!(created.starts_with("HTTP/1.1 201 "), "{created}");
         assert!(refused.contains("must be written as %23"), "{refused}");
+    }
+    // Over HTTP/2, the other streams of the connection go on.
+    let mut frames = Frames::open(&fixture.proxied, 65_535).await;
+    for (stream, target, is_good) in [
+        (1, "/#x", false),
+        (3, "?dryRun=All#x", false),
+        (5, "", true),
+    ] {
+        let target = format!("{path}{target}");
+        let method = if is_good { "GET" } else { "DELETE" };
+        let fields = [
+            (":method", method),
+            (":scheme", "https"),
+            (":authority", "proxy"),
+            (":path", &target),
+            ("authorization", &bearer),
+        ];
+        let flags = END_STREAM | END_HEADERS;
+        frames
+            .send(&frame(HEADERS, flags, stream, &block(&fields)))
+            .await;
+        let of_stream = |frame: &Received| frame.stream == stream || frame.kind == GOAWAY;
+        let answer = within(&target, frames.find(of_stream)).await.unwrap();
+        let wanted = if is_good { HEADERS } else { RST_STREAM };
+        assert_eq!(answer.kind, wanted, "{target}: {answer:?}");
     }
     let recorded = fixture.upstream.take_recorded();
     assert!(recorded.iter().any(|head| head.method == Method::POST));

@@ -1,0 +1,68 @@
+//! A connection whose requests are looked at before hyper reads them.
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+/// Follows what a client sends.
+pub(super) trait Inspect: Unpin {
+    /// Looks at the next bytes. It may change some, but not their number.
+    fn inspect(&mut self, bytes: &mut [u8]);
+}
+
+/// A connection whose reads an [`Inspect`] sees first.
+pub(super) struct InspectedStream<I, R> {
+    inner: I,
+    reader: R,
+}
+
+impl<I, R> InspectedStream<I, R> {
+    pub(super) fn new(inner: I, reader: R) -> Self {
+        Self { inner, reader }
+    }
+}
+
+impl<I: AsyncRead + Unpin, R: Inspect> AsyncRead for InspectedStream<I, R> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        let before = buffer.filled().len();
+        let polled = Pin::new(&mut this.inner).poll_read(context, buffer);
+        this.reader.inspect(&mut buffer.filled_mut()[before..]);
+        polled
+    }
+}
+
+impl<I: AsyncWrite + Unpin, R: Inspect> AsyncWrite for InspectedStream<I, R> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.inner).poll_write(context, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        pieces: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.inner).poll_write_vectored(context, pieces)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.inner.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_shutdown(context)
+    }
+}

@@ -1,0 +1,591 @@
+//! Spoils HTTP/2 requests whose path has a `#`.
+//!
+//! The crates below drop the `#` and what follows it, as [`super::request_lines`] says of HTTP/1.
+//! What they refuse is a `>`: they reset the stream, as of any path that is none. In a header block
+//! `>` is as long as `#`, plain and in Huffman's code, where both differ in one bit. So one takes the
+//! place of the other, and nothing else changes.
+//!
+//! A mistake about where a path begins would let a request pass, or spoil a part of the connection
+//! that holds a `#`. Only a field that names itself `:path`, or has its number in the static table,
+//! is looked at, and all other frames are passed over by their length.
+//!
+//! Sources: RFC 9113, sections 3.4, 4.1 and 6; RFC 7541, sections 5 and 6, and appendices A and B.
+use super::inspected::Inspect;
+
+/// Bytes of the connection preface.
+const PREFACE: usize = 24;
+/// Bytes of the head of a frame.
+const HEAD: usize = 9;
+const HEADERS: u8 = 1;
+const CONTINUATION: u8 = 9;
+const PADDED: u8 = 0x8;
+const PRIORITY: u8 = 0x20;
+/// Bytes of a priority.
+const PRIORITY_BYTES: u32 = 5;
+
+/// The numbers of `:path` in the static table.
+const PATH_INDEXES: [u8; 2] = [4, 5];
+/// The name of the field, plain and in Huffman's code.
+const PATH_NAMES: [&[u8]; 2] = [b":path", &[0xb9, 0x58, 0xd3, 0x3f]];
+
+/// Longest code of Huffman's.
+const LONGEST_CODE: usize = 30;
+/// The number of codes of each length. The codes of a length are consecutive numbers, behind those of
+/// the shorter ones. The code of the end, which no string has, is left out.
+const CODES: [u32; LONGEST_CODE + 1] = [
+    0, 0, 0, 0, 0, 10, 26, 32, 6, 0, 5, 3, 2, 6, 2, 3, 0, 0, 0, 3, 8, 13, 26, 29, 12, 4, 15, 19,
+    29, 0, 3,
+];
+/// The codes of `#`, and of `>`, which is one more.
+const NUMBER_SIGN: (u32, usize) = (0xffa, 12);
+
+/// Follows the header blocks in what a client sends.
+#[derive(Debug)]
+pub(super) struct FrameReader {
+    place: FramePlace,
+    /// The head of the frame, as far as it was read.
+    head: Vec<u8>,
+    block: BlockReader,
+}
+
+/// The place of the next byte among the frames.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum FramePlace {
+    /// In what is passed over, of which so many bytes are left.
+    Skipped(usize),
+    Head,
+    /// At the length of the padding of a frame of headers; what is left of the frame, and of what
+    /// lies before the block.
+    PadLength {
+        left: u32,
+        before: u32,
+    },
+    /// Before a header block: the bytes until there, those of the block, and those behind it.
+    Before {
+        left: u32,
+        block: u32,
+        padding: u32,
+    },
+    /// In a header block: its bytes, and those behind it.
+    Block {
+        left: u32,
+        padding: u32,
+    },
+    /// In what is no frame.
+    Unknown,
+}
+
+/// Follows the fields of a header block.
+#[derive(Debug, Default)]
+struct BlockReader {
+    place: BlockPlace,
+    /// The name that is read, as far as it can be `:path`.
+    name: Vec<u8>,
+    huffman: HuffmanReader,
+}
+
+/// The place of the next byte in a header block.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum BlockPlace {
+    #[default]
+    Field,
+    /// In the further bytes of a number that does not matter. A value may follow.
+    Number { has_value: bool },
+    /// At the length of a text.
+    Length(Text),
+    /// In the further bytes of the length.
+    LongLength {
+        text: Text,
+        is_coded: bool,
+        so_far: u32,
+        shift: u32,
+    },
+    Text {
+        text: Text,
+        is_coded: bool,
+        left: u32,
+    },
+    /// In what is no header block.
+    Unknown,
+}
+
+/// What a text is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Text {
+    Name,
+    Path,
+    OtherValue,
+}
+
+/// Follows a text in Huffman's code.
+#[derive(Clone, Copy, Debug, Default)]
+struct HuffmanReader {
+    code: u32,
+    length: usize,
+    /// The first code of this length.
+    first: u32,
+}
+
+impl Default for FrameReader {
+    fn default() -> Self {
+        Self {
+            place: FramePlace::Skipped(PREFACE),
+            head: Vec::with_capacity(HEAD),
+            block: BlockReader::default(),
+        }
+    }
+}
+
+impl Inspect for FrameReader {
+    fn inspect(&mut self, mut bytes: &mut [u8]) {
+        while !bytes.is_empty() && self.place != FramePlace::Unknown {
+            let read = self.step(bytes);
+            bytes = &mut bytes[read..];
+        }
+    }
+}
+
+impl FrameReader {
+    /// Reads up to the next place, or all. Returns the number of bytes read.
+    fn step(&mut self, bytes: &mut [u8]) -> usize {
+        match self.place {
+            FramePlace::Skipped(left) => {
+                let read = left.min(bytes.len());
+                self.skip(left - read);
+                read
+            }
+            FramePlace::Head => {
+                let read = (HEAD - self.head.len()).min(bytes.len());
+                self.head.extend_from_slice(&bytes[..read]);
+                if self.head.len() == HEAD {
+                    self.begin_frame();
+                }
+                read
+            }
+            FramePlace::PadLength { left, before } => {
+                let padding = u32::from(bytes[0]);
+                self.begin_block(left - 1, before, padding);
+                1
+            }
+            FramePlace::Before {
+                left,
+                block,
+                padding,
+            } => {
+                let read = part(left, bytes);
+                self.place = match left - read as u32 {
+                    0 => FramePlace::Block {
+                        left: block,
+                        padding,
+                    },
+                    left => FramePlace::Before {
+                        left,
+                        block,
+                        padding,
+                    },
+                };
+                read
+            }
+            FramePlace::Block { left, padding } => {
+                let read = part(left, bytes);
+                self.block.read(&mut bytes[..read]);
+                match left - read as u32 {
+                    0 => self.skip(padding as usize),
+                    left => self.place = FramePlace::Block { left, padding },
+                }
+                read
+            }
+            FramePlace::Unknown => bytes.len(),
+        }
+    }
+
+    fn skip(&mut self, bytes: usize) {
+        self.place = match bytes {
+            0 => FramePlace::Head,
+            left => FramePlace::Skipped(left),
+        };
+    }
+
+    fn begin_frame(&mut self) {
+        let length = u32::from_be_bytes([0, self.head[0], self.head[1], self.head[2]]);
+        let (kind, flags) = (self.head[3], self.head[4]);
+        self.head.clear();
+        match kind {
+            HEADERS => {
+                self.block.place = BlockPlace::Field;
+                let before = if flags & PRIORITY == 0 {
+                    0
+                } else {
+                    PRIORITY_BYTES
+                };
+                match flags & PADDED {
+                    0 => self.begin_block(length, before, 0),
+                    _ if length == 0 => self.place = FramePlace::Unknown,
+                    _ => {
+                        self.place = FramePlace::PadLength {
+                            left: length,
+                            before,
+                        }
+                    }
+                }
+            }
+            CONTINUATION => self.begin_block(length, 0, 0),
+            _ => self.skip(length as usize),
+        }
+    }
+
+    /// Begins what is left of a frame with a header block.
+    fn begin_block(&mut self, left: u32, before: u32, padding: u32) {
+        let block = left.checked_sub(before + padding);
+        self.place = match (block, before) {
+            (None, _) => FramePlace::Unknown,
+            (Some(block), 1..) => FramePlace::Before {
+                left: before,
+                block,
+                padding,
+            },
+            (Some(0), 0) => return self.skip(padding as usize),
+            (Some(left), 0) => FramePlace::Block { left, padding },
+        };
+    }
+}
+
+impl BlockReader {
+    fn read(&mut self, mut bytes: &mut [u8]) {
+        while !bytes.is_empty() && self.place != BlockPlace::Unknown {
+            let read = self.step(bytes);
+            bytes = &mut bytes[read..];
+        }
+    }
+
+    fn step(&mut self, bytes: &mut [u8]) -> usize {
+        let byte = bytes[0];
+        match self.place {
+            BlockPlace::Field => self.begin_field(byte),
+            BlockPlace::Number { has_value } if byte < 0x80 => {
+                self.place = if has_value {
+                    BlockPlace::Length(Text::OtherValue)
+                } else {
+                    BlockPlace::Field
+                };
+            }
+            BlockPlace::Length(text) => {
+                let (is_coded, length) = (byte & 0x80 != 0, u32::from(byte & 0x7f));
+                if length < 0x7f {
+                    self.begin_text(text, is_coded, length);
+                } else {
+                    self.place = BlockPlace::LongLength {
+                        text,
+                        is_coded,
+                        so_far: length,
+                        shift: 0,
+                    };
+                }
+            }
+            BlockPlace::LongLength {
+                text,
+                is_coded,
+                so_far,
+                shift,
+            } => {
+                let so_far = so_far + (u32::from(byte & 0x7f) << shift);
+                if byte < 0x80 {
+                    self.begin_text(text, is_coded, so_far);
+                } else if shift < 14 {
+                    self.place = BlockPlace::LongLength {
+                        text,
+                        is_coded,
+                        so_far,
+                        shift: shift + 7,
+                    };
+                } else {
+                    // Longer than all headers may be.
+                    self.place = BlockPlace::Unknown;
+                }
+            }
+            BlockPlace::Text {
+                text,
+                is_coded,
+                left,
+            } => {
+                let read = part(left, bytes);
+                self.text(text, is_coded, &mut bytes[..read]);
+                self.continue_text(text, is_coded, left - read as u32);
+                return read;
+            }
+            BlockPlace::Number { .. } | BlockPlace::Unknown => {}
+        }
+        1
+    }
+
+    fn begin_field(&mut self, byte: u8) {
+        // The bits of a number in the first byte. If all are set, more bytes follow.
+        let (mask, is_literal) = match byte {
+            0x80.. => (0x7f, false),
+            0x40.. => (0x3f, true),
+            0x20.. => (0x1f, false),
+            _ => (0x0f, true),
+        };
+        let number = byte & mask;
+        self.place = match (is_literal, number) {
+            (has_value, number) if number == mask => BlockPlace::Number { has_value },
+            (false, _) => BlockPlace::Field,
+            (true, 0) => BlockPlace::Length(Text::Name),
+            (true, number) if PATH_INDEXES.contains(&number) => BlockPlace::Length(Text::Path),
+            (true, _) => BlockPlace::Length(Text::OtherValue),
+        };
+    }
+
+    fn begin_text(&mut self, text: Text, is_coded: bool, length: u32) {
+        self.name.clear();
+        self.huffman = HuffmanReader::default();
+        self.continue_text(text, is_coded, length);
+    }
+
+    fn continue_text(&mut self, text: Text, is_coded: bool, left: u32) {
+        self.place = match (left, text) {
+            (1.., _) => BlockPlace::Text {
+                text,
+                is_coded,
+                left,
+            },
+            (0, Text::Name) if self.name == PATH_NAMES[usize::from(is_coded)] => {
+                BlockPlace::Length(Text::Path)
+            }
+            (0, Text::Name) => BlockPlace::Length(Text::OtherValue),
+            (0, Text::Path | Text::OtherValue) => BlockPlace::Field,
+        };
+    }
+
+    fn text(&mut self, text: Text, is_coded: bool, bytes: &mut [u8]) {
+        match text {
+            Text::Name => {
+                // One byte more than the longest, so that no longer name is taken for it.
+                let room = PATH_NAMES[0].len() + 1 - self.name.len();
+                let looked_at = bytes.len().min(room);
+                self.name.extend_from_slice(&bytes[..looked_at]);
+            }
+            Text::Path if is_coded => self.huffman.spoil(bytes),
+            Text::Path => {
+                for byte in bytes.iter_mut().filter(|byte| **byte == b'#') {
+                    *byte = b'>';
+                }
+            }
+            Text::OtherValue => {}
+        }
+    }
+}
+
+impl HuffmanReader {
+    /// Makes each `#` a `>`.
+    fn spoil(&mut self, bytes: &mut [u8]) {
+        for byte in bytes {
+            for bit in (0..u8::BITS).rev() {
+                self.code = (self.code << 1) | u32::from(*byte >> bit & 1);
+                self.first = (self.first + CODES[self.length]) << 1;
+                self.length += 1;
+                if self.code.wrapping_sub(self.first) < CODES[self.length] {
+                    if (self.code, self.length) == NUMBER_SIGN {
+                        *byte |= 1 << bit;
+                    }
+                    *self = Self::default();
+                } else if self.length == LONGEST_CODE {
+                    // The end, which is an error within a text.
+                    *self = Self::default();
+                }
+            }
+        }
+    }
+}
+
+/// Returns how many of the bytes belong to what is left.
+fn part(left: u32, bytes: &[u8]) -> usize {
+    bytes.len().min(left as usize)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Codes of RFC 7541, appendix B, with their lengths.
+    const KNOWN: &[(char, u32, usize)] = &[
+        ('\0', 0x1ff8, 13),
+        ('\n', 0x3fff_fffc, 30),
+        ('#', 0xffa, 12),
+        ('/', 0x18, 6),
+        ('0', 0x0, 5),
+        ('<', 0x7ffc, 15),
+        ('>', 0xffb, 12),
+        ('X', 0xfc, 8),
+        ('a', 0x3, 5),
+        ('x', 0x79, 7),
+        ('~', 0x1ffd, 13),
+        ('\u{ff}', 0x3ff_ffee, 26),
+    ];
+
+    fn coded(text: &str) -> Vec<u8> {
+        let mut bits = Vec::new();
+        for wanted in text.chars() {
+            let known = KNOWN.iter().find(|(known, ..)| *known == wanted);
+            let (_, code, length) = known.unwrap();
+            bits.extend((0..*length).rev().map(|bit| (code >> bit) as u8 & 1));
+        }
+        while bits.len() % 8 > 0 {
+            bits.push(1);
+        }
+        let byte = |bits: &[u8]| bits.iter().fold(0, |byte, bit| byte << 1 | bit);
+        bits.chunks(8).map(byte).collect()
+    }
+
+    fn text(is_coded: bool, text: &[u8]) -> Vec<u8> {
+        let flag = if is_coded { 0x80 } else { 0 };
+        let mut out = match text.len() {
+            length @ 0..127 => vec![flag | length as u8],
+            length => {
+                let length = length - 127;
+                vec![flag | 127, length as u8 & 127 | 128, (length >> 7) as u8]
+            }
+        };
+        out.extend_from_slice(text);
+        out
+    }
+
+    fn frame(kind: u8, flags: u8, payload: &[u8]) -> Vec<u8> {
+        let length = (payload.len() as u32).to_be_bytes();
+        let head = [&length[1..], &[kind, flags, 0, 0, 0, 1]].concat();
+        [&head[..], payload].concat()
+    }
+
+    /// Returns what a client sent, after it was read in pieces of this size.
+    fn read(sent: &[u8], piece: usize) -> Vec<u8> {
+        let mut bytes = [&[b'#'; PREFACE][..], sent].concat();
+        let mut reader = FrameReader::default();
+        for piece in bytes.chunks_mut(piece) {
+            reader.inspect(piece);
+        }
+        bytes.split_off(PREFACE)
+    }
+
+    /// Asserts that each path of a header block is spoiled, in frames of all sorts.
+    fn assert_spoiled(block: &[u8], wanted: &[u8]) {
+        let data = frame(0, PADDED, b"##:path#");
+        let in_frames = |block: &[u8]| {
+            let middle = block.len() / 2;
+            let padded = [&[3], block, b"###"].concat();
+            let late = [&[1, b'#', b'#', b'#', b'#', b'#'], block, b"#"].concat();
+            let early = [&[b'#'; 5], &block[..middle]].concat();
+            [
+                data.clone(),
+                frame(HEADERS, 0, block),
+                frame(HEADERS, PADDED, &padded),
+                data.clone(),
+                frame(HEADERS, PADDED | PRIORITY, &late),
+                frame(HEADERS, PRIORITY, &early),
+                frame(CONTINUATION, 0, b""),
+                frame(CONTINUATION, 4, &block[middle..]),
+                data.clone(),
+            ]
+            .concat()
+        };
+        let sent = in_frames(block);
+        for piece in [1, 2, 3, 5, 8, sent.len() + PREFACE] {
+            assert_eq!(
+                read(&sent, piece),
+                in_frames(wanted),
+                "in pieces of {piece}"
+            );
+        }
+    }
+
+    #[test]
+    fn number_signs_in_paths_become_what_is_refused() {
+        let long = "/a#x".repeat(100);
+        for path in [
+            "",
+            "#",
+            "/a#x#",
+            "/\n#\u{ff}#~#<X0",
+            "/a/x",
+            "/>#\0#",
+            &long,
+        ] {
+            let wanted = path.replace('#', ">");
+            for is_coded in [false, true] {
+                let of = |path: &str| {
+                    let plain = path.as_bytes();
+                    let path = if is_coded {
+                        coded(path)
+                    } else {
+                        plain.to_vec()
+                    };
+                    [
+                        // A change of the table's size, `:method: GET`, and a number of two bytes.
+                        &[0x3f, 0xe1, 0x1f, 0x82, 0xff, 0x00][..],
+                        // `:path` by its numbers, and by its name.
+                        &[0x44],
+                        &text(is_coded, &path),
+                        &[0x05],
+                        &text(is_coded, &path),
+                        &[0x00],
+                        &text(false, b":path"),
+                        &text(is_coded, &path),
+                        &[0x40],
+                        &text(true, PATH_NAMES[1]),
+                        &text(is_coded, &path),
+                        // Others keep theirs: by number, also a large one, and by name.
+                        &[0x41],
+                        &text(false, b"a#b"),
+                        &[0x7f, 0x02],
+                        &text(false, b"/#"),
+                        &[0x1f, 0x80, 0x01],
+                        &text(true, &coded("/#")),
+                        &[0x10],
+                        &text(false, b":path2"),
+                        &text(false, b"/#"),
+                        &[0x10],
+                        &text(false, b""),
+                        &text(false, b"/#"),
+                    ]
+                    .concat()
+                };
+                assert_spoiled(&of(path), &of(&wanted));
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_no_frame_is_left_alone() {
+        let path = [&[0x04][..], &text(false, b"/#")].concat();
+        let good = frame(HEADERS, 0, &path);
+        for bad in [
+            frame(HEADERS, PADDED, b""),
+            frame(HEADERS, PADDED, b"\x09#"),
+            frame(HEADERS, PRIORITY, b"####"),
+        ] {
+            let sent = [bad, good.clone()].concat();
+            assert_eq!(read(&sent, sent.len()), sent);
+        }
+        // A length that is too long ends the looking at this block only.
+        let odd = frame(HEADERS, 0, &[0x04, 0x7f, 0xff, 0xff, 0xff, 0xff, b'#']);
+        let sent = [odd.clone(), good.clone()].concat();
+        let wanted = [odd, read(&good, good.len())].concat();
+        assert_ne!(read(&good, good.len()), good);
+        assert_eq!(read(&sent, 1), wanted);
+    }
+
+    #[test]
+    fn the_codes_are_those_of_the_standard() {
+        let (mut first, mut all) = (0, 0);
+        let mut firsts = vec![0];
+        for length in 1..=LONGEST_CODE {
+            first = (first + CODES[length - 1]) << 1;
+            firsts.push(first);
+            all += CODES[length];
+        }
+        assert_eq!(all, 256);
+        for (known, code, length) in KNOWN {
+            let range = firsts[*length]..firsts[*length] + CODES[*length];
+            assert!(range.contains(code), "{known:?}");
+        }
+    }
+}
