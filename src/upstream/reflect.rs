@@ -391,6 +391,10 @@ impl Reflector {
                     self.state = ReflectorState::Start;
                 }
             }
+            ReflectorError::Quiet(_) => {
+                self.recovery.failed();
+                tracing::info!(%resource, %error, "opening a watch again");
+            }
             error => {
                 // A refusal was counted before.
                 if !matches!(error, ReflectorError::Stopped(_)) {

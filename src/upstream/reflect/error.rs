@@ -19,6 +19,9 @@ pub(super) enum ReflectorError {
     Broken(String),
     #[error("no answer within {0:?}")]
     Silent(Duration),
+    /// The stream had no bookmark yet: it may be dead, or upstream may send none while nothing changes.
+    #[error("no bookmark yet after {0:?}")]
+    Quiet(Duration),
     #[error("upstream answered {0}: {1}")]
     Status(StatusCode, String),
     #[error(transparent)]

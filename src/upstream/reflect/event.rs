@@ -20,12 +20,15 @@ impl Reflector {
         frame: Result<Option<Frame>, StreamError>,
         mut stream: Box<WatchStream>,
     ) -> Result<Option<Change<C>>, ReflectorError> {
-        let was_silent = matches!(frame, Err(StreamError::Silent(_)));
-        if was_silent && stream.bookmarks != StreamBookmarks::Seen {
-            self.quiet_streams += 1;
-        }
+        let frame = match frame {
+            Err(StreamError::Silent(silence)) if stream.bookmarks != StreamBookmarks::Seen => {
+                self.quiet_streams += 1;
+                return Err(ReflectorError::Quiet(silence));
+            }
+            frame => frame?,
+        };
         // A clean end is a server timeout or restart: resume at once.
-        let Some(frame) = frame? else {
+        let Some(frame) = frame else {
             if self.is_rebuilding() {
                 self.restart();
             }
