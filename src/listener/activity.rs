@@ -13,7 +13,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::limits::ConnectionLimits;
-use super::request_lines::FragmentMarks;
+use super::request_lines::{RefusedRequests, RequestFault};
 
 /// Cancelled requests after which a connection is closed, if most of its requests are cancelled.
 ///
@@ -41,8 +41,8 @@ pub(super) struct Activity {
     /// Moment since which the socket takes no writes.
     blocked: AtomicU64,
     requests: AtomicU64,
-    /// The requests over HTTP/1 whose target has a `#`.
-    fragments: Arc<FragmentMarks>,
+    /// The requests over HTTP/1 that are refused.
+    refused: Arc<RefusedRequests>,
     /// Bytes received on the socket, with those of TLS.
     received: AtomicU64,
     /// Bytes that were sent to another server for this client.
@@ -67,8 +67,7 @@ pub(super) struct Activity {
 pub(super) struct RunningRequest {
     activity: Arc<Activity>,
     answered: bool,
-    /// `true` if the target of the request had a `#`, which it has no more.
-    had_fragment: bool,
+    fault: Option<RequestFault>,
 }
 
 /// A socket that reports reads and writes to an [`Activity`].
@@ -91,7 +90,7 @@ impl Activity {
             head: AtomicU64::new(0),
             blocked: AtomicU64::new(0),
             requests: AtomicU64::new(0),
-            fragments: Arc::default(),
+            refused: Arc::default(),
             received: AtomicU64::new(0),
             sent_on: AtomicU64::new(0),
             resets: AtomicU64::new(0),
@@ -122,9 +121,9 @@ impl Activity {
         self.http1.store(true, Ordering::Release);
     }
 
-    /// Returns the marks of requests whose target has a `#`.
-    pub(super) fn fragments(&self) -> &Arc<FragmentMarks> {
-        &self.fragments
+    /// Returns what the reader of the connection notes of requests that are refused.
+    pub(super) fn refused(&self) -> &Arc<RefusedRequests> {
+        &self.refused
     }
 
     pub(super) fn is_http1(&self) -> bool {
@@ -263,12 +262,14 @@ impl RunningRequest {
         RunningRequest {
             activity: Arc::clone(activity),
             answered: false,
-            had_fragment: activity.is_http1() && activity.fragments.take(number),
+            // Over HTTP/2 none is noted.
+            fault: activity.refused.fault(number),
         }
     }
 
-    pub(super) fn had_fragment(&self) -> bool {
-        self.had_fragment
+    /// Returns why the request is refused, if it is.
+    pub(super) fn fault(&self) -> Option<RequestFault> {
+        self.fault
     }
 
     /// Notes that the answer has begun: cancelling from now on is no reset.

@@ -206,7 +206,7 @@ impl Protocols {
         I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         activity.speaks_http1();
-        let reader = LineReader::new(Arc::clone(activity.fragments()));
+        let reader = LineReader::new(Arc::clone(activity.refused()));
         let io = InspectedStream::new(io, reader);
         let connection = pin!(
             self.http1
@@ -347,11 +347,11 @@ where
     let uri = request.uri();
     let url = uri.path().len() + uri.query().map_or(0, |query| query.len() + 1);
     let answering = AssertUnwindSafe(async {
+        if let Some(fault) = running.fault() {
+            return http1_rules::refused(fault);
+        }
         if url > url_bytes {
             return too_long(url_bytes);
-        }
-        if running.had_fragment() {
-            return http1_rules::fragment();
         }
         if let Some(refusal) = http1_rules::refusal(&request) {
             return refusal;

@@ -7,6 +7,7 @@ use http::header::{CONNECTION, CONTENT_TYPE, EXPECT, HOST, TRANSFER_ENCODING};
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version};
 use hyper::ext::ReasonPhrase;
 
+use super::request_lines::RequestFault;
 use crate::body::{self, Body};
 
 /// Unread bytes of a body for which Go's server gives up a connection.
@@ -51,12 +52,17 @@ pub(super) fn refusal<B>(request: &Request<B>) -> Option<Response<Body>> {
     })
 }
 
-/// Returns the answer to a request whose target has a `#`.
+/// Returns the answer to a request with a fault that hyper does not see.
 ///
-/// Go's server takes it for a part of the path. Here it is lost, and what is left may be another
+/// Go's server takes a `#` for a part of the path. Here it is lost, and what is left may be another
 /// object, or all of a type.
-pub(super) fn fragment() -> Response<Body> {
-    bad_request("400 Bad Request: a raw # in the URL, which must be written as %23")
+pub(super) fn refused(fault: RequestFault) -> Response<Body> {
+    bad_request(match fault {
+        RequestFault::Fragment => {
+            "400 Bad Request: a raw # in the URL, which must be written as %23"
+        }
+        RequestFault::Unclear => "400 Bad Request: the end of the request before is unclear",
+    })
 }
 
 /// Returns `true` if a path has a `%` without two hexadecimal digits behind it.

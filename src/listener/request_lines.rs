@@ -6,26 +6,41 @@
 //!
 //! What is read is passed on as it is. So a mistake about where a request begins can refuse a
 //! request or let one pass, and nothing else.
-use std::collections::VecDeque;
+//!
+//! Where the reader cannot tell the next request from a body, that request is refused as well.
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use memchr::{memchr, memchr2, memchr3};
 
 use super::inspected::Inspect;
-use memchr::{memchr, memchr2, memchr3};
-use parking_lot::Mutex;
 
-/// Bytes of a header line that are looked at. Those that tell a body's length are shorter.
+/// Bytes of a line that are looked at. A line that tells a body's length and has more is not
+/// understood.
 const MAX_LINE: usize = 256;
-/// Requests with a `#` that a client may have sent ahead. Beyond them nothing is looked at any more.
-const MAX_MARKS: usize = 1024;
 
-/// The numbers of a connection's requests whose target has a `#`.
-#[derive(Default)]
-pub(super) struct FragmentMarks(Mutex<VecDeque<u64>>);
+/// The first of a connection's requests that are refused. The connection ends with it.
+#[derive(Debug)]
+pub(super) struct RefusedRequests {
+    /// The number of the first request whose target has a `#`.
+    with_fragment: AtomicU64,
+    /// The number of the first request that may be a part of another.
+    unclear: AtomicU64,
+}
 
-/// Follows the requests in what a client sends, and marks those whose target has a `#`.
+/// Why a request is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RequestFault {
+    /// Its target had a `#`, which it has no more.
+    Fragment,
+    /// It may be a part of the request before.
+    Unclear,
+}
+
+/// Follows the requests in what a client sends, and finds those that are refused.
 pub(super) struct LineReader {
-    marks: Arc<FragmentMarks>,
-    place: Place,
+    refused: Arc<RefusedRequests>,
+    place: LinePlace,
     /// The number of the request that is read.
     number: u64,
     /// The start of the line that is read, where it matters.
@@ -35,7 +50,7 @@ pub(super) struct LineReader {
 
 /// The place of the next byte.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Place {
+enum LinePlace {
     /// Before the end of the method.
     #[default]
     Method,
@@ -66,40 +81,45 @@ enum BodyLength {
     Unclear,
 }
 
-impl FragmentMarks {
-    fn mark(&self, number: u64) -> bool {
-        let mut marks = self.0.lock();
-        if marks.back() != Some(&number) {
-            marks.push_back(number);
+impl Default for RefusedRequests {
+    fn default() -> Self {
+        Self {
+            with_fragment: AtomicU64::new(u64::MAX),
+            unclear: AtomicU64::new(u64::MAX),
         }
-        marks.len() <= MAX_MARKS
     }
+}
 
-    /// Returns `true` if the request of this number is marked. Requests come in their order.
-    pub(super) fn take(&self, number: u64) -> bool {
-        let mut marks = self.0.lock();
-        while marks.front().is_some_and(|marked| *marked < number) {
-            marks.pop_front();
+impl RefusedRequests {
+    /// Returns why the request of this number is refused, if it is.
+    pub(super) fn fault(&self, number: u64) -> Option<RequestFault> {
+        if number >= self.with_fragment.load(Ordering::Acquire) {
+            return Some(RequestFault::Fragment);
         }
-        marks.pop_front_if(|marked| *marked == number).is_some()
+        (number >= self.unclear.load(Ordering::Acquire)).then_some(RequestFault::Unclear)
     }
 }
 
 impl Inspect for LineReader {
     fn inspect(&mut self, bytes: &mut [u8]) {
         let mut bytes = &*bytes;
-        while !bytes.is_empty() && self.place != Place::Unknown {
+        while !bytes.is_empty() && self.place != LinePlace::Unknown {
             let read = self.step(bytes);
             bytes = &bytes[read..];
+        }
+        if self.place == LinePlace::Unknown {
+            self.refused
+                .unclear
+                .fetch_min(self.number, Ordering::Release);
         }
     }
 }
 
 impl LineReader {
-    pub(super) fn new(marks: Arc<FragmentMarks>) -> Self {
+    pub(super) fn new(refused: Arc<RefusedRequests>) -> Self {
         Self {
-            marks,
-            place: Place::default(),
+            refused,
+            place: LinePlace::default(),
             number: 0,
             line: Vec::new(),
             body: BodyLength::default(),
@@ -109,12 +129,12 @@ impl LineReader {
     /// Reads up to the next place, or all. Returns the number of bytes read.
     fn step(&mut self, bytes: &[u8]) -> usize {
         match self.place {
-            Place::Method => self.method(bytes),
-            Place::Target => self.target(bytes),
-            Place::Version | Place::ChunkEnd => {
+            LinePlace::Method => self.method(bytes),
+            LinePlace::Target => self.target(bytes),
+            LinePlace::Version | LinePlace::ChunkEnd => {
                 let next = match self.place {
-                    Place::Version => Place::Header,
-                    _ => Place::ChunkSize,
+                    LinePlace::Version => LinePlace::Header,
+                    _ => LinePlace::ChunkSize,
                 };
                 let end = memchr(b'\n', bytes);
                 if end.is_some() {
@@ -122,24 +142,24 @@ impl LineReader {
                 }
                 end.map_or(bytes.len(), |end| end + 1)
             }
-            Place::Header | Place::ChunkSize | Place::Trailer => self.line(bytes),
-            Place::Body(left) => {
+            LinePlace::Header | LinePlace::ChunkSize | LinePlace::Trailer => self.line(bytes),
+            LinePlace::Body(left) => {
                 let taken = skip(bytes, left);
                 self.place = match left - taken as u64 {
-                    0 => Place::Method,
-                    left => Place::Body(left),
+                    0 => LinePlace::Method,
+                    left => LinePlace::Body(left),
                 };
                 taken
             }
-            Place::Chunk(left) => {
+            LinePlace::Chunk(left) => {
                 let taken = skip(bytes, left);
                 self.place = match left - taken as u64 {
-                    0 => Place::ChunkEnd,
-                    left => Place::Chunk(left),
+                    0 => LinePlace::ChunkEnd,
+                    left => LinePlace::Chunk(left),
                 };
                 taken
             }
-            Place::Unknown => bytes.len(),
+            LinePlace::Unknown => bytes.len(),
         }
     }
 
@@ -152,9 +172,9 @@ impl LineReader {
         // Empty lines before a request are passed over.
         let is_empty = self.line.trim_ascii().is_empty();
         self.place = match bytes[end] {
-            b'\n' if is_empty => Place::Method,
-            b' ' if !is_empty && self.line != b"CONNECT" => Place::Target,
-            _ => Place::Unknown,
+            b'\n' if is_empty => LinePlace::Method,
+            b' ' if !is_empty => LinePlace::Target,
+            _ => LinePlace::Unknown,
         };
         self.line.clear();
         end + 1
@@ -165,9 +185,12 @@ impl LineReader {
             return bytes.len();
         };
         match bytes[end] {
-            b' ' => self.place = Place::Version,
-            b'#' if self.marks.mark(self.number) => {}
-            _ => self.place = Place::Unknown,
+            b' ' => self.place = LinePlace::Version,
+            b'#' => {
+                let first = &self.refused.with_fragment;
+                first.fetch_min(self.number, Ordering::Release);
+            }
+            _ => self.place = LinePlace::Unknown,
         }
         end + 1
     }
@@ -178,18 +201,21 @@ impl LineReader {
         let Some(end) = end else {
             return bytes.len();
         };
+        let is_whole = self.line.len() < MAX_LINE;
         let line = self.line.trim_ascii_end();
         match self.place {
-            Place::Header if line.is_empty() => self.end_head(),
-            Place::Header => self.body.note(line),
-            Place::ChunkSize => {
-                self.place = match chunk_size(line) {
-                    Some(0) => Place::Trailer,
-                    Some(size) => Place::Chunk(size),
-                    None => Place::Unknown,
+            LinePlace::Header if line.is_empty() && is_whole => self.end_head(),
+            LinePlace::Header => self.body.note(line, is_whole),
+            LinePlace::ChunkSize => {
+                self.place = match chunk_size(line, is_whole) {
+                    Some(0) => LinePlace::Trailer,
+                    Some(size) => LinePlace::Chunk(size),
+                    None => LinePlace::Unknown,
                 };
             }
-            _ if line.is_empty() => self.place = Place::Method,
+            // hyper ends the lines of trailers with both bytes only.
+            _ if !is_whole || self.line.last() != Some(&b'\r') => self.place = LinePlace::Unknown,
+            _ if line.is_empty() => self.place = LinePlace::Method,
             _ => {}
         }
         self.line.clear();
@@ -199,10 +225,10 @@ impl LineReader {
     fn end_head(&mut self) {
         self.number += 1;
         self.place = match std::mem::take(&mut self.body) {
-            BodyLength::None | BodyLength::Known(0) => Place::Method,
-            BodyLength::Known(length) => Place::Body(length),
-            BodyLength::Chunked => Place::ChunkSize,
-            BodyLength::Unclear => Place::Unknown,
+            BodyLength::None | BodyLength::Known(0) => LinePlace::Method,
+            BodyLength::Known(length) => LinePlace::Body(length),
+            BodyLength::Chunked => LinePlace::ChunkSize,
+            BodyLength::Unclear => LinePlace::Unknown,
         };
     }
 
@@ -213,29 +239,25 @@ impl LineReader {
 }
 
 impl BodyLength {
-    /// Notes a header line.
-    fn note(&mut self, line: &[u8]) {
+    /// Notes a header line, or the start of one that is longer.
+    fn note(&mut self, line: &[u8], is_whole: bool) {
         let Some(colon) = memchr(b':', line) else {
             return;
         };
         let (name, value) = (&line[..colon], line[colon + 1..].trim_ascii());
-        if name.eq_ignore_ascii_case(b"content-length") {
-            *self = match (*self, decimal(value)) {
-                (Self::None, Some(length)) => Self::Known(length),
-                (Self::Known(known), Some(length)) if known == length => *self,
-                _ => Self::Unclear,
-            };
-        } else if name.eq_ignore_ascii_case(b"transfer-encoding") {
-            let is_chunked = *self == Self::None && value.eq_ignore_ascii_case(b"chunked");
-            *self = if is_chunked {
-                Self::Chunked
-            } else {
-                Self::Unclear
-            };
-        } else if name.eq_ignore_ascii_case(b"upgrade") {
-            // What follows may be of another protocol.
-            *self = Self::Unclear;
+        let is_length = name.eq_ignore_ascii_case(b"content-length");
+        if !is_length && !name.eq_ignore_ascii_case(b"transfer-encoding") {
+            return;
         }
+        *self = match (*self, decimal(value)) {
+            _ if !is_whole => Self::Unclear,
+            (Self::None, Some(length)) if is_length => Self::Known(length),
+            (Self::Known(known), Some(length)) if is_length && known == length => *self,
+            (Self::None, None) if !is_length && value.eq_ignore_ascii_case(b"chunked") => {
+                Self::Chunked
+            }
+            _ => Self::Unclear,
+        };
     }
 }
 
@@ -251,11 +273,12 @@ fn decimal(text: &[u8]) -> Option<u64> {
 }
 
 /// Returns the size in the line before a chunk, which may have extensions.
-fn chunk_size(line: &[u8]) -> Option<u64> {
-    let digits = line
-        .iter()
-        .take_while(|byte| byte.is_ascii_hexdigit())
-        .count();
+fn chunk_size(line: &[u8], is_whole: bool) -> Option<u64> {
+    let digits = line.iter().take_while(|byte| byte.is_ascii_hexdigit());
+    let digits = digits.count();
+    if digits == line.len() && !is_whole {
+        return None;
+    }
     let text = std::str::from_utf8(&line[..digits]).ok()?;
     u64::from_str_radix(text, 16).ok()
 }
@@ -264,93 +287,100 @@ fn chunk_size(line: &[u8]) -> Option<u64> {
 mod tests {
     use super::*;
 
-    /// Returns the numbers of the requests that are marked, read in pieces of this size.
-    fn marked(sent: &str, piece: usize) -> Vec<u64> {
-        let marks = Arc::new(FragmentMarks::default());
-        let mut reader = LineReader::new(Arc::clone(&marks));
+    /// Returns the numbers of the first requests with either fault, read in pieces of this size.
+    fn refused(sent: &str, piece: usize) -> [Option<u64>; 2] {
+        let refused = Arc::new(RefusedRequests::default());
+        let mut reader = LineReader::new(Arc::clone(&refused));
         for piece in sent.as_bytes().chunks(piece) {
             reader.inspect(&mut piece.to_vec());
         }
-        let marks = marks.0.lock();
-        marks.iter().copied().collect()
+        [&refused.with_fragment, &refused.unclear].map(|first| {
+            let first = first.load(Ordering::Acquire);
+            (first < u64::MAX).then_some(first)
+        })
     }
 
+    fn assert_refused(sent: &str, wanted: [Option<u64>; 2]) {
+        for piece in [1, 2, 3, 7, sent.len().max(1)] {
+            assert_eq!(refused(sent, piece), wanted, "{sent}, in pieces of {piece}");
+        }
+    }
+
+    const GET: &str = "GET /api HTTP/1.1\r\nHost: a#b\r\n\r\n";
+    const ODD: &str = "GET /api/?a=b#c#d HTTP/1.1\r\nHost: a\r\n\r\n";
+    const CHUNKED: &str = "POST / HTTP/1.1\r\nTransfer-Encoding: Chunked\r\n\r\n";
+
     #[test]
-    fn only_targets_are_marked_however_they_arrive() {
-        let get = "GET /api HTTP/1.1\r\nHost: a#b\r\n\r\n";
-        let odd = "GET /api/#x?a=b#c HTTP/1.1\r\nHost: a\r\n\r\n";
-        let posted = "POST /#a HTTP/1.1\r\nContent-Length: 18\r\nContent-length: 18\r\n\r\nGET /#b HTTP/1.1\r\n";
-        let chunked = "POST / HTTP/1.1\r\nTransfer-Encoding: Chunked\r\n\r\n\
-                       12;x=#\r\nGET /#b HTTP/1.1\r\n\r\n00\r\nTrailer: #\r\n\r\n";
+    fn the_first_target_with_a_number_sign_is_found_however_it_arrives() {
+        let posted = "POST /a HTTP/1.1\r\nContent-Length: 18\r\nContent-length: 18\r\n\r\n\
+                      GET /#b HTTP/1.1\r\n";
+        let extension = "#".repeat(2 * MAX_LINE);
+        let chunked = format!(
+            "{CHUNKED}12;x={extension}\r\nGET /#b HTTP/1.1\r\n\r\n00\r\nTrailer: #\r\n\r\n"
+        );
         let empty = "PUT / HTTP/1.1\r\nContent-Length: 0\r\n\r\n";
-        let upgrade = "GET / HTTP/1.1\r\nUpgrade: x\r\n\r\n";
         let long = format!(
             "GET / HTTP/1.1\r\nX: {}\r\n\r\n",
             "#\u{e4}".repeat(MAX_LINE)
         );
-        for (sent, wanted) in [
-            (format!("{get}{odd}"), &[1][..]),
-            (format!("{odd}{get}\r\n{odd}"), &[0, 2]),
-            (format!("{odd}{odd}"), &[0, 1]),
-            (format!("{posted}{odd}{posted}"), &[0, 1, 2]),
-            (format!("{chunked}{odd}{chunked}{get}{odd}"), &[1, 4]),
-            (format!("{empty}{long}{odd}"), &[2]),
-            (
-                "GET /#a HTTP/1.1\nHost: a\n\nGET /#b HTTP/1.0\n\n".to_owned(),
-                &[0, 1],
-            ),
-            // Nothing that follows can be told from a request.
-            (format!("{odd}{upgrade}{odd}"), &[0]),
-            (format!("CONNECT a:443 HTTP/1.1\r\n\r\n{odd}"), &[]),
-            (format!("no request\n{odd}"), &[]),
-            (format!("\r\n\r\n{odd}"), &[0]),
-            (format!(" {odd}"), &[]),
-            (
-                format!("POST / HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n{odd}"),
-                &[],
-            ),
-            (
-                format!("POST / HTTP/1.1\r\nContent-Length: -1\r\n\r\n{odd}"),
-                &[],
-            ),
-            (
-                format!("POST / HTTP/1.1\r\nTransfer-Encoding: gzip\r\n\r\n{odd}"),
-                &[],
-            ),
-            (
-                format!("POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nx\r\n{odd}"),
-                &[],
-            ),
-            (
-                format!(
-                    "POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n{:x}0\r\n{odd}",
-                    u64::MAX
-                ),
-                &[],
-            ),
+        let upgrade = "GET / HTTP/1.1\r\nUpgrade: x\r\n\r\n";
+        let connect = "CONNECT a:443 HTTP/1.1\r\n\r\n";
+        let bare = "GET / HTTP/1.0\nHost: a\n\n";
+        for (before, number) in [
+            (String::new(), 0),
+            ("\r\n\n".to_owned(), 0),
+            (GET.to_owned(), 1),
+            (format!("{posted}{posted}"), 2),
+            (format!("{chunked}{GET}{chunked}"), 3),
+            (format!("{empty}\r\n{long}{bare}"), 3),
+            // They need not be followed by another protocol.
+            (format!("{upgrade}{connect}"), 2),
         ] {
-            for piece in [1, 2, 3, 7, sent.len()] {
-                assert_eq!(marked(&sent, piece), wanted, "{sent}, in pieces of {piece}");
-            }
+            assert_refused(&before, [None, None]);
+            assert_refused(&format!("{before}{ODD}{GET}{ODD}"), [Some(number), None]);
         }
     }
 
     #[test]
-    fn marks_are_taken_with_their_requests() {
-        let marks = FragmentMarks::default();
-        for number in [1, 1, 3, 4] {
-            assert!(marks.mark(number));
+    fn what_cannot_be_told_from_a_body_is_refused() {
+        let with = |header: &str| format!("POST / HTTP/1.1\r\n{header}\r\n\r\n");
+        let far = " ".repeat(MAX_LINE);
+        let zeros = "0".repeat(MAX_LINE);
+        for before in [
+            with("Content-Length: 1\r\nContent-Length: 2"),
+            with("Content-Length: -1"),
+            with("Content-Length:"),
+            with("Content-Length: 1\r\nTransfer-Encoding: chunked"),
+            with("Transfer-Encoding: chunked\r\nContent-Length: 1"),
+            with("Transfer-Encoding: gzip"),
+            with(&format!("Transfer-Encoding:{far}chunked")),
+            with(&format!("Content-Length:{far}5")),
+            with(&format!("Content-Length:{zeros}5")),
+            format!("{CHUNKED}x\r\n"),
+            format!("{CHUNKED}{:x}0\r\n", u64::MAX),
+            format!("{CHUNKED}{zeros}5\r\n"),
+            format!("{CHUNKED}0\r\na: b\n\r\n"),
+            format!("{CHUNKED}0\r\na:{far}\r\n\r\n"),
+        ] {
+            assert_refused(&format!("{GET}{before}{ODD}"), [None, Some(2)]);
         }
-        assert_eq!(
-            [0, 1, 2, 4, 5].map(|number| marks.take(number)),
-            [false, true, false, true, false]
-        );
-        assert!(marks.0.lock().is_empty());
+        for before in ["no request\n", " ", "GET /\n"] {
+            assert_refused(&format!("{GET}{before}{ODD}"), [None, Some(1)]);
+        }
     }
 
     #[test]
-    fn marks_are_bounded() {
-        let sent = "GET /#a HTTP/1.1\n\n".repeat(2 * MAX_MARKS);
-        assert_eq!(marked(&sent, sent.len()).len(), MAX_MARKS + 1);
+    fn requests_before_a_fault_are_not_refused() {
+        let refused = RefusedRequests::default();
+        assert_eq!(refused.fault(0), None);
+        refused.unclear.store(3, Ordering::Release);
+        refused.with_fragment.store(4, Ordering::Release);
+        let faults = [2, 3, 4].map(|number| refused.fault(number));
+        let wanted = [
+            None,
+            Some(RequestFault::Unclear),
+            Some(RequestFault::Fragment),
+        ];
+        assert_eq!(faults, wanted);
     }
 }
