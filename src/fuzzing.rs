@@ -4,6 +4,7 @@
 //! Each function returns what it found in a form that tells inputs apart, or the error's text.
 use std::net::SocketAddr;
 use std::path::Path;
+use std::sync::Arc;
 
 use futures_util::FutureExt as _;
 use rustls::pki_types::CertificateDer;
@@ -14,6 +15,9 @@ use crate::access::Identity;
 use crate::access::certificate::{CertificateSubject, overlap};
 use crate::audit::policy::{AuditPolicy, PolicyAttributes};
 use crate::cli::config;
+use crate::listener::inspected::Inspect;
+use crate::listener::request_frames::FrameReader;
+use crate::listener::request_lines::{LineReader, RefusedRequests};
 use crate::listener::{proxy_protocol, tls};
 use crate::scope::checkpoint::fuzzing;
 use crate::serve::CachingPolicy;
@@ -81,6 +85,28 @@ pub fn proxy_header(mut input: &[u8]) -> (Result<Option<SocketAddr>, String>, us
         None => Err("memory is always ready".to_owned()),
     };
     (address, input.len())
+}
+
+/// Follows requests over HTTP/1 that arrive in pieces of this size. Returns why each of the first
+/// hundred is refused, if it is.
+pub fn request_lines(input: &[u8], piece: usize) -> Vec<Option<String>> {
+    let refused = Arc::new(RefusedRequests::default());
+    in_pieces(input, piece, &mut LineReader::new(Arc::clone(&refused)));
+    let fault = |number| refused.fault(number).map(|fault| format!("{fault:?}"));
+    (0..100).map(fault).collect()
+}
+
+/// Follows frames of HTTP/2 that arrive in pieces of this size. Returns what hyper gets to read.
+pub fn request_frames(input: &[u8], piece: usize) -> Vec<u8> {
+    in_pieces(input, piece, &mut FrameReader::default())
+}
+
+fn in_pieces(input: &[u8], piece: usize, reader: &mut impl Inspect) -> Vec<u8> {
+    let mut bytes = input.to_vec();
+    for piece in bytes.chunks_mut(piece.max(1)) {
+        reader.inspect(piece);
+    }
+    bytes
 }
 
 /// Returns checkpoint files, without their checksums.

@@ -6,7 +6,7 @@ use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// Follows what a client sends.
-pub(super) trait Inspect: Unpin {
+pub(crate) trait Inspect: Unpin {
     /// Looks at the next bytes. It may change some, but not their number.
     fn inspect(&mut self, bytes: &mut [u8]);
 }

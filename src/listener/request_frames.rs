@@ -41,7 +41,7 @@ const NUMBER_SIGN: (u32, usize) = (0xffa, 12);
 
 /// Follows the header blocks in what a client sends.
 #[derive(Debug)]
-pub(super) struct FrameReader {
+pub(crate) struct FrameReader {
     place: FramePlace,
     /// The head of the frame, as far as it was read.
     head: Vec<u8>,

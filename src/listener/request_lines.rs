@@ -21,7 +21,7 @@ const MAX_LINE: usize = 256;
 
 /// The first of a connection's requests that are refused. The connection ends with it.
 #[derive(Debug)]
-pub(super) struct RefusedRequests {
+pub(crate) struct RefusedRequests {
     /// The number of the first request whose target has a `#`.
     with_fragment: AtomicU64,
     /// The number of the first request that may be a part of another.
@@ -30,7 +30,7 @@ pub(super) struct RefusedRequests {
 
 /// Why a request is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum RequestFault {
+pub(crate) enum RequestFault {
     /// Its target had a `#`, which it has no more.
     Fragment,
     /// It may be a part of the request before.
@@ -38,7 +38,7 @@ pub(super) enum RequestFault {
 }
 
 /// Follows the requests in what a client sends, and finds those that are refused.
-pub(super) struct LineReader {
+pub(crate) struct LineReader {
     refused: Arc<RefusedRequests>,
     place: LinePlace,
     /// The number of the request that is read.
@@ -92,7 +92,7 @@ impl Default for RefusedRequests {
 
 impl RefusedRequests {
     /// Returns why the request of this number is refused, if it is.
-    pub(super) fn fault(&self, number: u64) -> Option<RequestFault> {
+    pub(crate) fn fault(&self, number: u64) -> Option<RequestFault> {
         if number >= self.with_fragment.load(Ordering::Acquire) {
             return Some(RequestFault::Fragment);
         }
@@ -116,7 +116,7 @@ impl Inspect for LineReader {
 }
 
 impl LineReader {
-    pub(super) fn new(refused: Arc<RefusedRequests>) -> Self {
+    pub(crate) fn new(refused: Arc<RefusedRequests>) -> Self {
         Self {
             refused,
             place: LinePlace::default(),

@@ -46,6 +46,10 @@ pub const TARGETS: &[(&str, MakeTarget)] = &[
     ("configurations", proxy::configurations),
     #[cfg(feature = "proxy")]
     ("proxy_headers", proxy::proxy_headers),
+    #[cfg(feature = "proxy")]
+    ("request_frames", proxy::request_frames),
+    #[cfg(feature = "proxy")]
+    ("request_lines", proxy::request_lines),
 ];
 
 /// Runs a parser and its checks. Returns a number for what was found.

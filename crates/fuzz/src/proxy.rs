@@ -175,6 +175,75 @@ pub(crate) fn proxy_headers() -> FuzzTarget {
     })
 }
 
+/// Fuzzes requests over HTTP/1, as far as they are followed for a `#` in a target.
+pub(crate) fn request_lines() -> FuzzTarget {
+    let corpus = [
+        b"GET /api HTTP/1.1\r\nHost: a\r\n\r\nGET /#x HTTP/1.1\r\nHost: a\r\n\r\n".to_vec(),
+        b"POST / HTTP/1.1\r\nContent-Length: 5\r\n\r\na # b\r\nGET /#x HTTP/1.0\n\n".to_vec(),
+        b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n5;a=b\r\na # b\r\n0\r\nT: #\r\n\r\nGET /#"
+            .to_vec(),
+    ];
+    let words = &[
+        "GET ",
+        "/#",
+        " HTTP/1.1\r\n",
+        "\r\n",
+        "\n",
+        "Content-Length:",
+        "Transfer-Encoding:",
+        " chunked\r\n",
+        "0\r\n",
+        "ffffffffffffffff",
+        "18446744073709551615",
+        " ",
+    ];
+    FuzzTarget::new(corpus, words, |input| {
+        let whole = fuzzing::request_lines(input, input.len());
+        for piece in [1, 2, 7] {
+            assert_eq!(fuzzing::request_lines(input, piece), whole);
+        }
+        let refused = whole.iter().skip_while(|fault| fault.is_none());
+        assert!(refused.clone().all(Option::is_some), "a fault lasts");
+        whole
+    })
+}
+
+/// Fuzzes frames of HTTP/2, as far as they are followed for a `#` in a path.
+pub(crate) fn request_frames() -> FuzzTarget {
+    let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+    let with = |frames: &[u8]| [&preface[..], frames].concat();
+    let corpus = [
+        with(b"\0\0\x05\x01\x04\0\0\0\x01\x04\x03/#x\0\0\x02\0\0\0\0\0\x01##"),
+        with(b"\0\0\x0b\x01\x0c\0\0\0\x01\x02\0\x05:path\x02/###"),
+        with(b"\0\0\x0a\x01\x24\0\0\0\x01#####\x44\x83\x63\xff\xa7"),
+        with(b"\0\0\x02\x01\0\0\0\0\x01\x05\x7f\0\0\x03\x09\x04\0\0\0\x01\0/#"),
+    ];
+    let words = &[
+        "\0\0\x05\x01\x04\0\0\0\x01",
+        "\0\0\x05\x09\x04\0\0\0\x01",
+        "\x04\x02/#",
+        "\0\x05:path",
+        "\x7f",
+        "\x40",
+        "#",
+        "\0",
+        "\x3f",
+    ];
+    FuzzTarget::new(corpus, words, |input| {
+        let whole = fuzzing::request_frames(input, input.len());
+        for piece in [1, 2, 7] {
+            assert_eq!(fuzzing::request_frames(input, piece), whole);
+        }
+        let changes = input.iter().zip(&whole).filter(|(one, next)| one != next);
+        for (one, next) in changes.clone() {
+            let is_bit = (one ^ next).is_power_of_two() && next > one;
+            assert!((*one, *next) == (b'#', b'>') || is_bit);
+        }
+        assert_eq!(fuzzing::request_frames(&whole, whole.len()), whole);
+        changes.count()
+    })
+}
+
 /// Fuzzes checkpoint files whose checksum is right: as they are, and with right lengths.
 pub(crate) fn checkpoints() -> FuzzTarget {
     let files = fuzzing::checkpoint_examples();

@@ -60,6 +60,10 @@ targets! {
     configurations
     #[cfg(feature = "proxy")]
     proxy_headers
+    #[cfg(feature = "proxy")]
+    request_frames
+    #[cfg(feature = "proxy")]
+    request_lines
 }
 
 #[test]
