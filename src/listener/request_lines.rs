@@ -4,7 +4,7 @@
 //! section 3.2). Go's server takes it for a part of the path. Without it, a DELETE of one object can
 //! be one of all: `DELETE /api/v1/namespaces/a/configmaps/#x`. So such requests are refused.
 //!
-//! What is read is passed on as it is. So a mistake about where a request begins can refuse a
+//! All bytes are passed on as they are. So a mistake about where a request begins can refuse a
 //! request or let one pass, and nothing else.
 //!
 //! Where the reader cannot tell the next request from a body, that request is refused as well.
@@ -71,7 +71,7 @@ enum LinePlace {
     Unknown,
 }
 
-/// What the headers of a request tell about its body.
+/// The length of a request's body, as far as its headers tell it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum BodyLength {
     #[default]

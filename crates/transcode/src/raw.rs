@@ -25,8 +25,8 @@ struct Compactor<'a, 'o> {
     json: &'a [u8],
     /// The position of the next byte to be read.
     at: usize,
-    /// What lies between this position and the next byte is to be copied. As most texts are compact
-    /// already, they are copied at once.
+    /// The start of the bytes that were read and not copied yet. Most texts are compact already, and
+    /// are copied at once.
     copied: usize,
     /// The closing bracket of each container that is open.
     open: Vec<u8>,

@@ -1,0 +1,196 @@
+//! Header blocks in frames of all sorts, read in pieces.
+use super::*;
+
+/// Codes of RFC 7541, appendix B, with their lengths.
+const KNOWN: &[(char, u32, usize)] = &[
+    ('\0', 0x1ff8, 13),
+    ('\n', 0x3fff_fffc, 30),
+    ('#', 0xffa, 12),
+    ('/', 0x18, 6),
+    ('0', 0x0, 5),
+    ('<', 0x7ffc, 15),
+    ('>', 0xffb, 12),
+    ('X', 0xfc, 8),
+    ('a', 0x3, 5),
+    ('x', 0x79, 7),
+    ('~', 0x1ffd, 13),
+    ('\u{ff}', 0x3ff_ffee, 26),
+];
+
+fn coded(text: &str) -> Vec<u8> {
+    let mut bits = Vec::new();
+    for wanted in text.chars() {
+        let known = KNOWN.iter().find(|(known, ..)| *known == wanted);
+        let (_, code, length) = known.unwrap();
+        bits.extend((0..*length).rev().map(|bit| (code >> bit) as u8 & 1));
+    }
+    while bits.len() % 8 > 0 {
+        bits.push(1);
+    }
+    let byte = |bits: &[u8]| bits.iter().fold(0, |byte, bit| byte << 1 | bit);
+    bits.chunks(8).map(byte).collect()
+}
+
+fn text(is_coded: bool, text: &[u8]) -> Vec<u8> {
+    let flag = if is_coded { 0x80 } else { 0 };
+    let mut out = match text.len() {
+        length @ 0..127 => vec![flag | length as u8],
+        length => {
+            let length = length - 127;
+            vec![flag | 127, length as u8 & 127 | 128, (length >> 7) as u8]
+        }
+    };
+    out.extend_from_slice(text);
+    out
+}
+
+/// The same with a length of as many bytes as h2 takes, if it has more than one at all.
+fn padded_text(is_coded: bool, content: &[u8]) -> Vec<u8> {
+    let mut out = text(is_coded, content);
+    if content.len() >= 127 {
+        out[2] |= 0x80;
+        out.splice(3..3, [0x80, 0x00]);
+    }
+    out
+}
+
+fn frame(kind: u8, flags: u8, payload: &[u8]) -> Vec<u8> {
+    let length = (payload.len() as u32).to_be_bytes();
+    let head = [&length[1..], &[kind, flags, 0, 0, 0, 1]].concat();
+    [&head[..], payload].concat()
+}
+
+/// Returns what a client sent, after it was read in pieces of this size.
+fn read(sent: &[u8], piece: usize) -> Vec<u8> {
+    let mut bytes = [&[b'#'; PREFACE][..], sent].concat();
+    let mut reader = FrameReader::default();
+    for piece in bytes.chunks_mut(piece) {
+        reader.inspect(piece);
+    }
+    bytes.split_off(PREFACE)
+}
+
+/// Asserts that each path of a header block is spoiled, in frames of all sorts.
+fn assert_spoiled(block: &[u8], wanted: &[u8]) {
+    let data = frame(0, PADDED, b"##:path#");
+    let in_frames = |block: &[u8]| {
+        let middle = block.len() / 2;
+        let padded = [&[3], block, b"###"].concat();
+        let late = [&[1, b'#', b'#', b'#', b'#', b'#'], block, b"#"].concat();
+        let early = [&[b'#'; 5], &block[..middle]].concat();
+        [
+            data.clone(),
+            frame(HEADERS, 0, block),
+            frame(HEADERS, PADDED, &padded),
+            data.clone(),
+            frame(HEADERS, PADDED | PRIORITY, &late),
+            frame(HEADERS, PRIORITY, &early),
+            frame(CONTINUATION, 0, b""),
+            frame(CONTINUATION, 4, &block[middle..]),
+            data.clone(),
+        ]
+        .concat()
+    };
+    let sent = in_frames(block);
+    for piece in [1, 2, 3, 5, 8, sent.len() + PREFACE] {
+        assert_eq!(
+            read(&sent, piece),
+            in_frames(wanted),
+            "in pieces of {piece}"
+        );
+    }
+}
+
+#[test]
+fn number_signs_in_paths_become_what_is_refused() {
+    let long = "/a#x".repeat(100);
+    for path in [
+        "",
+        "#",
+        "/a#x#",
+        "/\n#\u{ff}#~#<X0",
+        "/a/x",
+        "/>#\0#",
+        &long,
+    ] {
+        let wanted = path.replace('#', ">");
+        for is_coded in [false, true] {
+            let of = |path: &str| {
+                let plain = path.as_bytes();
+                let path = if is_coded {
+                    coded(path)
+                } else {
+                    plain.to_vec()
+                };
+                [
+                    // A change of the table's size, `:method: GET`, and a number of two bytes.
+                    &[0x3f, 0xe1, 0x1f, 0x82, 0xff, 0x00][..],
+                    // `:path` by its numbers, and by its name.
+                    &[0x44],
+                    &text(is_coded, &path),
+                    &[0x05],
+                    &padded_text(is_coded, &path),
+                    &[0x00],
+                    &text(false, b":path"),
+                    &text(is_coded, &path),
+                    &[0x40],
+                    &text(true, PATH_NAMES[1]),
+                    &text(is_coded, &path),
+                    // Others keep theirs: by number, also a large one, and by name.
+                    &[0x41],
+                    &text(false, b"a#b"),
+                    &[0x7f, 0x02],
+                    &text(false, b"/#"),
+                    &[0x1f, 0x80, 0x01],
+                    &text(true, &coded("/#")),
+                    &[0x10],
+                    &text(false, b":path2"),
+                    &text(false, b"/#"),
+                    &[0x10],
+                    &text(false, b""),
+                    &text(false, b"/#"),
+                ]
+                .concat()
+            };
+            assert_spoiled(&of(path), &of(&wanted));
+        }
+    }
+}
+
+#[test]
+fn what_is_no_header_block_is_left_alone() {
+    let path = [&[0x04][..], &text(false, b"/#")].concat();
+    let good = frame(HEADERS, 0, &path);
+    for bad in [
+        frame(HEADERS, PADDED, b""),
+        frame(HEADERS, PADDED, b"\x09#"),
+        frame(HEADERS, PRIORITY, b"####"),
+    ] {
+        let sent = [bad.clone(), good.clone()].concat();
+        let wanted = [bad, read(&good, good.len())].concat();
+        assert_eq!(read(&sent, 1), wanted);
+    }
+    // A length that is too long ends the looking at this block only.
+    let odd = [0x04, 0x7f, 0xff, 0xff, 0xff, 0xff, 0xff, b'#'];
+    let odd = frame(HEADERS, 0, &odd);
+    let sent = [odd.clone(), good.clone()].concat();
+    let wanted = [odd, read(&good, good.len())].concat();
+    assert_ne!(read(&good, good.len()), good);
+    assert_eq!(read(&sent, 1), wanted);
+}
+
+#[test]
+fn the_codes_are_those_of_the_standard() {
+    let (mut first, mut all) = (0, 0);
+    let mut firsts = vec![0];
+    for length in 1..=LONGEST_CODE {
+        first = (first + CODES[length - 1]) << 1;
+        firsts.push(first);
+        all += CODES[length];
+    }
+    assert_eq!(all, 256);
+    for (known, code, length) in KNOWN {
+        let range = firsts[*length]..firsts[*length] + CODES[*length];
+        assert!(range.contains(code), "{known:?}");
+    }
+}
