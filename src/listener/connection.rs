@@ -353,11 +353,9 @@ where
         if url > url_bytes {
             return too_long(url_bytes);
         }
-        if let Some(refusal) = http1_rules::refusal(&request) {
+        let refusal = http1_rules::bad_escape(&request).or_else(|| http1_rules::refusal(&request));
+        if let Some(refusal) = refusal {
             return refusal;
-        }
-        if http1_rules::has_bad_escape(request.uri().path()) {
-            return bad_escape();
         }
         service(request, peer).await
     });
@@ -377,13 +375,6 @@ fn internal_error() -> Response<Body> {
     tracing::error!("a request panicked; its client got 500, everything else goes on");
     let mut response = Response::new(body::full("Internal Server Error\n"));
     *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
-    response
-}
-
-/// Over HTTP/2, where Go's server resets the stream and upstream would be blamed.
-fn bad_escape() -> Response<Body> {
-    let mut response = Response::new(body::full("the path has a % that begins no escape\n"));
-    *response.status_mut() = StatusCode::BAD_REQUEST;
     response
 }
 

@@ -19,9 +19,6 @@ pub(super) fn refusal<B>(request: &Request<B>) -> Option<Response<Body>> {
     if !is_http1(request) {
         return None;
     }
-    if has_bad_escape(request.uri().path()) {
-        return Some(bad_request("400 Bad Request"));
-    }
     let headers = request.headers();
     let mut hosts = headers.get_all(HOST).iter();
     let (host, second) = (hosts.next(), hosts.next());
@@ -65,10 +62,22 @@ pub(super) fn refused(fault: RequestFault) -> Response<Body> {
     })
 }
 
-/// Returns `true` if a path has a `%` without two hexadecimal digits behind it.
+/// Returns the answer to a request whose path has a bad escape.
 ///
-/// Over HTTP/2, Go's server resets the stream of such a request, here and at upstream.
-pub(super) fn has_bad_escape(path: &str) -> bool {
+/// Over HTTP/2, Go's server resets the stream, here and at upstream, which would be blamed for it.
+pub(super) fn bad_escape<B>(request: &Request<B>) -> Option<Response<Body>> {
+    has_bad_escape(request.uri().path()).then(|| {
+        if is_http1(request) {
+            return bad_request("400 Bad Request");
+        }
+        let mut response = Response::new(body::full("the path has a % that begins no escape\n"));
+        *response.status_mut() = StatusCode::BAD_REQUEST;
+        response
+    })
+}
+
+/// Returns `true` if a path has a `%` without two hexadecimal digits behind it.
+fn has_bad_escape(path: &str) -> bool {
     let mut escapes = path.split('%').skip(1).map(str::as_bytes);
     escapes.any(|escape| {
         let digits = escape.first_chunk::<2>();

@@ -2,8 +2,8 @@
 //!
 //! The crates below drop the `#` and what follows it, as [`super::request_lines`] says of HTTP/1.
 //! They refuse a `>` and reset the stream, as for any path that is none. In a header block `>` is as
-//! long as `#`, plain and in Huffman's code, where both differ in one bit. So one takes the
-//! place of the other, and nothing else changes.
+//! long as `#`, plain and in Huffman's code, where both differ in one bit. So one takes the place of
+//! the other, and nothing else changes.
 //!
 //! A mistake about where a path begins would let a request pass, or spoil a part of the connection
 //! that holds a `#`. Only a field that names itself `:path`, or has its number in the static table,
@@ -13,7 +13,7 @@
 use super::inspected::Inspect;
 
 /// Bytes of the connection preface.
-const PREFACE: usize = 24;
+const PREFACE: u32 = 24;
 /// Bytes of the head of a frame.
 const HEAD: usize = 9;
 const HEADERS: u8 = 1;
@@ -51,8 +51,6 @@ pub(crate) struct FrameReader {
 /// The place of the next byte among the frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FramePlace {
-    /// In what is passed over, of which so many bytes are left.
-    Skipped(usize),
     Head,
     /// At the length of the padding of a frame of headers; what is left of the frame, and of what
     /// lies before the block.
@@ -60,15 +58,11 @@ enum FramePlace {
         left: u32,
         before: u32,
     },
-    /// Before a header block: the bytes until there, those of the block, and those behind it.
-    Before {
-        left: u32,
+    /// Within a frame: the bytes that are left before a header block, of it, and behind it. In a
+    /// frame without one, all are passed over as those before.
+    Within {
+        before: u32,
         block: u32,
-        padding: u32,
-    },
-    /// In a header block: its bytes, and those behind it.
-    Block {
-        left: u32,
         padding: u32,
     },
 }
@@ -127,7 +121,11 @@ struct HuffmanReader {
 impl Default for FrameReader {
     fn default() -> Self {
         Self {
-            place: FramePlace::Skipped(PREFACE),
+            place: FramePlace::Within {
+                before: PREFACE,
+                block: 0,
+                padding: 0,
+            },
             head: Vec::with_capacity(HEAD),
             block: BlockReader::default(),
         }
@@ -147,11 +145,6 @@ impl FrameReader {
     /// Reads up to the next place, or all. Returns the number of bytes read.
     fn step(&mut self, bytes: &mut [u8]) -> usize {
         match self.place {
-            FramePlace::Skipped(left) => {
-                let read = left.min(bytes.len());
-                self.skip(left - read);
-                read
-            }
             FramePlace::Head => {
                 let read = (HEAD - self.head.len()).min(bytes.len());
                 self.head.extend_from_slice(&bytes[..read]);
@@ -165,41 +158,46 @@ impl FrameReader {
                 self.begin_block(left - 1, before, padding);
                 1
             }
-            FramePlace::Before {
-                left,
+            FramePlace::Within {
+                before: 0,
+                block: 0,
+                padding,
+            } => {
+                let read = part(padding, bytes);
+                self.go_on(0, 0, padding - read as u32);
+                read
+            }
+            FramePlace::Within {
+                before: 0,
                 block,
                 padding,
             } => {
-                let read = part(left, bytes);
-                self.place = match left - read as u32 {
-                    0 => FramePlace::Block {
-                        left: block,
-                        padding,
-                    },
-                    left => FramePlace::Before {
-                        left,
-                        block,
-                        padding,
-                    },
-                };
+                let read = part(block, bytes);
+                self.block.read(&mut bytes[..read]);
+                self.go_on(0, block - read as u32, padding);
                 read
             }
-            FramePlace::Block { left, padding } => {
-                let read = part(left, bytes);
-                self.block.read(&mut bytes[..read]);
-                match left - read as u32 {
-                    0 => self.skip(padding as usize),
-                    left => self.place = FramePlace::Block { left, padding },
-                }
+            FramePlace::Within {
+                before,
+                block,
+                padding,
+            } => {
+                let read = part(before, bytes);
+                self.go_on(before - read as u32, block, padding);
                 read
             }
         }
     }
 
-    fn skip(&mut self, bytes: usize) {
-        self.place = match bytes {
-            0 => FramePlace::Head,
-            left => FramePlace::Skipped(left),
+    /// Goes on in the frame, or to the next one if nothing of it is left.
+    fn go_on(&mut self, before: u32, block: u32, padding: u32) {
+        self.place = match (before, block, padding) {
+            (0, 0, 0) => FramePlace::Head,
+            _ => FramePlace::Within {
+                before,
+                block,
+                padding,
+            },
         };
     }
 
@@ -217,7 +215,7 @@ impl FrameReader {
                 };
                 match flags & PADDED {
                     0 => self.begin_block(length, before, 0),
-                    _ if length == 0 => self.skip(0),
+                    _ if length == 0 => self.go_on(0, 0, 0),
                     _ => {
                         self.place = FramePlace::PadLength {
                             left: length,
@@ -227,24 +225,17 @@ impl FrameReader {
                 }
             }
             CONTINUATION => self.begin_block(length, 0, 0),
-            _ => self.skip(length as usize),
+            _ => self.go_on(length, 0, 0),
         }
     }
 
     /// Begins what is left of a frame with a header block.
     fn begin_block(&mut self, left: u32, before: u32, padding: u32) {
-        let block = left.checked_sub(before + padding);
-        self.place = match (block, before) {
+        match left.checked_sub(before + padding) {
+            Some(block) => self.go_on(before, block, padding),
             // h2 may reset the stream of such a frame only.
-            (None, _) => return self.skip(left as usize),
-            (Some(block), 1..) => FramePlace::Before {
-                left: before,
-                block,
-                padding,
-            },
-            (Some(0), 0) => return self.skip(padding as usize),
-            (Some(left), 0) => FramePlace::Block { left, padding },
-        };
+            None => self.go_on(left, 0, 0),
+        }
     }
 }
 

@@ -62,12 +62,12 @@ fn frame(kind: u8, flags: u8, payload: &[u8]) -> Vec<u8> {
 
 /// Returns what a client sent, after it was read in pieces of this size.
 fn read(sent: &[u8], piece: usize) -> Vec<u8> {
-    let mut bytes = [&[b'#'; PREFACE][..], sent].concat();
+    let mut bytes = [&[b'#'; PREFACE as usize][..], sent].concat();
     let mut reader = FrameReader::default();
     for piece in bytes.chunks_mut(piece) {
         reader.inspect(piece);
     }
-    bytes.split_off(PREFACE)
+    bytes.split_off(PREFACE as usize)
 }
 
 /// Asserts that each path of a header block is spoiled, in frames of all sorts.
@@ -92,7 +92,7 @@ fn assert_spoiled(block: &[u8], wanted: &[u8]) {
         .concat()
     };
     let sent = in_frames(block);
-    for piece in [1, 2, 3, 5, 8, sent.len() + PREFACE] {
+    for piece in [1, 2, 3, 5, 8, sent.len() + PREFACE as usize] {
         assert_eq!(
             read(&sent, piece),
             in_frames(wanted),
