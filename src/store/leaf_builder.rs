@@ -30,15 +30,13 @@ struct LeafPart {
 }
 
 impl LeafBuilder {
-    /// Returns true if a leaf with the object would not be too large. One object always fits.
-    pub(super) fn fits(&self, format: &WireFormat, object: &StoredObject) -> bool {
-        self.parts.is_empty()
+    /// Adds an object behind the others. If a leaf with it would be too large, it begins the next one,
+    /// and the leaf of those before is returned. One object always fits.
+    pub(super) fn put(&mut self, format: &Arc<WireFormat>, object: StoredObject) -> Option<Leaf> {
+        let fits = self.parts.is_empty()
             || (self.parts.len() < FULL_OBJECTS
-                && self.items.len() + format.item_len(object.bytes.len()) <= FULL_BYTES)
-    }
-
-    /// Adds an object behind the others.
-    pub(super) fn push(&mut self, format: &WireFormat, object: StoredObject) {
+                && self.items.len() + format.item_len(object.bytes.len()) <= FULL_BYTES);
+        let full = if fits { None } else { self.take(format) };
         let StoredObject {
             bytes,
             version,
@@ -51,6 +49,7 @@ impl LeafBuilder {
             version,
             attributes,
         });
+        full
     }
 
     /// Returns the key of the last object.

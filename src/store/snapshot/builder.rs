@@ -43,13 +43,10 @@ impl PackedRun {
         let (mut run, mut next) = (Self::default(), LeafBuilder::default());
         for object in objects {
             let object = object?;
-            if !next.fits(format, &object) {
-                run.leaves.extend(next.take(format));
-            }
             run.count += 1;
             run.size += object.size();
             run.bytes += object.bytes.len();
-            next.push(format, object);
+            run.leaves.extend(next.put(format, object));
         }
         run.leaves.extend(next.take(format));
         Ok(run)
@@ -104,12 +101,8 @@ impl SnapshotBuilder {
     pub fn of_same_objects(format: &Arc<WireFormat>, snapshot: &Snapshot) -> Self {
         let mut builder = Self::new(Layout {
             format: Arc::clone(format),
-            indexed: None,
+            indexed: snapshot.layout.as_ref().and_then(|layout| layout.indexed),
         });
-        let layout = builder.packed.layout.as_mut();
-        if let (Some(layout), Some(of)) = (layout, &snapshot.layout) {
-            layout.indexed = of.indexed;
-        }
         builder.packed.by_field.clone_from(&snapshot.by_field);
         builder
     }
@@ -139,15 +132,14 @@ impl SnapshotBuilder {
             }));
             return;
         }
-        if !self.next.fits(&self.format, &object) {
-            self.pack();
-        }
         self.packed.len += 1;
         self.packed.size += object.size();
         if let Some(index) = &mut self.packed.by_field {
             index.insert(&object);
         }
-        self.next.push(&self.format, object);
+        if let Some(leaf) = self.next.put(&self.format, object) {
+            self.packed.put(leaf);
+        }
     }
 
     /// Returns the snapshot, as the state at `version`.
