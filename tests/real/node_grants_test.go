@@ -55,12 +55,7 @@ func TestGrantsOfNodesRestOnTheirPods(t *testing.T) {
 	ns, node := objects.Namespace(t), "system:node:east"
 	ctx := context.Background()
 	core := api.Clientset(t, testbed.Upstream).CoreV1()
-	poll.Until(t, "pods are followed", func() error {
-		if p.Sum(t, "watershed_node_pods_following", "") != 1 {
-			return fmt.Errorf("they are not")
-		}
-		return nil
-	})
+	p.AwaitFollowedPods(t)
 	path := func(secret string) string {
 		return "/api/v1/namespaces/" + ns + "/secrets?resourceVersion=0&fieldSelector=metadata.name%3D" + secret
 	}

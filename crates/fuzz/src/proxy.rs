@@ -1,4 +1,5 @@
 //! The proxy's own files, and what comes before TLS and HTTP.
+use std::fmt::Debug;
 use std::fs;
 use std::path::PathBuf;
 
@@ -175,6 +176,15 @@ pub(crate) fn proxy_headers() -> FuzzTarget {
     })
 }
 
+/// Returns what is read of an input that comes as a whole. In pieces of any size it is the same.
+fn in_any_pieces<O: Debug + PartialEq>(input: &[u8], read: impl Fn(&[u8], usize) -> O) -> O {
+    let whole = read(input, input.len());
+    for piece in [1, 2, 7] {
+        assert_eq!(read(input, piece), whole);
+    }
+    whole
+}
+
 /// Fuzzes requests over HTTP/1, as far as they are followed for a `#` in a target.
 pub(crate) fn request_lines() -> FuzzTarget {
     let corpus = [
@@ -198,10 +208,7 @@ pub(crate) fn request_lines() -> FuzzTarget {
         " ",
     ];
     FuzzTarget::new(corpus, words, |input| {
-        let whole = fuzzing::request_lines(input, input.len());
-        for piece in [1, 2, 7] {
-            assert_eq!(fuzzing::request_lines(input, piece), whole);
-        }
+        let whole = in_any_pieces(input, fuzzing::request_lines);
         let refused = whole.iter().skip_while(|fault| fault.is_none());
         assert!(refused.clone().all(Option::is_some), "a fault lasts");
         whole
@@ -230,10 +237,7 @@ pub(crate) fn request_frames() -> FuzzTarget {
         "\x3f",
     ];
     FuzzTarget::new(corpus, words, |input| {
-        let whole = fuzzing::request_frames(input, input.len());
-        for piece in [1, 2, 7] {
-            assert_eq!(fuzzing::request_frames(input, piece), whole);
-        }
+        let whole = in_any_pieces(input, fuzzing::request_frames);
         let changes = input.iter().zip(&whole).filter(|(one, next)| one != next);
         for (one, next) in changes.clone() {
             let is_bit = (one ^ next).is_power_of_two() && next > one;

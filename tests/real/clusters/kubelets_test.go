@@ -3,7 +3,6 @@ package clusters
 import (
 	"bufio"
 	"context"
-	"crypto/tls"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -23,7 +22,6 @@ import (
 	"watershed.test/real/internal/certificates"
 	"watershed.test/real/internal/objects"
 	"watershed.test/real/internal/parallel"
-	"watershed.test/real/internal/poll"
 	"watershed.test/real/internal/require"
 	"watershed.test/real/internal/testbed"
 	"watershed.test/real/internal/usage"
@@ -76,12 +74,7 @@ func TestKubeletsCostFewReviews(t *testing.T) {
 	c.createPods(t)
 	c.proxy = testbed.RunProxy(t, cluster.ProxyKubeconfig, "--config", testbed.CacheEverything,
 		"--node-grants", "follow-pods", "--client-ca-file", signer.File)
-	poll.Until(t, "pods are followed", func() error {
-		if c.proxy.Sum(t, "watershed_node_pods_following", "") != 1 {
-			return poll.ErrNotYet
-		}
-		return nil
-	})
+	c.proxy.AwaitFollowedPods(t)
 
 	report := func(phase string, since time.Time, before usage.Asked) int {
 		took, asked := time.Since(since), usage.CountAsked(t, cluster.Upstream()).Minus(before)
@@ -172,9 +165,7 @@ func (c *kubeletCrowd) openAll(t *testing.T, ctx context.Context, running *sync.
 // client returns a client with one connection and a kubelet's certificate.
 func (c *kubeletCrowd) client(t *testing.T, kubelet int) *http.Client {
 	certificate := c.signer.Person(t, certificates.Template("system:node:"+nodeName(kubelet), "system:nodes"))
-	client := certificates.Client(c.proxy.Target, certificate)
-	client.Transport.(*http.Transport).TLSClientConfig.ClientSessionCache = tls.NewLRUClientSessionCache(1)
-	return client
+	return certificates.Client(c.proxy.Target, certificate)
 }
 
 // shownVersion matches the version of a list, an event or a bookmark.

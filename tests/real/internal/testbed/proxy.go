@@ -198,6 +198,17 @@ func (p *Proxy) Sum(t *testing.T, metric, resource string) int {
 	return int(total)
 }
 
+// AwaitFollowedPods waits until the proxy follows pods, on which the grants of nodes rest.
+func (p *Proxy) AwaitFollowedPods(t *testing.T) {
+	t.Helper()
+	poll.Until(t, "pods are followed", func() error {
+		if n := p.Sum(t, "watershed_node_pods_following", ""); n != 1 {
+			return fmt.Errorf("watershed_node_pods_following is %d", n)
+		}
+		return nil
+	})
+}
+
 // ByLabel returns the values of a metric, by the values of one label.
 func (p *Proxy) ByLabel(t *testing.T, metric, label string) map[string]int {
 	t.Helper()
