@@ -130,12 +130,7 @@ impl ScopeCreator {
             )
         });
         let (publish_phase, phase) = watch::channel(ScopePhase::Syncing);
-        let initial_events = InitialEventsProbe::new(
-            self.client.clone(),
-            &key.gvr,
-            &key.selection,
-            key.representation,
-        );
+        let initial_events = InitialEventsProbe::new(self.client.clone(), &target);
         let scope = Arc::new(self.new_scope(key, &target, &retention, reader, phase));
         let release = ReleaseLearner::new(
             self.client.clone(),
@@ -191,12 +186,7 @@ impl ScopeCreator {
         reader: StoreReader,
         phase: watch::Receiver<ScopePhase>,
     ) -> Scope {
-        let compression = WatchCompression::new(
-            self.client.clone(),
-            key.gvr.clone(),
-            &key.selection,
-            key.representation,
-        );
+        let compression = WatchCompression::new(self.client.clone(), target);
         let tables = TableForms::new(self.client.clone(), key.gvr.clone(), &key.selection);
         let timeline = self
             .aggregated

@@ -15,8 +15,11 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
 use super::release_probe::check_release;
-use super::{AnswerError, ConnectionClass, SendOptions, ServedBy, UpstreamClient, UpstreamError};
-use watershed_protocol::{GroupVersionResource, Representation, Selection};
+use super::{
+    AnswerError, ConnectionClass, ReflectorTarget, SendOptions, ServedBy, UpstreamClient,
+    UpstreamError,
+};
+use watershed_protocol::{GroupVersionResource, Representation};
 
 /// Time for which an answer holds. Afterwards upstream may run another release.
 const HOLDS: Duration = Duration::from_mins(10);
@@ -79,20 +82,13 @@ impl WatchCompression {
     /// Creates a probe that has asked nothing yet.
     ///
     /// It will ask about objects of the selection, as the proxy may have no access to others.
-    pub fn new(
-        client: UpstreamClient,
-        gvr: GroupVersionResource,
-        selection: &Selection,
-        representation: Representation,
-    ) -> Self {
+    pub fn new(client: UpstreamClient, target: &ReflectorTarget) -> Self {
         let (answer, _) = watch::channel(None);
-        let nothing = selection.selecting_nothing();
-        let uri = format!("{}?{QUESTION}{}", nothing.path(&gvr), nothing.parameters());
         Self(Arc::new(CompressionState {
             client,
-            gvr,
-            uri,
-            representation,
+            gvr: target.gvr.clone(),
+            uri: target.url_of_none(QUESTION),
+            representation: target.representation,
             answer,
             questions: Mutex::default(),
             server: Mutex::new(None),
@@ -214,7 +210,6 @@ mod tests {
 
     use super::*;
     use crate::test_support::{Api, HTTP2, Pki, SOON, eventually, hanging, upstream_of};
-    use watershed_protocol::Encoding;
 
     /// An API server that can be told how to answer, and counts.
     struct Asked {
@@ -238,11 +233,11 @@ mod tests {
             let (told, count) = (Arc::clone(&status), Arc::clone(&questions));
             let may_answer = Arc::clone(&permits);
             let api = Api::start(&pki, HTTP2, move |request, _| {
-                assert_eq!(request.uri().path(), "/api/v1/pods");
+                assert_eq!(request.uri().path(), "/api/v1/namespaces/default/pods");
                 let query = request.uri().query().unwrap();
                 assert_eq!(
                     query.strip_prefix(QUESTION),
-                    Some("&fieldSelector=metadata.name%3D..")
+                    Some("&fieldSelector=metadata.name%3D-%2Cmetadata.name%3D..")
                 );
                 assert_eq!(request.headers()["accept-encoding"], "gzip");
                 count.fetch_add(1, Ordering::AcqRel);
@@ -259,13 +254,8 @@ mod tests {
             })
             .await;
             let client = UpstreamClient::new(&upstream_of(&pki, &api).await);
-            let gvr = GroupVersionResource::new("", "v1", "pods");
-            let compression = WatchCompression::new(
-                client,
-                gvr,
-                &Selection::default(),
-                Representation::whole(Encoding::Json),
-            );
+            let compression =
+                WatchCompression::new(client, &ReflectorTarget::core(["pods", "Pod"]));
             Self {
                 status,
                 questions,

@@ -11,10 +11,8 @@ use tokio::time::timeout;
 
 use super::read::read;
 use super::stream::WatchStream;
-use super::{AnswerError, ConnectionClass, ServedBy, UpstreamClient};
-use watershed_protocol::{
-    EventKind, GroupVersionResource, Representation, Selection, read_bookmark,
-};
+use super::{AnswerError, ConnectionClass, ReflectorTarget, ServedBy, UpstreamClient};
+use watershed_protocol::{EventKind, Representation, read_bookmark};
 
 /// Query of the watch. Version 0 is read from upstream's cache.
 const QUESTION: &str = "watch=1&allowWatchBookmarks=true&sendInitialEvents=true\
@@ -42,18 +40,11 @@ pub enum InitialEventsAnswer {
 impl InitialEventsProbe {
     /// Creates a probe. It asks about objects of the selection, as the proxy may have no access to
     /// others.
-    pub fn new(
-        client: UpstreamClient,
-        gvr: &GroupVersionResource,
-        selection: &Selection,
-        representation: Representation,
-    ) -> Self {
-        let nothing = selection.selecting_nothing();
-        let uri = format!("{}?{QUESTION}{}", nothing.path(gvr), nothing.parameters());
+    pub fn new(client: UpstreamClient, target: &ReflectorTarget) -> Self {
         Self {
             client,
-            uri,
-            representation,
+            uri: target.url_of_none(QUESTION),
+            representation: target.representation,
         }
     }
 
@@ -104,7 +95,6 @@ impl InitialEventsProbe {
 mod tests {
     use super::*;
     use crate::test_support::{Api, HTTP2, Pki, typed, upstream_of};
-    use watershed_protocol::Encoding;
 
     const MARK: &str = concat!(
         r#"{"type":"BOOKMARK","object":{"kind":"Pod","apiVersion":"v1","#,
@@ -124,18 +114,13 @@ mod tests {
             let query = request.uri().query().unwrap();
             assert_eq!(
                 query.strip_prefix(QUESTION),
-                Some("&fieldSelector=metadata.name%3D..")
+                Some("&fieldSelector=metadata.name%3D-%2Cmetadata.name%3D..")
             );
             async move { typed(status, content_type, body) }
         })
         .await;
         let client = UpstreamClient::new(&upstream_of(&pki, &api).await);
-        let probe = InitialEventsProbe::new(
-            client,
-            &GroupVersionResource::new("", "v1", "pods"),
-            &Selection::default(),
-            Representation::whole(Encoding::Json),
-        );
+        let probe = InitialEventsProbe::new(client, &ReflectorTarget::core(["pods", "Pod"]));
         probe.ask().await
     }
 

@@ -25,6 +25,7 @@ import (
 	"watershed.test/real/internal/poll"
 	"watershed.test/real/internal/require"
 	"watershed.test/real/internal/testbed"
+	"watershed.test/real/internal/usage"
 )
 
 // TestListsAndObjectsAreCompressedLikeUpstream compares compression. Lists and objects above
@@ -107,6 +108,30 @@ func knowsOfCompression(t *testing.T) {
 			}
 			return nil
 		})
+	}
+}
+
+// TestLearningOfCompressionLooksAtNoObject counts the objects that upstream looks at for what watches
+// begin with, while the proxy learns whether upstream compresses the watches of a type that it holds.
+func TestLearningOfCompressionLooksAtNoObject(t *testing.T) {
+	w, ns := objects.NewWidget(t), objects.Namespace(t)
+	w.Define(t, testbed.Upstream)
+	for i := range 10 {
+		testbed.Upstream.Must(t, api.Request{Method: "POST", Path: w.Path(ns, ""), Body: w.Object(fmt.Sprint("w-", i), i)})
+	}
+	w.AwaitServed(t, testbed.Proxied)
+	compare.AwaitHeld(t, testbed.Proxied, w.Path("", ""))
+	const watch = "?watch=1&resourceVersion=0&allowWatchBookmarks=true&timeoutSeconds=1"
+	compresses := testbed.Upstream.Send(t, api.Request{Path: "/api/v1/configmaps" + watch, Header: gzipped}).Header.Get("Content-Encoding")
+	before := usage.InitialEvents(t, testbed.Upstream, w.Group)
+	poll.Until(t, "the proxy knows whether upstream compresses watches", func() error {
+		if got := testbed.Proxied.Send(t, api.Request{Path: w.Path("", "") + watch, Header: gzipped}).Header.Get("Content-Encoding"); got != compresses {
+			return fmt.Errorf("not %q but %q", compresses, got)
+		}
+		return nil
+	})
+	if after := usage.InitialEvents(t, testbed.Upstream, w.Group); !testbed.Direct && after != before {
+		t.Errorf("upstream looked at %d objects", after-before)
 	}
 }
 

@@ -84,14 +84,23 @@ impl Selection {
         out
     }
 
-    /// Returns a part of it that selects nothing, because no object can have the name `..`.
-    /// Source: `apimachinery/pkg/api/validation/path/name.go`.
+    /// Returns a part of it that selects nothing, because no object has two names, nor the name
+    /// `..`.
+    ///
+    /// The other name spares upstream the look at all objects: it looks up the first name in the
+    /// order of the text if that can be a part of a key, which `..` cannot. Objects in namespaces
+    /// have no key without theirs, so it is a part in one of them. Not all types have that as a
+    /// field.
+    /// Source: `apimachinery/pkg/api/validation/path/name.go`, `apimachinery/pkg/fields/selector.go`
+    /// (parseSelector), `apiserver/pkg/registry/generic/registry/store.go` (WatchPredicate).
     #[must_use]
-    pub fn selecting_nothing(&self) -> Self {
-        let name = FieldRequirement::equals(NAME, "..");
+    pub fn selecting_nothing(&self, is_namespaced: bool) -> Self {
+        let one = is_namespaced.then(|| "default".to_owned());
+        let named = |name| FieldRequirement::equals(NAME, name);
         Self {
-            fields: self.fields.and(name),
-            ..self.clone()
+            namespace: self.namespace.clone().or(one),
+            labels: self.labels.clone(),
+            fields: self.fields.and(named("-")).and(named("..")),
         }
     }
 
@@ -195,6 +204,29 @@ mod tests {
             labels: LabelSelector::parse(labels).unwrap(),
             fields: FieldSelector::parse(fields).unwrap(),
         }
+    }
+
+    #[test]
+    fn nothing_is_looked_for_in_one_namespace_at_most() {
+        let pods = GroupVersionResource::new("", "v1", "pods");
+        let nodes = GroupVersionResource::new("", "v1", "nodes");
+        let url = |gvr: &GroupVersionResource, selection: Selection, is_namespaced| {
+            let nothing = selection.selecting_nothing(is_namespaced);
+            nothing.path(gvr) + "?" + &nothing.parameters()[1..]
+        };
+        assert_eq!(
+            url(&pods, selection(None, "", "spec.nodeName=n"), true),
+            "/api/v1/namespaces/default/pods?fieldSelector=spec.nodeName%3Dn%2C\
+             metadata.name%3D-%2Cmetadata.name%3D.."
+        );
+        assert_eq!(
+            url(&pods, selection(Some("shop"), "", ""), true),
+            "/api/v1/namespaces/shop/pods?fieldSelector=metadata.name%3D-%2Cmetadata.name%3D.."
+        );
+        assert_eq!(
+            url(&nodes, Selection::default(), false),
+            "/api/v1/nodes?fieldSelector=metadata.name%3D-%2Cmetadata.name%3D.."
+        );
     }
 
     /// An object as selections see it.

@@ -111,13 +111,7 @@ impl PrintCheck {
 
     /// Returns the bookmark with which a server ends initial events.
     async fn end_mark(&self, server: &ServedBy) -> Result<bytes::Bytes, CheckError> {
-        let ReflectorTarget {
-            gvr,
-            selection,
-            representation,
-            ..
-        } = &self.target;
-        let probe = InitialEventsProbe::new(self.client.clone(), gvr, selection, *representation);
+        let probe = InitialEventsProbe::new(self.client.clone(), &self.target);
         match probe.beside(server).ask().await.map_err(no_answer)? {
             InitialEventsAnswer::Streamed(mark) => Ok(mark),
             InitialEventsAnswer::NotStreamed => Err(FallbackReason::NotStreamed.into()),

@@ -28,6 +28,32 @@ pub struct ReflectorTarget {
     pub managed_fields: ManagedFields,
 }
 
+impl ReflectorTarget {
+    /// Returns the URL of a request with this query that matches none of the objects. It costs
+    /// upstream the same for any number of them.
+    pub(in crate::upstream) fn url_of_none(&self, query: &str) -> String {
+        let nothing = self.selection.selecting_nothing(self.fields.namespaced());
+        let (path, selectors) = (nothing.path(&self.gvr), nothing.parameters());
+        format!("{path}?{query}{selectors}")
+    }
+
+    /// Returns all objects of the core type with these names, in JSON.
+    #[cfg(test)]
+    pub(in crate::upstream) fn core([resource, kind]: [&str; 2]) -> Self {
+        use watershed_protocol::Encoding;
+
+        let gvr = GroupVersionResource::new("", "v1", resource);
+        Self {
+            fields: Arc::new(FieldTable::builtin(&gvr, true).unwrap()),
+            gvr,
+            selection: Arc::default(),
+            kind: kind.into(),
+            representation: Representation::whole(Encoding::Json),
+            managed_fields: ManagedFields::Keep,
+        }
+    }
+}
+
 /// Collects the objects of a list as they arrive. A list that fails drops it.
 pub trait Collect: Send {
     /// Creates an empty collection for objects of this format.

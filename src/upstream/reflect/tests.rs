@@ -64,17 +64,9 @@ async fn pods_reflector(pki: &Pki, api: &Api) -> Reflector {
 }
 
 /// Returns a reflector of the core type with these names at an API server.
-async fn core_reflector(pki: &Pki, api: &Api, [resource, kind]: [&str; 2]) -> Reflector {
-    let gvr = GroupVersionResource::new("", "v1", resource);
-    let target = ReflectorTarget {
-        fields: Arc::new(FieldTable::builtin(&gvr, true).unwrap()),
-        gvr,
-        selection: Arc::default(),
-        kind: kind.into(),
-        representation: Representation::whole(Encoding::Json),
-        managed_fields: ManagedFields::Keep,
-    };
-    Reflector::new(UpstreamClient::new(&upstream_of(pki, api).await), target)
+async fn core_reflector(pki: &Pki, api: &Api, names: [&str; 2]) -> Reflector {
+    let client = UpstreamClient::new(&upstream_of(pki, api).await);
+    Reflector::new(client, ReflectorTarget::core(names))
 }
 
 /// Follows pods at an API server whose first and second watch send these events and end.

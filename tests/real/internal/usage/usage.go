@@ -154,6 +154,18 @@ func CountReads(t *testing.T, at api.Target, resource string) map[string]int {
 	return counts
 }
 
+// InitialEvents returns the number of objects of a group that an API server looked at for what
+// watches begin with.
+func InitialEvents(t *testing.T, at api.Target, group string) (n int) {
+	t.Helper()
+	for line := range strings.Lines(at.Must(t, api.Request{Path: "/metrics"}).Body) {
+		if name, labels, _ := strings.Cut(line, "{"); name == "apiserver_init_events_total" && label(labels, "group") == group {
+			n += MetricValue(line)
+		}
+	}
+	return n
+}
+
 // MetricValue returns the value of a line of metrics.
 func MetricValue(line string) int {
 	var n float64
