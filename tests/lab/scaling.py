@@ -44,7 +44,7 @@ class Costs:
     protobuf_share: float = 0.55
     gzip_share: float = 0.45
     # Memory of cached objects, over the bytes of their list.
-    resident_share: float = 1.22
+    resident_share: float = 1.25
     # The previous state of an event, held as a difference.
     delta_bytes: float = 300.0
     window_seconds: float = 300.0
