@@ -228,7 +228,8 @@ impl ReleaseComparison {
                 });
             }
         };
-        let form = upstream.read(&self.format, take).await?;
+        let average = self.reader.stats().average_bytes();
+        let form = upstream.read(&self.format, average, take).await?;
         Ok((form, objects))
     }
 }

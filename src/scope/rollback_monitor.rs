@@ -14,11 +14,12 @@ use watershed_protocol::{GroupVersionResource, Selection};
 use super::cached::Scope;
 use super::registry::Scopes;
 use super::timeline::{NewestVersion, RollbackEvidence, Timeline};
-use crate::upstream::{AnswerError, Probe};
+use crate::upstream::{AnswerError, Backoff, Probe};
 
 /// Timeout of a question.
 const ANSWER: Duration = Duration::from_secs(4);
-/// Pause after a question that failed. An upstream that comes back may come back with a backup.
+/// First pause after a question that failed. An upstream that comes back may come back with a
+/// backup.
 const RETRY: Duration = Duration::from_secs(1);
 /// Factor of the interval where upstream is a proxy. That one asks by itself, and ends all watches
 /// with 410 once it knows; each question here would cost the API server one more.
@@ -31,6 +32,7 @@ pub async fn watch_for_rollbacks(scopes: Scopes) {
     let interval = scopes.config().rollback_check;
     let client = scopes.client().clone();
     let mut monitor = RollbackMonitor::new(scopes);
+    let mut retries = Backoff::new(RETRY, interval);
     // Proxies that started together must not ask together.
     let mut wait = interval.mul_f64(fastrand::f64());
     loop {
@@ -42,10 +44,13 @@ pub async fn watch_for_rollbacks(scopes: Scopes) {
         };
         let checked = timeout(ANSWER, monitor.check()).await;
         wait = match checked.unwrap_or(Err(AnswerError::Late(ANSWER))) {
-            Ok(()) => every.mul_f64(0.8 + fastrand::f64() / 5.0),
+            Ok(()) => {
+                retries.reset();
+                every.mul_f64(0.8 + fastrand::f64() / 5.0)
+            }
             Err(error) => {
                 tracing::debug!(%error, "upstream was not asked if its versions went back");
-                RETRY.min(every)
+                retries.pause().max(error.retry_after())
             }
         };
     }
@@ -136,7 +141,7 @@ impl RollbackMonitor {
         );
         let question = scope.ask();
         // Of a rollback everybody else is told.
-        let _ = question.answered(probe.list(1).await?.version);
+        let _ = question.answered(probe.version().await?);
         Ok(())
     }
 }

@@ -41,6 +41,13 @@ pub struct StoreStats {
     pub watchers: usize,
 }
 
+impl StoreStats {
+    /// Returns the mean size of the objects; zero if there are none.
+    pub fn average_bytes(&self) -> usize {
+        self.object_bytes / self.objects.max(1)
+    }
+}
+
 /// The start of a watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SubscriptionStart {

@@ -7,6 +7,9 @@ use http::{Response, StatusCode, header};
 
 use watershed_connect::{Address, ConnectError};
 
+/// Longest pause that upstream may ask for with `Retry-After`.
+const MAX_RETRY_AFTER: Duration = Duration::from_mins(1);
+
 /// Why a request got no answer from upstream.
 ///
 /// Cheap to clone: everyone who waited for a failed connection gets the same error.
@@ -116,6 +119,15 @@ impl AnswerError {
                 retry_after: Duration::from_secs(seconds),
             },
             None => Self::Status(status),
+        }
+    }
+
+    /// Returns the time for which upstream asks not to be asked, a minute at most; zero if it did
+    /// not say.
+    pub fn retry_after(&self) -> Duration {
+        match self {
+            Self::Postponed { retry_after, .. } => (*retry_after).min(MAX_RETRY_AFTER),
+            _ => Duration::ZERO,
         }
     }
 }

@@ -1,4 +1,5 @@
 //! Reads all objects of a type from one server, to see how it prints them.
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -17,8 +18,11 @@ use watershed_protocol::{
     ListPage, Malformed, PartialFormat, ResourceVersion, Scanned, WireFormat, scan,
 };
 
-/// Objects of a page.
-const PAGE: usize = 500;
+/// Least and most objects of a page. For each page kube-apiserver looks at all objects that follow.
+/// Source: `apiserver/pkg/storage/cacher/store/store_btree.go` (OrderedListPrefix).
+const PAGE: RangeInclusive<usize> = 500..=10_000;
+/// Bytes of a page, where the objects have the size that is expected.
+const PAGE_BYTES: usize = 16 << 20;
 /// Largest page.
 const MAX_BYTES: usize = 2 << 30;
 /// Timeout of a page.
@@ -62,17 +66,19 @@ impl PrintedObjects {
         }
     }
 
-    /// Reads all objects, in pages, and calls `take` with each. Ends early if they do not have the
-    /// wire format.
+    /// Reads all objects, in pages, and calls `take` with each. The objects are expected to have so
+    /// many bytes each. Ends early if they do not have the wire format.
     pub async fn read(
         &self,
         format: &WireFormat,
+        object_bytes: usize,
         mut take: impl FnMut(&Bytes, Scanned) + Send,
     ) -> Result<PrintedForm, AnswerError> {
+        let limit = (PAGE_BYTES / object_bytes.max(1)).clamp(*PAGE.start(), *PAGE.end());
         let mut warnings = None;
         let mut token: Option<String> = None;
         loop {
-            let (headers, body) = self.page(PAGE, token.as_deref()).await?;
+            let (headers, body) = self.page(limit, token.as_deref()).await?;
             let warnings = warnings.get_or_insert_with(|| warnings_in(&headers));
             let Some(page) = Self::understood(format, &body)? else {
                 return Ok(PrintedForm {

@@ -34,6 +34,8 @@ pub struct Probe {
     path: String,
     /// The selectors, each with an ampersand before it.
     selectors: String,
+    /// The URL of a list of nothing.
+    empty_list: String,
     fields: FieldTable,
 }
 
@@ -81,12 +83,26 @@ impl Probe {
         namespaced: bool,
     ) -> Self {
         let (path, selectors) = (selection.path(gvr), selection.parameters());
+        let nothing = selection.selecting_nothing(namespaced);
+        // The limit is for servers that ignore selectors.
+        let empty_list = format!("{}?limit=1{}", nothing.path(gvr), nothing.parameters());
         Self {
             client,
             path,
             selectors,
+            empty_list,
             fields: FieldTable::metadata_only(namespaced),
         }
+    }
+
+    /// Returns upstream's version of the type, no older than this call. Applies no timeout.
+    ///
+    /// A list that selects nothing tells it. For a list of one object, upstream would look at all
+    /// of them.
+    /// Source: `apiserver/pkg/storage/cacher/store/store_btree.go` (OrderedListPrefix).
+    pub async fn version(&self) -> Result<ResourceVersion, AnswerError> {
+        let (_, _, page) = self.page_of(&self.empty_list).await?;
+        Ok(page.version)
     }
 
     /// Lists at most `limit` objects, no older than this call. Applies no timeout.
@@ -136,7 +152,7 @@ impl Probe {
     /// Source: `apiserver/pkg/endpoints/handlers/watch.go`, and
     /// `apiserver/pkg/endpoints/handlers/responsewriters/writers.go` (defaultGzipThresholdBytes).
     pub async fn streamed_versions(&self, limit: usize) -> Result<VersionList, AnswerError> {
-        let uri = format!("{}?{STATE}{}", self.path, self.selectors);
+        let uri = self.uri(STATE);
         let answer = read_compressed(&self.client, &uri, WATCH, true).await?;
         let encoding = answer.encoding;
         let mut stream = WatchStream::new(answer.body, encoding).compressed(true, answer.is_gzip);
@@ -248,9 +264,14 @@ impl Probe {
         Ok((page.version, uid))
     }
 
-    /// Returns the first page of a list, with how it is written.
+    /// Returns the first page of a list of the objects, with how it is written.
     async fn page(&self, query: &str) -> Result<(Encoding, WireFormat, ListPage), AnswerError> {
-        let (encoding, body) = self.get(query, METADATA_LIST, false).await?;
+        self.page_of(&self.uri(query)).await
+    }
+
+    async fn page_of(&self, uri: &str) -> Result<(Encoding, WireFormat, ListPage), AnswerError> {
+        let class = ConnectionClass::Short;
+        let (encoding, body) = read(&self.client, class, uri, METADATA_LIST, false).await?;
         let body = whole(body, MAX_BYTES).await?;
         let (format, page) = WireFormat::learn(encoding, PartialFormat::KIND, &body)?;
         Ok((encoding, format, page))
@@ -270,7 +291,8 @@ impl Probe {
         let query = format!(
             "watch=1&allowWatchBookmarks=true&resourceVersion={from}&timeoutSeconds={seconds}"
         );
-        let (encoding, body) = self.get(&query, WATCH, true).await?;
+        let (class, uri) = (ConnectionClass::Watch, self.uri(&query));
+        let (encoding, body) = read(&self.client, class, &uri, WATCH, true).await?;
         Ok(CatchUp {
             stream: WatchStream::new(body, encoding),
             encoding,
@@ -278,19 +300,8 @@ impl Probe {
         })
     }
 
-    async fn get(
-        &self,
-        query: &str,
-        accept: &'static str,
-        watch: bool,
-    ) -> Result<(Encoding, UpstreamBody), AnswerError> {
-        let class = if watch {
-            ConnectionClass::Watch
-        } else {
-            ConnectionClass::Short
-        };
-        let uri = format!("{}?{query}{}", self.path, self.selectors);
-        read(&self.client, class, &uri, accept, watch).await
+    fn uri(&self, query: &str) -> String {
+        format!("{}?{query}{}", self.path, self.selectors)
     }
 }
 

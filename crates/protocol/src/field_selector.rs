@@ -126,6 +126,14 @@ impl FieldRequirement {
         }
     }
 
+    /// `field!=value`
+    pub fn differs(field: &str, value: &str) -> Self {
+        Self {
+            operator: FieldOperator::NotEquals,
+            ..Self::equals(field, value)
+        }
+    }
+
     fn parse(term: &str) -> Result<Self, InvalidSelector> {
         let split = |at: usize, operator, len: usize| (&term[..at], operator, &term[at + len..]);
         let (field, operator, value) = (0..term.len())

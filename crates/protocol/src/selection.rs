@@ -84,23 +84,28 @@ impl Selection {
         out
     }
 
-    /// Returns a part of it that selects nothing, because no object has two names, nor the name
-    /// `..`.
+    /// Returns a part of it that selects nothing, at the same cost for any number of objects.
     ///
-    /// The other name spares upstream the look at all objects: it looks up the first name in the
-    /// order of the text if that can be a part of a key, which `..` cannot. Objects in namespaces
-    /// have no key without theirs, so it is a part in one of them. Not all types have that as a
-    /// field.
+    /// Upstream looks up one key where a selector has an exact name: the first one in the order of
+    /// the text, if that can be a part of a key. No object has that name and another one, and none
+    /// is called `..`, which is no part of a key. Objects in namespaces have no key without theirs,
+    /// so it is a part in one of them; not all types have the namespace as a field. A name that is
+    /// selected already stays, as the caller may have rights to it alone.
     /// Source: `apimachinery/pkg/api/validation/path/name.go`, `apimachinery/pkg/fields/selector.go`
-    /// (parseSelector), `apiserver/pkg/registry/generic/registry/store.go` (WatchPredicate).
+    /// (parseSelector), `apiserver/pkg/registry/generic/registry/store.go` (ListPredicate,
+    /// WatchPredicate), `apiserver/pkg/endpoints/request/requestinfo.go`.
     #[must_use]
     pub fn selecting_nothing(&self, is_namespaced: bool) -> Self {
         let one = is_namespaced.then(|| "default".to_owned());
         let named = |name| FieldRequirement::equals(NAME, name);
+        let fields = match self.fields.required_value(NAME) {
+            Some(name) => self.fields.and(FieldRequirement::differs(NAME, name)),
+            None => self.fields.and(named("-")).and(named("..")),
+        };
         Self {
             namespace: self.namespace.clone().or(one),
             labels: self.labels.clone(),
-            fields: self.fields.and(named("-")).and(named("..")),
+            fields,
         }
     }
 
@@ -226,6 +231,10 @@ mod tests {
         assert_eq!(
             url(&nodes, Selection::default(), false),
             "/api/v1/nodes?fieldSelector=metadata.name%3D-%2Cmetadata.name%3D.."
+        );
+        assert_eq!(
+            url(&nodes, Selection::named(None, "n"), false),
+            "/api/v1/nodes?fieldSelector=metadata.name%3Dn%2Cmetadata.name%21%3Dn"
         );
     }
 

@@ -210,8 +210,8 @@ impl ReplicaStates {
         }
         let (client, key) = (self.0.upstream.clone(), &scope.key);
         let probe = Probe::new(client, &key.gvr, &key.selection, scope.fields.namespaced());
-        let present = match timeout(ANSWER, probe.list(1)).await {
-            Ok(Ok(list)) => list.version,
+        let present = match timeout(ANSWER, probe.version()).await {
+            Ok(Ok(version)) => version,
             Ok(Err(error)) => {
                 tracing::debug!(resource = %key.gvr, %error, "cannot ask for upstream's version");
                 return Err(CheckpointError::Unverified.into());

@@ -218,7 +218,6 @@ fn is_printed_by(source: &Scope, release: Option<&Release>) -> bool {
 
 /// Returns the number of objects to compare: fewer if they are large.
 fn sample_size(source: &Scope) -> usize {
-    let stats = source.reader.stats();
-    let average = stats.object_bytes / stats.objects.max(1);
+    let average = source.reader.stats().average_bytes();
     (SAMPLE_BYTES / average.max(1)).clamp(1, SAMPLE)
 }

@@ -30,6 +30,10 @@ const MAX_REST_FACTOR: f64 = 4.0;
 /// shorter ones little would be saved.
 /// Source: `apiserver/pkg/endpoints/handlers/responsewriters/writers.go` (defaultGzipThresholdBytes).
 const STREAMED: RangeInclusive<f64> = 16e3..=131_072.0;
+/// Most objects of a type of which a part is read by such a watch. Upstream looks at all of them, at
+/// some microsecond each.
+/// Source: `apiserver/pkg/storage/cacher/watch_cache.go` (getIntervalFromStoreLocked).
+const STREAMED_OF: usize = 10_000;
 /// Longest wait for such a watch. Then the objects are listed.
 const STREAM_PATIENCE: Duration = Duration::from_secs(1);
 
@@ -73,13 +77,13 @@ impl Fence {
         self.may_ask()?;
         metrics::fence_asked(&scope.key.gvr, "list");
         let (question, started) = (scope.ask(), time::Instant::now());
-        let listed = timeout(MAX_WAIT, self.probe.list(1)).await;
-        let listed = self.noted(listed.map_err(|_| FenceError::Late)?)?;
+        let version = timeout(MAX_WAIT, self.probe.version()).await;
+        let version = self.noted(version.map_err(|_| FenceError::Late)?)?;
         let took = started.elapsed();
         metrics::fence_answered("list", took);
         self.costs.version_took(took);
-        question.answered(listed.version)?;
-        Ok(listed.version)
+        question.answered(version)?;
+        Ok(version)
     }
 
     /// Compares upstream's objects with the cache, together with others.
@@ -188,7 +192,8 @@ impl Fence {
         count: usize,
     ) -> Result<VersionList, AnswerError> {
         let held = scope.reader.snapshot().len();
-        if scope.streams_compressed() && STREAMED.contains(&self.costs.metadata(count)) {
+        let is_cheaper = STREAMED.contains(&self.costs.metadata(count)) && held <= STREAMED_OF;
+        if scope.streams_compressed() && is_cheaper {
             let streamed = timeout(STREAM_PATIENCE, probe.streamed_versions(most(held))).await;
             if let Ok(Ok(list)) = streamed {
                 return Ok(list);

@@ -12,8 +12,6 @@ use crate::upstream::{AnswerError, Backoff};
 
 /// First and longest pause. Most refusals pass soon, and so does a connection that was cut.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
-/// Longest pause that upstream may ask for with `Retry-After`.
-const MAX_RETRY_AFTER: Duration = Duration::from_mins(1);
 
 /// The questions of one scope that failed lately.
 #[derive(Debug)]
@@ -51,10 +49,6 @@ impl RefusedQuestions {
 
     /// Notes a failure, and begins a pause.
     pub(super) fn failed(&self, error: &AnswerError) {
-        let asked = match error {
-            AnswerError::Postponed { retry_after, .. } => (*retry_after).min(MAX_RETRY_AFTER),
-            _ => Duration::ZERO,
-        };
         let now = Instant::now();
         let mut state = self.0.lock();
         // Questions that were under way together fail together, which is one failure.
@@ -62,7 +56,7 @@ impl RefusedQuestions {
             Some(until) if now < until => until - now,
             _ => state.pauses.pause(),
         };
-        state.until = Some(now + pause.max(asked));
+        state.until = Some(now + pause.max(error.retry_after()));
     }
 }
 
@@ -114,7 +108,7 @@ mod tests {
         refusals.failed(&postponed(Duration::from_secs(7)));
         assert_eq!(pause_of(&refusals).await, Duration::from_secs(7));
         refusals.failed(&postponed(Duration::from_hours(5)));
-        assert_eq!(pause_of(&refusals).await, MAX_RETRY_AFTER);
+        assert_eq!(pause_of(&refusals).await, Duration::from_mins(1));
     }
 
     #[tokio::test(start_paused = true)]
