@@ -69,6 +69,7 @@ pub use identity::Identity;
 pub use node::NodeGrants;
 pub use own::OwnRights;
 pub use request::{AccessAttributes, ReviewSelectors};
+pub use review_queues::field_bytes;
 pub use service_account::BoundObjects;
 pub use verdict::{Decision, ReviewedAccess};
 

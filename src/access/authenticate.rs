@@ -7,6 +7,7 @@ use http::HeaderMap;
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec};
 use moka::Expiry;
 use moka::future::Cache;
+use tokio::time::timeout;
 
 use super::bearer_token::{any_bearer_token, has_no_credentials, only_bearer_token};
 use super::config::AuthenticationConfig;
@@ -15,7 +16,7 @@ use super::identity::Identity;
 use super::metrics;
 use super::refused_tokens::RefusedTokens;
 use super::review::{identity, post};
-use super::review_queues::ReviewQueues;
+use super::review_queues::{ReviewQueues, UNKNOWN_WAIT};
 use super::service_account::ServiceAccounts;
 use super::token_inspection::TokenInspection;
 use super::websocket_token;
@@ -137,7 +138,7 @@ impl Authenticator {
     /// For counting only: other headers can give the request another identity.
     pub async fn bearer(&self, headers: &HeaderMap, address: IpAddr) -> Option<Arc<Identity>> {
         let token = any_bearer_token(headers)?;
-        self.verdict(token, address).await.ok()?
+        self.verdict(token, headers, address).await.ok()?
     }
 
     /// Returns whose the token in these headers is, whatever else they contain.
@@ -150,7 +151,7 @@ impl Authenticator {
         let Some(token) = token.or_else(|| websocket_token::token(headers)) else {
             return Ok(Authenticated::Unknown);
         };
-        let user = self.verdict(&token, address).await?;
+        let user = self.verdict(&token, headers, address).await?;
         Ok(match user {
             Some(user) => Authenticated::Known(user),
             // It may be for another audience, which upstream accepts.
@@ -232,7 +233,7 @@ impl Authenticator {
             return Ok(Authenticated::Unknown);
         };
         Ok(self
-            .verdict(token, address)
+            .verdict(token, headers, address)
             .await?
             .map_or(Authenticated::Refused, Authenticated::Known))
     }
@@ -247,9 +248,12 @@ impl Authenticator {
         *blake3::keyed_hash(&key, token.as_bytes()).as_bytes()
     }
 
+    /// Returns the user of a token, or `None` if upstream refuses it. The request with these
+    /// headers waits for that.
     async fn verdict(
         &self,
         token: &str,
+        headers: &HeaderMap,
         address: IpAddr,
     ) -> Result<Option<Arc<Identity>>, Arc<ReviewError>> {
         let hash = self.hash(token);
@@ -259,7 +263,17 @@ impl Authenticator {
         // Concurrent requests with one token share one review. Boxed, because the future is large
         // and rare.
         let review = Box::pin(self.find_out(hash, token, address));
-        Box::pin(self.verdicts.try_get_with(hash, review)).await
+        let reviewed = Box::pin(self.verdicts.try_get_with(hash, review));
+        if self.was_accepted(&Credential(hash)) {
+            return reviewed.await;
+        }
+        let Some(_share) = self.queues.begin_unknown(address, headers) else {
+            return Err(ReviewError::TooManyWaiting.into());
+        };
+        match timeout(UNKNOWN_WAIT, reviewed).await {
+            Ok(reviewed) => reviewed,
+            Err(_) => Err(ReviewError::TooManyWaiting.into()),
+        }
     }
 
     async fn find_out(

@@ -26,6 +26,9 @@ pub enum ReviewError {
     /// Too many tokens from the caller's address were refused.
     #[error("upstream refused too many tokens from this address; this one was not reviewed")]
     TooManyRefusals,
+    /// Too many requests with unknown tokens wait for their reviews.
+    #[error("too many requests wait for reviews of their tokens; this one was not reviewed")]
+    TooManyWaiting,
 }
 
 impl ReviewError {
@@ -37,13 +40,8 @@ impl ReviewError {
             Self::Refused(status) => {
                 status.is_server_error() || *status == StatusCode::TOO_MANY_REQUESTS
             }
-            Self::NotUnderstood(_) | Self::TooManyRefusals => false,
+            Self::NotUnderstood(_) | Self::TooManyRefusals | Self::TooManyWaiting => false,
         }
-    }
-
-    /// Returns whether no review was sent, because the caller's address has used up its share.
-    pub fn is_over_limit(&self) -> bool {
-        matches!(self, Self::TooManyRefusals)
     }
 
     /// Returns whether upstream knows who sent the review, and refuses it. It would refuse the same

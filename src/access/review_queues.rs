@@ -1,9 +1,13 @@
 //! The order in which callers' credentials and accesses are reviewed.
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
+
+use http::HeaderMap;
 
 use super::identity::Identity;
-use crate::fairness::{CallerKey, FairQueue, QueueTurn};
+use crate::fairness::{CallerKey, FairQueue, QueueTurn, Share, ShareLimits, Shares};
+use crate::metric::Gauge;
 
 /// Concurrent reviews of callers that upstream has accepted lately, of all and of each.
 ///
@@ -13,11 +17,21 @@ const KNOWN: [usize; 2] = [128, 64];
 /// Concurrent reviews of unknown tokens, of all addresses and of each.
 const UNKNOWN: [usize; 2] = [64, 16];
 
+/// Memory that may be taken by requests that wait for a review of an unknown token. One address
+/// alone may take half of it: of requests with a short head some 3,000, which takes upstream less
+/// than a second. Where upstream does not answer, there may be any number of them.
+const UNKNOWN_BYTES: u64 = 32 << 20;
+/// Memory that a waiting request takes besides its head, which is held twice.
+const REQUEST_BYTES: u64 = 4 << 10;
+/// Longest wait of a request with an unknown token.
+pub(super) const UNKNOWN_WAIT: Duration = Duration::from_secs(15);
+
 /// Queues of reviews. Those of unknown callers delay none of known ones.
 #[derive(Clone, Debug)]
 pub(super) struct ReviewQueues {
     known: Arc<FairQueue>,
     unknown: Arc<FairQueue>,
+    unknown_waiting: Shares,
 }
 
 impl Default for ReviewQueues {
@@ -26,6 +40,13 @@ impl Default for ReviewQueues {
         Self {
             known: queue(KNOWN),
             unknown: queue(UNKNOWN),
+            unknown_waiting: Shares::new(
+                ShareLimits {
+                    all: UNKNOWN_BYTES,
+                    each: 0,
+                },
+                Gauge::noop(),
+            ),
         }
     }
 }
@@ -41,8 +62,47 @@ impl ReviewQueues {
         self.known.turn(CallerKey::Address(address)).await
     }
 
+    /// Returns the share of a request with this head and an unknown token, which is about to wait
+    /// for its review; `None` if too much waits already.
+    pub(super) fn begin_unknown(&self, address: IpAddr, headers: &HeaderMap) -> Option<Share> {
+        let bytes = REQUEST_BYTES + 2 * field_bytes(headers) as u64;
+        self.unknown_waiting
+            .take(CallerKey::Address(address), bytes)
+    }
+
     /// Waits until a review of an unknown token may be sent, from this address.
     pub(super) async fn of_unknown_token(&self, address: IpAddr) -> QueueTurn {
         self.unknown.turn(CallerKey::Address(address)).await
+    }
+}
+
+/// Returns the length of a request's header fields, as HTTP/1.1 writes them.
+pub fn field_bytes(headers: &HeaderMap) -> usize {
+    let fields = headers.iter();
+    let lengths = fields.map(|(name, value)| name.as_str().len() + value.len() + ": \r\n".len());
+    lengths.sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_with_unknown_tokens_wait_within_their_share_of_memory() {
+        let queues = ReviewQueues::default();
+        let mut long = HeaderMap::new();
+        long.insert("x-filler", "x".repeat(60_000).parse().unwrap());
+        let waiting = |host, headers: &HeaderMap| {
+            let address = IpAddr::from([192, 0, 2, host]);
+            let shares = std::iter::from_fn(|| queues.begin_unknown(address, headers));
+            shares.collect::<Vec<_>>()
+        };
+        let one = waiting(1, &long);
+        assert!((100..200).contains(&one.len()), "{}", one.len());
+        let other = waiting(2, &long);
+        assert!(other.len() > one.len() / 3, "something is left for others");
+        drop((one, other));
+        let short = waiting(3, &HeaderMap::new());
+        assert!(short.len() > 3_000, "as after a start of the proxy");
     }
 }

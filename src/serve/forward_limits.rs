@@ -117,8 +117,10 @@ impl ForwardLimits {
             Ok(Authenticated::Known(user)) => Some(CallerKey::user(&user.user)),
             Ok(Authenticated::Refused) => return Err(Unanswered::access(Status::unauthorized())),
             Ok(Authenticated::Unknown) => None,
-            Err(error) if error.is_over_limit() => return Err(LimitExceeded::RefusedTokens.into()),
             Err(error) => {
+                if let Some(exceeded) = LimitExceeded::of_review(&error) {
+                    return Err(exceeded.into());
+                }
                 tracing::debug!(%error, "cannot review the caller of an upgrade");
                 None
             }

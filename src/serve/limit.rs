@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 
 use super::exchange::Exchange;
 use super::policy::UserLimits;
-use crate::access::{Access, Authenticated};
+use crate::access::{Access, Authenticated, ReviewError};
 use crate::body::{Body, holding};
 use watershed_protocol::Verb;
 
@@ -29,6 +29,8 @@ pub(super) enum LimitExceeded {
     Amplification,
     /// Upstream refused too many tokens from the caller's address.
     RefusedTokens,
+    /// Too many requests with unknown tokens wait for reviews.
+    UnknownReviews,
     /// Forwarded requests of one caller.
     Forwarded,
     /// Sessions of exec, attach and port-forward of one caller.
@@ -99,6 +101,15 @@ pub(super) struct Admission {
 }
 
 impl LimitExceeded {
+    /// Returns the limit because of which a review was not sent; `None` if it failed otherwise.
+    pub(super) fn of_review(error: &ReviewError) -> Option<Self> {
+        match error {
+            ReviewError::TooManyRefusals => Some(Self::RefusedTokens),
+            ReviewError::TooManyWaiting => Some(Self::UnknownReviews),
+            _ => None,
+        }
+    }
+
     /// Returns the metric label.
     pub(super) fn as_str(self) -> &'static str {
         match self {
@@ -107,6 +118,7 @@ impl LimitExceeded {
             Self::HeaderBytes => "header-bytes",
             Self::Amplification => "amplification",
             Self::RefusedTokens => "refused-tokens",
+            Self::UnknownReviews => "unknown-reviews",
             Self::Forwarded => "forwarded-requests",
             Self::Tunnels => "tunnels",
             Self::UnknownForwarded => "unknown-forwarded-requests",

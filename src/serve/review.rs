@@ -117,8 +117,8 @@ async fn identify(access: &Access, exchange: &Exchange) -> Result<Authenticated,
 
 /// Returns the unanswered of a caller about whom upstream could not be asked.
 fn not_reviewed(access: &Access, error: &ReviewError) -> Unanswered {
-    if error.is_over_limit() {
-        return Unanswered::Limit(LimitExceeded::RefusedTokens);
+    if let Some(exceeded) = LimitExceeded::of_review(error) {
+        return Unanswered::Limit(exceeded);
     }
     tracing::warn!(%error, "cannot review the caller");
     if access.must_refuse(error) {

@@ -1,11 +1,11 @@
 //! Bounds what callers can make upstream receive before it has accepted them.
-use http::{HeaderMap, Request};
+use http::Request;
 use watershed_protocol::Status;
 
 use super::exchange::Exchange;
 use super::limit::LimitExceeded;
 use super::unanswered::Unanswered;
-use crate::access::{Access, Authenticated};
+use crate::access::{Access, Authenticated, field_bytes};
 
 /// Bytes of a request's header fields that an unknown caller may send. A token of 20 KB fits in.
 const MAX_FIELD_BYTES: usize = 32 * 1024;
@@ -68,12 +68,6 @@ fn head_bytes<B>(request: &Request<B>) -> u64 {
     let target = target.map_or(1, |target| target.as_str().len());
     let line = request.method().as_str().len() + target + LINE;
     (line + field_bytes(request.headers())) as u64
-}
-
-fn field_bytes(headers: &HeaderMap) -> usize {
-    let fields = headers.iter();
-    let lengths = fields.map(|(name, value)| name.as_str().len() + value.len() + ": \r\n".len());
-    lengths.sum()
 }
 
 #[cfg(test)]

@@ -23,8 +23,10 @@ use crate::body::Body;
 use watershed_connect::{Address, CONNECT_TIMEOUT, Dialed, DialedStream};
 
 mod lease;
+mod silence;
 
 pub(super) use lease::{Lease, NotSent};
+use silence::UnansweredRequests;
 
 /// Interval and timeout of HTTP/2 pings, which are also sent on idle connections.
 ///
@@ -58,6 +60,7 @@ pub(super) struct Http2Connection {
     /// hyper may leave a request in its queue while closing it, until the last sender is dropped.
     /// Its caller would wait forever.
     sender: Arc<Mutex<Option<http2::SendRequest<Body>>>>,
+    class: ConnectionClass,
     pub(super) address: Address,
     pub(super) generation: u64,
     pub(super) opened: Instant,
@@ -68,6 +71,7 @@ pub(super) struct Http2Connection {
     /// No further request is sent on it.
     closed: Arc<AtomicBool>,
     idle_since: Mutex<Instant>,
+    unanswered: UnansweredRequests,
     release: KnownRelease,
     _permit: OwnedSemaphorePermit,
 }
@@ -146,6 +150,7 @@ pub(super) async fn handshake(
     let peer_limit = wait_for_peer_limit(&mut driver, &address).await?;
     let connection = Http2Connection {
         sender: Arc::new(Mutex::new(Some(sender))),
+        class,
         address,
         generation,
         opened: Instant::now(),
@@ -153,6 +158,7 @@ pub(super) async fn handshake(
         peer_limit: Arc::new(AtomicUsize::new(peer_limit)),
         closed: Arc::new(AtomicBool::new(false)),
         idle_since: Mutex::new(Instant::now()),
+        unanswered: UnansweredRequests::default(),
         release: KnownRelease::default(),
         _permit: permit,
     };
@@ -233,13 +239,21 @@ impl Http2Connection {
         });
     }
 
+    /// Returns `true` if no further request should be sent on it.
     pub(super) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire)
+            || self.is_silent()
             || self
                 .sender
                 .lock()
                 .as_ref()
                 .is_none_or(http2::SendRequest::is_closed)
+    }
+
+    /// Returns `true` if the proxy's own requests get no answers. Those of clients say nothing: some
+    /// wait for a program in the cluster, and their connections would add up.
+    fn is_silent(&self) -> bool {
+        self.class == ConnectionClass::Watch && self.unanswered.are_many()
     }
 
     /// Takes a stream if fewer than `limit` are in use. Called only under the group's lock.

@@ -396,9 +396,16 @@ impl Reflector {
                 tracing::info!(%resource, %error, "opening a watch again");
             }
             error => {
-                // A refusal was counted before.
-                if !matches!(error, ReflectorError::Stopped(_)) {
-                    self.recovery.failed();
+                match error {
+                    // A refusal was counted before.
+                    ReflectorError::Stopped(_) => {}
+                    ReflectorError::Silent(_) | ReflectorError::Broken(_) => {
+                        self.recovery.unanswered(by);
+                    }
+                    ReflectorError::Status(status, _) if status.is_server_error() => {
+                        self.recovery.unanswered(by);
+                    }
+                    _ => self.recovery.failed(),
                 }
                 let failures = self.recovery.failures();
                 tracing::warn!(%resource, %error, failures, "upstream failed");

@@ -17,6 +17,8 @@ const SILENCE: Duration = Duration::from_secs(90);
 /// every client's. So the stream is left alone for longer than an API server's watches last by
 /// default. HTTP/2 pings find dead connections, and comparisons find streams that bring nothing.
 const SILENCE_WITHOUT_BOOKMARKS: Duration = Duration::from_mins(65);
+/// Time that a stream lasts at least, or its end is a failure.
+const YOUNG: Duration = Duration::from_secs(1);
 /// Limit of a single watch frame.
 const MAX_FRAME_BYTES: usize = 64 << 20;
 
@@ -94,6 +96,11 @@ impl WatchStream {
         self.accepts_gzip.then_some(self.gzip.is_some())
     }
 
+    /// Returns `true` if it lasts for so short a time that its end would be a failure.
+    pub(super) fn is_young(&self) -> bool {
+        self.opened.elapsed() < YOUNG
+    }
+
     /// Returns the next frame; `None` at a clean end between two frames, and when a stream without
     /// bookmarks is to be renewed. Cancelling a call loses nothing.
     pub(super) async fn next_frame(&mut self) -> Result<Option<Frame>, StreamError> {
@@ -137,7 +144,7 @@ impl WatchStream {
                 Ok(Some(Err(error))) => return Err(StreamError::Broken(error.to_string())),
                 Ok(None) if self.is_clean() => {
                     // A server's timeout is longer: an immediate end would be repeated at once.
-                    if self.opened.elapsed() < Duration::from_secs(1) {
+                    if self.is_young() {
                         return Err(StreamError::Broken("ended as soon as it began".into()));
                     }
                     return Ok(None);

@@ -111,9 +111,12 @@ impl Lease {
                 let Some(mut sender) = sender else {
                     return Err(NotSent::Ended(request));
                 };
+                let awaited = connection.unanswered.begin();
                 let answer = sender.try_send_request(request);
                 drop(sender);
-                answer.await.map_err(NotSent::Failed)
+                let answer = answer.await.map_err(NotSent::Failed)?;
+                awaited.answered();
+                Ok(answer)
             }
             Leased::Http1(connection, _) => {
                 shape(&mut request, &connection.address, false);

@@ -36,8 +36,13 @@ impl Reflector {
         };
         // An ERROR event comes with status 200, but counts as a failure.
         let change = self.take_in(frame, &mut stream)?;
-        // That an event comes again does not show that those behind it can be read.
-        let is_known = matches!(&change, Change::Event(_, event) if event.version <= version);
+        // That an event comes again does not show that those behind it can be read. Nor does a first
+        // bookmark that says nothing new show that the stream lasts.
+        let is_known = match &change {
+            Change::Event(_, event) => event.version <= version,
+            Change::Progress { version: known, .. } => *known <= version && stream.is_young(),
+            _ => false,
+        };
         if !is_known {
             self.recovery.succeeded();
         }

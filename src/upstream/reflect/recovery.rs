@@ -153,6 +153,15 @@ impl Recovery {
         self.bad_answer(by);
     }
 
+    /// Notes that a server failed, or is silent. That may pass, but the second time in a row it is
+    /// this one that cannot answer.
+    pub(super) fn unanswered(&mut self, by: Option<Address>) {
+        if self.attempts.failures() > 0 {
+            self.bad_answer(by);
+        }
+        self.failed();
+    }
+
     /// Notes any other failure.
     pub(super) fn failed(&mut self) {
         self.refusals = Refusals::default();
@@ -220,6 +229,23 @@ mod tests {
             tokio::time::advance(REFUSAL / 2).await;
             recovery.failed();
         }
+    }
+
+    #[test]
+    fn a_server_that_fails_twice_in_a_row_is_avoided() {
+        let mut recovery = Recovery::new();
+        for _ in 0..2 {
+            recovery.succeeded();
+            recovery.unanswered(Some(address("a")));
+            recovery.back_off();
+            assert_eq!(
+                recovery.route(),
+                Route::Any,
+                "it was restarted, for example"
+            );
+        }
+        recovery.unanswered(Some(address("a")));
+        assert_eq!(recovery.route(), Route::Elsewhere(Some(address("a"))));
     }
 
     #[test]

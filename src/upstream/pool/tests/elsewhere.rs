@@ -47,6 +47,40 @@ async fn a_request_can_ask_for_another_address_or_connection() {
     assert_eq!(one.accepted() + two.accepted(), before + 1);
 }
 
+/// As with a load balancer whose server is stuck, and whose other servers are well.
+#[tokio::test]
+async fn a_connection_without_answers_is_left_by_the_proxys_own_requests() {
+    let pki = Pki::new();
+    let api = Api::start(&pki, HTTP2, |request, conn| async move {
+        if request.uri().path() == "/stuck" {
+            std::future::pending::<()>().await;
+        }
+        text(conn.number.to_string())
+    })
+    .await;
+    let client = client_of(&pki, &api).await;
+    let ask = async |class, path| {
+        let asked = client.send(class, get(path), SendOptions::default());
+        let answer = tokio::time::timeout(Duration::from_secs(3), asked).await;
+        read(answer.ok()?.unwrap().into_body()).await.ok()
+    };
+    for (class, stays) in [
+        (ConnectionClass::Watch, false),
+        // A client may ask for what takes long, and go away.
+        (ConnectionClass::Short, true),
+    ] {
+        let first = ask(class, "/well").await.unwrap();
+        // The clock goes on by itself where everything waits for it.
+        tokio::time::pause();
+        for _ in 0..3 {
+            assert_eq!(ask(class, "/stuck").await, None);
+        }
+        tokio::time::resume();
+        let next = ask(class, "/well").await.unwrap();
+        assert_eq!(next == first, stays, "{class:?}");
+    }
+}
+
 fn is_same_connection(one: &Response<UpstreamBody>, other: &Response<UpstreamBody>) -> bool {
     let by = |answer: &Response<UpstreamBody>| answer.extensions().get::<ServedBy>().cloned();
     by(one).unwrap().is_same(&by(other).unwrap())

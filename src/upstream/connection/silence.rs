@@ -1,0 +1,83 @@
+//! Notices a shared connection whose requests get no answers.
+//!
+//! A server, or a load balancer before it, may answer pings and nothing else. Requests would go to
+//! such a connection for as long as it is open, while a new one leads to a server that answers.
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// Time without an answer after which a request that is given up counts.
+const SILENCE: Duration = Duration::from_secs(2);
+/// Such requests in a row after which the connection gets no others.
+const GIVEN_UP: usize = 3;
+
+/// The requests of a connection that were given up without an answer, since its last answer.
+#[derive(Debug, Default)]
+pub(super) struct UnansweredRequests(AtomicUsize);
+
+/// A request that waits for its answer. Dropping it gives the request up.
+pub(super) struct AwaitedAnswer<'a> {
+    requests: &'a UnansweredRequests,
+    since: Instant,
+}
+
+impl UnansweredRequests {
+    /// Notes that a request is sent.
+    pub(super) fn begin(&self) -> AwaitedAnswer<'_> {
+        AwaitedAnswer {
+            requests: self,
+            since: Instant::now(),
+        }
+    }
+
+    /// Returns true if so many were given up that the next one should be sent elsewhere.
+    pub(super) fn are_many(&self) -> bool {
+        self.0.load(Ordering::Relaxed) >= GIVEN_UP
+    }
+}
+
+impl AwaitedAnswer<'_> {
+    /// Notes that the answer is there.
+    pub(super) fn answered(self) {
+        self.requests.0.store(0, Ordering::Relaxed);
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for AwaitedAnswer<'_> {
+    fn drop(&mut self) {
+        if self.since.elapsed() >= SILENCE {
+            self.requests.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn requests_count_if_they_waited_and_no_answer_came_since() {
+        let requests = UnansweredRequests::default();
+        let give_up_after = async |wait| {
+            let request = requests.begin();
+            tokio::time::advance(wait).await;
+            drop(request);
+        };
+        for _ in 0..2 * GIVEN_UP {
+            give_up_after(SILENCE / 2).await;
+        }
+        assert!(!requests.are_many(), "clients go away at once as well");
+        for _ in 1..GIVEN_UP {
+            give_up_after(SILENCE).await;
+        }
+        requests.begin().answered();
+        for _ in 1..GIVEN_UP {
+            give_up_after(SILENCE).await;
+        }
+        assert!(!requests.are_many());
+        give_up_after(SILENCE).await;
+        assert!(requests.are_many());
+    }
+}
