@@ -159,6 +159,8 @@ impl CatalogFollower {
                 news = definitions.news(&self.catalog, &self.scopes), if follows_definitions => {
                     match news {
                         DefinitionNews::Changed => {
+                            // Objects of a changed type are not served from this moment on.
+                            self.update_definitions(&definitions);
                             sleep(SETTLE).await;
                             self.update_definitions(&definitions);
                         }

@@ -113,6 +113,7 @@ impl Scope {
                 ScopePhase::Stopped(why) => Err(NotReady::Stopped(why.clone())),
                 ScopePhase::Stale(_) => Err(NotReady::Stale),
                 ScopePhase::Quarantined => Err(NotReady::Quarantined),
+                ScopePhase::SchemaChanged => Err(NotReady::SchemaChanged),
                 ScopePhase::Syncing | ScopePhase::Failing => Err(NotReady::Syncing),
             },
         }

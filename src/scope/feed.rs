@@ -145,6 +145,16 @@ impl ScopeFeed {
         }
     }
 
+    /// Forgets the state, as the type's schema changed. That is no failure, so nothing is delayed.
+    pub(super) fn list_changed_schema(&mut self) {
+        if let Some(derived) = &mut self.derived {
+            derived.restart();
+        } else {
+            self.reflector.list_changed_schema();
+            self.rederivation.listed_anew();
+        }
+    }
+
     /// Delays the next step.
     pub(super) fn pause(&mut self, pause: Duration) {
         match &mut self.derived {

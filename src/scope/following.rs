@@ -88,7 +88,7 @@ impl ScopePump {
                 self.writer.pause();
             }
             // Its watches may lack an event, so that they cannot go on elsewhere.
-            ScopePhase::Quarantined => self.writer.expire(),
+            ScopePhase::Quarantined | ScopePhase::SchemaChanged => self.writer.expire(),
             _ => {}
         }
     }

@@ -20,6 +20,9 @@ pub enum ScopePhase {
     Stale(Arc<ReadyScope>),
     /// Its objects were not upstream's. It is listed again.
     Quarantined,
+    /// The type's schema changed, so that upstream may return the same versions in other bytes. It is
+    /// listed again once upstream has taken the schema into use.
+    SchemaChanged,
     /// The scope cannot be cached for now.
     Stopped(Stopped),
 }
@@ -47,6 +50,9 @@ pub enum NotReady {
     /// The scope's objects were not upstream's.
     #[error("its objects differed from upstream's")]
     Quarantined,
+    /// The type's schema changed a moment ago.
+    #[error("the type's schema changed a moment ago")]
+    SchemaChanged,
     /// Upstream does not let the scope be cached.
     #[error(transparent)]
     Stopped(#[from] Stopped),

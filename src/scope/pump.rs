@@ -199,12 +199,7 @@ impl ScopePump {
         match event {
             PumpEvent::Closed => return ControlFlow::Break(Stopped::Closed),
             PumpEvent::Continuity(change) => self.continue_after(change),
-            PumpEvent::SchemaChanged => {
-                if let Some(reflector) = self.feed.reflector() {
-                    reflector.schema_changed();
-                }
-                self.timers.list_again = Some(Instant::now() + STORAGE_REBUILD);
-            }
+            PumpEvent::SchemaChanged => self.schema_changed(),
             PumpEvent::TypeRemoved => {
                 if let Some(reflector) = self.feed.reflector() {
                     reflector.type_removed();
@@ -221,7 +216,8 @@ impl ScopePump {
                     "the type's schema changed; listing again"
                 );
                 self.timers.list_again = None;
-                self.relist();
+                self.feed.list_changed_schema();
+                self.relisting();
             }
             PumpEvent::NotReopened => {
                 self.timers.reopened_by = None;
@@ -324,6 +320,23 @@ impl ScopePump {
             ContinuityChange::Unknown => self.relist(),
             ContinuityChange::ListDue => {}
         }
+    }
+
+    /// Serves the scope no longer, as upstream may return the same versions in other bytes by now. It
+    /// is listed again once upstream has taken the schema into use. Its watches go on until then, as
+    /// upstream's do.
+    fn schema_changed(&mut self) {
+        if let Some(reflector) = self.feed.reflector() {
+            reflector.schema_changed();
+        }
+        self.timers.list_again = Some(Instant::now() + STORAGE_REBUILD);
+        self.phase.send_if_modified(|phase| {
+            let is_held = matches!(phase, ScopePhase::Ready(_) | ScopePhase::Stale(_));
+            if is_held {
+                *phase = ScopePhase::SchemaChanged;
+            }
+            is_held
+        });
     }
 
     /// Drops everything held, as upstream has another history.
@@ -463,7 +476,12 @@ impl ScopePump {
             let derived_after = &self.scope.derived_after;
             derived_after.store(quarantines, Ordering::Release);
         }
-        self.phase.send_replace(ScopePhase::Ready(ready));
+        self.phase
+            .send_replace(if self.timers.list_again.is_some() {
+                ScopePhase::SchemaChanged
+            } else {
+                ScopePhase::Ready(ready)
+            });
         *self.scope.printed_by.lock() = None;
         if let Some(reflector) = self.feed.reflector() {
             self.release.listed(reflector.listed_by());
@@ -514,8 +532,13 @@ impl ScopePump {
     /// Gives up the watch, and lists the scope again. Changes do not arrive until then: lists have
     /// pauses between them, and upstream may not answer.
     pub(super) fn relist(&mut self) {
-        self.not_restored();
         self.feed.restart();
+        self.relisting();
+    }
+
+    /// Notes that the feed's next change is a list.
+    fn relisting(&mut self) {
+        self.not_restored();
         self.lost();
     }
 

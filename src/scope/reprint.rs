@@ -215,6 +215,7 @@ impl ScopePump {
             ScopePhase::Syncing
             | ScopePhase::Failing
             | ScopePhase::Quarantined
+            | ScopePhase::SchemaChanged
             | ScopePhase::Stopped(_) => {}
         });
     }

@@ -36,6 +36,7 @@ impl ServiceParts {
                     | ForwardReason::Unproven
                     | ForwardReason::Stale
                     | ForwardReason::Quarantined
+                    | ForwardReason::SchemaChanged
             ))
         );
         if !may_share || matches!(read.kind, ReadKind::Watch(_)) {

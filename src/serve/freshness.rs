@@ -10,6 +10,7 @@ use super::fence::{
 use super::open::OpenedScope;
 use super::plan::{ReadKind, ReadPlan, SelectedSize};
 use super::source::{AnswerSource, ForwardReason};
+use crate::scope::ScopePhase;
 use crate::store::Snapshot;
 
 /// Longest wait for a version that is ahead of the cache. Then upstream answers, which waits by its
@@ -77,6 +78,9 @@ pub(super) async fn wait_until_fresh(
     // Upstream's versions may have gone back meanwhile.
     if !opened.scope.is_current() {
         return Err(ForwardReason::Syncing);
+    }
+    if matches!(opened.scope.phase(), ScopePhase::SchemaChanged) {
+        return Err(ForwardReason::SchemaChanged);
     }
     Ok(FreshScope {
         opened,

@@ -109,6 +109,7 @@ pub(super) async fn open(
                 Err(NotReady::Syncing) => return Err(ForwardReason::Syncing),
                 Err(NotReady::Stale) => return Err(ForwardReason::Stale),
                 Err(NotReady::Quarantined) => return Err(ForwardReason::Quarantined),
+                Err(NotReady::SchemaChanged) => return Err(ForwardReason::SchemaChanged),
                 // The next representation may be acceptable.
                 Err(NotReady::Stopped(Stopped::NotAcceptable)) => {}
                 Err(NotReady::Stopped(Stopped::Forbidden(_))) => {
@@ -172,6 +173,7 @@ impl Continuation<'_> {
                 | ScopePhase::Failing
                 | ScopePhase::Stale(_)
                 | ScopePhase::Quarantined
+                | ScopePhase::SchemaChanged
                 | ScopePhase::Stopped(_) => return false,
             }
         }
@@ -255,7 +257,10 @@ fn acquire<S: Send + Sync + 'static>(
 fn open_scope(scope: &Arc<Scope>) -> OpenScope {
     let condition = match scope.phase() {
         // For a moment its reads are forwarded, but it stays the scope to choose.
-        ScopePhase::Ready(_) | ScopePhase::Stale(_) | ScopePhase::Quarantined => Condition::Ready,
+        ScopePhase::Ready(_)
+        | ScopePhase::Stale(_)
+        | ScopePhase::Quarantined
+        | ScopePhase::SchemaChanged => Condition::Ready,
         ScopePhase::Syncing | ScopePhase::Failing => Condition::Syncing,
         ScopePhase::Stopped(Stopped::NotAcceptable) => Condition::Unknown,
         ScopePhase::Stopped(_) => Condition::Failed,

@@ -172,6 +172,8 @@ reasons! {
     Stale = "max-staleness",
     /// Memory differed from upstream, and is listed again.
     Quarantined = "quarantined",
+    /// The type's schema changed, and it is listed again in a moment.
+    SchemaChanged = "schema-changed",
     /// The proxy itself may not list and watch it.
     NotPermitted = "not-permitted",
     /// The type cannot be cached.

@@ -96,6 +96,7 @@ fn is_temporary(reason: ForwardReason) -> bool {
         ForwardReason::Syncing
             | ForwardReason::Stale
             | ForwardReason::Quarantined
+            | ForwardReason::SchemaChanged
             | ForwardReason::NotPermitted
             | ForwardReason::NotCached
             | ForwardReason::Budget

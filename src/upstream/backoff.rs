@@ -94,6 +94,10 @@ impl Pacing {
         if healthy.is_some_and(|since| now.duration_since(since) >= HEALTHY) {
             self.backoff.reset();
         }
+        // The attempt after the failure before is still to come.
+        if let Some(last) = self.last.filter(|last| *last > now) {
+            return last;
+        }
         let pause = self.backoff.pause_unless_first();
         let next = self.last.map_or(now, |last| now.max(last + pause));
         self.last = Some(next);
@@ -135,6 +139,19 @@ mod tests {
         }
         let took = begun.elapsed();
         assert!(took > LONGEST * 8, "{took:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn pauses_of_failures_before_the_next_attempt_do_not_add_up() {
+        let mut pacing = Pacing::new(FIRST, LONGEST);
+        for _ in 0..20 {
+            tokio::time::sleep_until(pacing.failed()).await;
+        }
+        let next = pacing.failed();
+        for _ in 0..20 {
+            assert_eq!(pacing.failed(), next);
+        }
+        assert!(next - Instant::now() <= LONGEST);
     }
 
     #[tokio::test(start_paused = true)]

@@ -32,6 +32,16 @@ pub use change::{Change, Collect, ReflectorTarget, Stopped};
 pub use lifetime::WatchLifetime;
 pub use resume::KnownState;
 
+/// The schema that upstream's objects have.
+enum SchemaUse {
+    /// It did not change lately.
+    Settled,
+    /// It changed, and the type is not listed since.
+    Changed,
+    /// It was listed at this moment. Some API servers may use the schema of before.
+    Listed(Instant),
+}
+
 /// Time within which an API server uses a changed schema.
 const REBUILT: Duration = Duration::from_secs(30);
 
@@ -94,8 +104,7 @@ pub struct Reflector {
     /// The server of the last list's first page, from which the formats were learned.
     listed_by: Option<ServedBy>,
     recovery: Recovery,
-    /// Moment of the last change of the type's schema.
-    schema_changed: Option<Instant>,
+    schema: SchemaUse,
     /// The last event was a deletion of this version, and more of the same version may come: etcd
     /// deletes all objects of an expired lease at once.
     unfinished: Option<ResourceVersion>,
@@ -128,7 +137,7 @@ impl Reflector {
             server: None,
             listed_by: None,
             recovery: Recovery::new(),
-            schema_changed: None,
+            schema: SchemaUse::Settled,
             unfinished: None,
             last_event: None,
             budget: MemoryBudget::default(),
@@ -201,8 +210,23 @@ impl Reflector {
 
     /// Forgets everything: the next change is a fresh list. It comes later if this happens often.
     pub fn restart(&mut self) {
+        // Otherwise a list is about to come, and its pause begun.
+        if !self.is_listing() {
+            self.recovery.list_again();
+        }
+        self.begin_anew();
+    }
+
+    /// Forgets everything, as the schema that [`Reflector::schema_changed`] told of is in use by now.
+    pub fn list_changed_schema(&mut self) {
+        self.begin_anew();
+    }
+
+    fn begin_anew(&mut self) {
         self.state = ReflectorState::Start;
-        self.recovery.list_again();
+        if matches!(self.schema, SchemaUse::Changed) {
+            self.schema = SchemaUse::Listed(Instant::now());
+        }
     }
 
     /// Opens the watch again, elsewhere if possible, as it does not bring what upstream has. Returns
@@ -242,9 +266,10 @@ impl Reflector {
     /// Notes that the type's schema changed.
     ///
     /// Each API server uses the new schema after a while and then ends the type's watches. A list
-    /// taken before shows the old schema. So for some time, the end of a stream means a new list.
+    /// taken before shows the old schema. So for some time after the next list, which is the
+    /// caller's to begin, the end of a stream means a new list.
     pub fn schema_changed(&mut self) {
-        self.schema_changed = Some(Instant::now());
+        self.schema = SchemaUse::Changed;
     }
 
     /// Returns the server of the open watch, after [`Change::Resumed`] or a streamed list.
@@ -263,7 +288,7 @@ impl Reflector {
     }
 
     fn is_rebuilding(&self) -> bool {
-        self.schema_changed.is_some_and(|at| at.elapsed() < REBUILT)
+        matches!(self.schema, SchemaUse::Listed(since) if since.elapsed() < REBUILT)
     }
 
     /// Returns the next change. Retries forever with backoff, except where retrying cannot help.

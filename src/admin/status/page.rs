@@ -285,6 +285,7 @@ fn scope(row: &ScopeStatus) -> Markup {
         (PhaseName::Failing, _) => ("bad", "failing"),
         (PhaseName::Stale, _) => ("bad", "too old, forwarded"),
         (PhaseName::Quarantined, _) => ("bad", "quarantined"),
+        (PhaseName::SchemaChanged, _) => ("fair", "schema changed"),
         (PhaseName::Stopped, _) => ("fair", "not held"),
     };
     html! {

@@ -149,6 +149,7 @@ pub(super) enum PhaseName {
     Ready,
     Stale,
     Quarantined,
+    SchemaChanged,
     Stopped,
 }
 
@@ -287,6 +288,7 @@ impl ScopeStatus {
             ScopePhase::Ready(_) => (PhaseName::Ready, None),
             ScopePhase::Stale(_) => (PhaseName::Stale, None),
             ScopePhase::Quarantined => (PhaseName::Quarantined, None),
+            ScopePhase::SchemaChanged => (PhaseName::SchemaChanged, None),
             ScopePhase::Stopped(why) => (
                 PhaseName::Stopped,
                 Some(why.to_string().chars().take(ERROR_CHARS).collect()),

@@ -65,7 +65,10 @@ impl OpenedSource {
             }
             ScopePhase::Stopped(reason) if !reason.may_pass() => return Err(STOPPED),
             ScopePhase::Syncing => ToldState::Followed,
-            ScopePhase::Ready(_) | ScopePhase::Failing | ScopePhase::Stopped(_) => ToldState::Lost,
+            ScopePhase::Ready(_)
+            | ScopePhase::Failing
+            | ScopePhase::SchemaChanged
+            | ScopePhase::Stopped(_) => ToldState::Lost,
             ScopePhase::Stale(_) => ToldState::TooOld,
             ScopePhase::Quarantined => ToldState::Doubted,
         };
