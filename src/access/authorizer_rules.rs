@@ -21,6 +21,8 @@ const KNOWN_TTL: Duration = Duration::from_mins(1);
 /// Time after a "no" for which no grants are renewed. Such a cluster would be asked in vain each
 /// time that a grant ends.
 const NO_RENEWAL: Duration = Duration::from_hours(1);
+/// The same after a refusal to say. API servers that have just started refuse it, too.
+const REFUSAL: Duration = Duration::from_mins(5);
 /// Time after which upstream is asked again if it did not answer.
 const RETRY: Duration = Duration::from_secs(5);
 const TIMEOUT: Duration = Duration::from_secs(2);
@@ -49,6 +51,8 @@ struct RulesAnswer {
 enum ListsRules {
     Yes,
     No,
+    /// Upstream refused to say.
+    Refused,
     /// Upstream did not answer.
     Unknown,
 }
@@ -68,7 +72,9 @@ impl AuthorizerRules {
     pub(super) async fn are_listed(&self) -> bool {
         let is_known = |answer: &RulesAnswer| match answer.lists {
             ListsRules::Unknown => answer.asked.elapsed() < RETRY,
-            ListsRules::Yes | ListsRules::No => answer.asked.elapsed() < KNOWN_TTL,
+            ListsRules::Yes | ListsRules::No | ListsRules::Refused => {
+                answer.asked.elapsed() < KNOWN_TTL
+            }
         };
         self.ask_unless(is_known).await
     }
@@ -82,6 +88,7 @@ impl AuthorizerRules {
         let is_known = |answer: &RulesAnswer| match answer.lists {
             ListsRules::Yes => answer.asked >= arrived || suffices(),
             ListsRules::No => answer.asked.elapsed() < NO_RENEWAL,
+            ListsRules::Refused => answer.asked.elapsed() < REFUSAL,
             ListsRules::Unknown => answer.asked.elapsed() < RETRY,
         };
         self.ask_unless(is_known).await;
@@ -108,8 +115,9 @@ impl AuthorizerRules {
         let lists = match timeout(TIMEOUT, self.own.are_rules_complete()).await {
             Ok(Ok(true)) => ListsRules::Yes,
             Ok(Ok(false)) => ListsRules::No,
-            // Such as where nobody has the rights of system:basic-user. It will be refused again.
-            Ok(Err(error)) if error.is_refused() => ListsRules::No,
+            // Where nobody has the rights of system:basic-user, it will be refused again. But an API
+            // server that has just started refuses it once.
+            Ok(Err(error)) if error.is_refused() => ListsRules::Refused,
             Ok(Err(error)) => {
                 tracing::debug!(%error, "upstream does not list the proxy's rules");
                 ListsRules::Unknown
@@ -177,8 +185,8 @@ mod tests {
     #[tokio::test]
     async fn a_refusal_is_an_answer_and_a_failure_is_none() {
         for (status, lists) in [
-            (StatusCode::FORBIDDEN, ListsRules::No),
-            (StatusCode::NOT_FOUND, ListsRules::No),
+            (StatusCode::FORBIDDEN, ListsRules::Refused),
+            (StatusCode::NOT_FOUND, ListsRules::Refused),
             (StatusCode::UNAUTHORIZED, ListsRules::Unknown),
             (StatusCode::TOO_MANY_REQUESTS, ListsRules::Unknown),
             (StatusCode::SERVICE_UNAVAILABLE, ListsRules::Unknown),

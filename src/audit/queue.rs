@@ -2,15 +2,15 @@
 use std::fmt::Display;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ::metrics::Counter;
 use bytes::Bytes;
-use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use super::metrics;
+use crate::seldom::SeldomLine;
 
 /// Limit of the waiting bytes, whatever number of events is allowed.
 const MAX_BYTES: usize = 64 << 20;
@@ -100,32 +100,16 @@ pub(super) enum QueueMessage {
 pub(super) struct Losses {
     sink: &'static str,
     counter: Counter,
-    unlogged: Mutex<UnloggedLosses>,
+    line: SeldomLine,
 }
 
 impl Losses {
     pub(super) fn count(&self, events: usize, reason: &dyn Display) {
         self.counter.increment(events as u64);
-        let mut unlogged = self.unlogged.lock();
-        unlogged.events += events;
-        if unlogged
-            .last_logged
-            .is_none_or(|last| last.elapsed() >= LOG_INTERVAL)
-        {
-            let lost = std::mem::take(&mut unlogged.events);
-            unlogged.last_logged = Some(Instant::now());
-            // Released before logging, which may block on standard error.
-            drop(unlogged);
+        if let Some(lost) = self.line.count(events) {
             tracing::warn!(sink = self.sink, lost, %reason, "audit events are lost");
         }
     }
-}
-
-#[derive(Default)]
-struct UnloggedLosses {
-    last_logged: Option<Instant>,
-    /// Events lost since then.
-    events: usize,
 }
 
 /// Creates a queue for `size` events. `sink` is kube-apiserver's name of the sink.
@@ -135,7 +119,7 @@ pub(super) fn queue(sink: &'static str, size: usize) -> (EventQueue, QueueOutlet
     let losses = Arc::new(Losses {
         sink,
         counter: metrics::DROPPED.with([sink.into()]),
-        unlogged: Mutex::default(),
+        line: SeldomLine::new(LOG_INTERVAL),
     });
     // The series exists from the start.
     losses.counter.increment(0);

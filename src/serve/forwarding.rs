@@ -1,6 +1,7 @@
 //! Sends requests to upstream that are not answered from memory.
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use http::{HeaderMap, Response, StatusCode, header};
 use watershed_protocol::Verb;
@@ -16,7 +17,11 @@ use super::unanswered::Unanswered;
 use super::{review, unknown_callers, until_drain};
 use crate::access::{Caller, Credential, Identity};
 use crate::body::{Body, holding};
+use crate::seldom::SeldomLine;
 use crate::upstream::{ForwardIdentity, ForwardOptions};
+
+/// Requests that failed on their way to upstream. Clients can have them fail, too.
+static NOT_FORWARDED: SeldomLine = SeldomLine::new(Duration::from_secs(10));
 
 impl ServiceParts {
     /// Lets identical reads that go to upstream share one request, if they are consistent or many
@@ -105,8 +110,8 @@ impl ServiceParts {
                 if error.is_refused() {
                     // The request is at fault: nobody could mend anything.
                     tracing::debug!(%error, "refused to forward a request");
-                } else {
-                    tracing::warn!(%error, "cannot forward a request");
+                } else if let Some(requests) = NOT_FORWARDED.count(1) {
+                    tracing::warn!(%error, requests, "cannot forward a request");
                 }
                 return answer::unreachable(&error, plan.refusals);
             }

@@ -1,5 +1,6 @@
 //! Identifies and authorizes callers. Both come before anything is read (invariant 5).
 use std::sync::Arc;
+use std::time::Duration;
 
 use watershed_protocol::Status;
 
@@ -14,6 +15,10 @@ use crate::access::{
     ReviewedAccess,
 };
 use crate::audit;
+use crate::seldom::SeldomLine;
+
+/// Requests whose caller could not be reviewed.
+static NOT_REVIEWED: SeldomLine = SeldomLine::new(Duration::from_secs(10));
 
 /// Returns the decision that lets the caller read what they ask for.
 pub(super) async fn authorize_read(
@@ -99,7 +104,9 @@ pub(super) fn refused(refusal: &Rejection) -> Unanswered {
     match refusal {
         Rejection::Status(status) => Unanswered::access((**status).clone()),
         Rejection::ReviewFailed(error) => {
-            tracing::warn!(%error, "cannot find out whom the caller may act as");
+            if let Some(requests) = NOT_REVIEWED.count(1) {
+                tracing::warn!(%error, requests, "cannot find out whom the caller may act as");
+            }
             Unanswered::access(not_now(error))
         }
     }
@@ -120,7 +127,9 @@ fn not_reviewed(access: &Access, error: &ReviewError) -> Unanswered {
     if let Some(exceeded) = LimitExceeded::of_review(error) {
         return Unanswered::Limit(exceeded);
     }
-    tracing::warn!(%error, "cannot review the caller");
+    if let Some(requests) = NOT_REVIEWED.count(1) {
+        tracing::warn!(%error, requests, "cannot review the caller");
+    }
     if access.must_refuse(error) {
         Unanswered::access(not_now(error))
     } else {

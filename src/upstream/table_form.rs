@@ -26,6 +26,8 @@ const HOLDS: Duration = Duration::from_mins(10);
 /// First and longest pause after a question that did not bring a form. A changed definition takes a
 /// moment to reach all servers.
 const RETRIES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(10));
+/// Longest pause after a question without an answer, which says nothing of the form.
+const UNANSWERED: Duration = Duration::from_secs(15);
 /// Timeout of the answer.
 const ANSWER: Duration = Duration::from_secs(5);
 /// Limit of the answer. etcd limits an object to 1.5 MiB.
@@ -182,7 +184,9 @@ impl TableFormState {
                 let is_still_known = |form: &Arc<TableForm>| {
                     !is_answered && form.is_of(format, printer) && form.samples() > 0
                 };
-                (before.filter(is_still_known), known.retries.pause())
+                let pause = known.retries.pause();
+                let longest = if is_answered { pause } else { UNANSWERED };
+                (before.filter(is_still_known), pause.min(longest))
             }
         };
         known.result = Some(LearnedForm {

@@ -27,6 +27,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("body", &[]),
     ("drain", &[]),
     ("fairness", &["metric"]),
+    ("seldom", &[]),
     ("work", &[]),
     ("listener", &["body", "budget", "drain", "metric"]),
     ("upstream", &["body", "budget", "fairness", "metric"]),
@@ -43,12 +44,12 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "store", "watcher", "upstream", "scope", "body", "fairness", "listener", "metric",
         ],
     ),
-    ("audit", &["access", "body", "metric"]),
+    ("audit", &["access", "body", "metric", "seldom"]),
     (
         "serve",
         &[
             "store", "watcher", "scope", "catalog", "access", "audit", "upstream", "body",
-            "budget", "drain", "fairness", "listener", "metric", "work",
+            "budget", "drain", "fairness", "listener", "metric", "seldom", "work",
         ],
     ),
     (
