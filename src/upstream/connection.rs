@@ -60,7 +60,6 @@ pub(super) struct Http2Connection {
     /// hyper may leave a request in its queue while closing it, until the last sender is dropped.
     /// Its caller would wait forever.
     sender: Arc<Mutex<Option<http2::SendRequest<Body>>>>,
-    class: ConnectionClass,
     pub(super) address: Address,
     pub(super) generation: u64,
     pub(super) opened: Instant,
@@ -150,7 +149,6 @@ pub(super) async fn handshake(
     let peer_limit = wait_for_peer_limit(&mut driver, &address).await?;
     let connection = Http2Connection {
         sender: Arc::new(Mutex::new(Some(sender))),
-        class,
         address,
         generation,
         opened: Instant::now(),
@@ -242,18 +240,12 @@ impl Http2Connection {
     /// Returns `true` if no further request should be sent on it.
     pub(super) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire)
-            || self.is_silent()
+            || self.unanswered.are_many()
             || self
                 .sender
                 .lock()
                 .as_ref()
                 .is_none_or(http2::SendRequest::is_closed)
-    }
-
-    /// Returns `true` if the proxy's own requests get no answers. Those of clients say nothing: some
-    /// wait for a program in the cluster, and their connections would add up.
-    fn is_silent(&self) -> bool {
-        self.class == ConnectionClass::Watch && self.unanswered.are_many()
     }
 
     /// Takes a stream if fewer than `limit` are in use. Called only under the group's lock.

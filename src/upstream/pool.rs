@@ -14,7 +14,7 @@ use super::class::ConnectionClass;
 use super::connection::{Lease, NotSent};
 use super::error::UpstreamError;
 use super::server::Upstream;
-use super::traffic::ReceivedMeter;
+use super::traffic::{ReceivedMeter, RequestPurpose};
 use crate::body::Body;
 use watershed_connect::{Dialer, TlsIdentity};
 
@@ -115,6 +115,7 @@ impl Pool {
         let uri = request.uri().clone();
         let mut elsewhere = Elsewhere::wanted(&options);
         let mut resends = 0;
+        let is_own = options.purpose != RequestPurpose::Forward;
         let mut policy = ResendPolicy::new(&mut request);
         loop {
             let beside = options.beside.as_ref().filter(|_| elsewhere.is_none());
@@ -130,7 +131,7 @@ impl Pool {
             };
             *request.uri_mut() = uri.clone();
             let again = policy.copy(&request);
-            let mut error = match lease.send(request).await {
+            let mut error = match lease.send(request, is_own).await {
                 Ok(response) => {
                     // A balancer may lead elsewhere by now, but not by a connection that is open.
                     let is_loop = response.status() == StatusCode::LOOP_DETECTED

@@ -99,10 +99,11 @@ impl Lease {
         }
     }
 
-    /// Sends the request, adapted to this connection.
+    /// Sends the request, adapted to this connection. `is_own` says that it is not a client's.
     pub(in crate::upstream) async fn send(
         &mut self,
         mut request: Request<Body>,
+        is_own: bool,
     ) -> Result<Response<Incoming>, NotSent> {
         match &mut self.connection {
             Leased::Http2(connection) => {
@@ -111,7 +112,7 @@ impl Lease {
                 let Some(mut sender) = sender else {
                     return Err(NotSent::Ended(request));
                 };
-                let awaited = connection.unanswered.begin();
+                let awaited = connection.unanswered.begin(is_own);
                 let answer = sender.try_send_request(request);
                 drop(sender);
                 let answer = answer.await.map_err(NotSent::Failed)?;

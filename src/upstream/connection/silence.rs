@@ -12,21 +12,24 @@ const SILENCE: Duration = Duration::from_secs(2);
 /// Such requests in a row after which the connection gets no others.
 const GIVEN_UP: usize = 3;
 
-/// The requests of a connection that were given up without an answer, since its last answer.
+/// The proxy's own requests of a connection that were given up without an answer, since its last
+/// answer. Those of clients say nothing: some wait for a program in the cluster.
 #[derive(Debug, Default)]
 pub(super) struct UnansweredRequests(AtomicUsize);
 
 /// A request that waits for its answer. Dropping it gives the request up.
 pub(super) struct AwaitedAnswer<'a> {
     requests: &'a UnansweredRequests,
+    is_own: bool,
     since: Instant,
 }
 
 impl UnansweredRequests {
-    /// Notes that a request is sent.
-    pub(super) fn begin(&self) -> AwaitedAnswer<'_> {
+    /// Notes that a request is sent: one of the proxy's own, or a client's.
+    pub(super) fn begin(&self, is_own: bool) -> AwaitedAnswer<'_> {
         AwaitedAnswer {
             requests: self,
+            is_own,
             since: Instant::now(),
         }
     }
@@ -47,7 +50,7 @@ impl AwaitedAnswer<'_> {
 
 impl Drop for AwaitedAnswer<'_> {
     fn drop(&mut self) {
-        if self.since.elapsed() >= SILENCE {
+        if self.is_own && self.since.elapsed() >= SILENCE {
             self.requests.0.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -60,24 +63,25 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn requests_count_if_they_waited_and_no_answer_came_since() {
         let requests = UnansweredRequests::default();
-        let give_up_after = async |wait| {
-            let request = requests.begin();
+        let give_up_after = async |wait, is_own| {
+            let request = requests.begin(is_own);
             tokio::time::advance(wait).await;
             drop(request);
         };
         for _ in 0..2 * GIVEN_UP {
-            give_up_after(SILENCE / 2).await;
-        }
-        assert!(!requests.are_many(), "clients go away at once as well");
-        for _ in 1..GIVEN_UP {
-            give_up_after(SILENCE).await;
-        }
-        requests.begin().answered();
-        for _ in 1..GIVEN_UP {
-            give_up_after(SILENCE).await;
+            give_up_after(SILENCE / 2, true).await;
+            give_up_after(SILENCE, false).await;
         }
         assert!(!requests.are_many());
-        give_up_after(SILENCE).await;
+        for _ in 1..GIVEN_UP {
+            give_up_after(SILENCE, true).await;
+        }
+        requests.begin(false).answered();
+        for _ in 1..GIVEN_UP {
+            give_up_after(SILENCE, true).await;
+        }
+        assert!(!requests.are_many());
+        give_up_after(SILENCE, true).await;
         assert!(requests.are_many());
     }
 }

@@ -59,25 +59,29 @@ async fn a_connection_without_answers_is_left_by_the_proxys_own_requests() {
     })
     .await;
     let client = client_of(&pki, &api).await;
-    let ask = async |class, path| {
-        let asked = client.send(class, get(path), SendOptions::default());
+    let ask = async |purpose, path| {
+        let options = SendOptions {
+            purpose,
+            ..SendOptions::default()
+        };
+        let asked = client.send(ConnectionClass::Short, get(path), options);
         let answer = tokio::time::timeout(Duration::from_secs(3), asked).await;
         read(answer.ok()?.unwrap().into_body()).await.ok()
     };
-    for (class, stays) in [
-        (ConnectionClass::Watch, false),
+    for (purpose, stays) in [
         // A client may ask for what takes long, and go away.
-        (ConnectionClass::Short, true),
+        (RequestPurpose::Forward, true),
+        (RequestPurpose::Own, false),
     ] {
-        let first = ask(class, "/well").await.unwrap();
+        let first = ask(purpose, "/well").await.unwrap();
         // The clock goes on by itself where everything waits for it.
         tokio::time::pause();
         for _ in 0..3 {
-            assert_eq!(ask(class, "/stuck").await, None);
+            assert_eq!(ask(purpose, "/stuck").await, None);
         }
         tokio::time::resume();
-        let next = ask(class, "/well").await.unwrap();
-        assert_eq!(next == first, stays, "{class:?}");
+        let next = ask(purpose, "/well").await.unwrap();
+        assert_eq!(next == first, stays, "{purpose:?}");
     }
 }
 
