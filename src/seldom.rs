@@ -14,7 +14,7 @@ pub struct SeldomLine {
 struct Unlogged {
     /// The moment of the last line.
     last: Option<Instant>,
-    /// What was counted since.
+    /// The number of occasions since then.
     count: usize,
 }
 
