@@ -83,14 +83,12 @@ impl Probe {
         namespaced: bool,
     ) -> Self {
         let (path, selectors) = (selection.path(gvr), selection.parameters());
-        let nothing = selection.selecting_nothing(namespaced);
-        // The limit is for servers that ignore selectors.
-        let empty_list = format!("{}?limit=1{}", nothing.path(gvr), nothing.parameters());
         Self {
             client,
             path,
             selectors,
-            empty_list,
+            // The limit is for servers that ignore selectors.
+            empty_list: selection.url_of_nothing(gvr, namespaced, "limit=1"),
             fields: FieldTable::metadata_only(namespaced),
         }
     }

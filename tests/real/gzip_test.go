@@ -95,19 +95,32 @@ func TestListsAndObjectsAreCompressedLikeUpstream(t *testing.T) {
 // gzipped are the headers of a client that accepts gzip.
 var gzipped = map[string]string{"Accept-Encoding": "gzip"}
 
+// compressionOfWatch returns the compression of a short watch of a collection.
+func compressionOfWatch(t *testing.T, by api.Target, collection, accept string) string {
+	t.Helper()
+	r := api.Request{Path: collection + "?watch=1&resourceVersion=0&allowWatchBookmarks=true&timeoutSeconds=1", Accept: accept, Header: gzipped}
+	return by.Send(t, r).Header.Get("Content-Encoding")
+}
+
+// awaitCompression waits until the proxy compresses watches of a collection in this way. On a busy
+// machine it may serve the first one before it knows whether upstream compresses them.
+func awaitCompression(t *testing.T, collection, accept, want string) {
+	t.Helper()
+	poll.Until(t, "the proxy knows whether upstream compresses watches", func() error {
+		if got := compressionOfWatch(t, testbed.Proxied, collection, accept); got != want {
+			return fmt.Errorf("not %q but %q", want, got)
+		}
+		return nil
+	})
+}
+
 // knowsOfCompression waits until the proxy knows whether upstream compresses watches of config
-// maps. On a busy machine it may serve the first one before.
+// maps.
 func knowsOfCompression(t *testing.T) {
 	t.Helper()
+	const maps = "/api/v1/configmaps"
 	for _, accept := range []string{api.JSONType, api.ProtobufType} {
-		r := api.Request{Path: "/api/v1/configmaps?watch=1&resourceVersion=0&allowWatchBookmarks=true&timeoutSeconds=1", Accept: accept, Header: gzipped}
-		want := testbed.Upstream.Send(t, r).Header.Get("Content-Encoding")
-		poll.Until(t, "the proxy knows whether upstream compresses watches", func() error {
-			if got := testbed.Proxied.Send(t, r).Header.Get("Content-Encoding"); got != want {
-				return fmt.Errorf("not %q but %q", want, got)
-			}
-			return nil
-		})
+		awaitCompression(t, maps, accept, compressionOfWatch(t, testbed.Upstream, maps, accept))
 	}
 }
 
@@ -121,15 +134,9 @@ func TestLearningOfCompressionLooksAtNoObject(t *testing.T) {
 	}
 	w.AwaitServed(t, testbed.Proxied)
 	compare.AwaitHeld(t, testbed.Proxied, w.Path("", ""))
-	const watch = "?watch=1&resourceVersion=0&allowWatchBookmarks=true&timeoutSeconds=1"
-	compresses := testbed.Upstream.Send(t, api.Request{Path: "/api/v1/configmaps" + watch, Header: gzipped}).Header.Get("Content-Encoding")
+	compresses := compressionOfWatch(t, testbed.Upstream, "/api/v1/configmaps", api.JSONType)
 	before := usage.InitialEvents(t, testbed.Upstream, w.Group)
-	poll.Until(t, "the proxy knows whether upstream compresses watches", func() error {
-		if got := testbed.Proxied.Send(t, api.Request{Path: w.Path("", "") + watch, Header: gzipped}).Header.Get("Content-Encoding"); got != compresses {
-			return fmt.Errorf("not %q but %q", compresses, got)
-		}
-		return nil
-	})
+	awaitCompression(t, w.Path("", ""), api.JSONType, compresses)
 	if after := usage.InitialEvents(t, testbed.Upstream, w.Group); !testbed.Direct && after != before {
 		t.Errorf("upstream looked at %d objects", after-before)
 	}

@@ -84,6 +84,18 @@ impl Selection {
         out
     }
 
+    /// Returns the URL of a request with this query that matches none of the objects. It costs
+    /// upstream the same for any number of them.
+    pub fn url_of_nothing(
+        &self,
+        gvr: &GroupVersionResource,
+        is_namespaced: bool,
+        query: &str,
+    ) -> String {
+        let nothing = self.selecting_nothing(is_namespaced);
+        format!("{}?{query}{}", nothing.path(gvr), nothing.parameters())
+    }
+
     /// Returns a part of it that selects nothing, at the same cost for any number of objects.
     ///
     /// Upstream looks up one key where a selector has an exact name: the first one in the order of
@@ -95,15 +107,15 @@ impl Selection {
     /// (parseSelector), `apiserver/pkg/registry/generic/registry/store.go` (ListPredicate,
     /// WatchPredicate), `apiserver/pkg/endpoints/request/requestinfo.go`.
     #[must_use]
-    pub fn selecting_nothing(&self, is_namespaced: bool) -> Self {
-        let one = is_namespaced.then(|| "default".to_owned());
+    fn selecting_nothing(&self, is_namespaced: bool) -> Self {
+        let namespace = is_namespaced.then(|| "default".to_owned());
         let named = |name| FieldRequirement::equals(NAME, name);
         let fields = match self.fields.required_value(NAME) {
             Some(name) => self.fields.and(FieldRequirement::differs(NAME, name)),
             None => self.fields.and(named("-")).and(named("..")),
         };
         Self {
-            namespace: self.namespace.clone().or(one),
+            namespace: self.namespace.clone().or(namespace),
             labels: self.labels.clone(),
             fields,
         }
@@ -215,26 +227,25 @@ mod tests {
     fn nothing_is_looked_for_in_one_namespace_at_most() {
         let pods = GroupVersionResource::new("", "v1", "pods");
         let nodes = GroupVersionResource::new("", "v1", "nodes");
-        let url = |gvr: &GroupVersionResource, selection: Selection, is_namespaced| {
-            let nothing = selection.selecting_nothing(is_namespaced);
-            nothing.path(gvr) + "?" + &nothing.parameters()[1..]
+        let url = |gvr, selection: Selection, is_namespaced| {
+            selection.url_of_nothing(gvr, is_namespaced, "limit=1")
         };
         assert_eq!(
             url(&pods, selection(None, "", "spec.nodeName=n"), true),
-            "/api/v1/namespaces/default/pods?fieldSelector=spec.nodeName%3Dn%2C\
+            "/api/v1/namespaces/default/pods?limit=1&fieldSelector=spec.nodeName%3Dn%2C\
              metadata.name%3D-%2Cmetadata.name%3D.."
         );
         assert_eq!(
             url(&pods, selection(Some("shop"), "", ""), true),
-            "/api/v1/namespaces/shop/pods?fieldSelector=metadata.name%3D-%2Cmetadata.name%3D.."
+            "/api/v1/namespaces/shop/pods?limit=1&fieldSelector=metadata.name%3D-%2Cmetadata.name%3D.."
         );
         assert_eq!(
             url(&nodes, Selection::default(), false),
-            "/api/v1/nodes?fieldSelector=metadata.name%3D-%2Cmetadata.name%3D.."
+            "/api/v1/nodes?limit=1&fieldSelector=metadata.name%3D-%2Cmetadata.name%3D.."
         );
         assert_eq!(
             url(&nodes, Selection::named(None, "n"), false),
-            "/api/v1/nodes?fieldSelector=metadata.name%3Dn%2Cmetadata.name%21%3Dn"
+            "/api/v1/nodes?limit=1&fieldSelector=metadata.name%3Dn%2Cmetadata.name%21%3Dn"
         );
     }
 

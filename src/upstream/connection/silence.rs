@@ -20,8 +20,8 @@ pub(super) struct UnansweredRequests(AtomicUsize);
 /// A request that waits for its answer. Dropping it gives the request up.
 pub(super) struct AwaitedAnswer<'a> {
     requests: &'a UnansweredRequests,
-    is_own: bool,
-    since: Instant,
+    /// The moment from which it waits; `None` if it does not count, or not any more.
+    since: Option<Instant>,
 }
 
 impl UnansweredRequests {
@@ -29,8 +29,7 @@ impl UnansweredRequests {
     pub(super) fn begin(&self, is_own: bool) -> AwaitedAnswer<'_> {
         AwaitedAnswer {
             requests: self,
-            is_own,
-            since: Instant::now(),
+            since: is_own.then(Instant::now),
         }
     }
 
@@ -42,15 +41,15 @@ impl UnansweredRequests {
 
 impl AwaitedAnswer<'_> {
     /// Notes that the answer is there.
-    pub(super) fn answered(self) {
+    pub(super) fn answered(mut self) {
         self.requests.0.store(0, Ordering::Relaxed);
-        std::mem::forget(self);
+        self.since = None;
     }
 }
 
 impl Drop for AwaitedAnswer<'_> {
     fn drop(&mut self) {
-        if self.is_own && self.since.elapsed() >= SILENCE {
+        if self.since.is_some_and(|since| since.elapsed() >= SILENCE) {
             self.requests.0.fetch_add(1, Ordering::Relaxed);
         }
     }

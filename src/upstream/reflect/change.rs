@@ -32,9 +32,8 @@ impl ReflectorTarget {
     /// Returns the URL of a request with this query that matches none of the objects. It costs
     /// upstream the same for any number of them.
     pub(in crate::upstream) fn url_of_none(&self, query: &str) -> String {
-        let nothing = self.selection.selecting_nothing(self.fields.namespaced());
-        let (path, selectors) = (nothing.path(&self.gvr), nothing.parameters());
-        format!("{path}?{query}{selectors}")
+        self.selection
+            .url_of_nothing(&self.gvr, self.fields.namespaced(), query)
     }
 
     /// Returns all objects of the core type with these names, in JSON.
