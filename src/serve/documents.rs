@@ -38,6 +38,7 @@ const PACE: FlightPace = FlightPace {
     patience: Duration::from_secs(2),
     burst: 5,
     interval: Duration::from_millis(100),
+    crowd: None,
 };
 /// Upper bound of the requests whose pace is remembered, in bytes of their keys.
 const MAX_FLIGHT_BYTES: u64 = 4 << 20;

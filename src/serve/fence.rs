@@ -50,7 +50,7 @@ use parking_lot::Mutex;
 use tokio::time::{self, timeout, timeout_at};
 
 use super::metrics;
-use super::singleflight::Singleflight;
+use super::singleflight::{FlightPace, Singleflight};
 use crate::scope::{Scope, ScopeKey, TimelineChanged};
 use crate::store::Snapshot;
 use crate::upstream::{Probe, UpstreamClient};
@@ -274,8 +274,8 @@ impl Fence {
             client,
             costs: ProofCosts::default(),
             refusals: RefusedQuestions::default(),
-            versions: Arc::default(),
-            comparisons: Arc::default(),
+            versions: Arc::new(Singleflight::paced(FlightPace::OF_CROWDS)),
+            comparisons: Arc::new(Singleflight::paced(FlightPace::OF_CROWDS)),
             readers: AtomicUsize::new(0),
             last_comparison: Mutex::default(),
             gets: Arc::default(),

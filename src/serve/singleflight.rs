@@ -4,14 +4,19 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
-use tokio::sync::watch;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::sync::{Notify, watch};
+use tokio::time::{Instant, sleep_until, timeout, timeout_at};
+
+/// Longest wait for callers that are expected to come again.
+const LONGEST_REUNION: Duration = Duration::from_millis(10);
 
 /// Lets callers share calls. A result is given only to callers that came before its call began: the
 /// result of a running call may be older than the caller.
 pub(super) struct Singleflight<T> {
     pace: FlightPace,
     state: Mutex<FlightState<T>>,
+    /// Notified when a crowd is complete.
+    reunited: Notify,
 }
 
 /// The rules for the start of the next call.
@@ -23,6 +28,22 @@ pub(super) struct FlightPace {
     pub(super) burst: u32,
     /// Average interval between calls after a burst. Callers that come meanwhile share one call.
     pub(super) interval: Duration,
+    /// Number of callers that are a crowd; `None` if none are.
+    ///
+    /// Clients that read in a loop come again as soon as they have their result. Those who come
+    /// while a call runs would form a second group, and each group a call of its own. So once a
+    /// crowd has its result, the next call waits for all of it, for as long as a call takes.
+    pub(super) crowd: Option<usize>,
+}
+
+impl FlightPace {
+    /// Calls one after the other, which crowds share.
+    pub(super) const OF_CROWDS: Self = Self {
+        patience: Duration::MAX,
+        burst: 0,
+        interval: Duration::ZERO,
+        crowd: Some(4),
+    };
 }
 
 impl Default for FlightPace {
@@ -32,6 +53,7 @@ impl Default for FlightPace {
             patience: Duration::MAX,
             burst: 0,
             interval: Duration::ZERO,
+            crowd: None,
         }
     }
 }
@@ -41,6 +63,7 @@ impl Default for FlightPace {
 struct PendingCall<T> {
     call: Box<dyn FnOnce() -> BoxFuture<'static, T> + Send>,
     result: watch::Sender<Option<T>>,
+    callers: usize,
 }
 
 struct FlightState<T> {
@@ -49,6 +72,16 @@ struct FlightState<T> {
     next: Option<PendingCall<T>>,
     /// The moment of the next call if all calls kept the interval.
     due: Option<Instant>,
+    /// The callers for which the next call waits.
+    crowd: Option<ExpectedCrowd>,
+}
+
+/// Callers that are expected together.
+#[derive(Clone, Copy)]
+struct ExpectedCrowd {
+    callers: usize,
+    /// Then those who have come share a call.
+    until: Instant,
 }
 
 impl<T> Default for Singleflight<T> {
@@ -66,7 +99,9 @@ impl<T> Singleflight<T> {
                 running: false,
                 next: None,
                 due: None,
+                crowd: None,
             }),
+            reunited: Notify::new(),
         }
     }
 
@@ -89,8 +124,13 @@ impl<T: Clone + Send + Sync + 'static> Singleflight<T> {
             let next = state.next.get_or_insert_with(|| PendingCall {
                 call: Box::new(|| Box::pin(call())),
                 result: watch::Sender::new(None),
+                callers: 0,
             });
+            next.callers += 1;
             let result = next.result.subscribe();
+            if state.is_reunited() {
+                self.reunited.notify_one();
+            }
             if !std::mem::replace(&mut state.running, true) {
                 tokio::spawn(Arc::clone(self).run());
             }
@@ -106,12 +146,15 @@ impl<T: Clone + Send + Sync + 'static> Singleflight<T> {
             if start > Instant::now() {
                 sleep_until(start).await;
             }
+            guard.reunite().await;
             // Taken before the call begins: those who come later wait for the next one.
-            let Some(PendingCall { call, result }) = guard.take() else {
+            let Some(pending) = guard.take() else {
                 continue;
             };
-            let mut call = call();
+            let (result, began) = (pending.result, Instant::now());
+            let mut call = (pending.call)();
             if let Ok(value) = timeout(self.pace.patience, &mut call).await {
+                guard.expect_again(pending.callers, began.elapsed());
                 result.send_replace(Some(value));
             } else {
                 // It goes on for its own callers.
@@ -132,6 +175,33 @@ impl<T> FlightGuard<'_, T> {
         state.running.then(|| state.schedule(self.0.pace))
     }
 
+    /// Expects these callers again, and with them those who came while their call ran.
+    fn expect_again(&self, callers: usize, took: Duration) {
+        let mut state = self.0.state.lock();
+        let callers = callers + state.next.as_ref().map_or(0, |next| next.callers);
+        let is_crowd = self.0.pace.crowd.is_some_and(|least| callers >= least);
+        state.crowd = is_crowd.then(|| ExpectedCrowd {
+            callers,
+            until: Instant::now() + took.min(LONGEST_REUNION),
+        });
+    }
+
+    /// Waits for the crowd that is expected.
+    async fn reunite(&self) {
+        loop {
+            let until = {
+                let state = self.0.state.lock();
+                match state.crowd {
+                    Some(crowd) if !state.is_reunited() => crowd.until,
+                    _ => return,
+                }
+            };
+            if timeout_at(until, self.0.reunited.notified()).await.is_err() {
+                return;
+            }
+        }
+    }
+
     /// Takes the next call, unless all of its callers have left.
     fn take(&self) -> Option<PendingCall<T>> {
         let next = self.0.state.lock().next.take();
@@ -140,6 +210,12 @@ impl<T> FlightGuard<'_, T> {
 }
 
 impl<T> FlightState<T> {
+    /// Returns `true` if as many wait for the next call as are expected.
+    fn is_reunited(&self) -> bool {
+        let waiting = self.next.as_ref().map_or(0, |next| next.callers);
+        self.crowd.is_some_and(|crowd| waiting >= crowd.callers)
+    }
+
     /// Returns the start of a call, and counts it.
     fn schedule(&mut self, pace: FlightPace) -> Instant {
         let now = Instant::now();
@@ -302,6 +378,65 @@ mod tests {
         assert!(impatient.await.is_err());
         tokio::time::sleep(Duration::from_secs(5)).await;
         assert_eq!(count(&flight, &calls).await, Some(2));
+    }
+
+    /// Makes calls of 10 ms, for clients that each come so many times, and want another one as long
+    /// after the last. Returns the number of calls.
+    async fn calls_of(clients: &[(Duration, usize, Duration)]) -> usize {
+        let flight = Arc::new(Singleflight::paced(FlightPace::OF_CROWDS));
+        let calls: Arc<AtomicUsize> = Arc::default();
+        let clients = clients.iter().map(|&(first, times, pause)| {
+            let (flight, calls) = (Arc::clone(&flight), Arc::clone(&calls));
+            tokio::spawn(async move {
+                tokio::time::sleep(first).await;
+                for _ in 0..times {
+                    let calls = Arc::clone(&calls);
+                    let call = move || async move {
+                        tokio::time::sleep(Duration::from_millis(10)).await;
+                        calls.fetch_add(1, Ordering::Relaxed)
+                    };
+                    flight.join(call).await.unwrap();
+                    tokio::time::sleep(pause).await;
+                }
+            })
+        });
+        for client in clients.collect::<Vec<_>>() {
+            client.await.unwrap();
+        }
+        calls.load(Ordering::Relaxed)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_crowd_that_comes_again_shares_one_call() {
+        let milli = Duration::from_millis(1);
+        // They come while calls run, which would make two groups of them.
+        let crowd: Vec<_> = (0..20).map(|number| (milli * number, 50, milli)).collect();
+        let calls = calls_of(&crowd).await;
+        assert!((50..60).contains(&calls), "{calls} calls for 50 rounds");
+        let began = Instant::now();
+        let pair = [(milli, 50, milli), (5 * milli, 50, milli)];
+        let calls = calls_of(&pair).await;
+        assert!(
+            calls > 90,
+            "{calls} calls: a pair does not wait for each other"
+        );
+        assert!(began.elapsed() < 50 * 22 * milli, "{:?}", began.elapsed());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_crowd_that_does_not_come_again_is_not_waited_for_longer_than_a_call_takes() {
+        let milli = Duration::from_millis(1);
+        let mut clients: Vec<_> = (0..20).map(|number| (milli * number, 1, milli)).collect();
+        // They are the last ones, and one of them comes again.
+        clients.push((19 * milli, 2, milli));
+        let began = Instant::now();
+        assert_eq!(calls_of(&clients).await, 4);
+        let of_calls = 4 * 11 * milli;
+        assert!(
+            began.elapsed() < of_calls + 24 * milli,
+            "{:?}",
+            began.elapsed()
+        );
     }
 
     #[tokio::test]
