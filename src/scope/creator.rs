@@ -132,11 +132,18 @@ impl ScopeCreator {
         let (publish_phase, phase) = watch::channel(ScopePhase::Syncing);
         let initial_events = InitialEventsProbe::new(self.client.clone(), &target);
         let scope = Arc::new(self.new_scope(key, &target, &retention, reader, phase));
+        // What the proxy itself needs is held however short memory is.
+        let budget = if retention.indispensable {
+            MemoryBudget::default()
+        } else {
+            self.budget.clone()
+        };
         let release = ReleaseLearner::new(
             self.client.clone(),
             target.clone(),
             scope.reader.clone(),
             Arc::clone(&self.learners),
+            budget,
             Arc::clone(&scope.outdated),
         );
         let pump = ScopePump {

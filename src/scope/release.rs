@@ -14,6 +14,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use watershed_protocol::WireFormat;
 
 use super::collect::stored_object;
+use crate::budget::{MemoryBudget, MemoryLoad};
 use crate::store::{ObjectPeek, StoreReader, StoredObject};
 use crate::upstream::{
     AnswerError, Backoff, PrintedForm, PrintedObjects, ReflectorTarget, Release, ServedBy,
@@ -22,8 +23,10 @@ use crate::upstream::{
 
 /// Scopes that learn at a time. A server that has just started serves them all.
 pub(super) const LEARNERS: usize = 4;
-/// First and longest pause after an attempt that failed.
-const RETRIES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(5));
+/// First and longest pause after a question for the release that was not answered.
+const QUESTIONS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(15));
+/// The same after all objects were to be read, which costs more.
+const REREADINGS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(5));
 /// First and longest pause between two readings of a scope. A load balancer before two releases
 /// may lead each watch to the other one.
 const READINGS: (Duration, Duration) = (Duration::from_secs(2), Duration::from_mins(5));
@@ -36,6 +39,7 @@ pub(super) struct ReleaseLearner {
     target: ReflectorTarget,
     reader: StoreReader,
     learners: Arc<Semaphore>,
+    budget: MemoryBudget,
     /// The objects in memory were printed by another release than the followed server's.
     outdated: Arc<AtomicBool>,
     printed: PrintedBy,
@@ -63,7 +67,18 @@ pub(super) enum LearnedRelease {
         form: PrintedForm,
         /// The objects that the followed server prints differently.
         objects: Vec<StoredObject>,
+        /// Their memory, until they take the place of those in the scope.
+        load: MemoryLoad,
     },
+    /// They were printed by another release, and have to be listed again.
+    Relist(Option<Release>),
+}
+
+/// The objects that a server prints differently than memory has them.
+struct Reprints {
+    form: PrintedForm,
+    objects: Vec<StoredObject>,
+    load: MemoryLoad,
 }
 
 /// The pauses between readings of all objects.
@@ -79,6 +94,7 @@ struct ReleaseComparison {
     target: ReflectorTarget,
     reader: StoreReader,
     learners: Arc<Semaphore>,
+    budget: MemoryBudget,
     outdated: Arc<AtomicBool>,
     printed: PrintedBy,
     server: ServedBy,
@@ -92,6 +108,7 @@ impl ReleaseLearner {
         target: ReflectorTarget,
         reader: StoreReader,
         learners: Arc<Semaphore>,
+        budget: MemoryBudget,
         outdated: Arc<AtomicBool>,
     ) -> Self {
         Self {
@@ -99,6 +116,7 @@ impl ReleaseLearner {
             target,
             reader,
             learners,
+            budget,
             outdated,
             printed: PrintedBy::Unknown,
             pace: ReadingPace::default(),
@@ -112,11 +130,11 @@ impl ReleaseLearner {
         self.printed = by.map_or(PrintedBy::Unknown, |by| PrintedBy::Server(by.clone()));
         let (client, server) = (self.client.clone(), by.cloned());
         self.job = server.map(|server| {
-            let ask = async move || {
-                let release = release_of(&client, &server).await?;
-                Ok(LearnedRelease::Current(release))
+            let learn = async move {
+                let release = release_when_answered(&client, &server).await;
+                LearnedRelease::Current(release)
             };
-            until_answered(ask).boxed()
+            learn.boxed()
         });
     }
 
@@ -132,14 +150,14 @@ impl ReleaseLearner {
             target: self.target.clone(),
             reader: self.reader.clone(),
             learners: Arc::clone(&self.learners),
+            budget: self.budget.clone(),
             outdated: Arc::clone(&self.outdated),
             printed: self.printed.clone(),
             server: server.clone(),
             format: Arc::clone(format),
             not_before: self.pace.next(),
         };
-        let ask = async move || comparison.attempt().await;
-        self.job = Some(until_answered(ask).boxed());
+        self.job = Some(comparison.learn().boxed());
     }
 
     /// Asks no longer.
@@ -161,7 +179,7 @@ impl ReleaseLearner {
         self.job = None;
         let release = match &learned {
             LearnedRelease::Current(release) => release,
-            LearnedRelease::Other { release, .. } => {
+            LearnedRelease::Other { release, .. } | LearnedRelease::Relist(release) => {
                 self.pace.read();
                 release
             }
@@ -182,8 +200,8 @@ impl ReleaseLearner {
 }
 
 impl ReleaseComparison {
-    async fn attempt(&self) -> Result<LearnedRelease, AnswerError> {
-        let release = release_of(&self.client, &self.server).await?;
+    async fn learn(self) -> LearnedRelease {
+        let release = release_when_answered(&self.client, &self.server).await;
         let printed = match &self.printed {
             PrintedBy::Unknown => None,
             PrintedBy::Release(printed) => Some(printed.clone()),
@@ -193,44 +211,76 @@ impl ReleaseComparison {
         };
         if printed.as_ref() == Some(&release) {
             self.outdated.store(false, Ordering::Relaxed);
-            return Ok(LearnedRelease::Current(release));
+            return LearnedRelease::Current(release);
         }
         self.outdated.store(true, Ordering::Relaxed);
         if let Some(moment) = self.not_before {
             sleep_until(moment).await;
         }
-        let permit = self.learners.acquire().await;
-        let (form, objects) = self.read().await?;
-        drop(permit);
-        Ok(LearnedRelease::Other {
-            release,
-            form,
-            objects,
-        })
+        let mut pauses = Backoff::new(REREADINGS.0, REREADINGS.1);
+        let read = loop {
+            let permit = self.learners.acquire().await;
+            let read = self.read().await;
+            drop(permit);
+            match read {
+                Ok(read) => break read,
+                Err(error) => pause_after(&error, &mut pauses).await,
+            }
+        };
+        let resource = &self.target.gvr;
+        match read {
+            Some(Reprints { form, .. }) if !form.fits => {
+                tracing::info!(%resource, "upstream's release has another wire format");
+                LearnedRelease::Relist(release)
+            }
+            Some(Reprints {
+                form,
+                objects,
+                load,
+            }) => LearnedRelease::Other {
+                release,
+                form,
+                objects,
+                load,
+            },
+            // A list is given room, or the scope is closed.
+            None => {
+                tracing::info!(%resource, "memory is short for what upstream's release prints anew");
+                LearnedRelease::Relist(release)
+            }
+        }
     }
 
-    /// Reads all objects. Returns those that memory has in the same version and in other bytes.
-    async fn read(&self) -> Result<(PrintedForm, Vec<StoredObject>), AnswerError> {
+    /// Reads all objects. Returns those that memory has in the same version and in other bytes;
+    /// `None` if they do not fit into memory. They may be as many as there are.
+    async fn read(&self) -> Result<Option<Reprints>, AnswerError> {
         let known = self.reader.followed();
         let (mut objects, mut peek) = (Vec::new(), ObjectPeek::default());
+        let (mut load, mut fits) = (self.budget.begin_load(), true);
         let upstream = PrintedObjects::new(&self.client, &self.server, self.target.clone());
         let take = |bytes: &_, scanned: watershed_protocol::Scanned| {
             let Some(held) = known.get(scanned.attributes.key()) else {
-                return;
+                return true;
             };
             let object = stored_object(&self.format, bytes, scanned);
             let bytes = object.bytes.get();
             if held.version == object.version && peek.bytes(held) != bytes {
+                fits = load.add(bytes.len()).is_ok();
                 // Alone, so that it does not keep the whole page.
                 objects.push(StoredObject {
                     bytes: bytes.detached().into(),
                     ..object
                 });
             }
+            fits
         };
         let average = self.reader.stats().average_bytes();
         let form = upstream.read(&self.format, average, take).await?;
-        Ok((form, objects))
+        Ok(fits.then_some(Reprints {
+            form,
+            objects,
+            load,
+        }))
     }
 }
 
@@ -255,18 +305,20 @@ impl ReadingPace {
     }
 }
 
-/// Asks until there is an answer, with growing pauses.
-async fn until_answered(
-    ask: impl AsyncFn() -> Result<LearnedRelease, AnswerError>,
-) -> LearnedRelease {
-    let mut backoff = Backoff::new(RETRIES.0, RETRIES.1);
+/// Returns the release of a server, which is asked until it answers.
+async fn release_when_answered(client: &UpstreamClient, server: &ServedBy) -> Option<Release> {
+    let mut pauses = Backoff::new(QUESTIONS.0, QUESTIONS.1);
     loop {
-        match ask().await {
-            Ok(learned) => return learned,
-            Err(error) => tracing::debug!(%error, "cannot learn how upstream prints a type"),
+        match release_of(client, server).await {
+            Ok(release) => return release,
+            Err(error) => pause_after(&error, &mut pauses).await,
         }
-        sleep(backoff.pause()).await;
     }
+}
+
+async fn pause_after(error: &AnswerError, pauses: &mut Backoff) {
+    tracing::debug!(%error, "cannot learn how upstream prints a type");
+    sleep(pauses.pause()).await;
 }
 
 #[cfg(test)]

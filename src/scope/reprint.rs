@@ -52,28 +52,20 @@ impl ScopePump {
                 release,
                 form,
                 objects,
+                load,
             } => {
                 let Some(ready) = self.ready.clone() else {
                     return;
                 };
                 let scope = Arc::clone(&self.scope);
                 let resource = &scope.key.gvr;
-                if !form.fits {
-                    tracing::info!(
-                        %resource,
-                        "upstream's release has another wire format; listing again"
-                    );
-                    self.note_release(release);
-                    self.count_release("relisted");
-                    self.relist();
-                    return;
-                }
                 let Some(changed) = self.reprint(objects).await else {
                     self.is_rewritten = is_rewritten;
                     self.release.not_applied();
                     self.follow_server();
                     return;
                 };
+                drop(load);
                 self.release.applied();
                 let shown = release.as_ref().map(Release::to_string);
                 tracing::info!(%resource, release = shown, changed, "followed at another release");
@@ -82,6 +74,13 @@ impl ScopePump {
                 self.note_release(release);
                 self.relearn(&ready, form);
                 self.restored(|proofs| proofs.is_printed = true);
+            }
+            LearnedRelease::Relist(release) => {
+                if self.ready.is_some() {
+                    self.note_release(release);
+                    self.count_release("relisted");
+                    self.relist();
+                }
             }
         }
     }

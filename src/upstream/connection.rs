@@ -310,10 +310,16 @@ impl ServedBy {
         &self,
         question: impl Future<Output = Result<Option<Release>, String>>,
     ) -> Result<Option<Release>, String> {
-        match self.shared() {
-            Some(connection) => connection.release.or_ask(question).await,
-            None => question.await,
+        let Some(connection) = self.shared() else {
+            return question.await;
+        };
+        // It can be asked nothing more. Its streams go on, for as long as an hour.
+        if connection.is_closed()
+            && let Some(release) = connection.release.last().await
+        {
+            return Ok(release);
         }
+        connection.release.or_ask(question).await
     }
 }
 

@@ -67,16 +67,17 @@ impl PrintedObjects {
     }
 
     /// Reads all objects, in pages, and calls `take` with each. The objects are expected to have so
-    /// many bytes each. Ends early if they do not have the wire format.
+    /// many bytes each. Ends early if they do not have the wire format, or `take` returns `false`.
     pub async fn read(
         &self,
         format: &WireFormat,
         object_bytes: usize,
-        mut take: impl FnMut(&Bytes, Scanned) + Send,
+        mut take: impl FnMut(&Bytes, Scanned) -> bool + Send,
     ) -> Result<PrintedForm, AnswerError> {
         let limit = (PAGE_BYTES / object_bytes.max(1)).clamp(*PAGE.start(), *PAGE.end());
         let mut warnings = None;
         let mut token: Option<String> = None;
+        let mut is_wanted = true;
         loop {
             let (headers, body) = self.page(limit, token.as_deref()).await?;
             let warnings = warnings.get_or_insert_with(|| warnings_in(&headers));
@@ -88,10 +89,13 @@ impl PrintedObjects {
             };
             for object in &page.objects {
                 let encoding = self.target.representation.encoding;
-                take(object, scan(encoding, object, &self.target.fields)?);
+                is_wanted = take(object, scan(encoding, object, &self.target.fields)?);
+                if !is_wanted {
+                    break;
+                }
             }
             token = page.continue_token;
-            if token.is_none() {
+            if token.is_none() || !is_wanted {
                 return Ok(PrintedForm {
                     fits: true,
                     warnings: std::mem::take(warnings),

@@ -87,6 +87,11 @@ impl KnownRelease {
         });
         release
     }
+
+    /// Returns the last answer, however old; `None` if there is none.
+    pub(super) async fn last(&self) -> Option<Option<Release>> {
+        self.0.lock().await.as_ref()?.release.clone().ok()
+    }
 }
 
 impl LastAnswer {

@@ -105,7 +105,7 @@ mod tests {
     use http::Response;
 
     use super::*;
-    use crate::test_support::{Api, HTTP2, Pki, text, upstream_of};
+    use crate::test_support::{Api, HTTP2, Pki, hanging, text, upstream_of};
 
     /// Sends a request and returns the server of the answer, with the answer.
     async fn ask(
@@ -168,5 +168,51 @@ mod tests {
                 .is_ok()
         );
         assert!(check_release(&client, &answer).await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn the_release_stays_known_when_a_connection_takes_no_more_requests() {
+        let pki = Pki::new();
+        let api = Api::start(&pki, HTTP2, move |request, _| {
+            let is_watch = request.uri().path() == "/watch";
+            async move {
+                if is_watch {
+                    return Response::new(hanging());
+                }
+                text(r#"{"gitVersion":"v1.37.1"}"#)
+            }
+        })
+        .await;
+        let client = UpstreamClient::new(&upstream_of(&pki, &api).await);
+        let request = Request::get("/watch").body(body::empty()).unwrap();
+        let options = SendOptions::default();
+        let watch = client.send(ConnectionClass::Watch, request, options).await;
+        let watch = watch.unwrap();
+        let followed = watch.extensions().get::<ServedBy>().unwrap().clone();
+        let release = release_of(&client, &followed).await.unwrap();
+        api.go_away();
+        let beside = client.beside(&followed);
+        let answer = eventually_elsewhere(&beside, &followed).await;
+        // The answer is too old to be believed, were there another one to be had.
+        tokio::time::pause();
+        tokio::time::advance(Duration::from_mins(1)).await;
+        tokio::time::resume();
+        assert!(check_release(&beside, &answer).await.is_ok());
+        assert_eq!(release_of(&client, &followed).await.unwrap(), release);
+        drop(watch);
+    }
+
+    /// Asks until the answer is not by this server's connection.
+    async fn eventually_elsewhere(
+        client: &UpstreamClient,
+        server: &ServedBy,
+    ) -> Response<UpstreamBody> {
+        loop {
+            let (by, answer) = ask(client, false).await;
+            if !by.is_same(server) {
+                return answer;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
     }
 }

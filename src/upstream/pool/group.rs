@@ -1,5 +1,6 @@
 //! Connections that share one class and one identity.
 
+use std::panic::{AssertUnwindSafe, resume_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -148,10 +149,12 @@ impl ConnectionGroup {
     ) -> SharedDial {
         let group = Arc::clone(self);
         let task = tokio::spawn(async move {
-            let made = group.connect(avoid.as_ref()).await;
+            let connecting = AssertUnwindSafe(group.connect(avoid.as_ref()));
+            let made = connecting.catch_unwind().await;
             let mut state = group.state.lock();
+            // In any case: whoever comes later would otherwise wait for this attempt.
             done(&mut state);
-            match made? {
+            match made.unwrap_or_else(|panic| resume_unwind(panic))? {
                 HttpConnection::Http2(connection) => {
                     state.exclusive = false;
                     state.http2.push(connection);
@@ -167,7 +170,7 @@ impl ConnectionGroup {
             Ok(result) => result,
             // Only the end of the runtime cancels it.
             Err(error) => match error.try_into_panic() {
-                Ok(panic) => std::panic::resume_unwind(panic),
+                Ok(panic) => resume_unwind(panic),
                 Err(_) => Err(UpstreamError::Ending),
             },
         })
