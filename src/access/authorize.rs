@@ -361,6 +361,12 @@ impl Authorizer {
         let reason = status.reason.unwrap_or_default();
         // If no authorizer has an opinion, the access is denied, as in upstream's own filter.
         let allowed = status.allowed && status.denied != Some(true);
+        let failure = status
+            .evaluation_error
+            .filter(|it| !allowed && !it.is_empty());
+        if let Some(failure) = failure {
+            return Err(Arc::new(ReviewError::Undecided(failure)));
+        }
         let explained_by = if reason.starts_with(BY_RBAC) {
             Explanation::Rbac
         } else {

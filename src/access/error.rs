@@ -20,6 +20,10 @@ pub enum ReviewError {
     /// The verdict cannot be read.
     #[error("upstream's review is not understood: {0}")]
     NotUnderstood(String),
+    /// An authorizer failed, and no other one granted the access. To the caller's own request
+    /// upstream answers 500 then. Source: `apiserver/pkg/endpoints/filters/authorization.go`.
+    #[error("upstream could not decide: {0}")]
+    Undecided(String),
     /// No verdict arrived in time.
     #[error("upstream did not answer a review within {0:?}")]
     Late(Duration),
@@ -32,16 +36,24 @@ pub enum ReviewError {
 }
 
 impl ReviewError {
-    /// Returns whether upstream is away or overloaded, so that the same review may succeed later.
-    /// Otherwise upstream answered, and refuses reviews of this proxy.
+    /// Returns whether upstream is away or overloaded. Otherwise it answered, and what it would say
+    /// to the caller can be had of it.
     pub fn is_unavailable(&self) -> bool {
         match self {
             Self::Upstream(_) | Self::Cut(_) | Self::Late(_) => true,
             Self::Refused(status) => {
                 status.is_server_error() || *status == StatusCode::TOO_MANY_REQUESTS
             }
-            Self::NotUnderstood(_) | Self::TooManyRefusals | Self::TooManyWaiting => false,
+            Self::Undecided(_)
+            | Self::NotUnderstood(_)
+            | Self::TooManyRefusals
+            | Self::TooManyWaiting => false,
         }
+    }
+
+    /// Returns whether the same review may succeed later.
+    pub(super) fn may_pass(&self) -> bool {
+        self.is_unavailable() || matches!(self, Self::Undecided(_))
     }
 
     /// Returns whether upstream knows who sent the review, and refuses it. It would refuse the same

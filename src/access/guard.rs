@@ -31,11 +31,7 @@ pub struct Guard {
     verdict: Arc<Verdict>,
     subscription: ChangeSubscription,
     review: Option<JoinHandle<Result<ReviewedAccess, Arc<ReviewError>>>>,
-    /// Nothing is delivered until upstream has answered.
-    is_held: bool,
-    /// The strongest doubt about the verdict so far. Each doubt holds the watch back once: after a
-    /// failed review, [`Guard::review_failed`] decides whether it stays held.
-    noticed: Option<Doubt>,
+    doubts: Doubts,
     /// No review starts before this moment.
     not_before: Instant,
     /// Random multiple of the lifetime after which the verdict is reviewed. It spreads the reviews
@@ -52,6 +48,30 @@ enum Doubt {
     Overtaken,
 }
 
+/// The doubts about a verdict, until it is renewed.
+#[derive(Debug, Default)]
+struct Doubts {
+    /// The strongest one so far. Each holds the watch back once: after a failed review,
+    /// [`Guard::review_failed`] decides whether it stays held.
+    strongest: Option<Doubt>,
+    /// Nothing is delivered until upstream has answered.
+    hold_watch: bool,
+}
+
+impl Doubts {
+    /// Notes a doubt that has existed for `age`, and holds the watch if it is a new, strong one.
+    fn notice(&mut self, doubt: Doubt, age: Duration) {
+        if self.strongest >= Some(doubt) {
+            return;
+        }
+        // A client that did not read kept its watch from being polled. Its verdict may be older
+        // than any that the proxy would rely on, so events wait for the review.
+        let is_overdue = self.strongest.is_none() && age > OVERDUE;
+        self.hold_watch |= doubt == Doubt::Overtaken || is_overdue;
+        self.strongest = Some(doubt);
+    }
+}
+
 impl Authorizer {
     /// Creates the guard of a watch that has been granted.
     pub fn guard(self: &Arc<Self>, granted: ReviewedAccess) -> Guard {
@@ -61,8 +81,7 @@ impl Authorizer {
             authorizer: Arc::clone(self),
             verdict,
             review: None,
-            is_held: false,
-            noticed: None,
+            doubts: Doubts::default(),
             not_before: Instant::now(),
             lifetime_factor: 1.0 + (MAX_LIFETIME_FACTOR - 1.0) * fastrand::f32(),
         }
@@ -82,7 +101,7 @@ impl Grant for Guard {
                     // RBAC can change while a review of an expired verdict is under way. Its answer
                     // may be from before the change, so the watch has to wait from now on.
                     if self.verdict.overtaken_at().is_some() {
-                        self.notice(Doubt::Overtaken, Duration::ZERO);
+                        self.doubts.notice(Doubt::Overtaken, Duration::ZERO);
                     }
                     return self.status();
                 };
@@ -98,7 +117,8 @@ impl Grant for Guard {
             if now < since {
                 return self.status();
             }
-            self.notice(doubt, now.saturating_duration_since(since));
+            self.doubts
+                .notice(doubt, now.saturating_duration_since(since));
             if now < self.not_before {
                 return self.status();
             }
@@ -150,8 +170,7 @@ impl Guard {
         match answer {
             Ok(Ok(reviewed)) if matches!(reviewed.decision(), Decision::Allowed(_)) => {
                 self.verdict = reviewed.verdict;
-                self.is_held = false;
-                self.noticed = None;
+                self.doubts = Doubts::default();
                 // The new verdict may be in doubt at once. Without a pause, frequent changes of
                 // RBAC would turn each watch into a busy loop of reviews.
                 self.not_before = now + MIN_INTERVAL;
@@ -161,7 +180,7 @@ impl Guard {
             // The old verdict is overtaken, and upstream refuses to give a new one. So nothing
             // grants the access any more. The client's next request is forwarded, and upstream
             // decides.
-            Ok(Err(error)) if self.verdict.overtaken_at().is_some() && !error.is_unavailable() => {
+            Ok(Err(error)) if self.verdict.overtaken_at().is_some() && !error.may_pass() => {
                 ReviewEffect::Revoked
             }
             Ok(Err(error)) => {
@@ -178,34 +197,23 @@ impl Guard {
 
     fn review_failed(&mut self, error: &ReviewError, now: Instant) {
         tracing::debug!(%error, "an open watch could not be reviewed");
-        if error.is_unavailable()
+        if error.may_pass()
             && self.authorizer.config().review_failure_policy == ReviewFailurePolicy::Refuse
         {
             // An overtaken verdict keeps the watch held: the change may have revoked it. An expired
             // one does not, because nothing suggests that upstream would decide otherwise now.
-            self.is_held &= self.verdict.overtaken_at().is_some();
+            self.doubts.hold_watch &= self.verdict.overtaken_at().is_some();
             self.not_before = now + RETRY_AFTER_FAILURE;
         } else {
             // The operator prefers open watches to strict checks, or upstream refuses reviews.
             // Holding the watch would not change that.
-            self.is_held = false;
+            self.doubts.hold_watch = false;
             self.not_before = now + MIN_WATCH_LIFETIME;
         }
     }
 
-    /// Notes a doubt that has existed for `age`, and holds the watch if it is a new, strong one.
-    fn notice(&mut self, doubt: Doubt, age: Duration) {
-        if self.noticed < Some(doubt) {
-            self.noticed = Some(doubt);
-            self.is_held |= doubt == Doubt::Overtaken;
-        }
-        // A client that did not read kept its watch from being polled. Its verdict may be older
-        // than any that the proxy would rely on, so events wait for the review.
-        self.is_held |= age > OVERDUE;
-    }
-
     fn status(&self) -> GrantStatus {
-        if self.is_held {
+        if self.doubts.hold_watch {
             GrantStatus::InDoubt
         } else {
             GrantStatus::Granted
@@ -238,6 +246,30 @@ impl Drop for Guard {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const MOMENT: Duration = Duration::from_millis(1);
+
+    #[test]
+    fn a_doubt_that_lasts_does_not_hold_the_watch_later() {
+        let mut doubts = Doubts::default();
+        doubts.notice(Doubt::Expired, MOMENT);
+        assert!(!doubts.hold_watch, "events go on");
+        // The review failed. Until the next one, each event and each bookmark polls the guard.
+        doubts.notice(Doubt::Expired, 2 * OVERDUE);
+        assert!(!doubts.hold_watch, "upstream cannot be asked");
+        doubts.notice(Doubt::Overtaken, MOMENT);
+        assert!(doubts.hold_watch, "a change may have revoked the grant");
+        doubts.hold_watch = false;
+        doubts.notice(Doubt::Overtaken, 2 * OVERDUE);
+        assert!(!doubts.hold_watch, "the operator prefers open watches");
+    }
+
+    #[test]
+    fn a_watch_whose_client_did_not_read_waits_for_the_review() {
+        let mut doubts = Doubts::default();
+        doubts.notice(Doubt::Expired, OVERDUE + MOMENT);
+        assert!(doubts.hold_watch);
+    }
 
     /// Each open watch has a guard. The request is not counted: equal ones share it.
     #[test]

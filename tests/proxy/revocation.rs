@@ -433,6 +433,45 @@ async fn requests_are_forwarded_while_reviews_fail_if_configured() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_failed_authorizer_is_no_denial() {
+    let fixture = Fixture::build(small(), furnish, remember).await;
+    quiet(&fixture).await;
+    let watch = open_watch(&fixture, "bob").await;
+    let access = fixture.upstream.access();
+    access.set_undecided("bob", true);
+    let source = async |user: &str, query: &str| {
+        let bob = fixture.proxied.as_user(&format!("{user}-token"));
+        let answer = bob.get(Protocol::Http2, &format!("{HERE}{query}")).await;
+        let source = answer.header("x-watershed-source").to_owned();
+        (answer.status.as_u16(), source)
+    };
+    let other = "&labelSelector=a%3Db";
+    assert_eq!(source("ann", other).await, (200, "snapshot".to_owned()));
+    let forwarded = "forward; reason=review-failed".to_owned();
+    assert_eq!(source("bob", other).await, (200, forwarded.clone()));
+
+    // A change that concerns his grant, and leaves it as it is.
+    let reviewed = reviews(&fixture);
+    let wider = role("reader", &["configmaps", "services"]);
+    let state = fixture.upstream.state();
+    state.update(&rbac("roles"), &wider).unwrap();
+    becomes("what bob reads", forwarded, async || {
+        source("bob", "").await.1
+    })
+    .await;
+    becomes("his watch is reviewed, too", true, async || {
+        source("bob", "").await;
+        reviews(&fixture) > reviewed + 3
+    })
+    .await;
+    write(&fixture, "later");
+    access.set_undecided("bob", false);
+    let mut watch = watch;
+    assert!(watch.line().await.contains("\"later\""), "it was not ended");
+    fixture.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_shadow_refuses_callers_about_whom_upstream_cannot_be_asked() {
     let configure = |config: &mut AppConfig| {
         remember(config);

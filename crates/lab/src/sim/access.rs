@@ -32,6 +32,8 @@ pub struct AccessRules {
     tables: RwLock<(BTreeMap<String, User>, Vec<AccessRule>)>,
     /// Names that the user may not get, like a webhook that denies single objects.
     denied: RwLock<BTreeSet<(String, String)>>,
+    /// Users whose access is reviewed without a verdict.
+    undecided: RwLock<BTreeSet<String>>,
     /// Holds the RBAC objects.
     state: Option<Arc<ClusterState>>,
     /// The RBAC objects of an earlier time, while the authorizer is behind.
@@ -141,6 +143,7 @@ impl Default for AccessRules {
         Self {
             tables: RwLock::new((users, rules)),
             denied: RwLock::default(),
+            undecided: RwLock::default(),
             state: None,
             outdated: RwLock::default(),
         }
@@ -195,6 +198,22 @@ impl AccessRules {
     /// Judges by the present RBAC objects again.
     pub fn catch_up(&self) {
         *self.outdated.write() = None;
+    }
+
+    /// Has reviews of a user's access end without a verdict, as where a webhook does not answer. The
+    /// user's own requests are not concerned.
+    pub fn set_undecided(&self, user: &str, is_undecided: bool) {
+        let mut undecided = self.undecided.write();
+        if is_undecided {
+            undecided.insert(user.to_owned());
+        } else {
+            undecided.remove(user);
+        }
+    }
+
+    /// Returns `true` if reviews of a user's access end without a verdict.
+    pub(crate) fn is_undecided(&self, user: &User) -> bool {
+        self.undecided.read().contains(&user.name)
     }
 
     /// Returns `true` if all permissions follow from rules that can be listed.

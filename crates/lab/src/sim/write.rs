@@ -248,6 +248,9 @@ fn verdict(access: &AccessRules, user: &User, review: &Value) -> Value {
             ..SimulatedAccess::default()
         }
     };
+    if access.is_undecided(user) {
+        return json!({"allowed": false, "evaluationError": "the webhook does not answer"});
+    }
     match access.reason(user, &asked) {
         None => json!({"allowed": false}),
         Some(reason) if reason.is_empty() => json!({"allowed": true}),
