@@ -15,7 +15,7 @@ mod replica;
 mod sent;
 mod stored;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -129,7 +129,7 @@ impl Checkpoints {
         self.0.config.interval
     }
 
-    /// Writes a checkpoint of each of these scopes that has changed.
+    /// Writes a checkpoint of each of these scopes that has changed. They are all that are open.
     pub(super) async fn write(&self, scopes: Vec<Arc<Scope>>) {
         let shared = &self.0;
         let _writing = shared.writing.lock().await;
@@ -138,6 +138,9 @@ impl Checkpoints {
             return;
         };
         self.forget_other_timelines().await;
+        let open: HashSet<String> = scopes.iter().map(|scope| name(&scope.key)).collect();
+        let open = Arc::new(open);
+        self.forget_closed(&open).await;
         for scope in scopes {
             let gvr = &scope.key.gvr;
             let is_wanted = !scope.is_derived()
@@ -149,7 +152,9 @@ impl Checkpoints {
                 continue;
             };
             let (this, key, cluster) = (self.clone(), scope.key.clone(), cluster.clone());
-            let written = spawn_blocking(move || this.write_one(&key, &captured, cluster)).await;
+            let open = Arc::clone(&open);
+            let write = move || this.write_one(&key, &captured, cluster, &open);
+            let written = spawn_blocking(write).await;
             let result = written.unwrap_or_else(|error| Err(io::Error::other(error)));
             match result {
                 Ok(true) => metrics::checkpoint_written("written"),
@@ -182,6 +187,18 @@ impl Checkpoints {
         }
     }
 
+    /// Removes the checkpoints of scopes that were closed too long ago for a start to use them.
+    async fn forget_closed(&self, open: &Arc<HashSet<String>>) {
+        let is_open = |name: &String, _: &mut LastCheckpoint| open.contains(name);
+        self.0.last.lock().scopes.retain(is_open);
+        let (folder, open) = (self.0.folder.clone(), Arc::clone(open));
+        let oldest = SystemTime::now() - MAX_AGE;
+        let removed = spawn_blocking(move || folder.remove_older(oldest, &open)).await;
+        if let Ok(Err(error)) = removed {
+            tracing::warn!(%error, "cannot remove checkpoints of scopes that were closed");
+        }
+    }
+
     fn is_due(&self, key: &ScopeKey, captured: &CapturedScope) -> bool {
         let last = self.0.last.lock();
         last.scopes.get(&name(key)).is_none_or(|last| {
@@ -190,18 +207,27 @@ impl Checkpoints {
         })
     }
 
-    /// Writes a checkpoint. Returns false if it is too large.
+    /// Writes a checkpoint. Those of scopes that are no longer `open` make room for it. Returns
+    /// false if it is too large.
     fn write_one(
         &self,
         key: &ScopeKey,
         captured: &CapturedScope,
         cluster: String,
+        open: &HashSet<String>,
     ) -> io::Result<bool> {
         let shared = &self.0;
         let name = name(key);
-        let others = shared.folder.bytes_beside(&name)?;
-        if others.saturating_add(captured.snapshot.size() as u64) > shared.config.max_bytes {
-            return Ok(false);
+        let own = captured.snapshot.size() as u64;
+        let fits = || {
+            let others = shared.folder.bytes_beside(&name)?;
+            Ok::<_, io::Error>(others.saturating_add(own) <= shared.config.max_bytes)
+        };
+        if !fits()? {
+            shared.folder.remove_older(SystemTime::now(), open)?;
+            if !fits()? {
+                return Ok(false);
+            }
         }
         let header = captured.header(key, cluster, addresses(&shared.client));
         let bytes = shared.folder.write(&header, |writer| {

@@ -2,6 +2,7 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 use tempfile::TempDir;
 use watershed_lab::sim::{SimulatedServer, pods};
@@ -175,6 +176,37 @@ async fn a_checkpoint_is_for_this_user_alone_and_has_no_secrets() {
         let text = String::from_utf8_lossy(&text);
         assert!(!text.contains(r#"["","secrets"]"#), "{}", file.display());
     }
+    upstream.shutdown().await;
+}
+
+/// Puts a file of 2 MiB into the folder, as the checkpoint of a scope that was closed so long ago.
+fn plant_checkpoint(folder: &Path, name: &str, age: Duration) -> PathBuf {
+    let path = folder.join(name).with_extension("checkpoint");
+    fs::write(&path, vec![0; 2 << 20]).unwrap();
+    let file = fs::File::options().append(true).open(&path).unwrap();
+    file.set_modified(SystemTime::now() - age).unwrap();
+    path
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn checkpoints_of_closed_scopes_are_removed_after_an_hour_or_make_room() {
+    let upstream = SimulatedServer::start(small()).await.unwrap();
+    let folder = TempDir::new().unwrap();
+    let flags = ["--checkpoint-max-mib", "3"];
+    let program = start(&upstream, folder.path(), &flags).await;
+    let minute = Duration::from_secs(60);
+    let young = plant_checkpoint(folder.path(), "young", minute);
+    let old = plant_checkpoint(folder.path(), "old", 61 * minute);
+    becomes("the old one is there", false, async || old.exists()).await;
+    assert!(young.exists());
+    let version = create_pod(&upstream, "checkpointed");
+    written(folder.path(), version).await;
+    assert!(young.exists(), "there is room for both");
+    plant_checkpoint(folder.path(), "more", minute);
+    let version = create_pod(&upstream, "again");
+    written(folder.path(), version).await;
+    assert!(!young.exists(), "what is open comes first");
+    program.kill().await;
     upstream.shutdown().await;
 }
 

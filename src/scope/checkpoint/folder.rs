@@ -1,9 +1,11 @@
 //! The folder of checkpoints: one file for each scope.
 
+use std::collections::HashSet;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, BufReader, BufWriter, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use super::file::{CheckpointFileError, CheckpointHeader, CheckpointReader, CheckpointWriter};
 
@@ -98,6 +100,17 @@ impl CheckpointFolder {
         for path in self.files(ENDING)? {
             let is_kept = matches!(Self::open_file(&path), Ok((_, header)) if is_wanted(&header));
             if !is_kept {
+                fs::remove_file(path)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes the checkpoints that were written before a moment, but those of these scopes.
+    pub(super) fn remove_older(&self, than: SystemTime, but: &HashSet<String>) -> io::Result<()> {
+        let kept: HashSet<_> = but.iter().map(|scope| self.path(scope, ENDING)).collect();
+        for path in self.files(ENDING)? {
+            if !kept.contains(&path) && fs::metadata(&path)?.modified()? < than {
                 fs::remove_file(path)?;
             }
         }
