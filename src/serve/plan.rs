@@ -230,6 +230,9 @@ fn asked_type<'a>(
     if !matches!(info.verb, Verb::Get | Verb::List | Verb::Watch) {
         return Err(ForwardReason::NotARead);
     }
+    if headers.contains_key(header::ORIGIN) {
+        return Err(ForwardReason::CrossOrigin);
+    }
     let asked = info.resource.as_ref().ok_or(ForwardReason::NotAResource)?;
     if asked.subresource.is_some() {
         return Err(ForwardReason::Subresource);

@@ -127,6 +127,8 @@ reasons! {
     Subresource = "subresource",
     /// An Upgrade to another protocol.
     Upgrade = "upgrade",
+    /// A page of another site asks (`Origin`). Upstream knows which ones may read its answer.
+    CrossOrigin = "cross-origin",
     /// PartialObjectMetadata, YAML, CBOR, or another representation that is not cached; or a Table
     /// of a type that has no printer here.
     Representation = "representation",

@@ -159,3 +159,37 @@ func TestPagesAtAVersionComeFromMemory(t *testing.T) {
 		}
 	}
 }
+
+// TestPagesOfOneNodesPodsLikeUpstream asks for pages of what upstream finds by an index. A full page
+// may be followed by an empty one or by none, as the version, the namespace and the release have it.
+func TestPagesOfOneNodesPodsLikeUpstream(t *testing.T) {
+	t.Parallel()
+	ns, other := objects.Namespace(t), objects.Namespace(t)
+	ctx := context.Background()
+	node, elsewhere := testbed.Slug(t), testbed.Slug(t)+"-elsewhere"
+	for _, pod := range []struct{ in, name, node string }{
+		{ns, "a", node}, {ns, "b", elsewhere}, {ns, "c", node}, {ns, "d", ""}, {other, "a", node}, {other, "b", elsewhere},
+	} {
+		p := objects.Pod(pod.name, pod.node)
+		require.Value(api.Clientset(t, testbed.Upstream).CoreV1().Pods(pod.in).Create(ctx, p, metav1.CreateOptions{}))(t)
+	}
+	var requests []api.Request
+	for _, path := range []string{"/api/v1/pods", "/api/v1/namespaces/" + ns + "/pods", "/api/v1/namespaces/" + other + "/pods"} {
+		version := listVersion(t, path)
+		compare.Settle(t, path, api.ParseVersion(version))
+		for _, selector := range []string{
+			"spec.nodeName%3D" + node, "spec.host%3D" + node, "spec.nodeName%3D" + elsewhere, "spec.nodeName%3D", "spec.nodeName%3Dnowhere",
+			"spec.nodeName%21%3D" + node, "spec.nodeName%3D" + node + ",metadata.name%3Da",
+		} {
+			for limit := 1; limit <= 4; limit++ {
+				for _, at := range []string{"", "&resourceVersion=0", "&resourceVersionMatch=NotOlderThan&resourceVersion=" + version, "&resourceVersionMatch=Exact&resourceVersion=" + version} {
+					requests = append(requests, api.Request{Path: fmt.Sprintf("%s?fieldSelector=%s&limit=%d%s", path, selector, limit, at)})
+				}
+			}
+		}
+	}
+	found := compare.CompareAll(t, requests)
+	if fromMemory := found.Sources["snapshot"] + found.Sources["linearizable"]; !testbed.Direct && fromMemory < len(requests)/3 {
+		t.Errorf("few pages come from memory: %v", found.Sources)
+	}
+}

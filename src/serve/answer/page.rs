@@ -1,7 +1,7 @@
 //! One page of a list.
 use std::sync::Arc;
 
-use watershed_protocol::{ContinueToken, FieldTable, ListMetadata, ListParts};
+use watershed_protocol::{ContinueToken, FieldTable, ListMetadata, ListParts, Selection};
 
 use super::items::{Items, MetadataItems};
 use super::selected_objects::SelectedObjects;
@@ -9,7 +9,7 @@ use super::table_items::TableItems;
 use crate::serve::open::OpenedScope;
 use crate::serve::plan::ListPlan;
 use crate::serve::source::ForwardReason;
-use crate::store::{MAX_UNDONE, ObjectRun, StateAt, StoredObject};
+use crate::store::{Interest, MAX_UNDONE, ObjectRun, StateAt, StoredObject};
 use crate::work::WorkBudget;
 
 /// The work of an object in a piece of an older state: changes are taken back. The object may have
@@ -75,6 +75,17 @@ impl Page {
             };
             (items, last, has_more)
         };
+        // Objects that follow may be unknown here, or be passed over by upstream.
+        let Selection { labels, fields, .. } = &*opened.scope.key.selection;
+        let is_part = !(labels.is_everything() && fields.is_everything());
+        let is_uncertain = if has_more {
+            list.is_first_of_present && scan.is_last_by_index(last.as_deref())
+        } else {
+            is_part && list.limit == Some(items.count())
+        };
+        if is_uncertain {
+            return Err(ForwardReason::Paging);
+        }
         // The objects that follow may not match: the last page of a selection may be empty.
         let last = last.filter(|_| has_more);
         let last = last.as_ref().map(|last| scan.relative(last.key()));
@@ -148,6 +159,24 @@ impl Scan<'_> {
             self.visited(&run, run.len()).await?;
         }
         Ok((objects, false))
+    }
+
+    /// Returns `true` if no object follows that upstream would find by an index. It gives no token
+    /// then, but for releases that read such a page from etcd.
+    /// Source: `apiserver/pkg/storage/cacher/watch_cache.go` (WaitUntilFreshAndGetList).
+    fn is_last_by_index(&self, last: Option<&StoredObject>) -> bool {
+        let interest = self.list.filter.interest(self.fields);
+        let (Interest::Field(field, value), Some(last)) = (&interest, last) else {
+            return false;
+        };
+        let follows = |object: &Arc<StoredObject>| {
+            let attributes = &object.attributes;
+            object.key() > last.key()
+                && attributes.field(*field) == &**value
+                && self.namespace.is_none_or(|it| attributes.namespace() == it)
+        };
+        let mut runs = self.state.runs_of(&interest);
+        !runs.any(|run| run.objects().iter().any(follows))
     }
 
     /// Returns the number of objects behind a page of `taken` objects that ends with the key
@@ -271,6 +300,7 @@ mod tests {
             limit,
             after: None,
             is_from_etcd: false,
+            is_first_of_present: true,
         }
     }
 

@@ -17,6 +17,8 @@ pub(in crate::serve) struct ListPlan {
     pub(in crate::serve) after: Option<String>,
     /// Upstream has no watch cache of the type, so that its continue tokens are etcd's.
     pub(in crate::serve) is_from_etcd: bool,
+    /// It is a first page, and not of a state of the past.
+    pub(in crate::serve) is_first_of_present: bool,
 }
 
 /// Returns the list's parameters and freshness, its selectors, and the scope to look into.
@@ -50,6 +52,7 @@ pub(super) fn plan(
     let list = ListPlan {
         filter: selected.filter,
         limit,
+        is_first_of_present: after.is_none() && !is_exact,
         after,
         is_from_etcd,
     };

@@ -1,4 +1,6 @@
 //! The plan of a watch.
+use std::ops::RangeInclusive;
+
 use watershed_protocol::{
     FieldOperator, FieldRequirement, FieldSelector, Freshness, ListOptions, Selection, WatchStart,
 };
@@ -9,6 +11,10 @@ use crate::access::ReviewSelectors;
 use crate::serve::scope_choice::ScopeChoice;
 use crate::serve::source::ForwardReason;
 use crate::watcher::ViewFilter;
+
+/// Seconds that Go's `time.Duration` can hold. Upstream takes more of them for a time in the past, or
+/// for another one. Source: `apiserver/pkg/endpoints/handlers/get.go` (ListResource).
+const MEASURABLE: RangeInclusive<i64> = 0..=i64::MAX / 1_000_000_000;
 
 /// The parameters of a watch.
 pub(in crate::serve) struct WatchPlan {
@@ -49,7 +55,8 @@ pub(super) fn plan(
     context.permit(start.freshness())?;
     let timeout_seconds = match options.timeout_seconds {
         None | Some(0) => None,
-        Some(seconds) => Some(u64::try_from(seconds).map_err(|_| ForwardReason::Parameters)?),
+        Some(seconds) if MEASURABLE.contains(&seconds) => Some(seconds.unsigned_abs()),
+        Some(_) => return Err(ForwardReason::Parameters),
     };
     let is_fresh = start.freshness() == Freshness::MostRecent;
     let watch = WatchPlan {
