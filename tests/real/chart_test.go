@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -20,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"sigs.k8s.io/yaml"
 
 	"watershed.test/real/internal/kubectl"
 	"watershed.test/real/internal/manifests"
@@ -177,9 +179,114 @@ func TestChartRefusesWrongValues(t *testing.T) {
 		"serviceAccount.create=false":       "serviceAccount.name",
 		"kind=DaemonSet,daemonSet.hostNetwork=true,monitoring.podMonitor.enabled=true": "admin.address",
 		"monitoring.serviceMonitor.enabled=true,monitoring.podMonitor.enabled=true":    "either",
+		// A word that is no level would silence all logs.
+		"log.level=warning":        "/log/level",
+		`log.level=info\,warning`:  "/log/level",
+		"log.level=":               "/log/level",
+		"config.memoryLimit=much":  "/config/memoryLimit",
+		"config.clients[0].name=x": "name",
+		// The kubelet's probes go to the pod's address.
+		"admin.address=127.0.0.1":                                     "admin.address",
+		"admin.address=127.0.0.2,kind=DaemonSet":                      "admin.address",
+		"admin.address=[::1]":                                         "admin.address",
+		"listenAddress=127.0.0.1":                                     "admin.address",
+		"ports.https=6480":                                            "cannot both have port 6480",
+		"ports.admin=6443":                                            "cannot both have port 6443",
+		"ports.https=7000,ports.admin=7000":                           "cannot both have port 7000",
+		"ports.https=16480,kind=DaemonSet,daemonSet.hostNetwork=true": "cannot both have port 16480",
+		"autoscaling.enabled=true,autoscaling.minReplicas=7":          "minReplicas (7) is more than maxReplicas (6)",
+		"admin.tls=true,caBundle.publish=false,tls.existingSecret=mine,monitoring.podMonitor.enabled=true": "caBundle.publish",
 	} {
 		if r := kubectl.Helm(t, testbed.Upstream, "template", "w", manifests.ChartDir, "--set", value); r.Code == 0 || !strings.Contains(r.Stderr, says) {
 			t.Errorf("%s: exit code %d, %s", value, r.Code, r.Stderr)
+		}
+	}
+}
+
+// TestChartAcceptsRightValues sets values that are near those that TestChartRefusesWrongValues sets.
+func TestChartAcceptsRightValues(t *testing.T) {
+	for _, value := range []string{
+		"log.level=warn", "log.level=off", `log.level=info\,watershed::upstream=debug`, "log.level=watershed=trace",
+		"ports.https=16480", "ports.https=6480,ports.admin=6481", "autoscaling.minReplicas=7",
+		"autoscaling.enabled=true,autoscaling.minReplicas=6", "kind=DaemonSet,autoscaling.enabled=true,autoscaling.minReplicas=7",
+		"kind=DaemonSet,daemonSet.hostNetwork=true,admin.address=127.0.0.1", "kind=DaemonSet,daemonSet.hostNetwork=true,admin.address=[::1]",
+		"admin.address=[::]", "config.memoryLimit=0", "config.memoryLimit=1.5Gi", "config.memoryLimit=2e9",
+		"admin.tls=true,caBundle.publish=false,tls.existingSecret=mine",
+	} {
+		if r := kubectl.Helm(t, testbed.Upstream, "template", "w", manifests.ChartDir, "--set", value); r.Code != 0 {
+			t.Errorf("%s: %s", value, r.Stderr)
+		}
+	}
+}
+
+// TestChartKnowsTheConfigurationFile compares the chart's schema of config with the program's schema
+// of the configuration file. The chart has to accept every key, with its type.
+func TestChartKnowsTheConfigurationFile(t *testing.T) {
+	whole := manifests.ReadSchema(t, "../../docs/config.schema.json")
+	of := func() *manifests.Schema {
+		return manifests.ReadSchema(t, manifests.ChartDir+"/values.schema.json").Properties["config"]
+	}
+	if wrong := manifests.Differences(whole, of()); len(wrong) > 0 {
+		t.Fatal(strings.Join(wrong, "\n"))
+	}
+	// Planted faults are found.
+	for name, plant := range map[string]func(*manifests.Schema){
+		"a key is missing":                func(s *manifests.Schema) { delete(s.Properties, "memoryLimit") },
+		"a key of a list is missing":      func(s *manifests.Schema) { delete(s.Properties["clients"].Items.Properties, "watchList") },
+		"a key is in the chart only":      func(s *manifests.Schema) { s.Properties["resources"].Items.Properties["more"] = &manifests.Schema{} },
+		"a key has another type":          func(s *manifests.Schema) { s.Properties["resources"].Items.Properties["deriveJson"].Type = "string" },
+		"a value of a key is missing":     func(s *manifests.Schema) { s.Properties["managedFields"].Enum = []any{"keep"} },
+		"a list is an object":             func(s *manifests.Schema) { s.Properties["scopes"].Type = "object" },
+		"a key's items are not described": func(s *manifests.Schema) { s.Properties["scopes"].Items = nil },
+	} {
+		schema := of()
+		plant(schema)
+		if len(manifests.Differences(whole, schema)) != 1 {
+			t.Errorf("%s, and the differences are %q", name, manifests.Differences(whole, schema))
+		}
+	}
+	// The values reach the file.
+	const config = `{"cache":"onDemand","maxStalenessSeconds":60,"deriveJson":false,"managedFields":"drop","memoryLimit":"512Mi",` +
+		`"clients":[{"userAgent":"old/*","group":"apps","resource":"deployments","watchCompression":false,"watchList":false}],` +
+		`"resources":[{"resource":"pods","maxStalenessSeconds":0,"deriveJson":true,"managedFields":"keep"}]}`
+	all := manifests.Parse(t, manifests.Chart(t, "w", "--set-json", "config="+config))
+	var want, got any
+	require.NoError(t, yaml.Unmarshal([]byte(config), &want))
+	for _, object := range manifests.OfKind(all, "ConfigMap") {
+		if text, found, _ := unstructured.NestedString(object.Object, "data", "config.yaml"); found {
+			require.NoError(t, yaml.Unmarshal([]byte(text), &got))
+		}
+	}
+	if !reflect.DeepEqual(want, got) {
+		t.Errorf("the file has %v, and the values %v", got, want)
+	}
+}
+
+// TestMonitorsTrustTheServingCertificate checks where monitors find the CA of the admin listener.
+// Without one Prometheus would trust the system's.
+func TestMonitorsTrustTheServingCertificate(t *testing.T) {
+	t.Parallel()
+	name := func(kind, name string) map[string]any {
+		return map[string]any{kind: map[string]any{"name": name, "key": "ca.crt"}}
+	}
+	for values, want := range map[string]map[string]any{
+		"tls.days=365":            name("configMap", "w-watershed-ca"),
+		"tls.existingSecret=mine": name("configMap", "w-watershed-ca"),
+		"caBundle.publish=false":  name("secret", "w-watershed-tls"),
+		"caBundle.publish=false,tls.certManager.enabled=true": name("secret", "w-watershed-tls"),
+	} {
+		for kind, endpoints := range map[string]string{"PodMonitor": "podMetricsEndpoints", "ServiceMonitor": "endpoints"} {
+			monitor := strings.ToLower(kind[:1]) + kind[1:]
+			all := manifests.Parse(t, manifests.Chart(t, "w", "--set", values+",admin.tls=true,monitoring."+monitor+".enabled=true"))
+			monitors := manifests.OfKind(all, kind)
+			if len(monitors) != 1 {
+				t.Fatalf("%s: %d %ss", values, len(monitors), kind)
+			}
+			list, _, _ := unstructured.NestedSlice(monitors[0].Object, "spec", endpoints)
+			got, _, _ := unstructured.NestedMap(list[0].(map[string]any), "tlsConfig", "ca")
+			if !reflect.DeepEqual(got, want) {
+				t.Errorf("%s: the %s trusts %v, not %v", values, kind, got, want)
+			}
 		}
 	}
 }

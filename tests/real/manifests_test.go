@@ -77,6 +77,25 @@ func (p place) manifests(t *testing.T) {
 	}
 }
 
+// TestManifestsLeaveTheNamespace checks that no kustomization holds the namespace, because
+// `kubectl delete -k` would delete everything in it. So the documents create it first.
+func TestManifestsLeaveTheNamespace(t *testing.T) {
+	t.Parallel()
+	for _, folder := range []string{"base", "daemonset"} {
+		objects := manifests.Parse(t, manifests.Kustomize(t, "resources: [deploy/"+folder+"]"))
+		if len(objects) < 5 || len(manifests.OfKind(objects, "Namespace")) > 0 {
+			t.Errorf("deploy/%s has %d objects, and a namespace: %v", folder, len(objects), len(manifests.OfKind(objects, "Namespace")) > 0)
+		}
+	}
+	text := string(require.Value(os.ReadFile(filepath.Join(manifests.DeployDir, "README.md")))(t))
+	created := strings.Index(text, "kubectl create namespace watershed-system\n")
+	for _, command := range []string{"kubectl -n watershed-system create", "kubectl apply -k"} {
+		if used := strings.Index(text, command); created < 0 || used < created {
+			t.Errorf("deploy/README.md says %q before it creates the namespace", command)
+		}
+	}
+}
+
 // TestManifestsAndChartAgree compares what the manifests and the chart have in common.
 func TestManifestsAndChartAgree(t *testing.T) {
 	plain := manifests.Parse(t, manifests.Kustomize(t, "resources: [deploy/base]", "components: [deploy/impersonate, deploy/monitoring, deploy/autoscaling]"))

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
 	"watershed.test/real/internal/manifests"
 	"watershed.test/real/internal/monitoring"
 	"watershed.test/real/internal/require"
@@ -107,11 +109,11 @@ func TestAlertsFireForTheirCauseOnly(t *testing.T) {
 			t.Errorf("%s fires for a healthy proxy: %v %s", all[i].Alert, answer.Result, answer.Error)
 		}
 	}
-	// A type that may not be listed is no reason to wake anybody.
-	given := append(monitoring.Healthy(), monitoring.Named(monitoring.Constant(0), "watershed_scope_following", "resource", "secrets"), monitoring.Named(monitoring.Constant(0), "watershed_scope_ready", "resource", "secrets"))
-	for i, answer := range monitoring.Query(t, texts, given) {
-		if (len(answer.Result) > 0) != (all[i].Alert == "WatershedScopeNotReady") {
-			t.Errorf("%s: %v of a type that is not cached", all[i].Alert, answer.Result)
+	for name, state := range monitoring.Cases {
+		for i, answer := range monitoring.Query(t, texts, append(monitoring.Healthy(), state.Series...)) {
+			if answer.Error != "" || (len(answer.Result) > 0) != slices.Contains(state.Fires, all[i].Alert) {
+				t.Errorf("%s: %s has %v %s", name, all[i].Alert, answer.Result, answer.Error)
+			}
 		}
 	}
 	for _, rule := range all {
@@ -123,7 +125,8 @@ func TestAlertsFireForTheirCauseOnly(t *testing.T) {
 		given := slices.DeleteFunc(monitoring.Healthy(), func(s monitoring.Series) bool {
 			return slices.ContainsFunc(ill, func(other monitoring.Series) bool { return s.Labels["__name__"] == other.Labels["__name__"] })
 		})
-		answer := monitoring.Query(t, []string{rule.Expr}, append(given, ill...))[0]
+		given = append(given, ill...)
+		answer := monitoring.Query(t, []string{rule.Expr}, given)[0]
 		if answer.Error != "" || len(answer.Result) != 1 {
 			t.Errorf("%s: %v %s", rule.Alert, answer.Result, answer.Error)
 			continue
@@ -138,6 +141,55 @@ func TestAlertsFireForTheirCauseOnly(t *testing.T) {
 			!slices.Contains([]string{"critical", "warning", "info"}, rule.Labels["severity"]) {
 			t.Errorf("%s: %+v", rule.Alert, rule)
 		}
+		// Planted fault: an expression whose sides have different labels never fires.
+		if rule.Alert == "WatershedMemoryGrowing" {
+			planted := strings.Replace(rule.Expr, "max by (job, namespace, pod, instance) (", "(", 1)
+			if answer := monitoring.Query(t, []string{planted}, given)[0]; planted == rule.Expr || answer.Error != "" || len(answer.Result) > 0 {
+				t.Errorf("%s would fire as %s: %v %s", rule.Alert, planted, answer.Result, answer.Error)
+			}
+		}
+	}
+}
+
+// TestDashboardLeavesOutClosedScopes checks that the panel of types counts scopes that are open.
+func TestDashboardLeavesOutClosedScopes(t *testing.T) {
+	all := monitoring.Expressions(t)
+	const panel = `panel "Types followed, and not" `
+	for name, state := range monitoring.Cases {
+		answers := monitoring.Query(t, []string{all[panel+"1"], all[panel+"2"]}, append(monitoring.Healthy(), state.Series...))
+		for i, want := range []float64{state.Unfollowed, state.Unready} {
+			if answer := answers[i]; answer.Error != "" || len(answer.Result) != 1 || answer.Result[0].Value != want {
+				t.Errorf("%s: %d has %v %s, not %v", name, i+1, answer.Result, answer.Error, want)
+			}
+		}
+	}
+}
+
+// TestDashboardRatiosHaveResults checks that both sides of the dashboard's operators have the same
+// labels, with those of the Prometheus operator.
+func TestDashboardRatiosHaveResults(t *testing.T) {
+	given := monitoring.Healthy()
+	known := map[string]bool{}
+	for _, series := range given {
+		known[series.Labels["__name__"]] = true
+	}
+	all := monitoring.Expressions(t)
+	ratios := 0
+	for place, text := range all {
+		if !strings.HasPrefix(place, "panel ") || !strings.Contains(text, " / ") {
+			continue
+		}
+		answer := monitoring.Query(t, []string{text}, given)[0]
+		if slices.ContainsFunc(answer.Metrics, func(metric monitoring.Selected) bool { return !known[metric.Name] }) {
+			continue
+		}
+		ratios++
+		if answer.Error != "" || len(answer.Result) == 0 {
+			t.Errorf("%s: %s has no result: %s", place, text, answer.Error)
+		}
+	}
+	if ratios < 4 {
+		t.Errorf("only %d ratios", ratios)
 	}
 }
 
@@ -175,5 +227,42 @@ func TestRunbookCoversEveryAlert(t *testing.T) {
 		if !strings.Contains(alerts, "https://example.com/runbook.md#"+strings.ToLower(rule.Alert)+"\n") {
 			t.Errorf("no runbook_url of %s", rule.Alert)
 		}
+	}
+}
+
+// TestAlertsFollowTheChartsName checks that the chart's rules select the job of its monitors, which is
+// the value of the label app.kubernetes.io/name.
+func TestAlertsFollowTheChartsName(t *testing.T) {
+	t.Parallel()
+	selector := regexp.MustCompile(`job="([^"]*)"`)
+	for value, name := range map[string]string{"nameOverride=": "watershed", "nameOverride=foo": "foo"} {
+		all := manifests.Parse(t, manifests.Chart(t, "any", "--set", value+",monitoring.prometheusRule.enabled=true,monitoring.serviceMonitor.enabled=true"))
+		monitor := manifests.OfKind(all, "ServiceMonitor")[0]
+		label, _, _ := unstructured.NestedString(monitor.Object, "spec", "jobLabel")
+		service := manifests.OfKind(all, "Service")
+		job := ""
+		for _, object := range service {
+			if strings.HasSuffix(object.GetName(), "-metrics") {
+				job = object.GetLabels()[label]
+			}
+		}
+		if job != name {
+			t.Errorf("%s: the monitor's job is %q", value, job)
+		}
+		groups, _, _ := unstructured.NestedSlice(manifests.OfKind(all, "PrometheusRule")[0].Object, "spec", "groups")
+		rules := fmt.Sprint(groups)
+		found := selector.FindAllStringSubmatch(rules, -1)
+		for _, match := range found {
+			if match[1] != name {
+				t.Errorf("%s: a rule selects the job %q", value, match[1])
+			}
+		}
+		if want := len(selector.FindAllString(fmt.Sprint(monitoring.Rules(t)), -1)); len(found) != want || want < 5 {
+			t.Errorf("%s: %d selectors of a job, and the file has %d", value, len(found), want)
+		}
+	}
+	// No expression of the dashboard is bound to a job. Its variable offers those that exist.
+	if text := string(require.Value(os.ReadFile(monitoring.DashboardFile))(t)); strings.Contains(text, `job=\"`) {
+		t.Error("the dashboard names a job")
 	}
 }

@@ -64,6 +64,23 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- .Values.admin.address | default (ternary "127.0.0.1" .Values.listenAddress (eq (include "watershed.hostNetwork" .) "true")) -}}
 {{- end -}}
 
+{{/* Refuses values that fit their schema, and not each other. */}}
+{{- define "watershed.checkValues" -}}
+{{- $https := include "watershed.httpsPort" . -}}
+{{- if eq $https (include "watershed.adminPort" .) -}}
+{{- fail (printf "ports: the proxy and its admin listener cannot both have port %s. Set ports.https or ports.admin to another one" $https) -}}
+{{- end -}}
+{{- $address := include "watershed.adminAddress" . -}}
+{{- if and (not (include "watershed.hostNetwork" .)) (regexMatch "^(127\\.|\\[?::1\\]?$|localhost$)" $address) -}}
+{{- fail (printf "admin.address: the kubelet's probes do not reach %s in a pod. Leave admin.address empty, with a listenAddress of all addresses, or run a DaemonSet with daemonSet.hostNetwork" $address) -}}
+{{- end -}}
+{{- with .Values.autoscaling -}}
+{{- if and .enabled (eq $.Values.kind "Deployment") (gt (int .minReplicas) (int .maxReplicas)) -}}
+{{- fail (printf "autoscaling: minReplicas (%d) is more than maxReplicas (%d)" (int .minReplicas) (int .maxReplicas)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "watershed.tlsSecret" -}}
 {{- .Values.tls.existingSecret | default (printf "%s-tls" (include "watershed.fullname" .)) -}}
 {{- end -}}
@@ -206,12 +223,19 @@ httpGet:
 scheme: https
 tlsConfig:
   serverName: {{ include "watershed.host" . }}
-  {{- if .Values.caBundle.publish }}
   ca:
+    {{- if .Values.caBundle.publish }}
     configMap:
       name: {{ include "watershed.fullname" . }}-ca
       key: ca.crt
-  {{- end }}
+    {{- else if ne (include "watershed.tlsBy" .) "secret" }}
+    # The chart and cert-manager put the CA beside the certificate.
+    secret:
+      name: {{ include "watershed.tlsSecret" . }}
+      key: ca.crt
+    {{- else }}
+    {{- fail "monitoring: with admin.tls Prometheus needs the CA of tls.existingSecret. Set caBundle.publish, and caBundle.pem unless the Secret has a ca.crt" }}
+    {{- end }}
 {{- else -}}
 scheme: http
 {{- end }}

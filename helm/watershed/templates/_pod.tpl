@@ -1,5 +1,6 @@
 {{/* The pod of the Deployment or DaemonSet. */}}
 {{- define "watershed.pod" -}}
+{{- include "watershed.checkValues" . -}}
 {{- $hostNetwork := include "watershed.hostNetwork" . -}}
 {{- $daemonSet := eq .Values.kind "DaemonSet" -}}
 metadata:

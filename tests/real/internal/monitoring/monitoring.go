@@ -100,15 +100,18 @@ type Series struct {
 // Answer is what .bin/promql prints for one expression.
 type Answer struct {
 	Error   string
-	Metrics []struct {
-		Name   string
-		Labels []string
-		Values map[string][]string
-	}
-	Result []struct {
+	Metrics []Selected
+	Result  []struct {
 		Labels map[string]string
 		Value  float64
 	}
+}
+
+// Selected is a metric that an expression selects, with the labels that it uses.
+type Selected struct {
+	Name   string
+	Labels []string
+	Values map[string][]string
 }
 
 // Query parses or evaluates expressions with Prometheus' own code.

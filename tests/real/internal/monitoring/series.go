@@ -14,13 +14,18 @@ func rising(perMinute float64) (values []float64) {
 	return values
 }
 
-// Named returns a series with a name and labels, like name{a="b"}.
+// Named returns a series with a name and labels, like name{a="b"}. It has the labels that the
+// Prometheus operator adds to targets of a ServiceMonitor, too: an expression whose two sides keep
+// different ones of them has no result.
 func Named(values []float64, name string, labels ...string) Series {
-	Named := map[string]string{"__name__": name, "job": "watershed", "namespace": "watershed-system", "pod": "a", "instance": "10.0.0.1:6480"}
-	for i := 0; i < len(labels); i += 2 {
-		Named[labels[i]] = labels[i+1]
+	all := map[string]string{
+		"__name__": name, "job": "watershed", "namespace": "watershed-system", "pod": "a", "instance": "10.0.0.1:6480",
+		"container": "watershed", "endpoint": "admin", "service": "watershed-metrics",
 	}
-	return Series{Named, values}
+	for i := 0; i < len(labels); i += 2 {
+		all[labels[i]] = labels[i+1]
+	}
+	return Series{all, values}
 }
 
 func buckets(name string, fast, slow float64, labels ...string) (all []Series) {
@@ -37,12 +42,15 @@ func Healthy() []Series {
 		Named(Constant(1), "up"),
 		Named(Constant(1), "watershed_scope_following", "resource", "pods"),
 		Named(Constant(1), "watershed_scope_ready", "resource", "pods"),
+		Named(Constant(1), "watershed_scopes", "resource", "pods"),
+		Named(Constant(0), "watershed_scopes_stale", "resource", "pods"),
 		Named(Constant(0), "watershed_scope_staleness_seconds", "resource", "pods"),
 		Named(rising(0.2), "watershed_self_checks_total", "resource", "pods", "result", "same"),
 		Named(rising(0.2), "watershed_self_checks_total", "resource", "pods", "result", "expired"),
 		Named(Constant(0), "watershed_verified_answers_total", "resource", "pods", "result", "different"),
 		Named(rising(6), "watershed_verified_answers_total", "resource", "pods", "result", "same"),
 		Named(Constant(1), "watershed_upstream_lists_total", "resource", "pods"),
+		Named(Constant(0), "watershed_scope_relists_total", "resource", "pods"),
 		Named(Constant(0), "watershed_upstream_rollbacks_total", "evidence", "version"),
 		Named(Constant(1), "watershed_rbac_following"),
 		Named(rising(6000), "watershed_requests_total", "verb", "list", "source", "snapshot", "code", "200"),
@@ -62,6 +70,7 @@ func Healthy() []Series {
 		Named(Constant(1<<30), "process_resident_memory_bytes"),
 		Named(Constant(400<<20), "watershed_scope_object_bytes", "resource", "pods"),
 		Named(Constant(100<<20), "watershed_scope_window_bytes", "resource", "pods"),
+		Named(Constant(4<<30), "watershed_memory_limit_bytes"),
 		Named(Constant(0), "watershed_memory_pressure_step"),
 		Named(restarted, "process_start_time_seconds"),
 		Named(Constant(0), "watershed_audit_events_dropped_total", "sink", "log"),
@@ -75,20 +84,100 @@ func Healthy() []Series {
 	return append(all, buckets("watershed_request_duration_seconds_bucket", 600, 0, "verb", "list", "source", "snapshot")...)
 }
 
+// reviews returns 60 reviews a minute that were answered, and others that failed.
+func reviews(failed float64) []Series {
+	return []Series{
+		Named(rising(60), "watershed_access_reviews_total", "kind", "tokenreview", "result", "answered"),
+		Named(rising(failed), "watershed_access_reviews_total", "kind", "tokenreview", "result", "unavailable"),
+		Named(rising(600), "watershed_access_reviews_total", "kind", "subjectaccessreview", "result", "answered"),
+	}
+}
+
+// steps returns a series of two hours that has another value for its last minutes.
+func steps(before, after float64, minutes int) []float64 {
+	return slices.Concat(slices.Repeat([]float64{before}, 121-minutes), slices.Repeat([]float64{after}, minutes))
+}
+
+// regularly returns a series that is 1 for one minute of so many, and else 0. It ends with 0.
+func regularly(minutes int) (values []float64) {
+	for minute := range 121 {
+		values = append(values, map[bool]float64{true: 1}[minute%minutes == minutes/2 && minute < 120])
+	}
+	return values
+}
+
+// scope returns the gauges of a series of scopes.
+func scope(scopes, ready, following, staleness, stale []float64) []Series {
+	labels := []string{"resource", "secrets"}
+	return []Series{
+		Named(scopes, "watershed_scopes", labels...),
+		Named(ready, "watershed_scope_ready", labels...),
+		Named(following, "watershed_scope_following", labels...),
+		Named(staleness, "watershed_scope_staleness_seconds", labels...),
+		Named(stale, "watershed_scopes_stale", labels...),
+	}
+}
+
+// Case is a state that shall fire some alerts and no others.
+type Case struct {
+	Series []Series
+	Fires  []string
+	// Unready is the number of series that the dashboard shows as not answered from memory, and
+	// Unfollowed as not followed.
+	Unready, Unfollowed float64
+}
+
+// Cases holds series that come to the healthy ones.
+var Cases = map[string]Case{
+	"a type that may not be listed": {
+		scope(Constant(1), Constant(0), Constant(0), Constant(0), Constant(0)), []string{"WatershedScopeNotReady"}, 1, 1,
+	},
+	// Each request opens a scope that upstream refuses, and that is closed again.
+	"a type that may not be listed, and is asked for at times": {
+		scope(regularly(7), Constant(0), Constant(0), Constant(0), Constant(0)), []string{"WatershedScopeNotReady"}, 0, 0,
+	},
+	"a scope that was closed": {
+		scope(Constant(0), Constant(0), Constant(0), Constant(0), Constant(0)), nil, 0, 0,
+	},
+	"a scope that was closed lately": {
+		scope(steps(1, 0, 5), steps(1, 0, 5), steps(1, 0, 5), Constant(0), Constant(0)), nil, 0, 0,
+	},
+	"a scope that was refused, and is closed for long": {
+		scope(steps(1, 0, 30), Constant(0), Constant(0), Constant(0), Constant(0)), nil, 0, 0,
+	},
+	"a scope that is listed again after two seconds without upstream": {
+		scope(Constant(1), steps(1, 0, 1), steps(1, 0, 1), steps(0, 2, 1), Constant(0)), nil, 1, 1,
+	},
+	"one on-demand scope of many is stale": {
+		scope(Constant(5), steps(1, 0, 10), steps(1, 0, 10), steps(0, 600, 10), steps(0, 1, 10)),
+		[]string{"WatershedNotFollowing", "WatershedStale"}, 1, 1,
+	},
+	"on-demand scopes that are opened again and again": {
+		Series: []Series{Named(rising(2), "watershed_upstream_lists_total", "resource", "secrets"), Named(Constant(0), "watershed_scope_relists_total", "resource", "secrets")},
+	},
+	"two reviews of six hundred failed": {
+		Series: []Series{Named(steps(0, 2, 5), "watershed_access_reviews_total", "kind", "tokenreview", "result", "unavailable")},
+	},
+	"all reviews of one kind fail, and there are few": {
+		Series: []Series{Named(rising(1), "watershed_access_reviews_total", "kind", "selfsubjectreview", "result", "refused")},
+		Fires:  []string{"WatershedReviewsFailing"},
+	},
+}
+
 // Causes holds the cause of each alert: series that replace the healthy ones of the same name and
 // labels.
 var Causes = map[string][]Series{
 	"WatershedDown":                   {Named(Constant(0), "up")},
 	"WatershedAbsent":                 {Named(Constant(1), "up", "job", "another")},
 	"WatershedNotFollowing":           {Named(Constant(90), "watershed_scope_staleness_seconds", "resource", "pods")},
-	"WatershedStale":                  {Named(Constant(0), "watershed_scope_ready", "resource", "pods"), Named(Constant(900), "watershed_scope_staleness_seconds", "resource", "pods")},
+	"WatershedStale":                  {Named(Constant(1), "watershed_scopes_stale", "resource", "pods"), Named(Constant(900), "watershed_scope_staleness_seconds", "resource", "pods")},
 	"WatershedMemoryDiffers":          {Named(rising(0.1), "watershed_self_checks_total", "resource", "pods", "result", "objects")},
 	"WatershedAnswersDiffer":          {Named(rising(0.1), "watershed_verified_answers_total", "resource", "pods", "result", "different")},
 	"WatershedScopeNotReady":          {Named(Constant(0), "watershed_scope_ready", "resource", "pods")},
-	"WatershedRelisting":              {Named(rising(0.5), "watershed_upstream_lists_total", "resource", "pods")},
+	"WatershedRelisting":              {Named(rising(0.5), "watershed_scope_relists_total", "resource", "pods")},
 	"WatershedUpstreamRolledBack":     {Named(rising(1), "watershed_upstream_rollbacks_total", "evidence", "version")},
 	"WatershedUpstreamErrors":         {Named(rising(600), "watershed_requests_total", "verb", "get", "source", "forward", "reason", "consistent-read", "code", "503")},
-	"WatershedReviewsFailing":         {Named(rising(6), "watershed_access_reviews_total", "kind", "tokenreview", "result", "unavailable")},
+	"WatershedReviewsFailing":         reviews(6),
 	"WatershedRBACNotFollowed":        {Named(Constant(0), "watershed_rbac_following")},
 	"WatershedForwardingMuch":         {Named(rising(600), "watershed_requests_total", "verb", "list", "source", "forward", "reason", "selector", "code", "200")},
 	"WatershedConsistentReadsSlow":    buckets("watershed_consistent_read_wait_duration_seconds_bucket", 600, 60, "outcome", "caught-up"),
