@@ -7,6 +7,7 @@ use std::sync::OnceLock;
 
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
 
 use crate::metric::Declaration;
 
@@ -22,9 +23,18 @@ pub enum LogFormat {
     Json,
 }
 
-/// Checks the syntax of a log filter.
+/// Checks the syntax of a log filter. EnvFilter takes a word that is no level for a target's name:
+/// `warning` would silence everything else.
 pub fn check_filter(filter: &str) -> anyhow::Result<()> {
     EnvFilter::try_new(filter)?;
+    let is_target = |word: &str| word.contains("::") || word.contains(['=', '[']);
+    for word in filter.split(',') {
+        let is_known = word.is_empty() || is_target(word) || word.parse::<LevelFilter>().is_ok();
+        anyhow::ensure!(
+            is_known,
+            "{word:?} is no level (error, warn, info, debug, trace, off); write {word}=LEVEL for a module"
+        );
+    }
     Ok(())
 }
 
@@ -70,4 +80,27 @@ fn install(metrics: &[Declaration]) -> PrometheusHandle {
     }
     metrics.iter().for_each(Declaration::describe);
     handle
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_that_are_neither_level_nor_module_are_refused() {
+        for filter in [
+            "info",
+            "WARN",
+            "off",
+            "info,watershed::upstream=debug",
+            "watershed::scope",
+            "hyper=debug,h2=off",
+            "",
+        ] {
+            assert!(check_filter(filter).is_ok(), "{filter}");
+        }
+        for filter in ["warning", "info,debugg", "hyper", "foo=bar=baz"] {
+            assert!(check_filter(filter).is_err(), "{filter}");
+        }
+    }
 }

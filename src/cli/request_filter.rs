@@ -15,6 +15,7 @@ pub(super) struct RequestFilterFlags {
     /// Regular expressions of the paths that are accepted with --single-identity.
     #[arg(
         long,
+        requires = "single_identity",
         value_name = "REGEXPS",
         value_delimiter = ',',
         default_value = "^.*"
@@ -22,19 +23,31 @@ pub(super) struct RequestFilterFlags {
     accept_paths: Vec<Regex>,
     /// Regular expressions of the paths that are refused with --single-identity, such as
     /// "^/api/.*/pods/.*/exec,^/api/.*/pods/.*/attach".
-    #[arg(long, value_name = "REGEXPS", value_delimiter = ',')]
+    #[arg(
+        long,
+        requires = "single_identity",
+        value_name = "REGEXPS",
+        value_delimiter = ','
+    )]
     reject_paths: Vec<Regex>,
     /// Regular expressions of the methods that are refused with --single-identity, such as
     /// "^(POST|PUT|PATCH|DELETE)$".
     #[arg(
         long,
+        requires = "single_identity",
         value_name = "REGEXPS",
         value_delimiter = ',',
         default_value = "^CONNECT$,^TRACE$"
     )]
     reject_methods: Vec<Regex>,
     /// Regular expressions of the hosts that requests may be for with --single-identity.
-    #[arg(long, value_name = "REGEXPS", value_delimiter = ',', default_value = LOCAL_HOSTS)]
+    #[arg(
+        long,
+        requires = "single_identity",
+        value_name = "REGEXPS",
+        value_delimiter = ',',
+        default_value = LOCAL_HOSTS
+    )]
     accept_hosts: Vec<Regex>,
 }
 
@@ -60,6 +73,8 @@ mod tests {
     struct Line {
         #[command(flatten)]
         filter: RequestFilterFlags,
+        #[arg(long)]
+        single_identity: bool,
     }
 
     #[test]
@@ -72,6 +87,14 @@ mod tests {
             filter.accept_hosts.len(),
         ];
         assert_eq!(counts, [1, 0, 2, 3]);
-        assert!(Line::try_parse_from(["x", "--reject-paths", "("]).is_err());
+        let parse = |flags: &[&str]| Line::try_parse_from([&["x"], flags].concat());
+        assert!(parse(&["--single-identity", "--reject-paths", "("]).is_err());
+        assert!(
+            parse(&["--single-identity", "--reject-paths", "^/api"])
+                .unwrap()
+                .single_identity
+        );
+        let ignored = parse(&["--reject-methods", "DELETE"]);
+        assert!(ignored.is_err(), "nothing would be refused");
     }
 }

@@ -72,7 +72,6 @@ pub(super) struct ServeCommand {
         help_heading = API_SERVER,
         long,
         num_args = 0..=1,
-        require_equals = true,
         default_value = "auto",
         default_missing_value = "true",
         value_parser = compression,

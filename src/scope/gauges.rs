@@ -99,6 +99,7 @@ struct ScopeSums {
     silence: f64,
     staleness: f64,
     derived: usize,
+    stale: usize,
     figures: StoreStats,
 }
 
@@ -106,7 +107,9 @@ impl ScopeSums {
     fn add(&mut self, scope: &Scope) {
         let figures = scope.reader.stats();
         self.scopes += 1;
-        self.ready += usize::from(matches!(scope.phase(), ScopePhase::Ready(_)));
+        let phase = scope.phase();
+        self.ready += usize::from(matches!(phase, ScopePhase::Ready(_)));
+        self.stale += usize::from(matches!(phase, ScopePhase::Stale(_)));
         self.derived += usize::from(scope.is_derived());
         self.following += usize::from(scope.is_following());
         self.compressed += scope.compressed.load(Ordering::Relaxed);
@@ -147,6 +150,7 @@ impl ScopeSums {
             watchers as f64,
             self.scopes as f64,
             self.derived as f64,
+            self.stale as f64,
         ]
     }
 }
@@ -160,7 +164,7 @@ const LABELS: &[&str; 6] = &[
     "selection",
 ];
 
-const GAUGES: [Metric<Gauge, { LABELS.len() }>; 13] = [
+const GAUGES: [Metric<Gauge, { LABELS.len() }>; 14] = [
     Metric::new(
         "watershed_scope_ready",
         LABELS,
@@ -230,5 +234,11 @@ const GAUGES: [Metric<Gauge, { LABELS.len() }>; 13] = [
         LABELS,
         "Scopes in this series that have no list and watch at upstream, as they are derived from \
          the type's scope in protobuf.",
+    ),
+    Metric::new(
+        "watershed_scopes_stale",
+        LABELS,
+        "Scopes in this series that were not followed for longer than --max-staleness. Their reads \
+         are forwarded, and their watches were ended.",
     ),
 ];

@@ -7,6 +7,7 @@ use crate::metric::{Counter, Declaration, Metric, SharedString};
 pub const METRICS: &[Declaration] = &[
     STOPPED.declaration(),
     UPSTREAM_LISTS.declaration(),
+    RELISTS.declaration(),
     UPSTREAM_EVENTS.declaration(),
     UPSTREAM_RESUMES.declaration(),
     UPSTREAM_OVERDUE.declaration(),
@@ -32,6 +33,11 @@ pub(super) const UPSTREAM_LISTS: Metric<Counter, 2> = Metric::new(
     &["group", "resource"],
     "Lists of scopes at upstream: the first one, one after each loss of history, and one of some \
      objects for each check of how upstream prints them.",
+);
+pub(super) const RELISTS: Metric<Counter, 2> = Metric::new(
+    "watershed_scope_relists_total",
+    &["group", "resource"],
+    "Lists of scopes at upstream that took the place of what was held.",
 );
 pub(super) const UPSTREAM_EVENTS: Metric<Counter, 2> = Metric::new(
     "watershed_upstream_events_total",

@@ -447,6 +447,8 @@ impl ScopePump {
         );
         if !self.scope.is_derived() {
             self.count(&metrics::UPSTREAM_LISTS);
+            let again = self.scope.first_list.get().is_some();
+            metrics::of_type(&metrics::RELISTS, &self.scope.key.gvr).increment(again.into());
         }
         self.scope.first_list.get_or_init(|| version);
         self.scope

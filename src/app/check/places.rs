@@ -11,8 +11,10 @@ use crate::listener::socket;
 const SUBJECT: &str = "listen";
 
 pub(super) async fn examine(config: &AppConfig, findings: &mut Findings) {
+    // Kept until the other is tried: both may be the same.
+    let mut _listener = None;
     match &config.listen {
-        Listen::Tls(address) => can_listen(*address, "--listen", findings).await,
+        Listen::Tls(address) => _listener = can_listen(*address, "--listen", findings).await,
         Listen::Socket { path, .. } => match socket::can_bind(path).await {
             Ok(()) => findings.ok(
                 SUBJECT,
@@ -27,14 +29,21 @@ pub(super) async fn examine(config: &AppConfig, findings: &mut Findings) {
     can_listen(config.admin_listen, "--admin-listen", findings).await;
 }
 
-async fn can_listen(address: SocketAddr, flag: &str, findings: &mut Findings) {
+async fn can_listen(
+    address: SocketAddr,
+    flag: &str,
+    findings: &mut Findings,
+) -> Option<TcpListener> {
     match TcpListener::bind(address).await {
-        Ok(_) => findings.ok(SUBJECT, format!("{address} is free ({flag})")),
-        Err(error) => refused(
-            &error,
-            &format!("cannot listen on {address} ({flag}): {error}"),
-            findings,
-        ),
+        Ok(listener) => {
+            findings.ok(SUBJECT, format!("{address} is free ({flag})"));
+            Some(listener)
+        }
+        Err(error) => {
+            let message = format!("cannot listen on {address} ({flag}): {error}");
+            refused(&error, &message, findings);
+            None
+        }
     }
 }
 
