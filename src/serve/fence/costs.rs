@@ -53,6 +53,8 @@ struct CostState {
     seconds_of_version: Option<f64>,
     /// The moment of the last measurement of a comparison.
     measured: Option<Instant>,
+    /// The share of the last answers that showed a version beyond the cache's.
+    moved: Option<f64>,
     /// Events did not bring the last proofs, so comparing comes first. `None` before the first one.
     compares_first: Option<bool>,
     /// The moment at which that was learned.
@@ -153,14 +155,34 @@ impl ProofCosts {
     }
 
     /// Returns `true` if a proof begins with the question for the version: if events brought the
-    /// last one, and before the first one unless the type is small. Tiny types are always compared:
-    /// the version alone would often need a comparison after it.
+    /// last one, and before the first one unless the type is small.
+    ///
+    /// Of a small type it does, too, if the version mostly suffices. Tiny types are always compared, as
+    /// that costs no more.
     pub(in crate::serve) fn asks_version_first(&self, objects: usize) -> bool {
         if self.is_tiny(objects) {
             return false;
         }
+        let is_small = self.is_small(objects);
         let compares_first = self.0.lock().compares_first;
-        !compares_first.unwrap_or_else(|| self.is_small(objects))
+        match compares_first {
+            Some(true) => is_small && self.does_version_suffice(objects),
+            Some(false) => true,
+            None => !is_small,
+        }
+    }
+
+    /// Returns `true` if the question for the version costs less than a comparison, because nothing
+    /// was written since the proof before. Where something was, the comparison follows.
+    pub(in crate::serve) fn does_version_suffice(&self, objects: usize) -> bool {
+        let comparison = self.comparison(objects);
+        let moved = self.0.lock().moved;
+        moved.is_some_and(|share| REQUEST + share * comparison < comparison)
+    }
+
+    /// Notes if an answer of upstream showed a version beyond the cache's.
+    pub(in crate::serve) fn has_moved(&self, has_moved: bool) {
+        mix(&mut self.0.lock().moved, f64::from(u8::from(has_moved)));
     }
 
     /// Notes how the last proof came, or would have come.
@@ -328,6 +350,33 @@ mod tests {
         assert!(!costs.asks_version_first(5), "a comparison costs as much");
         costs.compares_first(true);
         assert!(!costs.asks_version_first(100_000));
+    }
+
+    #[test]
+    fn small_types_are_compared_unless_their_version_mostly_suffices() {
+        let costs = ProofCosts::default();
+        costs.compares_first(true);
+        assert!(!costs.asks_version_first(100), "nothing else is known");
+        costs.has_moved(true);
+        assert!(!costs.asks_version_first(100));
+        for _ in 0..5 {
+            costs.has_moved(false);
+        }
+        assert!(costs.asks_version_first(100));
+        assert!(!costs.asks_version_first(5), "a comparison costs as much");
+        assert!(
+            !costs.asks_version_first(100_000),
+            "events are awaited for these"
+        );
+        costs.has_moved(true);
+        assert!(costs.asks_version_first(100), "one write among many reads");
+        for _ in 0..3 {
+            costs.has_moved(true);
+        }
+        assert!(
+            !costs.asks_version_first(100),
+            "something is always written"
+        );
     }
 
     #[tokio::test(start_paused = true)]

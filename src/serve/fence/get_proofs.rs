@@ -105,7 +105,8 @@ impl GetProofs {
         self.calls.is_open() || company >= proof.cost.max(MANY_GETS * longest)
     }
 
-    /// Waits for other gets and then for the proof, which begins with a call of `ask`. Gets that are
+    /// Waits for other gets and then for the proof, which begins with a call of `ask` for all of them.
+    /// Gets that are
     /// too few for it are left to upstream, and so are those that waited as long as they may.
     pub(super) async fn join<F, A>(
         self: &Arc<Self>,
@@ -114,7 +115,7 @@ impl GetProofs {
         ask: F,
     ) -> Result<Passed, FenceError>
     where
-        F: FnOnce() -> A + Send + 'static,
+        F: FnOnce(usize) -> A + Send + 'static,
         A: Future<Output = Result<Passed, FenceError>> + Send + 'static,
     {
         // The gets that this one was to wait for may have gone on meanwhile.
@@ -128,7 +129,7 @@ impl GetProofs {
                 return Err(FenceError::Cheap);
             }
             let began = Instant::now();
-            let passed = ask().await;
+            let passed = ask(gets).await;
             shared.lateness.ended(began.elapsed() >= proof.patience());
             passed
         };

@@ -82,6 +82,7 @@ impl Fence {
         let took = started.elapsed();
         metrics::fence_answered("list", took);
         self.costs.version_took(took);
+        self.costs.has_moved(scope.reader.version() < version);
         question.answered(version)?;
         Ok(version)
     }
@@ -140,6 +141,7 @@ impl Fence {
         self.costs.measured(list.objects.len(), bytes, took);
         question.answered(list.version)?;
         let version = list.version;
+        self.costs.has_moved(scope.reader.version() < version);
         let compared = compare(scope, &list, None).await;
         self.costs
             .compares_first(!matches!(compared, Compared::Passed));
