@@ -159,7 +159,7 @@ impl Fences {
         fence.may_ask()?;
         let proof = fence.proof_for_gets(scope).ok_or(FenceError::Cheap)?;
         let (prover, of) = (Arc::clone(&fence), Arc::clone(scope));
-        let ask = move |gets| async move { prover.pass_gets(&of, proof.question, gets).await };
+        let ask = move || async move { prover.pass_gets(&of, proof.question).await };
         let passed = fence.gets.join(proof, rate, ask).await;
         // They are given up sooner than other reads, by design.
         let passed = passed.map_err(|error| match error {
@@ -371,15 +371,15 @@ impl Fence {
     /// Estimates the proof that gets would share now. `None` if there is none for them.
     ///
     /// Comparisons cost too much for the gets of a large type. So a type whose events come now is
-    /// asked for its version, even if they did not come in time for the last list, and so is one of
-    /// which the version mostly suffices.
+    /// asked for its version, even if they did not come in time for the last list.
     fn proof_for_gets(&self, scope: &Scope) -> Option<ProofForGets> {
         let objects = scope.reader.snapshot().len();
-        let (is_small, has_lagged) = (self.costs.is_small(objects), self.has_lagged());
-        let may_be_followed = !is_small && !has_lagged && is_busy(scope);
-        let by_version = may_be_followed
-            || (is_small || !has_lagged) && self.costs.asks_version_first(objects)
-            || !is_small && self.costs.does_version_suffice(objects);
+        let asks_version = self.costs.asks_version_first(objects);
+        let by_version = if self.costs.is_small(objects) {
+            asks_version
+        } else {
+            !self.has_lagged() && (is_busy(scope) || asks_version)
+        };
         let question = if by_version {
             GetQuestion::Version
         } else {
@@ -388,30 +388,25 @@ impl Fence {
         ProofForGets::new(&self.costs, objects, question)
     }
 
-    /// Proves that the cache is fresh enough for so many gets. They share no question with other
-    /// reads, as those wait for longer, and none that has begun. What is not proven at once is
-    /// forwarded.
+    /// Proves that the cache is fresh enough for gets. They share no question with other reads, as
+    /// those wait for longer, and none that has begun. What is not proven at once is forwarded.
     async fn pass_gets(
         &self,
         scope: &Arc<Scope>,
         question: GetQuestion,
-        gets: usize,
     ) -> Result<Passed, FenceError> {
         if question == GetQuestion::Comparison {
             return self.compare_for_gets(scope).await;
         }
-        let has_lagged = self.has_lagged();
         let version = self.ask_version(scope).await?;
         if scope.reader.version() >= version {
             return Ok((FreshnessProof::Current, version));
         }
-        let comparison = self.costs.comparison(scope.reader.snapshot().len());
-        let is_busy = is_busy(scope);
-        if !is_busy && comparison <= costs::REQUEST * gets as f64 {
+        let is_small = self.costs.is_small(scope.reader.snapshot().len());
+        if is_small && !is_busy(scope) {
             return self.compare_for_gets(scope).await;
         }
-        let is_expected = is_busy || !has_lagged;
-        if is_expected && scope.wait_until_version(version, BRIEF).await {
+        if scope.wait_until_version(version, BRIEF).await {
             return Ok((FreshnessProof::Followed, version));
         }
         self.lagged(scope);

@@ -194,7 +194,7 @@ async fn checkpoints_of_closed_scopes_are_removed_after_an_hour_or_make_room() {
     let folder = TempDir::new().unwrap();
     let flags = ["--checkpoint-max-mib", "3"];
     let program = start(&upstream, folder.path(), &flags).await;
-    let minute = Duration::from_secs(60);
+    let minute = Duration::from_mins(1);
     let young = plant_checkpoint(folder.path(), "young", minute);
     let old = plant_checkpoint(folder.path(), "old", 61 * minute);
     becomes("the old one is there", false, async || old.exists()).await;

@@ -57,6 +57,11 @@ impl ProofForGets {
     /// Estimates the next proof for so many objects. `None` while comparisons are slow.
     pub(super) fn new(costs: &ProofCosts, objects: usize, question: GetQuestion) -> Option<Self> {
         let (cost, takes) = match question {
+            // A comparison follows where the version of a small type does not suffice.
+            GetQuestion::Version if costs.is_small(objects) => (
+                REQUEST,
+                costs.expected_of_version() + costs.expected(objects),
+            ),
             GetQuestion::Version => (REQUEST, costs.expected_of_version()),
             GetQuestion::Comparison if costs.is_slow(objects) || costs.is_paused() => return None,
             GetQuestion::Comparison => (costs.comparison(objects), costs.expected(objects)),
@@ -105,8 +110,7 @@ impl GetProofs {
         self.calls.is_open() || company >= proof.cost.max(MANY_GETS * longest)
     }
 
-    /// Waits for other gets and then for the proof, which begins with a call of `ask` for all of them.
-    /// Gets that are
+    /// Waits for other gets and then for the proof, which begins with a call of `ask`. Gets that are
     /// too few for it are left to upstream, and so are those that waited as long as they may.
     pub(super) async fn join<F, A>(
         self: &Arc<Self>,
@@ -115,7 +119,7 @@ impl GetProofs {
         ask: F,
     ) -> Result<Passed, FenceError>
     where
-        F: FnOnce(usize) -> A + Send + 'static,
+        F: FnOnce() -> A + Send + 'static,
         A: Future<Output = Result<Passed, FenceError>> + Send + 'static,
     {
         // The gets that this one was to wait for may have gone on meanwhile.
@@ -129,7 +133,7 @@ impl GetProofs {
                 return Err(FenceError::Cheap);
             }
             let began = Instant::now();
-            let passed = ask(gets).await;
+            let passed = ask().await;
             shared.lateness.ended(began.elapsed() >= proof.patience());
             passed
         };

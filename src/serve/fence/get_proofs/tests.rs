@@ -84,7 +84,7 @@ impl Rehearsal {
         }
         let _waiting = self.arrivals.wait(&self.pods);
         let upstream = Arc::clone(self);
-        let ask = move |_| async move {
+        let ask = move || async move {
             upstream.results.lock().proven += 1;
             sleep(upstream.proof.takes.max(GET)).await;
             Ok((FreshnessProof::Validated, ResourceVersion(1)))
@@ -214,7 +214,7 @@ async fn a_proof_that_hangs_is_not_waited_for_and_many_of_them_not_joined() {
     for _ in 0..MAX_RUNNING {
         assert!(proofs.is_worth(proof, rate));
         let began = Instant::now();
-        let gets = (0..20).map(|_| proofs.join(proof, rate, |_| std::future::pending()));
+        let gets = (0..20).map(|_| proofs.join(proof, rate, std::future::pending));
         for get in futures_util::future::join_all(gets).await {
             assert!(matches!(get, Err(FenceError::LateForGets)), "{get:?}");
         }
@@ -229,7 +229,7 @@ async fn a_proof_that_hangs_is_not_waited_for_and_many_of_them_not_joined() {
 async fn proofs_that_are_late_once_are_shared_again_after_a_second() {
     let (proofs, proof) = (Arc::new(GetProofs::default()), proof(20));
     let rate = 1000.0;
-    let hiccup = |_| async {
+    let hiccup = || async {
         sleep(2 * PATIENCE.0).await;
         Ok((FreshnessProof::Validated, ResourceVersion(1)))
     };
@@ -240,7 +240,7 @@ async fn proofs_that_are_late_once_are_shared_again_after_a_second() {
     sleep(2 * PATIENCE.0).await;
     assert!(!proofs.is_worth(proof, rate), "it ended a moment ago");
     sleep(AFTER_LATE).await;
-    let in_time = |_| async { Ok((FreshnessProof::Validated, ResourceVersion(2))) };
+    let in_time = || async { Ok((FreshnessProof::Validated, ResourceVersion(2))) };
     let gets = (0..20).map(|_| proofs.join(proof, rate, in_time));
     for get in futures_util::future::join_all(gets).await {
         assert!(get.is_ok(), "{get:?}");
@@ -271,7 +271,7 @@ async fn no_more_proofs_run_than_may_however_many_crowds_come() {
             let proofs = Arc::clone(&proofs);
             tokio::spawn(async move {
                 sleep(u32::try_from(number).unwrap() * 23 * MILLI).await;
-                let gets = (0..20).map(|_| proofs.join(proof, 1000.0, |_| std::future::pending()));
+                let gets = (0..20).map(|_| proofs.join(proof, 1000.0, std::future::pending));
                 futures_util::future::join_all(gets).await
             })
         })
@@ -288,9 +288,7 @@ async fn no_more_proofs_run_than_may_however_many_crowds_come() {
 #[tokio::test(start_paused = true)]
 async fn a_straggler_whose_crowd_has_gone_on_does_not_wait() {
     let (proofs, began) = (Arc::new(GetProofs::default()), Instant::now());
-    let get = proofs
-        .join(proof(20), 0.0, |_| std::future::pending())
-        .await;
+    let get = proofs.join(proof(20), 0.0, std::future::pending).await;
     assert!(matches!(get, Err(FenceError::Cheap)), "{get:?}");
     assert_eq!(began.elapsed(), Duration::ZERO);
 }
