@@ -298,7 +298,8 @@ impl Fence {
         if has_lagged && !is_small && !*is_worth.insert(self.is_worth(objects, answer)) {
             return Err(FenceError::Cheap);
         }
-        let asks_version = self.costs.asks_version_first(objects)
+        let asks_version = self.costs.does_version_suffice(objects)
+            || (self.costs.asks_version_first(objects) && !(has_lagged && is_small))
             // Events prove a read that costs less than a comparison, or nothing does.
             || (!is_small
                 && self.may_be_followed(scope)
@@ -374,12 +375,8 @@ impl Fence {
     /// asked for its version, even if they did not come in time for the last list.
     fn proof_for_gets(&self, scope: &Scope) -> Option<ProofForGets> {
         let objects = scope.reader.snapshot().len();
-        let asks_version = self.costs.asks_version_first(objects);
-        let by_version = if self.costs.is_small(objects) {
-            asks_version
-        } else {
-            !self.has_lagged() && (is_busy(scope) || asks_version)
-        };
+        let is_busy = !self.costs.is_small(objects) && is_busy(scope);
+        let by_version = !self.has_lagged() && (is_busy || self.costs.asks_version_first(objects));
         let question = if by_version {
             GetQuestion::Version
         } else {
@@ -395,30 +392,26 @@ impl Fence {
         scope: &Arc<Scope>,
         question: GetQuestion,
     ) -> Result<Passed, FenceError> {
-        if question == GetQuestion::Comparison {
-            return self.compare_for_gets(scope).await;
+        match question {
+            GetQuestion::Version => {
+                let version = self.ask_version(scope).await?;
+                if scope.reader.version() >= version {
+                    return Ok((FreshnessProof::Current, version));
+                }
+                if scope.wait_until_version(version, BRIEF).await {
+                    return Ok((FreshnessProof::Followed, version));
+                }
+                self.lagged(scope);
+                Err(FenceError::Late)
+            }
+            GetQuestion::Comparison => {
+                let compared = self.ask_objects(scope).await?;
+                if scope.reader.version() < compared.version {
+                    return Err(FenceError::Late);
+                }
+                Ok(compared.passed())
+            }
         }
-        let version = self.ask_version(scope).await?;
-        if scope.reader.version() >= version {
-            return Ok((FreshnessProof::Current, version));
-        }
-        let is_small = self.costs.is_small(scope.reader.snapshot().len());
-        if is_small && !is_busy(scope) {
-            return self.compare_for_gets(scope).await;
-        }
-        if scope.wait_until_version(version, BRIEF).await {
-            return Ok((FreshnessProof::Followed, version));
-        }
-        self.lagged(scope);
-        Err(FenceError::Late)
-    }
-
-    async fn compare_for_gets(&self, scope: &Arc<Scope>) -> Result<Passed, FenceError> {
-        let compared = self.ask_objects(scope).await?;
-        if scope.reader.version() < compared.version {
-            return Err(FenceError::Late);
-        }
-        Ok(compared.passed())
     }
 
     /// Returns `true` if the proof costs upstream no more than the answer, and those to other

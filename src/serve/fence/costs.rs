@@ -155,26 +155,23 @@ impl ProofCosts {
     }
 
     /// Returns `true` if a proof begins with the question for the version: if events brought the
-    /// last one, and before the first one unless the type is small.
-    ///
-    /// Of a small type it does, too, if the version mostly suffices. Tiny types are always compared, as
-    /// that costs no more.
+    /// last one, and before the first one unless the type is small. Tiny types are always compared:
+    /// the version alone would often need a comparison after it.
     pub(in crate::serve) fn asks_version_first(&self, objects: usize) -> bool {
         if self.is_tiny(objects) {
             return false;
         }
-        let is_small = self.is_small(objects);
         let compares_first = self.0.lock().compares_first;
-        match compares_first {
-            Some(true) => is_small && self.does_version_suffice(objects),
-            Some(false) => true,
-            None => !is_small,
-        }
+        !compares_first.unwrap_or_else(|| self.is_small(objects))
     }
 
-    /// Returns `true` if the question for the version costs less than a comparison, because nothing
-    /// was written since the proof before. Where something was, the comparison follows.
+    /// Returns `true` if the question for the version of a small type costs less than a comparison,
+    /// because nothing was written since the proof before. Where something was, the comparison
+    /// follows.
     pub(in crate::serve) fn does_version_suffice(&self, objects: usize) -> bool {
+        if self.is_tiny(objects) || !self.is_small(objects) {
+            return false;
+        }
         let comparison = self.comparison(objects);
         let moved = self.0.lock().moved;
         moved.is_some_and(|share| REQUEST + share * comparison < comparison)
@@ -353,30 +350,23 @@ mod tests {
     }
 
     #[test]
-    fn small_types_are_compared_unless_their_version_mostly_suffices() {
+    fn the_version_of_a_small_type_suffices_while_little_is_written() {
         let costs = ProofCosts::default();
-        costs.compares_first(true);
-        assert!(!costs.asks_version_first(100), "nothing else is known");
+        assert!(!costs.does_version_suffice(100), "nothing is known");
         costs.has_moved(true);
-        assert!(!costs.asks_version_first(100));
+        assert!(!costs.does_version_suffice(100));
         for _ in 0..5 {
             costs.has_moved(false);
         }
-        assert!(costs.asks_version_first(100));
-        assert!(!costs.asks_version_first(5), "a comparison costs as much");
-        assert!(
-            !costs.asks_version_first(100_000),
-            "events are awaited for these"
-        );
+        assert!(costs.does_version_suffice(100));
+        assert!(!costs.does_version_suffice(5), "a comparison costs as much");
+        assert!(!costs.does_version_suffice(100_000), "events are awaited");
         costs.has_moved(true);
-        assert!(costs.asks_version_first(100), "one write among many reads");
+        assert!(costs.does_version_suffice(100), "one write, many reads");
         for _ in 0..3 {
             costs.has_moved(true);
         }
-        assert!(
-            !costs.asks_version_first(100),
-            "something is always written"
-        );
+        assert!(!costs.does_version_suffice(100), "others always write");
     }
 
     #[tokio::test(start_paused = true)]

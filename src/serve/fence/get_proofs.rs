@@ -57,11 +57,6 @@ impl ProofForGets {
     /// Estimates the next proof for so many objects. `None` while comparisons are slow.
     pub(super) fn new(costs: &ProofCosts, objects: usize, question: GetQuestion) -> Option<Self> {
         let (cost, takes) = match question {
-            // A comparison follows where the version of a small type does not suffice.
-            GetQuestion::Version if costs.is_small(objects) => (
-                REQUEST,
-                costs.expected_of_version() + costs.expected(objects),
-            ),
             GetQuestion::Version => (REQUEST, costs.expected_of_version()),
             GetQuestion::Comparison if costs.is_slow(objects) || costs.is_paused() => return None,
             GetQuestion::Comparison => (costs.comparison(objects), costs.expected(objects)),
