@@ -21,10 +21,10 @@
 //! A read that came before the scope's own list was asked for needs none of these: that list is
 //! consistent itself.
 //!
-//! The choice follows from what the steps cost upstream ([`costs`]). 1 and 2 begin with a list of
-//! one object, 3 needs a list of all metadata, and 4 takes two seconds. A read that costs less than
-//! the proof is left to upstream, unless many come at the same time. A watch would stay there, so
-//! only what it selects is compared ([`Fences::prove_selection`]).
+//! The choice follows from what the steps cost upstream ([`costs`]). 1 and 2 begin with a list that
+//! selects nothing, 3 needs a list of all metadata, and 4 takes two seconds. A read that costs less
+//! than the proof is left to upstream, unless many come at the same time. A watch would stay there,
+//! so only what it selects is compared ([`Fences::prove_selection`]).
 //!
 //! Whatever the step, a reader waits no longer than [`MAX_WAIT`]; where upstream's answer takes
 //! longer than that, twice as long as this, and half a minute at most. While upstream refuses the

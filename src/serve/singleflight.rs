@@ -380,8 +380,8 @@ mod tests {
         assert_eq!(count(&flight, &calls).await, Some(2));
     }
 
-    /// Makes calls of 10 ms, for clients that each come so many times, and want another one as long
-    /// after the last. Returns the number of calls.
+    /// Makes calls of 10 ms. Each client comes after a while, and so many times, with a pause after
+    /// each call. Returns the number of calls.
     async fn calls_of(clients: &[(Duration, usize, Duration)]) -> usize {
         let flight = Arc::new(Singleflight::paced(FlightPace::OF_CROWDS));
         let calls: Arc<AtomicUsize> = Arc::default();

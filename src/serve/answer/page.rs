@@ -163,7 +163,7 @@ impl Scan<'_> {
 
     /// Returns `true` if no object follows that upstream would find by an index. It gives no token
     /// then, but for releases that read such a page from etcd.
-    /// Source: `apiserver/pkg/storage/cacher/watch_cache.go` (WaitUntilFreshAndGetList).
+    /// Source: `apiserver/pkg/storage/cacher/watch_cache.go` (waitAndGetLatestSnapshot).
     fn is_last_by_index(&self, last: Option<&StoredObject>) -> bool {
         let interest = self.list.filter.interest(self.fields);
         let (Interest::Field(field, value), Some(last)) = (&interest, last) else {

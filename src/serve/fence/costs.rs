@@ -169,12 +169,10 @@ impl ProofCosts {
     /// because nothing was written since the proof before. Where something was, the comparison
     /// follows.
     pub(in crate::serve) fn does_version_suffice(&self, objects: usize) -> bool {
-        if self.is_tiny(objects) || !self.is_small(objects) {
-            return false;
-        }
         let comparison = self.comparison(objects);
-        let moved = self.0.lock().moved;
-        moved.is_some_and(|share| REQUEST + share * comparison < comparison)
+        let suffices = |share: f64| REQUEST + share * comparison < comparison;
+        let is_small_and_not_tiny = comparison > TINY && comparison <= SMALL;
+        is_small_and_not_tiny && self.0.lock().moved.is_some_and(suffices)
     }
 
     /// Notes if an answer of upstream showed a version beyond the cache's.
