@@ -35,12 +35,12 @@ pub(super) const MAX_LIFETIME_FACTOR: f32 = 1.1;
 /// A client that did not read for this long missed the moment at which its grant became doubtful.
 pub(super) const OVERDUE: Duration = Duration::from_secs(5);
 
-/// Verdicts on requests with more text than this are not cached.
-/// Source: the webhook authorizer's limit (plugin/pkg/authorizer/webhook/webhook.go).
+/// Verdicts on requests that take more than this are not cached.
+/// Source, for requests with as much text: the webhook authorizer's limit (plugin/pkg/authorizer/webhook/webhook.go).
 const MAX_CACHED_BYTES: usize = 10_000;
 /// Size limit of the cache.
 const MAX_BYTES: u64 = 64 << 20;
-/// The same with the grants of nodes, which are kept for hours: those of 5,000 nodes take 70 MiB.
+/// The same with the grants of nodes, which are kept for hours: those of 5,000 nodes take 90 MiB.
 const MAX_BYTES_WITH_NODES: u64 = 192 << 20;
 
 /// Start of the RBAC authorizer's reasons for a grant.

@@ -15,6 +15,11 @@ use watershed_protocol::{
 
 use super::identity::Identity;
 
+/// Bytes that a requirement takes without its values and its text.
+const REQUIREMENT_BYTES: usize = 128;
+/// Bytes that a value takes without its text.
+const VALUE_BYTES: usize = 48;
+
 /// The attributes of a read that upstream's authorizers consider.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct AccessAttributes {
@@ -27,7 +32,7 @@ pub struct AccessAttributes {
 }
 
 impl AccessAttributes {
-    /// Returns the bytes of text that the caller chose.
+    /// Returns the bytes that the caller's choices take.
     fn size(&self) -> usize {
         let ResourceRequest {
             namespace, name, ..
@@ -101,8 +106,9 @@ impl ReviewSelectors {
         self.labels.is_empty() && self.fields.is_empty()
     }
 
-    /// Returns the bytes of text that the caller chose.
-    fn size(&self) -> usize {
+    /// Returns the bytes that the selectors take. Those of many short terms take a hundred times as
+    /// much as their text.
+    pub(crate) fn size(&self) -> usize {
         let requirements = self.labels.iter().chain(&self.fields);
         requirements.map(Requirement::size).sum()
     }
@@ -133,7 +139,7 @@ pub(super) struct AccessRequest {
 }
 
 impl AccessRequest {
-    /// Returns the bytes of text in the request. Requests may share the identity; it is counted in
+    /// Returns the bytes that the request takes. Requests may share the identity; it is counted in
     /// each of them.
     pub(super) fn size(&self) -> usize {
         let Identity {
@@ -344,7 +350,8 @@ struct Requirement {
 
 impl Requirement {
     fn size(&self) -> usize {
-        self.key.len() + list_size(&self.values)
+        let values = self.values.len() * VALUE_BYTES + list_size(&self.values);
+        REQUIREMENT_BYTES + self.key.len() + values
     }
 
     fn for_label(&self) -> LabelSelectorRequirement {

@@ -55,8 +55,10 @@ pub(super) fn weight(request: &Arc<AccessRequest>, reviewed: &ReviewResult) -> u
 mod tests {
     use http::StatusCode;
     use tokio::time::Instant;
+    use watershed_protocol::LabelSelector;
 
     use super::*;
+    use crate::access::request::{AccessTarget, ReviewSelectors};
     use crate::access::verdict::{ChangePosition, Decision, Verdict};
 
     /// Returns the time for which the cache keeps a grant that is renewed up to `age`.
@@ -93,6 +95,21 @@ mod tests {
         assert_eq!(kept(ttl, ttl / 2), Some(ttl));
         assert_eq!(kept(ttl, age), Some(age));
         assert_eq!(kept(Duration::ZERO, Duration::ZERO), Some(Duration::ZERO));
+    }
+
+    #[test]
+    fn verdicts_weigh_what_their_selectors_take() {
+        let labels = LabelSelector::parse(&vec!["a="; 200].join(",")).unwrap();
+        let mut request = AccessRequest::example("ann", &[], None);
+        let AccessTarget::Resource(attributes) = &mut request.target else {
+            panic!("{request:?} is about a resource");
+        };
+        attributes.selectors = ReviewSelectors::new(Some(&labels), None);
+        let refused = Arc::new(ReviewError::Refused(StatusCode::FORBIDDEN));
+        let requirements = labels.requirements();
+        let held = requirements.len() * (size_of_val(&requirements[0]) + size_of::<String>());
+        let weight = weight(&Arc::new(request), &Err(refused));
+        assert!(weight as usize > held, "{weight} of {held}");
     }
 
     #[test]

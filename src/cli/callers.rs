@@ -72,7 +72,7 @@ pub(super) struct CallerFlags {
     /// own.
     #[arg(long, value_name = "AUDIENCES", value_delimiter = ',')]
     api_audiences: Vec<String>,
-    /// Validate service accounts' tokens here instead of reviewing them again. A token is valid if
+    /// Validate service accounts' tokens here, and review them once an hour only. A token is valid if
     /// the API server's key signed it, it has not expired, and the objects that it is bound to are
     /// in the cache. Needs the ClusterRole system:service-account-issuer-discovery.
     #[arg(long)]

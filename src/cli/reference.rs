@@ -176,25 +176,29 @@ fn help(arg: &Arg) -> String {
         text.push('.');
     }
     if arg.get_action().takes_values() {
-        for value in arg
-            .get_possible_values()
-            .iter()
-            .filter(|value| !value.is_hide_set())
-        {
-            let means = value
-                .get_help()
-                .map(ToString::to_string)
-                .unwrap_or_default();
-            let means = if means.is_empty() {
-                String::new()
-            } else {
-                format!(": {}", means.trim_end_matches('.'))
-            };
-            let _ = write!(text, " `{}`{means}.", value.get_name());
-        }
+        text.push_str(&values(arg));
     }
     if let Some(variable) = arg.get_env() {
         let _ = write!(text, " Also `${}`.", variable.to_string_lossy());
+    }
+    text
+}
+
+/// Returns the values that an argument may have, with what they mean.
+fn values(arg: &Arg) -> String {
+    let (mut text, mut plain) = (String::new(), Vec::new());
+    for value in arg.get_possible_values() {
+        let name = value.get_name();
+        match value.get_help().map(ToString::to_string) {
+            _ if value.is_hide_set() => {}
+            Some(means) => {
+                let _ = write!(text, " `{name}`: {}.", means.trim_end_matches('.'));
+            }
+            None => plain.push(format!("`{name}`")),
+        }
+    }
+    if !plain.is_empty() {
+        let _ = write!(text, " One of {}.", plain.join(", "));
     }
     text
 }
@@ -264,8 +268,8 @@ fn key_default(property: &Value) -> String {
     match property.get("default") {
         Some(Value::Array(list)) if list.is_empty() => String::new(),
         Some(Value::String(default)) if default.is_empty() => String::new(),
+        Some(Value::Null) | None => String::new(),
         Some(default) => format!("`{default}`"),
-        None => String::new(),
     }
 }
 
@@ -336,7 +340,12 @@ fn environment(text: &mut String, command: &Command) {
         ),
         (
             "KUBERNETES_SERVICE_HOST",
-            "in a pod: use its service account, unless a kubeconfig is given",
+            "in a pod: the API server's address; use the pod's service account, unless a kubeconfig \
+             is given",
+        ),
+        (
+            "KUBERNETES_SERVICE_PORT",
+            "in a pod: the port of that address",
         ),
         ("HOME", "folder of `.kube/config`, the default kubeconfig"),
     ];

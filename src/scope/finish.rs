@@ -27,11 +27,12 @@ pub(super) async fn ask_upstream(reader: &StoreReader, probe: Option<&Probe>) ->
     };
     let mut backoff = Backoff::new(IN_TRANSIT, MAX_PAUSE);
     loop {
-        let Some(UnfinishedVersion { version, .. }) = reader.unfinished() else {
+        let Some(UnfinishedVersion { version, objects }) = reader.unfinished() else {
             return pending().await;
         };
         sleep(backoff.pause()).await;
-        if let Ok(Ok(Some(objects))) = timeout(ANSWER, probe.count(version)).await {
+        let count = timeout(ANSWER, probe.count(version, objects)).await;
+        if let Ok(Ok(Some(objects))) = count {
             let upstream = UnfinishedVersion { version, objects };
             if reader.unfinished() == Some(upstream) {
                 return upstream;

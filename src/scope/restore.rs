@@ -37,7 +37,6 @@ impl ScopePump {
             last_event: stored.last_event,
             warnings: stored.ready.warnings.clone(),
         });
-        self.scope.first_list.get_or_init(|| stored.version);
         drop(self.writer.replace(snapshot));
         self.scope.count_held();
         drop(stored.load);
@@ -88,6 +87,9 @@ impl ScopePump {
             return;
         };
         self.restoring = None;
+        // Not earlier: nobody was shown a state that a list then replaces.
+        let oldest = self.scope.reader.oldest_version();
+        self.scope.first_list.get_or_init(|| oldest);
         origin.count("restored");
         tracing::info!(
             resource = %self.scope.key.gvr,

@@ -1,8 +1,5 @@
 //! Answers another replica that asks for a checkpoint.
-use std::sync::Arc;
-
 use http_body_util::BodyExt as _;
-use tokio::sync::Semaphore;
 use watershed_protocol::Status;
 
 use super::answer::{self, Answer};
@@ -11,10 +8,13 @@ use super::source::AnswerSource;
 use super::unanswered::Unanswered;
 use crate::body::holding;
 use crate::budget::PressureStep;
+use crate::fairness::{CallerKey, ShareLimits, Shares};
+use crate::metric::Gauge;
 use crate::scope::{Scopes, checkpoint_media_type};
 
-/// Checkpoints that are sent at a time. Each holds a state until it is sent.
-const AT_ONCE: usize = 8;
+/// Checkpoints that are sent at a time, half of them to one user. Each holds a state until it is
+/// sent.
+const AT_ONCE: u64 = 16;
 /// Others are asked at once. A later request of the same replica is about another type.
 const RETRY_AFTER: u32 = 1;
 /// Message for those that ask for anything else.
@@ -23,13 +23,17 @@ const NOT_HELD: &str = "the state is not held, or cannot be continued";
 /// Answers requests for checkpoints.
 #[derive(Debug)]
 pub(super) struct CheckpointAnswers {
-    turns: Arc<Semaphore>,
+    turns: Shares,
 }
 
 impl Default for CheckpointAnswers {
     fn default() -> Self {
+        let limits = ShareLimits {
+            all: AT_ONCE,
+            each: 0,
+        };
         Self {
-            turns: Arc::new(Semaphore::new(AT_ONCE)),
+            turns: Shares::new(limits, Gauge::noop()),
         }
     }
 }
@@ -46,18 +50,17 @@ impl CheckpointAnswers {
         Ok(())
     }
 
-    /// Answers a caller who may list what the checkpoint has.
+    /// Answers a user who may list what the checkpoint has.
     ///
     /// Nothing is opened, forwarded or waited for: the other replica would do that itself, and it
     /// may be this very process.
     pub(super) async fn answer(
         &self,
         scopes: &Scopes,
+        user: &str,
         plan: &CheckpointPlan,
     ) -> Result<Answer, Unanswered> {
-        let Ok(turn) = Arc::clone(&self.turns).try_acquire_owned() else {
-            return Err(busy());
-        };
+        let turn = self.turns.take(CallerKey::user(user), 1).ok_or_else(busy)?;
         if scopes.budget().step() >= PressureStep::RefuseAnswers {
             return Err(not_held("memory is short"));
         }

@@ -3,6 +3,10 @@
 //! The first is forwarded as it is. Callers that ask the same while it is under way wait for a
 //! request that begins after they came: its response is no older than their reads. It carries the
 //! credentials of one of them, and is given only to callers that may have it.
+//!
+//! A crowd that has its response is expected again for some milliseconds. Until then nobody is the
+//! first, or the crowd would be left in two groups: those that came while that one was forwarded,
+//! and those that came after.
 use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
@@ -14,10 +18,10 @@ use http_body_util::BodyExt;
 use http_body_util::combinators::UnsyncBoxBody;
 use parking_lot::Mutex;
 use tokio::sync::watch;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use super::client_address::FORWARDED_FOR;
-use super::singleflight::Singleflight;
+use super::singleflight::{FlightPace, LONGEST_REUNION, Singleflight};
 use super::stored_response::{RequestKey, ResponseBudget, StoredResponse};
 use crate::body::Body;
 use crate::budget::{MemoryBudget, MemoryClass};
@@ -37,6 +41,8 @@ const PATIENCE: Duration = Duration::from_secs(1);
 struct CoalescedRead {
     /// Callers that ask for it.
     callers: usize,
+    /// Crowds that are expected to ask again.
+    expected: usize,
     flight: SharedFlight,
     /// `true` while upstream sends the answer to the shared request.
     receiving: watch::Sender<bool>,
@@ -44,59 +50,139 @@ struct CoalescedRead {
 
 type SharedFlight = Arc<Singleflight<Option<Arc<StoredResponse>>>>;
 
+impl Default for CoalescedRead {
+    fn default() -> Self {
+        Self {
+            callers: 0,
+            expected: 0,
+            flight: Arc::new(Singleflight::paced(FlightPace::OF_CROWDS)),
+            receiving: watch::Sender::new(false),
+        }
+    }
+}
+
+/// All reads that are under way.
+#[derive(Default)]
+struct CoalescedReads(Mutex<HashMap<RequestKey, CoalescedRead>>);
+
+/// A caller's place among those of a read, for as long as this lives.
+struct CoalescedPlace {
+    reads: Arc<CoalescedReads>,
+    key: RequestKey,
+    flight: SharedFlight,
+    receiving: watch::Sender<bool>,
+    /// No other caller asks for the same, or is expected to.
+    is_first: bool,
+}
+
+/// Keeps a read for a crowd that is expected to ask again, for as long as this lives.
+struct ExpectedAgain {
+    reads: Arc<CoalescedReads>,
+    key: RequestKey,
+}
+
+impl CoalescedReads {
+    fn enter(self: &Arc<Self>, key: RequestKey) -> CoalescedPlace {
+        let mut reads = self.0.lock();
+        let read = reads.entry(key.clone()).or_default();
+        let is_first = !read.is_wanted();
+        read.callers += 1;
+        CoalescedPlace {
+            reads: Arc::clone(self),
+            key,
+            flight: Arc::clone(&read.flight),
+            receiving: read.receiving.clone(),
+            is_first,
+        }
+    }
+
+    /// Keeps a read for the crowd that gets its response now, if it is one.
+    fn expect_again(self: &Arc<Self>, key: RequestKey) {
+        let mut reads = self.0.lock();
+        let Some(read) = reads.get_mut(&key) else {
+            return;
+        };
+        let least = FlightPace::OF_CROWDS.crowd;
+        if least.is_none_or(|least| read.callers < least) {
+            return;
+        }
+        read.expected += 1;
+        drop(reads);
+        let reads = Arc::clone(self);
+        let expected = ExpectedAgain { reads, key };
+        tokio::spawn(async move {
+            sleep(LONGEST_REUNION).await;
+            drop(expected);
+        });
+    }
+
+    /// Changes a read, and forgets it once nobody wants it.
+    fn leave(&self, key: &RequestKey, change: impl FnOnce(&mut CoalescedRead)) {
+        let mut reads = self.0.lock();
+        if let Some(read) = reads.get_mut(key) {
+            change(read);
+            if !read.is_wanted() {
+                reads.remove(key);
+            }
+        }
+    }
+}
+
+impl CoalescedRead {
+    fn is_wanted(&self) -> bool {
+        self.callers + self.expected > 0
+    }
+}
+
+impl Drop for CoalescedPlace {
+    fn drop(&mut self) {
+        self.reads.leave(&self.key, |read| read.callers -= 1);
+    }
+}
+
+impl Drop for ExpectedAgain {
+    fn drop(&mut self) {
+        self.reads.leave(&self.key, |read| read.expected -= 1);
+    }
+}
+
 /// All consistent reads that are under way at upstream.
 pub(super) struct Coalescer {
     forwarder: Forwarder,
-    reads: Mutex<HashMap<RequestKey, CoalescedRead>>,
+    reads: Arc<CoalescedReads>,
     budget: Arc<ResponseBudget>,
 }
 
 /// A read that is under way, for as long as this lives.
 pub(super) struct CoalescerSlot<'a> {
     coalescer: &'a Coalescer,
-    key: RequestKey,
-    flight: SharedFlight,
-    receiving: watch::Sender<bool>,
-    /// No other caller asks for the same.
-    pub(super) is_first: bool,
-}
-
-impl Default for CoalescedRead {
-    fn default() -> Self {
-        Self {
-            callers: 0,
-            flight: SharedFlight::default(),
-            receiving: watch::Sender::new(false),
-        }
-    }
+    place: CoalescedPlace,
 }
 
 impl Coalescer {
     pub(super) fn new(forwarder: Forwarder, memory: &MemoryBudget) -> Self {
         Self {
             forwarder,
-            reads: Mutex::default(),
+            reads: Arc::default(),
             budget: Arc::new(ResponseBudget::new(BUDGET, memory, MemoryClass::Answers)),
         }
     }
 
     /// Takes a slot among the reads that are under way.
     pub(super) fn enter<B>(&self, request: &Request<B>) -> CoalescerSlot<'_> {
-        let key = RequestKey::new(request);
-        let mut reads = self.reads.lock();
-        let read = reads.entry(key.clone()).or_default();
-        read.callers += 1;
         CoalescerSlot {
             coalescer: self,
-            key,
-            flight: Arc::clone(&read.flight),
-            receiving: read.receiving.clone(),
-            is_first: read.callers == 1,
+            place: self.reads.enter(RequestKey::new(request)),
         }
     }
 }
 
 impl CoalescerSlot<'_> {
+    /// Returns `true` if no other caller asks for the same, or is expected to.
+    pub(super) fn is_first(&self) -> bool {
+        self.place.is_first
+    }
+
     /// Returns the response to a request that is sent after this call, with the credentials of
     /// `caller` or of another who waits; `None` if upstream should be asked for each, or does not
     /// begin to answer.
@@ -105,27 +191,32 @@ impl CoalescerSlot<'_> {
         caller: &HeaderMap,
         authority: &ForwardIdentity,
     ) -> Option<Arc<StoredResponse>> {
-        let (forwarder, key) = (self.coalescer.forwarder.clone(), self.key.clone());
+        let CoalescedPlace {
+            reads, key, flight, ..
+        } = &self.place;
+        let (forwarder, reads) = (self.coalescer.forwarder.clone(), Arc::clone(reads));
+        let key = key.clone();
         let (authority, budget) = (authority.clone(), Arc::clone(&self.coalescer.budget));
         let kept = [header::AUTHORIZATION, header::USER_AGENT, FORWARDED_FOR];
         let caller = kept.map(|name| {
             let value = caller.get(&name).cloned();
             (name, value)
         });
-        let receiving = self.receiving.clone();
-        let answer = self.flight.join(move || async move {
+        let receiving = self.place.receiving.clone();
+        let answer = flight.join(move || async move {
             let fetched = fetch(&forwarder, &key, caller, &authority, (&budget, &receiving));
             let fetched = timeout(TIMEOUT, fetched).await;
             receiving.send_replace(false);
-            fetched
+            let response = fetched
                 .ok()?
                 .inspect_err(|error| tracing::debug!(%error, "a coalesced read failed"))
-                .ok()
-                .map(Arc::new)
+                .ok()?;
+            reads.expect_again(key);
+            Some(Arc::new(response))
         });
         tokio::select! {
             answer = answer => answer.flatten(),
-            () = patience_ends(self.receiving.subscribe()) => None,
+            () = patience_ends(self.place.receiving.subscribe()) => None,
         }
     }
 }
@@ -138,18 +229,6 @@ async fn patience_ends(mut receiving: watch::Receiver<bool>) {
         let begins = receiving.wait_for(|receiving| *receiving);
         if timeout(PATIENCE, begins).await.is_err() {
             return;
-        }
-    }
-}
-
-impl Drop for CoalescerSlot<'_> {
-    fn drop(&mut self) {
-        let mut reads = self.coalescer.reads.lock();
-        if let Some(read) = reads.get_mut(&self.key) {
-            read.callers -= 1;
-            if read.callers == 0 {
-                reads.remove(&self.key);
-            }
         }
     }
 }
@@ -188,6 +267,41 @@ mod tests {
     use tokio::time::{Instant, sleep};
 
     use super::*;
+
+    fn key() -> RequestKey {
+        RequestKey::of_target("/api/v1/pods".into(), &HeaderMap::new())
+    }
+
+    /// Gives so many callers their response.
+    fn serve_crowd(reads: &Arc<CoalescedReads>, callers: usize) {
+        let places = (0..callers).map(|_| reads.enter(key()));
+        let _places = places.collect::<Vec<_>>();
+        reads.expect_again(key());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_crowd_is_expected_again_for_a_moment() {
+        let reads = Arc::default();
+        serve_crowd(&reads, 3);
+        assert!(reads.enter(key()).is_first, "three are no crowd");
+        serve_crowd(&reads, 4);
+        sleep(LONGEST_REUNION / 2).await;
+        assert!(!reads.enter(key()).is_first);
+        sleep(LONGEST_REUNION).await;
+        assert!(reads.0.lock().is_empty(), "nothing is kept for ever");
+        assert!(reads.enter(key()).is_first);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_of_a_crowd_that_has_gone_is_soon_alone() {
+        let reads = Arc::default();
+        serve_crowd(&reads, 4);
+        for _ in 0..10 {
+            serve_crowd(&reads, 1);
+            sleep(LONGEST_REUNION / 5).await;
+        }
+        assert!(reads.enter(key()).is_first);
+    }
 
     #[tokio::test(start_paused = true)]
     async fn patience_ends_unless_upstream_answers() {

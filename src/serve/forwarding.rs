@@ -48,7 +48,7 @@ impl ServiceParts {
             return (answered, None);
         }
         let slot = self.coalescer.enter(&exchange.request);
-        if slot.is_first {
+        if slot.is_first() {
             return (answered, Some(slot));
         }
         if let Err(unanswered) = review::authorize_read(&self.access, exchange, read).await {

@@ -169,7 +169,10 @@ impl ServiceParts {
                 let identity = review::identify_known(&self.access, exchange).await?;
                 CheckpointAnswers::expect_held(&self.scopes, checkpoint)?;
                 review::authorize_checkpoint(&self.access, exchange, &identity, checkpoint).await?;
-                self.checkpoints.answer(&self.scopes, checkpoint).await
+                let user = identity.user.as_str();
+                self.checkpoints
+                    .answer(&self.scopes, user, checkpoint)
+                    .await
             }
         }
     }

@@ -8,7 +8,7 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
 /// Longest wait for callers that are expected to come again.
-const LONGEST_REUNION: Duration = Duration::from_millis(10);
+pub(super) const LONGEST_REUNION: Duration = Duration::from_millis(10);
 
 /// Lets callers share calls. A result is given only to callers that came before its call began: the
 /// result of a running call may be older than the caller.
@@ -59,7 +59,7 @@ impl Default for FlightPace {
 }
 
 /// The next call, as the first waiting caller makes it, and the channel of its result. It may hold
-/// that caller's credentials. Those of a caller who has left are not used for others.
+/// that caller's credentials, also once that one has left, as long as another waits.
 struct PendingCall<T> {
     call: Box<dyn FnOnce() -> BoxFuture<'static, T> + Send>,
     result: watch::Sender<Option<T>>,

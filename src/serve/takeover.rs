@@ -29,6 +29,8 @@ use crate::watcher::ContentCoding;
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 /// A watch that ends by itself before this is left alone.
 const WORTHWHILE: Duration = Duration::from_secs(30);
+/// Limit of the selectors that a followed watch keeps. Others stay with upstream to their end.
+const MAX_SELECTOR_BYTES: usize = 4 << 10;
 /// Limit of a frame that is put together from several chunks. etcd limits an object to 1.5 MiB.
 const MAX_FRAME_BYTES: usize = 8 << 20;
 
@@ -68,7 +70,7 @@ impl Takeovers {
             return None;
         };
         // Who watches a Table is a person at a terminal, and does not go on by version.
-        if read.table.is_some() {
+        if read.table.is_some() || read.attributes.selectors.size() > MAX_SELECTOR_BYTES {
             return None;
         }
         let reached = match watch.start {

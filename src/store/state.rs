@@ -57,6 +57,7 @@
 //! [`Position`]: super::cursor::Position
 //! [`StoreWriter::finish`]: super::StoreWriter::finish
 use std::sync::Arc;
+use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use super::object::StoredObject;
@@ -192,6 +193,12 @@ impl StoreState {
             _events: self.window.reset(floor),
             _pins: std::mem::take(&mut self.pins),
         }
+    }
+
+    /// Ends every watch that has got all events. Returns those to wake.
+    pub(super) fn end_watches(&mut self, outlook: Outlook) -> Vec<Waker> {
+        self.outlook = outlook;
+        self.subscribers.wake_all(self.window.head())
     }
 
     /// Returns the bytes that the state and its history hold.

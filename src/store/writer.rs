@@ -213,16 +213,15 @@ impl StoreWriter {
         let mut state = self.state.write();
         let known = state.newest().version();
         let discarded = state.start_anew(Snapshot::default(), known);
+        // Under the same lock: a watch that sees the empty window alone ends as expired.
+        let wakers = state.end_watches(Outlook::Released);
         drop(state);
-        self.end_watches(Outlook::Released);
+        wake(wakers);
         discarded
     }
 
     fn end_watches(&mut self, outlook: Outlook) {
-        let mut state = self.state.write();
-        state.outlook = outlook;
-        let wakers = state.subscribers.wake_all(state.window.head());
-        drop(state);
+        let wakers = self.state.write().end_watches(outlook);
         wake(wakers);
     }
 }

@@ -235,11 +235,21 @@ impl Probe {
         page.objects.iter().map(key).collect()
     }
 
-    /// Returns how many objects there were at `version`; `None` if upstream does not tell, as for
-    /// lists with selectors. Applies no timeout.
-    pub async fn count(&self, version: ResourceVersion) -> Result<Option<usize>, AnswerError> {
-        let query = format!("limit=1&resourceVersionMatch=Exact&resourceVersion={version}");
-        let (_, _, page) = self.page(&query).await?;
+    /// Returns how many objects there were at `version`; `None` if there were more than `expected`
+    /// of a selection, which upstream does not count. Applies no timeout.
+    pub async fn count(
+        &self,
+        version: ResourceVersion,
+        expected: usize,
+    ) -> Result<Option<usize>, AnswerError> {
+        // Upstream does not count what is behind a page of a list with selectors.
+        let limit = if self.selectors.is_empty() {
+            1
+        } else {
+            expected.saturating_add(1)
+        };
+        let exact = format!("resourceVersionMatch=Exact&resourceVersion={version}");
+        let (_, _, page) = self.page(&format!("limit={limit}&{exact}")).await?;
         let listed = page.objects.len();
         Ok(match (page.continue_token, page.remaining) {
             (None, _) => Some(listed),

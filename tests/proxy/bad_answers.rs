@@ -60,7 +60,7 @@ async fn all_given(fixture: &Fixture) {
 }
 
 /// Returns the status and the source of a watch, and closes it.
-async fn source_of_watch(endpoint: &Endpoint, path: &str) -> (StatusCode, String) {
+pub(crate) async fn source_of_watch(endpoint: &Endpoint, path: &str) -> (StatusCode, String) {
     let connection = endpoint.connect(Protocol::Http2).await.unwrap();
     let request = Request::get(path).body(nothing()).unwrap();
     let answer = connection.open(request).await.unwrap();

@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime};
 use tempfile::TempDir;
 use watershed_lab::sim::{SimulatedServer, pods};
 
+use crate::bad_answers::source_of_watch;
 use crate::support::client::{Endpoint, Protocol};
 use crate::support::follower::{Follower, Opening};
 use crate::support::history::{Interest, WriteHistory};
@@ -293,12 +294,20 @@ async fn a_checkpoint_that_upstream_refuses_to_continue_is_replaced_by_a_list() 
     let upstream = SimulatedServer::start(small()).await.unwrap();
     let folder = TempDir::new().unwrap();
     leave_checkpoint(&upstream, folder.path()).await;
+    let later = create_pod(&upstream, "later");
+    create_pod(&upstream, "last");
     // The watches that would continue it.
     upstream.faults().refuse_only(403, "WATCH", "pods", 5);
     let program = start(&upstream, folder.path(), &[]).await;
     assert!(lists(&program).await >= 1.0);
     assert!(reads(&program, "not-continued").await >= 1.0);
     assert_exact(&program, &upstream).await;
+    // No client lists anew, as after a start without a checkpoint.
+    let path = format!("/api/v1/pods?watch=1&resourceVersion={later}");
+    let (_, source) = source_of_watch(&program.proxied, &path).await;
+    assert_eq!(source, "forward; reason=before-first-list");
+    let relists = r#"watershed_scope_relists_total{group="",resource="pods"}"#;
+    assert!(metric(program.admin, relists).await < 1.0);
     program.kill().await;
     upstream.shutdown().await;
 }

@@ -373,6 +373,25 @@ fn a_watch_that_is_overtaken_by_the_window_expires() {
     });
 }
 
+#[test]
+fn a_watch_of_a_released_scope_does_not_expire() {
+    explore(|| {
+        let (mut writer, reader) = WRITES.open(AMPLE);
+        let watching = thread::spawn(move || {
+            let start = SubscriptionStart::After(ResourceVersion(10));
+            let (mut watch, _) = reader.subscribe(start, Interest::All);
+            let (_, end) = follow(&mut watch);
+            assert!(
+                matches!(end, SubscriptionStep::Closed),
+                "its client can go on"
+            );
+        });
+        apply(&mut writer, WRITES.changes[0]);
+        drop(writer.release());
+        watching.join().unwrap();
+    });
+}
+
 /// The state at 12 is that at 11: another type was written then.
 const PROVEN: Timeline = Timeline {
     first: (10, &[("n/a", 5)]),

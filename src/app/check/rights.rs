@@ -73,6 +73,7 @@ async fn ask(
 ) -> Result<(), ReviewError> {
     examine_callers(config, rights, findings).await?;
     examine_own_reads(config, rights, findings).await?;
+    examine_cluster(config, rights, findings).await?;
     let scopes = Scopes::new(client.clone(), config.scopes);
     let (follower, catalog) =
         CatalogFollower::new(client.clone(), scopes, config.aggregated.clone());
@@ -252,6 +253,33 @@ async fn examine_own_reads(
             );
         }
     }
+    Ok(())
+}
+
+/// Examines the right to read the namespace by which the cluster is known.
+async fn examine_cluster(
+    config: &AppConfig,
+    rights: &OwnRights,
+    findings: &mut Findings,
+) -> Result<(), ReviewError> {
+    let namespaces = GroupVersionResource::new("", "v1", "namespaces");
+    let kube_system = Selection::named(None, "kube-system");
+    let list = attributes(Verb::List, &namespaces, &kube_system);
+    if rights.may(&list).await? {
+        return Ok(());
+    }
+    let effect = if config.checkpoints.is_some() {
+        "no checkpoints are written or read, and another cluster behind the same address is \
+         noticed late"
+    } else {
+        "another cluster behind the same address is noticed late"
+    };
+    findings.warning(
+        SUBJECT,
+        format!(
+            "may not list the namespace kube-system: {effect}; add it to the proxy's ClusterRole"
+        ),
+    );
     Ok(())
 }
 

@@ -15,9 +15,9 @@ use crate::serve::{AgentPattern, CacheMode, ConsistentReads, ScopePolicy};
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(super) struct ConfigFile {
-    /// Source of lists and watches with `resourceVersion` unset.
+    /// Source of lists and watches with `resourceVersion` unset. Default: `linearizable`.
     pub(super) consistent_reads: ConsistentReads,
-    /// Cache mode of types that `resources` does not name.
+    /// Cache mode of types that `resources` does not name. Default: `onDemand`; secrets: `never`.
     #[serde(deserialize_with = "not_empty")]
     #[schemars(with = "CacheChoice")]
     pub(super) cache: Option<Spanned<CacheChoice>>,
@@ -41,7 +41,7 @@ pub(super) struct ConfigFile {
     #[serde(deserialize_with = "not_empty")]
     #[schemars(with = "bool")]
     pub(super) derive_json: Option<bool>,
-    /// Treatment of `metadata.managedFields` of all types, custom ones included.
+    /// Treatment of `metadata.managedFields` of all types, custom ones included. Default: `keep`.
     #[serde(deserialize_with = "not_empty")]
     #[schemars(with = "ManagedFieldsChoice")]
     pub(super) managed_fields: Option<ManagedFieldsChoice>,

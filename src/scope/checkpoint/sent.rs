@@ -3,9 +3,11 @@
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http_body::Frame;
+use tokio::time::Instant;
 
 use super::captured::CapturedScope;
 use super::file::{CheckpointHeader, CheckpointWriter};
@@ -15,6 +17,10 @@ use crate::work::{REDUCED_OBJECT, WorkBudget, retire};
 
 /// Size from which a chunk is sent.
 const CHUNK: usize = 64 << 10;
+/// Bytes per second below which a state is not sent to its end. Other replicas give up sooner.
+const LEAST_RATE: usize = 1 << 20;
+/// Time that a state of any size may take.
+const LEAST_TIME: Duration = Duration::from_secs(10);
 
 /// The checkpoint of a scope, written piece by piece as the connection takes it.
 ///
@@ -27,6 +33,8 @@ pub struct CheckpointBody {
     after: Option<String>,
     peek: ObjectPeek,
     budget: WorkBudget,
+    /// Then it ends unfinished: whoever takes it slowly takes a turn from others.
+    deadline: Instant,
 }
 
 impl CheckpointBody {
@@ -42,12 +50,15 @@ impl CheckpointBody {
     fn begin(captured: CapturedScope, header: &CheckpointHeader) -> io::Result<Self> {
         let mut writer = CheckpointWriter::begin(Vec::with_capacity(CHUNK), header)?;
         writer.block(&captured.bookmark)?;
+        let seconds = captured.snapshot.size() / LEAST_RATE;
+        let longest = LEAST_TIME + Duration::from_secs(seconds as u64);
         Ok(Self {
             snapshot: captured.snapshot,
             writer: Some(writer),
             after: None,
             peek: ObjectPeek::default(),
             budget: WorkBudget::default(),
+            deadline: Instant::now() + longest,
         })
     }
 
@@ -61,6 +72,9 @@ impl CheckpointBody {
         let Some(writer) = &mut self.writer else {
             return Ok(None);
         };
+        if Instant::now() > self.deadline {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
         let mut last = None;
         for object in self.snapshot.items_after(None, self.after.as_deref()) {
             self.budget.spend(REDUCED_OBJECT);

@@ -1,3 +1,5 @@
+use watershed_protocol::LabelSelector;
+
 use super::*;
 use crate::test_support::{Api, HTTP2, Pki, typed, upstream_of};
 
@@ -38,6 +40,46 @@ async fn a_streamed_state_has_the_order_of_a_list_and_the_version_of_its_mark() 
         is_complete: true,
     };
     assert_eq!(list, wanted);
+}
+
+/// Counts objects at version 9, where `expected` are expected, at an API server that sends this
+/// list for a query.
+async fn counted(
+    selection: &Selection,
+    expected: usize,
+    (query, list): (&'static str, &'static str),
+) -> Option<usize> {
+    let pki = Pki::new();
+    let api = Api::start(&pki, HTTP2, move |request, _| {
+        assert_eq!(request.uri().query(), Some(query));
+        async move { typed(200, "application/json", list) }
+    })
+    .await;
+    let client = UpstreamClient::new(&upstream_of(&pki, &api).await);
+    let events = GroupVersionResource::new("", "v1", "events");
+    let probe = Probe::new(client, &events, selection, true);
+    probe.count(ResourceVersion(9), expected).await.unwrap()
+}
+
+#[tokio::test]
+async fn objects_of_a_selection_are_counted_as_long_as_they_are_no_more_than_expected() {
+    const TWO: &str = concat!(
+        r#"{"kind":"PartialObjectMetadataList","apiVersion":"meta.k8s.io/v1","metadata":"#,
+        r#"{"resourceVersion":"9"},"items":[{"metadata":{"name":"a"}},{"metadata":{"name":"b"}}]}"#,
+        "\n"
+    );
+    let more = TWO.replace(r#""9"}"#, r#""9","continue":"c"}"#).leak();
+    let of_many = TWO.replace(r#""9"}"#, r#""9","continue":"c","remainingItemCount":5}"#);
+    let exact = "limit=1&resourceVersionMatch=Exact&resourceVersion=9";
+    let all = Selection::default();
+    assert_eq!(counted(&all, 2, (exact, of_many.leak())).await, Some(7));
+    let selected = Selection {
+        labels: LabelSelector::parse("app=a").unwrap(),
+        ..Selection::default()
+    };
+    let exact = "limit=3&resourceVersionMatch=Exact&resourceVersion=9&labelSelector=app%3Da";
+    assert_eq!(counted(&selected, 2, (exact, TWO)).await, Some(2));
+    assert_eq!(counted(&selected, 2, (exact, more)).await, None);
 }
 
 #[tokio::test]
