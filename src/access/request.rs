@@ -108,7 +108,7 @@ impl ReviewSelectors {
 
     /// Returns the bytes that the selectors take. Those of many short terms take a hundred times as
     /// much as their text.
-    pub(crate) fn size(&self) -> usize {
+    fn size(&self) -> usize {
         let requirements = self.labels.iter().chain(&self.fields);
         requirements.map(Requirement::size).sum()
     }

@@ -25,6 +25,7 @@ use super::singleflight::{FlightPace, LONGEST_REUNION, Singleflight};
 use super::stored_response::{RequestKey, ResponseBudget, StoredResponse};
 use crate::body::Body;
 use crate::budget::{MemoryBudget, MemoryClass};
+use crate::fairness::Share;
 use crate::upstream::{AnswerError, ForwardIdentity, ForwardOptions, Forwarder};
 
 /// Largest response that is shared. It is held whole; larger ones are forwarded to each caller.
@@ -185,11 +186,12 @@ impl CoalescerSlot<'_> {
 
     /// Returns the response to a request that is sent after this call, with the credentials of
     /// `caller` or of another who waits; `None` if upstream should be asked for each, or does not
-    /// begin to answer.
+    /// begin to answer. The request may outlive its callers, and holds `share` if it is this one's.
     pub(super) async fn answer(
         &self,
         caller: &HeaderMap,
         authority: &ForwardIdentity,
+        share: Share,
     ) -> Option<Arc<StoredResponse>> {
         let CoalescedPlace {
             reads, key, flight, ..
@@ -204,6 +206,7 @@ impl CoalescerSlot<'_> {
         });
         let receiving = self.place.receiving.clone();
         let answer = flight.join(move || async move {
+            let _share = share;
             let fetched = fetch(&forwarder, &key, caller, &authority, (&budget, &receiving));
             let fetched = timeout(TIMEOUT, fetched).await;
             receiving.send_replace(false);

@@ -83,18 +83,29 @@ impl ForwardLimits {
         if exchange.headers().contains_key(header::UPGRADE) {
             return self.admit_upgrade(access, exchange).await;
         }
-        let address = CallerKey::Address(exchange.address());
         if exchange.is_known {
-            let caller = user.map_or(address, |user| CallerKey::user(&user.user));
-            let share = self.requests.take_of(caller, 1, ALL_REQUESTS.min(capacity));
+            let share = self.share_of_known(exchange, user, capacity);
             let share = share.ok_or(LimitExceeded::Forwarded)?;
             return Ok(ForwardPermit { share, turn: None });
         }
+        let address = CallerKey::Address(exchange.address());
         let share = self.unknown_requests.take(address.clone(), 1);
         let share = share.ok_or(LimitExceeded::UnknownForwarded)?;
         let turn = self.unknown_turns.turn_within(address, UNKNOWN_WAIT).await;
         let turn = Some(turn.ok_or(LimitExceeded::UnknownForwarded)?);
         Ok(ForwardPermit { share, turn })
+    }
+
+    /// Takes a share for a request of a known caller; `None` if that has too many.
+    pub(super) fn share_of_known(
+        &self,
+        exchange: &Exchange,
+        user: Option<&Arc<Identity>>,
+        capacity: u64,
+    ) -> Option<Share> {
+        let address = CallerKey::Address(exchange.address());
+        let caller = user.map_or(address, |user| CallerKey::user(&user.user));
+        self.requests.take_of(caller, 1, ALL_REQUESTS.min(capacity))
     }
 
     /// Returns the share of a request once upstream has accepted its caller, who was unknown.

@@ -10,6 +10,7 @@ use super::answer::{self, Answer};
 use super::coalesce::CoalescerSlot;
 use super::exchange::Exchange;
 use super::forward_limits::ForwardPermit;
+use super::limit::LimitExceeded;
 use super::parts::ServiceParts;
 use super::plan::{PlannedAction, ReadKind};
 use super::source::{AnswerSource, ForwardReason};
@@ -54,9 +55,14 @@ impl ServiceParts {
         if let Err(unanswered) = review::authorize_read(&self.access, exchange, read).await {
             return (Err(unanswered), Some(slot));
         }
-        let shared = slot
-            .answer(exchange.headers(), &exchange.caller.authority())
-            .await;
+        let user = self.remembered(exchange).await;
+        let capacity = self.forwarder.capacity();
+        let limits = &self.forward_limits;
+        let Some(share) = limits.share_of_known(exchange, user.as_ref(), capacity) else {
+            return (Err(LimitExceeded::Forwarded.into()), Some(slot));
+        };
+        let authority = exchange.caller.authority();
+        let shared = slot.answer(exchange.headers(), &authority, share).await;
         let answered = match shared {
             Some(shared) => Ok(Answer::new(AnswerSource::Coalesced, shared.response())),
             None => answered,
@@ -93,7 +99,8 @@ impl ServiceParts {
     ) -> Response<Body> {
         let caller = ForwardedCaller::of(&exchange);
         let Exchange { request, plan, .. } = exchange;
-        let takeover = self.takeovers.of(reason, plan.action);
+        let query = request.uri().query();
+        let takeover = self.takeovers.of(reason, query, plan.action);
         let (mut share, turn) = permit.map(ForwardPermit::split).unwrap_or_default();
         // A tunnel goes on after its answer.
         let is_upgrade = request.headers().contains_key(header::UPGRADE);

@@ -21,6 +21,7 @@ use super::open::Continuation;
 use super::plan::{PlannedAction, ReadKind, ReadPlan};
 use super::policy::CachingPolicy;
 use super::source::ForwardReason;
+use super::watch_limits::retained_bytes;
 use crate::catalog::Catalog;
 use crate::scope::Scopes;
 use crate::watcher::ContentCoding;
@@ -29,8 +30,8 @@ use crate::watcher::ContentCoding;
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 /// A watch that ends by itself before this is left alone.
 const WORTHWHILE: Duration = Duration::from_secs(30);
-/// Limit of the selectors that a followed watch keeps. Others stay with upstream to their end.
-const MAX_SELECTOR_BYTES: usize = 4 << 10;
+/// Limit of the memory for the selectors of a followed watch. Others stay with upstream to their end.
+const MAX_SELECTOR_BYTES: u64 = 4 << 10;
 /// Limit of a frame that is put together from several chunks. etcd limits an object to 1.5 MiB.
 const MAX_FRAME_BYTES: usize = 8 << 20;
 
@@ -58,7 +59,12 @@ impl Takeovers {
 
     /// Returns the takeover of a watch, if the reason why it is forwarded can pass and its client
     /// goes on by version.
-    pub(super) fn of(&self, reason: ForwardReason, action: PlannedAction) -> Option<Takeover> {
+    pub(super) fn of(
+        &self,
+        reason: ForwardReason,
+        query: Option<&str>,
+        action: PlannedAction,
+    ) -> Option<Takeover> {
         // A shadow would forward the client's next watch, too.
         if self.shared.policy.verification.shadow {
             return None;
@@ -70,7 +76,7 @@ impl Takeovers {
             return None;
         };
         // Who watches a Table is a person at a terminal, and does not go on by version.
-        if read.table.is_some() || read.attributes.selectors.size() > MAX_SELECTOR_BYTES {
+        if read.table.is_some() || retained_bytes(query) > MAX_SELECTOR_BYTES {
             return None;
         }
         let reached = match watch.start {

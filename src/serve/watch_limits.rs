@@ -53,7 +53,7 @@ impl WatchLimits {
 }
 
 /// Returns the memory that the selectors of a watch take while it is open.
-fn retained_bytes(query: Option<&str>) -> u64 {
+pub(super) fn retained_bytes(query: Option<&str>) -> u64 {
     let parameters = form_urlencoded::parse(query.unwrap_or_default().as_bytes());
     let selectors = parameters.filter(|(name, _)| name.ends_with("Selector"));
     let sizes = selectors.map(|(_, text)| {

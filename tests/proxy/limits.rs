@@ -343,6 +343,19 @@ async fn unread_forwarded_answers_do_not_exhaust_upstream_connections() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn selectors_of_very_many_requirements_are_left_to_upstream() {
+    let fixture = Fixture::start(small()).await;
+    for (terms, source) in [(200, "snapshot"), (300, "forward; reason=selector")] {
+        let selector = vec!["!absent"; terms].join(",");
+        let path = format!("{LIST}&labelSelector={selector}");
+        let answer = fixture.proxied.get(Protocol::Http2, &path).await;
+        assert_eq!(answer.status, StatusCode::OK);
+        assert_eq!(answer.header("x-watershed-source"), source, "{terms}");
+    }
+    fixture.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn overlong_urls_and_headers_are_refused() {
     let fixture = Fixture::configured(small(), |config| {
         config.limits.url_bytes = 1_000;

@@ -5,13 +5,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
-/// Requirements that a selector may have. Nobody writes more, and each takes a hundred times as much
-/// memory as its shortest text.
-pub(super) const MAX_REQUIREMENTS: usize = 256;
-/// Refuses selectors with more.
-pub(super) const TOO_MANY: InvalidSelector = InvalidSelector("more than 256 requirements");
-
-/// A selector that upstream would refuse, whose meaning is not certain, or which is very long.
+/// A selector that upstream would refuse, or whose meaning is not certain.
 ///
 /// It has no text for the client. The request is forwarded, and upstream refuses it in its own
 /// words.
@@ -247,9 +241,6 @@ impl<'a> SelectorParser<'a> {
             return Ok(requirements);
         }
         loop {
-            if requirements.len() == MAX_REQUIREMENTS {
-                return Err(TOO_MANY);
-            }
             requirements.push(self.requirement()?);
             match self.next() {
                 SelectorToken::End => return Ok(requirements),

@@ -1,7 +1,5 @@
 //! `metav1.Time` and `metav1.MicroTime`.
 //! Sources: `apimachinery/pkg/apis/meta/v1/time.go`, `time_proto.go`, and those of `micro_time`.
-use std::io::Write as _;
-
 use prost::encoding::WireType;
 
 use crate::unexplained::Reason;
@@ -33,16 +31,35 @@ pub(crate) fn put_time(
     let Date { year, month, day } = Date::of(seconds)?;
     let second = seconds.rem_euclid(SECONDS_OF_DAY);
     let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
-    // Writing to memory does not fail.
-    let _ = write!(
-        out,
-        "\"{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}"
-    );
+    out.push(b'"');
+    out.extend_from_slice(&digits::<4>(year));
+    for (separator, number) in [
+        (b'-', month),
+        (b'-', day),
+        (b'T', hour),
+        (b':', minute),
+        (b':', second),
+    ] {
+        out.push(separator);
+        out.extend_from_slice(&digits::<2>(number));
+    }
     if precision == TimePrecision::Microseconds {
-        let _ = write!(out, ".{:06}", nanos / 1000);
+        out.push(b'.');
+        out.extend_from_slice(&digits::<6>(i64::from(nanos) / 1000));
     }
     out.extend_from_slice(b"Z\"");
     Ok(())
+}
+
+/// Returns the last `N` digits of a number that is not negative. Formatting is slower, and objects
+/// have many times.
+fn digits<const N: usize>(mut number: i64) -> [u8; N] {
+    let mut digits = [b'0'; N];
+    for digit in digits.iter_mut().rev() {
+        *digit += (number % 10).to_le_bytes()[0];
+        number /= 10;
+    }
+    digits
 }
 
 /// A date of the Gregorian calendar.

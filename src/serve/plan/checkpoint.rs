@@ -6,6 +6,7 @@ use watershed_protocol::{
     Representation, ResourceRequest, Selection, Verb,
 };
 
+use super::selected::check_length;
 use crate::access::{AccessAttributes, ReviewSelectors};
 use crate::scope::ScopeKey;
 use crate::serve::source::ForwardReason;
@@ -42,6 +43,7 @@ pub(super) fn plan(
     let fields = options.field_selector.as_deref().map(FieldSelector::parse);
     let labels = labels.transpose().map_err(|_| ForwardReason::Selector)?;
     let fields = fields.transpose().map_err(|_| ForwardReason::Selector)?;
+    check_length(labels.as_ref(), fields.as_ref())?;
     Ok(CheckpointPlan {
         attributes: AccessAttributes {
             verb: Verb::List,

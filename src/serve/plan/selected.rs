@@ -9,6 +9,10 @@ use crate::serve::scope_choice::ScopeChoice;
 use crate::serve::source::ForwardReason;
 use crate::watcher::ViewFilter;
 
+/// Requirements that the selectors of a read may have. Nobody writes more, and each takes a hundred
+/// times as much memory as its shortest text.
+const MAX_REQUIREMENTS: usize = 256;
+
 /// The objects that a list or watch selects, and the scope that has them.
 pub(super) struct Selected {
     pub(super) filter: ViewFilter,
@@ -17,6 +21,19 @@ pub(super) struct Selected {
     /// The selectors as authorization sees them.
     pub(super) selectors: ReviewSelectors,
     pub(super) scope: ScopeChoice,
+}
+
+/// Leaves selectors of very many requirements to upstream.
+pub(super) fn check_length(
+    labels: Option<&LabelSelector>,
+    fields: Option<&FieldSelector>,
+) -> Result<(), ForwardReason> {
+    let requirements = labels.map_or(0, |labels| labels.requirements().len())
+        + fields.map_or(0, |fields| fields.requirements().len());
+    if requirements > MAX_REQUIREMENTS {
+        return Err(ForwardReason::Selector);
+    }
+    Ok(())
 }
 
 impl Selected {
@@ -37,6 +54,7 @@ impl Selected {
             .map(FieldSelector::parse)
             .transpose()
             .map_err(|_| ForwardReason::Selector)?;
+        check_length(labels.as_ref(), fields.as_ref())?;
         let selectors = ReviewSelectors::new(labels.as_ref(), fields.as_ref());
         let namespace = context.namespace.map(str::to_owned);
         let scope = context
