@@ -11,6 +11,8 @@ use crate::store::{Interest, Subscription, SubscriptionStart, SubscriptionStep, 
 /// Time after which a resumed watch counts as followed. The changes that it missed arrive at once,
 /// and must be taken in before.
 const CATCH_UP: Duration = Duration::from_secs(1);
+/// Events that are taken in before other tasks have their turn. Each may look at all open watches.
+const EVENTS_PER_TURN: usize = 8;
 /// Pause after a scope that stopped. It is not opened again before.
 pub(super) const PAUSE: Duration = REOPEN_AFTER.saturating_add(Duration::from_secs(1));
 
@@ -50,20 +52,18 @@ pub(super) async fn follow(
 
 /// Takes in events until the subscription ends. Cancel safe: no event is lost.
 async fn take_all(subscription: &mut Subscription, take: &mut (impl FnMut(&WindowEvent) + Send)) {
-    poll_fn(|context| {
-        loop {
-            match subscription.step(context, 64, usize::MAX) {
-                SubscriptionStep::Events(events) => events.iter().for_each(|event| take(event)),
-                SubscriptionStep::CaughtUp(_) | SubscriptionStep::Unfinished => {
-                    return Poll::Pending;
-                }
-                SubscriptionStep::Expired { .. }
-                | SubscriptionStep::Paused
-                | SubscriptionStep::Closed => {
-                    return Poll::Ready(());
-                }
+    poll_fn(
+        |context| match subscription.step(context, EVENTS_PER_TURN, usize::MAX) {
+            SubscriptionStep::Events(events) => {
+                events.iter().for_each(|event| take(event));
+                context.waker().wake_by_ref();
+                Poll::Pending
             }
-        }
-    })
+            SubscriptionStep::CaughtUp(_) | SubscriptionStep::Unfinished => Poll::Pending,
+            SubscriptionStep::Expired { .. }
+            | SubscriptionStep::Paused
+            | SubscriptionStep::Closed => Poll::Ready(()),
+        },
+    )
     .await;
 }

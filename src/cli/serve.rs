@@ -42,7 +42,8 @@ pub(super) struct ServeCommand {
     #[arg(help_heading = CACHE, long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Name of the node that this proxy serves. Only the node's pods, the node itself and its lease
-    /// are cached, unless the configuration file adds types.
+    /// are cached, unless the configuration file adds types. A proxy for other clients must
+    /// not have this variable.
     #[arg(
         help_heading = CACHE,
         long,
