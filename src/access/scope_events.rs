@@ -55,7 +55,9 @@ async fn take_all(subscription: &mut Subscription, take: &mut (impl FnMut(&Windo
     poll_fn(
         |context| match subscription.step(context, EVENTS_PER_TURN, usize::MAX) {
             SubscriptionStep::Events(events) => {
-                events.iter().for_each(|event| take(event));
+                for event in &events {
+                    take(event);
+                }
                 context.waker().wake_by_ref();
                 Poll::Pending
             }

@@ -15,17 +15,27 @@ const BOOKMARK: &str = r#"{"type":"BOOKMARK","object":{"metadata":{"resourceVers
 
 /// Asks an API server whose watches of pods send these lines and end. Reads two objects at most.
 async fn streamed(lines: &[&'static str]) -> Result<VersionList, AnswerError> {
+    let body = (lines.join("\n") + "\n").leak();
+    let (_api, probe) = probe_of("pods", &Selection::default(), (STATE, body)).await;
+    probe.streamed_versions(2).await
+}
+
+/// Returns a probe of a type at an API server that answers this query with this JSON.
+async fn probe_of(
+    resource: &str,
+    selection: &Selection,
+    (query, body): (&'static str, &'static str),
+) -> (Api, Probe) {
     let pki = Pki::new();
-    let body: &'static str = (lines.join("\n") + "\n").leak();
     let api = Api::start(&pki, HTTP2, move |request, _| {
-        assert_eq!(request.uri().query(), Some(STATE));
+        assert_eq!(request.uri().query(), Some(query));
         async move { typed(200, "application/json", body) }
     })
     .await;
     let client = UpstreamClient::new(&upstream_of(&pki, &api).await);
-    let pods = GroupVersionResource::new("", "v1", "pods");
-    let probe = Probe::new(client, &pods, &Selection::default(), true);
-    probe.streamed_versions(2).await
+    let gvr = GroupVersionResource::new("", "v1", resource);
+    let probe = Probe::new(client, &gvr, selection, true);
+    (api, probe)
 }
 
 #[tokio::test]
@@ -42,22 +52,14 @@ async fn a_streamed_state_has_the_order_of_a_list_and_the_version_of_its_mark() 
     assert_eq!(list, wanted);
 }
 
-/// Counts objects at version 9, where `expected` are expected, at an API server that sends this
-/// list for a query.
+/// Counts objects at version 9, where `expected` are expected, at an API server that answers a query
+/// with this list.
 async fn counted(
     selection: &Selection,
     expected: usize,
-    (query, list): (&'static str, &'static str),
+    list: (&'static str, &'static str),
 ) -> Option<usize> {
-    let pki = Pki::new();
-    let api = Api::start(&pki, HTTP2, move |request, _| {
-        assert_eq!(request.uri().query(), Some(query));
-        async move { typed(200, "application/json", list) }
-    })
-    .await;
-    let client = UpstreamClient::new(&upstream_of(&pki, &api).await);
-    let events = GroupVersionResource::new("", "v1", "events");
-    let probe = Probe::new(client, &events, selection, true);
+    let (_api, probe) = probe_of("events", selection, list).await;
     probe.count(ResourceVersion(9), expected).await.unwrap()
 }
 
