@@ -36,7 +36,8 @@ pub(super) const MAX_LIFETIME_FACTOR: f32 = 1.1;
 pub(super) const OVERDUE: Duration = Duration::from_secs(5);
 
 /// Verdicts on requests that take more than this are not cached.
-/// Source, for requests with as much text: the webhook authorizer's limit (plugin/pkg/authorizer/webhook/webhook.go).
+/// Source, for as much text: the webhook authorizer's limit
+/// (plugin/pkg/authorizer/webhook/webhook.go).
 const MAX_CACHED_BYTES: usize = 10_000;
 /// Size limit of the cache.
 const MAX_BYTES: u64 = 64 << 20;
