@@ -76,12 +76,6 @@ struct CoalescedPlace {
     is_first: bool,
 }
 
-/// Keeps a read for a crowd that is expected to ask again, for as long as this lives.
-struct ExpectedAgain {
-    reads: Arc<CoalescedReads>,
-    key: RequestKey,
-}
-
 impl CoalescedReads {
     fn enter(self: &Arc<Self>, key: RequestKey) -> CoalescedPlace {
         let mut reads = self.0.lock();
@@ -103,17 +97,15 @@ impl CoalescedReads {
         let Some(read) = reads.get_mut(&key) else {
             return;
         };
-        let least = FlightPace::OF_CROWDS.crowd;
-        if least.is_none_or(|least| read.callers < least) {
+        if !FlightPace::OF_CROWDS.is_crowd(read.callers) {
             return;
         }
         read.expected += 1;
         drop(reads);
-        let reads = Arc::clone(self);
-        let expected = ExpectedAgain { reads, key };
+        let expecting = Arc::clone(self);
         tokio::spawn(async move {
             sleep(LONGEST_REUNION).await;
-            drop(expected);
+            expecting.leave(&key, |read| read.expected -= 1);
         });
     }
 
@@ -138,12 +130,6 @@ impl CoalescedRead {
 impl Drop for CoalescedPlace {
     fn drop(&mut self) {
         self.reads.leave(&self.key, |read| read.callers -= 1);
-    }
-}
-
-impl Drop for ExpectedAgain {
-    fn drop(&mut self) {
-        self.reads.leave(&self.key, |read| read.expected -= 1);
     }
 }
 

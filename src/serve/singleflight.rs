@@ -44,6 +44,11 @@ impl FlightPace {
         interval: Duration::ZERO,
         crowd: Some(4),
     };
+
+    /// Returns `true` if so many callers are a crowd.
+    pub(super) fn is_crowd(self, callers: usize) -> bool {
+        self.crowd.is_some_and(|least| callers >= least)
+    }
 }
 
 impl Default for FlightPace {
@@ -179,7 +184,7 @@ impl<T> FlightGuard<'_, T> {
     fn expect_again(&self, callers: usize, took: Duration) {
         let mut state = self.0.state.lock();
         let callers = callers + state.next.as_ref().map_or(0, |next| next.callers);
-        let is_crowd = self.0.pace.crowd.is_some_and(|least| callers >= least);
+        let is_crowd = self.0.pace.is_crowd(callers);
         state.crowd = is_crowd.then(|| ExpectedCrowd {
             callers,
             until: Instant::now() + took.min(LONGEST_REUNION),

@@ -30,7 +30,8 @@ use crate::watcher::ContentCoding;
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 /// A watch that ends by itself before this is left alone.
 const WORTHWHILE: Duration = Duration::from_secs(30);
-/// Limit of the memory for the selectors of a followed watch. Others stay with upstream to their end.
+/// Limit of the memory for the selectors of a followed watch. Others stay with upstream to their
+/// end.
 const MAX_SELECTOR_BYTES: u64 = 4 << 10;
 /// Limit of a frame that is put together from several chunks. etcd limits an object to 1.5 MiB.
 const MAX_FRAME_BYTES: usize = 8 << 20;
