@@ -95,6 +95,8 @@ pub struct Reflector {
     quiet_streams: u32,
     /// The next list is streamed. `false` after upstream did not stream one.
     streaming: bool,
+    /// Streamed lists in a row that broke off.
+    broken_lists: u32,
     list_freshness: ListFreshness,
     format_source: FormatSource,
     /// The address of the last answer.
@@ -131,6 +133,7 @@ impl Reflector {
             bookmark_known: false,
             quiet_streams: 0,
             streaming: true,
+            broken_lists: 0,
             list_freshness: ListFreshness::MostRecent,
             format_source: FormatSource::Presumed,
             served_by: None,
@@ -415,6 +418,11 @@ impl Reflector {
                     // The pause before the list is part of the recovery so far.
                     self.state = ReflectorState::Start;
                 }
+            }
+            ReflectorError::Watch(..) => {
+                let lasts = self.recovery.watch_failed(by);
+                tracing::warn!(%resource, %error, relist = lasts, "upstream's watch failed");
+                list_again |= lasts;
             }
             ReflectorError::Quiet(_) => {
                 self.recovery.failed();

@@ -24,6 +24,9 @@ pub(super) enum ReflectorError {
     Quiet(Duration),
     #[error("upstream answered {0}: {1}")]
     Status(StatusCode, String),
+    /// The watch brought an ERROR event that is neither an expired version nor a request to wait.
+    #[error("the watch ended with an error: {0}: {1}")]
+    Watch(StatusCode, String),
     #[error(transparent)]
     Malformed(#[from] Malformed),
     /// The requested version is too old for this server.

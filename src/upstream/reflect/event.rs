@@ -91,16 +91,15 @@ impl Reflector {
             }
             EventKind::Error => {
                 let status = read_error(self.target.representation.encoding, &frame.object);
-                Err(if status.code == 410 {
-                    ReflectorError::Expired(status.message)
-                } else {
-                    let code = u16::try_from(status.code)
-                        .ok()
-                        .and_then(|code| StatusCode::from_u16(code).ok());
-                    ReflectorError::Status(
-                        code.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR),
-                        status.message,
-                    )
+                let code = u16::try_from(status.code)
+                    .ok()
+                    .and_then(|code| StatusCode::from_u16(code).ok());
+                Err(match code.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR) {
+                    StatusCode::GONE => ReflectorError::Expired(status.message),
+                    code @ StatusCode::TOO_MANY_REQUESTS => {
+                        ReflectorError::Status(code, status.message)
+                    }
+                    code => ReflectorError::Watch(code, status.message),
                 })
             }
         }

@@ -20,6 +20,8 @@ use crate::upstream::stream::WatchStream;
 
 /// Silence after which streaming is given up: without sendInitialEvents there is no end mark.
 pub(super) const INITIAL_SILENCE: Duration = Duration::from_secs(15);
+/// Streamed lists in a row that break off before one is read in pages.
+const BROKEN_LISTS: u32 = 2;
 /// Page size of lists, as other clients use it.
 const PAGE: usize = 500;
 /// Objects that are looked at for an estimate of all.
@@ -123,7 +125,9 @@ impl Reflector {
         format: Arc<WireFormat>,
         mut load: MemoryLoad,
     ) -> Result<(Change<C>, ResourceVersion, Option<Box<WatchStream>>), ReflectorError> {
-        let (objects, version, stream) = self.stream_initial(&mut load, &format).await?;
+        let streamed = self.stream_initial(&mut load, &format).await;
+        self.count_broken_list(streamed.as_ref().err());
+        let (objects, version, stream) = streamed?;
         self.estimates = true;
         self.list_freshness = match self.list_freshness {
             ListFreshness::AnyDue => ListFreshness::Any,
@@ -139,6 +143,28 @@ impl Reflector {
         };
         let listed = self.listed(format, version, (objects, load), answer);
         Ok((listed, version, Some(stream)))
+    }
+
+    /// Counts the streamed lists in a row that broke off. After a few, the next list is read in pages: a
+    /// gateway may cut streams that a large type does not fit into.
+    fn count_broken_list(&mut self, error: Option<&ReflectorError>) {
+        match error {
+            None => self.broken_lists = 0,
+            Some(
+                ReflectorError::Broken(_) | ReflectorError::Silent(_) | ReflectorError::Watch(..),
+            ) => {
+                self.broken_lists += 1;
+                if self.broken_lists >= BROKEN_LISTS {
+                    tracing::info!(
+                        resource = %self.target.gvr,
+                        "streamed lists break off; listing in pages"
+                    );
+                    self.broken_lists = 0;
+                    self.streaming = false;
+                }
+            }
+            Some(_) => {}
+        }
     }
 
     fn listed<C>(

@@ -11,10 +11,10 @@ use watershed_connect::Address;
 const ATTEMPTS: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(5));
 /// First and longest pause between lists, and after answers that cannot be read.
 const LISTS: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
-/// Time after which a refusal of what was granted before is final.
-const REFUSAL: Duration = Duration::from_secs(30);
-/// Refusals within that time that are final. A pair with a long silence between them is not.
-const FINAL_REFUSALS: u32 = 3;
+/// Time after which bad answers of one kind in a row are not expected to pass.
+const LASTING: Duration = Duration::from_secs(30);
+/// Bad answers within that time that show it. A pair with a long silence between them does not.
+const LASTING_COUNT: u32 = 3;
 /// Bad answers in a row after which only every second attempt goes elsewhere. Each of these makes a
 /// connection.
 const ELSEWHERE: u32 = 2;
@@ -34,7 +34,10 @@ pub(super) struct Recovery {
     bad_answers: u32,
     /// Of these, answers in a row that cannot be read.
     unreadable: u32,
-    refusals: Refusals,
+    /// Refusals in a row.
+    refusals: Repetition,
+    /// Watches in a row that ended with an error.
+    watch_errors: Repetition,
     /// The server of the last bad or expired answer.
     avoid: Option<Address>,
     /// Upstream let it be followed at least once.
@@ -45,11 +48,20 @@ pub(super) struct Recovery {
     retry_at: Option<Instant>,
 }
 
-/// Refusals in a row.
+/// Bad answers of one kind in a row.
 #[derive(Debug, Default)]
-struct Refusals {
+struct Repetition {
     count: u32,
     since: Option<Instant>,
+}
+
+impl Repetition {
+    /// Counts one more. Returns `true` if they are not expected to pass.
+    fn lasts(&mut self) -> bool {
+        self.count = self.count.saturating_add(1);
+        let since = self.since.get_or_insert_with(Instant::now).elapsed();
+        since >= LASTING && self.count >= LASTING_COUNT
+    }
 }
 
 /// The server that an attempt should go to.
@@ -70,7 +82,8 @@ impl Recovery {
             expirations: 0,
             bad_answers: 0,
             unreadable: 0,
-            refusals: Refusals::default(),
+            refusals: Repetition::default(),
+            watch_errors: Repetition::default(),
             avoid: None,
             granted: false,
             type_removed: false,
@@ -109,7 +122,8 @@ impl Recovery {
         self.expirations = 0;
         self.bad_answers = 0;
         self.unreadable = 0;
-        self.refusals = Refusals::default();
+        self.refusals = Repetition::default();
+        self.watch_errors = Repetition::default();
         self.avoid = None;
         self.granted = true;
     }
@@ -121,16 +135,14 @@ impl Recovery {
     /// for that would send all clients there at once.
     pub(super) fn refused(&mut self, by: Option<Address>) -> bool {
         self.bad_answer(by);
-        let Refusals { count, since } = &mut self.refusals;
-        *count += 1;
-        let since = since.get_or_insert_with(Instant::now).elapsed();
-        !self.granted || self.type_removed || (since >= REFUSAL && *count >= FINAL_REFUSALS)
+        let lasts = self.refusals.lasts();
+        !self.granted || self.type_removed || lasts
     }
 
     /// Notes that a server does not have the version any more. Returns `true` if so many said so
     /// that the type must be listed: another one of the same cluster may still have it.
     pub(super) fn expired(&mut self, by: Option<Address>, servers: usize) -> bool {
-        self.refusals = Refusals::default();
+        self.refusals = Repetition::default();
         self.avoid = by;
         self.expirations += 1;
         self.expirations > servers.max(2)
@@ -140,12 +152,21 @@ impl Recovery {
     /// answer was the same when it was asked for again.
     pub(super) fn unreadable(&mut self, by: Option<Address>) -> bool {
         self.bad_answer(by);
-        self.refusals = Refusals::default();
+        self.refusals = Repetition::default();
         self.unreadable = self.unreadable.saturating_add(1);
         // Also between two resumes: each event in between is a success.
         let next = self.lists.failed();
         self.not_before(next);
         self.unreadable > UNREADABLE
+    }
+
+    /// Notes that a server's watch ended with an error. Returns `true` if the type must be listed: one
+    /// event in the history may be one that upstream cannot read, while it can read what is there now.
+    ///
+    /// A list ends every watch behind it, so a short outage of etcd is waited for.
+    pub(super) fn watch_failed(&mut self, by: Option<Address>) -> bool {
+        self.unanswered(by);
+        self.watch_errors.lasts()
     }
 
     /// Notes that a server's watch does not bring what upstream has.
@@ -164,7 +185,7 @@ impl Recovery {
 
     /// Notes any other failure.
     pub(super) fn failed(&mut self) {
-        self.refusals = Refusals::default();
+        self.refusals = Repetition::default();
     }
 
     /// Notes that the next attempt is a list. Lists have pauses of their own: each one is a burden
@@ -211,7 +232,7 @@ mod tests {
         assert!(recovery.refused(None));
         recovery.succeeded();
         assert!(!recovery.refused(None));
-        tokio::time::advance(REFUSAL).await;
+        tokio::time::advance(LASTING).await;
         assert!(!recovery.refused(None), "two refusals may be two accidents");
         assert!(recovery.refused(None));
         recovery.succeeded();
@@ -221,12 +242,25 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn errors_of_watches_lead_to_a_list_once_they_last() {
+        let mut recovery = Recovery::new();
+        assert!(!recovery.watch_failed(None));
+        assert!(!recovery.watch_failed(None));
+        tokio::time::advance(LASTING).await;
+        recovery.succeeded();
+        assert!(!recovery.watch_failed(None));
+        tokio::time::advance(LASTING).await;
+        assert!(!recovery.watch_failed(None), "two may be two accidents");
+        assert!(recovery.watch_failed(None));
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn refusals_with_other_failures_between_them_are_not_final() {
         let mut recovery = Recovery::new();
         recovery.succeeded();
         for _ in 0..20 {
             assert!(!recovery.refused(None));
-            tokio::time::advance(REFUSAL / 2).await;
+            tokio::time::advance(LASTING / 2).await;
             recovery.failed();
         }
     }

@@ -231,6 +231,28 @@ async fn a_list_whose_stream_falls_silent_is_read_in_pages() {
 }
 
 #[tokio::test]
+async fn a_list_whose_streams_break_off_is_read_in_pages() {
+    let broken = (events("ADDED", &["a"]), StreamEnd::Ended);
+    let (_api, mut reflector, opened) = follow_pods_over(vec![broken]).await;
+    for _ in 0..2 {
+        assert!(matches!(next(&mut reflector).await, Change::Interrupted));
+    }
+    let listed = next(&mut reflector).await;
+    assert!(
+        matches!(
+            listed,
+            Change::Listed {
+                objects: Count(0),
+                streams_initial_events: false,
+                ..
+            }
+        ),
+        "{listed:?}"
+    );
+    assert_eq!(opened.lock().len(), 2);
+}
+
+#[tokio::test]
 async fn a_metadata_reflector_stops_at_whole_objects() {
     // A server that does not read the parameters of Accept, with and without something to give
     // away.
