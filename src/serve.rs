@@ -40,6 +40,7 @@ mod singleflight;
 mod source;
 mod stored_response;
 mod takeover;
+mod type_name;
 mod unanswered;
 mod unfolding;
 mod unknown_callers;
@@ -75,11 +76,12 @@ pub use bound_objects::CachedObjects;
 pub use client_rules::{AgentPattern, ClientRule};
 pub use forecast::{CallerStanding, Forecast, Forecaster};
 pub use policy::{
-    CacheMode, CachingException, CachingPolicy, ConsistentReads, ScopePolicy, TypeName, UserLimits,
-    Verification, type_name,
+    CacheMode, CachingException, CachingPolicy, ConsistentReads, ScopePolicy, TypePolicies,
+    TypePolicy, UserLimits, Verification,
 };
 pub use request_filter::RequestFilter;
 pub use source::{AnswerSource, ForwardReason};
+pub use type_name::TypeName;
 pub use usage::{ClientUsage, TopClients, Usage};
 
 /// Everything needed to answer requests. Cheap to clone.

@@ -31,11 +31,14 @@ pub(super) async fn announce(policy: CachingPolicy, catalog: Catalog) {
     for exception in &exceptions {
         announce_exception(exception);
     }
-    for ((group, resource), selections) in &policy.scopes {
-        let selections: Vec<_> = selections.iter().map(ToString::to_string).collect();
+    for (name, named) in policy.types.iter() {
+        if named.scopes.is_empty() {
+            continue;
+        }
+        let selections: Vec<_> = named.scopes.iter().map(ToString::to_string).collect();
         tracing::info!(
-            group,
-            resource,
+            group = name.group(),
+            resource = name.resource(),
             ?selections,
             "only these parts are cached, each from its first request on"
         );
@@ -122,8 +125,8 @@ mod tests {
     #[test]
     fn types_are_called_unknown_only_once_discovery_was_read() {
         let mut policy = CachingPolicy::of_node("node-001");
-        policy.set_mode("", "configmaps", CacheMode::Nothing);
-        policy.set_mode("", "pdos", CacheMode::Objects);
+        policy.types.entry("", "configmaps").mode = Some(CacheMode::Nothing);
+        policy.types.entry("", "pdos").mode = Some(CacheMode::Objects);
         let exceptions = policy.exceptions();
         let names = |catalog| -> Vec<_> {
             let unknown = unknown_types(&exceptions, catalog);

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::config::AppConfig;
 use crate::access::{AccessConfig, NodeGrants};
 use crate::listener::ConnectionLimits;
-use crate::serve::{CachingPolicy, ConsistentReads, ScopePolicy, UserLimits};
+use crate::serve::{CachingPolicy, ConsistentReads, ScopePolicy, TypeName, UserLimits};
 
 /// Returns the configuration as JSON.
 pub(super) fn of(config: &AppConfig) -> Value {
@@ -189,39 +189,45 @@ fn as_configured(reads: ConsistentReads) -> &'static str {
 }
 
 fn reads(policy: &CachingPolicy) -> Value {
-    let mut resources: Vec<_> = policy.consistent_reads_by_type.iter().collect();
-    resources.sort_by_key(|(key, _)| *key);
-    let resources = resources.into_iter().map(|((group, resource), choice)| {
-        json!({ "group": group, "resource": resource, "consistentReads": as_configured(*choice) })
+    let named = policy.types.chosen(|named| named.consistent_reads);
+    let resources = of_types(named, "consistentReads", |choice| {
+        as_configured(choice).into()
     });
-    let resources: Vec<_> = resources.collect();
     json!({ "default": as_configured(policy.consistent_reads), "resources": resources })
 }
 
 fn kept(policy: &CachingPolicy) -> Value {
-    let mut named: Vec<_> = policy.mode_by_type.iter().collect();
-    named.sort_by_key(|(key, _)| *key);
-    let named = named.into_iter().map(|((group, resource), mode)| {
-        json!({ "group": group, "resource": resource, "cache": mode.as_str() })
-    });
-    json!({ "default": policy.mode.as_str(), "resources": named.collect::<Vec<_>>() })
+    let named = policy.types.chosen(|named| named.mode);
+    let resources = of_types(named, "cache", |mode| mode.as_str().into());
+    json!({ "default": policy.mode.as_str(), "resources": resources })
 }
 
 fn scoped(policy: &CachingPolicy) -> Value {
-    let mut named: Vec<_> = policy.scopes.iter().collect();
-    named.sort_by_key(|(key, _)| *key);
-    let named = named.into_iter().map(|((group, resource), selections)| {
-        let selections: Vec<_> = selections.iter().map(ToString::to_string).collect();
-        json!({ "group": group, "resource": resource, "selections": selections })
+    let named = policy
+        .types
+        .chosen(|named| Some(&named.scopes).filter(|scopes| !scopes.is_empty()));
+    of_types(named, "selections", |scopes| {
+        scopes.iter().map(ToString::to_string).collect()
+    })
+}
+
+/// Returns an array with the choice for each of these types, under `key`.
+fn of_types<'a, T>(
+    named: impl Iterator<Item = (&'a TypeName, T)>,
+    key: &str,
+    show: impl Fn(T) -> Value,
+) -> Value {
+    let shown = named.map(|(name, choice)| {
+        json!({ "group": name.group(), "resource": name.resource(), key: show(choice) })
     });
-    named.collect()
+    shown.collect()
 }
 
 fn client_rules(policy: &CachingPolicy) -> Vec<Value> {
     let rules = policy.client_rules.iter().map(|rule| {
         json!({
             "userAgent": rule.user_agent.as_ref().map(ToString::to_string),
-            "resource": rule.resource,
+            "resource": rule.resource.as_ref().map(|name| [name.group(), name.resource()]),
             "watchCompression": rule.watch_compression,
             "watchList": rule.watch_list,
         })
@@ -244,12 +250,11 @@ fn scope_policy(policy: &ScopePolicy) -> Value {
 }
 
 fn held(policy: &CachingPolicy) -> Value {
-    let mut named: Vec<_> = policy.scope_policy_by_type.iter().collect();
-    named.sort_by_key(|(key, _)| *key);
-    let named = named.into_iter().map(|((group, resource), holding)| {
-        json!({ "group": group, "resource": resource, "holding": scope_policy(holding) })
-    });
-    json!({ "default": scope_policy(&policy.scope_policy), "resources": named.collect::<Vec<_>>() })
+    let named = policy
+        .types
+        .chosen(|named| Some(&named.scope_policy).filter(|own| **own != ScopePolicy::default()));
+    let resources = of_types(named, "holding", scope_policy);
+    json!({ "default": scope_policy(&policy.scope_policy), "resources": resources })
 }
 
 #[cfg(test)]

@@ -18,12 +18,12 @@ pub(super) async fn keep_open(catalog: &Catalog, policy: &CachingPolicy, scopes:
     let names: Vec<_> = policy.always_open().collect();
     while !names.is_empty() {
         for name in &names {
-            let types = catalog.of_name(&name.0, &name.1);
+            let types = catalog.of_name(name.group(), name.resource());
             let newest = types
                 .iter()
                 .max_by(|a, b| by_priority(&a.gvr.version, &b.gvr.version));
             if let Some(resource) = newest {
-                for selection in policy.selections_of(name) {
+                for selection in policy.selections_of(name.group(), name.resource()) {
                     open(policy, scopes, resource, &selection).await;
                 }
             }

@@ -4,7 +4,7 @@ use watershed_protocol::{GroupVersionResource, RequestInfo, Status, Verb};
 
 use super::client_rules::ClientRule;
 use super::plan::{ReadKind, ReadPlan};
-use super::policy::type_name;
+use super::type_name::TypeName;
 
 /// Parameters of a watch that begins with the state, as upstream demands them together.
 const INITIAL_EVENTS: &str = "sendInitialEvents";
@@ -42,7 +42,7 @@ impl ClientFeatures {
     }
 
     fn of_watch(rules: &[ClientRule], agent: &str, gvr: Option<&GroupVersionResource>) -> Self {
-        let resource = gvr.map(|gvr| type_name(&gvr.group, &gvr.resource));
+        let resource = gvr.map(|gvr| TypeName::new(&gvr.group, &gvr.resource));
         let fitting = || {
             rules
                 .iter()
@@ -117,7 +117,7 @@ mod tests {
                 Some(start) => AgentPattern::BeginsWith(start.to_owned()),
                 None => AgentPattern::Exactly(agent.to_owned()),
             }),
-            resource: resource.map(|resource| type_name("events.k8s.io", resource)),
+            resource: resource.map(|resource| TypeName::new("events.k8s.io", resource)),
             watch_compression: compression,
             watch_list: list,
         };

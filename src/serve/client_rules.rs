@@ -4,14 +4,16 @@
 //! are answered as by a server without the feature.
 use std::fmt;
 
+use super::type_name::TypeName;
+
 /// A rule about watches of some clients, of some types. Of several rules that fit a watch, the
 /// first that names a feature decides about it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClientRule {
     /// The `User-Agent` of the clients; unset for all.
     pub user_agent: Option<AgentPattern>,
-    /// The watched type, by group and resource; unset for all.
-    pub resource: Option<(String, String)>,
+    /// The watched type; unset for all.
+    pub resource: Option<TypeName>,
     /// Compresses the watches that upstream compresses.
     pub watch_compression: Option<bool>,
     /// Lets watches name `sendInitialEvents`.
@@ -29,7 +31,7 @@ pub enum AgentPattern {
 
 impl ClientRule {
     /// Returns true if the rule is about this client and this type.
-    pub(super) fn fits(&self, agent: &str, resource: Option<&(String, String)>) -> bool {
+    pub(super) fn fits(&self, agent: &str, resource: Option<&TypeName>) -> bool {
         let is_agent = self
             .user_agent
             .as_ref()

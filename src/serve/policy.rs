@@ -1,118 +1,28 @@
 //! The operator's choices per type: the cache mode, the scopes, and the source of consistent reads.
+mod choices;
 #[cfg(test)]
 mod tests;
+mod types;
 
-use std::collections::HashMap;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use schemars::JsonSchema;
-use serde::Deserialize;
 use watershed_protocol::{
     Encoding, FieldRequirement, FieldSelector, GroupVersionResource, ManagedFields, Representation,
     Selection, is_built_in_group,
 };
 
 use super::client_rules::ClientRule;
-use super::scope_choice::{ChosenScope, OnDemandLimits, ScopeChoice};
+use super::scope_choice::{ChosenScope, ScopeChoice};
+use super::type_name::{TypeName, stored_in};
 use crate::scope::{Derivation, Retention, ScopeKey};
 use crate::store::WindowLimits;
 
+pub use choices::{CacheMode, ConsistentReads, ScopePolicy};
+pub use types::{TypePolicies, TypePolicy};
+
 /// Idle timeout of on-demand scopes. It is longer than rollouts and restarts of their clients take.
 const ON_DEMAND_IDLE_TIMEOUT: Duration = Duration::from_mins(10);
-
-/// Source of lists and watches with `resourceVersion` unset.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub enum ConsistentReads {
-    /// Memory, once it is proven no older than the request; otherwise upstream.
-    #[default]
-    #[serde(rename = "linearizable", alias = "fence")]
-    ProvenFresh,
-    /// Upstream.
-    #[serde(rename = "forward")]
-    Upstream,
-    /// Memory as it is: **answers may be older than the request**. This includes gets.
-    #[serde(rename = "stale", alias = "cache")]
-    PossiblyStale,
-}
-
-/// The part of a type that is cached.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum CacheMode {
-    /// Nothing: all reads of the type are forwarded.
-    Nothing,
-    /// Upstream's `PartialObjectMetadata`. Reads of whole objects are forwarded.
-    Metadata,
-    /// Whole objects.
-    #[default]
-    Objects,
-}
-
-impl CacheMode {
-    /// Returns the mode's name in the configuration.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Nothing => "never",
-            Self::Metadata => "metadata",
-            Self::Objects => "onDemand",
-        }
-    }
-}
-
-/// Rules by which the scopes of a type are opened and kept. Unset fields follow the policy of
-/// unnamed types.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ScopePolicy {
-    /// Opens the type's scopes at the start, before the first request.
-    pub always_open: bool,
-    /// Opens scopes for the namespaces and selectors that clients ask for, instead of one scope of
-    /// everything. Scopes that the configuration names stay as they are.
-    pub selector_scopes: Option<bool>,
-    /// Allows one scope of a namespace, or of everything, to replace many selector scopes.
-    pub merge: Option<bool>,
-    /// Upper bound of on-demand scopes, over all versions and representations of the type.
-    pub max_scopes: Option<usize>,
-    /// Closes a scope that nobody has used for this long; zero for never.
-    pub idle: Option<Duration>,
-    /// Age of the oldest event kept.
-    pub window_age: Option<Duration>,
-    /// Upper bound of the events kept, in bytes.
-    pub window_bytes: Option<usize>,
-    /// Time for which a scope that does not follow upstream is still served; zero for no limit.
-    pub max_staleness: Option<Duration>,
-    /// Derives JSON from the type's scope in protobuf, so that upstream has one watch of both.
-    pub derive_json: Option<bool>,
-    /// The treatment of `metadata.managedFields`.
-    pub managed_fields: Option<ManagedFields>,
-}
-
-impl ScopePolicy {
-    fn or(self, other: Self) -> Self {
-        Self {
-            always_open: self.always_open,
-            selector_scopes: self.selector_scopes.or(other.selector_scopes),
-            merge: self.merge.or(other.merge),
-            max_scopes: self.max_scopes.or(other.max_scopes),
-            idle: self.idle.or(other.idle),
-            window_age: self.window_age.or(other.window_age),
-            window_bytes: self.window_bytes.or(other.window_bytes),
-            max_staleness: self.max_staleness.or(other.max_staleness),
-            derive_json: self.derive_json.or(other.derive_json),
-            managed_fields: self.managed_fields.or(other.managed_fields),
-        }
-    }
-
-    /// Returns the limits of on-demand scopes; `None` if the type has no such scopes.
-    fn on_demand(self) -> Option<OnDemandLimits> {
-        let default = OnDemandLimits::default();
-        let limits = OnDemandLimits {
-            max_scopes: self.max_scopes.unwrap_or(default.max_scopes),
-            merge: self.merge.unwrap_or(default.merge),
-        };
-        self.selector_scopes.unwrap_or(false).then_some(limits)
-    }
-}
 
 /// Limits of each caller; zero stands for no limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -182,36 +92,22 @@ pub struct Verification {
     pub shadow: bool,
 }
 
-/// A type in all its versions: API group (empty for the core group) and resource (plural).
-pub type TypeName = (String, String);
-
 /// Types that are cached only if the configuration names them.
 const SENSITIVE: &[(&str, &str)] = &[("", "secrets")];
 /// The scope of types for which the configuration names no scopes.
 static EVERYTHING: LazyLock<Arc<Selection>> = LazyLock::new(Arc::default);
-
-/// Types that are the same objects as another group's, and the group that stands for both.
-/// Source: `kubernetes/pkg/registry/events/rest/storage_events.go`, which has the core group's
-/// storage.
-const SAME: &[(&str, &str, &str)] = &[("events.k8s.io", "events", "")];
 
 /// The operator's choices about caching and limits.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CachingPolicy {
     /// Consistent reads of unnamed types.
     pub consistent_reads: ConsistentReads,
-    /// Consistent reads of named types.
-    pub consistent_reads_by_type: HashMap<TypeName, ConsistentReads>,
     /// Mode of unnamed types. Sensitive types always have to be named.
     pub mode: CacheMode,
-    /// Mode of named types; [`set_mode`](Self::set_mode) writes it.
-    pub mode_by_type: HashMap<TypeName, CacheMode>,
-    /// Selections of a type that have a scope each. Unnamed types have one scope of everything.
-    pub scopes: HashMap<TypeName, Vec<Arc<Selection>>>,
     /// Scope policy of unnamed types.
     pub scope_policy: ScopePolicy,
-    /// Scope policy of named types; [`set_scope_policy`](Self::set_scope_policy) writes it.
-    pub scope_policy_by_type: HashMap<TypeName, ScopePolicy>,
+    /// The choices for named types.
+    pub types: TypePolicies,
     /// Features that are off for some clients.
     pub client_rules: Vec<ClientRule>,
     /// Limits of each caller.
@@ -242,11 +138,9 @@ impl CachingPolicy {
             ("coordination.k8s.io", "leases", lease),
         ];
         for (group, resource, selection) in parts {
-            policy.set_mode(group, resource, CacheMode::Objects);
-            policy.scopes.insert(
-                (group.to_owned(), resource.to_owned()),
-                vec![Arc::new(selection)],
-            );
+            let named = policy.types.entry(group, resource);
+            named.mode = Some(CacheMode::Objects);
+            named.scopes = vec![Arc::new(selection)];
         }
         policy
     }
@@ -255,10 +149,10 @@ impl CachingPolicy {
     pub fn possibly_stale(&self) -> Vec<String> {
         let all = (self.consistent_reads == ConsistentReads::PossiblyStale).then(|| "*".to_owned());
         let named = self
-            .consistent_reads_by_type
+            .types
             .iter()
-            .filter(|(_, choice)| **choice == ConsistentReads::PossiblyStale)
-            .map(|((group, resource), _)| qualified(group, resource));
+            .filter(|(_, named)| named.consistent_reads == Some(ConsistentReads::PossiblyStale))
+            .map(|(name, _)| name.to_string());
         all.into_iter().chain(named).collect()
     }
 
@@ -267,10 +161,10 @@ impl CachingPolicy {
         let drops = |scopes: &ScopePolicy| scopes.managed_fields == Some(ManagedFields::Drop);
         let all = drops(&self.scope_policy).then(|| "*".to_owned());
         let named = self
-            .scope_policy_by_type
+            .types
             .iter()
-            .filter(|(_, scopes)| drops(scopes))
-            .map(|((group, resource), _)| qualified(group, resource));
+            .filter(|(_, named)| drops(&named.scope_policy))
+            .map(|(name, _)| name.to_string());
         let mut types: Vec<_> = all.into_iter().chain(named).collect();
         types.sort();
         types
@@ -282,25 +176,10 @@ impl CachingPolicy {
         scopes.managed_fields.unwrap_or_default()
     }
 
-    /// Sets the mode of a type, under any of its groups, and returns the previous one.
-    pub fn set_mode(&mut self, group: &str, resource: &str, mode: CacheMode) -> Option<CacheMode> {
-        self.mode_by_type.insert(type_name(group, resource), mode)
-    }
-
-    /// Sets the scope policy of a type, under any of its groups.
-    pub fn set_scope_policy(&mut self, group: &str, resource: &str, scopes: ScopePolicy) {
-        self.scope_policy_by_type
-            .insert(type_name(group, resource), scopes);
-    }
-
     /// Returns the scope policy of a type.
     pub fn scope_policy(&self, group: &str, resource: &str) -> ScopePolicy {
-        // Most configurations name no type: no key is made for nothing.
-        if self.scope_policy_by_type.is_empty() {
-            return self.scope_policy;
-        }
-        match self.scope_policy_by_type.get(&type_name(group, resource)) {
-            Some(named) => named.or(self.scope_policy),
+        match self.types.get(group, resource) {
+            Some(named) => named.scope_policy.or(self.scope_policy),
             None => self.scope_policy,
         }
     }
@@ -318,9 +197,10 @@ impl CachingPolicy {
     /// Returns `true` if the policy caches no unnamed types, and of the named ones only those that
     /// `is_meant` returns `true` for, by group and resource.
     pub fn caches_only(&self, is_meant: impl Fn(&str, &str) -> bool) -> bool {
-        let named = self.mode_by_type.iter();
-        let mut cached = named.filter(|(_, mode)| **mode != CacheMode::Nothing);
-        self.mode == CacheMode::Nothing && cached.all(|((group, name), _)| is_meant(group, name))
+        let named = self.types.chosen(|named| named.mode);
+        let mut cached = named.filter(|(_, mode)| *mode != CacheMode::Nothing);
+        self.mode == CacheMode::Nothing
+            && cached.all(|(name, _)| is_meant(name.group(), name.resource()))
     }
 
     /// Returns `true` if objects of the type may be stored on disk. Sensitive ones never are, even
@@ -334,12 +214,12 @@ impl CachingPolicy {
     pub fn exceptions(&self) -> Vec<CachingException> {
         let sensitive = SENSITIVE
             .iter()
-            .filter(|(group, resource)| !self.is_named(group, resource))
+            .filter(|(group, resource)| self.named_mode(group, resource).is_none())
             .map(|(group, resource)| (*group, *resource, CacheMode::Nothing));
         let named = self
-            .mode_by_type
-            .iter()
-            .map(|((group, resource), mode)| (&**group, &**resource, *mode));
+            .types
+            .chosen(|named| named.mode)
+            .map(|(name, mode)| (name.group(), name.resource(), mode));
         let mut exceptions: Vec<_> = sensitive
             .chain(named)
             .map(|(group, resource, mode)| CachingException {
@@ -412,7 +292,7 @@ impl CachingPolicy {
         if self.mode(&gvr) != CacheMode::Objects || scopes.on_demand().is_some() {
             return None;
         }
-        let selections = self.selections_of(&type_name(&gvr.group, &gvr.resource));
+        let selections = self.selections_of(&gvr.group, &gvr.resource);
         let [selection] = selections.as_slice() else {
             return None;
         };
@@ -434,18 +314,26 @@ impl CachingPolicy {
 
     /// Returns the types whose scopes are opened at the start.
     pub(super) fn always_open(&self) -> impl Iterator<Item = &TypeName> {
-        self.scope_policy_by_type
+        self.types
             .iter()
-            .filter(|(_, scopes)| scopes.always_open)
+            .filter(|(_, named)| named.scope_policy.always_open)
             .map(|(name, _)| name)
     }
 
     /// Returns the selections of a type that have a scope each.
-    pub(super) fn selections_of(&self, name: &TypeName) -> Vec<Arc<Selection>> {
-        self.scopes
-            .get(name)
-            .cloned()
-            .unwrap_or_else(|| vec![Arc::clone(&EVERYTHING)])
+    pub(super) fn selections_of(&self, group: &str, resource: &str) -> Vec<Arc<Selection>> {
+        let configured = self.configured_scopes(group, resource);
+        if configured.is_empty() {
+            vec![Arc::clone(&EVERYTHING)]
+        } else {
+            configured.to_vec()
+        }
+    }
+
+    /// Returns the selections of a type that the configuration names.
+    pub(crate) fn configured_scopes(&self, group: &str, resource: &str) -> &[Arc<Selection>] {
+        let named = self.types.get(group, resource);
+        named.map_or(&[], |named| &named.scopes)
     }
 
     /// Returns the scope that holds the objects a read asks for: the narrowest that certainly has
@@ -459,15 +347,10 @@ impl CachingPolicy {
         asked: impl FnOnce() -> Selection,
     ) -> Option<ScopeChoice> {
         let on_demand = self.scope_policy(&gvr.group, &gvr.resource).on_demand();
-        let configured = if self.scopes.is_empty() {
-            None
-        } else {
-            self.scopes.get(&type_name(&gvr.group, &gvr.resource))
-        };
-        if configured.is_none() && on_demand.is_none() {
+        let scopes = self.configured_scopes(&gvr.group, &gvr.resource);
+        if scopes.is_empty() && on_demand.is_none() {
             return Some(ScopeChoice::Configured(ChosenScope::complete(&EVERYTHING)));
         }
-        let scopes = configured.map(Vec::as_slice).unwrap_or_default();
         let asked = asked();
         let narrowest = scopes
             .iter()
@@ -493,13 +376,7 @@ impl CachingPolicy {
     /// Returns the mode of a type.
     pub(super) fn mode(&self, gvr: &GroupVersionResource) -> CacheMode {
         let group = stored_in(&gvr.group, &gvr.resource);
-        let named = if self.mode_by_type.is_empty() {
-            None
-        } else {
-            let key = (group.to_owned(), gvr.resource.to_string());
-            self.mode_by_type.get(&key).copied()
-        };
-        match named {
+        match self.named_mode(group, &gvr.resource) {
             Some(mode) => mode,
             None if is_sensitive(group, &gvr.resource) => CacheMode::Nothing,
             None => self.mode,
@@ -508,19 +385,14 @@ impl CachingPolicy {
 
     /// Returns how consistent reads of a type are answered.
     pub(super) fn consistent_reads(&self, gvr: &GroupVersionResource) -> ConsistentReads {
-        if self.consistent_reads_by_type.is_empty() {
-            return self.consistent_reads;
-        }
-        let key = (gvr.group.to_string(), gvr.resource.to_string());
-        self.consistent_reads_by_type
-            .get(&key)
-            .copied()
+        self.types
+            .get(&gvr.group, &gvr.resource)
+            .and_then(|named| named.consistent_reads)
             .unwrap_or(self.consistent_reads)
     }
 
-    fn is_named(&self, group: &str, resource: &str) -> bool {
-        self.mode_by_type
-            .contains_key(&(group.to_owned(), resource.to_owned()))
+    fn named_mode(&self, group: &str, resource: &str) -> Option<CacheMode> {
+        self.types.get(group, resource)?.mode
     }
 }
 
@@ -540,31 +412,10 @@ pub struct CachingException {
 impl CachingException {
     /// Returns `resource.group`, or the bare resource in the core group.
     pub fn name(&self) -> String {
-        qualified(&self.group, &self.resource)
-    }
-}
-
-/// Returns a type's name under the group that stands for all with the same objects.
-pub fn type_name(group: &str, resource: &str) -> TypeName {
-    (stored_in(group, resource).to_owned(), resource.to_owned())
-}
-
-fn qualified(group: &str, resource: &str) -> String {
-    if group.is_empty() {
-        resource.to_owned()
-    } else {
-        format!("{resource}.{group}")
+        TypeName::new(&self.group, &self.resource).to_string()
     }
 }
 
 fn is_sensitive(group: &str, resource: &str) -> bool {
     SENSITIVE.contains(&(group, resource))
-}
-
-/// Returns the group that stands for all in which upstream serves the same objects.
-fn stored_in<'a>(group: &'a str, resource: &str) -> &'a str {
-    let same = SAME
-        .iter()
-        .find(|(other, of, _)| *other == group && *of == resource);
-    same.map_or(group, |(_, _, group)| *group)
 }

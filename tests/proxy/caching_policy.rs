@@ -83,7 +83,7 @@ fn asked(counts: &TrafficCounts) -> (u64, u64) {
 }
 
 fn metadata_only(config: &mut AppConfig) {
-    config.policy.set_mode("", "secrets", CacheMode::Metadata);
+    config.policy.types.entry("", "secrets").mode = Some(CacheMode::Metadata);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -380,7 +380,7 @@ async fn metadata_that_differs_from_its_object_comes_from_upstream() {
         (CacheMode::Metadata, "snapshot"),
     ] {
         let configure = |config: &mut AppConfig| {
-            config.policy.set_mode("apps", "deployments", cache);
+            config.policy.types.entry("apps", "deployments").mode = Some(cache);
         };
         let fixture = Fixture::configured(some_secrets(), configure).await;
         let answer = read(&fixture.proxied, path, LIST).await;

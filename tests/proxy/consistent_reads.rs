@@ -262,19 +262,16 @@ async fn a_read_whose_proof_is_refused_is_forwarded_once() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_configuration_selects_how_consistent_reads_are_answered() {
-    let choices = |text: &[(&str, ConsistentReads)]| {
-        text.iter()
-            .map(|(resource, choice)| ((String::new(), (*resource).to_owned()), *choice))
-            .collect()
-    };
-    let policy = CachingPolicy {
+    let mut policy = CachingPolicy {
         consistent_reads: ConsistentReads::Upstream,
-        consistent_reads_by_type: choices(&[
-            ("nodes", ConsistentReads::ProvenFresh),
-            ("pods", ConsistentReads::PossiblyStale),
-        ]),
         ..CachingPolicy::default()
     };
+    for (resource, choice) in [
+        ("nodes", ConsistentReads::ProvenFresh),
+        ("pods", ConsistentReads::PossiblyStale),
+    ] {
+        policy.types.entry("", resource).consistent_reads = Some(choice);
+    }
     assert_eq!(policy.possibly_stale(), ["pods"]);
     let fixture = Fixture::configured(quiet(20), |config| config.policy = policy).await;
     fixture

@@ -24,7 +24,7 @@ fn selector_scopes(most: usize, idle: u64) -> impl FnOnce(&mut AppConfig) {
             idle,
             ..ScopePolicy::default()
         };
-        config.policy.set_scope_policy("", "pods", policy);
+        config.policy.types.entry("", "pods").scope_policy = policy;
     }
 }
 
@@ -158,22 +158,14 @@ async fn selector_scopes_merge_into_one_without_interrupting_watches() {
 async fn idle_whole_type_scopes_close_only_if_configured() {
     let fixture = Fixture::configured(small(), |config| {
         let idle = Some(Duration::from_secs(1));
-        config.policy.set_scope_policy(
-            "",
-            "services",
-            ScopePolicy {
-                idle,
-                ..ScopePolicy::default()
-            },
-        );
-        config.policy.set_scope_policy(
-            "",
-            "nodes",
-            ScopePolicy {
-                always_open: true,
-                ..ScopePolicy::default()
-            },
-        );
+        config.policy.types.entry("", "services").scope_policy = ScopePolicy {
+            idle,
+            ..ScopePolicy::default()
+        };
+        config.policy.types.entry("", "nodes").scope_policy = ScopePolicy {
+            always_open: true,
+            ..ScopePolicy::default()
+        };
     })
     .await;
     let open = |resource: &str| {

@@ -32,7 +32,7 @@ fn limited_pods(config: &mut AppConfig) {
         max_staleness: Some(Duration::from_millis(300)),
         ..ScopePolicy::default()
     };
-    config.policy.set_scope_policy("", "pods", limit);
+    config.policy.types.entry("", "pods").scope_policy = limit;
 }
 
 async fn list(fixture: &Fixture) -> Answer {

@@ -285,23 +285,12 @@ async fn examine_cluster(
 
 /// Examines the types that the configuration names. Upstream may not have them.
 fn examine_named_types(config: &AppConfig, catalog: &Catalog, findings: &mut Findings) {
-    let policy = &config.policy;
-    let mut named: Vec<_> = policy
-        .consistent_reads_by_type
-        .keys()
-        .chain(policy.mode_by_type.keys())
-        .chain(policy.scopes.keys())
-        .collect();
-    named.sort();
-    named.dedup();
-    // A type of another group may be a custom one.
-    let is_missing = |group: &str, resource: &str| {
-        catalog.has(group, None) && !catalog.has_resource(group, resource)
-    };
-    for (group, resource) in named
-        .into_iter()
-        .filter(|(group, resource)| is_missing(group, resource))
-    {
+    for (name, _) in config.policy.types.iter() {
+        let (group, resource) = (name.group(), name.resource());
+        // A type of another group may be a custom one.
+        if !catalog.has(group, None) || catalog.has_resource(group, resource) {
+            continue;
+        }
         let group = if group.is_empty() {
             "the core group"
         } else {
@@ -395,12 +384,9 @@ fn cacheable(
             continue;
         }
         let name = gvr.qualified_resource();
-        match policy
-            .scopes
-            .get(&crate::serve::type_name(&gvr.group, &gvr.resource))
-        {
-            None => wanted.push((name, Selection::default(), gvr.clone())),
-            Some(parts) => wanted.extend(parts.iter().map(|part| {
+        match policy.configured_scopes(&gvr.group, &gvr.resource) {
+            [] => wanted.push((name, Selection::default(), gvr.clone())),
+            parts => wanted.extend(parts.iter().map(|part| {
                 (
                     format!("{name} ({part})"),
                     Selection::clone(part),

@@ -10,7 +10,7 @@ use watershed_protocol::Selection;
 use super::file::{
     CacheChoice, ClientSettings, ConfigFile, ManagedFieldsChoice, ScopeSettings, TypeSettings,
 };
-use crate::serve::{CachingPolicy, ClientRule, ScopePolicy, type_name};
+use crate::serve::{CachingPolicy, ClientRule, ScopePolicy, TypeName};
 
 /// Old names of keys, each with its new one.
 const RENAMED: [(&str, &str); 1] = [("narrow", "selectorScopes")];
@@ -19,7 +19,7 @@ const RENAMED: [(&str, &str); 1] = [("narrow", "selectorScopes")];
 struct RequiredScopes {
     line: u64,
     name: String,
-    key: (String, String),
+    key: TypeName,
 }
 
 /// Parses the file. Keys that it does not set stay as in `preset`.
@@ -50,17 +50,21 @@ pub(crate) fn parse(text: &str, preset: CachingPolicy) -> anyhow::Result<Caching
         memory_limit: file.memory_limit,
         ..preset
     };
-    // The file may set a mode that the preset sets, so the preset's modes are added last.
-    let preset_modes = std::mem::take(&mut policy.mode_by_type);
+    // The file may set a mode that the preset sets, so the preset's choices are added later.
+    let preset_types = std::mem::take(&mut policy.types);
     let required = apply_resources(&mut policy, file.resources)?;
-    for (name, mode) in preset_modes {
-        policy.mode_by_type.entry(name).or_insert(mode);
+    for (name, preset) in preset_types.iter() {
+        let named = policy.types.entry(name.group(), name.resource());
+        named.mode = named.mode.or(preset.mode);
+        named.scopes.clone_from(&preset.scopes);
     }
     add_scopes(&mut policy, file.scopes)?;
     policy.client_rules = client_rules(file.clients)?;
     for RequiredScopes { line, name, key } in required {
         ensure!(
-            policy.scopes.contains_key(&key),
+            !policy
+                .configured_scopes(key.group(), key.resource())
+                .is_empty(),
             "line {line}: {name} has cache: always and selectorScopes: \
              list its parts under scopes"
         );
@@ -118,12 +122,21 @@ fn apply_settings(
         consistent_reads.is_some() || cache.is_some() || scope_policy != ScopePolicy::default(),
         "line {line}: {name} has no settings"
     );
-    if let Some(mode) = cache.map(CacheChoice::mode) {
-        let before = policy.set_mode(&group, &resource, mode);
+    let named = policy.types.entry(&group, &resource);
+    for (key, agrees) in [
+        (
+            "cache",
+            choose(&mut named.mode, cache.map(CacheChoice::mode)),
+        ),
+        (
+            "consistentReads",
+            choose(&mut named.consistent_reads, consistent_reads),
+        ),
+    ] {
         ensure!(
-            before.is_none_or(|before| before == mode),
-            "line {line}: {name} has another cache in an earlier entry, in this group or in one \
-             with the same objects"
+            agrees,
+            "line {line}: {name} has another {key} in an earlier entry, in a group with the same \
+             objects"
         );
     }
     let mut required = None;
@@ -138,17 +151,29 @@ fn apply_settings(
         );
         check_scope_policy(&scope_policy, selector_scopes, line, &name)?;
         if scope_policy.always_open && selector_scopes {
-            let key = type_name(&group, &resource);
-            required = Some(RequiredScopes { line, name, key });
+            required = Some(RequiredScopes {
+                line,
+                name: name.clone(),
+                key: TypeName::new(&group, &resource),
+            });
         }
-        policy.set_scope_policy(&group, &resource, scope_policy);
-    }
-    if let Some(consistent_reads) = consistent_reads {
-        policy
-            .consistent_reads_by_type
-            .insert((group, resource), consistent_reads);
+        let known = &mut policy.types.entry(&group, &resource).scope_policy;
+        ensure!(
+            *known == ScopePolicy::default() || *known == scope_policy,
+            "line {line}: {name} has other settings of scopes in an earlier entry, in a group with \
+             the same objects"
+        );
+        *known = scope_policy;
     }
     Ok(required)
+}
+
+/// Sets a choice. Returns `false` if an earlier entry made another one: the same objects may have an
+/// entry in each of their groups.
+fn choose<T: Copy + PartialEq>(chosen: &mut Option<T>, choice: Option<T>) -> bool {
+    let agrees = choice.is_none() || chosen.is_none() || *chosen == choice;
+    *chosen = chosen.or(choice);
+    agrees
 }
 
 /// Refuses settings of scopes that contradict each other.
@@ -200,7 +225,7 @@ fn add_scopes(
         } else {
             namespaces.into_iter().map(Some).collect()
         };
-        let known = by_type.entry(type_name(&group, &resource)).or_default();
+        let known = by_type.entry(TypeName::new(&group, &resource)).or_default();
         for namespace in namespaces {
             let selection = Selection {
                 namespace,
@@ -222,7 +247,7 @@ fn add_scopes(
             .into_iter()
             .map(|(_, selection)| selection)
             .collect();
-        policy.scopes.insert(name, selections);
+        policy.types.entry(name.group(), name.resource()).scopes = selections;
     }
     Ok(())
 }
@@ -249,7 +274,7 @@ fn client_rules(entries: Vec<Spanned<ClientSettings>>) -> anyhow::Result<Vec<Cli
         );
         rules.push(ClientRule {
             user_agent,
-            resource: resource.map(|resource| type_name(&group, &resource)),
+            resource: resource.map(|resource| TypeName::new(&group, &resource)),
             watch_compression,
             watch_list,
         });

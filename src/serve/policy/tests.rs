@@ -16,10 +16,10 @@ fn secrets_are_cached_only_if_they_are_named() {
         assert_eq!(cache(&policy, "", "v1", "pods"), others);
         // Another group's type of this name is another type.
         assert_eq!(cache(&policy, "example.test", "v1", "secrets"), others);
-        policy.set_mode("", "configmaps", CacheMode::Nothing);
+        policy.types.entry("", "configmaps").mode = Some(CacheMode::Nothing);
         assert_eq!(cache(&policy, "", "v1", "secrets"), CacheMode::Nothing);
         for chosen in [CacheMode::Metadata, CacheMode::Objects] {
-            policy.set_mode("", "secrets", chosen);
+            policy.types.entry("", "secrets").mode = Some(chosen);
             assert_eq!(cache(&policy, "", "v1", "secrets"), chosen);
         }
     }
@@ -29,7 +29,7 @@ fn secrets_are_cached_only_if_they_are_named() {
 fn a_mode_applies_to_every_version_and_group_of_the_same_objects() {
     for group in ["", "events.k8s.io"] {
         let mut policy = CachingPolicy::default();
-        assert_eq!(policy.set_mode(group, "events", CacheMode::Nothing), None);
+        policy.types.entry(group, "events").mode = Some(CacheMode::Nothing);
         assert_eq!(cache(&policy, "", "v1", "events"), CacheMode::Nothing);
         assert_eq!(
             cache(&policy, "events.k8s.io", "v1", "events"),
@@ -43,9 +43,23 @@ fn a_mode_applies_to_every_version_and_group_of_the_same_objects() {
             cache(&policy, "example.test", "v1", "events"),
             CacheMode::Objects
         );
+    }
+}
+
+#[test]
+fn consistent_reads_apply_to_every_version_and_group_of_the_same_objects() {
+    for group in ["", "events.k8s.io"] {
+        let mut policy = CachingPolicy::default();
+        let chosen = ConsistentReads::Upstream;
+        policy.types.entry(group, "events").consistent_reads = Some(chosen);
+        for (other, version) in [("", "v1"), ("events.k8s.io", "v1")] {
+            let events = GroupVersionResource::new(other, version, "events");
+            assert_eq!(policy.consistent_reads(&events), chosen, "{group} {other}");
+        }
+        let others = GroupVersionResource::new("example.test", "v1", "events");
         assert_eq!(
-            policy.set_mode("events.k8s.io", "events", CacheMode::Metadata),
-            Some(CacheMode::Nothing)
+            policy.consistent_reads(&others),
+            ConsistentReads::ProvenFresh
         );
     }
 }
@@ -60,9 +74,9 @@ fn exceptions_are_listed_by_name() {
     };
     let mut policy = CachingPolicy::default();
     assert_eq!(listed(&policy), [("secrets".to_owned(), "never", true)]);
-    policy.set_mode("", "secrets", CacheMode::Objects);
-    policy.set_mode("", "pods", CacheMode::Objects);
-    policy.set_mode("apps", "deployments", CacheMode::Metadata);
+    policy.types.entry("", "secrets").mode = Some(CacheMode::Objects);
+    policy.types.entry("", "pods").mode = Some(CacheMode::Objects);
+    policy.types.entry("apps", "deployments").mode = Some(CacheMode::Metadata);
     let chosen = ("deployments.apps".to_owned(), "metadata", false);
     assert_eq!(
         listed(&policy),
@@ -161,10 +175,7 @@ fn the_narrowest_covering_scope_is_chosen() {
         selection(None, "app", ""),
         selection(Some("b"), "app=x", ""),
     ];
-    policy.scopes.insert(
-        type_name("", "pods"),
-        scopes.into_iter().map(Arc::new).collect(),
-    );
+    policy.types.entry("", "pods").scopes = scopes.into_iter().map(Arc::new).collect();
     let asked = selection(Some("b"), "app=x", "spec.nodeName=n1");
     assert_eq!(
         chosen(&policy, &asked, false),
@@ -214,32 +225,20 @@ fn retention_follows_the_type_or_else_all_types() {
     assert_eq!(kept(&policy, "pods", true), (Some(600), None));
     policy.scope_policy.idle = Some(Duration::from_mins(1));
     let second = Some(Duration::from_secs(1));
-    policy.set_scope_policy(
-        "",
-        "pods",
-        ScopePolicy {
-            window_age: second,
-            ..ScopePolicy::default()
-        },
-    );
-    policy.set_scope_policy(
-        "",
-        "nodes",
-        ScopePolicy {
-            idle: Some(Duration::ZERO),
-            window_bytes: Some(7),
-            ..ScopePolicy::default()
-        },
-    );
-    policy.set_scope_policy(
-        "",
-        "services",
-        ScopePolicy {
-            idle: second,
-            always_open: true,
-            ..ScopePolicy::default()
-        },
-    );
+    policy.types.entry("", "pods").scope_policy = ScopePolicy {
+        window_age: second,
+        ..ScopePolicy::default()
+    };
+    policy.types.entry("", "nodes").scope_policy = ScopePolicy {
+        idle: Some(Duration::ZERO),
+        window_bytes: Some(7),
+        ..ScopePolicy::default()
+    };
+    policy.types.entry("", "services").scope_policy = ScopePolicy {
+        idle: second,
+        always_open: true,
+        ..ScopePolicy::default()
+    };
     assert_eq!(kept(&policy, "pods", false), (Some(60), Some((1, 1 << 20))));
     assert_eq!(kept(&policy, "nodes", true), (None, Some((300, 7))));
     assert_eq!(kept(&policy, "services", false), (None, None));
@@ -250,10 +249,10 @@ fn only_policies_that_cache_custom_types_need_their_definitions() {
     assert!(CachingPolicy::default().may_cache_custom_types());
     let mut node = CachingPolicy::of_node("n1");
     assert!(!node.may_cache_custom_types());
-    node.set_mode("example.org", "widgets", CacheMode::Nothing);
-    node.set_mode("apps", "daemonsets", CacheMode::Objects);
+    node.types.entry("example.org", "widgets").mode = Some(CacheMode::Nothing);
+    node.types.entry("apps", "daemonsets").mode = Some(CacheMode::Objects);
     assert!(!node.may_cache_custom_types());
-    node.set_mode("example.org", "gadgets", CacheMode::Metadata);
+    node.types.entry("example.org", "gadgets").mode = Some(CacheMode::Metadata);
     assert!(node.may_cache_custom_types());
 }
 
@@ -265,10 +264,10 @@ fn a_type_that_is_named_so_as_not_to_be_cached_is_not_cached() {
         mode: CacheMode::Nothing,
         ..CachingPolicy::default()
     };
-    policy.set_mode("", "pods", CacheMode::Objects);
-    policy.set_mode("apps", "daemonsets", CacheMode::Nothing);
+    policy.types.entry("", "pods").mode = Some(CacheMode::Objects);
+    policy.types.entry("apps", "daemonsets").mode = Some(CacheMode::Nothing);
     assert!(policy.caches_only(is_pods));
-    policy.set_mode("apps", "daemonsets", CacheMode::Metadata);
+    policy.types.entry("apps", "daemonsets").mode = Some(CacheMode::Metadata);
     assert!(!policy.caches_only(is_pods));
 }
 
@@ -286,7 +285,7 @@ fn a_followed_scope_has_its_types_retention_and_little_history_until_it_is_read(
         window_age: Some(Duration::from_secs(9)),
         ..ScopePolicy::default()
     };
-    policy.set_scope_policy("", "pods", scopes);
+    policy.types.entry("", "pods").scope_policy = scopes;
     let (key, retention) = policy.followed_scope(pods(), window).unwrap();
     assert_eq!(
         key.representation,
@@ -300,11 +299,11 @@ fn a_followed_scope_has_its_types_retention_and_little_history_until_it_is_read(
     assert!(!retention.indispensable);
     // Nothing is derived from JSON, so clients share the scope as it is.
     scopes.derive_json = Some(false);
-    policy.set_scope_policy("", "pods", scopes);
+    policy.types.entry("", "pods").scope_policy = scopes;
     let (key, retention) = policy.followed_scope(pods(), window).unwrap();
     assert_eq!(key.representation, Representation::whole(Encoding::Json));
     assert_eq!(retention.derivation, Derivation::None);
     assert_eq!(retention.window.unwrap().bytes, window.bytes);
-    policy.set_mode("", "pods", CacheMode::Metadata);
+    policy.types.entry("", "pods").mode = Some(CacheMode::Metadata);
     assert!(policy.followed_scope(pods(), window).is_none());
 }

@@ -163,5 +163,5 @@ pub(crate) async fn start_configured(
 
 /// Configures the proxy to cache secrets.
 pub(crate) fn with_secrets(config: &mut AppConfig) {
-    config.policy.set_mode("", "secrets", CacheMode::Objects);
+    config.policy.types.entry("", "secrets").mode = Some(CacheMode::Objects);
 }

@@ -17,14 +17,11 @@ fn consistent_reads_are_set_for_all_types_and_for_single_ones() {
     )
     .unwrap();
     assert_eq!(policy.consistent_reads, ConsistentReads::Upstream);
-    let key = |group: &str, resource: &str| (group.to_owned(), resource.to_owned());
+    let named = |group, resource| policy.types.get(group, resource).unwrap().consistent_reads;
+    assert_eq!(named("", "pods"), Some(ConsistentReads::ProvenFresh));
     assert_eq!(
-        policy.consistent_reads_by_type[&key("", "pods")],
-        ConsistentReads::ProvenFresh
-    );
-    assert_eq!(
-        policy.consistent_reads_by_type[&key("apps", "deployments")],
-        ConsistentReads::PossiblyStale
+        named("apps", "deployments"),
+        Some(ConsistentReads::PossiblyStale)
     );
     for nothing in ["", "# nothing yet\n", "{}"] {
         assert_eq!(
@@ -49,6 +46,10 @@ fn an_invalid_file_is_refused() {
          - resource: pods\n  consistentReads: linearizable\n",
         "resources:\n- resource: events\n  cache: false\n\
          - resource: events\n  group: events.k8s.io\n  cache: true\n",
+        "resources:\n- resource: events\n  consistentReads: stale\n\
+         - resource: events\n  group: events.k8s.io\n  consistentReads: forward\n",
+        "resources:\n- resource: events\n  idleSeconds: 60\n\
+         - resource: events\n  group: events.k8s.io\n  idleSeconds: 70\n",
         "[]",
         "text",
     ] {
@@ -93,7 +94,7 @@ fn features_are_turned_off_for_clients_and_types() {
         },
         ClientRule {
             user_agent: Some(AgentPattern::Exactly("agent".to_owned())),
-            resource: Some(("apps".to_owned(), "deployments".to_owned())),
+            resource: Some(TypeName::new("apps", "deployments")),
             watch_list: Some(false),
             ..ClientRule::default()
         },
@@ -183,10 +184,14 @@ fn a_cache_mode_is_set_for_all_types_and_for_single_ones() {
             of("secrets", CacheMode::Nothing),
         ]
     );
-    let key = ("apps".to_owned(), "deployments".to_owned());
+    let policy = parsed(text).unwrap();
     assert_eq!(
-        parsed(text).unwrap().consistent_reads_by_type[&key],
-        ConsistentReads::Upstream
+        policy
+            .types
+            .get("apps", "deployments")
+            .unwrap()
+            .consistent_reads,
+        Some(ConsistentReads::Upstream)
     );
 }
 
@@ -297,7 +302,7 @@ fn contradictory_scope_settings_are_refused_with_their_line() {
 }
 
 fn scopes(policy: &CachingPolicy, group: &str, resource: &str) -> Vec<String> {
-    let scopes = &policy.scopes[&(group.to_owned(), resource.to_owned())];
+    let scopes = policy.configured_scopes(group, resource);
     scopes.iter().map(ToString::to_string).collect()
 }
 
