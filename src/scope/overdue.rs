@@ -108,12 +108,16 @@ impl OverdueEvents {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
     use std::time::Instant as StdInstant;
 
     use tokio::time::timeout;
 
+    use watershed_protocol::{Encoding, FieldTable, GroupVersionResource, WireFormat};
+
     use super::*;
-    use crate::store::{self, StoreWriter, WindowLimits};
+    use crate::store::{self, SnapshotBuilder, StoreWriter, WindowLimits};
+    use crate::upstream::Collect as _;
 
     const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -125,11 +129,16 @@ mod tests {
 
     impl Watched {
         fn new() -> Self {
-            let (writer, reader) = store::new(WindowLimits {
+            let (mut writer, reader) = store::new(WindowLimits {
                 age: Duration::from_mins(5),
                 least: 0,
                 bytes: 1 << 20,
             });
+            let pods = GroupVersionResource::new("", "v1", "pods");
+            let format = WireFormat::built_in(&pods, "Pod", Encoding::Json).unwrap();
+            let fields = FieldTable::builtin(&pods, true).unwrap();
+            let listed = SnapshotBuilder::begin(&Arc::new(format), &fields);
+            drop(writer.replace(listed.finish(ResourceVersion(1))));
             let found = watch::Sender::default();
             let events = OverdueEvents::new(found.subscribe(), reader, PATIENCE);
             Self {

@@ -71,6 +71,8 @@ impl ScopePump {
             needed,
             "dropped, as it does not fit into memory beside its new list"
         );
+        // A derivation that goes on from here would never show what was dropped.
+        self.relist();
         self.drop_held();
         self.feed.pause(ROOM_AFTER);
         true

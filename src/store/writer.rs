@@ -132,10 +132,11 @@ impl StoreWriter {
         Ok(())
     }
 
-    /// Records upstream's word that every event up to `version` has been delivered.
+    /// Records upstream's word that every event up to `version` has been delivered. Before the first
+    /// list it means nothing: readers would take the empty state for one of this version.
     pub fn progress(&mut self, now: Instant, version: ResourceVersion) {
         let mut state = self.state.write();
-        if version >= state.snapshot.version() {
+        if state.snapshot.is_listed() && version >= state.snapshot.version() {
             state.finish_deletions();
             state.advance(version);
         }

@@ -27,6 +27,7 @@ mod resume;
 
 use error::ReflectorError;
 use recovery::Recovery;
+use request::FIRST_PAGE;
 
 pub use change::{Change, Collect, ReflectorTarget, Stopped};
 pub use lifetime::WatchLifetime;
@@ -359,6 +360,17 @@ impl Reflector {
             }
             ReflectorState::Resuming { version } => {
                 let version = *version;
+                if self.recovery.is_version_lost() {
+                    // An outage of everything costs no lists, and ends no watches.
+                    self.get(FIRST_PAGE).await?;
+                    tracing::warn!(
+                        resource = %self.target.gvr,
+                        %version,
+                        "upstream answers lists, but watches from this version fail; listing again"
+                    );
+                    self.restart();
+                    return Ok(None);
+                }
                 self.resume(version).await
             }
             ReflectorState::Replaying {
@@ -419,11 +431,6 @@ impl Reflector {
                     self.state = ReflectorState::Start;
                 }
             }
-            ReflectorError::Watch(..) => {
-                let lasts = self.recovery.watch_failed(by);
-                tracing::warn!(%resource, %error, relist = lasts, "upstream's watch failed");
-                list_again |= lasts;
-            }
             ReflectorError::Quiet(_) => {
                 self.recovery.failed();
                 tracing::info!(%resource, %error, "opening a watch again");
@@ -432,13 +439,19 @@ impl Reflector {
                 match error {
                     // A refusal was counted before.
                     ReflectorError::Stopped(_) => {}
-                    ReflectorError::Silent(_) | ReflectorError::Broken(_) => {
+                    ReflectorError::Silent(_)
+                    | ReflectorError::Broken(_)
+                    | ReflectorError::Brief
+                    | ReflectorError::Watch(..) => {
                         self.recovery.unanswered(by);
                     }
                     ReflectorError::Status(status, _) if status.is_server_error() => {
                         self.recovery.unanswered(by);
                     }
                     _ => self.recovery.failed(),
+                }
+                if error.may_concern_the_version() && !self.is_listing() {
+                    self.recovery.version_failed();
                 }
                 let failures = self.recovery.failures();
                 tracing::warn!(%resource, %error, failures, "upstream failed");

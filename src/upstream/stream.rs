@@ -25,6 +25,8 @@ const MAX_FRAME_BYTES: usize = 64 << 20;
 /// Why a stream cannot be read further.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum StreamError {
+    #[error("ended as soon as it began")]
+    Brief,
     #[error("the stream broke: {0}")]
     Broken(String),
     #[error("nothing came for {0:?}")]
@@ -145,7 +147,7 @@ impl WatchStream {
                 Ok(None) if self.is_clean() => {
                     // A server's timeout is longer: an immediate end would be repeated at once.
                     if self.is_young() {
-                        return Err(StreamError::Broken("ended as soon as it began".into()));
+                        return Err(StreamError::Brief);
                     }
                     return Ok(None);
                 }

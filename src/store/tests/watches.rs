@@ -308,6 +308,8 @@ fn a_reset_leaves_no_state_and_ends_every_watch() {
     writer.reset();
     assert!(!reader.snapshot().is_listed());
     assert_eq!(reader.version(), ResourceVersion(0));
+    writer.progress(now, ResourceVersion(30));
+    assert_eq!(reader.version(), ResourceVersion(0), "nothing is listed");
     // Neither goes on with the next list, and nothing that is known of before counts there.
     let mut meanwhile = [follow(11), follow(60)];
     writer.replace(at(40, &[("a/y", 39)]));

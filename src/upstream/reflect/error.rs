@@ -27,6 +27,8 @@ pub(super) enum ReflectorError {
     /// The watch brought an ERROR event that is neither an expired version nor a request to wait.
     #[error("the watch ended with an error: {0}: {1}")]
     Watch(StatusCode, String),
+    #[error("the watch ended as soon as it began")]
+    Brief,
     #[error(transparent)]
     Malformed(#[from] Malformed),
     /// The requested version is too old for this server.
@@ -39,6 +41,17 @@ pub(super) enum ReflectorError {
     OtherFormat(Malformed),
     #[error(transparent)]
     Stopped(#[from] Stopped),
+}
+
+impl ReflectorError {
+    /// Returns `true` if upstream may fail like this at one version, and not at others.
+    pub(super) fn may_concern_the_version(&self) -> bool {
+        match self {
+            Self::Watch(..) | Self::Brief => true,
+            Self::Status(code, _) => *code != StatusCode::TOO_MANY_REQUESTS,
+            _ => false,
+        }
+    }
 }
 
 impl From<DoesNotFit> for ReflectorError {
@@ -59,6 +72,7 @@ impl From<GunzipError> for ReflectorError {
 impl From<StreamError> for ReflectorError {
     fn from(error: StreamError) -> Self {
         match error {
+            StreamError::Brief => Self::Brief,
             StreamError::Broken(how) => Self::Broken(how),
             StreamError::Silent(silence) => Self::Silent(silence),
             StreamError::Malformed(error) => Self::Malformed(error),

@@ -151,7 +151,10 @@ impl Reflector {
         match error {
             None => self.broken_lists = 0,
             Some(
-                ReflectorError::Broken(_) | ReflectorError::Silent(_) | ReflectorError::Watch(..),
+                ReflectorError::Broken(_)
+                | ReflectorError::Brief
+                | ReflectorError::Silent(_)
+                | ReflectorError::Watch(..),
             ) => {
                 self.broken_lists += 1;
                 if self.broken_lists >= BROKEN_LISTS {

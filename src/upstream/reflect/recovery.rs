@@ -15,6 +15,8 @@ const LISTS: (Duration, Duration) = (Duration::from_millis(500), Duration::from_
 const LASTING: Duration = Duration::from_secs(30);
 /// Bad answers within that time that show it. A pair with a long silence between them does not.
 const LASTING_COUNT: u32 = 3;
+/// Time between two bad answers that are not in a row. No pause and no wait for an answer is as long.
+const APART: Duration = Duration::from_mins(2);
 /// Bad answers in a row after which only every second attempt goes elsewhere. Each of these makes a
 /// connection.
 const ELSEWHERE: u32 = 2;
@@ -36,8 +38,10 @@ pub(super) struct Recovery {
     unreadable: u32,
     /// Refusals in a row.
     refusals: Repetition,
-    /// Watches in a row that ended with an error.
-    watch_errors: Repetition,
+    /// Watches in a row that failed as they may at one version alone.
+    version_failures: Repetition,
+    /// These failures are not expected to pass.
+    version_lasts: bool,
     /// The server of the last bad or expired answer.
     avoid: Option<Address>,
     /// Upstream let it be followed at least once.
@@ -53,12 +57,18 @@ pub(super) struct Recovery {
 struct Repetition {
     count: u32,
     since: Option<Instant>,
+    last: Option<Instant>,
 }
 
 impl Repetition {
     /// Counts one more. Returns `true` if they are not expected to pass.
     fn lasts(&mut self) -> bool {
+        // All went well between them, even if nothing showed it.
+        if self.last.is_some_and(|last| last.elapsed() >= APART) {
+            *self = Self::default();
+        }
         self.count = self.count.saturating_add(1);
+        self.last = Some(Instant::now());
         let since = self.since.get_or_insert_with(Instant::now).elapsed();
         since >= LASTING && self.count >= LASTING_COUNT
     }
@@ -83,7 +93,8 @@ impl Recovery {
             bad_answers: 0,
             unreadable: 0,
             refusals: Repetition::default(),
-            watch_errors: Repetition::default(),
+            version_failures: Repetition::default(),
+            version_lasts: false,
             avoid: None,
             granted: false,
             type_removed: false,
@@ -123,7 +134,8 @@ impl Recovery {
         self.bad_answers = 0;
         self.unreadable = 0;
         self.refusals = Repetition::default();
-        self.watch_errors = Repetition::default();
+        self.version_failures = Repetition::default();
+        self.version_lasts = false;
         self.avoid = None;
         self.granted = true;
     }
@@ -160,13 +172,15 @@ impl Recovery {
         self.unreadable > UNREADABLE
     }
 
-    /// Notes that a server's watch ended with an error. Returns `true` if the type must be listed: one
-    /// event in the history may be one that upstream cannot read, while it can read what is there now.
-    ///
-    /// A list ends every watch behind it, so a short outage of etcd is waited for.
-    pub(super) fn watch_failed(&mut self, by: Option<Address>) -> bool {
-        self.unanswered(by);
-        self.watch_errors.lasts()
+    /// Notes that a watch failed as it may at one version alone: upstream may be unable to read one
+    /// event of its history, while it can read what is there now.
+    pub(super) fn version_failed(&mut self) {
+        self.version_lasts = self.version_failures.lasts();
+    }
+
+    /// Returns `true` if watches from this version fail for so long that others may be better.
+    pub(super) fn is_version_lost(&self) -> bool {
+        self.version_lasts
     }
 
     /// Notes that a server's watch does not bring what upstream has.
@@ -242,16 +256,26 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn errors_of_watches_lead_to_a_list_once_they_last() {
+    async fn a_version_is_lost_once_its_failures_last() {
         let mut recovery = Recovery::new();
-        assert!(!recovery.watch_failed(None));
-        assert!(!recovery.watch_failed(None));
+        recovery.version_failed();
+        recovery.version_failed();
         tokio::time::advance(LASTING).await;
         recovery.succeeded();
-        assert!(!recovery.watch_failed(None));
+        recovery.version_failed();
         tokio::time::advance(LASTING).await;
-        assert!(!recovery.watch_failed(None), "two may be two accidents");
-        assert!(recovery.watch_failed(None));
+        recovery.version_failed();
+        assert!(!recovery.is_version_lost(), "two may be two accidents");
+        tokio::time::advance(APART).await;
+        recovery.version_failed();
+        assert!(!recovery.is_version_lost(), "so may a third, much later");
+        tokio::time::advance(LASTING / 2).await;
+        recovery.version_failed();
+        tokio::time::advance(LASTING / 2).await;
+        recovery.version_failed();
+        assert!(recovery.is_version_lost());
+        recovery.succeeded();
+        assert!(!recovery.is_version_lost());
     }
 
     #[tokio::test(start_paused = true)]

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::HeaderValue;
-use watershed_protocol::{EventKind, Frame, ResourceVersion, WireFormat};
+use watershed_protocol::{EventKind, Frame, ResourceVersion, WireFormat, read_bookmark};
 
 use super::change::{Change, Collect};
 use super::error::ReflectorError;
@@ -68,6 +68,8 @@ impl Reflector {
         let from = last_event.map_or(version, ResourceVersion::before);
         let query = format!("watch=1&allowWatchBookmarks=true&resourceVersion={from}");
         let stream = match self.open(&query).await {
+            // The next server may still show the event.
+            Err(error @ ReflectorError::Silent(_)) => return Err(error),
             Err(error) => return self.without_replay(version, error),
             Ok((_, stream)) => stream,
         };
@@ -97,6 +99,12 @@ impl Reflector {
                     }
                     return Ok(Some(Change::Ended));
                 };
+                if let Some(missing) = last_event
+                    && self.is_bookmark_before(&frame, missing)?
+                {
+                    let error = format!("the event at {missing} is not there yet");
+                    return Err(ReflectorError::Broken(error));
+                }
                 if frame.kind == EventKind::Error {
                     let error = self.error_in(frame, &mut stream);
                     return self.without_replay(version, error);
@@ -118,6 +126,20 @@ impl Reflector {
     fn is_event_of(&self, frame: &Frame, version: ResourceVersion) -> Result<bool, ReflectorError> {
         let is_event = frame.kind != EventKind::Bookmark;
         Ok(is_event && self.check_frame(frame)?.version == version)
+    }
+
+    /// Returns `true` if the stream begins with a bookmark of a version before the event, as that of a
+    /// proxy does which lags behind and is about to end.
+    fn is_bookmark_before(
+        &self,
+        frame: &Frame,
+        version: ResourceVersion,
+    ) -> Result<bool, ReflectorError> {
+        if frame.kind != EventKind::Bookmark {
+            return Ok(false);
+        }
+        let bookmark = read_bookmark(self.target.representation.encoding, &frame.object)?;
+        Ok(bookmark.version < version)
     }
 
     fn error_in(&mut self, frame: Frame, stream: &mut WatchStream) -> ReflectorError {

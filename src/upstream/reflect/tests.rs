@@ -77,10 +77,12 @@ async fn follow_pods(watches: [String; 2]) -> (Api, Reflector) {
 }
 
 /// The end of a watch, after its events.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum StreamEnd {
     Ended,
     Open,
+    /// Not even the headers come.
+    Unanswered,
 }
 
 /// Follows pods at an API server whose watches send these events, one after the other; the last one
@@ -94,6 +96,7 @@ async fn follow_pods_over(
     let api = Api::start(&pki, HTTP2, move |request, _| {
         let query = request.uri().query().unwrap_or_default().to_owned();
         let watch = query.starts_with("watch=1");
+        let mut is_answered = true;
         let body = if watch {
             let mut opened = opened.lock();
             let (text, end) = &watches[opened.len().min(watches.len() - 1)];
@@ -101,11 +104,15 @@ async fn follow_pods_over(
                 .split('&')
                 .find_map(|part| part.strip_prefix("resourceVersion="));
             opened.push(version.unwrap_or_default().to_owned());
+            is_answered = *end != StreamEnd::Unanswered;
             watch_body(text.clone(), *end)
         } else {
             body::full(LIST)
         };
         async move {
+            if !is_answered {
+                std::future::pending::<()>().await;
+            }
             let content_type = Encoding::Json.content_type(watch);
             Response::builder()
                 .header("content-type", content_type)
@@ -122,7 +129,7 @@ fn watch_body(text: String, end: StreamEnd) -> Body {
     let events = stream::iter([Ok(Bytes::from(text))]);
     match end {
         StreamEnd::Ended => streamed(events),
-        StreamEnd::Open => streamed(events.chain(stream::pending())),
+        StreamEnd::Open | StreamEnd::Unanswered => streamed(events.chain(stream::pending())),
     }
 }
 

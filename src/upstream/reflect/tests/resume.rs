@@ -1,13 +1,21 @@
 //! Proofs that a resumed watch continues the same history.
+use super::super::answer::WATCH_ANSWER_TIMEOUT;
 use super::*;
+use crate::test_support::eventually;
 
 /// Follows pods until the first watch has ended, after an event of version 9. Then upstream is asked
 /// for other watches, which send these events.
 async fn interrupted(watches: &[String]) -> (Api, Reflector, Arc<Mutex<Vec<String>>>) {
-    let first = events("ADDED", &["a"]) + MARK + &event("MODIFIED", "a", 9);
     let others = watches.iter().map(|text| (text.clone(), StreamEnd::Open));
-    let watches = std::iter::once((first, StreamEnd::Ended)).chain(others);
-    let (api, mut reflector, versions) = follow_pods_over(watches.collect()).await;
+    interrupted_before(others.collect()).await
+}
+
+async fn interrupted_before(
+    mut watches: Vec<(String, StreamEnd)>,
+) -> (Api, Reflector, Arc<Mutex<Vec<String>>>) {
+    let first = events("ADDED", &["a"]) + MARK + &event("MODIFIED", "a", 9);
+    watches.insert(0, (first, StreamEnd::Ended));
+    let (api, mut reflector, versions) = follow_pods_over(watches).await;
     assert!(reflector.is_listing());
     assert!(matches!(next(&mut reflector).await, Change::Listed { .. }));
     assert!(!reflector.is_listing());
@@ -61,6 +69,39 @@ async fn a_resumed_watch_without_the_last_event_is_of_another_history() {
         );
         assert!(reflector.is_listing(), "what is known is of no use");
     }
+}
+
+#[tokio::test]
+async fn a_server_that_lags_behind_the_last_event_is_not_of_another_history() {
+    let again = event("MODIFIED", "a", 9);
+    let (_api, mut reflector, versions) = interrupted(&[MARK.to_owned(), again]).await;
+    assert!(matches!(next(&mut reflector).await, Change::Interrupted));
+    assert!(matches!(
+        next(&mut reflector).await,
+        Change::Resumed { is_proven: true }
+    ));
+    assert_eq!(*versions.lock(), ["", "8", "8"]);
+}
+
+#[tokio::test]
+async fn a_watch_that_is_not_answered_keeps_the_proof_for_the_next_one() {
+    let again = event("MODIFIED", "a", 9);
+    let watches = vec![
+        (String::new(), StreamEnd::Unanswered),
+        (again, StreamEnd::Open),
+    ];
+    let (_api, mut reflector, versions) = interrupted_before(watches).await;
+    let opened = Arc::clone(&versions);
+    let resumed = tokio::spawn(async move {
+        let interrupted = next(&mut reflector).await;
+        (interrupted, next(&mut reflector).await)
+    });
+    eventually(|| opened.lock().len() == 2).await;
+    pass(WATCH_ANSWER_TIMEOUT).await;
+    let (interrupted, resumed) = resumed.await.unwrap();
+    assert!(matches!(interrupted, Change::Interrupted));
+    assert!(matches!(resumed, Change::Resumed { is_proven: true }));
+    assert_eq!(*versions.lock(), ["", "8", "8"]);
 }
 
 #[tokio::test]
