@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
-use futures_util::future::{BoxFuture, OptionFuture};
+use futures_util::future::BoxFuture;
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -21,6 +21,7 @@ use crate::upstream::{Forwarder, Upstream, UpstreamClient};
 use crate::{admin, drain, telemetry};
 
 mod announce;
+mod background;
 pub mod check;
 mod checkpoints;
 mod config;
@@ -36,6 +37,7 @@ mod trust;
 pub use config::{AppConfig, Listen};
 pub use metrics::metrics;
 
+use background::BackgroundTasks;
 use listen::{BoundListener, bind};
 use metrics::Scraper;
 use pressure::PressureKeeper;
@@ -58,10 +60,19 @@ pub struct RunningProxy {
     audit: Option<Audit>,
     traces: Option<telemetry::Traces>,
     proxy: JoinHandle<()>,
-    background: Vec<JoinHandle<()>>,
+    background: BackgroundTasks,
 }
 
 impl RunningProxy {
+    /// Waits until a task fails without which the proxy may show what is out of date, or be of no use.
+    /// Returns its name. The proxy must be shut down then.
+    pub async fn failed(&mut self) -> &'static str {
+        tokio::select! {
+            _ = &mut self.proxy => "listener",
+            task = self.background.failed() => task,
+        }
+    }
+
     /// Stops the proxy: refuses new connections, waits for open ones, and cuts the rest.
     pub async fn shut_down(self) {
         tracing::info!("shutting down");
@@ -84,7 +95,7 @@ impl RunningProxy {
             traces.end().await;
         }
         self.admin_drain.drain(Duration::ZERO);
-        self.background.iter().for_each(JoinHandle::abort);
+        drop(self.background);
         self.scopes.shut_down();
         tracing::info!("stopped");
     }
@@ -163,26 +174,30 @@ async fn assemble(mut config: AppConfig) -> anyhow::Result<RunningProxy> {
         gauges: ScopeGauges::default(),
     };
     let state = admin_state(scraper, draining, admin_token, shown);
-    let background = vec![
-        tokio::spawn(follower.run()),
-        tokio::spawn(announced),
-        tokio::spawn(follow_rbac),
-        tokio::spawn(OptionFuture::from(follow_pods).map(|_| ())),
-        tokio::spawn(keep_scopes_open),
-        tokio::spawn(scopes.clone().close_idle()),
-        tokio::spawn(save_regularly(scopes.clone())),
-        tokio::spawn(PressureKeeper::new(scopes.clone()).run()),
-        tokio::spawn(SelfCheck::new(scopes.clone()).run()),
-        tokio::spawn(watch_for_rollbacks(scopes.clone())),
-        tokio::spawn(admin::serve(
+    let mut background = BackgroundTasks::default();
+    background.spawn("discovery", follower.run());
+    background.spawn("announcement", announced);
+    background.spawn("rbac", follow_rbac);
+    if let Some(follow_pods) = follow_pods {
+        background.spawn("node-grants", follow_pods);
+    }
+    background.spawn("always-open", keep_scopes_open);
+    background.spawn("idle-scopes", scopes.clone().close_idle());
+    background.spawn("checkpoints", save_regularly(scopes.clone()));
+    background.spawn("memory-pressure", PressureKeeper::new(scopes.clone()).run());
+    background.spawn("self-check", SelfCheck::new(scopes.clone()).run());
+    background.spawn("rollbacks", watch_for_rollbacks(scopes.clone()));
+    background.spawn(
+        "admin",
+        admin::serve(
             admin_listener,
             admin_tls,
             Arc::new(state),
             config.limits,
             admin_draining,
-        )),
-        tokio::spawn(upkeep(registry)),
-    ];
+        ),
+    );
+    background.spawn("metrics-upkeep", upkeep(registry));
     log_addresses(&config.listen, address, admin_address);
     Ok(RunningProxy {
         address,

@@ -192,17 +192,21 @@ impl ServeCommand {
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;
         let config = self.config().map_err(InvalidUsage::from)?;
-        let started = tokio::select! {
+        let mut running = tokio::select! {
             started = app::start(config) => started?,
             _ = terminate.recv() => return Ok(ExitCode::SUCCESS),
             _ = interrupt.recv() => return Ok(ExitCode::SUCCESS),
         };
+        let code = tokio::select! {
+            _ = terminate.recv() => ExitCode::SUCCESS,
+            _ = interrupt.recv() => ExitCode::SUCCESS,
+            task = running.failed() => {
+                tracing::error!(task, "a task of the proxy failed; stopping, to be started anew");
+                ExitCode::FAILURE
+            }
+        };
         tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
-        tokio::select! {
-            () = started.shut_down() => Ok(ExitCode::SUCCESS),
+            () = running.shut_down() => Ok(code),
             // A second signal does not wait for the drain.
             _ = terminate.recv() => Ok(ExitCode::FAILURE),
             _ = interrupt.recv() => Ok(ExitCode::FAILURE),

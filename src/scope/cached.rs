@@ -246,6 +246,14 @@ impl Scope {
         tokio::time::timeout(wait, reached).await.is_ok()
     }
 
+    /// Waits until the scope has reached `version`, which upstream had before. Returns `false` if it
+    /// did not within `wait`, or at once if nothing has come since such a wait was in vain: the pages
+    /// of a long list would each wait for an idle type.
+    pub async fn catch_up_with(&self, version: ResourceVersion, wait: Duration) -> bool {
+        let reached = || self.reader.version();
+        self.version_waiters.catch_up(version, reached, wait).await
+    }
+
     /// Returns true if what is held is of the present timeline of upstream's versions. If not, it
     /// is about to be dropped, and must not be shown any more.
     pub fn is_current(&self) -> bool {

@@ -1,9 +1,11 @@
 //! Readers that wait for a version, ordered by it.
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
+use tokio::time::timeout;
 use watershed_protocol::ResourceVersion;
 
 /// Wakes each reader when the version arrives that it waits for. Events before it wake nobody: a
@@ -13,6 +15,8 @@ pub(super) struct VersionWaiters {
     waiting: Mutex<BTreeMap<WaiterKey, oneshot::Sender<()>>>,
     /// Number of waiters so far. It tells apart those that wait for the same version.
     count: AtomicU64,
+    /// The version at which a reader waited in vain for a later one.
+    stuck_at: AtomicU64,
 }
 
 /// The version that a reader waits for, and the reader's number.
@@ -46,6 +50,28 @@ impl VersionWaiters {
             // An entry that is dropped ends the wait, too; then the version is looked at again.
             let _ = arrived.await;
         }
+    }
+
+    /// Waits until `reached` returns `version` or a later one. Returns `false` if it does not within
+    /// `wait`, or at once if it returns the same as when such a wait was in vain.
+    pub(super) async fn catch_up(
+        &self,
+        version: ResourceVersion,
+        reached: impl Fn() -> ResourceVersion,
+        wait: Duration,
+    ) -> bool {
+        let before = reached();
+        if before >= version {
+            return true;
+        }
+        if self.stuck_at.load(Ordering::Relaxed) == before.0 {
+            return false;
+        }
+        let is_reached = timeout(wait, self.wait(version, reached)).await.is_ok();
+        if !is_reached {
+            self.stuck_at.store(before.0, Ordering::Relaxed);
+        }
+        is_reached
     }
 
     /// Wakes the readers that wait for `version` or an earlier one. It must be called after the
@@ -84,6 +110,8 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::AtomicUsize;
     use std::task::{Context, Poll, Wake, Waker};
+
+    use tokio::time::Instant;
 
     use super::*;
 
@@ -134,6 +162,25 @@ mod tests {
         assert_eq!(waiters.len(), 1);
         drop(wait);
         assert_eq!(waiters.len(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn readers_of_a_scope_to_which_nothing_comes_wait_once() {
+        let (waiters, now) = (VersionWaiters::default(), AtomicU64::new(3));
+        let reached = || ResourceVersion(now.load(Ordering::Relaxed));
+        let (began, wait) = (Instant::now(), Duration::from_secs(1));
+        let wanted = ResourceVersion(7);
+        for _ in 0..3 {
+            assert!(!waiters.catch_up(wanted, reached, wait).await);
+            assert_eq!(began.elapsed(), wait);
+        }
+        // What came may not be all.
+        now.store(5, Ordering::Relaxed);
+        assert!(!waiters.catch_up(wanted, reached, wait).await);
+        assert_eq!(began.elapsed(), 2 * wait);
+        now.store(7, Ordering::Relaxed);
+        assert!(waiters.catch_up(wanted, reached, wait).await);
+        assert_eq!(began.elapsed(), 2 * wait);
     }
 
     /// A scope may be listed again at an older version between an arrival and the wake-up.

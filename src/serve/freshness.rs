@@ -13,10 +13,12 @@ use super::source::{AnswerSource, ForwardReason};
 use crate::scope::ScopePhase;
 use crate::store::Snapshot;
 
-/// Longest wait for a version that is ahead of the cache. Then upstream answers, which waits by its
-/// own rule (3 s) and refuses in its own words. Events are milliseconds behind; a type on which
-/// nothing happens would not get there before its next bookmark.
-const VERSION_WAIT: Duration = Duration::from_secs(1);
+/// Longest wait of a get or list for a version that is ahead of the cache. Then upstream answers,
+/// which waits by its own rule (3 s) and refuses in its own words. Events are milliseconds behind; a
+/// type on which nothing happens would not get there before its next bookmark.
+const VERSION_WAIT: Duration = Duration::from_millis(100);
+/// The same of a watch, which would take a connection to upstream for seconds.
+const WATCH_VERSION_WAIT: Duration = Duration::from_secs(1);
 
 /// The least version of any state. A scope that was not listed yet, or that forgot everything, is
 /// at version zero.
@@ -60,7 +62,11 @@ pub(super) async fn wait_until_fresh(
         Freshness::Any => (ANY, AnswerSource::Snapshot),
         Freshness::MostRecent if read.may_be_stale => (ANY, AnswerSource::Stale),
         Freshness::NotOlderThan(version) | Freshness::Exact(version) => {
-            if !opened.scope.wait_until_version(version, VERSION_WAIT).await {
+            let wait = match read.kind {
+                ReadKind::Watch(_) => WATCH_VERSION_WAIT,
+                ReadKind::Get { .. } | ReadKind::List(_) => VERSION_WAIT,
+            };
+            if !opened.scope.catch_up_with(version, wait).await {
                 return Err(ForwardReason::VersionAhead);
             }
             (version, AnswerSource::Snapshot)

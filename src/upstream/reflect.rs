@@ -27,7 +27,6 @@ mod resume;
 
 use error::ReflectorError;
 use recovery::Recovery;
-use request::FIRST_PAGE;
 
 pub use change::{Change, Collect, ReflectorTarget, Stopped};
 pub use lifetime::WatchLifetime;
@@ -362,7 +361,7 @@ impl Reflector {
                 let version = *version;
                 if self.recovery.is_version_lost() {
                     // An outage of everything costs no lists, and ends no watches.
-                    self.get(FIRST_PAGE).await?;
+                    self.try_to_list().await?;
                     tracing::warn!(
                         resource = %self.target.gvr,
                         %version,

@@ -18,7 +18,13 @@ pub(in crate::serve) fn not_from_memory(
 ) -> Result<Answer, ForwardReason> {
     match unanswered {
         Unanswered::Forward(reason) => Err(reason),
-        Unanswered::Refuse(source, refusal) => Ok(Answer::new(source, status(&refusal, form, &[]))),
+        Unanswered::Refuse(source, refusal) => {
+            let mut response = status(&refusal, form, &[]);
+            if source == AnswerSource::Access && refusal.code != 401 {
+                forbid_sniffing(&mut response);
+            }
+            Ok(Answer::new(source, response))
+        }
         Unanswered::Limit(exceeded) => {
             Ok(Answer::new(AnswerSource::Limit, over_the_limit(exceeded)))
         }
@@ -40,17 +46,22 @@ pub(super) fn status(
     );
     // For the audit log.
     response.extensions_mut().insert(status.clone());
-    let headers = response.headers_mut();
-    if code == StatusCode::FORBIDDEN {
-        headers.insert(
-            header::X_CONTENT_TYPE_OPTIONS,
-            HeaderValue::from_static("nosniff"),
-        );
-    }
     if let Some(seconds) = status.retry_after() {
+        let headers = response.headers_mut();
         headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
     }
     response
+}
+
+/// Sets the header that upstream sends with refusals of the caller.
+///
+/// Source: `apiserver/pkg/endpoints/handlers/responsewriters/errors.go` (Forbidden,
+/// RespondWithError).
+fn forbid_sniffing(response: &mut Response<Body>) {
+    response.headers_mut().insert(
+        header::X_CONTENT_TYPE_OPTIONS,
+        HeaderValue::from_static("nosniff"),
+    );
 }
 
 /// Returns `true` if a response was made here and not upstream.
@@ -66,6 +77,7 @@ pub(in crate::serve) fn filtered(flag: &str) -> Response<Body> {
     };
     let message = format!("the proxy does not accept such requests ({flag})");
     let mut response = status(&Status::new(403, "Forbidden", message), form, &[]);
+    forbid_sniffing(&mut response);
     let source = AnswerSource::Access.header();
     response.headers_mut().insert("x-watershed-source", source);
     response
@@ -119,12 +131,9 @@ fn over_the_limit(exceeded: LimitExceeded) -> Response<Body> {
         header::CONTENT_TYPE,
         HeaderValue::from_static("text/plain; charset=utf-8"),
     );
-    headers.insert(
-        header::X_CONTENT_TYPE_OPTIONS,
-        HeaderValue::from_static("nosniff"),
-    );
     if code == StatusCode::TOO_MANY_REQUESTS {
         headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
     }
+    forbid_sniffing(&mut response);
     response
 }

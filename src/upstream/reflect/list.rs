@@ -70,6 +70,11 @@ impl Reflector {
         Ok((listed, version, None))
     }
 
+    /// Asks for one object, to find out if upstream answers lists.
+    pub(super) async fn try_to_list(&mut self) -> Result<(), ReflectorError> {
+        self.get(FIRST_PAGE).await.map(drop)
+    }
+
     /// Returns the format of the objects if it is known before the first answer, and nothing else
     /// needs a first page.
     fn expected_format(&self) -> Option<WireFormat> {

@@ -44,7 +44,7 @@ The types are a built-in one with namespaces, one without, events (which upstrea
 | YAML, CBOR | ` + "`representation`" + ` | upstream prints them from decoded objects by the rules of Go's libraries; clients that show YAML ask for JSON |
 | watches from before the first list | ` + "`before-first-list`" + ` | upstream alone knows those events; the watch ends as soon as memory can go on |
 | watches of events from before the history in memory | ` + "`before-history`" + ` | upstream has no watch cache of events: etcd may have that history, and otherwise refuses in its own words |
-| a version that memory has not reached in a second | ` + "`version-ahead`" + ` | upstream waits by its own rule, and refuses in its own words |
+| a version that memory does not reach in 0.1 s, or for a watch in a second | ` + "`version-ahead`" + ` | upstream waits by its own rule, and refuses in its own words |
 | versions older than the window, or five minutes behind | ` + "`exact-version`" + ` | upstream may hold them, and otherwise says that they are gone and gives a token to go on with |
 | tokens with version -1 | ` + "`continue-token`" + ` | each page is of another state, and upstream's is the newest |
 | pages by ` + "`metadata.namespace`" + ` | ` + "`paging`" + ` | upstream's tokens are relative to the selected namespace, and differ between releases |
