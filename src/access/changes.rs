@@ -162,9 +162,9 @@ impl Changes {
             self.head.store(log.head, Ordering::Release);
             recorded
         };
-        let concerns =
-            |request: &AccessRequest| recorded.iter().any(|affected| affected.concerns(request));
-        self.listeners.wake(concerns);
+        for affected in &recorded {
+            self.listeners.wake_affected(affected);
+        }
     }
 
     /// Returns the open watches' tasks.

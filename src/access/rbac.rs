@@ -167,6 +167,14 @@ impl Affected {
         }
     }
 
+    /// Returns the only users that the change can concern, if it concerns no groups.
+    pub(super) fn users(&self) -> Option<&HashSet<Box<str>>> {
+        match self {
+            Self::Subjects { subjects, .. } if subjects.groups.is_empty() => Some(&subjects.users),
+            _ => None,
+        }
+    }
+
     /// Returns the memory use, in units of some hundred bytes.
     pub(super) fn weight(&self) -> usize {
         match self {

@@ -1,9 +1,9 @@
 //! All subscriptions of a scope. A change wakes exactly those that it can concern.
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Waker;
 
-use slab::Slab;
 use watershed_protocol::{ObjectAttributes, ResourceVersion};
 
 use super::cursor::{Cursor, Position};
@@ -31,6 +31,9 @@ pub(super) struct SubscriptionSlot {
     /// subscription's.
     pub(super) skipped: ResourceVersion,
     pub(super) waker: AtomicWaker,
+    /// The index among the subscriptions with the same interest. Whoever may change these reads and
+    /// writes it.
+    index: AtomicUsize,
 }
 
 /// A subscription's entry among all.
@@ -38,14 +41,13 @@ pub(super) struct SubscriptionSlot {
 pub(super) struct Membership {
     pub(super) slot: Arc<SubscriptionSlot>,
     pub(super) interest: Arc<Interest>,
-    key: usize,
 }
 
 /// The subscriptions of a scope, by their interest.
 #[derive(Debug, Default)]
 pub(super) struct Subscribers {
     /// Subscriptions with equal interests share the key.
-    slots: HashMap<Arc<Interest>, Slab<Arc<SubscriptionSlot>>>,
+    slots: HashMap<Arc<Interest>, Vec<Arc<SubscriptionSlot>>>,
     /// Number of interests by the position of the field they name: a change looks up these fields
     /// only.
     fields: HashMap<usize, usize>,
@@ -74,26 +76,20 @@ impl Subscribers {
         if let Interest::Field(position, _) = interest {
             *self.fields.entry(position).or_default() += 1;
         }
-        let slot = Arc::new(SubscriptionSlot {
-            cursor: Cursor::new(position),
-            skipped,
-            waker: AtomicWaker::new(),
-        });
         let interest = match self.slots.get_key_value(&interest) {
             Some((equal, _)) => Arc::clone(equal),
             None => Arc::new(interest),
         };
-        let key = self
-            .slots
-            .entry(Arc::clone(&interest))
-            .or_default()
-            .insert(Arc::clone(&slot));
+        let slots = self.slots.entry(Arc::clone(&interest)).or_default();
+        let slot = Arc::new(SubscriptionSlot {
+            cursor: Cursor::new(position),
+            skipped,
+            waker: AtomicWaker::new(),
+            index: AtomicUsize::new(slots.len()),
+        });
+        slots.push(Arc::clone(&slot));
         self.count += 1;
-        Membership {
-            slot,
-            interest,
-            key,
-        }
+        Membership { slot, interest }
     }
 
     pub(super) fn remove(&mut self, membership: &Membership) {
@@ -101,11 +97,19 @@ impl Subscribers {
         let Some(slots) = self.slots.get_mut(interest) else {
             return;
         };
-        if slots.try_remove(membership.key).is_none() {
+        let index = membership.slot.index.load(Ordering::Relaxed);
+        let found = slots.get(index);
+        if !found.is_some_and(|slot| Arc::ptr_eq(slot, &membership.slot)) {
             return;
+        }
+        slots.swap_remove(index);
+        if let Some(moved) = slots.get(index) {
+            moved.index.store(index, Ordering::Relaxed);
         }
         if slots.is_empty() {
             self.slots.remove(interest);
+        } else if slots.len() < slots.capacity() / 4 {
+            slots.shrink_to(slots.len() * 2);
         }
         self.count -= 1;
         if let Interest::Field(position, _) = interest
@@ -148,7 +152,7 @@ impl Subscribers {
     /// Moves every subscription that has caught up to `head`, and wakes all of them.
     pub(super) fn wake_all(&self, head: u64) -> Vec<Waker> {
         let mut wakers = Vec::new();
-        for (_, slot) in self.slots.values().flatten() {
+        for slot in self.slots.values().flatten() {
             slot.cursor.offer(head);
             wakers.extend(slot.waker.take());
         }
@@ -158,7 +162,7 @@ impl Subscribers {
     /// Expires every subscription.
     pub(super) fn expire(&self) -> Vec<Waker> {
         let mut wakers = Vec::new();
-        for (_, slot) in self.slots.values().flatten() {
+        for slot in self.slots.values().flatten() {
             slot.cursor.set(Position::Expired);
             wakers.extend(slot.waker.take());
         }
@@ -178,7 +182,7 @@ impl Subscribers {
         let mut wakers = Vec::new();
         let interests = self.slots.iter();
         for (_, slots) in interests.filter(|(interest, _)| concerned.has(interest)) {
-            for (_, slot) in slots {
+            for slot in slots {
                 slot.cursor.set(Position::Expired);
                 wakers.extend(slot.waker.take());
             }
@@ -198,7 +202,7 @@ impl Subscribers {
         head: u64,
     ) -> Vec<Waker> {
         let mut wakers = Vec::new();
-        for (_, slot) in self.slots.values().flatten() {
+        for slot in self.slots.values().flatten() {
             let goes_on = listed >= known
                 && slot.starts_at_or_after(listed)
                 && slot.cursor.position() != Position::Expired;
@@ -213,7 +217,7 @@ impl Subscribers {
     }
 
     fn offer_to(&self, interest: &Interest, sequence: u64, wakers: &mut Vec<Waker>) {
-        for (_, slot) in self.slots.get(interest).into_iter().flatten() {
+        for slot in self.slots.get(interest).into_iter().flatten() {
             slot.offer(sequence, wakers);
         }
     }
@@ -256,5 +260,29 @@ impl SubscriptionSlot {
         {
             wakers.push(waker);
         }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn subscriptions_that_end_leave_no_places_to_look_at() {
+        let mut subscribers = Subscribers::default();
+        let mut add = || subscribers.add(Interest::All, Position::At(0), ResourceVersion(0));
+        let mut members: Vec<_> = (0..1000).map(|_| add()).collect();
+        // From both ends and the middle, each twice.
+        while members.len() > 1 {
+            let ended = members.swap_remove(members.len() * 2 / 3);
+            subscribers.remove(&ended);
+            subscribers.remove(&ended);
+            assert_eq!(subscribers.len(), members.len());
+        }
+        let slots = &subscribers.slots[&Interest::All];
+        assert!(Arc::ptr_eq(&slots[0], &members[0].slot));
+        assert!(slots.capacity() <= 4, "{}", slots.capacity());
+        subscribers.remove(&members[0]);
+        assert!(subscribers.slots.is_empty());
     }
 }
