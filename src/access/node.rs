@@ -48,7 +48,7 @@ const MIN_FOLLOWED: Duration = Duration::from_secs(10);
 /// Treatment of grants that nodes have from the node authorizer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum NodeGrants {
-    /// They are reviewed by the clock, as all grants that are not RBAC's.
+    /// They are reviewed by the clock, like every grant that RBAC does not explain.
     #[default]
     Review,
     /// They are reviewed when no pod on the node names the object any more, and after hours,

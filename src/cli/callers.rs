@@ -72,15 +72,15 @@ pub(super) struct CallerFlags {
     /// own.
     #[arg(long, value_name = "AUDIENCES", value_delimiter = ',')]
     api_audiences: Vec<String>,
-    /// Validate service accounts' tokens here, and review them once an hour only. A token is valid if
+    /// Validate service accounts' tokens here, and review them only once an hour. A token is valid if
     /// the API server's key signed it, it has not expired, and the objects that it is bound to are
     /// in the cache. Needs the ClusterRole system:service-account-issuer-discovery.
     #[arg(long)]
     validate_service_account_tokens_locally: bool,
     /// Refuse service accounts' tokens without a review if they have expired, or if the API server
-    /// does not have their key. Not where a webhook or a token file of the API server accepts such
-    /// tokens of its own issuer, nor with its flag --service-account-signing-endpoint. Needs the
-    /// ClusterRole system:service-account-issuer-discovery.
+    /// does not have their key. Do not use this where a webhook or a token file of the API server
+    /// accepts such tokens of its own issuer, or with its flag --service-account-signing-endpoint.
+    /// Needs the ClusterRole system:service-account-issuer-discovery.
     #[arg(long)]
     refuse_invalid_service_account_tokens: bool,
     /// Time for which the review of an accepted token is cached.
@@ -90,7 +90,7 @@ pub(super) struct CallerFlags {
     /// Other grants are cached for at most 10 s, except those that --node-grants=follow-pods keeps.
     #[arg(long, default_value = "5m", value_parser = duration, value_name = "DURATION")]
     authorization_webhook_cache_authorized_ttl: Duration,
-    /// Time for which a denial is cached, unless RBAC changes; 0s for not at all.
+    /// Time for which a denial is cached, unless RBAC changes; 0s for no denials at all.
     #[arg(long, default_value = "30s", value_parser = duration, value_name = "DURATION")]
     authorization_webhook_cache_unauthorized_ttl: Duration,
     /// Treatment of requests while the API server cannot review their callers.

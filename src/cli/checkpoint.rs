@@ -17,7 +17,7 @@ pub(super) struct CheckpointFlags {
     /// written. Default: no checkpoints.
     #[arg(long = "checkpoint-dir", value_name = "DIR")]
     folder: Option<PathBuf>,
-    /// Interval at which changed types are written; all are at the end of the process, too.
+    /// Interval at which changed types are written. All are written when the process ends, too.
     #[arg(
         long = "checkpoint-interval",
         default_value = "1m",
@@ -25,7 +25,7 @@ pub(super) struct CheckpointFlags {
         value_name = "DURATION"
     )]
     interval: Duration,
-    /// Size up to which checkpoints are kept, in all (MiB).
+    /// Total size up to which checkpoints are kept (MiB).
     #[arg(
         long = "checkpoint-max-mib",
         default_value_t = 4096,
@@ -35,7 +35,8 @@ pub(super) struct CheckpointFlags {
     max_mib: u64,
     /// Kubeconfig of another replica or tier: its address and CA, and credentials that it accepts.
     /// Cached types take their first state from there instead of a list, once the API server has
-    /// proven to continue it. Never of secrets and custom types. Default: all types are listed.
+    /// proven to continue it. Secrets and custom types are always listed. Default: all types are
+    /// listed.
     #[arg(long, value_name = "FILE")]
     state_from: Option<PathBuf>,
 }

@@ -67,7 +67,7 @@ pub(super) struct LogFlags {
     /// "info,watershed::upstream=debug". Default: info; off for check.
     #[cfg_attr(
         feature = "lab",
-        doc = "The demo logs warnings. The load logs its rounds if it shows no progress bars."
+        doc = "`demo` logs warnings. `load` logs its rounds if it shows no progress bars."
     )]
     #[arg(
         long,

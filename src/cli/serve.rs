@@ -42,8 +42,8 @@ pub(super) struct ServeCommand {
     #[arg(help_heading = CACHE, long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Name of the node that this proxy serves. Only the node's pods, the node itself and its lease
-    /// are cached, unless the configuration file adds types. A proxy for other clients must
-    /// not have this variable.
+    /// are cached, unless the configuration file adds types. Unset NODE_NAME for a proxy that
+    /// serves other clients.
     #[arg(
         help_heading = CACHE,
         long,
@@ -67,8 +67,8 @@ pub(super) struct ServeCommand {
     /// certificate (insecure-skip-tls-verify).
     #[arg(help_heading = API_SERVER, long)]
     allow_insecure_upstream: bool,
-    /// Ask the API server to compress lists and watches of cached types: true, false, or auto,
-    /// which means where the server is another watershed or not on this machine.
+    /// Ask the API server to compress lists and watches of cached types: true, false, or auto
+    /// (if the server is another watershed or not on this machine).
     #[arg(
         help_heading = API_SERVER,
         long,
@@ -88,7 +88,7 @@ pub(super) struct ServeCommand {
         value_name = "ADDR:PORT|unix:PATH"
     )]
     listen: ListenAddress,
-    /// Mode of the Unix socket's file, in octal digits. A client needs write permission to connect.
+    /// Mode of the Unix socket's file (octal). A client needs write permission to connect.
     #[arg(
         help_heading = CLIENTS,
         long,
@@ -115,7 +115,7 @@ pub(super) struct ServeCommand {
     admin_listen: SocketAddr,
     /// Age up to which events are kept, so that a watch can start from an old version (seconds).
     /// The last 100 of one type in one representation are kept however old they are, with 0 as well,
-    /// while they take 1 MiB at most. Of the type events, none are.
+    /// while they take 1 MiB at most. Events (the resource) are not kept beyond this age.
     #[arg(help_heading = CACHE, long, default_value_t = 300, value_name = "SECONDS")]
     window_seconds: u64,
     /// Size up to which events are kept for one type in one representation (MiB).
@@ -157,9 +157,9 @@ pub(super) struct ServeCommand {
     /// with --shadow.
     #[arg(help_heading = CACHE, long, value_parser = share, value_name = "SHARE")]
     verify: Option<u32>,
-    /// Let the API server answer instead of memory, and note what memory would have answered: in
-    /// watershed_shadow_answers_total and the header X-Watershed-Shadow. Limits and refusals of the
-    /// proxy's own still apply.
+    /// Let the API server answer instead of memory, and report what memory would have answered: in
+    /// watershed_shadow_answers_total and the header X-Watershed-Shadow. The proxy's own limits and
+    /// refusals still apply.
     #[arg(help_heading = CACHE, long)]
     shadow: bool,
     /// Aggregated API group to cache; others are forwarded. Its server's answers must not depend on

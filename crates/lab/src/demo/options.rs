@@ -12,13 +12,13 @@ const CONVERGENCE: Duration = Duration::from_secs(20);
 /// Flags of `watershed demo`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct DemoArgs {
-    /// Ends the demo after this time and checks every client's view; until Ctrl-C when absent
+    /// End the demo after this time and check every client's view. Default: until Ctrl-C
     #[arg(long = "for", value_name = "DURATION", value_parser = parse_duration)]
     pub run_for: Option<Duration>,
     /// Pods at the start
     #[arg(long, value_name = "N", default_value_t = 2000)]
     pub pods: usize,
-    /// Nodes the pods are spread over
+    /// Nodes that run the pods
     #[arg(long, value_name = "N", default_value_t = 50)]
     pub nodes: usize,
     /// Watching clients
@@ -27,10 +27,10 @@ pub struct DemoArgs {
     /// Changes per second
     #[arg(long, value_name = "EVENTS", default_value_t = 50.0)]
     pub rate: f64,
-    /// Decides every random choice
+    /// Seed for random choices
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
-    /// Puts no proxy between: what upstream has to do without it
+    /// Run without the proxy, to compare upstream's load
     #[arg(long)]
     pub direct: bool,
     /// Time that the clients have to see the last change.

@@ -27,13 +27,13 @@ pub struct SimulateArgs {
     /// Nodes
     #[arg(long, value_name = "N", default_value_t = 50)]
     pub nodes: usize,
-    /// Namespaces; without it, in proportion to the pods, like all that follow
+    /// Namespaces. Default, here and for the counts below: in proportion to the pods
     #[arg(long, value_name = "N")]
     pub namespaces: Option<usize>,
     /// ConfigMaps
     #[arg(long, value_name = "N")]
     pub configmaps: Option<usize>,
-    /// Bytes of data in each of them; 0 for some hundred
+    /// Bytes of data in each ConfigMap; 0 for a few hundred
     #[arg(
         long,
         value_name = "BYTES",
@@ -63,10 +63,10 @@ pub struct SimulateArgs {
     /// Events kept for each type: a watch from before them is too old, as after a compaction
     #[arg(long, value_name = "EVENTS", default_value_t = 4096)]
     pub history: usize,
-    /// Decides every random choice
+    /// Seed for random choices
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
-    /// Writes a kubeconfig for the admin to this file
+    /// Write the admin's kubeconfig to this file
     #[arg(long, value_name = "FILE")]
     pub kubeconfig_out: Option<PathBuf>,
 }
