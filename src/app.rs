@@ -85,7 +85,7 @@ impl RunningProxy {
             self.forwarder.tunnels_ended().await;
         };
         if tokio::time::timeout(self.grace, ended).await.is_err() {
-            tracing::warn!("some sessions did not end in time and are cut (--drain-seconds)");
+            tracing::warn!("closing sessions that outlasted --drain-seconds");
         }
         save_finally(&self.scopes).await;
         if let Some(audit) = &self.audit {

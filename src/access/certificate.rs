@@ -144,7 +144,7 @@ impl Certificates {
             ),
             Err(error) => tracing::warn!(
                 %error,
-                "cannot reload the authorities of client certificates, keeping the old ones"
+                "cannot reload the authorities of client certificates; keeping the old ones"
             ),
         }
     }

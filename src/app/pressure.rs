@@ -96,7 +96,7 @@ impl PressureKeeper {
                 limit,
                 counted,
                 resident,
-                "closing scopes freed no memory of the process; none is closed for it for a while"
+                "closing scopes did not reduce the process's memory; pausing such closures"
             );
         }
         if self.gauge.may_close(now, limit, counted) {
@@ -154,7 +154,13 @@ fn report(before: PressureStep, step: PressureStep, limit: usize, counted: usize
             "memory is short (--memory-limit)"
         );
     } else {
-        tracing::info!(step = name, limit, counted, resident, "memory is freed");
+        tracing::info!(
+            step = name,
+            limit,
+            counted,
+            resident,
+            "memory pressure decreased"
+        );
     }
 }
 

@@ -116,7 +116,7 @@ impl CatalogFollower {
         self.publish();
         tracing::info!(
             types = self.catalog.len(),
-            "begin with the types that each API server has; discovery is read later"
+            "starting with built-in types; reading discovery later"
         );
     }
 

@@ -344,7 +344,8 @@ where
 {
     let head = request.method() == Method::HEAD;
     let has_large_body = http1_rules::has_large_body(&request);
-    let uri = request.uri();
+    let (method, uri) = (request.method().clone(), request.uri().clone());
+    let address = peer.address;
     let url = uri.path().len() + uri.query().map_or(0, |query| query.len() + 1);
     let answering = AssertUnwindSafe(async {
         if let Some(fault) = running.fault() {
@@ -361,7 +362,11 @@ where
     });
     let mut response = match answering.catch_unwind().await {
         Ok(response) => response,
-        Err(_panic) => internal_error(),
+        Err(_panic) => {
+            let path = uri.path();
+            tracing::error!(%method, path, %address, "panic while handling a request");
+            internal_error()
+        }
     };
     http1_rules::complete(&mut response, has_large_body);
     if head {
@@ -372,7 +377,6 @@ where
 }
 
 fn internal_error() -> Response<Body> {
-    tracing::error!("a request panicked; its client got 500, everything else goes on");
     let mut response = Response::new(body::full("Internal Server Error\n"));
     *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
     response

@@ -228,7 +228,7 @@ impl ServerTls {
             Ok(false) => {}
             Ok(true) => tracing::info!("serving certificate reloaded"),
             Err(error) => {
-                tracing::warn!(%error, "new serving certificate not taken, keeping the old one");
+                tracing::warn!(%error, "cannot reload the serving certificate; keeping the old one");
             }
         }
     }

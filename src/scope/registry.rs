@@ -347,7 +347,7 @@ impl Scopes {
             tracing::info!(
                 resource = %scope.key.gvr,
                 selection = %scope.key.selection,
-                "closed, as nobody used it"
+                "closed an idle scope"
             );
             scope.stop.cancel();
         }

@@ -68,7 +68,7 @@ impl ScopePump {
                 drop(load);
                 self.release.applied();
                 let shown = release.as_ref().map(Release::to_string);
-                tracing::info!(%resource, release = shown, changed, "followed at another release");
+                tracing::info!(%resource, release = shown, changed, "continued the watch at another release");
                 let result = if changed == 0 { "same" } else { "reprinted" };
                 self.count_release(result);
                 self.note_release(release);
@@ -110,7 +110,7 @@ impl ScopePump {
         };
         drop(load);
         let resource = &self.scope.key.gvr;
-        tracing::info!(%resource, changed, "derived as another release prints it");
+        tracing::info!(%resource, changed, "switched to another release's JSON form");
         self.count_release("reprinted");
         true
     }

@@ -1,7 +1,7 @@
 //! Parameters that some API servers heed and others ignore.
 //!
 //! A feature gate of upstream decides about each, and nothing in an answer names the gates. So
-//! upstream is asked for one small object with all of them, and its answer shows which it heeds.
+//! upstream is asked for one small object with all of them, and its answer shows which it supports.
 //! It is asked when a client sends one, and again after a minute: a restart may change the gates.
 use std::sync::Arc;
 use std::time::Duration;
@@ -55,7 +55,7 @@ impl ParameterUse {
     }
 }
 
-/// The effects of the parameters that not every API server heeds.
+/// The effects of the parameters that not every API server supports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct OptionalParameters {
     /// `shardSelector` of lists and watches (KEP-5866).
@@ -134,7 +134,7 @@ async fn learn(
     let (parameters, lifetime) = match answer.unwrap_or(Err(AnswerError::Late(patience))) {
         Ok(parameters) => (parameters, LIFETIME),
         Err(error) => {
-            tracing::warn!(%error, "cannot learn which parameters upstream heeds");
+            tracing::warn!(%error, "cannot learn which parameters upstream supports");
             (before.unwrap_or_default(), PAUSE)
         }
     };
@@ -147,7 +147,7 @@ async fn learn(
         tracing::info!(
             shard_selector = parameters.shard_selector.as_str(),
             drop = parameters.drop.as_str(),
-            "learned which parameters upstream heeds"
+            "learned which parameters upstream supports"
         );
     }
     parameters

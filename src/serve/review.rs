@@ -105,7 +105,7 @@ pub(super) fn refused(refusal: &Rejection) -> Unanswered {
         Rejection::Status(status) => Unanswered::access((**status).clone()),
         Rejection::ReviewFailed(error) => {
             if let Some(requests) = NOT_REVIEWED.count(1) {
-                tracing::warn!(%error, requests, "cannot find out whom the caller may act as");
+                tracing::warn!(%error, requests, "cannot review an impersonation request");
             }
             Unanswered::access(not_now(error))
         }

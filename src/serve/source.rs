@@ -138,7 +138,7 @@ reasons! {
     Parameters = "parameters",
     /// A selector that upstream would refuse, or that is not understood here.
     Selector = "selector",
-    /// A shard of a type, while it is not known whether upstream heeds `shardSelector`.
+    /// A shard of a type, while it is not known whether upstream supports `shardSelector`.
     Sharding = "sharding",
     /// A consistent read that upstream answers: a get, or by the operator's choice.
     Consistent = "consistent-read",

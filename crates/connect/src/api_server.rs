@@ -79,7 +79,7 @@ impl ApiServer {
                 tracing::info!(from = old.source(), "upstream credentials reloaded");
             }
             Err(error) => {
-                tracing::warn!(%error, "new upstream credentials not taken, keeping the old ones");
+                tracing::warn!(%error, "cannot reload upstream credentials; keeping the old ones");
             }
         }
     }

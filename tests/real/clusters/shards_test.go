@@ -24,7 +24,7 @@ func shardRange(field, start, end string) string {
 }
 
 // shardSelectors are selectors that divide objects, and others that upstream refuses or reads in
-// its own way. Those that are false here are forwarded where upstream heeds the parameter.
+// its own way. Those that are false here are forwarded where upstream supports the parameter.
 func shardSelectors() map[string]bool {
 	low, high := shardRange("uid", "0", "8"), shardRange("uid", "8", "10")
 	quarters := shardRange("uid", "0", "4") + " || " + shardRange("uid", "c", "10")
