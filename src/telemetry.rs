@@ -23,7 +23,7 @@ pub enum LogFormat {
     Json,
 }
 
-/// Checks the syntax of a log filter. EnvFilter takes a word that is no level for a target's name:
+/// Checks the syntax of a log filter. EnvFilter takes a word that is not a level for a target's name:
 /// `warning` would silence everything else.
 pub fn check_filter(filter: &str) -> anyhow::Result<()> {
     EnvFilter::try_new(filter)?;
@@ -32,7 +32,7 @@ pub fn check_filter(filter: &str) -> anyhow::Result<()> {
         let is_known = word.is_empty() || is_target(word) || word.parse::<LevelFilter>().is_ok();
         anyhow::ensure!(
             is_known,
-            "{word:?} is no level (error, warn, info, debug, trace, off); write {word}=LEVEL for a module"
+            "{word:?} is not a level (error, warn, info, debug, trace, off); write {word}=LEVEL for a module"
         );
     }
     Ok(())

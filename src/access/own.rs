@@ -142,7 +142,9 @@ impl OwnIdentity {
         // Boxed, because the future is large and rare.
         Box::pin(self.cached.try_get_with(timeline, Box::pin(self.ask())))
             .await
-            .inspect_err(|error| tracing::warn!(%error, "upstream does not say who the proxy is"))
+            .inspect_err(
+                |error| tracing::warn!(%error, "cannot determine the proxy's own identity"),
+            )
             .ok()
     }
 

@@ -234,7 +234,7 @@ impl GroupResources {
     fn check(&self) -> Result<(), String> {
         let group = &self.group;
         if !matches!(&**group, "" | "*") && !is_subdomain(group) {
-            return Err(format!("resources: {group:?} is no name of a group"));
+            return Err(format!("resources: {group:?} is not the name of a group"));
         }
         if !some(&self.resource_names).is_empty() && some(&self.resources).is_empty() {
             return Err("resources: resourceNames need resources".to_owned());

@@ -70,7 +70,7 @@ pub(super) fn bad_escape<B>(request: &Request<B>) -> Option<Response<Body>> {
         if is_http1(request) {
             return bad_request("400 Bad Request");
         }
-        let mut response = Response::new(body::full("the path has a % that begins no escape\n"));
+        let mut response = Response::new(body::full("the path has an invalid percent-encoding\n"));
         *response.status_mut() = StatusCode::BAD_REQUEST;
         response
     })

@@ -19,7 +19,7 @@ pub enum UpstreamError {
     #[error(transparent)]
     Connect(#[from] ConnectError),
     /// The HTTP handshake failed.
-    #[error("no HTTP with the API server at {address}: {source}")]
+    #[error("HTTP handshake with the API server at {address} failed: {source}")]
     Handshake {
         /// The address of the server.
         address: Address,
@@ -103,7 +103,7 @@ pub enum AnswerError {
     #[error("no answer within {0:?}")]
     Late(Duration),
     /// The answer ended early, or has an unexpected form.
-    #[error("the answer is of no use: {0}")]
+    #[error("the answer is unusable: {0}")]
     Unusable(String),
 }
 

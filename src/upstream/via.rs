@@ -83,7 +83,7 @@ pub enum ChainError {
     #[error("the request passed more than {MAX_PROXIES} proxies on its way")]
     TooLong,
     /// Another program wrote the header.
-    #[error("the {VIA} header is not one of a proxy")]
+    #[error("malformed {VIA} header")]
     Malformed,
 }
 
@@ -265,7 +265,7 @@ impl ProxyChain {
     }
 }
 
-/// Returns the ids in a header, or why it is not one of a proxy.
+/// Parses the ids in a header. Fails if no proxy wrote it.
 fn ids(headers: &HeaderMap) -> Result<Vec<&str>, ChainError> {
     let mut ids = Vec::new();
     for value in headers.get_all(VIA) {

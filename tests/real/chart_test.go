@@ -179,7 +179,7 @@ func TestChartRefusesWrongValues(t *testing.T) {
 		"serviceAccount.create=false":       "serviceAccount.name",
 		"kind=DaemonSet,daemonSet.hostNetwork=true,monitoring.podMonitor.enabled=true": "admin.address",
 		"monitoring.serviceMonitor.enabled=true,monitoring.podMonitor.enabled=true":    "either",
-		// A word that is no level would silence all logs.
+		// A word that is not a level would silence all logs.
 		"log.level=warning":        "/log/level",
 		`log.level=info\,warning`:  "/log/level",
 		"log.level=":               "/log/level",

@@ -78,7 +78,7 @@ pub enum CredentialsError {
     Address(#[from] AddressError),
     /// Somebody on the way could read along.
     #[error(
-        "{what}: who is on the way there can read the proxy's credentials and answer in the API \
+        "{what}: anyone on the way there can read the proxy's credentials and answer in the API \
          server's place; use https and certificate-authority, or give --allow-insecure-upstream"
     )]
     Insecure {

@@ -33,7 +33,7 @@ pub enum ConnectError {
     },
     /// The TLS handshake failed.
     #[error(
-        "no TLS with the API server at {address}: {source} \
+        "TLS handshake with the API server at {address} failed: {source} \
          (certificate-authority and tls-server-name in the kubeconfig decide what is trusted)"
     )]
     Tls {

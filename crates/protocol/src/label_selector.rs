@@ -169,7 +169,7 @@ impl LabelRequirement {
             LabelOperator::GreaterThan | LabelOperator::LessThan
         );
         if numeric && values.iter().any(|value| value.parse::<i64>().is_err()) {
-            return Err(InvalidSelector("a bound that is no integer"));
+            return Err(InvalidSelector("a bound that is not an integer"));
         }
         if !values.iter().all(|value| is_label_value(value)) {
             return Err(InvalidSelector("a malformed label value"));

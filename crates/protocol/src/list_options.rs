@@ -80,23 +80,23 @@ pub enum VersionMatch {
 /// The request is forwarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidOptions {
-    /// The query has a piece that is no clean key and value.
+    /// The query has a part that is not a well-formed key and value.
     #[error("the query is malformed")]
     Query,
-    /// `resourceVersion` is no number in canonical spelling.
-    #[error("resourceVersion is no canonical number")]
+    /// `resourceVersion` is not a decimal number in canonical spelling.
+    #[error("resourceVersion is not a canonical decimal number")]
     Version,
     /// `resourceVersionMatch` is neither `Exact` nor `NotOlderThan`.
     #[error("resourceVersionMatch is unknown")]
     VersionMatch,
-    /// `limit` is no integer.
-    #[error("limit is no integer")]
+    /// `limit` is not an integer.
+    #[error("limit is not an integer")]
     Limit,
-    /// `timeoutSeconds` is no integer.
-    #[error("timeoutSeconds is no integer")]
+    /// `timeoutSeconds` is not an integer.
+    #[error("timeoutSeconds is not an integer")]
     TimeoutSeconds,
-    /// `timeout` is no plain duration.
-    #[error("timeout is no plain duration")]
+    /// `timeout` is not a plain duration.
+    #[error("timeout is not a plain duration")]
     Timeout,
     /// `export` is asked for, which upstream has removed.
     #[error("export is no longer supported")]

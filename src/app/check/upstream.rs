@@ -124,7 +124,7 @@ async fn knows_proxy(
             findings.warning(
                 CREDENTIALS,
                 format!(
-                    "upstream does not say who the proxy is: it answered {status} to a \
+                    "cannot determine the proxy's own identity: upstream answered {status} to a \
                      SelfSubjectReview"
                 ),
             );

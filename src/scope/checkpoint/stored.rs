@@ -55,7 +55,7 @@ pub(super) enum CheckpointError {
     Malformed(#[from] Malformed),
     #[error(transparent)]
     DoesNotFit(#[from] DoesNotFit),
-    #[error("upstream does not tell which cluster it is")]
+    #[error("cannot identify the upstream cluster")]
     Unverified,
 }
 

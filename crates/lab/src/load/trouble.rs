@@ -37,7 +37,7 @@ pub(super) enum LoadError {
     #[error("a list in which no resourceVersion was found")]
     NoVersion,
     /// A body that is not gzip.
-    #[error("an answer that is not the gzip it says")]
+    #[error("an answer whose gzip is invalid")]
     Gzip(#[source] std::io::Error),
     /// A watch that ended within an event.
     #[error("a watch that ended in the middle of an event")]

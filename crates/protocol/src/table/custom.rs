@@ -100,7 +100,7 @@ fn as_text(value: &str) -> Result<String, Malformed> {
 }
 
 fn as_integer(value: &str) -> Result<i64, Malformed> {
-    const TOO_LARGE: Malformed = Malformed("a number that is no integer");
+    const TOO_LARGE: Malformed = Malformed("a number that is not an integer");
     if let Ok(integer) = value.parse() {
         return Ok(integer);
     }

@@ -249,7 +249,8 @@ impl TableForm {
 
     fn metadata(&self, object: &ItemBytes) -> Result<Bytes, Malformed> {
         let metadata = self.partial.metadata(object)?;
-        let text = std::str::from_utf8(&metadata).map_err(|_| Malformed("metadata is no text"))?;
+        let text =
+            std::str::from_utf8(&metadata).map_err(|_| Malformed("metadata is not valid UTF-8"))?;
         match self.printer.metadata().apply(text)? {
             std::borrow::Cow::Borrowed(_) => Ok(metadata),
             std::borrow::Cow::Owned(changed) => Ok(changed.into()),
