@@ -108,7 +108,7 @@ func RunProxyAs(t *testing.T, commandOf func(string, ...string) *exec.Cmd, kubec
 		}
 		address, admin := proxylog.Addresses(text)
 		if address == "" || admin == "" {
-			return errors.New("it no address is logged yet")
+			return errors.New("no address is logged yet")
 		}
 		p.URL, p.Admin = "https://"+address, "http://"+admin
 		resp, err := http.Get(p.Admin + "/readyz")
