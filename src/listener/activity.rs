@@ -117,7 +117,7 @@ impl Activity {
         self.unaddressed.load(Ordering::Acquire)
     }
 
-    pub(super) fn speaks_http1(&self) {
+    pub(super) fn set_http1(&self) {
         self.http1.store(true, Ordering::Release);
     }
 

@@ -205,7 +205,7 @@ impl Protocols {
     ) where
         I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        activity.speaks_http1();
+        activity.set_http1();
         let reader = LineReader::new(Arc::clone(activity.refused()));
         let io = InspectedStream::new(io, reader);
         let connection = pin!(

@@ -199,7 +199,7 @@ impl Continuity {
     }
 
     /// Notes that the scope was listed, in this timeline.
-    pub(super) fn listed(&self) {
+    pub(super) fn record_list(&self) {
         self.scope.held_in.store(self.timeline, Ordering::Release);
     }
 }

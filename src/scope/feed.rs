@@ -141,7 +141,7 @@ impl ScopeFeed {
             derived.restart();
         } else {
             self.reflector.restart();
-            self.rederivation.listed_anew();
+            self.rederivation.discard_comparison();
         }
     }
 
@@ -151,7 +151,7 @@ impl ScopeFeed {
             derived.restart();
         } else {
             self.reflector.list_changed_schema();
-            self.rederivation.listed_anew();
+            self.rederivation.discard_comparison();
         }
     }
 
@@ -175,7 +175,7 @@ impl ScopeFeed {
         match next {
             Ok(step) => {
                 if matches!(step, DerivedStep::Change(Change::Listed { .. })) {
-                    self.rederivation.listed();
+                    self.rederivation.record_list();
                 }
                 Ok(FeedStep::Derived(step))
             }
@@ -205,7 +205,7 @@ impl ScopeFeed {
             change = self.reflector.next() => {
                 let change = change?;
                 if matches!(change, Change::Listed { .. }) {
-                    self.rederivation.listed_anew();
+                    self.rederivation.discard_comparison();
                 }
                 Ok(FeedStep::Upstream(change))
             }

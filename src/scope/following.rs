@@ -12,49 +12,49 @@ use crate::upstream::Reflector;
 
 impl ScopePump {
     /// Records that changes of the source arrive again, of which none was lost.
-    pub(super) fn refollowed(&mut self) {
+    pub(super) fn mark_followed(&mut self) {
         self.scope.set_following(true);
         let source = self.scope.derived_from.load();
         if source.as_ref().is_some_and(|source| source.age().is_none()) {
             // It was followed all the time, while its server's JSON was compared.
-            self.heard();
+            self.mark_heard();
         } else {
-            self.staleness.reopened(Instant::now());
+            self.staleness.mark_reopened(Instant::now());
         }
     }
 
     /// Records that the source is older than allowed, which counts here as well.
-    pub(super) fn too_old(&mut self) {
-        self.lost();
+    pub(super) fn mark_too_old(&mut self) {
+        self.mark_lost();
         if self.staleness.exceed() {
-            self.exceeded();
+            self.stop_serving();
         }
     }
 
     /// Records that upstream's changes do not arrive any more.
-    pub(super) fn lost(&mut self) {
+    pub(super) fn mark_lost(&mut self) {
         self.scope.set_following(false);
-        self.staleness.lost(Instant::now());
+        self.staleness.mark_lost(Instant::now());
         self.scope.age.publish(self.staleness.lost_since());
     }
 
     /// Records that upstream has proven the state that is held. The watch may have broken since.
-    pub(super) fn proven(&mut self) {
-        self.heard();
+    pub(super) fn mark_proven(&mut self) {
+        self.mark_heard();
         if !self.scope.is_following() {
-            self.lost();
+            self.mark_lost();
         }
     }
 
     /// Records that upstream sent a list, an event or a bookmark.
-    pub(super) fn heard(&mut self) {
-        if self.staleness.heard() {
-            self.recovered();
+    pub(super) fn mark_heard(&mut self) {
+        if self.staleness.mark_heard() {
+            self.serve_again();
         }
     }
 
     /// Serves the scope again, if it was too old.
-    pub(super) fn recovered(&mut self) {
+    pub(super) fn serve_again(&mut self) {
         self.scope.age.publish(None);
         let ScopePhase::Stale(ready) = self.phase.borrow().clone() else {
             return;
@@ -64,16 +64,16 @@ impl ScopePump {
         self.phase.send_replace(ScopePhase::Ready(ready));
     }
 
-    pub(super) fn staleness_changed(&mut self) {
+    pub(super) fn update_staleness(&mut self) {
         match self.staleness.tick(Instant::now()) {
-            Some(StalenessChange::Recovered) => self.recovered(),
-            Some(StalenessChange::Exceeded) => self.exceeded(),
+            Some(StalenessChange::Recovered) => self.serve_again(),
+            Some(StalenessChange::Exceeded) => self.stop_serving(),
             None => {}
         }
     }
 
     /// Serves the scope no longer, as it is too old, and ends its watches.
-    pub(super) fn exceeded(&mut self) {
+    pub(super) fn stop_serving(&mut self) {
         let key = &self.scope.key;
         let phase = self.phase.borrow().clone();
         match phase {
@@ -122,13 +122,13 @@ impl ScopePump {
             "the watch is open and does not bring what upstream has; opening it again"
         );
         self.count(&metrics::UPSTREAM_OVERDUE);
-        self.overdue.reopened();
-        self.interrupted();
+        self.overdue.record_reopening();
+        self.mark_interrupted();
     }
 
     /// Records that upstream's watch broke. A scope that was never listed is failing then.
-    pub(super) fn interrupted(&mut self) {
-        self.lost();
+    pub(super) fn mark_interrupted(&mut self) {
+        self.mark_lost();
         self.phase.send_if_modified(|phase| {
             let is_first = matches!(phase, ScopePhase::Syncing);
             if is_first {

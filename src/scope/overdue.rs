@@ -81,7 +81,7 @@ impl OverdueEvents {
     }
 
     /// Notes that the watch was opened again as an event was overdue.
-    pub(super) fn reopened(&mut self) {
+    pub(super) fn record_reopening(&mut self) {
         self.last = Some(Instant::now());
         self.patience = (self.patience * 2).min(LONGEST);
     }
@@ -202,7 +202,7 @@ mod tests {
             watched.find(version);
             let (_, waited) = watched.overdue(LONGEST * 2).await.unwrap();
             waits.push(waited.as_secs());
-            watched.events.reopened();
+            watched.events.record_reopening();
         }
         assert_eq!(waits, [10, 20, 40, 80, 160, 300, 300, 300]);
         tokio::time::advance(CALM + PATIENCE).await;

@@ -171,7 +171,7 @@ impl ScopePump {
     fn begin_turn(&mut self) -> Option<Question> {
         if self.feed.derive_again() {
             // The source learns what there is to know.
-            self.release.listed(None);
+            self.release.record_list(None);
             self.streaming.cancel();
         }
         let question = self.feed.is_listing().then(|| self.scope.ask());
@@ -205,10 +205,10 @@ impl ScopePump {
                     reflector.type_removed();
                 }
             }
-            PumpEvent::InitialEvents(answer) => self.initial_events_learned(&answer),
-            PumpEvent::Release(learned) => self.release_learned(learned).await,
+            PumpEvent::InitialEvents(answer) => self.apply_initial_events(&answer),
+            PumpEvent::Release(learned) => self.apply_release(learned).await,
             PumpEvent::FoundDifferent => self.quarantine(),
-            PumpEvent::StalenessDue => self.staleness_changed(),
+            PumpEvent::StalenessDue => self.update_staleness(),
             PumpEvent::Overdue(version) => self.reopen(version),
             PumpEvent::ListDue => {
                 tracing::info!(
@@ -217,11 +217,11 @@ impl ScopePump {
                 );
                 self.timers.list_again = None;
                 self.feed.list_changed_schema();
-                self.relisting();
+                self.expect_list();
             }
             PumpEvent::NotReopened => {
                 self.timers.reopened_by = None;
-                self.lost();
+                self.mark_lost();
             }
             PumpEvent::Finished(finished) => {
                 self.writer.finish(finished);
@@ -253,7 +253,7 @@ impl ScopePump {
                     self.resume_held();
                 }
                 self.feed.forget_source();
-                self.lost();
+                self.mark_lost();
                 // The list and watch of its own may have a state of their own, too.
                 if self.ready.is_none() {
                     self.restore().await;
@@ -288,22 +288,22 @@ impl ScopePump {
                 let change = Change::Event(event.frame, event.scanned);
                 return Some((change, Some(event.origin)));
             }
-            DerivedStep::TooOld => self.too_old(),
+            DerivedStep::TooOld => self.mark_too_old(),
             DerivedStep::Doubted => self.quarantine(),
-            DerivedStep::Refollowed => self.refollowed(),
+            DerivedStep::Refollowed => self.mark_followed(),
             DerivedStep::Checked {
                 release,
                 bookmark,
                 reprinted,
             } => {
-                if !self.derived_anew(reprinted).await {
+                if !self.apply_reprint(reprinted).await {
                     self.relist();
                     return None;
                 }
                 self.learn_bookmark(Some(bookmark));
                 self.follow_server();
                 self.note_release(release);
-                self.refollowed();
+                self.mark_followed();
             }
         }
         None
@@ -314,7 +314,7 @@ impl ScopePump {
             ContinuityChange::TimelineEnded => self.forget(),
             ContinuityChange::Proven => {
                 self.apply(Change::Resumed { is_proven: true }, None);
-                self.restored(|proofs| proofs.is_followed = true);
+                self.record_proof(|proofs| proofs.is_followed = true);
             }
             ContinuityChange::Unknown if self.restoring.is_some() => self.give_up_restored(),
             ContinuityChange::Unknown => self.relist(),
@@ -369,7 +369,7 @@ impl ScopePump {
         }
         self.timers.reopened_by = None;
         if matches!(change, Change::Interrupted) {
-            self.interrupted();
+            self.mark_interrupted();
             return;
         }
         self.scope.set_following(true);
@@ -385,9 +385,9 @@ impl ScopePump {
                 compressed,
                 load,
             } => {
-                self.not_restored();
+                self.abandon_restored();
                 self.learn_bookmark(bookmark);
-                self.streaming.listed(streams_initial_events);
+                self.streaming.record_list(streams_initial_events);
                 let ready = ReadyScope {
                     format,
                     streams_initial_events,
@@ -401,26 +401,26 @@ impl ScopePump {
                 if let Some(compressed) = compressed {
                     self.scope.compression.learned(compressed);
                 }
-                self.listed(ready, objects.finish(version), load);
+                self.take_list(ready, objects.finish(version), load);
             }
             Change::Event(frame, scanned) => {
                 self.apply_event(now, frame, scanned, origin);
-                self.restored(|proofs| proofs.is_followed = true);
+                self.record_proof(|proofs| proofs.is_followed = true);
             }
             Change::Progress { version, format } => {
                 self.learn_bookmark(format);
                 self.writer.progress(now, version);
                 self.scope.bookmarked.send_replace(version);
-                self.heard();
-                self.restored(|proofs| proofs.is_followed = true);
+                self.mark_heard();
+                self.record_proof(|proofs| proofs.is_followed = true);
             }
             Change::Resumed { .. } => {
-                self.streaming.reconnected();
+                self.streaming.record_reconnection();
                 // The event that comes again is printed by this server.
                 self.is_rewritten = false;
                 self.follow_server();
                 self.count(&metrics::UPSTREAM_RESUMES);
-                self.staleness.reopened(time::Instant::now());
+                self.staleness.mark_reopened(time::Instant::now());
             }
             Change::Interrupted | Change::Ended | Change::OtherHistory { .. } => {}
         }
@@ -429,7 +429,7 @@ impl ScopePump {
     }
 
     /// Puts a new list in place of what was held.
-    fn listed(&mut self, ready: ReadyScope, snapshot: Snapshot, load: MemoryLoad) {
+    fn take_list(&mut self, ready: ReadyScope, snapshot: Snapshot, load: MemoryLoad) {
         let streams_initial_events = ready.streams_initial_events;
         let ready = Arc::new(ready);
         self.refused_since = None;
@@ -473,7 +473,7 @@ impl ScopePump {
         self.scope.irreducible.clear();
         self.scope.unprintable.clear();
         self.is_rewritten = false;
-        self.continuity.listed();
+        self.continuity.record_list();
         if let Some(quarantines) = self.feed.source_quarantines() {
             let derived_after = &self.scope.derived_after;
             derived_after.store(quarantines, Ordering::Release);
@@ -486,7 +486,7 @@ impl ScopePump {
             });
         *self.scope.printed_by.lock() = None;
         if let Some(reflector) = self.feed.reflector() {
-            self.release.listed(reflector.listed_by());
+            self.release.record_list(reflector.listed_by());
         }
         if streams_initial_events {
             self.follow_server();
@@ -494,7 +494,7 @@ impl ScopePump {
         if let Some(release) = self.feed.compared_release().cloned() {
             self.note_release(Some(release));
         }
-        self.heard();
+        self.mark_heard();
     }
 
     fn apply_event(
@@ -512,7 +512,7 @@ impl ScopePump {
         // A known event does not show that news arrives.
         let is_news = object.version > self.scope.reader.event_version();
         match self.writer.apply_from(now, frame, object, origin) {
-            Ok(()) if is_news => self.heard(),
+            Ok(()) if is_news => self.mark_heard(),
             Ok(()) => {}
             Err(InconsistentEvent::Rewritten { .. }) if self.release.is_learning() => {
                 self.is_rewritten = true;
@@ -535,13 +535,13 @@ impl ScopePump {
     /// pauses between them, and upstream may not answer.
     pub(super) fn relist(&mut self) {
         self.feed.restart();
-        self.relisting();
+        self.expect_list();
     }
 
     /// Notes that the feed's next change is a list.
-    fn relisting(&mut self) {
-        self.not_restored();
-        self.lost();
+    fn expect_list(&mut self) {
+        self.abandon_restored();
+        self.mark_lost();
     }
 
     pub(super) fn learn_bookmark(&self, format: Option<BookmarkFormat>) {

@@ -100,7 +100,7 @@ impl Rederivation {
     }
 
     /// Notes that the scope is listed anew. What was compared is not what it has.
-    pub(super) fn listed_anew(&self) {
+    pub(super) fn discard_comparison(&self) {
         self.outdated.cancel();
     }
 
@@ -129,7 +129,7 @@ impl Rederivation {
     }
 
     /// Notes that a derived list has arrived.
-    pub(super) fn listed(&mut self) {
+    pub(super) fn record_list(&mut self) {
         if matches!(self.state, RederivationState::Listing) {
             self.state = RederivationState::Idle;
             self.succeeded();

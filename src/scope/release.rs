@@ -125,7 +125,7 @@ impl ReleaseLearner {
     }
 
     /// Notes that this server listed the objects in memory.
-    pub(super) fn listed(&mut self, by: Option<&ServedBy>) {
+    pub(super) fn record_list(&mut self, by: Option<&ServedBy>) {
         self.outdated.store(false, Ordering::Relaxed);
         self.printed = by.map_or(PrintedBy::Unknown, |by| PrintedBy::Server(by.clone()));
         let (client, server) = (self.client.clone(), by.cloned());
@@ -139,12 +139,12 @@ impl ReleaseLearner {
     }
 
     /// Notes that a server of this release printed the objects in memory.
-    pub(super) fn restored(&mut self, by: Release) {
+    pub(super) fn record_restored(&mut self, by: Release) {
         self.printed = PrintedBy::Release(Some(by));
     }
 
     /// Notes that the scope is followed at this server.
-    pub(super) fn followed(&mut self, server: &ServedBy, format: &Arc<WireFormat>) {
+    pub(super) fn follow(&mut self, server: &ServedBy, format: &Arc<WireFormat>) {
         let comparison = ReleaseComparison {
             client: self.client.clone(),
             target: self.target.clone(),
@@ -189,12 +189,12 @@ impl ReleaseLearner {
     }
 
     /// Notes that what was learned is in memory.
-    pub(super) fn applied(&mut self) {
+    pub(super) fn mark_applied(&mut self) {
         self.outdated.store(false, Ordering::Relaxed);
     }
 
     /// Notes that what was learned could not be put into memory.
-    pub(super) fn not_applied(&mut self) {
+    pub(super) fn mark_unapplied(&mut self) {
         self.printed = PrintedBy::Unknown;
     }
 }

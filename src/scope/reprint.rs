@@ -32,12 +32,12 @@ impl ScopePump {
         self.streaming.follow(&server);
         // Derived objects are as the source's, which is compared itself.
         if self.feed.reflector().is_some() {
-            self.release.followed(&server, &ready.format);
+            self.release.follow(&server, &ready.format);
         }
         self.name_server();
     }
 
-    pub(super) async fn release_learned(&mut self, learned: LearnedRelease) {
+    pub(super) async fn apply_release(&mut self, learned: LearnedRelease) {
         let is_rewritten = std::mem::take(&mut self.is_rewritten);
         match learned {
             LearnedRelease::Current(release) => {
@@ -45,7 +45,7 @@ impl ScopePump {
                 if is_rewritten {
                     self.inconsistent("an object is printed differently by the same release");
                 } else {
-                    self.restored(|proofs| proofs.is_printed = true);
+                    self.record_proof(|proofs| proofs.is_printed = true);
                 }
             }
             LearnedRelease::Other {
@@ -61,19 +61,19 @@ impl ScopePump {
                 let resource = &scope.key.gvr;
                 let Some(changed) = self.reprint(objects).await else {
                     self.is_rewritten = is_rewritten;
-                    self.release.not_applied();
+                    self.release.mark_unapplied();
                     self.follow_server();
                     return;
                 };
                 drop(load);
-                self.release.applied();
+                self.release.mark_applied();
                 let shown = release.as_ref().map(Release::to_string);
                 tracing::info!(%resource, release = shown, changed, "continued the watch at another release");
                 let result = if changed == 0 { "same" } else { "reprinted" };
                 self.count_release(result);
                 self.note_release(release);
                 self.relearn(&ready, form);
-                self.restored(|proofs| proofs.is_printed = true);
+                self.record_proof(|proofs| proofs.is_printed = true);
             }
             LearnedRelease::Relist(release) => {
                 if self.ready.is_some() {
@@ -100,7 +100,7 @@ impl ScopePump {
 
     /// Takes in the objects of a derived scope that are printed in another manner from now on.
     /// Returns false while a version is unfinished.
-    pub(super) async fn derived_anew(&mut self, reprinted: ReprintedObjects) -> bool {
+    pub(super) async fn apply_reprint(&mut self, reprinted: ReprintedObjects) -> bool {
         let ReprintedObjects { objects, load } = reprinted;
         if objects.is_empty() {
             return true;
@@ -126,8 +126,8 @@ impl ScopePump {
         };
         self.is_rewritten = false;
         // The source learns what there is to know of releases.
-        self.release.listed(None);
-        self.streaming.listed(true);
+        self.release.record_list(None);
+        self.streaming.record_list(true);
         self.take_in(step).await;
         self.scope.count_held();
     }
@@ -168,7 +168,7 @@ impl ScopePump {
     }
 
     /// Records whether upstream streams initial events now.
-    pub(super) fn initial_events_learned(&mut self, answer: &InitialEventsAnswer) {
+    pub(super) fn apply_initial_events(&mut self, answer: &InitialEventsAnswer) {
         let Some(ready) = self.ready.clone() else {
             return;
         };

@@ -41,8 +41,9 @@ impl ScopePump {
         self.scope.count_held();
         drop(stored.load);
         self.learn_bookmark(stored.bookmark);
-        self.streaming.listed(stored.ready.streams_initial_events);
-        self.release.restored(stored.release);
+        self.streaming
+            .record_list(stored.ready.streams_initial_events);
+        self.release.record_restored(stored.release);
         self.ready = Some(Arc::new(stored.ready));
         self.restoring = Some(Restoring::of(origin));
         if origin == StateOrigin::Replica {
@@ -68,12 +69,12 @@ impl ScopePump {
         // Otherwise all objects would be read again to compare them.
         let printed_by = self.scope.printed_by.lock().clone();
         if let Some(release) = printed_by {
-            self.release.restored(release);
+            self.release.record_restored(release);
         }
     }
 
     /// Notes proofs of a restored state, and shows it once there are all.
-    pub(super) fn restored(&mut self, prove: impl FnOnce(&mut Restoring)) {
+    pub(super) fn record_proof(&mut self, prove: impl FnOnce(&mut Restoring)) {
         let Some(restoring) = &mut self.restoring else {
             return;
         };
@@ -97,7 +98,7 @@ impl ScopePump {
             "resumed without a list"
         );
         // It ages from now on, even if nothing ever arrives.
-        self.proven();
+        self.mark_proven();
         self.phase.send_replace(ScopePhase::Ready(ready));
     }
 
@@ -110,7 +111,7 @@ impl ScopePump {
     }
 
     /// Notes that a list replaces a restored state that upstream did not continue.
-    pub(super) fn not_restored(&mut self) {
+    pub(super) fn abandon_restored(&mut self) {
         if let Some(restoring) = self.restoring.take() {
             restoring.origin.count("not-continued");
         }

@@ -54,20 +54,20 @@ impl StalenessClock {
     }
 
     /// Records a list, an event or a bookmark. Returns true if the scope was not followed before.
-    pub(super) fn heard(&mut self) -> bool {
+    pub(super) fn mark_heard(&mut self) -> bool {
         let before = std::mem::replace(&mut self.state, FollowState::Followed);
         before != FollowState::Followed
     }
 
     /// Records that the watch is open again.
-    pub(super) fn reopened(&mut self, now: Instant) {
+    pub(super) fn mark_reopened(&mut self, now: Instant) {
         if let FollowState::Lost { reopened, .. } = &mut self.state {
             *reopened = Some(now);
         }
     }
 
     /// Records that the watch broke, or that the scope must be listed again.
-    pub(super) fn lost(&mut self, now: Instant) {
+    pub(super) fn mark_lost(&mut self, now: Instant) {
         match &mut self.state {
             FollowState::Unlisted => {}
             FollowState::Followed => {
@@ -91,7 +91,7 @@ impl StalenessClock {
     }
 
     /// Records the end of the scope.
-    pub(super) fn stopped(&mut self) {
+    pub(super) fn stop(&mut self) {
         self.state = FollowState::Unlisted;
     }
 
@@ -212,12 +212,12 @@ mod tests {
         let begin = Instant::now();
         let mut clock = StalenessClock::new(LIMIT);
         assert!(!clock.exceed(), "it was never listed");
-        clock.heard();
-        clock.lost(begin);
+        clock.mark_heard();
+        clock.mark_lost(begin);
         assert!(clock.exceed());
         assert!(!clock.exceed(), "it is");
         assert_eq!(clock.due(), None, "the limit is passed already");
-        clock.reopened(begin);
+        clock.mark_reopened(begin);
         assert_eq!(
             changes(&mut clock, begin, LIMIT),
             [(PROBATION, StalenessChange::Recovered)]
@@ -228,16 +228,16 @@ mod tests {
     fn a_scope_is_stale_once_its_watch_was_lost_for_the_limit() {
         let begin = Instant::now();
         let mut clock = StalenessClock::new(LIMIT);
-        clock.heard();
+        clock.mark_heard();
         assert_eq!(clock.due(), None, "a quiet type does not age");
-        clock.lost(begin);
-        clock.lost(begin + second(9));
+        clock.mark_lost(begin);
+        clock.mark_lost(begin + second(9));
         assert_eq!(clock.lost_since(), Some(begin));
         assert_eq!(
             changes(&mut clock, begin, second(9999)),
             [(LIMIT, StalenessChange::Exceeded)]
         );
-        assert!(clock.heard());
+        assert!(clock.mark_heard());
         assert_eq!((clock.lost_since(), clock.due()), (None, None));
     }
 
@@ -245,11 +245,11 @@ mod tests {
     fn a_watch_that_breaks_again_and_again_follows_nothing() {
         let begin = Instant::now();
         let mut clock = StalenessClock::new(LIMIT);
-        clock.heard();
-        clock.lost(begin);
+        clock.mark_heard();
+        clock.mark_lost(begin);
         for n in 1..=100 {
-            clock.reopened(begin + second(4 * n));
-            clock.lost(begin + second(4 * n + 3));
+            clock.mark_reopened(begin + second(4 * n));
+            clock.mark_lost(begin + second(4 * n + 3));
         }
         assert_eq!(clock.lost_since(), Some(begin));
         assert_eq!(clock.tick(begin + LIMIT), Some(StalenessChange::Exceeded));
@@ -259,9 +259,9 @@ mod tests {
     fn a_reopened_watch_that_stays_open_ends_the_staleness() {
         let begin = Instant::now();
         let mut clock = StalenessClock::new(LIMIT);
-        clock.heard();
-        clock.lost(begin);
-        clock.reopened(begin + LIMIT - second(1));
+        clock.mark_heard();
+        clock.mark_lost(begin);
+        clock.mark_reopened(begin + LIMIT - second(1));
         assert_eq!(
             changes(&mut clock, begin, second(9999)),
             [
@@ -276,9 +276,9 @@ mod tests {
     fn a_quiet_watch_that_is_cut_once_does_not_exceed_a_short_limit() {
         let begin = Instant::now();
         let mut clock = StalenessClock::new(second(2));
-        clock.heard();
-        clock.lost(begin);
-        clock.reopened(begin);
+        clock.mark_heard();
+        clock.mark_lost(begin);
+        clock.mark_reopened(begin);
         assert_eq!(
             changes(&mut clock, begin, second(9999)),
             [(second(1), StalenessChange::Recovered)]
@@ -289,11 +289,11 @@ mod tests {
     fn scopes_without_a_list_or_a_limit_are_never_stale() {
         let begin = Instant::now();
         let mut unlisted = StalenessClock::new(LIMIT);
-        unlisted.lost(begin);
+        unlisted.mark_lost(begin);
         assert_eq!((unlisted.due(), unlisted.lost_since()), (None, None));
         let mut unlimited = StalenessClock::new(Duration::ZERO);
-        unlimited.heard();
-        unlimited.lost(begin);
+        unlimited.mark_heard();
+        unlimited.mark_lost(begin);
         assert_eq!(unlimited.due(), None);
         assert_eq!(unlimited.lost_since(), Some(begin), "its age is known");
     }

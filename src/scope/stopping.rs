@@ -116,7 +116,7 @@ impl Drop for ScopePump {
             self.report_stop(&self.stopped);
         }
         self.scope.set_following(false);
-        self.staleness.stopped();
+        self.staleness.stop();
         self.scope.age.publish(None);
         self.phase
             .send_replace(ScopePhase::Stopped(self.stopped.clone()));

@@ -43,7 +43,7 @@ impl StreamingLearner {
     }
 
     /// Notes that upstream streamed a list, or did not.
-    pub(super) fn listed(&mut self, streamed: bool) {
+    pub(super) fn record_list(&mut self, streamed: bool) {
         self.streams = streamed;
         self.pauses.reset();
         if streamed {
@@ -54,7 +54,7 @@ impl StreamingLearner {
     }
 
     /// Notes that a connection to upstream is new: another server may be at its end.
-    pub(super) fn reconnected(&mut self) {
+    pub(super) fn record_reconnection(&mut self) {
         if matches!(self.state, LearnerState::Waiting { .. }) {
             self.pauses.reset();
             self.wait();

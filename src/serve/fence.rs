@@ -307,16 +307,16 @@ impl Fence {
         if asks_version {
             let version = self.version(scope).await?;
             if scope.reader.version() >= version {
-                self.costs.compares_first(false);
+                self.costs.set_compare_first(false);
                 return Ok((FreshnessProof::Current, version));
             }
             let idle = scope.last_heard.lock().elapsed();
             let is_expected = !is_small || idle < IDLE;
             if is_expected && scope.wait_until_version(version, BRIEF).await {
-                self.costs.compares_first(false);
+                self.costs.set_compare_first(false);
                 return Ok((FreshnessProof::Followed, version));
             }
-            self.lagged(scope);
+            self.record_lag(scope);
             let wait = IN_TRANSIT.min(self.costs.expected(objects));
             if is_busy(scope)
                 && *is_worth.get_or_insert_with(|| self.is_worth(objects, answer))
@@ -401,7 +401,7 @@ impl Fence {
                 if scope.wait_until_version(version, BRIEF).await {
                     return Ok((FreshnessProof::Followed, version));
                 }
-                self.lagged(scope);
+                self.record_lag(scope);
                 Err(FenceError::Late)
             }
             GetQuestion::Comparison => {
@@ -434,8 +434,8 @@ impl Fence {
     }
 
     /// Notes that events did not bring a version in time.
-    fn lagged(&self, scope: &Scope) {
-        self.costs.compares_first(!is_busy(scope));
+    fn record_lag(&self, scope: &Scope) {
+        self.costs.set_compare_first(!is_busy(scope));
         *self.lagged.lock() = Some(Instant::now());
     }
 

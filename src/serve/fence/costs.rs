@@ -130,7 +130,7 @@ impl ProofCosts {
     }
 
     /// Notes the time of a question for the version.
-    pub(in crate::serve) fn version_took(&self, took: Duration) {
+    pub(in crate::serve) fn record_version_time(&self, took: Duration) {
         mix(&mut self.0.lock().seconds_of_version, took.as_secs_f64());
     }
 
@@ -176,12 +176,12 @@ impl ProofCosts {
     }
 
     /// Notes if an answer of upstream showed a version beyond the cache's.
-    pub(in crate::serve) fn has_moved(&self, has_moved: bool) {
+    pub(in crate::serve) fn record_moved(&self, has_moved: bool) {
         mix(&mut self.0.lock().moved, f64::from(u8::from(has_moved)));
     }
 
     /// Notes how the last proof came, or would have come.
-    pub(in crate::serve) fn compares_first(&self, compares_first: bool) {
+    pub(in crate::serve) fn set_compare_first(&self, compares_first: bool) {
         let mut state = self.0.lock();
         state.compares_first = Some(compares_first);
         state.learned = Some(time::Instant::now());
@@ -194,7 +194,7 @@ impl ProofCosts {
     }
 
     /// Notes the uncompressed length and the time of a comparison.
-    pub(in crate::serve) fn measured(&self, objects: usize, bytes: usize, took: Duration) {
+    pub(in crate::serve) fn record_comparison(&self, objects: usize, bytes: usize, took: Duration) {
         if objects == 0 {
             return;
         }
@@ -214,7 +214,7 @@ impl ProofCosts {
     }
 
     /// Notes that a comparison took too long. Upstream is left alone for a while.
-    pub(in crate::serve) fn late(&self) {
+    pub(in crate::serve) fn pause_after_late(&self) {
         self.0.lock().paused_until = Some(Instant::now() + AFTER_LATE);
     }
 
@@ -266,7 +266,7 @@ mod tests {
     #[test]
     fn whole_lists_outweigh_their_proof_and_single_objects_do_not() {
         let costs = ProofCosts::default();
-        costs.measured(10_000, 22 << 20, Duration::from_millis(100));
+        costs.record_comparison(10_000, 22 << 20, Duration::from_millis(100));
         let proof = costs.comparison(10_000);
         let all = costs.answer(JSON, 10_000, 44 << 20);
         assert!(costs.outweighs(proof, all, Some(1), 10_000));
@@ -291,7 +291,7 @@ mod tests {
     fn many_cheap_reads_outweigh_a_proof_unless_they_are_the_same() {
         let costs = ProofCosts::default();
         // The period is longer than this test.
-        costs.measured(1000, 1 << 20, Duration::from_secs(1000));
+        costs.record_comparison(1000, 1 << 20, Duration::from_secs(1000));
         let (proof, one) = (costs.comparison(1000), REQUEST);
         assert!((0..1000).all(|_| !costs.outweighs(proof, one, Some(7), 1000)));
         let needed = (8..1000).find(|it| costs.outweighs(proof, one, Some(*it), 1000));
@@ -307,31 +307,31 @@ mod tests {
     fn a_comparison_is_waited_for_as_long_as_it_should_take() {
         let costs = ProofCosts::default();
         assert_eq!(costs.patience(10), PATIENCE.0);
-        costs.measured(100_000, 220 << 20, Duration::from_secs(2));
+        costs.record_comparison(100_000, 220 << 20, Duration::from_secs(2));
         assert_eq!(costs.patience(100_000), Duration::from_secs(8));
         assert!(!costs.is_slow(100_000));
         assert!(costs.is_slow(200_000));
-        costs.late();
+        costs.pause_after_late();
         assert!(costs.is_paused());
-        costs.measured(100_000, 220 << 20, Duration::from_secs(2));
+        costs.record_comparison(100_000, 220 << 20, Duration::from_secs(2));
         assert!(!costs.is_paused());
     }
 
     #[test]
     fn a_stall_or_a_small_answer_does_not_make_a_type_slow() {
         let costs = ProofCosts::default();
-        costs.measured(1, 300, Duration::from_millis(20));
+        costs.record_comparison(1, 300, Duration::from_millis(20));
         assert!(
             !costs.is_slow(5_000),
             "most of it was the way there and back"
         );
         let costs = ProofCosts::default();
-        costs.measured(1, 300, Duration::from_secs(3));
+        costs.record_comparison(1, 300, Duration::from_secs(3));
         assert!(
             !costs.is_slow(1),
             "a small type is compared, and measured, always"
         );
-        costs.measured(20_000, 6_000_000, Duration::from_mins(1));
+        costs.record_comparison(20_000, 6_000_000, Duration::from_mins(1));
         assert!(costs.is_slow(20_000));
     }
 
@@ -340,10 +340,10 @@ mod tests {
         let costs = ProofCosts::default();
         assert!(!costs.asks_version_first(10));
         assert!(costs.asks_version_first(100_000));
-        costs.compares_first(false);
+        costs.set_compare_first(false);
         assert!(costs.asks_version_first(100));
         assert!(!costs.asks_version_first(5), "a comparison costs as much");
-        costs.compares_first(true);
+        costs.set_compare_first(true);
         assert!(!costs.asks_version_first(100_000));
     }
 
@@ -351,18 +351,18 @@ mod tests {
     fn the_version_of_a_small_type_suffices_while_little_is_written() {
         let costs = ProofCosts::default();
         assert!(!costs.does_version_suffice(100), "nothing is known");
-        costs.has_moved(true);
+        costs.record_moved(true);
         assert!(!costs.does_version_suffice(100));
         for _ in 0..5 {
-            costs.has_moved(false);
+            costs.record_moved(false);
         }
         assert!(costs.does_version_suffice(100));
         assert!(!costs.does_version_suffice(5), "a comparison costs as much");
         assert!(!costs.does_version_suffice(100_000), "events are awaited");
-        costs.has_moved(true);
+        costs.record_moved(true);
         assert!(costs.does_version_suffice(100), "one write, many reads");
         for _ in 0..3 {
-            costs.has_moved(true);
+            costs.record_moved(true);
         }
         assert!(!costs.does_version_suffice(100), "others always write");
     }
@@ -371,12 +371,12 @@ mod tests {
     async fn it_is_not_remembered_for_ever_that_events_were_late() {
         let costs = ProofCosts::default();
         assert!(!costs.are_outdated(), "nothing was learned");
-        costs.compares_first(true);
+        costs.set_compare_first(true);
         time::advance(LAG_REMEMBERED / 2).await;
         assert!(!costs.are_outdated());
         time::advance(LAG_REMEMBERED / 2).await;
         assert!(costs.are_outdated());
-        costs.compares_first(true);
+        costs.set_compare_first(true);
         assert!(!costs.are_outdated(), "it was learned anew");
     }
 }

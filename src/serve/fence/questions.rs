@@ -81,8 +81,8 @@ impl Fence {
         let version = self.noted(version.map_err(|_| FenceError::Late)?)?;
         let took = started.elapsed();
         metrics::fence_answered("list", took);
-        self.costs.version_took(took);
-        self.costs.has_moved(scope.reader.version() < version);
+        self.costs.record_version_time(took);
+        self.costs.record_moved(scope.reader.version() < version);
         question.answered(version)?;
         Ok(version)
     }
@@ -133,18 +133,19 @@ impl Fence {
         let listed = timeout(longest, Self::list(&self.probe, held)).await;
         let took = started.elapsed();
         let Ok(listed) = listed else {
-            self.costs.late();
+            self.costs.pause_after_late();
             return Err(FenceError::Late);
         };
         let (list, bytes) = self.noted(listed)?;
         metrics::fence_answered("validate", took);
-        self.costs.measured(list.objects.len(), bytes, took);
+        self.costs
+            .record_comparison(list.objects.len(), bytes, took);
         question.answered(list.version)?;
         let version = list.version;
-        self.costs.has_moved(scope.reader.version() < version);
+        self.costs.record_moved(scope.reader.version() < version);
         let compared = compare(scope, &list, None).await;
         self.costs
-            .compares_first(!matches!(compared, Compared::Passed));
+            .set_compare_first(!matches!(compared, Compared::Passed));
         let is_same = matches!(compared, Compared::Same(_));
         if let Compared::Same(snapshot) = compared {
             scope.confirm(snapshot, version);

@@ -33,7 +33,9 @@ async fn a_reader_waits_for_three_seconds_or_twice_as_long_as_upstream_would_tak
     let scope = scopes.open(&key, &"Pod".into(), &fields);
     // Comparisons used to be slow, so that upstream gets more time for them.
     let fence = fences.of(&scope);
-    fence.costs.measured(1, 300, Duration::from_secs(10));
+    fence
+        .costs
+        .record_comparison(1, 300, Duration::from_secs(10));
     let cases = [
         (false, 0.1, MAX_WAIT),
         (true, 0.1, MAX_WAIT),
@@ -41,7 +43,7 @@ async fn a_reader_waits_for_three_seconds_or_twice_as_long_as_upstream_would_tak
         (false, 0.5, Duration::from_secs(10)),
     ];
     for (asks_version_first, share, wanted) in cases {
-        fence.costs.compares_first(!asks_version_first);
+        fence.costs.set_compare_first(!asks_version_first);
         let cost = move |_: &ProofCosts, _: &Snapshot| costs::REQUEST * share;
         let demand = ProofDemand {
             cost: &cost,

@@ -199,8 +199,10 @@ async fn a_scope_whose_watch_lacks_what_a_catch_up_watch_shows_opens_it_again() 
 async fn a_long_list_is_proven_by_a_catch_up_watch_while_comparisons_are_late() {
     let opened = Served::new(LATER_LIST, SHOWN, 1).open(30).await;
     let fence = opened.fences.of(&opened.scope);
-    fence.costs.measured(1, 300, Duration::from_secs(10));
-    fence.costs.late();
+    fence
+        .costs
+        .record_comparison(1, 300, Duration::from_secs(10));
+    fence.costs.pause_after_late();
     let short = opened.prove(0.01).await;
     assert!(short.is_err(), "upstream has it sooner: {short:?}");
     assert_eq!(opened.scope.reader.version(), ResourceVersion(30));

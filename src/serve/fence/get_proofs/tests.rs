@@ -15,8 +15,8 @@ const GET: Duration = Duration::from_millis(2);
 fn proof(objects: usize) -> ProofForGets {
     let costs = ProofCosts::default();
     let took = Duration::from_micros(13) * u32::try_from(objects).unwrap();
-    costs.measured(objects, objects * 800, took);
-    costs.compares_first(true);
+    costs.record_comparison(objects, objects * 800, took);
+    costs.set_compare_first(true);
     ProofForGets::new(&costs, objects, GetQuestion::Comparison).unwrap()
 }
 
@@ -252,7 +252,7 @@ async fn proofs_that_are_late_once_are_shared_again_after_a_second() {
 async fn gets_share_proofs_of_an_upstream_that_is_slow_to_tell_its_version() {
     let takes = Duration::from_millis(500);
     let costs = ProofCosts::default();
-    costs.version_took(takes);
+    costs.record_version_time(takes);
     let proof = ProofForGets::new(&costs, 20, GetQuestion::Version).unwrap();
     assert_eq!(proof.patience(), 4 * takes);
     let run = Rehearsal::with(proof).run(500, 1000 * MILLI, |number| number * 2 * MILLI);
