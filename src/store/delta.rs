@@ -7,7 +7,8 @@ use bytes::Bytes;
 /// Bytes that are made from others, their base.
 ///
 /// It is a sequence of instructions: a length and so many bytes to insert, then a length and a
-/// place in the base to copy from. Numbers have seven bits a byte, the least significant first.
+/// place in the base to copy from. Numbers are varints (LEB128): seven bits a byte, the least
+/// significant first.
 #[derive(Debug)]
 pub(super) struct Delta {
     instructions: Box<[u8]>,
@@ -58,15 +59,15 @@ impl Delta {
         let mut rest = &*self.instructions;
         let mut behind_copied = 0_usize;
         while !rest.is_empty() {
-            let inserted = take_number(&mut rest);
+            let inserted = take_varint(&mut rest);
             let (bytes, next) = rest.split_at(inserted);
             out.extend_from_slice(bytes);
             rest = next;
             if rest.is_empty() {
                 break;
             }
-            let copied = take_number(&mut rest);
-            let place = behind_copied.wrapping_add(unfold(take_number(&mut rest)));
+            let copied = take_varint(&mut rest);
+            let place = behind_copied.wrapping_add(zigzag_decode(take_varint(&mut rest)));
             out.extend_from_slice(&base[place..place + copied]);
             behind_copied = place + copied;
         }
@@ -90,19 +91,19 @@ struct InstructionWriter {
 
 impl InstructionWriter {
     fn insert(&mut self, bytes: &[u8]) {
-        self.put_number(bytes.len());
+        self.put_varint(bytes.len());
         self.out.extend_from_slice(bytes);
         self.written += bytes.len();
     }
 
     fn copy(&mut self, place: usize, length: usize) {
-        self.put_number(length);
-        self.put_number(fold(place.wrapping_sub(self.behind_copied)));
+        self.put_varint(length);
+        self.put_varint(zigzag_encode(place.wrapping_sub(self.behind_copied)));
         self.written += length;
         self.behind_copied = place + length;
     }
 
-    fn put_number(&mut self, mut number: usize) {
+    fn put_varint(&mut self, mut number: usize) {
         while number >= 0x80 {
             self.out.push(number as u8 | 0x80);
             number >>= 7;
@@ -111,7 +112,7 @@ impl InstructionWriter {
     }
 }
 
-fn take_number(rest: &mut &[u8]) -> usize {
+fn take_varint(rest: &mut &[u8]) -> usize {
     let (mut number, mut shift) = (0, 0);
     while let Some((byte, next)) = rest.split_first() {
         *rest = next;
@@ -124,14 +125,14 @@ fn take_number(rest: &mut &[u8]) -> usize {
     number
 }
 
-/// Turns a difference of two places into a number that is small if the difference is, whatever its
-/// sign.
-fn fold(difference: usize) -> usize {
+/// Encodes a difference of two places as a number that is small if the difference is, whatever its
+/// sign (zigzag coding, as in protobuf).
+fn zigzag_encode(difference: usize) -> usize {
     let sign = (difference.cast_signed() >> (usize::BITS - 1)).cast_unsigned();
     (difference << 1) ^ sign
 }
 
-fn unfold(number: usize) -> usize {
+fn zigzag_decode(number: usize) -> usize {
     (number >> 1) ^ (number & 1).wrapping_neg()
 }
 
