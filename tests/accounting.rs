@@ -218,7 +218,7 @@ impl Work {
             3 => drop(self.reader.snapshot().release_compressed()),
             4 | 5 => {
                 let snapshot = self.reader.snapshot();
-                snapshot.look_at_compressed();
+                snapshot.age_compressed();
                 // All of it, or a part.
                 snapshot.fold(1, &mut self.rng.usize(0..8 << 20));
                 self.has_folded |= self.reader.held().folded > 0;

@@ -11,8 +11,8 @@ use crate::scope::Scopes;
 
 /// Interval of measurements.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// Measurements between two looks at compressed forms: each one looks at all of them.
-const LOOK_EVERY: u32 = 5;
+/// Measurements between two ticks of compressed forms: each tick visits all of them.
+const AGE_FORMS_EVERY: u32 = 5;
 /// Measurements between two releases of frames that can be made again.
 const RELEASE_FRAMES_EVERY: u32 = 2;
 
@@ -21,7 +21,7 @@ pub(super) struct PressureKeeper {
     budget: MemoryBudget,
     scopes: Scopes,
     gauge: PressureGauge,
-    /// The bytes of compressed forms at the last look.
+    /// The bytes of compressed forms at the last tick.
     derived: MemoryCharge,
     /// The last release of frames. Measurements do not wait for it.
     releasing: Option<JoinHandle<()>>,
@@ -46,8 +46,8 @@ impl PressureKeeper {
         let mut tick = 0_u32;
         loop {
             ticks.tick().await;
-            if tick.is_multiple_of(LOOK_EVERY) {
-                self.look().await;
+            if tick.is_multiple_of(AGE_FORMS_EVERY) {
+                self.age_forms().await;
             }
             if tick.is_multiple_of(RELEASE_FRAMES_EVERY) {
                 self.release_frames();
@@ -124,13 +124,13 @@ impl PressureKeeper {
     }
 
     /// Counts what compressed forms take, and folds objects that are held twice and hardly read.
-    async fn look(&mut self) {
+    async fn age_forms(&mut self) {
         let scopes = self.scopes.clone();
-        let look = move || {
+        let age = move || {
             scopes.fold_cold(false);
-            scopes.look_at_compressed()
+            scopes.age_compressed()
         };
-        if let Ok(bytes) = spawn_blocking(look).await {
+        if let Ok(bytes) = spawn_blocking(age).await {
             self.derived.set(bytes);
         }
     }

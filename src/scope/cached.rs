@@ -95,7 +95,7 @@ pub struct Scope {
     pub(super) stop: CancellationToken,
     /// It is closed for lack of memory, so nothing of it is to be held any more.
     pub(super) frees_memory: AtomicBool,
-    /// Bytes of compressed forms at the last look at them.
+    /// Bytes of compressed forms at the last tick.
     pub(super) compressed: AtomicUsize,
 }
 

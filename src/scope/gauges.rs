@@ -189,8 +189,8 @@ const GAUGES: [Metric<Gauge, { LABELS.len() }>; 14] = [
     Metric::new(
         "watershed_scope_compressed_bytes",
         LABELS,
-        "Bytes of compressed forms of the objects in the scope's newest snapshot, at the last look \
-         some seconds ago. They are held beside the objects, or instead of those that nobody reads.",
+        "Bytes of compressed forms of the objects in the scope's newest snapshot, counted some \
+         seconds ago. They are held beside the objects, or instead of those that nobody reads.",
     ),
     Metric::new(
         "watershed_scope_window_events",

@@ -15,7 +15,7 @@ const PROMISED_HISTORY: Duration = Duration::from_secs(75);
 const DELIVERED: Duration = Duration::from_secs(2);
 /// A scope that was used within this time is not idle: its client may be between two reads.
 const IDLE: Duration = Duration::from_secs(10);
-/// Objects of scopes for whose sake nothing is listed are folded after so many looks without a
+/// Objects of scopes for whose sake nothing is listed are folded after so many ticks without a
 /// reader: a minute.
 const FOLDED_AFTER: u8 = 12;
 /// The same of all scopes, when memory is short.
@@ -28,26 +28,26 @@ const FOLDED_IN_HASTE: usize = 16 << 20;
 const WORTH_CLOSING: usize = 200;
 
 impl Scopes {
-    /// Looks at all compressed forms, and returns their bytes. Takes a moment for each leaf of each
-    /// scope.
-    pub fn look_at_compressed(&self) -> usize {
-        let look = |scope: &Arc<Scope>| {
-            let bytes = scope.reader.snapshot().look_at_compressed();
+    /// Advances the idle counters of all compressed forms, and returns the forms' bytes. Takes a
+    /// moment for each leaf of each scope.
+    pub fn age_compressed(&self) -> usize {
+        let age = |scope: &Arc<Scope>| {
+            let bytes = scope.reader.snapshot().age_compressed();
             scope.compressed.store(bytes, Ordering::Relaxed);
             bytes
         };
-        self.all().iter().map(look).sum()
+        self.all().iter().map(age).sum()
     }
 
-    /// Releases the compressed forms that nobody used of late, and returns their bytes. Takes a
+    /// Releases the compressed forms that nobody used recently, and returns their bytes. Takes a
     /// moment for each leaf of each scope.
     pub fn release_compressed(&self) -> usize {
         let release = |scope: &Arc<Scope>| scope.reader.snapshot().release_compressed();
         self.all().iter().map(release).sum()
     }
 
-    /// Folds objects that nobody has read of late, a part of them at a time, and returns the bytes
-    /// that are not held any more. [`Scopes::look_at_compressed`] counts how long nobody has.
+    /// Folds objects that nobody has read recently, a part of them at a time, and returns the bytes
+    /// that are not held any more. [`Scopes::age_compressed`] counts how long nobody has.
     ///
     /// Scopes that are derived, or that only derived ones read, are folded whenever they are cold: one
     /// of a type's two encodings is hardly read. All others are folded when memory is short. What

@@ -232,7 +232,7 @@ async fn objects_that_nobody_reads_are_folded_if_they_are_derived_or_memory_is_s
     assert_eq!(read(), format!("{items},").as_bytes());
     let wait = || {
         for _ in 0..20 {
-            scopes.look_at_compressed();
+            scopes.age_compressed();
         }
     };
     wait();
@@ -294,7 +294,7 @@ async fn a_derived_scope_is_quarantined_with_its_source_before_it_learns_of_that
 /// Folds all objects of the scopes.
 fn fold_all(scopes: &Scopes) {
     for _ in 0..20 {
-        scopes.look_at_compressed();
+        scopes.age_compressed();
     }
     assert!(scopes.fold_cold(true) > 0);
 }

@@ -2,14 +2,14 @@
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Looks at a form between two uses after which it is cold. There is one every few seconds.
+/// Ticks without a use after which a form is cold. There is a tick every few seconds.
 pub(super) const COLD: u8 = 6;
 
 /// A form of objects. It is made once, and again after it was released.
 #[derive(Debug)]
 pub(super) struct DerivedForm<T> {
     made: Mutex<Option<T>>,
-    /// Looks since it was used.
+    /// Ticks since it was used.
     idle: AtomicU8,
 }
 
@@ -39,14 +39,14 @@ impl<T: Clone> DerivedForm<T> {
         self.lock().clone()
     }
 
-    /// Looks whether the form was used since the last look, and returns it if it is there.
-    pub(super) fn look(&self) -> Option<T> {
+    /// Advances the idle counter by a tick, and returns the form if it is there.
+    pub(super) fn age(&self) -> Option<T> {
         let idle = self.idle.load(Ordering::Relaxed);
         self.idle.store(idle.saturating_add(1), Ordering::Relaxed);
         self.get()
     }
 
-    /// Releases and returns the form, unless it was used of late.
+    /// Releases and returns the form, unless it was used recently.
     pub(super) fn release_if_cold(&self) -> Option<T> {
         if self.idle.load(Ordering::Relaxed) < COLD {
             return None;
@@ -65,18 +65,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_form_is_released_when_nobody_used_it_between_some_looks() {
+    fn a_form_is_released_when_nobody_used_it_for_some_ticks() {
         let form = DerivedForm::default();
         assert_eq!(form.get_or_make(|| 1), 1);
         assert_eq!(form.get_or_make(|| 2), 1, "made once");
         for _ in 1..COLD {
-            form.look();
+            form.age();
         }
         assert_eq!(form.release_if_cold(), None, "warm");
         assert_eq!(form.get_or_make(|| 3), 1);
         for _ in 0..COLD {
             assert_eq!(form.release_if_cold(), None, "used again");
-            assert_eq!(form.look(), Some(1));
+            assert_eq!(form.age(), Some(1));
         }
         assert_eq!(form.release_if_cold(), Some(1));
         assert!(!form.is_made());

@@ -277,10 +277,10 @@ impl Leaf {
         self.made_for_readers(PackedItems::compressed_bytes)
     }
 
-    /// Looks at the forms that were made for readers, and returns their bytes. Those that nobody
-    /// uses between several looks are cold.
-    pub(super) fn look_at_compressed(&self) -> usize {
-        self.made_for_readers(PackedItems::look)
+    /// Advances the idle counters of the forms that were made for readers, and returns the forms'
+    /// bytes. Those that nobody uses for several ticks are cold.
+    pub(super) fn age_compressed(&self) -> usize {
+        self.made_for_readers(PackedItems::age)
     }
 
     /// Releases the compressed forms that are cold, and returns their bytes.
@@ -290,8 +290,8 @@ impl Leaf {
             .map_or(0, |packed| packed.release_compressed())
     }
 
-    /// Holds the objects compressed alone, if nobody has read them for so many looks. A leaf that
-    /// changed of late is not folded: its objects are not in one place.
+    /// Holds the objects compressed alone, if nobody has read them for so many ticks. A leaf that
+    /// changed recently is not folded: its objects are not in one place.
     pub(super) fn fold(&self, idle: u8, saved: &ByteTally) -> FoldedItems {
         let packed = self.packed.get().filter(|_| self.settled);
         packed.map_or_else(FoldedItems::default, |packed| packed.fold(idle, saved))

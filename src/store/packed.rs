@@ -23,9 +23,9 @@ pub(super) struct PackedItems {
     /// Held by whoever compresses the items, so that it is done once. `held` is free meanwhile: an
     /// event unfolds items under the store's lock.
     compressing: Mutex<()>,
-    /// Looks since the items were read as they are.
+    /// Ticks since the items were read as they are.
     idle: AtomicU8,
-    /// Looks since they were read compressed.
+    /// Ticks since they were read compressed.
     compressed_idle: AtomicU8,
     /// All objects as ADDED events, as a member of gzip.
     pub(super) added: DerivedForm<Bytes>,
@@ -57,7 +57,7 @@ pub(super) struct FoldedItems {
 /// Inflating and comparing takes at most a part of the time of compressing.
 const INFLATED_PER_COMPRESSED: usize = 4;
 
-/// Looks that stand for those since a list, if nobody has read an item since.
+/// Ticks that stand for those since a list, if nobody has read an item since.
 pub const NEVER_READ: u8 = u8::MAX;
 
 impl PackedItems {
@@ -164,17 +164,17 @@ impl PackedItems {
         self.deflated_bytes() + self.added.get().map_or(0, |member| member.len())
     }
 
-    /// Looks whether each form was used since the last look, and returns the bytes of the
-    /// compressed ones.
-    pub(super) fn look(&self) -> usize {
+    /// Advances the idle counter of each form by a tick, and returns the bytes of the compressed
+    /// ones.
+    pub(super) fn age(&self) -> usize {
         for idle in [&self.idle, &self.compressed_idle] {
-            let looks = idle.load(Ordering::Relaxed);
-            idle.store(looks.saturating_add(1), Ordering::Relaxed);
+            let ticks = idle.load(Ordering::Relaxed);
+            idle.store(ticks.saturating_add(1), Ordering::Relaxed);
         }
-        self.deflated_bytes() + self.added.look().map_or(0, |member| member.len())
+        self.deflated_bytes() + self.added.age().map_or(0, |member| member.len())
     }
 
-    /// Releases compressed forms that nobody used of late, and returns their bytes. They are made
+    /// Releases compressed forms that nobody used recently, and returns their bytes. They are made
     /// again when a reader asks. That of folded items stays.
     pub(super) fn release_compressed(&self) -> usize {
         let added = self.added.release_if_cold();
@@ -191,7 +191,7 @@ impl PackedItems {
         added + released
     }
 
-    /// Holds the compressed form alone, if nobody has read the items for so many looks. What is not
+    /// Holds the compressed form alone, if nobody has read the items for so many ticks. What is not
     /// held counts in `saved`.
     pub(super) fn fold(&self, idle: u8, saved: &ByteTally) -> FoldedItems {
         if self.idle.load(Ordering::Relaxed) < idle {
@@ -319,7 +319,7 @@ mod tests {
         let items = packed(&[&item, &item], 1);
         let (all, saved) = (items.items(), ByteTally::default());
         assert_eq!(items.fold(1, &saved), FoldedItems::default(), "just read");
-        items.look();
+        items.age();
         let folded = items.fold(1, &saved);
         assert!(items.is_folded());
         assert_eq!(saved.bytes(), 8_002);
@@ -332,13 +332,13 @@ mod tests {
         assert_eq!(items.deflated().data_len(), 8_001);
         assert_eq!(saved.bytes(), 8_002);
         for _ in 0..=COLD {
-            items.look();
+            items.age();
         }
         assert_eq!(items.release_compressed(), 0, "nothing else is held");
         assert!(items.items() == all);
         assert_eq!(saved.bytes(), 0);
         // Both forms are held now, and either may go.
-        items.look();
+        items.age();
         let folded = items.fold(1, &saved);
         assert_eq!(folded, attempt(8_002, 8_002 / 4), "compressed before");
         assert!(items.items() == all);
@@ -352,7 +352,7 @@ mod tests {
         let mut noise = vec![0; 5_000];
         fastrand::Rng::with_seed(1).fill(&mut noise);
         let (items, saved) = (packed(&[&noise], 0), ByteTally::default());
-        items.look();
+        items.age();
         let attempt = |freed, work| FoldedItems { freed, work };
         assert_eq!(items.fold(1, &saved), attempt(0, 5_000));
         assert_eq!(items.fold(1, &saved), attempt(0, 0));
@@ -361,12 +361,12 @@ mod tests {
     }
 
     #[test]
-    fn a_look_at_folded_items_leaves_them_folded_and_idle() {
+    fn a_peek_at_folded_items_leaves_them_folded_and_idle() {
         let (items, saved) = (packed(&[&b"x".repeat(4_000)], 0), ByteTally::default());
         assert!(items.peek() == items.items());
-        items.look();
+        items.age();
         assert!(items.peek() == b"x".repeat(4_000)[..]);
-        assert!(items.fold(1, &saved).freed > 0, "a look is no use");
+        assert!(items.fold(1, &saved).freed > 0, "a peek is not a use");
         assert!(items.peek() == b"x".repeat(4_000)[..]);
         assert!(items.is_folded());
         assert_eq!(saved.bytes(), 4_000);
@@ -375,12 +375,12 @@ mod tests {
     #[test]
     fn readers_of_items_do_not_wait_for_their_compression() {
         let (items, saved) = (packed(&[&b"x".repeat(4_000)], 0), ByteTally::default());
-        items.look();
+        items.age();
         let compressing = items.compressing.lock();
         // Neither may block, and a reader's compression is not repeated.
         assert_eq!(items.items().len(), 4_000);
         assert!(!items.is_deflated());
-        items.look();
+        items.age();
         assert_eq!(items.fold(1, &saved), FoldedItems::default());
         drop(compressing);
         assert!(items.fold(1, &saved).freed > 0);

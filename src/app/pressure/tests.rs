@@ -130,7 +130,7 @@ async fn each_step_frees_what_is_missed_least() {
     keeper.keep(now, LIMIT, percent(74)).await;
     assert!(is_compressed(&idle), "just used");
     for _ in 0..10 {
-        keeper.look().await;
+        keeper.age_forms().await;
     }
     let derived = budget.counted(MemoryClass::Derived);
     keeper.keep(now, LIMIT, percent(60)).await;

@@ -163,21 +163,21 @@ impl Snapshot {
         self.leaves.iter().map(|leaf| leaf.compressed_bytes()).sum()
     }
 
-    /// Looks at the forms held for readers that take gzip, and returns their bytes. Those that
-    /// nobody uses between several looks are cold. Looks at all leaves.
-    pub fn look_at_compressed(&self) -> usize {
+    /// Advances the idle counters of the forms held for readers that take gzip, and returns the
+    /// forms' bytes. Those that nobody uses for several ticks are cold. Visits all leaves.
+    pub fn age_compressed(&self) -> usize {
         let leaves = self.leaves.iter();
-        leaves.map(|leaf| leaf.look_at_compressed()).sum()
+        leaves.map(|leaf| leaf.age_compressed()).sum()
     }
 
-    /// Releases the cold forms of [`Snapshot::look_at_compressed`], and returns their bytes. They
+    /// Releases the cold forms of [`Snapshot::age_compressed`], and returns their bytes. They
     /// are made again when a reader asks.
     pub fn release_compressed(&self) -> usize {
         let leaves = self.leaves.iter();
         leaves.map(|leaf| leaf.release_compressed()).sum()
     }
 
-    /// Folds leaves that nobody has read for so many looks, as long as the budget lasts: their
+    /// Folds leaves that nobody has read for so many ticks, as long as the budget lasts: their
     /// objects are held compressed alone, until somebody reads them. The budget is in bytes that
     /// are compressed for it. Returns the bytes that are not held any more.
     pub fn fold(&self, idle: u8, budget: &mut usize) -> usize {

@@ -101,7 +101,7 @@ fn settle(snapshot: &mut Snapshot) {
 
 /// Folds all that can be. Returns the bytes that are not held any more.
 fn fold(snapshot: &Snapshot) -> usize {
-    snapshot.look_at_compressed();
+    snapshot.age_compressed();
     snapshot.fold(1, &mut usize::MAX.clone())
 }
 
