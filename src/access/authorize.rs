@@ -258,8 +258,8 @@ impl Authorizer {
 
     /// Compares a verdict with what has happened since it was last compared.
     pub(super) fn compare(&self, verdict: &Verdict, request: &AccessRequest) {
-        let Some(basis) = &verdict.basis else {
-            // A pod may have been gone when a basis was looked for, and its departure not noted.
+        let Some(reason) = &verdict.node_reason else {
+            // A pod may have been gone when a reason was looked for, and its departure not noted.
             self.settle(verdict, request, verdict.position.requested + SETTLED);
             return self.changes.apply(verdict, request);
         };
@@ -267,9 +267,9 @@ impl Authorizer {
         if verdict.overtaken_at().is_some() {
             return;
         }
-        let stands = self.changes.is_of_this_timeline(&verdict.position)
-            && self.nodes.stands(basis, request);
-        if !stands {
+        let is_current = self.changes.is_of_this_timeline(&verdict.position)
+            && self.nodes.still_holds(reason, request);
+        if !is_current {
             verdict.set_overtaken(verdict.position.requested.elapsed());
         }
     }
@@ -281,7 +281,7 @@ impl Authorizer {
         request: &AccessRequest,
     ) -> (Instant, Duration) {
         let requested = verdict.position.requested;
-        let Some(basis) = &verdict.basis else {
+        let Some(reason) = &verdict.node_reason else {
             let listed = self.rules.last_listed();
             let renewed = listed.and_then(|listed| self.renewed(verdict, request, listed));
             return renewed.unwrap_or_else(|| {
@@ -289,7 +289,7 @@ impl Authorizer {
                 (requested, verdict.lifetime(is_followed))
             });
         };
-        match self.nodes.unknown_since(basis) {
+        match self.nodes.unknown_since(reason) {
             None => (requested, verdict.ttl),
             Some(since) => (requested.max(since), verdict.unwatched_ttl),
         }
@@ -385,7 +385,7 @@ impl Authorizer {
         if allowed && explained_by == Explanation::Rbac {
             verdict = self.renew_while_quiet(verdict, request);
         } else if verdict.is_unexplained_grant() && !ttl.is_zero() {
-            verdict = self.rest_on_pods(verdict, request);
+            verdict = self.keep_with_reason(verdict, request);
         }
         Ok(ReviewedAccess {
             request: Arc::clone(request),
@@ -405,16 +405,16 @@ impl Authorizer {
         verdict.renewed_until(quiet)
     }
 
-    /// Has a grant last while the proxy sees what it rests on.
-    fn rest_on_pods(&self, verdict: Verdict, request: &AccessRequest) -> Verdict {
-        if let Some(basis) = self.nodes.basis(request) {
-            return verdict.resting_on(basis);
+    /// Keeps a grant for as long as the proxy sees the reason for it.
+    fn keep_with_reason(&self, verdict: Verdict, request: &AccessRequest) -> Verdict {
+        if let Some(reason) = self.nodes.grant_reason(request) {
+            return verdict.with_node_reason(reason);
         }
         self.settle(&verdict, request, Instant::now());
         verdict
     }
 
-    /// Has a grant without a basis reviewed again, if a pod left the node just before it was
+    /// Has a grant without a reason reviewed again, if a pod left the node just before it was
     /// requested, or since then until `until`.
     fn settle(&self, verdict: &Verdict, request: &AccessRequest, until: Instant) {
         let requested = verdict.position.requested;

@@ -148,7 +148,7 @@ enum ReviewEffect {
 
 impl Guard {
     fn start_review(&mut self, doubt: Doubt) {
-        metrics::watch_reviewed(match (doubt, &self.verdict.basis) {
+        metrics::watch_reviewed(match (doubt, &self.verdict.node_reason) {
             (Doubt::Expired, _) => ReviewCause::Lifetime,
             (Doubt::Overtaken, None) => ReviewCause::Rbac,
             (Doubt::Overtaken, Some(_)) => ReviewCause::Pods,

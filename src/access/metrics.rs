@@ -76,7 +76,7 @@ pub(super) enum ReviewCause {
     Pods,
 }
 
-/// The base of a node's grant.
+/// Basis of a node's grant.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum GrantBasis {
     Rule,

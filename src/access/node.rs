@@ -37,7 +37,7 @@ use claim::{NamedObject, is_node_user, user_of};
 const MIN_KEPT: Duration = Duration::from_hours(2);
 /// Lifetimes are spread over this time, so that grants of one moment are not reviewed in another.
 const KEPT_SPREAD: Duration = Duration::from_hours(2);
-/// Departures of pods are remembered for longer than a grant without a basis is used, which an open
+/// Departures of pods are remembered for longer than a grant without a reason is used, which an open
 /// watch uses for a minute.
 const REMEMBERED: Duration = Duration::from_secs(75);
 /// Bound of the remembered departures.
@@ -58,7 +58,7 @@ pub enum NodeGrants {
     FollowPods,
 }
 
-/// Knows what grants of nodes rest on.
+/// Knows the reasons of nodes' grants.
 #[derive(Debug)]
 pub(super) struct NodeRights {
     mode: NodeGrants,
@@ -66,12 +66,12 @@ pub(super) struct NodeRights {
     listeners: Arc<WatchListeners>,
 }
 
-/// The base of a kept grant.
+/// Reason why a node's grant is still valid.
 #[derive(Debug)]
-pub(super) enum NodeRight {
-    /// On nothing that can change.
+pub(super) enum GrantReason {
+    /// No object can take the right away.
     Always,
-    /// On a pod that names the object.
+    /// A pod on the node names the object.
     Pod(Mutex<PodWitness>),
 }
 
@@ -141,31 +141,31 @@ impl NodeRights {
         }
     }
 
-    /// Returns what a grant rests on that upstream has just given without a reason, as the node
-    /// authorizer does. `None` if it is to be reviewed by the clock.
-    pub(super) fn basis(&self, request: &AccessRequest) -> Option<NodeRight> {
+    /// Returns the reason of a grant that upstream has just given without one, as the node
+    /// authorizer does. `None` if the grant is to be reviewed by the clock.
+    pub(super) fn grant_reason(&self, request: &AccessRequest) -> Option<GrantReason> {
         if self.mode == NodeGrants::Review {
             return None;
         }
-        let right = match NodeClaim::of(request)? {
-            NodeClaim::Always => Some(NodeRight::Always),
+        let reason = match NodeClaim::of(request)? {
+            NodeClaim::Always => Some(GrantReason::Always),
             NodeClaim::IfNamed(object) => {
                 let store = self.followed();
                 let witness = store.and_then(|store| store.witness(&object));
-                witness.map(|witness| NodeRight::Pod(Mutex::new(witness)))
+                witness.map(|witness| GrantReason::Pod(Mutex::new(witness)))
             }
         };
-        metrics::node_granted(match right {
-            Some(NodeRight::Always) => GrantBasis::Rule,
-            Some(NodeRight::Pod(_)) => GrantBasis::Pod,
+        metrics::node_granted(match reason {
+            Some(GrantReason::Always) => GrantBasis::Rule,
+            Some(GrantReason::Pod(_)) => GrantBasis::Pod,
             None => GrantBasis::Unknown,
         });
-        right
+        reason
     }
 
-    /// Returns false once the grant rests on nothing any more, as far as the proxy knows.
-    pub(super) fn stands(&self, right: &NodeRight, request: &AccessRequest) -> bool {
-        let NodeRight::Pod(witness) = right else {
+    /// Returns `true` unless the proxy knows that the reason no longer holds.
+    pub(super) fn still_holds(&self, reason: &GrantReason, request: &AccessRequest) -> bool {
+        let GrantReason::Pod(witness) = reason else {
             return true;
         };
         let Some(NodeClaim::IfNamed(object)) = NodeClaim::of(request) else {
@@ -174,22 +174,22 @@ impl NodeRights {
         let Some(store) = self.pods.read().store.clone() else {
             return true;
         };
-        let stands = store.renew(&mut witness.lock(), &object);
-        if !stands {
+        let still_holds = store.renew(&mut witness.lock(), &object);
+        if !still_holds {
             self.note_departure(object.node);
         }
-        stands
+        still_holds
     }
 
-    /// Returns the moment from which on it is unknown whether a grant stands.
-    pub(super) fn unknown_since(&self, right: &NodeRight) -> Option<Instant> {
-        match right {
-            NodeRight::Always => None,
-            NodeRight::Pod(_) => self.pods.read().changes.missing_since(),
+    /// Returns the moment from which on it is unknown whether a reason holds.
+    pub(super) fn unknown_since(&self, reason: &GrantReason) -> Option<Instant> {
+        match reason {
+            GrantReason::Always => None,
+            GrantReason::Pod(_) => self.pods.read().changes.missing_since(),
         }
     }
 
-    /// Returns the time after which a grant without a basis is reviewed again, because a pod left
+    /// Returns the time after which a grant without a reason is reviewed again, because a pod left
     /// the node just before it was requested, or since then until `until`: upstream's authorizer
     /// may not have known it yet.
     pub(super) fn settles_after(
@@ -298,8 +298,8 @@ impl NodeRights {
     }
 }
 
-impl NodeRight {
-    /// Returns a lifetime for a grant that rests on this. Only mistakes need it.
+impl GrantReason {
+    /// Returns a lifetime for a grant with a reason. Only mistakes need it.
     pub(super) fn lifetime() -> Duration {
         MIN_KEPT + KEPT_SPREAD.mul_f32(fastrand::f32())
     }

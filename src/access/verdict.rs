@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::metrics;
-use super::node::NodeRight;
+use super::node::GrantReason;
 use super::request::AccessRequest;
 
 /// Number of lifetimes after which a grant by RBAC is not renewed any more.
@@ -92,8 +92,8 @@ pub(super) struct Verdict {
     pub(super) unwatched_ttl: Duration,
     /// Age up to which the verdict is renewed with others. Up to its lifetime, it is not.
     pub(super) renewed_until: Duration,
-    /// The base of the grant, if that is followed instead of RBAC.
-    pub(super) basis: Option<NodeRight>,
+    /// Reason of a node's grant, which is followed instead of RBAC.
+    pub(super) node_reason: Option<GrantReason>,
     /// Changes before this number have been compared with the request.
     pub(super) compared: AtomicU64,
     /// Nanoseconds from the request to the first change that concerns it; [`NEVER`] without one.
@@ -116,7 +116,7 @@ impl Verdict {
             ttl,
             unwatched_ttl,
             renewed_until: Duration::ZERO,
-            basis: None,
+            node_reason: None,
             compared: AtomicU64::new(position.unsettled),
             overtaken: AtomicU64::new(NEVER),
             settled: AtomicU64::new(NEVER),
@@ -153,11 +153,11 @@ impl Verdict {
         self.ttl.max(self.renewed_until)
     }
 
-    /// Returns a grant that rests on `basis`. Changes of RBAC do not concern it.
-    pub(super) fn resting_on(self, basis: NodeRight) -> Self {
+    /// Returns the grant with the reason for it. Changes of RBAC do not concern it.
+    pub(super) fn with_node_reason(self, reason: GrantReason) -> Self {
         Self {
-            ttl: NodeRight::lifetime(),
-            basis: Some(basis),
+            ttl: GrantReason::lifetime(),
+            node_reason: Some(reason),
             ..self
         }
     }

@@ -1,4 +1,4 @@
-//! Grants of nodes without a basis, of whose reasons the proxy learns late.
+//! Grants of nodes whose reasons the proxy learns late.
 use watershed_protocol::GroupVersionResource;
 
 use super::*;

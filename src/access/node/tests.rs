@@ -102,8 +102,8 @@ impl Cluster {
         self.writer.apply(now, frame, object).unwrap();
     }
 
-    fn basis(&self, request: &AccessRequest) -> Option<NodeRight> {
-        self.rights.basis(request)
+    fn grant_reason(&self, request: &AccessRequest) -> Option<GrantReason> {
+        self.rights.grant_reason(request)
     }
 }
 
@@ -145,33 +145,36 @@ pub(super) fn watch(node: &str, resource: &str, name: &str) -> AccessRequest {
 async fn a_grant_stands_while_a_pod_on_the_node_names_the_object() {
     let mut cluster = Cluster::new();
     let secret = watch("east", "secrets", "key");
-    assert!(cluster.basis(&secret).is_none(), "there is no pod");
+    assert!(cluster.grant_reason(&secret).is_none(), "there is no pod");
     cluster.change(EventKind::Added, "a", "east", "Pending");
     cluster.change(EventKind::Added, "w", "west", "Running");
-    let basis = cluster.basis(&secret).unwrap();
-    let stands = |cluster: &Cluster| cluster.rights.stands(&basis, &secret);
-    assert!(stands(&cluster));
+    let reason = cluster.grant_reason(&secret).unwrap();
+    let still_holds = |cluster: &Cluster| cluster.rights.still_holds(&reason, &secret);
+    assert!(still_holds(&cluster));
     cluster.change(EventKind::Modified, "a", "east", "Running");
-    assert!(stands(&cluster));
+    assert!(still_holds(&cluster));
     // Another pod takes the place of the first.
     cluster.change(EventKind::Added, "b", "east", "Running");
     cluster.change(EventKind::Deleted, "a", "east", "Running");
-    assert!(stands(&cluster));
+    assert!(still_holds(&cluster));
     cluster.change(EventKind::Deleted, "b", "east", "Running");
-    assert!(!stands(&cluster), "only the other node has such a pod");
+    assert!(!still_holds(&cluster), "only the other node has such a pod");
     cluster.change(EventKind::Added, "b", "east", "Running");
-    assert!(stands(&cluster));
+    assert!(still_holds(&cluster));
     cluster.change(EventKind::Modified, "b", "east", "Succeeded");
-    assert!(!stands(&cluster), "the pod has ended");
+    assert!(!still_holds(&cluster), "the pod has ended");
     cluster.change(EventKind::Added, "c", "east", "Running");
-    assert!(stands(&cluster));
+    assert!(still_holds(&cluster));
     cluster.change(EventKind::Deleted, "c", "east", "Running");
     cluster.change(EventKind::Added, "c", "west", "Running");
-    assert!(!stands(&cluster), "another node has a pod of that name");
+    assert!(
+        !still_holds(&cluster),
+        "another node has a pod of that name"
+    );
     cluster.change(EventKind::Added, "d", "east", "Running");
-    assert!(stands(&cluster));
+    assert!(still_holds(&cluster));
     cluster.list_anew();
-    assert!(!stands(&cluster), "all pods are gone unseen");
+    assert!(!still_holds(&cluster), "all pods are gone unseen");
 }
 
 #[tokio::test(start_paused = true)]
@@ -179,9 +182,9 @@ async fn a_pod_entitles_its_node_to_what_it_names_and_to_nothing_else() {
     let mut cluster = Cluster::new();
     cluster.change(EventKind::Added, "a", "east", "Running");
     cluster.change(EventKind::Added, "over", "south", "Failed");
-    let has_basis = |request: &AccessRequest| cluster.basis(request).is_some();
-    assert!(has_basis(&watch("east", "secrets", "key")));
-    assert!(has_basis(&watch("east", "configmaps", "a")));
+    let has_reason = |request: &AccessRequest| cluster.grant_reason(request).is_some();
+    assert!(has_reason(&watch("east", "secrets", "key")));
+    assert!(has_reason(&watch("east", "configmaps", "a")));
     for other in [
         watch("west", "secrets", "key"),
         watch("south", "secrets", "key"),
@@ -191,12 +194,12 @@ async fn a_pod_entitles_its_node_to_what_it_names_and_to_nothing_else() {
         watch("east", "secrets", ""),
         watch("", "secrets", "key"),
     ] {
-        assert!(!has_basis(&other), "{other:?}");
+        assert!(!has_reason(&other), "{other:?}");
     }
     let east = ("system:node:east", NODES);
     let secrets = ("", "secrets");
     let key = (Some("here"), Some("key"));
-    assert!(has_basis(&request_of(east, Verb::Get, secrets, key)));
+    assert!(has_reason(&request_of(east, Verb::Get, secrets, key)));
     for (user, verb, of_type, named) in [
         (("system:node:east", "others"), Verb::Get, secrets, key),
         (("east", NODES), Verb::Get, secrets, key),
@@ -207,7 +210,7 @@ async fn a_pod_entitles_its_node_to_what_it_names_and_to_nothing_else() {
         (east, Verb::Get, ("", "persistentvolumeclaims"), key),
     ] {
         let request = request_of(user, verb, of_type, named);
-        assert!(!has_basis(&request), "{request:?}");
+        assert!(!has_reason(&request), "{request:?}");
     }
 }
 
@@ -224,14 +227,14 @@ async fn a_mirror_pod_entitles_its_node_to_nothing() {
     };
     let secret = watch("east", "secrets", "key");
     cluster.apply(EventKind::Added, &pod("20", "kubernetes.io/config.mirror"));
-    assert!(cluster.basis(&secret).is_none());
+    assert!(cluster.grant_reason(&secret).is_none());
     cluster.apply(EventKind::Modified, &pod("21", "other"));
-    let basis = cluster.basis(&secret).unwrap();
+    let reason = cluster.grant_reason(&secret).unwrap();
     cluster.apply(
         EventKind::Modified,
         &pod("22", "kubernetes.io/config.mirror"),
     );
-    assert!(!cluster.rights.stands(&basis, &secret));
+    assert!(!cluster.rights.still_holds(&reason, &secret));
 }
 
 #[test]
@@ -239,8 +242,8 @@ fn rights_that_no_object_can_end_are_few() {
     let cluster = Cluster::new();
     let node = ("system:node:east", NODES);
     let is_always = |request: &AccessRequest| {
-        let basis = cluster.basis(request);
-        matches!(basis, Some(NodeRight::Always))
+        let reason = cluster.grant_reason(request);
+        matches!(reason, Some(GrantReason::Always))
     };
     let anywhere = (None, None);
     for (of_type, named) in [
@@ -285,14 +288,18 @@ async fn without_the_flag_no_grant_rests_on_anything() {
     cluster.change(EventKind::Added, "a", "east", "Running");
     rights.set_store(cluster.store.clone());
     rights.set_followed();
-    assert!(rights.basis(&watch("east", "secrets", "key")).is_none());
+    assert!(
+        rights
+            .grant_reason(&watch("east", "secrets", "key"))
+            .is_none()
+    );
     let services = request_of(
         ("system:node:east", NODES),
         Verb::Watch,
         ("", "services"),
         (None, None),
     );
-    assert!(rights.basis(&services).is_none());
+    assert!(rights.grant_reason(&services).is_none());
 }
 
 #[tokio::test(start_paused = true)]
@@ -300,26 +307,34 @@ async fn while_pods_are_not_followed_no_grant_is_kept_and_their_loss_ends_none_a
     let mut cluster = Cluster::new();
     cluster.change(EventKind::Added, "a", "east", "Running");
     let secret = watch("east", "secrets", "key");
-    let basis = cluster.basis(&secret).unwrap();
-    assert_eq!(cluster.rights.unknown_since(&basis), None);
+    let reason = cluster.grant_reason(&secret).unwrap();
+    assert_eq!(cluster.rights.unknown_since(&reason), None);
     tokio::time::advance(Duration::from_hours(1)).await;
     cluster.rights.set_lost(Instant::now());
     let lost = Instant::now();
     tokio::time::advance(Duration::from_secs(5)).await;
     cluster.rights.set_lost(Instant::now());
-    assert_eq!(cluster.rights.unknown_since(&basis), Some(lost));
-    assert!(cluster.rights.stands(&basis, &secret), "as far as is known");
-    assert!(cluster.basis(&secret).is_none());
+    assert_eq!(cluster.rights.unknown_since(&reason), Some(lost));
+    assert!(
+        cluster.rights.still_holds(&reason, &secret),
+        "as far as is known"
+    );
+    assert!(cluster.grant_reason(&secret).is_none());
     cluster.writer.reset();
-    assert!(cluster.rights.stands(&basis, &secret), "nothing is known");
-    assert_eq!(cluster.rights.unknown_since(&NodeRight::Always), None);
+    assert!(
+        cluster.rights.still_holds(&reason, &secret),
+        "nothing is known"
+    );
+    assert_eq!(cluster.rights.unknown_since(&GrantReason::Always), None);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_time_of_following_that_is_short_or_silent_does_not_put_reviews_off() {
     let mut cluster = Cluster::new();
     cluster.change(EventKind::Added, "a", "east", "Running");
-    let basis = cluster.basis(&watch("east", "secrets", "key")).unwrap();
+    let reason = cluster
+        .grant_reason(&watch("east", "secrets", "key"))
+        .unwrap();
     let pass = |seconds| tokio::time::advance(Duration::from_secs(seconds));
     pass(3600).await;
     cluster.rights.set_lost(Instant::now());
@@ -327,16 +342,16 @@ async fn a_time_of_following_that_is_short_or_silent_does_not_put_reviews_off() 
     for (seconds, heard_after) in [(9, 8), (30, 0)] {
         pass(1).await;
         cluster.rights.set_followed();
-        assert_eq!(cluster.rights.unknown_since(&basis), None);
+        assert_eq!(cluster.rights.unknown_since(&reason), None);
         let heard = Instant::now() + Duration::from_secs(heard_after);
         pass(seconds).await;
         cluster.rights.set_lost(heard);
-        assert_eq!(cluster.rights.unknown_since(&basis), lost);
+        assert_eq!(cluster.rights.unknown_since(&reason), lost);
     }
     cluster.rights.set_followed();
     pass(10).await;
     cluster.rights.set_lost(Instant::now());
-    assert_eq!(cluster.rights.unknown_since(&basis), Some(Instant::now()));
+    assert_eq!(cluster.rights.unknown_since(&reason), Some(Instant::now()));
 }
 
 #[derive(Default)]
@@ -405,10 +420,10 @@ fn the_clock_asks_for_few_reviews_of_kept_grants() {
     let minutes = 12 * 60;
     let mut reviews = vec![0_u32; minutes];
     for _ in 0..5_000 * 20 {
-        let mut at = NodeRight::lifetime();
+        let mut at = GrantReason::lifetime();
         while let Some(count) = reviews.get_mut(at.as_secs() as usize / 60) {
             *count += 1;
-            at += NodeRight::lifetime();
+            at += GrantReason::lifetime();
         }
     }
     let most = reviews.iter().max().unwrap() / 60;

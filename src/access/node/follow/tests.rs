@@ -104,14 +104,14 @@ async fn pods_are_closed_as_others_are_when_memory_is_short() {
         _task,
     } = Follower::start(&budget, 100_000).await;
     let secret = watch("east", "secrets", "key");
-    eventually(|| rights.basis(&secret).is_some()).await;
-    let basis = rights.basis(&secret).unwrap();
-    assert_eq!(rights.unknown_since(&basis), None);
+    eventually(|| rights.grant_reason(&secret).is_some()).await;
+    let reason = rights.grant_reason(&secret).unwrap();
+    assert_eq!(rights.unknown_since(&reason), None);
     let now = std::time::Instant::now();
     eventually(|| scopes.close_largest(now).is_some()).await;
     // The clock decides from now on, and nothing of the pods is held.
-    eventually(|| rights.unknown_since(&basis).is_some()).await;
+    eventually(|| rights.unknown_since(&reason).is_some()).await;
     eventually(|| rights.pods.read().store.is_none()).await;
-    assert!(rights.stands(&basis, &secret));
+    assert!(rights.still_holds(&reason, &secret));
     eventually(|| budget.counted(MemoryClass::Objects) == 0).await;
 }
