@@ -25,7 +25,7 @@ use watershed::store::{
     SubscriptionStep, WindowLimits,
 };
 use watershed::watcher::{
-    ClientView, ContentCoding, DerivedView, Grant, GrantStatus, InitialState, PartialView,
+    AccessGuard, AccessStatus, ClientView, ContentCoding, DerivedView, InitialState, PartialView,
     ViewFilter, WatchBody, WatchEnding, WatchObserver, WatchOptions,
 };
 use watershed_lab::sim::fixtures;
@@ -604,7 +604,7 @@ fn watch(reader: &StoreReader, labels: &str, only_metadata: bool) -> BenchedWatc
             bookmarks: None,
             is_from_etcd: false,
             deadline: tokio::time::Instant::now() + Duration::from_hours(1),
-            grant: Granted,
+            guard: Granted,
             draining: std::future::pending(),
             observer: Unobserved,
         },
@@ -645,9 +645,9 @@ impl Wake for Woken {
 
 struct Granted;
 
-impl Grant for Granted {
-    fn poll(&mut self, _: &mut Context<'_>) -> GrantStatus {
-        GrantStatus::Granted
+impl AccessGuard for Granted {
+    fn poll(&mut self, _: &mut Context<'_>) -> AccessStatus {
+        AccessStatus::Granted
     }
 
     fn due(&self) -> tokio::time::Instant {

@@ -64,9 +64,9 @@ pub use config::{
 };
 pub use error::ReviewError;
 pub use follow::lists_rbac;
-pub use guard::Guard;
+pub use guard::WatchGuard;
 pub use identity::Identity;
-pub use node::NodeGrants;
+pub use node::NodeGrantMode;
 pub use own::OwnRights;
 pub use request::{AccessAttributes, ReviewSelectors};
 pub use review_queues::field_bytes;

@@ -1,7 +1,7 @@
 //! One client's watch: its view of a scope's events, and the response body that carries them.
 mod body;
 mod chunk;
-mod grant;
+mod guard;
 mod options;
 #[cfg(test)]
 mod tests;
@@ -9,7 +9,7 @@ mod view;
 
 pub use body::WatchBody;
 pub use chunk::{ContentCoding, MIN_SHARED_BYTES};
-pub use grant::{Grant, GrantStatus};
+pub use guard::{AccessGuard, AccessStatus};
 pub use options::{Bookmarks, EndMark, InitialState, WatchEnding, WatchObserver, WatchOptions};
 pub use view::{
     ClientFrame, ClientView, DerivedView, IrreducibleObject, PartialView, TableView, ViewFilter,

@@ -15,7 +15,7 @@ use super::config::AuthorizationConfig;
 use super::error::ReviewError;
 use super::identity::Identity;
 use super::metrics;
-use super::node::{NODES, NodeGrants, NodeRights};
+use super::node::{NODES, NodeGrantMode, NodeRights};
 use super::request::{AccessAttributes, AccessRequest, AccessTarget, VerbTarget};
 use super::review::post;
 use super::review_queues::ReviewQueues;
@@ -85,8 +85,8 @@ impl Authorizer {
         queues: ReviewQueues,
     ) -> Self {
         let max_bytes = match config.node_grants {
-            NodeGrants::Review => MAX_BYTES,
-            NodeGrants::FollowPods => MAX_BYTES_WITH_NODES,
+            NodeGrantMode::Review => MAX_BYTES,
+            NodeGrantMode::FollowPods => MAX_BYTES_WITH_NODES,
         };
         let verdicts = Cache::builder()
             .weigher(weight)

@@ -3,7 +3,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::identity::Identity;
-use super::node::{NODES, NodeGrants};
+use super::node::{NODES, NodeGrantMode};
 use super::verdict::Explanation;
 
 /// Configuration of authentication and authorization.
@@ -91,7 +91,7 @@ pub struct AuthorizationConfig {
     /// The treatment of requests while upstream answers no reviews.
     pub review_failure_policy: ReviewFailurePolicy,
     /// The treatment of grants that nodes have from the node authorizer.
-    pub node_grants: NodeGrants,
+    pub node_grants: NodeGrantMode,
     /// The types of RBAC whose changes are followed.
     pub followed_rbac: FollowedRbac,
 }
@@ -109,7 +109,7 @@ impl Default for AuthorizationConfig {
             // A program is often granted access just after it was refused, and tries again.
             unwatched_denied_ttl: Duration::from_secs(1),
             review_failure_policy: ReviewFailurePolicy::default(),
-            node_grants: NodeGrants::default(),
+            node_grants: NodeGrantMode::default(),
             followed_rbac: FollowedRbac::default(),
         }
     }

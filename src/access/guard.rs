@@ -2,8 +2,8 @@
 //!
 //! A verdict goes through three states. It is *valid* until its lifetime ends, or RBAC or the pods
 //! that it rests on change. Then it is *in doubt* until upstream has reviewed it again. The review
-//! either renews it or *revokes* the watch. [`Guard::poll`] advances these states whenever the watch
-//! itself is polled.
+//! either renews it or *revokes* the watch. [`WatchGuard::poll`] advances these states whenever the
+//! watch itself is polled.
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -18,7 +18,7 @@ use super::error::ReviewError;
 use super::listeners::ChangeSubscription;
 use super::metrics::{self, ReviewCause};
 use super::verdict::{Decision, ReviewedAccess, Verdict};
-use crate::watcher::{Grant, GrantStatus};
+use crate::watcher::{AccessGuard, AccessStatus};
 
 /// Time between a failed review and the next one.
 const RETRY_AFTER_FAILURE: Duration = Duration::from_secs(5);
@@ -26,7 +26,7 @@ const RETRY_AFTER_FAILURE: Duration = Duration::from_secs(5);
 const MIN_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Watches over the grant of one open watch.
-pub struct Guard {
+pub struct WatchGuard {
     authorizer: Arc<Authorizer>,
     verdict: Arc<Verdict>,
     subscription: ChangeSubscription,
@@ -52,7 +52,7 @@ enum Doubt {
 #[derive(Debug, Default)]
 struct Doubts {
     /// The strongest one so far. Each holds the watch back once: after a failed review,
-    /// [`Guard::review_failed`] decides whether it stays held.
+    /// [`WatchGuard::review_failed`] decides whether it stays held.
     strongest: Option<Doubt>,
     /// Nothing is delivered until upstream has answered.
     hold_watch: bool,
@@ -74,9 +74,9 @@ impl Doubts {
 
 impl Authorizer {
     /// Creates the guard of a watch that has been granted.
-    pub fn guard(self: &Arc<Self>, granted: ReviewedAccess) -> Guard {
+    pub fn guard(self: &Arc<Self>, granted: ReviewedAccess) -> WatchGuard {
         let ReviewedAccess { request, verdict } = granted;
-        Guard {
+        WatchGuard {
             subscription: ChangeSubscription::new(self.changes().listeners(), &request),
             authorizer: Arc::clone(self),
             verdict,
@@ -88,8 +88,8 @@ impl Authorizer {
     }
 }
 
-impl Grant for Guard {
-    fn poll(&mut self, context: &mut Context<'_>) -> GrantStatus {
+impl AccessGuard for WatchGuard {
+    fn poll(&mut self, context: &mut Context<'_>) -> AccessStatus {
         // Registered before the verdict is compared with the changes. The other order would lose
         // the wake-up of a change that is recorded in between.
         self.subscription.register(context.waker());
@@ -108,7 +108,7 @@ impl Grant for Guard {
                 self.review = None;
                 match self.take(answer, Instant::now()) {
                     ReviewEffect::Renewed => continue,
-                    ReviewEffect::Revoked => return GrantStatus::Revoked,
+                    ReviewEffect::Revoked => return AccessStatus::Revoked,
                     ReviewEffect::Missing => {}
                 }
             }
@@ -146,7 +146,7 @@ enum ReviewEffect {
     Missing,
 }
 
-impl Guard {
+impl WatchGuard {
     fn start_review(&mut self, doubt: Doubt) {
         metrics::watch_reviewed(match (doubt, &self.verdict.node_reason) {
             (Doubt::Expired, _) => ReviewCause::Lifetime,
@@ -212,11 +212,11 @@ impl Guard {
         }
     }
 
-    fn status(&self) -> GrantStatus {
+    fn status(&self) -> AccessStatus {
         if self.doubts.hold_watch {
-            GrantStatus::InDoubt
+            AccessStatus::InDoubt
         } else {
-            GrantStatus::Granted
+            AccessStatus::Granted
         }
     }
 
@@ -235,7 +235,7 @@ impl Guard {
     }
 }
 
-impl Drop for Guard {
+impl Drop for WatchGuard {
     fn drop(&mut self) {
         if let Some(review) = self.review.take() {
             review.abort();
@@ -275,7 +275,7 @@ mod tests {
     #[test]
     fn a_guard_is_small() {
         let bytes =
-            size_of::<Guard>() + ChangeSubscription::BYTES - size_of::<ChangeSubscription>();
+            size_of::<WatchGuard>() + ChangeSubscription::BYTES - size_of::<ChangeSubscription>();
         assert!(bytes <= 200, "{bytes}");
     }
 }

@@ -47,7 +47,7 @@ const MIN_FOLLOWED: Duration = Duration::from_secs(10);
 
 /// Treatment of grants that nodes have from the node authorizer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-pub enum NodeGrants {
+pub enum NodeGrantMode {
     /// They are reviewed by the clock, like every grant that RBAC does not explain.
     #[default]
     Review,
@@ -61,7 +61,7 @@ pub enum NodeGrants {
 /// Knows the reasons of nodes' grants.
 #[derive(Debug)]
 pub(super) struct NodeRights {
-    mode: NodeGrants,
+    mode: NodeGrantMode,
     pods: RwLock<FollowedPods>,
     listeners: Arc<WatchListeners>,
 }
@@ -123,8 +123,8 @@ struct PodStore {
 }
 
 impl NodeRights {
-    pub(super) fn new(mode: NodeGrants, listeners: Arc<WatchListeners>) -> Self {
-        if mode == NodeGrants::FollowPods {
+    pub(super) fn new(mode: NodeGrantMode, listeners: Arc<WatchListeners>) -> Self {
+        if mode == NodeGrantMode::FollowPods {
             // Shown from the start, and also where the configuration has no pods to follow.
             metrics::following_pods(false);
         }
@@ -144,7 +144,7 @@ impl NodeRights {
     /// Returns the reason of a grant that upstream has just given without one, as the node
     /// authorizer does. `None` if the grant is to be reviewed by the clock.
     pub(super) fn grant_reason(&self, request: &AccessRequest) -> Option<GrantReason> {
-        if self.mode == NodeGrants::Review {
+        if self.mode == NodeGrantMode::Review {
             return None;
         }
         let reason = match NodeClaim::of(request)? {
@@ -198,7 +198,7 @@ impl NodeRights {
         requested: Instant,
         until: Instant,
     ) -> Option<Duration> {
-        if self.mode == NodeGrants::Review {
+        if self.mode == NodeGrantMode::Review {
             return None;
         }
         let NodeClaim::IfNamed(object) = NodeClaim::of(request)? else {

@@ -2,13 +2,13 @@
 use watershed_protocol::GroupVersionResource;
 
 use super::config::AppConfig;
-use crate::access::NodeGrants;
+use crate::access::NodeGrantMode;
 use crate::scope::{Retention, ScopeKey};
 
 /// Returns the scope of the pods that are followed for the grants of nodes (`--node-grants`), and
 /// its retention.
 pub(super) fn followed_pods(config: &AppConfig) -> Option<(ScopeKey, Retention)> {
-    if config.access.authorization.node_grants == NodeGrants::Review {
+    if config.access.authorization.node_grants == NodeGrantMode::Review {
         return None;
     }
     let pods = GroupVersionResource::new("", "v1", "pods");

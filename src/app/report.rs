@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::config::AppConfig;
-use crate::access::{AccessConfig, NodeGrants};
+use crate::access::{AccessConfig, NodeGrantMode};
 use crate::listener::ConnectionLimits;
 use crate::serve::{CachingPolicy, ConsistentReads, ScopePolicy, TypeName, UserLimits};
 
@@ -104,8 +104,8 @@ fn access_values(access: &AccessConfig) -> Value {
         "allowSystemMasters": access.allow_masters,
         "singleIdentity": access.single_identity,
         "nodeGrants": match access.authorization.node_grants {
-            NodeGrants::Review => "review",
-            NodeGrants::FollowPods => "follow-pods",
+            NodeGrantMode::Review => "review",
+            NodeGrantMode::FollowPods => "follow-pods",
         },
     })
 }

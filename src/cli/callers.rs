@@ -7,7 +7,7 @@ use clap::Args;
 
 use super::duration::duration;
 use crate::access::{
-    AccessConfig, AuthenticationConfig, FrontProxyConfig, NodeGrants, ReviewFailurePolicy,
+    AccessConfig, AuthenticationConfig, FrontProxyConfig, NodeGrantMode, ReviewFailurePolicy,
 };
 
 /// Flags for the authentication and authorization of callers.
@@ -98,7 +98,7 @@ pub(super) struct CallerFlags {
     authorization_unavailable: ReviewFailurePolicy,
     /// Treatment of grants that nodes (kubelets) have from the node authorizer.
     #[arg(long, value_enum, default_value_t, value_name = "MODE")]
-    node_grants: NodeGrants,
+    node_grants: NodeGrantMode,
     /// Answer requests without credentials from the cache, with the rights of system:anonymous.
     /// Default: forward them.
     #[arg(long)]

@@ -9,7 +9,7 @@ use http_body::{Frame, SizeHint};
 use tokio::time::{Instant, Sleep};
 
 use super::chunk::{Chunk, ContentCoding};
-use super::grant::{Grant, GrantStatus};
+use super::guard::{AccessGuard, AccessStatus};
 use super::options::{Bookmarks, EndMark, InitialState, WatchEnding, WatchObserver, WatchOptions};
 use super::view::{ClientFrame, ClientView};
 use crate::store::{StoredObject, Subscription, SubscriptionStep};
@@ -66,9 +66,9 @@ enum OutsideEvent {
 /// It is polled only when the connection can take more, so a slow client holds nothing but its
 /// position (invariant `a slow client costs itself only`).
 ///
-/// Grant, drain signal and observer are type parameters: there may be a hundred thousand bodies,
+/// Guard, drain signal and observer are type parameters: there may be a hundred thousand bodies,
 /// and boxes would take more memory than what they hold.
-pub struct WatchBody<G: Grant, D: Future<Output = ()> + Unpin, O: WatchObserver> {
+pub struct WatchBody<G: AccessGuard, D: Future<Output = ()> + Unpin, O: WatchObserver> {
     subscription: Subscription,
     format: Arc<WireFormat>,
     view: ClientView,
@@ -84,36 +84,40 @@ pub struct WatchBody<G: Grant, D: Future<Output = ()> + Unpin, O: WatchObserver>
     deadline: Instant,
     /// The next moment of a bookmark, the last bookmark or the deadline.
     tick: Instant,
-    /// Fires at the tick, or when the grant is to be polled.
+    /// Fires at the tick, or when the guard is to be polled.
     timer: Pin<Box<Sleep>>,
     bookmark_due: BookmarkDue,
-    grant: G,
+    guard: G,
     draining: D,
     observer: O,
 }
 
-impl<G: Grant, D: Future<Output = ()> + Unpin, O: WatchObserver> WatchBody<G, D, O> {
+impl<G: AccessGuard, D: Future<Output = ()> + Unpin, O: WatchObserver> WatchBody<G, D, O> {
     /// Begins a watch over `subscription`.
-    pub fn new(subscription: Subscription, terms: WatchOptions<G, D, O>) -> Self {
-        let tick = next_tick(Instant::now(), terms.deadline, terms.bookmarks.is_some());
+    pub fn new(subscription: Subscription, options: WatchOptions<G, D, O>) -> Self {
+        let tick = next_tick(
+            Instant::now(),
+            options.deadline,
+            options.bookmarks.is_some(),
+        );
         Self {
             subscription,
-            format: terms.format,
-            view: terms.view,
-            coding: terms.coding,
-            start: terms.start,
-            initial: terms.initial.map(Box::new),
+            format: options.format,
+            view: options.view,
+            coding: options.coding,
+            start: options.start,
+            initial: options.initial.map(Box::new),
             over: false,
             rest: None,
-            bookmarks: terms.bookmarks,
-            is_from_etcd: terms.is_from_etcd,
-            deadline: terms.deadline,
+            bookmarks: options.bookmarks,
+            is_from_etcd: options.is_from_etcd,
+            deadline: options.deadline,
             tick,
             timer: Box::pin(tokio::time::sleep_until(tick)),
             bookmark_due: BookmarkDue::Not,
-            grant: terms.grant,
-            draining: terms.draining,
-            observer: terms.observer,
+            guard: options.guard,
+            draining: options.draining,
+            observer: options.observer,
         }
     }
 
@@ -124,29 +128,29 @@ impl<G: Grant, D: Future<Output = ()> + Unpin, O: WatchObserver> WatchBody<G, D,
         }
     }
 
-    /// Looks at what ends a watch from outside or makes it wait: deadline, shutdown and grant.
+    /// Looks at what ends a watch from outside or makes it wait: deadline, shutdown and guard.
     fn poll_outside(&mut self, context: &mut Context<'_>) -> OutsideEvent {
         if Pin::new(&mut self.draining).poll(context).is_ready() {
             return OutsideEvent::End(WatchEnding::Draining);
         }
         loop {
-            let status = self.grant.poll(context);
-            let wake = self.tick.min(self.grant.due());
+            let status = self.guard.poll(context);
+            let wake = self.tick.min(self.guard.due());
             if self.timer.deadline() != wake {
                 self.timer.as_mut().reset(wake);
             }
             if self.timer.as_mut().poll(context).is_pending() {
                 return match status {
-                    GrantStatus::Granted => OutsideEvent::GoOn,
-                    GrantStatus::InDoubt => OutsideEvent::Wait,
-                    GrantStatus::Revoked => OutsideEvent::End(WatchEnding::Revoked),
+                    AccessStatus::Granted => OutsideEvent::GoOn,
+                    AccessStatus::InDoubt => OutsideEvent::Wait,
+                    AccessStatus::Revoked => OutsideEvent::End(WatchEnding::Revoked),
                 };
             }
             let now = Instant::now();
             if now >= self.deadline {
                 return OutsideEvent::End(WatchEnding::Deadline);
             }
-            if status == GrantStatus::Revoked {
+            if status == AccessStatus::Revoked {
                 return OutsideEvent::End(WatchEnding::Revoked);
             }
             if now >= self.tick {
@@ -349,7 +353,7 @@ fn next_tick(now: Instant, deadline: Instant, bookmarks: bool) -> Instant {
     }
 }
 
-impl<G: Grant, D: Future<Output = ()> + Unpin, O: WatchObserver> http_body::Body
+impl<G: AccessGuard, D: Future<Output = ()> + Unpin, O: WatchObserver> http_body::Body
     for WatchBody<G, D, O>
 {
     type Data = Bytes;
@@ -373,7 +377,7 @@ impl<G: Grant, D: Future<Output = ()> + Unpin, O: WatchObserver> http_body::Body
             OutsideEvent::Wait => return this.poll_end(context).map(|()| None),
             OutsideEvent::End(how) => {
                 let last = match how {
-                    WatchEnding::Draining if this.grant.poll(context) == GrantStatus::Granted => {
+                    WatchEnding::Draining if this.guard.poll(context) == AccessStatus::Granted => {
                         this.last_chunk(context)
                     }
                     _ => None,
@@ -407,7 +411,7 @@ impl<G: Grant, D: Future<Output = ()> + Unpin, O: WatchObserver> http_body::Body
     }
 }
 
-impl<G: Grant, D: Future<Output = ()> + Unpin, O: WatchObserver> Drop for WatchBody<G, D, O> {
+impl<G: AccessGuard, D: Future<Output = ()> + Unpin, O: WatchObserver> Drop for WatchBody<G, D, O> {
     fn drop(&mut self) {
         self.over(WatchEnding::Gone);
     }

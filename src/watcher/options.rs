@@ -68,8 +68,8 @@ pub struct WatchOptions<G, D, O> {
     pub is_from_etcd: bool,
     /// The moment at which the watch ends.
     pub deadline: Instant,
-    /// The caller's right to see it.
-    pub grant: G,
+    /// Guards the caller's right to see it.
+    pub guard: G,
     /// Resolves when this server begins to shut down.
     pub draining: D,
     /// Told once how the watch ended, and of every event handed out.

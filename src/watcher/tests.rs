@@ -39,12 +39,12 @@ impl WatchObserver for Meter {
     }
 }
 
-/// A grant as the test says it is.
+/// A guard that says what the test says.
 #[derive(Clone)]
-struct Said(Arc<Mutex<GrantStatus>>);
+struct Said(Arc<Mutex<AccessStatus>>);
 
-impl Grant for Said {
-    fn poll(&mut self, _: &mut Context<'_>) -> GrantStatus {
+impl AccessGuard for Said {
+    fn poll(&mut self, _: &mut Context<'_>) -> AccessStatus {
         *self.0.lock()
     }
 
@@ -154,8 +154,8 @@ impl Rig {
         let format = self.bookmarks.load_full().unwrap();
         let end_mark = Some(EndMark { format, version });
         let meter = Meter::default();
-        let said = Said(Arc::new(Mutex::new(GrantStatus::Granted)));
-        let terms = WatchOptions {
+        let said = Said(Arc::new(Mutex::new(AccessStatus::Granted)));
+        let options = WatchOptions {
             format: Arc::clone(&self.format),
             view,
             coding,
@@ -169,12 +169,12 @@ impl Rig {
             bookmarks: bookmarks.cloned(),
             is_from_etcd: false,
             deadline: Instant::now() + Duration::from_mins(30),
-            grant: said.clone(),
+            guard: said.clone(),
             draining: std::future::pending(),
             observer: meter.clone(),
         };
         Watching {
-            body: WatchBody::new(subscription, terms),
+            body: WatchBody::new(subscription, options),
             coding,
             meter,
             said,
@@ -426,21 +426,21 @@ async fn nothing_is_handed_out_while_the_grant_is_in_doubt_or_after_it() {
     both[0].read();
     // In the middle of the events, and before the first state.
     for watching in &mut both {
-        *watching.said.0.lock() = GrantStatus::InDoubt;
+        *watching.said.0.lock() = AccessStatus::InDoubt;
     }
     rig.put(EventKind::Added, "secret", "gold");
     tokio::time::advance(Duration::from_secs(61)).await;
     for watching in &mut both {
         assert!(watching.read().is_empty());
-        *watching.said.0.lock() = GrantStatus::Granted;
+        *watching.said.0.lock() = AccessStatus::Granted;
         watching.read();
         assert!(watching.text().contains("secret"), "it was kept for later");
-        *watching.said.0.lock() = GrantStatus::InDoubt;
+        *watching.said.0.lock() = AccessStatus::InDoubt;
     }
     rig.put(EventKind::Added, "another", "gold");
     for watching in &mut both {
         watching.read();
-        *watching.said.0.lock() = GrantStatus::Revoked;
+        *watching.said.0.lock() = AccessStatus::Revoked;
         watching.read();
         assert!(!watching.text().contains("another"));
         assert_eq!(watching.meter.0.lock().2, Some(WatchEnding::Revoked));
@@ -535,7 +535,7 @@ async fn a_pause_ends_a_watch_whose_grant_is_in_doubt() {
     let mut rig = Rig::new(1 << 20, 3);
     let mut watching = rig.watch(ContentCoding::Identity, "", false);
     watching.read();
-    *watching.said.0.lock() = GrantStatus::InDoubt;
+    *watching.said.0.lock() = AccessStatus::InDoubt;
     rig.put(EventKind::Added, "secret", "gold");
     watching.read();
     assert_eq!(watching.meter.0.lock().2, None);

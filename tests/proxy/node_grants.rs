@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::json;
 use tempfile::TempDir;
-use watershed::access::NodeGrants;
+use watershed::access::NodeGrantMode;
 use watershed::app::AppConfig;
 use watershed_lab::sim::{AccessRule, ActiveFaults, PlannedRefusal, SimulatedServer};
 use watershed_protocol::GroupVersionResource;
@@ -23,7 +23,7 @@ fn user(node: &str) -> String {
 /// Grants of the clock are as good as not remembered, so that reads tell which others are.
 fn follow_pods(config: &mut AppConfig) {
     let authorization = &mut config.access.authorization;
-    authorization.node_grants = NodeGrants::FollowPods;
+    authorization.node_grants = NodeGrantMode::FollowPods;
     authorization.unwatched_allowed_ttl = Duration::from_millis(1);
     authorization.unwatched_denied_ttl = Duration::from_millis(1);
     config.access.authentication.token_ttl = Duration::from_hours(1);
@@ -150,7 +150,7 @@ async fn reads_of_what_a_nodes_pods_name_need_no_further_reviews() {
 async fn by_default_each_grant_of_a_node_is_reviewed_by_the_clock() {
     let fixture = Fixture::build(small(), furnish, |config| {
         follow_pods(config);
-        config.access.authorization.node_grants = NodeGrants::default();
+        config.access.authorization.node_grants = NodeGrantMode::default();
     })
     .await;
     for _ in 0..3 {

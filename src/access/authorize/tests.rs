@@ -23,7 +23,7 @@ async fn a_grant_is_reviewed_again_if_a_pod_turns_out_to_have_left_just_before()
     let api = Api::start(&pki, HTTP2, |_, _| async { text("no review") }).await;
     let client = UpstreamClient::new(&upstream_of(&pki, &api).await);
     let config = AuthorizationConfig {
-        node_grants: NodeGrants::FollowPods,
+        node_grants: NodeGrantMode::FollowPods,
         ..AuthorizationConfig::default()
     };
     let queues = ReviewQueues::default();

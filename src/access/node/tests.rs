@@ -48,7 +48,7 @@ impl Cluster {
             writer,
             format: Arc::new(format),
             fields,
-            rights: NodeRights::new(NodeGrants::FollowPods, Arc::default()),
+            rights: NodeRights::new(NodeGrantMode::FollowPods, Arc::default()),
             store,
             version: 10,
         };
@@ -283,7 +283,7 @@ fn rights_that_no_object_can_end_are_few() {
 
 #[tokio::test(start_paused = true)]
 async fn without_the_flag_no_grant_rests_on_anything() {
-    let rights = NodeRights::new(NodeGrants::Review, Arc::default());
+    let rights = NodeRights::new(NodeGrantMode::Review, Arc::default());
     let mut cluster = Cluster::new();
     cluster.change(EventKind::Added, "a", "east", "Running");
     rights.set_store(cluster.store.clone());

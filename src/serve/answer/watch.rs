@@ -9,7 +9,7 @@ use watershed_protocol::{ResourceVersion, WatchStart, accepts_gzip};
 
 use super::gzip;
 use super::response::{Answer, from_memory};
-use crate::access::Guard;
+use crate::access::WatchGuard;
 use crate::body::{Body, InMemory};
 use crate::drain::DrainWatch;
 use crate::scope::Unfolding;
@@ -34,7 +34,7 @@ const MAX_TIMEOUT: Duration = Duration::from_hours(10 * 365 * 24);
 pub(in crate::serve) struct WatchContext<'a> {
     pub(in crate::serve) coding: ContentCoding,
     /// The caller's right to see the watch.
-    pub(in crate::serve) guard: Guard,
+    pub(in crate::serve) guard: WatchGuard,
     pub(in crate::serve) draining: &'a DrainWatch,
     pub(in crate::serve) meters: &'a Meters,
     pub(in crate::serve) labels: &'a Labels,
@@ -134,7 +134,7 @@ pub(in crate::serve) fn answer(
             bookmarks: watch.bookmarks.then(|| Arc::clone(&scope.bookmarks)),
             is_from_etcd: scope.key.gvr.is_event(),
             deadline: Instant::now() + timeout(watch.timeout_seconds),
-            grant: context.guard,
+            guard: context.guard,
             draining: context.draining.signal(),
             observer: context.meters.begin(context.labels, &read.resource),
         },
@@ -225,7 +225,7 @@ mod tests {
     /// There may be a hundred thousand.
     #[test]
     fn an_open_watch_is_small() {
-        let bytes = size_of::<WatchBody<Guard, DrainSignal, WatchMeter>>();
+        let bytes = size_of::<WatchBody<WatchGuard, DrainSignal, WatchMeter>>();
         assert!(bytes <= 320, "{bytes}");
     }
 }

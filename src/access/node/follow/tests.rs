@@ -7,7 +7,7 @@ use watershed_protocol::{Encoding, GroupVersionResource, Representation};
 
 use super::super::tests::watch;
 use super::*;
-use crate::access::node::NodeGrants;
+use crate::access::node::NodeGrantMode;
 use crate::body;
 use crate::budget::{MemoryBudget, MemoryClass};
 use crate::scope::ScopeConfig;
@@ -67,7 +67,7 @@ impl Follower {
         let pods = GroupVersionResource::new("", "v1", "pods");
         let key = ScopeKey::everything(pods, Representation::whole(Encoding::Json));
         let retention = Retention::default().of_source(scopes.config().window);
-        let rights = Arc::new(NodeRights::new(NodeGrants::FollowPods, Arc::default()));
+        let rights = Arc::new(NodeRights::new(NodeGrantMode::FollowPods, Arc::default()));
         let follow = follow(scopes.clone(), (key, retention), Arc::clone(&rights));
         Self {
             _api: api,
