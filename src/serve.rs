@@ -62,6 +62,7 @@ use crate::audit::{Audit, AuditRecord};
 use crate::body::Body;
 use crate::catalog::Catalog;
 use crate::drain;
+use crate::headers;
 use crate::listener::{Peer, TrustedProxies};
 use crate::scope::Scopes;
 use crate::upstream::{Forwarder, UpstreamClient};
@@ -280,13 +281,13 @@ impl ProxyService {
             response.headers_mut().insert(audit_id::NAME, audit_id);
         }
         audit_id::never_index(response.headers_mut());
-        parts.tell_proxies(proxy, response.headers_mut());
+        parts.add_via_header(proxy, response.headers_mut());
         response
             .headers_mut()
-            .insert("x-watershed-source", source.header());
+            .insert(headers::SOURCE, source.header());
         if let Some(shadow) = shadow {
             let headers = response.headers_mut();
-            headers.insert("x-watershed-shadow", shadow.header());
+            headers.insert(headers::SHADOW, shadow.header());
         }
         in_flight.answered(source, response.status(), started.elapsed());
         let response = match admission {

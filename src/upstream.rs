@@ -64,4 +64,4 @@ pub use server::Upstream;
 pub use state_list::{ListedObjects, ListedVersions, StateList, StatePage};
 pub use table_form::TableForms;
 pub use traffic::{ConnectionPurpose, RequestPurpose, UpstreamTraffic};
-pub use via::{ChainError, ProxyChain, VIA};
+pub use via::{ChainError, ProxyChain};

@@ -267,7 +267,7 @@ impl Authorizer {
         if verdict.overtaken_at().is_some() {
             return;
         }
-        let is_current = self.changes.is_of_this_timeline(&verdict.position)
+        let is_current = self.changes.is_in_this_timeline(&verdict.position)
             && self.nodes.still_holds(reason, request);
         if !is_current {
             verdict.set_overtaken(verdict.position.requested.elapsed());
@@ -320,7 +320,7 @@ impl Authorizer {
         reviewed.as_ref().is_ok_and(|reviewed| {
             let position = &reviewed.verdict.position;
             let is_newer =
-                position.requested >= arrived && self.changes.is_of_this_timeline(position);
+                position.requested >= arrived && self.changes.is_in_this_timeline(position);
             is_newer || self.is_valid(reviewed)
         })
     }

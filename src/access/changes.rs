@@ -213,13 +213,13 @@ impl Changes {
 
     /// Returns whether a request was sent in the present timeline of upstream's versions. RBAC's
     /// objects are others in another one.
-    pub(super) fn is_of_this_timeline(&self, position: &ChangePosition) -> bool {
+    pub(super) fn is_in_this_timeline(&self, position: &ChangePosition) -> bool {
         position.timeline == self.timeline.number()
     }
 
     /// Compares a verdict with the changes that it has not been compared with yet.
     pub(super) fn apply(&self, verdict: &Verdict, request: &AccessRequest) {
-        if !self.is_of_this_timeline(&verdict.position) {
+        if !self.is_in_this_timeline(&verdict.position) {
             verdict.set_overtaken(verdict.position.requested.elapsed());
             return;
         }

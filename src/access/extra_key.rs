@@ -60,7 +60,7 @@ fn path_error(key: &str) -> Option<String> {
     if !domain.split('.').all(is_label) {
         errors.push(invalid(domain, NO_DOMAIN));
     }
-    if !path.bytes().all(is_of_path) {
+    if !path.bytes().all(is_path_byte) {
         errors.push(invalid(path, NO_PATH));
     }
     match &errors[..] {
@@ -70,7 +70,7 @@ fn path_error(key: &str) -> Option<String> {
     }
 }
 
-fn is_of_path(byte: u8) -> bool {
+fn is_path_byte(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"/-._~%!$&'()*+,;=:".contains(&byte)
 }
 

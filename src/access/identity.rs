@@ -57,16 +57,19 @@ impl Identity {
     }
 
     /// Returns whether other tokens of the user may have other attributes.
-    pub(super) fn is_of_one_token(&self) -> bool {
-        self.extra.iter().any(|(key, _)| is_of_token(key))
+    pub(super) fn has_token_attributes(&self) -> bool {
+        self.extra.iter().any(|(key, _)| is_token_attribute(key))
     }
 
     /// Returns the identity without what tells one token of the user from another.
     pub(super) fn of_any_token(identity: &Arc<Self>) -> Arc<Self> {
-        if !identity.is_of_one_token() {
+        if !identity.has_token_attributes() {
             return Arc::clone(identity);
         }
-        let extra = identity.extra.iter().filter(|(key, _)| !is_of_token(key));
+        let extra = identity
+            .extra
+            .iter()
+            .filter(|(key, _)| !is_token_attribute(key));
         Arc::new(Self {
             user: identity.user.clone(),
             uid: identity.uid.clone(),
@@ -86,7 +89,7 @@ impl Identity {
     }
 }
 
-fn is_of_token(key: &str) -> bool {
+fn is_token_attribute(key: &str) -> bool {
     TOKEN_ATTRIBUTES.contains(&key)
 }
 
@@ -111,11 +114,11 @@ mod tests {
         let scopes = ("scopes.authorization.openshift.io", "user:info");
         let pod = ("authentication.kubernetes.io/pod-name", "web-1");
         let both = with(&[pod, scopes]);
-        assert!(both.is_of_one_token());
+        assert!(both.has_token_attributes());
         assert_eq!(Identity::of_any_token(&both), with(&[scopes]));
 
         for plain in [with(&[]), with(&[scopes])] {
-            assert!(!plain.is_of_one_token());
+            assert!(!plain.has_token_attributes());
             assert_eq!(Identity::of_any_token(&plain), plain);
         }
     }

@@ -163,7 +163,7 @@ impl AccessRequest {
         };
         let resource = &attributes.resource;
         let is_part = resource.name.is_some() || !attributes.selectors.is_empty();
-        if resource.subresource.is_some() || !(is_part || self.identity.is_of_one_token()) {
+        if resource.subresource.is_some() || !(is_part || self.identity.has_token_attributes()) {
             return None;
         }
         let mut attributes = attributes.clone();

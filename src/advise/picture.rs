@@ -22,13 +22,13 @@ pub fn picture(report: &Report, limit: usize) -> String {
         let name = format!("{} {}", client.user, client.agent);
         (name, client.load)
     });
-    let types = report.types.iter().map(|of| {
-        let name = match (&*of.group, &*of.resource) {
+    let types = report.types.iter().map(|row| {
+        let name = match (&*row.group, &*row.resource) {
             (_, "") => "(no known type)".to_owned(),
             ("", resource) => resource.to_owned(),
             (group, resource) => format!("{resource}.{group}"),
         };
-        (name, of.load)
+        (name, row.load)
     });
     let clients: Vec<_> = clients.take(limit).collect();
     let types: Vec<_> = types.take(limit).collect();

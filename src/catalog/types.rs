@@ -37,7 +37,7 @@ impl Catalog {
     pub fn of(types: impl IntoIterator<Item = ResourceType>) -> Self {
         let catalog = Self::default();
         let types = types.into_iter().map(Arc::new);
-        let types = types.map(|of| (of.gvr.clone(), of)).collect();
+        let types = types.map(|it| (it.gvr.clone(), it)).collect();
         catalog.types.store(Arc::new(types));
         catalog.read.store(true, Ordering::Relaxed);
         catalog
@@ -81,7 +81,7 @@ impl Catalog {
         let types = self.types.load();
         let found = types
             .values()
-            .filter(|of| *of.gvr.group == *group && *of.gvr.resource == *resource);
+            .filter(|it| *it.gvr.group == *group && *it.gvr.resource == *resource);
         found.cloned().collect()
     }
 

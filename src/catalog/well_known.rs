@@ -43,15 +43,15 @@ impl WellKnownType {
 pub fn is_well_known(group: &str, resource: &str) -> bool {
     WELL_KNOWN
         .iter()
-        .any(|of| of.group == group && of.resource == resource)
+        .any(|known| known.group == group && known.resource == resource)
 }
 
 /// Returns the types that each API server has, as discovery would name them.
 pub(super) fn well_known_types() -> Vec<DiscoveredType> {
-    let discovered = |of: &WellKnownType| DiscoveredType {
-        gvr: GroupVersionResource::new(of.group, of.version, of.resource),
-        kind: of.kind.to_owned(),
-        namespaced: of.namespaced,
+    let discovered = |known: &WellKnownType| DiscoveredType {
+        gvr: GroupVersionResource::new(known.group, known.version, known.resource),
+        kind: known.kind.to_owned(),
+        namespaced: known.namespaced,
     };
     WELL_KNOWN.iter().map(discovered).collect()
 }

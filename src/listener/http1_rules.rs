@@ -35,7 +35,7 @@ pub(super) fn refusal<B>(request: &Request<B>) -> Option<Response<Body>> {
         None if is_host_needed => {
             return Some(bad_request("400 Bad Request: missing required Host header"));
         }
-        Some(host) if !host.as_bytes().iter().copied().all(is_of_host) => {
+        Some(host) if !host.as_bytes().iter().copied().all(is_host_byte) => {
             return Some(bad_request("400 Bad Request: malformed Host header"));
         }
         _ => {}
@@ -96,7 +96,7 @@ pub(super) fn has_large_body<B: http_body::Body>(request: &Request<B>) -> bool {
 /// Gives an answer the reason phrase of Go, and says if hyper is about to end the connection since
 /// the body of the request was not read.
 pub(super) fn complete<B>(response: &mut Response<B>, has_large_body: bool) {
-    if has_large_body && is_of_unread(response.status()) {
+    if has_large_body && leaves_body_unread(response.status()) {
         close(response);
     }
     let reason = match response.status() {
@@ -110,7 +110,7 @@ pub(super) fn complete<B>(response: &mut Response<B>, has_large_body: bool) {
 }
 
 /// Returns `true` if an API server gives this answer without reading the body of the request.
-fn is_of_unread(status: StatusCode) -> bool {
+fn leaves_body_unread(status: StatusCode) -> bool {
     matches!(
         status,
         StatusCode::UNAUTHORIZED
@@ -134,7 +134,7 @@ fn is_chunked_once(headers: &HeaderMap) -> bool {
         && codings.next().is_none()
 }
 
-fn is_of_host(byte: u8) -> bool {
+fn is_host_byte(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"!$%&'()*+,-.:;=[]_~".contains(&byte)
 }
 

@@ -256,7 +256,7 @@ async fn accept<L: ConnectionSource>(listener: &L) -> (L::Stream, SocketAddr) {
         match listener.next().await {
             Ok(accepted) => return accepted,
             // Only this client is gone. The next one is waiting.
-            Err(error) if is_of_one_connection(&error) => {}
+            Err(error) if affects_one_connection(&error) => {}
             Err(error) => {
                 tracing::warn!(
                     %error,
@@ -270,7 +270,7 @@ async fn accept<L: ConnectionSource>(listener: &L) -> (L::Stream, SocketAddr) {
     }
 }
 
-fn is_of_one_connection(error: &io::Error) -> bool {
+fn affects_one_connection(error: &io::Error) -> bool {
     matches!(
         error.kind(),
         io::ErrorKind::ConnectionAborted

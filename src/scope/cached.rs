@@ -108,7 +108,7 @@ impl Scope {
             Err(_) => Err(NotReady::Syncing),
             Ok(Err(_)) => Err(NotReady::Stopped(Stopped::Failed)),
             Ok(Ok(phase)) => match &*phase {
-                ScopePhase::Ready(_) if self.is_of_quarantined() => Err(NotReady::Quarantined),
+                ScopePhase::Ready(_) if self.source_is_quarantined() => Err(NotReady::Quarantined),
                 ScopePhase::Ready(ready) => Ok(Arc::clone(ready)),
                 ScopePhase::Stopped(why) => Err(NotReady::Stopped(why.clone())),
                 ScopePhase::Stale(_) => Err(NotReady::Stale),
@@ -138,7 +138,7 @@ impl Scope {
     pub fn phase(&self) -> ScopePhase {
         let phase = self.phase.borrow().clone();
         match phase {
-            ScopePhase::Ready(_) | ScopePhase::Stale(_) if self.is_of_quarantined() => {
+            ScopePhase::Ready(_) | ScopePhase::Stale(_) if self.source_is_quarantined() => {
                 ScopePhase::Quarantined
             }
             phase => phase,
@@ -154,7 +154,7 @@ impl Scope {
     }
 
     /// Returns true if what is held was derived from objects that were found not to be upstream's.
-    pub(super) fn is_of_quarantined(&self) -> bool {
+    pub(super) fn source_is_quarantined(&self) -> bool {
         let source = self.derived_from.load();
         source.as_ref().is_some_and(|source| {
             let quarantines = source.quarantines.load(Ordering::Acquire);

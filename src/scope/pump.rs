@@ -247,7 +247,7 @@ impl ScopePump {
             FeedStep::MayRejoin => self.rejoin().await,
             FeedStep::FellBack { is_resumable } => {
                 // Before its source is forgotten: readers see it as quarantined all the time.
-                if self.scope.is_of_quarantined() {
+                if self.scope.source_is_quarantined() {
                     self.quarantine();
                 } else if is_resumable {
                     self.resume_held();

@@ -44,8 +44,8 @@ async fn open(
     let config = scopes.config();
     let retention = policy.retention(gvr, false, config.window);
     for encoding in [Encoding::Protobuf, Encoding::Json] {
-        let of = (gvr, Representation::whole(encoding));
-        let handle = scopes.acquire(of, &resource.kind, &resource.fields, |_| {
+        let target = (gvr, Representation::whole(encoding));
+        let handle = scopes.acquire(target, &resource.kind, &resource.fields, |_| {
             Some((Arc::clone(selection), retention.clone()))
         });
         let Ok(handle) = handle else { return };

@@ -158,8 +158,8 @@ impl Fences {
         let fence = self.of(scope);
         fence.may_ask()?;
         let proof = fence.proof_for_gets(scope).ok_or(FenceError::Cheap)?;
-        let (prover, of) = (Arc::clone(&fence), Arc::clone(scope));
-        let ask = move || async move { prover.pass_gets(&of, proof.question).await };
+        let (prover, scope_for_proof) = (Arc::clone(&fence), Arc::clone(scope));
+        let ask = move || async move { prover.pass_gets(&scope_for_proof, proof.question).await };
         let passed = fence.gets.join(proof, rate, ask).await;
         // They are given up sooner than other reads, by design.
         let passed = passed.map_err(|error| match error {

@@ -35,8 +35,9 @@ use crate::access::{Access, Caller, Credential, Identity};
 use crate::body::holding;
 use crate::catalog::Catalog;
 use crate::drain::DrainWatch;
+use crate::headers::VIA;
 use crate::scope::Scopes;
-use crate::upstream::{Forwarder, ProxyChain, UpstreamClient, VIA};
+use crate::upstream::{Forwarder, ProxyChain, UpstreamClient};
 
 /// Everything that answers requests.
 pub(super) struct ServiceParts {
@@ -101,7 +102,7 @@ impl ServiceParts {
 
     /// Names the proxies up to the API server to another proxy, if it is a known caller. Nobody
     /// else learns of them, neither from this proxy nor from upstream's answer.
-    pub(super) fn tell_proxies(
+    pub(super) fn add_via_header(
         &self,
         proxy: Option<(Caller, Option<Credential>)>,
         headers: &mut HeaderMap,
@@ -231,8 +232,8 @@ impl ServiceParts {
                 answer
             }
         };
-        answer::tell_age(&mut answer, &fresh);
-        answer::tell_omission(&mut answer, &fresh);
+        answer::add_age_header(&mut answer, &fresh);
+        answer::add_omission_header(&mut answer, &fresh);
         Ok(self.verifier.sample(answer, &fresh, read, query))
     }
 

@@ -83,8 +83,8 @@ impl RequestPlan {
             indented: wants_pretty(uri.query(), request.headers()),
         };
         let may_stay_open = info.may_stay_open(uri.query());
-        let action = if let Some(of) = wanted_checkpoint(request.headers()) {
-            plan_checkpoint(&info, resource.as_ref(), policy, request, of)
+        let action = if let Some(representation) = wanted_checkpoint(request.headers()) {
+            plan_checkpoint(&info, resource.as_ref(), policy, request, representation)
                 .map_or_else(PlannedAction::Forward, |checkpoint| {
                     PlannedAction::Checkpoint(Box::new(checkpoint))
                 })
@@ -128,7 +128,7 @@ fn plan_checkpoint<B>(
     resource: Option<&Arc<ResourceType>>,
     policy: &CachingPolicy,
     request: &Request<B>,
-    of: Representation,
+    representation: Representation,
 ) -> Result<CheckpointPlan, ForwardReason> {
     let (asked, resource) = asked_type(info, resource, policy, request.headers())?;
     if info.verb != Verb::List {
@@ -139,7 +139,7 @@ fn plan_checkpoint<B>(
         return Err(ForwardReason::Policy);
     }
     let namespace = namespace(asked, resource, false)?;
-    checkpoint::plan(asked, gvr, namespace, request.uri().query(), of)
+    checkpoint::plan(asked, gvr, namespace, request.uri().query(), representation)
 }
 
 /// Plans a get, list or watch. The order of the checks decides which reason a client sees.

@@ -140,7 +140,7 @@ mod chosen {
         ));
         if let Some(source) = response
             .headers()
-            .get("x-watershed-source")
+            .get(crate::headers::SOURCE)
             .and_then(|source| source.to_str().ok())
         {
             attribute("watershed.source", source);

@@ -87,7 +87,7 @@ impl ReplicaError {
 
     /// Returns true if another replica may well answer otherwise. One that refuses the form is of
     /// another release.
-    pub fn is_of_one_replica(&self) -> bool {
+    pub fn is_replica_specific(&self) -> bool {
         match self {
             Self::Refused(status) => *status == StatusCode::NOT_ACCEPTABLE,
             Self::Slow(..) | Self::NotHeld | Self::Busy => false,
@@ -133,7 +133,7 @@ impl ReplicaClient {
         let asked = self.ask_some(gvr, selection, media_type, fresh_connection);
         let asked = asked.await;
         // One that does not hold this type may hold the next.
-        if asked.as_ref().is_err_and(ReplicaError::is_of_one_replica) {
+        if asked.as_ref().is_err_and(ReplicaError::is_replica_specific) {
             self.forget();
         }
         asked

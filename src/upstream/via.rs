@@ -11,11 +11,10 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use http::{HeaderMap, HeaderValue, StatusCode};
 use parking_lot::Mutex;
 
-/// The header of requests and answers.
-pub const VIA: HeaderName = HeaderName::from_static("x-watershed-via");
+use crate::headers::VIA;
 
 /// Limit of the proxies that a request passes.
 const MAX_PROXIES: usize = 8;

@@ -27,10 +27,14 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("body", &[]),
     ("drain", &[]),
     ("fairness", &["metric"]),
+    ("headers", &[]),
     ("seldom", &[]),
     ("work", &[]),
     ("listener", &["body", "budget", "drain", "metric"]),
-    ("upstream", &["body", "budget", "fairness", "metric"]),
+    (
+        "upstream",
+        &["body", "budget", "fairness", "headers", "metric"],
+    ),
     ("store", &[]),
     ("watcher", &["store", "work"]),
     (
@@ -49,7 +53,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
         "serve",
         &[
             "store", "watcher", "scope", "catalog", "access", "audit", "upstream", "body",
-            "budget", "drain", "fairness", "listener", "metric", "seldom", "work",
+            "budget", "drain", "fairness", "headers", "listener", "metric", "seldom", "work",
         ],
     ),
     (
@@ -59,7 +63,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
         ],
     ),
     ("advise", &["catalog", "serve"]),
-    ("telemetry", &["body", "metric"]),
+    ("telemetry", &["body", "headers", "metric"]),
 ];
 
 /// Modules that put the others together, and one that shows their parsers to fuzzers.

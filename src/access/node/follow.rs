@@ -31,9 +31,9 @@ pub(in crate::access) async fn follow(
         return;
     };
     loop {
-        let of = (&key.gvr, key.representation);
+        let target = (&key.gvr, key.representation);
         let choice = (Arc::clone(&key.selection), retention.clone());
-        if let Ok(scope) = scopes.acquire(of, &"Pod".into(), &fields, |_| Some(choice)) {
+        if let Ok(scope) = scopes.acquire(target, &"Pod".into(), &fields, |_| Some(choice)) {
             while scope.wait_until_settled().await.is_ok() {
                 let store = PodStore {
                     reader: scope.reader.clone(),

@@ -79,9 +79,9 @@ async fn open<const N: usize>(scopes: &Scopes, resources: [&str; N]) -> [ScopeHa
     let opened = resources.map(|resource| {
         let gvr = GroupVersionResource::new("", "v1", resource);
         let choice = (Arc::default(), Retention::default());
-        let of = (&gvr, representation);
+        let target = (&gvr, representation);
         scopes
-            .acquire(of, &"ConfigMap".into(), &fields, |_| Some(choice))
+            .acquire(target, &"ConfigMap".into(), &fields, |_| Some(choice))
             .unwrap()
     });
     for scope in &opened {

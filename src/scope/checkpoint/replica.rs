@@ -81,8 +81,8 @@ impl NotTaken {
     }
 
     /// Returns true if another replica may well give the state.
-    fn is_of_one_replica(&self) -> bool {
-        matches!(self, Self::Replica(error) if error.is_of_one_replica())
+    fn is_replica_specific(&self) -> bool {
+        matches!(self, Self::Replica(error) if error.is_replica_specific())
     }
 }
 
@@ -169,7 +169,7 @@ impl ReplicaStates {
         budget: &MemoryBudget,
     ) -> Result<StoredScope, NotTaken> {
         match self.try_take(scope, budget.begin_load(), false).await {
-            Err(error) if error.is_of_one_replica() => {
+            Err(error) if error.is_replica_specific() => {
                 tracing::debug!(resource = %scope.key.gvr, %error, "asking another replica");
                 self.try_take(scope, budget.begin_load(), true).await
             }

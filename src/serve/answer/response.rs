@@ -2,6 +2,7 @@
 use http::{HeaderValue, Response, StatusCode, header};
 
 use crate::body::Body;
+use crate::headers;
 use crate::serve::freshness::FreshScope;
 use crate::serve::source::AnswerSource;
 
@@ -19,24 +20,24 @@ impl Answer {
 
 /// Adds the seconds for which the scope has not followed upstream to an answer from memory. While
 /// it follows, and to an answer that was proven fresh, nothing is added.
-pub(in crate::serve) fn tell_age(answer: &mut Answer, fresh: &FreshScope) {
+pub(in crate::serve) fn add_age_header(answer: &mut Answer, fresh: &FreshScope) {
     if answer.source == AnswerSource::Linearizable {
         return;
     }
     if let Some(age) = fresh.opened.scope.age() {
         let headers = answer.response.headers_mut();
-        headers.insert("x-watershed-age", HeaderValue::from(age.as_secs()));
+        headers.insert(headers::AGE, HeaderValue::from(age.as_secs()));
     }
 }
 
 /// Names the member that objects of an answer from memory lack, if the operator chose so.
-pub(in crate::serve) fn tell_omission(answer: &mut Answer, fresh: &FreshScope) {
+pub(in crate::serve) fn add_omission_header(answer: &mut Answer, fresh: &FreshScope) {
     if !fresh.opened.scope.managed_fields.are_kept() {
         let member = HeaderValue::from_static("metadata.managedFields");
         answer
             .response
             .headers_mut()
-            .insert("x-watershed-omitted", member);
+            .insert(headers::OMITTED, member);
     }
 }
 

@@ -4,6 +4,7 @@ use watershed_protocol::{Encoding, Status};
 
 use super::response::{Answer, from_memory};
 use crate::body::{Body, full};
+use crate::headers;
 use crate::serve::limit::LimitExceeded;
 use crate::serve::metrics;
 use crate::serve::refusal_form::RefusalForm;
@@ -79,7 +80,7 @@ pub(in crate::serve) fn filtered(flag: &str) -> Response<Body> {
     let mut response = status(&Status::new(403, "Forbidden", message), form, &[]);
     forbid_sniffing(&mut response);
     let source = AnswerSource::Access.header();
-    response.headers_mut().insert("x-watershed-source", source);
+    response.headers_mut().insert(headers::SOURCE, source);
     response
 }
 
@@ -97,7 +98,7 @@ pub(in crate::serve) fn from_a_loop(error: &ChainError) -> Response<Body> {
     };
     let mut response = status(&refusal, form, &[]);
     let source = HeaderValue::from_static("loop");
-    response.headers_mut().insert("x-watershed-source", source);
+    response.headers_mut().insert(headers::SOURCE, source);
     response
 }
 

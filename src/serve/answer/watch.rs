@@ -88,7 +88,7 @@ pub(in crate::serve) fn answer(
         return Err(ForwardReason::BeforeHistory);
     }
     let (snapshot, version) = if let Some(proven) = &fresh.proven {
-        if !proven.snapshot.is_of_same_list(&newest) {
+        if !proven.snapshot.shares_list_with(&newest) {
             // Listed again since the proof.
             return Err(ForwardReason::Syncing);
         }

@@ -65,10 +65,10 @@ impl Fence {
         self: &Arc<Self>,
         scope: &Arc<Scope>,
     ) -> Result<ResourceVersion, FenceError> {
-        let (fence, of) = (Arc::clone(self), Arc::clone(scope));
+        let (fence, scope) = (Arc::clone(self), Arc::clone(scope));
         let version = self
             .versions
-            .join(move || async move { fence.ask_version(&of).await });
+            .join(move || async move { fence.ask_version(&scope).await });
         version.await.unwrap_or(Err(FenceError::Failed))
     }
 
@@ -96,10 +96,10 @@ impl Fence {
             return Err(FenceError::Late);
         }
         self.readers.fetch_add(1, Ordering::Relaxed);
-        let (fence, of) = (Arc::clone(self), Arc::clone(scope));
+        let (fence, scope) = (Arc::clone(self), Arc::clone(scope));
         let comparison = self
             .comparisons
-            .join(move || async move { fence.compare_for_readers(&of).await });
+            .join(move || async move { fence.compare_for_readers(&scope).await });
         comparison.await.unwrap_or(Err(FenceError::Failed))
     }
 

@@ -76,12 +76,12 @@ async fn fences_of_closed_scopes_are_dropped() {
     let fields = Arc::new(FieldTable::metadata_only(true));
     for name in 0..20 {
         let selection = Arc::new(Selection::named(None, &name.to_string()));
-        let of = (
+        let target = (
             &gvr,
             Representation::whole(watershed_protocol::Encoding::Json),
         );
         let lent = scopes
-            .acquire(of, &"Pod".into(), &fields, |_| {
+            .acquire(target, &"Pod".into(), &fields, |_| {
                 Some((selection, Retention::default()))
             })
             .unwrap();

@@ -98,7 +98,7 @@ impl Selected {
             fields
                 .requirements()
                 .iter()
-                .any(|field| !context.resource.fields.is_of_metadata(&field.field))
+                .any(|field| !context.resource.fields.is_metadata_label(&field.field))
         })
     }
 

@@ -282,7 +282,7 @@ impl Snapshot {
     }
 
     /// Returns true if both are states since the same list.
-    pub fn is_of_same_list(&self, other: &Self) -> bool {
+    pub fn shares_list_with(&self, other: &Self) -> bool {
         self.generation == other.generation
     }
 

@@ -34,8 +34,8 @@ mod tests {
     use http::{HeaderMap, StatusCode};
 
     use super::*;
+    use crate::headers::VIA;
     use crate::test_support::{Api, HTTP2, Pki, text, upstream_of};
-    use crate::upstream::VIA;
 
     #[tokio::test]
     async fn long_watches_are_asked_for_at_api_servers_alone() {

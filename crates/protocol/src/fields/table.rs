@@ -117,7 +117,7 @@ impl FieldTable {
     }
 
     /// Returns true if the label's value is a name or namespace of the object's metadata.
-    pub fn is_of_metadata(&self, label: &str) -> bool {
+    pub fn is_metadata_label(&self, label: &str) -> bool {
         self.position(label).is_some_and(|position| position < 2)
     }
 

@@ -1,8 +1,8 @@
 //! Lists, streamed and in pages.
 use super::super::list::INITIAL_SILENCE;
 use super::*;
+use crate::headers::VIA;
 use crate::test_support::{eventually, typed};
-use crate::upstream::VIA;
 use watershed_protocol::Frame;
 
 /// Follows secrets' metadata at an API server that answers like this, until it stops.

@@ -1,0 +1,13 @@
+//! Names of the header fields of this proxy's own.
+use http::HeaderName;
+
+/// The proxies that a request has passed, or that are between a client and the API server.
+pub const VIA: HeaderName = HeaderName::from_static("x-watershed-via");
+/// Where an answer comes from.
+pub const SOURCE: HeaderName = HeaderName::from_static("x-watershed-source");
+/// Seconds for which the scope of an answer has not followed upstream.
+pub const AGE: HeaderName = HeaderName::from_static("x-watershed-age");
+/// The member that the objects of an answer lack.
+pub const OMITTED: HeaderName = HeaderName::from_static("x-watershed-omitted");
+/// The source of the answer that memory would have given.
+pub const SHADOW: HeaderName = HeaderName::from_static("x-watershed-shadow");
