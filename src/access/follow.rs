@@ -17,7 +17,7 @@ use crate::scope::{Scope, ScopeKey, ScopePhase, Scopes};
 use crate::store::WindowEvent;
 
 /// Longest wait for one version. Afterwards the next one is waited for.
-const WAIT: Duration = Duration::from_hours(1);
+const VERSION_WAIT: Duration = Duration::from_hours(1);
 
 /// Follows the RBAC types forever, each once it is wanted.
 pub(super) async fn follow(scopes: Scopes, changes: Arc<Changes>, followed: FollowedRbac) {
@@ -92,7 +92,7 @@ async fn note_versions(kind: RbacKind, scope: &Scope, changes: &Changes) {
     let mut newest = scope.reader.event_version();
     loop {
         let next = ResourceVersion(scope.reader.version().0.saturating_add(1));
-        scope.wait_until_version(next, WAIT).await;
+        scope.wait_until_version(next, VERSION_WAIT).await;
         let reached = scope.reader.event_version();
         if reached > newest {
             newest = reached;

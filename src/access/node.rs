@@ -39,7 +39,7 @@ const MIN_KEPT: Duration = Duration::from_hours(2);
 const KEPT_SPREAD: Duration = Duration::from_hours(2);
 /// Departures of pods are remembered for longer than a grant without a reason is used, which an open
 /// watch uses for a minute.
-const REMEMBERED: Duration = Duration::from_secs(75);
+const DEPARTURES_REMEMBERED: Duration = Duration::from_secs(75);
 /// Bound of the remembered departures.
 const MAX_DEPARTURES: usize = 20_000;
 /// A time in which changes arrived counts as such if it was at least so long.
@@ -290,7 +290,7 @@ impl NodeRights {
         while departures.len() >= MAX_DEPARTURES
             || departures
                 .front()
-                .is_some_and(|(at, _)| *at + REMEMBERED <= now)
+                .is_some_and(|(at, _)| *at + DEPARTURES_REMEMBERED <= now)
         {
             departures.pop_front();
         }

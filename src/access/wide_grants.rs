@@ -24,7 +24,7 @@ use super::authorizer_rules::AuthorizerRules;
 use super::request::AccessRequest;
 
 /// Names, selections and tokens that are reviewed one by one before all are.
-const FEW: usize = 2;
+const MAX_SINGLE_REVIEWS: usize = 2;
 /// Users and types whose reviewed requests are counted.
 const MAX_COUNTED: u64 = 10_000;
 /// Time for which they are counted.
@@ -67,7 +67,7 @@ impl WideGrants {
         if reviewed.contains(&hash) {
             return false;
         }
-        let is_beyond = reviewed.len() >= FEW;
+        let is_beyond = reviewed.len() >= MAX_SINGLE_REVIEWS;
         if !is_beyond {
             reviewed.push(hash);
         }

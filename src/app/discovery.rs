@@ -10,7 +10,7 @@ use crate::scope::Scopes;
 use crate::upstream::{Upstream, UpstreamClient};
 
 /// Longest wait for upstream's types before requests are taken. Without them, all are forwarded.
-const FIRST: Duration = Duration::from_secs(5);
+const FIRST_TYPES_WAIT: Duration = Duration::from_secs(5);
 
 /// Returns the types that matter to a proxy.
 pub(super) fn needed_types(config: &AppConfig) -> NeededTypes {
@@ -51,12 +51,12 @@ pub(super) fn catalog(
 /// Learns upstream's types, so that the first request finds them. If that fails, the follower goes
 /// on trying.
 pub(super) async fn learn_first(follower: &mut CatalogFollower, upstream: &Upstream) {
-    match timeout(FIRST, follower.begin()).await {
+    match timeout(FIRST_TYPES_WAIT, follower.begin()).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => error.report(upstream),
         Err(_) => tracing::error!(
-            "upstream has not answered within {FIRST:?}: its types are not known, and requests are \
-             forwarded until it answers"
+            "upstream has not answered within {FIRST_TYPES_WAIT:?}: its types are not known, and \
+             requests are forwarded until it answers"
         ),
     }
 }

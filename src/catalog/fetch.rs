@@ -13,7 +13,7 @@ use crate::upstream::{ConnectionClass, SendOptions, UpstreamClient};
 /// The largest document read. Those of clusters with hundreds of CRDs have a few MiB.
 const MAX_BYTES: usize = 64 << 20;
 /// Timeout of a document.
-const ANSWER: Duration = Duration::from_secs(10);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Reads one document.
 pub(super) async fn get<T: DeserializeOwned>(
@@ -91,9 +91,9 @@ pub(super) async fn ask<T: DeserializeOwned>(
         let etag = parts.headers.get(header::ETAG).cloned();
         Ok(DocumentAnswer::Document(document, etag))
     };
-    tokio::time::timeout(ANSWER, asked)
+    tokio::time::timeout(ANSWER_TIMEOUT, asked)
         .await
-        .map_err(|_| not_understood(format!("no answer within {ANSWER:?}")))?
+        .map_err(|_| not_understood(format!("no answer within {ANSWER_TIMEOUT:?}")))?
 }
 
 /// Returns a body without its compression, or why it is not understood.

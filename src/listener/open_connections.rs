@@ -10,7 +10,7 @@ use tokio::time::timeout;
 use super::activity::Activity;
 
 /// Time after which another connection is closed, if none has ended until then.
-const PATIENCE: Duration = Duration::from_millis(100);
+const CLOSE_AFTER: Duration = Duration::from_millis(100);
 
 /// The open connections of a listener, as many as it may have. Cheap to clone.
 #[derive(Clone)]
@@ -53,7 +53,7 @@ impl OpenConnections {
         loop {
             self.close_longest_idle();
             let ended = Arc::clone(&self.permits).acquire_owned();
-            if let Ok(permit) = timeout(PATIENCE, ended).await {
+            if let Ok(permit) = timeout(CLOSE_AFTER, ended).await {
                 return permit.ok();
             }
         }

@@ -11,7 +11,7 @@ use crate::upstream::{Backoff, Probe};
 /// asked.
 const IN_TRANSIT: Duration = Duration::from_millis(200);
 /// Timeout of a question.
-const ANSWER: Duration = Duration::from_secs(5);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest pause between two questions. They begin at [`IN_TRANSIT`].
 const MAX_PAUSE: Duration = Duration::from_secs(30);
 
@@ -31,7 +31,7 @@ pub(super) async fn ask_upstream(reader: &StoreReader, probe: Option<&Probe>) ->
             return pending().await;
         };
         sleep(backoff.pause()).await;
-        let count = timeout(ANSWER, probe.count(version, objects)).await;
+        let count = timeout(ANSWER_TIMEOUT, probe.count(version, objects)).await;
         if let Ok(Ok(Some(objects))) = count {
             let upstream = UnfinishedVersion { version, objects };
             if reader.unfinished() == Some(upstream) {

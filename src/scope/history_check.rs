@@ -13,7 +13,7 @@ use crate::upstream::{AnswerError, Backoff, Probe, ProbeList};
 /// Number of objects that are compared. Of a larger type, these are the first.
 const SAMPLE: usize = 500;
 /// Timeout of a comparison.
-const ANSWER: Duration = Duration::from_secs(10);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// First and longest pause after a comparison that failed.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(5));
 /// Time after which the attempts end: upstream cannot be compared with.
@@ -95,9 +95,9 @@ async fn ask(
 }
 
 async fn in_time<T>(asked: impl Future<Output = Result<T, AnswerError>>) -> Result<T, AnswerError> {
-    timeout(ANSWER, asked)
+    timeout(ANSWER_TIMEOUT, asked)
         .await
-        .unwrap_or_else(|_| Err(AnswerError::Late(ANSWER)))
+        .unwrap_or_else(|_| Err(AnswerError::Late(ANSWER_TIMEOUT)))
 }
 
 /// The relation of a list to an earlier state.

@@ -14,7 +14,7 @@ use crate::store::StoreReader;
 
 /// Longest time that a due event is waited for. It doubles each time that the watch is opened again:
 /// what holds the events back may be upstream's, and a new watch does not help then.
-const LONGEST: Duration = Duration::from_mins(5);
+const MAX_EVENT_WAIT: Duration = Duration::from_mins(5);
 /// Time without a watch opened again after which a due event is waited for as long as the first.
 const CALM: Duration = Duration::from_mins(10);
 
@@ -83,7 +83,7 @@ impl OverdueEvents {
     /// Notes that the watch was opened again as an event was overdue.
     pub(super) fn record_reopening(&mut self) {
         self.last = Some(Instant::now());
-        self.patience = (self.patience * 2).min(LONGEST);
+        self.patience = (self.patience * 2).min(MAX_EVENT_WAIT);
     }
 
     /// Notes that upstream was found to have more.
@@ -119,7 +119,7 @@ mod tests {
     use crate::store::{self, SnapshotBuilder, StoreWriter, WindowLimits};
     use crate::upstream::Collect as _;
 
-    const PATIENCE: Duration = Duration::from_secs(10);
+    const FIRST_WAIT: Duration = Duration::from_secs(10);
 
     struct Watched {
         writer: StoreWriter,
@@ -140,7 +140,7 @@ mod tests {
             let listed = SnapshotBuilder::begin(&Arc::new(format), &fields);
             drop(writer.replace(listed.finish(ResourceVersion(1))));
             let found = watch::Sender::default();
-            let events = OverdueEvents::new(found.subscribe(), reader, PATIENCE);
+            let events = OverdueEvents::new(found.subscribe(), reader, FIRST_WAIT);
             Self {
                 writer,
                 found,
@@ -170,13 +170,21 @@ mod tests {
     async fn an_event_is_overdue_if_upstream_has_more_and_nothing_comes() {
         let mut watched = Watched::new();
         watched.reach(7);
-        assert_eq!(watched.overdue(LONGEST).await, None, "nothing is due");
+        assert_eq!(
+            watched.overdue(MAX_EVENT_WAIT).await,
+            None,
+            "nothing is due"
+        );
         watched.find(7);
-        assert_eq!(watched.overdue(PATIENCE / 2).await, None);
+        assert_eq!(watched.overdue(FIRST_WAIT / 2).await, None);
         watched.find(7);
-        let rest = PATIENCE / 2;
-        assert_eq!(watched.overdue(LONGEST).await, Some((7, rest)));
-        assert_eq!(watched.overdue(LONGEST).await, None, "it is told once");
+        let rest = FIRST_WAIT / 2;
+        assert_eq!(watched.overdue(MAX_EVENT_WAIT).await, Some((7, rest)));
+        assert_eq!(
+            watched.overdue(MAX_EVENT_WAIT).await,
+            None,
+            "it is told once"
+        );
     }
 
     #[tokio::test(start_paused = true)]
@@ -184,13 +192,17 @@ mod tests {
         let mut watched = Watched::new();
         watched.reach(7);
         watched.find(7);
-        assert_eq!(watched.overdue(PATIENCE / 2).await, None);
+        assert_eq!(watched.overdue(FIRST_WAIT / 2).await, None);
         watched.reach(8);
-        assert_eq!(watched.overdue(LONGEST).await, None);
+        assert_eq!(watched.overdue(MAX_EVENT_WAIT).await, None);
         watched.find(7);
-        assert_eq!(watched.overdue(LONGEST).await, None, "that was before");
+        assert_eq!(
+            watched.overdue(MAX_EVENT_WAIT).await,
+            None,
+            "that was before"
+        );
         watched.find(8);
-        assert_eq!(watched.overdue(LONGEST).await, Some((8, PATIENCE)));
+        assert_eq!(watched.overdue(MAX_EVENT_WAIT).await, Some((8, FIRST_WAIT)));
     }
 
     #[tokio::test(start_paused = true)]
@@ -200,16 +212,20 @@ mod tests {
         for version in 1..=8 {
             watched.reach(version);
             watched.find(version);
-            let (_, waited) = watched.overdue(LONGEST * 2).await.unwrap();
+            let (_, waited) = watched.overdue(MAX_EVENT_WAIT * 2).await.unwrap();
             waits.push(waited.as_secs());
             watched.events.record_reopening();
         }
         assert_eq!(waits, [10, 20, 40, 80, 160, 300, 300, 300]);
-        tokio::time::advance(CALM + PATIENCE).await;
+        tokio::time::advance(CALM + FIRST_WAIT).await;
         watched.find(8);
-        assert_eq!(watched.overdue(LONGEST).await, Some((8, PATIENCE)));
+        assert_eq!(watched.overdue(MAX_EVENT_WAIT).await, Some((8, FIRST_WAIT)));
         watched.find(8);
-        let again = watched.overdue(LONGEST).await;
-        assert_eq!(again, Some((8, PATIENCE)), "the watch had broken by itself");
+        let again = watched.overdue(MAX_EVENT_WAIT).await;
+        assert_eq!(
+            again,
+            Some((8, FIRST_WAIT)),
+            "the watch had broken by itself"
+        );
     }
 }

@@ -14,7 +14,7 @@ const PROMISED_HISTORY: Duration = Duration::from_secs(75);
 /// Time within which nearly all watches take an event.
 const DELIVERED: Duration = Duration::from_secs(2);
 /// A scope that was used within this time is not idle: its client may be between two reads.
-const IDLE: Duration = Duration::from_secs(10);
+const IDLE_AFTER: Duration = Duration::from_secs(10);
 /// Objects of scopes for whose sake nothing is listed are folded after so many ticks without a
 /// reader: a minute.
 const FOLDED_AFTER: u8 = 12;
@@ -99,7 +99,7 @@ impl Scopes {
         let idle_since = |scope: &Arc<Scope>| {
             let is_watched = scope.reader.stats().watchers > 0;
             let since = scope.idle.since(is_watched, now)?;
-            let is_idle = now.saturating_duration_since(since) >= IDLE;
+            let is_idle = now.saturating_duration_since(since) >= IDLE_AFTER;
             (is_idle && scope.held() > 0).then_some(since)
         };
         let scopes = self.all();

@@ -17,7 +17,7 @@ use super::timeline::{NewestVersion, RollbackEvidence, Timeline};
 use crate::upstream::{AnswerError, Backoff, Probe};
 
 /// Timeout of a question.
-const ANSWER: Duration = Duration::from_secs(4);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(4);
 /// First pause after a question that failed. An upstream that comes back may come back with a
 /// backup.
 const RETRY: Duration = Duration::from_secs(1);
@@ -42,8 +42,8 @@ pub async fn watch_for_rollbacks(scopes: Scopes) {
         } else {
             interval
         };
-        let checked = timeout(ANSWER, monitor.check()).await;
-        wait = match checked.unwrap_or(Err(AnswerError::Late(ANSWER))) {
+        let checked = timeout(ANSWER_TIMEOUT, monitor.check()).await;
+        wait = match checked.unwrap_or(Err(AnswerError::Late(ANSWER_TIMEOUT))) {
             Ok(()) => {
                 retries.reset();
                 every.mul_f64(0.8 + fastrand::f64() / 5.0)

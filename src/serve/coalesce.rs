@@ -36,7 +36,7 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 /// Time for which a caller waits until upstream begins to answer a request that may be another's.
 ///
 /// Upstream queues requests by their callers' priority, so another's request may wait for longer.
-const PATIENCE: Duration = Duration::from_secs(1);
+const ANSWER_WAIT: Duration = Duration::from_secs(1);
 
 /// Identical reads that are under way.
 struct CoalescedRead {
@@ -216,7 +216,7 @@ async fn patience_ends(mut receiving: watch::Receiver<bool>) {
         // The sender lives as long as the caller's slot.
         let _ = receiving.wait_for(|receiving| !receiving).await;
         let begins = receiving.wait_for(|receiving| *receiving);
-        if timeout(PATIENCE, begins).await.is_err() {
+        if timeout(ANSWER_WAIT, begins).await.is_err() {
             return;
         }
     }
@@ -297,16 +297,16 @@ mod tests {
         let receiving = watch::Sender::new(false);
         let began = Instant::now();
         patience_ends(receiving.subscribe()).await;
-        assert!(began.elapsed() >= PATIENCE);
+        assert!(began.elapsed() >= ANSWER_WAIT);
         let begins = patience_ends(receiving.subscribe());
         let answers = async {
-            sleep(PATIENCE / 2).await;
+            sleep(ANSWER_WAIT / 2).await;
             receiving.send_replace(true);
             sleep(TIMEOUT).await;
             receiving.send_replace(false);
         };
         let began = Instant::now();
         tokio::join!(begins, answers);
-        assert!(began.elapsed() >= TIMEOUT + PATIENCE);
+        assert!(began.elapsed() >= TIMEOUT + ANSWER_WAIT);
     }
 }

@@ -26,7 +26,7 @@ const MAX_BYTES: usize = 256 << 20;
 /// Largest document that is kept.
 const MAX_DOCUMENT: usize = 64 << 20;
 /// Documents that nobody asked for in this time are dropped.
-const IDLE: Duration = Duration::from_mins(10);
+const DROP_AFTER_IDLE: Duration = Duration::from_mins(10);
 /// Upper bound of all documents, with those that are read, and those that are sent and no longer
 /// kept.
 const BUDGET: usize = 384 << 20;
@@ -78,7 +78,7 @@ impl DocumentCache {
         let tagged = Cache::builder()
             .weigher(weigh)
             .max_capacity(share_of(memory, MAX_BYTES) as u64)
-            .time_to_idle(IDLE)
+            .time_to_idle(DROP_AFTER_IDLE)
             .build();
         let weigh_flight = |key: &RequestKey, _: &Arc<Singleflight<SharedAnswer>>| {
             u32::try_from(key.bytes() + 512).unwrap_or(u32::MAX)

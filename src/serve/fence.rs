@@ -71,9 +71,9 @@ pub(super) use outcome::FenceError;
 /// Source: `apiserver/pkg/storage/cacher/watch_cache.go` (blockTimeout).
 pub(super) const MAX_WAIT: Duration = Duration::from_secs(3);
 /// Wait for events before upstream's objects are compared.
-const BRIEF: Duration = Duration::from_millis(20);
+const EVENT_WAIT: Duration = Duration::from_millis(20);
 /// Small types without events for this long are compared without that wait.
-const IDLE: Duration = Duration::from_secs(1);
+const IDLE_AFTER: Duration = Duration::from_secs(1);
 /// Time for which cheap reads do not wait for events that were too late for others.
 const LAGS_FOR: Duration = Duration::from_secs(1);
 /// One reader that wants a proof.
@@ -311,8 +311,8 @@ impl Fence {
                 return Ok((FreshnessProof::Current, version));
             }
             let idle = scope.last_heard.lock().elapsed();
-            let is_expected = !is_small || idle < IDLE;
-            if is_expected && scope.wait_until_version(version, BRIEF).await {
+            let is_expected = !is_small || idle < IDLE_AFTER;
+            if is_expected && scope.wait_until_version(version, EVENT_WAIT).await {
                 self.costs.set_compare_first(false);
                 return Ok((FreshnessProof::Followed, version));
             }
@@ -398,7 +398,7 @@ impl Fence {
                 if scope.reader.version() >= version {
                     return Ok((FreshnessProof::Current, version));
                 }
-                if scope.wait_until_version(version, BRIEF).await {
+                if scope.wait_until_version(version, EVENT_WAIT).await {
                     return Ok((FreshnessProof::Followed, version));
                 }
                 self.record_lag(scope);
@@ -468,7 +468,7 @@ impl Fence {
         let mut following = scope.following();
         tokio::select! {
             biased;
-            is_reached = scope.wait_until_version(version, costs::PATIENCE.1) => {
+            is_reached = scope.wait_until_version(version, costs::MAX_COMPARISON_WAIT) => {
                 if !is_reached {
                     return Err(FenceError::Late);
                 }

@@ -22,7 +22,7 @@ const WATCH_VERSION_WAIT: Duration = Duration::from_secs(1);
 
 /// The least version of any state. A scope that was not listed yet, or that forgot everything, is
 /// at version zero.
-const ANY: ResourceVersion = ResourceVersion(1);
+const ANY_VERSION: ResourceVersion = ResourceVersion(1);
 
 /// A scope that is fresh enough for the answer.
 pub(super) struct FreshScope {
@@ -59,8 +59,8 @@ pub(super) async fn wait_until_fresh(
 ) -> Result<FreshScope, ForwardReason> {
     let mut proven = None;
     let (min_version, source) = match read.freshness {
-        Freshness::Any => (ANY, AnswerSource::Snapshot),
-        Freshness::MostRecent if read.may_be_stale => (ANY, AnswerSource::Stale),
+        Freshness::Any => (ANY_VERSION, AnswerSource::Snapshot),
+        Freshness::MostRecent if read.may_be_stale => (ANY_VERSION, AnswerSource::Stale),
         Freshness::NotOlderThan(version) | Freshness::Exact(version) => {
             let wait = match read.kind {
                 ReadKind::Watch(_) => WATCH_VERSION_WAIT,

@@ -11,8 +11,8 @@ pub(super) const MANY_GETS: f64 = 320.0;
 
 /// Numbers of gets whose time tells a rate. The first shows a burst as it begins, the last also
 /// spans the pauses between small bursts.
-const SCALES: [usize; 3] = [8, 16, REMEMBERED];
-const REMEMBERED: usize = 32;
+const SCALES: [usize; 3] = [8, 16, GETS_REMEMBERED];
+const GETS_REMEMBERED: usize = 32;
 /// Pauses between gets up to this length are those of a burst.
 const SHORT_PAUSE: Duration = Duration::from_micros(500);
 /// A pause is the end of a crowd if it is longer than so many times any pause in it.
@@ -81,7 +81,7 @@ impl GetCrowd {
             rate: self.rate(now),
             has_company: self.waiting > 0,
         };
-        self.arrivals.truncate(REMEMBERED - 1);
+        self.arrivals.truncate(GETS_REMEMBERED - 1);
         self.arrivals.push_front(now);
         arriving
     }

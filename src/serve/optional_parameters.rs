@@ -18,11 +18,11 @@ use crate::body;
 use crate::upstream::{AnswerError, ConnectionClass, SendOptions, UpstreamClient};
 
 /// Time for which an answer counts.
-const LIFETIME: Duration = Duration::from_mins(1);
+const ANSWER_TTL: Duration = Duration::from_mins(1);
 /// Pause after a question without an answer.
-const PAUSE: Duration = Duration::from_secs(5);
+const RETRY_AFTER_FAILURE: Duration = Duration::from_secs(5);
 /// Longest wait of a request.
-const PATIENCE: Duration = Duration::from_secs(1);
+const MAX_WAIT: Duration = Duration::from_secs(1);
 /// Limit of the answer, which has about a kilobyte.
 const MAX_BYTES: usize = 1 << 20;
 
@@ -84,7 +84,7 @@ impl ParameterProbe {
             client,
             learned: Arc::default(),
             questions: Arc::default(),
-            patience: PATIENCE,
+            patience: MAX_WAIT,
         }
     }
 
@@ -132,10 +132,10 @@ async fn learn(
     let before = learned.lock().map(|learned| learned.parameters);
     let answer = timeout(patience, ask(&client)).await;
     let (parameters, lifetime) = match answer.unwrap_or(Err(AnswerError::Late(patience))) {
-        Ok(parameters) => (parameters, LIFETIME),
+        Ok(parameters) => (parameters, ANSWER_TTL),
         Err(error) => {
             tracing::warn!(%error, "cannot learn which parameters upstream supports");
-            (before.unwrap_or_default(), PAUSE)
+            (before.unwrap_or_default(), RETRY_AFTER_FAILURE)
         }
     };
     let new = Learned {

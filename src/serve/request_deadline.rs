@@ -10,7 +10,7 @@ use super::source::ForwardReason;
 /// The part of the time that a read may wait here: one of so many. Upstream has the rest.
 const PARTS: u32 = 2;
 /// Longer than any read waits. Upstream's own limit is shorter.
-const LONGEST: Duration = Duration::from_hours(1);
+const MAX_WAIT: Duration = Duration::from_hours(1);
 
 /// The moment up to which a read may wait here.
 #[derive(Clone, Copy, Debug)]
@@ -24,8 +24,8 @@ impl RequestDeadline {
             ReadKind::Watch(_) => None,
             ReadKind::Get { .. } | ReadKind::List(_) => request_timeout(query),
         };
-        let wait = timeout.map_or(LONGEST, |timeout| timeout / PARTS);
-        Self(Instant::now() + wait.min(LONGEST))
+        let wait = timeout.map_or(MAX_WAIT, |timeout| timeout / PARTS);
+        Self(Instant::now() + wait.min(MAX_WAIT))
     }
 
     /// Waits for a step of the read. One that takes too long has the read forwarded, for this

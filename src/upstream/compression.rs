@@ -23,13 +23,13 @@ use watershed_protocol::{GroupVersionResource, Representation};
 
 /// Time for which an answer holds. Afterwards upstream may run another release.
 const HOLDS: Duration = Duration::from_mins(10);
-/// Pause after a failed question. Longer than [`ANSWER`], so that one question is under way at
-/// most.
+/// Pause after a failed question. Longer than [`HEADERS_TIMEOUT`], so that one question is under
+/// way at most.
 const TRY_AGAIN: Duration = Duration::from_secs(30);
 /// Timeout of the response headers.
-const ANSWER: Duration = Duration::from_secs(10);
+const HEADERS_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time for which a request waits for the first answer. Not to compress is never wrong.
-const PATIENCE: Duration = Duration::from_secs(1);
+const FIRST_ANSWER_WAIT: Duration = Duration::from_secs(1);
 /// Query of the watch. Version 0 is read from upstream's cache.
 const QUESTION: &str = "watch=1&allowWatchBookmarks=true&resourceVersion=0&timeoutSeconds=1";
 
@@ -70,7 +70,7 @@ enum CompressionProbeError {
     Request(#[from] http::Error),
     #[error(transparent)]
     Upstream(#[from] UpstreamError),
-    #[error("no answer within {ANSWER:?}")]
+    #[error("no answer within {HEADERS_TIMEOUT:?}")]
     Silent,
     #[error("upstream answered {0}")]
     Status(StatusCode),
@@ -127,7 +127,7 @@ impl WatchCompression {
             tokio::spawn(async move { inner.learn(forgotten).await });
         }
         let mut answer = self.0.answer.subscribe();
-        match timeout(PATIENCE, answer.wait_for(Option::is_some)).await {
+        match timeout(FIRST_ANSWER_WAIT, answer.wait_for(Option::is_some)).await {
             Ok(Ok(answer)) => *answer == Some(true),
             _ => false,
         }
@@ -188,7 +188,11 @@ impl CompressionState {
             None => self.client.clone(),
         };
         let class = ConnectionClass::Watch;
-        let answer = timeout(ANSWER, client.send(class, request, SendOptions::default())).await;
+        let answer = timeout(
+            HEADERS_TIMEOUT,
+            client.send(class, request, SendOptions::default()),
+        )
+        .await;
         let response = answer.map_err(|_| CompressionProbeError::Silent)??;
         check_release(&client, &response).await?;
         if response.status() != StatusCode::OK {

@@ -18,7 +18,7 @@ use watershed_protocol::{EventKind, Representation, read_bookmark};
 const QUESTION: &str = "watch=1&allowWatchBookmarks=true&sendInitialEvents=true\
                         &resourceVersionMatch=NotOlderThan&resourceVersion=0&timeoutSeconds=10";
 /// Timeout of the whole answer.
-const PATIENCE: Duration = Duration::from_secs(15);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Asks about one type in one representation. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -59,8 +59,10 @@ impl InitialEventsProbe {
 
     /// Asks upstream. Silence is an error: it says nothing about the server.
     pub async fn ask(self) -> Result<InitialEventsAnswer, AnswerError> {
-        let silent = |_| AnswerError::Unusable(format!("no answer within {PATIENCE:?}"));
-        timeout(PATIENCE, self.answer()).await.map_err(silent)?
+        let silent = |_| AnswerError::Unusable(format!("no answer within {ANSWER_TIMEOUT:?}"));
+        timeout(ANSWER_TIMEOUT, self.answer())
+            .await
+            .map_err(silent)?
     }
 
     async fn answer(&self) -> Result<InitialEventsAnswer, AnswerError> {

@@ -26,7 +26,7 @@ const PAGE_BYTES: usize = 16 << 20;
 /// Largest page.
 const MAX_BYTES: usize = 2 << 30;
 /// Timeout of a page.
-const PATIENCE: Duration = Duration::from_mins(1);
+const PAGE_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// The form in which a server prints a type.
 #[derive(Debug)]
@@ -181,8 +181,8 @@ impl PrintedObjects {
             let (head, body) = response.into_parts();
             Ok((head.headers, whole(body, MAX_BYTES).await?))
         };
-        let silent = |_| AnswerError::Unusable(format!("no answer within {PATIENCE:?}"));
-        timeout(PATIENCE, answer).await.map_err(silent)?
+        let silent = |_| AnswerError::Unusable(format!("no answer within {PAGE_TIMEOUT:?}"));
+        timeout(PAGE_TIMEOUT, answer).await.map_err(silent)?
     }
 }
 

@@ -14,7 +14,7 @@ use super::{ConnectionClass, UpstreamBody};
 use crate::body;
 
 /// Timeout of the whole answer.
-const PATIENCE: Duration = Duration::from_secs(5);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Limit of the answer, which has a few hundred bytes.
 const MAX_BYTES: usize = 64 << 10;
 
@@ -26,9 +26,9 @@ pub async fn release_of(
     server: &ServedBy,
 ) -> Result<Option<Release>, AnswerError> {
     let question = async {
-        match timeout(PATIENCE, ask(client, server)).await {
+        match timeout(ANSWER_TIMEOUT, ask(client, server)).await {
             Ok(answer) => answer.map_err(|error| error.to_string()),
-            Err(_) => Err(format!("no answer to /version within {PATIENCE:?}")),
+            Err(_) => Err(format!("no answer to /version within {ANSWER_TIMEOUT:?}")),
         }
     };
     server

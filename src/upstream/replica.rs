@@ -18,7 +18,7 @@ use super::{
 use crate::body;
 
 /// Timeout of an answer's headers. A replica that has the state need not wait for anything.
-const ANSWER: Duration = Duration::from_secs(3);
+const HEADERS_TIMEOUT: Duration = Duration::from_secs(3);
 /// Longest silence within an answer.
 const SILENCE: Duration = Duration::from_secs(3);
 /// Connections on which it is asked. A Service may lead to this very process, or to a replica that
@@ -197,8 +197,8 @@ impl ReplicaClient {
             .body(body::empty())
             .map_err(|error| ReplicaError::Unusable(error.to_string()))?;
         let answer = self.client.send(ConnectionClass::Watch, request, options);
-        let answer = timeout(ANSWER, answer).await;
-        Ok(answer.map_err(|_| ReplicaError::Late(ANSWER))??)
+        let answer = timeout(HEADERS_TIMEOUT, answer).await;
+        Ok(answer.map_err(|_| ReplicaError::Late(HEADERS_TIMEOUT))??)
     }
 }
 

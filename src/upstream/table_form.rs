@@ -29,7 +29,7 @@ const RETRIES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mi
 /// Longest pause after a question without an answer, which says nothing of the form.
 const UNANSWERED: Duration = Duration::from_secs(15);
 /// Timeout of the answer.
-const ANSWER: Duration = Duration::from_secs(5);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Limit of the answer. etcd limits an object to 1.5 MiB.
 const MAX_BYTES: usize = 64 << 20;
 /// Difference of upstream's clock beyond which ages are not printed here.
@@ -203,9 +203,9 @@ impl TableFormState {
         printer: &TablePrinter,
     ) -> Result<TableForm, TableFormError> {
         let began = Timestamp::now();
-        let (date, answer) = timeout(ANSWER, self.answer())
+        let (date, answer) = timeout(ANSWER_TIMEOUT, self.answer())
             .await
-            .map_err(|_| AnswerError::Late(ANSWER))??;
+            .map_err(|_| AnswerError::Late(ANSWER_TIMEOUT))??;
         let ended = Timestamp::now();
         if let Some(date) = date {
             // The header has whole seconds.

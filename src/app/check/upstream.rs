@@ -17,7 +17,7 @@ const CREDENTIALS: &str = "credentials";
 const SERVER: &str = "upstream";
 const REPLICAS: &str = "replicas";
 /// Time limit of an answer. A healthy API server needs milliseconds.
-const ANSWER: Duration = Duration::from_secs(10);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 const MAX_BYTES: usize = 1 << 20;
 
 /// Loads the way to other replicas. Whether one is there may change at any time.
@@ -222,8 +222,10 @@ async fn version(client: &UpstreamClient) -> Result<String, AnswerError> {
             .await
             .map_err(|error| useless(&error))
     };
-    let late = |_| AnswerError::Unusable(format!("none within {} s", ANSWER.as_secs()));
-    let answer = tokio::time::timeout(ANSWER, asked).await.map_err(late)??;
+    let late = |_| AnswerError::Unusable(format!("none within {} s", ANSWER_TIMEOUT.as_secs()));
+    let answer = tokio::time::timeout(ANSWER_TIMEOUT, asked)
+        .await
+        .map_err(late)??;
     let version: VersionAnswer =
         serde_json::from_slice(&answer).map_err(|error| useless(&error))?;
     Ok(version.git_version)

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 /// Time after the start in which replicas are asked. A replica that has run for longer would ask
 /// for what hardly anybody reads.
-const FIRST: Duration = Duration::from_mins(5);
+const ASKING_PERIOD: Duration = Duration::from_mins(5);
 /// Time for which replicas that could not be reached are not asked again. All scopes ask at the
 /// start.
 const REST: Duration = Duration::from_secs(10);
@@ -35,7 +35,7 @@ impl AskingTimes {
 
     /// Returns true if replicas are asked at this moment.
     pub(super) fn may_ask(&self, now: Instant) -> bool {
-        now >= self.rests_until && now < self.began + FIRST
+        now >= self.rests_until && now < self.began + ASKING_PERIOD
     }
 
     /// Notes that a replica gave a state.
@@ -68,8 +68,8 @@ mod tests {
         let now = Instant::now();
         let times = AskingTimes::begin(now);
         assert!(times.may_ask(now));
-        assert!(times.may_ask(now + FIRST - SECOND));
-        assert!(!times.may_ask(now + FIRST));
+        assert!(times.may_ask(now + ASKING_PERIOD - SECOND));
+        assert!(!times.may_ask(now + ASKING_PERIOD));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use crate::scope::timeline::Timeline;
 use crate::upstream::{Probe, UpstreamClient};
 
 /// Timeout of the question.
-const ANSWER: Duration = Duration::from_secs(4);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(4);
 /// Time for which a failed question is not asked again. All scopes ask at the start.
 const FAILED: Duration = Duration::from_secs(5);
 
@@ -67,7 +67,7 @@ impl ClusterIdentity {
 
     /// Asks upstream; `None` if it does not tell.
     async fn ask(&self) -> Option<String> {
-        match timeout(ANSWER, self.probe.first_uid()).await {
+        match timeout(ANSWER_TIMEOUT, self.probe.first_uid()).await {
             Ok(Ok((_, uid))) => {
                 let uid = uid.filter(|uid| !uid.is_empty())?;
                 Some(blake3::hash(uid.as_bytes()).to_hex().to_string())

@@ -34,7 +34,7 @@ const AT_ONCE: usize = 4;
 /// Longest wait until a state may be taken. After it, the type is listed: requests wait for that.
 const TURN: Duration = Duration::from_secs(2);
 /// Timeout of the question for upstream's version.
-const ANSWER: Duration = Duration::from_secs(4);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// The states that other replicas hold. Cheap to clone.
 #[derive(Clone)]
@@ -210,7 +210,7 @@ impl ReplicaStates {
         }
         let (client, key) = (self.0.upstream.clone(), &scope.key);
         let probe = Probe::new(client, &key.gvr, &key.selection, scope.fields.namespaced());
-        let present = match timeout(ANSWER, probe.version()).await {
+        let present = match timeout(ANSWER_TIMEOUT, probe.version()).await {
             Ok(Ok(version)) => version,
             Ok(Err(error)) => {
                 tracing::debug!(resource = %key.gvr, %error, "cannot ask for upstream's version");

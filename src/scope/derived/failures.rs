@@ -15,7 +15,7 @@ pub(in crate::scope) const LONGEST_ATTEMPT: Duration = Duration::from_mins(5);
 /// Longest pause before a scope is looked at again that could not be compared.
 const LOOK_AGAIN: Duration = Duration::from_secs(10);
 /// The longest pause before a type is derived again is so many times the first one.
-const LONGEST: u32 = 60;
+const MAX_PAUSE_FACTOR: u32 = 60;
 /// Types that did not fail themselves are tried within so many first pauses, which spreads their
 /// lists.
 const SPREAD: f64 = 5.0;
@@ -231,7 +231,7 @@ impl DerivationFailures {
     pub(in crate::scope) fn begin_release(&self) {
         let now = Instant::now();
         let mut hastened = self.hastened.lock();
-        let hastens = hastened.is_none_or(|last| now >= last + self.first * LONGEST);
+        let hastens = hastened.is_none_or(|last| now >= last + self.first * MAX_PAUSE_FACTOR);
         if hastens {
             *hastened = Some(now);
         }
@@ -274,11 +274,11 @@ impl TypeFailures {
     /// Delays the next attempt. Scopes of a type that fail together count once.
     fn failed_again(&mut self, now: Instant, first: Duration) {
         if self.is_unstreamed {
-            self.pause = first * LONGEST;
-        } else if now > self.ended + (self.pause * APART).max(first * LONGEST) {
+            self.pause = first * MAX_PAUSE_FACTOR;
+        } else if now > self.ended + (self.pause * APART).max(first * MAX_PAUSE_FACTOR) {
             self.pause = first;
         } else if self.is_tried {
-            self.pause = (self.pause * 2).min(first * LONGEST);
+            self.pause = (self.pause * 2).min(first * MAX_PAUSE_FACTOR);
         }
         self.is_tried = false;
         self.ended = now;

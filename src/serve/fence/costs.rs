@@ -21,11 +21,12 @@ const METADATA: f64 = 1200.0;
 /// Seconds that upstream needs for an object's metadata, before the first list of the type.
 const SECONDS_PER_OBJECT: f64 = 15e-6;
 /// The weight of a new measurement against the earlier ones.
-const GAIN: f64 = 0.25;
+const MEASUREMENT_WEIGHT: f64 = 0.25;
 /// Time that a catch-up watch takes. Comparisons that take longer are worse.
 pub(super) const CATCH_UP: Duration = Duration::from_millis(2500);
-/// Least and longest wait for a comparison.
-pub(super) const PATIENCE: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(30));
+/// Shortest and longest wait for a comparison.
+const MIN_COMPARISON_WAIT: Duration = Duration::from_secs(2);
+pub(super) const MAX_COMPARISON_WAIT: Duration = Duration::from_secs(30);
 /// Pause after a comparison that took too long.
 const AFTER_LATE: Duration = Duration::from_secs(5);
 /// Time for which comparisons of a type are avoided once they were slow. Then one tells anew.
@@ -138,12 +139,12 @@ impl ProofCosts {
     pub(in crate::serve) fn expected_of_answer(&self, cost: f64, objects: usize) -> Duration {
         let comparisons = cost / self.comparison(objects);
         let seconds = self.expected(objects).as_secs_f64() * comparisons;
-        Duration::from_secs_f64(seconds.clamp(0.0, PATIENCE.1.as_secs_f64() / 2.0))
+        Duration::from_secs_f64(seconds.clamp(0.0, MAX_COMPARISON_WAIT.as_secs_f64() / 2.0))
     }
 
     /// Returns the longest time that a reader waits for a comparison.
     pub(in crate::serve) fn patience(&self, objects: usize) -> Duration {
-        (4 * self.expected(objects)).clamp(PATIENCE.0, PATIENCE.1)
+        (4 * self.expected(objects)).clamp(MIN_COMPARISON_WAIT, MAX_COMPARISON_WAIT)
     }
 
     /// Returns `true` if a catch-up watch is faster than a comparison, by a measurement that is not
@@ -254,7 +255,9 @@ impl ProofCosts {
 }
 
 fn mix(known: &mut Option<f64>, measured: f64) {
-    *known = Some(known.map_or(measured, |known| known + GAIN * (measured - known)));
+    *known = Some(known.map_or(measured, |known| {
+        known + MEASUREMENT_WEIGHT * (measured - known)
+    }));
 }
 
 #[cfg(test)]
@@ -306,7 +309,7 @@ mod tests {
     #[test]
     fn a_comparison_is_waited_for_as_long_as_it_should_take() {
         let costs = ProofCosts::default();
-        assert_eq!(costs.patience(10), PATIENCE.0);
+        assert_eq!(costs.patience(10), MIN_COMPARISON_WAIT);
         costs.record_comparison(100_000, 220 << 20, Duration::from_secs(2));
         assert_eq!(costs.patience(100_000), Duration::from_secs(8));
         assert!(!costs.is_slow(100_000));

@@ -11,7 +11,7 @@ use crate::serve::gathering::{Gathering, Gatherings};
 use crate::serve::get_crowds::MANY_GETS;
 
 /// Longest wait of a get for others to share a proof with.
-const LONGEST: Duration = Duration::from_millis(25);
+const CROWD_WAIT: Duration = Duration::from_millis(25);
 /// Pause in the arrival of gets after which enough of them do not wait for more.
 const LULL: Duration = Duration::from_millis(2);
 /// Gets that are expected in a pause at the end of which no more are: one comes with near
@@ -23,14 +23,15 @@ const ENOUGH: f64 = 16.0;
 const FEWEST: f64 = 2.0;
 /// Proofs that are under way at the same time. Gets that come meanwhile wait for the end of one.
 const MAX_RUNNING: usize = 4;
-/// Least and longest wait for a proof that has begun. An API server that lets it wait may answer
+/// Shortest and longest wait for a proof that has begun. An API server that lets it wait may answer
 /// the gets themselves.
-const PATIENCE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(3));
+const MIN_PROOF_WAIT: Duration = Duration::from_millis(100);
+const MAX_PROOF_WAIT: Duration = Duration::from_secs(3);
 /// The weight of a crowd against the earlier ones: that of a large one, and that of any.
-const GAIN: f64 = 0.3;
-const LEAST_GAIN: f64 = 0.1;
+const CROWD_WEIGHT: f64 = 0.3;
+const MIN_CROWD_WEIGHT: f64 = 0.1;
 /// Time for which the sizes of crowds are remembered. Then one tells anew.
-const REMEMBERED: Duration = Duration::from_secs(1);
+const CROWDS_REMEMBERED: Duration = Duration::from_secs(1);
 /// Time for which gets share no proofs after one that was late for them.
 const AFTER_LATE: Duration = Duration::from_secs(1);
 
@@ -80,7 +81,7 @@ impl ProofForGets {
 
     /// Returns the longest time that gets wait for the proof once it has begun.
     fn patience(self) -> Duration {
-        (4 * self.takes).clamp(PATIENCE.0, PATIENCE.1)
+        (4 * self.takes).clamp(MIN_PROOF_WAIT, MAX_PROOF_WAIT)
     }
 }
 
@@ -100,7 +101,7 @@ impl GetProofs {
         if self.lateness.is_pausing() || (is_full && self.lateness.is_late()) {
             return false;
         }
-        let longest = LONGEST.as_secs_f64();
+        let longest = CROWD_WAIT.as_secs_f64();
         let company = (rate * longest).min(self.crowds.expected());
         self.calls.is_open() || company >= proof.cost.max(MANY_GETS * longest)
     }
@@ -133,7 +134,7 @@ impl GetProofs {
             passed
         };
         let passed = self.calls.join(self.gathering(proof, rate), call);
-        let passed = timeout(LONGEST + proof.patience(), passed).await;
+        let passed = timeout(CROWD_WAIT + proof.patience(), passed).await;
         let Ok(passed) = passed else {
             self.lateness.ended(true);
             return Err(FenceError::LateForGets);
@@ -150,8 +151,8 @@ impl GetProofs {
         Gathering {
             enough: enough.max(proof.least()).ceil() as usize,
             lull: LULL,
-            silence: Duration::from_secs_f64(silence).clamp(LULL, LONGEST),
-            longest: LONGEST,
+            silence: Duration::from_secs_f64(silence).clamp(LULL, CROWD_WAIT),
+            longest: CROWD_WAIT,
             most_running: MAX_RUNNING,
         }
     }
@@ -174,7 +175,7 @@ impl CrowdSizes {
     /// Returns the number of gets that are expected to share a proof at most.
     fn expected(&self) -> f64 {
         let size = *self.0.lock();
-        size.filter(|size| size.learned.elapsed() < REMEMBERED)
+        size.filter(|size| size.learned.elapsed() < CROWDS_REMEMBERED)
             .map_or(f64::INFINITY, |size| size.usual)
     }
 
@@ -183,7 +184,7 @@ impl CrowdSizes {
     fn gathered(&self, gets: usize) {
         let (gets, before) = (gets as f64, self.expected());
         let usual = if before.is_finite() {
-            let weight = GAIN * (gets / before).clamp(LEAST_GAIN, 1.0);
+            let weight = CROWD_WEIGHT * (gets / before).clamp(MIN_CROWD_WEIGHT, 1.0);
             before + weight * (gets - before)
         } else {
             gets

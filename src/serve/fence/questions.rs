@@ -17,7 +17,7 @@ use crate::upstream::{AnswerError, Probe};
 
 /// Longest time of a comparison, as a multiple of the patience with it. Its result may come too
 /// late for its readers, but it shows what comparisons cost.
-const LATE: u32 = 2;
+const LATE_FACTOR: u32 = 2;
 /// Up to this many readers of a comparison, the next one begins at once.
 const FEW_READERS: usize = 3;
 /// The same where upstream answers a reader as fast as it is compared.
@@ -129,7 +129,7 @@ impl Fence {
         metrics::fence_asked(&scope.key.gvr, "validate");
         let question = scope.ask();
         let started = Instant::now();
-        let longest = LATE * self.costs.patience(held);
+        let longest = LATE_FACTOR * self.costs.patience(held);
         let listed = timeout(longest, Self::list(&self.probe, held)).await;
         let took = started.elapsed();
         let Ok(listed) = listed else {

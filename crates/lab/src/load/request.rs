@@ -18,7 +18,7 @@ use super::trouble::LoadError;
 use watershed_protocol::{Encoding, Representation};
 
 /// For a whole answer.
-const ANSWER: Duration = Duration::from_mins(2);
+const ANSWER_TIMEOUT: Duration = Duration::from_mins(2);
 /// Answers that may be waited for on one connection; API servers allow 100 requests.
 const PER_CONNECTION: usize = 50;
 /// Connections of lists and gets, at most.
@@ -96,8 +96,8 @@ impl RequestSender {
                 let Ok(_room) = short.room.acquire().await else {
                     return;
                 };
-                let answer = timeout(ANSWER, short.one(&group, read, n, &names)).await;
-                match answer.unwrap_or(Err(LoadError::Silent(ANSWER))) {
+                let answer = timeout(ANSWER_TIMEOUT, short.one(&group, read, n, &names)).await;
+                match answer.unwrap_or(Err(LoadError::Silent(ANSWER_TIMEOUT))) {
                     // Counts from the time a request was due. Otherwise a stalled server would hide
                     // the requests that it delayed.
                     Ok(bytes) => short.counts(read).add(due.elapsed(), bytes),

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 const SHARDS: usize = 8;
 
 /// Latencies are microseconds up to here, in three digits.
-const LONGEST: u64 = 600_000_000;
+const MAX_LATENCY_MICROS: u64 = 600_000_000;
 const DIGITS: u8 = 3;
 
 /// Number of different errors that are kept. All others count as one more.
@@ -137,7 +137,7 @@ impl RequestTally {
 // === impl Latencies ===
 
 fn histogram() -> Histogram<u64> {
-    Histogram::new_with_bounds(1, LONGEST, DIGITS)
+    Histogram::new_with_bounds(1, MAX_LATENCY_MICROS, DIGITS)
         .expect("the bounds are in order, and the digits are few")
 }
 

@@ -8,7 +8,7 @@ use watershed_protocol::{Encoding, FieldTable, GroupVersionResource, Representat
 use super::*;
 use crate::body;
 use crate::scope::{ScopeConfig, ScopeKey, Scopes};
-use crate::serve::fence::costs::{PATIENCE, REQUEST};
+use crate::serve::fence::costs::{MAX_COMPARISON_WAIT, REQUEST};
 use crate::serve::fence::{FenceError, Fences, ProofCosts, ProofDemand};
 use crate::store::Snapshot;
 use crate::test_support::{Api, HTTP2, Pki, SOON, eventually, streamed, upstream_of};
@@ -231,7 +231,7 @@ async fn readers_do_not_wait_for_a_catch_up_watch_that_was_given_up() {
     let opened = Served::new(LATER_LIST, "no event\n", 1).open(30).await;
     let fence = opened.fences.of(&opened.scope);
     let caught_up = fence.catch_up(&opened.scope, ResourceVersion(40));
-    let caught_up = timeout(PATIENCE.1 / 2, caught_up).await;
+    let caught_up = timeout(MAX_COMPARISON_WAIT / 2, caught_up).await;
     let caught_up = caught_up.expect("the watch ended long ago");
     assert!(matches!(caught_up, Err(FenceError::Late)), "{caught_up:?}");
 }
@@ -246,7 +246,7 @@ async fn readers_do_not_wait_for_a_catch_up_watch_once_the_scope_has_lost_its_ow
         served.watched.add_permits(1);
     };
     let caught_up = fence.catch_up(&opened.scope, ResourceVersion(40));
-    let caught_up = timeout(PATIENCE.1 / 2, caught_up);
+    let caught_up = timeout(MAX_COMPARISON_WAIT / 2, caught_up);
     let (caught_up, ()) = tokio::join!(caught_up, lose);
     let caught_up = caught_up.expect("the scope's watch was lost");
     assert!(

@@ -123,7 +123,7 @@ impl Rehearsal {
 
 /// Returns the longest wait of a get that shares this proof, to the millisecond of the clock.
 fn longest_wait(objects: usize) -> Duration {
-    LONGEST + proof(objects).takes.max(GET) + 2 * MILLI
+    CROWD_WAIT + proof(objects).takes.max(GET) + 2 * MILLI
 }
 
 #[tokio::test(start_paused = true)]
@@ -218,7 +218,7 @@ async fn a_proof_that_hangs_is_not_waited_for_and_many_of_them_not_joined() {
         for get in futures_util::future::join_all(gets).await {
             assert!(matches!(get, Err(FenceError::LateForGets)), "{get:?}");
         }
-        assert!(began.elapsed() <= LONGEST + PATIENCE.0 + MILLI);
+        assert!(began.elapsed() <= CROWD_WAIT + MIN_PROOF_WAIT + MILLI);
         assert!(!proofs.is_worth(proof, rate), "upstream is left alone");
         sleep(AFTER_LATE).await;
     }
@@ -230,14 +230,14 @@ async fn proofs_that_are_late_once_are_shared_again_after_a_second() {
     let (proofs, proof) = (Arc::new(GetProofs::default()), proof(20));
     let rate = 1000.0;
     let hiccup = || async {
-        sleep(2 * PATIENCE.0).await;
+        sleep(2 * MIN_PROOF_WAIT).await;
         Ok((FreshnessProof::Validated, ResourceVersion(1)))
     };
     let gets = (0..20).map(|_| proofs.join(proof, rate, hiccup));
     for get in futures_util::future::join_all(gets).await {
         assert!(get.is_err(), "{get:?}");
     }
-    sleep(2 * PATIENCE.0).await;
+    sleep(2 * MIN_PROOF_WAIT).await;
     assert!(!proofs.is_worth(proof, rate), "it ended a moment ago");
     sleep(AFTER_LATE).await;
     let in_time = || async { Ok((FreshnessProof::Validated, ResourceVersion(2))) };
@@ -260,7 +260,7 @@ async fn gets_share_proofs_of_an_upstream_that_is_slow_to_tell_its_version() {
     let (requests, longest) = (results.at_upstream_per_thousand(), results.longest());
     assert!(requests <= 200, "{requests} requests for 1000 gets");
     // Four proofs may have begun just before.
-    assert!(longest <= LONGEST + 2 * takes + 2 * MILLI, "{longest:?}");
+    assert!(longest <= CROWD_WAIT + 2 * takes + 2 * MILLI, "{longest:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -277,7 +277,7 @@ async fn no_more_proofs_run_than_may_however_many_crowds_come() {
         })
         .collect();
     // The first is not late yet.
-    sleep(PATIENCE.0 + 20 * MILLI).await;
+    sleep(MIN_PROOF_WAIT + 20 * MILLI).await;
     assert_eq!(proofs.calls.running(), MAX_RUNNING);
     assert!(proofs.calls.is_open());
     for crowd in crowds {
