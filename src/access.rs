@@ -58,6 +58,7 @@ mod wide_grants;
 pub use authenticate::{Authenticated, Authenticator, Credential};
 pub use authorize::Authorizer;
 pub use caller::{Caller, Impersonation, RejectedCaller, Rejection, Vouched};
+pub use certificate::overlap;
 pub use config::{
     AccessConfig, AuthenticationConfig, AuthorizationConfig, FollowedRbac, FrontProxyConfig,
     ReviewFailurePolicy,
@@ -87,11 +88,6 @@ use token_issuer::{IssuerQuery, TokenIssuer};
 /// The header of what passed priority and fairness, which comes after authentication.
 /// Source: `apiserver/pkg/server/filters/priority-and-fairness.go`.
 const FLOW_SCHEMA: HeaderName = HeaderName::from_static("x-kubernetes-pf-flowschema-uid");
-
-/// Returns whether authorities of clients also sign certificates that `front` authorities verify.
-pub fn overlap(clients: &[CertificateDer<'_>], front: &[CertificateDer<'_>]) -> bool {
-    certificate::overlap(clients, front)
-}
 
 /// Reads the authorities in a file and checks that they can verify client certificates.
 pub async fn authorities(file: PathBuf) -> Result<Vec<CertificateDer<'static>>, TlsError> {

@@ -4,7 +4,7 @@
 //!          list+watch        changes      snapshot, window       responses
 //!  API    ──────────▶ upstream ────▶ store ────▶ watcher ──▶ serve ──▶ listener ──▶ clients
 //!  server                │             ▲                       │
-//!    ▲                   │             └─ scope: one task a type joins them
+//!    ▲                   │             └─ scope: its task joins them
 //!    └────── forward ────┴─────────────────────────────────────┘  all other requests
 //! ```
 //!

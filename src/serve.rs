@@ -1,6 +1,7 @@
 //! Answers requests: from memory where that is exactly what upstream would say, else upstream does.
 //!
-//! [`ProxyService::handle`] is the sequence of phases that a request passes through.
+//! `ProxyService::answer` is the sequence of phases that a request passes through. `ServiceParts`
+//! holds the phases.
 mod always_open;
 mod answer;
 mod audit_id;

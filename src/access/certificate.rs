@@ -80,26 +80,24 @@ impl CertificateSubject {
 
 /// Returns whether one set of authorities has a key of the other set, or has signed one of its
 /// certificates.
-pub(crate) fn overlap(signers: &[CertificateDer<'_>], others: &[CertificateDer<'_>]) -> bool {
-    let parse = |all: &[CertificateDer<'_>], visit: &mut dyn FnMut(&X509Certificate<'_>)| {
-        for der in all {
-            if let Ok((_, certificate)) = X509Certificate::from_der(der) {
-                visit(&certificate);
-            }
-        }
-    };
+pub fn overlap(signers: &[CertificateDer<'_>], others: &[CertificateDer<'_>]) -> bool {
     let (mut keys, mut subjects) = (HashSet::new(), HashSet::new());
-    parse(signers, &mut |signer| {
+    for signer in parsed(signers) {
         keys.insert(signer.public_key().raw.to_vec());
         subjects.insert(signer.subject().as_raw().to_vec());
-    });
-    let mut found = false;
-    parse(others, &mut |other| {
+    }
+    parsed(others).any(|other| {
         let is_self_issued = other.issuer() == other.subject();
-        found |= keys.contains(other.public_key().raw)
-            || (!is_self_issued && subjects.contains(other.issuer().as_raw()));
-    });
-    found
+        keys.contains(other.public_key().raw)
+            || (!is_self_issued && subjects.contains(other.issuer().as_raw()))
+    })
+}
+
+/// Returns the certificates that can be parsed.
+fn parsed<'a>(all: &'a [CertificateDer<'_>]) -> impl Iterator<Item = X509Certificate<'a>> {
+    all.iter()
+        .filter_map(|der| X509Certificate::from_der(der).ok())
+        .map(|(_, certificate)| certificate)
 }
 
 /// Verifies client certificates. Cheap to clone.

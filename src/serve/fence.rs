@@ -11,7 +11,8 @@
 //! 3. The answer has all names and versions. If they are the cache's, the cache has the state at R:
 //!    an object that changed has another version, and one that came or went is in one of the two
 //!    only. Whether the events up to R were delivered does not matter.
-//! 4. A short watch of metadata, opened from the cache's version, brings a bookmark. All earlier
+//! 4. The same is compared for the objects that a watch selects. It proves nothing about others.
+//! 5. A short watch of metadata, opened from the cache's version, brings a bookmark. All earlier
 //!    events were sent before it, and are compared with those that the cache has seen.
 //!
 //! Nothing else that upstream offers proves it sooner. A watch sends a bookmark early only if it
@@ -22,9 +23,9 @@
 //! consistent itself.
 //!
 //! The choice follows from what the steps cost upstream ([`costs`]). 1 and 2 begin with a list that
-//! selects nothing, 3 needs a list of all metadata, and 4 takes two seconds. A read that costs less
-//! than the proof is left to upstream, unless many come at the same time. A watch would stay there,
-//! so only what it selects is compared ([`Fences::prove_selection`]).
+//! selects nothing, 3 needs a list of all metadata, 4 a list of some, and 5 takes two seconds. A read
+//! that costs less than the proof is left to upstream, unless many come at the same time. A watch
+//! would stay there, so step 4 compares only what it selects ([`Fences::prove_selection`]).
 //!
 //! Whatever the step, a reader waits no longer than [`MAX_WAIT`]; where upstream's answer takes
 //! longer than that, twice as long as this, and half a minute at most. While upstream refuses the

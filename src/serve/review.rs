@@ -1,4 +1,4 @@
-//! Identifies and authorizes callers. Both come before anything is read (invariant 5).
+//! Identifies and authorizes callers. Both come before anything is read.
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -169,7 +169,7 @@ impl<T: Clone + Send + Sync + 'static> Singleflight<T> {
     }
 }
 
-/// Leaves the state in order, however the task ends.
+/// The state as the task sees it that runs the calls. Left in order if a call panics.
 struct FlightGuard<'a, T>(&'a Singleflight<T>);
 
 impl<T> FlightGuard<'_, T> {

@@ -64,7 +64,7 @@ enum OutsideEvent {
 /// A `http_body::Body` that reads the window itself: no task, no channel, no queue per watch.
 ///
 /// It is polled only when the connection can take more, so a slow client holds nothing but its
-/// position (invariant `a slow client costs itself only`).
+/// position.
 ///
 /// Guard, drain signal and observer are type parameters: there may be a hundred thousand bodies,
 /// and boxes would take more memory than what they hold.
