@@ -194,7 +194,7 @@ impl Access {
         node::follow::follow(scopes, pods, Arc::clone(self.authorizer.nodes()))
     }
 
-    /// Returns whether a request is refused because its review failed with `error`. Otherwise the
+    /// Returns `true` if a request is refused because its review failed with `error`. Otherwise the
     /// request is forwarded, and upstream decides.
     pub fn must_refuse(&self, error: &ReviewError) -> bool {
         error.is_unavailable()

@@ -131,7 +131,7 @@ async fn metrics(state: &AdminState) -> Response<Body> {
     }
 }
 
-/// Returns whether a page names users, addresses or files. Metrics do not, so Prometheus may read
+/// Returns `true` if a page names users, addresses or files. Metrics do not, so Prometheus may read
 /// them without a token, as it does elsewhere.
 fn is_for_operators(path: &str) -> bool {
     matches!(path, "/status" | "/status.json" | "/debug/config")

@@ -22,7 +22,7 @@ use crate::listener::{proxy_protocol, tls};
 use crate::scope::checkpoint::fuzzing;
 use crate::serve::CachingPolicy;
 
-/// Reads a configuration file. Returns true if it changes anything.
+/// Reads a configuration file. Returns `true` if it changes anything.
 pub fn configuration(text: &str) -> Result<bool, String> {
     let policy = config::parse(text, CachingPolicy::default());
     policy

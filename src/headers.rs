@@ -3,7 +3,7 @@ use http::HeaderName;
 
 /// The proxies that a request has passed, or that are between a client and the API server.
 pub const VIA: HeaderName = HeaderName::from_static("x-watershed-via");
-/// Where an answer comes from.
+/// The source of an answer.
 pub const SOURCE: HeaderName = HeaderName::from_static("x-watershed-source");
 /// Seconds for which the scope of an answer has not followed upstream.
 pub const AGE: HeaderName = HeaderName::from_static("x-watershed-age");

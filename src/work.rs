@@ -38,7 +38,7 @@ impl WorkBudget {
         self.left = self.left.saturating_sub(work);
     }
 
-    /// Returns true if the turn is to end.
+    /// Returns `true` if the turn is to end.
     pub fn is_spent(&self) -> bool {
         self.left == 0
     }

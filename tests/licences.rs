@@ -80,8 +80,8 @@ impl Policy {
     }
 }
 
-/// Returns true if an SPDX expression is satisfied. OR binds less than AND, and AND less than WITH.
-/// The slash in old manifests means OR.
+/// Returns `true` if an SPDX expression is satisfied. OR binds less than AND, and AND less than
+/// WITH. The slash in old manifests means OR.
 fn evaluate(expression: &str, allowed: impl Fn(&str) -> bool) -> Result<bool, String> {
     let spaced = expression
         .replace('(', " ( ")

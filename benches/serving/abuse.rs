@@ -279,7 +279,7 @@ async fn hold(proxy: &Server, progress: Arc<Progress>, count: usize, how: Holdin
     while holding.join_next().await.is_some() {}
 }
 
-/// Holds a connection for half a second. Returns false when the proxy has ended it.
+/// Holds a connection for half a second. Returns `false` when the proxy has ended it.
 async fn stays(stream: &mut TlsStream<TcpStream>, how: Holding) -> bool {
     let pause = Duration::from_millis(500);
     match how {

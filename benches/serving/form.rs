@@ -67,7 +67,7 @@ impl Form {
         matches!(self, Self::JsonGzip | Self::ProtobufGzip)
     }
 
-    /// Returns whether the head of an answer names this form.
+    /// Returns `true` if the head of an answer names this form.
     pub(crate) fn is_of(self, head: &HeaderMap) -> bool {
         let value = |name| {
             head.get(name)

@@ -235,7 +235,7 @@ impl Reads {
         Ok(())
     }
 
-    /// Returns whether upstream offers this read. gzip of lists is the proxy's own.
+    /// Returns `true` if upstream offers this read. gzip of lists is the proxy's own.
     async fn is_offered(&self, servers: &Servers) -> anyhow::Result<bool> {
         let compressed_watch = self.end == End::Mark && self.form.is_gzip();
         if !self.form.is_protobuf() && !compressed_watch {

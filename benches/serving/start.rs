@@ -210,7 +210,7 @@ fn checkpoint_files(folder: &Path) -> anyhow::Result<CheckpointFiles> {
     Ok(files)
 }
 
-/// Returns true if a checkpoint of so many objects was written since.
+/// Returns `true` if a checkpoint of so many objects was written since.
 fn is_rewritten(before: &CheckpointFiles, now: &CheckpointFiles, objects: usize) -> bool {
     let mut changed = now
         .iter()

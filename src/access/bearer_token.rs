@@ -39,7 +39,7 @@ pub(super) fn only_bearer_token(headers: &HeaderMap) -> Option<&str> {
     (scheme.eq_ignore_ascii_case("bearer") && is_plain).then_some(token)
 }
 
-/// Returns whether upstream would consider the request anonymous.
+/// Returns `true` if upstream would consider the request anonymous.
 pub(super) fn has_no_credentials(headers: &HeaderMap) -> bool {
     !headers.contains_key(header::AUTHORIZATION) && !impersonate::is_requested(headers)
 }

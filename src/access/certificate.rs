@@ -78,7 +78,7 @@ impl CertificateSubject {
     }
 }
 
-/// Returns whether one set of authorities has a key of the other set, or has signed one of its
+/// Returns `true` if one set of authorities has a key of the other set, or has signed one of its
 /// certificates.
 pub fn overlap(signers: &[CertificateDer<'_>], others: &[CertificateDer<'_>]) -> bool {
     let (mut keys, mut subjects) = (HashSet::new(), HashSet::new());
@@ -174,7 +174,7 @@ struct AuthorityFile {
 }
 
 impl AuthorityFile {
-    /// Returns whether the file has changed.
+    /// Returns `true` if the file has changed.
     async fn take_over_changes(&self) -> Result<bool, TlsError> {
         let pem = read(self.path.clone()).await?;
         if *self.seen.lock() == pem {

@@ -94,7 +94,7 @@ impl Changes {
         let _ = wanted.wait_for(is_wanted).await;
     }
 
-    /// Returns whether every change that can concern a request arrives here.
+    /// Returns `true` if every change that can concern a request arrives here.
     pub(super) fn are_followed(&self, request: &AccessRequest) -> bool {
         let needed = bits(RequestReach::of(request));
         self.followed.load(Ordering::Acquire) & needed == needed
@@ -211,7 +211,7 @@ impl Changes {
         limit
     }
 
-    /// Returns whether a request was sent in the present timeline of upstream's versions. RBAC's
+    /// Returns `true` if a request was sent in the present timeline of upstream's versions. RBAC's
     /// objects are others in another one.
     pub(super) fn is_in_this_timeline(&self, position: &ChangePosition) -> bool {
         position.timeline == self.timeline.number()

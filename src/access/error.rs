@@ -36,8 +36,8 @@ pub enum ReviewError {
 }
 
 impl ReviewError {
-    /// Returns whether upstream is away or overloaded. Otherwise it answered, and what it would say
-    /// to the caller can be had of it.
+    /// Returns `true` if upstream is away or overloaded. Otherwise it answered, and what it would
+    /// say to the caller can be had of it.
     pub fn is_unavailable(&self) -> bool {
         match self {
             Self::Upstream(_) | Self::Cut(_) | Self::Late(_) => true,
@@ -51,18 +51,18 @@ impl ReviewError {
         }
     }
 
-    /// Returns whether the same review may succeed later.
+    /// Returns `true` if the same review may succeed later.
     pub(super) fn may_pass(&self) -> bool {
         self.is_unavailable() || matches!(self, Self::Undecided(_))
     }
 
-    /// Returns whether upstream knows who sent the review, and refuses it. It would refuse the same
-    /// one again.
+    /// Returns `true` if upstream knows who sent the review, and refuses it. It would refuse the
+    /// same one again.
     pub(super) fn is_refused(&self) -> bool {
         matches!(self, Self::Refused(_)) && !self.is_unavailable() && !self.is_unknown()
     }
 
-    /// Returns whether upstream does not know the identity that sent the review.
+    /// Returns `true` if upstream does not know the identity that sent the review.
     pub fn is_unknown(&self) -> bool {
         matches!(self, Self::Refused(StatusCode::UNAUTHORIZED))
     }

@@ -56,7 +56,7 @@ impl Identity {
         self
     }
 
-    /// Returns whether other tokens of the user may have other attributes.
+    /// Returns `true` if other tokens of the user may have other attributes.
     pub(super) fn has_token_attributes(&self) -> bool {
         self.extra.iter().any(|(key, _)| is_token_attribute(key))
     }
@@ -78,12 +78,12 @@ impl Identity {
         })
     }
 
-    /// Returns whether the user may do everything, whatever the API server's authorizers say.
+    /// Returns `true` if the user may do everything, whatever the API server's authorizers say.
     pub(super) fn is_master(&self) -> bool {
         self.is_in(MASTERS)
     }
 
-    /// Returns whether the user is a member of a group.
+    /// Returns `true` if the user is a member of a group.
     pub(super) fn is_in(&self, group: &str) -> bool {
         self.groups.iter().any(|own| own == group)
     }

@@ -20,7 +20,7 @@ const EXTRA: &str = "impersonate-extra-";
 /// upstream reads names in lower case.
 const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_');
 
-/// Returns whether a request asks to impersonate another user.
+/// Returns `true` if a request asks to impersonate another user.
 pub(super) fn is_requested(headers: &HeaderMap) -> bool {
     headers.keys().any(|name| name.as_str().starts_with(PREFIX))
 }
@@ -86,13 +86,13 @@ impl ImpersonationRequest {
         })
     }
 
-    /// Returns whether nothing is named. Upstream ignores other headers that begin with
+    /// Returns `true` if nothing is named. Upstream ignores other headers that begin with
     /// Impersonate.
     pub(super) fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
-    /// Returns whether nothing but a user is named.
+    /// Returns `true` if nothing but a user is named.
     pub(super) fn is_user_only(&self) -> bool {
         self.uid.is_empty() && self.groups.is_empty() && self.extra.is_empty()
     }
@@ -208,13 +208,13 @@ fn service_account(user: &str) -> Option<(&str, &str)> {
     (is_namespace && is_subdomain(name)).then_some((namespace, name))
 }
 
-/// Returns whether a text is a DNS subdomain.
+/// Returns `true` if a text is a DNS subdomain.
 /// Source: `apimachinery/pkg/api/validation/generic.go` (`NameIsDNSSubdomain`).
 fn is_subdomain(text: &str) -> bool {
     text.len() <= 253 && text.split('.').all(is_label)
 }
 
-/// Returns whether a text is a part of a DNS name.
+/// Returns `true` if a text is a part of a DNS name.
 pub(super) fn is_label(text: &str) -> bool {
     let is_plain = text
         .bytes()

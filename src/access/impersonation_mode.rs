@@ -73,7 +73,7 @@ impl ImpersonationMode {
         Some(format!("impersonate-on:{mode}:{verb}").into())
     }
 
-    /// Returns whether the mode is for such an identity.
+    /// Returns `true` if the mode is for such an identity.
     pub(super) fn is_for(self, wanted: &ImpersonationRequest, caller: &Identity) -> bool {
         let (node, account) = (wanted.node(), wanted.service_account());
         match self {
@@ -218,7 +218,7 @@ impl ImpersonationMode {
     }
 }
 
-/// Returns whether a caller is a service account whose pod runs on this node.
+/// Returns `true` if a caller is a service account whose pod runs on this node.
 fn runs_on(caller: &Identity, node: &str) -> bool {
     let asking = ImpersonationRequest {
         user: caller.user.clone(),

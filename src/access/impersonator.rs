@@ -231,7 +231,7 @@ fn selectors(query: &str) -> ReviewSelectors {
     ReviewSelectors::new(labels.as_ref(), fields.as_ref())
 }
 
-/// Returns whether upstream takes a path for one of a resource.
+/// Returns `true` if upstream takes a path for one of a resource.
 fn has_resource_form(path: &str) -> bool {
     let mut segments = path.trim_matches('/').split('/');
     let least = match segments.next() {

@@ -37,8 +37,8 @@ use claim::{NamedObject, is_node_user, user_of};
 const MIN_KEPT: Duration = Duration::from_hours(2);
 /// Lifetimes are spread over this time, so that grants of one moment are not reviewed in another.
 const KEPT_SPREAD: Duration = Duration::from_hours(2);
-/// Departures of pods are remembered for longer than a grant without a reason is used, which an open
-/// watch uses for a minute.
+/// Departures of pods are remembered for longer than a grant without a reason is used. An open watch
+/// uses it for a minute.
 const DEPARTURES_REMEMBERED: Duration = Duration::from_secs(75);
 /// Bound of the remembered departures.
 const MAX_DEPARTURES: usize = 20_000;
@@ -322,7 +322,7 @@ impl PodStore {
         None
     }
 
-    /// Replaces a witness that is gone, and returns whether there is one.
+    /// Replaces a witness that is gone, and returns `true` if there is one.
     fn renew(&self, witness: &mut PodWitness, object: &NamedObject<'_>) -> bool {
         let snapshot = self.reader.followed();
         if !snapshot.is_listed() {
@@ -345,7 +345,7 @@ impl PodStore {
         found
     }
 
-    /// Returns whether a pod entitles its node to read an object.
+    /// Returns `true` if a pod entitles its node to read an object.
     fn entitles(
         &self,
         pod: &StoredObject,
@@ -378,7 +378,7 @@ impl PodStore {
     }
 }
 
-/// Returns whether a pod in this phase has ended. The node authorizer does not care; but kubelets
+/// Returns `true` if a pod in this phase has ended. The node authorizer does not care; but kubelets
 /// need nothing for such pods, and later releases may look at it.
 fn is_over(phase: &str) -> bool {
     matches!(phase, "Succeeded" | "Failed")

@@ -47,7 +47,7 @@ impl OwnRights {
         review::identity(user).ok_or_else(|| ReviewError::not_understood("there is no name in it"))
     }
 
-    /// Returns whether the proxy may do a read.
+    /// Returns `true` if the proxy may do a read.
     pub async fn may(&self, attributes: &AccessAttributes) -> Result<bool, ReviewError> {
         self.ask(SelfSubjectAccessReviewSpec {
             resource_attributes: Some(attributes.for_review()),
@@ -56,7 +56,7 @@ impl OwnRights {
         .await
     }
 
-    /// Returns whether the proxy may do this to a type in all namespaces.
+    /// Returns `true` if the proxy may do this to a type in all namespaces.
     pub async fn may_do(&self, verb: &str, gvr: GroupVersionResource) -> Result<bool, ReviewError> {
         let named = ResourceRequest {
             gvr,
@@ -92,7 +92,7 @@ impl OwnRights {
         Ok(review.status.is_some_and(|status| !status.incomplete))
     }
 
-    /// Returns whether the proxy may get a path that belongs to no resource.
+    /// Returns `true` if the proxy may get a path that belongs to no resource.
     pub async fn may_get(&self, path: &str) -> Result<bool, ReviewError> {
         self.ask(SelfSubjectAccessReviewSpec {
             non_resource_attributes: Some(path_attributes(path)),

@@ -140,7 +140,7 @@ impl Affected {
         }
     }
 
-    /// Returns whether the change can concern a request.
+    /// Returns `true` if the change can concern a request.
     pub(super) fn concerns(&self, request: &AccessRequest) -> bool {
         match self {
             Self::Everything => true,
@@ -196,7 +196,7 @@ impl Subjects {
         self.users.len() + self.groups.len()
     }
 
-    /// Returns whether a user is among the subjects.
+    /// Returns `true` if a user is among the subjects.
     fn include(&self, identity: &Identity) -> bool {
         self.users.contains(identity.user.as_str())
             || (!self.groups.is_empty()

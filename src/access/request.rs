@@ -95,7 +95,7 @@ impl ReviewSelectors {
         }
     }
 
-    /// Returns whether a field must have this value.
+    /// Returns `true` if a field must have this value.
     pub(super) fn require_field(&self, field: &str, value: &str) -> bool {
         self.fields.iter().any(|required| {
             required.key == field && required.operator == "In" && required.values == [value]

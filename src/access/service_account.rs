@@ -25,7 +25,7 @@ const ALGORITHMS: [Algorithm; 5] = [
 
 /// The objects that tokens can be bound to.
 pub trait BoundObjects: Send + Sync {
-    /// Returns whether an object of the core group exists with this unique id and is not being
+    /// Returns `true` if an object of the core group exists with this unique id and is not being
     /// deleted. `resource` is its plural name. Returns `None` if the proxy does not know.
     fn is_present(
         &self,
@@ -56,7 +56,7 @@ impl ServiceAccounts {
         }
     }
 
-    /// Returns whether a token that upstream accepted as one of `identity` is certainly valid
+    /// Returns `true` if a token that upstream accepted as one of `identity` is certainly valid
     /// still. If not, upstream has to review it.
     pub(super) async fn is_still_valid(&self, token: &str, identity: &Identity) -> bool {
         if !identity.user.starts_with("system:serviceaccount:") {
@@ -71,7 +71,7 @@ impl ServiceAccounts {
         claims.sub == identity.user && self.are_present(&claims.binding)
     }
 
-    /// Returns whether all objects that a token is bound to exist.
+    /// Returns `true` if all objects that a token is bound to exist.
     fn are_present(&self, binding: &TokenBinding) -> bool {
         let TokenBinding {
             namespace,
@@ -90,7 +90,7 @@ impl ServiceAccounts {
             && self.is_present("nodes", None, node)
     }
 
-    /// Returns whether an object exists. Without an object there is nothing to miss.
+    /// Returns `true` if an object exists. Without an object there is nothing to miss.
     fn is_present(
         &self,
         resource: &str,

@@ -26,7 +26,7 @@ pub(super) struct TokenInspection {
     issuer: Arc<TokenIssuer>,
 }
 
-/// Why a token is refused.
+/// Reason why a token is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TokenDefect {
     /// It has expired.

@@ -123,7 +123,7 @@ impl Verdict {
         }
     }
 
-    /// Returns true for a grant without a reason, as the node authorizer gives it.
+    /// Returns `true` for a grant without a reason, as the node authorizer gives it.
     pub(super) fn is_unexplained_grant(&self) -> bool {
         matches!(&self.decision, Decision::Allowed(reason) if reason.is_empty())
     }
@@ -197,7 +197,7 @@ impl Verdict {
         }
     }
 
-    /// Returns whether the verdict can still be relied on, if its lifetime ends at `end`.
+    /// Returns `true` if the verdict can still be relied on, if its lifetime ends at `end`.
     pub(super) fn is_valid(&self, now: Instant, end: Instant) -> bool {
         now < end && self.overtaken_at().is_none() && self.settled_at().is_none_or(|at| now < at)
     }

@@ -6,7 +6,7 @@ use http::{Request, header};
 
 use crate::listener::Peer;
 
-/// Returns true if the caller is on this machine or in this pod.
+/// Returns `true` if the caller is on this machine or in this pod.
 ///
 /// The request must also name localhost or an IP address as its host. This defeats DNS rebinding: a
 /// foreign page in a local browser can make its own name resolve to this listener, but then sends

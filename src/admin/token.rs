@@ -25,7 +25,7 @@ impl TokenFile {
         Ok(Self { path, last })
     }
 
-    /// Returns true if the headers present the token that is in the file now.
+    /// Returns `true` if the headers present the token that is in the file now.
     ///
     /// If the file cannot be read, the last token remains valid.
     pub(super) async fn is_presented(&self, headers: &HeaderMap) -> bool {

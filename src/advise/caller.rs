@@ -26,7 +26,7 @@ const METADATA_LIST: &str = "application/vnd.kubernetes.protobuf;as=PartialObjec
 const PROTOBUF: &str = "application/vnd.kubernetes.protobuf,application/json";
 const JSON: &str = "application/json";
 
-/// Returns true if the API server asked itself.
+/// Returns `true` if the API server asked itself.
 pub(super) fn is_internal(event: &LoggedEvent<'_>) -> bool {
     event.user.username == API_SERVER
 }
@@ -108,7 +108,7 @@ fn accept(agent: &str, info: &RequestInfo) -> &'static str {
     }
 }
 
-/// Returns true for programs whose typed clients are client-go's: its default name ends in
+/// Returns `true` for programs whose typed clients are client-go's: its default name ends in
 /// `kubernetes/` and a commit, or `$Format`.
 fn is_go_client(agent: &str) -> bool {
     agent.contains(") kubernetes/")

@@ -108,8 +108,8 @@ fn is_followed(gvr: &GroupVersionResource) -> bool {
     !gvr.group.ends_with(AGGREGATED) && *gvr.resource != *NOT_WATCHABLE
 }
 
-/// Returns true for groups that may be compiled into kube-apiserver. Definitions of custom types in
-/// groups of k8s.io have no fields that would differ.
+/// Returns `true` for groups that may be compiled into kube-apiserver. Definitions of custom types
+/// in groups of k8s.io have no fields that would differ.
 pub(super) fn is_built_in(group: &str) -> bool {
     !group.contains('.') || group.ends_with(".k8s.io")
 }

@@ -13,12 +13,12 @@ pub(super) struct OpenRequests {
 }
 
 impl OpenRequests {
-    /// Notes that a request has begun. Returns true if it counts now.
+    /// Notes that a request has begun. Returns `true` if it counts now.
     pub(super) fn begin(&mut self, audit_id: &str) -> bool {
         self.open.len() < MAX_OPEN && self.open.insert(self.hasher.hash_one(audit_id))
     }
 
-    /// Notes that a request has ended. Returns true if it was not counted before.
+    /// Notes that a request has ended. Returns `true` if it was not counted before.
     pub(super) fn end(&mut self, audit_id: &str) -> bool {
         !self.open.remove(&self.hasher.hash_one(audit_id))
     }

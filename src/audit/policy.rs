@@ -89,7 +89,7 @@ impl AuditPolicy {
         Ok(Self(rules))
     }
 
-    /// Returns whether a rule asks for request or response bodies. They are never logged.
+    /// Returns `true` if a rule asks for request or response bodies. They are never logged.
     pub(super) fn names_bodies(&self) -> bool {
         self.0.iter().any(|rule| rule.names_bodies)
     }
@@ -265,7 +265,7 @@ fn has(list: &[String], text: &str) -> bool {
     list.iter().any(|entry| entry == text)
 }
 
-/// Returns whether a text is in a list. An empty list contains every text.
+/// Returns `true` if a text is in a list. An empty list contains every text.
 fn fits_list(list: &[String], text: &str) -> bool {
     list.is_empty() || has(list, text)
 }
@@ -300,7 +300,7 @@ fn check_stages(stages: &[String]) -> Result<(), String> {
     }
 }
 
-/// Returns whether a name is a subdomain of RFC 1123.
+/// Returns `true` if a name is a subdomain of RFC 1123.
 /// Source: `apimachinery/pkg/util/validation/validation.go` (`IsDNS1123Subdomain`).
 fn is_subdomain(name: &str) -> bool {
     name.len() <= 253 && name.split('.').all(is_label)

@@ -85,7 +85,7 @@ impl AuditRecord {
         self.is_forwarded = true;
     }
 
-    /// Returns whether upstream's log lacks the request, or the user who sent it.
+    /// Returns `true` if upstream's log lacks the request, or the user who sent it.
     ///
     /// A caller who acts as another user is forwarded as that other user, so upstream does not
     /// know the first one.

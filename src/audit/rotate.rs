@@ -178,7 +178,7 @@ impl OpenLogFile {
         Ok(())
     }
 
-    /// Removes what a failed write has written. Returns whether that succeeded.
+    /// Removes what a failed write has written. Returns `true` if that succeeded.
     fn undo(&self) -> bool {
         self.size
             .is_some_and(|size| self.file.set_len(size).is_ok())

@@ -105,7 +105,7 @@ impl MemoryBudget {
         PressureStep::ALL[usize::from(self.0.step.load(Ordering::Relaxed))]
     }
 
-    /// Returns true if memory is not short.
+    /// Returns `true` if memory is not short.
     pub fn is_relaxed(&self) -> bool {
         self.step() == PressureStep::Relaxed
     }

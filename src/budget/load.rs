@@ -78,7 +78,7 @@ impl MemoryLoad {
         }
     }
 
-    /// Returns true for what is loaded however short memory is: it is not what made it short.
+    /// Returns `true` for what is loaded however short memory is: it is not what made it short.
     fn is_small(&self, needed: usize) -> bool {
         let limit = self.budget.limit();
         limit.is_some_and(|limit| needed <= limit / SMALL_PARTS)

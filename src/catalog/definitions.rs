@@ -188,7 +188,7 @@ impl DefinitionFeed {
     }
 }
 
-/// Waits for a change. Returns false when the subscription ended.
+/// Waits for a change. Returns `false` when the subscription ended.
 async fn has_more(subscription: &mut Subscription) -> bool {
     poll_fn(|context| {
         loop {

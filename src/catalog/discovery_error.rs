@@ -1,4 +1,4 @@
-//! Why discovery could not be read, and what an operator can do about it.
+//! Errors of reading discovery, and what an operator can do about them.
 use http::StatusCode;
 use jiff::Timestamp;
 

@@ -1,4 +1,4 @@
-//! Which API groups upstream serves by itself, and how.
+//! The API groups that upstream serves by itself, and how it does.
 //!
 //! Another server behind the API server (an aggregated API) may answer by who asks, or hold no
 //! versions that can be compared. Its types are forwarded unless the operator vouches for it.

@@ -55,7 +55,7 @@ impl Catalog {
         self.types.load().get(gvr).cloned()
     }
 
-    /// Returns true if a type of this group, in this version or in any, is known.
+    /// Returns `true` if a type of this group, in this version or in any, is known.
     pub fn has(&self, group: &str, version: Option<&str>) -> bool {
         let is = |gvr: &GroupVersionResource| {
             *gvr.group == *group && version.is_none_or(|version| *gvr.version == *version)
@@ -63,7 +63,7 @@ impl Catalog {
         self.types.load().keys().any(is)
     }
 
-    /// Returns true if a type of this name is known, in any version.
+    /// Returns `true` if a type of this name is known, in any version.
     pub fn has_resource(&self, group: &str, resource: &str) -> bool {
         self.types
             .load()
@@ -90,17 +90,17 @@ impl Catalog {
         self.types.load().len()
     }
 
-    /// Returns true if no types are known: upstream has not answered yet.
+    /// Returns `true` if no types are known: upstream has not answered yet.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Returns true if discovery was read. Until then, types that are not known may exist.
+    /// Returns `true` if discovery was read. Until then, types that are not known may exist.
     pub fn is_read(&self) -> bool {
         self.read.load(Ordering::Relaxed)
     }
 
-    /// Returns true if the custom types are known, too, as far as the proxy may know them.
+    /// Returns `true` if the custom types are known, too, as far as the proxy may know them.
     pub fn is_settled(&self) -> bool {
         self.settled.load(Ordering::Relaxed)
     }

@@ -39,14 +39,14 @@ const CERTIFICATE_EXPIRES: Metric<Gauge, 1> = Metric::new(
     "Time at which the serving certificate expires, in seconds since the Unix epoch, by listener.",
 );
 
-/// Which listener a connection came by.
+/// The listener that a connection came by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Listener {
     Proxy,
     Admin,
 }
 
-/// Why a connection was cut.
+/// Reason why a connection was cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Cut {
     /// The TLS handshake took too long.

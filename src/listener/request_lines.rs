@@ -28,7 +28,7 @@ pub(crate) struct RefusedRequests {
     unclear: AtomicU64,
 }
 
-/// Why a request is refused.
+/// Reason why a request is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RequestFault {
     /// Its target had a `#`, which it has no more.

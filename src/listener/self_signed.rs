@@ -38,7 +38,7 @@ pub(super) struct ServingPair {
     pub(super) key: PathBuf,
 }
 
-/// Why a self-signed certificate cannot be made.
+/// Reason why a self-signed certificate cannot be made.
 #[derive(Debug, thiserror::Error)]
 pub enum SelfSignedError {
     /// The directory cannot be written.

@@ -47,7 +47,7 @@ pub struct TlsOptions {
     pub policy: TlsPolicy,
 }
 
-/// Why the serving certificate or the client authorities cannot be used.
+/// Reason why the serving certificate or the client authorities cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     /// Only one of the two files was given.

@@ -14,12 +14,12 @@ impl TrustedProxies {
         Self(networks.into_iter().collect())
     }
 
-    /// Returns whether no network is named.
+    /// Returns `true` if no network is named.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Returns whether an address is in one of the networks.
+    /// Returns `true` if an address is in one of the networks.
     pub fn contains(&self, address: IpAddr) -> bool {
         self.0.iter().any(|network| network.contains(address))
     }
@@ -43,7 +43,7 @@ pub struct Network {
 pub struct InvalidNetwork;
 
 impl Network {
-    /// Returns whether the network has this address. IPv4 addresses that are written as IPv6 ones
+    /// Returns `true` if the network has this address. IPv4 addresses that are written as IPv6 ones
     /// count as IPv4.
     fn contains(&self, address: IpAddr) -> bool {
         let bits = |left: u128, right: u128, width: u32| {

@@ -145,15 +145,16 @@ impl Scope {
         }
     }
 
-    /// Returns true if upstream compresses watches that begin with the state, and the scope's own was
-    /// asked to be: bytes from upstream are dearer than CPU there.
+    /// Returns `true` if upstream compresses watches that begin with the state, and the scope's own
+    /// was asked to be: bytes from upstream are dearer than CPU there.
     pub fn streams_compressed(&self) -> bool {
         let source = self.derived_from.load();
         let followed = source.as_deref().unwrap_or(self);
         followed.is_compressed.load(Ordering::Relaxed)
     }
 
-    /// Returns true if what is held was derived from objects that were found not to be upstream's.
+    /// Returns `true` if what is held was derived from objects that were found not to be
+    /// upstream's.
     pub(super) fn source_is_quarantined(&self) -> bool {
         let source = self.derived_from.load();
         source.as_ref().is_some_and(|source| {
@@ -162,7 +163,7 @@ impl Scope {
         })
     }
 
-    /// Returns true if upstream's changes arrive: a watch is open, or was a moment ago.
+    /// Returns `true` if upstream's changes arrive: a watch is open, or was a moment ago.
     pub fn is_following(&self) -> bool {
         *self.following.borrow()
     }
@@ -182,7 +183,7 @@ impl Scope {
         self.age.get()
     }
 
-    /// Returns true if some of what followed on `version` happened before the scope's first list.
+    /// Returns `true` if some of what followed on `version` happened before the scope's first list.
     /// The scope never knew that history; upstream may.
     pub fn is_before_first_list(&self, version: ResourceVersion) -> bool {
         self.first_list
@@ -190,20 +191,21 @@ impl Scope {
             .is_some_and(|first| version < *first && self.reader.oldest_version() == *first)
     }
 
-    /// Returns true if upstream may have the history after `version`, which is not held here.
+    /// Returns `true` if upstream may have the history after `version`, which is not held here.
     ///
     /// A watch cache forgets as this scope does. A type without one is read from etcd.
     pub fn is_history_at_upstream(&self, version: ResourceVersion) -> bool {
         self.key.gvr.is_event() && version.0 >= self.timeline_start.load(Ordering::Acquire)
     }
 
-    /// Returns true if upstream may have dropped its state at `version`, and then refuses to show
+    /// Returns `true` if upstream may have dropped its state at `version`, and then refuses to show
     /// it. Scopes keep some states for longer.
     pub fn may_be_dropped_upstream(&self, version: ResourceVersion) -> bool {
         self.shown.load().has_outlived(version)
     }
 
-    /// Returns true if the scope has no list and watch at upstream, as it is derived from another.
+    /// Returns `true` if the scope has no list and watch at upstream, as it is derived from
+    /// another.
     pub fn is_derived(&self) -> bool {
         self.derives.load(Ordering::Relaxed)
     }
@@ -226,7 +228,7 @@ impl Scope {
         server.map_or_else(|| client.clone(), |server| client.beside(&server))
     }
 
-    /// Returns true if memory should have the bytes that the followed server prints.
+    /// Returns `true` if memory should have the bytes that the followed server prints.
     pub fn is_printed_by_its_server(&self) -> bool {
         let is_up_to_date =
             |scope: &Self| scope.age().is_none() && !scope.outdated.load(Ordering::Relaxed);
@@ -240,7 +242,7 @@ impl Scope {
         self.listed.since(moment)
     }
 
-    /// Waits until the scope has reached `version`. Returns false if it did not within `wait`.
+    /// Waits until the scope has reached `version`. Returns `false` if it did not within `wait`.
     pub async fn wait_until_version(&self, version: ResourceVersion, wait: Duration) -> bool {
         let reached = self.version_waiters.wait(version, || self.reader.version());
         tokio::time::timeout(wait, reached).await.is_ok()

@@ -208,7 +208,7 @@ impl Checkpoints {
     }
 
     /// Writes a checkpoint. Those of scopes that are no longer `open` make room for it. Returns
-    /// false if it is too large.
+    /// `false` if it is too large.
     fn write_one(
         &self,
         key: &ScopeKey,
@@ -317,7 +317,7 @@ fn addresses(client: &UpstreamClient) -> Vec<String> {
     addresses
 }
 
-/// Returns true if a checkpoint is young enough. One from the future is not.
+/// Returns `true` if a checkpoint is young enough. One from the future is not.
 fn is_recent(header: &CheckpointHeader, now: SystemTime) -> bool {
     let age = seconds(now).checked_sub(header.saved);
     age.is_some_and(|age| age <= MAX_AGE.as_secs())

@@ -78,12 +78,12 @@ impl Continuity {
         self.is_upstreams = false;
     }
 
-    /// Returns true if the next change from upstream may be taken.
+    /// Returns `true` if the next change from upstream may be taken.
     pub(super) fn is_certain(&self) -> bool {
         matches!(self.state, ContinuityState::Certain)
     }
 
-    /// Returns true if nothing is awaited that would prove upstream's history.
+    /// Returns `true` if nothing is awaited that would prove upstream's history.
     pub(super) fn is_settled(&self) -> bool {
         self.is_certain() && !self.is_repeat_due
     }
@@ -121,8 +121,8 @@ impl Continuity {
         }
     }
 
-    /// Returns true if a change belongs to what is held. `question` was prepared before a list was
-    /// asked for.
+    /// Returns `true` if a change belongs to what is held. `question` was prepared before a list
+    /// was asked for.
     pub(super) fn admits<C>(&mut self, change: &Change<C>, question: Option<Question>) -> bool {
         match (change, question) {
             (Change::Listed { version, .. }, Some(question)) => {
@@ -165,7 +165,7 @@ impl Continuity {
         }
     }
 
-    /// Returns true if a repeated event is the known one. In another history, an event of another
+    /// Returns `true` if a repeated event is the known one. In another history, an event of another
     /// object may have its version.
     fn admits_repeat(&mut self, kind: EventKind, event: &Scanned) -> bool {
         let held = self.scope.reader.followed();

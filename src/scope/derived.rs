@@ -142,7 +142,7 @@ impl DerivedFeed {
         self.checked.as_ref()?.release.as_ref()
     }
 
-    /// Returns true if the caller's objects are what the source's events led to so far.
+    /// Returns `true` if the caller's objects are what the source's events led to so far.
     pub(super) fn is_following(&self) -> bool {
         matches!(self.progress, DerivedProgress::Following(_))
     }
@@ -318,7 +318,7 @@ impl DerivedFeed {
             .is_some_and(|checked| checked.server.is_same(server))
     }
 
-    /// Compares a server's JSON with what is printed here. Returns false if there was no answer:
+    /// Compares a server's JSON with what is printed here. Returns `false` if there was no answer:
     /// the next attempt comes after a pause, or once the source can be used again.
     async fn check_print(&mut self, source: &Scope, server: &ServedBy) -> Result<bool, DerivedEnd> {
         let known = self.checked.as_ref();

@@ -72,7 +72,7 @@ impl ScopeFeed {
     }
 
     /// Derives the changes again if upstream would be asked for a fresh list now, and the reason why
-    /// that ended may have passed. Returns true if it does.
+    /// that ended may have passed. Returns `true` if it does.
     pub(super) fn derive_again(&mut self) -> bool {
         if !self.is_listing() {
             return false;
@@ -106,12 +106,12 @@ impl ScopeFeed {
         self.rederivation.release_changed();
     }
 
-    /// Returns true if the next step is a fresh list from upstream, or a failure.
+    /// Returns `true` if the next step is a fresh list from upstream, or a failure.
     pub(super) fn is_listing(&self) -> bool {
         self.derived.is_none() && self.reflector.is_listing()
     }
 
-    /// Returns true if upstream's last list was no older than its request.
+    /// Returns `true` if upstream's last list was no older than its request.
     pub(super) fn lists_most_recent(&self) -> bool {
         self.reflector.lists_most_recent()
     }

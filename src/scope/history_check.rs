@@ -54,7 +54,7 @@ pub(super) async fn find_out(
     }
 }
 
-/// Returns true if the same question will probably get the same answer.
+/// Returns `true` if the same question will probably get the same answer.
 fn is_refusal(error: &AnswerError) -> bool {
     match error {
         AnswerError::Status(status) => status.is_client_error() && status.as_u16() != 429,

@@ -48,7 +48,7 @@ impl IdleTracker {
         self.handles.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Returns true if nobody has used the scope for its idle limit.
+    /// Returns `true` if nobody has used the scope for its idle limit.
     pub(super) fn is_expired(&self, is_watched: bool, now: Instant) -> bool {
         let (Some(limit), Some(since)) = (*self.limit.lock(), self.since(is_watched, now)) else {
             return false;

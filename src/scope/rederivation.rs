@@ -77,7 +77,7 @@ impl Rederivation {
         }
     }
 
-    /// Returns true if the type is known not to be derived for now.
+    /// Returns `true` if the type is known not to be derived for now.
     pub(super) fn is_futile(&self) -> bool {
         let key = &self.scope.key;
         self.failures
@@ -254,7 +254,7 @@ impl Rederivation {
         };
     }
 
-    /// Returns true if the scope has objects of a release that the tables know, at a server that
+    /// Returns `true` if the scope has objects of a release that the tables know, at a server that
     /// streams initial events. Servers that do not are not derived from.
     fn is_comparable(&self) -> bool {
         let scope = &self.scope;

@@ -87,7 +87,7 @@ impl Scopes {
         &self.cluster
     }
 
-    /// Returns true if a scope can answer reads. Opens nothing.
+    /// Returns `true` if a scope can answer reads. Opens nothing.
     pub fn is_ready(&self, key: &ScopeKey) -> bool {
         let scope = self.get(key);
         scope.is_some_and(|scope| matches!(scope.phase(), ScopePhase::Ready(_)))
@@ -152,7 +152,7 @@ impl Scopes {
         &self.creator.client
     }
 
-    /// Returns true if scopes were listed, and none of them may be served any more, as upstream
+    /// Returns `true` if scopes were listed, and none of them may be served any more, as upstream
     /// cannot be followed. One type that fails does not count.
     pub fn are_stale(&self) -> bool {
         let scopes = self.all();
@@ -242,7 +242,7 @@ impl Scopes {
         Ok(ScopeHandle::new(&scope))
     }
 
-    /// Returns true if memory allows to open a scope.
+    /// Returns `true` if memory allows to open a scope.
     fn may_open(&self, key: &ScopeKey) -> bool {
         self.budget().free().is_none_or(|free| {
             self.budget().step() < PressureStep::RefuseScopes

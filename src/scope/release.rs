@@ -165,7 +165,7 @@ impl ReleaseLearner {
         self.job = None;
     }
 
-    /// Returns true if the followed server is being asked.
+    /// Returns `true` if the followed server is being asked.
     pub(super) fn is_learning(&self) -> bool {
         self.job.is_some()
     }

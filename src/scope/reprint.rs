@@ -99,7 +99,7 @@ impl ScopePump {
     }
 
     /// Takes in the objects of a derived scope that are printed in another manner from now on.
-    /// Returns false while a version is unfinished.
+    /// Returns `false` while a version is unfinished.
     pub(super) async fn apply_reprint(&mut self, reprinted: ReprintedObjects) -> bool {
         let ReprintedObjects { objects, load } = reprinted;
         if objects.is_empty() {

@@ -157,7 +157,7 @@ fn next_due(open: &[Arc<Scope>], scope: &Scope, interval: Duration) -> Instant {
 }
 
 impl RelistPause {
-    /// Returns true if the scope may be listed again now, and begins the next pause if so.
+    /// Returns `true` if the scope may be listed again now, and begins the next pause if so.
     fn begin(&mut self, now: Instant, first: Duration) -> bool {
         if let Some(until) = self.until {
             if now < until {

@@ -53,7 +53,7 @@ impl StalenessClock {
         }
     }
 
-    /// Records a list, an event or a bookmark. Returns true if the scope was not followed before.
+    /// Records a list, an event or a bookmark. Returns `true` if the scope was not followed before.
     pub(super) fn mark_heard(&mut self) -> bool {
         let before = std::mem::replace(&mut self.state, FollowState::Followed);
         before != FollowState::Followed
@@ -81,7 +81,7 @@ impl StalenessClock {
         }
     }
 
-    /// Makes a scope whose changes do not arrive too old before its time. Returns false if it is,
+    /// Makes a scope whose changes do not arrive too old before its time. Returns `false` if it is,
     /// or has no age.
     pub(super) fn exceed(&mut self) -> bool {
         match &mut self.state {

@@ -80,7 +80,7 @@ impl NewestVersion {
         }
     }
 
-    /// Returns true if upstream has been beyond `version` for longer than it keeps old versions.
+    /// Returns `true` if upstream has been beyond `version` for longer than it keeps old versions.
     pub(super) fn has_outlived(&self, version: ResourceVersion) -> bool {
         self.ages.lock().is_outlived(Instant::now(), version)
     }
@@ -186,7 +186,7 @@ impl Timeline {
         self.0.number.load(Ordering::Acquire)
     }
 
-    /// Returns true if both are the same.
+    /// Returns `true` if both are the same.
     pub(super) fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
@@ -288,7 +288,7 @@ pub struct Question {
 }
 
 impl Question {
-    /// Returns true if a version of the type was known when the question was sent.
+    /// Returns `true` if a version of the type was known when the question was sent.
     pub(super) fn knows_a_version(&self) -> bool {
         self.shown > ResourceVersion::default()
     }

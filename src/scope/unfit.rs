@@ -46,7 +46,7 @@ impl UnfitScopes {
         }
     }
 
-    /// Returns true if it is worth while to load a scope with so many bytes free.
+    /// Returns `true` if it is worth while to load a scope with so many bytes free.
     ///
     /// After the longest pause it is tried whatever it needed: it may have become smaller.
     pub(super) fn may_fit(&self, key: &ScopeKey, free: usize, now: Instant) -> bool {
@@ -60,7 +60,7 @@ impl UnfitScopes {
             || (passed >= scope.pause && scope.needed <= free)
     }
 
-    /// Returns true if a scope has not fit for so long that its size is tried, not estimated.
+    /// Returns `true` if a scope has not fit for so long that its size is tried, not estimated.
     pub(super) fn is_to_be_tried(&self, key: &ScopeKey, now: Instant) -> bool {
         let known = self.0.lock();
         known

@@ -35,8 +35,8 @@ impl VersionAges {
         }
     }
 
-    /// Returns true if a newer version than this has been known for longer than upstream keeps old
-    /// ones.
+    /// Returns `true` if a newer version than this has been known for longer than upstream keeps
+    /// old ones.
     pub(super) fn is_outlived(&self, now: Instant, version: ResourceVersion) -> bool {
         let entries = self.entries.iter().chain(&self.latest);
         let mut old = entries.take_while(|&&(at, _)| is_old(now, at));

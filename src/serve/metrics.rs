@@ -203,14 +203,14 @@ impl Labels {
     }
 }
 
-/// Shows what clients were sent until now.
+/// Publishes the bytes that clients were sent until now.
 pub fn publish(usage: &Usage) {
     for (source, _, bytes) in usage.by_source() {
         RESPONSE_BYTES.with([source.into()]).absolute(bytes);
     }
 }
 
-/// A forwarded watch ended, as memory can continue it.
+/// Counts a forwarded watch that ended because memory can continue it.
 pub(super) fn taken_over(gvr: &GroupVersionResource, reason: ForwardReason) {
     let [group, resource] = type_labels(&gvr.group, &gvr.resource);
     TAKEN_OVER
@@ -218,14 +218,14 @@ pub(super) fn taken_over(gvr: &GroupVersionResource, reason: ForwardReason) {
         .increment(1);
 }
 
-/// A consistent read waited at the fence; `step` says what let it pass.
+/// Records the wait of a consistent read at the fence; `step` says what let it pass.
 pub(super) fn fenced(gvr: &GroupVersionResource, step: &'static str, took: Duration) {
     let [group, resource] = type_labels(&gvr.group, &gvr.resource);
     FENCED.with([group, resource, step.into()]).increment(1);
     FENCE_DURATION.with([step.into()]).record(took);
 }
 
-/// Upstream is asked where it is.
+/// Counts a question to upstream for its version or objects.
 pub(super) fn fence_asked(gvr: &GroupVersionResource, request: &'static str) {
     let [group, resource] = type_labels(&gvr.group, &gvr.resource);
     FENCE_REQUESTS
@@ -233,17 +233,17 @@ pub(super) fn fence_asked(gvr: &GroupVersionResource, request: &'static str) {
         .increment(1);
 }
 
-/// Upstream has answered such a request.
+/// Records the time of upstream's answer to such a question.
 pub(super) fn fence_answered(request: &'static str, took: Duration) {
     FENCE_ANSWERS.with([request.into()]).record(took);
 }
 
-/// Upstream was asked for a document.
+/// Counts a question to upstream for a document.
 pub(super) fn document_checked(result: &'static str) {
     DOCUMENT_CHECKS.with([result.into()]).increment(1);
 }
 
-/// An answer was compared with upstream.
+/// Counts an answer that was compared with upstream's.
 pub(super) fn verified(gvr: &GroupVersionResource, result: VerificationResult) {
     let counted = |result: VerificationResult| {
         let [group, resource] = type_labels(&gvr.group, &gvr.resource);
@@ -254,7 +254,7 @@ pub(super) fn verified(gvr: &GroupVersionResource, result: VerificationResult) {
     counted(result).increment(1);
 }
 
-/// A request is forwarded that would have had an answer of this source.
+/// Counts a forwarded request that would have had an answer of this source.
 pub(super) fn shadowed(labels: &Labels, source: AnswerSource) {
     let [group, resource] = type_labels(&labels.group, &labels.resource);
     let (source, reason) = (source.as_str().into(), source.reason().into());
@@ -262,7 +262,7 @@ pub(super) fn shadowed(labels: &Labels, source: AnswerSource) {
     SHADOWED.with(labels).increment(1);
 }
 
-/// A caller asked for too much.
+/// Counts a request that a limit refuses.
 pub(super) fn limited(reason: &'static str) {
     LIMITED.with([reason.into()]).increment(1);
 }

@@ -136,7 +136,7 @@ pub(super) struct Continuation<'a> {
 }
 
 impl Continuation<'_> {
-    /// Returns true if memory can continue the watch: the scope follows upstream, and its window
+    /// Returns `true` if memory can continue the watch: the scope follows upstream, and its window
     /// has every later event.
     pub(super) fn is_possible(
         &self,
@@ -189,7 +189,7 @@ pub(super) fn ready_now(scopes: &Scopes, read: &ReadPlan) -> Option<Arc<Scope>> 
     open.find(|scope| matches!(scope.phase(), ScopePhase::Ready(_)))
 }
 
-/// Returns true if a scope for what the read asks for is open.
+/// Returns `true` if a scope for what the read asks for is open.
 fn is_open(scopes: &Scopes, read: &ReadPlan, held: Representation) -> bool {
     open_now(scopes, read, held).is_some()
 }

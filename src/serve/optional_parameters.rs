@@ -110,7 +110,7 @@ impl ParameterProbe {
     }
 }
 
-/// Returns true if a request may have one of the parameters. A name in an unusual spelling is not
+/// Returns `true` if a request may have one of the parameters. A name in an unusual spelling is not
 /// seen here: its effect stays unknown.
 fn has_optional<B>(request: &Request<B>) -> bool {
     let is_sharded = request

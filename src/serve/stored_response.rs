@@ -141,7 +141,7 @@ pub(super) fn share_of(memory: &MemoryBudget, bytes: usize) -> usize {
 }
 
 impl BudgetShare<'_> {
-    /// Takes more. Returns false if the budget is used up.
+    /// Takes more. Returns `false` if the budget is used up.
     fn grow(&mut self, bytes: usize) -> bool {
         self.charge.grow(bytes);
         let held = self

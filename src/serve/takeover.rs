@@ -98,7 +98,7 @@ impl Takeovers {
     }
 }
 
-/// Returns true if the scope may answer such a watch later.
+/// Returns `true` if the scope may answer such a watch later.
 fn is_temporary(reason: ForwardReason) -> bool {
     matches!(
         reason,
@@ -192,7 +192,7 @@ impl ForwardedEvents {
         Ok(())
     }
 
-    /// Returns true if the client has received whole events only, and whole members of gzip.
+    /// Returns `true` if the client has received whole events only, and whole members of gzip.
     fn is_between(&self) -> bool {
         self.frames.is_clean() && self.members.as_ref().is_none_or(GzipReader::is_between)
     }

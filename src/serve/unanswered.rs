@@ -1,4 +1,4 @@
-//! Why a request is not answered from memory.
+//! Reasons why a request is not answered from memory.
 use watershed_protocol::Status;
 
 use super::limit::LimitExceeded;

@@ -41,7 +41,7 @@ impl Cursor {
         self.0.store(encode(position), Ordering::Release);
     }
 
-    /// Moves a cursor that has caught up to an event. Returns whether it had caught up: any other
+    /// Moves a cursor that has caught up to an event. Returns `true` if it had caught up: any other
     /// comes to the event by itself.
     pub(super) fn offer(&self, sequence: u64) -> bool {
         self.0

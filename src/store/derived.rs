@@ -29,7 +29,7 @@ impl<T: Clone> DerivedForm<T> {
         self.lock().get_or_insert_with(make).clone()
     }
 
-    /// Returns true if the form is there. Does not wait for one that is being made.
+    /// Returns `true` if the form is there. Does not wait for one that is being made.
     pub(super) fn is_made(&self) -> bool {
         self.made.try_lock().is_ok_and(|made| made.is_some())
     }

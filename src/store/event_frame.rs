@@ -80,7 +80,7 @@ impl HeldFrames {
         self.0.bytes.bytes()
     }
 
-    /// Returns true if there are none.
+    /// Returns `true` if there are none.
     pub(super) fn is_empty(&self) -> bool {
         self.lock().is_empty()
     }

@@ -215,8 +215,8 @@ impl Leaf {
         Some((part(one), part(next)))
     }
 
-    /// Returns true if this leaf and its neighbour are to become one. Only small leaves are joined:
-    /// joining copies the bytes of both.
+    /// Returns `true` if this leaf and its neighbour are to become one. Only small leaves are
+    /// joined: joining copies the bytes of both.
     pub(super) fn is_to_join(&self, next: &Self) -> bool {
         self.items_len.min(next.items_len) < MIN_BYTES
             && self.items_len + next.items_len <= FULL_BYTES
@@ -228,7 +228,7 @@ impl Leaf {
         Self::new(&self.format, [&self.objects[..], &next.objects].concat()).settle()
     }
 
-    /// Returns true if the leaf was packed after it was made: its objects are held twice.
+    /// Returns `true` if the leaf was packed after it was made: its objects are held twice.
     pub(super) fn is_held_twice(&self) -> bool {
         !self.settled && self.packed.get().is_some()
     }
@@ -248,13 +248,13 @@ impl Leaf {
         outlived
     }
 
-    /// Returns true if the bytes of an object of this leaf are held by themselves.
+    /// Returns `true` if the bytes of an object of this leaf are held by themselves.
     pub(super) fn is_single(&self, object: &StoredObject) -> bool {
         let is_packed = |base: &Arc<PackedItems>| object.bytes.is_part_of(base);
         !self.settled && !self.base.as_ref().is_some_and(is_packed)
     }
 
-    /// Returns true if the objects' bytes are in one place.
+    /// Returns `true` if the objects' bytes are in one place.
     pub(super) fn is_settled(&self) -> bool {
         self.settled
     }

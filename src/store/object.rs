@@ -83,12 +83,12 @@ impl ObjectBytes {
         }
     }
 
-    /// Returns true if there are no bytes.
+    /// Returns `true` if there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Returns true if the bytes are a part of these.
+    /// Returns `true` if the bytes are a part of these.
     pub(super) fn is_part_of(&self, packed: &Arc<PackedItems>) -> bool {
         match &self.0 {
             BytesPlace::Alone(_) | BytesPlace::Framed(_) => false,

@@ -22,7 +22,7 @@ impl ObjectRun {
         self.range.len()
     }
 
-    /// Returns true if there is no object.
+    /// Returns `true` if there is no object.
     pub fn is_empty(&self) -> bool {
         self.range.is_empty()
     }
@@ -72,7 +72,7 @@ impl ObjectRun {
         Arc::new(deflate(&items[..end]))
     }
 
-    /// Returns true if [`ObjectRun::deflated`] costs nothing, as it was made before.
+    /// Returns `true` if [`ObjectRun::deflated`] costs nothing, as it was made before.
     pub fn is_deflated(&self) -> bool {
         self.is_whole_leaf()
             && self
@@ -91,7 +91,7 @@ impl ObjectRun {
         }
     }
 
-    /// Returns true if [`ObjectRun::added_compressed`] costs nothing, as it was made before.
+    /// Returns `true` if [`ObjectRun::added_compressed`] costs nothing, as it was made before.
     pub fn is_added_compressed(&self) -> bool {
         self.is_whole_leaf()
             && self

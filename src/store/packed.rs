@@ -146,13 +146,13 @@ impl PackedItems {
         deflated
     }
 
-    /// Returns true if [`PackedItems::deflated`] costs nothing. Does not wait for one that is being
-    /// made.
+    /// Returns `true` if [`PackedItems::deflated`] costs nothing. Does not wait for one that is
+    /// being made.
     pub(super) fn is_deflated(&self) -> bool {
         self.lock().deflated().is_some()
     }
 
-    /// Returns true if the compressed form alone is held.
+    /// Returns `true` if the compressed form alone is held.
     #[cfg(not(loom))]
     #[cfg(test)]
     pub(super) fn is_folded(&self) -> bool {
@@ -281,7 +281,8 @@ impl HeldItems {
     }
 }
 
-/// Returns true if the compressed form is so much smaller that it is worth while to hold it alone.
+/// Returns `true` if the compressed form is so much smaller that it is worth while to hold it
+/// alone.
 fn gains(items: &Bytes, deflated: &Deflated) -> bool {
     deflated.bytes.len() <= items.len() / 2
 }

@@ -65,12 +65,12 @@ impl StateAt {
         past.map_or(self.newest.len(), |past| past.objects)
     }
 
-    /// Returns true if there is no object.
+    /// Returns `true` if there is no object.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Returns false while readers of old versions hold as much memory as they may.
+    /// Returns `false` while readers of old versions hold as much memory as they may.
     pub fn is_affordable(&self) -> bool {
         let past = self.past.as_ref();
         past.is_none_or(|past| past.restored.bytes() < past.limit)

@@ -133,7 +133,7 @@ pub struct HeldBytes {
 /// Drops what some leaves hold for a history that is gone. Each call goes on behind the last.
 ///
 /// Leaves are put together without the lock. Nobody else waits for that.
-/// Returns false if there is nothing more to drop.
+/// Returns `false` if there is nothing more to drop.
 pub(super) fn settle_outlived(state: &RwLock<StoreState>) -> bool {
     let (snapshot, before) = {
         let state = state.read();
@@ -250,7 +250,7 @@ impl StoreState {
     }
 
     /// Takes account of events older than `age`, whose frames are to be released: objects hold them
-    /// alone now. Returns false if these were not all.
+    /// alone now. Returns `false` if these were not all.
     pub(super) fn begin_release_of_frames(&mut self, now: Instant, age: Duration) -> bool {
         let aged = self.window.aged(self.snapshot.outlived_until(), now, age);
         let Some(last) = aged.last() else {

@@ -248,7 +248,7 @@ impl ConcernedInterests {
 }
 
 impl SubscriptionSlot {
-    /// Returns true if the start lay ahead of the events and is not below `version`: events up to
+    /// Returns `true` if the start lay ahead of the events and is not below `version`: events up to
     /// `version` are not missed then.
     pub(super) fn starts_at_or_after(&self, version: ResourceVersion) -> bool {
         self.skipped > ResourceVersion::default() && self.skipped >= version

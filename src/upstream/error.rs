@@ -10,7 +10,7 @@ use watershed_connect::{Address, ConnectError};
 /// Longest pause that upstream may ask for with `Retry-After`.
 const MAX_RETRY_AFTER: Duration = Duration::from_mins(1);
 
-/// Why a request got no answer from upstream.
+/// Reason why a request got no answer from upstream.
 ///
 /// Cheap to clone: everyone who waited for a failed connection gets the same error.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -82,7 +82,7 @@ impl UpstreamError {
     }
 }
 
-/// Why a question to upstream got no usable answer.
+/// Reason why a question to upstream got no usable answer.
 #[derive(Debug, thiserror::Error)]
 pub enum AnswerError {
     /// No answer came.

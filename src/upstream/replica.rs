@@ -41,7 +41,7 @@ pub struct ReplicaClient {
     last: Mutex<Option<ServedBy>>,
 }
 
-/// Why no replica gave what it was asked for.
+/// Reason why no replica gave what it was asked for.
 #[derive(Debug, thiserror::Error)]
 pub enum ReplicaError {
     /// No connection, or it broke.
@@ -85,7 +85,7 @@ impl ReplicaError {
         }
     }
 
-    /// Returns true if another replica may well answer otherwise. One that refuses the form is of
+    /// Returns `true` if another replica may well answer otherwise. One that refuses the form is of
     /// another release.
     pub fn is_replica_specific(&self) -> bool {
         match self {
@@ -95,12 +95,12 @@ impl ReplicaError {
         }
     }
 
-    /// Returns true if it answers, and gives nothing.
+    /// Returns `true` if it answers, and gives nothing.
     pub fn is_refusal(&self) -> bool {
         matches!(self, Self::Refused(_) | Self::Unusable(_))
     }
 
-    /// Returns true if the replica cannot be reached, whatever it is asked for.
+    /// Returns `true` if the replica cannot be reached, whatever it is asked for.
     pub fn is_unreachable(&self) -> bool {
         matches!(self, Self::Upstream(_) | Self::Late(_) | Self::Broken(_))
     }

@@ -22,7 +22,7 @@ const YOUNG: Duration = Duration::from_secs(1);
 /// Limit of a single watch frame.
 const MAX_FRAME_BYTES: usize = 64 << 20;
 
-/// Why a stream cannot be read further.
+/// Reason why a stream cannot be read further.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum StreamError {
     #[error("ended as soon as it began")]
@@ -160,7 +160,7 @@ impl WatchStream {
         }
     }
 
-    /// Returns true between two frames.
+    /// Returns `true` between two frames.
     fn is_clean(&self) -> bool {
         self.decoder.is_clean() && self.gzip.as_ref().is_none_or(GzipReader::is_between)
     }

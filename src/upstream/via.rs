@@ -64,7 +64,7 @@ pub enum ChainRefusal {
     Malformed,
 }
 
-/// Why a request is not accepted from another proxy.
+/// Reason why a request is not accepted from another proxy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ChainError {
     /// This proxy has forwarded it before.

@@ -105,12 +105,12 @@ impl ViewFilter {
         self.namespace.as_deref()
     }
 
-    /// Returns true if nothing but the namespace narrows the view.
+    /// Returns `true` if nothing but the namespace narrows the view.
     pub fn is_plain(&self) -> bool {
         self.selectors.is_none()
     }
 
-    /// Returns true if an object is in the view.
+    /// Returns `true` if an object is in the view.
     pub fn matches(&self, object: &ObjectAttributes) -> bool {
         self.namespace
             .as_deref()
@@ -225,7 +225,7 @@ impl IrreducibleObject {
         *self.0.lock() = None;
     }
 
-    /// Returns true if the object is in `snapshot`, unchanged.
+    /// Returns `true` if the object is in `snapshot`, unchanged.
     pub fn is_in(&self, snapshot: &Snapshot) -> bool {
         self.0.lock().as_ref().is_some_and(|(key, version)| {
             snapshot.get(key).is_some_and(|now| now.version == *version)
@@ -243,7 +243,7 @@ pub enum ClientFrame {
 }
 
 impl ClientView {
-    /// Returns true if it shows all objects of a namespace, or of all, as they are.
+    /// Returns `true` if it shows all objects of a namespace, or of all, as they are.
     pub fn is_plain(&self) -> bool {
         self.derived.is_none() && self.filter.is_plain()
     }

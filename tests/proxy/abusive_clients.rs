@@ -285,7 +285,7 @@ async fn frame_floods_end_the_connection_or_use_little_memory() {
     scene.end().await;
 }
 
-/// Sends requests that are reset at once: rapid reset (CVE-2023-44487). Returns true if the
+/// Sends requests that are reset at once: rapid reset (CVE-2023-44487). Returns `true` if the
 /// connection is still open at the end.
 async fn reset_at_once(scene: &Scene, head: &[u8]) -> bool {
     let mut frames = Frames::open(scene.proxied(), 65_535).await;

@@ -64,7 +64,7 @@ impl Watch {
         .unwrap()
     }
 
-    /// Reads the next part. Returns false at the end.
+    /// Reads the next part. Returns `false` at the end.
     async fn receive(&mut self) -> bool {
         let Some(frame) = within("a frame of the watch", self.body.frame()).await else {
             return false;

@@ -35,7 +35,7 @@ async fn read(from: &Endpoint, document: (&str, &str)) -> Answer {
     answer.await.unwrap()
 }
 
-/// Returns true if a document shows the custom type.
+/// Returns `true` if a document shows the custom type.
 fn shows(answer: &Answer) -> bool {
     let text = String::from_utf8_lossy(&answer.body);
     answer.status == StatusCode::OK && text.contains(&*widgets().group)

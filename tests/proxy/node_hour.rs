@@ -187,7 +187,7 @@ fn wait_for_bytes() -> AbortOnDropHandle<()> {
     }))
 }
 
-/// Returns whether a watch ends within this time.
+/// Returns `true` if a watch ends within this time.
 async fn ends_within(mut watch: Lines, limit: Duration) -> bool {
     let end = async { while let Next::Line(_) = watch.next().await {} };
     time::timeout(limit, end).await.is_ok()

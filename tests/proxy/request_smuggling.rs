@@ -313,7 +313,7 @@ async fn check_chunks_and_line_ends(fixture: &Fixture, bearer: &str) {
     }
 }
 
-/// Returns true for a frame that answers the first stream or ends the connection.
+/// Returns `true` for a frame that answers the first stream or ends the connection.
 fn is_answer(frame: &Received) -> bool {
     (frame.stream == 1 && [HEADERS, RST_STREAM].contains(&frame.kind)) || frame.kind == GOAWAY
 }

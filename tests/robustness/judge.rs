@@ -62,7 +62,7 @@ struct ListHead {
     metadata: AnswerMetadata,
 }
 
-/// Returns true if these are the bytes of a planted fault.
+/// Returns `true` if these are the bytes of a planted fault.
 pub(crate) fn is_planted(bytes: &[u8]) -> bool {
     PLANTED.contains(&bytes)
 }

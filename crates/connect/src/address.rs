@@ -18,7 +18,7 @@ struct AddressParts {
     base: String,
 }
 
-/// Why a text is not an address.
+/// Reason why a text is not an address.
 #[derive(Debug, thiserror::Error)]
 #[error("{text:?} is not the address of an API server: {reason} (use https://host:port)")]
 pub struct AddressError {

@@ -28,7 +28,7 @@ mod files;
 const RENEW_BEFORE: Duration = Duration::from_mins(5);
 const RENEW_PAUSE: Duration = Duration::from_mins(1);
 
-/// Why credentials cannot be loaded.
+/// Reason why credentials cannot be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum CredentialsError {
     /// The kubeconfig cannot be used.

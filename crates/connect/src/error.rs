@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::address::Address;
 
-/// Why a connection to the API server failed.
+/// Reason why a connection to the API server failed.
 ///
 /// Cheap to clone: everyone who waited for a failed connection gets the same error.
 #[derive(Clone, Debug, thiserror::Error)]

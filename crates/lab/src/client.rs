@@ -246,7 +246,7 @@ impl ClientConnection {
         }
     }
 
-    /// Returns whether the connection is closed.
+    /// Returns `true` if the connection is closed.
     pub fn is_closed(&self) -> bool {
         self.driver.is_finished()
     }

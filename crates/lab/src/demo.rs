@@ -24,7 +24,7 @@ use fleet::Fleet;
 pub use options::{DemoArgs, DemoProxy, DemoUpstream, StartProxy};
 use picture::{Moment, Picture};
 
-/// Runs the demo. Returns true if every client's view was equal to upstream's state at the end.
+/// Runs the demo. Returns `true` if every client's view was equal to upstream's state at the end.
 pub fn run(args: DemoArgs, start_proxy: StartProxy) -> BoxFuture<'static, anyhow::Result<bool>> {
     show(args, start_proxy).boxed()
 }

@@ -50,7 +50,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Returns whether other programs keep it so busy that times say little.
+    /// Returns `true` if other programs keep it so busy that times say little.
     pub fn is_busy(&self) -> bool {
         self.cores > 0 && self.load_average > self.cores as f64
     }

@@ -61,12 +61,12 @@ impl FieldSelector {
         Self { requirements }
     }
 
-    /// Returns true if every object is selected.
+    /// Returns `true` if every object is selected.
     pub fn is_everything(&self) -> bool {
         self.requirements.is_empty()
     }
 
-    /// Returns true if fields, given as a look-up by label, satisfy every requirement.
+    /// Returns `true` if fields, given as a look-up by label, satisfy every requirement.
     ///
     /// The look-up returns the empty string for a field that the object lacks.
     pub fn matches<'a>(&self, get: impl Fn(&str) -> &'a str) -> bool {

@@ -73,7 +73,7 @@ pub struct GzipReader {
 }
 
 impl GzipReader {
-    /// Returns true if no member is half-read.
+    /// Returns `true` if no member is half-read.
     pub fn is_between(&self) -> bool {
         self.member.is_none()
     }

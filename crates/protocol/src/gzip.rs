@@ -79,7 +79,7 @@ impl Deflated {
         self.length as usize
     }
 
-    /// Appends the data that the piece was made of. Returns false if it is not in it.
+    /// Appends the data that the piece was made of. Returns `false` if it is not in it.
     #[must_use]
     pub fn inflate(&self, out: &mut Vec<u8>) -> bool {
         let begin = out.len();
@@ -132,7 +132,7 @@ impl GzipMember {
     }
 }
 
-/// Returns true if the client accepts gzip.
+/// Returns `true` if the client accepts gzip.
 ///
 /// As upstream, it reads the first header line only, and a clause must be exactly `gzip`.
 /// Source: `apiserver/pkg/endpoints/handlers/responsewriters/compression.go`

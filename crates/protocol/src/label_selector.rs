@@ -85,12 +85,12 @@ impl LabelSelector {
         &self.requirements
     }
 
-    /// Returns true if every object is selected.
+    /// Returns `true` if every object is selected.
     pub fn is_everything(&self) -> bool {
         self.requirements.is_empty()
     }
 
-    /// Returns true if labels, given as a look-up by key, satisfy every requirement.
+    /// Returns `true` if labels, given as a look-up by key, satisfy every requirement.
     pub fn matches<'a>(&self, get: impl Fn(&str) -> Option<&'a str>) -> bool {
         self.requirements
             .iter()
@@ -129,7 +129,7 @@ impl LabelRequirement {
         self.values.first()?.parse().ok()
     }
 
-    /// Returns true if a value of the key satisfies the requirement. `None`: the object lacks the
+    /// Returns `true` if a value of the key satisfies the requirement. `None`: the object lacks the
     /// key.
     pub fn matches(&self, value: Option<&str>) -> bool {
         use LabelOperator as Op;
@@ -148,7 +148,7 @@ impl LabelRequirement {
         }
     }
 
-    /// Returns true if `value` is one of the requirement's values.
+    /// Returns `true` if `value` is one of the requirement's values.
     pub(super) fn lists(&self, value: &str) -> bool {
         let order = |listed: &String| listed.as_str().cmp(value);
         self.values.binary_search_by(order).is_ok()

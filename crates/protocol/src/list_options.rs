@@ -252,7 +252,7 @@ impl ListOptions {
         })
     }
 
-    /// Returns true if a watch with these options begins with the existing objects.
+    /// Returns `true` if a watch with these options begins with the existing objects.
     ///
     /// Clients ask for that. It is also the default if nothing about the start is given.
     pub fn initial_events(&self) -> bool {
@@ -260,7 +260,7 @@ impl ListOptions {
             .unwrap_or_else(|| self.initial_events_by_default())
     }
 
-    /// Returns true if the initial events end with a marked bookmark.
+    /// Returns `true` if the initial events end with a marked bookmark.
     ///
     /// Upstream compresses exactly these watches.
     pub fn end_mark(&self) -> bool {
@@ -426,7 +426,7 @@ impl<'a> QueryParameters<'a> {
             .transpose()
     }
 
-    /// Returns true if upstream can decode the list options, selectors included.
+    /// Returns `true` if upstream can decode the list options, selectors included.
     pub(super) fn decode_as_list_options(&self) -> bool {
         self.integer("limit").is_ok()
             && self.integer("timeoutSeconds").is_ok()

@@ -159,7 +159,7 @@ pub fn acceptable_ignoring(headers: &HeaderMap, verb: Verb, ignored: &[&str]) ->
     }
 }
 
-/// Returns true if upstream would indent its JSON.
+/// Returns `true` if upstream would indent its JSON.
 ///
 /// The `pretty` parameter decides if it has a value, otherwise the name of the client. Refusals of
 /// watches are indented, and their events never are.

@@ -82,7 +82,7 @@ impl GroupVersionResource {
         format!("{root}/{}/{within}{}", self.version, self.resource)
     }
 
-    /// Returns true if upstream moves a part of such objects into their annotations.
+    /// Returns `true` if upstream moves a part of such objects into their annotations.
     ///
     /// It does so when it converts them to a served version. Objects reduced to their metadata are
     /// made earlier, and lack those annotations.

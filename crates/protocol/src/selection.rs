@@ -32,12 +32,12 @@ pub struct Selection {
 }
 
 impl Selection {
-    /// Returns true if all objects of the type are selected.
+    /// Returns `true` if all objects of the type are selected.
     pub fn is_everything(&self) -> bool {
         self.namespace.is_none() && self.labels.is_everything() && self.fields.is_everything()
     }
 
-    /// Returns true if every object of `other` is certainly in this selection.
+    /// Returns `true` if every object of `other` is certainly in this selection.
     ///
     /// Requirements are compared one by one: each of this selection must follow from one of the
     /// other. A `true` is always right. A `false` may be wrong, as when the other selection
@@ -183,7 +183,7 @@ impl fmt::Display for Selection {
     }
 }
 
-/// Returns true if every label value, or lack of one, that satisfies `given` satisfies `wanted`.
+/// Returns `true` if every label value, or lack of one, that satisfies `given` satisfies `wanted`.
 fn implies_label(given: &LabelRequirement, wanted: &LabelRequirement) -> bool {
     use LabelOperator as Op;
     if given.key != wanted.key {

@@ -79,7 +79,7 @@ impl ShardSelector {
         Ok(Self { key, ranges })
     }
 
-    /// Returns true if an object is in the shard. It never leaves it: neither its uid nor its
+    /// Returns `true` if an object is in the shard. It never leaves it: neither its uid nor its
     /// namespace changes.
     pub fn matches(&self, object: &ObjectAttributes) -> bool {
         let hash = match self.key {

@@ -52,7 +52,7 @@ impl<'a, 'o> Printer<'a, 'o> {
         self.members(id, message, is_first).map(drop)
     }
 
-    /// Appends the members of a message, and returns true if the next one is still the first.
+    /// Appends the members of a message, and returns `true` if the next one is still the first.
     fn members(
         &mut self,
         id: MessageId,
@@ -111,7 +111,7 @@ impl<'a, 'o> Printer<'a, 'o> {
         self.depth -= 1;
     }
 
-    /// Appends a member, and returns true if the next one is still the first.
+    /// Appends a member, and returns `true` if the next one is still the first.
     fn member(
         &mut self,
         member: &'static Member,
@@ -269,7 +269,7 @@ impl<'a, 'o> Printer<'a, 'o> {
     }
 }
 
-/// Returns true if `omitempty` leaves out the value at the front.
+/// Returns `true` if `omitempty` leaves out the value at the front.
 fn is_empty(value: ValueKind, mut rest: &[u8]) -> Result<bool, Reason> {
     Ok(match value.wire_type() {
         WireType::Varint => take_varint(&mut rest)? == 0,

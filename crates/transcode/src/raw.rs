@@ -69,7 +69,7 @@ impl Compactor<'_, '_> {
         }
     }
 
-    /// Passes what follows a value, up to where the next begins. Returns true at the text's end.
+    /// Passes what follows a value, up to where the next begins. Returns `true` at the text's end.
     fn value_end(&mut self) -> Result<bool, Reason> {
         loop {
             let Some(&closing) = self.open.last() else {

@@ -3,7 +3,7 @@ use std::collections::HashSet;
 
 use crate::table::{MessageId, MessageTable};
 
-/// Returns true if two minor releases print some message, or one within it, differently.
+/// Returns `true` if two minor releases print some message, or one within it, differently.
 pub(crate) fn differ(table: &MessageTable, message: MessageId, releases: (u32, u32)) -> bool {
     let (one, other) = releases;
     let (mut seen, mut left) = (HashSet::new(), vec![message]);

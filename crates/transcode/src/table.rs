@@ -303,7 +303,7 @@ impl Member {
         })
     }
 
-    /// Returns true if a minor release leaves out the empty value.
+    /// Returns `true` if a minor release leaves out the empty value.
     pub(crate) fn omits_empty(&self, release: u32) -> bool {
         self.omits_empty == (release >= self.omits_so_since)
     }

@@ -53,7 +53,7 @@ impl Transcoder {
         Some(Self::newest(built_in))
     }
 
-    /// Returns true if the differences of a minor release to that of the table are known.
+    /// Returns `true` if the differences of a minor release to that of the table are known.
     pub fn knows_release(minor: u32) -> bool {
         (OLDEST_RELEASE..=MessageTable::get().minor).contains(&minor)
     }
@@ -71,7 +71,7 @@ impl Transcoder {
         }
     }
 
-    /// Returns true if `other` prints every object of the type as this one does. Both are of the
+    /// Returns `true` if `other` prints every object of the type as this one does. Both are of the
     /// same type, perhaps of two releases.
     pub fn prints_like(&self, other: &Self) -> bool {
         let releases = (self.release, other.release);
@@ -98,7 +98,7 @@ impl Transcoder {
         MessageTable::get().release
     }
 
-    /// Returns true if kube-apiserver stores the type's objects as JSON.
+    /// Returns `true` if kube-apiserver stores the type's objects as JSON.
     ///
     /// A list or map of such an object can be empty where another's is absent, and only JSON tells.
     pub fn is_stored_as_json(&self) -> bool {

@@ -431,7 +431,7 @@ fn affected((user, namespace): Concerned) -> Affected {
     }
 }
 
-/// Returns whether a verdict that was requested after `number` changes is valid now.
+/// Returns `true` if a verdict that was requested after `number` changes is valid now.
 fn model(changes: &[ModelChange], requested: Instant, number: usize, of: (u8, u8)) -> bool {
     let now = Instant::now();
     let allows = |(index, (at, (user, namespace))): (usize, &ModelChange)| {

@@ -87,7 +87,7 @@ pub(super) fn user_of(node: &str) -> String {
     format!("{NODE_USER}{node}")
 }
 
-/// Returns whether this is the user name of a node.
+/// Returns `true` if this is the user name of a node.
 pub(super) fn is_node_user(user: &str) -> bool {
     user.starts_with(NODE_USER)
 }

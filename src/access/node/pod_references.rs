@@ -11,7 +11,7 @@ use super::claim::ReferenceKind;
 /// The annotation of pods that a kubelet made itself. They entitle their node to nothing.
 const MIRROR: &str = "kubernetes.io/config.mirror";
 
-/// Returns whether a pod names an object of its namespace, so that its node may read it. Of a pod
+/// Returns `true` if a pod names an object of its namespace, so that its node may read it. Of a pod
 /// that cannot be read, and of references that are unknown here, the answer is no.
 pub(super) fn names(pod: &[u8], kind: ReferenceKind, name: &str) -> bool {
     let Ok(ReferencingPod { metadata, spec }) = serde_json::from_slice::<ReferencingPod>(pod)

@@ -330,7 +330,7 @@ impl ScopeStatus {
         )
     }
 
-    /// Returns true if the scope is ready and follows upstream.
+    /// Returns `true` if the scope is ready and follows upstream.
     pub(super) fn is_well(&self) -> bool {
         self.phase == PhaseName::Ready && self.following
     }

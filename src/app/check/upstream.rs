@@ -94,7 +94,7 @@ fn examine_certificate(upstream: &Upstream, findings: &mut Findings) {
     }
 }
 
-/// Asks upstream for the proxy's identity. Returns whether its credentials are accepted.
+/// Asks upstream for the proxy's identity. Returns `true` if its credentials are accepted.
 async fn knows_proxy(
     upstream: &Upstream,
     client: &UpstreamClient,
@@ -137,7 +137,7 @@ async fn knows_proxy(
     }
 }
 
-/// Asks each address for its version. Returns whether one answered.
+/// Asks each address for its version. Returns `true` if one answered.
 async fn reach(upstream: &Upstream, options: &ConnectOptions, findings: &mut Findings) -> bool {
     let addresses = upstream.addresses();
     let mut reached = false;

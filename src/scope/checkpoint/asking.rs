@@ -33,7 +33,7 @@ impl AskingTimes {
         }
     }
 
-    /// Returns true if replicas are asked at this moment.
+    /// Returns `true` if replicas are asked at this moment.
     pub(super) fn may_ask(&self, now: Instant) -> bool {
         now >= self.rests_until && now < self.began + ASKING_PERIOD
     }

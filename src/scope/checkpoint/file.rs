@@ -60,7 +60,7 @@ pub(super) struct CheckpointHeader {
     pub(super) objects: u64,
 }
 
-/// Why a file is no checkpoint.
+/// Reason why a file is not a checkpoint.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum CheckpointFileError {
     #[error(transparent)]

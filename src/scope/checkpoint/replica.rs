@@ -50,7 +50,7 @@ struct ReplicaShared {
     times: Mutex<AskingTimes>,
 }
 
-/// Why a state is not taken from another replica.
+/// Reason why a state is not taken from another replica.
 #[derive(Debug, thiserror::Error)]
 enum NotTaken {
     #[error(transparent)]
@@ -80,7 +80,7 @@ impl NotTaken {
         }
     }
 
-    /// Returns true if another replica may well give the state.
+    /// Returns `true` if another replica may well give the state.
     fn is_replica_specific(&self) -> bool {
         matches!(self, Self::Replica(error) if error.is_replica_specific())
     }
@@ -146,7 +146,7 @@ impl ReplicaStates {
         }
     }
 
-    /// Returns true if replicas are asked at the moment.
+    /// Returns `true` if replicas are asked at the moment.
     fn may_ask(&self) -> bool {
         self.0.times.lock().may_ask(Instant::now())
     }

@@ -40,7 +40,7 @@ pub(in crate::scope) struct StoredScope {
     pub(in crate::scope) load: MemoryLoad,
 }
 
-/// Why a checkpoint is not used.
+/// Reason why a checkpoint is not used.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum CheckpointError {
     #[error(transparent)]
@@ -79,7 +79,7 @@ impl CheckpointError {
         }
     }
 
-    /// Returns true if the checkpoint will never be of use.
+    /// Returns `true` if the checkpoint will never be of use.
     pub(super) fn is_final(&self) -> bool {
         match self {
             Self::DoesNotFit(_) | Self::Unverified => false,

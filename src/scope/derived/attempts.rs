@@ -37,7 +37,7 @@ impl Attempts {
         self.delay(pause);
     }
 
-    /// Counts an attempt that failed, and delays the next one. Returns false if there have been
+    /// Counts an attempt that failed, and delays the next one. Returns `false` if there have been
     /// too many.
     pub(super) fn failed(&mut self, counts: bool) -> bool {
         self.failures += u32::from(counts);
@@ -62,7 +62,7 @@ impl Attempts {
         }
     }
 
-    /// Returns true if the next attempt is delayed.
+    /// Returns `true` if the next attempt is delayed.
     pub(super) fn is_delayed(&self) -> bool {
         self.next.is_some()
     }

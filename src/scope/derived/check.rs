@@ -147,7 +147,7 @@ impl PrintCheck {
         Err(no_answer(AnswerError::Unusable(reason)))
     }
 
-    /// Returns true if there was an object to compare. Differences count only in objects that the
+    /// Returns `true` if there was an object to compare. Differences count only in objects that the
     /// server's release printed.
     fn compare_printed(
         &mut self,
@@ -167,7 +167,7 @@ impl PrintCheck {
         }
     }
 
-    /// Returns true if there was an object to compare.
+    /// Returns `true` if there was an object to compare.
     fn compare_sample(
         &mut self,
         source: &Scope,
@@ -204,12 +204,12 @@ fn no_answer(error: AnswerError) -> CheckError {
     CheckError::NoAnswer(error)
 }
 
-/// Returns true if the tables have what a release prints.
+/// Returns `true` if the tables have what a release prints.
 pub(in crate::scope) fn is_known_release(release: &Release) -> bool {
     release.minor().is_some_and(Transcoder::knows_release)
 }
 
-/// Returns true if this release is known to have printed all of the source's objects. Of one that
+/// Returns `true` if this release is known to have printed all of the source's objects. Of one that
 /// does not tell, it is enough that no other is known to have.
 fn is_printed_by(source: &Scope, release: Option<&Release>) -> bool {
     let is_known = || source.printed_by.lock().as_ref() == release;

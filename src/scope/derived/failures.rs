@@ -80,13 +80,13 @@ impl FallbackReason {
         }
     }
 
-    /// Returns true if the next attempt would end in the same way, as long as upstream's release and
-    /// objects are what they are.
+    /// Returns `true` if the next attempt would end in the same way, as long as upstream's release
+    /// and objects are what they are.
     pub(in crate::scope) fn is_lasting(&self) -> bool {
         !matches!(self, Self::Source(_) | Self::Unchecked(_))
     }
 
-    /// Returns true if that is so for one type.
+    /// Returns `true` if that is so for one type.
     fn is_lasting_of_type(&self) -> bool {
         self.is_lasting() && !matches!(self, Self::UnknownRelease(_))
     }
@@ -139,7 +139,7 @@ impl DerivationFailures {
         }
     }
 
-    /// Returns true if the type's objects, or their metadata, are not to be derived.
+    /// Returns `true` if the type's objects, or their metadata, are not to be derived.
     pub(in crate::scope) fn contains(
         &self,
         gvr: &GroupVersionResource,

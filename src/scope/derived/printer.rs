@@ -150,7 +150,7 @@ impl PrintManner {
         Ok(())
     }
 
-    /// Returns true if another manner prints every object of the type as this one does.
+    /// Returns `true` if another manner prints every object of the type as this one does.
     pub(super) fn prints_like(&self, other: &Self) -> bool {
         self.transcoder.prints_like(&other.transcoder)
     }

@@ -202,7 +202,7 @@ fn is_followed(scope: &Scope) -> bool {
     matches!(scope.phase(), ScopePhase::Ready(_)) && scope.is_following() && scope.is_current()
 }
 
-/// Returns true if a scope's objects and events are known to be printed by this release, and a
+/// Returns `true` if a scope's objects and events are known to be printed by this release, and a
 /// server of that is followed.
 fn is_known_to_be_printed_by(scope: &Scope, release: Option<&Release>) -> bool {
     release.is_some()
@@ -210,7 +210,7 @@ fn is_known_to_be_printed_by(scope: &Scope, release: Option<&Release>) -> bool {
         && scope.is_printed_by_its_server()
 }
 
-/// Returns true if upstream's lists and warnings have the form that the caller's readers get.
+/// Returns `true` if upstream's lists and warnings have the form that the caller's readers get.
 fn is_in_form_of(caller: &Scope, checked: &CheckedPrint) -> bool {
     match caller.phase() {
         ScopePhase::Ready(ready) => {

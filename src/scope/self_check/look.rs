@@ -55,7 +55,7 @@ pub(super) async fn answered<T>(
     }
 }
 
-/// Returns true if these objects are so small that all are compared byte by byte.
+/// Returns `true` if these objects are so small that all are compared byte by byte.
 pub(super) fn is_small<'a>(mut objects: impl Iterator<Item = &'a Arc<StoredObject>>) -> bool {
     let mut left = Some(SMALL);
     objects.all(|object| {

@@ -37,6 +37,8 @@ impl Page {
         self.items.list_parts(&metadata)
     }
 
+    /// Cuts the page of a list out of a state.
+    ///
     /// Source: `apiserver/pkg/storage/continue.go` (PrepareContinueToken) and
     /// `apiserver/pkg/storage/cacher/cacher.go` (GetList).
     pub(super) async fn cut(

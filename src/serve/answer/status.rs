@@ -111,6 +111,8 @@ pub(in crate::serve) fn unreachable(error: &UpstreamError, form: RefusalForm) ->
     status(&Status::service_unavailable(message, 1), form, &[])
 }
 
+/// Returns the response to a request that exceeds a limit.
+///
 /// Source of 429: `apiserver/pkg/server/filters/priority-and-fairness.go` (tooManyRequests). It is
 /// plain text, not a Status. Of 431: Go's `net/http/server.go` (serve).
 fn over_the_limit(exceeded: LimitExceeded) -> Response<Body> {

@@ -69,7 +69,7 @@ fn page_limit(options: &ListOptions, is_from_etcd: bool) -> Option<usize> {
     limit.map(|limit| usize::try_from(limit).unwrap_or(usize::MAX))
 }
 
-/// Returns true if upstream reads a single key for the selectors: they require a name that an
+/// Returns `true` if upstream reads a single key for the selectors: they require a name that an
 /// object can have, in a namespace that the path names.
 fn is_one_key(context: &ReadContext<'_>, selected: &Selected) -> bool {
     let is_name = |name: &str| !matches!(name, "" | "." | "..") && !name.contains(['/', '%']);

@@ -49,7 +49,7 @@ fn included(query: Option<&str>) -> Result<IncludedObject, ForwardReason> {
     IncludedObject::parse(value).ok_or(ForwardReason::Parameters)
 }
 
-/// Returns true if the first clause that a Status can have is plain JSON. Upstream passes over
+/// Returns `true` if the first clause that a Status can have is plain JSON. Upstream passes over
 /// clauses with a conversion then.
 fn is_refused_in_json(wanted: &[AcceptClause]) -> bool {
     let mut plain = wanted

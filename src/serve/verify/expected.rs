@@ -175,7 +175,7 @@ impl ExpectedAnswer {
         }
     }
 
-    /// Returns true if the answer is a list.
+    /// Returns `true` if the answer is a list.
     pub(super) fn is_list(&self) -> bool {
         matches!(self.kind, ExpectedKind::List { .. })
     }

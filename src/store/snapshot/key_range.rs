@@ -44,17 +44,17 @@ impl KeyRange {
         &self.from
     }
 
-    /// Returns true if the range has the key that it starts from.
+    /// Returns `true` if the range has the key that it starts from.
     pub(in crate::store) fn has_start(&self) -> bool {
         self.with_from
     }
 
-    /// Returns true if the range ends behind this key.
+    /// Returns `true` if the range ends behind this key.
     pub(in crate::store) fn ends_behind(&self, key: &str) -> bool {
         self.to.as_ref().is_none_or(|to| key < to.as_str())
     }
 
-    /// Returns true if every key is in the range.
+    /// Returns `true` if every key is in the range.
     fn is_everything(&self) -> bool {
         self.from.is_empty() && self.with_from && self.to.is_none()
     }

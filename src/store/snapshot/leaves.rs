@@ -21,7 +21,7 @@ impl Leaves {
         self.0.len()
     }
 
-    /// Returns true if both have the same leaves because one is a copy of the other.
+    /// Returns `true` if both have the same leaves because one is a copy of the other.
     pub(super) fn is_copy_of(&self, other: &Self) -> bool {
         self.0.ptr_eq(&other.0)
     }

@@ -59,7 +59,8 @@ impl Snapshot {
         self.version
     }
 
-    /// Returns false if it is no state at all: the scope was not listed yet, or forgot everything.
+    /// Returns `false` if it is no state at all: the scope was not listed yet, or forgot
+    /// everything.
     pub fn is_listed(&self) -> bool {
         self.layout.is_some()
     }
@@ -77,7 +78,7 @@ impl Snapshot {
         }
     }
 
-    /// Returns true if there is no object.
+    /// Returns `true` if there is no object.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -120,7 +121,7 @@ impl Snapshot {
         self.floor
     }
 
-    /// Returns true if some leaves hold objects one by one that no history holds.
+    /// Returns `true` if some leaves hold objects one by one that no history holds.
     pub(in crate::store) fn has_outlived(&self) -> bool {
         self.outlived.count > 0
     }
@@ -254,13 +255,13 @@ impl Snapshot {
         self.insert(Arc::clone(object))
     }
 
-    /// Returns true if both have the same objects because one is a copy of the other.
+    /// Returns `true` if both have the same objects because one is a copy of the other.
     pub(in crate::store) fn is_copy_of(&self, other: &Self) -> bool {
         self.leaves.is_copy_of(&other.leaves)
     }
 
-    /// Returns true if both have the same objects, as no change lies between them. Their leaves may
-    /// differ: those of one may have been put together since.
+    /// Returns `true` if both have the same objects, as no change lies between them. Their leaves
+    /// may differ: those of one may have been put together since.
     pub(in crate::store) fn has_objects_of(&self, other: &Self) -> bool {
         self.generation == other.generation && self.edits == other.edits
     }
@@ -281,7 +282,7 @@ impl Snapshot {
         self.version = version;
     }
 
-    /// Returns true if both are states since the same list.
+    /// Returns `true` if both are states since the same list.
     pub fn shares_list_with(&self, other: &Self) -> bool {
         self.generation == other.generation
     }

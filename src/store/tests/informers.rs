@@ -91,7 +91,7 @@ impl Informer {
             .get_or_insert_with(|| Follower::new(reader, start, Interest::All));
     }
 
-    /// Reads up to `limit` events. Returns whether there is nothing more to read.
+    /// Reads up to `limit` events. Returns `true` if there is nothing more to read.
     fn read(&mut self, limit: usize) -> bool {
         let Some(watch) = self.watch.as_mut().filter(|_| !self.expired) else {
             return true;

@@ -23,7 +23,7 @@ pub(in crate::upstream) struct Lease {
     pub(in crate::upstream) pooled: bool,
 }
 
-/// Why a request got no answer.
+/// Reason why a request got no answer.
 pub(in crate::upstream) enum NotSent {
     /// The connection had ended before.
     Ended(Request<Body>),

@@ -33,7 +33,7 @@ impl UnansweredRequests {
         }
     }
 
-    /// Returns true if so many were given up that the next one should be sent elsewhere.
+    /// Returns `true` if so many were given up that the next one should be sent elsewhere.
     pub(super) fn are_many(&self) -> bool {
         self.0.load(Ordering::Relaxed) >= GIVEN_UP
     }

@@ -40,7 +40,7 @@ pub(super) async fn accepted(
     Ok((parts.headers, body))
 }
 
-/// Returns true if an answer is compressed.
+/// Returns `true` if an answer is compressed.
 pub(super) fn is_gzip(headers: &HeaderMap) -> Result<bool, ReflectorError> {
     match headers.get(header::CONTENT_ENCODING) {
         None => Ok(false),

@@ -114,7 +114,7 @@ pub enum Change<C> {
     Interrupted,
 }
 
-/// Why a scope can no longer be followed.
+/// Reason why a scope can no longer be followed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Stopped {
     /// Upstream does not serve the type.
@@ -141,7 +141,7 @@ pub enum Stopped {
 }
 
 impl Stopped {
-    /// Returns true if one answer of upstream gave the reason, which another may contradict.
+    /// Returns `true` if one answer of upstream gave the reason, which another may contradict.
     pub fn may_pass(&self) -> bool {
         match self {
             Self::Vanished | Self::Forbidden(_) | Self::NotUnderstood(_) => true,

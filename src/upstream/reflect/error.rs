@@ -10,7 +10,7 @@ use crate::budget::DoesNotFit;
 use crate::upstream::UpstreamError;
 use crate::upstream::stream::StreamError;
 
-/// Why an attempt failed. The reflector retries after all of these but [`Stopped`].
+/// Reason why an attempt failed. The reflector retries after all of these but [`Stopped`].
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ReflectorError {
     #[error(transparent)]

@@ -157,7 +157,7 @@ impl Connection {
         Ok((source, Lines(client::Lines::new(&self.0, answer))))
     }
 
-    /// Returns true if the server has closed the connection.
+    /// Returns `true` if the server has closed the connection.
     pub(crate) fn is_closed(&self) -> bool {
         self.0.is_closed()
     }
@@ -224,7 +224,7 @@ impl Lines {
 // === impl Raw ===
 
 impl Raw {
-    /// Reads until `enough` is true of the text. Returns false if the server closes before.
+    /// Reads until `enough` is true of the text. Returns `false` if the server closes before.
     pub(crate) async fn read_until(&mut self, enough: impl Fn(&str) -> bool) -> bool {
         let reading = async {
             let mut buffer = vec![0; 16 * 1024];

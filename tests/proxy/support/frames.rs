@@ -91,7 +91,7 @@ impl Frames {
         frames
     }
 
-    /// Sends bytes. Returns false if the server has closed the connection.
+    /// Sends bytes. Returns `false` if the server has closed the connection.
     pub(crate) async fn send(&mut self, bytes: &[u8]) -> bool {
         self.stream.write_all(bytes).await.is_ok() && self.stream.flush().await.is_ok()
     }

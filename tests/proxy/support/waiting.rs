@@ -87,8 +87,8 @@ pub(crate) async fn proven(mut ask: impl AsyncFnMut() -> Answer) -> Answer {
     panic!("this machine is too slow for a proof");
 }
 
-/// Returns true if counts of requests at upstream are reliable. After a stall they are not, because
-/// a request that is not answered in time is sent again.
+/// Returns `true` if counts of requests at upstream are reliable. After a stall they are not,
+/// because a request that is not answered in time is sent again.
 pub(crate) fn at_leisure(since: Instant) -> bool {
     since.elapsed() < PROOF
 }

@@ -25,7 +25,7 @@ struct UpstreamPod {
 /// A client whose view isn't upstream's.
 #[derive(Debug)]
 pub(crate) struct Difference {
-    /// Which client, counted from 0, and what it wants.
+    /// The client, counted from 0, and what it wants.
     pub(crate) client: usize,
     pub(crate) interest: String,
     /// The newest version it has heard of.

@@ -298,7 +298,7 @@ impl PodView {
 // === impl PodEvent ===
 
 impl PodEvent {
-    /// Returns whether the event ends the first state of a watch.
+    /// Returns `true` if the event ends the first state of a watch.
     fn is_end_mark(&self) -> bool {
         let annotations = &self.object.metadata.annotations;
         self.r#type == "BOOKMARK" && annotations.contains_key("k8s.io/initial-events-end")

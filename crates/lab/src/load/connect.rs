@@ -318,8 +318,8 @@ async fn shared(
     })
 }
 
-/// Returns true if the server did not process the request: it was never sent, or the server refused
-/// it with GOAWAY or REFUSED_STREAM. Go's client silently sends such a request again.
+/// Returns `true` if the server did not process the request: it was never sent, or the server
+/// refused it with GOAWAY or REFUSED_STREAM. Go's client silently sends such a request again.
 /// Source: `golang.org/x/net/http2/transport.go` (`canRetryError`).
 fn is_unprocessed(error: &hyper::Error) -> bool {
     if error.is_canceled() {
@@ -339,7 +339,7 @@ fn is_unprocessed(error: &hyper::Error) -> bool {
 // === impl LoadAnswer ===
 
 impl LoadAnswer {
-    /// Returns whether the body is compressed.
+    /// Returns `true` if the body is compressed.
     pub(super) fn is_gzip(&self) -> bool {
         self.head
             .headers

@@ -45,7 +45,7 @@ impl NumberedText {
             .map_or(1, |range| (range.last - range.first) as usize + 1)
     }
 
-    /// Returns whether the text is empty.
+    /// Returns `true` if the text is empty.
     pub fn is_empty(&self) -> bool {
         self.range.is_none() && self.before.is_empty()
     }

@@ -18,7 +18,7 @@ impl Rate {
         self.0
     }
 
-    /// Returns whether the rate is zero.
+    /// Returns `true` if the rate is zero.
     pub fn is_never(self) -> bool {
         self.0 == 0.0
     }

@@ -168,7 +168,7 @@ pub struct Sample {
 }
 
 impl LoadResult {
-    /// Returns whether nothing was lost, repeated or refused, and nothing failed.
+    /// Returns `true` if nothing was lost, repeated or refused, and nothing failed.
     pub fn is_clean(&self) -> bool {
         self.errors.is_empty()
             && self
@@ -178,14 +178,14 @@ impl LoadResult {
                 .all(RoundResult::is_clean)
     }
 
-    /// Returns whether no round was measured.
+    /// Returns `true` if no round was measured.
     pub fn is_empty(&self) -> bool {
         self.servers.iter().all(|server| server.rounds.is_empty())
     }
 }
 
 impl RoundResult {
-    /// Returns whether nothing was lost, repeated or refused.
+    /// Returns `true` if nothing was lost, repeated or refused.
     pub fn is_clean(&self) -> bool {
         self.events_lost == 0
             && self.events_repeated == 0

@@ -9,7 +9,7 @@ use watershed_protocol::{Encoding, Malformed, read_error};
 /// Letters of a server's message that are kept.
 const MESSAGE: usize = 200;
 
-/// Why a request or a watch failed.
+/// Reason why a request or a watch failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum LoadError {
     /// No connection, or no credentials.

@@ -231,7 +231,7 @@ impl WatchClient {
         taken
     }
 
-    /// Takes one frame. Returns whether it is an event after the first state.
+    /// Takes one frame. Returns `true` if it is an event after the first state.
     fn take_frame(
         &mut self,
         reader: &mut EventReader<'_>,

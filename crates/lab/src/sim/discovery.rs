@@ -106,7 +106,7 @@ pub(crate) fn aggregated(core: bool, served: impl Fn(usize) -> bool) -> Value {
     })
 }
 
-/// Returns whether a group-version is compiled in. Its unknown resources are refused differently.
+/// Returns `true` if a group-version is compiled in. Its unknown resources are refused differently.
 pub(crate) fn is_builtin(group: &str, version: &str) -> bool {
     version == "v1"
         && (KINDS

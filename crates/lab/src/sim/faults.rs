@@ -308,7 +308,7 @@ impl Faults {
         Some(answer)
     }
 
-    /// Returns true if an event is to be lost, of the resource that is named. Then the fault is
+    /// Returns `true` if an event is to be lost, of the resource that is named. Then the fault is
     /// over.
     pub(crate) fn loses_event(&self, is_of: impl FnOnce(&str) -> bool) -> bool {
         let mut active = self.active.lock();
@@ -354,7 +354,7 @@ impl Faults {
     }
 }
 
-/// Returns true if a fault of one verb and one resource, or of all, concerns a request.
+/// Returns `true` if a fault of one verb and one resource, or of all, concerns a request.
 fn concerns(
     planned_verb: Option<&String>,
     planned_resource: Option<&String>,

@@ -124,7 +124,7 @@ impl Draft {
         self.metadata.insert(field.to_owned(), json);
     }
 
-    /// Returns whether everything beside metadata is the same. `generation` grows otherwise.
+    /// Returns `true` if everything beside metadata is the same. `generation` grows otherwise.
     pub(crate) fn same_body(&self, other: &Self) -> bool {
         // Upstream ignores status here.
         let rest = |d: &Self| {

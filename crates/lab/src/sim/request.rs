@@ -265,7 +265,7 @@ fn integer(text: &str) -> Result<i64, Failure> {
 // === impl ObjectFilter ===
 
 impl ObjectFilter {
-    /// Returns whether the request selects an object.
+    /// Returns `true` if the request selects an object.
     pub(crate) fn matches(&self, object: &super::object::SimulatedObject) -> bool {
         (self.namespace.is_empty() || !object.kind.namespaced || self.namespace == object.namespace)
             && self
@@ -274,13 +274,13 @@ impl ObjectFilter {
             && self.fields.matches(|field| object.field(field))
     }
 
-    /// Returns whether selectors leave objects of the range out. Such lists have no
+    /// Returns `true` if selectors leave objects of the range out. Such lists have no
     /// `remainingItemCount`.
     pub(crate) fn has_selectors(&self) -> bool {
         !self.labels.is_everything() || !self.fields.is_everything()
     }
 
-    /// Returns whether the selector pins one object.
+    /// Returns `true` if the selector pins one object.
     pub(crate) fn pins_name(&self, kind: &ResourceKind) -> bool {
         let namespace = !self.namespace.is_empty()
             || self.fields.required_value("metadata.namespace").is_some();
@@ -331,7 +331,7 @@ impl AnswerShape {
         }
     }
 
-    /// Returns whether the Accept header asks for aggregated discovery in this server's version.
+    /// Returns `true` if the Accept header asks for aggregated discovery in this server's version.
     pub(crate) fn aggregated_discovery(headers: &HeaderMap) -> bool {
         let accept = headers
             .get(header::ACCEPT)

@@ -150,7 +150,7 @@ fn timeout(simulation: &Simulation, query: &Query) -> Result<Duration, Failure> 
     }
 }
 
-/// Returns whether upstream would compress such a watch. Source: apiserver
+/// Returns `true` if upstream would compress such a watch. Source: apiserver
 /// `pkg/endpoints/handlers/get.go` (isListWatchRequest).
 pub(crate) fn is_watch_list(query: &Query, mode: WatchListSupport) -> bool {
     query.bookmarks && matches!(validate(query, mode), Ok(Some(true)))

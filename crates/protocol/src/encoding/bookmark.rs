@@ -181,8 +181,8 @@ impl BookmarkFormat {
             .ok_or(Malformed("bookmark with unexpected metadata"))
     }
 
-    /// Returns true if upstream prints `"creationTimestamp":null` in structs. `None` if this type's
-    /// bookmarks do not show it.
+    /// Returns `true` if upstream prints `"creationTimestamp":null` in structs. `None` if this
+    /// type's bookmarks do not show it.
     pub fn null_in_structs(&self) -> Option<bool> {
         self.null_in_structs
     }

@@ -65,7 +65,8 @@ impl WireFormat {
         Ok(format.with_managed_fields(record.managed_fields))
     }
 
-    /// Returns true if the objects are custom resources, whose definition decides about their form.
+    /// Returns `true` if the objects are custom resources, whose definition decides about their
+    /// form.
     pub fn is_custom(&self) -> bool {
         self.style == PrintStyle::Sorted
     }

@@ -173,7 +173,7 @@ impl FrameDecoder {
         next
     }
 
-    /// Returns true if no event is half-read. False at the end of a body: it was cut within an
+    /// Returns `true` if no event is half-read. False at the end of a body: it was cut within an
     /// event.
     pub fn is_clean(&self) -> bool {
         self.failed.is_none() && self.partial.is_empty() && self.chunks.is_empty()

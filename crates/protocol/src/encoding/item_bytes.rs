@@ -28,7 +28,7 @@ impl ItemBytes {
         self.0.len()
     }
 
-    /// Returns true if there are no bytes.
+    /// Returns `true` if there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -39,12 +39,12 @@ impl ItemBytes {
         Self(Bytes::copy_from_slice(&self.0))
     }
 
-    /// Returns true if this is a slice of `bytes`.
+    /// Returns `true` if this is a slice of `bytes`.
     pub fn is_part_of(&self, bytes: &Bytes) -> bool {
         bytes.as_ptr_range().contains(&self.0.as_ptr())
     }
 
-    /// Returns true if `bytes` is a slice of this.
+    /// Returns `true` if `bytes` is a slice of this.
     pub fn shares(&self, bytes: &Bytes) -> bool {
         self.0.as_ptr_range().contains(&bytes.as_ptr())
     }

@@ -30,7 +30,7 @@ pub enum ManagedFields {
 }
 
 impl ManagedFields {
-    /// Returns true if they are held.
+    /// Returns `true` if they are held.
     pub fn are_kept(&self) -> bool {
         *self == Self::Keep
     }

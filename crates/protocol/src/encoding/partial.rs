@@ -68,7 +68,7 @@ pub struct PartialFormat {
 }
 
 impl WireFormat {
-    /// Returns true if upstream itself reduced these objects to their metadata.
+    /// Returns `true` if upstream itself reduced these objects to their metadata.
     pub fn is_partial(&self) -> bool {
         self.kind() == PartialFormat::KIND
             && *self.list_kind == *LIST_KIND

@@ -116,7 +116,7 @@ impl FieldTable {
             .map(|(_, position)| *position)
     }
 
-    /// Returns true if the label's value is a name or namespace of the object's metadata.
+    /// Returns `true` if the label's value is a name or namespace of the object's metadata.
     pub fn is_metadata_label(&self, label: &str) -> bool {
         self.position(label).is_some_and(|position| position < 2)
     }
@@ -127,7 +127,7 @@ impl FieldTable {
         self.position("spec.nodeName")
     }
 
-    /// Returns true if the type's objects are in namespaces.
+    /// Returns `true` if the type's objects are in namespaces.
     pub fn namespaced(&self) -> bool {
         self.namespaced
     }

@@ -95,7 +95,7 @@ impl TableForm {
         self.samples
     }
 
-    /// Returns true if the form is that of these objects, printed by this printer.
+    /// Returns `true` if the form is that of these objects, printed by this printer.
     pub fn is_of(&self, format: &WireFormat, printer: &TablePrinter) -> bool {
         self.format == *format && self.printer == *printer
     }
@@ -289,7 +289,7 @@ impl TableRow {
         self.head.len() + self.object.len() + self.tail.len()
     }
 
-    /// Returns true if there are no bytes, which is never so.
+    /// Returns `true` if there are no bytes, which is never so.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

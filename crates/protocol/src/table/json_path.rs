@@ -172,7 +172,7 @@ fn elements(value: &RawValue) -> Result<Vec<&RawValue>, WrongType> {
     serde_json::from_str(value.get()).map_err(|_| WrongType)
 }
 
-/// Returns true if an element has this text at the path. Other values cannot be compared.
+/// Returns `true` if an element has this text at the path. Other values cannot be compared.
 fn has_text(element: &RawValue, field: &[String], text: &str) -> Result<bool, WrongType> {
     let mut value = element;
     for name in field {

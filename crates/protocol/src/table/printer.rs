@@ -31,7 +31,7 @@ impl TablePrinter {
         CustomPrinter::new(columns).map(|printer| Self(Kind::Custom(printer)))
     }
 
-    /// Returns true if upstream's columns are those that the cells are made for.
+    /// Returns `true` if upstream's columns are those that the cells are made for.
     pub(super) fn has_columns(&self, columns: &[KnownColumn<'_>]) -> bool {
         match &self.0 {
             Kind::Builtin(printer) => columns == printer.columns,

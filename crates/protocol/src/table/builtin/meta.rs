@@ -26,14 +26,14 @@ pub(super) struct PrintedCondition {
 }
 
 impl PrintedCondition {
-    /// Returns true if the first condition of this type is `True`.
+    /// Returns `true` if the first condition of this type is `True`.
     pub(super) fn first_is_true(conditions: Option<&Vec<Self>>, kind: &str) -> bool {
         let mut conditions = conditions.into_iter().flatten();
         let found = conditions.find(|condition| condition.kind == kind);
         found.is_some_and(Self::is_true)
     }
 
-    /// Returns true if any condition of this type is `True`.
+    /// Returns `true` if any condition of this type is `True`.
     pub(super) fn any_is_true(conditions: Option<&Vec<Self>>, kind: &str) -> bool {
         let mut conditions = conditions.into_iter().flatten();
         conditions.any(|condition| condition.kind == kind && condition.is_true())

@@ -282,7 +282,7 @@ impl Pod {
 }
 
 impl Container {
-    /// Returns true if an init container goes on beside the others.
+    /// Returns `true` if an init container goes on beside the others.
     fn is_restartable(&self) -> bool {
         self.restart_policy.as_deref() == Some("Always")
     }
