@@ -256,7 +256,7 @@ impl Scope {
         self.version_waiters.catch_up(version, reached, wait).await
     }
 
-    /// Returns true if what is held is of the present timeline of upstream's versions. If not, it
+    /// Returns `true` if what is held is of the present timeline of upstream's versions. If not, it
     /// is about to be dropped, and must not be shown any more.
     pub fn is_current(&self) -> bool {
         self.held_in.load(Ordering::Acquire) == self.timeline.number()

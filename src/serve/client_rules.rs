@@ -30,7 +30,7 @@ pub enum AgentPattern {
 }
 
 impl ClientRule {
-    /// Returns true if the rule is about this client and this type.
+    /// Returns `true` if the rule is about this client and this type.
     pub(super) fn fits(&self, agent: &str, resource: Option<&TypeName>) -> bool {
         let is_agent = self
             .user_agent
