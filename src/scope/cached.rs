@@ -20,6 +20,7 @@ use super::version_waiters::VersionWaiters;
 use crate::store::{HeldBytes, Snapshot, StoreReader};
 use crate::upstream::{Release, ServedBy, Stopped, TableForms, UpstreamClient, WatchCompression};
 use crate::watcher::{Bookmarks, IrreducibleObject};
+use crate::work::retire;
 
 /// The objects and events of one scope, and how far its task is.
 #[derive(Debug)]
@@ -97,6 +98,15 @@ pub struct Scope {
     pub(super) frees_memory: AtomicBool,
     /// Bytes of compressed forms at the last tick.
     pub(super) compressed: AtomicUsize,
+}
+
+impl Drop for Scope {
+    /// A large type takes longer to free than others wait. The task that wrote it has ended.
+    fn drop(&mut self) {
+        let stats = self.reader.stats();
+        let charges = self.charges.lock().take();
+        retire((self.reader.clone(), charges), stats.objects + stats.events);
+    }
 }
 
 impl Scope {

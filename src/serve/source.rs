@@ -1,71 +1,68 @@
 //! Sources of answers, and reasons for forwarding. Headers, logs and metrics share these names.
 use http::HeaderValue;
 
-/// The source of an answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum AnswerSource {
+/// Declares the sources besides upstream, and the names of all.
+macro_rules! sources {
+    ($($(#[$doc:meta])* $name:ident = $text:literal,)*) => {
+        /// The source of an answer.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum AnswerSource {
+            $($(#[$doc])* $name,)*
+            /// From upstream.
+            Forward(ForwardReason),
+        }
+
+        /// The places of the sources among [`AnswerSource::NAMES`].
+        enum SourceIndex {
+            $($name,)*
+            Forward,
+        }
+
+        impl AnswerSource {
+            /// The metric labels of all sources.
+            pub const NAMES: &[&str] = &[$($text,)* "forward"];
+
+            /// Returns its index in [`AnswerSource::NAMES`].
+            pub(super) fn index(self) -> usize {
+                let index = match self {
+                    $(Self::$name => SourceIndex::$name,)*
+                    Self::Forward(_) => SourceIndex::Forward,
+                };
+                index as usize
+            }
+        }
+    };
+}
+
+sources! {
     /// From the newest snapshot.
-    Snapshot,
+    Snapshot = "snapshot",
     /// From the window of recent events.
-    Window,
+    Window = "window",
     /// From a snapshot that is proven no older than the request.
-    Linearizable,
+    Linearizable = "linearizable",
     /// A consistent read, from a snapshot that may be older than it, by the operator's choice.
-    Stale,
+    Stale = "stale",
     /// A discovery, OpenAPI or version document that upstream confirmed or sent after the request
     /// came.
-    Document,
+    Document = "document",
     /// From upstream, for several callers that asked the same at the same time.
-    Coalesced,
+    Coalesced = "coalesced",
     /// Refused, because upstream does not allow it to the caller.
-    Access,
+    Access = "access",
     /// Refused, because the caller exceeds a limit.
-    Limit,
+    Limit = "limit",
     /// Refused, because the process is shutting down.
-    Shutdown,
+    Shutdown = "shutdown",
     /// Refused, because a feature is off for the client, by the operator's choice.
-    ClientRule,
+    ClientRule = "client-rule",
     /// Refused, because the state that another replica asks for is not held.
-    NoState,
-    /// From upstream.
-    Forward(ForwardReason),
+    NoState = "no-state",
+    /// Refused, because proxies sent the request in a loop.
+    Loop = "loop",
 }
 
 impl AnswerSource {
-    /// The metric labels of all sources, in the order of [`AnswerSource::index`].
-    pub const NAMES: [&str; 12] = [
-        "snapshot",
-        "window",
-        "linearizable",
-        "stale",
-        "document",
-        "coalesced",
-        "access",
-        "limit",
-        "shutdown",
-        "client-rule",
-        "no-state",
-        "forward",
-    ];
-
-    /// Returns its index in [`AnswerSource::NAMES`].
-    pub(super) fn index(self) -> usize {
-        match self {
-            Self::Snapshot => 0,
-            Self::Window => 1,
-            Self::Linearizable => 2,
-            Self::Stale => 3,
-            Self::Document => 4,
-            Self::Coalesced => 5,
-            Self::Access => 6,
-            Self::Limit => 7,
-            Self::Shutdown => 8,
-            Self::ClientRule => 9,
-            Self::NoState => 10,
-            Self::Forward(_) => 11,
-        }
-    }
-
     /// Returns the metric label.
     pub fn as_str(self) -> &'static str {
         Self::NAMES[self.index()]

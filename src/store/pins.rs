@@ -40,22 +40,24 @@ impl Pins {
         states.find(|state| state.version() == version)
     }
 
-    /// Keeps a state. Returns those that are too much now.
+    /// Keeps a state, unless its version is kept. Returns what is too much now, to be dropped without
+    /// the lock.
     pub(super) fn put(
         &mut self,
         now: Instant,
         state: Snapshot,
         owner: PinOwner,
     ) -> Vec<PinnedState> {
-        if self.get(state.version()).is_some() {
-            return Vec::new();
-        }
-        self.states.push_back(PinnedState {
+        let pinned = PinnedState {
             made: now,
             since: self.replaced,
             state,
             _owner: owner,
-        });
+        };
+        if self.get(pinned.state.version()).is_some() {
+            return vec![pinned];
+        }
+        self.states.push_back(pinned);
         self.replaced(STATE_BYTES)
     }
 

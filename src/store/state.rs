@@ -124,7 +124,7 @@ pub struct Discarded {
 pub struct HeldBytes {
     /// Bytes of the newest objects, and of what finds them.
     pub objects: usize,
-    /// Bytes of the events that objects do not hold anyway.
+    /// Bytes of the events that objects do not hold anyway, and of what is made again of them.
     pub history: usize,
     /// Bytes of objects that are not held, as they are folded. Readers may unfold them.
     pub folded: usize,
@@ -205,7 +205,7 @@ impl StoreState {
     pub(super) fn held(&self) -> HeldBytes {
         HeldBytes {
             objects: self.snapshot.held(),
-            history: self.window.bytes(),
+            history: self.window.bytes() + self.restored.bytes(),
             folded: self.snapshot.folded(),
         }
     }

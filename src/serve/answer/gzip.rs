@@ -2,7 +2,6 @@
 //! frame, in `watcher`.
 use std::io::Write;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
@@ -10,6 +9,7 @@ use flate2::write::GzEncoder;
 use http::{HeaderMap, HeaderValue, Response, header};
 use http_body::{Body as _, Frame};
 use http_body_util::BodyExt;
+use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::body::{Body, BoxError, InMemory};
 use watershed_protocol::{GZIP_LEVEL, accepts_gzip};
@@ -30,7 +30,7 @@ pub(super) fn apply(request: &HeaderMap, response: Response<Body>) -> Response<B
         return response;
     }
     // Compression is optional, and an encoder stays as long as its client takes nothing.
-    let Some(permit) = EncoderPermit::take() else {
+    let Ok(permit) = ENCODERS.try_acquire() else {
         return response;
     };
     let (mut parts, body) = response.into_parts();
@@ -56,30 +56,11 @@ struct GzipBody {
     body: Body,
     /// Gone once the end is written.
     encoder: Option<GzEncoder<Vec<u8>>>,
-    _permit: EncoderPermit,
+    _permit: SemaphorePermit<'static>,
 }
 
-/// Responses compressed at a time. An encoder takes some 300 KiB.
-const MAX_ENCODERS: usize = 200;
-static ENCODERS: AtomicUsize = AtomicUsize::new(0);
-
-/// Permission for one encoder.
-struct EncoderPermit;
-
-impl EncoderPermit {
-    fn take() -> Option<Self> {
-        let taken = ENCODERS.fetch_add(1, Ordering::Relaxed);
-        // Its drop gives it back if it was one too many.
-        let permit = Self;
-        (taken < MAX_ENCODERS).then_some(permit)
-    }
-}
-
-impl Drop for EncoderPermit {
-    fn drop(&mut self) {
-        ENCODERS.fetch_sub(1, Ordering::Relaxed);
-    }
-}
+/// Permits of responses that are compressed at the same time. An encoder takes some 300 KiB.
+static ENCODERS: Semaphore = Semaphore::const_new(200);
 
 impl http_body::Body for GzipBody {
     type Data = Bytes;

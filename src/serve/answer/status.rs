@@ -97,7 +97,7 @@ pub(in crate::serve) fn from_a_loop(error: &ChainError) -> Response<Body> {
         indented: false,
     };
     let mut response = status(&refusal, form, &[]);
-    let source = HeaderValue::from_static("loop");
+    let source = AnswerSource::Loop.header();
     response.headers_mut().insert(headers::SOURCE, source);
     response
 }

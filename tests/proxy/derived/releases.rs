@@ -125,6 +125,24 @@ async fn what_no_release_prints_ends_the_derivation_before_it_is_shown() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_watch_goes_on_when_another_releases_json_cannot_be_compared() {
+    goes_on_while(|upstream| {
+        let faults = upstream.faults();
+        faults.refuse_only(500, "LIST", "configmaps", 1_000);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_watch_goes_on_when_another_releases_json_is_late() {
+    goes_on_while(|upstream| {
+        let json = Some("application/json".to_owned());
+        upstream.faults().set(|active| active.hold_lists_in = json);
+    })
+    .await;
+}
+
+/// Watches a type in JSON while upstream becomes one of another release, and fails.
+async fn goes_on_while(fail: impl FnOnce(&SimulatedServer)) {
     let upstream = SimulatedServer::start(with_protobuf(30)).await.unwrap();
     let program = Program::with(&upstream, &DERIVED).await;
     let direct = direct(&upstream);
@@ -145,16 +163,17 @@ async fn a_watch_goes_on_when_another_releases_json_cannot_be_compared() {
         assert_eq!(watch.line().await.trim_end(), wanted);
     };
     shows("before").await;
-    upstream
-        .faults()
-        .refuse_only(500, "LIST", "configmaps", 1_000);
+    fail(&upstream);
     replace_server(&upstream, "v1.36.1");
     becomes("the fallbacks", 1, async || {
         fallbacks(&program, "unchecked").await
     })
     .await;
-    upstream.faults().set(|active| active.refuse = None);
     shows("after").await;
+    upstream.faults().set(|active| {
+        active.refuse = None;
+        active.hold_lists_in = None;
+    });
     looks_like_upstream(&program.proxied, &direct).await;
     program.terminate().await;
     upstream.shutdown().await;
