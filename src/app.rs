@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, OptionFuture};
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -59,7 +59,8 @@ pub struct RunningProxy {
     scopes: Scopes,
     audit: Option<Audit>,
     traces: Option<telemetry::Traces>,
-    proxy: JoinHandle<()>,
+    /// The listener; `None` once it failed.
+    proxy: Option<JoinHandle<()>>,
     background: BackgroundTasks,
 }
 
@@ -67,8 +68,12 @@ impl RunningProxy {
     /// Waits until a task fails without which the proxy may show what is out of date, or be of no use.
     /// Returns its name. The proxy must be shut down then.
     pub async fn failed(&mut self) -> &'static str {
+        let listener = OptionFuture::from(self.proxy.as_mut());
         tokio::select! {
-            _ = &mut self.proxy => "listener",
+            Some(_) = listener => {
+                self.proxy = None;
+                "listener"
+            }
             task = self.background.failed() => task,
         }
     }
@@ -78,7 +83,9 @@ impl RunningProxy {
         tracing::info!("shutting down");
         self.drain.drain(self.grace);
         let ended = async {
-            if self.proxy.await.is_err() {
+            if let Some(proxy) = self.proxy
+                && proxy.await.is_err()
+            {
                 tracing::error!("the listener failed");
             }
             // Only their users may end sessions of exec and port-forward.
@@ -210,7 +217,7 @@ async fn assemble(mut config: AppConfig) -> anyhow::Result<RunningProxy> {
         scopes,
         audit,
         traces,
-        proxy,
+        proxy: Some(proxy),
         background,
     })
 }

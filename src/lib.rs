@@ -24,7 +24,7 @@
 //! | [`app`] | starts all of the above and joins them | `app.rs` |
 //! | [`cli`] | the command line and the configuration file | `cli.rs` |
 //! | [`budget`] | the memory budget: bytes by class, the limit, steps when memory runs short | `budget/pressure.rs` |
-//! | [`body`], [`drain`], [`fairness`], [`headers`], [`metric`], [`seldom`], [`work`] | small types that several modules share | |
+//! | [`body`], [`drain`], [`fairness`], [`headers`], [`log_throttle`], [`metric`], [`work`] | small types that several modules share | |
 //! | [`telemetry`] | logs, traces and the metrics registry | `telemetry.rs` |
 //!
 //! More crates of the workspace:
@@ -58,9 +58,9 @@ pub mod fairness;
 pub mod fuzzing;
 pub mod headers;
 pub mod listener;
+pub mod log_throttle;
 pub mod metric;
 pub mod scope;
-pub mod seldom;
 pub mod serve;
 pub mod store;
 pub mod telemetry;

@@ -10,7 +10,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use super::metrics;
-use crate::seldom::SeldomLine;
+use crate::log_throttle::LogThrottle;
 
 /// Limit of the waiting bytes, whatever number of events is allowed.
 const MAX_BYTES: usize = 64 << 20;
@@ -100,7 +100,7 @@ pub(super) enum QueueMessage {
 pub(super) struct Losses {
     sink: &'static str,
     counter: Counter,
-    line: SeldomLine,
+    line: LogThrottle,
 }
 
 impl Losses {
@@ -119,7 +119,7 @@ pub(super) fn queue(sink: &'static str, size: usize) -> (EventQueue, QueueOutlet
     let losses = Arc::new(Losses {
         sink,
         counter: metrics::DROPPED.with([sink.into()]),
-        line: SeldomLine::new(LOG_INTERVAL),
+        line: LogThrottle::new(LOG_INTERVAL),
     });
     // The series exists from the start.
     losses.counter.increment(0);

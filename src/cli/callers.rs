@@ -86,11 +86,11 @@ pub(super) struct CallerFlags {
     /// Time for which the review of an accepted token is cached.
     #[arg(long, default_value = "10s", value_parser = duration, value_name = "DURATION")]
     authentication_token_webhook_cache_ttl: Duration,
-    /// Time for which a grant by RBAC is cached, unless RBAC changes; 0s for no grants at all.
-    /// Other grants are cached for at most 10 s, except those that --node-grants=follow-pods keeps.
+    /// Time for which a grant by RBAC is cached, unless RBAC changes. 0s caches no grants. Other
+    /// grants are cached for at most 10 s, except those that --node-grants=follow-pods keeps.
     #[arg(long, default_value = "5m", value_parser = duration, value_name = "DURATION")]
     authorization_webhook_cache_authorized_ttl: Duration,
-    /// Time for which a denial is cached, unless RBAC changes; 0s for no denials at all.
+    /// Time for which a denial is cached, unless RBAC changes. 0s caches no denials.
     #[arg(long, default_value = "30s", value_parser = duration, value_name = "DURATION")]
     authorization_webhook_cache_unauthorized_ttl: Duration,
     /// Treatment of requests while the API server cannot review their callers.

@@ -115,7 +115,7 @@ pub(super) struct ServeCommand {
     admin_listen: SocketAddr,
     /// Age up to which events are kept, so that a watch can start from an old version (seconds).
     /// The last 100 of one type in one representation are kept however old they are, with 0 as well,
-    /// while they take 1 MiB at most. Events (the resource) are not kept beyond this age.
+    /// while they take 1 MiB at most. This exception does not apply to the resource `events`.
     #[arg(help_heading = CACHE, long, default_value_t = 300, value_name = "SECONDS")]
     window_seconds: u64,
     /// Size up to which events are kept for one type in one representation (MiB).
@@ -201,7 +201,7 @@ impl ServeCommand {
             _ = terminate.recv() => ExitCode::SUCCESS,
             _ = interrupt.recv() => ExitCode::SUCCESS,
             task = running.failed() => {
-                tracing::error!(task, "a task of the proxy failed; stopping, to be started anew");
+                tracing::error!(task, "a task of the proxy failed; shutting down, so that the process is restarted");
                 ExitCode::FAILURE
             }
         };

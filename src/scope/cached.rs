@@ -101,7 +101,8 @@ pub struct Scope {
 }
 
 impl Drop for Scope {
-    /// A large type takes longer to free than others wait. The task that wrote it has ended.
+    /// A large type takes longer to free than others wait, so another thread usually does it. The
+    /// task that wrote it has ended.
     fn drop(&mut self) {
         let stats = self.reader.stats();
         let charges = self.charges.lock().take();

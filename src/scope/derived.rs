@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use tokio::time::{Instant, timeout_at};
+use tokio::time::timeout_at;
 use watershed_protocol::ResourceVersion;
 
 use super::cached::Scope;
@@ -43,8 +43,7 @@ use step::ToldState;
 pub(super) use step::{DerivedEnd, DerivedStep, ReprintedObjects};
 
 /// Time within which another server's JSON must be compared. The source's history is about twice as
-/// long (`SOURCE_WINDOW`): events that wait for longer would be lost, and every
-/// watch with them.
+/// long (`SOURCE_WINDOW`): events that wait for longer would be lost, and every watch with them.
 const COMPARISON_TIME: Duration = Duration::from_secs(15);
 
 /// Opens the scope in protobuf; `None` if memory is too short for it.
@@ -58,8 +57,6 @@ pub(super) struct DerivedFeed {
     check: PrintCheck,
     states: StatePrint,
     attempts: Attempts,
-    /// The moment by which another server's JSON must have been compared, while that is under way.
-    compared_by: Option<Instant>,
     progress: DerivedProgress,
     /// The last thing that the caller was told of the source.
     told: ToldState,
@@ -107,7 +104,6 @@ impl DerivedFeed {
                 threads: threads.clone(),
             },
             attempts: Attempts::new(),
-            compared_by: None,
             progress: DerivedProgress::Closed,
             told: ToldState::Followed,
             checked: None,
@@ -176,7 +172,6 @@ impl DerivedFeed {
         self.close();
         self.checked = None;
         self.attempts = Attempts::new();
-        self.compared_by = None;
         self.told = ToldState::Followed;
     }
 
@@ -335,13 +330,12 @@ impl DerivedFeed {
         let checked = tokio::select! {
             checked = self.check.check(source, server, known) => checked,
             // Upstream may take minutes. The caller has to know of this before.
-            () = until_unusable(source) => {
-                self.compared_by = None;
-                return Ok(false);
-            }
+            () = until_unusable(source) => return Ok(false),
         };
-        if !matches!(checked, Err(CheckError::NoAnswer(_))) {
-            self.compared_by = None;
+        if !matches!(checked, Err(CheckError::NoAnswer(_)))
+            && let DerivedProgress::Following(following) = &mut self.progress
+        {
+            following.end_comparison();
         }
         match checked {
             Ok(checked) => {
@@ -433,8 +427,10 @@ impl DerivedFeed {
             checked.server.is_same(server) && (checked.has_seen_objects || !has_events)
         });
         if !is_known {
-            let by = Instant::now() + COMPARISON_TIME;
-            let by = *self.compared_by.get_or_insert(by);
+            let DerivedProgress::Following(following) = &mut self.progress else {
+                return Ok(None);
+            };
+            let by = following.compared_by(COMPARISON_TIME);
             let checked = timeout_at(by, self.check_print(source, server)).await;
             let late = || FallbackReason::Unchecked("upstream's answer is late".to_owned());
             if !checked.map_err(|_| late())?? {

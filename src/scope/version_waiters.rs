@@ -15,8 +15,8 @@ pub(super) struct VersionWaiters {
     waiting: Mutex<BTreeMap<WaiterKey, oneshot::Sender<()>>>,
     /// Number of waiters so far. It tells apart those that wait for the same version.
     count: AtomicU64,
-    /// The version at which a reader waited in vain for a later one.
-    stuck_at: AtomicU64,
+    /// The version at which a reader waited in vain for a later one, and for how long.
+    stuck: Mutex<(ResourceVersion, Duration)>,
 }
 
 /// The version that a reader waits for, and the reader's number.
@@ -53,7 +53,7 @@ impl VersionWaiters {
     }
 
     /// Waits until `reached` returns `version` or a later one. Returns `false` if it does not within
-    /// `wait`, or at once if it returns the same as when such a wait was in vain.
+    /// `wait`, or at once if it returns the same as when such a wait, or a longer one, was in vain.
     pub(super) async fn catch_up(
         &self,
         version: ResourceVersion,
@@ -64,12 +64,13 @@ impl VersionWaiters {
         if before >= version {
             return true;
         }
-        if self.stuck_at.load(Ordering::Relaxed) == before.0 {
+        let (stuck_at, waited) = *self.stuck.lock();
+        if stuck_at == before && wait <= waited {
             return false;
         }
         let is_reached = timeout(wait, self.wait(version, reached)).await.is_ok();
         if !is_reached {
-            self.stuck_at.store(before.0, Ordering::Relaxed);
+            *self.stuck.lock() = (before, wait);
         }
         is_reached
     }
@@ -174,13 +175,16 @@ mod tests {
             assert!(!waiters.catch_up(wanted, reached, wait).await);
             assert_eq!(began.elapsed(), wait);
         }
+        // A watch waits for longer than a list.
+        assert!(!waiters.catch_up(wanted, reached, 2 * wait).await);
+        assert_eq!(began.elapsed(), 3 * wait);
         // What came may not be all.
         now.store(5, Ordering::Relaxed);
         assert!(!waiters.catch_up(wanted, reached, wait).await);
-        assert_eq!(began.elapsed(), 2 * wait);
+        assert_eq!(began.elapsed(), 4 * wait);
         now.store(7, Ordering::Relaxed);
         assert!(waiters.catch_up(wanted, reached, wait).await);
-        assert_eq!(began.elapsed(), 2 * wait);
+        assert_eq!(began.elapsed(), 4 * wait);
     }
 
     /// A scope may be listed again at an older version between an arrival and the wake-up.

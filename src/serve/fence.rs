@@ -294,9 +294,10 @@ impl Fence {
         self.may_ask()?;
         let objects = scope.reader.snapshot().len();
         let is_small = self.costs.is_small(objects);
-        let (mut known, mut is_worth) = (None, None);
+        let mut known = None;
+        let mut worth = ComparisonWorth::new(&self.costs, objects, answer);
         let has_lagged = self.has_lagged();
-        if has_lagged && !is_small && !*is_worth.insert(self.is_worth(objects, answer)) {
+        if has_lagged && !is_small && !worth.is_enough() {
             return Err(FenceError::Cheap);
         }
         let asks_version = self.costs.does_version_suffice(objects)
@@ -304,7 +305,7 @@ impl Fence {
             // Events prove a read that costs less than a comparison, or nothing does.
             || (!is_small
                 && self.may_be_followed(scope)
-                && !*is_worth.get_or_insert_with(|| self.is_worth(objects, answer)));
+                && !worth.is_enough());
         if asks_version {
             let version = self.version(scope).await?;
             if scope.reader.version() >= version {
@@ -319,15 +320,13 @@ impl Fence {
             }
             self.record_lag(scope);
             let wait = IN_TRANSIT.min(self.costs.expected(objects));
-            if is_busy(scope)
-                && *is_worth.get_or_insert_with(|| self.is_worth(objects, answer))
-                && scope.wait_until_version(version, wait).await
+            if is_busy(scope) && worth.is_enough() && scope.wait_until_version(version, wait).await
             {
                 return Ok((FreshnessProof::Followed, version));
             }
             known = Some(version);
         }
-        if !is_small && !is_worth.unwrap_or_else(|| self.is_worth(objects, answer)) {
+        if !is_small && !worth.is_enough() {
             return Err(FenceError::Cheap);
         }
         self.compare_or_catch_up(scope, answer, known).await
@@ -415,14 +414,6 @@ impl Fence {
         }
     }
 
-    /// Returns `true` if the proof costs upstream no more than the answer, and those to other
-    /// readers that came lately.
-    fn is_worth(&self, objects: usize, answer: AnswerOfUpstream) -> bool {
-        let proof = self.costs.comparison(objects);
-        self.costs
-            .outweighs(proof, answer.cost, answer.identity, objects)
-    }
-
     /// Estimates what upstream's answer costs, and how long it takes.
     fn answer_of_upstream(&self, scope: &Scope, demand: &ProofDemand<'_>) -> AnswerOfUpstream {
         let snapshot = scope.reader.snapshot();
@@ -486,6 +477,41 @@ impl Fence {
             FreshnessProof::CaughtUp
         };
         Ok((proof, version))
+    }
+}
+
+/// Whether a comparison is worth what it costs upstream, for one read. To find that out counts the
+/// read among those that came lately, so it is found out once, and only if it matters.
+struct ComparisonWorth<'a> {
+    costs: &'a ProofCosts,
+    objects: usize,
+    answer: AnswerOfUpstream,
+    is_enough: Option<bool>,
+}
+
+impl<'a> ComparisonWorth<'a> {
+    fn new(costs: &'a ProofCosts, objects: usize, answer: AnswerOfUpstream) -> Self {
+        Self {
+            costs,
+            objects,
+            answer,
+            is_enough: None,
+        }
+    }
+
+    /// Returns `true` if the comparison costs upstream no more than the answer, and those to other
+    /// readers that came lately.
+    fn is_enough(&mut self) -> bool {
+        let Self {
+            costs,
+            objects,
+            answer,
+            ..
+        } = *self;
+        *self.is_enough.get_or_insert_with(|| {
+            let comparison = costs.comparison(objects);
+            costs.count_read(comparison, answer.cost, answer.identity, objects)
+        })
     }
 }
 

@@ -18,11 +18,11 @@ use super::unanswered::Unanswered;
 use super::{review, unknown_callers, until_drain};
 use crate::access::{Caller, Credential, Identity};
 use crate::body::{Body, holding};
-use crate::seldom::SeldomLine;
+use crate::log_throttle::LogThrottle;
 use crate::upstream::{ForwardIdentity, ForwardOptions};
 
 /// Requests that failed on their way to upstream. Clients can have them fail, too.
-static NOT_FORWARDED: SeldomLine = SeldomLine::new(Duration::from_secs(10));
+static NOT_FORWARDED: LogThrottle = LogThrottle::new(Duration::from_secs(10));
 
 impl ServiceParts {
     /// Lets identical reads that go to upstream share one request, if they are consistent or many

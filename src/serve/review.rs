@@ -15,10 +15,10 @@ use crate::access::{
     ReviewedAccess,
 };
 use crate::audit;
-use crate::seldom::SeldomLine;
+use crate::log_throttle::LogThrottle;
 
 /// Requests whose caller could not be reviewed.
-static NOT_REVIEWED: SeldomLine = SeldomLine::new(Duration::from_secs(10));
+static NOT_REVIEWED: LogThrottle = LogThrottle::new(Duration::from_secs(10));
 
 /// Returns the decision that lets the caller read what they ask for.
 pub(super) async fn authorize_read(

@@ -359,16 +359,9 @@ impl Reflector {
             }
             ReflectorState::Resuming { version } => {
                 let version = *version;
-                if self.recovery.is_version_lost() {
-                    // An outage of everything costs no lists, and ends no watches.
-                    self.try_to_list().await?;
-                    tracing::warn!(
-                        resource = %self.target.gvr,
-                        %version,
-                        "upstream answers lists, but watches from this version fail; listing again"
-                    );
-                    self.restart();
-                    return Ok(None);
+                if self.recovery.asks_if_lists_are_answered() {
+                    let is_answered = self.try_to_list().await.is_ok();
+                    self.recovery.set_lists_answered(is_answered);
                 }
                 self.resume(version).await
             }
@@ -441,6 +434,7 @@ impl Reflector {
                     ReflectorError::Silent(_)
                     | ReflectorError::Broken(_)
                     | ReflectorError::Brief
+                    | ReflectorError::Behind { .. }
                     | ReflectorError::Watch(..) => {
                         self.recovery.unanswered(by);
                     }
@@ -449,8 +443,10 @@ impl Reflector {
                     }
                     _ => self.recovery.failed(),
                 }
-                if error.may_concern_the_version() && !self.is_listing() {
-                    self.recovery.version_failed();
+                if !error.may_concern_the_version() {
+                    self.recovery.version_not_shown();
+                } else if !self.is_listing() {
+                    list_again |= self.recovery.version_failed();
                 }
                 let failures = self.recovery.failures();
                 tracing::warn!(%resource, %error, failures, "upstream failed");

@@ -15,6 +15,7 @@ use http::{HeaderMap, HeaderValue, StatusCode};
 use parking_lot::Mutex;
 
 use crate::headers::VIA;
+use crate::log_throttle::LogThrottle;
 
 /// Limit of the proxies that a request passes.
 const MAX_PROXIES: usize = 8;
@@ -33,6 +34,7 @@ pub struct ProxyChain {
     forward_mark: String,
     /// Requests that were not accepted, by [`ChainRefusal`].
     refused: [AtomicU64; ChainRefusal::ALL.len()],
+    refusals: LogThrottle,
     state: Mutex<ChainState>,
 }
 
@@ -48,7 +50,6 @@ struct ChainState {
     answer: HeaderValue,
     /// `true` once an answer came from a proxy. The log reports that once.
     announced: bool,
-    reported: Option<Instant>,
     /// The last time that a request of the proxy itself came back.
     came_back: Option<Instant>,
 }
@@ -96,7 +97,6 @@ impl Default for ProxyChain {
             upstream: Vec::new(),
             answer: header(std::iter::once(id.as_str())),
             announced: false,
-            reported: None,
             came_back: None,
         };
         Self {
@@ -104,6 +104,7 @@ impl Default for ProxyChain {
             own_mark: random(),
             forward_mark: random(),
             refused: Default::default(),
+            refusals: LogThrottle::new(REPORT_INTERVAL),
             state: Mutex::new(state),
         }
     }
@@ -255,11 +256,8 @@ impl ProxyChain {
 
     /// Logs a loop, but not each of its requests.
     fn report(&self, error: &ChainError) {
-        let mut state = self.state.lock();
-        let is_recent = |at: Instant| at.elapsed() < REPORT_INTERVAL;
-        if !state.reported.is_some_and(is_recent) {
-            state.reported = Some(Instant::now());
-            tracing::error!(%error, "refusing requests of other proxies");
+        if let Some(requests) = self.refusals.count(1) {
+            tracing::error!(%error, requests, "refusing requests of other proxies");
         }
     }
 }
@@ -352,7 +350,6 @@ mod tests {
             assert_eq!(chain.accept(&headers(&long)), Err(ChainError::TooLong));
             assert_eq!(chain.refused(ChainRefusal::TooLong), 1);
             assert!(!chain.is_loop());
-            assert!(chain.state.lock().reported.is_none());
         }
     }
 

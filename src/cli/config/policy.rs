@@ -10,7 +10,7 @@ use watershed_protocol::Selection;
 use super::file::{
     CacheChoice, ClientSettings, ConfigFile, ManagedFieldsChoice, ScopeSettings, TypeSettings,
 };
-use crate::serve::{CachingPolicy, ClientRule, ScopePolicy, TypeName};
+use crate::serve::{CacheMode, CachingPolicy, ClientRule, ScopePolicy, TypeName};
 
 /// Old names of keys, each with its new one.
 const RENAMED: [(&str, &str); 1] = [("narrow", "selectorScopes")];
@@ -56,6 +56,8 @@ pub(crate) fn parse(text: &str, preset: CachingPolicy) -> anyhow::Result<Caching
     for (name, preset) in preset_types.iter() {
         let named = policy.types.entry(name.group(), name.resource());
         named.mode = named.mode.or(preset.mode);
+        named.consistent_reads = named.consistent_reads.or(preset.consistent_reads);
+        named.scope_policy = named.scope_policy.or(preset.scope_policy);
         named.scopes.clone_from(&preset.scopes);
     }
     add_scopes(&mut policy, file.scopes)?;
@@ -94,12 +96,11 @@ fn apply_resources(
     for entry in resources {
         let line = entry.referenced.line();
         let name = entry.value.name();
-        required.extend(apply_settings(policy, line, entry.value)?);
         ensure!(
-            !names.contains(&name),
+            names.insert(name.clone()),
             "line {line}: {name} has two entries"
         );
-        names.insert(name);
+        required.extend(apply_settings(policy, line, entry.value)?);
     }
     Ok(required)
 }
@@ -123,10 +124,13 @@ fn apply_settings(
         "line {line}: {name} has no settings"
     );
     let named = policy.types.entry(&group, &resource);
+    let is_kept_alike = cache.is_none()
+        || named.mode.is_none()
+        || named.scope_policy.always_open == scope_policy.always_open;
     for (key, agrees) in [
         (
             "cache",
-            choose(&mut named.mode, cache.map(CacheChoice::mode)),
+            choose(&mut named.mode, cache.map(CacheChoice::mode)) && is_kept_alike,
         ),
         (
             "consistentReads",
@@ -145,10 +149,6 @@ fn apply_settings(
             .selector_scopes
             .or(policy.scope_policy.selector_scopes)
             .unwrap_or(false);
-        ensure!(
-            cache != Some(CacheChoice::Never),
-            "line {line}: {name} has cache: never, so that settings of scopes do not apply"
-        );
         check_scope_policy(&scope_policy, selector_scopes, line, &name)?;
         if scope_policy.always_open && selector_scopes {
             required = Some(RequiredScopes {
@@ -165,6 +165,12 @@ fn apply_settings(
         );
         *known = scope_policy;
     }
+    // The other group's entry may set either.
+    let named = policy.types.entry(&group, &resource);
+    ensure!(
+        named.mode != Some(CacheMode::Nothing) || named.scope_policy == ScopePolicy::default(),
+        "line {line}: {name} has cache: never, so that settings of scopes do not apply"
+    );
     Ok(required)
 }
 

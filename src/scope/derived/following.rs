@@ -4,8 +4,10 @@ use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use tokio::sync::watch;
+use tokio::time::Instant;
 use watershed_protocol::ResourceVersion;
 
 use super::check::CheckedPrint;
@@ -36,6 +38,8 @@ pub(super) struct Following {
     accepted: CheckedPrint,
     /// The caller was told this.
     told_too_old: bool,
+    /// The moment by which another server's JSON must have been compared, while that is under way.
+    compared_by: Option<Instant>,
 }
 
 /// The state as the caller of [`Following::next`] knows it.
@@ -92,6 +96,7 @@ impl Following {
             quarantines,
             accepted,
             told_too_old: false,
+            compared_by: None,
         }
     }
 
@@ -111,6 +116,20 @@ impl Following {
     /// Notes that what this server prints may be shown.
     pub(super) fn accept(&mut self, checked: CheckedPrint) {
         self.accepted = checked;
+        self.end_comparison();
+    }
+
+    /// Returns the moment by which another server's JSON must have been compared, if that takes so
+    /// long at most.
+    pub(super) fn compared_by(&mut self, time: Duration) -> Instant {
+        *self
+            .compared_by
+            .get_or_insert_with(|| Instant::now() + time)
+    }
+
+    /// Notes that no comparison is under way.
+    pub(super) fn end_comparison(&mut self) {
+        self.compared_by = None;
     }
 
     /// Returns the server whose events may be printed.
@@ -122,7 +141,7 @@ impl Following {
     pub(super) async fn until_doubted(&self) {
         let mut phase = self.phase.clone();
         let is_doubted = |phase: &ScopePhase| matches!(phase, ScopePhase::Quarantined);
-        // A sender lives as long as the source.
+        // Only the end of the source's task drops the sender.
         let _ = phase.wait_for(is_doubted).await;
     }
 
@@ -149,7 +168,7 @@ impl Following {
                 biased;
                 step = poll_fn(|context| poll(subscription, version, context)),
                     if self.pending.is_empty() => step,
-                // A sender lives as long as the source, which the handle keeps.
+                // The senders are dropped with the source's task only, whose phase tells that first.
                 _ = self.phase.changed() => continue,
                 _ = self.is_followed.changed() => continue,
                 _ = self.bookmarked.changed() => continue,
@@ -196,6 +215,9 @@ impl Following {
         if let Some(server) = unchecked {
             // One that is not followed now is not asked: another one may take its place.
             let may_ask = is_followed && is_ready;
+            if !may_ask {
+                self.end_comparison();
+            }
             return may_ask.then_some(FollowedChange::Unchecked(server));
         }
         if has_events {

@@ -225,9 +225,9 @@ impl ProofCosts {
         paused_until.is_some_and(|until| Instant::now() < until)
     }
 
-    /// Returns `true` if the reads that came lately, this one included, cost upstream as much as
-    /// `proof`. Reads of one `identity` share a request, so they count once.
-    pub(in crate::serve) fn outweighs(
+    /// Counts a read of this cost. Returns `true` if the reads that came lately cost upstream as much
+    /// as `proof`. Reads of one `identity` share a request, so they count once.
+    pub(in crate::serve) fn count_read(
         &self,
         proof: f64,
         cost: f64,
@@ -272,16 +272,16 @@ mod tests {
         costs.record_comparison(10_000, 22 << 20, Duration::from_millis(100));
         let proof = costs.comparison(10_000);
         let all = costs.answer(JSON, 10_000, 44 << 20);
-        assert!(costs.outweighs(proof, all, Some(1), 10_000));
+        assert!(costs.count_read(proof, all, Some(1), 10_000));
         let protobuf = Representation::whole(Encoding::Protobuf);
-        assert!(costs.outweighs(
+        assert!(costs.count_read(
             proof,
             costs.answer(protobuf, 10_000, 32 << 20),
             None,
             10_000
         ));
         let one_node = costs.answer(JSON, 20, 20 * 4400);
-        assert!(!costs.outweighs(proof, one_node, Some(2), 10_000));
+        assert!(!costs.count_read(proof, one_node, Some(2), 10_000));
         let metadata = Representation {
             metadata_only: true,
             ..protobuf
@@ -296,8 +296,8 @@ mod tests {
         // The period is longer than this test.
         costs.record_comparison(1000, 1 << 20, Duration::from_secs(1000));
         let (proof, one) = (costs.comparison(1000), REQUEST);
-        assert!((0..1000).all(|_| !costs.outweighs(proof, one, Some(7), 1000)));
-        let needed = (8..1000).find(|it| costs.outweighs(proof, one, Some(*it), 1000));
+        assert!((0..1000).all(|_| !costs.count_read(proof, one, Some(7), 1000)));
+        let needed = (8..1000).find(|it| costs.count_read(proof, one, Some(*it), 1000));
         let needed = needed.expect("the sum grows") - 7;
         let wanted = proof / one;
         assert!(

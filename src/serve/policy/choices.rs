@@ -74,7 +74,7 @@ pub struct ScopePolicy {
 }
 
 impl ScopePolicy {
-    pub(super) fn or(self, other: Self) -> Self {
+    pub(crate) fn or(self, other: Self) -> Self {
         Self {
             always_open: self.always_open,
             selector_scopes: self.selector_scopes.or(other.selector_scopes),

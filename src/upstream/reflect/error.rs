@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use http::StatusCode;
-use watershed_protocol::{GunzipError, Malformed};
+use watershed_protocol::{GunzipError, Malformed, ResourceVersion};
 
 use super::change::Stopped;
 use crate::budget::DoesNotFit;
@@ -29,6 +29,9 @@ pub(super) enum ReflectorError {
     Watch(StatusCode, String),
     #[error("the watch ended as soon as it began")]
     Brief,
+    /// The watch began with a bookmark of a version before the last event.
+    #[error("the event at {event} is not there yet")]
+    Behind { event: ResourceVersion },
     #[error(transparent)]
     Malformed(#[from] Malformed),
     /// The requested version is too old for this server.
@@ -47,7 +50,7 @@ impl ReflectorError {
     /// Returns `true` if upstream may fail like this at one version, and not at others.
     pub(super) fn may_concern_the_version(&self) -> bool {
         match self {
-            Self::Watch(..) | Self::Brief => true,
+            Self::Watch(..) | Self::Brief | Self::Behind { .. } => true,
             Self::Status(code, _) => *code != StatusCode::TOO_MANY_REQUESTS,
             _ => false,
         }

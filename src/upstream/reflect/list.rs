@@ -155,12 +155,7 @@ impl Reflector {
     fn count_broken_list(&mut self, error: Option<&ReflectorError>) {
         match error {
             None => self.broken_lists = 0,
-            Some(
-                ReflectorError::Broken(_)
-                | ReflectorError::Brief
-                | ReflectorError::Silent(_)
-                | ReflectorError::Watch(..),
-            ) => {
+            Some(ReflectorError::Broken(_) | ReflectorError::Brief | ReflectorError::Watch(..)) => {
                 self.broken_lists += 1;
                 if self.broken_lists >= BROKEN_LISTS {
                     tracing::info!(

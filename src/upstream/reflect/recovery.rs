@@ -42,6 +42,8 @@ pub(super) struct Recovery {
     version_failures: Repetition,
     /// These failures are not expected to pass.
     version_lasts: bool,
+    /// Upstream answered a list since.
+    lists_answered: bool,
     /// The server of the last bad or expired answer.
     avoid: Option<Address>,
     /// Upstream let it be followed at least once.
@@ -95,6 +97,7 @@ impl Recovery {
             refusals: Repetition::default(),
             version_failures: Repetition::default(),
             version_lasts: false,
+            lists_answered: false,
             avoid: None,
             granted: false,
             type_removed: false,
@@ -134,8 +137,7 @@ impl Recovery {
         self.bad_answers = 0;
         self.unreadable = 0;
         self.refusals = Repetition::default();
-        self.version_failures = Repetition::default();
-        self.version_lasts = false;
+        self.version_not_shown();
         self.avoid = None;
         self.granted = true;
     }
@@ -173,14 +175,30 @@ impl Recovery {
     }
 
     /// Notes that a watch failed as it may at one version alone: upstream may be unable to read one
-    /// event of its history, while it can read what is there now.
-    pub(super) fn version_failed(&mut self) {
+    /// event of its history, while it can read what is there now. Returns `true` if the type must be
+    /// listed: that lasts, and upstream answered a list before it failed again.
+    pub(super) fn version_failed(&mut self) -> bool {
         self.version_lasts = self.version_failures.lasts();
+        self.lists_answered &= self.version_lasts;
+        self.lists_answered
     }
 
-    /// Returns `true` if watches from this version fail for so long that others may be better.
-    pub(super) fn is_version_lost(&self) -> bool {
-        self.version_lasts
+    /// Notes a failure that shows nothing about the version.
+    pub(super) fn version_not_shown(&mut self) {
+        self.version_failures = Repetition::default();
+        self.version_lasts = false;
+        self.lists_answered = false;
+    }
+
+    /// Returns `true` if a list is to be tried before the next watch. An outage of everything must
+    /// cost no lists, and end no watches.
+    pub(super) fn asks_if_lists_are_answered(&self) -> bool {
+        self.version_lasts && !self.lists_answered
+    }
+
+    /// Notes whether upstream answered a list, while watches from the version fail.
+    pub(super) fn set_lists_answered(&mut self, lists_answered: bool) {
+        self.lists_answered = lists_answered;
     }
 
     /// Notes that a server's watch does not bring what upstream has.
@@ -256,26 +274,29 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_version_is_lost_once_its_failures_last() {
+    async fn a_version_is_lost_once_its_failures_last_and_lists_are_answered() {
         let mut recovery = Recovery::new();
-        recovery.version_failed();
-        recovery.version_failed();
+        let lasts = |recovery: &mut Recovery| {
+            let is_lost = recovery.version_failed();
+            assert!(!is_lost, "no list was answered");
+            recovery.asks_if_lists_are_answered()
+        };
+        assert!(!lasts(&mut recovery));
         tokio::time::advance(LASTING).await;
-        recovery.succeeded();
-        recovery.version_failed();
-        tokio::time::advance(LASTING).await;
-        recovery.version_failed();
-        assert!(!recovery.is_version_lost(), "two may be two accidents");
+        assert!(!lasts(&mut recovery), "two may be two accidents");
         tokio::time::advance(APART).await;
-        recovery.version_failed();
-        assert!(!recovery.is_version_lost(), "so may a third, much later");
+        assert!(!lasts(&mut recovery), "so may a third, much later");
         tokio::time::advance(LASTING / 2).await;
-        recovery.version_failed();
+        assert!(!lasts(&mut recovery));
         tokio::time::advance(LASTING / 2).await;
-        recovery.version_failed();
-        assert!(recovery.is_version_lost());
-        recovery.succeeded();
-        assert!(!recovery.is_version_lost());
+        assert!(lasts(&mut recovery));
+        recovery.set_lists_answered(false);
+        assert!(lasts(&mut recovery));
+        recovery.set_lists_answered(true);
+        assert!(!recovery.asks_if_lists_are_answered());
+        assert!(recovery.version_failed());
+        recovery.version_not_shown();
+        assert!(!lasts(&mut recovery), "it was something else");
     }
 
     #[tokio::test(start_paused = true)]

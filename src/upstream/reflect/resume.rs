@@ -102,8 +102,7 @@ impl Reflector {
                 if let Some(missing) = last_event
                     && self.is_bookmark_before(&frame, missing)?
                 {
-                    let error = format!("the event at {missing} is not there yet");
-                    return Err(ReflectorError::Broken(error));
+                    return Err(ReflectorError::Behind { event: missing });
                 }
                 if frame.kind == EventKind::Error {
                     let error = self.error_in(frame, &mut stream);

@@ -50,6 +50,10 @@ fn an_invalid_file_is_refused() {
          - resource: events\n  group: events.k8s.io\n  consistentReads: forward\n",
         "resources:\n- resource: events\n  idleSeconds: 60\n\
          - resource: events\n  group: events.k8s.io\n  idleSeconds: 70\n",
+        "resources:\n- resource: events\n  idleSeconds: 60\n\
+         - resource: events\n  group: events.k8s.io\n  cache: never\n",
+        "resources:\n- resource: events\n  cache: always\n\
+         - resource: events\n  group: events.k8s.io\n  cache: onDemand\n",
         "[]",
         "text",
     ] {

@@ -106,8 +106,46 @@ async fn a_version_from_which_every_watch_fails_is_given_up_for_a_list() {
                 _ => {}
             }
         }
-        assert_eq!(interruptions, 4, "{bad:?}: the failures of half a minute");
+        assert_eq!(
+            interruptions, 5,
+            "{bad:?}: the failures of half a minute, and one more after an answered list"
+        );
     }
+}
+
+#[tokio::test]
+async fn an_outage_of_everything_costs_no_list() {
+    let pki = Pki::new();
+    let (outage, lists) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (fails, listed) = (Arc::clone(&outage), Arc::clone(&lists));
+    let api = Api::start(&pki, HTTP2, move |request, _| {
+        let query = request.uri().query().unwrap_or_default();
+        let resumes = query.starts_with("watch=1") && !query.contains("sendInitialEvents");
+        let (status, body) = match fails.load(Ordering::SeqCst) {
+            1.. => (503, String::new()),
+            0 if resumes => (200, event("MODIFIED", "a", 9)),
+            0 => {
+                listed.fetch_add(1, Ordering::SeqCst);
+                (200, events("ADDED", &["a"]) + MARK)
+            }
+        };
+        async move { typed(status, "application/json", body.leak()) }
+    })
+    .await;
+    let mut reflector = pods_reflector(&pki, &api).await;
+    assert!(matches!(next(&mut reflector).await, Change::Listed { .. }));
+    outage.store(1, Ordering::SeqCst);
+    for _ in 0..8 {
+        while !matches!(next(&mut reflector).await, Change::Interrupted) {}
+        tokio::time::pause();
+        tokio::time::advance(Duration::from_secs(10)).await;
+        tokio::time::resume();
+    }
+    outage.store(0, Ordering::SeqCst);
+    let requests = lists.load(Ordering::SeqCst);
+    while !matches!(next(&mut reflector).await, Change::Event(..)) {}
+    let asked = lists.load(Ordering::SeqCst) - requests;
+    assert!(asked <= 1, "one object may be asked for: {asked}");
 }
 
 #[tokio::test]

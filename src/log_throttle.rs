@@ -1,11 +1,11 @@
-//! Log lines about what any request may cause: one in a while stands for many.
+//! Throttles log lines about what any request may cause: one in a while stands for many.
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
 /// Counts what is to be logged, and lets one line pass in each interval.
 #[derive(Debug)]
-pub struct SeldomLine {
+pub struct LogThrottle {
     interval: Duration,
     unlogged: Mutex<Unlogged>,
 }
@@ -18,8 +18,8 @@ struct Unlogged {
     count: usize,
 }
 
-impl SeldomLine {
-    /// Creates a line that is logged at most once in an interval.
+impl LogThrottle {
+    /// Lets one line pass in each interval.
     pub const fn new(interval: Duration) -> Self {
         Self {
             interval,
@@ -50,7 +50,7 @@ mod tests {
 
     #[test]
     fn a_line_stands_for_all_since_the_one_before() {
-        let line = SeldomLine::new(Duration::from_hours(1));
+        let line = LogThrottle::new(Duration::from_hours(1));
         assert_eq!(line.count(1), Some(1));
         assert_eq!([line.count(1), line.count(2)], [None, None]);
         line.unlogged.lock().last = None;
