@@ -480,8 +480,8 @@ impl Fence {
     }
 }
 
-/// Whether a comparison is worth what it costs upstream, for one read. To find that out counts the
-/// read among those that came lately, so it is found out once, and only if it matters.
+/// The worth of a comparison for one read. To find it out counts the read among those that came
+/// lately, so it is found out once, and only if it matters.
 struct ComparisonWorth<'a> {
     costs: &'a ProofCosts,
     objects: usize,

@@ -40,10 +40,8 @@ pub(super) struct Recovery {
     refusals: Repetition,
     /// Watches in a row that failed as they may at one version alone.
     version_failures: Repetition,
-    /// These failures are not expected to pass.
-    version_lasts: bool,
-    /// Upstream answered a list since.
-    lists_answered: bool,
+    /// The standing that follows from these failures.
+    version: VersionStanding,
     /// The server of the last bad or expired answer.
     avoid: Option<Address>,
     /// Upstream let it be followed at least once.
@@ -76,6 +74,17 @@ impl Repetition {
     }
 }
 
+/// The standing of the version from which watches go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum VersionStanding {
+    /// Watches from it do not fail, or not for long.
+    Good,
+    /// They fail, and that is not expected to pass. Whether lists are answered is unknown.
+    Suspect,
+    /// The same, and lists are answered.
+    Worse,
+}
+
 /// The server that an attempt should go to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Route {
@@ -96,8 +105,7 @@ impl Recovery {
             unreadable: 0,
             refusals: Repetition::default(),
             version_failures: Repetition::default(),
-            version_lasts: false,
-            lists_answered: false,
+            version: VersionStanding::Good,
             avoid: None,
             granted: false,
             type_removed: false,
@@ -178,27 +186,33 @@ impl Recovery {
     /// event of its history, while it can read what is there now. Returns `true` if the type must be
     /// listed: that lasts, and upstream answered a list before it failed again.
     pub(super) fn version_failed(&mut self) -> bool {
-        self.version_lasts = self.version_failures.lasts();
-        self.lists_answered &= self.version_lasts;
-        self.lists_answered
+        self.version = match (self.version_failures.lasts(), self.version) {
+            (false, _) => VersionStanding::Good,
+            (true, VersionStanding::Worse) => VersionStanding::Worse,
+            (true, _) => VersionStanding::Suspect,
+        };
+        self.version == VersionStanding::Worse
     }
 
     /// Notes a failure that shows nothing about the version.
     pub(super) fn version_not_shown(&mut self) {
         self.version_failures = Repetition::default();
-        self.version_lasts = false;
-        self.lists_answered = false;
+        self.version = VersionStanding::Good;
     }
 
     /// Returns `true` if a list is to be tried before the next watch. An outage of everything must
     /// cost no lists, and end no watches.
     pub(super) fn asks_if_lists_are_answered(&self) -> bool {
-        self.version_lasts && !self.lists_answered
+        self.version == VersionStanding::Suspect
     }
 
     /// Notes whether upstream answered a list, while watches from the version fail.
     pub(super) fn set_lists_answered(&mut self, lists_answered: bool) {
-        self.lists_answered = lists_answered;
+        self.version = if lists_answered {
+            VersionStanding::Worse
+        } else {
+            VersionStanding::Suspect
+        };
     }
 
     /// Notes that a server's watch does not bring what upstream has.
