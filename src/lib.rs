@@ -24,7 +24,8 @@
 //! | [`app`] | starts all of the above and joins them | `app.rs` |
 //! | [`cli`] | the command line and the configuration file | `cli.rs` |
 //! | [`budget`] | the memory budget: bytes by class, the limit, steps when memory runs short | `budget/pressure.rs` |
-//! | [`body`], [`drain`], [`fairness`], [`headers`], [`log_throttle`], [`metric`], [`work`] | small types that several modules share | |
+//! | [`body`], [`drain`], [`fairness`], [`headers`], [`work`] | small types that several modules share | |
+//! | [`log_throttle`], [`metric`] | repeated log lines; declarations of metrics | |
 //! | [`telemetry`] | logs, traces and the metrics registry | `telemetry.rs` |
 //!
 //! More crates of the workspace:

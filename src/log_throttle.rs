@@ -19,7 +19,7 @@ struct Unlogged {
 }
 
 impl LogThrottle {
-    /// Lets one line pass in each interval.
+    /// Creates a throttle that lets one line pass in each interval.
     pub const fn new(interval: Duration) -> Self {
         Self {
             interval,

@@ -31,11 +31,8 @@ pub(super) async fn announce(policy: CachingPolicy, catalog: Catalog) {
     for exception in &exceptions {
         announce_exception(exception);
     }
-    for (name, named) in policy.types.iter() {
-        if named.scopes.is_empty() {
-            continue;
-        }
-        let selections: Vec<_> = named.scopes.iter().map(ToString::to_string).collect();
+    for (name, scopes) in policy.types.scopes() {
+        let selections: Vec<_> = scopes.iter().map(ToString::to_string).collect();
         tracing::info!(
             group = name.group(),
             resource = name.resource(),

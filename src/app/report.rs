@@ -203,10 +203,7 @@ fn kept(policy: &CachingPolicy) -> Value {
 }
 
 fn scoped(policy: &CachingPolicy) -> Value {
-    let named = policy
-        .types
-        .chosen(|named| Some(&named.scopes).filter(|scopes| !scopes.is_empty()));
-    of_types(named, "selections", |scopes| {
+    of_types(policy.types.scopes(), "selections", |scopes| {
         scopes.iter().map(ToString::to_string).collect()
     })
 }

@@ -201,7 +201,10 @@ impl ServeCommand {
             _ = terminate.recv() => ExitCode::SUCCESS,
             _ = interrupt.recv() => ExitCode::SUCCESS,
             task = running.failed() => {
-                tracing::error!(task, "a task of the proxy failed; shutting down, so that the process is restarted");
+                tracing::error!(
+                    task,
+                    "a task of the proxy failed; shutting down, so that the process is restarted"
+                );
                 ExitCode::FAILURE
             }
         };

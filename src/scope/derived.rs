@@ -432,8 +432,8 @@ impl DerivedFeed {
             };
             let by = following.compared_by(COMPARISON_TIME);
             let checked = timeout_at(by, self.check_print(source, server)).await;
-            let late = || FallbackReason::Unchecked("upstream's answer is late".to_owned());
-            if !checked.map_err(|_| late())?? {
+            let late = |_| FallbackReason::Unchecked("upstream's answer is late".to_owned());
+            if !checked.map_err(late)?? {
                 return Ok(None);
             }
         }

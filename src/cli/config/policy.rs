@@ -157,16 +157,14 @@ fn apply_settings(
                 key: TypeName::new(&group, &resource),
             });
         }
-        let known = &mut policy.types.entry(&group, &resource).scope_policy;
         ensure!(
-            *known == ScopePolicy::default() || *known == scope_policy,
+            named.scope_policy == ScopePolicy::default() || named.scope_policy == scope_policy,
             "line {line}: {name} has other settings of scopes in an earlier entry, in a group with \
              the same objects"
         );
-        *known = scope_policy;
+        named.scope_policy = scope_policy;
     }
     // The other group's entry may set either.
-    let named = policy.types.entry(&group, &resource);
     ensure!(
         named.mode != Some(CacheMode::Nothing) || named.scope_policy == ScopePolicy::default(),
         "line {line}: {name} has cache: never, so that settings of scopes do not apply"

@@ -57,6 +57,11 @@ impl TypePolicies {
             .filter_map(move |(name, policy)| Some((name, choice(policy)?)))
     }
 
+    /// Returns the types whose selections have a scope each, and these, sorted by name.
+    pub fn scopes(&self) -> impl Iterator<Item = (&TypeName, &[Arc<Selection>])> {
+        self.chosen(|named| (!named.scopes.is_empty()).then_some(&*named.scopes))
+    }
+
     fn position(&self, group: &str, resource: &str) -> Result<usize, usize> {
         let wanted = (stored_in(group, resource), resource);
         self.types

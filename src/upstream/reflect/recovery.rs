@@ -81,8 +81,8 @@ enum VersionStanding {
     Good,
     /// They fail, and that is not expected to pass. Whether lists are answered is unknown.
     Suspect,
-    /// The same, and lists are answered.
-    Worse,
+    /// The same, and lists are answered: one more failure gives it up.
+    Lost,
 }
 
 /// The server that an attempt should go to.
@@ -188,10 +188,10 @@ impl Recovery {
     pub(super) fn version_failed(&mut self) -> bool {
         self.version = match (self.version_failures.lasts(), self.version) {
             (false, _) => VersionStanding::Good,
-            (true, VersionStanding::Worse) => VersionStanding::Worse,
+            (true, VersionStanding::Lost) => VersionStanding::Lost,
             (true, _) => VersionStanding::Suspect,
         };
-        self.version == VersionStanding::Worse
+        self.version == VersionStanding::Lost
     }
 
     /// Notes a failure that shows nothing about the version.
@@ -209,7 +209,7 @@ impl Recovery {
     /// Notes whether upstream answered a list, while watches from the version fail.
     pub(super) fn set_lists_answered(&mut self, lists_answered: bool) {
         self.version = if lists_answered {
-            VersionStanding::Worse
+            VersionStanding::Lost
         } else {
             VersionStanding::Suspect
         };

@@ -167,7 +167,7 @@ async fn follow_silence(names: [&str; 2], events: String) -> (Api, Reflector, Ar
     (api, reflector, opened)
 }
 
-/// Lets time pass for a task that waits for upstream.
+/// Lets time pass for a task that waits for upstream, or for the next attempt.
 async fn pass(time: Duration) {
     tokio::time::sleep(Duration::from_millis(200)).await;
     tokio::time::pause();

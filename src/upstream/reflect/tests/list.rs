@@ -210,6 +210,21 @@ async fn an_event_after_the_initial_state_does_not_keep_what_arrived_with_it() {
     assert!(frame.is_unique());
 }
 
+/// Asserts that a change is a list that was not streamed.
+fn assert_read_in_pages(change: &Change<Count>) {
+    assert!(
+        matches!(
+            change,
+            Change::Listed {
+                objects: Count(0),
+                streams_initial_events: false,
+                ..
+            }
+        ),
+        "{change:?}"
+    );
+}
+
 #[tokio::test]
 async fn a_list_whose_stream_falls_silent_is_read_in_pages() {
     let (_api, mut reflector, opened) = follow_silence(POD, events("ADDED", &["a"])).await;
@@ -217,17 +232,7 @@ async fn a_list_whose_stream_falls_silent_is_read_in_pages() {
     eventually(|| opened.load(Ordering::SeqCst) == 1).await;
     pass(INITIAL_SILENCE).await;
     let listed = listed.await.unwrap();
-    assert!(
-        matches!(
-            listed,
-            Change::Listed {
-                objects: Count(0),
-                streams_initial_events: false,
-                ..
-            }
-        ),
-        "{listed:?}"
-    );
+    assert_read_in_pages(&listed);
 }
 
 #[tokio::test]
@@ -238,17 +243,7 @@ async fn a_list_whose_streams_break_off_is_read_in_pages() {
         assert!(matches!(next(&mut reflector).await, Change::Interrupted));
     }
     let listed = next(&mut reflector).await;
-    assert!(
-        matches!(
-            listed,
-            Change::Listed {
-                objects: Count(0),
-                streams_initial_events: false,
-                ..
-            }
-        ),
-        "{listed:?}"
-    );
+    assert_read_in_pages(&listed);
     assert_eq!(opened.lock().len(), 2);
 }
 
