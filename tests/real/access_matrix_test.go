@@ -132,13 +132,7 @@ func newAccessMatrix(t *testing.T) *accessMatrix {
 	require.NoError(t, core.ServiceAccounts(m.there).Delete(ctx, "reader", metav1.DeleteOptions{}))
 
 	for _, plural := range []string{"configmaps", "pods"} {
-		list := testbed.Upstream.Must(t, api.Request{Path: m.collection(plural)})
-		newest := require.Value(list.Items())(t)
-		var version uint64
-		for _, v := range newest {
-			version = max(version, v)
-		}
-		compare.Settle(t, m.collection(plural), version)
+		compare.SettleNewest(t, m.collection(plural))
 	}
 	m.granted(map[string]int{"viewer": 200, "bob": 200, "local": 200, "owner": 200, m.users[16]: 200, "nobody": 403})
 	m.await(api.Request{Path: m.collection("configmaps") + "/apple", User: "system:node:east"}, 200)

@@ -35,7 +35,7 @@ func TestDeprecatedWatchPathsLikeUpstream(t *testing.T) {
 		}
 		since[collection] = api.ParseVersion(listVersion(t, collection))
 		testbed.Upstream.Must(t, api.Request{Method: "PATCH", Path: collection + "/apple", ContentType: api.MergePatch, Body: `{"metadata":{"labels":{"app":"cider"}}}`})
-		compare.Settle(t, collection, api.ParseVersion(listVersion(t, collection)))
+		compare.SettleNewest(t, collection)
 	}
 
 	var plain, others []api.Request
@@ -99,9 +99,9 @@ func TestShortPagesLikeUpstream(t *testing.T) {
 		body := fmt.Sprintf(`{"metadata":{"name":"%s"},"involvedObject":{"kind":"Pod","namespace":"%s","name":"%s"},"reason":"R"}`, name, ns, name)
 		testbed.Upstream.Must(t, api.Request{Method: "POST", Path: events, Body: body})
 	}
-	compare.Settle(t, events, api.ParseVersion(listVersion(t, events)))
+	compare.SettleNewest(t, events)
 	maps := "/api/v1/namespaces/" + ns + "/configmaps"
-	compare.Settle(t, maps, api.ParseVersion(listVersion(t, maps)))
+	compare.SettleNewest(t, maps)
 	whole := []string{
 		maps + "?limit=1&fieldSelector=metadata.name%3Dapple", maps + "?limit=500&fieldSelector=metadata.name%3Dnobody",
 		maps + "?limit=1&fieldSelector=metadata.name%3Dpear%2Cmetadata.namespace%21%3Dx", "/api/v1/namespaces?limit=1&fieldSelector=metadata.name%3D" + ns,

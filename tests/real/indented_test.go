@@ -167,15 +167,7 @@ func TestLargeIndentedAnswersAreCompressedLikeUpstream(t *testing.T) {
 	for i := range 100 {
 		put(fmt.Sprintf("many-%d", i), fmt.Sprintf(`"text":"%s"`, strings.Repeat("word ", 2_000)))
 	}
-	newest := uint64(0)
-	all, err := testbed.Upstream.Must(t, api.Request{Path: here}).Items()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, version := range all {
-		newest = max(newest, version)
-	}
-	compare.Settle(t, here, newest)
+	newest := compare.SettleNewest(t, here)
 	var requests []api.Request
 	for _, path := range []string{
 		"?resourceVersion=0", "", "?limit=20&resourceVersion=" + fmt.Sprint(newest), "?resourceVersion=0&labelSelector=app%21%3Dhuge", "?resourceVersion=0&labelSelector=app%3Daround",

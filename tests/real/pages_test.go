@@ -175,8 +175,7 @@ func TestPagesOfOneNodesPodsLikeUpstream(t *testing.T) {
 	}
 	var requests []api.Request
 	for _, path := range []string{"/api/v1/pods", "/api/v1/namespaces/" + ns + "/pods", "/api/v1/namespaces/" + other + "/pods"} {
-		version := listVersion(t, path)
-		compare.Settle(t, path, api.ParseVersion(version))
+		version := fmt.Sprint(compare.SettleNewest(t, path))
 		for _, selector := range []string{
 			"spec.nodeName%3D" + node, "spec.host%3D" + node, "spec.nodeName%3D" + elsewhere, "spec.nodeName%3D", "spec.nodeName%3Dnowhere",
 			"spec.nodeName%21%3D" + node, "spec.nodeName%3D" + node + ",metadata.name%3Da",

@@ -109,9 +109,7 @@ func New(t *testing.T) *Crowd {
 	for _, plural := range []string{"configmaps", "pods", "secrets"} {
 		here := "/api/v1/namespaces/" + c.red + "/" + plural
 		there := "/api/v1/namespaces/" + c.blue + "/" + plural
-		list := testbed.Upstream.Must(t, api.Request{Path: here})
-		version := max(0, slices.Max(slices.Collect(maps.Values(require.Value(list.Items())(t)))))
-		compare.Settle(t, here, version)
+		version := compare.SettleNewest(t, here)
 		page, _, _ := api.ParseList("application/json", testbed.Upstream.Must(t, api.Request{Path: fmt.Sprintf("%s?limit=1&resourceVersion=%d", here, version)}).Body)
 		for _, path := range []string{
 			here + "/apple", here + "/apple?resourceVersion=0", here + "/pear", here + "/pear?resourceVersion=0", there + "/apple", there + "/pear?resourceVersion=0",
