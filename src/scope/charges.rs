@@ -1,8 +1,49 @@
 //! The memory of a scope, as it is charged to the budget.
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
 use crate::budget::{MemoryBudget, MemoryCharge, MemoryClass};
 use crate::store::{Discarded, HeldBytes};
+
+/// What one scope takes of the memory budget.
+#[derive(Debug)]
+pub(super) struct ScopeMemory {
+    pub(super) charges: Mutex<ScopeCharges>,
+    /// Bytes of compressed forms at the last tick.
+    compressed: AtomicUsize,
+    /// The scope is closed for lack of memory, so nothing of it is to be held any more.
+    is_to_be_freed: AtomicBool,
+}
+
+impl ScopeMemory {
+    pub(super) fn new(budget: &MemoryBudget) -> Self {
+        Self {
+            charges: Mutex::new(ScopeCharges::new(budget)),
+            compressed: AtomicUsize::new(0),
+            is_to_be_freed: AtomicBool::new(false),
+        }
+    }
+
+    /// Returns the bytes of compressed forms at the last tick.
+    pub(super) fn compressed(&self) -> usize {
+        self.compressed.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_compressed(&self, bytes: usize) {
+        self.compressed.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Demands that nothing is held any more once the scope is closed.
+    pub(super) fn free(&self) {
+        self.is_to_be_freed.store(true, Ordering::Release);
+    }
+
+    pub(super) fn is_to_be_freed(&self) -> bool {
+        self.is_to_be_freed.load(Ordering::Acquire)
+    }
+}
 
 /// The charges of one scope.
 #[derive(Debug)]

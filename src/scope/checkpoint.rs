@@ -144,7 +144,7 @@ impl Checkpoints {
         for scope in scopes {
             let gvr = &scope.key.gvr;
             let is_wanted = !scope.is_derived()
-                && scope.timeline.is(&shared.timeline)
+                && scope.history.timeline().is(&shared.timeline)
                 && (shared.may_store)(&gvr.group, &gvr.resource);
             let captured = is_wanted.then(|| CapturedScope::of(&scope)).flatten();
             let Some(captured) = captured.filter(|captured| self.is_due(&scope.key, captured))
@@ -247,7 +247,7 @@ impl Checkpoints {
 
     /// Reads the checkpoint of a scope, if there is one that may be used.
     pub(super) async fn read(&self, scope: &Arc<Scope>, load: MemoryLoad) -> Option<StoredScope> {
-        if !scope.timeline.is(&self.0.timeline) {
+        if !scope.history.timeline().is(&self.0.timeline) {
             return None;
         }
         let name = name(&scope.key);

@@ -6,7 +6,6 @@
 //! upstream's objects are compared with those held.
 use std::future::ready;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use futures_util::future::BoxFuture;
 use tokio::sync::watch;
@@ -62,8 +61,8 @@ impl Continuity {
         let namespaced = scope.fields.namespaced();
         Self {
             probe: Probe::new(client, &scope.key.gvr, &scope.key.selection, namespaced),
-            timeline: scope.held_in.load(Ordering::Acquire),
-            changes: scope.timeline.changes(),
+            timeline: scope.history.held_in(),
+            changes: scope.history.timeline().changes(),
             scope: Arc::clone(scope),
             state: ContinuityState::Certain,
             is_repeat_due: false,
@@ -185,21 +184,20 @@ impl Continuity {
     }
 
     fn is_current(&self) -> bool {
-        self.scope.timeline.number() == self.timeline
+        self.scope.history.timeline().number() == self.timeline
     }
 
     /// Begins a new timeline, in which nothing is held until the next list.
     pub(super) fn begin_anew(&mut self) {
-        let newest = self.scope.timeline.newest(&self.scope.key.gvr);
+        let newest = self.scope.history.begin_anew(&self.scope.key.gvr);
         self.timeline = newest.timeline();
         self.is_repeat_due = false;
-        self.scope.shown.store(newest);
-        let list_at = Instant::now() + self.scope.timeline.relist_delay();
+        let list_at = Instant::now() + self.scope.history.timeline().relist_delay();
         self.state = ContinuityState::Forgotten { list_at };
     }
 
     /// Notes that the scope was listed, in this timeline.
     pub(super) fn record_list(&self) {
-        self.scope.held_in.store(self.timeline, Ordering::Release);
+        self.scope.history.record_timeline(self.timeline);
     }
 }

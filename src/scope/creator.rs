@@ -1,25 +1,23 @@
 //! The creation of scopes: a store, and the task that pumps what upstream sends into it.
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
-use arc_swap::{ArcSwap, ArcSwapOption};
-use parking_lot::Mutex;
-use tokio::sync::{Notify, Semaphore, watch};
-use tokio_util::sync::CancellationToken;
+use tokio::sync::{Semaphore, watch};
 use watershed_protocol::{
-    Encoding, FieldTable, GroupVersionResource, ManagedFields, Representation, ResourceVersion,
+    Encoding, FieldTable, GroupVersionResource, ManagedFields, Representation,
 };
 
 use super::cached::Scope;
-use super::charges::ScopeCharges;
+use super::charges::ScopeMemory;
 use super::config::{Derivation, Retention, ScopeConfig};
-use super::consistent_list::ConsistentList;
 use super::continuity::Continuity;
 use super::derived::{DerivationFailures, DerivedFeed, JsonPrinter, OpenSource, PrintingThreads};
 use super::earlier_states::EarlierStates;
 use super::feed::ScopeFeed;
+use super::found_differences::FoundDifferences;
+use super::held_history::HeldHistory;
 use super::idle::IdleTracker;
 use super::key::ScopeKey;
 use super::metrics;
@@ -28,16 +26,19 @@ use super::overdue::OverdueEvents;
 use super::phase::ScopePhase;
 use super::pump::{NullInStructs, PumpTimers, ScopePump};
 use super::release::{LEARNERS, ReleaseLearner};
-use super::staleness::{ScopeAge, StalenessClock};
+use super::signals::ScopeSignals;
+use super::source_link::SourceLink;
+use super::staleness::StalenessClock;
 use super::streaming::StreamingLearner;
 use super::timeline::Timeline;
 use super::unfit::UnfitScopes;
+use super::upstream_forms::UpstreamForms;
+use super::upstream_watch::UpstreamWatch;
 use super::version_waiters::VersionWaiters;
 use crate::budget::MemoryBudget;
 use crate::store::{self, StoreReader};
 use crate::upstream::{
-    InitialEventsProbe, Probe, Reflector, ReflectorTarget, ServedBy, Stopped, TableForms,
-    UpstreamClient, WatchCompression,
+    InitialEventsProbe, Probe, Reflector, ReflectorTarget, ServedBy, Stopped, UpstreamClient,
 };
 
 /// Returns the treatment of managed fields of a type.
@@ -144,7 +145,7 @@ impl ScopeCreator {
             scope.reader.clone(),
             Arc::clone(&self.learners),
             budget,
-            Arc::clone(&scope.outdated),
+            Arc::clone(&scope.print),
         );
         let pump = ScopePump {
             feed: self.feed(&scope, target, &retention, opener),
@@ -171,7 +172,7 @@ impl ScopeCreator {
                 retention.max_staleness.unwrap_or(self.config.max_staleness),
             ),
             overdue: OverdueEvents::new(
-                scope.lacking.subscribe(),
+                scope.upstream.subscribe_lacking(),
                 scope.reader.clone(),
                 self.config.overdue,
             ),
@@ -193,56 +194,29 @@ impl ScopeCreator {
         reader: StoreReader,
         phase: watch::Receiver<ScopePhase>,
     ) -> Scope {
-        let compression = WatchCompression::new(self.client.clone(), target);
-        let tables = TableForms::new(self.client.clone(), key.gvr.clone(), &key.selection);
         let timeline = self
             .aggregated
             .get(&*key.gvr.group)
             .unwrap_or(&self.timeline);
-        let shown = timeline.newest(&key.gvr);
         Scope {
+            history: HeldHistory::new(timeline, &key.gvr),
             key,
-            timeline: timeline.clone(),
-            held_in: AtomicU64::new(shown.timeline()),
-            shown: ArcSwap::new(shown),
-            on_demand: retention.on_demand,
-            idle: IdleTracker::new(retention.idle),
-            charges: Mutex::new(ScopeCharges::new(&self.budget)),
-            compression,
-            is_compressed: AtomicBool::default(),
-            tables,
             fields: Arc::clone(&target.fields),
             managed_fields: target.managed_fields,
+            on_demand: retention.on_demand,
+            is_source_only: AtomicBool::new(retention.derivation == Derivation::Source),
             reader,
-            bookmarks: Arc::new(ArcSwapOption::empty()),
-            irreducible: Arc::default(),
-            unprintable: Arc::default(),
-            last_heard: Mutex::new(Instant::now()),
-            following: watch::Sender::new(false),
-            lacking: watch::Sender::default(),
-            age: ScopeAge::new(),
-            first_list: OnceLock::new(),
-            listed: ConsistentList::default(),
-            timeline_start: AtomicU64::new(0),
             opened: Instant::now(),
             phase,
+            upstream: UpstreamWatch::new(),
+            forms: UpstreamForms::new(&self.client, target),
             version_waiters: VersionWaiters::default(),
-            schema_changed: Notify::new(),
-            type_removed: Notify::new(),
-            found_different: Notify::new(),
-            printed_by: Mutex::default(),
-            prints_differently: AtomicBool::new(false),
-            server: watch::Sender::default(),
-            bookmarked: watch::Sender::new(ResourceVersion::default()),
-            derived_from: ArcSwapOption::empty(),
-            quarantines: AtomicU64::new(0),
-            derived_after: AtomicU64::new(0),
-            derives: AtomicBool::new(false),
-            is_source_only: AtomicBool::new(retention.derivation == Derivation::Source),
-            outdated: Arc::new(AtomicBool::new(false)),
-            stop: CancellationToken::new(),
-            frees_memory: AtomicBool::new(false),
-            compressed: AtomicUsize::new(0),
+            differences: FoundDifferences::default(),
+            source: SourceLink::new(),
+            print: Arc::default(),
+            idle: IdleTracker::new(retention.idle),
+            memory: ScopeMemory::new(&self.budget),
+            signals: ScopeSignals::default(),
         }
     }
 

@@ -17,7 +17,6 @@ mod state_print;
 mod step;
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::time::timeout_at;
@@ -215,11 +214,11 @@ impl DerivedFeed {
             SourceLook::Worse(state) => return Ok(self.tell(state)),
         };
         // Before the state is read: a quarantine after this may be about it.
-        let quarantines = scope.quarantines.load(Ordering::Acquire);
+        let quarantines = scope.differences.quarantines();
         let (subscription, snapshot) = scope
             .reader
             .subscribe(SubscriptionStart::Now, Interest::All);
-        let now = scope.server.borrow().clone();
+        let now = scope.upstream.server();
         let is_checked = now.is_some_and(|now| self.is_checked(&now));
         let Some(checked) = self.checked.clone().filter(|_| is_checked) else {
             return Ok(None);
@@ -241,7 +240,7 @@ impl DerivedFeed {
             // A large type takes seconds. The caller has to know of this before.
             () = until_unreadable(&scope) => return Ok(None),
         };
-        if scope.quarantines.load(Ordering::Acquire) != quarantines {
+        if scope.differences.quarantines() != quarantines {
             return Ok(None);
         }
         self.follow_from(subscription, (snapshot.version(), quarantines), checked);
@@ -275,7 +274,7 @@ impl DerivedFeed {
             Readiness::Changed => return Ok(SourceLook::Changed),
             Readiness::Worse(state) => return Ok(SourceLook::Worse(state)),
         }
-        let mut servers = scope.server.subscribe();
+        let mut servers = scope.upstream.subscribe_server();
         let Some(server) = servers.borrow_and_update().clone() else {
             // It is known once the source's watch is open.
             let mut phases = scope.phase.clone();
@@ -353,7 +352,7 @@ impl DerivedFeed {
                 let resource = &self.check.target.gvr;
                 tracing::debug!(%resource, %error, "upstream's JSON could not be compared");
                 // Where upstream cannot be reached at all, the source waits for it.
-                if self.attempts.failed(source.is_following()) {
+                if self.attempts.failed(source.upstream.is_following()) {
                     Ok(false)
                 } else {
                     Err(FallbackReason::Unchecked(error.to_string()).into())
@@ -465,7 +464,7 @@ impl DerivedFeed {
                 () = until_unusable(source) => return Ok(None),
             }
         };
-        if !source.is_following() {
+        if !source.upstream.is_following() {
             return Ok(None);
         }
         following.accept(now.clone());

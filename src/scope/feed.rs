@@ -1,6 +1,5 @@
 //! The feed of a scope's changes: upstream's own list and watch, or the type's scope in protobuf.
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::cached::Scope;
@@ -57,7 +56,7 @@ impl ScopeFeed {
             rederivation.wait(derived);
         }
         // Before others see the scope: while it opens, its source counts for it.
-        scope.derives.store(derived.is_some(), Ordering::Relaxed);
+        scope.source.set_derived(derived.is_some());
         Self {
             scope: Arc::clone(scope),
             reflector,
@@ -98,7 +97,7 @@ impl ScopeFeed {
     fn derive(&mut self, derived: Box<DerivedFeed>) {
         self.derived = Some(derived);
         self.reflector.restart();
-        self.scope.derives.store(true, Ordering::Relaxed);
+        self.scope.source.set_derived(true);
     }
 
     /// Notes that upstream is of another release now: it may print what could not be derived.
@@ -169,8 +168,10 @@ impl ScopeFeed {
             return self.next_of_upstream().await;
         };
         let next = derived.next().await;
-        if self.scope.derived_from.load().is_none() {
-            self.scope.derived_from.store(derived.source().cloned());
+        if self.scope.source.get().is_none()
+            && let Some(source) = derived.source()
+        {
+            self.scope.source.attach(Arc::clone(source));
         }
         match next {
             Ok(step) => {
@@ -225,7 +226,7 @@ impl ScopeFeed {
     /// Lets go of the source of a derivation that ended. What is held is quarantined with it no
     /// longer.
     pub(super) fn forget_source(&self) {
-        self.scope.derived_from.store(None);
+        self.scope.source.detach();
     }
 
     fn fall_back(&mut self, reason: &FallbackReason) {
@@ -250,14 +251,14 @@ impl ScopeFeed {
         if let Some(derived) = self.derived.take() {
             self.rederivation.failed(derived, reason);
         }
-        self.scope.derives.store(false, Ordering::Relaxed);
+        self.scope.source.set_derived(false);
     }
 }
 
 impl Drop for ScopeFeed {
     /// Readers of a scope that stopped must not keep its source.
     fn drop(&mut self) {
-        self.scope.derives.store(false, Ordering::Relaxed);
+        self.scope.source.set_derived(false);
         self.forget_source();
     }
 }

@@ -1,9 +1,9 @@
 //! Follows how current a scope is: whether upstream's changes arrive, and when it is too old.
-use std::sync::atomic::Ordering;
 
 use tokio::time::Instant;
 use watershed_protocol::ResourceVersion;
 
+use super::found_differences::DifferingPart;
 use super::metrics;
 use super::phase::ScopePhase;
 use super::pump::ScopePump;
@@ -13,9 +13,12 @@ use crate::upstream::Reflector;
 impl ScopePump {
     /// Records that changes of the source arrive again, of which none was lost.
     pub(super) fn mark_followed(&mut self) {
-        self.scope.set_following(true);
-        let source = self.scope.derived_from.load();
-        if source.as_ref().is_some_and(|source| source.age().is_none()) {
+        self.scope.upstream.set_following(true);
+        let source = self.scope.source.get();
+        if source
+            .as_ref()
+            .is_some_and(|source| source.upstream.age().is_none())
+        {
             // It was followed all the time, while its server's JSON was compared.
             self.mark_heard();
         } else {
@@ -33,15 +36,17 @@ impl ScopePump {
 
     /// Records that upstream's changes do not arrive any more.
     pub(super) fn mark_lost(&mut self) {
-        self.scope.set_following(false);
+        self.scope.upstream.set_following(false);
         self.staleness.mark_lost(Instant::now());
-        self.scope.age.publish(self.staleness.lost_since());
+        self.scope
+            .upstream
+            .set_lost_since(self.staleness.lost_since());
     }
 
     /// Records that upstream has proven the state that is held. The watch may have broken since.
     pub(super) fn mark_proven(&mut self) {
         self.mark_heard();
-        if !self.scope.is_following() {
+        if !self.scope.upstream.is_following() {
             self.mark_lost();
         }
     }
@@ -55,7 +60,7 @@ impl ScopePump {
 
     /// Serves the scope again, if it was too old.
     pub(super) fn serve_again(&mut self) {
-        self.scope.age.publish(None);
+        self.scope.upstream.set_lost_since(None);
         let ScopePhase::Stale(ready) = self.phase.borrow().clone() else {
             return;
         };
@@ -95,13 +100,16 @@ impl ScopePump {
 
     /// Serves the scope no longer, as its objects are not upstream's, and lists it again. The list
     /// expires its watches.
-    pub(super) fn quarantine(&mut self) {
+    ///
+    /// A derived scope whose print differs is listed in JSON. If it is not shown at the moment, the
+    /// next check finds that again.
+    pub(super) fn quarantine(&mut self, part: DifferingPart) {
         let phase = self.phase.borrow().clone();
         if let ScopePhase::Ready(_) | ScopePhase::Stale(_) = phase {
             // First, as scopes that are derived from this one may miss the phase.
-            self.scope.quarantines.fetch_add(1, Ordering::AcqRel);
+            self.scope.differences.count_quarantine();
             self.phase.send_replace(ScopePhase::Quarantined);
-            if self.scope.prints_differently.swap(false, Ordering::Relaxed) {
+            if part == DifferingPart::Print {
                 self.feed.distrust();
             }
             self.relist();
@@ -110,8 +118,8 @@ impl ScopePump {
 
     /// Opens the watch again, as upstream has changes after `version` that it does not bring.
     pub(super) fn reopen(&mut self, version: ResourceVersion) {
-        let is_open =
-            self.scope.is_following() && self.feed.reflector().is_some_and(Reflector::reopen);
+        let is_open = self.scope.upstream.is_following()
+            && self.feed.reflector().is_some_and(Reflector::reopen);
         if !is_open {
             return;
         }

@@ -1,7 +1,6 @@
 //! Gauges of scopes, set before each scrape.
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use parking_lot::Mutex;
 use watershed_protocol::{Encoding, GroupVersionResource, Selection};
@@ -111,12 +110,10 @@ impl ScopeSums {
         self.ready += usize::from(matches!(phase, ScopePhase::Ready(_)));
         self.stale += usize::from(matches!(phase, ScopePhase::Stale(_)));
         self.derived += usize::from(scope.is_derived());
-        self.following += usize::from(scope.is_following());
-        self.compressed += scope.compressed.load(Ordering::Relaxed);
-        self.silence = self
-            .silence
-            .max(scope.last_heard.lock().elapsed().as_secs_f64());
-        let age = scope.age().unwrap_or_default().as_secs_f64();
+        self.following += usize::from(scope.upstream.is_following());
+        self.compressed += scope.memory.compressed();
+        self.silence = self.silence.max(scope.upstream.silence().as_secs_f64());
+        let age = scope.upstream.age().unwrap_or_default().as_secs_f64();
         self.staleness = self.staleness.max(age);
         self.figures.version = self.figures.version.max(figures.version);
         self.figures.objects += figures.objects;

@@ -2,7 +2,6 @@
 use std::any::Any;
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -18,12 +17,14 @@ use super::derived::{DerivationFailures, DerivedStep};
 use super::earlier_states::EarlierStates;
 use super::feed::{FeedStep, ScopeFeed};
 use super::finish::ask_upstream;
+use super::found_differences::DifferingPart;
 use super::metrics;
 use super::open_scopes::OpenScopes;
 use super::overdue::OverdueEvents;
 use super::phase::{ReadyScope, ScopePhase};
 use super::release::{LearnedRelease, ReleaseLearner};
 use super::restoring::Restoring;
+use super::signals::ScopeSignal;
 use super::staleness::StalenessClock;
 use super::streaming::StreamingLearner;
 use super::timeline::Question;
@@ -116,15 +117,12 @@ impl NullInStructs {
 /// An occasion on which the task has something to do.
 #[expect(clippy::large_enum_variant, reason = "the large one is the usual one")]
 enum PumpEvent {
-    /// The scope is to be closed.
-    Closed,
+    Signal(ScopeSignal),
     Continuity(ContinuityChange),
-    SchemaChanged,
-    TypeRemoved,
     InitialEvents(InitialEventsAnswer),
     Release(LearnedRelease),
     /// A comparison found objects that are not upstream's.
-    FoundDifferent,
+    FoundDifferent(DifferingPart),
     StalenessDue,
     /// Upstream has shown this version, and its watch did not bring it in time.
     Overdue(ResourceVersion),
@@ -143,15 +141,13 @@ impl ScopePump {
             let question = self.begin_turn();
             // Not a function of its own: its future would be copied, and is large.
             let event = tokio::select! {
-                () = self.scope.stop.cancelled() => PumpEvent::Closed,
+                signal = self.scope.signals.next() => PumpEvent::Signal(signal),
                 change = self.continuity.changed() => PumpEvent::Continuity(change),
-                () = self.scope.schema_changed.notified() => PumpEvent::SchemaChanged,
-                () = self.scope.type_removed.notified() => PumpEvent::TypeRemoved,
                 answer = self.streaming.learned(), if question.is_none() => {
                     PumpEvent::InitialEvents(answer)
                 }
                 learned = self.release.learned() => PumpEvent::Release(learned),
-                () = self.scope.found_different.notified() => PumpEvent::FoundDifferent,
+                part = self.scope.differences.reported() => PumpEvent::FoundDifferent(part),
                 () = wait_until(self.staleness.due()) => PumpEvent::StalenessDue,
                 version = self.overdue.overdue() => PumpEvent::Overdue(version),
                 () = wait_until(self.timers.list_again) => PumpEvent::ListDue,
@@ -197,17 +193,17 @@ impl ScopePump {
         question: Option<Question>,
     ) -> ControlFlow<Stopped> {
         match event {
-            PumpEvent::Closed => return ControlFlow::Break(Stopped::Closed),
-            PumpEvent::Continuity(change) => self.continue_after(change),
-            PumpEvent::SchemaChanged => self.schema_changed(),
-            PumpEvent::TypeRemoved => {
+            PumpEvent::Signal(ScopeSignal::Stop) => return ControlFlow::Break(Stopped::Closed),
+            PumpEvent::Signal(ScopeSignal::SchemaChanged) => self.schema_changed(),
+            PumpEvent::Signal(ScopeSignal::TypeRemoved) => {
                 if let Some(reflector) = self.feed.reflector() {
                     reflector.type_removed();
                 }
             }
+            PumpEvent::Continuity(change) => self.continue_after(change),
             PumpEvent::InitialEvents(answer) => self.apply_initial_events(&answer),
             PumpEvent::Release(learned) => self.apply_release(learned).await,
-            PumpEvent::FoundDifferent => self.quarantine(),
+            PumpEvent::FoundDifferent(part) => self.quarantine(part),
             PumpEvent::StalenessDue => self.update_staleness(),
             PumpEvent::Overdue(version) => self.reopen(version),
             PumpEvent::ListDue => {
@@ -248,7 +244,7 @@ impl ScopePump {
             FeedStep::FellBack { is_resumable } => {
                 // Before its source is forgotten: readers see it as quarantined all the time.
                 if self.scope.source_is_quarantined() {
-                    self.quarantine();
+                    self.quarantine(DifferingPart::Objects);
                 } else if is_resumable {
                     self.resume_held();
                 }
@@ -289,7 +285,7 @@ impl ScopePump {
                 return Some((change, Some(event.origin)));
             }
             DerivedStep::TooOld => self.mark_too_old(),
-            DerivedStep::Doubted => self.quarantine(),
+            DerivedStep::Doubted => self.quarantine(DifferingPart::Objects),
             DerivedStep::Refollowed => self.mark_followed(),
             DerivedStep::Checked {
                 release,
@@ -342,8 +338,7 @@ impl ScopePump {
     /// Drops everything held, as upstream has another history.
     fn forget(&mut self) {
         self.relist();
-        // Until the next list, no version is known to be of the new timeline.
-        self.scope.timeline_start.store(u64::MAX, Ordering::Release);
+        self.scope.history.expect_new_timeline();
         self.drop_held();
         // Afterwards, so that no old version counts as one of the new timeline.
         self.continuity.begin_anew();
@@ -352,7 +347,7 @@ impl ScopePump {
     pub(super) fn drop_held(&mut self) {
         // Before the store, so that nobody takes an empty one for a state.
         self.phase.send_replace(ScopePhase::Failing);
-        let charges = self.scope.charges.lock().take();
+        let charges = self.scope.memory.charges.lock().take();
         let replaced = self.writer.reset();
         // Others may have counted what was held after its charges were taken.
         self.scope.count_held();
@@ -372,8 +367,8 @@ impl ScopePump {
             self.mark_interrupted();
             return;
         }
-        self.scope.set_following(true);
-        *self.scope.last_heard.lock() = now;
+        self.scope.upstream.set_following(true);
+        self.scope.upstream.mark_heard(now);
         match change {
             Change::Listed {
                 format,
@@ -394,12 +389,10 @@ impl ScopePump {
                     warnings,
                 };
                 let is_compressed = compressed == Some(true);
-                self.scope
-                    .is_compressed
-                    .store(is_compressed, Ordering::Relaxed);
+                self.scope.upstream.set_compressed(is_compressed);
                 // Before the watches that wait for the list: they would ask upstream for it.
                 if let Some(compressed) = compressed {
-                    self.scope.compression.learned(compressed);
+                    self.scope.forms.compression.learned(compressed);
                 }
                 self.take_list(ready, objects.finish(version), load);
             }
@@ -410,7 +403,7 @@ impl ScopePump {
             Change::Progress { version, format } => {
                 self.learn_bookmark(format);
                 self.writer.progress(now, version);
-                self.scope.bookmarked.send_replace(version);
+                self.scope.upstream.record_bookmark(version);
                 self.mark_heard();
                 self.record_proof(|proofs| proofs.is_followed = true);
             }
@@ -447,36 +440,31 @@ impl ScopePump {
         );
         if !self.scope.is_derived() {
             self.count(&metrics::UPSTREAM_LISTS);
-            let again = self.scope.first_list.get().is_some();
+            let again = self.scope.history.beginning().is_some();
             metrics::of_type(&metrics::RELISTS, &self.scope.key.gvr).increment(again.into());
         }
-        self.scope.first_list.get_or_init(|| version);
-        self.scope
-            .timeline_start
-            .fetch_min(version.0, Ordering::AcqRel);
+        self.scope.history.record_list(version);
         if streams_initial_events {
             // Before what it printed, so that none of that is derived as another's.
             self.name_server();
         }
-        let charges = self.scope.charges.lock().take();
+        let charges = self.scope.memory.charges.lock().take();
         let replaced = self.writer.replace(snapshot);
         if let Some(asked) = self.list_asked
             && self.feed.lists_most_recent()
         {
-            self.scope.listed.store(asked, version);
+            self.scope.history.record_consistent_list(asked, version);
         }
         // Counted twice for a moment, rather than not at all.
         self.scope.count_held();
         drop(load);
         self.unfit.loaded(&self.scope.key, Instant::now());
         discard(replaced, charges);
-        self.scope.irreducible.clear();
-        self.scope.unprintable.clear();
+        self.scope.forms.forget_objects();
         self.is_rewritten = false;
         self.continuity.record_list();
         if let Some(quarantines) = self.feed.source_quarantines() {
-            let derived_after = &self.scope.derived_after;
-            derived_after.store(quarantines, Ordering::Release);
+            self.scope.source.record_quarantines(quarantines);
         }
         self.phase
             .send_replace(if self.timers.list_again.is_some() {
@@ -484,7 +472,7 @@ impl ScopePump {
             } else {
                 ScopePhase::Ready(ready)
             });
-        *self.scope.printed_by.lock() = None;
+        self.scope.print.set_release(None);
         if let Some(reflector) = self.feed.reflector() {
             self.release.record_list(reflector.listed_by());
         }
@@ -547,7 +535,7 @@ impl ScopePump {
     pub(super) fn learn_bookmark(&self, format: Option<BookmarkFormat>) {
         if let Some(format) = format {
             let format = self.null_in_structs.complete(format);
-            self.scope.bookmarks.store(Some(Arc::new(format)));
+            self.scope.forms.bookmarks.store(Some(Arc::new(format)));
         }
     }
 

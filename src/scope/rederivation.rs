@@ -263,13 +263,9 @@ impl Rederivation {
             _ => false,
         };
         streams
-            && scope.is_following()
+            && scope.upstream.is_following()
             && scope.is_printed_by_its_server()
-            && scope
-                .printed_by
-                .lock()
-                .as_ref()
-                .is_some_and(is_known_release)
+            && scope.print.release().as_ref().is_some_and(is_known_release)
     }
 
     fn begin_attempt(&mut self) -> Result<(), Instant> {

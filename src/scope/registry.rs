@@ -97,7 +97,7 @@ impl Scopes {
     /// shown again exactly. Opens nothing, and waits for no scope.
     pub async fn checkpoint(&self, key: &ScopeKey) -> Option<CheckpointBody> {
         let scope = self.get(key)?;
-        if scope.is_derived() || !scope.timeline.is(self.timeline()) {
+        if scope.is_derived() || !scope.history.timeline().is(self.timeline()) {
             return None;
         }
         let cluster = self.cluster.get().await?;
@@ -274,11 +274,11 @@ impl Scopes {
             return;
         };
         scopes.retain(|_, scope| {
-            scope.schema_changed.notify_one();
+            scope.signals.schema_changed();
             // What could not be cached under the old schema is tried again with the next request.
             let stopped = matches!(scope.phase(), ScopePhase::Stopped(_));
             if stopped {
-                scope.stop.cancel();
+                scope.signals.stop();
             }
             !stopped
         });
@@ -293,10 +293,10 @@ impl Scopes {
     pub fn close(&self, gvr: &GroupVersionResource, grace: Duration) {
         let closed = self.open.lock().remove(gvr);
         for scope in closed.into_iter().flat_map(HashMap::into_values) {
-            scope.type_removed.notify_one();
+            scope.signals.type_removed();
             tokio::spawn(async move {
                 sleep(grace).await;
-                scope.stop.cancel();
+                scope.signals.stop();
             });
         }
     }
@@ -312,7 +312,7 @@ impl Scopes {
             .lock()
             .drain()
             .flat_map(|(_, scopes)| scopes)
-            .for_each(|(_, scope)| scope.stop.cancel());
+            .for_each(|(_, scope)| scope.signals.stop());
     }
 
     /// Closes scopes that nobody has used for their idle limit. Never returns.
@@ -349,7 +349,7 @@ impl Scopes {
                 selection = %scope.key.selection,
                 "closed an idle scope"
             );
-            scope.stop.cancel();
+            scope.signals.stop();
         }
     }
 

@@ -4,7 +4,6 @@
 //! default, or an old server does not know a field. What a watch brings is printed by the server at
 //! its end. What was there before is read again here, beside the watch, and compared.
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -14,6 +13,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use watershed_protocol::WireFormat;
 
 use super::collect::stored_object;
+use super::objects_print::ObjectsPrint;
 use crate::budget::{MemoryBudget, MemoryLoad};
 use crate::store::{ObjectPeek, StoreReader, StoredObject};
 use crate::upstream::{
@@ -40,8 +40,8 @@ pub(super) struct ReleaseLearner {
     reader: StoreReader,
     learners: Arc<Semaphore>,
     budget: MemoryBudget,
-    /// The objects in memory were printed by another release than the followed server's.
-    outdated: Arc<AtomicBool>,
+    /// What others see of it.
+    print: Arc<ObjectsPrint>,
     printed: PrintedBy,
     pace: ReadingPace,
     job: Option<BoxFuture<'static, LearnedRelease>>,
@@ -95,7 +95,7 @@ struct ReleaseComparison {
     reader: StoreReader,
     learners: Arc<Semaphore>,
     budget: MemoryBudget,
-    outdated: Arc<AtomicBool>,
+    print: Arc<ObjectsPrint>,
     printed: PrintedBy,
     server: ServedBy,
     format: Arc<WireFormat>,
@@ -109,7 +109,7 @@ impl ReleaseLearner {
         reader: StoreReader,
         learners: Arc<Semaphore>,
         budget: MemoryBudget,
-        outdated: Arc<AtomicBool>,
+        print: Arc<ObjectsPrint>,
     ) -> Self {
         Self {
             client,
@@ -117,7 +117,7 @@ impl ReleaseLearner {
             reader,
             learners,
             budget,
-            outdated,
+            print,
             printed: PrintedBy::Unknown,
             pace: ReadingPace::default(),
             job: None,
@@ -126,7 +126,7 @@ impl ReleaseLearner {
 
     /// Notes that this server listed the objects in memory.
     pub(super) fn record_list(&mut self, by: Option<&ServedBy>) {
-        self.outdated.store(false, Ordering::Relaxed);
+        self.print.set_outdated(false);
         self.printed = by.map_or(PrintedBy::Unknown, |by| PrintedBy::Server(by.clone()));
         let (client, server) = (self.client.clone(), by.cloned());
         self.job = server.map(|server| {
@@ -151,7 +151,7 @@ impl ReleaseLearner {
             reader: self.reader.clone(),
             learners: Arc::clone(&self.learners),
             budget: self.budget.clone(),
-            outdated: Arc::clone(&self.outdated),
+            print: Arc::clone(&self.print),
             printed: self.printed.clone(),
             server: server.clone(),
             format: Arc::clone(format),
@@ -190,7 +190,7 @@ impl ReleaseLearner {
 
     /// Notes that what was learned is in memory.
     pub(super) fn mark_applied(&mut self) {
-        self.outdated.store(false, Ordering::Relaxed);
+        self.print.set_outdated(false);
     }
 
     /// Notes that what was learned could not be put into memory.
@@ -210,10 +210,10 @@ impl ReleaseComparison {
             PrintedBy::Server(by) => release_of(&self.client, by).await.ok(),
         };
         if printed.as_ref() == Some(&release) {
-            self.outdated.store(false, Ordering::Relaxed);
+            self.print.set_outdated(false);
             return LearnedRelease::Current(release);
         }
-        self.outdated.store(true, Ordering::Relaxed);
+        self.print.set_outdated(true);
         if let Some(moment) = self.not_before {
             sleep_until(moment).await;
         }

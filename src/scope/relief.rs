@@ -33,7 +33,7 @@ impl Scopes {
     pub fn age_compressed(&self) -> usize {
         let age = |scope: &Arc<Scope>| {
             let bytes = scope.reader.snapshot().age_compressed();
-            scope.compressed.store(bytes, Ordering::Relaxed);
+            scope.memory.set_compressed(bytes);
             bytes
         };
         self.all().iter().map(age).sum()
@@ -120,7 +120,7 @@ impl Scopes {
         let scopes = self.all();
         let sources: HashSet<_> = scopes
             .iter()
-            .filter_map(|scope| scope.derived_from.load().as_ref().map(Arc::as_ptr))
+            .filter_map(|scope| scope.source.get().as_ref().map(Arc::as_ptr))
             .collect();
         let largest = scopes
             .iter()
@@ -147,8 +147,8 @@ impl Scopes {
         let needed = held.objects + held.folded + held.history;
         self.unfit().add(scope.key.clone(), needed, now);
         self.forget(scope);
-        scope.frees_memory.store(true, Ordering::Release);
-        scope.stop.cancel();
+        scope.memory.free();
+        scope.signals.stop();
         bytes
     }
 }

@@ -17,8 +17,8 @@ impl ScopePump {
     /// Shows the server at which the scope is followed from now on, whose release is not known yet.
     pub(super) fn name_server(&self) {
         if let Some(server) = self.feed.server().cloned() {
-            *self.scope.printed_by.lock() = None;
-            self.scope.server.send_replace(Some(server));
+            self.scope.print.set_release(None);
+            self.scope.upstream.set_server(server);
         }
     }
 
@@ -27,8 +27,7 @@ impl ScopePump {
         let (Some(server), Some(ready)) = (self.feed.server().cloned(), &self.ready) else {
             return;
         };
-        self.scope.compression.follow(&server);
-        self.scope.tables.follow(&server);
+        self.scope.forms.follow(&server);
         self.streaming.follow(&server);
         // Derived objects are as the source's, which is compared itself.
         if self.feed.reflector().is_some() {
@@ -91,7 +90,7 @@ impl ScopePump {
     async fn reprint(&mut self, objects: Vec<StoredObject>) -> Option<usize> {
         let mut reprint = self.writer.begin_reprint(objects)?;
         repeat(REPLACED_OBJECT, || reprint.replace_next()).await;
-        let charges = self.scope.charges.lock().take();
+        let charges = self.scope.memory.charges.lock().take();
         let (changed, replaced) = reprint.finish();
         self.scope.count_held();
         discard(replaced, charges);
@@ -148,17 +147,15 @@ impl ScopePump {
     /// Records the followed server's release. What was learned of another one by asking is
     /// forgotten, and has to be asked again.
     pub(super) fn note_release(&mut self, release: Option<Release>) {
-        (*self.scope.printed_by.lock()).clone_from(&release);
+        self.scope.print.set_release(release.clone());
         let known = std::mem::replace(&mut self.followed_release, release);
         self.failures.meet_release(self.followed_release.as_ref());
         if known.is_some() && known != self.followed_release {
-            self.scope.compression.forget();
-            self.scope.tables.forget();
+            self.scope.forms.forget_answers();
             // This one may print what the last one printed differently.
             self.failures.begin_release();
             self.feed.release_changed();
-            let server = self.scope.server.borrow().clone();
-            self.releases.send_replace(server);
+            self.releases.send_replace(self.scope.upstream.server());
         }
     }
 

@@ -17,7 +17,7 @@ impl ScopePump {
         };
         let budget = reflector.budget().clone();
         let found = tokio::select! {
-            () = self.scope.stop.cancelled() => None,
+            () = self.scope.signals.stopped() => None,
             found = self.earlier.find(&self.scope, &budget) => found,
         };
         let Some((origin, stored)) = found else {
@@ -67,7 +67,7 @@ impl ScopePump {
             warnings: ready.warnings.clone(),
         });
         // Otherwise all objects would be read again to compare them.
-        let printed_by = self.scope.printed_by.lock().clone();
+        let printed_by = self.scope.print.release();
         if let Some(release) = printed_by {
             self.release.record_restored(release);
         }
@@ -90,7 +90,7 @@ impl ScopePump {
         self.restoring = None;
         // Not earlier: nobody was shown a state that a list then replaces.
         let oldest = self.scope.reader.oldest_version();
-        self.scope.first_list.get_or_init(|| oldest);
+        self.scope.history.record_beginning(oldest);
         origin.count("restored");
         tracing::info!(
             resource = %self.scope.key.gvr,

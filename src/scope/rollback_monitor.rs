@@ -125,13 +125,13 @@ impl RollbackMonitor {
 
     /// Asks about the type that upstream changed last.
     async fn check_scope(&self) -> Result<(), AnswerError> {
-        let of_upstream = |scope: &Arc<Scope>| scope.timeline.is(&self.timeline);
+        let of_upstream = |scope: &Arc<Scope>| scope.history.timeline().is(&self.timeline);
         let newest = self
             .scopes
             .all()
             .into_iter()
             .filter(of_upstream)
-            .max_by_key(|scope| scope.shown.load().get());
+            .max_by_key(|scope| scope.history.newest().get());
         let Some(scope) = newest else { return Ok(()) };
         let probe = Probe::new(
             self.scopes.client().clone(),

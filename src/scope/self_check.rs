@@ -10,13 +10,13 @@
 //! A false alarm costs a list and every watch of the scope. So a difference counts only if a second
 //! look, a moment later and at a newer version, finds it again. What cannot be compared is skipped.
 use std::collections::HashMap;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
 use super::cached::Scope;
+use super::found_differences::DifferingPart;
 use super::key::ScopeKey;
 use super::metrics;
 use super::registry::Scopes;
@@ -27,7 +27,6 @@ mod look;
 mod paged;
 mod selected;
 
-use difference::BYTES;
 pub use difference::{DifferenceExcerpt, ObjectDifference};
 use examination::Examination;
 use look::{Inconclusive, Look};
@@ -123,7 +122,7 @@ impl SelfCheck {
         let after = scheduled.after.clone();
         let examination = Examination::new(self.scopes.client(), scope);
         let result = tokio::select! {
-            () = scope.stop.cancelled() => return,
+            () = scope.signals.stopped() => return,
             result = examination.run(after) => result,
         };
         count(scope, &result);
@@ -137,7 +136,7 @@ impl SelfCheck {
             Ok(look) if look.differences.is_empty() => scheduled.after = look.next,
             Ok(look) => {
                 let is_due = scheduled.relists.begin(Instant::now(), self.interval);
-                act(scope, &look.differences, is_due);
+                report_differences(scope, &look.differences, is_due);
             }
             Err(why) => log_inconclusive(scope, &why, scheduled.failures),
         }
@@ -174,7 +173,7 @@ impl RelistPause {
 }
 
 /// Logs the differences and quarantines the scope, unless that was done a short while ago.
-fn act(scope: &Scope, differences: &[ObjectDifference], is_due: bool) {
+fn report_differences(scope: &Scope, differences: &[ObjectDifference], is_due: bool) {
     let key = &scope.key;
     tracing::error!(
         resource = %key.gvr,
@@ -185,21 +184,21 @@ fn act(scope: &Scope, differences: &[ObjectDifference], is_due: bool) {
         listed_again = is_due,
         "memory differs from upstream"
     );
-    if is_due {
-        let reason = ObjectDifference::label(differences);
-        metrics::QUARANTINES
-            .with(metrics::with_type(&key.gvr, reason))
-            .increment(1);
-        if reason == BYTES {
-            scope.prints_differently.store(true, Ordering::Relaxed);
-            scope.found_different.notify_one();
-        } else {
-            // Derived scopes have what their source has. They are listed again after it.
-            let source = scope.derived_from.load_full();
-            let wrong = source.as_deref().unwrap_or(scope);
-            wrong.found_different.notify_one();
-        }
+    if !is_due {
+        return;
     }
+    let part = ObjectDifference::part(differences);
+    metrics::QUARANTINES
+        .with(metrics::with_type(&key.gvr, part.label()))
+        .increment(1);
+    // Derived scopes have what their source has, and are listed again after it. Their bytes are
+    // their own.
+    let source = scope.source.get();
+    let wrong = match part {
+        DifferingPart::Objects => source.as_deref().unwrap_or(scope),
+        DifferingPart::Print => scope,
+    };
+    wrong.differences.report(part);
 }
 
 fn log_inconclusive(scope: &Scope, why: &Inconclusive, failures: u32) {
@@ -214,8 +213,8 @@ fn log_inconclusive(scope: &Scope, why: &Inconclusive, failures: u32) {
 /// Shows the counts of differences before there are any. Prometheus sees no increase in a counter
 /// that begins with one.
 fn show_alarms(scope: &Scope) {
-    for label in ["objects", "bytes"] {
-        let labels = metrics::with_type(&scope.key.gvr, label);
+    for part in [DifferingPart::Objects, DifferingPart::Print] {
+        let labels = metrics::with_type(&scope.key.gvr, part.label());
         metrics::SELF_CHECKS.with(labels).increment(0);
     }
 }
@@ -224,7 +223,7 @@ fn show_alarms(scope: &Scope) {
 fn count(scope: &Scope, result: &Result<Look, Inconclusive>) {
     let label = match result {
         Ok(found) if found.differences.is_empty() => "same",
-        Ok(found) => ObjectDifference::label(&found.differences),
+        Ok(found) => ObjectDifference::part(&found.differences).label(),
         Err(Inconclusive::Expired) => "expired",
         Err(Inconclusive::Failed(_)) => "failed",
         Err(Inconclusive::NotFollowed) => return,

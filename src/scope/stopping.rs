@@ -1,6 +1,5 @@
 //! Ends a scope's task, or prepares another attempt after a refusal.
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use tokio::runtime::Handle;
@@ -115,14 +114,14 @@ impl Drop for ScopePump {
         if !tried_again || self.stopped == Stopped::Closed {
             self.report_stop(&self.stopped);
         }
-        self.scope.set_following(false);
+        self.scope.upstream.set_following(false);
         self.staleness.stop();
-        self.scope.age.publish(None);
+        self.scope.upstream.set_lost_since(None);
         self.phase
             .send_replace(ScopePhase::Stopped(self.stopped.clone()));
         let is_too_large = matches!(self.stopped, Stopped::DoesNotFit(_));
-        if is_too_large || self.scope.frees_memory.load(Ordering::Acquire) {
-            let charges = self.scope.charges.lock().take();
+        if is_too_large || self.scope.memory.is_to_be_freed() {
+            let charges = self.scope.memory.charges.lock().take();
             let released = self.writer.release();
             // Others may have counted what was held after its charges were taken.
             self.scope.count_held();

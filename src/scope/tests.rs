@@ -8,6 +8,7 @@ use futures_util::{StreamExt as _, stream};
 use http::Response;
 use parking_lot::Mutex;
 
+use super::found_differences::DifferingPart;
 use super::*;
 use crate::body;
 use crate::budget::{MemoryBudget, MemoryClass};
@@ -238,7 +239,7 @@ async fn objects_that_nobody_reads_are_folded_if_they_are_derived_or_memory_is_s
     wait();
     assert_eq!(scopes.fold_cold(false), 0, "it is not derived");
     for derives in [true, false] {
-        scope.derives.store(derives, Ordering::Relaxed);
+        scope.source.set_derived(derives);
         let compressed = || scope.reader.snapshot().compressed_size();
         let compressed_before = compressed();
         let freed = scopes.fold_cold(!derives);
@@ -257,7 +258,7 @@ async fn objects_that_nobody_reads_are_folded_if_they_are_derived_or_memory_is_s
 async fn derived_objects_that_were_never_read_are_folded_at_once() {
     let (_api, scopes, scope, items) = open_foldable(&MemoryBudget::default()).await;
     assert_eq!(scopes.fold_cold(false), 0, "it is not derived");
-    scope.derives.store(true, Ordering::Relaxed);
+    scope.source.set_derived(true);
     let freed = scopes.fold_cold(false);
     assert!(freed > items.len() * 9 / 10, "{freed} of {}", items.len());
     // The first reader unfolds them.
@@ -271,12 +272,12 @@ async fn a_derived_scope_is_quarantined_with_its_source_before_it_learns_of_that
     let (_source_api, _sources, source, _) = open_foldable(&MemoryBudget::default()).await;
     let (_api, _scopes, derived, _) = open_foldable(&MemoryBudget::default()).await;
     // Its task never does anything, which is the latest that it can come.
-    derived.derived_from.store(Some(Arc::clone(&source)));
+    derived.source.attach(Arc::clone(&source));
     let is_read = async || derived.wait_until_ready(Duration::ZERO).await.is_ok();
     assert!(is_read().await);
     let mut phases = source.phase.clone();
     phases.mark_unchanged();
-    source.found_different.notify_one();
+    source.differences.report(DifferingPart::Objects);
     phases.changed().await.unwrap();
     assert!(matches!(derived.phase(), ScopePhase::Quarantined));
     assert!(!is_read().await);
@@ -286,7 +287,7 @@ async fn a_derived_scope_is_quarantined_with_its_source_before_it_learns_of_that
     assert!(matches!(derived.phase(), ScopePhase::Quarantined));
     assert!(!is_read().await);
     // Only objects that were derived since do.
-    derived.derived_after.store(1, Ordering::Release);
+    derived.source.record_quarantines(1);
     assert!(matches!(derived.phase(), ScopePhase::Ready(_)));
     assert!(is_read().await);
 }
@@ -410,11 +411,11 @@ async fn a_scope_that_is_listed_again_does_not_follow_upstream_meanwhile() {
     let fields = Arc::new(FieldTable::builtin(&gvr, true).unwrap());
     let key = ScopeKey::everything(gvr.clone(), Representation::whole(Encoding::Json));
     let scope = scopes.open(&key, &"Pod".into(), &fields);
-    eventually(|| scope.is_following()).await;
-    assert_eq!(scope.age(), None);
+    eventually(|| scope.upstream.is_following()).await;
+    assert_eq!(scope.upstream.age(), None);
     hangs.store(true, Ordering::SeqCst);
     scopes.schema_changed(&gvr);
     eventually(|| hanging.load(Ordering::SeqCst) > 0).await;
-    assert!(!scope.is_following());
-    assert!(scope.age().is_some(), "nothing arrives");
+    assert!(!scope.upstream.is_following());
+    assert!(scope.upstream.age().is_some(), "nothing arrives");
 }

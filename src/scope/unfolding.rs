@@ -21,7 +21,7 @@ impl Scope {
         if self.reader.held().folded == 0 {
             return Ok(None);
         }
-        let mut charges = self.charges.lock();
+        let mut charges = self.memory.charges.lock();
         // What was unfolded since the last count may have taken what is free.
         let held = self.held_alone();
         charges.set(held);
@@ -41,7 +41,7 @@ impl Drop for Unfolding {
     fn drop(&mut self) {
         // The charges of a scope that is gone are, too.
         if let Some(scope) = self.0.upgrade() {
-            let mut charges = scope.charges.lock();
+            let mut charges = scope.memory.charges.lock();
             charges.unfolding -= 1;
             charges.set(scope.held_alone());
         }

@@ -232,7 +232,7 @@ fn check(scope: &Scope, passed: Passed) -> Result<Passed, FenceError> {
         passed.0,
         FreshnessProof::Validated | FreshnessProof::Selected
     );
-    if !is_compared && !scope.is_following() {
+    if !is_compared && !scope.upstream.is_following() {
         return Err(FenceError::Interrupted);
     }
     Ok(passed)
@@ -240,7 +240,7 @@ fn check(scope: &Scope, passed: Passed) -> Result<Passed, FenceError> {
 
 /// Returns `true` if the scope's events come so often that the next one is worth waiting for.
 fn is_busy(scope: &Scope) -> bool {
-    scope.last_heard.lock().elapsed() < IN_TRANSIT
+    scope.upstream.silence() < IN_TRANSIT
 }
 
 struct Fence {
@@ -312,7 +312,7 @@ impl Fence {
                 self.costs.set_compare_first(false);
                 return Ok((FreshnessProof::Current, version));
             }
-            let idle = scope.last_heard.lock().elapsed();
+            let idle = scope.upstream.silence();
             let is_expected = !is_small || idle < IDLE_AFTER;
             if is_expected && scope.wait_until_version(version, EVENT_WAIT).await {
                 self.costs.set_compare_first(false);
@@ -451,13 +451,13 @@ impl Fence {
         if scope.wait_until_version(version, IN_TRANSIT).await {
             return Ok((FreshnessProof::Followed, version));
         }
-        if !scope.is_following() {
+        if !scope.upstream.is_following() {
             return Err(FenceError::Interrupted);
         }
         let Some(mut waiting) = self.catch_ups.keep_open(scope) else {
             return Err(FenceError::Late);
         };
-        let mut following = scope.following();
+        let mut following = scope.upstream.following();
         tokio::select! {
             biased;
             is_reached = scope.wait_until_version(version, costs::MAX_COMPARISON_WAIT) => {

@@ -45,6 +45,7 @@ impl OpenedTable {
         };
         let has_objects = !scope.reader.snapshot().is_empty();
         let form = scope
+            .forms
             .tables
             .form(&ready.format, &table.printer, has_objects);
         Ok(Some(Self {
@@ -164,7 +165,7 @@ impl Continuation<'_> {
                 ScopePhase::Ready(_) => {
                     let reader = &scope.reader;
                     return scope.fields == resource.fields
-                        && scope.is_following()
+                        && scope.upstream.is_following()
                         && (reader.oldest_version()..=reader.version()).contains(&self.version);
                 }
                 // The next representation may be acceptable.

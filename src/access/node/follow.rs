@@ -52,7 +52,7 @@ pub(in crate::access) async fn follow(
 }
 
 fn last_heard(scope: &Scope) -> Instant {
-    Instant::from_std(*scope.last_heard.lock())
+    Instant::from_std(scope.upstream.last_heard())
 }
 
 /// Notes the pods that leave until the scope is listed again or stops.

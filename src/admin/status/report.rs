@@ -294,7 +294,7 @@ impl ScopeStatus {
                 Some(why.to_string().chars().take(ERROR_CHARS).collect()),
             ),
         };
-        let last_heard: Instant = *scope.last_heard.lock();
+        let last_heard: Instant = scope.upstream.last_heard();
         Self {
             group: scope.key.gvr.group.to_string(),
             version: scope.key.gvr.version.to_string(),
@@ -304,14 +304,14 @@ impl ScopeStatus {
             selection: scope.key.selection.to_string(),
             phase,
             why,
-            following: scope.is_following(),
+            following: scope.upstream.is_following(),
             objects: stats.objects,
             object_bytes: stats.object_bytes,
             window_events: stats.events,
             window_bytes: stats.event_bytes,
             resource_version: stats.version.0,
             last_heard_seconds: last_heard.elapsed().as_secs_f64(),
-            staleness_seconds: scope.age().unwrap_or_default().as_secs_f64(),
+            staleness_seconds: scope.upstream.age().unwrap_or_default().as_secs_f64(),
             watchers: stats.watchers,
         }
     }

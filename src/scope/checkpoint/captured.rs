@@ -36,17 +36,17 @@ impl CapturedScope {
             return None;
         };
         // A definition may change while nobody looks, and its objects with it.
-        if !scope.is_following() || ready.format.is_custom() {
+        if !scope.upstream.is_following() || ready.format.is_custom() {
             return None;
         }
-        let release = scope.printed_by.lock().clone()?;
+        let release = scope.print.release()?;
         let warnings = ready.warnings.iter().map(HeaderValue::to_str);
         let warnings: Result<Vec<_>, _> = warnings.map(|text| text.map(str::to_owned)).collect();
         let (snapshot, last_event) = settled(&scope.reader)?;
-        let bookmarks = scope.bookmarks.load();
+        let bookmarks = scope.forms.bookmarks.load();
         let bookmark = bookmarks.as_ref().map(|format| format.example());
         // What was read before is of the present timeline and release, if these still are.
-        let is_same = scope.is_current() && scope.printed_by.lock().as_ref() == Some(&release);
+        let is_same = scope.is_current() && scope.print.is_of(Some(&release));
         is_same.then_some(Self {
             snapshot,
             last_event,

@@ -115,8 +115,8 @@ impl ReplicaStates {
         budget: &MemoryBudget,
     ) -> Option<StoredScope> {
         let (shared, gvr) = (&self.0, &scope.key.gvr);
-        let may_take =
-            scope.timeline.is(&shared.timeline) && (shared.may_take)(&gvr.group, &gvr.resource);
+        let may_take = scope.history.timeline().is(&shared.timeline)
+            && (shared.may_take)(&gvr.group, &gvr.resource);
         if !may_take || !self.may_ask() {
             return None;
         }

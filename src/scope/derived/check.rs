@@ -1,5 +1,4 @@
 //! Compares upstream's JSON with what is printed here, before anything of that is shown.
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use http::HeaderValue;
@@ -212,8 +211,8 @@ pub(in crate::scope) fn is_known_release(release: &Release) -> bool {
 /// Returns `true` if this release is known to have printed all of the source's objects. Of one that
 /// does not tell, it is enough that no other is known to have.
 fn is_printed_by(source: &Scope, release: Option<&Release>) -> bool {
-    let is_known = || source.printed_by.lock().as_ref() == release;
-    !source.outdated.load(Ordering::Relaxed) && (release.is_none() || is_known())
+    let is_known = || source.print.is_of(release);
+    !source.print.is_outdated() && (release.is_none() || is_known())
 }
 
 /// Returns the number of objects to compare: fewer if they are large.

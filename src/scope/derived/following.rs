@@ -2,7 +2,6 @@
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -86,9 +85,9 @@ impl Following {
     ) -> Self {
         Self {
             phase: source.phase.clone(),
-            is_followed: source.following(),
-            server: source.server.subscribe(),
-            bookmarked: source.bookmarked.subscribe(),
+            is_followed: source.upstream.following(),
+            server: source.upstream.subscribe_server(),
+            bookmarked: source.upstream.subscribe_bookmarks(),
             source,
             subscription,
             pending: VecDeque::new(),
@@ -189,7 +188,7 @@ impl Following {
     /// Returns what is known already, and not to the reader.
     fn known(&mut self, reader: FollowingReader) -> Option<FollowedChange> {
         // It may be listed again already, at the same version, so that no event tells.
-        if self.source.quarantines.load(Ordering::Acquire) != self.quarantines {
+        if self.source.differences.quarantines() != self.quarantines {
             return Some(FollowedChange::Quarantined);
         }
         let (is_ready, is_too_old) = match &*self.phase.borrow() {

@@ -55,7 +55,7 @@ impl OpenedSource {
         const STOPPED: FallbackReason = FallbackReason::Source("it is not cached in protobuf");
         let source = &self.source;
         let mut phases = source.phase.clone();
-        let mut following = source.following();
+        let mut following = source.upstream.following();
         let phase = phases.borrow_and_update().clone();
         let is_followed = *following.borrow_and_update();
         let now = match &phase {
@@ -109,7 +109,7 @@ pub(super) async fn until_unreadable(source: &Scope) {
 
 /// Waits until the source cannot be read, or does not follow.
 pub(super) async fn until_unusable(source: &Scope) {
-    let mut following = source.following();
+    let mut following = source.upstream.following();
     tokio::select! {
         () = until_unreadable(source) => {}
         _ = following.wait_for(|is_followed| !is_followed) => {}

@@ -3,7 +3,6 @@
 //! Both follow the same history. So once upstream's own bytes of the objects that both have in the
 //! same version were found to be those that are printed here, the source's events go on from any
 //! later state of the caller's, and its watches notice nothing.
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -70,7 +69,7 @@ impl DerivedFeed {
             }
         };
         // It is asked for after the list.
-        while source.printed_by.lock().is_none() {
+        while source.print.is_of(None) {
             tokio::select! {
                 () = sleep(LOOK) => {}
                 () = until_unusable(&source) => return Err(CHANGED.into()),
@@ -84,7 +83,7 @@ impl DerivedFeed {
         caller: &Scope,
         source: &Scope,
     ) -> Result<RejoinPoint, DerivedEnd> {
-        let servers = source.server.subscribe();
+        let servers = source.upstream.subscribe_server();
         let server = servers.borrow().clone();
         let is_checked = server.is_some_and(|server| self.is_checked(&server));
         let Some(checked) = self.checked.clone().filter(|_| is_checked) else {
@@ -101,7 +100,7 @@ impl DerivedFeed {
         if !are_of_release() {
             return Err(two_releases());
         }
-        let quarantines = source.quarantines.load(Ordering::Acquire);
+        let quarantines = source.differences.quarantines();
         let (held, objects) = (caller.reader.followed(), source.reader.followed());
         match self.find_difference(&checked, &held, &objects).await {
             // One of them may be about to be read again.
@@ -165,7 +164,7 @@ impl DerivedFeed {
         let is_stopped = matches!(source.phase(), ScopePhase::Stopped(_));
         let is_unchanged = !is_stopped
             && point.servers.has_changed().is_ok_and(|changed| !changed)
-            && source.quarantines.load(Ordering::Acquire) == point.quarantines;
+            && source.differences.quarantines() == point.quarantines;
         if !is_unchanged {
             return Err(CHANGED);
         }
@@ -185,9 +184,8 @@ impl DerivedFeed {
         if subscription.is_expired() {
             return Err(CHANGED);
         }
-        let derived_after = &caller.derived_after;
-        derived_after.store(point.quarantines, Ordering::Release);
-        caller.derived_from.store(Some(source));
+        caller.source.record_quarantines(point.quarantines);
+        caller.source.attach(source);
         let step = DerivedStep::Checked {
             release: checked.release.clone(),
             bookmark: checked.bookmark.clone(),
@@ -199,15 +197,15 @@ impl DerivedFeed {
 }
 
 fn is_followed(scope: &Scope) -> bool {
-    matches!(scope.phase(), ScopePhase::Ready(_)) && scope.is_following() && scope.is_current()
+    matches!(scope.phase(), ScopePhase::Ready(_))
+        && scope.upstream.is_following()
+        && scope.is_current()
 }
 
 /// Returns `true` if a scope's objects and events are known to be printed by this release, and a
 /// server of that is followed.
 fn is_known_to_be_printed_by(scope: &Scope, release: Option<&Release>) -> bool {
-    release.is_some()
-        && scope.printed_by.lock().as_ref() == release
-        && scope.is_printed_by_its_server()
+    release.is_some() && scope.print.is_of(release) && scope.is_printed_by_its_server()
 }
 
 /// Returns `true` if upstream's lists and warnings have the form that the caller's readers get.

@@ -4,10 +4,10 @@ use std::fmt;
 
 use watershed_protocol::ResourceVersion;
 
+use crate::scope::found_differences::DifferingPart;
+
 /// Number of differences that a log line names.
 const SHOWN: usize = 5;
-/// The metric label of differences that are all of bytes.
-pub(super) const BYTES: &str = "bytes";
 /// Characters of a key that a log line shows.
 const KEY_CHARS: usize = 160;
 
@@ -35,13 +35,13 @@ pub(super) enum DifferenceKind {
 }
 
 impl ObjectDifference {
-    /// Returns the metric label of some differences.
-    pub(super) fn label(differences: &[Self]) -> &'static str {
+    /// Returns the part in which some objects differ.
+    pub(super) fn part(differences: &[Self]) -> DifferingPart {
         let is_bytes = |it: &Self| matches!(it.kind, DifferenceKind::Bytes { .. });
         if differences.iter().all(is_bytes) {
-            BYTES
+            DifferingPart::Print
         } else {
-            "objects"
+            DifferingPart::Objects
         }
     }
 

@@ -51,7 +51,7 @@ pub(in crate::serve) async fn coding(
     headers: &HeaderMap,
 ) -> ContentCoding {
     let is_marked = matches!(watch.start, WatchStart::State { end_mark: true, .. });
-    if is_marked && accepts_gzip(headers) && opened.scope.compression.is_on().await {
+    if is_marked && accepts_gzip(headers) && opened.scope.forms.compression.is_on().await {
         ContentCoding::Gzip
     } else {
         ContentCoding::Identity
@@ -131,7 +131,7 @@ pub(in crate::serve) fn answer(
                 WatchStart::State { .. } | WatchStart::Now(_) => version,
             },
             initial,
-            bookmarks: watch.bookmarks.then(|| Arc::clone(&scope.bookmarks)),
+            bookmarks: watch.bookmarks.then(|| Arc::clone(&scope.forms.bookmarks)),
             is_from_etcd: scope.key.gvr.is_event(),
             deadline: Instant::now() + timeout(watch.timeout_seconds),
             guard: context.guard,
@@ -150,14 +150,14 @@ fn derived(opened: &OpenedScope) -> Option<DerivedView> {
         return Some(DerivedView::Table(TableView {
             form: Arc::clone(&table.form),
             request: table.request,
-            unprintable: Arc::clone(&opened.scope.unprintable),
+            unprintable: Arc::clone(&opened.scope.forms.unprintable),
             is_first: true,
         }));
     }
     let format = opened.partial()?;
     Some(DerivedView::Metadata(PartialView {
         format,
-        irreducible: Arc::clone(&opened.scope.irreducible),
+        irreducible: Arc::clone(&opened.scope.forms.irreducible),
     }))
 }
 
@@ -200,7 +200,7 @@ fn end_mark_of(
 ) -> Result<Option<EndMark>, ForwardReason> {
     if is_wanted && opened.ready.streams_initial_events {
         // Upstream marked the end of its own initial events, so its format is known.
-        let format = opened.scope.bookmarks.load_full();
+        let format = opened.scope.forms.bookmarks.load_full();
         let format = format.filter(|format| view.end_mark(format, version).is_some());
         let format = format.ok_or(ForwardReason::InitialEvents)?;
         Ok(Some(EndMark { format, version }))

@@ -189,7 +189,7 @@ async fn a_scope_whose_watch_lacks_what_a_catch_up_watch_shows_opens_it_again() 
     };
     let opened = Served::new(LIST, SHOWN, 0).open_as(20, config).await;
     let fence = opened.fences.of(&opened.scope);
-    let mut following = opened.scope.following();
+    let mut following = opened.scope.upstream.following();
     assert!(fence.catch_ups.watch(&opened.scope).await.unwrap());
     let lost = following.wait_for(|is_followed| !is_followed);
     timeout(SOON, lost).await.unwrap().unwrap();

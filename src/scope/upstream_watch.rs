@@ -1,0 +1,120 @@
+//! The watch that feeds a scope, as the rest of the proxy sees it.
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use tokio::sync::watch;
+use tokio::time;
+use watershed_protocol::ResourceVersion;
+
+use super::staleness::ScopeAge;
+use crate::upstream::ServedBy;
+
+/// The watch at upstream that feeds a scope: whether it is open, at which server, and what it
+/// brought last. A derived scope is fed by its source's watch and follows that here.
+#[derive(Debug)]
+pub struct UpstreamWatch {
+    following: watch::Sender<bool>,
+    last_heard: Mutex<Instant>,
+    age: ScopeAge,
+    server: watch::Sender<Option<ServedBy>>,
+    /// The version of the last list or bookmark.
+    bookmark: watch::Sender<ResourceVersion>,
+    /// The version of the events when upstream was last found to have more.
+    lacking: watch::Sender<ResourceVersion>,
+    is_compressed: AtomicBool,
+}
+
+impl UpstreamWatch {
+    /// Creates the state of a watch that is not open yet.
+    pub(super) fn new() -> Self {
+        Self {
+            following: watch::Sender::new(false),
+            last_heard: Mutex::new(Instant::now()),
+            age: ScopeAge::new(),
+            server: watch::Sender::default(),
+            bookmark: watch::Sender::default(),
+            lacking: watch::Sender::default(),
+            is_compressed: AtomicBool::new(false),
+        }
+    }
+
+    /// Returns `true` if upstream's changes arrive: the watch is open, or was a moment ago.
+    pub fn is_following(&self) -> bool {
+        *self.following.borrow()
+    }
+
+    /// Returns [`Self::is_following`] as a value whose changes can be waited for.
+    pub fn following(&self) -> watch::Receiver<bool> {
+        self.following.subscribe()
+    }
+
+    pub(super) fn set_following(&self, now: bool) {
+        self.following
+            .send_if_modified(|following| std::mem::replace(following, now) != now);
+    }
+
+    /// Returns the time for which upstream's changes have not arrived; `None` while they do.
+    pub fn age(&self) -> Option<Duration> {
+        self.age.get()
+    }
+
+    /// Sets the time since when upstream's changes do not arrive; `None` if they do.
+    pub(super) fn set_lost_since(&self, lost_since: Option<time::Instant>) {
+        self.age.publish(lost_since);
+    }
+
+    /// Returns the time of the last event, bookmark or list.
+    pub fn last_heard(&self) -> Instant {
+        *self.last_heard.lock()
+    }
+
+    /// Returns the time since the last event, bookmark or list.
+    pub fn silence(&self) -> Duration {
+        self.last_heard().elapsed()
+    }
+
+    /// Records that an event, a bookmark or a list came.
+    pub(super) fn mark_heard(&self, now: Instant) {
+        *self.last_heard.lock() = now;
+    }
+
+    /// Returns the server at which the scope is followed, once it is known.
+    pub(super) fn server(&self) -> Option<ServedBy> {
+        self.server.borrow().clone()
+    }
+
+    pub(super) fn subscribe_server(&self) -> watch::Receiver<Option<ServedBy>> {
+        self.server.subscribe()
+    }
+
+    pub(super) fn set_server(&self, server: ServedBy) {
+        self.server.send_replace(Some(server));
+    }
+
+    pub(super) fn record_bookmark(&self, version: ResourceVersion) {
+        self.bookmark.send_replace(version);
+    }
+
+    pub(super) fn subscribe_bookmarks(&self) -> watch::Receiver<ResourceVersion> {
+        self.bookmark.subscribe()
+    }
+
+    /// Records that upstream has more than the events up to `version` tell.
+    pub(super) fn record_lacking(&self, version: ResourceVersion) {
+        self.lacking.send_replace(version);
+    }
+
+    pub(super) fn subscribe_lacking(&self) -> watch::Receiver<ResourceVersion> {
+        self.lacking.subscribe()
+    }
+
+    /// Returns `true` if the state came by a watch that upstream compressed.
+    pub(super) fn is_compressed(&self) -> bool {
+        self.is_compressed.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_compressed(&self, is_compressed: bool) {
+        self.is_compressed.store(is_compressed, Ordering::Relaxed);
+    }
+}
