@@ -1,5 +1,6 @@
 //! The command line.
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::Context;
 
@@ -36,6 +37,8 @@ pub use config::config_schema;
 
 /// Log filter of long-running commands unless `--log-level` is given.
 const LOG_LEVEL: &str = "info";
+/// Time for what still runs at the end of the command.
+const LAST_TASKS: Duration = Duration::from_secs(1);
 
 /// Runs the command that the command line names, in a runtime of its own.
 ///
@@ -46,7 +49,10 @@ pub fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         .enable_all()
         .build()
         .context("cannot start the runtime")?;
-    runtime.block_on(run_command(cli))
+    let result = runtime.block_on(run_command(cli));
+    // A thread that reads from a disk that hangs, or waits for a credential plugin, may never end.
+    runtime.shutdown_timeout(LAST_TASKS);
+    result
 }
 
 async fn run_command(cli: Cli) -> anyhow::Result<ExitCode> {

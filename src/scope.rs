@@ -53,7 +53,7 @@ mod version_waiters;
 pub use cached::Scope;
 pub use checkpoint::{
     CheckpointBody, CheckpointConfig, Checkpoints, ClusterIdentity, MayStore, ReplicaStates,
-    checkpoint_media_type, wanted_checkpoint,
+    StoredPart, checkpoint_media_type, wanted_checkpoint,
 };
 pub use config::{Derivation, Retention, ScopeConfig};
 pub use creator::ManagedFieldsPolicy;

@@ -61,16 +61,17 @@ impl RulesProbe {
         {
             return Ok(rules);
         }
-        // Those who waited for that question do not ask, and wait, one after the other.
-        let has_failed = known.failed.is_some_and(|at| at.elapsed() < PAUSE);
+        // Those who waited for that question do not ask, and wait, one after the other. The pause
+        // begins with the question: it must end, however many come meanwhile.
+        if known.failed.is_some_and(|at| at.elapsed() < PAUSE) {
+            return Err(ReviewError::Late(TIMEOUT));
+        }
         let asked = Instant::now();
-        let answer = if has_failed {
-            Err(ReviewError::Late(TIMEOUT))
-        } else {
-            let answer = timeout(TIMEOUT, self.ask()).await;
-            answer.unwrap_or(Err(ReviewError::Late(TIMEOUT)))
-        };
-        match (answer, known.rules) {
+        let answer = timeout(TIMEOUT, self.ask()).await;
+        match (
+            answer.unwrap_or(Err(ReviewError::Late(TIMEOUT))),
+            known.rules,
+        ) {
             (Ok(rules), _) => {
                 known.rules = Some((asked, rules));
                 Ok(rules)

@@ -7,7 +7,7 @@ use watershed_connect::ConnectOptions;
 use watershed_protocol::is_built_in_group;
 
 use super::config::AppConfig;
-use crate::scope::{Checkpoints, MayStore, ReplicaStates, Scopes};
+use crate::scope::{Checkpoints, MayStore, ReplicaStates, Scopes, StoredPart};
 use crate::upstream::{Upstream, UpstreamClient};
 
 /// Opens the folder of checkpoints, if there is to be one.
@@ -50,8 +50,8 @@ pub(super) async fn of_replica(
     let cluster = Arc::clone(scopes.cluster());
     let may_store = may_store(config);
     // No replica gives states of custom types: it need not be asked.
-    let may_take = Box::new(move |group: &str, resource: &str| {
-        is_built_in_group(group) && may_store(group, resource)
+    let may_take = Box::new(move |group: &str, resource: &str, part| {
+        is_built_in_group(group) && may_store(group, resource, part)
     });
     let states = ReplicaStates::new(&replicas, client, scopes.timeline(), cluster, may_take);
     Ok(Some(states))
@@ -69,5 +69,8 @@ pub(super) fn replica_options(config: &AppConfig, file: &Path) -> ConnectOptions
 
 fn may_store(config: &AppConfig) -> MayStore {
     let policy = config.policy.clone();
-    Box::new(move |group, resource| policy.may_store(group, resource))
+    Box::new(move |group, resource, part| match part {
+        StoredPart::Objects => policy.may_store_objects(group, resource),
+        StoredPart::Metadata => policy.may_store(group, resource),
+    })
 }

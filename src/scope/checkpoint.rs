@@ -7,6 +7,7 @@
 mod asking;
 mod captured;
 mod cluster;
+mod disk;
 mod file;
 mod folder;
 pub(crate) mod fuzzing;
@@ -18,11 +19,12 @@ mod stored;
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant, SystemTime};
 
 use parking_lot::Mutex;
 use tokio::task::spawn_blocking;
+use tokio::time::timeout;
 use watershed_protocol::ResourceVersion;
 
 use super::cached::Scope;
@@ -33,11 +35,13 @@ use crate::budget::MemoryLoad;
 use crate::store::ObjectPeek;
 use crate::upstream::UpstreamClient;
 use captured::{CapturedScope, name, seconds};
+use disk::ReadingProgress;
 use file::CheckpointHeader;
-use folder::CheckpointFolder;
+use folder::{CheckpointFolder, FolderClaim};
 use stored::{CheckpointError, load_stored};
 
 pub use cluster::ClusterIdentity;
+pub use file::StoredPart;
 pub use media::{checkpoint_media_type, wanted_checkpoint};
 pub use replica::ReplicaStates;
 pub use sent::CheckpointBody;
@@ -47,6 +51,8 @@ pub(super) use stored::StoredScope;
 const MAX_AGE: Duration = Duration::from_hours(1);
 /// Intervals after which the checkpoint of a type without changes is written again.
 const UNCHANGED: u32 = 10;
+/// Longest wait for the folder at the start.
+const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Settings of checkpoints.
 #[derive(Clone, Debug)]
@@ -59,8 +65,8 @@ pub struct CheckpointConfig {
     pub max_bytes: u64,
 }
 
-/// Tells if objects of a type (group and name) may be stored on disk.
-pub type MayStore = Box<dyn Fn(&str, &str) -> bool + Send + Sync>;
+/// Tells if this part of the objects of a type (group and name) may be stored on disk.
+pub type MayStore = Box<dyn Fn(&str, &str, StoredPart) -> bool + Send + Sync>;
 
 /// The checkpoints of one process. Cheap to clone.
 #[derive(Clone)]
@@ -74,6 +80,8 @@ struct CheckpointsShared {
     cluster: Arc<ClusterIdentity>,
     client: UpstreamClient,
     last: Mutex<LastCheckpoints>,
+    /// The last reading that was given up, until its thread ends.
+    given_up: Mutex<Weak<ReadingProgress>>,
     /// Held by whoever writes.
     writing: tokio::sync::Mutex<()>,
 }
@@ -81,7 +89,7 @@ struct CheckpointsShared {
 /// The checkpoints that this process has written.
 #[derive(Default)]
 struct LastCheckpoints {
-    /// The number of the timeline of all of them.
+    /// The number of the timeline of all of them, and of those that were there before.
     timeline: u64,
     scopes: HashMap<String, LastCheckpoint>,
 }
@@ -93,7 +101,8 @@ struct LastCheckpoint {
 }
 
 impl Checkpoints {
-    /// Opens the folder, and removes what may not be stored or is too old.
+    /// Opens the folder, and removes what may not be stored or is too old. If another process has
+    /// it, that is done once this one may write.
     pub async fn open(
         config: CheckpointConfig,
         client: &UpstreamClient,
@@ -102,17 +111,9 @@ impl Checkpoints {
         may_store: MayStore,
     ) -> io::Result<Self> {
         let path = config.folder.clone();
-        let (folder, may_store) = spawn_blocking(move || {
-            let folder = CheckpointFolder::open(&path)?;
-            let now = SystemTime::now();
-            folder.sweep(|header| {
-                let (group, resource) = &header.resource;
-                is_recent(header, now) && may_store(group, resource)
-            })?;
-            Ok::<_, io::Error>((folder, may_store))
-        })
-        .await??;
-        Ok(Self(Arc::new(CheckpointsShared {
+        let opening = spawn_blocking(move || CheckpointFolder::open(&path));
+        let folder = timeout(OPEN_TIMEOUT, opening).await???;
+        let this = Self(Arc::new(CheckpointsShared {
             config,
             folder,
             may_store,
@@ -120,8 +121,47 @@ impl Checkpoints {
             cluster,
             client: client.clone(),
             last: Mutex::default(),
+            given_up: Mutex::default(),
             writing: tokio::sync::Mutex::default(),
-        })))
+        }));
+        let claiming = this.clone();
+        let claiming = spawn_blocking(move || claiming.claim());
+        if !timeout(OPEN_TIMEOUT, claiming).await??? {
+            tracing::warn!(
+                folder = %this.0.config.folder.display(),
+                "another process writes checkpoints to the folder; writing once it has ended"
+            );
+        }
+        Ok(this)
+    }
+
+    /// Claims the folder. Returns `false` if another process has it.
+    fn claim(&self) -> io::Result<bool> {
+        let shared = &self.0;
+        match shared.folder.claim()? {
+            FolderClaim::Held => Ok(true),
+            FolderClaim::Refused => Ok(false),
+            FolderClaim::Taken => {
+                let now = SystemTime::now();
+                shared.folder.sweep(|header| {
+                    let (group, resource) = &header.resource;
+                    is_recent(header, now) && (shared.may_store)(group, resource, header.part())
+                })?;
+                Ok(true)
+            }
+        }
+    }
+
+    /// Writes checkpoints of the scopes that have changed. They are all that are open.
+    pub(super) async fn write_changed(&self, scopes: Vec<Arc<Scope>>) {
+        // One that is too old when the process starts again is of no use.
+        let rest = (self.interval() * UNCHANGED).min(MAX_AGE / 2);
+        self.write(scopes, rest).await;
+    }
+
+    /// Writes checkpoints of all scopes, but of those that were just written.
+    pub(super) async fn write_all(&self, scopes: Vec<Arc<Scope>>) {
+        self.write(scopes, self.interval()).await;
     }
 
     /// Returns the interval between two checkpoints of a scope.
@@ -130,14 +170,26 @@ impl Checkpoints {
     }
 
     /// Writes a checkpoint of each of these scopes that has changed. They are all that are open.
-    pub(super) async fn write(&self, scopes: Vec<Arc<Scope>>) {
+    /// Those without changes are written again after `rest`.
+    async fn write(&self, scopes: Vec<Arc<Scope>>, rest: Duration) {
         let shared = &self.0;
         let _writing = shared.writing.lock().await;
         let Some(cluster) = shared.cluster.get().await else {
             metrics::checkpoint_written("unverified");
             return;
         };
-        self.forget_other_timelines().await;
+        match self.prepare_folder().await {
+            Ok(true) => {}
+            Ok(false) => {
+                metrics::checkpoint_written("in-use");
+                return;
+            }
+            Err(error) => {
+                metrics::checkpoint_written("failed");
+                tracing::warn!(%error, "cannot prepare the folder of checkpoints");
+                return;
+            }
+        }
         let open: HashSet<String> = scopes.iter().map(|scope| name(&scope.key)).collect();
         let open = Arc::new(open);
         self.forget_closed(&open).await;
@@ -145,9 +197,10 @@ impl Checkpoints {
             let gvr = &scope.key.gvr;
             let is_wanted = !scope.is_derived()
                 && scope.history.timeline().is(&shared.timeline)
-                && (shared.may_store)(&gvr.group, &gvr.resource);
+                && (shared.may_store)(&gvr.group, &gvr.resource, StoredPart::of(&scope.key));
             let captured = is_wanted.then(|| CapturedScope::of(&scope)).flatten();
-            let Some(captured) = captured.filter(|captured| self.is_due(&scope.key, captured))
+            let Some(captured) =
+                captured.filter(|captured| self.is_due(&scope.key, captured, rest))
             else {
                 continue;
             };
@@ -167,24 +220,39 @@ impl Checkpoints {
         }
     }
 
-    /// Removes all checkpoints after the timeline has ended.
-    async fn forget_other_timelines(&self) {
-        let number = self.0.timeline.number();
-        {
-            let mut last = self.0.last.lock();
-            if last.timeline == number {
-                return;
+    /// Claims the folder, and removes checkpoints of a timeline that has ended. Returns `false` if
+    /// another process has the folder.
+    async fn prepare_folder(&self) -> io::Result<bool> {
+        let this = self.clone();
+        let preparing = spawn_blocking(move || {
+            let is_ours = this.claim()?;
+            if is_ours {
+                this.forget_other_timelines()?;
             }
-            *last = LastCheckpoints {
+            Ok(is_ours)
+        });
+        preparing.await.map_err(io::Error::other)?
+    }
+
+    /// Removes all checkpoints after the timeline has ended.
+    fn forget_other_timelines(&self) -> io::Result<()> {
+        let number = self.0.timeline.number();
+        if self.0.last.lock().timeline != number {
+            self.0.folder.sweep(|_| false)?;
+            // Afterwards: nothing of the lost history may be read as one of this timeline.
+            *self.0.last.lock() = LastCheckpoints {
                 timeline: number,
                 scopes: HashMap::new(),
             };
         }
-        let folder = self.0.folder.clone();
-        let swept = spawn_blocking(move || folder.sweep(|_| false)).await;
-        if let Ok(Err(error)) = swept {
-            tracing::warn!(%error, "cannot remove checkpoints of another history");
-        }
+        Ok(())
+    }
+
+    /// Forgets the checkpoint of a scope whose objects are not upstream's.
+    pub(super) fn discard(&self, key: &ScopeKey) {
+        let (folder, name) = (self.0.folder.clone(), name(key));
+        self.0.last.lock().scopes.remove(&name);
+        spawn_blocking(move || folder.remove(&name));
     }
 
     /// Removes the checkpoints of scopes that were closed too long ago for a start to use them.
@@ -199,12 +267,11 @@ impl Checkpoints {
         }
     }
 
-    fn is_due(&self, key: &ScopeKey, captured: &CapturedScope) -> bool {
+    fn is_due(&self, key: &ScopeKey, captured: &CapturedScope, rest: Duration) -> bool {
         let last = self.0.last.lock();
-        last.scopes.get(&name(key)).is_none_or(|last| {
-            let rests = self.0.config.interval * UNCHANGED;
-            last.last_event != captured.last_event || last.at.elapsed() >= rests
-        })
+        last.scopes
+            .get(&name(key))
+            .is_none_or(|last| last.last_event != captured.last_event || last.at.elapsed() >= rest)
     }
 
     /// Writes a checkpoint. Those of scopes that are no longer `open` make room for it. Returns
@@ -219,15 +286,24 @@ impl Checkpoints {
         let shared = &self.0;
         let name = name(key);
         let own = captured.snapshot.size() as u64;
+        // The last one stays until the new one is complete, if there is room for both.
         let fits = || {
-            let others = shared.folder.bytes_beside(&name)?;
-            Ok::<_, io::Error>(others.saturating_add(own) <= shared.config.max_bytes)
+            Ok::<_, io::Error>(
+                shared.folder.bytes()?.saturating_add(own) <= shared.config.max_bytes,
+            )
         };
         if !fits()? {
             shared.folder.remove_older(SystemTime::now(), open)?;
-            if !fits()? {
+        }
+        if !fits()? {
+            let others = shared
+                .folder
+                .bytes()?
+                .saturating_sub(shared.folder.bytes_of(&name));
+            if others.saturating_add(own) > shared.config.max_bytes {
                 return Ok(false);
             }
+            shared.folder.remove(&name);
         }
         let header = captured.header(key, cluster, addresses(&shared.client));
         let bytes = shared.folder.write(&header, |writer| {
@@ -247,7 +323,12 @@ impl Checkpoints {
 
     /// Reads the checkpoint of a scope, if there is one that may be used.
     pub(super) async fn read(&self, scope: &Arc<Scope>, load: MemoryLoad) -> Option<StoredScope> {
-        if !scope.history.timeline().is(&self.0.timeline) {
+        let shared = &self.0;
+        if !scope.history.timeline().is(&shared.timeline) {
+            return None;
+        }
+        // Files of a lost history would be taken for upstream's word, and end the new one.
+        if shared.last.lock().timeline != shared.timeline.number() {
             return None;
         }
         let name = name(&scope.key);
@@ -277,8 +358,13 @@ impl Checkpoints {
         let (folder, fields) = (self.0.folder.clone(), Arc::clone(&scope.fields));
         let form = (scope.key.representation.encoding, scope.managed_fields);
         let wanted = addresses(&self.0.client);
-        let stored = spawn_blocking(move || {
-            let Some((file, header)) = folder.read(&name)? else {
+        if self.0.given_up.lock().strong_count() > 0 {
+            return Err(CheckpointError::Slow);
+        }
+        let progress = Arc::new(ReadingProgress::default());
+        let counted = Arc::clone(&progress);
+        let reading = spawn_blocking(move || {
+            let Some((file, header)) = folder.read(&name, &counted)? else {
                 return Ok(None);
             };
             if header.scope != name || !is_recent(&header, SystemTime::now()) {
@@ -290,9 +376,14 @@ impl Checkpoints {
                 ));
             }
             load_stored(file, header, form, &fields, load).map(Some)
-        })
-        .await
-        .map_err(io::Error::other)??;
+        });
+        let stored = tokio::select! {
+            stored = reading => stored.map_err(io::Error::other)??,
+            () = progress.too_slow() => {
+                *self.0.given_up.lock() = Arc::downgrade(&progress);
+                return Err(CheckpointError::Slow);
+            }
+        };
         let Some(stored) = stored else {
             return Ok(None);
         };

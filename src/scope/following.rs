@@ -108,6 +108,9 @@ impl ScopePump {
         if let ScopePhase::Ready(_) | ScopePhase::Stale(_) = phase {
             // First, as scopes that are derived from this one may miss the phase.
             self.scope.differences.count_quarantine();
+            if let Some(checkpoints) = &self.earlier.checkpoints {
+                checkpoints.discard(&self.scope.key);
+            }
             self.phase.send_replace(ScopePhase::Quarantined);
             if part == DifferingPart::Print {
                 self.feed.distrust();

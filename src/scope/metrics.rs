@@ -86,14 +86,15 @@ const CHECKPOINT_WRITES: Metric<Counter, 1> = Metric::new(
     "watershed_checkpoint_writes_total",
     &["result"],
     "Checkpoints of scopes (--checkpoint-dir), by result: written, too-large (beyond \
-     --checkpoint-max-mib), failed, unverified (the upstream cluster cannot be identified).",
+     --checkpoint-max-mib), failed, in-use (another process \
+     writes to the folder), unverified (the upstream cluster cannot be identified).",
 );
 const CHECKPOINT_READS: Metric<Counter, 1> = Metric::new(
     "watershed_checkpoint_reads_total",
     &["result"],
     "Scopes that began with a checkpoint, by result: restored (without a list), and those that were \
      listed: not-continued (upstream has lost that history), outdated, damaged, foreign (of another \
-     cluster or other addresses), unverified, no-memory.",
+     cluster or other addresses), unverified, no-memory, slow (the disk did not give it in time).",
 );
 
 const REPLICA_STATES: Metric<Counter, 1> = Metric::new(

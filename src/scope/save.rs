@@ -16,14 +16,14 @@ pub async fn save_regularly(scopes: Scopes) {
     loop {
         // Proxies that started together must not write together.
         sleep(checkpoints.interval().mul_f64(0.8 + fastrand::f64() / 5.0)).await;
-        checkpoints.write(scopes.all()).await;
+        checkpoints.write_changed(scopes.all()).await;
     }
 }
 
 /// Writes checkpoints before the process ends.
 pub async fn save_finally(scopes: &Scopes) {
     if let Some(checkpoints) = scopes.checkpoints()
-        && timeout(AT_THE_END, checkpoints.write(scopes.all()))
+        && timeout(AT_THE_END, checkpoints.write_all(scopes.all()))
             .await
             .is_err()
     {

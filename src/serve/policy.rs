@@ -203,10 +203,16 @@ impl CachingPolicy {
             && cached.all(|(name, _)| is_meant(name.group(), name.resource()))
     }
 
-    /// Returns `true` if objects of the type may be stored on disk. Sensitive ones never are, even
-    /// if they are cached.
+    /// Returns `true` if metadata of the type's objects may be stored on disk. Sensitive types never
+    /// are, even if they are cached.
     pub fn may_store(&self, group: &str, resource: &str) -> bool {
         self.may_cache(group, resource) && !is_sensitive(stored_in(group, resource), resource)
+    }
+
+    /// Returns `true` if whole objects of the type may be stored on disk.
+    pub fn may_store_objects(&self, group: &str, resource: &str) -> bool {
+        let gvr = GroupVersionResource::new(group, "", resource);
+        self.may_store(group, resource) && self.mode(&gvr) == CacheMode::Objects
     }
 
     /// Returns the types that are cached in another way than by default, sorted by name. `*` stands

@@ -119,6 +119,11 @@ async fn each_configuration_error_is_one_line_that_names_its_setting() {
             vec![("error", "certificate", "--cert-dir")],
         ),
         (
+            "--checkpoint-dir good.crt/x",
+            1,
+            vec![("error", "checkpoints", "--checkpoint-dir")],
+        ),
+        (
             "--admin-tls-cert good.crt --admin-tls-key expired.key --admin-token-file nowhere",
             1,
             vec![

@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use tempfile::TempDir;
 use watershed_lab::sim::{SimulatedServer, pods};
+use watershed_protocol::GroupVersionResource;
 
 use crate::bad_answers::source_of_watch;
 use crate::support::client::{Endpoint, Protocol};
@@ -26,11 +27,7 @@ async fn launch(upstream: &SimulatedServer, folder: &Path, flags: &[&str]) -> Pr
 /// Starts a program like [`launch`], and waits until memory answers lists of pods.
 async fn start(upstream: &SimulatedServer, folder: &Path, flags: &[&str]) -> Program {
     let program = launch(upstream, folder, flags).await;
-    becomes("memory answers", "snapshot".to_owned(), async || {
-        let list = program.proxied.get(Protocol::Http2, PODS).await;
-        list.header("x-watershed-source").to_owned()
-    })
-    .await;
+    answered_from_memory(&program, PODS).await;
     program
 }
 
@@ -53,6 +50,12 @@ fn files(folder: &Path) -> Vec<PathBuf> {
 
 /// Returns the file with the checkpoint of pods, and the version of the state in it.
 fn pods_file(folder: &Path) -> Option<(PathBuf, u64)> {
+    let (path, header) = checkpoint_of(folder, "pods")?;
+    Some((path, header["version"].as_u64().unwrap()))
+}
+
+/// Returns the file with the checkpoint of a core type, and its header.
+fn checkpoint_of(folder: &Path, resource: &str) -> Option<(PathBuf, serde_json::Value)> {
     let is_checkpoint = |path: &PathBuf| path.extension().is_some_and(|end| end == "checkpoint");
     files(folder)
         .into_iter()
@@ -63,8 +66,8 @@ fn pods_file(folder: &Path) -> Option<(PathBuf, u64)> {
             let length = u32::from_le_bytes(file.get(24..28)?.try_into().ok()?);
             let header = file.get(28..28 + length as usize)?;
             let header: serde_json::Value = serde_json::from_slice(header).ok()?;
-            let is_of_pods = header["resource"] == serde_json::json!(["", "pods"]);
-            is_of_pods.then(|| (path, header["version"].as_u64().unwrap()))
+            let is_wanted = header["resource"] == serde_json::json!(["", resource]);
+            is_wanted.then_some((path, header))
         })
 }
 
@@ -331,4 +334,149 @@ async fn a_checkpoint_with_another_setting_of_managed_fields_is_not_used() {
     }
     // The third resumes what the second held.
     assert_eq!(results, [1.0, 1.0, 0.0, 1.0]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn checkpoints_of_a_lost_history_end_no_second_one() {
+    let upstream = SimulatedServer::start(small()).await.unwrap();
+    let folder = TempDir::new().unwrap();
+    let configmaps = "/api/v1/configmaps?resourceVersion=0";
+    let backup = upstream.state().branch();
+    let first = start(&upstream, folder.path(), &[]).await;
+    answered_from_memory(&first, configmaps).await;
+    for n in 0..20 {
+        create_pod(&upstream, &format!("lost-{n}"));
+    }
+    let configmap = r#"{"metadata":{"name":"lost","namespace":"default"}}"#;
+    let gvr = GroupVersionResource::new("", "v1", "configmaps");
+    let lost = upstream.state().create(&gvr, configmap).unwrap();
+    let last = create_pod(&upstream, "lost");
+    written(folder.path(), last).await;
+    eventually("a checkpoint of config maps", async || {
+        let stored = checkpoint_of(folder.path(), "configmaps");
+        let version = stored.and_then(|(_, header)| header["version"].as_u64());
+        let is_written = version.is_some_and(|version| version >= lost);
+        is_written.then_some(()).ok_or(format!("{version:?}"))
+    })
+    .await;
+    first.kill().await;
+    upstream.restore(&backup);
+
+    // Nothing is written, or removed, for an hour.
+    let path = folder.path().to_str().unwrap();
+    let flags = ["--checkpoint-dir", path, "--checkpoint-interval", "1h"];
+    let second = Program::with(&upstream, &flags).await;
+    let rollbacks = r#"watershed_upstream_rollbacks_total{evidence="version"}"#;
+    answered_from_memory(&second, PODS).await;
+    becomes("the end of the lost history", true, async || {
+        metric(second.admin, rollbacks).await >= 1.0
+    })
+    .await;
+    answered_from_memory(&second, configmaps).await;
+    let list = second.proxied.get(Protocol::Http2, "/api/v1/configmaps");
+    assert!(!list.await.json().to_string().contains("lost"));
+    assert_exact(&second, &upstream).await;
+    assert_eq!(metric(second.admin, rollbacks).await as u64, 1);
+    second.kill().await;
+    upstream.shutdown().await;
+}
+
+async fn answered_from_memory(program: &Program, path: &str) {
+    becomes("memory answers", "snapshot".to_owned(), async || {
+        let list = program.proxied.get(Protocol::Http2, path).await;
+        list.header("x-watershed-source").to_owned()
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_disk_that_hangs_delays_neither_the_list_nor_the_end_for_long() {
+    let upstream = SimulatedServer::start(small()).await.unwrap();
+    let folder = TempDir::new().unwrap();
+    leave_checkpoint(&upstream, folder.path()).await;
+    let program = launch(&upstream, folder.path(), &[]).await;
+    // Whoever opens a pipe waits for its writer.
+    let (file, _) = pods_file(folder.path()).unwrap();
+    fs::remove_file(&file).unwrap();
+    let made = std::process::Command::new("mkfifo").arg(&file).status();
+    assert!(made.unwrap().success());
+    answered_from_memory(&program, PODS).await;
+    assert!(reads(&program, "slow").await >= 1.0);
+    assert_exact(&program, &upstream).await;
+    program.terminate().await;
+    assert!(program.ended().await.success());
+    upstream.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_folder_that_two_processes_share_is_read_by_both_and_written_by_one() {
+    let upstream = SimulatedServer::start(small()).await.unwrap();
+    let folder = TempDir::new().unwrap();
+    leave_checkpoint(&upstream, folder.path()).await;
+    let first = start(&upstream, folder.path(), &[]).await;
+    let second = start(&upstream, folder.path(), &[]).await;
+    assert!(reads(&second, "restored").await >= 1.0);
+    let in_use = r#"watershed_checkpoint_writes_total{result="in-use"}"#;
+    becomes("the folder is in use", true, async || {
+        metric(second.admin, in_use).await >= 1.0
+    })
+    .await;
+    first.kill().await;
+    let version = create_pod(&upstream, "later");
+    written(folder.path(), version).await;
+    second.kill().await;
+    upstream.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_last_checkpoints_are_also_of_types_without_changes() {
+    let upstream = SimulatedServer::start(small()).await.unwrap();
+    let folder = TempDir::new().unwrap();
+    let program = start(&upstream, folder.path(), &[]).await;
+    let version = create_pod(&upstream, "checkpointed");
+    written(folder.path(), version).await;
+    let saved = || {
+        let (_, header) = checkpoint_of(folder.path(), "pods").unwrap();
+        header["saved"].as_u64().unwrap()
+    };
+    let before = saved();
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    program.terminate().await;
+    assert!(program.ended().await.success());
+    assert!(saved() >= before + 2, "{} after {before}", saved());
+    upstream.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_checkpoint_of_whole_objects_is_removed_where_only_metadata_may_be_kept() {
+    let upstream = SimulatedServer::start(small()).await.unwrap();
+    let folder = TempDir::new().unwrap();
+    leave_checkpoint(&upstream, folder.path()).await;
+    assert!(pods_file(folder.path()).is_some());
+    let config = TempDir::new().unwrap();
+    let config = config.path().join("config.yaml");
+    fs::write(&config, "resources: [{resource: pods, cache: metadata}]\n").unwrap();
+    let flags = ["--config", config.to_str().unwrap()];
+    let program = launch(&upstream, folder.path(), &flags).await;
+    assert!(pods_file(folder.path()).is_none());
+    program.kill().await;
+    upstream.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_checkpoint_is_replaced_where_there_is_no_room_for_two() {
+    let upstream = SimulatedServer::start(small()).await.unwrap();
+    let folder = TempDir::new().unwrap();
+    let flags = ["--checkpoint-max-mib", "1"];
+    let program = start(&upstream, folder.path(), &flags).await;
+    let large = format!(
+        r#"{{"metadata":{{"name":"large","namespace":"default","annotations":{{"a":"{}"}}}}}}"#,
+        "x".repeat(700 << 10)
+    );
+    let version = upstream.state().create(&pods(), &large).unwrap();
+    written(folder.path(), version).await;
+    let version = create_pod(&upstream, "later");
+    written(folder.path(), version).await;
+    program.kill().await;
+    upstream.shutdown().await;
 }

@@ -17,6 +17,7 @@ use crate::{access, audit};
 const SERVING: &str = "certificate";
 const CALLERS: &str = "callers";
 const ADMIN: &str = "admin";
+const CHECKPOINTS: &str = "checkpoints";
 const AUDIT: &str = "audit";
 
 pub(super) async fn examine(config: &AppConfig, findings: &mut Findings) {
@@ -60,6 +61,19 @@ pub(super) async fn examine(config: &AppConfig, findings: &mut Findings) {
                 );
             }
             Err(error) => findings.failed(ADMIN, error),
+        }
+    }
+    if let Some(checkpoints) = &config.checkpoints {
+        let folder = checkpoints.folder.display();
+        match can_keep(&checkpoints.folder) {
+            Ok(()) => findings.ok(
+                CHECKPOINTS,
+                format!("checkpoints can be written to {folder} (--checkpoint-dir)"),
+            ),
+            Err(error) => findings.error(
+                CHECKPOINTS,
+                format!("cannot write checkpoints to {folder}: {error} (--checkpoint-dir)"),
+            ),
         }
     }
     if let Some(config) = &config.audit {

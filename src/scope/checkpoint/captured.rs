@@ -77,6 +77,7 @@ impl CapturedScope {
             warnings: self.warnings.clone(),
             release: self.release.clone(),
             objects: self.snapshot.len() as u64,
+            metadata_only: key.representation.metadata_only,
         }
     }
 }

@@ -17,6 +17,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use watershed_protocol::FormatRecord;
 
+use crate::scope::key::ScopeKey;
 use crate::upstream::Release;
 
 /// The first bytes of a checkpoint. Other layouts have another number, and another
@@ -58,6 +59,40 @@ pub(super) struct CheckpointHeader {
     pub(super) release: Release,
     /// The number of objects.
     pub(super) objects: u64,
+    /// The objects are reduced to their metadata. Absent in earlier checkpoints.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) metadata_only: bool,
+}
+
+impl CheckpointHeader {
+    /// Returns the part of objects that the checkpoint has.
+    pub(super) fn part(&self) -> StoredPart {
+        StoredPart::of_metadata(self.metadata_only)
+    }
+}
+
+/// The part of objects that a checkpoint has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StoredPart {
+    /// Whole objects.
+    Objects,
+    /// Their metadata.
+    Metadata,
+}
+
+impl StoredPart {
+    /// Returns the part that a scope holds.
+    pub(super) fn of(key: &ScopeKey) -> Self {
+        Self::of_metadata(key.representation.metadata_only)
+    }
+
+    fn of_metadata(metadata_only: bool) -> Self {
+        if metadata_only {
+            Self::Metadata
+        } else {
+            Self::Objects
+        }
+    }
 }
 
 /// Reason why a file is not a checkpoint.
@@ -252,6 +287,7 @@ pub(super) mod tests {
             warnings: vec!["299 - \"old\"".to_owned()],
             release: serde_json::from_str(r#"{"gitVersion":"v1.37.1"}"#).unwrap(),
             objects: 2,
+            metadata_only: false,
         }
     }
 

@@ -1,36 +1,85 @@
 //! The folder of checkpoints: one file for each scope.
 
 use std::collections::HashSet;
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, BufReader, BufWriter, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::SystemTime;
 
+use parking_lot::Mutex;
+
+use super::disk::{FileOfDisk, ReadingProgress};
 use super::file::{CheckpointFileError, CheckpointHeader, CheckpointReader, CheckpointWriter};
 
 /// The ending of checkpoints, and of those that are being written.
 const ENDING: &str = "checkpoint";
 const UNFINISHED: &str = "checkpoint-unfinished";
+/// The file that the writing process holds a lock of.
+const LOCK: &str = "lock";
 const BUFFER: usize = 256 << 10;
 
 /// A file whose header was read.
-type OpenCheckpoint = (CheckpointReader<BufReader<File>>, CheckpointHeader);
+type OpenCheckpoint = (CheckpointReader<BufReader<FileOfDisk>>, CheckpointHeader);
 
-/// A folder that only this process writes to.
+/// A folder to which one process writes at a time. Others may read meanwhile.
 #[derive(Clone, Debug)]
-pub(super) struct CheckpointFolder(PathBuf);
+pub(super) struct CheckpointFolder {
+    path: PathBuf,
+    /// The locked file, for as long as this process may write.
+    lock: Arc<Mutex<Option<File>>>,
+}
+
+/// Whether this process may write to the folder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum FolderClaim {
+    /// It may since an earlier call.
+    Held,
+    /// It may from now on.
+    Taken,
+    /// Another process does.
+    Refused,
+}
 
 impl CheckpointFolder {
     /// Opens the folder. Creates it if there is none, for this user alone.
     pub(super) fn open(path: &Path) -> io::Result<Self> {
         DirBuilder::new().recursive(true).mode(0o700).create(path)?;
-        let folder = Self(path.to_owned());
+        Ok(Self {
+            path: path.to_owned(),
+            lock: Arc::default(),
+        })
+    }
+
+    /// Claims the folder for this process until its end, unless another one has it. During a
+    /// rollout, two pods of a node may share it for a moment.
+    pub(super) fn claim(&self) -> io::Result<FolderClaim> {
+        let mut lock = self.lock.lock();
+        if lock.is_some() {
+            return Ok(FolderClaim::Held);
+        }
+        let mut options = OpenOptions::new();
+        let file = options
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(self.path.join(LOCK))?;
+        match file.try_lock() {
+            Err(TryLockError::WouldBlock) => return Ok(FolderClaim::Refused),
+            // Some file systems have no locks.
+            Err(TryLockError::Error(error)) => {
+                tracing::debug!(%error, "cannot lock the folder of checkpoints");
+            }
+            Ok(()) => {}
+        }
         // A process that was killed leaves what it was writing.
-        for unfinished in folder.files(UNFINISHED)? {
+        for unfinished in self.files(UNFINISHED)? {
             fs::remove_file(unfinished)?;
         }
-        Ok(folder)
+        *lock = Some(file);
+        Ok(FolderClaim::Taken)
     }
 
     /// Writes a checkpoint in the place of the scope's last one. Returns its length.
@@ -49,7 +98,7 @@ impl CheckpointFolder {
         })?;
         fs::rename(&unfinished, &path)?;
         // Without this, the name may be lost with the power.
-        File::open(&self.0)?.sync_all()?;
+        File::open(&self.path)?.sync_all()?;
         Ok(length)
     }
 
@@ -74,9 +123,13 @@ impl CheckpointFolder {
         Ok(length)
     }
 
-    /// Opens a scope's checkpoint; `None` if it has none.
-    pub(super) fn read(&self, scope: &str) -> Result<Option<OpenCheckpoint>, CheckpointFileError> {
-        match Self::open_file(&self.path(scope, ENDING)) {
+    /// Opens a scope's checkpoint; `None` if it has none. What is read of it counts as progress.
+    pub(super) fn read(
+        &self,
+        scope: &str,
+        progress: &Arc<ReadingProgress>,
+    ) -> Result<Option<OpenCheckpoint>, CheckpointFileError> {
+        match Self::open_file(&self.path(scope, ENDING), progress) {
             Err(CheckpointFileError::Io(error)) if error.kind() == io::ErrorKind::NotFound => {
                 Ok(None)
             }
@@ -84,8 +137,11 @@ impl CheckpointFolder {
         }
     }
 
-    fn open_file(path: &Path) -> Result<OpenCheckpoint, CheckpointFileError> {
-        let file = File::open(path)?;
+    fn open_file(
+        path: &Path,
+        progress: &Arc<ReadingProgress>,
+    ) -> Result<OpenCheckpoint, CheckpointFileError> {
+        let file = FileOfDisk::open(path, progress)?;
         CheckpointReader::begin(BufReader::with_capacity(BUFFER, file))
     }
 
@@ -97,8 +153,10 @@ impl CheckpointFolder {
 
     /// Removes the checkpoints whose header is not wanted, and those that have none.
     pub(super) fn sweep(&self, is_wanted: impl Fn(&CheckpointHeader) -> bool) -> io::Result<()> {
+        let progress = Arc::default();
         for path in self.files(ENDING)? {
-            let is_kept = matches!(Self::open_file(&path), Ok((_, header)) if is_wanted(&header));
+            let opened = Self::open_file(&path, &progress);
+            let is_kept = matches!(opened, Ok((_, header)) if is_wanted(&header));
             if !is_kept {
                 fs::remove_file(path)?;
             }
@@ -117,16 +175,21 @@ impl CheckpointFolder {
         Ok(())
     }
 
-    /// Returns the bytes of all checkpoints but this scope's.
-    pub(super) fn bytes_beside(&self, scope: &str) -> io::Result<u64> {
-        let own = self.path(scope, ENDING);
-        let others = self.files(ENDING)?.into_iter().filter(|path| *path != own);
-        others.map(|path| Ok(fs::metadata(path)?.len())).sum()
+    /// Returns the bytes of all checkpoints.
+    pub(super) fn bytes(&self) -> io::Result<u64> {
+        let files = self.files(ENDING)?.into_iter();
+        files.map(|path| Ok(fs::metadata(path)?.len())).sum()
+    }
+
+    /// Returns the bytes of a scope's checkpoint; none if it has none.
+    pub(super) fn bytes_of(&self, scope: &str) -> u64 {
+        let own = fs::metadata(self.path(scope, ENDING));
+        own.map_or(0, |own| own.len())
     }
 
     fn files(&self, ending: &str) -> io::Result<Vec<PathBuf>> {
         let mut files = Vec::new();
-        for entry in fs::read_dir(&self.0)? {
+        for entry in fs::read_dir(&self.path)? {
             let path = entry?.path();
             if path
                 .extension()
@@ -141,6 +204,6 @@ impl CheckpointFolder {
     /// Returns the path of a scope's file. Names of types and selectors may be long.
     fn path(&self, scope: &str, ending: &str) -> PathBuf {
         let name = blake3::hash(scope.as_bytes()).to_hex();
-        self.0.join(&name[..32]).with_extension(ending)
+        self.path.join(&name[..32]).with_extension(ending)
     }
 }

@@ -35,6 +35,7 @@ pub(crate) fn example(with_bookmark: bool) -> Option<Vec<u8>> {
         warnings: vec!["299 - \"old\"".to_owned()],
         release: serde_json::from_str(r#"{"gitVersion":"v1.37.1"}"#).ok()?,
         objects: 1,
+        metadata_only: false,
     };
     let mut writer = CheckpointWriter::begin(Vec::new(), &header).ok()?;
     writer

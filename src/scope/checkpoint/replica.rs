@@ -17,7 +17,7 @@ use super::MayStore;
 use super::asking::AskingTimes;
 use super::captured::name;
 use super::cluster::ClusterIdentity;
-use super::file::{CheckpointFileError, CheckpointReader};
+use super::file::{CheckpointFileError, CheckpointReader, StoredPart};
 use super::media::checkpoint_media_type;
 use super::stored::{CheckpointError, StoredScope, load_stored};
 use crate::budget::{MemoryBudget, MemoryLoad};
@@ -116,7 +116,7 @@ impl ReplicaStates {
     ) -> Option<StoredScope> {
         let (shared, gvr) = (&self.0, &scope.key.gvr);
         let may_take = scope.history.timeline().is(&shared.timeline)
-            && (shared.may_take)(&gvr.group, &gvr.resource);
+            && (shared.may_take)(&gvr.group, &gvr.resource, StoredPart::of(&scope.key));
         if !may_take || !self.may_ask() {
             return None;
         }

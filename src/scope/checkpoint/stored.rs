@@ -57,6 +57,8 @@ pub(super) enum CheckpointError {
     DoesNotFit(#[from] DoesNotFit),
     #[error("cannot identify the upstream cluster")]
     Unverified,
+    #[error("the disk does not give it in time")]
+    Slow,
 }
 
 impl From<io::Error> for CheckpointError {
@@ -76,13 +78,14 @@ impl CheckpointError {
             Self::Foreign(_) => "foreign",
             Self::DoesNotFit(_) => "no-memory",
             Self::Unverified => "unverified",
+            Self::Slow => "slow",
         }
     }
 
     /// Returns `true` if the checkpoint will never be of use.
     pub(super) fn is_final(&self) -> bool {
         match self {
-            Self::DoesNotFit(_) | Self::Unverified => false,
+            Self::DoesNotFit(_) | Self::Unverified | Self::Slow => false,
             // A disk that fails now may work later; what it says then has a checksum.
             Self::File(CheckpointFileError::Io(error)) => {
                 error.kind() == io::ErrorKind::UnexpectedEof

@@ -1,0 +1,119 @@
+//! Reading from a disk that may be slow, or hang.
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+
+/// Longest time without a byte.
+const SILENCE: Duration = Duration::from_secs(3);
+/// Least bytes in a second, after the first ones. Upstream's list comes sooner then.
+const RATE: u64 = 4 << 20;
+/// Time after which the rate counts.
+const GRACE: Duration = Duration::from_secs(5);
+/// Pause between two looks at the progress.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// How far a thread has come that reads from a disk.
+#[derive(Debug, Default)]
+pub(super) struct ReadingProgress {
+    bytes: AtomicU64,
+    /// Nobody waits for it any more.
+    is_given_up: AtomicBool,
+}
+
+impl ReadingProgress {
+    /// Waits until the disk gives too little, and gives the reading up. A thread that hangs stays
+    /// until the disk answers.
+    pub(super) async fn too_slow(&self) {
+        let began = Instant::now();
+        let (mut known, mut last) = (0, began);
+        loop {
+            sleep(LOOK).await;
+            let (now, bytes) = (Instant::now(), self.bytes.load(Ordering::Relaxed));
+            if bytes > known {
+                (known, last) = (bytes, now);
+            }
+            let counted = (now - began).saturating_sub(GRACE).as_secs();
+            if now - last >= SILENCE || bytes < counted.saturating_mul(RATE) {
+                self.is_given_up.store(true, Ordering::Relaxed);
+                return;
+            }
+        }
+    }
+}
+
+/// A file on a disk, which tells how far it was read.
+#[derive(Debug)]
+pub(super) struct FileOfDisk {
+    file: File,
+    progress: Arc<ReadingProgress>,
+}
+
+impl FileOfDisk {
+    pub(super) fn open(path: &Path, progress: &Arc<ReadingProgress>) -> io::Result<Self> {
+        Ok(Self {
+            file: File::open(path)?,
+            progress: Arc::clone(progress),
+        })
+    }
+}
+
+impl Read for FileOfDisk {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        if self.progress.is_given_up.load(Ordering::Relaxed) {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        let read = self.file.read(out)?;
+        self.progress
+            .bytes
+            .fetch_add(read as u64, Ordering::Relaxed);
+        Ok(read)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the seconds after which a reading is given up that comes to so many bytes a second.
+    async fn given_up_after(bytes_per_second: u64) -> u64 {
+        let (began, progress) = (Instant::now(), ReadingProgress::default());
+        let reading = async {
+            loop {
+                progress
+                    .bytes
+                    .fetch_add(bytes_per_second, Ordering::Relaxed);
+                sleep(Duration::from_secs(1)).await;
+            }
+        };
+        tokio::select! {
+            () = progress.too_slow() => began.elapsed().as_secs(),
+            () = reading => unreachable!(),
+            () = sleep(Duration::from_mins(10)) => 600,
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_disk_that_hangs_or_is_slower_than_a_list_is_given_up() {
+        assert_eq!(given_up_after(0).await, 3);
+        assert_eq!(given_up_after(RATE / 4).await, 7);
+        assert_eq!(given_up_after(2 * RATE).await, 600);
+    }
+
+    #[test]
+    fn a_reading_that_was_given_up_ends_with_its_next_bytes() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(&file, "text").unwrap();
+        let progress = Arc::default();
+        let mut file = FileOfDisk::open(file.path(), &progress).unwrap();
+        let mut byte = [0];
+        assert_eq!(file.read(&mut byte).unwrap(), 1);
+        progress.is_given_up.store(true, Ordering::Relaxed);
+        let error = file.read(&mut byte).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+    }
+}
