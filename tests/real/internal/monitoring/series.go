@@ -71,6 +71,10 @@ func Healthy() []Series {
 		Named(Constant(400<<20), "watershed_scope_object_bytes", "resource", "pods"),
 		Named(Constant(100<<20), "watershed_scope_window_bytes", "resource", "pods"),
 		Named(Constant(4<<30), "watershed_memory_limit_bytes"),
+		Named(Constant(600<<20), "watershed_memory_bytes", "class", "objects"),
+		Named(Constant(150<<20), "watershed_memory_bytes", "class", "history"),
+		Named(Constant(0), "watershed_loops_refused_total", "reason", "loop"),
+		Named(rising(1), "watershed_checkpoint_writes_total", "result", "written"),
 		Named(Constant(0), "watershed_memory_pressure_step"),
 		Named(restarted, "process_start_time_seconds"),
 		Named(Constant(0), "watershed_audit_events_dropped_total", "sink", "log"),
@@ -104,6 +108,19 @@ func regularly(minutes int) (values []float64) {
 		values = append(values, map[bool]float64{true: 1}[minute%minutes == minutes/2 && minute < 120])
 	}
 	return values
+}
+
+// others returns a metric of nine further proxies, of which so many have another value.
+func others(name string, usual, different float64, count int, labels ...string) (all []Series) {
+	for i := range 9 {
+		value := usual
+		if i < count {
+			value = different
+		}
+		pod := string(rune('b' + i))
+		all = append(all, Named(Constant(value), name, append([]string{"pod", pod, "instance", pod + ":6480"}, labels...)...))
+	}
+	return all
 }
 
 // scope returns the gauges of a series of scopes.
@@ -155,6 +172,34 @@ var Cases = map[string]Case{
 	"on-demand scopes that are opened again and again": {
 		Series: []Series{Named(rising(2), "watershed_upstream_lists_total", "resource", "secrets"), Named(Constant(0), "watershed_scope_relists_total", "resource", "secrets")},
 	},
+	"one proxy of ten is down": {
+		Series: others("up", 1, 0, 1), Fires: []string{"WatershedInstanceDown"},
+	},
+	"three proxies of ten are down": {
+		Series: others("up", 1, 0, 3), Fires: []string{"WatershedDown", "WatershedInstanceDown"},
+	},
+	"one proxy of ten has a type that is too old": {
+		Series: slices.Concat(others("up", 1, 1, 0), others("watershed_scopes_stale", 0, 1, 1, "resource", "pods"),
+			others("watershed_scope_staleness_seconds", 0, 600, 1, "resource", "pods")),
+		Fires: []string{"WatershedNotFollowing"},
+	},
+	"three proxies of ten have a type that is too old": {
+		Series: slices.Concat(others("up", 1, 1, 0), others("watershed_scopes_stale", 0, 1, 3, "resource", "pods"),
+			others("watershed_scope_staleness_seconds", 0, 600, 3, "resource", "pods")),
+		Fires: []string{"WatershedNotFollowing", "WatershedStale"},
+	},
+	"small proxies whose memory is mostly uncounted": {
+		Series: slices.Concat(others("process_resident_memory_bytes", 40<<20, 190<<20, 1), others("watershed_memory_bytes", 10<<20, 10<<20, 0, "class", "objects"),
+			others("watershed_memory_limit_bytes", 205<<20, 205<<20, 0)),
+		Fires: []string{"WatershedMemoryGrowing"},
+	},
+	"proxies without a memory limit": {
+		Series: slices.Concat(others("process_resident_memory_bytes", 1<<30, 12<<30, 1), others("watershed_memory_bytes", 512<<20, 512<<20, 0, "class", "objects"),
+			others("watershed_memory_limit_bytes", 0, 0, 0)),
+	},
+	"a proxy on a node forwards what the preset leaves out": {
+		Series: []Series{Named(rising(600000), "watershed_requests_total", "verb", "list", "source", "forward", "reason", "not-covered", "code", "200")},
+	},
 	"two reviews of six hundred failed": {
 		Series: []Series{Named(steps(0, 2, 5), "watershed_access_reviews_total", "kind", "tokenreview", "result", "unavailable")},
 	},
@@ -168,6 +213,7 @@ var Cases = map[string]Case{
 // labels.
 var Causes = map[string][]Series{
 	"WatershedDown":                   {Named(Constant(0), "up")},
+	"WatershedInstanceDown":           {Named(Constant(0), "up")},
 	"WatershedAbsent":                 {Named(Constant(1), "up", "job", "another")},
 	"WatershedNotFollowing":           {Named(Constant(90), "watershed_scope_staleness_seconds", "resource", "pods")},
 	"WatershedStale":                  {Named(Constant(1), "watershed_scopes_stale", "resource", "pods"), Named(Constant(900), "watershed_scope_staleness_seconds", "resource", "pods")},
@@ -191,6 +237,9 @@ var Causes = map[string][]Series{
 	"WatershedMemoryShort":            {Named(Constant(4), "watershed_memory_pressure_step")},
 	"WatershedMemoryGrowing":          {Named(Constant(12<<30), "process_resident_memory_bytes")},
 	"WatershedRestarting":             {Named(rising(1), "process_start_time_seconds")},
+	"WatershedLoopsRefused":           {Named(rising(1), "watershed_loops_refused_total", "reason", "loop")},
+	"WatershedNodePodsNotFollowed":    {Named(Constant(0), "watershed_node_pods_following")},
+	"WatershedCheckpointsFailing":     {Named(rising(1), "watershed_checkpoint_writes_total", "result", "failed")},
 	"WatershedCertificateEnds":        {Named(Constant(3600), "watershed_serving_certificate_expiration_timestamp_seconds", "listener", "proxy")},
 	"WatershedSavesNothing":           {Named(rising(120<<20), "watershed_upstream_received_bytes_total", "purpose", "watch")},
 	"WatershedAuditEventsLost":        {Named(rising(1), "watershed_audit_events_dropped_total", "sink", "log")},
