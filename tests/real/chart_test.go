@@ -196,8 +196,13 @@ func TestChartRefusesWrongValues(t *testing.T) {
 		"ports.https=16480,kind=DaemonSet,daemonSet.hostNetwork=true": "cannot both have port 16480",
 		"autoscaling.enabled=true,autoscaling.minReplicas=7":          "minReplicas (7) is more than maxReplicas (6)",
 		"admin.tls=true,caBundle.publish=false,tls.existingSecret=mine,monitoring.podMonitor.enabled=true": "caBundle.publish",
+		// No registry has a default image.
+		"image.repository=": "image.repository",
+		// Two pods cannot have one port of a node.
+		"kind=DaemonSet,daemonSet.hostPort=1,daemonSet.updateStrategy.rollingUpdate.maxSurge=5%": "maxSurge must be 0",
+		"daemonSet.updateStrategy.rollingUpdate.maxUnavailable=many":                             "maxUnavailable",
 	} {
-		if r := kubectl.Helm(t, testbed.Upstream, "template", "w", manifests.ChartDir, "--set", value); r.Code == 0 || !strings.Contains(r.Stderr, says) {
+		if r := kubectl.Helm(t, testbed.Upstream, append([]string{"template", "w", manifests.ChartDir}, append(manifests.Image, "--set", value)...)...); r.Code == 0 || !strings.Contains(r.Stderr, says) {
 			t.Errorf("%s: exit code %d, %s", value, r.Code, r.Stderr)
 		}
 	}
@@ -212,8 +217,11 @@ func TestChartAcceptsRightValues(t *testing.T) {
 		"kind=DaemonSet,daemonSet.hostNetwork=true,admin.address=127.0.0.1", "kind=DaemonSet,daemonSet.hostNetwork=true,admin.address=[::1]",
 		"admin.address=[::]", "config.memoryLimit=0", "config.memoryLimit=1.5Gi", "config.memoryLimit=2e9",
 		"admin.tls=true,caBundle.publish=false,tls.existingSecret=mine",
+		"kind=DaemonSet,daemonSet.hostPort=1,daemonSet.updateStrategy.rollingUpdate.maxSurge=0,daemonSet.updateStrategy.rollingUpdate.maxUnavailable=2%",
+		"kind=DaemonSet,daemonSet.updateStrategy.rollingUpdate.maxSurge=50,daemonSet.updateStrategy.rollingUpdate.maxUnavailable=0",
+		"kind=DaemonSet,daemonSet.updateStrategy.type=OnDelete",
 	} {
-		if r := kubectl.Helm(t, testbed.Upstream, "template", "w", manifests.ChartDir, "--set", value); r.Code != 0 {
+		if r := kubectl.Helm(t, testbed.Upstream, append([]string{"template", "w", manifests.ChartDir}, append(manifests.Image, "--set", value)...)...); r.Code != 0 {
 			t.Errorf("%s: %s", value, r.Stderr)
 		}
 	}
@@ -310,7 +318,7 @@ func (p place) installed(t *testing.T) {
 	namespace := p.namespace
 	ctx := context.Background()
 	client := require.Value(kubernetes.NewForConfig(testbed.Upstream.Config()))(t)
-	kubectl.Helm(t, testbed.Proxied, "install", "w", manifests.ChartDir, "--namespace", namespace, "--set", "caBundle.namespaces={"+namespace+"}").MustSucceed(t, "install")
+	kubectl.Helm(t, testbed.Proxied, "install", "w", manifests.ChartDir, "--namespace", namespace, "--set", "image.repository=watershed,caBundle.namespaces={"+namespace+"}").MustSucceed(t, "install")
 	secret := require.Value(client.CoreV1().Secrets(namespace).Get(ctx, "w-watershed-tls", metav1.GetOptions{}))(t)
 	bundle := require.Value(client.CoreV1().ConfigMaps(namespace).Get(ctx, "w-watershed-ca", metav1.GetOptions{}))(t)
 
@@ -330,7 +338,7 @@ func (p place) installed(t *testing.T) {
 
 	// The chart also finds the CA of a foreign Secret.
 	for _, by := range []string{"tls.existingSecret=w-watershed-tls", "tls.certManager.enabled=true"} {
-		text := kubectl.Helm(t, testbed.Proxied, "template", "w", manifests.ChartDir, "--namespace", namespace, "--dry-run=server", "--set", by).MustSucceed(t, by)
+		text := kubectl.Helm(t, testbed.Proxied, "template", "w", manifests.ChartDir, "--namespace", namespace, "--dry-run=server", "--set", "image.repository=watershed,"+by).MustSucceed(t, by)
 		published := manifests.OfKind(manifests.Parse(t, text), "ConfigMap")
 		if len(published) != 1 || !strings.Contains(fmt.Sprint(published[0].Object["data"]), strings.TrimSpace(bundle.Data["ca.crt"])) {
 			t.Errorf("%s: the published CA is not the Secret's", by)
@@ -380,7 +388,7 @@ func (p place) installed(t *testing.T) {
 	}
 
 	// An upgrade keeps the certificate, because clients trust its CA.
-	kubectl.Helm(t, testbed.Proxied, "upgrade", "w", manifests.ChartDir, "--namespace", namespace, "--set", "replicas=3,config.cache=true").MustSucceed(t, "upgrade")
+	kubectl.Helm(t, testbed.Proxied, "upgrade", "w", manifests.ChartDir, "--namespace", namespace, "--set", "image.repository=watershed,replicas=3,config.cache=true").MustSucceed(t, "upgrade")
 	after := require.Value(client.CoreV1().Secrets(namespace).Get(ctx, "w-watershed-tls", metav1.GetOptions{}))(t)
 	if !bytes.Equal(after.Data["tls.crt"], secret.Data["tls.crt"]) || !bytes.Equal(after.Data["ca.crt"], secret.Data["ca.crt"]) {
 		t.Error("an upgrade made another certificate")

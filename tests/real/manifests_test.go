@@ -133,6 +133,20 @@ func TestManifestsAndChartAgree(t *testing.T) {
 			t.Errorf("%s %v: the chart has\n%v\nthe manifests\n%v", part.kind, part.path, want, got)
 		}
 	}
+	// A proxy on each node, with the resources that the chart's examples have for it.
+	plainNode := manifests.Parse(t, manifests.Kustomize(t, "resources: [deploy/daemonset]"))
+	for _, example := range []string{"daemonset", "host-network", "node-tier"} {
+		node := manifests.Parse(t, manifests.Chart(t, "watershed-system", "-f", manifests.ChartDir+"/examples/"+example+".yaml", "--set", "fullnameOverride=watershed"))
+		got, want := one(plainNode, "DaemonSet", "watershed"), one(node, "DaemonSet", "watershed")
+		if a, b := manifests.ProxyContainer(t, &unstructured.Unstructured{Object: got})["resources"], manifests.ProxyContainer(t, &unstructured.Unstructured{Object: want})["resources"]; a == nil || !reflect.DeepEqual(a, b) {
+			t.Errorf("%s: the chart has %v, the manifests %v", example, b, a)
+		}
+		a, _, _ := unstructured.NestedMap(got, "spec", "updateStrategy")
+		b, _, _ := unstructured.NestedMap(want, "spec", "updateStrategy")
+		if onHost := example != "node-tier"; a == nil || reflect.DeepEqual(a, b) == onHost {
+			t.Errorf("%s: the chart has the strategy %v, the manifests %v", example, b, a)
+		}
+	}
 	want := manifests.ProxyContainer(t, &unstructured.Unstructured{Object: one(charted, "Deployment", "watershed")})
 	got := manifests.ProxyContainer(t, &unstructured.Unstructured{Object: one(plain, "Deployment", "watershed")})
 	for _, field := range []string{"securityContext", "startupProbe", "livenessProbe", "readinessProbe", "lifecycle", "resources", "ports", "volumeMounts"} {
@@ -232,6 +246,28 @@ func (p place) recipes(t *testing.T) {
 	got, _, _ := unstructured.NestedSlice(recipe.Object, "spec", "volumes")
 	if len(want) == 0 || !reflect.DeepEqual(want, got) {
 		t.Errorf("the chart's test has %v, the recipe %v", want, got)
+	}
+}
+
+// TestNetworkPolicyAdmitsTheChartsTest checks that the pod of helm test may use the proxy where clients
+// are named.
+func TestNetworkPolicyAdmitsTheChartsTest(t *testing.T) {
+	t.Parallel()
+	all := manifests.Parse(t, manifests.Chart(t, "watershed-system", "--set-json", `networkPolicy={"enabled":true,"clients":[{"namespaceSelector":{"matchLabels":{"a":"b"}}}]}`))
+	labels := manifests.OfKind(all, "Pod")[0].GetLabels()
+	rules, _, _ := unstructured.NestedSlice(manifests.OfKind(all, "NetworkPolicy")[0].Object, "spec", "ingress")
+	peers, _, _ := unstructured.NestedSlice(rules[0].(map[string]any), "from")
+	admits := slices.ContainsFunc(peers, func(peer any) bool {
+		selected, _, _ := unstructured.NestedStringMap(peer.(map[string]any), "podSelector", "matchLabels")
+		for key, value := range selected {
+			if labels[key] != value {
+				return false
+			}
+		}
+		return len(selected) > 0
+	})
+	if !admits {
+		t.Errorf("%v admit no pod with %v", peers, labels)
 	}
 }
 

@@ -40,10 +40,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 
 {{- define "watershed.image" -}}
 {{- with .Values.image -}}
+{{- $repository := required "image.repository: name the image in your registry (--set image.repository=REGISTRY/watershed), as none is published yet" .repository -}}
 {{- if .digest -}}
-{{- printf "%s@%s" .repository .digest -}}
+{{- printf "%s@%s" $repository .digest -}}
 {{- else -}}
-{{- printf "%s:%s" .repository (.tag | default $.Chart.AppVersion) -}}
+{{- printf "%s:%s" $repository (.tag | default $.Chart.AppVersion) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -73,6 +74,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- $address := include "watershed.adminAddress" . -}}
 {{- if and (not (include "watershed.hostNetwork" .)) (regexMatch "^(127\\.|\\[?::1\\]?$|localhost$)" $address) -}}
 {{- fail (printf "admin.address: the kubelet's probes do not reach %s in a pod. Leave admin.address empty, with a listenAddress of all addresses, or run a DaemonSet with daemonSet.hostNetwork" $address) -}}
+{{- end -}}
+{{- if or .Values.daemonSet.hostPort .Values.daemonSet.hostNetwork -}}
+{{- $surge := dig "rollingUpdate" "maxSurge" 0 .Values.daemonSet.updateStrategy -}}
+{{- if and (eq .Values.kind "DaemonSet") (not (has (toString $surge) (list "0" "0%"))) -}}
+{{- fail (printf "daemonSet.updateStrategy: maxSurge must be 0 with hostPort or hostNetwork, not %v. Both pods would need the node's port. Set maxUnavailable" $surge) -}}
+{{- end -}}
 {{- end -}}
 {{- with .Values.autoscaling -}}
 {{- if and .enabled (eq $.Values.kind "Deployment") (gt (int .minReplicas) (int .maxReplicas)) -}}

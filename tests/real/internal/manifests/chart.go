@@ -3,6 +3,7 @@ package manifests
 import (
 	"os/exec"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -14,10 +15,13 @@ import (
 // ChartDir is the Helm chart.
 const ChartDir = "../../helm/watershed"
 
+// Image are the flags that name the image, without which the chart renders nothing.
+var Image = []string{"--set", "image.repository=registry.example.com/watershed"}
+
 // Chart returns the chart with values and flags applied.
 func Chart(t *testing.T, namespace string, flags ...string) string {
 	t.Helper()
-	args := append([]string{"template", "w", ChartDir, "--namespace", namespace}, flags...)
+	args := slices.Concat([]string{"template", "w", ChartDir, "--namespace", namespace}, Image, flags)
 	return kubectl.Helm(t, testbed.Upstream, args...).MustSucceed(t, strings.Join(args, " "))
 }
 
