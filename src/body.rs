@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
+use futures_util::stream;
 use http_body::{Frame, SizeHint};
-use http_body_util::{BodyExt, Empty, Full, Limited};
+use http_body_util::{BodyExt, Empty, Full, Limited, StreamBody};
 use hyper::body::Incoming;
 
 /// Any error, as hyper wants it from a body.
@@ -20,6 +21,11 @@ pub type Body = http_body_util::combinators::UnsyncBoxBody<Bytes, BoxError>;
 /// Such a body never fails. While its size hint promises more, the next frame is ready.
 #[derive(Clone, Copy, Debug)]
 pub struct InMemory;
+
+/// Marks an answer, in its extensions, whose body ends without its client's doing: nobody reads it
+/// piece by piece while it is open.
+#[derive(Clone, Copy, Debug)]
+pub struct Finite;
 
 /// Counts the bytes of an answer that were handed to its connection.
 ///
@@ -45,6 +51,11 @@ pub fn empty() -> Body {
     Empty::new().map_err(|never| match never {}).boxed_unsync()
 }
 
+/// Returns a body of one frame.
+pub fn of_frame(frame: Frame<Bytes>) -> Body {
+    StreamBody::new(stream::iter([Ok(frame)])).boxed_unsync()
+}
+
 /// Reads a body to its end. Fails if it has more than `limit` bytes.
 pub async fn whole<B>(body: B, limit: usize) -> Result<Bytes, BoxError>
 where
@@ -61,6 +72,15 @@ pub fn holding<T: Send + Unpin + 'static>(body: Body, value: T) -> Body {
     Holding {
         body,
         _value: value,
+    }
+    .boxed_unsync()
+}
+
+/// Returns the body, which keeps `value` until it has been read to its end, or is dropped.
+pub fn holding_until_end<T: Send + Unpin + 'static>(body: Body, value: T) -> Body {
+    HoldingUntilEnd {
+        body,
+        value: Some(value),
     }
     .boxed_unsync()
 }
@@ -114,6 +134,37 @@ impl http_body::Body for ClientBody {
 
     fn size_hint(&self) -> SizeHint {
         self.inner.size_hint()
+    }
+}
+
+/// A body that keeps a value until its last frame was taken.
+struct HoldingUntilEnd<T> {
+    body: Body,
+    value: Option<T>,
+}
+
+impl<T: Unpin> http_body::Body for HoldingUntilEnd<T> {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
+        let is_last = self.body.is_end_stream() || self.body.size_hint().exact() == Some(0);
+        if is_last || !matches!(frame, Some(Ok(_))) {
+            self.value = None;
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
     }
 }
 

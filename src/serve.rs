@@ -60,7 +60,7 @@ use watershed_protocol::Verb;
 
 use crate::access::{Access, Caller};
 use crate::audit::{Audit, AuditRecord};
-use crate::body::Body;
+use crate::body::{Body, Finite};
 use crate::catalog::Catalog;
 use crate::drain;
 use crate::headers;
@@ -263,7 +263,7 @@ impl ProxyService {
         let admitted = parts.admit_forward(&exchange, user.as_ref(), answered);
         let (answered, permit) = admitted.await;
         let agent = exchange.headers().get(header::USER_AGENT).cloned();
-        let verb = exchange.plan.verb;
+        let (verb, is_finite) = (exchange.plan.verb, exchange.plan.is_finite());
         let proxy = from_proxy.then(|| (exchange.caller.clone(), exchange.credential));
         let answered = answered
             .or_else(|unanswered| answer::not_from_memory(unanswered, exchange.plan.refusals));
@@ -305,6 +305,9 @@ impl ProxyService {
         let agent = agent_name(agent.as_ref());
         let meter = parts.usage.answered(source, user, agent, is_watch, length);
         response.extensions_mut().insert(meter);
+        if is_finite {
+            response.extensions_mut().insert(Finite);
+        }
         response
     }
 }

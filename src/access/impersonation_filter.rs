@@ -134,7 +134,39 @@ fn rules_of(message: &str) -> Option<ImpersonationRules> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use http::Response;
+    use tokio::time::sleep;
+
     use super::*;
+    use crate::test_support::{Api, HTTP2, Pki, upstream_of};
+
+    #[tokio::test]
+    async fn requests_that_keep_coming_do_not_put_off_the_next_question() {
+        let asked = Arc::new(AtomicU32::new(0));
+        let (pki, count) = (Pki::new(), Arc::clone(&asked));
+        let api = Api::start(&pki, HTTP2, move |_, _| {
+            let number = count.fetch_add(1, Ordering::SeqCst);
+            let (status, text) = match number {
+                0 => (503, "overloaded"),
+                _ => (400, "requested [] without impersonating a user"),
+            };
+            async move {
+                let body = body::full(text);
+                Response::builder().status(status).body(body).unwrap()
+            }
+        })
+        .await;
+        let probe = RulesProbe::new(UpstreamClient::new(&upstream_of(&pki, &api).await));
+        let began = Instant::now();
+        while probe.rules().await.is_err() {
+            assert!(began.elapsed() < 60 * PAUSE, "asked {asked:?} times");
+            sleep(PAUSE / 10).await;
+        }
+        assert_eq!(asked.load(Ordering::SeqCst), 2);
+    }
 
     /// The messages are those of a kube-apiserver 1.37 with and without the feature gate, and of 1.32.
     #[test]

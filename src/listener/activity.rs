@@ -201,13 +201,13 @@ impl Activity {
         self.known.load(Ordering::Relaxed)
     }
 
-    /// Returns the moment since which no request runs; `None` while one does.
-    pub(super) fn idle_since(&self) -> Option<Instant> {
+    /// Returns the moment at which the last request ended, or the connection began.
+    pub(super) fn last_ended(&self) -> Instant {
         let marks = [&self.last_end, &self.begun];
         let last = marks
             .iter()
             .find_map(|mark| self.until(mark, Duration::ZERO));
-        (!self.is_busy()).then(|| last.unwrap_or(self.opened))
+        last.unwrap_or(self.opened)
     }
 
     /// Asks the connection to make room for another.

@@ -137,7 +137,7 @@ async fn accept_all<L, S, F>(
     S: Fn(Request<Incoming>, Peer) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = Response<Body>> + Send + 'static,
 {
-    let places = OpenConnections::new(limits.connections);
+    let places = OpenConnections::new(&limits);
     let memory = limits.memory.clone();
     let addresses = AddressLimiter::new(limits.connections_per_address);
     let protocols = Arc::new(Protocols::new(limits, which));

@@ -8,6 +8,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
 use super::activity::Activity;
+use super::limits::ConnectionLimits;
 
 /// Time after which another connection is closed, if none has ended until then.
 const CLOSE_AFTER: Duration = Duration::from_millis(100);
@@ -17,6 +18,7 @@ const CLOSE_AFTER: Duration = Duration::from_millis(100);
 pub(super) struct OpenConnections {
     permits: Arc<Semaphore>,
     all: Arc<Mutex<Slab<Arc<Activity>>>>,
+    slow_stranger: Duration,
 }
 
 /// The place of one open connection.
@@ -27,15 +29,17 @@ pub(super) struct ConnectionPlace {
 }
 
 impl OpenConnections {
-    pub(super) fn new(limit: usize) -> Self {
+    pub(super) fn new(limits: &ConnectionLimits) -> Self {
         Self {
-            permits: Arc::new(Semaphore::new(limit)),
+            permits: Arc::new(Semaphore::new(limits.connections)),
             all: Arc::default(),
+            slow_stranger: limits.slow_stranger,
         }
     }
 
     /// Returns a place for a new connection. If there is none left, closes the connection of an
-    /// unknown client that has been idle for the longest time, or waits until another ends.
+    /// unknown client that has been idle for the longest time, or else one that takes long to read
+    /// an answer, or waits until another ends.
     pub(super) async fn place(&self, activity: &Arc<Activity>) -> Option<ConnectionPlace> {
         let permit = match Arc::clone(&self.permits).try_acquire_owned() {
             Ok(permit) => permit,
@@ -51,7 +55,7 @@ impl OpenConnections {
 
     async fn make_room(&self) -> Option<OwnedSemaphorePermit> {
         loop {
-            self.close_longest_idle();
+            self.close_one();
             let ended = Arc::clone(&self.permits).acquire_owned();
             if let Ok(permit) = timeout(CLOSE_AFTER, ended).await {
                 return permit.ok();
@@ -59,12 +63,20 @@ impl OpenConnections {
         }
     }
 
-    fn close_longest_idle(&self) {
+    fn close_one(&self) {
         let all = self.all.lock();
-        let unknown = all.iter().filter(|(_, activity)| !activity.is_known());
-        let idle = unknown.filter_map(|(_, activity)| Some((activity.idle_since()?, activity)));
-        if let Some((_, longest)) = idle.min_by_key(|(since, _)| *since) {
-            longest.close();
+        let unknown = || {
+            all.iter()
+                .map(|(_, activity)| activity)
+                .filter(|it| !it.is_known())
+        };
+        let idle = unknown().filter(|it| !it.is_busy());
+        let longest_idle = idle.min_by_key(|it| it.last_ended());
+        // Whoever reads no answer is busy for as long as it likes.
+        let is_slow = |it: &&Arc<Activity>| it.last_ended().elapsed() >= self.slow_stranger;
+        let slowest = || unknown().filter(is_slow).min_by_key(|it| it.last_ended());
+        if let Some(chosen) = longest_idle.or_else(slowest) {
+            chosen.close();
         }
     }
 }

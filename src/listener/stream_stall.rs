@@ -20,7 +20,8 @@ tokio::task_local! {
 
 /// Progress of an answer's body during one poll of its stream.
 ///
-/// hyper asks for the next chunk only when the client's window and the stream's buffer have room.
+/// hyper asks for the next chunk once it has handed the last one to h2, which it does as soon as the
+/// client's window takes a byte of it.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum StreamProgress {
     /// The body was not polled: a chunk still waits if one did before.

@@ -24,6 +24,16 @@ impl VectoredBytes {
             self.more.push_back(part);
         }
     }
+
+    /// Takes off the last byte, if there is one.
+    pub(super) fn split_last(&mut self) -> Option<u8> {
+        let part = self.more.back_mut().unwrap_or(&mut self.first);
+        let last = *part.last()?;
+        part.truncate(part.len() - 1);
+        self.remaining -= 1;
+        self.more.pop_back_if(|part| part.is_empty());
+        Some(last)
+    }
 }
 
 impl From<Bytes> for VectoredBytes {

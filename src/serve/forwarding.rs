@@ -1,9 +1,14 @@
 //! Sends requests to upstream that are not answered from memory.
 use std::net::IpAddr;
+use std::pin::pin;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use http::{HeaderMap, Response, StatusCode, header};
+use http::{HeaderMap, Method, Request, Response, StatusCode, header};
+use http_body::Body as _;
+use hyper::body::Incoming;
+use tokio::sync::oneshot;
+use tokio::time::timeout;
 use watershed_protocol::Verb;
 
 use super::answer::{self, Answer};
@@ -11,18 +16,23 @@ use super::coalesce::CoalescerSlot;
 use super::exchange::Exchange;
 use super::forward_limits::ForwardPermit;
 use super::limit::LimitExceeded;
-use super::parts::ServiceParts;
+use super::parts::{ServiceParts, VERDICT_WAIT};
 use super::plan::{PlannedAction, ReadKind};
 use super::source::{AnswerSource, ForwardReason};
 use super::unanswered::Unanswered;
 use super::{review, unknown_callers, until_drain};
 use crate::access::{Caller, Credential, Identity};
-use crate::body::{Body, holding};
+use crate::body::{self, Body, holding, holding_until_end};
+use crate::fairness::QueueTurn;
 use crate::log_throttle::LogThrottle;
-use crate::upstream::{ForwardIdentity, ForwardOptions};
+use crate::upstream::{ForwardIdentity, ForwardOptions, UpstreamError};
 
 /// Requests that failed on their way to upstream. Clients can have them fail, too.
 static NOT_FORWARDED: LogThrottle = LogThrottle::new(Duration::from_secs(10));
+
+/// Time for which a caller that is unknown keeps its turn while it sends its request. One that
+/// takes its time would keep others from theirs.
+const UPLOAD_TIME: Duration = Duration::from_secs(2);
 
 impl ServiceParts {
     /// Lets identical reads that go to upstream share one request, if they are consistent or many
@@ -52,6 +62,7 @@ impl ServiceParts {
         if slot.is_first() {
             return (answered, Some(slot));
         }
+        let asked = Instant::now();
         if let Err(unanswered) = review::authorize_read(&self.access, exchange, read).await {
             return (Err(unanswered), Some(slot));
         }
@@ -63,6 +74,12 @@ impl ServiceParts {
         };
         let authority = exchange.caller.authority();
         let shared = slot.answer(exchange.headers(), &authority, share).await;
+        if shared.is_some()
+            && asked.elapsed() > VERDICT_WAIT
+            && let Err(unanswered) = review::authorize_read(&self.access, exchange, read).await
+        {
+            return (Err(unanswered), Some(slot));
+        }
         let answered = match shared {
             Some(shared) => Ok(Answer::new(AnswerSource::Coalesced, shared.response())),
             None => answered,
@@ -109,8 +126,10 @@ impl ServiceParts {
             identity: caller.identity(),
             share: share.take_if(|_| is_upgrade),
         };
-        let forwarded = self.forwarder.forward(request, options).await;
-        drop(turn);
+        let forwarded = match turn {
+            Some(turn) => self.forward_in_turn(request, options, turn).await,
+            None => self.forwarder.forward(request, options).await,
+        };
         let response = match forwarded {
             Ok(response) => response,
             Err(error) => {
@@ -123,10 +142,12 @@ impl ServiceParts {
                 return answer::unreachable(&error, plan.refusals);
             }
         };
+        let mut is_known = caller.is_known;
         if self
             .learn(&caller, response.status(), response.headers())
             .await
         {
+            is_known = true;
             // It would count as an unknown caller's for as long as it stays open.
             let capacity = self.forwarder.capacity();
             let accepted = |unknown| {
@@ -135,8 +156,10 @@ impl ServiceParts {
             };
             share = share.map(accepted);
         }
+        // A stranger that reads nothing must not keep others from being asked for their names.
         let response = match share {
-            Some(share) => response.map(|body| holding(body, share)),
+            Some(share) if is_known => response.map(|body| holding(body, share)),
+            Some(share) => response.map(|body| holding_until_end(body, share)),
             None => response,
         };
         if plan.verb == Verb::Watch {
@@ -144,6 +167,36 @@ impl ServiceParts {
         } else {
             response
         }
+    }
+
+    /// Forwards a request of an unknown caller, which keeps its turn until upstream answers. It
+    /// gives the turn back at once if it is slow to send its body: upstream only waits for that.
+    async fn forward_in_turn(
+        &self,
+        request: Request<Incoming>,
+        options: ForwardOptions,
+        turn: QueueTurn,
+    ) -> Result<Response<Body>, UpstreamError> {
+        let (sending, sent) = oneshot::channel::<()>();
+        let version = request.version();
+        let request = request.map(|body| body::from_client(body, version));
+        let has_body = !request.body().is_end_stream();
+        let request = if has_body {
+            request.map(|body| holding_until_end(body, sending))
+        } else {
+            request
+        };
+        let mut forwarding = pin!(self.forwarder.forward_body(request, options));
+        let mut turn = Some(turn);
+        tokio::select! {
+            answer = &mut forwarding => return answer,
+            upload = timeout(UPLOAD_TIME, sent), if has_body => {
+                turn = turn.filter(|_| upload.is_ok());
+            }
+        }
+        let answer = forwarding.await;
+        drop(turn);
+        answer
     }
 
     /// Learns from upstream's answer whether it accepts the caller. Returns `true` if that was not
@@ -157,6 +210,10 @@ impl ServiceParts {
         let Some(credential) = &forwarded.credential else {
             return false;
         };
+        // API servers may answer a browser's preflight request without a look at who sends it.
+        if forwarded.is_preflight && status != StatusCode::UNAUTHORIZED {
+            return false;
+        }
         let ForwardedCaller { address, path, .. } = forwarded;
         self.access
             .note_answer(credential, *address, path, (status, headers))
@@ -172,6 +229,7 @@ struct ForwardedCaller {
     is_known: bool,
     address: IpAddr,
     path: String,
+    is_preflight: bool,
 }
 
 impl ForwardedCaller {
@@ -182,6 +240,7 @@ impl ForwardedCaller {
             is_known: exchange.is_known,
             address: exchange.address(),
             path: exchange.request.uri().path().to_owned(),
+            is_preflight: exchange.request.method() == Method::OPTIONS,
         }
     }
 

@@ -1,7 +1,7 @@
 //! The service's parts (caches, limits, forwarder), and the order in which they answer a request.
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use http::{HeaderMap, Request};
 use watershed_protocol::{Status, Verb};
@@ -38,6 +38,11 @@ use crate::drain::DrainWatch;
 use crate::headers::VIA;
 use crate::scope::Scopes;
 use crate::upstream::{Forwarder, ProxyChain, UpstreamClient};
+
+/// Time after which a verdict is asked for again if the answer is only made then. An API server
+/// waits for at most three seconds between the two.
+/// Source: `apiserver/pkg/storage/cacher/watch_cache.go` (`blockTimeout`).
+pub(super) const VERDICT_WAIT: Duration = Duration::from_secs(3);
 
 /// Everything that answers requests.
 pub(super) struct ServiceParts {
@@ -191,14 +196,20 @@ impl ServiceParts {
             let arrived = Instant::now();
             (ReadOrigin::Request { number, arrived }, None)
         };
+        let asked = Instant::now();
         let judged = review::authorize_read(&self.access, exchange, read).await?;
-        let user = judged.user();
-        let share = || self.read_limits.scope(user);
+        let share = || self.read_limits.scope(judged.user());
         let opened = open::open(&self.catalog, &self.policy, &self.scopes, read, share);
         let opened = deadline.wait(opened, ForwardReason::Syncing).await?;
         let late = freshness::reason_if_late(read);
         let fresh = freshness::wait_until_fresh(&self.fences, opened, read, origin);
         let fresh = deadline.wait(fresh, late).await?;
+        let judged = if asked.elapsed() > VERDICT_WAIT {
+            review::authorize_read(&self.access, exchange, read).await?
+        } else {
+            judged
+        };
+        let user = judged.user();
         large_answers::refuse(self.scopes.budget(), &fresh.opened, read)?;
         let headers = exchange.headers();
         let budget = self.scopes.budget();

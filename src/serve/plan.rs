@@ -104,6 +104,11 @@ impl RequestPlan {
             refusals,
         }
     }
+    /// Returns `true` if the answer is known to end by itself. Servers of aggregated APIs may stream
+    /// what they like.
+    pub(super) fn is_finite(&self) -> bool {
+        !self.may_stay_open && !matches!(self.action, PlannedAction::Forward(_))
+    }
 }
 
 fn planned<B>(

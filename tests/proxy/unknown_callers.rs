@@ -3,6 +3,7 @@
 use futures_util::future::join_all;
 use http::{Method, Request, StatusCode};
 
+use watershed::listener::TrustedProxies;
 use watershed_lab::sim::RecordedRequest;
 
 use crate::support::client::{BOTH, Endpoint, Protocol, nothing, within};
@@ -239,5 +240,44 @@ async fn an_upgrade_is_forwarded_after_its_caller_is_authenticated() {
         1,
         "it is forwarded"
     );
+    fixture.stop().await;
+}
+
+/// Upstream does not answer before it has the body, and those who send it hold no others up.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn strangers_that_send_half_a_body_hold_nobody_up() {
+    let fixture = Fixture::configured(small(), |config| {
+        config.trusted_proxies = TrustedProxies::new(["127.0.0.0/8".parse().unwrap()]);
+    })
+    .await;
+    let path = "/api/v1/namespaces/team-00/configmaps";
+    let mut senders = Vec::new();
+    // As many as upstream is asked for at a time, and as many of each address.
+    for address in 1..=4 {
+        for number in 0..16 {
+            let token = format!("slow-{address}-{number}");
+            fixture
+                .upstream
+                .access()
+                .add_user(&token, &token, &["system:masters"]);
+            let head = format!(
+                "POST {path} HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {token}\r\n\
+                 X-Forwarded-For: 192.0.2.{address}\r\nContent-Type: application/json\r\n\
+                 Content-Length: 1000\r\n\r\n{{"
+            );
+            senders.push(fixture.proxied.raw(head.as_bytes(), |_| true).await);
+        }
+    }
+    let newcomer = fixture.proxied.as_user("");
+    let put = Request::put(format!("{path}/any"))
+        .header(
+            "authorization",
+            format!("Bearer {}", fixture.upstream.viewer_token()),
+        )
+        .header("x-forwarded-for", "192.0.2.9");
+    let put = newcomer.send(Protocol::Http2, put.body(nothing()).unwrap());
+    let answer = within("an answer", put).await.unwrap();
+    assert_ne!(answer.status, StatusCode::TOO_MANY_REQUESTS, "{answer:?}");
+    drop(senders);
     fixture.stop().await;
 }

@@ -387,3 +387,22 @@ async fn the_longest_idle_unknown_connection_makes_room_for_another() {
     soon(newest.send_request(get2("/"))).await.unwrap();
     soon(known.send_request(get("/"))).await.unwrap();
 }
+
+#[tokio::test]
+async fn strangers_that_read_no_answer_make_room_for_others() {
+    let server = Server::start(ConnectionLimits {
+        connections: 2,
+        slow_stranger: Duration::from_millis(500),
+        ..ConnectionLimits::default()
+    })
+    .await;
+    let mut known = server.http2().await;
+    soon(known.send_request(get2("/known"))).await.unwrap();
+    let _stuck = soon(known.send_request(get2("/stuck"))).await.unwrap();
+    let mut stranger = server.http1().await;
+    let unread = soon(stranger.send_request(get("/stuck"))).await.unwrap();
+    let mut newest = server.http2().await;
+    soon(newest.send_request(get2("/"))).await.unwrap();
+    assert!(soon(read(unread)).await.is_err(), "it was cut");
+    soon(known.send_request(get2("/"))).await.unwrap();
+}
