@@ -103,7 +103,7 @@ impl RunningProxy {
         }
         self.admin_drain.drain(Duration::ZERO);
         drop(self.background);
-        self.scopes.shut_down();
+        self.scopes.shut_down().await;
         tracing::info!("stopped");
     }
 }

@@ -50,8 +50,6 @@ pub(super) struct AnswerBody {
     limit_chunks: bool,
     /// Nobody waits for a part of the answer.
     is_finite: bool,
-    /// The inner body has ended.
-    is_at_end: bool,
     /// A byte that is kept back until it is known what follows.
     kept: Option<u8>,
     /// The rest of a frame that is handed out in chunks.
@@ -72,7 +70,6 @@ impl AnswerBody {
             in_memory,
             limit_chunks: StreamProgress::is_tracked(),
             is_finite,
-            is_at_end: false,
             kept: None,
             rest: Bytes::new(),
             meter,
@@ -131,7 +128,7 @@ impl http_body::Body for AnswerBody {
     ) -> Poll<Option<Result<Frame<VectoredBytes>, BoxError>>> {
         let this = &mut *self;
         StreamProgress::Requested.report();
-        if this.rest.is_empty() && !this.is_at_end {
+        if this.rest.is_empty() {
             match ready!(Pin::new(&mut this.inner).poll_frame(cx)) {
                 Some(Ok(frame)) => match frame.into_data() {
                     Ok(data) => this.rest = data,
@@ -142,11 +139,9 @@ impl http_body::Body for AnswerBody {
                     Err(other) => this.inner = body::of_frame(other),
                 },
                 Some(Err(error)) => return Poll::Ready(Some(Err(error))),
-                None => this.is_at_end = true,
+                None if this.kept.is_none() => return Poll::Ready(None),
+                None => this.inner = body::empty(),
             }
-        }
-        if this.rest.is_empty() && this.kept.is_none() {
-            return Poll::Ready(None);
         }
         StreamProgress::HandedOut.report();
         let chunks = this.next_chunks(cx);
@@ -156,7 +151,7 @@ impl http_body::Body for AnswerBody {
 
     fn is_end_stream(&self) -> bool {
         let has_more = !self.rest.is_empty() || self.kept.is_some();
-        !has_more && (self.is_at_end || self.inner.is_end_stream())
+        !has_more && self.inner.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {

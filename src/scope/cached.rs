@@ -101,6 +101,14 @@ impl Scope {
         }
     }
 
+    /// Waits until the scope's task has ended.
+    pub(super) async fn ended(&self) {
+        let mut phase = self.phase.clone();
+        let _ = phase
+            .wait_for(|phase| matches!(phase, ScopePhase::Stopped(_)))
+            .await;
+    }
+
     /// Returns the present phase. A scope is quarantined with its source, whether it knows that yet
     /// or not.
     pub fn phase(&self) -> ScopePhase {

@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use futures_util::future::join_all;
 use tokio::sync::watch;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use watershed_protocol::{FieldTable, GroupVersionResource, Representation, Selection};
 
 use super::cached::Scope;
@@ -24,6 +25,8 @@ use crate::upstream::{ServedBy, UpstreamClient};
 
 /// Interval between sweeps for idle scopes.
 const IDLE_SWEEP: Duration = Duration::from_secs(1);
+/// Longest wait for the tasks of scopes at the end of the process.
+const SHUT_DOWN: Duration = Duration::from_secs(1);
 
 /// All scopes of this process. The first request that wants a scope opens it.
 #[derive(Clone)]
@@ -306,13 +309,27 @@ impl Scopes {
         self.open.forget(stopped);
     }
 
-    /// Closes every scope: the process ends.
-    pub fn shut_down(&self) {
-        self.open
+    /// Closes every scope, as the process ends, and waits for their tasks. They would take the end of
+    /// the process for a fault of upstream's.
+    pub async fn shut_down(&self) {
+        let scopes: Vec<_> = self
+            .open
             .lock()
             .drain()
-            .flat_map(|(_, scopes)| scopes)
-            .for_each(|(_, scope)| scope.signals.stop());
+            .flat_map(|(_, scopes)| scopes.into_values())
+            .collect();
+        // A source after what is derived from it.
+        let (derived, others): (Vec<_>, Vec<_>) =
+            scopes.into_iter().partition(|scope| scope.is_derived());
+        for scopes in [derived, others] {
+            let ends = scopes.iter().map(|scope| {
+                scope.signals.stop();
+                scope.ended()
+            });
+            if timeout(SHUT_DOWN, join_all(ends)).await.is_err() {
+                tracing::debug!("scopes did not close in time");
+            }
+        }
     }
 
     /// Closes scopes that nobody has used for their idle limit. Never returns.

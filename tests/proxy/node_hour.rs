@@ -204,7 +204,7 @@ fn count(requests: &[RecordedRequest]) -> BTreeMap<String, usize> {
 #[tokio::test]
 async fn an_idle_nodes_proxy_sends_less_in_an_hour_than_four_agents() {
     let node = Node::start().await;
-    let hurry = (live(&node.fixture.upstream), hasten());
+    let hurry = (live(&node.fixture.upstream), hasten(), wait_for_bytes());
     node.pass(CALM).await;
     let hours = 3;
     let sent = node.pass(HOUR * hours).await;

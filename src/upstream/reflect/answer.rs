@@ -78,15 +78,41 @@ async fn refusal(response: Response<UpstreamBody>) -> ReflectorError {
     }
 }
 
-/// Returns the message of a `Status`, or the whole text of another body.
+/// Returns the message of a `Status`, or the whole text of another body. It is for a line of the
+/// log and for a page.
 async fn error_message(body: UpstreamBody) -> String {
     let Ok(Ok(body)) = timeout(ANSWER_TIMEOUT, body::whole(body, MAX_ERROR_BYTES)).await else {
         return String::new();
     };
-    let status = read_error(Encoding::Json, &body);
-    if status.message.is_empty() {
-        String::from_utf8_lossy(&body).into_owned()
-    } else {
-        status.message
+    in_one_line(&message_of(&body))
+}
+
+fn message_of(body: &[u8]) -> String {
+    // kube-apiserver answers in the encoding that was asked for, and others in JSON.
+    let messages = [Encoding::Json, Encoding::Protobuf].map(|it| read_error(it, body).message);
+    let message = messages.into_iter().find(|message| !message.is_empty());
+    message.unwrap_or_else(|| String::from_utf8_lossy(body).into_owned())
+}
+
+/// Returns the text with a space in place of each line end and other control character.
+fn in_one_line(text: &str) -> String {
+    text.trim().replace(char::is_control, " ")
+}
+
+#[cfg(test)]
+mod tests {
+    use watershed_protocol::Status;
+
+    use super::*;
+
+    #[test]
+    fn messages_of_refusals_are_one_line_of_text() {
+        let status = Status::bad_request("pods is forbidden:\nnobody may");
+        for body in [status.to_json(), status.to_protobuf()] {
+            let message = in_one_line(&message_of(&body));
+            assert_eq!(message, "pods is forbidden: nobody may");
+        }
+        let page = in_one_line(&message_of(b"<html>\r\nno\x00 gateway\n"));
+        assert_eq!(page, "<html>  no  gateway");
     }
 }
