@@ -58,6 +58,11 @@ impl Replay {
         Ok(())
     }
 
+    /// Returns `true` if there were lines, and none of them was an event.
+    pub fn has_only_damaged_lines(&self) -> bool {
+        self.counts.lines > 0 && self.counts.damaged == self.counts.lines
+    }
+
     /// Returns the report of what was read.
     pub fn report(&self) -> Report {
         Report::new(&self.tally, &self.counts)

@@ -17,6 +17,14 @@ use finding::Findings;
 /// Runs all checks.
 pub async fn check(config: &AppConfig) -> Vec<Finding> {
     let mut findings = Findings::default();
+    for name in config.policy.without_effect() {
+        findings.warning(
+            "configuration",
+            format!(
+                "{name} has settings, but is not cached: add `cache: onDemand` (resources in --config)"
+            ),
+        );
+    }
     places::examine(config, &mut findings).await;
     files::examine(config, &mut findings).await;
     upstream::examine_replicas(config, &mut findings).await;

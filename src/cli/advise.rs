@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, ValueEnum};
 
@@ -55,6 +55,10 @@ impl AdviseCommand {
         let mut replay = Replay::new(policy.map_err(InvalidUsage::from)?);
         let inputs = self.audit_logs.iter().map(|path| LogInput::of(path));
         replay.read(inputs.collect()).context("--audit-log")?;
+        ensure!(
+            !replay.has_only_damaged_lines(),
+            "--audit-log: no line is an audit event: are these JSON lines of audit.k8s.io/v1?"
+        );
         let report = replay.report();
         match self.output {
             AdviceFormat::Table => print!("{}", table(&report, self.top)),

@@ -2,10 +2,10 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, ensure};
+use anyhow::ensure;
 use clap::Args;
-use jiff::SignedDuration;
 
+use super::duration::any_duration;
 use crate::audit::{AuditConfig, AuditLogConfig, AuditWebhookConfig};
 
 /// Flags of the audit log.
@@ -70,7 +70,7 @@ pub(super) struct AuditFlags {
     #[arg(
         long,
         default_value = "30s",
-        value_parser = duration,
+        value_parser = any_duration,
         requires = "audit_webhook_config_file",
         value_name = "DURATION"
     )]
@@ -79,7 +79,7 @@ pub(super) struct AuditFlags {
     #[arg(
         long,
         default_value = "10s",
-        value_parser = duration,
+        value_parser = any_duration,
         requires = "audit_webhook_config_file",
         value_name = "DURATION"
     )]
@@ -127,14 +127,6 @@ impl AuditFlags {
             webhook,
         }))
     }
-}
-
-/// Parses a duration such as `30s`, `1m30s` or `500ms`.
-fn duration(text: &str) -> anyhow::Result<Duration> {
-    let duration: SignedDuration = text
-        .parse()
-        .context("not a duration such as 30s or 1m30s")?;
-    Duration::try_from(duration).context("it is negative")
 }
 
 #[cfg(test)]

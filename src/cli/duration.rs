@@ -6,15 +6,24 @@ const MAX_DURATION: Duration = Duration::from_hours(24);
 
 /// Parses a duration of at most a day as kube-apiserver's flags do: 5m, 30s, 1h30m, 0s.
 pub(super) fn duration(text: &str) -> Result<Duration, String> {
-    let parsed: jiff::SignedDuration = text
-        .parse()
-        .map_err(|error: jiff::Error| error.to_string())?;
-    let duration = Duration::try_from(parsed).map_err(|_| "it is negative".to_owned())?;
+    let duration = any_duration(text)?;
     if duration > MAX_DURATION {
         Err("it is longer than a day".to_owned())
     } else {
         Ok(duration)
     }
+}
+
+/// Parses a duration of any length: 500ms, 30s, 1m30s.
+pub(super) fn any_duration(text: &str) -> Result<Duration, String> {
+    let parsed: jiff::SignedDuration = text.parse().map_err(|_| {
+        if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
+            format!("it has no unit: write {text}s or {text}m")
+        } else {
+            "it is no duration such as 30s, 5m or 1h30m".to_owned()
+        }
+    })?;
+    Duration::try_from(parsed).map_err(|_| "it is negative".to_owned())
 }
 
 #[cfg(test)]
@@ -37,8 +46,14 @@ mod tests {
                 "{text}"
             );
         }
-        for text in ["", "5", "-5m", "5 apples", "1000000h"] {
-            assert!(duration(text).is_err(), "{text}");
+        for (text, error) in [
+            ("", "it is no duration such as 30s, 5m or 1h30m"),
+            ("5", "it has no unit: write 5s or 5m"),
+            ("-5m", "it is negative"),
+            ("5 apples", "it is no duration such as 30s, 5m or 1h30m"),
+            ("1000000h", "it is longer than a day"),
+        ] {
+            assert_eq!(duration(text), Err(error.to_owned()), "{text}");
         }
     }
 }

@@ -20,7 +20,7 @@ use super::upstream_forms::UpstreamForms;
 use super::upstream_watch::UpstreamWatch;
 use super::version_waiters::VersionWaiters;
 use crate::store::{HeldBytes, Snapshot, StoreReader};
-use crate::upstream::{Stopped, UpstreamClient};
+use crate::upstream::{Probe, Stopped, UpstreamClient};
 use crate::work::retire;
 
 /// The objects and events of one scope, and how far its task is.
@@ -181,6 +181,12 @@ impl Scope {
     pub fn beside(&self, client: &UpstreamClient) -> UpstreamClient {
         let server = self.upstream.server();
         server.map_or_else(|| client.clone(), |server| client.beside(&server))
+    }
+
+    /// Returns a probe of the scope's objects at upstream.
+    pub fn probe(&self, client: UpstreamClient) -> Probe {
+        let ScopeKey { gvr, selection, .. } = &self.key;
+        Probe::new(client, gvr, selection, self.fields.namespaced())
     }
 
     /// Returns `true` if memory should have the bytes that the followed server prints.

@@ -58,9 +58,8 @@ pub(super) enum ContinuityChange {
 
 impl Continuity {
     pub(super) fn new(client: UpstreamClient, scope: &Arc<Scope>) -> Self {
-        let namespaced = scope.fields.namespaced();
         Self {
-            probe: Probe::new(client, &scope.key.gvr, &scope.key.selection, namespaced),
+            probe: scope.probe(client),
             timeline: scope.history.held_in(),
             changes: scope.history.timeline().changes(),
             scope: Arc::clone(scope),

@@ -133,12 +133,7 @@ impl RollbackMonitor {
             .filter(of_upstream)
             .max_by_key(|scope| scope.history.newest().get());
         let Some(scope) = newest else { return Ok(()) };
-        let probe = Probe::new(
-            self.scopes.client().clone(),
-            &scope.key.gvr,
-            &scope.key.selection,
-            scope.fields.namespaced(),
-        );
+        let probe = scope.probe(self.scopes.client().clone());
         let question = scope.ask();
         // Of a rollback everybody else is told.
         let _ = question.answered(probe.version().await?);

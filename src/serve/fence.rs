@@ -57,9 +57,9 @@ use crate::store::Snapshot;
 use crate::upstream::{Probe, UpstreamClient};
 use crate::watcher::ViewFilter;
 use catch_up::CatchUpWatches;
-use comparison::IN_TRANSIT;
+use comparison::{IN_TRANSIT, ProvenSelection};
 use get_proofs::{GetProofs, GetQuestion, ProofForGets};
-use outcome::{ComparedVersion, FreshnessProof, Passed};
+use outcome::{ComparedVersion, FreshnessProof, ProvenVersion};
 use refusals::RefusedQuestions;
 use watershed_protocol::{ResourceVersion, Selection};
 
@@ -128,16 +128,14 @@ impl Fences {
     ) -> Result<ResourceVersion, FenceError> {
         let started = Instant::now();
         if let Some(version) = scope.listed_since(since) {
-            let passed = check(scope, (FreshnessProof::Listed, version));
-            return note(scope, started, passed);
+            let listed = FreshnessProof::Listed.of(version);
+            return conclude(scope, started, Ok(listed));
         }
         let fence = self.of(scope);
         let answer = fence.answer_of_upstream(scope, &demand);
         let longest = MAX_WAIT.max(2 * answer.takes);
-        let passed = timeout(longest, fence.pass(scope, answer)).await;
-        let passed = passed.unwrap_or(Err(FenceError::Late));
-        let passed = passed.and_then(|passed| check(scope, passed));
-        note(scope, started, passed)
+        let proof = timeout(longest, fence.pass(scope, answer)).await;
+        conclude(scope, started, proof.unwrap_or(Err(FenceError::Late)))
     }
 
     /// Returns `true` if a get of one of the scope's objects should wait for others, to share a
@@ -161,14 +159,13 @@ impl Fences {
         let proof = fence.proof_for_gets(scope).ok_or(FenceError::Cheap)?;
         let (prover, scope_for_proof) = (Arc::clone(&fence), Arc::clone(scope));
         let ask = move || async move { prover.pass_gets(&scope_for_proof, proof.question).await };
-        let passed = fence.gets.join(proof, rate, ask).await;
+        let proof = fence.gets.join(proof, rate, ask).await;
         // They are given up sooner than other reads, by design.
-        let passed = passed.map_err(|error| match error {
+        let proof = proof.map_err(|error| match error {
             FenceError::Late => FenceError::LateForGets,
             error => error,
         });
-        let passed = passed.and_then(|passed| check(scope, passed));
-        note(scope, started, passed)
+        conclude(scope, started, proof)
     }
 
     /// Compares the selected objects alone with upstream's. Returns their state; `None` if events
@@ -182,13 +179,11 @@ impl Fences {
         let started = Instant::now();
         let fence = self.of(scope);
         let proof = timeout_at(by, fence.compare_selection(scope, watched));
-        let proof = proof.await.unwrap_or(Err(FenceError::Late));
-        let (passed, state) = match proof {
-            Ok((passed, state)) => (Ok(passed), state),
+        let (proof, state) = match proof.await.unwrap_or(Err(FenceError::Late)) {
+            Ok(ProvenSelection { proven, state }) => (Ok(proven), state),
             Err(error) => (Err(error), None),
         };
-        let passed = passed.and_then(|passed| check(scope, passed));
-        Ok((note(scope, started, passed)?, state))
+        Ok((conclude(scope, started, proof)?, state))
     }
 
     fn of(&self, scope: &Arc<Scope>) -> Arc<Fence> {
@@ -207,35 +202,36 @@ impl Fences {
     }
 }
 
-/// Counts a proof or its failure.
-fn note(
+/// Counts a proof or its failure. Returns the version that is proven, if it still is.
+fn conclude(
     scope: &Scope,
     started: Instant,
-    passed: Result<Passed, FenceError>,
+    proof: Result<ProvenVersion, FenceError>,
 ) -> Result<ResourceVersion, FenceError> {
-    let step = passed
+    let proof = proof.and_then(|proven| still_proven(scope, proven));
+    let step = proof
         .as_ref()
-        .map_or_else(FenceError::as_str, |(step, _)| step.as_str());
+        .map_or_else(FenceError::as_str, |proven| proven.by.as_str());
     metrics::fenced(&scope.key.gvr, step, started.elapsed());
-    Ok(passed?.1)
+    Ok(proof?.version)
 }
 
-/// Checks that the cache still has the history that the proof is about.
+/// Checks that the cache still has the history that a proof is about.
 ///
 /// While its watch is interrupted, nobody knows whether upstream goes on from what is cached, or
 /// from a backup. Only a comparison of the objects proves something then.
-fn check(scope: &Scope, passed: Passed) -> Result<Passed, FenceError> {
+fn still_proven(scope: &Scope, proven: ProvenVersion) -> Result<ProvenVersion, FenceError> {
     if !scope.is_current() {
         return Err(TimelineChanged.into());
     }
     let is_compared = matches!(
-        passed.0,
+        proven.by,
         FreshnessProof::Validated | FreshnessProof::Selected
     );
     if !is_compared && !scope.upstream.is_following() {
         return Err(FenceError::Interrupted);
     }
-    Ok(passed)
+    Ok(proven)
 }
 
 /// Returns `true` if the scope's events come so often that the next one is worth waiting for.
@@ -264,12 +260,7 @@ struct Fence {
 
 impl Fence {
     fn new(client: UpstreamClient, scope: &Arc<Scope>) -> Self {
-        let probe = Probe::new(
-            client.clone(),
-            &scope.key.gvr,
-            &scope.key.selection,
-            scope.fields.namespaced(),
-        );
+        let probe = scope.probe(client.clone());
         Self {
             scope: Arc::downgrade(scope),
             client,
@@ -290,7 +281,7 @@ impl Fence {
         self: &Arc<Self>,
         scope: &Arc<Scope>,
         answer: AnswerOfUpstream,
-    ) -> Result<Passed, FenceError> {
+    ) -> Result<ProvenVersion, FenceError> {
         self.may_ask()?;
         let objects = scope.reader.snapshot().len();
         let is_small = self.costs.is_small(objects);
@@ -310,19 +301,19 @@ impl Fence {
             let version = self.version(scope).await?;
             if scope.reader.version() >= version {
                 self.costs.set_compare_first(false);
-                return Ok((FreshnessProof::Current, version));
+                return Ok(FreshnessProof::Current.of(version));
             }
             let idle = scope.upstream.silence();
             let is_expected = !is_small || idle < IDLE_AFTER;
             if is_expected && scope.wait_until_version(version, EVENT_WAIT).await {
                 self.costs.set_compare_first(false);
-                return Ok((FreshnessProof::Followed, version));
+                return Ok(FreshnessProof::Followed.of(version));
             }
             self.record_lag(scope);
             let wait = IN_TRANSIT.min(self.costs.expected(objects));
             if is_busy(scope) && worth.is_enough() && scope.wait_until_version(version, wait).await
             {
-                return Ok((FreshnessProof::Followed, version));
+                return Ok(FreshnessProof::Followed.of(version));
             }
             known = Some(version);
         }
@@ -339,7 +330,7 @@ impl Fence {
         scope: &Arc<Scope>,
         answer: AnswerOfUpstream,
         known: Option<ResourceVersion>,
-    ) -> Result<Passed, FenceError> {
+    ) -> Result<ProvenVersion, FenceError> {
         let is_slow = self.costs.is_slow(scope.reader.snapshot().len());
         let compared = match known {
             _ if is_slow => Err(FenceError::Late),
@@ -348,13 +339,13 @@ impl Fence {
             Some(version) => tokio::select! {
                 compared = self.compare(scope) => compared,
                 _ = scope.wait_until_version(version, Duration::MAX) => {
-                    return Ok((FreshnessProof::Followed, version));
+                    return Ok(FreshnessProof::Followed.of(version));
                 }
             },
         };
         let version = match (compared, known) {
             (Ok(compared), _) if scope.reader.version() >= compared.version => {
-                return Ok(compared.passed());
+                return Ok(compared.proven());
             }
             (Ok(compared), _) => compared.version,
             // Otherwise long lists would be left to an upstream that has too much to do.
@@ -391,15 +382,15 @@ impl Fence {
         &self,
         scope: &Arc<Scope>,
         question: GetQuestion,
-    ) -> Result<Passed, FenceError> {
+    ) -> Result<ProvenVersion, FenceError> {
         match question {
             GetQuestion::Version => {
                 let version = self.ask_version(scope).await?;
                 if scope.reader.version() >= version {
-                    return Ok((FreshnessProof::Current, version));
+                    return Ok(FreshnessProof::Current.of(version));
                 }
                 if scope.wait_until_version(version, EVENT_WAIT).await {
-                    return Ok((FreshnessProof::Followed, version));
+                    return Ok(FreshnessProof::Followed.of(version));
                 }
                 self.record_lag(scope);
                 Err(FenceError::Late)
@@ -409,7 +400,7 @@ impl Fence {
                 if scope.reader.version() < compared.version {
                     return Err(FenceError::Late);
                 }
-                Ok(compared.passed())
+                Ok(compared.proven())
             }
         }
     }
@@ -447,9 +438,9 @@ impl Fence {
         &self,
         scope: &Arc<Scope>,
         version: ResourceVersion,
-    ) -> Result<Passed, FenceError> {
+    ) -> Result<ProvenVersion, FenceError> {
         if scope.wait_until_version(version, IN_TRANSIT).await {
-            return Ok((FreshnessProof::Followed, version));
+            return Ok(FreshnessProof::Followed.of(version));
         }
         if !scope.upstream.is_following() {
             return Err(FenceError::Interrupted);
@@ -476,7 +467,7 @@ impl Fence {
         } else {
             FreshnessProof::CaughtUp
         };
-        Ok((proof, version))
+        Ok(proof.of(version))
     }
 }
 

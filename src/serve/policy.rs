@@ -215,6 +215,24 @@ impl CachingPolicy {
         self.may_store(group, resource) && self.mode(&gvr) == CacheMode::Objects
     }
 
+    /// Returns the named types that have settings, and are not cached only because unnamed types are
+    /// not, or because they are sensitive.
+    pub fn without_effect(&self) -> impl Iterator<Item = &TypeName> {
+        let has_settings = |named: &TypePolicy| {
+            named.mode.is_none()
+                && (named.consistent_reads.is_some()
+                    || !named.scopes.is_empty()
+                    || named.scope_policy != ScopePolicy::default())
+        };
+        let names = self
+            .types
+            .iter()
+            .filter(move |(_, named)| has_settings(named));
+        names
+            .map(|(name, _)| name)
+            .filter(|name| !self.may_cache(name.group(), name.resource()))
+    }
+
     /// Returns the types that are cached in another way than by default, sorted by name. `*` stands
     /// for all unnamed types.
     pub fn exceptions(&self) -> Vec<CachingException> {

@@ -142,6 +142,15 @@ async fn each_configuration_error_is_one_line_that_names_its_setting() {
             vec![("error", "configuration", "unknown field `consistentRead`")],
         ),
         (
+            "--config uncached.yaml",
+            0,
+            vec![(
+                "warning",
+                "configuration",
+                "secrets has settings, but is not cached",
+            )],
+        ),
+        (
             "--context other",
             1,
             vec![("error", "credentials", "--context")],

@@ -39,6 +39,10 @@ impl Bench {
             "cache: true\nconsistentRead: linearizable\n",
         );
         bench.write(
+            "uncached.yaml",
+            "resources:\n- resource: secrets\n  selectorScopes: true\n",
+        );
+        bench.write(
             "wrong.yaml",
             "resources:\n- resource: Pods\n  cache: false\n",
         );

@@ -25,7 +25,7 @@ use crate::scope::cached::Scope;
 use crate::scope::metrics;
 use crate::scope::timeline::Timeline;
 use crate::upstream::{
-    BlockingBody, Probe, ReplicaClient, ReplicaError, Upstream, UpstreamBody, UpstreamClient,
+    BlockingBody, ReplicaClient, ReplicaError, Upstream, UpstreamBody, UpstreamClient,
     blocking_body,
 };
 
@@ -208,12 +208,12 @@ impl ReplicaStates {
         if present.ok_or(CheckpointError::Unverified)? != cluster {
             return Err(CheckpointError::Foreign("it is of another cluster").into());
         }
-        let (client, key) = (self.0.upstream.clone(), &scope.key);
-        let probe = Probe::new(client, &key.gvr, &key.selection, scope.fields.namespaced());
+        let probe = scope.probe(self.0.upstream.clone());
         let present = match timeout(ANSWER_TIMEOUT, probe.version()).await {
             Ok(Ok(version)) => version,
             Ok(Err(error)) => {
-                tracing::debug!(resource = %key.gvr, %error, "cannot ask for upstream's version");
+                let resource = &scope.key.gvr;
+                tracing::debug!(%resource, %error, "cannot ask for upstream's version");
                 return Err(CheckpointError::Unverified.into());
             }
             Err(_) => return Err(CheckpointError::Unverified.into()),

@@ -1,6 +1,7 @@
 //! Comparison of upstream's objects with the cache.
 use std::time::{Duration, Instant};
 
+use super::outcome::ProvenVersion;
 use crate::scope::Scope;
 use crate::store::Snapshot;
 use crate::watcher::ViewFilter;
@@ -17,6 +18,13 @@ pub(in crate::serve) struct ProvenState {
     pub(in crate::serve) snapshot: Snapshot,
     /// The version. The scope's events may not have reached it.
     pub(in crate::serve) version: ResourceVersion,
+}
+
+/// A version that the cache has reached for some objects of a scope.
+pub(super) struct ProvenSelection {
+    pub(super) proven: ProvenVersion,
+    /// The state of these objects, if the cache may be older as a whole.
+    pub(super) state: Option<ProvenState>,
 }
 
 /// The result of a comparison.

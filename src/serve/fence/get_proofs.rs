@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 use tokio::time::{Instant, timeout};
 
 use super::costs::{ProofCosts, REQUEST};
-use super::outcome::{FenceError, Passed};
+use super::outcome::{FenceError, ProvenVersion};
 use crate::serve::gathering::{Gathering, Gatherings};
 use crate::serve::get_crowds::MANY_GETS;
 
@@ -88,7 +88,7 @@ impl ProofForGets {
 /// The proofs that the gets of one type share.
 #[derive(Default)]
 pub(super) struct GetProofs {
-    calls: Gatherings<Result<Passed, FenceError>>,
+    calls: Gatherings<Result<ProvenVersion, FenceError>>,
     crowds: CrowdSizes,
     lateness: Lateness,
 }
@@ -113,10 +113,10 @@ impl GetProofs {
         proof: ProofForGets,
         rate: f64,
         ask: F,
-    ) -> Result<Passed, FenceError>
+    ) -> Result<ProvenVersion, FenceError>
     where
         F: FnOnce() -> A + Send + 'static,
-        A: Future<Output = Result<Passed, FenceError>> + Send + 'static,
+        A: Future<Output = Result<ProvenVersion, FenceError>> + Send + 'static,
     {
         // The gets that this one was to wait for may have gone on meanwhile.
         if !self.is_worth(proof, rate) {
@@ -129,17 +129,16 @@ impl GetProofs {
                 return Err(FenceError::Cheap);
             }
             let began = Instant::now();
-            let passed = ask().await;
+            let answer = ask().await;
             shared.lateness.ended(began.elapsed() >= proof.patience());
-            passed
+            answer
         };
-        let passed = self.calls.join(self.gathering(proof, rate), call);
-        let passed = timeout(CROWD_WAIT + proof.patience(), passed).await;
-        let Ok(passed) = passed else {
+        let call = self.calls.join(self.gathering(proof, rate), call);
+        let Ok(result) = timeout(CROWD_WAIT + proof.patience(), call).await else {
             self.lateness.ended(true);
             return Err(FenceError::LateForGets);
         };
-        passed.unwrap_or(Err(FenceError::Failed))
+        result.unwrap_or(Err(FenceError::Failed))
     }
 
     /// Returns the wait for more gets, when `rate` of them are expected in a second.

@@ -24,7 +24,12 @@ pub(in crate::serve) enum FreshnessProof {
 }
 
 impl FreshnessProof {
-    /// The metric label.
+    /// Returns this proof of a version.
+    pub(super) fn of(self, version: ResourceVersion) -> ProvenVersion {
+        ProvenVersion { by: self, version }
+    }
+
+    /// Returns the metric label.
     pub(super) fn as_str(self) -> &'static str {
         match self {
             Self::Listed => "listed",
@@ -59,8 +64,13 @@ pub(in crate::serve) enum FenceError {
     Interrupted,
 }
 
-/// A version that the cache has reached, and what proved it.
-pub(super) type Passed = (FreshnessProof, ResourceVersion);
+/// A version that the cache has reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ProvenVersion {
+    /// What proved it.
+    pub(super) by: FreshnessProof,
+    pub(super) version: ResourceVersion,
+}
 
 impl FenceError {
     /// Returns the metric label in place of a proof's.
@@ -90,12 +100,12 @@ pub(super) struct ComparedVersion {
 
 impl ComparedVersion {
     /// Returns the proof, for a cache that has reached the version.
-    pub(super) fn passed(self) -> Passed {
-        let proof = if self.is_same {
+    pub(super) fn proven(self) -> ProvenVersion {
+        let by = if self.is_same {
             FreshnessProof::Validated
         } else {
             FreshnessProof::Followed
         };
-        (proof, self.version)
+        by.of(self.version)
     }
 }

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use tokio::time::{self, timeout};
 use watershed_protocol::{ResourceVersion, VersionList};
 
-use super::comparison::{Compared, ProvenState, compare};
-use super::outcome::{ComparedVersion, FenceError, FreshnessProof, Passed};
+use super::comparison::{Compared, ProvenSelection, ProvenState, compare};
+use super::outcome::{ComparedVersion, FenceError, FreshnessProof};
 use super::{Fence, MAX_WAIT, WatchedObjects};
 use crate::scope::Scope;
 use crate::serve::metrics;
@@ -161,7 +161,7 @@ impl Fence {
         self: &Arc<Self>,
         scope: &Arc<Scope>,
         watched: WatchedObjects<'_>,
-    ) -> Result<(Passed, Option<ProvenState>), FenceError> {
+    ) -> Result<ProvenSelection, FenceError> {
         self.may_ask()?;
         let WatchedObjects {
             selection,
@@ -179,10 +179,19 @@ impl Fence {
         match compare(scope, &list, Some(filter)).await {
             Compared::Same(snapshot) => {
                 let state = ProvenState { snapshot, version };
-                Ok(((FreshnessProof::Selected, version), Some(state)))
+                Ok(ProvenSelection {
+                    proven: FreshnessProof::Selected.of(version),
+                    state: Some(state),
+                })
             }
-            Compared::Passed => Ok(((FreshnessProof::Followed, version), None)),
-            Compared::Behind => Ok((self.catch_up(scope, version).await?, None)),
+            Compared::Passed => Ok(ProvenSelection {
+                proven: FreshnessProof::Followed.of(version),
+                state: None,
+            }),
+            Compared::Behind => Ok(ProvenSelection {
+                proven: self.catch_up(scope, version).await?,
+                state: None,
+            }),
         }
     }
 

@@ -87,7 +87,7 @@ impl Rehearsal {
         let ask = move || async move {
             upstream.results.lock().proven += 1;
             sleep(upstream.proof.takes.max(GET)).await;
-            Ok((FreshnessProof::Validated, ResourceVersion(1)))
+            Ok(FreshnessProof::Validated.of(ResourceVersion(1)))
         };
         self.proofs.join(self.proof, get.rate, ask).await.is_ok()
     }
@@ -231,7 +231,7 @@ async fn proofs_that_are_late_once_are_shared_again_after_a_second() {
     let rate = 1000.0;
     let hiccup = || async {
         sleep(2 * MIN_PROOF_WAIT).await;
-        Ok((FreshnessProof::Validated, ResourceVersion(1)))
+        Ok(FreshnessProof::Validated.of(ResourceVersion(1)))
     };
     let gets = (0..20).map(|_| proofs.join(proof, rate, hiccup));
     for get in futures_util::future::join_all(gets).await {
@@ -240,7 +240,7 @@ async fn proofs_that_are_late_once_are_shared_again_after_a_second() {
     sleep(2 * MIN_PROOF_WAIT).await;
     assert!(!proofs.is_worth(proof, rate), "it ended a moment ago");
     sleep(AFTER_LATE).await;
-    let in_time = || async { Ok((FreshnessProof::Validated, ResourceVersion(2))) };
+    let in_time = || async { Ok(FreshnessProof::Validated.of(ResourceVersion(2))) };
     let gets = (0..20).map(|_| proofs.join(proof, rate, in_time));
     for get in futures_util::future::join_all(gets).await {
         assert!(get.is_ok(), "{get:?}");
