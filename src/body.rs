@@ -22,8 +22,8 @@ pub type Body = http_body_util::combinators::UnsyncBoxBody<Bytes, BoxError>;
 #[derive(Clone, Copy, Debug)]
 pub struct InMemory;
 
-/// Marks an answer, in its extensions, whose body ends without its client's doing: nobody reads it
-/// piece by piece while it is open.
+/// Marks an answer, in its extensions, whose body ends by itself, and of which no reader needs a part
+/// before the rest.
 #[derive(Clone, Copy, Debug)]
 pub struct Finite;
 

@@ -38,6 +38,7 @@ mod review;
 mod scope_choice;
 mod shadow;
 mod singleflight;
+mod slow_upload;
 mod source;
 mod stored_response;
 mod takeover;

@@ -61,8 +61,8 @@ impl RulesProbe {
         {
             return Ok(rules);
         }
-        // Those who waited for that question do not ask, and wait, one after the other. The pause
-        // begins with the question: it must end, however many come meanwhile.
+        // Those who waited for that question do not ask, and wait, one after the other. Those
+        // that are refused meanwhile do not prolong the pause.
         if known.failed.is_some_and(|at| at.elapsed() < PAUSE) {
             return Err(ReviewError::Late(TIMEOUT));
         }

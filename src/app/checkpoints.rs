@@ -71,6 +71,6 @@ fn may_store(config: &AppConfig) -> MayStore {
     let policy = config.policy.clone();
     Box::new(move |group, resource, part| match part {
         StoredPart::Objects => policy.may_store_objects(group, resource),
-        StoredPart::Metadata => policy.may_store(group, resource),
+        StoredPart::Metadata => policy.may_store_metadata(group, resource),
     })
 }

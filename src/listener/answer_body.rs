@@ -23,7 +23,7 @@ const MAX_CHUNK: usize = 64 * 1024;
 /// timeout working: it sees progress only between two chunks.
 const MAX_IN_MEMORY_CHUNKS: usize = 256 * 1024;
 
-/// Bytes of a chunk from which on its last one is handed out alone, if it may be the answer's last.
+/// Bytes of a chunk from which on its last byte is handed out alone, if no other may follow.
 ///
 /// hyper hands a chunk to h2 whole once the client takes a byte. If nothing came after it, the
 /// stream's task would end then, and with it the timer and all that the answer counts for.
@@ -48,7 +48,7 @@ pub(super) struct AnswerBody {
     in_memory: bool,
     /// `true` on HTTP/2, which holds whatever it was handed.
     limit_chunks: bool,
-    /// Nobody waits for a part of the answer.
+    /// Nobody needs a part of the answer before the rest ([`Finite`]).
     is_finite: bool,
     /// A byte that is kept back until it is known what follows.
     kept: Option<u8>,

@@ -31,7 +31,7 @@ pub struct ConnectionLimits {
     /// Time for which a client may read nothing of a waiting answer. Zero: no limit.
     pub stall: Duration,
     /// Time without the end of a request after which a busy connection of an unknown client may be
-    /// closed to make room. Longer than strangers wait for upstream.
+    /// closed to make room. Longer than strangers wait for a review and then for their turn.
     pub slow_stranger: Duration,
     /// The chance of each HTTP/2 request to end its connection in order, as `--goaway-chance` of
     /// kube-apiserver: the client's next requests may reach another replica.
@@ -75,7 +75,7 @@ impl Default for ConnectionLimits {
             head: Duration::from_secs(32),
             // kube-apiserver has no such limit. Long enough for people who stop a pager to read.
             stall: Duration::from_mins(10),
-            slow_stranger: Duration::from_secs(20),
+            slow_stranger: Duration::from_secs(45),
             goaway_chance: 0.0,
             max_age: Duration::ZERO,
             memory: MemoryBudget::default(),

@@ -185,7 +185,7 @@ async fn accept_all<L, S, F>(
                     () = serving => {}
                     () = activity.closing() => {
                         which.cut(Cut::Full);
-                        tracing::debug!(%address, "idle connection closed: the listener is full");
+                        tracing::debug!(%address, "an unknown client's connection closed: the listener is full");
                     }
                 }
                 drop((open, place, charge));

@@ -61,7 +61,7 @@ pub(super) enum Cut {
     Idle,
     /// Most requests were taken back before they were answered.
     Resets,
-    /// The listener was full, and the client unknown and idle.
+    /// The listener was full, and the client unknown, and idle or slow.
     Full,
 }
 

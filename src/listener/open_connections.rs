@@ -38,8 +38,8 @@ impl OpenConnections {
     }
 
     /// Returns a place for a new connection. If there is none left, closes the connection of an
-    /// unknown client that has been idle for the longest time, or else one that takes long to read
-    /// an answer, or waits until another ends.
+    /// unknown client that has been idle for the longest time, or else one that has
+    /// not ended a request for long, or waits until another ends.
     pub(super) async fn place(&self, activity: &Arc<Activity>) -> Option<ConnectionPlace> {
         let permit = match Arc::clone(&self.permits).try_acquire_owned() {
             Ok(permit) => permit,

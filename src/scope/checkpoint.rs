@@ -37,7 +37,7 @@ use crate::upstream::UpstreamClient;
 use captured::{CapturedScope, name, seconds};
 use disk::ReadingProgress;
 use file::CheckpointHeader;
-use folder::{CheckpointFolder, FolderClaim};
+use folder::CheckpointFolder;
 use stored::{CheckpointError, load_stored};
 
 pub use cluster::ClusterIdentity;
@@ -80,6 +80,8 @@ struct CheckpointsShared {
     cluster: Arc<ClusterIdentity>,
     client: UpstreamClient,
     last: Mutex<LastCheckpoints>,
+    /// Files from before this process were looked through.
+    is_swept: Mutex<bool>,
     /// The last reading that was given up, until its thread ends.
     given_up: Mutex<Weak<ReadingProgress>>,
     /// Held by whoever writes.
@@ -122,15 +124,22 @@ impl Checkpoints {
             client: client.clone(),
             last: Mutex::default(),
             given_up: Mutex::default(),
+            is_swept: Mutex::default(),
             writing: tokio::sync::Mutex::default(),
         }));
         let claiming = this.clone();
         let claiming = spawn_blocking(move || claiming.claim());
-        if !timeout(OPEN_TIMEOUT, claiming).await??? {
-            tracing::warn!(
-                folder = %this.0.config.folder.display(),
-                "another process writes checkpoints to the folder; writing once it has ended"
-            );
+        let folder = this.0.config.folder.display();
+        match timeout(OPEN_TIMEOUT, claiming).await {
+            Ok(claimed) => {
+                if !claimed?? {
+                    tracing::warn!(
+                        %folder,
+                        "another process writes checkpoints to the folder; writing once it has ended"
+                    );
+                }
+            }
+            Err(_) => tracing::warn!(%folder, "looking through the old checkpoints takes long"),
         }
         Ok(this)
     }
@@ -138,28 +147,29 @@ impl Checkpoints {
     /// Claims the folder. Returns `false` if another process has it.
     fn claim(&self) -> io::Result<bool> {
         let shared = &self.0;
-        match shared.folder.claim()? {
-            FolderClaim::Held => Ok(true),
-            FolderClaim::Refused => Ok(false),
-            FolderClaim::Taken => {
-                let now = SystemTime::now();
-                shared.folder.sweep(|header| {
-                    let (group, resource) = &header.resource;
-                    is_recent(header, now) && (shared.may_store)(group, resource, header.part())
-                })?;
-                Ok(true)
-            }
+        if !shared.folder.claim()? {
+            return Ok(false);
         }
+        let mut is_swept = shared.is_swept.lock();
+        if !*is_swept {
+            let now = SystemTime::now();
+            shared.folder.sweep(|header| {
+                let (group, resource) = &header.resource;
+                is_recent(header, now) && (shared.may_store)(group, resource, header.part())
+            })?;
+            *is_swept = true;
+        }
+        Ok(true)
     }
 
-    /// Writes checkpoints of the scopes that have changed. They are all that are open.
+    /// Writes checkpoints of the scopes that have changed. `scopes` are all open ones.
     pub(super) async fn write_changed(&self, scopes: Vec<Arc<Scope>>) {
         // One that is too old when the process starts again is of no use.
         let rest = (self.interval() * UNCHANGED).min(MAX_AGE / 2);
         self.write(scopes, rest).await;
     }
 
-    /// Writes checkpoints of all scopes, but of those that were just written.
+    /// Writes checkpoints of all open scopes, except those written less than an interval ago.
     pub(super) async fn write_all(&self, scopes: Vec<Arc<Scope>>) {
         self.write(scopes, self.interval()).await;
     }
@@ -169,7 +179,7 @@ impl Checkpoints {
         self.0.config.interval
     }
 
-    /// Writes a checkpoint of each of these scopes that has changed. They are all that are open.
+    /// Writes a checkpoint of each of these scopes that has changed. `scopes` are all open ones.
     /// Those without changes are written again after `rest`.
     async fn write(&self, scopes: Vec<Arc<Scope>>, rest: Duration) {
         let shared = &self.0;
@@ -250,9 +260,15 @@ impl Checkpoints {
 
     /// Forgets the checkpoint of a scope whose objects are not upstream's.
     pub(super) fn discard(&self, key: &ScopeKey) {
-        let (folder, name) = (self.0.folder.clone(), name(key));
-        self.0.last.lock().scopes.remove(&name);
-        spawn_blocking(move || folder.remove(&name));
+        let (this, name) = (self.clone(), name(key));
+        tokio::spawn(async move {
+            // One that is being written may have these objects, too.
+            let _writing = this.0.writing.lock().await;
+            this.0.last.lock().scopes.remove(&name);
+            let folder = this.0.folder.clone();
+            // A file that stays is replaced by the next list's.
+            let _ = spawn_blocking(move || folder.remove(&name)).await;
+        });
     }
 
     /// Removes the checkpoints of scopes that were closed too long ago for a start to use them.

@@ -33,8 +33,8 @@ impl DifferingPart {
 
 impl FoundDifferences {
     /// Tells the scope's task that its objects are not upstream's.
-    pub(super) fn report(&self, kind: DifferingPart) {
-        if kind == DifferingPart::Print {
+    pub(super) fn report(&self, part: DifferingPart) {
+        if part == DifferingPart::Print {
             self.is_of_print.store(true, Ordering::Release);
         }
         self.found.notify_one();

@@ -5,10 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use http::{HeaderMap, Method, Request, Response, StatusCode, header};
-use http_body::Body as _;
 use hyper::body::Incoming;
-use tokio::sync::oneshot;
-use tokio::time::timeout;
 use watershed_protocol::Verb;
 
 use super::answer::{self, Answer};
@@ -18,6 +15,7 @@ use super::forward_limits::ForwardPermit;
 use super::limit::LimitExceeded;
 use super::parts::{ServiceParts, VERDICT_WAIT};
 use super::plan::{PlannedAction, ReadKind};
+use super::slow_upload::SlowUpload;
 use super::source::{AnswerSource, ForwardReason};
 use super::unanswered::Unanswered;
 use super::{review, unknown_callers, until_drain};
@@ -29,10 +27,6 @@ use crate::upstream::{ForwardIdentity, ForwardOptions, UpstreamError};
 
 /// Requests that failed on their way to upstream. Clients can have them fail, too.
 static NOT_FORWARDED: LogThrottle = LogThrottle::new(Duration::from_secs(10));
-
-/// Time for which a caller that is unknown keeps its turn while it sends its request. One that
-/// takes its time would keep others from theirs.
-const UPLOAD_TIME: Duration = Duration::from_secs(2);
 
 impl ServiceParts {
     /// Lets identical reads that go to upstream share one request, if they are consistent or many
@@ -115,7 +109,12 @@ impl ServiceParts {
         permit: Option<ForwardPermit>,
     ) -> Response<Body> {
         let caller = ForwardedCaller::of(&exchange);
-        let Exchange { request, plan, .. } = exchange;
+        let Exchange {
+            request,
+            plan,
+            peer,
+            ..
+        } = exchange;
         let query = request.uri().query();
         let takeover = self.takeovers.of(reason, query, plan.action);
         let (mut share, turn) = permit.map(ForwardPermit::split).unwrap_or_default();
@@ -148,6 +147,7 @@ impl ServiceParts {
             .await
         {
             is_known = true;
+            peer.connection.set_known();
             // It would count as an unknown caller's for as long as it stays open.
             let capacity = self.forwarder.capacity();
             let accepted = |unknown| {
@@ -177,26 +177,15 @@ impl ServiceParts {
         options: ForwardOptions,
         turn: QueueTurn,
     ) -> Result<Response<Body>, UpstreamError> {
-        let (sending, sent) = oneshot::channel::<()>();
         let version = request.version();
         let request = request.map(|body| body::from_client(body, version));
-        let has_body = !request.body().is_end_stream();
-        let request = if has_body {
-            request.map(|body| holding_until_end(body, sending))
-        } else {
-            request
-        };
+        let (request, upload) = SlowUpload::watch(request);
         let mut forwarding = pin!(self.forwarder.forward_body(request, options));
-        let mut turn = Some(turn);
         tokio::select! {
             answer = &mut forwarding => return answer,
-            upload = timeout(UPLOAD_TIME, sent), if has_body => {
-                turn = turn.filter(|_| upload.is_ok());
-            }
+            () = upload.is_slow() => drop(turn),
         }
-        let answer = forwarding.await;
-        drop(turn);
-        answer
+        forwarding.await
     }
 
     /// Learns from upstream's answer whether it accepts the caller. Returns `true` if that was not

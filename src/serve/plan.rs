@@ -104,6 +104,7 @@ impl RequestPlan {
             refusals,
         }
     }
+
     /// Returns `true` if the answer is known to end by itself. Servers of aggregated APIs may stream
     /// what they like.
     pub(super) fn is_finite(&self) -> bool {
@@ -140,7 +141,12 @@ fn plan_checkpoint<B>(
         return Err(ForwardReason::Representation);
     }
     let gvr = &resource.gvr;
-    if !policy.may_store(&gvr.group, &gvr.resource) {
+    let may_store = if representation.metadata_only {
+        policy.may_store_metadata(&gvr.group, &gvr.resource)
+    } else {
+        policy.may_store_objects(&gvr.group, &gvr.resource)
+    };
+    if !may_store {
         return Err(ForwardReason::Policy);
     }
     let namespace = namespace(asked, resource, false)?;

@@ -205,14 +205,14 @@ impl CachingPolicy {
 
     /// Returns `true` if metadata of the type's objects may be stored on disk. Sensitive types never
     /// are, even if they are cached.
-    pub fn may_store(&self, group: &str, resource: &str) -> bool {
+    pub fn may_store_metadata(&self, group: &str, resource: &str) -> bool {
         self.may_cache(group, resource) && !is_sensitive(stored_in(group, resource), resource)
     }
 
     /// Returns `true` if whole objects of the type may be stored on disk.
     pub fn may_store_objects(&self, group: &str, resource: &str) -> bool {
         let gvr = GroupVersionResource::new(group, "", resource);
-        self.may_store(group, resource) && self.mode(&gvr) == CacheMode::Objects
+        self.may_store_metadata(group, resource) && self.mode(&gvr) == CacheMode::Objects
     }
 
     /// Returns the named types that have settings, and are not cached only because unnamed types are

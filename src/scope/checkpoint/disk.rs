@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep};
 
 /// Longest time without a byte.
 const SILENCE: Duration = Duration::from_secs(3);
-/// Least bytes in a second, after the first ones. Upstream's list comes sooner then.
+/// Least bytes in a second, after the first ones. With fewer, upstream's list comes sooner.
 const RATE: u64 = 4 << 20;
 /// Time after which the rate counts.
 const GRACE: Duration = Duration::from_secs(5);
@@ -100,7 +100,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_disk_that_hangs_or_is_slower_than_a_list_is_given_up() {
         assert_eq!(given_up_after(0).await, 3);
-        assert_eq!(given_up_after(RATE / 4).await, 7);
+        assert_eq!(given_up_after(RATE / 5).await, 7);
         assert_eq!(given_up_after(2 * RATE).await, 600);
     }
 

@@ -23,23 +23,13 @@ const BUFFER: usize = 256 << 10;
 /// A file whose header was read.
 type OpenCheckpoint = (CheckpointReader<BufReader<FileOfDisk>>, CheckpointHeader);
 
-/// A folder to which one process writes at a time. Others may read meanwhile.
+/// A folder to which one process writes at a time. Others may read meanwhile, and remove what is of
+/// no use.
 #[derive(Clone, Debug)]
 pub(super) struct CheckpointFolder {
     path: PathBuf,
     /// The locked file, for as long as this process may write.
     lock: Arc<Mutex<Option<File>>>,
-}
-
-/// Whether this process may write to the folder.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum FolderClaim {
-    /// It may since an earlier call.
-    Held,
-    /// It may from now on.
-    Taken,
-    /// Another process does.
-    Refused,
 }
 
 impl CheckpointFolder {
@@ -52,12 +42,12 @@ impl CheckpointFolder {
         })
     }
 
-    /// Claims the folder for this process until its end, unless another one has it. During a
-    /// rollout, two pods of a node may share it for a moment.
-    pub(super) fn claim(&self) -> io::Result<FolderClaim> {
+    /// Claims the folder for this process until its end. Returns `false` if another one has it:
+    /// during a rollout, two pods of a node may share it for a moment.
+    pub(super) fn claim(&self) -> io::Result<bool> {
         let mut lock = self.lock.lock();
         if lock.is_some() {
-            return Ok(FolderClaim::Held);
+            return Ok(true);
         }
         let mut options = OpenOptions::new();
         let file = options
@@ -67,7 +57,7 @@ impl CheckpointFolder {
             .mode(0o600)
             .open(self.path.join(LOCK))?;
         match file.try_lock() {
-            Err(TryLockError::WouldBlock) => return Ok(FolderClaim::Refused),
+            Err(TryLockError::WouldBlock) => return Ok(false),
             // Some file systems have no locks.
             Err(TryLockError::Error(error)) => {
                 tracing::debug!(%error, "cannot lock the folder of checkpoints");
@@ -79,7 +69,7 @@ impl CheckpointFolder {
             fs::remove_file(unfinished)?;
         }
         *lock = Some(file);
-        Ok(FolderClaim::Taken)
+        Ok(true)
     }
 
     /// Writes a checkpoint in the place of the scope's last one. Returns its length.
@@ -158,7 +148,7 @@ impl CheckpointFolder {
             let opened = Self::open_file(&path, &progress);
             let is_kept = matches!(opened, Ok((_, header)) if is_wanted(&header));
             if !is_kept {
-                fs::remove_file(path)?;
+                unless_gone(fs::remove_file(path))?;
             }
         }
         Ok(())
@@ -168,8 +158,12 @@ impl CheckpointFolder {
     pub(super) fn remove_older(&self, than: SystemTime, but: &HashSet<String>) -> io::Result<()> {
         let kept: HashSet<_> = but.iter().map(|scope| self.path(scope, ENDING)).collect();
         for path in self.files(ENDING)? {
-            if !kept.contains(&path) && fs::metadata(&path)?.modified()? < than {
-                fs::remove_file(path)?;
+            if kept.contains(&path) {
+                continue;
+            }
+            let written = unless_gone(fs::metadata(&path).and_then(|file| file.modified()))?;
+            if written.is_some_and(|written| written < than) {
+                unless_gone(fs::remove_file(path))?;
             }
         }
         Ok(())
@@ -178,7 +172,8 @@ impl CheckpointFolder {
     /// Returns the bytes of all checkpoints.
     pub(super) fn bytes(&self) -> io::Result<u64> {
         let files = self.files(ENDING)?.into_iter();
-        files.map(|path| Ok(fs::metadata(path)?.len())).sum()
+        let length = |path| Ok(unless_gone(fs::metadata(path))?.map_or(0, |file| file.len()));
+        files.map(length).sum()
     }
 
     /// Returns the bytes of a scope's checkpoint; none if it has none.
@@ -205,5 +200,13 @@ impl CheckpointFolder {
     fn path(&self, scope: &str, ending: &str) -> PathBuf {
         let name = blake3::hash(scope.as_bytes()).to_hex();
         self.path.join(&name[..32]).with_extension(ending)
+    }
+}
+
+/// Returns `None` if a file is not there any more. Others may have removed it.
+fn unless_gone<T>(result: io::Result<T>) -> io::Result<Option<T>> {
+    match result {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        result => result.map(Some),
     }
 }
