@@ -130,16 +130,15 @@ impl Checkpoints {
         let claiming = this.clone();
         let claiming = spawn_blocking(move || claiming.claim());
         let folder = this.0.config.folder.display();
-        match timeout(OPEN_TIMEOUT, claiming).await {
-            Ok(claimed) => {
-                if !claimed?? {
-                    tracing::warn!(
-                        %folder,
-                        "another process writes checkpoints to the folder; writing once it has ended"
-                    );
-                }
+        if let Ok(claimed) = timeout(OPEN_TIMEOUT, claiming).await {
+            if !claimed?? {
+                tracing::warn!(
+                    %folder,
+                    "another process writes checkpoints to the folder; writing once it has ended"
+                );
             }
-            Err(_) => tracing::warn!(%folder, "looking through the old checkpoints takes long"),
+        } else {
+            tracing::warn!(%folder, "looking through the old checkpoints takes long");
         }
         Ok(this)
     }

@@ -183,7 +183,7 @@ impl ServiceParts {
         let mut forwarding = pin!(self.forwarder.forward_body(request, options));
         tokio::select! {
             answer = &mut forwarding => return answer,
-            () = upload.is_slow() => drop(turn),
+            () = upload.slow() => drop(turn),
         }
         forwarding.await
     }

@@ -38,9 +38,9 @@ impl SlowUpload {
     }
 
     /// Completes once the client was waited for too long. Never completes if it was not.
-    pub(super) async fn is_slow(self) {
+    pub(super) async fn slow(self) {
         if self.0.await.is_err() {
-            std::future::pending().await
+            std::future::pending::<()>().await;
         }
     }
 }
@@ -120,7 +120,7 @@ mod tests {
                 sleep(Duration::from_secs(1)).await;
             }
         });
-        let slow = timeout(Duration::from_mins(5), upload.is_slow()).await;
+        let slow = timeout(Duration::from_mins(5), upload.slow()).await;
         upstream.abort();
         slow.ok().map(|()| began.elapsed().as_secs())
     }
