@@ -59,7 +59,10 @@ pub use reflect::{
 };
 pub use release::Release;
 pub use release_probe::release_of;
-pub use replica::{BlockingBody, BodyFeeder, ReplicaClient, ReplicaError, blocking_body};
+pub use replica::{
+    BlockingBody, BodyFeeder, ReplicaClient, ReplicaError, STATE_SILENCE, blocking_body,
+    is_slower_than_a_list,
+};
 pub use server::Upstream;
 pub use state_list::{ListedObjects, ListedVersions, StateList, StatePage};
 pub use table_form::TableForms;

@@ -7,7 +7,7 @@ use tokio::runtime::Handle;
 use crate::budget::{MemoryBudget, MemoryCharge, MemoryClass};
 use crate::store::{Discarded, HeldBytes};
 
-/// What one scope takes of the memory budget.
+/// The share of the memory budget that one scope takes.
 #[derive(Debug)]
 pub(super) struct ScopeMemory {
     pub(super) charges: Mutex<ScopeCharges>,

@@ -40,7 +40,7 @@ pub(super) struct ReleaseLearner {
     reader: StoreReader,
     learners: Arc<Semaphore>,
     budget: MemoryBudget,
-    /// What others see of it.
+    /// Shows others whether the objects are outdated.
     print: Arc<ObjectsPrint>,
     printed: PrintedBy,
     pace: ReadingPace,

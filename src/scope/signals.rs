@@ -1,8 +1,8 @@
-//! What the rest of the proxy tells the task of a scope.
+//! Signals to the task of a scope.
 use tokio::sync::Notify;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFuture};
 
-/// What the rest of the proxy tells the task of a scope, which reacts between two steps.
+/// Signals from the rest of the proxy to the task of a scope, which reacts between two steps.
 #[derive(Debug, Default)]
 pub(super) struct ScopeSignals {
     stop: CancellationToken,

@@ -6,8 +6,8 @@ use arc_swap::ArcSwapOption;
 use crate::upstream::{ReflectorTarget, ServedBy, TableForms, UpstreamClient, WatchCompression};
 use crate::watcher::{Bookmarks, IrreducibleObject};
 
-/// What is known of the forms in which upstream sends a scope's objects, and which objects have no
-/// such form. It is learned from the scope's own watch, or once a client asks for a form.
+/// The forms in which upstream sends a scope's objects, as far as they are known, and objects without
+/// such a form. They are learned from the scope's own watch, or once a client asks for a form.
 #[derive(Debug)]
 pub struct UpstreamForms {
     /// The form of bookmarks, once known.

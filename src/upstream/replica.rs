@@ -19,14 +19,14 @@ use crate::body;
 
 /// Timeout of an answer's headers. A replica that has the state need not wait for anything.
 const HEADERS_TIMEOUT: Duration = Duration::from_secs(3);
-/// Longest silence within an answer.
-const SILENCE: Duration = Duration::from_secs(3);
+/// Longest silence within a state, from wherever it comes.
+pub const STATE_SILENCE: Duration = Duration::from_secs(3);
 /// Connections on which it is asked. A Service may lead to this very process, or to a replica that
 /// has just started, too.
 const ATTEMPTS: usize = 4;
 /// Longest pause before the last attempt, if one of those before met a replica that was busy.
 const BUSY: Duration = Duration::from_millis(200);
-/// Least bytes of an answer in a second, after the first ones. Upstream's list comes sooner then.
+/// Least bytes of a state in a second, after the first ones. With fewer, upstream's list comes sooner.
 const RATE: u64 = 4 << 20;
 /// Time after which the rate counts.
 const GRACE: Duration = Duration::from_secs(5);
@@ -255,11 +255,11 @@ impl BodyFeeder {
         let (began, mut received) = (Instant::now(), 0);
         loop {
             let frame = tokio::select! {
-                frame = timeout(SILENCE, body.frame()) => frame,
+                frame = timeout(STATE_SILENCE, body.frame()) => frame,
                 // Without a reader, nobody wants the rest.
                 () = self.0.closed() => return Ok(()),
             };
-            let fed = match frame.map_err(|_| ReplicaError::Silent(SILENCE))? {
+            let fed = match frame.map_err(|_| ReplicaError::Silent(STATE_SILENCE))? {
                 Some(Ok(frame)) => match frame.into_data() {
                     Ok(chunk) => {
                         received += chunk.len() as u64;
@@ -281,11 +281,15 @@ impl BodyFeeder {
 }
 
 fn check_rate(received: u64, elapsed: Duration) -> Result<(), ReplicaError> {
-    let expected = elapsed.saturating_sub(GRACE).as_secs().saturating_mul(RATE);
-    if received < expected {
+    if is_slower_than_a_list(received, elapsed) {
         return Err(ReplicaError::Slow(received, elapsed));
     }
     Ok(())
+}
+
+/// Returns `true` if so few bytes of a state came in this time that upstream's list comes sooner.
+pub fn is_slower_than_a_list(received: u64, elapsed: Duration) -> bool {
+    received < elapsed.saturating_sub(GRACE).as_secs().saturating_mul(RATE)
 }
 
 impl Read for BlockingBody {

@@ -31,6 +31,15 @@ async fn start(upstream: &SimulatedServer, folder: &Path, flags: &[&str]) -> Pro
     program
 }
 
+/// Waits until memory answers a list.
+async fn answered_from_memory(program: &Program, path: &str) {
+    becomes("memory answers", "snapshot".to_owned(), async || {
+        let list = program.proxied.get(Protocol::Http2, path).await;
+        list.header("x-watershed-source").to_owned()
+    })
+    .await;
+}
+
 async fn reads(program: &Program, result: &str) -> f64 {
     let series = format!(r#"watershed_checkpoint_reads_total{{result="{result}"}}"#);
     metric(program.admin, &series).await
@@ -73,8 +82,14 @@ fn checkpoint_of(folder: &Path, resource: &str) -> Option<(PathBuf, serde_json::
 
 /// Waits until the checkpoint of pods has this version.
 async fn written(folder: &Path, version: u64) {
+    written_of(folder, "pods", version).await;
+}
+
+/// Waits until the checkpoint of a core type has this version.
+async fn written_of(folder: &Path, resource: &str, version: u64) {
     eventually("a checkpoint", async || {
-        let stored = pods_file(folder).map(|(_, stored)| stored);
+        let stored = checkpoint_of(folder, resource);
+        let stored = stored.and_then(|(_, header)| header["version"].as_u64());
         let is_written = stored.is_some_and(|stored| stored >= version);
         is_written
             .then_some(())
@@ -163,11 +178,7 @@ async fn a_checkpoint_is_for_this_user_alone_and_has_no_secrets() {
     let flags = ["--config", config.to_str().unwrap()];
     let program = start(&upstream, &checkpoints, &flags).await;
     let secrets = "/api/v1/secrets?resourceVersion=0";
-    becomes("secrets in memory", "snapshot".to_owned(), async || {
-        let list = program.proxied.get(Protocol::Http2, secrets).await;
-        list.header("x-watershed-source").to_owned()
-    })
-    .await;
+    answered_from_memory(&program, secrets).await;
     let version = create_pod(&upstream, "checkpointed");
     written(&checkpoints, version).await;
     program.terminate().await;
@@ -352,13 +363,7 @@ async fn checkpoints_of_a_lost_history_end_no_second_one() {
     let lost = upstream.state().create(&gvr, configmap).unwrap();
     let last = create_pod(&upstream, "lost");
     written(folder.path(), last).await;
-    eventually("a checkpoint of config maps", async || {
-        let stored = checkpoint_of(folder.path(), "configmaps");
-        let version = stored.and_then(|(_, header)| header["version"].as_u64());
-        let is_written = version.is_some_and(|version| version >= lost);
-        is_written.then_some(()).ok_or(format!("{version:?}"))
-    })
-    .await;
+    written_of(folder.path(), "configmaps", lost).await;
     first.kill().await;
     upstream.restore(&backup);
 
@@ -379,14 +384,6 @@ async fn checkpoints_of_a_lost_history_end_no_second_one() {
     assert!(metric(second.admin, rollbacks).await < 2.0, "one end");
     second.kill().await;
     upstream.shutdown().await;
-}
-
-async fn answered_from_memory(program: &Program, path: &str) {
-    becomes("memory answers", "snapshot".to_owned(), async || {
-        let list = program.proxied.get(Protocol::Http2, path).await;
-        list.header("x-watershed-source").to_owned()
-    })
-    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -8,16 +8,12 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-/// Longest time without a byte.
-const SILENCE: Duration = Duration::from_secs(3);
-/// Least bytes in a second, after the first ones. With fewer, upstream's list comes sooner.
-const RATE: u64 = 4 << 20;
-/// Time after which the rate counts.
-const GRACE: Duration = Duration::from_secs(5);
+use crate::upstream::{STATE_SILENCE, is_slower_than_a_list};
+
 /// Pause between two looks at the progress.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// How far a thread has come that reads from a disk.
+/// Progress of a thread that reads from a disk.
 #[derive(Debug, Default)]
 pub(super) struct ReadingProgress {
     bytes: AtomicU64,
@@ -37,8 +33,7 @@ impl ReadingProgress {
             if bytes > known {
                 (known, last) = (bytes, now);
             }
-            let counted = (now - began).saturating_sub(GRACE).as_secs();
-            if now - last >= SILENCE || bytes < counted.saturating_mul(RATE) {
+            if now - last >= STATE_SILENCE || is_slower_than_a_list(bytes, now - began) {
                 self.is_given_up.store(true, Ordering::Relaxed);
                 return;
             }
@@ -78,6 +73,9 @@ impl Read for FileOfDisk {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Least bytes in a second.
+    const RATE: u64 = 4 << 20;
 
     /// Returns the seconds after which a reading is given up that comes to so many bytes a second.
     async fn given_up_after(bytes_per_second: u64) -> u64 {

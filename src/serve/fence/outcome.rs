@@ -67,7 +67,7 @@ pub(in crate::serve) enum FenceError {
 /// A version that the cache has reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ProvenVersion {
-    /// What proved it.
+    /// The kind of its proof.
     pub(super) by: FreshnessProof,
     pub(super) version: ResourceVersion,
 }
