@@ -32,7 +32,7 @@ const CROWD_WEIGHT: f64 = 0.3;
 const MIN_CROWD_WEIGHT: f64 = 0.1;
 /// Time for which the sizes of crowds are remembered. Then one tells anew.
 const CROWDS_REMEMBERED: Duration = Duration::from_secs(1);
-/// Time for which gets share no proofs after one that was late for them.
+/// Longest time for which gets share no proofs after one that was late for them.
 const AFTER_LATE: Duration = Duration::from_secs(1);
 
 /// The question that proves that gets may be answered.
@@ -130,12 +130,12 @@ impl GetProofs {
             }
             let began = Instant::now();
             let answer = ask().await;
-            shared.lateness.ended(began.elapsed() >= proof.patience());
+            shared.lateness.ended(began, proof.patience());
             answer
         };
         let call = self.calls.join(self.gathering(proof, rate), call);
         let Ok(result) = timeout(CROWD_WAIT + proof.patience(), call).await else {
-            self.lateness.ended(true);
+            self.lateness.given_up();
             return Err(FenceError::LateForGets);
         };
         result.unwrap_or(Err(FenceError::Failed))
@@ -195,15 +195,33 @@ impl CrowdSizes {
     }
 }
 
-/// The last proof that was late for its gets. `None` once a later one was in time.
+/// The proofs that were late for their gets, if the last one was. Upstream answers gets itself then,
+/// for about the time that the proof took, and twice as long after each one that is late again.
+///
+/// A short stall of upstream thus costs little, and one that lasts is met by few gets.
 #[derive(Debug, Default)]
-struct Lateness(Mutex<Option<Instant>>);
+struct Lateness(Mutex<Option<LateProofs>>);
+
+#[derive(Clone, Copy, Debug)]
+struct LateProofs {
+    pausing_until: Instant,
+    /// The stalls in a row during which proofs were late.
+    stalls: u32,
+    /// The end of the last late proof. `None` while none has ended.
+    last_ended: Option<Instant>,
+}
+
+impl LateProofs {
+    fn are_pausing(self) -> bool {
+        Instant::now() < self.pausing_until
+    }
+}
 
 impl Lateness {
-    /// Returns `true` for a while after a late proof. Upstream answers gets itself then.
+    /// Returns `true` for a while after a late proof.
     fn is_pausing(&self) -> bool {
         let late = *self.0.lock();
-        late.is_some_and(|late| late.elapsed() < AFTER_LATE)
+        late.is_some_and(LateProofs::are_pausing)
     }
 
     /// Returns `true` until a proof is in time after the pause.
@@ -211,15 +229,35 @@ impl Lateness {
         self.0.lock().is_some()
     }
 
-    /// Notes the end of a proof, or of the wait for it.
-    fn ended(&self, is_late: bool) {
+    /// Notes that gets wait no longer for a proof. Its end will tell how long the pause is.
+    fn given_up(&self) {
         let mut late = self.0.lock();
-        if is_late {
-            *late = Some(Instant::now());
-        } else {
+        *late = Some(LateProofs {
+            pausing_until: Instant::now() + AFTER_LATE,
+            stalls: late.map_or(0, |late| late.stalls),
+            last_ended: late.and_then(|late| late.last_ended),
+        });
+    }
+
+    /// Notes the end of a proof that began then, and for which gets waited no longer than `patience`.
+    fn ended(&self, began: Instant, patience: Duration) {
+        let (now, took) = (Instant::now(), began.elapsed());
+        let mut late = self.0.lock();
+        if took < patience {
             // Those in time that began before a late one tell nothing new.
-            *late = late.filter(|late| late.elapsed() < AFTER_LATE);
+            *late = late.filter(|late| late.are_pausing());
+            return;
         }
+        let (stalls, last_ended) = late.map_or((0, None), |late| (late.stalls, late.last_ended));
+        // Proofs that were under way at the same time tell of the same stall.
+        let is_same = last_ended.is_some_and(|ended| began < ended);
+        let stalls = if is_same { stalls } else { stalls + 1 };
+        let pause = took.saturating_mul(1 << (stalls - 1).min(16));
+        *late = Some(LateProofs {
+            pausing_until: now + pause.min(AFTER_LATE),
+            stalls,
+            last_ended: Some(now),
+        });
     }
 }
 

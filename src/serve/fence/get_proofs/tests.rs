@@ -225,27 +225,82 @@ async fn a_proof_that_hangs_is_not_waited_for_and_many_of_them_not_joined() {
     assert!(!proofs.is_worth(proof, rate));
 }
 
-#[tokio::test(start_paused = true)]
-async fn proofs_that_are_late_once_are_shared_again_after_a_second() {
-    let (proofs, proof) = (Arc::new(GetProofs::default()), proof(20));
-    let rate = 1000.0;
-    let hiccup = || async {
-        sleep(2 * MIN_PROOF_WAIT).await;
+/// Lets twenty gets share a proof that takes so long. Returns `true` if they were answered.
+async fn share(proofs: &Arc<GetProofs>, takes: Duration) -> bool {
+    let ask = move || async move {
+        sleep(takes).await;
         Ok(FreshnessProof::Validated.of(ResourceVersion(1)))
     };
-    let gets = (0..20).map(|_| proofs.join(proof, rate, hiccup));
-    for get in futures_util::future::join_all(gets).await {
-        assert!(get.is_err(), "{get:?}");
+    let gets = (0..20).map(|_| proofs.join(proof(20), 1000.0, ask));
+    let results = futures_util::future::join_all(gets).await;
+    let answered = results.iter().filter(|result| result.is_ok()).count();
+    assert!(answered == 0 || answered == 20, "{results:?}");
+    answered == 20
+}
+
+/// Waits until gets share proofs again. Returns the length of the pause.
+async fn pause(proofs: &Arc<GetProofs>) -> Duration {
+    let began = Instant::now();
+    while !proofs.is_worth(proof(20), 1000.0) {
+        sleep(MILLI).await;
     }
-    sleep(2 * MIN_PROOF_WAIT).await;
-    assert!(!proofs.is_worth(proof, rate), "it ended a moment ago");
-    sleep(AFTER_LATE).await;
-    let in_time = || async { Ok(FreshnessProof::Validated.of(ResourceVersion(2))) };
-    let gets = (0..20).map(|_| proofs.join(proof, rate, in_time));
-    for get in futures_util::future::join_all(gets).await {
-        assert!(get.is_ok(), "{get:?}");
-    }
+    began.elapsed()
+}
+
+#[tokio::test(start_paused = true)]
+async fn gets_share_proofs_again_about_as_long_after_a_late_one_as_it_took() {
+    let proofs = Arc::new(GetProofs::default());
+    let stall = 2 * MIN_PROOF_WAIT;
+    assert!(!share(&proofs, stall).await);
+    let pause = pause(&proofs).await;
+    assert!(pause >= stall && pause <= 2 * stall, "{pause:?}");
+    assert!(share(&proofs, GET).await);
     assert!(!proofs.lateness.is_late());
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_stall_in_a_row_doubles_the_pause_up_to_a_second() {
+    let proofs = Arc::new(GetProofs::default());
+    let rest = MIN_PROOF_WAIT;
+    let stall = MIN_PROOF_WAIT + rest;
+    let mut pauses = Vec::new();
+    for _ in 0..6 {
+        assert!(!share(&proofs, stall).await);
+        pauses.push(pause(&proofs).await);
+    }
+    assert!(pauses.is_sorted(), "{pauses:?}");
+    // Gets give up before the late proof ends, which is within the pause.
+    let bounds = 2 * stall..=2 * stall + rest;
+    assert!(bounds.contains(&pauses[1]), "{pauses:?}");
+    let bounds = AFTER_LATE..=AFTER_LATE + rest;
+    assert!(
+        pauses[3..].iter().all(|pause| bounds.contains(pause)),
+        "{pauses:?}"
+    );
+    assert!(share(&proofs, GET).await);
+    assert!(!share(&proofs, stall).await);
+    assert!(
+        pause(&proofs).await <= 2 * stall,
+        "a proof in time ends the row"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn proofs_that_are_late_at_the_same_time_count_as_one_stall() {
+    let (proofs, stall) = (Arc::new(GetProofs::default()), 2 * MIN_PROOF_WAIT);
+    let crowds: Vec<_> = (0..3)
+        .map(|number| {
+            let proofs = Arc::clone(&proofs);
+            tokio::spawn(async move {
+                sleep(number * 30 * MILLI).await;
+                share(&proofs, stall).await
+            })
+        })
+        .collect();
+    for crowd in crowds {
+        assert!(!crowd.await.unwrap());
+    }
+    assert!(pause(&proofs).await <= 2 * stall);
 }
 
 #[tokio::test(start_paused = true)]
