@@ -18,6 +18,8 @@ use super::config::AuditLogConfig;
 const DIR_MODE: u32 = 0o700;
 const FILE_MODE: u32 = 0o600;
 const MILLISECOND: SignedDuration = SignedDuration::from_millis(1);
+/// Pause after a rotation that failed.
+const RETRY_AFTER_FAILURE: SignedDuration = SignedDuration::from_mins(1);
 
 /// A rotated file of whole lines.
 pub(super) struct RotatedFile {
@@ -26,6 +28,8 @@ pub(super) struct RotatedFile {
     open: Option<OpenLogFile>,
     /// The file may end in the middle of a line.
     is_torn: bool,
+    /// The moment of the last rotation, if it failed. The file is written to beyond its limit.
+    rotation_failed: Option<Timestamp>,
 }
 
 impl RotatedFile {
@@ -41,6 +45,7 @@ impl RotatedFile {
             config,
             open: Some(open),
             is_torn: false,
+            rotation_failed: None,
         };
         file.remove_old(now);
         Ok(file)
@@ -48,8 +53,9 @@ impl RotatedFile {
 
     /// Returns the number of bytes that fit into the file before it is rotated.
     pub(super) fn bytes_left(&self) -> u64 {
+        let is_limited = self.config.max_size > 0 && self.rotation_failed.is_none();
         match self.open.as_ref().and_then(|open| open.size) {
-            Some(size) if self.config.max_size > 0 => self.config.max_size.saturating_sub(size),
+            Some(size) if is_limited => self.config.max_size.saturating_sub(size),
             _ => u64::MAX,
         }
     }
@@ -60,11 +66,12 @@ impl RotatedFile {
             Some(open) => open,
             None => OpenLogFile::new(&self.config.path)?,
         };
-        if self.must_rotate(&open, lines) {
+        if self.must_rotate(&open, lines, now) {
             drop(open);
-            self.rotate(now)?;
+            let rotated = self.rotate(now);
+            // Opened anew after a failure, too: the file may be gone.
             open = OpenLogFile::new(&self.config.path)?;
-            self.remove_old(now);
+            self.note_rotation(rotated, now);
         }
         match open.write(lines, self.is_torn) {
             Ok(()) => {
@@ -80,9 +87,13 @@ impl RotatedFile {
         }
     }
 
-    fn must_rotate(&self, open: &OpenLogFile, lines: &[u8]) -> bool {
+    fn must_rotate(&self, open: &OpenLogFile, lines: &[u8], now: Timestamp) -> bool {
         let limit = self.config.max_size;
+        let is_paused = self
+            .rotation_failed
+            .is_some_and(|at| now.duration_since(at) < RETRY_AFTER_FAILURE);
         limit > 0
+            && !is_paused
             && open
                 .size
                 .is_some_and(|size| size > 0 && size + lines.len() as u64 > limit)
@@ -96,6 +107,22 @@ impl RotatedFile {
                 return fs::rename(&self.config.path, path);
             }
             at += MILLISECOND;
+        }
+    }
+
+    /// Notes the end of a rotation. One that fails, as in a folder that cannot be written, costs no
+    /// events.
+    fn note_rotation(&mut self, rotated: io::Result<()>, now: Timestamp) {
+        match rotated {
+            Ok(()) => {
+                self.rotation_failed = None;
+                self.remove_old(now);
+            }
+            Err(error) => {
+                self.rotation_failed = Some(now);
+                let path = self.config.path.display();
+                tracing::warn!(%path, %error, "cannot rotate the audit log, which grows beyond its limit");
+            }
         }
     }
 
@@ -356,6 +383,40 @@ mod tests {
                 .unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::StorageFull);
         }
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_rotated_is_written_to_beyond_its_limit() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut config = config(&folder, 4);
+        // With the time of its rotation, the name is longer than names may be.
+        config.path.set_file_name("a".repeat(240));
+        let mut log = RotatedFile::open(config.clone(), Timestamp::UNIX_EPOCH).unwrap();
+        for line in [b"one\n", b"two\n", b"six\n"] {
+            log.append(line, Timestamp::UNIX_EPOCH).unwrap();
+        }
+        let text = || fs::read_to_string(&config.path).unwrap();
+        assert_eq!(
+            (text().as_str(), log.bytes_left()),
+            ("one\ntwo\nsix\n", u64::MAX)
+        );
+        // It is tried again after a while, and goes on from there.
+        log.config.path.set_file_name("audit.log");
+        fs::rename(&config.path, &log.config.path).unwrap();
+        log.append(b"ten\n", Timestamp::UNIX_EPOCH + RETRY_AFTER_FAILURE)
+            .unwrap();
+        let wanted = [
+            ("audit-1970-01-01T00-01-00.000.log", "one\ntwo\nsix\n"),
+            ("audit.log", "ten\n"),
+        ];
+        assert_eq!(
+            files(&config)
+                .iter()
+                .map(|(name, text)| (&**name, &**text))
+                .collect::<Vec<_>>(),
+            wanted
+        );
+        assert_eq!(log.bytes_left(), 0);
     }
 
     #[test]

@@ -1,8 +1,10 @@
-//! The webhook sink. It posts EventLists one after the other, as kube-apiserver does.
+//! The webhook sink. It posts EventLists, a few at the same time, so that one that is not accepted
+//! does not hold up the others. Like kube-apiserver's, they may arrive in any order.
 //!
 //! Source: `apiserver/plugin/pkg/audit/webhook/webhook.go`,
 //! `apiserver/plugin/pkg/audit/buffered/buffered.go`, `apiserver/pkg/util/webhook/webhook.go`
 //! (timeouts and retries).
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -12,17 +14,21 @@ use kube_client::client::Body;
 use kube_client::config::{KubeConfigOptions, Kubeconfig};
 use kube_client::{Client, Config};
 use tokio::sync::oneshot;
+use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tokio_util::sync::CancellationToken;
 use watershed_connect::one_line;
 
 use super::config::AuditWebhookConfig;
 use super::error::AuditError;
 use super::event;
-use super::queue::{EventQueue, QueueMessage, QueueOutlet, queue};
+use super::queue::{EventQueue, Losses, QueueMessage, QueueOutlet, queue};
 
 /// Time limit of one request. Upstream tells it to the webhook, too.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 const QUERY: &str = "timeout=30s";
+/// Batches that are under way at the same time. kube-apiserver has no such limit.
+const MAX_UNDER_WAY: usize = 4;
 /// Number of times that a batch is sent before it is dropped.
 const ATTEMPTS: u32 = 5;
 /// Growth of the time between two attempts.
@@ -91,18 +97,26 @@ impl Webhook {
     }
 
     async fn run(self, mut outlet: QueueOutlet) {
+        let webhook = Arc::new(self);
+        let mut under_way = JoinSet::new();
         loop {
-            let batch = self.collect(&mut outlet).await;
-            if !batch.events.is_empty()
-                && let Err(error) = self.deliver(&batch.events, &outlet).await
-            {
-                outlet.losses.count(batch.events.len(), &error);
+            let batch = webhook.collect(&mut outlet).await;
+            if !batch.events.is_empty() {
+                while under_way.try_join_next().is_some() {}
+                if under_way.len() == MAX_UNDER_WAY {
+                    under_way.join_next().await;
+                }
+                let (losses, ending) = (Arc::clone(&outlet.losses), outlet.ending.clone());
+                let webhook = Arc::clone(&webhook);
+                under_way.spawn(webhook.deliver(batch.events, losses, ending));
             }
             if let Some(sender) = batch.flushed {
+                while under_way.join_next().await.is_some() {}
                 // The receiver is gone if it has stopped waiting.
                 let _ = sender.send(());
             }
             if batch.is_last {
+                while under_way.join_next().await.is_some() {}
                 return;
             }
         }
@@ -135,22 +149,40 @@ impl Webhook {
         batch
     }
 
-    async fn deliver(&self, events: &[Bytes], outlet: &QueueOutlet) -> Result<(), String> {
-        let body = event::list(events);
+    /// Posts a batch. Counts its events as lost if it is not accepted.
+    async fn deliver(
+        self: Arc<Self>,
+        events: Vec<Bytes>,
+        losses: Arc<Losses>,
+        ending: CancellationToken,
+    ) {
+        let count = events.len();
+        let body = event::list(&events);
+        drop(events);
+        if let Err(error) = self.post_again_and_again(body, &ending).await {
+            losses.count(count, &error);
+        }
+    }
+
+    async fn post_again_and_again(
+        &self,
+        body: Bytes,
+        ending: &CancellationToken,
+    ) -> Result<(), String> {
         let mut wait = self.config.initial_backoff;
         let mut attempt = 1;
         loop {
             let Err(error) = self.post(body.clone()).await else {
                 return Ok(());
             };
-            if attempt == ATTEMPTS || outlet.ending.is_cancelled() {
+            if attempt == ATTEMPTS || ending.is_cancelled() {
                 return Err(error);
             }
             tracing::debug!(%error, attempt, "the audit webhook did not accept a batch");
             tokio::select! {
                 () = sleep(wait.mul_f64(1.0 + JITTER * fastrand::f64())) => {}
                 // At shutdown there is one more attempt, without a wait.
-                () = outlet.ending.cancelled() => {}
+                () = ending.cancelled() => {}
             }
             wait = wait.mul_f64(BACKOFF_FACTOR);
             attempt += 1;

@@ -29,7 +29,9 @@ pub(super) fn check(path: &Path) -> Result<(), AuditError> {
     }
     let folder = folder(path);
     let opened = if path.exists() {
+        // Opened for reading, too, as it is for writing events: a pipe may have no reader.
         std::fs::OpenOptions::new()
+            .read(true)
             .append(true)
             .open(path)
             .map(drop)

@@ -537,6 +537,40 @@ async fn audit_batches_are_resent_until_the_webhook_accepts_them() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_audit_batch_that_is_not_accepted_holds_up_no_other() {
+    let upstream = SimulatedServer::start(small()).await.unwrap();
+    let hook = TcpListener::bind(loopback()).await.unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let server = format!("http://{}", hook.local_addr().unwrap());
+    let config = kubeconfig(folder.path(), &server);
+    let flags = [
+        "--audit-webhook-config-file",
+        &config,
+        "--audit-webhook-batch-max-size",
+        "1",
+    ];
+    let program = Program::with(&upstream, &flags).await;
+    let mut connections = Vec::new();
+    let mut posted = Vec::new();
+    // None of the first three is answered.
+    for _ in 0..3 {
+        let id = remembered(&program, PODS)
+            .await
+            .header("audit-id")
+            .to_owned();
+        let (mut stream, _) = within("a batch", hook.accept()).await.unwrap();
+        let (_, batch) = request(&mut stream).await;
+        posted.push(batch["items"][0]["auditID"].as_str().unwrap().to_owned());
+        assert!(posted.contains(&id), "{posted:?}");
+        connections.push(stream);
+    }
+    drop(connections);
+    program.terminate().await;
+    within("the end", program.ended()).await;
+    upstream.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stuck_audit_webhook_delays_no_request() {
     let upstream = SimulatedServer::start(small()).await.unwrap();
     // The webhook accepts connections and never answers.
@@ -560,12 +594,12 @@ async fn a_stuck_audit_webhook_delays_no_request() {
     for _ in 0..20 {
         assert_eq!(program.proxied.get(Protocol::Http2, PODS).await.status, 200);
     }
-    // One event is being sent, and five wait.
+    // Four events are being sent, one is about to be, and five wait.
     becomes("the others are dropped", true, async || {
-        count(&program, dropped).await + 6 >= count(&program, EVENTS).await
+        count(&program, dropped).await + 10 >= count(&program, EVENTS).await
     })
     .await;
-    assert!(count(&program, dropped).await >= 15);
+    assert!(count(&program, dropped).await >= 11);
     program.terminate().await;
     assert!(program.ended().await.success(), "and it ends");
     upstream.shutdown().await;
