@@ -8,7 +8,7 @@ use serde::Deserialize;
 use super::discovery_error::DiscoveryError;
 use super::fetch::{DocumentAnswer, ask, get};
 use crate::upstream::UpstreamClient;
-use watershed_protocol::GroupVersionResource;
+use watershed_protocol::{GroupVersionResource, is_built_in_group};
 
 /// Both forms are asked for; old releases and proxies answer with the second.
 const DISCOVERY: &str =
@@ -98,11 +98,14 @@ async fn types_of(
             for group in groups {
                 for version in group.versions {
                     let path = format!("/apis/{}/{}", group.name, version.version);
-                    // One aggregated API that is down must not hide all other types.
-                    if let Err(error) =
-                        legacy(client, &path, &group.name, &version.version, &mut entries).await
-                    {
-                        tracing::warn!(%error, "a group's discovery failed");
+                    let read =
+                        legacy(client, &path, &group.name, &version.version, &mut entries).await;
+                    match read {
+                        // Its types are there all the same, and would be taken for gone.
+                        Err(error) if is_built_in_group(&group.name) => return Err(error),
+                        // One aggregated API that is down must not hide all other types.
+                        Err(error) => tracing::warn!(%error, "a group's discovery failed"),
+                        Ok(()) => {}
                     }
                 }
             }
@@ -230,4 +233,65 @@ struct ApiResource {
     namespaced: bool,
     #[serde(default)]
     verbs: Vec<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use http::{Response, StatusCode};
+
+    use super::*;
+    use crate::body::{self, Body};
+    use crate::test_support::{Api, HTTP2, Pki, text, upstream_of};
+
+    const APPS: &str = "/apis/apps/v1";
+    const GROUPS: &str = r#"{"groups":[{"name":"apps","versions":[{"version":"v1"}]},
+        {"name":"things.test","versions":[{"version":"v1"}]}]}"#;
+
+    fn unavailable() -> Response<Body> {
+        let mut answer = Response::new(body::empty());
+        *answer.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+        answer
+    }
+
+    /// Reads the documents of an upstream that has one for each group, and that does not answer at
+    /// this path.
+    async fn read_without(failing: &'static str) -> Result<Vec<String>, DiscoveryError> {
+        let pki = Pki::new();
+        let api = Api::start(&pki, HTTP2, move |request, _| async move {
+            let types = |name: &str, kind: &str| {
+                let list = format!(
+                    r#"{{"resources":[{{"name":"{name}","kind":"{kind}","verbs":["list","watch"]}}]}}"#
+                );
+                text(list)
+            };
+            match request.uri().path() {
+                path if path == failing => unavailable(),
+                "/api" => text(r#"{"versions":["v1"]}"#),
+                "/apis" => text(GROUPS),
+                "/api/v1" => types("pods", "Pod"),
+                APPS => types("deployments", "Deployment"),
+                _ => types("things", "Thing"),
+            }
+        })
+        .await;
+        let client = UpstreamClient::new(&upstream_of(&pki, &api).await);
+        let types = read(&client, &mut ReadDocuments::default()).await?;
+        Ok(types.iter().map(|it| it.gvr.to_string()).collect())
+    }
+
+    #[tokio::test]
+    async fn an_aggregated_api_that_is_down_hides_no_other() {
+        let all = ["pods.v1", "deployments.v1.apps", "things.v1.things.test"];
+        assert_eq!(read_without("").await.unwrap(), all);
+        assert_eq!(
+            read_without("/apis/things.test/v1").await.unwrap(),
+            all[..2]
+        );
+    }
+
+    #[tokio::test]
+    async fn built_in_types_that_cannot_be_read_are_not_taken_for_gone() {
+        let error = read_without(APPS).await.unwrap_err();
+        assert!(error.to_string().contains(APPS), "{error}");
+    }
 }
