@@ -235,7 +235,7 @@ impl Access {
                     .flatten();
                 self.vouch(identity, headers, access).await
             }
-            Ok(None) if headers.contains_key(http::header::AUTHORIZATION) => Caller::OwnCredentials,
+            Ok(None) if presents_token(headers) => Caller::OwnCredentials,
             Ok(None) => Caller::Rejected(Status::unauthorized().into()),
             Err(rejected) => Caller::Rejected(rejected),
         }
@@ -447,4 +447,11 @@ impl Access {
             None => Ok(Some(judged)),
         }
     }
+}
+
+/// Returns `true` if a request presents a token, as a browser's WebSocket does by a header of its
+/// own.
+fn presents_token(headers: &HeaderMap) -> bool {
+    headers.contains_key(http::header::AUTHORIZATION)
+        || (websocket_token::is_websocket(headers) && websocket_token::token(headers).is_some())
 }

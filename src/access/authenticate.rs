@@ -187,6 +187,8 @@ impl Authenticator {
     pub(super) async fn note_refused(&self, credential: &Credential, address: IpAddr) {
         if self.was_accepted(credential) {
             self.forget(&credential.0).await;
+            // What is checked locally may not be why it was refused.
+            self.accepted.invalidate(&credential.0).await;
         } else {
             let is_repeated = self.remember_refusal(credential.0);
             self.refusals.count(address, is_repeated);

@@ -68,7 +68,11 @@ impl ServiceAccounts {
         let Some(claims) = verified(token, &documents.keys, &self.audiences) else {
             return false;
         };
-        claims.sub == identity.user && self.are_present(&claims.binding)
+        // The proxy's own clock may be slow.
+        let has_ended = documents
+            .passed_second()
+            .is_some_and(|now| claims.exp <= now);
+        claims.sub == identity.user && !has_ended && self.are_present(&claims.binding)
     }
 
     /// Returns `true` if all objects that a token is bound to exist.
@@ -106,6 +110,7 @@ impl ServiceAccounts {
 #[derive(Debug, Deserialize)]
 struct Claims {
     sub: String,
+    exp: i64,
     #[serde(rename = "kubernetes.io")]
     binding: TokenBinding,
 }

@@ -22,6 +22,20 @@ pub(super) fn token(headers: &HeaderMap) -> Option<String> {
     (!token.is_empty()).then_some(token)
 }
 
+/// Returns `true` if upstream takes a request for the beginning of a WebSocket.
+///
+/// Source: `apimachinery/pkg/util/httpstream/wsstream/conn.go` (IsWebSocketRequest).
+pub(super) fn is_websocket(headers: &HeaderMap) -> bool {
+    let is = |name, wanted: &str| {
+        let value = headers.get(name).and_then(|value| value.to_str().ok());
+        value.is_some_and(|value| {
+            let mut parts = value.split(',');
+            parts.any(|part| part.trim().eq_ignore_ascii_case(wanted))
+        })
+    };
+    is(header::CONNECTION, "upgrade") && is(header::UPGRADE, "websocket")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

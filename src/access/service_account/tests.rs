@@ -139,6 +139,11 @@ impl BoundObjects for ExistingObjects {
 }
 
 async fn is_valid(existing: &[&'static str], claims: &Value) -> bool {
+    is_valid_at(0, existing, claims).await
+}
+
+/// Asks an upstream whose clock is so many seconds ahead.
+async fn is_valid_at(ahead: i64, existing: &[&'static str], claims: &Value) -> bool {
     let signer = Signer::new("one");
     let pki = crate::test_support::Pki::new();
     let set = serde_json::to_string(&JwkSet {
@@ -150,7 +155,12 @@ async fn is_valid(existing: &[&'static str], claims: &Value) -> bool {
             let set = set.clone();
             async move {
                 let is_keys = request.uri().path() == KEYS_PATH;
-                crate::test_support::text(if is_keys { set } else { "{}".to_owned() })
+                let mut answer =
+                    crate::test_support::text(if is_keys { set } else { "{}".to_owned() });
+                let now = jiff::Timestamp::now() + jiff::SignedDuration::from_secs(ahead);
+                let date = now.strftime("%a, %d %b %Y %T GMT").to_string();
+                answer.headers_mut().insert("date", date.parse().unwrap());
+                answer
             }
         })
         .await;
@@ -170,6 +180,21 @@ async fn is_valid(existing: &[&'static str], claims: &Value) -> bool {
     accounts
         .is_still_valid(&signer.sign(claims), &identity)
         .await
+}
+
+#[tokio::test]
+async fn a_token_ends_when_upstreams_clock_says_so() {
+    let existing = ["serviceaccounts n builder sa-1", "pods n p pod-1"];
+    assert!(is_valid_at(300, &existing, &claims()).await);
+    assert!(
+        !is_valid_at(900, &existing, &claims()).await,
+        "it has expired there"
+    );
+    let ended = with("/exp", json!(get_current_timestamp() - 1));
+    assert!(
+        !is_valid_at(-900, &existing, &ended).await,
+        "it has expired here"
+    );
 }
 
 #[tokio::test]

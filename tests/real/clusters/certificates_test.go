@@ -6,6 +6,7 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/asn1"
+	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -76,6 +77,22 @@ func essenceOf(r api.Request, body string) string {
 		return fmt.Sprintf("%s", list.Items)
 	}
 	return body
+}
+
+// webSocketToken returns a token as browsers present it.
+func webSocketToken(token string) string {
+	return "base64url.bearer.authorization.k8s.io." + base64.RawURLEncoding.EncodeToString([]byte(token))
+}
+
+// webSocket returns the headers with which a browser opens a WebSocket.
+func webSocket(token string) map[string]string {
+	return map[string]string{
+		"Connection":             "Upgrade",
+		"Upgrade":                "websocket",
+		"Sec-WebSocket-Key":      "dGhlIHNhbXBsZSBub25jZQ==",
+		"Sec-WebSocket-Version":  "13",
+		"Sec-WebSocket-Protocol": "v4.channel.k8s.io, " + webSocketToken(token),
+	}
 }
 
 // TestCertificateCallersKeepTheirIdentity compares callers with client certificates, and those
@@ -157,6 +174,8 @@ func TestCertificateCallersKeepTheirIdentity(t *testing.T) {
 		{"for servers", clientCA.Person(t, server), nil},
 		{"of strangers", strangers.Person(t, certificates.Template("jane")), nil},
 		{"of strangers, with a token", strangers.Person(t, certificates.Template("jane")), map[string]string{"Authorization": "Bearer " + c.Tokens["alice"]}},
+		{"of strangers, with a WebSocket's token", strangers.Person(t, certificates.Template("jane")), webSocket(c.Tokens["alice"])},
+		{"of strangers, with a WebSocket's token alone", strangers.Person(t, certificates.Template("jane")), map[string]string{"Sec-WebSocket-Protocol": webSocketToken(c.Tokens["alice"])}},
 		{"with another's token", clientCA.Person(t, certificates.Template("jane")), map[string]string{"Authorization": "Bearer " + c.Tokens["alice"]}},
 		{"with a bad token", clientCA.Person(t, certificates.Template("jane")), map[string]string{"Authorization": "Bearer nobodys"}},
 		{"claims to be a front proxy", clientCA.Person(t, certificates.Template("front")), map[string]string{"X-Remote-User": "root", "X-Remote-Group": "system:masters"}},
