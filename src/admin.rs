@@ -114,10 +114,18 @@ async fn answer(state: &AdminState, request: &Request<Incoming>, peer: &Peer) ->
     }
 }
 
-/// Renders the metrics on a thread of their own: with many objects that takes milliseconds.
+/// Renders the metrics on a thread of their own: with many objects that takes milliseconds. One
+/// caller after the other, so that many of them take no more than one processor.
 async fn metrics(state: &AdminState) -> Response<Body> {
     let render = Arc::clone(&state.metrics);
-    match spawn_blocking(move || render()).await {
+    let turn = Arc::clone(&state.rendering).lock_owned().await;
+    // The turn ends with the work, which goes on when its caller has left.
+    let rendered = spawn_blocking(move || {
+        let text = render();
+        drop(turn);
+        text
+    });
+    match rendered.await {
         Ok(text) => text_of_type(
             StatusCode::OK,
             "text/plain; version=0.0.4; charset=utf-8",

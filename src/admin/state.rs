@@ -2,6 +2,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use tokio::sync::Mutex;
 use tokio::time::MissedTickBehavior;
 
 use super::history::{History, HistorySample, SAMPLE_INTERVAL};
@@ -31,6 +32,8 @@ pub struct AdminState {
     pub draining: drain::DrainWatch,
     /// Renders the metrics in Prometheus' text format. Looks at each leaf of each scope.
     pub metrics: Arc<dyn Fn() -> String + Send + Sync>,
+    /// Held while the metrics are rendered.
+    pub rendering: Arc<Mutex<()>>,
     /// Samples of the last minutes.
     pub history: History,
     /// Time at which the process started to serve.

@@ -1,5 +1,6 @@
 //! Activity of one connection: shows whether it is idle and whether its client abuses it.
 
+use std::any::Any;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -74,6 +75,8 @@ pub(super) struct RunningRequest {
 pub(super) struct ActivityStream<I> {
     inner: I,
     activity: Arc<Activity>,
+    /// Dropped with the socket.
+    _share: Box<dyn Any + Send + Sync>,
 }
 
 // === impl Activity ===
@@ -296,10 +299,12 @@ impl Drop for RunningRequest {
 // === impl ActivityStream ===
 
 impl<I> ActivityStream<I> {
-    pub(super) fn new(inner: I, activity: &Arc<Activity>) -> Self {
+    /// Also takes what the socket holds until it is closed.
+    pub(super) fn new(inner: I, activity: &Arc<Activity>, share: impl Any + Send + Sync) -> Self {
         Self {
             inner,
             activity: Arc::clone(activity),
+            _share: Box::new(share),
         }
     }
 

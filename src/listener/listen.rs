@@ -15,15 +15,15 @@ use tokio_util::task::TaskTracker;
 use super::activity::{Activity, ActivityStream};
 use super::connection::{Peer, Protocols, TlsPeer};
 use super::limits::ConnectionLimits;
-use super::metrics::{Cut, Listener};
-use super::open_connections::OpenConnections;
+use super::metrics::{Cut, Listener, OpenGauge};
+use super::open_connections::{ConnectionPlace, OpenConnections};
 use super::peer_connection::PeerConnection;
 use super::per_address::{AddressLimiter, ConnectionSlot};
 use super::proxy_protocol;
 use super::tls::ServerTls;
 use super::trusted_proxies::TrustedProxies;
 use crate::body::Body;
-use crate::budget::MemoryClass;
+use crate::budget::{MemoryCharge, MemoryClass};
 use crate::drain;
 
 /// Pause after a failed accept (no file descriptors, no memory), doubling up to the maximum.
@@ -124,6 +124,13 @@ impl ConnectionSource for UnixListener {
     }
 }
 
+/// The share of an open socket in what is limited. It is the socket's, which a tunnel takes with it.
+struct SocketShare {
+    _place: ConnectionPlace,
+    _open: OpenGauge,
+    _charge: MemoryCharge,
+}
+
 async fn accept_all<L, S, F>(
     listener: L,
     which: Listener,
@@ -137,6 +144,7 @@ async fn accept_all<L, S, F>(
     S: Fn(Request<Incoming>, Peer) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = Response<Body>> + Send + 'static,
 {
+    which.set_limit(limits.connections);
     let places = OpenConnections::new(&limits);
     let memory = limits.memory.clone();
     let addresses = AddressLimiter::new(limits.connections_per_address);
@@ -154,13 +162,17 @@ async fn accept_all<L, S, F>(
                     None => continue,
                 }
             };
-            let activity = Activity::new();
             // Over the limit, this client waits here, and others in the kernel's backlog.
-            let Some(place) = places.place(&activity).await else {
+            let Some(place) = places.place().await else {
                 return;
             };
-            let open = which.connected();
-            let charge = memory.charge(MemoryClass::Connections, CONNECTION_BYTES);
+            let activity = Activity::new();
+            let closable = places.may_close(&activity);
+            let share = SocketShare {
+                _place: place,
+                _open: which.connected(),
+                _charge: memory.charge(MemoryClass::Connections, CONNECTION_BYTES),
+            };
             let protocols = Arc::clone(&protocols);
             let (tls, service, drain) = (tls.clone(), service.clone(), drain.clone());
             connections.spawn(async move {
@@ -176,7 +188,8 @@ async fn accept_all<L, S, F>(
                             () = drain.draining() => None,
                         }
                     };
-                    if let Some((stream, address, _slot)) = accepted {
+                    if let Some((stream, address, slot)) = accepted {
+                        let stream = ActivityStream::new(stream, &activity, (share, slot));
                         let stream = (stream, &activity);
                         connection(&protocols, stream, address, tls, service, drain).await;
                     }
@@ -188,7 +201,7 @@ async fn accept_all<L, S, F>(
                         tracing::debug!(%address, "an unknown client's connection closed: the listener is full");
                     }
                 }
-                drop((open, place, charge));
+                drop(closable);
             });
         }
     };
@@ -282,7 +295,7 @@ fn affects_one_connection(error: &io::Error) -> bool {
 /// Serves one connection to its end.
 async fn connection<I, S, F>(
     protocols: &Protocols,
-    (stream, activity): (I, &Arc<Activity>),
+    (stream, activity): (ActivityStream<I>, &Arc<Activity>),
     address: SocketAddr,
     tls: Option<ServerTls>,
     service: S,
@@ -292,7 +305,6 @@ async fn connection<I, S, F>(
     S: Fn(Request<Incoming>, Peer) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = Response<Body>> + Send + 'static,
 {
-    let stream = ActivityStream::new(stream, activity);
     let Some(tls) = tls else {
         let peer = Peer {
             address,

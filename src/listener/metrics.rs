@@ -5,6 +5,7 @@ use crate::metric::{Counter, Declaration, Gauge, Metric};
 /// All metrics of this module.
 pub const METRICS: &[Declaration] = &[
     CONNECTIONS.declaration(),
+    CONNECTIONS_LIMIT.declaration(),
     REJECTED.declaration(),
     CUT.declaration(),
     ANSWERS_CUT.declaration(),
@@ -14,7 +15,13 @@ pub const METRICS: &[Declaration] = &[
 const CONNECTIONS: Metric<Gauge, 1> = Metric::new(
     "watershed_connections",
     &["listener"],
-    "Open connections of clients, by listener.",
+    "Open connections of clients, by listener, with tunnels (exec, port-forward).",
+);
+const CONNECTIONS_LIMIT: Metric<Gauge, 1> = Metric::new(
+    "watershed_connections_limit",
+    &["listener"],
+    "Limit of open connections of clients, by listener. At the limit, unknown clients lose theirs \
+     to others, and known ones wait.",
 );
 const REJECTED: Metric<Counter, 2> = Metric::new(
     "watershed_connections_rejected_total",
@@ -74,10 +81,17 @@ impl Listener {
     }
 
     /// Counts a connection while it is open.
-    pub(super) fn connected(self) -> Open {
+    pub(super) fn connected(self) -> OpenGauge {
         let gauge = CONNECTIONS.with([self.as_str().into()]);
         gauge.increment(1);
-        Open(gauge)
+        OpenGauge(gauge)
+    }
+
+    /// Shows how many connections may be open.
+    pub(super) fn set_limit(self, connections: usize) {
+        CONNECTIONS_LIMIT
+            .with([self.as_str().into()])
+            .set(connections as f64);
     }
 
     pub(super) fn rejected(self) {
@@ -123,9 +137,9 @@ pub(super) fn answer_cut() {
 }
 
 /// An open connection.
-pub(super) struct Open(Gauge);
+pub(super) struct OpenGauge(Gauge);
 
-impl Drop for Open {
+impl Drop for OpenGauge {
     fn drop(&mut self) {
         self.0.decrement(1);
     }

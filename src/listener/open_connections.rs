@@ -21,11 +21,15 @@ pub(super) struct OpenConnections {
     slow_stranger: Duration,
 }
 
-/// The place of one open connection.
+/// The place of one open connection, until its socket is closed.
 pub(super) struct ConnectionPlace {
+    _permit: OwnedSemaphorePermit,
+}
+
+/// A connection that may be closed to make room, for as long as this lives.
+pub(super) struct ClosableConnection {
     connections: OpenConnections,
     key: usize,
-    _permit: OwnedSemaphorePermit,
 }
 
 impl OpenConnections {
@@ -40,17 +44,21 @@ impl OpenConnections {
     /// Returns a place for a new connection. If there is none left, closes the connection of an
     /// unknown client that has been idle for the longest time, or else one that has
     /// not ended a request for long, or waits until another ends.
-    pub(super) async fn place(&self, activity: &Arc<Activity>) -> Option<ConnectionPlace> {
+    pub(super) async fn place(&self) -> Option<ConnectionPlace> {
         let permit = match Arc::clone(&self.permits).try_acquire_owned() {
             Ok(permit) => permit,
             Err(_) => self.make_room().await?,
         };
+        Some(ConnectionPlace { _permit: permit })
+    }
+
+    /// Lets a connection be closed for others. A tunnel that it becomes is not.
+    pub(super) fn may_close(&self, activity: &Arc<Activity>) -> ClosableConnection {
         let key = self.all.lock().insert(Arc::clone(activity));
-        Some(ConnectionPlace {
+        ClosableConnection {
             connections: self.clone(),
             key,
-            _permit: permit,
-        })
+        }
     }
 
     async fn make_room(&self) -> Option<OwnedSemaphorePermit> {
@@ -81,7 +89,7 @@ impl OpenConnections {
     }
 }
 
-impl Drop for ConnectionPlace {
+impl Drop for ClosableConnection {
     fn drop(&mut self) {
         self.connections.all.lock().try_remove(self.key);
     }

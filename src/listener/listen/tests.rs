@@ -35,9 +35,15 @@ impl Server {
         let (trigger, watch) = drain::channel();
         let service = {
             let watch = watch.clone();
-            move |request: Request<Incoming>, peer: Peer| {
+            move |mut request: Request<Incoming>, peer: Peer| {
                 let watch = watch.clone();
-                async move { answer(&request, &peer, watch) }
+                async move {
+                    if request.uri().path() == "/tunnel" {
+                        tunnel(&mut request)
+                    } else {
+                        answer(&request, &peer, watch)
+                    }
+                }
             }
         };
         let served = tokio::spawn(serve(listener, tls, service, limits, balancers, watch));
@@ -92,6 +98,21 @@ fn answer(request: &Request<Incoming>, peer: &Peer, drain: drain::DrainWatch) ->
             peer.address.ip()
         )),
     }
+}
+
+/// Switches protocols, and reads until the client is gone.
+fn tunnel(request: &mut Request<Incoming>) -> Response<Body> {
+    let upgrade = hyper::upgrade::on(request);
+    tokio::spawn(async move {
+        let mut tunnel = hyper_util::rt::TokioIo::new(upgrade.await.unwrap());
+        let _ = tunnel.read_to_end(&mut Vec::new()).await;
+    });
+    Response::builder()
+        .status(http::StatusCode::SWITCHING_PROTOCOLS)
+        .header("connection", "upgrade")
+        .header("upgrade", "test")
+        .body(body::empty())
+        .unwrap()
 }
 
 #[tokio::test]
@@ -282,6 +303,30 @@ async fn over_the_limit_connections_wait() {
             .status()
             .is_success()
     );
+}
+
+#[tokio::test]
+async fn a_tunnel_takes_the_place_of_its_connection_until_it_ends() {
+    let server = Server::start(ConnectionLimits {
+        connections: 2,
+        connections_per_address: 1,
+        ..ConnectionLimits::default()
+    })
+    .await;
+    let mut client = server.http1().await;
+    let mut request = get("/tunnel");
+    let headers = request.headers_mut();
+    headers.insert("connection", "upgrade".parse().unwrap());
+    headers.insert("upgrade", "test".parse().unwrap());
+    let answer = soon(client.send_request(request)).await.unwrap();
+    let tunnel = soon(hyper::upgrade::on(answer)).await.unwrap();
+    drop(client);
+    let another = async || connect(server.address, &server.roots, b"http/1.1", None).await;
+    // The task of its connection may take a moment to end.
+    tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    assert!(another().await.is_err(), "the address has one connection");
+    drop(tunnel);
+    soon(async { while another().await.is_err() {} }).await;
 }
 
 #[tokio::test]
