@@ -388,7 +388,7 @@ impl Authenticator {
             &review,
         )
         .await?;
-        let status = review.status.unwrap_or_default();
+        let status = review.status.ok_or_else(ReviewError::without_status)?;
         if status.authenticated != Some(true) {
             return Ok(None);
         }

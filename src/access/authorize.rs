@@ -358,7 +358,7 @@ impl Authorizer {
         // Taken before the review is sent, so that no later change is taken for an earlier one.
         let position = self.changes.position();
         let review: SubjectAccessReview = post(&self.client, path, &review).await?;
-        let status = review.status.unwrap_or_default();
+        let status = review.status.ok_or_else(ReviewError::without_status)?;
         let reason = status.reason.unwrap_or_default();
         // If no authorizer has an opinion, the access is denied, as in upstream's own filter.
         let allowed = status.allowed && status.denied != Some(true);

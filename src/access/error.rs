@@ -67,6 +67,11 @@ impl ReviewError {
         matches!(self, Self::Refused(StatusCode::UNAUTHORIZED))
     }
 
+    /// The answer to a review has no verdict.
+    pub(super) fn without_status() -> Self {
+        Self::NotUnderstood("it has no status".to_owned())
+    }
+
     pub(super) fn not_understood(error: impl std::fmt::Display) -> Self {
         Self::NotUnderstood(error.to_string())
     }

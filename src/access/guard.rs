@@ -20,7 +20,8 @@ use super::metrics::{self, ReviewCause};
 use super::verdict::{Decision, ReviewedAccess, Verdict};
 use crate::watcher::{AccessGuard, AccessStatus};
 
-/// Time between a failed review and the next one.
+/// Time between a failed review and the next one. After each further one that upstream refuses it
+/// is twice as long, [`MIN_WATCH_LIFETIME`] at most.
 const RETRY_AFTER_FAILURE: Duration = Duration::from_secs(5);
 /// Time between an answered review and the next one.
 const MIN_INTERVAL: Duration = Duration::from_millis(200);
@@ -34,6 +35,8 @@ pub struct WatchGuard {
     doubts: Doubts,
     /// No review starts before this moment.
     not_before: Instant,
+    /// Reviews in a row that upstream refused.
+    refusals: u8,
     /// Random multiple of the lifetime after which the verdict is reviewed. It spreads the reviews
     /// of watches that began together, for example after a restart.
     lifetime_factor: f32,
@@ -60,15 +63,17 @@ struct Doubts {
 
 impl Doubts {
     /// Notes a doubt that has existed for `age`, and holds the watch if it is a new, strong one.
-    fn notice(&mut self, doubt: Doubt, age: Duration) {
+    /// Returns `true` if it is new.
+    fn notice(&mut self, doubt: Doubt, age: Duration) -> bool {
         if self.strongest >= Some(doubt) {
-            return;
+            return false;
         }
         // A client that did not read kept its watch from being polled. Its verdict may be older
         // than any that the proxy would rely on, so events wait for the review.
         let is_overdue = self.strongest.is_none() && age > OVERDUE;
         self.hold_watch |= doubt == Doubt::Overtaken || is_overdue;
         self.strongest = Some(doubt);
+        true
     }
 }
 
@@ -83,6 +88,7 @@ impl Authorizer {
             review: None,
             doubts: Doubts::default(),
             not_before: Instant::now(),
+            refusals: 0,
             lifetime_factor: 1.0 + (MAX_LIFETIME_FACTOR - 1.0) * fastrand::f32(),
         }
     }
@@ -117,8 +123,14 @@ impl AccessGuard for WatchGuard {
             if now < since {
                 return self.status();
             }
-            self.doubts
-                .notice(doubt, now.saturating_duration_since(since));
+            if self
+                .doubts
+                .notice(doubt, now.saturating_duration_since(since))
+            {
+                // What made the last review fail says nothing about this one, for which the watch
+                // may be held.
+                self.not_before = self.not_before.min(now + MIN_INTERVAL);
+            }
             if now < self.not_before {
                 return self.status();
             }
@@ -171,6 +183,7 @@ impl WatchGuard {
             Ok(Ok(reviewed)) if matches!(reviewed.decision(), Decision::Allowed(_)) => {
                 self.verdict = reviewed.verdict;
                 self.doubts = Doubts::default();
+                self.refusals = 0;
                 // The new verdict may be in doubt at once. Without a pause, frequent changes of
                 // RBAC would turn each watch into a busy loop of reviews.
                 self.not_before = now + MIN_INTERVAL;
@@ -208,7 +221,10 @@ impl WatchGuard {
             // The operator prefers open watches to strict checks, or upstream refuses reviews.
             // Holding the watch would not change that.
             self.doubts.hold_watch = false;
-            self.not_before = now + MIN_WATCH_LIFETIME;
+            // A server that has just started refuses everything for a moment.
+            let pause = RETRY_AFTER_FAILURE.saturating_mul(1 << self.refusals.min(8));
+            self.not_before = now + pause.min(MIN_WATCH_LIFETIME);
+            self.refusals = self.refusals.saturating_add(1);
         }
     }
 

@@ -89,7 +89,8 @@ impl OwnRights {
         };
         let path = "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews";
         let review: SelfSubjectRulesReview = post(&self.client, path, &review).await?;
-        Ok(review.status.is_some_and(|status| !status.incomplete))
+        let status = review.status.ok_or_else(ReviewError::without_status)?;
+        Ok(!status.incomplete)
     }
 
     /// Returns `true` if the proxy may get a path that belongs to no resource.
@@ -108,7 +109,7 @@ impl OwnRights {
         };
         let path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
         let review: SelfSubjectAccessReview = post(&self.client, path, &review).await?;
-        let status = review.status.unwrap_or_default();
+        let status = review.status.ok_or_else(ReviewError::without_status)?;
         Ok(status.allowed && status.denied != Some(true))
     }
 }

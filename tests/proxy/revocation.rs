@@ -276,6 +276,57 @@ async fn a_watch_ends_with_its_binding_even_if_the_review_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_refused_review_does_not_put_off_that_of_a_later_change() {
+    let furnish_more = |upstream: &SimulatedServer| {
+        furnish(upstream);
+        for name in ["ann-again", "ann-once-more"] {
+            let binding = binding(name, "reader", &["ann"], "a");
+            let bindings = rbac("rolebindings");
+            upstream.state().create(&bindings, &binding).unwrap();
+        }
+    };
+    let fixture = Fixture::build(small(), furnish_more, remember).await;
+    quiet(&fixture).await;
+    let mut ann = open_watch(&fixture, "ann").await;
+    let asked = reviews(&fixture);
+    unbind(&fixture, "ann-again");
+    eventually("the watch is reviewed", async || {
+        (reviews(&fixture) > asked)
+            .then_some(())
+            .ok_or(asked.to_string())
+    })
+    .await;
+    // The review that follows two seconds after a change is refused, as by a server that has just
+    // started. That is over when the next change comes.
+    refuse_reviews(&fixture, 403);
+    let asked = reviews(&fixture);
+    eventually("a review is refused", async || {
+        (reviews(&fixture) > asked)
+            .then_some(())
+            .ok_or(asked.to_string())
+    })
+    .await;
+    fixture
+        .upstream
+        .faults()
+        .set(|active| *active = ActiveFaults::default());
+    let asked = reviews(&fixture);
+    unbind(&fixture, "ann-once-more");
+    eventually("the proxy sees the change", async || {
+        assert_eq!(status(&fixture, "ann").await, 200);
+        (reviews(&fixture) > asked)
+            .then_some(())
+            .ok_or(asked.to_string())
+    })
+    .await;
+    write(&fixture, "after");
+    // Put off, the review would come after a minute.
+    let line = tokio::time::timeout(Duration::from_secs(30), ann.line()).await;
+    assert!(line.expect("the watch goes on").contains("\"after\""));
+    fixture.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lost_rbac_history_drops_every_grant() {
     let fixture = Fixture::build(small(), furnish, remember).await;
     quiet(&fixture).await;
