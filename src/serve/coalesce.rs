@@ -21,7 +21,7 @@ use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
 use super::client_address::FORWARDED_FOR;
-use super::singleflight::{FlightPace, LONGEST_REUNION, Singleflight};
+use super::singleflight::{FlightPace, Singleflight};
 use super::stored_response::{RequestKey, ResponseBudget, StoredResponse};
 use crate::body::Body;
 use crate::budget::{MemoryBudget, MemoryClass};
@@ -101,10 +101,11 @@ impl CoalescedReads {
             return;
         }
         read.expected += 1;
+        let reunion = FlightPace::longest_reunion(read.callers);
         drop(reads);
         let expecting = Arc::clone(self);
         tokio::spawn(async move {
-            sleep(LONGEST_REUNION).await;
+            sleep(reunion).await;
             expecting.leave(&key, |read| read.expected -= 1);
         });
     }
@@ -256,6 +257,7 @@ mod tests {
     use tokio::time::{Instant, sleep};
 
     use super::*;
+    use crate::serve::singleflight::REUNION;
 
     fn key() -> RequestKey {
         RequestKey::of_target("/api/v1/pods".into(), &HeaderMap::new())
@@ -274,9 +276,9 @@ mod tests {
         serve_crowd(&reads, 3);
         assert!(reads.enter(key()).is_first, "three are no crowd");
         serve_crowd(&reads, 4);
-        sleep(LONGEST_REUNION / 2).await;
+        sleep(REUNION / 2).await;
         assert!(!reads.enter(key()).is_first);
-        sleep(LONGEST_REUNION).await;
+        sleep(REUNION).await;
         assert!(reads.0.lock().is_empty(), "nothing is kept for ever");
         assert!(reads.enter(key()).is_first);
     }
@@ -287,7 +289,7 @@ mod tests {
         serve_crowd(&reads, 4);
         for _ in 0..10 {
             serve_crowd(&reads, 1);
-            sleep(LONGEST_REUNION / 5).await;
+            sleep(REUNION / 5).await;
         }
         assert!(reads.enter(key()).is_first);
     }

@@ -7,8 +7,13 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
-/// Longest wait for callers that are expected to come again.
-pub(super) const LONGEST_REUNION: Duration = Duration::from_millis(10);
+/// Longest wait for a small crowd that is expected to come again.
+pub(super) const REUNION: Duration = Duration::from_millis(10);
+/// The same for each caller of a large one: about as long as it takes to send an answer and to read
+/// the next request.
+const REUNION_OF_EACH: Duration = Duration::from_micros(200);
+/// The same for any crowd.
+const LONGEST_REUNION: Duration = Duration::from_millis(50);
 
 /// Lets callers share calls. A result is given only to callers that came before its call began: the
 /// result of a running call may be older than the caller.
@@ -32,7 +37,8 @@ pub(super) struct FlightPace {
     ///
     /// Clients that read in a loop come again as soon as they have their result. Those who come
     /// while a call runs would form a second group, and each group a call of its own. So once a
-    /// crowd has its result, the next call waits for all of it, for as long as a call takes.
+    /// crowd has its result, the next call waits for all of it, for as long as a call takes, and as
+    /// the answers to a large one take.
     pub(super) crowd: Option<usize>,
 }
 
@@ -44,6 +50,11 @@ impl FlightPace {
         interval: Duration::ZERO,
         crowd: Some(4),
     };
+
+    /// Returns the longest time for which so many callers are expected again.
+    pub(super) fn longest_reunion(callers: usize) -> Duration {
+        of_each(callers).clamp(REUNION, LONGEST_REUNION)
+    }
 
     /// Returns `true` if so many callers are a crowd.
     pub(super) fn is_crowd(self, callers: usize) -> bool {
@@ -185,9 +196,10 @@ impl<T> FlightGuard<'_, T> {
         let mut state = self.0.state.lock();
         let callers = callers + state.next.as_ref().map_or(0, |next| next.callers);
         let is_crowd = self.0.pace.is_crowd(callers);
+        let longest = FlightPace::longest_reunion(callers);
         state.crowd = is_crowd.then(|| ExpectedCrowd {
             callers,
-            until: Instant::now() + took.min(LONGEST_REUNION),
+            until: Instant::now() + took.max(of_each(callers)).min(longest),
         });
     }
 
@@ -212,6 +224,10 @@ impl<T> FlightGuard<'_, T> {
         let next = self.0.state.lock().next.take();
         next.filter(|next| !next.result.is_closed())
     }
+}
+
+fn of_each(callers: usize) -> Duration {
+    REUNION_OF_EACH.saturating_mul(u32::try_from(callers).unwrap_or(u32::MAX))
 }
 
 impl<T> FlightState<T> {
@@ -426,6 +442,18 @@ mod tests {
             "{calls} calls: a pair does not wait for each other"
         );
         assert!(began.elapsed() < 50 * 22 * milli, "{:?}", began.elapsed());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_large_crowd_is_waited_for_while_its_answers_are_sent() {
+        let milli = Duration::from_millis(1);
+        // Each comes again after its answer, of which six are sent in a millisecond.
+        let answered = |number: u32| milli * number / 6;
+        let crowd: Vec<_> = (0..200)
+            .map(|number| (answered(number), 20, answered(number)))
+            .collect();
+        let calls = calls_of(&crowd).await;
+        assert!((20..26).contains(&calls), "{calls} calls for 20 rounds");
     }
 
     #[tokio::test(start_paused = true)]
