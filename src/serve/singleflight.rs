@@ -9,11 +9,15 @@ use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
 /// Longest wait for a small crowd that is expected to come again.
 pub(super) const REUNION: Duration = Duration::from_millis(10);
-/// The same for each caller of a large one: about as long as it takes to send an answer and to read
+/// The same for each caller of a large one: as long as it takes at most to send an answer and to read
 /// the next request.
-const REUNION_OF_EACH: Duration = Duration::from_micros(200);
+const REUNION_OF_EACH: Duration = Duration::from_micros(250);
 /// The same for any crowd.
-const LONGEST_REUNION: Duration = Duration::from_millis(50);
+const LONGEST_REUNION: Duration = Duration::from_millis(60);
+/// Calls in a row that show that callers come all the time.
+const SHOWN_BY: u32 = 3;
+/// Time for which it is remembered that they do.
+const STREAM_REMEMBERED: Duration = Duration::from_secs(10);
 
 /// Lets callers share calls. A result is given only to callers that came before its call began: the
 /// result of a running call may be older than the caller.
@@ -37,8 +41,11 @@ pub(super) struct FlightPace {
     ///
     /// Clients that read in a loop come again as soon as they have their result. Those who come
     /// while a call runs would form a second group, and each group a call of its own. So once a
-    /// crowd has its result, the next call waits for all of it, for as long as a call takes, and as
-    /// the answers to a large one take.
+    /// crowd has its result, the next call waits for all of it: for as long as a call takes, or as it
+    /// takes to answer a large one.
+    ///
+    /// When all of a crowd wait, nobody is left to come while the call runs. Where callers come then
+    /// as often as before, they are a stream of others, and a long wait would be for nothing.
     pub(super) crowd: Option<usize>,
 }
 
@@ -53,7 +60,9 @@ impl FlightPace {
 
     /// Returns the longest time for which so many callers are expected again.
     pub(super) fn longest_reunion(callers: usize) -> Duration {
-        of_each(callers).clamp(REUNION, LONGEST_REUNION)
+        let callers = u32::try_from(callers).unwrap_or(u32::MAX);
+        let of_each = REUNION_OF_EACH.saturating_mul(callers);
+        of_each.clamp(REUNION, LONGEST_REUNION)
     }
 
     /// Returns `true` if so many callers are a crowd.
@@ -90,12 +99,25 @@ struct FlightState<T> {
     due: Option<Instant>,
     /// The callers for which the next call waits.
     crowd: Option<ExpectedCrowd>,
+    stream: CallerStream,
+}
+
+/// Tells a crowd that comes again from others that come all the time.
+#[derive(Default)]
+struct CallerStream {
+    /// Time for which the last call waited for a crowd.
+    waited: Duration,
+    /// Calls in a row, after a long wait, during which as many callers came as before.
+    shown_by: u32,
+    /// The moment at which enough calls had shown it.
+    found: Option<Instant>,
 }
 
 /// Callers that are expected together.
 #[derive(Clone, Copy)]
 struct ExpectedCrowd {
     callers: usize,
+    since: Instant,
     /// Then those who have come share a call.
     until: Instant,
 }
@@ -116,6 +138,7 @@ impl<T> Singleflight<T> {
                 next: None,
                 due: None,
                 crowd: None,
+                stream: CallerStream::default(),
             }),
             reunited: Notify::new(),
         }
@@ -194,12 +217,21 @@ impl<T> FlightGuard<'_, T> {
     /// Expects these callers again, and with them those who came while their call ran.
     fn expect_again(&self, callers: usize, took: Duration) {
         let mut state = self.0.state.lock();
-        let callers = callers + state.next.as_ref().map_or(0, |next| next.callers);
-        let is_crowd = self.0.pace.is_crowd(callers);
+        let since = Instant::now();
+        let meanwhile = state.next.as_ref().map_or(0, |next| next.callers);
+        state.stream.called(callers, took, meanwhile);
+        let callers = callers + meanwhile;
         let longest = FlightPace::longest_reunion(callers);
+        let wait = if longest > REUNION && !state.stream.is_known() {
+            longest
+        } else {
+            took.min(REUNION)
+        };
+        let is_crowd = self.0.pace.is_crowd(callers);
         state.crowd = is_crowd.then(|| ExpectedCrowd {
             callers,
-            until: Instant::now() + took.max(of_each(callers)).min(longest),
+            since,
+            until: since + wait,
         });
     }
 
@@ -221,13 +253,37 @@ impl<T> FlightGuard<'_, T> {
 
     /// Takes the next call, unless all of its callers have left.
     fn take(&self) -> Option<PendingCall<T>> {
-        let next = self.0.state.lock().next.take();
+        let next = {
+            let mut state = self.0.state.lock();
+            let waited = state.crowd.map(|crowd| crowd.since.elapsed());
+            state.stream.waited = waited.unwrap_or_default();
+            state.next.take()
+        };
         next.filter(|next| !next.result.is_closed())
     }
 }
 
-fn of_each(callers: usize) -> Duration {
-    REUNION_OF_EACH.saturating_mul(u32::try_from(callers).unwrap_or(u32::MAX))
+impl CallerStream {
+    /// Returns `true` if callers were found to come all the time.
+    fn is_known(&self) -> bool {
+        self.found
+            .is_some_and(|at| at.elapsed() < STREAM_REMEMBERED)
+    }
+
+    /// Notes the end of a call for so many, and that others came while it ran.
+    fn called(&mut self, callers: usize, took: Duration, meanwhile: usize) {
+        if self.waited <= REUNION {
+            return;
+        }
+        let share = took.as_secs_f64() / (self.waited + took).as_secs_f64();
+        let as_before = callers as f64 * share;
+        let is_shown = meanwhile as f64 >= as_before / 2.0;
+        self.shown_by = if is_shown { self.shown_by + 1 } else { 0 };
+        if self.shown_by >= SHOWN_BY {
+            self.shown_by = 0;
+            self.found = Some(Instant::now());
+        }
+    }
 }
 
 impl<T> FlightState<T> {
@@ -454,6 +510,18 @@ mod tests {
             .collect();
         let calls = calls_of(&crowd).await;
         assert!((20..26).contains(&calls), "{calls} calls for 20 rounds");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn callers_that_come_all_the_time_do_not_wait_for_long() {
+        let milli = Duration::from_millis(1);
+        // Five come in each millisecond, for four seconds.
+        let callers: Vec<_> = (0..20_000)
+            .map(|number| (milli * number / 5, 1, milli))
+            .collect();
+        let calls = calls_of(&callers).await;
+        // Each call takes ten milliseconds, after as long a wait at most.
+        assert!(calls > 180, "{calls} calls in four seconds");
     }
 
     #[tokio::test(start_paused = true)]

@@ -229,7 +229,7 @@ impl Lateness {
         self.0.lock().is_some()
     }
 
-    /// Notes that gets wait no longer for a proof. Its end will tell how long the pause is.
+    /// Notes that gets wait no longer for a proof. If its end is late, it tells how long the pause is.
     fn given_up(&self) {
         let mut late = self.0.lock();
         *late = Some(LateProofs {
@@ -239,7 +239,8 @@ impl Lateness {
         });
     }
 
-    /// Notes the end of a proof that began then, and for which gets waited no longer than `patience`.
+    /// Notes the end of a proof that began at `began`, and for which gets waited no longer than
+    /// `patience`.
     fn ended(&self, began: Instant, patience: Duration) {
         let (now, took) = (Instant::now(), began.elapsed());
         let mut late = self.0.lock();
