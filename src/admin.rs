@@ -10,7 +10,9 @@ mod token;
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Instant;
 
+use bytes::Bytes;
 use http::{HeaderValue, Method, Request, Response, StatusCode, header};
 use hyper::body::Incoming;
 use tokio::net::TcpListener;
@@ -24,6 +26,8 @@ use crate::listener::{ConnectionLimits, Peer};
 use response::{plain, text_of_type};
 
 pub use history::History;
+use state::RenderedMetrics;
+
 pub use state::AdminState;
 pub use token::TokenFile;
 
@@ -114,29 +118,41 @@ async fn answer(state: &AdminState, request: &Request<Incoming>, peer: &Peer) ->
     }
 }
 
-/// Renders the metrics on a thread of their own: with many objects that takes milliseconds. One
-/// caller after the other, so that many of them take no more than one processor.
+/// Renders the metrics on a thread of their own: with many objects that takes milliseconds. Callers
+/// that wait for a rendering to end share the next one.
 async fn metrics(state: &AdminState) -> Response<Body> {
+    let arrived = Instant::now();
     let render = Arc::clone(&state.metrics);
-    let turn = Arc::clone(&state.rendering).lock_owned().await;
-    // The turn ends with the work, which goes on when its caller has left.
+    let mut last = Arc::clone(&state.rendered).lock_owned().await;
+    if let Some(rendered) = last.as_ref().filter(|last| last.began >= arrived) {
+        return metrics_page(rendered.text.clone());
+    }
+    // The lock is held until the work ends, which goes on when its caller has left.
     let rendered = spawn_blocking(move || {
-        let text = render();
-        drop(turn);
+        let began = Instant::now();
+        let text = Bytes::from(render());
+        *last = Some(RenderedMetrics {
+            began,
+            text: text.clone(),
+        });
         text
     });
     match rendered.await {
-        Ok(text) => text_of_type(
-            StatusCode::OK,
-            "text/plain; version=0.0.4; charset=utf-8",
-            text,
-        ),
+        Ok(text) => metrics_page(text),
         // The process ends, or it panicked, which was logged.
         Err(_) => plain(
             StatusCode::INTERNAL_SERVER_ERROR,
             "cannot render the metrics\n",
         ),
     }
+}
+
+fn metrics_page(text: Bytes) -> Response<Body> {
+    text_of_type(
+        StatusCode::OK,
+        "text/plain; version=0.0.4; charset=utf-8",
+        text,
+    )
 }
 
 /// Returns `true` if a page names users, addresses or files. Metrics do not, so Prometheus may read

@@ -270,7 +270,7 @@ fn admin_state(
         admin_tls: scraper.admin_tls.clone(),
         draining,
         metrics: Arc::new(move || scraper.scrape()),
-        rendering: Arc::default(),
+        rendered: Arc::default(),
         history: admin::History::default(),
         started: Instant::now(),
         token,

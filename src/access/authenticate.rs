@@ -189,6 +189,7 @@ impl Authenticator {
             self.forget(&credential.0).await;
             // What is checked locally may not be why it was refused.
             self.accepted.invalidate(&credential.0).await;
+            self.verdicts.invalidate(&credential.0).await;
         } else {
             let is_repeated = self.remember_refusal(credential.0);
             self.refusals.count(address, is_repeated);

@@ -20,8 +20,8 @@ use super::metrics::{self, ReviewCause};
 use super::verdict::{Decision, ReviewedAccess, Verdict};
 use crate::watcher::{AccessGuard, AccessStatus};
 
-/// Time between a failed review and the next one. After each further one that upstream refuses it
-/// is twice as long, [`MIN_WATCH_LIFETIME`] at most.
+/// Time between a failed review and the next one. While the watch goes on all the same, it is twice
+/// as long after each further failure, [`MIN_WATCH_LIFETIME`] at most.
 const RETRY_AFTER_FAILURE: Duration = Duration::from_secs(5);
 /// Time between an answered review and the next one.
 const MIN_INTERVAL: Duration = Duration::from_millis(200);
@@ -35,8 +35,10 @@ pub struct WatchGuard {
     doubts: Doubts,
     /// No review starts before this moment.
     not_before: Instant,
-    /// Reviews in a row that upstream refused.
-    refusals: u8,
+    /// Failed reviews in a row that did not hold the watch.
+    failures: u8,
+    /// A change came while the review was under way, which may not have seen it.
+    is_review_outdated: bool,
     /// Random multiple of the lifetime after which the verdict is reviewed. It spreads the reviews
     /// of watches that began together, for example after a restart.
     lifetime_factor: f32,
@@ -88,7 +90,8 @@ impl Authorizer {
             review: None,
             doubts: Doubts::default(),
             not_before: Instant::now(),
-            refusals: 0,
+            failures: 0,
+            is_review_outdated: false,
             lifetime_factor: 1.0 + (MAX_LIFETIME_FACTOR - 1.0) * fastrand::f32(),
         }
     }
@@ -107,7 +110,8 @@ impl AccessGuard for WatchGuard {
                     // RBAC can change while a review of an expired verdict is under way. Its answer
                     // may be from before the change, so the watch has to wait from now on.
                     if self.verdict.overtaken_at().is_some() {
-                        self.doubts.notice(Doubt::Overtaken, Duration::ZERO);
+                        self.is_review_outdated |=
+                            self.doubts.notice(Doubt::Overtaken, Duration::ZERO);
                     }
                     return self.status();
                 };
@@ -165,6 +169,7 @@ impl WatchGuard {
             (Doubt::Overtaken, None) => ReviewCause::Rbac,
             (Doubt::Overtaken, Some(_)) => ReviewCause::Pods,
         });
+        self.is_review_outdated = false;
         let authorizer = Arc::clone(&self.authorizer);
         let request = Arc::clone(self.subscription.request());
         // The review runs in a task of its own, because equal requests share it. Without one, it
@@ -183,7 +188,7 @@ impl WatchGuard {
             Ok(Ok(reviewed)) if matches!(reviewed.decision(), Decision::Allowed(_)) => {
                 self.verdict = reviewed.verdict;
                 self.doubts = Doubts::default();
-                self.refusals = 0;
+                self.failures = 0;
                 // The new verdict may be in doubt at once. Without a pause, frequent changes of
                 // RBAC would turn each watch into a busy loop of reviews.
                 self.not_before = now + MIN_INTERVAL;
@@ -198,6 +203,9 @@ impl WatchGuard {
             }
             Ok(Err(error)) => {
                 self.review_failed(&error, now);
+                if self.is_review_outdated {
+                    self.not_before = now + MIN_INTERVAL;
+                }
                 ReviewEffect::Missing
             }
             // The task ended with the runtime.
@@ -222,9 +230,9 @@ impl WatchGuard {
             // Holding the watch would not change that.
             self.doubts.hold_watch = false;
             // A server that has just started refuses everything for a moment.
-            let pause = RETRY_AFTER_FAILURE.saturating_mul(1 << self.refusals.min(8));
+            let pause = RETRY_AFTER_FAILURE.saturating_mul(1 << self.failures.min(8));
             self.not_before = now + pause.min(MIN_WATCH_LIFETIME);
-            self.refusals = self.refusals.saturating_add(1);
+            self.failures = self.failures.saturating_add(1);
         }
     }
 

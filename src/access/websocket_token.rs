@@ -26,14 +26,11 @@ pub(super) fn token(headers: &HeaderMap) -> Option<String> {
 ///
 /// Source: `apimachinery/pkg/util/httpstream/wsstream/conn.go` (IsWebSocketRequest).
 pub(super) fn is_websocket(headers: &HeaderMap) -> bool {
-    let is = |name, wanted: &str| {
-        let value = headers.get(name).and_then(|value| value.to_str().ok());
-        value.is_some_and(|value| {
-            let mut parts = value.split(',');
-            parts.any(|part| part.trim().eq_ignore_ascii_case(wanted))
-        })
-    };
-    is(header::CONNECTION, "upgrade") && is(header::UPGRADE, "websocket")
+    let options = headers.get_all(header::CONNECTION).iter();
+    let mut options = options.filter_map(|value| value.to_str().ok());
+    let is_upgrade = options.any(|value| value.to_ascii_lowercase().contains("upgrade"));
+    let protocol = headers.get(header::UPGRADE);
+    is_upgrade && protocol.is_some_and(|it| it.as_bytes().eq_ignore_ascii_case(b"websocket"))
 }
 
 #[cfg(test)]
@@ -46,6 +43,23 @@ mod tests {
             headers.append(header::SEC_WEBSOCKET_PROTOCOL, protocol.parse().unwrap());
         }
         token(&headers)
+    }
+
+    #[test]
+    fn a_websocket_is_told_by_both_headers() {
+        let is = |connection: &[&str], upgrade: &str| {
+            let mut headers = HeaderMap::new();
+            for line in connection {
+                headers.append(header::CONNECTION, line.parse().unwrap());
+            }
+            headers.insert(header::UPGRADE, upgrade.parse().unwrap());
+            is_websocket(&headers)
+        };
+        assert!(is(&["Upgrade"], "websocket"));
+        assert!(is(&["keep-alive, upgrade"], "WebSocket"));
+        assert!(is(&["keep-alive", "Upgrade"], "websocket"));
+        assert!(!is(&["keep-alive"], "websocket"));
+        assert!(!is(&["Upgrade"], "SPDY/3.1"));
     }
 
     #[test]

@@ -1,4 +1,5 @@
 //! Responses of the admin listener.
+use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header};
 
 use crate::body::{Body, full};
@@ -12,7 +13,7 @@ pub(super) fn plain(status: StatusCode, text: impl Into<String>) -> Response<Bod
 pub(super) fn text_of_type(
     status: StatusCode,
     content_type: &'static str,
-    text: String,
+    text: impl Into<Bytes>,
 ) -> Response<Body> {
     let mut response = Response::new(full(text));
     *response.status_mut() = status;

@@ -2,6 +2,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use tokio::sync::Mutex;
 use tokio::time::MissedTickBehavior;
 
@@ -32,8 +33,8 @@ pub struct AdminState {
     pub draining: drain::DrainWatch,
     /// Renders the metrics in Prometheus' text format. Looks at each leaf of each scope.
     pub metrics: Arc<dyn Fn() -> String + Send + Sync>,
-    /// Held while the metrics are rendered.
-    pub rendering: Arc<Mutex<()>>,
+    /// The metrics as they were rendered last. Locked while they are rendered again.
+    pub rendered: Arc<Mutex<Option<RenderedMetrics>>>,
     /// Samples of the last minutes.
     pub history: History,
     /// Time at which the process started to serve.
@@ -44,6 +45,13 @@ pub struct AdminState {
     pub token: Option<TokenFile>,
     /// The configuration in effect, as JSON without secrets.
     pub config: String,
+}
+
+/// The text of the metrics.
+pub struct RenderedMetrics {
+    /// A moment before the first of them was read.
+    pub(super) began: Instant,
+    pub(super) text: Bytes,
 }
 
 impl AdminState {

@@ -14,6 +14,7 @@ use jiff::tz::TimeZone;
 use jiff::{SignedDuration, Timestamp};
 
 use super::config::AuditLogConfig;
+use super::metrics;
 
 const DIR_MODE: u32 = 0o700;
 const FILE_MODE: u32 = 0o600;
@@ -91,7 +92,8 @@ impl RotatedFile {
         let limit = self.config.max_size;
         let is_paused = self
             .rotation_failed
-            .is_some_and(|at| now.duration_since(at) < RETRY_AFTER_FAILURE);
+            // The clock may have been set back.
+            .is_some_and(|at| now.duration_since(at).abs() < RETRY_AFTER_FAILURE);
         limit > 0
             && !is_paused
             && open
@@ -113,17 +115,17 @@ impl RotatedFile {
     /// Notes the end of a rotation. One that fails, as in a folder that cannot be written, costs no
     /// events.
     fn note_rotation(&mut self, rotated: io::Result<()>, now: Timestamp) {
-        match rotated {
-            Ok(()) => {
-                self.rotation_failed = None;
-                self.remove_old(now);
-            }
-            Err(error) => {
-                self.rotation_failed = Some(now);
-                let path = self.config.path.display();
-                tracing::warn!(%path, %error, "cannot rotate the audit log, which grows beyond its limit");
-            }
+        self.rotation_failed = rotated.is_err().then_some(now);
+        if let Err(error) = rotated {
+            metrics::ROTATIONS_FAILED.with([]).increment(1);
+            tracing::warn!(
+                path = %self.config.path.display(),
+                %error,
+                advice = "give --audit-log-path a file in a folder that can be written, not a mount of its own",
+                "cannot rotate the audit log, which grows beyond its limit"
+            );
         }
+        self.remove_old(now);
     }
 
     fn rotated_path(&self, at: Timestamp) -> PathBuf {

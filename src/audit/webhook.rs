@@ -159,12 +159,12 @@ impl Webhook {
         let count = events.len();
         let body = event::list(&events);
         drop(events);
-        if let Err(error) = self.post_again_and_again(body, &ending).await {
+        if let Err(error) = self.post_with_retries(body, &ending).await {
             losses.count(count, &error);
         }
     }
 
-    async fn post_again_and_again(
+    async fn post_with_retries(
         &self,
         body: Bytes,
         ending: &CancellationToken,

@@ -101,8 +101,10 @@ async fn types_of(
                     let read =
                         legacy(client, &path, &group.name, &version.version, &mut entries).await;
                     match read {
-                        // Its types are there all the same, and would be taken for gone.
-                        Err(error) if is_built_in_group(&group.name) => return Err(error),
+                        // Its types still exist. Without them, they would be treated as deleted.
+                        Err(error) if is_built_in_group(&group.name) && !error.is_final() => {
+                            return Err(error);
+                        }
                         // One aggregated API that is down must not hide all other types.
                         Err(error) => tracing::warn!(%error, "a group's discovery failed"),
                         Ok(()) => {}

@@ -39,6 +39,18 @@ pub enum DiscoveryError {
 }
 
 impl DiscoveryError {
+    /// Returns `true` if upstream would most likely answer the same again: the proxy may not read
+    /// the document, or there is none.
+    pub(super) fn is_final(&self) -> bool {
+        matches!(
+            self,
+            Self::Refused {
+                status: StatusCode::FORBIDDEN | StatusCode::NOT_FOUND,
+                ..
+            }
+        )
+    }
+
     /// Returns what an operator can do about it.
     pub fn advice(&self, upstream: &Upstream) -> String {
         if !matches!(self, Self::Unknown { .. }) {

@@ -11,7 +11,8 @@ use crate::serve::UserLimits;
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Limits")]
 pub(super) struct LimitFlags {
-    /// Maximum number of open client connections. Further ones wait until others close.
+    /// Maximum number of open client connections, with tunnels (exec, port-forward). Further ones
+    /// take the place of idle unknown clients, or wait until others close.
     #[arg(long, default_value_t = 20_000, value_name = "N", value_parser = at_least_one)]
     max_connections: usize,
     /// Maximum number of open connections from one address (for IPv6, one /64 network). Further

@@ -124,7 +124,8 @@ impl ConnectionSource for UnixListener {
     }
 }
 
-/// The share of an open socket in what is limited. It is the socket's, which a tunnel takes with it.
+/// What an open socket takes of what is limited. The socket holds it, so a connection that becomes a
+/// tunnel keeps it.
 struct SocketShare {
     _place: ConnectionPlace,
     _open: OpenGauge,

@@ -20,8 +20,8 @@ const CONNECTIONS: Metric<Gauge, 1> = Metric::new(
 const CONNECTIONS_LIMIT: Metric<Gauge, 1> = Metric::new(
     "watershed_connections_limit",
     &["listener"],
-    "Limit of open connections of clients, by listener. At the limit, unknown clients lose theirs \
-     to others, and known ones wait.",
+    "Limit of open connections of clients, by listener. At the limit, a new connection takes the \
+     place of an unknown client's idle or slow one, or waits.",
 );
 const REJECTED: Metric<Counter, 2> = Metric::new(
     "watershed_connections_rejected_total",

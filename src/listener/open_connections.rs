@@ -52,7 +52,7 @@ impl OpenConnections {
         Some(ConnectionPlace { _permit: permit })
     }
 
-    /// Lets a connection be closed for others. A tunnel that it becomes is not.
+    /// Allows a connection to be closed to make room for others, until the result is dropped.
     pub(super) fn may_close(&self, activity: &Arc<Activity>) -> ClosableConnection {
         let key = self.all.lock().insert(Arc::clone(activity));
         ClosableConnection {

@@ -142,7 +142,7 @@ async fn is_valid(existing: &[&'static str], claims: &Value) -> bool {
     is_valid_at(0, existing, claims).await
 }
 
-/// Asks an upstream whose clock is so many seconds ahead.
+/// Returns what [`is_valid`] does where upstream's clock is `ahead` by so many seconds.
 async fn is_valid_at(ahead: i64, existing: &[&'static str], claims: &Value) -> bool {
     let signer = Signer::new("one");
     let pki = crate::test_support::Pki::new();

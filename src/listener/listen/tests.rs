@@ -305,28 +305,47 @@ async fn over_the_limit_connections_wait() {
     );
 }
 
-#[tokio::test]
-async fn a_tunnel_takes_the_place_of_its_connection_until_it_ends() {
-    let server = Server::start(ConnectionLimits {
-        connections: 2,
-        connections_per_address: 1,
-        ..ConnectionLimits::default()
-    })
-    .await;
+/// Opens a tunnel through a server.
+async fn open_tunnel(server: &Server) -> hyper::upgrade::Upgraded {
     let mut client = server.http1().await;
     let mut request = get("/tunnel");
     let headers = request.headers_mut();
     headers.insert("connection", "upgrade".parse().unwrap());
     headers.insert("upgrade", "test".parse().unwrap());
     let answer = soon(client.send_request(request)).await.unwrap();
-    let tunnel = soon(hyper::upgrade::on(answer)).await.unwrap();
-    drop(client);
+    soon(hyper::upgrade::on(answer)).await.unwrap()
+}
+
+#[tokio::test]
+async fn a_tunnel_counts_for_its_address_until_it_ends() {
+    let server = Server::start(ConnectionLimits {
+        connections_per_address: 1,
+        ..ConnectionLimits::default()
+    })
+    .await;
+    let tunnel = open_tunnel(&server).await;
     let another = async || connect(server.address, &server.roots, b"http/1.1", None).await;
     // The task of its connection may take a moment to end.
     tokio::time::sleep(std::time::Duration::from_millis(50)).await;
     assert!(another().await.is_err(), "the address has one connection");
     drop(tunnel);
     soon(async { while another().await.is_err() {} }).await;
+}
+
+#[tokio::test]
+async fn a_tunnel_keeps_the_place_of_its_connection_until_it_ends() {
+    let server = Server::start(ConnectionLimits {
+        connections: 1,
+        ..ConnectionLimits::default()
+    })
+    .await;
+    let tunnel = open_tunnel(&server).await;
+    let another = connect(server.address, &server.roots, b"http/1.1", None);
+    let mut another = std::pin::pin!(another);
+    let waiting = tokio::time::timeout(std::time::Duration::from_millis(300), another.as_mut());
+    assert!(waiting.await.is_err(), "there is no place for another");
+    drop(tunnel);
+    soon(another).await.unwrap();
 }
 
 #[tokio::test]

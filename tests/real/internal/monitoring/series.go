@@ -248,5 +248,6 @@ var Causes = map[string][]Series{
 	"WatershedCheckpointsFailing":  {Named(rising(1), "watershed_checkpoint_writes_total", "result", "failed")},
 	"WatershedCertificateEnds":     {Named(Constant(3600), "watershed_serving_certificate_expiration_timestamp_seconds", "listener", "proxy")},
 	"WatershedSavesNothing":        {Named(rising(120<<20), "watershed_upstream_received_bytes_total", "purpose", "watch")},
+	"WatershedAuditLogNotRotated":  {Named(rising(1), "watershed_audit_log_rotation_failures_total")},
 	"WatershedAuditEventsLost":     {Named(rising(1), "watershed_audit_events_dropped_total", "sink", "log")},
 }
