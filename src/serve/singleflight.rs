@@ -15,7 +15,9 @@ const REUNION_OF_EACH: Duration = Duration::from_micros(250);
 /// The same for any crowd.
 const LONGEST_REUNION: Duration = Duration::from_millis(60);
 /// Calls in a row that show that callers come all the time.
-const SHOWN_BY: u32 = 3;
+const SHOWN_BY: u32 = 4;
+/// The least share of those who came before, in as much time, that shows it. Some of a crowd are late.
+const AS_OFTEN: f64 = 0.8;
 /// Time for which it is remembered that they do.
 const STREAM_REMEMBERED: Duration = Duration::from_secs(10);
 
@@ -277,7 +279,7 @@ impl CallerStream {
         }
         let share = took.as_secs_f64() / (self.waited + took).as_secs_f64();
         let as_before = callers as f64 * share;
-        let is_shown = meanwhile as f64 >= as_before / 2.0;
+        let is_shown = meanwhile as f64 >= AS_OFTEN * as_before;
         self.shown_by = if is_shown { self.shown_by + 1 } else { 0 };
         if self.shown_by >= SHOWN_BY {
             self.shown_by = 0;
