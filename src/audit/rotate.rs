@@ -42,6 +42,8 @@ impl RotatedFile {
             .mode(DIR_MODE)
             .create(folder(&config.path))?;
         let open = OpenLogFile::new(&config.path)?;
+        // The series exists from the start.
+        metrics::ROTATIONS_FAILED.with([]).increment(0);
         let file = Self {
             config,
             open: Some(open),
