@@ -124,8 +124,8 @@ impl ConnectionSource for UnixListener {
     }
 }
 
-/// What an open socket takes of what is limited. The socket holds it, so a connection that becomes a
-/// tunnel keeps it.
+/// The share of an open socket in limits, metrics and memory. The socket holds it, so a connection
+/// that becomes a tunnel keeps it.
 struct SocketShare {
     _place: ConnectionPlace,
     _open: OpenGauge,
