@@ -86,7 +86,8 @@ const CHECKPOINT_WRITES: Metric<Counter, 1> = Metric::new(
     "watershed_checkpoint_writes_total",
     &["result"],
     "Checkpoints of scopes (--checkpoint-dir), by result: written, too-large (beyond \
-     --checkpoint-max-mib), failed, in-use (another process writes to the folder), unverified (the upstream cluster cannot be identified).",
+     --checkpoint-max-mib), failed, in-use (another process writes to the folder), \
+     unverified (the upstream cluster cannot be identified).",
 );
 const CHECKPOINT_READS: Metric<Counter, 1> = Metric::new(
     "watershed_checkpoint_reads_total",
