@@ -31,17 +31,22 @@ pub struct WatchGuard {
     authorizer: Arc<Authorizer>,
     verdict: Arc<Verdict>,
     subscription: ChangeSubscription,
-    review: Option<JoinHandle<Result<ReviewedAccess, Arc<ReviewError>>>>,
+    review: Option<RunningReview>,
     doubts: Doubts,
     /// No review starts before this moment.
     not_before: Instant,
     /// Failed reviews in a row that did not hold the watch.
     failures: u8,
-    /// A change came while the review was under way, which may not have seen it.
-    is_review_outdated: bool,
     /// Random multiple of the lifetime after which the verdict is reviewed. It spreads the reviews
     /// of watches that began together, for example after a restart.
     lifetime_factor: f32,
+}
+
+/// A review that is under way.
+struct RunningReview {
+    /// The doubt that it is to end.
+    doubt: Doubt,
+    answer: JoinHandle<Result<ReviewedAccess, Arc<ReviewError>>>,
 }
 
 /// The reason why a verdict is in doubt, weaker first.
@@ -91,7 +96,6 @@ impl Authorizer {
             doubts: Doubts::default(),
             not_before: Instant::now(),
             failures: 0,
-            is_review_outdated: false,
             lifetime_factor: 1.0 + (MAX_LIFETIME_FACTOR - 1.0) * fastrand::f32(),
         }
     }
@@ -106,17 +110,17 @@ impl AccessGuard for WatchGuard {
             self.authorizer
                 .compare(&self.verdict, self.subscription.request());
             if let Some(review) = &mut self.review {
-                let Poll::Ready(answer) = Pin::new(review).poll(context) else {
+                let doubt = review.doubt;
+                let Poll::Ready(answer) = Pin::new(&mut review.answer).poll(context) else {
                     // RBAC can change while a review of an expired verdict is under way. Its answer
                     // may be from before the change, so the watch has to wait from now on.
                     if self.verdict.overtaken_at().is_some() {
-                        self.is_review_outdated |=
-                            self.doubts.notice(Doubt::Overtaken, Duration::ZERO);
+                        self.doubts.notice(Doubt::Overtaken, Duration::ZERO);
                     }
                     return self.status();
                 };
                 self.review = None;
-                match self.take(answer, Instant::now()) {
+                match self.take(answer, doubt, Instant::now()) {
                     ReviewEffect::Renewed => continue,
                     ReviewEffect::Revoked => return AccessStatus::Revoked,
                     ReviewEffect::Missing => {}
@@ -169,19 +173,18 @@ impl WatchGuard {
             (Doubt::Overtaken, None) => ReviewCause::Rbac,
             (Doubt::Overtaken, Some(_)) => ReviewCause::Pods,
         });
-        self.is_review_outdated = false;
         let authorizer = Arc::clone(&self.authorizer);
         let request = Arc::clone(self.subscription.request());
         // The review runs in a task of its own, because equal requests share it. Without one, it
         // would stand still with a watch whose client does not read, and all others would wait.
-        self.review = Some(tokio::spawn(
-            async move { authorizer.recheck(&request).await },
-        ));
+        let answer = tokio::spawn(async move { authorizer.recheck(&request).await });
+        self.review = Some(RunningReview { doubt, answer });
     }
 
     fn take(
         &mut self,
         answer: Result<Result<ReviewedAccess, Arc<ReviewError>>, JoinError>,
+        doubt: Doubt,
         now: Instant,
     ) -> ReviewEffect {
         match answer {
@@ -203,7 +206,8 @@ impl WatchGuard {
             }
             Ok(Err(error)) => {
                 self.review_failed(&error, now);
-                if self.is_review_outdated {
+                if self.doubts.strongest > Some(doubt) {
+                    // A change came meanwhile, which the review may not have seen.
                     self.not_before = now + MIN_INTERVAL;
                 }
                 ReviewEffect::Missing
@@ -262,7 +266,7 @@ impl WatchGuard {
 impl Drop for WatchGuard {
     fn drop(&mut self) {
         if let Some(review) = self.review.take() {
-            review.abort();
+            review.answer.abort();
         }
     }
 }
