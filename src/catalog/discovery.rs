@@ -239,21 +239,12 @@ struct ApiResource {
 
 #[cfg(test)]
 mod tests {
-    use http::{Response, StatusCode};
-
     use super::*;
-    use crate::body::{self, Body};
-    use crate::test_support::{Api, HTTP2, Pki, text, upstream_of};
+    use crate::test_support::{Api, HTTP2, Pki, text, typed, upstream_of};
 
     const APPS: &str = "/apis/apps/v1";
     const GROUPS: &str = r#"{"groups":[{"name":"apps","versions":[{"version":"v1"}]},
         {"name":"things.test","versions":[{"version":"v1"}]}]}"#;
-
-    fn unavailable() -> Response<Body> {
-        let mut answer = Response::new(body::empty());
-        *answer.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
-        answer
-    }
 
     /// Reads the documents of an upstream that has one for each group, and that does not answer at
     /// this path.
@@ -267,7 +258,7 @@ mod tests {
                 text(list)
             };
             match request.uri().path() {
-                path if path == failing => unavailable(),
+                path if path == failing => typed(503, "text/plain", ""),
                 "/api" => text(r#"{"versions":["v1"]}"#),
                 "/apis" => text(GROUPS),
                 "/api/v1" => types("pods", "Pod"),

@@ -9,6 +9,7 @@ use http::{Request, Response};
 use hyper::body::Incoming;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::sync::OwnedSemaphorePermit;
 use tokio_rustls::server::TlsStream;
 use tokio_util::task::TaskTracker;
 
@@ -16,7 +17,7 @@ use super::activity::{Activity, ActivityStream};
 use super::connection::{Peer, Protocols, TlsPeer};
 use super::limits::ConnectionLimits;
 use super::metrics::{Cut, Listener, OpenGauge};
-use super::open_connections::{ConnectionPlace, OpenConnections};
+use super::open_connections::OpenConnections;
 use super::peer_connection::PeerConnection;
 use super::per_address::{AddressLimiter, ConnectionSlot};
 use super::proxy_protocol;
@@ -127,7 +128,7 @@ impl ConnectionSource for UnixListener {
 /// The share of an open socket in limits, metrics and memory. The socket holds it, so a connection
 /// that becomes a tunnel keeps it.
 struct SocketShare {
-    _place: ConnectionPlace,
+    _place: OwnedSemaphorePermit,
     _open: OpenGauge,
     _charge: MemoryCharge,
 }

@@ -21,11 +21,6 @@ pub(super) struct OpenConnections {
     slow_stranger: Duration,
 }
 
-/// The place of one open connection, until its socket is closed.
-pub(super) struct ConnectionPlace {
-    _permit: OwnedSemaphorePermit,
-}
-
 /// A connection that may be closed to make room, for as long as this lives.
 pub(super) struct ClosableConnection {
     connections: OpenConnections,
@@ -44,12 +39,11 @@ impl OpenConnections {
     /// Returns a place for a new connection. If there is none left, closes the connection of an
     /// unknown client that has been idle for the longest time, or else one that has
     /// not ended a request for long, or waits until another ends.
-    pub(super) async fn place(&self) -> Option<ConnectionPlace> {
-        let permit = match Arc::clone(&self.permits).try_acquire_owned() {
-            Ok(permit) => permit,
-            Err(_) => self.make_room().await?,
-        };
-        Some(ConnectionPlace { _permit: permit })
+    pub(super) async fn place(&self) -> Option<OwnedSemaphorePermit> {
+        match Arc::clone(&self.permits).try_acquire_owned() {
+            Ok(permit) => Some(permit),
+            Err(_) => self.make_room().await,
+        }
     }
 
     /// Allows a connection to be closed to make room for others, until the result is dropped.
