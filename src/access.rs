@@ -217,7 +217,7 @@ impl Access {
             return Caller::Vouched(Vouched {
                 identity,
                 impersonation: None,
-                authority: ForwardIdentity::Own,
+                forwarded_as: ForwardIdentity::Proxy,
             });
         }
         let Some(chain) = peer
@@ -226,7 +226,7 @@ impl Access {
             .map(|tls| &*tls.certificates)
             .filter(|chain| !chain.is_empty())
         else {
-            return Caller::OwnCredentials;
+            return Caller::WithCredentials;
         };
         match self.by_certificate(chain, headers) {
             Ok(Some(identity)) => {
@@ -235,7 +235,7 @@ impl Access {
                     .flatten();
                 self.vouch(identity, headers, access).await
             }
-            Ok(None) if presents_token(headers) => Caller::OwnCredentials,
+            Ok(None) if presents_token(headers) => Caller::WithCredentials,
             Ok(None) => Caller::Rejected(Status::unauthorized().into()),
             Err(rejected) => Caller::Rejected(rejected),
         }
@@ -249,7 +249,7 @@ impl Access {
         address: IpAddr,
     ) -> Result<Authenticated, Arc<ReviewError>> {
         match caller {
-            Caller::OwnCredentials => self.authenticator.authenticate(headers, address).await,
+            Caller::WithCredentials => self.authenticator.authenticate(headers, address).await,
             Caller::Vouched(vouched) => Ok(vouched
                 .identity
                 .clone()
@@ -267,7 +267,7 @@ impl Access {
         address: IpAddr,
     ) -> Result<Authenticated, Arc<ReviewError>> {
         match caller {
-            Caller::OwnCredentials => self.authenticator.by_token(headers, address).await,
+            Caller::WithCredentials => self.authenticator.by_token(headers, address).await,
             Caller::Vouched(_) | Caller::Rejected(_) => {
                 self.identify(caller, headers, address).await
             }
@@ -277,7 +277,7 @@ impl Access {
     /// Returns the caller's bearer token, if the caller is known by one.
     pub fn credential(&self, caller: &Caller, headers: &HeaderMap) -> Option<Credential> {
         match caller {
-            Caller::OwnCredentials => self.authenticator.credential(headers),
+            Caller::WithCredentials => self.authenticator.credential(headers),
             Caller::Vouched(_) | Caller::Rejected(_) => None,
         }
     }
@@ -286,7 +286,7 @@ impl Access {
     /// For limits only: nothing is granted by it.
     pub fn is_known(&self, caller: &Caller, credential: Option<&Credential>) -> bool {
         match caller {
-            Caller::OwnCredentials => {
+            Caller::WithCredentials => {
                 credential.is_some_and(|token| self.authenticator.was_accepted(token))
             }
             Caller::Vouched(_) => true,
@@ -345,10 +345,10 @@ impl Access {
         headers: &HeaderMap,
     ) -> Option<Arc<Identity>> {
         match (caller, credential) {
-            (Caller::OwnCredentials, Some(token)) => {
+            (Caller::WithCredentials, Some(token)) => {
                 self.authenticator.reviewed_lately(token).await
             }
-            (Caller::OwnCredentials, None) => self.authenticator.without_credentials(headers),
+            (Caller::WithCredentials, None) => self.authenticator.without_credentials(headers),
             (Caller::Vouched(vouched), _) => vouched.identity.clone(),
             (Caller::Rejected(_), _) => None,
         }
@@ -438,13 +438,13 @@ impl Access {
         if requested.is_empty() {
             return Ok(None);
         }
-        let judged = self
+        let reviewed = self
             .impersonator
             .judge(identity, &requested, access.as_ref())
             .await?;
-        match self.refused_master(&judged.identity, "a caller who impersonates") {
+        match self.refused_master(&reviewed.identity, "a caller who impersonates") {
             Some(status) => Err(status.into()),
-            None => Ok(Some(judged)),
+            None => Ok(Some(reviewed)),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Answers requests: from memory where that is exactly what upstream would say, else upstream does.
 //!
 //! `ProxyService::answer` is the sequence of phases that a request passes through. `ServiceParts`
-//! holds the phases.
+//! has what they need.
 mod always_open;
 mod answer;
 mod audit_id;
@@ -12,6 +12,7 @@ mod client_features;
 mod client_rules;
 mod clients;
 mod coalesce;
+mod completion;
 mod document_request;
 mod documents;
 mod exchange;
@@ -20,6 +21,7 @@ mod forecast;
 mod forward_limits;
 mod forwarding;
 mod freshness;
+mod from_memory;
 mod gathering;
 mod get_crowds;
 mod large_answers;
@@ -55,21 +57,19 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use http::{HeaderValue, Request, Response, StatusCode, header};
+use http::{HeaderValue, Request, Response, header};
 use hyper::body::Incoming;
-use watershed_protocol::Verb;
 
 use crate::access::{Access, Caller};
 use crate::audit::{Audit, AuditRecord};
-use crate::body::{Body, Finite};
+use crate::body::Body;
 use crate::catalog::Catalog;
 use crate::drain;
-use crate::headers;
 use crate::listener::{Peer, TrustedProxies};
 use crate::scope::Scopes;
 use crate::upstream::{Forwarder, UpstreamClient};
-use answer::Answer;
 use client_features::ClientFeatures;
+use completion::{Completion, MadeResponse};
 use exchange::Exchange;
 use metrics::InFlight;
 use parts::ServiceParts;
@@ -242,74 +242,51 @@ impl ProxyService {
         let ReceivedRequest {
             audit_id,
             client,
-            mut record,
+            record,
         } = self.receive(&mut request, &peer);
         let mut exchange = self.plan(request, peer, client).await;
         let in_flight = InFlight::begin(&exchange.labels);
         let admission = parts.admit(&exchange).await;
-        let answered = parts.answer(&exchange, &admission).await;
-        let (answered, shadow) = if parts.policy.verification.shadow {
-            shadow::instead(&exchange, answered)
+        let from_memory = parts.from_memory(&exchange, &admission).await;
+        let (from_memory, shadow) = if parts.policy.verification.shadow {
+            shadow::instead(&exchange, from_memory)
         } else {
-            (answered, None)
+            (from_memory, None)
         };
         // The slot is left when the answer is there.
-        let (answered, _slot) = parts.coalesce(&exchange, answered).await;
+        let (coalesced, _slot) = parts.coalesce(&exchange, from_memory).await;
         // A review may have made the caller known.
         exchange.is_known |= parts.is_known(&exchange);
         if exchange.is_known {
             exchange.peer.connection.set_known();
         }
         let user = parts.remembered(&exchange).await;
-        let admitted = parts.admit_forward(&exchange, user.as_ref(), answered);
-        let (answered, permit) = admitted.await;
-        let agent = exchange.headers().get(header::USER_AGENT).cloned();
-        let (verb, is_finite) = (exchange.plan.verb, exchange.plan.is_finite());
-        let proxy = from_proxy.then(|| (exchange.caller.clone(), exchange.credential));
-        let answered = answered
-            .or_else(|unanswered| answer::not_from_memory(unanswered, exchange.plan.refusals));
-        let (source, mut response, is_own) = match answered {
-            Ok(Answer { source, response }) => (source, response, true),
+        let admitted = parts.admit_forward(&exchange, user.as_ref(), coalesced);
+        let (admitted, permit) = admitted.await;
+        let mut completion = Completion {
+            agent: exchange.headers().get(header::USER_AGENT).cloned(),
+            proxy: from_proxy.then(|| (exchange.caller.clone(), exchange.credential)),
+            verb: exchange.plan.verb,
+            is_finite: exchange.plan.is_finite(),
+            audit_id,
+            record,
+            admission,
+            user,
+            shadow,
+            in_flight,
+            started,
+        };
+        let form = exchange.plan.refusals;
+        let refused = |unanswered| answer::refusal_or_reason(unanswered, form);
+        let made = match admitted.or_else(refused) {
+            Ok(answer) => MadeResponse::here(answer),
             Err(reason) => {
-                if let Some(record) = &mut record {
-                    record.forwarded();
-                }
+                completion.forwards();
                 let response = parts.forward(exchange, reason, permit).await;
-                let is_own = answer::is_own(&response);
-                (AnswerSource::Forward(reason), response, is_own)
+                MadeResponse::forwarded(reason, response)
             }
         };
-        if is_own {
-            response.headers_mut().insert(audit_id::NAME, audit_id);
-        }
-        audit_id::never_index(response.headers_mut());
-        parts.add_via_header(proxy, response.headers_mut());
-        response
-            .headers_mut()
-            .insert(headers::SOURCE, source.header());
-        if let Some(shadow) = shadow {
-            let headers = response.headers_mut();
-            headers.insert(headers::SHADOW, shadow.header());
-        }
-        in_flight.answered(source, response.status(), started.elapsed());
-        let response = match admission {
-            Ok(admission) => admission.answered(response),
-            Err(_) => response,
-        };
-        let mut response = match record {
-            Some(record) if is_own || record.is_only_here() => record.answered(response),
-            _ => response,
-        };
-        let user = user.as_ref().map(|identity| identity.user.as_str());
-        let is_watch = verb == Verb::Watch && response.status() == StatusCode::OK;
-        let length = http_body::Body::size_hint(response.body()).upper();
-        let agent = agent_name(agent.as_ref());
-        let meter = parts.usage.answered(source, user, agent, is_watch, length);
-        response.extensions_mut().insert(meter);
-        if is_finite {
-            response.extensions_mut().insert(Finite);
-        }
-        response
+        completion.complete(parts, made)
     }
 }
 
@@ -319,10 +296,4 @@ struct ReceivedRequest {
     /// The address of the client, which may be behind trusted proxies.
     client: IpAddr,
     record: Option<AuditRecord>,
-}
-
-fn agent_name(agent: Option<&HeaderValue>) -> &str {
-    agent
-        .and_then(|agent| agent.to_str().ok())
-        .unwrap_or_default()
 }

@@ -1,14 +1,15 @@
 //! The upstream side: the API server's addresses and credentials, connections, and requests.
 //!
-//! Three kinds of requests leave here and never share a connection:
+//! Four kinds of requests leave here and never share a connection:
 //! - the proxy's own ([`UpstreamClient`]): with its client certificate and its token;
-//! - the callers' ([`Forwarder`]): with their tokens; those of unknown callers apart;
-//! - the callers' whose credentials upstream does not accept: with the proxy's credentials, which
-//!   act as the caller ([`ForwardIdentity::Impersonated`]).
+//! - those of known callers ([`Forwarder`]): with the callers' tokens;
+//! - those of unknown callers: the same;
+//! - those of callers whose credentials upstream does not accept: with the proxy's credentials, which
+//!   act as the caller ([`ForwardIdentity::Impersonated`]) or as the proxy ([`ForwardIdentity::Proxy`]).
 //!
 //! Invariant: the proxy's credentials are never lent to a caller. A forwarded request either
 //! travels without the proxy's certificate and token, or names the caller it is for. Only where the
-//! operator made all callers one with the proxy ([`ForwardIdentity::Own`]) it does not.
+//! operator made all callers one with the proxy ([`ForwardIdentity::Proxy`]) it does not.
 
 mod backoff;
 mod body;

@@ -13,7 +13,7 @@ use crate::upstream::ForwardIdentity;
 pub enum Caller {
     /// A caller with credentials in the request. Upstream accepts them as they are; the
     /// authenticator finds out the identity if it matters here.
-    OwnCredentials,
+    WithCredentials,
     /// A caller that upstream knows only through this proxy.
     Vouched(Vouched),
     /// A caller that upstream would not accept.
@@ -21,18 +21,18 @@ pub enum Caller {
 }
 
 impl Caller {
-    /// Returns the authority with which the caller's requests are forwarded.
-    pub fn authority(&self) -> ForwardIdentity {
+    /// Returns the identity under which the caller's requests are forwarded.
+    pub fn forward_identity(&self) -> ForwardIdentity {
         match self {
-            Self::Vouched(vouched) => vouched.authority.clone(),
-            Self::OwnCredentials | Self::Rejected(_) => ForwardIdentity::Caller,
+            Self::Vouched(vouched) => vouched.forwarded_as.clone(),
+            Self::WithCredentials | Self::Rejected(_) => ForwardIdentity::Caller,
         }
     }
 
     /// Returns the user that the credentials name, as far as it is known without asking upstream.
     pub fn user(&self) -> Option<&Arc<Identity>> {
         match self {
-            Self::OwnCredentials => None,
+            Self::WithCredentials => None,
             Self::Vouched(vouched) => match &vouched.impersonation {
                 Some(impersonation) => Some(&impersonation.impersonator),
                 None => vouched.identity.as_ref(),
@@ -60,8 +60,8 @@ pub struct Vouched {
     pub identity: Option<Arc<Identity>>,
     /// The impersonation that led to the identity, if the credentials name another one.
     pub impersonation: Option<Impersonation>,
-    /// The authority with which the caller's requests are forwarded.
-    pub authority: ForwardIdentity,
+    /// The identity under which the caller's requests are forwarded.
+    pub forwarded_as: ForwardIdentity,
 }
 
 impl Vouched {
@@ -72,7 +72,7 @@ impl Vouched {
         Ok(Self {
             identity: Some(identity),
             impersonation: None,
-            authority: ForwardIdentity::Impersonated(Arc::new(headers)),
+            forwarded_as: ForwardIdentity::Impersonated(Arc::new(headers)),
         })
     }
 

@@ -1,4 +1,7 @@
-//! Identical consistent reads that are on their way to upstream at the same time share one request.
+//! Identical reads that are on their way to upstream at the same time share one request.
+//!
+//! They are consistent reads, and others that many clients may send at once when memory cannot
+//! answer them.
 //!
 //! The first is forwarded as it is. Callers that ask the same while it is under way wait for a
 //! request that begins after they came: its response is no older than their reads. It carries the
@@ -13,7 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderName, HeaderValue, Request, StatusCode, header};
+use http::{HeaderMap, Request, StatusCode, header};
 use http_body_util::BodyExt;
 use http_body_util::combinators::UnsyncBoxBody;
 use parking_lot::Mutex;
@@ -134,7 +137,7 @@ impl Drop for CoalescedPlace {
     }
 }
 
-/// All consistent reads that are under way at upstream.
+/// All shared reads that are under way at upstream.
 pub(super) struct Coalescer {
     forwarder: Forwarder,
     reads: Arc<CoalescedReads>,
@@ -177,33 +180,20 @@ impl CoalescerSlot<'_> {
     pub(super) async fn answer(
         &self,
         caller: &HeaderMap,
-        authority: &ForwardIdentity,
+        identity: &ForwardIdentity,
         share: Share,
     ) -> Option<Arc<StoredResponse>> {
-        let CoalescedPlace {
-            reads, key, flight, ..
-        } = &self.place;
-        let (forwarder, reads) = (self.coalescer.forwarder.clone(), Arc::clone(reads));
-        let key = key.clone();
-        let (authority, budget) = (authority.clone(), Arc::clone(&self.coalescer.budget));
-        let kept = [header::AUTHORIZATION, header::USER_AGENT, FORWARDED_FOR];
-        let caller = kept.map(|name| {
-            let value = caller.get(&name).cloned();
-            (name, value)
-        });
-        let receiving = self.place.receiving.clone();
-        let answer = flight.join(move || async move {
-            let _share = share;
-            let fetched = fetch(&forwarder, &key, caller, &authority, (&budget, &receiving));
-            let fetched = timeout(TIMEOUT, fetched).await;
-            receiving.send_replace(false);
-            let response = fetched
-                .ok()?
-                .inspect_err(|error| tracing::debug!(%error, "a coalesced read failed"))
-                .ok()?;
-            reads.expect_again(key);
-            Some(Arc::new(response))
-        });
+        let fetch = SharedFetch {
+            forwarder: self.coalescer.forwarder.clone(),
+            budget: Arc::clone(&self.coalescer.budget),
+            reads: Arc::clone(&self.place.reads),
+            key: self.place.key.clone(),
+            receiving: self.place.receiving.clone(),
+            headers: headers_of(caller),
+            identity: identity.clone(),
+            _share: share,
+        };
+        let answer = self.place.flight.join(move || fetch.run());
         tokio::select! {
             answer = answer => answer.flatten(),
             () = patience_ends(self.place.receiving.subscribe()) => None,
@@ -223,28 +213,57 @@ async fn patience_ends(mut receiving: watch::Receiver<bool>) {
     }
 }
 
-async fn fetch(
-    forwarder: &Forwarder,
-    key: &RequestKey,
-    caller: [(HeaderName, Option<HeaderValue>); 3],
-    authority: &ForwardIdentity,
-    (budget, receiving): (&ResponseBudget, &watch::Sender<bool>),
-) -> Result<StoredResponse, AnswerError> {
-    let options = ForwardOptions {
-        long: false,
-        identity: authority.clone(),
-        share: None,
-    };
-    let response = forwarder
-        .forward_body(key.request(caller)?, options)
-        .await?;
-    receiving.send_replace(true);
-    match response.status() {
-        StatusCode::OK | StatusCode::NOT_FOUND => {
-            StoredResponse::read(response.map(named), MAX_BYTES, budget).await
-        }
-        status => Err(AnswerError::Status(status)),
+/// A request to upstream with the credentials of one caller, for all that wait.
+struct SharedFetch {
+    forwarder: Forwarder,
+    budget: Arc<ResponseBudget>,
+    reads: Arc<CoalescedReads>,
+    key: RequestKey,
+    receiving: watch::Sender<bool>,
+    headers: HeaderMap,
+    identity: ForwardIdentity,
+    _share: Share,
+}
+
+impl SharedFetch {
+    /// Returns the response, and expects its crowd again.
+    async fn run(self) -> Option<Arc<StoredResponse>> {
+        let fetched = timeout(TIMEOUT, self.fetch()).await;
+        self.receiving.send_replace(false);
+        let response = fetched
+            .ok()?
+            .inspect_err(|error| tracing::debug!(%error, "a coalesced read failed"))
+            .ok()?;
+        self.reads.expect_again(self.key);
+        Some(Arc::new(response))
     }
+
+    async fn fetch(&self) -> Result<StoredResponse, AnswerError> {
+        let options = ForwardOptions {
+            long: false,
+            identity: self.identity.clone(),
+            share: None,
+        };
+        let request = self.key.request(self.headers.clone())?;
+        let response = self.forwarder.forward_body(request, options).await?;
+        self.receiving.send_replace(true);
+        match response.status() {
+            StatusCode::OK | StatusCode::NOT_FOUND => {
+                StoredResponse::read(response.map(named), MAX_BYTES, &self.budget).await
+            }
+            status => Err(AnswerError::Status(status)),
+        }
+    }
+}
+
+/// Returns the headers of a caller that a shared request carries.
+fn headers_of(caller: &HeaderMap) -> HeaderMap {
+    let kept = [header::AUTHORIZATION, header::USER_AGENT, FORWARDED_FOR];
+    let kept = kept.into_iter().filter_map(|name| {
+        let value = caller.get(&name)?.clone();
+        Some((name, value))
+    });
+    kept.collect()
 }
 
 /// Gives errors one type: the compiler can't follow boxed ones into a task.

@@ -139,7 +139,8 @@ impl DocumentSource {
         known: Option<Arc<StoredResponse>>,
     ) -> Result<Arc<StoredResponse>, AnswerError> {
         let tag = known.as_ref().and_then(|known| strong_tag(known)).cloned();
-        let request = key.request([(header::IF_NONE_MATCH, tag)])?;
+        let condition = tag.map(|tag| (header::IF_NONE_MATCH, tag));
+        let request = key.request(condition.into_iter().collect())?;
         let response = self
             .client
             .send(ConnectionClass::Short, request, SendOptions::default())

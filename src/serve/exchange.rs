@@ -72,7 +72,7 @@ impl Exchange {
     /// Records a caller in the audit log that upstream has identified.
     pub(super) fn record_identified(&self, identity: &Arc<Identity>) {
         // A vouched caller is recorded already, and may act as this identity.
-        if matches!(self.caller, Caller::OwnCredentials) {
+        if matches!(self.caller, Caller::WithCredentials) {
             audit::record_caller(&self.request, identity);
         }
     }

@@ -12,8 +12,9 @@ use super::answer::{self, Answer};
 use super::coalesce::CoalescerSlot;
 use super::exchange::Exchange;
 use super::forward_limits::ForwardPermit;
+use super::from_memory::VERDICT_WAIT;
 use super::limit::LimitExceeded;
-use super::parts::{ServiceParts, VERDICT_WAIT};
+use super::parts::ServiceParts;
 use super::plan::{PlannedAction, ReadKind};
 use super::slow_upload::SlowUpload;
 use super::source::{AnswerSource, ForwardReason};
@@ -66,8 +67,8 @@ impl ServiceParts {
         let Some(share) = limits.share_of_known(exchange, user.as_ref(), capacity) else {
             return (Err(LimitExceeded::Forwarded.into()), Some(slot));
         };
-        let authority = exchange.caller.authority();
-        let shared = slot.answer(exchange.headers(), &authority, share).await;
+        let identity = exchange.caller.forward_identity();
+        let shared = slot.answer(exchange.headers(), &identity, share).await;
         if shared.is_some()
             && asked.elapsed() > VERDICT_WAIT
             && let Err(unanswered) = review::authorize_read(&self.access, exchange, read).await
@@ -133,12 +134,12 @@ impl ServiceParts {
             Ok(response) => response,
             Err(error) => {
                 if error.is_refused() {
-                    // The request is at fault: nobody could mend anything.
+                    // The request is at fault, so there is nothing for operators to do.
                     tracing::debug!(%error, "refused to forward a request");
                 } else if let Some(requests) = NOT_FORWARDED.count(1) {
                     tracing::warn!(%error, requests, "cannot forward a request");
                 }
-                return answer::unreachable(&error, plan.refusals);
+                return answer::not_forwarded(&error, plan.refusals);
             }
         };
         let mut is_known = caller.is_known;
@@ -156,7 +157,7 @@ impl ServiceParts {
             };
             share = share.map(accepted);
         }
-        // A stranger that reads nothing must not keep others from being asked for their names.
+        // An unknown caller that reads nothing must not keep others from being reviewed.
         let response = match share {
             Some(share) if is_known => response.map(|body| holding(body, share)),
             Some(share) => response.map(|body| holding_until_end(body, share)),
@@ -234,7 +235,7 @@ impl ForwardedCaller {
     }
 
     fn identity(&self) -> ForwardIdentity {
-        match self.caller.authority() {
+        match self.caller.forward_identity() {
             ForwardIdentity::Caller if !self.is_known => ForwardIdentity::UnknownCaller,
             identity => identity,
         }

@@ -10,6 +10,16 @@ pub(super) struct RefusalForm {
     pub(super) indented: bool,
 }
 
+impl Default for RefusalForm {
+    /// Compact JSON.
+    fn default() -> Self {
+        Self {
+            encoding: Encoding::Json,
+            indented: false,
+        }
+    }
+}
+
 impl RefusalForm {
     /// Returns the body of a refusal.
     pub(super) fn body(self, status: &Status) -> Bytes {

@@ -29,21 +29,21 @@ pub(super) async fn authorize_read(
     let identity = match identify(access, exchange).await? {
         Authenticated::Known(identity) => identity,
         Authenticated::Refused => {
-            return Err(refuse(read, AnswerSource::Access, Status::unauthorized()));
+            return Err(refuse_read(
+                read,
+                AnswerSource::Access,
+                Status::unauthorized(),
+            ));
         }
         Authenticated::Unknown => return Err(ForwardReason::Identity.into()),
     };
-    let judged = access
-        .authorizer
-        .authorize(&identity, &read.attributes)
-        .await
-        .map_err(|error| not_reviewed(access, &error))?;
-    audit::record_decision(&exchange.request, judged.decision());
-    match judged.decision() {
-        Decision::Allowed(_) => Ok(judged),
+    let review = access.authorizer.authorize(&identity, &read.attributes);
+    let reviewed = reviewed(access, exchange, review).await?;
+    match reviewed.decision() {
+        Decision::Allowed(_) => Ok(reviewed),
         Decision::Denied(reason) => {
             let status = denied(&identity, &read.attributes, reason);
-            Err(refuse(read, AnswerSource::Access, status))
+            Err(refuse_read(read, AnswerSource::Access, status))
         }
     }
 }
@@ -67,13 +67,10 @@ pub(super) async fn authorize_checkpoint(
     identity: &Arc<Identity>,
     checkpoint: &CheckpointPlan,
 ) -> Result<(), Unanswered> {
-    let judged = access
+    let review = access
         .authorizer
-        .authorize(identity, &checkpoint.attributes)
-        .await
-        .map_err(|error| not_reviewed(access, &error))?;
-    audit::record_decision(&exchange.request, judged.decision());
-    match judged.decision() {
+        .authorize(identity, &checkpoint.attributes);
+    match reviewed(access, exchange, review).await?.decision() {
         Decision::Allowed(_) => Ok(()),
         Decision::Denied(_) => Err(ForwardReason::Representation.into()),
     }
@@ -87,20 +84,15 @@ pub(super) async fn authorize_document(
     document: &DocumentRequest,
 ) -> Result<(), Unanswered> {
     let identity = identify_known(access, exchange).await?;
-    let judged = access
-        .authorizer
-        .authorize_path(&identity, &document.path)
-        .await
-        .map_err(|error| not_reviewed(access, &error))?;
-    audit::record_decision(&exchange.request, judged.decision());
-    match judged.decision() {
+    let review = access.authorizer.authorize_path(&identity, &document.path);
+    match reviewed(access, exchange, review).await?.decision() {
         Decision::Allowed(_) => Ok(()),
         Decision::Denied(_) => Err(ForwardReason::NotAResource.into()),
     }
 }
 
-/// Returns the unanswered of a caller whom upstream would not listen to.
-pub(super) fn refused(refusal: &Rejection) -> Unanswered {
+/// Returns the refusal of a caller that upstream would not accept.
+pub(super) fn rejected_caller(refusal: &Rejection) -> Unanswered {
     match refusal {
         Rejection::Status(status) => Unanswered::access((**status).clone()),
         Rejection::ReviewFailed(error) => {
@@ -110,6 +102,18 @@ pub(super) fn refused(refusal: &Rejection) -> Unanswered {
             Unanswered::access(not_now(error))
         }
     }
+}
+
+/// Waits for a review, and records its decision in the audit log.
+async fn reviewed(
+    access: &Access,
+    exchange: &Exchange,
+    review: impl Future<Output = Result<ReviewedAccess, Arc<ReviewError>>>,
+) -> Result<ReviewedAccess, Unanswered> {
+    let reviewed = review.await;
+    let reviewed = reviewed.map_err(|error| not_reviewed(access, &error))?;
+    audit::record_decision(&exchange.request, reviewed.decision());
+    Ok(reviewed)
 }
 
 async fn identify(access: &Access, exchange: &Exchange) -> Result<Authenticated, Unanswered> {
@@ -122,7 +126,7 @@ async fn identify(access: &Access, exchange: &Exchange) -> Result<Authenticated,
     reviewed.map_err(|error| not_reviewed(access, &error))
 }
 
-/// Returns the unanswered of a caller about whom upstream could not be asked.
+/// Returns the outcome for a caller that could not be reviewed: refused or forwarded, as configured.
 fn not_reviewed(access: &Access, error: &ReviewError) -> Unanswered {
     if let Some(exceeded) = LimitExceeded::of_review(error) {
         return Unanswered::Limit(exceeded);
@@ -137,8 +141,8 @@ fn not_reviewed(access: &Access, error: &ReviewError) -> Unanswered {
     }
 }
 
-/// Returns the unanswered of a read that is refused: here, or by upstream in its own words.
-pub(super) fn refuse(read: &ReadPlan, source: AnswerSource, status: Status) -> Unanswered {
+/// Refuses a read: here, or by forwarding it, so that upstream uses its own words.
+pub(super) fn refuse_read(read: &ReadPlan, source: AnswerSource, status: Status) -> Unanswered {
     match read.refused_by_upstream() {
         Some(reason) => reason.into(),
         None => Unanswered::Refuse(source, Box::new(status)),

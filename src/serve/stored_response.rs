@@ -63,10 +63,7 @@ impl RequestKey {
     }
 
     /// Returns a request for the same, with further headers.
-    pub(super) fn request(
-        &self,
-        headers: impl IntoIterator<Item = (HeaderName, Option<HeaderValue>)>,
-    ) -> Result<Request<Body>, AnswerError> {
+    pub(super) fn request(&self, headers: HeaderMap) -> Result<Request<Body>, AnswerError> {
         let request = Request::get(&self.path_and_query).body(body::empty());
         let mut request = request.map_err(|error| AnswerError::Unusable(error.to_string()))?;
         let own = request.headers_mut();
@@ -75,11 +72,7 @@ impl RequestKey {
                 own.append(name, value.clone());
             }
         }
-        own.extend(
-            headers
-                .into_iter()
-                .filter_map(|(name, value)| Some((name, value?))),
-        );
+        own.extend(headers);
         Ok(request)
     }
 }

@@ -37,7 +37,7 @@ impl Proxy {
         Self::start_as(upstream, ForwardIdentity::Caller).await
     }
 
-    pub(crate) async fn start_as(upstream: &Upstream, authority: ForwardIdentity) -> Proxy {
+    pub(crate) async fn start_as(upstream: &Upstream, identity: ForwardIdentity) -> Proxy {
         let cert_dir = tempfile::tempdir().unwrap();
         let tls = ServerTls::load(tls_options(&cert_dir)).await.unwrap();
         let roots = roots(&std::fs::read_to_string(tls.ca_file().unwrap()).unwrap());
@@ -46,11 +46,11 @@ impl Proxy {
         let (trigger, watch) = drain::channel();
         let forwarder = Forwarder::new(upstream);
         let service = move |request: Request<Incoming>, _peer| {
-            let (forwarder, authority) = (forwarder.clone(), authority.clone());
+            let (forwarder, identity) = (forwarder.clone(), identity.clone());
             async move {
                 let options = ForwardOptions {
                     long: request.uri().path().starts_with("/long"),
-                    identity: authority,
+                    identity,
                     share: None,
                 };
                 forwarder

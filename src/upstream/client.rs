@@ -46,7 +46,7 @@ impl UpstreamClient {
     fn create(upstream: &Upstream, is_above: bool) -> UpstreamClient {
         // Not the first address: that would be the same server for all proxies of a fleet.
         let dialer = Dialer::starting_at(fastrand::usize(..));
-        let pool = Pool::new(upstream, TlsIdentity::Own, &Arc::new(dialer));
+        let pool = Pool::new(upstream, TlsIdentity::ProxyCertificate, &Arc::new(dialer));
         let user_agent = HeaderValue::from_str(&upstream.user_agent())
             .unwrap_or_else(|_| HeaderValue::from_static("watershed"));
         UpstreamClient {
@@ -89,7 +89,7 @@ impl UpstreamClient {
             .entry(USER_AGENT)
             .or_insert_with(|| self.shared.user_agent.clone());
         let plain = std::mem::take(headers);
-        *headers = self.shared.upstream.current().authorize(plain).await?;
+        *headers = self.shared.upstream.current().attach(plain).await?;
         let chain = self.shared.upstream.chain();
         if self.shared.is_above {
             chain.mark_own(headers);

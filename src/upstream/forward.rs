@@ -34,7 +34,7 @@ pub enum ForwardIdentity {
     /// The proxy's, acting as the user in these headers. Such headers of the caller are removed.
     Impersonated(Arc<HeaderMap>),
     /// The proxy's, for everyone who can reach it. Impersonation headers of the caller are kept.
-    Own,
+    Proxy,
 }
 
 /// The way in which a request is forwarded.
@@ -51,7 +51,7 @@ pub struct ForwardOptions {
 ///
 /// Invariant: a request with the caller's own credentials cannot reach the proxy's token, nor a
 /// connection that shows its certificate. Any other names the caller it is for, except
-/// [`ForwardIdentity::Own`].
+/// [`ForwardIdentity::Proxy`].
 #[derive(Clone)]
 pub struct Forwarder {
     shared: Arc<ForwarderShared>,
@@ -59,12 +59,12 @@ pub struct Forwarder {
 
 struct ForwarderShared {
     upstream: Upstream,
-    /// Connections that show no certificate.
-    bare: Pool,
+    /// Connections for known callers, which show no certificate.
+    known: Pool,
     /// The same, for unknown callers.
     unknown: Pool,
-    /// Connections that show the proxy's own, if it has one.
-    own: Pool,
+    /// Connections that show the proxy's certificate, if it has one.
+    as_proxy: Pool,
     dialer: Arc<Dialer>,
     tunnels: TaskTracker,
 }
@@ -73,10 +73,10 @@ impl Forwarder {
     /// Creates a forwarder to this upstream. Needs a running runtime.
     pub fn new(upstream: &Upstream) -> Forwarder {
         let dialer = Arc::new(Dialer::starting_at(fastrand::usize(..)));
-        let [bare, unknown, own] = [
-            (TlsIdentity::Bare, MAX_CONNECTIONS),
-            (TlsIdentity::Bare, MAX_UNKNOWN_CONNECTIONS),
-            (TlsIdentity::Own, MAX_CONNECTIONS),
+        let [known, unknown, as_proxy] = [
+            (TlsIdentity::NoCertificate, MAX_CONNECTIONS),
+            (TlsIdentity::NoCertificate, MAX_UNKNOWN_CONNECTIONS),
+            (TlsIdentity::ProxyCertificate, MAX_CONNECTIONS),
         ]
         .map(|(identity, limit)| Pool::limited(upstream, identity, &dialer, limit));
         let tunnels = TaskTracker::new();
@@ -84,9 +84,9 @@ impl Forwarder {
         Forwarder {
             shared: Arc::new(ForwarderShared {
                 upstream,
-                bare,
+                known,
                 unknown,
-                own,
+                as_proxy,
                 dialer,
                 tunnels,
             }),
@@ -108,7 +108,7 @@ impl Forwarder {
         self.forward_body(request, options).await
     }
 
-    /// Forwards a request like [`Forwarder::forward`], with a body that was read already.
+    /// Forwards a request like [`Forwarder::forward`], whose body is ready to be sent on.
     pub async fn forward_body(
         &self,
         mut request: Request<Body>,
@@ -143,7 +143,9 @@ impl Forwarder {
             identity,
             share,
         } = options;
-        let shown = self.authorize(request.headers_mut(), &identity).await?;
+        let shown = self
+            .attach_credentials(request.headers_mut(), &identity)
+            .await?;
         let chain = self.shared.upstream.chain();
         chain.mark_forwarded(request.headers_mut());
         if let Some(protocol) = protocol {
@@ -167,9 +169,9 @@ impl Forwarder {
             ConnectionClass::Short
         };
         let pool = match identity {
-            ForwardIdentity::Caller => &self.shared.bare,
+            ForwardIdentity::Caller => &self.shared.known,
             ForwardIdentity::UnknownCaller => &self.shared.unknown,
-            ForwardIdentity::Impersonated(_) | ForwardIdentity::Own => &self.shared.own,
+            ForwardIdentity::Impersonated(_) | ForwardIdentity::Proxy => &self.shared.as_proxy,
         };
         let response = pool
             .send(
@@ -185,17 +187,17 @@ impl Forwarder {
     }
 
     /// Puts credentials into a request's headers. Returns the identity its connection must have.
-    async fn authorize(
+    async fn attach_credentials(
         &self,
         headers: &mut HeaderMap,
-        authority: &ForwardIdentity,
+        identity: &ForwardIdentity,
     ) -> Result<TlsIdentity, UpstreamError> {
-        let acting = match authority {
+        let acting = match identity {
             ForwardIdentity::Caller | ForwardIdentity::UnknownCaller => {
-                return Ok(TlsIdentity::Bare);
+                return Ok(TlsIdentity::NoCertificate);
             }
             ForwardIdentity::Impersonated(acting) => Some(acting),
-            ForwardIdentity::Own => None,
+            ForwardIdentity::Proxy => None,
         };
         let claims = |name: &HeaderName| {
             let name = name.as_str();
@@ -224,21 +226,21 @@ impl Forwarder {
             .map(|(name, value)| (name.clone(), value.clone()))
             .collect();
         let plain = std::mem::take(headers);
-        *headers = self.shared.upstream.current().authorize(plain).await?;
+        *headers = self.shared.upstream.current().attach(plain).await?;
         if !wished.is_empty() && !is_exactly(headers, &wished) {
             // Otherwise the groups of that user would become the caller's.
             let reason = "the proxy's kubeconfig impersonates a user (as:), \
                           so the proxy cannot impersonate its callers";
             return Err(ConnectError::Credentials(reason.to_owned()).into());
         }
-        Ok(TlsIdentity::Own)
+        Ok(TlsIdentity::ProxyCertificate)
     }
 
     /// Returns the number of requests that fit on all connections at a time. On HTTP/1.1, each
     /// needs one.
     pub fn capacity(&self) -> u64 {
         let limit = MAX_CONNECTIONS as u64;
-        if self.shared.bare.is_exclusive() || self.shared.own.is_exclusive() {
+        if self.shared.known.is_exclusive() || self.shared.as_proxy.is_exclusive() {
             limit
         } else {
             limit * ConnectionClass::LongForward.windows().streams as u64

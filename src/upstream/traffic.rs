@@ -17,12 +17,12 @@ pub enum RequestPurpose {
     Forward,
     /// The proxy's own questions: authentication, authorization, freshness and discovery.
     #[default]
-    Own,
+    Internal,
 }
 
 impl RequestPurpose {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::List, Self::Watch, Self::Forward, Self::Own];
+    pub const ALL: [Self; 4] = [Self::List, Self::Watch, Self::Forward, Self::Internal];
 
     /// Returns the metric label.
     pub fn as_str(self) -> &'static str {
@@ -30,7 +30,7 @@ impl RequestPurpose {
             Self::List => "list",
             Self::Watch => "watch",
             Self::Forward => "forward",
-            Self::Own => "internal",
+            Self::Internal => "internal",
         }
     }
 }

@@ -110,7 +110,12 @@ impl ApiServer {
     pub async fn connect(&self, http1_only: bool) -> Result<Dialed, ConnectError> {
         let credentials = self.current();
         Dialer::default()
-            .dial(&credentials, TlsIdentity::Own, http1_only, None)
+            .dial(
+                &credentials,
+                TlsIdentity::ProxyCertificate,
+                http1_only,
+                None,
+            )
             .await
     }
 
@@ -118,7 +123,7 @@ impl ApiServer {
     ///
     /// Tokens expire, so the headers are good for minutes only.
     pub async fn authorization(&self) -> Result<HeaderMap, ConnectError> {
-        self.current().authorize(HeaderMap::new()).await
+        self.current().attach(HeaderMap::new()).await
     }
 }
 

@@ -102,9 +102,9 @@ pub enum CredentialsError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TlsIdentity {
     /// The proxy's client certificate, if it has one.
-    Own,
+    ProxyCertificate,
     /// No client certificate, for callers' requests.
-    Bare,
+    NoCertificate,
 }
 
 /// Everything that is needed to talk to an API server, as of one moment.
@@ -114,8 +114,8 @@ pub struct Credentials {
     /// Addresses of the API. Never empty.
     pub addresses: Vec<Address>,
     server_name: Option<ServerName<'static>>,
-    own: Tls,
-    bare: Tls,
+    with_certificate: Tls,
+    without_certificate: Tls,
     auth: Option<AuthLayer>,
     headers: ExtraHeadersLayer,
     insecurities: Vec<String>,
@@ -137,7 +137,7 @@ struct Tls {
 impl Credentials {
     /// Returns when the proxy's client certificate begins and ends, if it has one.
     pub fn certificate(&self) -> Option<Validity> {
-        validity(&self.own.any)
+        validity(&self.with_certificate.any)
     }
 
     /// Returns the addresses that are not protected by TLS, each with what it lacks.
@@ -163,8 +163,8 @@ impl Credentials {
     /// Returns the TLS settings for connections of this identity.
     pub fn tls(&self, identity: TlsIdentity, http1_only: bool) -> Arc<ClientConfig> {
         let tls = match identity {
-            TlsIdentity::Own => &self.own,
-            TlsIdentity::Bare => &self.bare,
+            TlsIdentity::ProxyCertificate => &self.with_certificate,
+            TlsIdentity::NoCertificate => &self.without_certificate,
         };
         Arc::clone(if http1_only { &tls.http1 } else { &tls.any })
     }
@@ -181,7 +181,7 @@ impl Credentials {
     ///
     /// Boxed and owning: kube-client's layers ask for `From<BoxError>` in a way that the compiler
     /// cannot prove to be `Send` for any lifetime but `'static`.
-    pub fn authorize(
+    pub fn attach(
         &self,
         headers: HeaderMap,
     ) -> Pin<Box<dyn Future<Output = Result<HeaderMap, ConnectError>> + Send>> {
@@ -331,20 +331,20 @@ fn material(
     let headers = config
         .extra_headers_layer()
         .map_err(|error| login(&error))?;
-    let own = config
+    let with_certificate = config
         .rustls_client_config()
         .map_err(|error| certificates(one_line(&error)))?;
-    let renew_at = validity(&own)
+    let renew_at = validity(&with_certificate)
         .map(|valid| (valid.not_after - RENEW_BEFORE).max(Timestamp::now() + RENEW_PAUSE));
-    let bare = without_user(config)
+    let without_certificate = without_user(config)
         .rustls_client_config()
         .map_err(|error| certificates(one_line(&error)))?;
     Ok(Credentials {
         generation,
         addresses,
         server_name,
-        own: Tls::new(own),
-        bare: Tls::new(bare),
+        with_certificate: Tls::new(with_certificate),
+        without_certificate: Tls::new(without_certificate),
         auth,
         headers,
         insecurities,

@@ -1,6 +1,6 @@
-//! The one place where errors become responses.
+//! The one place in `serve` where errors become responses.
 use http::{HeaderValue, Response, StatusCode, header};
-use watershed_protocol::{Encoding, Status};
+use watershed_protocol::Status;
 
 use super::response::{Answer, from_memory};
 use crate::body::{Body, full};
@@ -13,7 +13,7 @@ use crate::serve::unanswered::Unanswered;
 use crate::upstream::{ChainError, UpstreamError};
 
 /// Returns the answer to a rejected request, or the reason why upstream answers it.
-pub(in crate::serve) fn not_from_memory(
+pub(in crate::serve) fn refusal_or_reason(
     unanswered: Unanswered,
     form: RefusalForm,
 ) -> Result<Answer, ForwardReason> {
@@ -66,21 +66,16 @@ fn forbid_sniffing(response: &mut Response<Body>) {
 }
 
 /// Returns `true` if a response was made here and not upstream.
-pub(in crate::serve) fn is_own(response: &Response<Body>) -> bool {
+pub(in crate::serve) fn is_made_here(response: &Response<Body>) -> bool {
     response.extensions().get::<Status>().is_some()
 }
 
 /// Returns the response to a request that a flag of single-identity mode refuses.
 pub(in crate::serve) fn filtered(flag: &str) -> Response<Body> {
-    let form = RefusalForm {
-        encoding: Encoding::Json,
-        indented: false,
-    };
     let message = format!("the proxy does not accept such requests ({flag})");
-    let mut response = status(&Status::new(403, "Forbidden", message), form, &[]);
+    let refusal = Status::new(403, "Forbidden", message);
+    let mut response = early_refusal(AnswerSource::Access, &refusal);
     forbid_sniffing(&mut response);
-    let source = AnswerSource::Access.header();
-    response.headers_mut().insert(headers::SOURCE, source);
     response
 }
 
@@ -92,18 +87,19 @@ pub(in crate::serve) fn from_a_loop(error: &ChainError) -> Response<Body> {
         }
         ChainError::Malformed => Status::bad_request(error.to_string()),
     };
-    let form = RefusalForm {
-        encoding: Encoding::Json,
-        indented: false,
-    };
-    let mut response = status(&refusal, form, &[]);
-    let source = AnswerSource::Loop.header();
-    response.headers_mut().insert(headers::SOURCE, source);
+    early_refusal(AnswerSource::Loop, &refusal)
+}
+
+/// Returns the response to a request that is refused before it is looked at.
+fn early_refusal(source: AnswerSource, refusal: &Status) -> Response<Body> {
+    let mut response = status(refusal, RefusalForm::default(), &[]);
+    let headers = response.headers_mut();
+    headers.insert(headers::SOURCE, source.header());
     response
 }
 
 /// Returns the response to a request that could not be forwarded.
-pub(in crate::serve) fn unreachable(error: &UpstreamError, form: RefusalForm) -> Response<Body> {
+pub(in crate::serve) fn not_forwarded(error: &UpstreamError, form: RefusalForm) -> Response<Body> {
     if error.is_refused() {
         return status(&Status::bad_request(error.to_string()), form, &[]);
     }

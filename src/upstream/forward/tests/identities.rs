@@ -80,7 +80,7 @@ async fn a_request_that_strips_its_identity_is_refused() {
 
 /// Returns the header fields that upstream sees of this request.
 async fn seen_as(
-    authority: ForwardIdentity,
+    identity: ForwardIdentity,
     user: &str,
     http2: bool,
     request: Request<Body>,
@@ -101,7 +101,7 @@ async fn seen_as(
     .await;
     let (_folder, options) = kubeconfig_with(&pki, &api.url(), user);
     let upstream = Upstream::load(&options).await.unwrap();
-    let proxy = Proxy::start_as(&upstream, authority).await;
+    let proxy = Proxy::start_as(&upstream, identity).await;
     read(ask(&proxy, http2, request).await.unwrap())
         .await
         .unwrap()
@@ -182,7 +182,7 @@ async fn a_proxy_that_impersonates_a_user_cannot_impersonate_its_callers() {
 async fn impersonation_is_forwarded_with_the_proxys_own_identity() {
     let own = format!("{{token: {OWN_TOKEN}}}");
     let seen = seen_as(
-        ForwardIdentity::Own,
+        ForwardIdentity::Proxy,
         &own,
         true,
         full_of_claims(get("/short")),
@@ -201,10 +201,10 @@ async fn impersonation_is_forwarded_with_the_proxys_own_identity() {
 #[tokio::test]
 async fn impersonation_is_refused_if_the_proxy_impersonates_a_user() {
     let own = format!("{{token: {OWN_TOKEN}, as: bob}}");
-    let seen = seen_as(ForwardIdentity::Own, &own, true, get("/short")).await;
+    let seen = seen_as(ForwardIdentity::Proxy, &own, true, get("/short")).await;
     assert!(seen.contains("impersonate-user: bob"), "{seen}");
     let seen = seen_as(
-        ForwardIdentity::Own,
+        ForwardIdentity::Proxy,
         &own,
         true,
         full_of_claims(get("/short")),

@@ -71,7 +71,7 @@ async fn a_connection_without_answers_is_left_by_the_proxys_own_requests() {
     for (purpose, stays) in [
         // A client may ask for what takes long, and go away.
         (RequestPurpose::Forward, true),
-        (RequestPurpose::Own, false),
+        (RequestPurpose::Internal, false),
     ] {
         let first = ask(purpose, "/well").await.unwrap();
         // The clock goes on by itself where everything waits for it.

@@ -1,0 +1,116 @@
+//! What every response gets before it is sent, wherever it was made.
+use std::sync::Arc;
+use std::time::Instant;
+
+use http::{HeaderValue, Response, StatusCode};
+use watershed_protocol::Verb;
+
+use super::answer::{self, Answer};
+use super::audit_id;
+use super::limit::{Admission, LimitExceeded};
+use super::metrics::InFlight;
+use super::parts::ServiceParts;
+use super::source::{AnswerSource, ForwardReason};
+use crate::access::{Caller, Credential, Identity};
+use crate::audit::AuditRecord;
+use crate::body::{Body, Finite};
+use crate::headers;
+
+/// What is known of a request, and still needed once it was forwarded.
+pub(super) struct Completion {
+    pub(super) audit_id: HeaderValue,
+    pub(super) record: Option<AuditRecord>,
+    pub(super) admission: Result<Admission, LimitExceeded>,
+    /// The caller, if it was reviewed for this answer or lately.
+    pub(super) user: Option<Arc<Identity>>,
+    /// The proxy that sent the request, if one did.
+    pub(super) proxy: Option<(Caller, Option<Credential>)>,
+    /// The client's `User-Agent`.
+    pub(super) agent: Option<HeaderValue>,
+    pub(super) verb: Verb,
+    /// The answer is known to end by itself.
+    pub(super) is_finite: bool,
+    /// In shadow mode, the source of the answer from memory.
+    pub(super) shadow: Option<AnswerSource>,
+    pub(super) in_flight: InFlight,
+    pub(super) started: Instant,
+}
+
+/// A response, and where it was made.
+pub(super) struct MadeResponse {
+    source: AnswerSource,
+    response: Response<Body>,
+    is_made_here: bool,
+}
+
+impl MadeResponse {
+    /// A response of this proxy.
+    pub(super) fn here(Answer { source, response }: Answer) -> Self {
+        Self {
+            source,
+            response,
+            is_made_here: true,
+        }
+    }
+
+    /// The response to a forwarded request. This proxy makes it if upstream does not answer.
+    pub(super) fn forwarded(reason: ForwardReason, response: Response<Body>) -> Self {
+        Self {
+            source: AnswerSource::Forward(reason),
+            is_made_here: answer::is_made_here(&response),
+            response,
+        }
+    }
+}
+
+impl Completion {
+    /// Notes that the request is about to be forwarded.
+    pub(super) fn forwards(&mut self) {
+        if let Some(record) = &mut self.record {
+            record.forwarded();
+        }
+    }
+
+    /// Adds the headers of every response, counts it, and begins the records that end with its body.
+    pub(super) fn complete(self, parts: &ServiceParts, made: MadeResponse) -> Response<Body> {
+        let MadeResponse {
+            source,
+            mut response,
+            is_made_here,
+        } = made;
+        if is_made_here {
+            response.headers_mut().insert(audit_id::NAME, self.audit_id);
+        }
+        audit_id::never_index(response.headers_mut());
+        parts.add_via_header(self.proxy, response.headers_mut());
+        response
+            .headers_mut()
+            .insert(headers::SOURCE, source.header());
+        if let Some(shadow) = self.shadow {
+            let headers = response.headers_mut();
+            headers.insert(headers::SHADOW, shadow.header());
+        }
+        let took = self.started.elapsed();
+        self.in_flight.answered(source, response.status(), took);
+        let admitted = match self.admission {
+            Ok(admission) => admission.answered(response),
+            Err(_) => response,
+        };
+        let mut completed = match self.record {
+            Some(record) if is_made_here || record.is_only_here() => record.answered(admitted),
+            _ => admitted,
+        };
+        let user = self.user.as_ref().map(|identity| identity.user.as_str());
+        let agent = self.agent.as_ref().and_then(|agent| agent.to_str().ok());
+        let is_watch = self.verb == Verb::Watch && completed.status() == StatusCode::OK;
+        let length = http_body::Body::size_hint(completed.body()).upper();
+        let usage = &parts.usage;
+        let meter = usage.answered(source, user, agent.unwrap_or_default(), is_watch, length);
+        let extensions = completed.extensions_mut();
+        extensions.insert(meter);
+        if self.is_finite {
+            extensions.insert(Finite);
+        }
+        completed
+    }
+}

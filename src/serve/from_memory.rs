@@ -1,0 +1,185 @@
+//! Answers requests from memory: authorizes them, opens what they read, and waits until it is fresh.
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::time::{Duration, Instant};
+
+use http::Request;
+use watershed_protocol::{Status, Verb};
+
+use super::answer::{self, Answer, WatchContext};
+use super::checkpoint_answers::CheckpointAnswers;
+use super::document_request::DocumentRequest;
+use super::exchange::Exchange;
+use super::freshness::{self, FreshScope, ReadOrigin};
+use super::limit::{Admission, LimitExceeded};
+use super::parts::ServiceParts;
+use super::plan::{PlannedAction, ReadKind, ReadPlan};
+use super::request_deadline::RequestDeadline;
+use super::source::{AnswerSource, ForwardReason};
+use super::stored_response::RequestKey;
+use super::unanswered::Unanswered;
+use super::{large_answers, open, review, unfolding};
+use crate::access::{Caller, ReviewedAccess};
+use crate::body::holding;
+
+/// Time after which a verdict is asked for again if the answer is only made then. An API server
+/// waits for at most three seconds between the two.
+/// Source: `apiserver/pkg/storage/cacher/watch_cache.go` (`blockTimeout`).
+pub(super) const VERDICT_WAIT: Duration = Duration::from_secs(3);
+
+impl ServiceParts {
+    /// Answers a request from memory, or returns why not.
+    pub(super) async fn from_memory(
+        &self,
+        exchange: &Exchange,
+        admission: &Result<Admission, LimitExceeded>,
+    ) -> Result<Answer, Unanswered> {
+        if let Caller::Rejected(rejected) = &exchange.caller {
+            return Err(review::rejected_caller(&rejected.reason));
+        }
+        if exchange.plan.verb == Verb::Watch && self.draining.is_draining() {
+            // A watch that began now would end with the process. As an API server does, the proxy
+            // sends the client to another one.
+            // Source: `apiserver/pkg/server/filters/watch_termination.go`, `waitgroup.go`.
+            let status = Status::service_unavailable("the proxy is shutting down", 1);
+            return Err(Unanswered::Refuse(AnswerSource::Shutdown, Box::new(status)));
+        }
+        if let Err(exceeded) = admission {
+            return Err(Unanswered::Limit(*exceeded));
+        }
+        match &exchange.plan.action {
+            PlannedAction::Forward(reason) => Err(Unanswered::Forward(*reason)),
+            PlannedAction::Read(read) => match exchange.features.refusal(read) {
+                Some(status) => {
+                    review::authorize_read(&self.access, exchange, read).await?;
+                    Err(review::refuse_read(read, AnswerSource::ClientRule, status))
+                }
+                None => self.read(exchange, read).await,
+            },
+            PlannedAction::Document(document) => self.document(exchange, document).await,
+            PlannedAction::Checkpoint(checkpoint) => {
+                let identity = review::identify_known(&self.access, exchange).await?;
+                CheckpointAnswers::expect_held(&self.scopes, checkpoint)?;
+                review::authorize_checkpoint(&self.access, exchange, &identity, checkpoint).await?;
+                let user = identity.user.as_str();
+                self.checkpoints
+                    .answer(&self.scopes, user, checkpoint)
+                    .await
+            }
+        }
+    }
+
+    /// Answers a read: authorizes it, opens its scope, waits until the scope is fresh.
+    async fn read(&self, exchange: &Exchange, read: &ReadPlan) -> Result<Answer, Unanswered> {
+        let query = exchange.request.uri().query();
+        let deadline = RequestDeadline::of(read, query);
+        let is_get = matches!(read.kind, ReadKind::Get { .. });
+        let (origin, _waiting) = if is_get && read.needs_proof() {
+            let crowd = self.crowd_of_gets(read)?;
+            (crowd, Some(self.gets.wait(&read.resource.gvr)))
+        } else {
+            let number = request_number(&exchange.request);
+            let arrived = Instant::now();
+            (ReadOrigin::Request { number, arrived }, None)
+        };
+        let asked = Instant::now();
+        let reviewed = review::authorize_read(&self.access, exchange, read).await?;
+        let share = || self.read_limits.scope(reviewed.user());
+        let opened = open::open(&self.catalog, &self.policy, &self.scopes, read, share);
+        let opened = deadline.wait(opened, ForwardReason::Syncing).await?;
+        let late = freshness::reason_if_late(read);
+        let fresh = freshness::wait_until_fresh(&self.fences, opened, read, origin);
+        let fresh = deadline.wait(fresh, late).await?;
+        let reviewed = if asked.elapsed() > VERDICT_WAIT {
+            review::authorize_read(&self.access, exchange, read).await?
+        } else {
+            reviewed
+        };
+        let mut answer = self.answer_of(exchange, read, &fresh, reviewed).await?;
+        answer::add_age_header(&mut answer, &fresh);
+        answer::add_omission_header(&mut answer, &fresh);
+        Ok(self.verifier.sample(answer, &fresh, read, query))
+    }
+
+    /// Makes the answer of a fresh scope, within the limits of what answers may take.
+    async fn answer_of(
+        &self,
+        exchange: &Exchange,
+        read: &ReadPlan,
+        fresh: &FreshScope,
+        reviewed: ReviewedAccess,
+    ) -> Result<Answer, Unanswered> {
+        let (budget, headers) = (self.scopes.budget(), exchange.headers());
+        let user = reviewed.user();
+        large_answers::refuse(budget, &fresh.opened, read)?;
+        let unfolding = unfolding::begin(budget, &fresh.opened, read, headers)?;
+        match &read.kind {
+            ReadKind::Get { name } => Ok(answer::get(fresh, read, name, headers, budget)?),
+            ReadKind::List(list) => {
+                let is_made = fresh.opened.partial().is_some() || fresh.opened.table.is_some();
+                let is_scan = is_made || read.is_scan(list);
+                let _scan = is_scan.then(|| self.read_limits.scan(user)).transpose()?;
+                let page_state = || self.read_limits.page_state(user);
+                let mut answer = answer::list(fresh, read, list, headers, page_state).await?;
+                if let Some(unfolding) = unfolding {
+                    answer.response = answer.response.map(|body| holding(body, unfolding));
+                }
+                Ok(answer)
+            }
+            ReadKind::Watch(watch) => {
+                let query = exchange.request.uri().query();
+                let share = self.watch_limits.begin(user, query)?;
+                let guard = self.access.authorizer.guard(reviewed);
+                let context = WatchContext {
+                    coding: answer::watch_coding(&fresh.opened, watch, headers).await,
+                    guard,
+                    draining: &self.draining,
+                    meters: &self.meters,
+                    labels: &exchange.labels,
+                    unfolding,
+                };
+                let mut answer = answer::watch(fresh, read, watch, context)?;
+                answer.response = answer.response.map(|body| holding(body, share));
+                Ok(answer)
+            }
+        }
+    }
+
+    /// Returns the crowd that a consistent get belongs to. One object costs upstream no more than
+    /// the proof would, so a lone get is forwarded. That is decided before the caller is reviewed,
+    /// because a review costs upstream almost as much as the get.
+    fn crowd_of_gets(&self, read: &ReadPlan) -> Result<ReadOrigin, ForwardReason> {
+        let get = self.gets.arrived(&read.resource.gvr, Instant::now());
+        let scope = get
+            .is_in_a_crowd()
+            .then(|| open::ready_now(&self.scopes, read));
+        match scope.flatten() {
+            Some(scope) if self.fences.is_worth_for_gets(&scope, get.rate) => {
+                Ok(ReadOrigin::Crowd(get.rate))
+            }
+            _ => Err(ForwardReason::Consistent),
+        }
+    }
+
+    /// Answers a request for a discovery, OpenAPI or version document.
+    async fn document(
+        &self,
+        exchange: &Exchange,
+        document: &DocumentRequest,
+    ) -> Result<Answer, Unanswered> {
+        review::authorize_document(&self.access, exchange, document).await?;
+        match self.documents.answer(document).await {
+            Ok(response) => Ok(Answer::new(AnswerSource::Document, response)),
+            Err(error) => {
+                tracing::debug!(path = document.path, %error, "a document is forwarded");
+                Err(ForwardReason::NotAResource.into())
+            }
+        }
+    }
+}
+
+/// Returns a number that requests for the same have in common.
+fn request_number<B>(request: &Request<B>) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    RequestKey::new(request).hash(&mut hasher);
+    hasher.finish()
+}
