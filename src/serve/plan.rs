@@ -1,8 +1,10 @@
-//! Plans the answer to a request: from memory, or forwarded and why. Looks at the request alone.
+//! Plans the answer to a request: from memory, or forwarded and why. Waits for nothing, and opens
+//! nothing.
 mod checkpoint;
 mod context;
 mod get;
 mod list;
+mod parameters;
 mod read;
 mod selected;
 mod table;
@@ -21,12 +23,13 @@ use super::optional_parameters::{OptionalParameters, ParameterUse};
 use super::policy::{CacheMode, CachingPolicy};
 use super::refusal_form::RefusalForm;
 use super::source::ForwardReason;
-use crate::access::{AccessAttributes, ReviewSelectors};
+use crate::access::AccessAttributes;
 use crate::catalog::{Catalog, ResourceType};
 use crate::scope::wanted_checkpoint;
 pub(super) use checkpoint::CheckpointPlan;
 use context::ReadContext;
 pub(super) use list::ListPlan;
+use parameters::ReadParameters;
 pub(super) use read::{ReadKind, ReadPlan, SelectedSize};
 pub(super) use table::TablePlan;
 use watch::WatchPath;
@@ -70,18 +73,7 @@ impl RequestPlan {
             .resource
             .as_ref()
             .and_then(|asked| catalog.get(&asked.gvr));
-        let ignored: &[&str] = match parameters.drop {
-            ParameterUse::Ignored => &["drop"],
-            ParameterUse::Unknown | ParameterUse::Heeded => &[],
-        };
-        let wanted = acceptable_ignoring(request.headers(), info.verb, ignored);
-        let refusals = RefusalForm {
-            encoding: match wanted.first() {
-                Some(AcceptClause::Supported(representation)) => representation.encoding,
-                _ => Encoding::Json,
-            },
-            indented: wants_pretty(uri.query(), request.headers()),
-        };
+        let accepted = AcceptedForms::of(request, info.verb, parameters);
         let may_stay_open = info.may_stay_open(uri.query());
         let action = if let Some(representation) = wanted_checkpoint(request.headers()) {
             plan_checkpoint(&info, resource.as_ref(), policy, request, representation)
@@ -89,9 +81,9 @@ impl RequestPlan {
                     PlannedAction::Checkpoint(Box::new(checkpoint))
                 })
         } else {
-            let accepted = (&wanted[..], refusals);
+            let sharding = parameters.shard_selector;
             let resource = resource.as_ref();
-            let read = plan_read(&info, resource, policy, request, accepted, parameters);
+            let read = plan_read(&info, resource, policy, request, &accepted, sharding);
             planned(read, catalog, request)
         };
         Self {
@@ -101,7 +93,7 @@ impl RequestPlan {
             may_stay_open,
             is_long_running: info.is_long_running(uri.path()),
             own_connection: may_stay_open || is_upgrade(request.headers()),
-            refusals,
+            refusals: accepted.refusals,
         }
     }
 
@@ -109,6 +101,32 @@ impl RequestPlan {
     /// what they like.
     pub(super) fn is_finite(&self) -> bool {
         !self.may_stay_open && !matches!(self.action, PlannedAction::Forward(_))
+    }
+}
+
+/// The forms of an answer that a request accepts.
+struct AcceptedForms {
+    /// The clauses of its `Accept` headers, in the client's order.
+    clauses: Vec<AcceptClause>,
+    refusals: RefusalForm,
+}
+
+impl AcceptedForms {
+    fn of<B>(request: &Request<B>, verb: Verb, parameters: OptionalParameters) -> Self {
+        let ignored: &[&str] = match parameters.drop {
+            ParameterUse::Ignored => &["drop"],
+            ParameterUse::Unknown | ParameterUse::Heeded => &[],
+        };
+        let clauses = acceptable_ignoring(request.headers(), verb, ignored);
+        let encoding = match clauses.first() {
+            Some(AcceptClause::Supported(representation)) => representation.encoding,
+            _ => Encoding::Json,
+        };
+        let indented = wants_pretty(request.uri().query(), request.headers());
+        Self {
+            clauses,
+            refusals: RefusalForm { encoding, indented },
+        }
     }
 }
 
@@ -159,8 +177,8 @@ fn plan_read<B>(
     resource: Option<&Arc<ResourceType>>,
     policy: &CachingPolicy,
     request: &Request<B>,
-    (wanted, refusals): (&[AcceptClause], RefusalForm),
-    parameters: OptionalParameters,
+    accepted: &AcceptedForms,
+    sharding: ParameterUse,
 ) -> Result<ReadPlan, ForwardReason> {
     let (asked, resource) = asked_type(info, resource, policy, request.headers())?;
     let mode = policy.mode(&resource.gvr);
@@ -170,10 +188,10 @@ fn plan_read<B>(
     let legacy_name = asked.name.as_deref().filter(|_| info.legacy_watch);
     let is_named = info.verb == Verb::Get || legacy_name.is_some();
     let namespace = namespace(asked, resource, is_named)?;
-    let table = TablePlan::new(wanted, request.uri().query(), resource, mode)?;
+    let table = TablePlan::new(&accepted.clauses, request.uri().query(), resource, mode)?;
     let representations = match &table {
         Some(_) => vec![Representation::whole(Encoding::Json)],
-        None => representations(wanted, &resource.gvr, mode)?,
+        None => representations(&accepted.clauses, &resource.gvr, mode)?,
     };
     let context = ReadContext {
         resource,
@@ -182,32 +200,18 @@ fn plan_read<B>(
         namespace: namespace.as_deref(),
         query: request.uri().query(),
         consistent_reads: policy.consistent_reads(&resource.gvr),
-        sharding: parameters.shard_selector,
+        sharding,
     };
-    let (kind, freshness, selectors, scope) = match info.verb {
-        Verb::Get => {
-            let (name, freshness, scope) = get::plan(&context, asked)?;
-            (
-                ReadKind::Get { name },
-                freshness,
-                ReviewSelectors::default(),
-                scope,
-            )
-        }
-        Verb::Watch => {
-            let path = if info.legacy_watch {
-                WatchPath::Legacy(legacy_name)
-            } else {
-                WatchPath::Present
-            };
-            let (watch, selectors, scope) = watch::plan(&context, path)?;
-            let freshness = watch.start.freshness();
-            (ReadKind::Watch(watch), freshness, selectors, scope)
-        }
-        _ => {
-            let (list, freshness, selectors, scope) = list::plan(&context)?;
-            (ReadKind::List(list), freshness, selectors, scope)
-        }
+    let ReadParameters {
+        kind,
+        freshness,
+        selectors,
+        scope,
+    } = match info.verb {
+        Verb::Get => get::plan(&context, asked)?,
+        Verb::Watch if info.legacy_watch => watch::plan(&context, WatchPath::Legacy(legacy_name))?,
+        Verb::Watch => watch::plan(&context, WatchPath::Present)?,
+        _ => list::plan(&context)?,
     };
     Ok(ReadPlan {
         resource: Arc::clone(resource),
@@ -216,7 +220,7 @@ fn plan_read<B>(
         mode,
         scope,
         kind,
-        refusals,
+        refusals: accepted.refusals,
         attributes: AccessAttributes {
             verb: info.verb,
             resource: asked.clone(),

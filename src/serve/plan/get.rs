@@ -1,15 +1,17 @@
 //! The plan of a get.
-use watershed_protocol::{Freshness, ResourceRequest, Selection, get_freshness};
+use watershed_protocol::{ResourceRequest, Selection, get_freshness};
 
 use super::context::ReadContext;
-use crate::serve::scope_choice::ScopeChoice;
+use super::parameters::ReadParameters;
+use super::read::ReadKind;
+use crate::access::ReviewSelectors;
 use crate::serve::source::ForwardReason;
 
-/// Returns the object's name, the freshness of the answer, and the scope to look into.
+/// Returns what a get asks for.
 pub(super) fn plan(
     context: &ReadContext<'_>,
     asked: &ResourceRequest,
-) -> Result<(String, Freshness, ScopeChoice), ForwardReason> {
+) -> Result<ReadParameters, ForwardReason> {
     let freshness = get_freshness(context.query).map_err(|_| ForwardReason::Parameters)?;
     context.permit(freshness)?;
     let name = asked.name.clone().ok_or(ForwardReason::NotAResource)?;
@@ -19,5 +21,10 @@ pub(super) fn plan(
             Selection::named(context.namespace, &name)
         })
         .ok_or(ForwardReason::NotCovered)?;
-    Ok((name, freshness, scope))
+    Ok(ReadParameters {
+        kind: ReadKind::Get { name },
+        freshness,
+        selectors: ReviewSelectors::default(),
+        scope,
+    })
 }

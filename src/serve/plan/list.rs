@@ -2,9 +2,9 @@
 use watershed_protocol::{Freshness, InvalidOptions, ListOptions, ListStart};
 
 use super::context::ReadContext;
+use super::parameters::ReadParameters;
+use super::read::ReadKind;
 use super::selected::Selected;
-use crate::access::ReviewSelectors;
-use crate::serve::scope_choice::ScopeChoice;
 use crate::serve::source::ForwardReason;
 use crate::watcher::ViewFilter;
 
@@ -21,10 +21,8 @@ pub(in crate::serve) struct ListPlan {
     pub(in crate::serve) is_first_of_present: bool,
 }
 
-/// Returns the list's parameters and freshness, its selectors, and the scope to look into.
-pub(super) fn plan(
-    context: &ReadContext<'_>,
-) -> Result<(ListPlan, Freshness, ReviewSelectors, ScopeChoice), ForwardReason> {
+/// Returns what a list asks for.
+pub(super) fn plan(context: &ReadContext<'_>) -> Result<ReadParameters, ForwardReason> {
     let options = ListOptions::parse(context.query).map_err(|_| ForwardReason::Parameters)?;
     let selected = Selected::new(context, &options)?;
     let ListStart { freshness, after } = options.list_start().map_err(|error| match error {
@@ -56,7 +54,12 @@ pub(super) fn plan(
         after,
         is_from_etcd,
     };
-    Ok((list, freshness, selected.selectors, selected.scope))
+    Ok(ReadParameters {
+        kind: ReadKind::List(list),
+        freshness,
+        selectors: selected.selectors,
+        scope: selected.scope,
+    })
 }
 
 /// Returns the limit that applies. Version "0" lifts it only where upstream has a watch cache.

@@ -6,9 +6,10 @@ use watershed_protocol::{
 };
 
 use super::context::ReadContext;
+use super::parameters::ReadParameters;
+use super::read::ReadKind;
 use super::selected::Selected;
 use crate::access::ReviewSelectors;
-use crate::serve::scope_choice::ScopeChoice;
 use crate::serve::source::ForwardReason;
 use crate::watcher::ViewFilter;
 
@@ -37,11 +38,11 @@ pub(super) enum WatchPath<'a> {
     Legacy(Option<&'a str>),
 }
 
-/// Returns the watch's parameters, its selectors, and the scope to look into.
+/// Returns what a watch asks for.
 pub(super) fn plan(
     context: &ReadContext<'_>,
     path: WatchPath<'_>,
-) -> Result<(WatchPlan, ReviewSelectors, ScopeChoice), ForwardReason> {
+) -> Result<ReadParameters, ForwardReason> {
     let mut options = ListOptions::parse(context.query).map_err(|_| ForwardReason::Parameters)?;
     let start = match path {
         WatchPath::Present => options.watch_start(),
@@ -58,7 +59,8 @@ pub(super) fn plan(
         Some(seconds) if MEASURABLE.contains(&seconds) => Some(seconds.unsigned_abs()),
         Some(_) => return Err(ForwardReason::Parameters),
     };
-    let is_fresh = start.freshness() == Freshness::MostRecent;
+    let freshness = start.freshness();
+    let is_fresh = freshness == Freshness::MostRecent;
     let watch = WatchPlan {
         fresh_selection: is_fresh.then(|| selected.selection(context)),
         filter: selected.filter,
@@ -72,7 +74,12 @@ pub(super) fn plan(
         // Upstream's authorizers see the name of the path, and no selectors.
         WatchPath::Legacy(_) => ReviewSelectors::default(),
     };
-    Ok((watch, selectors, selected.scope))
+    Ok(ReadParameters {
+        kind: ReadKind::Watch(watch),
+        freshness,
+        selectors,
+        scope: selected.scope,
+    })
 }
 
 /// Returns the field selector of a watch whose path names an object. Another one in the query has
