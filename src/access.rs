@@ -208,7 +208,7 @@ impl Access {
     pub async fn caller<B>(&self, request: &Request<B>, peer: &Peer) -> Caller {
         let headers = request.headers();
         if let Some(own) = &self.own {
-            // The proxy does not know whom upstream takes an impersonating request for.
+            // The proxy does not know as whom upstream sees an impersonating request.
             let identity = if impersonate::is_requested(headers) {
                 None
             } else {
@@ -259,7 +259,7 @@ impl Access {
     }
 
     /// Identifies the caller like [`Access::identify`], but by its bearer token whatever else the
-    /// headers contain. So it is whoever pays for the request, not whom it acts as.
+    /// headers contain. This is the user who pays for the request, not the one impersonated.
     pub async fn identify_bearer(
         &self,
         caller: &Caller,
@@ -282,7 +282,7 @@ impl Access {
         }
     }
 
-    /// Returns `true` if upstream has accepted the caller lately, or would by this proxy's word.
+    /// Returns `true` if upstream has accepted the caller lately, or would because this proxy vouches for it.
     /// For limits only: nothing is granted by it.
     pub fn is_known(&self, caller: &Caller, credential: Option<&Credential>) -> bool {
         match caller {

@@ -51,12 +51,12 @@ pub use connection::ServedBy;
 pub use error::{AnswerError, UpstreamError};
 pub use forward::{ForwardIdentity, ForwardOptions, Forwarder};
 pub use initial_events::{InitialEventsAnswer, InitialEventsProbe};
-pub use list_compression::ListCompression;
+pub use list_compression::{AnswerCompression, ListCompression};
 pub use pool::SendOptions;
 pub use printed_objects::{PrintedForm, PrintedObjects, PrintedSample};
 pub use probe::{CatchUp, ObjectVersions, Probe, ProbeEvent, ProbeList};
 pub use reflect::{
-    Change, Collect, KnownState, Reflector, ReflectorTarget, Stopped, WatchLifetime,
+    Change, Collect, KnownState, ListedState, Reflector, ReflectorTarget, Stopped, WatchLifetime,
 };
 pub use release::Release;
 pub use release_probe::release_of;

@@ -41,7 +41,7 @@ impl Caller {
         }
     }
 
-    /// Returns the user as whom the caller acts, if it is another one than the credentials name.
+    /// Returns the impersonated user, if there is one.
     pub fn impersonated(&self) -> Option<(&Arc<Identity>, &Impersonation)> {
         match self {
             Self::Vouched(vouched) => vouched

@@ -55,7 +55,7 @@ impl ImpersonationMode {
         Self::Legacy,
     ];
 
-    /// Returns the verb of the permission to act as somebody. Upstream audits it, unless it is the
+    /// Returns the verb of the permission to act as another user. Upstream audits it, unless it is the
     /// legacy one.
     pub(super) fn verb(self) -> &'static str {
         match self {

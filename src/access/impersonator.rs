@@ -28,7 +28,7 @@ const MAX_USERS: u64 = 10_000;
 pub(super) struct Impersonator {
     authorizer: Arc<Authorizer>,
     rules: RulesProbe,
-    /// The mode in which each user was last allowed to act as somebody.
+    /// The mode in which each user was last allowed to act as another user.
     last_modes: Cache<String, ImpersonationMode>,
 }
 

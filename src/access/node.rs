@@ -250,7 +250,7 @@ impl NodeRights {
     /// `heard`.
     ///
     /// They count as missing from before, if the time in which they arrived was short or silent.
-    /// Otherwise a connection that breaks again and again would put the reviews off for ever.
+    /// Otherwise a connection that breaks again and again would put the reviews off forever.
     fn set_lost(&self, heard: Instant) {
         let mut pods = self.pods.write();
         let PodChanges::Arriving {

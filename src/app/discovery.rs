@@ -14,7 +14,7 @@ const FIRST_TYPES_WAIT: Duration = Duration::from_secs(5);
 
 /// Returns the types that matter to a proxy.
 pub(super) fn needed_types(config: &AppConfig) -> NeededTypes {
-    // Elsewhere a start is seldom, and clients ask for the documents that discovery brings.
+    // Elsewhere a start is rare, and clients ask for the documents that discovery brings.
     let is_on_node = config.access.authorization.followed_rbac == FollowedRbac::AsNeeded;
     if config.policy.may_cache_custom_types() {
         NeededTypes::All

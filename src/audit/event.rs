@@ -55,9 +55,9 @@ pub(super) struct EventAttributes<'a> {
     pub(super) uri: &'a str,
     pub(super) verb: &'a str,
     pub(super) user: Option<&'a Identity>,
-    /// The user as whom `user` acts.
+    /// The user that `user` impersonates.
     pub(super) impersonated: Option<&'a Identity>,
-    /// The verb of the permission to, if it is one of constrained impersonation.
+    /// The verb of the permission, if it is one of constrained impersonation.
     pub(super) constraint: Option<&'a str>,
     pub(super) source_ips: &'a [IpAddr],
     pub(super) user_agent: &'a [u8],

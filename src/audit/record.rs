@@ -16,15 +16,15 @@ use super::source_ips::source_ips;
 use crate::access::{Decision, Identity};
 use crate::body::{self, Body};
 
-/// Records the user whom the credentials of a request name.
+/// Records the user that the credentials of a request name.
 pub fn record_caller<B>(request: &Request<B>, identity: &Arc<Identity>) {
     if let Some(facts) = request.extensions().get::<SharedFacts>() {
         facts.0.lock().user = Some(Arc::clone(identity));
     }
 }
 
-/// Records the user as whom the caller of a request acts, and the verb of the permission if it is
-/// one of constrained impersonation.
+/// Records the user that a request impersonates, and the verb of the permission if it is one of
+/// constrained impersonation.
 pub fn record_impersonated<B>(
     request: &Request<B>,
     identity: &Arc<Identity>,

@@ -16,7 +16,7 @@ pub enum PressureStep {
     /// Memory suffices.
     #[default]
     Relaxed,
-    /// Compressed forms that nobody used of late are released.
+    /// Compressed forms that nobody used recently are released.
     ReleaseDerived,
     /// History that upstream does not promise either is released. Of quiet types that is all.
     ReleaseHistory,
@@ -148,7 +148,7 @@ impl PressureGauge {
         PressureStep::begun_at(percent) >= PressureStep::CloseIdle || !self.is_futile(now)
     }
 
-    /// Returns `true` if closing scopes did not make resident memory less of late.
+    /// Returns `true` if closing scopes did not make resident memory less recently.
     pub fn is_futile(&self, now: Instant) -> bool {
         self.futile_until.is_some_and(|until| now < until)
     }

@@ -182,7 +182,7 @@ async fn accept_all<L, S, F>(
                     let accepted = if let Some(slot) = slot {
                         Some((stream, address, slot))
                     } else {
-                        // Boxed, as few connections need its room.
+                        // Boxed, as few connections need its memory.
                         let stream = (stream, &activity);
                         let read = behind_balancer(&protocols, stream, address, &addresses);
                         tokio::select! {
@@ -318,7 +318,7 @@ async fn connection<I, S, F>(
             .serve_http1(stream, requests, activity, address, drain)
             .await;
     };
-    // Boxed: the future would hold the room for a handshake for as long as the connection lives.
+    // Boxed: the memory of a handshake would be held for as long as the connection lives.
     let handshake = Box::pin(handshake(protocols, stream, address, &tls));
     let stream = tokio::select! {
         finished = handshake => match finished {

@@ -36,9 +36,9 @@ impl OpenConnections {
         }
     }
 
-    /// Returns a place for a new connection. If there is none left, closes the connection of an
-    /// unknown client that has been idle for the longest time, or else one that has
-    /// not ended a request for long, or waits until another ends.
+    /// Returns a permit for a new connection. If there is none left, closes the connection of an
+    /// unknown client that has been idle for the longest time, or else one that has not ended a
+    /// request for long, or waits until another ends.
     pub(super) async fn place(&self) -> Option<OwnedSemaphorePermit> {
         match Arc::clone(&self.permits).try_acquire_owned() {
             Ok(permit) => Some(permit),
@@ -74,7 +74,7 @@ impl OpenConnections {
         };
         let idle = unknown().filter(|it| !it.is_busy());
         let longest_idle = idle.min_by_key(|it| it.last_ended());
-        // Whoever reads no answer is busy for as long as it likes.
+        // A client that reads no answer stays busy.
         let is_slow = |it: &&Arc<Activity>| it.last_ended().elapsed() >= self.slow_stranger;
         let slowest = || unknown().filter(is_slow).min_by_key(|it| it.last_ended());
         if let Some(chosen) = longest_idle.or_else(slowest) {

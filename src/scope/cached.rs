@@ -122,7 +122,7 @@ impl Scope {
     }
 
     /// Returns `true` if upstream compresses watches that begin with the state, and the scope's own
-    /// was asked to be: bytes from upstream are dearer than CPU there.
+    /// was asked to be: bytes from upstream cost more than CPU there.
     pub fn streams_compressed(&self) -> bool {
         let source = self.source.get();
         let followed = source.as_deref().unwrap_or(self);

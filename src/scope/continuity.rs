@@ -123,13 +123,13 @@ impl Continuity {
     /// was asked for.
     pub(super) fn admits<C>(&mut self, change: &Change<C>, question: Option<Question>) -> bool {
         match (change, question) {
-            (Change::Listed { version, .. }, Some(question)) => {
+            (Change::Listed(listed), Some(question)) => {
                 (self.is_repeat_due, self.is_fresh) = (false, true);
                 self.is_upstreams = true;
-                question.answered(*version).is_ok()
+                question.answered(listed.version).is_ok()
             }
             // Derived from a scope whose list was admitted.
-            (Change::Listed { .. }, None) => {
+            (Change::Listed(_), None) => {
                 (self.is_repeat_due, self.is_fresh) = (false, true);
                 self.is_upstreams = true;
                 self.is_current()

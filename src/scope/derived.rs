@@ -141,7 +141,7 @@ impl DerivedFeed {
         self.checked.as_ref().map(|checked| &checked.server)
     }
 
-    /// Returns the release of that server, if it tells.
+    /// Returns the release of that server, if it is known.
     pub(super) fn release(&self) -> Option<&Release> {
         self.checked.as_ref()?.release.as_ref()
     }
@@ -248,7 +248,7 @@ impl DerivedFeed {
     }
 
     /// Follows the opened source behind a state of this version. The source had been quarantined
-    /// so many times before that.
+    /// this number of times before that.
     fn follow_from(
         &mut self,
         subscription: Subscription,

@@ -175,7 +175,7 @@ impl ScopeFeed {
         }
         match next {
             Ok(step) => {
-                if matches!(step, DerivedStep::Change(Change::Listed { .. })) {
+                if matches!(step, DerivedStep::Change(Change::Listed(_))) {
                     self.rederivation.record_list();
                 }
                 Ok(FeedStep::Derived(step))
@@ -205,7 +205,7 @@ impl ScopeFeed {
         tokio::select! {
             change = self.reflector.next() => {
                 let change = change?;
-                if matches!(change, Change::Listed { .. }) {
+                if matches!(change, Change::Listed(_)) {
                     self.rederivation.discard_comparison();
                 }
                 Ok(FeedStep::Upstream(change))

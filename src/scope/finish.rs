@@ -16,7 +16,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 const MAX_PAUSE: Duration = Duration::from_secs(30);
 
 /// Asks upstream, while a version is unfinished, how many objects it has at that version. Returns
-/// its answer once these are all that are left here. Waits for ever while no version is unfinished.
+/// its answer once these are all that are left here. Waits forever while no version is unfinished.
 ///
 /// Without this, a deletion on a quiet type would show only with the next event: upstream sends no
 /// bookmarks for types that it does not cache.

@@ -77,7 +77,7 @@ impl ScopePump {
         }
     }
 
-    /// Serves the scope no longer, as it is too old, and ends its watches.
+    /// Stops serving the scope, as it is too old, and ends its watches.
     pub(super) fn stop_serving(&mut self) {
         let key = &self.scope.key;
         let phase = self.phase.borrow().clone();
@@ -98,10 +98,10 @@ impl ScopePump {
         }
     }
 
-    /// Serves the scope no longer, as its objects are not upstream's, and lists it again. The list
+    /// Stops serving the scope, as its objects are not upstream's, and lists it again. The list
     /// expires its watches.
     ///
-    /// A derived scope whose print differs is listed in JSON. If it is not shown at the moment, the
+    /// A derived scope whose printed objects differ is listed in JSON. If it is not shown at the moment, the
     /// next check finds that again.
     pub(super) fn quarantine(&mut self, part: DifferingPart) {
         let phase = self.phase.borrow().clone();

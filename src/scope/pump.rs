@@ -34,7 +34,9 @@ use crate::metric::{Counter, Metric};
 use crate::store::{
     FrameOrigin, InconsistentEvent, Snapshot, SnapshotBuilder, StoreWriter, UnfinishedVersion,
 };
-use crate::upstream::{Change, InitialEventsAnswer, Probe, Release, ServedBy, Stopped};
+use crate::upstream::{
+    AnswerCompression, Change, InitialEventsAnswer, ListedState, Probe, Release, ServedBy, Stopped,
+};
 
 /// After a schema change an API server builds the type's storage anew, within about a second. It
 /// may have ended our watch before the change was seen here, so the scope is listed again after
@@ -115,7 +117,6 @@ impl NullInStructs {
 }
 
 /// An occasion on which the task has something to do.
-#[expect(clippy::large_enum_variant, reason = "the large one is the usual one")]
 enum PumpEvent {
     Signal(ScopeSignal),
     Continuity(ContinuityChange),
@@ -318,8 +319,8 @@ impl ScopePump {
         }
     }
 
-    /// Serves the scope no longer, as upstream may return the same versions in other bytes by now. It
-    /// is listed again once upstream has taken the schema into use. Its watches go on until then, as
+    /// Stops serving the scope: upstream may now return the same versions in other bytes. The scope is
+    /// listed again once upstream has taken the schema into use. Its watches go on until then, as
     /// upstream's do.
     fn schema_changed(&mut self) {
         if let Some(reflector) = self.feed.reflector() {
@@ -358,44 +359,22 @@ impl ScopePump {
     /// Applies a change. `origin` makes the frame of an event again.
     fn apply(&mut self, change: Change<SnapshotBuilder>, origin: Option<EventOrigin>) {
         let now = Instant::now();
-        if matches!(change, Change::Ended) {
-            self.timers.reopened_by = Some(now + WATCH_REOPEN);
-            return;
-        }
-        self.timers.reopened_by = None;
-        if matches!(change, Change::Interrupted) {
-            self.mark_interrupted();
-            return;
+        match change {
+            Change::Ended => {
+                self.timers.reopened_by = Some(now + WATCH_REOPEN);
+                return;
+            }
+            Change::Interrupted => {
+                self.timers.reopened_by = None;
+                self.mark_interrupted();
+                return;
+            }
+            _ => self.timers.reopened_by = None,
         }
         self.scope.upstream.set_following(true);
         self.scope.upstream.mark_heard(now);
         match change {
-            Change::Listed {
-                format,
-                version,
-                objects,
-                streams_initial_events,
-                warnings,
-                bookmark,
-                compressed,
-                load,
-            } => {
-                self.abandon_restored();
-                self.learn_bookmark(bookmark);
-                self.streaming.record_list(streams_initial_events);
-                let ready = ReadyScope {
-                    format,
-                    streams_initial_events,
-                    warnings,
-                };
-                let is_compressed = compressed == Some(true);
-                self.scope.upstream.set_compressed(is_compressed);
-                // Before the watches that wait for the list: they would ask upstream for it.
-                if let Some(compressed) = compressed {
-                    self.scope.forms.compression.learned(compressed);
-                }
-                self.take_list(ready, objects.finish(version), load);
-            }
+            Change::Listed(listed) => self.apply_list(*listed),
             Change::Event(frame, scanned) => {
                 self.apply_event(now, frame, scanned, origin);
                 self.record_proof(|proofs| proofs.is_followed = true);
@@ -419,6 +398,25 @@ impl ScopePump {
         }
         self.scope.count_held();
         self.scope.publish_version();
+    }
+
+    /// Applies a list: what it shows of upstream, and its objects.
+    fn apply_list(&mut self, listed: ListedState<SnapshotBuilder>) {
+        self.abandon_restored();
+        self.learn_bookmark(listed.bookmark);
+        self.streaming.record_list(listed.streams_initial_events);
+        let is_compressed = listed.compression == AnswerCompression::Gzip;
+        self.scope.upstream.set_compressed(is_compressed);
+        // Before the watches that wait for the list: they would ask upstream for it.
+        if listed.compression != AnswerCompression::NotAsked {
+            self.scope.forms.compression.learned(is_compressed);
+        }
+        let ready = ReadyScope {
+            format: listed.format,
+            streams_initial_events: listed.streams_initial_events,
+            warnings: listed.warnings,
+        };
+        self.take_list(ready, listed.objects.finish(listed.version), listed.load);
     }
 
     /// Puts a new list in place of what was held.
@@ -544,7 +542,7 @@ impl ScopePump {
     }
 }
 
-/// Waits until a moment, or for ever if there is none.
+/// Waits until a moment, or forever if there is none.
 async fn wait_until(moment: Option<impl Into<time::Instant>>) {
     match moment {
         Some(moment) => sleep_until(moment.into()).await,

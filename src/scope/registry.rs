@@ -170,8 +170,8 @@ impl Scopes {
         self.open_pinned(key, kind, fields, Retention::default())
     }
 
-    /// Does the same as [`Self::open`] for those who follow changes alone. They need not begin with
-    /// the most recent state, as all later changes follow as events. So neither an API server nor a
+    /// Opens a scope like [`Self::open`], for callers that only follow changes. They need not begin
+    /// with the most recent state, as all later changes follow as events. So neither an API server nor a
     /// proxy before it has to prove which state that is.
     pub fn open_for_changes(
         &self,

@@ -24,7 +24,7 @@ const FOLDED_SOON_AFTER: u8 = 6;
 const FOLDED_AT_ONCE: usize = 4 << 20;
 /// The same when memory is short.
 const FOLDED_IN_HASTE: usize = 16 << 20;
-/// Closing scopes that are smaller frees too little to be worth while, in parts of the limit.
+/// Closing scopes that are smaller frees too little to be worthwhile, in parts of the limit.
 const WORTH_CLOSING: usize = 200;
 
 impl Scopes {

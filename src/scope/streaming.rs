@@ -7,7 +7,7 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::upstream::{AnswerError, Backoff, InitialEventsAnswer, InitialEventsProbe, ServedBy};
 
-/// First and longest pause between questions. A release that does not stream is asked seldom: when
+/// First and longest pause between questions. A release that does not stream is asked rarely: when
 /// upstream is upgraded, the scope's watch breaks, and the next question is soon.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(5));
 

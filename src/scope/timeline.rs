@@ -54,7 +54,7 @@ struct TimelineTables {
 /// Group and name of a type. All its versions and representations lie in one etcd.
 type TypeKey = (Arc<str>, Arc<str>);
 
-/// The rollbacks of late.
+/// The recent rollbacks.
 #[derive(Debug, Default)]
 struct Rollbacks {
     last: Option<Instant>,

@@ -46,7 +46,7 @@ impl UnfitScopes {
         }
     }
 
-    /// Returns `true` if it is worth while to load a scope with so many bytes free.
+    /// Returns `true` if it is worthwhile to load a scope with so many bytes free.
     ///
     /// After the longest pause it is tried whatever it needed: it may have become smaller.
     pub(super) fn may_fit(&self, key: &ScopeKey, free: usize, now: Instant) -> bool {

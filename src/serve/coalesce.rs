@@ -298,7 +298,7 @@ mod tests {
         sleep(REUNION / 2).await;
         assert!(!reads.enter(key()).is_first);
         sleep(REUNION).await;
-        assert!(reads.0.lock().is_empty(), "nothing is kept for ever");
+        assert!(reads.0.lock().is_empty(), "nothing is kept forever");
         assert!(reads.enter(key()).is_first);
     }
 

@@ -28,7 +28,7 @@ pub(super) const VERDICT_WAIT: Duration = Duration::from_secs(3);
 
 impl ServiceParts {
     /// Answers a request from memory, or returns why not.
-    pub(super) async fn from_memory(
+    pub(super) async fn answer_from_memory(
         &self,
         exchange: &Exchange,
         admission: &Result<Admission, LimitExceeded>,

@@ -1,6 +1,5 @@
-//! Calls that wait for company. A call counts for the callers that came before it began. Those who
-//! come later gather for the next one, which waits for the end of another one only while as many run
-//! as may.
+//! Lets callers share calls. A call counts for the callers that came before it began. Those who come
+//! later wait for the next one, which waits for a running call only at the limit of running calls.
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -16,7 +15,7 @@ pub(super) struct Gathering {
     /// From this number of callers on, the call begins when none has come for `lull`.
     pub(super) enough: usize,
     pub(super) lull: Duration,
-    /// The call begins when none has come for so long: no more are expected.
+    /// The call begins after a pause of this length: no more callers are expected.
     pub(super) silence: Duration,
     /// Longest wait of a caller for the begin of the call, unless too many are running.
     pub(super) longest: Duration,

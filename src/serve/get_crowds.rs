@@ -15,7 +15,7 @@ const SCALES: [usize; 3] = [8, 16, GETS_REMEMBERED];
 const GETS_REMEMBERED: usize = 32;
 /// Pauses between gets up to this length are those of a burst.
 const SHORT_PAUSE: Duration = Duration::from_micros(500);
-/// A pause is the end of a crowd if it is longer than so many times any pause in it.
+/// A crowd ends with a pause this many times as long as any in it.
 const UNUSUAL: u32 = 2;
 
 /// Counts consistent gets by type. Only types of the catalog are counted, so there are few.

@@ -281,7 +281,7 @@ impl HeldItems {
     }
 }
 
-/// Returns `true` if the compressed form is so much smaller that it is worth while to hold it
+/// Returns `true` if the compressed form is so much smaller that it is worthwhile to hold it
 /// alone.
 fn gains(items: &Bytes, deflated: &Deflated) -> bool {
     deflated.bytes.len() <= items.len() / 2

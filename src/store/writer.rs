@@ -15,7 +15,7 @@ use super::sync::RwLock;
 /// Leaves that a change looks at for what is held twice. After half as many changes as there are
 /// leaves, all were looked at.
 const TIDIED_BY_CHANGE: usize = 2;
-/// The same of a bookmark, which may come seldom.
+/// The same of a bookmark, which may come rarely.
 const TIDIED_BY_BOOKMARK: usize = 64;
 
 /// The only one who changes a scope's state.

@@ -68,17 +68,9 @@ pub enum UpstreamError {
 impl UpstreamError {
     /// Returns `true` if the caller's request is at fault and was not forwarded.
     ///
-    /// Such a request is answered with 400, every other error with 502.
+    /// Such a request is answered with 400, every other error with 503.
     pub fn is_refused(&self) -> bool {
         matches!(self, UpstreamError::Refused { .. })
-    }
-
-    /// Returns `true` if upstream cannot have seen the request.
-    pub fn is_unsent(&self) -> bool {
-        !matches!(
-            self,
-            UpstreamError::Closed { .. } | UpstreamError::Cut { .. }
-        )
     }
 }
 

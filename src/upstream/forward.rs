@@ -149,7 +149,7 @@ impl Forwarder {
         let chain = self.shared.upstream.chain();
         chain.mark_forwarded(request.headers_mut());
         if let Some(protocol) = protocol {
-            // Boxed: few requests need the room for a handshake.
+            // Boxed: few requests need the memory of a handshake.
             return Box::pin(upgrade::forward(
                 &self.shared.upstream,
                 &self.shared.dialer,

@@ -40,3 +40,26 @@ impl ListCompression {
         }
     }
 }
+
+/// Upstream's answer to the wish for a compressed body.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AnswerCompression {
+    /// The request had no `Accept-Encoding`.
+    #[default]
+    NotAsked,
+    /// Upstream did not compress, although it was asked to.
+    Declined,
+    /// The body is compressed with gzip.
+    Gzip,
+}
+
+impl AnswerCompression {
+    /// Returns the compression of an answer. Some answers are compressed although nobody asked.
+    pub(super) fn of(was_asked: bool, is_gzip: bool) -> Self {
+        match (is_gzip, was_asked) {
+            (true, _) => Self::Gzip,
+            (false, true) => Self::Declined,
+            (false, false) => Self::NotAsked,
+        }
+    }
+}

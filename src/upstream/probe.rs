@@ -7,7 +7,7 @@ use http_body_util::BodyExt as _;
 
 use super::read::{ReadAnswer, read, read_compressed, whole};
 use super::stream::{StreamError, WatchStream};
-use super::{AnswerError, ConnectionClass, UpstreamBody, UpstreamClient};
+use super::{AnswerCompression, AnswerError, ConnectionClass, UpstreamBody, UpstreamClient};
 use watershed_protocol::{
     Encoding, EventKind, FieldTable, GroupVersionResource, GzipReader, ListPage, Malformed,
     PartialFormat, ResourceVersion, Selection, VersionList, VersionListReader, WireFormat,
@@ -95,7 +95,7 @@ impl Probe {
 
     /// Returns upstream's version of the type, no older than this call. Applies no timeout.
     ///
-    /// A list that selects nothing tells it. For a list of one object, upstream would look at all
+    /// A list that selects nothing shows it. For a list of one object, upstream would look at all
     /// of them.
     /// Source: `apiserver/pkg/storage/cacher/store/store_btree.go` (OrderedListPrefix).
     pub async fn version(&self) -> Result<ResourceVersion, AnswerError> {
@@ -153,7 +153,8 @@ impl Probe {
         let uri = self.uri(STATE);
         let answer = read_compressed(&self.client, &uri, WATCH, true).await?;
         let encoding = answer.encoding;
-        let mut stream = WatchStream::new(answer.body, encoding).compressed(true, answer.is_gzip);
+        let mut stream = WatchStream::new(answer.body, encoding)
+            .with_compression(AnswerCompression::of(true, answer.is_gzip));
         let mut objects = Vec::new();
         while let Some(frame) = stream.next_transient_frame().await? {
             match frame.kind {

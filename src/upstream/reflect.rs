@@ -26,9 +26,10 @@ mod request;
 mod resume;
 
 use error::ReflectorError;
+use list::FirstState;
 use recovery::Recovery;
 
-pub use change::{Change, Collect, ReflectorTarget, Stopped};
+pub use change::{Change, Collect, ListedState, ReflectorTarget, Stopped};
 pub use lifetime::WatchLifetime;
 pub use resume::KnownState;
 
@@ -347,7 +348,8 @@ impl Reflector {
     async fn step<C: Collect>(&mut self) -> Result<Option<Change<C>>, ReflectorError> {
         match &mut self.state {
             ReflectorState::Start => {
-                let (change, version, stream) = self.list().await?;
+                let FirstState { listed, stream } = self.list().await?;
+                let version = listed.version;
                 self.recovery.succeeded();
                 self.unfinished = None;
                 self.last_event = None;
@@ -355,7 +357,7 @@ impl Reflector {
                     Some(stream) => ReflectorState::Watching { version, stream },
                     None => ReflectorState::Resuming { version },
                 };
-                Ok(Some(change))
+                Ok(Some(Change::Listed(listed)))
             }
             ReflectorState::Resuming { version } => {
                 let version = *version;

@@ -49,7 +49,7 @@ pub struct ListedVersions {
     pub objects: Vec<(String, ResourceVersion)>,
     /// Objects may follow.
     pub has_more: bool,
-    /// Upstream's count of the objects that follow, if it tells one.
+    /// Upstream's count of the objects that follow, if it gives one.
     pub remaining: Option<u64>,
 }
 
@@ -62,7 +62,7 @@ pub struct ListedObjects {
     pub objects: Vec<(Bytes, Scanned)>,
     /// Objects may follow.
     pub has_more: bool,
-    /// Upstream's count of the objects that follow, if it tells one.
+    /// Upstream's count of the objects that follow, if it gives one.
     pub remaining: Option<u64>,
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use http_body_util::BodyExt;
 use tokio::time::{Instant, timeout_at};
 
-use super::UpstreamBody;
+use super::{AnswerCompression, UpstreamBody};
 use watershed_protocol::{Encoding, Frame, FrameDecoder, GzipReader, Malformed};
 
 /// Silence after which a stream is dead: bookmarks come every minute.
@@ -51,8 +51,7 @@ pub(super) struct WatchStream {
     body: UpstreamBody,
     /// Unpacks the body, if it is compressed.
     gzip: Option<GzipReader>,
-    /// Compression was asked for.
-    accepts_gzip: bool,
+    compression: AnswerCompression,
     decoder: FrameDecoder,
     /// A frame that was read ahead and is returned again.
     pub(super) again: Option<Frame>,
@@ -70,7 +69,7 @@ impl WatchStream {
         Self {
             body,
             gzip: None,
-            accepts_gzip: false,
+            compression: AnswerCompression::NotAsked,
             decoder,
             again: None,
             opened: now,
@@ -79,11 +78,12 @@ impl WatchStream {
         }
     }
 
-    /// Takes the body for gzip, if it is. `accepts_gzip` says that it was asked for.
-    pub(super) fn compressed(self, accepts_gzip: bool, is_gzip: bool) -> Self {
+    /// Reads the body as it was compressed.
+    pub(super) fn with_compression(self, compression: AnswerCompression) -> Self {
+        let is_gzip = compression == AnswerCompression::Gzip;
         Self {
             gzip: is_gzip.then(GzipReader::default),
-            accepts_gzip,
+            compression,
             ..self
         }
     }
@@ -93,9 +93,9 @@ impl WatchStream {
         Self { bookmarks, ..self }
     }
 
-    /// Returns `true` if the body is compressed; `None` if that was not asked for.
-    pub(super) fn is_compressed(&self) -> Option<bool> {
-        self.accepts_gzip.then_some(self.gzip.is_some())
+    /// Returns how the body is compressed.
+    pub(super) fn compression(&self) -> AnswerCompression {
+        self.compression
     }
 
     /// Returns `true` if it lasts for so short a time that its end would be a failure.
@@ -109,7 +109,8 @@ impl WatchStream {
         self.next(FrameDecoder::next_frame).await
     }
 
-    /// The same for somebody who lets go of it at once ([`FrameDecoder::next_transient_frame`]).
+    /// Returns the next frame, for callers that drop it at once
+    /// ([`FrameDecoder::next_transient_frame`]).
     pub(super) async fn next_transient_frame(&mut self) -> Result<Option<Frame>, StreamError> {
         self.next(FrameDecoder::next_transient_frame).await
     }

@@ -43,7 +43,7 @@ struct ChainState {
     /// `true` once upstream has answered.
     has_answered: bool,
     /// The header of upstream's last answer; `None` if the API server itself answered.
-    heard: Option<HeaderValue>,
+    last_via: Option<HeaderValue>,
     /// The ids in it.
     upstream: Vec<String>,
     /// The header of this proxy's answers to other proxies.
@@ -93,7 +93,7 @@ impl Default for ProxyChain {
         let id = random();
         let state = ChainState {
             has_answered: false,
-            heard: None,
+            last_via: None,
             upstream: Vec::new(),
             answer: header(std::iter::once(id.as_str())),
             announced: false,
@@ -214,17 +214,17 @@ impl ProxyChain {
 
     /// Notes what an answer of upstream says about the proxies behind it.
     pub(super) fn note(&self, status: StatusCode, headers: &HeaderMap) {
-        let heard = headers.get(VIA);
-        if heard.is_none() && !status.is_success() {
-            // A proxy tells nothing to those whom it does not know.
+        let via = headers.get(VIA);
+        if via.is_none() && !status.is_success() {
+            // A proxy tells unknown callers nothing.
             return;
         }
         let mut state = self.state.lock();
         state.has_answered = true;
-        if state.heard.as_ref() == heard {
+        if state.last_via.as_ref() == via {
             return;
         }
-        state.heard = heard.cloned();
+        state.last_via = via.cloned();
         let known = ids(headers).unwrap_or_default().into_iter();
         state.upstream = known.take(MAX_PROXIES).map(str::to_owned).collect();
         let upstream = state.upstream.iter().map(String::as_str);
@@ -277,7 +277,7 @@ fn ids(headers: &HeaderMap) -> Result<Vec<&str>, ChainError> {
     Ok(ids)
 }
 
-/// Returns a word that nobody can guess.
+/// Returns an id that cannot be guessed.
 fn random() -> String {
     let mut bytes = [0; ID_LENGTH / 2];
     getrandom::fill(&mut bytes).expect("the operating system gives random bytes");

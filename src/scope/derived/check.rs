@@ -34,7 +34,7 @@ pub(super) struct PrintCheck {
 #[derive(Clone)]
 pub(super) struct CheckedPrint {
     pub(super) server: ServedBy,
-    /// Its release, if it tells.
+    /// Its release, if it is known.
     pub(super) release: Option<Release>,
     pub(super) manner: PrintManner,
     pub(super) warnings: Vec<HeaderValue>,

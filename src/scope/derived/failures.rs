@@ -14,7 +14,7 @@ use crate::upstream::Release;
 pub(in crate::scope) const LONGEST_ATTEMPT: Duration = Duration::from_mins(5);
 /// Longest pause before a scope is looked at again that could not be compared.
 const LOOK_AGAIN: Duration = Duration::from_secs(10);
-/// The longest pause before a type is derived again is so many times the first one.
+/// The longest pause before a type is derived again, as a multiple of the first one.
 const MAX_PAUSE_FACTOR: u32 = 60;
 /// Types that did not fail themselves are tried within so many first pauses, which spreads their
 /// lists.
@@ -226,7 +226,7 @@ impl DerivationFailures {
     }
 
     /// Forgets what was known of types at another release of upstream's. The next attempts come
-    /// soon, unless such a change made them come soon of late: a load balancer before two releases
+    /// soon, unless such a change made them come soon recently: a load balancer before two releases
     /// may lead each watch to the other one.
     pub(in crate::scope) fn begin_release(&self) {
         let now = Instant::now();

@@ -76,7 +76,7 @@ pub(super) enum FollowedChange {
 
 impl Following {
     /// Begins behind a state of this version, which was printed as `accepted` does. The source had
-    /// been quarantined so many times before that.
+    /// been quarantined this number of times before that.
     pub(super) fn new(
         source: ScopeHandle,
         subscription: Subscription,

@@ -14,7 +14,7 @@ use super::printing_threads::PrintingThreads;
 use super::step::{DerivedEnd, ReprintedObjects};
 use crate::budget::MemoryBudget;
 use crate::store::{ObjectPeek, PackedRun, Snapshot, SnapshotBuilder, StoredObject};
-use crate::upstream::Change;
+use crate::upstream::{AnswerCompression, Change, ListedState};
 use crate::work::{REDUCED_OBJECT, WorkBudget};
 
 /// Objects that a thread prints before it takes others.
@@ -57,16 +57,16 @@ impl StatePrint {
             work.work(count).await;
         }
         self.estimates = true;
-        Ok(Change::Listed {
+        Ok(Change::Listed(Box::new(ListedState {
             format: Arc::clone(format),
             version: snapshot.version(),
             objects,
             streams_initial_events: true,
             warnings: checked.warnings.clone(),
             bookmark: Some(checked.bookmark.clone()),
-            compressed: None,
+            compression: AnswerCompression::NotAsked,
             load,
-        })
+        })))
     }
 
     /// Returns the objects of `held` that are printed differently in a manner. Objects that are in

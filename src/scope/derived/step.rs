@@ -34,7 +34,7 @@ pub(in crate::scope) enum DerivedStep {
     Doubted,
     /// The source follows another server, whose JSON is printed from now on.
     Checked {
-        /// The server's release, if it tells.
+        /// The server's release, if it is known.
         release: Option<Release>,
         /// Its form of bookmarks.
         bookmark: BookmarkFormat,

@@ -1,5 +1,5 @@
-//! Compresses gets and lists where upstream does. Watches are compressed frame by
-//! frame, in `watcher`.
+//! Compresses gets and lists where upstream does. Watches are compressed frame by frame, in
+//! `watcher`.
 use std::io::Write;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};

@@ -13,7 +13,7 @@ use crate::upstream::{AnswerError, CatchUp, Probe, ProbeEvent};
 use watershed_protocol::ResourceVersion;
 
 /// Timeout of a catch-up watch. Upstream sends a bookmark in its last two seconds, but often none
-/// in shorter watches (measured: after 1.4 to 2.7 s; with 3 s seldom, with 2 never).
+/// in shorter watches (measured: after 1.4 to 2.7 s; with 3 s rarely, with 2 never).
 const CATCH_UP: Duration = Duration::from_secs(4);
 /// Wait for events that the watch has shown, and that the cache lacks.
 const EVENTS: Duration = Duration::from_secs(3);
@@ -143,7 +143,7 @@ impl CatchUpTask {
         let (watches, scope) = (&Arc::clone(&self.watches), &Arc::clone(&self.scope));
         loop {
             while watches.waiting.load(Ordering::SeqCst) > 0 {
-                // It runs to its end even without readers: the next reader profits from the result.
+                // It runs to its end even without readers: the next reader uses the result.
                 let useless = match timeout(2 * CATCH_UP, watches.watch(scope)).await {
                     Ok(Ok(true)) => {
                         watches.fruitless.store(0, Ordering::SeqCst);

@@ -29,7 +29,7 @@ const MIN_COMPARISON_WAIT: Duration = Duration::from_secs(2);
 pub(super) const MAX_COMPARISON_WAIT: Duration = Duration::from_secs(30);
 /// Pause after a comparison that took too long.
 const AFTER_LATE: Duration = Duration::from_secs(5);
-/// Time for which comparisons of a type are avoided once they were slow. Then one tells anew.
+/// Time for which comparisons of a type are avoided once they were slow. Then they are measured again.
 const SLOW_FOR: Duration = Duration::from_mins(1);
 /// Measured times are those of this many objects at least: most of the time of a small answer is
 /// not spent on its objects.

@@ -23,14 +23,14 @@ const ENOUGH: f64 = 16.0;
 const FEWEST: f64 = 2.0;
 /// Proofs that are under way at the same time. Gets that come meanwhile wait for the end of one.
 const MAX_RUNNING: usize = 4;
-/// Shortest and longest wait for a proof that has begun. An API server that lets it wait may answer
+/// Shortest and longest wait for a proof that has begun. An API server that delays it may answer
 /// the gets themselves.
 const MIN_PROOF_WAIT: Duration = Duration::from_millis(100);
 const MAX_PROOF_WAIT: Duration = Duration::from_secs(3);
 /// The weight of a crowd against the earlier ones: that of a large one, and that of any.
 const CROWD_WEIGHT: f64 = 0.3;
 const MIN_CROWD_WEIGHT: f64 = 0.1;
-/// Time for which the sizes of crowds are remembered. Then one tells anew.
+/// Time for which the sizes of crowds are remembered. Then they are measured again.
 const CROWDS_REMEMBERED: Duration = Duration::from_secs(1);
 /// Longest time for which gets share no proofs after one that was late for them.
 const AFTER_LATE: Duration = Duration::from_secs(1);

@@ -70,14 +70,6 @@ impl Snapshot {
         self.len
     }
 
-    /// Returns the number of objects of one namespace, or of all. Looks at all leaves of it.
-    pub fn len_of(&self, namespace: Option<&str>) -> usize {
-        match namespace {
-            None => self.len,
-            Some(_) => self.counts(KeyRange::after(namespace, None)).sum(),
-        }
-    }
-
     /// Returns `true` if there is no object.
     pub fn is_empty(&self) -> bool {
         self.len == 0

@@ -38,7 +38,7 @@ fn age_bounds_the_window() {
     ));
 }
 
-/// Events of a type that seldom changes, as kube-apiserver has them.
+/// Events of a type that rarely changes, as kube-apiserver has them.
 #[test]
 fn the_newest_events_are_kept_beyond_their_age() {
     let (mut writer, reader) = new(WindowLimits {

@@ -10,6 +10,7 @@ use watershed_protocol::{
 };
 
 use crate::budget::{DoesNotFit, MemoryLoad};
+use crate::upstream::AnswerCompression;
 
 /// The objects that a reflector follows.
 #[derive(Clone, Debug)]
@@ -70,25 +71,7 @@ pub enum Change<C> {
     /// Upstream ended the watch cleanly. It is opened again at once.
     Ended,
     /// All objects at one version. They replace everything known before.
-    Listed {
-        /// The wire format of objects of this type.
-        format: Arc<WireFormat>,
-        /// The version of this state.
-        version: ResourceVersion,
-        /// All objects.
-        objects: C,
-        /// `true` if upstream serves sendInitialEvents for this type.
-        streams_initial_events: bool,
-        /// The Warning headers upstream sends with reads of this type.
-        warnings: Vec<HeaderValue>,
-        /// Upstream's form of bookmarks, if it ended the initial state with one.
-        bookmark: Option<BookmarkFormat>,
-        /// `true` if upstream compressed the list, and `false` if it did not although it was asked
-        /// to. `None` unless it was streamed.
-        compressed: Option<bool>,
-        /// Counts the objects until the caller does.
-        load: MemoryLoad,
-    },
+    Listed(Box<ListedState<C>>),
     /// One object changed. The frame has it as it is held.
     Event(Frame, Scanned),
     /// A bookmark: all events up to this version were sent.
@@ -112,6 +95,27 @@ pub enum Change<C> {
     },
     /// Upstream cannot be followed at the moment. The reflector tries again.
     Interrupted,
+}
+
+/// All objects of a scope at one version.
+#[derive(Debug)]
+pub struct ListedState<C> {
+    /// The wire format of objects of this type.
+    pub format: Arc<WireFormat>,
+    /// The version of this state.
+    pub version: ResourceVersion,
+    /// All objects.
+    pub objects: C,
+    /// `true` if upstream serves sendInitialEvents for this type.
+    pub streams_initial_events: bool,
+    /// The Warning headers upstream sends with reads of this type.
+    pub warnings: Vec<HeaderValue>,
+    /// Upstream's form of bookmarks, if it ended the initial state with one.
+    pub bookmark: Option<BookmarkFormat>,
+    /// Upstream's answer to `Accept-Encoding`, if the state was streamed.
+    pub compression: AnswerCompression,
+    /// Counts the objects until the caller does.
+    pub load: MemoryLoad,
 }
 
 /// Reason why a scope can no longer be followed.

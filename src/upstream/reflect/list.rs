@@ -7,15 +7,15 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 use tokio::time::timeout;
 use watershed_protocol::{
-    BookmarkFormat, EventKind, ListPage, PartialFormat, Representation, ResourceVersion,
-    WireFormat, read_bookmark,
+    EventKind, ListPage, PartialFormat, Representation, ResourceVersion, WireFormat, read_bookmark,
 };
 
-use super::change::{Change, Collect, ReflectorTarget, Stopped};
+use super::change::{Collect, ListedState, ReflectorTarget, Stopped};
 use super::error::ReflectorError;
 use super::request::FIRST_PAGE;
 use super::{FormatSource, ListFreshness, Reflector};
 use crate::budget::{MemoryBudget, MemoryLoad};
+use crate::upstream::AnswerCompression;
 use crate::upstream::stream::WatchStream;
 
 /// Silence after which streaming is given up: without sendInitialEvents there is no end mark.
@@ -26,23 +26,19 @@ const BROKEN_LISTS: u32 = 2;
 const PAGE: usize = 500;
 /// Objects that are looked at for an estimate of all.
 const SAMPLE: usize = 20;
-/// An estimate from one object suffices if so many times as much is free.
+/// An estimate from one object suffices if this many times its size is free.
 const OBVIOUSLY_ENOUGH: usize = 4;
 
-/// The parts of a streamed state's answer besides the objects.
-#[derive(Default)]
-struct StreamedAnswer {
-    /// Upstream's form of bookmarks, from the end mark.
-    bookmark: Option<BookmarkFormat>,
-    /// `true` if it was compressed; `None` if that was not asked for.
-    compressed: Option<bool>,
+/// The state that a scope begins with.
+pub(super) struct FirstState<C> {
+    pub(super) listed: Box<ListedState<C>>,
+    /// The watch that brought it, if it was streamed.
+    pub(super) stream: Option<Box<WatchStream>>,
 }
 
 impl Reflector {
     /// Gets the initial state, streamed or in pages.
-    pub(super) async fn list<C: Collect>(
-        &mut self,
-    ) -> Result<(Change<C>, ResourceVersion, Option<Box<WatchStream>>), ReflectorError> {
+    pub(super) async fn list<C: Collect>(&mut self) -> Result<FirstState<C>, ReflectorError> {
         self.listed_by = None;
         self.bookmark_known = false;
         let mut load = self.budget.begin_load();
@@ -63,11 +59,12 @@ impl Reflector {
         }
         let objects = C::begin(&format, &self.target.fields);
         let (objects, version) = self.list_pages(objects, &mut load, &format, first).await?;
-        let listed = self.listed(format, version, (objects, load), StreamedAnswer::default());
+        let listed = self.listed(format, version, objects, load);
         // Upstream may be another release when it is listed next.
         self.streaming = true;
         self.list_freshness = ListFreshness::MostRecent;
-        Ok((listed, version, None))
+        let (listed, stream) = (Box::new(listed), None);
+        Ok(FirstState { listed, stream })
     }
 
     /// Asks for one object, to find out if upstream answers lists.
@@ -129,7 +126,7 @@ impl Reflector {
         &mut self,
         format: Arc<WireFormat>,
         mut load: MemoryLoad,
-    ) -> Result<(Change<C>, ResourceVersion, Option<Box<WatchStream>>), ReflectorError> {
+    ) -> Result<FirstState<C>, ReflectorError> {
         let streamed = self.stream_initial(&mut load, &format).await;
         self.count_broken_list(streamed.as_ref().err());
         let (objects, version, stream) = streamed?;
@@ -138,16 +135,15 @@ impl Reflector {
             ListFreshness::AnyDue => ListFreshness::Any,
             ListFreshness::Any | ListFreshness::MostRecent => ListFreshness::MostRecent,
         };
-        let answer = StreamedAnswer {
-            // Known together with the state, for clients that want its end marked.
-            bookmark: stream
-                .again
-                .as_ref()
-                .and_then(|mark| self.learn_bookmark(&mark.object)),
-            compressed: stream.is_compressed(),
-        };
-        let listed = self.listed(format, version, (objects, load), answer);
-        Ok((listed, version, Some(stream)))
+        let mut listed = self.listed(format, version, objects, load);
+        // Known together with the state, for clients that want its end marked.
+        let mark = stream.again.as_ref();
+        listed.bookmark = mark.and_then(|mark| self.learn_bookmark(&mark.object));
+        listed.compression = stream.compression();
+        Ok(FirstState {
+            listed: Box::new(listed),
+            stream: Some(stream),
+        })
     }
 
     /// Counts the streamed lists in a row that broke off. After a few, the next list is read in pages: a
@@ -170,26 +166,22 @@ impl Reflector {
         }
     }
 
+    /// Returns a state that was not streamed.
     fn listed<C>(
         &self,
         format: Arc<WireFormat>,
         version: ResourceVersion,
-        (objects, load): (C, MemoryLoad),
-        answer: StreamedAnswer,
-    ) -> Change<C> {
-        let StreamedAnswer {
-            bookmark,
-            compressed,
-        } = answer;
-        let (streams_initial_events, warnings) = (self.streaming, self.warnings.clone());
-        Change::Listed {
+        objects: C,
+        load: MemoryLoad,
+    ) -> ListedState<C> {
+        ListedState {
             format,
             version,
             objects,
-            streams_initial_events,
-            warnings,
-            bookmark,
-            compressed,
+            streams_initial_events: self.streaming,
+            warnings: self.warnings.clone(),
+            bookmark: None,
+            compression: AnswerCompression::NotAsked,
             load,
         }
     }

@@ -11,7 +11,9 @@ use super::recovery::Route;
 use super::{Reflector, ReflectorState};
 use crate::body;
 use crate::upstream::stream::{StreamBookmarks, WatchStream};
-use crate::upstream::{ConnectionClass, RequestPurpose, SendOptions, UpstreamBody};
+use crate::upstream::{
+    AnswerCompression, ConnectionClass, RequestPurpose, SendOptions, UpstreamBody,
+};
 
 /// The query that begins a list. One object shows how upstream frames lists of the type.
 pub(super) const FIRST_PAGE: &str = "limit=1";
@@ -20,6 +22,14 @@ pub(super) const FIRST_PAGE: &str = "limit=1";
 /// has no watch caches then, or the type is that of another API server. Fewer would believe a load
 /// balancer that takes watches and brings nothing.
 const QUIET_STREAMS: u32 = 3;
+
+/// A request for the objects of the scope.
+#[derive(Clone, Copy, Debug)]
+enum ReadRequest {
+    /// A list, or a page of one.
+    List,
+    Watch,
+}
 
 /// An answer with objects.
 struct Accepted {
@@ -32,7 +42,7 @@ struct Accepted {
 impl Reflector {
     /// Gets the body of a list. An expired continue token (410) restarts the list.
     pub(super) async fn get(&mut self, query: &str) -> Result<(HeaderMap, Bytes), ReflectorError> {
-        let Accepted { headers, body, .. } = self.request(query, false).await?;
+        let Accepted { headers, body, .. } = self.request(query, ReadRequest::List).await?;
         let body = read_list(&headers, body).await?;
         Ok((headers, body))
     }
@@ -42,10 +52,11 @@ impl Reflector {
         &mut self,
         query: &str,
     ) -> Result<(HeaderMap, Box<WatchStream>), ReflectorError> {
-        let answer = self.request(query, true).await?;
+        let answer = self.request(query, ReadRequest::Watch).await?;
         let headers = answer.headers;
         let stream = WatchStream::new(answer.body, self.target.representation.encoding);
-        let stream = stream.compressed(answer.accepts_gzip, is_gzip(&headers)?);
+        let compression = AnswerCompression::of(answer.accepts_gzip, is_gzip(&headers)?);
+        let stream = stream.with_compression(compression);
         let stream = stream.with_bookmarks(if self.expects_bookmarks() {
             StreamBookmarks::Expected
         } else {
@@ -59,19 +70,21 @@ impl Reflector {
         self.quiet_streams < QUIET_STREAMS && !self.target.gvr.is_event()
     }
 
-    async fn request(&mut self, query: &str, watch: bool) -> Result<Accepted, ReflectorError> {
+    async fn request(
+        &mut self,
+        query: &str,
+        read: ReadRequest,
+    ) -> Result<Accepted, ReflectorError> {
         let representation = self.target.representation;
-        let accept = if watch {
-            representation.watch_accept_header()
-        } else {
-            representation.list_accept_header()
+        let is_watch = matches!(read, ReadRequest::Watch);
+        let (accept, lifetime) = match read {
+            ReadRequest::Watch => (
+                representation.watch_accept_header(),
+                self.lifetime.parameter(&self.client),
+            ),
+            ReadRequest::List => (representation.list_accept_header(), String::new()),
         };
         let ReflectorTarget { gvr, selection, .. } = &self.target;
-        let lifetime = if watch {
-            self.lifetime.parameter(&self.client)
-        } else {
-            String::new()
-        };
         let mut request = Request::get(format!(
             "{}?{query}{lifetime}{}",
             selection.path(gvr),
@@ -87,16 +100,15 @@ impl Reflector {
             .body(body::empty())
             .map_err(|error| ReflectorError::Broken(error.to_string()))?;
         // All pages of a list must come from one server.
-        let may_move = watch || query == FIRST_PAGE;
+        let may_move = is_watch || query == FIRST_PAGE;
         let (fresh_connection, avoid) = match self.recovery.route() {
             Route::Elsewhere(avoid) if may_move => (true, avoid),
             _ => (false, None),
         };
         let instead_of = self.server.clone().filter(|_| fresh_connection);
-        let (purpose, patience) = if watch {
-            (RequestPurpose::Watch, WATCH_ANSWER_TIMEOUT)
-        } else {
-            (RequestPurpose::List, ANSWER_TIMEOUT)
+        let (purpose, patience) = match read {
+            ReadRequest::Watch => (RequestPurpose::Watch, WATCH_ANSWER_TIMEOUT),
+            ReadRequest::List => (RequestPurpose::List, ANSWER_TIMEOUT),
         };
         // All of a list should be printed by one release.
         let beside = match self.state {
@@ -118,7 +130,7 @@ impl Reflector {
         let response = answer.map_err(|_| ReflectorError::Silent(patience))??;
         self.server = response.extensions().get().cloned();
         self.served_by = self.server.as_ref().map(|by| by.address.clone());
-        let content_type = representation.encoding.content_type(watch);
+        let content_type = representation.encoding.content_type(is_watch);
         let (headers, body) = accepted(response, content_type).await?;
         Ok(Accepted {
             headers,

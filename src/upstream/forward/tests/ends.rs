@@ -31,7 +31,7 @@ async fn a_cut_answer_is_a_cut_for_the_client() {
 }
 
 #[tokio::test]
-async fn a_dead_upstream_is_a_bad_gateway() {
+async fn an_upstream_that_dies_before_it_answers_is_named_in_the_error() {
     let begun = Arc::new(AtomicUsize::new(0));
     let beginning = Arc::clone(&begun);
     let (api, proxy) = proxied(HTTP2, move |_, _| {

@@ -3,6 +3,7 @@ use super::super::list::INITIAL_SILENCE;
 use super::*;
 use crate::headers::VIA;
 use crate::test_support::{eventually, typed};
+use crate::upstream::AnswerCompression;
 use watershed_protocol::Frame;
 
 /// Follows secrets' metadata at an API server that answers like this, until it stops.
@@ -72,19 +73,14 @@ async fn follow_state(list: &'static str, watch: &str) -> (Api, Reflector, Arc<A
 async fn the_state_of_a_built_in_type_is_one_request() {
     let state = events("ADDED", &["a", "b"]) + MARK;
     let (_api, mut reflector, lists) = follow_state(LIST, &state).await;
-    let Change::Listed {
-        objects: Count(2),
-        warnings,
-        format,
-        ..
-    } = next(&mut reflector).await
-    else {
-        panic!("no list of two");
+    let Change::Listed(listed) = next(&mut reflector).await else {
+        panic!("no list");
     };
+    assert_eq!(listed.objects.0, 2);
     assert_eq!(lists.load(Ordering::SeqCst), 0);
-    assert_eq!(warnings, ["299 - \"old\""]);
+    assert_eq!(listed.warnings, ["299 - \"old\""]);
     let learned = WireFormat::learn(Encoding::Json, "Pod", &LIST.into()).unwrap();
-    assert_eq!(*format, learned.0);
+    assert_eq!(*listed.format, learned.0);
     assert!(reflector.listed_by().is_some());
 }
 
@@ -94,7 +90,7 @@ async fn only_the_first_list_may_show_any_state() {
     let (_api, reflector, versions) = follow_pods_over(marks).await;
     let mut reflector = reflector.beginning_with_any_state(true);
     for is_most_recent in [false, true] {
-        assert!(matches!(next(&mut reflector).await, Change::Listed { .. }));
+        assert!(matches!(next(&mut reflector).await, Change::Listed(_)));
         assert_eq!(reflector.lists_most_recent(), is_most_recent);
         reflector.restart();
     }
@@ -104,7 +100,7 @@ async fn only_the_first_list_may_show_any_state() {
     let (_api, reflector, versions) = follow_pods_over(marks).await;
     let mut reflector = reflector.beginning_with_any_state(true);
     reflector.begin_with_most_recent();
-    assert!(matches!(next(&mut reflector).await, Change::Listed { .. }));
+    assert!(matches!(next(&mut reflector).await, Change::Listed(_)));
     assert!(reflector.lists_most_recent());
     assert_eq!(*versions.lock(), [""]);
 }
@@ -123,11 +119,11 @@ async fn an_answer_that_was_not_to_be_compressed_says_nothing_about_compression(
     .await;
     let reflector = pods_reflector(&pki, &api).await;
     let mut reflector = reflector.compressed(ListCompression::WherePays);
-    for wanted in [None, Some(false)] {
-        let Change::Listed { compressed, .. } = next(&mut reflector).await else {
+    for wanted in [AnswerCompression::NotAsked, AnswerCompression::Declined] {
+        let Change::Listed(listed) = next(&mut reflector).await else {
             panic!("no list");
         };
-        assert_eq!(compressed, wanted);
+        assert_eq!(listed.compression, wanted);
         reflector.restart();
     }
 }
@@ -149,11 +145,11 @@ async fn a_type_that_is_not_printed_as_built_in_ones_shows_its_format_by_a_list(
     for state in [events("ADDED", &["a"]) + MARK, MARK.to_owned()] {
         let (_api, mut reflector, lists) = follow_state(SORTED, &sorted(&state)).await;
         for round in 1..=2 {
-            let Change::Listed { format, .. } = next(&mut reflector).await else {
+            let Change::Listed(listed) = next(&mut reflector).await else {
                 panic!("no list");
             };
             let learned = WireFormat::learn(Encoding::Json, "Pod", &SORTED.into()).unwrap();
-            assert_eq!(*format, learned.0);
+            assert_eq!(*listed.format, learned.0);
             assert_eq!(lists.load(Ordering::SeqCst), round);
             reflector.restart();
         }
@@ -175,13 +171,7 @@ async fn a_list_that_fails_in_the_middle_leaves_no_trace() {
         );
         let listed = next(&mut reflector).await;
         assert!(
-            matches!(
-                listed,
-                Change::Listed {
-                    objects: Count(3),
-                    ..
-                }
-            ),
+            matches!(&listed, Change::Listed(listed) if listed.objects.0 == 3),
             "{broken} {listed:?}"
         );
     }
@@ -193,10 +183,7 @@ async fn an_event_after_the_initial_state_does_not_keep_what_arrived_with_it() {
     let (_api, mut reflector) = follow_pods([all.clone(), all]).await;
     assert!(matches!(
         next(&mut reflector).await,
-        Change::Listed {
-            objects: Count(3),
-            ..
-        }
+        Change::Listed(listed) if listed.objects.0 == 3
     ));
     assert!(matches!(
         next(&mut reflector).await,
@@ -215,11 +202,8 @@ fn assert_read_in_pages(change: &Change<Count>) {
     assert!(
         matches!(
             change,
-            Change::Listed {
-                objects: Count(0),
-                streams_initial_events: false,
-                ..
-            }
+            Change::Listed(listed)
+                if listed.objects.0 == 0 && !listed.streams_initial_events
         ),
         "{change:?}"
     );

@@ -39,7 +39,7 @@ async fn bad_answers_to_a_watch_that_resumes_are_attempts_that_failed() {
         (200, "application/json", event),
     ];
     let (_api, mut reflector) = follow_badly(bad).await;
-    assert!(matches!(next(&mut reflector).await, Change::Listed { .. }));
+    assert!(matches!(next(&mut reflector).await, Change::Listed(_)));
     let mut interruptions = 0;
     loop {
         match next(&mut reflector).await {
@@ -61,7 +61,7 @@ async fn an_unreadable_event_is_asked_for_once_more_before_everything_is_listed(
     let mut seen = Vec::new();
     while seen.iter().filter(|name| **name == "listed").count() < 2 {
         seen.push(match next(&mut reflector).await {
-            Change::Listed { .. } => "listed",
+            Change::Listed(_) => "listed",
             Change::Resumed { .. } => "resumed",
             Change::Interrupted => "interrupted",
             Change::Progress { .. } => "progress",
@@ -92,11 +92,11 @@ async fn a_version_from_which_every_watch_fails_is_given_up_for_a_list() {
     let json = "application/json";
     for bad in [(200, json, ERROR), (504, json, ""), (200, json, "")] {
         let (_api, mut reflector) = follow_badly(vec![bad]).await;
-        assert!(matches!(next(&mut reflector).await, Change::Listed { .. }));
+        assert!(matches!(next(&mut reflector).await, Change::Listed(_)));
         let mut interruptions = 0;
         loop {
             match next(&mut reflector).await {
-                Change::Listed { .. } => break,
+                Change::Listed(_) => break,
                 Change::Interrupted => {
                     interruptions += 1;
                     pass(Duration::from_secs(10)).await;
@@ -131,7 +131,7 @@ async fn an_outage_of_everything_costs_no_list() {
     })
     .await;
     let mut reflector = pods_reflector(&pki, &api).await;
-    assert!(matches!(next(&mut reflector).await, Change::Listed { .. }));
+    assert!(matches!(next(&mut reflector).await, Change::Listed(_)));
     outage.store(1, Ordering::SeqCst);
     for _ in 0..8 {
         while !matches!(next(&mut reflector).await, Change::Interrupted) {}
@@ -147,7 +147,7 @@ async fn an_outage_of_everything_costs_no_list() {
 #[tokio::test]
 async fn a_refusal_ends_a_reflector_whose_type_is_gone() {
     let (_api, mut reflector) = follow_badly(vec![(404, "text/plain", "404 page not found")]).await;
-    assert!(matches!(next(&mut reflector).await, Change::Listed { .. }));
+    assert!(matches!(next(&mut reflector).await, Change::Listed(_)));
     reflector.type_removed();
     let stopped = timeout(SOON, async {
         loop {
@@ -163,7 +163,7 @@ async fn a_refusal_ends_a_reflector_whose_type_is_gone() {
 async fn a_quiet_watch_of_events_is_renewed_and_has_not_failed() {
     let mark = MARK.replace("Pod", "Event");
     let (_api, mut reflector, opened) = follow_silence(["events", "Event"], mark).await;
-    assert!(matches!(next(&mut reflector).await, Change::Listed { .. }));
+    assert!(matches!(next(&mut reflector).await, Change::Listed(_)));
     assert!(matches!(
         next(&mut reflector).await,
         Change::Progress { .. }
@@ -180,7 +180,7 @@ async fn a_quiet_watch_of_events_is_renewed_and_has_not_failed() {
 async fn a_watch_that_falls_silent_is_opened_again() {
     let bookmark = MARK.replace("initial-events-end", "something-else");
     let (_api, mut reflector, opened) = follow_silence(POD, MARK.to_owned() + &bookmark).await;
-    assert!(matches!(next(&mut reflector).await, Change::Listed { .. }));
+    assert!(matches!(next(&mut reflector).await, Change::Listed(_)));
     // One of these that is not forgotten would be the last that is opened again so soon.
     for watches in 2..7 {
         for _ in 0..2 {
@@ -202,7 +202,7 @@ async fn a_watch_that_falls_silent_is_opened_again() {
 #[tokio::test]
 async fn three_watches_that_fall_silent_before_a_bookmark_show_that_upstream_sends_none() {
     let (_api, mut reflector, opened) = follow_silence(POD, MARK.to_owned()).await;
-    assert!(matches!(next(&mut reflector).await, Change::Listed { .. }));
+    assert!(matches!(next(&mut reflector).await, Change::Listed(_)));
     for silence in [91, 91, 91, 66 * 60] {
         assert!(matches!(
             next(&mut reflector).await,

@@ -17,7 +17,7 @@ async fn interrupted_before(
     watches.insert(0, (first, StreamEnd::Ended));
     let (api, mut reflector, versions) = follow_pods_over(watches).await;
     assert!(reflector.is_listing());
-    assert!(matches!(next(&mut reflector).await, Change::Listed { .. }));
+    assert!(matches!(next(&mut reflector).await, Change::Listed(_)));
     assert!(!reflector.is_listing());
     // The mark comes again as a bookmark, then the event and the end.
     assert!(matches!(
@@ -111,7 +111,7 @@ async fn an_unreadable_event_behind_the_last_one_leads_to_a_list() {
     let mut resumed = 0;
     loop {
         match next(&mut reflector).await {
-            Change::Listed { .. } => break,
+            Change::Listed(_) => break,
             Change::Resumed { .. } => resumed += 1,
             Change::Event(..) | Change::Interrupted => {}
             other => panic!("{other:?}"),
