@@ -19,12 +19,17 @@
 {{- end -}}
 
 {{- define "watershed.selector" -}}
-app.kubernetes.io/name: {{ include "watershed.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ include "watershed.name" . | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
 {{- define "watershed.labels" -}}
 {{ include "watershed.selector" . }}
+{{ include "watershed.commonLabels" . }}
+{{- end -}}
+
+{{/* The labels of everything in the release. */}}
+{{- define "watershed.commonLabels" -}}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
@@ -233,12 +238,12 @@ tlsConfig:
   ca:
     {{- if .Values.caBundle.publish }}
     configMap:
-      name: {{ include "watershed.fullname" . }}-ca
+      name: "{{ include "watershed.fullname" . }}-ca"
       key: ca.crt
     {{- else if ne (include "watershed.tlsBy" .) "secret" }}
     # The chart and cert-manager put the CA beside the certificate.
     secret:
-      name: {{ include "watershed.tlsSecret" . }}
+      name: "{{ include "watershed.tlsSecret" . }}"
       key: ca.crt
     {{- else }}
     {{- fail "monitoring: with admin.tls Prometheus needs the CA of tls.existingSecret. Set caBundle.publish, and caBundle.pem unless the Secret has a ca.crt" }}
@@ -250,8 +255,8 @@ scheme: http
 {{- if .name }}
 authorization:
   credentials:
-    name: {{ .name }}
-    key: {{ .key }}
+    name: "{{ .name }}"
+    key: {{ .key | quote }}
 {{- end }}
 {{- end }}
 {{- end -}}

@@ -16,11 +16,11 @@ metadata:
     {{- end }}
     {{- if include "watershed.hasFiles" . }}
     # The proxy reads its configuration at the start only, so a change replaces the pods.
-    checksum/files: {{ print (toJson .Values.config) .Values.clientCA (include "watershed.stateFromReplicas" .) | sha256sum }}
+    checksum/files: {{ print (toJson .Values.config) .Values.clientCA (include "watershed.stateFromReplicas" .) (ternary .Values.service.port "" (ne (include "watershed.stateFromReplicas" .) "")) | sha256sum }}
     {{- end }}
   {{- end }}
 spec:
-  serviceAccountName: {{ include "watershed.serviceAccount" . }}
+  serviceAccountName: "{{ include "watershed.serviceAccount" . }}"
   {{- if .Values.upstream.host }}
   # The usual volume holds the API server's CA; the one below takes its place.
   automountServiceAccountToken: false
@@ -30,14 +30,14 @@ spec:
     {{- toYaml . | nindent 4 }}
   {{- end }}
   {{- with .Values.priorityClassName }}
-  priorityClassName: {{ . }}
+  priorityClassName: "{{ . }}"
   {{- end }}
   {{- if $hostNetwork }}
   hostNetwork: true
   dnsPolicy: ClusterFirstWithHostNet
   {{- end }}
   # preStop, --drain-seconds and a margin.
-  terminationGracePeriodSeconds: {{ add .Values.drainSeconds 15 }}
+  terminationGracePeriodSeconds: {{ add .Values.drainSeconds 30 }}
   securityContext:
     runAsNonRoot: true
     runAsUser: 65532
@@ -183,17 +183,17 @@ spec:
   volumes:
     - name: tls
       secret:
-        secretName: {{ include "watershed.tlsSecret" . }}
+        secretName: "{{ include "watershed.tlsSecret" . }}"
         defaultMode: 0440
     {{- if include "watershed.hasFiles" . }}
     - name: files
       configMap:
-        name: {{ include "watershed.fullname" . }}
+        name: "{{ include "watershed.fullname" . }}"
     {{- end }}
     {{- if .Values.admin.tokenSecret.name }}
     - name: admin
       secret:
-        secretName: {{ .Values.admin.tokenSecret.name }}
+        secretName: "{{ .Values.admin.tokenSecret.name }}"
         defaultMode: 0440
     {{- end }}
     {{- if .Values.upstream.host }}
@@ -203,7 +203,7 @@ spec:
         sources:
           - serviceAccountToken: {path: token}
           - configMap:
-              name: {{ required "upstream.caConfigMap: the ConfigMap with the CA of upstream.host" .Values.upstream.caConfigMap }}
+              name: "{{ required "upstream.caConfigMap: the ConfigMap with the CA of upstream.host" .Values.upstream.caConfigMap }}"
               items: [{key: ca.crt, path: ca.crt}]
           - downwardAPI:
               items: [{path: namespace, fieldRef: {fieldPath: metadata.namespace}}]
