@@ -5,6 +5,7 @@ use std::time::Duration;
 use anyhow::Context;
 
 use self::command_line::{Command, LogFlags};
+use self::output::print;
 use crate::telemetry::logs;
 
 mod admin;
@@ -24,6 +25,7 @@ mod kubeconfig;
 mod limits;
 #[cfg(feature = "lab")]
 mod load;
+mod output;
 #[cfg(feature = "lab")]
 mod plot;
 pub mod reference;
@@ -74,7 +76,7 @@ async fn run_command(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Kubeconfig(command) => command.run(),
         Command::Completion(command) => command.run(command_line::definition()),
         Command::Man(command) => command.run(command_line::definition()),
-        Command::ConfigSchema => completion::print(config_schema().as_bytes()),
+        Command::ConfigSchema => print(config_schema()).map(|()| ExitCode::SUCCESS),
         #[cfg(feature = "lab")]
         Command::Demo(args) => demo::run(args, log_format, level).await,
         #[cfg(feature = "lab")]

@@ -45,6 +45,9 @@ pub fn logs(format: LogFormat, filter: &str) -> anyhow::Result<()> {
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
+        // Otherwise a log that cannot be written ends the process: that error would go to the same
+        // place, by a macro that panics.
+        .log_internal_errors(false)
         .with_ansi(std::io::stderr().is_terminal());
     let set = match format {
         LogFormat::Text => builder.with_target(false).try_init(),

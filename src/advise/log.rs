@@ -33,6 +33,17 @@ pub struct LogError {
     source: io::Error,
 }
 
+impl LogError {
+    /// Returns `true` if the rest of a compressed file is missing or damaged. What was read is right.
+    pub(super) fn is_cut(&self) -> bool {
+        use io::ErrorKind::{InvalidData, InvalidInput, UnexpectedEof};
+        matches!(
+            self.source.kind(),
+            UnexpectedEof | InvalidData | InvalidInput
+        )
+    }
+}
+
 /// One line, or what stands for it.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum LogLine<'a> {

@@ -277,6 +277,30 @@ fn damaged_lines_are_counted_and_the_rest_is_read() {
 }
 
 #[test]
+fn what_a_torn_file_has_is_counted_and_other_files_are_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let [torn, whole] = ["torn.json.gz", "whole.json"].map(|name| folder.path().join(name));
+    let lines = format!("{}\n", Line::default().text()).repeat(2000);
+    let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    std::io::Write::write_all(&mut packed, lines.as_bytes()).unwrap();
+    let packed = packed.finish().unwrap();
+    std::fs::write(&torn, &packed[..packed.len() - 20]).unwrap();
+    std::fs::write(&whole, Line::default().text()).unwrap();
+    let mut replay = Replay::new(CachingPolicy::default());
+    replay
+        .read(
+            [torn, whole]
+                .iter()
+                .map(|path| LogInput::of(path))
+                .collect(),
+        )
+        .unwrap();
+    let report = replay.report();
+    assert_eq!((report.log.files, report.log.damaged_lines), (2, 1));
+    assert!(report.total.requests > 1, "{}", report.total.requests);
+}
+
+#[test]
 fn an_empty_log_has_a_report() {
     let report = replay(&[""]);
     assert!(table(&report, 5).starts_with("0 requests"));

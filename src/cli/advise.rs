@@ -1,5 +1,4 @@
 //! `watershed advise`: what a proxy would save, from kube-apiserver's audit log.
-#![expect(clippy::print_stdout, reason = "the report is the command's output")]
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -9,6 +8,7 @@ use clap::{Args, ValueEnum};
 
 use super::config;
 use super::failure::InvalidUsage;
+use super::output::print;
 use crate::advise::{LogInput, Replay, picture, table};
 use crate::serve::CachingPolicy;
 
@@ -61,10 +61,10 @@ impl AdviseCommand {
         );
         let report = replay.report();
         match self.output {
-            AdviceFormat::Table => print!("{}", table(&report, self.top)),
-            AdviceFormat::Json => println!("{}", serde_json::to_string_pretty(&report)?),
-            AdviceFormat::Svg => print!("{}", picture(&report, self.top)),
-        }
+            AdviceFormat::Table => print(table(&report, self.top)),
+            AdviceFormat::Json => print(serde_json::to_string_pretty(&report)? + "\n"),
+            AdviceFormat::Svg => print(picture(&report, self.top)),
+        }?;
         Ok(ExitCode::SUCCESS)
     }
 }

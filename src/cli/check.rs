@@ -1,11 +1,11 @@
 //! `watershed check`: finds mistakes before `serve` starts, or while it runs.
-#![expect(clippy::print_stdout, reason = "the findings are the command's output")]
 use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
 use serde_json::json;
 use watershed_connect::one_line;
 
+use super::output::print;
 use super::serve::ServeCommand;
 use crate::app::check::{Finding, Level, check};
 
@@ -43,7 +43,10 @@ impl CheckCommand {
         };
         let good = findings.iter().all(|finding| finding.level != Level::Error);
         match self.output {
-            CheckFormat::Json => println!("{:#}", json!({ "ok": good, "findings": findings })),
+            CheckFormat::Json => {
+                let report = json!({ "ok": good, "findings": findings });
+                print(format_args!("{report:#}\n"))?;
+            }
             CheckFormat::Text => {
                 for Finding {
                     level,
@@ -51,7 +54,7 @@ impl CheckCommand {
                     message,
                 } in &findings
                 {
-                    println!("{level:<8} {subject:<12} {message}");
+                    print(format_args!("{level:<8} {subject:<12} {message}\n"))?;
                 }
             }
         }

@@ -1,12 +1,13 @@
 //! `watershed completion` and `watershed man`: output generated from the definition of the command
 //! line.
-use std::io::{self, Write as _};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::{Args, Command, ValueEnum};
 use clap_complete::aot::{self, generate};
+
+use super::output::print;
 
 /// Flags of `watershed completion`.
 #[derive(Args, Debug)]
@@ -38,7 +39,8 @@ impl CompletionCommand {
         // `generate` panics if it cannot write, for example when standard output is closed.
         let mut script = Vec::new();
         generate(shell, &mut definition, "watershed", &mut script);
-        print(&script)
+        print(String::from_utf8(script)?)?;
+        Ok(ExitCode::SUCCESS)
     }
 }
 
@@ -58,16 +60,5 @@ impl ManCommand {
             .and_then(|()| clap_mangen::generate_to(definition, folder))
             .with_context(|| format!("cannot write manual pages to {} (DIR)", folder.display()))?;
         Ok(ExitCode::SUCCESS)
-    }
-}
-
-/// Prints the text on standard output.
-pub(super) fn print(text: &[u8]) -> anyhow::Result<ExitCode> {
-    match io::stdout().write_all(text) {
-        // A reader such as `head` may close the pipe early.
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(ExitCode::SUCCESS),
-        written => written
-            .map(|()| ExitCode::SUCCESS)
-            .context("cannot write to standard output"),
     }
 }

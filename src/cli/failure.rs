@@ -5,6 +5,8 @@ use clap::Command;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use watershed_connect::one_line;
 
+use super::output::complain;
+
 /// Exit codes with their meanings, for the documents.
 pub const EXIT_CODES: &[(u8, &str)] = &[
     (
@@ -49,7 +51,7 @@ pub struct InvalidUsage(#[from] anyhow::Error);
 
 /// Reports the failure of a command on standard error.
 pub fn report(error: &anyhow::Error) -> ExitCode {
-    eprintln!("watershed: {}", one_line(error.as_ref()));
+    complain(one_line(error.as_ref()));
     if error.is::<InvalidUsage>() {
         ExitCode::from(INVALID_USAGE)
     } else {
@@ -72,7 +74,7 @@ pub(super) fn report_command_line(
             ExitCode::SUCCESS
         };
     }
-    eprintln!("watershed: {}", mistake(error, definition, words));
+    complain(mistake(error, definition, words));
     ExitCode::from(INVALID_USAGE)
 }
 

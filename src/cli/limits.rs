@@ -7,6 +7,14 @@ use super::duration::duration;
 use crate::listener::{ConnectionLimits, Network, TrustedProxies};
 use crate::serve::UserLimits;
 
+/// Maximum value of flags in seconds: a year.
+pub(super) const MAX_SECONDS: u64 = 365 * 24 * 60 * 60;
+
+/// Returns a duration, of a year at most: more cannot be added to every point in time.
+pub(super) fn seconds(seconds: u64) -> Duration {
+    Duration::from_secs(seconds.min(MAX_SECONDS))
+}
+
 /// Flags that limit clients.
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Limits")]
@@ -45,7 +53,7 @@ pub(super) struct LimitFlags {
         long,
         default_value_t = 10,
         value_name = "SECONDS",
-        value_parser = clap::value_parser!(u64).range(1..)
+        value_parser = clap::value_parser!(u64).range(1..=MAX_SECONDS)
     )]
     handshake_timeout_seconds: u64,
     /// Timeout for reading the headers of an HTTP/1.1 request, from its first byte.
@@ -53,7 +61,7 @@ pub(super) struct LimitFlags {
         long,
         default_value_t = 32,
         value_name = "SECONDS",
-        value_parser = clap::value_parser!(u64).range(1..)
+        value_parser = clap::value_parser!(u64).range(1..=MAX_SECONDS)
     )]
     header_timeout_seconds: u64,
     /// Time after which a connection without requests is closed.
@@ -61,12 +69,17 @@ pub(super) struct LimitFlags {
         long,
         default_value_t = 90,
         value_name = "SECONDS",
-        value_parser = clap::value_parser!(u64).range(1..)
+        value_parser = clap::value_parser!(u64).range(1..=MAX_SECONDS)
     )]
     idle_timeout_seconds: u64,
     /// Time after which a connection is closed whose client does not read the data that waits for
     /// it; 0 for no limit. Quiet watches are not affected.
-    #[arg(long, default_value_t = 600, value_name = "SECONDS")]
+    #[arg(
+        long,
+        default_value_t = 600,
+        value_name = "SECONDS",
+        value_parser = clap::value_parser!(u64).range(..=MAX_SECONDS)
+    )]
     write_stall_seconds: u64,
     /// Chance of each HTTP/2 request to end its connection with GOAWAY, from 0 to 0.02. Requests and
     /// watches on it go on; the next ones take a new connection, which a load balancer may lead to

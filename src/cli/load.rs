@@ -1,5 +1,4 @@
 //! `watershed load`: its flags, and the files of its results.
-#![expect(clippy::print_stdout, reason = "the table is the command's output")]
 use std::io::IsTerminal as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -19,6 +18,7 @@ use watershed_lab::plot::plot_result;
 use watershed_lab::process::Process;
 
 use super::failure::{INTERRUPTED, InvalidUsage};
+use super::output::{complain, print};
 use crate::telemetry::{self, LogFormat};
 
 /// Flags of `watershed load`.
@@ -181,10 +181,14 @@ impl LoadCommand {
         if measured.is_empty() {
             bail!("interrupted before anything was measured");
         }
-        println!("{}\n{}", table(&measured), verdict(&measured));
+        print(format_args!(
+            "{}\n{}\n",
+            table(&measured),
+            verdict(&measured)
+        ))?;
         if let Some(folder) = &out {
             for path in write(folder, &measured)? {
-                println!("{}", path.display());
+                print(format_args!("{}\n", path.display()))?;
             }
         }
         Ok(if measured.is_clean() {
@@ -286,9 +290,7 @@ async fn interrupted(interrupt: CancellationToken) {
     }
     interrupt.cancel();
     if tokio::signal::ctrl_c().await.is_ok() {
-        eprintln!(
-            "watershed: interrupted twice; the ConfigMaps of this run are still on the server"
-        );
+        complain("interrupted twice; the ConfigMaps of this run are still on the server");
         std::process::exit(i32::from(INTERRUPTED));
     }
 }

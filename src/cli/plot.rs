@@ -1,14 +1,12 @@
 //! `watershed plot`: draws several results of `watershed load` as one picture.
-#![expect(
-    clippy::print_stdout,
-    reason = "the path of the picture is the command's output"
-)]
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::Args;
 use watershed_lab::plot::plot_by_watches;
+
+use super::output::print;
 
 /// Flags of `watershed plot`.
 #[derive(Args, Debug)]
@@ -32,7 +30,7 @@ impl PlotCommand {
         let picture = plot_by_watches(&texts)?;
         std::fs::write(&self.out, picture)
             .with_context(|| format!("cannot write {} (--out)", self.out.display()))?;
-        println!("{}", self.out.display());
+        print(format_args!("{}\n", self.out.display()))?;
         Ok(ExitCode::SUCCESS)
     }
 }

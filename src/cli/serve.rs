@@ -18,7 +18,7 @@ use super::checkpoint::CheckpointFlags;
 use super::config;
 use super::duration::duration;
 use super::failure::InvalidUsage;
-use super::limits::LimitFlags;
+use super::limits::{LimitFlags, MAX_SECONDS};
 use super::request_filter::RequestFilterFlags;
 use super::share::{MILLION, share};
 use super::tls::TlsFlags;
@@ -116,7 +116,13 @@ pub(super) struct ServeCommand {
     /// Age up to which events are kept, so that a watch can start from an old version (seconds).
     /// The last 100 of one type in one representation are kept however old they are, with 0 as well,
     /// while they take 1 MiB at most. This exception does not apply to the resource `events`.
-    #[arg(help_heading = CACHE, long, default_value_t = 300, value_name = "SECONDS")]
+    #[arg(
+        help_heading = CACHE,
+        long,
+        default_value_t = 300,
+        value_name = "SECONDS",
+        value_parser = clap::value_parser!(u64).range(..=MAX_SECONDS)
+    )]
     window_seconds: u64,
     /// Size up to which events are kept for one type in one representation (MiB).
     #[arg(help_heading = CACHE, long, default_value_t = 256, value_name = "MIB")]
@@ -167,7 +173,12 @@ pub(super) struct ServeCommand {
     #[arg(help_heading = CACHE, long = "cache-aggregated", value_name = "GROUP")]
     aggregated: Vec<String>,
     /// Time limit after SIGTERM for open requests and watches to end (seconds).
-    #[arg(long, default_value_t = 20, value_name = "SECONDS")]
+    #[arg(
+        long,
+        default_value_t = 20,
+        value_name = "SECONDS",
+        value_parser = clap::value_parser!(u64).range(..=MAX_SECONDS)
+    )]
     drain_seconds: u64,
     #[command(flatten)]
     checkpoint: CheckpointFlags,
@@ -244,7 +255,7 @@ impl ServeCommand {
         config.names = self.tls_sans;
         config.aggregated = self.aggregated;
         config.scopes.window.age = Duration::from_secs(self.window_seconds);
-        config.scopes.window.bytes = self.window_mib << 20;
+        config.scopes.window.bytes = self.window_mib.saturating_mul(1 << 20);
         config.scopes.max_staleness = self.max_staleness;
         config.scopes.compression = self.upstream_compression;
         self.checkpoint.apply(&mut config);

@@ -1,6 +1,5 @@
 //! The keys of the configuration file, and their JSON schema.
 use std::borrow::Cow;
-use std::time::Duration;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
@@ -9,6 +8,7 @@ use serde_saphyr::Spanned;
 use watershed_protocol::{FieldSelector, LabelSelector, ManagedFields};
 
 use crate::budget::parse_quantity;
+use crate::cli::limits::seconds;
 use crate::serve::{AgentPattern, CacheMode, ConsistentReads, ScopePolicy};
 
 /// The configuration file. Unknown keys are refused: a misspelt one would leave a silent default.
@@ -200,10 +200,10 @@ impl TypeSettings {
             selector_scopes: self.selector_scopes,
             merge: self.merge,
             max_scopes: self.max_upstream_watches,
-            idle: self.idle_seconds.map(Duration::from_secs),
-            window_age: self.window_seconds.map(Duration::from_secs),
+            idle: self.idle_seconds.map(seconds),
+            window_age: self.window_seconds.map(seconds),
             window_bytes: self.window_mib.map(|mib| mib.saturating_mul(1 << 20)),
-            max_staleness: self.max_staleness_seconds.map(Duration::from_secs),
+            max_staleness: self.max_staleness_seconds.map(seconds),
             derive_json: self.derive_json,
             managed_fields: self.managed_fields.map(ManagedFieldsChoice::treatment),
         }

@@ -1,7 +1,6 @@
 //! Builds the caching policy from the configuration file.
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::{anyhow, bail, ensure};
 use serde_saphyr::Spanned;
@@ -10,6 +9,7 @@ use watershed_protocol::Selection;
 use super::file::{
     CacheChoice, ClientSettings, ConfigFile, ManagedFieldsChoice, ScopeSettings, TypeSettings,
 };
+use crate::cli::limits::seconds;
 use crate::serve::{CacheMode, CachingPolicy, ClientRule, ScopePolicy, TypeName};
 
 /// Old names of keys, each with its new one.
@@ -41,8 +41,8 @@ pub(crate) fn parse(text: &str, preset: CachingPolicy) -> anyhow::Result<Caching
         mode: file.cache.map_or(preset.mode, |cache| cache.value.mode()),
         scope_policy: ScopePolicy {
             selector_scopes: file.selector_scopes,
-            idle: file.idle_seconds.map(Duration::from_secs),
-            max_staleness: file.max_staleness_seconds.map(Duration::from_secs),
+            idle: file.idle_seconds.map(seconds),
+            max_staleness: file.max_staleness_seconds.map(seconds),
             derive_json: file.derive_json,
             managed_fields: file.managed_fields.map(ManagedFieldsChoice::treatment),
             ..ScopePolicy::default()
@@ -224,6 +224,12 @@ fn add_scopes(
             "line {line}: a scope of {name}, which is not cached: \
              add it with cache: onDemand to resources"
         );
+        for namespace in &namespaces {
+            ensure!(
+                is_dns_label(namespace),
+                "line {line}: {namespace:?} cannot be the name of a namespace"
+            );
+        }
         let namespaces = if namespaces.is_empty() {
             vec![None]
         } else {
@@ -284,6 +290,20 @@ fn client_rules(entries: Vec<Spanned<ClientSettings>>) -> anyhow::Result<Vec<Cli
         });
     }
     Ok(rules)
+}
+
+/// Returns `true` if an API server takes this as a namespace's name.
+///
+/// Source: `apimachinery/pkg/util/validation/validation.go` (IsDNS1123Label).
+fn is_dns_label(name: &str) -> bool {
+    let is_alphanumeric = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    let has_ends = name.bytes().next().is_some_and(is_alphanumeric)
+        && name.bytes().next_back().is_some_and(is_alphanumeric);
+    has_ends
+        && name.len() <= 63
+        && name
+            .bytes()
+            .all(|byte| is_alphanumeric(byte) || byte == b'-')
 }
 
 #[cfg(test)]

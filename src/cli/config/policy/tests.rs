@@ -1,3 +1,5 @@
+use std::time::Duration;
+
 use watershed_protocol::{GroupVersionResource, ManagedFields};
 
 use crate::serve::{AgentPattern, CacheMode, ConsistentReads};
@@ -336,6 +338,10 @@ fn a_useless_scope_is_refused_with_its_line() {
         ("  namespaces: [a]\n", "line 4"),
         ("  namespaces: [a]\n  labelSelector: app=x\n", "line 4"),
         ("  namespaces: []\n", "line 4"),
+        ("  namespaces: [\"\"]\n", "line 4"),
+        ("  namespaces: [..]\n", "line 4"),
+        ("  namespaces: [B]\n", "line 4"),
+        ("  namespaces: [b-]\n", "line 4"),
         ("  labelSelector: \"app in (\"\n", "line 5"),
         ("  fieldSelector: spec.nodeName\n", "line 5"),
         ("  namespace: a\n", "line 5"),
