@@ -2,7 +2,10 @@
 //!
 //! The CA is in `ca.crt` and `ca.key`, the serving pair in `tls.crt` and `tls.key`. The CA stays
 //! the same over restarts, so that clients keep trusting it. The serving pair is renewed when it is
-//! about to expire or lacks a name.
+//! about to expire or lacks a name. Only then the CA's key is needed.
+//!
+//! Another CA is made at the start alone, and only where the files are missing, useless or about to
+//! expire: clients that trust the old one would fail at once.
 
 use std::fs;
 use std::io::{self, Write};
@@ -53,6 +56,22 @@ pub enum SelfSignedError {
         /// The error of the system.
         source: io::Error,
     },
+    /// A file is there and cannot be read.
+    #[error("cannot read {}: {source} (see --cert-dir)", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The error of the system.
+        source: io::Error,
+    },
+    /// The CA cannot sign another serving certificate, and a running proxy makes no other CA.
+    #[error("the CA in {} cannot renew the certificate: {problem}", dir.display())]
+    Ca {
+        /// The folder.
+        dir: PathBuf,
+        /// The reason.
+        problem: CaProblem,
+    },
     /// A name cannot be in a certificate.
     #[error("cannot make a self-signed certificate for {names:?}: {source} (see --tls-san)")]
     Make {
@@ -61,6 +80,26 @@ pub enum SelfSignedError {
         /// The error of rcgen.
         source: rcgen::Error,
     },
+}
+
+/// Reason why a CA cannot sign.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CaProblem {
+    /// There is no certificate.
+    #[error("ca.crt is missing")]
+    Missing,
+    /// The certificate is none.
+    #[error("ca.crt is not a certificate")]
+    Damaged,
+    /// The certificate ends within a month.
+    #[error("ca.crt is about to expire")]
+    Expiring,
+    /// There is no key.
+    #[error("ca.key is missing")]
+    NoKey,
+    /// The key is none, or another one's.
+    #[error("ca.key is not the key of ca.crt")]
+    OtherKey,
 }
 
 /// Returns the path of the CA's certificate.
@@ -116,53 +155,111 @@ fn hostname() -> Option<String> {
     (!name.is_empty()).then_some(name)
 }
 
-/// Finds a valid serving pair in `dir`, or makes one. Blocks.
+/// Finds a valid serving pair in `dir`, or makes one. If the CA there cannot sign it, makes another
+/// CA. Blocks.
 pub(super) fn ensure(dir: &Path, names: &[String]) -> Result<ServingPair, SelfSignedError> {
-    let pair = ServingPair {
-        cert: dir.join("tls.crt"),
-        key: dir.join("tls.key"),
+    fs::create_dir_all(dir).map_err(|source| SelfSignedError::Write {
+        path: dir.to_owned(),
+        source,
+    })?;
+    let problem = match find_or_sign(dir, names)? {
+        Ok(pair) => return Ok(pair),
+        Err(problem) => problem,
     };
-    let ca = load_ca(dir);
-    if let Some((ca, _)) = &ca
-        && is_valid(ca, &pair, names)
-    {
-        return Ok(pair);
+    if problem != CaProblem::Missing {
+        tracing::warn!(dir = %dir.display(), %problem, "making another CA: clients have to trust it");
     }
     let make = |source| SelfSignedError::Make {
         names: names.to_vec(),
         source,
     };
-    fs::create_dir_all(dir).map_err(|source| SelfSignedError::Write {
-        path: dir.to_owned(),
+    let ca_key = KeyPair::generate().map_err(make)?;
+    let certificate = ca_params().self_signed(&ca_key).map_err(make)?;
+    write(&dir.join("ca.key"), &ca_key.serialize_pem(), 0o600)?;
+    write(&ca_file(dir), &certificate.pem(), 0o644)?;
+    sign(dir, names, &ca_key)
+}
+
+/// Renews the serving pair in `dir` if it is about to expire, by the CA there. Blocks.
+pub(super) fn renew(dir: &Path, names: &[String]) -> Result<(), SelfSignedError> {
+    find_or_sign(dir, names)?.map_or_else(
+        |problem| {
+            let dir = dir.to_owned();
+            Err(SelfSignedError::Ca { dir, problem })
+        },
+        |_| Ok(()),
+    )
+}
+
+/// Finds a valid serving pair, or lets the CA sign one.
+fn find_or_sign(
+    dir: &Path,
+    names: &[String],
+) -> Result<Result<ServingPair, CaProblem>, SelfSignedError> {
+    let Some(ca) = read_if_present(&ca_file(dir))? else {
+        return Ok(Err(CaProblem::Missing));
+    };
+    let Ok(ca) = CertificateDer::from_pem_slice(&ca) else {
+        return Ok(Err(CaProblem::Damaged));
+    };
+    let Ok((_, parsed)) = x509_parser::parse_x509_certificate(&ca) else {
+        return Ok(Err(CaProblem::Damaged));
+    };
+    let needed = UnixTime::now().as_secs() + RENEW_BEFORE.as_secs();
+    let end = parsed.validity().not_after.timestamp();
+    if i64::try_from(needed).map_or(true, |needed| end <= needed) {
+        return Ok(Err(CaProblem::Expiring));
+    }
+    let pair = serving_pair(dir);
+    if is_valid(&ca, &pair, names) {
+        return Ok(Ok(pair));
+    }
+    let Some(key) = read_if_present(&dir.join("ca.key"))? else {
+        return Ok(Err(CaProblem::NoKey));
+    };
+    let key = std::str::from_utf8(&key).ok().map(KeyPair::from_pem);
+    let is_its_key = |key: &KeyPair| {
+        parsed.public_key().raw == rcgen::PublicKeyData::subject_public_key_info(key)
+    };
+    match key.and_then(Result::ok).filter(is_its_key) {
+        Some(key) => sign(dir, names, &key).map(Ok),
+        None => Ok(Err(CaProblem::OtherKey)),
+    }
+}
+
+/// Makes a serving pair that this CA signs.
+fn sign(dir: &Path, names: &[String], ca_key: &KeyPair) -> Result<ServingPair, SelfSignedError> {
+    let make = |source| SelfSignedError::Make {
+        names: names.to_vec(),
         source,
-    })?;
-    let ca_key = if let Some((_, key)) = ca {
-        key
-    } else {
-        let key = KeyPair::generate().map_err(make)?;
-        let certificate = ca_params().self_signed(&key).map_err(make)?;
-        write(&dir.join("ca.key"), &key.serialize_pem(), 0o600)?;
-        write(&ca_file(dir), &certificate.pem(), 0o644)?;
-        key
     };
     let key = KeyPair::generate().map_err(make)?;
     let certificate = serving_params(names)
-        .and_then(|params| params.signed_by(&key, &Issuer::new(ca_params(), &ca_key)))
+        .and_then(|params| params.signed_by(&key, &Issuer::new(ca_params(), ca_key)))
         .map_err(make)?;
+    let pair = serving_pair(dir);
     write(&pair.key, &key.serialize_pem(), 0o600)?;
     write(&pair.cert, &certificate.pem(), 0o644)?;
     Ok(pair)
 }
 
-/// Loads the CA in `dir`, if it is complete and does not expire soon.
-fn load_ca(dir: &Path) -> Option<(CertificateDer<'static>, KeyPair)> {
-    let certificate = CertificateDer::from_pem_file(ca_file(dir)).ok()?;
-    let key = KeyPair::from_pem(&fs::read_to_string(dir.join("ca.key")).ok()?).ok()?;
-    let (_, parsed) = x509_parser::parse_x509_certificate(&certificate).ok()?;
-    let end = parsed.validity().not_after.timestamp();
-    let needed = UnixTime::now().as_secs() + RENEW_BEFORE.as_secs();
-    let own = parsed.public_key().raw == rcgen::PublicKeyData::subject_public_key_info(&key);
-    (own && end > i64::try_from(needed).ok()?).then_some((certificate, key))
+fn serving_pair(dir: &Path) -> ServingPair {
+    ServingPair {
+        cert: dir.join("tls.crt"),
+        key: dir.join("tls.key"),
+    }
+}
+
+/// Returns the content of a file; `None` if there is none.
+fn read_if_present(path: &Path) -> Result<Option<Vec<u8>>, SelfSignedError> {
+    match fs::read(path) {
+        Ok(content) => Ok(Some(content)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(SelfSignedError::Read {
+            path: path.to_owned(),
+            source,
+        }),
+    }
 }
 
 /// Returns `true` if a client that trusts `ca` accepts the pair by each name, now and for a while.
@@ -287,25 +384,70 @@ mod tests {
         let remade = contents(dir.path());
         assert_eq!(made[..2], remade[..2], "the CA stays");
         assert_ne!(made[2..], remade[2..]);
-        let (ca, _) = load_ca(dir.path()).unwrap();
+        let ca = ca_of(dir.path());
         assert!(is_valid(&ca, &pair, &more));
         assert!(!is_valid(&ca, &pair, &["elsewhere.example.com".to_owned()]));
     }
 
+    fn ca_of(dir: &Path) -> CertificateDer<'static> {
+        CertificateDer::from_pem_file(ca_file(dir)).unwrap()
+    }
+
     #[test]
-    fn a_foreign_ca_key_is_not_used() {
+    fn a_running_proxy_keeps_its_ca_whatever_happens_to_the_key() {
+        let dir = tempfile::tempdir().unwrap();
+        let (key, names) = (
+            dir.path().join("ca.key"),
+            names("127.0.0.1".parse().unwrap(), &[]),
+        );
+        ensure(dir.path(), &names).unwrap();
+        let made = contents(dir.path());
+        let other_key = KeyPair::generate().unwrap().serialize_pem();
+        let more = [names.clone(), vec!["api.example.com".to_owned()]].concat();
+        for (content, wanted) in [
+            (None, CaProblem::NoKey),
+            (Some(other_key), CaProblem::OtherKey),
+        ] {
+            match content {
+                Some(content) => fs::write(&key, content).unwrap(),
+                None => fs::remove_file(&key).unwrap(),
+            }
+            renew(dir.path(), &names).unwrap();
+            let renewed = renew(dir.path(), &more);
+            let is_wanted = |error: &_| matches!(error, SelfSignedError::Ca { problem, .. } if *problem == wanted);
+            assert!(renewed.as_ref().is_err_and(is_wanted), "{renewed:?}");
+        }
+        // A file that is there and cannot be read, as without the right to.
+        fs::remove_file(&key).unwrap();
+        fs::create_dir(&key).unwrap();
+        for result in [
+            renew(dir.path(), &more),
+            ensure(dir.path(), &more).map(drop),
+        ] {
+            assert!(
+                matches!(result, Err(SelfSignedError::Read { .. })),
+                "{result:?}"
+            );
+        }
+        fs::remove_dir(&key).unwrap();
+        fs::write(&key, &made[1]).unwrap();
+        assert_eq!(made, contents(dir.path()));
+    }
+
+    #[test]
+    fn a_ca_that_cannot_sign_is_replaced_at_the_start_when_it_is_needed() {
         let dir = tempfile::tempdir().unwrap();
         let names = names("127.0.0.1".parse().unwrap(), &[]);
         ensure(dir.path(), &names).unwrap();
-        fs::write(
-            dir.path().join("ca.key"),
-            KeyPair::generate().unwrap().serialize_pem(),
-        )
-        .unwrap();
-        assert!(load_ca(dir.path()).is_none());
+        let made = contents(dir.path());
+        let other_key = KeyPair::generate().unwrap().serialize_pem();
+        fs::write(dir.path().join("ca.key"), other_key).unwrap();
+        ensure(dir.path(), &names).unwrap();
+        assert_eq!(made[0], contents(dir.path())[0], "the pair is valid");
+        fs::remove_file(dir.path().join("tls.crt")).unwrap();
         let pair = ensure(dir.path(), &names).unwrap();
-        let (ca, _) = load_ca(dir.path()).unwrap();
-        assert!(is_valid(&ca, &pair, &names));
+        assert!(is_valid(&ca_of(dir.path()), &pair, &names));
+        assert_ne!(made[0], contents(dir.path())[0]);
     }
 
     #[test]

@@ -17,6 +17,7 @@ use tokio_rustls::TlsAcceptor;
 use super::client_certificates::AnyCertificate;
 use super::self_signed;
 use super::tls_policy;
+use crate::log_throttle::LogThrottle;
 use watershed_connect::Validity;
 
 pub use tls_policy::{CipherSuiteName, TlsMinVersion, TlsPolicy};
@@ -26,6 +27,9 @@ pub use tls_policy::{CipherSuiteName, TlsMinVersion, TlsPolicy};
 /// cert-manager and kubelet renew long before expiry, so this only has to be short enough for an
 /// operator who waits for it.
 const RELOAD_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Self-signed certificates that could not be renewed, at every look at the files.
+static NOT_RENEWED: LogThrottle = LogThrottle::new(Duration::from_hours(1));
 
 /// The source of the serving certificate.
 #[derive(Clone, Debug)]
@@ -210,8 +214,11 @@ impl ServerTls {
     pub async fn reload(&self) {
         let shared = Arc::clone(&self.shared);
         let outcome = blocking(move || {
-            if let Some(pair) = &shared.source.self_signed {
-                self_signed::ensure(&pair.dir, &pair.names)?;
+            if let Some(pair) = &shared.source.self_signed
+                && let Err(error) = self_signed::renew(&pair.dir, &pair.names)
+                && NOT_RENEWED.count(1).is_some()
+            {
+                tracing::warn!(%error, "cannot renew the self-signed certificate; serving the old one");
             }
             let files = shared.source.read()?;
             let mut seen = shared.seen.lock();
