@@ -130,15 +130,22 @@ impl Checkpoints {
         let claiming = this.clone();
         let claiming = spawn_blocking(move || claiming.claim());
         let folder = this.0.config.folder.display();
-        if let Ok(claimed) = timeout(OPEN_TIMEOUT, claiming).await {
-            if !claimed?? {
-                tracing::warn!(
-                    %folder,
-                    "another process writes checkpoints to the folder; writing once it has ended"
-                );
-            }
-        } else {
-            tracing::warn!(%folder, "looking through the old checkpoints takes long");
+        match timeout(OPEN_TIMEOUT, claiming)
+            .await
+            .map(|ended| ended.unwrap_or_else(|error| Err(error.into())))
+        {
+            Ok(Ok(true)) => {}
+            Ok(Ok(false)) => tracing::warn!(
+                %folder,
+                "another process writes checkpoints to the folder; writing once it has ended"
+            ),
+            // The disk may be full: that must not keep the proxy from starting.
+            Ok(Err(error)) => tracing::warn!(
+                %folder,
+                %error,
+                "cannot write to the folder of checkpoints; trying again at the next interval"
+            ),
+            Err(_) => tracing::warn!(%folder, "looking through the old checkpoints takes long"),
         }
         Ok(this)
     }

@@ -2,14 +2,17 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 use std::time::{Duration, SystemTime};
 
 use tempfile::TempDir;
+use tokio::io::AsyncReadExt as _;
+use tokio::process::{Child, Command};
 use watershed_lab::sim::{SimulatedServer, pods};
 use watershed_protocol::GroupVersionResource;
 
 use crate::bad_answers::source_of_watch;
-use crate::support::client::{Endpoint, Protocol};
+use crate::support::client::{Endpoint, Protocol, within};
 use crate::support::follower::{Follower, Opening};
 use crate::support::history::{Interest, WriteHistory};
 use crate::support::program::Program;
@@ -386,22 +389,75 @@ async fn checkpoints_of_a_lost_history_end_no_second_one() {
     upstream.shutdown().await;
 }
 
+/// Lets others that open a file wait, for as long as the process lives that is returned.
+async fn hold_lease(file: &Path) -> Child {
+    const HOLD: &str = "import fcntl, signal, sys
+signal.signal(signal.SIGIO, signal.SIG_IGN)
+held = open(sys.argv[1], 'r+b')
+fcntl.fcntl(held, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+print('held', flush=True)
+sys.stdin.read()";
+    let mut child = Command::new("python3")
+        .args(["-c", HOLD])
+        .arg(file)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    let mut held = [0; 4];
+    let output = child.stdout.as_mut().unwrap();
+    within("the lease", output.read_exact(&mut held))
+        .await
+        .unwrap();
+    child
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_no_file_of_the_proxy_is_no_checkpoint() {
+    let upstream = SimulatedServer::start(small()).await.unwrap();
+    let folder = TempDir::new().unwrap();
+    leave_checkpoint(&upstream, folder.path()).await;
+    let (file, _) = pods_file(folder.path()).unwrap();
+    let elsewhere = folder.path().join("elsewhere");
+    fs::rename(&file, &elsewhere).unwrap();
+    std::os::unix::fs::symlink(&elsewhere, &file).unwrap();
+    fs::create_dir(folder.path().join("a.checkpoint")).unwrap();
+    let pipe = folder.path().join("b.checkpoint");
+    let made = std::process::Command::new("mkfifo").arg(&pipe).status();
+    assert!(made.unwrap().success());
+    let program = start(&upstream, folder.path(), &[]).await;
+    answered_from_memory(&program, PODS).await;
+    assert!(lists(&program).await >= 1.0, "a link is not followed");
+    assert_exact(&program, &upstream).await;
+    let writes = r#"watershed_checkpoint_writes_total{result="written"}"#;
+    becomes("others are written", true, async || {
+        metric(program.admin, writes).await >= 1.0
+    })
+    .await;
+    program.terminate().await;
+    assert!(program.ended().await.success());
+    assert!(
+        elsewhere.exists() && pipe.exists(),
+        "they are not the proxy's"
+    );
+    upstream.shutdown().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_disk_that_hangs_delays_neither_the_list_nor_the_end_for_long() {
     let upstream = SimulatedServer::start(small()).await.unwrap();
     let folder = TempDir::new().unwrap();
     leave_checkpoint(&upstream, folder.path()).await;
     let program = launch(&upstream, folder.path(), &[]).await;
-    // Whoever opens a pipe waits for its writer.
     let (file, _) = pods_file(folder.path()).unwrap();
-    fs::remove_file(&file).unwrap();
-    let made = std::process::Command::new("mkfifo").arg(&file).status();
-    assert!(made.unwrap().success());
+    let lease = hold_lease(&file).await;
     answered_from_memory(&program, PODS).await;
     assert!(reads(&program, "slow").await >= 1.0);
     assert_exact(&program, &upstream).await;
     program.terminate().await;
     assert!(program.ended().await.success());
+    drop(lease);
     upstream.shutdown().await;
 }
 

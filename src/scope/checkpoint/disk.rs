@@ -1,15 +1,23 @@
 //! Reading from a disk that may be slow, or hang.
-use std::fs::File;
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use rustix::fs::OFlags;
+use rustix::process::geteuid;
 use tokio::time::{Instant, sleep};
 
+use super::file::CheckpointFileError;
 use crate::upstream::{STATE_SILENCE, is_slower_than_a_list};
 
+/// Flag for opening a file that others may have put in a folder: a link would lead elsewhere.
+pub(super) const NO_LINK: i32 = OFlags::NOFOLLOW.bits().cast_signed();
+/// The mode of a file that everybody may write.
+const WRITABLE_BY_ALL: u32 = 0o002;
 /// Pause between two looks at the progress.
 const LOOK: Duration = Duration::from_millis(100);
 
@@ -49,9 +57,29 @@ pub(super) struct FileOfDisk {
 }
 
 impl FileOfDisk {
-    pub(super) fn open(path: &Path, progress: &Arc<ReadingProgress>) -> io::Result<Self> {
+    /// Opens a file that this user has written, and that nobody else can have changed but its group.
+    /// A folder's pods may share one.
+    pub(super) fn open(
+        path: &Path,
+        progress: &Arc<ReadingProgress>,
+    ) -> Result<Self, CheckpointFileError> {
+        // Before it is opened: whoever opens a pipe waits for its writer.
+        if !fs::symlink_metadata(path)?.is_file() {
+            return Err(CheckpointFileError::Foreign("it is not a regular file"));
+        }
+        let file = OpenOptions::new()
+            .read(true)
+            .custom_flags(NO_LINK)
+            .open(path)?;
+        let metadata = file.metadata()?;
+        let is_own = metadata.uid() == geteuid().as_raw();
+        if !is_own || metadata.mode() & WRITABLE_BY_ALL != 0 {
+            return Err(CheckpointFileError::Foreign(
+                "other users may have written it",
+            ));
+        }
         Ok(Self {
-            file: File::open(path)?,
+            file,
             progress: Arc::clone(progress),
         })
     }

@@ -100,6 +100,8 @@ impl StoredPart {
 pub(super) enum CheckpointFileError {
     #[error(transparent)]
     Io(#[from] io::Error),
+    #[error("{0}")]
+    Foreign(&'static str),
     #[error("it has another layout")]
     Layout,
     #[error("it is damaged: {0}")]

@@ -9,8 +9,9 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use parking_lot::Mutex;
+use rustix::fs::OFlags;
 
-use super::disk::{FileOfDisk, ReadingProgress};
+use super::disk::{FileOfDisk, NO_LINK, ReadingProgress};
 use super::file::{CheckpointFileError, CheckpointHeader, CheckpointReader, CheckpointWriter};
 
 /// The ending of checkpoints, and of those that are being written.
@@ -19,6 +20,8 @@ const UNFINISHED: &str = "checkpoint-unfinished";
 /// The file that the writing process holds a lock of.
 const LOCK: &str = "lock";
 const BUFFER: usize = 256 << 10;
+/// Flag for opening the lock: a pipe in its place would be waited for.
+const NO_WAIT: i32 = OFlags::NONBLOCK.bits().cast_signed();
 
 /// A file whose header was read.
 type OpenCheckpoint = (CheckpointReader<BufReader<FileOfDisk>>, CheckpointHeader);
@@ -55,6 +58,7 @@ impl CheckpointFolder {
             .create(true)
             .truncate(false)
             .mode(0o600)
+            .custom_flags(NO_LINK | NO_WAIT)
             .open(self.path.join(LOCK))?;
         match file.try_lock() {
             Err(TryLockError::WouldBlock) => return Ok(false),
@@ -66,7 +70,7 @@ impl CheckpointFolder {
         }
         // A process that was killed leaves what it was writing.
         for unfinished in self.files(UNFINISHED)? {
-            fs::remove_file(unfinished)?;
+            remove(&unfinished);
         }
         *lock = Some(file);
         Ok(true)
@@ -148,7 +152,7 @@ impl CheckpointFolder {
             let opened = Self::open_file(&path, &progress);
             let is_kept = matches!(opened, Ok((_, header)) if is_wanted(&header));
             if !is_kept {
-                unless_gone(fs::remove_file(path))?;
+                remove(&path);
             }
         }
         Ok(())
@@ -182,14 +186,14 @@ impl CheckpointFolder {
         own.map_or(0, |own| own.len())
     }
 
+    /// Returns the regular files with this ending. Nothing else there is the proxy's.
     fn files(&self, ending: &str) -> io::Result<Vec<PathBuf>> {
         let mut files = Vec::new();
         for entry in fs::read_dir(&self.path)? {
-            let path = entry?.path();
-            if path
-                .extension()
-                .is_some_and(|extension| extension == ending)
-            {
+            let entry = entry?;
+            let path = entry.path();
+            let has_ending = path.extension().is_some_and(|found| found == ending);
+            if has_ending && unless_gone(entry.file_type())?.is_some_and(|kind| kind.is_file()) {
                 files.push(path);
             }
         }
@@ -200,6 +204,14 @@ impl CheckpointFolder {
     fn path(&self, scope: &str, ending: &str) -> PathBuf {
         let name = blake3::hash(scope.as_bytes()).to_hex();
         self.path.join(&name[..32]).with_extension(ending)
+    }
+}
+
+/// Removes a file. One that stays, as another user's may, is never read: its reader finds out again.
+fn remove(path: &Path) {
+    if let Err(error) = unless_gone(fs::remove_file(path)) {
+        let file = path.display();
+        tracing::warn!(%file, %error, "cannot remove a checkpoint");
     }
 }
 
