@@ -188,7 +188,7 @@ impl Work {
             .is_derived
             .then(|| Box::new(CompressedOrigin::of(&frame)) as _);
         self.writer
-            .apply_from(self.now, frame, object, origin)
+            .apply_from(self.now, frame, object, None, origin)
             .unwrap();
         if self.now >= self.next_bookmark {
             self.bookmark();

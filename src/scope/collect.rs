@@ -7,7 +7,7 @@ use watershed_protocol::{FieldTable, Scanned, WireFormat};
 use crate::store::{Layout, SnapshotBuilder, StoredObject};
 use crate::upstream::Collect;
 
-/// Returns an object as the store takes it: a slice of what was received.
+/// Returns an object as the store takes it: a slice of `object`.
 pub(super) fn stored_object(format: &WireFormat, object: &Bytes, scanned: Scanned) -> StoredObject {
     StoredObject {
         bytes: format.item_bytes(object).into(),

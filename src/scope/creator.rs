@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use tokio::sync::{Semaphore, watch};
 use watershed_protocol::{
-    Encoding, FieldTable, GroupVersionResource, ManagedFields, Representation,
+    Encoding, FieldTable, GroupVersionResource, ManagedFields, ReadDefaults, Representation,
 };
 
 use super::cached::Scope;
@@ -153,6 +153,7 @@ impl ScopeCreator {
             unfit: Arc::clone(&self.unfit),
             continuity: Continuity::new(self.client.clone(), &scope),
             writer,
+            read_defaults: ReadDefaults::of(&scope.key.gvr),
             probe,
             phase: publish_phase,
             events: metrics::of_type(&metrics::UPSTREAM_EVENTS, &scope.key.gvr),
@@ -194,12 +195,11 @@ impl ScopeCreator {
         reader: StoreReader,
         phase: watch::Receiver<ScopePhase>,
     ) -> Scope {
-        let timeline = self
-            .aggregated
-            .get(&*key.gvr.group)
-            .unwrap_or(&self.timeline);
+        let group = &key.gvr.group;
+        let aggregated = self.aggregated.get(&**group).cloned();
+        let timeline = aggregated.unwrap_or_else(|| self.timeline.of_group(group));
         Scope {
-            history: HeldHistory::new(timeline, &key.gvr),
+            history: HeldHistory::new(&timeline, &key.gvr),
             key,
             fields: Arc::clone(&target.fields),
             managed_fields: target.managed_fields,

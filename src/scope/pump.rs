@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::{self, sleep_until};
-use watershed_protocol::{BookmarkFormat, Frame, ResourceVersion, Scanned};
+use watershed_protocol::{BookmarkFormat, Frame, ReadDefaults, ResourceVersion, Scanned};
 
 use super::cached::Scope;
 use super::charges::discard;
@@ -64,6 +64,8 @@ pub(super) struct ScopePump {
     pub(super) open: OpenScopes,
     pub(super) null_in_structs: Arc<NullInStructs>,
     pub(super) timers: PumpTimers,
+    /// The changes that upstream makes to objects that are read, and not to those of events.
+    pub(super) read_defaults: ReadDefaults,
     /// Asks about versions that several deletions share, if the type has such.
     pub(super) probe: Option<Probe>,
     pub(super) streaming: StreamingLearner,
@@ -494,10 +496,13 @@ impl ScopePump {
             self.events.increment(1);
         }
         let Some(ready) = &self.ready else { return };
+        let encoding = self.scope.key.representation.encoding;
+        let read = self.read_defaults.applied(encoding, &frame.object);
+        let read = read.map(|read| stored_object(&ready.format, &read, scanned.clone()));
         let object = stored_object(&ready.format, &frame.object, scanned);
         // A known event does not show that news arrives.
         let is_news = object.version > self.scope.reader.event_version();
-        match self.writer.apply_from(now, frame, object, origin) {
+        match self.writer.apply_from(now, frame, object, read, origin) {
             Ok(()) if is_news => self.mark_heard(),
             Ok(()) => {}
             Err(InconsistentEvent::Rewritten { .. }) if self.release.is_learning() => {

@@ -35,25 +35,41 @@ pub async fn watch_for_rollbacks(scopes: Scopes) {
     let mut retries = Backoff::new(RETRY, interval);
     // Proxies that started together must not ask together.
     let mut wait = interval.mul_f64(fastrand::f64());
+    let (mut occasion, mut has_failed) = (Occasion::Due, false);
     loop {
-        sleep(wait).await;
+        tokio::select! {
+            () = sleep(wait) => {}
+            // After a failure, the pause comes first.
+            () = monitor.timeline.suspected(), if !has_failed => occasion = Occasion::Suspicion,
+        }
         let every = if client.upstream().chain().is_behind_proxy() {
             interval * BEHIND_PROXY
         } else {
             interval
         };
-        let checked = timeout(ANSWER_TIMEOUT, monitor.check()).await;
+        let checked = timeout(ANSWER_TIMEOUT, monitor.check(occasion)).await;
         wait = match checked.unwrap_or(Err(AnswerError::Late(ANSWER_TIMEOUT))) {
             Ok(()) => {
+                (occasion, has_failed) = (Occasion::Due, false);
                 retries.reset();
                 every.mul_f64(0.8 + fastrand::f64() / 5.0)
             }
             Err(error) => {
+                has_failed = true;
                 tracing::debug!(%error, "upstream was not asked if its versions went back");
                 retries.pause().max(error.retry_after())
             }
         };
     }
+}
+
+/// The occasion of a question.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Occasion {
+    /// The interval has passed.
+    Due,
+    /// Versions of custom types went back.
+    Suspicion,
 }
 
 struct RollbackMonitor {
@@ -84,7 +100,7 @@ impl RollbackMonitor {
         }
     }
 
-    async fn check(&mut self) -> Result<(), AnswerError> {
+    async fn check(&mut self, occasion: Occasion) -> Result<(), AnswerError> {
         if self.refused.is_some_and(|at| at.elapsed() < REFUSAL) {
             return self.check_scope().await;
         }
@@ -93,6 +109,8 @@ impl RollbackMonitor {
                 self.refused = Some(Instant::now());
                 self.check_scope().await
             }
+            // The version of that scope may be much newer than the last answer about the namespace.
+            Ok(()) if occasion == Occasion::Suspicion => self.check_scope().await,
             checked => checked,
         }
     }

@@ -11,15 +11,20 @@
 //! question carries the newest version that was known when it was sent ([`Question`]). Versions are
 //! compared within a type, as API servers can keep types in several etcds
 //! (`--etcd-servers-overrides`).
+//!
+//! The types of a custom group have a *branch* of the API server's timeline. An APIService can lead
+//! their URLs to another server at any moment, which numbers its versions by itself. So their
+//! versions are no proof about other types: the branch ends alone, and the API server is asked at
+//! once about itself ([`super::rollback_monitor`]). A branch ends with the timeline it belongs to.
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use tokio::sync::watch;
-use watershed_protocol::{GroupVersionResource, ResourceVersion};
+use tokio::sync::{Notify, watch};
+use watershed_protocol::{GroupVersionResource, ResourceVersion, is_built_in_group};
 
 use super::metrics;
 use super::version_ages::VersionAges;
@@ -36,12 +41,17 @@ const CALM: Duration = Duration::from_mins(2);
 #[derive(Clone, Debug)]
 pub struct Timeline(Arc<TimelineState>);
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct TimelineState {
     /// The number of the present timeline. It changes under the lock of `tables`.
     number: AtomicU64,
     changes: watch::Sender<u64>,
     tables: Mutex<TimelineTables>,
+    /// The timeline that this one is a branch of.
+    root: Option<Timeline>,
+    branches: Mutex<HashMap<Arc<str>, Weak<TimelineState>>>,
+    /// Notified when a branch has ended alone.
+    suspected: Notify,
 }
 
 #[derive(Debug, Default)]
@@ -171,11 +181,7 @@ impl Default for Timeline {
             // A series that begins with its first rollback would hide that one from alerts.
             metrics::ROLLBACKS.with([label.into()]).increment(0);
         }
-        Self(Arc::new(TimelineState {
-            number: AtomicU64::new(0),
-            changes: watch::Sender::new(0),
-            tables: Mutex::default(),
-        }))
+        Self(Arc::new(TimelineState::default()))
     }
 }
 
@@ -199,14 +205,18 @@ impl Timeline {
     /// Ends the timeline with this number. Does nothing if it has ended already: many find out at
     /// the same time.
     pub fn end(&self, number: u64, evidence: &RollbackEvidence) {
-        {
-            let mut tables = self.0.tables.lock();
-            if self.number() != number {
-                return;
-            }
-            tables.versions.clear();
-            tables.rollbacks.count(Instant::now());
-            self.0.number.store(number + 1, Ordering::Release);
+        if !self.begin_next(number) {
+            return;
+        }
+        self.0.tables.lock().rollbacks.count(Instant::now());
+        if let Some(root) = &self.0.root {
+            tracing::warn!(
+                %evidence,
+                "custom types have another history now, as after a restore of etcd, or from another \
+                 server: those of their group are dropped and listed again"
+            );
+            root.0.suspected.notify_one();
+            return;
         }
         metrics::ROLLBACKS
             .with([evidence.label().into()])
@@ -216,12 +226,60 @@ impl Timeline {
             "upstream has another history now, as after a restore of etcd: everything held is \
              dropped, every watch ends with 410, and all types are listed again"
         );
+        let branches: Vec<_> = {
+            let branches = self.0.branches.lock();
+            branches
+                .values()
+                .filter_map(Weak::upgrade)
+                .map(Self)
+                .collect()
+        };
+        for branch in branches {
+            branch.begin_next(branch.number());
+        }
+    }
+
+    /// Begins the timeline after the one with this number. Returns `false` if that has ended already.
+    fn begin_next(&self, number: u64) -> bool {
+        {
+            let mut tables = self.0.tables.lock();
+            if self.number() != number {
+                return false;
+            }
+            tables.versions.clear();
+            self.0.number.store(number + 1, Ordering::Release);
+        }
         // Another thread may have ended the next timeline meanwhile.
         self.0.changes.send_if_modified(|known| {
             let is_news = *known <= number;
             *known = (*known).max(number + 1);
             is_news
         });
+        true
+    }
+
+    /// Returns the timeline of a group's types: this one, or a branch.
+    pub(super) fn of_group(&self, group: &Arc<str>) -> Self {
+        if is_built_in_group(group) {
+            return self.clone();
+        }
+        let mut branches = self.0.branches.lock();
+        if let Some(known) = branches.get(group).and_then(Weak::upgrade) {
+            return Self(known);
+        }
+        // Groups come and go.
+        branches.retain(|_, branch| branch.strong_count() > 0);
+        let branch = Arc::new(TimelineState {
+            root: Some(self.clone()),
+            ..TimelineState::default()
+        });
+        branches.insert(Arc::clone(group), Arc::downgrade(&branch));
+        Self(branch)
+    }
+
+    /// Waits until a branch has ended alone. Cancel safe.
+    pub(super) async fn suspected(&self) {
+        self.0.suspected.notified().await;
     }
 
     /// Returns the time after which a scope is listed again. It differs from call to call.
@@ -391,6 +449,34 @@ mod tests {
         let question = question(&timeline);
         question.contradicted(ResourceVersion(3));
         assert_eq!(question.answered(ResourceVersion(10)), Err(TimelineChanged));
+    }
+
+    #[tokio::test]
+    async fn custom_types_are_no_proof_about_others_and_share_their_end() {
+        let timeline = Timeline::default();
+        let branch = timeline.of_group(&"example.org".into());
+        let other = timeline.of_group(&"example.com".into());
+        assert!(timeline.of_group(&"apps".into()).is(&timeline));
+        assert!(timeline.of_group(&"example.org".into()).is(&branch));
+        let widgets = GroupVersionResource::new("example.org", "v1", "widgets");
+        let newest = branch.newest(&widgets);
+        newest.raise(ResourceVersion(2503));
+        let question = branch.ask(&widgets, newest);
+        assert_eq!(
+            question.answered(ResourceVersion(103)),
+            Err(TimelineChanged)
+        );
+        let numbers = || [&timeline, &branch, &other].map(Timeline::number);
+        assert_eq!(numbers(), [0, 1, 0]);
+        timeline.suspected().await;
+        question_of_pods_goes_back(&timeline);
+        assert_eq!(numbers(), [1, 2, 1]);
+    }
+
+    fn question_of_pods_goes_back(timeline: &Timeline) {
+        let newest = timeline.newest(&pods());
+        newest.raise(ResourceVersion(10));
+        let _ = question(timeline).answered(ResourceVersion(9));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use watershed_protocol::{ItemBytes, ObjectAttributes, ResourceVersion};
 use super::event_frame::RemadeFrame;
 use super::packed::PackedItems;
 
-/// An object as upstream sent it. Invariant `bytes`: `bytes` is never re-encoded.
+/// An object as upstream sent it, or as it would be read. Invariant `bytes`: `bytes` is never re-encoded.
 #[derive(Debug)]
 pub struct StoredObject {
     /// Upstream's bytes, as far as they are held. They may share memory with the objects beside.

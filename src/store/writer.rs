@@ -68,10 +68,11 @@ impl StoreWriter {
         frame: Frame,
         object: StoredObject,
     ) -> Result<(), InconsistentEvent> {
-        self.apply_from(now, frame, object, None)
+        self.apply_from(now, frame, object, None, None)
     }
 
-    /// Applies an event whose frame `origin` can make again.
+    /// Applies an event whose frame `origin` can make again. `read` is the object as upstream's gets and
+    /// lists have it, if the event has it in another form.
     ///
     /// etcd deletes all objects of an expired lease at once, so deletions may share a version. An
     /// event that is known already is ignored: a watch that resumes begins with the last one.
@@ -80,11 +81,13 @@ impl StoreWriter {
         now: Instant,
         frame: Frame,
         object: StoredObject,
+        read: Option<StoredObject>,
         origin: Option<Box<dyn FrameOrigin>>,
     ) -> Result<(), InconsistentEvent> {
         let (relation, before, frames) = {
             let state = self.state.read();
-            let relation = check(&state.snapshot, frame.kind, &object)?;
+            let held = read.as_ref().unwrap_or(&object);
+            let relation = check(&state.snapshot, frame.kind, held)?;
             let before = state.snapshot.get(object.key()).cloned();
             (relation, before, state.window.frames().clone())
         };
@@ -106,7 +109,8 @@ impl StoreWriter {
             state.snapshot.remove(event.object.key());
         } else {
             state.finish_deletions();
-            state.snapshot.insert(Arc::clone(&event.object));
+            let held = read.map_or_else(|| Arc::clone(&event.object), Arc::new);
+            state.snapshot.insert(held);
         }
         let held_by_pins = before.as_ref().map_or(0, |before| before.size());
         let pins = state.pins.replaced(held_by_pins);

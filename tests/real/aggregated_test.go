@@ -48,14 +48,8 @@ func TestAggregatedAnswersReachOnlyTheirCaller(t *testing.T) {
 		}
 	}))
 	defer backend.Close()
-	port := backend.Listener.Addr().(interface{ String() string }).String()
-	port = port[strings.LastIndexByte(port, ':')+1:]
-
 	ns := objects.Namespace(t)
-	require.Value(api.Clientset(t, testbed.Upstream).CoreV1().Services(ns).Create(context.Background(), &corev1.Service{
-		ObjectMeta: metav1.ObjectMeta{Name: "backend"},
-		Spec:       corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: "localhost"},
-	}, metav1.CreateOptions{}))(t)
+	port := reachBackend(t, ns, backend)
 	const services = "/apis/apiregistration.k8s.io/v1/apiservices"
 	testbed.Upstream.Must(t, api.Request{Method: "POST", Path: services, Body: fmt.Sprintf(`{"kind": "APIService", "apiVersion": "apiregistration.k8s.io/v1",
 		"metadata": {"name": "%[2]s.%[1]s"},
@@ -91,6 +85,80 @@ func TestAggregatedAnswersReachOnlyTheirCaller(t *testing.T) {
 	a := late.Must(t, list)
 	if source := a.Header.Get("X-Watershed-Source"); !testbed.Direct && source != "forward; reason=unknown-type" {
 		t.Errorf("answered from %q", source)
+	}
+}
+
+// reachBackend makes a service "backend" that leads to a server on this machine. Returns its port.
+func reachBackend(t *testing.T, ns string, backend *httptest.Server) string {
+	t.Helper()
+	require.Value(api.Clientset(t, testbed.Upstream).CoreV1().Services(ns).Create(context.Background(), &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Name: "backend"},
+		Spec:       corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: "localhost"},
+	}, metav1.CreateOptions{}))(t)
+	address := backend.Listener.Addr().String()
+	return address[strings.LastIndexByte(address, ':')+1:]
+}
+
+// TestServersThatTakeOverACustomTypeEndNoOtherWatches leads the URLs of a custom type to a server
+// that counts its own versions. They go back, and that is no restore of etcd.
+func TestServersThatTakeOverACustomTypeEndNoOtherWatches(t *testing.T) {
+	if testbed.Direct {
+		t.Skip("about the proxy")
+	}
+	ns := objects.Namespace(t)
+	w := objects.NewWidget(t)
+	w.Define(t, testbed.Upstream)
+	testbed.Upstream.Must(t, api.Request{Method: "POST", Path: w.Path(ns, ""), Body: w.Object("a", 1)})
+	proxy := testbed.StartProxy(t, testbed.Shared.ProxyKubeconfig)
+	read := api.Request{Path: w.Path("", "") + "?resourceVersion=0"}
+	poll.Until(t, "the type is answered from memory", func() error {
+		if a := proxy.Send(t, read); a.Status != 200 || a.Header.Get("X-Watershed-Source") != "snapshot" {
+			return fmt.Errorf("%d from %q", a.Status, a.Header.Get("X-Watershed-Source"))
+		}
+		return nil
+	})
+	watch := proxy.Watch(t, api.Request{Path: "/api/v1/namespaces/" + ns + "/configmaps?watch=1&resourceVersion=0"})
+	backend := httptest.NewTLSServer(http.HandlerFunc(func(out http.ResponseWriter, r *http.Request) {
+		out.Header().Set("Content-Type", "application/json")
+		switch r.URL.Path {
+		case w.Path("", ""):
+			fmt.Fprintf(out, `{"apiVersion":"%s/v1","items":[],"kind":"WidgetList","metadata":{"continue":"","resourceVersion":"7"}}`+"\n", w.Group)
+		case "/apis/" + w.Group + "/v1":
+			fmt.Fprintf(out, `{"kind":"APIResourceList","apiVersion":"v1","groupVersion":"%s/v1","resources":[{"name":"widgets","singularName":"widget",`+
+				`"namespaced":true,"kind":"Widget","verbs":["get","list","watch"]}]}`, w.Group)
+		default:
+			http.NotFound(out, r)
+		}
+	}))
+	defer backend.Close()
+	service := "/apis/apiregistration.k8s.io/v1/apiservices/v1." + w.Group
+	testbed.Upstream.Must(t, api.Request{Method: "PATCH", Path: service, ContentType: api.MergePatch, Body: fmt.Sprintf(
+		`{"metadata":{"labels":{"kube-aggregator.kubernetes.io/automanaged":null}},"spec":{"insecureSkipTLSVerify":true,`+
+			`"service":{"namespace":%q,"name":"backend","port":%s}}}`, ns, reachBackend(t, ns, backend))})
+	defer testbed.Upstream.Try(api.Request{Method: "DELETE", Path: service})
+	poll.Until(t, "the other server answers", func() error {
+		// Consistent reads are what finds out that the versions went back.
+		if a := proxy.Send(t, api.Request{Path: w.Path("", "")}); !strings.Contains(a.Body, `"resourceVersion":"7"`) {
+			return fmt.Errorf("%d %s", a.Status, a.Body)
+		}
+		return nil
+	})
+	log := proxy.LogTail()
+	if !strings.Contains(log, "custom types have another history now") {
+		t.Logf("the versions were not compared: %s", log)
+	}
+	if text := require.Value(proxy.Metrics())(t); strings.Contains(text, `watershed_upstream_rollbacks_total{evidence="version"} 1`) {
+		t.Errorf("it counts as a restore of etcd: %s", log)
+	}
+	testbed.Upstream.Must(t, api.Request{Method: "POST", Path: "/api/v1/namespaces/" + ns + "/configmaps", Body: `{"metadata":{"name":"later"}}`})
+	for {
+		e := watch.Next(t)
+		if e.Type != "ADDED" {
+			t.Fatalf("not an object: %s", e.Raw)
+		}
+		if strings.Contains(string(e.Raw), `"name":"later"`) {
+			return
+		}
 	}
 }
 

@@ -18,6 +18,7 @@ mod managed_fields;
 mod object_meta;
 mod partial;
 mod protobuf;
+mod read_defaults;
 mod scanned;
 #[cfg(test)]
 mod tests;
@@ -36,6 +37,7 @@ pub use malformed::Malformed;
 pub use managed_fields::ManagedFields;
 pub use partial::PartialFormat;
 pub(crate) use protobuf::messages;
+pub use read_defaults::ReadDefaults;
 pub use scanned::Scanned;
 pub use version_list::{VersionList, VersionListReader};
 pub use wire_format::WireFormat;

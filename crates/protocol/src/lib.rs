@@ -63,8 +63,8 @@ pub use continue_token::ContinueToken;
 pub use encoding::{
     Bookmark, BookmarkFormat, ErrorStatus, EventKind, FormatRecord, Frame, FrameDecoder, ItemBytes,
     ItemRun, ListMetadata, ListPage, ListParts, Malformed, ManagedFields, ObjectIdentity,
-    PartialFormat, Scanned, VersionList, VersionListReader, WireFormat, read_bookmark, read_error,
-    read_identity, scan,
+    PartialFormat, ReadDefaults, Scanned, VersionList, VersionListReader, WireFormat,
+    read_bookmark, read_error, read_identity, scan,
 };
 pub use field_selector::{FieldOperator, FieldRequirement, FieldSelector};
 pub use fields::FieldTable;

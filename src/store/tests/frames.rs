@@ -68,7 +68,7 @@ impl Derived {
         };
         let whole = frame.frame.clone();
         self.writer
-            .apply_from(self.start, frame, object, Some(Box::new(origin)))
+            .apply_from(self.start, frame, object, None, Some(Box::new(origin)))
             .unwrap();
         whole
     }

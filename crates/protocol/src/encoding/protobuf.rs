@@ -257,7 +257,7 @@ pub(super) fn with_version(object: &[u8], version: &str) -> Result<Vec<u8>, Malf
 }
 
 /// Cuts a message around the one occurrence of a length-delimited field.
-fn split_at_field(message: &[u8], wanted: u32) -> Result<[&[u8]; 3], Malformed> {
+pub(super) fn split_at_field(message: &[u8], wanted: u32) -> Result<[&[u8]; 3], Malformed> {
     let mut parts = None;
     let mut fields = FieldReader::new(message);
     loop {

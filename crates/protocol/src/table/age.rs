@@ -61,6 +61,14 @@ impl<'de> Deserialize<'de> for ObjectTime {
     }
 }
 
+/// Reads a time that is a pointer in Go. One that is set and zero is printed as `null`, and one that is
+/// not set is left out.
+pub(super) fn pointer<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<ObjectTime>, D::Error> {
+    ObjectTime::deserialize(deserializer).map(Some)
+}
+
 /// Returns the nanoseconds from one moment to another, within the bounds of Go's `Duration`.
 pub(super) fn between(then: Timestamp, now: Timestamp) -> i64 {
     let nanos = now.as_nanosecond() - then.as_nanosecond();

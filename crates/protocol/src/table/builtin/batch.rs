@@ -6,7 +6,7 @@ use super::definition::{BuiltinPrinter, read};
 use super::meta::{PrintedCondition, PrintedMeta};
 use super::template::PodTemplate;
 use crate::encoding::Malformed;
-use crate::table::age::{ObjectTime, between, human_duration};
+use crate::table::age::{ObjectTime, between, human_duration, pointer};
 use crate::table::cells::Cells;
 use crate::table::column::{NAME, integer, text, typed, wide};
 use crate::table::row_metadata::RowMetadata;
@@ -79,7 +79,9 @@ struct JobSpec {
 #[serde(rename_all = "camelCase", default)]
 struct JobStatus {
     succeeded: i64,
+    #[serde(deserialize_with = "pointer")]
     start_time: Option<ObjectTime>,
+    #[serde(deserialize_with = "pointer")]
     completion_time: Option<ObjectTime>,
     conditions: Option<Vec<PrintedCondition>>,
 }
@@ -176,6 +178,7 @@ struct JobTemplate {
 #[serde(rename_all = "camelCase", default)]
 struct CronJobStatus {
     active: Option<Vec<IgnoredAny>>,
+    #[serde(deserialize_with = "pointer")]
     last_schedule_time: Option<ObjectTime>,
 }
 
@@ -197,4 +200,39 @@ fn cron_job(object: &[u8], cells: &mut Cells) -> Result<(), Malformed> {
     }
     cells.since(job.metadata.creation_timestamp);
     job.spec.job_template.spec.print(cells)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cells(
+        print: fn(&[u8], &mut Cells) -> Result<(), Malformed>,
+        status: &str,
+    ) -> Option<String> {
+        let object = format!(
+            r#"{{"metadata":{{"name":"a","creationTimestamp":null}},"status":{{{status}}}}}"#
+        );
+        let mut cells = Cells::new("2026-11-23T05:00:00Z".parse().unwrap());
+        print(object.as_bytes(), &mut cells).ok()?;
+        Some(cells.row_head())
+    }
+
+    #[test]
+    fn a_time_that_is_set_and_zero_is_not_taken_for_one_that_is_not_set() {
+        let last_schedule = |status| {
+            let row = cells(cron_job, status).unwrap();
+            row.split(',').nth(5).unwrap().to_owned()
+        };
+        assert_eq!(last_schedule(""), r#""\u003cnone\u003e""#);
+        let unknown = r#""\u003cunknown\u003e""#;
+        assert_eq!(last_schedule(r#""lastScheduleTime":null"#), unknown);
+        assert!(cells(job, "").is_some());
+        for status in [
+            r#""startTime":null"#,
+            r#""startTime":"2026-11-23T04:00:00Z","completionTime":null"#,
+        ] {
+            assert_eq!(cells(job, status), None, "{status} is forwarded");
+        }
+    }
 }

@@ -3,13 +3,14 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-use crate::table::age::ObjectTime;
+use crate::table::age::{ObjectTime, pointer};
 
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct PrintedMeta {
     pub(super) name: String,
     pub(super) creation_timestamp: ObjectTime,
+    #[serde(deserialize_with = "pointer")]
     pub(super) deletion_timestamp: Option<ObjectTime>,
     pub(super) labels: Option<BTreeMap<String, String>>,
 }

@@ -5,7 +5,7 @@ use serde::Deserialize;
 
 use super::definition::{BuiltinPrinter, read};
 use crate::encoding::Malformed;
-use crate::table::age::ObjectTime;
+use crate::table::age::{ObjectTime, pointer};
 use crate::table::cells::Cells;
 use crate::table::column::{NAME, text, wide};
 use crate::table::row_metadata::RowMetadata;
@@ -62,6 +62,7 @@ const ACCESS_MODES: &[(&str, &str)] = &[
 struct StoredMeta {
     name: String,
     creation_timestamp: ObjectTime,
+    #[serde(deserialize_with = "pointer")]
     deletion_timestamp: Option<ObjectTime>,
     annotations: Option<ClassAnnotation>,
 }
