@@ -10,7 +10,6 @@ mod token;
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Instant;
 
 use bytes::Bytes;
 use http::{HeaderValue, Method, Request, Response, StatusCode, header};
@@ -26,7 +25,6 @@ use crate::listener::{ConnectionLimits, Peer};
 use response::{plain, text_of_type};
 
 pub use history::History;
-use state::RenderedMetrics;
 
 pub use state::AdminState;
 pub use token::TokenFile;
@@ -121,26 +119,12 @@ async fn answer(state: &AdminState, request: &Request<Incoming>, peer: &Peer) ->
 /// Renders the metrics on a thread of their own: with many objects that takes milliseconds. Callers
 /// that wait for a rendering to end share the next one.
 async fn metrics(state: &AdminState) -> Response<Body> {
-    let arrived = Instant::now();
     let render = Arc::clone(&state.metrics);
-    let mut last = Arc::clone(&state.rendered).lock_owned().await;
-    if let Some(rendered) = last.as_ref().filter(|last| last.began >= arrived) {
-        return metrics_page(rendered.text.clone());
-    }
-    // The lock is held until the work ends, which goes on when its caller has left.
-    let rendered = spawn_blocking(move || {
-        let began = Instant::now();
-        let text = Bytes::from(render());
-        *last = Some(RenderedMetrics {
-            began,
-            text: text.clone(),
-        });
-        text
-    });
-    match rendered.await {
-        Ok(text) => metrics_page(text),
+    let call = || async move { spawn_blocking(move || Bytes::from(render())).await.ok() };
+    match state.rendering.join(call).await.flatten() {
+        Some(text) => metrics_page(text),
         // The process ends, or it panicked, which was logged.
-        Err(_) => plain(
+        None => plain(
             StatusCode::INTERNAL_SERVER_ERROR,
             "cannot render the metrics\n",
         ),

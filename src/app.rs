@@ -94,10 +94,9 @@ impl RunningProxy {
         if tokio::time::timeout(self.grace, ended).await.is_err() {
             tracing::warn!("closing sessions that outlasted --drain-seconds");
         }
-        save_finally(&self.scopes).await;
-        if let Some(audit) = &self.audit {
-            audit.shut_down().await;
-        }
+        // Side by side, as the whole end may be limited: a slow disk must cost no audit events.
+        let audit = OptionFuture::from(self.audit.as_ref().map(Audit::shut_down));
+        tokio::join!(save_finally(&self.scopes), audit);
         if let Some(traces) = self.traces {
             traces.end().await;
         }
@@ -270,7 +269,7 @@ fn admin_state(
         admin_tls: scraper.admin_tls.clone(),
         draining,
         metrics: Arc::new(move || scraper.scrape()),
-        rendered: Arc::default(),
+        rendering: Arc::default(),
         history: admin::History::default(),
         started: Instant::now(),
         token,

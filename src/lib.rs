@@ -25,6 +25,7 @@
 //! | [`cli`] | the command line and the configuration file | `cli.rs` |
 //! | [`budget`] | the memory budget: bytes by class, the limit, steps when memory runs short | `budget/pressure.rs` |
 //! | [`body`], [`drain`], [`fairness`], [`headers`], [`work`] | small types that several modules share | |
+//! | [`shared_calls`] | calls whose result several callers share | `shared_calls/singleflight.rs` |
 //! | [`log_throttle`], [`metric`] | repeated log lines; declarations of metrics | |
 //! | [`telemetry`] | logs, traces and the metrics registry | `telemetry.rs` |
 //!
@@ -63,6 +64,7 @@ pub mod log_throttle;
 pub mod metric;
 pub mod scope;
 pub mod serve;
+pub mod shared_calls;
 pub mod store;
 pub mod telemetry;
 #[cfg(test)]

@@ -3,7 +3,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use tokio::sync::Mutex;
 use tokio::time::MissedTickBehavior;
 
 use super::history::{History, HistorySample, SAMPLE_INTERVAL};
@@ -13,6 +12,7 @@ use crate::drain;
 use crate::listener::tls::ServerTls;
 use crate::scope::Scopes;
 use crate::serve::Usage;
+use crate::shared_calls::Singleflight;
 use crate::upstream::{RequestPurpose, Upstream};
 
 /// Read-only handles on everything that the admin listener shows.
@@ -33,8 +33,8 @@ pub struct AdminState {
     pub draining: drain::DrainWatch,
     /// Renders the metrics in Prometheus' text format. Looks at each leaf of each scope.
     pub metrics: Arc<dyn Fn() -> String + Send + Sync>,
-    /// The metrics as they were rendered last. Locked while they are rendered again.
-    pub rendered: Arc<Mutex<Option<RenderedMetrics>>>,
+    /// Lets callers share a rendering of the metrics; `None` if it failed.
+    pub rendering: Arc<Singleflight<Option<Bytes>>>,
     /// Samples of the last minutes.
     pub history: History,
     /// Time at which the process started to serve.
@@ -45,13 +45,6 @@ pub struct AdminState {
     pub token: Option<TokenFile>,
     /// The configuration in effect, as JSON without secrets.
     pub config: String,
-}
-
-/// The text of the metrics.
-pub struct RenderedMetrics {
-    /// A moment before the first of them was read.
-    pub(super) began: Instant,
-    pub(super) text: Bytes,
 }
 
 impl AdminState {

@@ -24,11 +24,11 @@ use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
 use super::client_address::FORWARDED_FOR;
-use super::singleflight::{FlightPace, Singleflight};
 use super::stored_response::{RequestKey, ResponseBudget, StoredResponse};
 use crate::body::Body;
 use crate::budget::{MemoryBudget, MemoryClass};
 use crate::fairness::Share;
+use crate::shared_calls::{FlightPace, Singleflight};
 use crate::upstream::{AnswerError, ForwardIdentity, ForwardOptions, Forwarder};
 
 /// Largest response that is shared. It is held whole; larger ones are forwarded to each caller.
@@ -258,12 +258,10 @@ impl SharedFetch {
 
 /// Returns the headers of a caller that a shared request carries.
 fn headers_of(caller: &HeaderMap) -> HeaderMap {
-    let kept = [header::AUTHORIZATION, header::USER_AGENT, FORWARDED_FOR];
-    let kept = kept.into_iter().filter_map(|name| {
-        let value = caller.get(&name)?.clone();
-        Some((name, value))
-    });
-    kept.collect()
+    let names = [header::AUTHORIZATION, header::USER_AGENT, FORWARDED_FOR];
+    let value_of = |name| Some((caller.get(&name)?.clone(), name));
+    let headers = names.into_iter().filter_map(value_of);
+    headers.map(|(value, name)| (name, value)).collect()
 }
 
 /// Gives errors one type: the compiler can't follow boxed ones into a task.
@@ -276,7 +274,7 @@ mod tests {
     use tokio::time::{Instant, sleep};
 
     use super::*;
-    use crate::serve::singleflight::REUNION;
+    use crate::shared_calls::REUNION;
 
     fn key() -> RequestKey {
         RequestKey::of_target("/api/v1/pods".into(), &HeaderMap::new())

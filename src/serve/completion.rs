@@ -1,4 +1,4 @@
-//! What every response gets before it is sent, wherever it was made.
+//! Completes every response before it is sent, wherever it was made.
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -16,7 +16,7 @@ use crate::audit::AuditRecord;
 use crate::body::{Body, Finite};
 use crate::headers;
 
-/// What is known of a request, and still needed once it was forwarded.
+/// The facts about a request that are still needed once it was forwarded.
 pub(super) struct Completion {
     pub(super) audit_id: HeaderValue,
     pub(super) record: Option<AuditRecord>,

@@ -14,10 +14,10 @@ use tokio::time::timeout;
 
 use super::document_request::{DocumentRequest, is_simple_tag};
 use super::metrics;
-use super::singleflight::{FlightPace, Singleflight};
 use super::stored_response::{RequestKey, ResponseBudget, StoredResponse, share_of};
 use crate::body::{Body, empty};
 use crate::budget::{MemoryBudget, MemoryClass};
+use crate::shared_calls::{FlightPace, Singleflight};
 use crate::upstream::{AnswerError, ConnectionClass, SendOptions, UpstreamClient};
 
 /// Upper bound of the documents that are kept. A large cluster's OpenAPI has some ten MB in each

@@ -51,8 +51,8 @@ use parking_lot::Mutex;
 use tokio::time::{self, timeout, timeout_at};
 
 use super::metrics;
-use super::singleflight::{FlightPace, Singleflight};
 use crate::scope::{Scope, ScopeKey, TimelineChanged};
+use crate::shared_calls::{FlightPace, Singleflight};
 use crate::store::Snapshot;
 use crate::upstream::{Probe, UpstreamClient};
 use crate::watcher::ViewFilter;

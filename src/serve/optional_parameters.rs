@@ -13,8 +13,8 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use tokio::time::{Instant, timeout};
 
-use super::singleflight::Singleflight;
 use crate::body;
+use crate::shared_calls::Singleflight;
 use crate::upstream::{AnswerError, ConnectionClass, SendOptions, UpstreamClient};
 
 /// Time for which an answer counts.

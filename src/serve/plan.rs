@@ -208,10 +208,16 @@ fn plan_read<B>(
         selectors,
         scope,
     } = match info.verb {
-        Verb::Get => get::plan(&context, asked)?,
-        Verb::Watch if info.legacy_watch => watch::plan(&context, WatchPath::Legacy(legacy_name))?,
-        Verb::Watch => watch::plan(&context, WatchPath::Present)?,
-        _ => list::plan(&context)?,
+        Verb::Get => get::plan(&context, asked)?.map(|name| ReadKind::Get { name }),
+        Verb::Watch => {
+            let path = if info.legacy_watch {
+                WatchPath::Legacy(legacy_name)
+            } else {
+                WatchPath::Present
+            };
+            watch::plan(&context, path)?.map(ReadKind::Watch)
+        }
+        _ => list::plan(&context)?.map(ReadKind::List),
     };
     Ok(ReadPlan {
         resource: Arc::clone(resource),

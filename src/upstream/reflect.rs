@@ -26,9 +26,9 @@ mod request;
 mod resume;
 
 use error::ReflectorError;
-use list::FirstState;
 use recovery::Recovery;
 
+use change::InitialList;
 pub use change::{Change, Collect, ListedState, ReflectorTarget, Stopped};
 pub use lifetime::WatchLifetime;
 pub use resume::KnownState;
@@ -348,7 +348,7 @@ impl Reflector {
     async fn step<C: Collect>(&mut self) -> Result<Option<Change<C>>, ReflectorError> {
         match &mut self.state {
             ReflectorState::Start => {
-                let FirstState { listed, stream } = self.list().await?;
+                let InitialList { listed, stream } = self.list().await?;
                 let version = listed.version;
                 self.recovery.succeeded();
                 self.unfinished = None;

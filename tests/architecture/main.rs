@@ -29,8 +29,12 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("fairness", &["metric"]),
     ("headers", &[]),
     ("log_throttle", &[]),
+    ("shared_calls", &[]),
     ("work", &[]),
-    ("listener", &["body", "budget", "drain", "metric"]),
+    (
+        "listener",
+        &["body", "budget", "drain", "log_throttle", "metric"],
+    ),
     (
         "upstream",
         &[
@@ -74,13 +78,22 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "listener",
             "log_throttle",
             "metric",
+            "shared_calls",
             "work",
         ],
     ),
     (
         "admin",
         &[
-            "scope", "catalog", "body", "budget", "drain", "listener", "upstream", "serve",
+            "scope",
+            "catalog",
+            "body",
+            "budget",
+            "drain",
+            "listener",
+            "upstream",
+            "serve",
+            "shared_calls",
         ],
     ),
     ("advise", &["catalog", "serve"]),

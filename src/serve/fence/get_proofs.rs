@@ -7,8 +7,8 @@ use tokio::time::{Instant, timeout};
 
 use super::costs::{ProofCosts, REQUEST};
 use super::outcome::{FenceError, ProvenVersion};
-use crate::serve::gathering::{Gathering, Gatherings};
 use crate::serve::get_crowds::MANY_GETS;
+use crate::shared_calls::{Gathering, Gatherings};
 
 /// Longest wait of a get for others to share a proof with.
 const CROWD_WAIT: Duration = Duration::from_millis(25);

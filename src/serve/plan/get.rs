@@ -3,15 +3,14 @@ use watershed_protocol::{ResourceRequest, Selection, get_freshness};
 
 use super::context::ReadContext;
 use super::parameters::ReadParameters;
-use super::read::ReadKind;
 use crate::access::ReviewSelectors;
 use crate::serve::source::ForwardReason;
 
-/// Returns what a get asks for.
+/// Returns the meaning of a get's parameters: an object of this name.
 pub(super) fn plan(
     context: &ReadContext<'_>,
     asked: &ResourceRequest,
-) -> Result<ReadParameters, ForwardReason> {
+) -> Result<ReadParameters<String>, ForwardReason> {
     let freshness = get_freshness(context.query).map_err(|_| ForwardReason::Parameters)?;
     context.permit(freshness)?;
     let name = asked.name.clone().ok_or(ForwardReason::NotAResource)?;
@@ -22,7 +21,7 @@ pub(super) fn plan(
         })
         .ok_or(ForwardReason::NotCovered)?;
     Ok(ReadParameters {
-        kind: ReadKind::Get { name },
+        kind: name,
         freshness,
         selectors: ReviewSelectors::default(),
         scope,

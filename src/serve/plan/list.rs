@@ -3,7 +3,6 @@ use watershed_protocol::{Freshness, InvalidOptions, ListOptions, ListStart};
 
 use super::context::ReadContext;
 use super::parameters::ReadParameters;
-use super::read::ReadKind;
 use super::selected::Selected;
 use crate::serve::source::ForwardReason;
 use crate::watcher::ViewFilter;
@@ -21,8 +20,8 @@ pub(in crate::serve) struct ListPlan {
     pub(in crate::serve) is_first_of_present: bool,
 }
 
-/// Returns what a list asks for.
-pub(super) fn plan(context: &ReadContext<'_>) -> Result<ReadParameters, ForwardReason> {
+/// Returns the meaning of a list's parameters.
+pub(super) fn plan(context: &ReadContext<'_>) -> Result<ReadParameters<ListPlan>, ForwardReason> {
     let options = ListOptions::parse(context.query).map_err(|_| ForwardReason::Parameters)?;
     let selected = Selected::new(context, &options)?;
     let ListStart { freshness, after } = options.list_start().map_err(|error| match error {
@@ -55,7 +54,7 @@ pub(super) fn plan(context: &ReadContext<'_>) -> Result<ReadParameters, ForwardR
         is_from_etcd,
     };
     Ok(ReadParameters {
-        kind: ReadKind::List(list),
+        kind: list,
         freshness,
         selectors: selected.selectors,
         scope: selected.scope,

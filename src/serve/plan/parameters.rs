@@ -1,16 +1,33 @@
-//! What the parameters of a read ask for.
+//! The meaning of a read's parameters.
 use watershed_protocol::Freshness;
 
-use super::read::ReadKind;
 use crate::access::ReviewSelectors;
 use crate::serve::scope_choice::ScopeChoice;
 
-/// What the parameters of a read ask for.
-pub(super) struct ReadParameters {
-    pub(super) kind: ReadKind,
+/// The meaning of a read's parameters. `K` is the part that only reads of its kind have.
+pub(super) struct ReadParameters<K> {
+    pub(super) kind: K,
     pub(super) freshness: Freshness,
     /// The selectors that upstream's authorizers see.
     pub(super) selectors: ReviewSelectors,
     /// The scope to look into.
     pub(super) scope: ScopeChoice,
+}
+
+impl<K> ReadParameters<K> {
+    /// Makes them the parameters of a read of any kind.
+    pub(super) fn map<T>(self, kind: impl FnOnce(K) -> T) -> ReadParameters<T> {
+        let Self {
+            kind: of_kind,
+            freshness,
+            selectors,
+            scope,
+        } = self;
+        ReadParameters {
+            kind: kind(of_kind),
+            freshness,
+            selectors,
+            scope,
+        }
+    }
 }

@@ -7,7 +7,6 @@ use watershed_protocol::{
 
 use super::context::ReadContext;
 use super::parameters::ReadParameters;
-use super::read::ReadKind;
 use super::selected::Selected;
 use crate::access::ReviewSelectors;
 use crate::serve::source::ForwardReason;
@@ -38,11 +37,11 @@ pub(super) enum WatchPath<'a> {
     Legacy(Option<&'a str>),
 }
 
-/// Returns what a watch asks for.
+/// Returns the meaning of a watch's parameters.
 pub(super) fn plan(
     context: &ReadContext<'_>,
     path: WatchPath<'_>,
-) -> Result<ReadParameters, ForwardReason> {
+) -> Result<ReadParameters<WatchPlan>, ForwardReason> {
     let mut options = ListOptions::parse(context.query).map_err(|_| ForwardReason::Parameters)?;
     let start = match path {
         WatchPath::Present => options.watch_start(),
@@ -75,7 +74,7 @@ pub(super) fn plan(
         WatchPath::Legacy(_) => ReviewSelectors::default(),
     };
     Ok(ReadParameters {
-        kind: ReadKind::Watch(watch),
+        kind: watch,
         freshness,
         selectors,
         scope: selected.scope,

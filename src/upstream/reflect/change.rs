@@ -11,6 +11,7 @@ use watershed_protocol::{
 
 use crate::budget::{DoesNotFit, MemoryLoad};
 use crate::upstream::AnswerCompression;
+use crate::upstream::stream::WatchStream;
 
 /// The objects that a reflector follows.
 #[derive(Clone, Debug)]
@@ -116,6 +117,13 @@ pub struct ListedState<C> {
     pub compression: AnswerCompression,
     /// Counts the objects until the caller does.
     pub load: MemoryLoad,
+}
+
+/// The state that a scope begins with.
+pub(super) struct InitialList<C> {
+    pub(super) listed: Box<ListedState<C>>,
+    /// The watch that brought it, if it was streamed.
+    pub(super) stream: Option<Box<WatchStream>>,
 }
 
 /// Reason why a scope can no longer be followed.

@@ -10,7 +10,7 @@ use watershed_protocol::{
     EventKind, ListPage, PartialFormat, Representation, ResourceVersion, WireFormat, read_bookmark,
 };
 
-use super::change::{Collect, ListedState, ReflectorTarget, Stopped};
+use super::change::{Collect, InitialList, ListedState, ReflectorTarget, Stopped};
 use super::error::ReflectorError;
 use super::request::FIRST_PAGE;
 use super::{FormatSource, ListFreshness, Reflector};
@@ -29,16 +29,9 @@ const SAMPLE: usize = 20;
 /// An estimate from one object suffices if this many times its size is free.
 const OBVIOUSLY_ENOUGH: usize = 4;
 
-/// The state that a scope begins with.
-pub(super) struct FirstState<C> {
-    pub(super) listed: Box<ListedState<C>>,
-    /// The watch that brought it, if it was streamed.
-    pub(super) stream: Option<Box<WatchStream>>,
-}
-
 impl Reflector {
     /// Gets the initial state, streamed or in pages.
-    pub(super) async fn list<C: Collect>(&mut self) -> Result<FirstState<C>, ReflectorError> {
+    pub(super) async fn list<C: Collect>(&mut self) -> Result<InitialList<C>, ReflectorError> {
         self.listed_by = None;
         self.bookmark_known = false;
         let mut load = self.budget.begin_load();
@@ -64,7 +57,7 @@ impl Reflector {
         self.streaming = true;
         self.list_freshness = ListFreshness::MostRecent;
         let (listed, stream) = (Box::new(listed), None);
-        Ok(FirstState { listed, stream })
+        Ok(InitialList { listed, stream })
     }
 
     /// Asks for one object, to find out if upstream answers lists.
@@ -126,7 +119,7 @@ impl Reflector {
         &mut self,
         format: Arc<WireFormat>,
         mut load: MemoryLoad,
-    ) -> Result<FirstState<C>, ReflectorError> {
+    ) -> Result<InitialList<C>, ReflectorError> {
         let streamed = self.stream_initial(&mut load, &format).await;
         self.count_broken_list(streamed.as_ref().err());
         let (objects, version, stream) = streamed?;
@@ -140,7 +133,7 @@ impl Reflector {
         let mark = stream.again.as_ref();
         listed.bookmark = mark.and_then(|mark| self.learn_bookmark(&mark.object));
         listed.compression = stream.compression();
-        Ok(FirstState {
+        Ok(InitialList {
             listed: Box::new(listed),
             stream: Some(stream),
         })

@@ -11,20 +11,21 @@ use tokio::time::{Instant, timeout_at};
 
 /// The rules for the start of a call that gathers callers.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Gathering {
+pub struct Gathering {
     /// From this number of callers on, the call begins when none has come for `lull`.
-    pub(super) enough: usize,
-    pub(super) lull: Duration,
+    pub enough: usize,
+    /// A pause after which those who have come are not kept waiting.
+    pub lull: Duration,
     /// The call begins after a pause of this length: no more callers are expected.
-    pub(super) silence: Duration,
+    pub silence: Duration,
     /// Longest wait of a caller for the begin of the call, unless too many are running.
-    pub(super) longest: Duration,
+    pub longest: Duration,
     /// Number of calls that may run at the same time.
-    pub(super) most_running: usize,
+    pub most_running: usize,
 }
 
 /// Lets callers share calls, each of which they wait for together.
-pub(super) struct Gatherings<T>(Arc<GatheringState<T>>);
+pub struct Gatherings<T>(Arc<GatheringState<T>>);
 
 struct GatheringState<T> {
     next: Mutex<Option<GatheringCall<T>>>,
@@ -57,12 +58,12 @@ impl<T> Default for Gatherings<T> {
 
 impl<T> Gatherings<T> {
     /// Returns `true` if a call waits for more callers.
-    pub(super) fn is_open(&self) -> bool {
+    pub fn is_open(&self) -> bool {
         self.0.next.lock().is_some()
     }
 
     /// Returns the number of calls that have begun and not ended.
-    pub(super) fn running(&self) -> usize {
+    pub fn running(&self) -> usize {
         self.0.running.load(Ordering::Relaxed)
     }
 }
@@ -71,7 +72,7 @@ impl<T: Clone + Send + Sync + 'static> Gatherings<T> {
     /// Returns the result of a call that begins after this one; `None` if it failed. The first
     /// caller says when it begins. The call runs in a task of its own and outlives its caller,
     /// because others may wait for it.
-    pub(super) async fn join<F, A>(&self, rules: Gathering, call: F) -> Option<T>
+    pub async fn join<F, A>(&self, rules: Gathering, call: F) -> Option<T>
     where
         F: FnOnce(usize) -> A + Send + 'static,
         A: Future<Output = T> + Send + 'static,

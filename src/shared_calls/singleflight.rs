@@ -8,7 +8,7 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
 /// Longest wait for a small crowd that is expected to come again.
-pub(super) const REUNION: Duration = Duration::from_millis(10);
+pub const REUNION: Duration = Duration::from_millis(10);
 /// The same for each caller of a large one: as long as it takes at most to send an answer and to read
 /// the next request.
 const REUNION_OF_EACH: Duration = Duration::from_micros(250);
@@ -23,7 +23,7 @@ const STREAM_REMEMBERED: Duration = Duration::from_secs(10);
 
 /// Lets callers share calls. A result is given only to callers that came before its call began: the
 /// result of a running call may be older than the caller.
-pub(super) struct Singleflight<T> {
+pub struct Singleflight<T> {
     pace: FlightPace,
     state: Mutex<FlightState<T>>,
     /// Notified when a crowd is complete.
@@ -32,13 +32,13 @@ pub(super) struct Singleflight<T> {
 
 /// The rules for the start of the next call.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct FlightPace {
+pub struct FlightPace {
     /// Time after which a call that hangs no longer holds up the next one.
-    pub(super) patience: Duration,
+    pub patience: Duration,
     /// Calls in a row that need not keep the interval.
-    pub(super) burst: u32,
+    pub burst: u32,
     /// Average interval between calls after a burst. Callers that come meanwhile share one call.
-    pub(super) interval: Duration,
+    pub interval: Duration,
     /// Number of callers that are a crowd; `None` if none are.
     ///
     /// Clients that read in a loop come again as soon as they have their result. Those who come
@@ -48,12 +48,12 @@ pub(super) struct FlightPace {
     ///
     /// When all of a crowd wait, nobody is left to come while the call runs. Where callers come then
     /// as often as before, they are a stream of others, and a long wait would be for nothing.
-    pub(super) crowd: Option<usize>,
+    pub crowd: Option<usize>,
 }
 
 impl FlightPace {
     /// Calls one after the other, which crowds share.
-    pub(super) const OF_CROWDS: Self = Self {
+    pub const OF_CROWDS: Self = Self {
         patience: Duration::MAX,
         burst: 0,
         interval: Duration::ZERO,
@@ -61,14 +61,14 @@ impl FlightPace {
     };
 
     /// Returns the longest time for which so many callers are expected again.
-    pub(super) fn longest_reunion(callers: usize) -> Duration {
+    pub fn longest_reunion(callers: usize) -> Duration {
         let callers = u32::try_from(callers).unwrap_or(u32::MAX);
         let of_each = REUNION_OF_EACH.saturating_mul(callers);
         of_each.clamp(REUNION, LONGEST_REUNION)
     }
 
     /// Returns `true` if so many callers are a crowd.
-    pub(super) fn is_crowd(self, callers: usize) -> bool {
+    pub fn is_crowd(self, callers: usize) -> bool {
         self.crowd.is_some_and(|least| callers >= least)
     }
 }
@@ -132,7 +132,7 @@ impl<T> Default for Singleflight<T> {
 
 impl<T> Singleflight<T> {
     /// Creates one whose calls keep this pace.
-    pub(super) fn paced(pace: FlightPace) -> Self {
+    pub fn paced(pace: FlightPace) -> Self {
         Self {
             pace,
             state: Mutex::new(FlightState {
@@ -147,7 +147,7 @@ impl<T> Singleflight<T> {
     }
 
     /// Lets the next call begin no earlier than after a pause.
-    pub(super) fn rest(&self, pause: Duration) {
+    pub fn rest(&self, pause: Duration) {
         self.state.lock().due = Some(Instant::now() + pause);
     }
 }
@@ -155,7 +155,7 @@ impl<T> Singleflight<T> {
 impl<T: Clone + Send + Sync + 'static> Singleflight<T> {
     /// Returns the result of a call that begins after this one; `None` if it failed. The call runs
     /// in a task of its own and outlives its caller, because others may wait for it.
-    pub(super) async fn join<F, A>(self: &Arc<Self>, call: F) -> Option<T>
+    pub async fn join<F, A>(self: &Arc<Self>, call: F) -> Option<T>
     where
         F: FnOnce() -> A + Send + 'static,
         A: Future<Output = T> + Send + 'static,
