@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 
 use super::config;
 use super::failure::InvalidUsage;
-use super::output::print;
+use super::output::{print, print_line};
 use crate::advise::{LogInput, Replay, picture, table};
 use crate::serve::CachingPolicy;
 
@@ -62,7 +62,7 @@ impl AdviseCommand {
         let report = replay.report();
         match self.output {
             AdviceFormat::Table => print(table(&report, self.top)),
-            AdviceFormat::Json => print(serde_json::to_string_pretty(&report)? + "\n"),
+            AdviceFormat::Json => print_line(serde_json::to_string_pretty(&report)?),
             AdviceFormat::Svg => print(picture(&report, self.top)),
         }?;
         Ok(ExitCode::SUCCESS)

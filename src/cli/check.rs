@@ -5,7 +5,7 @@ use clap::{Args, ValueEnum};
 use serde_json::json;
 use watershed_connect::one_line;
 
-use super::output::print;
+use super::output::print_line;
 use super::serve::ServeCommand;
 use crate::app::check::{Finding, Level, check};
 
@@ -45,7 +45,7 @@ impl CheckCommand {
         match self.output {
             CheckFormat::Json => {
                 let report = json!({ "ok": good, "findings": findings });
-                print(format_args!("{report:#}\n"))?;
+                print_line(format_args!("{report:#}"))?;
             }
             CheckFormat::Text => {
                 for Finding {
@@ -54,7 +54,7 @@ impl CheckCommand {
                     message,
                 } in &findings
                 {
-                    print(format_args!("{level:<8} {subject:<12} {message}\n"))?;
+                    print_line(format_args!("{level:<8} {subject:<12} {message}"))?;
                 }
             }
         }

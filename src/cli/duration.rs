@@ -4,6 +4,14 @@ use std::time::Duration;
 /// Maximum value of these flags.
 const MAX_DURATION: Duration = Duration::from_hours(24);
 
+/// Maximum value of flags in seconds: a year.
+pub(super) const MAX_SECONDS: u64 = 365 * 24 * 60 * 60;
+
+/// Returns a duration, of a year at most: more cannot be added to every point in time.
+pub(super) fn seconds(seconds: u64) -> Duration {
+    Duration::from_secs(seconds.min(MAX_SECONDS))
+}
+
 /// Parses a duration of at most a day as kube-apiserver's flags do: 5m, 30s, 1h30m, 0s.
 pub(super) fn duration(text: &str) -> Result<Duration, String> {
     let duration = any_duration(text)?;

@@ -3,17 +3,9 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::duration::duration;
+use super::duration::{MAX_SECONDS, duration};
 use crate::listener::{ConnectionLimits, Network, TrustedProxies};
 use crate::serve::UserLimits;
-
-/// Maximum value of flags in seconds: a year.
-pub(super) const MAX_SECONDS: u64 = 365 * 24 * 60 * 60;
-
-/// Returns a duration, of a year at most: more cannot be added to every point in time.
-pub(super) fn seconds(seconds: u64) -> Duration {
-    Duration::from_secs(seconds.min(MAX_SECONDS))
-}
 
 /// Flags that limit clients.
 #[derive(Args, Debug)]

@@ -18,7 +18,7 @@ use watershed_lab::plot::plot_result;
 use watershed_lab::process::Process;
 
 use super::failure::{INTERRUPTED, InvalidUsage};
-use super::output::{complain, print};
+use super::output::{complain, print_line};
 use crate::telemetry::{self, LogFormat};
 
 /// Flags of `watershed load`.
@@ -181,14 +181,11 @@ impl LoadCommand {
         if measured.is_empty() {
             bail!("interrupted before anything was measured");
         }
-        print(format_args!(
-            "{}\n{}\n",
-            table(&measured),
-            verdict(&measured)
-        ))?;
+        print_line(table(&measured))?;
+        print_line(verdict(&measured))?;
         if let Some(folder) = &out {
             for path in write(folder, &measured)? {
-                print(format_args!("{}\n", path.display()))?;
+                print_line(path.display())?;
             }
         }
         Ok(if measured.is_clean() {

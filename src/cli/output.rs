@@ -13,6 +13,11 @@ pub(super) fn print(text: impl Display) -> anyhow::Result<()> {
     }
 }
 
+/// Prints a text and the end of its line on standard output.
+pub(super) fn print_line(text: impl Display) -> anyhow::Result<()> {
+    print(format_args!("{text}\n"))
+}
+
 /// Prints a line of the program on standard error. If that is closed or full, nobody reads it.
 pub(super) fn complain(message: impl Display) {
     let _ = writeln!(io::stderr(), "watershed: {message}");

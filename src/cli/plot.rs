@@ -6,7 +6,7 @@ use anyhow::Context;
 use clap::Args;
 use watershed_lab::plot::plot_by_watches;
 
-use super::output::print;
+use super::output::print_line;
 
 /// Flags of `watershed plot`.
 #[derive(Args, Debug)]
@@ -30,7 +30,7 @@ impl PlotCommand {
         let picture = plot_by_watches(&texts)?;
         std::fs::write(&self.out, picture)
             .with_context(|| format!("cannot write {} (--out)", self.out.display()))?;
-        print(format_args!("{}\n", self.out.display()))?;
+        print_line(self.out.display())?;
         Ok(ExitCode::SUCCESS)
     }
 }

@@ -158,21 +158,18 @@ fn hostname() -> Option<String> {
 /// Finds a valid serving pair in `dir`, or makes one. If the CA there cannot sign it, makes another
 /// CA. Blocks.
 pub(super) fn ensure(dir: &Path, names: &[String]) -> Result<ServingPair, SelfSignedError> {
-    fs::create_dir_all(dir).map_err(|source| SelfSignedError::Write {
-        path: dir.to_owned(),
-        source,
-    })?;
-    let problem = match find_or_sign(dir, names)? {
-        Ok(pair) => return Ok(pair),
-        Err(problem) => problem,
+    let problem = match renew(dir, names) {
+        Err(SelfSignedError::Ca { problem, .. }) => problem,
+        other => return other,
     };
     if problem != CaProblem::Missing {
         tracing::warn!(dir = %dir.display(), %problem, "making another CA: clients have to trust it");
     }
-    let make = |source| SelfSignedError::Make {
-        names: names.to_vec(),
+    fs::create_dir_all(dir).map_err(|source| SelfSignedError::Write {
+        path: dir.to_owned(),
         source,
-    };
+    })?;
+    let make = cannot_make(names);
     let ca_key = KeyPair::generate().map_err(make)?;
     let certificate = ca_params().self_signed(&ca_key).map_err(make)?;
     write(&dir.join("ca.key"), &ca_key.serialize_pem(), 0o600)?;
@@ -180,59 +177,41 @@ pub(super) fn ensure(dir: &Path, names: &[String]) -> Result<ServingPair, SelfSi
     sign(dir, names, &ca_key)
 }
 
-/// Renews the serving pair in `dir` if it is about to expire, by the CA there. Blocks.
-pub(super) fn renew(dir: &Path, names: &[String]) -> Result<(), SelfSignedError> {
-    find_or_sign(dir, names)?.map_or_else(
-        |problem| {
-            let dir = dir.to_owned();
-            Err(SelfSignedError::Ca { dir, problem })
-        },
-        |_| Ok(()),
-    )
-}
-
-/// Finds a valid serving pair, or lets the CA sign one.
-fn find_or_sign(
-    dir: &Path,
-    names: &[String],
-) -> Result<Result<ServingPair, CaProblem>, SelfSignedError> {
-    let Some(ca) = read_if_present(&ca_file(dir))? else {
-        return Ok(Err(CaProblem::Missing));
+/// Finds a valid serving pair in `dir`, or lets the CA there sign one. Blocks.
+pub(super) fn renew(dir: &Path, names: &[String]) -> Result<ServingPair, SelfSignedError> {
+    let useless = |problem| SelfSignedError::Ca {
+        dir: dir.to_owned(),
+        problem,
     };
-    let Ok(ca) = CertificateDer::from_pem_slice(&ca) else {
-        return Ok(Err(CaProblem::Damaged));
-    };
-    let Ok((_, parsed)) = x509_parser::parse_x509_certificate(&ca) else {
-        return Ok(Err(CaProblem::Damaged));
-    };
+    let ca = read_if_present(&ca_file(dir))?.ok_or_else(|| useless(CaProblem::Missing))?;
+    let ca = CertificateDer::from_pem_slice(&ca).map_err(|_| useless(CaProblem::Damaged))?;
+    let (_, parsed) =
+        x509_parser::parse_x509_certificate(&ca).map_err(|_| useless(CaProblem::Damaged))?;
     let needed = UnixTime::now().as_secs() + RENEW_BEFORE.as_secs();
     let end = parsed.validity().not_after.timestamp();
     if i64::try_from(needed).map_or(true, |needed| end <= needed) {
-        return Ok(Err(CaProblem::Expiring));
+        return Err(useless(CaProblem::Expiring));
     }
     let pair = serving_pair(dir);
     if is_valid(&ca, &pair, names) {
-        return Ok(Ok(pair));
+        return Ok(pair);
     }
-    let Some(key) = read_if_present(&dir.join("ca.key"))? else {
-        return Ok(Err(CaProblem::NoKey));
-    };
+    let key = read_if_present(&dir.join("ca.key"))?.ok_or_else(|| useless(CaProblem::NoKey))?;
     let key = std::str::from_utf8(&key).ok().map(KeyPair::from_pem);
     let is_its_key = |key: &KeyPair| {
         parsed.public_key().raw == rcgen::PublicKeyData::subject_public_key_info(key)
     };
-    match key.and_then(Result::ok).filter(is_its_key) {
-        Some(key) => sign(dir, names, &key).map(Ok),
-        None => Ok(Err(CaProblem::OtherKey)),
-    }
+    let key = key.and_then(Result::ok).filter(is_its_key);
+    sign(
+        dir,
+        names,
+        &key.ok_or_else(|| useless(CaProblem::OtherKey))?,
+    )
 }
 
 /// Makes a serving pair that this CA signs.
 fn sign(dir: &Path, names: &[String], ca_key: &KeyPair) -> Result<ServingPair, SelfSignedError> {
-    let make = |source| SelfSignedError::Make {
-        names: names.to_vec(),
-        source,
-    };
+    let make = cannot_make(names);
     let key = KeyPair::generate().map_err(make)?;
     let certificate = serving_params(names)
         .and_then(|params| params.signed_by(&key, &Issuer::new(ca_params(), ca_key)))
@@ -241,6 +220,13 @@ fn sign(dir: &Path, names: &[String], ca_key: &KeyPair) -> Result<ServingPair, S
     write(&pair.key, &key.serialize_pem(), 0o600)?;
     write(&pair.cert, &certificate.pem(), 0o644)?;
     Ok(pair)
+}
+
+fn cannot_make(names: &[String]) -> impl Fn(rcgen::Error) -> SelfSignedError + Copy {
+    |source| SelfSignedError::Make {
+        names: names.to_vec(),
+        source,
+    }
 }
 
 fn serving_pair(dir: &Path) -> ServingPair {
@@ -420,10 +406,7 @@ mod tests {
         // A file that is there and cannot be read, as without the right to.
         fs::remove_file(&key).unwrap();
         fs::create_dir(&key).unwrap();
-        for result in [
-            renew(dir.path(), &more),
-            ensure(dir.path(), &more).map(drop),
-        ] {
+        for result in [renew(dir.path(), &more), ensure(dir.path(), &more)] {
             assert!(
                 matches!(result, Err(SelfSignedError::Read { .. })),
                 "{result:?}"

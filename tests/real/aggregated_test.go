@@ -103,7 +103,7 @@ func reachBackend(t *testing.T, ns string, backend *httptest.Server) string {
 // that counts its own versions. They go back, and that is no restore of etcd.
 func TestServersThatTakeOverACustomTypeEndNoOtherWatches(t *testing.T) {
 	if testbed.Direct {
-		t.Skip("about the proxy")
+		t.Skip("needs a proxy of its own")
 	}
 	ns := objects.Namespace(t)
 	w := objects.NewWidget(t)

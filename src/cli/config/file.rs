@@ -8,7 +8,7 @@ use serde_saphyr::Spanned;
 use watershed_protocol::{FieldSelector, LabelSelector, ManagedFields};
 
 use crate::budget::parse_quantity;
-use crate::cli::limits::seconds;
+use crate::cli::duration::seconds;
 use crate::serve::{AgentPattern, CacheMode, ConsistentReads, ScopePolicy};
 
 /// The configuration file. Unknown keys are refused: a misspelt one would leave a silent default.

@@ -9,7 +9,7 @@ use watershed_protocol::Selection;
 use super::file::{
     CacheChoice, ClientSettings, ConfigFile, ManagedFieldsChoice, ScopeSettings, TypeSettings,
 };
-use crate::cli::limits::seconds;
+use crate::cli::duration::seconds;
 use crate::serve::{CacheMode, CachingPolicy, ClientRule, ScopePolicy, TypeName};
 
 /// Old names of keys, each with its new one.

@@ -102,6 +102,23 @@ pub(super) fn span(outer: &[u8], value: &RawValue) -> Range<usize> {
     start..start + value.get().len()
 }
 
+/// Cuts a text around a member of an object in it. `name` is the member's name with its quotes and colon,
+/// and `value` the place of its value. One of the commas goes with it. `None` if it is in another style.
+pub(super) fn around_member<'a>(
+    text: &'a [u8],
+    name: &[u8],
+    value: Range<usize>,
+) -> Option<(&'a [u8], &'a [u8])> {
+    let (before, after) = (&text[..value.start], &text[value.end..]);
+    match (before.strip_suffix(name)?, after) {
+        ([before @ .., b','], [b',' | b'}', ..]) | (before @ [.., b'{'], [b'}', ..]) => {
+            Some((before, after))
+        }
+        (before @ [.., b'{'], [b',', after @ ..]) => Some((before, after)),
+        _ => None,
+    }
+}
+
 /// The object itself.
 struct ObjectVisitor<'f, 'a> {
     steps: &'f [PathStep],

@@ -53,15 +53,7 @@ pub(super) fn without_member(object: &Bytes, skip: usize) -> Result<Bytes, Malfo
         return Ok(object.clone());
     };
     let value = json::span(metadata, value);
-    let (before, after) = (&metadata[..value.start], &metadata[value.end..]);
-    let before = before.strip_suffix(MEMBER).ok_or(OTHER_STYLE)?;
-    // One of the commas goes with it.
-    let (before, after) = match (before, after) {
-        ([before @ .., b','], [b',' | b'}', ..]) => (before, after),
-        ([b'{'], [b',', after @ ..]) => (before, after),
-        ([b'{'], [b'}']) => (before, after),
-        _ => return Err(OTHER_STYLE),
-    };
+    let (before, after) = json::around_member(metadata, MEMBER, value).ok_or(OTHER_STYLE)?;
     let (head, tail) = (&object[..skip + start], &object[skip + end..]);
     Ok([head, before, after, tail].concat().into())
 }

@@ -24,10 +24,9 @@ use crate::resource::GroupVersionResource;
 const SPEC: u32 = 2;
 
 /// The changes that API servers make to objects of a type when these are read.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReadDefaults {
     /// Nothing.
-    #[default]
     None,
     /// Services of the type `ExternalName` have no `internalTrafficPolicy`. It was once stored by
     /// mistake, and still is.
@@ -92,9 +91,9 @@ impl ReadDefaults {
                     return None;
                 }
                 let value = json::span(object, policy);
-                // The member is never the first one: the type is before it.
-                let before = object[..value.start].strip_suffix(b",\"internalTrafficPolicy\":")?;
-                Some([before, &object[value.end..]].concat().into())
+                let name = b"\"internalTrafficPolicy\":";
+                let (before, after) = json::around_member(object, name, value)?;
+                Some([before, after].concat().into())
             }
             Self::Claims => {
                 let (member, at, value) = match (spec.data_source, spec.data_source_ref) {
