@@ -4,42 +4,31 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use watershed_protocol::{
-    Encoding, FieldTable, GroupVersionResource, ManagedFields, ReadDefaults, Representation,
+    Encoding, FieldTable, GroupVersionResource, ManagedFields, Representation,
 };
 
 use super::cached::Scope;
 use super::charges::ScopeMemory;
 use super::config::{Derivation, Retention, ScopeConfig};
-use super::continuity::Continuity;
 use super::derived::{DerivationFailures, DerivedFeed, JsonPrinter, OpenSource, PrintingThreads};
-use super::earlier_states::EarlierStates;
-use super::feed::ScopeFeed;
 use super::found_differences::FoundDifferences;
 use super::held_history::HeldHistory;
 use super::idle::IdleTracker;
 use super::key::ScopeKey;
-use super::metrics;
 use super::open_scopes::OpenScopes;
-use super::overdue::OverdueEvents;
 use super::phase::ScopePhase;
-use super::pump::{NullInStructs, PumpTimers, ScopePump};
-use super::release::{LEARNERS, ReleaseLearner};
+use super::pump::{PumpParts, ScopeFeed, ScopePump, SharedByPumps};
 use super::signals::ScopeSignals;
 use super::source_link::SourceLink;
-use super::staleness::StalenessClock;
-use super::streaming::StreamingLearner;
 use super::timeline::Timeline;
-use super::unfit::UnfitScopes;
 use super::upstream_forms::UpstreamForms;
 use super::upstream_watch::UpstreamWatch;
 use super::version_waiters::VersionWaiters;
 use crate::budget::MemoryBudget;
 use crate::store::{self, StoreReader};
-use crate::upstream::{
-    InitialEventsProbe, Probe, Reflector, ReflectorTarget, ServedBy, Stopped, UpstreamClient,
-};
+use crate::upstream::{Reflector, ReflectorTarget, UpstreamClient};
 
 /// Returns the treatment of managed fields of a type.
 pub type ManagedFieldsPolicy = Arc<dyn Fn(&GroupVersionResource) -> ManagedFields + Send + Sync>;
@@ -49,21 +38,11 @@ pub type ManagedFieldsPolicy = Arc<dyn Fn(&GroupVersionResource) -> ManagedField
 pub(super) struct ScopeCreator {
     pub(super) client: UpstreamClient,
     pub(super) config: ScopeConfig,
-    /// The open scopes. One that stops is removed from them.
-    open: OpenScopes,
-    null_in_structs: Arc<NullInStructs>,
+    pub(super) shared: SharedByPumps,
     pub(super) timeline: Timeline,
     /// The timelines of aggregated API groups, whose servers number their versions by themselves.
     pub(super) aggregated: Arc<HashMap<String, Timeline>>,
-    /// Permits to learn the form of another release.
-    learners: Arc<Semaphore>,
-    /// The server at which a scope met another release than before, the last one.
-    pub(super) releases: Arc<watch::Sender<Option<ServedBy>>>,
     pub(super) budget: MemoryBudget,
-    pub(super) unfit: Arc<UnfitScopes>,
-    pub(super) earlier: EarlierStates,
-    /// Types whose JSON is not derived from protobuf.
-    failures: Arc<DerivationFailures>,
     /// Threads that print the JSON of others.
     printing: PrintingThreads,
     pub(super) managed_fields: ManagedFieldsPolicy,
@@ -75,16 +54,10 @@ impl ScopeCreator {
         Self {
             client,
             config,
-            open,
-            null_in_structs: Arc::default(),
+            shared: SharedByPumps::new(open, DerivationFailures::new(config.derive_again)),
             timeline: Timeline::default(),
             aggregated: Arc::default(),
-            learners: Arc::new(Semaphore::new(LEARNERS)),
-            releases: Arc::default(),
             budget: MemoryBudget::default(),
-            unfit: Arc::default(),
-            earlier: EarlierStates::default(),
-            failures: Arc::new(DerivationFailures::new(config.derive_again)),
             printing: PrintingThreads::of_process(),
             managed_fields: Arc::new(|_| ManagedFields::Keep),
         }
@@ -120,18 +93,8 @@ impl ScopeCreator {
         opener: impl FnOnce(ScopeKey, Retention) -> OpenSource,
     ) -> Arc<Scope> {
         let window = self.config.window_of(&key.gvr, retention.window);
-        let (mut writer, reader) = store::new(window);
-        let probe = key.gvr.is_event().then(|| {
-            writer.expect_shared_deletions();
-            Probe::new(
-                self.client.clone(),
-                &key.gvr,
-                &key.selection,
-                target.fields.namespaced(),
-            )
-        });
+        let (writer, reader) = store::new(window);
         let (publish_phase, phase) = watch::channel(ScopePhase::Syncing);
-        let initial_events = InitialEventsProbe::new(self.client.clone(), &target);
         let scope = Arc::new(self.new_scope(key, &target, &retention, reader, phase));
         // What the proxy itself needs is held however short memory is.
         let budget = if retention.indispensable {
@@ -139,49 +102,19 @@ impl ScopeCreator {
         } else {
             self.budget.clone()
         };
-        let release = ReleaseLearner::new(
-            self.client.clone(),
-            target.clone(),
-            scope.reader.clone(),
-            Arc::clone(&self.learners),
-            budget,
-            Arc::clone(&scope.print),
-        );
-        let pump = ScopePump {
-            feed: self.feed(&scope, target, &retention, opener),
-            failures: Arc::clone(&self.failures),
-            unfit: Arc::clone(&self.unfit),
-            continuity: Continuity::new(self.client.clone(), &scope),
-            writer,
-            read_defaults: ReadDefaults::of(&scope.key.gvr),
-            probe,
-            phase: publish_phase,
-            events: metrics::of_type(&metrics::UPSTREAM_EVENTS, &scope.key.gvr),
+        let parts = PumpParts {
+            client: self.client.clone(),
+            target: target.clone(),
             scope: Arc::clone(&scope),
-            open: self.open.clone(),
-            null_in_structs: Arc::clone(&self.null_in_structs),
-            timers: PumpTimers::default(),
-            streaming: StreamingLearner::new(initial_events),
-            release,
-            is_rewritten: false,
-            followed_release: None,
-            releases: Arc::clone(&self.releases),
-            list_asked: None,
-            ready: None,
-            refused_since: None,
-            staleness: StalenessClock::new(
-                retention.max_staleness.unwrap_or(self.config.max_staleness),
-            ),
-            overdue: OverdueEvents::new(
-                scope.upstream.subscribe_lacking(),
-                scope.reader.clone(),
-                self.config.overdue,
-            ),
-            earlier: self.earlier.clone(),
-            restoring: None,
-            stopped: Stopped::Closed,
-            _owner: retention.owner,
+            feed: self.feed(&scope, target, &retention, opener),
+            writer,
+            phase: publish_phase,
+            budget,
+            max_staleness: retention.max_staleness.unwrap_or(self.config.max_staleness),
+            overdue: self.config.overdue,
+            owner: retention.owner,
         };
+        let pump = ScopePump::new(parts, self.shared.clone());
         tokio::spawn(pump.run());
         scope
     }
@@ -234,11 +167,11 @@ impl ScopeCreator {
             .beginning_with_any_state(retention.begins_with_any_state)
             .lasting(self.config.watch_lifetime);
         if !retention.indispensable {
-            let estimates = !self.unfit.is_to_be_tried(&scope.key, Instant::now());
+            let estimates = !self.shared.unfit.is_to_be_tried(&scope.key, Instant::now());
             derived = derived.map(|derived| derived.within(&self.budget, estimates));
             reflector = reflector.within(&self.budget, estimates);
         }
-        ScopeFeed::new(scope, reflector, derived, &self.failures)
+        ScopeFeed::new(scope, reflector, derived, &self.shared.failures)
     }
 
     /// Returns the feed of a scope in JSON whose changes are derived from the type's scope in

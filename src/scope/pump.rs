@@ -1,42 +1,59 @@
 //! The task of a scope: it pumps what upstream sends into the store.
+mod applying;
+mod collect;
+mod continuity;
+mod earlier_states;
+mod feed;
+mod finish;
+mod following;
+mod history_check;
+mod overdue;
+mod rederivation;
+mod release;
+mod reprint;
+mod restore;
+mod restoring;
+mod shared;
+mod stopping;
+mod streaming;
+
 use std::any::Any;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::{self, sleep_until};
-use watershed_protocol::{BookmarkFormat, Frame, ReadDefaults, ResourceVersion, Scanned};
+use watershed_protocol::{BookmarkFormat, ReadDefaults, ResourceVersion};
 
 use super::cached::Scope;
 use super::charges::discard;
-use super::collect::stored_object;
-use super::continuity::{Continuity, ContinuityChange};
-use super::derived::{DerivationFailures, DerivedStep};
-use super::earlier_states::EarlierStates;
-use super::feed::{FeedStep, ScopeFeed};
-use super::finish::ask_upstream;
+use super::derived::DerivedStep;
 use super::found_differences::DifferingPart;
+use super::key::ScopeKey;
 use super::metrics;
-use super::open_scopes::OpenScopes;
-use super::overdue::OverdueEvents;
 use super::phase::{ReadyScope, ScopePhase};
-use super::release::{LearnedRelease, ReleaseLearner};
-use super::restoring::Restoring;
 use super::signals::ScopeSignal;
 use super::staleness::StalenessClock;
-use super::streaming::StreamingLearner;
 use super::timeline::Question;
-use super::unfit::UnfitScopes;
-use crate::budget::MemoryLoad;
+use crate::budget::MemoryBudget;
 use crate::metric::{Counter, Metric};
-use crate::store::{
-    FrameOrigin, InconsistentEvent, Snapshot, SnapshotBuilder, StoreWriter, UnfinishedVersion,
-};
+use crate::store::{FrameOrigin, SnapshotBuilder, StoreWriter, UnfinishedVersion};
 use crate::upstream::{
-    AnswerCompression, Change, InitialEventsAnswer, ListedState, Probe, Release, ServedBy, Stopped,
+    Change, InitialEventsAnswer, InitialEventsProbe, Probe, ReflectorTarget, Release, Stopped,
+    UpstreamClient,
 };
+use continuity::{Continuity, ContinuityChange};
+use feed::FeedStep;
+use finish::ask_upstream;
+use overdue::OverdueEvents;
+use release::{LearnedRelease, ReleaseLearner};
+use restoring::Restoring;
+use streaming::StreamingLearner;
+
+pub(super) use feed::ScopeFeed;
+pub(super) use shared::SharedByPumps;
+pub(crate) use stopping::REOPEN_AFTER;
 
 /// After a schema change an API server builds the type's storage anew, within about a second. It
 /// may have ended our watch before the change was seen here, so the scope is listed again after
@@ -51,71 +68,65 @@ type EventOrigin = Box<dyn FrameOrigin>;
 /// A change, and what makes its event's frame again.
 type ChangeWithOrigin = (Change<SnapshotBuilder>, Option<EventOrigin>);
 
+/// What the task of a scope is made of.
+pub(super) struct PumpParts {
+    pub(super) client: UpstreamClient,
+    pub(super) target: ReflectorTarget,
+    pub(super) scope: Arc<Scope>,
+    pub(super) feed: ScopeFeed,
+    pub(super) writer: StoreWriter,
+    pub(super) phase: watch::Sender<ScopePhase>,
+    /// Answers that are compared with what is held are charged to it.
+    pub(super) budget: MemoryBudget,
+    pub(super) max_staleness: Duration,
+    /// The patience with events that upstream is known to have.
+    pub(super) overdue: Duration,
+    /// Dropped with the task.
+    pub(super) owner: Option<Arc<dyn Any + Send + Sync>>,
+}
+
 /// The task of one scope.
 pub(super) struct ScopePump {
-    pub(super) feed: ScopeFeed,
-    pub(super) failures: Arc<DerivationFailures>,
-    pub(super) continuity: Continuity,
-    pub(super) writer: StoreWriter,
-    pub(super) unfit: Arc<UnfitScopes>,
-    pub(super) phase: watch::Sender<ScopePhase>,
-    pub(super) events: Counter,
-    pub(super) scope: Arc<Scope>,
-    pub(super) open: OpenScopes,
-    pub(super) null_in_structs: Arc<NullInStructs>,
-    pub(super) timers: PumpTimers,
+    shared: SharedByPumps,
+    feed: ScopeFeed,
+    continuity: Continuity,
+    writer: StoreWriter,
+    phase: watch::Sender<ScopePhase>,
+    events: Counter,
+    scope: Arc<Scope>,
+    timers: PumpTimers,
     /// The changes that upstream makes to objects that are read, and not to those of events.
-    pub(super) read_defaults: ReadDefaults,
+    read_defaults: ReadDefaults,
     /// Asks about versions that several deletions share, if the type has such.
-    pub(super) probe: Option<Probe>,
-    pub(super) streaming: StreamingLearner,
-    pub(super) release: ReleaseLearner,
+    probe: Option<Probe>,
+    streaming: StreamingLearner,
+    release: ReleaseLearner,
     /// An event that is known came again in other bytes. The followed server's release tells why.
-    pub(super) is_rewritten: bool,
+    is_rewritten: bool,
     /// The release of the followed server, once it has told it.
-    pub(super) followed_release: Option<Release>,
-    /// Tells others of a server of another release.
-    pub(super) releases: Arc<watch::Sender<Option<ServedBy>>>,
+    followed_release: Option<Release>,
     /// The time before the request for the list that is under way.
-    pub(super) list_asked: Option<Instant>,
+    list_asked: Option<Instant>,
     /// The properties of the type that the last list showed.
-    pub(super) ready: Option<Arc<ReadyScope>>,
+    ready: Option<Arc<ReadyScope>>,
     /// The first refusal of a scope that was never ready.
-    pub(super) refused_since: Option<Instant>,
-    pub(super) staleness: StalenessClock,
-    pub(super) overdue: OverdueEvents,
-    pub(super) earlier: EarlierStates,
+    refused_since: Option<Instant>,
+    staleness: StalenessClock,
+    overdue: OverdueEvents,
     /// The proofs of an earlier state, until it is shown.
-    pub(super) restoring: Option<Restoring>,
+    restoring: Option<Restoring>,
     /// The reason why the task ended. It is closed unless set: the runtime may drop the task.
-    pub(super) stopped: Stopped,
-    /// Dropped with the task.
-    pub(super) _owner: Option<Arc<dyn Any + Send + Sync>>,
+    stopped: Stopped,
+    _owner: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 /// Moments at which the task has something to do.
 #[derive(Default)]
-pub(super) struct PumpTimers {
+struct PumpTimers {
     /// The scope is listed again then, after a schema change.
     list_again: Option<Instant>,
     /// Upstream ended the watch. Unless it is open again by then, the scope does not follow.
-    pub(super) reopened_by: Option<Instant>,
-}
-
-/// The newest [`BookmarkFormat::null_in_structs`] of any scope. Some bookmarks do not tell it, and
-/// it is the same for all types.
-#[derive(Debug, Default)]
-pub(super) struct NullInStructs(Mutex<Option<bool>>);
-
-impl NullInStructs {
-    fn complete(&self, format: BookmarkFormat) -> BookmarkFormat {
-        let known = {
-            let mut known = self.0.lock();
-            *known = format.null_in_structs().or(*known);
-            *known
-        };
-        format.with_null_in_structs(known)
-    }
+    reopened_by: Option<Instant>,
 }
 
 /// An occasion on which the task has something to do.
@@ -138,6 +149,63 @@ enum PumpEvent {
 }
 
 impl ScopePump {
+    /// Prepares the task of a scope that has nothing yet.
+    pub(super) fn new(parts: PumpParts, shared: SharedByPumps) -> Self {
+        let PumpParts {
+            client,
+            target,
+            scope,
+            feed,
+            mut writer,
+            phase,
+            budget,
+            max_staleness,
+            overdue,
+            owner,
+        } = parts;
+        let ScopeKey { gvr, selection, .. } = &scope.key;
+        let probe = gvr.is_event().then(|| {
+            writer.expect_shared_deletions();
+            Probe::new(client.clone(), gvr, selection, target.fields.namespaced())
+        });
+        Self {
+            continuity: Continuity::new(client.clone(), &scope),
+            read_defaults: ReadDefaults::of(gvr),
+            events: metrics::of_type(&metrics::UPSTREAM_EVENTS, gvr),
+            streaming: StreamingLearner::new(InitialEventsProbe::new(client.clone(), &target)),
+            release: ReleaseLearner::new(
+                client,
+                target,
+                scope.reader.clone(),
+                Arc::clone(&shared.learners),
+                budget,
+                Arc::clone(&scope.print),
+            ),
+            staleness: StalenessClock::new(max_staleness),
+            overdue: OverdueEvents::new(
+                scope.upstream.subscribe_lacking(),
+                scope.reader.clone(),
+                overdue,
+            ),
+            shared,
+            feed,
+            writer,
+            phase,
+            scope,
+            probe,
+            timers: PumpTimers::default(),
+            is_rewritten: false,
+            followed_release: None,
+            list_asked: None,
+            ready: None,
+            refused_since: None,
+            restoring: None,
+            stopped: Stopped::Closed,
+            _owner: owner,
+        }
+    }
+
+    /// Follows upstream until the scope is closed or refused.
     pub(super) async fn run(mut self) {
         self.restore().await;
         self.stopped = loop {
@@ -358,160 +426,6 @@ impl ScopePump {
         self.scope.publish_version();
     }
 
-    /// Applies a change. `origin` makes the frame of an event again.
-    fn apply(&mut self, change: Change<SnapshotBuilder>, origin: Option<EventOrigin>) {
-        let now = Instant::now();
-        match change {
-            Change::Ended => {
-                self.timers.reopened_by = Some(now + WATCH_REOPEN);
-                return;
-            }
-            Change::Interrupted => {
-                self.timers.reopened_by = None;
-                self.mark_interrupted();
-                return;
-            }
-            _ => self.timers.reopened_by = None,
-        }
-        self.scope.upstream.set_following(true);
-        self.scope.upstream.mark_heard(now);
-        match change {
-            Change::Listed(listed) => self.apply_list(*listed),
-            Change::Event(frame, scanned) => {
-                self.apply_event(now, frame, scanned, origin);
-                self.record_proof(|proofs| proofs.is_followed = true);
-            }
-            Change::Progress { version, format } => {
-                self.learn_bookmark(format);
-                self.writer.progress(now, version);
-                self.scope.upstream.record_bookmark(version);
-                self.mark_heard();
-                self.record_proof(|proofs| proofs.is_followed = true);
-            }
-            Change::Resumed { .. } => {
-                self.streaming.record_reconnection();
-                // The event that comes again is printed by this server.
-                self.is_rewritten = false;
-                self.follow_server();
-                self.count(&metrics::UPSTREAM_RESUMES);
-                self.staleness.mark_reopened(time::Instant::now());
-            }
-            Change::Interrupted | Change::Ended | Change::OtherHistory { .. } => {}
-        }
-        self.scope.count_held();
-        self.scope.publish_version();
-    }
-
-    /// Applies a list: what it shows of upstream, and its objects.
-    fn apply_list(&mut self, listed: ListedState<SnapshotBuilder>) {
-        self.abandon_restored();
-        self.learn_bookmark(listed.bookmark);
-        self.streaming.record_list(listed.streams_initial_events);
-        let is_compressed = listed.compression == AnswerCompression::Gzip;
-        self.scope.upstream.set_compressed(is_compressed);
-        // Before the watches that wait for the list: they would ask upstream for it.
-        if listed.compression != AnswerCompression::NotAsked {
-            self.scope.forms.compression.learned(is_compressed);
-        }
-        let ready = ReadyScope {
-            format: listed.format,
-            streams_initial_events: listed.streams_initial_events,
-            warnings: listed.warnings,
-        };
-        self.take_list(ready, listed.objects.finish(listed.version), listed.load);
-    }
-
-    /// Puts a new list in place of what was held.
-    fn take_list(&mut self, ready: ReadyScope, snapshot: Snapshot, load: MemoryLoad) {
-        let streams_initial_events = ready.streams_initial_events;
-        let ready = Arc::new(ready);
-        self.refused_since = None;
-        self.ready = Some(Arc::clone(&ready));
-        let version = snapshot.version();
-        let representation = self.scope.key.representation;
-        tracing::info!(
-            resource = %self.scope.key.gvr,
-            encoding = representation.encoding.as_str(),
-            metadata_only = representation.metadata_only,
-            %version,
-            objects = snapshot.len(),
-            bytes = snapshot.size(),
-            "listed"
-        );
-        if !self.scope.is_derived() {
-            self.count(&metrics::UPSTREAM_LISTS);
-            let again = self.scope.history.beginning().is_some();
-            metrics::of_type(&metrics::RELISTS, &self.scope.key.gvr).increment(again.into());
-        }
-        self.scope.history.record_list(version);
-        if streams_initial_events {
-            // Before what it printed, so that none of that is derived as another's.
-            self.name_server();
-        }
-        let charges = self.scope.memory.charges.lock().take();
-        let replaced = self.writer.replace(snapshot);
-        if let Some(asked) = self.list_asked
-            && self.feed.lists_most_recent()
-        {
-            self.scope.history.record_consistent_list(asked, version);
-        }
-        // Counted twice for a moment, rather than not at all.
-        self.scope.count_held();
-        drop(load);
-        self.unfit.loaded(&self.scope.key, Instant::now());
-        discard(replaced, charges);
-        self.scope.forms.forget_objects();
-        self.is_rewritten = false;
-        self.continuity.record_list();
-        if let Some(quarantines) = self.feed.source_quarantines() {
-            self.scope.source.record_quarantines(quarantines);
-        }
-        self.phase
-            .send_replace(if self.timers.list_again.is_some() {
-                ScopePhase::SchemaChanged
-            } else {
-                ScopePhase::Ready(ready)
-            });
-        self.scope.print.set_release(None);
-        if let Some(reflector) = self.feed.reflector() {
-            self.release.record_list(reflector.listed_by());
-        }
-        if streams_initial_events {
-            self.follow_server();
-        }
-        if let Some(release) = self.feed.compared_release().cloned() {
-            self.note_release(Some(release));
-        }
-        self.mark_heard();
-    }
-
-    fn apply_event(
-        &mut self,
-        now: Instant,
-        frame: Frame,
-        scanned: Scanned,
-        origin: Option<EventOrigin>,
-    ) {
-        if !self.scope.is_derived() {
-            self.events.increment(1);
-        }
-        let Some(ready) = &self.ready else { return };
-        let encoding = self.scope.key.representation.encoding;
-        let read = self.read_defaults.applied(encoding, &frame.object);
-        let read = read.map(|read| stored_object(&ready.format, &read, scanned.clone()));
-        let object = stored_object(&ready.format, &frame.object, scanned);
-        // A known event does not show that news arrives.
-        let is_news = object.version > self.scope.reader.event_version();
-        match self.writer.apply_from(now, frame, object, read, origin) {
-            Ok(()) if is_news => self.mark_heard(),
-            Ok(()) => {}
-            Err(InconsistentEvent::Rewritten { .. }) if self.release.is_learning() => {
-                self.is_rewritten = true;
-            }
-            Err(error) => self.inconsistent(error),
-        }
-    }
-
     /// Lists the scope again, as an event does not fit to what is known.
     pub(super) fn inconsistent(&mut self, error: impl std::fmt::Display) {
         tracing::error!(
@@ -537,7 +451,7 @@ impl ScopePump {
 
     pub(super) fn learn_bookmark(&self, format: Option<BookmarkFormat>) {
         if let Some(format) = format {
-            let format = self.null_in_structs.complete(format);
+            let format = self.shared.null_in_structs.complete(format);
             self.scope.forms.bookmarks.store(Some(Arc::new(format)));
         }
     }

@@ -69,20 +69,20 @@ impl Scopes {
     /// [`save_regularly`]: super::save_regularly
     #[must_use]
     pub fn with_checkpoints(mut self, checkpoints: Option<Checkpoints>) -> Self {
-        self.creator.earlier.checkpoints = checkpoints;
+        self.creator.shared.earlier.checkpoints = checkpoints;
         self
     }
 
     /// Begins scopes with the states of another replica, where there is no checkpoint.
     #[must_use]
     pub fn with_replica(mut self, replica: Option<ReplicaStates>) -> Self {
-        self.creator.earlier.replica = replica;
+        self.creator.shared.earlier.replica = replica;
         self
     }
 
     /// Returns the checkpoints, if there are any.
     pub(super) fn checkpoints(&self) -> Option<&Checkpoints> {
-        self.creator.earlier.checkpoints.as_ref()
+        self.creator.shared.earlier.checkpoints.as_ref()
     }
 
     /// Returns what knows upstream's cluster.
@@ -121,7 +121,7 @@ impl Scopes {
 
     /// Returns the scopes that did not fit into it.
     pub(super) fn unfit(&self) -> &UnfitScopes {
-        &self.creator.unfit
+        &self.creator.shared.unfit
     }
 
     /// Gives each of these aggregated API groups a timeline of its own.
@@ -142,7 +142,7 @@ impl Scopes {
     /// Returns the server at which a scope met another release than before, the last one. It
     /// changes with each scope that does.
     pub fn releases(&self) -> watch::Receiver<Option<ServedBy>> {
-        self.creator.releases.subscribe()
+        self.creator.shared.releases.subscribe()
     }
 
     /// Returns the settings of scopes.

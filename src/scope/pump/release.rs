@@ -13,8 +13,8 @@ use tokio::time::{Instant, sleep, sleep_until};
 use watershed_protocol::WireFormat;
 
 use super::collect::stored_object;
-use super::objects_print::ObjectsPrint;
 use crate::budget::{MemoryBudget, MemoryLoad};
+use crate::scope::objects_print::ObjectsPrint;
 use crate::store::{ObjectPeek, StoreReader, StoredObject};
 use crate::upstream::{
     AnswerError, Backoff, PrintedForm, PrintedObjects, ReflectorTarget, Release, ServedBy,

@@ -2,10 +2,10 @@
 //! replica, which is shown once upstream has proven to continue it, or one that was derived.
 use std::sync::Arc;
 
+use super::ScopePump;
 use super::earlier_states::StateOrigin;
-use super::phase::ScopePhase;
-use super::pump::ScopePump;
 use super::restoring::Restoring;
+use crate::scope::phase::ScopePhase;
 use crate::upstream::KnownState;
 
 impl ScopePump {
@@ -18,7 +18,7 @@ impl ScopePump {
         let budget = reflector.budget().clone();
         let found = tokio::select! {
             () = self.scope.signals.stopped() => None,
-            found = self.earlier.find(&self.scope, &budget) => found,
+            found = self.shared.earlier.find(&self.scope, &budget) => found,
         };
         let Some((origin, stored)) = found else {
             return;

@@ -9,14 +9,14 @@ use futures_util::future::BoxFuture;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 use tokio_util::sync::CancellationToken;
 
-use super::cached::Scope;
-use super::derived::{
+use crate::budget::MemoryBudget;
+use crate::scope::cached::Scope;
+use crate::scope::derived::{
     DerivationFailures, DerivedEnd, DerivedFeed, DerivedStep, FallbackReason, LONGEST_ATTEMPT,
     RejoinPoint, is_known_release,
 };
-use super::metrics;
-use super::phase::ScopePhase;
-use crate::budget::MemoryBudget;
+use crate::scope::metrics;
+use crate::scope::phase::ScopePhase;
 
 /// Longest pause before it is asked again whether an attempt is due. Another scope of the type may
 /// have succeeded meanwhile.

@@ -3,11 +3,11 @@
 use tokio::time::Instant;
 use watershed_protocol::ResourceVersion;
 
-use super::found_differences::DifferingPart;
-use super::metrics;
-use super::phase::ScopePhase;
-use super::pump::ScopePump;
-use super::staleness::StalenessChange;
+use super::ScopePump;
+use crate::scope::found_differences::DifferingPart;
+use crate::scope::metrics;
+use crate::scope::phase::ScopePhase;
+use crate::scope::staleness::StalenessChange;
 use crate::upstream::Reflector;
 
 impl ScopePump {
@@ -108,7 +108,7 @@ impl ScopePump {
         if let ScopePhase::Ready(_) | ScopePhase::Stale(_) = phase {
             // First, as scopes that are derived from this one may miss the phase.
             self.scope.differences.count_quarantine();
-            if let Some(checkpoints) = &self.earlier.checkpoints {
+            if let Some(checkpoints) = &self.shared.earlier.checkpoints {
                 checkpoints.discard(&self.scope.key);
             }
             self.phase.send_replace(ScopePhase::Quarantined);

@@ -3,12 +3,12 @@ use std::sync::Arc;
 
 use watershed_protocol::BookmarkFormat;
 
-use super::charges::discard;
-use super::derived::ReprintedObjects;
-use super::metrics;
-use super::phase::{ReadyScope, ScopePhase};
-use super::pump::ScopePump;
+use super::ScopePump;
 use super::release::LearnedRelease;
+use crate::scope::charges::discard;
+use crate::scope::derived::ReprintedObjects;
+use crate::scope::metrics;
+use crate::scope::phase::{ReadyScope, ScopePhase};
 use crate::store::StoredObject;
 use crate::upstream::{InitialEventsAnswer, PrintedForm, Release};
 use crate::work::{REPLACED_OBJECT, repeat};
@@ -149,13 +149,17 @@ impl ScopePump {
     pub(super) fn note_release(&mut self, release: Option<Release>) {
         self.scope.print.set_release(release.clone());
         let known = std::mem::replace(&mut self.followed_release, release);
-        self.failures.meet_release(self.followed_release.as_ref());
+        self.shared
+            .failures
+            .meet_release(self.followed_release.as_ref());
         if known.is_some() && known != self.followed_release {
             self.scope.forms.forget_answers();
             // This one may print what the last one printed differently.
-            self.failures.begin_release();
+            self.shared.failures.begin_release();
             self.feed.release_changed();
-            self.releases.send_replace(self.scope.upstream.server());
+            self.shared
+                .releases
+                .send_replace(self.scope.upstream.server());
         }
     }
 

@@ -12,9 +12,9 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 use watershed_protocol::{EventKind, Scanned};
 
-use super::cached::Scope;
 use super::history_check::{HistoryVerdict, find_out};
-use super::timeline::Question;
+use crate::scope::cached::Scope;
+use crate::scope::timeline::Question;
 use crate::upstream::{Change, Probe, UpstreamClient};
 
 /// Knows whether upstream's changes follow what a scope holds.

@@ -1,16 +1,16 @@
 //! The states from which a scope may begin instead of with a list.
 use std::sync::Arc;
 
-use super::cached::Scope;
-use super::checkpoint::{Checkpoints, ReplicaStates, StoredScope};
-use super::metrics;
 use crate::budget::MemoryBudget;
+use crate::scope::cached::Scope;
+use crate::scope::checkpoint::{Checkpoints, ReplicaStates, StoredScope};
+use crate::scope::metrics;
 
 /// The places where states of earlier may be found. Cheap to clone.
 #[derive(Clone, Debug, Default)]
-pub(super) struct EarlierStates {
-    pub(super) checkpoints: Option<Checkpoints>,
-    pub(super) replica: Option<ReplicaStates>,
+pub(in crate::scope) struct EarlierStates {
+    pub(in crate::scope) checkpoints: Option<Checkpoints>,
+    pub(in crate::scope) replica: Option<ReplicaStates>,
 }
 
 /// The origin of a state.

@@ -2,10 +2,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::cached::Scope;
-use super::derived::{DerivationFailures, DerivedEnd, DerivedFeed, DerivedStep, FallbackReason};
-use super::metrics;
 use super::rederivation::Rederivation;
+use crate::scope::cached::Scope;
+use crate::scope::derived::{
+    DerivationFailures, DerivedEnd, DerivedFeed, DerivedStep, FallbackReason,
+};
+use crate::scope::metrics;
 use crate::store::SnapshotBuilder;
 use crate::upstream::{Change, Reflector, Release, ServedBy, Stopped};
 
@@ -14,7 +16,7 @@ use crate::upstream::{Change, Reflector, Release, ServedBy, Stopped};
 const SOURCE_GONE: Duration = Duration::from_secs(24);
 
 /// The changes of one scope.
-pub(super) struct ScopeFeed {
+pub(in crate::scope) struct ScopeFeed {
     scope: Arc<Scope>,
     /// Lists and watches at upstream, unless the changes are derived.
     reflector: Reflector,
@@ -42,7 +44,7 @@ pub(super) enum FeedStep {
 }
 
 impl ScopeFeed {
-    pub(super) fn new(
+    pub(in crate::scope) fn new(
         scope: &Arc<Scope>,
         reflector: Reflector,
         derived: Option<DerivedFeed>,

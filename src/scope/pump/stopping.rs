@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 use tokio::time::sleep;
 
-use super::charges::discard;
-use super::metrics;
-use super::phase::ScopePhase;
-use super::pump::ScopePump;
+use super::ScopePump;
 use crate::budget::DoesNotFit;
+use crate::scope::charges::discard;
+use crate::scope::metrics;
+use crate::scope::phase::ScopePhase;
 use crate::upstream::Stopped;
 
 /// Time after which a scope that was never ready is given up, and before which a representation
@@ -132,8 +132,8 @@ impl Drop for ScopePump {
         if let Stopped::DoesNotFit(DoesNotFit { needed }) = self.stopped {
             // The next request finds it there, and opens no scope before it may fit.
             let key = self.scope.key.clone();
-            self.unfit.add(key, needed, Instant::now());
-            self.open.forget(&self.scope);
+            self.shared.unfit.add(key, needed, Instant::now());
+            self.shared.open.forget(&self.scope);
             return;
         }
         // A scope that was closed is not among the open ones any more.
@@ -149,7 +149,7 @@ impl Drop for ScopePump {
         };
         if let Ok(runtime) = Handle::try_current() {
             let scope = Arc::downgrade(&self.scope);
-            let open = self.open.clone();
+            let open = self.shared.open.clone();
             runtime.spawn(async move {
                 sleep(remembered).await;
                 if let Some(scope) = scope.upgrade() {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout};
 use watershed_protocol::ResourceVersion;
 
-use super::cached::Scope;
+use crate::scope::cached::Scope;
 use crate::store::Snapshot;
 use crate::upstream::{AnswerError, Backoff, Probe, ProbeList};
 

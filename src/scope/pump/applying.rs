@@ -1,0 +1,171 @@
+//! Applies upstream's changes: lists, events and bookmarks.
+use std::sync::Arc;
+use std::time::Instant;
+
+use tokio::time;
+use watershed_protocol::{Frame, Scanned};
+
+use super::collect::stored_object;
+use super::{EventOrigin, ScopePump, WATCH_REOPEN};
+use crate::budget::MemoryLoad;
+use crate::scope::charges::discard;
+use crate::scope::metrics;
+use crate::scope::phase::{ReadyScope, ScopePhase};
+use crate::store::{InconsistentEvent, Snapshot, SnapshotBuilder};
+use crate::upstream::{AnswerCompression, Change, ListedState};
+
+impl ScopePump {
+    /// Applies a change. `origin` makes the frame of an event again.
+    pub(super) fn apply(&mut self, change: Change<SnapshotBuilder>, origin: Option<EventOrigin>) {
+        let now = Instant::now();
+        match change {
+            Change::Ended => {
+                self.timers.reopened_by = Some(now + WATCH_REOPEN);
+                return;
+            }
+            Change::Interrupted => {
+                self.timers.reopened_by = None;
+                self.mark_interrupted();
+                return;
+            }
+            _ => self.timers.reopened_by = None,
+        }
+        self.scope.upstream.set_following(true);
+        self.scope.upstream.mark_heard(now);
+        match change {
+            Change::Listed(listed) => self.apply_list(*listed),
+            Change::Event(frame, scanned) => {
+                self.apply_event(now, frame, scanned, origin);
+                self.record_proof(|proofs| proofs.is_followed = true);
+            }
+            Change::Progress { version, format } => {
+                self.learn_bookmark(format);
+                self.writer.progress(now, version);
+                self.scope.upstream.record_bookmark(version);
+                self.mark_heard();
+                self.record_proof(|proofs| proofs.is_followed = true);
+            }
+            Change::Resumed { .. } => {
+                self.streaming.record_reconnection();
+                // The event that comes again is printed by this server.
+                self.is_rewritten = false;
+                self.follow_server();
+                self.count(&metrics::UPSTREAM_RESUMES);
+                self.staleness.mark_reopened(time::Instant::now());
+            }
+            Change::Interrupted | Change::Ended | Change::OtherHistory { .. } => {}
+        }
+        self.scope.count_held();
+        self.scope.publish_version();
+    }
+
+    /// Applies a list: what it shows of upstream, and its objects.
+    fn apply_list(&mut self, listed: ListedState<SnapshotBuilder>) {
+        self.abandon_restored();
+        self.learn_bookmark(listed.bookmark);
+        self.streaming.record_list(listed.streams_initial_events);
+        let is_compressed = listed.compression == AnswerCompression::Gzip;
+        self.scope.upstream.set_compressed(is_compressed);
+        // Before the watches that wait for the list: they would ask upstream for it.
+        if listed.compression != AnswerCompression::NotAsked {
+            self.scope.forms.compression.learned(is_compressed);
+        }
+        let ready = ReadyScope {
+            format: listed.format,
+            streams_initial_events: listed.streams_initial_events,
+            warnings: listed.warnings,
+        };
+        self.take_list(ready, listed.objects.finish(listed.version), listed.load);
+    }
+
+    /// Puts a new list in place of what was held.
+    fn take_list(&mut self, ready: ReadyScope, snapshot: Snapshot, load: MemoryLoad) {
+        let streams_initial_events = ready.streams_initial_events;
+        let ready = Arc::new(ready);
+        self.refused_since = None;
+        self.ready = Some(Arc::clone(&ready));
+        let version = snapshot.version();
+        let representation = self.scope.key.representation;
+        tracing::info!(
+            resource = %self.scope.key.gvr,
+            encoding = representation.encoding.as_str(),
+            metadata_only = representation.metadata_only,
+            %version,
+            objects = snapshot.len(),
+            bytes = snapshot.size(),
+            "listed"
+        );
+        if !self.scope.is_derived() {
+            self.count(&metrics::UPSTREAM_LISTS);
+            let again = self.scope.history.beginning().is_some();
+            metrics::of_type(&metrics::RELISTS, &self.scope.key.gvr).increment(again.into());
+        }
+        self.scope.history.record_list(version);
+        if streams_initial_events {
+            // Before what it printed, so that none of that is derived as another's.
+            self.name_server();
+        }
+        let charges = self.scope.memory.charges.lock().take();
+        let replaced = self.writer.replace(snapshot);
+        if let Some(asked) = self.list_asked
+            && self.feed.lists_most_recent()
+        {
+            self.scope.history.record_consistent_list(asked, version);
+        }
+        // Counted twice for a moment, rather than not at all.
+        self.scope.count_held();
+        drop(load);
+        self.shared.unfit.loaded(&self.scope.key, Instant::now());
+        discard(replaced, charges);
+        self.scope.forms.forget_objects();
+        self.is_rewritten = false;
+        self.continuity.record_list();
+        if let Some(quarantines) = self.feed.source_quarantines() {
+            self.scope.source.record_quarantines(quarantines);
+        }
+        self.phase
+            .send_replace(if self.timers.list_again.is_some() {
+                ScopePhase::SchemaChanged
+            } else {
+                ScopePhase::Ready(ready)
+            });
+        self.scope.print.set_release(None);
+        if let Some(reflector) = self.feed.reflector() {
+            self.release.record_list(reflector.listed_by());
+        }
+        if streams_initial_events {
+            self.follow_server();
+        }
+        if let Some(release) = self.feed.compared_release().cloned() {
+            self.note_release(Some(release));
+        }
+        self.mark_heard();
+    }
+
+    fn apply_event(
+        &mut self,
+        now: Instant,
+        frame: Frame,
+        scanned: Scanned,
+        origin: Option<EventOrigin>,
+    ) {
+        if !self.scope.is_derived() {
+            self.events.increment(1);
+        }
+        let Some(ready) = &self.ready else { return };
+        let encoding = self.scope.key.representation.encoding;
+        let read = self.read_defaults.applied(encoding, &frame.object);
+        let read = read.map(|read| stored_object(&ready.format, &read, scanned.clone()));
+        let object = stored_object(&ready.format, &frame.object, scanned);
+        // A known event does not show that news arrives.
+        let is_news = object.version > self.scope.reader.event_version();
+        match self.writer.apply_from(now, frame, object, read, origin) {
+            Ok(()) if is_news => self.mark_heard(),
+            Ok(()) => {}
+            Err(InconsistentEvent::Rewritten { .. }) if self.release.is_learning() => {
+                self.is_rewritten = true;
+            }
+            Err(error) => self.inconsistent(error),
+        }
+    }
+}

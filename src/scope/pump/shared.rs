@@ -1,0 +1,61 @@
+//! What the tasks of all scopes share.
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tokio::sync::{Semaphore, watch};
+use watershed_protocol::BookmarkFormat;
+
+use super::earlier_states::EarlierStates;
+use super::release::LEARNERS;
+use crate::scope::derived::DerivationFailures;
+use crate::scope::open_scopes::OpenScopes;
+use crate::scope::unfit::UnfitScopes;
+use crate::upstream::ServedBy;
+
+/// What the tasks of all scopes share. Cheap to clone.
+#[derive(Clone)]
+pub(in crate::scope) struct SharedByPumps {
+    /// The open scopes. One that stops is removed from them.
+    pub(super) open: OpenScopes,
+    pub(in crate::scope) unfit: Arc<UnfitScopes>,
+    pub(in crate::scope) earlier: EarlierStates,
+    /// Types whose JSON is not derived from protobuf.
+    pub(in crate::scope) failures: Arc<DerivationFailures>,
+    /// The server at which a scope met another release than before, the last one.
+    pub(in crate::scope) releases: Arc<watch::Sender<Option<ServedBy>>>,
+    pub(super) null_in_structs: Arc<NullInStructs>,
+    /// Permits to learn the form of another release.
+    pub(super) learners: Arc<Semaphore>,
+}
+
+impl SharedByPumps {
+    /// Prepares what the tasks of the scopes in `open` share.
+    pub(in crate::scope) fn new(open: OpenScopes, failures: DerivationFailures) -> Self {
+        Self {
+            open,
+            unfit: Arc::default(),
+            earlier: EarlierStates::default(),
+            failures: Arc::new(failures),
+            releases: Arc::default(),
+            null_in_structs: Arc::default(),
+            learners: Arc::new(Semaphore::new(LEARNERS)),
+        }
+    }
+}
+
+/// The newest [`BookmarkFormat::null_in_structs`] of any scope. Some bookmarks do not tell it, and
+/// it is the same for all types.
+#[derive(Debug, Default)]
+pub(super) struct NullInStructs(Mutex<Option<bool>>);
+
+impl NullInStructs {
+    /// Returns a format with what other scopes' bookmarks told, if it lacks that.
+    pub(super) fn complete(&self, format: BookmarkFormat) -> BookmarkFormat {
+        let known = {
+            let mut known = self.0.lock();
+            *known = format.null_in_structs().or(*known);
+            *known
+        };
+        format.with_null_in_structs(known)
+    }
+}
