@@ -1,19 +1,13 @@
 //! Cached scopes: for each a store, and a task that pumps what upstream sends into it.
 mod cached;
-mod charges;
 pub(crate) mod checkpoint;
 mod config;
-mod consistent_list;
 mod creator;
 mod derived;
-mod found_differences;
 pub mod gauges;
 mod handle;
-mod held_history;
-mod idle;
 mod key;
 pub mod metrics;
-mod objects_print;
 mod open_scopes;
 mod phase;
 mod pump;
@@ -22,18 +16,11 @@ mod relief;
 mod rollback_monitor;
 mod save;
 mod self_check;
-mod signals;
-mod source_link;
-mod staleness;
 #[cfg(test)]
 mod tests;
 mod timeline;
 mod unfit;
 mod unfolding;
-mod upstream_forms;
-mod upstream_watch;
-mod version_ages;
-mod version_waiters;
 
 pub use cached::Scope;
 pub use checkpoint::{

@@ -1,4 +1,17 @@
 //! One cached scope, as its readers see it.
+mod age;
+mod charges;
+mod consistent_list;
+mod found_differences;
+mod held_history;
+mod idle;
+mod objects_print;
+mod signals;
+mod source_link;
+mod upstream_forms;
+mod upstream_watch;
+mod version_waiters;
+
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
@@ -6,22 +19,28 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use watershed_protocol::{FieldTable, ManagedFields, ResourceVersion};
 
-use super::charges::ScopeMemory;
-use super::found_differences::FoundDifferences;
-use super::held_history::HeldHistory;
-use super::idle::IdleTracker;
+use super::config::{Derivation, Retention};
 use super::key::ScopeKey;
-use super::objects_print::ObjectsPrint;
 use super::phase::{NotReady, ReadyScope, ScopePhase};
-use super::signals::ScopeSignals;
-use super::source_link::SourceLink;
-use super::timeline::Question;
-use super::upstream_forms::UpstreamForms;
-use super::upstream_watch::UpstreamWatch;
-use super::version_waiters::VersionWaiters;
+use super::timeline::{Question, Timeline};
+use crate::budget::MemoryBudget;
 use crate::store::{HeldBytes, Snapshot, StoreReader};
-use crate::upstream::{Probe, Stopped, UpstreamClient};
+use crate::upstream::{Probe, ReflectorTarget, Stopped, UpstreamClient};
 use crate::work::retire;
+use charges::ScopeMemory;
+use found_differences::FoundDifferences;
+use held_history::HeldHistory;
+use idle::IdleTracker;
+use signals::ScopeSignals;
+use source_link::SourceLink;
+use upstream_forms::UpstreamForms;
+use upstream_watch::UpstreamWatch;
+use version_waiters::VersionWaiters;
+
+pub(super) use charges::discard;
+pub(super) use found_differences::DifferingPart;
+pub(super) use objects_print::ObjectsPrint;
+pub(super) use signals::ScopeSignal;
 
 /// The objects and events of one scope, and how far its task is.
 #[derive(Debug)]
@@ -57,6 +76,18 @@ pub struct Scope {
     pub(super) signals: ScopeSignals,
 }
 
+/// What a scope is made of.
+pub(super) struct ScopeParts<'a> {
+    pub(super) client: &'a UpstreamClient,
+    pub(super) target: &'a ReflectorTarget,
+    pub(super) timeline: Timeline,
+    pub(super) key: ScopeKey,
+    pub(super) retention: &'a Retention,
+    pub(super) reader: StoreReader,
+    pub(super) phase: watch::Receiver<ScopePhase>,
+    pub(super) budget: &'a MemoryBudget,
+}
+
 impl Drop for Scope {
     /// A large type takes longer to free than others wait, so another thread usually does it. The
     /// task that wrote it has ended.
@@ -68,6 +99,40 @@ impl Drop for Scope {
 }
 
 impl Scope {
+    /// Returns a scope before its first list.
+    pub(super) fn new(parts: ScopeParts<'_>) -> Self {
+        let ScopeParts {
+            client,
+            target,
+            timeline,
+            key,
+            retention,
+            reader,
+            phase,
+            budget,
+        } = parts;
+        Self {
+            history: HeldHistory::new(&timeline, &key.gvr),
+            key,
+            fields: Arc::clone(&target.fields),
+            managed_fields: target.managed_fields,
+            on_demand: retention.on_demand,
+            is_source_only: AtomicBool::new(retention.derivation == Derivation::Source),
+            reader,
+            opened: Instant::now(),
+            phase,
+            upstream: UpstreamWatch::new(),
+            forms: UpstreamForms::new(client, target),
+            version_waiters: VersionWaiters::default(),
+            differences: FoundDifferences::default(),
+            source: SourceLink::new(),
+            print: Arc::default(),
+            idle: IdleTracker::new(retention.idle),
+            memory: ScopeMemory::new(budget),
+            signals: ScopeSignals::default(),
+        }
+    }
+
     /// Waits for the first list, at most until `wait` has passed since the scope was opened.
     pub async fn wait_until_ready(&self, wait: Duration) -> Result<Arc<ReadyScope>, NotReady> {
         let mut phase = self.phase.clone();

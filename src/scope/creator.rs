@@ -1,7 +1,6 @@
 //! The creation of scopes: a store, and the task that pumps what upstream sends into it.
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use tokio::sync::watch;
@@ -9,25 +8,16 @@ use watershed_protocol::{
     Encoding, FieldTable, GroupVersionResource, ManagedFields, Representation,
 };
 
-use super::cached::Scope;
-use super::charges::ScopeMemory;
+use super::cached::{Scope, ScopeParts};
 use super::config::{Derivation, Retention, ScopeConfig};
 use super::derived::{DerivationFailures, DerivedFeed, JsonPrinter, OpenSource, PrintingThreads};
-use super::found_differences::FoundDifferences;
-use super::held_history::HeldHistory;
-use super::idle::IdleTracker;
 use super::key::ScopeKey;
 use super::open_scopes::OpenScopes;
 use super::phase::ScopePhase;
 use super::pump::{PumpParts, ScopeFeed, ScopePump, SharedByPumps};
-use super::signals::ScopeSignals;
-use super::source_link::SourceLink;
 use super::timeline::Timeline;
-use super::upstream_forms::UpstreamForms;
-use super::upstream_watch::UpstreamWatch;
-use super::version_waiters::VersionWaiters;
 use crate::budget::MemoryBudget;
-use crate::store::{self, StoreReader};
+use crate::store;
 use crate::upstream::{Reflector, ReflectorTarget, UpstreamClient};
 
 /// Returns the treatment of managed fields of a type.
@@ -95,7 +85,18 @@ impl ScopeCreator {
         let window = self.config.window_of(&key.gvr, retention.window);
         let (writer, reader) = store::new(window);
         let (publish_phase, phase) = watch::channel(ScopePhase::Syncing);
-        let scope = Arc::new(self.new_scope(key, &target, &retention, reader, phase));
+        let group = &key.gvr.group;
+        let aggregated = self.aggregated.get(&**group).cloned();
+        let scope = Arc::new(Scope::new(ScopeParts {
+            client: &self.client,
+            target: &target,
+            timeline: aggregated.unwrap_or_else(|| self.timeline.of_group(group)),
+            key,
+            retention: &retention,
+            reader,
+            phase,
+            budget: &self.budget,
+        }));
         // What the proxy itself needs is held however short memory is.
         let budget = if retention.indispensable {
             MemoryBudget::default()
@@ -117,40 +118,6 @@ impl ScopeCreator {
         let pump = ScopePump::new(parts, self.shared.clone());
         tokio::spawn(pump.run());
         scope
-    }
-
-    /// Returns a scope before its first list.
-    fn new_scope(
-        &self,
-        key: ScopeKey,
-        target: &ReflectorTarget,
-        retention: &Retention,
-        reader: StoreReader,
-        phase: watch::Receiver<ScopePhase>,
-    ) -> Scope {
-        let group = &key.gvr.group;
-        let aggregated = self.aggregated.get(&**group).cloned();
-        let timeline = aggregated.unwrap_or_else(|| self.timeline.of_group(group));
-        Scope {
-            history: HeldHistory::new(&timeline, &key.gvr),
-            key,
-            fields: Arc::clone(&target.fields),
-            managed_fields: target.managed_fields,
-            on_demand: retention.on_demand,
-            is_source_only: AtomicBool::new(retention.derivation == Derivation::Source),
-            reader,
-            opened: Instant::now(),
-            phase,
-            upstream: UpstreamWatch::new(),
-            forms: UpstreamForms::new(&self.client, target),
-            version_waiters: VersionWaiters::default(),
-            differences: FoundDifferences::default(),
-            source: SourceLink::new(),
-            print: Arc::default(),
-            idle: IdleTracker::new(retention.idle),
-            memory: ScopeMemory::new(&self.budget),
-            signals: ScopeSignals::default(),
-        }
     }
 
     /// Returns the source of a scope's changes.

@@ -14,6 +14,7 @@ mod reprint;
 mod restore;
 mod restoring;
 mod shared;
+mod staleness;
 mod stopping;
 mod streaming;
 
@@ -26,15 +27,14 @@ use tokio::sync::watch;
 use tokio::time::{self, sleep_until};
 use watershed_protocol::{BookmarkFormat, ReadDefaults, ResourceVersion};
 
+use super::cached::DifferingPart;
 use super::cached::Scope;
-use super::charges::discard;
+use super::cached::ScopeSignal;
+use super::cached::discard;
 use super::derived::DerivedStep;
-use super::found_differences::DifferingPart;
 use super::key::ScopeKey;
 use super::metrics;
 use super::phase::{ReadyScope, ScopePhase};
-use super::signals::ScopeSignal;
-use super::staleness::StalenessClock;
 use super::timeline::Question;
 use crate::budget::MemoryBudget;
 use crate::metric::{Counter, Metric};
@@ -49,6 +49,7 @@ use finish::ask_upstream;
 use overdue::OverdueEvents;
 use release::{LearnedRelease, ReleaseLearner};
 use restoring::Restoring;
+use staleness::StalenessClock;
 use streaming::StreamingLearner;
 
 pub(super) use feed::ScopeFeed;

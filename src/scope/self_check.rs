@@ -15,8 +15,8 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
+use super::cached::DifferingPart;
 use super::cached::Scope;
-use super::found_differences::DifferingPart;
 use super::key::ScopeKey;
 use super::metrics;
 use super::registry::Scopes;

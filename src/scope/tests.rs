@@ -8,7 +8,7 @@ use futures_util::{StreamExt as _, stream};
 use http::Response;
 use parking_lot::Mutex;
 
-use super::found_differences::DifferingPart;
+use super::cached::DifferingPart;
 use super::*;
 use crate::body;
 use crate::budget::{MemoryBudget, MemoryClass};

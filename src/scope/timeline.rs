@@ -16,6 +16,8 @@
 //! their URLs to another server at any moment, which numbers its versions by itself. So their
 //! versions are no proof about other types: the branch ends alone, and the API server is asked at
 //! once about itself ([`super::rollback_monitor`]). A branch ends with the timeline it belongs to.
+mod version_ages;
+
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -27,7 +29,7 @@ use tokio::sync::{Notify, watch};
 use watershed_protocol::{GroupVersionResource, ResourceVersion, is_built_in_group};
 
 use super::metrics;
-use super::version_ages::VersionAges;
+use version_ages::VersionAges;
 
 /// The scopes are listed again within this time after a rollback, each at a moment of its own.
 const SPREAD: Duration = Duration::from_secs(1);

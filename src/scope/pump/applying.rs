@@ -8,7 +8,7 @@ use watershed_protocol::{Frame, Scanned};
 use super::collect::stored_object;
 use super::{EventOrigin, ScopePump, WATCH_REOPEN};
 use crate::budget::MemoryLoad;
-use crate::scope::charges::discard;
+use crate::scope::cached::discard;
 use crate::scope::metrics;
 use crate::scope::phase::{ReadyScope, ScopePhase};
 use crate::store::{InconsistentEvent, Snapshot, SnapshotBuilder};

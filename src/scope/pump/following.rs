@@ -4,10 +4,10 @@ use tokio::time::Instant;
 use watershed_protocol::ResourceVersion;
 
 use super::ScopePump;
-use crate::scope::found_differences::DifferingPart;
+use super::staleness::StalenessChange;
+use crate::scope::cached::DifferingPart;
 use crate::scope::metrics;
 use crate::scope::phase::ScopePhase;
-use crate::scope::staleness::StalenessChange;
 use crate::upstream::Reflector;
 
 impl ScopePump {

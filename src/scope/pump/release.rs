@@ -14,7 +14,7 @@ use watershed_protocol::WireFormat;
 
 use super::collect::stored_object;
 use crate::budget::{MemoryBudget, MemoryLoad};
-use crate::scope::objects_print::ObjectsPrint;
+use crate::scope::cached::ObjectsPrint;
 use crate::store::{ObjectPeek, StoreReader, StoredObject};
 use crate::upstream::{
     AnswerError, Backoff, PrintedForm, PrintedObjects, ReflectorTarget, Release, ServedBy,

@@ -5,7 +5,7 @@ use watershed_protocol::BookmarkFormat;
 
 use super::ScopePump;
 use super::release::LearnedRelease;
-use crate::scope::charges::discard;
+use crate::scope::cached::discard;
 use crate::scope::derived::ReprintedObjects;
 use crate::scope::metrics;
 use crate::scope::phase::{ReadyScope, ScopePhase};

@@ -7,7 +7,7 @@ use tokio::time::sleep;
 
 use super::ScopePump;
 use crate::budget::DoesNotFit;
-use crate::scope::charges::discard;
+use crate::scope::cached::discard;
 use crate::scope::metrics;
 use crate::scope::phase::ScopePhase;
 use crate::upstream::Stopped;

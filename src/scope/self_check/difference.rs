@@ -4,7 +4,7 @@ use std::fmt;
 
 use watershed_protocol::ResourceVersion;
 
-use crate::scope::found_differences::DifferingPart;
+use crate::scope::cached::DifferingPart;
 
 /// Number of differences that a log line names.
 const SHOWN: usize = 5;

@@ -24,7 +24,7 @@ pub struct UpstreamForms {
 
 impl UpstreamForms {
     /// Creates the forms of `target`, of which nothing is known yet.
-    pub(super) fn new(client: &UpstreamClient, target: &ReflectorTarget) -> Self {
+    pub(in crate::scope) fn new(client: &UpstreamClient, target: &ReflectorTarget) -> Self {
         Self {
             bookmarks: Arc::new(ArcSwapOption::empty()),
             compression: WatchCompression::new(client.clone(), target),
@@ -35,19 +35,19 @@ impl UpstreamForms {
     }
 
     /// Asks this server from now on.
-    pub(super) fn follow(&self, server: &ServedBy) {
+    pub(in crate::scope) fn follow(&self, server: &ServedBy) {
         self.compression.follow(server);
         self.tables.follow(server);
     }
 
     /// Forgets what was learned by asking servers of another release.
-    pub(super) fn forget_answers(&self) {
+    pub(in crate::scope) fn forget_answers(&self) {
         self.compression.forget();
         self.tables.forget();
     }
 
     /// Forgets objects without a form: new ones took their place.
-    pub(super) fn forget_objects(&self) {
+    pub(in crate::scope) fn forget_objects(&self) {
         self.irreducible.clear();
         self.unprintable.clear();
     }

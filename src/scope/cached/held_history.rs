@@ -7,12 +7,12 @@ use arc_swap::{ArcSwap, Guard};
 use watershed_protocol::{GroupVersionResource, ResourceVersion};
 
 use super::consistent_list::ConsistentList;
-use super::timeline::{NewestVersion, Timeline};
+use crate::scope::timeline::{NewestVersion, Timeline};
 
 /// The history of upstream's versions to which the held objects belong, and where the part of it
 /// begins that the scope knows.
 #[derive(Debug)]
-pub(super) struct HeldHistory {
+pub(in crate::scope) struct HeldHistory {
     timeline: Timeline,
     /// The number of the timeline of what is held.
     held_in: AtomicU64,
@@ -28,7 +28,7 @@ pub(super) struct HeldHistory {
 
 impl HeldHistory {
     /// Creates the history of a type whose versions follow `timeline`, of which nothing is held yet.
-    pub(super) fn new(timeline: &Timeline, gvr: &GroupVersionResource) -> Self {
+    pub(in crate::scope) fn new(timeline: &Timeline, gvr: &GroupVersionResource) -> Self {
         let newest = timeline.newest(gvr);
         Self {
             timeline: timeline.clone(),
@@ -41,73 +41,77 @@ impl HeldHistory {
     }
 
     /// Returns the timeline that upstream's versions of the type follow.
-    pub(super) fn timeline(&self) -> &Timeline {
+    pub(in crate::scope) fn timeline(&self) -> &Timeline {
         &self.timeline
     }
 
     /// Returns `true` if what is held is of the present timeline. If not, it is about to be
     /// dropped, and must not be shown any more.
-    pub(super) fn is_current(&self) -> bool {
+    pub(in crate::scope) fn is_current(&self) -> bool {
         self.held_in() == self.timeline.number()
     }
 
     /// Returns the number of the timeline of what is held.
-    pub(super) fn held_in(&self) -> u64 {
+    pub(in crate::scope) fn held_in(&self) -> u64 {
         self.held_in.load(Ordering::Acquire)
     }
 
     /// Records that what is held is of this timeline.
-    pub(super) fn record_timeline(&self, timeline: u64) {
+    pub(in crate::scope) fn record_timeline(&self, timeline: u64) {
         self.held_in.store(timeline, Ordering::Release);
     }
 
     /// Returns the newest version of the type that upstream showed, to any scope.
-    pub(super) fn newest(&self) -> Guard<Arc<NewestVersion>> {
+    pub(in crate::scope) fn newest(&self) -> Guard<Arc<NewestVersion>> {
         self.newest.load()
     }
 
     /// Records that what is held was dropped. Until the next list, no version is known to be of the
     /// new timeline.
-    pub(super) fn expect_new_timeline(&self) {
+    pub(in crate::scope) fn expect_new_timeline(&self) {
         self.timeline_start.store(u64::MAX, Ordering::Release);
     }
 
     /// Follows the newest version of the present timeline from now on.
-    pub(super) fn begin_anew(&self, gvr: &GroupVersionResource) -> Arc<NewestVersion> {
+    pub(in crate::scope) fn begin_anew(&self, gvr: &GroupVersionResource) -> Arc<NewestVersion> {
         let newest = self.timeline.newest(gvr);
         self.newest.store(Arc::clone(&newest));
         newest
     }
 
     /// Records that the scope's history begins at this version, if it has not begun.
-    pub(super) fn record_beginning(&self, version: ResourceVersion) {
+    pub(in crate::scope) fn record_beginning(&self, version: ResourceVersion) {
         self.first_list.get_or_init(|| version);
     }
 
     /// Records a list of this version.
-    pub(super) fn record_list(&self, version: ResourceVersion) {
+    pub(in crate::scope) fn record_list(&self, version: ResourceVersion) {
         self.record_beginning(version);
         self.timeline_start.fetch_min(version.0, Ordering::AcqRel);
     }
 
     /// Records that upstream was asked for the list at `asked`, or later, and for its most recent
     /// state. What is held must be the list already.
-    pub(super) fn record_consistent_list(&self, asked: Instant, version: ResourceVersion) {
+    pub(in crate::scope) fn record_consistent_list(
+        &self,
+        asked: Instant,
+        version: ResourceVersion,
+    ) {
         self.consistent_list.store(asked, version);
     }
 
     /// Returns the version of the list, if upstream was asked for it at `moment` or later.
-    pub(super) fn listed_since(&self, moment: Instant) -> Option<ResourceVersion> {
+    pub(in crate::scope) fn listed_since(&self, moment: Instant) -> Option<ResourceVersion> {
         self.consistent_list.since(moment)
     }
 
     /// Returns the version at which the scope's history begins, once it does.
-    pub(super) fn beginning(&self) -> Option<ResourceVersion> {
+    pub(in crate::scope) fn beginning(&self) -> Option<ResourceVersion> {
         self.first_list.get().copied()
     }
 
     /// Returns `true` if `version` is known to be of the present timeline.
-    pub(super) fn is_of_timeline(&self, version: ResourceVersion) -> bool {
+    pub(in crate::scope) fn is_of_timeline(&self, version: ResourceVersion) -> bool {
         version.0 >= self.timeline_start.load(Ordering::Acquire)
     }
 }

@@ -5,7 +5,7 @@ use tokio::sync::Notify;
 
 /// Differences that were found between the objects of a scope and upstream's.
 #[derive(Debug, Default)]
-pub(super) struct FoundDifferences {
+pub(in crate::scope) struct FoundDifferences {
     found: Notify,
     /// One that is not taken up yet is of [`DifferingPart::Print`].
     is_of_print: AtomicBool,
@@ -14,7 +14,7 @@ pub(super) struct FoundDifferences {
 
 /// The part in which objects differ from upstream's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum DifferingPart {
+pub(in crate::scope) enum DifferingPart {
     /// There are other objects, or other versions of them.
     Objects,
     /// The same versions have other bytes.
@@ -23,7 +23,7 @@ pub(super) enum DifferingPart {
 
 impl DifferingPart {
     /// Returns the value of the label `result` or `reason` in metrics.
-    pub(super) fn label(self) -> &'static str {
+    pub(in crate::scope) fn label(self) -> &'static str {
         match self {
             Self::Objects => "objects",
             Self::Print => "bytes",
@@ -33,7 +33,7 @@ impl DifferingPart {
 
 impl FoundDifferences {
     /// Tells the scope's task that its objects are not upstream's.
-    pub(super) fn report(&self, part: DifferingPart) {
+    pub(in crate::scope) fn report(&self, part: DifferingPart) {
         if part == DifferingPart::Print {
             self.is_of_print.store(true, Ordering::Release);
         }
@@ -41,7 +41,7 @@ impl FoundDifferences {
     }
 
     /// Waits for a report. Cancelling a call loses nothing.
-    pub(super) async fn reported(&self) -> DifferingPart {
+    pub(in crate::scope) async fn reported(&self) -> DifferingPart {
         self.found.notified().await;
         if self.is_of_print.swap(false, Ordering::AcqRel) {
             DifferingPart::Print
@@ -51,11 +51,11 @@ impl FoundDifferences {
     }
 
     /// Returns how often the scope was quarantined.
-    pub(super) fn quarantines(&self) -> u64 {
+    pub(in crate::scope) fn quarantines(&self) -> u64 {
         self.quarantines.load(Ordering::Acquire)
     }
 
-    pub(super) fn count_quarantine(&self) {
+    pub(in crate::scope) fn count_quarantine(&self) {
         self.quarantines.fetch_add(1, Ordering::AcqRel);
     }
 }

@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 
 /// Counts who uses a scope, and remembers when it was last used.
 #[derive(Debug)]
-pub(super) struct IdleTracker {
+pub(in crate::scope) struct IdleTracker {
     limit: Mutex<Option<Duration>>,
     /// The proxy follows the scope for itself.
     pinned: AtomicBool,
@@ -15,7 +15,7 @@ pub(super) struct IdleTracker {
 }
 
 impl IdleTracker {
-    pub(super) fn new(limit: Option<Duration>) -> Self {
+    pub(in crate::scope) fn new(limit: Option<Duration>) -> Self {
         Self {
             limit: Mutex::new(limit),
             pinned: AtomicBool::new(false),
@@ -25,31 +25,31 @@ impl IdleTracker {
     }
 
     /// Sets the time after which the scope is closed if nobody uses it.
-    pub(super) fn set_limit(&self, limit: Option<Duration>) {
+    pub(in crate::scope) fn set_limit(&self, limit: Option<Duration>) {
         *self.limit.lock() = limit;
     }
 
     /// Keeps the scope open for as long as the process runs.
-    pub(super) fn pin(&self) {
+    pub(in crate::scope) fn pin(&self) {
         self.pinned.store(true, Ordering::SeqCst);
     }
 
-    pub(super) fn is_pinned(&self) -> bool {
+    pub(in crate::scope) fn is_pinned(&self) -> bool {
         self.pinned.load(Ordering::SeqCst)
     }
 
-    pub(super) fn acquire(&self) {
+    pub(in crate::scope) fn acquire(&self) {
         self.handles.fetch_add(1, Ordering::SeqCst);
     }
 
-    pub(super) fn release(&self) {
+    pub(in crate::scope) fn release(&self) {
         // The time first: without a handle, an old time would let the scope be closed at once.
         *self.last_used.lock() = Instant::now();
         self.handles.fetch_sub(1, Ordering::SeqCst);
     }
 
     /// Returns `true` if nobody has used the scope for its idle limit.
-    pub(super) fn is_expired(&self, is_watched: bool, now: Instant) -> bool {
+    pub(in crate::scope) fn is_expired(&self, is_watched: bool, now: Instant) -> bool {
         let (Some(limit), Some(since)) = (*self.limit.lock(), self.since(is_watched, now)) else {
             return false;
         };
@@ -58,7 +58,7 @@ impl IdleTracker {
 
     /// Returns the time at which the scope was last used, which is `now` while it is; `None` if it
     /// is to stay open.
-    pub(super) fn since(&self, is_watched: bool, now: Instant) -> Option<Instant> {
+    pub(in crate::scope) fn since(&self, is_watched: bool, now: Instant) -> Option<Instant> {
         if self.is_pinned() {
             return None;
         }

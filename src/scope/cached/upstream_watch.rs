@@ -7,7 +7,7 @@ use tokio::sync::watch;
 use tokio::time;
 use watershed_protocol::ResourceVersion;
 
-use super::staleness::ScopeAge;
+use super::age::ScopeAge;
 use crate::upstream::ServedBy;
 
 /// The watch at upstream that feeds a scope: whether it is open, at which server, and what it
@@ -27,7 +27,7 @@ pub struct UpstreamWatch {
 
 impl UpstreamWatch {
     /// Creates the state of a watch that is not open yet.
-    pub(super) fn new() -> Self {
+    pub(in crate::scope) fn new() -> Self {
         Self {
             following: watch::Sender::new(false),
             last_heard: Mutex::new(Instant::now()),
@@ -49,7 +49,7 @@ impl UpstreamWatch {
         self.following.subscribe()
     }
 
-    pub(super) fn set_following(&self, now: bool) {
+    pub(in crate::scope) fn set_following(&self, now: bool) {
         self.following
             .send_if_modified(|following| std::mem::replace(following, now) != now);
     }
@@ -60,7 +60,7 @@ impl UpstreamWatch {
     }
 
     /// Sets the time since when upstream's changes do not arrive; `None` if they do.
-    pub(super) fn set_lost_since(&self, lost_since: Option<time::Instant>) {
+    pub(in crate::scope) fn set_lost_since(&self, lost_since: Option<time::Instant>) {
         self.age.publish(lost_since);
     }
 
@@ -75,46 +75,46 @@ impl UpstreamWatch {
     }
 
     /// Records that an event, a bookmark or a list came.
-    pub(super) fn mark_heard(&self, now: Instant) {
+    pub(in crate::scope) fn mark_heard(&self, now: Instant) {
         *self.last_heard.lock() = now;
     }
 
     /// Returns the server at which the scope is followed, once it is known.
-    pub(super) fn server(&self) -> Option<ServedBy> {
+    pub(in crate::scope) fn server(&self) -> Option<ServedBy> {
         self.server.borrow().clone()
     }
 
-    pub(super) fn subscribe_server(&self) -> watch::Receiver<Option<ServedBy>> {
+    pub(in crate::scope) fn subscribe_server(&self) -> watch::Receiver<Option<ServedBy>> {
         self.server.subscribe()
     }
 
-    pub(super) fn set_server(&self, server: ServedBy) {
+    pub(in crate::scope) fn set_server(&self, server: ServedBy) {
         self.server.send_replace(Some(server));
     }
 
-    pub(super) fn record_bookmark(&self, version: ResourceVersion) {
+    pub(in crate::scope) fn record_bookmark(&self, version: ResourceVersion) {
         self.bookmark.send_replace(version);
     }
 
-    pub(super) fn subscribe_bookmarks(&self) -> watch::Receiver<ResourceVersion> {
+    pub(in crate::scope) fn subscribe_bookmarks(&self) -> watch::Receiver<ResourceVersion> {
         self.bookmark.subscribe()
     }
 
     /// Records that upstream has more than the events up to `version` tell.
-    pub(super) fn record_lacking(&self, version: ResourceVersion) {
+    pub(in crate::scope) fn record_lacking(&self, version: ResourceVersion) {
         self.lacking.send_replace(version);
     }
 
-    pub(super) fn subscribe_lacking(&self) -> watch::Receiver<ResourceVersion> {
+    pub(in crate::scope) fn subscribe_lacking(&self) -> watch::Receiver<ResourceVersion> {
         self.lacking.subscribe()
     }
 
     /// Returns `true` if the state came by a watch that upstream compressed.
-    pub(super) fn is_compressed(&self) -> bool {
+    pub(in crate::scope) fn is_compressed(&self) -> bool {
         self.is_compressed.load(Ordering::Relaxed)
     }
 
-    pub(super) fn set_compressed(&self, is_compressed: bool) {
+    pub(in crate::scope) fn set_compressed(&self, is_compressed: bool) {
         self.is_compressed.store(is_compressed, Ordering::Relaxed);
     }
 }

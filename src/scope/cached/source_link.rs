@@ -8,7 +8,7 @@ use arc_swap::{ArcSwapOption, Guard};
 ///
 /// It does not name the type of scopes, so that this file does not depend on theirs.
 #[derive(Debug)]
-pub(super) struct SourceLink<S> {
+pub(in crate::scope) struct SourceLink<S> {
     is_derived: AtomicBool,
     source: ArcSwapOption<S>,
     quarantines: AtomicU64,
@@ -16,7 +16,7 @@ pub(super) struct SourceLink<S> {
 
 impl<S> SourceLink<S> {
     /// Creates the link of a scope that is not known to be derived.
-    pub(super) fn new() -> Self {
+    pub(in crate::scope) fn new() -> Self {
         Self {
             is_derived: AtomicBool::new(false),
             source: ArcSwapOption::empty(),
@@ -26,34 +26,34 @@ impl<S> SourceLink<S> {
 
     /// Returns `true` if the scope has no list and watch at upstream. Its source may not be open
     /// yet.
-    pub(super) fn is_derived(&self) -> bool {
+    pub(in crate::scope) fn is_derived(&self) -> bool {
         self.is_derived.load(Ordering::Relaxed)
     }
 
-    pub(super) fn set_derived(&self, is_derived: bool) {
+    pub(in crate::scope) fn set_derived(&self, is_derived: bool) {
         self.is_derived.store(is_derived, Ordering::Relaxed);
     }
 
     /// Returns the source, once it is open.
-    pub(super) fn get(&self) -> Guard<Option<Arc<S>>> {
+    pub(in crate::scope) fn get(&self) -> Guard<Option<Arc<S>>> {
         self.source.load()
     }
 
-    pub(super) fn attach(&self, source: Arc<S>) {
+    pub(in crate::scope) fn attach(&self, source: Arc<S>) {
         self.source.store(Some(source));
     }
 
-    pub(super) fn detach(&self) {
+    pub(in crate::scope) fn detach(&self) {
         self.source.store(None);
     }
 
     /// Returns how often the source had been quarantined before the objects were derived that are
     /// held.
-    pub(super) fn quarantines(&self) -> u64 {
+    pub(in crate::scope) fn quarantines(&self) -> u64 {
         self.quarantines.load(Ordering::Acquire)
     }
 
-    pub(super) fn record_quarantines(&self, quarantines: u64) {
+    pub(in crate::scope) fn record_quarantines(&self, quarantines: u64) {
         self.quarantines.store(quarantines, Ordering::Release);
     }
 }

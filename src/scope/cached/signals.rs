@@ -4,7 +4,7 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFuture};
 
 /// Signals from the rest of the proxy to the task of a scope, which reacts between two steps.
 #[derive(Debug, Default)]
-pub(super) struct ScopeSignals {
+pub(in crate::scope) struct ScopeSignals {
     stop: CancellationToken,
     schema_changed: Notify,
     type_removed: Notify,
@@ -12,7 +12,7 @@ pub(super) struct ScopeSignals {
 
 /// One thing that the task is told.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum ScopeSignal {
+pub(in crate::scope) enum ScopeSignal {
     /// The scope is to be closed.
     Stop,
     /// Upstream defines the type anew.
@@ -23,25 +23,25 @@ pub(super) enum ScopeSignal {
 
 impl ScopeSignals {
     /// Tells the task to close the scope. This cannot be taken back.
-    pub(super) fn stop(&self) {
+    pub(in crate::scope) fn stop(&self) {
         self.stop.cancel();
     }
 
     /// Waits until the scope is to be closed.
-    pub(super) fn stopped(&self) -> WaitForCancellationFuture<'_> {
+    pub(in crate::scope) fn stopped(&self) -> WaitForCancellationFuture<'_> {
         self.stop.cancelled()
     }
 
-    pub(super) fn schema_changed(&self) {
+    pub(in crate::scope) fn schema_changed(&self) {
         self.schema_changed.notify_one();
     }
 
-    pub(super) fn type_removed(&self) {
+    pub(in crate::scope) fn type_removed(&self) {
         self.type_removed.notify_one();
     }
 
     /// Returns the next signal for the task. Cancelling a call loses nothing.
-    pub(super) async fn next(&self) -> ScopeSignal {
+    pub(in crate::scope) async fn next(&self) -> ScopeSignal {
         tokio::select! {
             () = self.stop.cancelled() => ScopeSignal::Stop,
             () = self.schema_changed.notified() => ScopeSignal::SchemaChanged,

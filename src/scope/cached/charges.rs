@@ -9,8 +9,8 @@ use crate::store::{Discarded, HeldBytes};
 
 /// The share of the memory budget that one scope takes.
 #[derive(Debug)]
-pub(super) struct ScopeMemory {
-    pub(super) charges: Mutex<ScopeCharges>,
+pub(in crate::scope) struct ScopeMemory {
+    pub(in crate::scope) charges: Mutex<ScopeCharges>,
     /// Bytes of compressed forms at the last tick.
     compressed: AtomicUsize,
     /// The scope is closed for lack of memory, so nothing of it is to be held any more.
@@ -18,7 +18,7 @@ pub(super) struct ScopeMemory {
 }
 
 impl ScopeMemory {
-    pub(super) fn new(budget: &MemoryBudget) -> Self {
+    pub(in crate::scope) fn new(budget: &MemoryBudget) -> Self {
         Self {
             charges: Mutex::new(ScopeCharges::new(budget)),
             compressed: AtomicUsize::new(0),
@@ -27,35 +27,35 @@ impl ScopeMemory {
     }
 
     /// Returns the bytes of compressed forms at the last tick.
-    pub(super) fn compressed(&self) -> usize {
+    pub(in crate::scope) fn compressed(&self) -> usize {
         self.compressed.load(Ordering::Relaxed)
     }
 
-    pub(super) fn set_compressed(&self, bytes: usize) {
+    pub(in crate::scope) fn set_compressed(&self, bytes: usize) {
         self.compressed.store(bytes, Ordering::Relaxed);
     }
 
     /// Demands that nothing is held any more once the scope is closed.
-    pub(super) fn free(&self) {
+    pub(in crate::scope) fn free(&self) {
         self.is_to_be_freed.store(true, Ordering::Release);
     }
 
-    pub(super) fn is_to_be_freed(&self) -> bool {
+    pub(in crate::scope) fn is_to_be_freed(&self) -> bool {
         self.is_to_be_freed.load(Ordering::Acquire)
     }
 }
 
 /// The charges of one scope.
 #[derive(Debug)]
-pub(super) struct ScopeCharges {
+pub(in crate::scope) struct ScopeCharges {
     objects: MemoryCharge,
     history: MemoryCharge,
     /// Answers that are about to unfold objects. Meanwhile folded objects count as if they were held.
-    pub(super) unfolding: usize,
+    pub(in crate::scope) unfolding: usize,
 }
 
 impl ScopeCharges {
-    pub(super) fn new(budget: &MemoryBudget) -> Self {
+    pub(in crate::scope) fn new(budget: &MemoryBudget) -> Self {
         Self {
             objects: budget.charge(MemoryClass::Objects, 0),
             history: budget.charge(MemoryClass::History, 0),
@@ -64,14 +64,14 @@ impl ScopeCharges {
     }
 
     /// Counts these bytes from now on.
-    pub(super) fn set(&mut self, held: HeldBytes) {
+    pub(in crate::scope) fn set(&mut self, held: HeldBytes) {
         let folded = if self.unfolding > 0 { held.folded } else { 0 };
         self.objects.set(held.objects + folded);
         self.history.set(held.history);
     }
 
     /// Returns the charges of all that is held now, for as long as it takes to drop it.
-    pub(super) fn take(&mut self) -> Self {
+    pub(in crate::scope) fn take(&mut self) -> Self {
         Self {
             objects: self.objects.take(),
             history: self.history.take(),
@@ -80,13 +80,13 @@ impl ScopeCharges {
     }
 
     /// Returns the bytes that are counted.
-    pub(super) fn bytes(&self) -> usize {
+    pub(in crate::scope) fn bytes(&self) -> usize {
         self.objects.bytes() + self.history.bytes()
     }
 }
 
 /// Drops what was replaced on a thread of its own: a large type takes longer than others wait.
-pub(super) fn discard(replaced: Discarded, charges: ScopeCharges) {
+pub(in crate::scope) fn discard(replaced: Discarded, charges: ScopeCharges) {
     // Without a runtime nobody waits: the process ends.
     if let Ok(runtime) = Handle::try_current() {
         runtime.spawn_blocking(move || {

@@ -11,7 +11,7 @@ use watershed_protocol::ResourceVersion;
 /// Wakes each reader when the version arrives that it waits for. Events before it wake nobody: a
 /// thousand readers of a busy type would otherwise be woken a thousand times a second, each.
 #[derive(Debug, Default)]
-pub(super) struct VersionWaiters {
+pub(in crate::scope) struct VersionWaiters {
     waiting: Mutex<BTreeMap<WaiterKey, oneshot::Sender<()>>>,
     /// Number of waiters so far. It tells apart those that wait for the same version.
     count: AtomicU64,
@@ -30,7 +30,7 @@ struct VersionWaiter<'a> {
 
 impl VersionWaiters {
     /// Waits until `reached` returns `version` or a later one. Returns at once if it does already.
-    pub(super) async fn wait(
+    pub(in crate::scope) async fn wait(
         &self,
         version: ResourceVersion,
         reached: impl Fn() -> ResourceVersion,
@@ -54,7 +54,7 @@ impl VersionWaiters {
 
     /// Waits until `reached` returns `version` or a later one. Returns `false` if it does not within
     /// `wait`, or at once if it returns the same as when such a wait, or a longer one, was in vain.
-    pub(super) async fn catch_up(
+    pub(in crate::scope) async fn catch_up(
         &self,
         version: ResourceVersion,
         reached: impl Fn() -> ResourceVersion,
@@ -77,7 +77,7 @@ impl VersionWaiters {
 
     /// Wakes the readers that wait for `version` or an earlier one. It must be called after the
     /// version has become visible.
-    pub(super) fn arrived(&self, version: ResourceVersion) {
+    pub(in crate::scope) fn arrived(&self, version: ResourceVersion) {
         let reached = {
             let mut waiting = self.waiting.lock();
             match waiting.first_key_value() {
