@@ -1,12 +1,14 @@
 //! The client-facing side: listening, TLS, connections, limits and their orderly end.
 //!
 //! This module knows HTTP and nothing of Kubernetes. What a request means is the business of the
-//! one service that is handed to [`listen::serve`].
+//! [`RequestHandler`] that is handed to [`listen::serve`].
 
+mod accept;
 mod activity;
 mod answer_body;
 mod client_certificates;
 mod connection;
+mod connection_server;
 mod goaway;
 mod http1_rules;
 pub(crate) mod inspected;
@@ -29,7 +31,7 @@ mod trusted_proxies;
 mod vectored_bytes;
 mod write_coalescing;
 
-pub use connection::{Peer, TlsPeer};
+pub use connection::{Peer, RequestHandler, TlsPeer};
 pub use limits::ConnectionLimits;
 pub use peer_connection::PeerConnection;
 pub use per_address::client_network;

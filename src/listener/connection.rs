@@ -36,7 +36,7 @@ use super::stream_stall::StreamExecutor;
 use super::timeouts::{ConnectionTimeouts, TimeoutAction};
 use super::write_coalescing::{CoalescingStream, TurnFlusher};
 use crate::body::{self, Body, BoxError};
-use crate::drain;
+use crate::drain::DrainWatch;
 
 /// The client of a connection.
 #[derive(Clone, Debug)]
@@ -58,6 +58,31 @@ pub struct TlsPeer {
     pub certificates: Vec<CertificateDer<'static>>,
     /// The name the client asked for.
     pub server_name: Option<String>,
+}
+
+/// Answers the requests of all connections of a listener. Functions that take a request and its peer
+/// do that.
+pub trait RequestHandler: Clone + Send + Sync + 'static {
+    /// Returns the answer to a request.
+    fn handle(
+        &self,
+        request: Request<Incoming>,
+        peer: Peer,
+    ) -> impl Future<Output = Response<Body>> + Send;
+}
+
+impl<S, F> RequestHandler for S
+where
+    S: Fn(Request<Incoming>, Peer) -> F + Clone + Send + Sync + 'static,
+    F: Future<Output = Response<Body>> + Send,
+{
+    fn handle(
+        &self,
+        request: Request<Incoming>,
+        peer: Peer,
+    ) -> impl Future<Output = Response<Body>> + Send {
+        self(request, peer)
+    }
 }
 
 /// The bytes a client may send ahead on one stream, and on a connection.
@@ -159,21 +184,13 @@ impl Protocols {
         &self.limits
     }
 
-    pub(super) fn listener(&self) -> Listener {
-        self.listener
-    }
-
     /// Returns the service that answers the requests of one connection.
-    pub(super) fn requests<S, F>(
+    pub(super) fn requests<H: RequestHandler>(
         &self,
         activity: &Arc<Activity>,
         peer: Peer,
-        service: S,
-    ) -> impl RequestService + use<S, F>
-    where
-        S: Fn(Request<Incoming>, Peer) -> F + Clone + Send + Sync + 'static,
-        F: Future<Output = Response<Body>> + Send + 'static,
-    {
+        handler: H,
+    ) -> impl RequestService + use<H> {
         let activity = Arc::clone(activity);
         let url_bytes = self.limits.url_bytes;
         let goaway = GoawayRule::new(&self.limits, self.listener);
@@ -188,7 +205,7 @@ impl Protocols {
                 request,
                 url_bytes,
                 peer.clone(),
-                service.clone(),
+                handler.clone(),
                 running,
             ))
         })
@@ -201,7 +218,7 @@ impl Protocols {
         requests: impl RequestService,
         activity: &Activity,
         address: SocketAddr,
-        drain: drain::DrainWatch,
+        drain: &DrainWatch,
     ) where
         I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
@@ -223,7 +240,7 @@ impl Protocols {
         requests: impl RequestService,
         activity: &Activity,
         address: SocketAddr,
-        drain: drain::DrainWatch,
+        drain: &DrainWatch,
     ) where
         I: AsyncRead + AsyncWrite + Unpin + 'static,
     {
@@ -241,7 +258,7 @@ impl Protocols {
         mut connection: Pin<&mut C>,
         activity: &Activity,
         address: SocketAddr,
-        drain: drain::DrainWatch,
+        drain: &DrainWatch,
     ) {
         activity.begin();
         let mut draining = false;
@@ -328,20 +345,16 @@ where
     }
 }
 
-/// Runs the service for one request.
+/// Has one request answered.
 ///
 /// A panic is answered with 500, and the other streams of the connection go on.
-async fn answer<S, F>(
+async fn answer(
     request: Request<Incoming>,
     url_bytes: usize,
     peer: Peer,
-    service: S,
+    handler: impl RequestHandler,
     mut running: RunningRequest,
-) -> Result<Response<AnswerBody>, Infallible>
-where
-    S: Fn(Request<Incoming>, Peer) -> F,
-    F: Future<Output = Response<Body>>,
-{
+) -> Result<Response<AnswerBody>, Infallible> {
     let head = request.method() == Method::HEAD;
     let has_large_body = http1_rules::has_large_body(&request);
     let (method, uri) = (request.method().clone(), request.uri().clone());
@@ -358,7 +371,7 @@ where
         if let Some(refusal) = refusal {
             return refusal;
         }
-        service(request, peer).await
+        handler.handle(request, peer).await
     });
     let mut response = match answering.catch_unwind().await {
         Ok(response) => response,

@@ -1,13 +1,21 @@
+use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use bytes::Bytes;
+use http::{Request, Response};
 use http_body_util::BodyExt;
+use hyper::body::Incoming;
 use rustls::RootCertStore;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 
 use super::*;
-use crate::body;
+use crate::body::{self, Body};
+use crate::drain;
+use crate::listener::connection::Peer;
 use crate::test_support::{
     connect, connect_after, eventually, get, get2, http1_client, http2_client, read, roots, soon,
     streamed, text, tls_options,
