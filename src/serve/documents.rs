@@ -32,10 +32,11 @@ const DROP_AFTER_IDLE: Duration = Duration::from_mins(10);
 const BUDGET: usize = 384 << 20;
 /// Limit of a question, and of the wait of a request. Afterwards the request is forwarded.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// The questions about one document. A client that starts waits for nothing; thousands that start
-/// within a second share a handful of questions.
+/// The questions about one document. A client by itself waits for nothing, however often it asks;
+/// thousands that start within a second share a handful of questions.
 const PACE: FlightPace = FlightPace {
     patience: Duration::from_secs(2),
+    many: 4,
     burst: 5,
     interval: Duration::from_millis(100),
     crowd: None,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use watershed_protocol::{PartialFormat, Representation, ResourceVersion, TableForm, TableRequest};
 
-use super::plan::ReadPlan;
+use super::plan::{ReadKind, ReadPlan};
 use super::policy::CachingPolicy;
 use super::scope_choice::{Condition, OpenScope, ScopeChoice};
 use super::source::ForwardReason;
@@ -48,8 +48,13 @@ impl OpenedTable {
             .forms
             .tables
             .form(&ready.format, &table.printer, has_objects);
+        let form = form.await.ok_or(ForwardReason::Table)?;
+        // A list or a get that comes upon the first object is forwarded. A watch would have to end.
+        if matches!(read.kind, ReadKind::Watch(_)) && !form.prints_rows() {
+            return Err(ForwardReason::Table);
+        }
         Ok(Some(Self {
-            form: form.await.ok_or(ForwardReason::Table)?,
+            form,
             request: table.request,
         }))
     }

@@ -35,9 +35,13 @@ pub struct Singleflight<T> {
 pub struct FlightPace {
     /// Time after which a call that hangs no longer holds up the next one.
     pub patience: Duration,
-    /// Calls in a row that need not keep the interval.
+    /// Callers that make a call one of many: those who share it, and those who come while it runs.
+    /// Fewer wait for no interval, as they would not if each made its own calls.
+    pub many: usize,
+    /// Calls of many in a row that need not keep the interval.
     pub burst: u32,
-    /// Average interval between calls after a burst. Callers that come meanwhile share one call.
+    /// Average interval between calls of many after a burst. Callers that come meanwhile share one
+    /// call.
     pub interval: Duration,
     /// Number of callers that are a crowd; `None` if none are.
     ///
@@ -55,6 +59,7 @@ impl FlightPace {
     /// Calls one after the other, which crowds share.
     pub const OF_CROWDS: Self = Self {
         patience: Duration::MAX,
+        many: 0,
         burst: 0,
         interval: Duration::ZERO,
         crowd: Some(4),
@@ -78,6 +83,7 @@ impl Default for FlightPace {
     fn default() -> Self {
         Self {
             patience: Duration::MAX,
+            many: 0,
             burst: 0,
             interval: Duration::ZERO,
             crowd: None,
@@ -97,7 +103,7 @@ struct FlightState<T> {
     running: bool,
     /// The call of those who came after the running one began.
     next: Option<PendingCall<T>>,
-    /// The moment of the next call if all calls kept the interval.
+    /// The moment of the next call if all calls of many kept the interval.
     due: Option<Instant>,
     /// The callers for which the next call waits.
     crowd: Option<ExpectedCrowd>,
@@ -194,7 +200,9 @@ impl<T: Clone + Send + Sync + 'static> Singleflight<T> {
             };
             let (result, began) = (pending.result, Instant::now());
             let mut call = (pending.call)();
-            if let Ok(value) = timeout(self.pace.patience, &mut call).await {
+            let outcome = timeout(self.pace.patience, &mut call).await;
+            guard.count(pending.callers, began);
+            if let Ok(value) = outcome {
                 guard.expect_again(pending.callers, began.elapsed());
                 result.send_replace(Some(value));
             } else {
@@ -213,7 +221,17 @@ impl<T> FlightGuard<'_, T> {
     fn next_start(&self) -> Option<Instant> {
         let mut state = self.0.state.lock();
         state.running = state.next.is_some();
-        state.running.then(|| state.schedule(self.0.pace))
+        state.running.then(|| state.start(self.0.pace))
+    }
+
+    /// Counts a call towards the pace, if it is one of many.
+    fn count(&self, callers: usize, began: Instant) {
+        let mut state = self.0.state.lock();
+        let meanwhile = state.next.as_ref().map_or(0, |next| next.callers);
+        if callers + meanwhile >= self.0.pace.many {
+            let due = state.due.map_or(began, |due| due.max(began));
+            state.due = Some(due + self.0.pace.interval);
+        }
     }
 
     /// Expects these callers again, and with them those who came while their call ran.
@@ -295,14 +313,12 @@ impl<T> FlightState<T> {
         self.crowd.is_some_and(|crowd| waiting >= crowd.callers)
     }
 
-    /// Returns the start of a call, and counts it.
-    fn schedule(&mut self, pace: FlightPace) -> Instant {
+    /// Returns the earliest start of a call.
+    fn start(&self, pace: FlightPace) -> Instant {
         let now = Instant::now();
-        let due = self.due.unwrap_or(now);
         let ahead = pace.interval * pace.burst.saturating_sub(1);
-        let start = due.checked_sub(ahead).unwrap_or(now).max(now);
-        self.due = Some(due.max(start) + pace.interval);
-        start
+        let start = self.due.and_then(|due| due.checked_sub(ahead));
+        start.map_or(now, |start| start.max(now))
     }
 }
 
@@ -367,30 +383,33 @@ mod tests {
         assert_eq!(asked.load(Ordering::Relaxed), 3);
     }
 
-    /// Counts calls, and returns their number.
+    const CALL: Duration = Duration::from_millis(5);
+
+    /// Counts calls, each of which takes a moment, and returns their number.
     async fn count(flight: &Arc<Singleflight<usize>>, calls: &Arc<AtomicUsize>) -> Option<usize> {
         let calls = Arc::clone(calls);
-        let call = move || async move { calls.fetch_add(1, Ordering::Relaxed) + 1 };
+        let call = move || async move {
+            tokio::time::sleep(CALL).await;
+            calls.fetch_add(1, Ordering::Relaxed) + 1
+        };
         flight.join(call).await
     }
 
     #[tokio::test(start_paused = true)]
-    async fn callers_that_trickle_in_share_calls_after_a_burst() {
+    async fn callers_that_trickle_in_share_calls_and_a_lone_one_waits_for_nothing() {
+        const LONE: usize = 50;
         let flight = Arc::new(Singleflight::paced(FlightPace {
+            many: 4,
             burst: 3,
             interval: Duration::from_millis(100),
             ..FlightPace::default()
         }));
         let calls = Arc::default();
         let began = Instant::now();
-        for call in 1..=3 {
+        for call in 1..=LONE {
             assert_eq!(count(&flight, &calls).await, Some(call));
         }
-        assert_eq!(
-            began.elapsed(),
-            Duration::ZERO,
-            "a lone caller waits for nothing"
-        );
+        assert_eq!(began.elapsed(), CALL * LONE as u32);
         let callers: Vec<_> = (0..1000)
             .map(|number| {
                 let (flight, calls) = (Arc::clone(&flight), Arc::clone(&calls));
@@ -403,18 +422,8 @@ mod tests {
         for caller in callers {
             assert!(caller.await.unwrap().is_some());
         }
-        let made = calls.load(Ordering::Relaxed);
-        assert!((10..=14).contains(&made), "{made} calls in a second");
-        tokio::time::sleep(Duration::from_secs(1)).await;
-        let began = Instant::now();
-        for _ in 0..3 {
-            count(&flight, &calls).await;
-        }
-        assert_eq!(
-            began.elapsed(),
-            Duration::ZERO,
-            "after a rest there is a burst again"
-        );
+        let made = calls.load(Ordering::Relaxed) - LONE;
+        assert!((10..=16).contains(&made), "{made} calls in a second");
     }
 
     #[tokio::test(start_paused = true)]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use http::header::{HeaderValue, USER_AGENT};
-use http::{Request, Response};
+use http::{Request, Response, StatusCode};
 
 use super::body::UpstreamBody;
 use super::class::ConnectionClass;
@@ -89,12 +89,16 @@ impl UpstreamClient {
             .entry(USER_AGENT)
             .or_insert_with(|| self.shared.user_agent.clone());
         let plain = std::mem::take(headers);
-        *headers = self.shared.upstream.current().attach(plain).await?;
+        let credentials = self.shared.upstream.current();
+        *headers = credentials.attach(plain).await?;
         let chain = self.shared.upstream.chain();
         if self.shared.is_above {
             chain.mark_own(headers);
         }
         let answer = self.shared.pool.send(class, request, options).await?;
+        if answer.status() == StatusCode::UNAUTHORIZED {
+            credentials.mark_refused();
+        }
         if self.shared.is_above {
             chain.note(answer.status(), answer.headers());
         }

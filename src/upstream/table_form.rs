@@ -151,7 +151,7 @@ impl TableFormState {
         let known = self.known.lock();
         let learned = known.result.as_ref()?;
         let fits = match &learned.form {
-            Some(form) => form.is_of(format, printer) && (form.samples() > 0 || !has_objects),
+            Some(form) => form.is_of(format, printer) && (form.prints_rows() || !has_objects),
             None => learned.printer == *printer,
         };
         (fits && Instant::now() < learned.due).then(|| learned.clone())
@@ -182,7 +182,7 @@ impl TableFormState {
                 // Without an answer, what was learned before is still upstream's form.
                 let before = before.and_then(|before| before.form);
                 let is_still_known = |form: &Arc<TableForm>| {
-                    !is_answered && form.is_of(format, printer) && form.samples() > 0
+                    !is_answered && form.is_of(format, printer) && form.prints_rows()
                 };
                 let pause = known.retries.pause();
                 let longest = if is_answered { pause } else { UNANSWERED };

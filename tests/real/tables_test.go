@@ -318,6 +318,35 @@ func TestTablesAreWatched(t *testing.T) {
 	compare.CompareAll(t, watches)
 }
 
+// TestATableWatchThatBeginsWithNothingShowsTheFirstObject watches a type of which there is no object at all, as kubectl
+// get --watch does: a list, and a watch from its version.
+func TestATableWatchThatBeginsWithNothingShowsTheFirstObject(t *testing.T) {
+	ns := objects.Namespace(t)
+	w := objects.NewWidget(t)
+	testbed.Upstream.Must(t, api.Request{Method: "POST", Path: objects.CRDPath, Body: w.Definition(false)})
+	t.Cleanup(func() { testbed.Upstream.Try(api.Request{Method: "DELETE", Path: objects.CRDPath + "/" + w.Name()}) })
+	for _, to := range testbed.Targets() {
+		w.AwaitServed(t, to)
+	}
+	path := w.Path(ns, "")
+	awaitFromMemory(t, api.Request{Path: path + "?resourceVersion=0"})
+	list, _, _ := api.ParseList("application/json", testbed.Proxied.Must(t, api.Request{Path: path + "?limit=500"}).Body)
+	testbed.Proxied.Must(t, api.Request{Path: path + "?limit=500", Accept: tableOfKubectl})
+	watch := testbed.Proxied.Watch(t, api.Request{Path: path + "?watch=1&resourceVersion=" + list.ResourceVersion, Accept: tableOfKubectl})
+	for _, name := range []string{"first", "second"} {
+		body := fmt.Sprintf(`{"apiVersion":"%s/v1","kind":"Widget","metadata":{"name":"%s"},"spec":{}}`, w.Group, name)
+		testbed.Upstream.Must(t, api.Request{Method: "POST", Path: path, Body: body})
+		select {
+		case e := <-watch.Events:
+			if e.Type != "ADDED" || e.Object.Kind != "Table" || !strings.Contains(e.Raw, `"`+name+`"`) {
+				t.Fatalf("the object %s came as %s", name, e.Raw)
+			}
+		case <-time.After(10 * time.Second):
+			t.Fatalf("the object %s did not come", name)
+		}
+	}
+}
+
 // TestKubectlGetsTablesFromMemory runs kubectl get for each type that is printed here.
 func TestKubectlGetsTablesFromMemory(t *testing.T) {
 	ns := objects.Namespace(t)

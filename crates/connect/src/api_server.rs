@@ -16,8 +16,8 @@ use super::validity::Validity;
 
 /// Interval between checks of the files.
 ///
-/// A renewed certificate is written long before the old one ends. kube-client itself re-reads token
-/// files and the in-cluster CA.
+/// A renewed token or certificate is written long before the old one ends. kube-client itself
+/// re-reads the in-cluster CA.
 const RELOAD_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Addresses and credentials of the API, kept fresh. Cheap to clone.
@@ -61,7 +61,8 @@ impl ApiServer {
         self.current().source().to_owned()
     }
 
-    /// Takes over changed files, and renews a certificate that ends soon.
+    /// Takes over changed files, and asks a plugin for a new credential when the old one ends soon or
+    /// is refused.
     ///
     /// On failure the old credentials stay in use.
     pub async fn reload(&self) {
@@ -73,8 +74,9 @@ impl ApiServer {
         if now == old.fingerprint() && !due {
             return;
         }
-        match credentials::build(self.shared.options.clone(), old.generation + 1).await {
-            Ok(new) => {
+        match credentials::build(self.shared.options.clone(), old.generation).await {
+            Ok(mut new) => {
+                new.follow(&old);
                 self.shared.current.store(Arc::new(new));
                 tracing::info!(from = old.source(), "upstream credentials reloaded");
             }

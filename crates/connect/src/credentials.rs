@@ -2,10 +2,12 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderMap, Request, Response};
+use http::header::AUTHORIZATION;
+use http::{HeaderMap, HeaderValue, Request, Response};
 use jiff::Timestamp;
 use kube_client::Config;
 use kube_client::client::ConfigExt;
@@ -13,20 +15,29 @@ use kube_client::client::middleware::{AuthLayer, ExtraHeadersLayer};
 use kube_client::config::{AuthInfo, KubeConfigOptions, Kubeconfig};
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
+use rustls::sign::SingleCertAndKey;
 use tower::{BoxError, ServiceBuilder, ServiceExt, service_fn};
 
 use super::address::{Address, AddressError};
 use super::error::{ConnectError, one_line};
 use super::options::ConnectOptions;
 use super::validity::Validity;
+use crate::install_crypto;
+use exec::PluginCredential;
+use files::Fingerprint;
 
+mod exec;
 mod files;
+mod token;
 
-/// Remaining lifetime at which an exec plugin is asked for a new client certificate.
+/// Remaining lifetime at which an exec plugin is asked for a new credential.
 ///
-/// It is asked at most once in `RENEW_PAUSE`, as it may return the same one until its last minute.
+/// It may return the same one until its last minute, so it is asked at most once in [`RENEW_PAUSE`],
+/// or in half of the remaining lifetime if that is shorter.
 const RENEW_BEFORE: Duration = Duration::from_mins(5);
 const RENEW_PAUSE: Duration = Duration::from_mins(1);
+/// Least age of a plugin's credential that is made anew because upstream refuses it.
+const REFUSED_PAUSE: Duration = Duration::from_secs(5);
 
 /// Reason why credentials cannot be loaded.
 #[derive(Debug, thiserror::Error)]
@@ -116,14 +127,27 @@ pub struct Credentials {
     server_name: Option<ServerName<'static>>,
     with_certificate: Tls,
     without_certificate: Tls,
-    auth: Option<AuthLayer>,
+    authorization: Authorization,
     headers: ExtraHeadersLayer,
     insecurities: Vec<String>,
     /// Digest of the files.
-    fingerprint: blake3::Hash,
-    /// Moment at which the client certificate is renewed.
+    fingerprint: Fingerprint,
+    /// Moment at which an exec plugin or a certificate's end asks for new ones.
     renew_at: Option<Timestamp>,
+    made: Timestamp,
+    /// Digest of what a plugin made for TLS; `None` without a plugin.
+    plugin: Option<blake3::Hash>,
+    /// Upstream has refused the token or the certificate.
+    is_refused: AtomicBool,
     from: String,
+}
+
+/// The origin of the header `Authorization` of own requests.
+enum Authorization {
+    /// It is known: the token of a file or of a plugin.
+    Known(HeaderValue),
+    /// kube-client makes it, if there is one.
+    KubeClient(Option<AuthLayer>),
 }
 
 /// TLS settings with and without HTTP/2: an upgrade needs HTTP/1.1.
@@ -151,13 +175,27 @@ impl Credentials {
     }
 
     /// Returns the digest of the files these credentials were made of.
-    pub(super) fn fingerprint(&self) -> blake3::Hash {
+    pub(super) fn fingerprint(&self) -> Fingerprint {
         self.fingerprint
     }
 
-    /// Returns `true` if the client certificate has to be renewed.
+    /// Returns `true` if a plugin has to be asked for new credentials.
     pub(super) fn is_due(&self, now: Timestamp) -> bool {
-        self.renew_at.is_some_and(|at| at <= now)
+        let is_refused = self.is_refused.load(Ordering::Relaxed) && self.plugin.is_some();
+        let may_ask = now >= self.made + REFUSED_PAUSE;
+        self.renew_at.is_some_and(|at| at <= now) || (is_refused && may_ask)
+    }
+
+    /// Notes that upstream has refused these credentials. A plugin is asked for others.
+    pub fn mark_refused(&self) {
+        self.is_refused.store(true, Ordering::Relaxed);
+    }
+
+    /// Counts these credentials as of the same generation as the ones before, if connections that
+    /// were opened with those may go on: TLS is the same.
+    pub(super) fn follow(&mut self, old: &Self) {
+        let is_same = self.fingerprint.tls == old.fingerprint.tls && self.plugin == old.plugin;
+        self.generation = old.generation + u64::from(!is_same);
     }
 
     /// Returns the TLS settings for connections of this identity.
@@ -196,14 +234,19 @@ impl Credentials {
         *request.headers_mut() = headers;
         let stack = ServiceBuilder::new().layer(&self.headers).service(echo);
         let answer: Pin<Box<dyn Future<Output = Result<Response<HeaderMap>, BoxError>> + Send>> =
-            match &self.auth {
-                Some(auth) => Box::pin(
+            match &self.authorization {
+                Authorization::KubeClient(Some(auth)) => Box::pin(
                     ServiceBuilder::new()
                         .layer(auth)
                         .service(stack)
                         .oneshot(request),
                 ),
-                None => Box::pin(stack.oneshot(request)),
+                Authorization::KubeClient(None) => Box::pin(stack.oneshot(request)),
+                Authorization::Known(header) => {
+                    let headers = request.headers_mut();
+                    headers.insert(AUTHORIZATION, header.clone());
+                    Box::pin(stack.oneshot(request))
+                }
             };
         Box::pin(async move {
             match answer.await {
@@ -221,19 +264,47 @@ pub(super) async fn build(
     options: ConnectOptions,
     generation: u64,
 ) -> Result<Credentials, CredentialsError> {
-    // Exec plugins are run by a blocking std Command, and files are read.
+    install_crypto();
+    // Files are read.
     blocking(move || {
         let runtime = tokio::runtime::Handle::current();
-        let fingerprint = files::fingerprint(&files::files(&options));
-        let (config, from) = runtime.block_on(read(&options))?;
-        material(&options, &config, from, generation, fingerprint)
+        let fingerprint = Fingerprint::of(&options);
+        let (mut config, from) = runtime.block_on(read(&options))?;
+        // The proxy takes care of tokens that change. kube-client would run plugins side by side
+        // for as long as one hangs, and would show what they were given in errors.
+        let user = &mut config.auth_info;
+        let (token_file, exec) = (user.token_file.take(), user.exec.take());
+        let is_inline = user.token.is_some() || user.username.is_some();
+        let login = |reason: String| CredentialsError::Login {
+            from: from.clone(),
+            reason,
+        };
+        let own = if let Some(path) = token_file {
+            let read = token::read(path.as_ref());
+            let token = read.map_err(|error| login(format!("token file {path}: {error}")))?;
+            OwnCredential::Token(token)
+        } else if let Some(exec) = exec.filter(|_| !is_inline && user.auth_provider.is_none()) {
+            let made = runtime.block_on(exec::run(&exec));
+            OwnCredential::Plugin(made.map_err(|error| login(error.to_string()))?)
+        } else {
+            OwnCredential::None
+        };
+        material(&options, &config, own, from, generation, fingerprint)
     })
     .await
 }
 
+/// What the proxy reads or asks for itself, in place of kube-client.
+enum OwnCredential {
+    None,
+    /// The header `Authorization`.
+    Token(HeaderValue),
+    Plugin(PluginCredential),
+}
+
 /// Digests the files that credentials with these options are made of.
-pub(super) async fn fingerprint(options: ConnectOptions) -> blake3::Hash {
-    blocking(move || files::fingerprint(&files::files(&options))).await
+pub(super) async fn fingerprint(options: ConnectOptions) -> Fingerprint {
+    blocking(move || Fingerprint::of(&options)).await
 }
 
 /// Reads the configuration. Returns it with the name of its source.
@@ -253,7 +324,7 @@ async fn read(options: &ConnectOptions) -> Result<(Config, String), CredentialsE
     if options.kubeconfig.is_none() && !paths.iter().any(|path| path.exists()) {
         return Err(CredentialsError::Nowhere { tried: from });
     }
-    let wrong = |error: &dyn std::error::Error| CredentialsError::Kubeconfig {
+    let wrong = |error: &(dyn std::error::Error + 'static)| CredentialsError::Kubeconfig {
         from: from.clone(),
         reason: one_line(error),
     };
@@ -304,13 +375,12 @@ fn proxy_url(kubeconfig: &Kubeconfig, context: Option<&str>) -> Option<String> {
 fn material(
     options: &ConnectOptions,
     config: &Config,
+    own: OwnCredential,
     from: String,
     generation: u64,
-    fingerprint: blake3::Hash,
+    fingerprint: Fingerprint,
 ) -> Result<Credentials, CredentialsError> {
-    // kube-client builds its TLS on the process' default provider.
-    let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
-    let login = |error: &dyn std::error::Error| CredentialsError::Login {
+    let login = |error: &(dyn std::error::Error + 'static)| CredentialsError::Login {
         from: from.clone(),
         reason: one_line(error),
     };
@@ -326,16 +396,39 @@ fn material(
         .map(ServerName::try_from)
         .transpose()
         .map_err(|error| certificates(format!("tls-server-name: {error}")))?;
-    // The token first: kube-client swallows a plugin's failure when it asks it for a certificate.
+    if config.root_cert.as_ref().is_some_and(Vec::is_empty) {
+        let reason = "the certificate authority's file or data holds no certificate";
+        return Err(certificates(reason.to_owned()));
+    }
     let auth = config.auth_layer().map_err(|error| login(&error))?;
     let headers = config
         .extra_headers_layer()
         .map_err(|error| login(&error))?;
-    let with_certificate = config
+    let mut with_certificate = config
         .rustls_client_config()
         .map_err(|error| certificates(one_line(&error)))?;
-    let renew_at = validity(&with_certificate)
-        .map(|valid| (valid.not_after - RENEW_BEFORE).max(Timestamp::now() + RENEW_PAUSE));
+    let now = Timestamp::now();
+    let (authorization, plugin, expires) = match own {
+        OwnCredential::None => (Authorization::KubeClient(auth), None, None),
+        OwnCredential::Token(header) => (Authorization::Known(header), None, None),
+        OwnCredential::Plugin(made) => {
+            let digest = made.digest();
+            if let Some(certificate) = made.certificate {
+                let resolver = SingleCertAndKey::from(certificate);
+                with_certificate.client_auth_cert_resolver = Arc::new(resolver);
+            }
+            let authorization = match made.token {
+                Some(header) => Authorization::Known(header),
+                None => Authorization::KubeClient(None),
+            };
+            (authorization, Some(digest), made.expires)
+        }
+    };
+    let ends = validity(&with_certificate).map(|valid| valid.not_after);
+    let renew_at = ends.into_iter().chain(expires).min().map(|end| {
+        let pause = RENEW_PAUSE.min((end.duration_since(now) / 2).unsigned_abs());
+        (end - RENEW_BEFORE).max(now + pause)
+    });
     let without_certificate = without_user(config)
         .rustls_client_config()
         .map_err(|error| certificates(one_line(&error)))?;
@@ -345,11 +438,14 @@ fn material(
         server_name,
         with_certificate: Tls::new(with_certificate),
         without_certificate: Tls::new(without_certificate),
-        auth,
+        authorization,
         headers,
         insecurities,
         fingerprint,
         renew_at,
+        made: now,
+        plugin,
+        is_refused: AtomicBool::new(false),
         from,
     })
 }

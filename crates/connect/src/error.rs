@@ -4,6 +4,8 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use kube_client::client::AuthError;
+
 use super::address::Address;
 
 /// Reason why a connection to the API server failed.
@@ -50,11 +52,16 @@ pub enum ConnectError {
 /// Formats an error with all its causes on one line, as hyper's own text hides the causes.
 ///
 /// A text that several causes repeat appears once. Only the first line of each text is taken: the
-/// others show a place in a YAML file.
-pub fn one_line(error: &dyn std::error::Error) -> String {
+/// others show a place in a YAML file. What a credential plugin was given and printed does not
+/// appear.
+pub fn one_line(error: &(dyn std::error::Error + 'static)) -> String {
     let mut text = String::new();
     let mut next = Some(error);
     while let Some(error) = next {
+        if let Some(reason) = plugin_failure(error) {
+            // The texts so far repeat that of the plugin's failure.
+            return reason;
+        }
         let words = error.to_string();
         let words = words.lines().next().unwrap_or_default();
         if !text.contains(words) {
@@ -67,6 +74,20 @@ pub fn one_line(error: &dyn std::error::Error) -> String {
         next = error.source();
     }
     text
+}
+
+/// Returns the failure of a plugin that kube-client ran, without its environment, arguments and
+/// output.
+fn plugin_failure(error: &(dyn std::error::Error + 'static)) -> Option<String> {
+    match error.downcast_ref()? {
+        AuthError::AuthExecRun { out, .. } => {
+            Some(format!("the credential plugin failed with {}", out.status))
+        }
+        AuthError::AuthExecParse(_) => {
+            Some("the credential plugin printed no ExecCredential".to_owned())
+        }
+        _ => None,
+    }
 }
 
 #[cfg(test)]

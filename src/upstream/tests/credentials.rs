@@ -127,6 +127,116 @@ async fn exec_plugins_give_tokens_and_certificates() {
     std::fs::write(&plugin, "#!/bin/sh\necho no luck >&2\nexit 3\n").unwrap();
     let error = Upstream::load(&options).await.unwrap_err().to_string();
     assert!(error.contains("cannot log in"), "{error}");
+    assert!(error.contains("failed with exit status: 3"), "{error}");
+}
+
+/// Writes a plugin that prints this token, and ends the credential after so many seconds.
+#[cfg(unix)]
+fn write_plugin(path: &std::path::Path, token: &str, lasts: Option<i64>) {
+    use std::os::unix::fs::PermissionsExt;
+    let end = lasts
+        .map(|seconds| jiff::Timestamp::now() + std::time::Duration::from_secs(seconds as u64));
+    let answer = serde_json::json!({
+        "apiVersion": "client.authentication.k8s.io/v1",
+        "kind": "ExecCredential",
+        "status": {"token": token, "expirationTimestamp": end.map(|end| end.to_string())},
+    });
+    std::fs::write(path, format!("#!/bin/sh\necho '{answer}'\n")).unwrap();
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+#[cfg(unix)]
+#[tokio::test]
+async fn a_plugin_is_asked_again_before_its_token_ends_and_after_a_refusal() {
+    let pki = Pki::new();
+    let api = mirror(&pki, true).await;
+    let (dir, options) = kubeconfig(&pki, &api.url());
+    let plugin = dir.path().join("plugin");
+    let user = format!(
+        "{{exec: {{apiVersion: client.authentication.k8s.io/v1, command: '{}', interactiveMode: Never}}}}",
+        plugin.display()
+    );
+    let text = kubeconfig_text(&api.url(), &user);
+    std::fs::write(dir.path().join("config"), text).unwrap();
+    write_plugin(&plugin, "first", Some(4));
+    let upstream = Upstream::load(&options).await.unwrap();
+    let client = UpstreamClient::new(&upstream);
+    let pause = tokio::time::sleep(std::time::Duration::from_millis(2500));
+    assert!(who(&client).await.contains("Bearer first"));
+    pause.await;
+    // A plugin that fails leaves the token in use that it made before.
+    std::fs::write(&plugin, "#!/bin/sh\nexit 1\n").unwrap();
+    upstream.reload().await;
+    assert!(who(&client).await.contains("Bearer first"));
+    write_plugin(&plugin, "second", None);
+    upstream.reload().await;
+    assert!(who(&client).await.contains("Bearer second"));
+
+    write_plugin(&plugin, "third", None);
+    upstream.reload().await;
+    assert!(
+        who(&client).await.contains("Bearer second"),
+        "it has no end"
+    );
+    upstream.current().mark_refused();
+    upstream.reload().await;
+    assert!(who(&client).await.contains("Bearer second"), "it is new");
+    tokio::time::sleep(std::time::Duration::from_secs(5)).await;
+    upstream.reload().await;
+    assert!(who(&client).await.contains("Bearer third"));
+    assert_eq!(api.accepted(), 1, "another token needs no other connection");
+}
+
+#[tokio::test]
+async fn token_files_are_read_as_client_go_reads_them() {
+    let pki = Pki::new();
+    let api = mirror(&pki, true).await;
+    let (dir, options) = kubeconfig(&pki, &api.url());
+    let token = dir.path().join("token");
+    let text = kubeconfig_text(&api.url(), "{tokenFile: token}");
+    std::fs::write(dir.path().join("config"), text).unwrap();
+    std::fs::write(&token, "").unwrap();
+    let error = Upstream::load(&options).await.unwrap_err().to_string();
+    assert!(error.contains("token file"), "{error}");
+
+    std::fs::write(&token, "first\n").unwrap();
+    let upstream = Upstream::load(&options).await.unwrap();
+    let client = UpstreamClient::new(&upstream);
+    for (content, wanted) in [
+        (Some(" second \n\n"), "Bearer second user"),
+        (Some(""), "Bearer second user"),
+        (None, "Bearer second user"),
+        (Some("third"), "Bearer third user"),
+    ] {
+        match content {
+            Some(content) => std::fs::write(&token, content).unwrap(),
+            None => std::fs::remove_file(&token).unwrap(),
+        }
+        upstream.reload().await;
+        let seen = who(&client).await;
+        assert!(seen.contains(wanted), "{content:?}: {seen}");
+    }
+    assert_eq!(api.accepted(), 1, "another token needs no other connection");
+}
+
+#[tokio::test]
+async fn a_certificate_authority_that_is_cut_is_not_taken_over() {
+    let pki = Pki::new();
+    let api = mirror(&pki, true).await;
+    let (dir, options) = kubeconfig(&pki, &api.url());
+    let upstream = Upstream::load(&options).await.unwrap();
+    let authority = dir.path().join("ca.crt");
+    let good = std::fs::read_to_string(&authority).unwrap();
+    for bad in ["", &good[..good.len() / 2]] {
+        std::fs::write(&authority, bad).unwrap();
+        upstream.reload().await;
+        assert_eq!(upstream.current().generation, 0, "{bad:?}");
+        let error = Upstream::load(&options).await.unwrap_err().to_string();
+        assert!(error.contains("certificate"), "{error}");
+    }
+    std::fs::write(&authority, good).unwrap();
+    upstream.reload().await;
+    assert_eq!(upstream.current().generation, 0, "nothing has changed");
 }
 
 #[tokio::test]

@@ -1,10 +1,13 @@
 //! The files that credentials are made of, and their digest.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use kube_client::config::Kubeconfig;
 
 use crate::options::ConnectOptions;
+
+/// The token of a pod's service account.
+const POD_TOKEN: &str = "/var/run/secrets/kubernetes.io/serviceaccount/token";
 
 /// Returns `true` if the service account is used: in a pod, unless a kubeconfig is named.
 pub(super) fn in_cluster(options: &ConnectOptions) -> bool {
@@ -31,40 +34,75 @@ pub(super) fn kubeconfig_paths(options: &ConnectOptions) -> Vec<PathBuf> {
     }
 }
 
-/// Returns the files that credentials are made of. In a cluster, kube-client re-reads them.
-pub(super) fn files(options: &ConnectOptions) -> Vec<PathBuf> {
-    if in_cluster(options) {
-        return Vec::new();
+/// The digests of the files that credentials are made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Fingerprint {
+    /// Of those that addresses and TLS depend on.
+    pub(super) tls: blake3::Hash,
+    /// Of those that hold tokens.
+    tokens: blake3::Hash,
+}
+
+/// The files that credentials are made of.
+#[derive(Default)]
+struct Files {
+    tls: Vec<PathBuf>,
+    tokens: Vec<PathBuf>,
+}
+
+impl Fingerprint {
+    /// Digests the files that credentials with these options are made of.
+    pub(super) fn of(options: &ConnectOptions) -> Self {
+        let files = Files::of(options);
+        Self {
+            tls: digest(&files.tls),
+            tokens: digest(&files.tokens),
+        }
     }
-    let mut files = kubeconfig_paths(options);
-    for path in files.clone() {
-        // Unreadable: loading the credentials reports the error.
-        let Ok(kubeconfig) = Kubeconfig::read_from(&path) else {
-            continue;
+}
+
+impl Files {
+    fn of(options: &ConnectOptions) -> Self {
+        if in_cluster(options) {
+            // kube-client reads the CA again.
+            return Self {
+                tls: Vec::new(),
+                tokens: vec![PathBuf::from(POD_TOKEN)],
+            };
+        }
+        let mut files = Self {
+            tls: kubeconfig_paths(options),
+            tokens: Vec::new(),
         };
-        for cluster in kubeconfig
-            .clusters
-            .iter()
-            .filter_map(|named| named.cluster.as_ref())
-        {
-            files.extend(cluster.certificate_authority.iter().map(PathBuf::from));
+        for path in files.tls.clone() {
+            // Unreadable: loading the credentials reports the error.
+            if let Ok(kubeconfig) = Kubeconfig::read_from(&path) {
+                files.add(&kubeconfig);
+            }
         }
-        for user in kubeconfig
-            .auth_infos
-            .iter()
-            .filter_map(|named| named.auth_info.as_ref())
-        {
-            files.extend(user.client_certificate.iter().map(PathBuf::from));
-            files.extend(user.client_key.iter().map(PathBuf::from));
+        files
+    }
+
+    fn add(&mut self, kubeconfig: &Kubeconfig) {
+        let clusters = kubeconfig.clusters.iter();
+        for cluster in clusters.filter_map(|named| named.cluster.as_ref()) {
+            let authority = cluster.certificate_authority.iter();
+            self.tls.extend(authority.map(PathBuf::from));
+        }
+        let users = kubeconfig.auth_infos.iter();
+        for user in users.filter_map(|named| named.auth_info.as_ref()) {
+            let pair = user.client_certificate.iter().chain(&user.client_key);
+            self.tls.extend(pair.map(PathBuf::from));
+            self.tokens
+                .extend(user.token_file.iter().map(PathBuf::from));
         }
     }
-    files
 }
 
 /// Digests the contents of the files.
 ///
 /// Modification times would not do: a volume of a pod changes by symbolic links.
-pub(super) fn fingerprint<P: AsRef<Path>>(files: &[P]) -> blake3::Hash {
+fn digest(files: &[PathBuf]) -> blake3::Hash {
     let mut digest = blake3::Hasher::new();
     for path in files {
         let content = std::fs::read(path).unwrap_or_default();

@@ -90,6 +90,11 @@ impl TableForm {
         }
     }
 
+    /// Returns `true` if rows can be printed: some were compared with upstream's.
+    pub fn prints_rows(&self) -> bool {
+        self.samples > 0
+    }
+
     /// Returns the number of rows that were compared with upstream's.
     pub fn samples(&self) -> usize {
         self.samples
@@ -122,7 +127,7 @@ impl TableForm {
         now: Timestamp,
     ) -> Result<TableRow, Malformed> {
         // Upstream had no objects when it was asked.
-        if self.samples == 0 {
+        if !self.prints_rows() {
             return Err(Malformed("a row of a type whose rows were never compared"));
         }
         let (own, include) = match request.include {
