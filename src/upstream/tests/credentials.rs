@@ -132,10 +132,9 @@ async fn exec_plugins_give_tokens_and_certificates() {
 
 /// Writes a plugin that prints this token, and ends the credential after so many seconds.
 #[cfg(unix)]
-fn write_plugin(path: &std::path::Path, token: &str, lasts: Option<i64>) {
+fn write_plugin(path: &std::path::Path, token: &str, lasts: Option<u64>) {
     use std::os::unix::fs::PermissionsExt;
-    let end = lasts
-        .map(|seconds| jiff::Timestamp::now() + std::time::Duration::from_secs(seconds as u64));
+    let end = lasts.map(|seconds| jiff::Timestamp::now() + std::time::Duration::from_secs(seconds));
     let answer = serde_json::json!({
         "apiVersion": "client.authentication.k8s.io/v1",
         "kind": "ExecCredential",

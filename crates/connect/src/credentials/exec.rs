@@ -21,7 +21,7 @@ use tokio::time::timeout;
 use super::token;
 
 /// Time after which a plugin is stopped. One that talks to a person has [`INTERACTIVE_TIMEOUT`].
-const TIMEOUT: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_mins(1);
 const INTERACTIVE_TIMEOUT: Duration = Duration::from_mins(5);
 /// Bytes of a credential. More are not read.
 const MAX_OUTPUT: u64 = 1 << 20;
@@ -71,12 +71,12 @@ impl PluginCredential {
 /// Source: client.authentication.k8s.io/v1, which v1beta1 equals in these.
 #[derive(Deserialize)]
 struct ExecCredential {
-    status: Status,
+    status: CredentialStatus,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Status {
+struct CredentialStatus {
     /// In RFC 3339.
     expiration_timestamp: Option<String>,
     token: Option<String>,
@@ -161,7 +161,7 @@ async fn read(output: Option<impl AsyncRead + Unpin>) -> Vec<u8> {
     printed
 }
 
-fn credential_of(status: Status, plugin: String) -> Result<PluginCredential, ExecError> {
+fn credential_of(status: CredentialStatus, plugin: String) -> Result<PluginCredential, ExecError> {
     let token = status.token.as_deref().and_then(token::header);
     let pair = status.client_certificate_data.zip(status.client_key_data);
     let certificate = match pair {
