@@ -7,7 +7,8 @@ use http::HeaderValue;
 /// Reads a token file. Whitespace around the token does not count, as for client-go.
 pub(super) fn read(path: &Path) -> io::Result<HeaderValue> {
     let text = std::fs::read_to_string(path)?;
-    header(text.trim()).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
+    header(text.trim())
+        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "it holds no bearer token"))
 }
 
 /// Returns the header `Authorization` of a token; `None` if it is empty or not fit for a header.
