@@ -76,7 +76,7 @@ pub struct Scope {
     pub(super) signals: ScopeSignals,
 }
 
-/// What a scope is made of.
+/// The parts that a scope is made of.
 pub(super) struct ScopeParts<'a> {
     pub(super) client: &'a UpstreamClient,
     pub(super) target: &'a ReflectorTarget,

@@ -69,7 +69,7 @@ type EventOrigin = Box<dyn FrameOrigin>;
 /// A change, and what makes its event's frame again.
 type ChangeWithOrigin = (Change<SnapshotBuilder>, Option<EventOrigin>);
 
-/// What the task of a scope is made of.
+/// The parts that the task of a scope is made of.
 pub(super) struct PumpParts {
     pub(super) client: UpstreamClient,
     pub(super) target: ReflectorTarget,

@@ -294,7 +294,7 @@ pub(super) async fn build(
     .await
 }
 
-/// What the proxy reads or asks for itself, in place of kube-client.
+/// A credential that the proxy reads or asks for itself, in place of kube-client.
 enum OwnCredential {
     None,
     /// The header `Authorization`.

@@ -1,4 +1,4 @@
-//! What the tasks of all scopes share.
+//! The parts that the tasks of all scopes share.
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -12,7 +12,7 @@ use crate::scope::open_scopes::OpenScopes;
 use crate::scope::unfit::UnfitScopes;
 use crate::upstream::ServedBy;
 
-/// What the tasks of all scopes share. Cheap to clone.
+/// The parts that the tasks of all scopes share. Cheap to clone.
 #[derive(Clone)]
 pub(in crate::scope) struct SharedByPumps {
     /// The open scopes. One that stops is removed from them.
@@ -29,7 +29,7 @@ pub(in crate::scope) struct SharedByPumps {
 }
 
 impl SharedByPumps {
-    /// Prepares what the tasks of the scopes in `open` share.
+    /// Prepares the shared parts for the scopes in `open`.
     pub(in crate::scope) fn new(open: OpenScopes, failures: DerivationFailures) -> Self {
         Self {
             open,

@@ -37,9 +37,9 @@ pub(super) fn kubeconfig_paths(options: &ConnectOptions) -> Vec<PathBuf> {
 /// The digests of the files that credentials are made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Fingerprint {
-    /// Of those that addresses and TLS depend on.
+    /// The digest of the files that addresses and TLS depend on.
     pub(super) tls: blake3::Hash,
-    /// Of those that hold tokens.
+    /// The digest of the files that hold tokens.
     tokens: blake3::Hash,
 }
 
