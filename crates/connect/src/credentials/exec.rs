@@ -195,26 +195,19 @@ fn certified_key(chain: &str, key: &str) -> Option<CertifiedKey> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
-
-    use tempfile::TempDir;
-
     use super::*;
 
-    /// Returns a plugin that runs a script, and is given a secret in two ways.
-    fn plugin(script: &str) -> (TempDir, ExecConfig) {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("plugin");
-        std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    /// Returns a plugin that runs a script, and is given a secret in two ways. No program is written:
+    /// another test may start a process meanwhile, and then it could not be run.
+    fn plugin(script: &str) -> ExecConfig {
         let config = json!({
             "apiVersion": "client.authentication.k8s.io/v1",
-            "command": path,
-            "args": ["--key", "hush-hush"],
+            "command": "sh",
+            "args": ["-c", script, "plugin", "--key", "hush-hush"],
             "env": [{"name": "KEY", "value": "hush-hush"}],
             "interactiveMode": "Never",
         });
-        (dir, serde_json::from_value(config).unwrap())
+        serde_json::from_value(config).unwrap()
     }
 
     #[tokio::test]
@@ -239,7 +232,7 @@ mod tests {
                 "printed no ExecCredential",
             ),
         ] {
-            let (_dir, config) = plugin(script);
+            let config = plugin(script);
             let error = run(&config).await.err().unwrap().to_string();
             assert!(error.contains(wanted), "{error}");
             assert!(!error.contains("hush-hush"), "{error}");
@@ -248,15 +241,15 @@ mod tests {
 
     #[tokio::test]
     async fn a_plugin_that_does_not_exist_is_named() {
-        let (dir, config) = plugin("");
-        drop(dir);
+        let mut config = plugin("");
+        config.command = Some("no-such-plugin".to_owned());
         let error = run(&config).await.err().unwrap().to_string();
         assert!(error.contains("plugin cannot be started"), "{error}");
     }
 
     #[tokio::test]
     async fn plugins_learn_the_protocol_and_may_print_yaml() {
-        let (_dir, config) = plugin(
+        let config = plugin(
             r#"case "$KUBERNETES_EXEC_INFO" in
                *'"kind":"ExecCredential"'*) printf 'status:\n  token: %s-%s\n' "$KEY" "$2" ;;
                esac"#,
@@ -268,11 +261,12 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_plugin_that_hangs_is_stopped() {
-        let (dir, config) = plugin("echo $$ > \"$0.pid\"; exec sleep 1000");
+        let dir = tempfile::tempdir().unwrap();
+        let pid = dir.path().join("pid");
+        let config = plugin(&format!("echo $$ > '{}'; exec sleep 1000", pid.display()));
         let error = run(&config).await.err().unwrap().to_string();
         assert!(error.contains("has not ended within 60s"), "{error}");
         // Not at once: the clock of this test went on while the plugin started.
-        let pid = dir.path().join("plugin.pid");
         for _ in 0..100 {
             let running = std::fs::read_to_string(&pid).is_ok_and(|pid| {
                 let state = std::fs::read_to_string(format!("/proc/{}/stat", pid.trim()));
