@@ -29,7 +29,7 @@ pub struct ApiServer {
 impl ApiServer {
     /// Reads the credentials, and keeps them fresh from then on.
     pub async fn load(options: &ConnectOptions) -> Result<ApiServer, CredentialsError> {
-        let material = credentials::build(options.clone(), 0).await?;
+        let material = credentials::build(options.clone()).await?;
         let shared = Arc::new(ApiServerShared {
             options: options.clone(),
             current: ArcSwap::from_pointee(material),
@@ -74,7 +74,7 @@ impl ApiServer {
         if now == old.fingerprint() && !due {
             return;
         }
-        match credentials::build(self.shared.options.clone(), old.generation).await {
+        match credentials::build(self.shared.options.clone()).await {
             Ok(mut new) => {
                 new.follow(&old);
                 self.shared.current.store(Arc::new(new));

@@ -132,7 +132,7 @@ pub struct Credentials {
     insecurities: Vec<String>,
     /// Digest of the files.
     fingerprint: Fingerprint,
-    /// Moment at which an exec plugin or a certificate's end asks for new ones.
+    /// Moment at which they are made anew, before a certificate or a plugin's credential ends.
     renew_at: Option<Timestamp>,
     made: Timestamp,
     /// Digest of what a plugin made for TLS; `None` without a plugin.
@@ -179,7 +179,7 @@ impl Credentials {
         self.fingerprint
     }
 
-    /// Returns `true` if a plugin has to be asked for new credentials.
+    /// Returns `true` if the credentials have to be made anew, whether files have changed or not.
     pub(super) fn is_due(&self, now: Timestamp) -> bool {
         let is_refused = self.is_refused.load(Ordering::Relaxed) && self.plugin.is_some();
         let may_ask = now >= self.made + REFUSED_PAUSE;
@@ -260,10 +260,7 @@ impl Credentials {
 // === building ===
 
 /// Reads the files and makes credentials of them.
-pub(super) async fn build(
-    options: ConnectOptions,
-    generation: u64,
-) -> Result<Credentials, CredentialsError> {
+pub(super) async fn build(options: ConnectOptions) -> Result<Credentials, CredentialsError> {
     install_crypto();
     // Files are read.
     blocking(move || {
@@ -289,7 +286,7 @@ pub(super) async fn build(
         } else {
             OwnCredential::None
         };
-        material(&options, &config, own, from, generation, fingerprint)
+        material(&options, &config, own, from, fingerprint)
     })
     .await
 }
@@ -377,7 +374,6 @@ fn material(
     config: &Config,
     own: OwnCredential,
     from: String,
-    generation: u64,
     fingerprint: Fingerprint,
 ) -> Result<Credentials, CredentialsError> {
     let login = |error: &(dyn std::error::Error + 'static)| CredentialsError::Login {
@@ -433,7 +429,7 @@ fn material(
         .rustls_client_config()
         .map_err(|error| certificates(one_line(&error)))?;
     Ok(Credentials {
-        generation,
+        generation: 0,
         addresses,
         server_name,
         with_certificate: Tls::new(with_certificate),

@@ -96,7 +96,8 @@ impl TableForm {
     }
 
     /// Returns the number of rows that were compared with upstream's.
-    pub fn samples(&self) -> usize {
+    #[cfg(test)]
+    pub(super) fn samples(&self) -> usize {
         self.samples
     }
 
