@@ -13,11 +13,20 @@ use watershed_protocol::{GroupVersionResource, is_built_in_group};
 /// Both forms are asked for; old releases and proxies answer with the second.
 const DISCOVERY: &str =
     "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json";
-/// The types of a document, by the ETag that upstream gave it. Equal documents of different servers
-/// have one ETag.
-type ReadDocument = (HeaderValue, Arc<[DiscoveredType]>);
+/// How a document tells that the server of a group does not answer.
+const STALE: &str = "Stale";
 
-/// Discovery documents that were read before, so that unchanged ones cost upstream 304.
+/// A document that was read before.
+#[derive(Clone, Debug)]
+struct ReadDocument {
+    types: Arc<[DiscoveredType]>,
+    /// The ETag that upstream gave it, if it has all types in itself. Equal documents of different
+    /// servers have one ETag.
+    etag: Option<HeaderValue>,
+}
+
+/// Discovery documents that were read before, so that unchanged ones cost upstream 304, and types
+/// whose server does not answer are not taken for gone.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ReadDocuments {
     by_path: HashMap<&'static str, ReadDocument>,
@@ -39,34 +48,32 @@ pub(super) async fn read(
     let mut entries = Vec::new();
     for path in ["/api", "/apis"] {
         let known = documents.by_path.get(path);
-        let read = known.map(|(etag, _)| etag.clone());
-        match ask(client, path, DISCOVERY, read).await? {
-            DocumentAnswer::Unchanged => {
-                entries.extend(
-                    known
-                        .into_iter()
-                        .flat_map(|(_, types)| types.iter().cloned()),
-                );
-            }
+        let etag = known.and_then(|known| known.etag.clone());
+        let known = known.map_or_else(Arc::default, |known| Arc::clone(&known.types));
+        match ask(client, path, DISCOVERY, etag).await? {
+            DocumentAnswer::Unchanged => entries.extend_from_slice(&known),
             DocumentAnswer::Document(document, etag) => {
-                documents.by_path.remove(path);
-                let (types, is_whole) = types_of(client, path, document).await?;
+                let (types, is_whole) = types_of(client, path, document, &known).await?;
                 entries.extend_from_slice(&types);
-                // Documents that name others would have to be read with those.
-                if let Some(etag) = etag.filter(|_| is_whole) {
-                    documents.by_path.insert(path, (etag, types.into()));
-                }
+                let read = ReadDocument {
+                    types: types.into(),
+                    // Documents that name others would have to be read with those.
+                    etag: etag.filter(|_| is_whole),
+                };
+                documents.by_path.insert(path, read);
             }
         }
     }
     Ok(entries)
 }
 
-/// Returns the types of a document, and `true` if it has all of them in itself.
+/// Returns the types of a document, and `true` if it has all of them in itself. Those of a server
+/// that does not answer are as they were when it was `known`.
 async fn types_of(
     client: &UpstreamClient,
     path: &str,
     document: DiscoveryDocument,
+    known: &[DiscoveredType],
 ) -> Result<(Vec<DiscoveredType>, bool), DiscoveryError> {
     let mut entries = Vec::new();
     let is_whole = document.items.is_some();
@@ -78,6 +85,9 @@ async fn types_of(
             for group in groups {
                 let name = group.metadata.name.unwrap_or_default();
                 for version in group.versions {
+                    if version.resources.is_empty() && version.freshness == STALE {
+                        entries.extend(types_of_version(known, &name, &version.version));
+                    }
                     aggregated(&name, version, &mut entries);
                 }
             }
@@ -106,7 +116,13 @@ async fn types_of(
                             return Err(error);
                         }
                         // One aggregated API that is down must not hide all other types.
-                        Err(error) => tracing::warn!(%error, "a group's discovery failed"),
+                        Err(error) => {
+                            tracing::warn!(%error, "a group's discovery failed");
+                            if !error.is_final() {
+                                let version = &version.version;
+                                entries.extend(types_of_version(known, &group.name, version));
+                            }
+                        }
                         Ok(()) => {}
                     }
                 }
@@ -120,6 +136,17 @@ async fn types_of(
         }
     }
     Ok((entries, is_whole))
+}
+
+/// Returns the types that one version of a group has among these.
+fn types_of_version<'a>(
+    types: &'a [DiscoveredType],
+    group: &'a str,
+    version: &'a str,
+) -> impl Iterator<Item = DiscoveredType> + 'a {
+    let is_meant =
+        move |known: &&DiscoveredType| *known.gvr.group == *group && *known.gvr.version == *version;
+    types.iter().filter(is_meant).cloned()
 }
 
 fn aggregated(group: &str, version: GroupVersion, entries: &mut Vec<DiscoveredType>) {
@@ -189,6 +216,9 @@ struct GroupName {
 struct GroupVersion {
     #[serde(default)]
     version: String,
+    /// `Current`, or [`STALE`].
+    #[serde(default)]
+    freshness: String,
     #[serde(default)]
     resources: Vec<ResourceDiscovery>,
 }
@@ -239,6 +269,8 @@ struct ApiResource {
 
 #[cfg(test)]
 mod tests {
+    use parking_lot::Mutex;
+
     use super::*;
     use crate::test_support::{Api, HTTP2, Pki, text, typed, upstream_of};
 
@@ -280,6 +312,45 @@ mod tests {
             read_without("/apis/things.test/v1").await.unwrap(),
             all[..2]
         );
+    }
+
+    #[tokio::test]
+    async fn types_whose_server_does_not_answer_are_as_they_were() {
+        let whole = r#"{"items":[{"metadata":{"name":"things.test"},"versions":[{"version":"v1",
+            "freshness":"Current","resources":[{"resource":"things","scope":"Cluster",
+            "responseKind":{"kind":"Thing"},"verbs":["list","watch"]}]}]}]}"#;
+        let stale = r#"{"items":[{"metadata":{"name":"things.test"},"versions":[{"version":"v1",
+            "freshness":"Stale"}]}]}"#;
+        let gone = r#"{"items":[]}"#;
+        let named = r#"{"groups":[{"name":"things.test","versions":[{"version":"v1"}]}]}"#;
+        let answer = Arc::new(Mutex::new(whole));
+        let pki = Pki::new();
+        let answers = Arc::clone(&answer);
+        let api = Api::start(&pki, HTTP2, move |request, _| {
+            let answer = *answers.lock();
+            async move {
+                match request.uri().path() {
+                    "/api" => text(gone),
+                    "/apis" => text(answer),
+                    _ => typed(503, "text/plain", ""),
+                }
+            }
+        })
+        .await;
+        let client = UpstreamClient::new(&upstream_of(&pki, &api).await);
+        let mut documents = ReadDocuments::default();
+        for (document, count) in [
+            (whole, 1),
+            (stale, 1),
+            (named, 1),
+            (stale, 1),
+            (gone, 0),
+            (stale, 0),
+        ] {
+            *answer.lock() = document;
+            let types = read(&client, &mut documents).await.unwrap();
+            assert_eq!(types.len(), count, "{document}");
+        }
     }
 
     #[tokio::test]

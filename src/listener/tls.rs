@@ -8,9 +8,10 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use jiff::Timestamp;
 use parking_lot::Mutex;
-use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::NoServerSessionStorage;
+use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::{RootCertStore, ServerConfig};
 use tokio_rustls::TlsAcceptor;
 
@@ -18,8 +19,13 @@ use super::client_certificates::AnyCertificate;
 use super::self_signed;
 use super::tls_policy;
 use crate::log_throttle::LogThrottle;
+use reloaded::Reloaded;
 use watershed_connect::Validity;
 
+mod error;
+mod reloaded;
+
+pub use error::TlsError;
 pub use tls_policy::{CipherSuiteName, TlsMinVersion, TlsPolicy};
 
 /// Interval between checks of the files.
@@ -51,71 +57,6 @@ pub struct TlsOptions {
     pub policy: TlsPolicy,
 }
 
-/// Reason why the serving certificate or the client authorities cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum TlsError {
-    /// Only one of the two files was given.
-    #[error(
-        "--tls-cert and --tls-key belong together: \
-         give both, or neither for a self-signed certificate"
-    )]
-    HalfPair,
-    /// A file could not be read.
-    #[error("cannot read {}: {source}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The error of the system.
-        source: std::io::Error,
-    },
-    /// A file holds no usable PEM.
-    #[error("{} holds no usable PEM {what}: {reason}", path.display())]
-    Pem {
-        /// The file.
-        path: PathBuf,
-        /// The wanted kind of PEM.
-        what: &'static str,
-        /// The reason.
-        reason: String,
-    },
-    /// rustls rejects the certificate or an authority.
-    #[error("the certificate in {} cannot be served: {reason}", path.display())]
-    Unusable {
-        /// The certificate's file.
-        path: PathBuf,
-        /// The error of rustls.
-        reason: String,
-    },
-    /// The key belongs to another certificate.
-    #[error(
-        "the private key in {} is not that of the certificate in {}",
-        key.display(),
-        cert.display()
-    )]
-    Mismatch {
-        /// The certificate's file.
-        cert: PathBuf,
-        /// The key's file.
-        key: PathBuf,
-    },
-    /// The self-signed pair could not be made.
-    #[error(transparent)]
-    SelfSigned(#[from] self_signed::SelfSignedError),
-}
-
-impl TlsError {
-    /// Returns the faulty file, if it was given by the operator.
-    pub fn path(&self) -> Option<&Path> {
-        match self {
-            Self::Read { path, .. } | Self::Pem { path, .. } | Self::Unusable { path, .. } => {
-                Some(path)
-            }
-            Self::Mismatch { key, .. } => Some(key),
-            Self::HalfPair | Self::SelfSigned(_) => None,
-        }
-    }
-}
-
 /// The current TLS settings of the server. Cheap to clone.
 #[derive(Clone)]
 pub struct ServerTls {
@@ -125,8 +66,7 @@ pub struct ServerTls {
 struct ServerTlsShared {
     source: CertificateSource,
     current: ArcSwap<ServedCertificate>,
-    /// Contents of the files at the last check, valid or not: each change is tried and logged once.
-    seen: Mutex<CertificateFiles>,
+    made: Mutex<MadeOfFiles>,
 }
 
 /// The settings that clients get.
@@ -134,6 +74,13 @@ struct ServedCertificate {
     config: Arc<ServerConfig>,
     /// The validity of the certificate, if that can be read.
     valid: Option<Validity>,
+}
+
+/// What the settings consist of. Each is renewed for itself: a broken file keeps no other from
+/// being taken over.
+struct MadeOfFiles {
+    pair: Reloaded<Arc<CertifiedKey>>,
+    authorities: Reloaded<Arc<RootCertStore>>,
 }
 
 /// The files, after a self-signed pair has been made where needed.
@@ -153,13 +100,6 @@ struct SelfSignedSource {
     names: Vec<String>,
 }
 
-#[derive(PartialEq, Eq)]
-struct CertificateFiles {
-    cert: Vec<u8>,
-    key: Vec<u8>,
-    client_cas: Vec<Vec<u8>>,
-}
-
 // === impl ServerTls ===
 
 impl ServerTls {
@@ -167,12 +107,16 @@ impl ServerTls {
     pub async fn load(options: TlsOptions) -> Result<ServerTls, TlsError> {
         let shared = blocking(move || {
             let source = CertificateSource::new(&options)?;
-            let files = source.read()?;
-            let current = ArcSwap::from_pointee(source.build(&files)?);
+            let made = MadeOfFiles {
+                pair: Reloaded::new(source.pair_files(), |pem| source.pair(pem))?,
+                authorities: Reloaded::new(source.client_cas.clone(), |pem| {
+                    source.authorities(pem)
+                })?,
+            };
             Ok(Arc::new(ServerTlsShared {
+                current: ArcSwap::from_pointee(source.build(&made)?),
                 source,
-                current,
-                seen: Mutex::new(files),
+                made: Mutex::new(made),
             }))
         })
         .await?;
@@ -210,34 +154,35 @@ impl ServerTls {
             .map(|pair| self_signed::ca_file(&pair.dir))
     }
 
-    /// Takes over changed files. Logs broken ones, and keeps the old certificate.
+    /// Takes over changed files. Logs broken ones, and goes on with what they held before.
     pub async fn reload(&self) {
         let shared = Arc::clone(&self.shared);
-        let outcome = blocking(move || {
-            if let Some(pair) = &shared.source.self_signed
-                && let Err(error) = self_signed::renew(&pair.dir, &pair.names)
-                && NOT_RENEWED.count(1).is_some()
-            {
-                tracing::warn!(%error, "cannot renew the self-signed certificate; serving the old one");
-            }
-            let files = shared.source.read()?;
-            let mut seen = shared.seen.lock();
-            if *seen == files {
-                return Ok(false);
-            }
-            let built = shared.source.build(&files);
-            *seen = files;
-            shared.current.store(Arc::new(built?));
-            Ok(true)
-        })
-        .await;
-        match outcome {
-            Ok(false) => {}
-            Ok(true) => tracing::info!("serving certificate reloaded"),
-            Err(error) => {
-                tracing::warn!(%error, "cannot reload the serving certificate; keeping the old one");
-            }
+        let reloaded = blocking(move || shared.take_over_changes());
+        if let Err(error) = reloaded.await {
+            tracing::warn!(%error, "cannot reload the serving certificate; keeping the old one");
         }
+    }
+}
+
+impl ServerTlsShared {
+    fn take_over_changes(&self) -> Result<(), TlsError> {
+        let source = &self.source;
+        if let Some(pair) = &source.self_signed
+            && let Err(error) = self_signed::renew(&pair.dir, &pair.names)
+            && NOT_RENEWED.count(1).is_some()
+        {
+            tracing::warn!(%error, "cannot renew the self-signed certificate; serving the old one");
+        }
+        let mut made = self.made.lock();
+        let pair = made.pair.refresh(|pem| source.pair(pem));
+        let authorities = made.authorities.refresh(|pem| source.authorities(pem));
+        if pair.is_taken_over() || authorities.is_taken_over() {
+            self.current.store(Arc::new(source.build(&made)?));
+        }
+        drop(made);
+        pair.log("serving certificate");
+        authorities.log("client authorities");
+        Ok(())
     }
 }
 
@@ -291,61 +236,64 @@ impl CertificateSource {
         }
     }
 
-    fn read(&self) -> Result<CertificateFiles, TlsError> {
-        Ok(CertificateFiles {
-            cert: read(&self.cert)?,
-            key: read(&self.key)?,
-            client_cas: self
-                .client_cas
-                .iter()
-                .map(|path| read(path))
-                .collect::<Result<_, _>>()?,
+    fn pair_files(&self) -> Vec<PathBuf> {
+        vec![self.cert.clone(), self.key.clone()]
+    }
+
+    /// Makes the serving certificate of its two files' contents.
+    fn pair(&self, pem: &[Vec<u8>]) -> Result<Arc<CertifiedKey>, TlsError> {
+        let [cert, key] = pem else {
+            return Err(TlsError::HalfPair);
+        };
+        let chain = certificates(&self.cert, cert)?;
+        let key = PrivateKeyDer::from_pem_slice(key).map_err(|error| TlsError::Pem {
+            path: self.key.clone(),
+            what: "private key",
+            reason: pem_reason(&error),
+        })?;
+        let pair =
+            CertifiedKey::from_der(chain, key, &rustls::crypto::aws_lc_rs::default_provider());
+        pair.map(Arc::new).map_err(|error| match error {
+            rustls::Error::InconsistentKeys(_) => TlsError::Mismatch {
+                cert: self.cert.clone(),
+                key: self.key.clone(),
+            },
+            error => unusable(&self.cert, &error),
         })
     }
 
-    fn build(&self, files: &CertificateFiles) -> Result<ServedCertificate, TlsError> {
-        let chain = certificates(&self.cert, &files.cert)?;
-        let key = PrivateKeyDer::from_pem_slice(&files.key).map_err(|error| TlsError::Pem {
-            path: self.key.clone(),
-            what: "private key",
-            reason: error.to_string(),
-        })?;
-        let unusable = |error: &dyn std::fmt::Display, path: &Path| TlsError::Unusable {
-            path: path.to_owned(),
-            reason: error.to_string(),
-        };
+    /// Makes the authorities that clients are told of the contents of their files.
+    fn authorities(&self, pem: &[Vec<u8>]) -> Result<Arc<RootCertStore>, TlsError> {
+        let mut authorities = RootCertStore::empty();
+        for (path, pem) in self.client_cas.iter().zip(pem) {
+            for certificate in certificates(path, pem)? {
+                authorities
+                    .add(certificate)
+                    .map_err(|error| unusable(path, &error))?;
+            }
+        }
+        Ok(Arc::new(authorities))
+    }
+
+    fn build(&self, made: &MadeOfFiles) -> Result<ServedCertificate, TlsError> {
         let provider = rustls::crypto::aws_lc_rs::default_provider();
         let provider = Arc::new(self.policy.restrict(provider));
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_protocol_versions(self.policy.versions())
-            .map_err(|error| unusable(&error, &self.cert))?;
-        let mut authorities = RootCertStore::empty();
-        for (path, pem) in self.client_cas.iter().zip(&files.client_cas) {
-            for certificate in certificates(path, pem)? {
-                authorities
-                    .add(certificate)
-                    .map_err(|error| unusable(&error, path))?;
-            }
-        }
+            .map_err(|error| unusable(&self.cert, &error))?;
         let builder = if self.client_cas.is_empty() {
             builder.with_no_client_auth()
         } else {
+            let authorities = &made.authorities.current;
             let algorithms = provider.signature_verification_algorithms;
             builder
-                .with_client_cert_verifier(Arc::new(AnyCertificate::new(&authorities, algorithms)))
+                .with_client_cert_verifier(Arc::new(AnyCertificate::new(authorities, algorithms)))
         };
-        let valid = chain
+        let pair = Arc::clone(&made.pair.current);
+        let valid = pair
+            .cert
             .first()
             .and_then(|certificate| Validity::of(certificate));
-        let mut config = builder
-            .with_single_cert(chain, key)
-            .map_err(|error| match error {
-                rustls::Error::InconsistentKeys(_) => TlsError::Mismatch {
-                    cert: self.cert.clone(),
-                    key: self.key.clone(),
-                },
-                error => unusable(&error, &self.cert),
-            })?;
         // An API server serves such a certificate too: it may be renewed, and some clients do not
         // check it.
         if let Some(valid) = valid.filter(|valid| !valid.is_valid(Timestamp::now())) {
@@ -355,6 +303,7 @@ impl CertificateSource {
                 valid.describe(Timestamp::now())
             );
         }
+        let mut config = builder.with_cert_resolver(Arc::new(SingleCertAndKey::from(pair)));
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
         if !self.client_cas.is_empty() {
             // A session that can be resumed holds the client's certificates, and outlives its
@@ -368,11 +317,11 @@ impl CertificateSource {
     }
 }
 
-fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
-    std::fs::read(path).map_err(|source| TlsError::Read {
+fn unusable(path: &Path, error: &dyn std::fmt::Display) -> TlsError {
+    TlsError::Unusable {
         path: path.to_owned(),
-        source,
-    })
+        reason: error.to_string(),
+    }
 }
 
 /// Parses the certificates of a PEM file; at least one.
@@ -387,11 +336,22 @@ pub(crate) fn certificates(
     };
     let chain = CertificateDer::pem_slice_iter(pem)
         .collect::<Result<Vec<_>, _>>()
-        .map_err(|error| unusable(error.to_string()))?;
+        .map_err(|error| unusable(pem_reason(&error)))?;
     if chain.is_empty() {
         return Err(unusable("there is no certificate in it".to_owned()));
     }
     Ok(chain)
+}
+
+/// Describes an error without the bytes that it was found at, which may be part of a key.
+fn pem_reason(error: &pem::Error) -> String {
+    match error {
+        pem::Error::MissingSectionEnd { .. } => "a section has no line that ends it".to_owned(),
+        pem::Error::IllegalSectionStart { .. } => {
+            "a line that begins a section does not end with five dashes".to_owned()
+        }
+        error => error.to_string(),
+    }
 }
 
 #[cfg(test)]

@@ -13,9 +13,9 @@ use kube_client::Config;
 use kube_client::client::ConfigExt;
 use kube_client::client::middleware::{AuthLayer, ExtraHeadersLayer};
 use kube_client::config::{AuthInfo, KubeConfigOptions, Kubeconfig};
-use rustls::ClientConfig;
-use rustls::pki_types::ServerName;
+use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::sign::SingleCertAndKey;
+use rustls::{ClientConfig, RootCertStore};
 use tower::{BoxError, ServiceBuilder, ServiceExt, service_fn};
 
 use super::address::{Address, AddressError};
@@ -286,6 +286,7 @@ pub(super) async fn build(options: ConnectOptions) -> Result<Credentials, Creden
         } else {
             OwnCredential::None
         };
+        leave_out_unusable_authorities(&mut config, &from)?;
         material(&options, &config, own, from, fingerprint)
     })
     .await
@@ -368,6 +369,40 @@ fn proxy_url(kubeconfig: &Kubeconfig, context: Option<&str>) -> Option<String> {
         .filter(|url| !url.is_empty())
 }
 
+/// Leaves out what no certificate can be verified against, as client-go does: bundles of a machine
+/// hold odd certificates.
+///
+/// Source: `client-go/transport/transport.go` (rootCertPool).
+fn leave_out_unusable_authorities(config: &mut Config, from: &str) -> Result<(), CredentialsError> {
+    let Some(authorities) = &mut config.root_cert else {
+        return Ok(());
+    };
+    let given = authorities.len();
+    authorities.retain(|der| {
+        let certificate = CertificateDer::from_slice(der);
+        RootCertStore::empty().add(certificate).is_ok()
+    });
+    let unusable = given - authorities.len();
+    if authorities.is_empty() {
+        let what = match unusable {
+            0 => "no certificate",
+            _ => "no certificate that can be used",
+        };
+        return Err(CredentialsError::Certificates {
+            from: from.to_owned(),
+            reason: format!("the certificate authority's file or data holds {what}"),
+        });
+    }
+    if unusable > 0 {
+        tracing::warn!(
+            from,
+            unusable,
+            "ignoring certificates of the certificate authority"
+        );
+    }
+    Ok(())
+}
+
 /// Creates the credentials that a configuration describes.
 fn material(
     options: &ConnectOptions,
@@ -392,10 +427,6 @@ fn material(
         .map(ServerName::try_from)
         .transpose()
         .map_err(|error| certificates(format!("tls-server-name: {error}")))?;
-    if config.root_cert.as_ref().is_some_and(Vec::is_empty) {
-        let reason = "the certificate authority's file or data holds no certificate";
-        return Err(certificates(reason.to_owned()));
-    }
     let auth = config.auth_layer().map_err(|error| login(&error))?;
     let headers = config
         .extra_headers_layer()

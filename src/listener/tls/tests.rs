@@ -74,6 +74,38 @@ async fn changed_certificates_are_served_and_broken_ones_are_not() {
 }
 
 #[tokio::test]
+async fn broken_client_authorities_do_not_keep_a_certificate_from_being_renewed() {
+    let (pki, clients) = (Pki::new(), Pki::new());
+    let dir = tempfile::tempdir().unwrap();
+    let (cert, key) = put(&dir, pki.issue("one", &["localhost"]));
+    let client_ca = dir.path().join("client-ca.crt");
+    std::fs::write(&client_ca, &clients.ca_pem).unwrap();
+    let options = TlsOptions {
+        cert: Some(cert),
+        key: Some(key),
+        client_cas: vec![client_ca.clone()],
+        ..tls_options(&dir)
+    };
+    let tls = ServerTls::load(options).await.unwrap();
+    let (mut last, _) = handshake(&tls, &pki, None).await.unwrap();
+    for breakage in ["not PEM", "removed"] {
+        if breakage == "removed" {
+            std::fs::remove_file(&client_ca).unwrap();
+        } else {
+            std::fs::write(&client_ca, breakage).unwrap();
+        }
+        tls.reload().await;
+        put(&dir, pki.issue("another", &["localhost"]));
+        tls.reload().await;
+        let identity = Some(clients.issue("jane", &[]));
+        let (served, shown) = handshake(&tls, &pki, identity).await.unwrap();
+        assert_ne!(served, last, "{breakage}");
+        assert_eq!(shown, 1, "{breakage}");
+        last = served;
+    }
+}
+
+#[tokio::test]
 async fn clients_may_show_any_certificate() {
     let (server, clients, strangers) = (Pki::new(), Pki::new(), Pki::new());
     let dir = tempfile::tempdir().unwrap();
@@ -204,6 +236,19 @@ async fn errors_name_file_and_flag() {
     };
     let error = ServerTls::load(missing).await.unwrap_err().to_string();
     assert!(error.contains("my.crt"), "{error}");
+}
+
+#[test]
+fn errors_show_no_part_of_a_key() {
+    for pem in [
+        "-----BEGIN PRIVATE KEY-----c2VjcmV0",
+        "-----BEGIN PRIVATE KEY-----\nc2VjcmV0\n",
+        "-----BEGIN PRIVATE KEY-----\nc2VjcmV0!\n-----END PRIVATE KEY-----\n",
+    ] {
+        let reason = pem_reason(&PrivateKeyDer::from_pem_slice(pem.as_bytes()).unwrap_err());
+        let shows = ["c2Vj", "99, 50", "PRIVATE KEY-----"];
+        assert!(!shows.iter().any(|part| reason.contains(part)), "{reason}");
+    }
 }
 
 #[tokio::test]

@@ -234,6 +234,27 @@ async fn a_certificate_authority_that_is_cut_is_not_taken_over() {
 }
 
 #[tokio::test]
+async fn odd_certificates_in_a_bundle_of_authorities_are_left_out() {
+    const ODD: &str = "-----BEGIN CERTIFICATE-----\nb2RkLCBub3QgREVS\n-----END CERTIFICATE-----\n";
+    let pki = Pki::new();
+    let api = mirror(&pki, true).await;
+    let (dir, options) = kubeconfig(&pki, &api.url());
+    let authority = dir.path().join("ca.crt");
+    let good = std::fs::read_to_string(&authority).unwrap();
+    std::fs::write(&authority, format!("{ODD}{good}")).unwrap();
+    let upstream = Upstream::load(&options).await.unwrap();
+    assert!(
+        who(&UpstreamClient::new(&upstream))
+            .await
+            .contains(OWN_TOKEN)
+    );
+
+    std::fs::write(&authority, ODD).unwrap();
+    let error = Upstream::load(&options).await.unwrap_err().to_string();
+    assert!(error.contains("no certificate that can be used"), "{error}");
+}
+
+#[tokio::test]
 async fn changed_files_are_taken_over_and_broken_ones_are_not() {
     let pki = Pki::new();
     let api = mirror(&pki, true).await;

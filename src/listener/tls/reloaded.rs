@@ -1,0 +1,88 @@
+//! Something made of files that are read again and again.
+
+use std::path::PathBuf;
+
+use super::error::TlsError;
+
+/// Something made of files, as of when they were last usable.
+pub(super) struct Reloaded<T> {
+    files: Vec<PathBuf>,
+    /// The contents at the last look, or why there were none: each change is tried and logged once.
+    seen: Result<Vec<Vec<u8>>, String>,
+    pub(super) current: T,
+}
+
+/// The outcome of a look at files.
+pub(super) enum Refresh {
+    /// They are as before.
+    Unchanged,
+    /// What they hold is taken over.
+    TakenOver,
+    /// They cannot be used, so what they held before is kept.
+    Kept(TlsError),
+}
+
+impl<T> Reloaded<T> {
+    /// Reads the files, and makes something of their contents, which are in the files' order.
+    pub(super) fn new(
+        files: Vec<PathBuf>,
+        make: impl FnOnce(&[Vec<u8>]) -> Result<T, TlsError>,
+    ) -> Result<Self, TlsError> {
+        let contents = read(&files)?;
+        Ok(Self {
+            current: make(&contents)?,
+            files,
+            seen: Ok(contents),
+        })
+    }
+
+    /// Reads the files again, and makes something of them if they have changed.
+    pub(super) fn refresh(
+        &mut self,
+        make: impl FnOnce(&[Vec<u8>]) -> Result<T, TlsError>,
+    ) -> Refresh {
+        let read = read(&self.files);
+        let seen = match &read {
+            Ok(contents) => Ok(contents.clone()),
+            Err(error) => Err(error.to_string()),
+        };
+        if seen == self.seen {
+            return Refresh::Unchanged;
+        }
+        self.seen = seen;
+        match read.and_then(|contents| make(&contents)) {
+            Ok(made) => {
+                self.current = made;
+                Refresh::TakenOver
+            }
+            Err(error) => Refresh::Kept(error),
+        }
+    }
+}
+
+impl Refresh {
+    pub(super) fn is_taken_over(&self) -> bool {
+        matches!(self, Self::TakenOver)
+    }
+
+    /// Logs the outcome for what the files hold.
+    pub(super) fn log(&self, what: &str) {
+        match self {
+            Self::Unchanged => {}
+            Self::TakenOver => tracing::info!("{what} reloaded"),
+            Self::Kept(error) => {
+                tracing::warn!(%error, "cannot reload the {what}; keeping what was there before");
+            }
+        }
+    }
+}
+
+fn read(files: &[PathBuf]) -> Result<Vec<Vec<u8>>, TlsError> {
+    let read_one = |path: &PathBuf| {
+        std::fs::read(path).map_err(|source| TlsError::Read {
+            path: path.clone(),
+            source,
+        })
+    };
+    files.iter().map(read_one).collect()
+}
