@@ -1,55 +1,36 @@
 //! Answers requests: from memory where that is exactly what upstream would say, else upstream does.
 //!
 //! `ProxyService::answer` is the sequence of phases that a request passes through. `ServiceParts`
-//! has what they need.
+//! has what they need:
+//!
+//! 1. `plan` decides what answers a request, by the request and the operator's `policy`. Both are in
+//!    an `exchange` from then on.
+//! 2. `limits` tells what its caller may still take.
+//! 3. `from_memory` authorizes the caller by `review`. `reads` opens the scope and waits until it is
+//!    fresh, and `answer` makes the response. `forwarding` sends all other requests to upstream.
+//! 4. `completion` adds the headers that all responses have, and `usage` counts what is sent.
 mod always_open;
 mod answer;
 mod audit_id;
 mod bound_objects;
-mod checkpoint_answers;
 mod client_address;
-mod client_features;
-mod client_rules;
-mod clients;
-mod coalesce;
 mod completion;
-mod document_request;
-mod documents;
 mod exchange;
-mod fence;
 mod forecast;
-mod forward_limits;
 mod forwarding;
-mod freshness;
 mod from_memory;
-mod get_crowds;
-mod large_answers;
-mod limit;
+mod limits;
 pub mod metrics;
-mod open;
-mod optional_parameters;
 mod parts;
 mod plan;
 mod policy;
-mod read_limits;
-mod refusal_form;
-mod request_deadline;
-mod request_filter;
+mod reads;
 mod review;
-mod scope_choice;
 mod shadow;
-mod slow_upload;
 mod source;
-mod stored_response;
-mod takeover;
-mod type_name;
 mod unanswered;
-mod unfolding;
-mod unknown_callers;
-mod until_drain;
 mod usage;
 mod verify;
-mod watch_limits;
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -66,23 +47,23 @@ use crate::drain;
 use crate::listener::{Peer, TrustedProxies};
 use crate::scope::Scopes;
 use crate::upstream::{Forwarder, UpstreamClient};
-use client_features::ClientFeatures;
 use completion::{Completion, MadeResponse};
 use exchange::Exchange;
 use metrics::InFlight;
 use parts::ServiceParts;
 use plan::RequestPlan;
+use plan::client_features::ClientFeatures;
 
 pub use bound_objects::CachedObjects;
-pub use client_rules::{AgentPattern, ClientRule};
 pub use forecast::{CallerStanding, Forecast, Forecaster};
+pub use policy::client_rules::{AgentPattern, ClientRule};
+pub use policy::request_filter::RequestFilter;
+pub use policy::type_name::TypeName;
 pub use policy::{
     CacheMode, CachingException, CachingPolicy, ConsistentReads, ScopePolicy, TypePolicies,
     TypePolicy, UserLimits, Verification,
 };
-pub use request_filter::RequestFilter;
 pub use source::{AnswerSource, ForwardReason};
-pub use type_name::TypeName;
 pub use usage::{ClientUsage, TopClients, Usage};
 
 /// Everything needed to answer requests. Cheap to clone.

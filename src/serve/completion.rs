@@ -7,7 +7,7 @@ use watershed_protocol::Verb;
 
 use super::answer::{self, Answer};
 use super::audit_id;
-use super::limit::{Admission, LimitExceeded};
+use super::limits::requests::{Admission, LimitExceeded};
 use super::metrics::InFlight;
 use super::parts::ServiceParts;
 use super::source::{AnswerSource, ForwardReason};

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use http::{HeaderMap, Request};
 use hyper::body::Incoming;
 
-use super::client_features::ClientFeatures;
 use super::metrics::Labels;
 use super::plan::RequestPlan;
+use super::plan::client_features::ClientFeatures;
 use crate::access::{Access, Caller, Credential, Identity};
 use crate::audit;
 use crate::listener::{Peer, client_network};

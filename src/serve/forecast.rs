@@ -8,12 +8,12 @@ use std::time::Instant;
 use http::Request;
 use watershed_protocol::{Freshness, GroupVersionResource, WatchStart};
 
-use super::get_crowds::{GetCrowds, MANY_GETS};
 use super::metrics::Labels;
-use super::optional_parameters::{OptionalParameters, ParameterUse};
+use super::plan::optional_parameters::{OptionalParameters, ParameterUse};
 use super::plan::{PlannedAction, ReadKind, ReadPlan, RequestPlan};
 use super::policy::CachingPolicy;
-use super::scope_choice::ScopeChoice;
+use super::policy::scope_choice::ScopeChoice;
+use super::reads::get_crowds::{GetCrowds, MANY_GETS};
 use super::source::{AnswerSource, ForwardReason};
 use crate::catalog::Catalog;
 

@@ -1,4 +1,11 @@
 //! Sends requests to upstream that are not answered from memory.
+pub(super) mod coalesce;
+pub(super) mod documents;
+pub(super) mod slow_upload;
+pub(super) mod stored_response;
+pub(super) mod takeover;
+pub(super) mod until_drain;
+
 use std::net::IpAddr;
 use std::pin::pin;
 use std::sync::Arc;
@@ -9,22 +16,23 @@ use hyper::body::Incoming;
 use watershed_protocol::Verb;
 
 use super::answer::{self, Answer};
-use super::coalesce::CoalescerSlot;
 use super::exchange::Exchange;
-use super::forward_limits::ForwardPermit;
 use super::from_memory::VERDICT_WAIT;
-use super::limit::LimitExceeded;
+use super::limits::forwards::ForwardPermit;
+use super::limits::requests::LimitExceeded;
+use super::limits::unknown_callers;
 use super::parts::ServiceParts;
 use super::plan::{PlannedAction, ReadKind};
-use super::slow_upload::SlowUpload;
+use super::review;
 use super::source::{AnswerSource, ForwardReason};
 use super::unanswered::Unanswered;
-use super::{review, unknown_callers, until_drain};
 use crate::access::{Caller, Credential, Identity};
 use crate::body::{self, Body, holding, holding_until_end};
 use crate::fairness::QueueTurn;
 use crate::log_throttle::LogThrottle;
 use crate::upstream::{ForwardIdentity, ForwardOptions, UpstreamError};
+use coalesce::CoalescerSlot;
+use slow_upload::SlowUpload;
 
 /// Requests that failed on their way to upstream. Clients can have them fail, too.
 static NOT_FORWARDED: LogThrottle = LogThrottle::new(Duration::from_secs(10));

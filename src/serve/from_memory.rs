@@ -1,4 +1,6 @@
 //! Answers requests from memory: authorizes them, opens what they read, and waits until it is fresh.
+pub(super) mod checkpoint_answers;
+
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::time::{Duration, Instant};
 
@@ -6,20 +8,21 @@ use http::Request;
 use watershed_protocol::{Status, Verb};
 
 use super::answer::{self, Answer, WatchContext};
-use super::checkpoint_answers::CheckpointAnswers;
-use super::document_request::DocumentRequest;
 use super::exchange::Exchange;
-use super::freshness::{self, FreshScope, ReadOrigin};
-use super::limit::{Admission, LimitExceeded};
+use super::limits::requests::{Admission, LimitExceeded};
 use super::parts::ServiceParts;
+use super::plan::document_request::DocumentRequest;
+use super::plan::request_deadline::RequestDeadline;
+use super::plan::request_key::RequestKey;
 use super::plan::{PlannedAction, ReadKind, ReadPlan};
-use super::request_deadline::RequestDeadline;
+use super::reads::freshness::{self, FreshScope, ReadOrigin};
+use super::reads::{large_answers, open, unfolding};
+use super::review;
 use super::source::{AnswerSource, ForwardReason};
-use super::stored_response::RequestKey;
 use super::unanswered::Unanswered;
-use super::{large_answers, open, review, unfolding};
 use crate::access::{Caller, ReviewedAccess};
 use crate::body::holding;
+use checkpoint_answers::CheckpointAnswers;
 
 /// Time after which a verdict is asked for again if the answer is only made then. An API server
 /// waits for at most three seconds between the two.

@@ -1,11 +1,17 @@
 //! Plans the answer to a request: from memory, or forwarded and why. Waits for nothing, and opens
 //! nothing.
 mod checkpoint;
+pub(super) mod client_features;
 mod context;
+pub(super) mod document_request;
 mod get;
 mod list;
+pub(super) mod optional_parameters;
 mod parameters;
 mod read;
+pub(super) mod refusal_form;
+pub(super) mod request_deadline;
+pub(super) mod request_key;
 mod selected;
 mod table;
 mod watch;
@@ -18,19 +24,19 @@ use watershed_protocol::{
     Verb, acceptable_ignoring, wants_pretty,
 };
 
-use super::document_request::DocumentRequest;
-use super::optional_parameters::{OptionalParameters, ParameterUse};
 use super::policy::{CacheMode, CachingPolicy};
-use super::refusal_form::RefusalForm;
 use super::source::ForwardReason;
 use crate::access::AccessAttributes;
 use crate::catalog::{Catalog, ResourceType};
 use crate::scope::wanted_checkpoint;
 pub(super) use checkpoint::CheckpointPlan;
 use context::ReadContext;
+use document_request::DocumentRequest;
 pub(super) use list::ListPlan;
+use optional_parameters::{OptionalParameters, ParameterUse};
 use parameters::ReadParameters;
 pub(super) use read::{ReadKind, ReadPlan, SelectedSize};
+use refusal_form::RefusalForm;
 pub(super) use table::TablePlan;
 use watch::WatchPath;
 pub(super) use watch::WatchPlan;

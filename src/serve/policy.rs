@@ -1,7 +1,11 @@
 //! The operator's choices per type: the cache mode, the scopes, and the source of consistent reads.
 mod choices;
+pub(super) mod client_rules;
+pub(super) mod request_filter;
+pub(super) mod scope_choice;
 #[cfg(test)]
 mod tests;
+pub(super) mod type_name;
 mod types;
 
 use std::sync::{Arc, LazyLock};
@@ -12,11 +16,11 @@ use watershed_protocol::{
     Selection, is_built_in_group,
 };
 
-use super::client_rules::ClientRule;
-use super::scope_choice::{ChosenScope, ScopeChoice};
-use super::type_name::{TypeName, stored_in};
 use crate::scope::{Derivation, Retention, ScopeKey};
 use crate::store::WindowLimits;
+use client_rules::ClientRule;
+use scope_choice::{ChosenScope, ScopeChoice};
+use type_name::{TypeName, stored_in};
 
 pub use choices::{CacheMode, ConsistentReads, ScopePolicy};
 pub use types::{TypePolicies, TypePolicy};

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use watershed_protocol::Status;
 
-use super::document_request::DocumentRequest;
 use super::exchange::Exchange;
-use super::limit::LimitExceeded;
+use super::limits::requests::LimitExceeded;
+use super::plan::document_request::DocumentRequest;
 use super::plan::{CheckpointPlan, ReadPlan};
 use super::source::{AnswerSource, ForwardReason};
 use super::unanswered::Unanswered;

@@ -1,14 +1,16 @@
 //! Counts what clients are sent, by source and by client.
+mod clients;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::clients::{ClientCounters, ClientTable};
 use super::source::{AnswerSource, ForwardReason};
 use crate::body::{AnswerMeter, BodyMeter};
 use crate::budget::{MemoryBudget, MemoryCharge, MemoryClass};
+use clients::{ClientCounters, ClientTable};
 
-pub use super::clients::ClientUsage;
+pub use clients::ClientUsage;
 
 /// Bytes of an answer that wait for its client at most.
 const PENDING_BYTES: usize = 64 << 10;

@@ -14,10 +14,10 @@ use http_body_util::BodyExt as _;
 use watershed_protocol::{FieldSelector, LabelSelector, ListOptions, Selection};
 
 use super::answer::Answer;
-use super::freshness::FreshScope;
 use super::metrics::{self, VerificationResult};
 use super::plan::{ListPlan, ReadKind, ReadPlan};
 use super::policy::Verification;
+use super::reads::freshness::FreshScope;
 use crate::budget::MemoryBudget;
 use crate::upstream::UpstreamClient;
 use comparison::AnswerComparison;

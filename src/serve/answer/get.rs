@@ -10,10 +10,10 @@ use super::response::{Answer, from_memory};
 use super::{gzip, status};
 use crate::body::full;
 use crate::budget::MemoryBudget;
-use crate::serve::freshness::FreshScope;
 use crate::serve::plan::ReadPlan;
+use crate::serve::reads::freshness::FreshScope;
+use crate::serve::reads::unfolding;
 use crate::serve::source::ForwardReason;
-use crate::serve::unfolding;
 
 /// Answers with the object, or with upstream's words that it does not exist.
 pub(in crate::serve) fn answer(

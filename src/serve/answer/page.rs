@@ -6,8 +6,8 @@ use watershed_protocol::{ContinueToken, FieldTable, ListMetadata, ListParts, Sel
 use super::items::{Items, MetadataItems};
 use super::selected_objects::SelectedObjects;
 use super::table_items::TableItems;
-use crate::serve::open::OpenedScope;
 use crate::serve::plan::ListPlan;
+use crate::serve::reads::open::OpenedScope;
 use crate::serve::source::ForwardReason;
 use crate::store::{Interest, MAX_UNDONE, ObjectRun, StateAt, StoredObject};
 use crate::work::WorkBudget;

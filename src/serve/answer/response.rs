@@ -3,7 +3,7 @@ use http::{HeaderValue, Response, StatusCode, header};
 
 use crate::body::Body;
 use crate::headers;
-use crate::serve::freshness::FreshScope;
+use crate::serve::reads::freshness::FreshScope;
 use crate::serve::source::AnswerSource;
 
 /// A response of this proxy, and where it came from.

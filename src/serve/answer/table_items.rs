@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use watershed_protocol::{ListMetadata, ListParts, Malformed, TableForm, TableRequest, TableRow};
 
 use super::selected_objects::SelectedObjects;
-use crate::serve::open::OpenedTable;
+use crate::serve::reads::open::OpenedTable;
 use crate::work::{PRINTED_OBJECT, WorkBudget};
 
 /// Bytes of rows that are kept from measuring a list until it is sent. What they share with

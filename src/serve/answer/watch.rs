@@ -13,10 +13,10 @@ use crate::access::WatchGuard;
 use crate::body::{Body, InMemory};
 use crate::drain::DrainWatch;
 use crate::scope::Unfolding;
-use crate::serve::freshness::FreshScope;
 use crate::serve::metrics::{Labels, Meters};
-use crate::serve::open::OpenedScope;
 use crate::serve::plan::{ReadPlan, WatchPlan};
+use crate::serve::reads::freshness::FreshScope;
+use crate::serve::reads::open::OpenedScope;
 use crate::serve::source::{AnswerSource, ForwardReason};
 use crate::store::SubscriptionStart;
 use crate::watcher::{

@@ -3,8 +3,8 @@ use std::sync::Arc;
 
 use watershed_protocol::Freshness;
 
+use super::optional_parameters::ParameterUse;
 use crate::catalog::ResourceType;
-use crate::serve::optional_parameters::ParameterUse;
 use crate::serve::policy::{CacheMode, CachingPolicy, ConsistentReads};
 use crate::serve::source::ForwardReason;
 

@@ -2,7 +2,7 @@
 use watershed_protocol::Freshness;
 
 use crate::access::ReviewSelectors;
-use crate::serve::scope_choice::ScopeChoice;
+use crate::serve::policy::scope_choice::ScopeChoice;
 
 /// The meaning of a read's parameters. `K` is the part that only reads of its kind have.
 pub(super) struct ReadParameters<K> {

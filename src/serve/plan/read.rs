@@ -4,13 +4,13 @@ use std::sync::Arc;
 use watershed_protocol::{Encoding, Freshness, Representation};
 
 use super::list::ListPlan;
+use super::refusal_form::RefusalForm;
 use super::table::TablePlan;
 use super::watch::WatchPlan;
 use crate::access::AccessAttributes;
 use crate::catalog::ResourceType;
 use crate::serve::policy::CacheMode;
-use crate::serve::refusal_form::RefusalForm;
-use crate::serve::scope_choice::ScopeChoice;
+use crate::serve::policy::scope_choice::ScopeChoice;
 use crate::serve::source::ForwardReason;
 use crate::store::{ObjectRun, ObjectSample, Snapshot};
 use crate::watcher::ViewFilter;

@@ -2,10 +2,10 @@
 use watershed_protocol::{FieldSelector, LabelSelector, ListOptions, Selection, ShardSelector};
 
 use super::context::ReadContext;
+use super::optional_parameters::ParameterUse;
 use crate::access::ReviewSelectors;
-use crate::serve::optional_parameters::ParameterUse;
 use crate::serve::policy::CacheMode;
-use crate::serve::scope_choice::ScopeChoice;
+use crate::serve::policy::scope_choice::ScopeChoice;
 use crate::serve::source::ForwardReason;
 use crate::watcher::ViewFilter;
 

@@ -5,7 +5,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use watershed_protocol::ManagedFields;
 
-use crate::serve::scope_choice::OnDemandLimits;
+use super::scope_choice::OnDemandLimits;
 
 /// Source of lists and watches with `resourceVersion` unset.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]

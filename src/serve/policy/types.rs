@@ -4,7 +4,7 @@ use std::sync::Arc;
 use watershed_protocol::Selection;
 
 use super::choices::{CacheMode, ConsistentReads, ScopePolicy};
-use crate::serve::type_name::{TypeName, stored_in};
+use super::type_name::{TypeName, stored_in};
 
 /// The choices for one type. What is `None` is as for unnamed types.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -1,0 +1,192 @@
+//! Discovery, OpenAPI and version documents. Upstream shows everybody the same ones.
+//!
+//! Each request is answered with what upstream has after the request came. One question asks for
+//! all who wait, by ETag where upstream has one: a document is then sent from memory.
+//!
+//! No document is shown without a question, not even if upstream does not answer: the client may
+//! know more than it says, from another document or from a watch.
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::{HeaderName, HeaderValue, Response, StatusCode, header};
+use moka::sync::Cache;
+use tokio::time::timeout;
+
+use super::stored_response::{ResponseBudget, StoredResponse, share_of};
+use crate::body::{Body, empty};
+use crate::budget::{MemoryBudget, MemoryClass};
+use crate::serve::metrics;
+use crate::serve::plan::document_request::{DocumentRequest, is_simple_tag};
+use crate::serve::plan::request_key::RequestKey;
+use crate::shared_calls::{FlightPace, Singleflight};
+use crate::upstream::{AnswerError, ConnectionClass, SendOptions, UpstreamClient};
+
+/// Upper bound of the documents that are kept. A large cluster's OpenAPI has some ten MB in each
+/// encoding.
+const MAX_BYTES: usize = 256 << 20;
+/// Largest document that is kept.
+const MAX_DOCUMENT: usize = 64 << 20;
+/// Documents that nobody asked for in this time are dropped.
+const DROP_AFTER_IDLE: Duration = Duration::from_mins(10);
+/// Upper bound of all documents, with those that are read, and those that are sent and no longer
+/// kept.
+const BUDGET: usize = 384 << 20;
+/// Limit of a question, and of the wait of a request. Afterwards the request is forwarded.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// The questions about one document. A client by itself waits for nothing, however often it asks;
+/// thousands that start within a second share a handful of questions.
+const PACE: FlightPace = FlightPace {
+    patience: Duration::from_secs(2),
+    many: 4,
+    burst: 5,
+    interval: Duration::from_millis(100),
+    crowd: None,
+};
+/// Upper bound of the requests whose pace is remembered, in bytes of their keys.
+const MAX_FLIGHT_BYTES: u64 = 4 << 20;
+/// The pace of a document is remembered for this long. Then a burst is allowed again anyway.
+const FLIGHT_IDLE: Duration = Duration::from_secs(30);
+/// Headers that a response without a body leaves out. Source: Go's `net/http` (writeNotModified,
+/// serveContent).
+const OF_THE_BODY: &[HeaderName] = &[
+    header::CONTENT_TYPE,
+    header::CONTENT_ENCODING,
+    header::LAST_MODIFIED,
+    header::ACCEPT_RANGES,
+];
+
+/// The answer to a question, for all who waited for it.
+type SharedAnswer = Result<Arc<StoredResponse>, Arc<AnswerError>>;
+
+/// Documents by request.
+pub(in crate::serve) struct DocumentCache {
+    source: Arc<DocumentSource>,
+    flights: Cache<RequestKey, Arc<Singleflight<SharedAnswer>>>,
+}
+
+/// Upstream's documents, and those of them that it can be asked about by ETag.
+struct DocumentSource {
+    client: UpstreamClient,
+    tagged: Cache<RequestKey, Arc<StoredResponse>>,
+    budget: ResponseBudget,
+}
+
+impl DocumentCache {
+    pub(in crate::serve) fn new(client: UpstreamClient, memory: &MemoryBudget) -> Self {
+        let weigh = |key: &RequestKey, document: &Arc<StoredResponse>| {
+            let bytes = key.bytes() + document.headers.len() * 64 + document.body.len();
+            u32::try_from(bytes + 1024).unwrap_or(u32::MAX)
+        };
+        let tagged = Cache::builder()
+            .weigher(weigh)
+            .max_capacity(share_of(memory, MAX_BYTES) as u64)
+            .time_to_idle(DROP_AFTER_IDLE)
+            .build();
+        let weigh_flight = |key: &RequestKey, _: &Arc<Singleflight<SharedAnswer>>| {
+            u32::try_from(key.bytes() + 512).unwrap_or(u32::MAX)
+        };
+        let flights = Cache::builder()
+            .weigher(weigh_flight)
+            .max_capacity(MAX_FLIGHT_BYTES)
+            .time_to_idle(FLIGHT_IDLE)
+            .build();
+        Self {
+            source: Arc::new(DocumentSource {
+                client,
+                tagged,
+                budget: ResponseBudget::new(BUDGET, memory, MemoryClass::Documents),
+            }),
+            flights,
+        }
+    }
+
+    /// Returns the answer to a request. An error means that upstream should answer it.
+    pub(in crate::serve) async fn answer(
+        &self,
+        asked: &DocumentRequest,
+    ) -> Result<Response<Body>, Arc<AnswerError>> {
+        let flight = self
+            .flights
+            .get_with_by_ref(&asked.key, || Arc::new(Singleflight::paced(PACE)));
+        let (source, key) = (Arc::clone(&self.source), asked.key.clone());
+        let answer = flight.join(move || async move { source.ask(&key).await.map_err(Arc::new) });
+        let document = match timeout(TIMEOUT, answer).await {
+            Ok(Some(answer)) => answer?,
+            Ok(None) => return Err(Arc::new(unusable("the question failed".to_owned()))),
+            Err(_) => return Err(Arc::new(late())),
+        };
+        Ok(respond(&document, asked.known.as_ref()))
+    }
+}
+
+impl DocumentSource {
+    /// Asks upstream for a document. The answer is what upstream had after this was called.
+    async fn ask(&self, key: &RequestKey) -> Result<Arc<StoredResponse>, AnswerError> {
+        let known = self.tagged.get(key);
+        let answer = timeout(TIMEOUT, self.fetch(key, known.clone()))
+            .await
+            .unwrap_or_else(|_| Err(late()));
+        let result = match (&answer, &known) {
+            (Ok(now), Some(known)) if Arc::ptr_eq(now, known) => "unchanged",
+            (Ok(_), _) => "sent",
+            (Err(_), _) => "failed",
+        };
+        metrics::document_checked(result);
+        answer
+    }
+
+    async fn fetch(
+        &self,
+        key: &RequestKey,
+        known: Option<Arc<StoredResponse>>,
+    ) -> Result<Arc<StoredResponse>, AnswerError> {
+        let tag = known.as_ref().and_then(|known| strong_tag(known)).cloned();
+        let condition = tag.map(|tag| (header::IF_NONE_MATCH, tag));
+        let request = key.request(condition.into_iter().collect())?;
+        let response = self
+            .client
+            .send(ConnectionClass::Short, request, SendOptions::default())
+            .await?;
+        match (response.status(), known) {
+            (StatusCode::OK, _) => {
+                let read = StoredResponse::read(response, MAX_DOCUMENT, &self.budget).await?;
+                let document = Arc::new(read);
+                // It is of use only as the answer to a later 304, so it does not matter if a slow
+                // question puts an older one here: the next question gets the newer one.
+                if strong_tag(&document).is_some() {
+                    self.tagged.insert(key.clone(), Arc::clone(&document));
+                }
+                Ok(document)
+            }
+            (StatusCode::NOT_MODIFIED, Some(known)) => Ok(known),
+            (status, _) => Err(AnswerError::Status(status)),
+        }
+    }
+}
+
+/// Returns the ETag that stands for the bytes of a document.
+fn strong_tag(document: &StoredResponse) -> Option<&HeaderValue> {
+    let tag = document.headers.get(header::ETAG);
+    tag.filter(|tag| is_simple_tag(tag))
+}
+
+fn respond(document: &StoredResponse, known: Option<&HeaderValue>) -> Response<Body> {
+    let unchanged = known.is_some() && document.headers.get(header::ETAG) == known;
+    let mut response = document.response();
+    if unchanged {
+        *response.status_mut() = StatusCode::NOT_MODIFIED;
+        *response.body_mut() = empty();
+        for name in OF_THE_BODY {
+            response.headers_mut().remove(name);
+        }
+    }
+    response
+}
+
+fn late() -> AnswerError {
+    unusable(format!("none within {TIMEOUT:?}"))
+}
+
+fn unusable(why: String) -> AnswerError {
+    AnswerError::Unusable(why)
+}

@@ -1,0 +1,317 @@
+//! Ends forwarded watches between two events: when the process drains, like watches from memory,
+//! and when memory can continue them.
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Response, StatusCode, header};
+use http_body::Frame;
+use http_body_util::BodyExt;
+use tokio::time::Sleep;
+
+use super::takeover::{FollowedWatch, Takeover};
+use crate::body::{Body, BoxError};
+use crate::drain;
+use crate::watcher::ContentCoding;
+use watershed_protocol::Encoding;
+
+/// A compressed stream without data for this long is between two events.
+const QUIET: Duration = Duration::from_millis(500);
+/// A watch that ends sooner than this and brought nothing has client-go list again.
+/// Source: `client-go/tools/cache/reflector.go` (handleAnyWatch, `VeryShortWatchError`).
+const VERY_SHORT: Duration = Duration::from_secs(1);
+
+/// Ends a forwarded watch when the process drains, or when memory takes it over. Other responses
+/// pass as they are.
+pub(in crate::serve) fn apply(
+    response: Response<Body>,
+    draining: &drain::DrainWatch,
+    takeover: Option<Takeover>,
+) -> Response<Body> {
+    let media_type = response
+        .headers()
+        .get(header::CONTENT_TYPE)
+        .map(http::HeaderValue::as_bytes);
+    let coding = match response.headers().get(header::CONTENT_ENCODING) {
+        None => Some(ContentCoding::Identity),
+        Some(coding) if coding == "gzip" => Some(ContentCoding::Gzip),
+        Some(_) => None,
+    };
+    let encoding = [Encoding::Json, Encoding::Protobuf]
+        .into_iter()
+        .find(|encoding| media_type == Some(encoding.content_type(true).as_bytes()));
+    match encoding {
+        Some(encoding) if response.status() == StatusCode::OK => response.map(|body| {
+            let place = if coding == Some(ContentCoding::Identity) {
+                StreamPosition::new(encoding)
+            } else {
+                StreamPosition::Unseen { quiet: None }
+            };
+            let young = Some(Box::pin(tokio::time::sleep(VERY_SHORT)));
+            let followed = takeover
+                .zip(coding)
+                .map(|(takeover, coding)| Box::new(takeover.follow(encoding, coding)));
+            UntilDrain {
+                body,
+                draining: Some(draining.signal()),
+                place,
+                young,
+                followed,
+            }
+            .boxed_unsync()
+        }),
+        _ => response,
+    }
+}
+
+struct UntilDrain {
+    body: Body,
+    /// Gone once the drain has begun.
+    draining: Option<drain::DrainSignal>,
+    place: StreamPosition,
+    /// Runs until the watch has brought something, or has lasted.
+    young: Option<Pin<Box<Sleep>>>,
+    /// Tells when memory can continue the watch, if it may do so at all.
+    followed: Option<Box<FollowedWatch>>,
+}
+
+/// Position of the last byte in the stream of events.
+#[derive(Debug)]
+enum StreamPosition {
+    /// One line an event.
+    Lines { between: bool },
+    /// Four bytes of length, then as many bytes: the known part of the length, and what is missing.
+    Lengths { prefix: Vec<u8>, missing: usize },
+    /// Compressed. Upstream ends a member of gzip with each event or batch of events, so a quiet
+    /// stream is between two. It counts as quiet once the timer has run out.
+    Unseen { quiet: Option<Pin<Box<Sleep>>> },
+}
+
+impl StreamPosition {
+    fn new(encoding: Encoding) -> Self {
+        match encoding {
+            Encoding::Json => Self::Lines { between: true },
+            Encoding::Protobuf => Self::Lengths {
+                prefix: Vec::new(),
+                missing: 0,
+            },
+        }
+    }
+
+    fn is_between(&self) -> bool {
+        match self {
+            Self::Lines { between } => *between,
+            Self::Lengths { prefix, missing } => prefix.is_empty() && *missing == 0,
+            Self::Unseen { .. } => false,
+        }
+    }
+
+    /// Ready once nothing has come for a while.
+    fn poll_quiet(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        match self {
+            Self::Unseen { quiet } => quiet
+                .get_or_insert_with(|| Box::pin(tokio::time::sleep(QUIET)))
+                .as_mut()
+                .poll(context),
+            _ => Poll::Pending,
+        }
+    }
+
+    fn pass(&mut self, mut data: &[u8]) {
+        match self {
+            Self::Unseen { quiet } => *quiet = None,
+            Self::Lines { between } => {
+                *between = data.last().map_or(*between, |last| *last == b'\n');
+            }
+            Self::Lengths { prefix, missing } => {
+                while !data.is_empty() {
+                    let wanted = if *missing > 0 {
+                        *missing
+                    } else {
+                        4 - prefix.len()
+                    };
+                    let (passed, rest) = data.split_at(wanted.min(data.len()));
+                    data = rest;
+                    if *missing > 0 {
+                        *missing -= passed.len();
+                        continue;
+                    }
+                    prefix.extend_from_slice(passed);
+                    if let Ok(length) = <[u8; 4]>::try_from(prefix.as_slice()) {
+                        *missing = u32::from_be_bytes(length) as usize;
+                        prefix.clear();
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl http_body::Body for UntilDrain {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let this = self.get_mut();
+        if this
+            .draining
+            .as_mut()
+            .is_some_and(|draining| Pin::new(draining).poll(context).is_ready())
+        {
+            this.draining = None;
+        }
+        if this
+            .young
+            .as_mut()
+            .is_some_and(|young| young.as_mut().poll(context).is_ready())
+        {
+            this.young = None;
+        }
+        if this.draining.is_none() && this.young.is_none() && this.place.is_between() {
+            return Poll::Ready(None);
+        }
+        if this.young.is_none()
+            && this
+                .followed
+                .as_mut()
+                .is_some_and(|followed| followed.poll_possible(context).is_ready())
+        {
+            return Poll::Ready(None);
+        }
+        let Poll::Ready(frame) = Pin::new(&mut this.body).poll_frame(context) else {
+            if this.draining.is_none() && this.young.is_none() {
+                ready!(this.place.poll_quiet(context));
+                return Poll::Ready(None);
+            }
+            return Poll::Pending;
+        };
+        if let Some(Ok(frame)) = &frame
+            && let Some(data) = frame.data_ref()
+        {
+            this.young = None;
+            this.place.pass(data);
+            if let Some(followed) = &mut this.followed {
+                followed.pass(data);
+            }
+        }
+        Poll::Ready(frame)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::StreamBody;
+    use tokio::sync::mpsc::UnboundedSender;
+
+    use super::*;
+
+    #[test]
+    fn the_ends_of_events_are_found() {
+        let mut lines = StreamPosition::new(Encoding::Json);
+        for (data, between) in [
+            (&b""[..], true),
+            (b"{}\n", true),
+            (b"{", false),
+            (b"", false),
+            (b"}\n{}\n", true),
+        ] {
+            lines.pass(data);
+            assert_eq!(lines.is_between(), between, "{data:?}");
+        }
+        let stream = [
+            &[0, 0, 0, 3][..],
+            b"abc",
+            &[0, 0, 0, 0],
+            &[0, 0, 1, 0],
+            &[7; 256],
+        ]
+        .concat();
+        let ends = [0, 7, 11, stream.len()];
+        for size in 1..9 {
+            let mut lengths = StreamPosition::new(Encoding::Protobuf);
+            let mut at = 0;
+            for data in stream.chunks(size) {
+                at += data.len();
+                lengths.pass(data);
+                assert_eq!(lengths.is_between(), ends.contains(&at), "{at}");
+            }
+        }
+    }
+
+    /// Returns a response whose body is what the sender sends.
+    fn streamed(response: http::response::Builder) -> (UnboundedSender<Bytes>, Response<Body>) {
+        let (sender, receiver) = tokio::sync::mpsc::unbounded_channel::<Bytes>();
+        let stream = futures_util::stream::unfold(receiver, |mut receiver| async move {
+            let data = receiver.recv().await?;
+            Some((Ok::<_, BoxError>(Frame::data(data)), receiver))
+        });
+        let response = response.header(header::CONTENT_TYPE, "application/json");
+        (
+            sender,
+            response
+                .body(BodyExt::boxed_unsync(StreamBody::new(stream)))
+                .unwrap(),
+        )
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_compressed_watch_ends_once_it_is_quiet() {
+        let (trigger, draining) = drain::channel();
+        let (sender, response) =
+            streamed(Response::builder().header(header::CONTENT_ENCODING, "gzip"));
+        let mut body = apply(response, &draining, None).into_body();
+        sender.send(Bytes::from_static(b"a member")).unwrap();
+        body.frame().await.unwrap().unwrap();
+        tokio::time::timeout(Duration::from_mins(1), body.frame())
+            .await
+            .unwrap_err();
+        trigger.drain(Duration::from_secs(20));
+        sender.send(Bytes::from_static(b"another")).unwrap();
+        assert_eq!(
+            body.frame().await.unwrap().unwrap().into_data().unwrap(),
+            "another"
+        );
+        let ended = tokio::time::timeout(Duration::from_secs(1), body.frame()).await;
+        assert!(ended.unwrap().is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_watch_that_has_just_begun_lasts_a_second() {
+        let (trigger, draining) = drain::channel();
+        trigger.drain(Duration::from_secs(20));
+        let (_sender, response) = streamed(Response::builder());
+        let mut body = apply(response, &draining, None).into_body();
+        tokio::time::timeout(Duration::from_millis(990), body.frame())
+            .await
+            .unwrap_err();
+        assert!(
+            tokio::time::timeout(Duration::from_secs(1), body.frame())
+                .await
+                .unwrap()
+                .is_none()
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_watch_ends_between_two_events() {
+        let (trigger, draining) = drain::channel();
+        let (sender, response) = streamed(Response::builder());
+        let mut body = apply(response, &draining, None).into_body();
+        sender.send(Bytes::from_static(b"{}\n{")).unwrap();
+        body.frame().await.unwrap().unwrap();
+        trigger.drain(Duration::from_secs(20));
+        tokio::time::timeout(Duration::from_secs(1), body.frame())
+            .await
+            .unwrap_err();
+        sender.send(Bytes::from_static(b"}\n")).unwrap();
+        assert_eq!(
+            body.frame().await.unwrap().unwrap().into_data().unwrap(),
+            "}\n"
+        );
+        assert!(body.frame().await.is_none());
+    }
+}

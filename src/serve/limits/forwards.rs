@@ -1,0 +1,156 @@
+//! The shares that callers have of forwarded requests and tunnels.
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::header;
+use watershed_protocol::Status;
+
+use super::requests::LimitExceeded;
+use crate::access::{Access, Authenticated, Identity};
+use crate::fairness::{CallerKey, FairQueue, QueueTurn, Share, ShareLimits, Shares};
+use crate::serve::exchange::Exchange;
+use crate::serve::metrics;
+use crate::serve::policy::UserLimits;
+use crate::serve::unanswered::Unanswered;
+
+/// Forwarded requests at a time, of all known callers.
+const ALL_REQUESTS: u64 = 50_000;
+/// Sessions of exec, attach and port-forward at a time, of all known callers.
+const ALL_TUNNELS: u64 = 4_096;
+/// Forwarded requests at a time, of all unknown callers. They count by address.
+const UNKNOWN_REQUESTS: u64 = 4_096;
+/// Requests of unknown callers that wait for upstream's answer, of all and of each address.
+const UNKNOWN_TURNS: [usize; 2] = [64, 16];
+/// Longest wait of such a request for its turn, as in kube-apiserver's queues.
+/// Source: `apiserver/pkg/server/config.go` (a quarter of the request timeout).
+const UNKNOWN_WAIT: Duration = Duration::from_secs(15);
+/// Upgrades at a time, of all callers that cannot be authenticated here.
+const UNKNOWN_TUNNELS: u64 = 64;
+
+/// Counts what is forwarded for each caller.
+pub(in crate::serve) struct ForwardLimits {
+    requests: Shares,
+    tunnels: Shares,
+    unknown_requests: Shares,
+    unknown_tunnels: Shares,
+    unknown_turns: FairQueue,
+}
+
+/// Permission to forward a request.
+pub(in crate::serve) struct ForwardPermit {
+    /// Held until the answer or the tunnel has ended.
+    pub(in crate::serve) share: Share,
+    /// Held until the answer has begun.
+    pub(in crate::serve) turn: Option<QueueTurn>,
+}
+
+impl ForwardPermit {
+    pub(in crate::serve) fn split(self) -> (Option<Share>, Option<QueueTurn>) {
+        (Some(self.share), self.turn)
+    }
+}
+
+impl ForwardLimits {
+    pub(in crate::serve) fn new(limits: UserLimits) -> Self {
+        let shares = |exceeded: LimitExceeded, all, each: u32| {
+            let each = u64::from(each);
+            Shares::new(
+                ShareLimits { all, each },
+                metrics::in_use(exceeded.as_str()),
+            )
+        };
+        let [all, each] = UNKNOWN_TURNS;
+        Self {
+            requests: shares(LimitExceeded::Forwarded, ALL_REQUESTS, limits.forwarded),
+            tunnels: shares(LimitExceeded::Tunnels, ALL_TUNNELS, limits.tunnels),
+            unknown_requests: shares(LimitExceeded::UnknownForwarded, UNKNOWN_REQUESTS, 0),
+            unknown_tunnels: shares(LimitExceeded::UnknownTunnels, UNKNOWN_TUNNELS, 0),
+            unknown_turns: FairQueue::new(all, each),
+        }
+    }
+
+    /// Admits a request that is to be forwarded. Waits for the caller's turn if it is unknown.
+    ///
+    /// `capacity` is the number of requests that fit on all connections to upstream.
+    pub(in crate::serve) async fn admit(
+        &self,
+        access: &Access,
+        exchange: &Exchange,
+        user: Option<&Arc<Identity>>,
+        capacity: u64,
+    ) -> Result<ForwardPermit, Unanswered> {
+        if exchange.headers().contains_key(header::UPGRADE) {
+            return self.admit_upgrade(access, exchange).await;
+        }
+        if exchange.is_known {
+            let share = self.share_of_known(exchange, user, capacity);
+            let share = share.ok_or(LimitExceeded::Forwarded)?;
+            return Ok(ForwardPermit { share, turn: None });
+        }
+        let address = CallerKey::Address(exchange.address());
+        let share = self.unknown_requests.take(address.clone(), 1);
+        let share = share.ok_or(LimitExceeded::UnknownForwarded)?;
+        let turn = self.unknown_turns.turn_within(address, UNKNOWN_WAIT).await;
+        let turn = Some(turn.ok_or(LimitExceeded::UnknownForwarded)?);
+        Ok(ForwardPermit { share, turn })
+    }
+
+    /// Takes a share for a request of a known caller; `None` if that has too many.
+    pub(in crate::serve) fn share_of_known(
+        &self,
+        exchange: &Exchange,
+        user: Option<&Arc<Identity>>,
+        capacity: u64,
+    ) -> Option<Share> {
+        let address = CallerKey::Address(exchange.address());
+        let caller = user.map_or(address, |user| CallerKey::user(&user.user));
+        self.requests.take_of(caller, 1, ALL_REQUESTS.min(capacity))
+    }
+
+    /// Returns the share of a request once upstream has accepted its caller, who was unknown.
+    pub(in crate::serve) fn accepted(
+        &self,
+        address: IpAddr,
+        unknown: Share,
+        capacity: u64,
+    ) -> Share {
+        let all = ALL_REQUESTS.min(capacity);
+        let share = self.requests.take_of(CallerKey::Address(address), 1, all);
+        share.unwrap_or(unknown)
+    }
+
+    /// Admits an upgrade. It costs a connection to upstream, so its caller is authenticated first.
+    async fn admit_upgrade(
+        &self,
+        access: &Access,
+        exchange: &Exchange,
+    ) -> Result<ForwardPermit, Unanswered> {
+        let address = exchange.address();
+        let headers = exchange.headers();
+        let authenticated = access.identify_bearer(&exchange.caller, headers, address);
+        let user = match authenticated.await {
+            Ok(Authenticated::Known(user)) => Some(CallerKey::user(&user.user)),
+            Ok(Authenticated::Refused) => return Err(Unanswered::access(Status::unauthorized())),
+            Ok(Authenticated::Unknown) => None,
+            Err(error) => {
+                if let Some(exceeded) = LimitExceeded::of_review(&error) {
+                    return Err(exceeded.into());
+                }
+                tracing::debug!(%error, "cannot review the caller of an upgrade");
+                None
+            }
+        };
+        let address = CallerKey::Address(address);
+        let (share, exceeded) = match user {
+            Some(user) => (self.tunnels.take(user, 1), LimitExceeded::Tunnels),
+            None if exchange.is_known => (self.tunnels.take(address, 1), LimitExceeded::Tunnels),
+            None => (
+                self.unknown_tunnels.take(address, 1),
+                LimitExceeded::UnknownTunnels,
+            ),
+        };
+        let share = share.ok_or(exceeded)?;
+        Ok(ForwardPermit { share, turn: None })
+    }
+}

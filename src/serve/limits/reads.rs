@@ -1,0 +1,72 @@
+//! The shares that callers have of what reads take here beyond their answers.
+use super::requests::LimitExceeded;
+use crate::fairness::{CallerKey, Share, ShareLimits, Shares};
+use crate::serve::metrics;
+use crate::serve::policy::UserLimits;
+
+/// Counts the scans of each user, the states kept for its pages, and the scopes opened for it.
+pub(in crate::serve) struct ReadLimits {
+    scans: Shares,
+    pages: Shares,
+    scopes: Shares,
+}
+
+impl ReadLimits {
+    pub(in crate::serve) fn new(limits: UserLimits) -> Self {
+        let shares = |name, each: u32| {
+            let each = u64::from(each);
+            Shares::new(ShareLimits { all: 0, each }, metrics::in_use(name))
+        };
+        Self {
+            scans: shares(LimitExceeded::Scans.as_str(), limits.scans),
+            pages: shares("page-states", limits.page_states),
+            scopes: shares("on-demand-scopes", limits.scopes),
+        }
+    }
+
+    /// Counts a list of a user that looks at objects one by one, until its answer is put together.
+    pub(in crate::serve) fn scan(&self, user: &str) -> Result<Share, LimitExceeded> {
+        let scan = self.scans.take(CallerKey::user(user), 1);
+        scan.ok_or(LimitExceeded::Scans)
+    }
+
+    /// Counts a state that is kept for the next page of a user. Without a share that page is
+    /// forwarded.
+    pub(in crate::serve) fn page_state(&self, user: &str) -> Option<Share> {
+        self.pages.take(CallerKey::user(user), 1)
+    }
+
+    /// Counts a scope that is opened for a user's selectors, while it is open. Without a share the
+    /// read is forwarded.
+    pub(in crate::serve) fn scope(&self, user: &str) -> Option<Share> {
+        self.scopes.take(CallerKey::user(user), 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_user_at_a_limit_affects_no_other() {
+        let limits = ReadLimits::new(UserLimits {
+            scans: 2,
+            page_states: 1,
+            scopes: 1,
+            ..UserLimits::default()
+        });
+        let scans: Vec<_> = (0..3).map(|_| limits.scan("ann")).collect();
+        assert!(matches!(
+            &scans[..],
+            [Ok(_), Ok(_), Err(LimitExceeded::Scans)]
+        ));
+        let (state, scope) = (limits.page_state("ann"), limits.scope("ann"));
+        assert!(state.is_some() && limits.page_state("ann").is_none());
+        assert!(scope.is_some() && limits.scope("ann").is_none());
+        assert!(limits.scan("bob").is_ok());
+        assert!(limits.page_state("bob").is_some() && limits.scope("bob").is_some());
+        drop((scans, state, scope));
+        assert!(limits.scan("ann").is_ok());
+        assert!(limits.page_state("ann").is_some() && limits.scope("ann").is_some());
+    }
+}

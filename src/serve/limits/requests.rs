@@ -1,0 +1,358 @@
+//! Limits the requests of each caller, at a time and per second.
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use http::Response;
+use parking_lot::Mutex;
+
+use crate::access::{Access, Authenticated, ReviewError};
+use crate::body::{Body, holding};
+use crate::serve::exchange::Exchange;
+use crate::serve::policy::UserLimits;
+use watershed_protocol::Verb;
+
+/// Callers counted at a time. When the table is full, all others share one entry.
+const MAX_CALLERS: usize = 100_000;
+/// Interval between sweeps for callers that do nothing.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The limit that a request exceeds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::serve) enum LimitExceeded {
+    InFlight,
+    Rate,
+    /// The head of a request whose caller is unknown is too large.
+    HeaderBytes,
+    /// An unknown caller would make upstream receive far more than it sends.
+    Amplification,
+    /// Upstream refused too many tokens from the caller's address.
+    RefusedTokens,
+    /// Too many requests with unknown tokens wait for reviews.
+    UnknownReviews,
+    /// Forwarded requests of one caller.
+    Forwarded,
+    /// Sessions of exec, attach and port-forward of one caller.
+    Tunnels,
+    /// Forwarded requests of unknown callers from one address.
+    UnknownForwarded,
+    /// Upgrades of unknown callers from one address.
+    UnknownTunnels,
+    /// Open watches of one user.
+    Watches,
+    /// The selectors of one user's open watches.
+    SelectorBytes,
+    /// Lists of one user that look at objects one by one.
+    Scans,
+}
+
+/// Counts the requests of each caller.
+pub(in crate::serve) struct Limiter {
+    limits: UserLimits,
+    table: Arc<Mutex<LimitTable>>,
+}
+
+struct LimitTable {
+    known: HashMap<LimitKey, CallerBudget>,
+    most: usize,
+    swept: Instant,
+}
+
+/// The caller that a request counts for.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum LimitKey {
+    User(String),
+    /// A caller without credentials that are checked here.
+    Address(IpAddr),
+    /// All callers beyond the size of the table.
+    Others,
+}
+
+struct CallerBudget {
+    running: u32,
+    /// Requests that may start now.
+    left: f64,
+    at: Instant,
+}
+
+/// Permission of a request to run. Counts until it is dropped.
+pub(in crate::serve) struct RequestPermit {
+    table: Arc<Mutex<LimitTable>>,
+    caller: LimitKey,
+}
+
+/// The span in which a request counts as running.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum CountedSpan {
+    /// Until its answer is sent.
+    Whole,
+    /// Until its answer begins.
+    Start,
+    /// Not at all: followed logs, exec and the like. kube-apiserver does not count them either.
+    Never,
+}
+
+/// A request that may run, and its permit.
+#[derive(Default)]
+pub(in crate::serve) struct Admission {
+    permit: Option<RequestPermit>,
+    to_the_end: bool,
+}
+
+impl LimitExceeded {
+    /// Returns the limit because of which a review was not sent; `None` if it failed otherwise.
+    pub(in crate::serve) fn of_review(error: &ReviewError) -> Option<Self> {
+        match error {
+            ReviewError::TooManyRefusals => Some(Self::RefusedTokens),
+            ReviewError::TooManyWaiting => Some(Self::UnknownReviews),
+            _ => None,
+        }
+    }
+
+    /// Returns the metric label.
+    pub(in crate::serve) fn as_str(self) -> &'static str {
+        match self {
+            Self::InFlight => "in-flight",
+            Self::Rate => "rate",
+            Self::HeaderBytes => "header-bytes",
+            Self::Amplification => "amplification",
+            Self::RefusedTokens => "refused-tokens",
+            Self::UnknownReviews => "unknown-reviews",
+            Self::Forwarded => "forwarded-requests",
+            Self::Tunnels => "tunnels",
+            Self::UnknownForwarded => "unknown-forwarded-requests",
+            Self::UnknownTunnels => "unknown-tunnels",
+            Self::Watches => "watches",
+            Self::SelectorBytes => "selector-bytes",
+            Self::Scans => "scans",
+        }
+    }
+}
+
+impl Limiter {
+    pub(in crate::serve) fn new(limits: UserLimits) -> Self {
+        let table = LimitTable {
+            known: HashMap::new(),
+            most: MAX_CALLERS,
+            swept: Instant::now(),
+        };
+        Self {
+            limits,
+            table: Arc::new(Mutex::new(table)),
+        }
+    }
+
+    /// Admits a request, or returns the limit that it exceeds. Callers that cannot be identified
+    /// here count by their address.
+    pub(in crate::serve) async fn admit(
+        &self,
+        access: &Access,
+        exchange: &Exchange,
+    ) -> Result<Admission, LimitExceeded> {
+        if self.limits.is_off() {
+            return Ok(Admission::default());
+        }
+        let address = exchange.address();
+        let caller = match access
+            .identify(&exchange.caller, exchange.headers(), address)
+            .await
+        {
+            Ok(Authenticated::Known(identity)) => {
+                exchange.record_identified(&identity);
+                LimitKey::User(identity.user.clone())
+            }
+            // A caller that upstream knows does not become another by the rest of the request.
+            _ => match access
+                .authenticator
+                .bearer(exchange.headers(), address)
+                .await
+            {
+                Some(identity) => {
+                    exchange.record_identified(&identity);
+                    LimitKey::User(identity.user.clone())
+                }
+                None => LimitKey::Address(address),
+            },
+        };
+        let counts = match (exchange.plan.verb, exchange.plan.may_stay_open) {
+            (Verb::Watch, _) => CountedSpan::Start,
+            (_, true) => CountedSpan::Never,
+            (_, false) => CountedSpan::Whole,
+        };
+        let permit = self.enter(caller, counts, Instant::now())?;
+        Ok(Admission {
+            permit,
+            to_the_end: counts == CountedSpan::Whole,
+        })
+    }
+
+    fn enter(
+        &self,
+        caller: LimitKey,
+        counts: CountedSpan,
+        now: Instant,
+    ) -> Result<Option<RequestPermit>, LimitExceeded> {
+        let limits = self.limits;
+        let mut table = self.table.lock();
+        let caller = table.key_of(caller, limits, now);
+        let usage = table
+            .known
+            .entry(caller.clone())
+            .or_insert_with(|| CallerBudget {
+                running: 0,
+                left: limits.burst(),
+                at: now,
+            });
+        let is_counted = limits.in_flight > 0 && counts != CountedSpan::Never;
+        if is_counted && usage.running >= limits.in_flight {
+            return Err(LimitExceeded::InFlight);
+        }
+        if limits.per_second > 0 {
+            usage.refill(limits, now);
+            if usage.left < 1.0 {
+                return Err(LimitExceeded::Rate);
+            }
+            usage.left -= 1.0;
+        }
+        if !is_counted {
+            return Ok(None);
+        }
+        usage.running += 1;
+        Ok(Some(RequestPermit {
+            table: Arc::clone(&self.table),
+            caller,
+        }))
+    }
+}
+
+impl LimitTable {
+    /// Returns the key that a caller counts under: its own while the table has room.
+    fn key_of(&mut self, caller: LimitKey, limits: UserLimits, now: Instant) -> LimitKey {
+        if self.known.len() < self.most || self.known.contains_key(&caller) {
+            return caller;
+        }
+        if now.saturating_duration_since(self.swept) >= SWEEP_INTERVAL {
+            self.swept = now;
+            self.known.retain(|_, usage| {
+                usage.refill(limits, now);
+                usage.running > 0 || usage.left < limits.burst()
+            });
+        }
+        if self.known.len() < self.most {
+            caller
+        } else {
+            LimitKey::Others
+        }
+    }
+}
+
+impl CallerBudget {
+    fn refill(&mut self, limits: UserLimits, now: Instant) {
+        let passed = now.saturating_duration_since(self.at).as_secs_f64();
+        self.at = now;
+        self.left = (self.left + passed * f64::from(limits.per_second)).min(limits.burst());
+    }
+}
+
+impl Drop for RequestPermit {
+    fn drop(&mut self) {
+        if let Some(usage) = self.table.lock().known.get_mut(&self.caller) {
+            usage.running = usage.running.saturating_sub(1);
+        }
+    }
+}
+
+impl Admission {
+    /// Ends the permit, or ties it to the body if the request counts until its answer is sent.
+    pub(in crate::serve) fn answered(self, response: Response<Body>) -> Response<Body> {
+        match self.permit {
+            Some(permit) if self.to_the_end => response.map(|body| holding(body, permit)),
+            _ => response,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn user(name: &str) -> LimitKey {
+        LimitKey::User(name.to_owned())
+    }
+
+    #[test]
+    fn a_caller_at_its_limit_does_not_affect_others() {
+        let limiter = Limiter::new(UserLimits {
+            in_flight: 2,
+            ..UserLimits::default()
+        });
+        let now = Instant::now();
+        let enter = |name: &str, counts| limiter.enter(user(name), counts, now);
+        let first = enter("a", CountedSpan::Whole).unwrap();
+        let _second = enter("a", CountedSpan::Start).unwrap();
+        assert_eq!(
+            enter("a", CountedSpan::Whole).err(),
+            Some(LimitExceeded::InFlight)
+        );
+        assert!(
+            enter("a", CountedSpan::Never).unwrap().is_none(),
+            "logs are not counted"
+        );
+        assert!(enter("b", CountedSpan::Whole).is_ok());
+        drop(first);
+        assert!(enter("a", CountedSpan::Whole).is_ok());
+    }
+
+    #[test]
+    fn a_burst_is_allowed_and_then_the_rate() {
+        let limiter = Limiter::new(UserLimits {
+            per_second: 10,
+            burst: 3,
+            ..UserLimits::default()
+        });
+        let begun = Instant::now();
+        let at = |millis| {
+            limiter
+                .enter(
+                    user("a"),
+                    CountedSpan::Whole,
+                    begun + Duration::from_millis(millis),
+                )
+                .is_ok()
+        };
+        assert_eq!([at(0), at(0), at(0), at(0)], [true, true, true, false]);
+        assert_eq!([at(99), at(101), at(102)], [false, true, false]);
+        assert_eq!(
+            [at(60_000), at(60_000), at(60_000), at(60_000)],
+            [true, true, true, false]
+        );
+    }
+
+    #[test]
+    fn the_table_of_callers_is_bounded() {
+        let limiter = Limiter::new(UserLimits {
+            in_flight: 1,
+            ..UserLimits::default()
+        });
+        limiter.table.lock().most = 2;
+        let now = Instant::now();
+        let enter = |name: &str, at| limiter.enter(user(name), CountedSpan::Whole, at);
+        let (a, _b) = (enter("a", now).unwrap(), enter("b", now).unwrap());
+        let c = enter("c", now).unwrap();
+        assert_eq!(c.as_ref().unwrap().caller, LimitKey::Others);
+        assert_eq!(
+            enter("d", now).err(),
+            Some(LimitExceeded::InFlight),
+            "all others share one entry"
+        );
+        drop((a, c));
+        let later = now + SWEEP_INTERVAL;
+        assert_eq!(
+            enter("d", later).unwrap().unwrap().caller,
+            user("d"),
+            "idle callers are forgotten"
+        );
+        assert!(limiter.table.lock().known.len() <= 3);
+    }
+}

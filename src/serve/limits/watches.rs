@@ -1,0 +1,102 @@
+//! The shares that callers have of open watches, and of the memory that their selectors take.
+use super::requests::LimitExceeded;
+use crate::fairness::{CallerKey, Share, ShareLimits, Shares};
+use crate::serve::metrics;
+use crate::serve::policy::UserLimits;
+
+/// Copies of a selector that an open watch keeps: one selects, the other is reviewed again.
+const COPIES: u64 = 2;
+/// Bytes that a value of a selector takes in all copies, besides its text.
+const VALUE_BYTES: u64 = 64;
+
+/// Counts the open watches of each user, and the bytes of their selectors.
+pub(in crate::serve) struct WatchLimits {
+    watches: Shares,
+    selectors: Shares,
+}
+
+/// The share of an open watch, until this is dropped.
+pub(in crate::serve) struct WatchShare {
+    _watch: Share,
+    _selectors: Share,
+}
+
+impl WatchLimits {
+    pub(in crate::serve) fn new(limits: UserLimits) -> Self {
+        let shares = |exceeded: LimitExceeded, each| {
+            Shares::new(
+                ShareLimits { all: 0, each },
+                metrics::in_use(exceeded.as_str()),
+            )
+        };
+        Self {
+            watches: shares(LimitExceeded::Watches, limits.watches.into()),
+            selectors: shares(LimitExceeded::SelectorBytes, limits.selector_bytes),
+        }
+    }
+
+    /// Counts a watch of a user that begins now.
+    pub(in crate::serve) fn begin(
+        &self,
+        user: &str,
+        query: Option<&str>,
+    ) -> Result<WatchShare, LimitExceeded> {
+        let caller = CallerKey::user(user);
+        let watch = self.watches.take(caller.clone(), 1);
+        let watch = watch.ok_or(LimitExceeded::Watches)?;
+        let selectors = self.selectors.take(caller, retained_bytes(query));
+        Ok(WatchShare {
+            _watch: watch,
+            _selectors: selectors.ok_or(LimitExceeded::SelectorBytes)?,
+        })
+    }
+}
+
+/// Returns the memory that the selectors of a watch take while it is open.
+pub(in crate::serve) fn retained_bytes(query: Option<&str>) -> u64 {
+    let parameters = form_urlencoded::parse(query.unwrap_or_default().as_bytes());
+    let selectors = parameters.filter(|(name, _)| name.ends_with("Selector"));
+    let sizes = selectors.map(|(_, text)| {
+        let values = 1 + text.bytes().filter(|byte| *byte == b',').count() as u64;
+        COPIES * text.len() as u64 + values * VALUE_BYTES
+    });
+    sizes.sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_and_their_text_count() {
+        assert_eq!(retained_bytes(None), 0);
+        assert_eq!(retained_bytes(Some("watch=1&resourceVersion=5")), 0);
+        let one = retained_bytes(Some("fieldSelector=spec.nodeName%3Dnode-1"));
+        assert_eq!(one, 2 * "spec.nodeName=node-1".len() as u64 + 64);
+        let values = vec!["value-1"; 9_000].join("%2C");
+        let many = retained_bytes(Some(&format!("labelSelector=a+notin+({values})")));
+        assert!((600_000..800_000).contains(&many), "{many}");
+    }
+
+    #[test]
+    fn a_user_with_large_selectors_affects_no_other() {
+        let limits = WatchLimits::new(UserLimits {
+            watches: 10,
+            selector_bytes: 1_000,
+            ..UserLimits::default()
+        });
+        let large = format!("labelSelector={}", "a".repeat(300));
+        let begin = |user, query| limits.begin(user, query);
+        let first = begin("ann", Some(&*large)).unwrap();
+        assert_eq!(
+            begin("ann", Some(&*large)).err(),
+            Some(LimitExceeded::SelectorBytes)
+        );
+        let open: Vec<_> = (0..20).filter_map(|_| begin("ann", None).ok()).collect();
+        assert_eq!(open.len(), 9, "a watch that was refused does not count");
+        assert_eq!(begin("ann", None).err(), Some(LimitExceeded::Watches));
+        let _other = begin("bob", Some(&*large)).unwrap();
+        drop((first, open));
+        assert!(begin("ann", Some(&*large)).is_ok());
+    }
+}

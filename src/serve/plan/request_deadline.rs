@@ -1,0 +1,40 @@
+//! The time that a client gives its request, of which upstream needs a part.
+use std::time::Duration;
+
+use tokio::time::{Instant, timeout_at};
+use watershed_protocol::request_timeout;
+
+use super::{ReadKind, ReadPlan};
+use crate::serve::source::ForwardReason;
+
+/// The part of the time that a read may wait here: one of so many. Upstream has the rest.
+const PARTS: u32 = 2;
+/// Longer than any read waits. Upstream's own limit is shorter.
+const MAX_WAIT: Duration = Duration::from_hours(1);
+
+/// The moment up to which a read may wait here.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::serve) struct RequestDeadline(Instant);
+
+impl RequestDeadline {
+    /// Returns the deadline of a read that came now.
+    pub(in crate::serve) fn of(read: &ReadPlan, query: Option<&str>) -> Self {
+        let timeout = match read.kind {
+            // They last as long as `timeoutSeconds` says.
+            ReadKind::Watch(_) => None,
+            ReadKind::Get { .. } | ReadKind::List(_) => request_timeout(query),
+        };
+        let wait = timeout.map_or(MAX_WAIT, |timeout| timeout / PARTS);
+        Self(Instant::now() + wait.min(MAX_WAIT))
+    }
+
+    /// Waits for a step of the read. One that takes too long has the read forwarded, for this
+    /// reason.
+    pub(in crate::serve) async fn wait<T>(
+        self,
+        step: impl Future<Output = Result<T, ForwardReason>>,
+        reason: ForwardReason,
+    ) -> Result<T, ForwardReason> {
+        timeout_at(self.0, step).await.unwrap_or(Err(reason))
+    }
+}

@@ -1,0 +1,510 @@
+//! Consistent reads from memory: proves that a snapshot is no older than the request.
+//!
+//! Upstream is asked, once for all waiting readers, and only after they came. R is the version of
+//! its answer, which etcd confirmed. The cache may answer as soon as it is known to have the state
+//! at R or beyond. One of these proves it:
+//!
+//! 1. The cache is at R already. Nothing was written since, or the events were faster than the
+//!    answer.
+//! 2. An event or a bookmark of the scope's own watch brings it there. On a busy type that takes
+//!    moments.
+//! 3. The answer has all names and versions. If they are the cache's, the cache has the state at R:
+//!    an object that changed has another version, and one that came or went is in one of the two
+//!    only. Whether the events up to R were delivered does not matter.
+//! 4. The same is compared for the objects that a watch selects. It proves nothing about others.
+//! 5. A short watch of metadata, opened from the cache's version, brings a bookmark. All earlier
+//!    events were sent before it, and are compared with those that the cache has seen.
+//!
+//! Nothing else that upstream offers proves it sooner. A watch sends a bookmark early only if it
+//! begins with the state (`sendInitialEvents`). Such a bookmark is about that watch, not about the
+//! scope's own, because upstream serves each watch from a queue of its own.
+//!
+//! A read that came before the scope's own list was asked for needs none of these: that list is
+//! consistent itself.
+//!
+//! The choice follows from what the steps cost upstream ([`costs`]). 1 and 2 begin with a list that
+//! selects nothing, 3 needs a list of all metadata, 4 a list of some, and 5 takes two seconds. A read
+//! that costs less than the proof is left to upstream, unless many come at the same time. A watch
+//! would stay there, so step 4 compares only what it selects ([`Fences::prove_selection`]).
+//!
+//! Whatever the step, a reader waits no longer than [`MAX_WAIT`]; where upstream's answer takes
+//! longer than that, twice as long as this, and half a minute at most. While upstream refuses the
+//! questions, readers do not wait at all ([`refusals`]).
+//!
+//! The proof does not depend on which API server answers. R of one server and a bookmark of
+//! another, older one do not fit together, and the wait goes on. Versions are compared within a
+//! type only.
+mod catch_up;
+mod comparison;
+mod costs;
+mod get_proofs;
+mod outcome;
+mod questions;
+mod refusals;
+
+use std::collections::HashMap;
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use tokio::time::{self, timeout, timeout_at};
+
+use crate::scope::{Scope, ScopeKey, TimelineChanged};
+use crate::serve::metrics;
+use crate::shared_calls::{FlightPace, Singleflight};
+use crate::store::Snapshot;
+use crate::upstream::{Probe, UpstreamClient};
+use crate::watcher::ViewFilter;
+use catch_up::CatchUpWatches;
+use comparison::{IN_TRANSIT, ProvenSelection};
+use get_proofs::{GetProofs, GetQuestion, ProofForGets};
+use outcome::{ComparedVersion, FreshnessProof, ProvenVersion};
+use refusals::RefusedQuestions;
+use watershed_protocol::{ResourceVersion, Selection};
+
+pub(in crate::serve) use comparison::ProvenState;
+pub(in crate::serve) use costs::ProofCosts;
+pub(in crate::serve) use outcome::FenceError;
+
+/// Longest wait of a reader whose answer upstream has sooner. Then upstream answers, which waits as
+/// long for its own cache.
+/// Source: `apiserver/pkg/storage/cacher/watch_cache.go` (blockTimeout).
+pub(in crate::serve) const MAX_WAIT: Duration = Duration::from_secs(3);
+/// Wait for events before upstream's objects are compared.
+const EVENT_WAIT: Duration = Duration::from_millis(20);
+/// Small types without events for this long are compared without that wait.
+const IDLE_AFTER: Duration = Duration::from_secs(1);
+/// Time for which cheap reads do not wait for events that were too late for others.
+const LAGS_FOR: Duration = Duration::from_secs(1);
+/// One reader that wants a proof.
+pub(in crate::serve) struct ProofDemand<'a> {
+    /// Estimates what the answer costs upstream. It gets the estimates and the newest state.
+    pub(in crate::serve) cost: &'a (dyn Fn(&ProofCosts, &Snapshot) -> f64 + Sync),
+    /// Identifies reads that would share a request to upstream.
+    pub(in crate::serve) identity: Option<u64>,
+}
+
+/// The objects that a watch begins with.
+#[derive(Clone, Copy)]
+pub(in crate::serve) struct WatchedObjects<'a> {
+    pub(in crate::serve) selection: &'a Selection,
+    pub(in crate::serve) filter: &'a ViewFilter,
+    /// Their estimated number.
+    pub(in crate::serve) count: usize,
+}
+
+/// The answer that a reader would get of upstream.
+#[derive(Clone, Copy, Debug)]
+struct AnswerOfUpstream {
+    cost: f64,
+    /// Time that it should take.
+    takes: Duration,
+    identity: Option<u64>,
+}
+
+/// The fences of all scopes.
+pub(in crate::serve) struct Fences {
+    client: UpstreamClient,
+    fences: Mutex<HashMap<ScopeKey, Arc<Fence>>>,
+}
+
+impl Fences {
+    pub(in crate::serve) fn new(client: UpstreamClient) -> Self {
+        Self {
+            client,
+            fences: Mutex::default(),
+        }
+    }
+
+    /// Waits until the scope's newest snapshot is proven no older than the moment `since`, for
+    /// [`MAX_WAIT`] at most, or twice as long as upstream's answer should take. Returns the minimum
+    /// version of a snapshot that may answer: the scope may later be listed anew, from an older one.
+    pub(in crate::serve) async fn prove(
+        &self,
+        scope: &Arc<Scope>,
+        demand: ProofDemand<'_>,
+        since: Instant,
+    ) -> Result<ResourceVersion, FenceError> {
+        let started = Instant::now();
+        if let Some(version) = scope.listed_since(since) {
+            let listed = FreshnessProof::Listed.of(version);
+            return conclude(scope, started, Ok(listed));
+        }
+        let fence = self.of(scope);
+        let answer = fence.answer_of_upstream(scope, &demand);
+        let longest = MAX_WAIT.max(2 * answer.takes);
+        let proof = timeout(longest, fence.pass(scope, answer)).await;
+        conclude(scope, started, proof.unwrap_or(Err(FenceError::Late)))
+    }
+
+    /// Returns `true` if a get of one of the scope's objects should wait for others, to share a
+    /// proof with them, when `rate` of them are expected in a second.
+    pub(in crate::serve) fn is_worth_for_gets(&self, scope: &Arc<Scope>, rate: f64) -> bool {
+        let fence = self.of(scope);
+        let proof = fence.proof_for_gets(scope);
+        fence.may_ask().is_ok() && proof.is_some_and(|proof| fence.gets.is_worth(proof, rate))
+    }
+
+    /// Does the same as [`Fences::prove`] for one of many gets. They wait for each other. Those that
+    /// are left when the crowd is gone cost upstream less than the proof.
+    pub(in crate::serve) async fn prove_gets(
+        &self,
+        scope: &Arc<Scope>,
+        rate: f64,
+    ) -> Result<ResourceVersion, FenceError> {
+        let started = Instant::now();
+        let fence = self.of(scope);
+        fence.may_ask()?;
+        let proof = fence.proof_for_gets(scope).ok_or(FenceError::Cheap)?;
+        let (prover, scope_for_proof) = (Arc::clone(&fence), Arc::clone(scope));
+        let ask = move || async move { prover.pass_gets(&scope_for_proof, proof.question).await };
+        let proof = fence.gets.join(proof, rate, ask).await;
+        // They are given up sooner than other reads, by design.
+        let proof = proof.map_err(|error| match error {
+            FenceError::Late => FenceError::LateForGets,
+            error => error,
+        });
+        conclude(scope, started, proof)
+    }
+
+    /// Compares the selected objects alone with upstream's. Returns their state; `None` if events
+    /// have carried the scope beyond the version, so that its newest snapshot may answer.
+    pub(in crate::serve) async fn prove_selection(
+        &self,
+        scope: &Arc<Scope>,
+        watched: WatchedObjects<'_>,
+        by: time::Instant,
+    ) -> Result<(ResourceVersion, Option<ProvenState>), FenceError> {
+        let started = Instant::now();
+        let fence = self.of(scope);
+        let proof = timeout_at(by, fence.compare_selection(scope, watched));
+        let (proof, state) = match proof.await.unwrap_or(Err(FenceError::Late)) {
+            Ok(ProvenSelection { proven, state }) => (Ok(proven), state),
+            Err(error) => (Err(error), None),
+        };
+        Ok((conclude(scope, started, proof)?, state))
+    }
+
+    fn of(&self, scope: &Arc<Scope>) -> Arc<Fence> {
+        let mut fences = self.fences.lock();
+        let known = fences
+            .get(&scope.key)
+            .filter(|fence| Weak::ptr_eq(&fence.scope, &Arc::downgrade(scope)));
+        if let Some(fence) = known {
+            return Arc::clone(fence);
+        }
+        let fence = Arc::new(Fence::new(self.client.clone(), scope));
+        // Scopes come and go by what clients ask for.
+        fences.retain(|_, fence| fence.scope.strong_count() > 0);
+        fences.insert(scope.key.clone(), Arc::clone(&fence));
+        fence
+    }
+}
+
+/// Counts a proof or its failure. Returns the version that is proven, if it still is.
+fn conclude(
+    scope: &Scope,
+    started: Instant,
+    proof: Result<ProvenVersion, FenceError>,
+) -> Result<ResourceVersion, FenceError> {
+    let proof = proof.and_then(|proven| still_proven(scope, proven));
+    let step = proof
+        .as_ref()
+        .map_or_else(FenceError::as_str, |proven| proven.by.as_str());
+    metrics::fenced(&scope.key.gvr, step, started.elapsed());
+    Ok(proof?.version)
+}
+
+/// Checks that the cache still has the history that a proof is about.
+///
+/// While its watch is interrupted, nobody knows whether upstream goes on from what is cached, or
+/// from a backup. Only a comparison of the objects proves something then.
+fn still_proven(scope: &Scope, proven: ProvenVersion) -> Result<ProvenVersion, FenceError> {
+    if !scope.is_current() {
+        return Err(TimelineChanged.into());
+    }
+    let is_compared = matches!(
+        proven.by,
+        FreshnessProof::Validated | FreshnessProof::Selected
+    );
+    if !is_compared && !scope.upstream.is_following() {
+        return Err(FenceError::Interrupted);
+    }
+    Ok(proven)
+}
+
+/// Returns `true` if the scope's events come so often that the next one is worth waiting for.
+fn is_busy(scope: &Scope) -> bool {
+    scope.upstream.silence() < IN_TRANSIT
+}
+
+struct Fence {
+    /// The scope. A fence does not keep a closed one.
+    scope: Weak<Scope>,
+    client: UpstreamClient,
+    probe: Probe,
+    costs: ProofCosts,
+    refusals: RefusedQuestions,
+    versions: Arc<Singleflight<Result<ResourceVersion, FenceError>>>,
+    comparisons: Arc<Singleflight<Result<ComparedVersion, FenceError>>>,
+    /// Readers that wait for the next comparison, roughly.
+    readers: AtomicUsize,
+    /// Time that the last comparison for readers took.
+    last_comparison: Mutex<Duration>,
+    gets: Arc<GetProofs>,
+    /// The moment at which events did not bring a version in time.
+    lagged: Mutex<Option<Instant>>,
+    catch_ups: Arc<CatchUpWatches>,
+}
+
+impl Fence {
+    fn new(client: UpstreamClient, scope: &Arc<Scope>) -> Self {
+        let probe = scope.probe(client.clone());
+        Self {
+            scope: Arc::downgrade(scope),
+            client,
+            costs: ProofCosts::default(),
+            refusals: RefusedQuestions::default(),
+            versions: Arc::new(Singleflight::paced(FlightPace::OF_CROWDS)),
+            comparisons: Arc::new(Singleflight::paced(FlightPace::OF_CROWDS)),
+            readers: AtomicUsize::new(0),
+            last_comparison: Mutex::default(),
+            gets: Arc::default(),
+            lagged: Mutex::default(),
+            catch_ups: Arc::new(CatchUpWatches::new(probe.clone())),
+            probe,
+        }
+    }
+
+    async fn pass(
+        self: &Arc<Self>,
+        scope: &Arc<Scope>,
+        answer: AnswerOfUpstream,
+    ) -> Result<ProvenVersion, FenceError> {
+        self.may_ask()?;
+        let objects = scope.reader.snapshot().len();
+        let is_small = self.costs.is_small(objects);
+        let mut known = None;
+        let mut worth = ComparisonWorth::new(&self.costs, objects, answer);
+        let has_lagged = self.has_lagged();
+        if has_lagged && !is_small && !worth.is_enough() {
+            return Err(FenceError::Cheap);
+        }
+        let asks_version = self.costs.does_version_suffice(objects)
+            || (self.costs.asks_version_first(objects) && !(has_lagged && is_small))
+            // Events prove a read that costs less than a comparison, or nothing does.
+            || (!is_small
+                && self.may_be_followed(scope)
+                && !worth.is_enough());
+        if asks_version {
+            let version = self.version(scope).await?;
+            if scope.reader.version() >= version {
+                self.costs.set_compare_first(false);
+                return Ok(FreshnessProof::Current.of(version));
+            }
+            let idle = scope.upstream.silence();
+            let is_expected = !is_small || idle < IDLE_AFTER;
+            if is_expected && scope.wait_until_version(version, EVENT_WAIT).await {
+                self.costs.set_compare_first(false);
+                return Ok(FreshnessProof::Followed.of(version));
+            }
+            self.record_lag(scope);
+            let wait = IN_TRANSIT.min(self.costs.expected(objects));
+            if is_busy(scope) && worth.is_enough() && scope.wait_until_version(version, wait).await
+            {
+                return Ok(FreshnessProof::Followed.of(version));
+            }
+            known = Some(version);
+        }
+        if !is_small && !worth.is_enough() {
+            return Err(FenceError::Cheap);
+        }
+        self.compare_or_catch_up(scope, answer, known).await
+    }
+
+    /// Compares upstream's objects with the cache, unless events bring it to the `known` version.
+    /// Waits for a catch-up watch where that proves nothing.
+    async fn compare_or_catch_up(
+        self: &Arc<Self>,
+        scope: &Arc<Scope>,
+        answer: AnswerOfUpstream,
+        known: Option<ResourceVersion>,
+    ) -> Result<ProvenVersion, FenceError> {
+        let is_slow = self.costs.is_slow(scope.reader.snapshot().len());
+        let compared = match known {
+            _ if is_slow => Err(FenceError::Late),
+            None => self.compare(scope).await,
+            // Events may still be faster.
+            Some(version) => tokio::select! {
+                compared = self.compare(scope) => compared,
+                _ = scope.wait_until_version(version, Duration::MAX) => {
+                    return Ok(FreshnessProof::Followed.of(version));
+                }
+            },
+        };
+        let version = match (compared, known) {
+            (Ok(compared), _) if scope.reader.version() >= compared.version => {
+                return Ok(compared.proven());
+            }
+            (Ok(compared), _) => compared.version,
+            // Otherwise long lists would be left to an upstream that has too much to do.
+            (Err(FenceError::Late), known) if is_slow || answer.takes > costs::CATCH_UP => {
+                match known {
+                    Some(version) => version,
+                    None => self.version(scope).await?,
+                }
+            }
+            (Err(error), _) => return Err(error),
+        };
+        self.catch_up(scope, version).await
+    }
+
+    /// Estimates the proof that gets would share now. `None` if there is none for them.
+    ///
+    /// Comparisons cost too much for the gets of a large type. So a type whose events come now is
+    /// asked for its version, even if they did not come in time for the last list.
+    fn proof_for_gets(&self, scope: &Scope) -> Option<ProofForGets> {
+        let objects = scope.reader.snapshot().len();
+        let is_busy = !self.costs.is_small(objects) && is_busy(scope);
+        let by_version = !self.has_lagged() && (is_busy || self.costs.asks_version_first(objects));
+        let question = if by_version {
+            GetQuestion::Version
+        } else {
+            GetQuestion::Comparison
+        };
+        ProofForGets::new(&self.costs, objects, question)
+    }
+
+    /// Proves that the cache is fresh enough for gets. They share no question with other reads, as
+    /// those wait for longer, and none that has begun. What is not proven at once is forwarded.
+    async fn pass_gets(
+        &self,
+        scope: &Arc<Scope>,
+        question: GetQuestion,
+    ) -> Result<ProvenVersion, FenceError> {
+        match question {
+            GetQuestion::Version => {
+                let version = self.ask_version(scope).await?;
+                if scope.reader.version() >= version {
+                    return Ok(FreshnessProof::Current.of(version));
+                }
+                if scope.wait_until_version(version, EVENT_WAIT).await {
+                    return Ok(FreshnessProof::Followed.of(version));
+                }
+                self.record_lag(scope);
+                Err(FenceError::Late)
+            }
+            GetQuestion::Comparison => {
+                let compared = self.ask_objects(scope).await?;
+                if scope.reader.version() < compared.version {
+                    return Err(FenceError::Late);
+                }
+                Ok(compared.proven())
+            }
+        }
+    }
+
+    /// Estimates what upstream's answer costs, and how long it takes.
+    fn answer_of_upstream(&self, scope: &Scope, demand: &ProofDemand<'_>) -> AnswerOfUpstream {
+        let snapshot = scope.reader.snapshot();
+        let cost = (demand.cost)(&self.costs, &snapshot);
+        AnswerOfUpstream {
+            cost,
+            takes: self.costs.expected_of_answer(cost, snapshot.len()),
+            identity: demand.identity,
+        }
+    }
+
+    /// Notes that events did not bring a version in time.
+    fn record_lag(&self, scope: &Scope) {
+        self.costs.set_compare_first(!is_busy(scope));
+        *self.lagged.lock() = Some(Instant::now());
+    }
+
+    /// Returns `true` if events may bring the next proof, although they did not bring the last ones:
+    /// they come now, or that is long ago.
+    fn may_be_followed(&self, scope: &Scope) -> bool {
+        is_busy(scope) || self.costs.are_outdated()
+    }
+
+    fn has_lagged(&self) -> bool {
+        let lagged = *self.lagged.lock();
+        lagged.is_some_and(|lagged| lagged.elapsed() < LAGS_FOR)
+    }
+
+    /// Waits for events up to `version`, or for a catch-up watch.
+    async fn catch_up(
+        &self,
+        scope: &Arc<Scope>,
+        version: ResourceVersion,
+    ) -> Result<ProvenVersion, FenceError> {
+        if scope.wait_until_version(version, IN_TRANSIT).await {
+            return Ok(FreshnessProof::Followed.of(version));
+        }
+        if !scope.upstream.is_following() {
+            return Err(FenceError::Interrupted);
+        }
+        let Some(mut waiting) = self.catch_ups.keep_open(scope) else {
+            return Err(FenceError::Late);
+        };
+        let mut following = scope.upstream.following();
+        tokio::select! {
+            biased;
+            is_reached = scope.wait_until_version(version, costs::MAX_COMPARISON_WAIT) => {
+                if !is_reached {
+                    return Err(FenceError::Late);
+                }
+            }
+            _ = following.wait_for(|is_followed| !is_followed) => {
+                return Err(FenceError::Interrupted);
+            }
+            () = waiting.until_given_up() => return Err(FenceError::Late),
+        }
+        let is_followed = scope.reader.event_version() >= version;
+        let proof = if is_followed {
+            FreshnessProof::Followed
+        } else {
+            FreshnessProof::CaughtUp
+        };
+        Ok(proof.of(version))
+    }
+}
+
+/// The worth of a comparison for one read. To find it out counts the read among those that came
+/// lately, so it is found out once, and only if it matters.
+struct ComparisonWorth<'a> {
+    costs: &'a ProofCosts,
+    objects: usize,
+    answer: AnswerOfUpstream,
+    is_enough: Option<bool>,
+}
+
+impl<'a> ComparisonWorth<'a> {
+    fn new(costs: &'a ProofCosts, objects: usize, answer: AnswerOfUpstream) -> Self {
+        Self {
+            costs,
+            objects,
+            answer,
+            is_enough: None,
+        }
+    }
+
+    /// Returns `true` if the comparison costs upstream no more than the answer, and those to other
+    /// readers that came lately.
+    fn is_enough(&mut self) -> bool {
+        let Self {
+            costs,
+            objects,
+            answer,
+            ..
+        } = *self;
+        *self.is_enough.get_or_insert_with(|| {
+            let comparison = costs.comparison(objects);
+            costs.count_read(comparison, answer.cost, answer.identity, objects)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

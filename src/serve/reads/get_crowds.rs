@@ -1,0 +1,190 @@
+//! The rate at which consistent gets of each type come.
+use std::collections::{HashMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use watershed_protocol::GroupVersionResource;
+
+/// Gets of one type in a second from which on they may wait for each other. Within 25 ms, which is
+/// the longest wait, that is eight.
+pub(in crate::serve) const MANY_GETS: f64 = 320.0;
+
+/// Numbers of gets whose time tells a rate. The first shows a burst as it begins, the last also
+/// spans the pauses between small bursts.
+const SCALES: [usize; 3] = [8, 16, GETS_REMEMBERED];
+const GETS_REMEMBERED: usize = 32;
+/// Pauses between gets up to this length are those of a burst.
+const SHORT_PAUSE: Duration = Duration::from_micros(500);
+/// A crowd ends with a pause this many times as long as any in it.
+const UNUSUAL: u32 = 2;
+
+/// Counts consistent gets by type. Only types of the catalog are counted, so there are few.
+#[derive(Debug, Default)]
+pub(in crate::serve) struct GetCrowds(Mutex<HashMap<GroupVersionResource, GetCrowd>>);
+
+/// The gets of one type.
+#[derive(Clone, Debug, Default)]
+struct GetCrowd {
+    /// The moments at which the last ones came, the newest first.
+    arrivals: VecDeque<Instant>,
+    /// Gets that wait for others, or for a proof.
+    waiting: u32,
+}
+
+/// A get that arrives, and the gets before it.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::serve) struct ArrivingGet {
+    /// Expected number of gets of the type in a second. It is zero for a get that comes after an
+    /// unusual pause.
+    pub(in crate::serve) rate: f64,
+    /// Others are waiting.
+    has_company: bool,
+}
+
+impl ArrivingGet {
+    /// Returns `true` if the get may wait for others.
+    pub(in crate::serve) fn is_in_a_crowd(self) -> bool {
+        self.has_company || self.rate >= MANY_GETS
+    }
+}
+
+/// A get that waits for a proof, for as long as this lives.
+#[derive(Debug)]
+pub(in crate::serve) struct WaitingGet<'a> {
+    crowds: &'a GetCrowds,
+    gvr: &'a GroupVersionResource,
+}
+
+impl GetCrowds {
+    /// Counts a get that arrives at this time.
+    pub(in crate::serve) fn arrived(
+        &self,
+        gvr: &GroupVersionResource,
+        now: Instant,
+    ) -> ArrivingGet {
+        let mut crowds = self.0.lock();
+        if let Some(crowd) = crowds.get_mut(gvr) {
+            return crowd.arrived(now);
+        }
+        let crowd = crowds.entry(gvr.clone()).or_default();
+        crowd.arrived(now)
+    }
+
+    /// Notes that a get waits for a proof. Its type was counted before.
+    pub(in crate::serve) fn wait<'a>(&'a self, gvr: &'a GroupVersionResource) -> WaitingGet<'a> {
+        if let Some(crowd) = self.0.lock().get_mut(gvr) {
+            crowd.waiting += 1;
+        }
+        WaitingGet { crowds: self, gvr }
+    }
+}
+
+impl GetCrowd {
+    fn arrived(&mut self, now: Instant) -> ArrivingGet {
+        let arriving = ArrivingGet {
+            rate: self.rate(now),
+            has_company: self.waiting > 0,
+        };
+        self.arrivals.truncate(GETS_REMEMBERED - 1);
+        self.arrivals.push_front(now);
+        arriving
+    }
+
+    /// Returns the rate of gets up to now. The past tells nothing about a get that comes after a
+    /// longer pause than any before it: it may be alone, and a wait would be for nothing.
+    fn rate(&self, now: Instant) -> f64 {
+        let Some(newest) = self.arrivals.front() else {
+            return 0.0;
+        };
+        let pause = now.saturating_duration_since(*newest);
+        let mut longest = SHORT_PAUSE;
+        let mut rate: f64 = 0.0;
+        let pairs = self.arrivals.iter().zip(self.arrivals.iter().skip(1));
+        for (index, (later, earlier)) in pairs.enumerate() {
+            longest = longest.max(later.saturating_duration_since(*earlier));
+            let count = index + 2;
+            if SCALES.contains(&count) && pause <= UNUSUAL * longest {
+                let time = now.saturating_duration_since(*earlier).as_secs_f64();
+                rate = rate.max(count as f64 / time);
+            }
+        }
+        rate
+    }
+}
+
+impl Drop for WaitingGet<'_> {
+    fn drop(&mut self) {
+        if let Some(crowd) = self.crowds.0.lock().get_mut(self.gvr) {
+            crowd.waiting -= 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MILLI: Duration = Duration::from_millis(1);
+
+    /// Lets gets arrive at these times after a moment. Returns the rate that each one meets.
+    fn rates(times: impl IntoIterator<Item = Duration>) -> Vec<f64> {
+        let start = Instant::now();
+        let mut crowd = GetCrowd::default();
+        let rates = times.into_iter().map(|time| crowd.arrived(start + time));
+        rates.map(|arriving| arriving.rate).collect()
+    }
+
+    #[test]
+    fn a_steady_stream_has_its_rate_and_few_gets_have_none() {
+        let steady = rates((0..250).map(|number| number * 2 * MILLI));
+        assert!(steady[..8].iter().all(|rate| *rate < MANY_GETS));
+        let later = &steady[32..];
+        assert!(later.iter().all(|rate| (450.0..=550.0).contains(rate)));
+        let slow = rates((0..250).map(|number| number * 10 * MILLI));
+        assert!(slow.iter().all(|rate| *rate < MANY_GETS));
+    }
+
+    #[test]
+    fn a_burst_is_known_after_its_first_gets() {
+        let burst = rates((0..100).map(|number| number * MILLI / 10));
+        assert!(burst[..8].iter().all(|rate| *rate < MANY_GETS));
+        assert!(burst[8..].iter().all(|rate| *rate > 2000.0));
+    }
+
+    #[test]
+    fn a_lone_get_after_a_crowd_expects_nobody() {
+        for pause in [3, 10, 100, 400, 900, 5000] {
+            let burst = (0..100).map(|number| number * MILLI / 10);
+            let alone = rates(burst.chain([10 * MILLI + pause * MILLI]));
+            assert_eq!(alone.last(), Some(&0.0), "{pause} ms after a burst");
+        }
+        for pause in [6, 20, 300] {
+            let steady = (0..100).map(|number| number * 2 * MILLI);
+            let alone = rates(steady.chain([200 * MILLI + pause * MILLI]));
+            assert_eq!(alone.last(), Some(&0.0), "{pause} ms after a stream");
+        }
+    }
+
+    #[test]
+    fn small_bursts_that_follow_each_other_are_one_crowd() {
+        let bursts = (0..5).flat_map(|burst| {
+            let gets = 0..20;
+            gets.map(move |number| burst * 40 * MILLI + number * MILLI / 10)
+        });
+        let rates = rates(bursts);
+        for first in [40, 60, 80] {
+            assert!(rates[first] >= MANY_GETS, "{first}: {}", rates[first]);
+        }
+    }
+
+    #[test]
+    fn a_get_joins_others_that_wait() {
+        let crowds = GetCrowds::default();
+        let pods = GroupVersionResource::new("", "v1", "pods");
+        assert!(!crowds.arrived(&pods, Instant::now()).is_in_a_crowd());
+        let waiting = crowds.wait(&pods);
+        assert!(crowds.arrived(&pods, Instant::now()).is_in_a_crowd());
+        drop(waiting);
+        assert!(!crowds.arrived(&pods, Instant::now()).is_in_a_crowd());
+    }
+}
