@@ -4,6 +4,9 @@
 //! says what the caller may read. This module caches the answers and emulates none of upstream's
 //! rules. Grants by RBAC are cached for minutes, because the proxy follows the RBAC objects: a
 //! change drops the cached answers that it can concern.
+//!
+//! `authenticate` identifies callers, `authorize` judges what they want, `impersonate` judges whom
+//! they may act as, and `guard` watches over grants of open watches. `changes` follows RBAC.
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -19,71 +22,54 @@ use crate::upstream::{ForwardIdentity, UpstreamClient};
 
 mod authenticate;
 mod authorize;
-mod authorizer_rules;
-mod bearer_token;
 mod caller;
-pub(crate) mod certificate;
 mod changes;
 mod config;
 mod error;
-mod extra_key;
-mod follow;
-mod front_proxy;
 mod guard;
 mod identity;
 mod impersonate;
-mod impersonation_filter;
-mod impersonation_mode;
-mod impersonator;
-mod listeners;
 pub mod metrics;
 mod moment;
 mod node;
 mod own;
-mod rbac;
-mod refused_tokens;
 mod request;
 mod review;
 mod review_queues;
 mod scope_events;
-mod service_account;
-mod settling;
-mod token_inspection;
-mod token_issuer;
 mod verdict;
-mod verdict_cache;
-mod websocket_token;
-mod wide_grants;
 
+pub(crate) use authenticate::certificate::CertificateSubject;
+pub use authenticate::certificate::overlap;
+pub use authenticate::service_account::BoundObjects;
 pub use authenticate::{Authenticated, Authenticator, Credential};
 pub use authorize::Authorizer;
 pub use caller::{Caller, Impersonation, RejectedCaller, Rejection, Vouched};
-pub use certificate::overlap;
+pub use changes::follow::lists_rbac;
 pub use config::{
     AccessConfig, AuthenticationConfig, AuthorizationConfig, FollowedRbac, FrontProxyConfig,
     ReviewFailurePolicy,
 };
 pub use error::ReviewError;
-pub use follow::lists_rbac;
 pub use guard::WatchGuard;
 pub use identity::Identity;
 pub use node::NodeGrantMode;
 pub use own::OwnRights;
 pub use request::{AccessAttributes, ReviewSelectors};
 pub use review_queues::field_bytes;
-pub use service_account::BoundObjects;
 pub use verdict::{Decision, ReviewedAccess};
 
 use authenticate::LocalChecks;
-use certificate::Certificates;
-use front_proxy::FrontProxies;
+use authenticate::certificate::Certificates;
+use authenticate::front_proxy::FrontProxies;
+use authenticate::service_account::ServiceAccounts;
+use authenticate::token_inspection::TokenInspection;
+use authenticate::token_issuer::{IssuerQuery, TokenIssuer};
+use authenticate::websocket_token;
 use impersonate::ImpersonationRequest;
-use impersonator::{ImpersonatedIdentity, Impersonator, RequestedAccess};
+use impersonate::impersonator::{ImpersonatedIdentity, Impersonator, RequestedAccess};
 use own::OwnIdentity;
 use review_queues::ReviewQueues;
-use service_account::ServiceAccounts;
-use token_inspection::TokenInspection;
-use token_issuer::{IssuerQuery, TokenIssuer};
 
 /// The header of what passed priority and fairness, which comes after authentication.
 /// Source: `apiserver/pkg/server/filters/priority-and-fairness.go`.
@@ -181,7 +167,7 @@ impl Access {
         scopes: Scopes,
         followed: FollowedRbac,
     ) -> impl Future<Output = ()> + Send + use<> {
-        follow::follow(scopes, Arc::clone(self.authorizer.changes()), followed)
+        changes::follow::follow(scopes, Arc::clone(self.authorizer.changes()), followed)
     }
 
     /// Follows the pods of a scope forever, if grants of nodes rest on them. Without it these grants

@@ -12,7 +12,7 @@ use watershed_protocol::RequestInfo;
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 
 use crate::access::Identity;
-use crate::access::certificate::{CertificateSubject, overlap};
+use crate::access::{CertificateSubject, overlap};
 use crate::audit::policy::{AuditPolicy, PolicyAttributes};
 use crate::cli::config;
 use crate::listener::inspected::Inspect;

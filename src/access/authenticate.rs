@@ -1,4 +1,14 @@
-//! Callers with credentials of their own: bearer tokens, by TokenReview, and anonymous callers.
+//! Identifies callers: here those with a bearer token, by TokenReview, and anonymous ones.
+//! `certificate` and `front_proxy` identify the others.
+pub(super) mod bearer_token;
+pub(super) mod certificate;
+pub(super) mod front_proxy;
+pub(super) mod refused_tokens;
+pub(super) mod service_account;
+pub(super) mod token_inspection;
+pub(super) mod token_issuer;
+pub(super) mod websocket_token;
+
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,19 +19,18 @@ use moka::Expiry;
 use moka::future::Cache;
 use tokio::time::timeout;
 
-use super::bearer_token::{any_bearer_token, has_no_credentials, only_bearer_token};
 use super::config::AuthenticationConfig;
 use super::error::ReviewError;
 use super::identity::Identity;
 use super::metrics;
-use super::refused_tokens::RefusedTokens;
 use super::review::{identity, post};
 use super::review_queues::{ReviewQueues, UNKNOWN_WAIT};
-use super::service_account::ServiceAccounts;
-use super::token_inspection::TokenInspection;
-use super::websocket_token;
 use crate::scope::Timeline;
 use crate::upstream::UpstreamClient;
+use bearer_token::{any_bearer_token, has_no_credentials, only_bearer_token};
+use refused_tokens::RefusedTokens;
+use service_account::ServiceAccounts;
+use token_inspection::TokenInspection;
 
 /// Time for which a refused token stays refused. It keeps a client in a retry loop off upstream.
 const REFUSED_TTL: Duration = Duration::from_secs(2);

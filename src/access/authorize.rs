@@ -1,4 +1,7 @@
 //! Authorization of single reads by SubjectAccessReview, with cached verdicts.
+pub(super) mod authorizer_rules;
+pub(super) mod wide_grants;
+
 #[cfg(test)]
 mod tests;
 
@@ -9,8 +12,8 @@ use k8s_openapi::api::authorization::v1::SubjectAccessReview;
 use moka::future::Cache;
 use tokio::time::{Instant, sleep_until};
 
-use super::authorizer_rules::AuthorizerRules;
 use super::changes::Changes;
+use super::changes::settling::SETTLED;
 use super::config::AuthorizationConfig;
 use super::error::ReviewError;
 use super::identity::Identity;
@@ -19,13 +22,13 @@ use super::node::{NODES, NodeGrantMode, NodeRights};
 use super::request::{AccessAttributes, AccessRequest, AccessTarget, VerbTarget};
 use super::review::post;
 use super::review_queues::ReviewQueues;
-use super::settling::SETTLED;
+use super::verdict::cache::{ReviewResult, VerdictExpiry, weight};
 use super::verdict::{Decision, Explanation, ReviewedAccess, Verdict, max_renewed_age};
-use super::verdict_cache::{ReviewResult, VerdictExpiry, weight};
-use super::wide_grants::WideGrants;
 use crate::fairness::{CallerKey, FairQueue};
 use crate::scope::Timeline;
 use crate::upstream::UpstreamClient;
+use authorizer_rules::AuthorizerRules;
+use wide_grants::WideGrants;
 
 /// Verdicts of open watches are reviewed at most this often, unless RBAC changes. Ten thousand
 /// watches then cause 170 reviews a second; upstream itself authorizes a watch once, at its start.

@@ -1,4 +1,9 @@
 //! The recent changes of RBAC, the verdicts that they overtake, and the watches that they wake.
+pub(super) mod follow;
+pub(super) mod listeners;
+pub(super) mod rbac;
+pub(super) mod settling;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
@@ -9,14 +14,14 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::config::FollowedRbac;
-use super::listeners::WatchListeners;
 use super::metrics;
 use super::moment::LatestMoment;
-use super::rbac::{Affected, RbacKind, RequestReach};
 use super::request::AccessRequest;
-use super::settling::{SETTLED, settles_after};
 use super::verdict::{ChangePosition, Verdict};
 use crate::scope::Timeline;
+use listeners::WatchListeners;
+use rbac::{Affected, RbacKind, RequestReach};
+use settling::{SETTLED, settles_after};
 
 /// Limit of the recorded changes, counted with their subjects. When it is exceeded, those of the
 /// namespace with the most become one change of the whole namespace, so that its administrators

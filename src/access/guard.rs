@@ -13,9 +13,9 @@ use tokio::task::{JoinError, JoinHandle};
 use tokio::time::Instant;
 
 use super::authorize::{Authorizer, MAX_LIFETIME_FACTOR, MIN_WATCH_LIFETIME, OVERDUE};
+use super::changes::listeners::ChangeSubscription;
 use super::config::ReviewFailurePolicy;
 use super::error::ReviewError;
-use super::listeners::ChangeSubscription;
 use super::metrics::{self, ReviewCause};
 use super::verdict::{Decision, ReviewedAccess, Verdict};
 use crate::watcher::{AccessGuard, AccessStatus};

@@ -2,13 +2,18 @@
 //! upstream knows only through this proxy.
 //!
 //! Source: `apiserver/pkg/endpoints/filters/impersonation/`.
+pub(super) mod extra_key;
+pub(super) mod filter;
+pub(super) mod impersonator;
+pub(super) mod mode;
+
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
-use super::front_proxy::decode_key;
+use super::authenticate::front_proxy::decode_key;
 use super::identity::Identity;
 
 const PREFIX: &str = "impersonate-";

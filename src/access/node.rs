@@ -22,10 +22,10 @@ use tokio::time::Instant;
 use watershed_protocol::{Encoding, ResourceVersion};
 use watershed_transcode::{Heading, Transcoder};
 
-use super::listeners::WatchListeners;
+use super::changes::listeners::WatchListeners;
+use super::changes::settling::{SETTLED, settles_after};
 use super::metrics::{self, GrantBasis};
 use super::request::AccessRequest;
-use super::settling::{SETTLED, settles_after};
 use crate::store::{Interest, ObjectPeek, StoreReader, StoredObject};
 
 pub(super) use claim::{NODES, NodeClaim};

@@ -1,4 +1,6 @@
 //! Upstream's answers to access requests, and their validity.
+pub(super) mod cache;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;

@@ -5,9 +5,9 @@ use std::task::{Context, Wake};
 use futures_util::FutureExt as _;
 use proptest::prelude::*;
 
+use super::listeners::ChangeSubscription;
+use super::rbac::Subjects;
 use super::*;
-use crate::access::listeners::ChangeSubscription;
-use crate::access::rbac::Subjects;
 use crate::access::verdict::Decision;
 use crate::scope::RollbackEvidence;
 

@@ -10,8 +10,8 @@ use watershed_protocol::{
 };
 
 use super::*;
+use crate::access::changes::listeners::ChangeSubscription;
 use crate::access::identity::Identity;
-use crate::access::listeners::ChangeSubscription;
 use crate::access::request::{AccessAttributes, AccessTarget, ReviewSelectors};
 use crate::store::{self, Layout, Snapshot, StoreWriter, WindowLimits};
 

@@ -4,19 +4,19 @@ use std::time::Duration;
 
 use moka::Expiry;
 
-use super::error::ReviewError;
-use super::request::AccessRequest;
-use super::verdict::ReviewedAccess;
+use super::ReviewedAccess;
+use crate::access::error::ReviewError;
+use crate::access::request::AccessRequest;
 
 /// Size of one cached verdict without its text.
 const VERDICT_BYTES: usize = 512;
 
 /// A review, or the reason why there is none.
-pub(super) type ReviewResult = Result<ReviewedAccess, Arc<ReviewError>>;
+pub(in crate::access) type ReviewResult = Result<ReviewedAccess, Arc<ReviewError>>;
 
 /// Evicts verdicts that cannot be valid any more. [`Verdict::is_valid`] decides about the others at
 /// each use.
-pub(super) struct VerdictExpiry;
+pub(in crate::access) struct VerdictExpiry;
 
 impl Expiry<Arc<AccessRequest>, ReviewResult> for VerdictExpiry {
     fn expire_after_create(
@@ -44,7 +44,7 @@ impl Expiry<Arc<AccessRequest>, ReviewResult> for VerdictExpiry {
 }
 
 /// Returns the bytes that a cached verdict takes.
-pub(super) fn weight(request: &Arc<AccessRequest>, reviewed: &ReviewResult) -> u32 {
+pub(in crate::access) fn weight(request: &Arc<AccessRequest>, reviewed: &ReviewResult) -> u32 {
     let reason = reviewed
         .as_ref()
         .map_or(0, |reviewed| reviewed.decision().reason().len());

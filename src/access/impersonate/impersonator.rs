@@ -11,21 +11,21 @@ use watershed_protocol::{
     FieldSelector, LabelSelector, RequestInfo, ResourceRequest, Status, Verb,
 };
 
-use super::authorize::Authorizer;
-use super::caller::Rejection;
-use super::identity::Identity;
-use super::impersonate::ImpersonationRequest;
-use super::impersonation_filter::{ImpersonationRules, RulesProbe};
-use super::impersonation_mode::{ImpersonationMode, ModeCheck};
-use super::request::{ReviewSelectors, VerbTarget};
-use super::verdict::Decision;
+use super::ImpersonationRequest;
+use super::filter::{ImpersonationRules, RulesProbe};
+use super::mode::{ImpersonationMode, ModeCheck};
+use crate::access::authorize::Authorizer;
+use crate::access::caller::Rejection;
+use crate::access::identity::Identity;
+use crate::access::request::{ReviewSelectors, VerbTarget};
+use crate::access::verdict::Decision;
 use crate::upstream::UpstreamClient;
 
 /// Users whose last mode is remembered. Source: `cache.go` (`newModeIndexCache`).
 const MAX_USERS: u64 = 10_000;
 
 /// Judges impersonation.
-pub(super) struct Impersonator {
+pub(in crate::access) struct Impersonator {
     authorizer: Arc<Authorizer>,
     rules: RulesProbe,
     /// The mode in which each user was last allowed to act as another user.
@@ -33,20 +33,20 @@ pub(super) struct Impersonator {
 }
 
 /// The identity that a caller gets.
-pub(super) struct ImpersonatedIdentity {
-    pub(super) identity: Identity,
+pub(in crate::access) struct ImpersonatedIdentity {
+    pub(in crate::access) identity: Identity,
     /// The mode's verb, unless it is the legacy one. Upstream audits it.
-    pub(super) constraint: Option<&'static str>,
+    pub(in crate::access) constraint: Option<&'static str>,
 }
 
 /// A request as upstream's authorizers see it.
-pub(super) struct RequestedAccess {
+pub(in crate::access) struct RequestedAccess {
     verb: String,
     on: VerbTarget,
 }
 
 impl Impersonator {
-    pub(super) fn new(client: UpstreamClient, authorizer: Arc<Authorizer>) -> Self {
+    pub(in crate::access) fn new(client: UpstreamClient, authorizer: Arc<Authorizer>) -> Self {
         Self {
             authorizer,
             rules: RulesProbe::new(client),
@@ -55,7 +55,7 @@ impl Impersonator {
     }
 
     /// Returns the identity that `caller` may have for this request.
-    pub(super) async fn judge(
+    pub(in crate::access) async fn judge(
         &self,
         caller: &Arc<Identity>,
         wanted: &ImpersonationRequest,
@@ -184,7 +184,7 @@ impl RequestedAccess {
     /// path may be read in another way than upstream reads it.
     /// Source: `apiserver/pkg/endpoints/request/requestinfo.go`,
     /// `apiserver/pkg/endpoints/filters/authorization.go` (`GetAuthorizerAttributes`).
-    pub(super) fn of(method: &Method, uri: &Uri) -> Option<Self> {
+    pub(in crate::access) fn of(method: &Method, uri: &Uri) -> Option<Self> {
         let (path, query) = (uri.path(), uri.query());
         if path.contains('%') {
             return None;

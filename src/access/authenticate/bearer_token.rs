@@ -1,14 +1,14 @@
 //! The bearer token among the headers of a request.
 use http::{HeaderMap, header};
 
-use super::impersonate;
+use crate::access::impersonate;
 
 /// Length limit of a reviewed token. Requests with a longer one are forwarded.
 const MAX_TOKEN_BYTES: usize = 64 * 1024;
 
 /// Returns the bearer token that upstream would read, whatever else the headers contain.
 /// Source: `apiserver/pkg/authentication/request/bearertoken/bearertoken.go`.
-pub(super) fn any_bearer_token(headers: &HeaderMap) -> Option<&str> {
+pub(in crate::access) fn any_bearer_token(headers: &HeaderMap) -> Option<&str> {
     let mut words = headers
         .get(header::AUTHORIZATION)?
         .to_str()
@@ -24,7 +24,7 @@ pub(super) fn any_bearer_token(headers: &HeaderMap) -> Option<&str> {
 
 /// Returns the bearer token if it is the only credential and unambiguous. All other credentials
 /// (impersonation, several headers) are left to upstream.
-pub(super) fn only_bearer_token(headers: &HeaderMap) -> Option<&str> {
+pub(in crate::access) fn only_bearer_token(headers: &HeaderMap) -> Option<&str> {
     let mut values = headers.get_all(header::AUTHORIZATION).iter();
     let (Some(value), None) = (values.next(), values.next()) else {
         return None;
@@ -40,7 +40,7 @@ pub(super) fn only_bearer_token(headers: &HeaderMap) -> Option<&str> {
 }
 
 /// Returns `true` if upstream would consider the request anonymous.
-pub(super) fn has_no_credentials(headers: &HeaderMap) -> bool {
+pub(in crate::access) fn has_no_credentials(headers: &HeaderMap) -> bool {
     !headers.contains_key(header::AUTHORIZATION) && !impersonate::is_requested(headers)
 }
 

@@ -3,7 +3,7 @@ use jsonwebtoken::{EncodingKey, Header, encode, get_current_timestamp};
 use serde_json::{Value, json};
 
 use super::*;
-use crate::access::token_issuer::{IssuerQuery, KEYS_PATH};
+use crate::access::authenticate::token_issuer::{IssuerQuery, KEYS_PATH};
 use crate::upstream::UpstreamClient;
 
 struct Signer {

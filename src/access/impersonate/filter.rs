@@ -6,7 +6,7 @@ use serde::Deserialize;
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 
-use super::error::ReviewError;
+use crate::access::error::ReviewError;
 use crate::body;
 use crate::upstream::{ConnectionClass, SendOptions, UpstreamClient};
 
@@ -19,7 +19,7 @@ const MAX_BYTES: usize = 64 << 10;
 
 /// The rules of upstream's release and feature gates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ImpersonationRules {
+pub(in crate::access) enum ImpersonationRules {
     /// The modes of constrained impersonation, by default since Kubernetes 1.36.
     Constrained,
     /// The verb `impersonate` alone.
@@ -27,7 +27,7 @@ pub(super) enum ImpersonationRules {
 }
 
 /// Finds out which rules upstream has.
-pub(super) struct RulesProbe {
+pub(in crate::access) struct RulesProbe {
     client: UpstreamClient,
     /// The lock is held while upstream is asked.
     known: Mutex<KnownRules>,
@@ -46,7 +46,7 @@ struct RefusalText {
 }
 
 impl RulesProbe {
-    pub(super) fn new(client: UpstreamClient) -> Self {
+    pub(in crate::access) fn new(client: UpstreamClient) -> Self {
         Self {
             client,
             known: Mutex::default(),
@@ -54,7 +54,7 @@ impl RulesProbe {
     }
 
     /// Returns upstream's rules.
-    pub(super) async fn rules(&self) -> Result<ImpersonationRules, ReviewError> {
+    pub(in crate::access) async fn rules(&self) -> Result<ImpersonationRules, ReviewError> {
         let mut known = self.known.lock().await;
         if let Some((asked, rules)) = known.rules
             && asked.elapsed() < KNOWN_TTL

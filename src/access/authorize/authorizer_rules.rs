@@ -11,8 +11,8 @@ use std::time::Duration;
 use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout};
 
-use super::moment::LatestMoment;
-use super::own::OwnRights;
+use crate::access::moment::LatestMoment;
+use crate::access::own::OwnRights;
 use crate::scope::Timeline;
 use crate::upstream::UpstreamClient;
 
@@ -28,7 +28,7 @@ const RETRY: Duration = Duration::from_secs(5);
 const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Asks upstream if its authorizers can list their rules, and remembers the answer.
-pub(super) struct AuthorizerRules {
+pub(in crate::access) struct AuthorizerRules {
     own: OwnRights,
     timeline: Timeline,
     /// The last answer. The lock is held while upstream is asked.
@@ -58,7 +58,7 @@ enum ListsRules {
 }
 
 impl AuthorizerRules {
-    pub(super) fn new(client: UpstreamClient, timeline: Timeline) -> Self {
+    pub(in crate::access) fn new(client: UpstreamClient, timeline: Timeline) -> Self {
         Self {
             own: OwnRights::new(client),
             timeline,
@@ -69,7 +69,7 @@ impl AuthorizerRules {
 
     /// Returns `true` if all of upstream's authorizers can list their rules, by an answer of the
     /// last minute. One caller at a time asks, and the others wait for the answer.
-    pub(super) async fn are_listed(&self) -> bool {
+    pub(in crate::access) async fn are_listed(&self) -> bool {
         let is_known = |answer: &RulesAnswer| match answer.lists {
             ListsRules::Unknown => answer.asked.elapsed() < RETRY,
             ListsRules::Yes | ListsRules::No | ListsRules::Refused => {
@@ -83,7 +83,7 @@ impl AuthorizerRules {
     ///
     /// `suffices` says whether that is new enough by now: a question may be under way that began
     /// before this call.
-    pub(super) async fn look_again(&self, suffices: impl Fn() -> bool) {
+    pub(in crate::access) async fn look_again(&self, suffices: impl Fn() -> bool) {
         let arrived = Instant::now();
         let is_known = |answer: &RulesAnswer| match answer.lists {
             ListsRules::Yes => answer.asked >= arrived || suffices(),
@@ -95,7 +95,7 @@ impl AuthorizerRules {
     }
 
     /// Returns a moment before the last question that upstream answered with yes.
-    pub(super) fn last_listed(&self) -> Option<Instant> {
+    pub(in crate::access) fn last_listed(&self) -> Option<Instant> {
         self.listed.get()
     }
 

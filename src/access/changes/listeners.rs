@@ -8,11 +8,11 @@ use parking_lot::{Mutex, MutexGuard};
 use slab::Slab;
 
 use super::rbac::Affected;
-use super::request::AccessRequest;
+use crate::access::request::AccessRequest;
 
 /// The listeners of all open watches.
 #[derive(Debug, Default)]
-pub(super) struct WatchListeners {
+pub(in crate::access) struct WatchListeners {
     index: Mutex<ListenerIndex>,
 }
 
@@ -28,7 +28,7 @@ struct ListenerIndex {
 
 impl WatchListeners {
     /// Wakes the tasks whose request a change can concern.
-    pub(super) fn wake_affected(&self, affected: &Affected) {
+    pub(in crate::access) fn wake_affected(&self, affected: &Affected) {
         let index = self.index.lock();
         let is_concerned = |request: &AccessRequest| affected.concerns(request);
         let wakers = match (affected.namespace(), affected.users()) {
@@ -43,21 +43,21 @@ impl WatchListeners {
     }
 
     /// Wakes the tasks whose request is concerned.
-    pub(super) fn wake(&self, is_concerned: impl Fn(&AccessRequest) -> bool) {
+    pub(in crate::access) fn wake(&self, is_concerned: impl Fn(&AccessRequest) -> bool) {
         let index = self.index.lock();
         let wakers = concerned(index.by_user.values(), is_concerned);
         wake(index, wakers);
     }
 
     /// Wakes the tasks of one user.
-    pub(super) fn wake_user(&self, user: &str) {
+    pub(in crate::access) fn wake_user(&self, user: &str) {
         let index = self.index.lock();
         let wakers = concerned(index.by_user.get(user), |_| true);
         wake(index, wakers);
     }
 
     #[cfg(test)]
-    pub(super) fn is_empty(&self) -> bool {
+    pub(in crate::access) fn is_empty(&self) -> bool {
         let index = self.index.lock();
         index.by_user.is_empty() && index.by_namespace.is_empty()
     }
@@ -105,7 +105,7 @@ fn remove(from: &mut HashMap<Box<str>, Slab<Arc<ChangeListener>>>, name: &str, k
 
 /// Wakes one task when a change concerns its request.
 #[derive(Debug)]
-pub(super) struct ChangeSubscription {
+pub(in crate::access) struct ChangeSubscription {
     listeners: Arc<WatchListeners>,
     listener: Arc<ChangeListener>,
     key_by_user: usize,
@@ -116,12 +116,15 @@ pub(super) struct ChangeSubscription {
 impl ChangeSubscription {
     /// Size of a subscription without its request.
     #[cfg(test)]
-    pub(super) const BYTES: usize = size_of::<Self>()
+    pub(in crate::access) const BYTES: usize = size_of::<Self>()
         + 2 * size_of::<usize>()
         + size_of::<ChangeListener>()
         + 2 * size_of::<usize>();
 
-    pub(super) fn new(listeners: &Arc<WatchListeners>, request: &Arc<AccessRequest>) -> Self {
+    pub(in crate::access) fn new(
+        listeners: &Arc<WatchListeners>,
+        request: &Arc<AccessRequest>,
+    ) -> Self {
         let listener = Arc::new(ChangeListener {
             request: Arc::clone(request),
             waker: AtomicWaker::new(),
@@ -143,13 +146,13 @@ impl ChangeSubscription {
         }
     }
 
-    pub(super) fn request(&self) -> &Arc<AccessRequest> {
+    pub(in crate::access) fn request(&self) -> &Arc<AccessRequest> {
         &self.listener.request
     }
 
     /// Registers the task that the next change wakes. Call it before the verdict is compared with
     /// the changes, so that no change is missed in between.
-    pub(super) fn register(&self, waker: &Waker) {
+    pub(in crate::access) fn register(&self, waker: &Waker) {
         self.listener.waker.register(waker);
     }
 }

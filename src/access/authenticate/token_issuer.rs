@@ -17,7 +17,7 @@ use crate::body;
 use crate::upstream::{ConnectionClass, SendOptions, UpstreamClient};
 
 /// Upstream's path of the keys that sign its tokens.
-pub(super) const KEYS_PATH: &str = "/openid/v1/jwks";
+pub(in crate::access) const KEYS_PATH: &str = "/openid/v1/jwks";
 /// Upstream's path of the document that names the issuer.
 const ISSUER_PATH: &str = "/.well-known/openid-configuration";
 /// The issuer of tokens that never expire and have no key of their own.
@@ -40,14 +40,14 @@ const MAX_DOCUMENT_BYTES: usize = 1 << 20;
 
 /// The documents that are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum IssuerQuery {
+pub(in crate::access) enum IssuerQuery {
     /// The keys. They suffice for validating tokens that upstream accepted.
     Keys,
     KeysAndName,
 }
 
 /// Reads what upstream publishes about its issuer, and caches it for a minute.
-pub(super) struct TokenIssuer {
+pub(in crate::access) struct TokenIssuer {
     client: UpstreamClient,
     query: IssuerQuery,
     known: ArcSwapOption<IssuerDocuments>,
@@ -56,8 +56,8 @@ pub(super) struct TokenIssuer {
 }
 
 /// The issuer's documents, read at one time.
-pub(super) struct IssuerDocuments {
-    pub(super) keys: JwkSet,
+pub(in crate::access) struct IssuerDocuments {
+    pub(in crate::access) keys: JwkSet,
     /// Upstream sent [`STATIC_KEYS`] with the keys.
     said_static: bool,
     /// It did so twice, more than a second apart, so that it was no number on its way down.
@@ -86,7 +86,7 @@ struct IssuerDocument {
 // === impl TokenIssuer ===
 
 impl TokenIssuer {
-    pub(super) fn new(client: UpstreamClient, query: IssuerQuery) -> Self {
+    pub(in crate::access) fn new(client: UpstreamClient, query: IssuerQuery) -> Self {
         Self {
             client,
             query,
@@ -96,14 +96,17 @@ impl TokenIssuer {
     }
 
     /// Returns documents that are at most a minute old, or `None` if they cannot be read.
-    pub(super) async fn documents(&self) -> Option<Arc<IssuerDocuments>> {
+    pub(in crate::access) async fn documents(&self) -> Option<Arc<IssuerDocuments>> {
         self.read_unless(|known| known.requested.elapsed() < DOCUMENTS_TTL)
             .await
     }
 
     /// Returns documents that were read since a moment, or `None` if they cannot be read. Waits
     /// for up to a second, so that many callers share a reading.
-    pub(super) async fn documents_since(&self, moment: Instant) -> Option<Arc<IssuerDocuments>> {
+    pub(in crate::access) async fn documents_since(
+        &self,
+        moment: Instant,
+    ) -> Option<Arc<IssuerDocuments>> {
         self.read_unless(|known| known.requested >= moment).await
     }
 
@@ -221,19 +224,19 @@ impl TokenIssuer {
 
 impl IssuerDocuments {
     /// Returns `true` if the issuer has this name, and its tokens expire.
-    pub(super) fn is_named(&self, name: &str) -> bool {
+    pub(in crate::access) fn is_named(&self, name: &str) -> bool {
         name != LEGACY_ISSUER && self.name.as_deref() == Some(name)
     }
 
     /// Returns `true` if upstream has no key but these. An external signer may have others: keys that
     /// it excludes from discovery, and new ones, which upstream fetches when a token names them.
-    pub(super) fn has_all_keys(&self) -> bool {
+    pub(in crate::access) fn has_all_keys(&self) -> bool {
         self.are_static
     }
 
     /// Returns a second since the epoch that has passed on upstream's clock. The proxy's own clock
     /// may be wrong.
-    pub(super) fn passed_second(&self) -> Option<i64> {
+    pub(in crate::access) fn passed_second(&self) -> Option<i64> {
         let clock = self.clock?;
         let elapsed = i64::try_from(clock.received.elapsed().as_secs()).ok()?;
         clock.second.checked_add(elapsed)

@@ -21,7 +21,7 @@ use moka::sync::Cache;
 use parking_lot::Mutex;
 
 use super::authorizer_rules::AuthorizerRules;
-use super::request::AccessRequest;
+use crate::access::request::AccessRequest;
 
 /// Names, selections and tokens that are reviewed one by one before all are.
 const MAX_SINGLE_REVIEWS: usize = 2;
@@ -31,7 +31,7 @@ const MAX_COUNTED: u64 = 10_000;
 const COUNTED_FOR: Duration = Duration::from_mins(5);
 
 /// Decides when a wider request is reviewed in place of many.
-pub(super) struct WideGrants {
+pub(in crate::access) struct WideGrants {
     rules: Arc<AuthorizerRules>,
     /// Hashes of the requests that were reviewed lately, by a hash of the wider request.
     reviewed: Cache<u64, Arc<Mutex<Vec<u64>>>>,
@@ -39,7 +39,7 @@ pub(super) struct WideGrants {
 }
 
 impl WideGrants {
-    pub(super) fn new(rules: Arc<AuthorizerRules>) -> Self {
+    pub(in crate::access) fn new(rules: Arc<AuthorizerRules>) -> Self {
         let reviewed = Cache::builder()
             .max_capacity(MAX_COUNTED)
             .time_to_live(COUNTED_FOR)
@@ -53,7 +53,11 @@ impl WideGrants {
 
     /// Notes a request that no cached verdict covers. Returns `true` if the wider one should be
     /// reviewed, and its grant would cover this one at this upstream.
-    pub(super) async fn should_review(&self, one: &AccessRequest, wide: &AccessRequest) -> bool {
+    pub(in crate::access) async fn should_review(
+        &self,
+        one: &AccessRequest,
+        wide: &AccessRequest,
+    ) -> bool {
         let reviewed = self
             .reviewed
             .get_with(self.hasher.hash_one(wide), Arc::default);

@@ -22,13 +22,13 @@ const UPSTREAM_LEEWAY: i64 = 60 + 10;
 const CLOCK_SKEW: i64 = 60;
 
 /// Finds tokens that upstream would refuse.
-pub(super) struct TokenInspection {
+pub(in crate::access) struct TokenInspection {
     issuer: Arc<TokenIssuer>,
 }
 
 /// Reason why a token is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum TokenDefect {
+pub(in crate::access) enum TokenDefect {
     /// It has expired.
     Expired,
     /// Upstream does not have the key that it names.
@@ -48,12 +48,12 @@ struct UnverifiedClaims {
 }
 
 impl TokenInspection {
-    pub(super) fn new(issuer: Arc<TokenIssuer>) -> Self {
+    pub(in crate::access) fn new(issuer: Arc<TokenIssuer>) -> Self {
         Self { issuer }
     }
 
     /// Returns why upstream would certainly refuse a token, or `None` if that is not known.
-    pub(super) async fn defect(&self, token: &str) -> Option<TokenDefect> {
+    pub(in crate::access) async fn defect(&self, token: &str) -> Option<TokenDefect> {
         let (header, claims) = parse(token)?;
         let arrived = Instant::now();
         let documents = self.issuer.documents().await?;
@@ -80,7 +80,7 @@ impl TokenInspection {
 // === impl TokenDefect ===
 
 impl TokenDefect {
-    pub(super) fn as_str(self) -> &'static str {
+    pub(in crate::access) fn as_str(self) -> &'static str {
         match self {
             Self::Expired => "expired",
             Self::UnknownKey => "unknown-key",

@@ -9,18 +9,18 @@ use percent_encoding::percent_decode_str;
 use rustls::pki_types::CertificateDer;
 
 use super::certificate::Certificates;
-use super::config::FrontProxyConfig;
-use super::identity::Identity;
+use crate::access::config::FrontProxyConfig;
+use crate::access::identity::Identity;
 use crate::listener::tls::TlsError;
 
 /// The front proxies that are trusted.
-pub(super) struct FrontProxies {
+pub(in crate::access) struct FrontProxies {
     config: FrontProxyConfig,
     certificates: Certificates,
 }
 
 impl FrontProxies {
-    pub(super) async fn load(config: FrontProxyConfig) -> Result<Self, TlsError> {
+    pub(in crate::access) async fn load(config: FrontProxyConfig) -> Result<Self, TlsError> {
         let certificates = Certificates::load(config.ca.clone()).await?;
         Ok(Self {
             config,
@@ -29,7 +29,7 @@ impl FrontProxies {
     }
 
     /// Returns the user that the headers name, if the request comes from a trusted front proxy.
-    pub(super) fn identify(
+    pub(in crate::access) fn identify(
         &self,
         chain: &[CertificateDer<'static>],
         headers: &HeaderMap,
@@ -53,7 +53,7 @@ impl FrontProxies {
 /// proxy's own certificate must not become the user instead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a request header from the front proxy is not valid UTF-8")]
-pub(super) struct HeaderNotUtf8;
+pub(in crate::access) struct HeaderNotUtf8;
 
 /// Returns the user that the headers name, or `None`.
 fn named_user(
@@ -112,7 +112,7 @@ fn text(value: &HeaderValue) -> Result<&str, HeaderNotUtf8> {
 }
 
 /// Decodes the name of an attribute. One that is not properly encoded is returned as it is.
-pub(super) fn decode_key(key: &str) -> String {
+pub(in crate::access) fn decode_key(key: &str) -> String {
     let bytes = key.as_bytes();
     let is_encoded = bytes
         .iter()

@@ -9,10 +9,10 @@ use tokio::time::Instant;
 /// still be from before it. It is valid only until the next of these moments.
 const SETTLING: [Duration; 2] = [Duration::from_millis(200), SETTLED];
 /// Time after which a change has surely reached every API server.
-pub(super) const SETTLED: Duration = Duration::from_secs(2);
+pub(in crate::access) const SETTLED: Duration = Duration::from_secs(2);
 
 /// Returns the time from a request to its next review, if it was sent soon after a change at `at`.
-pub(super) fn settles_after(at: Instant, requested: Instant) -> Option<Duration> {
+pub(in crate::access) fn settles_after(at: Instant, requested: Instant) -> Option<Duration> {
     let mut moments = SETTLING.iter().map(|after| at + *after);
     let settled = moments.find(|moment| *moment > requested)?;
     Some(settled.duration_since(requested))

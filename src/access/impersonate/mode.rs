@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use watershed_protocol::{GroupVersionResource, ResourceRequest};
 
+use super::ImpersonationRequest;
 use super::extra_key;
-use super::identity::Identity;
-use super::impersonate::ImpersonationRequest;
+use crate::access::identity::Identity;
 
 const AUTHENTICATION: &str = "authentication.k8s.io";
 const PRIVILEGED: &str = "system:masters";
@@ -21,7 +21,7 @@ const MANY: usize = 4;
 
 /// A mode of impersonation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ImpersonationMode {
+pub(in crate::access) enum ImpersonationMode {
     /// A service account acts as the node of its pod.
     AssociatedNode,
     /// Anybody acts as a node.
@@ -36,7 +36,7 @@ pub(super) enum ImpersonationMode {
 
 /// A condition of a mode.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum ModeCheck {
+pub(in crate::access) enum ModeCheck {
     /// The caller must be allowed to act as this user, group or attribute.
     Named(ResourceRequest),
     /// The caller must be allowed to act as all groups or attributes, or as each of these.
@@ -47,7 +47,7 @@ pub(super) enum ModeCheck {
 
 impl ImpersonationMode {
     /// All modes, in the order in which upstream tries them.
-    pub(super) const ALL: [Self; 5] = [
+    pub(in crate::access) const ALL: [Self; 5] = [
         Self::AssociatedNode,
         Self::ArbitraryNode,
         Self::ServiceAccount,
@@ -57,7 +57,7 @@ impl ImpersonationMode {
 
     /// Returns the verb of the permission to act as another user. Upstream audits it, unless it is the
     /// legacy one.
-    pub(super) fn verb(self) -> &'static str {
+    pub(in crate::access) fn verb(self) -> &'static str {
         match self {
             Self::AssociatedNode => "impersonate:associated-node",
             Self::ArbitraryNode => "impersonate:arbitrary-node",
@@ -68,13 +68,17 @@ impl ImpersonationMode {
     }
 
     /// Returns the verb of the permission to make such a request in this mode, if it needs one.
-    pub(super) fn request_verb(self, verb: &str) -> Option<Arc<str>> {
+    pub(in crate::access) fn request_verb(self, verb: &str) -> Option<Arc<str>> {
         let (_, mode) = self.verb().split_once(':')?;
         Some(format!("impersonate-on:{mode}:{verb}").into())
     }
 
     /// Returns `true` if the mode is for such an identity.
-    pub(super) fn is_for(self, wanted: &ImpersonationRequest, caller: &Identity) -> bool {
+    pub(in crate::access) fn is_for(
+        self,
+        wanted: &ImpersonationRequest,
+        caller: &Identity,
+    ) -> bool {
         let (node, account) = (wanted.node(), wanted.service_account());
         match self {
             Self::AssociatedNode => {
@@ -88,7 +92,7 @@ impl ImpersonationMode {
     }
 
     /// Returns the caller as authorizers see it.
-    pub(super) fn asking(self, caller: &Arc<Identity>) -> Arc<Identity> {
+    pub(in crate::access) fn asking(self, caller: &Arc<Identity>) -> Arc<Identity> {
         if self != Self::AssociatedNode {
             return Arc::clone(caller);
         }
@@ -102,7 +106,7 @@ impl ImpersonationMode {
     }
 
     /// Returns the conditions on the identity, in upstream's order.
-    pub(super) fn checks(self, wanted: &ImpersonationRequest) -> Vec<ModeCheck> {
+    pub(in crate::access) fn checks(self, wanted: &ImpersonationRequest) -> Vec<ModeCheck> {
         let mut checks = vec![ModeCheck::Named(self.user(wanted))];
         if !wanted.uid.is_empty() {
             let uid = named(AUTHENTICATION, "uids", &wanted.uid);
@@ -119,7 +123,7 @@ impl ImpersonationMode {
 
     /// Returns the conditions in the order of releases that have the legacy mode only.
     /// Source: `apiserver/pkg/endpoints/filters/impersonation/impersonation.go`.
-    pub(super) fn checks_before_modes(wanted: &ImpersonationRequest) -> Vec<ModeCheck> {
+    pub(in crate::access) fn checks_before_modes(wanted: &ImpersonationRequest) -> Vec<ModeCheck> {
         let mut checks = Self::Legacy.checks(wanted);
         let is_uid = |check: &ModeCheck| matches!(check, ModeCheck::Named(named) if &*named.gvr.resource == "uids");
         checks.sort_by_key(is_uid);
@@ -127,7 +131,7 @@ impl ImpersonationMode {
     }
 
     /// Returns the identity that the caller gets.
-    pub(super) fn identity(self, wanted: &ImpersonationRequest) -> Identity {
+    pub(in crate::access) fn identity(self, wanted: &ImpersonationRequest) -> Identity {
         let mut groups = wanted.groups.clone();
         if self != Self::Legacy && wanted.node().is_some() {
             groups = vec![NODES.to_owned()];

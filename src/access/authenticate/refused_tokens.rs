@@ -23,7 +23,7 @@ const OTHERS: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The refusals that each address may still cause.
-pub(super) struct RefusedTokens(Mutex<RefusalTable>);
+pub(in crate::access) struct RefusedTokens(Mutex<RefusalTable>);
 
 struct RefusalTable {
     addresses: HashMap<IpAddr, RefusalBudget>,
@@ -38,7 +38,7 @@ struct RefusalBudget {
 
 /// A refusal that was counted in advance. Dropping it leaves a tenth of it counted: the review was
 /// not waited for.
-pub(super) struct RefusalCharge<'a> {
+pub(in crate::access) struct RefusalCharge<'a> {
     tokens: &'a RefusedTokens,
     address: IpAddr,
     /// The part that counts.
@@ -57,19 +57,19 @@ impl Default for RefusedTokens {
 
 impl RefusedTokens {
     /// Returns `true` if an address may cause another refusal.
-    pub(super) fn are_left(&self, address: IpAddr) -> bool {
+    pub(in crate::access) fn are_left(&self, address: IpAddr) -> bool {
         self.0.lock().budget(address, Instant::now()).left >= 1.0
     }
 
     /// Counts the refusal of a token; `is_repeated` says that it was refused lately.
-    pub(super) fn count(&self, address: IpAddr, is_repeated: bool) {
+    pub(in crate::access) fn count(&self, address: IpAddr, is_repeated: bool) {
         if let Some(charge) = self.take(address) {
             charge.refused(is_repeated);
         }
     }
 
     /// Counts a refusal in advance. Returns `None` if the address has caused too many.
-    pub(super) fn take(&self, address: IpAddr) -> Option<RefusalCharge<'_>> {
+    pub(in crate::access) fn take(&self, address: IpAddr) -> Option<RefusalCharge<'_>> {
         self.take_at(address, Instant::now())
     }
 
@@ -90,12 +90,12 @@ impl RefusedTokens {
 
 impl RefusalCharge<'_> {
     /// Takes the charge back: there was no refusal.
-    pub(super) fn give_back(mut self) {
+    pub(in crate::access) fn give_back(mut self) {
         self.counted = 0.0;
     }
 
     /// Counts a refusal; `is_repeated` says that the token was refused lately.
-    pub(super) fn refused(mut self, is_repeated: bool) {
+    pub(in crate::access) fn refused(mut self, is_repeated: bool) {
         self.counted = if is_repeated { REPEATED } else { 1.0 };
     }
 }

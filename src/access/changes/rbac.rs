@@ -5,15 +5,15 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use watershed_protocol::GroupVersionResource;
 
-use super::identity::Identity;
-use super::request::AccessRequest;
+use crate::access::identity::Identity;
+use crate::access::request::AccessRequest;
 
 /// A RoleBinding with more subjects than this counts for its whole namespace.
 const MAX_SUBJECTS: usize = 16;
 
 /// A type of RBAC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum RbacKind {
+pub(in crate::access) enum RbacKind {
     Roles,
     RoleBindings,
     ClusterRoles,
@@ -21,14 +21,14 @@ pub(super) enum RbacKind {
 }
 
 impl RbacKind {
-    pub(super) const ALL: [Self; 4] = [
+    pub(in crate::access) const ALL: [Self; 4] = [
         Self::Roles,
         Self::RoleBindings,
         Self::ClusterRoles,
         Self::ClusterRoleBindings,
     ];
 
-    pub(super) fn gvr(self) -> GroupVersionResource {
+    pub(in crate::access) fn gvr(self) -> GroupVersionResource {
         let resource = match self {
             Self::Roles => "roles",
             Self::RoleBindings => "rolebindings",
@@ -38,7 +38,7 @@ impl RbacKind {
         GroupVersionResource::new("rbac.authorization.k8s.io", "v1", resource)
     }
 
-    pub(super) fn name(self) -> &'static str {
+    pub(in crate::access) fn name(self) -> &'static str {
         match self {
             Self::Roles => "Role",
             Self::RoleBindings => "RoleBinding",
@@ -47,7 +47,7 @@ impl RbacKind {
         }
     }
 
-    pub(super) fn is_namespaced(self) -> bool {
+    pub(in crate::access) fn is_namespaced(self) -> bool {
         matches!(self, Self::Roles | Self::RoleBindings)
     }
 }
@@ -56,7 +56,7 @@ impl RbacKind {
 ///
 /// Source: `kubernetes/pkg/registry/rbac/validation/rule.go` (VisitRulesFor).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum RequestReach {
+pub(in crate::access) enum RequestReach {
     /// Requests about the cluster and about all namespaces: only ClusterRoleBindings grant them.
     Cluster,
     /// Requests in one namespace.
@@ -64,9 +64,9 @@ pub(super) enum RequestReach {
 }
 
 impl RequestReach {
-    pub(super) const ALL: [Self; 2] = [Self::Cluster, Self::Namespace];
+    pub(in crate::access) const ALL: [Self; 2] = [Self::Cluster, Self::Namespace];
 
-    pub(super) fn of(request: &AccessRequest) -> Self {
+    pub(in crate::access) fn of(request: &AccessRequest) -> Self {
         match request.namespace() {
             None | Some("") => Self::Cluster,
             Some(_) => Self::Namespace,
@@ -74,7 +74,7 @@ impl RequestReach {
     }
 
     /// Returns the types that decide about these requests.
-    pub(super) fn kinds(self) -> &'static [RbacKind] {
+    pub(in crate::access) fn kinds(self) -> &'static [RbacKind] {
         match self {
             Self::Cluster => &[RbacKind::ClusterRoles, RbacKind::ClusterRoleBindings],
             Self::Namespace => &RbacKind::ALL,
@@ -84,7 +84,7 @@ impl RequestReach {
 
 /// The requests to which a change can give another answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Affected {
+pub(in crate::access) enum Affected {
     /// All requests.
     Everything,
     /// All requests of this reach, in a way that is not known: the types that decide about them
@@ -105,7 +105,7 @@ impl Affected {
     ///
     /// Source of what the authorizer considers: `kubernetes/pkg/registry/rbac/validation/rule.go`
     /// (VisitRulesFor).
-    pub(super) fn by(
+    pub(in crate::access) fn by(
         kind: RbacKind,
         namespace: &str,
         old: Option<&[u8]>,
@@ -141,7 +141,7 @@ impl Affected {
     }
 
     /// Returns `true` if the change can concern a request.
-    pub(super) fn concerns(&self, request: &AccessRequest) -> bool {
+    pub(in crate::access) fn concerns(&self, request: &AccessRequest) -> bool {
         match self {
             Self::Everything => true,
             Self::UnknownPast(reach) => *reach == RequestReach::of(request),
@@ -159,7 +159,7 @@ impl Affected {
     }
 
     /// Returns the only namespace that the change can concern, if there is one.
-    pub(super) fn namespace(&self) -> Option<&str> {
+    pub(in crate::access) fn namespace(&self) -> Option<&str> {
         match self {
             Self::Everything | Self::UnknownPast(_) => None,
             Self::Namespace(namespace) => Some(namespace),
@@ -168,7 +168,7 @@ impl Affected {
     }
 
     /// Returns the only users that the change can concern, if it concerns no groups.
-    pub(super) fn users(&self) -> Option<&HashSet<Box<str>>> {
+    pub(in crate::access) fn users(&self) -> Option<&HashSet<Box<str>>> {
         match self {
             Self::Subjects { subjects, .. } if subjects.groups.is_empty() => Some(&subjects.users),
             _ => None,
@@ -176,7 +176,7 @@ impl Affected {
     }
 
     /// Returns the memory use, in units of some hundred bytes.
-    pub(super) fn weight(&self) -> usize {
+    pub(in crate::access) fn weight(&self) -> usize {
         match self {
             Self::Everything | Self::UnknownPast(_) | Self::Namespace(_) => 1,
             Self::Subjects { subjects, .. } => 1 + subjects.len(),
@@ -186,9 +186,9 @@ impl Affected {
 
 /// Subjects of bindings. A service account is recorded as its user name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Subjects {
-    pub(super) users: HashSet<Box<str>>,
-    pub(super) groups: HashSet<Box<str>>,
+pub(in crate::access) struct Subjects {
+    pub(in crate::access) users: HashSet<Box<str>>,
+    pub(in crate::access) groups: HashSet<Box<str>>,
 }
 
 impl Subjects {

@@ -5,7 +5,7 @@
 //! `apimachinery/pkg/util/validation/validation.go` (`IsDomainPrefixedPath`).
 use std::collections::BTreeMap;
 
-use super::impersonate::is_label;
+use super::is_label;
 
 const MAX_DOMAIN: usize = 253;
 const NO_DOMAIN: &str = concat!(
@@ -17,7 +17,7 @@ const NO_PATH: &str =
     r"Invalid path (regex used for validation is '[A-Za-z0-9/\-._~%!$&'()*+,;=:]+')";
 
 /// Checks the attributes that a caller wants to act with.
-pub(super) fn check(extra: &BTreeMap<String, Vec<String>>) -> Result<(), String> {
+pub(in crate::access) fn check(extra: &BTreeMap<String, Vec<String>>) -> Result<(), String> {
     extra.iter().try_for_each(|(key, values)| {
         if key.is_empty() {
             return Err("impersonating the empty string key in extra is not allowed".to_owned());

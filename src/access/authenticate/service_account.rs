@@ -11,8 +11,8 @@ use jsonwebtoken::jwk::JwkSet;
 use jsonwebtoken::{Algorithm, DecodingKey, Validation, decode, decode_header};
 use serde::Deserialize;
 
-use super::identity::Identity;
 use super::token_issuer::TokenIssuer;
+use crate::access::identity::Identity;
 
 /// The accepted algorithms: those that upstream signs with, and others for the same keys.
 const ALGORITHMS: [Algorithm; 5] = [
@@ -37,14 +37,14 @@ pub trait BoundObjects: Send + Sync {
 }
 
 /// Validates tokens that upstream has accepted before.
-pub(super) struct ServiceAccounts {
+pub(in crate::access) struct ServiceAccounts {
     issuer: Arc<TokenIssuer>,
     audiences: Vec<String>,
     objects: Arc<dyn BoundObjects>,
 }
 
 impl ServiceAccounts {
-    pub(super) fn new(
+    pub(in crate::access) fn new(
         issuer: Arc<TokenIssuer>,
         audiences: Vec<String>,
         objects: Arc<dyn BoundObjects>,
@@ -58,7 +58,7 @@ impl ServiceAccounts {
 
     /// Returns `true` if a token that upstream accepted as one of `identity` is certainly valid
     /// still. If not, upstream has to review it.
-    pub(super) async fn is_still_valid(&self, token: &str, identity: &Identity) -> bool {
+    pub(in crate::access) async fn is_still_valid(&self, token: &str, identity: &Identity) -> bool {
         if !identity.user.starts_with("system:serviceaccount:") {
             return false;
         }

@@ -8,11 +8,11 @@ use watershed_protocol::{
     Encoding, EventKind, FieldTable, ItemBytes, Representation, ResourceVersion,
 };
 
-use super::changes::Changes;
-use super::config::FollowedRbac;
-use super::metrics;
+use super::Changes;
 use super::rbac::{Affected, RbacKind};
-use super::scope_events::{self, PAUSE};
+use crate::access::config::FollowedRbac;
+use crate::access::metrics;
+use crate::access::scope_events::{self, PAUSE};
 use crate::scope::{Scope, ScopeKey, ScopePhase, Scopes};
 use crate::store::WindowEvent;
 
@@ -20,7 +20,11 @@ use crate::store::WindowEvent;
 const VERSION_WAIT: Duration = Duration::from_hours(1);
 
 /// Follows the RBAC types forever, each once it is wanted.
-pub(super) async fn follow(scopes: Scopes, changes: Arc<Changes>, followed: FollowedRbac) {
+pub(in crate::access) async fn follow(
+    scopes: Scopes,
+    changes: Arc<Changes>,
+    followed: FollowedRbac,
+) {
     let [roles, bindings, cluster_roles, cluster_bindings] = RbacKind::ALL.map(|kind| {
         let (scopes, changes) = (scopes.clone(), Arc::clone(&changes));
         async move { follow_kind(kind, followed, &scopes, &changes).await }

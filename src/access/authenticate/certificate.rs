@@ -15,7 +15,7 @@ use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::ClientCertVerifier;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-use super::identity::Identity;
+use crate::access::identity::Identity;
 use crate::listener::tls::{self, TlsError};
 
 /// Time after which a certificate is verified again.
@@ -36,11 +36,11 @@ pub(crate) struct CertificateSubject {
     /// The last common name; may be empty.
     pub(crate) common_name: String,
     /// All organizations.
-    pub(super) organizations: Vec<String>,
+    pub(in crate::access) organizations: Vec<String>,
     /// The user's unique id.
-    pub(super) uid: Option<String>,
+    pub(in crate::access) uid: Option<String>,
     /// The certificate's SHA-256 in hexadecimal digits.
-    pub(super) fingerprint: String,
+    pub(in crate::access) fingerprint: String,
 }
 
 impl CertificateSubject {
@@ -102,11 +102,11 @@ fn parsed<'a>(all: &'a [CertificateDer<'_>]) -> impl Iterator<Item = X509Certifi
 
 /// Verifies client certificates. Cheap to clone.
 #[derive(Clone)]
-pub(super) struct Certificates(Arc<AuthorityFile>);
+pub(in crate::access) struct Certificates(Arc<AuthorityFile>);
 
 impl Certificates {
     /// Reads the authorities, and reads them again whenever the file changes.
-    pub(super) async fn load(file: PathBuf) -> Result<Self, TlsError> {
+    pub(in crate::access) async fn load(file: PathBuf) -> Result<Self, TlsError> {
         let pem = read(file.clone()).await?;
         let verifier = ArcSwap::from_pointee(ClientVerifier::new(&file, &pem)?);
         let authorities = Arc::new(AuthorityFile {
@@ -128,12 +128,12 @@ impl Certificates {
     }
 
     /// Returns the authorities.
-    pub(super) fn authorities(&self) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    pub(in crate::access) fn authorities(&self) -> Result<Vec<CertificateDer<'static>>, TlsError> {
         tls::certificates(&self.0.path, &self.0.seen.lock())
     }
 
     /// Reads the file again. A broken file is logged, and the old authorities are kept.
-    pub(super) async fn reload(&self) {
+    pub(in crate::access) async fn reload(&self) {
         match self.0.take_over_changes().await {
             Ok(false) => {}
             Ok(true) => tracing::info!(
@@ -149,7 +149,7 @@ impl Certificates {
 
     /// Verifies a chain and returns the subject of its first certificate, whose key the client
     /// has proved to hold. Returns `None` if the chain is not valid now.
-    pub(super) fn verify(
+    pub(in crate::access) fn verify(
         &self,
         chain: &[CertificateDer<'static>],
     ) -> Option<Arc<CertificateSubject>> {

@@ -5,7 +5,7 @@ use http::header;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::access::token_issuer::{IssuerQuery, KEYS_PATH};
+use crate::access::authenticate::token_issuer::{IssuerQuery, KEYS_PATH};
 use crate::test_support::{self, Api, HTTP2, Pki};
 use crate::upstream::UpstreamClient;
 

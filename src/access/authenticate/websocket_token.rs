@@ -8,7 +8,7 @@ use http::{HeaderMap, header};
 const PREFIX: &str = "base64url.bearer.authorization.k8s.io.";
 
 /// Returns the token that is named as a subprotocol. `None` if there is not exactly one.
-pub(super) fn token(headers: &HeaderMap) -> Option<String> {
+pub(in crate::access) fn token(headers: &HeaderMap) -> Option<String> {
     let named = headers.get_all(header::SEC_WEBSOCKET_PROTOCOL).iter();
     let named = named.filter_map(|value| value.to_str().ok());
     let mut tokens = named
@@ -25,7 +25,7 @@ pub(super) fn token(headers: &HeaderMap) -> Option<String> {
 /// Returns `true` if upstream takes a request for the beginning of a WebSocket.
 ///
 /// Source: `apimachinery/pkg/util/httpstream/wsstream/conn.go` (IsWebSocketRequest).
-pub(super) fn is_websocket(headers: &HeaderMap) -> bool {
+pub(in crate::access) fn is_websocket(headers: &HeaderMap) -> bool {
     let options = headers.get_all(header::CONNECTION).iter();
     let mut options = options.filter_map(|value| value.to_str().ok());
     let is_upgrade = options.any(|value| value.to_ascii_lowercase().contains("upgrade"));
