@@ -2,10 +2,13 @@
 //!
 //! A module declares its metrics as constants and lists them in its `METRICS`. `app` collects these
 //! lists for the registry, which shows the help, and for docs/configuration.md.
+mod labelled_types;
+
 use std::marker::PhantomData;
 
 use metrics::{Key, Label, Level, Metadata, with_recorder};
 
+pub use labelled_types::labelled;
 pub use metrics::{Counter, Gauge, Histogram, SharedString};
 
 /// A metric with a fixed number of labels. `I` is its kind: [`Counter`], [`Gauge`] or

@@ -365,7 +365,9 @@ fn environment(text: &mut String, command: &Command) {
 fn metrics(text: &mut String) {
     text.push_str(
         "\n## Metrics\n\n\
-         The admin listener serves them at `/metrics`. A series appears with its first value.\n\n\
+         The admin listener serves them at `/metrics`. A series appears with its first value.\nThe first \
+         5,000 types have series of their own. All further ones, as where custom types come and go, \
+         share\nthe names `other`.\n\n\
          | metric | type | labels | |\n|---|---|---|---|\n",
     );
     for metric in app::metrics() {

@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 use watershed_protocol::{Encoding, GroupVersionResource, Selection};
 
 use super::{Scope, ScopeKey, ScopePhase, Scopes};
-use crate::metric::{Declaration, Gauge, Metric, SharedString};
+use crate::metric::{Declaration, Gauge, Metric, SharedString, labelled};
 use crate::store::StoreStats;
 
 /// Returns all metrics of this module.
@@ -57,7 +57,7 @@ impl ScopeSeries {
             representation,
         } = scope.key.clone();
         Self {
-            gvr,
+            gvr: labelled(&gvr),
             encoding: representation.encoding,
             content: scope.content(),
             selection: Some(selection).filter(|_| !scope.on_demand),

@@ -1,7 +1,7 @@
 //! Metrics of scopes: what upstream sends for them.
 use watershed_protocol::GroupVersionResource;
 
-use crate::metric::{Counter, Declaration, Metric, SharedString};
+use crate::metric::{Counter, Declaration, Metric, SharedString, labelled};
 
 /// All metrics of this module.
 pub const METRICS: &[Declaration] = &[
@@ -143,14 +143,16 @@ pub(super) const REDERIVATIONS: Metric<Counter, 3> = Metric::new(
 
 /// Returns a type's series of a metric.
 pub(super) fn of_type(metric: &Metric<Counter, 2>, gvr: &GroupVersionResource) -> Counter {
-    metric.with([gvr.group.clone().into(), gvr.resource.clone().into()])
+    let GroupVersionResource {
+        group, resource, ..
+    } = labelled(gvr);
+    metric.with([group.into(), resource.into()])
 }
 
 /// Returns the label values of a type, with one more.
 pub(super) fn with_type(gvr: &GroupVersionResource, label: &'static str) -> [SharedString; 3] {
-    [
-        gvr.group.clone().into(),
-        gvr.resource.clone().into(),
-        label.into(),
-    ]
+    let GroupVersionResource {
+        group, resource, ..
+    } = labelled(gvr);
+    [group.into(), resource.into(), label.into()]
 }

@@ -140,7 +140,7 @@ impl ServiceParts {
                     labels: &exchange.labels,
                     unfolding,
                 };
-                let mut answer = answer::watch(fresh, read, watch, context)?;
+                let mut answer = answer::watch(fresh, watch, context)?;
                 answer.response = answer.response.map(|body| holding(body, share));
                 Ok(answer)
             }

@@ -10,8 +10,7 @@ use watershed_protocol::{GroupVersionResource, Verb};
 use super::plan::RequestPlan;
 use super::source::{AnswerSource, ForwardReason};
 use super::usage::Usage;
-use crate::catalog::ResourceType;
-use crate::metric::{Counter, Declaration, Gauge, Histogram, Metric, SharedString};
+use crate::metric::{Counter, Declaration, Gauge, Histogram, Metric, SharedString, labelled};
 use crate::watcher::{WatchEnding, WatchObserver};
 
 /// All metrics of this module.
@@ -180,10 +179,10 @@ impl Labels {
     pub(super) fn new(planned: &RequestPlan, method: &Method) -> Self {
         let none = || Arc::from("");
         let (group, resource) = match &planned.resource {
-            Some(resource) => (
-                Arc::clone(&resource.gvr.group),
-                Arc::clone(&resource.gvr.resource),
-            ),
+            Some(resource) => {
+                let named = labelled(&resource.gvr);
+                (named.group, named.resource)
+            }
             None => (none(), none()),
         };
         let verb = match planned.verb {
@@ -195,6 +194,11 @@ impl Labels {
             group,
             resource,
         }
+    }
+
+    /// Returns the label values of the type.
+    fn of_type(&self) -> LabelsOfType {
+        [self.group.clone().into(), self.resource.clone().into()]
     }
 
     /// Returns the name of the verb.
@@ -212,7 +216,7 @@ pub fn publish(usage: &Usage) {
 
 /// Counts a forwarded watch that ended because memory can continue it.
 pub(super) fn taken_over(gvr: &GroupVersionResource, reason: ForwardReason) {
-    let [group, resource] = type_labels(&gvr.group, &gvr.resource);
+    let [group, resource] = type_labels(gvr);
     TAKEN_OVER
         .with([group, resource, reason.as_str().into()])
         .increment(1);
@@ -220,14 +224,14 @@ pub(super) fn taken_over(gvr: &GroupVersionResource, reason: ForwardReason) {
 
 /// Records the wait of a consistent read at the fence; `step` says what let it pass.
 pub(super) fn fenced(gvr: &GroupVersionResource, step: &'static str, took: Duration) {
-    let [group, resource] = type_labels(&gvr.group, &gvr.resource);
+    let [group, resource] = type_labels(gvr);
     FENCED.with([group, resource, step.into()]).increment(1);
     FENCE_DURATION.with([step.into()]).record(took);
 }
 
 /// Counts a question to upstream for its version or objects.
 pub(super) fn fence_asked(gvr: &GroupVersionResource, request: &'static str) {
-    let [group, resource] = type_labels(&gvr.group, &gvr.resource);
+    let [group, resource] = type_labels(gvr);
     FENCE_REQUESTS
         .with([group, resource, request.into()])
         .increment(1);
@@ -246,7 +250,7 @@ pub(super) fn document_checked(result: &'static str) {
 /// Counts an answer that was compared with upstream's.
 pub(super) fn verified(gvr: &GroupVersionResource, result: VerificationResult) {
     let counted = |result: VerificationResult| {
-        let [group, resource] = type_labels(&gvr.group, &gvr.resource);
+        let [group, resource] = type_labels(gvr);
         VERIFIED.with([group, resource, result.as_str().into()])
     };
     // Prometheus sees no increase in a counter that begins with one.
@@ -256,7 +260,7 @@ pub(super) fn verified(gvr: &GroupVersionResource, result: VerificationResult) {
 
 /// Counts a forwarded request that would have had an answer of this source.
 pub(super) fn shadowed(labels: &Labels, source: AnswerSource) {
-    let [group, resource] = type_labels(&labels.group, &labels.resource);
+    let [group, resource] = labels.of_type();
     let (source, reason) = (source.as_str().into(), source.reason().into());
     let labels = [labels.verb.into(), group, resource, source, reason];
     SHADOWED.with(labels).increment(1);
@@ -294,15 +298,11 @@ impl InFlight {
     }
 
     pub(super) fn answered(self, source: AnswerSource, code: StatusCode, took: Duration) {
-        let Labels {
-            verb,
-            group,
-            resource,
-        } = &self.labels;
-        let [group, resource] = type_labels(group, resource);
+        let verb = self.labels.verb;
+        let [group, resource] = self.labels.of_type();
         let code = code.as_str().to_owned();
         let labels = [
-            (*verb).into(),
+            verb.into(),
             group,
             resource,
             source.as_str().into(),
@@ -310,7 +310,7 @@ impl InFlight {
             code.into(),
         ];
         REQUESTS.with(labels).increment(1);
-        let labels = [(*verb).into(), source.as_str().into()];
+        let labels = [verb.into(), source.as_str().into()];
         DURATION.with(labels).record(took);
     }
 }
@@ -323,39 +323,35 @@ impl Drop for InFlight {
 
 /// The meters of watches, by type. A type's is kept for good, as the recorder keeps its series.
 #[derive(Default)]
-pub(super) struct Meters(Mutex<HashMap<GroupResource, Arc<TypeMeter>>>);
+pub(super) struct Meters(Mutex<HashMap<LabelsOfType, Arc<TypeMeter>>>);
 
-/// The labels of a type.
-type GroupResource = (Arc<str>, Arc<str>);
+/// The label values of a type: its group and its name.
+type LabelsOfType = [SharedString; 2];
 
 /// Counts what the watches of one type do.
 struct TypeMeter {
     watches: Gauge,
     events: Counter,
     bytes: Counter,
-    resource: Arc<str>,
-    group: Arc<str>,
+    of_type: LabelsOfType,
 }
 
 /// Counts what one watch does. Small, as there may be a hundred thousand.
 pub(super) struct WatchMeter(Arc<TypeMeter>);
 
 impl Meters {
-    pub(super) fn begin(&self, labels: &Labels, resource: &ResourceType) -> WatchMeter {
-        let key = (
-            Arc::clone(&labels.group),
-            Arc::clone(&resource.gvr.resource),
-        );
+    pub(super) fn begin(&self, labels: &Labels) -> WatchMeter {
         let mut meters = self.0.lock();
-        let meter = meters.entry(key).or_insert_with_key(|(group, resource)| {
-            Arc::new(TypeMeter {
-                watches: WATCHES.with(type_labels(group, resource)),
-                events: EVENTS.with(type_labels(group, resource)),
-                bytes: EVENT_BYTES.with(type_labels(group, resource)),
-                resource: Arc::clone(resource),
-                group: Arc::clone(group),
-            })
-        });
+        let meter = meters
+            .entry(labels.of_type())
+            .or_insert_with_key(|of_type| {
+                Arc::new(TypeMeter {
+                    watches: WATCHES.with(of_type.clone()),
+                    events: EVENTS.with(of_type.clone()),
+                    bytes: EVENT_BYTES.with(of_type.clone()),
+                    of_type: of_type.clone(),
+                })
+            });
         meter.watches.increment(1);
         WatchMeter(Arc::clone(meter))
     }
@@ -368,14 +364,8 @@ impl WatchObserver for WatchMeter {
     }
 
     fn ended(&mut self, how: WatchEnding) {
-        let TypeMeter {
-            watches,
-            group,
-            resource,
-            ..
-        } = &*self.0;
-        watches.decrement(1);
-        let [group, resource] = type_labels(group, resource);
+        self.0.watches.decrement(1);
+        let [group, resource] = self.0.of_type.clone();
         ENDED
             .with([group, resource, how.as_str().into()])
             .increment(1);
@@ -383,6 +373,9 @@ impl WatchObserver for WatchMeter {
 }
 
 /// Returns the label values of a type.
-fn type_labels(group: &Arc<str>, resource: &Arc<str>) -> [SharedString; 2] {
-    [Arc::clone(group).into(), Arc::clone(resource).into()]
+fn type_labels(gvr: &GroupVersionResource) -> LabelsOfType {
+    let GroupVersionResource {
+        group, resource, ..
+    } = labelled(gvr);
+    [group.into(), resource.into()]
 }

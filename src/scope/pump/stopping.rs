@@ -95,12 +95,9 @@ impl ScopePump {
                 "not cached; its requests are forwarded"
             );
         }
-        let labels = [
-            key.gvr.group.clone().into(),
-            key.gvr.resource.clone().into(),
-            reason.as_str().into(),
-        ];
-        metrics::STOPPED.with(labels).increment(1);
+        metrics::STOPPED
+            .with(metrics::with_type(&key.gvr, reason.as_str()))
+            .increment(1);
     }
 }
 

@@ -14,7 +14,7 @@ use crate::body::{Body, InMemory};
 use crate::drain::DrainWatch;
 use crate::scope::Unfolding;
 use crate::serve::metrics::{Labels, Meters};
-use crate::serve::plan::{ReadPlan, WatchPlan};
+use crate::serve::plan::WatchPlan;
 use crate::serve::reads::freshness::FreshScope;
 use crate::serve::reads::open::OpenedScope;
 use crate::serve::source::{AnswerSource, ForwardReason};
@@ -61,7 +61,6 @@ pub(in crate::serve) async fn coding(
 /// Answers with the events, from where the watch starts.
 pub(in crate::serve) fn answer(
     fresh: &FreshScope,
-    read: &ReadPlan,
     watch: &WatchPlan,
     context: WatchContext<'_>,
 ) -> Result<Answer, ForwardReason> {
@@ -136,7 +135,7 @@ pub(in crate::serve) fn answer(
             deadline: Instant::now() + timeout(watch.timeout_seconds),
             guard: context.guard,
             draining: context.draining.signal(),
-            observer: context.meters.begin(context.labels, &read.resource),
+            observer: context.meters.begin(context.labels),
         },
     );
     let body = body.map_err(|never| match never {}).boxed_unsync();
