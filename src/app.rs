@@ -29,6 +29,7 @@ mod discovery;
 mod listen;
 mod metrics;
 mod node_grants;
+mod open_files;
 mod pressure;
 mod report;
 mod serving;
@@ -36,6 +37,7 @@ mod trust;
 
 pub use config::{AppConfig, Listen};
 pub use metrics::metrics;
+pub use open_files::raise_file_limit;
 
 use background::BackgroundTasks;
 use listen::{BoundListener, bind};
@@ -123,6 +125,7 @@ async fn assemble(mut config: AppConfig) -> anyhow::Result<RunningProxy> {
     let upstream = find_upstream(&config).await?;
     let client = UpstreamClient::new(&upstream);
     config.limits.memory = memory_budget(&config);
+    open_files::fit(&mut config.limits);
     let scopes = open_scopes(&config, &client).await?;
     let (mut follower, catalog) = discovery::catalog(&config, client.clone(), &scopes);
     if let Some(warning) = trust::overlap(&config).await {

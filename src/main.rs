@@ -1,6 +1,7 @@
 //! The program: allocator, crypto provider and command line.
 use std::process::ExitCode;
 
+use watershed::app;
 use watershed::cli::{self, Cli, failure};
 
 /// Thousands of connections and long-lived buffers of all sizes: jemalloc keeps fragmentation low.
@@ -14,5 +15,6 @@ fn main() -> ExitCode {
         Err(code) => return code,
     };
     watershed_connect::install_crypto();
+    app::raise_file_limit();
     cli::run(command_line).unwrap_or_else(|error| failure::report(&error))
 }

@@ -12,7 +12,8 @@ use crate::serve::UserLimits;
 #[command(next_help_heading = "Limits")]
 pub(super) struct LimitFlags {
     /// Maximum number of open client connections, with tunnels (exec, port-forward). Further ones
-    /// take the place of idle unknown clients, or wait until others close.
+    /// take the place of idle unknown clients, or wait until others close. The limit of open files
+    /// may leave room for fewer.
     #[arg(long, default_value_t = 20_000, value_name = "N", value_parser = at_least_one)]
     max_connections: usize,
     /// Maximum number of open connections from one address (for IPv6, one /64 network). Further

@@ -5,6 +5,7 @@ use futures_util::future::join_all;
 use http::{Request, StatusCode};
 use http_body_util::BodyExt as _;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
 use watershed_lab::sim::{Options, Population, SimulatedServer};
 
 use crate::support::client::{BOTH, Endpoint, Protocol, nothing, whole, within};
@@ -12,6 +13,35 @@ use crate::support::program::Program;
 use crate::support::{Fixture, becomes, eventually, metric, plain_get, small, unless_stalled};
 
 const LIST: &str = "/api/v1/pods?resourceVersion=0";
+
+#[tokio::test]
+async fn connections_leave_files_for_probes_and_for_upstream() {
+    let upstream = SimulatedServer::start(small()).await.unwrap();
+    // As container runtimes start programs, with less.
+    let flags = ["--max-connections-per-address", "20000"];
+    let program = Program::with_file_limits(&upstream, (100, 160), &flags).await;
+    let figure = async |series: &str| metric(program.admin, series).await.to_string();
+    assert_eq!(figure("process_max_fds").await, "160");
+    let limit = figure(r#"watershed_connections_limit{listener="proxy"}"#).await;
+    assert_eq!(limit, "96");
+    assert!(program.log().contains("--max-connections"));
+    let known = program.proxied.connect(Protocol::Http2).await.unwrap();
+    let address = program.proxied.address;
+    let clients = join_all((0..200).map(|_| TcpStream::connect(address))).await;
+    eventually("the clients to fill the limit", async || {
+        match figure(r#"watershed_connections{listener="proxy"}"#).await {
+            open if open == limit => Ok(()),
+            open => Err(open),
+        }
+    })
+    .await;
+    let readyz = program.admin("GET", "/readyz").await;
+    assert!(readyz.starts_with("HTTP/1.1 200 "), "{readyz}");
+    let forwarded = Request::get("/api/v1/pods").body(nothing()).unwrap();
+    let answer = known.read(forwarded).await.unwrap();
+    assert_eq!(answer.status, StatusCode::OK);
+    drop(clients);
+}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_user_over_the_limit_gets_429_and_others_are_served() {
@@ -231,7 +261,7 @@ async fn pages_metrics_and_logs_contain_no_secret() {
     let config = operator.get(Protocol::Http2, "/debug/config").await.json();
     assert_eq!(config["admin"]["tokenFile"], token_file);
     assert_eq!(config["admin"]["certificate"]["key"], private);
-    assert_eq!(config["limits"]["connections"], 20_000);
+    assert_eq!(config["limits"]["http2StreamsPerConnection"], 1000);
 
     // The token and the certificate are reloaded.
     std::fs::write(file("token"), "another-secret").unwrap();

@@ -13,6 +13,9 @@ use super::admin::plain_get;
 use super::client::{Endpoint, within};
 use super::waiting::eventually;
 
+const LOG_LEVEL: &str = "WATERSHED_LOG_LEVEL";
+const PROGRAM: &str = env!("CARGO_BIN_EXE_watershed");
+
 pub(crate) struct Program {
     pub(crate) proxied: Endpoint,
     pub(crate) admin: SocketAddr,
@@ -42,6 +45,29 @@ impl Program {
         flags: &[&str],
         variables: &[(&str, &str)],
     ) -> Self {
+        let mut command = Command::new(PROGRAM);
+        command
+            .env_remove(LOG_LEVEL)
+            .envs(variables.iter().copied());
+        Self::run(upstream, command, flags).await
+    }
+
+    /// Starts the program with these limits of open files.
+    pub(crate) async fn with_file_limits(
+        upstream: &SimulatedServer,
+        (soft, hard): (u32, u32),
+        flags: &[&str],
+    ) -> Self {
+        let mut command = Command::new("sh");
+        let limited = format!("ulimit -S -n {soft} && ulimit -H -n {hard} && exec \"$0\" \"$@\"");
+        command
+            .args(["-c", &limited, PROGRAM])
+            .env_remove(LOG_LEVEL);
+        Self::run(upstream, command, flags).await
+    }
+
+    /// Starts the program by this command, to which flags are added.
+    async fn run(upstream: &SimulatedServer, mut command: Command, flags: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let (kubeconfig, certs) = (
             folder.path().join("kubeconfig"),
@@ -55,7 +81,7 @@ impl Program {
         } else {
             &["--derive-json", "false"]
         };
-        let mut child = Command::new(env!("CARGO_BIN_EXE_watershed"))
+        let mut child = command
             .args([
                 "serve",
                 "--listen",
@@ -71,8 +97,6 @@ impl Program {
             .arg(&certs)
             .args(not_derived)
             .args(flags)
-            .env_remove("WATERSHED_LOG_LEVEL")
-            .envs(variables.iter().copied())
             .stderr(Stdio::piped())
             .kill_on_drop(true)
             .spawn()

@@ -1,0 +1,76 @@
+//! The limit of open files, and the connections that fit into it.
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use crate::listener::ConnectionLimits;
+
+/// The part of all files that is kept for connections to upstream, the admin listener and files,
+/// and its bounds.
+const KEPT: usize = 8;
+const MIN_KEPT: usize = 64;
+const MAX_KEPT: usize = 4_096;
+
+/// Raises the limit of open files as far as the process may.
+///
+/// Service managers and container runtimes start programs with 1,024, for those that use `select`,
+/// and leave it to others to take more. Go's runtime does.
+pub fn raise_file_limit() {
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    let raised = Rlimit {
+        current: maximum,
+        maximum,
+    };
+    // Otherwise, fewer connections fit.
+    let _ = setrlimit(Resource::Nofile, raised);
+}
+
+/// Reduces the number of connections to those that files are left for.
+///
+/// Without a file, neither probes nor upstream could be answered any more.
+pub(super) fn fit(limits: &mut ConnectionLimits) {
+    let files = file_limit();
+    let fitting = fitting(files);
+    let wanted = limits.connections;
+    if wanted <= fitting {
+        return;
+    }
+    tracing::warn!(
+        files,
+        wanted,
+        connections = fitting,
+        "the limit of open files leaves room for fewer connections than --max-connections; \
+         raise it (ulimit -n, LimitNOFILE of systemd)"
+    );
+    let share = ConnectionLimits::share_of_an_address;
+    let of_address = &mut limits.connections_per_address;
+    *of_address = match *of_address {
+        default if default == share(wanted) => share(fitting),
+        given => given.min(fitting),
+    };
+    limits.connections = fitting;
+}
+
+/// Returns the limit of open files of this process.
+fn file_limit() -> usize {
+    let files = getrlimit(Resource::Nofile).current;
+    files.map_or(usize::MAX, |files| {
+        usize::try_from(files).unwrap_or(usize::MAX)
+    })
+}
+
+/// Returns how many connections fit into so many files.
+fn fitting(files: usize) -> usize {
+    let kept = (files / KEPT).clamp(MIN_KEPT, MAX_KEPT);
+    files.saturating_sub(kept).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_left_for_others_than_clients() {
+        for (files, connections) in [(10, 1), (256, 192), (1_024, 896), (1 << 20, 1_044_480)] {
+            assert_eq!(fitting(files), connections, "{files}");
+        }
+    }
+}
