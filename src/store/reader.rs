@@ -289,7 +289,8 @@ impl StoreReader {
             ResourceVersion::default()
         };
         let place = state.subscribers.add(interest, position, skipped);
-        let subscription = Subscription::new(Arc::clone(&self.state), place, version);
+        let generation = snapshot.generation();
+        let subscription = Subscription::new(Arc::clone(&self.state), place, version, generation);
         (subscription, snapshot)
     }
 

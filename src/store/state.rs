@@ -92,6 +92,8 @@ pub(super) struct StoreState {
     /// Counts what is made again for readers of old versions.
     pub(super) restored: ByteTally,
     pub(super) outlook: Outlook,
+    /// The generation of the snapshot that was listed last because of another schema; or zero.
+    pub(super) schema_changed: u64,
 }
 
 /// The writer's knowledge of events to come.
@@ -169,6 +171,7 @@ impl StoreState {
             pins: Pins::default(),
             restored: ByteTally::default(),
             outlook: Outlook::Followed,
+            schema_changed: 0,
         }
     }
 

@@ -17,6 +17,8 @@ pub struct Subscription {
     pub(super) membership: Membership,
     /// Everything of interest up to here was handed out, or lies before the start.
     delivered: ResourceVersion,
+    /// The generation of the snapshot when it began.
+    generation: u64,
 }
 
 /// The result of one [`Subscription::step`].
@@ -37,8 +39,9 @@ pub enum SubscriptionStep {
         /// The oldest version a watch could start from.
         oldest: ResourceVersion,
     },
-    /// The scope has not followed upstream for too long. Everything that is known has been handed
-    /// out. A new subscription may go on from there later.
+    /// The scope does not follow upstream, and everything that is known has been handed out; or it
+    /// was listed again for another schema. A new subscription may go on from there, or learns that
+    /// it cannot.
     Paused,
     /// The scope is closed.
     Closed,
@@ -49,11 +52,13 @@ impl Subscription {
         state: Arc<RwLock<StoreState>>,
         membership: Membership,
         delivered: ResourceVersion,
+        generation: u64,
     ) -> Self {
         Self {
             state,
             membership,
             delivered,
+            generation,
         }
     }
 
@@ -87,6 +92,9 @@ impl Subscription {
             }
             Position::At(_) | Position::Expired => {
                 slot.cursor.set(Position::Expired);
+                if self.generation < state.schema_changed {
+                    return SubscriptionStep::Paused;
+                }
                 return SubscriptionStep::Expired {
                     version: self.delivered,
                     oldest: state.window.floor(),

@@ -49,6 +49,15 @@ impl StoreWriter {
         discarded
     }
 
+    /// The same, as the schema of the objects has changed. Watches end without an error, as
+    /// upstream's do.
+    pub fn replace_after_schema_change(&mut self, snapshot: Snapshot) -> Discarded {
+        let mut state = self.state.write();
+        state.schema_changed = state.snapshot.generation() + 1;
+        drop(state);
+        self.replace(snapshot)
+    }
+
     /// Forgets everything, as upstream has another history now: every watch expires, and there is no
     /// state until the next list. Invariant: `two timelines never mix`.
     pub fn reset(&mut self) -> Discarded {

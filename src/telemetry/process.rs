@@ -83,7 +83,10 @@ pub fn publish() {
     set(&OPEN_FDS, now.open_fds);
     set(&MAX_FDS, now.max_fds);
     set(&VIRTUAL_MEMORY, now.virtual_memory_bytes);
-    set(&MAX_VIRTUAL_MEMORY, now.virtual_memory_max_bytes);
+    // Go's programs show a missing limit as this.
+    let max = now.virtual_memory_max_bytes;
+    let max = max.map(|max| if max == 0 { u64::MAX } else { max });
+    set(&MAX_VIRTUAL_MEMORY, max);
     set(&RESIDENT_MEMORY, now.resident_memory_bytes);
     set(&THREADS, now.threads);
     let runtime = Handle::try_current().ok();

@@ -14,6 +14,8 @@ use watershed_protocol::{ResourceVersion, WireFormat};
 use super::stream::WatchStream;
 use super::{ListCompression, ServedBy, UpstreamClient};
 use crate::budget::MemoryBudget;
+use crate::log_throttle::LogThrottle;
+use crate::upstream::UpstreamError;
 
 mod answer;
 mod change;
@@ -45,6 +47,9 @@ enum SchemaUse {
 
 /// Time within which an API server uses a changed schema.
 const REBUILT: Duration = Duration::from_secs(30);
+
+/// Failures of connections, of all types.
+static CONNECTION_FAILURES: LogThrottle = LogThrottle::new(Duration::from_secs(10));
 
 enum ReflectorState {
     /// Nothing is known.
@@ -450,14 +455,35 @@ impl Reflector {
                 } else if !self.is_listing() {
                     list_again |= self.recovery.version_failed();
                 }
-                let failures = self.recovery.failures();
-                tracing::warn!(%resource, %error, failures, "upstream failed");
+                self.report(error);
             }
         }
         if list_again && !matches!(self.state, ReflectorState::Start) {
             self.restart();
         }
-        self.recovery.back_off();
+        match error {
+            ReflectorError::Upstream(UpstreamError::Connect(_)) => {
+                self.recovery.back_off_without_server();
+            }
+            _ => self.recovery.back_off(),
+        }
+    }
+
+    /// Logs a failure. What fails for all types at once, as connections do, is one line in a while.
+    fn report(&self, error: &ReflectorError) {
+        let resource = &self.target.gvr;
+        let failures = self.recovery.failures();
+        let concerns_all = matches!(
+            error,
+            ReflectorError::Upstream(_) | ReflectorError::Broken(_) | ReflectorError::Silent(_)
+        );
+        if !concerns_all {
+            tracing::warn!(%resource, %error, failures, "upstream failed");
+        } else if let Some(of_all_types) = CONNECTION_FAILURES.count(1) {
+            tracing::warn!(%resource, %error, failures, of_all_types, "upstream failed");
+        } else {
+            tracing::debug!(%resource, %error, failures, "upstream failed");
+        }
     }
 }
 

@@ -20,7 +20,7 @@ pub enum WatchEnding {
     Deadline,
     /// It fell out of the window.
     Expired,
-    /// The scope has not followed upstream for too long.
+    /// The scope does not follow upstream: for too long by now, or as the schema has changed.
     Stale,
     /// The scope ended.
     Closed,

@@ -70,3 +70,25 @@ func TestConsistentListsAfterASchemaChangeHaveWhatWasWritten(t *testing.T) {
 		return nil
 	})
 }
+
+// TestWatchesEndWithoutAnErrorAtASchemaChange changes a type's schema under open watches. Upstream
+// ends them, and whoever goes on from its last version is told there what is missing.
+func TestWatchesEndWithoutAnErrorAtASchemaChange(t *testing.T) {
+	w, ns := objects.NewWidget(t), objects.Namespace(t)
+	w.Define(t, testbed.Upstream)
+	testbed.Upstream.Must(t, api.Request{Method: "POST", Path: w.Path(ns, ""), Body: w.Object("a", 1)})
+	compare.AwaitHeld(t, testbed.Proxied, w.Path("", ""))
+	watched := api.Request{Path: w.Path(ns, "") + "?watch=1&resourceVersion=0"}
+	watches := map[string]*api.Stream{"upstream": testbed.Upstream.Watch(t, watched), "the proxy": testbed.Proxied.Watch(t, watched)}
+	for _, watch := range watches {
+		watch.Next(t)
+	}
+	definition := strings.Replace(w.Definition(false), `"size":{"type":"integer"}`, `"size":{"type":"integer"},"other":{"type":"integer"}`, 1)
+	testbed.Upstream.Must(t, api.Request{Method: "PATCH", Path: objects.CRDPath + "/" + w.Name(), ContentType: api.MergePatch, Body: definition})
+	for by, watch := range watches {
+		if events, err := watch.Rest(t); len(events) > 0 || err != nil {
+			t.Errorf("the watch from %s: %v, after %v", by, err, events)
+		}
+	}
+	compare.AwaitHeld(t, testbed.Proxied, w.Path("", ""))
+}

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::io::BufReader;
 use tokio::net::TcpStream;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout_at};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tokio_util::either::Either;
@@ -78,17 +78,12 @@ impl Dialer {
     ) -> Result<Dialed, ConnectError> {
         let mut last = None;
         for address in self.order(&credentials.addresses, avoid) {
-            let attempt = connect(credentials, &address, identity, http1_only);
-            let error = match tokio::time::timeout(CONNECT_TIMEOUT, attempt).await {
-                Ok(Ok(dialed)) => {
+            let error = match connect(credentials, &address, identity, http1_only).await {
+                Ok(dialed) => {
                     self.failed.lock().remove(&address);
                     return Ok(dialed);
                 }
-                Ok(Err(error)) => error,
-                Err(_elapsed) => ConnectError::ConnectTimeout {
-                    address: address.clone(),
-                    after: CONNECT_TIMEOUT,
-                },
+                Err(error) => error,
             };
             tracing::debug!(%error, "upstream address failed");
             self.failed.lock().insert(address, Instant::now());
@@ -119,7 +114,14 @@ async fn connect(
     identity: TlsIdentity,
     http1_only: bool,
 ) -> Result<Dialed, ConnectError> {
-    let tcp = tcp(address).await.map_err(|source| ConnectError::Connect {
+    let deadline = Instant::now() + CONNECT_TIMEOUT;
+    let Ok(tcp) = timeout_at(deadline, tcp(address)).await else {
+        return Err(ConnectError::ConnectTimeout {
+            address: address.clone(),
+            after: CONNECT_TIMEOUT,
+        });
+    };
+    let tcp = tcp.map_err(|source| ConnectError::Connect {
         address: address.clone(),
         source: Arc::new(source),
     })?;
@@ -138,10 +140,14 @@ async fn connect(
         .server_name(address)
         .map_err(|error| failed(io::Error::other(error)))?;
     let connector = TlsConnector::from(credentials.tls(identity, http1_only));
-    let tls = connector
-        .connect(name, BufReader::with_capacity(READ_AHEAD, tcp))
-        .await
-        .map_err(failed)?;
+    let handshake = connector.connect(name, BufReader::with_capacity(READ_AHEAD, tcp));
+    let Ok(tls) = timeout_at(deadline, handshake).await else {
+        return Err(ConnectError::HandshakeTimeout {
+            address: address.clone(),
+            after: CONNECT_TIMEOUT,
+        });
+    };
+    let tls = tls.map_err(failed)?;
     let http2 = tls.get_ref().1.alpn_protocol() == Some(b"h2");
     Ok(Dialed {
         stream: Either::Right(tls),

@@ -33,10 +33,22 @@ pub enum ConnectError {
         /// The timeout.
         after: Duration,
     },
+    /// A TCP connection, and no TLS handshake in time.
+    #[error(
+        "the API server at {address} accepted a connection, but no TLS handshake within {}s \
+         (does it hang?)",
+        after.as_secs()
+    )]
+    HandshakeTimeout {
+        /// The address of the server.
+        address: Address,
+        /// The timeout of both together.
+        after: Duration,
+    },
     /// The TLS handshake failed.
     #[error(
-        "TLS handshake with the API server at {address} failed: {source} \
-         (certificate-authority and tls-server-name in the kubeconfig decide what is trusted)"
+        "TLS handshake with the API server at {address} failed: {source}{}",
+        hint(source)
     )]
     Tls {
         /// The address of the server.
@@ -47,6 +59,17 @@ pub enum ConnectError {
     /// There is no token for the proxy's own requests.
     #[error("no credentials for the API server: {0} (the user's part of the kubeconfig)")]
     Credentials(String),
+}
+
+/// Returns what decides about certificates, where a certificate is the reason.
+fn hint(error: &io::Error) -> &'static str {
+    let reason = error.get_ref();
+    match reason.and_then(|reason| reason.downcast_ref::<rustls::Error>()) {
+        Some(rustls::Error::InvalidCertificate(_)) => {
+            " (certificate-authority and tls-server-name in the kubeconfig decide what is trusted)"
+        }
+        _ => "",
+    }
 }
 
 /// Formats an error with all its causes on one line, as hyper's own text hides the causes.
@@ -93,6 +116,21 @@ fn plugin_failure(error: &(dyn std::error::Error + 'static)) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_an_untrusted_certificate_is_a_matter_of_trust() {
+        let untrusted = rustls::CertificateError::UnknownIssuer;
+        let untrusted = io::Error::other(rustls::Error::InvalidCertificate(untrusted));
+        let cut = io::Error::from(io::ErrorKind::ConnectionReset);
+        for (source, is_trust) in [(untrusted, true), (cut, false)] {
+            let error = ConnectError::Tls {
+                address: Address::parse("https://a:1").unwrap(),
+                source: Arc::new(source),
+            };
+            let text = error.to_string();
+            assert_eq!(text.contains("certificate-authority"), is_trust, "{text}");
+        }
+    }
 
     #[test]
     fn causes_appear_once_and_on_one_line() {

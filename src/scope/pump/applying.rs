@@ -106,7 +106,12 @@ impl ScopePump {
             self.name_server();
         }
         let charges = self.scope.memory.charges.lock().take();
-        let replaced = self.writer.replace(snapshot);
+        let is_schema_changed = matches!(*self.phase.borrow(), ScopePhase::SchemaChanged);
+        let replaced = if is_schema_changed {
+            self.writer.replace_after_schema_change(snapshot)
+        } else {
+            self.writer.replace(snapshot)
+        };
         if let Some(asked) = self.list_asked
             && self.feed.lists_most_recent()
         {

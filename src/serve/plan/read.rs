@@ -1,7 +1,7 @@
 //! The plan of a read from memory.
 use std::sync::Arc;
 
-use watershed_protocol::{Encoding, Freshness, Representation};
+use watershed_protocol::{Encoding, Freshness, Representation, is_built_in_group};
 
 use super::list::ListPlan;
 use super::refusal_form::RefusalForm;
@@ -132,6 +132,11 @@ impl ReadPlan {
                 metadata_only: true,
                 ..
             } if self.mode == CacheMode::Metadata => vec![wanted],
+            // Upstream has no objects of custom types in protobuf.
+            Representation {
+                encoding: Encoding::Protobuf,
+                metadata_only: true,
+            } if !is_built_in_group(&self.resource.gvr.group) => vec![whole(Encoding::Json)],
             // Metadata exists in every encoding, whatever the objects have.
             Representation {
                 encoding: Encoding::Protobuf,

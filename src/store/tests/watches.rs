@@ -294,6 +294,34 @@ fn a_watch_from_a_confirmed_version_expires_when_a_list_goes_back() {
 }
 
 #[test]
+fn a_list_for_another_schema_ends_open_watches_without_an_error_and_expires_late_ones() {
+    let (mut writer, reader) = new(big());
+    let after = |version| SubscriptionStart::After(ResourceVersion(version));
+    writer.replace(at(10, &[("ns/a", 5)]));
+    let follow = |version| Follower::new(&reader, after(version), Interest::All);
+    let (mut caught_up, mut behind) = (follow(10), follow(10));
+    caught_up.drain();
+    put(
+        &mut writer,
+        Instant::now(),
+        EventKind::Modified,
+        "ns/a",
+        11,
+        "n1",
+    );
+    writer.replace_after_schema_change(at(20, &[("ns/a", 11)]));
+    for open in [&mut caught_up, &mut behind] {
+        assert!(matches!(open.drain(), (seen, SubscriptionStep::Paused) if seen.is_empty()));
+    }
+    // Whoever goes on from there must not believe that nothing is missing.
+    let (mut late, mut new) = (follow(11), follow(20));
+    assert!(matches!(late.drain().1, SubscriptionStep::Expired { .. }));
+    assert!(matches!(new.drain().1, SubscriptionStep::CaughtUp(_)));
+    writer.replace(at(30, &[]));
+    assert!(matches!(new.drain().1, SubscriptionStep::Expired { .. }));
+}
+
+#[test]
 fn a_reset_leaves_no_state_and_ends_every_watch() {
     let now = Instant::now();
     let (mut writer, reader) = new(big());

@@ -9,6 +9,8 @@ use watershed_connect::Address;
 
 /// First and longest pause between attempts.
 const ATTEMPTS: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(5));
+/// Longest pause between attempts to connect.
+const NO_SERVER: Duration = Duration::from_secs(1);
 /// First and longest pause between lists, and after answers that cannot be read.
 const LISTS: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
 /// Time after which bad answers of one kind in a row are not expected to pass.
@@ -165,6 +167,8 @@ impl Recovery {
     /// that the type must be listed: another one of the same cluster may still have it.
     pub(super) fn expired(&mut self, by: Option<Address>, servers: usize) -> bool {
         self.refusals = Repetition::default();
+        // It answers: whatever failed before has passed, and what is held is getting old.
+        self.attempts.reset();
         self.avoid = by;
         self.expirations += 1;
         self.expirations > servers.max(2)
@@ -247,6 +251,13 @@ impl Recovery {
         self.not_before(Instant::now() + pause);
     }
 
+    /// The same where there was no server to connect to, which the next attempt could burden.
+    pub(super) fn back_off_without_server(&mut self) {
+        let pause = self.attempts.pause_unless_first();
+        let longest = NO_SERVER.mul_f64(0.5 + fastrand::f64() / 2.0);
+        self.not_before(Instant::now() + pause.min(longest));
+    }
+
     /// Delays the next attempt.
     pub(super) fn not_before(&mut self, moment: Instant) {
         self.retry_at = Some(self.retry_at.map_or(moment, |at| at.max(moment)));
@@ -285,6 +296,25 @@ mod tests {
         assert!(!recovery.refused(None));
         recovery.type_removed();
         assert!(recovery.refused(None));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_outage_that_is_over_delays_no_list() {
+        let mut recovery = Recovery::new();
+        recovery.succeeded();
+        let began = Instant::now();
+        for _ in 0..10 {
+            recovery.unanswered(None);
+            recovery.back_off_without_server();
+            recovery.wait().await;
+        }
+        assert!(began.elapsed() < 10 * NO_SERVER);
+        let up = Instant::now();
+        while !recovery.expired(None, 1) {}
+        recovery.list_again();
+        recovery.back_off();
+        recovery.wait().await;
+        assert!(up.elapsed() <= LISTS.0, "{:?}", up.elapsed());
     }
 
     #[tokio::test(start_paused = true)]
