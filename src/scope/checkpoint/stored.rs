@@ -1,9 +1,10 @@
 //! A scope's state as a checkpoint has it.
 
 use std::io::{self, Read};
+use std::panic;
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
-use std::{panic, thread};
+use std::thread::{self, ScopedJoinHandle};
 
 use bytes::Bytes;
 use http::HeaderValue;
@@ -18,11 +19,12 @@ use crate::scope::phase::ReadyScope;
 use crate::store::{Layout, SnapshotBuilder, StoredObject};
 use crate::upstream::Release;
 
-/// Number of objects from which one thread reads and checks them while another one takes them in.
+/// Number of objects from which one thread reads them, another one scans them, and a third one takes
+/// them in.
 const MANY: u64 = 2_000;
-/// Bytes that it hands over at a time.
+/// Bytes of objects that are handed over at a time.
 const BATCH: usize = 256 << 10;
-/// Batches that it reads ahead.
+/// Batches that a thread is ahead of the next one.
 const AHEAD: usize = 4;
 
 /// A scope's state, with the memory that it takes.
@@ -115,19 +117,24 @@ pub(super) fn load_stored<R: Read + Send>(
         format: Arc::clone(&format),
         indexed: fields.indexed(),
     });
-    for_each_block(&mut file, header.objects, &mut load, |bytes| {
+    let scan_object = |bytes: Bytes| -> Result<_, CheckpointError> {
         let bytes = ItemBytes::new(bytes);
         let scanned = scan(encoding, &bytes.text(), fields)?;
         if scanned.version.0 > header.version {
             return Err(CheckpointFileError::Damaged("an object is newer than the state").into());
         }
-        objects.put(StoredObject {
+        Ok(StoredObject {
             bytes: bytes.into(),
             version: scanned.version,
             attributes: scanned.attributes,
-        });
-        Ok(())
-    })?;
+        })
+    };
+    let mut blocks = CountedBlocks {
+        file: &mut file,
+        load: &mut load,
+        left: header.objects,
+    };
+    for_each_block(&mut blocks, scan_object, |object| objects.put(object))?;
     file.end()?;
     let bookmark = (!example.is_empty()).then(|| BookmarkFormat::learn(&format, &example));
     let warnings = header.warnings.into_iter().map(HeaderValue::try_from);
@@ -149,52 +156,77 @@ pub(super) fn load_stored<R: Read + Send>(
     })
 }
 
-/// Reads blocks, counts their memory, and calls `take` with each in their order, until one fails.
-fn for_each_block<R: Read + Send>(
-    file: &mut CheckpointReader<R>,
-    count: u64,
-    load: &mut MemoryLoad,
-    mut take: impl FnMut(Bytes) -> Result<(), CheckpointError>,
+/// The blocks of a checkpoint, whose memory is counted as they are read.
+struct CountedBlocks<'a, R> {
+    file: &'a mut CheckpointReader<R>,
+    load: &'a mut MemoryLoad,
+    left: u64,
+}
+
+impl<R: Read> Iterator for CountedBlocks<'_, R> {
+    type Item = Result<Bytes, CheckpointError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.left = self.left.checked_sub(1)?;
+        let mut counted = || {
+            let bytes = self.file.block()?;
+            self.load.add(bytes.len())?;
+            Ok(bytes)
+        };
+        Some(counted())
+    }
+}
+
+/// Makes something of each block, and calls `take` with each of these in the blocks' order, until
+/// one fails. Many are read, made and taken on three threads.
+fn for_each_block<R: Read + Send, T: Send>(
+    blocks: &mut CountedBlocks<'_, R>,
+    make: impl Fn(Bytes) -> Result<T, CheckpointError> + Send,
+    mut take: impl FnMut(T),
 ) -> Result<(), CheckpointError> {
-    let mut next = || -> Result<_, CheckpointError> {
-        let bytes = file.block()?;
-        load.add(bytes.len())?;
-        Ok(bytes)
-    };
-    if count < MANY {
-        return (0..count).try_for_each(|_| take(next()?));
+    if blocks.left < MANY {
+        return blocks.try_for_each(|block| {
+            take(make(block?)?);
+            Ok(())
+        });
     }
     thread::scope(|scope| {
         let (batches, read) = sync_channel(AHEAD);
-        let reading = move || read_batches(count, next, &batches);
+        let reading = move || send_batches(blocks, &batches);
         let reading = thread::Builder::new().spawn_scoped(scope, reading)?;
-        let taken = read.iter().flatten().try_for_each(&mut take);
-        // Ends a reading of what nobody takes.
-        drop(read);
-        let read = reading.join();
-        taken.and(read.unwrap_or_else(|panicked| panic::resume_unwind(panicked)))
+        let (batches, made) = sync_channel(AHEAD);
+        let making = move || {
+            read.iter()
+                .try_for_each(|batch: Vec<_>| send_made(batch, &make, &batches))
+        };
+        let making = thread::Builder::new().spawn_scoped(scope, making)?;
+        made.iter().flatten().for_each(&mut take);
+        // What lies before the first failure is taken. A failure to make it comes first then.
+        joined(making).and(joined(reading))
     })
 }
 
+fn joined<T>(thread: ScopedJoinHandle<'_, T>) -> T {
+    let joined = thread.join();
+    joined.unwrap_or_else(|panicked| panic::resume_unwind(panicked))
+}
+
 /// Sends blocks until one fails, or nobody takes them any more.
-fn read_batches(
-    count: u64,
-    mut next: impl FnMut() -> Result<Bytes, CheckpointError>,
+fn send_batches(
+    blocks: impl Iterator<Item = Result<Bytes, CheckpointError>>,
     batches: &SyncSender<Vec<Bytes>>,
 ) -> Result<(), CheckpointError> {
     let (mut batch, mut bytes) = (Vec::new(), 0);
-    for _ in 0..count {
-        match next() {
-            Ok(block) => {
-                bytes += size_of::<Bytes>() + block.len();
-                batch.push(block);
-            }
+    for block in blocks {
+        let block = match block {
+            Ok(block) => block,
             Err(error) => {
-                // A failure to take what lies before it comes first.
                 let _ = batches.send(batch);
                 return Err(error);
             }
-        }
+        };
+        bytes += size_of::<Bytes>() + block.len();
+        batch.push(block);
         if bytes >= BATCH {
             bytes = 0;
             if batches.send(std::mem::take(&mut batch)).is_err() {
@@ -204,6 +236,26 @@ fn read_batches(
     }
     let _ = batches.send(batch);
     Ok(())
+}
+
+/// Sends what is made of the blocks, up to the first that fails.
+fn send_made<T>(
+    batch: Vec<Bytes>,
+    make: impl Fn(Bytes) -> Result<T, CheckpointError>,
+    batches: &SyncSender<Vec<T>>,
+) -> Result<(), CheckpointError> {
+    let mut failure = None;
+    let made = batch.into_iter().map_while(|block| match make(block) {
+        Ok(made) => Some(made),
+        Err(error) => {
+            failure = Some(error);
+            None
+        }
+    });
+    let made = made.collect();
+    // Nobody takes it only after a panic.
+    let _ = batches.send(made);
+    failure.map_or(Ok(()), Err)
 }
 
 #[cfg(test)]
@@ -217,16 +269,24 @@ mod tests {
     fn taken(file: &[u8], count: u64, refused: Option<u64>) -> (u64, Result<(), CheckpointError>) {
         let (mut file, _) = CheckpointReader::begin(file).unwrap();
         let mut load = MemoryBudget::default().begin_load();
-        let mut number = 0_u64;
-        let result = for_each_block(&mut file, count, &mut load, |block| {
+        let make = |block: Bytes| {
+            let number = u64::from_le_bytes(block[..8].try_into().unwrap());
             if refused == Some(number) {
                 return Err(CheckpointError::Foreign("refused"));
             }
-            assert_eq!(&block[..8], number.to_le_bytes());
-            number += 1;
-            Ok(())
+            Ok(number)
+        };
+        let mut blocks = CountedBlocks {
+            file: &mut file,
+            load: &mut load,
+            left: count,
+        };
+        let mut taken = 0;
+        let result = for_each_block(&mut blocks, make, |number| {
+            assert_eq!(number, taken);
+            taken += 1;
         });
-        (number, result)
+        (taken, result)
     }
 
     #[test]
@@ -257,7 +317,12 @@ mod tests {
         let file = file_of((0..count).map(|_| [0; 4096]));
         let (mut file, _) = CheckpointReader::begin(&file[..]).unwrap();
         let mut load = MemoryBudget::new(Some(1 << 20)).begin_load();
-        let result = for_each_block(&mut file, count, &mut load, |_| Ok(()));
+        let mut blocks = CountedBlocks {
+            file: &mut file,
+            load: &mut load,
+            left: count,
+        };
+        let result = for_each_block(&mut blocks, Ok, drop);
         assert!(matches!(result, Err(CheckpointError::DoesNotFit(_))));
     }
 }
