@@ -202,7 +202,7 @@ async fn assemble(mut config: AppConfig) -> anyhow::Result<RunningProxy> {
             admin_listener,
             admin_tls,
             Arc::new(state),
-            config.limits,
+            open_files::of_admin(&config.limits),
             admin_draining,
         ),
     );

@@ -63,6 +63,7 @@ async fn take_all(subscription: &mut Subscription, take: &mut (impl FnMut(&Windo
             }
             SubscriptionStep::CaughtUp(_) | SubscriptionStep::Unfinished => Poll::Pending,
             SubscriptionStep::Expired { .. }
+            | SubscriptionStep::Relisted
             | SubscriptionStep::Paused
             | SubscriptionStep::Closed => Poll::Ready(()),
         },

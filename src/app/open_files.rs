@@ -3,16 +3,18 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::listener::ConnectionLimits;
 
-/// The part of all files that is kept for connections to upstream, the admin listener and files,
-/// and its bounds.
-const KEPT: usize = 8;
-const MIN_KEPT: usize = 64;
-const MAX_KEPT: usize = 4_096;
+/// The fraction of all files that is reserved for connections to upstream, tunnels, the admin
+/// listener and files, and its bounds.
+const RESERVED: usize = 8;
+const MIN_RESERVED: usize = 64;
+const MAX_RESERVED: usize = 4_096;
+/// Connections to the admin listener: probes, scrapes and operators.
+const OF_ADMIN: usize = 1_000;
 
 /// Raises the limit of open files as far as the process may.
 ///
-/// Service managers and container runtimes start programs with 1,024, for those that use `select`,
-/// and leave it to others to take more. Go's runtime does.
+/// Service managers and container runtimes start programs with a soft limit of 1,024, because of
+/// `select`. Programs may raise it, as Go's runtime does.
 pub fn raise_file_limit() {
     let maximum = getrlimit(Resource::Nofile).maximum;
     let raised = Rlimit {
@@ -49,6 +51,16 @@ pub(super) fn fit(limits: &mut ConnectionLimits) {
     limits.connections = fitting;
 }
 
+/// Returns the limits of the admin listener, which takes a quarter of what is reserved at most.
+pub(super) fn of_admin(limits: &ConnectionLimits) -> ConnectionLimits {
+    let connections = OF_ADMIN.min(reserved(file_limit()) / 4);
+    ConnectionLimits {
+        connections,
+        connections_per_address: ConnectionLimits::share_of_an_address(connections),
+        ..limits.clone()
+    }
+}
+
 /// Returns the limit of open files of this process.
 fn file_limit() -> usize {
     let files = getrlimit(Resource::Nofile).current;
@@ -59,8 +71,11 @@ fn file_limit() -> usize {
 
 /// Returns how many connections fit into so many files.
 fn fitting(files: usize) -> usize {
-    let kept = (files / KEPT).clamp(MIN_KEPT, MAX_KEPT);
-    files.saturating_sub(kept).max(1)
+    files.saturating_sub(reserved(files)).max(1)
+}
+
+fn reserved(files: usize) -> usize {
+    (files / RESERVED).clamp(MIN_RESERVED, MAX_RESERVED)
 }
 
 #[cfg(test)]

@@ -199,6 +199,7 @@ async fn has_more(subscription: &mut Subscription) -> bool {
                     return Poll::Pending;
                 }
                 SubscriptionStep::Expired { .. }
+                | SubscriptionStep::Relisted
                 | SubscriptionStep::Paused
                 | SubscriptionStep::Closed => {
                     return Poll::Ready(false);

@@ -13,7 +13,7 @@ use watershed_protocol::{GroupVersionResource, is_built_in_group};
 /// Both forms are asked for; old releases and proxies answer with the second.
 const DISCOVERY: &str =
     "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json";
-/// How a document tells that the server of a group does not answer.
+/// The freshness of a group whose server does not answer.
 const STALE: &str = "Stale";
 
 /// A document that was read before.

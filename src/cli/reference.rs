@@ -366,8 +366,7 @@ fn metrics(text: &mut String) {
     text.push_str(
         "\n## Metrics\n\n\
          The admin listener serves them at `/metrics`. A series appears with its first value.\nThe first \
-         5,000 types have series of their own. All further ones, as where custom types come and go, \
-         share\nthe names `other`.\n\n\
+         5,000 types have series of their own. All further ones share the names `other`.\n\n\
          | metric | type | labels | |\n|---|---|---|---|\n",
     );
     for metric in app::metrics() {

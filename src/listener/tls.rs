@@ -176,12 +176,11 @@ impl ServerTlsShared {
         let mut made = self.made.lock();
         let pair = made.pair.refresh(|pem| source.pair(pem));
         let authorities = made.authorities.refresh(|pem| source.authorities(pem));
+        pair.log("serving certificate");
+        authorities.log("client authorities");
         if pair.is_taken_over() || authorities.is_taken_over() {
             self.current.store(Arc::new(source.build(&made)?));
         }
-        drop(made);
-        pair.log("serving certificate");
-        authorities.log("client authorities");
         Ok(())
     }
 }

@@ -5,8 +5,8 @@ use std::sync::LazyLock;
 use parking_lot::RwLock;
 use watershed_protocol::GroupVersionResource;
 
-/// Types that labels name: more than large clusters have. The registry keeps each series until the
-/// process ends, and custom types come and go.
+/// Limit of types that labels name, which is more than large clusters have. The registry keeps each
+/// series until the process ends, and custom types come and go.
 const MAX_TYPES: usize = 5_000;
 /// The name of all further types, and of their groups and versions.
 const OTHER: &str = "other";
@@ -36,18 +36,18 @@ impl LabelledTypes {
     }
 
     fn labelled(&self, gvr: &GroupVersionResource) -> GroupVersionResource {
-        if self.named.read().contains(gvr) {
+        let named = self.named.read();
+        if named.contains(gvr) {
             return gvr.clone();
         }
-        let mut named = self.named.write();
-        if named.len() < self.max {
-            named.insert(gvr.clone());
+        let is_full = named.len() >= self.max;
+        drop(named);
+        if is_full {
+            return self.other.clone();
         }
-        if named.contains(gvr) {
-            gvr.clone()
-        } else {
-            self.other.clone()
-        }
+        // Threads that come here together may exceed the limit by their number.
+        self.named.write().insert(gvr.clone());
+        gvr.clone()
     }
 }
 

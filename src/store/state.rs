@@ -9,6 +9,7 @@
 //! event               | snapshot | confirmed    | floor       | cursor of each subscription
 //! --------------------|----------|--------------|-------------|------------------------------------
 //! list at L           | the list | none         | L           | expired (1)
+//! list, other schema  | the list | none         | L           | relisted (1, 11)
 //! reset               | none     | none         | its version | expired (8)
 //! change at V         | at V     | none if <= V |             | caught up: to the change (2)
 //! other bytes at V    | at V (9) | same (9)     | V           | expired if it concerns them
@@ -39,6 +40,7 @@
 //!    bytes, and a generation of their own.
 //! 10. Every one, also those that have not got all events: their clients go on elsewhere from the
 //!     version that they have reached.
+//! 11. They end without an error, unless a reset, an expiry or another list follows first.
 //!
 //! A change that is known already leaves all of these alone. A resumed watch begins with the last
 //! one, which shows that upstream still has the same history. Its version is kept in `last_event`,

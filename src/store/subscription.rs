@@ -39,9 +39,11 @@ pub enum SubscriptionStep {
         /// The oldest version a watch could start from.
         oldest: ResourceVersion,
     },
-    /// The scope does not follow upstream, and everything that is known has been handed out; or it
-    /// was listed again for another schema. A new subscription may go on from there, or learns that
-    /// it cannot.
+    /// The scope was listed again as the schema of its objects has changed. The events in between
+    /// are not held; a new subscription learns that.
+    Relisted,
+    /// The scope has not followed upstream for too long. Everything that is known has been handed
+    /// out. A new subscription may go on from there later.
     Paused,
     /// The scope is closed.
     Closed,
@@ -93,7 +95,7 @@ impl Subscription {
             Position::At(_) | Position::Expired => {
                 slot.cursor.set(Position::Expired);
                 if self.generation < state.schema_changed {
-                    return SubscriptionStep::Paused;
+                    return SubscriptionStep::Relisted;
                 }
                 return SubscriptionStep::Expired {
                     version: self.delivered,

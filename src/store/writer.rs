@@ -26,6 +26,15 @@ pub struct StoreWriter {
     tidied: String,
 }
 
+/// Reason why a list replaces what is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ListReason {
+    /// Nobody knows what happened before it.
+    Gap,
+    /// The objects have another schema.
+    SchemaChange,
+}
+
 impl StoreWriter {
     pub(super) fn new(state: Arc<RwLock<StoreState>>) -> Self {
         Self {
@@ -37,10 +46,25 @@ impl StoreWriter {
     /// Replaces everything known by a fresh list. Watches from before its version expire: nobody
     /// knows what happened in between. Invariant: `no silent gap`.
     pub fn replace(&mut self, snapshot: Snapshot) -> Discarded {
+        self.replace_for(snapshot, ListReason::Gap)
+    }
+
+    /// Replaces everything known by a list of objects whose schema has changed. Watches from before
+    /// its version end without an error, as upstream's do.
+    pub fn replace_after_schema_change(&mut self, snapshot: Snapshot) -> Discarded {
+        self.replace_for(snapshot, ListReason::SchemaChange)
+    }
+
+    fn replace_for(&mut self, snapshot: Snapshot, reason: ListReason) -> Discarded {
         let mut state = self.state.write();
         let known = state.newest().version();
         let listed = snapshot.version();
         state.outlook = Outlook::Followed;
+        // A list of another timeline is an error for its watches in any case.
+        state.schema_changed = match reason {
+            ListReason::SchemaChange if listed >= known => state.snapshot.generation() + 1,
+            ListReason::SchemaChange | ListReason::Gap => 0,
+        };
         let discarded = state.start_anew(snapshot, listed);
         let head = state.window.head();
         let wakers = state.subscribers.relist(known, listed, head);
@@ -49,21 +73,13 @@ impl StoreWriter {
         discarded
     }
 
-    /// The same, as the schema of the objects has changed. Watches end without an error, as
-    /// upstream's do.
-    pub fn replace_after_schema_change(&mut self, snapshot: Snapshot) -> Discarded {
-        let mut state = self.state.write();
-        state.schema_changed = state.snapshot.generation() + 1;
-        drop(state);
-        self.replace(snapshot)
-    }
-
     /// Forgets everything, as upstream has another history now: every watch expires, and there is no
     /// state until the next list. Invariant: `two timelines never mix`.
     pub fn reset(&mut self) -> Discarded {
         let mut state = self.state.write();
         let known = state.newest().version();
         let discarded = state.start_anew(Snapshot::default(), known);
+        state.schema_changed = 0;
         let wakers = state.subscribers.expire();
         drop(state);
         wake(wakers);
@@ -212,7 +228,10 @@ impl StoreWriter {
 
     /// Expires every watch: what was handed out may be wrong.
     pub fn expire(&mut self) {
-        let wakers = self.state.write().subscribers.expire();
+        let mut state = self.state.write();
+        state.schema_changed = 0;
+        let wakers = state.subscribers.expire();
+        drop(state);
         wake(wakers);
     }
 

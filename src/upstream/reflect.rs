@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use http::HeaderValue;
 use tokio::time::{Instant, timeout};
-use watershed_connect::Address;
+use watershed_connect::{Address, ConnectError};
 use watershed_protocol::{ResourceVersion, WireFormat};
 
 use super::stream::WatchStream;
@@ -421,6 +421,10 @@ impl Reflector {
                 if !list_again {
                     return;
                 }
+                // A list that expires again and again has pauses that grow.
+                if lost && !self.is_listing() {
+                    self.recovery.list_lost();
+                }
             }
             ReflectorError::Malformed(_) => {
                 let persists = self.recovery.unreadable(by);
@@ -462,8 +466,11 @@ impl Reflector {
             self.restart();
         }
         match error {
-            ReflectorError::Upstream(UpstreamError::Connect(_)) => {
-                self.recovery.back_off_without_server();
+            ReflectorError::Upstream(UpstreamError::Connect(
+                ConnectError::Connect { .. } | ConnectError::ConnectTimeout { .. },
+            )) => {
+                let connections = self.client.upstream().traffic().new_connections();
+                self.recovery.back_off_until_connected(connections);
             }
             _ => self.recovery.back_off(),
         }
@@ -473,11 +480,7 @@ impl Reflector {
     fn report(&self, error: &ReflectorError) {
         let resource = &self.target.gvr;
         let failures = self.recovery.failures();
-        let concerns_all = matches!(
-            error,
-            ReflectorError::Upstream(_) | ReflectorError::Broken(_) | ReflectorError::Silent(_)
-        );
-        if !concerns_all {
+        if !matches!(error, ReflectorError::Upstream(_)) {
             tracing::warn!(%resource, %error, failures, "upstream failed");
         } else if let Some(of_all_types) = CONNECTION_FAILURES.count(1) {
             tracing::warn!(%resource, %error, failures, of_all_types, "upstream failed");

@@ -4,6 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use tokio::sync::watch;
+
 use super::class::ConnectionClass;
 
 /// The purpose of a request to upstream.
@@ -79,6 +81,8 @@ pub struct UpstreamTraffic {
     requests: [AtomicU64; 4],
     received: [AtomicU64; 4],
     connections: [AtomicU64; 4],
+    /// The number of connections that were made.
+    made: watch::Sender<u64>,
 }
 
 impl UpstreamTraffic {
@@ -97,6 +101,11 @@ impl UpstreamTraffic {
         self.connections[kind as usize].load(Ordering::Relaxed)
     }
 
+    /// Returns what changes with each connection that is made from now on.
+    pub(super) fn new_connections(&self) -> watch::Receiver<u64> {
+        self.made.subscribe()
+    }
+
     /// Counts an answered request. The result counts the bytes of its answer.
     pub(super) fn answered(self: &Arc<Self>, purpose: RequestPurpose) -> ReceivedMeter {
         self.requests[purpose as usize].fetch_add(1, Ordering::Relaxed);
@@ -109,6 +118,7 @@ impl UpstreamTraffic {
     /// Counts a connection until the result is dropped.
     pub(super) fn connected(self: &Arc<Self>, kind: ConnectionPurpose) -> OpenConnection {
         self.connections[kind as usize].fetch_add(1, Ordering::Relaxed);
+        self.made.send_modify(|number| *number += 1);
         OpenConnection {
             traffic: Arc::clone(self),
             kind,

@@ -286,6 +286,10 @@ impl<G: AccessGuard, D: Future<Output = ()> + Unpin, O: WatchObserver> WatchBody
                     self.over(WatchEnding::Expired);
                     return Poll::Ready(self.hand_out(chunk));
                 }
+                SubscriptionStep::Relisted => {
+                    self.over(WatchEnding::Relisted);
+                    return Poll::Ready(self.hand_out(chunk));
+                }
                 // As an API server whose cache lost etcd, without an ERROR: the client goes on
                 // from its last version elsewhere.
                 // Source: `apiserver/pkg/storage/cacher/cacher.go` (terminateAllWatchers).

@@ -20,7 +20,9 @@ pub enum WatchEnding {
     Deadline,
     /// It fell out of the window.
     Expired,
-    /// The scope does not follow upstream: for too long by now, or as the schema has changed.
+    /// The scope was listed again, as its schema has changed.
+    Relisted,
+    /// The scope has not followed upstream for too long.
     Stale,
     /// The scope ended.
     Closed,
@@ -40,6 +42,7 @@ impl WatchEnding {
         match self {
             Self::Deadline => "deadline",
             Self::Expired => "expired",
+            Self::Relisted => "schema-changed",
             Self::Stale => "stale",
             Self::Closed => "closed",
             Self::Revoked => "revoked",

@@ -369,8 +369,8 @@ fn proxy_url(kubeconfig: &Kubeconfig, context: Option<&str>) -> Option<String> {
         .filter(|url| !url.is_empty())
 }
 
-/// Leaves out what no certificate can be verified against, as client-go does: bundles of a machine
-/// hold odd certificates.
+/// Removes authorities that rustls cannot use, as client-go does with those that Go cannot. Bundles
+/// of a system contain some.
 ///
 /// Source: `client-go/transport/transport.go` (rootCertPool).
 fn leave_out_unusable_authorities(config: &mut Config, from: &str) -> Result<(), CredentialsError> {

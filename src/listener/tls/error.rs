@@ -32,7 +32,7 @@ pub enum TlsError {
         reason: String,
     },
     /// rustls rejects the certificate or an authority.
-    #[error("the certificate in {} cannot be served: {reason}", path.display())]
+    #[error("the certificate in {} cannot be used: {reason}", path.display())]
     Unusable {
         /// The certificate's file.
         path: PathBuf,

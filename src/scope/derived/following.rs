@@ -248,7 +248,7 @@ fn poll(
             SubscriptionStep::CaughtUp(_)
             | SubscriptionStep::Unfinished
             | SubscriptionStep::Paused => return Poll::Pending,
-            SubscriptionStep::Expired { .. } => TakenStep::Expired,
+            SubscriptionStep::Expired { .. } | SubscriptionStep::Relisted => TakenStep::Expired,
             SubscriptionStep::Closed => TakenStep::Closed,
         };
         return Poll::Ready(step);

@@ -132,7 +132,8 @@ impl ReadPlan {
                 metadata_only: true,
                 ..
             } if self.mode == CacheMode::Metadata => vec![wanted],
-            // Upstream has no objects of custom types in protobuf.
+            // Custom types have no objects in protobuf, and those of other servers have them in JSON,
+            // too.
             Representation {
                 encoding: Encoding::Protobuf,
                 metadata_only: true,

@@ -1,4 +1,4 @@
-//! What upstream's response to a read depends on.
+//! The parts of a read that upstream's response depends on.
 use http::{HeaderMap, HeaderName, HeaderValue, Request, header};
 use watershed_protocol::wants_pretty;
 

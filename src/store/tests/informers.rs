@@ -110,7 +110,7 @@ impl Informer {
                 }
                 return false;
             }
-            SubscriptionStep::Expired { .. } => self.expired = true,
+            SubscriptionStep::Expired { .. } | SubscriptionStep::Relisted => self.expired = true,
             SubscriptionStep::CaughtUp(_)
             | SubscriptionStep::Unfinished
             | SubscriptionStep::Paused

@@ -80,6 +80,7 @@ proptest! {
                             SubscriptionStep::Expired { .. } => *expired = true,
                             SubscriptionStep::CaughtUp(at) => prop_assert_eq!(at.0, version),
                             SubscriptionStep::Unfinished
+                            | SubscriptionStep::Relisted
                             | SubscriptionStep::Paused
                             | SubscriptionStep::Closed => prop_assert!(false),
                         }

@@ -311,7 +311,7 @@ fn a_list_for_another_schema_ends_open_watches_without_an_error_and_expires_late
     );
     writer.replace_after_schema_change(at(20, &[("ns/a", 11)]));
     for open in [&mut caught_up, &mut behind] {
-        assert!(matches!(open.drain(), (seen, SubscriptionStep::Paused) if seen.is_empty()));
+        assert!(matches!(open.drain(), (seen, SubscriptionStep::Relisted) if seen.is_empty()));
     }
     // Whoever goes on from there must not believe that nothing is missing.
     let (mut late, mut new) = (follow(11), follow(20));

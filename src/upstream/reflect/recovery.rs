@@ -2,15 +2,19 @@
 
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep_until};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 use crate::upstream::backoff::{Backoff, Pacing};
 use watershed_connect::Address;
 
 /// First and longest pause between attempts.
 const ATTEMPTS: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(5));
-/// Longest pause between attempts to connect.
-const NO_SERVER: Duration = Duration::from_secs(1);
+/// Time over which lists are spread after an outage.
+const SPREAD: Duration = Duration::from_secs(1);
+/// Least pause between attempts to connect, and the time over which they are spread, once somebody
+/// has connected.
+const CONNECTED: Duration = Duration::from_millis(200);
 /// First and longest pause between lists, and after answers that cannot be read.
 const LISTS: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
 /// Time after which bad answers of one kind in a row are not expected to pass.
@@ -52,6 +56,9 @@ pub(super) struct Recovery {
     type_removed: bool,
     /// Earliest moment of the next attempt.
     retry_at: Option<Instant>,
+    /// The last attempt made no connection: the next one waits until this moment, or for a
+    /// connection.
+    disconnected: Option<(Instant, watch::Receiver<u64>)>,
 }
 
 /// Bad answers of one kind in a row.
@@ -112,6 +119,7 @@ impl Recovery {
             granted: false,
             type_removed: false,
             retry_at: None,
+            disconnected: None,
         }
     }
 
@@ -120,6 +128,16 @@ impl Recovery {
         if let Some(at) = self.retry_at {
             sleep_until(at).await;
             self.retry_at = None;
+        }
+        if let Some((until, connections)) = &mut self.disconnected {
+            let connected = async {
+                sleep(CONNECTED).await;
+                // The sender lives as long as the client.
+                let _ = connections.changed().await;
+                sleep(CONNECTED.mul_f64(fastrand::f64())).await;
+            };
+            let _ = timeout_at(*until, connected).await;
+            self.disconnected = None;
         }
     }
 
@@ -167,11 +185,19 @@ impl Recovery {
     /// that the type must be listed: another one of the same cluster may still have it.
     pub(super) fn expired(&mut self, by: Option<Address>, servers: usize) -> bool {
         self.refusals = Repetition::default();
-        // It answers: whatever failed before has passed, and what is held is getting old.
-        self.attempts.reset();
         self.avoid = by;
         self.expirations += 1;
         self.expirations > servers.max(2)
+    }
+
+    /// Notes that a list follows a watch whose version is lost. Upstream answers, so whatever failed
+    /// before has passed, and what is held is getting old. After an outage the lists of many types,
+    /// and of many proxies, are spread over some time.
+    pub(super) fn list_lost(&mut self) {
+        if self.attempts.failures() > 1 {
+            self.not_before(Instant::now() + SPREAD.mul_f64(fastrand::f64()));
+        }
+        self.attempts.reset();
     }
 
     /// Notes that a server's answer cannot be read. Returns `true` if the type must be listed: the
@@ -251,11 +277,11 @@ impl Recovery {
         self.not_before(Instant::now() + pause);
     }
 
-    /// The same where there was no server to connect to, which the next attempt could burden.
-    pub(super) fn back_off_without_server(&mut self) {
+    /// Delays the next attempt as [`Recovery::back_off`] does, as no connection could be made. The
+    /// first one that anybody makes ends the delay.
+    pub(super) fn back_off_until_connected(&mut self, connections: watch::Receiver<u64>) {
         let pause = self.attempts.pause_unless_first();
-        let longest = NO_SERVER.mul_f64(0.5 + fastrand::f64() / 2.0);
-        self.not_before(Instant::now() + pause.min(longest));
+        self.disconnected = Some((Instant::now() + pause, connections));
     }
 
     /// Delays the next attempt.
@@ -267,6 +293,7 @@ impl Recovery {
     pub(super) fn type_removed(&mut self) {
         self.type_removed = true;
         self.retry_at = None;
+        self.disconnected = None;
     }
 
     fn bad_answer(&mut self, by: Option<Address>) {
@@ -302,19 +329,37 @@ mod tests {
     async fn an_outage_that_is_over_delays_no_list() {
         let mut recovery = Recovery::new();
         recovery.succeeded();
-        let began = Instant::now();
+        let connected = watch::Sender::default();
         for _ in 0..10 {
             recovery.unanswered(None);
-            recovery.back_off_without_server();
+            recovery.back_off_until_connected(connected.subscribe());
             recovery.wait().await;
         }
-        assert!(began.elapsed() < 10 * NO_SERVER);
         let up = Instant::now();
+        recovery.back_off_until_connected(connected.subscribe());
+        connected.send_modify(|number| *number += 1);
+        recovery.wait().await;
+        assert!(up.elapsed() <= 2 * CONNECTED, "{:?}", up.elapsed());
         while !recovery.expired(None, 1) {}
+        recovery.list_lost();
         recovery.list_again();
         recovery.back_off();
         recovery.wait().await;
-        assert!(up.elapsed() <= LISTS.0, "{:?}", up.elapsed());
+        let longest = 2 * CONNECTED + SPREAD + LISTS.0;
+        assert!(up.elapsed() <= longest, "{:?}", up.elapsed());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn lists_whose_version_expires_again_and_again_become_rare() {
+        let mut recovery = Recovery::new();
+        recovery.succeeded();
+        let began = Instant::now();
+        for _ in 0..20 {
+            recovery.expired(None, 1);
+            recovery.back_off();
+            recovery.wait().await;
+        }
+        assert!(began.elapsed() > 5 * ATTEMPTS.1, "{:?}", began.elapsed());
     }
 
     #[tokio::test(start_paused = true)]
