@@ -35,13 +35,21 @@ pub(super) fn fit(limits: &mut ConnectionLimits) {
     if wanted <= fitting {
         return;
     }
-    tracing::warn!(
-        files,
-        wanted,
-        connections = fitting,
-        "the limit of open files leaves room for fewer connections than --max-connections; \
-         raise it (ulimit -n, LimitNOFILE of systemd)"
-    );
+    if wanted == ConnectionLimits::default().connections {
+        tracing::info!(
+            files,
+            connections = fitting,
+            "the limit of open files limits connections"
+        );
+    } else {
+        tracing::warn!(
+            files,
+            wanted,
+            connections = fitting,
+            "the limit of open files leaves room for fewer connections than --max-connections; \
+             raise it (ulimit -n, LimitNOFILE of systemd)"
+        );
+    }
     let share = ConnectionLimits::share_of_an_address;
     let of_address = &mut limits.connections_per_address;
     *of_address = match *of_address {

@@ -18,7 +18,12 @@ const LIST: &str = "/api/v1/pods?resourceVersion=0";
 async fn connections_leave_files_for_probes_and_for_upstream() {
     let upstream = SimulatedServer::start(small()).await.unwrap();
     // As container runtimes start programs, with less.
-    let flags = ["--max-connections-per-address", "20000"];
+    let flags = [
+        "--max-connections",
+        "5000",
+        "--max-connections-per-address",
+        "5000",
+    ];
     let program = Program::with_file_limits(&upstream, (100, 160), &flags).await;
     let figure = async |series: &str| metric(program.admin, series).await.to_string();
     assert_eq!(figure("process_max_fds").await, "160");

@@ -29,6 +29,8 @@ const MAX_HEADER: u32 = 1 << 20;
 const MAX_BLOCK: u32 = 64 << 20;
 /// Memory that is taken for a block before its bytes arrive.
 const BLOCK_BUFFER: usize = 1 << 20;
+/// Bytes that are read at a time. Blocks are slices of them, without a copy.
+const READ_AT_ONCE: usize = 256 << 10;
 /// Bytes that are hashed at a time. The hash of a few thousand bytes takes several times as long for
 /// each of them.
 const HASHED_AT_ONCE: usize = 64 << 10;
@@ -119,7 +121,12 @@ pub(super) struct CheckpointWriter<W> {
 /// [`CheckpointReader::end`].
 pub(super) struct CheckpointReader<R> {
     inner: R,
+    /// Of everything before `read`.
     checksum: Checksum,
+    /// The bytes that were read last.
+    read: Bytes,
+    /// The number of these that were taken.
+    taken: usize,
 }
 
 /// The checksum of bytes that come piece by piece.
@@ -182,10 +189,10 @@ impl<R: Read> CheckpointReader<R> {
         let mut reader = Self {
             inner,
             checksum: Checksum::default(),
+            read: Bytes::new(),
+            taken: 0,
         };
-        let mut magic = [0; MAGIC.len()];
-        reader.fill(&mut magic)?;
-        if &magic != MAGIC {
+        if reader.take(MAGIC.len())? != MAGIC[..] {
             return Err(CheckpointFileError::Layout);
         }
         let header = reader.block_up_to(MAX_HEADER)?;
@@ -194,46 +201,63 @@ impl<R: Read> CheckpointReader<R> {
         Ok((reader, header))
     }
 
-    /// Reads a block.
+    /// Reads a block. It may share its memory with others, and is to be copied by whoever keeps it.
     pub(super) fn block(&mut self) -> Result<Bytes, CheckpointFileError> {
         self.block_up_to(MAX_BLOCK)
     }
 
     /// Checks the checksum, and that nothing follows.
     pub(super) fn end(mut self) -> Result<(), CheckpointFileError> {
-        let mut checksum = [0; blake3::OUT_LEN];
-        self.inner.read_exact(&mut checksum)?;
-        if self.checksum.end() != checksum {
+        self.checksum.add(&self.read[..self.taken]);
+        let rest = self.read.slice(self.taken..);
+        (self.read, self.taken) = (rest, 0);
+        let checksum = self.take(blake3::OUT_LEN)?;
+        let computed = std::mem::take(&mut self.checksum).end();
+        if computed.as_bytes()[..] != checksum {
             return Err(CheckpointFileError::Damaged("its checksum is wrong"));
         }
-        match self.inner.read_exact(&mut [0]) {
+        match self.take(1) {
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(()),
             Err(error) => Err(error.into()),
-            Ok(()) => Err(CheckpointFileError::Damaged("something follows")),
+            Ok(_) => Err(CheckpointFileError::Damaged("something follows")),
         }
     }
 
     fn block_up_to(&mut self, limit: u32) -> Result<Bytes, CheckpointFileError> {
         let mut length = [0; 4];
-        self.fill(&mut length)?;
+        length.copy_from_slice(&self.take(4)?);
         let length = u32::from_le_bytes(length);
         if length > limit {
             return Err(CheckpointFileError::Damaged("a length is wrong"));
         }
-        let length = length as usize;
-        // A length may be wrong, so most of a large block's memory is taken as its bytes arrive.
-        let mut bytes = Vec::with_capacity(length.min(BLOCK_BUFFER));
-        let mut rest = self.inner.by_ref().take(length as u64);
-        if rest.read_to_end(&mut bytes)? != length {
-            return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
-        }
-        self.checksum.add(&bytes);
-        Ok(bytes.into())
+        Ok(self.take(length as usize)?)
     }
 
-    fn fill(&mut self, bytes: &mut [u8]) -> Result<(), CheckpointFileError> {
-        self.inner.read_exact(bytes)?;
-        self.checksum.add(bytes);
+    /// Takes the next bytes.
+    fn take(&mut self, length: usize) -> io::Result<Bytes> {
+        if self.read.len() - self.taken < length {
+            self.read_on(length)?;
+        }
+        let end = self.taken + length;
+        let taken = self.read.slice(self.taken..end);
+        self.taken = end;
+        Ok(taken)
+    }
+
+    /// Reads until there are at least so many bytes that were not taken.
+    fn read_on(&mut self, length: usize) -> io::Result<()> {
+        self.checksum.add(&self.read[..self.taken]);
+        let rest = &self.read[self.taken..];
+        let missing = (length - rest.len()).max(READ_AT_ONCE);
+        // A length may be wrong, so most of a large block's memory is taken as its bytes arrive.
+        let mut read = Vec::with_capacity(rest.len() + missing.min(BLOCK_BUFFER));
+        read.extend_from_slice(rest);
+        let mut inner = self.inner.by_ref().take(missing as u64);
+        inner.read_to_end(&mut read)?;
+        (self.read, self.taken) = (read.into(), 0);
+        if self.read.len() < length {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
         Ok(())
     }
 }

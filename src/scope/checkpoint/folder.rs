@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
-use std::io::{self, BufReader, BufWriter, Write as _};
+use std::io::{self, BufWriter, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -24,7 +24,7 @@ const BUFFER: usize = 256 << 10;
 const NO_WAIT: i32 = OFlags::NONBLOCK.bits().cast_signed();
 
 /// A file whose header was read.
-type OpenCheckpoint = (CheckpointReader<BufReader<FileOfDisk>>, CheckpointHeader);
+type OpenCheckpoint = (CheckpointReader<FileOfDisk>, CheckpointHeader);
 
 /// A folder to which one process writes at a time. Others may read meanwhile, and remove what is of
 /// no use.
@@ -136,7 +136,7 @@ impl CheckpointFolder {
         progress: &Arc<ReadingProgress>,
     ) -> Result<OpenCheckpoint, CheckpointFileError> {
         let file = FileOfDisk::open(path, progress)?;
-        CheckpointReader::begin(BufReader::with_capacity(BUFFER, file))
+        CheckpointReader::begin(file)
     }
 
     /// Removes a scope's checkpoint.

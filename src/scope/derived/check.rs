@@ -1,6 +1,7 @@
 //! Compares upstream's JSON with what is printed here, before anything of that is shown.
 use std::time::Duration;
 
+use bytes::Bytes;
 use http::HeaderValue;
 use watershed_protocol::BookmarkFormat;
 use watershed_transcode::Transcoder;
@@ -95,8 +96,11 @@ impl PrintCheck {
         if let Some(unknown) = release.as_ref().filter(|it| !is_known_release(it)) {
             return Err(FallbackReason::UnknownRelease(unknown.clone()).into());
         }
-        let mark = self.end_mark(server).await?;
-        let (sample, has_seen_objects) = self.compare(source, server, release.as_ref()).await?;
+        // Side by side: upstream may wait for etcd before it answers each.
+        let mark = end_mark(self.client.clone(), self.target.clone(), server);
+        let compared = self.compare(source, server, release.as_ref());
+        let (mark, compared) = tokio::join!(mark, compared);
+        let (mark, (sample, has_seen_objects)) = (mark?, compared?);
         let bookmark = BookmarkFormat::learn(&sample.format, &mark)?;
         Ok(CheckedPrint {
             server: server.clone(),
@@ -106,15 +110,6 @@ impl PrintCheck {
             bookmark,
             has_seen_objects,
         })
-    }
-
-    /// Returns the bookmark with which a server ends initial events.
-    async fn end_mark(&self, server: &ServedBy) -> Result<bytes::Bytes, CheckError> {
-        let probe = InitialEventsProbe::new(self.client.clone(), &self.target);
-        match probe.beside(server).ask().await.map_err(no_answer)? {
-            InitialEventsAnswer::Streamed(mark) => Ok(mark),
-            InitialEventsAnswer::NotStreamed => Err(FallbackReason::NotStreamed.into()),
-        }
     }
 
     /// Reads some objects, and compares those that the source has in the same version. Returns
@@ -196,6 +191,19 @@ impl PrintCheck {
             has_compared = true;
         }
         Ok(has_compared)
+    }
+}
+
+/// Returns the bookmark with which a server ends initial events.
+async fn end_mark(
+    client: UpstreamClient,
+    target: ReflectorTarget,
+    server: &ServedBy,
+) -> Result<Bytes, CheckError> {
+    let probe = InitialEventsProbe::new(client, &target);
+    match probe.beside(server).ask().await.map_err(no_answer)? {
+        InitialEventsAnswer::Streamed(mark) => Ok(mark),
+        InitialEventsAnswer::NotStreamed => Err(FallbackReason::NotStreamed.into()),
     }
 }
 
