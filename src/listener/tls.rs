@@ -76,7 +76,7 @@ struct ServedCertificate {
     valid: Option<Validity>,
 }
 
-/// What the settings consist of. Each is renewed for itself: a broken file keeps no other from
+/// The parts of the settings. Each is renewed for itself: a broken file keeps no other from
 /// being taken over.
 struct MadeOfFiles {
     pair: Reloaded<Arc<CertifiedKey>>,

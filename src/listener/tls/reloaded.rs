@@ -16,7 +16,7 @@ pub(super) struct Reloaded<T> {
 pub(super) enum Refresh {
     /// They are as before.
     Unchanged,
-    /// What they hold is taken over.
+    /// Their new content is taken over.
     TakenOver,
     /// They cannot be used, so what they held before is kept.
     Kept(TlsError),

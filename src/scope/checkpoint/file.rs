@@ -121,7 +121,7 @@ pub(super) struct CheckpointWriter<W> {
 /// [`CheckpointReader::end`].
 pub(super) struct CheckpointReader<R> {
     inner: R,
-    /// Of everything before `read`.
+    /// The checksum of everything before `read`.
     checksum: Checksum,
     /// The bytes that were read last.
     read: Bytes,
