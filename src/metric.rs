@@ -8,7 +8,7 @@ use std::marker::PhantomData;
 
 use metrics::{Key, Label, Level, Metadata, with_recorder};
 
-pub use labelled_types::labelled;
+pub use labelled_types::{labelled, type_labels};
 pub use metrics::{Counter, Gauge, Histogram, SharedString};
 
 /// A metric with a fixed number of labels. `I` is its kind: [`Counter`], [`Gauge`] or

@@ -2,6 +2,7 @@
 use std::collections::HashSet;
 use std::sync::LazyLock;
 
+use metrics::SharedString;
 use parking_lot::RwLock;
 use watershed_protocol::GroupVersionResource;
 
@@ -12,6 +13,14 @@ const MAX_TYPES: usize = 5_000;
 const OTHER: &str = "other";
 
 static TYPES: LazyLock<LabelledTypes> = LazyLock::new(|| LabelledTypes::new(MAX_TYPES));
+
+/// Returns the label values of a type: its group and its name, as [`labelled`] gives them.
+pub fn type_labels(gvr: &GroupVersionResource) -> [SharedString; 2] {
+    let GroupVersionResource {
+        group, resource, ..
+    } = labelled(gvr);
+    [group.into(), resource.into()]
+}
 
 /// Returns a type as labels name it. The first types of the process have names of their own, and
 /// all further ones share `other`.

@@ -1,7 +1,7 @@
 //! Metrics of scopes: what upstream sends for them.
 use watershed_protocol::GroupVersionResource;
 
-use crate::metric::{Counter, Declaration, Metric, SharedString, labelled};
+use crate::metric::{Counter, Declaration, Metric, SharedString, type_labels};
 
 /// All metrics of this module.
 pub const METRICS: &[Declaration] = &[
@@ -143,16 +143,11 @@ pub(super) const REDERIVATIONS: Metric<Counter, 3> = Metric::new(
 
 /// Returns a type's series of a metric.
 pub(super) fn of_type(metric: &Metric<Counter, 2>, gvr: &GroupVersionResource) -> Counter {
-    let GroupVersionResource {
-        group, resource, ..
-    } = labelled(gvr);
-    metric.with([group.into(), resource.into()])
+    metric.with(type_labels(gvr))
 }
 
 /// Returns the label values of a type, with one more.
 pub(super) fn with_type(gvr: &GroupVersionResource, label: &'static str) -> [SharedString; 3] {
-    let GroupVersionResource {
-        group, resource, ..
-    } = labelled(gvr);
-    [group.into(), resource.into(), label.into()]
+    let [group, resource] = type_labels(gvr);
+    [group, resource, label.into()]
 }

@@ -10,7 +10,7 @@ use watershed_protocol::{GroupVersionResource, Verb};
 use super::plan::RequestPlan;
 use super::source::{AnswerSource, ForwardReason};
 use super::usage::Usage;
-use crate::metric::{Counter, Declaration, Gauge, Histogram, Metric, SharedString, labelled};
+use crate::metric::{Counter, Declaration, Gauge, Histogram, Metric, SharedString, type_labels};
 use crate::watcher::{WatchEnding, WatchObserver};
 
 /// All metrics of this module.
@@ -171,34 +171,20 @@ impl VerificationResult {
 #[derive(Clone)]
 pub(super) struct Labels {
     verb: &'static str,
-    group: Arc<str>,
-    resource: Arc<str>,
+    of_type: LabelsOfType,
 }
 
 impl Labels {
     pub(super) fn new(planned: &RequestPlan, method: &Method) -> Self {
-        let none = || Arc::from("");
-        let (group, resource) = match &planned.resource {
-            Some(resource) => {
-                let named = labelled(&resource.gvr);
-                (named.group, named.resource)
-            }
-            None => (none(), none()),
+        let of_type = match &planned.resource {
+            Some(resource) => type_labels(&resource.gvr),
+            None => ["".into(), "".into()],
         };
         let verb = match planned.verb {
             Verb::Other if *method == Method::HEAD => "head",
             verb => verb.as_str(),
         };
-        Self {
-            verb,
-            group,
-            resource,
-        }
-    }
-
-    /// Returns the label values of the type.
-    fn of_type(&self) -> LabelsOfType {
-        [self.group.clone().into(), self.resource.clone().into()]
+        Self { verb, of_type }
     }
 
     /// Returns the name of the verb.
@@ -260,7 +246,7 @@ pub(super) fn verified(gvr: &GroupVersionResource, result: VerificationResult) {
 
 /// Counts a forwarded request that would have had an answer of this source.
 pub(super) fn shadowed(labels: &Labels, source: AnswerSource) {
-    let [group, resource] = labels.of_type();
+    let [group, resource] = labels.of_type.clone();
     let (source, reason) = (source.as_str().into(), source.reason().into());
     let labels = [labels.verb.into(), group, resource, source, reason];
     SHADOWED.with(labels).increment(1);
@@ -299,7 +285,7 @@ impl InFlight {
 
     pub(super) fn answered(self, source: AnswerSource, code: StatusCode, took: Duration) {
         let verb = self.labels.verb;
-        let [group, resource] = self.labels.of_type();
+        let [group, resource] = self.labels.of_type.clone();
         let code = code.as_str().to_owned();
         let labels = [
             verb.into(),
@@ -343,7 +329,7 @@ impl Meters {
     pub(super) fn begin(&self, labels: &Labels) -> WatchMeter {
         let mut meters = self.0.lock();
         let meter = meters
-            .entry(labels.of_type())
+            .entry(labels.of_type.clone())
             .or_insert_with_key(|of_type| {
                 Arc::new(TypeMeter {
                     watches: WATCHES.with(of_type.clone()),
@@ -370,12 +356,4 @@ impl WatchObserver for WatchMeter {
             .with([group, resource, how.as_str().into()])
             .increment(1);
     }
-}
-
-/// Returns the label values of a type.
-fn type_labels(gvr: &GroupVersionResource) -> LabelsOfType {
-    let GroupVersionResource {
-        group, resource, ..
-    } = labelled(gvr);
-    [group.into(), resource.into()]
 }

@@ -427,7 +427,6 @@ fn material(
         .map(ServerName::try_from)
         .transpose()
         .map_err(|error| certificates(format!("tls-server-name: {error}")))?;
-    let auth = config.auth_layer().map_err(|error| login(&error))?;
     let headers = config
         .extra_headers_layer()
         .map_err(|error| login(&error))?;
@@ -436,7 +435,10 @@ fn material(
         .map_err(|error| certificates(one_line(&error)))?;
     let now = Timestamp::now();
     let (authorization, plugin, expires) = match own {
-        OwnCredential::None => (Authorization::KubeClient(auth), None, None),
+        OwnCredential::None => {
+            let auth = config.auth_layer().map_err(|error| login(&error))?;
+            (Authorization::KubeClient(auth), None, None)
+        }
         OwnCredential::Token(header) => (Authorization::Known(header), None, None),
         OwnCredential::Plugin(made) => {
             let digest = made.digest();

@@ -42,6 +42,24 @@ fn put(dir: &tempfile::TempDir, (cert, key): (String, String)) -> (PathBuf, Path
     (cert_file, key_file)
 }
 
+/// Returns a server that asks for the certificates of clients, and the file of their authority.
+async fn asking_for_certificates(
+    dir: &tempfile::TempDir,
+    server: &Pki,
+    clients: &Pki,
+) -> (ServerTls, PathBuf) {
+    let (cert, key) = put(dir, server.issue("server", &["localhost"]));
+    let client_ca = dir.path().join("client-ca.crt");
+    std::fs::write(&client_ca, &clients.ca_pem).unwrap();
+    let options = TlsOptions {
+        cert: Some(cert),
+        key: Some(key),
+        client_cas: vec![client_ca.clone()],
+        ..tls_options(dir)
+    };
+    (ServerTls::load(options).await.unwrap(), client_ca)
+}
+
 #[tokio::test]
 async fn changed_certificates_are_served_and_broken_ones_are_not() {
     let pki = Pki::new();
@@ -77,16 +95,7 @@ async fn changed_certificates_are_served_and_broken_ones_are_not() {
 async fn broken_client_authorities_do_not_keep_a_certificate_from_being_renewed() {
     let (pki, clients) = (Pki::new(), Pki::new());
     let dir = tempfile::tempdir().unwrap();
-    let (cert, key) = put(&dir, pki.issue("one", &["localhost"]));
-    let client_ca = dir.path().join("client-ca.crt");
-    std::fs::write(&client_ca, &clients.ca_pem).unwrap();
-    let options = TlsOptions {
-        cert: Some(cert),
-        key: Some(key),
-        client_cas: vec![client_ca.clone()],
-        ..tls_options(&dir)
-    };
-    let tls = ServerTls::load(options).await.unwrap();
+    let (tls, client_ca) = asking_for_certificates(&dir, &pki, &clients).await;
     let (mut last, _) = handshake(&tls, &pki, None).await.unwrap();
     for breakage in ["not PEM", "removed"] {
         if breakage == "removed" {
@@ -109,16 +118,7 @@ async fn broken_client_authorities_do_not_keep_a_certificate_from_being_renewed(
 async fn clients_may_show_any_certificate() {
     let (server, clients, strangers) = (Pki::new(), Pki::new(), Pki::new());
     let dir = tempfile::tempdir().unwrap();
-    let (cert, key) = put(&dir, server.issue("server", &["localhost"]));
-    let client_ca = dir.path().join("client-ca.crt");
-    std::fs::write(&client_ca, &clients.ca_pem).unwrap();
-    let options = TlsOptions {
-        cert: Some(cert),
-        key: Some(key),
-        client_cas: vec![client_ca.clone()],
-        ..tls_options(&dir)
-    };
-    let tls = ServerTls::load(options).await.unwrap();
+    let (tls, _) = asking_for_certificates(&dir, &server, &clients).await;
     assert_eq!(handshake(&tls, &server, None).await.unwrap().1, 0);
     assert_eq!(
         handshake(&tls, &server, Some(clients.issue("jane", &[])))
@@ -147,16 +147,7 @@ async fn clients_may_show_any_certificate() {
 async fn a_long_chain_of_client_certificates_is_refused() {
     let (server, clients) = (Pki::new(), Pki::new());
     let dir = tempfile::tempdir().unwrap();
-    let (cert, key) = put(&dir, server.issue("server", &["localhost"]));
-    let client_ca = dir.path().join("client-ca.crt");
-    std::fs::write(&client_ca, &clients.ca_pem).unwrap();
-    let options = TlsOptions {
-        cert: Some(cert),
-        key: Some(key),
-        client_cas: vec![client_ca],
-        ..tls_options(&dir)
-    };
-    let tls = ServerTls::load(options).await.unwrap();
+    let (tls, _) = asking_for_certificates(&dir, &server, &clients).await;
     let names: Vec<_> = (0..800).map(|n| format!("name-{n}.example.com")).collect();
     let names: Vec<_> = names.iter().map(String::as_str).collect();
     for (names, is_accepted) in [(&names[..100], true), (&names[..], false)] {

@@ -208,9 +208,7 @@ impl<R: Read> CheckpointReader<R> {
 
     /// Checks the checksum, and that nothing follows.
     pub(super) fn end(mut self) -> Result<(), CheckpointFileError> {
-        self.checksum.add(&self.read[..self.taken]);
-        let rest = self.read.slice(self.taken..);
-        (self.read, self.taken) = (rest, 0);
+        self.drop_taken();
         let checksum = self.take(blake3::OUT_LEN)?;
         let computed = std::mem::take(&mut self.checksum).end();
         if computed.as_bytes()[..] != checksum {
@@ -244,17 +242,23 @@ impl<R: Read> CheckpointReader<R> {
         Ok(taken)
     }
 
+    /// Drops what was taken, once it is in the checksum.
+    fn drop_taken(&mut self) {
+        let taken = self.read.split_to(std::mem::take(&mut self.taken));
+        self.checksum.add(&taken);
+    }
+
     /// Reads until there are at least so many bytes that were not taken.
     fn read_on(&mut self, length: usize) -> io::Result<()> {
-        self.checksum.add(&self.read[..self.taken]);
-        let rest = &self.read[self.taken..];
+        self.drop_taken();
+        let rest = &self.read;
         let missing = (length - rest.len()).max(READ_AT_ONCE);
         // A length may be wrong, so most of a large block's memory is taken as its bytes arrive.
         let mut read = Vec::with_capacity(rest.len() + missing.min(BLOCK_BUFFER));
         read.extend_from_slice(rest);
         let mut inner = self.inner.by_ref().take(missing as u64);
         inner.read_to_end(&mut read)?;
-        (self.read, self.taken) = (read.into(), 0);
+        self.read = read.into();
         if self.read.len() < length {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
