@@ -41,16 +41,21 @@ impl<T> Reloaded<T> {
         &mut self,
         make: impl FnOnce(&[Vec<u8>]) -> Result<T, TlsError>,
     ) -> Refresh {
-        let read = read(&self.files);
-        let seen = match &read {
-            Ok(contents) => Ok(contents.clone()),
-            Err(error) => Err(error.to_string()),
+        let contents = match read(&self.files) {
+            Ok(contents) if self.seen.as_ref() == Ok(&contents) => return Refresh::Unchanged,
+            Ok(contents) => contents,
+            Err(error) => {
+                let reason = Err(error.to_string());
+                if self.seen == reason {
+                    return Refresh::Unchanged;
+                }
+                self.seen = reason;
+                return Refresh::Kept(error);
+            }
         };
-        if seen == self.seen {
-            return Refresh::Unchanged;
-        }
-        self.seen = seen;
-        match read.and_then(|contents| make(&contents)) {
+        let made = make(&contents);
+        self.seen = Ok(contents);
+        match made {
             Ok(made) => {
                 self.current = made;
                 Refresh::TakenOver
