@@ -424,10 +424,11 @@ impl Access {
         if requested.is_empty() {
             return Ok(None);
         }
-        let reviewed = self
+        // Boxed, because the future is large and rare.
+        let judging = self
             .impersonator
-            .judge(identity, &requested, access.as_ref())
-            .await?;
+            .judge(identity, &requested, access.as_ref());
+        let reviewed = Box::pin(judging).await?;
         match self.refused_master(&reviewed.identity, "a caller who impersonates") {
             Some(status) => Err(status.into()),
             None => Ok(Some(reviewed)),

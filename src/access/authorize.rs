@@ -307,8 +307,10 @@ impl Authorizer {
             // call, so it fits.
             for _ in 0..2 {
                 let entry = self.verdicts.entry(Arc::clone(request));
+                // Boxed: the cache's future has room for it several times.
+                let review = Box::pin(self.review(request));
                 let reviewed = entry
-                    .or_insert_with_if(self.review(request), |cached| !self.fits(cached, arrived))
+                    .or_insert_with_if(review, |cached| !self.fits(cached, arrived))
                     .await
                     .into_value();
                 if reviewed.is_err() || self.fits(&reviewed, arrived) {

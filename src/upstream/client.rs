@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
 use http::header::{HeaderValue, USER_AGENT};
 use http::{Request, Response, StatusCode};
 
@@ -77,7 +79,19 @@ impl UpstreamClient {
     /// Sends a request whose URI is path and query. Dropping the answer cancels it at upstream.
     ///
     /// It applies no timeout: only the caller knows how long the answer may take.
-    pub async fn send(
+    ///
+    /// Boxed: it is three kilobytes, and the future of each client's request would have room for it,
+    /// several times.
+    pub fn send(
+        &self,
+        class: ConnectionClass,
+        request: Request<Body>,
+        options: SendOptions,
+    ) -> BoxFuture<'_, Result<Response<UpstreamBody>, UpstreamError>> {
+        self.send_unboxed(class, request, options).boxed()
+    }
+
+    async fn send_unboxed(
         &self,
         class: ConnectionClass,
         mut request: Request<Body>,

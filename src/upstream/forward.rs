@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use futures_util::FutureExt as _;
 use http::header::{AUTHORIZATION, HeaderMap, HeaderName};
 use http::{Method, Request, Response, Version};
 use hyper::body::Incoming;
@@ -173,16 +174,12 @@ impl Forwarder {
             ForwardIdentity::UnknownCaller => &self.shared.unknown,
             ForwardIdentity::Impersonated(_) | ForwardIdentity::Proxy => &self.shared.as_proxy,
         };
-        let response = pool
-            .send(
-                class,
-                request,
-                SendOptions {
-                    purpose: RequestPurpose::Forward,
-                    ..SendOptions::default()
-                },
-            )
-            .await?;
+        let options = SendOptions {
+            purpose: RequestPurpose::Forward,
+            ..SendOptions::default()
+        };
+        // Boxed: the requests that are answered from memory need no room for it.
+        let response = pool.send(class, request, options).boxed().await?;
         Ok(held_by(to_client(response), share))
     }
 

@@ -1,6 +1,7 @@
 //! The time that a client gives its request, of which upstream needs a part.
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use tokio::time::{Instant, timeout_at};
 use watershed_protocol::request_timeout;
 
@@ -30,11 +31,12 @@ impl RequestDeadline {
 
     /// Waits for a step of the read. One that takes too long has the read forwarded, for this
     /// reason.
-    pub(in crate::serve) async fn wait<T>(
+    pub(in crate::serve) fn wait<T>(
         self,
         step: impl Future<Output = Result<T, ForwardReason>>,
         reason: ForwardReason,
-    ) -> Result<T, ForwardReason> {
-        timeout_at(self.0, step).await.unwrap_or(Err(reason))
+    ) -> impl Future<Output = Result<T, ForwardReason>> {
+        // Not an async function: its future would have room for the step twice.
+        timeout_at(self.0, step).map(move |result| result.unwrap_or(Err(reason)))
     }
 }
