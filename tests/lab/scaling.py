@@ -48,8 +48,8 @@ class Costs:
     # The previous state of an event, held as a difference.
     delta_bytes: float = 300.0
     window_seconds: float = 300.0
-    connection: float = 33.6 * KIB
-    shared_watch: float = 1.85 * KIB
+    connection: float = 34.8 * KIB
+    shared_watch: float = 2.08 * KIB
     api_connection: float = 89.4 * KIB
     api_shared_watch: float = 27.6 * KIB
     # CPU seconds.
