@@ -77,7 +77,7 @@ const FLOW_SCHEMA: HeaderName = HeaderName::from_static("x-kubernetes-pf-flowsch
 
 /// Reads the authorities in a file and checks that they can verify client certificates.
 pub async fn authorities(file: PathBuf) -> Result<Vec<CertificateDer<'static>>, TlsError> {
-    Certificates::load(file).await?.authorities()
+    Ok(Certificates::load(file).await?.authorities())
 }
 
 /// Identifies callers and authorizes their requests.

@@ -19,20 +19,20 @@ use super::client_certificates::AnyCertificate;
 use super::self_signed;
 use super::tls_policy;
 use crate::log_throttle::LogThrottle;
-use reloaded::Reloaded;
 use watershed_connect::Validity;
 
 mod error;
 mod reloaded;
 
 pub use error::TlsError;
+pub(crate) use reloaded::Reloaded;
 pub use tls_policy::{CipherSuiteName, TlsMinVersion, TlsPolicy};
 
 /// Interval between checks of the files.
 ///
 /// cert-manager and kubelet renew long before expiry, so this only has to be short enough for an
 /// operator who waits for it.
-const RELOAD_INTERVAL: Duration = Duration::from_secs(10);
+pub(crate) const RELOAD_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Self-signed certificates that could not be renewed, at every look at the files.
 static NOT_RENEWED: LogThrottle = LogThrottle::new(Duration::from_hours(1));
@@ -113,7 +113,7 @@ impl ServerTls {
                     source.authorities(pem)
                 })?,
             };
-            Ok(Arc::new(ServerTlsShared {
+            Ok::<_, TlsError>(Arc::new(ServerTlsShared {
                 current: ArcSwap::from_pointee(source.build(&made)?),
                 source,
                 made: Mutex::new(made),
@@ -194,11 +194,9 @@ impl std::fmt::Debug for ServerTls {
 }
 
 /// Reads files and parses keys away from the threads that serve.
-async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, TlsError> + Send + 'static,
-) -> Result<T, TlsError> {
+pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     match tokio::task::spawn_blocking(work).await {
-        Ok(result) => result,
+        Ok(done) => done,
         Err(error) => std::panic::resume_unwind(error.into_panic()),
     }
 }

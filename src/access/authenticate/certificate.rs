@@ -16,13 +16,12 @@ use rustls::server::danger::ClientCertVerifier;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 use crate::access::identity::Identity;
-use crate::listener::tls::{self, TlsError};
+use crate::listener::tls::{self, Reloaded, TlsError};
 
 /// Time after which a certificate is verified again.
 const VERIFIED_TTL: Duration = Duration::from_secs(10);
 /// Limit of cached certificates.
 const MAX_CERTIFICATES: u64 = 20_000;
-const RELOAD_INTERVAL: Duration = Duration::from_secs(10);
 /// The attribute of a certificate's subject that is the user's unique id.
 /// Source: `apiserver/pkg/authentication/request/x509/x509.go` (parseUIDFromCert).
 const UID: &str = "1.3.6.1.4.1.57683.2";
@@ -106,18 +105,12 @@ pub(in crate::access) struct Certificates(Arc<AuthorityFile>);
 
 impl Certificates {
     /// Reads the authorities, and reads them again whenever the file changes.
-    pub(in crate::access) async fn load(file: PathBuf) -> Result<Self, TlsError> {
-        let pem = read(file.clone()).await?;
-        let verifier = ArcSwap::from_pointee(ClientVerifier::new(&file, &pem)?);
-        let authorities = Arc::new(AuthorityFile {
-            path: file,
-            verifier,
-            seen: Mutex::new(pem),
-        });
+    pub(in crate::access) async fn load(path: PathBuf) -> Result<Self, TlsError> {
+        let authorities = Arc::new(tls::blocking(move || AuthorityFile::read(path)).await?);
         let weak = Arc::downgrade(&authorities);
         tokio::spawn(async move {
             loop {
-                tokio::time::sleep(RELOAD_INTERVAL).await;
+                tokio::time::sleep(tls::RELOAD_INTERVAL).await;
                 let Some(authorities) = weak.upgrade() else {
                     return;
                 };
@@ -128,23 +121,14 @@ impl Certificates {
     }
 
     /// Returns the authorities.
-    pub(in crate::access) fn authorities(&self) -> Result<Vec<CertificateDer<'static>>, TlsError> {
-        tls::certificates(&self.0.path, &self.0.seen.lock())
+    pub(in crate::access) fn authorities(&self) -> Vec<CertificateDer<'static>> {
+        self.0.verifier.load().authorities.clone()
     }
 
     /// Reads the file again. A broken file is logged, and the old authorities are kept.
     pub(in crate::access) async fn reload(&self) {
-        match self.0.take_over_changes().await {
-            Ok(false) => {}
-            Ok(true) => tracing::info!(
-                file = %self.0.path.display(),
-                "reloaded the authorities of client certificates"
-            ),
-            Err(error) => tracing::warn!(
-                %error,
-                "cannot reload the authorities of client certificates; keeping the old ones"
-            ),
-        }
+        let file = Arc::clone(&self.0);
+        tls::blocking(move || file.take_over_changes()).await;
     }
 
     /// Verifies a chain and returns the subject of its first certificate, whose key the client
@@ -169,52 +153,64 @@ impl Certificates {
 struct AuthorityFile {
     path: PathBuf,
     verifier: ArcSwap<ClientVerifier>,
-    /// The contents last read, valid or not.
-    seen: Mutex<Vec<u8>>,
+    made: Mutex<Reloaded<Arc<ClientVerifier>>>,
 }
 
 impl AuthorityFile {
-    /// Returns `true` if the file has changed.
-    async fn take_over_changes(&self) -> Result<bool, TlsError> {
-        let pem = read(self.path.clone()).await?;
-        if *self.seen.lock() == pem {
-            return Ok(false);
+    fn read(path: PathBuf) -> Result<Self, TlsError> {
+        let files = vec![path.clone()];
+        let made = Reloaded::new(files, |pem| ClientVerifier::new(&path, pem).map(Arc::new))?;
+        Ok(Self {
+            verifier: ArcSwap::new(Arc::clone(&made.current)),
+            made: Mutex::new(made),
+            path,
+        })
+    }
+
+    fn take_over_changes(&self) {
+        let mut made = self.made.lock();
+        let refresh = made.refresh(|pem| ClientVerifier::new(&self.path, pem).map(Arc::new));
+        refresh.log("authorities of client certificates");
+        if refresh.is_taken_over() {
+            self.verifier.store(Arc::clone(&made.current));
         }
-        let verifier = ClientVerifier::new(&self.path, &pem);
-        // Remembered even if it is invalid, so that it is logged once.
-        *self.seen.lock() = pem;
-        self.verifier.store(Arc::new(verifier?));
-        Ok(true)
     }
 }
 
 /// The authorities at one time, and the certificates that have been verified against them.
 struct ClientVerifier {
+    authorities: Vec<CertificateDer<'static>>,
     webpki: Arc<dyn ClientCertVerifier>,
     verified: Cache<ChainHash, VerifiedChain>,
 }
 
 impl ClientVerifier {
-    fn new(file: &Path, pem: &[u8]) -> Result<Self, TlsError> {
+    /// `contents` are those of the file.
+    fn new(file: &Path, contents: &[Vec<u8>]) -> Result<Self, TlsError> {
         let unusable = |reason: String| TlsError::Unusable {
             path: file.to_owned(),
             reason,
         };
-        let mut authorities = RootCertStore::empty();
-        for certificate in tls::certificates(file, pem)? {
-            authorities
-                .add(certificate)
+        let authorities = tls::certificates(file, &contents.concat())?;
+        let mut roots = RootCertStore::empty();
+        for certificate in &authorities {
+            roots
+                .add(certificate.clone())
                 .map_err(|error| unusable(error.to_string()))?;
         }
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-        let webpki = WebPkiClientVerifier::builder_with_provider(Arc::new(authorities), provider)
+        let webpki = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
             .build()
             .map_err(|error| unusable(error.to_string()))?;
         let verified = Cache::builder()
             .max_capacity(MAX_CERTIFICATES)
             .expire_after(ChainExpiry)
             .build();
-        Ok(Self { webpki, verified })
+        Ok(Self {
+            authorities,
+            webpki,
+            verified,
+        })
     }
 
     fn verify(&self, chain: &[CertificateDer<'static>]) -> VerifiedChain {
@@ -272,12 +268,6 @@ fn fingerprint(certificate: &[u8]) -> String {
         let _ = write!(text, "{byte:02x}");
     }
     text
-}
-
-async fn read(file: PathBuf) -> Result<Vec<u8>, TlsError> {
-    tokio::fs::read(&file)
-        .await
-        .map_err(|source| TlsError::Read { path: file, source })
 }
 
 #[cfg(test)]

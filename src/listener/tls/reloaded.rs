@@ -5,15 +5,15 @@ use std::path::PathBuf;
 use super::error::TlsError;
 
 /// Something made of files, as of when they were last usable.
-pub(super) struct Reloaded<T> {
+pub(crate) struct Reloaded<T> {
     files: Vec<PathBuf>,
     /// The contents at the last look, or why there were none: each change is tried and logged once.
     seen: Result<Vec<Vec<u8>>, String>,
-    pub(super) current: T,
+    pub(crate) current: T,
 }
 
 /// The outcome of a look at files.
-pub(super) enum Refresh {
+pub(crate) enum Refresh {
     /// They are as before.
     Unchanged,
     /// Their new content is taken over.
@@ -24,7 +24,7 @@ pub(super) enum Refresh {
 
 impl<T> Reloaded<T> {
     /// Reads the files, and makes something of their contents, which are in the files' order.
-    pub(super) fn new(
+    pub(crate) fn new(
         files: Vec<PathBuf>,
         make: impl FnOnce(&[Vec<u8>]) -> Result<T, TlsError>,
     ) -> Result<Self, TlsError> {
@@ -37,7 +37,7 @@ impl<T> Reloaded<T> {
     }
 
     /// Reads the files again, and makes something of them if they have changed.
-    pub(super) fn refresh(
+    pub(crate) fn refresh(
         &mut self,
         make: impl FnOnce(&[Vec<u8>]) -> Result<T, TlsError>,
     ) -> Refresh {
@@ -66,12 +66,12 @@ impl<T> Reloaded<T> {
 }
 
 impl Refresh {
-    pub(super) fn is_taken_over(&self) -> bool {
+    pub(crate) fn is_taken_over(&self) -> bool {
         matches!(self, Self::TakenOver)
     }
 
     /// Logs the outcome for what the files hold.
-    pub(super) fn log(&self, what: &str) {
+    pub(crate) fn log(&self, what: &str) {
         match self {
             Self::Unchanged => {}
             Self::TakenOver => tracing::info!("{what} reloaded"),

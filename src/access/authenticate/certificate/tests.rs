@@ -97,6 +97,9 @@ async fn a_changed_file_is_loaded_and_a_broken_one_is_not() {
     std::fs::write(&file, "nothing").unwrap();
     certificates.reload().await;
     assert!(certificates.verify(&old).is_some());
+    std::fs::remove_file(&file).unwrap();
+    certificates.reload().await;
+    assert!(certificates.verify(&old).is_some());
     std::fs::write(&file, &others.ca_pem).unwrap();
     certificates.reload().await;
     assert!(
