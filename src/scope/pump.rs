@@ -47,7 +47,7 @@ use continuity::{Continuity, ContinuityChange};
 use feed::FeedStep;
 use finish::ask_upstream;
 use overdue::OverdueEvents;
-use release::{LearnedRelease, ReleaseLearner};
+use release::{LearnedRelease, ReleaseContext, ReleaseLearner};
 use restoring::Restoring;
 use staleness::StalenessClock;
 use streaming::StreamingLearner;
@@ -174,14 +174,14 @@ impl ScopePump {
             read_defaults: ReadDefaults::of(gvr),
             events: metrics::of_type(&metrics::UPSTREAM_EVENTS, gvr),
             streaming: StreamingLearner::new(InitialEventsProbe::new(client.clone(), &target)),
-            release: ReleaseLearner::new(
+            release: ReleaseLearner::new(ReleaseContext {
                 client,
                 target,
-                scope.reader.clone(),
-                Arc::clone(&shared.learners),
+                reader: scope.reader.clone(),
+                learners: Arc::clone(&shared.learners),
                 budget,
-                Arc::clone(&scope.print),
-            ),
+                print: Arc::clone(&scope.print),
+            }),
             staleness: StalenessClock::new(max_staleness),
             overdue: OverdueEvents::new(
                 scope.upstream.subscribe_lacking(),

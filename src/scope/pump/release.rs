@@ -33,15 +33,21 @@ const READINGS: (Duration, Duration) = (Duration::from_secs(2), Duration::from_m
 /// Readings with this many pauses between them are not the same upgrade.
 const APART: u32 = 4;
 
+/// Where a scope's objects are held, and where they can be read again. Cheap to clone.
+#[derive(Clone)]
+pub(super) struct ReleaseContext {
+    pub(super) client: UpstreamClient,
+    pub(super) target: ReflectorTarget,
+    pub(super) reader: StoreReader,
+    pub(super) learners: Arc<Semaphore>,
+    pub(super) budget: MemoryBudget,
+    /// Shows others whether the objects are outdated.
+    pub(super) print: Arc<ObjectsPrint>,
+}
+
 /// Knows which release printed the objects in memory, and compares it with the followed server's.
 pub(super) struct ReleaseLearner {
-    client: UpstreamClient,
-    target: ReflectorTarget,
-    reader: StoreReader,
-    learners: Arc<Semaphore>,
-    budget: MemoryBudget,
-    /// Shows others whether the objects are outdated.
-    print: Arc<ObjectsPrint>,
+    context: ReleaseContext,
     printed: PrintedBy,
     pace: ReadingPace,
     job: Option<BoxFuture<'static, LearnedRelease>>,
@@ -90,12 +96,7 @@ struct ReadingPace {
 
 /// A comparison of the objects in memory with those of the followed server.
 struct ReleaseComparison {
-    client: UpstreamClient,
-    target: ReflectorTarget,
-    reader: StoreReader,
-    learners: Arc<Semaphore>,
-    budget: MemoryBudget,
-    print: Arc<ObjectsPrint>,
+    context: ReleaseContext,
     printed: PrintedBy,
     server: ServedBy,
     format: Arc<WireFormat>,
@@ -103,21 +104,9 @@ struct ReleaseComparison {
 }
 
 impl ReleaseLearner {
-    pub(super) fn new(
-        client: UpstreamClient,
-        target: ReflectorTarget,
-        reader: StoreReader,
-        learners: Arc<Semaphore>,
-        budget: MemoryBudget,
-        print: Arc<ObjectsPrint>,
-    ) -> Self {
+    pub(super) fn new(context: ReleaseContext) -> Self {
         Self {
-            client,
-            target,
-            reader,
-            learners,
-            budget,
-            print,
+            context,
             printed: PrintedBy::Unknown,
             pace: ReadingPace::default(),
             job: None,
@@ -126,9 +115,9 @@ impl ReleaseLearner {
 
     /// Notes that this server listed the objects in memory.
     pub(super) fn record_list(&mut self, by: Option<&ServedBy>) {
-        self.print.set_outdated(false);
+        self.context.print.set_outdated(false);
         self.printed = by.map_or(PrintedBy::Unknown, |by| PrintedBy::Server(by.clone()));
-        let (client, server) = (self.client.clone(), by.cloned());
+        let (client, server) = (self.context.client.clone(), by.cloned());
         self.job = server.map(|server| {
             let learn = async move {
                 let release = release_when_answered(&client, &server).await;
@@ -146,12 +135,7 @@ impl ReleaseLearner {
     /// Notes that the scope is followed at this server.
     pub(super) fn follow(&mut self, server: &ServedBy, format: &Arc<WireFormat>) {
         let comparison = ReleaseComparison {
-            client: self.client.clone(),
-            target: self.target.clone(),
-            reader: self.reader.clone(),
-            learners: Arc::clone(&self.learners),
-            budget: self.budget.clone(),
-            print: Arc::clone(&self.print),
+            context: self.context.clone(),
             printed: self.printed.clone(),
             server: server.clone(),
             format: Arc::clone(format),
@@ -190,7 +174,7 @@ impl ReleaseLearner {
 
     /// Notes that what was learned is in memory.
     pub(super) fn mark_applied(&mut self) {
-        self.print.set_outdated(false);
+        self.context.print.set_outdated(false);
     }
 
     /// Notes that what was learned could not be put into memory.
@@ -201,25 +185,25 @@ impl ReleaseLearner {
 
 impl ReleaseComparison {
     async fn learn(self) -> LearnedRelease {
-        let release = release_when_answered(&self.client, &self.server).await;
+        let release = release_when_answered(&self.context.client, &self.server).await;
         let printed = match &self.printed {
             PrintedBy::Unknown => None,
             PrintedBy::Release(printed) => Some(printed.clone()),
             PrintedBy::Server(by) if by.is_same(&self.server) => Some(release.clone()),
             // Its connection may be closed. Nobody knows the release then.
-            PrintedBy::Server(by) => release_of(&self.client, by).await.ok(),
+            PrintedBy::Server(by) => release_of(&self.context.client, by).await.ok(),
         };
         if printed.as_ref() == Some(&release) {
-            self.print.set_outdated(false);
+            self.context.print.set_outdated(false);
             return LearnedRelease::Current(release);
         }
-        self.print.set_outdated(true);
+        self.context.print.set_outdated(true);
         if let Some(moment) = self.not_before {
             sleep_until(moment).await;
         }
         let mut pauses = Backoff::new(REREADINGS.0, REREADINGS.1);
         let read = loop {
-            let permit = self.learners.acquire().await;
+            let permit = self.context.learners.acquire().await;
             let read = self.read().await;
             drop(permit);
             match read {
@@ -227,7 +211,7 @@ impl ReleaseComparison {
                 Err(error) => pause_after(&error, &mut pauses).await,
             }
         };
-        let resource = &self.target.gvr;
+        let resource = &self.context.target.gvr;
         match read {
             Some(Reprints { form, .. }) if !form.fits => {
                 tracing::info!(%resource, "upstream's release has another wire format");
@@ -254,10 +238,14 @@ impl ReleaseComparison {
     /// Reads all objects. Returns those that memory has in the same version and in other bytes;
     /// `None` if they do not fit into memory. They may be as many as there are.
     async fn read(&self) -> Result<Option<Reprints>, AnswerError> {
-        let known = self.reader.followed();
+        let known = self.context.reader.followed();
         let (mut objects, mut peek) = (Vec::new(), ObjectPeek::default());
-        let (mut load, mut fits) = (self.budget.begin_load(), true);
-        let upstream = PrintedObjects::new(&self.client, &self.server, self.target.clone());
+        let (mut load, mut fits) = (self.context.budget.begin_load(), true);
+        let upstream = PrintedObjects::new(
+            &self.context.client,
+            &self.server,
+            self.context.target.clone(),
+        );
         let take = |bytes: &_, scanned: watershed_protocol::Scanned| {
             let Some(held) = known.get(scanned.attributes.key()) else {
                 return true;
@@ -274,7 +262,7 @@ impl ReleaseComparison {
             }
             fits
         };
-        let average = self.reader.stats().average_bytes();
+        let average = self.context.reader.stats().average_bytes();
         let form = upstream.read(&self.format, average, take).await?;
         Ok(fits.then_some(Reprints {
             form,
