@@ -4,6 +4,9 @@
 //! for its version, its types and the proxy's rights.
 use super::config::AppConfig;
 
+/// Bytes that a proxy without objects does not fill: it takes some 25 MiB (`process_resident_memory_bytes`).
+const EMPTY_PROXY: usize = 32 << 20;
+
 mod files;
 mod finding;
 mod places;
@@ -23,6 +26,12 @@ pub async fn check(config: &AppConfig) -> Vec<Finding> {
             format!(
                 "{name} has settings, but is not cached: add `cache: onDemand` (resources in --config)"
             ),
+        );
+    }
+    if config.memory_limit.is_some_and(|limit| limit < EMPTY_PROXY) {
+        findings.warning(
+            "configuration",
+            "a proxy without objects takes some 25 MiB: next to nothing fits into --memory-limit",
         );
     }
     places::examine(config, &mut findings).await;

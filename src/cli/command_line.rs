@@ -11,19 +11,19 @@ use crate::telemetry::{LogFormat, check_filter};
 /// Examples below the list of commands.
 #[cfg(feature = "lab")]
 const EXAMPLES: &str = "Examples:
-  watershed demo --for 20s                          show the savings, without a cluster
-  watershed advise --audit-log audit.log            show what it would save a cluster
-  watershed check --kubeconfig proxy.kubeconfig     check that serve will work
-  watershed serve --kubeconfig proxy.kubeconfig     run the proxy
-  watershed kubeconfig > watershed.kubeconfig       write a kubeconfig for clients
+  watershed demo --for 20s                            show the savings, without a cluster
+  watershed advise --audit-log audit.log              show what it would save a cluster
+  watershed check --kubeconfig proxy.kubeconfig       check that serve will work
+  watershed serve --kubeconfig proxy.kubeconfig       run the proxy
+  watershed kubeconfig --output watershed.kubeconfig  write a kubeconfig for clients
 
 docs/configuration.md lists every flag, key, metric and exit code.";
 #[cfg(not(feature = "lab"))]
 const EXAMPLES: &str = "Examples:
-  watershed advise --audit-log audit.log            show what it would save a cluster
-  watershed check --kubeconfig proxy.kubeconfig     check that serve will work
-  watershed serve --kubeconfig proxy.kubeconfig     run the proxy
-  watershed kubeconfig > watershed.kubeconfig       write a kubeconfig for clients
+  watershed advise --audit-log audit.log              show what it would save a cluster
+  watershed check --kubeconfig proxy.kubeconfig       check that serve will work
+  watershed serve --kubeconfig proxy.kubeconfig       run the proxy
+  watershed kubeconfig --output watershed.kubeconfig  write a kubeconfig for clients
 
 docs/configuration.md lists every flag, key, metric and exit code.";
 

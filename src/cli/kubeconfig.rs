@@ -1,13 +1,18 @@
 //! `watershed kubeconfig`: replaces the address and CA of one cluster, and keeps everything else.
 use std::collections::BTreeSet;
-use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use base64::Engine;
 use clap::Args;
 use kube_client::config::Kubeconfig as Document;
+use rustls::pki_types::PrivateKeyDer;
+use rustls::pki_types::pem::PemObject;
+use watershed_connect::Address;
+
+use super::output::{complain, print, write_private};
+use crate::listener::tls;
 
 /// Flags of `watershed kubeconfig`.
 #[derive(Args, Debug)]
@@ -19,41 +24,73 @@ pub(super) struct KubeconfigCommand {
     /// Default: the current context. Other clusters stay as they are.
     #[arg(long, value_name = "NAME")]
     context: Option<String>,
-    /// URL of the proxy, as clients see it.
+    /// URL of the proxy, as clients see it. If it is on this machine, a `proxy-url` of the cluster
+    /// is left out.
     #[arg(long, default_value = "https://127.0.0.1:6443", value_name = "URL")]
     server: String,
     /// CA of the proxy's serving certificate.
     #[arg(long, default_value = "watershed-certs/ca.crt", value_name = "FILE")]
     ca: PathBuf,
+    /// File to write, which only its owner can read. Default: standard output.
+    #[arg(long, value_name = "FILE")]
+    output: Option<PathBuf>,
 }
 
 impl KubeconfigCommand {
-    /// Prints the kubeconfig.
+    /// Prints or writes the kubeconfig.
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
-        let ca = std::fs::read(&self.ca)
-            .with_context(|| format!("cannot read the proxy's CA {} (--ca)", self.ca.display()))?;
+        let server = proxy_address(&self.server)?;
+        let ca = proxy_authorities(&self.ca)?;
         let mut document = match &self.from {
             Some(path) => Document::read_from(path)
                 .with_context(|| format!("cannot read {} (--kubeconfig)", path.display()))?,
             None => Document::read().context("cannot read a kubeconfig (--kubeconfig)")?,
         };
         let name = cluster_of(&document, self.context.as_deref())?;
-        lead_through_proxy(&mut document, &name, self.server, &ca)?;
+        lead_through_proxy(&mut document, &name, &server, &ca)?;
         if self.context.is_some() {
             document.current_context = self.context;
         }
         let yaml = serde_saphyr::to_string(&document).context("cannot write YAML")?;
-        std::io::stdout().write_all(yaml.as_bytes())?;
+        match &self.output {
+            Some(path) => write_private(path, yaml.as_bytes())
+                .with_context(|| format!("cannot write {} (--output)", path.display()))?,
+            None => print(yaml)?,
+        }
         for user in users_with_certificates(&document, &name) {
             // TLS ends at the proxy, so upstream never sees this certificate.
-            writeln!(
-                std::io::stderr(),
+            complain(format_args!(
                 "user {user} has a client certificate: without --client-ca-file the proxy takes \
                  its requests for anonymous ones"
-            )?;
+            ));
         }
         Ok(ExitCode::SUCCESS)
     }
+}
+
+/// Parses the proxy's URL. The proxy speaks nothing but TLS.
+fn proxy_address(url: &str) -> anyhow::Result<Address> {
+    let address = Address::parse(url).context("--server")?;
+    ensure!(
+        address.is_tls(),
+        "{url} is not a URL of the proxy, which serves https (--server)"
+    );
+    Ok(address)
+}
+
+/// Reads the proxy's CA in PEM. A kubeconfig is handed on, so no key may come into it.
+fn proxy_authorities(path: &Path) -> anyhow::Result<Vec<u8>> {
+    let unusable = || format!("cannot use the proxy's CA {} (--ca)", path.display());
+    let pem = std::fs::read(path)
+        .with_context(|| format!("cannot read the proxy's CA {} (--ca)", path.display()))?;
+    let has_key = PrivateKeyDer::pem_slice_iter(&pem).any(|key| key.is_ok());
+    ensure!(
+        !has_key,
+        "{} contains a private key, and clients need the certificate alone (--ca)",
+        path.display()
+    );
+    tls::certificates(path, &pem).with_context(unusable)?;
+    Ok(pem)
 }
 
 /// Returns the name of a context's cluster. Without a context it is the current one's, or else the
@@ -80,7 +117,7 @@ fn cluster_of(document: &Document, context: Option<&str>) -> anyhow::Result<Stri
 fn lead_through_proxy(
     document: &mut Document,
     name: &str,
-    server: String,
+    server: &Address,
     ca: &[u8],
 ) -> anyhow::Result<()> {
     let mut clusters = document.clusters.iter_mut();
@@ -88,11 +125,14 @@ fn lead_through_proxy(
     let cluster = found
         .and_then(|named| named.cluster.as_mut())
         .with_context(|| format!("the kubeconfig has no cluster {name} (--kubeconfig)"))?;
-    cluster.server = Some(server);
+    cluster.server = Some(server.to_string());
     cluster.certificate_authority = None;
     cluster.certificate_authority_data = Some(base64::prelude::BASE64_STANDARD.encode(ca));
     cluster.insecure_skip_tls_verify = None;
     cluster.tls_server_name = None;
+    if server.is_local() {
+        cluster.proxy_url = None;
+    }
     Ok(())
 }
 
@@ -156,7 +196,8 @@ users:
             let mut changed = document(TEXT);
             let cluster = cluster_of(&changed, context).unwrap();
             assert_eq!(cluster, name);
-            lead_through_proxy(&mut changed, name, "https://proxy".to_owned(), b"a").unwrap();
+            let proxy = Address::parse("https://proxy").unwrap();
+            lead_through_proxy(&mut changed, name, &proxy, b"a").unwrap();
             for (before, after) in document(TEXT).clusters.iter().zip(&changed.clusters) {
                 let [before, after] = [before, after]
                     .map(|named| serde_json::to_value(named.cluster.as_ref().unwrap()).unwrap());
@@ -185,8 +226,64 @@ users:
         let unknown = refusal(TEXT, Some("north"));
         assert!(unknown.contains("no context north"), "{unknown}");
         let mut dangling = document(&TEXT.replace("name: east,", "name: else,"));
-        let error = lead_through_proxy(&mut dangling, "east", String::new(), b"").unwrap_err();
+        let proxy = Address::parse("https://proxy").unwrap();
+        let error = lead_through_proxy(&mut dangling, "east", &proxy, b"").unwrap_err();
         assert!(error.to_string().contains("no cluster east"), "{error}");
+    }
+
+    #[test]
+    fn a_way_to_upstream_by_another_proxy_is_left_out_if_this_one_is_on_the_same_machine() {
+        let text = TEXT.replace("tls-server-name: east", "proxy-url: socks5://jump");
+        for (server, is_kept) in [
+            ("https://127.0.0.1:6443", false),
+            ("https://localhost", false),
+            ("https://watershed.example.com", true),
+        ] {
+            let mut changed = document(&text);
+            let proxy = proxy_address(server).unwrap();
+            lead_through_proxy(&mut changed, "east", &proxy, b"a").unwrap();
+            let cluster = changed.clusters[0].cluster.as_ref().unwrap();
+            assert_eq!(cluster.server.as_deref(), Some(server));
+            assert_eq!(cluster.proxy_url.is_some(), is_kept, "{server}");
+        }
+        for server in ["127.0.0.1:6443", "http://127.0.0.1:6443", "https://"] {
+            let error = format!("{:#}", proxy_address(server).unwrap_err());
+            assert!(error.contains("--server"), "{error}");
+        }
+    }
+
+    #[test]
+    fn only_certificates_come_into_a_kubeconfig() {
+        let folder = tempfile::tempdir().unwrap();
+        let pki = crate::test_support::Pki::new();
+        let file = folder.path().join("ca.pem");
+        let ca_and = |more: &str| format!("{}{more}", pki.ca_pem);
+        let key = rcgen::KeyPair::generate().unwrap().serialize_pem();
+        for (text, reason) in [
+            (ca_and(""), None),
+            (ca_and(&key), Some("private key")),
+            (key, Some("private key")),
+            ("a log".to_owned(), Some("no certificate")),
+        ] {
+            std::fs::write(&file, &text).unwrap();
+            let read = proxy_authorities(&file).map_err(|error| format!("{error:#}"));
+            match reason {
+                None => assert_eq!(read, Ok(text.into_bytes())),
+                Some(reason) => assert!(read.as_ref().unwrap_err().contains(reason), "{read:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn only_the_owner_can_read_a_written_kubeconfig() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("kubeconfig");
+        std::fs::write(&file, "longer than what is written").unwrap();
+        write_private(&file, b"secret").unwrap();
+        assert_eq!(std::fs::read(&file).unwrap(), b"secret");
+        let mode = std::fs::metadata(&file).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
     }
 
     #[test]

@@ -1,6 +1,9 @@
-//! Writes to standard output and standard error, which may be closed or full.
+//! Writes to standard output and standard error, which may be closed or full, and to files.
 use std::fmt::Display;
+use std::fs::{OpenOptions, Permissions};
 use std::io::{self, Write as _};
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
+use std::path::Path;
 
 use anyhow::Context as _;
 
@@ -21,4 +24,16 @@ pub(super) fn print_line(text: impl Display) -> anyhow::Result<()> {
 /// Prints a line of the program on standard error. If that is closed or full, nobody reads it.
 pub(super) fn complain(message: impl Display) {
     let _ = writeln!(io::stderr(), "watershed: {message}");
+}
+
+/// Writes a file that holds secrets: only its owner can read it, also if it was there before.
+pub(super) fn write_private(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(path)?;
+    file.set_permissions(Permissions::from_mode(0o600))?;
+    file.write_all(bytes)
 }

@@ -1,6 +1,6 @@
 //! `watershed check` finds each error, and finds none in a valid configuration.
 use serde_json::Value;
-use watershed_lab::sim::{AccessRule, SimulatedServer};
+use watershed_lab::sim::{AccessRule, PlannedRefusal, SimulatedServer};
 
 use crate::mistakes::Bench;
 use crate::support::small;
@@ -47,6 +47,9 @@ async fn a_valid_configuration_has_no_errors() {
     let named = format!("{both} --requestheader-allowed-names front");
     let (_, out, _) = bench.run(&format!("{CHECK} {named}")).await;
     assert!(lines_of(&out, "warning").is_empty(), "{out}");
+    let (code, out, _) = bench.run(&format!("{CHECK} --memory-limit 512")).await;
+    let warned = lines_of(&out, "warning").join("\n");
+    assert!(code == 0 && warned.contains("--memory-limit"), "{out}");
     // The check created no file.
     assert_eq!(std::fs::read_dir(bench.path()).unwrap().count(), before);
     let (code, out, _) = bench.run(CHECK).await;
@@ -291,6 +294,27 @@ async fn missing_rights_are_listed_with_their_consequences() {
         (0, out.lines().count()),
         "{out}"
     );
+    upstream.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn credentials_that_may_not_even_read_the_types_are_an_error() {
+    let upstream = SimulatedServer::start(small()).await.unwrap();
+    let bench = Bench::new(&upstream);
+    // As an API server answers anonymous requests.
+    upstream.faults().set(|active| {
+        active.refuse = Some(PlannedRefusal {
+            count: u32::MAX,
+            code: 403,
+            retry_after: None,
+            resource: None,
+            verb: None,
+        });
+    });
+    let (code, out, told) = bench.run(CHECK).await;
+    assert_eq!((code, told.as_str()), (1, ""), "{out}");
+    let errors = lines_of(&out, "error").join("\n");
+    assert!(errors.contains("cannot read upstream's discovery"), "{out}");
     upstream.shutdown().await;
 }
 

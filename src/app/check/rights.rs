@@ -49,7 +49,22 @@ const RBAC: &str = "what callers may is remembered for seconds only";
 
 pub(super) async fn examine(config: &AppConfig, client: &UpstreamClient, findings: &mut Findings) {
     let rights = OwnRights::new(client.clone());
-    match ask(config, client, &rights, findings).await {
+    let examined = examine_rights(config, &rights, findings).await;
+    let is_told = examined.is_ok();
+    report(examined, findings);
+    // Upstream may not say what the proxy may, and let it read the types or not.
+    let catalog = examine_types(config, client, findings).await;
+    if let Some(catalog) = catalog
+        && is_told
+    {
+        let examined = examine_cached_types(config, &catalog, &rights, findings).await;
+        report(examined, findings);
+    }
+}
+
+/// Reports that upstream does not say what the proxy may.
+fn report(examined: Result<(), ReviewError>, findings: &mut Findings) {
+    match examined {
         Ok(()) => {}
         Err(ReviewError::Refused(status)) => findings.warning(
             SUBJECT,
@@ -65,47 +80,53 @@ pub(super) async fn examine(config: &AppConfig, client: &UpstreamClient, finding
     }
 }
 
-async fn ask(
+/// Examines the rights that do not depend on the types that upstream has.
+async fn examine_rights(
     config: &AppConfig,
-    client: &UpstreamClient,
     rights: &OwnRights,
     findings: &mut Findings,
 ) -> Result<(), ReviewError> {
     examine_callers(config, rights, findings).await?;
     examine_own_reads(config, rights, findings).await?;
-    examine_cluster(config, rights, findings).await?;
+    examine_cluster(config, rights, findings).await
+}
+
+/// Reads the types that upstream has, without which the proxy does not get ready.
+async fn examine_types(
+    config: &AppConfig,
+    client: &UpstreamClient,
+    findings: &mut Findings,
+) -> Option<Catalog> {
     let scopes = Scopes::new(client.clone(), config.scopes);
     let (follower, catalog) =
         CatalogFollower::new(client.clone(), scopes, config.aggregated.clone());
     let mut follower = follower.needing(discovery::needed_types(config));
-    match follower.read().await {
-        Ok(()) => {
-            let following = tokio::spawn(follower.run());
-            let settled = async {
-                while !catalog.is_settled() {
-                    tokio::time::sleep(Duration::from_millis(20)).await;
-                }
-            };
-            if tokio::time::timeout(CUSTOM_TYPES, settled).await.is_err() {
-                findings.warning(
-                    TYPES,
-                    "custom types could not be read in time, and are left out here",
-                );
-            }
-            following.abort();
-            findings.ok(
-                TYPES,
-                format!(
-                    "upstream has {} types that can be cached, each version counted",
-                    catalog.len()
-                ),
-            );
-            examine_named_types(config, &catalog, findings);
-            examine_cached_types(config, &catalog, rights, findings).await?;
-        }
-        Err(error) => findings.failed(TYPES, discovery::explain(error, client.upstream())),
+    if let Err(error) = follower.read().await {
+        findings.failed(TYPES, discovery::explain(error, client.upstream()));
+        return None;
     }
-    Ok(())
+    let following = tokio::spawn(follower.run());
+    let settled = async {
+        while !catalog.is_settled() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    if tokio::time::timeout(CUSTOM_TYPES, settled).await.is_err() {
+        findings.warning(
+            TYPES,
+            "custom types could not be read in time, and are left out here",
+        );
+    }
+    following.abort();
+    findings.ok(
+        TYPES,
+        format!(
+            "upstream has {} types that can be cached, each version counted",
+            catalog.len()
+        ),
+    );
+    examine_named_types(config, &catalog, findings);
+    Some(catalog)
 }
 
 /// Examines the rights for authentication and authorization of callers.
