@@ -387,11 +387,14 @@ func (p place) installed(t *testing.T) {
 		t.Error("a client without the CA trusts the certificate")
 	}
 
-	// An upgrade keeps the certificate, because clients trust its CA.
-	kubectl.Helm(t, testbed.Proxied, "upgrade", "w", manifests.ChartDir, "--namespace", namespace, "--set", "image.repository=watershed,replicas=3,config.cache=true").MustSucceed(t, "upgrade")
-	after := require.Value(client.CoreV1().Secrets(namespace).Get(ctx, "w-watershed-tls", metav1.GetOptions{}))(t)
-	if !bytes.Equal(after.Data["tls.crt"], secret.Data["tls.crt"]) || !bytes.Equal(after.Data["ca.crt"], secret.Data["ca.crt"]) {
-		t.Error("an upgrade made another certificate")
+	// An upgrade keeps the certificate, because clients trust its CA. So does one after which the
+	// Secret belongs to somebody else, who begins with what is there.
+	for _, by := range []string{"replicas=3,config.cache=true", "tls.existingSecret=w-watershed-tls", "replicas=3"} {
+		kubectl.Helm(t, testbed.Proxied, "upgrade", "w", manifests.ChartDir, "--namespace", namespace, "--set", "image.repository=watershed,"+by).MustSucceed(t, "upgrade")
+		after := require.Value(client.CoreV1().Secrets(namespace).Get(ctx, "w-watershed-tls", metav1.GetOptions{}))(t)
+		if !bytes.Equal(after.Data["tls.crt"], secret.Data["tls.crt"]) || !bytes.Equal(after.Data["ca.crt"], secret.Data["ca.crt"]) {
+			t.Errorf("an upgrade with %s made another certificate", by)
+		}
 	}
 	if again := require.Value(client.CoreV1().ConfigMaps(namespace).Get(ctx, "w-watershed-ca", metav1.GetOptions{}))(t); again.Data["ca.crt"] != bundle.Data["ca.crt"] {
 		t.Error("an upgrade published another CA")
