@@ -15,7 +15,7 @@ const EXAMPLES: &str = "Examples:
   watershed advise --audit-log audit.log              show what it would save a cluster
   watershed check --kubeconfig proxy.kubeconfig       check that serve will work
   watershed serve --kubeconfig proxy.kubeconfig       run the proxy
-  watershed kubeconfig --output watershed.kubeconfig  write a kubeconfig for clients
+  watershed kubeconfig --out watershed.kubeconfig     write a kubeconfig for clients
 
 docs/configuration.md lists every flag, key, metric and exit code.";
 #[cfg(not(feature = "lab"))]
@@ -23,7 +23,7 @@ const EXAMPLES: &str = "Examples:
   watershed advise --audit-log audit.log              show what it would save a cluster
   watershed check --kubeconfig proxy.kubeconfig       check that serve will work
   watershed serve --kubeconfig proxy.kubeconfig       run the proxy
-  watershed kubeconfig --output watershed.kubeconfig  write a kubeconfig for clients
+  watershed kubeconfig --out watershed.kubeconfig     write a kubeconfig for clients
 
 docs/configuration.md lists every flag, key, metric and exit code.";
 

@@ -28,7 +28,8 @@ pub const EXIT_CODES: &[(u8, &str)] = &[
     ),
     (
         INVALID_USAGE,
-        "The command line or the configuration file is invalid.",
+        "The command line cannot be understood, or the configuration file is invalid. For `check`, \
+         that is an error that it found.",
     ),
     #[cfg(feature = "lab")]
     (

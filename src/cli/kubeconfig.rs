@@ -33,7 +33,7 @@ pub(super) struct KubeconfigCommand {
     ca: PathBuf,
     /// File to write, which only its owner can read. Default: standard output.
     #[arg(long, value_name = "FILE")]
-    output: Option<PathBuf>,
+    out: Option<PathBuf>,
 }
 
 impl KubeconfigCommand {
@@ -52,9 +52,9 @@ impl KubeconfigCommand {
             document.current_context = self.context;
         }
         let yaml = serde_saphyr::to_string(&document).context("cannot write YAML")?;
-        match &self.output {
+        match &self.out {
             Some(path) => write_private(path, yaml.as_bytes())
-                .with_context(|| format!("cannot write {} (--output)", path.display()))?,
+                .with_context(|| format!("cannot write {} (--out)", path.display()))?,
             None => print(yaml)?,
         }
         for user in users_with_certificates(&document, &name) {

@@ -328,10 +328,9 @@ impl FromStr for ListenAddress {
         match text.strip_prefix("unix:") {
             Some("") => Err("the socket has no path".to_owned()),
             Some(path) => Ok(Self::Socket(path.into())),
-            None => text
-                .parse()
-                .map(Self::Address)
-                .map_err(|_| "neither ADDR:PORT nor unix:PATH".to_owned()),
+            None => text.parse().map(Self::Address).map_err(|_| {
+                "neither unix:PATH nor ADDR:PORT, whose ADDR is an IP address".to_owned()
+            }),
         }
     }
 }

@@ -2,11 +2,11 @@
 use std::time::Duration;
 
 /// Parses a duration such as `20s` or `1m30s`.
-pub fn parse_duration(text: &str) -> Result<Duration, String> {
+pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     let signed: jiff::SignedDuration = text
         .parse()
-        .map_err(|error: jiff::Error| error.to_string())?;
-    Duration::try_from(signed).map_err(|_| "a duration cannot be negative".to_owned())
+        .map_err(|_| "it is no duration such as 20s or 1m30s".to_owned())?;
+    Duration::try_from(signed).map_err(|_| "it is negative".to_owned())
 }
 
 #[cfg(test)]

@@ -18,7 +18,7 @@
 pub mod body;
 pub mod client;
 pub mod demo;
-pub mod duration;
+mod duration;
 pub mod load;
 pub mod plot;
 pub mod process;
