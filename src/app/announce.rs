@@ -47,7 +47,7 @@ pub(super) async fn announce(policy: CachingPolicy, catalog: Catalog) {
     for unknown in unknown_types(&exceptions, &catalog) {
         tracing::warn!(
             resource = unknown.name(),
-            cache = unknown.mode.as_str(),
+            cache = unknown.cache(),
             "upstream has no type of this name (resources in --config)"
         );
     }
@@ -69,7 +69,7 @@ fn unknown_types<'a>(
 
 /// Logs the caching of a type that is an exception from the policy's default.
 fn announce_exception(exception: &CachingException) {
-    let (resource, cache) = (exception.name(), exception.mode.as_str());
+    let (resource, cache) = (exception.name(), exception.cache());
     match (exception.sensitive, exception.mode) {
         (true, CacheMode::Objects) => {
             tracing::warn!(

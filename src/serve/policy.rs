@@ -254,6 +254,10 @@ impl CachingPolicy {
                 group: group.to_owned(),
                 resource: resource.to_owned(),
                 mode,
+                always_open: self
+                    .types
+                    .get(group, resource)
+                    .is_some_and(|named| named.scope_policy.always_open),
                 sensitive: is_sensitive(group, resource),
             })
             .filter(|exception| {
@@ -267,6 +271,7 @@ impl CachingPolicy {
                 group: String::new(),
                 resource: "*".to_owned(),
                 mode: self.mode,
+                always_open: false,
                 sensitive: false,
             });
         }
@@ -433,11 +438,22 @@ pub struct CachingException {
     pub resource: String,
     /// The type's mode.
     pub mode: CacheMode,
+    /// It is held from the start on.
+    pub always_open: bool,
     /// The type is cached only because the configuration names it.
     pub sensitive: bool,
 }
 
 impl CachingException {
+    /// Returns the mode as the configuration file has it.
+    pub fn cache(&self) -> &'static str {
+        if self.always_open {
+            "always"
+        } else {
+            self.mode.as_str()
+        }
+    }
+
     /// Returns `resource.group`, or the bare resource in the core group.
     pub fn name(&self) -> String {
         TypeName::new(&self.group, &self.resource).to_string()

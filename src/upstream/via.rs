@@ -70,7 +70,7 @@ pub enum ChainRefusal {
 pub enum ChainError {
     /// This proxy has forwarded it before.
     #[error(
-        "a loop of proxies: the request came back to watershed {id} after {passed} hops, so its \
+        "a loop of proxies: the request came back to watershed {id} (hops: {passed}), so its \
          upstream leads to itself (--server, --kubeconfig)"
     )]
     Loop {

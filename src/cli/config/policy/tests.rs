@@ -375,7 +375,7 @@ fn the_example_files_are_valid() {
 fn a_file_adds_to_the_preset_of_a_node() {
     let preset = || CachingPolicy::of_node("n1");
     assert_eq!(parse("", preset()).unwrap(), preset());
-    let text = "resources:\n- resource: services\n  cache: true\n\
+    let text = "resources:\n- resource: services\n  cache: always\n\
                 - resource: nodes\n  cache: metadata\nscopes:\n\
                 - resource: pods\n  namespaces: [a]\n";
     let policy = parse(text, preset()).unwrap();
@@ -383,7 +383,7 @@ fn a_file_adds_to_the_preset_of_a_node() {
     let exceptions = policy
         .exceptions()
         .into_iter()
-        .map(|exception| (exception.name(), exception.mode.as_str()))
+        .map(|exception| (exception.name(), exception.cache()))
         .collect::<Vec<_>>();
     let expected = [
         ("*", "never"),
@@ -391,7 +391,7 @@ fn a_file_adds_to_the_preset_of_a_node() {
         ("nodes", "metadata"),
         ("pods", "onDemand"),
         ("secrets", "never"),
-        ("services", "onDemand"),
+        ("services", "always"),
     ];
     assert_eq!(
         exceptions,
