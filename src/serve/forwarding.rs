@@ -125,6 +125,7 @@ impl ServiceParts {
             ..
         } = exchange;
         let query = request.uri().query();
+        let is_safe = request.method().is_safe();
         let takeover = self.takeovers.of(reason, query, plan.action);
         let (mut share, turn) = permit.map(ForwardPermit::split).unwrap_or_default();
         // A tunnel goes on after its answer.
@@ -147,7 +148,7 @@ impl ServiceParts {
                 } else if let Some(requests) = NOT_FORWARDED.count(1) {
                     tracing::warn!(%error, requests, "cannot forward a request");
                 }
-                return answer::not_forwarded(&error, plan.refusals);
+                return answer::not_forwarded(&error, is_safe, plan.refusals);
             }
         };
         let mut is_known = caller.is_known;

@@ -68,9 +68,17 @@ pub enum UpstreamError {
 impl UpstreamError {
     /// Returns `true` if the caller's request is at fault and was not forwarded.
     ///
-    /// Such a request is answered with 400, every other error with 503.
+    /// Such a request is answered with 400.
     pub fn is_refused(&self) -> bool {
         matches!(self, UpstreamError::Refused { .. })
+    }
+
+    /// Returns `true` if the server may have done what the request asks for.
+    pub fn may_be_done(&self) -> bool {
+        matches!(
+            self,
+            UpstreamError::Closed { .. } | UpstreamError::Cut { .. }
+        )
     }
 }
 

@@ -385,3 +385,37 @@ async fn an_unreachable_or_invalid_upstream_is_named_in_the_error() {
     tokio::spawn(end).await.unwrap();
     assert_eq!(watch.rest().await, (vec![], Next::End));
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_write_that_upstream_may_have_done_is_not_to_be_sent_again() {
+    const PATH: &str = "/api/v1/namespaces/default/configmaps";
+    let fixture = Fixture::start(small()).await;
+    let faults = fixture.upstream.faults();
+    for (nth, protocol) in BOTH.into_iter().enumerate() {
+        let name = format!("written-{nth}");
+        faults.set(|active| active.hold = Some(PATH.to_owned()));
+        let body =
+            format!(r#"{{"apiVersion":"v1","kind":"ConfigMap","metadata":{{"name":"{name}"}}}}"#);
+        let proxied = fixture.proxied.clone();
+        let writing = tokio::spawn(async move {
+            let request = Request::post(PATH)
+                .header("content-type", "application/json")
+                .body(whole(body))
+                .unwrap();
+            proxied.send(protocol, request).await.unwrap()
+        });
+        let object = format!("{PATH}/{name}");
+        becomes("the object", StatusCode::OK, async || {
+            fixture.direct.get(Protocol::Http1, &object).await.status
+        })
+        .await;
+        faults.cut_connections();
+        let answer = within("an answer", writing).await.unwrap();
+        assert_eq!(answer.status, StatusCode::BAD_GATEWAY, "{answer:?}");
+        assert!(!answer.headers.contains_key("retry-after"), "{answer:?}");
+        let message = answer.json()["message"].to_string();
+        assert!(message.contains("may have done this or not"), "{message}");
+        faults.set(|active| active.hold = None);
+    }
+    fixture.stop().await;
+}

@@ -98,13 +98,26 @@ fn early_refusal(source: AnswerSource, refusal: &Status) -> Response<Body> {
     response
 }
 
-/// Returns the response to a request that could not be forwarded.
-pub(in crate::serve) fn not_forwarded(error: &UpstreamError, form: RefusalForm) -> Response<Body> {
-    if error.is_refused() {
-        return status(&Status::bad_request(error.to_string()), form, &[]);
-    }
-    let message = format!("the API server could not be reached: {error}");
-    status(&Status::service_unavailable(message, 1), form, &[])
+/// Returns the response to a request that could not be forwarded, or was not answered. A safe one
+/// only reads.
+pub(in crate::serve) fn not_forwarded(
+    error: &UpstreamError,
+    is_safe: bool,
+    form: RefusalForm,
+) -> Response<Body> {
+    let refusal = if error.is_refused() {
+        Status::bad_request(error.to_string())
+    } else if error.may_be_done() && !is_safe {
+        // Clients send a request again after a 503, and client-go any request whose answer has
+        // Retry-After (`rest/with_retry.go`, checkWait). Of an API server that dies they see a broken
+        // connection, which they report for writes. 502 is the closest to it.
+        let message = format!("the API server may have done this or not: {error}");
+        Status::new(502, "InternalError", message)
+    } else {
+        let message = format!("the API server could not be reached: {error}");
+        Status::service_unavailable(message, 1)
+    };
+    status(&refusal, form, &[])
 }
 
 /// Returns the response to a request that exceeds a limit.

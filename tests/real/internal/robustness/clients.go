@@ -152,7 +152,7 @@ var number = regexp.MustCompile(`\d\d+|https://[^ "]+`)
 // summary returns what errors of one kind have in common.
 func summary(err error) string {
 	text := number.ReplaceAllString(err.Error(), "N")
-	for _, word := range []string{"connection refused", "connection reset", "EOF", "deadline exceeded", "could not be reached", "INTERNAL_ERROR"} {
+	for _, word := range []string{"connection refused", "connection reset", "EOF", "deadline exceeded", "could not be reached", "may have done this or not", "INTERNAL_ERROR"} {
 		if strings.Contains(text, word) {
 			return word
 		}
