@@ -203,8 +203,9 @@ impl Scope {
             .is_some_and(|source| source.differences.quarantines() != self.source.quarantines())
     }
 
-    /// Returns `true` if some of what followed on `version` happened before the scope's first list.
-    /// The scope never knew that history; upstream may.
+    /// Returns `true` if some of what followed on `version` happened before the scope's first list, or
+    /// was dropped while only derived scopes read it. No reader of it ever had that history; upstream
+    /// may have it.
     pub fn is_before_first_list(&self, version: ResourceVersion) -> bool {
         self.history
             .beginning()

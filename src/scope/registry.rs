@@ -239,6 +239,9 @@ impl Scopes {
             scope
                 .reader
                 .set_window(self.config().window_of(gvr, window));
+            scope
+                .history
+                .postpone_beginning(scope.reader.oldest_version());
             scope.idle.set_limit(idle);
         }
         // The handle counts before the lock is released: no sweep can close the scope meanwhile.

@@ -1,6 +1,6 @@
 //! The history to which the objects of a scope belong.
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use arc_swap::{ArcSwap, Guard};
@@ -8,6 +8,9 @@ use watershed_protocol::{GroupVersionResource, ResourceVersion};
 
 use super::consistent_list::ConsistentList;
 use crate::scope::timeline::{NewestVersion, Timeline};
+
+/// In place of a version.
+const NONE: u64 = u64::MAX;
 
 /// The history of upstream's versions to which the held objects belong, and where the part of it
 /// begins that the scope knows.
@@ -18,8 +21,9 @@ pub(in crate::scope) struct HeldHistory {
     held_in: AtomicU64,
     /// The newest version of the type that upstream showed, to any scope.
     newest: ArcSwap<NewestVersion>,
-    /// The version of the scope's first list.
-    first_list: OnceLock<ResourceVersion>,
+    /// The version of the scope's first list, or the one from which on it keeps history for readers;
+    /// [`NONE`] before the first list.
+    beginning: AtomicU64,
     /// The version of the first list of the present timeline: versions below it may be of a lost
     /// one. Zero in the scope's first timeline.
     timeline_start: AtomicU64,
@@ -34,7 +38,7 @@ impl HeldHistory {
             timeline: timeline.clone(),
             held_in: AtomicU64::new(newest.timeline()),
             newest: ArcSwap::new(newest),
-            first_list: OnceLock::new(),
+            beginning: AtomicU64::new(NONE),
             timeline_start: AtomicU64::new(0),
             consistent_list: ConsistentList::default(),
         }
@@ -81,7 +85,19 @@ impl HeldHistory {
 
     /// Records that the scope's history begins at this version, if it has not begun.
     pub(in crate::scope) fn record_beginning(&self, version: ResourceVersion) {
-        self.first_list.get_or_init(|| version);
+        let begin = |begun| (begun == NONE).then_some(version.0);
+        let _ = self
+            .beginning
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, begin);
+    }
+
+    /// Records that what happened up to this version was dropped before anybody could read it, if
+    /// the history has begun.
+    pub(in crate::scope) fn postpone_beginning(&self, version: ResourceVersion) {
+        let postpone = |begun| (begun != NONE).then_some(version.0);
+        let _ = self
+            .beginning
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, postpone);
     }
 
     /// Records a list of this version.
@@ -107,7 +123,8 @@ impl HeldHistory {
 
     /// Returns the version at which the scope's history begins, once it does.
     pub(in crate::scope) fn beginning(&self) -> Option<ResourceVersion> {
-        self.first_list.get().copied()
+        let beginning = self.beginning.load(Ordering::Acquire);
+        (beginning != NONE).then_some(ResourceVersion(beginning))
     }
 
     /// Returns `true` if `version` is known to be of the present timeline.

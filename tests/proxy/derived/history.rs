@@ -1,10 +1,12 @@
-//! History in JSON, which is printed again for watches that come late.
+//! History in JSON, which is printed again for watches that come late, and of what it is derived from.
+use http::{Request, header};
 use watershed_lab::sim::SimulatedServer;
 
 use super::{
-    DERIVED, config_map, configmaps, direct, fallbacks, list, looks_like_upstream, with_protobuf,
+    DERIVED, PROTOBUF, config_map, configmaps, direct, fallbacks, list, looks_like_upstream,
+    with_protobuf,
 };
-use crate::support::client::{Endpoint, Protocol};
+use crate::support::client::{Answer, Endpoint, Protocol, nothing};
 use crate::support::eventually;
 use crate::support::program::Program;
 
@@ -111,6 +113,38 @@ async fn objects_are_derived_anew_when_their_source_lacked_an_event() {
             && !line.ends_with(" 0")
     });
     assert!(quarantined, "{metrics}");
+    program.terminate().await;
+    upstream.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn watches_in_protobuf_from_before_its_first_reader_are_forwarded() {
+    async fn watched_in_protobuf(of: &Endpoint, path: &str) -> Answer {
+        let request = Request::get(path)
+            .header(header::ACCEPT, format!("{PROTOBUF};stream=watch"))
+            .body(nothing())
+            .unwrap();
+        of.send(Protocol::Http2, request).await.unwrap()
+    }
+    let upstream = SimulatedServer::start(with_protobuf(5)).await.unwrap();
+    // While nobody reads protobuf, none of its history is kept.
+    let flags = [&DERIVED[..], &["--window-seconds", "0"]].concat();
+    let program = Program::with(&upstream, &flags).await;
+    let direct = direct(&upstream);
+    looks_like_upstream(&program.proxied, &direct).await;
+    let version = list(&program.proxied).await.json()["metadata"]["resourceVersion"].clone();
+    for name in ["one", "two"] {
+        let object = config_map(name, r#"{"a":"1"}"#);
+        upstream.state().create(&configmaps(), &object).unwrap();
+    }
+    looks_like_upstream(&program.proxied, &direct).await;
+    let version = version.as_str().unwrap();
+    let path = format!("/api/v1/configmaps?watch=1&timeoutSeconds=1&resourceVersion={version}");
+    let wanted = watched_in_protobuf(&direct, &path).await;
+    let got = watched_in_protobuf(&program.proxied, &path).await;
+    assert_eq!(got.body, wanted.body);
+    let source = got.header("x-watershed-source");
+    assert_eq!(source, "forward; reason=before-first-list");
     program.terminate().await;
     upstream.shutdown().await;
 }
