@@ -4,8 +4,9 @@
 //! for its version, its types and the proxy's rights.
 use super::config::AppConfig;
 
-/// Bytes that a proxy without objects does not fill: it takes some 25 MiB (`process_resident_memory_bytes`).
-const EMPTY_PROXY: usize = 32 << 20;
+/// Memory limit below which the check warns, in bytes. A proxy without objects takes some 25 MiB
+/// (`process_resident_memory_bytes`).
+const SMALLEST_MEMORY: usize = 32 << 20;
 
 mod files;
 mod finding;
@@ -28,10 +29,14 @@ pub async fn check(config: &AppConfig) -> Vec<Finding> {
             ),
         );
     }
-    if config.memory_limit.is_some_and(|limit| limit < EMPTY_PROXY) {
+    if config
+        .memory_limit
+        .is_some_and(|limit| limit < SMALLEST_MEMORY)
+    {
         findings.warning(
             "configuration",
-            "a proxy without objects takes some 25 MiB: next to nothing fits into --memory-limit",
+            "a proxy without objects takes some 25 MiB: next to nothing fits into its memory limit \
+             (--memory-limit, memoryLimit in --config, or 80 % of the container's)",
         );
     }
     places::examine(config, &mut findings).await;

@@ -5,14 +5,17 @@ use std::process::ExitCode;
 
 use anyhow::{Context, bail, ensure};
 use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
 use clap::Args;
 use kube_client::config::Kubeconfig as Document;
-use rustls::pki_types::PrivateKeyDer;
-use rustls::pki_types::pem::PemObject;
+use rustls::RootCertStore;
 use watershed_connect::Address;
 
 use super::output::{complain, print, write_private};
 use crate::listener::tls;
+
+/// Columns of base64 in PEM.
+const PEM_COLUMNS: usize = 64;
 
 /// Flags of `watershed kubeconfig`.
 #[derive(Args, Debug)]
@@ -78,19 +81,27 @@ fn proxy_address(url: &str) -> anyhow::Result<Address> {
     Ok(address)
 }
 
-/// Reads the proxy's CA in PEM. A kubeconfig is handed on, so no key may come into it.
-fn proxy_authorities(path: &Path) -> anyhow::Result<Vec<u8>> {
+/// Reads the proxy's CA. Returns its certificates in PEM, and nothing else that the file contains: a
+/// kubeconfig is handed on.
+fn proxy_authorities(path: &Path) -> anyhow::Result<String> {
     let unusable = || format!("cannot use the proxy's CA {} (--ca)", path.display());
     let pem = std::fs::read(path)
         .with_context(|| format!("cannot read the proxy's CA {} (--ca)", path.display()))?;
-    let has_key = PrivateKeyDer::pem_slice_iter(&pem).any(|key| key.is_ok());
-    ensure!(
-        !has_key,
-        "{} contains a private key, and clients need the certificate alone (--ca)",
-        path.display()
-    );
-    tls::certificates(path, &pem).with_context(unusable)?;
-    Ok(pem)
+    let mut usable = RootCertStore::empty();
+    let mut text = String::new();
+    for certificate in tls::certificates(path, &pem).with_context(unusable)? {
+        text.push_str("-----BEGIN CERTIFICATE-----\n");
+        let encoded = BASE64_STANDARD.encode(&certificate);
+        for (n, digit) in encoded.chars().enumerate() {
+            if n > 0 && n % PEM_COLUMNS == 0 {
+                text.push('\n');
+            }
+            text.push(digit);
+        }
+        text.push_str("\n-----END CERTIFICATE-----\n");
+        usable.add(certificate).with_context(unusable)?;
+    }
+    Ok(text)
 }
 
 /// Returns the name of a context's cluster. Without a context it is the current one's, or else the
@@ -118,7 +129,7 @@ fn lead_through_proxy(
     document: &mut Document,
     name: &str,
     server: &Address,
-    ca: &[u8],
+    ca: &str,
 ) -> anyhow::Result<()> {
     let mut clusters = document.clusters.iter_mut();
     let found = clusters.find(|named| named.name == name);
@@ -127,7 +138,7 @@ fn lead_through_proxy(
         .with_context(|| format!("the kubeconfig has no cluster {name} (--kubeconfig)"))?;
     cluster.server = Some(server.to_string());
     cluster.certificate_authority = None;
-    cluster.certificate_authority_data = Some(base64::prelude::BASE64_STANDARD.encode(ca));
+    cluster.certificate_authority_data = Some(BASE64_STANDARD.encode(ca));
     cluster.insecure_skip_tls_verify = None;
     cluster.tls_server_name = None;
     if server.is_local() {
@@ -197,7 +208,7 @@ users:
             let cluster = cluster_of(&changed, context).unwrap();
             assert_eq!(cluster, name);
             let proxy = Address::parse("https://proxy").unwrap();
-            lead_through_proxy(&mut changed, name, &proxy, b"a").unwrap();
+            lead_through_proxy(&mut changed, name, &proxy, "a").unwrap();
             for (before, after) in document(TEXT).clusters.iter().zip(&changed.clusters) {
                 let [before, after] = [before, after]
                     .map(|named| serde_json::to_value(named.cluster.as_ref().unwrap()).unwrap());
@@ -227,7 +238,7 @@ users:
         assert!(unknown.contains("no context north"), "{unknown}");
         let mut dangling = document(&TEXT.replace("name: east,", "name: else,"));
         let proxy = Address::parse("https://proxy").unwrap();
-        let error = lead_through_proxy(&mut dangling, "east", &proxy, b"").unwrap_err();
+        let error = lead_through_proxy(&mut dangling, "east", &proxy, "").unwrap_err();
         assert!(error.to_string().contains("no cluster east"), "{error}");
     }
 
@@ -241,7 +252,7 @@ users:
         ] {
             let mut changed = document(&text);
             let proxy = proxy_address(server).unwrap();
-            lead_through_proxy(&mut changed, "east", &proxy, b"a").unwrap();
+            lead_through_proxy(&mut changed, "east", &proxy, "a").unwrap();
             let cluster = changed.clusters[0].cluster.as_ref().unwrap();
             assert_eq!(cluster.server.as_deref(), Some(server));
             assert_eq!(cluster.proxy_url.is_some(), is_kept, "{server}");
@@ -255,22 +266,25 @@ users:
     #[test]
     fn only_certificates_come_into_a_kubeconfig() {
         let folder = tempfile::tempdir().unwrap();
-        let pki = crate::test_support::Pki::new();
         let file = folder.path().join("ca.pem");
-        let ca_and = |more: &str| format!("{}{more}", pki.ca_pem);
+        let [one, two] = [(); 2].map(|()| crate::test_support::Pki::new().ca_pem);
         let key = rcgen::KeyPair::generate().unwrap().serialize_pem();
-        for (text, reason) in [
-            (ca_and(""), None),
-            (ca_and(&key), Some("private key")),
-            (key, Some("private key")),
-            ("a log".to_owned(), Some("no certificate")),
+        let of_openssh = key.replace("PRIVATE", "OPENSSH PRIVATE");
+        for text in [
+            format!("{one}{two}"),
+            format!("password: a\n{key}{one}{of_openssh}{two}password: b\n"),
         ] {
-            std::fs::write(&file, &text).unwrap();
-            let read = proxy_authorities(&file).map_err(|error| format!("{error:#}"));
-            match reason {
-                None => assert_eq!(read, Ok(text.into_bytes())),
-                Some(reason) => assert!(read.as_ref().unwrap_err().contains(reason), "{read:?}"),
-            }
+            std::fs::write(&file, text).unwrap();
+            let read = proxy_authorities(&file).unwrap();
+            let lines = |text: &str| text.lines().map(str::to_owned).collect::<Vec<_>>();
+            assert_eq!(lines(&read), lines(&format!("{one}{two}")));
+        }
+        let empty =
+            one.lines().next().unwrap().to_owned() + "\nMA==\n" + one.lines().last().unwrap();
+        for text in [key, "a log".to_owned(), empty] {
+            std::fs::write(&file, text).unwrap();
+            let error = format!("{:#}", proxy_authorities(&file).unwrap_err());
+            assert!(error.contains("--ca"), "{error}");
         }
     }
 
@@ -280,10 +294,16 @@ users:
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("kubeconfig");
         std::fs::write(&file, "longer than what is written").unwrap();
-        write_private(&file, b"secret").unwrap();
-        assert_eq!(std::fs::read(&file).unwrap(), b"secret");
-        let mode = std::fs::metadata(&file).unwrap().permissions().mode();
-        assert_eq!(mode & 0o777, 0o600);
+        let link = folder.path().join("link");
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        for path in [&file, &link] {
+            write_private(path, path.as_os_str().as_encoded_bytes()).unwrap();
+            let written = std::fs::read(&file).unwrap();
+            assert_eq!(written, path.as_os_str().as_encoded_bytes());
+            let mode = std::fs::metadata(&file).unwrap().permissions().mode();
+            assert_eq!(mode & 0o777, 0o600);
+        }
+        assert!(link.is_symlink());
     }
 
     #[test]

@@ -24,10 +24,9 @@ pub(super) struct LimitFlags {
     #[arg(long = "http2-max-streams-per-connection", default_value_t = 1000, value_name = "N",
         value_parser = clap::value_parser!(u32).range(1..))]
     http2_max_streams: u32,
-    /// Size of a request's line and headers that is accepted in any case on HTTP/1.1. Requests of
-    /// twice the size are refused with 431, and of those in between the ones that arrive in more
-    /// than one piece. On HTTP/2 the limit is twice as much, with 32 bytes added for each header.
-    /// At least 8192.
+    /// Size up to which a request's line and headers are always accepted on HTTP/1.1. Larger ones
+    /// may be refused with 431, and ones of twice the size are. On HTTP/2 the limit is twice as
+    /// much, with 32 bytes added for each header. At least 8192.
     #[arg(
         long,
         default_value_t = 65_536,

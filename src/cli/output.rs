@@ -1,11 +1,11 @@
 //! Writes to standard output and standard error, which may be closed or full, and to files.
 use std::fmt::Display;
-use std::fs::{OpenOptions, Permissions};
+use std::fs;
 use std::io::{self, Write as _};
-use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::Path;
 
 use anyhow::Context as _;
+use tempfile::NamedTempFile;
 
 /// Prints a text on standard output.
 pub(super) fn print(text: impl Display) -> anyhow::Result<()> {
@@ -26,14 +26,20 @@ pub(super) fn complain(message: impl Display) {
     let _ = writeln!(io::stderr(), "watershed: {message}");
 }
 
-/// Writes a file that holds secrets: only its owner can read it, also if it was there before.
+/// Writes a file that holds secrets, which only its owner can read. What was there before stays
+/// until the new content is complete.
 pub(super) fn write_private(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut file = OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o600)
-        .open(path)?;
-    file.set_permissions(Permissions::from_mode(0o600))?;
-    file.write_all(bytes)
+    // A link stays one, and what it leads to is replaced.
+    let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    if target.metadata().is_ok_and(|there| !there.is_file()) {
+        // A device or a pipe.
+        let mut there = fs::OpenOptions::new().write(true).open(target)?;
+        return there.write_all(bytes);
+    }
+    let folder = target.parent().filter(|it| !it.as_os_str().is_empty());
+    let mut beside = NamedTempFile::new_in(folder.unwrap_or(Path::new(".")))?;
+    beside.write_all(bytes)?;
+    beside.as_file().sync_all()?;
+    beside.persist(target)?;
+    Ok(())
 }

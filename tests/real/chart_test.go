@@ -389,7 +389,8 @@ func (p place) installed(t *testing.T) {
 
 	// An upgrade keeps the certificate, because clients trust its CA. So does one after which the
 	// Secret belongs to somebody else, who begins with what is there.
-	for _, by := range []string{"replicas=3,config.cache=true", "tls.existingSecret=w-watershed-tls", "replicas=3"} {
+	const taken = "tls.existingSecret=w-watershed-tls"
+	for _, by := range []string{"replicas=3,config.cache=true", taken, taken, "replicas=3"} {
 		kubectl.Helm(t, testbed.Proxied, "upgrade", "w", manifests.ChartDir, "--namespace", namespace, "--set", "image.repository=watershed,"+by).MustSucceed(t, "upgrade")
 		after := require.Value(client.CoreV1().Secrets(namespace).Get(ctx, "w-watershed-tls", metav1.GetOptions{}))(t)
 		if !bytes.Equal(after.Data["tls.crt"], secret.Data["tls.crt"]) || !bytes.Equal(after.Data["ca.crt"], secret.Data["ca.crt"]) {

@@ -49,6 +49,22 @@ impl Address {
         if authority.as_str().contains('@') {
             return Err(invalid("user and password do not belong here".to_owned()));
         }
+        if authority.host().is_empty() {
+            return Err(invalid("the host is missing".to_owned()));
+        }
+        let has_port = authority.as_str().len() > authority.host().len();
+        if has_port && authority.port_u16().is_none() {
+            return Err(invalid("the port is not a number up to 65535".to_owned()));
+        }
+        let has_query = parts
+            .path_and_query
+            .as_ref()
+            .is_some_and(|it| it.query().is_some());
+        if has_query || text.contains('#') {
+            return Err(invalid(
+                "a query or fragment does not belong here".to_owned(),
+            ));
+        }
         let path = parts.path_and_query.as_ref().map_or("", PathAndQuery::path);
         let base = path.trim_end_matches('/').to_owned();
         Ok(Address(Arc::new(AddressParts {
@@ -160,6 +176,11 @@ mod tests {
             "https://user:pw@a:1",
             "",
             "https://",
+            "https://:6443",
+            "https://a:",
+            "https://a:99999",
+            "https://a?x=1",
+            "https://a/#x",
         ] {
             assert!(Address::parse(text).is_err(), "{text}");
         }

@@ -170,7 +170,11 @@ impl AuthorityFile {
     fn take_over_changes(&self) {
         let mut made = self.made.lock();
         let refresh = made.refresh(|pem| ClientVerifier::new(&self.path, pem).map(Arc::new));
-        refresh.log("authorities of client certificates");
+        let what = format!(
+            "authorities of client certificates in {}",
+            self.path.display()
+        );
+        refresh.log(&what);
         if refresh.is_taken_over() {
             self.verifier.store(Arc::clone(&made.current));
         }

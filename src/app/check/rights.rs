@@ -50,12 +50,12 @@ const RBAC: &str = "what callers may is remembered for seconds only";
 pub(super) async fn examine(config: &AppConfig, client: &UpstreamClient, findings: &mut Findings) {
     let rights = OwnRights::new(client.clone());
     let examined = examine_rights(config, &rights, findings).await;
-    let is_told = examined.is_ok();
+    let is_known = examined.is_ok();
     report(examined, findings);
     // Upstream may not say what the proxy may, and let it read the types or not.
     let catalog = examine_types(config, client, findings).await;
     if let Some(catalog) = catalog
-        && is_told
+        && is_known
     {
         let examined = examine_cached_types(config, &catalog, &rights, findings).await;
         report(examined, findings);
@@ -91,7 +91,8 @@ async fn examine_rights(
     examine_cluster(config, rights, findings).await
 }
 
-/// Reads the types that upstream has, without which the proxy does not get ready.
+/// Reads the types that upstream has. Without them the proxy does not get ready, but for a node's that
+/// caches types that each API server has.
 async fn examine_types(
     config: &AppConfig,
     client: &UpstreamClient,
