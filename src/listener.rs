@@ -28,7 +28,9 @@ mod timeouts;
 pub mod tls;
 mod tls_policy;
 mod trusted_proxies;
+mod unfinished_heads;
 mod vectored_bytes;
+mod watched_frames;
 mod write_coalescing;
 
 pub use connection::{Peer, RequestHandler, TlsPeer};

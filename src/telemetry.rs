@@ -41,7 +41,13 @@ pub fn check_filter(filter: &str) -> anyhow::Result<()> {
 /// Sends logs to standard error. `filter` has the syntax of tracing's EnvFilter.
 pub fn logs(format: LogFormat, filter: &str) -> anyhow::Result<()> {
     // The certificate verifier logs failures that the returned errors report anyway.
-    let filter = EnvFilter::try_new(filter)?.add_directive("rustls_platform_verifier=off".parse()?);
+    let mut directives =
+        EnvFilter::try_new(filter)?.add_directive("rustls_platform_verifier=off".parse()?);
+    if !filter.contains("h2=") {
+        // It warns of each connection that breaks its rules, which a client can do again and again.
+        directives = directives.add_directive("h2=error".parse()?);
+    }
+    let filter = directives;
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)

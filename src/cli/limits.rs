@@ -50,7 +50,8 @@ pub(super) struct LimitFlags {
         value_parser = clap::value_parser!(u64).range(1..=MAX_SECONDS)
     )]
     handshake_timeout_seconds: u64,
-    /// Timeout for reading the headers of an HTTP/1.1 request, from its first byte.
+    /// Timeout for reading the headers of a request, from its first byte. The first request over
+    /// HTTP/2 has as long as the handshake.
     #[arg(
         long,
         default_value_t = 32,

@@ -4,7 +4,7 @@ use std::any::Any;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -15,6 +15,8 @@ use tokio::time::Instant;
 
 use super::limits::ConnectionLimits;
 use super::request_lines::{RefusedRequests, RequestFault};
+use super::unfinished_heads::{UnfinishedHead, UnfinishedHeads};
+use crate::budget::MemoryBudget;
 
 /// Cancelled requests after which a connection is closed, if most of its requests are cancelled.
 ///
@@ -39,6 +41,11 @@ pub(super) struct Activity {
     last_end: AtomicU64,
     /// Start of the request head that is being read.
     head: AtomicU64,
+    /// Bytes of that head on HTTP/1.
+    head_bytes: AtomicUsize,
+    unfinished: UnfinishedHead,
+    /// `true` once there was no room for the head.
+    overlong: AtomicBool,
     /// Moment since which the socket takes no writes.
     blocked: AtomicU64,
     requests: AtomicU64,
@@ -54,7 +61,7 @@ pub(super) struct Activity {
     resetting: AtomicBool,
     /// `true` once the client's next requests are to take another connection.
     leaving: AtomicBool,
-    /// The task to wake when one of the two becomes `true`.
+    /// The task to wake when one of the three becomes `true`.
     waker: AtomicWaker,
     /// `true` once the service knew the client.
     known: AtomicBool,
@@ -82,7 +89,8 @@ pub(super) struct ActivityStream<I> {
 // === impl Activity ===
 
 impl Activity {
-    pub(super) fn new() -> Arc<Self> {
+    /// Returns the activity of a connection whose heads count with these.
+    pub(super) fn new(heads: &Arc<UnfinishedHeads>) -> Arc<Self> {
         Arc::new(Activity {
             opened: Instant::now(),
             http1: AtomicBool::new(false),
@@ -91,6 +99,9 @@ impl Activity {
             begun: AtomicU64::new(0),
             last_end: AtomicU64::new(0),
             head: AtomicU64::new(0),
+            head_bytes: AtomicUsize::new(0),
+            unfinished: heads.of_connection(),
+            overlong: AtomicBool::new(false),
             blocked: AtomicU64::new(0),
             requests: AtomicU64::new(0),
             refused: Arc::default(),
@@ -104,6 +115,11 @@ impl Activity {
             unaddressed: AtomicBool::new(false),
             closing: Notify::new(),
         })
+    }
+
+    /// Returns the activity of a connection whose heads count with no others.
+    pub(super) fn alone() -> Arc<Self> {
+        Self::new(&UnfinishedHeads::within(&MemoryBudget::default()))
     }
 
     /// Notes the end of the handshake: the time for the first request begins.
@@ -158,9 +174,39 @@ impl Activity {
         until.unwrap_or(self.opened + limits.start)
     }
 
-    /// Returns the moment at which the request head has taken too long.
+    /// Returns the moment at which the request head has taken too long. Over HTTP/2, the first one
+    /// is part of the first request, which has less time.
     pub(super) fn head_at(&self, limits: &ConnectionLimits) -> Option<Instant> {
-        self.until(&self.head, limits.head)
+        let limit = if self.is_http1() || self.has_asked() {
+            limits.head
+        } else {
+            limits.start
+        };
+        self.until(&self.head, limit)
+    }
+
+    /// Returns `true` if there was a request.
+    pub(super) fn has_asked(&self) -> bool {
+        self.requests.load(Ordering::Relaxed) > 0
+    }
+
+    /// Notes the bytes of a request head that is not complete; zero if there is none.
+    pub(super) fn note_head(&self, bytes: usize) {
+        let has_begun = self.head.load(Ordering::Relaxed) > 0;
+        if bytes == 0 && has_begun {
+            self.head.store(0, Ordering::Release);
+        } else if bytes > 0 && !has_begun {
+            self.head.store(self.now(), Ordering::Release);
+        }
+        if !self.unfinished.set(bytes) {
+            self.overlong.store(true, Ordering::Release);
+            self.waker.wake();
+        }
+    }
+
+    /// Returns `true` if there is no room for the request head.
+    pub(super) fn is_overlong(&self) -> bool {
+        self.overlong.load(Ordering::Acquire)
     }
 
     /// Returns the moment at which the client has read nothing for too long.
@@ -168,8 +214,8 @@ impl Activity {
         self.until(&self.blocked, limits.stall)
     }
 
-    /// Wakes the task when the result of [`Activity::is_resetting`] or [`Activity::is_leaving`]
-    /// changes.
+    /// Wakes the task when the result of [`Activity::is_resetting`], [`Activity::is_leaving`] or
+    /// [`Activity::is_overlong`] changes.
     pub(super) fn register(&self, context: &Context<'_>) {
         self.waker.register(context.waker());
     }
@@ -192,7 +238,7 @@ impl Activity {
 
     /// Returns `true` if the client has sent nothing since the handshake.
     pub(super) fn is_silent(&self) -> bool {
-        !self.heard.load(Ordering::Relaxed) && self.requests.load(Ordering::Relaxed) == 0
+        !self.heard.load(Ordering::Relaxed) && !self.has_asked()
     }
 
     /// Notes that the service knows the client.
@@ -237,11 +283,9 @@ impl Activity {
         if !self.heard.load(Ordering::Relaxed) && self.begun.load(Ordering::Relaxed) > 0 {
             self.heard.store(true, Ordering::Relaxed);
         }
-        if self.is_http1()
-            && self.head.load(Ordering::Relaxed) == 0
-            && self.running.load(Ordering::Acquire) == 0
-        {
-            self.head.store(self.now(), Ordering::Release);
+        if self.is_http1() && self.running.load(Ordering::Acquire) == 0 {
+            let before = self.head_bytes.fetch_add(bytes, Ordering::Relaxed);
+            self.note_head(before + bytes);
         }
     }
 
@@ -261,7 +305,10 @@ impl RunningRequest {
     pub(super) fn new(activity: &Arc<Activity>) -> Self {
         activity.running.fetch_add(1, Ordering::AcqRel);
         let number = activity.requests.fetch_add(1, Ordering::Relaxed);
-        activity.head.store(0, Ordering::Release);
+        if activity.is_http1() {
+            activity.head_bytes.store(0, Ordering::Relaxed);
+            activity.note_head(0);
+        }
         RunningRequest {
             activity: Arc::clone(activity),
             answered: false,

@@ -181,7 +181,7 @@ mod tests {
         if is_finite {
             answer.extensions_mut().insert(Finite);
         }
-        let mut body = AnswerBody::of(answer, RunningRequest::new(&Activity::new())).into_body();
+        let mut body = AnswerBody::of(answer, RunningRequest::new(&Activity::alone())).into_body();
         body.limit_chunks = true;
         let (mut chunks, mut trailers) = (Vec::new(), 0);
         while !body.is_end_stream()

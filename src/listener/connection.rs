@@ -30,10 +30,10 @@ use super::inspected::InspectedStream;
 use super::limits::ConnectionLimits;
 use super::metrics::Listener;
 use super::peer_connection::PeerConnection;
-use super::request_frames::FrameReader;
 use super::request_lines::LineReader;
 use super::stream_stall::StreamExecutor;
 use super::timeouts::{ConnectionTimeouts, TimeoutAction};
+use super::watched_frames::WatchedFrames;
 use super::write_coalescing::{CoalescingStream, TurnFlusher};
 use crate::body::{self, Body, BoxError};
 use crate::drain::DrainWatch;
@@ -216,7 +216,7 @@ impl Protocols {
         &self,
         io: I,
         requests: impl RequestService,
-        activity: &Activity,
+        activity: &Arc<Activity>,
         address: SocketAddr,
         drain: &DrainWatch,
     ) where
@@ -238,14 +238,14 @@ impl Protocols {
         &self,
         tls: TlsStream<I>,
         requests: impl RequestService,
-        activity: &Activity,
+        activity: &Arc<Activity>,
         address: SocketAddr,
         drain: &DrainWatch,
     ) where
         I: AsyncRead + AsyncWrite + Unpin + 'static,
     {
         let (io, flusher) = CoalescingStream::new(tls);
-        let io = InspectedStream::new(io, FrameReader::default());
+        let io = InspectedStream::new(io, WatchedFrames::new(activity));
         let connection = pin!(FlushedConnection {
             connection: self.http2.serve_connection(TokioIo::new(io), requests),
             flusher
@@ -314,7 +314,7 @@ where
 impl<I, S> GracefulConnection
     for FlushedConnection<
         http2::Connection<
-            TokioIo<InspectedStream<CoalescingStream<I>, FrameReader>>,
+            TokioIo<InspectedStream<CoalescingStream<I>, WatchedFrames>>,
             S,
             StreamExecutor,
         >,

@@ -19,6 +19,7 @@ use super::per_address::{AddressLimiter, ConnectionSlot};
 use super::proxy_protocol;
 use super::tls::ServerTls;
 use super::trusted_proxies::TrustedProxies;
+use super::unfinished_heads::UnfinishedHeads;
 use crate::budget::{MemoryBudget, MemoryCharge, MemoryClass};
 use crate::drain::DrainWatch;
 
@@ -35,6 +36,7 @@ pub(super) struct ConnectionServer<H> {
     balancers: TrustedProxies,
     addresses: AddressLimiter,
     open: OpenConnections,
+    heads: Arc<UnfinishedHeads>,
     memory: MemoryBudget,
     drain: DrainWatch,
 }
@@ -70,6 +72,7 @@ impl<H: RequestHandler> ConnectionServer<H> {
             balancers: TrustedProxies::default(),
             addresses: AddressLimiter::new(limits.connections_per_address),
             open: OpenConnections::new(&limits),
+            heads: UnfinishedHeads::within(&limits.memory),
             memory: limits.memory.clone(),
             protocols: Protocols::new(limits, listener),
             drain,
@@ -118,7 +121,7 @@ impl<H: RequestHandler> ConnectionServer<H> {
             let Some(place) = self.open.place().await else {
                 return;
             };
-            let activity = Activity::new();
+            let activity = Activity::new(&self.heads);
             let closable = self.open.may_close(&activity);
             let share = SocketShare {
                 _place: place,

@@ -26,7 +26,7 @@ pub struct ConnectionLimits {
     pub idle: Duration,
     /// Time for the TLS handshake, and then for the first request.
     pub start: Duration,
-    /// Time for the head of an HTTP/1 request, from its first byte.
+    /// Time for the head of a request, from its first byte. Over HTTP/2, the first one has `start`.
     pub head: Duration,
     /// Time for which a client may read nothing of a waiting answer. Zero: no limit.
     pub stall: Duration,

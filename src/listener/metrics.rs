@@ -60,7 +60,7 @@ pub(super) enum Cut {
     Handshake,
     /// A load balancer sent no usable PROXY protocol header in time.
     ProxyHeader,
-    /// The head of a request took too long.
+    /// The head of a request took too long, or was too long while many others were not complete.
     Head,
     /// The client took nothing of what waits for it.
     Stall,

@@ -39,7 +39,7 @@ impl PeerConnection {
 impl Default for PeerConnection {
     /// Returns a connection by which nothing has come.
     fn default() -> Self {
-        Self(Activity::new())
+        Self(Activity::alone())
     }
 }
 

@@ -18,6 +18,7 @@ const PREFACE: u32 = 24;
 const HEAD: usize = 9;
 const HEADERS: u8 = 1;
 const CONTINUATION: u8 = 9;
+const END_HEADERS: u8 = 0x4;
 const PADDED: u8 = 0x8;
 const PRIORITY: u8 = 0x20;
 /// Bytes of a priority.
@@ -46,6 +47,19 @@ pub(crate) struct FrameReader {
     /// The head of the frame, as far as it was read.
     head: Vec<u8>,
     block: BlockReader,
+    frame: FrameKind,
+    /// Bytes of the frames with the header block that is not complete.
+    unfinished: usize,
+}
+
+/// The part that a frame has in a header block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum FrameKind {
+    /// None, or its head is not read yet.
+    Other,
+    /// Another frame continues the block.
+    Block,
+    LastOfBlock,
 }
 
 /// The place of the next byte among the frames.
@@ -128,6 +142,8 @@ impl Default for FrameReader {
             },
             head: Vec::with_capacity(HEAD),
             block: BlockReader::default(),
+            frame: FrameKind::Other,
+            unfinished: 0,
         }
     }
 }
@@ -136,12 +152,18 @@ impl Inspect for FrameReader {
     fn inspect(&mut self, mut bytes: &mut [u8]) {
         while !bytes.is_empty() {
             let read = self.step(bytes);
+            self.count(read);
             bytes = &mut bytes[read..];
         }
     }
 }
 
 impl FrameReader {
+    /// Returns the bytes of a header block that is not complete.
+    pub(super) fn unfinished(&self) -> usize {
+        self.unfinished
+    }
+
     /// Reads up to the next place, or all. Returns the number of bytes read.
     fn step(&mut self, bytes: &mut [u8]) -> usize {
         match self.place {
@@ -189,6 +211,20 @@ impl FrameReader {
         }
     }
 
+    /// Counts bytes of a header block, until it is complete.
+    fn count(&mut self, read: usize) {
+        if self.frame == FrameKind::Other {
+            return;
+        }
+        self.unfinished += read;
+        if self.place == FramePlace::Head {
+            if self.frame == FrameKind::LastOfBlock {
+                self.unfinished = 0;
+            }
+            self.frame = FrameKind::Other;
+        }
+    }
+
     /// Goes on in the frame, or to the next one if nothing of it is left.
     fn go_on(&mut self, before: u32, block: u32, padding: u32) {
         self.place = match (before, block, padding) {
@@ -205,6 +241,11 @@ impl FrameReader {
         let length = u32::from_be_bytes([0, self.head[0], self.head[1], self.head[2]]);
         let (kind, flags) = (self.head[3], self.head[4]);
         self.head.clear();
+        self.frame = match kind {
+            HEADERS | CONTINUATION if flags & END_HEADERS != 0 => FrameKind::LastOfBlock,
+            HEADERS | CONTINUATION => FrameKind::Block,
+            _ => FrameKind::Other,
+        };
         match kind {
             HEADERS => {
                 self.block.place = BlockPlace::Field;

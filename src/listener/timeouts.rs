@@ -68,6 +68,9 @@ impl<'a> ConnectionTimeouts<'a> {
         if self.activity.is_resetting() {
             return Poll::Ready(TimeoutAction::Cut(Cut::Resets));
         }
+        if self.activity.is_overlong() {
+            return Poll::Ready(TimeoutAction::Cut(Cut::Head));
+        }
         if self.activity.is_leaving() && matches!(self.phase, ShutdownPhase::Open) {
             self.phase = ShutdownPhase::Ending(Instant::now() + self.limits.idle);
             return Poll::Ready(TimeoutAction::ShutDown);
@@ -85,7 +88,11 @@ impl<'a> ConnectionTimeouts<'a> {
     /// Returns the time of the next check, or the action that is due as an error.
     fn look(&mut self, now: Instant) -> Result<Instant, TimeoutAction> {
         let ConnectionLimits {
-            idle, head, stall, ..
+            idle,
+            start,
+            head,
+            stall,
+            ..
         } = *self.limits;
         let mut next = now + idle.max(MIN_INTERVAL);
         let mut watch = |at: Option<Instant>, limit: Duration, cut| match at {
@@ -95,9 +102,7 @@ impl<'a> ConnectionTimeouts<'a> {
                 Ok(())
             }
         };
-        if self.activity.is_http1() {
-            watch(self.activity.head_at(self.limits), head, Cut::Head)?;
-        }
+        watch(self.activity.head_at(self.limits), head, Cut::Head)?;
         if !stall.is_zero() {
             watch(self.activity.stalled_at(self.limits), stall, Cut::Stall)?;
         }
@@ -107,7 +112,13 @@ impl<'a> ConnectionTimeouts<'a> {
             ShutdownPhase::Open if busy => {}
             ShutdownPhase::Open => match self.activity.idle_at(self.limits) {
                 at if at <= now => {
-                    self.phase = ShutdownPhase::Ending(now + idle);
+                    // Who has not asked in time is not waited for much longer.
+                    let left = if self.activity.has_asked() {
+                        idle
+                    } else {
+                        start
+                    };
+                    self.phase = ShutdownPhase::Ending(now + left);
                     return Err(TimeoutAction::ShutDown);
                 }
                 at => next = next.min(at),
@@ -137,7 +148,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_connection_that_was_left_is_cut_a_whole_idle_time_after_its_last_answer() {
-        let (activity, limits) = (Activity::new(), ConnectionLimits::default());
+        let (activity, limits) = (Activity::alone(), ConnectionLimits::default());
         activity.begin();
         let running = RunningRequest::new(&activity);
         let mut timeouts = ConnectionTimeouts::new(&activity, &limits);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use http::Request;
+use http::{Request, StatusCode};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::process::Command;
@@ -259,6 +259,56 @@ async fn slow_handshakes_and_slow_headers_are_cut_off() {
     growth.stays_below(16 * MIB);
     assert!(scene.cut("handshake-timeout").await >= 100.0);
     assert!(scene.cut("header-timeout").await >= 50.0);
+    scene.end().await;
+}
+
+/// Opens a connection over HTTP/2 and sends the beginning of a head, of 16 KB for each part.
+async fn begun_head(scene: &Scene, parts: usize) -> Frames {
+    let list = block(&get(LIST, &scene.bearer));
+    let mut frames = Frames::open(scene.proxied(), 65_535).await;
+    let mut bytes = frame(HEADERS, END_STREAM, 1, &list);
+    let more = block(&[("x-more", &"a".repeat(16_000))]);
+    for _ in 0..parts {
+        bytes.extend(frame(CONTINUATION, 0, 1, &more));
+    }
+    frames.send(&bytes).await;
+    frames
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn heads_over_http2_that_are_not_completed_are_cut_off() {
+    let scene = Scene::start(small(), SHORT).await;
+    let mut open = Vec::new();
+    for _ in 0..20 {
+        open.push(begun_head(&scene, 1).await);
+    }
+    for frames in &mut open {
+        frames.closed().await;
+    }
+    assert!(scene.cut("header-timeout").await >= 20.0);
+    scene.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_long_heads_are_cut_off_before_they_take_much_memory() {
+    const HEADS: usize = 60;
+    // Heads that are not complete may take 2 MiB together.
+    let scene = Scene::start(small(), &["--memory-limit", "64Mi"]).await;
+    let mut open = Vec::new();
+    for _ in 0..HEADS {
+        open.push(begun_head(&scene, 5).await);
+    }
+    eventually("the end of most of them", async || {
+        let cut = scene.cut("header-timeout").await;
+        (cut >= HEADS as f64 / 2.0)
+            .then_some(())
+            .ok_or(format!("{cut} were cut"))
+    })
+    .await;
+    // Others are served while the rest of them are open.
+    let answer = scene.proxied().get(Protocol::Http2, LIST).await;
+    assert_eq!(answer.status, StatusCode::OK);
+    drop(open);
     scene.end().await;
 }
 
