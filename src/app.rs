@@ -13,6 +13,7 @@ use tokio::task::JoinHandle;
 use crate::access::Access;
 use crate::audit::Audit;
 use crate::budget::MemoryBudget;
+use crate::listener::ConnectionLimits;
 use crate::listener::tls::ServerTls;
 use crate::scope::gauges::ScopeGauges;
 use crate::scope::{Scopes, SelfCheck, save_finally, save_regularly, watch_for_rollbacks};
@@ -25,6 +26,7 @@ mod background;
 pub mod check;
 mod checkpoints;
 mod config;
+mod connection_memory;
 mod discovery;
 mod listen;
 mod metrics;
@@ -125,7 +127,11 @@ async fn assemble(mut config: AppConfig) -> anyhow::Result<RunningProxy> {
     let upstream = find_upstream(&config).await?;
     let client = UpstreamClient::new(&upstream);
     config.limits.memory = memory_budget(&config);
-    open_files::fit(&mut config.limits);
+    let is_chosen = config.limits.connections != ConnectionLimits::default().connections;
+    if !is_chosen {
+        connection_memory::fit(&mut config.limits);
+    }
+    open_files::fit(&mut config.limits, is_chosen);
     let scopes = open_scopes(&config, &client).await?;
     let (mut follower, catalog) = discovery::catalog(&config, client.clone(), &scopes);
     if let Some(warning) = trust::overlap(&config).await {

@@ -27,21 +27,16 @@ pub fn raise_file_limit() {
 
 /// Reduces the number of connections to those that files are left for.
 ///
-/// Without a file, neither probes nor upstream could be answered any more.
-pub(super) fn fit(limits: &mut ConnectionLimits) {
+/// Without a file, neither probes nor upstream could be answered any more. `is_chosen` says whether
+/// an operator chose the number.
+pub(super) fn fit(limits: &mut ConnectionLimits, is_chosen: bool) {
     let files = file_limit();
     let fitting = fitting(files);
     let wanted = limits.connections;
     if wanted <= fitting {
         return;
     }
-    if wanted == ConnectionLimits::default().connections {
-        tracing::info!(
-            files,
-            connections = fitting,
-            "the limit of open files limits connections"
-        );
-    } else {
+    if is_chosen {
         tracing::warn!(
             files,
             wanted,
@@ -49,14 +44,14 @@ pub(super) fn fit(limits: &mut ConnectionLimits) {
             "the limit of open files leaves room for fewer connections than --max-connections; \
              raise it (ulimit -n, LimitNOFILE of systemd)"
         );
+    } else {
+        tracing::info!(
+            files,
+            connections = fitting,
+            "the limit of open files limits connections"
+        );
     }
-    let share = ConnectionLimits::share_of_an_address;
-    let of_address = &mut limits.connections_per_address;
-    *of_address = match *of_address {
-        default if default == share(wanted) => share(fitting),
-        given => given.min(fitting),
-    };
-    limits.connections = fitting;
+    limits.reduce(fitting);
 }
 
 /// Returns the limits of the admin listener, which takes a quarter of what is reserved at most.

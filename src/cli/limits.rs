@@ -13,7 +13,8 @@ use crate::serve::UserLimits;
 pub(super) struct LimitFlags {
     /// Maximum number of open client connections, with tunnels (exec, port-forward). Further ones
     /// take the place of idle unknown clients, or wait until others close. The limit of open files
-    /// may leave room for fewer.
+    /// may leave room for fewer, and the default is no more than fit into a quarter of
+    /// --memory-limit at 32 KiB each.
     #[arg(long, default_value_t = 20_000, value_name = "N", value_parser = at_least_one)]
     max_connections: usize,
     /// Maximum number of open connections from one address (for IPv6, one /64 network). Further

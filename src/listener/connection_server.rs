@@ -23,9 +23,6 @@ use super::unfinished_heads::UnfinishedHeads;
 use crate::budget::{MemoryBudget, MemoryCharge, MemoryClass};
 use crate::drain::DrainWatch;
 
-/// Bytes of a connection, as measured (docs/benchmarks.md, Memory of an idle watch).
-const CONNECTION_BYTES: usize = 32 << 10;
-
 /// Serves the connections of one listening socket. Their tasks share it.
 pub(super) struct ConnectionServer<H> {
     listener: Listener,
@@ -128,7 +125,7 @@ impl<H: RequestHandler> ConnectionServer<H> {
                 _open: self.listener.connected(),
                 _charge: self
                     .memory
-                    .charge(MemoryClass::Connections, CONNECTION_BYTES),
+                    .charge(MemoryClass::Connections, ConnectionLimits::CONNECTION_BYTES),
             };
             let server = Arc::clone(self);
             connections.spawn(async move {

@@ -43,6 +43,21 @@ pub struct ConnectionLimits {
 }
 
 impl ConnectionLimits {
+    /// Bytes of a connection, as measured (docs/benchmarks.md, Memory of an idle watch).
+    pub const CONNECTION_BYTES: usize = 32 << 10;
+
+    /// Allows so many connections instead of more, and as large a share of them from one address as
+    /// before.
+    pub fn reduce(&mut self, connections: usize) {
+        let share = Self::share_of_an_address;
+        let of_address = &mut self.connections_per_address;
+        *of_address = match *of_address {
+            default if default == share(self.connections) => share(connections),
+            given => given.min(connections),
+        };
+        self.connections = connections;
+    }
+
     /// Returns three quarters of all connections, the default limit of one address.
     ///
     /// Clients behind a load balancer can use most of them, and the last quarter is left for

@@ -1,0 +1,56 @@
+//! The connections that fit into the memory budget.
+use crate::listener::ConnectionLimits;
+
+/// The part of the budget that connections may fill, one of so many, unless an operator chose their
+/// number. Strangers who only stay connected would have everything given up that is cached.
+const PARTS: usize = 4;
+/// Connections that are allowed with any budget.
+const LEAST: usize = 256;
+
+/// Reduces the number of connections to those that fit into a part of the budget.
+pub(super) fn fit(limits: &mut ConnectionLimits) {
+    let Some(bytes) = limits.memory.limit() else {
+        return;
+    };
+    let fitting = fitting(bytes);
+    if limits.connections <= fitting {
+        return;
+    }
+    tracing::info!(
+        bytes,
+        connections = fitting,
+        "the memory limit limits connections (see --max-connections)"
+    );
+    limits.reduce(fitting);
+}
+
+/// Returns how many connections fit into a budget of so many bytes.
+fn fitting(bytes: usize) -> usize {
+    (bytes / PARTS / ConnectionLimits::CONNECTION_BYTES).max(LEAST)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::budget::MemoryBudget;
+
+    #[test]
+    fn connections_fit_into_a_quarter_of_the_budget() {
+        for (memory, connections) in [
+            (None, (20_000, 15_000)),
+            (Some(4 << 30), (20_000, 15_000)),
+            (Some(200 << 20), (1_600, 1_200)),
+            (Some(1 << 20), (256, 192)),
+        ] {
+            let mut limits = ConnectionLimits {
+                memory: MemoryBudget::new(memory),
+                ..ConnectionLimits::default()
+            };
+            fit(&mut limits);
+            assert_eq!(
+                (limits.connections, limits.connections_per_address),
+                connections
+            );
+        }
+    }
+}
