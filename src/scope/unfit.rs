@@ -8,6 +8,10 @@ use super::key::ScopeKey;
 
 /// First and longest pause before another attempt. It doubles with each one that fails.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(5), Duration::from_mins(5));
+/// Longest pause where a scope needs no more than this part of the free memory, one of so many. It was
+/// not this one that took the memory before.
+const LONGEST_WITH_PLENTY: Duration = Duration::from_secs(30);
+const PLENTY: usize = 8;
 /// Upper bound of scopes that are remembered. Clients make selections up.
 const MAX_REMEMBERED: usize = 1024;
 
@@ -55,9 +59,13 @@ impl UnfitScopes {
             return true;
         };
         let passed = now.saturating_duration_since(scope.since);
-        scope.loaded.is_some()
-            || passed >= PAUSES.1
-            || (passed >= scope.pause && scope.needed <= free)
+        let has_plenty = scope.needed <= free / PLENTY;
+        let pause = if has_plenty {
+            scope.pause.min(LONGEST_WITH_PLENTY)
+        } else {
+            scope.pause
+        };
+        scope.loaded.is_some() || passed >= PAUSES.1 || (passed >= pause && scope.needed <= free)
     }
 
     /// Returns `true` if a scope has not fit for so long that its size is tried, not estimated.
@@ -124,6 +132,20 @@ mod tests {
         assert!(unfit.may_fit(&pods, 100, at(345)), "it has fit for a while");
         assert!(!unfit.is_to_be_tried(&pods, at(345)));
         assert!(unfit.is_to_be_tried(&pods, at(640)));
+    }
+
+    #[test]
+    fn what_others_took_the_memory_of_is_tried_soon_once_there_is_plenty() {
+        let unfit = UnfitScopes::default();
+        let start = Instant::now();
+        let pods = key("pods");
+        for _ in 0..10 {
+            unfit.add(pods.clone(), 100, start);
+        }
+        let may_fit =
+            |free, seconds| unfit.may_fit(&pods, free, start + Duration::from_secs(seconds));
+        assert!(!may_fit(799, 299) && may_fit(799, 300));
+        assert!(!may_fit(800, 29) && may_fit(800, 30));
     }
 
     #[test]
