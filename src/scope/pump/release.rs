@@ -33,7 +33,7 @@ const READINGS: (Duration, Duration) = (Duration::from_secs(2), Duration::from_m
 /// Readings with this many pauses between them are not the same upgrade.
 const APART: u32 = 4;
 
-/// Where a scope's objects are held, and where they can be read again. Cheap to clone.
+/// A scope's store, and upstream, which can be read again to compare. Cheap to clone.
 #[derive(Clone)]
 pub(super) struct ReleaseContext {
     pub(super) client: UpstreamClient,
