@@ -140,6 +140,12 @@ impl Activity {
         self.http1.store(true, Ordering::Release);
     }
 
+    /// Notes that no further request comes: what is read from now on belongs to a tunnel.
+    pub(super) fn end_requests(&self) {
+        self.http1.store(false, Ordering::Release);
+        self.note_head(0);
+    }
+
     /// Returns what the reader of the connection notes of requests that are refused.
     pub(super) fn refused(&self) -> &Arc<RefusedRequests> {
         &self.refused
@@ -406,5 +412,27 @@ impl<I: AsyncWrite + Unpin> AsyncWrite for ActivityStream<I> {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.inner).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_tunnel_carries_is_no_head() {
+        let heads = UnfinishedHeads::within(&MemoryBudget::new(Some(1 << 20)));
+        let [tunnel, other] = [(); 2].map(|()| Activity::new(&heads));
+        tunnel.set_http1();
+        tunnel.read(6_000);
+        drop(RunningRequest::new(&tunnel));
+        tunnel.end_requests();
+        tunnel.read(10 << 20);
+        assert!(!tunnel.is_overlong());
+        other.set_http1();
+        other.read(20_000);
+        assert!(!other.is_overlong(), "the tunnel counts");
+        other.read(20_000);
+        assert!(other.is_overlong());
     }
 }

@@ -231,6 +231,7 @@ impl Protocols {
                 .with_upgrades()
         );
         self.run(connection, activity, address, drain).await;
+        activity.end_requests();
     }
 
     /// Serves an HTTP/2 connection like [`Protocols::serve_http1`].
