@@ -41,15 +41,14 @@ pub fn check_filter(filter: &str) -> anyhow::Result<()> {
 /// Sends logs to standard error. `filter` has the syntax of tracing's EnvFilter.
 pub fn logs(format: LogFormat, filter: &str) -> anyhow::Result<()> {
     // The certificate verifier logs failures that the returned errors report anyway.
-    let mut directives =
+    let mut env_filter =
         EnvFilter::try_new(filter)?.add_directive("rustls_platform_verifier=off".parse()?);
     if !filter.contains("h2=") {
         // It warns of each connection that breaks its rules, which a client can do again and again.
-        directives = directives.add_directive("h2=error".parse()?);
+        env_filter = env_filter.add_directive("h2=error".parse()?);
     }
-    let filter = directives;
     let builder = tracing_subscriber::fmt()
-        .with_env_filter(filter)
+        .with_env_filter(env_filter)
         .with_writer(std::io::stderr)
         // Otherwise a log that cannot be written ends the process: that error would go to the same
         // place, by a macro that panics.

@@ -87,11 +87,11 @@ fn proxy_authorities(path: &Path) -> anyhow::Result<String> {
     let unusable = || format!("cannot use the proxy's CA {} (--ca)", path.display());
     let pem = std::fs::read(path)
         .with_context(|| format!("cannot read the proxy's CA {} (--ca)", path.display()))?;
-    let mut usable = RootCertStore::empty();
+    let certificates = tls::certificates(path, &pem).with_context(unusable)?;
     let mut text = String::new();
-    for certificate in tls::certificates(path, &pem).with_context(unusable)? {
+    for certificate in &certificates {
         text.push_str("-----BEGIN CERTIFICATE-----\n");
-        let encoded = BASE64_STANDARD.encode(&certificate);
+        let encoded = BASE64_STANDARD.encode(certificate);
         for (n, digit) in encoded.chars().enumerate() {
             if n > 0 && n % PEM_COLUMNS == 0 {
                 text.push('\n');
@@ -99,8 +99,8 @@ fn proxy_authorities(path: &Path) -> anyhow::Result<String> {
             text.push(digit);
         }
         text.push_str("\n-----END CERTIFICATE-----\n");
-        usable.add(certificate).with_context(unusable)?;
     }
+    tls::add_roots(&mut RootCertStore::empty(), path, certificates).with_context(unusable)?;
     Ok(text)
 }
 

@@ -216,7 +216,7 @@ impl Protocols {
         &self,
         io: I,
         requests: impl RequestService,
-        activity: &Arc<Activity>,
+        activity: &Activity,
         address: SocketAddr,
         drain: &DrainWatch,
     ) where

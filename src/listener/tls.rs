@@ -32,7 +32,7 @@ pub use tls_policy::{CipherSuiteName, TlsMinVersion, TlsPolicy};
 ///
 /// cert-manager and kubelet renew long before expiry, so this only has to be short enough for an
 /// operator who waits for it.
-pub(crate) const RELOAD_INTERVAL: Duration = Duration::from_secs(10);
+const RELOAD_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Self-signed certificates that could not be renewed, at every look at the files.
 static NOT_RENEWED: LogThrottle = LogThrottle::new(Duration::from_hours(1));
@@ -120,13 +120,8 @@ impl ServerTls {
             }))
         })
         .await?;
-        let weak = Arc::downgrade(&shared);
-        tokio::spawn(async move {
-            loop {
-                tokio::time::sleep(RELOAD_INTERVAL).await;
-                let Some(shared) = weak.upgrade() else { return };
-                ServerTls { shared }.reload().await;
-            }
+        look_regularly(&shared, |shared| async {
+            ServerTls { shared }.reload().await;
         });
         Ok(ServerTls { shared })
     }
@@ -191,6 +186,22 @@ impl std::fmt::Debug for ServerTls {
             .field("cert", &self.shared.source.cert)
             .finish_non_exhaustive()
     }
+}
+
+/// Has files looked at again in each interval, for as long as somebody holds what is made of them.
+pub(crate) fn look_regularly<T, F>(made: &Arc<T>, look: impl Fn(Arc<T>) -> F + Send + 'static)
+where
+    T: Send + Sync + 'static,
+    F: Future<Output = ()> + Send,
+{
+    let made = Arc::downgrade(made);
+    tokio::spawn(async move {
+        loop {
+            tokio::time::sleep(RELOAD_INTERVAL).await;
+            let Some(made) = made.upgrade() else { return };
+            look(made).await;
+        }
+    });
 }
 
 /// Reads files and parses keys away from the threads that serve.
@@ -263,11 +274,7 @@ impl CertificateSource {
     fn authorities(&self, pem: &[Vec<u8>]) -> Result<Arc<RootCertStore>, TlsError> {
         let mut authorities = RootCertStore::empty();
         for (path, pem) in self.client_cas.iter().zip(pem) {
-            for certificate in certificates(path, pem)? {
-                authorities
-                    .add(certificate)
-                    .map_err(|error| unusable(path, &error))?;
-            }
+            add_roots(&mut authorities, path, certificates(path, pem)?)?;
         }
         Ok(Arc::new(authorities))
     }
@@ -314,7 +321,8 @@ impl CertificateSource {
     }
 }
 
-fn unusable(path: &Path, error: &dyn std::fmt::Display) -> TlsError {
+/// Returns the error of a file whose content cannot be used.
+pub(crate) fn unusable(path: &Path, error: &dyn std::fmt::Display) -> TlsError {
     TlsError::Unusable {
         path: path.to_owned(),
         reason: error.to_string(),
@@ -338,6 +346,18 @@ pub(crate) fn certificates(
         return Err(unusable("there is no certificate in it".to_owned()));
     }
     Ok(chain)
+}
+
+/// Adds the authorities of a file, each of which must be usable as one.
+pub(crate) fn add_roots(
+    roots: &mut RootCertStore,
+    path: &Path,
+    authorities: Vec<CertificateDer<'static>>,
+) -> Result<(), TlsError> {
+    authorities
+        .into_iter()
+        .try_for_each(|authority| roots.add(authority))
+        .map_err(|error| unusable(path, &error))
 }
 
 /// Describes an error without the bytes that it was found at, which may be part of a key.

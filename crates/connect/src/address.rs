@@ -36,6 +36,11 @@ impl Address {
         let uri: Uri = text
             .parse()
             .map_err(|error: http::uri::InvalidUri| invalid(error.to_string()))?;
+        if uri.query().is_some() || text.contains('#') {
+            return Err(invalid(
+                "a query or fragment does not belong here".to_owned(),
+            ));
+        }
         let parts = uri.into_parts();
         let tls = match parts.scheme {
             Some(scheme) if scheme == Scheme::HTTPS => true,
@@ -55,15 +60,6 @@ impl Address {
         let has_port = authority.as_str().len() > authority.host().len();
         if has_port && authority.port_u16().is_none() {
             return Err(invalid("the port is not a number up to 65535".to_owned()));
-        }
-        let has_query = parts
-            .path_and_query
-            .as_ref()
-            .is_some_and(|it| it.query().is_some());
-        if has_query || text.contains('#') {
-            return Err(invalid(
-                "a query or fragment does not belong here".to_owned(),
-            ));
         }
         let path = parts.path_and_query.as_ref().map_or("", PathAndQuery::path);
         let base = path.trim_end_matches('/').to_owned();

@@ -107,15 +107,8 @@ impl Certificates {
     /// Reads the authorities, and reads them again whenever the file changes.
     pub(in crate::access) async fn load(path: PathBuf) -> Result<Self, TlsError> {
         let authorities = Arc::new(tls::blocking(move || AuthorityFile::read(path)).await?);
-        let weak = Arc::downgrade(&authorities);
-        tokio::spawn(async move {
-            loop {
-                tokio::time::sleep(tls::RELOAD_INTERVAL).await;
-                let Some(authorities) = weak.upgrade() else {
-                    return;
-                };
-                Self(authorities).reload().await;
-            }
+        tls::look_regularly(&authorities, |authorities| async {
+            Self(authorities).reload().await;
         });
         Ok(Self(authorities))
     }
@@ -191,21 +184,13 @@ struct ClientVerifier {
 impl ClientVerifier {
     /// `contents` are those of the file.
     fn new(file: &Path, contents: &[Vec<u8>]) -> Result<Self, TlsError> {
-        let unusable = |reason: String| TlsError::Unusable {
-            path: file.to_owned(),
-            reason,
-        };
         let authorities = tls::certificates(file, &contents.concat())?;
         let mut roots = RootCertStore::empty();
-        for certificate in &authorities {
-            roots
-                .add(certificate.clone())
-                .map_err(|error| unusable(error.to_string()))?;
-        }
+        tls::add_roots(&mut roots, file, authorities.clone())?;
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let webpki = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
             .build()
-            .map_err(|error| unusable(error.to_string()))?;
+            .map_err(|error| tls::unusable(file, &error))?;
         let verified = Cache::builder()
             .max_capacity(MAX_CERTIFICATES)
             .expire_after(ChainExpiry)

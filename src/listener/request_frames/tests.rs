@@ -54,28 +54,6 @@ fn padded_text(is_coded: bool, content: &[u8]) -> Vec<u8> {
     out
 }
 
-#[test]
-fn a_head_is_unfinished_until_its_last_frame_is_complete() {
-    let mut reader = FrameReader::default();
-    let mut read = |bytes: &[u8]| {
-        reader.inspect(&mut bytes.to_vec());
-        reader.unfinished()
-    };
-    assert_eq!(read(&[0; PREFACE as usize]), 0);
-    let block = [0x82; 100];
-    assert_eq!(read(&frame(HEADERS, 0, &block)), 109);
-    assert_eq!(read(&frame(CONTINUATION, 0, &block)), 218);
-    let last = frame(CONTINUATION, END_HEADERS, &block);
-    assert_eq!(read(&last[..60]), 278);
-    assert_eq!(read(&last[60..]), 0);
-    // Of a frame, nothing is complete before its end.
-    let whole = frame(HEADERS, END_HEADERS, &block);
-    assert_eq!(read(&whole[..50]), 50);
-    assert_eq!(read(&whole[50..]), 0);
-    assert_eq!(read(&frame(0, 0, &block)), 0, "data");
-    assert_eq!(read(&frame(HEADERS, END_HEADERS, &[])), 0);
-}
-
 fn frame(kind: u8, flags: u8, payload: &[u8]) -> Vec<u8> {
     let length = (payload.len() as u32).to_be_bytes();
     let head = [&length[1..], &[kind, flags, 0, 0, 0, 1]].concat();
@@ -215,4 +193,26 @@ fn the_codes_are_those_of_the_standard() {
         let range = firsts[*length]..firsts[*length] + CODES[*length];
         assert!(range.contains(code), "{known:?}");
     }
+}
+
+#[test]
+fn a_head_is_unfinished_until_its_last_frame_is_complete() {
+    let mut reader = FrameReader::default();
+    let mut read = |bytes: &[u8]| {
+        reader.inspect(&mut bytes.to_vec());
+        reader.unfinished()
+    };
+    assert_eq!(read(&[0; PREFACE as usize]), 0);
+    let block = [0x82; 100];
+    assert_eq!(read(&frame(HEADERS, 0, &block)), 109);
+    assert_eq!(read(&frame(CONTINUATION, 0, &block)), 218);
+    let last = frame(CONTINUATION, END_HEADERS, &block);
+    assert_eq!(read(&last[..60]), 278);
+    assert_eq!(read(&last[60..]), 0);
+    // Of a frame, nothing is complete before its end.
+    let whole = frame(HEADERS, END_HEADERS, &block);
+    assert_eq!(read(&whole[..50]), 50);
+    assert_eq!(read(&whole[50..]), 0);
+    assert_eq!(read(&frame(0, 0, &block)), 0, "data");
+    assert_eq!(read(&frame(HEADERS, END_HEADERS, &[])), 0);
 }
