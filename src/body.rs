@@ -31,8 +31,12 @@ pub struct Finite;
 ///
 /// Dropping it says that the answer is over.
 pub trait BodyMeter: Send + Sync {
-    /// Adds bytes that were handed to the connection.
-    fn sent(&self, bytes: usize);
+    /// Adds bytes that are handed to the connection, where they wait for the client. Returns `false`
+    /// if the client may not leave that much waiting.
+    fn sent(&self, bytes: usize) -> bool;
+
+    /// Notes that the connection has taken what was waiting.
+    fn taken(&self);
 }
 
 /// The meter of an answer, in its extensions.

@@ -8,6 +8,7 @@ use http::Response;
 use http_body::{Body as _, Frame, SizeHint};
 
 use super::activity::RunningRequest;
+use super::metrics::{self, AnswerCut};
 use super::stream_stall::StreamProgress;
 use super::vectored_bytes::VectoredBytes;
 use crate::body::{self, AnswerMeter, Body, BodyMeter, BoxError, Finite, InMemory};
@@ -38,6 +39,11 @@ static SINGLE_BYTES: [u8; 256] = {
     }
     bytes
 };
+
+/// The client's user leaves too much waiting of open answers.
+#[derive(Debug, thiserror::Error)]
+#[error("clients of this user leave too much of their answers waiting")]
+struct TooMuchWaits;
 
 /// The body of an answer.
 ///
@@ -109,12 +115,10 @@ impl AnswerBody {
         chunks
     }
 
-    fn count(&self, bytes: usize) {
-        if let Some(meter) = &self.meter
-            && bytes > 0
-        {
-            meter.sent(bytes);
-        }
+    /// Counts bytes that are handed out. Returns `false` if the client may not leave them waiting.
+    fn count(&self, bytes: usize) -> bool {
+        let meter = self.meter.as_ref();
+        bytes == 0 || meter.is_none_or(|meter| meter.sent(bytes))
     }
 }
 
@@ -128,6 +132,9 @@ impl http_body::Body for AnswerBody {
     ) -> Poll<Option<Result<Frame<VectoredBytes>, BoxError>>> {
         let this = &mut *self;
         StreamProgress::Requested.report();
+        if let Some(meter) = &this.meter {
+            meter.taken();
+        }
         if this.rest.is_empty() {
             match ready!(Pin::new(&mut this.inner).poll_frame(cx)) {
                 Some(Ok(frame)) => match frame.into_data() {
@@ -145,7 +152,10 @@ impl http_body::Body for AnswerBody {
         }
         StreamProgress::HandedOut.report();
         let chunks = this.next_chunks(cx);
-        this.count(chunks.remaining());
+        if !this.count(chunks.remaining()) {
+            metrics::answer_cut(AnswerCut::MemoryShare);
+            return Poll::Ready(Some(Err(TooMuchWaits.into())));
+        }
         Poll::Ready(Some(Ok(Frame::data(chunks))))
     }
 

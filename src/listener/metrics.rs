@@ -37,8 +37,8 @@ const CUT: Metric<Counter, 2> = Metric::new(
 const ANSWERS_CUT: Metric<Counter, 1> = Metric::new(
     "watershed_responses_terminated_total",
     &["reason"],
-    "Responses on HTTP/2 connections that were reset because their client did not read them, by \
-     reason.",
+    "Responses that were cut while their connection went on, because the client did not read them, \
+     by reason.",
 );
 const CERTIFICATE_EXPIRES: Metric<Gauge, 1> = Metric::new(
     "watershed_serving_certificate_expiration_timestamp_seconds",
@@ -51,6 +51,15 @@ const CERTIFICATE_EXPIRES: Metric<Gauge, 1> = Metric::new(
 pub(super) enum Listener {
     Proxy,
     Admin,
+}
+
+/// Reason why an answer was cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum AnswerCut {
+    /// Its client read nothing for too long.
+    Stall,
+    /// The client's user left too much of its answers unread.
+    MemoryShare,
 }
 
 /// Reason why a connection was cut.
@@ -131,9 +140,13 @@ pub fn publish_certificates(proxy: Option<&ServerTls>, admin: Option<&ServerTls>
     }
 }
 
-/// An HTTP/2 answer was reset.
-pub(super) fn answer_cut() {
-    ANSWERS_CUT.with([Cut::Stall.as_str().into()]).increment(1);
+/// An answer was cut because its client did not read it.
+pub(super) fn answer_cut(cause: AnswerCut) {
+    let reason = match cause {
+        AnswerCut::Stall => Cut::Stall.as_str(),
+        AnswerCut::MemoryShare => "memory-share",
+    };
+    ANSWERS_CUT.with([reason.into()]).increment(1);
 }
 
 /// An open connection.

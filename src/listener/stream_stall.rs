@@ -11,7 +11,7 @@ use hyper::rt::Executor;
 use pin_project_lite::pin_project;
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use super::metrics;
+use super::metrics::{self, AnswerCut};
 
 tokio::task_local! {
     /// The progress of the stream whose task is polled.
@@ -90,7 +90,7 @@ impl<F: Future<Output = ()>> Future for StreamTask<F> {
             return Poll::Pending;
         };
         ready!(timer.as_mut().poll(context));
-        metrics::answer_cut();
+        metrics::answer_cut(AnswerCut::Stall);
         tracing::debug!("stream reset: the client reads nothing of the answer");
         Poll::Ready(())
     }

@@ -7,10 +7,12 @@ use watershed_protocol::Verb;
 
 use super::answer::{self, Answer};
 use super::audit_id;
+use super::limits::memory::AnswerOrigin;
 use super::limits::requests::{Admission, LimitExceeded};
 use super::metrics::InFlight;
 use super::parts::ServiceParts;
 use super::source::{AnswerSource, ForwardReason};
+use super::usage::HeldAnswer;
 use crate::access::{Caller, Credential, Identity};
 use crate::audit::AuditRecord;
 use crate::body::{Body, Finite};
@@ -28,6 +30,10 @@ pub(super) struct Completion {
     /// The client's `User-Agent`.
     pub(super) agent: Option<HeaderValue>,
     pub(super) verb: Verb,
+    /// The request only reads.
+    pub(super) is_safe: bool,
+    /// The answer may stay open for long.
+    pub(super) may_stay_open: bool,
     /// The answer is known to end by itself.
     pub(super) is_finite: bool,
     /// In shadow mode, the source of the answer from memory.
@@ -72,7 +78,8 @@ impl Completion {
     }
 
     /// Adds the headers of every response, counts it, and begins the records that end with its body.
-    pub(super) fn complete(self, parts: &ServiceParts, made: MadeResponse) -> Response<Body> {
+    pub(super) fn complete(mut self, parts: &ServiceParts, made: MadeResponse) -> Response<Body> {
+        let (made, held) = self.hold(made);
         let MadeResponse {
             source,
             mut response,
@@ -103,14 +110,42 @@ impl Completion {
         let user = self.user.as_ref().map(|identity| identity.user.as_str());
         let agent = self.agent.as_ref().and_then(|agent| agent.to_str().ok());
         let is_watch = self.verb == Verb::Watch && completed.status() == StatusCode::OK;
-        let length = http_body::Body::size_hint(completed.body()).upper();
         let usage = &parts.usage;
-        let meter = usage.answered(source, user, agent.unwrap_or_default(), is_watch, length);
+        let meter = usage.answered(source, user, agent.unwrap_or_default(), is_watch, held);
         let extensions = completed.extensions_mut();
         extensions.insert(meter);
         if self.is_finite {
             extensions.insert(Finite);
         }
         completed
+    }
+
+    /// Counts the memory of a response from now on. Refuses it if the caller holds too much, unless it
+    /// tells of something that upstream has done.
+    fn hold(&mut self, made: MadeResponse) -> (MadeResponse, Option<HeldAnswer>) {
+        let memory = match &mut self.admission {
+            Ok(admission) => admission.memory.take(),
+            Err(_) => None,
+        };
+        let Some(memory) = memory else {
+            return (made, None);
+        };
+        let is_watch = self.verb == Verb::Watch && made.response.status() == StatusCode::OK;
+        let origin = if made.is_made_here {
+            if is_watch {
+                AnswerOrigin::WatchHere
+            } else {
+                AnswerOrigin::Here
+            }
+        } else if is_watch || self.may_stay_open {
+            AnswerOrigin::OpenUpstream
+        } else {
+            AnswerOrigin::Upstream
+        };
+        let may_refuse = made.is_made_here || self.is_safe;
+        match origin.hold(memory, &made.response, !may_refuse) {
+            Ok(held) => (made, held),
+            Err(exceeded) => (MadeResponse::here(answer::over_the_limit(exceeded)), None),
+        }
     }
 }

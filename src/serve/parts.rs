@@ -9,6 +9,7 @@ use super::forwarding::documents::DocumentCache;
 use super::forwarding::takeover::Takeovers;
 use super::from_memory::checkpoint_answers::CheckpointAnswers;
 use super::limits::forwards::ForwardLimits;
+use super::limits::memory::RequestMemory;
 use super::limits::reads::ReadLimits;
 use super::limits::requests::{Admission, LimitExceeded, Limiter};
 use super::limits::unknown_callers;
@@ -23,6 +24,7 @@ use super::verify::Verifier;
 use crate::access::{Access, Caller, Credential, Identity};
 use crate::catalog::Catalog;
 use crate::drain::DrainWatch;
+use crate::fairness::CallerKey;
 use crate::headers::VIA;
 use crate::scope::Scopes;
 use crate::upstream::{Forwarder, ProxyChain, UpstreamClient};
@@ -34,6 +36,7 @@ pub(super) struct ServiceParts {
     pub(super) scopes: Scopes,
     pub(super) access: Access,
     pub(super) limiter: Limiter,
+    pub(super) request_memory: RequestMemory,
     pub(super) forward_limits: ForwardLimits,
     pub(super) watch_limits: WatchLimits,
     pub(super) read_limits: ReadLimits,
@@ -66,6 +69,7 @@ impl ServiceParts {
         Self {
             takeovers: Takeovers::new(catalog.clone(), Arc::clone(&policy), scopes.clone()),
             limiter: Limiter::new(policy.users),
+            request_memory: RequestMemory::within(scopes.budget()),
             forward_limits: ForwardLimits::new(policy.users),
             watch_limits: WatchLimits::new(policy.users),
             chain: Arc::clone(client.upstream().chain()),
@@ -107,8 +111,14 @@ impl ServiceParts {
 
     /// Admits a request, or returns the limit that it exceeds.
     pub(super) async fn admit(&self, exchange: &Exchange) -> Result<Admission, LimitExceeded> {
+        let user = self.remembered(exchange).await;
+        let address = CallerKey::Address(exchange.address());
+        let caller = user.map_or(address, |user| CallerKey::user(&user.user));
+        let memory = self.request_memory.begin(caller, exchange)?;
         unknown_callers::check_head(&self.access, exchange).await?;
-        self.limiter.admit(&self.access, exchange).await
+        let mut admission = self.limiter.admit(&self.access, exchange).await?;
+        admission.memory = Some(memory);
+        Ok(admission)
     }
 
     /// Returns the caller if it was reviewed for this answer or lately. Upstream is not asked for

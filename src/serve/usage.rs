@@ -1,9 +1,12 @@
 //! Counts what clients are sent, by source and by client.
 mod clients;
+mod held_answer;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+
+use parking_lot::Mutex;
 
 use super::source::{AnswerSource, ForwardReason};
 use crate::body::{AnswerMeter, BodyMeter};
@@ -11,9 +14,8 @@ use crate::budget::{MemoryBudget, MemoryCharge, MemoryClass};
 use clients::{ClientCounters, ClientTable};
 
 pub use clients::ClientUsage;
+pub(super) use held_answer::HeldAnswer;
 
-/// Bytes of an answer that wait for its client at most.
-const PENDING_BYTES: usize = 64 << 10;
 /// Bytes of an open watch, as measured (docs/benchmarks.md, Memory of an idle watch).
 const WATCH_BYTES: usize = 2 << 10;
 
@@ -92,15 +94,15 @@ impl Usage {
         }
     }
 
-    /// Counts an answered request. The returned meter counts its bytes and, for a watch, its life.
-    /// `length` is the length of its body, if it is known.
+    /// Counts an answered request. The returned meter counts its bytes and, for a watch, its life. It
+    /// keeps what the answer holds.
     pub(super) fn answered(
         &self,
         source: AnswerSource,
         user: Option<&str>,
         agent: &str,
         watch: bool,
-        length: Option<u64>,
+        held: Option<HeldAnswer>,
     ) -> AnswerMeter {
         let forwarded = if let AnswerSource::Forward(reason) = source {
             self.0.reasons[reason as usize].fetch_add(1, Ordering::Relaxed);
@@ -110,13 +112,10 @@ impl Usage {
         };
         self.0.requests[source.index()].fetch_add(1, Ordering::Relaxed);
         let client = self.0.clients.request(user, agent, forwarded);
-        let pending = if watch {
-            WATCH_BYTES
-        } else {
-            length.map_or(PENDING_BYTES, |length| PENDING_BYTES.min(length as usize))
-        };
+        let bytes = if watch && !forwarded { WATCH_BYTES } else { 0 };
         let answer = AnswerCounter {
-            _charge: self.0.memory.charge(MemoryClass::Answers, pending),
+            _charge: self.0.memory.charge(MemoryClass::Answers, bytes),
+            held: held.map(Mutex::new),
             usage: self.clone(),
             client,
             source,
@@ -133,6 +132,7 @@ impl Usage {
 /// Counts one answer.
 struct AnswerCounter {
     _charge: MemoryCharge,
+    held: Option<Mutex<HeldAnswer>>,
     usage: Usage,
     client: Arc<ClientCounters>,
     source: AnswerSource,
@@ -151,9 +151,17 @@ impl AnswerCounter {
 }
 
 impl BodyMeter for AnswerCounter {
-    fn sent(&self, bytes: usize) {
+    fn sent(&self, bytes: usize) -> bool {
         self.usage.0.bytes[self.source.index()].fetch_add(bytes as u64, Ordering::Relaxed);
         self.client.sent(bytes);
+        let held = self.held.as_ref();
+        held.is_none_or(|held| held.lock().waits(bytes))
+    }
+
+    fn taken(&self) {
+        if let Some(held) = &self.held {
+            held.lock().taken();
+        }
     }
 }
 

@@ -26,7 +26,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("budget", &["metric"]),
     ("body", &[]),
     ("drain", &[]),
-    ("fairness", &["metric"]),
+    ("fairness", &["budget", "metric"]),
     ("headers", &[]),
     ("log_throttle", &[]),
     ("shared_calls", &[]),

@@ -40,6 +40,7 @@ mod reference;
 mod releases;
 mod replica_states;
 mod replicas;
+mod request_memory;
 mod request_smuggling;
 mod restart;
 mod restore;

@@ -26,9 +26,7 @@ pub(in crate::serve) fn refusal_or_reason(
             }
             Ok(Answer::new(source, response))
         }
-        Unanswered::Limit(exceeded) => {
-            Ok(Answer::new(AnswerSource::Limit, over_the_limit(exceeded)))
-        }
+        Unanswered::Limit(exceeded) => Ok(over_the_limit(exceeded)),
     }
 }
 
@@ -120,11 +118,11 @@ pub(in crate::serve) fn not_forwarded(
     status(&refusal, form, &[])
 }
 
-/// Returns the response to a request that exceeds a limit.
+/// Returns the answer to a request that exceeds a limit.
 ///
 /// Source of 429: `apiserver/pkg/server/filters/priority-and-fairness.go` (tooManyRequests). It is
 /// plain text, not a Status. Of 431: Go's `net/http/server.go` (serve).
-fn over_the_limit(exceeded: LimitExceeded) -> Response<Body> {
+pub(in crate::serve) fn over_the_limit(exceeded: LimitExceeded) -> Answer {
     metrics::limited(exceeded.as_str());
     let (code, text) = match exceeded {
         LimitExceeded::HeaderBytes => (
@@ -147,5 +145,5 @@ fn over_the_limit(exceeded: LimitExceeded) -> Response<Body> {
         headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
     }
     forbid_sniffing(&mut response);
-    response
+    Answer::new(AnswerSource::Limit, response)
 }

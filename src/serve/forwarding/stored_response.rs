@@ -6,7 +6,7 @@ use http::{HeaderMap, Response, StatusCode};
 use http_body_util::BodyExt as _;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::body::{self, Body, BoxError};
+use crate::body::{self, Body, BoxError, InMemory};
 use crate::budget::{MemoryBudget, MemoryCharge, MemoryClass};
 use crate::upstream::AnswerError;
 
@@ -164,6 +164,7 @@ impl StoredResponse {
         let mut response = Response::new(body::full(self.body.clone()));
         *response.status_mut() = self.status;
         *response.headers_mut() = self.headers.clone();
+        response.extensions_mut().insert(InMemory);
         response
     }
 }

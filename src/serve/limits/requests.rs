@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 
 use crate::access::{Access, Authenticated, ReviewError};
 use crate::body::{Body, holding};
+use crate::fairness::Share;
 use crate::serve::exchange::Exchange;
 use crate::serve::policy::UserLimits;
 use watershed_protocol::Verb;
@@ -45,6 +46,8 @@ pub(in crate::serve) enum LimitExceeded {
     SelectorBytes,
     /// Lists of one user that look at objects one by one.
     Scans,
+    /// The memory of one caller's requests, and of answers that it has not taken.
+    Memory,
 }
 
 /// Counts the requests of each caller.
@@ -96,8 +99,11 @@ enum CountedSpan {
 /// A request that may run, and its permit.
 #[derive(Default)]
 pub(in crate::serve) struct Admission {
-    permit: Option<RequestPermit>,
+    /// Boxed: few requests need it.
+    permit: Option<Box<RequestPermit>>,
     to_the_end: bool,
+    /// The memory of the request, until it is answered.
+    pub(in crate::serve) memory: Option<Share>,
 }
 
 impl LimitExceeded {
@@ -126,6 +132,7 @@ impl LimitExceeded {
             Self::Watches => "watches",
             Self::SelectorBytes => "selector-bytes",
             Self::Scans => "scans",
+            Self::Memory => "request-memory",
         }
     }
 }
@@ -182,8 +189,9 @@ impl Limiter {
         };
         let permit = self.enter(caller, counts, Instant::now())?;
         Ok(Admission {
-            permit,
+            permit: permit.map(Box::new),
             to_the_end: counts == CountedSpan::Whole,
+            memory: None,
         })
     }
 

@@ -1,0 +1,186 @@
+//! The memory that the requests of one user take, whatever it does with the answers.
+use futures_util::future::join_all;
+use http::{Request, StatusCode};
+use watershed_lab::sim::SimulatedServer;
+
+use crate::support::client::{Answer, Connection, Endpoint, Protocol, nothing, within};
+use crate::support::frames::{END_HEADERS, END_STREAM, Frames, HEADERS, block, frame, get};
+use crate::support::program::Program;
+use crate::support::{eventually, metric, small};
+
+const LIST: &str = "/api/v1/pods?resourceVersion=0";
+const SECRETS: &str = "/api/v1/secrets";
+/// The share of one user is an eighth: 15 MiB.
+const MEMORY: [&str; 2] = ["--memory-limit", "120Mi"];
+const SHARE: f64 = (15 << 20) as f64;
+
+/// A proxy with little memory, and the users of its upstream.
+struct Scene {
+    upstream: SimulatedServer,
+    program: Program,
+    /// A user who may do all, and does.
+    hostile: Endpoint,
+    /// Another user.
+    other: Connection,
+}
+
+impl Scene {
+    async fn start() -> Self {
+        let mut options = small();
+        options.population.secrets = 5;
+        let upstream = SimulatedServer::start(options).await.unwrap();
+        let program = Program::with(&upstream, &MEMORY).await;
+        let hostile = program.proxied.as_user(upstream.admin_token());
+        let other = program.proxied.as_user(upstream.viewer_token());
+        let other = other.connect(Protocol::Http2).await.unwrap();
+        let scene = Self {
+            upstream,
+            program,
+            hostile,
+            other,
+        };
+        // Both users are known, and the list is in memory.
+        scene.hostile.get(Protocol::Http2, LIST).await;
+        eventually("the list to be in memory", async || {
+            let answer = read(&scene.other, LIST).await;
+            let source = answer.header("x-watershed-source").to_owned();
+            if source == "snapshot" {
+                Ok(())
+            } else {
+                Err(source)
+            }
+        })
+        .await;
+        scene
+    }
+
+    /// Opens streams of the hostile user, which take nothing of their answers.
+    async fn open(&self, streams: u32, path: &str) -> Frames {
+        let bearer = format!("Bearer {}", self.upstream.admin_token());
+        let head = block(&get(path, &bearer));
+        let mut frames = Frames::open(&self.hostile, 0).await;
+        for stream in 0..streams {
+            let flags = END_STREAM | END_HEADERS;
+            frames
+                .send(&frame(HEADERS, flags, stream * 2 + 1, &head))
+                .await;
+        }
+        frames
+    }
+
+    async fn metric(&self, series: &str) -> f64 {
+        metric(self.program.admin, series).await
+    }
+
+    async fn requests_limited(&self) -> f64 {
+        self.metric(r#"watershed_requests_limited_total{reason="request-memory"}"#)
+            .await
+    }
+
+    /// Checks that the proxy is as it was, for all but the hostile user.
+    async fn serves_others_from_memory(&self) {
+        let answers = self
+            .metric(r#"watershed_memory_bytes{class="answers"}"#)
+            .await;
+        assert!(answers <= SHARE + 1e6, "{answers} bytes of answers");
+        let step = self.metric("watershed_memory_pressure_step").await;
+        assert!(step < 1.0, "step {step}");
+        let answer = read(&self.other, LIST).await;
+        assert_eq!(answer.status, StatusCode::OK);
+        assert_eq!(answer.header("x-watershed-source"), "snapshot");
+    }
+
+    async fn end(self) {
+        self.program.terminate().await;
+        assert!(self.program.ended().await.success());
+        self.upstream.shutdown().await;
+    }
+}
+
+async fn read(connection: &Connection, path: &str) -> Answer {
+    let request = Request::get(path).body(nothing()).unwrap();
+    within(path, connection.read(request)).await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn answers_that_a_user_does_not_take_leave_the_memory_of_others_alone() {
+    let scene = Scene::start().await;
+    let mut held = Vec::new();
+    for _ in 0..24 {
+        held.push(scene.open(100, LIST).await);
+    }
+    eventually("the user's share to be used", async || {
+        let limited = scene.requests_limited().await;
+        (limited > 100.0)
+            .then_some(())
+            .ok_or(format!("{limited} limited"))
+    })
+    .await;
+    scene.serves_others_from_memory().await;
+    let refused = scene.hostile.get(Protocol::Http1, LIST).await;
+    assert_eq!(refused.status, StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(refused.header("retry-after"), "1");
+    assert_eq!(refused.header("x-watershed-source"), "limit");
+    drop(held);
+    eventually("the user to be served again", async || {
+        let answer = scene.hostile.get(Protocol::Http1, LIST).await;
+        (answer.status == StatusCode::OK)
+            .then_some(())
+            .ok_or(answer.status.to_string())
+    })
+    .await;
+    scene.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn long_requests_that_upstream_does_not_answer_take_a_users_share() {
+    let scene = Scene::start().await;
+    scene
+        .upstream
+        .faults()
+        .set(|active| active.hold = Some(SECRETS.to_owned()));
+    let path = format!("{SECRETS}?labelSelector={}", vec!["a"; 28_000].join(","));
+    let connection = scene.hostile.connect(Protocol::Http2).await.unwrap();
+    let requests =
+        tokio::spawn(async move { join_all((0..180).map(|_| read(&connection, &path))).await });
+    eventually("the user's share to be used", async || {
+        let limited = scene.requests_limited().await;
+        (limited > 20.0)
+            .then_some(())
+            .ok_or(format!("{limited} limited"))
+    })
+    .await;
+    scene.serves_others_from_memory().await;
+    scene.upstream.faults().set(|active| active.hold = None);
+    let answers = requests.await.unwrap();
+    let count = |status| {
+        answers
+            .iter()
+            .filter(|answer| answer.status == status)
+            .count()
+    };
+    let counts = [count(StatusCode::OK), count(StatusCode::TOO_MANY_REQUESTS)];
+    assert!(
+        counts.iter().sum::<usize>() == 180 && counts[0] > 10,
+        "{counts:?}"
+    );
+    scene.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn forwarded_watches_that_are_not_read_are_cut_at_a_users_share() {
+    let scene = Scene::start().await;
+    let watch = format!("{SECRETS}?watch=1&resourceVersion=0");
+    let idle = scene.hostile.watch(Protocol::Http2, &watch).await;
+    let _stalled = scene.open(100, &watch).await;
+    eventually("some watches to be cut", async || {
+        let cut = scene
+            .metric(r#"watershed_responses_terminated_total{reason="memory-share"}"#)
+            .await;
+        (cut > 20.0).then_some(()).ok_or(format!("{cut} cut"))
+    })
+    .await;
+    scene.serves_others_from_memory().await;
+    drop(idle);
+    scene.end().await;
+}
