@@ -353,7 +353,7 @@ impl Access {
             None => None,
         };
         if let Some(identity) = named {
-            let identity = identity.with_implicit_group();
+            let identity = grouped(identity)?;
             return match self.refused_master(&identity, "a front proxy") {
                 Some(status) => Err(RejectedCaller {
                     reason: status.into(),
@@ -365,7 +365,7 @@ impl Access {
         let certificates = self.certificates.as_ref();
         let subject = certificates.and_then(|certificates| certificates.verify(chain));
         let identity = subject.and_then(|subject| subject.identity());
-        Ok(identity.map(Identity::with_implicit_group))
+        identity.map(grouped).transpose()
     }
 
     /// Returns the refusal of an identity that may do everything, if `who` may not name it.
@@ -434,6 +434,23 @@ impl Access {
             None => Ok(Some(reviewed)),
         }
     }
+}
+
+/// Adds the group that upstream puts a named user into.
+///
+/// It puts `system:anonymous` into none, but when somebody acts as that user: then it adds
+/// `system:unauthenticated`. So the proxy cannot act as such a caller exactly.
+/// Source: `apiserver/pkg/authentication/group/authenticated_group_adder.go`.
+fn grouped(identity: Identity) -> Result<Identity, RejectedCaller> {
+    if !identity.is_anonymous() {
+        return Ok(identity.with_implicit_group());
+    }
+    let message = "the proxy does not accept system:anonymous as the name of a caller";
+    let status = Status::new(403, "Forbidden", message);
+    Err(RejectedCaller {
+        reason: status.into(),
+        identity: Some(Arc::new(identity)),
+    })
 }
 
 /// Returns `true` if a request presents a token, as a browser's WebSocket does by a header of its

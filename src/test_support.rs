@@ -12,6 +12,6 @@ pub(crate) use api::{Api, HTTP1, HTTP2, Settings, hanging, read, streamed, text,
 pub(crate) use kubeconfig::{OWN_TOKEN, kubeconfig, kubeconfig_text, kubeconfig_with, upstream_of};
 pub(crate) use pki::{Pki, roots};
 pub(crate) use proxy::{
-    Proxy, connect, connect_after, get, get2, http1_client, http2_client, tls_options,
+    Proxy, connect, connect_after, connect_by, get, get2, http1_client, http2_client, tls_options,
 };
 pub(crate) use wait::{SOON, eventually, soon};

@@ -42,6 +42,11 @@ impl Identity {
         }
     }
 
+    /// Returns `true` for the name of callers without credentials.
+    pub(super) fn is_anonymous(&self) -> bool {
+        self.user == ANONYMOUS
+    }
+
     /// Adds the group that upstream puts every user into: `system:authenticated` or
     /// `system:unauthenticated`.
     pub(super) fn with_implicit_group(mut self) -> Self {

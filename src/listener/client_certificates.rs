@@ -4,13 +4,15 @@
 //! issuer is verified later.
 
 use rustls::client::danger::HandshakeSignatureValid;
-use rustls::crypto::{WebPkiSupportedAlgorithms, verify_tls12_signature, verify_tls13_signature};
-use rustls::pki_types::{CertificateDer, UnixTime};
+use rustls::crypto::{WebPkiSupportedAlgorithms, verify_tls13_signature_with_raw_key};
+use rustls::pki_types::{CertificateDer, SubjectPublicKeyInfoDer, UnixTime};
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::{
-    CertificateError, DigitallySignedStruct, DistinguishedName, Error, RootCertStore,
-    SignatureScheme,
+    CertificateError, DigitallySignedStruct, DistinguishedName, Error, PeerMisbehaved,
+    RootCertStore, SignatureScheme,
 };
+
+use super::tls::certificate_key;
 
 /// Largest chain of certificates that a client may send, in bytes. Its connection holds it,
 /// verified or not: rustls does, and the proxy verifies it again against changed authorities.
@@ -19,7 +21,8 @@ const MAX_CHAIN_BYTES: usize = 16 * 1024;
 /// Asks for a certificate and takes any, or none.
 ///
 /// As in an API server, a certificate of an unknown authority does not end the handshake. Its
-/// bearer may have a token, and there may be several authorities for different purposes.
+/// bearer may have a token, and there may be several authorities for different purposes. Neither
+/// does one of version 1, or with an extension that nobody here knows.
 ///
 /// Invariant: nothing is concluded from a certificate before its issuer is verified.
 #[derive(Debug)]
@@ -60,9 +63,7 @@ impl ClientCertVerifier for AnyCertificate {
             )));
         }
         // The signature is verified with the key in it.
-        rustls::server::ParsedCertificate::try_from(end_entity)
-            .map(|_| ClientCertVerified::assertion())
-            .map_err(|_| Error::InvalidCertificate(CertificateError::BadEncoding))
+        key_of(end_entity).map(|_| ClientCertVerified::assertion())
     }
 
     fn verify_tls12_signature(
@@ -71,7 +72,17 @@ impl ClientCertVerifier for AnyCertificate {
         certificate: &CertificateDer<'_>,
         signed: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls12_signature(message, certificate, signed, &self.algorithms)
+        let mut schemes = self.algorithms.mapping.iter();
+        let Some((_, algorithms)) = schemes.find(|(scheme, _)| *scheme == signed.scheme) else {
+            return Err(PeerMisbehaved::SignedHandshakeWithUnadvertisedSigScheme.into());
+        };
+        let key = key_of(certificate)?;
+        let algorithms = algorithms.iter().copied();
+        if certificate_key::has_signed(&key, algorithms, message, signed.signature()) {
+            Ok(HandshakeSignatureValid::assertion())
+        } else {
+            Err(CertificateError::BadSignature.into())
+        }
     }
 
     fn verify_tls13_signature(
@@ -80,10 +91,17 @@ impl ClientCertVerifier for AnyCertificate {
         certificate: &CertificateDer<'_>,
         signed: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls13_signature(message, certificate, signed, &self.algorithms)
+        let key = key_of(certificate)?;
+        verify_tls13_signature_with_raw_key(message, &key, signed, &self.algorithms)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
         self.algorithms.supported_schemes()
     }
+}
+
+/// Returns the key in a client's certificate.
+fn key_of<'a>(certificate: &'a CertificateDer<'_>) -> Result<SubjectPublicKeyInfoDer<'a>, Error> {
+    let parsed = certificate_key::parsed(certificate).ok_or(CertificateError::BadEncoding)?;
+    Ok(certificate_key::key_of(&parsed))
 }

@@ -21,6 +21,7 @@ use super::tls_policy;
 use crate::log_throttle::LogThrottle;
 use watershed_connect::Validity;
 
+pub(crate) mod certificate_key;
 mod error;
 mod reloaded;
 

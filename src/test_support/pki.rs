@@ -1,7 +1,12 @@
 //! Certificates of a test.
 use std::sync::Arc;
 
-use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, PublicKeyData as _,
+    SigningKey as _,
+};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
@@ -16,11 +21,17 @@ pub(crate) struct Pki {
 
 impl Pki {
     pub(crate) fn new() -> Pki {
+        Self::shaped(|_| {})
+    }
+
+    /// Makes an authority of any shape.
+    pub(crate) fn shaped(shape: impl FnOnce(&mut CertificateParams)) -> Pki {
         let mut params = CertificateParams::default();
         params
             .distinguished_name
             .push(DnType::CommonName, "test-ca");
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        shape(&mut params);
         let key = KeyPair::generate().unwrap();
         let ca_pem = params.self_signed(&key).unwrap().pem();
         Pki {
@@ -52,6 +63,30 @@ impl Pki {
         chain(&params.signed_by(&key, &self.issuer).unwrap().pem())
     }
 
+    /// Issues a certificate of version 1, as `openssl x509 -req` does. Returns it and its key in PEM.
+    pub(crate) fn issue_version_1(&self, common_name: &str) -> (String, String) {
+        let [named, authority] = [common_name, "test-ca"].map(|name| {
+            let attribute = der(6, &[&[0x55, 4, 3]]);
+            let attribute = der(0x30, &[&attribute, &der(12, &[name.as_bytes()])]);
+            der(0x30, &[&der(0x31, &[&attribute])])
+        });
+        let time = |text: &str| der(0x17, &[text.as_bytes()]);
+        let validity = der(0x30, &[&time("200101000000Z"), &time("491231235959Z")]);
+        let ecdsa_with_sha256 = [0x2a, 0x86, 0x48, 0xce, 0x3d, 4, 3, 2];
+        let algorithm = der(0x30, &[&der(6, &[&ecdsa_with_sha256])]);
+        let key = KeyPair::generate().unwrap();
+        let public = key.subject_public_key_info();
+        let serial = der(2, &[&[1]]);
+        let parts: [&[u8]; 6] = [&serial, &algorithm, &authority, &validity, &named, &public];
+        let signed = der(0x30, &parts);
+        let signature = self.issuer.key().sign(&signed).unwrap();
+        let signature = der(3, &[&[0], &signature]);
+        let certificate = der(0x30, &[&signed, &algorithm, &signature]);
+        let text = BASE64_STANDARD.encode(certificate);
+        let pem = format!("-----BEGIN CERTIFICATE-----\n{text}\n-----END CERTIFICATE-----\n");
+        (pem, key.serialize_pem())
+    }
+
     pub(crate) fn roots(&self) -> RootCertStore {
         roots(&self.ca_pem)
     }
@@ -80,6 +115,22 @@ impl Pki {
         };
         config
     }
+}
+
+/// Writes a value in DER, made of these parts.
+fn der(tag: u8, parts: &[&[u8]]) -> Vec<u8> {
+    let content = parts.concat();
+    let mut out = vec![tag];
+    match u8::try_from(content.len()) {
+        Ok(length @ ..128) => out.push(length),
+        Ok(length) => out.extend([0x81, length]),
+        Err(_) => {
+            out.push(0x82);
+            out.extend(u16::try_from(content.len()).unwrap().to_be_bytes());
+        }
+    }
+    out.extend(content);
+    out
 }
 
 pub(crate) fn roots(ca_pem: &str) -> RootCertStore {

@@ -7,7 +7,7 @@ use hyper::body::Incoming;
 use hyper::client::conn::{http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use rustls::pki_types::ServerName;
-use rustls::{ClientConfig, RootCertStore};
+use rustls::{ClientConfig, RootCertStore, SupportedProtocolVersion};
 use tempfile::TempDir;
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::{TcpListener, TcpStream};
@@ -156,8 +156,32 @@ pub(crate) async fn connect_after(
     protocol: &[u8],
     identity: Option<(String, String)>,
 ) -> std::io::Result<TlsStream<TcpStream>> {
+    let mut tcp = TcpStream::connect(address).await?;
+    tcp.write_all(before).await?;
+    let config = client_config(rustls::DEFAULT_VERSIONS, roots, protocol, identity);
+    shake_hands(config, tcp).await
+}
+
+/// Opens a TLS connection of one version, with a certificate and key in PEM.
+pub(crate) async fn connect_by(
+    version: &'static SupportedProtocolVersion,
+    address: SocketAddr,
+    roots: &RootCertStore,
+    identity: (String, String),
+) -> std::io::Result<TlsStream<TcpStream>> {
+    let tcp = TcpStream::connect(address).await?;
+    let config = client_config(&[version], roots, b"h2", Some(identity));
+    shake_hands(config, tcp).await
+}
+
+fn client_config(
+    versions: &[&'static SupportedProtocolVersion],
+    roots: &RootCertStore,
+    protocol: &[u8],
+    identity: Option<(String, String)>,
+) -> ClientConfig {
     let builder = ClientConfig::builder_with_provider(provider())
-        .with_safe_default_protocol_versions()
+        .with_protocol_versions(versions)
         .unwrap()
         .with_root_certificates(roots.clone());
     let mut config = match identity {
@@ -167,8 +191,13 @@ pub(crate) async fn connect_after(
         None => builder.with_no_client_auth(),
     };
     config.alpn_protocols = vec![protocol.to_vec()];
-    let mut tcp = TcpStream::connect(address).await?;
-    tcp.write_all(before).await?;
+    config
+}
+
+async fn shake_hands(
+    config: ClientConfig,
+    tcp: TcpStream,
+) -> std::io::Result<TlsStream<TcpStream>> {
     TlsConnector::from(Arc::new(config))
         .connect(ServerName::try_from("localhost").unwrap(), tcp)
         .await

@@ -1,4 +1,6 @@
 //! Client certificates, verified against authorities in a file that is reloaded when it changes.
+mod signed_directly;
+
 use std::collections::HashSet;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -10,13 +12,15 @@ use moka::Expiry;
 use moka::sync::Cache;
 use parking_lot::Mutex;
 use rustls::RootCertStore;
+use rustls::crypto::aws_lc_rs;
 use rustls::pki_types::{CertificateDer, UnixTime};
-use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::ClientCertVerifier;
+use rustls::server::{VerifierBuilderError, WebPkiClientVerifier};
 use x509_parser::prelude::{FromDer, X509Certificate};
+use x509_parser::time::ASN1Time;
 
 use crate::access::identity::Identity;
-use crate::listener::tls::{self, Reloaded, TlsError};
+use crate::listener::tls::{self, Reloaded, TlsError, certificate_key};
 
 /// Time after which a certificate is verified again.
 const VERIFIED_TTL: Duration = Duration::from_secs(10);
@@ -187,10 +191,7 @@ impl ClientVerifier {
         let authorities = tls::certificates(file, &contents.concat())?;
         let mut roots = RootCertStore::empty();
         tls::add_roots(&mut roots, file, authorities.clone())?;
-        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-        let webpki = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
-            .build()
-            .map_err(|error| tls::unusable(file, &error))?;
+        let webpki = verifier_by(roots).map_err(|error| tls::unusable(file, &error))?;
         let verified = Cache::builder()
             .max_capacity(MAX_CERTIFICATES)
             .expire_after(ChainExpiry)
@@ -212,10 +213,16 @@ impl ClientVerifier {
     fn valid(&self, chain: &[CertificateDer<'static>]) -> Option<VerifiedChain> {
         let (end_entity, intermediates) = chain.split_first()?;
         let now = UnixTime::now();
-        self.webpki
-            .verify_client_cert(end_entity, intermediates, now)
-            .inspect_err(|error| tracing::debug!(%error, "a client certificate is not valid"))
-            .ok()?;
+        let time = ASN1Time::from_timestamp(i64::try_from(now.as_secs()).ok()?).ok()?;
+        let by_webpki = self
+            .webpki_at(time)?
+            .verify_client_cert(end_entity, intermediates, now);
+        if let Err(error) = by_webpki
+            && !signed_directly::is_valid(end_entity, &self.authorities, time)
+        {
+            tracing::debug!(%error, "a client certificate is not valid");
+            return None;
+        }
         let (_, certificate) = X509Certificate::from_der(end_entity).ok()?;
         let mut subject = CertificateSubject::of(&certificate)?;
         subject.fingerprint = fingerprint(end_entity);
@@ -226,6 +233,32 @@ impl ClientVerifier {
             ttl: VERIFIED_TTL.min(left),
         })
     }
+}
+
+impl ClientVerifier {
+    /// Returns what verifies chains by the authorities that are valid at this time; `None` if there is
+    /// none.
+    ///
+    /// webpki does not look at how long an authority is valid. API servers do.
+    /// Source: Go's `crypto/x509/verify.go` (`isValid`).
+    fn webpki_at(&self, time: ASN1Time) -> Option<Arc<dyn ClientCertVerifier>> {
+        let is_valid = |authority: &&CertificateDer<'static>| {
+            certificate_key::parsed(authority)
+                .is_none_or(|authority| authority.validity().is_valid_at(time))
+        };
+        let valid: Vec<_> = self.authorities.iter().filter(is_valid).collect();
+        if valid.len() == self.authorities.len() {
+            return Some(Arc::clone(&self.webpki));
+        }
+        let mut roots = RootCertStore::empty();
+        roots.add_parsable_certificates(valid.into_iter().cloned());
+        verifier_by(roots).ok()
+    }
+}
+
+fn verifier_by(roots: RootCertStore) -> Result<Arc<dyn ClientCertVerifier>, VerifierBuilderError> {
+    let provider = Arc::new(aws_lc_rs::default_provider());
+    WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).build()
 }
 
 type ChainHash = [u8; 32];
@@ -251,7 +284,7 @@ impl Expiry<ChainHash, VerifiedChain> for ChainExpiry {
 }
 
 fn fingerprint(certificate: &[u8]) -> String {
-    let digest = aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, certificate);
+    let digest = ::aws_lc_rs::digest::digest(&::aws_lc_rs::digest::SHA256, certificate);
     let mut text = String::with_capacity(64);
     for byte in digest.as_ref() {
         let _ = write!(text, "{byte:02x}");

@@ -1,5 +1,5 @@
 use super::*;
-use crate::test_support::{Pki, connect, soon, tls_options};
+use crate::test_support::{Pki, connect, connect_by, soon, tls_options};
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, HandshakeKind};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -154,6 +154,30 @@ async fn a_long_chain_of_client_certificates_is_refused() {
         let identity = Some(clients.issue("jane", names));
         let shaken = handshake(&tls, &server, identity).await;
         assert_eq!(shaken.is_ok(), is_accepted, "{}", names.len());
+    }
+}
+
+#[tokio::test]
+async fn certificates_of_version_1_end_no_handshake_unless_the_key_is_anothers() {
+    let (server, clients) = (Pki::new(), Pki::new());
+    let dir = tempfile::tempdir().unwrap();
+    let (tls, _) = asking_for_certificates(&dir, &server, &clients).await;
+    let (certificate, key) = clients.issue_version_1("jane");
+    let (_, others) = clients.issue_version_1("jane");
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    for version in rustls::ALL_VERSIONS {
+        for (key, is_accepted) in [(&key, true), (&others, false)] {
+            let accept = async {
+                let (tcp, _) = listener.accept().await.unwrap();
+                tls.acceptor().accept(tcp).await
+            };
+            let identity = (certificate.clone(), key.clone());
+            let roots = server.roots();
+            let connect = connect_by(version, address, &roots, identity);
+            let (accepted, _) = soon(async { tokio::join!(accept, connect) }).await;
+            assert_eq!(accepted.is_ok(), is_accepted, "{version:?}: {accepted:?}");
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 use rcgen::{
     BasicConstraints, CertificateParams, CustomExtension, DnType, DnValue, ExtendedKeyUsagePurpose,
-    IsCa,
+    IsCa, KeyUsagePurpose,
 };
 use rustls::pki_types::pem::PemObject;
 
@@ -83,6 +83,112 @@ async fn certificates_that_upstream_would_refuse_are_refused() {
         params.distinguished_name.push(uid(), "");
     });
     assert!(certificates.verify(&two).is_none(), "an empty unique id");
+}
+
+type Shape = fn(&mut CertificateParams);
+
+fn add_critical_policies(params: &mut CertificateParams) {
+    // One policy: 1.2.3.4.
+    let content = vec![0x30, 7, 0x30, 5, 6, 3, 0x2a, 3, 4];
+    let mut extension = CustomExtension::from_oid_content(&[2, 5, 29, 32], content);
+    extension.set_criticality(true);
+    params.custom_extensions.push(extension);
+}
+
+#[tokio::test]
+async fn certificates_that_only_upstream_takes_are_taken_from_their_authority() {
+    let (ca, strangers) = (Pki::new(), Pki::new());
+    let (_folder, certificates) = load(&ca).await;
+    let der =
+        |(pem, _): (String, String)| vec![CertificateDer::from_pem_slice(pem.as_bytes()).unwrap()];
+    let first = der(ca.issue_version_1("jane"));
+    assert_eq!(certificates.verify(&first).unwrap().common_name, "jane");
+    let of_strangers = der(strangers.issue_version_1("jane"));
+    assert!(
+        certificates.verify(&of_strangers).is_none(),
+        "the same names, another key"
+    );
+    let mut changed = first[0].to_vec();
+    let name = changed.windows(4).position(|text| text == b"jane").unwrap();
+    changed[name..name + 4].copy_from_slice(b"root");
+    assert!(
+        certificates.verify(&[changed.into()]).is_none(),
+        "its signature is of another"
+    );
+
+    let shapes: [(&str, bool, Shape); 6] = [
+        ("an authority", true, |params| {
+            params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        }),
+        ("any purpose", true, |params| {
+            params.extended_key_usages = vec![ExtendedKeyUsagePurpose::Any];
+        }),
+        ("critical policies", true, add_critical_policies),
+        ("an authority for servers", false, |params| {
+            params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+            params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        }),
+        ("an authority of the past", false, |params| {
+            params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+            params.not_after = rcgen::date_time_ymd(2020, 1, 1);
+        }),
+        ("policies twice", false, |params| {
+            add_critical_policies(params);
+            add_critical_policies(params);
+        }),
+    ];
+    for (what, is_taken, shape) in shapes {
+        let signed = |ca: &Pki| {
+            ca.sign(|params| {
+                params.distinguished_name.push(DnType::CommonName, "jane");
+                shape(params);
+            })
+        };
+        assert_eq!(
+            certificates.verify(&signed(&ca)).is_some(),
+            is_taken,
+            "{what}"
+        );
+        assert!(certificates.verify(&signed(&strangers)).is_none(), "{what}");
+    }
+}
+
+#[tokio::test]
+async fn authorities_that_may_not_sign_clients_are_no_authorities() {
+    for (what, is_taken, shape) in [
+        ("any", true, (|_| {}) as Shape),
+        ("of the past", false, |params| {
+            params.not_before = rcgen::date_time_ymd(2019, 1, 1);
+            params.not_after = rcgen::date_time_ymd(2020, 1, 1);
+        }),
+    ] {
+        let ca = Pki::shaped(shape);
+        let (_folder, certificates) = load(&ca).await;
+        let plain = ca.sign(|params| params.distinguished_name.push(DnType::CommonName, "jane"));
+        let first = ca.issue_version_1("jane").0;
+        let first = vec![CertificateDer::from_pem_slice(first.as_bytes()).unwrap()];
+        for chain in [plain, first] {
+            assert_eq!(certificates.verify(&chain).is_some(), is_taken, "{what}");
+        }
+    }
+    for (what, shape) in [
+        (
+            "no authority",
+            (|params| params.is_ca = IsCa::ExplicitNoCa) as Shape,
+        ),
+        ("for signatures of other things", |params| {
+            params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        }),
+        ("for servers", |params| {
+            params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        }),
+    ] {
+        let ca = Pki::shaped(shape);
+        let (_folder, certificates) = load(&ca).await;
+        let first = ca.issue_version_1("jane").0;
+        let first = vec![CertificateDer::from_pem_slice(first.as_bytes()).unwrap()];
+        assert!(certificates.verify(&first).is_none(), "{what}");
+    }
 }
 
 #[tokio::test]
