@@ -438,14 +438,14 @@ impl Access {
 
 /// Adds the group that upstream puts a named user into.
 ///
-/// It puts `system:anonymous` into none, but when somebody acts as that user: then it adds
-/// `system:unauthenticated`. So the proxy cannot act as such a caller exactly.
+/// It puts `system:anonymous` into none, but adds `system:unauthenticated` when somebody acts as that
+/// user. So the proxy cannot act exactly as that user without the group.
 /// Source: `apiserver/pkg/authentication/group/authenticated_group_adder.go`.
 fn grouped(identity: Identity) -> Result<Identity, RejectedCaller> {
-    if !identity.is_anonymous() {
+    if !identity.is_anonymous_without_group() {
         return Ok(identity.with_implicit_group());
     }
-    let message = "the proxy does not accept system:anonymous as the name of a caller";
+    let message = "the proxy accepts system:anonymous only in the group system:unauthenticated";
     let status = Status::new(403, "Forbidden", message);
     Err(RejectedCaller {
         reason: status.into(),

@@ -157,11 +157,26 @@ func TestCertificateCallersKeepTheirIdentity(t *testing.T) {
 	server.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
 	uid := certificates.Template("jane", "builders")
 	uid.Subject.ExtraNames = []pkix.AttributeTypeAndValue{{Type: asn1.ObjectIdentifier{1, 3, 6, 1, 4, 1, 57683, 2}, Value: "1234"}}
+	anyPurpose, authority, policies := certificates.Template("jane"), certificates.Template("jane"), certificates.Template("jane")
+	anyPurpose.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageAny}
+	authority.IsCA, authority.BasicConstraintsValid = true, true
+	unknown := certificates.Template("jane")
+	policy := require.Value(asn1.Marshal([][]asn1.ObjectIdentifier{{{1, 2, 3, 4}}}))(t)
+	policies.ExtraExtensions = []pkix.Extension{{Id: asn1.ObjectIdentifier{2, 5, 29, 32}, Critical: true, Value: policy}}
+	unknown.ExtraExtensions = []pkix.Extension{{Id: asn1.ObjectIdentifier{1, 2, 3, 4}, Critical: true, Value: policy}}
 	people := []struct {
 		name        string
 		certificate *tls.Certificate
 		header      map[string]string
 	}{
+		{"of version 1", clientCA.FirstVersion(t, "jane"), nil},
+		{"of version 1, of strangers", strangers.FirstVersion(t, "jane"), nil},
+		{"of version 1, of strangers, with a token", strangers.FirstVersion(t, "jane"), map[string]string{"Authorization": "Bearer " + c.Tokens["alice"]}},
+		{"for any purpose", clientCA.Person(t, anyPurpose), nil},
+		{"an authority", clientCA.Person(t, authority), nil},
+		{"with critical policies", clientCA.Person(t, policies), nil},
+		{"with a critical extension that nobody knows", clientCA.Person(t, unknown), nil},
+		{"with that, and a token", clientCA.Person(t, unknown), map[string]string{"Authorization": "Bearer " + c.Tokens["alice"]}},
 		{"jane", clientCA.Person(t, certificates.Template("jane", "builders", "painters")), nil},
 		{"jane with a unique id", clientCA.Person(t, uid), nil},
 		{"a reader by group", clientCA.Person(t, certificates.Template("joe", "readers")), nil},
@@ -224,6 +239,15 @@ func TestCertificateCallersKeepTheirIdentity(t *testing.T) {
 			}
 			if got.source == "snapshot" {
 				fromMemory++
+			}
+		}
+	}
+	// The proxy could act as this user in another group only, and says so.
+	for _, r := range []api.Request{{Path: "/version"}, {Path: "/api/v1/namespaces/default/configmaps?resourceVersion=0"}} {
+		for _, to := range []api.Target{proxy.Target, up} {
+			client := certificates.Client(to, clientCA.Person(t, certificates.Template("system:anonymous")))
+			if got := ask(t, client, to, r); got.status != 403 {
+				t.Errorf("anonymous by a certificate: %v: %d %s", r, got.status, got.body)
 			}
 		}
 	}

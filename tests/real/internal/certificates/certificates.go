@@ -5,9 +5,11 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/asn1"
 	"encoding/pem"
 	"math/big"
 	"net/http"
@@ -60,6 +62,35 @@ func (s *Signer) Person(t *testing.T, template *x509.Certificate) *tls.Certifica
 		template.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
 	}
 	return &tls.Certificate{Certificate: [][]byte{s.sign(t, template, key)}, PrivateKey: key}
+}
+
+// FirstVersion returns a client's certificate of version 1, as openssl makes it without a file of extensions.
+func (s *Signer) FirstVersion(t *testing.T, name string) *tls.Certificate {
+	t.Helper()
+	key := require.Value(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
+	type validity struct{ NotBefore, NotAfter time.Time }
+	algorithm := pkix.AlgorithmIdentifier{Algorithm: asn1.ObjectIdentifier{1, 2, 840, 10045, 4, 3, 2}}
+	subject := pkix.Name{CommonName: name}.ToRDNSequence()
+	signed := require.Value(asn1.Marshal(struct {
+		Serial    *big.Int
+		Algorithm pkix.AlgorithmIdentifier
+		Issuer    asn1.RawValue
+		Validity  validity
+		Subject   pkix.RDNSequence
+		Key       asn1.RawValue
+	}{
+		big.NewInt(1), algorithm, asn1.RawValue{FullBytes: s.cert.RawSubject},
+		validity{time.Now().Add(-time.Hour).UTC(), time.Now().Add(time.Hour).UTC()}, subject,
+		asn1.RawValue{FullBytes: require.Value(x509.MarshalPKIXPublicKey(key.Public()))(t)},
+	}))(t)
+	digest := sha256.Sum256(signed)
+	signature := require.Value(ecdsa.SignASN1(rand.Reader, s.key, digest[:]))(t)
+	der := require.Value(asn1.Marshal(struct {
+		Signed    asn1.RawValue
+		Algorithm pkix.AlgorithmIdentifier
+		Signature asn1.BitString
+	}{asn1.RawValue{FullBytes: signed}, algorithm, asn1.BitString{Bytes: signature, BitLength: 8 * len(signature)}}))(t)
+	return &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
 }
 
 // Template returns a certificate's template for a user with groups.
