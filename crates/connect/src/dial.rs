@@ -7,11 +7,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
 use parking_lot::Mutex;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::io::BufReader;
 use tokio::net::TcpStream;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tokio_util::either::Either;
@@ -22,8 +24,11 @@ use super::error::ConnectError;
 
 /// Time for connecting and the TLS handshake together.
 ///
-/// A healthy API server needs milliseconds. After this time, the next address is tried.
+/// A healthy API server needs milliseconds.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Time after which the next address is tried beside one that has not answered.
+const STAGGER: Duration = Duration::from_secs(1);
 
 /// Time for which a failed address is tried last.
 const COOLDOWN: Duration = Duration::from_secs(10);
@@ -68,7 +73,8 @@ impl Dialer {
         }
     }
 
-    /// Connects to the first address that accepts; `avoid` is tried last.
+    /// Connects to the first address that accepts; `avoid` is tried last. One that hangs delays the
+    /// others by a second.
     pub async fn dial(
         &self,
         credentials: &Credentials,
@@ -76,18 +82,35 @@ impl Dialer {
         http1_only: bool,
         avoid: Option<&Address>,
     ) -> Result<Dialed, ConnectError> {
+        let begin = async |address: Address| {
+            let made = connect(credentials, &address, identity, http1_only).await;
+            (address, made)
+        };
+        let mut next = self.order(&credentials.addresses, avoid).into_iter();
+        let mut attempts = FuturesUnordered::new();
+        let (mut under_way, mut hanging) = (Vec::new(), Vec::new());
         let mut last = None;
-        for address in self.order(&credentials.addresses, avoid) {
-            let error = match connect(credentials, &address, identity, http1_only).await {
-                Ok(dialed) => {
-                    self.failed.lock().remove(&address);
+        loop {
+            if let Some(address) = next.next() {
+                under_way.push(address.clone());
+                attempts.push(begin(address));
+            }
+            match timeout(STAGGER, attempts.next()).await {
+                Ok(Some((address, Ok(dialed)))) => {
+                    let mut failed = self.failed.lock();
+                    failed.extend(hanging.into_iter().map(|hanging| (hanging, Instant::now())));
+                    failed.remove(&address);
                     return Ok(dialed);
                 }
-                Err(error) => error,
-            };
-            tracing::debug!(%error, "upstream address failed");
-            self.failed.lock().insert(address, Instant::now());
-            last = Some(error);
+                Ok(Some((address, Err(error)))) => {
+                    tracing::debug!(%error, "upstream address failed");
+                    under_way.retain(|other| *other != address);
+                    self.failed.lock().insert(address, Instant::now());
+                    last = Some(error);
+                }
+                Ok(None) => break,
+                Err(_elapsed) => hanging.clone_from(&under_way),
+            }
         }
         // Unreachable in practice: credentials always have an address.
         Err(last.unwrap_or_else(|| ConnectError::Credentials("there is no address".to_owned())))

@@ -118,7 +118,7 @@ pub(in crate::serve) async fn open(
                 Err(NotReady::SchemaChanged) => return Err(ForwardReason::SchemaChanged),
                 // The next representation may be acceptable.
                 Err(NotReady::Stopped(Stopped::NotAcceptable)) => {}
-                Err(NotReady::Stopped(Stopped::Forbidden(_))) => {
+                Err(NotReady::Stopped(Stopped::Forbidden(_) | Stopped::Unauthorized(_))) => {
                     return Err(ForwardReason::NotPermitted);
                 }
                 Err(NotReady::Stopped(Stopped::DoesNotFit(_))) => {

@@ -16,7 +16,7 @@ use crate::test_support::{
 };
 use crate::upstream::UpstreamClient;
 use crate::upstream::connection::ServedBy;
-use watershed_connect::Address;
+use watershed_connect::{Address, CONNECT_TIMEOUT};
 
 mod answers;
 mod elsewhere;

@@ -72,6 +72,7 @@ async fn refusal(response: Response<UpstreamBody>) -> ReflectorError {
     match status {
         StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED => Stopped::Vanished.into(),
         StatusCode::FORBIDDEN => Stopped::Forbidden(message).into(),
+        StatusCode::UNAUTHORIZED => Stopped::Unauthorized(message).into(),
         StatusCode::NOT_ACCEPTABLE => Stopped::NotAcceptable.into(),
         StatusCode::GONE => ReflectorError::Expired(message),
         status => ReflectorError::Status(status, message),

@@ -135,6 +135,9 @@ pub enum Stopped {
     /// The proxy's own identity may not list and watch the type.
     #[error("the proxy may not list and watch it: {0}")]
     Forbidden(String),
+    /// Upstream does not accept the proxy's own credentials.
+    #[error("upstream does not accept the proxy's credentials: {0}")]
+    Unauthorized(String),
     /// The type has no such representation.
     #[error("upstream does not offer this representation")]
     NotAcceptable,
@@ -156,7 +159,10 @@ impl Stopped {
     /// Returns `true` if one answer of upstream gave the reason, which another may contradict.
     pub fn may_pass(&self) -> bool {
         match self {
-            Self::Vanished | Self::Forbidden(_) | Self::NotUnderstood(_) => true,
+            Self::Vanished
+            | Self::Forbidden(_)
+            | Self::Unauthorized(_)
+            | Self::NotUnderstood(_) => true,
             Self::NotAcceptable | Self::DoesNotFit(_) | Self::Closed | Self::Failed => false,
         }
     }
@@ -166,6 +172,7 @@ impl Stopped {
         match self {
             Self::Vanished => "vanished",
             Self::Forbidden(_) => "forbidden",
+            Self::Unauthorized(_) => "unauthorized",
             Self::NotAcceptable => "not-acceptable",
             Self::NotUnderstood(_) => "not-understood",
             Self::DoesNotFit(_) => "does-not-fit",

@@ -47,6 +47,29 @@ async fn a_request_can_ask_for_another_address_or_connection() {
     assert_eq!(one.accepted() + two.accepted(), before + 1);
 }
 
+#[tokio::test]
+async fn servers_that_hang_hold_up_no_connection_to_another() {
+    let pki = Pki::new();
+    let api = Api::start(&pki, HTTP2, |_, _| async { text("well") }).await;
+    // The system accepts connections, and nobody answers them.
+    let bind = || std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let stuck = [bind(), bind()];
+    let (_dir, mut options) = kubeconfig(&pki, &api.url());
+    let url = |stuck: &std::net::TcpListener| format!("https://{}", stuck.local_addr().unwrap());
+    options.servers = stuck.iter().map(url).chain([api.url()]).collect();
+    let client = UpstreamClient::new(&Upstream::load(&options).await.unwrap());
+    for _ in 0..3 {
+        let fresh = SendOptions {
+            fresh_connection: true,
+            ..SendOptions::default()
+        };
+        let sent = client.send(ConnectionClass::Short, get("/"), fresh);
+        // One after the other, both would take as long.
+        let answer = tokio::time::timeout(2 * CONNECT_TIMEOUT, sent).await;
+        assert!(answer.expect("an answer").is_ok());
+    }
+}
+
 /// As with a load balancer whose server is stuck, and whose other servers are well.
 #[tokio::test]
 async fn a_connection_without_answers_is_left_by_the_proxys_own_requests() {

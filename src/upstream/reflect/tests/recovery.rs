@@ -160,6 +160,27 @@ async fn a_refusal_ends_a_reflector_whose_type_is_gone() {
 }
 
 #[tokio::test]
+async fn a_refusal_that_lasts_ends_a_reflector() {
+    for (status, name) in [(401, "unauthorized"), (403, "forbidden"), (405, "vanished")] {
+        let (_api, mut reflector) = follow_badly(vec![(status, "text/plain", "no")]).await;
+        assert!(matches!(next(&mut reflector).await, Change::Listed(_)));
+        let mut refusals = 0;
+        let stopped = loop {
+            match timeout(SOON, reflector.next::<Count>()).await.unwrap() {
+                Ok(Change::Interrupted) => {
+                    refusals += 1;
+                    pass(Duration::from_secs(10)).await;
+                }
+                Ok(_) => {}
+                Err(stopped) => break stopped,
+            }
+        };
+        assert_eq!(stopped.as_str(), name);
+        assert!((3..=6).contains(&refusals), "{status}: {refusals}");
+    }
+}
+
+#[tokio::test]
 async fn a_quiet_watch_of_events_is_renewed_and_has_not_failed() {
     let mark = MARK.replace("Pod", "Event");
     let (_api, mut reflector, opened) = follow_silence(["events", "Event"], mark).await;
