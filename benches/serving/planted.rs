@@ -150,7 +150,8 @@ async fn memory(server: &Running) -> anyhow::Result<()> {
         "slow readers' memory is seen where there is none"
     );
     ensure!(
-        shares[1..].iter().all(|share| (share - 100.0).abs() < 30.0),
+        // The allocator may take more than what is copied.
+        shares[1..].iter().all(|share| (70.0..150.0).contains(share)),
         "slow readers' memory is not seen: {shares:?}"
     );
     Ok(())
