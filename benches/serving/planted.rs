@@ -151,7 +151,9 @@ async fn memory(server: &Running) -> anyhow::Result<()> {
     );
     ensure!(
         // The allocator may take more than what is copied.
-        shares[1..].iter().all(|share| (70.0..150.0).contains(share)),
+        shares[1..]
+            .iter()
+            .all(|share| (70.0..150.0).contains(share)),
         "slow readers' memory is not seen: {shares:?}"
     );
     Ok(())

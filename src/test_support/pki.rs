@@ -65,10 +65,21 @@ impl Pki {
 
     /// Issues a certificate of version 1, as `openssl x509 -req` does. Returns it and its key in PEM.
     pub(crate) fn issue_version_1(&self, common_name: &str) -> (String, String) {
-        let [named, authority] = [common_name, "test-ca"].map(|name| {
-            let attribute = der(6, &[&[0x55, 4, 3]]);
-            let attribute = der(0x30, &[&attribute, &der(12, &[name.as_bytes()])]);
-            der(0x30, &[&der(0x31, &[&attribute])])
+        self.issue_named(&[common_name])
+    }
+
+    /// Issues such a certificate with several common names. An empty one is an empty set.
+    pub(crate) fn issue_named(&self, common_names: &[&str]) -> (String, String) {
+        let [named, authority] = [common_names, &["test-ca"]].map(|names| {
+            let sets = names.iter().map(|name| {
+                if name.is_empty() {
+                    return der(0x31, &[]);
+                }
+                let attribute = der(6, &[&[0x55, 4, 3]]);
+                let attribute = der(0x30, &[&attribute, &der(12, &[name.as_bytes()])]);
+                der(0x31, &[&attribute])
+            });
+            der(0x30, &[&sets.collect::<Vec<_>>().concat()])
         });
         let time = |text: &str| der(0x17, &[text.as_bytes()]);
         let validity = der(0x30, &[&time("200101000000Z"), &time("491231235959Z")]);
@@ -85,6 +96,22 @@ impl Pki {
         let text = BASE64_STANDARD.encode(certificate);
         let pem = format!("-----BEGIN CERTIFICATE-----\n{text}\n-----END CERTIFICATE-----\n");
         (pem, key.serialize_pem())
+    }
+
+    /// Makes an authority of any shape below this one.
+    pub(crate) fn below(&self, shape: impl FnOnce(&mut CertificateParams)) -> Pki {
+        let mut params = CertificateParams::default();
+        params
+            .distinguished_name
+            .push(DnType::CommonName, "test-ca-below");
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        shape(&mut params);
+        let key = KeyPair::generate().unwrap();
+        let ca_pem = params.signed_by(&key, &self.issuer).unwrap().pem();
+        Pki {
+            ca_pem,
+            issuer: Issuer::new(params, key),
+        }
     }
 
     pub(crate) fn roots(&self) -> RootCertStore {

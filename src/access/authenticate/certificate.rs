@@ -1,4 +1,6 @@
 //! Client certificates, verified against authorities in a file that is reloaded when it changes.
+mod authorities;
+mod name;
 mod signed_directly;
 
 use std::collections::HashSet;
@@ -64,6 +66,9 @@ impl CertificateSubject {
 
     /// Reads the subject. Returns `None` if upstream would read it differently.
     pub(crate) fn of(certificate: &X509Certificate<'_>) -> Option<Self> {
+        if !name::is_whole(certificate.subject()) {
+            return None;
+        }
         let mut subject = Self::default();
         for attribute in certificate.subject().iter_attributes() {
             let text = attribute.as_str().ok().map(str::to_owned);
@@ -181,7 +186,6 @@ impl AuthorityFile {
 /// The authorities at one time, and the certificates that have been verified against them.
 struct ClientVerifier {
     authorities: Vec<CertificateDer<'static>>,
-    webpki: Arc<dyn ClientCertVerifier>,
     verified: Cache<ChainHash, VerifiedChain>,
 }
 
@@ -191,14 +195,13 @@ impl ClientVerifier {
         let authorities = tls::certificates(file, &contents.concat())?;
         let mut roots = RootCertStore::empty();
         tls::add_roots(&mut roots, file, authorities.clone())?;
-        let webpki = verifier_by(roots).map_err(|error| tls::unusable(file, &error))?;
+        verifier_by(roots).map_err(|error| tls::unusable(file, &error))?;
         let verified = Cache::builder()
             .max_capacity(MAX_CERTIFICATES)
             .expire_after(ChainExpiry)
             .build();
         Ok(Self {
             authorities,
-            webpki,
             verified,
         })
     }
@@ -211,14 +214,11 @@ impl ClientVerifier {
     }
 
     fn valid(&self, chain: &[CertificateDer<'static>]) -> Option<VerifiedChain> {
-        let (end_entity, intermediates) = chain.split_first()?;
+        let (end_entity, others) = chain.split_first()?;
         let now = UnixTime::now();
         let time = ASN1Time::from_timestamp(i64::try_from(now.as_secs()).ok()?).ok()?;
-        let by_webpki = self
-            .webpki_at(time)?
-            .verify_client_cert(end_entity, intermediates, now);
-        if let Err(error) = by_webpki
-            && !signed_directly::is_valid(end_entity, &self.authorities, time)
+        if !signed_directly::is_valid(end_entity, &self.authorities, time)
+            && let Err(error) = self.verify_by_webpki(end_entity, others, now, time)
         {
             tracing::debug!(%error, "a client certificate is not valid");
             return None;
@@ -236,23 +236,37 @@ impl ClientVerifier {
 }
 
 impl ClientVerifier {
-    /// Returns what verifies chains by the authorities that are valid at this time; `None` if there is
-    /// none.
-    ///
-    /// webpki does not look at how long an authority is valid. API servers do.
-    /// Source: Go's `crypto/x509/verify.go` (`isValid`).
-    fn webpki_at(&self, time: ASN1Time) -> Option<Arc<dyn ClientCertVerifier>> {
-        let is_valid = |authority: &&CertificateDer<'static>| {
-            certificate_key::parsed(authority)
-                .is_none_or(|authority| authority.validity().is_valid_at(time))
+    /// Verifies a chain by webpki, which sees no more of an authority than its name and its key.
+    fn verify_by_webpki(
+        &self,
+        end_entity: &CertificateDer<'static>,
+        others: &[CertificateDer<'static>],
+        now: UnixTime,
+        time: ASN1Time,
+    ) -> Result<(), rustls::Error> {
+        let is_between = |other: &&CertificateDer<'static>| {
+            !self.authorities.contains(other)
+                && certificate_key::parsed(other)
+                    .is_some_and(|other| authorities::has_key_to_sign(&other))
         };
-        let valid: Vec<_> = self.authorities.iter().filter(is_valid).collect();
-        if valid.len() == self.authorities.len() {
-            return Some(Arc::clone(&self.webpki));
-        }
-        let mut roots = RootCertStore::empty();
-        roots.add_parsable_certificates(valid.into_iter().cloned());
-        verifier_by(roots).ok()
+        let between: Vec<_> = others.iter().filter(is_between).cloned().collect();
+        let roots = |length: usize| {
+            let may_sign = |authority: &&CertificateDer<'static>| {
+                certificate_key::parsed(authority)
+                    .is_some_and(|authority| authorities::may_sign(&authority, length, time))
+            };
+            let able = self.authorities.iter().filter(may_sign).cloned();
+            let mut roots = RootCertStore::empty();
+            roots.add_parsable_certificates(able);
+            roots
+        };
+        let verify = |between: &[CertificateDer<'static>]| {
+            let verifier = verifier_by(roots(between.len()))
+                .map_err(|error| rustls::Error::General(error.to_string()))?;
+            verifier.verify_client_cert(end_entity, between, now)
+        };
+        // What a client sends beyond what is needed must not make the chain look too long.
+        verify(&[]).or_else(|_| verify(&between)).map(|_| ())
     }
 }
 

@@ -87,6 +87,15 @@ async fn certificates_that_upstream_would_refuse_are_refused() {
 
 type Shape = fn(&mut CertificateParams);
 
+/// Returns the chain of one certificate in PEM, which came with a key.
+fn der((pem, _): (String, String)) -> Vec<CertificateDer<'static>> {
+    vec![CertificateDer::from_pem_slice(pem.as_bytes()).unwrap()]
+}
+
+fn constrain(params: &mut CertificateParams, length: u8) {
+    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(length));
+}
+
 fn add_critical_policies(params: &mut CertificateParams) {
     // One policy: 1.2.3.4.
     let content = vec![0x30, 7, 0x30, 5, 6, 3, 0x2a, 3, 4];
@@ -99,8 +108,6 @@ fn add_critical_policies(params: &mut CertificateParams) {
 async fn certificates_that_only_upstream_takes_are_taken_from_their_authority() {
     let (ca, strangers) = (Pki::new(), Pki::new());
     let (_folder, certificates) = load(&ca).await;
-    let der =
-        |(pem, _): (String, String)| vec![CertificateDer::from_pem_slice(pem.as_bytes()).unwrap()];
     let first = der(ca.issue_version_1("jane"));
     assert_eq!(certificates.verify(&first).unwrap().common_name, "jane");
     let of_strangers = der(strangers.issue_version_1("jane"));
@@ -155,40 +162,86 @@ async fn certificates_that_only_upstream_takes_are_taken_from_their_authority() 
 
 #[tokio::test]
 async fn authorities_that_may_not_sign_clients_are_no_authorities() {
-    for (what, is_taken, shape) in [
-        ("any", true, (|_| {}) as Shape),
+    let shapes: [(&str, bool, Shape); 6] = [
+        ("any", true, |_| {}),
         ("of the past", false, |params| {
             params.not_before = rcgen::date_time_ymd(2019, 1, 1);
             params.not_after = rcgen::date_time_ymd(2020, 1, 1);
         }),
-    ] {
+        ("no authority", false, |params| {
+            params.is_ca = IsCa::ExplicitNoCa;
+        }),
+        ("for signatures of other things", false, |params| {
+            params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        }),
+        ("for servers", false, |params| {
+            params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        }),
+        ("with an extension that is not known", false, |params| {
+            let mut extension = CustomExtension::from_oid_content(&[1, 2, 3, 4], vec![5, 0]);
+            extension.set_criticality(true);
+            params.custom_extensions = vec![extension];
+        }),
+    ];
+    for (what, is_taken, shape) in shapes {
         let ca = Pki::shaped(shape);
         let (_folder, certificates) = load(&ca).await;
         let plain = ca.sign(|params| params.distinguished_name.push(DnType::CommonName, "jane"));
-        let first = ca.issue_version_1("jane").0;
-        let first = vec![CertificateDer::from_pem_slice(first.as_bytes()).unwrap()];
-        for chain in [plain, first] {
+        for chain in [plain, der(ca.issue_version_1("jane"))] {
             assert_eq!(certificates.verify(&chain).is_some(), is_taken, "{what}");
         }
     }
-    for (what, shape) in [
+}
+
+#[tokio::test]
+async fn certificates_below_an_authority_are_as_many_as_it_allows() {
+    let cases: [(&str, bool, Shape, Shape); 4] = [
+        ("any", true, |_| {}, |_| {}),
+        ("one", true, |params| constrain(params, 1), |_| {}),
+        ("none", false, |params| constrain(params, 0), |_| {}),
         (
-            "no authority",
-            (|params| params.is_ca = IsCa::ExplicitNoCa) as Shape,
+            "whose key signs nothing",
+            false,
+            |_| {},
+            |params| {
+                params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+            },
         ),
-        ("for signatures of other things", |params| {
-            params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-        }),
-        ("for servers", |params| {
-            params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
-        }),
-    ] {
+    ];
+    for (what, is_taken, shape, below) in cases {
         let ca = Pki::shaped(shape);
+        let below = ca.below(below);
         let (_folder, certificates) = load(&ca).await;
-        let first = ca.issue_version_1("jane").0;
-        let first = vec![CertificateDer::from_pem_slice(first.as_bytes()).unwrap()];
-        assert!(certificates.verify(&first).is_none(), "{what}");
+        let jane =
+            |ca: &Pki| ca.sign(|params| params.distinguished_name.push(DnType::CommonName, "jane"));
+        let pem = |ca: &Pki| der((ca.ca_pem.clone(), String::new()));
+        let chain = [jane(&below), pem(&below), pem(&ca)].concat();
+        assert_eq!(certificates.verify(&chain).is_some(), is_taken, "{what}");
+        let more_than_needed = [jane(&ca), pem(&below), pem(&ca)].concat();
+        assert!(certificates.verify(&more_than_needed).is_some(), "{what}");
     }
+}
+
+#[tokio::test]
+async fn a_name_of_which_something_would_be_left_out_names_nobody() {
+    let ca = Pki::new();
+    let (_folder, certificates) = load(&ca).await;
+    let verified = |names: &[&str]| certificates.verify(&der(ca.issue_named(names)));
+    assert_eq!(verified(&["jane", "bob"]).unwrap().common_name, "bob");
+    assert_eq!(verified(&["admin", "", "bob"]), None);
+}
+
+#[tokio::test]
+async fn a_certificate_in_the_file_is_valid_and_signs_nobody() {
+    let ca = Pki::shaped(|params| {
+        params.is_ca = IsCa::ExplicitNoCa;
+        params.distinguished_name.push(DnType::CommonName, "jane");
+    });
+    let (_folder, certificates) = load(&ca).await;
+    let pinned = der((ca.ca_pem.clone(), String::new()));
+    assert_eq!(certificates.verify(&pinned).unwrap().common_name, "jane");
+    let signed = ca.sign(|params| params.distinguished_name.push(DnType::CommonName, "root"));
+    assert_eq!(certificates.verify(&signed), None);
 }
 
 #[tokio::test]
