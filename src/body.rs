@@ -32,7 +32,7 @@ pub struct Finite;
 /// Dropping it says that the answer is over.
 pub trait BodyMeter: Send + Sync {
     /// Adds bytes that are handed to the connection, where they wait for the client. Returns `false`
-    /// if the client may not leave that much waiting.
+    /// if the client should not leave that much waiting for long.
     fn sent(&self, bytes: usize) -> bool;
 
     /// Notes that the connection has taken what was waiting.

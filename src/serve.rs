@@ -225,7 +225,7 @@ impl ProxyService {
         } = self.receive(&mut request, &peer);
         let mut exchange = self.plan(request, peer, client).await;
         let in_flight = InFlight::begin(&exchange.labels);
-        let admission = parts.admit(&exchange).await;
+        let mut admission = parts.admit(&exchange).await;
         let from_memory = parts.answer_from_memory(&exchange, &admission).await;
         let (from_memory, shadow) = if parts.policy.verification.shadow {
             shadow::instead(&exchange, from_memory)
@@ -240,13 +240,12 @@ impl ProxyService {
             exchange.peer.connection.set_known();
         }
         let user = parts.remembered(&exchange).await;
-        let admitted = parts.admit_forward(&exchange, user.as_ref(), coalesced);
+        let admitted = parts.admit_forward(&exchange, user.as_ref(), &mut admission, coalesced);
         let (admitted, permit) = admitted.await;
         let mut completion = Completion {
             agent: exchange.headers().get(header::USER_AGENT).cloned(),
             proxy: from_proxy.then(|| (exchange.caller.clone(), exchange.credential)),
             verb: exchange.plan.verb,
-            is_safe: exchange.request.method().is_safe(),
             may_stay_open: exchange.plan.may_stay_open,
             is_finite: exchange.plan.is_finite(),
             audit_id,

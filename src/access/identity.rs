@@ -42,9 +42,14 @@ impl Identity {
         }
     }
 
-    /// Returns `true` for the name of callers without credentials, outside of their group.
+    /// Returns `true` for the name of callers without credentials.
+    pub fn is_anonymous(&self) -> bool {
+        self.user == ANONYMOUS
+    }
+
+    /// Returns `true` for that name outside of their group.
     pub(super) fn is_anonymous_without_group(&self) -> bool {
-        self.user == ANONYMOUS && !self.is_in(UNAUTHENTICATED)
+        self.is_anonymous() && !self.is_in(UNAUTHENTICATED)
     }
 
     /// Adds the group that upstream puts every user into: `system:authenticated` or

@@ -21,12 +21,15 @@ pub struct ShareLimits {
 /// Counts how much of a resource each caller holds. Cheap to clone.
 ///
 /// With a bound for all, a caller may hold as much as is left free after it took more:
-/// one alone gets half, two get a third each, and something is left for whoever comes next.
+/// one alone gets half, two get a third each, and something is left for whoever comes next. Of a
+/// caller that had to be given more, no more than that half counts for the others.
 #[derive(Clone)]
 pub struct Shares(Arc<SharedResource>);
 
 struct SharedResource {
     limits: ShareLimits,
+    /// What each caller may hold in any case.
+    least: u64,
     table: Mutex<ShareTable>,
     held: Gauge,
 }
@@ -34,6 +37,8 @@ struct SharedResource {
 #[derive(Default)]
 struct ShareTable {
     held: u64,
+    /// What callers hold beyond the most that each may take.
+    beyond: u64,
     callers: HashMap<CallerKey, u64>,
     /// What is held, if it is memory.
     charge: Option<MemoryCharge>,
@@ -51,16 +56,25 @@ impl Shares {
     pub fn new(limits: ShareLimits, held: Gauge) -> Self {
         Self(Arc::new(SharedResource {
             limits,
+            least: 0,
             table: Mutex::default(),
             held,
         }))
     }
 
-    /// Creates a resource of bytes, which `charge` counts while they are held.
-    pub fn of_memory(limits: ShareLimits, held: Gauge, charge: MemoryCharge) -> Self {
-        let shares = Self::new(limits, held);
-        shares.0.table.lock().charge = Some(charge);
-        shares
+    /// Creates a resource of bytes, which `charge` counts while they are held. Each caller may hold
+    /// `least` in any case.
+    pub fn of_memory(limits: ShareLimits, least: u64, held: Gauge, charge: MemoryCharge) -> Self {
+        let table = ShareTable {
+            charge: Some(charge),
+            ..ShareTable::default()
+        };
+        Self(Arc::new(SharedResource {
+            limits,
+            least,
+            table: Mutex::new(table),
+            held,
+        }))
     }
 
     /// Takes a part of the resource for a caller. Returns `None` if its share is used up.
@@ -75,22 +89,51 @@ impl Shares {
             ..self.0.limits
         };
         let mut table = self.0.table.lock();
-        if !table.fits(&caller, amount, limits) {
+        if !table.fits(&caller, amount, limits, self.0.least) {
             return None;
         }
-        table.add(&caller, amount);
-        self.0.show(&mut table);
-        Some(Share {
+        self.0.change(&mut table, &caller, 0, amount);
+        drop(table);
+        Some(self.share(caller, amount))
+    }
+
+    /// Takes a part for a caller whether its share allows that or not.
+    pub fn take_in_any_case(&self, caller: CallerKey, amount: u64) -> Share {
+        let mut table = self.0.table.lock();
+        self.0.change(&mut table, &caller, 0, amount);
+        drop(table);
+        self.share(caller, amount)
+    }
+
+    fn share(&self, caller: CallerKey, amount: u64) -> Share {
+        Share {
             shares: self.clone(),
             caller,
             amount,
-        })
+        }
     }
 }
 
 impl SharedResource {
-    /// Shows what is held after a change.
-    fn show(&self, table: &mut ShareTable) {
+    /// Counts what a caller holds in place of what it held, of one share.
+    fn change(&self, table: &mut ShareTable, caller: &CallerKey, before: u64, now: u64) {
+        let own = table.callers.get(caller).copied().unwrap_or(0);
+        let changed = own.saturating_sub(before).saturating_add(now);
+        table.held = table.held.saturating_sub(before).saturating_add(now);
+        if self.limits.all > 0 {
+            let beyond = |own: u64| own.saturating_sub(self.limits.all / 2);
+            table.beyond = (table.beyond + beyond(changed)).saturating_sub(beyond(own));
+        }
+        if changed == 0 {
+            table.callers.remove(caller);
+        } else {
+            match table.callers.get_mut(caller) {
+                Some(own) => *own = changed,
+                None => {
+                    table.callers.insert(caller.clone(), changed);
+                }
+            }
+        }
         self.held.set(table.held as f64);
         if let Some(charge) = &mut table.charge {
             charge.set(usize::try_from(table.held).unwrap_or(usize::MAX));
@@ -100,59 +143,50 @@ impl SharedResource {
 
 impl ShareTable {
     /// Returns `true` if a caller may hold so much more.
-    fn fits(&self, caller: &CallerKey, amount: u64, limits: ShareLimits) -> bool {
+    fn fits(&self, caller: &CallerKey, amount: u64, limits: ShareLimits, least: u64) -> bool {
         let ShareLimits { all, each } = limits;
         let own = self.callers.get(caller).copied().unwrap_or(0);
         let own = own.saturating_add(amount);
-        (each == 0 || own <= each) && (all == 0 || own <= all.saturating_sub(self.held))
-    }
-
-    fn add(&mut self, caller: &CallerKey, amount: u64) {
-        self.held = self.held.saturating_add(amount);
-        match self.callers.get_mut(caller) {
-            Some(own) => *own = own.saturating_add(amount),
-            None => {
-                self.callers.insert(caller.clone(), amount);
-            }
-        }
-    }
-
-    fn remove(&mut self, caller: &CallerKey, amount: u64) {
-        self.held = self.held.saturating_sub(amount);
-        if let Some(own) = self.callers.get_mut(caller) {
-            *own = own.saturating_sub(amount);
-            if *own == 0 {
-                self.callers.remove(caller);
-            }
-        }
+        let free = all.saturating_sub(self.held - self.beyond);
+        own <= least || ((each == 0 || own <= each) && (all == 0 || own <= free))
     }
 }
 
 impl Share {
+    /// Returns what is held.
+    pub fn amount(&self) -> u64 {
+        self.amount
+    }
+
+    /// Returns the caller that it counts for.
+    pub fn caller(&self) -> &CallerKey {
+        &self.caller
+    }
+
     /// Holds so much from now on. Returns `false` if the caller's share does not allow that; it holds
     /// as much as before then. Less is always allowed.
     pub fn resize(&mut self, amount: u64) -> bool {
-        self.change(amount, false)
-    }
-
-    /// Holds so much from now on, whether the caller's share allows it or not. What is held already
-    /// counts, so that the caller gets no more.
-    pub fn force(&mut self, amount: u64) {
-        self.change(amount, true);
-    }
-
-    fn change(&mut self, amount: u64, is_forced: bool) -> bool {
         let shared = &self.shares.0;
         let mut table = shared.table.lock();
         let more = amount.saturating_sub(self.amount);
-        if more > 0 && !is_forced && !table.fits(&self.caller, more, shared.limits) {
+        if more > 0 && !table.fits(&self.caller, more, shared.limits, shared.least) {
             return false;
         }
-        table.remove(&self.caller, self.amount);
-        table.add(&self.caller, amount);
-        shared.show(&mut table);
+        shared.change(&mut table, &self.caller, self.amount, amount);
         self.amount = amount;
         true
+    }
+
+    /// Holds so much from now on, whether the caller's share allows it or not. Returns `true` if it
+    /// does. What is beyond counts, so that the caller gets no more.
+    pub fn force(&mut self, amount: u64) -> bool {
+        let shared = &self.shares.0;
+        let mut table = shared.table.lock();
+        let more = amount.saturating_sub(self.amount);
+        let fits = more == 0 || table.fits(&self.caller, more, shared.limits, shared.least);
+        shared.change(&mut table, &self.caller, self.amount, amount);
+        self.amount = amount;
+        fits
     }
 }
 
@@ -168,8 +202,7 @@ impl Drop for Share {
     fn drop(&mut self) {
         let shared = &self.shares.0;
         let mut table = shared.table.lock();
-        table.remove(&self.caller, self.amount);
-        shared.show(&mut table);
+        shared.change(&mut table, &self.caller, self.amount, 0);
     }
 }
 
@@ -220,19 +253,30 @@ mod tests {
         let mut first = shares.take(user(1), 10).unwrap();
         assert!(!first.resize(95), "more than is left free");
         assert!(first.resize(40));
-        first.force(60);
+        assert!(!first.force(95));
         assert!(shares.take(user(1), 1).is_none());
-        assert!(
-            shares.take(user(2), 20).is_some(),
-            "others have their share"
-        );
+        let others: Vec<_> = (2..4).filter_map(|n| shares.take(user(n), 20)).collect();
+        assert_eq!(others.len(), 2, "others have their share");
         assert!(first.resize(59), "less is always allowed");
+        drop((first, others));
+        assert_eq!(shares.0.table.lock().beyond, 0);
+    }
+
+    #[test]
+    fn each_caller_has_a_little_in_any_case() {
+        let charge = MemoryBudget::default().charge(MemoryClass::Answers, 0);
+        let limits = ShareLimits { all: 100, each: 0 };
+        let shares = Shares::of_memory(limits, 5, Gauge::noop(), charge);
+        let held: Vec<_> = (0..20).map(|number| take_all(&shares, number)).collect();
+        assert!(held.iter().all(|shares| shares.len() >= 5));
+        assert!(shares.take(user(30), 6).is_none());
     }
 
     #[derive(Clone, Debug)]
     enum Act {
         Take(usize, u64),
         Resize(usize, u64),
+        Force(usize, u64),
         Release(usize),
     }
 
@@ -240,6 +284,7 @@ mod tests {
         prop_oneof![
             (0..4usize, 0..9u64).prop_map(|(caller, amount)| Act::Take(caller, amount)),
             (0..9usize, 0..9u64).prop_map(|(share, amount)| Act::Resize(share, amount)),
+            (0..9usize, 0..40u64).prop_map(|(share, amount)| Act::Force(share, amount)),
             (0..9usize).prop_map(Act::Release),
         ]
     }
@@ -252,22 +297,27 @@ mod tests {
             let memory = MemoryBudget::default();
             let charge = memory.charge(MemoryClass::Answers, 0);
             let limits = ShareLimits { all: 40, each: 20 };
-            let shares = Shares::of_memory(limits, Gauge::noop(), charge);
+            let shares = Shares::of_memory(limits, 0, Gauge::noop(), charge);
             let mut held: Vec<Share> = Vec::new();
             for act in acts {
                 let count = held.len();
                 match act {
                     Act::Take(caller, amount) => held.extend(shares.take(user(caller), amount)),
-                    Act::Resize(..) | Act::Release(_) if count == 0 => {}
+                    Act::Resize(..) | Act::Force(..) | Act::Release(_) if count == 0 => {}
                     Act::Resize(share, amount) => {
                         held[share % count].resize(amount);
+                    }
+                    Act::Force(share, amount) => {
+                        held[share % count].force(amount);
                     }
                     Act::Release(share) => drop(held.swap_remove(share % count)),
                 }
                 let sum: u64 = held.iter().map(|share| share.amount).sum();
                 prop_assert_eq!(shares.0.table.lock().held, sum);
                 prop_assert_eq!(memory.counted_total() as u64, sum);
-                prop_assert!(sum <= 40);
+                let table = shares.0.table.lock();
+                let beyond = table.callers.values().map(|own| own.saturating_sub(20));
+                prop_assert_eq!(table.beyond, beyond.sum::<u64>());
             }
             drop(held);
             prop_assert!(shares.0.table.lock().callers.is_empty());

@@ -8,7 +8,6 @@ use http::Response;
 use http_body::{Body as _, Frame, SizeHint};
 
 use super::activity::RunningRequest;
-use super::metrics::{self, AnswerCut};
 use super::stream_stall::StreamProgress;
 use super::vectored_bytes::VectoredBytes;
 use crate::body::{self, AnswerMeter, Body, BodyMeter, BoxError, Finite, InMemory};
@@ -39,11 +38,6 @@ static SINGLE_BYTES: [u8; 256] = {
     }
     bytes
 };
-
-/// The client's user leaves too much waiting of open answers.
-#[derive(Debug, thiserror::Error)]
-#[error("clients of this user leave too much of their answers waiting")]
-struct TooMuchWaits;
 
 /// The body of an answer.
 ///
@@ -115,7 +109,7 @@ impl AnswerBody {
         chunks
     }
 
-    /// Counts bytes that are handed out. Returns `false` if the client may not leave them waiting.
+    /// Counts bytes that are handed out. Returns `false` if the client should not leave them waiting.
     fn count(&self, bytes: usize) -> bool {
         let meter = self.meter.as_ref();
         bytes == 0 || meter.is_none_or(|meter| meter.sent(bytes))
@@ -150,12 +144,9 @@ impl http_body::Body for AnswerBody {
                 None => this.inner = body::empty(),
             }
         }
-        StreamProgress::HandedOut.report();
         let chunks = this.next_chunks(cx);
-        if !this.count(chunks.remaining()) {
-            metrics::answer_cut(AnswerCut::MemoryShare);
-            return Poll::Ready(Some(Err(TooMuchWaits.into())));
-        }
+        let is_within_share = this.count(chunks.remaining());
+        StreamProgress::HandedOut { is_within_share }.report();
         Poll::Ready(Some(Ok(Frame::data(chunks))))
     }
 

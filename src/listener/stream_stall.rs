@@ -13,6 +13,10 @@ use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::metrics::{self, AnswerCut};
 
+/// Time for which a chunk may wait if the client's user has too much waiting. A client that reads
+/// takes a chunk as soon as it comes.
+const BEYOND_SHARE: Duration = Duration::from_secs(2);
+
 tokio::task_local! {
     /// The progress of the stream whose task is polled.
     static PROGRESS: Cell<StreamProgress>;
@@ -29,7 +33,10 @@ pub(super) enum StreamProgress {
     /// The next chunk was asked for: none waits.
     Requested,
     /// A chunk was handed out and waits for the client.
-    HandedOut,
+    HandedOut {
+        /// The client's user may leave as much waiting as there is.
+        is_within_share: bool,
+    },
 }
 
 /// Runs HTTP/2 streams, each until its client has read nothing for too long.
@@ -47,7 +54,16 @@ pin_project! {
         inner: F,
         stall: Duration,
         // Set only while a chunk waits for the client, so that idle watches have none.
-        timer: Option<Pin<Box<Sleep>>>,
+        timer: Option<Pin<Box<StallTimer>>>,
+    }
+}
+
+pin_project! {
+    /// Ends when a chunk has waited too long.
+    struct StallTimer {
+        #[pin]
+        sleep: Sleep,
+        cause: AnswerCut,
     }
 }
 
@@ -61,6 +77,15 @@ impl StreamProgress {
     pub(super) fn report(self) {
         let _ = PROGRESS.try_with(|progress| progress.set(self));
     }
+}
+
+/// Returns how long a chunk may wait for its client, and why not longer; `None` for as long as it
+/// likes.
+fn allowed(stall: Duration, is_within_share: bool) -> Option<(Duration, AnswerCut)> {
+    if !is_within_share && (stall.is_zero() || stall > BEYOND_SHARE) {
+        return Some((BEYOND_SHARE, AnswerCut::MemoryShare));
+    }
+    (!stall.is_zero()).then_some((stall, AnswerCut::Stall))
 }
 
 impl<F: Future<Output = ()>> Future for StreamTask<F> {
@@ -77,20 +102,19 @@ impl<F: Future<Output = ()>> Future for StreamTask<F> {
         match progress {
             StreamProgress::Unchanged => {}
             StreamProgress::Requested => *this.timer = None,
-            StreamProgress::HandedOut if this.stall.is_zero() => {}
-            StreamProgress::HandedOut => {
-                let until = Instant::now() + *this.stall;
-                this.timer
-                    .get_or_insert_with(|| Box::pin(sleep_until(until)))
-                    .as_mut()
-                    .reset(until);
+            StreamProgress::HandedOut { is_within_share } => {
+                *this.timer = allowed(*this.stall, is_within_share).map(|(wait, cause)| {
+                    let sleep = sleep_until(Instant::now() + wait);
+                    Box::pin(StallTimer { sleep, cause })
+                });
             }
         }
         let Some(timer) = this.timer else {
             return Poll::Pending;
         };
-        ready!(timer.as_mut().poll(context));
-        metrics::answer_cut(AnswerCut::Stall);
+        let timer = timer.as_mut().project();
+        ready!(timer.sleep.poll(context));
+        metrics::answer_cut(*timer.cause);
         tracing::debug!("stream reset: the client reads nothing of the answer");
         Poll::Ready(())
     }
@@ -119,12 +143,15 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_stalled_reader_is_cut_and_one_that_asks_for_the_next_chunk_is_not() {
+        let within = StreamProgress::HandedOut {
+            is_within_share: true,
+        };
         for (then, cut) in [
             (StreamProgress::Unchanged, true),
-            (StreamProgress::HandedOut, true),
+            (within, true),
             (StreamProgress::Requested, false),
         ] {
-            let mut told = [StreamProgress::HandedOut, then].into_iter();
+            let mut told = [within, then].into_iter();
             let inner = poll_fn(move |context| {
                 if let Some(progress) = told.next() {
                     progress.report();

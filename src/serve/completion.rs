@@ -30,8 +30,6 @@ pub(super) struct Completion {
     /// The client's `User-Agent`.
     pub(super) agent: Option<HeaderValue>,
     pub(super) verb: Verb,
-    /// The request only reads.
-    pub(super) is_safe: bool,
     /// The answer may stay open for long.
     pub(super) may_stay_open: bool,
     /// The answer is known to end by itself.
@@ -79,7 +77,7 @@ impl Completion {
 
     /// Adds the headers of every response, counts it, and begins the records that end with its body.
     pub(super) fn complete(mut self, parts: &ServiceParts, made: MadeResponse) -> Response<Body> {
-        let (made, held) = self.hold(made);
+        let (made, held) = self.hold(parts, made);
         let MadeResponse {
             source,
             mut response,
@@ -120,9 +118,13 @@ impl Completion {
         completed
     }
 
-    /// Counts the memory of a response from now on. Refuses it if the caller holds too much, unless it
-    /// tells of something that upstream has done.
-    fn hold(&mut self, made: MadeResponse) -> (MadeResponse, Option<HeldAnswer>) {
+    /// Counts the memory of a response from now on. Refuses one that was made here if the caller holds
+    /// too much.
+    fn hold(
+        &mut self,
+        parts: &ServiceParts,
+        made: MadeResponse,
+    ) -> (MadeResponse, Option<HeldAnswer>) {
         let memory = match &mut self.admission {
             Ok(admission) => admission.memory.take(),
             Err(_) => None,
@@ -130,20 +132,17 @@ impl Completion {
         let Some(memory) = memory else {
             return (made, None);
         };
+        let is_forwarded = matches!(made.source, AnswerSource::Forward(_));
         let is_watch = self.verb == Verb::Watch && made.response.status() == StatusCode::OK;
-        let origin = if made.is_made_here {
-            if is_watch {
-                AnswerOrigin::WatchHere
-            } else {
-                AnswerOrigin::Here
-            }
-        } else if is_watch || self.may_stay_open {
-            AnswerOrigin::OpenUpstream
-        } else {
-            AnswerOrigin::Upstream
+        let origin = match is_forwarded {
+            true if is_watch || self.may_stay_open => AnswerOrigin::OpenUpstream,
+            true => AnswerOrigin::Upstream,
+            false if is_watch => AnswerOrigin::WatchHere,
+            false => AnswerOrigin::Here,
         };
-        let may_refuse = made.is_made_here || self.is_safe;
-        match origin.hold(memory, &made.response, !may_refuse) {
+        let user = self.user.as_deref();
+        let memories = &parts.request_memory;
+        match memories.hold(memory, user, origin, &made.response) {
             Ok(held) => (made, held),
             Err(exceeded) => (MadeResponse::here(answer::over_the_limit(exceeded)), None),
         }

@@ -19,7 +19,8 @@ use super::answer::{self, Answer};
 use super::exchange::Exchange;
 use super::from_memory::VERDICT_WAIT;
 use super::limits::forwards::ForwardPermit;
-use super::limits::requests::LimitExceeded;
+use super::limits::memory::RequestMemory;
+use super::limits::requests::{Admission, LimitExceeded};
 use super::limits::unknown_callers;
 use super::parts::ServiceParts;
 use super::plan::{PlannedAction, ReadKind};
@@ -95,10 +96,16 @@ impl ServiceParts {
         &self,
         exchange: &Exchange,
         user: Option<&Arc<Identity>>,
+        admission: &mut Result<Admission, LimitExceeded>,
         answered: Result<Answer, Unanswered>,
     ) -> (Result<Answer, Unanswered>, Option<ForwardPermit>) {
         if !matches!(answered, Err(Unanswered::Forward(_))) {
             return (answered, None);
+        }
+        let memory = admission.as_mut().ok();
+        let memory = memory.and_then(|admission| admission.memory.as_mut());
+        if let Some(Err(exceeded)) = memory.map(|memory| RequestMemory::forward(memory, exchange)) {
+            return (Err(exceeded.into()), None);
         }
         if let Err(refused) = unknown_callers::admit_forward(&self.access, exchange).await {
             return (Err(refused), None);

@@ -24,7 +24,6 @@ use super::verify::Verifier;
 use crate::access::{Access, Caller, Credential, Identity};
 use crate::catalog::Catalog;
 use crate::drain::DrainWatch;
-use crate::fairness::CallerKey;
 use crate::headers::VIA;
 use crate::scope::Scopes;
 use crate::upstream::{Forwarder, ProxyChain, UpstreamClient};
@@ -112,9 +111,7 @@ impl ServiceParts {
     /// Admits a request, or returns the limit that it exceeds.
     pub(super) async fn admit(&self, exchange: &Exchange) -> Result<Admission, LimitExceeded> {
         let user = self.remembered(exchange).await;
-        let address = CallerKey::Address(exchange.address());
-        let caller = user.map_or(address, |user| CallerKey::user(&user.user));
-        let memory = self.request_memory.begin(caller, exchange)?;
+        let memory = self.request_memory.begin(user.as_deref(), exchange)?;
         unknown_callers::check_head(&self.access, exchange).await?;
         let mut admission = self.limiter.admit(&self.access, exchange).await?;
         admission.memory = Some(memory);

@@ -106,7 +106,8 @@ impl RequestPlan {
     /// Returns `true` if the answer is known to end by itself. Servers of aggregated APIs may stream
     /// what they like.
     pub(super) fn is_finite(&self) -> bool {
-        !self.may_stay_open && !matches!(self.action, PlannedAction::Forward(_))
+        let is_known = self.resource.is_some() || !matches!(self.action, PlannedAction::Forward(_));
+        is_known && !self.may_stay_open
     }
 }
 

@@ -11,7 +11,12 @@ use crate::support::{eventually, metric, small};
 const LIST: &str = "/api/v1/pods?resourceVersion=0";
 const SECRETS: &str = "/api/v1/secrets";
 /// The share of one user is an eighth: 15 MiB.
-const MEMORY: [&str; 2] = ["--memory-limit", "120Mi"];
+const FLAGS: [&str; 4] = [
+    "--memory-limit",
+    "120Mi",
+    "--trusted-proxies",
+    "127.0.0.1/32",
+];
 const SHARE: f64 = (15 << 20) as f64;
 
 /// A proxy with little memory, and the users of its upstream.
@@ -29,7 +34,7 @@ impl Scene {
         let mut options = small();
         options.population.secrets = 5;
         let upstream = SimulatedServer::start(options).await.unwrap();
-        let program = Program::with(&upstream, &MEMORY).await;
+        let program = Program::with(&upstream, &FLAGS).await;
         let hostile = program.proxied.as_user(upstream.admin_token());
         let other = program.proxied.as_user(upstream.viewer_token());
         let other = other.connect(Protocol::Http2).await.unwrap();
@@ -57,7 +62,11 @@ impl Scene {
     /// Opens streams of the hostile user, which take nothing of their answers.
     async fn open(&self, streams: u32, path: &str) -> Frames {
         let bearer = format!("Bearer {}", self.upstream.admin_token());
-        let head = block(&get(path, &bearer));
+        self.open_with(streams, &get(path, &bearer)).await
+    }
+
+    async fn open_with(&self, streams: u32, fields: &[(&str, &str)]) -> Frames {
+        let head = block(fields);
         let mut frames = Frames::open(&self.hostile, 0).await;
         for stream in 0..streams {
             let flags = END_STREAM | END_HEADERS;
@@ -133,6 +142,46 @@ async fn answers_that_a_user_does_not_take_leave_the_memory_of_others_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn forwarded_answers_that_a_user_does_not_take_are_bounded() {
+    let scene = Scene::start().await;
+    let _held = scene.open(100, SECRETS).await;
+    eventually("the user's share to be used", async || {
+        let limited = scene.requests_limited().await;
+        (limited > 40.0)
+            .then_some(())
+            .ok_or(format!("{limited} limited"))
+    })
+    .await;
+    scene.serves_others_from_memory().await;
+    scene.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn strangers_take_no_memory_of_known_users() {
+    let scene = Scene::start().await;
+    let mut held = Vec::new();
+    for host in 1..=20 {
+        let (address, bearer) = (format!("192.0.2.{host}"), format!("Bearer nobody-{host}"));
+        let mut fields = get(LIST, &bearer);
+        fields.push(("x-forwarded-for", &address));
+        held.push(scene.open_with(250, &fields).await);
+    }
+    eventually("the strangers' share to be used", async || {
+        let series = r#"watershed_requests_limited_total{reason="unknown-request-memory"}"#;
+        let limited = scene.metric(series).await;
+        (limited > 100.0)
+            .then_some(())
+            .ok_or(format!("{limited} limited"))
+    })
+    .await;
+    scene.serves_others_from_memory().await;
+    let forwarded = read(&scene.other, "/api/v1/pods").await;
+    assert_eq!(forwarded.status, StatusCode::OK);
+    drop(held);
+    scene.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn long_requests_that_upstream_does_not_answer_take_a_users_share() {
     let scene = Scene::start().await;
     scene
@@ -178,6 +227,13 @@ async fn forwarded_watches_that_are_not_read_are_cut_at_a_users_share() {
             .metric(r#"watershed_responses_terminated_total{reason="memory-share"}"#)
             .await;
         (cut > 20.0).then_some(()).ok_or(format!("{cut} cut"))
+    })
+    .await;
+    eventually("what is held to be the share", async || {
+        let held = scene
+            .metric(r#"watershed_limited_resources_in_use{limit="request-memory"}"#)
+            .await;
+        (held <= SHARE).then_some(()).ok_or(format!("{held} bytes"))
     })
     .await;
     scene.serves_others_from_memory().await;

@@ -1,11 +1,12 @@
 //! The shares that callers have of the memory that requests take until they are answered and their
 //! clients have taken the answers.
 use http::{Response, StatusCode};
-use http_body::Body as HttpBody;
+use http_body::Body as _;
+use watershed_protocol::Verb;
 
 use super::requests::LimitExceeded;
 use super::watches::retained_bytes;
-use crate::access::field_bytes;
+use crate::access::{Identity, field_bytes};
 use crate::body::{Body, InMemory};
 use crate::budget::{MemoryBudget, MemoryClass};
 use crate::fairness::{CallerKey, Share, ShareLimits, Shares};
@@ -14,11 +15,14 @@ use crate::serve::metrics;
 use crate::serve::plan::PlannedAction;
 use crate::serve::usage::HeldAnswer;
 
-/// The part of the memory budget that all requests may take, one of so many. One caller alone gets
-/// half of it.
-const PARTS: usize = 4;
-/// Bytes that all requests may take where there is no budget.
-const WITHOUT_BUDGET: usize = 1 << 30;
+/// The parts of the memory budget that all requests of known and of unknown callers may take, one of
+/// so many. One caller alone gets half of that.
+const PARTS: [usize; 2] = [4, 8];
+/// The budget where there is none.
+const WITHOUT_BUDGET: usize = 4 << 30;
+/// Bytes that each known caller may take in any case, if they are a small part of that of all.
+const LEAST: u64 = 1 << 20;
+const SMALL_PARTS: u64 = 32;
 
 /// Bytes of a request and its answer, besides what is counted below.
 const REQUEST_BYTES: u64 = 8 << 10;
@@ -32,8 +36,12 @@ const UPLOAD_BYTES: u64 = 256 << 10;
 const MADE_BYTES: u64 = 64 << 10;
 /// Bytes of a forwarded answer that upstream sends ahead.
 const FORWARDED_BYTES: u64 = 512 << 10;
+
 /// Counts the memory that the requests of each caller take.
-pub(in crate::serve) struct RequestMemory(Shares);
+pub(in crate::serve) struct RequestMemory {
+    known: Shares,
+    unknown: Shares,
+}
 
 /// The origin of an answer, by which it takes memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,52 +58,89 @@ pub(in crate::serve) enum AnswerOrigin {
 
 impl RequestMemory {
     pub(in crate::serve) fn within(memory: &MemoryBudget) -> Self {
-        let bytes = memory.limit().map_or(WITHOUT_BUDGET, |limit| limit / PARTS);
-        let limits = ShareLimits {
-            all: bytes as u64,
-            each: 0,
+        let budget = memory.limit().unwrap_or(WITHOUT_BUDGET);
+        let [known, unknown] = PARTS.map(|parts| (budget / parts) as u64);
+        let shares = |all: u64, least, exceeded: LimitExceeded| {
+            let held = metrics::in_use(exceeded.as_str());
+            let charge = memory.charge(MemoryClass::Answers, 0);
+            Shares::of_memory(ShareLimits { all, each: 0 }, least, held, charge)
         };
-        let held = metrics::in_use(LimitExceeded::Memory.as_str());
-        let charge = memory.charge(MemoryClass::Answers, 0);
-        Self(Shares::of_memory(limits, held, charge))
+        let least = LEAST.min(known / SMALL_PARTS);
+        Self {
+            known: shares(known, least, LimitExceeded::Memory),
+            unknown: shares(unknown, 0, LimitExceeded::UnknownMemory),
+        }
     }
 
-    /// Counts a request while it waits for its answer.
+    /// Counts a request while it waits for its answer. Its user is told if that is known already.
     pub(in crate::serve) fn begin(
         &self,
-        caller: CallerKey,
+        user: Option<&Identity>,
         exchange: &Exchange,
     ) -> Result<Share, LimitExceeded> {
-        let share = self.0.take(caller, waiting_bytes(exchange));
-        share.ok_or(LimitExceeded::Memory)
+        let address = CallerKey::Address(exchange.address());
+        let (shares, caller, exceeded) = match key_of(user) {
+            Some(user) => (&self.known, user, LimitExceeded::Memory),
+            None if exchange.is_known => (&self.known, address, LimitExceeded::Memory),
+            None => (&self.unknown, address, LimitExceeded::UnknownMemory),
+        };
+        shares.take(caller, waiting_bytes(exchange)).ok_or(exceeded)
     }
-}
 
-impl AnswerOrigin {
-    /// Counts an answer in place of the request that it answers. If the caller's share does not allow
-    /// that, it may be refused, unless `is_done` says that it tells of something done.
+    /// Counts the answer of a request that is about to be forwarded: when upstream has done the work,
+    /// it is too late to refuse it.
+    pub(in crate::serve) fn forward(
+        share: &mut Share,
+        exchange: &Exchange,
+    ) -> Result<(), LimitExceeded> {
+        let plan = &exchange.plan;
+        let answer = match plan.verb {
+            _ if plan.own_connection => HeldAnswer::IDLE_BYTES,
+            Verb::Watch => HeldAnswer::IDLE_BYTES,
+            _ => FORWARDED_BYTES,
+        };
+        let is_enough = share.resize(share.amount() + answer);
+        is_enough.then_some(()).ok_or(LimitExceeded::Memory)
+    }
+
+    /// Counts an answer in place of the request that it answers, for the user who is known by now.
+    /// Fails if the user's share does not allow that, which it does for what was forwarded.
     pub(in crate::serve) fn hold(
-        self,
+        &self,
         mut share: Share,
+        user: Option<&Identity>,
+        origin: AnswerOrigin,
         answer: &Response<Body>,
-        is_done: bool,
     ) -> Result<Option<HeldAnswer>, LimitExceeded> {
-        let Some(bytes) = self.bytes(answer) else {
+        let Some(bytes) = origin.bytes(answer) else {
             return Ok(None);
         };
-        if is_done {
-            share.force(bytes);
-        } else if !share.resize(bytes) {
-            return Err(LimitExceeded::Memory);
+        let user = key_of(user).filter(|user| user != share.caller());
+        if origin == AnswerOrigin::Here {
+            let held = match user {
+                Some(user) => self.known.take(user, bytes),
+                None => share.resize(bytes).then_some(share),
+            };
+            return match held {
+                Some(share) => Ok(Some(HeldAnswer::whole(share))),
+                None => Err(LimitExceeded::Memory),
+            };
         }
-        let is_open = self == Self::OpenUpstream;
-        Ok(Some(if is_open {
+        match user {
+            Some(user) => share = self.known.take_in_any_case(user, bytes),
+            None => {
+                share.force(bytes);
+            }
+        }
+        Ok(Some(if origin == AnswerOrigin::OpenUpstream {
             HeldAnswer::open(share)
         } else {
             HeldAnswer::whole(share)
         }))
     }
+}
 
+impl AnswerOrigin {
     /// Returns the bytes that an answer takes from its head on; `None` if they count elsewhere.
     fn bytes(self, answer: &Response<Body>) -> Option<u64> {
         let is_in_memory = answer.extensions().get::<InMemory>().is_some();
@@ -110,6 +155,12 @@ impl AnswerOrigin {
         let length = answer.body().size_hint().upper();
         Some(REQUEST_BYTES + length.map_or(most, |length| length.min(most)))
     }
+}
+
+/// Returns the key of a user. Callers without credentials are many, who count by their addresses.
+fn key_of(user: Option<&Identity>) -> Option<CallerKey> {
+    let named = user.filter(|user| !user.is_anonymous());
+    named.map(|user| CallerKey::user(&user.user))
 }
 
 /// Returns the bytes that a request takes while it waits.

@@ -48,6 +48,8 @@ pub(in crate::serve) enum LimitExceeded {
     Scans,
     /// The memory of one caller's requests, and of answers that it has not taken.
     Memory,
+    /// The same of an unknown caller.
+    UnknownMemory,
 }
 
 /// Counts the requests of each caller.
@@ -133,6 +135,7 @@ impl LimitExceeded {
             Self::SelectorBytes => "selector-bytes",
             Self::Scans => "scans",
             Self::Memory => "request-memory",
+            Self::UnknownMemory => "unknown-request-memory",
         }
     }
 }

@@ -4,6 +4,9 @@ use crate::fairness::Share;
 /// Bytes that upstream sends ahead of an open answer when its client takes nothing.
 const AHEAD_BYTES: u64 = 256 << 10;
 
+/// Bytes that a stream leaves to its connection at once.
+const CONNECTION_BYTES: u64 = 64 << 10;
+
 /// The memory that an answer takes, until this is dropped.
 pub(in crate::serve) struct HeldAnswer {
     share: Share,
@@ -31,20 +34,22 @@ impl HeldAnswer {
         }
     }
 
-    /// Notes that so many bytes wait for the client. Returns `false` if its caller may not leave that
-    /// much waiting.
+    /// Notes that so many bytes wait for the client. Returns `false` if its caller has more waiting
+    /// than its share.
     pub(super) fn waits(&mut self, bytes: usize) -> bool {
         let Some(before) = self.in_connection else {
             return true;
         };
         let bytes = bytes as u64;
-        self.in_connection = Some(bytes.max(Self::IDLE_BYTES));
-        self.share.resize(before + bytes + AHEAD_BYTES)
+        self.in_connection = Some(bytes.clamp(Self::IDLE_BYTES, CONNECTION_BYTES));
+        self.share.force(before + bytes + AHEAD_BYTES)
     }
 
     /// Notes that the connection has taken what waited. It holds that until the client takes it.
     pub(super) fn taken(&mut self) {
-        if let Some(bytes) = self.in_connection {
+        if let Some(bytes) = self.in_connection
+            && bytes != self.share.amount()
+        {
             self.share.force(bytes);
         }
     }
