@@ -246,6 +246,7 @@ impl ProxyService {
             agent: exchange.headers().get(header::USER_AGENT).cloned(),
             proxy: from_proxy.then(|| (exchange.caller.clone(), exchange.credential)),
             verb: exchange.plan.verb,
+            is_safe: exchange.request.method().is_safe(),
             may_stay_open: exchange.plan.may_stay_open,
             is_finite: exchange.plan.is_finite(),
             audit_id,

@@ -15,6 +15,7 @@ use tokio::time::Instant;
 
 use super::limits::ConnectionLimits;
 use super::request_lines::{RefusedRequests, RequestFault};
+use super::stream_stall::BEYOND_SHARE;
 use super::unfinished_heads::{UnfinishedHead, UnfinishedHeads};
 use crate::budget::MemoryBudget;
 
@@ -48,6 +49,8 @@ pub(super) struct Activity {
     overlong: AtomicBool,
     /// Moment since which the socket takes no writes.
     blocked: AtomicU64,
+    /// `true` while the client's user has more waiting than its share, on HTTP/1.
+    beyond_share: AtomicBool,
     requests: AtomicU64,
     /// The requests over HTTP/1 that are refused.
     refused: Arc<RefusedRequests>,
@@ -103,6 +106,7 @@ impl Activity {
             unfinished: heads.of_connection(),
             overlong: AtomicBool::new(false),
             blocked: AtomicU64::new(0),
+            beyond_share: AtomicBool::new(false),
             requests: AtomicU64::new(0),
             refused: Arc::default(),
             received: AtomicU64::new(0),
@@ -215,9 +219,18 @@ impl Activity {
         self.overlong.load(Ordering::Acquire)
     }
 
-    /// Returns the moment at which the client has read nothing for too long.
-    pub(super) fn stalled_at(&self, limits: &ConnectionLimits) -> Option<Instant> {
-        self.until(&self.blocked, limits.stall)
+    /// Returns how long the socket may take nothing; `None` for as long as it likes.
+    pub(super) fn allowed_stall(&self, limits: &ConnectionLimits) -> Option<Duration> {
+        let stall = (!limits.stall.is_zero()).then_some(limits.stall);
+        if self.beyond_share.load(Ordering::Acquire) {
+            return Some(stall.map_or(BEYOND_SHARE, |stall| stall.min(BEYOND_SHARE)));
+        }
+        stall
+    }
+
+    /// Returns the moment at which the socket has taken nothing for so long.
+    pub(super) fn stalled_at(&self, stall: Duration) -> Option<Instant> {
+        self.until(&self.blocked, stall)
     }
 
     /// Wakes the task when the result of [`Activity::is_resetting`], [`Activity::is_leaving`] or
@@ -320,6 +333,15 @@ impl RunningRequest {
             answered: false,
             // Over HTTP/2 none is noted.
             fault: activity.refused.fault(number),
+        }
+    }
+
+    /// Notes whether the client's user may leave as much waiting as there is. On HTTP/2, each stream
+    /// knows that for itself.
+    pub(super) fn note_share(&self, is_within: bool) {
+        if self.activity.is_http1() {
+            let beyond = &self.activity.beyond_share;
+            beyond.store(!is_within, Ordering::Release);
         }
     }
 

@@ -55,7 +55,7 @@ pub(super) struct AnswerBody {
     /// The rest of a frame that is handed out in chunks.
     rest: Bytes,
     meter: Option<Arc<dyn BodyMeter>>,
-    _running: RunningRequest,
+    running: RunningRequest,
 }
 
 impl AnswerBody {
@@ -73,7 +73,7 @@ impl AnswerBody {
             kept: None,
             rest: Bytes::new(),
             meter,
-            _running: running,
+            running,
         })
     }
 
@@ -147,6 +147,7 @@ impl http_body::Body for AnswerBody {
         let chunks = this.next_chunks(cx);
         let is_within_share = this.count(chunks.remaining());
         StreamProgress::HandedOut { is_within_share }.report();
+        this.running.note_share(is_within_share);
         Poll::Ready(Some(Ok(Frame::data(chunks))))
     }
 

@@ -15,7 +15,7 @@ use super::metrics::{self, AnswerCut};
 
 /// Time for which a chunk may wait if the client's user has too much waiting. A client that reads
 /// takes a chunk as soon as it comes.
-const BEYOND_SHARE: Duration = Duration::from_secs(2);
+pub(super) const BEYOND_SHARE: Duration = Duration::from_secs(2);
 
 tokio::task_local! {
     /// The progress of the stream whose task is polled.

@@ -88,11 +88,7 @@ impl<'a> ConnectionTimeouts<'a> {
     /// Returns the time of the next check, or the action that is due as an error.
     fn look(&mut self, now: Instant) -> Result<Instant, TimeoutAction> {
         let ConnectionLimits {
-            idle,
-            start,
-            head,
-            stall,
-            ..
+            idle, start, head, ..
         } = *self.limits;
         let mut next = now + idle.max(MIN_INTERVAL);
         let mut watch = |at: Option<Instant>, limit: Duration, cut| match at {
@@ -103,8 +99,8 @@ impl<'a> ConnectionTimeouts<'a> {
             }
         };
         watch(self.activity.head_at(self.limits), head, Cut::Head)?;
-        if !stall.is_zero() {
-            watch(self.activity.stalled_at(self.limits), stall, Cut::Stall)?;
+        if let Some(stall) = self.activity.allowed_stall(self.limits) {
+            watch(self.activity.stalled_at(stall), stall, Cut::Stall)?;
         }
         let busy = self.activity.is_busy();
         match self.phase {

@@ -7,7 +7,7 @@ use watershed_protocol::Verb;
 
 use super::answer::{self, Answer};
 use super::audit_id;
-use super::limits::memory::AnswerOrigin;
+use super::limits::memory::{AnswerOrigin, MayRefuse};
 use super::limits::requests::{Admission, LimitExceeded};
 use super::metrics::InFlight;
 use super::parts::ServiceParts;
@@ -30,6 +30,8 @@ pub(super) struct Completion {
     /// The client's `User-Agent`.
     pub(super) agent: Option<HeaderValue>,
     pub(super) verb: Verb,
+    /// The request only reads.
+    pub(super) is_safe: bool,
     /// The answer may stay open for long.
     pub(super) may_stay_open: bool,
     /// The answer is known to end by itself.
@@ -118,8 +120,8 @@ impl Completion {
         completed
     }
 
-    /// Counts the memory of a response from now on. Refuses one that was made here if the caller holds
-    /// too much.
+    /// Counts the memory of a response from now on. Refuses it if the caller holds too much, unless it
+    /// tells what upstream has done.
     fn hold(
         &mut self,
         parts: &ServiceParts,
@@ -142,7 +144,12 @@ impl Completion {
         };
         let user = self.user.as_deref();
         let memories = &parts.request_memory;
-        match memories.hold(memory, user, origin, &made.response) {
+        let may_refuse = if is_forwarded && !self.is_safe {
+            MayRefuse::No
+        } else {
+            MayRefuse::Yes
+        };
+        match memories.hold(memory, user, origin, (&made.response, may_refuse)) {
             Ok(held) => (made, held),
             Err(exceeded) => (MadeResponse::here(answer::over_the_limit(exceeded)), None),
         }

@@ -2,6 +2,7 @@
 //! clients have taken the answers.
 use http::{Response, StatusCode};
 use http_body::Body as _;
+use hyper::body::Incoming;
 use watershed_protocol::Verb;
 
 use super::requests::LimitExceeded;
@@ -36,6 +37,9 @@ const UPLOAD_BYTES: u64 = 256 << 10;
 const MADE_BYTES: u64 = 64 << 10;
 /// Bytes of a forwarded answer that upstream sends ahead.
 const FORWARDED_BYTES: u64 = 512 << 10;
+/// Bytes that the answer about one object is expected to take, besides some copies of what was sent.
+const OBJECT_BYTES: u64 = 64 << 10;
+const SENT_COPIES: u64 = 4;
 
 /// Counts the memory that the requests of each caller take.
 pub(in crate::serve) struct RequestMemory {
@@ -54,6 +58,13 @@ pub(in crate::serve) enum AnswerOrigin {
     Upstream,
     /// It comes from upstream, and may stay open.
     OpenUpstream,
+}
+
+/// Whether an answer may be refused in favour of a 429: not if it tells what upstream has done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::serve) enum MayRefuse {
+    Yes,
+    No,
 }
 
 impl RequestMemory {
@@ -87,50 +98,46 @@ impl RequestMemory {
         shares.take(caller, waiting_bytes(exchange)).ok_or(exceeded)
     }
 
-    /// Counts the answer of a request that is about to be forwarded: when upstream has done the work,
-    /// it is too late to refuse it.
+    /// Counts the expected answer of a request that is about to be forwarded: when upstream has done
+    /// the work, it is late to refuse it.
     pub(in crate::serve) fn forward(
         share: &mut Share,
         exchange: &Exchange,
     ) -> Result<(), LimitExceeded> {
         let plan = &exchange.plan;
         let answer = match plan.verb {
-            _ if plan.own_connection => HeldAnswer::IDLE_BYTES,
-            Verb::Watch => HeldAnswer::IDLE_BYTES,
-            _ => FORWARDED_BYTES,
+            _ if plan.may_stay_open => HeldAnswer::IDLE_BYTES,
+            Verb::List | Verb::DeleteCollection => FORWARDED_BYTES,
+            _ => OBJECT_BYTES + SENT_COPIES * upload_bytes(exchange.request.body()),
         };
         let is_enough = share.resize(share.amount() + answer);
         is_enough.then_some(()).ok_or(LimitExceeded::Memory)
     }
 
-    /// Counts an answer in place of the request that it answers, for the user who is known by now.
-    /// Fails if the user's share does not allow that, which it does for what was forwarded.
+    /// Counts an answer in place of the request that it answers, for the user who is known by now. If
+    /// the share does not allow that, one that may be refused is not counted.
     pub(in crate::serve) fn hold(
         &self,
         mut share: Share,
         user: Option<&Identity>,
         origin: AnswerOrigin,
-        answer: &Response<Body>,
+        answer: (&Response<Body>, MayRefuse),
     ) -> Result<Option<HeldAnswer>, LimitExceeded> {
+        let (answer, may_refuse) = answer;
         let Some(bytes) = origin.bytes(answer) else {
             return Ok(None);
         };
-        let user = key_of(user).filter(|user| user != share.caller());
-        if origin == AnswerOrigin::Here {
-            let held = match user {
-                Some(user) => self.known.take(user, bytes),
-                None => share.resize(bytes).then_some(share),
+        if let Some(user) = key_of(user).filter(|user| user != share.caller()) {
+            let named = self.known.take(user.clone(), bytes);
+            share = match (named, may_refuse) {
+                (Some(share), _) => share,
+                (None, MayRefuse::Yes) => return Err(LimitExceeded::Memory),
+                (None, MayRefuse::No) => self.known.take_in_any_case(user, bytes),
             };
-            return match held {
-                Some(share) => Ok(Some(HeldAnswer::whole(share))),
-                None => Err(LimitExceeded::Memory),
-            };
-        }
-        match user {
-            Some(user) => share = self.known.take_in_any_case(user, bytes),
-            None => {
-                share.force(bytes);
-            }
+        } else if may_refuse == MayRefuse::No {
+            share.force(bytes);
+        } else if !share.resize(bytes) {
+            return Err(LimitExceeded::Memory);
         }
         Ok(Some(if origin == AnswerOrigin::OpenUpstream {
             HeldAnswer::open(share)
@@ -173,11 +180,14 @@ fn waiting_bytes(exchange: &Exchange) -> u64 {
         PlannedAction::Read(_) if uri.len() > LONG_QUERY => retained_bytes(request.uri().query()),
         _ => 0,
     };
-    let body = request.body();
-    let upload = match body.size_hint().upper() {
+    REQUEST_BYTES + HEAD_COPIES * head + selectors + upload_bytes(request.body())
+}
+
+/// Returns the bytes of a request's body that its connection takes before they are sent on.
+fn upload_bytes(body: &Incoming) -> u64 {
+    match body.size_hint().upper() {
         _ if body.is_end_stream() => 0,
         Some(length) => length.min(UPLOAD_BYTES),
         None => UPLOAD_BYTES,
-    };
-    REQUEST_BYTES + HEAD_COPIES * head + selectors + upload
+    }
 }
