@@ -108,7 +108,10 @@ impl RequestMemory {
         let answer = match plan.verb {
             _ if plan.may_stay_open => HeldAnswer::IDLE_BYTES,
             Verb::List | Verb::DeleteCollection => FORWARDED_BYTES,
-            _ => OBJECT_BYTES + SENT_COPIES * upload_bytes(exchange.request.body()),
+            _ => {
+                let sent = SENT_COPIES * upload_bytes(exchange.request.body());
+                FORWARDED_BYTES.min(OBJECT_BYTES + sent)
+            }
         };
         let is_enough = share.resize(share.amount() + answer);
         is_enough.then_some(()).ok_or(LimitExceeded::Memory)
