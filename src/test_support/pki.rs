@@ -26,12 +26,7 @@ impl Pki {
 
     /// Makes an authority of any shape.
     pub(crate) fn shaped(shape: impl FnOnce(&mut CertificateParams)) -> Pki {
-        let mut params = CertificateParams::default();
-        params
-            .distinguished_name
-            .push(DnType::CommonName, "test-ca");
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        shape(&mut params);
+        let params = authority("test-ca", shape);
         let key = KeyPair::generate().unwrap();
         let ca_pem = params.self_signed(&key).unwrap().pem();
         Pki {
@@ -100,12 +95,7 @@ impl Pki {
 
     /// Makes an authority of any shape below this one.
     pub(crate) fn below(&self, shape: impl FnOnce(&mut CertificateParams)) -> Pki {
-        let mut params = CertificateParams::default();
-        params
-            .distinguished_name
-            .push(DnType::CommonName, "test-ca-below");
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        shape(&mut params);
+        let params = authority("test-ca-below", shape);
         let key = KeyPair::generate().unwrap();
         let ca_pem = params.signed_by(&key, &self.issuer).unwrap().pem();
         Pki {
@@ -142,6 +132,15 @@ impl Pki {
         };
         config
     }
+}
+
+/// Returns the parameters of an authority of any shape.
+fn authority(name: &str, shape: impl FnOnce(&mut CertificateParams)) -> CertificateParams {
+    let mut params = CertificateParams::default();
+    params.distinguished_name.push(DnType::CommonName, name);
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    shape(&mut params);
+    params
 }
 
 /// Writes a value in DER, made of these parts.

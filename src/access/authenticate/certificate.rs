@@ -233,9 +233,7 @@ impl ClientVerifier {
             ttl: VERIFIED_TTL.min(left),
         })
     }
-}
 
-impl ClientVerifier {
     /// Verifies a chain by webpki, which sees no more of an authority than its name and its key.
     fn verify_by_webpki(
         &self,

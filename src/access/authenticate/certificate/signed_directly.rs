@@ -4,8 +4,8 @@
 //! without critical policies, and for clients by name. API servers take more. `openssl x509 -req`
 //! makes certificates of version 1, unless it is given a file of extensions.
 //!
-//! Source: Go's `crypto/x509/verify.go` (`Verify`). Chains with intermediates, and authorities with constraints of names, are
-//! left to webpki.
+//! Source: Go's `crypto/x509/verify.go` (`Verify`). Chains with intermediates, and authorities with
+//! constraints of names, are left to webpki.
 use std::borrow::Cow;
 
 use rustls::crypto::aws_lc_rs::default_provider;
