@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use super::limits::ConnectionLimits;
 use super::request_lines::{RefusedRequests, RequestFault};
-use super::stream_stall::BEYOND_SHARE;
+use super::stream_stall;
 use super::unfinished_heads::{UnfinishedHead, UnfinishedHeads};
 use crate::budget::MemoryBudget;
 
@@ -221,11 +221,8 @@ impl Activity {
 
     /// Returns how long the socket may take nothing; `None` for as long as it likes.
     pub(super) fn allowed_stall(&self, limits: &ConnectionLimits) -> Option<Duration> {
-        let stall = (!limits.stall.is_zero()).then_some(limits.stall);
-        if self.beyond_share.load(Ordering::Acquire) {
-            return Some(stall.map_or(BEYOND_SHARE, |stall| stall.min(BEYOND_SHARE)));
-        }
-        stall
+        let is_within_share = !self.beyond_share.load(Ordering::Acquire);
+        stream_stall::allowed(limits.stall, is_within_share).map(|(stall, _)| stall)
     }
 
     /// Returns the moment at which the socket has taken nothing for so long.

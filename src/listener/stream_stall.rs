@@ -15,7 +15,7 @@ use super::metrics::{self, AnswerCut};
 
 /// Time for which a chunk may wait if the client's user has too much waiting. A client that reads
 /// takes a chunk as soon as it comes.
-pub(super) const BEYOND_SHARE: Duration = Duration::from_secs(2);
+const BEYOND_SHARE: Duration = Duration::from_secs(2);
 
 tokio::task_local! {
     /// The progress of the stream whose task is polled.
@@ -81,7 +81,7 @@ impl StreamProgress {
 
 /// Returns how long a chunk may wait for its client, and why not longer; `None` for as long as it
 /// likes.
-fn allowed(stall: Duration, is_within_share: bool) -> Option<(Duration, AnswerCut)> {
+pub(super) fn allowed(stall: Duration, is_within_share: bool) -> Option<(Duration, AnswerCut)> {
     if !is_within_share && (stall.is_zero() || stall > BEYOND_SHARE) {
         return Some((BEYOND_SHARE, AnswerCut::MemoryShare));
     }

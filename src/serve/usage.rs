@@ -112,9 +112,9 @@ impl Usage {
         };
         self.0.requests[source.index()].fetch_add(1, Ordering::Relaxed);
         let client = self.0.clients.request(user, agent, forwarded);
-        let bytes = if watch && !forwarded { WATCH_BYTES } else { 0 };
+        let charge = || self.0.memory.charge(MemoryClass::Answers, WATCH_BYTES);
         let answer = AnswerCounter {
-            _charge: self.0.memory.charge(MemoryClass::Answers, bytes),
+            _charge: (watch && !forwarded).then(charge),
             held: held.map(Mutex::new),
             usage: self.clone(),
             client,
@@ -131,7 +131,8 @@ impl Usage {
 
 /// Counts one answer.
 struct AnswerCounter {
-    _charge: MemoryCharge,
+    /// Of a watch from memory. Other answers count by what is held.
+    _charge: Option<MemoryCharge>,
     held: Option<Mutex<HeldAnswer>>,
     usage: Usage,
     client: Arc<ClientCounters>,

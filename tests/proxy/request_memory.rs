@@ -81,9 +81,16 @@ impl Scene {
         metric(self.program.admin, series).await
     }
 
-    async fn requests_limited(&self) -> f64 {
-        self.metric(r#"watershed_requests_limited_total{reason="request-memory"}"#)
-            .await
+    /// Waits until more than so many requests are refused because a share is used up.
+    async fn refuses(&self, requests: f64, reason: &str) {
+        let series = format!(r#"watershed_requests_limited_total{{reason="{reason}"}}"#);
+        eventually("the share to be used", async || {
+            let limited = self.metric(&series).await;
+            (limited > requests)
+                .then_some(())
+                .ok_or(format!("{limited} limited"))
+        })
+        .await;
     }
 
     /// Checks that the proxy is as it was, for all but the hostile user.
@@ -116,13 +123,7 @@ async fn answers_that_a_user_does_not_take_leave_the_memory_of_others_alone() {
     for _ in 0..24 {
         held.push(scene.open(100, LIST).await);
     }
-    eventually("the user's share to be used", async || {
-        let limited = scene.requests_limited().await;
-        (limited > 100.0)
-            .then_some(())
-            .ok_or(format!("{limited} limited"))
-    })
-    .await;
+    scene.refuses(100.0, "request-memory").await;
     scene.serves_others_from_memory().await;
     let refused = scene.hostile.get(Protocol::Http1, LIST).await;
     assert_eq!(refused.status, StatusCode::TOO_MANY_REQUESTS);
@@ -143,13 +144,7 @@ async fn answers_that_a_user_does_not_take_leave_the_memory_of_others_alone() {
 async fn forwarded_answers_that_a_user_does_not_take_are_bounded() {
     let scene = Scene::start().await;
     let _held = scene.open(100, SECRETS).await;
-    eventually("the user's share to be used", async || {
-        let limited = scene.requests_limited().await;
-        (limited > 40.0)
-            .then_some(())
-            .ok_or(format!("{limited} limited"))
-    })
-    .await;
+    scene.refuses(40.0, "request-memory").await;
     scene.serves_others_from_memory().await;
     scene.end().await;
 }
@@ -164,14 +159,7 @@ async fn strangers_take_no_memory_of_known_users() {
         fields.push(("x-forwarded-for", &address));
         held.push(scene.open_with(250, &fields).await);
     }
-    eventually("the strangers' share to be used", async || {
-        let series = r#"watershed_requests_limited_total{reason="unknown-request-memory"}"#;
-        let limited = scene.metric(series).await;
-        (limited > 100.0)
-            .then_some(())
-            .ok_or(format!("{limited} limited"))
-    })
-    .await;
+    scene.refuses(100.0, "unknown-request-memory").await;
     scene.serves_others_from_memory().await;
     let forwarded = read(&scene.other, "/api/v1/pods").await;
     assert_eq!(forwarded.status, StatusCode::OK);
@@ -190,13 +178,7 @@ async fn long_requests_that_upstream_does_not_answer_take_a_users_share() {
     let connection = scene.hostile.connect(Protocol::Http2).await.unwrap();
     let requests =
         tokio::spawn(async move { join_all((0..180).map(|_| read(&connection, &path))).await });
-    eventually("the user's share to be used", async || {
-        let limited = scene.requests_limited().await;
-        (limited > 20.0)
-            .then_some(())
-            .ok_or(format!("{limited} limited"))
-    })
-    .await;
+    scene.refuses(20.0, "request-memory").await;
     scene.serves_others_from_memory().await;
     scene.upstream.faults().set(|active| active.hold = None);
     let answers = requests.await.unwrap();
