@@ -14,10 +14,9 @@ use moka::Expiry;
 use moka::sync::Cache;
 use parking_lot::Mutex;
 use rustls::RootCertStore;
-use rustls::crypto::aws_lc_rs;
-use rustls::pki_types::{CertificateDer, UnixTime};
-use rustls::server::danger::ClientCertVerifier;
-use rustls::server::{VerifierBuilderError, WebPkiClientVerifier};
+use rustls::crypto::aws_lc_rs::default_provider;
+use rustls::pki_types::{CertificateDer, TrustAnchor, UnixTime};
+use webpki::{EndEntityCert, KeyUsage, VerifiedPath};
 use x509_parser::prelude::{FromDer, X509Certificate};
 use x509_parser::time::ASN1Time;
 
@@ -193,9 +192,7 @@ impl ClientVerifier {
     /// `contents` are those of the file.
     fn new(file: &Path, contents: &[Vec<u8>]) -> Result<Self, TlsError> {
         let authorities = tls::certificates(file, &contents.concat())?;
-        let mut roots = RootCertStore::empty();
-        tls::add_roots(&mut roots, file, authorities.clone())?;
-        verifier_by(roots).map_err(|error| tls::unusable(file, &error))?;
+        tls::add_roots(&mut RootCertStore::empty(), file, authorities.clone())?;
         let verified = Cache::builder()
             .max_capacity(MAX_CERTIFICATES)
             .expire_after(ChainExpiry)
@@ -235,42 +232,49 @@ impl ClientVerifier {
     }
 
     /// Verifies a chain by webpki, which sees no more of an authority than its name and its key.
+    /// The chain may have more certificates than are needed.
     fn verify_by_webpki(
         &self,
         end_entity: &CertificateDer<'static>,
         others: &[CertificateDer<'static>],
         now: UnixTime,
         time: ASN1Time,
-    ) -> Result<(), rustls::Error> {
+    ) -> Result<(), webpki::Error> {
         let is_between = |other: &&CertificateDer<'static>| {
             !self.authorities.contains(other)
                 && certificate_key::parsed(other)
                     .is_some_and(|other| authorities::has_key_to_sign(&other))
         };
         let between: Vec<_> = others.iter().filter(is_between).cloned().collect();
-        let roots = |length: usize| {
-            let may_sign = |authority: &&CertificateDer<'static>| {
-                certificate_key::parsed(authority)
-                    .is_some_and(|authority| authorities::may_sign(&authority, length, time))
-            };
-            let able = self.authorities.iter().filter(may_sign).cloned();
-            let mut roots = RootCertStore::empty();
-            roots.add_parsable_certificates(able);
-            roots
+        let anchors: Vec<(TrustAnchor<'_>, X509Certificate<'_>)> = self
+            .authorities
+            .iter()
+            .filter_map(|authority| {
+                let anchor = webpki::anchor_from_trusted_cert(authority).ok()?;
+                Some((anchor, certificate_key::parsed(authority)?))
+            })
+            .collect();
+        let may_sign = |path: &VerifiedPath<'_>| {
+            let between = path.intermediate_certificates().count();
+            let may_sign = anchors.iter().any(|(anchor, authority)| {
+                anchor == path.anchor() && authorities::may_sign(authority, between, time)
+            });
+            may_sign.then_some(()).ok_or(webpki::Error::UnknownIssuer)
         };
-        let verify = |between: &[CertificateDer<'static>]| {
-            let verifier = verifier_by(roots(between.len()))
-                .map_err(|error| rustls::Error::General(error.to_string()))?;
-            verifier.verify_client_cert(end_entity, between, now)
-        };
-        // What a client sends beyond what is needed must not make the chain look too long.
-        verify(&[]).or_else(|_| verify(&between)).map(|_| ())
+        let roots: Vec<_> = anchors.iter().map(|(anchor, _)| anchor.clone()).collect();
+        let signatures = default_provider().signature_verification_algorithms;
+        EndEntityCert::try_from(end_entity)?
+            .verify_for_usage(
+                signatures.all,
+                &roots,
+                &between,
+                now,
+                KeyUsage::client_auth(),
+                None,
+                Some(&may_sign),
+            )
+            .map(|_| ())
     }
-}
-
-fn verifier_by(roots: RootCertStore) -> Result<Arc<dyn ClientCertVerifier>, VerifierBuilderError> {
-    let provider = Arc::new(aws_lc_rs::default_provider());
-    WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).build()
 }
 
 type ChainHash = [u8; 32];

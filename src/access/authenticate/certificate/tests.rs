@@ -219,6 +219,12 @@ async fn certificates_below_an_authority_are_as_many_as_it_allows() {
         assert_eq!(certificates.verify(&chain).is_some(), is_taken, "{what}");
         let more_than_needed = [jane(&ca), pem(&below), pem(&ca)].concat();
         assert!(certificates.verify(&more_than_needed).is_some(), "{what}");
+        let with_another = [jane(&below), pem(&ca.below(|_| {})), pem(&below)].concat();
+        assert_eq!(
+            certificates.verify(&with_another).is_some(),
+            is_taken,
+            "{what}, and one more"
+        );
     }
 }
 
