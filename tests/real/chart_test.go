@@ -196,6 +196,12 @@ func TestChartRefusesWrongValues(t *testing.T) {
 		"ports.https=16480,kind=DaemonSet,daemonSet.hostNetwork=true": "cannot both have port 16480",
 		"autoscaling.enabled=true,autoscaling.minReplicas=7":          "minReplicas (7) is more than maxReplicas (6)",
 		"admin.tls=true,caBundle.publish=false,tls.existingSecret=mine,monitoring.podMonitor.enabled=true": "caBundle.publish",
+		// What one of two values would silently take from the other.
+		"tls.existingSecret=mine,tls.certManager.enabled=true":                               "either in existingSecret or from certManager",
+		"kind=DaemonSet,daemonSet.hostPort=1,daemonSet.hostNetwork=true":                     "either hostPort or hostNetwork",
+		"servers={https://a.example.com},upstream.host=w.zone.svc,upstream.caConfigMap=w-ca": "either servers or upstream.host",
+		"kind=DaemonSet,stateFromReplicas=true":                                              "stateFromReplicas",
+		"kind=DaemonSet,autoscaling.enabled=true":                                            "autoscaling",
 		// No registry has a default image.
 		"image.repository=": "image.repository",
 		// Two pods cannot have one port of a node.
@@ -213,7 +219,7 @@ func TestChartAcceptsRightValues(t *testing.T) {
 	for _, value := range []string{
 		"log.level=warn", "log.level=off", `log.level=info\,watershed::upstream=debug`, "log.level=watershed=trace",
 		"ports.https=16480", "ports.https=6480,ports.admin=6481", "autoscaling.minReplicas=7",
-		"autoscaling.enabled=true,autoscaling.minReplicas=6", "kind=DaemonSet,autoscaling.enabled=true,autoscaling.minReplicas=7",
+		"autoscaling.enabled=true,autoscaling.minReplicas=6", "kind=DaemonSet,autoscaling.minReplicas=7",
 		"kind=DaemonSet,daemonSet.hostNetwork=true,admin.address=127.0.0.1", "kind=DaemonSet,daemonSet.hostNetwork=true,admin.address=[::1]",
 		"admin.address=[::]", "config.memoryLimit=0", "config.memoryLimit=1.5Gi", "config.memoryLimit=2e9",
 		"admin.tls=true,caBundle.publish=false,tls.existingSecret=mine",

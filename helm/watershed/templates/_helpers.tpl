@@ -86,8 +86,25 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- fail (printf "daemonSet.updateStrategy: maxSurge must be 0 with hostPort or hostNetwork, not %v. Both pods would need the node's port. Set maxUnavailable" $surge) -}}
 {{- end -}}
 {{- end -}}
+{{- if and .Values.daemonSet.hostPort .Values.daemonSet.hostNetwork -}}
+{{- fail "daemonSet: on the host's network the proxy has the node's ports anyway. Set either hostPort or hostNetwork, and the port with ports.https" -}}
+{{- end -}}
+{{- if and .Values.tls.existingSecret .Values.tls.certManager.enabled -}}
+{{- fail "tls: the certificate is either in existingSecret or from certManager" -}}
+{{- end -}}
+{{- if and .Values.servers .Values.upstream.host -}}
+{{- fail "upstream: either servers or upstream.host. The first are API servers, the second is another release of the chart" -}}
+{{- end -}}
+{{- if eq .Values.kind "DaemonSet" -}}
+{{- if .Values.stateFromReplicas -}}
+{{- fail "stateFromReplicas: the proxies of a DaemonSet do not take states from each other. Set kind to Deployment" -}}
+{{- end -}}
+{{- if .Values.autoscaling.enabled -}}
+{{- fail "autoscaling: a DaemonSet has one proxy on each node. Set kind to Deployment" -}}
+{{- end -}}
+{{- end -}}
 {{- with .Values.autoscaling -}}
-{{- if and .enabled (eq $.Values.kind "Deployment") (gt (int .minReplicas) (int .maxReplicas)) -}}
+{{- if and .enabled (gt (int .minReplicas) (int .maxReplicas)) -}}
 {{- fail (printf "autoscaling: minReplicas (%d) is more than maxReplicas (%d)" (int .minReplicas) (int .maxReplicas)) -}}
 {{- end -}}
 {{- end -}}
