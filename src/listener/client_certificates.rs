@@ -17,6 +17,9 @@ use super::tls::certificate_key;
 /// Largest chain of certificates that a client may send, in bytes. Its connection holds it,
 /// verified or not: rustls does, and the proxy verifies it again against changed authorities.
 const MAX_CHAIN_BYTES: usize = 16 * 1024;
+/// Most certificates that a client may send. The paths among authorities of one name are as many as
+/// their orders, and whoever verifies them tries each.
+const MAX_CHAIN_LENGTH: usize = 6;
 
 /// Asks for a certificate and takes any, or none.
 ///
@@ -56,6 +59,11 @@ impl ClientCertVerifier for AnyCertificate {
         intermediates: &[CertificateDer<'_>],
         _now: UnixTime,
     ) -> Result<ClientCertVerified, Error> {
+        if 1 + intermediates.len() > MAX_CHAIN_LENGTH {
+            return Err(Error::General(format!(
+                "the client sent more than {MAX_CHAIN_LENGTH} certificates"
+            )));
+        }
         let lengths = intermediates.iter().map(|certificate| certificate.len());
         if end_entity.len() + lengths.sum::<usize>() > MAX_CHAIN_BYTES {
             return Err(Error::General(format!(
@@ -104,4 +112,25 @@ impl ClientCertVerifier for AnyCertificate {
 fn key_of<'a>(certificate: &'a CertificateDer<'_>) -> Result<SubjectPublicKeyInfoDer<'a>, Error> {
     let parsed = certificate_key::parsed(certificate).ok_or(CertificateError::BadEncoding)?;
     Ok(certificate_key::key_of(&parsed))
+}
+
+#[cfg(test)]
+mod tests {
+    use rustls::crypto::aws_lc_rs::default_provider;
+    use rustls::pki_types::pem::PemObject;
+
+    use super::*;
+    use crate::test_support::Pki;
+
+    #[test]
+    fn more_certificates_than_a_chain_needs_end_the_handshake() {
+        let algorithms = default_provider().signature_verification_algorithms;
+        let any = AnyCertificate::new(&RootCertStore::empty(), algorithms);
+        let authority = CertificateDer::from_pem_slice(Pki::new().ca_pem.as_bytes()).unwrap();
+        for (above, is_taken) in [(0, true), (5, true), (6, false)] {
+            let above = vec![authority.clone(); above];
+            let verified = any.verify_client_cert(&authority, &above, UnixTime::now());
+            assert_eq!(verified.is_ok(), is_taken, "{} above", above.len());
+        }
+    }
 }
