@@ -141,6 +141,21 @@ async fn answers_that_a_user_does_not_take_leave_the_memory_of_others_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn compressed_lists_that_a_user_does_not_take_are_bounded() {
+    let scene = Scene::start().await;
+    let bearer = format!("Bearer {}", scene.upstream.admin_token());
+    let mut fields = get(LIST, &bearer);
+    fields.push(("accept-encoding", "gzip"));
+    let mut held = Vec::new();
+    for _ in 0..6 {
+        held.push(scene.open_with(100, &fields).await);
+    }
+    scene.refuses(100.0, "request-memory").await;
+    scene.serves_others_from_memory().await;
+    scene.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn forwarded_answers_that_a_user_does_not_take_are_bounded() {
     let scene = Scene::start().await;
     let _held = scene.open(100, SECRETS).await;

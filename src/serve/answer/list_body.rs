@@ -263,13 +263,9 @@ impl Drop for CompressedRuns {
 }
 
 impl ListSource for CompressedRuns {
-    /// Nearly all runs are compressed already. The rest keeps nobody waiting.
+    /// Runs are copied into chunks, which each client has for itself.
     fn is_in_memory(&self) -> bool {
-        let runs = self.runs.as_slice();
-        runs.iter()
-            .filter(|run| !run.is_deflated())
-            .nth(COMPRESSED_AT_ONCE)
-            .is_none()
+        false
     }
 
     /// Reserves the whole chunk if its runs are compressed already: it would be copied once more as
