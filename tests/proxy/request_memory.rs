@@ -143,6 +143,11 @@ async fn answers_that_a_user_does_not_take_leave_the_memory_of_others_alone() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn compressed_lists_that_a_user_does_not_take_are_bounded() {
     let scene = Scene::start().await;
+    // Its compressed form is in memory from now on.
+    let compressed = Request::get(LIST).header("accept-encoding", "gzip");
+    let read = scene.other.read(compressed.body(nothing()).unwrap());
+    let answer = within(LIST, read).await.unwrap();
+    assert_eq!(answer.header("content-encoding"), "gzip");
     let bearer = format!("Bearer {}", scene.upstream.admin_token());
     let mut fields = get(LIST, &bearer);
     fields.push(("accept-encoding", "gzip"));
