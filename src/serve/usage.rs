@@ -131,7 +131,7 @@ impl Usage {
 
 /// Counts one answer.
 struct AnswerCounter {
-    /// Of a watch from memory. Other answers count by what is held.
+    /// The memory of a watch that is answered here. Other answers count by what is held.
     _charge: Option<MemoryCharge>,
     held: Option<Mutex<HeldAnswer>>,
     usage: Usage,

@@ -185,6 +185,8 @@ impl AuthorityFile {
 /// The authorities at one time, and the certificates that have been verified against them.
 struct ClientVerifier {
     authorities: Vec<CertificateDer<'static>>,
+    /// The name and the key of each authority, in the same order.
+    anchors: Vec<TrustAnchor<'static>>,
     verified: Cache<ChainHash, VerifiedChain>,
 }
 
@@ -192,13 +194,15 @@ impl ClientVerifier {
     /// `contents` are those of the file.
     fn new(file: &Path, contents: &[Vec<u8>]) -> Result<Self, TlsError> {
         let authorities = tls::certificates(file, &contents.concat())?;
-        tls::add_roots(&mut RootCertStore::empty(), file, authorities.clone())?;
+        let mut roots = RootCertStore::empty();
+        tls::add_roots(&mut roots, file, authorities.clone())?;
         let verified = Cache::builder()
             .max_capacity(MAX_CERTIFICATES)
             .expire_after(ChainExpiry)
             .build();
         Ok(Self {
             authorities,
+            anchors: roots.roots,
             verified,
         })
     }
@@ -246,27 +250,21 @@ impl ClientVerifier {
                     .is_some_and(|other| authorities::has_key_to_sign(&other))
         };
         let between: Vec<_> = others.iter().filter(is_between).cloned().collect();
-        let anchors: Vec<(TrustAnchor<'_>, X509Certificate<'_>)> = self
-            .authorities
-            .iter()
-            .filter_map(|authority| {
-                let anchor = webpki::anchor_from_trusted_cert(authority).ok()?;
-                Some((anchor, certificate_key::parsed(authority)?))
-            })
-            .collect();
         let may_sign = |path: &VerifiedPath<'_>| {
             let between = path.intermediate_certificates().count();
-            let may_sign = anchors.iter().any(|(anchor, authority)| {
-                anchor == path.anchor() && authorities::may_sign(authority, between, time)
+            let mut authorities = self.anchors.iter().zip(&self.authorities);
+            let may_sign = authorities.any(|(anchor, authority)| {
+                anchor == path.anchor()
+                    && certificate_key::parsed(authority)
+                        .is_some_and(|authority| authorities::may_sign(&authority, between, time))
             });
             may_sign.then_some(()).ok_or(webpki::Error::UnknownIssuer)
         };
-        let roots: Vec<_> = anchors.iter().map(|(anchor, _)| anchor.clone()).collect();
         let signatures = default_provider().signature_verification_algorithms;
         EndEntityCert::try_from(end_entity)?
             .verify_for_usage(
                 signatures.all,
-                &roots,
+                &self.anchors,
                 &between,
                 now,
                 KeyUsage::client_auth(),

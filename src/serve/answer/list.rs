@@ -100,12 +100,13 @@ fn respond(
     let (body, in_memory, is_compressed) = match items {
         // Runs in memory are kept compressed, too.
         Items::Runs(format, runs) if gzip::is_wanted(headers, length) => {
-            let (body, in_memory) = boxed(CompressedRuns::new(&format, runs), parts);
-            (body, in_memory, true)
+            let runs = CompressedRuns::new(&format, runs);
+            (boxed(runs, parts), false, true)
         }
         items => {
-            let (body, in_memory) = boxed(PlainItems::new(items, length), parts);
-            (body, in_memory, false)
+            let items = PlainItems::new(items, length);
+            let in_memory = items.is_in_memory();
+            (boxed(items, parts), in_memory, false)
         }
     };
     let mut response = from_memory(
@@ -144,11 +145,9 @@ fn respond_indented(
     Ok(gzip::apply(headers, response))
 }
 
-/// Returns the body of a list, and whether it is made of bytes in memory.
-fn boxed(source: impl ListSource + Send + Unpin + 'static, parts: ListParts) -> (Body, bool) {
-    let in_memory = source.is_in_memory();
-    let body = ListBody::new(source, parts)
+/// Returns the body of a list.
+fn boxed(source: impl ListSource + Send + Unpin + 'static, parts: ListParts) -> Body {
+    ListBody::new(source, parts)
         .map_err(|never| match never {})
-        .boxed_unsync();
-    (body, in_memory)
+        .boxed_unsync()
 }

@@ -28,9 +28,6 @@ enum ListPosition {
 
 /// The items of a list, in the form in which they are sent.
 pub(super) trait ListSource {
-    /// Returns `true` if the body consists of references to bytes in memory.
-    fn is_in_memory(&self) -> bool;
-
     /// Prepares the buffer of the next chunk.
     fn begin_chunk(&mut self, out: &mut BytesMut);
 
@@ -181,6 +178,11 @@ impl PlainItems {
             in_memory,
         }
     }
+
+    /// Returns `true` if the body consists of references to bytes in memory.
+    pub(super) fn is_in_memory(&self) -> bool {
+        self.in_memory
+    }
 }
 
 impl Drop for PlainItems {
@@ -190,10 +192,6 @@ impl Drop for PlainItems {
 }
 
 impl ListSource for PlainItems {
-    fn is_in_memory(&self) -> bool {
-        self.in_memory
-    }
-
     fn begin_chunk(&mut self, out: &mut BytesMut) {
         if self.next == 0 && out.capacity() == 0 {
             *out = BytesMut::with_capacity(self.capacity);
@@ -231,7 +229,8 @@ impl ListSource for PlainItems {
     }
 }
 
-/// Runs of items as one member of gzip, put together from pieces that all clients share.
+/// Runs of items as one member of gzip, put together from pieces that all clients share. They are
+/// copied into chunks, which each client has for itself.
 pub(super) struct CompressedRuns {
     runs: std::vec::IntoIter<ObjectRun>,
     separator: Option<Deflated>,
@@ -263,11 +262,6 @@ impl Drop for CompressedRuns {
 }
 
 impl ListSource for CompressedRuns {
-    /// Runs are copied into chunks, which each client has for itself.
-    fn is_in_memory(&self) -> bool {
-        false
-    }
-
     /// Reserves the whole chunk if its runs are compressed already: it would be copied once more as
     /// it grows.
     fn begin_chunk(&mut self, out: &mut BytesMut) {
