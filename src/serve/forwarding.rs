@@ -1,10 +1,10 @@
 //! Sends requests to upstream that are not answered from memory.
 pub(super) mod coalesce;
 pub(super) mod documents;
+pub(super) mod orderly_end;
 pub(super) mod slow_upload;
 pub(super) mod stored_response;
 pub(super) mod takeover;
-pub(super) mod until_drain;
 
 use std::net::IpAddr;
 use std::pin::pin;
@@ -180,7 +180,7 @@ impl ServiceParts {
             None => response,
         };
         if plan.verb == Verb::Watch {
-            until_drain::apply(response, &self.draining, takeover)
+            orderly_end::apply(response, &self.draining, takeover)
         } else {
             response
         }

@@ -66,10 +66,11 @@ async fn a_shutdown_ends_watches_cleanly_and_finishes_running_requests() {
     for n in 0..10 {
         watches.push(fixture.proxied.watch(BOTH[n % 2], &path).await);
     }
-    // This watch is forwarded, because it names no version.
+    // Secrets are not cached, so these watches are forwarded.
+    let path = "/api/v1/secrets?watch=1";
     let forwarded = [
-        fixture.proxied.watch(BOTH[0], "/api/v1/pods?watch=1").await,
-        fixture.proxied.watch(BOTH[1], "/api/v1/pods?watch=1").await,
+        fixture.proxied.watch(BOTH[0], path).await,
+        fixture.proxied.watch(BOTH[1], path).await,
     ];
     let mut slow = begin_slow_request(&fixture.proxied).await;
     // A client that sends a request before it has seen the GOAWAY.

@@ -9,6 +9,7 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpListener;
 use tokio_util::task::AbortOnDropHandle;
 use watershed_lab::sim::{BrokenFrame, Faults, Options, PlannedRefusal, WatchListSupport};
+use watershed_protocol::GroupVersionResource;
 
 use crate::support::client::{BOTH, Next, Protocol, whole, within};
 use crate::support::follower::{Follower, Opening};
@@ -284,6 +285,23 @@ async fn servers_without_streamed_lists_are_followed_exactly() {
         follower.judge_undisturbed(&history).await;
         fixture.stop().await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_forwarded_watch_ends_in_order_when_its_upstream_goes_away() {
+    let fixture = Fixture::start(small()).await;
+    let secrets = GroupVersionResource::new("", "v1", "secrets");
+    let object = r#"{"metadata":{"name":"one","namespace":"team-00"}}"#;
+    fixture.upstream.state().create(&secrets, object).unwrap();
+    for protocol in BOTH {
+        // Secrets are not cached.
+        let path = "/api/v1/secrets?watch=1&resourceVersion=0";
+        let mut watch = fixture.proxied.watch(protocol, path).await;
+        assert!(watch.line().await.contains("ADDED"));
+        fixture.upstream.faults().cut_connections();
+        assert_eq!(watch.rest().await.1, Next::End, "{protocol:?}");
+    }
+    fixture.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

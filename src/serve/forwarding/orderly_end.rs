@@ -1,5 +1,6 @@
 //! Ends forwarded watches between two events: when the process drains, like watches from memory,
-//! and when memory can continue them.
+//! when memory can continue them, and when their upstream goes away.
+
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -52,7 +53,7 @@ pub(in crate::serve) fn apply(
             let followed = takeover
                 .zip(coding)
                 .map(|(takeover, coding)| Box::new(takeover.follow(encoding, coding)));
-            UntilDrain {
+            OrderlyEnd {
                 body,
                 draining: Some(draining.signal()),
                 place,
@@ -65,7 +66,7 @@ pub(in crate::serve) fn apply(
     }
 }
 
-struct UntilDrain {
+struct OrderlyEnd {
     body: Body,
     /// Gone once the drain has begun.
     draining: Option<drain::DrainSignal>,
@@ -79,8 +80,8 @@ struct UntilDrain {
 /// Position of the last byte in the stream of events.
 #[derive(Debug)]
 enum StreamPosition {
-    /// One line an event.
-    Lines { between: bool },
+    /// JSON: the last three bytes, which tell the end of an event.
+    Json { last: [u8; 3] },
     /// Four bytes of length, then as many bytes: the known part of the length, and what is missing.
     Lengths { prefix: Vec<u8>, missing: usize },
     /// Compressed. Upstream ends a member of gzip with each event or batch of events, so a quiet
@@ -91,7 +92,7 @@ enum StreamPosition {
 impl StreamPosition {
     fn new(encoding: Encoding) -> Self {
         match encoding {
-            Encoding::Json => Self::Lines { between: true },
+            Encoding::Json => Self::Json { last: *b"}}\n" },
             Encoding::Protobuf => Self::Lengths {
                 prefix: Vec::new(),
                 missing: 0,
@@ -101,7 +102,9 @@ impl StreamPosition {
 
     fn is_between(&self) -> bool {
         match self {
-            Self::Lines { between } => *between,
+            // Compact events are lines. Pretty ones have lines, too, but only the last line of an
+            // event is a brace without indentation.
+            Self::Json { last } => matches!(last, b"}}\n" | b"\n}\n"),
             Self::Lengths { prefix, missing } => prefix.is_empty() && *missing == 0,
             Self::Unseen { .. } => false,
         }
@@ -121,8 +124,10 @@ impl StreamPosition {
     fn pass(&mut self, mut data: &[u8]) {
         match self {
             Self::Unseen { quiet } => *quiet = None,
-            Self::Lines { between } => {
-                *between = data.last().map_or(*between, |last| *last == b'\n');
+            Self::Json { last } => {
+                for byte in &data[data.len().saturating_sub(3)..] {
+                    *last = [last[1], last[2], *byte];
+                }
             }
             Self::Lengths { prefix, missing } => {
                 while !data.is_empty() {
@@ -148,7 +153,7 @@ impl StreamPosition {
     }
 }
 
-impl http_body::Body for UntilDrain {
+impl http_body::Body for OrderlyEnd {
     type Data = Bytes;
     type Error = BoxError;
 
@@ -182,7 +187,7 @@ impl http_body::Body for UntilDrain {
         {
             return Poll::Ready(None);
         }
-        let Poll::Ready(frame) = Pin::new(&mut this.body).poll_frame(context) else {
+        let Poll::Ready(mut frame) = Pin::new(&mut this.body).poll_frame(context) else {
             if this.draining.is_none() && this.young.is_none() {
                 ready!(this.place.poll_quiet(context));
                 return Poll::Ready(None);
@@ -197,6 +202,13 @@ impl http_body::Body for UntilDrain {
             if let Some(followed) = &mut this.followed {
                 followed.pass(data);
             }
+        }
+        // Upstream is gone. Over HTTP/2 the client would get a reset, which client-go takes for a
+        // failed watch, and lists again. It goes on after an end, as after a lost connection to
+        // kube-apiserver.
+        // Source: `apimachinery/pkg/watch/streamwatcher.go` (receive).
+        if matches!(frame, Some(Err(_))) && this.place.is_between() {
+            frame = None;
         }
         Poll::Ready(frame)
     }
@@ -214,10 +226,17 @@ mod tests {
         let mut lines = StreamPosition::new(Encoding::Json);
         for (data, between) in [
             (&b""[..], true),
-            (b"{}\n", true),
+            (b"{{}}\n", true),
             (b"{", false),
             (b"", false),
-            (b"}\n{}\n", true),
+            (b"{}}\n{{}}\n", true),
+            (b"{{}", false),
+            (b"}", false),
+            (b"\n", true),
+            (b"{\n  \"object\": {\n", false),
+            (b"    \"spec\": {}\n", false),
+            (b"  }\n", false),
+            (b"}\n", true),
         ] {
             lines.pass(data);
             assert_eq!(lines.is_between(), between, "{data:?}");
@@ -297,20 +316,40 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn a_watch_whose_upstream_is_gone_fails_only_within_an_event() {
+        let (_trigger, draining) = drain::channel();
+        for (data, is_whole) in [("{{}}\n", true), ("{{}}\n{{", false)] {
+            let frames = [
+                Ok(Frame::data(Bytes::from(data))),
+                Err(BoxError::from("upstream is gone")),
+            ];
+            let body = StreamBody::new(futures_util::stream::iter(frames));
+            let response = Response::builder()
+                .header(header::CONTENT_TYPE, "application/json")
+                .body(BodyExt::boxed_unsync(body));
+            let mut body = apply(response.unwrap(), &draining, None).into_body();
+            body.frame().await.unwrap().unwrap();
+            let end = body.frame().await;
+            assert_eq!(end.is_none(), is_whole, "{data:?}");
+            assert_eq!(matches!(end, Some(Err(_))), !is_whole, "{data:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_watch_ends_between_two_events() {
         let (trigger, draining) = drain::channel();
         let (sender, response) = streamed(Response::builder());
         let mut body = apply(response, &draining, None).into_body();
-        sender.send(Bytes::from_static(b"{}\n{")).unwrap();
+        sender.send(Bytes::from_static(b"{{}}\n{{")).unwrap();
         body.frame().await.unwrap().unwrap();
         trigger.drain(Duration::from_secs(20));
         tokio::time::timeout(Duration::from_secs(1), body.frame())
             .await
             .unwrap_err();
-        sender.send(Bytes::from_static(b"}\n")).unwrap();
+        sender.send(Bytes::from_static(b"}}\n")).unwrap();
         assert_eq!(
             body.frame().await.unwrap().unwrap().into_data().unwrap(),
-            "}\n"
+            "}}\n"
         );
         assert!(body.frame().await.is_none());
     }
