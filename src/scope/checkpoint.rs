@@ -18,7 +18,7 @@ mod stored;
 
 use std::collections::{HashMap, HashSet};
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -36,7 +36,7 @@ use crate::store::ObjectPeek;
 use crate::upstream::UpstreamClient;
 use captured::{CapturedScope, name, seconds};
 use disk::ReadingProgress;
-use file::CheckpointHeader;
+use file::{CheckpointFileError, CheckpointHeader};
 use folder::CheckpointFolder;
 use stored::{CheckpointError, load_stored};
 
@@ -159,10 +159,11 @@ impl Checkpoints {
         let mut is_swept = shared.is_swept.lock();
         if !*is_swept {
             let now = SystemTime::now();
-            shared.folder.sweep(|header| {
+            let is_wanted = |header: &CheckpointHeader| {
                 let (group, resource) = &header.resource;
                 is_recent(header, now) && (shared.may_store)(group, resource, header.part())
-            })?;
+            };
+            shared.folder.sweep(is_wanted, refuse_file)?;
             *is_swept = true;
         }
         Ok(true)
@@ -254,7 +255,7 @@ impl Checkpoints {
     fn forget_other_timelines(&self) -> io::Result<()> {
         let number = self.0.timeline.number();
         if self.0.last.lock().timeline != number {
-            self.0.folder.sweep(|_| false)?;
+            self.0.folder.clear()?;
             // Afterwards: nothing of the lost history may be read as one of this timeline.
             *self.0.last.lock() = LastCheckpoints {
                 timeline: number,
@@ -434,4 +435,13 @@ fn addresses(client: &UpstreamClient) -> Vec<String> {
 fn is_recent(header: &CheckpointHeader, now: SystemTime) -> bool {
     let age = seconds(now).checked_sub(header.saved);
     age.is_some_and(|age| age <= MAX_AGE.as_secs())
+}
+
+/// Reports a file whose header cannot be used. Returns `true` if it will never be of use.
+fn refuse_file(file: &Path, error: CheckpointFileError) -> bool {
+    let error = CheckpointError::from(error);
+    metrics::checkpoint_read(error.label());
+    let is_final = error.is_final();
+    tracing::warn!(file = %file.display(), %error, "cannot use a checkpoint; listing its type");
+    is_final
 }

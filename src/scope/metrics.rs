@@ -94,7 +94,8 @@ const CHECKPOINT_READS: Metric<Counter, 1> = Metric::new(
     &["result"],
     "Scopes that began with a checkpoint, by result: restored (without a list), and those that were \
      listed: not-continued (upstream has lost that history), outdated, damaged, foreign (of another \
-     cluster or other addresses), unverified, no-memory, slow (the disk did not give it in time).",
+     cluster, other addresses or another user), unverified, no-memory, slow (the disk did not give \
+     it in time).",
 );
 
 const REPLICA_STATES: Metric<Counter, 1> = Metric::new(

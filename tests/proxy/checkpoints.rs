@@ -233,16 +233,35 @@ async fn a_damaged_checkpoint_is_refused_and_the_type_is_listed() {
     let upstream = SimulatedServer::start(small()).await.unwrap();
     let folder = TempDir::new().unwrap();
     leave_checkpoint(&upstream, folder.path()).await;
+    // In the header, and in the objects.
+    for at in [30, 5_000] {
+        let (path, _) = pods_file(folder.path()).unwrap();
+        let mut file = fs::read(&path).unwrap();
+        file[at] ^= 0x80;
+        fs::write(&path, file).unwrap();
+        let program = start(&upstream, folder.path(), &[]).await;
+        assert!(lists(&program).await >= 1.0);
+        assert!(reads(&program, "damaged").await >= 1.0);
+        assert!(program.log().contains("it is damaged"), "{}", program.log());
+        assert_exact(&program, &upstream).await;
+        program.terminate().await;
+        assert!(program.ended().await.success());
+    }
+    upstream.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_checkpoint_that_others_may_have_written_is_refused_and_reported() {
+    let upstream = SimulatedServer::start(small()).await.unwrap();
+    let folder = TempDir::new().unwrap();
+    leave_checkpoint(&upstream, folder.path()).await;
     let (path, _) = pods_file(folder.path()).unwrap();
-    let mut file = fs::read(&path).unwrap();
-    let at = file.len() / 2;
-    file[at] ^= 1;
-    fs::write(&path, file).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).unwrap();
     let program = start(&upstream, folder.path(), &[]).await;
     assert!(lists(&program).await >= 1.0);
-    assert!(reads(&program, "damaged").await >= 1.0);
-    assert!(program.log().contains("it is damaged"), "{}", program.log());
-    assert_exact(&program, &upstream).await;
+    assert!(reads(&program, "foreign").await >= 1.0);
+    let log = program.log();
+    assert!(log.contains("other users may have written it"), "{log}");
     program.kill().await;
     upstream.shutdown().await;
 }
@@ -304,8 +323,26 @@ async fn a_checkpoint_whose_history_upstream_has_compacted_is_replaced_by_a_list
     upstream.shutdown().await;
 }
 
-/// A refusal, such as of an API server that does not know its roles yet, ends no scope and is not
-/// answered with the same file again and again.
+/// Refusals such as of an API server that has just started: it knows neither tokens nor roles yet.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_checkpoint_outlasts_refusals_that_pass() {
+    for code in [401, 403, 404] {
+        let upstream = SimulatedServer::start(small()).await.unwrap();
+        let folder = TempDir::new().unwrap();
+        leave_checkpoint(&upstream, folder.path()).await;
+        create_pod(&upstream, "later");
+        upstream.faults().refuse_only(code, "WATCH", "pods", 3);
+        let program = start(&upstream, folder.path(), &[]).await;
+        assert!(lists(&program).await < 1.0, "{code}");
+        assert_eq!(upstream.faults().active().refuse, None, "{code}");
+        assert_exact(&program, &upstream).await;
+        program.kill().await;
+        upstream.shutdown().await;
+    }
+}
+
+/// Refusals that last half a minute end no scope, and are not answered with the same file again and
+/// again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_checkpoint_that_upstream_refuses_to_continue_is_replaced_by_a_list() {
     let upstream = SimulatedServer::start(small()).await.unwrap();
@@ -314,10 +351,22 @@ async fn a_checkpoint_that_upstream_refuses_to_continue_is_replaced_by_a_list() 
     let later = create_pod(&upstream, "later");
     create_pod(&upstream, "last");
     // The watches that would continue it.
-    upstream.faults().refuse_only(403, "WATCH", "pods", 5);
-    let program = start(&upstream, folder.path(), &[]).await;
+    upstream
+        .faults()
+        .refuse_only(403, "WATCH", "pods", u32::MAX);
+    let program = launch(&upstream, folder.path(), &[]).await;
+    // The first request opens the scope, and is forwarded.
+    program.proxied.get(Protocol::Http2, PODS).await;
+    eventually("the checkpoint to be given up", async || {
+        let given_up = reads(&program, "not-continued").await;
+        (given_up >= 1.0)
+            .then_some(())
+            .ok_or("it is not".to_owned())
+    })
+    .await;
+    upstream.faults().set(|active| active.refuse = None);
+    answered_from_memory(&program, PODS).await;
     assert!(lists(&program).await >= 1.0);
-    assert!(reads(&program, "not-continued").await >= 1.0);
     assert_exact(&program, &upstream).await;
     // No client lists anew, as after a start without a checkpoint.
     let path = format!("/api/v1/pods?watch=1&resourceVersion={later}");

@@ -145,15 +145,30 @@ impl CheckpointFolder {
         let _ = fs::remove_file(self.path(scope, ENDING));
     }
 
-    /// Removes the checkpoints whose header is not wanted, and those that have none.
-    pub(super) fn sweep(&self, is_wanted: impl Fn(&CheckpointHeader) -> bool) -> io::Result<()> {
+    /// Removes the checkpoints whose header is not wanted, and those whose header cannot be read if
+    /// `is_refused` says so.
+    pub(super) fn sweep(
+        &self,
+        is_wanted: impl Fn(&CheckpointHeader) -> bool,
+        is_refused: impl Fn(&Path, CheckpointFileError) -> bool,
+    ) -> io::Result<()> {
         let progress = Arc::default();
         for path in self.files(ENDING)? {
-            let opened = Self::open_file(&path, &progress);
-            let is_kept = matches!(opened, Ok((_, header)) if is_wanted(&header));
-            if !is_kept {
+            let is_removed = match Self::open_file(&path, &progress) {
+                Ok((_, header)) => !is_wanted(&header),
+                Err(error) => is_refused(&path, error),
+            };
+            if is_removed {
                 remove(&path);
             }
+        }
+        Ok(())
+    }
+
+    /// Removes all checkpoints.
+    pub(super) fn clear(&self) -> io::Result<()> {
+        for path in self.files(ENDING)? {
+            remove(&path);
         }
         Ok(())
     }

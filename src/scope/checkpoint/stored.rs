@@ -53,7 +53,7 @@ pub(super) enum CheckpointError {
     OtherSettings,
     #[error("{0}")]
     Foreign(&'static str),
-    #[error("it has an object that is not understood: {0}")]
+    #[error("it has an object that is not understood: {}", .0.reason())]
     Malformed(#[from] Malformed),
     #[error(transparent)]
     DoesNotFit(#[from] DoesNotFit),
@@ -76,8 +76,8 @@ impl CheckpointError {
             Self::File(CheckpointFileError::Layout) | Self::Outdated | Self::OtherSettings => {
                 "outdated"
             }
+            Self::Foreign(_) | Self::File(CheckpointFileError::Foreign(_)) => "foreign",
             Self::File(_) | Self::Malformed(_) => "damaged",
-            Self::Foreign(_) => "foreign",
             Self::DoesNotFit(_) => "no-memory",
             Self::Unverified => "unverified",
             Self::Slow => "slow",

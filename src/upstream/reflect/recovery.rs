@@ -50,7 +50,7 @@ pub(super) struct Recovery {
     version: VersionStanding,
     /// The server of the last bad or expired answer.
     avoid: Option<Address>,
-    /// Upstream let it be followed at least once.
+    /// Upstream let it be followed at least once, perhaps by an earlier process.
     granted: bool,
     /// The type is gone, so a refusal is no surprise.
     type_removed: bool,
@@ -167,6 +167,11 @@ impl Recovery {
         self.refusals = Repetition::default();
         self.version_not_shown();
         self.avoid = None;
+        self.granted = true;
+    }
+
+    /// Notes that upstream let it be followed before, so that a refusal may be an accident.
+    pub(super) fn was_granted(&mut self) {
         self.granted = true;
     }
 

@@ -50,6 +50,7 @@ impl Reflector {
         self.last_event = last_event;
         // It may be one of several deletions.
         self.unfinished = last_event.filter(|event| *event == version);
+        self.recovery.was_granted();
         self.state = ReflectorState::Resuming { version };
     }
 
