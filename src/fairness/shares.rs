@@ -97,6 +97,14 @@ impl Shares {
         Some(self.share(caller, amount))
     }
 
+    /// Takes a part like [`Shares::take`], where one of so many parts of the resource is there now.
+    pub fn take_part(&self, caller: CallerKey, amount: u64, parts: u64) -> Option<Share> {
+        let all = self.0.limits.all;
+        // Zero stands for no bound.
+        let part = if all > 0 { (all / parts).max(1) } else { 0 };
+        self.take_of(caller, amount, part)
+    }
+
     /// Takes a part for a caller whether its share allows that or not.
     pub fn take_in_any_case(&self, caller: CallerKey, amount: u64) -> Share {
         let mut table = self.0.table.lock();
@@ -161,6 +169,13 @@ impl Share {
     /// Returns the caller that it counts for.
     pub fn caller(&self) -> &CallerKey {
         &self.caller
+    }
+
+    /// Holds what another share of the same caller holds, too.
+    pub fn merge(&mut self, mut other: Self) {
+        debug_assert!(Arc::ptr_eq(&self.shares.0, &other.shares.0) && self.caller == other.caller);
+        // The sum does not change.
+        self.amount += std::mem::take(&mut other.amount);
     }
 
     /// Holds so much from now on. Returns `false` if the caller's share does not allow that; it holds

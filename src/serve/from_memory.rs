@@ -121,8 +121,10 @@ impl ServiceParts {
                 let is_made = fresh.opened.partial().is_some() || fresh.opened.table.is_some();
                 let is_scan = is_made || read.is_scan(list);
                 let _scan = is_scan.then(|| self.read_limits.scan(user)).transpose()?;
+                let memory = self.request_memory.list(user);
                 let page_state = || self.read_limits.page_state(user);
-                let mut answer = answer::list(fresh, read, list, headers, page_state).await?;
+                let answer = answer::list(fresh, read, list, headers, memory, page_state);
+                let mut answer = answer.await?;
                 if let Some(unfolding) = unfolding {
                     answer.response = answer.response.map(|body| holding(body, unfolding));
                 }

@@ -5,6 +5,7 @@ use super::limits::requests::LimitExceeded;
 use super::source::{AnswerSource, ForwardReason};
 
 /// The reason why a request is not answered from memory.
+#[derive(Debug)]
 pub(super) enum Unanswered {
     /// Upstream answers.
     Forward(ForwardReason),

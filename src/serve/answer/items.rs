@@ -6,14 +6,13 @@ use watershed_protocol::{ListMetadata, ListParts, Malformed, PartialFormat, Wire
 
 use super::selected_objects::SelectedObjects;
 use super::table_items::TableItems;
+use crate::serve::limits::list_memory::ListMemory;
 use crate::store::ObjectRun;
 use crate::watcher::MIN_SHARED_BYTES;
 use crate::work::{PRINTED_OBJECT, REDUCED_OBJECT, WorkBudget, retire};
 
 /// Bytes of small objects that are copied beside large ones that are shared.
 const MAX_COPIED: usize = 64 * 1024;
-/// Bytes of metadata that are kept from measuring a list until it is sent.
-pub(super) const MAX_KEPT: usize = 256 << 10;
 
 /// The result of writing one piece of a list.
 pub(super) enum WrittenPiece {
@@ -175,7 +174,8 @@ impl Items {
 /// The metadata of objects, which is cut out of them while it is sent.
 ///
 /// It is cut out once before, to learn its length, and that upstream would print it in the same
-/// way. Short lists keep it; otherwise it is done twice, so that no list is in memory as a whole.
+/// way. The first of it is kept if there is memory for it. The rest is cut out twice, so that no
+/// list is in memory as a whole.
 pub(super) struct MetadataItems {
     partial: PartialFormat,
     objects: SelectedObjects,
@@ -191,13 +191,22 @@ impl MetadataItems {
         partial: PartialFormat,
         objects: SelectedObjects,
         budget: &mut WorkBudget,
+        memory: &mut ListMemory,
     ) -> Result<Self, Malformed> {
-        let (mut kept, mut kept_bytes, mut bytes) = (Vec::new(), 0, 0);
+        let (mut kept, mut bytes) = (Vec::new(), 0);
+        let (mut is_kept, mut kept_bytes) = (true, 0);
         for object in objects.iter() {
-            let metadata = partial.metadata(&object.bytes.get())?;
+            let mut metadata = partial.metadata(&object.bytes.get())?;
             bytes += partial.item_len(&metadata) as u64;
-            if kept_bytes < MAX_KEPT {
-                kept_bytes += metadata.len();
+            if is_kept {
+                // It would keep the whole object in memory, if that was made for this list.
+                if metadata.is_unique() {
+                    metadata = Bytes::copy_from_slice(&metadata);
+                }
+                kept_bytes += size_of::<Bytes>() + metadata.len();
+                is_kept = memory.may_keep(kept_bytes);
+            }
+            if is_kept {
                 kept.push(metadata);
             }
             budget.work(REDUCED_OBJECT).await;

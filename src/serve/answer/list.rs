@@ -11,26 +11,29 @@ use super::items::Items;
 use super::list_body::{CompressedRuns, ListBody, ListSource, PlainItems};
 use super::page::Page;
 use super::response::{Answer, from_memory};
-use crate::body::{Body, InMemory};
+use crate::body::{Body, InMemory, holding};
 use crate::fairness::Share;
+use crate::serve::limits::list_memory::ListMemory;
 use crate::serve::plan::{ListPlan, ReadPlan};
 use crate::serve::reads::freshness::FreshScope;
 use crate::serve::reads::open::OpenedScope;
 use crate::serve::source::ForwardReason;
+use crate::serve::unanswered::Unanswered;
 use crate::store::{SnapshotAt, StateAt};
 use crate::work::retire;
 
-/// Answers with one page of the objects. `page_state` returns the caller's share of a state that is
-/// kept for the next one.
+/// Answers with one page of the objects. `memory` counts what the list takes of its own, and
+/// `page_state` returns the caller's share of a state that is kept for the next one.
 pub(in crate::serve) async fn answer(
     fresh: &FreshScope,
     read: &ReadPlan,
     list: &ListPlan,
     headers: &HeaderMap,
+    memory: ListMemory,
     page_state: impl FnOnce() -> Option<Share>,
-) -> Result<Answer, ForwardReason> {
+) -> Result<Answer, Unanswered> {
     let state = state(fresh, read)?;
-    let answer = page_of(&state, fresh, read, list, headers, page_state).await;
+    let answer = page_of(&state, fresh, read, list, headers, memory, page_state).await;
     // Changes during the walk may have left it the last to hold what it walked over.
     if !fresh.opened.scope.reader.holds(state.newest()) {
         let objects = state.newest().len();
@@ -68,10 +71,12 @@ async fn page_of(
     read: &ReadPlan,
     list: &ListPlan,
     headers: &HeaderMap,
+    mut memory: ListMemory,
     page_state: impl FnOnce() -> Option<Share>,
-) -> Result<Answer, ForwardReason> {
+) -> Result<Answer, Unanswered> {
     let reader = &fresh.opened.scope.reader;
-    let page = Page::cut(state, &fresh.opened, read.namespace.as_deref(), list).await?;
+    let namespace = read.namespace.as_deref();
+    let page = Page::cut(state, &fresh.opened, namespace, list, &mut memory).await?;
     if page.token.is_some()
         && state.version() > reader.event_version()
         && let Some(snapshot) = state.as_snapshot()
@@ -81,12 +86,15 @@ async fn page_of(
         reader.pin(Instant::now(), snapshot.clone(), Box::new(share));
     }
     let parts = page.parts(state, list);
-    let response = if read.is_indented(fresh.opened.representation.encoding) {
+    let mut response = if read.is_indented(fresh.opened.representation.encoding) {
         respond_indented(&fresh.opened, page.items, parts, headers)
             .map_err(|_| ForwardReason::Representation)?
     } else {
         respond(&fresh.opened, page.items, parts, headers)
     };
+    if let Some(held) = memory.until_sent() {
+        response = response.map(|body| holding(body, held));
+    }
     Ok(Answer::new(fresh.source, response))
 }
 

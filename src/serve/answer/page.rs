@@ -6,9 +6,11 @@ use watershed_protocol::{ContinueToken, FieldTable, ListMetadata, ListParts, Sel
 use super::items::{Items, MetadataItems};
 use super::selected_objects::SelectedObjects;
 use super::table_items::TableItems;
+use crate::serve::limits::list_memory::ListMemory;
 use crate::serve::plan::ListPlan;
 use crate::serve::reads::open::OpenedScope;
 use crate::serve::source::ForwardReason;
+use crate::serve::unanswered::Unanswered;
 use crate::store::{Interest, MAX_UNDONE, ObjectRun, StateAt, StoredObject};
 use crate::work::WorkBudget;
 
@@ -46,12 +48,14 @@ impl Page {
         opened: &OpenedScope,
         namespace: Option<&str>,
         list: &ListPlan,
-    ) -> Result<Self, ForwardReason> {
+        memory: &mut ListMemory,
+    ) -> Result<Self, Unanswered> {
         let mut scan = Scan {
             state,
             namespace,
             list,
             fields: &opened.scope.fields,
+            memory,
             budget: WorkBudget::default(),
         };
         let format = Arc::clone(&opened.ready.format);
@@ -66,12 +70,14 @@ impl Page {
             let last = objects.last().cloned();
             let items = match (&opened.table, opened.partial()) {
                 (Some(table), _) => {
-                    let items = TableItems::new(table, objects, &mut scan.budget).await;
+                    let items =
+                        TableItems::new(table, objects, &mut scan.budget, scan.memory).await;
                     Items::Table(items.map_err(|_| ForwardReason::Table)?)
                 }
                 (None, None) => Items::Objects(format, objects),
                 (None, Some(partial)) => {
-                    let items = MetadataItems::new(partial, objects, &mut scan.budget).await;
+                    let items =
+                        MetadataItems::new(partial, objects, &mut scan.budget, scan.memory).await;
                     Items::Metadata(items.map_err(|_| ForwardReason::Representation)?)
                 }
             };
@@ -86,7 +92,7 @@ impl Page {
             is_part && list.limit == Some(items.count())
         };
         if is_uncertain {
-            return Err(ForwardReason::Paging);
+            return Err(ForwardReason::Paging.into());
         }
         // The objects that follow may not match: the last page of a selection may be empty.
         let last = last.filter(|_| has_more);
@@ -119,12 +125,13 @@ struct Scan<'a> {
     namespace: Option<&'a str>,
     list: &'a ListPlan,
     fields: &'a FieldTable,
+    memory: &'a mut ListMemory,
     budget: WorkBudget,
 }
 
 impl Scan<'_> {
     /// Returns the first objects, and whether others follow.
-    async fn first_runs(&mut self) -> Result<(Vec<ObjectRun>, bool), ForwardReason> {
+    async fn first_runs(&mut self) -> Result<(Vec<ObjectRun>, bool), Unanswered> {
         let (mut runs, mut left) = (Vec::new(), self.limit());
         let after = self.list.after.as_deref();
         for mut run in self.state.runs_after(self.namespace, after) {
@@ -134,6 +141,8 @@ impl Scan<'_> {
                 return Ok((runs, true));
             }
             left -= run.len();
+            self.memory
+                .refer(runs.capacity() * size_of::<ObjectRun>())?;
             self.visited(&run, 1).await?;
             runs.extend(Some(run).filter(|run| !run.is_empty()));
         }
@@ -141,7 +150,7 @@ impl Scan<'_> {
     }
 
     /// Returns the first objects that match, and whether others follow, matching or not.
-    async fn selected(&mut self) -> Result<(SelectedObjects, bool), ForwardReason> {
+    async fn selected(&mut self) -> Result<(SelectedObjects, bool), Unanswered> {
         let (filter, limit) = (&self.list.filter, self.limit());
         let whole = self.list.limit.is_none() && self.list.after.is_none();
         let runs = if whole {
@@ -158,6 +167,7 @@ impl Scan<'_> {
             if objects.add(&run, limit, is_restored, matches) {
                 return Ok((objects, true));
             }
+            self.memory.refer(objects.own_bytes())?;
             self.visited(&run, run.len()).await?;
         }
         Ok((objects, false))
@@ -239,7 +249,10 @@ mod tests {
     };
 
     use super::*;
-    use crate::serve::answer::items::MAX_KEPT;
+    use crate::budget::MemoryBudget;
+    use crate::serve::limits::list_memory::MAX_KEPT;
+    use crate::serve::limits::memory::RequestMemory;
+    use crate::serve::limits::requests::LimitExceeded;
     use crate::store::{Layout, Snapshot};
     use crate::watcher::ViewFilter;
     use crate::work::{OBJECTS_PER_TURN, REDUCED_OBJECT};
@@ -306,22 +319,32 @@ mod tests {
         }
     }
 
-    fn scan_of<'a>(state: &'a StateAt, list: &'a ListPlan, fields: &'a FieldTable) -> Scan<'a> {
-        Scan {
+    fn memory() -> ListMemory {
+        RequestMemory::within(&MemoryBudget::default()).list("ann")
+    }
+
+    async fn selected(
+        state: &StateAt,
+        list: &ListPlan,
+        memory: &mut ListMemory,
+    ) -> Result<(SelectedObjects, bool), Unanswered> {
+        let mut scan = Scan {
             state,
             namespace: None,
             list,
-            fields,
+            fields: &fields(),
+            memory,
             budget: WorkBudget::default(),
-        }
+        };
+        scan.selected().await
     }
 
     #[test]
     fn a_list_of_few_of_many_objects_ends_its_turn_in_between() {
-        let ((_, state), fields) = (state(), fields());
+        let (_, state) = state();
         for limit in [None, Some(10)] {
             let list = plan("app=none", limit);
-            let (found, turns) = turns(scan_of(&state, &list, &fields).selected());
+            let (found, turns) = turns(selected(&state, &list, &mut memory()));
             let (objects, has_more) = found.unwrap();
             assert_eq!((objects.len(), has_more), (0, false));
             assert!(turns >= OBJECTS / OBJECTS_PER_TURN, "{turns}");
@@ -329,13 +352,28 @@ mod tests {
     }
 
     #[test]
+    fn a_selection_that_is_larger_than_a_users_share_is_refused() {
+        let (_, state) = state();
+        let budget = MemoryBudget::new(Some(OBJECTS * 8 * 4));
+        let memory = || RequestMemory::within(&budget).list("ann");
+        let (found, _) = turns(selected(&state, &plan("app=none", None), &mut memory()));
+        assert!(found.is_ok());
+        let (found, _) = turns(selected(&state, &plan("", None), &mut memory()));
+        assert!(matches!(
+            found,
+            Err(Unanswered::Limit(LimitExceeded::Memory))
+        ));
+    }
+
+    #[test]
     fn metadata_is_measured_in_turns_and_little_of_it_kept() {
-        let ((format, state), fields) = (state(), fields());
+        let (format, state) = state();
         let list = plan("", None);
-        let (found, _) = turns(scan_of(&state, &list, &fields).selected());
+        let mut memory = memory();
+        let (found, _) = turns(selected(&state, &list, &mut memory));
         let partial = PartialFormat::of(&format, Encoding::Json);
         let mut budget = WorkBudget::default();
-        let items = MetadataItems::new(partial, found.unwrap().0, &mut budget);
+        let items = MetadataItems::new(partial, found.unwrap().0, &mut budget, &mut memory);
         let (items, turns) = turns(items);
         let items = items.unwrap();
         let least = OBJECTS * REDUCED_OBJECT / OBJECTS_PER_TURN;

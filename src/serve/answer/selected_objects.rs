@@ -36,6 +36,12 @@ impl SelectedObjects {
         }
         objects.len() > 0
     }
+
+    /// Returns the bytes of the references.
+    pub(super) fn own_bytes(&self) -> usize {
+        self.objects.capacity() * size_of::<Arc<StoredObject>>()
+            + self.restored.capacity() * size_of::<ObjectRun>()
+    }
 }
 
 #[cfg(test)]

@@ -6,18 +6,15 @@ use jiff::Timestamp;
 use watershed_protocol::{ListMetadata, ListParts, Malformed, TableForm, TableRequest, TableRow};
 
 use super::selected_objects::SelectedObjects;
+use crate::serve::limits::list_memory::ListMemory;
 use crate::serve::reads::open::OpenedTable;
 use crate::work::{PRINTED_OBJECT, WorkBudget};
 
-/// Bytes of rows that are kept from measuring a list until it is sent. What they share with
-/// objects in memory does not count.
-const MAX_KEPT: usize = 256 << 10;
-
 /// The rows of a Table, which are printed while they are sent.
 ///
-/// They are printed once before, to learn their length and that they can be printed at all. Short
-/// lists keep them; otherwise it is done twice, as of the same moment, so that no list is in memory
-/// as a whole.
+/// They are printed once before, to learn their length and that they can be printed at all. The
+/// first ones are kept if there is memory for them. The others are printed twice, as of the same
+/// moment, so that no list is in memory as a whole.
 pub(super) struct TableItems {
     form: Arc<TableForm>,
     request: TableRequest,
@@ -39,6 +36,7 @@ impl TableItems {
         table: &OpenedTable,
         objects: SelectedObjects,
         budget: &mut WorkBudget,
+        memory: &mut ListMemory,
     ) -> Result<Self, Malformed> {
         let mut items = Self {
             form: Arc::clone(&table.form),
@@ -48,12 +46,16 @@ impl TableItems {
             kept: Vec::new(),
             bytes: 0,
         };
-        let mut kept_bytes = 0;
+        let (mut is_kept, mut kept_bytes) = (true, 0);
         for index in 0..items.len() {
-            let row = items.row(index)?;
+            let mut row = items.row(index)?;
             items.bytes += (row.len() + Self::SEPARATOR.len()) as u64;
-            kept_bytes += row.own_len();
-            if kept_bytes <= MAX_KEPT {
+            if is_kept {
+                row.detach();
+                kept_bytes += row.own_len();
+                is_kept = memory.may_keep(kept_bytes);
+            }
+            if is_kept {
                 items.kept.push(row);
             }
             budget.work(PRINTED_OBJECT).await;

@@ -5,6 +5,7 @@ use http_body::Body as _;
 use hyper::body::Incoming;
 use watershed_protocol::Verb;
 
+use super::list_memory::ListMemory;
 use super::requests::LimitExceeded;
 use super::watches::retained_bytes;
 use crate::access::{Identity, field_bytes};
@@ -96,6 +97,11 @@ impl RequestMemory {
             None => (&self.unknown, address, LimitExceeded::UnknownMemory),
         };
         shares.take(caller, waiting_bytes(exchange)).ok_or(exceeded)
+    }
+
+    /// Counts what a list takes of its own, besides its answer.
+    pub(in crate::serve) fn list(&self, user: &str) -> ListMemory {
+        ListMemory::new(self.known.clone(), CallerKey::user(user))
     }
 
     /// Counts the expected answer of a request that is about to be forwarded: when upstream has done

@@ -306,6 +306,15 @@ impl TableRow {
         size_of::<Self>() + self.head.len() + object
     }
 
+    /// Copies what the row shares with an object that nothing else holds, so that it does not keep
+    /// the whole object in memory.
+    pub fn detach(&mut self) {
+        if self.is_shared && self.object.is_unique() {
+            self.object = Bytes::copy_from_slice(&self.object);
+            self.is_shared = false;
+        }
+    }
+
     /// Appends the row.
     pub fn put(&self, out: &mut BytesMut) {
         out.reserve(self.len());
