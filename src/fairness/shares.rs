@@ -39,6 +39,8 @@ struct ShareTable {
     held: u64,
     /// What callers hold beyond the most that each may take.
     beyond: u64,
+    /// The part of `held` that is only expected.
+    expected: u64,
     callers: HashMap<CallerKey, u64>,
     /// What is held, if it is memory.
     charge: Option<MemoryCharge>,
@@ -48,7 +50,24 @@ struct ShareTable {
 pub struct Share {
     shares: Shares,
     caller: CallerKey,
+    part: Part,
+}
+
+/// What a share holds.
+#[derive(Clone, Copy, Default)]
+struct Part {
     amount: u64,
+    /// The part of `amount` that is only expected.
+    expected: u64,
+}
+
+impl Part {
+    fn held(amount: u64) -> Self {
+        Self {
+            amount,
+            expected: 0,
+        }
+    }
 }
 
 impl Shares {
@@ -62,8 +81,8 @@ impl Shares {
         }))
     }
 
-    /// Creates a resource of bytes, which `charge` counts while they are held. Each caller may hold
-    /// `least` in any case.
+    /// Creates a resource of bytes, which `charge` counts while they are held and not just expected.
+    /// Each caller may hold `least` in any case.
     pub fn of_memory(limits: ShareLimits, least: u64, held: Gauge, charge: MemoryCharge) -> Self {
         let table = ShareTable {
             charge: Some(charge),
@@ -92,7 +111,8 @@ impl Shares {
         if !table.fits(&caller, amount, limits, self.0.least) {
             return None;
         }
-        self.0.change(&mut table, &caller, 0, amount);
+        self.0
+            .change(&mut table, &caller, Part::default(), Part::held(amount));
         drop(table);
         Some(self.share(caller, amount))
     }
@@ -108,7 +128,8 @@ impl Shares {
     /// Takes a part for a caller whether its share allows that or not.
     pub fn take_in_any_case(&self, caller: CallerKey, amount: u64) -> Share {
         let mut table = self.0.table.lock();
-        self.0.change(&mut table, &caller, 0, amount);
+        self.0
+            .change(&mut table, &caller, Part::default(), Part::held(amount));
         drop(table);
         self.share(caller, amount)
     }
@@ -117,14 +138,16 @@ impl Shares {
         Share {
             shares: self.clone(),
             caller,
-            amount,
+            part: Part::held(amount),
         }
     }
 }
 
 impl SharedResource {
     /// Counts what a caller holds in place of what it held, of one share.
-    fn change(&self, table: &mut ShareTable, caller: &CallerKey, before: u64, now: u64) {
+    fn change(&self, table: &mut ShareTable, caller: &CallerKey, before: Part, now: Part) {
+        table.expected = (table.expected + now.expected).saturating_sub(before.expected);
+        let (before, now) = (before.amount, now.amount);
         let own = table.callers.get(caller).copied().unwrap_or(0);
         let changed = own.saturating_sub(before).saturating_add(now);
         table.held = table.held.saturating_sub(before).saturating_add(now);
@@ -144,7 +167,8 @@ impl SharedResource {
         }
         self.held.set(table.held as f64);
         if let Some(charge) = &mut table.charge {
-            charge.set(usize::try_from(table.held).unwrap_or(usize::MAX));
+            let present = table.held.saturating_sub(table.expected);
+            charge.set(usize::try_from(present).unwrap_or(usize::MAX));
         }
     }
 }
@@ -163,7 +187,7 @@ impl ShareTable {
 impl Share {
     /// Returns what is held.
     pub fn amount(&self) -> u64 {
-        self.amount
+        self.part.amount
     }
 
     /// Returns the caller that it counts for.
@@ -175,20 +199,36 @@ impl Share {
     pub fn merge(&mut self, mut other: Self) {
         debug_assert!(Arc::ptr_eq(&self.shares.0, &other.shares.0) && self.caller == other.caller);
         // The sum does not change.
-        self.amount += std::mem::take(&mut other.amount);
+        let other = std::mem::take(&mut other.part);
+        self.part.amount += other.amount;
+        self.part.expected += other.expected;
     }
 
     /// Holds so much from now on. Returns `false` if the caller's share does not allow that; it holds
     /// as much as before then. Less is always allowed.
     pub fn resize(&mut self, amount: u64) -> bool {
+        self.resize_part(Part::held(amount))
+    }
+
+    /// Holds so much more from now on, which is only expected until the next change. Returns `false`
+    /// as [`Share::resize`] does.
+    pub fn expect(&mut self, more: u64) -> bool {
+        self.resize_part(Part {
+            amount: self.part.amount.saturating_add(more),
+            expected: self.part.expected.saturating_add(more),
+        })
+    }
+
+    fn resize_part(&mut self, part: Part) -> bool {
         let shared = &self.shares.0;
         let mut table = shared.table.lock();
-        let more = amount.saturating_sub(self.amount);
+        let more = part.amount.saturating_sub(self.part.amount);
         if more > 0 && !table.fits(&self.caller, more, shared.limits, shared.least) {
             return false;
         }
-        shared.change(&mut table, &self.caller, self.amount, amount);
-        self.amount = amount;
+        shared.change(&mut table, &self.caller, self.part, part);
+        drop(table);
+        self.part = part;
         true
     }
 
@@ -197,10 +237,11 @@ impl Share {
     pub fn force(&mut self, amount: u64) -> bool {
         let shared = &self.shares.0;
         let mut table = shared.table.lock();
-        let more = amount.saturating_sub(self.amount);
+        let more = amount.saturating_sub(self.part.amount);
         let fits = more == 0 || table.fits(&self.caller, more, shared.limits, shared.least);
-        shared.change(&mut table, &self.caller, self.amount, amount);
-        self.amount = amount;
+        shared.change(&mut table, &self.caller, self.part, Part::held(amount));
+        drop(table);
+        self.part = Part::held(amount);
         fits
     }
 }
@@ -217,7 +258,7 @@ impl Drop for Share {
     fn drop(&mut self) {
         let shared = &self.shares.0;
         let mut table = shared.table.lock();
-        shared.change(&mut table, &self.caller, self.amount, 0);
+        shared.change(&mut table, &self.caller, self.part, Part::default());
     }
 }
 
@@ -291,6 +332,7 @@ mod tests {
     enum Act {
         Take(usize, u64),
         Resize(usize, u64),
+        Expect(usize, u64),
         Force(usize, u64),
         Release(usize),
     }
@@ -299,6 +341,7 @@ mod tests {
         prop_oneof![
             (0..4usize, 0..9u64).prop_map(|(caller, amount)| Act::Take(caller, amount)),
             (0..9usize, 0..9u64).prop_map(|(share, amount)| Act::Resize(share, amount)),
+            (0..9usize, 0..9u64).prop_map(|(share, more)| Act::Expect(share, more)),
             (0..9usize, 0..40u64).prop_map(|(share, amount)| Act::Force(share, amount)),
             (0..9usize).prop_map(Act::Release),
         ]
@@ -318,18 +361,22 @@ mod tests {
                 let count = held.len();
                 match act {
                     Act::Take(caller, amount) => held.extend(shares.take(user(caller), amount)),
-                    Act::Resize(..) | Act::Force(..) | Act::Release(_) if count == 0 => {}
+                    _ if count == 0 => {}
                     Act::Resize(share, amount) => {
                         held[share % count].resize(amount);
+                    }
+                    Act::Expect(share, more) => {
+                        held[share % count].expect(more);
                     }
                     Act::Force(share, amount) => {
                         held[share % count].force(amount);
                     }
                     Act::Release(share) => drop(held.swap_remove(share % count)),
                 }
-                let sum: u64 = held.iter().map(|share| share.amount).sum();
+                let sum: u64 = held.iter().map(|share| share.part.amount).sum();
+                let expected: u64 = held.iter().map(|share| share.part.expected).sum();
                 prop_assert_eq!(shares.0.table.lock().held, sum);
-                prop_assert_eq!(memory.counted_total() as u64, sum);
+                prop_assert_eq!(memory.counted_total() as u64, sum - expected);
                 let table = shares.0.table.lock();
                 let beyond = table.callers.values().map(|own| own.saturating_sub(20));
                 prop_assert_eq!(table.beyond, beyond.sum::<u64>());

@@ -119,7 +119,7 @@ impl RequestMemory {
                 FORWARDED_BYTES.min(OBJECT_BYTES + sent)
             }
         };
-        let is_enough = share.resize(share.amount() + answer);
+        let is_enough = share.expect(answer);
         is_enough.then_some(()).ok_or(LimitExceeded::Memory)
     }
 
