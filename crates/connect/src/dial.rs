@@ -30,7 +30,7 @@ pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time after which the next address is tried beside one that has not answered.
 const STAGGER: Duration = Duration::from_secs(1);
 
-/// Time for which a failed address is tried last.
+/// Time for which an address with trouble is tried last.
 const COOLDOWN: Duration = Duration::from_secs(10);
 
 /// TCP keepalive for HTTP/1.1 and tunnels, which have no ping: finds a dead peer within about half
@@ -56,11 +56,30 @@ pub struct Dialed {
     pub address: Address,
 }
 
-/// Chooses addresses in turn, failed ones last.
+/// Chooses addresses in turn, those with trouble last.
 #[derive(Default)]
 pub struct Dialer {
     turn: AtomicUsize,
-    failed: Mutex<HashMap<Address, Instant>>,
+    troubled: Mutex<HashMap<Address, (Trouble, Instant)>>,
+}
+
+/// What happened to the last attempt to connect to an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Trouble {
+    /// Another address answered before it.
+    Slow,
+    /// It failed, or hung until the timeout.
+    Failed,
+}
+
+/// The order in which addresses are tried. Those of equal rank keep their turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Rank {
+    Good,
+    Slow,
+    /// The caller has had a bad answer from it.
+    ToAvoid,
+    Failed,
 }
 
 impl Dialer {
@@ -69,12 +88,12 @@ impl Dialer {
     pub fn starting_at(index: usize) -> Self {
         Self {
             turn: AtomicUsize::new(index),
-            failed: Mutex::default(),
+            troubled: Mutex::default(),
         }
     }
 
-    /// Connects to the first address that accepts; `avoid` is tried last. One that hangs delays the
-    /// others by a second.
+    /// Connects to the first address that accepts. One that hangs delays the others by a second.
+    /// `avoid` is tried once those before it have failed.
     pub async fn dial(
         &self,
         credentials: &Credentials,
@@ -82,34 +101,54 @@ impl Dialer {
         http1_only: bool,
         avoid: Option<&Address>,
     ) -> Result<Dialed, ConnectError> {
-        let begin = async |address: Address| {
-            let made = connect(credentials, &address, identity, http1_only).await;
-            (address, made)
+        let begin = |address| connect(credentials, address, identity, http1_only);
+        let order = self.order(&credentials.addresses, avoid);
+        self.first_of(order, avoid, begin).await
+    }
+
+    /// Returns the first success of attempts at these addresses, each of which begins a second after
+    /// the one before, or when no attempt is left.
+    async fn first_of<T, F>(
+        &self,
+        order: Vec<Address>,
+        avoid: Option<&Address>,
+        begin: impl Fn(Address) -> F,
+    ) -> Result<T, ConnectError>
+    where
+        F: Future<Output = Result<T, ConnectError>>,
+    {
+        let attempt = |address: Address| {
+            let made = begin(address.clone());
+            async move { (address, made.await) }
         };
-        let mut next = self.order(&credentials.addresses, avoid).into_iter();
+        let mut next = order.into_iter().peekable();
         let mut attempts = FuturesUnordered::new();
-        let (mut under_way, mut hanging) = (Vec::new(), Vec::new());
+        let (mut under_way, mut slow) = (Vec::new(), Vec::new());
         let mut last = None;
         loop {
-            if let Some(address) = next.next() {
+            let may_begin = |address: &Address| avoid != Some(address) || attempts.is_empty();
+            if let Some(address) = next.next_if(may_begin) {
                 under_way.push(address.clone());
-                attempts.push(begin(address));
+                attempts.push(attempt(address));
             }
             match timeout(STAGGER, attempts.next()).await {
-                Ok(Some((address, Ok(dialed)))) => {
-                    let mut failed = self.failed.lock();
-                    failed.extend(hanging.into_iter().map(|hanging| (hanging, Instant::now())));
-                    failed.remove(&address);
-                    return Ok(dialed);
+                Ok(Some((address, Ok(made)))) => {
+                    under_way.retain(|other| *other != address);
+                    let mut troubled = self.troubled.lock();
+                    let slow = slow.into_iter().filter(|slow| under_way.contains(slow));
+                    troubled.extend(slow.map(|slow| (slow, (Trouble::Slow, Instant::now()))));
+                    troubled.remove(&address);
+                    return Ok(made);
                 }
                 Ok(Some((address, Err(error)))) => {
                     tracing::debug!(%error, "upstream address failed");
                     under_way.retain(|other| *other != address);
-                    self.failed.lock().insert(address, Instant::now());
+                    let trouble = (Trouble::Failed, Instant::now());
+                    self.troubled.lock().insert(address, trouble);
                     last = Some(error);
                 }
                 Ok(None) => break,
-                Err(_elapsed) => hanging.clone_from(&under_way),
+                Err(_elapsed) => slow.clone_from(&under_way),
             }
         }
         // Unreachable in practice: credentials always have an address.
@@ -123,22 +162,26 @@ impl Dialer {
             let first = turn % order.len();
             order.rotate_left(first);
         }
-        let mut failed = self.failed.lock();
-        failed.retain(|_, at| at.elapsed() < COOLDOWN);
-        // The sort is stable, so addresses of equal rank keep their turn.
-        order.sort_by_key(|address| (failed.contains_key(address), avoid == Some(address)));
+        let mut troubled = self.troubled.lock();
+        troubled.retain(|_, (_, at)| at.elapsed() < COOLDOWN);
+        order.sort_by_key(|address| match troubled.get(address) {
+            Some((Trouble::Failed, _)) => Rank::Failed,
+            _ if avoid == Some(address) => Rank::ToAvoid,
+            Some((Trouble::Slow, _)) => Rank::Slow,
+            None => Rank::Good,
+        });
         order
     }
 }
 
 async fn connect(
     credentials: &Credentials,
-    address: &Address,
+    address: Address,
     identity: TlsIdentity,
     http1_only: bool,
 ) -> Result<Dialed, ConnectError> {
     let deadline = Instant::now() + CONNECT_TIMEOUT;
-    let Ok(tcp) = timeout_at(deadline, tcp(address)).await else {
+    let Ok(tcp) = timeout_at(deadline, tcp(&address)).await else {
         return Err(ConnectError::ConnectTimeout {
             address: address.clone(),
             after: CONNECT_TIMEOUT,
@@ -160,7 +203,7 @@ async fn connect(
         source: Arc::new(source),
     };
     let name = credentials
-        .server_name(address)
+        .server_name(&address)
         .map_err(|error| failed(io::Error::other(error)))?;
     let connector = TlsConnector::from(credentials.tls(identity, http1_only));
     let handshake = connector.connect(name, BufReader::with_capacity(READ_AHEAD, tcp));
@@ -175,7 +218,7 @@ async fn connect(
     Ok(Dialed {
         stream: Either::Right(tls),
         http2,
-        address: address.clone(),
+        address,
     })
 }
 
@@ -250,11 +293,70 @@ mod tests {
         let all = addresses();
         let firsts: Vec<_> = (0..3).map(|_| dialer.order(&all, None).remove(0)).collect();
         assert_eq!(firsts, all);
-        dialer.failed.lock().insert(all[0].clone(), Instant::now());
+        let failed = (Trouble::Failed, Instant::now());
+        dialer.troubled.lock().insert(all[0].clone(), failed);
         for _ in 0..3 {
             assert_eq!(dialer.order(&all, None)[2], all[0]);
             let order = dialer.order(&all, Some(&all[1]));
             assert_eq!(order, [all[2].clone(), all[1].clone(), all[0].clone()]);
         }
+    }
+
+    /// Dials addresses that answer after so many milliseconds; `None` for a failure at once. Returns
+    /// the first that answered, and how long that took.
+    async fn dialed(
+        dialer: &Dialer,
+        avoid: Option<&Address>,
+        answers: [Option<u64>; 3],
+    ) -> (Result<Address, ConnectError>, Duration) {
+        let all = addresses();
+        let began = Instant::now();
+        let begin = |address: Address| {
+            let index = all.iter().position(|other| *other == address).unwrap();
+            async move {
+                let Some(millis) = answers[index] else {
+                    return Err(ConnectError::Credentials("failed".to_owned()));
+                };
+                let answer = tokio::time::sleep(Duration::from_millis(millis));
+                let after = CONNECT_TIMEOUT;
+                match timeout(after, answer).await {
+                    Ok(()) => Ok(address),
+                    Err(_) => Err(ConnectError::ConnectTimeout { address, after }),
+                }
+            }
+        };
+        let order = dialer.order(&all, avoid);
+        (dialer.first_of(order, avoid, begin).await, began.elapsed())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_address_that_hangs_delays_the_next_by_a_second_and_is_slow_from_then_on() {
+        let (dialer, all) = (Dialer::default(), addresses());
+        let answers = [Some(10_000), Some(20), Some(20)];
+        let (first, took) = dialed(&dialer, None, answers).await;
+        assert_eq!(first.unwrap(), all[1]);
+        assert_eq!(took, STAGGER + Duration::from_millis(20));
+        for _ in 0..3 {
+            let (_, took) = dialed(&dialer, None, answers).await;
+            assert_eq!(took, Duration::from_millis(20));
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_address_to_avoid_waits_until_the_others_have_failed() {
+        let (dialer, all) = (Dialer::default(), addresses());
+        let avoid = Some(&all[0]);
+        for _ in 0..3 {
+            let (first, took) = dialed(&dialer, avoid, [Some(1), Some(2_500), Some(1_800)]).await;
+            assert_ne!(first.unwrap(), all[0], "the others are slow");
+            assert!(took > STAGGER);
+        }
+        let (first, took) = dialed(&dialer, avoid, [Some(1), None, Some(10_000)]).await;
+        assert_eq!(first.unwrap(), all[0]);
+        assert_eq!(took, CONNECT_TIMEOUT + Duration::from_millis(1));
+        let (first, took) = dialed(&dialer, avoid, [Some(1), None, Some(10_000)]).await;
+        assert_eq!(first.unwrap(), all[0], "the others have just failed");
+        assert_eq!(took, Duration::from_millis(1));
+        assert!(dialed(&dialer, avoid, [None; 3]).await.0.is_err());
     }
 }

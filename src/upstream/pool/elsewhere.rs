@@ -74,7 +74,7 @@ impl ConnectionGroup {
         };
         if opened.is_ok() {
             let state = self.state.lock();
-            // The other addresses were tried first.
+            // The other addresses were tried first, and have failed.
             if let Some(lease) = self.take_of(self.recent(&state, wanted, true)) {
                 return Ok(lease);
             }
