@@ -48,13 +48,15 @@ const MIN_FOLLOWED: Duration = Duration::from_secs(10);
 /// Treatment of grants that nodes have from the node authorizer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum NodeGrantMode {
-    /// They are reviewed by the clock, like every grant that RBAC does not explain.
+    /// Each grant is reviewed again when its time has passed, as are all grants that RBAC does not
+    /// explain.
     #[default]
     Review,
-    /// They are reviewed when no pod on the node names the object any more, and after hours,
-    /// however short --authorization-webhook-cache-authorized-ttl is, unless it is 0s. The proxy
-    /// follows all pods for this. Only where no authorizer that the API server asks before the node
-    /// authorizer denies nodes anything.
+    /// A grant for a secret or config map stands while a pod on the node names the object. It is
+    /// reviewed when no pod does any more, and after some hours.
+    /// --authorization-webhook-cache-authorized-ttl does not shorten these hours, but with 0s no
+    /// grant stands. The proxy follows all pods for this. Use it only if no authorizer that the API
+    /// server asks before the node authorizer denies nodes anything.
     FollowPods,
 }
 

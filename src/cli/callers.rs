@@ -96,7 +96,7 @@ pub(super) struct CallerFlags {
     /// Treatment of requests while the API server cannot review their callers.
     #[arg(long, value_enum, default_value_t, value_name = "MODE")]
     authorization_unavailable: ReviewFailurePolicy,
-    /// Treatment of grants that nodes (kubelets) have from the node authorizer.
+    /// Treatment of grants that nodes (kubelets) have from the node authorizer of the API server.
     #[arg(long, value_enum, default_value_t, value_name = "MODE")]
     node_grants: NodeGrantMode,
     /// Answer requests without credentials from the cache, with the rights of system:anonymous.

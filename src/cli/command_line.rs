@@ -17,7 +17,8 @@ const EXAMPLES: &str = "Examples:
   watershed serve --kubeconfig proxy.kubeconfig       run the proxy
   watershed kubeconfig --out watershed.kubeconfig     write a kubeconfig for clients
 
-docs/configuration.md lists every flag, key, metric and exit code.";
+`watershed COMMAND --help` explains the flags of a command. The repository's docs/configuration.md
+lists all flags, keys of the configuration file, metrics and exit codes.";
 #[cfg(not(feature = "lab"))]
 const EXAMPLES: &str = "Examples:
   watershed advise --audit-log audit.log              show what it would save a cluster
@@ -25,7 +26,8 @@ const EXAMPLES: &str = "Examples:
   watershed serve --kubeconfig proxy.kubeconfig       run the proxy
   watershed kubeconfig --out watershed.kubeconfig     write a kubeconfig for clients
 
-docs/configuration.md lists every flag, key, metric and exit code.";
+`watershed COMMAND --help` explains the flags of a command. The repository's docs/configuration.md
+lists all flags, keys of the configuration file, metrics and exit codes.";
 
 /// A caching reverse proxy and watch multiplexer for the Kubernetes API.
 #[derive(Debug, Parser)]

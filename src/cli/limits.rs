@@ -11,10 +11,10 @@ use crate::serve::UserLimits;
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Limits")]
 pub(super) struct LimitFlags {
-    /// Maximum number of open client connections, with tunnels (exec, port-forward). Further ones
-    /// take the place of idle unknown clients, or wait until others close. The limit of open files
-    /// may leave room for fewer, and the default is no more than fit into a quarter of
-    /// --memory-limit at 32 KiB each.
+    /// Maximum number of open client connections, with tunnels (exec, port-forward). At the limit,
+    /// an unknown client that is idle or slow loses its connection to a new one. If there is none,
+    /// the new one waits. A low limit of open files lowers this limit. So does --memory-limit,
+    /// unless this flag is given: the connections must fit into a quarter of it, at 32 KiB each.
     #[arg(long, default_value_t = 20_000, value_name = "N", value_parser = at_least_one)]
     max_connections: usize,
     /// Maximum number of open connections from one address (for IPv6, one /64 network). Further
@@ -25,9 +25,9 @@ pub(super) struct LimitFlags {
     #[arg(long = "http2-max-streams-per-connection", default_value_t = 1000, value_name = "N",
         value_parser = clap::value_parser!(u32).range(1..))]
     http2_max_streams: u32,
-    /// Size up to which a request's line and headers are always accepted on HTTP/1.1. Larger ones
-    /// may be refused with 431, and ones of twice the size are. On HTTP/2 the limit is twice as
-    /// much, with 32 bytes added for each header. At least 8192.
+    /// Size of a request's line and headers that is accepted in any case over HTTP/1.1. Larger ones
+    /// may get 431, and ones of twice this size always do. Over HTTP/2 the limit is twice this
+    /// size, and each header counts 32 bytes more than its name and value have. At least 8192.
     #[arg(
         long,
         default_value_t = 65_536,
@@ -107,7 +107,8 @@ pub(super) struct LimitFlags {
     #[arg(long, requires = "trusted_proxies")]
     pub(super) proxy_protocol: bool,
     /// Maximum number of forwarded requests of one user at a time, until their answers have ended;
-    /// 0 for no limit. All users together may have 50,000, and one at most half of what is free.
+    /// 0 for no limit. All programs with one service account are one user. All users together may
+    /// have 50,000, and one at most half of what is free.
     #[arg(long, default_value_t = 20_000, value_name = "N")]
     max_forwarded_requests_per_user: u32,
     /// Maximum number of open sessions of exec, attach and port-forward of one user; 0 for no limit.

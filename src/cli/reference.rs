@@ -21,7 +21,9 @@ pub fn configuration() -> String {
          - [Exit codes](#exit-codes)\n\
          - [Metrics](#metrics)\n\n\
          ## Commands and flags\n\n\
-         A flag is given as `--flag value` or `--flag=value`.\n",
+         A flag is given as `--flag value` or `--flag=value`. The commands `demo`, `load`, `plot` \
+         and `simulate` need the\ncargo feature `lab`, which `cargo build` has by default. \
+         Released programs and images leave them out.\n",
     );
     let mut program = command_line::definition();
     program.build();
