@@ -150,6 +150,9 @@ async fn assemble(mut config: AppConfig) -> anyhow::Result<RunningProxy> {
     let announced = announce::announce(config.policy.clone(), catalog.clone());
 
     let followed_pods = node_grants::followed_pods(&config);
+    if node_grants::lacks_pods(&config) {
+        tracing::warn!("{}", node_grants::NOT_FOLLOWED);
+    }
     let objects = CachedObjects::new(catalog.clone(), scopes.clone());
     let (flags, balancers) = (config.file_flags(), config.balancers());
     let followed_rbac = config.access.authorization.followed_rbac;

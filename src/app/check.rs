@@ -3,6 +3,7 @@
 //! The check reads everything with the code of `serve`. It writes nothing, and asks upstream only
 //! for its version, its types and the proxy's rights.
 use super::config::AppConfig;
+use super::node_grants;
 
 /// Memory limit below which the check warns, in bytes. A proxy without objects takes some 25 MiB
 /// (`process_resident_memory_bytes`).
@@ -28,6 +29,9 @@ pub async fn check(config: &AppConfig) -> Vec<Finding> {
                 "{name} has settings, but is not cached: add `cache: onDemand` (resources in --config)"
             ),
         );
+    }
+    if node_grants::lacks_pods(config) {
+        findings.warning("configuration", node_grants::NOT_FOLLOWED);
     }
     if config
         .memory_limit

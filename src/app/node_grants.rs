@@ -5,19 +5,22 @@ use super::config::AppConfig;
 use crate::access::NodeGrantMode;
 use crate::scope::{Retention, ScopeKey};
 
+/// The warning where the pods cannot be followed.
+pub(super) const NOT_FOLLOWED: &str = "--node-grants=follow-pods has no effect on secrets and \
+    config maps, because the configuration does not cache whole pods in one scope";
+
 /// Returns the scope of the pods that are followed for the grants of nodes (`--node-grants`), and
-/// its retention.
+/// its retention; `None` if they are not followed, or [cannot be](lacks_pods).
 pub(super) fn followed_pods(config: &AppConfig) -> Option<(ScopeKey, Retention)> {
     if config.access.authorization.node_grants == NodeGrantMode::Review {
         return None;
     }
     let pods = GroupVersionResource::new("", "v1", "pods");
-    let scope = config.policy.followed_scope(pods, config.scopes.window);
-    if scope.is_none() {
-        tracing::warn!(
-            "--node-grants=follow-pods has no effect on secrets and config maps, because the \
-             configuration does not cache whole pods in one scope"
-        );
-    }
-    scope
+    config.policy.followed_scope(pods, config.scopes.window)
+}
+
+/// Returns `true` if the pods should be followed, but the configuration does not cache them.
+pub(super) fn lacks_pods(config: &AppConfig) -> bool {
+    let is_wanted = config.access.authorization.node_grants != NodeGrantMode::Review;
+    is_wanted && followed_pods(config).is_none()
 }

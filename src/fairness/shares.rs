@@ -190,6 +190,11 @@ impl Share {
         self.part.amount
     }
 
+    /// Returns `true` if it is a part of this resource.
+    pub fn is_of(&self, shares: &Shares) -> bool {
+        Arc::ptr_eq(&self.shares.0, &shares.0)
+    }
+
     /// Returns the caller that it counts for.
     pub fn caller(&self) -> &CallerKey {
         &self.caller

@@ -1,11 +1,13 @@
 //! TLS settings of the listener: the serving certificate and the accepted client authorities.
 
 use std::net::IpAddr;
+use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
+use futures_util::FutureExt as _;
 use jiff::Timestamp;
 use parking_lot::Mutex;
 use rustls::pki_types::pem::{self, PemObject};
@@ -200,7 +202,12 @@ where
         loop {
             tokio::time::sleep(RELOAD_INTERVAL).await;
             let Some(made) = made.upgrade() else { return };
-            look(made).await;
+            // What a parser does with one file must not stop the reading of the next.
+            if AssertUnwindSafe(look(made)).catch_unwind().await.is_err() {
+                tracing::error!(
+                    "reading changed files panicked; trying again in {RELOAD_INTERVAL:?}"
+                );
+            }
         }
     });
 }

@@ -19,7 +19,6 @@ use super::answer::{self, Answer};
 use super::exchange::Exchange;
 use super::from_memory::VERDICT_WAIT;
 use super::limits::forwards::ForwardPermit;
-use super::limits::memory::RequestMemory;
 use super::limits::requests::{Admission, LimitExceeded};
 use super::limits::unknown_callers;
 use super::parts::ServiceParts;
@@ -104,7 +103,9 @@ impl ServiceParts {
         }
         let memory = admission.as_mut().ok();
         let memory = memory.and_then(|admission| admission.memory.as_mut());
-        if let Some(Err(exceeded)) = memory.map(|memory| RequestMemory::forward(memory, exchange)) {
+        if let Some(Err(exceeded)) =
+            memory.map(|memory| self.request_memory.forward(memory, exchange))
+        {
             return (Err(exceeded.into()), None);
         }
         if let Err(refused) = unknown_callers::admit_forward(&self.access, exchange).await {

@@ -21,6 +21,10 @@ async fn a_valid_configuration_has_no_errors() {
     let bench = Bench::new(&upstream);
     let flags = "--tls-cert good.crt --tls-key good.key --client-ca-file good.crt \
                  --audit-log-path audit.log";
+    bench.write(
+        "no-pods.yaml",
+        "resources:\n- resource: pods\n  cache: never\n",
+    );
     let before = std::fs::read_dir(bench.path()).unwrap().count();
     let (code, out, told) = bench.run(&format!("{CHECK} {flags}")).await;
     assert_eq!((code, told.as_str()), (0, ""), "{out}");
@@ -50,6 +54,10 @@ async fn a_valid_configuration_has_no_errors() {
     let (code, out, _) = bench.run(&format!("{CHECK} --memory-limit 512")).await;
     let warned = lines_of(&out, "warning").join("\n");
     assert!(code == 0 && warned.contains("--memory-limit"), "{out}");
+    let follow = "--node-grants follow-pods --config no-pods.yaml";
+    let (code, out, _) = bench.run(&format!("{CHECK} {named} {follow}")).await;
+    let warned = lines_of(&out, "warning").join("\n");
+    assert!(code == 0 && warned.contains("follow-pods"), "{out}");
     // The check created no file.
     assert_eq!(std::fs::read_dir(bench.path()).unwrap().count(), before);
     let (code, out, _) = bench.run(CHECK).await;

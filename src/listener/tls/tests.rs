@@ -295,3 +295,14 @@ async fn clients_of_an_older_version_are_refused() {
         assert_eq!(served.await.unwrap(), is_served);
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_while_files_are_read_is_not_the_last_look_at_them() {
+    let looks = Arc::new(Mutex::new(0));
+    look_regularly(&looks, |looks| async move {
+        *looks.lock() += 1;
+        assert!(*looks.lock() > 1, "a parser that panics");
+    });
+    tokio::time::sleep(3 * RELOAD_INTERVAL).await;
+    assert!(*looks.lock() > 1);
+}

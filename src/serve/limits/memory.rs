@@ -107,6 +107,7 @@ impl RequestMemory {
     /// Counts the expected answer of a request that is about to be forwarded: when upstream has done
     /// the work, it is late to refuse it.
     pub(in crate::serve) fn forward(
+        &self,
         share: &mut Share,
         exchange: &Exchange,
     ) -> Result<(), LimitExceeded> {
@@ -120,7 +121,16 @@ impl RequestMemory {
             }
         };
         let is_enough = share.expect(answer);
-        is_enough.then_some(()).ok_or(LimitExceeded::Memory)
+        is_enough.then_some(()).ok_or_else(|| self.exceeded(share))
+    }
+
+    /// Returns the limit that a share cannot grow beyond.
+    fn exceeded(&self, share: &Share) -> LimitExceeded {
+        if share.is_of(&self.unknown) {
+            LimitExceeded::UnknownMemory
+        } else {
+            LimitExceeded::Memory
+        }
     }
 
     /// Counts an answer in place of the request that it answers, for the user who is known by now. If
@@ -146,7 +156,7 @@ impl RequestMemory {
         } else if may_refuse == MayRefuse::No {
             share.force(bytes);
         } else if !share.resize(bytes) {
-            return Err(LimitExceeded::Memory);
+            return Err(self.exceeded(&share));
         }
         Ok(Some(if origin == AnswerOrigin::OpenUpstream {
             HeldAnswer::open(share)

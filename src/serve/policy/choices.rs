@@ -2,25 +2,37 @@
 use std::time::Duration;
 
 use schemars::JsonSchema;
-use serde::Deserialize;
+use serde::de::{Deserialize, Deserializer, Error as _};
 use watershed_protocol::ManagedFields;
 
 use super::scope_choice::OnDemandLimits;
 
 /// Source of lists and watches with `resourceVersion` unset.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, JsonSchema)]
 pub enum ConsistentReads {
     /// Memory, once it is proven no older than the request; otherwise upstream.
     #[default]
-    #[serde(rename = "linearizable", alias = "fence")]
+    #[serde(rename = "linearizable")]
     ProvenFresh,
     /// Upstream.
     #[serde(rename = "forward")]
     Upstream,
     /// Memory as it is: **answers may be older than the request**. This includes gets.
-    #[serde(rename = "stale", alias = "cache")]
+    #[serde(rename = "stale")]
     PossiblyStale,
+}
+
+/// Takes the names of earlier releases, too. A derived implementation would offer these in errors.
+impl<'de> Deserialize<'de> for ConsistentReads {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        const NAMES: &[&str] = &["linearizable", "forward", "stale"];
+        match &*String::deserialize(deserializer)? {
+            "linearizable" | "fence" => Ok(Self::ProvenFresh),
+            "forward" => Ok(Self::Upstream),
+            "stale" | "cache" => Ok(Self::PossiblyStale),
+            other => Err(D::Error::unknown_variant(other, NAMES)),
+        }
+    }
 }
 
 /// The part of a type that is cached.

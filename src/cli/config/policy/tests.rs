@@ -35,6 +35,20 @@ fn consistent_reads_are_set_for_all_types_and_for_single_ones() {
 }
 
 #[test]
+fn names_of_consistent_reads_from_earlier_releases_are_taken_and_not_offered() {
+    for (name, meant) in [
+        ("fence", ConsistentReads::ProvenFresh),
+        ("cache", ConsistentReads::PossiblyStale),
+    ] {
+        let policy = parsed(&format!("consistentReads: {name}\n")).unwrap();
+        assert_eq!(policy.consistent_reads, meant, "{name}");
+    }
+    let error = parsed("consistentReads: fast\n").unwrap_err().to_string();
+    assert!(error.contains("linearizable"), "{error}");
+    assert!(!error.contains("fence"), "{error}");
+}
+
+#[test]
 fn an_invalid_file_is_refused() {
     for text in [
         "consistentRead: fence\n",
