@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::identity::Identity;
 use super::metrics;
 use super::node::GrantReason;
 use super::request::AccessRequest;
@@ -28,6 +29,11 @@ impl ReviewedAccess {
     /// Returns the name of the user whose access was reviewed.
     pub fn user(&self) -> &str {
         &self.request.identity.user
+    }
+
+    /// Returns that user.
+    pub fn identity(&self) -> &Identity {
+        &self.request.identity
     }
 
     /// Returns the grant for a request that it covers. What ends one ends the other: changes of RBAC

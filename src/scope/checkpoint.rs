@@ -163,7 +163,7 @@ impl Checkpoints {
                 let (group, resource) = &header.resource;
                 is_recent(header, now) && (shared.may_store)(group, resource, header.part())
             };
-            shared.folder.sweep(is_wanted, refuse_file)?;
+            shared.folder.sweep(is_wanted, report_unusable)?;
             *is_swept = true;
         }
         Ok(true)
@@ -437,11 +437,9 @@ fn is_recent(header: &CheckpointHeader, now: SystemTime) -> bool {
     age.is_some_and(|age| age <= MAX_AGE.as_secs())
 }
 
-/// Reports a file whose header cannot be used. Returns `true` if it will never be of use.
-fn refuse_file(file: &Path, error: CheckpointFileError) -> bool {
+/// Reports a file whose header cannot be read.
+fn report_unusable(file: &Path, error: CheckpointFileError) {
     let error = CheckpointError::from(error);
     metrics::checkpoint_read(error.label());
-    let is_final = error.is_final();
-    tracing::warn!(file = %file.display(), %error, "cannot use a checkpoint; listing its type");
-    is_final
+    tracing::warn!(file = %file.display(), %error, "cannot use a checkpoint; removing it");
 }

@@ -112,7 +112,6 @@ impl ServiceParts {
         reviewed: ReviewedAccess,
     ) -> Result<Answer, Unanswered> {
         let (budget, headers) = (self.scopes.budget(), exchange.headers());
-        let user = reviewed.user();
         large_answers::refuse(budget, &fresh.opened, read)?;
         let unfolding = unfolding::begin(budget, &fresh.opened, read, headers)?;
         match &read.kind {
@@ -120,9 +119,11 @@ impl ServiceParts {
             ReadKind::List(list) => {
                 let is_made = fresh.opened.partial().is_some() || fresh.opened.table.is_some();
                 let is_scan = is_made || read.is_scan(list);
-                let _scan = is_scan.then(|| self.read_limits.scan(user)).transpose()?;
-                let memory = self.request_memory.list(user);
-                let page_state = || self.read_limits.page_state(user);
+                let _scan = is_scan
+                    .then(|| self.read_limits.scan(reviewed.user()))
+                    .transpose()?;
+                let memory = self.request_memory.list(reviewed.identity(), exchange);
+                let page_state = || self.read_limits.page_state(reviewed.user());
                 let answer = answer::list(fresh, read, list, headers, memory, page_state);
                 let mut answer = answer.await?;
                 if let Some(unfolding) = unfolding {
@@ -132,7 +133,7 @@ impl ServiceParts {
             }
             ReadKind::Watch(watch) => {
                 let query = exchange.request.uri().query();
-                let share = self.watch_limits.begin(user, query)?;
+                let share = self.watch_limits.begin(reviewed.user(), query)?;
                 let guard = self.access.authorizer.guard(reviewed);
                 let context = WatchContext {
                     coding: answer::watch_coding(&fresh.opened, watch, headers).await,

@@ -223,6 +223,7 @@ impl Reflector {
         if !self.is_listing() {
             self.recovery.list_again();
         }
+        self.recovery.forget_earlier_grant();
         self.begin_anew();
     }
 
@@ -315,7 +316,8 @@ impl Reflector {
                     return Err(stopped);
                 }
                 Err(ReflectorError::Stopped(stopped)) => {
-                    if self.recovery.refused(self.served_by.clone()) {
+                    let may_pass = stopped.may_pass();
+                    if self.recovery.refused(self.served_by.clone(), may_pass) {
                         return Err(stopped);
                     }
                     self.recover(&ReflectorError::Stopped(stopped));

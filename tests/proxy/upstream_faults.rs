@@ -291,12 +291,16 @@ async fn servers_without_streamed_lists_are_followed_exactly() {
 async fn a_forwarded_watch_ends_in_order_when_its_upstream_goes_away() {
     let fixture = Fixture::start(small()).await;
     let secrets = GroupVersionResource::new("", "v1", "secrets");
-    let object = r#"{"metadata":{"name":"one","namespace":"team-00"}}"#;
-    fixture.upstream.state().create(&secrets, object).unwrap();
+    let create = |name: &str| {
+        let object = format!(r#"{{"metadata":{{"name":"{name}","namespace":"team-00"}}}}"#);
+        fixture.upstream.state().create(&secrets, &object).unwrap()
+    };
+    let version = create("first");
+    create("second");
     for protocol in BOTH {
         // Secrets are not cached.
-        let path = "/api/v1/secrets?watch=1&resourceVersion=0";
-        let mut watch = fixture.proxied.watch(protocol, path).await;
+        let path = format!("/api/v1/secrets?watch=1&resourceVersion={version}");
+        let mut watch = fixture.proxied.watch(protocol, &path).await;
         assert!(watch.line().await.contains("ADDED"));
         fixture.upstream.faults().cut_connections();
         assert_eq!(watch.rest().await.1, Next::End, "{protocol:?}");

@@ -93,7 +93,7 @@ impl Dialer {
     }
 
     /// Connects to the first address that accepts. One that hangs delays the others by a second.
-    /// `avoid` is tried once those before it have failed.
+    /// `avoid` is tried once those that rank before it have failed.
     pub async fn dial(
         &self,
         credentials: &Credentials,
@@ -107,7 +107,8 @@ impl Dialer {
     }
 
     /// Returns the first success of attempts at these addresses, each of which begins a second after
-    /// the one before, or when no attempt is left.
+    /// the one before, or when no attempt is left. `avoid` is passed over while those before it are
+    /// tried.
     async fn first_of<T, F>(
         &self,
         order: Vec<Address>,
@@ -121,13 +122,18 @@ impl Dialer {
             let made = begin(address.clone());
             async move { (address, made.await) }
         };
-        let mut next = order.into_iter().peekable();
+        let before = order.iter().take_while(|address| avoid != Some(*address));
+        let preferred: Vec<_> = before.cloned().collect();
+        let mut waiting = order;
         let mut attempts = FuturesUnordered::new();
         let (mut under_way, mut slow) = (Vec::new(), Vec::new());
         let mut last = None;
         loop {
-            let may_begin = |address: &Address| avoid != Some(address) || attempts.is_empty();
-            if let Some(address) = next.next_if(may_begin) {
+            let is_preferred = |address: &Address| preferred.contains(address);
+            let may_begin =
+                |address: &Address| avoid != Some(address) || !under_way.iter().any(is_preferred);
+            if let Some(next) = waiting.iter().position(may_begin) {
+                let address = waiting.remove(next);
                 under_way.push(address.clone());
                 attempts.push(attempt(address));
             }
@@ -136,7 +142,11 @@ impl Dialer {
                     under_way.retain(|other| *other != address);
                     let mut troubled = self.troubled.lock();
                     let slow = slow.into_iter().filter(|slow| under_way.contains(slow));
-                    troubled.extend(slow.map(|slow| (slow, (Trouble::Slow, Instant::now()))));
+                    for slow in slow {
+                        // One that has failed meanwhile is not better for being slow.
+                        let trouble = (Trouble::Slow, Instant::now());
+                        troubled.entry(slow).or_insert(trouble);
+                    }
                     troubled.remove(&address);
                     return Ok(made);
                 }
@@ -358,5 +368,12 @@ mod tests {
         assert_eq!(first.unwrap(), all[0], "the others have just failed");
         assert_eq!(took, Duration::from_millis(1));
         assert!(dialed(&dialer, avoid, [None; 3]).await.0.is_err());
+        // One that failed before and is back need not wait for one that hangs.
+        let dialer = Dialer::default();
+        let failed = (Trouble::Failed, Instant::now());
+        dialer.troubled.lock().insert(all[2].clone(), failed);
+        let (first, took) = dialed(&dialer, avoid, [Some(1), Some(10_000), Some(1)]).await;
+        assert_eq!(first.unwrap(), all[2]);
+        assert_eq!(took, STAGGER + Duration::from_millis(1));
     }
 }

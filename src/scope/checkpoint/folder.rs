@@ -145,22 +145,25 @@ impl CheckpointFolder {
         let _ = fs::remove_file(self.path(scope, ENDING));
     }
 
-    /// Removes the checkpoints whose header is not wanted, and those whose header cannot be read if
-    /// `is_refused` says so.
+    /// Removes the checkpoints whose header is not wanted, and those whose header cannot be read,
+    /// which are reported.
     pub(super) fn sweep(
         &self,
         is_wanted: impl Fn(&CheckpointHeader) -> bool,
-        is_refused: impl Fn(&Path, CheckpointFileError) -> bool,
+        report: impl Fn(&Path, CheckpointFileError),
     ) -> io::Result<()> {
         let progress = Arc::default();
         for path in self.files(ENDING)? {
-            let is_removed = match Self::open_file(&path, &progress) {
-                Ok((_, header)) => !is_wanted(&header),
-                Err(error) => is_refused(&path, error),
-            };
-            if is_removed {
-                remove(&path);
+            match Self::open_file(&path, &progress) {
+                Ok((_, header)) if is_wanted(&header) => continue,
+                Ok(_) => {}
+                Err(CheckpointFileError::Io(error)) if error.kind() == io::ErrorKind::NotFound => {
+                    continue;
+                }
+                // It may be of a type that is not to be stored any more.
+                Err(error) => report(&path, error),
             }
+            remove(&path);
         }
         Ok(())
     }

@@ -77,6 +77,11 @@ impl CheckpointError {
                 "outdated"
             }
             Self::Foreign(_) | Self::File(CheckpointFileError::Foreign(_)) => "foreign",
+            Self::File(CheckpointFileError::Io(error))
+                if error.kind() == io::ErrorKind::PermissionDenied =>
+            {
+                "foreign"
+            }
             Self::File(_) | Self::Malformed(_) => "damaged",
             Self::DoesNotFit(_) => "no-memory",
             Self::Unverified => "unverified",

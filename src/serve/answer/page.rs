@@ -250,6 +250,7 @@ mod tests {
 
     use super::*;
     use crate::budget::MemoryBudget;
+    use crate::fairness::CallerKey;
     use crate::serve::limits::list_memory::MAX_KEPT;
     use crate::serve::limits::memory::RequestMemory;
     use crate::serve::limits::requests::LimitExceeded;
@@ -320,7 +321,7 @@ mod tests {
     }
 
     fn memory() -> ListMemory {
-        RequestMemory::within(&MemoryBudget::default()).list("ann")
+        RequestMemory::within(&MemoryBudget::default()).list_of(CallerKey::user("ann"))
     }
 
     async fn selected(
@@ -355,7 +356,7 @@ mod tests {
     fn a_selection_that_is_larger_than_a_users_share_is_refused() {
         let (_, state) = state();
         let budget = MemoryBudget::new(Some(OBJECTS * 8 * 4));
-        let memory = || RequestMemory::within(&budget).list("ann");
+        let memory = || RequestMemory::within(&budget).list_of(CallerKey::user("ann"));
         let (found, _) = turns(selected(&state, &plan("app=none", None), &mut memory()));
         assert!(found.is_ok());
         let (found, _) = turns(selected(&state, &plan("", None), &mut memory()));

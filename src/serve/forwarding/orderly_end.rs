@@ -1,6 +1,7 @@
 //! Ends forwarded watches between two events: when the process drains, like watches from memory,
 //! when memory can continue them, and when their upstream goes away.
 
+use std::borrow::Cow;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -23,10 +24,11 @@ const QUIET: Duration = Duration::from_millis(500);
 /// Source: `client-go/tools/cache/reflector.go` (handleAnyWatch, `VeryShortWatchError`).
 const VERY_SHORT: Duration = Duration::from_secs(1);
 
-/// Ends a forwarded watch when the process drains, or when memory takes it over. Other responses
-/// pass as they are.
+/// Ends a forwarded watch when the process drains, when memory takes it over, or when upstream goes
+/// away. Other responses pass as they are. `has_initial_events` is that of the request's query.
 pub(in crate::serve) fn apply(
     response: Response<Body>,
+    has_initial_events: bool,
     draining: &drain::DrainWatch,
     takeover: Option<Takeover>,
 ) -> Response<Body> {
@@ -58,6 +60,8 @@ pub(in crate::serve) fn apply(
                 draining: Some(draining.signal()),
                 place,
                 young,
+                is_resumable: !has_initial_events,
+                is_gone: false,
                 followed,
             }
             .boxed_unsync()
@@ -73,6 +77,11 @@ struct OrderlyEnd {
     place: StreamPosition,
     /// Runs until the watch has brought something, or has lasted.
     young: Option<Pin<Box<Sleep>>>,
+    /// Its client can go on after the last event. Initial events are not in the order of versions,
+    /// so that it would miss those that are still to come.
+    is_resumable: bool,
+    /// Upstream is gone, and the watch is about to end in order.
+    is_gone: bool,
     /// Tells when memory can continue the watch, if it may do so at all.
     followed: Option<Box<FollowedWatch>>,
 }
@@ -102,9 +111,9 @@ impl StreamPosition {
 
     fn is_between(&self) -> bool {
         match self {
-            // Compact events are lines. Pretty ones have lines, too, but only the last line of an
-            // event is a brace without indentation.
-            Self::Json { last } => matches!(last, b"}}\n" | b"\n}\n"),
+            // Compact events are lines, in which the object or the type comes last. Pretty ones have
+            // lines, too, but only the last line of an event is a brace without indentation.
+            Self::Json { last } => matches!(last, b"}}\n" | b"\"}\n" | b"\n}\n"),
             Self::Lengths { prefix, missing } => prefix.is_empty() && *missing == 0,
             Self::Unseen { .. } => false,
         }
@@ -176,6 +185,13 @@ impl http_body::Body for OrderlyEnd {
         {
             this.young = None;
         }
+        if this.is_gone {
+            return if this.young.is_some() {
+                Poll::Pending
+            } else {
+                Poll::Ready(None)
+            };
+        }
         if this.draining.is_none() && this.young.is_none() && this.place.is_between() {
             return Poll::Ready(None);
         }
@@ -187,7 +203,7 @@ impl http_body::Body for OrderlyEnd {
         {
             return Poll::Ready(None);
         }
-        let Poll::Ready(mut frame) = Pin::new(&mut this.body).poll_frame(context) else {
+        let Poll::Ready(frame) = Pin::new(&mut this.body).poll_frame(context) else {
             if this.draining.is_none() && this.young.is_none() {
                 ready!(this.place.poll_quiet(context));
                 return Poll::Ready(None);
@@ -198,6 +214,7 @@ impl http_body::Body for OrderlyEnd {
             && let Some(data) = frame.data_ref()
         {
             this.young = None;
+            this.is_resumable |= this.place.is_between() && begins_with_bookmark(data);
             this.place.pass(data);
             if let Some(followed) = &mut this.followed {
                 followed.pass(data);
@@ -207,11 +224,37 @@ impl http_body::Body for OrderlyEnd {
         // failed watch, and lists again. It goes on after an end, as after a lost connection to
         // kube-apiserver.
         // Source: `apimachinery/pkg/watch/streamwatcher.go` (receive).
-        if matches!(frame, Some(Err(_))) && this.place.is_between() {
-            frame = None;
+        if let Some(Err(error)) = &frame
+            && this.is_resumable
+            && this.place.is_between()
+        {
+            tracing::debug!(%error, "a forwarded watch ends, as its upstream is gone");
+            this.is_gone = true;
+            if this.young.is_some() {
+                return Poll::Pending;
+            }
+            return Poll::Ready(None);
         }
         Poll::Ready(frame)
     }
+}
+
+/// Returns `true` if a watch with this query begins with events that show what is there already.
+pub(in crate::serve) fn has_initial_events(query: Option<&str>) -> bool {
+    let query = query.unwrap_or_default();
+    let version = |(name, value): &(_, Cow<'_, str>)| name == "resourceVersion" && value != "0";
+    let mut parameters = form_urlencoded::parse(query.as_bytes());
+    let begins_at_a_version = parameters.any(|it| version(&it) && !it.1.is_empty());
+    !begins_at_a_version || query.contains("sendInitialEvents")
+}
+
+/// Returns `true` if the data begin with a bookmark, which comes after all initial events.
+fn begins_with_bookmark(data: &[u8]) -> bool {
+    // The protobuf has a length of four bytes before the first field, the type.
+    let type_field = data.get(4..).unwrap_or_default();
+    type_field.starts_with(b"\x0a\x08BOOKMARK")
+        || data.starts_with(br#"{"type":"BOOKMARK""#)
+        || data.starts_with(b"{\n  \"type\": \"BOOKMARK\"")
 }
 
 #[cfg(test)]
@@ -235,6 +278,7 @@ mod tests {
             (b"\n", true),
             (b"{\n  \"object\": {\n", false),
             (b"    \"spec\": {}\n", false),
+            (b"    \"name\": \"a\"\n", false),
             (b"  }\n", false),
             (b"}\n", true),
         ] {
@@ -282,7 +326,7 @@ mod tests {
         let (trigger, draining) = drain::channel();
         let (sender, response) =
             streamed(Response::builder().header(header::CONTENT_ENCODING, "gzip"));
-        let mut body = apply(response, &draining, None).into_body();
+        let mut body = apply(response, true, &draining, None).into_body();
         sender.send(Bytes::from_static(b"a member")).unwrap();
         body.frame().await.unwrap().unwrap();
         tokio::time::timeout(Duration::from_mins(1), body.frame())
@@ -303,7 +347,7 @@ mod tests {
         let (trigger, draining) = drain::channel();
         trigger.drain(Duration::from_secs(20));
         let (_sender, response) = streamed(Response::builder());
-        let mut body = apply(response, &draining, None).into_body();
+        let mut body = apply(response, true, &draining, None).into_body();
         tokio::time::timeout(Duration::from_millis(990), body.frame())
             .await
             .unwrap_err();
@@ -317,8 +361,19 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_watch_whose_upstream_is_gone_fails_only_within_an_event() {
+        const FROM: Option<&str> = Some("watch=1&resourceVersion=7");
         let (_trigger, draining) = drain::channel();
-        for (data, is_whole) in [("{{}}\n", true), ("{{}}\n{{", false)] {
+        let bookmark = "{\"type\":\"BOOKMARK\",\"object\":{}}\n";
+        let initial = Some("watch=1&sendInitialEvents=true&resourceVersion=7");
+        for (query, data, is_whole) in [
+            (FROM, "{{}}\n", true),
+            (FROM, "{{}}\n{{", false),
+            (None, "{{}}\n", false),
+            (Some("resourceVersion=0"), "{{}}\n", false),
+            (Some("resourceVersion=0"), bookmark, true),
+            (initial, "{{}}\n", false),
+            (initial, bookmark, true),
+        ] {
             let frames = [
                 Ok(Frame::data(Bytes::from(data))),
                 Err(BoxError::from("upstream is gone")),
@@ -327,19 +382,46 @@ mod tests {
             let response = Response::builder()
                 .header(header::CONTENT_TYPE, "application/json")
                 .body(BodyExt::boxed_unsync(body));
-            let mut body = apply(response.unwrap(), &draining, None).into_body();
+            let mut body = apply(
+                response.unwrap(),
+                has_initial_events(query),
+                &draining,
+                None,
+            )
+            .into_body();
             body.frame().await.unwrap().unwrap();
             let end = body.frame().await;
-            assert_eq!(end.is_none(), is_whole, "{data:?}");
-            assert_eq!(matches!(end, Some(Err(_))), !is_whole, "{data:?}");
+            assert_eq!(end.is_none(), is_whole, "{query:?} {data:?}");
+            assert_eq!(matches!(end, Some(Err(_))), !is_whole, "{query:?} {data:?}");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_watch_whose_upstream_is_gone_at_once_lasts_a_second() {
+        let (_trigger, draining) = drain::channel();
+        let gone = [Err(BoxError::from("upstream is gone"))];
+        let body = StreamBody::new(futures_util::stream::iter(gone));
+        let response = Response::builder()
+            .header(header::CONTENT_TYPE, "application/json")
+            .body(BodyExt::boxed_unsync(body));
+        let query = Some("watch=1&resourceVersion=7");
+        let mut body = apply(
+            response.unwrap(),
+            has_initial_events(query),
+            &draining,
+            None,
+        )
+        .into_body();
+        let began = tokio::time::Instant::now();
+        assert!(body.frame().await.is_none());
+        assert!(began.elapsed() >= VERY_SHORT);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_watch_ends_between_two_events() {
         let (trigger, draining) = drain::channel();
         let (sender, response) = streamed(Response::builder());
-        let mut body = apply(response, &draining, None).into_body();
+        let mut body = apply(response, true, &draining, None).into_body();
         sender.send(Bytes::from_static(b"{{}}\n{{")).unwrap();
         body.frame().await.unwrap().unwrap();
         trigger.drain(Duration::from_secs(20));

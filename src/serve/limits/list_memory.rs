@@ -6,9 +6,10 @@ use crate::fairness::{CallerKey, Share, Shares};
 const SMALL: usize = 4 << 10;
 /// Bytes that a list may keep without asking, and that it asks for at a time.
 const STEP: usize = 16 << 10;
-/// The most bytes that a list keeps. What it shares with objects in memory does not count.
+/// The most bytes that a list keeps.
 pub(in crate::serve) const MAX_KEPT: usize = 256 << 10;
-/// All lists together may keep one of so many parts of the memory for requests.
+/// Lists keep something only while requests and answers take less than one of so many parts of the
+/// memory that there is for them.
 const KEPT_PART: u64 = 4;
 
 /// Counts the memory of one list for its caller, while it is put together and sent.

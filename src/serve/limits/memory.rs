@@ -99,9 +99,16 @@ impl RequestMemory {
         shares.take(caller, waiting_bytes(exchange)).ok_or(exceeded)
     }
 
-    /// Counts what a list takes of its own, besides its answer.
-    pub(in crate::serve) fn list(&self, user: &str) -> ListMemory {
-        ListMemory::new(self.known.clone(), CallerKey::user(user))
+    /// Counts what a list takes of its own, besides its answer, for the user who was reviewed.
+    pub(in crate::serve) fn list(&self, user: &Identity, exchange: &Exchange) -> ListMemory {
+        let caller = key_of(Some(user));
+        let caller = caller.unwrap_or_else(|| CallerKey::Address(exchange.address()));
+        self.list_of(caller)
+    }
+
+    /// Counts what a list of a caller takes of its own.
+    pub(in crate::serve) fn list_of(&self, caller: CallerKey) -> ListMemory {
+        ListMemory::new(self.known.clone(), caller)
     }
 
     /// Counts the expected answer of a request that is about to be forwarded: when upstream has done

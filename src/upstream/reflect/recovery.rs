@@ -50,8 +50,8 @@ pub(super) struct Recovery {
     version: VersionStanding,
     /// The server of the last bad or expired answer.
     avoid: Option<Address>,
-    /// Upstream let it be followed at least once, perhaps by an earlier process.
-    granted: bool,
+    /// Whether upstream let it be followed before.
+    granted: Granted,
     /// The type is gone, so a refusal is no surprise.
     type_removed: bool,
     /// Earliest moment of the next attempt.
@@ -59,6 +59,17 @@ pub(super) struct Recovery {
     /// The last attempt made no connection: the next one waits until this moment, or for a
     /// connection.
     disconnected: Option<(Instant, watch::Receiver<u64>)>,
+}
+
+/// Whether upstream let a reflector follow, so that a refusal may be an accident.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Granted {
+    /// Not yet.
+    No,
+    /// An earlier process or reflector followed it. This one was refused first at that moment.
+    Earlier(Option<Instant>),
+    /// It was followed.
+    Yes,
 }
 
 /// Bad answers of one kind in a row.
@@ -116,7 +127,7 @@ impl Recovery {
             version_failures: Repetition::default(),
             version: VersionStanding::Good,
             avoid: None,
-            granted: false,
+            granted: Granted::No,
             type_removed: false,
             retry_at: None,
             disconnected: None,
@@ -167,23 +178,42 @@ impl Recovery {
         self.refusals = Repetition::default();
         self.version_not_shown();
         self.avoid = None;
-        self.granted = true;
+        self.granted = Granted::Yes;
     }
 
-    /// Notes that upstream let it be followed before, so that a refusal may be an accident.
+    /// Notes that a state is resumed that was followed earlier.
     pub(super) fn was_granted(&mut self) {
-        self.granted = true;
+        if self.granted == Granted::No {
+            self.granted = Granted::Earlier(None);
+        }
     }
 
-    /// Notes that a server refused. Returns `true` if that is final.
+    /// Notes that such a state is given up, if it was not resumed: a first list follows.
+    pub(super) fn forget_earlier_grant(&mut self) {
+        if let Granted::Earlier(_) = self.granted {
+            self.granted = Granted::No;
+        }
+    }
+
+    /// Notes that a server refused. Returns `true` if that is final. `may_pass` says whether another
+    /// answer may contradict it.
     ///
     /// An API server that has just started does not know the roles and refuses what it granted
     /// before. A load balancer without a backend answers with pages of its own. Ending every watch
     /// for that would send all clients there at once.
-    pub(super) fn refused(&mut self, by: Option<Address>) -> bool {
+    pub(super) fn refused(&mut self, by: Option<Address>, may_pass: bool) -> bool {
         self.bad_answer(by);
         let lasts = self.refusals.lasts();
-        !self.granted || self.type_removed || lasts
+        let is_final = match &mut self.granted {
+            Granted::No => true,
+            // Whatever happens between the refusals: nobody is served meanwhile.
+            Granted::Earlier(first) => {
+                let first = first.get_or_insert_with(Instant::now);
+                !may_pass || first.elapsed() >= LASTING
+            }
+            Granted::Yes => lasts,
+        };
+        is_final || self.type_removed
     }
 
     /// Notes that a server does not have the version any more. Returns `true` if so many said so
@@ -318,16 +348,34 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_refusal_is_final_at_once_only_before_the_first_grant() {
         let mut recovery = Recovery::new();
-        assert!(recovery.refused(None));
+        assert!(recovery.refused(None, true));
         recovery.succeeded();
-        assert!(!recovery.refused(None));
+        assert!(!recovery.refused(None, true));
         tokio::time::advance(LASTING).await;
-        assert!(!recovery.refused(None), "two refusals may be two accidents");
-        assert!(recovery.refused(None));
+        assert!(
+            !recovery.refused(None, true),
+            "two refusals may be two accidents"
+        );
+        assert!(recovery.refused(None, true));
         recovery.succeeded();
-        assert!(!recovery.refused(None));
+        assert!(!recovery.refused(None, true));
         recovery.type_removed();
-        assert!(recovery.refused(None));
+        assert!(recovery.refused(None, true));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn refusals_of_a_state_that_was_followed_earlier_may_last_half_a_minute() {
+        let mut recovery = Recovery::new();
+        recovery.was_granted();
+        assert!(recovery.refused(None, false), "it is the same everywhere");
+        assert!(!recovery.refused(None, true));
+        tokio::time::advance(LASTING / 2).await;
+        recovery.failed();
+        assert!(!recovery.refused(None, true));
+        tokio::time::advance(LASTING / 2).await;
+        assert!(recovery.refused(None, true));
+        recovery.forget_earlier_grant();
+        assert!(recovery.refused(None, true), "as before any first list");
     }
 
     #[tokio::test(start_paused = true)]
@@ -398,7 +446,7 @@ mod tests {
         let mut recovery = Recovery::new();
         recovery.succeeded();
         for _ in 0..20 {
-            assert!(!recovery.refused(None));
+            assert!(!recovery.refused(None, true));
             tokio::time::advance(LASTING / 2).await;
             recovery.failed();
         }
@@ -426,14 +474,14 @@ mod tests {
         let mut recovery = Recovery::new();
         recovery.succeeded();
         assert_eq!(recovery.route(), Route::Any);
-        recovery.refused(Some(address("a")));
+        recovery.refused(Some(address("a")), true);
         assert_eq!(recovery.route(), Route::Elsewhere(Some(address("a"))));
-        recovery.refused(Some(address("b")));
+        recovery.refused(Some(address("b")), true);
         assert_eq!(recovery.route(), Route::Elsewhere(Some(address("b"))));
         // All servers refuse: not every attempt makes a connection.
         let routes: Vec<_> = (0..10)
             .map(|_| {
-                recovery.refused(Some(address("a")));
+                recovery.refused(Some(address("a")), true);
                 recovery.route() == Route::Any
             })
             .collect();

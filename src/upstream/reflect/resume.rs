@@ -36,8 +36,9 @@ pub struct KnownState {
 }
 
 impl Reflector {
-    /// Goes on from a state that is known already. The next change is [`Change::Resumed`], or a
-    /// list if upstream does not have that history.
+    /// Goes on from a state that is known already. The next change is [`Change::Resumed`], after
+    /// interruptions if there are any, or a list if upstream does not have that history. Refusals
+    /// that may pass are final once they have lasted.
     pub fn resume_after(&mut self, known: KnownState) {
         let KnownState {
             format,
