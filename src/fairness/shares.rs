@@ -53,7 +53,7 @@ pub struct Share {
     part: Part,
 }
 
-/// What a share holds.
+/// The amount of a share, and how much of it is only expected.
 #[derive(Clone, Copy, Default)]
 struct Part {
     amount: u64,

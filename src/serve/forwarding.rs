@@ -135,7 +135,8 @@ impl ServiceParts {
         let query = request.uri().query();
         let is_safe = request.method().is_safe();
         let takeover = self.takeovers.of(reason, query, plan.action);
-        let has_initial_events = orderly_end::has_initial_events(query);
+        let is_watch = plan.verb == Verb::Watch;
+        let has_initial_events = is_watch && orderly_end::has_initial_events(query);
         let (mut share, turn) = permit.map(ForwardPermit::split).unwrap_or_default();
         // A tunnel goes on after its answer.
         let is_upgrade = request.headers().contains_key(header::UPGRADE);
@@ -181,7 +182,7 @@ impl ServiceParts {
             Some(share) => response.map(|body| holding_until_end(body, share)),
             None => response,
         };
-        if plan.verb == Verb::Watch {
+        if is_watch {
             orderly_end::apply(response, has_initial_events, &self.draining, takeover)
         } else {
             response

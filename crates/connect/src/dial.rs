@@ -63,7 +63,7 @@ pub struct Dialer {
     troubled: Mutex<HashMap<Address, (Trouble, Instant)>>,
 }
 
-/// What happened to the last attempt to connect to an address.
+/// The trouble with the last attempt to connect to an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Trouble {
     /// Another address answered before it.
@@ -141,7 +141,7 @@ impl Dialer {
                 Ok(Some((address, Ok(made)))) => {
                     under_way.retain(|other| *other != address);
                     let mut troubled = self.troubled.lock();
-                    let slow = slow.into_iter().filter(|slow| under_way.contains(slow));
+                    slow.retain(|slow| under_way.contains(slow));
                     for slow in slow {
                         // One that has failed meanwhile is not better for being slow.
                         let trouble = (Trouble::Slow, Instant::now());

@@ -1,7 +1,6 @@
 //! Ends forwarded watches between two events: when the process drains, like watches from memory,
 //! when memory can continue them, and when their upstream goes away.
 
-use std::borrow::Cow;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -242,9 +241,9 @@ impl http_body::Body for OrderlyEnd {
 /// Returns `true` if a watch with this query begins with events that show what is there already.
 pub(in crate::serve) fn has_initial_events(query: Option<&str>) -> bool {
     let query = query.unwrap_or_default();
-    let version = |(name, value): &(_, Cow<'_, str>)| name == "resourceVersion" && value != "0";
     let mut parameters = form_urlencoded::parse(query.as_bytes());
-    let begins_at_a_version = parameters.any(|it| version(&it) && !it.1.is_empty());
+    let begins_at_a_version = parameters
+        .any(|(name, version)| name == "resourceVersion" && !version.is_empty() && version != "0");
     !begins_at_a_version || query.contains("sendInitialEvents")
 }
 
@@ -303,6 +302,15 @@ mod tests {
                 assert_eq!(lengths.is_between(), ends.contains(&at), "{at}");
             }
         }
+    }
+
+    /// Returns a response in JSON whose body has these frames.
+    fn of_frames<const N: usize>(frames: [Result<Frame<Bytes>, BoxError>; N]) -> Response<Body> {
+        let body = StreamBody::new(futures_util::stream::iter(frames));
+        Response::builder()
+            .header(header::CONTENT_TYPE, "application/json")
+            .body(BodyExt::boxed_unsync(body))
+            .unwrap()
     }
 
     /// Returns a response whose body is what the sender sends.
@@ -378,17 +386,8 @@ mod tests {
                 Ok(Frame::data(Bytes::from(data))),
                 Err(BoxError::from("upstream is gone")),
             ];
-            let body = StreamBody::new(futures_util::stream::iter(frames));
-            let response = Response::builder()
-                .header(header::CONTENT_TYPE, "application/json")
-                .body(BodyExt::boxed_unsync(body));
-            let mut body = apply(
-                response.unwrap(),
-                has_initial_events(query),
-                &draining,
-                None,
-            )
-            .into_body();
+            let response = of_frames(frames);
+            let mut body = apply(response, has_initial_events(query), &draining, None).into_body();
             body.frame().await.unwrap().unwrap();
             let end = body.frame().await;
             assert_eq!(end.is_none(), is_whole, "{query:?} {data:?}");
@@ -400,18 +399,9 @@ mod tests {
     async fn a_watch_whose_upstream_is_gone_at_once_lasts_a_second() {
         let (_trigger, draining) = drain::channel();
         let gone = [Err(BoxError::from("upstream is gone"))];
-        let body = StreamBody::new(futures_util::stream::iter(gone));
-        let response = Response::builder()
-            .header(header::CONTENT_TYPE, "application/json")
-            .body(BodyExt::boxed_unsync(body));
+        let response = of_frames(gone);
         let query = Some("watch=1&resourceVersion=7");
-        let mut body = apply(
-            response.unwrap(),
-            has_initial_events(query),
-            &draining,
-            None,
-        )
-        .into_body();
+        let mut body = apply(response, has_initial_events(query), &draining, None).into_body();
         let began = tokio::time::Instant::now();
         assert!(body.frame().await.is_none());
         assert!(began.elapsed() >= VERY_SHORT);

@@ -50,7 +50,7 @@ pub(super) struct Recovery {
     version: VersionStanding,
     /// The server of the last bad or expired answer.
     avoid: Option<Address>,
-    /// Whether upstream let it be followed before.
+    /// The grant so far, by which a refusal may be an accident.
     granted: Granted,
     /// The type is gone, so a refusal is no surprise.
     type_removed: bool,
@@ -61,7 +61,7 @@ pub(super) struct Recovery {
     disconnected: Option<(Instant, watch::Receiver<u64>)>,
 }
 
-/// Whether upstream let a reflector follow, so that a refusal may be an accident.
+/// The grant of upstream to follow a type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Granted {
     /// Not yet.
