@@ -54,7 +54,7 @@ pub use initial_events::{InitialEventsAnswer, InitialEventsProbe};
 pub use list_compression::{AnswerCompression, ListCompression};
 pub use pool::SendOptions;
 pub use printed_objects::{PrintedForm, PrintedObjects, PrintedSample};
-pub use probe::{CatchUp, ObjectVersions, Probe, ProbeEvent, ProbeList};
+pub use probe::{CatchUp, MeasuredVersions, ObjectVersions, Probe, ProbeEvent, ProbeList};
 pub use reflect::{
     Change, Collect, KnownState, ListedState, Reflector, ReflectorTarget, Stopped, WatchLifetime,
 };

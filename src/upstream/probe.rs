@@ -53,6 +53,14 @@ pub struct ProbeList {
     pub is_complete: bool,
 }
 
+/// The keys and versions of all objects, with what upstream wrote for them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MeasuredVersions {
+    pub list: VersionList,
+    /// Length of the objects' metadata in bytes, uncompressed.
+    pub bytes: usize,
+}
+
 /// An event of a watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProbeEvent {
@@ -127,12 +135,11 @@ impl Probe {
         })
     }
 
-    /// Lists the keys and versions of all objects, no older than this call, and returns them with
-    /// the length of the uncompressed answer. Reads no more than `limit` objects of a longer list.
-    /// Applies no timeout.
+    /// Lists the keys and versions of all objects, no older than this call. Reads no more than
+    /// `limit` objects of a longer list. Applies no timeout.
     ///
     /// No limit is sent: with one, older releases read from etcd, not from their watch cache.
-    pub async fn versions(&self, limit: usize) -> Result<(VersionList, usize), AnswerError> {
+    pub async fn versions(&self, limit: usize) -> Result<MeasuredVersions, AnswerError> {
         let uri = match self.selectors.strip_prefix('&') {
             Some(selectors) => format!("{}?{selectors}", self.path),
             None => self.path.clone(),
@@ -149,16 +156,17 @@ impl Probe {
     /// does not mark the end of the state.
     /// Source: `apiserver/pkg/endpoints/handlers/watch.go`, and
     /// `apiserver/pkg/endpoints/handlers/responsewriters/writers.go` (defaultGzipThresholdBytes).
-    pub async fn streamed_versions(&self, limit: usize) -> Result<VersionList, AnswerError> {
+    pub async fn streamed_versions(&self, limit: usize) -> Result<MeasuredVersions, AnswerError> {
         let uri = self.uri(STATE);
         let answer = read_compressed(&self.client, &uri, WATCH, true).await?;
         let encoding = answer.encoding;
         let mut stream = WatchStream::new(answer.body, encoding)
             .with_compression(AnswerCompression::of(true, answer.is_gzip));
-        let mut objects = Vec::new();
+        let (mut objects, mut bytes) = (Vec::new(), 0);
         while let Some(frame) = stream.next_transient_frame().await? {
             match frame.kind {
                 EventKind::Added if objects.len() < limit => {
+                    bytes += frame.object.len();
                     let scanned = scan(encoding, &frame.object, &self.fields)?;
                     objects.push((scanned.attributes.key().to_owned(), scanned.version));
                 }
@@ -169,11 +177,12 @@ impl Probe {
                     }
                     // Lists have the order of the keys. That of events is not promised.
                     objects.sort_unstable();
-                    return Ok(VersionList {
+                    let list = VersionList {
                         version: mark.version,
                         objects,
                         is_complete: true,
-                    });
+                    };
+                    return Ok(MeasuredVersions { list, bytes });
                 }
                 _ => break,
             }
@@ -187,7 +196,7 @@ impl Probe {
         &self,
         answer: ReadAnswer,
         limit: usize,
-    ) -> Result<(VersionList, usize), AnswerError> {
+    ) -> Result<MeasuredVersions, AnswerError> {
         let mut pieces = Pieces::new(answer);
         let mut reader = VersionListReader::new(self.fields.clone());
         while let Some(piece) = pieces.next().await? {
@@ -198,13 +207,16 @@ impl Probe {
                 ));
             }
         }
-        Ok((reader.end()?, pieces.length))
+        Ok(MeasuredVersions {
+            list: reader.end()?,
+            bytes: pieces.length,
+        })
     }
 
     async fn read_json_versions(
         &self,
         answer: ReadAnswer,
-    ) -> Result<(VersionList, usize), AnswerError> {
+    ) -> Result<MeasuredVersions, AnswerError> {
         let encoding = answer.encoding;
         let mut pieces = Pieces::new(answer);
         let mut body = Vec::new();
@@ -221,7 +233,10 @@ impl Probe {
             objects,
             is_complete: page.continue_token.is_none(),
         };
-        Ok((list, pieces.length))
+        Ok(MeasuredVersions {
+            list,
+            bytes: pieces.length,
+        })
     }
 
     fn versions_of(

@@ -17,7 +17,7 @@ const BOOKMARK: &str = r#"{"type":"BOOKMARK","object":{"metadata":{"resourceVers
 async fn streamed(lines: &[&'static str]) -> Result<VersionList, AnswerError> {
     let body = (lines.join("\n") + "\n").leak();
     let (_api, probe) = probe_of("pods", &Selection::default(), (STATE, body)).await;
-    probe.streamed_versions(2).await
+    Ok(probe.streamed_versions(2).await?.list)
 }
 
 /// Returns a probe of a type at an API server that answers this query with this JSON.

@@ -47,6 +47,8 @@ pub(in crate::serve) struct ProofCosts(Mutex<CostState>);
 #[derive(Debug, Default)]
 struct CostState {
     bytes_per_object: Option<f64>,
+    /// The same of the objects that were compared as parts of the type.
+    bytes_per_selected: Option<f64>,
     seconds_per_object: Option<f64>,
     /// Seconds that a comparison of few objects takes.
     seconds_at_least: f64,
@@ -82,6 +84,13 @@ impl ProofCosts {
     /// Returns the length of the metadata of so many objects, in bytes.
     pub(in crate::serve) fn metadata(&self, objects: usize) -> f64 {
         self.0.lock().bytes_per_object.unwrap_or(METADATA) * objects as f64
+    }
+
+    /// Returns the length of the metadata of so many selected objects, in bytes.
+    pub(super) fn selected_metadata(&self, objects: usize) -> f64 {
+        let state = self.0.lock();
+        let known = state.bytes_per_selected.or(state.bytes_per_object);
+        known.unwrap_or(METADATA) * objects as f64
     }
 
     /// Returns `true` if a comparison costs little more than the question for the version.
@@ -214,6 +223,14 @@ impl ProofCosts {
         state.paused_until = None;
     }
 
+    /// Notes the uncompressed length of the metadata of a part of the type.
+    pub(super) fn record_selection(&self, objects: usize, bytes: usize) {
+        if objects > 0 {
+            let measured = bytes as f64 / objects as f64;
+            mix(&mut self.0.lock().bytes_per_selected, measured);
+        }
+    }
+
     /// Notes that a comparison took too long. Upstream is left alone for a while.
     pub(in crate::serve) fn pause_after_late(&self) {
         self.0.lock().paused_until = Some(Instant::now() + AFTER_LATE);
@@ -288,6 +305,18 @@ mod tests {
         };
         let alone = costs.answer(metadata, 10_000, 44 << 20);
         assert!(alone < proof, "upstream's own list is the proof");
+    }
+
+    #[test]
+    fn the_length_of_parts_is_learned_from_parts_and_before_that_from_the_type() {
+        let costs = ProofCosts::default();
+        assert_eq!(costs.selected_metadata(10), 10.0 * METADATA);
+        costs.record_comparison(100, 100 * 700, Duration::from_millis(5));
+        assert_eq!(costs.selected_metadata(10), 7000.0);
+        costs.record_selection(0, 40);
+        costs.record_selection(20, 20 * 500);
+        assert_eq!(costs.selected_metadata(10), 5000.0);
+        assert_eq!(costs.metadata(10), 7000.0, "parts may be unlike the rest");
     }
 
     #[test]

@@ -6,14 +6,14 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use tokio::time::{self, timeout};
-use watershed_protocol::{ResourceVersion, VersionList};
+use watershed_protocol::ResourceVersion;
 
 use super::comparison::{Compared, ProvenSelection, ProvenState, compare};
 use super::outcome::{ComparedVersion, FenceError, FreshnessProof};
 use super::{Fence, MAX_WAIT, WatchedObjects};
 use crate::scope::Scope;
 use crate::serve::metrics;
-use crate::upstream::{AnswerError, Probe};
+use crate::upstream::{AnswerError, MeasuredVersions, Probe};
 
 /// Longest time of a comparison, as a multiple of the patience with it. Its result may come too
 /// late for its readers, but it shows what comparisons cost.
@@ -136,7 +136,7 @@ impl Fence {
             self.costs.pause_after_late();
             return Err(FenceError::Late);
         };
-        let (list, bytes) = self.noted(listed)?;
+        let MeasuredVersions { list, bytes } = self.noted(listed)?;
         metrics::fence_answered("validate", took);
         self.costs
             .record_comparison(list.objects.len(), bytes, took);
@@ -172,8 +172,10 @@ impl Fence {
         let probe = Probe::new(self.client.clone(), &scope.key.gvr, selection, namespaced);
         metrics::fence_asked(&scope.key.gvr, "validate-selection");
         let (question, started) = (scope.ask(), Instant::now());
-        let list = self.noted(self.list_selected(scope, &probe, count).await)?;
+        let listed = self.list_selected(scope, &probe, count).await;
+        let MeasuredVersions { list, bytes } = self.noted(listed)?;
         metrics::fence_answered("validate-selection", started.elapsed());
+        self.costs.record_selection(list.objects.len(), bytes);
         question.answered(list.version)?;
         let version = list.version;
         match compare(scope, &list, Some(filter)).await {
@@ -202,21 +204,22 @@ impl Fence {
         scope: &Scope,
         probe: &Probe,
         count: usize,
-    ) -> Result<VersionList, AnswerError> {
+    ) -> Result<MeasuredVersions, AnswerError> {
         let held = scope.reader.snapshot().len();
-        let is_cheaper = STREAMED.contains(&self.costs.metadata(count)) && held <= STREAMED_OF;
+        let length = self.costs.selected_metadata(count);
+        let is_cheaper = STREAMED.contains(&length) && held <= STREAMED_OF;
         if scope.streams_compressed() && is_cheaper {
             let streamed = timeout(STREAM_PATIENCE, probe.streamed_versions(most(held))).await;
-            if let Ok(Ok(list)) = streamed {
-                return Ok(list);
+            if let Ok(Ok(measured)) = streamed {
+                return Ok(measured);
             }
         }
-        Ok(Self::list(probe, held).await?.0)
+        Self::list(probe, held).await
     }
 
     /// Lists all objects of a probe. A type that has grown to twice its size is not read to its
     /// end.
-    async fn list(probe: &Probe, held: usize) -> Result<(VersionList, usize), AnswerError> {
+    async fn list(probe: &Probe, held: usize) -> Result<MeasuredVersions, AnswerError> {
         probe.versions(most(held)).await
     }
 }
