@@ -56,6 +56,7 @@ pub struct ProbeList {
 /// The keys and versions of all objects, with what upstream wrote for them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MeasuredVersions {
+    /// The keys and versions.
     pub list: VersionList,
     /// Length of the objects' metadata in bytes, uncompressed.
     pub bytes: usize,

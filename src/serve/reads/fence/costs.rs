@@ -310,13 +310,15 @@ mod tests {
     #[test]
     fn the_length_of_parts_is_learned_from_parts_and_before_that_from_the_type() {
         let costs = ProofCosts::default();
-        assert_eq!(costs.selected_metadata(10), 10.0 * METADATA);
+        let is_about = |bytes: f64, wanted: f64| (bytes - wanted).abs() < 1.0;
+        assert!(is_about(costs.selected_metadata(10), 10.0 * METADATA));
         costs.record_comparison(100, 100 * 700, Duration::from_millis(5));
-        assert_eq!(costs.selected_metadata(10), 7000.0);
+        assert!(is_about(costs.selected_metadata(10), 7000.0));
         costs.record_selection(0, 40);
         costs.record_selection(20, 20 * 500);
-        assert_eq!(costs.selected_metadata(10), 5000.0);
-        assert_eq!(costs.metadata(10), 7000.0, "parts may be unlike the rest");
+        assert!(is_about(costs.selected_metadata(10), 5000.0));
+        let whole = costs.metadata(10);
+        assert!(is_about(whole, 7000.0), "parts may be unlike the rest");
     }
 
     #[test]
