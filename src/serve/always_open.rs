@@ -3,33 +3,47 @@ use std::cmp::Ordering;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::StreamExt as _;
+use futures_util::stream;
 use watershed_protocol::{Encoding, Representation, Selection};
 
 use super::policy::CachingPolicy;
+use super::policy::type_name::TypeName;
 use crate::catalog::{Catalog, ResourceType};
 use crate::scope::Scopes;
 use crate::upstream::Stopped;
 
 /// Interval between checks. A type may appear later, and a stopped scope may be tried again.
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
+/// Scopes that are opened at the same time. One that upstream refuses does not hold up the others.
+const OPENED_AT_A_TIME: usize = 4;
 
 /// Keeps the scopes open that the policy wants always open. Returns only if there are none.
 pub(super) async fn keep_open(catalog: &Catalog, policy: &CachingPolicy, scopes: &Scopes) {
     let names: Vec<_> = policy.always_open().collect();
     while !names.is_empty() {
+        let mut wanted = Vec::new();
         for name in &names {
-            let types = catalog.of_name(name.group(), name.resource());
-            let newest = types
-                .iter()
-                .max_by(|a, b| by_priority(&a.gvr.version, &b.gvr.version));
-            if let Some(resource) = newest {
-                for selection in policy.selections_of(name.group(), name.resource()) {
-                    open(policy, scopes, resource, &selection).await;
-                }
+            if let Some(resource) = newest_version(catalog, name) {
+                let selections = policy.selections_of(name.group(), name.resource());
+                wanted.extend(selections.into_iter().map(|it| (Arc::clone(&resource), it)));
             }
         }
+        stream::iter(wanted)
+            .for_each_concurrent(OPENED_AT_A_TIME, |(resource, selection)| async move {
+                open(policy, scopes, &resource, &selection).await;
+            })
+            .await;
         tokio::time::sleep(CHECK_INTERVAL).await;
     }
+}
+
+/// Returns the type of this name in the version that upstream prefers.
+fn newest_version(catalog: &Catalog, name: &TypeName) -> Option<Arc<ResourceType>> {
+    let types = catalog.of_name(name.group(), name.resource());
+    types
+        .into_iter()
+        .max_by(|a, b| by_priority(&a.gvr.version, &b.gvr.version))
 }
 
 /// Opens a scope in protobuf, as most clients read built-in types, or in JSON if the type has

@@ -200,6 +200,33 @@ async fn idle_whole_type_scopes_close_only_if_configured() {
     fixture.stop().await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_type_that_hangs_does_not_hold_up_others_that_are_kept_open() {
+    let upstream = SimulatedServer::start(small()).await.unwrap();
+    upstream
+        .faults()
+        .set(|active| active.hold = Some("/api/v1/configmaps".to_owned()));
+    let keep_open = |config: &mut AppConfig| {
+        config.scopes.sync_wait = Duration::from_mins(10);
+        for resource in ["configmaps", "nodes"] {
+            config.policy.types.entry("", resource).scope_policy = ScopePolicy {
+                always_open: true,
+                ..ScopePolicy::default()
+            };
+        }
+    };
+    let (running, _folder) = start_configured(&upstream.kubeconfig_yaml(), keep_open)
+        .await
+        .unwrap();
+    becomes("a watch of nodes", 1, async || {
+        let open = upstream.stats().open_watches;
+        open.get("nodes").copied().unwrap_or_default()
+    })
+    .await;
+    running.shut_down().await;
+    upstream.shutdown().await;
+}
+
 /// The proxy's identity may read pods in one namespace only, as that of a sidecar.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_missing_right_affects_only_its_scope() {
