@@ -22,12 +22,16 @@ use crate::drain;
 use crate::listener::listen::serve_admin;
 use crate::listener::tls::ServerTls;
 use crate::listener::{ConnectionLimits, Peer};
+use crate::metric::Declaration;
 use response::{plain, text_of_type};
 
 pub use history::History;
 
 pub use state::AdminState;
 pub use token::TokenFile;
+
+/// All metrics of this module.
+pub const METRICS: &[Declaration] = health::METRICS;
 
 /// The list of pages, for callers that are not browsers.
 const INDEX: &str = concat!(
@@ -119,6 +123,7 @@ async fn answer(state: &AdminState, request: &Request<Incoming>, peer: &Peer) ->
 /// Renders the metrics on a thread of their own: with many objects that takes milliseconds. Callers
 /// that wait for a rendering to end share the next one.
 async fn metrics(state: &AdminState) -> Response<Body> {
+    health::publish(state);
     let render = Arc::clone(&state.metrics);
     let call = || async move { spawn_blocking(move || Bytes::from(render())).await.ok() };
     match state.rendering.join(call).await.flatten() {

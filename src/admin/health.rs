@@ -6,6 +6,16 @@ use http::{Response, StatusCode};
 use super::response::plain;
 use super::state::AdminState;
 use crate::body::Body;
+use crate::metric::{Declaration, Gauge, Metric};
+
+/// All metrics of this module.
+pub(super) const METRICS: &[Declaration] = &[READY.declaration()];
+
+const READY: Metric<Gauge> = Metric::new(
+    "watershed_ready",
+    &[],
+    "1 while the readiness probe (/readyz) passes, else 0.",
+);
 
 /// Returns 200: a process that answers is alive.
 pub(super) fn livez() -> Response<Body> {
@@ -19,12 +29,7 @@ pub(super) fn livez() -> Response<Body> {
 /// count: their requests wait or are forwarded. Nor does a single scope that is too old, because
 /// one type that fails upstream would take all replicas away.
 pub(super) fn readyz(state: &AdminState, verbose: bool) -> Response<Body> {
-    let checks = [
-        ("discovery", !state.catalog.is_empty()),
-        ("custom-resource-definitions", state.catalog.is_settled()),
-        ("max-staleness", !state.scopes.are_stale()),
-        ("shutdown", !state.draining.is_draining()),
-    ];
+    let checks = checks(state);
     let ready = checks.iter().all(|(_, passed)| *passed);
     let status = if ready {
         StatusCode::OK
@@ -45,4 +50,20 @@ pub(super) fn readyz(state: &AdminState, verbose: bool) -> Response<Body> {
         "readyz check failed\n"
     });
     plain(status, report)
+}
+
+/// Sets the metrics to the present verdict.
+pub(super) fn publish(state: &AdminState) {
+    let ready = checks(state).iter().all(|(_, passed)| *passed);
+    READY.with([]).set(f64::from(u8::from(ready)));
+}
+
+/// Returns the checks of the readiness probe, and which of them pass.
+fn checks(state: &AdminState) -> [(&'static str, bool); 4] {
+    [
+        ("discovery", !state.catalog.is_empty()),
+        ("custom-resource-definitions", state.catalog.is_settled()),
+        ("max-staleness", !state.scopes.are_stale()),
+        ("shutdown", !state.draining.is_draining()),
+    ]
 }

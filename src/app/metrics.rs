@@ -8,7 +8,7 @@ use crate::scope::Scopes;
 use crate::scope::gauges::ScopeGauges;
 use crate::serve::Usage;
 use crate::upstream::Upstream;
-use crate::{access, audit, budget, catalog, listener, scope, serve, telemetry, upstream};
+use crate::{access, admin, audit, budget, catalog, listener, scope, serve, telemetry, upstream};
 
 /// Returns the declarations of all metrics, by name.
 pub fn metrics() -> Vec<Declaration> {
@@ -23,6 +23,7 @@ pub fn metrics() -> Vec<Declaration> {
         catalog::metrics::METRICS,
         upstream::metrics::METRICS,
         telemetry::process::METRICS,
+        admin::METRICS,
     ]
     .concat();
     all.sort_by_key(|declaration| declaration.name);

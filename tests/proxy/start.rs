@@ -1,11 +1,13 @@
 //! A proxy that is started while the API server cannot be asked for its types. It is not ready,
 //! forwards requests, and goes on asking.
+use std::net::SocketAddr;
+
 use watershed::app::AppConfig;
 use watershed_lab::sim::{ActiveFaults, BadAnswer, BadAnswers, PlannedRefusal, SimulatedServer};
 
 use crate::node_start::{NODE, on_node};
 use crate::support::client::Protocol;
-use crate::support::{Fixture, becomes, eventually, plain_get, small};
+use crate::support::{Fixture, becomes, eventually, metric, plain_get, small};
 
 const PODS: &str = "/api/v1/pods?resourceVersion=0";
 
@@ -45,6 +47,11 @@ async fn starts_on_node_during(fault: ActiveFaults) {
     starts_configured_during(fault, on_node, &pods).await;
 }
 
+/// Returns the readiness that alerts see.
+async fn is_shown_ready(admin: SocketAddr) -> bool {
+    metric(admin, "watershed_ready").await > 0.5
+}
+
 async fn starts_configured_during(
     fault: ActiveFaults,
     configure: impl FnOnce(&mut AppConfig),
@@ -61,6 +68,7 @@ async fn starts_configured_during(
     let readyz = asked("/readyz").await;
     assert!(readyz.starts_with("HTTP/1.1 503 "), "{shown}: {readyz}");
     assert!(readyz.contains("[-]discovery failed"), "{shown}: {readyz}");
+    assert!(!is_shown_ready(fixture.admin).await, "{shown}");
     let faults = fixture.upstream.faults();
     faults.set(|active| *active = ActiveFaults::default());
     let forwarded = fixture.proxied.get(Protocol::Http2, pods).await;
@@ -74,6 +82,7 @@ async fn starts_configured_during(
         }
     })
     .await;
+    assert!(is_shown_ready(fixture.admin).await, "{shown}");
     becomes(&shown, "snapshot".to_owned(), async || {
         let list = fixture.proxied.get(Protocol::Http2, pods).await;
         list.header("x-watershed-source").to_owned()

@@ -21,16 +21,15 @@ use crate::serve::plan::request_key::RequestKey;
 use crate::shared_calls::{FlightPace, Singleflight};
 use crate::upstream::{AnswerError, ConnectionClass, SendOptions, UpstreamClient};
 
-/// Upper bound of the documents that are kept. A large cluster's OpenAPI has some ten MB in each
-/// encoding.
-const MAX_BYTES: usize = 256 << 20;
 /// Largest document that is kept.
 const MAX_DOCUMENT: usize = 64 << 20;
 /// Documents that nobody asked for in this time are dropped.
 const DROP_AFTER_IDLE: Duration = Duration::from_mins(10);
 /// Upper bound of all documents, with those that are read, and those that are sent and no longer
-/// kept.
+/// kept. A large cluster's OpenAPI has some ten MB in each encoding.
 const BUDGET: usize = 384 << 20;
+/// The part of the budget in which documents are kept, in thirds. The rest is for reading.
+const KEPT_THIRDS: usize = 2;
 /// Limit of a question, and of the wait of a request. Afterwards the request is forwarded.
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// The questions about one document. A client by itself waits for nothing, however often it asks;
@@ -79,7 +78,7 @@ impl DocumentCache {
         };
         let tagged = Cache::builder()
             .weigher(weigh)
-            .max_capacity(share_of(memory, MAX_BYTES) as u64)
+            .max_capacity((share_of(memory, BUDGET) / 3 * KEPT_THIRDS) as u64)
             .time_to_idle(DROP_AFTER_IDLE)
             .build();
         let weigh_flight = |key: &RequestKey, _: &Arc<Singleflight<SharedAnswer>>| {
@@ -149,7 +148,8 @@ impl DocumentSource {
             .await?;
         match (response.status(), known) {
             (StatusCode::OK, _) => {
-                let read = StoredResponse::read(response, MAX_DOCUMENT, &self.budget).await?;
+                let mut read = StoredResponse::read(response, MAX_DOCUMENT, &self.budget).await?;
+                self.share_body(key, &mut read);
                 let document = Arc::new(read);
                 // It is of use only as the answer to a later 304, so it does not matter if a slow
                 // question puts an older one here: the next question gets the newer one.
@@ -160,6 +160,18 @@ impl DocumentSource {
             }
             (StatusCode::NOT_MODIFIED, Some(known)) => Ok(known),
             (status, _) => Err(AnswerError::Status(status)),
+        }
+    }
+
+    /// Takes the body of a kept document of the same path, if it is the same. Most headers by which
+    /// clients ask for a document lead to one of a few bodies, and a client may make up any number of
+    /// such headers.
+    fn share_body(&self, key: &RequestKey, document: &mut StoredResponse) {
+        let kept = self.tagged.iter().find(|(other, kept)| {
+            other.path_and_query == key.path_and_query && kept.body == document.body
+        });
+        if let Some((_, kept)) = kept {
+            document.body = kept.body.clone();
         }
     }
 }
