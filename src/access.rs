@@ -33,6 +33,7 @@ pub mod metrics;
 mod moment;
 mod node;
 mod own;
+mod own_identity;
 mod request;
 mod review;
 mod review_queues;
@@ -68,7 +69,7 @@ use authenticate::token_issuer::{IssuerQuery, TokenIssuer};
 use authenticate::websocket_token;
 use impersonate::ImpersonationRequest;
 use impersonate::impersonator::{ImpersonatedIdentity, Impersonator, RequestedAccess};
-use own::OwnIdentity;
+use own_identity::OwnIdentity;
 use review_queues::ReviewQueues;
 
 /// The header of what passed priority and fairness, which comes after authentication.

@@ -47,7 +47,7 @@ const REFUSED_LATELY: Duration = Duration::from_mins(10);
 const MAX_ACCEPTED_FORWARDS: u64 = 100_000;
 
 /// The bearer token of a request, for looking up what is known of it. Not the token itself.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Credential(TokenHash);
 
 /// The result of authentication.
@@ -142,12 +142,19 @@ impl Authenticator {
         }
     }
 
-    /// Returns the user of the token in these headers, whatever else they contain, or `None`.
+    /// Returns the user of the token in these headers, whatever else they contain; `None` if upstream
+    /// knows none.
     ///
     /// For counting only: other headers can give the request another identity.
-    pub async fn bearer(&self, headers: &HeaderMap, address: IpAddr) -> Option<Arc<Identity>> {
-        let token = any_bearer_token(headers)?;
-        self.verdict(token, headers, address).await.ok()?
+    pub async fn bearer(
+        &self,
+        headers: &HeaderMap,
+        address: IpAddr,
+    ) -> Result<Option<Arc<Identity>>, Arc<ReviewError>> {
+        match any_bearer_token(headers) {
+            Some(token) => self.verdict(token, headers, address).await,
+            None => Ok(None),
+        }
     }
 
     /// Returns whose the token in these headers is, whatever else they contain.

@@ -1,13 +1,9 @@
 //! The proxy's own identity and rights at upstream.
-use std::sync::Arc;
-use std::time::Duration;
-
 use k8s_openapi::api::authentication::v1::SelfSubjectReview;
 use k8s_openapi::api::authorization::v1::{
     ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec,
     SelfSubjectRulesReview, SelfSubjectRulesReviewSpec,
 };
-use moka::future::Cache;
 use watershed_protocol::{GroupVersionResource, ResourceRequest};
 
 use super::error::ReviewError;
@@ -15,11 +11,8 @@ use super::identity::Identity;
 use super::request::{AccessAttributes, named_attributes, path_attributes};
 use super::review;
 use super::review::post;
-use crate::scope::Timeline;
 use crate::upstream::UpstreamClient;
 
-/// Time for which the proxy's own identity is cached.
-const IDENTITY_TTL: Duration = Duration::from_mins(1);
 /// A rules review needs a namespace. This one is in every cluster.
 const ANY_NAMESPACE: &str = "default";
 
@@ -111,46 +104,5 @@ impl OwnRights {
         let review: SelfSubjectAccessReview = post(&self.client, path, &review).await?;
         let status = review.status.ok_or_else(ReviewError::without_status)?;
         Ok(status.allowed && status.denied != Some(true))
-    }
-}
-
-/// The proxy's own identity, cached.
-pub(super) struct OwnIdentity {
-    client: UpstreamClient,
-    timeline: Timeline,
-    /// By the timeline of upstream's versions: another cluster may know the proxy by another name.
-    cached: Cache<u64, Arc<Identity>>,
-}
-
-impl OwnIdentity {
-    pub(super) fn new(client: UpstreamClient, timeline: Timeline) -> Self {
-        Self {
-            client,
-            timeline,
-            cached: Cache::builder()
-                .max_capacity(10)
-                .time_to_live(IDENTITY_TTL)
-                .build(),
-        }
-    }
-
-    /// Returns the identity, or `None` if upstream does not tell it.
-    pub(super) async fn identity(&self) -> Option<Arc<Identity>> {
-        let timeline = self.timeline.number();
-        if let Some(identity) = self.cached.get(&timeline).await {
-            return Some(identity);
-        }
-        // Boxed, because the future is large and rare.
-        Box::pin(self.cached.try_get_with(timeline, Box::pin(self.ask())))
-            .await
-            .inspect_err(
-                |error| tracing::warn!(%error, "cannot determine the proxy's own identity"),
-            )
-            .ok()
-    }
-
-    async fn ask(&self) -> Result<Arc<Identity>, ReviewError> {
-        let identity = OwnRights::new(self.client.clone()).identity().await?;
-        Ok(Arc::new(identity))
     }
 }

@@ -1,6 +1,7 @@
 //! The bearer token that operators present.
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use base64::Engine as _;
@@ -9,8 +10,12 @@ use blake3::Hash;
 use http::{HeaderMap, HeaderValue, header};
 use parking_lot::Mutex;
 
+use crate::log_throttle::LogThrottle;
+
 /// Longest token, in bytes. A longer file holds something else.
 const MAX_BYTES: usize = 64 * 1024;
+
+static UNREADABLE: LogThrottle = LogThrottle::new(Duration::from_secs(10));
 
 /// A token in a file that may change. Memory holds only its hash.
 pub struct TokenFile {
@@ -35,7 +40,10 @@ impl TokenFile {
         match read(&self.path).await {
             Ok(token) => *self.last.lock() = token,
             Err(error) => {
-                tracing::warn!(error = %format!("{error:#}"), "keeping the last admin token");
+                if let Some(requests) = UNREADABLE.count(1) {
+                    let error = format!("{error:#}");
+                    tracing::warn!(error, requests, "keeping the last admin token");
+                }
             }
         }
         // Hashes are compared in constant time.

@@ -55,6 +55,9 @@ mod chosen {
 
     use super::{Body, Request, Response, Traces};
 
+    /// The length to which a client's texts are cut.
+    const MAX_CHARACTERS: usize = 1000;
+
     static TRACER: OnceLock<SdkTracer> = OnceLock::new();
 
     fn is_set(variable: &str) -> bool {
@@ -66,9 +69,10 @@ mod chosen {
     /// The variables are `OTEL_EXPORTER_OTLP_ENDPOINT` and `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`
     /// (`http://…`). Without either, this returns `None`. It needs a running tokio runtime.
     ///
-    /// By default, only requests that the client traces are traced here. kube-apiserver does the
-    /// same (samplingRatePerMillion of its TracingConfiguration is 0). `OTEL_TRACES_SAMPLER`
-    /// overrides this.
+    /// By default, only requests that the client traces are traced here, whoever the client is.
+    /// kube-apiserver heeds only those of `system:masters` and `system:monitoring`.
+    /// `OTEL_TRACES_SAMPLER` overrides this.
+    /// Source: `apiserver/pkg/endpoints/filters/traces.go` and `apiserver/pkg/server/config.go`.
     pub fn traces() -> anyhow::Result<Option<Traces>> {
         const ENDPOINTS: [&str; 2] = [
             "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
@@ -121,7 +125,8 @@ mod chosen {
             return serve(request).await;
         }
         let attribute = |name: &'static str, value: &str| {
-            span.set_attribute(KeyValue::new(name, value.to_owned()))
+            let value: String = value.chars().take(MAX_CHARACTERS).collect();
+            span.set_attribute(KeyValue::new(name, value))
         };
         attribute("http.request.method", request.method().as_str());
         attribute("url.path", request.uri().path());

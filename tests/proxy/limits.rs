@@ -13,6 +13,7 @@ use crate::support::program::Program;
 use crate::support::{Fixture, becomes, eventually, metric, plain_get, small, unless_stalled};
 
 const LIST: &str = "/api/v1/pods?resourceVersion=0";
+const TOKEN_REVIEWS: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
 
 #[tokio::test]
 async fn connections_leave_files_for_probes_and_for_upstream() {
@@ -46,6 +47,30 @@ async fn connections_leave_files_for_probes_and_for_upstream() {
     let answer = known.read(forwarded).await.unwrap();
     assert_eq!(answer.status, StatusCode::OK);
     drop(clients);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn limits_do_not_wait_for_each_review_of_a_token_while_reviews_hang() {
+    let upstream = SimulatedServer::start(small()).await.unwrap();
+    let flags = ["--max-requests-inflight-per-user", "100"];
+    let program = Program::with(&upstream, &flags).await;
+    upstream
+        .faults()
+        .set(|active| active.hold = Some(TOKEN_REVIEWS.to_owned()));
+    upstream.take_recorded();
+    for number in 0..5 {
+        // It is forwarded.
+        let path = format!("/api/v1/secrets?limit={number}");
+        let answer = program.proxied.get(Protocol::Http2, &path).await;
+        assert_eq!(answer.status, StatusCode::OK);
+    }
+    let recorded = upstream.take_recorded();
+    let reviews = recorded.iter().filter(|head| head.target == TOKEN_REVIEWS);
+    assert!(reviews.count() <= 2, "one review, asked twice at most");
+    upstream.faults().set(|active| active.hold = None);
+    program.terminate().await;
+    assert!(program.ended().await.success());
+    upstream.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -110,15 +110,15 @@ impl Address {
     }
 
     /// Returns the request target of `uri` at this address. HTTP/2 wants it absolute.
+    ///
+    /// A path that a client leaves out is `/`, as in `https://host?query`. `http` shows that in the
+    /// path, but not in its text with the query, and API servers reset such a stream.
     pub fn target(&self, uri: &Uri, absolute: bool) -> Result<Uri, http::Error> {
         let wanted = uri.path_and_query().map_or("/", PathAndQuery::as_str);
-        let path = if self.0.base.is_empty() {
-            match uri.path_and_query() {
-                Some(path) => path.clone(),
-                None => PathAndQuery::from_static("/"),
-            }
-        } else {
-            PathAndQuery::try_from(format!("{}{wanted}", self.0.base))?
+        let root = if wanted.starts_with('?') { "/" } else { "" };
+        let path = match uri.path_and_query() {
+            Some(path) if self.0.base.is_empty() && root.is_empty() => path.clone(),
+            _ => PathAndQuery::try_from(format!("{}{root}{wanted}", self.0.base))?,
         };
         let mut parts = http::uri::Parts::default();
         parts.path_and_query = Some(path);
@@ -209,5 +209,17 @@ mod tests {
             behind.target(&uri, false).unwrap(),
             "/k8s/clusters/c-1/api/v1/pods?labelSelector=a%3Db&watch=1"
         );
+    }
+
+    #[test]
+    fn a_path_that_is_left_out_is_the_root() {
+        let uri: Uri = "https://proxy?watch=1".parse().unwrap();
+        let plain = Address::parse("https://h:1").unwrap();
+        assert_eq!(plain.target(&uri, false).unwrap(), "/?watch=1");
+        let behind = Address::parse("https://h:1/k8s/clusters/c-1/").unwrap();
+        let target = behind.target(&uri, true).unwrap();
+        assert_eq!(target, "https://h:1/k8s/clusters/c-1/?watch=1");
+        let uri: Uri = "https://proxy".parse().unwrap();
+        assert_eq!(plain.target(&uri, false).unwrap(), "/");
     }
 }

@@ -1,9 +1,11 @@
 //! An API server whose credentials are kept fresh.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
+use futures_util::FutureExt as _;
 use http::HeaderMap;
 use jiff::Timestamp;
 
@@ -40,7 +42,17 @@ impl ApiServer {
             loop {
                 tokio::time::sleep(RELOAD_INTERVAL).await;
                 let Some(shared) = weak.upgrade() else { return };
-                ApiServer { shared }.reload().await;
+                let server = ApiServer { shared };
+                // What a parser does with one file must not stop the reading of the next.
+                if AssertUnwindSafe(server.reload())
+                    .catch_unwind()
+                    .await
+                    .is_err()
+                {
+                    tracing::error!(
+                        "reading changed credentials panicked; trying again in {RELOAD_INTERVAL:?}"
+                    );
+                }
             }
         });
         Ok(ApiServer { shared })

@@ -5,9 +5,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use http::Response;
+use moka::sync::Cache;
 use parking_lot::Mutex;
+use tokio::time::timeout;
 
-use crate::access::{Access, Authenticated, ReviewError};
+use crate::access::{Access, Authenticated, Credential, Identity, ReviewError};
 use crate::body::{Body, holding};
 use crate::fairness::Share;
 use crate::serve::exchange::Exchange;
@@ -18,6 +20,12 @@ use watershed_protocol::Verb;
 const MAX_CALLERS: usize = 100_000;
 /// Interval between sweeps for callers that do nothing.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
+/// Longest wait of a request for the review by which it would count for its user.
+const REVIEW_PATIENCE: Duration = Duration::from_secs(3);
+/// Pause after such a review failed or was late. Meanwhile requests with the token do not wait.
+const REVIEW_PAUSE: Duration = Duration::from_secs(10);
+/// Limit of the tokens whose reviews failed.
+const MAX_UNDECIDED: u64 = 10_000;
 
 /// The limit that a request exceeds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,6 +63,8 @@ pub(in crate::serve) enum LimitExceeded {
 /// Counts the requests of each caller.
 pub(in crate::serve) struct Limiter {
     limits: UserLimits,
+    /// Tokens whose reviews failed a moment ago.
+    undecided: Cache<Credential, ()>,
     table: Arc<Mutex<LimitTable>>,
 }
 
@@ -108,6 +118,22 @@ pub(in crate::serve) struct Admission {
     pub(in crate::serve) memory: Option<Share>,
 }
 
+/// Returns the user of the request's credentials; `None` if upstream knows none.
+async fn token_user(
+    access: &Access,
+    exchange: &Exchange,
+) -> Result<Option<Arc<Identity>>, Arc<ReviewError>> {
+    let (headers, address) = (exchange.headers(), exchange.address());
+    let identified = access.identify(&exchange.caller, headers, address);
+    match identified.await? {
+        Authenticated::Known(identity) => Ok(Some(identity)),
+        // A caller that upstream knows does not become another by the rest of the request.
+        Authenticated::Unknown | Authenticated::Refused => {
+            access.authenticator.bearer(headers, address).await
+        }
+    }
+}
+
 impl LimitExceeded {
     /// Returns the limit because of which a review was not sent; `None` if it failed otherwise.
     pub(in crate::serve) fn of_review(error: &ReviewError) -> Option<Self> {
@@ -147,8 +173,13 @@ impl Limiter {
             most: MAX_CALLERS,
             swept: Instant::now(),
         };
+        let undecided = Cache::builder()
+            .max_capacity(MAX_UNDECIDED)
+            .time_to_live(REVIEW_PAUSE)
+            .build();
         Self {
             limits,
+            undecided,
             table: Arc::new(Mutex::new(table)),
         }
     }
@@ -163,28 +194,8 @@ impl Limiter {
         if self.limits.is_off() {
             return Ok(Admission::default());
         }
-        let address = exchange.address();
-        let caller = match access
-            .identify(&exchange.caller, exchange.headers(), address)
-            .await
-        {
-            Ok(Authenticated::Known(identity)) => {
-                exchange.record_identified(&identity);
-                LimitKey::User(identity.user.clone())
-            }
-            // A caller that upstream knows does not become another by the rest of the request.
-            _ => match access
-                .authenticator
-                .bearer(exchange.headers(), address)
-                .await
-            {
-                Some(identity) => {
-                    exchange.record_identified(&identity);
-                    LimitKey::User(identity.user.clone())
-                }
-                None => LimitKey::Address(address),
-            },
-        };
+        // Boxed, because the future is large, and few proxies have such limits.
+        let caller = Box::pin(self.payer(access, exchange)).await;
         let counts = match (exchange.plan.verb, exchange.plan.may_stay_open) {
             (Verb::Watch, _) => CountedSpan::Start,
             (_, true) => CountedSpan::Never,
@@ -196,6 +207,34 @@ impl Limiter {
             to_the_end: counts == CountedSpan::Whole,
             memory: None,
         })
+    }
+
+    /// Returns whom a request counts for: the user, if upstream tells soon enough whose the token is.
+    /// Otherwise it is the user whom the token had lately, or the address. A review that fails keeps
+    /// few requests waiting.
+    async fn payer(&self, access: &Access, exchange: &Exchange) -> LimitKey {
+        let credential = exchange.credential.as_ref();
+        let is_undecided = credential.is_some_and(|token| self.undecided.contains_key(token));
+        if !is_undecided {
+            match timeout(REVIEW_PATIENCE, token_user(access, exchange)).await {
+                Ok(Ok(Some(identity))) => {
+                    exchange.record_identified(&identity);
+                    return LimitKey::User(identity.user.clone());
+                }
+                Ok(Ok(None)) => return LimitKey::Address(exchange.address()),
+                Ok(Err(_)) | Err(_) => {
+                    if let Some(token) = credential {
+                        self.undecided.insert(*token, ());
+                    }
+                }
+            }
+        }
+        let headers = exchange.headers();
+        let remembered = access.remembered(&exchange.caller, credential, headers);
+        match remembered.await {
+            Some(identity) => LimitKey::User(identity.user.clone()),
+            None => LimitKey::Address(exchange.address()),
+        }
     }
 
     fn enter(
