@@ -50,9 +50,9 @@ struct OwnState {
     is_asking: bool,
 }
 
-/// What a request may use of the state.
+/// What a request learns of the state.
 #[derive(Debug, PartialEq, Eq)]
-struct Look {
+struct Inspection {
     answer: OwnAnswer,
     /// The caller is to ask upstream.
     asks: bool,
@@ -96,14 +96,14 @@ impl OwnIdentity {
         }
     }
 
-    fn look(&self) -> Look {
+    fn look(&self) -> Inspection {
         let timeline = self.shared.timeline.number();
         self.shared.state.lock().look(timeline, Instant::now())
     }
 }
 
 impl OwnState {
-    fn look(&mut self, timeline: u64, now: Instant) -> Look {
+    fn look(&mut self, timeline: u64, now: Instant) -> Inspection {
         if self.timeline != timeline {
             *self = Self {
                 timeline,
@@ -125,7 +125,7 @@ impl OwnState {
             None if self.is_asking && !is_pausing => OwnAnswer::Awaited,
             None => OwnAnswer::Unknown,
         };
-        Look { answer, asks }
+        Inspection { answer, asks }
     }
 
     /// Notes the answer to a question that was asked at a moment of a timeline.
@@ -142,9 +142,9 @@ impl OwnState {
 }
 
 /// Ends a question, also if its task panics.
-struct Question(Arc<Shared>);
+struct IdentityQuestion(Arc<Shared>);
 
-impl Drop for Question {
+impl Drop for IdentityQuestion {
     fn drop(&mut self) {
         self.0.state.lock().is_asking = false;
         self.0.answered.notify_waiters();
@@ -153,7 +153,7 @@ impl Drop for Question {
 
 /// Asks upstream, and notes its answer.
 async fn ask(shared: Arc<Shared>) {
-    let question = Question(shared);
+    let question = IdentityQuestion(shared);
     let shared = &question.0;
     let (timeline, asked) = (shared.timeline.number(), Instant::now());
     let answer = shared.rights.identity().await;
@@ -174,15 +174,15 @@ fn report(error: &ReviewError) {
 mod tests {
     use super::*;
 
-    fn known(identity: &Arc<Identity>, asks: bool) -> Look {
-        Look {
+    fn known(identity: &Arc<Identity>, asks: bool) -> Inspection {
+        Inspection {
             answer: OwnAnswer::Known(Arc::clone(identity)),
             asks,
         }
     }
 
-    fn without(answer: OwnAnswer, asks: bool) -> Look {
-        Look { answer, asks }
+    fn without(answer: OwnAnswer, asks: bool) -> Inspection {
+        Inspection { answer, asks }
     }
 
     #[tokio::test(start_paused = true)]
