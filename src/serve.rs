@@ -225,23 +225,15 @@ impl ProxyService {
         } = self.receive(&mut request, &peer);
         let mut exchange = self.plan(request, peer, client).await;
         let in_flight = InFlight::begin(&exchange.labels);
-        let mut admission = parts.admit(&exchange).await;
+        let admission = parts.admit(&exchange).await;
         let from_memory = parts.answer_from_memory(&exchange, &admission).await;
         let (from_memory, shadow) = if parts.policy.verification.shadow {
             shadow::instead(&exchange, from_memory)
         } else {
             (from_memory, None)
         };
-        // The slot is left when the answer is there.
-        let (coalesced, _slot) = parts.coalesce(&exchange, from_memory).await;
         // A review may have made the caller known.
-        exchange.is_known |= parts.is_known(&exchange);
-        if exchange.is_known {
-            exchange.peer.connection.set_known();
-        }
-        let user = parts.remembered(&exchange).await;
-        let admitted = parts.admit_forward(&exchange, user.as_ref(), &mut admission, coalesced);
-        let (admitted, permit) = admitted.await;
+        let user = parts.identify(&mut exchange).await;
         let mut completion = Completion {
             agent: exchange.headers().get(header::USER_AGENT).cloned(),
             proxy: from_proxy.then(|| (exchange.caller.clone(), exchange.credential)),
@@ -257,15 +249,11 @@ impl ProxyService {
             in_flight,
             started,
         };
-        let form = exchange.plan.refusals;
-        let refused = |unanswered| answer::refusal_or_reason(unanswered, form);
-        let made = match admitted.or_else(refused) {
+        let made = match from_memory {
             Ok(answer) => MadeResponse::here(answer),
-            Err(reason) => {
-                completion.forwards();
-                // Boxed: the requests that are answered from memory need no room for it.
-                let response = Box::pin(parts.forward(exchange, reason, permit)).await;
-                MadeResponse::forwarded(reason, response)
+            // Boxed: the requests that are answered from memory need no room for it.
+            Err(unanswered) => {
+                Box::pin(parts.answer_otherwise(exchange, &mut completion, unanswered)).await
             }
         };
         completion.complete(parts, made)

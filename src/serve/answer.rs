@@ -16,6 +16,6 @@ pub(super) use get::answer as get;
 pub(super) use list::answer as list;
 pub(super) use response::{Answer, add_age_header, add_omission_header, checkpoint};
 pub(super) use status::{
-    filtered, from_a_loop, is_made_here, not_forwarded, over_the_limit, refusal_or_reason,
+    filtered, from_a_loop, is_made_here, not_forwarded, over_the_limit, refused,
 };
 pub(super) use watch::{WatchContext, answer as watch, coding as watch_coding};

@@ -8,7 +8,6 @@ pub(super) mod takeover;
 
 use std::net::IpAddr;
 use std::pin::pin;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use http::{HeaderMap, Method, Request, Response, StatusCode, header};
@@ -16,17 +15,18 @@ use hyper::body::Incoming;
 use watershed_protocol::Verb;
 
 use super::answer::{self, Answer};
+use super::completion::{Completion, MadeResponse};
 use super::exchange::Exchange;
 use super::from_memory::VERDICT_WAIT;
 use super::limits::forwards::ForwardPermit;
-use super::limits::requests::{Admission, LimitExceeded};
+use super::limits::requests::LimitExceeded;
 use super::limits::unknown_callers;
 use super::parts::ServiceParts;
 use super::plan::{PlannedAction, ReadKind};
 use super::review;
 use super::source::{AnswerSource, ForwardReason};
-use super::unanswered::Unanswered;
-use crate::access::{Caller, Credential, Identity};
+use super::unanswered::{Refusal, Unanswered};
+use crate::access::{Caller, Credential};
 use crate::body::{self, Body, holding, holding_until_end};
 use crate::fairness::QueueTurn;
 use crate::log_throttle::LogThrottle;
@@ -38,32 +38,62 @@ use slow_upload::SlowUpload;
 static NOT_FORWARDED: LogThrottle = LogThrottle::new(Duration::from_secs(10));
 
 impl ServiceParts {
+    /// Answers a request that memory does not answer: refuses it, gives it the answer to another, or
+    /// forwards it.
+    pub(super) async fn answer_otherwise(
+        &self,
+        mut exchange: Exchange,
+        completion: &mut Completion,
+        unanswered: Unanswered,
+    ) -> MadeResponse {
+        // The slot is left when the answer is there.
+        let (coalesced, slot) = self.coalesce(&exchange, unanswered).await;
+        if slot.is_some() {
+            completion.user = self.identify(&mut exchange).await;
+        }
+        let refusals = exchange.plan.refusals;
+        let refused = |refusal| MadeResponse::here(answer::refused(refusal, refusals));
+        let reason = match coalesced {
+            Ok(answer) => return MadeResponse::here(answer),
+            Err(Unanswered::Refuse(refusal)) => return refused(refusal),
+            Err(Unanswered::Forward(reason)) => reason,
+        };
+        match self.admit_forward(&exchange, completion).await {
+            Ok(permit) => {
+                completion.forwards();
+                let response = self.forward(exchange, reason, permit).await;
+                MadeResponse::forwarded(reason, response)
+            }
+            Err(refusal) => refused(refusal),
+        }
+    }
+
     /// Lets identical reads that go to upstream share one request, if they are consistent or many
     /// may come at once. Returns the answer, and the slot of a read that is under way.
-    pub(super) async fn coalesce(
+    async fn coalesce(
         &self,
         exchange: &Exchange,
-        answered: Result<Answer, Unanswered>,
+        unanswered: Unanswered,
     ) -> (Result<Answer, Unanswered>, Option<CoalescerSlot<'_>>) {
         let PlannedAction::Read(read) = &exchange.plan.action else {
-            return (answered, None);
+            return (Err(unanswered), None);
         };
         let may_share = matches!(
-            answered,
-            Err(Unanswered::Forward(
+            unanswered,
+            Unanswered::Forward(
                 ForwardReason::Consistent
                     | ForwardReason::Unproven
                     | ForwardReason::Stale
                     | ForwardReason::Quarantined
                     | ForwardReason::SchemaChanged
-            ))
+            )
         );
         if !may_share || matches!(read.kind, ReadKind::Watch(_)) {
-            return (answered, None);
+            return (Err(unanswered), None);
         }
         let slot = self.coalescer.enter(&exchange.request);
         if slot.is_first() {
-            return (answered, Some(slot));
+            return (Err(unanswered), Some(slot));
         }
         let asked = Instant::now();
         if let Err(unanswered) = review::authorize_read(&self.access, exchange, read).await {
@@ -85,45 +115,33 @@ impl ServiceParts {
         }
         let answered = match shared {
             Some(shared) => Ok(Answer::new(AnswerSource::Coalesced, shared.response())),
-            None => answered,
+            None => Err(unanswered),
         };
         (answered, Some(slot))
     }
 
-    /// Admits a request that is to be forwarded, or answers it with the limit that it exceeds.
-    pub(super) async fn admit_forward(
+    /// Admits a request that is to be forwarded.
+    async fn admit_forward(
         &self,
         exchange: &Exchange,
-        user: Option<&Arc<Identity>>,
-        admission: &mut Result<Admission, LimitExceeded>,
-        answered: Result<Answer, Unanswered>,
-    ) -> (Result<Answer, Unanswered>, Option<ForwardPermit>) {
-        if !matches!(answered, Err(Unanswered::Forward(_))) {
-            return (answered, None);
-        }
-        let memory = admission.as_mut().ok();
-        let memory = memory.and_then(|admission| admission.memory.as_mut());
-        if let Some(Err(exceeded)) =
-            memory.map(|memory| self.request_memory.forward(memory, exchange))
+        completion: &mut Completion,
+    ) -> Result<ForwardPermit, Refusal> {
+        if let Ok(admission) = &mut completion.admission
+            && let Some(memory) = &mut admission.memory
         {
-            return (Err(exceeded.into()), None);
+            self.request_memory.forward(memory, exchange)?;
         }
-        if let Err(refused) = unknown_callers::admit_forward(&self.access, exchange).await {
-            return (Err(refused), None);
-        }
+        unknown_callers::admit_forward(&self.access, exchange).await?;
         let capacity = self.forwarder.capacity();
-        let limits = &self.forward_limits;
-        match limits.admit(&self.access, exchange, user, capacity).await {
-            Ok(permit) => (answered, Some(permit)),
-            Err(refused) => (Err(refused), None),
-        }
+        let (limits, user) = (&self.forward_limits, completion.user.as_ref());
+        limits.admit(&self.access, exchange, user, capacity).await
     }
 
-    pub(super) async fn forward(
+    async fn forward(
         &self,
         exchange: Exchange,
         reason: ForwardReason,
-        permit: Option<ForwardPermit>,
+        permit: ForwardPermit,
     ) -> Response<Body> {
         let caller = ForwardedCaller::of(&exchange);
         let Exchange {
@@ -137,7 +155,8 @@ impl ServiceParts {
         let takeover = self.takeovers.of(reason, query, plan.action);
         let is_watch = plan.verb == Verb::Watch;
         let has_initial_events = is_watch && orderly_end::has_initial_events(query);
-        let (mut share, turn) = permit.map(ForwardPermit::split).unwrap_or_default();
+        let ForwardPermit { share, turn } = permit;
+        let mut share = Some(share);
         // A tunnel goes on after its answer.
         let is_upgrade = request.headers().contains_key(header::UPGRADE);
         let options = ForwardOptions {

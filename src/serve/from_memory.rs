@@ -19,7 +19,7 @@ use super::reads::freshness::{self, FreshScope, ReadOrigin};
 use super::reads::{large_answers, open, unfolding};
 use super::review;
 use super::source::{AnswerSource, ForwardReason};
-use super::unanswered::Unanswered;
+use super::unanswered::{Refusal, Unanswered};
 use crate::access::{Caller, ReviewedAccess};
 use crate::body::holding;
 use checkpoint_answers::CheckpointAnswers;
@@ -37,20 +37,20 @@ impl ServiceParts {
         admission: &Result<Admission, LimitExceeded>,
     ) -> Result<Answer, Unanswered> {
         if let Caller::Rejected(rejected) = &exchange.caller {
-            return Err(review::rejected_caller(&rejected.reason));
+            return Err(review::rejected_caller(&rejected.reason).into());
         }
         if exchange.plan.verb == Verb::Watch && self.draining.is_draining() {
             // A watch that began now would end with the process. As an API server does, the proxy
             // sends the client to another one.
             // Source: `apiserver/pkg/server/filters/watch_termination.go`, `waitgroup.go`.
             let status = Status::service_unavailable("the proxy is shutting down", 1);
-            return Err(Unanswered::Refuse(AnswerSource::Shutdown, Box::new(status)));
+            return Err(Refusal::new(AnswerSource::Shutdown, status).into());
         }
         if let Err(exceeded) = admission {
-            return Err(Unanswered::Limit(*exceeded));
+            return Err((*exceeded).into());
         }
         match &exchange.plan.action {
-            PlannedAction::Forward(reason) => Err(Unanswered::Forward(*reason)),
+            PlannedAction::Forward(reason) => Err((*reason).into()),
             PlannedAction::Read(read) => match exchange.features.refusal(read) {
                 Some(status) => {
                     review::authorize_read(&self.access, exchange, read).await?;
@@ -64,9 +64,8 @@ impl ServiceParts {
                 CheckpointAnswers::expect_held(&self.scopes, checkpoint)?;
                 review::authorize_checkpoint(&self.access, exchange, &identity, checkpoint).await?;
                 let user = identity.user.as_str();
-                self.checkpoints
-                    .answer(&self.scopes, user, checkpoint)
-                    .await
+                let answer = self.checkpoints.answer(&self.scopes, user, checkpoint);
+                Ok(answer.await?)
             }
         }
     }

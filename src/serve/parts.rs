@@ -127,8 +127,14 @@ impl ServiceParts {
             .await
     }
 
-    pub(super) fn is_known(&self, exchange: &Exchange) -> bool {
-        self.access
-            .is_known(&exchange.caller, exchange.credential.as_ref())
+    /// Notes if upstream has accepted the caller by now. Returns the caller like
+    /// [`Self::remembered`].
+    pub(super) async fn identify(&self, exchange: &mut Exchange) -> Option<Arc<Identity>> {
+        let credential = exchange.credential.as_ref();
+        if exchange.is_known || self.access.is_known(&exchange.caller, credential) {
+            exchange.is_known = true;
+            exchange.peer.connection.set_known();
+        }
+        self.remembered(exchange).await
     }
 }

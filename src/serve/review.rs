@@ -9,7 +9,7 @@ use super::limits::requests::LimitExceeded;
 use super::plan::document_request::DocumentRequest;
 use super::plan::{CheckpointPlan, ReadPlan};
 use super::source::{AnswerSource, ForwardReason};
-use super::unanswered::Unanswered;
+use super::unanswered::{Refusal, Unanswered};
 use crate::access::{
     Access, AccessAttributes, Authenticated, Decision, Identity, Rejection, ReviewError,
     ReviewedAccess,
@@ -92,14 +92,14 @@ pub(super) async fn authorize_document(
 }
 
 /// Returns the refusal of a caller that upstream would not accept.
-pub(super) fn rejected_caller(refusal: &Rejection) -> Unanswered {
+pub(super) fn rejected_caller(refusal: &Rejection) -> Refusal {
     match refusal {
-        Rejection::Status(status) => Unanswered::access((**status).clone()),
+        Rejection::Status(status) => Refusal::access((**status).clone()),
         Rejection::ReviewFailed(error) => {
             if let Some(requests) = NOT_REVIEWED.count(1) {
                 tracing::warn!(%error, requests, "cannot review an impersonation request");
             }
-            Unanswered::access(not_now(error))
+            Refusal::access(not_now(error))
         }
     }
 }
@@ -129,13 +129,13 @@ async fn identify(access: &Access, exchange: &Exchange) -> Result<Authenticated,
 /// Returns the outcome for a caller that could not be reviewed: refused or forwarded, as configured.
 fn not_reviewed(access: &Access, error: &ReviewError) -> Unanswered {
     if let Some(exceeded) = LimitExceeded::of_review(error) {
-        return Unanswered::Limit(exceeded);
+        return exceeded.into();
     }
     if let Some(requests) = NOT_REVIEWED.count(1) {
         tracing::warn!(%error, requests, "cannot review the caller");
     }
     if access.must_refuse(error) {
-        Unanswered::access(not_now(error))
+        Refusal::access(not_now(error)).into()
     } else {
         ForwardReason::ReviewFailed.into()
     }
@@ -145,7 +145,7 @@ fn not_reviewed(access: &Access, error: &ReviewError) -> Unanswered {
 pub(super) fn refuse_read(read: &ReadPlan, source: AnswerSource, status: Status) -> Unanswered {
     match read.refused_by_upstream() {
         Some(reason) => reason.into(),
-        None => Unanswered::Refuse(source, Box::new(status)),
+        None => Refusal::new(source, status).into(),
     }
 }
 

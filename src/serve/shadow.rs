@@ -5,7 +5,7 @@ use super::answer::Answer;
 use super::exchange::Exchange;
 use super::metrics;
 use super::source::{AnswerSource, ForwardReason};
-use super::unanswered::Unanswered;
+use super::unanswered::{Refusal, Unanswered};
 use super::verify::IsSampled;
 use crate::access::Caller;
 
@@ -26,7 +26,7 @@ pub(super) fn instead(
     let is_rejected = matches!(exchange.caller, Caller::Rejected(_));
     let source = match &answered {
         Ok(answer) => answer.source,
-        Err(Unanswered::Refuse(source @ AnswerSource::Access, status))
+        Err(Unanswered::Refuse(Refusal::Status(source @ AnswerSource::Access, status)))
             if !is_rejected && UPSTREAMS_WORDS.contains(&status.code) =>
         {
             *source
@@ -35,7 +35,7 @@ pub(super) fn instead(
             metrics::shadowed(labels, AnswerSource::Forward(*reason));
             return (answered, None);
         }
-        Err(Unanswered::Refuse(..) | Unanswered::Limit(_)) => return (answered, None),
+        Err(Unanswered::Refuse(_)) => return (answered, None),
     };
     metrics::shadowed(labels, source);
     if let Ok(answer) = answered

@@ -10,20 +10,38 @@ pub(super) enum Unanswered {
     /// Upstream answers.
     Forward(ForwardReason),
     /// The proxy refuses the request.
-    Refuse(AnswerSource, Box<Status>),
+    Refuse(Refusal),
+}
+
+/// A refusal of a request by the proxy.
+#[derive(Debug)]
+pub(super) enum Refusal {
+    /// The answer has this status, and names this source.
+    Status(AnswerSource, Box<Status>),
     /// The caller exceeds a limit.
     Limit(LimitExceeded),
 }
 
-impl Unanswered {
+impl Refusal {
+    pub(super) fn new(source: AnswerSource, status: Status) -> Self {
+        Self::Status(source, Box::new(status))
+    }
+
+    /// Creates the refusal of a caller who may not do it, or is not known.
     pub(super) fn access(status: Status) -> Self {
-        Self::Refuse(AnswerSource::Access, Box::new(status))
+        Self::new(AnswerSource::Access, status)
     }
 }
 
-impl From<LimitExceeded> for Unanswered {
+impl From<LimitExceeded> for Refusal {
     fn from(exceeded: LimitExceeded) -> Self {
         Self::Limit(exceeded)
+    }
+}
+
+impl<R: Into<Refusal>> From<R> for Unanswered {
+    fn from(refusal: R) -> Self {
+        Self::Refuse(refusal.into())
     }
 }
 

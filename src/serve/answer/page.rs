@@ -254,6 +254,7 @@ mod tests {
     use crate::serve::limits::list_memory::MAX_KEPT;
     use crate::serve::limits::memory::RequestMemory;
     use crate::serve::limits::requests::LimitExceeded;
+    use crate::serve::unanswered::Refusal;
     use crate::store::{Layout, Snapshot};
     use crate::watcher::ViewFilter;
     use crate::work::{OBJECTS_PER_TURN, REDUCED_OBJECT};
@@ -362,7 +363,7 @@ mod tests {
         let (found, _) = turns(selected(&state, &plan("", None), &mut memory()));
         assert!(matches!(
             found,
-            Err(Unanswered::Limit(LimitExceeded::Memory))
+            Err(Unanswered::Refuse(Refusal::Limit(LimitExceeded::Memory)))
         ));
     }
 

@@ -8,25 +8,21 @@ use crate::headers;
 use crate::serve::limits::requests::LimitExceeded;
 use crate::serve::metrics;
 use crate::serve::plan::refusal_form::RefusalForm;
-use crate::serve::source::{AnswerSource, ForwardReason};
-use crate::serve::unanswered::Unanswered;
+use crate::serve::source::AnswerSource;
+use crate::serve::unanswered::Refusal;
 use crate::upstream::{ChainError, UpstreamError};
 
 /// Returns the answer to a rejected request, or the reason why upstream answers it.
-pub(in crate::serve) fn refusal_or_reason(
-    unanswered: Unanswered,
-    form: RefusalForm,
-) -> Result<Answer, ForwardReason> {
-    match unanswered {
-        Unanswered::Forward(reason) => Err(reason),
-        Unanswered::Refuse(source, refusal) => {
+pub(in crate::serve) fn refused(refusal: Refusal, form: RefusalForm) -> Answer {
+    match refusal {
+        Refusal::Status(source, refusal) => {
             let mut response = status(&refusal, form, &[]);
             if source == AnswerSource::Access && refusal.code != 401 {
                 forbid_sniffing(&mut response);
             }
-            Ok(Answer::new(source, response))
+            Answer::new(source, response)
         }
-        Unanswered::Limit(exceeded) => Ok(over_the_limit(exceeded)),
+        Refusal::Limit(exceeded) => over_the_limit(exceeded),
     }
 }
 

@@ -10,7 +10,7 @@ use crate::scope::{Scopes, checkpoint_media_type};
 use crate::serve::answer::{self, Answer};
 use crate::serve::plan::CheckpointPlan;
 use crate::serve::source::AnswerSource;
-use crate::serve::unanswered::Unanswered;
+use crate::serve::unanswered::Refusal;
 
 /// Checkpoints that are sent at a time, half of them to one user. Each holds a state until it is
 /// sent.
@@ -46,7 +46,7 @@ impl CheckpointAnswers {
     pub(in crate::serve) fn expect_held(
         scopes: &Scopes,
         plan: &CheckpointPlan,
-    ) -> Result<(), Unanswered> {
+    ) -> Result<(), Refusal> {
         if plan.key.selection.is_everything() && !scopes.is_ready(&plan.key) {
             return Err(not_held(NOT_HELD));
         }
@@ -62,7 +62,7 @@ impl CheckpointAnswers {
         scopes: &Scopes,
         user: &str,
         plan: &CheckpointPlan,
-    ) -> Result<Answer, Unanswered> {
+    ) -> Result<Answer, Refusal> {
         let turn = self.turns.take(CallerKey::user(user), 1).ok_or_else(busy)?;
         if scopes.budget().step() >= PressureStep::RefuseAnswers {
             return Err(not_held("memory is short"));
@@ -83,12 +83,12 @@ impl CheckpointAnswers {
     }
 }
 
-fn busy() -> Unanswered {
+fn busy() -> Refusal {
     let status = Status::too_many_requests("too many states are being sent", RETRY_AFTER);
-    Unanswered::Refuse(AnswerSource::NoState, Box::new(status))
+    Refusal::new(AnswerSource::NoState, status)
 }
 
-fn not_held(reason: &str) -> Unanswered {
+fn not_held(reason: &str) -> Refusal {
     let status = Status::service_unavailable(reason, RETRY_AFTER);
-    Unanswered::Refuse(AnswerSource::NoState, Box::new(status))
+    Refusal::new(AnswerSource::NoState, status)
 }

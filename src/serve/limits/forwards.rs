@@ -12,7 +12,7 @@ use crate::fairness::{CallerKey, FairQueue, QueueTurn, Share, ShareLimits, Share
 use crate::serve::exchange::Exchange;
 use crate::serve::metrics;
 use crate::serve::policy::UserLimits;
-use crate::serve::unanswered::Unanswered;
+use crate::serve::unanswered::Refusal;
 
 /// Forwarded requests at a time, of all known callers.
 const ALL_REQUESTS: u64 = 50_000;
@@ -45,12 +45,6 @@ pub(in crate::serve) struct ForwardPermit {
     pub(in crate::serve) turn: Option<QueueTurn>,
 }
 
-impl ForwardPermit {
-    pub(in crate::serve) fn split(self) -> (Option<Share>, Option<QueueTurn>) {
-        (Some(self.share), self.turn)
-    }
-}
-
 impl ForwardLimits {
     pub(in crate::serve) fn new(limits: UserLimits) -> Self {
         let shares = |exceeded: LimitExceeded, all, each: u32| {
@@ -79,7 +73,7 @@ impl ForwardLimits {
         exchange: &Exchange,
         user: Option<&Arc<Identity>>,
         capacity: u64,
-    ) -> Result<ForwardPermit, Unanswered> {
+    ) -> Result<ForwardPermit, Refusal> {
         if exchange.headers().contains_key(header::UPGRADE) {
             return self.admit_upgrade(access, exchange).await;
         }
@@ -125,13 +119,13 @@ impl ForwardLimits {
         &self,
         access: &Access,
         exchange: &Exchange,
-    ) -> Result<ForwardPermit, Unanswered> {
+    ) -> Result<ForwardPermit, Refusal> {
         let address = exchange.address();
         let headers = exchange.headers();
         let authenticated = access.identify_bearer(&exchange.caller, headers, address);
         let user = match authenticated.await {
             Ok(Authenticated::Known(user)) => Some(CallerKey::user(&user.user)),
-            Ok(Authenticated::Refused) => return Err(Unanswered::access(Status::unauthorized())),
+            Ok(Authenticated::Refused) => return Err(Refusal::access(Status::unauthorized())),
             Ok(Authenticated::Unknown) => None,
             Err(error) => {
                 if let Some(exceeded) = LimitExceeded::of_review(&error) {

@@ -5,7 +5,7 @@ use watershed_protocol::Status;
 use super::requests::LimitExceeded;
 use crate::access::{Access, Authenticated, field_bytes};
 use crate::serve::exchange::Exchange;
-use crate::serve::unanswered::Unanswered;
+use crate::serve::unanswered::Refusal;
 
 /// Bytes of a request's header fields that an unknown caller may send. A token of 20 KB fits in.
 const MAX_FIELD_BYTES: usize = 32 * 1024;
@@ -34,7 +34,7 @@ pub(in crate::serve) async fn check_head(
 pub(in crate::serve) async fn admit_forward(
     access: &Access,
     exchange: &Exchange,
-) -> Result<(), Unanswered> {
+) -> Result<(), Refusal> {
     if exchange.is_known {
         return Ok(());
     }
@@ -42,7 +42,7 @@ pub(in crate::serve) async fn admit_forward(
         && !access.may_try_token(exchange.address())
     {
         return Err(if access.was_refused(credential) {
-            Unanswered::access(Status::unauthorized())
+            Refusal::access(Status::unauthorized())
         } else {
             LimitExceeded::RefusedTokens.into()
         });

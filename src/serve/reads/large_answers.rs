@@ -5,7 +5,7 @@ use super::open::OpenedScope;
 use crate::budget::{MemoryBudget, PressureStep, metrics};
 use crate::serve::plan::{ReadKind, ReadPlan};
 use crate::serve::source::AnswerSource;
-use crate::serve::unanswered::Unanswered;
+use crate::serve::unanswered::Refusal;
 
 /// Answers from this size on are very large.
 const VERY_LARGE: usize = 4 << 20;
@@ -17,7 +17,7 @@ pub(in crate::serve) fn refuse(
     budget: &MemoryBudget,
     opened: &OpenedScope,
     read: &ReadPlan,
-) -> Result<(), Unanswered> {
+) -> Result<(), Refusal> {
     let has_objects = match &read.kind {
         ReadKind::List(_) => true,
         ReadKind::Watch(watch) => matches!(watch.start, WatchStart::State { .. }),
@@ -33,5 +33,5 @@ pub(in crate::serve) fn refuse(
     metrics::released(PressureStep::RefuseAnswers, 0);
     let message = "the answer is too large for the memory that is left, please try again later";
     let status = Status::too_many_requests(message, RETRY_AFTER);
-    Err(Unanswered::Refuse(AnswerSource::Limit, Box::new(status)))
+    Err(Refusal::new(AnswerSource::Limit, status))
 }
