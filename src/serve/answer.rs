@@ -3,6 +3,7 @@ mod get;
 mod gzip;
 mod indented;
 mod items;
+mod kept_items;
 mod list;
 mod list_body;
 mod page;

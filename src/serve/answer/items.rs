@@ -4,6 +4,7 @@ use std::sync::Arc;
 use bytes::{Bytes, BytesMut};
 use watershed_protocol::{ListMetadata, ListParts, Malformed, PartialFormat, WireFormat};
 
+use super::kept_items::KeptItems;
 use super::selected_objects::SelectedObjects;
 use super::table_items::TableItems;
 use crate::serve::limits::list_memory::ListMemory;
@@ -180,7 +181,7 @@ pub(super) struct MetadataItems {
     partial: PartialFormat,
     objects: SelectedObjects,
     /// The metadata of the first objects.
-    kept: Vec<Bytes>,
+    kept: KeptItems<Bytes>,
     /// Length of all items, separators included.
     bytes: u64,
 }
@@ -193,22 +194,21 @@ impl MetadataItems {
         budget: &mut WorkBudget,
         memory: &mut ListMemory,
     ) -> Result<Self, Malformed> {
-        let (mut kept, mut bytes) = (Vec::new(), 0);
-        let (mut is_kept, mut kept_bytes) = (true, 0);
+        let (mut kept, mut bytes) = (KeptItems::default(), 0);
         for object in objects.iter() {
-            let mut metadata = partial.metadata(&object.bytes.get())?;
+            let metadata = partial.metadata(&object.bytes.get())?;
             bytes += partial.item_len(&metadata) as u64;
-            if is_kept {
+            kept.push(memory, || {
+                let bytes = size_of::<Bytes>() + metadata.len();
                 // It would keep the whole object in memory, if that was made for this list.
-                if metadata.is_unique() {
-                    metadata = Bytes::copy_from_slice(&metadata);
-                }
-                kept_bytes += size_of::<Bytes>() + metadata.len();
-                is_kept = memory.may_keep(kept_bytes);
-            }
-            if is_kept {
-                kept.push(metadata);
-            }
+                let is_copied = metadata.is_unique();
+                let metadata = if is_copied {
+                    Bytes::copy_from_slice(&metadata)
+                } else {
+                    metadata
+                };
+                (metadata, bytes)
+            });
             budget.work(REDUCED_OBJECT).await;
         }
         Ok(Self {

@@ -5,6 +5,7 @@ use bytes::BytesMut;
 use jiff::Timestamp;
 use watershed_protocol::{ListMetadata, ListParts, Malformed, TableForm, TableRequest, TableRow};
 
+use super::kept_items::KeptItems;
 use super::selected_objects::SelectedObjects;
 use crate::serve::limits::list_memory::ListMemory;
 use crate::serve::reads::open::OpenedTable;
@@ -22,7 +23,7 @@ pub(super) struct TableItems {
     now: Timestamp,
     objects: SelectedObjects,
     /// The first rows.
-    kept: Vec<TableRow>,
+    kept: KeptItems<TableRow>,
     /// Length of all rows, separators included.
     bytes: u64,
 }
@@ -43,21 +44,17 @@ impl TableItems {
             request: table.request,
             now: Timestamp::now(),
             objects,
-            kept: Vec::new(),
+            kept: KeptItems::default(),
             bytes: 0,
         };
-        let (mut is_kept, mut kept_bytes) = (true, 0);
         for index in 0..items.len() {
             let mut row = items.row(index)?;
             items.bytes += (row.len() + Self::SEPARATOR.len()) as u64;
-            if is_kept {
+            items.kept.push(memory, || {
                 row.detach();
-                kept_bytes += row.own_len();
-                is_kept = memory.may_keep(kept_bytes);
-            }
-            if is_kept {
-                items.kept.push(row);
-            }
+                let bytes = row.own_len();
+                (row, bytes)
+            });
             budget.work(PRINTED_OBJECT).await;
         }
         Ok(items)
