@@ -3,12 +3,12 @@
 //! A scope can stop: the proxy's right is taken away, or a load balancer answers in place of the
 //! API server. What was known of the definitions counts for [`KEEP`] then, and the scope is opened
 //! anew soon. What changed meanwhile shows in the definitions that it brings.
-use std::future::poll_fn;
+use std::future::{pending, poll_fn};
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
 use super::types::Catalog;
 use crate::scope::{REOPEN_AFTER, Scope, ScopeKey, Scopes};
@@ -104,14 +104,7 @@ impl DefinitionFeed {
             match news {
                 Ok(Some(news)) => return news,
                 Ok(None) => {}
-                Err(_) => {
-                    tracing::error!(
-                        "the CustomResourceDefinitions could not be followed for {KEEP:?}; custom \
-                         types are forwarded"
-                    );
-                    self.reported = Reported::Unknown;
-                    return DefinitionNews::Unknown;
-                }
+                Err(_) => return self.forget(),
             }
         }
     }
@@ -120,8 +113,15 @@ impl DefinitionFeed {
     async fn step(&mut self, catalog: &Catalog, scopes: &Scopes) -> Option<DefinitionNews> {
         match &mut self.state {
             FeedState::Waiting { until, stopped } => {
-                sleep_until(*until).await;
+                let is_due = tokio::select! {
+                    () = sleep_until(*until) => true,
+                    () = recovered(stopped.as_deref()) => false,
+                };
                 if let Some(stopped) = stopped.take() {
+                    if !is_due {
+                        self.state = FeedState::Opening(stopped);
+                        return None;
+                    }
                     scopes.forget(&stopped);
                 }
                 let gvr = definitions();
@@ -134,19 +134,31 @@ impl DefinitionFeed {
                 None
             }
             FeedState::Opening(scope) => {
-                if let Err(why) = scope.wait_until_settled().await {
-                    let stopped = Arc::clone(scope);
-                    return self.stopped(&why, Some(stopped));
+                let scope = Arc::clone(scope);
+                let counts = matches!(self.reported, Reported::All);
+                let followed = tokio::select! {
+                    followed = scope.wait_until_followed() => followed,
+                    () = lost_for_long(&scope), if counts => return Some(self.forget()),
+                };
+                if let Err(why) = followed {
+                    return self.stopped(&why, Some(scope));
                 }
                 let (subscription, _) = scope
                     .reader
                     .subscribe(SubscriptionStart::Now, Interest::All);
-                self.state = FeedState::Following(Arc::clone(scope), subscription);
+                self.state = FeedState::Following(scope, subscription);
                 self.reported = Reported::All;
                 Some(DefinitionNews::Changed)
             }
             FeedState::Following(scope, subscription) => {
-                if has_more(subscription).await {
+                let has_more = tokio::select! {
+                    has_more = has_more(subscription) => has_more,
+                    () = lost_for_long(scope) => {
+                        self.state = FeedState::Opening(Arc::clone(scope));
+                        return Some(self.forget());
+                    }
+                };
+                if has_more {
                     return Some(DefinitionNews::Changed);
                 }
                 // Listed anew, or stopped.
@@ -154,6 +166,16 @@ impl DefinitionFeed {
                 None
             }
         }
+    }
+
+    /// Forgets the definitions, as they could not be followed for too long.
+    fn forget(&mut self) -> DefinitionNews {
+        tracing::error!(
+            "the CustomResourceDefinitions could not be followed for {KEEP:?}; custom types are \
+             forwarded"
+        );
+        self.reported = Reported::Unknown;
+        DefinitionNews::Unknown
     }
 
     /// Decides what counts now, and when the definitions are followed again.
@@ -188,6 +210,27 @@ impl DefinitionFeed {
     }
 }
 
+/// Waits until upstream's changes have not arrived for [`KEEP`].
+async fn lost_for_long(scope: &Scope) {
+    let mut following = scope.upstream.following();
+    loop {
+        let _ = following.wait_for(|is_following| !is_following).await;
+        let lost = scope.upstream.age().unwrap_or_default();
+        let again = following.wait_for(|is_following| *is_following);
+        if timeout(KEEP.saturating_sub(lost), again).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Waits until a scope that stopped is ready after all. Never returns without one.
+async fn recovered(stopped: Option<&Scope>) {
+    match stopped {
+        Some(scope) => scope.wait_until_recovered().await,
+        None => pending().await,
+    }
+}
+
 /// Waits for a change. Returns `false` when the subscription ended.
 async fn has_more(subscription: &mut Subscription) -> bool {
     poll_fn(|context| {
@@ -212,9 +255,16 @@ async fn has_more(subscription: &mut Subscription) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use bytes::Bytes;
+    use futures_util::{StreamExt as _, stream};
+    use http::Response;
+    use watershed_protocol::FieldTable;
+
     use super::*;
     use crate::scope::ScopeConfig;
-    use crate::test_support::{Api, HTTP2, Pki, text, upstream_of};
+    use crate::test_support::{Api, HTTP2, Pki, soon, streamed, text, typed, upstream_of};
     use crate::upstream::UpstreamClient;
 
     #[tokio::test]
@@ -245,5 +295,61 @@ mod tests {
                 .await
                 .is_err()
         );
+    }
+
+    /// A scope that cannot be followed is stale after a while, and does not stop.
+    #[tokio::test]
+    async fn definitions_count_for_five_minutes_after_the_loss_of_their_watch() {
+        const LIST: &str = concat!(
+            r#"{"kind":"CustomResourceDefinitionList","apiVersion":"apiextensions.k8s.io/v1","#,
+            r#""metadata":{"resourceVersion":"7"},"items":[]}"#,
+            "\n"
+        );
+        const MARK: &str = concat!(
+            r#"{"type":"BOOKMARK","object":{"kind":"CustomResourceDefinition","#,
+            r#""apiVersion":"apiextensions.k8s.io/v1","metadata":{"resourceVersion":"8","#,
+            r#""annotations":{"k8s.io/initial-events-end":"true"}}}}"#,
+            "\n"
+        );
+        let (pki, is_broken) = (Pki::new(), Arc::new(AtomicBool::new(false)));
+        let breaks = Arc::clone(&is_broken);
+        let api = Api::start(&pki, HTTP2, move |request, _| {
+            let query = request.uri().query().unwrap_or_default();
+            let response = if breaks.load(Ordering::SeqCst) {
+                typed(503, "application/json", "{}")
+            } else if query.starts_with("watch=1") {
+                let mark = stream::iter([Ok(Bytes::from_static(MARK.as_bytes()))]);
+                let response = Response::builder().header("content-type", "application/json");
+                let body = streamed(mark.chain(stream::pending()));
+                response.body(body).unwrap()
+            } else {
+                typed(200, "application/json", LIST)
+            };
+            async move { response }
+        })
+        .await;
+        let client = UpstreamClient::new(&upstream_of(&pki, &api).await);
+        let scopes = Scopes::new(client, ScopeConfig::default());
+        let catalog = Catalog::default();
+        let key = ScopeKey::everything(definitions(), Representation::whole(Encoding::Json));
+        let fields = Arc::new(FieldTable::metadata_only(false));
+        let scope = scopes.open(&key, &"CustomResourceDefinition".into(), &fields);
+        let mut feed = DefinitionFeed {
+            state: FeedState::Opening(scope),
+            reported: Reported::Nothing,
+        };
+        let news = soon(feed.news(&catalog, &scopes)).await;
+        assert_eq!(news, DefinitionNews::Changed);
+        is_broken.store(true, Ordering::SeqCst);
+        api.cut();
+        tokio::time::pause();
+        let began = Instant::now();
+        assert_eq!(feed.news(&catalog, &scopes).await, DefinitionNews::Unknown);
+        assert!((KEEP..2 * KEEP).contains(&began.elapsed()));
+        assert!(feed.snapshot().is_none());
+        tokio::time::resume();
+        is_broken.store(false, Ordering::SeqCst);
+        let news = soon(feed.news(&catalog, &scopes)).await;
+        assert_eq!(news, DefinitionNews::Changed);
     }
 }

@@ -12,6 +12,7 @@ mod upstream_forms;
 mod upstream_watch;
 mod version_waiters;
 
+use std::future::pending;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
@@ -163,6 +164,32 @@ impl Scope {
             Ok(ScopePhase::Ready(ready)) => Ok(Arc::clone(ready)),
             Ok(ScopePhase::Stopped(why)) => Err(why.clone()),
             _ => Err(Stopped::Failed),
+        }
+    }
+
+    /// Waits until the scope is ready and upstream's changes arrive, or the scope is stopped, however
+    /// long that takes.
+    pub async fn wait_until_followed(&self) -> Result<Arc<ReadyScope>, Stopped> {
+        let (mut following, mut phase) = (self.upstream.following(), self.phase.clone());
+        loop {
+            let ready = self.wait_until_settled().await?;
+            if *following.borrow_and_update() {
+                return Ok(ready);
+            }
+            let other = phase.wait_for(|phase| !matches!(phase, ScopePhase::Ready(_)));
+            tokio::select! {
+                _ = following.changed() => {}
+                _ = other => {}
+            }
+        }
+    }
+
+    /// Waits until a scope that was refused is ready after all. Never returns if it has ended.
+    pub async fn wait_until_recovered(&self) {
+        let mut phase = self.phase.clone();
+        let ready = phase.wait_for(|phase| matches!(phase, ScopePhase::Ready(_)));
+        if ready.await.is_err() {
+            pending().await
         }
     }
 

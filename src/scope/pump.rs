@@ -221,7 +221,9 @@ impl ScopePump {
                 learned = self.release.learned() => PumpEvent::Release(learned),
                 part = self.scope.differences.reported() => PumpEvent::FoundDifferent(part),
                 () = wait_until(self.staleness.due()) => PumpEvent::StalenessDue,
-                version = self.overdue.overdue() => PumpEvent::Overdue(version),
+                version = self.overdue.overdue(), if self.scope.upstream.is_following() => {
+                    PumpEvent::Overdue(version)
+                }
                 () = wait_until(self.timers.list_again) => PumpEvent::ListDue,
                 () = wait_until(self.timers.reopened_by) => PumpEvent::NotReopened,
                 finished = ask_upstream(&self.scope.reader, self.probe.as_ref()) => {
@@ -248,6 +250,10 @@ impl ScopePump {
         {
             // An older state would look as if upstream's versions had gone back.
             reflector.begin_with_most_recent();
+        }
+        if !self.scope.upstream.is_following() {
+            // The next list or watch brings what is due. It must not be cancelled for that.
+            self.overdue.forget();
         }
         self.list_asked = question.is_some().then(Instant::now);
         if question.is_some() {

@@ -310,6 +310,8 @@ impl Scopes {
     /// Lets go of a scope that stopped. The next opening begins anew, without the usual wait.
     pub fn forget(&self, stopped: &Arc<Scope>) {
         self.open.forget(stopped);
+        // It may be refused, and about to try again.
+        stopped.signals.stop();
     }
 
     /// Closes every scope, as the process ends, and waits for their tasks. They would take the end of

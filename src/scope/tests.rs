@@ -403,10 +403,11 @@ async fn a_scope_that_is_listed_again_does_not_follow_upstream_meanwhile() {
         }
     })
     .await;
-    let scopes = Scopes::new(
-        UpstreamClient::new(&upstream_of(&pki, &api).await),
-        ScopeConfig::default(),
-    );
+    let config = ScopeConfig {
+        overdue: Duration::from_millis(1),
+        ..ScopeConfig::default()
+    };
+    let scopes = Scopes::new(UpstreamClient::new(&upstream_of(&pki, &api).await), config);
     let gvr = GroupVersionResource::new("", "v1", "pods");
     let fields = Arc::new(FieldTable::builtin(&gvr, true).unwrap());
     let key = ScopeKey::everything(gvr.clone(), Representation::whole(Encoding::Json));
@@ -418,4 +419,11 @@ async fn a_scope_that_is_listed_again_does_not_follow_upstream_meanwhile() {
     eventually(|| hanging.load(Ordering::SeqCst) > 0).await;
     assert!(!scope.upstream.is_following());
     assert!(scope.upstream.age().is_some(), "nothing arrives");
+    // What is due then comes with the list, which must not begin again for that.
+    let asked = hanging.load(Ordering::SeqCst);
+    for _ in 0..50 {
+        scope.lacks_events_after(scope.reader.event_version());
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    assert_eq!(hanging.load(Ordering::SeqCst), asked);
 }

@@ -1,8 +1,13 @@
 //! A custom type that is created, removed and created again.
+use std::time::Duration;
+
+use watershed_lab::sim::{PlannedRefusal, SimulatedServer};
+
 use crate::support::client::{BOTH, Next, Protocol, within};
-use crate::support::{Fixture, becomes, small};
+use crate::support::{Fixture, becomes, eventually, small};
 
 const LIST: &str = "/apis/example.com/v1/widgets?resourceVersion=0";
+const DEFINITIONS: &str = "customresourcedefinitions.apiextensions.k8s.io";
 
 fn widget(name: &str, color: &str) -> String {
     format!(
@@ -106,5 +111,45 @@ async fn a_custom_type_is_cached_throughout_its_lifecycle() {
             .starts_with(r#"{"type":"DELETED""#)
     );
     drop(again);
+    fixture.stop().await;
+}
+
+/// As when the proxy starts before its ClusterRole counts.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn custom_types_are_cached_as_soon_as_the_proxy_may_see_their_definitions() {
+    let refuse = |upstream: &SimulatedServer| {
+        upstream.faults().set(|active| {
+            active.refuse = Some(PlannedRefusal {
+                count: u32::MAX,
+                code: 403,
+                retry_after: None,
+                resource: Some(DEFINITIONS.to_owned()),
+                verb: None,
+            });
+        });
+    };
+    let fixture = Fixture::build(small(), refuse, |_| ()).await;
+    let asked = || {
+        let stats = fixture.upstream.stats();
+        stats.requests_on("WATCH", DEFINITIONS) + stats.requests_on("LIST", DEFINITIONS)
+    };
+    eventually("a second question", async || {
+        (asked() > 1).then_some(()).ok_or(asked().to_string())
+    })
+    .await;
+    let read = fixture.proxied.get(Protocol::Http2, LIST).await;
+    assert_eq!(
+        read.header("x-watershed-source"),
+        "forward; reason=unknown-type"
+    );
+    fixture.upstream.faults().set(|active| active.refuse = None);
+    at_hand(&fixture).await;
+    // One watch follows them, and nothing begins beside it.
+    let before = asked();
+    for _ in 0..10 {
+        assert_eq!(fixture.upstream.stats().open_watches[DEFINITIONS], 1);
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    assert_eq!(asked(), before);
     fixture.stop().await;
 }

@@ -15,8 +15,17 @@ pub(in crate::scope) struct VersionWaiters {
     waiting: Mutex<BTreeMap<WaiterKey, oneshot::Sender<()>>>,
     /// Number of waiters so far. It tells apart those that wait for the same version.
     count: AtomicU64,
-    /// The version at which a reader waited in vain for a later one, and for how long.
-    stuck: Mutex<(ResourceVersion, Duration)>,
+    vain: Mutex<VainWait>,
+}
+
+/// The last wait that was in vain.
+#[derive(Clone, Copy, Debug, Default)]
+struct VainWait {
+    /// The version that was reached.
+    reached: ResourceVersion,
+    /// The version that was waited for.
+    wanted: ResourceVersion,
+    lasted: Duration,
 }
 
 /// The version that a reader waits for, and the reader's number.
@@ -53,7 +62,8 @@ impl VersionWaiters {
     }
 
     /// Waits until `reached` returns `version` or a later one. Returns `false` if it does not within
-    /// `wait`, or at once if it returns the same as when such a wait, or a longer one, was in vain.
+    /// `wait`, or at once if it returns the same as when such a wait, or a longer one, for this or an
+    /// earlier version was in vain.
     pub(in crate::scope) async fn catch_up(
         &self,
         version: ResourceVersion,
@@ -64,13 +74,21 @@ impl VersionWaiters {
         if before >= version {
             return true;
         }
-        let (stuck_at, waited) = *self.stuck.lock();
-        if stuck_at == before && wait <= waited {
+        let vain = *self.vain.lock();
+        if vain.reached == before && vain.wanted <= version && wait <= vain.lasted {
             return false;
         }
         let is_reached = timeout(wait, self.wait(version, reached)).await.is_ok();
         if !is_reached {
-            *self.stuck.lock() = (before, wait);
+            let mut vain = self.vain.lock();
+            // An earlier version has not arrived either, if the same is reached now.
+            let is_same = vain.reached == before;
+            let earlier = is_same.then_some(vain.wanted);
+            *vain = VainWait {
+                reached: before,
+                wanted: earlier.map_or(version, |earlier| earlier.min(version)),
+                lasted: wait,
+            };
         }
         is_reached
     }
@@ -182,9 +200,18 @@ mod tests {
         now.store(5, Ordering::Relaxed);
         assert!(!waiters.catch_up(wanted, reached, wait).await);
         assert_eq!(began.elapsed(), 4 * wait);
+        // A reader of the far future does not speak for others, and they do for it.
+        let (early, late) = (ResourceVersion(6), ResourceVersion(u64::MAX));
+        assert!(!waiters.catch_up(late, reached, wait).await);
+        assert_eq!(began.elapsed(), 4 * wait);
+        assert!(!waiters.catch_up(early, reached, wait).await);
+        assert_eq!(began.elapsed(), 5 * wait);
+        assert!(!waiters.catch_up(late, reached, 2 * wait).await);
+        assert!(!waiters.catch_up(early, reached, wait).await);
+        assert_eq!(began.elapsed(), 7 * wait);
         now.store(7, Ordering::Relaxed);
         assert!(waiters.catch_up(wanted, reached, wait).await);
-        assert_eq!(began.elapsed(), 4 * wait);
+        assert_eq!(began.elapsed(), 7 * wait);
     }
 
     /// A scope may be listed again at an older version between an arrival and the wake-up.

@@ -80,6 +80,12 @@ impl OverdueEvents {
         }
     }
 
+    /// Forgets what is due, as the watch is not open.
+    pub(super) fn forget(&mut self) {
+        self.due = None;
+        self.found.mark_unchanged();
+    }
+
     /// Notes that the watch was opened again as an event was overdue.
     pub(super) fn record_reopening(&mut self) {
         self.last = Some(Instant::now());

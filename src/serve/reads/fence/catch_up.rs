@@ -87,6 +87,10 @@ impl CatchUpWatches {
                 Ok(Some(ProbeEvent::Event(first))) if first == last_event => {
                     return Ok((watch, last_event));
                 }
+                // So does a proxy that lags behind and is about to end.
+                Ok(Some(ProbeEvent::Bookmark(bookmark))) if bookmark < last_event => {
+                    return Err(AnswerError::Unusable("a server that is behind".to_owned()));
+                }
                 Ok(Some(_)) => {
                     question.contradicted(last_event);
                     return Err(AnswerError::Unusable("another history".to_owned()));

@@ -256,6 +256,24 @@ async fn readers_do_not_wait_for_a_catch_up_watch_once_the_scope_has_lost_its_ow
 }
 
 #[tokio::test]
+async fn a_server_that_is_behind_does_not_show_another_history() {
+    const BEHIND: &str = concat!(
+        r#"{"type":"BOOKMARK","object":{"kind":"PartialObjectMetadata","#,
+        r#""apiVersion":"meta.k8s.io/v1","metadata":{"resourceVersion":"29"}}}"#,
+        "\n"
+    );
+    let opened = Served::new(LATER_LIST, BEHIND, 1).open(30).await;
+    let fence = opened.fences.of(&opened.scope);
+    assert!(fence.catch_ups.watch(&opened.scope).await.is_err());
+    assert!(opened.scope.is_current());
+    let other = SHOWN_EVENT.replace("30", "31").leak();
+    let opened = Served::new(LATER_LIST, other, 1).open(30).await;
+    let fence = opened.fences.of(&opened.scope);
+    assert!(fence.catch_ups.watch(&opened.scope).await.is_err());
+    assert!(!opened.scope.is_current());
+}
+
+#[tokio::test]
 async fn gets_that_are_given_up_by_design_do_not_count_as_failed() {
     let opened = Served::new(LATER_LIST, SHOWN, 1).open(30).await;
     let gets = (0..20).map(|_| opened.fences.prove_gets(&opened.scope, 1000.0));
