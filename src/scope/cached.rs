@@ -189,7 +189,7 @@ impl Scope {
         let mut phase = self.phase.clone();
         let ready = phase.wait_for(|phase| matches!(phase, ScopePhase::Ready(_)));
         if ready.await.is_err() {
-            pending().await
+            pending::<()>().await;
         }
     }
 

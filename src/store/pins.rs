@@ -6,7 +6,10 @@ use std::time::Instant;
 use super::snapshot::Snapshot;
 use watershed_protocol::ResourceVersion;
 
-/// Upper bound of the bytes that states hold beyond the newest one.
+/// Upper bound of the replaced objects that states hold.
+///
+/// A state holds these with the leaves that they were packed in, of which the newest state has
+/// copies by then. So it may hold several times as much, until it ends with its age.
 const MAX_BYTES: usize = 16 << 20;
 /// Memory of a state that has the same objects as the newest one.
 const STATE_BYTES: usize = 4 << 10;
