@@ -16,6 +16,7 @@ use super::usage::HeldAnswer;
 use crate::access::{Caller, Credential, Identity};
 use crate::audit::AuditRecord;
 use crate::body::{Body, Finite};
+use crate::fairness::Share;
 use crate::headers;
 
 /// The facts about a request that are still needed once it was forwarded.
@@ -70,6 +71,11 @@ impl MadeResponse {
 }
 
 impl Completion {
+    /// Returns the share of the memory of requests that this one has, if it was admitted.
+    pub(super) fn memory(&mut self) -> Option<&mut Share> {
+        self.admission.as_mut().ok()?.memory.as_mut()
+    }
+
     /// Notes that the request is about to be forwarded.
     pub(super) fn forwards(&mut self) {
         if let Some(record) = &mut self.record {

@@ -61,7 +61,7 @@ impl ServiceParts {
         match self.admit_forward(&exchange, completion).await {
             Ok(permit) => {
                 completion.forwards();
-                let response = self.forward(exchange, reason, permit).await;
+                let response = self.forward(exchange, reason, permit, completion).await;
                 MadeResponse::forwarded(reason, response)
             }
             Err(refusal) => refused(refusal),
@@ -126,9 +126,7 @@ impl ServiceParts {
         exchange: &Exchange,
         completion: &mut Completion,
     ) -> Result<ForwardPermit, Refusal> {
-        if let Ok(admission) = &mut completion.admission
-            && let Some(memory) = &mut admission.memory
-        {
+        if let Some(memory) = completion.memory() {
             self.request_memory.forward(memory, exchange)?;
         }
         unknown_callers::admit_forward(&self.access, exchange).await?;
@@ -137,11 +135,13 @@ impl ServiceParts {
         limits.admit(&self.access, exchange, user, capacity).await
     }
 
+    /// Forwards a request, and learns from the answer if upstream knows the caller.
     async fn forward(
         &self,
         exchange: Exchange,
         reason: ForwardReason,
         permit: ForwardPermit,
+        completion: &mut Completion,
     ) -> Response<Body> {
         let caller = ForwardedCaller::of(&exchange);
         let Exchange {
@@ -194,6 +194,9 @@ impl ServiceParts {
                     .accepted(caller.address, unknown, capacity)
             };
             share = share.map(accepted);
+            if let Some(memory) = completion.memory() {
+                self.request_memory.accepted(memory);
+            }
         }
         // An unknown caller that reads nothing must not keep others from being reviewed.
         let response = match share {

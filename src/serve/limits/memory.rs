@@ -133,6 +133,16 @@ impl RequestMemory {
         is_enough.then_some(()).ok_or_else(|| self.exceeded(share))
     }
 
+    /// Counts a request for a known caller, as upstream has accepted its caller: the answer may stay
+    /// open for long.
+    pub(in crate::serve) fn accepted(&self, share: &mut Share) {
+        if share.is_of(&self.unknown)
+            && let Some(known) = self.known.take(share.caller().clone(), share.amount())
+        {
+            *share = known;
+        }
+    }
+
     /// Returns the limit that a share cannot grow beyond.
     fn exceeded(&self, share: &Share) -> LimitExceeded {
         if share.is_of(&self.unknown) {
@@ -217,5 +227,26 @@ fn upload_bytes(body: &Incoming) -> u64 {
         _ if body.is_end_stream() => 0,
         Some(length) => length.min(UPLOAD_BYTES),
         None => UPLOAD_BYTES,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_caller_who_is_accepted_takes_no_memory_of_strangers_from_then_on() {
+        let budget = MemoryBudget::new(Some(1 << 20));
+        let memory = RequestMemory::within(&budget);
+        let address = CallerKey::Address([192, 0, 2, 1].into());
+        let take = || memory.unknown.take(address.clone(), 60 << 10);
+        let mut first = take().unwrap();
+        assert!(take().is_none(), "one stranger has half of what all have");
+        memory.accepted(&mut first);
+        assert!(first.is_of(&memory.known) && first.amount() == 60 << 10);
+        let mut second = take().unwrap();
+        memory.accepted(&mut second);
+        let third = memory.known.take(address.clone(), 60 << 10);
+        assert!(third.is_none(), "it counts among known callers");
     }
 }
