@@ -40,6 +40,7 @@ func Healthy() []Series {
 	restarted := slices.Concat(slices.Repeat([]float64{1000}, 90), slices.Repeat([]float64{2000}, 31))
 	all := []Series{
 		Named(Constant(1), "up"),
+		Named(Constant(1), "watershed_ready"),
 		Named(Constant(1), "watershed_scope_following", "resource", "pods"),
 		Named(Constant(1), "watershed_scope_ready", "resource", "pods"),
 		Named(Constant(1), "watershed_scopes", "resource", "pods"),
@@ -180,6 +181,12 @@ var Cases = map[string]Case{
 	"three proxies of ten are down": {
 		Series: others("up", 1, 0, 3), Fires: []string{"WatershedDown", "WatershedInstanceDown"},
 	},
+	"one proxy of ten is not ready": {
+		Series: slices.Concat(others("up", 1, 1, 0), others("watershed_ready", 1, 0, 1)),
+	},
+	"three proxies of ten are not ready": {
+		Series: slices.Concat(others("up", 1, 1, 0), others("watershed_ready", 1, 0, 3)), Fires: []string{"WatershedNotReady"},
+	},
 	"one proxy of ten has a type that is too old": {
 		Series: slices.Concat(others("up", 1, 1, 0), others("watershed_scopes_stale", 0, 1, 1, "resource", "pods"),
 			others("watershed_scope_staleness_seconds", 0, 600, 1, "resource", "pods")),
@@ -215,6 +222,7 @@ var Cases = map[string]Case{
 // labels.
 var Causes = map[string][]Series{
 	"WatershedDown":                   {Named(Constant(0), "up")},
+	"WatershedNotReady":               {Named(Constant(0), "watershed_ready")},
 	"WatershedInstanceDown":           {Named(Constant(0), "up")},
 	"WatershedAbsent":                 {Named(Constant(1), "up", "job", "another")},
 	"WatershedNotFollowing":           {Named(Constant(90), "watershed_scope_staleness_seconds", "resource", "pods")},
