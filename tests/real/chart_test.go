@@ -59,6 +59,7 @@ func TestChartAndManifestsInstallAsDocumented(t *testing.T) {
 	}
 	t.Run("the API server accepts the chart", p.chart)
 	t.Run("the installed chart runs", p.installed)
+	t.Run("the autoscaler's number of replicas stays", p.autoscaled)
 	t.Run("the API server accepts the manifests", p.manifests)
 	t.Run("the sidecar runs", p.sidecar)
 	t.Run("the API server accepts the recipes", p.recipes)
@@ -315,6 +316,39 @@ func TestZoneTierSuitsEveryRelease(t *testing.T) {
 			t.Errorf("the service for %s does not prefer %s", release, name)
 		}
 	}
+}
+
+// autoscaled checks the number of replicas that revisions with an autoscaler have.
+func (p place) autoscaled(t *testing.T) {
+	helm := func(command string, args ...string) {
+		t.Helper()
+		kubectl.Helm(t, testbed.Upstream, append([]string{command, "scaled", "--namespace", p.namespace}, args...)...).MustSucceed(t, command)
+	}
+	chart := []string{manifests.ChartDir, "--set", "image.repository=watershed,autoscaling.enabled=true,autoscaling.minReplicas=3"}
+	has := func(want int32, when string) {
+		t.Helper()
+		client := require.Value(kubernetes.NewForConfig(testbed.Upstream.Config()))(t)
+		deployment := require.Value(client.AppsV1().Deployments(p.namespace).Get(context.Background(), "scaled-watershed", metav1.GetOptions{}))(t)
+		if *deployment.Spec.Replicas != want {
+			t.Errorf("%d replicas after %s, not %d", *deployment.Spec.Replicas, when, want)
+		}
+	}
+	scale := func(replicas string) {
+		t.Helper()
+		kubectl.Run(t, testbed.Upstream, kubectl.Command{Args: []string{"scale", "deployment", "scaled-watershed", "-n", p.namespace, "--replicas", replicas}}).MustSucceed(t, "scale")
+	}
+	helm("install", chart...)
+	t.Cleanup(func() { helm("uninstall") })
+	has(3, "the installation")
+	scale("5")
+	helm("upgrade", chart...)
+	has(5, "an upgrade of five replicas")
+	scale("1")
+	helm("upgrade", chart...)
+	has(3, "an upgrade of one replica")
+	scale("6")
+	helm("rollback", "1")
+	has(3, "a rollback")
 }
 
 // installed installs the chart with a helm whose requests go through watershed. It runs a proxy
