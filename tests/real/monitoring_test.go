@@ -230,6 +230,44 @@ func TestRunbookCoversEveryAlert(t *testing.T) {
 	}
 }
 
+// TestAlertsKeepClustersApart checks that the chart adds labels to each aggregation, so that the
+// proxies of one cluster that are down are not a small share of those of all clusters.
+func TestAlertsKeepClustersApart(t *testing.T) {
+	t.Parallel()
+	down := monitoring.Others("up", 1, 0, 9)
+	for _, series := range down {
+		series.Labels["cluster"] = "small"
+	}
+	for i := range 10 {
+		name := fmt.Sprint("x", i)
+		for j := range 10 {
+			down = append(down, monitoring.Named(monitoring.Constant(1), "up", "cluster", "large", "pod", fmt.Sprint(name, j), "instance", fmt.Sprint(name, j)))
+		}
+	}
+	for value, want := range map[string]int{"": 0, "={cluster}": 1, "={cluster,region}": 1} {
+		flags := "monitoring.prometheusRule.enabled=true"
+		if value != "" {
+			flags += ",monitoring.prometheusRule.additionalAggregationLabels" + value
+		}
+		all := manifests.Parse(t, manifests.Chart(t, "any", "--set", flags))
+		groups, _, _ := unstructured.NestedSlice(manifests.OfKind(all, "PrometheusRule")[0].Object, "spec", "groups")
+		rules, _, _ := unstructured.NestedSlice(groups[0].(map[string]any), "rules")
+		var texts []string
+		for _, rule := range rules {
+			texts = append(texts, rule.(map[string]any)["expr"].(string))
+		}
+		answers := monitoring.Query(t, texts, down)
+		for i, rule := range rules {
+			if answers[i].Error != "" || value != "" && strings.Contains(texts[i], "by (") && !strings.Contains(texts[i], "cluster") {
+				t.Errorf("%s: %s %s", value, texts[i], answers[i].Error)
+			}
+			if rule.(map[string]any)["alert"] == "WatershedDown" && len(answers[i].Result) != want {
+				t.Errorf("%s: WatershedDown has %v", value, answers[i].Result)
+			}
+		}
+	}
+}
+
 // TestAlertsFollowTheChartsName checks that the chart's rules select the job of its monitors, which is
 // the value of the label app.kubernetes.io/name.
 func TestAlertsFollowTheChartsName(t *testing.T) {

@@ -140,8 +140,8 @@ var Seldom = []string{
 	"watershed_node_pods_following", "watershed_checkpoint_writes_total", "watershed_audit_log_rotation_failures_total",
 }
 
-// scrapeLabels lists labels that Prometheus adds.
-var scrapeLabels = []string{"job", "namespace", "pod", "instance", "le"}
+// scrapeLabels lists labels that Prometheus adds, or Thanos.
+var scrapeLabels = []string{"cluster", "job", "namespace", "pod", "instance", "le"}
 
 // Exposed returns the metrics, and their labels, of a proxy that has done something of
 // everything.

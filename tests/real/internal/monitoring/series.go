@@ -113,8 +113,8 @@ func regularly(minutes int) (values []float64) {
 	return values
 }
 
-// others returns a metric of nine further proxies, of which so many have another value.
-func others(name string, usual, different float64, count int, labels ...string) (all []Series) {
+// Others returns a metric of nine further proxies, of which so many have another value.
+func Others(name string, usual, different float64, count int, labels ...string) (all []Series) {
 	for i := range 9 {
 		value := usual
 		if i < count {
@@ -176,35 +176,35 @@ var Cases = map[string]Case{
 		Series: []Series{Named(rising(2), "watershed_upstream_lists_total", "resource", "secrets"), Named(Constant(0), "watershed_scope_relists_total", "resource", "secrets")},
 	},
 	"one proxy of ten is down": {
-		Series: others("up", 1, 0, 1), Fires: []string{"WatershedInstanceDown"},
+		Series: Others("up", 1, 0, 1), Fires: []string{"WatershedInstanceDown"},
 	},
 	"three proxies of ten are down": {
-		Series: others("up", 1, 0, 3), Fires: []string{"WatershedDown", "WatershedInstanceDown"},
+		Series: Others("up", 1, 0, 3), Fires: []string{"WatershedDown", "WatershedInstanceDown"},
 	},
 	"one proxy of ten is not ready": {
-		Series: slices.Concat(others("up", 1, 1, 0), others("watershed_ready", 1, 0, 1)),
+		Series: slices.Concat(Others("up", 1, 1, 0), Others("watershed_ready", 1, 0, 1)),
 	},
 	"three proxies of ten are not ready": {
-		Series: slices.Concat(others("up", 1, 1, 0), others("watershed_ready", 1, 0, 3)), Fires: []string{"WatershedNotReady"},
+		Series: slices.Concat(Others("up", 1, 1, 0), Others("watershed_ready", 1, 0, 3)), Fires: []string{"WatershedNotReady"},
 	},
 	"one proxy of ten has a type that is too old": {
-		Series: slices.Concat(others("up", 1, 1, 0), others("watershed_scopes_stale", 0, 1, 1, "resource", "pods"),
-			others("watershed_scope_staleness_seconds", 0, 600, 1, "resource", "pods")),
+		Series: slices.Concat(Others("up", 1, 1, 0), Others("watershed_scopes_stale", 0, 1, 1, "resource", "pods"),
+			Others("watershed_scope_staleness_seconds", 0, 600, 1, "resource", "pods")),
 		Fires: []string{"WatershedNotFollowing"},
 	},
 	"three proxies of ten have a type that is too old": {
-		Series: slices.Concat(others("up", 1, 1, 0), others("watershed_scopes_stale", 0, 1, 3, "resource", "pods"),
-			others("watershed_scope_staleness_seconds", 0, 600, 3, "resource", "pods")),
+		Series: slices.Concat(Others("up", 1, 1, 0), Others("watershed_scopes_stale", 0, 1, 3, "resource", "pods"),
+			Others("watershed_scope_staleness_seconds", 0, 600, 3, "resource", "pods")),
 		Fires: []string{"WatershedNotFollowing", "WatershedStale"},
 	},
 	"small proxies whose memory is mostly uncounted": {
-		Series: slices.Concat(others("process_resident_memory_bytes", 40<<20, 190<<20, 1), others("watershed_memory_bytes", 10<<20, 10<<20, 0, "class", "objects"),
-			others("watershed_memory_limit_bytes", 205<<20, 205<<20, 0)),
+		Series: slices.Concat(Others("process_resident_memory_bytes", 40<<20, 190<<20, 1), Others("watershed_memory_bytes", 10<<20, 10<<20, 0, "class", "objects"),
+			Others("watershed_memory_limit_bytes", 205<<20, 205<<20, 0)),
 		Fires: []string{"WatershedMemoryGrowing"},
 	},
 	"proxies without a memory limit": {
-		Series: slices.Concat(others("process_resident_memory_bytes", 1<<30, 12<<30, 1), others("watershed_memory_bytes", 512<<20, 512<<20, 0, "class", "objects"),
-			others("watershed_memory_limit_bytes", 0, 0, 0)),
+		Series: slices.Concat(Others("process_resident_memory_bytes", 1<<30, 12<<30, 1), Others("watershed_memory_bytes", 512<<20, 512<<20, 0, "class", "objects"),
+			Others("watershed_memory_limit_bytes", 0, 0, 0)),
 	},
 	"a proxy on a node forwards what the preset leaves out": {
 		Series: []Series{Named(rising(600000), "watershed_requests_total", "verb", "list", "source", "forward", "reason", "not-covered", "code", "200")},
