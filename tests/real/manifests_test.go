@@ -156,6 +156,34 @@ func TestManifestsAndChartAgree(t *testing.T) {
 	}
 }
 
+// TestReplicasOfOneRevisionAreSpread checks that a rollout cannot put all new replicas on one node,
+// where the old ones are still on the others. Pods of a DaemonSet have no such label and no choice.
+func TestReplicasOfOneRevisionAreSpread(t *testing.T) {
+	t.Parallel()
+	for name, text := range map[string]string{
+		"the chart": manifests.Chart(t, "watershed-system"), "the manifests": manifests.Kustomize(t, "resources: [deploy/base]"),
+	} {
+		deployment := manifests.OfKind(manifests.Parse(t, text), "Deployment")[0]
+		constraints, _, _ := unstructured.NestedSlice(deployment.Object, "spec", "template", "spec", "topologySpreadConstraints")
+		for _, constraint := range constraints {
+			keys, _, _ := unstructured.NestedStringSlice(constraint.(map[string]any), "matchLabelKeys")
+			if !slices.Equal(keys, []string{"pod-template-hash"}) {
+				t.Errorf("%s: %v counts pods of all revisions", name, constraint)
+			}
+		}
+		if len(constraints) != 2 {
+			t.Errorf("%s: %d constraints", name, len(constraints))
+		}
+	}
+	for name, text := range map[string]string{
+		"the chart": manifests.Chart(t, "watershed-system", "--set", "kind=DaemonSet"), "the manifests": manifests.Kustomize(t, "resources: [deploy/daemonset]"),
+	} {
+		if strings.Contains(text, "pod-template-hash") {
+			t.Errorf("%s: pods of a DaemonSet are selected by a label that they do not have", name)
+		}
+	}
+}
+
 // sidecar puts the sidecar beside an application and runs it as the manifest says, with the
 // rights that deploy/README.md gives.
 func (p place) sidecar(t *testing.T) {

@@ -57,6 +57,8 @@ spec:
       labelSelector:
         matchLabels:
           {{- include "watershed.selector" $ | nindent 10 }}
+      # Replicas of one revision are spread. Those of the revision before do not count, as they are about to end.
+      matchLabelKeys: ["pod-template-hash"]
     {{- end }}
   {{- end }}
   containers:
