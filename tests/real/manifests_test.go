@@ -123,6 +123,7 @@ func TestManifestsAndChartAgree(t *testing.T) {
 		{"Deployment", "watershed", []string{"spec", "strategy"}},
 		{"Deployment", "watershed", []string{"spec", "template", "spec", "securityContext"}},
 		{"Deployment", "watershed", []string{"spec", "template", "spec", "volumes"}},
+		{"PodDisruptionBudget", "watershed", []string{"spec", "unhealthyPodEvictionPolicy"}},
 		{"Deployment", "watershed", []string{"spec", "template", "spec", "terminationGracePeriodSeconds"}},
 	} {
 		want, _, err := unstructured.NestedFieldNoCopy(one(charted, part.kind, part.ending), part.path...)
