@@ -209,6 +209,9 @@ var Cases = map[string]Case{
 	"a proxy on a node forwards what the preset leaves out": {
 		Series: []Series{Named(rising(600000), "watershed_requests_total", "verb", "list", "source", "forward", "reason", "not-covered", "code", "200")},
 	},
+	"another process writes checkpoints to the folder": {
+		Series: []Series{Named(rising(1), "watershed_checkpoint_writes_total", "result", "in-use")},
+	},
 	"two reviews of six hundred failed": {
 		Series: []Series{Named(steps(0, 2, 5), "watershed_access_reviews_total", "kind", "tokenreview", "result", "unavailable")},
 	},
