@@ -101,6 +101,7 @@ func (p place) chart(t *testing.T) {
 		"whole-types": {"--set", "kind=DaemonSet,daemonSet.nodePreset=false"},
 		"named":       {"--set-json", `config={"selectorScopes":true,"scopes":[{"resource":"pods","namespaces":["a"],"labelSelector":"app=x"}],"resources":[{"resource":"nodes","cache":"always","selectorScopes":false,"windowMib":8},{"resource":"services","maxUpstreamWatches":4,"merge":false,"idleSeconds":60}]}`, "--set", "kind=DaemonSet,extraEnv[0].name=X,extraEnv[0].value=y"},
 		"ipv6":        {"--set", "listenAddress=[::],replicas=1,podDisruptionBudget.enabled=false"},
+		"utilization": {"--set", "autoscaling.enabled=true,autoscaling.targetCPUUtilizationPercentage=70"},
 		"no-rights":   {"--set", "rbac.create=false,serviceAccount.create=false,serviceAccount.name=mine"},
 	}
 	for _, file := range require.Value(filepath.Glob(manifests.ChartDir + "/examples/*.yaml"))(t) {
@@ -136,7 +137,7 @@ func (p place) chart(t *testing.T) {
 				t.Errorf("a %s's Service has the policy %q", pods[0].GetKind(), policy)
 			}
 			for kind, wanted := range map[string]bool{
-				"Certificate": mode == "issuer" || mode == "everything", "HorizontalPodAutoscaler": mode == "everything",
+				"Certificate": mode == "issuer" || mode == "everything", "HorizontalPodAutoscaler": mode == "everything" || mode == "utilization",
 				"NetworkPolicy": mode == "everything", "ServiceMonitor": mode == "everything", "PodMonitor": mode == "pod-monitor",
 				"PrometheusRule": mode == "everything", "PodDisruptionBudget": pods[0].GetKind() == "Deployment" && mode != "ipv6",
 				"ClusterRole": mode != "no-rights", "Secret": mode != "secret" && mode != "issuer" && mode != "everything",
@@ -195,6 +196,9 @@ func TestChartRefusesWrongValues(t *testing.T) {
 		"ports.admin=6443":                                            "cannot both have port 6443",
 		"ports.https=7000,ports.admin=7000":                           "cannot both have port 7000",
 		"ports.https=16480,kind=DaemonSet,daemonSet.hostNetwork=true": "cannot both have port 16480",
+		"autoscaling.targetCPU=70%":                                   "targetCPU",
+		"autoscaling.targetCPU=":                                      "targetCPU",
+		"autoscaling.targetCPU=0":                                     "targetCPU",
 		"autoscaling.enabled=true,autoscaling.minReplicas=7":          "minReplicas (7) is more than maxReplicas (6)",
 		"admin.tls=true,caBundle.publish=false,tls.existingSecret=mine,monitoring.podMonitor.enabled=true": "caBundle.publish",
 		// What one of two values would silently take from the other.
@@ -220,6 +224,7 @@ func TestChartAcceptsRightValues(t *testing.T) {
 	for _, value := range []string{
 		"log.level=warn", "log.level=off", `log.level=info\,watershed::upstream=debug`, "log.level=watershed=trace",
 		"ports.https=16480", "ports.https=6480,ports.admin=6481", "autoscaling.minReplicas=7",
+		"autoscaling.targetCPU=1500m", "autoscaling.targetCPU=2", "autoscaling.targetCPU=1.5", "autoscaling.targetCPUUtilizationPercentage=70",
 		"autoscaling.enabled=true,autoscaling.minReplicas=6", "kind=DaemonSet,autoscaling.minReplicas=7",
 		"kind=DaemonSet,daemonSet.hostNetwork=true,admin.address=127.0.0.1", "kind=DaemonSet,daemonSet.hostNetwork=true,admin.address=[::1]",
 		"admin.address=[::]", "config.memoryLimit=0", "config.memoryLimit=1.5Gi", "config.memoryLimit=2e9",
