@@ -149,12 +149,21 @@ type Case struct {
 
 // Cases holds series that come to the healthy ones.
 var Cases = map[string]Case{
-	"a type that may not be listed": {
+	"a type whose list fails": {
 		scope(Constant(1), Constant(0), Constant(0), Constant(0), Constant(0)), []string{"WatershedScopeNotReady"}, 1, 1,
+	},
+	// Each request opens a scope whose list fails, and that is closed again.
+	"a type whose list fails, and that is asked for at times": {
+		scope(regularly(7), Constant(0), Constant(0), Constant(0), Constant(0)), []string{"WatershedScopeNotReady"}, 0, 0,
 	},
 	// Each request opens a scope that upstream refuses, and that is closed again.
 	"a type that may not be listed, and is asked for at times": {
-		scope(regularly(7), Constant(0), Constant(0), Constant(0), Constant(0)), []string{"WatershedScopeNotReady"}, 0, 0,
+		append(scope(regularly(7), Constant(0), Constant(0), Constant(0), Constant(0)),
+			Named(rising(1.0/7), "watershed_scopes_stopped_total", "resource", "secrets", "reason", "forbidden")), nil, 0, 0,
+	},
+	"a type whose list fails, and another one that may not be listed": {
+		append(scope(Constant(1), Constant(0), Constant(0), Constant(0), Constant(0)),
+			Named(rising(1.0/7), "watershed_scopes_stopped_total", "resource", "crontabs", "reason", "forbidden")), []string{"WatershedScopeNotReady"}, 1, 1,
 	},
 	"a scope that was closed": {
 		scope(Constant(0), Constant(0), Constant(0), Constant(0), Constant(0)), nil, 0, 0,
