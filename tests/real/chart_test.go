@@ -446,6 +446,18 @@ func (p place) installed(t *testing.T) {
 		t.Error("an upgrade published another CA")
 	}
 
+	// A rollback past a renewal brings the old certificate back, as helm/README.md warns.
+	require.NoError(t, client.CoreV1().Secrets(namespace).Delete(ctx, "w-watershed-tls", metav1.DeleteOptions{}))
+	certificate := func(command string, args ...string) []byte {
+		t.Helper()
+		kubectl.Helm(t, testbed.Proxied, append([]string{command, "w", "--namespace", namespace}, args...)...).MustSucceed(t, command)
+		return require.Value(client.CoreV1().Secrets(namespace).Get(ctx, "w-watershed-tls", metav1.GetOptions{}))(t).Data["tls.crt"]
+	}
+	renewed := certificate("upgrade", manifests.ChartDir, "--set", "image.repository=watershed")
+	if old := certificate("rollback", "1"); bytes.Equal(renewed, secret.Data["tls.crt"]) || !bytes.Equal(old, secret.Data["tls.crt"]) {
+		t.Error("a rollback keeps the renewed certificate: helm/README.md says otherwise")
+	}
+
 	// Nothing of the release remains.
 	everything := "deployments,daemonsets,services,secrets,configmaps,serviceaccounts,poddisruptionbudgets,clusterroles,clusterrolebindings,networkpolicies,horizontalpodautoscalers"
 	labelled := func() string {
