@@ -201,6 +201,8 @@ func TestChartRefusesWrongValues(t *testing.T) {
 		"autoscaling.targetCPU=0":                                     "targetCPU",
 		"autoscaling.enabled=true,autoscaling.minReplicas=7":          "minReplicas (7) is more than maxReplicas (6)",
 		"admin.tls=true,caBundle.publish=false,tls.existingSecret=mine,monitoring.podMonitor.enabled=true": "caBundle.publish",
+		"networkPolicy.enabled=true,monitoring.podMonitor.enabled=true":                                    "networkPolicy.metrics",
+		"networkPolicy.enabled=true,monitoring.serviceMonitor.enabled=true":                                "networkPolicy.metrics",
 		// What one of two values would silently take from the other.
 		"tls.existingSecret=mine,tls.certManager.enabled=true":                               "either in existingSecret or from certManager",
 		"kind=DaemonSet,daemonSet.hostPort=1,daemonSet.hostNetwork=true":                     "either hostPort or hostNetwork",
@@ -229,6 +231,7 @@ func TestChartAcceptsRightValues(t *testing.T) {
 		"kind=DaemonSet,daemonSet.hostNetwork=true,admin.address=127.0.0.1", "kind=DaemonSet,daemonSet.hostNetwork=true,admin.address=[::1]",
 		"admin.address=[::]", "config.memoryLimit=0", "config.memoryLimit=1.5Gi", "config.memoryLimit=2e9",
 		"admin.tls=true,caBundle.publish=false,tls.existingSecret=mine",
+		"networkPolicy.enabled=true", "networkPolicy.enabled=true,networkPolicy.metrics[0].podSelector.matchLabels.a=b,monitoring.podMonitor.enabled=true",
 		"kind=DaemonSet,daemonSet.hostPort=1,daemonSet.updateStrategy.rollingUpdate.maxSurge=0,daemonSet.updateStrategy.rollingUpdate.maxUnavailable=2%",
 		"kind=DaemonSet,daemonSet.updateStrategy.rollingUpdate.maxSurge=50,daemonSet.updateStrategy.rollingUpdate.maxUnavailable=0",
 		"kind=DaemonSet,daemonSet.updateStrategy.type=OnDelete",
