@@ -300,6 +300,29 @@ func TestNetworkPolicyAdmitsTheChartsTest(t *testing.T) {
 	}
 }
 
+// TestChartsTestRunsWhereTheProxyDoes checks that the pod of helm test gets its image, and runs on the
+// nodes of the proxies, also where a DaemonSet's Service leads to no other node.
+func TestChartsTestRunsWhereTheProxyDoes(t *testing.T) {
+	t.Parallel()
+	const affinity = `{"nodeAffinity":{"requiredDuringSchedulingIgnoredDuringExecution":{"nodeSelectorTerms":[{"matchExpressions":[{"key":"a","operator":"Exists"}]}]}}}`
+	for _, values := range []string{"kind=DaemonSet", "kind=Deployment,tolerations[0].operator=Exists"} {
+		all := manifests.Parse(t, manifests.Chart(t, "watershed-system", "--set", values+",image.pullSecrets[0].name=mine,nodeSelector.a=b", "--set-json", "affinity="+affinity))
+		proxies := append(manifests.OfKind(all, "DaemonSet"), manifests.OfKind(all, "Deployment")...)[0]
+		pod := manifests.OfKind(all, "Pod")[0]
+		for _, field := range []string{"imagePullSecrets", "nodeSelector", "tolerations", "affinity"} {
+			want, _, _ := unstructured.NestedFieldNoCopy(proxies.Object, "spec", "template", "spec", field)
+			got, _, _ := unstructured.NestedFieldNoCopy(pod.Object, "spec", field)
+			if want == nil || !reflect.DeepEqual(want, got) {
+				t.Errorf("%s: the proxies have the %s %v, the test %v", values, field, want, got)
+			}
+		}
+		containers, _, _ := unstructured.NestedSlice(pod.Object, "spec", "containers")
+		if _, found, _ := unstructured.NestedString(containers[0].(map[string]any), "resources", "limits", "memory"); !found {
+			t.Errorf("%s: the test has no limits", values)
+		}
+	}
+}
+
 // TestReplicasReachEachOther checks that what leads clients to near replicas does not lead a replica
 // to itself, and that a network policy lets replicas out and in.
 func TestReplicasReachEachOther(t *testing.T) {

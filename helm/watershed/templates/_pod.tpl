@@ -213,19 +213,26 @@ spec:
     {{- with .Values.extraVolumes }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
-  {{- with .Values.nodeSelector }}
-  nodeSelector:
-    {{- toYaml . | nindent 4 }}
-  {{- end }}
-  {{- if .Values.tolerations }}
-  tolerations:
-    {{- toYaml .Values.tolerations | nindent 4 }}
-  {{- else if $daemonSet }}
-  tolerations:
-    - operator: Exists
+  {{- with include "watershed.nodes" . | trim }}
+  {{- . | nindent 2 }}
   {{- end }}
   {{- with .Values.affinity }}
   affinity:
     {{- toYaml . | nindent 4 }}
   {{- end }}
+{{- end -}}
+
+{{/* The nodes on which pods may run. */}}
+{{- define "watershed.nodes" -}}
+{{- with .Values.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- if .Values.tolerations }}
+tolerations:
+  {{- toYaml .Values.tolerations | nindent 2 }}
+{{- else if eq .Values.kind "DaemonSet" }}
+tolerations:
+  - operator: Exists
+{{- end }}
 {{- end -}}
