@@ -157,6 +157,26 @@ func TestManifestsAndChartAgree(t *testing.T) {
 	}
 }
 
+// TestReplicasTrustTheirCertificate checks that the kubeconfig by which replicas reach each other names a
+// CA that is there: that of caBundle.pem, and else the Secret's.
+func TestReplicasTrustTheirCertificate(t *testing.T) {
+	t.Parallel()
+	const pem = "-----BEGIN CERTIFICATE-----\nMA==\n-----END CERTIFICATE-----\n"
+	digests := map[string]bool{}
+	for values, want := range map[string]string{"": "/etc/watershed/tls/ca.crt", pem: "/etc/watershed/files/replicas-ca.crt"} {
+		all := manifests.Parse(t, manifests.Chart(t, "w", "--set", "stateFromReplicas=true,tls.existingSecret=mine,caBundle.publish=false,caBundle.pem="+values))
+		files, _, _ := unstructured.NestedStringMap(manifests.OfKind(all, "ConfigMap")[0].Object, "data")
+		if !strings.Contains(files["replicas.yaml"], "certificate-authority: "+want+"\n") || strings.TrimSpace(files["replicas-ca.crt"]) != strings.TrimSpace(values) {
+			t.Errorf("with caBundle.pem %q: %v", values, files)
+		}
+		digest, _, _ := unstructured.NestedString(manifests.OfKind(all, "Deployment")[0].Object, "spec", "template", "metadata", "annotations", "checksum/files")
+		digests[digest] = true
+	}
+	if len(digests) != 2 {
+		t.Error("another CA makes no new pods, and the file is read at the start only")
+	}
+}
+
 // TestReplicasOfOneRevisionAreSpread checks that a rollout cannot put all new replicas on one node,
 // where the old ones are still on the others. Pods of a DaemonSet have no such label and no choice.
 func TestReplicasOfOneRevisionAreSpread(t *testing.T) {
