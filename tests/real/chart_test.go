@@ -213,7 +213,11 @@ func TestChartRefusesWrongValues(t *testing.T) {
 		"image.repository=": "image.repository",
 		// Two pods cannot have one port of a node.
 		"kind=DaemonSet,daemonSet.hostPort=1,daemonSet.updateStrategy.rollingUpdate.maxSurge=5%": "maxSurge must be 0",
-		"daemonSet.updateStrategy.rollingUpdate.maxUnavailable=many":                             "maxUnavailable",
+		// The API server refuses what adds up to both or none, with its defaults for a missing key.
+		"kind=DaemonSet,daemonSet.updateStrategy.rollingUpdate.maxSurge=5%":                                                        "they are 5% and 1",
+		"kind=DaemonSet,daemonSet.updateStrategy.rollingUpdate.maxUnavailable=0%":                                                  "they are 0 and 0%",
+		"kind=DaemonSet,daemonSet.updateStrategy.rollingUpdate.maxSurge=1,daemonSet.updateStrategy.rollingUpdate.maxUnavailable=2": "they are 1 and 2",
+		"daemonSet.updateStrategy.rollingUpdate.maxUnavailable=many":                                                               "maxUnavailable",
 	} {
 		if r := kubectl.Helm(t, testbed.Upstream, append([]string{"template", "w", manifests.ChartDir}, append(manifests.Image, "--set", value)...)...); r.Code == 0 || !strings.Contains(r.Stderr, says) {
 			t.Errorf("%s: exit code %d, %s", value, r.Code, r.Stderr)
@@ -234,7 +238,9 @@ func TestChartAcceptsRightValues(t *testing.T) {
 		"networkPolicy.enabled=true", "networkPolicy.enabled=true,networkPolicy.metrics[0].podSelector.matchLabels.a=b,monitoring.podMonitor.enabled=true",
 		"kind=DaemonSet,daemonSet.hostPort=1,daemonSet.updateStrategy.rollingUpdate.maxSurge=0,daemonSet.updateStrategy.rollingUpdate.maxUnavailable=2%",
 		"kind=DaemonSet,daemonSet.updateStrategy.rollingUpdate.maxSurge=50,daemonSet.updateStrategy.rollingUpdate.maxUnavailable=0",
-		"kind=DaemonSet,daemonSet.updateStrategy.type=OnDelete",
+		"kind=DaemonSet,daemonSet.updateStrategy.type=OnDelete", "kind=DaemonSet,daemonSet.updateStrategy.type=RollingUpdate",
+		"kind=DaemonSet,daemonSet.updateStrategy.rollingUpdate.maxUnavailable=3", "kind=DaemonSet,daemonSet.updateStrategy.rollingUpdate.maxSurge=0",
+		"kind=DaemonSet,daemonSet.updateStrategy.type=OnDelete,daemonSet.updateStrategy.rollingUpdate.maxSurge=1",
 	} {
 		if r := kubectl.Helm(t, testbed.Upstream, append([]string{"template", "w", manifests.ChartDir}, append(manifests.Image, "--set", value)...)...); r.Code != 0 {
 			t.Errorf("%s: %s", value, r.Stderr)
