@@ -107,6 +107,10 @@ func (p place) chart(t *testing.T) {
 	for _, file := range require.Value(filepath.Glob(manifests.ChartDir + "/examples/*.yaml"))(t) {
 		modes[strings.TrimSuffix(filepath.Base(file), ".yaml")] = []string{"-f", file}
 	}
+	// The recipe for checkpoints on a node.
+	recipe := filepath.Join(t.TempDir(), "recipe.yaml")
+	require.NoError(t, os.WriteFile(recipe, []byte(manifests.Blocks(t, "../../docs/operations.md")["DaemonSet"]), 0o600))
+	modes["checkpoints"] = []string{"-f", recipe}
 	flags := manifests.KnownFlags(t)
 	onHost, others := map[string]string{}, map[string]string{}
 	for _, mode := range slices.Sorted(maps.Keys(modes)) {
@@ -114,7 +118,14 @@ func (p place) chart(t *testing.T) {
 			kubectl.Helm(t, testbed.Upstream, append([]string{"lint", "--strict", manifests.ChartDir}, modes[mode]...)...).MustSucceed(t, "lint")
 			text := manifests.Chart(t, p.namespace, modes[mode]...)
 			all := manifests.Parse(t, text)
-			if strings.Contains(text, "hostPort: ") || strings.Contains(text, "hostNetwork: true") {
+			if mode == "checkpoints" {
+				for _, part := range []string{"--checkpoint-dir=/var/lib/watershed", "initContainers:\n", "- 65532:65532\n", "runAsUser: 65532\n"} {
+					if !strings.Contains(text, part) {
+						t.Errorf("it has no %q", part)
+					}
+				}
+			}
+			if mode == "checkpoints" || strings.Contains(text, "hostPort: ") || strings.Contains(text, "hostNetwork: true") {
 				onHost[mode] = text
 			} else {
 				others[mode] = text
@@ -152,7 +163,7 @@ func (p place) chart(t *testing.T) {
 	if warnings := p.accepts(t, others); strings.Contains(warnings, "PodSecurity") {
 		t.Error(warnings)
 	}
-	if warnings := p.accepts(t, onHost); len(onHost) != 2 || !strings.Contains(warnings, "hostPort") || !strings.Contains(warnings, "hostNetwork") {
+	if warnings := p.accepts(t, onHost); len(onHost) != 3 || !strings.Contains(warnings, "hostPort") || !strings.Contains(warnings, "hostNetwork") {
 		t.Errorf("%d modes use the host: %s", len(onHost), warnings)
 	}
 

@@ -61,6 +61,10 @@ spec:
       matchLabelKeys: ["pod-template-hash"]
     {{- end }}
   {{- end }}
+  {{- with .Values.extraInitContainers }}
+  initContainers:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
   containers:
     - name: watershed
       image: {{ include "watershed.image" . | quote }}
