@@ -86,9 +86,13 @@ func TestDashboardPanelsAndLegendsFit(t *testing.T) {
 				t.Errorf("%q has two %s", panel.Title, target.RefID)
 			}
 			refs[target.RefID] = true
+			// Proxies that are not pods have no label pod.
+			if strings.Contains(target.LegendFormat, "{{pod}}") != strings.Contains(target.LegendFormat, "{{instance}}") {
+				t.Errorf("%q: the legend is %s", panel.Title, target.LegendFormat)
+			}
 			for _, label := range regexp.MustCompile(`\{\{(\w+)\}\}`).FindAllStringSubmatch(target.LegendFormat, -1) {
 				grouped := regexp.MustCompile(`by \([^)]*\b` + label[1] + `\b`).MatchString(target.Expr)
-				if whole := !strings.Contains(target.Expr, "sum") && label[1] == "pod"; !grouped && !whole {
+				if whole := !strings.Contains(target.Expr, "sum") && (label[1] == "pod" || label[1] == "instance"); !grouped && !whole {
 					t.Errorf("%q: the legend names %s, and %s has none", panel.Title, label[1], target.Expr)
 				}
 			}
