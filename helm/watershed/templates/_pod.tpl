@@ -16,7 +16,7 @@ metadata:
     {{- end }}
     {{- if include "watershed.hasFiles" . }}
     # The proxy reads its configuration at the start only, so a change replaces the pods.
-    checksum/files: {{ print (toJson .Values.config) .Values.clientCA (and (include "watershed.stateFromReplicas" .) (printf "%d%s" (int .Values.service.port) .Values.caBundle.pem)) | sha256sum }}
+    checksum/files: {{ print (toJson .Values.config) .Values.clientCA (and (include "watershed.stateFromReplicas" .) (printf "%d%s" (int .Values.service.port) (default "" .Values.caBundle.pem))) | sha256sum }}
     {{- end }}
   {{- end }}
 spec:
