@@ -262,7 +262,8 @@ func TestAlertsKeepClustersApart(t *testing.T) {
 		}
 		answers := monitoring.Query(t, texts, down)
 		for i, rule := range rules {
-			if answers[i].Error != "" || value != "" && strings.Contains(texts[i], "by (") && !strings.Contains(texts[i], "cluster") {
+			lists := strings.Count(texts[i], "by (") + strings.Count(texts[i], "on (")
+			if kept := strings.Count(texts[i], "(job, namespace, cluster"); answers[i].Error != "" || value != "" && kept != lists {
 				t.Errorf("%s: %s %s", value, texts[i], answers[i].Error)
 			}
 			if rule.(map[string]any)["alert"] == "WatershedDown" && len(answers[i].Result) != want {
