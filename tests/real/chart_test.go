@@ -410,6 +410,21 @@ func (p place) installed(t *testing.T) {
 		}
 	}
 
+	// It knows that replicas would not start without a CA.
+	kubectl.Run(t, testbed.Upstream, kubectl.Command{Args: []string{"create", "secret", "generic", "no-ca", "-n", namespace, "--from-literal=tls.crt=a"}}).MustSucceed(t, "secret")
+	t.Cleanup(func() {
+		kubectl.Run(t, testbed.Upstream, kubectl.Command{Args: []string{"delete", "secret", "no-ca", "-n", namespace}})
+	})
+	for values, want := range map[string]bool{
+		"tls.existingSecret=no-ca": false, "tls.existingSecret=w-watershed-tls": true,
+		"tls.existingSecret=no-ca,caBundle.pem=-----BEGIN CERTIFICATE-----": true,
+	} {
+		r := kubectl.Helm(t, testbed.Proxied, "template", "w", manifests.ChartDir, "--namespace", namespace, "--dry-run=server", "--set", "image.repository=watershed,stateFromReplicas=true,"+values)
+		if (r.Code == 0) != want || !want && !strings.Contains(r.Stderr, "caBundle.pem") {
+			t.Errorf("%s: exit code %d, %s", values, r.Code, r.Stderr)
+		}
+	}
+
 	// The Deployment's arguments, adapted to this machine.
 	dir := t.TempDir()
 	for name, data := range secret.Data {
