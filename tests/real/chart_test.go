@@ -59,6 +59,7 @@ func TestChartAndManifestsInstallAsDocumented(t *testing.T) {
 	}
 	t.Run("the API server accepts the chart", p.chart)
 	t.Run("the installed chart runs", p.installed)
+	t.Run("the autoscaler's number of replicas stays", p.autoscaled)
 	t.Run("the API server accepts the manifests", p.manifests)
 	t.Run("the sidecar runs", p.sidecar)
 	t.Run("the API server accepts the recipes", p.recipes)
@@ -100,11 +101,16 @@ func (p place) chart(t *testing.T) {
 		"whole-types": {"--set", "kind=DaemonSet,daemonSet.nodePreset=false"},
 		"named":       {"--set-json", `config={"selectorScopes":true,"scopes":[{"resource":"pods","namespaces":["a"],"labelSelector":"app=x"}],"resources":[{"resource":"nodes","cache":"always","selectorScopes":false,"windowMib":8},{"resource":"services","maxUpstreamWatches":4,"merge":false,"idleSeconds":60}]}`, "--set", "kind=DaemonSet,extraEnv[0].name=X,extraEnv[0].value=y"},
 		"ipv6":        {"--set", "listenAddress=[::],replicas=1,podDisruptionBudget.enabled=false"},
+		"utilization": {"--set", "autoscaling.enabled=true,autoscaling.targetCPUUtilizationPercentage=70"},
 		"no-rights":   {"--set", "rbac.create=false,serviceAccount.create=false,serviceAccount.name=mine"},
 	}
 	for _, file := range require.Value(filepath.Glob(manifests.ChartDir + "/examples/*.yaml"))(t) {
 		modes[strings.TrimSuffix(filepath.Base(file), ".yaml")] = []string{"-f", file}
 	}
+	// The recipe for checkpoints on a node.
+	recipe := filepath.Join(t.TempDir(), "recipe.yaml")
+	require.NoError(t, os.WriteFile(recipe, []byte(manifests.Blocks(t, "../../docs/operations.md")["DaemonSet"]), 0o600))
+	modes["checkpoints"] = []string{"-f", recipe}
 	flags := manifests.KnownFlags(t)
 	onHost, others := map[string]string{}, map[string]string{}
 	for _, mode := range slices.Sorted(maps.Keys(modes)) {
@@ -112,7 +118,14 @@ func (p place) chart(t *testing.T) {
 			kubectl.Helm(t, testbed.Upstream, append([]string{"lint", "--strict", manifests.ChartDir}, modes[mode]...)...).MustSucceed(t, "lint")
 			text := manifests.Chart(t, p.namespace, modes[mode]...)
 			all := manifests.Parse(t, text)
-			if strings.Contains(text, "hostPort: ") || strings.Contains(text, "hostNetwork: true") {
+			if mode == "checkpoints" {
+				for _, part := range []string{"--checkpoint-dir=/var/lib/watershed", "initContainers:\n", "- 65532:65532\n", "runAsUser: 65532\n"} {
+					if !strings.Contains(text, part) {
+						t.Errorf("it has no %q", part)
+					}
+				}
+			}
+			if mode == "checkpoints" || strings.Contains(text, "hostPort: ") || strings.Contains(text, "hostNetwork: true") {
 				onHost[mode] = text
 			} else {
 				others[mode] = text
@@ -135,7 +148,7 @@ func (p place) chart(t *testing.T) {
 				t.Errorf("a %s's Service has the policy %q", pods[0].GetKind(), policy)
 			}
 			for kind, wanted := range map[string]bool{
-				"Certificate": mode == "issuer" || mode == "everything", "HorizontalPodAutoscaler": mode == "everything",
+				"Certificate": mode == "issuer" || mode == "everything", "HorizontalPodAutoscaler": mode == "everything" || mode == "utilization",
 				"NetworkPolicy": mode == "everything", "ServiceMonitor": mode == "everything", "PodMonitor": mode == "pod-monitor",
 				"PrometheusRule": mode == "everything", "PodDisruptionBudget": pods[0].GetKind() == "Deployment" && mode != "ipv6",
 				"ClusterRole": mode != "no-rights", "Secret": mode != "secret" && mode != "issuer" && mode != "everything",
@@ -150,7 +163,7 @@ func (p place) chart(t *testing.T) {
 	if warnings := p.accepts(t, others); strings.Contains(warnings, "PodSecurity") {
 		t.Error(warnings)
 	}
-	if warnings := p.accepts(t, onHost); len(onHost) != 2 || !strings.Contains(warnings, "hostPort") || !strings.Contains(warnings, "hostNetwork") {
+	if warnings := p.accepts(t, onHost); len(onHost) != 3 || !strings.Contains(warnings, "hostPort") || !strings.Contains(warnings, "hostNetwork") {
 		t.Errorf("%d modes use the host: %s", len(onHost), warnings)
 	}
 
@@ -194,8 +207,13 @@ func TestChartRefusesWrongValues(t *testing.T) {
 		"ports.admin=6443":                                            "cannot both have port 6443",
 		"ports.https=7000,ports.admin=7000":                           "cannot both have port 7000",
 		"ports.https=16480,kind=DaemonSet,daemonSet.hostNetwork=true": "cannot both have port 16480",
+		"autoscaling.targetCPU=70%":                                   "targetCPU",
+		"autoscaling.targetCPU=":                                      "targetCPU",
+		"autoscaling.targetCPU=0":                                     "targetCPU",
 		"autoscaling.enabled=true,autoscaling.minReplicas=7":          "minReplicas (7) is more than maxReplicas (6)",
 		"admin.tls=true,caBundle.publish=false,tls.existingSecret=mine,monitoring.podMonitor.enabled=true": "caBundle.publish",
+		"networkPolicy.enabled=true,monitoring.podMonitor.enabled=true":                                    "networkPolicy.metrics",
+		"networkPolicy.enabled=true,monitoring.serviceMonitor.enabled=true":                                "networkPolicy.metrics",
 		// What one of two values would silently take from the other.
 		"tls.existingSecret=mine,tls.certManager.enabled=true":                               "either in existingSecret or from certManager",
 		"kind=DaemonSet,daemonSet.hostPort=1,daemonSet.hostNetwork=true":                     "either hostPort or hostNetwork",
@@ -206,7 +224,11 @@ func TestChartRefusesWrongValues(t *testing.T) {
 		"image.repository=": "image.repository",
 		// Two pods cannot have one port of a node.
 		"kind=DaemonSet,daemonSet.hostPort=1,daemonSet.updateStrategy.rollingUpdate.maxSurge=5%": "maxSurge must be 0",
-		"daemonSet.updateStrategy.rollingUpdate.maxUnavailable=many":                             "maxUnavailable",
+		// The API server refuses what adds up to both or none, with its defaults for a missing key.
+		"kind=DaemonSet,daemonSet.updateStrategy.rollingUpdate.maxSurge=5%":                                                        "they are 5% and 1",
+		"kind=DaemonSet,daemonSet.updateStrategy.rollingUpdate.maxUnavailable=0%":                                                  "they are 0 and 0%",
+		"kind=DaemonSet,daemonSet.updateStrategy.rollingUpdate.maxSurge=1,daemonSet.updateStrategy.rollingUpdate.maxUnavailable=2": "they are 1 and 2",
+		"daemonSet.updateStrategy.rollingUpdate.maxUnavailable=many":                                                               "maxUnavailable",
 	} {
 		if r := kubectl.Helm(t, testbed.Upstream, append([]string{"template", "w", manifests.ChartDir}, append(manifests.Image, "--set", value)...)...); r.Code == 0 || !strings.Contains(r.Stderr, says) {
 			t.Errorf("%s: exit code %d, %s", value, r.Code, r.Stderr)
@@ -219,13 +241,17 @@ func TestChartAcceptsRightValues(t *testing.T) {
 	for _, value := range []string{
 		"log.level=warn", "log.level=off", `log.level=info\,watershed::upstream=debug`, "log.level=watershed=trace",
 		"ports.https=16480", "ports.https=6480,ports.admin=6481", "autoscaling.minReplicas=7",
+		"autoscaling.targetCPU=1500m", "autoscaling.targetCPU=2", "autoscaling.targetCPU=1.5", "autoscaling.targetCPUUtilizationPercentage=70",
 		"autoscaling.enabled=true,autoscaling.minReplicas=6", "kind=DaemonSet,autoscaling.minReplicas=7",
 		"kind=DaemonSet,daemonSet.hostNetwork=true,admin.address=127.0.0.1", "kind=DaemonSet,daemonSet.hostNetwork=true,admin.address=[::1]",
 		"admin.address=[::]", "config.memoryLimit=0", "config.memoryLimit=1.5Gi", "config.memoryLimit=2e9",
 		"admin.tls=true,caBundle.publish=false,tls.existingSecret=mine",
+		"networkPolicy.enabled=true", "networkPolicy.enabled=true,networkPolicy.metrics[0].podSelector.matchLabels.a=b,monitoring.podMonitor.enabled=true",
 		"kind=DaemonSet,daemonSet.hostPort=1,daemonSet.updateStrategy.rollingUpdate.maxSurge=0,daemonSet.updateStrategy.rollingUpdate.maxUnavailable=2%",
 		"kind=DaemonSet,daemonSet.updateStrategy.rollingUpdate.maxSurge=50,daemonSet.updateStrategy.rollingUpdate.maxUnavailable=0",
-		"kind=DaemonSet,daemonSet.updateStrategy.type=OnDelete",
+		"kind=DaemonSet,daemonSet.updateStrategy.type=OnDelete", "kind=DaemonSet,daemonSet.updateStrategy.type=RollingUpdate",
+		"kind=DaemonSet,daemonSet.updateStrategy.rollingUpdate.maxUnavailable=3", "kind=DaemonSet,daemonSet.updateStrategy.rollingUpdate.maxSurge=0",
+		"kind=DaemonSet,daemonSet.updateStrategy.type=OnDelete,daemonSet.updateStrategy.rollingUpdate.maxSurge=1",
 	} {
 		if r := kubectl.Helm(t, testbed.Upstream, append([]string{"template", "w", manifests.ChartDir}, append(manifests.Image, "--set", value)...)...); r.Code != 0 {
 			t.Errorf("%s: %s", value, r.Stderr)
@@ -317,6 +343,39 @@ func TestZoneTierSuitsEveryRelease(t *testing.T) {
 	}
 }
 
+// autoscaled checks the number of replicas that revisions with an autoscaler have.
+func (p place) autoscaled(t *testing.T) {
+	helm := func(command string, args ...string) {
+		t.Helper()
+		kubectl.Helm(t, testbed.Upstream, append([]string{command, "scaled", "--namespace", p.namespace}, args...)...).MustSucceed(t, command)
+	}
+	chart := []string{manifests.ChartDir, "--set", "image.repository=watershed,autoscaling.enabled=true,autoscaling.minReplicas=3"}
+	has := func(want int32, when string) {
+		t.Helper()
+		client := require.Value(kubernetes.NewForConfig(testbed.Upstream.Config()))(t)
+		deployment := require.Value(client.AppsV1().Deployments(p.namespace).Get(context.Background(), "scaled-watershed", metav1.GetOptions{}))(t)
+		if *deployment.Spec.Replicas != want {
+			t.Errorf("%d replicas after %s, not %d", *deployment.Spec.Replicas, when, want)
+		}
+	}
+	scale := func(replicas string) {
+		t.Helper()
+		kubectl.Run(t, testbed.Upstream, kubectl.Command{Args: []string{"scale", "deployment", "scaled-watershed", "-n", p.namespace, "--replicas", replicas}}).MustSucceed(t, "scale")
+	}
+	helm("install", chart...)
+	t.Cleanup(func() { helm("uninstall") })
+	has(3, "the installation")
+	scale("5")
+	helm("upgrade", chart...)
+	has(5, "an upgrade of five replicas")
+	scale("1")
+	helm("upgrade", chart...)
+	has(3, "an upgrade of one replica")
+	scale("6")
+	helm("rollback", "1")
+	has(3, "a rollback")
+}
+
 // installed installs the chart with a helm whose requests go through watershed. It runs a proxy
 // with the Deployment's arguments, rights and certificate, upgrades the release, and uninstalls
 // it.
@@ -348,6 +407,21 @@ func (p place) installed(t *testing.T) {
 		published := manifests.OfKind(manifests.Parse(t, text), "ConfigMap")
 		if len(published) != 1 || !strings.Contains(fmt.Sprint(published[0].Object["data"]), strings.TrimSpace(bundle.Data["ca.crt"])) {
 			t.Errorf("%s: the published CA is not the Secret's", by)
+		}
+	}
+
+	// It knows that replicas would not start without a CA.
+	kubectl.Run(t, testbed.Upstream, kubectl.Command{Args: []string{"create", "secret", "generic", "no-ca", "-n", namespace, "--from-literal=tls.crt=a"}}).MustSucceed(t, "secret")
+	t.Cleanup(func() {
+		kubectl.Run(t, testbed.Upstream, kubectl.Command{Args: []string{"delete", "secret", "no-ca", "-n", namespace}})
+	})
+	for values, want := range map[string]bool{
+		"tls.existingSecret=no-ca": false, "tls.existingSecret=w-watershed-tls": true,
+		"tls.existingSecret=no-ca,caBundle.pem=-----BEGIN CERTIFICATE-----": true,
+	} {
+		r := kubectl.Helm(t, testbed.Proxied, "template", "w", manifests.ChartDir, "--namespace", namespace, "--dry-run=server", "--set", "image.repository=watershed,stateFromReplicas=true,"+values)
+		if (r.Code == 0) != want || !want && !strings.Contains(r.Stderr, "caBundle.pem") {
+			t.Errorf("%s: exit code %d, %s", values, r.Code, r.Stderr)
 		}
 	}
 
@@ -405,6 +479,18 @@ func (p place) installed(t *testing.T) {
 	}
 	if again := require.Value(client.CoreV1().ConfigMaps(namespace).Get(ctx, "w-watershed-ca", metav1.GetOptions{}))(t); again.Data["ca.crt"] != bundle.Data["ca.crt"] {
 		t.Error("an upgrade published another CA")
+	}
+
+	// A rollback past a renewal brings the old certificate back, as helm/README.md warns.
+	require.NoError(t, client.CoreV1().Secrets(namespace).Delete(ctx, "w-watershed-tls", metav1.DeleteOptions{}))
+	certificate := func(command string, args ...string) []byte {
+		t.Helper()
+		kubectl.Helm(t, testbed.Proxied, append([]string{command, "w", "--namespace", namespace}, args...)...).MustSucceed(t, command)
+		return require.Value(client.CoreV1().Secrets(namespace).Get(ctx, "w-watershed-tls", metav1.GetOptions{}))(t).Data["tls.crt"]
+	}
+	renewed := certificate("upgrade", manifests.ChartDir, "--set", "image.repository=watershed")
+	if old := certificate("rollback", "1"); bytes.Equal(renewed, secret.Data["tls.crt"]) || !bytes.Equal(old, secret.Data["tls.crt"]) {
+		t.Error("a rollback keeps the renewed certificate: helm/README.md says otherwise")
 	}
 
 	// Nothing of the release remains.

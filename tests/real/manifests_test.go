@@ -123,6 +123,7 @@ func TestManifestsAndChartAgree(t *testing.T) {
 		{"Deployment", "watershed", []string{"spec", "strategy"}},
 		{"Deployment", "watershed", []string{"spec", "template", "spec", "securityContext"}},
 		{"Deployment", "watershed", []string{"spec", "template", "spec", "volumes"}},
+		{"PodDisruptionBudget", "watershed", []string{"spec", "unhealthyPodEvictionPolicy"}},
 		{"Deployment", "watershed", []string{"spec", "template", "spec", "terminationGracePeriodSeconds"}},
 	} {
 		want, _, err := unstructured.NestedFieldNoCopy(one(charted, part.kind, part.ending), part.path...)
@@ -152,6 +153,54 @@ func TestManifestsAndChartAgree(t *testing.T) {
 	for _, field := range []string{"securityContext", "startupProbe", "livenessProbe", "readinessProbe", "lifecycle", "resources", "ports", "volumeMounts"} {
 		if want[field] == nil || !reflect.DeepEqual(want[field], got[field]) {
 			t.Errorf("%s: the chart has %v, the manifests %v", field, want[field], got[field])
+		}
+	}
+}
+
+// TestReplicasTrustTheirCertificate checks that the kubeconfig by which replicas reach each other names a
+// CA that is there: that of caBundle.pem, and else the Secret's.
+func TestReplicasTrustTheirCertificate(t *testing.T) {
+	t.Parallel()
+	const pem = "-----BEGIN CERTIFICATE-----\nMA==\n-----END CERTIFICATE-----\n"
+	digests := map[string]bool{}
+	for values, want := range map[string]string{"": "/etc/watershed/tls/ca.crt", pem: "/etc/watershed/files/replicas-ca.crt"} {
+		all := manifests.Parse(t, manifests.Chart(t, "w", "--set", "stateFromReplicas=true,tls.existingSecret=mine,caBundle.publish=false,caBundle.pem="+values))
+		files, _, _ := unstructured.NestedStringMap(manifests.OfKind(all, "ConfigMap")[0].Object, "data")
+		if !strings.Contains(files["replicas.yaml"], "certificate-authority: "+want+"\n") || strings.TrimSpace(files["replicas-ca.crt"]) != strings.TrimSpace(values) {
+			t.Errorf("with caBundle.pem %q: %v", values, files)
+		}
+		digest, _, _ := unstructured.NestedString(manifests.OfKind(all, "Deployment")[0].Object, "spec", "template", "metadata", "annotations", "checksum/files")
+		digests[digest] = true
+	}
+	if len(digests) != 2 {
+		t.Error("another CA makes no new pods, and the file is read at the start only")
+	}
+}
+
+// TestReplicasOfOneRevisionAreSpread checks that a rollout cannot put all new replicas on one node,
+// where the old ones are still on the others. Pods of a DaemonSet have no such label and no choice.
+func TestReplicasOfOneRevisionAreSpread(t *testing.T) {
+	t.Parallel()
+	for name, text := range map[string]string{
+		"the chart": manifests.Chart(t, "watershed-system"), "the manifests": manifests.Kustomize(t, "resources: [deploy/base]"),
+	} {
+		deployment := manifests.OfKind(manifests.Parse(t, text), "Deployment")[0]
+		constraints, _, _ := unstructured.NestedSlice(deployment.Object, "spec", "template", "spec", "topologySpreadConstraints")
+		for _, constraint := range constraints {
+			keys, _, _ := unstructured.NestedStringSlice(constraint.(map[string]any), "matchLabelKeys")
+			if !slices.Equal(keys, []string{"pod-template-hash"}) {
+				t.Errorf("%s: %v counts pods of all revisions", name, constraint)
+			}
+		}
+		if len(constraints) != 2 {
+			t.Errorf("%s: %d constraints", name, len(constraints))
+		}
+	}
+	for name, text := range map[string]string{
+		"the chart": manifests.Chart(t, "watershed-system", "--set", "kind=DaemonSet"), "the manifests": manifests.Kustomize(t, "resources: [deploy/daemonset]"),
+	} {
+		if strings.Contains(text, "pod-template-hash") {
+			t.Errorf("%s: pods of a DaemonSet are selected by a label that they do not have", name)
 		}
 	}
 }
@@ -268,6 +317,29 @@ func TestNetworkPolicyAdmitsTheChartsTest(t *testing.T) {
 	})
 	if !admits {
 		t.Errorf("%v admit no pod with %v", peers, labels)
+	}
+}
+
+// TestChartsTestRunsWhereTheProxyDoes checks that the pod of helm test gets its image, and runs on the
+// nodes of the proxies, also where a DaemonSet's Service leads to no other node.
+func TestChartsTestRunsWhereTheProxyDoes(t *testing.T) {
+	t.Parallel()
+	const affinity = `{"nodeAffinity":{"requiredDuringSchedulingIgnoredDuringExecution":{"nodeSelectorTerms":[{"matchExpressions":[{"key":"a","operator":"Exists"}]}]}}}`
+	for _, values := range []string{"kind=DaemonSet", "kind=Deployment,tolerations[0].operator=Exists"} {
+		all := manifests.Parse(t, manifests.Chart(t, "watershed-system", "--set", values+",image.pullSecrets[0].name=mine,nodeSelector.a=b", "--set-json", "affinity="+affinity))
+		proxies := append(manifests.OfKind(all, "DaemonSet"), manifests.OfKind(all, "Deployment")...)[0]
+		pod := manifests.OfKind(all, "Pod")[0]
+		for _, field := range []string{"imagePullSecrets", "nodeSelector", "tolerations", "affinity"} {
+			want, _, _ := unstructured.NestedFieldNoCopy(proxies.Object, "spec", "template", "spec", field)
+			got, _, _ := unstructured.NestedFieldNoCopy(pod.Object, "spec", field)
+			if want == nil || !reflect.DeepEqual(want, got) {
+				t.Errorf("%s: the proxies have the %s %v, the test %v", values, field, want, got)
+			}
+		}
+		containers, _, _ := unstructured.NestedSlice(pod.Object, "spec", "containers")
+		if _, found, _ := unstructured.NestedString(containers[0].(map[string]any), "resources", "limits", "memory"); !found {
+			t.Errorf("%s: the test has no limits", values)
+		}
 	}
 }
 

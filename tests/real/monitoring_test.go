@@ -86,9 +86,13 @@ func TestDashboardPanelsAndLegendsFit(t *testing.T) {
 				t.Errorf("%q has two %s", panel.Title, target.RefID)
 			}
 			refs[target.RefID] = true
+			// Proxies that are not pods have no label pod.
+			if strings.Contains(target.LegendFormat, "{{pod}}") != strings.Contains(target.LegendFormat, "{{instance}}") {
+				t.Errorf("%q: the legend is %s", panel.Title, target.LegendFormat)
+			}
 			for _, label := range regexp.MustCompile(`\{\{(\w+)\}\}`).FindAllStringSubmatch(target.LegendFormat, -1) {
 				grouped := regexp.MustCompile(`by \([^)]*\b` + label[1] + `\b`).MatchString(target.Expr)
-				if whole := !strings.Contains(target.Expr, "sum") && label[1] == "pod"; !grouped && !whole {
+				if whole := !strings.Contains(target.Expr, "sum") && (label[1] == "pod" || label[1] == "instance"); !grouped && !whole {
 					t.Errorf("%q: the legend names %s, and %s has none", panel.Title, label[1], target.Expr)
 				}
 			}
@@ -226,6 +230,45 @@ func TestRunbookCoversEveryAlert(t *testing.T) {
 	for _, rule := range monitoring.Rules(t) {
 		if !strings.Contains(alerts, "https://example.com/runbook.md#"+strings.ToLower(rule.Alert)+"\n") {
 			t.Errorf("no runbook_url of %s", rule.Alert)
+		}
+	}
+}
+
+// TestAlertsKeepClustersApart checks that the chart adds labels to each aggregation, so that the
+// proxies of one cluster that are down are not a small share of those of all clusters.
+func TestAlertsKeepClustersApart(t *testing.T) {
+	t.Parallel()
+	down := monitoring.Others("up", 1, 0, 9)
+	for _, series := range down {
+		series.Labels["cluster"] = "small"
+	}
+	for i := range 10 {
+		name := fmt.Sprint("x", i)
+		for j := range 10 {
+			down = append(down, monitoring.Named(monitoring.Constant(1), "up", "cluster", "large", "pod", fmt.Sprint(name, j), "instance", fmt.Sprint(name, j)))
+		}
+	}
+	for value, want := range map[string]int{"": 0, "={cluster}": 1, "={cluster,region}": 1} {
+		flags := "monitoring.prometheusRule.enabled=true"
+		if value != "" {
+			flags += ",monitoring.prometheusRule.additionalAggregationLabels" + value
+		}
+		all := manifests.Parse(t, manifests.Chart(t, "any", "--set", flags))
+		groups, _, _ := unstructured.NestedSlice(manifests.OfKind(all, "PrometheusRule")[0].Object, "spec", "groups")
+		rules, _, _ := unstructured.NestedSlice(groups[0].(map[string]any), "rules")
+		var texts []string
+		for _, rule := range rules {
+			texts = append(texts, rule.(map[string]any)["expr"].(string))
+		}
+		answers := monitoring.Query(t, texts, down)
+		for i, rule := range rules {
+			lists := strings.Count(texts[i], "by (") + strings.Count(texts[i], "on (")
+			if kept := strings.Count(texts[i], "(job, namespace, cluster"); answers[i].Error != "" || value != "" && kept != lists {
+				t.Errorf("%s: %s %s", value, texts[i], answers[i].Error)
+			}
+			if rule.(map[string]any)["alert"] == "WatershedDown" && len(answers[i].Result) != want {
+				t.Errorf("%s: WatershedDown has %v", value, answers[i].Result)
+			}
 		}
 	}
 }

@@ -86,6 +86,16 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- fail (printf "daemonSet.updateStrategy: maxSurge must be 0 with hostPort or hostNetwork, not %v. Both pods would need the node's port. Set maxUnavailable" $surge) -}}
 {{- end -}}
 {{- end -}}
+{{- with .Values.daemonSet.updateStrategy -}}
+{{- if and (eq $.Values.kind "DaemonSet") (ne (dig "type" "" .) "OnDelete") -}}
+{{- /* The API server's defaults for a key that is missing. */}}
+{{- $surge := dig "rollingUpdate" "maxSurge" 0 . -}}
+{{- $unavailable := dig "rollingUpdate" "maxUnavailable" 1 . -}}
+{{- if eq (has (toString $surge) (list "0" "0%")) (has (toString $unavailable) (list "0" "0%")) -}}
+{{- fail (printf "daemonSet.updateStrategy: exactly one of maxSurge and maxUnavailable must be 0, and they are %v and %v. Set both: if one is missing, Kubernetes takes maxSurge 0 or maxUnavailable 1" $surge $unavailable) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- if and .Values.daemonSet.hostPort .Values.daemonSet.hostNetwork -}}
 {{- fail "daemonSet: on the host's network the proxy has the node's ports anyway. Set either hostPort or hostNetwork, and the port with ports.https" -}}
 {{- end -}}

@@ -16,7 +16,7 @@ metadata:
     {{- end }}
     {{- if include "watershed.hasFiles" . }}
     # The proxy reads its configuration at the start only, so a change replaces the pods.
-    checksum/files: {{ print (toJson .Values.config) .Values.clientCA (and (include "watershed.stateFromReplicas" .) .Values.service.port) | sha256sum }}
+    checksum/files: {{ print (toJson .Values.config) .Values.clientCA (and (include "watershed.stateFromReplicas" .) (printf "%d%s" (int .Values.service.port) (default "" .Values.caBundle.pem))) | sha256sum }}
     {{- end }}
   {{- end }}
 spec:
@@ -57,7 +57,13 @@ spec:
       labelSelector:
         matchLabels:
           {{- include "watershed.selector" $ | nindent 10 }}
+      # Replicas of one revision are spread. Those of the revision before do not count, as they are about to end.
+      matchLabelKeys: ["pod-template-hash"]
     {{- end }}
+  {{- end }}
+  {{- with .Values.extraInitContainers }}
+  initContainers:
+    {{- toYaml . | nindent 4 }}
   {{- end }}
   containers:
     - name: watershed
@@ -211,19 +217,26 @@ spec:
     {{- with .Values.extraVolumes }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
-  {{- with .Values.nodeSelector }}
-  nodeSelector:
-    {{- toYaml . | nindent 4 }}
-  {{- end }}
-  {{- if .Values.tolerations }}
-  tolerations:
-    {{- toYaml .Values.tolerations | nindent 4 }}
-  {{- else if $daemonSet }}
-  tolerations:
-    - operator: Exists
+  {{- with include "watershed.nodes" . | trim }}
+  {{- . | nindent 2 }}
   {{- end }}
   {{- with .Values.affinity }}
   affinity:
     {{- toYaml . | nindent 4 }}
   {{- end }}
+{{- end -}}
+
+{{/* The nodes on which pods may run. */}}
+{{- define "watershed.nodes" -}}
+{{- with .Values.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- if .Values.tolerations }}
+tolerations:
+  {{- toYaml .Values.tolerations | nindent 2 }}
+{{- else if eq .Values.kind "DaemonSet" }}
+tolerations:
+  - operator: Exists
+{{- end }}
 {{- end -}}

@@ -40,6 +40,7 @@ func Healthy() []Series {
 	restarted := slices.Concat(slices.Repeat([]float64{1000}, 90), slices.Repeat([]float64{2000}, 31))
 	all := []Series{
 		Named(Constant(1), "up"),
+		Named(Constant(1), "watershed_ready"),
 		Named(Constant(1), "watershed_scope_following", "resource", "pods"),
 		Named(Constant(1), "watershed_scope_ready", "resource", "pods"),
 		Named(Constant(1), "watershed_scopes", "resource", "pods"),
@@ -112,8 +113,8 @@ func regularly(minutes int) (values []float64) {
 	return values
 }
 
-// others returns a metric of nine further proxies, of which so many have another value.
-func others(name string, usual, different float64, count int, labels ...string) (all []Series) {
+// Others returns a metric of nine further proxies, of which so many have another value.
+func Others(name string, usual, different float64, count int, labels ...string) (all []Series) {
 	for i := range 9 {
 		value := usual
 		if i < count {
@@ -148,12 +149,21 @@ type Case struct {
 
 // Cases holds series that come to the healthy ones.
 var Cases = map[string]Case{
-	"a type that may not be listed": {
+	"a type whose list fails": {
 		scope(Constant(1), Constant(0), Constant(0), Constant(0), Constant(0)), []string{"WatershedScopeNotReady"}, 1, 1,
+	},
+	// Each request opens a scope whose list fails, and that is closed again.
+	"a type whose list fails, and that is asked for at times": {
+		scope(regularly(7), Constant(0), Constant(0), Constant(0), Constant(0)), []string{"WatershedScopeNotReady"}, 0, 0,
 	},
 	// Each request opens a scope that upstream refuses, and that is closed again.
 	"a type that may not be listed, and is asked for at times": {
-		scope(regularly(7), Constant(0), Constant(0), Constant(0), Constant(0)), []string{"WatershedScopeNotReady"}, 0, 0,
+		append(scope(regularly(7), Constant(0), Constant(0), Constant(0), Constant(0)),
+			Named(rising(1.0/7), "watershed_scopes_stopped_total", "resource", "secrets", "reason", "forbidden")), nil, 0, 0,
+	},
+	"a type whose list fails, and another one that may not be listed": {
+		append(scope(Constant(1), Constant(0), Constant(0), Constant(0), Constant(0)),
+			Named(rising(1.0/7), "watershed_scopes_stopped_total", "resource", "crontabs", "reason", "forbidden")), []string{"WatershedScopeNotReady"}, 1, 1,
 	},
 	"a scope that was closed": {
 		scope(Constant(0), Constant(0), Constant(0), Constant(0), Constant(0)), nil, 0, 0,
@@ -175,32 +185,45 @@ var Cases = map[string]Case{
 		Series: []Series{Named(rising(2), "watershed_upstream_lists_total", "resource", "secrets"), Named(Constant(0), "watershed_scope_relists_total", "resource", "secrets")},
 	},
 	"one proxy of ten is down": {
-		Series: others("up", 1, 0, 1), Fires: []string{"WatershedInstanceDown"},
+		Series: Others("up", 1, 0, 1), Fires: []string{"WatershedInstanceDown"},
 	},
 	"three proxies of ten are down": {
-		Series: others("up", 1, 0, 3), Fires: []string{"WatershedDown", "WatershedInstanceDown"},
+		Series: Others("up", 1, 0, 3), Fires: []string{"WatershedDown", "WatershedInstanceDown"},
+	},
+	"one proxy of ten is not ready": {
+		Series: slices.Concat(Others("up", 1, 1, 0), Others("watershed_ready", 1, 0, 1)),
+	},
+	"three proxies of ten are not ready": {
+		Series: slices.Concat(Others("up", 1, 1, 0), Others("watershed_ready", 1, 0, 3)), Fires: []string{"WatershedNotReady"},
 	},
 	"one proxy of ten has a type that is too old": {
-		Series: slices.Concat(others("up", 1, 1, 0), others("watershed_scopes_stale", 0, 1, 1, "resource", "pods"),
-			others("watershed_scope_staleness_seconds", 0, 600, 1, "resource", "pods")),
+		Series: slices.Concat(Others("up", 1, 1, 0), Others("watershed_scopes_stale", 0, 1, 1, "resource", "pods"),
+			Others("watershed_scope_staleness_seconds", 0, 600, 1, "resource", "pods")),
 		Fires: []string{"WatershedNotFollowing"},
 	},
 	"three proxies of ten have a type that is too old": {
-		Series: slices.Concat(others("up", 1, 1, 0), others("watershed_scopes_stale", 0, 1, 3, "resource", "pods"),
-			others("watershed_scope_staleness_seconds", 0, 600, 3, "resource", "pods")),
+		Series: slices.Concat(Others("up", 1, 1, 0), Others("watershed_scopes_stale", 0, 1, 3, "resource", "pods"),
+			Others("watershed_scope_staleness_seconds", 0, 600, 3, "resource", "pods")),
 		Fires: []string{"WatershedNotFollowing", "WatershedStale"},
 	},
 	"small proxies whose memory is mostly uncounted": {
-		Series: slices.Concat(others("process_resident_memory_bytes", 40<<20, 190<<20, 1), others("watershed_memory_bytes", 10<<20, 10<<20, 0, "class", "objects"),
-			others("watershed_memory_limit_bytes", 205<<20, 205<<20, 0)),
+		Series: slices.Concat(Others("process_resident_memory_bytes", 40<<20, 190<<20, 1), Others("watershed_memory_bytes", 10<<20, 10<<20, 0, "class", "objects"),
+			Others("watershed_memory_limit_bytes", 205<<20, 205<<20, 0)),
 		Fires: []string{"WatershedMemoryGrowing"},
 	},
 	"proxies without a memory limit": {
-		Series: slices.Concat(others("process_resident_memory_bytes", 1<<30, 12<<30, 1), others("watershed_memory_bytes", 512<<20, 512<<20, 0, "class", "objects"),
-			others("watershed_memory_limit_bytes", 0, 0, 0)),
+		Series: slices.Concat(Others("process_resident_memory_bytes", 1<<30, 12<<30, 1), Others("watershed_memory_bytes", 512<<20, 512<<20, 0, "class", "objects"),
+			Others("watershed_memory_limit_bytes", 0, 0, 0)),
 	},
 	"a proxy on a node forwards what the preset leaves out": {
 		Series: []Series{Named(rising(600000), "watershed_requests_total", "verb", "list", "source", "forward", "reason", "not-covered", "code", "200")},
+	},
+	"another process writes checkpoints to the folder": {
+		Series: []Series{Named(rising(1), "watershed_checkpoint_writes_total", "result", "in-use")},
+	},
+	"a certificate that ends in a week and a half": {
+		Series: []Series{Named(Constant(1e6+10*24*3600), "watershed_serving_certificate_expiration_timestamp_seconds", "listener", "admin")},
+		Fires:  []string{"WatershedCertificateNotRenewed"},
 	},
 	"two reviews of six hundred failed": {
 		Series: []Series{Named(steps(0, 2, 5), "watershed_access_reviews_total", "kind", "tokenreview", "result", "unavailable")},
@@ -215,6 +238,7 @@ var Cases = map[string]Case{
 // labels.
 var Causes = map[string][]Series{
 	"WatershedDown":                   {Named(Constant(0), "up")},
+	"WatershedNotReady":               {Named(Constant(0), "watershed_ready")},
 	"WatershedInstanceDown":           {Named(Constant(0), "up")},
 	"WatershedAbsent":                 {Named(Constant(1), "up", "job", "another")},
 	"WatershedNotFollowing":           {Named(Constant(90), "watershed_scope_staleness_seconds", "resource", "pods")},
@@ -237,17 +261,18 @@ var Causes = map[string][]Series{
 		Named(Constant(990), "watershed_connections", "listener", "proxy"),
 		Named(Constant(1000), "watershed_connections_limit", "listener", "proxy"),
 	},
-	"WatershedConnectionsRefused":  {Named(rising(6), "watershed_connections_rejected_total", "listener", "proxy", "reason", "per-address")},
-	"WatershedUsersLimited":        {Named(rising(60), "watershed_requests_limited_total", "reason", "rate")},
-	"WatershedFileDescriptorsLow":  {Named(Constant(19000), "process_open_fds")},
-	"WatershedMemoryShort":         {Named(Constant(4), "watershed_memory_pressure_step")},
-	"WatershedMemoryGrowing":       {Named(Constant(12<<30), "process_resident_memory_bytes")},
-	"WatershedRestarting":          {Named(rising(1), "process_start_time_seconds")},
-	"WatershedLoopsRefused":        {Named(rising(1), "watershed_loops_refused_total", "reason", "loop")},
-	"WatershedNodePodsNotFollowed": {Named(Constant(0), "watershed_node_pods_following")},
-	"WatershedCheckpointsFailing":  {Named(rising(1), "watershed_checkpoint_writes_total", "result", "failed")},
-	"WatershedCertificateEnds":     {Named(Constant(3600), "watershed_serving_certificate_expiration_timestamp_seconds", "listener", "proxy")},
-	"WatershedSavesNothing":        {Named(rising(120<<20), "watershed_upstream_received_bytes_total", "purpose", "watch")},
-	"WatershedAuditLogNotRotated":  {Named(rising(1), "watershed_audit_log_rotation_failures_total")},
-	"WatershedAuditEventsLost":     {Named(rising(1), "watershed_audit_events_dropped_total", "sink", "log")},
+	"WatershedConnectionsRefused":    {Named(rising(6), "watershed_connections_rejected_total", "listener", "proxy", "reason", "per-address")},
+	"WatershedUsersLimited":          {Named(rising(60), "watershed_requests_limited_total", "reason", "rate")},
+	"WatershedFileDescriptorsLow":    {Named(Constant(19000), "process_open_fds")},
+	"WatershedMemoryShort":           {Named(Constant(4), "watershed_memory_pressure_step")},
+	"WatershedMemoryGrowing":         {Named(Constant(12<<30), "process_resident_memory_bytes")},
+	"WatershedRestarting":            {Named(rising(1), "process_start_time_seconds")},
+	"WatershedLoopsRefused":          {Named(rising(1), "watershed_loops_refused_total", "reason", "loop")},
+	"WatershedNodePodsNotFollowed":   {Named(Constant(0), "watershed_node_pods_following")},
+	"WatershedCheckpointsFailing":    {Named(rising(1), "watershed_checkpoint_writes_total", "result", "failed")},
+	"WatershedCertificateEnds":       {Named(Constant(3600), "watershed_serving_certificate_expiration_timestamp_seconds", "listener", "proxy")},
+	"WatershedCertificateNotRenewed": {Named(Constant(1e6+10*24*3600), "watershed_serving_certificate_expiration_timestamp_seconds", "listener", "proxy")},
+	"WatershedSavesNothing":          {Named(rising(120<<20), "watershed_upstream_received_bytes_total", "purpose", "watch")},
+	"WatershedAuditLogNotRotated":    {Named(rising(1), "watershed_audit_log_rotation_failures_total")},
+	"WatershedAuditEventsLost":       {Named(rising(1), "watershed_audit_events_dropped_total", "sink", "log")},
 }
