@@ -10,8 +10,10 @@
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use http::{HeaderMap, HeaderName, Request, StatusCode};
+use parking_lot::Mutex;
 use rustls::pki_types::CertificateDer;
 use watershed_protocol::Status;
 
@@ -95,6 +97,8 @@ pub struct Access {
     allow_masters: bool,
     /// The proxy's own identity, if all callers share it.
     own: Option<Arc<OwnIdentity>>,
+    /// The moment of the last review of a caller that failed.
+    last_failure: Arc<Mutex<Option<Instant>>>,
 }
 
 impl Access {
@@ -159,6 +163,7 @@ impl Access {
             front_proxies,
             allow_masters,
             own: own.map(Arc::new),
+            last_failure: Arc::default(),
         })
     }
 
@@ -179,6 +184,17 @@ impl Access {
         pods: (ScopeKey, Retention),
     ) -> impl Future<Output = ()> + Send + use<> {
         node::follow::follow(scopes, pods, Arc::clone(self.authorizer.nodes()))
+    }
+
+    /// Notes that the review of a caller failed.
+    pub fn note_failed_review(&self) {
+        *self.last_failure.lock() = Some(Instant::now());
+    }
+
+    /// Returns `true` if the review of a caller failed within this time.
+    pub fn has_review_failed(&self, within: Duration) -> bool {
+        let last = *self.last_failure.lock();
+        last.is_some_and(|failed| failed.elapsed() < within)
     }
 
     /// Returns `true` if a request is refused because its review failed with `error`. Otherwise the

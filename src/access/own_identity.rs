@@ -16,13 +16,13 @@ use crate::log_throttle::LogThrottle;
 use crate::scope::Timeline;
 use crate::upstream::UpstreamClient;
 
-/// Time after which upstream is asked again. Meanwhile the answer from before counts.
-const ASK_AGAIN: Duration = Duration::from_mins(1);
-/// Time for which an answer counts, as grants do while upstream cannot be asked.
+/// Time for which an answer counts in any case.
+const FRESH_FOR: Duration = Duration::from_mins(1);
+/// Time for which an answer counts while upstream cannot be asked, as grants do.
 const COUNTS_FOR: Duration = Duration::from_mins(5);
 /// Pause after a question that failed.
 const PAUSE: Duration = Duration::from_secs(5);
-/// Longest wait of a request for the first answer.
+/// Longest wait of a request for an answer.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 static FAILURES: LogThrottle = LogThrottle::new(Duration::from_secs(10));
@@ -39,7 +39,7 @@ struct Shared {
     answered: Notify,
 }
 
-/// What upstream told about the proxy.
+/// Upstream's answers about the proxy.
 #[derive(Debug, Default)]
 struct OwnState {
     /// The timeline of what follows: another cluster may know the proxy by another name.
@@ -50,7 +50,7 @@ struct OwnState {
     is_asking: bool,
 }
 
-/// What a request learns of the state.
+/// The part of the state that a request needs.
 #[derive(Debug, PartialEq, Eq)]
 struct Inspection {
     answer: OwnAnswer,
@@ -61,8 +61,8 @@ struct Inspection {
 #[derive(Debug, PartialEq, Eq)]
 enum OwnAnswer {
     Known(Arc<Identity>),
-    /// The first answer is under way.
-    Awaited,
+    /// An answer is under way. If it is late, the one before counts.
+    Awaited(Option<Arc<Identity>>),
     Unknown,
 }
 
@@ -90,7 +90,11 @@ impl OwnIdentity {
             }
             match look.answer {
                 OwnAnswer::Known(identity) => return Some(identity),
-                OwnAnswer::Awaited => timeout_at(until, answered).await.ok()?,
+                OwnAnswer::Awaited(earlier) => {
+                    if timeout_at(until, answered).await.is_err() {
+                        return earlier;
+                    }
+                }
                 OwnAnswer::Unknown => return None,
             }
         }
@@ -112,31 +116,38 @@ impl OwnState {
             };
         }
         let age = |since: Instant| now.saturating_duration_since(since);
-        let is_due = |(_, asked): &(_, Instant)| age(*asked) >= ASK_AGAIN;
         let is_pausing = self.failed.is_some_and(|failed| age(failed) < PAUSE);
-        let asks = !self.is_asking && !is_pausing && self.known.as_ref().is_none_or(is_due);
+        let known = self.known.as_ref();
+        let is_fresh = known.is_some_and(|(_, asked)| age(*asked) < FRESH_FOR);
+        let asks = !self.is_asking && !is_pausing && !is_fresh;
         self.is_asking |= asks;
-        let known = self
-            .known
-            .as_ref()
-            .filter(|(_, asked)| age(*asked) < COUNTS_FOR);
-        let answer = match known {
-            Some((identity, _)) => OwnAnswer::Known(Arc::clone(identity)),
-            None if self.is_asking && !is_pausing => OwnAnswer::Awaited,
-            None => OwnAnswer::Unknown,
+        let identity = known
+            .filter(|(_, asked)| age(*asked) < COUNTS_FOR)
+            .map(|(identity, _)| Arc::clone(identity));
+        let answer = match identity {
+            // While upstream cannot be asked, nobody waits for the next question to fail.
+            Some(identity) if is_fresh || self.failed.is_some() => OwnAnswer::Known(identity),
+            earlier if self.is_asking && !is_pausing => OwnAnswer::Awaited(earlier),
+            _ => OwnAnswer::Unknown,
         };
         Inspection { answer, asks }
     }
 
     /// Notes the answer to a question that was asked at a moment of a timeline.
-    fn answered(&mut self, answer: Option<Arc<Identity>>, timeline: u64, asked: Instant) {
+    fn answered(&mut self, answer: Result<Identity, ReviewError>, timeline: u64, asked: Instant) {
         match answer {
             _ if self.timeline != timeline => {}
-            Some(identity) => {
-                self.known = Some((identity, asked));
+            Ok(identity) => {
+                self.known = Some((Arc::new(identity), asked));
                 self.failed = None;
             }
-            None => self.failed = Some(Instant::now()),
+            Err(error) => {
+                self.failed = Some(Instant::now());
+                if !error.is_unavailable() {
+                    // Upstream does not know the proxy any more.
+                    self.known = None;
+                }
+            }
         }
     }
 }
@@ -160,7 +171,6 @@ async fn ask(shared: Arc<Shared>) {
     if let Err(error) = &answer {
         report(error);
     }
-    let answer = answer.ok().map(Arc::new);
     shared.state.lock().answered(answer, timeline, asked);
 }
 
@@ -172,63 +182,82 @@ fn report(error: &ReviewError) {
 
 #[cfg(test)]
 mod tests {
+    use http::StatusCode;
+
     use super::*;
 
-    fn known(identity: &Arc<Identity>, asks: bool) -> Inspection {
-        Inspection {
-            answer: OwnAnswer::Known(Arc::clone(identity)),
-            asks,
-        }
+    fn answer(look: Inspection) -> (OwnAnswer, bool) {
+        (look.answer, look.asks)
     }
 
-    fn without(answer: OwnAnswer, asks: bool) -> Inspection {
-        Inspection { answer, asks }
+    fn known() -> OwnAnswer {
+        OwnAnswer::Known(Arc::new(Identity::anonymous()))
+    }
+
+    fn awaited() -> OwnAnswer {
+        OwnAnswer::Awaited(Some(Arc::new(Identity::anonymous())))
+    }
+
+    /// A question that got this answer.
+    fn tell(state: &mut OwnState, answer: Result<Identity, ReviewError>, timeline: u64) {
+        state.is_asking = false;
+        state.answered(answer, timeline, Instant::now());
+    }
+
+    fn unavailable() -> ReviewError {
+        ReviewError::Late(PATIENCE)
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_identity_counts_while_upstream_cannot_be_asked_for_minutes() {
-        let (mut state, start) = (OwnState::default(), Instant::now());
-        let me = Arc::new(Identity::anonymous());
-        assert_eq!(state.look(1, start), without(OwnAnswer::Awaited, true));
-        assert_eq!(state.look(1, start), without(OwnAnswer::Awaited, false));
-        state.is_asking = false;
-        state.answered(Some(Arc::clone(&me)), 1, start);
-        assert_eq!(state.look(1, start), known(&me, false));
-        assert_eq!(state.look(1, start + ASK_AGAIN), known(&me, true));
-        state.is_asking = false;
-        state.answered(None, 1, start + ASK_AGAIN);
-        tokio::time::advance(ASK_AGAIN).await;
-        state.failed = Some(Instant::now());
-        assert_eq!(state.look(1, Instant::now()), known(&me, false));
-        assert_eq!(state.look(1, Instant::now() + PAUSE), known(&me, true));
-        let later = start + COUNTS_FOR;
-        assert_eq!(state.look(1, later), without(OwnAnswer::Awaited, false));
+    async fn an_identity_counts_for_minutes_while_upstream_cannot_be_asked() {
+        let mut state = OwnState::default();
+        let look = |state: &mut OwnState| answer(state.look(1, Instant::now()));
+        assert_eq!(look(&mut state), (OwnAnswer::Awaited(None), true));
+        assert_eq!(look(&mut state), (OwnAnswer::Awaited(None), false));
+        tell(&mut state, Ok(Identity::anonymous()), 1);
+        assert_eq!(look(&mut state), (known(), false));
+        tokio::time::advance(FRESH_FOR).await;
+        assert_eq!(look(&mut state), (awaited(), true));
+        tell(&mut state, Err(unavailable()), 1);
+        assert_eq!(look(&mut state), (known(), false));
+        tokio::time::advance(PAUSE).await;
+        assert_eq!(look(&mut state), (known(), true), "nobody waits for it");
+        tokio::time::advance(COUNTS_FOR).await;
+        assert_eq!(look(&mut state), (OwnAnswer::Awaited(None), false));
     }
 
-    #[test]
-    fn no_request_waits_in_the_pause_after_a_failure() {
-        let (mut state, start) = (OwnState::default(), Instant::now());
-        assert!(state.look(1, start).asks);
-        state.is_asking = false;
-        state.answered(None, 1, start);
-        let failed = state.failed.unwrap();
-        assert_eq!(state.look(1, failed), without(OwnAnswer::Unknown, false));
-        let next = state.look(1, failed + PAUSE);
-        assert_eq!(next, without(OwnAnswer::Awaited, true));
+    #[tokio::test(start_paused = true)]
+    async fn an_identity_that_upstream_refuses_does_not_count() {
+        let mut state = OwnState::default();
+        assert!(state.look(1, Instant::now()).asks);
+        tell(&mut state, Ok(Identity::anonymous()), 1);
+        tokio::time::advance(FRESH_FOR).await;
+        assert!(state.look(1, Instant::now()).asks);
+        tell(
+            &mut state,
+            Err(ReviewError::Refused(StatusCode::UNAUTHORIZED)),
+            1,
+        );
+        let look = answer(state.look(1, Instant::now()));
+        assert_eq!(look, (OwnAnswer::Unknown, false), "and nobody waits");
+        tokio::time::advance(PAUSE).await;
+        let look = answer(state.look(1, Instant::now()));
+        assert_eq!(look, (OwnAnswer::Awaited(None), true));
     }
 
-    #[test]
-    fn an_answer_of_another_timeline_does_not_count() {
-        let (mut state, start) = (OwnState::default(), Instant::now());
-        let me = Arc::new(Identity::anonymous());
-        assert!(state.look(1, start).asks);
-        assert_eq!(state.look(2, start), without(OwnAnswer::Awaited, false));
-        state.is_asking = false;
-        state.answered(Some(Arc::clone(&me)), 1, start);
-        assert!(state.look(2, start).asks);
-        state.is_asking = false;
-        state.answered(Some(Arc::clone(&me)), 2, start);
-        assert_eq!(state.look(2, start), known(&me, false));
-        assert_eq!(state.look(3, start).answer, OwnAnswer::Awaited);
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_of_another_timeline_does_not_count() {
+        let mut state = OwnState::default();
+        assert!(state.look(1, Instant::now()).asks);
+        assert!(
+            !state.look(2, Instant::now()).asks,
+            "one question at a time"
+        );
+        tell(&mut state, Ok(Identity::anonymous()), 1);
+        assert!(state.look(2, Instant::now()).asks);
+        tell(&mut state, Ok(Identity::anonymous()), 2);
+        assert_eq!(state.look(2, Instant::now()).answer, known());
+        let other = state.look(3, Instant::now()).answer;
+        assert_eq!(other, OwnAnswer::Awaited(None));
     }
 }

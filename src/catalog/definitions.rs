@@ -114,8 +114,9 @@ impl DefinitionFeed {
         match &mut self.state {
             FeedState::Waiting { until, stopped } => {
                 let is_due = tokio::select! {
-                    () = sleep_until(*until) => true,
+                    biased;
                     () = recovered(stopped.as_deref()) => false,
+                    () = sleep_until(*until) => true,
                 };
                 if let Some(stopped) = stopped.take() {
                     if !is_due {

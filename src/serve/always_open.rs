@@ -15,7 +15,7 @@ use crate::upstream::Stopped;
 
 /// Interval between checks. A type may appear later, and a stopped scope may be tried again.
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
-/// Scopes that are opened at the same time. One that upstream refuses does not hold up the others.
+/// Scopes that are opened at the same time. One whose list hangs does not hold up the others.
 const OPENED_AT_A_TIME: usize = 4;
 
 /// Keeps the scopes open that the policy wants always open. Returns only if there are none.

@@ -194,9 +194,9 @@ impl ServiceParts {
                     .accepted(caller.address, unknown, capacity)
             };
             share = share.map(accepted);
-            if let Some(memory) = completion.memory() {
-                self.request_memory.accepted(memory);
-            }
+        }
+        if let Some(memory) = completion.memory().filter(|_| is_known) {
+            self.request_memory.accepted(memory);
         }
         // An unknown caller that reads nothing must not keep others from being reviewed.
         let response = match share {

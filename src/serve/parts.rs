@@ -66,7 +66,12 @@ impl ServiceParts {
     ) -> Self {
         let policy = Arc::new(policy);
         Self {
-            takeovers: Takeovers::new(catalog.clone(), Arc::clone(&policy), scopes.clone()),
+            takeovers: Takeovers::new(
+                access.clone(),
+                catalog.clone(),
+                Arc::clone(&policy),
+                scopes.clone(),
+            ),
             limiter: Limiter::new(policy.users),
             request_memory: RequestMemory::within(scopes.budget()),
             forward_limits: ForwardLimits::new(policy.users),

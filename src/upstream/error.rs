@@ -65,7 +65,33 @@ pub enum UpstreamError {
     },
 }
 
+/// Returns `true` if upstream ended a request without an answer, and its connection goes on.
+///
+/// Source: `apiserver/pkg/server/filters/timeout.go` (a panic with `http.ErrAbortHandler`, which Go's
+/// `net/http` answers over HTTP/2 with RST_STREAM).
+pub(super) fn is_given_up(error: &hyper::Error) -> bool {
+    http2_error(error).is_some_and(|error| error.is_remote() && error.is_reset())
+}
+
+/// Returns the error of HTTP/2 that led to this one, if one did.
+pub(super) fn http2_error(error: &hyper::Error) -> Option<&h2::Error> {
+    let mut next = std::error::Error::source(error);
+    while let Some(cause) = next {
+        if let Some(error) = cause.downcast_ref::<h2::Error>() {
+            return Some(error);
+        }
+        next = cause.source();
+    }
+    None
+}
+
 impl UpstreamError {
+    /// Returns `true` if upstream ended the request without an answer, as it does with one that has
+    /// taken too long.
+    pub fn is_given_up(&self) -> bool {
+        matches!(self, Self::Closed { source, .. } if is_given_up(source))
+    }
+
     /// Returns `true` if the caller's request is at fault and was not forwarded.
     ///
     /// Such a request is answered with 400.

@@ -58,7 +58,7 @@ pub struct ProbeList {
 pub struct MeasuredVersions {
     /// The keys and versions.
     pub list: VersionList,
-    /// Length of the objects' metadata in bytes, uncompressed.
+    /// Length of what upstream wrote for them in bytes, uncompressed.
     pub bytes: usize,
 }
 

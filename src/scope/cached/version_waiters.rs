@@ -78,10 +78,10 @@ impl VersionWaiters {
         if vain.reached == before && vain.wanted <= version && wait <= vain.lasted {
             return false;
         }
-        let is_reached = timeout(wait, self.wait(version, reached)).await.is_ok();
-        if !is_reached {
+        let is_reached = timeout(wait, self.wait(version, &reached)).await.is_ok();
+        if !is_reached && reached() == before {
             let mut vain = self.vain.lock();
-            // An earlier version has not arrived either, if the same is reached now.
+            // An earlier version that others waited for has not arrived either.
             let is_same = vain.reached == before;
             let earlier = is_same.then_some(vain.wanted);
             *vain = VainWait {

@@ -1,8 +1,8 @@
-//! What measuring a list has made of its first objects.
+//! Rows or metadata that were made to measure a list, and are kept until it is sent.
 use crate::serve::limits::list_memory::ListMemory;
 
-/// What was made of the first objects of a list to measure them. The rest is made again when the
-/// list is sent.
+/// The rows or metadata of the first objects of a list, made to measure it. Those of the others are
+/// made again when the list is sent.
 pub(super) struct KeptItems<T> {
     items: Vec<T>,
     bytes: usize,
@@ -20,8 +20,8 @@ impl<T> Default for KeptItems<T> {
 }
 
 impl<T> KeptItems<T> {
-    /// Keeps what was made of the next object, if there is memory for it, and there was for all
-    /// before. `item` returns it with the bytes that it takes.
+    /// Keeps the next object's item, if there is memory for it and there was for all before. `item`
+    /// returns the item with the bytes that it takes.
     pub(super) fn push(&mut self, memory: &mut ListMemory, item: impl FnOnce() -> (T, usize)) {
         if self.is_full {
             return;
@@ -35,7 +35,7 @@ impl<T> KeptItems<T> {
         }
     }
 
-    /// Returns what was made of an object, if it was kept.
+    /// Returns the item of an object, if it was kept.
     pub(super) fn get(&self, index: usize) -> Option<&T> {
         self.items.get(index)
     }

@@ -12,7 +12,7 @@ use crate::serve::source::AnswerSource;
 use crate::serve::unanswered::Refusal;
 use crate::upstream::{ChainError, UpstreamError};
 
-/// Returns the answer to a rejected request, or the reason why upstream answers it.
+/// Returns the answer to a request that is refused.
 pub(in crate::serve) fn refused(refusal: Refusal, form: RefusalForm) -> Answer {
     match refusal {
         Refusal::Status(source, refusal) => {
@@ -107,6 +107,10 @@ pub(in crate::serve) fn not_forwarded(
         // connection, which they report for writes. 502 is the closest to it.
         let message = format!("the API server may have done this or not: {error}");
         Status::new(502, "InternalError", message)
+    } else if error.is_given_up() {
+        // Clients would send it again after a 503. Of an API server they see the end of the stream.
+        let message = format!("the API server gave up on the request: {error}");
+        Status::new(504, "Timeout", message)
     } else {
         let message = format!("the API server could not be reached: {error}");
         Status::service_unavailable(message, 1)

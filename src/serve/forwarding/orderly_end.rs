@@ -15,9 +15,9 @@ use super::takeover::{FollowedWatch, Takeover};
 use crate::body::{Body, BoxError};
 use crate::drain;
 use crate::watcher::ContentCoding;
-use watershed_protocol::Encoding;
+use watershed_protocol::{Encoding, GzipReader};
 
-/// A compressed stream without data for this long is between two events.
+/// A stream that cannot be read, without data for this long, is between two events.
 const QUIET: Duration = Duration::from_millis(500);
 /// A watch that ends sooner than this and brought nothing has client-go list again.
 /// Source: `client-go/tools/cache/reflector.go` (handleAnyWatch, `VeryShortWatchError`).
@@ -45,10 +45,10 @@ pub(in crate::serve) fn apply(
         .find(|encoding| media_type == Some(encoding.content_type(true).as_bytes()));
     match encoding {
         Some(encoding) if response.status() == StatusCode::OK => response.map(|body| {
-            let place = if coding == Some(ContentCoding::Identity) {
-                StreamPosition::new(encoding)
-            } else {
-                StreamPosition::Unseen { quiet: None }
+            let place = match coding {
+                Some(ContentCoding::Identity) => StreamPosition::new(encoding),
+                Some(ContentCoding::Gzip) => StreamPosition::gzip(encoding),
+                None => StreamPosition::Unseen { quiet: None },
             };
             let young = Some(Box::pin(tokio::time::sleep(VERY_SHORT)));
             let followed = takeover
@@ -89,22 +89,70 @@ struct OrderlyEnd {
 #[derive(Debug)]
 enum StreamPosition {
     /// JSON: the last three bytes, which tell the end of an event.
-    Json { last: [u8; 3] },
+    Json { last: [u8; 3], head: EventHead },
     /// Four bytes of length, then as many bytes: the known part of the length, and what is missing.
-    Lengths { prefix: Vec<u8>, missing: usize },
-    /// Compressed. Upstream ends a member of gzip with each event or batch of events, so a quiet
-    /// stream is between two. It counts as quiet once the timer has run out.
+    Lengths {
+        prefix: Vec<u8>,
+        missing: usize,
+        head: EventHead,
+    },
+    /// Compressed with gzip. Upstream ends a member with each event or batch of events.
+    Gzip {
+        members: GzipReader,
+        unpacked: Box<StreamPosition>,
+    },
+    /// Compressed in another way. A quiet stream is between two events. It counts as quiet once the
+    /// timer has run out.
     Unseen { quiet: Option<Pin<Box<Sleep>>> },
+}
+
+/// The first bytes of an event, which tell if it is a bookmark.
+#[derive(Debug, Default)]
+struct EventHead {
+    bytes: [u8; 24],
+    length: usize,
+}
+
+impl EventHead {
+    /// The beginnings of a bookmark: in JSON, in indented JSON, and in protobuf.
+    const OF_BOOKMARKS: [&[u8]; 3] = [
+        br#"{"type":"BOOKMARK""#,
+        b"{\n  \"type\": \"BOOKMARK\"",
+        b"\x0a\x08BOOKMARK",
+    ];
+
+    /// Takes the next bytes of the event. Returns `true` if it is a bookmark.
+    fn push(&mut self, data: &[u8]) -> bool {
+        let free = &mut self.bytes[self.length..];
+        let taken = free.len().min(data.len());
+        free[..taken].copy_from_slice(&data[..taken]);
+        self.length += taken;
+        let head = &self.bytes[..self.length];
+        Self::OF_BOOKMARKS
+            .iter()
+            .any(|bookmark| head.starts_with(bookmark))
+    }
 }
 
 impl StreamPosition {
     fn new(encoding: Encoding) -> Self {
         match encoding {
-            Encoding::Json => Self::Json { last: *b"}}\n" },
+            Encoding::Json => Self::Json {
+                last: *b"}}\n",
+                head: EventHead::default(),
+            },
             Encoding::Protobuf => Self::Lengths {
                 prefix: Vec::new(),
                 missing: 0,
+                head: EventHead::default(),
             },
+        }
+    }
+
+    fn gzip(encoding: Encoding) -> Self {
+        Self::Gzip {
+            members: GzipReader::default(),
+            unpacked: Box::new(Self::new(encoding)),
         }
     }
 
@@ -112,8 +160,11 @@ impl StreamPosition {
         match self {
             // Compact events are lines, in which the object or the type comes last. Pretty ones have
             // lines, too, but only the last line of an event is a brace without indentation.
-            Self::Json { last } => matches!(last, b"}}\n" | b"\"}\n" | b"\n}\n"),
-            Self::Lengths { prefix, missing } => prefix.is_empty() && *missing == 0,
+            Self::Json { last, .. } => matches!(last, b"}}\n" | b"\"}\n" | b"\n}\n"),
+            Self::Lengths {
+                prefix, missing, ..
+            } => prefix.is_empty() && *missing == 0,
+            Self::Gzip { members, unpacked } => members.is_between() && unpacked.is_between(),
             Self::Unseen { .. } => false,
         }
     }
@@ -129,15 +180,24 @@ impl StreamPosition {
         }
     }
 
-    fn pass(&mut self, mut data: &[u8]) {
+    /// Moves on. Returns `true` if a bookmark is among the events.
+    fn pass(&mut self, mut data: &[u8]) -> bool {
+        let mut has_bookmark = false;
         match self {
             Self::Unseen { quiet } => *quiet = None,
-            Self::Json { last } => {
-                for byte in &data[data.len().saturating_sub(3)..] {
-                    *last = [last[1], last[2], *byte];
+            Self::Json { .. } => {
+                while !data.is_empty() {
+                    let line = data.iter().position(|byte| *byte == b'\n');
+                    let (passed, rest) = data.split_at(line.map_or(data.len(), |end| end + 1));
+                    data = rest;
+                    has_bookmark |= self.pass_line(passed);
                 }
             }
-            Self::Lengths { prefix, missing } => {
+            Self::Lengths {
+                prefix,
+                missing,
+                head,
+            } => {
                 while !data.is_empty() {
                     let wanted = if *missing > 0 {
                         *missing
@@ -147,6 +207,7 @@ impl StreamPosition {
                     let (passed, rest) = data.split_at(wanted.min(data.len()));
                     data = rest;
                     if *missing > 0 {
+                        has_bookmark |= head.push(passed);
                         *missing -= passed.len();
                         continue;
                     }
@@ -154,10 +215,33 @@ impl StreamPosition {
                     if let Ok(length) = <[u8; 4]>::try_from(prefix.as_slice()) {
                         *missing = u32::from_be_bytes(length) as usize;
                         prefix.clear();
+                        *head = EventHead::default();
                     }
                 }
             }
+            Self::Gzip { members, unpacked } => {
+                let read = members.read(data, |piece| has_bookmark |= unpacked.pass(&piece));
+                if read.is_err() {
+                    *self = Self::Unseen { quiet: None };
+                }
+            }
         }
+        has_bookmark
+    }
+
+    /// Moves on by a line of JSON or a part of one. Returns `true` if its event is a bookmark.
+    fn pass_line(&mut self, line: &[u8]) -> bool {
+        let is_first = self.is_between();
+        let Self::Json { last, head } = self else {
+            return false;
+        };
+        if is_first {
+            *head = EventHead::default();
+        }
+        for byte in &line[line.len().saturating_sub(3)..] {
+            *last = [last[1], last[2], *byte];
+        }
+        head.push(line)
     }
 }
 
@@ -213,8 +297,8 @@ impl http_body::Body for OrderlyEnd {
             && let Some(data) = frame.data_ref()
         {
             this.young = None;
-            this.is_resumable |= this.place.is_between() && begins_with_bookmark(data);
-            this.place.pass(data);
+            // The first bookmark comes after all initial events.
+            this.is_resumable |= this.place.pass(data);
             if let Some(followed) = &mut this.followed {
                 followed.pass(data);
             }
@@ -247,19 +331,11 @@ pub(in crate::serve) fn has_initial_events(query: Option<&str>) -> bool {
     !begins_at_a_version || query.contains("sendInitialEvents")
 }
 
-/// Returns `true` if the data begin with a bookmark, which comes after all initial events.
-fn begins_with_bookmark(data: &[u8]) -> bool {
-    // The protobuf has a length of four bytes before the first field, the type.
-    let type_field = data.get(4..).unwrap_or_default();
-    type_field.starts_with(b"\x0a\x08BOOKMARK")
-        || data.starts_with(br#"{"type":"BOOKMARK""#)
-        || data.starts_with(b"{\n  \"type\": \"BOOKMARK\"")
-}
-
 #[cfg(test)]
 mod tests {
     use http_body_util::StreamBody;
     use tokio::sync::mpsc::UnboundedSender;
+    use watershed_protocol::gzip_member;
 
     use super::*;
 
@@ -392,6 +468,53 @@ mod tests {
             let end = body.frame().await;
             assert_eq!(end.is_none(), is_whole, "{query:?} {data:?}");
             assert_eq!(matches!(end, Some(Err(_))), !is_whole, "{query:?} {data:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_compressed_watch_whose_upstream_is_gone_fails_only_within_an_event() {
+        let (_trigger, draining) = drain::channel();
+        let initial = gzip_member(b"{{}}\n{{}}\n");
+        let mark = gzip_member(b"{{}}\n{\"type\":\"BOOKMARK\",\"object\":{}}\n");
+        let half_event = gzip_member(b"{{");
+        let (before, after) = (initial.to_vec(), [&initial[..], &mark].concat());
+        for (data, is_whole) in [
+            (before, false),
+            (after.clone(), true),
+            ([&after[..], &initial[..7]].concat(), false),
+            ([&after[..], &half_event].concat(), false),
+        ] {
+            let frames = [
+                Ok(Frame::data(Bytes::from(data.clone()))),
+                Err(BoxError::from("upstream is gone")),
+            ];
+            let mut response = of_frames(frames);
+            let gzip = http::HeaderValue::from_static("gzip");
+            response
+                .headers_mut()
+                .insert(header::CONTENT_ENCODING, gzip);
+            let mut body = apply(response, true, &draining, None).into_body();
+            body.frame().await.unwrap().unwrap();
+            let end = body.frame().await;
+            assert_eq!(end.is_none(), is_whole, "{} bytes", data.len());
+        }
+    }
+
+    #[test]
+    fn bookmarks_are_found_wherever_they_begin() {
+        let json =
+            "{\"type\":\"ADDED\",\"object\":{\"data\":\"{\\\"type\\\":\\\"BOOKMARK\\\"\"}}\n";
+        let bookmark = "{\"type\":\"BOOKMARK\",\"object\":{}}\n";
+        let pretty = "{\n  \"type\": \"BOOKMARK\",\n  \"object\": {}\n}\n";
+        for size in 1..40 {
+            let found = |text: &str| {
+                let mut place = StreamPosition::new(Encoding::Json);
+                let mut chunks = text.as_bytes().chunks(size);
+                chunks.any(|chunk| place.pass(chunk))
+            };
+            assert!(!found(json));
+            assert!(found(&format!("{json}{bookmark}")), "by {size}");
+            assert!(found(&format!("{json}{pretty}")), "by {size}");
         }
     }
 

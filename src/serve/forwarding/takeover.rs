@@ -16,6 +16,7 @@ use watershed_protocol::{
     WatchStart, read_bookmark, scan,
 };
 
+use crate::access::Access;
 use crate::catalog::Catalog;
 use crate::scope::Scopes;
 use crate::serve::limits::watches::retained_bytes;
@@ -30,6 +31,8 @@ use crate::watcher::ContentCoding;
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 /// A watch that ends by itself before this is left alone.
 const WORTHWHILE: Duration = Duration::from_secs(30);
+/// Time without a failed review after which callers can be reviewed again.
+const REVIEWED_FOR: Duration = Duration::from_secs(30);
 /// Limit of the memory for the selectors of a followed watch. Others stay with upstream to their
 /// end.
 const MAX_SELECTOR_BYTES: u64 = 4 << 10;
@@ -42,6 +45,7 @@ pub(in crate::serve) struct Takeovers {
 }
 
 struct TakeoverParts {
+    access: Access,
     catalog: Catalog,
     policy: Arc<CachingPolicy>,
     scopes: Scopes,
@@ -49,12 +53,14 @@ struct TakeoverParts {
 
 impl Takeovers {
     pub(in crate::serve) fn new(
+        access: Access,
         catalog: Catalog,
         policy: Arc<CachingPolicy>,
         scopes: Scopes,
     ) -> Self {
         Self {
             shared: Arc::new(TakeoverParts {
+                access,
                 catalog,
                 policy,
                 scopes,
@@ -111,6 +117,7 @@ fn is_temporary(reason: ForwardReason) -> bool {
             | ForwardReason::Quarantined
             | ForwardReason::SchemaChanged
             | ForwardReason::NotPermitted
+            | ForwardReason::ReviewFailed
             | ForwardReason::NotCached
             | ForwardReason::Budget
             | ForwardReason::InitialEvents
@@ -154,10 +161,14 @@ impl Takeover {
 
     fn is_possible(&self) -> bool {
         let TakeoverParts {
+            access,
             catalog,
             policy,
             scopes,
         } = &*self.shared;
+        if self.reason == ForwardReason::ReviewFailed && access.has_review_failed(REVIEWED_FOR) {
+            return false;
+        }
         let Some(version) = self.reached else {
             return false;
         };

@@ -99,10 +99,8 @@ impl RequestMemory {
         shares.take(caller, waiting_bytes(exchange)).ok_or(exceeded)
     }
 
-    /// Counts what a list takes of its own, besides its answer, for the user who was reviewed, or for
-    /// the one who acts as that user.
-    pub(in crate::serve) fn list(&self, reviewed: &Identity, exchange: &Exchange) -> ListMemory {
-        let user = exchange.caller.user().map_or(reviewed, AsRef::as_ref);
+    /// Counts what a list takes of its own, besides its answer, for the user who was reviewed.
+    pub(in crate::serve) fn list(&self, user: &Identity, exchange: &Exchange) -> ListMemory {
         let caller = key_of(Some(user));
         let caller = caller.unwrap_or_else(|| CallerKey::Address(exchange.address()));
         self.list_of(caller)

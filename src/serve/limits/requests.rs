@@ -7,9 +7,8 @@ use std::time::{Duration, Instant};
 use http::Response;
 use moka::sync::Cache;
 use parking_lot::Mutex;
-use tokio::time::timeout;
 
-use crate::access::{Access, Authenticated, Credential, Identity, ReviewError};
+use crate::access::{Access, Authenticated, Caller, Credential, Identity, ReviewError};
 use crate::body::{Body, holding};
 use crate::fairness::Share;
 use crate::serve::exchange::Exchange;
@@ -20,9 +19,8 @@ use watershed_protocol::Verb;
 const MAX_CALLERS: usize = 100_000;
 /// Interval between sweeps for callers that do nothing.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
-/// Longest wait of a request for the review by which it would count for its user.
-const REVIEW_PATIENCE: Duration = Duration::from_secs(3);
-/// Pause after such a review failed or was late. Meanwhile requests with the token do not wait.
+/// Pause after a review failed by which a request would have counted for its user. Meanwhile requests
+/// with the token do not wait for one.
 const REVIEW_PAUSE: Duration = Duration::from_secs(10);
 /// Limit of the tokens whose reviews failed.
 const MAX_UNDECIDED: u64 = 10_000;
@@ -128,9 +126,12 @@ async fn token_user(
     match identified.await? {
         Authenticated::Known(identity) => Ok(Some(identity)),
         // A caller that upstream knows does not become another by the rest of the request.
-        Authenticated::Unknown | Authenticated::Refused => {
+        Authenticated::Unknown | Authenticated::Refused
+            if matches!(exchange.caller, Caller::WithCredentials) =>
+        {
             access.authenticator.bearer(headers, address).await
         }
+        Authenticated::Unknown | Authenticated::Refused => Ok(None),
     }
 }
 
@@ -209,30 +210,29 @@ impl Limiter {
         })
     }
 
-    /// Returns whom a request counts for: the user, if upstream tells soon enough whose the token is.
-    /// Otherwise it is the user whom the token had lately, or the address. A review that fails keeps
-    /// few requests waiting.
+    /// Returns whom a request counts for: the user whose token was reviewed within the last hour, or
+    /// is now. Otherwise it is the address. After a review that failed, requests with the token do
+    /// not wait for another one for a while.
     async fn payer(&self, access: &Access, exchange: &Exchange) -> LimitKey {
         let credential = exchange.credential.as_ref();
+        let remembered = access.remembered(&exchange.caller, credential, exchange.headers());
+        let mut user = remembered.await;
         let is_undecided = credential.is_some_and(|token| self.undecided.contains_key(token));
-        if !is_undecided {
-            match timeout(REVIEW_PATIENCE, token_user(access, exchange)).await {
-                Ok(Ok(Some(identity))) => {
-                    exchange.record_identified(&identity);
-                    return LimitKey::User(identity.user.clone());
-                }
-                Ok(Ok(None)) => return LimitKey::Address(exchange.address()),
-                Ok(Err(_)) | Err(_) => {
+        if user.is_none() && !is_undecided {
+            match token_user(access, exchange).await {
+                Ok(identified) => user = identified,
+                Err(_) => {
                     if let Some(token) = credential {
                         self.undecided.insert(*token, ());
                     }
                 }
             }
         }
-        let headers = exchange.headers();
-        let remembered = access.remembered(&exchange.caller, credential, headers);
-        match remembered.await {
-            Some(identity) => LimitKey::User(identity.user.clone()),
+        match user {
+            Some(identity) => {
+                exchange.record_identified(&identity);
+                LimitKey::User(identity.user.clone())
+            }
             None => LimitKey::Address(exchange.address()),
         }
     }

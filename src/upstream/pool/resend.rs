@@ -5,6 +5,7 @@ use http_body::Body as _;
 use hyper::client::conn::TrySendError;
 
 use crate::body::{self, Body};
+use crate::upstream::error::{http2_error, is_given_up};
 use crate::upstream::repeat::{self, Repeatable};
 
 /// Decides whether a request is sent again.
@@ -74,6 +75,11 @@ impl ResendPolicy {
                 None => Some(again),
             };
         }
+        // An API server resets the stream of a request that has taken too long. Another one would
+        // take as long again.
+        if is_given_up(error.error()) {
+            return None;
+        }
         // Only once: this very request may be what crashes upstream.
         if self.is_read && pooled && !self.died {
             self.died = true;
@@ -90,13 +96,8 @@ impl ResendPolicy {
 /// requests of others are on the connection.
 /// Source: `apiserver/pkg/endpoints/filters/authentication.go`.
 fn is_unprocessed(error: &hyper::Error) -> bool {
-    let mut next = std::error::Error::source(error);
-    while let Some(cause) = next {
-        if let Some(error) = cause.downcast_ref::<h2::Error>() {
-            return error.is_remote()
-                && (error.reason() == Some(h2::Reason::REFUSED_STREAM) || error.is_go_away());
-        }
-        next = cause.source();
-    }
-    false
+    http2_error(error).is_some_and(|error| {
+        error.is_remote()
+            && (error.reason() == Some(h2::Reason::REFUSED_STREAM) || error.is_go_away())
+    })
 }

@@ -87,7 +87,8 @@ impl CatchUpWatches {
                 Ok(Some(ProbeEvent::Event(first))) if first == last_event => {
                     return Ok((watch, last_event));
                 }
-                // So does a proxy that lags behind and is about to end.
+                // A proxy that lags behind and is about to end sends an older bookmark. That is no
+                // other history.
                 Ok(Some(ProbeEvent::Bookmark(bookmark))) if bookmark < last_event => {
                     return Err(AnswerError::Unusable("a server that is behind".to_owned()));
                 }

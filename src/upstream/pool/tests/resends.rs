@@ -77,6 +77,26 @@ async fn a_refused_stream_is_tried_elsewhere() {
     assert_eq!(raw.load(Ordering::Acquire), 2);
 }
 
+/// As API servers end requests that have taken too long.
+#[tokio::test]
+async fn a_read_that_upstream_gave_up_is_not_sent_again() {
+    let pki = Pki::new();
+    let (address, raw) = raw_http2(&pki, |number, mut respond| {
+        if number == 0 {
+            respond.send_response(Response::new(()), true).unwrap();
+        } else {
+            respond.send_reset(h2::Reason::INTERNAL_ERROR);
+        }
+    })
+    .await;
+    let (_dir, options) = kubeconfig(&pki, &address);
+    let client = UpstreamClient::new(&Upstream::load(&options).await.unwrap());
+    send(&client, get("/")).await.unwrap();
+    let error = send(&client, get("/")).await.unwrap_err();
+    assert!(error.is_given_up(), "{error}");
+    assert_eq!(raw.load(Ordering::Acquire), 2);
+}
+
 #[tokio::test]
 async fn a_write_that_upstream_did_not_process_is_sent_again() {
     let pki = Pki::new();
