@@ -118,7 +118,7 @@ impl ServiceParts {
         let user = self.remembered(exchange).await;
         let memory = self.request_memory.begin(user.as_deref(), exchange)?;
         unknown_callers::check_head(&self.access, exchange).await?;
-        let mut admission = self.limiter.admit(&self.access, exchange).await?;
+        let mut admission = self.limiter.admit(&self.access, exchange, user).await?;
         admission.memory = Some(memory);
         Ok(admission)
     }

@@ -185,18 +185,19 @@ impl Limiter {
         }
     }
 
-    /// Admits a request, or returns the limit that it exceeds. Callers that cannot be identified
-    /// here count by their address.
+    /// Admits a request, or returns the limit that it exceeds. `user` is the caller, if it was
+    /// reviewed lately. Callers that cannot be identified here count by their address.
     pub(in crate::serve) async fn admit(
         &self,
         access: &Access,
         exchange: &Exchange,
+        user: Option<Arc<Identity>>,
     ) -> Result<Admission, LimitExceeded> {
         if self.limits.is_off() {
             return Ok(Admission::default());
         }
         // Boxed, because the future is large, and few proxies have such limits.
-        let caller = Box::pin(self.payer(access, exchange)).await;
+        let caller = Box::pin(self.payer(access, exchange, user)).await;
         let counts = match (exchange.plan.verb, exchange.plan.may_stay_open) {
             (Verb::Watch, _) => CountedSpan::Start,
             (_, true) => CountedSpan::Never,
@@ -213,10 +214,13 @@ impl Limiter {
     /// Returns whom a request counts for: the user whose token was reviewed within the last hour, or
     /// is now. Otherwise it is the address. After a review that failed, requests with the token do
     /// not wait for another one for a while.
-    async fn payer(&self, access: &Access, exchange: &Exchange) -> LimitKey {
+    async fn payer(
+        &self,
+        access: &Access,
+        exchange: &Exchange,
+        mut user: Option<Arc<Identity>>,
+    ) -> LimitKey {
         let credential = exchange.credential.as_ref();
-        let remembered = access.remembered(&exchange.caller, credential, exchange.headers());
-        let mut user = remembered.await;
         let is_undecided = credential.is_some_and(|token| self.undecided.contains_key(token));
         if user.is_none() && !is_undecided {
             match token_user(access, exchange).await {
