@@ -34,7 +34,7 @@ pub(super) async fn forward(
     protocol: HeaderValue,
 ) -> Result<Response<Body>, UpstreamError> {
     let credentials = upstream.current();
-    let dialed = dialer.dial(&credentials, identity, true, None).await?;
+    let dialed = dialer.dial(&credentials, identity, true, &[]).await?;
     let address = dialed.address;
     let handshaken = http1::handshake(TokioIo::new(dialed.stream)).await;
     let (mut sender, driver) = handshaken.map_err(|source| UpstreamError::Handshake {

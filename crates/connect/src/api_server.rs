@@ -124,12 +124,7 @@ impl ApiServer {
     pub async fn connect(&self, http1_only: bool) -> Result<Dialed, ConnectError> {
         let credentials = self.current();
         Dialer::default()
-            .dial(
-                &credentials,
-                TlsIdentity::ProxyCertificate,
-                http1_only,
-                None,
-            )
+            .dial(&credentials, TlsIdentity::ProxyCertificate, http1_only, &[])
             .await
     }
 

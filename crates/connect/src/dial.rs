@@ -77,8 +77,8 @@ enum Trouble {
 enum Rank {
     Good,
     Slow,
-    /// The caller has had a bad answer from it.
-    ToAvoid,
+    /// The caller has had a bad answer from it. The one that is first in the caller's list goes first.
+    ToAvoid(usize),
     Failed,
 }
 
@@ -93,13 +93,13 @@ impl Dialer {
     }
 
     /// Connects to the first address that accepts. One that hangs delays the others by a second.
-    /// `avoid` is tried once those that rank before it have failed.
+    /// Those in `avoid` are tried once those that rank before them have failed.
     pub async fn dial(
         &self,
         credentials: &Credentials,
         identity: TlsIdentity,
         http1_only: bool,
-        avoid: Option<&Address>,
+        avoid: &[Address],
     ) -> Result<Dialed, ConnectError> {
         let begin = |address| connect(credentials, address, identity, http1_only);
         let order = self.order(&credentials.addresses, avoid);
@@ -107,12 +107,12 @@ impl Dialer {
     }
 
     /// Returns the first success of attempts at these addresses, each of which begins a second after
-    /// the one before, or when no attempt is left. `avoid` is passed over while those before it are
-    /// tried.
+    /// the one before, or when no attempt is left. Those in `avoid` are passed over while those before
+    /// all of them are tried.
     async fn first_of<T, F>(
         &self,
         order: Vec<Address>,
-        avoid: Option<&Address>,
+        avoid: &[Address],
         begin: impl Fn(Address) -> F,
     ) -> Result<T, ConnectError>
     where
@@ -122,7 +122,7 @@ impl Dialer {
             let made = begin(address.clone());
             async move { (address, made.await) }
         };
-        let before = order.iter().take_while(|address| avoid != Some(*address));
+        let before = order.iter().take_while(|address| !avoid.contains(address));
         let preferred: Vec<_> = before.cloned().collect();
         let mut waiting = order;
         let mut attempts = FuturesUnordered::new();
@@ -131,7 +131,7 @@ impl Dialer {
         loop {
             let is_preferred = |address: &Address| preferred.contains(address);
             let may_begin =
-                |address: &Address| avoid != Some(address) || !under_way.iter().any(is_preferred);
+                |address: &Address| !avoid.contains(address) || !under_way.iter().any(is_preferred);
             if let Some(next) = waiting.iter().position(may_begin) {
                 let address = waiting.remove(next);
                 under_way.push(address.clone());
@@ -165,7 +165,7 @@ impl Dialer {
         Err(last.unwrap_or_else(|| ConnectError::Credentials("there is no address".to_owned())))
     }
 
-    fn order(&self, addresses: &[Address], avoid: Option<&Address>) -> Vec<Address> {
+    fn order(&self, addresses: &[Address], avoid: &[Address]) -> Vec<Address> {
         let mut order = addresses.to_vec();
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         if !order.is_empty() {
@@ -174,11 +174,14 @@ impl Dialer {
         }
         let mut troubled = self.troubled.lock();
         troubled.retain(|_, (_, at)| at.elapsed() < COOLDOWN);
-        order.sort_by_key(|address| match troubled.get(address) {
-            Some((Trouble::Failed, _)) => Rank::Failed,
-            _ if avoid == Some(address) => Rank::ToAvoid,
-            Some((Trouble::Slow, _)) => Rank::Slow,
-            None => Rank::Good,
+        order.sort_by_key(|address| {
+            let to_avoid = avoid.iter().position(|other| other == address);
+            match (troubled.get(address), to_avoid) {
+                (Some((Trouble::Failed, _)), _) => Rank::Failed,
+                (_, Some(place)) => Rank::ToAvoid(place),
+                (Some((Trouble::Slow, _)), None) => Rank::Slow,
+                (None, None) => Rank::Good,
+            }
         });
         order
     }
@@ -289,11 +292,11 @@ mod tests {
     #[tokio::test]
     async fn the_first_address_depends_on_the_start() {
         let all = addresses();
-        let first = |start| Dialer::starting_at(start).order(&all, None).remove(0);
+        let first = |start| Dialer::starting_at(start).order(&all, &[]).remove(0);
         assert_eq!([first(0), first(4), first(5)], addresses()[..]);
         // An overflow of the counter does no harm.
         let last = Dialer::starting_at(usize::MAX);
-        let both = [last.order(&all, None), last.order(&all, None)];
+        let both = [last.order(&all, &[]), last.order(&all, &[])];
         assert_eq!(both.map(|order| order.len()), [3, 3]);
     }
 
@@ -301,14 +304,26 @@ mod tests {
     async fn addresses_take_turns_and_failed_ones_come_last() {
         let dialer = Dialer::default();
         let all = addresses();
-        let firsts: Vec<_> = (0..3).map(|_| dialer.order(&all, None).remove(0)).collect();
+        let firsts: Vec<_> = (0..3).map(|_| dialer.order(&all, &[]).remove(0)).collect();
         assert_eq!(firsts, all);
         let failed = (Trouble::Failed, Instant::now());
         dialer.troubled.lock().insert(all[0].clone(), failed);
         for _ in 0..3 {
-            assert_eq!(dialer.order(&all, None)[2], all[0]);
-            let order = dialer.order(&all, Some(&all[1]));
+            assert_eq!(dialer.order(&all, &[])[2], all[0]);
+            let order = dialer.order(&all, &all[1..2]);
             assert_eq!(order, [all[2].clone(), all[1].clone(), all[0].clone()]);
+        }
+    }
+
+    #[tokio::test]
+    async fn of_addresses_to_avoid_the_first_in_the_list_goes_first() {
+        let (dialer, all) = (Dialer::default(), addresses());
+        let [a, b, c] = [0, 1, 2].map(|index| all[index].clone());
+        for _ in 0..3 {
+            let order = dialer.order(&all, &[c.clone(), a.clone()]);
+            assert_eq!(order, [b.clone(), c.clone(), a.clone()]);
+            let order = dialer.order(&all, &[c.clone(), a.clone(), b.clone()]);
+            assert_eq!(order, [c.clone(), a.clone(), b.clone()]);
         }
     }
 
@@ -316,7 +331,7 @@ mod tests {
     /// the first that answered, and how long that took.
     async fn dialed(
         dialer: &Dialer,
-        avoid: Option<&Address>,
+        avoid: &[Address],
         answers: [Option<u64>; 3],
     ) -> (Result<Address, ConnectError>, Duration) {
         let all = addresses();
@@ -343,11 +358,11 @@ mod tests {
     async fn an_address_that_hangs_delays_the_next_by_a_second_and_is_slow_from_then_on() {
         let (dialer, all) = (Dialer::default(), addresses());
         let answers = [Some(10_000), Some(20), Some(20)];
-        let (first, took) = dialed(&dialer, None, answers).await;
+        let (first, took) = dialed(&dialer, &[], answers).await;
         assert_eq!(first.unwrap(), all[1]);
         assert_eq!(took, STAGGER + Duration::from_millis(20));
         for _ in 0..3 {
-            let (_, took) = dialed(&dialer, None, answers).await;
+            let (_, took) = dialed(&dialer, &[], answers).await;
             assert_eq!(took, Duration::from_millis(20));
         }
     }
@@ -355,7 +370,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn an_address_to_avoid_waits_until_the_others_have_failed() {
         let (dialer, all) = (Dialer::default(), addresses());
-        let avoid = Some(&all[0]);
+        let avoid = &all[..1];
         for _ in 0..3 {
             let (first, took) = dialed(&dialer, avoid, [Some(1), Some(2_500), Some(1_800)]).await;
             assert_ne!(first.unwrap(), all[0], "the others are slow");

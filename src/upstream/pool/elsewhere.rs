@@ -25,8 +25,8 @@ pub(super) const SPREAD: usize = 4;
 /// The connections that a request wants to avoid.
 #[derive(Default)]
 pub(super) struct Elsewhere {
-    /// Those to this address.
-    avoid: Option<Address>,
+    /// Those to these addresses, the last of them most of all.
+    avoid: Vec<Address>,
     /// Those that are not younger than this.
     pub(super) opened_after: Option<Instant>,
 }
@@ -35,15 +35,16 @@ impl Elsewhere {
     /// Returns what these options avoid; `None` if any connection will do.
     pub(super) fn wanted(options: &SendOptions) -> Option<Self> {
         let instead_of = options.instead_of.as_ref();
-        let any = !options.fresh_connection && options.avoid.is_none() && instead_of.is_none();
+        let any = !options.fresh_connection && options.avoid.is_empty() && instead_of.is_none();
         (!any).then(|| Self {
             avoid: options.avoid.clone(),
             opened_after: instead_of.and_then(ServedBy::opened),
         })
     }
 
-    fn avoids(&self, connection: &Http2Connection) -> bool {
-        self.avoid.as_ref() == Some(&connection.address)
+    /// Returns the place of its address among those to avoid; `None` for the best, of any other.
+    fn place(&self, connection: &Http2Connection) -> Option<usize> {
+        self.avoid.iter().position(|it| *it == connection.address)
     }
 
     /// Returns `true` if the connection was opened a moment ago, and after the one to avoid.
@@ -93,7 +94,7 @@ impl ConnectionGroup {
         self: &Arc<Self>,
         wanted: &Elsewhere,
     ) -> Result<Lease, UpstreamError> {
-        match self.open(wanted.avoid.as_ref()).await {
+        match self.open(&wanted.avoid).await {
             Err(UpstreamError::Exhausted { .. }) => self.lease().await,
             opened => opened,
         }
@@ -101,7 +102,7 @@ impl ConnectionGroup {
 
     /// Returns the connections that do for a request that wants a new one, the best first.
     ///
-    /// Those to the avoided address are among them if there is no other, or `any_address`.
+    /// Those to avoided addresses are among them if there is no other, or `any_address`.
     fn recent(
         &self,
         state: &GroupState,
@@ -109,15 +110,19 @@ impl ConnectionGroup {
         any_address: bool,
     ) -> Vec<Arc<Http2Connection>> {
         let credentials = self.upstream.current();
-        let any_address = any_address || credentials.addresses.len() < 2;
+        let any_address = any_address
+            || credentials
+                .addresses
+                .iter()
+                .all(|address| wanted.avoid.contains(address));
         let does = |it: &&Arc<Http2Connection>| {
             it.generation == credentials.generation
                 && !it.is_closed()
                 && wanted.is_younger(it)
-                && (any_address || !wanted.avoids(it))
+                && (any_address || wanted.place(it).is_none())
         };
         let mut recent: Vec<_> = state.http2.iter().filter(does).cloned().collect();
-        recent.sort_by_key(|it| (wanted.avoids(it), it.streams(), Reverse(it.opened)));
+        recent.sort_by_key(|it| (wanted.place(it), it.streams(), Reverse(it.opened)));
         recent
     }
 

@@ -47,7 +47,7 @@ pub(super) struct GroupState {
 /// A connection being made for requests that want a new one.
 pub(super) struct DialElsewhere {
     pub(super) number: usize,
-    pub(super) avoid: Option<Address>,
+    pub(super) avoid: Vec<Address>,
     pub(super) dialing: SharedDial,
 }
 
@@ -97,7 +97,7 @@ impl ConnectionGroup {
             match dialing {
                 // The new connection may be full already: look again.
                 Some(dialing) => dialing.await?,
-                None => return self.open(None).await,
+                None => return self.open(&[]).await,
             }
         }
     }
@@ -136,7 +136,7 @@ impl ConnectionGroup {
         if let Some(dialing) = &state.dialing {
             return dialing.clone();
         }
-        let dialing = self.spawn_dial(None, |state| state.dialing = None);
+        let dialing = self.spawn_dial(Vec::new(), |state| state.dialing = None);
         state.dialing = Some(dialing.clone());
         dialing
     }
@@ -144,12 +144,12 @@ impl ConnectionGroup {
     /// Begins to make a connection. `done` is called when that has succeeded or failed.
     pub(super) fn spawn_dial(
         self: &Arc<Self>,
-        avoid: Option<Address>,
+        avoid: Vec<Address>,
         done: impl FnOnce(&mut GroupState) + Send + 'static,
     ) -> SharedDial {
         let group = Arc::clone(self);
         let task = tokio::spawn(async move {
-            let connecting = AssertUnwindSafe(group.connect(avoid.as_ref()));
+            let connecting = AssertUnwindSafe(group.connect(&avoid));
             let made = connecting.catch_unwind().await;
             let mut state = group.state.lock();
             // In any case: whoever comes later would otherwise wait for this attempt.
@@ -179,7 +179,7 @@ impl ConnectionGroup {
     }
 
     /// Opens a connection and leases its first stream.
-    pub(super) async fn open(&self, avoid: Option<&Address>) -> Result<Lease, UpstreamError> {
+    pub(super) async fn open(&self, avoid: &[Address]) -> Result<Lease, UpstreamError> {
         let made = self.connect(avoid).await?;
         let mut state = self.state.lock();
         match made {
@@ -201,7 +201,7 @@ impl ConnectionGroup {
         }
     }
 
-    async fn connect(&self, avoid: Option<&Address>) -> Result<HttpConnection, UpstreamError> {
+    async fn connect(&self, avoid: &[Address]) -> Result<HttpConnection, UpstreamError> {
         let permit = Arc::clone(&self.connections).try_acquire_owned();
         let permit = permit.map_err(|_| UpstreamError::Exhausted { limit: self.limit })?;
         let credentials = self.upstream.current();

@@ -13,8 +13,8 @@ pub struct SendOptions {
     pub fresh_connection: bool,
     /// Take a connection that is younger than this answer's, as for `fresh_connection`.
     pub instead_of: Option<ServedBy>,
-    /// Prefer other addresses to this one (see [`ServedBy`]).
-    pub avoid: Option<Address>,
+    /// Prefer other addresses to these (see [`ServedBy`]), and the first of them to the last.
+    pub avoid: Vec<Address>,
     /// Prefer the connection of this answer, as it leads to the same server.
     pub beside: Option<ServedBy>,
     /// The purpose it is counted under.

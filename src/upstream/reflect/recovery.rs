@@ -26,6 +26,8 @@ const APART: Duration = Duration::from_mins(2);
 /// Bad answers in a row after which only every second attempt goes elsewhere. Each of these makes a
 /// connection.
 const ELSEWHERE: u32 = 2;
+/// Servers that attempts avoid, at most. Addresses may change while nothing succeeds.
+const AVOIDED: usize = 16;
 /// Unreadable answers in a row for which the watch is resumed. The next one has the type listed.
 const UNREADABLE: u32 = 1;
 
@@ -48,8 +50,8 @@ pub(super) struct Recovery {
     version_failures: Repetition,
     /// The standing that follows from these failures.
     version: VersionStanding,
-    /// The server of the last bad or expired answer.
-    avoid: Option<Address>,
+    /// The servers of bad and expired answers, that of the last one at the end.
+    avoid: Vec<Address>,
     /// The grant so far, by which a refusal may be an accident.
     granted: Granted,
     /// The type is gone, so a refusal is no surprise.
@@ -110,9 +112,9 @@ enum VersionStanding {
 pub(super) enum Route {
     /// Any.
     Any,
-    /// Another one than this, or at least another connection, which may lead elsewhere through a
-    /// load balancer.
-    Elsewhere(Option<Address>),
+    /// Another one than these, or the first of them, or at least another connection, which may lead
+    /// elsewhere through a load balancer.
+    Elsewhere(Vec<Address>),
 }
 
 impl Recovery {
@@ -126,7 +128,7 @@ impl Recovery {
             refusals: Repetition::default(),
             version_failures: Repetition::default(),
             version: VersionStanding::Good,
-            avoid: None,
+            avoid: Vec::new(),
             granted: Granted::No,
             type_removed: false,
             retry_at: None,
@@ -177,7 +179,7 @@ impl Recovery {
         self.unreadable = 0;
         self.refusals = Repetition::default();
         self.version_not_shown();
-        self.avoid = None;
+        self.avoid.clear();
         self.granted = Granted::Yes;
     }
 
@@ -220,7 +222,7 @@ impl Recovery {
     /// that the type must be listed: another one of the same cluster may still have it.
     pub(super) fn expired(&mut self, by: Option<Address>, servers: usize) -> bool {
         self.refusals = Repetition::default();
-        self.avoid = by;
+        self.avoid(by);
         self.expirations += 1;
         self.expirations > servers.max(2)
     }
@@ -333,7 +335,17 @@ impl Recovery {
 
     fn bad_answer(&mut self, by: Option<Address>) {
         self.bad_answers = self.bad_answers.saturating_add(1);
-        self.avoid = by;
+        self.avoid(by);
+    }
+
+    /// Prefers all other servers to this one.
+    fn avoid(&mut self, server: Option<Address>) {
+        let Some(server) = server else { return };
+        self.avoid.retain(|other| *other != server);
+        if self.avoid.len() == AVOIDED {
+            self.avoid.remove(0);
+        }
+        self.avoid.push(server);
     }
 }
 
@@ -343,6 +355,10 @@ mod tests {
 
     fn address(name: &str) -> Address {
         Address::parse(&format!("https://{name}:6443")).unwrap()
+    }
+
+    fn elsewhere(avoid: &[&str]) -> Route {
+        Route::Elsewhere(avoid.iter().copied().map(address).collect())
     }
 
     #[tokio::test(start_paused = true)]
@@ -466,7 +482,25 @@ mod tests {
             );
         }
         recovery.unanswered(Some(address("a")));
-        assert_eq!(recovery.route(), Route::Elsewhere(Some(address("a"))));
+        assert_eq!(recovery.route(), elsewhere(&["a"]));
+    }
+
+    #[test]
+    fn every_server_is_asked_for_the_history_before_the_type_is_listed() {
+        let mut recovery = Recovery::new();
+        recovery.succeeded();
+        let mut avoided = Vec::new();
+        for server in ["a", "b", "c"] {
+            assert!(!recovery.expired(Some(address(server)), 3));
+            avoided.push(server);
+            assert_eq!(recovery.route(), elsewhere(&avoided));
+        }
+        assert!(recovery.expired(Some(address("a")), 3));
+        assert_eq!(recovery.route(), elsewhere(&["b", "c", "a"]));
+        for number in 0..2 * AVOIDED {
+            recovery.expired(Some(address(&number.to_string())), 3);
+        }
+        assert_eq!(recovery.avoid.len(), AVOIDED);
     }
 
     #[test]
@@ -475,9 +509,9 @@ mod tests {
         recovery.succeeded();
         assert_eq!(recovery.route(), Route::Any);
         recovery.refused(Some(address("a")), true);
-        assert_eq!(recovery.route(), Route::Elsewhere(Some(address("a"))));
+        assert_eq!(recovery.route(), elsewhere(&["a"]));
         recovery.refused(Some(address("b")), true);
-        assert_eq!(recovery.route(), Route::Elsewhere(Some(address("b"))));
+        assert_eq!(recovery.route(), elsewhere(&["a", "b"]));
         // All servers refuse: not every attempt makes a connection.
         let routes: Vec<_> = (0..10)
             .map(|_| {

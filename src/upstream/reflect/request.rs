@@ -103,7 +103,7 @@ impl Reflector {
         let may_move = is_watch || query == FIRST_PAGE;
         let (fresh_connection, avoid) = match self.recovery.route() {
             Route::Elsewhere(avoid) if may_move => (true, avoid),
-            _ => (false, None),
+            _ => (false, Vec::new()),
         };
         let instead_of = self.server.clone().filter(|_| fresh_connection);
         let (purpose, patience) = match read {

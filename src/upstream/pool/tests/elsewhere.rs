@@ -25,7 +25,7 @@ async fn a_request_can_ask_for_another_address_or_connection() {
             .address
             .clone();
         let avoid = SendOptions {
-            avoid: Some(from.clone()),
+            avoid: vec![from.clone()],
             ..SendOptions::default()
         };
         let second = soon(client.send(ConnectionClass::Short, get("/"), avoid))
@@ -45,6 +45,31 @@ async fn a_request_can_ask_for_another_address_or_connection() {
         assert!(!is_same_connection(&first, &second));
     }
     assert_eq!(one.accepted() + two.accepted(), before + 1);
+}
+
+#[tokio::test]
+async fn a_request_that_avoids_all_addresses_but_one_goes_there() {
+    let pki = Pki::new();
+    let start = || Api::start(&pki, HTTP2, |_, _| async { text("well") });
+    let apis = [start().await, start().await, start().await];
+    let (_dir, mut options) = kubeconfig(&pki, &apis[0].url());
+    options.servers = apis.iter().map(Api::url).collect();
+    let client = UpstreamClient::new(&Upstream::load(&options).await.unwrap());
+    let addresses = client.upstream().addresses();
+    // The second time, there are connections to choose from.
+    for _ in 0..2 {
+        for wanted in &addresses {
+            let others = addresses.iter().filter(|other| *other != wanted);
+            let options = SendOptions {
+                fresh_connection: true,
+                avoid: others.cloned().collect(),
+                ..SendOptions::default()
+            };
+            let answer = soon(client.send(ConnectionClass::Short, get("/"), options)).await;
+            let by: Option<ServedBy> = answer.unwrap().extensions().get().cloned();
+            assert_eq!(by.unwrap().address, *wanted);
+        }
+    }
 }
 
 #[tokio::test]
@@ -156,7 +181,7 @@ async fn scopes_that_resume_elsewhere_share_a_few_connections_and_return_to_the_
 fn watch_options(by: &ServedBy) -> SendOptions {
     SendOptions {
         fresh_connection: true,
-        avoid: Some(by.address.clone()),
+        avoid: vec![by.address.clone()],
         instead_of: Some(by.clone()),
         ..SendOptions::default()
     }
