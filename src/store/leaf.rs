@@ -259,6 +259,21 @@ impl Leaf {
         self.settled
     }
 
+    /// Returns `true` if this leaf was made from `other` by a change that copied no objects' bytes.
+    pub(super) fn shares_bytes_with(&self, other: &Self) -> bool {
+        let base = if other.settled {
+            other.packed.get()
+        } else {
+            other.base.as_ref()
+        };
+        !self.settled
+            && match (base, &self.base) {
+                (Some(base), Some(own)) => Arc::ptr_eq(base, own),
+                (None, None) => true,
+                _ => false,
+            }
+    }
+
     /// Returns the number of objects that are held only because others of the base are.
     #[cfg(not(loom))]
     #[cfg(test)]

@@ -6,10 +6,7 @@ use std::time::Instant;
 use super::snapshot::Snapshot;
 use watershed_protocol::ResourceVersion;
 
-/// Upper bound of the replaced objects that states hold.
-///
-/// A state holds these with the leaves that they were packed in, of which the newest state has
-/// copies by then. So it may hold several times as much, until it ends with its age.
+/// Upper bound of the replaced objects and leaves that states hold.
 const MAX_BYTES: usize = 16 << 20;
 /// Memory of a state that has the same objects as the newest one.
 const STATE_BYTES: usize = 4 << 10;
@@ -22,8 +19,8 @@ pub type PinOwner = Box<dyn Any + Send + Sync>;
 pub(super) struct Pins {
     /// By age.
     states: VecDeque<PinnedState>,
-    /// Sum of the bytes of all objects that were replaced, and of all states. What was added since
-    /// the oldest state was kept is what all of them can hold at most.
+    /// Sum of the bytes of all objects and leaves that were replaced, and of all states. What was
+    /// added since the oldest state was kept is what all of them can hold at most.
     replaced: usize,
 }
 
@@ -64,8 +61,14 @@ impl Pins {
         self.replaced(STATE_BYTES)
     }
 
-    /// Records that an object was replaced, which states may hold. Returns the oldest states if
-    /// they hold too much now.
+    /// Returns the most bytes that the states hold beside the newest state.
+    pub(super) fn bytes(&self) -> usize {
+        let oldest = self.states.front();
+        oldest.map_or(0, |oldest| self.replaced.wrapping_sub(oldest.since))
+    }
+
+    /// Records that objects or leaves were replaced, which states may hold. Returns the oldest states
+    /// if they hold too much now.
     pub(super) fn replaced(&mut self, bytes: usize) -> Vec<PinnedState> {
         self.replaced = self.replaced.wrapping_add(bytes);
         let now = self.replaced;
@@ -105,6 +108,7 @@ mod tests {
         assert!(pins.put(now, at(2), Box::new(())).is_empty());
         let dropped = pins.replaced(MAX_BYTES / 2);
         assert_eq!(dropped.len(), 1, "the first holds what was replaced since");
+        assert_eq!(pins.bytes(), MAX_BYTES / 2 + STATE_BYTES);
         assert!(pins.get(ResourceVersion(1)).is_none());
         assert!(pins.get(ResourceVersion(2)).is_some());
         for version in 3..10_000 {

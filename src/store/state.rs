@@ -63,7 +63,7 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use super::object::StoredObject;
-use super::pins::Pins;
+use super::pins::{PinnedState, Pins};
 use super::snapshot::{ReplacedLeaves, SettledLeaf, Snapshot};
 use super::subscribers::Subscribers;
 use super::sync::RwLock;
@@ -128,7 +128,8 @@ pub struct Discarded {
 pub struct HeldBytes {
     /// Bytes of the newest objects, and of what finds them.
     pub objects: usize,
-    /// Bytes of the events that objects do not hold anyway, and of what is made again of them.
+    /// Bytes of the events that objects do not hold anyway, of what is made again of them, and of
+    /// states that clients page through.
     pub history: usize,
     /// Bytes of objects that are not held, as they are folded. Readers may unfold them.
     pub folded: usize,
@@ -210,7 +211,7 @@ impl StoreState {
     pub(super) fn held(&self) -> HeldBytes {
         HeldBytes {
             objects: self.snapshot.held(),
-            history: self.window.bytes() + self.restored.bytes(),
+            history: self.window.bytes() + self.restored.bytes() + self.pins.bytes(),
             folded: self.snapshot.folded(),
         }
     }
@@ -223,18 +224,24 @@ impl StoreState {
 
     /// Puts settled leaves in the place of those that they were made from, also for readers of the
     /// confirmed state. Returns what was replaced, to be dropped without the lock.
-    pub(super) fn settle(
-        &mut self,
-        settled: Vec<SettledLeaf>,
-    ) -> (ReplacedLeaves, Option<Snapshot>) {
-        let replaced = self.snapshot.replace_by_settled(settled);
+    pub(super) fn settle(&mut self, settled: Vec<SettledLeaf>) -> impl Sized + use<> {
+        let left = self.snapshot.left();
+        let leaves: ReplacedLeaves = self.snapshot.replace_by_settled(settled);
+        let pins = self.note_left(left);
         let unsettled = self
             .confirmed
             .take_if(|confirmed| confirmed.has_objects_of(&self.snapshot));
         if let Some(unsettled) = &unsettled {
             self.confirmed = Some(self.snapshot.clone().at_version(unsettled.version()));
         }
-        (replaced, unsettled)
+        (leaves, pins, unsettled)
+    }
+
+    /// Takes account of leaves that have been replaced since their sum was `before`: pinned states may
+    /// hold them alone now. Returns the states that hold too much.
+    pub(super) fn note_left(&mut self, before: usize) -> Vec<PinnedState> {
+        let left = self.snapshot.left().wrapping_sub(before);
+        self.pins.replaced(left)
     }
 
     /// Keeps the present state for readers, as a deletion of `version` follows and perhaps more of

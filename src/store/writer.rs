@@ -128,7 +128,7 @@ impl StoreWriter {
         let event = NewEvent::new(frame, object, before.as_deref(), remade);
         let mut state = self.state.write();
         let version = event.object.version;
-        let objects_before = state.snapshot.len();
+        let (objects_before, left) = (state.snapshot.len(), state.snapshot.left());
         if event.kind == EventKind::Deleted {
             state.begin_deletions(version);
             state.snapshot.remove(event.object.key());
@@ -137,8 +137,8 @@ impl StoreWriter {
             let held = read.map_or_else(|| Arc::clone(&event.object), Arc::new);
             state.snapshot.insert(held);
         }
-        let held_by_pins = before.as_ref().map_or(0, |before| before.size());
-        let pins = state.pins.replaced(held_by_pins);
+        let replaced = before.as_ref().map_or(0, |before| before.size());
+        let pins = (state.pins.replaced(replaced), state.note_left(left));
         // Each change looks at some leaves, so that none of them takes long.
         let snapshot = &state.snapshot;
         let settled = snapshot.settle_held_twice(&mut self.tidied, TIDIED_BY_CHANGE);

@@ -51,6 +51,9 @@ pub struct Snapshot {
     pub(super) floor: ResourceVersion,
     /// Bytes of packed objects that are not held, as their compressed form is.
     pub(super) saved: ByteTally,
+    /// Sum of the bytes of leaves that were replaced, and that share none with their successors. It
+    /// wraps around.
+    pub(super) left: usize,
 }
 
 impl Snapshot {
@@ -101,6 +104,15 @@ impl Snapshot {
             + attributes.saturating_sub(in_history)
             + self.len * (LEAF_ENTRY + index)
             + self.leaves.len() * LEAF
+    }
+
+    /// Returns the sum of the bytes of leaves that this state and those before it had and that the
+    /// next one had no part of. It wraps around.
+    ///
+    /// Its growth since a copy was made is the most that the copy holds alone, beside the objects that
+    /// were replaced one by one.
+    pub(in crate::store) fn left(&self) -> usize {
+        self.left
     }
 
     /// Returns the bytes of objects that are not held, as they are folded.
@@ -356,10 +368,12 @@ impl Snapshot {
 
     /// Replaces a leaf by one of the keys around its own.
     pub(super) fn replace(&mut self, old: &Leaf, new: Leaf) {
-        if old.first_key() == new.first_key() {
-            self.subtract(old);
-        } else {
-            self.take_out(old);
+        self.subtract(old);
+        if old.first_key() != new.first_key() {
+            self.leaves.remove(old);
+        }
+        if !new.shares_bytes_with(old) {
+            self.leave(old);
         }
         self.put(new);
     }
@@ -368,6 +382,13 @@ impl Snapshot {
     fn take_out(&mut self, leaf: &Leaf) {
         self.subtract(leaf);
         self.leaves.remove(leaf);
+        self.leave(leaf);
+    }
+
+    /// Counts the bytes of a leaf that only copies of this state hold from now on.
+    fn leave(&mut self, leaf: &Leaf) {
+        let bytes = leaf.lengths.packed + leaf.lengths.single.bytes;
+        self.left = self.left.wrapping_add(bytes);
     }
 
     /// Adds a leaf to the sums.

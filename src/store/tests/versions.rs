@@ -125,6 +125,57 @@ fn a_confirmation_ends_with_its_list() {
 }
 
 #[test]
+fn leaves_that_only_pinned_states_hold_are_counted_and_bounded() {
+    const OBJECTS: u64 = 24_000;
+    let key = |number| format!("a/x-{number:05}");
+    let now = Instant::now();
+    let (mut writer, reader) = new(big());
+    let listed = (1..=OBJECTS).map(|number| sized(&key(number), number, "n1", 1_000));
+    writer.replace(Snapshot::new(ResourceVersion(OBJECTS), layout(), listed));
+    let all = reader.snapshot().size();
+    let pinned = ResourceVersion(OBJECTS + 1_000_000);
+    let pinned_state = reader.snapshot().at_version(pinned);
+    let leaves = |reader: &StoreReader| {
+        let runs: Vec<_> = reader.snapshot().runs_after(None, None).collect();
+        runs.len()
+    };
+    reader.pin(now, pinned_state, Box::new(()));
+    let history_before = reader.held().history;
+    // One small object for each leaf, which is packed for a reader and settled.
+    let step = OBJECTS.div_ceil(leaves(&reader) as u64);
+    let mut changed = (1..=OBJECTS).step_by(usize::try_from(step).unwrap());
+    let mut version = OBJECTS;
+    let mut change = |writer: &mut StoreWriter, number| {
+        version += 1;
+        put(
+            writer,
+            now,
+            EventKind::Modified,
+            &key(number),
+            version,
+            "n1",
+        );
+        for run in reader.snapshot().runs_after(None, None) {
+            run.items();
+        }
+        writer.progress(now, ResourceVersion(version));
+    };
+    for number in changed.by_ref().take(100) {
+        change(&mut writer, number);
+    }
+    let held = reader.held().history - history_before;
+    assert!(held > 100 * 16 * 1024, "{held} bytes of some 100 leaves");
+    assert!(matches!(reader.state_at(pinned), SnapshotAt::Found(_)));
+    for number in changed {
+        change(&mut writer, number);
+    }
+    assert!(
+        matches!(reader.state_at(pinned), SnapshotAt::Future),
+        "it would hold {all} bytes, which is too much"
+    );
+}
+
+#[test]
 fn items_after_a_key_are_those_of_its_list() {
     let snapshot = at(9, &[("a/x", 1), ("a/y", 2), ("a-b/x", 3), ("b/x", 4)]);
     let keys = |namespace, after| {
