@@ -3,7 +3,7 @@ use http::StatusCode;
 use jiff::Timestamp;
 
 use crate::upstream::{Upstream, UpstreamError};
-use watershed_connect::one_line;
+use watershed_connect::{ConnectError, one_line};
 
 /// Discovery could not be read.
 #[derive(Debug, thiserror::Error)]
@@ -53,11 +53,20 @@ impl DiscoveryError {
 
     /// Returns what an operator can do about it.
     pub fn advice(&self, upstream: &Upstream) -> String {
-        if !matches!(self, Self::Unknown { .. }) {
-            return "check --kubeconfig, --server and the proxy's permissions".to_owned();
+        let source = upstream.source();
+        match self {
+            Self::Unknown { .. } => {}
+            Self::Upstream(UpstreamError::Connect(
+                ConnectError::Connect { .. } | ConnectError::ConnectTimeout { .. },
+            )) => {
+                return format!(
+                    "check that the API server is running, and that it is the one that --server or \
+                     {source} names"
+                );
+            }
+            _ => return "check --kubeconfig, --server and the proxy's permissions".to_owned(),
         }
         let now = Timestamp::now();
-        let source = upstream.source();
         match upstream.certificate().filter(|valid| !valid.is_valid(now)) {
             Some(expired) => {
                 format!(

@@ -48,8 +48,11 @@ enum SchemaUse {
 /// Time within which an API server uses a changed schema.
 const REBUILT: Duration = Duration::from_secs(30);
 
-/// Failures of connections, of all types.
+/// Failures to connect, broken streams, and refusals that may pass, of all types. All types have these
+/// at once when an API server ends or starts.
 static CONNECTION_FAILURES: LogThrottle = LogThrottle::new(Duration::from_secs(10));
+static STREAM_FAILURES: LogThrottle = LogThrottle::new(Duration::from_secs(10));
+static REFUSALS: LogThrottle = LogThrottle::new(Duration::from_secs(10));
 
 enum ReflectorState {
     /// Nothing is known.
@@ -418,7 +421,11 @@ impl Reflector {
             ReflectorError::Expired(message) => {
                 let servers = self.client.upstream().addresses().len();
                 let lost = self.recovery.expired(by, servers);
-                tracing::info!(%resource, answer = message, relist = lost, "upstream has lost the history");
+                if lost {
+                    tracing::info!(%resource, answer = message, "upstream has lost the history");
+                } else {
+                    tracing::debug!(%resource, answer = message, "a server has lost the history");
+                }
                 list_again |= lost;
                 if !list_again {
                     return;
@@ -482,9 +489,17 @@ impl Reflector {
     fn report(&self, error: &ReflectorError) {
         let resource = &self.target.gvr;
         let failures = self.recovery.failures();
-        if !matches!(error, ReflectorError::Upstream(_)) {
-            tracing::warn!(%resource, %error, failures, "upstream failed");
-        } else if let Some(of_all_types) = CONNECTION_FAILURES.count(1) {
+        let throttle = match error {
+            ReflectorError::Upstream(_) => &CONNECTION_FAILURES,
+            ReflectorError::Broken(_) | ReflectorError::Silent(_) => &STREAM_FAILURES,
+            // A refusal that is final has a line of its own.
+            ReflectorError::Stopped(_) => &REFUSALS,
+            _ => {
+                tracing::warn!(%resource, %error, failures, "upstream failed");
+                return;
+            }
+        };
+        if let Some(of_all_types) = throttle.count(1) {
             tracing::warn!(%resource, %error, failures, of_all_types, "upstream failed");
         } else {
             tracing::debug!(%resource, %error, failures, "upstream failed");

@@ -87,6 +87,8 @@ pub fn one_line(error: &(dyn std::error::Error + 'static)) -> String {
         }
         let words = error.to_string();
         let words = words.lines().next().unwrap_or_default();
+        // rustls names a page of its documentation.
+        let words = words.split(": https://docs.rs/").next().unwrap_or_default();
         if !text.contains(words) {
             text = if text.is_empty() {
                 words.to_owned()
@@ -138,5 +140,11 @@ mod tests {
             .context("cannot read a: no such file")
             .context("--b");
         assert_eq!(one_line(error.as_ref()), "--b: cannot read a: no such file");
+        let cut = anyhow::anyhow!("closed without close_notify: https://docs.rs/rustls/manual")
+            .context("cannot read a body");
+        assert_eq!(
+            one_line(cut.as_ref()),
+            "cannot read a body: closed without close_notify"
+        );
     }
 }
