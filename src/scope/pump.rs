@@ -452,6 +452,7 @@ impl ScopePump {
 
     /// Notes that the feed's next change is a list.
     fn expect_list(&mut self) {
+        self.continuity.expect_list();
         self.abandon_restored();
         self.mark_lost();
     }

@@ -78,6 +78,14 @@ async fn only_scopes_that_nobody_uses_are_closed() {
     assert_eq!(open(), "pinned whole");
 }
 
+/// A mark of the end of no initial events.
+const MARK: &str = concat!(
+    r#"{"type":"BOOKMARK","object":{"kind":"Pod","apiVersion":"v1","#,
+    r#""metadata":{"resourceVersion":"8","#,
+    r#""annotations":{"k8s.io/initial-events-end":"true"}}}}"#,
+    "\n",
+);
+
 /// A mark of the end of no initial events, and then an event that does not fit: nothing is known
 /// that could be modified.
 const UNFIT: &str = concat!(
@@ -131,12 +139,6 @@ async fn lists_after_events_that_do_not_fit_become_rarer() {
 
 #[tokio::test]
 async fn a_list_of_any_state_proves_nothing_and_is_asked_for_only_where_no_version_is_known() {
-    const MARK: &str = concat!(
-        r#"{"type":"BOOKMARK","object":{"kind":"Pod","apiVersion":"v1","#,
-        r#""metadata":{"resourceVersion":"8","#,
-        r#""annotations":{"k8s.io/initial-events-end":"true"}}}}"#,
-        "\n",
-    );
     let pki = Pki::new();
     let asked = Arc::<Mutex<Vec<bool>>>::default();
     let seen = Arc::clone(&asked);
@@ -174,6 +176,111 @@ async fn a_list_of_any_state_proves_nothing_and_is_asked_for_only_where_no_versi
         let proven = scope.listed_since(came);
         assert_eq!(proven, (!begins_with_any).then_some(ResourceVersion(8)));
     }
+}
+
+#[tokio::test]
+async fn a_watch_whose_server_can_no_longer_be_asked_for_its_release_is_opened_elsewhere() {
+    let pki = Pki::new();
+    let (asked, watches) = (
+        Arc::<AtomicBool>::default(),
+        Arc::<Mutex<Vec<usize>>>::default(),
+    );
+    let (was_asked, opened) = (Arc::clone(&asked), Arc::clone(&watches));
+    let api = Api::start(&pki, HTTP2, move |request, connection| {
+        let number = connection.number;
+        let answer = match request.uri().path() {
+            "/version" if number == 0 => {
+                was_asked.store(true, Ordering::SeqCst);
+                (503, body::full("not yet"))
+            }
+            "/version" => (200, body::full(r#"{"gitVersion":"v1.37.1"}"#)),
+            _ if request.uri().query().unwrap_or_default().contains("watch=") => {
+                opened.lock().push(number);
+                let events = stream::iter([Ok(Bytes::from_static(MARK.as_bytes()))]);
+                (200, streamed(events.chain(stream::pending())))
+            }
+            _ => {
+                let accept = request.headers()[http::header::ACCEPT].to_str().unwrap();
+                let of = if accept.contains("PartialObjectMetadata") {
+                    r#""kind":"PartialObjectMetadataList","apiVersion":"meta.k8s.io/v1""#
+                } else {
+                    r#""kind":"PodList","apiVersion":"v1""#
+                };
+                let list = format!(r#"{{{of},"metadata":{{"resourceVersion":"8"}},"items":[]}}"#);
+                (200, body::full(format!("{list}\n")))
+            }
+        };
+        async move {
+            let (code, body) = answer;
+            Response::builder()
+                .status(code)
+                .header("content-type", "application/json")
+                .body(body)
+                .unwrap()
+        }
+    })
+    .await;
+    let scopes = Scopes::new(
+        UpstreamClient::new(&upstream_of(&pki, &api).await),
+        ScopeConfig::default(),
+    );
+    let gvr = GroupVersionResource::new("", "v1", "pods");
+    let fields = Arc::new(FieldTable::builtin(&gvr, true).unwrap());
+    let key = ScopeKey::everything(gvr, Representation::whole(Encoding::Json));
+    let scope = scopes.open(&key, &"Pod".into(), &fields);
+    eventually(|| asked.load(Ordering::SeqCst)).await;
+    api.go_away();
+    eventually(|| scope.print.release().is_some()).await;
+    let opened = watches.lock().clone();
+    assert_ne!(opened.last(), Some(&0), "{opened:?}");
+}
+
+#[tokio::test]
+async fn a_list_that_is_due_does_not_wait_until_upstreams_history_is_known() {
+    let pki = Pki::new();
+    let (states, asked) = (Arc::<AtomicUsize>::default(), Arc::<AtomicBool>::default());
+    let (count, was_asked) = (Arc::clone(&states), Arc::clone(&asked));
+    let api = Api::start(&pki, HTTP2, move |request, _| {
+        let query = request.uri().query().unwrap_or_default();
+        let (is_state, is_watch) = (
+            query.contains("sendInitialEvents"),
+            query.contains("watch="),
+        );
+        let body = if is_state {
+            count.fetch_add(1, Ordering::SeqCst);
+            // The watch breaks later.
+            let cut = stream::once(tokio::time::sleep(Duration::from_millis(1_200)));
+            let mark = stream::iter([Ok(Bytes::from_static(MARK.as_bytes()))]);
+            streamed(mark.chain(cut.map(|()| Err("cut".into()))))
+        } else {
+            streamed(stream::pending())
+        };
+        // The objects, which would tell if upstream has the history.
+        let hangs = !is_watch && request.uri().path() != "/version";
+        was_asked.fetch_or(hangs, Ordering::SeqCst);
+        async move {
+            if hangs {
+                std::future::pending::<()>().await;
+            }
+            Response::builder()
+                .header("content-type", "application/json")
+                .body(body)
+                .unwrap()
+        }
+    })
+    .await;
+    let scopes = Scopes::new(
+        UpstreamClient::new(&upstream_of(&pki, &api).await),
+        ScopeConfig::default(),
+    );
+    let gvr = GroupVersionResource::new("", "v1", "pods");
+    let fields = Arc::new(FieldTable::builtin(&gvr, true).unwrap());
+    let key = ScopeKey::everything(gvr, Representation::whole(Encoding::Json));
+    let scope = scopes.open(&key, &"Pod".into(), &fields);
+    eventually(|| asked.load(Ordering::SeqCst)).await;
+    assert_eq!(states.load(Ordering::SeqCst), 1);
+    scope.signals.schema_changed();
+    eventually(|| states.load(Ordering::SeqCst) == 2).await;
 }
 
 /// Opens a scope of objects that can be folded, and returns its items as well.

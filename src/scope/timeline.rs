@@ -286,8 +286,14 @@ impl Timeline {
 
     /// Returns the time after which a scope is listed again. It differs from call to call.
     pub(super) fn relist_delay(&self) -> Duration {
-        let spread = self.0.tables.lock().rollbacks.spread();
+        // What ended the root ended its branches.
+        let of_all = self.0.root.as_ref().map(Self::relist_spread);
+        let spread = of_all.max(Some(self.relist_spread())).unwrap_or_default();
         spread.mul_f64(fastrand::f64())
+    }
+
+    fn relist_spread(&self) -> Duration {
+        self.0.tables.lock().rollbacks.spread()
     }
 
     /// Returns the newest version of a type in the present timeline.
@@ -479,6 +485,19 @@ mod tests {
         let newest = timeline.newest(&pods());
         newest.raise(ResourceVersion(10));
         let _ = question(timeline).answered(ResourceVersion(9));
+    }
+
+    #[test]
+    fn rollbacks_of_all_types_slow_down_the_lists_of_custom_types_too() {
+        let timeline = Timeline::default();
+        let branch = timeline.of_group(&"example.org".into());
+        for _ in 0..6 {
+            question_of_pods_goes_back(&timeline);
+        }
+        assert_eq!(branch.number(), 6);
+        let delays = (0..100).map(|_| branch.relist_delay());
+        let longest = delays.max().unwrap();
+        assert!(longest > 5 * SPREAD, "{longest:?}");
     }
 
     #[test]

@@ -287,7 +287,15 @@ impl StoreState {
     /// Records that the events have reached `version`.
     pub(super) fn advance(&mut self, version: ResourceVersion) {
         self.snapshot.set_version(version);
-        self.confirmed
+        let reached = self
+            .confirmed
             .take_if(|confirmed| confirmed.version() <= version);
+        // Readers have seen its version. It is of before the deletions that are unfinished.
+        if let Some(reached) = reached
+            && let Some(unfinished) = &mut self.unfinished
+            && unfinished.version() < reached.version()
+        {
+            *unfinished = reached;
+        }
     }
 }

@@ -9,7 +9,7 @@ const HEALTHY: Duration = Duration::from_mins(2);
 
 /// Exponential pauses with jitter. Without jitter, all scopes that fail together would try again
 /// together.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Backoff {
     first: Duration,
     longest: Duration,

@@ -1,19 +1,21 @@
 //! Classes of requests, which decide what may share a connection.
 
 const WATCH: Windows = Windows {
-    // A few are left for questions to the server of a watch.
     streams: 96,
+    left_free: 4,
     stream: MIB,
     connection: 128 * MIB,
 };
 const SHORT: Windows = Windows {
     streams: 100,
+    left_free: 0,
     stream: MIB / 2,
     connection: 64 * MIB,
 };
 /// Fewer and smaller streams: bytes that a client does not read are held in memory here.
 const LONG_FORWARD: Windows = Windows {
     streams: 50,
+    left_free: 0,
     stream: MIB / 4,
     connection: 16 * MIB,
 };
@@ -49,6 +51,8 @@ impl ConnectionClass {
 pub(super) struct Windows {
     /// Streams; kube-apiserver's default limit is 100.
     pub(super) streams: usize,
+    /// Streams of those that upstream allows which are left for questions to the server of a watch.
+    left_free: usize,
     /// Bytes that upstream may send ahead on a stream.
     pub(super) stream: u32,
     /// Bytes that upstream may send ahead on the connection.
@@ -58,6 +62,12 @@ pub(super) struct Windows {
 }
 
 impl Windows {
+    /// Returns the streams that may be used where upstream allows so many.
+    pub(super) fn streams_of(&self, allowed: usize) -> usize {
+        let usual = allowed.saturating_sub(self.left_free).max(1);
+        self.streams.min(usual).min(allowed)
+    }
+
     const fn is_roomy(&self) -> bool {
         self.streams * (self.stream as usize) < self.connection as usize
     }

@@ -248,9 +248,20 @@ impl Http2Connection {
                 .is_none_or(http2::SendRequest::is_closed)
     }
 
-    /// Takes a stream if fewer than `limit` are in use. Called only under the group's lock.
-    pub(super) fn take_stream(&self, limit: usize) -> bool {
-        let limit = limit.min(self.peer_limit.load(Ordering::Acquire));
+    /// Takes a stream if one of those that a class may use is free. Called only under the group's
+    /// lock.
+    pub(super) fn take_stream(&self, class: ConnectionClass) -> bool {
+        let allowed = self.peer_limit.load(Ordering::Acquire);
+        self.take_below(class.windows().streams_of(allowed))
+    }
+
+    /// Takes a stream if the peer allows it, for a question about the server at the end of this
+    /// connection. Called only under the group's lock.
+    pub(super) fn take_any_stream(&self) -> bool {
+        self.take_below(self.peer_limit.load(Ordering::Acquire))
+    }
+
+    fn take_below(&self, limit: usize) -> bool {
         let below_limit = self.streams.load(Ordering::Acquire) < limit;
         if below_limit {
             self.streams.fetch_add(1, Ordering::AcqRel);
@@ -305,6 +316,16 @@ impl ServedBy {
         self.connection.as_ref()?.upgrade()
     }
 
+    /// Returns `false` if the connection takes no more requests, while its streams may go on for an
+    /// hour. An API server does so on its way down, and at random (`--goaway-chance`).
+    pub fn takes_requests(&self) -> bool {
+        match &self.connection {
+            Some(connection) => connection.upgrade().is_some_and(|it| !it.is_closed()),
+            // Each request has a connection of its own.
+            None => true,
+        }
+    }
+
     /// Returns the release of the server. Awaits `question` if it is not known.
     pub(super) async fn known_release(
         &self,
@@ -313,11 +334,9 @@ impl ServedBy {
         let Some(connection) = self.shared() else {
             return question.await;
         };
-        // It can be asked nothing more. Its streams go on, for as long as an hour.
-        if connection.is_closed()
-            && let Some(release) = connection.release.last().await
-        {
-            return Ok(release);
+        if connection.is_closed() {
+            let last = connection.release.last().await;
+            return last.ok_or_else(|| "its connection takes no more requests".to_owned());
         }
         connection.release.or_ask(question).await
     }

@@ -68,7 +68,13 @@ struct LastAnswer {
     at: Instant,
     /// `None` if the server does not tell. The error is one of the question.
     release: Result<Option<Release>, String>,
+    /// The last answer that was none of these errors, if there was one.
+    known: Option<ToldRelease>,
 }
+
+/// The release that a server told; `None` if it does not tell.
+#[derive(Clone, Debug)]
+struct ToldRelease(Option<Release>);
 
 impl KnownRelease {
     /// Returns the release. Awaits `question` if it is not known, or for too long.
@@ -81,16 +87,19 @@ impl KnownRelease {
             return last.release.clone();
         }
         let release = question.await;
+        let before = last.take().and_then(|last| last.known);
         *last = Some(LastAnswer {
             at: Instant::now(),
+            known: release.clone().ok().map(ToldRelease).or(before),
             release: release.clone(),
         });
         release
     }
 
-    /// Returns the last answer, however old; `None` if there is none.
+    /// Returns the last release that is known, however old; `None` if no question was answered.
     pub(super) async fn last(&self) -> Option<Option<Release>> {
-        self.0.lock().await.as_ref()?.release.clone().ok()
+        let last = self.0.lock().await;
+        Some(last.as_ref()?.known.as_ref()?.0.clone())
     }
 }
 
@@ -164,6 +173,10 @@ mod tests {
             assert_eq!(answer, Err("no answer".to_owned()));
         }
         assert_eq!(asked.load(Ordering::Relaxed), 2);
+        assert_eq!(
+            known.last().await,
+            Some(Some(parse(r#"{"gitVersion":"v1.37.1"}"#)))
+        );
         tokio::time::advance(FAILED).await;
         assert!(ask(Ok("v1.38.0")).await.is_ok());
     }

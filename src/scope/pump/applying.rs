@@ -20,7 +20,7 @@ impl ScopePump {
         let now = Instant::now();
         match change {
             Change::Ended => {
-                self.timers.reopened_by = Some(now + WATCH_REOPEN);
+                self.timers.reopened_by.get_or_insert(now + WATCH_REOPEN);
                 return;
             }
             Change::Interrupted => {

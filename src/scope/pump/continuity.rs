@@ -86,6 +86,14 @@ impl Continuity {
         self.is_certain() && !self.is_repeat_due
     }
 
+    /// Notes that a list follows, whatever upstream's history is.
+    pub(super) fn expect_list(&mut self) {
+        if let ContinuityState::Asking(_) = self.state {
+            self.state = ContinuityState::Certain;
+        }
+        self.is_repeat_due = false;
+    }
+
     /// Waits for a change. Cancel safe.
     pub(super) async fn changed(&mut self) -> ContinuityChange {
         let (timeline, changes, state) = (self.timeline, &mut self.changes, &mut self.state);

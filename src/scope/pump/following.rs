@@ -137,6 +137,17 @@ impl ScopePump {
         self.mark_interrupted();
     }
 
+    /// Opens the watch again, as its server cannot be asked what is to be known about it.
+    pub(super) fn reopen_elsewhere(&mut self) {
+        if self.feed.reflector().is_some_and(Reflector::reopen) {
+            tracing::debug!(
+                resource = %self.scope.key.gvr,
+                "the watch's connection takes no questions; opening it again"
+            );
+            self.mark_interrupted();
+        }
+    }
+
     /// Records that upstream's watch broke. A scope that was never listed is failing then.
     pub(super) fn mark_interrupted(&mut self) {
         self.mark_lost();

@@ -25,6 +25,8 @@ use crate::upstream::{
 pub(super) const LEARNERS: usize = 4;
 /// First and longest pause after a question for the release that was not answered.
 const QUESTIONS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(15));
+/// First and longest pause before a watch is opened again because its server cannot be asked.
+const REOPENINGS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(5));
 /// The same after all objects were to be read, which costs more.
 const REREADINGS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(5));
 /// First and longest pause between two readings of a scope. A load balancer before two releases
@@ -50,6 +52,8 @@ pub(super) struct ReleaseLearner {
     context: ReleaseContext,
     printed: PrintedBy,
     pace: ReadingPace,
+    /// Counts the servers in a row that could not be asked.
+    reopenings: Backoff,
     job: Option<BoxFuture<'static, LearnedRelease>>,
 }
 
@@ -78,6 +82,8 @@ pub(super) enum LearnedRelease {
     },
     /// They were printed by another release, and have to be listed again.
     Relist(Option<Release>),
+    /// The followed server's connection takes no more requests, so that its release will not be known.
+    Unaskable,
 }
 
 /// The objects that a server prints differently than memory has them.
@@ -101,7 +107,12 @@ struct ReleaseComparison {
     server: ServedBy,
     format: Arc<WireFormat>,
     not_before: Option<Instant>,
+    /// The pause before a server that cannot be asked is given up.
+    patience: Duration,
 }
+
+/// A server cannot be asked for its release.
+struct Unaskable;
 
 impl ReleaseLearner {
     pub(super) fn new(context: ReleaseContext) -> Self {
@@ -109,6 +120,7 @@ impl ReleaseLearner {
             context,
             printed: PrintedBy::Unknown,
             pace: ReadingPace::default(),
+            reopenings: Backoff::new(REOPENINGS.0, REOPENINGS.1),
             job: None,
         }
     }
@@ -118,10 +130,11 @@ impl ReleaseLearner {
         self.context.print.set_outdated(false);
         self.printed = by.map_or(PrintedBy::Unknown, |by| PrintedBy::Server(by.clone()));
         let (client, server) = (self.context.client.clone(), by.cloned());
+        let patience = self.patience();
         self.job = server.map(|server| {
             let learn = async move {
-                let release = release_when_answered(&client, &server).await;
-                LearnedRelease::Current(release)
+                let release = release_when_answered(&client, &server, patience).await;
+                release.map_or_else(LearnedRelease::from, LearnedRelease::Current)
             };
             learn.boxed()
         });
@@ -140,8 +153,19 @@ impl ReleaseLearner {
             server: server.clone(),
             format: Arc::clone(format),
             not_before: self.pace.next(),
+            patience: self.patience(),
         };
-        self.job = Some(comparison.learn().boxed());
+        let learn = async move {
+            comparison
+                .learn()
+                .await
+                .unwrap_or_else(LearnedRelease::from)
+        };
+        self.job = Some(learn.boxed());
+    }
+
+    fn patience(&self) -> Duration {
+        self.reopenings.clone().pause()
     }
 
     /// Asks no longer.
@@ -162,12 +186,17 @@ impl ReleaseLearner {
         let learned = job.await;
         self.job = None;
         let release = match &learned {
+            LearnedRelease::Unaskable => {
+                self.reopenings.pause();
+                return learned;
+            }
             LearnedRelease::Current(release) => release,
             LearnedRelease::Other { release, .. } | LearnedRelease::Relist(release) => {
                 self.pace.read();
                 release
             }
         };
+        self.reopenings.reset();
         self.printed = PrintedBy::Release(release.clone());
         learned
     }
@@ -184,18 +213,19 @@ impl ReleaseLearner {
 }
 
 impl ReleaseComparison {
-    async fn learn(self) -> LearnedRelease {
-        let release = release_when_answered(&self.context.client, &self.server).await;
+    async fn learn(self) -> Result<LearnedRelease, Unaskable> {
+        let (client, server) = (&self.context.client, &self.server);
+        let release = release_when_answered(client, server, self.patience).await?;
         let printed = match &self.printed {
             PrintedBy::Unknown => None,
             PrintedBy::Release(printed) => Some(printed.clone()),
             PrintedBy::Server(by) if by.is_same(&self.server) => Some(release.clone()),
             // Its connection may be closed. Nobody knows the release then.
-            PrintedBy::Server(by) => release_of(&self.context.client, by).await.ok(),
+            PrintedBy::Server(by) => release_of(client, by).await.ok(),
         };
         if printed.as_ref() == Some(&release) {
             self.context.print.set_outdated(false);
-            return LearnedRelease::Current(release);
+            return Ok(LearnedRelease::Current(release));
         }
         self.context.print.set_outdated(true);
         if let Some(moment) = self.not_before {
@@ -212,7 +242,7 @@ impl ReleaseComparison {
             }
         };
         let resource = &self.context.target.gvr;
-        match read {
+        Ok(match read {
             Some(Reprints { form, .. }) if !form.fits => {
                 tracing::info!(%resource, "upstream's release has another wire format");
                 LearnedRelease::Relist(release)
@@ -232,7 +262,7 @@ impl ReleaseComparison {
                 tracing::info!(%resource, "memory is short for what upstream's release prints anew");
                 LearnedRelease::Relist(release)
             }
-        }
+        })
     }
 
     /// Reads all objects. Returns those that memory has in the same version and in other bytes;
@@ -272,6 +302,12 @@ impl ReleaseComparison {
     }
 }
 
+impl From<Unaskable> for LearnedRelease {
+    fn from(_: Unaskable) -> Self {
+        Self::Unaskable
+    }
+}
+
 impl ReadingPace {
     /// Returns the earliest moment of the next reading; `None` if it may begin at once.
     fn next(&self) -> Option<Instant> {
@@ -293,12 +329,21 @@ impl ReadingPace {
     }
 }
 
-/// Returns the release of a server, which is asked until it answers.
-async fn release_when_answered(client: &UpstreamClient, server: &ServedBy) -> Option<Release> {
+/// Returns the release of a server, which is asked until it answers. Gives up after `patience` once
+/// its connection takes no more requests.
+async fn release_when_answered(
+    client: &UpstreamClient,
+    server: &ServedBy,
+    patience: Duration,
+) -> Result<Option<Release>, Unaskable> {
     let mut pauses = Backoff::new(QUESTIONS.0, QUESTIONS.1);
     loop {
         match release_of(client, server).await {
-            Ok(release) => return release,
+            Ok(release) => return Ok(release),
+            Err(_) if !server.takes_requests() => {
+                sleep(patience).await;
+                return Err(Unaskable);
+            }
             Err(error) => pause_after(&error, &mut pauses).await,
         }
     }

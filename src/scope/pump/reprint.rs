@@ -74,6 +74,10 @@ impl ScopePump {
                 self.relearn(&ready, form);
                 self.record_proof(|proofs| proofs.is_printed = true);
             }
+            LearnedRelease::Unaskable => {
+                self.is_rewritten = is_rewritten;
+                self.reopen_elsewhere();
+            }
             LearnedRelease::Relist(release) => {
                 if self.ready.is_some() {
                     self.note_release(release);

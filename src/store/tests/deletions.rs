@@ -65,6 +65,24 @@ fn readers_see_a_version_that_deletions_share_once_all_of_them_arrived() {
 }
 
 #[test]
+fn a_confirmation_between_deletions_of_one_version_is_not_taken_back() {
+    let (mut writer, reader) = new(big());
+    let now = Instant::now();
+    writer.expect_shared_deletions();
+    writer.replace(at(10, &[("ns/a", 5), ("ns/b", 6), ("ns/c", 7)]));
+    let compared = reader.snapshot();
+    put(&mut writer, now, EventKind::Deleted, "ns/a", 20, "n1");
+    reader.confirm(compared, ResourceVersion(15));
+    for key in ["ns/b", "ns/c"] {
+        let shown = reader.snapshot();
+        assert_eq!((shown.version(), shown.len()), (ResourceVersion(15), 3));
+        put(&mut writer, now, EventKind::Deleted, key, 20, "n1");
+    }
+    writer.progress(now, ResourceVersion(21));
+    assert_eq!(reader.snapshot().len(), 0);
+}
+
+#[test]
 fn a_later_event_bookmark_list_or_confirmation_finishes_a_version() {
     type Finish = fn(&mut StoreWriter, &StoreReader);
     let ends: [(Finish, u64, usize); 4] = [

@@ -114,4 +114,49 @@ proptest! {
             prop_assert!(owed.iter().all(|at| seen.contains(at)), "owed {owed:?}, seen {seen:?}");
         }
     }
+
+    /// Whatever is deleted together, confirmed and proven meanwhile: readers never see an older
+    /// version than before.
+    #[test]
+    fn shown_versions_never_go_back(ops in proptest::collection::vec((0..5u8, 0..8u8), 1..60)) {
+        let (mut writer, reader) = new(big());
+        let now = Instant::now();
+        // Events are far enough apart for confirmations between them.
+        let (mut version, mut is_deletion) = (1_000, false);
+        let keys: Vec<_> = (0..8).map(|key| format!("ns/p{key}")).collect();
+        let mut held: BTreeMap<&str, u64> = keys.iter().map(|key| (key.as_str(), 5)).collect();
+        let objects: Vec<_> = held.iter().map(|(key, at)| (*key, *at)).collect();
+        writer.replace(at(version, &objects));
+        let (mut shown, mut compared) = (reader.snapshot(), reader.snapshot());
+        for (op, key) in ops {
+            let key = keys[usize::from(key)].as_str();
+            match op {
+                0 => compared = reader.snapshot(),
+                1 => reader.confirm(compared.clone(), ResourceVersion(compared.version().0 + 1)),
+                2 => {
+                    version += 1_000;
+                    is_deletion = false;
+                    let kind = if held.insert(key, version).is_some() {
+                        EventKind::Modified
+                    } else {
+                        EventKind::Added
+                    };
+                    put(&mut writer, now, kind, key, version, "n1");
+                }
+                3 if held.remove(key).is_some() => {
+                    version += if is_deletion { 0 } else { 1_000 };
+                    is_deletion = true;
+                    put(&mut writer, now, EventKind::Deleted, key, version, "n1");
+                }
+                _ => {
+                    version += 1_000;
+                    is_deletion = false;
+                    writer.progress(now, ResourceVersion(version));
+                }
+            }
+            let now_shown = reader.snapshot();
+            prop_assert!(now_shown.version() >= shown.version(), "{now_shown:?} after {shown:?}");
+            shown = now_shown;
+        }
+    }
 }

@@ -128,9 +128,8 @@ impl ConnectionGroup {
 
     /// Leases a stream on the first of these that has one. Called under the group's lock.
     fn take_of(&self, connections: Vec<Arc<Http2Connection>>) -> Option<Lease> {
-        let limit = self.class.windows().streams;
         let mut connections = connections.into_iter();
-        let found = connections.find(|connection| connection.take_stream(limit))?;
+        let found = connections.find(|connection| connection.take_stream(self.class))?;
         Some(Lease::http2(found, true))
     }
 

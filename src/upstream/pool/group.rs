@@ -103,14 +103,14 @@ impl ConnectionGroup {
     }
 
     /// Leases a stream on the connection of an answer, if it is one of this group's and has room.
-    /// The streams that the class leaves free are for this.
+    /// The streams that are left free are for this.
     pub(super) fn lease_beside(&self, server: &ServedBy) -> Option<Lease> {
         let wanted = server.shared()?;
         // Streams are taken under this lock only.
         let state = self.state.lock();
         let is_wanted = |it: &&Arc<Http2Connection>| Arc::ptr_eq(it, &wanted);
         let found = state.http2.iter().find(is_wanted)?;
-        let is_usable = !found.is_closed() && found.take_stream(usize::MAX);
+        let is_usable = !found.is_closed() && found.take_any_stream();
         is_usable.then(|| Lease::http2(Arc::clone(found), true))
     }
 
@@ -118,9 +118,8 @@ impl ConnectionGroup {
     fn take(&self, state: &mut GroupState) -> Option<Lease> {
         let generation = self.upstream.current().generation;
         state.http2.retain(|connection| !connection.is_closed());
-        let limit = self.class.windows().streams;
         let found = state.http2.iter().find(|connection| {
-            connection.generation == generation && connection.take_stream(limit)
+            connection.generation == generation && connection.take_stream(self.class)
         });
         if let Some(connection) = found {
             return Some(Lease::http2(Arc::clone(connection), true));
@@ -186,7 +185,7 @@ impl ConnectionGroup {
             HttpConnection::Http2(connection) => {
                 state.exclusive = false;
                 // Always succeeds: its limit is above zero, and nobody else knows it yet.
-                connection.take_stream(1);
+                connection.take_any_stream();
                 state.http2.push(Arc::clone(&connection));
                 Ok(Lease::http2(connection, false))
             }

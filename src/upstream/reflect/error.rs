@@ -27,6 +27,7 @@ pub(super) enum ReflectorError {
     /// The watch brought an ERROR event that is neither an expired version nor a request to wait.
     #[error("the watch ended with an error: {0}: {1}")]
     Watch(StatusCode, String),
+    /// It ended before it brought anything, or before the last event came again.
     #[error("the watch ended as soon as it began")]
     Brief,
     /// The watch began with a bookmark of a version before the last event.

@@ -96,10 +96,7 @@ impl Reflector {
             (Err(_), None) => false,
             (Ok(frame), _) => {
                 let Some(frame) = frame? else {
-                    if self.is_rebuilding() {
-                        self.restart();
-                    }
-                    return Ok(Some(Change::Ended));
+                    return Err(ReflectorError::Brief);
                 };
                 if let Some(missing) = last_event
                     && self.is_bookmark_before(&frame, missing)?

@@ -80,6 +80,8 @@ async fn follow_pods(watches: [String; 2]) -> (Api, Reflector) {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum StreamEnd {
     Ended,
+    /// Later than one that ends as soon as it began.
+    EndedLate,
     Open,
     /// Not even the headers come.
     Unanswered,
@@ -129,6 +131,10 @@ fn watch_body(text: String, end: StreamEnd) -> Body {
     let events = stream::iter([Ok(Bytes::from(text))]);
     match end {
         StreamEnd::Ended => streamed(events),
+        StreamEnd::EndedLate => {
+            let late = stream::once(tokio::time::sleep(Duration::from_millis(1_200)));
+            streamed(events.chain(late.filter_map(|()| async { None })))
+        }
         StreamEnd::Open | StreamEnd::Unanswered => streamed(events.chain(stream::pending())),
     }
 }

@@ -57,6 +57,18 @@ async fn a_resumed_watch_proves_the_history_by_the_last_event() {
 }
 
 #[tokio::test]
+async fn a_resumed_watch_that_ends_without_the_last_event_has_failed() {
+    let ended = (String::new(), StreamEnd::EndedLate);
+    let again = (event("MODIFIED", "a", 9), StreamEnd::Open);
+    let (_api, mut reflector, _) = interrupted_before(vec![ended, again]).await;
+    assert!(matches!(next(&mut reflector).await, Change::Interrupted));
+    assert!(matches!(
+        next(&mut reflector).await,
+        Change::Resumed { is_proven: true }
+    ));
+}
+
+#[tokio::test]
 async fn a_resumed_watch_without_the_last_event_is_of_another_history() {
     let bookmark = MARK.replace(r#""8""#, r#""12""#);
     for other in [event("MODIFIED", "a", 10), bookmark] {
