@@ -9,6 +9,7 @@ mod answer_body;
 mod client_certificates;
 mod connection;
 mod connection_server;
+mod fresh_streams;
 mod goaway;
 mod http1_rules;
 pub(crate) mod inspected;

@@ -13,6 +13,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use super::fresh_streams::{FreshStreams, REFUSAL_BYTES, StreamRoom};
 use super::limits::ConnectionLimits;
 use super::request_lines::{RefusedRequests, RequestFault};
 use super::stream_stall;
@@ -62,10 +63,18 @@ pub(super) struct Activity {
     resets: AtomicU64,
     /// `true` once there were too many cancelled requests.
     resetting: AtomicBool,
+    /// `true` once there were too many SETTINGS frames.
+    flooding: AtomicBool,
     /// `true` once the client's next requests are to take another connection.
     leaving: AtomicBool,
-    /// The task to wake when one of the three becomes `true`.
+    /// The task to wake when one of these becomes `true`.
     waker: AtomicWaker,
+    /// The turns of the connection's task over HTTP/2 so far.
+    turns: AtomicU64,
+    /// The requests of all connections that nobody has looked at, over HTTP/2.
+    fresh: Arc<FreshStreams>,
+    /// Bytes of those of this connection.
+    own_fresh: AtomicUsize,
     /// `true` once the service knew the client.
     known: AtomicBool,
     /// `true` if a load balancer did not tell the client's address.
@@ -77,6 +86,8 @@ pub(super) struct Activity {
 /// One running request of a connection.
 pub(super) struct RunningRequest {
     activity: Arc<Activity>,
+    /// Bytes that count as those of a fresh stream.
+    fresh: u32,
     answered: bool,
     fault: Option<RequestFault>,
 }
@@ -92,8 +103,8 @@ pub(super) struct ActivityStream<I> {
 // === impl Activity ===
 
 impl Activity {
-    /// Returns the activity of a connection whose heads count with these.
-    pub(super) fn new(heads: &Arc<UnfinishedHeads>) -> Arc<Self> {
+    /// Returns the activity of a connection whose heads and requests count with these.
+    pub(super) fn new(heads: &Arc<UnfinishedHeads>, fresh: &Arc<FreshStreams>) -> Arc<Self> {
         Arc::new(Activity {
             opened: Instant::now(),
             http1: AtomicBool::new(false),
@@ -113,17 +124,25 @@ impl Activity {
             sent_on: AtomicU64::new(0),
             resets: AtomicU64::new(0),
             resetting: AtomicBool::new(false),
+            flooding: AtomicBool::new(false),
             leaving: AtomicBool::new(false),
             waker: AtomicWaker::new(),
+            turns: AtomicU64::new(0),
+            fresh: Arc::clone(fresh),
+            own_fresh: AtomicUsize::new(0),
             known: AtomicBool::new(false),
             unaddressed: AtomicBool::new(false),
             closing: Notify::new(),
         })
     }
 
-    /// Returns the activity of a connection whose heads count with no others.
+    /// Returns the activity of a connection whose heads and requests count with no others.
     pub(super) fn alone() -> Arc<Self> {
-        Self::new(&UnfinishedHeads::within(&MemoryBudget::default()))
+        let budget = MemoryBudget::default();
+        Self::new(
+            &UnfinishedHeads::within(&budget),
+            &FreshStreams::within(&budget),
+        )
     }
 
     /// Notes the end of the handshake: the time for the first request begins.
@@ -230,8 +249,8 @@ impl Activity {
         self.until(&self.blocked, stall)
     }
 
-    /// Wakes the task when the result of [`Activity::is_resetting`], [`Activity::is_leaving`] or
-    /// [`Activity::is_overlong`] changes.
+    /// Wakes the task when the result of [`Activity::is_resetting`], [`Activity::is_leaving`],
+    /// [`Activity::is_flooding`] or [`Activity::is_overlong`] changes.
     pub(super) fn register(&self, context: &Context<'_>) {
         self.waker.register(context.waker());
     }
@@ -239,6 +258,40 @@ impl Activity {
     /// Returns `true` if the client cancels too many requests.
     pub(super) fn is_resetting(&self) -> bool {
         self.resetting.load(Ordering::Acquire)
+    }
+
+    /// Notes that the client sends too many SETTINGS frames.
+    pub(super) fn set_flooding(&self) {
+        self.flooding.store(true, Ordering::Release);
+        self.waker.wake();
+    }
+
+    pub(super) fn is_flooding(&self) -> bool {
+        self.flooding.load(Ordering::Acquire)
+    }
+
+    /// Notes that the connection's task is polled.
+    pub(super) fn begin_turn(&self) {
+        self.turns.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Returns the number of turns so far.
+    pub(super) fn turn(&self) -> u64 {
+        self.turns.load(Ordering::Relaxed)
+    }
+
+    /// Returns the room for further requests over HTTP/2.
+    pub(super) fn room_for_requests(&self) -> StreamRoom {
+        let has_some = self.own_fresh.load(Ordering::Acquire) > 0;
+        self.fresh.room(self.is_known(), has_some)
+    }
+
+    /// Counts requests that nobody has looked at.
+    fn count_fresh(&self, before: u32, now: u32) {
+        self.own_fresh.fetch_add(now as usize, Ordering::AcqRel);
+        self.own_fresh.fetch_sub(before as usize, Ordering::AcqRel);
+        self.fresh.add(now);
+        self.fresh.remove(before);
     }
 
     /// Has the client take another connection for its next requests.
@@ -327,9 +380,42 @@ impl RunningRequest {
         }
         RunningRequest {
             activity: Arc::clone(activity),
+            fresh: 0,
             answered: false,
             // Over HTTP/2 none is noted.
             fault: activity.refused.fault(number),
+        }
+    }
+
+    /// Counts so many bytes of a request that nobody has looked at, until [`Self::begun`].
+    pub(super) fn counted(mut self, bytes: u32) -> Self {
+        self.count_fresh(bytes);
+        self
+    }
+
+    /// Notes that the service counts what the request takes from now on.
+    pub(super) fn begun(&mut self) {
+        self.count_fresh(0);
+    }
+
+    /// Notes that the request is refused, perhaps for a limit. Over HTTP/2, the refusals of strangers
+    /// and those for limits count until they were taken, which must be soon: nothing else counts
+    /// them.
+    pub(super) fn refused(&mut self, for_a_limit: bool) {
+        if (for_a_limit || !self.activity.is_known()) && !self.activity.is_http1() {
+            self.count_fresh(REFUSAL_BYTES);
+        }
+    }
+
+    /// Returns `true` if the answer is a refusal that counts.
+    pub(super) fn is_refused(&self) -> bool {
+        self.answered && self.fresh > 0
+    }
+
+    fn count_fresh(&mut self, bytes: u32) {
+        if bytes != self.fresh {
+            self.activity.count_fresh(self.fresh, bytes);
+            self.fresh = bytes;
         }
     }
 
@@ -355,6 +441,7 @@ impl RunningRequest {
 
 impl Drop for RunningRequest {
     fn drop(&mut self) {
+        self.count_fresh(0);
         let activity = &self.activity;
         activity.last_end.store(activity.now(), Ordering::Release);
         activity.running.fetch_sub(1, Ordering::AcqRel);
@@ -441,7 +528,8 @@ mod tests {
     #[test]
     fn what_a_tunnel_carries_is_no_head() {
         let heads = UnfinishedHeads::within(&MemoryBudget::new(Some(1 << 20)));
-        let [tunnel, other] = [(); 2].map(|()| Activity::new(&heads));
+        let streams = FreshStreams::within(&MemoryBudget::default());
+        let [tunnel, other] = [(); 2].map(|()| Activity::new(&heads, &streams));
         tunnel.set_http1();
         tunnel.read(6_000);
         drop(RunningRequest::new(&tunnel));

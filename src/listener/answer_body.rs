@@ -145,7 +145,7 @@ impl http_body::Body for AnswerBody {
             }
         }
         let chunks = this.next_chunks(cx);
-        let is_within_share = this.count(chunks.remaining());
+        let is_within_share = this.count(chunks.remaining()) && !this.running.is_refused();
         StreamProgress::HandedOut { is_within_share }.report();
         this.running.note_share(is_within_share);
         Poll::Ready(Some(Ok(Frame::data(chunks))))

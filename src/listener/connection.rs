@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use http::header::CONTENT_LENGTH;
-use http::{Method, Request, Response, StatusCode};
+use http::{Method, Request, Response, StatusCode, Version};
 use hyper::body::Incoming;
 use hyper::rt::{Read, Write};
 use hyper::server::conn::{http1, http2};
@@ -24,6 +24,7 @@ use tokio_rustls::server::TlsStream;
 
 use super::activity::{Activity, RunningRequest};
 use super::answer_body::AnswerBody;
+use super::fresh_streams;
 use super::goaway::GoawayRule;
 use super::http1_rules;
 use super::inspected::InspectedStream;
@@ -143,6 +144,7 @@ pin_project! {
         #[pin]
         connection: C,
         flusher: TurnFlusher<I>,
+        activity: Arc<Activity>,
     }
 }
 
@@ -200,7 +202,10 @@ impl Protocols {
             if goaway.decides(&request) {
                 activity.leave();
             }
-            let running = RunningRequest::new(&activity);
+            let mut running = RunningRequest::new(&activity);
+            if request.version() == Version::HTTP_2 {
+                running = running.counted(fresh_streams::bytes_of(&request));
+            }
             Box::pin(answer(
                 request,
                 url_bytes,
@@ -249,7 +254,8 @@ impl Protocols {
         let io = InspectedStream::new(io, WatchedFrames::new(activity));
         let connection = pin!(FlushedConnection {
             connection: self.http2.serve_connection(TokioIo::new(io), requests),
-            flusher
+            flusher,
+            activity: Arc::clone(activity),
         });
         self.run(connection, activity, address, drain).await;
     }
@@ -341,6 +347,7 @@ where
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
         let this = self.project();
+        this.activity.begin_turn();
         this.flusher
             .poll(context, |context| this.connection.poll(context))
     }
@@ -361,20 +368,30 @@ async fn answer(
     let (method, uri) = (request.method().clone(), request.uri().clone());
     let address = peer.address;
     let url = uri.path().len() + uri.query().map_or(0, |query| query.len() + 1);
-    let answering = AssertUnwindSafe(async {
-        if let Some(fault) = running.fault() {
-            return http1_rules::refused(fault);
-        }
-        if url > url_bytes {
-            return too_long(url_bytes);
-        }
-        let refusal = http1_rules::bad_escape(&request).or_else(|| http1_rules::refusal(&request));
-        if let Some(refusal) = refusal {
-            return refusal;
-        }
-        handler.handle(request, peer).await
+    let fault = running.fault();
+    let mut answering = pin!(
+        AssertUnwindSafe(async {
+            if let Some(fault) = fault {
+                return http1_rules::refused(fault);
+            }
+            if url > url_bytes {
+                return too_long(url_bytes);
+            }
+            let refusal =
+                http1_rules::bad_escape(&request).or_else(|| http1_rules::refusal(&request));
+            if let Some(refusal) = refusal {
+                return refusal;
+            }
+            handler.handle(request, peer).await
+        })
+        .catch_unwind()
+    );
+    let answered = poll_fn(|context| {
+        let polled = answering.as_mut().poll(context);
+        running.begun();
+        polled
     });
-    let mut response = match answering.catch_unwind().await {
+    let mut response = match answered.await {
         Ok(response) => response,
         Err(_panic) => {
             let path = uri.path();
@@ -387,6 +404,9 @@ async fn answer(
         without_body(&mut response);
     }
     running.answered();
+    if response.status().is_client_error() {
+        running.refused(response.status() == StatusCode::TOO_MANY_REQUESTS);
+    }
     Ok(AnswerBody::of(response, running))
 }
 

@@ -11,6 +11,7 @@ use tokio_util::task::TaskTracker;
 use super::accept::{ConnectionSource, accept};
 use super::activity::{Activity, ActivityStream};
 use super::connection::{Peer, Protocols, RequestHandler, TlsPeer};
+use super::fresh_streams::FreshStreams;
 use super::limits::ConnectionLimits;
 use super::metrics::{Cut, Listener, OpenGauge};
 use super::open_connections::OpenConnections;
@@ -34,6 +35,7 @@ pub(super) struct ConnectionServer<H> {
     addresses: AddressLimiter,
     open: OpenConnections,
     heads: Arc<UnfinishedHeads>,
+    streams: Arc<FreshStreams>,
     memory: MemoryBudget,
     drain: DrainWatch,
 }
@@ -70,6 +72,7 @@ impl<H: RequestHandler> ConnectionServer<H> {
             addresses: AddressLimiter::new(limits.connections_per_address),
             open: OpenConnections::new(&limits),
             heads: UnfinishedHeads::within(&limits.memory),
+            streams: FreshStreams::within(&limits.memory),
             memory: limits.memory.clone(),
             protocols: Protocols::new(limits, listener),
             drain,
@@ -118,7 +121,7 @@ impl<H: RequestHandler> ConnectionServer<H> {
             let Some(place) = self.open.place().await else {
                 return;
             };
-            let activity = Activity::new(&self.heads);
+            let activity = Activity::new(&self.heads, &self.streams);
             let closable = self.open.may_close(&activity);
             let share = SocketShare {
                 _place: place,

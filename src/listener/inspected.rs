@@ -1,7 +1,7 @@
 //! A connection whose requests are looked at before hyper reads them.
 use std::io;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
@@ -9,6 +9,11 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 pub(crate) trait Inspect: Unpin {
     /// Looks at the next bytes. It may change some, but not their number.
     fn inspect(&mut self, bytes: &mut [u8]);
+
+    /// Returns how many bytes may be read at once now, once any may.
+    fn poll_allowed(&mut self, _: &mut Context<'_>) -> Poll<usize> {
+        Poll::Ready(usize::MAX)
+    }
 }
 
 /// A connection whose reads an [`Inspect`] sees first.
@@ -30,8 +35,17 @@ impl<I: AsyncRead + Unpin, R: Inspect> AsyncRead for InspectedStream<I, R> {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let this = self.get_mut();
+        let allowed = ready!(this.reader.poll_allowed(context));
         let before = buffer.filled().len();
-        let polled = Pin::new(&mut this.inner).poll_read(context, buffer);
+        let polled = if allowed < buffer.remaining() {
+            let mut part = ReadBuf::new(buffer.initialize_unfilled_to(allowed));
+            let polled = Pin::new(&mut this.inner).poll_read(context, &mut part);
+            let read = part.filled().len();
+            buffer.advance(read);
+            polled
+        } else {
+            Pin::new(&mut this.inner).poll_read(context, buffer)
+        };
         this.reader.inspect(&mut buffer.filled_mut()[before..]);
         polled
     }

@@ -77,6 +77,8 @@ pub(super) enum Cut {
     Idle,
     /// Most requests were taken back before they were answered.
     Resets,
+    /// The client sent SETTINGS frames again and again.
+    Settings,
     /// The listener was full, and the client unknown, and idle or slow.
     Full,
 }
@@ -124,6 +126,7 @@ impl Cut {
             Self::Stall => "write-stall",
             Self::Idle => "idle",
             Self::Resets => "resets",
+            Self::Settings => "settings",
             Self::Full => "full",
         }
     }

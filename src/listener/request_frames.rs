@@ -17,7 +17,10 @@ const PREFACE: u32 = 24;
 /// Bytes of the head of a frame.
 const HEAD: usize = 9;
 const HEADERS: u8 = 1;
+const SETTINGS: u8 = 4;
 const CONTINUATION: u8 = 9;
+/// The flag of SETTINGS that only confirm the other side's.
+const ACK: u8 = 0x1;
 const END_HEADERS: u8 = 0x4;
 const PADDED: u8 = 0x8;
 const PRIORITY: u8 = 0x20;
@@ -50,6 +53,16 @@ pub(crate) struct FrameReader {
     frame: FrameKind,
     /// Bytes of the frames with the header block that is not complete.
     unfinished: usize,
+    counts: FrameCounts,
+}
+
+/// The numbers of what was read so far. They wrap around.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct FrameCounts {
+    /// Complete header blocks: requests, and trailers.
+    pub(super) blocks: u32,
+    /// SETTINGS frames, without confirmations.
+    pub(super) settings: u32,
 }
 
 /// The part that a frame has in a header block.
@@ -144,6 +157,7 @@ impl Default for FrameReader {
             block: BlockReader::default(),
             frame: FrameKind::Other,
             unfinished: 0,
+            counts: FrameCounts::default(),
         }
     }
 }
@@ -162,6 +176,25 @@ impl FrameReader {
     /// Returns the bytes of a header block that is not complete.
     pub(super) fn unfinished(&self) -> usize {
         self.unfinished
+    }
+
+    /// Returns the numbers of what was read so far.
+    pub(super) fn counts(&self) -> FrameCounts {
+        self.counts
+    }
+
+    /// Returns the bytes that are left of the frame that is being read, without its head.
+    pub(super) fn left(&self) -> usize {
+        let left = match self.place {
+            FramePlace::Head => 0,
+            FramePlace::PadLength { left, .. } => left,
+            FramePlace::Within {
+                before,
+                block,
+                padding,
+            } => before + block + padding,
+        };
+        left as usize
     }
 
     /// Reads up to the next place, or all. Returns the number of bytes read.
@@ -220,6 +253,7 @@ impl FrameReader {
         if self.place == FramePlace::Head {
             if self.frame == FrameKind::LastOfBlock {
                 self.unfinished = 0;
+                self.counts.blocks = self.counts.blocks.wrapping_add(1);
             }
             self.frame = FrameKind::Other;
         }
@@ -246,6 +280,9 @@ impl FrameReader {
             HEADERS | CONTINUATION => FrameKind::Block,
             _ => FrameKind::Other,
         };
+        if kind == SETTINGS && flags & ACK == 0 {
+            self.counts.settings = self.counts.settings.wrapping_add(1);
+        }
         match kind {
             HEADERS => {
                 self.block.place = BlockPlace::Field;

@@ -68,6 +68,9 @@ impl<'a> ConnectionTimeouts<'a> {
         if self.activity.is_resetting() {
             return Poll::Ready(TimeoutAction::Cut(Cut::Resets));
         }
+        if self.activity.is_flooding() {
+            return Poll::Ready(TimeoutAction::Cut(Cut::Settings));
+        }
         if self.activity.is_overlong() {
             return Poll::Ready(TimeoutAction::Cut(Cut::Head));
         }

@@ -1,14 +1,44 @@
-//! The frames of a connection, whose activity shows the request head that is not complete.
+//! The frames of a connection: shows the request head that is not complete, and paces what is read.
+//!
+//! All requests that are there are read before the first of them is answered, and a SETTINGS frame is
+//! applied to each open request. So a client that sends very many would take memory and time that
+//! nobody has counted.
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use tokio::time::{Instant, Sleep, sleep};
 
 use super::activity::Activity;
+use super::fresh_streams::StreamRoom;
 use super::inspected::Inspect;
-use super::request_frames::FrameReader;
+use super::request_frames::{FrameCounts, FrameReader};
 
-/// Reads the frames of a connection, and reports heads that are not complete.
+/// Bytes that are read at once beyond the frame that has begun. The smallest requests, which name all
+/// their fields by numbers, take some fifteen bytes, and others a few hundred.
+const READ_AHEAD: usize = 512;
+/// The same where there is room for few requests.
+const READ_LITTLE: usize = 64;
+/// Requests after which a connection's task lets others run.
+const REQUESTS_PER_TURN: u32 = 32;
+/// Time after which a connection looks again if there is room for its requests.
+const PAUSE: Duration = Duration::from_millis(2);
+/// SETTINGS frames that a client may send within [`SETTINGS_TIME`]. Usual ones send one or two in all.
+const MAX_SETTINGS: u32 = 100;
+const SETTINGS_TIME: Duration = Duration::from_secs(10);
+
+/// Reads the frames of a connection, reports heads that are not complete, and holds back what follows
+/// too many.
 pub(super) struct WatchedFrames {
     frames: FrameReader,
     activity: Arc<Activity>,
+    /// The turn of the connection's task, and the counts when it began.
+    turn: (u64, FrameCounts),
+    /// The time of the first SETTINGS frames that count, and their number before.
+    settings: (Instant, u32),
+    /// Set while there is no room for further requests.
+    pause: Option<Pin<Box<Sleep>>>,
 }
 
 impl WatchedFrames {
@@ -16,13 +46,191 @@ impl WatchedFrames {
         Self {
             frames: FrameReader::default(),
             activity: Arc::clone(activity),
+            turn: (0, FrameCounts::default()),
+            settings: (Instant::now(), 0),
+            pause: None,
         }
+    }
+
+    /// Notes if there were too many SETTINGS frames of late.
+    fn count_settings(&mut self) {
+        let (since, before) = self.settings;
+        let now = self.frames.counts().settings;
+        if now == before {
+            return;
+        }
+        if since.elapsed() >= SETTINGS_TIME {
+            self.settings = (Instant::now(), now);
+        } else if now.wrapping_sub(before) > MAX_SETTINGS {
+            self.activity.set_flooding();
+        }
+    }
+
+    /// Returns the number of requests that were read in this turn of the connection's task.
+    fn requests_of_turn(&mut self) -> u32 {
+        let (turn, counts) = (self.activity.turn(), self.frames.counts());
+        if turn != self.turn.0 {
+            self.turn = (turn, counts);
+        }
+        counts.blocks.wrapping_sub(self.turn.1.blocks)
     }
 }
 
 impl Inspect for WatchedFrames {
     fn inspect(&mut self, bytes: &mut [u8]) {
         self.frames.inspect(bytes);
+        self.count_settings();
         self.activity.note_head(self.frames.unfinished());
+    }
+
+    fn poll_allowed(&mut self, context: &mut Context<'_>) -> Poll<usize> {
+        if self.activity.is_flooding() {
+            // The connection is about to be cut.
+            return Poll::Pending;
+        }
+        let requests = self.requests_of_turn();
+        loop {
+            let (ahead, most) = match self.activity.room_for_requests() {
+                StreamRoom::Enough => (READ_AHEAD, REQUESTS_PER_TURN),
+                StreamRoom::Little => (READ_LITTLE, 1),
+                StreamRoom::None => {
+                    let pause = self.pause.get_or_insert_with(|| Box::pin(sleep(PAUSE)));
+                    ready!(pause.as_mut().poll(context));
+                    self.pause = None;
+                    continue;
+                }
+            };
+            if requests >= most {
+                context.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            return Poll::Ready(self.frames.left() + ahead);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Waker;
+
+    use tokio::io::{AsyncRead, ReadBuf};
+
+    use super::super::activity::RunningRequest;
+    use super::super::fresh_streams::FreshStreams;
+    use super::super::inspected::InspectedStream;
+    use super::super::unfinished_heads::UnfinishedHeads;
+    use super::*;
+    use crate::budget::MemoryBudget;
+
+    const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+    /// HEADERS with the smallest request there is, which has all fields by their numbers.
+    const REQUEST: &[u8] = &[0, 0, 4, 1, 5, 0, 0, 0, 1, 0x82, 0x84, 0x87, 0xbe];
+    const SETTINGS: &[u8] = &[0, 0, 0, 4, 0, 0, 0, 0, 0];
+
+    fn activity(budget: usize) -> Arc<Activity> {
+        let budget = MemoryBudget::new(Some(budget));
+        Activity::new(
+            &UnfinishedHeads::within(&budget),
+            &FreshStreams::within(&budget),
+        )
+    }
+
+    /// Returns a connection of so many frames.
+    fn connection(
+        activity: &Arc<Activity>,
+        frame: &[u8],
+        count: usize,
+    ) -> InspectedStream<std::io::Cursor<Vec<u8>>, WatchedFrames> {
+        let bytes = [PREFACE, &frame.repeat(count)].concat();
+        InspectedStream::new(std::io::Cursor::new(bytes), WatchedFrames::new(activity))
+    }
+
+    /// Reads as much as there is in a turn, by reads of 16 KiB. Returns the bytes.
+    fn turn<I: AsyncRead + Unpin>(activity: &Activity, stream: &mut I) -> usize {
+        activity.begin_turn();
+        let mut context = Context::from_waker(Waker::noop());
+        let (mut space, mut read) = (vec![0; 16 << 10], 0);
+        loop {
+            let mut buffer = ReadBuf::new(&mut space);
+            let polled = Pin::new(&mut *stream).poll_read(&mut context, &mut buffer);
+            if polled.is_pending() || buffer.filled().is_empty() {
+                return read;
+            }
+            read += buffer.filled().len();
+        }
+    }
+
+    #[tokio::test]
+    async fn a_turn_reads_few_requests_and_any_number_of_other_bytes() {
+        let activity = activity(1 << 30);
+        let mut requests = connection(&activity, REQUEST, 1_000);
+        let (mut read, mut turns) = (0, 0);
+        while read < PREFACE.len() + 1_000 * REQUEST.len() {
+            let bytes = turn(&activity, &mut requests);
+            let most = REQUESTS_PER_TURN as usize * REQUEST.len() + READ_AHEAD;
+            assert!((1..=most).contains(&bytes), "{bytes}");
+            (read, turns) = (read + bytes, turns + 1);
+        }
+        assert!(turns > 20, "{turns}");
+        let data = [&[0, 0x40, 0, 0, 0, 0, 0, 0, 1][..], &[b'#'; 0x4000]].concat();
+        let mut upload = connection(&activity, &data, 50);
+        assert_eq!(
+            turn(&activity, &mut upload),
+            PREFACE.len() + 50 * data.len()
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn no_request_is_read_while_others_wait_for_their_turn() {
+        let activity = activity(16 * 20_000);
+        let mut requests = connection(&activity, REQUEST, 1_000);
+        let fresh = || RunningRequest::new(&activity).counted(10_000);
+        let mut waiting = [fresh(), fresh()];
+        for _ in 0..3 {
+            assert_eq!(turn(&activity, &mut requests), 0);
+            tokio::time::advance(PAUSE).await;
+        }
+        waiting[0].begun();
+        assert!(turn(&activity, &mut requests) > 0);
+        waiting[0].refused(false);
+        let _more = RunningRequest::new(&activity).counted(8_000);
+        assert_eq!(turn(&activity, &mut requests), 0);
+        activity.set_known();
+        tokio::time::advance(PAUSE).await;
+        assert!(turn(&activity, &mut requests) > 0, "strangers do not count");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_first_request_of_a_connection_is_read_while_those_of_others_wait() {
+        let budget = MemoryBudget::new(Some(16 * 20_000));
+        let heads = UnfinishedHeads::within(&budget);
+        let streams = FreshStreams::within(&budget);
+        let [others, one] = [(); 2].map(|()| Activity::new(&heads, &streams));
+        let _waiting = RunningRequest::new(&others).counted(30_000);
+        let mut requests = connection(&one, REQUEST, 1_000);
+        let read = turn(&one, &mut requests);
+        let least = PREFACE.len() + REQUEST.len();
+        assert!((least..least + READ_LITTLE).contains(&read), "{read}");
+        let mut first = RunningRequest::new(&one).counted(10_000);
+        assert_eq!(turn(&one, &mut requests), 0);
+        first.begun();
+        tokio::time::advance(PAUSE).await;
+        assert!(turn(&one, &mut requests) > 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn settings_again_and_again_are_read_no_further() {
+        let activity = activity(1 << 30);
+        let most = MAX_SETTINGS as usize;
+        let mut few = connection(&activity, SETTINGS, most);
+        turn(&activity, &mut few);
+        assert!(!activity.is_flooding());
+        let mut many = connection(&activity, SETTINGS, 10 * most);
+        let read = turn(&activity, &mut many);
+        assert!(activity.is_flooding());
+        assert!(
+            read <= PREFACE.len() + most * SETTINGS.len() + READ_AHEAD,
+            "{read}"
+        );
     }
 }

@@ -1,5 +1,6 @@
 //! The objects of a scope at one resourceVersion.
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use watershed_protocol::{ResourceVersion, WireFormat};
 
@@ -49,11 +50,16 @@ pub struct Snapshot {
     /// Objects that no history holds any more beside their leaves: those up to version `floor`.
     pub(super) outlived: ObjectSum,
     pub(super) floor: ResourceVersion,
+    pub(super) sums: Arc<SharedSums>,
+}
+
+/// Sums that a state shares with its copies.
+#[derive(Debug, Default)]
+pub(super) struct SharedSums {
     /// Bytes of packed objects that are not held, as their compressed form is.
-    pub(super) saved: ByteTally,
-    /// Sum of the bytes of leaves that were replaced, and that share none with their successors. It
-    /// wraps around.
-    pub(super) left: usize,
+    saved: ByteTally,
+    /// Bytes of leaves that were replaced, and that share none with their successors. It wraps around.
+    left: AtomicUsize,
 }
 
 impl Snapshot {
@@ -99,25 +105,25 @@ impl Snapshot {
         let attributes = self.size.saturating_sub(objects);
         let in_history =
             single.count.saturating_sub(self.outlived.count) * size_of::<StoredObject>();
-        packed.saturating_sub(self.saved.bytes())
+        packed.saturating_sub(self.sums.saved.bytes())
             + self.outlived.bytes
             + attributes.saturating_sub(in_history)
             + self.len * (LEAF_ENTRY + index)
             + self.leaves.len() * LEAF
     }
 
-    /// Returns the sum of the bytes of leaves that this state and those before it had and that the
-    /// next one had no part of. It wraps around.
+    /// Returns the sum of the bytes of leaves that this state or a copy of it had, and the next one no
+    /// part of. It wraps around.
     ///
     /// Its growth since a copy was made is the most that the copy holds alone, beside the objects that
     /// were replaced one by one.
     pub(in crate::store) fn left(&self) -> usize {
-        self.left
+        self.sums.left.load(Ordering::Relaxed)
     }
 
     /// Returns the bytes of objects that are not held, as they are folded.
     pub(in crate::store) fn folded(&self) -> usize {
-        self.saved.bytes()
+        self.sums.saved.bytes()
     }
 
     /// Returns the version up to which no history holds objects beside their leaves.
@@ -191,7 +197,7 @@ impl Snapshot {
             if *budget == 0 {
                 break;
             }
-            let folded = leaf.fold(idle, &self.saved);
+            let folded = leaf.fold(idle, &self.sums.saved);
             freed += folded.freed;
             *budget = budget.saturating_sub(folded.work);
         }
@@ -386,9 +392,9 @@ impl Snapshot {
     }
 
     /// Counts the bytes of a leaf that only copies of this state hold from now on.
-    fn leave(&mut self, leaf: &Leaf) {
+    fn leave(&self, leaf: &Leaf) {
         let bytes = leaf.lengths.packed + leaf.lengths.single.bytes;
-        self.left = self.left.wrapping_add(bytes);
+        self.sums.left.fetch_add(bytes, Ordering::Relaxed);
     }
 
     /// Adds a leaf to the sums.

@@ -7,10 +7,9 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::group::{ConnectionGroup, DialElsewhere, GroupState, SharedDial};
-use super::options::SendOptions;
+use super::options::{AvoidedAddresses, SendOptions};
 use crate::upstream::connection::{Http2Connection, Lease, ServedBy};
 use crate::upstream::error::UpstreamError;
-use watershed_connect::Address;
 
 /// Age up to which a connection does for requests that want a new one.
 const RECENT: Duration = Duration::from_secs(5);
@@ -26,7 +25,7 @@ pub(super) const SPREAD: usize = 4;
 #[derive(Default)]
 pub(super) struct Elsewhere {
     /// Those to these addresses, the last of them most of all.
-    avoid: Vec<Address>,
+    avoid: AvoidedAddresses,
     /// Those that are not younger than this.
     pub(super) opened_after: Option<Instant>,
 }
@@ -35,7 +34,9 @@ impl Elsewhere {
     /// Returns what these options avoid; `None` if any connection will do.
     pub(super) fn wanted(options: &SendOptions) -> Option<Self> {
         let instead_of = options.instead_of.as_ref();
-        let any = !options.fresh_connection && options.avoid.is_empty() && instead_of.is_none();
+        let any = !options.fresh_connection
+            && options.avoid.as_slice().is_empty()
+            && instead_of.is_none();
         (!any).then(|| Self {
             avoid: options.avoid.clone(),
             opened_after: instead_of.and_then(ServedBy::opened),
@@ -44,7 +45,10 @@ impl Elsewhere {
 
     /// Returns the place of its address among those to avoid; `None` for the best, of any other.
     fn place(&self, connection: &Http2Connection) -> Option<usize> {
-        self.avoid.iter().position(|it| *it == connection.address)
+        self.avoid
+            .as_slice()
+            .iter()
+            .position(|it| *it == connection.address)
     }
 
     /// Returns `true` if the connection was opened a moment ago, and after the one to avoid.
@@ -114,7 +118,7 @@ impl ConnectionGroup {
             || credentials
                 .addresses
                 .iter()
-                .all(|address| wanted.avoid.contains(address));
+                .all(|address| wanted.avoid.as_slice().contains(address));
         let does = |it: &&Arc<Http2Connection>| {
             it.generation == credentials.generation
                 && !it.is_closed()

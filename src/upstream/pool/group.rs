@@ -9,13 +9,14 @@ use futures_util::future::{BoxFuture, Shared};
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
+use super::options::AvoidedAddresses;
 use crate::upstream::class::ConnectionClass;
 use crate::upstream::connection::{
     self, Http2Connection, HttpConnection, IdleHttp1, Lease, ServedBy,
 };
 use crate::upstream::error::UpstreamError;
 use crate::upstream::server::Upstream;
-use watershed_connect::{Address, Dialer, TlsIdentity};
+use watershed_connect::{Dialer, TlsIdentity};
 
 /// Connections that share one class and one identity.
 pub(in crate::upstream) struct ConnectionGroup {
@@ -47,7 +48,7 @@ pub(super) struct GroupState {
 /// A connection being made for requests that want a new one.
 pub(super) struct DialElsewhere {
     pub(super) number: usize,
-    pub(super) avoid: Vec<Address>,
+    pub(super) avoid: AvoidedAddresses,
     pub(super) dialing: SharedDial,
 }
 
@@ -97,7 +98,7 @@ impl ConnectionGroup {
             match dialing {
                 // The new connection may be full already: look again.
                 Some(dialing) => dialing.await?,
-                None => return self.open(&[]).await,
+                None => return self.open(&AvoidedAddresses::default()).await,
             }
         }
     }
@@ -135,7 +136,7 @@ impl ConnectionGroup {
         if let Some(dialing) = &state.dialing {
             return dialing.clone();
         }
-        let dialing = self.spawn_dial(Vec::new(), |state| state.dialing = None);
+        let dialing = self.spawn_dial(AvoidedAddresses::default(), |state| state.dialing = None);
         state.dialing = Some(dialing.clone());
         dialing
     }
@@ -143,7 +144,7 @@ impl ConnectionGroup {
     /// Begins to make a connection. `done` is called when that has succeeded or failed.
     pub(super) fn spawn_dial(
         self: &Arc<Self>,
-        avoid: Vec<Address>,
+        avoid: AvoidedAddresses,
         done: impl FnOnce(&mut GroupState) + Send + 'static,
     ) -> SharedDial {
         let group = Arc::clone(self);
@@ -178,7 +179,7 @@ impl ConnectionGroup {
     }
 
     /// Opens a connection and leases its first stream.
-    pub(super) async fn open(&self, avoid: &[Address]) -> Result<Lease, UpstreamError> {
+    pub(super) async fn open(&self, avoid: &AvoidedAddresses) -> Result<Lease, UpstreamError> {
         let made = self.connect(avoid).await?;
         let mut state = self.state.lock();
         match made {
@@ -200,12 +201,17 @@ impl ConnectionGroup {
         }
     }
 
-    async fn connect(&self, avoid: &[Address]) -> Result<HttpConnection, UpstreamError> {
+    async fn connect(&self, avoid: &AvoidedAddresses) -> Result<HttpConnection, UpstreamError> {
         let permit = Arc::clone(&self.connections).try_acquire_owned();
         let permit = permit.map_err(|_| UpstreamError::Exhausted { limit: self.limit })?;
         let credentials = self.upstream.current();
         // Boxed: the state of a handshake is 20 KB, and every request's future would hold it.
-        let dialed = Box::pin(self.dialer.dial(&credentials, self.identity, false, avoid)).await?;
+        let dialed =
+            Box::pin(
+                self.dialer
+                    .dial(&credentials, self.identity, false, avoid.as_slice()),
+            )
+            .await?;
         tracing::debug!(
             address = %dialed.address,
             http2 = dialed.http2,

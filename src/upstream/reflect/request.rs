@@ -118,7 +118,7 @@ impl Reflector {
         let options = SendOptions {
             fresh_connection,
             instead_of,
-            avoid,
+            avoid: avoid.into(),
             beside,
             purpose,
         };

@@ -25,7 +25,7 @@ async fn a_request_can_ask_for_another_address_or_connection() {
             .address
             .clone();
         let avoid = SendOptions {
-            avoid: vec![from.clone()],
+            avoid: vec![from.clone()].into(),
             ..SendOptions::default()
         };
         let second = soon(client.send(ConnectionClass::Short, get("/"), avoid))
@@ -62,7 +62,7 @@ async fn a_request_that_avoids_all_addresses_but_one_goes_there() {
             let others = addresses.iter().filter(|other| *other != wanted);
             let options = SendOptions {
                 fresh_connection: true,
-                avoid: others.cloned().collect(),
+                avoid: others.cloned().collect::<Vec<_>>().into(),
                 ..SendOptions::default()
             };
             let answer = soon(client.send(ConnectionClass::Short, get("/"), options)).await;
@@ -181,7 +181,7 @@ async fn scopes_that_resume_elsewhere_share_a_few_connections_and_return_to_the_
 fn watch_options(by: &ServedBy) -> SendOptions {
     SendOptions {
         fresh_connection: true,
-        avoid: vec![by.address.clone()],
+        avoid: vec![by.address.clone()].into(),
         instead_of: Some(by.clone()),
         ..SendOptions::default()
     }

@@ -1,0 +1,120 @@
+//! The memory of HTTP/2 requests that nobody has looked at yet.
+//!
+//! A client may send a thousand requests at once on each of its connections, and each takes memory
+//! from the moment at which it is read. The limits of the service count it only once its turn comes.
+//! Until then it counts here, and while there are many, no connection is read on: the next requests
+//! wait in the client. One that has none of these gets its turn all the same.
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use http::Request;
+
+use crate::budget::MemoryBudget;
+
+/// The part of the memory budget that they may take: one of so many. Those of known clients may take
+/// as much again, and the first ones of each connection three times as much, so that strangers who
+/// send many keep nobody else waiting.
+const PARTS: usize = 16;
+const KNOWN: usize = 2;
+const FIRST: usize = 3;
+/// Bytes that they may take without a budget, and at most.
+const MAX_BYTES: usize = 64 << 20;
+/// Bytes of a request, besides its head, which is held twice.
+const REQUEST_BYTES: usize = 8 << 10;
+const HEAD_COPIES: usize = 2;
+/// Bytes of a refusal that its client has not taken.
+pub(super) const REFUSAL_BYTES: u32 = 2 << 10;
+
+/// The room for further requests of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum StreamRoom {
+    Enough,
+    /// For a first one.
+    Little,
+    None,
+}
+
+/// The bytes of all such requests of a listener.
+#[derive(Debug)]
+pub(super) struct FreshStreams {
+    bytes: AtomicUsize,
+    limit: usize,
+}
+
+impl FreshStreams {
+    /// Returns a count whose limit follows from this budget.
+    pub(super) fn within(budget: &MemoryBudget) -> Arc<Self> {
+        let share = budget.limit().map_or(MAX_BYTES, |limit| limit / PARTS);
+        Arc::new(Self {
+            bytes: AtomicUsize::new(0),
+            limit: share.min(MAX_BYTES),
+        })
+    }
+
+    /// Returns the room for requests of a connection that has some of these, or none.
+    pub(super) fn room(&self, is_known: bool, has_some: bool) -> StreamRoom {
+        let bytes = self.bytes.load(Ordering::Acquire);
+        if bytes < self.limit * if is_known { KNOWN } else { 1 } {
+            StreamRoom::Enough
+        } else if !has_some && bytes < self.limit * FIRST {
+            StreamRoom::Little
+        } else {
+            StreamRoom::None
+        }
+    }
+
+    pub(super) fn add(&self, bytes: u32) {
+        self.bytes.fetch_add(bytes as usize, Ordering::AcqRel);
+    }
+
+    pub(super) fn remove(&self, bytes: u32) {
+        self.bytes.fetch_sub(bytes as usize, Ordering::AcqRel);
+    }
+}
+
+/// Returns the bytes that a request takes until the service looks at it.
+pub(super) fn bytes_of<B>(request: &Request<B>) -> u32 {
+    let fields = request.headers().iter();
+    let fields: usize = fields
+        .map(|(name, value)| name.as_str().len() + value.len())
+        .sum();
+    let target = request.uri().path_and_query();
+    let head = fields + target.map_or(0, |target| target.as_str().len());
+    u32::try_from(REQUEST_BYTES + HEAD_COPIES * head).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::StreamRoom::{Enough, Little};
+    use super::*;
+
+    const NONE: StreamRoom = StreamRoom::None;
+
+    #[test]
+    fn requests_of_known_clients_are_read_on_while_those_of_strangers_wait() {
+        let streams = FreshStreams::within(&MemoryBudget::new(Some(16 * 100_000)));
+        let request = Request::get("/api").header("x-filler", "x".repeat(10_000));
+        let bytes = bytes_of(&request.body(()).unwrap());
+        assert!((28_000..29_000).contains(&bytes), "{bytes}");
+        let room = || {
+            let of = |is_known, has_some| streams.room(is_known, has_some);
+            [of(false, true), of(true, true), of(false, false)]
+        };
+        let wanted = [
+            (3, [Enough, Enough, Enough]),
+            (4, [NONE, Enough, Little]),
+            (8, [NONE, NONE, Little]),
+            (12, [NONE; 3]),
+        ];
+        let mut added = 0;
+        for (count, wanted) in wanted {
+            for _ in added..count {
+                streams.add(bytes);
+            }
+            added = count;
+            assert_eq!(room(), wanted, "{count}");
+        }
+        streams.remove(10 * bytes);
+        assert_eq!(room(), [Enough; 3]);
+    }
+}
