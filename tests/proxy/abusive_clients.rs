@@ -332,7 +332,7 @@ async fn many_requests_of_strangers_at_once_take_little_memory() {
     // Those that nobody has looked at may take 4 MiB.
     let scene = Scene::start(small(), &["--memory-limit", "64Mi"]).await;
     let growth = Growth::watch(scene.program.pid());
-    let open = bursts(&scene, 30, 1_000).await;
+    let open = bursts(&scene, 60, 1_000).await;
     // Each that nobody reads on may take 2 KiB, for two seconds.
     eventually("refusals to be cut", async || {
         let cut = scene
@@ -343,7 +343,7 @@ async fn many_requests_of_strangers_at_once_take_little_memory() {
             .ok_or(format!("{cut} were cut"))
     })
     .await;
-    growth.stays_below(48 * MIB);
+    growth.stays_below(32 * MIB);
     drop(open);
     scene.end().await;
 }
