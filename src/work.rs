@@ -9,12 +9,15 @@ use tokio::task::yield_now;
 
 /// Objects that a task looks at in one turn. With an expensive selector that takes a millisecond.
 pub const OBJECTS_PER_TURN: usize = 2048;
-/// The work of reducing an object to its metadata.
+/// The work of reducing an object to its metadata. Large ones take more ([`work_on`]).
 pub const REDUCED_OBJECT: usize = 16;
 /// The work of replacing an object in a snapshot, which makes a new leaf.
 pub const REPLACED_OBJECT: usize = 16;
-/// The work of printing an object as a row of a Table.
+/// The work of printing an object as a row of a Table. Large ones take more.
 pub const PRINTED_OBJECT: usize = 64;
+/// Bytes of an object that is printed or reduced, whose reading is one unit of work. An object may have
+/// a megabyte, and a reader may ask for many of them.
+const BYTES_OF_UNIT: usize = 64;
 /// The work of compressing a piece of some 32 KiB.
 pub const COMPRESSED_PIECE: usize = 512;
 
@@ -62,6 +65,11 @@ impl WorkBudget {
             yield_now().await;
         }
     }
+}
+
+/// Returns the work on an object of so many bytes, which is `least` at least.
+pub fn work_on(bytes: usize, least: usize) -> usize {
+    least.max(bytes / BYTES_OF_UNIT)
 }
 
 /// Repeats a step until it returns `false`, and lets other tasks run in between. `work` is that of

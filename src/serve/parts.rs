@@ -75,7 +75,7 @@ impl ServiceParts {
             limiter: Limiter::new(policy.users),
             request_memory: RequestMemory::within(scopes.budget()),
             forward_limits: ForwardLimits::new(policy.users),
-            watch_limits: WatchLimits::new(policy.users),
+            watch_limits: WatchLimits::within(scopes.budget(), policy.users),
             chain: Arc::clone(client.upstream().chain()),
             read_limits: ReadLimits::new(policy.users),
             verifier: Verifier::new(client.clone(), policy.verification, scopes.budget()),

@@ -17,7 +17,7 @@ pub use clients::ClientUsage;
 pub(super) use held_answer::HeldAnswer;
 
 /// Bytes of an open watch, as measured (docs/benchmarks.md, Memory of an idle watch).
-const WATCH_BYTES: usize = 2 << 10;
+pub(super) const WATCH_BYTES: usize = 2 << 10;
 
 /// Sums since the start of the process, and the watches of this moment. Cheap to clone.
 #[derive(Clone, Default)]

@@ -166,7 +166,6 @@ impl<G: AccessGuard, D: Future<Output = ()> + Unpin, O: WatchObserver> WatchBody
         let initial = self.initial.as_mut()?;
         let mut chunk = Chunk::new(self.coding);
         let shared = self.coding == ContentCoding::Gzip && self.view.is_plain();
-        let work = self.view.object_work();
         while chunk.bytes() < INITIAL_CHUNK && !initial.budget.is_spent() {
             let Some(mut run) = initial.rest.take().or_else(|| initial.runs.next()) else {
                 if let Some(EndMark { format, version }) = initial.end_mark.take()
@@ -195,7 +194,7 @@ impl<G: AccessGuard, D: Future<Output = ()> + Unpin, O: WatchObserver> WatchBody
                     initial.budget.spend(1);
                     continue;
                 }
-                initial.budget.spend(work);
+                initial.budget.spend(self.view.object_work(object));
                 match self.view.initial(object) {
                     None => chunk.push_object(&self.format, &object.bytes.get()),
                     Some(Ok(frame)) => {
@@ -246,7 +245,8 @@ impl<G: AccessGuard, D: Future<Output = ()> + Unpin, O: WatchObserver> WatchBody
                 .step(context, BATCH, CHUNK.saturating_sub(chunk.bytes()))
             {
                 SubscriptionStep::Events(events) => {
-                    budget.spend(events.len() * self.view.event_work());
+                    let work = events.iter().map(|event| self.view.event_work(event));
+                    budget.spend(work.sum());
                     for event in events {
                         match self.view.frame(&event, &self.format) {
                             Ok(Some(ClientFrame::Shared)) => chunk.push_whole(&event),

@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use parking_lot::Mutex;
 
 use crate::store::{Interest, Snapshot, StoredObject, WindowEvent};
-use crate::work::{PRINTED_OBJECT, REDUCED_OBJECT};
+use crate::work::{PRINTED_OBJECT, REDUCED_OBJECT, work_on};
 use watershed_protocol::{
     BookmarkFormat, EventKind, FieldSelector, FieldTable, ItemBytes, LabelSelector, Malformed,
     ObjectAttributes, PartialFormat, ResourceVersion, ShardSelector, TableForm, TableRequest,
@@ -265,18 +265,19 @@ impl ClientView {
     }
 
     /// Returns the work of framing an object.
-    pub fn object_work(&self) -> usize {
-        match self.derived.as_deref() {
-            None => 1,
+    pub fn object_work(&self, object: &StoredObject) -> usize {
+        let least = match self.derived.as_deref() {
+            None => return 1,
             Some(DerivedView::Metadata(_)) => REDUCED_OBJECT,
             Some(DerivedView::Table(_)) => PRINTED_OBJECT,
-        }
+        };
+        work_on(object.bytes.len(), least)
     }
 
     /// Returns the work of looking at an event, of which most are another view's.
-    pub fn event_work(&self) -> usize {
+    pub fn event_work(&self, event: &WindowEvent) -> usize {
         match self.derived.as_deref() {
-            Some(DerivedView::Table(_)) => PRINTED_OBJECT,
+            Some(DerivedView::Table(_)) => work_on(event.object.bytes.len(), PRINTED_OBJECT),
             Some(DerivedView::Metadata(_)) | None => 1,
         }
     }

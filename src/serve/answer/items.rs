@@ -10,7 +10,7 @@ use super::table_items::TableItems;
 use crate::serve::limits::list_memory::ListMemory;
 use crate::store::ObjectRun;
 use crate::watcher::MIN_SHARED_BYTES;
-use crate::work::{PRINTED_OBJECT, REDUCED_OBJECT, WorkBudget, retire};
+use crate::work::{REDUCED_OBJECT, WorkBudget, retire, work_on};
 
 /// Bytes of small objects that are copied beside large ones that are shared.
 const MAX_COPIED: usize = 64 * 1024;
@@ -120,12 +120,12 @@ impl Items {
         }
     }
 
-    /// Returns the work of writing one piece.
-    pub(super) fn work(&self) -> usize {
+    /// Returns the work of writing a piece.
+    pub(super) fn work(&self, index: usize) -> usize {
         match self {
+            Self::Metadata(metadata) => metadata.work(index),
+            Self::Table(table) => table.work(index),
             Self::Runs(..) | Self::Objects(..) => 1,
-            Self::Metadata(_) => REDUCED_OBJECT,
-            Self::Table(_) => PRINTED_OBJECT,
         }
     }
 
@@ -187,6 +187,15 @@ pub(super) struct MetadataItems {
 }
 
 impl MetadataItems {
+    /// Returns the work of writing the metadata of an object.
+    fn work(&self, index: usize) -> usize {
+        Self::work_of(&self.objects, index)
+    }
+
+    fn work_of(objects: &SelectedObjects, index: usize) -> usize {
+        work_on(objects[index].bytes.len(), REDUCED_OBJECT)
+    }
+
     /// Measures the metadata of objects.
     pub(super) async fn new(
         partial: PartialFormat,
@@ -195,7 +204,7 @@ impl MetadataItems {
         memory: &mut ListMemory,
     ) -> Result<Self, Malformed> {
         let (mut kept, mut bytes) = (KeptItems::default(), 0);
-        for object in objects.iter() {
+        for (index, object) in objects.iter().enumerate() {
             let metadata = partial.metadata(&object.bytes.get())?;
             bytes += partial.item_len(&metadata) as u64;
             kept.push(memory, || {
@@ -209,7 +218,7 @@ impl MetadataItems {
                 };
                 (metadata, bytes)
             });
-            budget.work(REDUCED_OBJECT).await;
+            budget.work(Self::work_of(&objects, index)).await;
         }
         Ok(Self {
             partial,

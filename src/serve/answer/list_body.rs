@@ -216,7 +216,12 @@ impl ListSource for PlainItems {
     }
 
     fn next_work(&self) -> usize {
-        self.items.work()
+        // At the end, nothing is left to write.
+        if self.next < self.items.pieces() {
+            self.items.work(self.next)
+        } else {
+            1
+        }
     }
 
     /// The rest of the buffer is for the next chunk.

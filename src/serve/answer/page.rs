@@ -272,16 +272,22 @@ mod tests {
     }
 
     fn state() -> (Arc<WireFormat>, StateAt) {
+        state_of(OBJECTS, 0)
+    }
+
+    /// Returns a state of so many objects, each with so many bytes of data.
+    fn state_of(objects: usize, bytes: usize) -> (Arc<WireFormat>, StateAt) {
+        let (count, data) = (objects, "x".repeat(bytes));
         let list = Bytes::from_static(LIST.as_bytes());
         let (format, _) = WireFormat::learn(Encoding::Json, "ConfigMap", &list).unwrap();
         let format = Arc::new(format);
-        let objects = (0..OBJECTS).map(|number| {
+        let objects = (0..count).map(|number| {
             let text = format!(
                 concat!(
                     r#"{{"kind":"ConfigMap","apiVersion":"v1","metadata":{{"name":"c-{:06}","#,
-                    r#""namespace":"ns","resourceVersion":"5"}}}}"#
+                    r#""namespace":"ns","resourceVersion":"5"}},"data":{{"a":"{}"}}}}"#
                 ),
-                number
+                number, data
             );
             let scanned = scan(Encoding::Json, text.as_bytes(), &fields()).unwrap();
             StoredObject {
@@ -365,6 +371,19 @@ mod tests {
             found,
             Err(Unanswered::Refuse(Refusal::Limit(LimitExceeded::Memory)))
         ));
+    }
+
+    #[test]
+    fn each_large_object_is_the_work_of_a_turn() {
+        const LARGE: usize = 20;
+        let (format, state) = state_of(LARGE, 256 << 10);
+        let mut memory = memory();
+        let (found, _) = turns(selected(&state, &plan("", None), &mut memory));
+        let partial = PartialFormat::of(&format, Encoding::Json);
+        let mut budget = WorkBudget::default();
+        let items = MetadataItems::new(partial, found.unwrap().0, &mut budget, &mut memory);
+        let (items, turns) = turns(items);
+        assert!(items.is_ok() && turns >= LARGE, "{turns}");
     }
 
     #[test]

@@ -9,7 +9,7 @@ use super::kept_items::KeptItems;
 use super::selected_objects::SelectedObjects;
 use crate::serve::limits::list_memory::ListMemory;
 use crate::serve::reads::open::OpenedTable;
-use crate::work::{PRINTED_OBJECT, WorkBudget};
+use crate::work::{PRINTED_OBJECT, WorkBudget, work_on};
 
 /// The rows of a Table, which are printed while they are sent.
 ///
@@ -55,13 +55,18 @@ impl TableItems {
                 let bytes = row.own_len();
                 (row, bytes)
             });
-            budget.work(PRINTED_OBJECT).await;
+            budget.work(items.work(index)).await;
         }
         Ok(items)
     }
 
     pub(super) fn len(&self) -> usize {
         self.objects.len()
+    }
+
+    /// Returns the work of printing a row.
+    pub(super) fn work(&self, index: usize) -> usize {
+        work_on(self.objects[index].bytes.len(), PRINTED_OBJECT)
     }
 
     /// Returns the length of all rows, each with a separator.

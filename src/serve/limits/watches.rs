@@ -1,8 +1,17 @@
 //! The shares that callers have of open watches, and of the memory that their selectors take.
 use super::requests::LimitExceeded;
+use crate::budget::MemoryBudget;
 use crate::fairness::{CallerKey, Share, ShareLimits, Shares};
 use crate::serve::metrics;
 use crate::serve::policy::UserLimits;
+use crate::serve::usage::WATCH_BYTES;
+
+/// The parts of the memory budget that all watches, and all their selectors, may take: one of so many.
+/// One user alone gets half of that.
+const WATCH_PARTS: usize = 4;
+const SELECTOR_PARTS: usize = 8;
+/// The budget where there is none.
+const WITHOUT_BUDGET: usize = 4 << 30;
 
 /// Copies of a selector that an open watch keeps: one selects, the other is reviewed again.
 const COPIES: u64 = 2;
@@ -22,16 +31,24 @@ pub(in crate::serve) struct WatchShare {
 }
 
 impl WatchLimits {
-    pub(in crate::serve) fn new(limits: UserLimits) -> Self {
-        let shares = |exceeded: LimitExceeded, each| {
+    /// Returns the shares of watches within a budget.
+    pub(in crate::serve) fn within(memory: &MemoryBudget, limits: UserLimits) -> Self {
+        let budget = memory.limit().unwrap_or(WITHOUT_BUDGET);
+        let watches = (budget / WATCH_PARTS / WATCH_BYTES) as u64;
+        let selectors = (budget / SELECTOR_PARTS) as u64;
+        let shares = |exceeded: LimitExceeded, all, each| {
             Shares::new(
-                ShareLimits { all: 0, each },
+                ShareLimits { all, each },
                 metrics::in_use(exceeded.as_str()),
             )
         };
         Self {
-            watches: shares(LimitExceeded::Watches, limits.watches.into()),
-            selectors: shares(LimitExceeded::SelectorBytes, limits.selector_bytes),
+            watches: shares(LimitExceeded::Watches, watches, limits.watches.into()),
+            selectors: shares(
+                LimitExceeded::SelectorBytes,
+                selectors,
+                limits.selector_bytes,
+            ),
         }
     }
 
@@ -79,12 +96,28 @@ mod tests {
     }
 
     #[test]
+    fn watches_of_many_users_stay_within_a_part_of_the_memory() {
+        let memory = MemoryBudget::new(Some(16 << 20));
+        let limits = WatchLimits::within(&memory, UserLimits::default());
+        let of = |number: usize| {
+            let user = format!("user-{number}");
+            std::iter::from_fn(|| limits.begin(&user, None).ok()).collect::<Vec<_>>()
+        };
+        let open: Vec<_> = (0..5).map(&of).collect();
+        let counts: Vec<_> = open.iter().map(Vec::len).collect();
+        assert_eq!(counts, [1024, 512, 256, 128, 64], "of 2,048");
+        drop(open);
+        assert_eq!(of(9).len(), 1024);
+    }
+
+    #[test]
     fn a_user_with_large_selectors_affects_no_other() {
-        let limits = WatchLimits::new(UserLimits {
+        let limits = UserLimits {
             watches: 10,
             selector_bytes: 1_000,
             ..UserLimits::default()
-        });
+        };
+        let limits = WatchLimits::within(&MemoryBudget::default(), limits);
         let large = format!("labelSelector={}", "a".repeat(300));
         let begin = |user, query| limits.begin(user, query);
         let first = begin("ann", Some(&*large)).unwrap();
