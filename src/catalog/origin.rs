@@ -55,13 +55,16 @@ impl Origins {
     }
 
     /// Returns the server that answers for a type; `None` when that is unknown.
+    ///
+    /// An API server that starts serves its types before it has registered them: with an empty etcd it
+    /// has no APIServices for a moment.
     pub(super) fn of(&self, gvr: &GroupVersionResource) -> Option<Origin> {
-        match self {
-            Self::Known(known) => known
-                .get(&(gvr.group.to_string(), gvr.version.to_string()))
-                .copied(),
-            Self::NotRead => is_built_in_group(&gvr.group).then_some(Origin::BuiltIn),
-        }
+        let registered = match self {
+            Self::Known(known) => known.get(&(gvr.group.to_string(), gvr.version.to_string())),
+            Self::NotRead => None,
+        };
+        let by_name = || is_built_in_group(&gvr.group).then_some(Origin::BuiltIn);
+        registered.copied().or_else(by_name)
     }
 }
 
@@ -137,6 +140,8 @@ mod tests {
                 Some(Origin::Aggregated)
             ]
         );
-        assert_eq!(of(&Origins::NotRead), [Some(Origin::BuiltIn), None, None]);
+        let by_name = [Some(Origin::BuiltIn), None, None];
+        assert_eq!(of(&Origins::NotRead), by_name);
+        assert_eq!(of(&Origins::Known(HashMap::new())), by_name);
     }
 }

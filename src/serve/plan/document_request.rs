@@ -98,8 +98,13 @@ pub(in crate::serve) fn is_simple_tag(tag: &HeaderValue) -> bool {
 
 /// Returns `true` for documents that the API server makes itself. Those of an aggregated API come
 /// from a server of its own, which may look at the caller; its types are not in the catalog.
+///
+/// Clients that are made from OpenAPI put a slash behind the paths of discovery, as it names them so.
 fn is_document(catalog: &Catalog, path: &str) -> bool {
-    let segments: Vec<_> = path.split('/').collect();
+    let of_discovery = path
+        .strip_suffix('/')
+        .filter(|path| !path.starts_with("/openapi"));
+    let segments: Vec<_> = of_discovery.unwrap_or(path).split('/').collect();
     match segments[..] {
         ["", "api" | "apis" | "version"] | ["", "api", "v1"] | ["", "openapi", "v2" | "v3"] => true,
         ["", "openapi", "v3", "api", version] => catalog.has("", Some(version)),
