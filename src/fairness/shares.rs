@@ -180,7 +180,7 @@ impl ShareTable {
         let own = self.callers.get(caller).copied().unwrap_or(0);
         let own = own.saturating_add(amount);
         let free = all.saturating_sub(self.held - self.beyond);
-        own <= least || ((each == 0 || own <= each) && (all == 0 || own <= free))
+        amount == 0 || own <= least || ((each == 0 || own <= each) && (all == 0 || own <= free))
     }
 }
 

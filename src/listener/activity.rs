@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use super::fresh_streams::{FreshStreams, REFUSAL_BYTES, StreamRoom};
 use super::limits::ConnectionLimits;
 use super::request_lines::{RefusedRequests, RequestFault};
-use super::stream_stall;
+use super::stream_stall::{self, Unread};
 use super::unfinished_heads::{UnfinishedHead, UnfinishedHeads};
 use crate::budget::MemoryBudget;
 
@@ -25,6 +25,10 @@ use crate::budget::MemoryBudget;
 /// Some cancelled requests are normal. So many on one connection are a "rapid reset" attack
 /// (CVE-2023-44487), and each may cost a request to upstream.
 const MANY_RESETS: u64 = 500;
+
+/// Bytes of requests that nobody has looked at, and of unread refusals, with which a known client's
+/// connection counts as one that has none.
+const FEW_OF_KNOWN: usize = 32 << 10;
 
 /// Activity of one connection.
 ///
@@ -240,8 +244,12 @@ impl Activity {
 
     /// Returns how long the socket may take nothing; `None` for as long as it likes.
     pub(super) fn allowed_stall(&self, limits: &ConnectionLimits) -> Option<Duration> {
-        let is_within_share = !self.beyond_share.load(Ordering::Acquire);
-        stream_stall::allowed(limits.stall, is_within_share).map(|(stall, _)| stall)
+        let unread = if self.beyond_share.load(Ordering::Acquire) {
+            Unread::BeyondShare
+        } else {
+            Unread::WithinShare
+        };
+        stream_stall::allowed(limits.stall, unread).map(|(stall, _)| stall)
     }
 
     /// Returns the moment at which the socket has taken nothing for so long.
@@ -282,8 +290,15 @@ impl Activity {
 
     /// Returns the room for further requests over HTTP/2.
     pub(super) fn room_for_requests(&self) -> StreamRoom {
-        let has_some = self.own_fresh.load(Ordering::Acquire) > 0;
-        self.fresh.room(self.is_known(), has_some)
+        let is_known = self.is_known();
+        // A stranger whose socket takes nothing has answers waiting that no stream counts any more.
+        if !is_known && self.blocked.load(Ordering::Acquire) > 0 {
+            return StreamRoom::None;
+        }
+        // What a known client does not read yet must not keep it from saying that it reads.
+        let few = if is_known { FEW_OF_KNOWN } else { 0 };
+        let has_some = self.own_fresh.load(Ordering::Acquire) > few;
+        self.fresh.room(is_known, has_some)
     }
 
     /// Counts requests that nobody has looked at.
@@ -398,11 +413,15 @@ impl RunningRequest {
         self.count_fresh(0);
     }
 
-    /// Notes that the request is refused, perhaps for a limit. Over HTTP/2, the refusals of strangers
-    /// and those for limits count until they were taken, which must be soon: nothing else counts
-    /// them.
-    pub(super) fn refused(&mut self, for_a_limit: bool) {
-        if (for_a_limit || !self.activity.is_known()) && !self.activity.is_http1() {
+    /// Returns `true` once the service knew the client.
+    pub(super) fn is_known(&self) -> bool {
+        self.activity.is_known()
+    }
+
+    /// Notes that the request is refused, and that nothing else counts that. Over HTTP/2 it counts
+    /// until it was taken, which must be soon.
+    pub(super) fn refused(&mut self) {
+        if !self.activity.is_http1() {
             self.count_fresh(REFUSAL_BYTES);
         }
     }

@@ -8,7 +8,7 @@ use http::Response;
 use http_body::{Body as _, Frame, SizeHint};
 
 use super::activity::RunningRequest;
-use super::stream_stall::StreamProgress;
+use super::stream_stall::{StreamProgress, Unread};
 use super::vectored_bytes::VectoredBytes;
 use crate::body::{self, AnswerMeter, Body, BodyMeter, BoxError, Finite, InMemory};
 
@@ -69,7 +69,7 @@ impl AnswerBody {
             inner,
             in_memory,
             limit_chunks: StreamProgress::is_tracked(),
-            is_finite,
+            is_finite: is_finite || running.is_refused(),
             kept: None,
             rest: Bytes::new(),
             meter,
@@ -103,7 +103,13 @@ impl AnswerBody {
             chunks.push(self.rest.split_to(chunk_limit.min(self.rest.len())));
         }
         let may_be_last = self.limit_chunks && self.is_finite && self.rest.is_empty();
-        if may_be_last && chunks.remaining() > LAST_BYTE_ALONE {
+        // A refusal counts until its client takes it, so its last byte is always alone.
+        let least = if self.running.is_refused() {
+            1
+        } else {
+            LAST_BYTE_ALONE
+        };
+        if may_be_last && chunks.remaining() > least {
             self.kept = chunks.split_last();
         }
         chunks
@@ -145,8 +151,13 @@ impl http_body::Body for AnswerBody {
             }
         }
         let chunks = this.next_chunks(cx);
-        let is_within_share = this.count(chunks.remaining()) && !this.running.is_refused();
-        StreamProgress::HandedOut { is_within_share }.report();
+        let is_within_share = this.count(chunks.remaining());
+        let unread = match is_within_share {
+            _ if this.running.is_refused() => Unread::Refusal,
+            true => Unread::WithinShare,
+            false => Unread::BeyondShare,
+        };
+        StreamProgress::HandedOut(unread).report();
         this.running.note_share(is_within_share);
         Poll::Ready(Some(Ok(Frame::data(chunks))))
     }

@@ -36,7 +36,7 @@ use super::stream_stall::StreamExecutor;
 use super::timeouts::{ConnectionTimeouts, TimeoutAction};
 use super::watched_frames::WatchedFrames;
 use super::write_coalescing::{CoalescingStream, TurnFlusher};
-use crate::body::{self, Body, BoxError};
+use crate::body::{self, AnswerMeter, Body, BoxError};
 use crate::drain::DrainWatch;
 
 /// The client of a connection.
@@ -377,6 +377,9 @@ async fn answer(
             if url > url_bytes {
                 return too_long(url_bytes);
             }
+            if request.headers().len() > MAX_HEADERS {
+                return too_many_fields();
+            }
             let refusal =
                 http1_rules::bad_escape(&request).or_else(|| http1_rules::refusal(&request));
             if let Some(refusal) = refusal {
@@ -388,7 +391,10 @@ async fn answer(
     );
     let answered = poll_fn(|context| {
         let polled = answering.as_mut().poll(context);
-        running.begun();
+        // Before it knows a stranger, the service may wait for upstream.
+        if polled.is_ready() || running.is_known() {
+            running.begun();
+        }
         polled
     });
     let mut response = match answered.await {
@@ -404,10 +410,23 @@ async fn answer(
         without_body(&mut response);
     }
     running.answered();
-    if response.status().is_client_error() {
-        running.refused(response.status() == StatusCode::TOO_MANY_REQUESTS);
+    if is_uncounted_refusal(&response, running.is_known()) {
+        running.refused();
     }
     Ok(AnswerBody::of(response, running))
+}
+
+/// Returns `true` for a refusal that no share of memory counts: of a stranger, for a limit, or before
+/// anybody looked at the request.
+fn is_uncounted_refusal(response: &Response<Body>, is_known: bool) -> bool {
+    let status = response.status();
+    let is_error = status.is_client_error() || status.is_server_error();
+    let is_for_a_limit = matches!(
+        status,
+        StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE
+    );
+    let is_metered = response.extensions().get::<AnswerMeter>().is_some();
+    is_error && (!is_known || is_for_a_limit || !is_metered)
 }
 
 fn internal_error() -> Response<Body> {
@@ -421,6 +440,13 @@ fn too_long(limit: usize) -> Response<Body> {
         "the URL is longer than {limit} bytes\n"
     )));
     *response.status_mut() = StatusCode::URI_TOO_LONG;
+    response
+}
+
+fn too_many_fields() -> Response<Body> {
+    let text = format!("the request has more than {MAX_HEADERS} header fields\n");
+    let mut response = Response::new(body::full(text));
+    *response.status_mut() = StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE;
     response
 }
 

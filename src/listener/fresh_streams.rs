@@ -11,17 +11,21 @@ use http::Request;
 
 use crate::budget::MemoryBudget;
 
-/// The part of the memory budget that they may take: one of so many. Those of known clients may take
-/// as much again, and the first ones of each connection three times as much, so that strangers who
-/// send many keep nobody else waiting.
+/// The part of the memory budget that those of strangers may take: one of so many. The first ones of
+/// each connection may take twice as much, those of known clients three times, and the first ones of
+/// their connections four times. So who sends many keeps nobody waiting who sends few, and strangers
+/// keep no known client waiting.
 const PARTS: usize = 16;
-const KNOWN: usize = 2;
-const FIRST: usize = 3;
+const FIRST: usize = 2;
+const KNOWN: usize = 3;
+const FIRST_OF_KNOWN: usize = 4;
 /// Bytes that they may take without a budget, and at most.
 const MAX_BYTES: usize = 64 << 20;
 /// Bytes of a request, besides its head, which is held twice.
 const REQUEST_BYTES: usize = 8 << 10;
 const HEAD_COPIES: usize = 2;
+/// Bytes of a field besides its text: a client names many short ones with a byte each.
+const FIELD_BYTES: usize = 80;
 /// Bytes of a refusal that its client has not taken.
 pub(super) const REFUSAL_BYTES: u32 = 2 << 10;
 
@@ -54,9 +58,14 @@ impl FreshStreams {
     /// Returns the room for requests of a connection that has some of these, or none.
     pub(super) fn room(&self, is_known: bool, has_some: bool) -> StreamRoom {
         let bytes = self.bytes.load(Ordering::Acquire);
-        if bytes < self.limit * if is_known { KNOWN } else { 1 } {
+        let (many, first) = if is_known {
+            (KNOWN, FIRST_OF_KNOWN)
+        } else {
+            (1, FIRST)
+        };
+        if bytes < self.limit * many {
             StreamRoom::Enough
-        } else if !has_some && bytes < self.limit * FIRST {
+        } else if !has_some && bytes < self.limit * first {
             StreamRoom::Little
         } else {
             StreamRoom::None
@@ -75,12 +84,11 @@ impl FreshStreams {
 /// Returns the bytes that a request takes until the service looks at it.
 pub(super) fn bytes_of<B>(request: &Request<B>) -> u32 {
     let fields = request.headers().iter();
-    let fields: usize = fields
-        .map(|(name, value)| name.as_str().len() + value.len())
-        .sum();
+    let lengths = fields.map(|(name, value)| name.as_str().len() + value.len());
     let target = request.uri().path_and_query();
-    let head = fields + target.map_or(0, |target| target.as_str().len());
-    u32::try_from(REQUEST_BYTES + HEAD_COPIES * head).unwrap_or(u32::MAX)
+    let head = lengths.sum::<usize>() + target.map_or(0, |target| target.as_str().len());
+    let bytes = REQUEST_BYTES + HEAD_COPIES * head + FIELD_BYTES * request.headers().len();
+    u32::try_from(bytes).unwrap_or(u32::MAX)
 }
 
 #[cfg(test)]
@@ -98,13 +106,19 @@ mod tests {
         assert!((28_000..29_000).contains(&bytes), "{bytes}");
         let room = || {
             let of = |is_known, has_some| streams.room(is_known, has_some);
-            [of(false, true), of(true, true), of(false, false)]
+            [
+                of(false, true),
+                of(false, false),
+                of(true, true),
+                of(true, false),
+            ]
         };
         let wanted = [
-            (3, [Enough, Enough, Enough]),
-            (4, [NONE, Enough, Little]),
-            (8, [NONE, NONE, Little]),
-            (12, [NONE; 3]),
+            (3, [Enough; 4]),
+            (4, [NONE, Little, Enough, Enough]),
+            (8, [NONE, NONE, Enough, Enough]),
+            (12, [NONE, NONE, NONE, Little]),
+            (16, [NONE; 4]),
         ];
         let mut added = 0;
         for (count, wanted) in wanted {
@@ -114,7 +128,7 @@ mod tests {
             added = count;
             assert_eq!(room(), wanted, "{count}");
         }
-        streams.remove(10 * bytes);
-        assert_eq!(room(), [Enough; 3]);
+        streams.remove(14 * bytes);
+        assert_eq!(room(), [Enough; 4]);
     }
 }

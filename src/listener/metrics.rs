@@ -60,6 +60,8 @@ pub(super) enum AnswerCut {
     Stall,
     /// The client's user left too much of its answers unread.
     MemoryShare,
+    /// Its client left a refusal unread.
+    Refusal,
 }
 
 /// Reason why a connection was cut.
@@ -148,6 +150,7 @@ pub(super) fn answer_cut(cause: AnswerCut) {
     let reason = match cause {
         AnswerCut::Stall => Cut::Stall.as_str(),
         AnswerCut::MemoryShare => "memory-share",
+        AnswerCut::Refusal => "refusal",
     };
     ANSWERS_CUT.with([reason.into()]).increment(1);
 }

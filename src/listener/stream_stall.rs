@@ -13,9 +13,9 @@ use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::metrics::{self, AnswerCut};
 
-/// Time for which a chunk may wait if the client's user has too much waiting. A client that reads
-/// takes a chunk as soon as it comes.
-const BEYOND_SHARE: Duration = Duration::from_secs(2);
+/// Time for which a chunk may wait if the client's user has too much waiting, or if it is a refusal that
+/// nothing else counts. A client that reads takes a chunk as soon as it comes.
+const SHORT_WAIT: Duration = Duration::from_secs(2);
 
 tokio::task_local! {
     /// The progress of the stream whose task is polled.
@@ -33,10 +33,18 @@ pub(super) enum StreamProgress {
     /// The next chunk was asked for: none waits.
     Requested,
     /// A chunk was handed out and waits for the client.
-    HandedOut {
-        /// The client's user may leave as much waiting as there is.
-        is_within_share: bool,
-    },
+    HandedOut(Unread),
+}
+
+/// What a client leaves unread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Unread {
+    /// Its user may leave as much waiting as there is.
+    WithinShare,
+    /// Its user has too much waiting.
+    BeyondShare,
+    /// A refusal that nothing else counts.
+    Refusal,
 }
 
 /// Runs HTTP/2 streams, each until its client has read nothing for too long.
@@ -81,9 +89,14 @@ impl StreamProgress {
 
 /// Returns how long a chunk may wait for its client, and why not longer; `None` for as long as it
 /// likes.
-pub(super) fn allowed(stall: Duration, is_within_share: bool) -> Option<(Duration, AnswerCut)> {
-    if !is_within_share && (stall.is_zero() || stall > BEYOND_SHARE) {
-        return Some((BEYOND_SHARE, AnswerCut::MemoryShare));
+pub(super) fn allowed(stall: Duration, unread: Unread) -> Option<(Duration, AnswerCut)> {
+    let cause = match unread {
+        Unread::WithinShare => AnswerCut::Stall,
+        Unread::BeyondShare => AnswerCut::MemoryShare,
+        Unread::Refusal => AnswerCut::Refusal,
+    };
+    if cause != AnswerCut::Stall && (stall.is_zero() || stall > SHORT_WAIT) {
+        return Some((SHORT_WAIT, cause));
     }
     (!stall.is_zero()).then_some((stall, AnswerCut::Stall))
 }
@@ -102,8 +115,8 @@ impl<F: Future<Output = ()>> Future for StreamTask<F> {
         match progress {
             StreamProgress::Unchanged => {}
             StreamProgress::Requested => *this.timer = None,
-            StreamProgress::HandedOut { is_within_share } => {
-                *this.timer = allowed(*this.stall, is_within_share).map(|(wait, cause)| {
+            StreamProgress::HandedOut(unread) => {
+                *this.timer = allowed(*this.stall, unread).map(|(wait, cause)| {
                     let sleep = sleep_until(Instant::now() + wait);
                     Box::pin(StallTimer { sleep, cause })
                 });
@@ -143,9 +156,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_stalled_reader_is_cut_and_one_that_asks_for_the_next_chunk_is_not() {
-        let within = StreamProgress::HandedOut {
-            is_within_share: true,
-        };
+        let within = StreamProgress::HandedOut(Unread::WithinShare);
         for (then, cut) in [
             (StreamProgress::Unchanged, true),
             (within, true),

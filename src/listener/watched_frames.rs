@@ -22,8 +22,8 @@ const READ_AHEAD: usize = 512;
 const READ_LITTLE: usize = 64;
 /// Requests after which a connection's task lets others run.
 const REQUESTS_PER_TURN: u32 = 32;
-/// Time after which a connection looks again if there is room for its requests.
-const PAUSE: Duration = Duration::from_millis(2);
+/// First and longest time after which a connection looks again if there is room for its requests.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(64));
 /// SETTINGS frames that a client may send within [`SETTINGS_TIME`]. Usual ones send one or two in all.
 const MAX_SETTINGS: u32 = 100;
 const SETTINGS_TIME: Duration = Duration::from_secs(10);
@@ -37,8 +37,8 @@ pub(super) struct WatchedFrames {
     turn: (u64, FrameCounts),
     /// The time of the first SETTINGS frames that count, and their number before.
     settings: (Instant, u32),
-    /// Set while there is no room for further requests.
-    pause: Option<Pin<Box<Sleep>>>,
+    /// Set while there is no room for further requests, with its length.
+    pause: Option<(Pin<Box<Sleep>>, Duration)>,
 }
 
 impl WatchedFrames {
@@ -94,12 +94,15 @@ impl Inspect for WatchedFrames {
                 StreamRoom::Enough => (READ_AHEAD, REQUESTS_PER_TURN),
                 StreamRoom::Little => (READ_LITTLE, 1),
                 StreamRoom::None => {
-                    let pause = self.pause.get_or_insert_with(|| Box::pin(sleep(PAUSE)));
+                    let first = || (Box::pin(sleep(PAUSES.0)), PAUSES.0);
+                    let (pause, length) = self.pause.get_or_insert_with(first);
                     ready!(pause.as_mut().poll(context));
-                    self.pause = None;
+                    *length = (*length * 2).min(PAUSES.1);
+                    pause.as_mut().reset(Instant::now() + *length);
                     continue;
                 }
             };
+            self.pause = None;
             if requests >= most {
                 context.waker().wake_by_ref();
                 return Poll::Pending;
@@ -188,15 +191,15 @@ mod tests {
         let mut waiting = [fresh(), fresh()];
         for _ in 0..3 {
             assert_eq!(turn(&activity, &mut requests), 0);
-            tokio::time::advance(PAUSE).await;
+            tokio::time::advance(PAUSES.1).await;
         }
         waiting[0].begun();
         assert!(turn(&activity, &mut requests) > 0);
-        waiting[0].refused(false);
+        waiting[0].refused();
         let _more = RunningRequest::new(&activity).counted(8_000);
         assert_eq!(turn(&activity, &mut requests), 0);
         activity.set_known();
-        tokio::time::advance(PAUSE).await;
+        tokio::time::advance(PAUSES.1).await;
         assert!(turn(&activity, &mut requests) > 0, "strangers do not count");
     }
 
@@ -214,7 +217,7 @@ mod tests {
         let mut first = RunningRequest::new(&one).counted(10_000);
         assert_eq!(turn(&one, &mut requests), 0);
         first.begun();
-        tokio::time::advance(PAUSE).await;
+        tokio::time::advance(PAUSES.1).await;
         assert!(turn(&one, &mut requests) > 0);
     }
 

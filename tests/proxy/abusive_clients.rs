@@ -312,14 +312,15 @@ async fn many_long_heads_are_cut_off_before_they_take_much_memory() {
     scene.end().await;
 }
 
-/// Sends so many requests at once, on each of so many connections that take nothing of the answers.
-async fn bursts(scene: &Scene, connections: usize, requests: u32) -> Vec<Frames> {
+/// Sends so many requests at once, on each of so many connections that take at most `window` bytes of
+/// each answer.
+async fn bursts(scene: &Scene, connections: usize, requests: u32, window: u32) -> Vec<Frames> {
     let list = block(&get(LIST, "Bearer unknown"));
     let heads = (0..requests).map(|n| frame(HEADERS, END_STREAM | END_HEADERS, n * 2 + 1, &list));
     let burst = heads.collect::<Vec<_>>().concat();
     let mut open = Vec::new();
     for _ in 0..connections {
-        open.push(Frames::open(scene.proxied(), 0).await);
+        open.push(Frames::open(scene.proxied(), window).await);
     }
     for frames in &mut open {
         frames.send(&burst).await;
@@ -332,13 +333,14 @@ async fn many_requests_of_strangers_at_once_take_little_memory() {
     // Those that nobody has looked at may take 4 MiB.
     let scene = Scene::start(small(), &["--memory-limit", "64Mi"]).await;
     let growth = Growth::watch(scene.program.pid());
-    let open = bursts(&scene, 60, 1_000).await;
+    let mut open = bursts(&scene, 60, 1_000, 0).await;
+    open.extend(bursts(&scene, 10, 1_000, 1).await);
     // Each that nobody reads on may take 2 KiB, for two seconds.
     eventually("refusals to be cut", async || {
         let cut = scene
-            .metric(r#"watershed_responses_terminated_total{reason="memory-share"}"#)
+            .metric(r#"watershed_responses_terminated_total{reason="refusal"}"#)
             .await;
-        (cut >= 10_000.0)
+        (cut >= 15_000.0)
             .then_some(())
             .ok_or(format!("{cut} were cut"))
     })
@@ -351,7 +353,7 @@ async fn many_requests_of_strangers_at_once_take_little_memory() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn settings_again_and_again_end_the_connection() {
     let scene = Scene::start(small(), &[]).await;
-    let mut open = bursts(&scene, 1, 900).await;
+    let mut open = bursts(&scene, 1, 900, 0).await;
     let frames = &mut open[0];
     let window = |bytes: u32| [&[0, 4][..], &bytes.to_be_bytes()].concat();
     let toggle = [1, 0].map(|bytes| frame(SETTINGS, 0, 0, &window(bytes)));

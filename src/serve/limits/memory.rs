@@ -30,6 +30,8 @@ const SMALL_PARTS: u64 = 32;
 const REQUEST_BYTES: u64 = 8 << 10;
 /// Copies of a request's head, while it waits and while it is forwarded.
 const HEAD_COPIES: u64 = 2;
+/// Bytes of a header field besides its text.
+const FIELD_BYTES: u64 = 80;
 /// Length of a path and query from which on the memory of its selectors is counted.
 const LONG_QUERY: usize = 2 << 10;
 /// Bytes of a request's body that its connection takes before they are sent on.
@@ -216,7 +218,8 @@ fn waiting_bytes(exchange: &Exchange) -> u64 {
         PlannedAction::Read(_) if uri.len() > LONG_QUERY => retained_bytes(request.uri().query()),
         _ => 0,
     };
-    REQUEST_BYTES + HEAD_COPIES * head + selectors + upload_bytes(request.body())
+    let fields = FIELD_BYTES * request.headers().len() as u64;
+    REQUEST_BYTES + HEAD_COPIES * head + fields + selectors + upload_bytes(request.body())
 }
 
 /// Returns the bytes of a request's body that its connection takes before they are sent on.
