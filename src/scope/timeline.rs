@@ -293,7 +293,7 @@ impl Timeline {
     }
 
     fn relist_spread(&self) -> Duration {
-        self.0.tables.lock().rollbacks.spread()
+        self.0.tables.lock().rollbacks.spread(Instant::now())
     }
 
     /// Returns the newest version of a type in the present timeline.
@@ -336,10 +336,14 @@ impl Rollbacks {
         self.last = Some(now);
     }
 
-    fn spread(&self) -> Duration {
-        SPREAD
-            .saturating_mul(1 << self.earlier.min(10))
-            .min(MAX_SPREAD)
+    /// Returns the time over which lists are spread now. Those of a branch follow rollbacks of the root,
+    /// which may be long ago.
+    fn spread(&self, now: Instant) -> Duration {
+        let is_soon = self
+            .last
+            .is_some_and(|last| now.duration_since(last) < CALM);
+        let earlier = if is_soon { self.earlier } else { 0 };
+        SPREAD.saturating_mul(1 << earlier.min(10)).min(MAX_SPREAD)
     }
 }
 
@@ -505,12 +509,19 @@ mod tests {
         let (mut rollbacks, start) = (Rollbacks::default(), Instant::now());
         let spreads: Vec<_> = (0..8)
             .map(|n| {
-                rollbacks.count(start + n * CALM / 2);
-                rollbacks.spread().as_secs()
+                let now = start + n * CALM / 2;
+                rollbacks.count(now);
+                rollbacks.spread(now).as_secs()
             })
             .collect();
         assert_eq!(spreads, [1, 2, 4, 8, 16, 30, 30, 30]);
-        rollbacks.count(start + 10 * CALM);
-        assert_eq!(rollbacks.spread(), SPREAD);
+        let later = start + 10 * CALM;
+        assert_eq!(
+            rollbacks.spread(later),
+            SPREAD,
+            "for a branch that ends alone"
+        );
+        rollbacks.count(later);
+        assert_eq!(rollbacks.spread(later), SPREAD);
     }
 }

@@ -48,10 +48,10 @@
 //!
 //! Deletions may share a version, as etcd deletes all objects of an expired lease at once. They
 //! arrive one by one, and nothing tells the last of them. Of types whose objects expire, the state
-//! before the first of them is kept in `unfinished`, and readers see that one. It ends with a
-//! change or a bookmark at a later version, with a list or a confirmation, or when upstream is
-//! asked how many objects it has at the version ([`StoreWriter::finish`]). Watches get each
-//! deletion at once, but no bookmark before all of them.
+//! before the first of them is kept in `unfinished`, and readers see that one, at the version at
+//! which it was confirmed last. It ends with a change or a bookmark at a later version, with a list
+//! or a confirmation, or when upstream is asked how many objects it has at the version
+//! ([`StoreWriter::finish`]). Watches get each deletion at once, but no bookmark before all of them.
 //!
 //! A subscription may start at a version that the events have not reached: one that was confirmed,
 //! or one that another server named. It skips the events up to its start.

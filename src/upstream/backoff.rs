@@ -27,7 +27,7 @@ impl Backoff {
     }
 
     /// Returns the number of failures in a row.
-    pub(super) fn failures(&self) -> u32 {
+    pub fn failures(&self) -> u32 {
         self.failures
     }
 

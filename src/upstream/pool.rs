@@ -119,7 +119,8 @@ impl Pool {
         let mut policy = ResendPolicy::new(&mut request);
         loop {
             let beside = options.beside.as_ref().filter(|_| elsewhere.is_none());
-            let mut lease = match (beside.and_then(|it| group.lease_beside(it)), &elsewhere) {
+            let lease_beside = |it| group.lease_beside(it, options.purpose);
+            let mut lease = match (beside.and_then(lease_beside), &elsewhere) {
                 (Some(lease), _) => lease,
                 // Shared connections may end again and again: upstream closes those on which it
                 // refuses a caller.

@@ -491,7 +491,10 @@ impl Reflector {
         let failures = self.recovery.failures();
         let throttle = match error {
             ReflectorError::Upstream(_) => &CONNECTION_FAILURES,
-            ReflectorError::Broken(_) | ReflectorError::Silent(_) => &STREAM_FAILURES,
+            ReflectorError::Broken(_)
+            | ReflectorError::Silent(_)
+            | ReflectorError::Brief
+            | ReflectorError::Behind { .. } => &STREAM_FAILURES,
             // A refusal that is final has a line of its own.
             ReflectorError::Stopped(_) => &REFUSALS,
             _ => {

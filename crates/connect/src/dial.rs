@@ -93,7 +93,7 @@ impl Dialer {
     }
 
     /// Connects to the first address that accepts. One that hangs delays the others by a second.
-    /// Those in `avoid` are tried once those that rank before them have failed.
+    /// Those in `avoid` are tried once those that rank before all of them have failed.
     pub async fn dial(
         &self,
         credentials: &Credentials,

@@ -8,7 +8,7 @@ use super::staleness::StalenessChange;
 use crate::scope::cached::DifferingPart;
 use crate::scope::metrics;
 use crate::scope::phase::ScopePhase;
-use crate::upstream::Reflector;
+use crate::upstream::{Reflector, ServedBy};
 
 impl ScopePump {
     /// Records that changes of the source arrive again, of which none was lost.
@@ -137,9 +137,15 @@ impl ScopePump {
         self.mark_interrupted();
     }
 
-    /// Opens the watch again, as its server cannot be asked what is to be known about it.
-    pub(super) fn reopen_elsewhere(&mut self) {
-        if self.feed.reflector().is_some_and(Reflector::reopen) {
+    /// Opens the watch again, as its server cannot be asked what is to be known about it. Does nothing
+    /// if it is another server's by now.
+    pub(super) fn reopen_instead_of(&mut self, server: &ServedBy) {
+        let is_followed = self.continuity.is_certain()
+            && self
+                .feed
+                .server()
+                .is_some_and(|followed| followed.is_same(server));
+        if is_followed && self.feed.reflector().is_some_and(Reflector::reopen) {
             tracing::debug!(
                 resource = %self.scope.key.gvr,
                 "the watch's connection takes no questions; opening it again"

@@ -10,7 +10,7 @@ use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, pending};
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep, sleep_until};
-use watershed_protocol::WireFormat;
+use watershed_protocol::{ResourceVersion, WireFormat};
 
 use super::collect::stored_object;
 use crate::budget::{MemoryBudget, MemoryLoad};
@@ -26,7 +26,10 @@ pub(super) const LEARNERS: usize = 4;
 /// First and longest pause after a question for the release that was not answered.
 const QUESTIONS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(15));
 /// First and longest pause before a watch is opened again because its server cannot be asked.
-const REOPENINGS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(5));
+const REOPENINGS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(15));
+/// Servers in a row for which it is. Behind a gateway that ends each connection after its first request,
+/// none can be asked.
+const MAX_REOPENINGS: u32 = 4;
 /// The same after all objects were to be read, which costs more.
 const REREADINGS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(5));
 /// First and longest pause between two readings of a scope. A load balancer before two releases
@@ -54,6 +57,8 @@ pub(super) struct ReleaseLearner {
     pace: ReadingPace,
     /// Counts the servers in a row that could not be asked.
     reopenings: Backoff,
+    /// The newest event when the followed server was to be asked, until its release is known.
+    unlearned: Option<ResourceVersion>,
     job: Option<BoxFuture<'static, LearnedRelease>>,
 }
 
@@ -82,8 +87,8 @@ pub(super) enum LearnedRelease {
     },
     /// They were printed by another release, and have to be listed again.
     Relist(Option<Release>),
-    /// The followed server's connection takes no more requests, so that its release will not be known.
-    Unaskable,
+    /// This server's connection takes no more requests, so that its release will not be known.
+    Unaskable(ServedBy),
 }
 
 /// The objects that a server prints differently than memory has them.
@@ -107,12 +112,12 @@ struct ReleaseComparison {
     server: ServedBy,
     format: Arc<WireFormat>,
     not_before: Option<Instant>,
-    /// The pause before a server that cannot be asked is given up.
-    patience: Duration,
+    /// The pause before a server that cannot be asked is given up, if it is at all.
+    patience: Option<Duration>,
 }
 
-/// A server cannot be asked for its release.
-struct Unaskable;
+/// A server that cannot be asked for its release.
+struct Unaskable(ServedBy);
 
 impl ReleaseLearner {
     pub(super) fn new(context: ReleaseContext) -> Self {
@@ -121,6 +126,7 @@ impl ReleaseLearner {
             printed: PrintedBy::Unknown,
             pace: ReadingPace::default(),
             reopenings: Backoff::new(REOPENINGS.0, REOPENINGS.1),
+            unlearned: None,
             job: None,
         }
     }
@@ -128,6 +134,7 @@ impl ReleaseLearner {
     /// Notes that this server listed the objects in memory.
     pub(super) fn record_list(&mut self, by: Option<&ServedBy>) {
         self.context.print.set_outdated(false);
+        self.unlearned = None;
         self.printed = by.map_or(PrintedBy::Unknown, |by| PrintedBy::Server(by.clone()));
         let (client, server) = (self.context.client.clone(), by.cloned());
         let patience = self.patience();
@@ -146,7 +153,15 @@ impl ReleaseLearner {
     }
 
     /// Notes that the scope is followed at this server.
+    ///
+    /// If the release of the one before was not learned, the events that it brought may be printed by
+    /// another.
     pub(super) fn follow(&mut self, server: &ServedBy, format: &Arc<WireFormat>) {
+        let newest = self.context.reader.event_version();
+        if self.unlearned.is_some_and(|before| before != newest) {
+            self.printed = PrintedBy::Unknown;
+        }
+        self.unlearned = Some(newest);
         let comparison = ReleaseComparison {
             context: self.context.clone(),
             printed: self.printed.clone(),
@@ -164,8 +179,11 @@ impl ReleaseLearner {
         self.job = Some(learn.boxed());
     }
 
-    fn patience(&self) -> Duration {
-        self.reopenings.clone().pause()
+    /// Returns the pause before a server that cannot be asked is given up; `None` if it is not, as others
+    /// before it could not be asked either.
+    fn patience(&self) -> Option<Duration> {
+        let is_given_up = self.reopenings.failures() < MAX_REOPENINGS;
+        is_given_up.then(|| self.reopenings.clone().pause())
     }
 
     /// Asks no longer.
@@ -186,7 +204,7 @@ impl ReleaseLearner {
         let learned = job.await;
         self.job = None;
         let release = match &learned {
-            LearnedRelease::Unaskable => {
+            LearnedRelease::Unaskable(_) => {
                 self.reopenings.pause();
                 return learned;
             }
@@ -197,6 +215,7 @@ impl ReleaseLearner {
             }
         };
         self.reopenings.reset();
+        self.unlearned = None;
         self.printed = PrintedBy::Release(release.clone());
         learned
     }
@@ -303,8 +322,8 @@ impl ReleaseComparison {
 }
 
 impl From<Unaskable> for LearnedRelease {
-    fn from(_: Unaskable) -> Self {
-        Self::Unaskable
+    fn from(Unaskable(server): Unaskable) -> Self {
+        Self::Unaskable(server)
     }
 }
 
@@ -329,20 +348,23 @@ impl ReadingPace {
     }
 }
 
-/// Returns the release of a server, which is asked until it answers. Gives up after `patience` once
-/// its connection takes no more requests.
+/// Returns the release of a server, which is asked until it answers. Gives up after `patience`, if there
+/// is one, once its connection takes no more requests.
 async fn release_when_answered(
     client: &UpstreamClient,
     server: &ServedBy,
-    patience: Duration,
+    patience: Option<Duration>,
 ) -> Result<Option<Release>, Unaskable> {
     let mut pauses = Backoff::new(QUESTIONS.0, QUESTIONS.1);
     loop {
         match release_of(client, server).await {
             Ok(release) => return Ok(release),
             Err(_) if !server.takes_requests() => {
+                let Some(patience) = patience else {
+                    return pending().await;
+                };
                 sleep(patience).await;
-                return Err(Unaskable);
+                return Err(Unaskable(server.clone()));
             }
             Err(error) => pause_after(&error, &mut pauses).await,
         }
@@ -356,7 +378,84 @@ async fn pause_after(error: &AnswerError, pauses: &mut Backoff) {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant as StdInstant;
+
+    use bytes::Bytes;
+    use http::Request;
+    use watershed_protocol::{
+        Encoding, EventKind, FieldTable, Frame, GroupVersionResource, ManagedFields,
+        Representation, scan,
+    };
+
     use super::*;
+    use crate::body;
+    use crate::store::{Layout, Snapshot, WindowLimits};
+    use crate::test_support::{Api, HTTP2, Pki, text, upstream_of};
+    use crate::upstream::{ConnectionClass, SendOptions};
+
+    #[tokio::test]
+    async fn events_of_a_server_whose_release_was_not_learned_may_be_of_another() {
+        let pki = Pki::new();
+        let api = Api::start(&pki, HTTP2, |_, _| async { text("no version") }).await;
+        let client = UpstreamClient::new(&upstream_of(&pki, &api).await);
+        let request = Request::get("/").body(body::empty()).unwrap();
+        let answer = client.send(ConnectionClass::Watch, request, SendOptions::default());
+        let server: ServedBy = answer.await.unwrap().extensions().get().cloned().unwrap();
+        let list = "{\"kind\":\"PodList\",\"apiVersion\":\"v1\",\"metadata\":{\"resourceVersion\":\"9\"},\"items\":[]}\n";
+        let list = Bytes::from_static(list.as_bytes());
+        let (format, _) = WireFormat::learn(Encoding::Json, "Pod", &list).unwrap();
+        let format = Arc::new(format);
+        let (mut writer, reader) = crate::store::new(WindowLimits {
+            age: Duration::from_mins(1),
+            least: 0,
+            bytes: 1 << 20,
+        });
+        let layout = Layout {
+            format: Arc::clone(&format),
+            indexed: None,
+        };
+        writer.replace(Snapshot::new(ResourceVersion(9), layout, []));
+        let gvr = GroupVersionResource::new("", "v1", "pods");
+        let fields = Arc::new(FieldTable::builtin(&gvr, true).unwrap());
+        let mut learner = ReleaseLearner::new(ReleaseContext {
+            client,
+            target: ReflectorTarget {
+                gvr,
+                selection: Arc::default(),
+                kind: "Pod".into(),
+                representation: Representation::whole(Encoding::Json),
+                fields: Arc::clone(&fields),
+                managed_fields: ManagedFields::Keep,
+            },
+            reader,
+            learners: Arc::new(Semaphore::new(LEARNERS)),
+            budget: MemoryBudget::default(),
+            print: Arc::default(),
+        });
+        let release = serde_json::from_str(r#"{"gitVersion":"v1.37.1"}"#).unwrap();
+        learner.record_restored(release);
+        for _ in 0..2 {
+            learner.follow(&server, &format);
+            assert!(matches!(learner.printed, PrintedBy::Release(_)));
+        }
+        let object = r#"{"kind":"Pod","apiVersion":"v1","metadata":{"name":"a","namespace":"n","resourceVersion":"10"}}"#;
+        let scanned = scan(Encoding::Json, object.as_bytes(), &fields).unwrap();
+        let bytes = format.item_bytes(&object.into());
+        let event = format.event(EventKind::Added, &bytes);
+        let frame = Frame {
+            kind: EventKind::Added,
+            object: event.clone(),
+            frame: event,
+        };
+        let object = StoredObject {
+            bytes: bytes.into(),
+            version: scanned.version,
+            attributes: scanned.attributes,
+        };
+        writer.apply(StdInstant::now(), frame, object).unwrap();
+        learner.follow(&server, &format);
+        assert!(matches!(learner.printed, PrintedBy::Unknown));
+    }
 
     #[tokio::test(start_paused = true)]
     async fn readings_become_rarer_while_two_releases_take_turns() {

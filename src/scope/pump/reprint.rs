@@ -74,9 +74,9 @@ impl ScopePump {
                 self.relearn(&ready, form);
                 self.record_proof(|proofs| proofs.is_printed = true);
             }
-            LearnedRelease::Unaskable => {
+            LearnedRelease::Unaskable(server) => {
                 self.is_rewritten = is_rewritten;
-                self.reopen_elsewhere();
+                self.reopen_instead_of(&server);
             }
             LearnedRelease::Relist(release) => {
                 if self.ready.is_some() {

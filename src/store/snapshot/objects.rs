@@ -380,6 +380,9 @@ impl Snapshot {
         }
         if !new.shares_bytes_with(old) {
             self.leave(old);
+        } else if !old.is_settled() {
+            // Readers of a copy may have it packed once more.
+            self.sums.left.fetch_add(old.items_len, Ordering::Relaxed);
         }
         self.put(new);
     }

@@ -16,6 +16,7 @@ use crate::upstream::connection::{
 };
 use crate::upstream::error::UpstreamError;
 use crate::upstream::server::Upstream;
+use crate::upstream::traffic::RequestPurpose;
 use watershed_connect::{Dialer, TlsIdentity};
 
 /// Connections that share one class and one identity.
@@ -104,14 +105,18 @@ impl ConnectionGroup {
     }
 
     /// Leases a stream on the connection of an answer, if it is one of this group's and has room.
-    /// The streams that are left free are for this.
-    pub(super) fn lease_beside(&self, server: &ServedBy) -> Option<Lease> {
+    /// Questions may take the streams that are left free; lists and watches, which may stay open, not.
+    pub(super) fn lease_beside(&self, server: &ServedBy, purpose: RequestPurpose) -> Option<Lease> {
         let wanted = server.shared()?;
         // Streams are taken under this lock only.
         let state = self.state.lock();
         let is_wanted = |it: &&Arc<Http2Connection>| Arc::ptr_eq(it, &wanted);
         let found = state.http2.iter().find(is_wanted)?;
-        let is_usable = !found.is_closed() && found.take_any_stream();
+        let take = |connection: &Http2Connection| match purpose {
+            RequestPurpose::List | RequestPurpose::Watch => connection.take_stream(self.class),
+            RequestPurpose::Forward | RequestPurpose::Internal => connection.take_any_stream(),
+        };
+        let is_usable = !found.is_closed() && take(found);
         is_usable.then(|| Lease::http2(Arc::clone(found), true))
     }
 
