@@ -11,13 +11,13 @@ use http::Request;
 
 use crate::budget::MemoryBudget;
 
-/// The part of the memory budget that those of strangers may take: one of so many. The first ones of
-/// each connection may take twice as much, those of known clients three times, and the first ones of
-/// their connections four times. So who sends many keeps nobody waiting who sends few, and strangers
-/// keep no known client waiting.
+/// The part of the memory budget that those of strangers may take: one of so many. Those of known
+/// clients may take twice as much, the first ones of each connection three times, and the first ones of
+/// known clients' connections four times. So who sends many keeps nobody waiting who sends few, also on
+/// a new connection, and strangers keep no known client waiting.
 const PARTS: usize = 16;
-const FIRST: usize = 2;
-const KNOWN: usize = 3;
+const KNOWN: usize = 2;
+const FIRST: usize = 3;
 const FIRST_OF_KNOWN: usize = 4;
 /// Bytes that they may take without a budget, and at most.
 const MAX_BYTES: usize = 64 << 20;
@@ -116,7 +116,7 @@ mod tests {
         let wanted = [
             (3, [Enough; 4]),
             (4, [NONE, Little, Enough, Enough]),
-            (8, [NONE, NONE, Enough, Enough]),
+            (8, [NONE, Little, NONE, Little]),
             (12, [NONE, NONE, NONE, Little]),
             (16, [NONE; 4]),
         ];
