@@ -86,6 +86,19 @@ const MARK: &str = concat!(
     "\n",
 );
 
+/// Opens the scope of all pods, in JSON.
+async fn open_pods(pki: &Pki, api: &Api) -> (Scopes, Arc<Scope>) {
+    let scopes = Scopes::new(
+        UpstreamClient::new(&upstream_of(pki, api).await),
+        ScopeConfig::default(),
+    );
+    let gvr = GroupVersionResource::new("", "v1", "pods");
+    let fields = Arc::new(FieldTable::builtin(&gvr, true).unwrap());
+    let key = ScopeKey::everything(gvr, Representation::whole(Encoding::Json));
+    let scope = scopes.open(&key, &"Pod".into(), &fields);
+    (scopes, scope)
+}
+
 /// A mark of the end of no initial events, and then an event that does not fit: nothing is known
 /// that could be modified.
 const UNFIT: &str = concat!(
@@ -123,14 +136,7 @@ async fn lists_after_events_that_do_not_fit_become_rarer() {
         }
     })
     .await;
-    let scopes = Scopes::new(
-        UpstreamClient::new(&upstream_of(&pki, &api).await),
-        ScopeConfig::default(),
-    );
-    let gvr = GroupVersionResource::new("", "v1", "pods");
-    let fields = Arc::new(FieldTable::builtin(&gvr, true).unwrap());
-    let key = ScopeKey::everything(gvr, Representation::whole(Encoding::Json));
-    scopes.open(&key, &"Pod".into(), &fields);
+    let _open = open_pods(&pki, &api).await;
     tokio::time::sleep(Duration::from_secs(3)).await;
     // Without pauses there are hundreds of them.
     let lists = lists.load(Ordering::SeqCst);
@@ -220,14 +226,7 @@ async fn a_watch_whose_server_can_no_longer_be_asked_for_its_release_is_opened_e
         }
     })
     .await;
-    let scopes = Scopes::new(
-        UpstreamClient::new(&upstream_of(&pki, &api).await),
-        ScopeConfig::default(),
-    );
-    let gvr = GroupVersionResource::new("", "v1", "pods");
-    let fields = Arc::new(FieldTable::builtin(&gvr, true).unwrap());
-    let key = ScopeKey::everything(gvr, Representation::whole(Encoding::Json));
-    let scope = scopes.open(&key, &"Pod".into(), &fields);
+    let (_scopes, scope) = open_pods(&pki, &api).await;
     eventually(|| asked.load(Ordering::SeqCst)).await;
     api.go_away();
     eventually(|| scope.print.release().is_some()).await;
@@ -269,14 +268,7 @@ async fn a_list_that_is_due_does_not_wait_until_upstreams_history_is_known() {
         }
     })
     .await;
-    let scopes = Scopes::new(
-        UpstreamClient::new(&upstream_of(&pki, &api).await),
-        ScopeConfig::default(),
-    );
-    let gvr = GroupVersionResource::new("", "v1", "pods");
-    let fields = Arc::new(FieldTable::builtin(&gvr, true).unwrap());
-    let key = ScopeKey::everything(gvr, Representation::whole(Encoding::Json));
-    let scope = scopes.open(&key, &"Pod".into(), &fields);
+    let (_scopes, scope) = open_pods(&pki, &api).await;
     eventually(|| asked.load(Ordering::SeqCst)).await;
     assert_eq!(states.load(Ordering::SeqCst), 1);
     scope.signals.schema_changed();

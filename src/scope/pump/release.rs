@@ -393,6 +393,16 @@ mod tests {
     use crate::test_support::{Api, HTTP2, Pki, text, upstream_of};
     use crate::upstream::{ConnectionClass, SendOptions};
 
+    const LIST: &str = concat!(
+        r#"{"kind":"PodList","apiVersion":"v1","#,
+        r#""metadata":{"resourceVersion":"9"},"items":[]}"#,
+        "\n"
+    );
+    const POD: &str = concat!(
+        r#"{"kind":"Pod","apiVersion":"v1","#,
+        r#""metadata":{"name":"a","namespace":"n","resourceVersion":"10"}}"#
+    );
+
     #[tokio::test]
     async fn events_of_a_server_whose_release_was_not_learned_may_be_of_another() {
         let pki = Pki::new();
@@ -401,8 +411,7 @@ mod tests {
         let request = Request::get("/").body(body::empty()).unwrap();
         let answer = client.send(ConnectionClass::Watch, request, SendOptions::default());
         let server: ServedBy = answer.await.unwrap().extensions().get().cloned().unwrap();
-        let list = "{\"kind\":\"PodList\",\"apiVersion\":\"v1\",\"metadata\":{\"resourceVersion\":\"9\"},\"items\":[]}\n";
-        let list = Bytes::from_static(list.as_bytes());
+        let list = Bytes::from_static(LIST.as_bytes());
         let (format, _) = WireFormat::learn(Encoding::Json, "Pod", &list).unwrap();
         let format = Arc::new(format);
         let (mut writer, reader) = crate::store::new(WindowLimits {
@@ -438,9 +447,8 @@ mod tests {
             learner.follow(&server, &format);
             assert!(matches!(learner.printed, PrintedBy::Release(_)));
         }
-        let object = r#"{"kind":"Pod","apiVersion":"v1","metadata":{"name":"a","namespace":"n","resourceVersion":"10"}}"#;
-        let scanned = scan(Encoding::Json, object.as_bytes(), &fields).unwrap();
-        let bytes = format.item_bytes(&object.into());
+        let scanned = scan(Encoding::Json, POD.as_bytes(), &fields).unwrap();
+        let bytes = format.item_bytes(&POD.into());
         let event = format.event(EventKind::Added, &bytes);
         let frame = Frame {
             kind: EventKind::Added,
