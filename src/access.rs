@@ -59,7 +59,6 @@ pub use identity::Identity;
 pub use node::NodeGrantMode;
 pub use own::OwnRights;
 pub use request::{AccessAttributes, ReviewSelectors};
-pub use review_queues::field_bytes;
 pub use verdict::{Decision, ReviewedAccess};
 
 use authenticate::LocalChecks;

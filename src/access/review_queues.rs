@@ -7,6 +7,7 @@ use http::HeaderMap;
 
 use super::identity::Identity;
 use crate::fairness::{CallerKey, FairQueue, QueueTurn, Share, ShareLimits, Shares};
+use crate::headers::field_bytes;
 use crate::metric::Gauge;
 
 /// Concurrent reviews of callers that upstream has accepted lately, of all and of each.
@@ -74,13 +75,6 @@ impl ReviewQueues {
     pub(super) async fn of_unknown_token(&self, address: IpAddr) -> QueueTurn {
         self.unknown.turn(CallerKey::Address(address)).await
     }
-}
-
-/// Returns the length of a request's header fields, as HTTP/1.1 writes them.
-pub fn field_bytes(headers: &HeaderMap) -> usize {
-    let fields = headers.iter();
-    let lengths = fields.map(|(name, value)| name.as_str().len() + value.len() + ": \r\n".len());
-    lengths.sum()
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use http::Request;
 
 use crate::budget::MemoryBudget;
+use crate::headers::field_bytes;
 
 /// The part of the memory budget that those of strangers may take: one of so many. Those of known
 /// clients may take twice as much, the first ones of each connection three times, and the first ones of
@@ -83,10 +84,8 @@ impl FreshStreams {
 
 /// Returns the bytes that a request takes until the service looks at it.
 pub(super) fn bytes_of<B>(request: &Request<B>) -> u32 {
-    let fields = request.headers().iter();
-    let lengths = fields.map(|(name, value)| name.as_str().len() + value.len());
     let target = request.uri().path_and_query();
-    let head = lengths.sum::<usize>() + target.map_or(0, |target| target.as_str().len());
+    let head = field_bytes(request.headers()) + target.map_or(0, |target| target.as_str().len());
     let bytes = REQUEST_BYTES + HEAD_COPIES * head + FIELD_BYTES * request.headers().len();
     u32::try_from(bytes).unwrap_or(u32::MAX)
 }

@@ -36,7 +36,7 @@ pub(super) enum StreamProgress {
     HandedOut(Unread),
 }
 
-/// What a client leaves unread.
+/// The kind of answer that a client leaves unread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Unread {
     /// Its user may leave as much waiting as there is.

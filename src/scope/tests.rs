@@ -86,6 +86,15 @@ const MARK: &str = concat!(
     "\n",
 );
 
+/// Returns an answer in JSON.
+fn json(code: u16, body: body::Body) -> Response<body::Body> {
+    Response::builder()
+        .status(code)
+        .header("content-type", "application/json")
+        .body(body)
+        .unwrap()
+}
+
 /// Opens the scope of all pods, in JSON.
 async fn open_pods(pki: &Pki, api: &Api) -> (Scopes, Arc<Scope>) {
     let scopes = Scopes::new(
@@ -128,12 +137,7 @@ async fn lists_after_events_that_do_not_fit_become_rarer() {
         } else {
             body::full(format!("{LIST}\n"))
         };
-        async move {
-            Response::builder()
-                .header("content-type", "application/json")
-                .body(body)
-                .unwrap()
-        }
+        async move { json(200, body) }
     })
     .await;
     let _open = open_pods(&pki, &api).await;
@@ -216,14 +220,7 @@ async fn a_watch_whose_server_can_no_longer_be_asked_for_its_release_is_opened_e
                 (200, body::full(format!("{list}\n")))
             }
         };
-        async move {
-            let (code, body) = answer;
-            Response::builder()
-                .status(code)
-                .header("content-type", "application/json")
-                .body(body)
-                .unwrap()
-        }
+        async move { json(answer.0, answer.1) }
     })
     .await;
     let (_scopes, scope) = open_pods(&pki, &api).await;
@@ -261,10 +258,7 @@ async fn a_list_that_is_due_does_not_wait_until_upstreams_history_is_known() {
             if hangs {
                 std::future::pending::<()>().await;
             }
-            Response::builder()
-                .header("content-type", "application/json")
-                .body(body)
-                .unwrap()
+            json(200, body)
         }
     })
     .await;

@@ -6,3 +6,6 @@ pub(super) mod reads;
 pub(super) mod requests;
 pub(super) mod unknown_callers;
 pub(super) mod watches;
+
+/// The memory budget by which callers are limited where there is none.
+const WITHOUT_BUDGET: usize = 4 << 30;

@@ -33,7 +33,14 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("work", &[]),
     (
         "listener",
-        &["body", "budget", "drain", "log_throttle", "metric"],
+        &[
+            "body",
+            "budget",
+            "drain",
+            "headers",
+            "log_throttle",
+            "metric",
+        ],
     ),
     (
         "upstream",
@@ -62,6 +69,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "scope",
             "body",
             "fairness",
+            "headers",
             "listener",
             "log_throttle",
             "metric",

@@ -5,13 +5,15 @@ use http_body::Body as _;
 use hyper::body::Incoming;
 use watershed_protocol::Verb;
 
+use super::WITHOUT_BUDGET;
 use super::list_memory::ListMemory;
 use super::requests::LimitExceeded;
 use super::watches::retained_bytes;
-use crate::access::{Identity, field_bytes};
+use crate::access::Identity;
 use crate::body::{Body, InMemory};
 use crate::budget::{MemoryBudget, MemoryClass};
 use crate::fairness::{CallerKey, Share, ShareLimits, Shares};
+use crate::headers::field_bytes;
 use crate::serve::exchange::Exchange;
 use crate::serve::metrics;
 use crate::serve::plan::PlannedAction;
@@ -20,8 +22,6 @@ use crate::serve::usage::HeldAnswer;
 /// The parts of the memory budget that all requests of known and of unknown callers may take, one of
 /// so many. One caller alone gets half of that.
 const PARTS: [usize; 2] = [4, 8];
-/// The budget where there is none.
-const WITHOUT_BUDGET: usize = 4 << 30;
 /// Bytes that each known caller may take in any case, if they are a small part of that of all.
 const LEAST: u64 = 1 << 20;
 const SMALL_PARTS: u64 = 32;

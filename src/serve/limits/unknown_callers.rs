@@ -3,7 +3,8 @@ use http::Request;
 use watershed_protocol::Status;
 
 use super::requests::LimitExceeded;
-use crate::access::{Access, Authenticated, field_bytes};
+use crate::access::{Access, Authenticated};
+use crate::headers::field_bytes;
 use crate::serve::exchange::Exchange;
 use crate::serve::unanswered::Refusal;
 

@@ -1,4 +1,5 @@
 //! The shares that callers have of open watches, and of the memory that their selectors take.
+use super::WITHOUT_BUDGET;
 use super::requests::LimitExceeded;
 use crate::budget::MemoryBudget;
 use crate::fairness::{CallerKey, Share, ShareLimits, Shares};
@@ -10,8 +11,6 @@ use crate::serve::usage::WATCH_BYTES;
 /// One user alone gets half of that.
 const WATCH_PARTS: usize = 4;
 const SELECTOR_PARTS: usize = 8;
-/// The budget where there is none.
-const WITHOUT_BUDGET: usize = 4 << 30;
 
 /// Copies of a selector that an open watch keeps: one selects, the other is reviewed again.
 const COPIES: u64 = 2;
