@@ -86,6 +86,13 @@ pub(super) fn http2_error(error: &hyper::Error) -> Option<&h2::Error> {
 }
 
 impl UpstreamError {
+    /// A request whose URL cannot be one of upstream's.
+    pub(super) fn refused_url(error: &http::Error) -> Self {
+        Self::Refused {
+            reason: format!("the URL cannot be forwarded: {error}"),
+        }
+    }
+
     /// Returns `true` if upstream ended the request without an answer, as it does with one that has
     /// taken too long.
     pub fn is_given_up(&self) -> bool {

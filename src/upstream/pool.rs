@@ -149,6 +149,10 @@ impl Pool {
                     resends += 1;
                     continue;
                 }
+                Err(NotSent::Refused(error)) => {
+                    lease.finish();
+                    return Err(error);
+                }
                 Err(NotSent::Ended(_)) => {
                     return Err(UpstreamError::NoStreams {
                         address: lease.address().clone(),

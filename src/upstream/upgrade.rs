@@ -88,15 +88,12 @@ fn shape(
     address: &Address,
     protocol: HeaderValue,
 ) -> Result<(), UpstreamError> {
-    let refused = |reason: String| UpstreamError::Refused { reason };
-    *request.uri_mut() = address
-        .target(request.uri(), false)
-        .map_err(|error| refused(error.to_string()))?;
+    let target = address.target(request.uri(), false);
+    *request.uri_mut() = target.map_err(|error| UpstreamError::refused_url(&error))?;
     *request.version_mut() = Version::HTTP_11;
     let host = HeaderValue::from_str(address.authority().as_str());
-    request
-        .headers_mut()
-        .insert(HOST, host.map_err(|error| refused(error.to_string()))?);
+    let host = host.map_err(|error| UpstreamError::refused_url(&error.into()))?;
+    request.headers_mut().insert(HOST, host);
     hop_by_hop::set_upgrade(request.headers_mut(), protocol);
     Ok(())
 }

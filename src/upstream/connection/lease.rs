@@ -11,6 +11,7 @@ use tokio::time::Instant;
 
 use super::{Http1Connection, Http2Connection, IdleHttp1, ServedBy};
 use crate::body::Body;
+use crate::upstream::error::UpstreamError;
 use watershed_connect::Address;
 
 /// Age below which a connection is not retired: a loop of proxies costs one a second.
@@ -29,6 +30,8 @@ pub(in crate::upstream) enum NotSent {
     Ended(Request<Body>),
     /// hyper returned an error.
     Failed(TrySendError<Request<Body>>),
+    /// The request cannot be sent to this address.
+    Refused(UpstreamError),
 }
 
 enum Leased {
@@ -107,7 +110,7 @@ impl Lease {
     ) -> Result<Response<Incoming>, NotSent> {
         match &mut self.connection {
             Leased::Http2(connection) => {
-                shape(&mut request, &connection.address, true);
+                shape(&mut request, &connection.address, true).map_err(NotSent::Refused)?;
                 let sender = connection.sender.lock().clone();
                 let Some(mut sender) = sender else {
                     return Err(NotSent::Ended(request));
@@ -120,7 +123,7 @@ impl Lease {
                 Ok(answer)
             }
             Leased::Http1(connection, _) => {
-                shape(&mut request, &connection.address, false);
+                shape(&mut request, &connection.address, false).map_err(NotSent::Refused)?;
                 connection
                     .sender
                     .try_send_request(request)
@@ -165,11 +168,13 @@ impl Drop for Lease {
 }
 
 /// Adapts a request to a connection: target, host and version. It can be repeated for another one.
-fn shape(request: &mut Request<Body>, address: &Address, http2: bool) {
-    // A path that was a URI's stays one with upstream's name before it.
-    if let Ok(target) = address.target(request.uri(), http2) {
-        *request.uri_mut() = target;
-    }
+///
+/// # Errors
+///
+/// If the base path of the address leaves no room for the request's own.
+fn shape(request: &mut Request<Body>, address: &Address, http2: bool) -> Result<(), UpstreamError> {
+    let target = address.target(request.uri(), http2);
+    *request.uri_mut() = target.map_err(|error| UpstreamError::refused_url(&error))?;
     let headers = request.headers_mut();
     headers.remove(HOST);
     headers.remove(CONNECTION);
@@ -187,4 +192,5 @@ fn shape(request: &mut Request<Body>, address: &Address, http2: bool) {
     } else {
         Version::HTTP_11
     };
+    Ok(())
 }

@@ -6,7 +6,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::super::*;
 use super::{BOTH, ask, proxied};
-use crate::test_support::{HTTP2, read, soon, text};
+use crate::test_support::{Api, HTTP2, Pki, Proxy, get, kubeconfig, read, soon, text};
 
 #[tokio::test]
 async fn bodies_and_targets_pass_as_they_are() {
@@ -127,5 +127,33 @@ fn dot_segments_are_found_in_every_spelling() {
     }
     for path in ["/", "/a/b", "/a/...", "/a/.b", "/a/b..", "/a/%2e%2e%2e"] {
         assert!(!has_dot_segments(path), "{path}");
+    }
+}
+
+#[tokio::test]
+async fn a_url_that_leaves_no_room_for_the_base_path_does_not_leave_it() {
+    const BASE: &str = "/k8s/clusters/c-m-1x2y3z4w";
+    // `http` takes no more than 65,534 bytes.
+    let padded = |length: usize| format!("/v3/users?pad={}", "a".repeat(length - 14));
+    for (http2, settings) in BOTH {
+        let pki = Pki::new();
+        let api = Api::start(&pki, settings, |request, _| async move {
+            text(request.uri().path().to_owned())
+        })
+        .await;
+        let (_dir, options) = kubeconfig(&pki, &format!("{}{BASE}", api.url()));
+        let proxy = Proxy::start(&Upstream::load(&options).await.unwrap()).await;
+        for (length, status) in [
+            (10_000, StatusCode::OK),
+            (65_534 - BASE.len() + 1, StatusCode::BAD_REQUEST),
+            // The HTTP/2 client's own URL has a host.
+            (65_534 - "https://localhost".len(), StatusCode::BAD_REQUEST),
+        ] {
+            let answer = ask(&proxy, http2, get(&padded(length))).await.unwrap();
+            assert_eq!(answer.status(), status, "{length}");
+            let seen = read(answer).await.unwrap();
+            let expected = format!("{BASE}/v3/users");
+            assert_eq!(seen == expected, status == StatusCode::OK, "{seen}");
+        }
     }
 }
