@@ -10,7 +10,7 @@ use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
-use crate::access::Access;
+use crate::access::{Access, FrontProxyConfig};
 use crate::audit::Audit;
 use crate::budget::MemoryBudget;
 use crate::listener::ConnectionLimits;
@@ -156,10 +156,12 @@ async fn assemble(mut config: AppConfig) -> anyhow::Result<RunningProxy> {
     let objects = CachedObjects::new(catalog.clone(), scopes.clone());
     let (flags, balancers) = (config.file_flags(), config.balancers());
     let followed_rbac = config.access.authorization.followed_rbac;
+    let front_proxy = config.access.front_proxy.as_ref();
+    let user_headers = front_proxy.map(FrontProxyConfig::user_headers);
     let access = Access::new(&client, config.access, Arc::new(objects), scopes.timeline())
         .await
         .map_err(|error| with_flag(error, &flags))?;
-    let forwarder = Forwarder::new(&upstream);
+    let forwarder = Forwarder::new(&upstream).removing(user_headers.unwrap_or_default());
     let (drain, draining) = drain::channel();
     let follow_rbac = access.follow_rbac(scopes.clone(), followed_rbac);
     let follow_pods = followed_pods.map(|pods| access.follow_pods(scopes.clone(), pods));

@@ -1,4 +1,5 @@
 //! Logs and the metrics registry.
+mod lines;
 pub mod process;
 mod traces;
 
@@ -10,6 +11,7 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::metric::Declaration;
+use lines::OneLineEach;
 
 pub use traces::{Traces, traced, traces};
 
@@ -49,7 +51,7 @@ pub fn logs(format: LogFormat, filter: &str) -> anyhow::Result<()> {
     }
     let builder = tracing_subscriber::fmt()
         .with_env_filter(env_filter)
-        .with_writer(std::io::stderr)
+        .with_writer(|| OneLineEach(std::io::stderr()))
         // Otherwise a log that cannot be written ends the process: that error would go to the same
         // place, by a macro that panics.
         .log_internal_errors(false)

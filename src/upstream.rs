@@ -40,6 +40,7 @@ mod table_form;
 mod tests;
 mod traffic;
 mod upgrade;
+mod user_headers;
 mod via;
 
 pub use backoff::Backoff;
@@ -68,4 +69,5 @@ pub use server::Upstream;
 pub use state_list::{ListedObjects, ListedVersions, StateList, StatePage};
 pub use table_form::TableForms;
 pub use traffic::{ConnectionPurpose, RequestPurpose, UpstreamTraffic};
+pub use user_headers::UserHeaders;
 pub use via::{ChainError, ProxyChain};

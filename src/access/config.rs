@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::identity::Identity;
 use super::node::{NODES, NodeGrantMode};
 use super::verdict::Explanation;
+use crate::upstream::UserHeaders;
 
 /// Configuration of authentication and authorization.
 #[derive(Clone, Debug, Default)]
@@ -195,5 +196,18 @@ impl FrontProxyConfig {
             group_headers: vec!["x-remote-group".to_owned()],
             extra_prefixes: vec!["x-remote-extra-".to_owned()],
         }
+    }
+
+    /// Returns the fields by which front proxies name users.
+    pub fn user_headers(&self) -> UserHeaders {
+        let names = [
+            &self.username_headers,
+            &self.uid_headers,
+            &self.group_headers,
+        ];
+        UserHeaders::new(
+            names.into_iter().flatten().cloned(),
+            self.extra_prefixes.iter().cloned(),
+        )
     }
 }

@@ -16,6 +16,7 @@ use super::pool::{MAX_CONNECTIONS, Pool, SendOptions};
 use super::server::Upstream;
 use super::traffic::RequestPurpose;
 use super::upgrade;
+use super::user_headers::UserHeaders;
 use crate::body::{self, Body};
 use crate::fairness::Share;
 use watershed_connect::{Address, ConnectError, Dialer, TlsIdentity};
@@ -56,6 +57,7 @@ pub struct ForwardOptions {
 #[derive(Clone)]
 pub struct Forwarder {
     shared: Arc<ForwarderShared>,
+    user_headers: Arc<UserHeaders>,
 }
 
 struct ForwarderShared {
@@ -91,6 +93,16 @@ impl Forwarder {
                 dialer,
                 tunnels,
             }),
+            user_headers: Arc::default(),
+        }
+    }
+
+    /// Removes these fields, too, from requests that carry the proxy's credentials.
+    #[must_use]
+    pub fn removing(self, user_headers: UserHeaders) -> Forwarder {
+        Forwarder {
+            user_headers: Arc::new(user_headers),
+            ..self
         }
     }
 
@@ -189,7 +201,7 @@ impl Forwarder {
         let claims = |name: &HeaderName| {
             let name = name.as_str();
             *name == *AUTHORIZATION.as_str()
-                || name.starts_with("x-remote-")
+                || self.user_headers.contains(name)
                 || (acting.is_some() && name.starts_with("impersonate-"))
         };
         let claimed: Vec<_> = headers

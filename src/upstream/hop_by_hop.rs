@@ -82,13 +82,21 @@ pub(super) fn clean_response(headers: &mut HeaderMap) {
     remove_always(headers);
 }
 
-/// Returns the protocol that a client wants to change to, unless it is HTTP/2.
+/// Returns the protocol that a client wants to change to, unless it is HTTP, or no text.
 pub(super) fn upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
     let wanted = headers.get(UPGRADE)?;
     let named = tokens(headers, &CONNECTION).any(|token| token.eq_ignore_ascii_case("upgrade"));
-    // Requests of HTTP/2 in the tunnel would bypass the proxy.
-    let h2c = tokens(headers, &UPGRADE).any(|token| token.to_ascii_lowercase().starts_with("h2"));
-    (named && !h2c).then(|| wanted.clone())
+    // Requests of HTTP in the tunnel would bypass the proxy.
+    let is_http = |token: &str| {
+        let token = token.to_ascii_lowercase();
+        token.starts_with("h2") || token.starts_with("http")
+    };
+    let may_be_http = tokens(headers, &UPGRADE).any(is_http)
+        || headers
+            .get_all(UPGRADE)
+            .iter()
+            .any(|value| value.to_str().is_err());
+    (named && !may_be_http).then(|| wanted.clone())
 }
 
 /// Marks an HTTP/1.1 message as one that changes the protocol.
@@ -221,11 +229,10 @@ mod tests {
         assert_eq!(upgrade(&spdy).unwrap(), "SPDY/3.1");
         let unnamed = headers(&[("upgrade", "websocket")]);
         assert_eq!(upgrade(&unnamed), None);
-        let h2c = headers(&[
-            ("connection", "upgrade, http2-settings"),
-            ("upgrade", "h2c"),
-        ]);
-        assert_eq!(upgrade(&h2c), None);
+        for http in ["h2c", "websocket, H2C", "HTTP/2.0", "h2c, \u{80}", "\u{80}"] {
+            let asked = headers(&[("connection", "upgrade, http2-settings"), ("upgrade", http)]);
+            assert_eq!(upgrade(&asked), None, "{http}");
+        }
     }
 
     #[test]

@@ -16,7 +16,7 @@ use watershed_protocol::{
 
 use super::backoff::Backoff;
 use super::read::whole;
-use super::release_probe::check_release;
+use super::release_probe::{check_release, release_of};
 use super::{AnswerError, ConnectionClass, SendOptions, ServedBy, UpstreamClient};
 
 /// Rows that are compared.
@@ -73,6 +73,15 @@ struct LearnedForm {
     printer: TablePrinter,
     /// The moment from which on upstream is asked again.
     due: Instant,
+}
+
+/// Upstream's answer to a question.
+struct TableSample {
+    /// The time of day of upstream, to the second.
+    date: Option<Timestamp>,
+    body: bytes::Bytes,
+    /// The minor release of the server that answered, if it tells.
+    minor: Option<u32>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -203,7 +212,7 @@ impl TableFormState {
         printer: &TablePrinter,
     ) -> Result<TableForm, TableFormError> {
         let began = Timestamp::now();
-        let (date, answer) = timeout(ANSWER_TIMEOUT, self.answer())
+        let TableSample { date, body, minor } = timeout(ANSWER_TIMEOUT, self.answer())
             .await
             .map_err(|_| AnswerError::Late(ANSWER_TIMEOUT))??;
         let ended = Timestamp::now();
@@ -214,11 +223,11 @@ impl TableFormState {
                 return Err(TableFormError::Clock);
             }
         }
-        Ok(TableForm::learn(format, printer, &answer, began..=ended)?)
+        let asked = began..=ended;
+        Ok(TableForm::learn(format, printer, &body, asked, minor)?)
     }
 
-    /// Returns the date and the body of upstream's answer.
-    async fn answer(&self) -> Result<(Option<Timestamp>, bytes::Bytes), AnswerError> {
+    async fn answer(&self) -> Result<TableSample, AnswerError> {
         let unusable = |error: http::Error| AnswerError::Unusable(error.to_string());
         let request = Request::get(&self.uri)
             .header(header::ACCEPT, ACCEPT)
@@ -244,6 +253,18 @@ impl TableFormState {
             let parsed = jiff::fmt::rfc2822::parse(date.to_str().ok()?).ok()?;
             Some(parsed.timestamp())
         });
-        Ok((date, whole(response.into_body(), MAX_BYTES).await?))
+        let server = response.extensions().get::<ServedBy>().cloned();
+        let body = whole(response.into_body(), MAX_BYTES).await?;
+        let minor = match server {
+            Some(server) => minor_of(&client, &server).await,
+            None => None,
+        };
+        Ok(TableSample { date, body, minor })
     }
+}
+
+/// Returns the minor release of the server that gave an answer, if it tells.
+async fn minor_of(client: &UpstreamClient, server: &ServedBy) -> Option<u32> {
+    let release = release_of(client, server).await.ok()??;
+    release.minor()
 }

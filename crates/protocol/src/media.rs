@@ -204,15 +204,21 @@ impl WeightedClause {
     }
 
     fn parse(part: &str, verb: Verb, ignored: &[&str]) -> Option<Self> {
-        let mut parameters = part.split(';').map(trim);
-        let media_type = parameters.next().unwrap_or_default();
+        let mut parameters = part.split(';');
+        let media_type = parameters.next().map(trim).unwrap_or_default();
         let (kind, subtype) = media_type.split_once('/')?;
         let mut quality = 1.0;
         let mut known = true;
         // Of `as`, group and version.
         let mut conversion: [Option<&str>; 3] = [None; 3];
-        for parameter in parameters.filter(|parameter| !parameter.is_empty()) {
+        for untrimmed in parameters {
+            let parameter = trim(untrimmed);
+            if parameter.is_empty() {
+                continue;
+            }
             match parameter.split_once('=')? {
+                // A blank behind the number makes it none, which upstream takes for zero.
+                ("q", _) if untrimmed.ends_with(' ') => return None,
                 ("q", number) => quality = parse_quality(number)?,
                 ("charset", _) => {}
                 (name, _) if ignored.contains(&name) => {}
@@ -380,6 +386,10 @@ mod tests {
             ("application/json;q", &[OTHER]),
             ("application/json;q=high", &[OTHER]),
             ("application/json;q=nan", &[OTHER]),
+            (
+                "application/json;q=0.9 ;charset=utf-8,application/vnd.kubernetes.protobuf;q=0.5",
+                &[OTHER],
+            ),
             ("application/json/x", &[OTHER]),
             (
                 "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8",

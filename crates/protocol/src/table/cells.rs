@@ -4,6 +4,7 @@ use std::fmt::Write;
 use jiff::Timestamp;
 
 use super::age::ObjectTime;
+use crate::encoding::Malformed;
 use crate::escape_json;
 
 /// Makes the cells of one row, as the inside of a JSON array.
@@ -11,23 +12,35 @@ pub(super) struct Cells {
     out: String,
     count: usize,
     now: Timestamp,
+    /// The minor release of upstream; `None` if it is not known.
+    minor: Option<u32>,
     /// The row's conditions: JSON of an array.
     conditions: Option<&'static str>,
 }
 
 impl Cells {
-    /// Creates an empty row that is printed at this moment.
-    pub(super) fn new(now: Timestamp) -> Self {
+    /// Creates an empty row that is printed at this moment, as this minor release does.
+    pub(super) fn new(now: Timestamp, minor: Option<u32>) -> Self {
         Self {
             out: String::with_capacity(256),
             count: 0,
             now,
+            minor,
             conditions: None,
         }
     }
 
     pub(super) fn now(&self) -> Timestamp {
         self.now
+    }
+
+    /// Returns `true` if upstream prints as this minor release of Kubernetes 1 does, `false` if it is an
+    /// older one. A row that depends on it is upstream's to print if that is not known.
+    pub(super) fn is_since(&self, minor: u32) -> Result<bool, Malformed> {
+        let known = self.minor;
+        known
+            .map(|known| known >= minor)
+            .ok_or(Malformed("a row that some releases print in another way"))
     }
 
     pub(super) fn text(&mut self, text: &str) {

@@ -29,6 +29,8 @@ pub struct TableForm {
     format: WireFormat,
     partial: PartialFormat,
     samples: usize,
+    /// The minor release of upstream; `None` if it is not known.
+    minor: Option<u32>,
 }
 
 /// One row of a Table.
@@ -47,11 +49,13 @@ impl TableForm {
     /// Learns the form from a list as a Table, whose rows have whole objects.
     ///
     /// Refuses an answer that it would not print byte for byte, at a moment while it was asked for.
+    /// `minor` is the minor release of Kubernetes 1 that answered, if it is known.
     pub fn learn(
         format: &WireFormat,
         printer: &TablePrinter,
         answer: &[u8],
         asked: RangeInclusive<Timestamp>,
+        minor: Option<u32>,
     ) -> Result<Self, Malformed> {
         if format.encoding() != Encoding::Json {
             return Err(Malformed("objects that are not JSON"));
@@ -68,6 +72,7 @@ impl TableForm {
             format: format.clone(),
             partial: PartialFormat::of(format, Encoding::Json),
             samples: table.rows.len(),
+            minor,
         };
         let rows = table
             .rows
@@ -244,7 +249,7 @@ impl TableForm {
 
     /// Returns the beginning of an object's row, up to the object's value.
     fn cells(&self, object: &[u8], now: Timestamp) -> Result<String, Malformed> {
-        Ok(self.printer.print(object, now)?.row_head())
+        Ok(self.printer.print(object, now, self.minor)?.row_head())
     }
 
     /// Returns the text that a whole object has before its bytes.

@@ -113,7 +113,14 @@ impl PathNode {
                     let element = place.and_then(|place| elements.get(place));
                     found.push(*element.ok_or(WrongType)?);
                 }
-                Self::AllElements => found.extend(elements(value)?),
+                Self::AllElements => {
+                    let elements = elements(value)?;
+                    if elements.is_empty() {
+                        // Upstream looks at no further list then (`evalArray`).
+                        break;
+                    }
+                    found.extend(elements);
+                }
                 Self::Where { field, text } => {
                     for element in elements(value)? {
                         if has_text(element, field, text)? {
@@ -189,8 +196,8 @@ fn has_text(element: &RawValue, field: &[String], text: &str) -> Result<bool, Wr
 mod tests {
     use super::*;
 
-    const OBJECT: &str = r#"{"spec":{"a":1,"list":[{"n":"x"},{"n":"y","v":true}],"empty":[],
-        "nil":null,"a.b/c":"dots"},"status":{"conditions":[{"type":"Other","status":"False"},
+    const OBJECT: &str = r#"{"spec":{"a":1,"list":[{"n":"x"},{"n":"y","v":true}],"empty":[],"lists":[{"m":[]},{"m":["z"]}],
+        "full":[{"m":["z"]},{"m":[]}],"nil":null,"a.b/c":"dots"},"status":{"conditions":[{"type":"Other","status":"False"},
         {"status":"none"},{"type":"Ready","status":"True"}],"odd":[{"type":7}]}}"#;
 
     fn first(path: &str) -> Result<Option<String>, WrongType> {
@@ -212,6 +219,8 @@ mod tests {
             (".spec.list[-1].v", Some("true")),
             (".spec.list[*].v", Some("true")),
             (".spec.empty[*]", None),
+            (".spec.lists[*].m[*]", None),
+            (".spec.full[*].m[*]", Some(r#""z""#)),
             (r".spec.a\.b/c", Some(r#""dots""#)),
             (r".spec['a\.b/c']", Some(r#""dots""#)),
             (

@@ -39,9 +39,14 @@ impl TablePrinter {
         }
     }
 
-    /// Makes the cells of an object, of which this is JSON.
-    pub(super) fn print(&self, object: &[u8], now: Timestamp) -> Result<Cells, Malformed> {
-        let mut cells = Cells::new(now);
+    /// Makes the cells of an object, of which this is JSON, as this minor release of upstream does.
+    pub(super) fn print(
+        &self,
+        object: &[u8],
+        now: Timestamp,
+        minor: Option<u32>,
+    ) -> Result<Cells, Malformed> {
+        let mut cells = Cells::new(now, minor);
         let columns = match &self.0 {
             Kind::Builtin(printer) => {
                 (printer.print)(object, &mut cells)?;

@@ -50,7 +50,7 @@ fn printer() -> TablePrinter {
 
 fn learn(answer: &str) -> Result<TableForm, Malformed> {
     let asked = at("2026-11-23T00:02:01.1Z")..=at("2026-11-23T00:02:01.3Z");
-    TableForm::learn(&format(), &printer(), answer.as_bytes(), asked)
+    TableForm::learn(&format(), &printer(), answer.as_bytes(), asked, Some(37))
 }
 
 fn request(version: TableVersion, include: IncludedObject) -> TableRequest {
@@ -180,4 +180,74 @@ fn bookmarks_are_rows_of_nothing() {
     // The end of the initial events is told even to those who want no objects.
     let end = r#"{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","metadata":{"resourceVersion":"6","annotations":{"k8s.io/initial-events-end":"true"}}}"#;
     assert_eq!(frame(true), table(end));
+}
+
+/// Returns the JSON of a pod whose containers have ended with these codes.
+fn ended_pod(phase: &str, codes: &[i64], metadata: &str) -> String {
+    let status = |code: &i64| {
+        let reason = if *code == 0 { "Completed" } else { "Error" };
+        format!(
+            r#"{{"name":"c","ready":false,"restartCount":0,"image":"","imageID":"",
+                "state":{{"terminated":{{"exitCode":{code},"reason":"{reason}"}}}}}}"#
+        )
+    };
+    let statuses: Vec<_> = codes.iter().map(status).collect();
+    format!(
+        r#"{{"metadata":{{"name":"a"{metadata}}},"spec":{{"containers":[]}},
+            "status":{{"phase":"{phase}","containerStatuses":[{}]}}}}"#,
+        statuses.join(",")
+    )
+}
+
+#[test]
+fn rows_are_those_of_upstreams_release() {
+    let met = r#"{"metadata":{"name":"a"},"status":{"conditions":[
+        {"type":"SuccessCriteriaMet","status":"True"}]}}"#;
+    let node = r#"{"metadata":{"name":"a"},"status":{"nodeInfo":{"kernelVersion":"6.1",
+        "architecture":"arm64"}}}"#;
+    let deleted = r#","deletionTimestamp":"2026-11-23T00:00:00Z""#;
+    for ((group, version, plural), object, since, [old, new]) in [
+        (
+            ("", "v1", "pods"),
+            ended_pod("Failed", &[0, 1], ""),
+            35,
+            ["\"Completed\"", "\"Error\""],
+        ),
+        (
+            ("", "v1", "pods"),
+            ended_pod("Succeeded", &[0], deleted),
+            31,
+            ["\"Terminating\"", "\"Completed\""],
+        ),
+        (
+            ("batch", "v1", "jobs"),
+            met.to_owned(),
+            34,
+            ["\"Running\"", "\"SuccessCriteriaMet\""],
+        ),
+        (
+            ("", "v1", "nodes"),
+            node.to_owned(),
+            36,
+            ["\"6.1\"", "\"6.1 (arm64)\""],
+        ),
+    ] {
+        let printer =
+            TablePrinter::builtin(&GroupVersionResource::new(group, version, plural)).unwrap();
+        let now = at("2026-11-23T05:00:00Z");
+        let print = |minor| {
+            let cells = printer.print(object.as_bytes(), now, minor)?;
+            Ok::<_, Malformed>(cells.row_head())
+        };
+        for (minor, expected) in [(since - 1, old), (since, new), (since + 1, new)] {
+            let row = print(Some(minor)).unwrap();
+            assert!(row.contains(expected), "{plural} of 1.{minor}: {row}");
+        }
+        assert!(print(None).is_err(), "{plural} of an unknown release");
+    }
+    // Most rows are the same in all releases.
+    let printer = TablePrinter::builtin(&GroupVersionResource::new("", "v1", "pods")).unwrap();
+    let now = at("2026-11-23T05:00:00Z");
+    let ended = ended_pod("Succeeded", &[0, 0], "");
+    assert!(printer.print(ended.as_bytes(), now, None).is_ok());
 }

@@ -245,3 +245,44 @@ async fn unknown_callers_share_no_connection_with_others() {
         );
     }
 }
+
+#[tokio::test]
+async fn fields_that_name_users_to_this_proxy_are_not_forwarded_with_its_credentials() {
+    let pki = Pki::new();
+    let api = Api::start(&pki, HTTP2, |request, _| async move {
+        let names = request
+            .headers()
+            .keys()
+            .map(|name| name.as_str().to_owned());
+        text(names.collect::<Vec<_>>().join(" "))
+    })
+    .await;
+    let user_headers = UserHeaders::new(["X-User".to_owned()], ["X-Extra-".to_owned()]);
+    let forwarder = Forwarder::new(&upstream_of(&pki, &api).await).removing(user_headers);
+    for (identity, is_removed) in [
+        (acting(JANE), true),
+        (ForwardIdentity::Proxy, true),
+        (ForwardIdentity::Caller, false),
+    ] {
+        let options = ForwardOptions {
+            long: false,
+            identity,
+            share: None,
+        };
+        let mut request = get("/api/v1/pods").map(|_| body::empty());
+        for name in ["x-user", "x-extra-scopes", "x-remote-user", "x-users"] {
+            request.headers_mut().insert(name, "admin".parse().unwrap());
+        }
+        let answer = forwarder.forward_body(request, options).await.unwrap();
+        let seen = read(answer.into_body()).await.unwrap();
+        for (name, is_removed) in [
+            ("x-user", is_removed),
+            ("x-extra-scopes", is_removed),
+            ("x-remote-user", is_removed),
+            ("x-users", false),
+        ] {
+            let is_there = seen.split(' ').any(|it| it == name);
+            assert_eq!(is_there, !is_removed, "{name}: {seen}");
+        }
+    }
+}

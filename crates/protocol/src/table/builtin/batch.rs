@@ -54,8 +54,9 @@ const CONDITIONS: [(&str, &str); 5] = [
     ("Failed", "Failed"),
     ("Suspended", "Suspended"),
     ("FailureTarget", "FailureTarget"),
-    ("SuccessCriteriaMet", "SuccessCriteriaMet"),
+    (SUCCEEDS, SUCCEEDS),
 ];
+const SUCCEEDS: &str = "SuccessCriteriaMet";
 
 #[derive(Deserialize)]
 struct Job {
@@ -100,7 +101,8 @@ impl JobSpec {
 fn job(object: &[u8], cells: &mut Cells) -> Result<(), Malformed> {
     let job: Job = read(object)?;
     cells.text(&job.metadata.name);
-    cells.text(job.status());
+    let status = job.status(cells)?;
+    cells.text(status);
     cells.text(&job.completions());
     cells.text(&job.duration(cells)?);
     cells.since(job.metadata.creation_timestamp);
@@ -108,19 +110,22 @@ fn job(object: &[u8], cells: &mut Cells) -> Result<(), Malformed> {
 }
 
 impl Job {
-    fn status(&self) -> &'static str {
+    fn status(&self, cells: &Cells) -> Result<&'static str, Malformed> {
         let is_true = |(kind, _): &&(&str, &'static str)| {
             PrintedCondition::first_is_true(self.status.conditions.as_ref(), kind)
         };
         let (ended, others) = CONDITIONS.split_at(2);
         if let Some((_, status)) = ended.iter().find(is_true) {
-            return status;
+            return Ok(status);
         }
         if self.metadata.deletion_timestamp.is_some() {
-            return "Terminating";
+            return Ok("Terminating");
         }
-        let status = others.iter().find(is_true);
-        status.map_or("Running", |(_, status)| status)
+        Ok(match others.iter().find(is_true) {
+            Some((SUCCEEDS, _)) if !cells.is_since(34)? => "Running",
+            Some((_, status)) => status,
+            None => "Running",
+        })
     }
 
     fn completions(&self) -> String {
@@ -213,7 +218,7 @@ mod tests {
         let object = format!(
             r#"{{"metadata":{{"name":"a","creationTimestamp":null}},"status":{{{status}}}}}"#
         );
-        let mut cells = Cells::new("2026-11-23T05:00:00Z".parse().unwrap());
+        let mut cells = Cells::new("2026-11-23T05:00:00Z".parse().unwrap(), Some(37));
         print(object.as_bytes(), &mut cells).ok()?;
         Some(cells.row_head())
     }

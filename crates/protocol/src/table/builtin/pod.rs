@@ -131,7 +131,7 @@ struct Restarts {
 
 fn print(object: &[u8], cells: &mut Cells) -> Result<(), Malformed> {
     let pod: Pod = read(object)?;
-    let summary = pod.summary();
+    let summary = pod.summary(cells)?;
     let sidecars = pod.init_containers().filter(|one| one.is_restartable());
     let containers = pod.spec.containers.iter().flatten().count() + sidecars.count();
     match pod.status.phase.as_str() {
@@ -161,7 +161,7 @@ impl Pod {
         self.spec.init_containers.iter().flatten()
     }
 
-    fn summary(&self) -> Summary {
+    fn summary(&self, cells: &Cells) -> Result<Summary, Malformed> {
         let mut summary = Summary {
             reason: self.phase_or_reason(),
             ..Summary::default()
@@ -170,17 +170,17 @@ impl Pod {
         let conditions = self.status.conditions.as_ref();
         if !is_initializing || PrintedCondition::first_is_true(conditions, "Initialized") {
             summary.restarts = sidecars;
-            self.running(&mut summary);
+            self.running(&mut summary, cells)?;
         }
         if self.metadata.deletion_timestamp.is_some() {
             let is_ended = matches!(self.status.phase.as_str(), "Succeeded" | "Failed");
             if self.status.reason == "NodeLost" {
                 "Unknown".clone_into(&mut summary.reason);
-            } else if !is_ended {
+            } else if !is_ended || !cells.is_since(31)? {
                 "Terminating".clone_into(&mut summary.reason);
             }
         }
-        summary
+        Ok(summary)
     }
 
     fn phase_or_reason(&self) -> String {
@@ -233,7 +233,7 @@ impl Pod {
     }
 
     /// Looks at the containers that do the pod's work. The reason of the first one counts.
-    fn running(&self, summary: &mut Summary) {
+    fn running(&self, summary: &mut Summary, cells: &Cells) -> Result<(), Malformed> {
         let mut has_running = false;
         let mut error = None;
         for status in self.status.container_statuses.iter().flatten().rev() {
@@ -260,12 +260,15 @@ impl Pod {
             let conditions = self.status.conditions.as_ref();
             if has_running && PrintedCondition::any_is_true(conditions, "Ready") {
                 "Running".clone_into(&mut summary.reason);
-            } else if let Some(error) = error {
+            } else if let Some(error) = error
+                && cells.is_since(35)?
+            {
                 summary.reason = error;
             } else if has_running {
                 "NotReady".clone_into(&mut summary.reason);
             }
         }
+        Ok(())
     }
 
     fn readiness_gates(&self) -> String {
