@@ -150,10 +150,15 @@ impl Access {
             timeline.clone(),
             queues.clone(),
         );
-        let authorizer = Authorizer::new(client.clone(), authorization, timeline.clone(), queues);
+        let authorizer = Authorizer::new(
+            client.clone(),
+            authorization,
+            timeline.clone(),
+            queues.clone(),
+        );
         let own = single_identity.then(|| OwnIdentity::new(client.clone(), timeline.clone()));
         let authorizer = Arc::new(authorizer);
-        let impersonator = Impersonator::new(client.clone(), Arc::clone(&authorizer));
+        let impersonator = Impersonator::new(client.clone(), Arc::clone(&authorizer), queues);
         Ok(Self {
             authenticator: Arc::new(authenticator),
             authorizer,
@@ -443,7 +448,7 @@ impl Access {
         // Boxed, because the future is large and rare.
         let judging = self
             .impersonator
-            .judge(identity, &requested, access.as_ref());
+            .judge(identity, headers, &requested, access.as_ref());
         let reviewed = Box::pin(judging).await?;
         match self.refused_master(&reviewed.identity, "a caller who impersonates") {
             Some(status) => Err(status.into()),

@@ -33,6 +33,9 @@ pub enum ReviewError {
     /// Too many requests with unknown tokens wait for their reviews.
     #[error("too many requests wait for reviews of their tokens; this one was not reviewed")]
     TooManyWaiting,
+    /// Too many requests of the caller wait for reviews of the users as whom they want to act.
+    #[error("too many requests wait for reviews of impersonation; this one was not reviewed")]
+    TooManyImpersonations,
 }
 
 impl ReviewError {
@@ -47,7 +50,8 @@ impl ReviewError {
             Self::Undecided(_)
             | Self::NotUnderstood(_)
             | Self::TooManyRefusals
-            | Self::TooManyWaiting => false,
+            | Self::TooManyWaiting
+            | Self::TooManyImpersonations => false,
         }
     }
 

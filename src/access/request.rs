@@ -312,7 +312,7 @@ pub(super) enum VerbTarget {
 
 impl VerbTarget {
     /// Returns the bytes of text that the caller chose.
-    fn size(&self) -> usize {
+    pub(super) fn size(&self) -> usize {
         match self {
             Self::Resource {
                 resource,

@@ -22,6 +22,9 @@ const UNKNOWN: [usize; 2] = [64, 16];
 /// alone may take half of it: of requests with a short head some 3,000, which takes upstream less
 /// than a second. Where upstream does not answer, there may be any number of them.
 const UNKNOWN_BYTES: u64 = 32 << 20;
+/// Memory that may be taken by requests that wait for reviews of impersonation. The limits of the service
+/// count a request only once its user is known. One user may take half of it.
+const IMPERSONATION_BYTES: u64 = 32 << 20;
 /// Memory that a waiting request takes besides its head, which is held twice.
 const REQUEST_BYTES: u64 = 4 << 10;
 /// Longest wait of a request with an unknown token.
@@ -33,21 +36,18 @@ pub(super) struct ReviewQueues {
     known: Arc<FairQueue>,
     unknown: Arc<FairQueue>,
     unknown_waiting: Shares,
+    impersonation_waiting: Shares,
 }
 
 impl Default for ReviewQueues {
     fn default() -> Self {
         let queue = |[all, each]: [usize; 2]| Arc::new(FairQueue::new(all, each));
+        let waiting = |all| Shares::new(ShareLimits { all, each: 0 }, Gauge::noop());
         Self {
             known: queue(KNOWN),
             unknown: queue(UNKNOWN),
-            unknown_waiting: Shares::new(
-                ShareLimits {
-                    all: UNKNOWN_BYTES,
-                    each: 0,
-                },
-                Gauge::noop(),
-            ),
+            unknown_waiting: waiting(UNKNOWN_BYTES),
+            impersonation_waiting: waiting(IMPERSONATION_BYTES),
         }
     }
 }
@@ -66,15 +66,33 @@ impl ReviewQueues {
     /// Returns the share of a request with this head and an unknown token, which is about to wait
     /// for its review; `None` if too much waits already.
     pub(super) fn begin_unknown(&self, address: IpAddr, headers: &HeaderMap) -> Option<Share> {
-        let bytes = REQUEST_BYTES + 2 * field_bytes(headers) as u64;
         self.unknown_waiting
-            .take(CallerKey::Address(address), bytes)
+            .take(CallerKey::Address(address), waiting_bytes(headers))
+    }
+
+    /// Returns the share of a request by which a user wants to act as another one; `None` if too many
+    /// of the user wait for reviews of that already. It has this head, and the access that is asked for
+    /// takes so many bytes.
+    pub(super) fn begin_impersonation(
+        &self,
+        impersonator: &Identity,
+        headers: &HeaderMap,
+        access_bytes: usize,
+    ) -> Option<Share> {
+        let user = CallerKey::user(&impersonator.user);
+        let bytes = waiting_bytes(headers) + access_bytes as u64;
+        self.impersonation_waiting.take(user, bytes)
     }
 
     /// Waits until a review of an unknown token may be sent, from this address.
     pub(super) async fn of_unknown_token(&self, address: IpAddr) -> QueueTurn {
         self.unknown.turn(CallerKey::Address(address)).await
     }
+}
+
+/// Returns the memory that a request with this head takes while it waits.
+fn waiting_bytes(headers: &HeaderMap) -> u64 {
+    REQUEST_BYTES + 2 * field_bytes(headers) as u64
 }
 
 #[cfg(test)]
@@ -98,5 +116,31 @@ mod tests {
         drop((one, other));
         let short = waiting(3, &HeaderMap::new());
         assert!(short.len() > 3_000, "as after a start of the proxy");
+    }
+
+    #[test]
+    fn requests_that_impersonate_wait_within_the_share_of_their_user() {
+        let queues = ReviewQueues::default();
+        let named = |user: &str| Identity {
+            user: user.to_owned(),
+            uid: None,
+            groups: Vec::new(),
+            extra: Vec::new(),
+        };
+        let mut headers = HeaderMap::new();
+        headers.insert("impersonate-user", "x".repeat(60_000).parse().unwrap());
+        let waiting = |user: &str, access_bytes| {
+            let user = named(user);
+            let shares =
+                std::iter::from_fn(|| queues.begin_impersonation(&user, &headers, access_bytes));
+            shares.collect::<Vec<_>>()
+        };
+        let one = waiting("one", 0);
+        assert!((100..200).contains(&one.len()), "{}", one.len());
+        let other = waiting("other", 0);
+        assert!(other.len() > one.len() / 3, "something is left for others");
+        drop((one, other));
+        let long = waiting("one", 1 << 20);
+        assert!(long.len() < 20, "{} with long selectors", long.len());
     }
 }

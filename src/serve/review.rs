@@ -96,6 +96,9 @@ pub(super) fn rejected_caller(refusal: &Rejection) -> Refusal {
     match refusal {
         Rejection::Status(status) => Refusal::access((**status).clone()),
         Rejection::ReviewFailed(error) => {
+            if let Some(exceeded) = LimitExceeded::of_review(error) {
+                return exceeded.into();
+            }
             if let Some(requests) = NOT_REVIEWED.count(1) {
                 tracing::warn!(%error, requests, "cannot review an impersonation request");
             }
@@ -162,4 +165,24 @@ fn denied(identity: &Identity, attributes: &AccessAttributes, reason: &str) -> S
         &attributes.resource,
         reason,
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_caller_whose_impersonation_waits_too_often_is_told_to_slow_down() {
+        let rejected = |error: ReviewError| rejected_caller(&Rejection::ReviewFailed(error.into()));
+        let limited = rejected(ReviewError::TooManyImpersonations);
+        assert!(
+            matches!(limited, Refusal::Limit(LimitExceeded::ImpersonationReviews)),
+            "{limited:?}"
+        );
+        let failed = rejected(ReviewError::Late(Duration::from_secs(10)));
+        assert!(
+            matches!(&failed, Refusal::Status(_, status) if status.code == 503),
+            "{failed:?}"
+        );
+    }
 }

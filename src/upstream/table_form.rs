@@ -256,7 +256,8 @@ impl TableFormState {
         let server = response.extensions().get::<ServedBy>().cloned();
         let body = whole(response.into_body(), MAX_BYTES).await?;
         let minor = match server {
-            Some(server) => minor_of(&client, &server).await,
+            // Boxed: every question would hold its state.
+            Some(server) => Box::pin(minor_of(&client, &server)).await,
             None => None,
         };
         Ok(TableSample { date, body, minor })

@@ -5,7 +5,7 @@
 //! Source: `apiserver/pkg/endpoints/filters/impersonation/constrained_impersonation.go`.
 use std::sync::Arc;
 
-use http::{Method, Uri};
+use http::{HeaderMap, Method, Uri};
 use moka::sync::Cache;
 use watershed_protocol::{
     FieldSelector, LabelSelector, RequestInfo, ResourceRequest, Status, Verb,
@@ -16,9 +16,12 @@ use super::filter::{ImpersonationRules, RulesProbe};
 use super::mode::{ImpersonationMode, ModeCheck};
 use crate::access::authorize::Authorizer;
 use crate::access::caller::Rejection;
+use crate::access::error::ReviewError;
 use crate::access::identity::Identity;
 use crate::access::request::{ReviewSelectors, VerbTarget};
+use crate::access::review_queues::ReviewQueues;
 use crate::access::verdict::Decision;
+use crate::fairness::Share;
 use crate::upstream::UpstreamClient;
 
 /// Users whose last mode is remembered. Source: `cache.go` (`newModeIndexCache`).
@@ -28,6 +31,7 @@ const MAX_USERS: u64 = 10_000;
 pub(in crate::access) struct Impersonator {
     authorizer: Arc<Authorizer>,
     rules: RulesProbe,
+    queues: ReviewQueues,
     /// The mode in which each user was last allowed to act as another user.
     last_modes: Cache<String, ImpersonationMode>,
 }
@@ -46,21 +50,42 @@ pub(in crate::access) struct RequestedAccess {
 }
 
 impl Impersonator {
-    pub(in crate::access) fn new(client: UpstreamClient, authorizer: Arc<Authorizer>) -> Self {
+    pub(in crate::access) fn new(
+        client: UpstreamClient,
+        authorizer: Arc<Authorizer>,
+        queues: ReviewQueues,
+    ) -> Self {
         Self {
             authorizer,
             rules: RulesProbe::new(client),
+            queues,
             last_modes: Cache::new(MAX_USERS),
         }
     }
 
-    /// Returns the identity that `caller` may have for this request.
+    /// Returns the share of a request that is about to be judged. It is held until that has ended.
+    fn begin(
+        &self,
+        caller: &Identity,
+        headers: &HeaderMap,
+        access: Option<&RequestedAccess>,
+    ) -> Result<Share, Rejection> {
+        let access_bytes = access.map_or(0, |access| access.on.size());
+        let share = self
+            .queues
+            .begin_impersonation(caller, headers, access_bytes);
+        share.ok_or_else(|| Rejection::ReviewFailed(ReviewError::TooManyImpersonations.into()))
+    }
+
+    /// Returns the identity that `caller` may have for this request, which has these headers.
     pub(in crate::access) async fn judge(
         &self,
         caller: &Arc<Identity>,
+        headers: &HeaderMap,
         wanted: &ImpersonationRequest,
         access: Option<&RequestedAccess>,
     ) -> Result<ImpersonatedIdentity, Rejection> {
+        let _waiting = self.begin(caller, headers, access)?;
         let rules = self.rules.rules().await;
         let rules = rules.map_err(|error| Rejection::ReviewFailed(Arc::new(error)))?;
         if wanted.user.is_empty() {

@@ -38,6 +38,8 @@ pub(in crate::serve) enum LimitExceeded {
     RefusedTokens,
     /// Too many requests with unknown tokens wait for reviews.
     UnknownReviews,
+    /// Too many requests of one user wait for reviews of impersonation.
+    ImpersonationReviews,
     /// Forwarded requests of one caller.
     Forwarded,
     /// Sessions of exec, attach and port-forward of one caller.
@@ -141,6 +143,7 @@ impl LimitExceeded {
         match error {
             ReviewError::TooManyRefusals => Some(Self::RefusedTokens),
             ReviewError::TooManyWaiting => Some(Self::UnknownReviews),
+            ReviewError::TooManyImpersonations => Some(Self::ImpersonationReviews),
             _ => None,
         }
     }
@@ -154,6 +157,7 @@ impl LimitExceeded {
             Self::Amplification => "amplification",
             Self::RefusedTokens => "refused-tokens",
             Self::UnknownReviews => "unknown-reviews",
+            Self::ImpersonationReviews => "impersonation-reviews",
             Self::Forwarded => "forwarded-requests",
             Self::Tunnels => "tunnels",
             Self::UnknownForwarded => "unknown-forwarded-requests",
