@@ -23,6 +23,8 @@ pub struct DoesNotFit {
 pub struct MemoryLoad {
     charge: MemoryCharge,
     budget: MemoryBudget,
+    /// Number of objects that have arrived.
+    objects: usize,
     /// The part of the estimate that has not arrived.
     expected: usize,
     /// Growth since resident memory was measured.
@@ -40,6 +42,7 @@ impl MemoryBudget {
         MemoryLoad {
             charge: self.charge(MemoryClass::Objects, 0),
             budget: self.clone(),
+            objects: 0,
             expected: 0,
             unmeasured: MEASURE_EVERY,
         }
@@ -62,6 +65,7 @@ impl MemoryLoad {
     pub fn add(&mut self, object: usize) -> Result<(), DoesNotFit> {
         let bytes = MemoryBudget::estimate(1, object);
         self.charge.grow(bytes);
+        self.objects += 1;
         let arrived = bytes.min(self.expected);
         self.expected -= arrived;
         self.budget.no_longer_expect(arrived);
@@ -76,6 +80,11 @@ impl MemoryLoad {
             Some(0) if !self.is_small(needed) => Err(DoesNotFit { needed }),
             _ => Ok(()),
         }
+    }
+
+    /// Returns the bytes that an object takes on average; `None` if none has arrived.
+    pub fn object_bytes(&self) -> Option<usize> {
+        self.charge.bytes().checked_div(self.objects)
     }
 
     /// Returns `true` for what is loaded however short memory is: it is not what made it short.

@@ -125,6 +125,8 @@ pub struct Reflector {
     budget: MemoryBudget,
     /// Lists are estimated before they are loaded.
     estimates: bool,
+    /// Bytes that an object of the last list took in memory, on average.
+    object_bytes: Option<usize>,
     /// Lists and watches may be compressed then.
     compression: ListCompression,
     lifetime: WatchLifetime,
@@ -154,6 +156,7 @@ impl Reflector {
             last_event: None,
             budget: MemoryBudget::default(),
             estimates: true,
+            object_bytes: None,
             compression: ListCompression::Never,
             lifetime: WatchLifetime::default(),
         }

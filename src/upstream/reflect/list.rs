@@ -161,12 +161,13 @@ impl Reflector {
 
     /// Returns a state that was not streamed.
     fn listed<C>(
-        &self,
+        &mut self,
         format: Arc<WireFormat>,
         version: ResourceVersion,
         objects: C,
         load: MemoryLoad,
     ) -> ListedState<C> {
+        self.object_bytes = load.object_bytes().or(self.object_bytes);
         ListedState {
             format,
             version,
@@ -179,11 +180,12 @@ impl Reflector {
         }
     }
 
-    /// Estimates the memory that all objects take, from the first page. `None` if there is no
-    /// limit, or upstream does not count them, as with selectors.
+    /// Estimates the memory that all objects take: from the last list, or from the first page. `None`
+    /// if there is no limit, or upstream does not count them, as with selectors.
     ///
     /// One object may be unlike the others. If the estimate is not obviously small enough, a few
-    /// more are looked at, with one request.
+    /// more are looked at, with one request. Those may be unlike the others, too: the first namespaces
+    /// may have small or large ones.
     async fn estimate(
         &mut self,
         format: &WireFormat,
@@ -193,6 +195,9 @@ impl Reflector {
             return Ok(None);
         };
         let count = first.objects.len() + usize::try_from(remaining).unwrap_or(0);
+        if let Some(bytes) = self.object_bytes {
+            return Ok(Some(count.saturating_mul(bytes)));
+        }
         let one = estimate_all(count, &first.objects);
         let Some(token) = &first.continue_token else {
             return Ok(Some(one));

@@ -253,3 +253,34 @@ async fn a_metadata_reflector_stops_at_whole_objects() {
     // One that knows no such thing.
     assert_eq!(followed(406, "").await, Stopped::NotAcceptable);
 }
+
+#[tokio::test]
+async fn a_type_is_estimated_by_its_last_list_and_not_by_its_first_objects() {
+    let state = events("ADDED", &["a", "b"]) + MARK;
+    // The first one of 100,000 is unlike the others.
+    let large = "x".repeat(100 << 10);
+    let page = format!(
+        r#"{{"kind":"PodList","apiVersion":"v1","metadata":{{"resourceVersion":"7","continue":"more","remainingItemCount":99999}},"items":[{{"metadata":{{"name":"a","namespace":"b","resourceVersion":"7","uid":"{large}"}}}}]}}"#
+    ) + "\n";
+    let (_api, reflector, lists) = follow_state(page.leak(), &state).await;
+    let budget = MemoryBudget::new(Some(1 << 30));
+    let mut reflector = reflector.within(&budget, false);
+    assert!(matches!(next(&mut reflector).await, Change::Listed(_)));
+    assert_eq!(
+        lists.load(Ordering::SeqCst),
+        0,
+        "it was not to be estimated"
+    );
+    reflector.restart();
+    assert!(matches!(next(&mut reflector).await, Change::Listed(_)));
+    assert_eq!(lists.load(Ordering::SeqCst), 1, "the objects are counted");
+
+    let mut unlisted = reflector.within(&budget, true);
+    unlisted.object_bytes = None;
+    unlisted.restart();
+    let refused = timeout(SOON, unlisted.next::<Count>()).await.unwrap();
+    assert!(
+        matches!(refused, Err(Stopped::DoesNotFit(_))),
+        "the first objects are all that is known"
+    );
+}
