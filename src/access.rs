@@ -69,7 +69,7 @@ use authenticate::token_inspection::TokenInspection;
 use authenticate::token_issuer::{IssuerQuery, TokenIssuer};
 use authenticate::websocket_token;
 use impersonate::ImpersonationRequest;
-use impersonate::impersonator::{ImpersonatedIdentity, Impersonator, RequestedAccess};
+use impersonate::impersonator::{ImpersonatedIdentity, Impersonator, RequestHead};
 use own_identity::OwnIdentity;
 use review_queues::ReviewQueues;
 
@@ -237,10 +237,12 @@ impl Access {
         };
         match self.by_certificate(chain, headers) {
             Ok(Some(identity)) => {
-                let access = impersonate::is_requested(headers)
-                    .then(|| RequestedAccess::of(request.method(), request.uri()))
-                    .flatten();
-                self.vouch(identity, headers, access).await
+                let head = RequestHead {
+                    method: request.method(),
+                    uri: request.uri(),
+                    headers,
+                };
+                self.vouch(identity, head).await
             }
             Ok(None) if presents_token(headers) => Caller::WithCredentials,
             Ok(None) => Caller::Rejected(Status::unauthorized().into()),
@@ -401,14 +403,9 @@ impl Access {
     }
 
     /// Vouches for an identity, or for the one that it asks to impersonate and may.
-    async fn vouch(
-        &self,
-        identity: Identity,
-        headers: &HeaderMap,
-        access: Option<RequestedAccess>,
-    ) -> Caller {
+    async fn vouch(&self, identity: Identity, head: RequestHead<'_>) -> Caller {
         let identity = Arc::new(identity);
-        let vouched = match self.impersonated(&identity, headers, access).await {
+        let vouched = match self.impersonated(&identity, head).await {
             Ok(Some(ImpersonatedIdentity {
                 identity: other,
                 constraint,
@@ -434,21 +431,18 @@ impl Access {
     async fn impersonated(
         &self,
         identity: &Arc<Identity>,
-        headers: &HeaderMap,
-        access: Option<RequestedAccess>,
+        head: RequestHead<'_>,
     ) -> Result<Option<ImpersonatedIdentity>, Rejection> {
-        if !impersonate::is_requested(headers) {
+        if !impersonate::is_requested(head.headers) {
             return Ok(None);
         }
-        let requested = ImpersonationRequest::parse(headers)
+        let requested = ImpersonationRequest::parse(head.headers)
             .map_err(|error| Status::bad_request(error.to_string()))?;
         if requested.is_empty() {
             return Ok(None);
         }
         // Boxed, because the future is large and rare.
-        let judging = self
-            .impersonator
-            .judge(identity, headers, &requested, access.as_ref());
+        let judging = self.impersonator.judge(identity, head, &requested);
         let reviewed = Box::pin(judging).await?;
         match self.refused_master(&reviewed.identity, "a caller who impersonates") {
             Some(status) => Err(status.into()),

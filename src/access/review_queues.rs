@@ -25,8 +25,12 @@ const UNKNOWN_BYTES: u64 = 32 << 20;
 /// Memory that may be taken by requests that wait for reviews of impersonation. The limits of the service
 /// count a request only once its user is known. One user may take half of it.
 const IMPERSONATION_BYTES: u64 = 32 << 20;
-/// Memory that a waiting request takes besides its head, which is held twice.
-const REQUEST_BYTES: u64 = 4 << 10;
+/// Memory that a waiting request takes besides its head.
+const REQUEST_BYTES: usize = 4 << 10;
+/// Copies of the head of a waiting request.
+pub(super) const HEAD_COPIES: usize = 2;
+/// Memory that a header field takes besides its text, with a check of the group that it may name.
+const FIELD_BYTES: usize = 256;
 /// Longest wait of a request with an unknown token.
 pub(super) const UNKNOWN_WAIT: Duration = Duration::from_secs(15);
 
@@ -71,16 +75,15 @@ impl ReviewQueues {
     }
 
     /// Returns the share of a request by which a user wants to act as another one; `None` if too many
-    /// of the user wait for reviews of that already. It has this head, and the access that is asked for
-    /// takes so many bytes.
+    /// of the user wait for reviews of that already. It takes so many bytes more than its headers.
     pub(super) fn begin_impersonation(
         &self,
         impersonator: &Identity,
         headers: &HeaderMap,
-        access_bytes: usize,
+        more_bytes: usize,
     ) -> Option<Share> {
         let user = CallerKey::user(&impersonator.user);
-        let bytes = waiting_bytes(headers) + access_bytes as u64;
+        let bytes = waiting_bytes(headers) + more_bytes as u64;
         self.impersonation_waiting.take(user, bytes)
     }
 
@@ -90,9 +93,10 @@ impl ReviewQueues {
     }
 }
 
-/// Returns the memory that a request with this head takes while it waits.
+/// Returns the memory that a request with these headers takes while it waits.
 fn waiting_bytes(headers: &HeaderMap) -> u64 {
-    REQUEST_BYTES + 2 * field_bytes(headers) as u64
+    let fields = HEAD_COPIES * field_bytes(headers) + FIELD_BYTES * headers.len();
+    (REQUEST_BYTES + fields) as u64
 }
 
 #[cfg(test)]

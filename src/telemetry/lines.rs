@@ -3,7 +3,7 @@ use std::borrow::Cow;
 use std::io::{self, Write};
 
 /// A log in which each record takes one line, whatever callers have put into it: a selector with a line
-/// break could feign another record.
+/// break could look like another record.
 pub(super) struct OneLineEach<W>(pub(super) W);
 
 impl<W: Write> Write for OneLineEach<W> {

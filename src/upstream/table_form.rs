@@ -16,6 +16,7 @@ use watershed_protocol::{
 
 use super::backoff::Backoff;
 use super::read::whole;
+use super::release::Release;
 use super::release_probe::{check_release, release_of};
 use super::{AnswerError, ConnectionClass, SendOptions, ServedBy, UpstreamClient};
 
@@ -255,17 +256,13 @@ impl TableFormState {
         });
         let server = response.extensions().get::<ServedBy>().cloned();
         let body = whole(response.into_body(), MAX_BYTES).await?;
-        let minor = match server {
+        // A question that failed says nothing: what was learned before is still upstream's form.
+        let release = match server {
             // Boxed: every question would hold its state.
-            Some(server) => Box::pin(minor_of(&client, &server)).await,
+            Some(server) => Box::pin(release_of(&client, &server)).await?,
             None => None,
         };
+        let minor = release.as_ref().and_then(Release::minor);
         Ok(TableSample { date, body, minor })
     }
-}
-
-/// Returns the minor release of the server that gave an answer, if it tells.
-async fn minor_of(client: &UpstreamClient, server: &ServedBy) -> Option<u32> {
-    let release = release_of(client, server).await.ok()??;
-    release.minor()
 }

@@ -1,5 +1,8 @@
 //! Header fields by which front proxies name users.
 
+/// Beginning of the fields that kube-apiserver sends as a front proxy of aggregated API servers.
+const USUAL: &str = "x-remote-";
+
 /// The fields by which front proxies name users to this proxy, besides `X-Remote-…`.
 ///
 /// Upstream may trust the same fields of whoever shows a certificate like the proxy's, so none of a
@@ -10,9 +13,6 @@ pub struct UserHeaders {
     names: Vec<String>,
     prefixes: Vec<String>,
 }
-
-/// The fields that kube-apiserver sends as a front proxy of aggregated API servers.
-const USUAL: &str = "x-remote-";
 
 impl UserHeaders {
     /// Creates the set of fields with these names, and of those whose names begin so.

@@ -82,7 +82,7 @@ async fn starts_configured_during(
         }
     })
     .await;
-    assert!(is_shown_ready(fixture.admin).await, "{shown}");
+    becomes(&shown, true, async || is_shown_ready(fixture.admin).await).await;
     becomes(&shown, "snapshot".to_owned(), async || {
         let list = fixture.proxied.get(Protocol::Http2, pods).await;
         list.header("x-watershed-source").to_owned()

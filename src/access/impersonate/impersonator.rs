@@ -19,7 +19,7 @@ use crate::access::caller::Rejection;
 use crate::access::error::ReviewError;
 use crate::access::identity::Identity;
 use crate::access::request::{ReviewSelectors, VerbTarget};
-use crate::access::review_queues::ReviewQueues;
+use crate::access::review_queues::{HEAD_COPIES, ReviewQueues};
 use crate::access::verdict::Decision;
 use crate::fairness::Share;
 use crate::upstream::UpstreamClient;
@@ -43,8 +43,16 @@ pub(in crate::access) struct ImpersonatedIdentity {
     pub(in crate::access) constraint: Option<&'static str>,
 }
 
+/// The head of a request.
+#[derive(Clone, Copy)]
+pub(in crate::access) struct RequestHead<'a> {
+    pub(in crate::access) method: &'a Method,
+    pub(in crate::access) uri: &'a Uri,
+    pub(in crate::access) headers: &'a HeaderMap,
+}
+
 /// A request as upstream's authorizers see it.
-pub(in crate::access) struct RequestedAccess {
+struct RequestedAccess {
     verb: String,
     on: VerbTarget,
 }
@@ -67,25 +75,28 @@ impl Impersonator {
     fn begin(
         &self,
         caller: &Identity,
-        headers: &HeaderMap,
+        head: RequestHead<'_>,
         access: Option<&RequestedAccess>,
     ) -> Result<Share, Rejection> {
-        let access_bytes = access.map_or(0, |access| access.on.size());
-        let share = self
-            .queues
-            .begin_impersonation(caller, headers, access_bytes);
+        let uri = head.uri.path_and_query();
+        let uri = uri.map_or(0, |uri| uri.as_str().len());
+        let access = access.map_or(0, |access| access.on.size());
+        let share =
+            self.queues
+                .begin_impersonation(caller, head.headers, HEAD_COPIES * uri + access);
         share.ok_or_else(|| Rejection::ReviewFailed(ReviewError::TooManyImpersonations.into()))
     }
 
-    /// Returns the identity that `caller` may have for this request, which has these headers.
+    /// Returns the identity that `caller` may have for this request.
     pub(in crate::access) async fn judge(
         &self,
         caller: &Arc<Identity>,
-        headers: &HeaderMap,
+        head: RequestHead<'_>,
         wanted: &ImpersonationRequest,
-        access: Option<&RequestedAccess>,
     ) -> Result<ImpersonatedIdentity, Rejection> {
-        let _waiting = self.begin(caller, headers, access)?;
+        let access = RequestedAccess::of(head.method, head.uri);
+        let access = access.as_ref();
+        let _waiting = self.begin(caller, head, access)?;
         let rules = self.rules.rules().await;
         let rules = rules.map_err(|error| Rejection::ReviewFailed(Arc::new(error)))?;
         if wanted.user.is_empty() {
@@ -209,7 +220,7 @@ impl RequestedAccess {
     /// path may be read in another way than upstream reads it.
     /// Source: `apiserver/pkg/endpoints/request/requestinfo.go`,
     /// `apiserver/pkg/endpoints/filters/authorization.go` (`GetAuthorizerAttributes`).
-    pub(in crate::access) fn of(method: &Method, uri: &Uri) -> Option<Self> {
+    fn of(method: &Method, uri: &Uri) -> Option<Self> {
         let (path, query) = (uri.path(), uri.query());
         if path.contains('%') {
             return None;
@@ -290,7 +301,14 @@ fn refusal_without_user(wanted: &ImpersonationRequest, rules: ImpersonationRules
 
 #[cfg(test)]
 mod tests {
+    use std::task::Poll;
+
+    use http::HeaderValue;
+
     use super::*;
+    use crate::access::config::AuthorizationConfig;
+    use crate::scope::Timeline;
+    use crate::test_support::{Api, HTTP2, Pki, upstream_of};
 
     fn shown(method: &str, uri: &str) -> String {
         let access = RequestedAccess::of(&method.parse().unwrap(), &uri.parse().unwrap());
@@ -389,6 +407,54 @@ mod tests {
         assert!(
             text.ends_with(" without impersonating a user name"),
             "{text}"
+        );
+    }
+
+    #[tokio::test]
+    async fn a_request_takes_its_share_until_it_is_judged() {
+        let pki = Pki::new();
+        let api = Api::start(&pki, HTTP2, |_, _| std::future::pending()).await;
+        let client = UpstreamClient::new(&upstream_of(&pki, &api).await);
+        let queues = ReviewQueues::default();
+        let (config, timeline) = (AuthorizationConfig::default(), Timeline::default());
+        let authorizer = Authorizer::new(client.clone(), config, timeline, queues.clone());
+        let impersonator = Impersonator::new(client, Arc::new(authorizer), queues);
+        let caller = Arc::new(Identity {
+            user: "a".to_owned(),
+            uid: None,
+            groups: Vec::new(),
+            extra: Vec::new(),
+        });
+        let mut headers = HeaderMap::new();
+        headers.insert("impersonate-user", HeaderValue::from_static("b"));
+        let wanted = ImpersonationRequest::parse(&headers).unwrap();
+        // Upstream's authorizers do not see a path with an escape. Its length counts all the same.
+        let uri: Uri = format!("/a%20b?{}", "x".repeat(60_000)).parse().unwrap();
+        let head = RequestHead {
+            method: &Method::GET,
+            uri: &uri,
+            headers: &headers,
+        };
+        let judge = || Box::pin(impersonator.judge(&caller, head, &wanted));
+        let mut judging = Vec::new();
+        let refused = loop {
+            let mut next = judge();
+            match futures_util::poll!(&mut next) {
+                Poll::Pending => judging.push(next),
+                Poll::Ready(judged) => break judged.map(|_| ()).unwrap_err(),
+            }
+            assert!(judging.len() < 1_000, "nothing is refused");
+        };
+        assert!(
+            matches!(&refused, Rejection::ReviewFailed(error)
+                if matches!(**error, ReviewError::TooManyImpersonations)),
+            "{refused:?}"
+        );
+        assert!((100..200).contains(&judging.len()), "{}", judging.len());
+        judging.pop();
+        assert!(
+            futures_util::poll!(judge()).is_pending(),
+            "there is room again"
         );
     }
 }

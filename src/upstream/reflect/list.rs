@@ -159,7 +159,7 @@ impl Reflector {
         }
     }
 
-    /// Returns a state that was not streamed.
+    /// Returns a state as one that was not streamed, and notes how large its objects are.
     fn listed<C>(
         &mut self,
         format: Arc<WireFormat>,
@@ -180,12 +180,12 @@ impl Reflector {
         }
     }
 
-    /// Estimates the memory that all objects take: from the last list, or from the first page. `None`
-    /// if there is no limit, or upstream does not count them, as with selectors.
+    /// Estimates the memory that all objects take: by the last list, or else by the first page. `None` if
+    /// there is no limit, or upstream does not count them, as with selectors.
     ///
     /// One object may be unlike the others. If the estimate is not obviously small enough, a few
-    /// more are looked at, with one request. Those may be unlike the others, too: the first namespaces
-    /// may have small or large ones.
+    /// more are looked at, with one request. The first namespaces may have large objects, and those of
+    /// the last list may be gone, so the smaller estimate counts: the load stops if it is wrong.
     async fn estimate(
         &mut self,
         format: &WireFormat,
@@ -195,8 +195,9 @@ impl Reflector {
             return Ok(None);
         };
         let count = first.objects.len() + usize::try_from(remaining).unwrap_or(0);
-        if let Some(bytes) = self.object_bytes {
-            return Ok(Some(count.saturating_mul(bytes)));
+        let by_last_list = self.object_bytes.map(|bytes| count.saturating_mul(bytes));
+        if let Some(bytes) = by_last_list.filter(|bytes| *bytes <= free) {
+            return Ok(Some(bytes));
         }
         let one = estimate_all(count, &first.objects);
         let Some(token) = &first.continue_token else {
@@ -207,7 +208,10 @@ impl Reflector {
         }
         let page = self.get(&page_after(token, SAMPLE)).await?.1;
         let sample = format.read_list(&page)?.objects;
-        Ok(Some(estimate_all(count, &sample)))
+        let by_sample = estimate_all(count, &sample);
+        Ok(Some(
+            by_last_list.map_or(by_sample, |bytes| bytes.min(by_sample)),
+        ))
     }
 
     /// Opens a watch that begins with the state. The end mark stays in the stream as its next

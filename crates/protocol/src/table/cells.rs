@@ -34,9 +34,9 @@ impl Cells {
         self.now
     }
 
-    /// Returns `true` if upstream prints as this minor release of Kubernetes 1 does, `false` if it is an
-    /// older one. A row that depends on it is upstream's to print if that is not known.
-    pub(super) fn is_since(&self, minor: u32) -> Result<bool, Malformed> {
+    /// Returns `true` if upstream is of this minor release of Kubernetes 1 or a later one, and `false` if it
+    /// is of an older one. If its release is not known, a row that depends on it is upstream's to print.
+    pub(super) fn is_at_least(&self, minor: u32) -> Result<bool, Malformed> {
         let known = self.minor;
         known
             .map(|known| known >= minor)

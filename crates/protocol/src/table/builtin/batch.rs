@@ -122,7 +122,7 @@ impl Job {
             return Ok("Terminating");
         }
         Ok(match others.iter().find(is_true) {
-            Some((SUCCEEDS, _)) if !cells.is_since(34)? => "Running",
+            Some((SUCCEEDS, _)) if !cells.is_at_least(34)? => "Running",
             Some((_, status)) => status,
             None => "Running",
         })

@@ -90,7 +90,7 @@ fn print(object: &[u8], cells: &mut Cells) -> Result<(), Malformed> {
     cells.text(address(&status, "ExternalIP"));
     cells.text(known(&info.os_image));
     let kernel = known(&info.kernel_version);
-    if info.architecture.is_empty() || !cells.is_since(36)? {
+    if info.architecture.is_empty() || !cells.is_at_least(36)? {
         cells.text(kernel);
     } else {
         cells.text(&format!("{kernel} ({})", info.architecture));

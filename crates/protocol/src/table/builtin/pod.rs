@@ -176,7 +176,7 @@ impl Pod {
             let is_ended = matches!(self.status.phase.as_str(), "Succeeded" | "Failed");
             if self.status.reason == "NodeLost" {
                 "Unknown".clone_into(&mut summary.reason);
-            } else if !is_ended || !cells.is_since(31)? {
+            } else if !is_ended || !cells.is_at_least(31)? {
                 "Terminating".clone_into(&mut summary.reason);
             }
         }
@@ -261,7 +261,7 @@ impl Pod {
             if has_running && PrintedCondition::any_is_true(conditions, "Ready") {
                 "Running".clone_into(&mut summary.reason);
             } else if let Some(error) = error
-                && cells.is_since(35)?
+                && cells.is_at_least(35)?
             {
                 summary.reason = error;
             } else if has_running {
