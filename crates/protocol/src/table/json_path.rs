@@ -196,8 +196,10 @@ fn has_text(element: &RawValue, field: &[String], text: &str) -> Result<bool, Wr
 mod tests {
     use super::*;
 
-    const OBJECT: &str = r#"{"spec":{"a":1,"list":[{"n":"x"},{"n":"y","v":true}],"empty":[],"lists":[{"m":[]},{"m":["z"]}],
-        "full":[{"m":["z"]},{"m":[]}],"nil":null,"a.b/c":"dots"},"status":{"conditions":[{"type":"Other","status":"False"},
+    const OBJECT: &str = r#"{"spec":{"a":1,"list":[{"n":"x"},{"n":"y","v":true}],"empty":[],
+        "lists":[{"m":[]},{"m":["z"]}],
+        "full":[{"m":["z"]},{"m":[]}],"nil":null,"a.b/c":"dots"},
+        "status":{"conditions":[{"type":"Other","status":"False"},
         {"status":"none"},{"type":"Ready","status":"True"}],"odd":[{"type":7}]}}"#;
 
     fn first(path: &str) -> Result<Option<String>, WrongType> {

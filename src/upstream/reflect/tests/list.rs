@@ -259,9 +259,12 @@ async fn a_type_is_estimated_by_its_last_list_and_not_by_its_first_objects() {
     let state = events("ADDED", &["a", "b"]) + MARK;
     // The first one of 100,000 is unlike the others.
     let large = "x".repeat(100 << 10);
-    let page = format!(
-        r#"{{"kind":"PodList","apiVersion":"v1","metadata":{{"resourceVersion":"7","continue":"more","remainingItemCount":99999}},"items":[{{"metadata":{{"name":"a","namespace":"b","resourceVersion":"7","uid":"{large}"}}}}]}}"#
-    ) + "\n";
+    let metadata = r#"{"resourceVersion":"7","continue":"more","remainingItemCount":99999}"#;
+    let item = format!(
+        r#"{{"metadata":{{"name":"a","namespace":"b","resourceVersion":"7","uid":"{large}"}}}}"#
+    );
+    let head = r#"{"kind":"PodList","apiVersion":"v1","metadata":"#;
+    let page = format!("{head}{metadata},\"items\":[{item}]}}\n");
     let (_api, reflector, lists) = follow_state(page.leak(), &state).await;
     let budget = MemoryBudget::new(Some(1 << 30));
     let mut reflector = reflector.within(&budget, false);
