@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use futures_util::FutureExt as _;
 use http::header::{AUTHORIZATION, HeaderMap, HeaderName};
-use http::{Method, Request, Response, Uri, Version};
+use http::{Method, Request, Response, Version};
 use hyper::body::Incoming;
 use tokio_util::task::TaskTracker;
 
@@ -132,8 +132,18 @@ impl Forwarder {
                 reason: "API servers have no CONNECT: use Upgrade over HTTP/1.1".to_owned(),
             });
         }
-        for address in &self.shared.upstream.addresses() {
-            stays_below(request.uri(), address)?;
+        let path = request.uri().path();
+        if has_dot_segments(path)
+            && self
+                .shared
+                .upstream
+                .addresses()
+                .iter()
+                .any(Address::has_base)
+        {
+            return Err(UpstreamError::Refused {
+                reason: format!("{path:?} has dot segments, which could lead out of the base path"),
+            });
         }
         // Only HTTP/1.1 has upgrades. HTTP/2's extended CONNECT is not offered in our settings.
         let protocol = match request.version() {
@@ -259,22 +269,6 @@ impl Forwarder {
     pub fn tunnels(&self) -> usize {
         self.shared.tunnels.len()
     }
-}
-
-/// Returns an error unless a URL stays below the base path of this address.
-fn stays_below(uri: &Uri, address: &Address) -> Result<(), UpstreamError> {
-    if !address.has_base() {
-        return Ok(());
-    }
-    let path = uri.path();
-    if has_dot_segments(path) {
-        return Err(UpstreamError::Refused {
-            reason: format!("{path:?} has dot segments, which could lead out of the base path"),
-        });
-    }
-    let target = address.target(uri, false);
-    target.map_err(|error| UpstreamError::refused_url(&error))?;
-    Ok(())
 }
 
 /// Returns `true` if a path has segments that a server may take for the folder itself or the one
