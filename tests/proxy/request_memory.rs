@@ -4,7 +4,9 @@ use http::{Request, StatusCode};
 use watershed_lab::sim::SimulatedServer;
 
 use crate::support::client::{Answer, Connection, Endpoint, Protocol, nothing, within};
-use crate::support::frames::{END_HEADERS, END_STREAM, Frames, HEADERS, block, frame, get};
+use crate::support::frames::{
+    CONTINUATION, END_HEADERS, END_STREAM, Frames, HEADERS, block, frame, get,
+};
 use crate::support::program::Program;
 use crate::support::{eventually, metric, small};
 
@@ -21,6 +23,8 @@ const FLAGS: [&str; 6] = [
     "--authentication-token-webhook-cache-ttl",
     "10m",
 ];
+/// Bytes of an HTTP/2 frame, at most.
+const MAX_FRAME: usize = 16 << 10;
 const SHARE: f64 = (15 << 20) as f64;
 
 /// A proxy with little memory, and the users of its upstream.
@@ -119,6 +123,22 @@ impl Scene {
     }
 }
 
+/// Returns the frames of a request without a body whose head is longer than one frame.
+fn long_head(stream: u32, block: &[u8]) -> Vec<u8> {
+    let (first, rest) = block.split_at(MAX_FRAME);
+    let mut frames = frame(HEADERS, END_STREAM, stream, first);
+    let mut rest = rest.chunks(MAX_FRAME).peekable();
+    while let Some(part) = rest.next() {
+        let flags = if rest.peek().is_some() {
+            0
+        } else {
+            END_HEADERS
+        };
+        frames.extend(frame(CONTINUATION, flags, stream, part));
+    }
+    frames
+}
+
 async fn read(connection: &Connection, path: &str) -> Answer {
     let request = Request::get(path).body(nothing()).unwrap();
     within(path, connection.read(request)).await.unwrap()
@@ -188,21 +208,26 @@ async fn forwarded_answers_that_a_user_does_not_take_are_bounded() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn strangers_take_no_memory_of_known_users() {
     let scene = Scene::start().await;
-    // All of them wait.
+    // Connecting may take as long as it likes. What waits, waits for seconds only.
+    let mut strangers = Vec::new();
+    for _ in 0..250 {
+        strangers.push(Frames::open(&scene.hostile, 0).await);
+    }
     let faults = scene.upstream.faults();
     faults.set(|active| active.hold = Some(REVIEWS.to_owned()));
-    let mut held = Vec::new();
-    for host in 1..=16 {
+    // Some 150 of them are as much as strangers may have waiting.
+    let filler = "x".repeat(48 << 10);
+    for (host, stranger) in (1..).zip(&mut strangers) {
         let (address, bearer) = (format!("192.0.2.{host}"), format!("Bearer nobody-{host}"));
         let mut fields = get(LIST, &bearer);
-        fields.push(("x-forwarded-for", &address));
-        held.push(scene.open_with(250, &fields).await);
+        fields.extend([("x-forwarded-for", &*address), ("x-filler", &*filler)]);
+        assert!(stranger.send(&long_head(1, &block(&fields))).await);
     }
-    scene.refuses(100.0, "unknown-request-memory").await;
+    scene.refuses(20.0, "unknown-request-memory").await;
     scene.serves_others_from_memory().await;
     let forwarded = read(&scene.other, "/api/v1/pods").await;
     assert_eq!(forwarded.status, StatusCode::OK);
-    drop(held);
+    drop(strangers);
     scene.upstream.faults().set(|active| active.hold = None);
     scene.end().await;
 }
