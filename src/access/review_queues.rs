@@ -3,11 +3,11 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::HeaderMap;
+use http::{HeaderMap, Uri};
 
 use super::identity::Identity;
 use crate::fairness::{CallerKey, FairQueue, QueueTurn, Share, ShareLimits, Shares};
-use crate::headers::field_bytes;
+use crate::headers::{field_memory, target_memory};
 use crate::metric::Gauge;
 
 /// Concurrent reviews of callers that upstream has accepted lately, of all and of each.
@@ -27,10 +27,8 @@ const UNKNOWN_BYTES: u64 = 32 << 20;
 const IMPERSONATION_BYTES: u64 = 32 << 20;
 /// Memory that a waiting request takes besides its head.
 const REQUEST_BYTES: usize = 4 << 10;
-/// Copies of the head of a waiting request.
-pub(super) const HEAD_COPIES: usize = 2;
-/// Memory that a header field takes besides its text, with a check of the group that it may name.
-const FIELD_BYTES: usize = 256;
+/// Memory that the check of a group takes, which a header field may name.
+const CHECK_BYTES: usize = 176;
 /// Longest wait of a request with an unknown token.
 pub(super) const UNKNOWN_WAIT: Duration = Duration::from_secs(15);
 
@@ -75,16 +73,18 @@ impl ReviewQueues {
     }
 
     /// Returns the share of a request by which a user wants to act as another one; `None` if too many
-    /// of the user wait for reviews of that already. It takes so many bytes more than its headers.
+    /// of the user wait for reviews of that already. It takes so many bytes more than its head.
     pub(super) fn begin_impersonation(
         &self,
         impersonator: &Identity,
+        target: &Uri,
         headers: &HeaderMap,
         more_bytes: usize,
     ) -> Option<Share> {
         let user = CallerKey::user(&impersonator.user);
-        let bytes = waiting_bytes(headers) + more_bytes as u64;
-        self.impersonation_waiting.take(user, bytes)
+        let more = (target_memory(target) + more_bytes) as u64;
+        self.impersonation_waiting
+            .take(user, waiting_bytes(headers) + more)
     }
 
     /// Waits until a review of an unknown token may be sent, from this address.
@@ -95,8 +95,7 @@ impl ReviewQueues {
 
 /// Returns the memory that a request with these headers takes while it waits.
 fn waiting_bytes(headers: &HeaderMap) -> u64 {
-    let fields = HEAD_COPIES * field_bytes(headers) + FIELD_BYTES * headers.len();
-    (REQUEST_BYTES + fields) as u64
+    (REQUEST_BYTES + field_memory(headers) + CHECK_BYTES * headers.len()) as u64
 }
 
 #[cfg(test)]
@@ -134,9 +133,9 @@ mod tests {
         let mut headers = HeaderMap::new();
         headers.insert("impersonate-user", "x".repeat(60_000).parse().unwrap());
         let waiting = |user: &str, access_bytes| {
-            let user = named(user);
-            let shares =
-                std::iter::from_fn(|| queues.begin_impersonation(&user, &headers, access_bytes));
+            let (user, target) = (named(user), Uri::default());
+            let begin = || queues.begin_impersonation(&user, &target, &headers, access_bytes);
+            let shares = std::iter::from_fn(begin);
             shares.collect::<Vec<_>>()
         };
         let one = waiting("one", 0);

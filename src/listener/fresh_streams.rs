@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use http::Request;
 
 use crate::budget::MemoryBudget;
-use crate::headers::field_bytes;
+use crate::headers::head_memory;
 
 /// The part of the memory budget that those of strangers may take: one of so many. Those of known
 /// clients may take twice as much, the first ones of each connection three times, and the first ones of
@@ -22,11 +22,8 @@ const FIRST: usize = 3;
 const FIRST_OF_KNOWN: usize = 4;
 /// Bytes that they may take without a budget, and at most.
 const MAX_BYTES: usize = 64 << 20;
-/// Bytes of a request, besides its head, which is held twice.
+/// Bytes of a request, besides its head.
 const REQUEST_BYTES: usize = 8 << 10;
-const HEAD_COPIES: usize = 2;
-/// Bytes of a field besides its text: a client names many short ones with a byte each.
-const FIELD_BYTES: usize = 80;
 /// Bytes of a refusal that its client has not taken.
 pub(super) const REFUSAL_BYTES: u32 = 2 << 10;
 
@@ -84,9 +81,7 @@ impl FreshStreams {
 
 /// Returns the bytes that a request takes until the service looks at it.
 pub(super) fn bytes_of<B>(request: &Request<B>) -> u32 {
-    let target = request.uri().path_and_query();
-    let head = field_bytes(request.headers()) + target.map_or(0, |target| target.as_str().len());
-    let bytes = REQUEST_BYTES + HEAD_COPIES * head + FIELD_BYTES * request.headers().len();
+    let bytes = REQUEST_BYTES + head_memory(request.uri(), request.headers());
     u32::try_from(bytes).unwrap_or(u32::MAX)
 }
 

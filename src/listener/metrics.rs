@@ -9,6 +9,7 @@ pub const METRICS: &[Declaration] = &[
     REJECTED.declaration(),
     CUT.declaration(),
     ANSWERS_CUT.declaration(),
+    CERTIFICATE_BEGINS.declaration(),
     CERTIFICATE_EXPIRES.declaration(),
 ];
 
@@ -39,6 +40,12 @@ const ANSWERS_CUT: Metric<Counter, 1> = Metric::new(
     &["reason"],
     "Responses that were cut while their connection went on, because the client did not read them, \
      by reason.",
+);
+const CERTIFICATE_BEGINS: Metric<Gauge, 1> = Metric::new(
+    "watershed_serving_certificate_start_timestamp_seconds",
+    &["listener"],
+    "Time from which on the serving certificate is valid, in seconds since the Unix epoch, by \
+     listener.",
 );
 const CERTIFICATE_EXPIRES: Metric<Gauge, 1> = Metric::new(
     "watershed_serving_certificate_expiration_timestamp_seconds",
@@ -134,13 +141,17 @@ impl Cut {
     }
 }
 
-/// Shows when the certificates end that are served now.
+/// Shows when the certificates that are served now begin and end.
 pub fn publish_certificates(proxy: Option<&ServerTls>, admin: Option<&ServerTls>) {
     for (listener, tls) in [(Listener::Proxy, proxy), (Listener::Admin, admin)] {
-        if let Some(ends) = tls.and_then(ServerTls::ends) {
-            CERTIFICATE_EXPIRES
-                .with([listener.as_str().into()])
-                .set(ends as f64);
+        if let Some(valid) = tls.and_then(ServerTls::validity) {
+            for (metric, moment) in [
+                (CERTIFICATE_BEGINS, valid.not_before),
+                (CERTIFICATE_EXPIRES, valid.not_after),
+            ] {
+                let gauge = metric.with([listener.as_str().into()]);
+                gauge.set(moment.as_second() as f64);
+            }
         }
     }
 }

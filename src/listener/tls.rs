@@ -134,13 +134,9 @@ impl ServerTls {
         TlsAcceptor::from(Arc::clone(&self.shared.current.load().config))
     }
 
-    /// Returns the end of the serving certificate in seconds since the epoch, if it can be read.
-    pub fn ends(&self) -> Option<i64> {
-        self.shared
-            .current
-            .load()
-            .valid
-            .map(|valid| valid.not_after.as_second())
+    /// Returns the validity of the serving certificate, if it can be read.
+    pub fn validity(&self) -> Option<Validity> {
+        self.shared.current.load().valid
     }
 
     /// Returns the CA file of the self-signed certificate; `None` with given files.

@@ -129,7 +129,13 @@ async fn a_thousand_clients_that_start_together_cost_a_handful_of_requests() {
         let direct = &direct;
         async move {
             for (document, direct) in documents.iter().zip(direct) {
-                let answer = connection.read(ask(*document)).await.unwrap();
+                let answer = loop {
+                    let answer = connection.read(ask(*document)).await.unwrap();
+                    // A review may be late on a busy machine.
+                    if answer.status != StatusCode::SERVICE_UNAVAILABLE {
+                        break answer;
+                    }
+                };
                 assert_eq!(answer.header("x-watershed-source"), "document");
                 assert_eq!(answer.essence().2, *direct);
             }

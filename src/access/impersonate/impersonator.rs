@@ -19,7 +19,7 @@ use crate::access::caller::Rejection;
 use crate::access::error::ReviewError;
 use crate::access::identity::Identity;
 use crate::access::request::{ReviewSelectors, VerbTarget};
-use crate::access::review_queues::{HEAD_COPIES, ReviewQueues};
+use crate::access::review_queues::ReviewQueues;
 use crate::access::verdict::Decision;
 use crate::fairness::Share;
 use crate::upstream::UpstreamClient;
@@ -78,12 +78,10 @@ impl Impersonator {
         head: RequestHead<'_>,
         access: Option<&RequestedAccess>,
     ) -> Result<Share, Rejection> {
-        let uri = head.uri.path_and_query();
-        let uri = uri.map_or(0, |uri| uri.as_str().len());
         let access = access.map_or(0, |access| access.on.size());
-        let share =
-            self.queues
-                .begin_impersonation(caller, head.headers, HEAD_COPIES * uri + access);
+        let share = self
+            .queues
+            .begin_impersonation(caller, head.uri, head.headers, access);
         share.ok_or_else(|| Rejection::ReviewFailed(ReviewError::TooManyImpersonations.into()))
     }
 

@@ -415,10 +415,10 @@ fn certificates(state: &AdminState) -> Vec<CertificateStatus> {
     [("proxy", &state.proxy_tls), ("admin", &state.admin_tls)]
         .into_iter()
         .filter_map(|(listener, tls)| {
-            let end = tls.as_ref().and_then(ServerTls::ends)?;
+            let valid = tls.as_ref().and_then(ServerTls::validity)?;
             Some(CertificateStatus {
                 listener,
-                ends_in_seconds: end - now,
+                ends_in_seconds: valid.not_after.as_second() - now,
             })
         })
         .collect()

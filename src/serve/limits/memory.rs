@@ -13,7 +13,7 @@ use crate::access::Identity;
 use crate::body::{Body, InMemory};
 use crate::budget::{MemoryBudget, MemoryClass};
 use crate::fairness::{CallerKey, Share, ShareLimits, Shares};
-use crate::headers::field_bytes;
+use crate::headers::{head_memory, target_bytes};
 use crate::serve::exchange::Exchange;
 use crate::serve::metrics;
 use crate::serve::plan::PlannedAction;
@@ -28,10 +28,6 @@ const SMALL_PARTS: u64 = 32;
 
 /// Bytes of a request and its answer, besides what is counted below.
 const REQUEST_BYTES: u64 = 8 << 10;
-/// Copies of a request's head, while it waits and while it is forwarded.
-const HEAD_COPIES: u64 = 2;
-/// Bytes of a header field besides its text.
-const FIELD_BYTES: u64 = 80;
 /// Length of a path and query from which on the memory of its selectors is counted.
 const LONG_QUERY: usize = 2 << 10;
 /// Bytes of a request's body that its connection takes before they are sent on.
@@ -211,15 +207,13 @@ fn key_of(user: Option<&Identity>) -> Option<CallerKey> {
 /// Returns the bytes that a request takes while it waits.
 fn waiting_bytes(exchange: &Exchange) -> u64 {
     let request = &exchange.request;
-    let uri = request.uri().path_and_query();
-    let uri = uri.map_or("", |uri| uri.as_str());
-    let head = (uri.len() + field_bytes(request.headers())) as u64;
+    let uri = request.uri();
+    let head = head_memory(uri, request.headers()) as u64;
     let selectors = match &exchange.plan.action {
-        PlannedAction::Read(_) if uri.len() > LONG_QUERY => retained_bytes(request.uri().query()),
+        PlannedAction::Read(_) if target_bytes(uri) > LONG_QUERY => retained_bytes(uri.query()),
         _ => 0,
     };
-    let fields = FIELD_BYTES * request.headers().len() as u64;
-    REQUEST_BYTES + HEAD_COPIES * head + fields + selectors + upload_bytes(request.body())
+    REQUEST_BYTES + head + selectors + upload_bytes(request.body())
 }
 
 /// Returns the bytes of a request's body that its connection takes before they are sent on.

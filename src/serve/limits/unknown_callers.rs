@@ -4,7 +4,7 @@ use watershed_protocol::Status;
 
 use super::requests::LimitExceeded;
 use crate::access::{Access, Authenticated};
-use crate::headers::field_bytes;
+use crate::headers::{field_bytes, target_bytes};
 use crate::serve::exchange::Exchange;
 use crate::serve::unanswered::Refusal;
 
@@ -71,8 +71,7 @@ async fn is_user(access: &Access, exchange: &Exchange) -> bool {
 /// Returns the length of a request's head, as HTTP/1.1 writes it.
 fn head_bytes<B>(request: &Request<B>) -> u64 {
     const LINE: usize = " HTTP/1.1\r\n\r\n".len();
-    let target = request.uri().path_and_query();
-    let target = target.map_or(1, |target| target.as_str().len());
+    let target = target_bytes(request.uri()).max(1);
     let line = request.method().as_str().len() + target + LINE;
     (line + field_bytes(request.headers())) as u64
 }

@@ -81,14 +81,24 @@ func Healthy() []Series {
 		Named(Constant(0), "watershed_memory_pressure_step"),
 		Named(restarted, "process_start_time_seconds"),
 		Named(Constant(0), "watershed_audit_events_dropped_total", "sink", "log"),
-		Named(Constant(1<<40), "watershed_serving_certificate_expiration_timestamp_seconds", "listener", "proxy"),
 		Named(rising(60<<20), "watershed_response_bytes_total", "source", "snapshot"),
 		Named(rising(60), "watershed_response_bytes_total", "source", "forward"),
 		Named(rising(1<<20), "watershed_upstream_received_bytes_total", "purpose", "watch"),
 		Named(rising(600<<20), "watershed_upstream_received_bytes_total", "purpose", "forward"),
 	}
+	all = append(all, certificate("proxy", 60, 40)...)
 	all = append(all, buckets("watershed_consistent_read_wait_duration_seconds_bucket", 600, 0, "outcome", "validated")...)
 	return append(all, buckets("watershed_request_duration_seconds_bucket", 600, 0, "verb", "list", "source", "snapshot")...)
+}
+
+// certificate returns the series of a serving certificate that is so many days old, and has so many left, at the time of
+// the alerts.
+func certificate(listener string, age, left float64) []Series {
+	const now, day = 1e6, 24 * 3600
+	return []Series{
+		Named(Constant(now-age*day), "watershed_serving_certificate_start_timestamp_seconds", "listener", listener),
+		Named(Constant(now+left*day), "watershed_serving_certificate_expiration_timestamp_seconds", "listener", listener),
+	}
 }
 
 // reviews returns 60 reviews a minute that were answered, and others that failed.
@@ -222,7 +232,14 @@ var Cases = map[string]Case{
 		Series: []Series{Named(rising(1), "watershed_checkpoint_writes_total", "result", "in-use")},
 	},
 	"a certificate that ends in a week and a half": {
-		Series: []Series{Named(Constant(1e6+10*24*3600), "watershed_serving_certificate_expiration_timestamp_seconds", "listener", "admin")},
+		Series: certificate("admin", 80, 10),
+		Fires:  []string{"WatershedCertificateNotRenewed"},
+	},
+	"a certificate that is renewed every day": {
+		Series: certificate("admin", 0.5, 0.5),
+	},
+	"a certificate that should have been renewed half a day ago": {
+		Series: certificate("admin", 5.5, 1.5),
 		Fires:  []string{"WatershedCertificateNotRenewed"},
 	},
 	"two reviews of six hundred failed": {
@@ -270,8 +287,8 @@ var Causes = map[string][]Series{
 	"WatershedLoopsRefused":          {Named(rising(1), "watershed_loops_refused_total", "reason", "loop")},
 	"WatershedNodePodsNotFollowed":   {Named(Constant(0), "watershed_node_pods_following")},
 	"WatershedCheckpointsFailing":    {Named(rising(1), "watershed_checkpoint_writes_total", "result", "failed")},
-	"WatershedCertificateEnds":       {Named(Constant(3600), "watershed_serving_certificate_expiration_timestamp_seconds", "listener", "proxy")},
-	"WatershedCertificateNotRenewed": {Named(Constant(1e6+10*24*3600), "watershed_serving_certificate_expiration_timestamp_seconds", "listener", "proxy")},
+	"WatershedCertificateEnds":       certificate("proxy", 90, 0.1),
+	"WatershedCertificateNotRenewed": certificate("proxy", 80, 10),
 	"WatershedSavesNothing":          {Named(rising(120<<20), "watershed_upstream_received_bytes_total", "purpose", "watch")},
 	"WatershedAuditLogNotRotated":    {Named(rising(1), "watershed_audit_log_rotation_failures_total")},
 	"WatershedAuditEventsLost":       {Named(rising(1), "watershed_audit_events_dropped_total", "sink", "log")},
