@@ -16,6 +16,6 @@ mod resident;
 pub use account::{MemoryBudget, MemoryCharge};
 pub use cgroup::container_limit;
 pub use class::MemoryClass;
-pub use load::{DoesNotFit, MemoryLoad};
+pub use load::{DoesNotFit, MemoryLoad, SizeSource};
 pub use pressure::{PressureGauge, PressureStep};
 pub use quantity::parse_quantity;

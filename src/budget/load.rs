@@ -16,6 +16,17 @@ const SMALL_PARTS: usize = 200;
 pub struct DoesNotFit {
     /// The bytes it needs, as far as they are known.
     pub needed: usize,
+    /// The way in which they are known.
+    pub known_by: SizeSource,
+}
+
+/// The way in which the size of a scope is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SizeSource {
+    /// It was estimated. An estimate can be far too large.
+    Estimate,
+    /// So much of it was loaded.
+    Load,
 }
 
 /// The memory of a scope that is being loaded.
@@ -54,7 +65,10 @@ impl MemoryLoad {
     pub fn expect(&mut self, bytes: usize) -> Result<(), DoesNotFit> {
         let is_free = self.budget.free().is_none_or(|free| bytes <= free);
         if !is_free && !self.is_small(bytes) {
-            return Err(DoesNotFit { needed: bytes });
+            return Err(DoesNotFit {
+                needed: bytes,
+                known_by: SizeSource::Estimate,
+            });
         }
         self.budget.expect(bytes);
         self.expected += bytes;
@@ -77,7 +91,10 @@ impl MemoryLoad {
         self.budget.measure();
         let needed = self.charge.bytes() + self.expected;
         match self.budget.free() {
-            Some(0) if !self.is_small(needed) => Err(DoesNotFit { needed }),
+            Some(0) if !self.is_small(needed) => Err(DoesNotFit {
+                needed,
+                known_by: SizeSource::Load,
+            }),
             _ => Ok(()),
         }
     }
@@ -109,7 +126,11 @@ mod tests {
         let budget = MemoryBudget::new(Some(1000));
         let (mut one, mut other) = (budget.begin_load(), budget.begin_load());
         assert_eq!(one.expect(600), Ok(()));
-        assert_eq!(other.expect(600), Err(DoesNotFit { needed: 600 }));
+        let refused = DoesNotFit {
+            needed: 600,
+            known_by: SizeSource::Estimate,
+        };
+        assert_eq!(other.expect(600), Err(refused));
         drop(one);
         assert_eq!(other.expect(600), Ok(()));
     }

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::cached::Scope;
 use super::registry::Scopes;
+use crate::budget::{DoesNotFit, SizeSource};
 use crate::store::NEVER_READ;
 
 /// Age up to which history is kept when memory runs short: what kube-apiserver promises itself.
@@ -145,7 +146,11 @@ impl Scopes {
         // A list of it holds everything unfolded.
         let held = scope.reader.held();
         let needed = held.objects + held.folded + held.history;
-        self.unfit().add(scope.key.clone(), needed, now);
+        let size = DoesNotFit {
+            needed,
+            known_by: SizeSource::Load,
+        };
+        self.unfit().add(scope.key.clone(), size, now);
         self.forget(scope);
         scope.memory.free();
         scope.signals.stop();

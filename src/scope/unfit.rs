@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::key::ScopeKey;
+use crate::budget::{DoesNotFit, SizeSource};
 
 /// First and longest pause before another attempt. It doubles with each one that fails.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(5), Duration::from_mins(5));
@@ -12,6 +13,10 @@ const PAUSES: (Duration, Duration) = (Duration::from_secs(5), Duration::from_min
 /// not this one that took the memory before.
 const LONGEST_WITH_PLENTY: Duration = Duration::from_secs(30);
 const PLENTY: usize = 8;
+/// Time after which a scope is loaded once in spite of its estimate, which the first objects of a type may
+/// have made too large by this factor.
+const ESTIMATE_DOUBTED: Duration = Duration::from_secs(30);
+const DOUBTFUL: usize = 8;
 /// Upper bound of scopes that are remembered. Clients make selections up.
 const MAX_REMEMBERED: usize = 1024;
 
@@ -25,6 +30,8 @@ struct UnfitScope {
     /// Bytes that it needs, as far as they are known.
     needed: usize,
     since: Instant,
+    /// The moment of the first estimate, if it was never loaded.
+    estimated: Option<Instant>,
     pause: Duration,
     /// The moment at which it was loaded after all.
     loaded: Option<Instant>,
@@ -32,17 +39,22 @@ struct UnfitScope {
 
 impl UnfitScopes {
     /// Records that a scope does not fit, or was closed for lack of memory.
-    pub(super) fn add(&self, key: ScopeKey, needed: usize, now: Instant) {
+    pub(super) fn add(&self, key: ScopeKey, size: DoesNotFit, now: Instant) {
         let mut known = self.0.lock();
         let before = known.get(&key).filter(|before| !before.fits_well(now));
         let pause = before.map_or(PAUSES.0, |before| (before.pause * 2).min(PAUSES.1));
+        let estimated = match size.known_by {
+            SizeSource::Estimate => before.map_or(Some(now), |before| before.estimated),
+            SizeSource::Load => None,
+        };
         if known.len() >= MAX_REMEMBERED {
             known.retain(|_, scope| now.saturating_duration_since(scope.since) < PAUSES.1);
         }
         if known.len() < MAX_REMEMBERED || known.contains_key(&key) {
             let scope = UnfitScope {
-                needed,
+                needed: size.needed,
                 since: now,
+                estimated,
                 pause,
                 loaded: None,
             };
@@ -52,7 +64,8 @@ impl UnfitScopes {
 
     /// Returns `true` if it is worthwhile to load a scope with so many bytes free.
     ///
-    /// After the longest pause it is tried whatever it needed: it may have become smaller.
+    /// After the longest pause it is tried whatever it needed: it may have become smaller. That is tried
+    /// sooner if its size was only ever estimated.
     pub(super) fn may_fit(&self, key: &ScopeKey, free: usize, now: Instant) -> bool {
         let known = self.0.lock();
         let Some(scope) = known.get(key) else {
@@ -65,15 +78,18 @@ impl UnfitScopes {
         } else {
             scope.pause
         };
-        scope.loaded.is_some() || passed >= PAUSES.1 || (passed >= pause && scope.needed <= free)
+        let fits = scope.needed <= free;
+        let is_doubtful = scope.needed / DOUBTFUL <= free && scope.is_estimate_doubted(now);
+        scope.loaded.is_some() || passed >= PAUSES.1 || (passed >= pause && (fits || is_doubtful))
     }
 
     /// Returns `true` if a scope has not fit for so long that its size is tried, not estimated.
     pub(super) fn is_to_be_tried(&self, key: &ScopeKey, now: Instant) -> bool {
         let known = self.0.lock();
-        known
-            .get(key)
-            .is_some_and(|scope| now.saturating_duration_since(scope.since) >= PAUSES.1)
+        known.get(key).is_some_and(|scope| {
+            let passed = now.saturating_duration_since(scope.since);
+            passed >= PAUSES.1 || scope.is_estimate_doubted(now)
+        })
     }
 
     /// Records that a scope was loaded. Its pauses are forgotten once it has fit for a while:
@@ -87,6 +103,11 @@ impl UnfitScopes {
 }
 
 impl UnfitScope {
+    fn is_estimate_doubted(&self, now: Instant) -> bool {
+        self.estimated
+            .is_some_and(|at| now.saturating_duration_since(at) >= ESTIMATE_DOUBTED)
+    }
+
     fn fits_well(&self, now: Instant) -> bool {
         self.loaded
             .is_some_and(|at| now.saturating_duration_since(at) >= PAUSES.1)
@@ -98,6 +119,20 @@ mod tests {
     use watershed_protocol::{Encoding, GroupVersionResource, Representation};
 
     use super::*;
+
+    fn loaded(needed: usize) -> DoesNotFit {
+        DoesNotFit {
+            needed,
+            known_by: SizeSource::Load,
+        }
+    }
+
+    fn estimated(needed: usize) -> DoesNotFit {
+        DoesNotFit {
+            needed,
+            known_by: SizeSource::Estimate,
+        }
+    }
 
     fn key(resource: &str) -> ScopeKey {
         let gvr = GroupVersionResource::new("", "v1", resource);
@@ -111,24 +146,24 @@ mod tests {
         let at = |seconds| start + Duration::from_secs(seconds);
         let pods = key("pods");
         assert!(unfit.may_fit(&pods, 0, start), "it is not known");
-        unfit.add(pods.clone(), 100, start);
+        unfit.add(pods.clone(), loaded(100), start);
         assert!(!unfit.may_fit(&pods, 1000, at(4)), "too soon");
         assert!(unfit.may_fit(&pods, 100, at(5)));
         assert!(!unfit.may_fit(&pods, 99, at(5)), "not enough is free");
         assert!(unfit.may_fit(&pods, 0, at(300)), "it may be smaller now");
-        unfit.add(pods.clone(), 100, at(5));
+        unfit.add(pods.clone(), loaded(100), at(5));
         assert!(!unfit.may_fit(&pods, 100, at(14)), "the second pause");
         assert!(unfit.may_fit(&pods, 100, at(15)));
         unfit.loaded(&pods, at(15));
         assert!(unfit.may_fit(&pods, 0, at(15)));
-        unfit.add(pods.clone(), 100, at(20));
+        unfit.add(pods.clone(), loaded(100), at(20));
         assert!(
             !unfit.may_fit(&pods, 100, at(39)),
             "it was closed soon after"
         );
         assert!(unfit.may_fit(&pods, 100, at(40)));
         unfit.loaded(&pods, at(40));
-        unfit.add(pods.clone(), 100, at(340));
+        unfit.add(pods.clone(), loaded(100), at(340));
         assert!(unfit.may_fit(&pods, 100, at(345)), "it has fit for a while");
         assert!(!unfit.is_to_be_tried(&pods, at(345)));
         assert!(unfit.is_to_be_tried(&pods, at(640)));
@@ -140,7 +175,7 @@ mod tests {
         let start = Instant::now();
         let pods = key("pods");
         for _ in 0..10 {
-            unfit.add(pods.clone(), 100, start);
+            unfit.add(pods.clone(), loaded(100), start);
         }
         let may_fit =
             |free, seconds| unfit.may_fit(&pods, free, start + Duration::from_secs(seconds));
@@ -149,14 +184,33 @@ mod tests {
     }
 
     #[test]
+    fn a_scope_whose_estimate_may_be_wrong_is_loaded_once_after_a_while() {
+        let unfit = UnfitScopes::default();
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let pods = key("pods");
+        unfit.add(pods.clone(), estimated(800), start);
+        assert!(!unfit.may_fit(&pods, 100, at(29)) && !unfit.is_to_be_tried(&pods, at(29)));
+        assert!(!unfit.may_fit(&pods, 99, at(30)), "it is far too large");
+        assert!(unfit.may_fit(&pods, 100, at(30)) && unfit.is_to_be_tried(&pods, at(30)));
+        unfit.add(pods.clone(), loaded(200), at(31));
+        assert!(
+            !unfit.may_fit(&pods, 100, at(330)),
+            "it is known to be large"
+        );
+        unfit.add(pods.clone(), estimated(800), at(331));
+        assert!(!unfit.may_fit(&pods, 100, at(400)), "it was tried before");
+    }
+
+    #[test]
     fn the_scopes_that_are_remembered_are_bounded() {
         let unfit = UnfitScopes::default();
         let start = Instant::now();
         for number in 0..2 * MAX_REMEMBERED {
-            unfit.add(key(&format!("t{number}")), 1, start);
+            unfit.add(key(&format!("t{number}")), loaded(1), start);
         }
         assert_eq!(unfit.0.lock().len(), MAX_REMEMBERED);
-        unfit.add(key("later"), 1, start + PAUSES.1);
+        unfit.add(key("later"), loaded(1), start + PAUSES.1);
         assert_eq!(unfit.0.lock().len(), 1);
     }
 }

@@ -5,7 +5,7 @@
 use std::sync::{Arc, Weak};
 
 use super::cached::Scope;
-use crate::budget::{DoesNotFit, MemoryBudget};
+use crate::budget::{DoesNotFit, MemoryBudget, SizeSource};
 
 /// Memory that is set aside for the folded objects of a scope until this is dropped.
 #[derive(Debug)]
@@ -29,6 +29,7 @@ impl Scope {
         if charges.unfolding == 0 && !is_free {
             return Err(DoesNotFit {
                 needed: held.folded,
+                known_by: SizeSource::Load,
             });
         }
         charges.unfolding += 1;

@@ -31,7 +31,7 @@ impl ScopePump {
             self.give_up_restored();
             return true;
         }
-        if let Stopped::DoesNotFit(DoesNotFit { needed }) = stopped
+        if let Stopped::DoesNotFit(DoesNotFit { needed, .. }) = stopped
             && self.makes_room(*needed)
         {
             return true;
@@ -126,10 +126,10 @@ impl Drop for ScopePump {
         } else {
             self.writer.close();
         }
-        if let Stopped::DoesNotFit(DoesNotFit { needed }) = self.stopped {
+        if let Stopped::DoesNotFit(size) = self.stopped {
             // The next request finds it there, and opens no scope before it may fit.
             let key = self.scope.key.clone();
-            self.shared.unfit.add(key, needed, Instant::now());
+            self.shared.unfit.add(key, size, Instant::now());
             self.shared.open.forget(&self.scope);
             return;
         }
