@@ -227,7 +227,11 @@ impl Reflector {
     pub fn restart(&mut self) {
         // Otherwise a list is about to come, and its pause begun.
         if !self.is_listing() {
-            self.recovery.list_again();
+            if self.is_rebuilding() {
+                self.recovery.list_rebuilt();
+            } else {
+                self.recovery.list_again();
+            }
         }
         self.recovery.forget_earlier_grant();
         self.begin_anew();
@@ -235,6 +239,7 @@ impl Reflector {
 
     /// Forgets everything, as the schema that [`Reflector::schema_changed`] told of is in use by now.
     pub fn list_changed_schema(&mut self) {
+        self.recovery.list_at_once();
         self.begin_anew();
     }
 
@@ -285,6 +290,7 @@ impl Reflector {
     /// taken before shows the old schema. So for some time after the next list, which is the
     /// caller's to begin, the end of a stream means a new list.
     pub fn schema_changed(&mut self) {
+        self.recovery.schema_changed();
         self.schema = SchemaUse::Changed;
     }
 
@@ -429,8 +435,13 @@ impl Reflector {
                 } else {
                     tracing::debug!(%resource, answer = message, "a server has lost the history");
                 }
-                list_again |= lost;
+                // A rebuilt type has no history at upstream. Its next list is the caller's to begin.
+                let is_expected = matches!(self.schema, SchemaUse::Changed);
+                list_again |= lost && !is_expected;
                 if !list_again {
+                    if lost {
+                        self.recovery.back_off();
+                    }
                     return;
                 }
                 // A list that expires again and again has pauses that grow.

@@ -17,6 +17,8 @@ const SPREAD: Duration = Duration::from_secs(1);
 const CONNECTED: Duration = Duration::from_millis(200);
 /// First and longest pause between lists, and after answers that cannot be read.
 const LISTS: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
+/// Longest pause between the lists that follow a change of the schema.
+const LONGEST_REBUILT: Duration = Duration::from_secs(5);
 /// Time after which bad answers of one kind in a row are not expected to pass.
 const LASTING: Duration = Duration::from_secs(30);
 /// Bad answers within that time that show it. A pair with a long silence between them does not.
@@ -38,6 +40,9 @@ pub(super) struct Recovery {
     attempts: Backoff,
     /// Pauses between lists, until all has been well for a while.
     lists: Pacing,
+    /// Pauses between the lists that follow the last change of the schema. Upstream ends watches and
+    /// forgets versions then, which is no failure.
+    rebuilt_lists: Pacing,
     /// Expired answers in a row; other API servers may still have the version.
     expirations: usize,
     /// Bad answers in a row: refusals, and answers that cannot be read.
@@ -122,6 +127,7 @@ impl Recovery {
         Self {
             attempts: Backoff::new(ATTEMPTS.0, ATTEMPTS.1),
             lists: Pacing::new(LISTS.0, LISTS.1),
+            rebuilt_lists: Self::after_schema_change(),
             expirations: 0,
             bad_answers: 0,
             unreadable: 0,
@@ -306,6 +312,26 @@ impl Recovery {
     pub(super) fn list_again(&mut self) {
         let next = self.lists.failed();
         self.not_before(next);
+    }
+
+    fn after_schema_change() -> Pacing {
+        Pacing::new(LISTS.0, LONGEST_REBUILT)
+    }
+
+    /// Notes that the schema changed.
+    pub(super) fn schema_changed(&mut self) {
+        self.rebuilt_lists = Self::after_schema_change();
+    }
+
+    /// Notes that the next attempt is another list after a change of the schema.
+    pub(super) fn list_rebuilt(&mut self) {
+        let next = self.rebuilt_lists.failed();
+        self.not_before(next);
+    }
+
+    /// Has the next attempt made at once: it is a list whose time has come.
+    pub(super) fn list_at_once(&mut self) {
+        self.retry_at = None;
     }
 
     /// Delays the next attempt as the failures so far demand.

@@ -253,3 +253,36 @@ async fn after_silence(
     pass(silence).await;
     changes.await.unwrap()
 }
+
+#[tokio::test]
+async fn a_changed_schema_delays_no_list_although_upstream_forgets_its_versions() {
+    let expired = concat!(
+        r#"{"type":"ERROR","object":{"kind":"Status","apiVersion":"v1","status":"Failure","#,
+        r#""reason":"Expired","code":410,"message":"too old resource version"}}"#,
+        "\n"
+    );
+    let (_api, mut reflector) = follow_badly(vec![(200, "application/json", expired)]).await;
+    // Each state begins with its version.
+    let mut next = async |reflector: &mut Reflector| {
+        loop {
+            match next(reflector).await {
+                Change::Progress { .. } => {}
+                other => return other,
+            }
+        }
+    };
+    assert!(matches!(next(&mut reflector).await, Change::Listed(_)));
+    for _ in 0..2 {
+        reflector.schema_changed();
+        for _ in 0..4 {
+            let change = next(&mut reflector).await;
+            assert!(matches!(change, Change::Interrupted), "{change:?}");
+        }
+        reflector.list_changed_schema();
+        assert!(matches!(next(&mut reflector).await, Change::Listed(_)));
+    }
+    // Some server may have listed by the schema of before.
+    let ended = next(&mut reflector).await;
+    assert!(matches!(ended, Change::Interrupted), "{ended:?}");
+    assert!(matches!(next(&mut reflector).await, Change::Listed(_)));
+}
