@@ -28,8 +28,8 @@ pub const EXIT_CODES: &[(u8, &str)] = &[
     ),
     (
         INVALID_USAGE,
-        "The command line cannot be understood, or the configuration file is invalid. For `check`, \
-         that is an error that it found.",
+        "The command line cannot be understood, or the configuration file is invalid. `check` reports \
+         an invalid configuration file as an error that it found, and exits with 1.",
     ),
     #[cfg(feature = "lab")]
     (

@@ -90,7 +90,10 @@ const EVENT_BYTES: Metric<Counter, 2> = Metric::new(
 const ENDED: Metric<Counter, 3> = Metric::new(
     "watershed_watches_ended_total",
     &["group", "resource", "reason"],
-    "Watches served from memory that ended, by reason.",
+    "Watches served from memory that ended, by reason: their own deadline, the client, a missed event \
+     (expired), a changed schema (schema-changed), upstream that was not followed for too long (stale), \
+     a scope that is not held any more (closed), a right that was taken away (revoked), the end of the \
+     proxy (draining), or an object that could not be shown (broken).",
 );
 const TAKEN_OVER: Metric<Counter, 3> = Metric::new(
     "watershed_forwarded_watches_ended_total",

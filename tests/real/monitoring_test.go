@@ -155,10 +155,10 @@ func TestAlertsFireForTheirCauseOnly(t *testing.T) {
 	}
 }
 
-// TestDashboardLeavesOutClosedScopes checks that the panel of types counts scopes that are open.
+// TestDashboardLeavesOutClosedScopes checks that the panel of scopes counts those that are open.
 func TestDashboardLeavesOutClosedScopes(t *testing.T) {
 	all := monitoring.Expressions(t)
-	const panel = `panel "Types followed, and not" `
+	const panel = `panel "Scopes followed, and not" `
 	for name, state := range monitoring.Cases {
 		answers := monitoring.Query(t, []string{all[panel+"1"], all[panel+"2"]}, append(monitoring.Healthy(), state.Series...))
 		for i, want := range []float64{state.Unfollowed, state.Unready} {

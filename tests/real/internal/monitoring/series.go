@@ -245,8 +245,11 @@ var Cases = map[string]Case{
 	"two reviews of six hundred failed": {
 		Series: []Series{Named(steps(0, 2, 5), "watershed_access_reviews_total", "kind", "tokenreview", "result", "unavailable")},
 	},
+	"the proxy may not ask for rules": {
+		Series: []Series{Named(rising(1), "watershed_access_reviews_total", "kind", "selfsubjectrulesreview", "result", "refused")},
+	},
 	"all reviews of one kind fail, and there are few": {
-		Series: []Series{Named(rising(1), "watershed_access_reviews_total", "kind", "selfsubjectreview", "result", "refused")},
+		Series: []Series{Named(rising(1), "watershed_access_reviews_total", "kind", "subjectaccessreview", "result", "refused")},
 		Fires:  []string{"WatershedReviewsFailing"},
 	},
 }
