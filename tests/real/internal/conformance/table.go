@@ -255,7 +255,7 @@ func renderTable(results []map[string]outcome) string {
 			source, _, _ := strings.Cut(o.source, ";")
 			from[source]++
 		}
-		fmt.Fprintf(&b, "\n## %s\n\n%d combinations, %d answered the same: ", m.name, len(results[i]), same)
+		fmt.Fprintf(&b, "\n## %s\n\n%d combinations, %d answered the same:\n", m.name, len(results[i]), same)
 		fmt.Fprintf(&b, "%d from the snapshot, %d from the window, %d behind a proof, %d forwarded.\n\n",
 			from["snapshot"], from["window"], from["linearizable"], from["forward"])
 		for _, a := range m.axes {
