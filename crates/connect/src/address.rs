@@ -1,6 +1,7 @@
 //! The address of an API server.
 
 use std::fmt;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use http::Uri;
@@ -82,9 +83,15 @@ impl Address {
 
     /// Returns `true` if the server is on this machine.
     pub fn is_local(&self) -> bool {
-        let host = self.host();
-        let address = host.parse::<std::net::IpAddr>();
-        host.eq_ignore_ascii_case("localhost") || address.is_ok_and(|ip| ip.is_loopback())
+        let is_loopback = self.ip().is_some_and(|ip| ip.is_loopback());
+        is_loopback || self.host().eq_ignore_ascii_case("localhost")
+    }
+
+    /// Returns the address, if the host is one and not a name. An IPv4 address may be written as an
+    /// IPv6 one, and is the same.
+    pub fn ip(&self) -> Option<IpAddr> {
+        let address = self.host().parse::<IpAddr>();
+        address.ok().map(|ip| ip.to_canonical())
     }
 
     /// Returns the host, without the brackets of an IPv6 address.
@@ -187,12 +194,21 @@ mod tests {
         for (text, wanted) in [
             ("http://127.0.0.1:1", true),
             ("http://[::1]:1", true),
+            ("http://[::ffff:127.0.0.1]:1", true),
             ("http://LocalHost", true),
             ("http://localhost.example.com", false),
             ("http://10.0.0.1", false),
         ] {
             assert_eq!(Address::parse(text).unwrap().is_local(), wanted, "{text}");
         }
+    }
+
+    #[test]
+    fn an_ipv4_address_may_be_written_as_an_ipv6_one() {
+        let ip = |text| Address::parse(text).unwrap().ip();
+        assert_eq!(ip("https://[::ffff:10.0.0.1]:6443"), ip("https://10.0.0.1"));
+        assert_eq!(ip("https://[fd00::1]:6443"), "fd00::1".parse().ok());
+        assert_eq!(ip("https://api.example.com"), None);
     }
 
     #[test]

@@ -211,7 +211,10 @@ impl Credentials {
     pub fn server_name(&self, address: &Address) -> Result<ServerName<'static>, BoxError> {
         match &self.server_name {
             Some(name) => Ok(name.clone()),
-            None => Ok(ServerName::try_from(address.host().to_owned())?),
+            None => match address.ip() {
+                Some(ip) => Ok(ServerName::from(ip)),
+                None => Ok(ServerName::try_from(address.host().to_owned())?),
+            },
         }
     }
 

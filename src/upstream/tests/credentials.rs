@@ -316,6 +316,20 @@ async fn tls_server_name_replaces_the_host_in_verification() {
 }
 
 #[tokio::test]
+async fn an_ipv4_address_may_be_written_as_an_ipv6_one() {
+    let pki = Pki::new();
+    let api = mirror(&pki, true).await;
+    let url = format!(
+        "https://[::ffff:{}]:{}",
+        api.address.ip(),
+        api.address.port()
+    );
+    let (_dir, options) = kubeconfig(&pki, &url);
+    let client = UpstreamClient::new(&Upstream::load(&options).await.unwrap());
+    assert!(who(&client).await.starts_with("certificate="));
+}
+
+#[tokio::test]
 async fn errors_name_the_cause_and_the_option() {
     let pki = Pki::new();
     let (dir, options) = kubeconfig(&pki, "https://127.0.0.1:1");
