@@ -8,6 +8,7 @@ use watershed_protocol::Verb;
 use super::answer::{self, Answer};
 use super::audit_id;
 use super::limits::memory::{AnswerOrigin, MayRefuse};
+use super::limits::refusal_log;
 use super::limits::requests::{Admission, LimitExceeded};
 use super::metrics::InFlight;
 use super::parts::ServiceParts;
@@ -157,7 +158,10 @@ impl Completion {
         };
         match memories.hold(memory, user, origin, (&made.response, may_refuse)) {
             Ok(held) => (made, held),
-            Err(exceeded) => (MadeResponse::here(answer::over_the_limit(exceeded)), None),
+            Err(exceeded) => {
+                refusal_log::refused(exceeded, user, None);
+                (MadeResponse::here(answer::over_the_limit(exceeded)), None)
+            }
         }
     }
 }

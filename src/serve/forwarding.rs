@@ -8,6 +8,7 @@ pub(super) mod takeover;
 
 use std::net::IpAddr;
 use std::pin::pin;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use http::{HeaderMap, Method, Request, Response, StatusCode, header};
@@ -20,13 +21,13 @@ use super::exchange::Exchange;
 use super::from_memory::VERDICT_WAIT;
 use super::limits::forwards::ForwardPermit;
 use super::limits::requests::LimitExceeded;
-use super::limits::unknown_callers;
+use super::limits::{refusal_log, unknown_callers};
 use super::parts::ServiceParts;
 use super::plan::{PlannedAction, ReadKind};
 use super::review;
 use super::source::{AnswerSource, ForwardReason};
 use super::unanswered::{Refusal, Unanswered};
-use crate::access::{Caller, Credential};
+use crate::access::{Caller, Credential, Identity};
 use crate::body::{self, Body, holding, holding_until_end};
 use crate::fairness::QueueTurn;
 use crate::log_throttle::LogThrottle;
@@ -52,10 +53,16 @@ impl ServiceParts {
             completion.user = self.identify(&mut exchange).await;
         }
         let refusals = exchange.plan.refusals;
-        let refused = |refusal| MadeResponse::here(answer::refused(refusal, refusals));
+        let address = exchange.address();
+        let refused = |refusal: Refusal, user: Option<&Arc<Identity>>| {
+            if let Refusal::Limit(exceeded) = refusal {
+                refusal_log::refused(exceeded, user.map(|user| &**user), Some(address));
+            }
+            MadeResponse::here(answer::refused(refusal, refusals))
+        };
         let reason = match coalesced {
             Ok(answer) => return MadeResponse::here(answer),
-            Err(Unanswered::Refuse(refusal)) => return refused(refusal),
+            Err(Unanswered::Refuse(refusal)) => return refused(refusal, completion.user.as_ref()),
             Err(Unanswered::Forward(reason)) => reason,
         };
         match self.admit_forward(&exchange, completion).await {
@@ -64,7 +71,7 @@ impl ServiceParts {
                 let response = self.forward(exchange, reason, permit, completion).await;
                 MadeResponse::forwarded(reason, response)
             }
-            Err(refusal) => refused(refusal),
+            Err(refusal) => refused(refusal, completion.user.as_ref()),
         }
     }
 

@@ -3,6 +3,7 @@ pub(super) mod forwards;
 pub(super) mod list_memory;
 pub(super) mod memory;
 pub(super) mod reads;
+pub(super) mod refusal_log;
 pub(super) mod requests;
 pub(super) mod unknown_callers;
 pub(super) mod watches;

@@ -263,7 +263,7 @@ async fn a_changed_schema_delays_no_list_although_upstream_forgets_its_versions(
     );
     let (_api, mut reflector) = follow_badly(vec![(200, "application/json", expired)]).await;
     // Each state begins with its version.
-    let mut next = async |reflector: &mut Reflector| {
+    let next = async |reflector: &mut Reflector| {
         loop {
             match next(reflector).await {
                 Change::Progress { .. } => {}
