@@ -23,9 +23,9 @@ pub struct DoesNotFit {
 /// The way in which the size of a scope is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SizeSource {
-    /// It was estimated. An estimate can be far too large.
+    /// It was estimated from a few objects, which may be much larger than the others.
     Estimate,
-    /// So much of it was loaded.
+    /// So much was loaded, now or with the last list.
     Load,
 }
 
@@ -62,12 +62,12 @@ impl MemoryBudget {
 
 impl MemoryLoad {
     /// Sets so many bytes aside for the load, if they are free.
-    pub fn expect(&mut self, bytes: usize) -> Result<(), DoesNotFit> {
+    pub fn expect(&mut self, bytes: usize, known_by: SizeSource) -> Result<(), DoesNotFit> {
         let is_free = self.budget.free().is_none_or(|free| bytes <= free);
         if !is_free && !self.is_small(bytes) {
             return Err(DoesNotFit {
                 needed: bytes,
-                known_by: SizeSource::Estimate,
+                known_by,
             });
         }
         self.budget.expect(bytes);
@@ -125,14 +125,15 @@ mod tests {
     fn loads_at_a_time_do_not_take_what_another_expects() {
         let budget = MemoryBudget::new(Some(1000));
         let (mut one, mut other) = (budget.begin_load(), budget.begin_load());
-        assert_eq!(one.expect(600), Ok(()));
+        let estimate = SizeSource::Estimate;
+        assert_eq!(one.expect(600, estimate), Ok(()));
         let refused = DoesNotFit {
             needed: 600,
-            known_by: SizeSource::Estimate,
+            known_by: estimate,
         };
-        assert_eq!(other.expect(600), Err(refused));
+        assert_eq!(other.expect(600, estimate), Err(refused));
         drop(one);
-        assert_eq!(other.expect(600), Ok(()));
+        assert_eq!(other.expect(600, estimate), Ok(()));
     }
 
     #[test]

@@ -60,6 +60,8 @@ pub(crate) use stopping::REOPEN_AFTER;
 /// may have ended our watch before the change was seen here, so the scope is listed again after
 /// this.
 const STORAGE_REBUILD: Duration = Duration::from_secs(2);
+/// A scope whose schema changes again and again is listed after so many times that long.
+const MOST_REBUILDS: u32 = 5;
 /// A watch that ended in good order is open again after milliseconds. A scope that waits longer
 /// does not follow.
 const WATCH_REOPEN: Duration = Duration::from_secs(2);
@@ -126,6 +128,8 @@ pub(super) struct ScopePump {
 struct PumpTimers {
     /// The scope is listed again then, after a schema change.
     list_again: Option<Instant>,
+    /// The first schema change since the last list for one.
+    schema_changed: Option<Instant>,
     /// Upstream ended the watch. Unless it is open again by then, the scope does not follow.
     reopened_by: Option<Instant>,
 }
@@ -290,6 +294,7 @@ impl ScopePump {
                     "the type's schema changed; listing again"
                 );
                 self.timers.list_again = None;
+                self.timers.schema_changed = None;
                 self.feed.list_changed_schema();
                 self.expect_list();
             }
@@ -403,7 +408,10 @@ impl ScopePump {
         if let Some(reflector) = self.feed.reflector() {
             reflector.schema_changed();
         }
-        self.timers.list_again = Some(Instant::now() + STORAGE_REBUILD);
+        let now = Instant::now();
+        let first = *self.timers.schema_changed.get_or_insert(now);
+        let latest = first + MOST_REBUILDS * STORAGE_REBUILD;
+        self.timers.list_again = Some((now + STORAGE_REBUILD).min(latest));
         self.phase.send_if_modified(|phase| {
             let is_held = matches!(phase, ScopePhase::Ready(_) | ScopePhase::Stale(_));
             if is_held {

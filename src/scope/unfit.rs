@@ -13,9 +13,10 @@ const PAUSES: (Duration, Duration) = (Duration::from_secs(5), Duration::from_min
 /// not this one that took the memory before.
 const LONGEST_WITH_PLENTY: Duration = Duration::from_secs(30);
 const PLENTY: usize = 8;
-/// Time after which a scope is loaded once in spite of its estimate, which the first objects of a type may
-/// have made too large by this factor.
+/// Time after which a scope is loaded in spite of its estimate: the first objects of a type may be much larger
+/// than the others.
 const ESTIMATE_DOUBTED: Duration = Duration::from_secs(30);
+/// An estimate of more than so many times the free memory is believed.
 const DOUBTFUL: usize = 8;
 /// Upper bound of scopes that are remembered. Clients make selections up.
 const MAX_REMEMBERED: usize = 1024;
@@ -30,7 +31,7 @@ struct UnfitScope {
     /// Bytes that it needs, as far as they are known.
     needed: usize,
     since: Instant,
-    /// The moment of the first estimate, if it was never loaded.
+    /// The moment of the first estimate, if all that is known of its size is estimates.
     estimated: Option<Instant>,
     pause: Duration,
     /// The moment at which it was loaded after all.

@@ -159,6 +159,7 @@ impl Completion {
         match memories.hold(memory, user, origin, (&made.response, may_refuse)) {
             Ok(held) => (made, held),
             Err(exceeded) => {
+                // Its address is not known any more.
                 refusal_log::refused(exceeded, user, None);
                 (MadeResponse::here(answer::over_the_limit(exceeded)), None)
             }

@@ -265,7 +265,7 @@ impl Reflector {
 
     /// Delays the next attempt, for example after a [`Stopped`].
     pub fn pause(&mut self, pause: Duration) {
-        self.recovery.not_before(Instant::now() + pause);
+        self.recovery.pause_until(Instant::now() + pause);
     }
 
     /// Notes that the type is gone. If upstream refuses it now, the reflector stops at once.

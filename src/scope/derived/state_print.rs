@@ -12,7 +12,7 @@ use super::failures::FallbackReason;
 use super::printer::{JsonPrinter, PrintManner};
 use super::printing_threads::PrintingThreads;
 use super::step::{DerivedEnd, ReprintedObjects};
-use crate::budget::MemoryBudget;
+use crate::budget::{MemoryBudget, SizeSource};
 use crate::store::{ObjectPeek, PackedRun, Snapshot, SnapshotBuilder, StoredObject};
 use crate::upstream::{AnswerCompression, Change, ListedState};
 use crate::work::{REDUCED_OBJECT, WorkBudget};
@@ -43,7 +43,8 @@ impl StatePrint {
         let mut load = self.budget.begin_load();
         if self.estimates {
             let bytes = snapshot.size().saturating_mul(2);
-            load.expect(MemoryBudget::estimate(snapshot.len(), bytes))?;
+            let bytes = MemoryBudget::estimate(snapshot.len(), bytes);
+            load.expect(bytes, SizeSource::Estimate)?;
         }
         let mut printed = stream::iter(batches(snapshot))
             .map(|batch| print_batch(batch, checked.manner.clone(), &self.threads))

@@ -14,7 +14,7 @@ use super::change::{Collect, InitialList, ListedState, ReflectorTarget, Stopped}
 use super::error::ReflectorError;
 use super::request::FIRST_PAGE;
 use super::{FormatSource, ListFreshness, Reflector};
-use crate::budget::{MemoryBudget, MemoryLoad};
+use crate::budget::{MemoryBudget, MemoryLoad, SizeSource};
 use crate::upstream::AnswerCompression;
 use crate::upstream::stream::WatchStream;
 
@@ -43,16 +43,20 @@ impl Reflector {
         if self.estimates
             && let Some(bytes) = self.estimate(&format, &first).await?
         {
-            load.expect(bytes)?;
+            let known_by = match self.object_bytes {
+                Some(_) => SizeSource::Load,
+                None => SizeSource::Estimate,
+            };
+            load.expect(bytes, known_by)?;
         }
-        // The next list is estimated again.
-        self.estimates = true;
         if self.streaming {
             return self.list_by_stream(format, load).await;
         }
         let objects = C::begin(&format, &self.target.fields);
         let (objects, version) = self.list_pages(objects, &mut load, &format, first).await?;
         let listed = self.listed(format, version, objects, load);
+        // The next list is estimated again.
+        self.estimates = true;
         // Upstream may be another release when it is listed next.
         self.streaming = true;
         self.list_freshness = ListFreshness::MostRecent;

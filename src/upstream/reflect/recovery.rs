@@ -61,8 +61,10 @@ pub(super) struct Recovery {
     granted: Granted,
     /// The type is gone, so a refusal is no surprise.
     type_removed: bool,
-    /// Earliest moment of the next attempt.
+    /// Earliest moment of the next attempt, by the failures so far.
     retry_at: Option<Instant>,
+    /// Earliest moment of the next attempt, by the caller's wish.
+    paused_until: Option<Instant>,
     /// The last attempt made no connection: the next one waits until this moment, or for a
     /// connection.
     disconnected: Option<(Instant, watch::Receiver<u64>)>,
@@ -138,15 +140,17 @@ impl Recovery {
             granted: Granted::No,
             type_removed: false,
             retry_at: None,
+            paused_until: None,
             disconnected: None,
         }
     }
 
     /// Waits until the next attempt may begin.
     pub(super) async fn wait(&mut self) {
-        if let Some(at) = self.retry_at {
+        if let Some(at) = self.retry_at.max(self.paused_until) {
             sleep_until(at).await;
             self.retry_at = None;
+            self.paused_until = None;
         }
         if let Some((until, connections)) = &mut self.disconnected {
             let connected = async {
@@ -329,7 +333,7 @@ impl Recovery {
         self.not_before(next);
     }
 
-    /// Has the next attempt made at once: it is a list whose time has come.
+    /// Ends the pause after the failures so far: the next attempt is a list whose time has come.
     pub(super) fn list_at_once(&mut self) {
         self.retry_at = None;
     }
@@ -347,6 +351,11 @@ impl Recovery {
         self.disconnected = Some((Instant::now() + pause, connections));
     }
 
+    /// Delays the next attempt, whatever has failed so far.
+    pub(super) fn pause_until(&mut self, moment: Instant) {
+        self.paused_until = self.paused_until.max(Some(moment));
+    }
+
     /// Delays the next attempt.
     pub(super) fn not_before(&mut self, moment: Instant) {
         self.retry_at = Some(self.retry_at.map_or(moment, |at| at.max(moment)));
@@ -356,6 +365,7 @@ impl Recovery {
     pub(super) fn type_removed(&mut self) {
         self.type_removed = true;
         self.retry_at = None;
+        self.paused_until = None;
         self.disconnected = None;
     }
 
@@ -442,6 +452,38 @@ mod tests {
         recovery.wait().await;
         let longest = 2 * CONNECTED + SPREAD + LISTS.0;
         assert!(up.elapsed() <= longest, "{:?}", up.elapsed());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn lists_after_a_change_of_the_schema_wait_for_no_failure_of_before() {
+        let mut recovery = Recovery::new();
+        recovery.succeeded();
+        let waits = async |recovery: &mut Recovery| {
+            let began = Instant::now();
+            recovery.wait().await;
+            began.elapsed()
+        };
+        for _ in 0..10 {
+            recovery.list_again();
+            recovery.back_off();
+        }
+        recovery.list_at_once();
+        assert_eq!(waits(&mut recovery).await, Duration::ZERO);
+        let mut longest = Duration::ZERO;
+        for _ in 0..20 {
+            recovery.list_rebuilt();
+            longest = longest.max(waits(&mut recovery).await);
+        }
+        assert!(
+            longest >= LISTS.0 && longest <= LONGEST_REBUILT,
+            "{longest:?}"
+        );
+        recovery.schema_changed();
+        recovery.list_rebuilt();
+        assert_eq!(waits(&mut recovery).await, Duration::ZERO);
+        recovery.pause_until(Instant::now() + LASTING);
+        recovery.list_at_once();
+        assert!(waits(&mut recovery).await >= LASTING, "the caller's wish");
     }
 
     #[tokio::test(start_paused = true)]

@@ -255,6 +255,37 @@ async fn a_metadata_reflector_stops_at_whole_objects() {
 }
 
 #[tokio::test]
+async fn a_list_that_is_not_to_be_estimated_is_not_where_upstream_streams_none() {
+    let large = "x".repeat(100 << 10);
+    let head = r#"{"kind":"PodList","apiVersion":"v1","metadata":"#;
+    let metadata = r#"{"resourceVersion":"7","continue":"more","remainingItemCount":99999}"#;
+    let item = format!(
+        r#"{{"metadata":{{"name":"a","namespace":"b","resourceVersion":"7","uid":"{large}"}}}}"#
+    );
+    let first: &'static str = format!("{head}{metadata},\"items\":[{item}]}}\n").leak();
+    let pki = Pki::new();
+    let api = Api::start(&pki, HTTP2, move |request, _| {
+        let query = request.uri().query().unwrap_or_default();
+        let (status, body) = if query.starts_with("watch=1") {
+            (400, "{}")
+        } else if query.contains("continue=more") {
+            (200, LIST)
+        } else {
+            (200, first)
+        };
+        let answer = typed(status, "application/json", body);
+        async move { answer }
+    })
+    .await;
+    let reflector = pods_reflector(&pki, &api).await;
+    let mut reflector = reflector.within(&MemoryBudget::new(Some(1 << 30)), false);
+    // As of a custom type.
+    reflector.format_source = FormatSource::List;
+    assert!(matches!(next(&mut reflector).await, Change::Listed(_)));
+    assert!(reflector.estimates, "the next one is");
+}
+
+#[tokio::test]
 async fn a_type_is_estimated_by_its_last_list_and_not_by_its_first_objects() {
     let state = events("ADDED", &["a", "b"]) + MARK;
     // The first one of 100,000 is unlike the others.

@@ -235,6 +235,10 @@ var Cases = map[string]Case{
 		Series: certificate("admin", 80, 10),
 		Fires:  []string{"WatershedCertificateNotRenewed"},
 	},
+	"a certificate of which an older proxy does not tell the start": {
+		Series: certificate("admin", 80, 10)[1:],
+		Fires:  []string{"WatershedCertificateNotRenewed"},
+	},
 	"a certificate that is renewed every day": {
 		Series: certificate("admin", 0.5, 0.5),
 	},
@@ -249,7 +253,7 @@ var Cases = map[string]Case{
 		Series: []Series{Named(rising(1), "watershed_access_reviews_total", "kind", "selfsubjectrulesreview", "result", "refused")},
 	},
 	"all reviews of one kind fail, and there are few": {
-		Series: []Series{Named(rising(1), "watershed_access_reviews_total", "kind", "subjectaccessreview", "result", "refused")},
+		Series: []Series{Named(rising(1), "watershed_access_reviews_total", "kind", "selfsubjectreview", "result", "refused")},
 		Fires:  []string{"WatershedReviewsFailing"},
 	},
 }
