@@ -264,12 +264,15 @@ fn verify(ca: &CertificateDer<'static>, pair: &ServingPair, names: &[String]) ->
         .build()
         .ok()?;
     let now = Duration::from_secs(UnixTime::now().as_secs());
-    let soon = UnixTime::since_unix_epoch(now + RENEW_BEFORE);
     for name in names {
         let name = ServerName::try_from(name.as_str()).ok()?;
-        verifier
-            .verify_server_cert(&certificate, &[], &name, &[], soon)
-            .ok()?;
+        // A pair that was made while the clock was ahead is not valid yet.
+        for moment in [now, now + RENEW_BEFORE] {
+            let moment = UnixTime::since_unix_epoch(moment);
+            verifier
+                .verify_server_cert(&certificate, &[], &name, &[], moment)
+                .ok()?;
+        }
     }
     Some(())
 }
@@ -431,6 +434,26 @@ mod tests {
         let pair = ensure(dir.path(), &names).unwrap();
         assert!(is_valid(&ca_of(dir.path()), &pair, &names));
         assert_ne!(made[0], contents(dir.path())[0]);
+    }
+
+    #[test]
+    fn a_pair_that_was_made_while_the_clock_was_ahead_is_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let names = names("127.0.0.1".parse().unwrap(), &[]);
+        let pair = ensure(dir.path(), &names).unwrap();
+        let ca_key = fs::read_to_string(dir.path().join("ca.key")).unwrap();
+        let issuer = Issuer::new(ca_params(), KeyPair::from_pem(&ca_key).unwrap());
+        let key = KeyPair::generate().unwrap();
+        let mut params = serving_params(&names).unwrap();
+        let ahead = Zoned::now().date().saturating_add(20.days());
+        let (month, day) = (ahead.month().unsigned_abs(), ahead.day().unsigned_abs());
+        params.not_before = date_time_ymd(i32::from(ahead.year()), month, day);
+        let certificate = params.signed_by(&key, &issuer).unwrap();
+        fs::write(&pair.key, key.serialize_pem()).unwrap();
+        fs::write(&pair.cert, certificate.pem()).unwrap();
+        assert!(!is_valid(&ca_of(dir.path()), &pair, &names));
+        let renewed = renew(dir.path(), &names).unwrap();
+        assert!(is_valid(&ca_of(dir.path()), &renewed, &names));
     }
 
     #[test]
