@@ -8,7 +8,6 @@ pub(super) mod takeover;
 
 use std::net::IpAddr;
 use std::pin::pin;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use http::{HeaderMap, Method, Request, Response, StatusCode, header};
@@ -54,15 +53,17 @@ impl ServiceParts {
         }
         let refusals = exchange.plan.refusals;
         let address = exchange.address();
-        let refused = |refusal: Refusal, user: Option<&Arc<Identity>>| {
+        let refused = |refusal: Refusal, user: Option<&Identity>| {
             if let Refusal::Limit(exceeded) = refusal {
-                refusal_log::refused(exceeded, user.map(|user| &**user), Some(address));
+                refusal_log::refused(exceeded, user, Some(address));
             }
             MadeResponse::here(answer::refused(refusal, refusals))
         };
         let reason = match coalesced {
             Ok(answer) => return MadeResponse::here(answer),
-            Err(Unanswered::Refuse(refusal)) => return refused(refusal, completion.user.as_ref()),
+            Err(Unanswered::Refuse(refusal)) => {
+                return refused(refusal, completion.user.as_deref());
+            }
             Err(Unanswered::Forward(reason)) => reason,
         };
         match self.admit_forward(&exchange, completion).await {
@@ -71,7 +72,7 @@ impl ServiceParts {
                 let response = self.forward(exchange, reason, permit, completion).await;
                 MadeResponse::forwarded(reason, response)
             }
-            Err(refusal) => refused(refusal, completion.user.as_ref()),
+            Err(refusal) => refused(refusal, completion.user.as_deref()),
         }
     }
 

@@ -358,7 +358,7 @@ impl Recovery {
 
     /// Delays the next attempt.
     pub(super) fn not_before(&mut self, moment: Instant) {
-        self.retry_at = Some(self.retry_at.map_or(moment, |at| at.max(moment)));
+        self.retry_at = self.retry_at.max(Some(moment));
     }
 
     /// Notes that the type is gone: the next refusal is final, and need not be waited for.
