@@ -107,7 +107,14 @@ pub(super) struct DiscoveryReader {
     /// The last moment of a reading because of a sign.
     last_sign: Option<Instant>,
     documents: ReadDocuments,
-    job: Option<BoxFuture<'static, Result<DocumentedReading, DiscoveryError>>>,
+    job: Option<ReadingJob>,
+}
+
+/// A reading that is under way.
+struct ReadingJob {
+    read: BoxFuture<'static, Result<DocumentedReading, DiscoveryError>>,
+    /// The server that is to answer, if there was a sign.
+    server: Option<ServedBy>,
 }
 
 /// A sign that discovery has changed.
@@ -184,6 +191,9 @@ impl DiscoveryReader {
     }
 
     /// Returns the next reading, once it is due. Cancelling a call loses nothing.
+    ///
+    /// A sign counts until a reading succeeds. If its server took no more requests by then, another one
+    /// may have answered, and the next reading is soon.
     pub(super) async fn next(&mut self) -> Result<Reading, DiscoveryError> {
         if self.job.is_none() {
             let at = self.sign.as_ref().map(|sign| sign.at);
@@ -191,26 +201,39 @@ impl DiscoveryReader {
         }
         let job = self.job.get_or_insert_with(|| {
             let is_due = |sign: &mut ChangeSign| sign.at <= Instant::now();
-            let client = match self.sign.take_if(is_due) {
-                Some(sign) => {
+            let server = self.sign.take_if(is_due).map(|sign| sign.server);
+            let client = match &server {
+                Some(server) => {
                     self.last_sign = Some(Instant::now());
-                    self.client.beside(&sign.server)
+                    self.client.beside(server)
                 }
                 None => self.client.clone(),
             };
-            read(client, self.documents.clone(), self.needed).boxed()
+            let read = read(client, self.documents.clone(), self.needed);
+            ReadingJob {
+                read: read.boxed(),
+                server,
+            }
         });
-        let read = job.await;
-        self.job = None;
+        let read = (&mut job.read).await;
+        let server = self.job.take().and_then(|job| job.server);
         let read = read.map(|(reading, documents)| {
             self.documents = documents;
             reading
         });
         let pause = if read.is_ok() {
             self.begun();
-            self.refresh.mul_f64(0.9 + fastrand::f64() / 5.0)
+            let is_certain = server.as_ref().is_none_or(ServedBy::takes_requests);
+            let interval = if is_certain { self.refresh } else { REFRESH };
+            interval.mul_f64(0.9 + fastrand::f64() / 5.0)
         } else {
-            self.retries.pause()
+            let pause = self.retries.pause();
+            // A newer sign is of a server that is followed more recently.
+            self.sign = self.sign.take().or_else(|| {
+                let at = Instant::now() + pause;
+                server.map(|server| ChangeSign { at, server })
+            });
+            pause
         };
         self.due = Instant::now() + pause;
         read
@@ -219,7 +242,49 @@ impl DiscoveryReader {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use http::{Request, StatusCode};
+    use parking_lot::Mutex;
+
     use super::*;
+    use crate::body;
+    use crate::test_support::{Api, HTTP2, Pki, text, upstream_of};
+    use crate::upstream::{ConnectionClass, SendOptions};
+
+    #[tokio::test]
+    async fn a_reading_that_failed_is_repeated_at_the_server_of_the_sign() {
+        let pki = Pki::new();
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let log = Arc::clone(&asked);
+        let api = Api::start(&pki, HTTP2, move |_, connection| {
+            log.lock().push(connection.number);
+            let mut answer = text("not now");
+            *answer.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+            async move { answer }
+        })
+        .await;
+        let client = UpstreamClient::new(&upstream_of(&pki, &api).await);
+        let send = async |class| {
+            let request = Request::get("/").body(body::empty()).unwrap();
+            let answer = client.send(class, request, SendOptions::default()).await;
+            answer.unwrap().extensions().get::<ServedBy>().cloned()
+        };
+        send(ConnectionClass::Short).await;
+        let followed = send(ConnectionClass::Watch).await.unwrap();
+        let connections = std::mem::take(&mut *asked.lock());
+        assert_ne!(connections[0], connections[1]);
+        let mut reader = DiscoveryReader::new(client);
+        reader.need(NeededTypes::WellKnown);
+        reader.put_off();
+        reader.read_at(&followed);
+        for attempt in 0..2 {
+            assert!(reader.next().await.is_err());
+            let asked = std::mem::take(&mut *asked.lock());
+            let is_followed = asked.iter().all(|it| *it == connections[1]);
+            assert!(is_followed && !asked.is_empty(), "{attempt}: {asked:?}");
+        }
+    }
 
     #[test]
     fn readings_that_fail_again_and_again_become_rare_where_built_in_types_matter() {

@@ -378,6 +378,26 @@ async fn a_checkpoint_that_upstream_refuses_to_continue_is_replaced_by_a_list() 
     upstream.shutdown().await;
 }
 
+/// Such as behind a gateway that does not lead to `/version`.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_checkpoint_is_replaced_by_a_list_if_upstream_does_not_tell_its_release() {
+    let upstream = SimulatedServer::start(small()).await.unwrap();
+    let folder = TempDir::new().unwrap();
+    leave_checkpoint(&upstream, folder.path()).await;
+    create_pod(&upstream, "later");
+    let program = launch(&upstream, folder.path(), &[]).await;
+    // The first request opens the scope, and upstream's answers about its release no longer count.
+    let hold = Some("/version".to_owned());
+    upstream.faults().set(|active| active.hold = hold);
+    upstream.faults().cut_connections();
+    answered_from_memory(&program, PODS).await;
+    assert!(lists(&program).await >= 1.0);
+    assert!(reads(&program, "not-continued").await >= 1.0);
+    assert_exact(&program, &upstream).await;
+    program.kill().await;
+    upstream.shutdown().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_checkpoint_with_another_setting_of_managed_fields_is_not_used() {
     let upstream = SimulatedServer::start(small()).await.unwrap();

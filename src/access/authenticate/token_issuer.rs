@@ -10,7 +10,7 @@ use jiff::Timestamp;
 use jsonwebtoken::jwk::JwkSet;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, OwnedMutexGuard};
 use tokio::time::timeout;
 
 use crate::body;
@@ -52,7 +52,7 @@ pub(in crate::access) struct TokenIssuer {
     query: IssuerQuery,
     known: ArcSwapOption<IssuerDocuments>,
     /// The time of the last failure. The lock is held while the documents are fetched.
-    failed: Mutex<Option<Instant>>,
+    failed: Arc<Mutex<Option<Instant>>>,
 }
 
 /// The issuer's documents, read at one time.
@@ -91,12 +91,12 @@ impl TokenIssuer {
             client,
             query,
             known: ArcSwapOption::empty(),
-            failed: Mutex::default(),
+            failed: Arc::default(),
         }
     }
 
     /// Returns documents that are at most a minute old, or `None` if they cannot be read.
-    pub(in crate::access) async fn documents(&self) -> Option<Arc<IssuerDocuments>> {
+    pub(in crate::access) async fn documents(self: &Arc<Self>) -> Option<Arc<IssuerDocuments>> {
         self.read_unless(|known| known.requested.elapsed() < DOCUMENTS_TTL)
             .await
     }
@@ -104,7 +104,7 @@ impl TokenIssuer {
     /// Returns documents that were read since a moment, or `None` if they cannot be read. Waits
     /// for up to a second, so that many callers share a reading.
     pub(in crate::access) async fn documents_since(
-        &self,
+        self: &Arc<Self>,
         moment: Instant,
     ) -> Option<Arc<IssuerDocuments>> {
         self.read_unless(|known| known.requested >= moment).await
@@ -112,14 +112,14 @@ impl TokenIssuer {
 
     /// Reads the documents, unless the known ones do.
     async fn read_unless(
-        &self,
+        self: &Arc<Self>,
         does: impl Fn(&IssuerDocuments) -> bool,
     ) -> Option<Arc<IssuerDocuments>> {
         let known = || self.known.load_full();
         if let Some(known) = known().filter(|it| does(it)) {
             return Some(known);
         }
-        let mut failed = self.failed.lock().await;
+        let failed = Arc::clone(&self.failed).lock_owned().await;
         // Another task may have fetched them meanwhile.
         let known = known();
         if known.as_deref().is_some_and(&does) {
@@ -130,27 +130,37 @@ impl TokenIssuer {
         if failed.is_some_and(|at| at.elapsed() < RETRY_AFTER_FAILURE) {
             return None;
         }
+        // In a task of its own: a caller may go away at any time, and the answer counts for all.
+        let reading = tokio::spawn(Arc::clone(self).read(known, failed));
+        reading.await.ok().flatten()
+    }
+
+    /// Reads the documents, which takes at most a second and [`FETCH_TIMEOUT`].
+    async fn read(
+        self: Arc<Self>,
+        known: Option<Arc<IssuerDocuments>>,
+        mut failed: OwnedMutexGuard<Option<Instant>>,
+    ) -> Option<Arc<IssuerDocuments>> {
         if let Some(known) = &known {
             tokio::time::sleep(PACE.saturating_sub(known.received.elapsed())).await;
         }
-        // Set in advance, in case this task is dropped in the middle of the request.
-        *failed = Some(Instant::now() + FETCH_TIMEOUT);
-        let reason = match self.fetch(known.as_deref()).await {
+        match self.fetch(known.as_deref()).await {
             Ok(documents) => {
                 *failed = None;
                 let documents = Arc::new(documents);
                 self.known.store(Some(Arc::clone(&documents)));
-                return Some(documents);
+                Some(documents)
             }
-            Err(reason) => reason,
-        };
-        *failed = Some(Instant::now());
-        tracing::warn!(
-            reason,
-            "cannot read the keys of service account tokens from upstream (the proxy's identity \
-             needs the ClusterRole system:service-account-issuer-discovery)"
-        );
-        None
+            Err(reason) => {
+                *failed = Some(Instant::now());
+                tracing::warn!(
+                    reason,
+                    "cannot read the keys of service account tokens from upstream (the proxy's \
+                     identity needs the ClusterRole system:service-account-issuer-discovery)"
+                );
+                None
+            }
+        }
     }
 
     async fn fetch(&self, before: Option<&IssuerDocuments>) -> Result<IssuerDocuments, String> {

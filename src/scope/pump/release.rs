@@ -25,11 +25,9 @@ use crate::upstream::{
 pub(super) const LEARNERS: usize = 4;
 /// First and longest pause after a question for the release that was not answered.
 const QUESTIONS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(15));
-/// First and longest pause before a watch is opened again because its server cannot be asked.
-const REOPENINGS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(15));
-/// Servers in a row for which it is. Behind a gateway that ends each connection after its first request,
-/// none can be asked.
-const MAX_REOPENINGS: u32 = 4;
+/// First and longest pause before a watch is opened again because its server cannot be asked. Behind a
+/// gateway that ends each connection after its first request, none can.
+const REOPENINGS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(5));
 /// The same after all objects were to be read, which costs more.
 const REREADINGS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(5));
 /// First and longest pause between two readings of a scope. A load balancer before two releases
@@ -112,8 +110,8 @@ struct ReleaseComparison {
     server: ServedBy,
     format: Arc<WireFormat>,
     not_before: Option<Instant>,
-    /// The pause before a server that cannot be asked is given up, if it is at all.
-    patience: Option<Duration>,
+    /// The pause before a server that cannot be asked is given up.
+    patience: Duration,
 }
 
 /// A server that cannot be asked for its release.
@@ -179,11 +177,10 @@ impl ReleaseLearner {
         self.job = Some(learn.boxed());
     }
 
-    /// Returns the pause before a server that cannot be asked is given up; `None` if it is not, as others
-    /// before it could not be asked either.
-    fn patience(&self) -> Option<Duration> {
-        let is_given_up = self.reopenings.failures() < MAX_REOPENINGS;
-        is_given_up.then(|| self.reopenings.clone().pause())
+    /// Returns the pause before a server that cannot be asked is given up. It grows with the servers in a
+    /// row that could not.
+    fn patience(&self) -> Duration {
+        self.reopenings.clone().pause()
     }
 
     /// Asks no longer.
@@ -348,21 +345,18 @@ impl ReadingPace {
     }
 }
 
-/// Returns the release of a server, which is asked until it answers. Gives up after `patience`, if there
-/// is one, once its connection takes no more requests.
+/// Returns the release of a server, which is asked until it answers. Gives up after `patience`, once its
+/// connection takes no more requests.
 async fn release_when_answered(
     client: &UpstreamClient,
     server: &ServedBy,
-    patience: Option<Duration>,
+    patience: Duration,
 ) -> Result<Option<Release>, Unaskable> {
     let mut pauses = Backoff::new(QUESTIONS.0, QUESTIONS.1);
     loop {
         match release_of(client, server).await {
             Ok(release) => return Ok(release),
             Err(_) if !server.takes_requests() => {
-                let Some(patience) = patience else {
-                    return pending().await;
-                };
                 sleep(patience).await;
                 return Err(Unaskable(server.clone()));
             }

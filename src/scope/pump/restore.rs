@@ -83,6 +83,7 @@ impl ScopePump {
             origin,
             is_followed,
             is_printed,
+            ..
         } = *restoring;
         let Some(ready) = self.ready.clone().filter(|_| is_followed && is_printed) else {
             return;
@@ -108,6 +109,15 @@ impl ScopePump {
         self.drop_held();
         self.ready = None;
         self.relist();
+    }
+
+    /// Drops a restored state whose server does not tell in time how it prints the objects.
+    pub(super) fn give_up_unprinted(&mut self) {
+        tracing::warn!(
+            resource = %self.scope.key.gvr,
+            "upstream does not tell its release, which a read state needs; listing"
+        );
+        self.give_up_restored();
     }
 
     /// Notes that a list replaces a restored state that upstream did not continue.

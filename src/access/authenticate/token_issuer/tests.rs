@@ -1,4 +1,5 @@
 use parking_lot::Mutex;
+use tokio::sync::Notify;
 
 use super::*;
 use crate::test_support::{self, Api, HTTP2, Pki};
@@ -24,11 +25,35 @@ async fn the_name_is_read_only_where_it_is_needed_and_the_keys_do_without_it() {
         (IssuerQuery::Keys, &[KEYS_PATH][..]),
         (IssuerQuery::KeysAndName, &[ISSUER_PATH, KEYS_PATH]),
     ] {
-        let issuer = TokenIssuer::new(client.clone(), query);
+        let issuer = Arc::new(TokenIssuer::new(client.clone(), query));
         let documents = issuer.documents().await.unwrap();
         assert!(!documents.is_named("no name"));
         let mut asked = std::mem::take(&mut *asked.lock());
         asked.sort_unstable();
         assert_eq!(asked, paths);
     }
+}
+
+#[tokio::test]
+async fn a_caller_who_goes_away_while_the_keys_are_read_keeps_nobody_else_from_them() {
+    let pki = Pki::new();
+    let (asked, answered) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (is_asked, may_answer) = (Arc::clone(&asked), Arc::clone(&answered));
+    let api = Api::start(&pki, HTTP2, move |_, _| {
+        let (is_asked, may_answer) = (Arc::clone(&is_asked), Arc::clone(&may_answer));
+        async move {
+            is_asked.notify_one();
+            may_answer.notified().await;
+            test_support::text(r#"{"keys":[]}"#.to_owned())
+        }
+    })
+    .await;
+    let client = UpstreamClient::new(&test_support::upstream_of(&pki, &api).await);
+    let issuer = Arc::new(TokenIssuer::new(client, IssuerQuery::Keys));
+    tokio::select! {
+        _ = issuer.documents() => panic!("upstream has not answered"),
+        () = asked.notified() => {}
+    }
+    answered.notify_one();
+    assert!(issuer.documents().await.is_some());
 }
