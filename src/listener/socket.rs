@@ -54,11 +54,23 @@ async fn free(path: &Path) -> io::Result<()> {
             io::ErrorKind::AlreadyExists,
             "the file exists and is not a socket",
         )),
-        Ok(_) if UnixStream::connect(path).await.is_ok() => Err(io::Error::new(
-            io::ErrorKind::AddrInUse,
-            "another process listens on it",
-        )),
-        _ => Ok(()),
+        Ok(_) => match UnixStream::connect(path).await {
+            // The process has ended, or its file has just been removed.
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound
+                ) =>
+            {
+                Ok(())
+            }
+            // It may be too busy to take a connection.
+            _ => Err(io::Error::new(
+                io::ErrorKind::AddrInUse,
+                "another process listens on it",
+            )),
+        },
+        Err(_) => Ok(()),
     }
 }
 
@@ -95,6 +107,23 @@ mod tests {
         UnixStream::connect(&path).await.unwrap();
         drop((second, second_file));
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
+    #[tokio::test]
+    async fn the_socket_of_a_busy_process_is_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("api.sock");
+        let socket = tokio::net::UnixSocket::new_stream().unwrap();
+        socket.bind(&path).unwrap();
+        let _busy = socket.listen(1).unwrap();
+        // It takes none of them, until no more fit into its backlog.
+        let mut waiting = Vec::new();
+        while let Ok(connection) = UnixStream::connect(&path).await {
+            waiting.push(connection);
+        }
+        assert!(waiting.len() < 10);
+        let error = bind(&path, 0o600).await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
     }
 
     #[tokio::test]

@@ -337,11 +337,15 @@ impl Scopes {
         }
     }
 
-    /// Closes scopes that nobody has used for their idle limit. Never returns.
+    /// Closes scopes that nobody has used for their idle limit, and drops the states of the others that
+    /// nobody has paged through for long. Never returns.
     pub async fn close_idle(self) {
         loop {
             sleep(IDLE_SWEEP).await;
             self.close_idle_at(Instant::now());
+            for scope in self.all() {
+                scope.reader.drop_old_pins(Instant::now());
+            }
         }
     }
 

@@ -91,11 +91,12 @@ fn believed(trusted: &TrustedProxies, headers: &HeaderMap) -> Vec<IpAddr> {
     // From the nearest on. The first that is not trusted has written whatever precedes it.
     for hop in listed.into_iter().rev() {
         let Some(hop) = hop else { break };
-        hops.insert(0, hop);
+        hops.push(hop);
         if !trusted.contains(hop) {
             break;
         }
     }
+    hops.reverse();
     hops
 }
 

@@ -61,6 +61,11 @@ impl Pins {
         self.replaced(STATE_BYTES)
     }
 
+    /// Returns `true` if no state is kept.
+    pub(super) fn is_empty(&self) -> bool {
+        self.states.is_empty()
+    }
+
     /// Returns the most bytes that the states hold beside the newest state.
     pub(super) fn bytes(&self) -> usize {
         let oldest = self.states.front();

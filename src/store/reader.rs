@@ -159,6 +159,20 @@ impl StoreReader {
         }
     }
 
+    /// Drops the states that were kept for longer than the window. Bookmarks do so, too, but a type may
+    /// have none.
+    pub fn drop_old_pins(&self, now: Instant) {
+        // Most types have none: their readers and writer go on meanwhile.
+        if self.state.read().pins.is_empty() {
+            return;
+        }
+        let mut state = self.state.write();
+        let oldest = now.checked_sub(state.window.age());
+        let dropped = state.pins.take_before(oldest);
+        drop(state);
+        drop(dropped);
+    }
+
     /// Returns the state at `version`. Changes after it are taken back where the state is read.
     pub fn state_at(&self, version: ResourceVersion) -> SnapshotAt {
         let state = self.state.read();

@@ -102,6 +102,8 @@ pub struct Reflector {
     bookmark_known: bool,
     /// Streams in a row that fell silent before their first bookmark.
     quiet_streams: u32,
+    /// A stream brought one.
+    brought_bookmarks: bool,
     /// The next list is streamed. `false` after upstream did not stream one.
     streaming: bool,
     /// Streamed lists in a row that broke off.
@@ -143,6 +145,7 @@ impl Reflector {
             warnings: Vec::new(),
             bookmark_known: false,
             quiet_streams: 0,
+            brought_bookmarks: false,
             streaming: true,
             broken_lists: 0,
             list_freshness: ListFreshness::MostRecent,

@@ -38,6 +38,8 @@ pub enum StatePage<'a> {
     /// All objects, at this version or later. Upstream's watch cache answers, with its indexes;
     /// at an exact version, etcd would read the whole type for a selector.
     NotOlderThan(ResourceVersion),
+    /// The first object of the newest state, for the version of that.
+    Newest,
 }
 
 /// Keys and versions of the objects.
@@ -170,6 +172,7 @@ impl StatePage<'_> {
     /// Returns the parameters of the request.
     fn query(self) -> String {
         match self {
+            Self::Newest => "limit=1".to_owned(),
             Self::NotOlderThan(version) => {
                 format!("resourceVersion={version}&resourceVersionMatch=NotOlderThan")
             }
@@ -200,6 +203,7 @@ impl StatePage<'_> {
         let (wanted, fits) = match self {
             Self::Exact { version, .. } => (version, listed.version == version),
             Self::NotOlderThan(version) => (version, listed.version >= version),
+            Self::Newest => return Ok(()),
         };
         if fits {
             return Ok(());

@@ -214,6 +214,35 @@ async fn server_faults_appear_in_the_load_result() {
     }
 }
 
+/// All watches of a group begin at one version. It is too old for those that begin once more.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn watches_whose_version_expires_go_on_from_a_newer_one() {
+    let server = SimulatedServer::start(small()).await.unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let mut plan = plan(vec![target(folder.path(), "a", &server.kubeconfig_yaml())]);
+    plan.groups[0].first_state = FirstState::Version;
+    plan.duration = Duration::from_secs(4);
+    let faults = async {
+        eventually("writes", async || {
+            let is_written = !left(&server).is_empty();
+            is_written.then_some(()).ok_or("none".to_owned())
+        })
+        .await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        server.faults().cut_watches();
+        let other = r#"{"metadata":{"name":"other","namespace":"default"}}"#;
+        let configmaps = GroupVersionResource::new("", "v1", "configmaps");
+        server.state().create(&configmaps, other).unwrap();
+        server.state().forget_history();
+    };
+    let (measured, ()) = tokio::join!(run(&plan), faults);
+    let errors = &measured.unwrap().servers[0].rounds[0].errors;
+    let expired = errors.iter().filter(|(error, _)| error.contains("410"));
+    let expired: u64 = expired.map(|(_, count)| count).sum();
+    assert!((1..=40).contains(&expired), "{errors:?}");
+    server.shutdown().await;
+}
+
 /// Watches that stay open and send nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn events_that_never_arrive_count_as_lost() {

@@ -67,3 +67,30 @@ async fn a_watch_that_does_not_bring_what_upstream_has_is_opened_again() {
     assert!(metric(fixture.admin, &overdue).await >= 2.0);
     fixture.stop().await;
 }
+
+/// Nobody reads here, so that no reader's proof finds it. The watch is at a version that upstream has
+/// dropped: the comparison at that version is not possible.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_self_check_finds_a_watch_that_brings_nothing() {
+    let fixture = Fixture::configured(quiet(20), |config| {
+        config.scopes.overdue = Duration::from_millis(300);
+        config.scopes.self_check = Duration::from_millis(300);
+    })
+    .await;
+    let from = version(&fixture.proxied.get(Protocol::Http2, PODS).await);
+    let path = format!("{PODS}?watch=1&resourceVersion={from}");
+    let mut watch = fixture.proxied.watch(Protocol::Http2, &path).await;
+    let (state, faults) = (fixture.upstream.state(), fixture.upstream.faults());
+    faults.stall_watches();
+    let (namespace, name) = some_pod(&fixture);
+    state.delete(&pods(), &namespace, &name).unwrap();
+    state.forget_history();
+    // Upstream cannot continue the watch, and its client has to list.
+    let event: Value =
+        serde_json::from_str(&within("an event", Box::pin(watch.line())).await).unwrap();
+    assert_eq!(event["object"]["code"], 410, "{event}");
+    // Not by its silence.
+    let overdue = r#"watershed_upstream_watches_overdue_total{group="",resource="pods"}"#;
+    assert!(metric(fixture.admin, overdue).await >= 1.0);
+    fixture.stop().await;
+}

@@ -46,8 +46,13 @@ impl<'a> Examination<'a> {
         }
         let mut pages = 1;
         loop {
-            let check = PagedCheck::new(self.scope, &self.list, after);
-            let look = self.look_twice(&PartCheck::Paged(check)).await?;
+            let check = PartCheck::Paged(PagedCheck::new(self.scope, &self.list, after));
+            let look = match (self.look_twice(&check).await, check) {
+                (Err(Inconclusive::Expired), PartCheck::Paged(check)) => {
+                    check.look_at_newest().await?
+                }
+                (look, _) => look?,
+            };
             let is_done = !look.differences.is_empty() || !look.counts_differ;
             if is_done || pages == MAX_PAGES {
                 return Ok(look);

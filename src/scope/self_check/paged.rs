@@ -1,4 +1,8 @@
 //! The check of a scope without selectors: page by page, at exactly the scope's version.
+//!
+//! A scope whose watch brings nothing, not even bookmarks, stays at a version that upstream drops after
+//! some minutes. It is compared with upstream's newest state then. A difference shows that an event is
+//! due, and may be on its way: the watch is opened again if none comes.
 use std::sync::Arc;
 
 use watershed_protocol::ResourceVersion;
@@ -81,6 +85,26 @@ impl<'a> PagedCheck<'a> {
             look.differences.extend(differences);
         }
         Ok(look)
+    }
+
+    /// Compares the names and versions of the page with upstream's newest state, once upstream no longer
+    /// has the scope's own. Equal objects in equal versions are one state, whatever its number.
+    pub(super) async fn look_at_newest(&self) -> Result<Look, Inconclusive> {
+        let reader = &self.scope.reader;
+        let (snapshot, reached) = (reader.snapshot(), reader.event_version());
+        let newest = answered(self.list.versions(StatePage::Newest)).await?;
+        let after = self.after.as_deref();
+        let listed = StatePage::Exact {
+            version: newest.version,
+            after,
+            limit: self.objects_after(&snapshot, after, PAGE, PAGE_BYTES).len() + 1,
+        };
+        let look = self.compare(&snapshot, &answered(self.list.versions(listed)).await?)?;
+        if look.differences.is_empty() {
+            return Ok(look);
+        }
+        self.scope.lacks_events_after(reached);
+        Err(Inconclusive::Expired)
     }
 
     fn compare(

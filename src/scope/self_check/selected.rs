@@ -109,6 +109,7 @@ impl<'a> SelectedCheck<'a> {
         if !differences.is_empty() {
             let version = upstream.version;
             if !self.scope.wait_until_version(version, CATCH_UP).await {
+                self.scope.lacks_events_after(reader.event_version());
                 let message = format!("memory did not reach version {version}");
                 return Err(Inconclusive::Failed(message));
             }

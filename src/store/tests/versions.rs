@@ -125,6 +125,24 @@ fn a_confirmation_ends_with_its_list() {
 }
 
 #[test]
+fn a_state_is_kept_for_the_window_although_no_bookmark_comes() {
+    let now = Instant::now();
+    let (mut writer, reader) = new(big());
+    writer.replace(at(10, &[("a/x", 5)]));
+    let owner = Arc::new(());
+    let ahead = reader.snapshot().at_version(ResourceVersion(20));
+    reader.pin(now, ahead, Box::new(Arc::clone(&owner)));
+    reader.drop_old_pins(now + big().age);
+    assert_eq!(Arc::strong_count(&owner), 2);
+    reader.drop_old_pins(now + big().age + Duration::from_secs(1));
+    assert_eq!(Arc::strong_count(&owner), 1);
+    assert!(matches!(
+        reader.state_at(ResourceVersion(20)),
+        SnapshotAt::Future
+    ));
+}
+
+#[test]
 fn leaves_that_only_pinned_states_hold_are_counted_and_bounded() {
     const OBJECTS: u64 = 24_000;
     let key = |number| format!("a/x-{number:05}");

@@ -82,6 +82,7 @@ impl Reflector {
                 if !bookmark.initial_events_end {
                     stream.bookmarks = StreamBookmarks::Seen;
                     self.quiet_streams = 0;
+                    self.brought_bookmarks = true;
                 }
                 let version = bookmark.version;
                 Ok(Change::Progress {

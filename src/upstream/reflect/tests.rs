@@ -149,13 +149,22 @@ async fn next(reflector: &mut Reflector) -> Change<Count> {
 /// Follows the core type with these names at an API server whose watches send these events and then
 /// nothing. Also returns the number of watches.
 async fn follow_silence(names: [&str; 2], events: String) -> (Api, Reflector, Arc<AtomicUsize>) {
+    follow_silences(names, [events.clone(), events]).await
+}
+
+/// The same with other events on the first watch than on all later ones.
+async fn follow_silences(
+    names: [&str; 2],
+    [first, later]: [String; 2],
+) -> (Api, Reflector, Arc<AtomicUsize>) {
     let pki = Pki::new();
     let opened = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&opened);
     let api = Api::start(&pki, HTTP2, move |request, _| {
         let query = request.uri().query().unwrap_or_default();
         let body = if query.starts_with("watch=1") {
-            count.fetch_add(1, Ordering::SeqCst);
+            let is_first = count.fetch_add(1, Ordering::SeqCst) == 0;
+            let events = if is_first { &first } else { &later };
             let events = stream::iter([Ok(Bytes::from(events.clone()))]);
             streamed(events.chain(stream::pending()))
         } else {

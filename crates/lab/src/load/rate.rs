@@ -6,6 +6,8 @@ use serde::de::{Deserialize, Deserializer, Error};
 
 /// More in a second is nothing that one process could pace.
 const MOST: f64 = 100_000.0;
+/// Less than once in eleven days is never, to all who wait for it.
+const LEAST: f64 = 1e-6;
 
 /// Times a second, evenly spread: `5/s`, `30/m`, `0.5/s`, or a bare number of times a second. Zero
 /// is never.
@@ -44,10 +46,10 @@ impl FromStr for Rate {
             .parse()
             .map_err(|_| "not a rate like 5/s or 30/m".to_owned())?;
         let rate = times / seconds;
-        if (0.0..=MOST).contains(&rate) {
+        if rate == 0.0 || (LEAST..=MOST).contains(&rate) {
             Ok(Self(rate))
         } else {
-            Err(format!("not within 0 and {MOST}/s"))
+            Err(format!("not 0, and not between {LEAST}/s and {MOST}/s"))
         }
     }
 }
@@ -71,7 +73,9 @@ mod tests {
         assert_eq!(rate("30/m"), Ok(0.5));
         assert_eq!(rate("0.25"), Ok(0.25));
         assert_eq!(rate("0"), Ok(0.0));
-        for wrong in ["", "-1/s", "5/d", "a/s", "inf", "NaN", "1e9/s", "/s", "5/"] {
+        for wrong in [
+            "", "-1/s", "5/d", "a/s", "inf", "NaN", "1e9/s", "1e-300/s", "/s", "5/",
+        ] {
             assert!(rate(wrong).is_err(), "{wrong}");
         }
         assert_eq!(

@@ -62,6 +62,8 @@ pub(super) struct WatchClient {
     seen: Vec<(u16, u32)>,
     /// Watch from here on; `None` to begin anew.
     version: Option<ResourceVersion>,
+    /// A version was too old. The one that all watches of the kind begin at is older still.
+    has_expired: bool,
     synced: bool,
 }
 
@@ -100,6 +102,7 @@ impl WatchClient {
             selection: kind.group.selection(nth),
             number,
             version: None,
+            has_expired: false,
             synced: false,
         }
     }
@@ -129,6 +132,7 @@ impl WatchClient {
                 Err(error) => {
                     if matches!(error, LoadError::Expired) {
                         self.version = None;
+                        self.has_expired = true;
                     }
                     self.common.tally.error("watch", error);
                 }
@@ -285,6 +289,7 @@ impl WatchClient {
             ends.version(representation.encoding)
         };
         match self.kind.group.first_state {
+            FirstState::Version if self.has_expired => list("limit=1").await,
             FirstState::Version => self
                 .kind
                 .version

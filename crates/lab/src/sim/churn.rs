@@ -42,6 +42,12 @@ impl Default for ChurnMix {
     }
 }
 
+impl ChurnMix {
+    fn sum(&self) -> u32 {
+        self.pods + self.configmaps + self.leases + self.deployments + self.widgets
+    }
+}
+
 impl FromStr for ChurnMix {
     type Err = String;
 
@@ -76,6 +82,9 @@ impl FromStr for ChurnMix {
                 .parse::<u16>()
                 .map_err(|error| format!("{weight}: {error}"))?
                 .into();
+        }
+        if mix.sum() == 0 {
+            return Err("all weights are 0: nothing changes at a rate of 0".to_owned());
         }
         Ok(mix)
     }
@@ -145,12 +154,10 @@ impl ChurnPlan {
             configmaps,
             leases,
             deployments,
-            widgets,
             configmap_bytes,
+            widgets: _,
         } = self.mix;
-        let mut dice = self
-            .rng
-            .u32(0..(pods + configmaps + leases + deployments + widgets).max(1));
+        let mut dice = self.rng.u32(0..self.mix.sum().max(1));
         let mut falls_on = |weight: u32| {
             let hit = dice < weight;
             dice = dice.wrapping_sub(weight);
@@ -318,6 +325,7 @@ mod tests {
             ("secrets=1", "secrets"),
             ("pods=-1", "-1"),
             ("", "pods=70"),
+            ("pods=0", "0"),
         ] {
             assert!(
                 text.parse::<ChurnMix>().unwrap_err().contains(why),

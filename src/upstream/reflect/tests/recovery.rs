@@ -240,6 +240,31 @@ async fn three_watches_that_fall_silent_before_a_bookmark_show_that_upstream_sen
     assert_eq!(opened.load(Ordering::SeqCst), 5);
 }
 
+#[tokio::test]
+async fn watches_that_fall_silent_are_opened_again_for_long_if_upstream_has_sent_bookmarks() {
+    let bookmark = MARK.replace("initial-events-end", "something-else");
+    let marks = [MARK.to_owned() + &bookmark, MARK.to_owned()];
+    let (_api, mut reflector, opened) = follow_silences(POD, marks).await;
+    assert!(matches!(next(&mut reflector).await, Change::Listed(_)));
+    assert!(matches!(
+        next(&mut reflector).await,
+        Change::Progress { .. }
+    ));
+    for watches in 2..9 {
+        assert!(matches!(
+            next(&mut reflector).await,
+            Change::Progress { .. }
+        ));
+        let resumed;
+        (reflector, resumed) = after_silence(reflector, Duration::from_secs(91)).await;
+        assert!(
+            matches!(resumed, (Change::Interrupted, Change::Resumed { .. })),
+            "{resumed:?}"
+        );
+        assert_eq!(opened.load(Ordering::SeqCst), watches);
+    }
+}
+
 /// Returns the next two changes of a reflector whose stream brings nothing for this time.
 async fn after_silence(
     mut reflector: Reflector,
