@@ -48,6 +48,14 @@ enum SchemaUse {
 /// Time within which an API server uses a changed schema.
 const REBUILT: Duration = Duration::from_secs(30);
 
+/// Streams in a row without a bookmark after which upstream is believed to send none of the type. It
+/// has no watch caches then, or the type is that of another API server. Fewer would believe a load
+/// balancer that takes watches and brings nothing.
+const QUIET_STREAMS: u32 = 3;
+/// The same once upstream has sent bookmarks of the type: a gateway that takes watches and brings nothing
+/// is more likely than an API server that was started again without its watch caches.
+const QUIET_STREAMS_AFTER_BOOKMARKS: u32 = 20;
+
 /// Failures to connect, broken streams, and refusals that may pass, of all types. All types have these
 /// at once when an API server ends or starts.
 static CONNECTION_FAILURES: LogThrottle = LogThrottle::new(Duration::from_secs(10));
@@ -102,8 +110,8 @@ pub struct Reflector {
     bookmark_known: bool,
     /// Streams in a row that fell silent before their first bookmark.
     quiet_streams: u32,
-    /// A stream brought one.
-    brought_bookmarks: bool,
+    /// The number of them after which upstream is believed to send no bookmarks of the type.
+    quiet_limit: u32,
     /// The next list is streamed. `false` after upstream did not stream one.
     streaming: bool,
     /// Streamed lists in a row that broke off.
@@ -145,7 +153,7 @@ impl Reflector {
             warnings: Vec::new(),
             bookmark_known: false,
             quiet_streams: 0,
-            brought_bookmarks: false,
+            quiet_limit: QUIET_STREAMS,
             streaming: true,
             broken_lists: 0,
             list_freshness: ListFreshness::MostRecent,

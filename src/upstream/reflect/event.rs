@@ -9,7 +9,7 @@ use watershed_protocol::{
 
 use super::change::Change;
 use super::error::ReflectorError;
-use super::{Reflector, ReflectorState};
+use super::{QUIET_STREAMS_AFTER_BOOKMARKS, Reflector, ReflectorState};
 use crate::upstream::stream::{StreamBookmarks, StreamError, WatchStream};
 
 impl Reflector {
@@ -82,7 +82,7 @@ impl Reflector {
                 if !bookmark.initial_events_end {
                     stream.bookmarks = StreamBookmarks::Seen;
                     self.quiet_streams = 0;
-                    self.brought_bookmarks = true;
+                    self.quiet_limit = QUIET_STREAMS_AFTER_BOOKMARKS;
                 }
                 let version = bookmark.version;
                 Ok(Change::Progress {

@@ -18,14 +18,6 @@ use crate::upstream::{
 /// The query that begins a list. One object shows how upstream frames lists of the type.
 pub(super) const FIRST_PAGE: &str = "limit=1";
 
-/// Streams in a row without a bookmark after which upstream is believed to send none of the type. It
-/// has no watch caches then, or the type is that of another API server. Fewer would believe a load
-/// balancer that takes watches and brings nothing.
-const QUIET_STREAMS: u32 = 3;
-/// The same once upstream has sent bookmarks of the type: a gateway that takes watches and brings nothing
-/// is more likely than an API server that was started again without its watch caches.
-const QUIET_STREAMS_AFTER_BOOKMARKS: u32 = 20;
-
 /// A request for the objects of the scope.
 #[derive(Clone, Copy, Debug)]
 enum ReadRequest {
@@ -70,12 +62,7 @@ impl Reflector {
 
     /// Returns `true` if silence on the next stream means that it is dead.
     fn expects_bookmarks(&self) -> bool {
-        let most = if self.brought_bookmarks {
-            QUIET_STREAMS_AFTER_BOOKMARKS
-        } else {
-            QUIET_STREAMS
-        };
-        self.quiet_streams < most && !self.target.gvr.is_event()
+        self.quiet_streams < self.quiet_limit && !self.target.gvr.is_event()
     }
 
     async fn request(
