@@ -3,7 +3,7 @@
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::header::AUTHORIZATION;
@@ -13,9 +13,9 @@ use kube_client::Config;
 use kube_client::client::ConfigExt;
 use kube_client::client::middleware::{AuthLayer, ExtraHeadersLayer};
 use kube_client::config::{AuthInfo, KubeConfigOptions, Kubeconfig};
-use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::ClientConfig;
+use rustls::pki_types::ServerName;
 use rustls::sign::SingleCertAndKey;
-use rustls::{ClientConfig, RootCertStore};
 use tower::{BoxError, ServiceBuilder, ServiceExt, service_fn};
 
 use super::address::{Address, AddressError};
@@ -26,6 +26,7 @@ use crate::install_crypto;
 use exec::PluginCredential;
 use files::Fingerprint;
 
+mod authorities;
 mod exec;
 mod files;
 mod token;
@@ -134,7 +135,8 @@ pub struct Credentials {
     fingerprint: Fingerprint,
     /// Moment at which they are made anew, before a certificate or a plugin's credential ends.
     renew_at: Option<Timestamp>,
-    made: Timestamp,
+    /// By a clock that is never set.
+    made: Instant,
     /// Digest of what a plugin made for TLS; `None` without a plugin.
     plugin: Option<blake3::Hash>,
     /// Upstream has refused the token or the certificate.
@@ -182,7 +184,7 @@ impl Credentials {
     /// Returns `true` if the credentials have to be made anew, whether files have changed or not.
     pub(super) fn is_due(&self, now: Timestamp) -> bool {
         let is_refused = self.is_refused.load(Ordering::Relaxed) && self.plugin.is_some();
-        let may_ask = now >= self.made + REFUSED_PAUSE;
+        let may_ask = self.made.elapsed() >= REFUSED_PAUSE;
         self.renew_at.is_some_and(|at| at <= now) || (is_refused && may_ask)
     }
 
@@ -289,7 +291,7 @@ pub(super) async fn build(options: ConnectOptions) -> Result<Credentials, Creden
         } else {
             OwnCredential::None
         };
-        leave_out_unusable_authorities(&mut config, &from)?;
+        authorities::keep_usable(&mut config, &from)?;
         material(&options, &config, own, from, fingerprint)
     })
     .await
@@ -372,40 +374,6 @@ fn proxy_url(kubeconfig: &Kubeconfig, context: Option<&str>) -> Option<String> {
         .filter(|url| !url.is_empty())
 }
 
-/// Removes authorities that rustls cannot use, as client-go does with those that Go cannot. Bundles
-/// of a system contain some.
-///
-/// Source: `client-go/transport/transport.go` (rootCertPool).
-fn leave_out_unusable_authorities(config: &mut Config, from: &str) -> Result<(), CredentialsError> {
-    let Some(authorities) = &mut config.root_cert else {
-        return Ok(());
-    };
-    let given = authorities.len();
-    authorities.retain(|der| {
-        let certificate = CertificateDer::from_slice(der);
-        RootCertStore::empty().add(certificate).is_ok()
-    });
-    let unusable = given - authorities.len();
-    if authorities.is_empty() {
-        let what = match unusable {
-            0 => "no certificate",
-            _ => "no certificate that can be used",
-        };
-        return Err(CredentialsError::Certificates {
-            from: from.to_owned(),
-            reason: format!("the certificate authority's file or data holds {what}"),
-        });
-    }
-    if unusable > 0 {
-        tracing::warn!(
-            from,
-            unusable,
-            "ignoring certificates of the certificate authority"
-        );
-    }
-    Ok(())
-}
-
 /// Creates the credentials that a configuration describes.
 fn material(
     options: &ConnectOptions,
@@ -475,7 +443,7 @@ fn material(
         insecurities,
         fingerprint,
         renew_at,
-        made: now,
+        made: Instant::now(),
         plugin,
         is_refused: AtomicBool::new(false),
         from,

@@ -8,6 +8,8 @@ use crate::options::ConnectOptions;
 
 /// The token of a pod's service account.
 const POD_TOKEN: &str = "/var/run/secrets/kubernetes.io/serviceaccount/token";
+/// The authorities of the API server, in a pod.
+const POD_AUTHORITIES: &str = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt";
 
 /// Returns `true` if the service account is used: in a pod, unless a kubeconfig is named.
 pub(super) fn in_cluster(options: &ConnectOptions) -> bool {
@@ -64,9 +66,8 @@ impl Fingerprint {
 impl Files {
     fn of(options: &ConnectOptions) -> Self {
         if in_cluster(options) {
-            // kube-client reads the CA again.
             return Self {
-                tls: Vec::new(),
+                tls: vec![PathBuf::from(POD_AUTHORITIES)],
                 tokens: vec![PathBuf::from(POD_TOKEN)],
             };
         }

@@ -133,6 +133,42 @@ async fn a_connection_without_answers_is_left_by_the_proxys_own_requests() {
     }
 }
 
+/// Clients may wait for ever, and then no request is given up.
+#[tokio::test]
+async fn a_connection_without_answers_is_left_by_clients_requests() {
+    let pki = Pki::new();
+    let api = Api::start(&pki, HTTP2, |request, conn| async move {
+        if request.uri().path() == "/stuck" {
+            std::future::pending::<()>().await;
+        }
+        text(conn.number.to_string())
+    })
+    .await;
+    let client = client_of(&pki, &api).await;
+    let ask = async |path| {
+        let options = SendOptions {
+            purpose: RequestPurpose::Forward,
+            ..SendOptions::default()
+        };
+        let answer = client
+            .send(ConnectionClass::Short, get(path), options)
+            .await;
+        read(answer.unwrap().into_body()).await.unwrap()
+    };
+    let first = ask("/well").await;
+    let stuck = futures_util::future::join_all([ask("/stuck"), ask("/stuck"), ask("/stuck")]);
+    tokio::time::pause();
+    let waiting = async {
+        tokio::select! {
+            _ = stuck => unreachable!("nothing answers them"),
+            () = tokio::time::sleep(Duration::from_secs(11)) => {}
+        }
+        tokio::time::resume();
+        ask("/well").await
+    };
+    assert_ne!(waiting.await, first);
+}
+
 fn is_same_connection(one: &Response<UpstreamBody>, other: &Response<UpstreamBody>) -> bool {
     let by = |answer: &Response<UpstreamBody>| answer.extensions().get::<ServedBy>().cloned();
     by(one).unwrap().is_same(&by(other).unwrap())
