@@ -291,7 +291,12 @@ pub(super) async fn build(options: ConnectOptions) -> Result<Credentials, Creden
         } else {
             OwnCredential::None
         };
-        authorities::keep_usable(&mut config, &from)?;
+        authorities::keep_usable(&mut config, &from).map_err(|reason| {
+            CredentialsError::Certificates {
+                from: from.clone(),
+                reason,
+            }
+        })?;
         material(&options, &config, own, from, fingerprint)
     })
     .await

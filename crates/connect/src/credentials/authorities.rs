@@ -4,15 +4,13 @@ use kube_client::Config;
 use rustls::RootCertStore;
 use rustls::pki_types::CertificateDer;
 
-use super::CredentialsError;
-
 /// Removes authorities that rustls cannot use, as client-go does with those that Go cannot. Bundles
-/// of a system contain some.
+/// of a system contain some. Returns an error if none is left.
 ///
 /// In a pod, kube-client would read the file itself, at each handshake, and accept no such bundle.
 ///
 /// Source: `client-go/transport/transport.go` (rootCertPool).
-pub(super) fn keep_usable(config: &mut Config, from: &str) -> Result<(), CredentialsError> {
+pub(super) fn keep_usable(config: &mut Config, from: &str) -> Result<(), String> {
     config.root_cert_file = None;
     let Some(authorities) = &mut config.root_cert else {
         return Ok(());
@@ -28,10 +26,9 @@ pub(super) fn keep_usable(config: &mut Config, from: &str) -> Result<(), Credent
             0 => "no certificate",
             _ => "no certificate that can be used",
         };
-        return Err(CredentialsError::Certificates {
-            from: from.to_owned(),
-            reason: format!("the certificate authority's file or data holds {what}"),
-        });
+        return Err(format!(
+            "the certificate authority's file or data holds {what}"
+        ));
     }
     if unusable > 0 {
         tracing::warn!(
