@@ -43,7 +43,7 @@ mod scope_events;
 mod verdict;
 
 pub(crate) use authenticate::certificate::CertificateSubject;
-pub use authenticate::certificate::overlap;
+pub use authenticate::certificate::{CREDENTIAL_ID, overlap};
 pub use authenticate::service_account::BoundObjects;
 pub use authenticate::{Authenticated, Authenticator, Credential};
 pub use authorize::Authorizer;

@@ -356,22 +356,22 @@ impl Authenticator {
         address: IpAddr,
     ) -> Result<Option<Arc<Identity>>, ReviewError> {
         if let Some(identity) = self.counted.get(&hash).await {
-            let _turn = self.queues.of_user(&identity).await;
-            return self.review(token).await;
+            let turn = self.queues.of_user(&identity).await?;
+            return self.queues.run(turn, self.review(token)).await;
         }
         if self.answered.contains_key(&hash) {
-            let _turn = self.queues.of_known_token(address).await;
-            return self.review(token).await;
+            let turn = self.queues.of_known_token(address).await?;
+            return self.queues.run(turn, self.review(token)).await;
         }
         // Looked at before the turn as well: whoever has no refusal left need not wait for it.
         if !self.refusals.are_left(address) {
             return self.without_review(hash);
         }
-        let _turn = self.queues.of_unknown_token(address).await;
+        let turn = self.queues.of_unknown_token(address).await;
         let Some(charge) = self.refusals.take(address) else {
             return self.without_review(hash);
         };
-        let verdict = self.review(token).await;
+        let verdict = self.queues.run(turn, self.review(token)).await;
         if matches!(verdict, Ok(None)) {
             charge.refused(self.remember_refusal(hash));
         } else {

@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use k8s_openapi::api::authorization::v1::SubjectAccessReview;
 use moka::future::Cache;
-use tokio::time::{Instant, sleep_until};
+use tokio::sync::oneshot;
+use tokio::time::{Instant, sleep, timeout};
 
 use super::changes::Changes;
 use super::changes::settling::SETTLED;
@@ -56,8 +57,9 @@ const BY_RBAC: &str = "RBAC: allowed by ";
 const RECHECKS: usize = 16;
 /// Those of one user: a change that concerns thousands of watches of a tenant delays no other's.
 const RECHECKS_OF_A_USER: usize = 8;
-/// Time that a review for an open watch takes at least.
+/// Time for which a review for an open watch counts as one of them, at least and at most.
 const RECHECK_PACE: Duration = Duration::from_millis(8);
+const SLOW_RECHECK: Duration = Duration::from_secs(1);
 
 /// The review that a request without a verdict needs.
 enum MissingVerdict {
@@ -343,12 +345,15 @@ impl Authorizer {
             Ok(reviewed) => return Ok(reviewed),
             Err(missing) => missing,
         };
-        let next = Instant::now() + RECHECK_PACE;
-        let reviewed = self.review_missing(request, missing).await;
+        let (ended, end) = oneshot::channel::<()>();
         tokio::spawn(async move {
-            sleep_until(next).await;
+            sleep(RECHECK_PACE).await;
+            // One that hangs holds up the others for no longer.
+            let _ = timeout(SLOW_RECHECK, end).await;
             drop(turn);
         });
+        let reviewed = self.review_missing(request, missing).await;
+        drop(ended);
         reviewed
     }
 
@@ -359,10 +364,11 @@ impl Authorizer {
         };
         let path = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
         self.changes.want(request);
-        let _turn = self.queues.of_user(&request.identity).await;
+        let turn = self.queues.of_user(&request.identity).await?;
         // Taken before the review is sent, so that no later change is taken for an earlier one.
         let position = self.changes.position();
-        let review: SubjectAccessReview = post(&self.client, path, &review).await?;
+        let posted = post(&self.client, path, &review);
+        let review: SubjectAccessReview = self.queues.run(turn, posted).await?;
         let status = review.status.ok_or_else(ReviewError::without_status)?;
         let reason = status.reason.unwrap_or_default();
         // If no authorizer has an opinion, the access is denied, as in upstream's own filter.

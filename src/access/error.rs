@@ -27,6 +27,9 @@ pub enum ReviewError {
     /// No verdict arrived in time.
     #[error("upstream did not answer a review within {0:?}")]
     Late(Duration),
+    /// Reviews before it, of the same caller or of all, took too long.
+    #[error("a review could not be sent within {0:?}, as others before it got no answer")]
+    NoTurn(Duration),
     /// Too many tokens from the caller's address were refused.
     #[error("upstream refused too many tokens from this address; this one was not reviewed")]
     TooManyRefusals,
@@ -43,7 +46,7 @@ impl ReviewError {
     /// say to the caller can be had of it.
     pub fn is_unavailable(&self) -> bool {
         match self {
-            Self::Upstream(_) | Self::Cut(_) | Self::Late(_) => true,
+            Self::Upstream(_) | Self::Cut(_) | Self::Late(_) | Self::NoTurn(_) => true,
             Self::Refused(status) => {
                 status.is_server_error() || *status == StatusCode::TOO_MANY_REQUESTS
             }

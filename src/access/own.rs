@@ -51,11 +51,34 @@ impl OwnRights {
 
     /// Returns `true` if the proxy may do this to a type in all namespaces.
     pub async fn may_do(&self, verb: &str, gvr: GroupVersionResource) -> Result<bool, ReviewError> {
+        self.may_do_to(verb, gvr, None).await
+    }
+
+    /// Returns `true` if the proxy may act as users with this: the resource that stands for it, and the
+    /// key of extra data.
+    ///
+    /// Source: `apiserver/pkg/endpoints/filters/impersonation` (the checks of a request's headers).
+    pub async fn may_impersonate(
+        &self,
+        group: &str,
+        resource: &str,
+        key: Option<&str>,
+    ) -> Result<bool, ReviewError> {
+        let gvr = GroupVersionResource::new(group, "v1", resource);
+        self.may_do_to("impersonate", gvr, key).await
+    }
+
+    async fn may_do_to(
+        &self,
+        verb: &str,
+        gvr: GroupVersionResource,
+        subresource: Option<&str>,
+    ) -> Result<bool, ReviewError> {
         let named = ResourceRequest {
             gvr,
             namespace: None,
             name: None,
-            subresource: None,
+            subresource: subresource.map(str::to_owned),
             name_from_selector: false,
         };
         let attributes = ResourceAttributes {

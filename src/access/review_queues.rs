@@ -1,10 +1,13 @@
 //! The order in which callers' credentials and accesses are reviewed.
 use std::net::IpAddr;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use http::{HeaderMap, Uri};
+use tokio::time::timeout;
 
+use super::error::ReviewError;
 use super::identity::Identity;
 use crate::fairness::{CallerKey, FairQueue, QueueTurn, Share, ShareLimits, Shares};
 use crate::headers::{field_memory, target_memory};
@@ -17,6 +20,14 @@ use crate::metric::Gauge;
 const KNOWN: [usize; 2] = [128, 64];
 /// Concurrent reviews of unknown tokens, of all addresses and of each.
 const UNKNOWN: [usize; 2] = [64, 16];
+/// Time after which a review leaves its place in these queues to the next one. A verdict takes
+/// milliseconds. Where a webhook of upstream hangs, which may concern some callers alone, the reviews of
+/// others go on.
+const SLOW: Duration = Duration::from_secs(1);
+/// Concurrent reviews that take longer, of all callers and of each. Further ones are given up.
+const SLOW_ONES: [usize; 2] = [512, 64];
+/// Longest wait of a known caller's request for a place.
+const KNOWN_WAIT: Duration = Duration::from_secs(10);
 
 /// Memory that may be taken by requests that wait for a review of an unknown token. One address
 /// alone may take half of it: of requests with a short head some 3,000, which takes upstream less
@@ -32,11 +43,18 @@ const CHECK_BYTES: usize = 176;
 /// Longest wait of a request with an unknown token.
 pub(super) const UNKNOWN_WAIT: Duration = Duration::from_secs(15);
 
+/// A caller's place for one review.
+pub(super) struct ReviewTurn {
+    caller: CallerKey,
+    turn: QueueTurn,
+}
+
 /// Queues of reviews. Those of unknown callers delay none of known ones.
 #[derive(Clone, Debug)]
 pub(super) struct ReviewQueues {
     known: Arc<FairQueue>,
     unknown: Arc<FairQueue>,
+    slow: Arc<FairQueue>,
     unknown_waiting: Shares,
     impersonation_waiting: Shares,
 }
@@ -48,6 +66,7 @@ impl Default for ReviewQueues {
         Self {
             known: queue(KNOWN),
             unknown: queue(UNKNOWN),
+            slow: queue(SLOW_ONES),
             unknown_waiting: waiting(UNKNOWN_BYTES),
             impersonation_waiting: waiting(IMPERSONATION_BYTES),
         }
@@ -56,13 +75,45 @@ impl Default for ReviewQueues {
 
 impl ReviewQueues {
     /// Waits until a review for a user may be sent.
-    pub(super) async fn of_user(&self, identity: &Identity) -> QueueTurn {
-        self.known.turn(CallerKey::user(&identity.user)).await
+    pub(super) async fn of_user(&self, identity: &Identity) -> Result<ReviewTurn, ReviewError> {
+        self.of_known(CallerKey::user(&identity.user)).await
     }
 
     /// Waits until a review of a token may be sent that was accepted lately, from this address.
-    pub(super) async fn of_known_token(&self, address: IpAddr) -> QueueTurn {
-        self.known.turn(CallerKey::Address(address)).await
+    pub(super) async fn of_known_token(&self, address: IpAddr) -> Result<ReviewTurn, ReviewError> {
+        self.of_known(CallerKey::Address(address)).await
+    }
+
+    async fn of_known(&self, caller: CallerKey) -> Result<ReviewTurn, ReviewError> {
+        let turn = self.known.turn_within(caller.clone(), KNOWN_WAIT).await;
+        let turn = turn.ok_or(ReviewError::NoTurn(KNOWN_WAIT))?;
+        Ok(ReviewTurn { caller, turn })
+    }
+
+    /// Waits until a review of an unknown token may be sent, from this address.
+    pub(super) async fn of_unknown_token(&self, address: IpAddr) -> ReviewTurn {
+        let caller = CallerKey::Address(address);
+        let turn = self.unknown.turn(caller.clone()).await;
+        ReviewTurn { caller, turn }
+    }
+
+    /// Runs a review whose turn it is.
+    pub(super) async fn run<T>(
+        &self,
+        ReviewTurn { caller, turn }: ReviewTurn,
+        review: impl Future<Output = Result<T, ReviewError>>,
+    ) -> Result<T, ReviewError> {
+        let mut review = pin!(review);
+        if let Ok(verdict) = timeout(SLOW, &mut review).await {
+            return verdict;
+        }
+        let _place = self
+            .slow
+            .turn_within(caller, Duration::ZERO)
+            .await
+            .ok_or(ReviewError::Late(SLOW))?;
+        drop(turn);
+        review.await
     }
 
     /// Returns the share of a request with this head and an unknown token, which is about to wait
@@ -86,11 +137,6 @@ impl ReviewQueues {
         self.impersonation_waiting
             .take(user, waiting_bytes(headers) + more)
     }
-
-    /// Waits until a review of an unknown token may be sent, from this address.
-    pub(super) async fn of_unknown_token(&self, address: IpAddr) -> QueueTurn {
-        self.unknown.turn(CallerKey::Address(address)).await
-    }
 }
 
 /// Returns the memory that a request with these headers takes while it waits.
@@ -100,6 +146,9 @@ fn waiting_bytes(headers: &HeaderMap) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::future::join_all;
+    use tokio::time::{Instant, sleep};
+
     use super::*;
 
     #[test]
@@ -145,5 +194,31 @@ mod tests {
         drop((one, other));
         let long = waiting("one", 1 << 20);
         assert!(long.len() < 20, "{} with long selectors", long.len());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn reviews_that_hang_leave_their_places_and_further_ones_are_given_up() {
+        let queues = ReviewQueues::default();
+        let host = IpAddr::from([192, 0, 2, 1]);
+        let (begun, limit) = (Instant::now(), Duration::from_secs(10));
+        let hanging = async || {
+            let turn = queues.of_known_token(host).await?;
+            let review = async {
+                sleep(limit).await;
+                Err::<(), _>(ReviewError::Late(limit))
+            };
+            queues.run(turn, review).await
+        };
+        let ends = join_all((0..1_000).map(|_| hanging())).await;
+        let sent = ends
+            .iter()
+            .filter(|end| !matches!(end, Err(ReviewError::NoTurn(_))))
+            .count();
+        // So many begin in each second.
+        assert!(
+            (10 * KNOWN[1]..=11 * KNOWN[1]).contains(&sent),
+            "{sent} were sent"
+        );
+        assert!(begun.elapsed() <= KNOWN_WAIT + limit + SLOW);
     }
 }

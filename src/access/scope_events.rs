@@ -3,7 +3,7 @@ use std::future::{pending, poll_fn};
 use std::task::Poll;
 use std::time::Duration;
 
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use crate::scope::{REOPEN_AFTER, Scope};
 use crate::store::{Interest, Subscription, SubscriptionStart, SubscriptionStep, WindowEvent};
@@ -15,6 +15,12 @@ const CATCH_UP: Duration = Duration::from_secs(1);
 const EVENTS_PER_TURN: usize = 8;
 /// Pause after a scope that stopped. It is not opened again before.
 pub(super) const PAUSE: Duration = REOPEN_AFTER.saturating_add(Duration::from_secs(1));
+
+/// Waits until a scope that stopped may be opened again, or is ready after all: one that was refused and
+/// never ready is listed again before.
+pub(super) async fn pause_after(scope: &Scope) {
+    let _ = timeout(PAUSE, scope.wait_until_recovered()).await;
+}
 
 /// Subscribes to all events from now on.
 pub(super) fn subscribe(scope: &Scope) -> Subscription {

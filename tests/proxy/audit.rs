@@ -240,6 +240,35 @@ async fn a_request_beyond_a_limit_is_audited_with_its_user() {
     audited.end().await;
 }
 
+/// Its user is remembered for the limit.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_token_that_is_not_accepted_any_more_names_no_user() {
+    let audited = Audited::start(&[
+        "--max-requests-inflight-per-user=100",
+        "--authentication-token-webhook-cache-ttl=100ms",
+    ])
+    .await;
+    remembered(&audited.program, PODS).await;
+    let access = audited.upstream.access();
+    access.add_user("leaver-token", "leaver", &["system:masters"]);
+    let leaver = audited.program.proxied.as_user("leaver-token");
+    assert_eq!(leaver.get(Protocol::Http2, PODS).await.status, 200);
+    access.revoke("leaver-token");
+    let mut refused = None;
+    eventually("a refusal", async || {
+        let got = leaver.get(Protocol::Http2, PODS).await;
+        let status = got.status.as_u16();
+        refused = Some(got);
+        (status == 401).then_some(()).ok_or(status.to_string())
+    })
+    .await;
+    let id = refused.unwrap().header("audit-id").to_owned();
+    let events = audited.events_of(&id, 1).await;
+    assert_eq!(events[0]["stage"], "ResponseStarted");
+    assert_eq!(events[0]["user"], serde_json::json!({}));
+    audited.end().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_that_a_flag_refuses_is_audited_and_counted() {
     let audited = Audited::start(&["--single-identity", "--reject-methods=^DELETE$"]).await;

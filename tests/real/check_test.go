@@ -136,9 +136,18 @@ func TestCheckNamesMissingRights(t *testing.T) {
 	// Callers with certificates are impersonated.
 	_, found = checked(t, kubeconfig, "--client-ca-file", testbed.Shared.CA)
 	require.NoError(t, says(found, "warning", "may not impersonate", "--client-ca-file"))
-	granted.Role("", "acts", rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"users", "groups"}, Verbs: []string{"impersonate"}},
-		rbacv1.PolicyRule{APIGroups: []string{"authentication.k8s.io"}, Resources: []string{"*"}, Verbs: []string{"impersonate"}})
+	acts := func(extra string) {
+		granted.Role("", "acts", rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"users", "groups"}, Verbs: []string{"impersonate"}},
+			rbacv1.PolicyRule{APIGroups: []string{"authentication.k8s.io"}, Resources: []string{"uids", extra}, Verbs: []string{"impersonate"}})
+	}
 	granted.Bind("", "acts", rights.Account(ns, "poor"))
+	// No key of extra data is among these.
+	acts("userextras")
+	poll.Until(t, "the right is known, and what it lacks", func() error {
+		_, found = checked(t, kubeconfig, "--client-ca-file", testbed.Shared.CA)
+		return says(found, "warning", "may not impersonate all userextras/authentication.kubernetes.io/credential-id")
+	})
+	acts("userextras/authentication.kubernetes.io/credential-id")
 	poll.Until(t, "the right to impersonate is known", func() error {
 		_, found = checked(t, kubeconfig, "--client-ca-file", testbed.Shared.CA)
 		return says(found, "ok", "may act as callers with certificates")

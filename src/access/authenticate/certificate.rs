@@ -32,7 +32,7 @@ const MAX_CERTIFICATES: u64 = 20_000;
 const UID: &str = "1.3.6.1.4.1.57683.2";
 /// The attribute of a user that names the credential.
 /// Source: `apiserver/pkg/authentication/user/user.go` (CredentialIDKey).
-const CREDENTIAL_ID: &str = "authentication.kubernetes.io/credential-id";
+pub const CREDENTIAL_ID: &str = "authentication.kubernetes.io/credential-id";
 
 /// The subject of a client certificate.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

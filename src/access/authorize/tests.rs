@@ -1,8 +1,10 @@
 //! Grants of nodes whose reasons the proxy learns late.
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use watershed_protocol::GroupVersionResource;
 
 use super::*;
-use crate::test_support::{Api, HTTP2, Pki, text, upstream_of};
+use crate::test_support::{self, Api, HTTP2, Pki, eventually, text, upstream_of};
 
 const HOUR: Duration = Duration::from_hours(1);
 
@@ -56,4 +58,40 @@ async fn a_grant_is_reviewed_again_if_a_pod_turns_out_to_have_left_just_before()
     }
     assert_eq!(early.settled_at(), None, "upstream knew the pods of then");
     assert_eq!(late.settled_at(), Some(left + Duration::from_millis(200)));
+}
+
+/// Upstream asks a webhook about some users, which hangs.
+#[tokio::test]
+async fn reviews_that_hang_hold_up_no_others() {
+    let pki = Pki::new();
+    let hanging = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&hanging);
+    let api = Api::start(&pki, HTTP2, move |request, _| {
+        let count = Arc::clone(&count);
+        async move {
+            let review = test_support::read(request.into_body()).await.unwrap();
+            if review.contains("stuck") {
+                count.fetch_add(1, Ordering::SeqCst);
+                std::future::pending::<()>().await;
+            }
+            text(r#"{"status":{"allowed":true}}"#)
+        }
+    })
+    .await;
+    let client = UpstreamClient::new(&upstream_of(&pki, &api).await);
+    let config = AuthorizationConfig::default();
+    let queues = ReviewQueues::default();
+    let authorizer = Arc::new(Authorizer::new(client, config, Timeline::default(), queues));
+    let review = |user: String| {
+        let authorizer = Arc::clone(&authorizer);
+        let request = Arc::new(AccessRequest::example(&user, &[], Some("here")));
+        async move { authorizer.review_shared(&request).await }
+    };
+    // As many as there are places for all users.
+    let stuck: Vec<_> = (0..128)
+        .map(|number| tokio::spawn(review(format!("stuck-{number}"))))
+        .collect();
+    eventually(|| hanging.load(Ordering::SeqCst) == stuck.len()).await;
+    review("quick".to_owned()).await.unwrap();
+    assert!(stuck.iter().all(|review| !review.is_finished()));
 }

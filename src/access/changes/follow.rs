@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::sleep;
 use watershed_protocol::{
     Encoding, EventKind, FieldTable, ItemBytes, Representation, ResourceVersion,
 };
@@ -12,7 +11,7 @@ use super::Changes;
 use super::rbac::{Affected, RbacKind};
 use crate::access::config::FollowedRbac;
 use crate::access::metrics;
-use crate::access::scope_events::{self, PAUSE};
+use crate::access::scope_events;
 use crate::scope::{Scope, ScopeKey, ScopePhase, Scopes};
 use crate::store::WindowEvent;
 
@@ -73,7 +72,7 @@ async fn follow_kind(kind: RbacKind, followed: FollowedRbac, scopes: &Scopes, ch
         }
         changes.set_followed(kind, false);
         if let ScopePhase::Stopped(_) = scope.phase() {
-            sleep(PAUSE).await;
+            scope_events::pause_after(&scope).await;
         }
     }
 }

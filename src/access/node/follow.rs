@@ -45,9 +45,11 @@ pub(in crate::access) async fn follow(
                 rights.set_lost(last_heard(&scope));
             }
             rights.forget_store();
+            scope_events::pause_after(&scope).await;
+        } else {
+            // Memory is too short for it.
+            sleep(PAUSE).await;
         }
-        // It stopped, or memory is too short for it.
-        sleep(PAUSE).await;
     }
 }
 

@@ -5,7 +5,7 @@ use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use watershed_protocol::{FieldOperator, GroupVersionResource, ResourceRequest, Selection, Verb};
 
 use super::finding::Findings;
-use crate::access::{AccessAttributes, OwnRights, ReviewError, ReviewSelectors};
+use crate::access::{AccessAttributes, CREDENTIAL_ID, OwnRights, ReviewError, ReviewSelectors};
 use crate::app::config::AppConfig;
 use crate::app::discovery;
 use crate::catalog::{Catalog, CatalogFollower};
@@ -173,7 +173,7 @@ async fn examine_callers(
     }
     examine_issuer(config, rights, findings).await?;
     if config.authorities().next().is_some() {
-        examine_impersonation(rights, findings).await?;
+        examine_impersonation(config, rights, findings).await?;
     }
     Ok(())
 }
@@ -212,24 +212,29 @@ async fn examine_issuer(
 
 /// Examines the right to act as callers with certificates.
 async fn examine_impersonation(
+    config: &AppConfig,
     rights: &OwnRights,
     findings: &mut Findings,
 ) -> Result<(), ReviewError> {
     let mut may_not = Vec::new();
-    // Source: `apiserver/pkg/endpoints/filters/impersonation` (the checks of a request's headers).
-    for (group, resource) in [
-        ("", "users"),
-        ("", "groups"),
-        ("authentication.k8s.io", "uids"),
-    ] {
-        if !rights
-            .may_do(
-                "impersonate",
-                GroupVersionResource::new(group, "v1", resource),
-            )
-            .await?
-        {
-            may_not.push(resource);
+    let mut needed = vec![
+        ("", "users", None),
+        ("", "groups", None),
+        ("authentication.k8s.io", "uids", None),
+    ];
+    // A certificate's fingerprint goes along, whatever else its caller is.
+    if config.access.client_ca.is_some() {
+        needed.push(("authentication.k8s.io", "userextras", Some(CREDENTIAL_ID)));
+    }
+    if config.access.front_proxy.is_some() {
+        needed.push(("", "serviceaccounts", None));
+    }
+    for (group, resource, key) in needed {
+        if !rights.may_impersonate(group, resource, key).await? {
+            may_not.push(match key {
+                Some(key) => format!("{resource}/{key}"),
+                None => resource.to_owned(),
+            });
         }
     }
     if may_not.is_empty() {

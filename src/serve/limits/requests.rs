@@ -201,13 +201,18 @@ impl Limiter {
             return Ok(Admission::default());
         }
         // Boxed, because the future is large, and few proxies have such limits.
-        let caller = Box::pin(self.payer(access, exchange, user)).await;
+        let payer = Box::pin(self.payer(access, exchange, user.clone())).await;
         let counts = match (exchange.plan.verb, exchange.plan.may_stay_open) {
             (Verb::Watch, _) => CountedSpan::Start,
             (_, true) => CountedSpan::Never,
             (_, false) => CountedSpan::Whole,
         };
-        let permit = self.enter(caller, counts, Instant::now())?;
+        let permit = self.enter(payer, counts, Instant::now()).inspect_err(|_| {
+            // It is refused by what is remembered of its user.
+            if let Some(identity) = &user {
+                exchange.record_identified(identity);
+            }
+        })?;
         Ok(Admission {
             permit: permit.map(Box::new),
             to_the_end: counts == CountedSpan::Whole,
@@ -222,13 +227,21 @@ impl Limiter {
         &self,
         access: &Access,
         exchange: &Exchange,
-        mut user: Option<Arc<Identity>>,
+        user: Option<Arc<Identity>>,
     ) -> LimitKey {
+        if let Some(remembered) = user {
+            // Not recorded: upstream may refuse the token by now.
+            return LimitKey::User(remembered.user.clone());
+        }
         let credential = exchange.credential.as_ref();
         let is_undecided = credential.is_some_and(|token| self.undecided.contains_key(token));
-        if user.is_none() && !is_undecided {
+        if !is_undecided {
             match token_user(access, exchange).await {
-                Ok(identified) => user = identified,
+                Ok(Some(identity)) => {
+                    exchange.record_identified(&identity);
+                    return LimitKey::User(identity.user.clone());
+                }
+                Ok(None) => {}
                 Err(_) => {
                     if let Some(token) = credential {
                         self.undecided.insert(*token, ());
@@ -236,13 +249,7 @@ impl Limiter {
                 }
             }
         }
-        match user {
-            Some(identity) => {
-                exchange.record_identified(&identity);
-                LimitKey::User(identity.user.clone())
-            }
-            None => LimitKey::Address(exchange.address()),
-        }
+        LimitKey::Address(exchange.address())
     }
 
     fn enter(

@@ -1,4 +1,6 @@
-//! The follower among the other users of memory.
+//! The follower among the other users of memory, and at an API server that refuses.
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use bytes::Bytes;
 use futures_util::{StreamExt as _, stream};
 use http::Response;
@@ -44,11 +46,19 @@ struct Follower {
 
 impl Follower {
     async fn start(budget: &MemoryBudget, size_of_pod: usize) -> Self {
+        Self::refused_at_first(budget, size_of_pod, 0).await
+    }
+
+    /// The same at an API server that refuses so many requests before it answers.
+    async fn refused_at_first(budget: &MemoryBudget, size_of_pod: usize, refusals: usize) -> Self {
         let pki = Pki::new();
         let event = Bytes::from(added(size_of_pod));
+        let asked = Arc::new(AtomicUsize::new(0));
         let api = Api::start(&pki, HTTP2, move |request, _| {
             let query = request.uri().query().unwrap_or_default();
-            let (code, body) = if query.contains("sendInitialEvents") {
+            let (code, body) = if asked.fetch_add(1, Ordering::SeqCst) < refusals {
+                (403, body::full("{}"))
+            } else if query.contains("sendInitialEvents") {
                 (422, body::full("{}"))
             } else if query.starts_with("watch=1") {
                 let events = stream::iter([Ok(event.clone())]);
@@ -90,6 +100,13 @@ async fn pods_are_not_loaded_before_memory_suffices() {
     tokio::time::pause();
     tokio::time::advance(PAUSE).await;
     tokio::time::resume();
+    eventually(|| follower.rights.followed().is_some()).await;
+}
+
+#[tokio::test]
+async fn pods_are_followed_as_soon_as_a_refusal_has_passed() {
+    let budget = MemoryBudget::default();
+    let follower = Follower::refused_at_first(&budget, 1, 1).await;
     eventually(|| follower.rights.followed().is_some()).await;
 }
 
