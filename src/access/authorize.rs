@@ -1,5 +1,6 @@
 //! Authorization of single reads by SubjectAccessReview, with cached verdicts.
 pub(super) mod authorizer_rules;
+mod recent_denials;
 pub(super) mod wide_grants;
 
 #[cfg(test)]
@@ -29,6 +30,7 @@ use crate::fairness::{CallerKey, FairQueue};
 use crate::scope::Timeline;
 use crate::upstream::UpstreamClient;
 use authorizer_rules::AuthorizerRules;
+use recent_denials::RecentDenials;
 use wide_grants::WideGrants;
 
 /// Verdicts of open watches are reviewed at most this often, unless RBAC changes. Ten thousand
@@ -79,6 +81,7 @@ pub struct Authorizer {
     rules: Arc<AuthorizerRules>,
     wide_grants: WideGrants,
     rechecks: FairQueue,
+    denials: RecentDenials,
     queues: ReviewQueues,
 }
 
@@ -116,6 +119,7 @@ impl Authorizer {
             changes,
             nodes: Arc::new(nodes),
             rechecks: FairQueue::new(RECHECKS, RECHECKS_OF_A_USER),
+            denials: RecentDenials::default(),
             queues,
         }
     }
@@ -175,6 +179,7 @@ impl Authorizer {
         metrics::remembered(known.is_ok());
         match known {
             Ok(reviewed) => Ok(reviewed),
+            Err(_) if self.denials.sends_on(&request) => Err(ReviewError::OftenDenied.into()),
             // Boxed, because the future is large and rare.
             Err(missing) => Box::pin(self.review_missing(&request, missing)).await,
         }
@@ -214,7 +219,11 @@ impl Authorizer {
                 return Ok(reviewed.covering(request));
             }
         }
-        self.review_shared(request).await
+        let reviewed = self.review_shared(request).await?;
+        if !reviewed.is_allowed() {
+            self.denials.record(request);
+        }
+        Ok(reviewed)
     }
 
     /// Returns the cached verdict if it is valid, or becomes so as upstream says that nothing but

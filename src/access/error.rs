@@ -30,6 +30,10 @@ pub enum ReviewError {
     /// Reviews before it, of the same caller or of all, took too long.
     #[error("a review could not be sent within {0:?}, as others before it got no answer")]
     NoTurn(Duration),
+    /// The caller was lately denied other reads of the type. The request itself costs upstream less than
+    /// a review of it.
+    #[error("upstream denied the caller other reads of the type; this one was not reviewed")]
+    OftenDenied,
     /// Too many tokens from the caller's address were refused.
     #[error("upstream refused too many tokens from this address; this one was not reviewed")]
     TooManyRefusals,
@@ -52,6 +56,7 @@ impl ReviewError {
             }
             Self::Undecided(_)
             | Self::NotUnderstood(_)
+            | Self::OftenDenied
             | Self::TooManyRefusals
             | Self::TooManyWaiting
             | Self::TooManyImpersonations => false,

@@ -134,6 +134,9 @@ fn not_reviewed(access: &Access, error: &ReviewError) -> Unanswered {
     if let Some(exceeded) = LimitExceeded::of_review(error) {
         return exceeded.into();
     }
+    if matches!(error, ReviewError::OftenDenied) {
+        return ForwardReason::OftenDenied.into();
+    }
     access.note_failed_review();
     if let Some(requests) = NOT_REVIEWED.count(1) {
         tracing::warn!(%error, requests, "cannot review the caller");

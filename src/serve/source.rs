@@ -159,6 +159,8 @@ reasons! {
     Identity = "identity",
     /// Upstream could not be asked about the caller.
     ReviewFailed = "review-failed",
+    /// A get or list of a caller who was denied others of the type lately.
+    OftenDenied = "often-denied",
     /// More than may be cached of the type, by the operator's choice or because it is sensitive.
     Policy = "policy",
     /// Objects that no configured scope is certain to hold.

@@ -23,7 +23,6 @@ pub(super) const WATCH_BYTES: usize = 2 << 10;
 #[derive(Clone, Default)]
 pub struct Usage(Arc<UsageCounters>);
 
-#[derive(Default)]
 struct UsageCounters {
     requests: [AtomicU64; AnswerSource::NAMES.len()],
     bytes: [AtomicU64; AnswerSource::NAMES.len()],
@@ -32,6 +31,21 @@ struct UsageCounters {
     watches_forwarded: AtomicU64,
     clients: ClientTable,
     memory: MemoryBudget,
+}
+
+impl Default for UsageCounters {
+    // Derived only for up to 32 reasons.
+    fn default() -> Self {
+        Self {
+            requests: Default::default(),
+            bytes: Default::default(),
+            reasons: std::array::from_fn(|_| AtomicU64::default()),
+            watches_here: AtomicU64::default(),
+            watches_forwarded: AtomicU64::default(),
+            clients: ClientTable::default(),
+            memory: MemoryBudget::default(),
+        }
+    }
 }
 
 /// The most expensive clients.
