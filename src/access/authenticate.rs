@@ -325,7 +325,8 @@ impl Authenticator {
             self.remember_refusal(hash);
             None
         } else {
-            self.review_in_turn(hash, token, address).await?
+            let reviewed = self.review_in_turn(hash, token, address).await;
+            reviewed.inspect_err(|error| metrics::given_up("tokenreview", error))?
         };
         if self.checks.service_accounts.is_some() {
             match &verdict {
@@ -357,11 +358,11 @@ impl Authenticator {
     ) -> Result<Option<Arc<Identity>>, ReviewError> {
         if let Some(identity) = self.counted.get(&hash).await {
             let turn = self.queues.of_user(&identity).await?;
-            return self.queues.run(turn, self.review(token)).await;
+            return turn.run(self.review(token)).await;
         }
         if self.answered.contains_key(&hash) {
             let turn = self.queues.of_known_token(address).await?;
-            return self.queues.run(turn, self.review(token)).await;
+            return turn.run(self.review(token)).await;
         }
         // Looked at before the turn as well: whoever has no refusal left need not wait for it.
         if !self.refusals.are_left(address) {
@@ -371,7 +372,7 @@ impl Authenticator {
         let Some(charge) = self.refusals.take(address) else {
             return self.without_review(hash);
         };
-        let verdict = self.queues.run(turn, self.review(token)).await;
+        let verdict = turn.run(self.review(token)).await;
         if matches!(verdict, Ok(None)) {
             charge.refused(self.remember_refusal(hash));
         } else {

@@ -373,11 +373,13 @@ impl Authorizer {
         };
         let path = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
         self.changes.want(request);
-        let turn = self.queues.of_user(&request.identity).await?;
+        let count = |error: &ReviewError| metrics::given_up("subjectaccessreview", error);
+        let turn = self.queues.of_user(&request.identity).await;
+        let turn = turn.inspect_err(count)?;
         // Taken before the review is sent, so that no later change is taken for an earlier one.
         let position = self.changes.position();
         let posted = post(&self.client, path, &review);
-        let review: SubjectAccessReview = self.queues.run(turn, posted).await?;
+        let review: SubjectAccessReview = turn.run(posted).await.inspect_err(count)?;
         let status = review.status.ok_or_else(ReviewError::without_status)?;
         let reason = status.reason.unwrap_or_default();
         // If no authorizer has an opinion, the access is denied, as in upstream's own filter.

@@ -27,9 +27,9 @@ pub enum ReviewError {
     /// No verdict arrived in time.
     #[error("upstream did not answer a review within {0:?}")]
     Late(Duration),
-    /// Reviews before it, of the same caller or of all, took too long.
-    #[error("a review could not be sent within {0:?}, as others before it got no answer")]
-    NoTurn(Duration),
+    /// Too many reviews, of the same caller or of all, wait for answers.
+    #[error("a review was given up after {0:?}, as too many others wait for upstream's answers")]
+    GivenUp(Duration),
     /// The caller was lately denied other reads of the type. The request itself costs upstream less than
     /// a review of it.
     #[error("upstream denied the caller other reads of the type; this one was not reviewed")]
@@ -50,7 +50,7 @@ impl ReviewError {
     /// say to the caller can be had of it.
     pub fn is_unavailable(&self) -> bool {
         match self {
-            Self::Upstream(_) | Self::Cut(_) | Self::Late(_) | Self::NoTurn(_) => true,
+            Self::Upstream(_) | Self::Cut(_) | Self::Late(_) | Self::GivenUp(_) => true,
             Self::Refused(status) => {
                 status.is_server_error() || *status == StatusCode::TOO_MANY_REQUESTS
             }

@@ -101,6 +101,15 @@ pub(super) fn reviewed<T>(path: &str, outcome: &Result<T, ReviewError>) {
     REVIEWS.with([kind.into(), result.into()]).increment(1);
 }
 
+/// Counts a review that was given up, if this is the reason why there is no verdict.
+pub(super) fn given_up(kind: &'static str, error: &ReviewError) {
+    if let ReviewError::GivenUp(_) = error {
+        REVIEWS
+            .with([kind.into(), "unavailable".into()])
+            .increment(1);
+    }
+}
+
 /// Counts a token that was refused without a review.
 pub(super) fn refused_on_inspection(reason: &'static str) {
     REFUSED.with([reason.into()]).increment(1);

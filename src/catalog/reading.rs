@@ -170,9 +170,12 @@ impl DiscoveryReader {
 
     /// Reads everything at once. A reading that is under way does not count.
     pub(super) fn read_anew(&mut self) {
-        self.job = None;
+        let now = Instant::now();
+        if let Some(server) = self.job.take().and_then(|job| job.server) {
+            self.sign.get_or_insert(ChangeSign { at: now, server });
+        }
         self.documents = ReadDocuments::default();
-        self.due = Instant::now();
+        self.due = now;
     }
 
     /// Reads soon, at this server: scopes are followed there now, and it runs another release.

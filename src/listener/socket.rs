@@ -54,21 +54,18 @@ async fn free(path: &Path) -> io::Result<()> {
             io::ErrorKind::AlreadyExists,
             "the file exists and is not a socket",
         )),
-        Ok(_) => match UnixStream::connect(path).await {
+        Ok(_) => match UnixStream::connect(path)
+            .await
+            .map_err(|it| (it.kind(), it))
+        {
             // The process has ended, or its file has just been removed.
-            Err(error)
-                if matches!(
-                    error.kind(),
-                    io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound
-                ) =>
-            {
-                Ok(())
-            }
+            Err((io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound, _)) => Ok(()),
             // It may be too busy to take a connection.
-            _ => Err(io::Error::new(
+            Ok(_) | Err((io::ErrorKind::WouldBlock, _)) => Err(io::Error::new(
                 io::ErrorKind::AddrInUse,
                 "another process listens on it",
             )),
+            Err((_, error)) => Err(error),
         },
         Err(_) => Ok(()),
     }

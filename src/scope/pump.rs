@@ -148,8 +148,6 @@ enum PumpEvent {
     ListDue,
     /// The watch that ended is not open again.
     NotReopened,
-    /// It is not known in time how a restored state is printed.
-    Unprinted,
     /// Upstream has told how many objects it has at a version that several deletions share.
     Finished(UnfinishedVersion),
     Feed(Result<FeedStep, Stopped>),
@@ -232,9 +230,6 @@ impl ScopePump {
                 }
                 () = wait_until(self.timers.list_again) => PumpEvent::ListDue,
                 () = wait_until(self.timers.reopened_by) => PumpEvent::NotReopened,
-                () = wait_until(self.restoring.and_then(|state| state.given_up_at())) => {
-                    PumpEvent::Unprinted
-                }
                 finished = ask_upstream(&self.scope.reader, self.probe.as_ref()) => {
                     PumpEvent::Finished(finished)
                 }
@@ -307,7 +302,6 @@ impl ScopePump {
                 self.timers.reopened_by = None;
                 self.mark_lost();
             }
-            PumpEvent::Unprinted => self.give_up_unprinted(),
             PumpEvent::Finished(finished) => {
                 self.writer.finish(finished);
                 self.scope.publish_version();
@@ -399,7 +393,7 @@ impl ScopePump {
             ContinuityChange::TimelineEnded => self.forget(),
             ContinuityChange::Proven => {
                 self.apply(Change::Resumed { is_proven: true }, None);
-                self.record_proof(Restoring::record_followed);
+                self.record_proof(|proofs| proofs.is_followed = true);
             }
             ContinuityChange::Unknown if self.restoring.is_some() => self.give_up_restored(),
             ContinuityChange::Unknown => self.relist(),

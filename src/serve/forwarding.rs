@@ -140,7 +140,12 @@ impl ServiceParts {
         unknown_callers::admit_forward(&self.access, exchange).await?;
         let capacity = self.forwarder.capacity();
         let (limits, user) = (&self.forward_limits, completion.user.as_ref());
-        limits.admit(&self.access, exchange, user, capacity).await
+        let admitted = limits.admit(&self.access, exchange, user, capacity).await;
+        admitted.inspect_err(|_| {
+            if let Some(user) = user {
+                exchange.record_identified(user);
+            }
+        })
     }
 
     /// Forwards a request, and learns from the answer if upstream knows the caller.

@@ -26,6 +26,7 @@ mod lease;
 mod silence;
 
 pub(super) use lease::{Lease, NotSent};
+pub(super) use silence::AwaitedBy;
 use silence::UnansweredRequests;
 
 /// Interval and timeout of HTTP/2 pings, which are also sent on idle connections.
@@ -239,8 +240,11 @@ impl Http2Connection {
 
     /// Returns `true` if no further request should be sent on it.
     pub(super) fn is_closed(&self) -> bool {
+        if self.unanswered.are_many() {
+            // For good, also if it answers later: no group may have it any more.
+            self.closed.store(true, Ordering::Release);
+        }
         self.closed.load(Ordering::Acquire)
-            || self.unanswered.are_many()
             || self
                 .sender
                 .lock()

@@ -11,7 +11,7 @@ use http::{Request, Response, StatusCode};
 
 use super::body::{End, UpstreamBody};
 use super::class::ConnectionClass;
-use super::connection::{Lease, NotSent};
+use super::connection::{AwaitedBy, Lease, NotSent};
 use super::error::UpstreamError;
 use super::server::Upstream;
 use super::traffic::{ReceivedMeter, RequestPurpose};
@@ -115,7 +115,11 @@ impl Pool {
         let uri = request.uri().clone();
         let mut elsewhere = Elsewhere::wanted(&options);
         let mut resends = 0;
-        let is_own = options.purpose != RequestPurpose::Forward;
+        let by = match (options.purpose, class) {
+            (RequestPurpose::Forward, ConnectionClass::LongForward) => AwaitedBy::Reader,
+            (RequestPurpose::Forward, _) => AwaitedBy::Client,
+            _ => AwaitedBy::Proxy,
+        };
         let mut policy = ResendPolicy::new(&mut request);
         loop {
             let beside = options.beside.as_ref().filter(|_| elsewhere.is_none());
@@ -132,7 +136,7 @@ impl Pool {
             };
             *request.uri_mut() = uri.clone();
             let again = policy.copy(&request);
-            let mut error = match lease.send(request, is_own).await {
+            let mut error = match lease.send(request, by).await {
                 Ok(response) => {
                     // A balancer may lead elsewhere by now, but not by a connection that is open.
                     let is_loop = response.status() == StatusCode::LOOP_DETECTED

@@ -91,7 +91,7 @@ async fn reviews_that_hang_hold_up_no_others() {
     let stuck: Vec<_> = (0..128)
         .map(|number| tokio::spawn(review(format!("stuck-{number}"))))
         .collect();
-    eventually(|| hanging.load(Ordering::SeqCst) == stuck.len()).await;
+    eventually(|| hanging.load(Ordering::SeqCst) >= stuck.len()).await;
     review("quick".to_owned()).await.unwrap();
     assert!(stuck.iter().all(|review| !review.is_finished()));
 }

@@ -6,7 +6,6 @@ use tokio::time;
 use watershed_protocol::{Frame, Scanned};
 
 use super::collect::stored_object;
-use super::restoring::Restoring;
 use super::{EventOrigin, ScopePump, WATCH_REOPEN};
 use crate::budget::MemoryLoad;
 use crate::scope::cached::discard;
@@ -37,14 +36,14 @@ impl ScopePump {
             Change::Listed(listed) => self.apply_list(*listed),
             Change::Event(frame, scanned) => {
                 self.apply_event(now, frame, scanned, origin);
-                self.record_proof(Restoring::record_followed);
+                self.record_proof(|proofs| proofs.is_followed = true);
             }
             Change::Progress { version, format } => {
                 self.learn_bookmark(format);
                 self.writer.progress(now, version);
                 self.scope.upstream.record_bookmark(version);
                 self.mark_heard();
-                self.record_proof(Restoring::record_followed);
+                self.record_proof(|proofs| proofs.is_followed = true);
             }
             Change::Resumed { .. } => {
                 self.streaming.record_reconnection();

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use futures_util::future::{BoxFuture, pending};
+use futures_util::future::{BoxFuture, pending, ready};
 use tokio::sync::Semaphore;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 use watershed_protocol::{ResourceVersion, WireFormat};
 
 use super::collect::stored_object;
@@ -27,7 +27,12 @@ pub(super) const LEARNERS: usize = 4;
 const QUESTIONS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(15));
 /// First and longest pause before a watch is opened again because its server cannot be asked. Behind a
 /// gateway that ends each connection after its first request, none can.
-const REOPENINGS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(5));
+/// An API server's watches end about as often as the longest.
+const REOPENINGS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_hours(1));
+/// Time that a server has to tell its release while a restored state waits for that.
+const RESTORING_LIMIT: Duration = Duration::from_secs(30);
+/// Servers in a row that cannot be asked after which it waits no longer.
+const MAX_REOPENINGS: u32 = 4;
 /// The same after all objects were to be read, which costs more.
 const REREADINGS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(5));
 /// First and longest pause between two readings of a scope. A load balancer before two releases
@@ -87,6 +92,8 @@ pub(super) enum LearnedRelease {
     Relist(Option<Release>),
     /// This server's connection takes no more requests, so that its release will not be known.
     Unaskable(ServedBy),
+    /// The server has not told its release in time, or several could not be asked.
+    NotTold,
 }
 
 /// The objects that a server prints differently than memory has them.
@@ -112,6 +119,8 @@ struct ReleaseComparison {
     not_before: Option<Instant>,
     /// The pause before a server that cannot be asked is given up.
     patience: Duration,
+    /// A restored state waits for the release.
+    is_restoring: bool,
 }
 
 /// A server that cannot be asked for its release.
@@ -150,11 +159,17 @@ impl ReleaseLearner {
         self.printed = PrintedBy::Release(Some(by));
     }
 
-    /// Notes that the scope is followed at this server.
+    /// Notes that the scope is followed at this server. `is_restoring` says that it shows a restored state
+    /// once the server's release is known.
     ///
     /// If the release of the one before was not learned, the events that it brought may be printed by
     /// another.
-    pub(super) fn follow(&mut self, server: &ServedBy, format: &Arc<WireFormat>) {
+    pub(super) fn follow(
+        &mut self,
+        server: &ServedBy,
+        format: &Arc<WireFormat>,
+        is_restoring: bool,
+    ) {
         let newest = self.context.reader.event_version();
         if self.unlearned.is_some_and(|before| before != newest) {
             self.printed = PrintedBy::Unknown;
@@ -167,7 +182,12 @@ impl ReleaseLearner {
             format: Arc::clone(format),
             not_before: self.pace.next(),
             patience: self.patience(),
+            is_restoring,
         };
+        if is_restoring && self.reopenings.failures() >= MAX_REOPENINGS {
+            self.job = Some(ready(LearnedRelease::NotTold).boxed());
+            return;
+        }
         let learn = async move {
             comparison
                 .learn()
@@ -205,6 +225,7 @@ impl ReleaseLearner {
                 self.reopenings.pause();
                 return learned;
             }
+            LearnedRelease::NotTold => return learned,
             LearnedRelease::Current(release) => release,
             LearnedRelease::Other { release, .. } | LearnedRelease::Relist(release) => {
                 self.pace.read();
@@ -231,7 +252,15 @@ impl ReleaseLearner {
 impl ReleaseComparison {
     async fn learn(self) -> Result<LearnedRelease, Unaskable> {
         let (client, server) = (&self.context.client, &self.server);
-        let release = release_when_answered(client, server, self.patience).await?;
+        let told = release_when_answered(client, server, self.patience);
+        let release = if self.is_restoring {
+            match timeout(RESTORING_LIMIT, told).await {
+                Ok(told) => told?,
+                Err(_) => return Ok(LearnedRelease::NotTold),
+            }
+        } else {
+            told.await?
+        };
         let printed = match &self.printed {
             PrintedBy::Unknown => None,
             PrintedBy::Release(printed) => Some(printed.clone()),
@@ -438,7 +467,7 @@ mod tests {
         let release = serde_json::from_str(r#"{"gitVersion":"v1.37.1"}"#).unwrap();
         learner.record_restored(release);
         for _ in 0..2 {
-            learner.follow(&server, &format);
+            learner.follow(&server, &format, false);
             assert!(matches!(learner.printed, PrintedBy::Release(_)));
         }
         let scanned = scan(Encoding::Json, POD.as_bytes(), &fields).unwrap();
@@ -455,7 +484,7 @@ mod tests {
             attributes: scanned.attributes,
         };
         writer.apply(StdInstant::now(), frame, object).unwrap();
-        learner.follow(&server, &format);
+        learner.follow(&server, &format, false);
         assert!(matches!(learner.printed, PrintedBy::Unknown));
     }
 

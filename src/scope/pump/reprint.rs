@@ -31,7 +31,8 @@ impl ScopePump {
         self.streaming.follow(&server);
         // Derived objects are as the source's, which is compared itself.
         if self.feed.reflector().is_some() {
-            self.release.follow(&server, &ready.format);
+            let is_restoring = self.restoring.is_some();
+            self.release.follow(&server, &ready.format, is_restoring);
         }
         self.name_server();
     }
@@ -77,6 +78,10 @@ impl ScopePump {
             LearnedRelease::Unaskable(server) => {
                 self.is_rewritten = is_rewritten;
                 self.reopen_instead_of(&server);
+            }
+            LearnedRelease::NotTold => {
+                self.is_rewritten = is_rewritten;
+                self.give_up_without_release();
             }
             LearnedRelease::Relist(release) => {
                 if self.ready.is_some() {

@@ -83,7 +83,6 @@ impl ScopePump {
             origin,
             is_followed,
             is_printed,
-            ..
         } = *restoring;
         let Some(ready) = self.ready.clone().filter(|_| is_followed && is_printed) else {
             return;
@@ -111,13 +110,16 @@ impl ScopePump {
         self.relist();
     }
 
-    /// Drops a restored state whose server does not tell in time how it prints the objects.
-    pub(super) fn give_up_unprinted(&mut self) {
-        tracing::warn!(
-            resource = %self.scope.key.gvr,
-            "upstream does not tell its release, which a read state needs; listing"
-        );
-        self.give_up_restored();
+    /// Drops a restored state, if there is one, as its server does not tell its release. Without that
+    /// it is not known whether the server prints the objects as they are held.
+    pub(super) fn give_up_without_release(&mut self) {
+        if self.restoring.is_some() {
+            tracing::warn!(
+                resource = %self.scope.key.gvr,
+                "upstream does not tell its release, which a read state needs; listing"
+            );
+            self.give_up_restored();
+        }
     }
 
     /// Notes that a list replaces a restored state that upstream did not continue.

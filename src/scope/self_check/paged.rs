@@ -91,7 +91,9 @@ impl<'a> PagedCheck<'a> {
     /// has the scope's own. Equal objects in equal versions are one state, whatever its number.
     pub(super) async fn look_at_newest(&self) -> Result<Look, Inconclusive> {
         let reader = &self.scope.reader;
-        let (snapshot, reached) = (reader.snapshot(), reader.event_version());
+        // Before the state, so that an event in between is no difference that is due.
+        let reached = reader.event_version();
+        let snapshot = reader.snapshot();
         let newest = answered(self.list.versions(StatePage::Newest)).await?;
         let after = self.after.as_deref();
         let listed = StatePage::Exact {

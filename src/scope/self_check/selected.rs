@@ -4,7 +4,7 @@
 //! selector matches. From its watch cache it finds those of a node by an index.
 use std::time::Duration;
 
-use watershed_protocol::{FieldRequirement, Selection};
+use watershed_protocol::{FieldRequirement, ResourceVersion, Selection};
 
 use super::difference::ObjectDifference;
 use super::look::{Inconclusive, Look, answered, compare_bytes, compare_versions, is_small};
@@ -77,11 +77,12 @@ impl<'a> SelectedCheck<'a> {
     /// Compares all objects, by one list of them.
     async fn look_at_objects(&self, ready: &ReadyScope) -> Result<Look, Inconclusive> {
         let reader = &self.scope.reader;
+        let reached = reader.event_version();
         let page = StatePage::NotOlderThan(reader.version());
         let representation = self.scope.key.representation;
         let listed = self.list.objects(page, representation, &ready.format);
         let listed = answered(listed).await?;
-        let mut differences = self.compare_versions(listed.versions()).await?;
+        let mut differences = self.compare_versions(listed.versions(), reached).await?;
         // Those that have changed meanwhile have other versions.
         let bytes = compare_bytes(&reader.snapshot(), &ready.format, &listed.objects);
         differences.extend(bytes);
@@ -92,14 +93,17 @@ impl<'a> SelectedCheck<'a> {
     }
 
     async fn look_at_versions(&self) -> Result<Vec<ObjectDifference>, Inconclusive> {
+        let reached = self.scope.reader.event_version();
         let page = StatePage::NotOlderThan(self.scope.reader.version());
-        self.compare_versions(answered(self.list.versions(page)).await?)
-            .await
+        let listed = answered(self.list.versions(page)).await?;
+        self.compare_versions(listed, reached).await
     }
 
+    /// Compares what upstream listed when events had `reached` this version.
     async fn compare_versions(
         &self,
         upstream: ListedVersions,
+        reached: ResourceVersion,
     ) -> Result<Vec<ObjectDifference>, Inconclusive> {
         let reader = &self.scope.reader;
         let mut objects = upstream.objects;
@@ -109,7 +113,7 @@ impl<'a> SelectedCheck<'a> {
         if !differences.is_empty() {
             let version = upstream.version;
             if !self.scope.wait_until_version(version, CATCH_UP).await {
-                self.scope.lacks_events_after(reader.event_version());
+                self.scope.lacks_events_after(reached);
                 let message = format!("memory did not reach version {version}");
                 return Err(Inconclusive::Failed(message));
             }

@@ -9,6 +9,7 @@ use hyper::body::Incoming;
 use hyper::client::conn::TrySendError;
 use tokio::time::Instant;
 
+use super::silence::AwaitedBy;
 use super::{Http1Connection, Http2Connection, IdleHttp1, ServedBy};
 use crate::body::Body;
 use crate::upstream::error::UpstreamError;
@@ -102,11 +103,11 @@ impl Lease {
         }
     }
 
-    /// Sends the request, adapted to this connection. `is_own` says that it is not a client's.
+    /// Sends the request, adapted to this connection.
     pub(in crate::upstream) async fn send(
         &mut self,
         mut request: Request<Body>,
-        is_own: bool,
+        by: AwaitedBy,
     ) -> Result<Response<Incoming>, NotSent> {
         match &mut self.connection {
             Leased::Http2(connection) => {
@@ -115,7 +116,7 @@ impl Lease {
                 let Some(mut sender) = sender else {
                     return Err(NotSent::Ended(request));
                 };
-                let awaited = connection.unanswered.begin(is_own);
+                let awaited = connection.unanswered.begin(by);
                 let answer = sender.try_send_request(request);
                 drop(sender);
                 let answer = answer.await.map_err(NotSent::Failed)?;

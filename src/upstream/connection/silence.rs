@@ -15,8 +15,20 @@ const GIVEN_UP: usize = 3;
 /// client's request may wait for long, for a program in the cluster, and its client may never give it
 /// up. Where that is all, another connection is all that it costs.
 const LONG_SILENCE: Duration = Duration::from_secs(10);
-/// Requests that were sent in that time.
-const WAITED_FOR: usize = 3;
+/// Waiting requests that are several, with those that were given up after a while.
+const SEVERAL: usize = 3;
+
+/// The answer that a request waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::upstream) enum AwaitedBy {
+    /// The proxy itself, to which upstream answers soon.
+    Proxy,
+    /// A client.
+    Client,
+    /// A client that may wait for any time until upstream has something to tell, such as the next line of
+    /// a log. That says nothing about the connection.
+    Reader,
+}
 
 /// The requests of a connection since its last answer.
 #[derive(Debug, Default)]
@@ -24,30 +36,36 @@ pub(super) struct UnansweredRequests(Mutex<RequestsSinceAnswer>);
 
 #[derive(Debug, Default)]
 struct RequestsSinceAnswer {
-    /// The moment at which the first was sent.
+    /// The moment from which the first of them waits.
     first: Option<Instant>,
-    sent: usize,
-    /// The proxy's own that were given up.
+    /// Those that wait, or were given up after [`SILENCE`].
+    waited: usize,
+    /// Those of the proxy's own among the latter.
     given_up: usize,
 }
 
 /// A request that waits for its answer. Dropping it gives the request up.
 pub(super) struct AwaitedAnswer<'a> {
     requests: &'a UnansweredRequests,
-    /// The moment from which it waits, if it counts when it is given up.
-    since: Option<Instant>,
+    by: AwaitedBy,
+    since: Instant,
+    is_answered: bool,
 }
 
 impl UnansweredRequests {
-    /// Notes that a request is sent: one of the proxy's own, or a client's.
-    pub(super) fn begin(&self, is_own: bool) -> AwaitedAnswer<'_> {
-        let now = Instant::now();
-        let mut requests = self.0.lock();
-        requests.first.get_or_insert(now);
-        requests.sent += 1;
+    /// Notes that a request is sent.
+    pub(super) fn begin(&self, by: AwaitedBy) -> AwaitedAnswer<'_> {
+        let since = Instant::now();
+        if by != AwaitedBy::Reader {
+            let mut requests = self.0.lock();
+            requests.first.get_or_insert(since);
+            requests.waited += 1;
+        }
         AwaitedAnswer {
             requests: self,
-            since: is_own.then_some(now),
+            by,
+            since,
+            is_answered: false,
         }
     }
 
@@ -57,7 +75,7 @@ impl UnansweredRequests {
         let is_silent = requests
             .first
             .is_some_and(|first| first.elapsed() >= LONG_SILENCE);
-        requests.given_up >= GIVEN_UP || (is_silent && requests.sent >= WAITED_FOR)
+        requests.given_up >= GIVEN_UP || (is_silent && requests.waited >= SEVERAL)
     }
 }
 
@@ -65,14 +83,27 @@ impl AwaitedAnswer<'_> {
     /// Notes that the answer is there.
     pub(super) fn answered(mut self) {
         *self.requests.0.lock() = RequestsSinceAnswer::default();
-        self.since = None;
+        self.is_answered = true;
     }
 }
 
 impl Drop for AwaitedAnswer<'_> {
     fn drop(&mut self) {
-        if self.since.is_some_and(|since| since.elapsed() >= SILENCE) {
-            self.requests.0.lock().given_up += 1;
+        if self.is_answered || self.by == AwaitedBy::Reader {
+            return;
+        }
+        let mut requests = self.requests.0.lock();
+        // An answer since then has reset the counts: this one is not among them.
+        if requests.first.is_none_or(|first| self.since < first) {
+            return;
+        }
+        if self.since.elapsed() < SILENCE {
+            requests.waited = requests.waited.saturating_sub(1);
+            if requests.waited == 0 {
+                requests.first = None;
+            }
+        } else if self.by == AwaitedBy::Proxy {
+            requests.given_up += 1;
         }
     }
 }
@@ -85,7 +116,7 @@ mod tests {
     async fn requests_count_if_they_waited_and_no_answer_came_since() {
         let requests = UnansweredRequests::default();
         let give_up_after = async |wait| {
-            let request = requests.begin(true);
+            let request = requests.begin(AwaitedBy::Proxy);
             tokio::time::advance(wait).await;
             drop(request);
         };
@@ -96,7 +127,7 @@ mod tests {
         for _ in 1..GIVEN_UP {
             give_up_after(SILENCE).await;
         }
-        requests.begin(false).answered();
+        requests.begin(AwaitedBy::Client).answered();
         for _ in 1..GIVEN_UP {
             give_up_after(SILENCE).await;
         }
@@ -108,14 +139,22 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn several_requests_of_clients_count_once_nothing_was_answered_for_long() {
         let requests = UnansweredRequests::default();
-        let one = requests.begin(false);
-        drop(requests.begin(false));
+        let one = requests.begin(AwaitedBy::Client);
+        let _other = requests.begin(AwaitedBy::Client);
         tokio::time::advance(2 * LONG_SILENCE).await;
+        for _ in 0..SEVERAL {
+            drop(requests.begin(AwaitedBy::Client));
+        }
+        let _readers: Vec<_> = (0..SEVERAL)
+            .map(|_| requests.begin(AwaitedBy::Reader))
+            .collect();
         assert!(!requests.are_many(), "two may wait for the same program");
-        let _third = requests.begin(false);
+        let _third = requests.begin(AwaitedBy::Client);
         assert!(requests.are_many());
         one.answered();
-        let _waiting: Vec<_> = (0..2 * WAITED_FOR).map(|_| requests.begin(false)).collect();
+        let _waiting: Vec<_> = (0..2 * SEVERAL)
+            .map(|_| requests.begin(AwaitedBy::Client))
+            .collect();
         tokio::time::advance(LONG_SILENCE / 2).await;
         assert!(!requests.are_many(), "there was an answer");
         tokio::time::advance(LONG_SILENCE / 2).await;

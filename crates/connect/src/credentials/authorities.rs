@@ -7,7 +7,7 @@ use rustls::pki_types::CertificateDer;
 /// Removes authorities that rustls cannot use, as client-go does with those that Go cannot. Bundles
 /// of a system contain some. Returns an error if none is left.
 ///
-/// In a pod, kube-client would read the file itself, at each handshake, and accept no such bundle.
+/// In a pod, kube-client would read the file itself, again and again, and accept no such bundle.
 ///
 /// Source: `client-go/transport/transport.go` (rootCertPool).
 pub(super) fn keep_usable(config: &mut Config, from: &str) -> Result<(), String> {

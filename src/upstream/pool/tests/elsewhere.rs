@@ -117,7 +117,7 @@ async fn a_connection_without_answers_is_left_by_the_proxys_own_requests() {
         read(answer.ok()?.unwrap().into_body()).await.ok()
     };
     for (purpose, stays) in [
-        // A client may ask for what takes long, and go away.
+        // A client may ask for what takes long, and go away. That counts only later.
         (RequestPurpose::Forward, true),
         (RequestPurpose::Internal, false),
     ] {
