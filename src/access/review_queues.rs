@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::{HeaderMap, Uri};
+use moka::sync::Cache;
 use tokio::time::timeout;
 
 use super::error::ReviewError;
@@ -24,13 +25,18 @@ const UNKNOWN: [usize; 2] = [64, 16];
 /// milliseconds. Where a webhook of upstream hangs, which may concern some callers alone, the reviews of
 /// others go on.
 const SLOW: Duration = Duration::from_secs(1);
-/// Concurrent reviews that take longer, of known callers and of each.
-const SLOW_KNOWN: [usize; 2] = [512, 64];
-/// The same of unknown tokens, of all addresses and of each.
-const SLOW_UNKNOWN: [usize; 2] = [128, 16];
-/// Time after which a slow review that finds no place among these is given up. Those before it have been
-/// sent once more by then, over a connection that may be better.
-const SLOW_WAIT: Duration = Duration::from_secs(3);
+/// Concurrent reviews of known callers whose last one was slow, of all and of each. Each takes a seat at
+/// upstream, and the flow control that comes with the proxy leaves it some 60.
+const SLOW_KNOWN: [usize; 2] = [48, 16];
+/// Concurrent reviews of unknown tokens without an answer after [`GIVEN_UP`], of all addresses and of each.
+const SLOW_UNKNOWN: [usize; 2] = [16, 4];
+/// Time for which a caller counts as one of slow reviews, unless one is answered soon.
+const REMEMBERED: Duration = Duration::from_secs(30);
+/// Limit of such callers.
+const MAX_SLOW_CALLERS: u64 = 10_000;
+/// Time after which a review is given up that has no place among the slow ones. It has been sent once
+/// more by then, over a connection that may be better.
+const GIVEN_UP: Duration = Duration::from_secs(4);
 /// Longest wait of a known caller's request for a place.
 const KNOWN_WAIT: Duration = Duration::from_secs(10);
 
@@ -52,8 +58,43 @@ pub(super) const UNKNOWN_WAIT: Duration = Duration::from_secs(15);
 pub(super) struct ReviewTurn {
     caller: CallerKey,
     turn: QueueTurn,
-    /// The queue for a place once it is slow.
-    slow: Arc<FairQueue>,
+    slow: Arc<SlowReviews>,
+    /// The place is one of those.
+    is_slow: bool,
+}
+
+/// Reviews that upstream does not answer soon.
+#[derive(Debug)]
+struct SlowReviews {
+    places: FairQueue,
+    /// The users of such reviews. An address may be that of many callers.
+    users: Cache<CallerKey, ()>,
+}
+
+impl SlowReviews {
+    fn new([all, each]: [usize; 2]) -> Arc<Self> {
+        Arc::new(Self {
+            places: FairQueue::new(all, each),
+            users: Cache::builder()
+                .max_capacity(MAX_SLOW_CALLERS)
+                .time_to_live(REMEMBERED)
+                .build(),
+        })
+    }
+
+    fn remember(&self, caller: &CallerKey) {
+        if let CallerKey::User(_) = caller {
+            self.users.insert(caller.clone(), ());
+        }
+    }
+
+    fn forget(&self, caller: &CallerKey) {
+        self.users.invalidate(caller);
+    }
+
+    fn is_of(&self, caller: &CallerKey) -> bool {
+        self.users.contains_key(caller)
+    }
 }
 
 impl ReviewTurn {
@@ -62,18 +103,30 @@ impl ReviewTurn {
         self,
         review: impl Future<Output = Result<T, ReviewError>>,
     ) -> Result<T, ReviewError> {
-        let Self { caller, turn, slow } = self;
+        let Self {
+            caller,
+            turn,
+            slow,
+            is_slow,
+        } = self;
         let mut review = pin!(review);
         if let Ok(verdict) = timeout(SLOW, &mut review).await {
+            slow.forget(&caller);
             return verdict;
         }
+        slow.remember(&caller);
+        if is_slow {
+            return review.await;
+        }
         drop(turn);
-        let place = slow.turn_within(caller, SLOW_WAIT);
-        let _place = tokio::select! {
-            biased;
-            verdict = &mut review => return verdict,
-            place = place => place.ok_or(ReviewError::GivenUp(SLOW + SLOW_WAIT))?,
-        };
+        if let Ok(verdict) = timeout(GIVEN_UP.saturating_sub(SLOW), &mut review).await {
+            return verdict;
+        }
+        let _place = slow
+            .places
+            .turn_within(caller, Duration::ZERO)
+            .await
+            .ok_or(ReviewError::GivenUp(GIVEN_UP))?;
         review.await
     }
 }
@@ -83,8 +136,8 @@ impl ReviewTurn {
 pub(super) struct ReviewQueues {
     known: Arc<FairQueue>,
     unknown: Arc<FairQueue>,
-    slow_known: Arc<FairQueue>,
-    slow_unknown: Arc<FairQueue>,
+    slow_known: Arc<SlowReviews>,
+    slow_unknown: Arc<SlowReviews>,
     unknown_waiting: Shares,
     impersonation_waiting: Shares,
 }
@@ -96,8 +149,8 @@ impl Default for ReviewQueues {
         Self {
             known: queue(KNOWN),
             unknown: queue(UNKNOWN),
-            slow_known: queue(SLOW_KNOWN),
-            slow_unknown: queue(SLOW_UNKNOWN),
+            slow_known: SlowReviews::new(SLOW_KNOWN),
+            slow_unknown: SlowReviews::new(SLOW_UNKNOWN),
             unknown_waiting: waiting(UNKNOWN_BYTES),
             impersonation_waiting: waiting(IMPERSONATION_BYTES),
         }
@@ -116,12 +169,26 @@ impl ReviewQueues {
     }
 
     async fn of_known(&self, caller: CallerKey) -> Result<ReviewTurn, ReviewError> {
-        let turn = self.known.turn_within(caller.clone(), KNOWN_WAIT).await;
-        let turn = turn.ok_or(ReviewError::GivenUp(KNOWN_WAIT))?;
+        let slow = Arc::clone(&self.slow_known);
+        if !slow.is_of(&caller) {
+            let turn = self.known.turn_within(caller.clone(), KNOWN_WAIT).await;
+            let turn = turn.ok_or(ReviewError::GivenUp(KNOWN_WAIT))?;
+            // One before it may have turned out to be slow meanwhile.
+            if !slow.is_of(&caller) {
+                return Ok(ReviewTurn {
+                    caller,
+                    turn,
+                    slow,
+                    is_slow: false,
+                });
+            }
+        }
+        let turn = slow.places.turn_within(caller.clone(), GIVEN_UP).await;
         Ok(ReviewTurn {
+            turn: turn.ok_or(ReviewError::GivenUp(GIVEN_UP))?,
             caller,
-            turn,
-            slow: Arc::clone(&self.slow_known),
+            slow,
+            is_slow: true,
         })
     }
 
@@ -133,6 +200,7 @@ impl ReviewQueues {
             caller,
             turn,
             slow: Arc::clone(&self.slow_unknown),
+            is_slow: false,
         }
     }
 
@@ -166,10 +234,20 @@ fn waiting_bytes(headers: &HeaderMap) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use futures_util::future::join_all;
     use tokio::time::{Instant, sleep};
 
     use super::*;
+
+    struct CallOnDrop<F: Fn()>(F);
+
+    impl<F: Fn()> Drop for CallOnDrop<F> {
+        fn drop(&mut self) {
+            (self.0)();
+        }
+    }
 
     #[test]
     fn requests_with_unknown_tokens_wait_within_their_share_of_memory() {
@@ -217,25 +295,36 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn reviews_that_hang_leave_their_places_and_further_ones_are_given_up() {
+    async fn a_user_whose_reviews_hang_has_few_at_a_time_until_one_is_answered() {
         let queues = ReviewQueues::default();
-        let host = IpAddr::from([192, 0, 2, 1]);
+        let user = Identity {
+            user: "stuck".to_owned(),
+            uid: None,
+            groups: Vec::new(),
+            extra: Vec::new(),
+        };
         let (begun, limit) = (Instant::now(), Duration::from_secs(10));
+        let (running, most) = (Cell::new(0), Cell::new(0));
         let hanging = async || {
-            let turn = queues.of_known_token(host).await?;
+            let turn = queues.of_user(&user).await?;
             let review = async {
+                running.set(running.get() + 1);
+                most.set(most.get().max(running.get()));
+                let _ends = CallOnDrop(|| running.set(running.get() - 1));
                 sleep(limit).await;
                 Err::<(), _>(ReviewError::Late(limit))
             };
             turn.run(review).await
         };
         let ends = join_all((0..1_000).map(|_| hanging())).await;
-        let sent = ends
-            .iter()
-            .filter(|end| !matches!(end, Err(ReviewError::GivenUp(_))))
-            .count();
-        // Those that found a place among the slow ones: at first, and once the first had ended.
-        assert_eq!(sent, 2 * SLOW_KNOWN[1]);
-        assert!(begun.elapsed() <= KNOWN_WAIT + limit + SLOW);
+        assert!(begun.elapsed() <= KNOWN_WAIT + limit);
+        let late = |end: &&Result<(), _>| matches!(end, Err(ReviewError::Late(_)));
+        assert_eq!(ends.iter().filter(late).count(), SLOW_KNOWN[1]);
+        assert_eq!(most.get(), KNOWN[1] + SLOW_KNOWN[1]);
+        for is_slow in [true, false] {
+            let turn = queues.of_user(&user).await.unwrap();
+            assert_eq!(turn.is_slow, is_slow);
+            turn.run(async { Ok(()) }).await.unwrap();
+        }
     }
 }

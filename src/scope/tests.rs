@@ -520,3 +520,45 @@ async fn a_scope_that_is_listed_again_does_not_follow_upstream_meanwhile() {
     }
     assert_eq!(hanging.load(Ordering::SeqCst), asked);
 }
+
+/// Something on the way takes watches and passes nothing on.
+#[tokio::test]
+async fn a_type_whose_watches_are_opened_and_bring_nothing_becomes_stale() {
+    const LIST: &str =
+        r#"{"kind":"PodList","apiVersion":"v1","metadata":{"resourceVersion":"8"},"items":[]}"#;
+    let pki = Pki::new();
+    let opened = Arc::new(AtomicUsize::new(0));
+    let (count, listed) = (Arc::clone(&opened), Arc::new(AtomicBool::new(false)));
+    let api = Api::start(&pki, HTTP2, move |request, _| {
+        let query = request.uri().query().unwrap_or_default();
+        let is_first = query.contains("sendInitialEvents") && !listed.swap(true, Ordering::SeqCst);
+        let body = if is_first {
+            let mark = UNFIT.split_inclusive('\n').next().unwrap();
+            let bookmark = mark.replace("initial-events-end", "something-else");
+            let frames = [mark.to_owned(), bookmark].map(|frame| Ok(Bytes::from(frame)));
+            streamed(stream::iter(frames).chain(stream::pending()))
+        } else if query.contains("watch=1") {
+            count.fetch_add(1, Ordering::SeqCst);
+            streamed(stream::pending())
+        } else {
+            body::full(format!("{LIST}\n"))
+        };
+        async move { json(200, body) }
+    })
+    .await;
+    let (_scopes, scope) = open_pods(&pki, &api).await;
+    eventually(|| matches!(scope.phase(), ScopePhase::Ready(_))).await;
+    let is_stale = || matches!(scope.phase(), ScopePhase::Stale(_));
+    for _ in 0..40 {
+        // Time for what is sent meanwhile.
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        if is_stale() {
+            break;
+        }
+        tokio::time::pause();
+        tokio::time::advance(Duration::from_secs(15)).await;
+        tokio::time::resume();
+    }
+    assert!(is_stale(), "{:?}", scope.upstream.age());
+    assert!(opened.load(Ordering::SeqCst) >= 2);
+}

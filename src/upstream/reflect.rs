@@ -112,6 +112,8 @@ pub struct Reflector {
     quiet_streams: u32,
     /// The number of them after which upstream is believed to send no bookmarks of the type.
     quiet_limit: u32,
+    /// Streams in a row that fell silent, and brought nothing since the one before.
+    silent_streams: u32,
     /// The next list is streamed. `false` after upstream did not stream one.
     streaming: bool,
     /// Streamed lists in a row that broke off.
@@ -154,6 +156,7 @@ impl Reflector {
             bookmark_known: false,
             quiet_streams: 0,
             quiet_limit: QUIET_STREAMS,
+            silent_streams: 0,
             streaming: true,
             broken_lists: 0,
             list_freshness: ListFreshness::MostRecent,
@@ -259,6 +262,16 @@ impl Reflector {
         if matches!(self.schema, SchemaUse::Changed) {
             self.schema = SchemaUse::Listed(Instant::now());
         }
+    }
+
+    /// Returns `true` if upstream has sent bookmarks of the type, and nothing shows that it does no longer.
+    pub fn sends_bookmarks(&self) -> bool {
+        self.quiet_limit == QUIET_STREAMS_AFTER_BOOKMARKS && self.expects_bookmarks()
+    }
+
+    /// Returns `true` if the last stream fell silent, although upstream sends bookmarks of the type.
+    pub fn fell_silent(&self) -> bool {
+        self.silent_streams > 0 && self.sends_bookmarks()
     }
 
     /// Opens the watch again, elsewhere if possible, as it does not bring what upstream has. Returns

@@ -53,7 +53,7 @@ impl ScopePump {
 
     /// Records that upstream sent a list, an event or a bookmark.
     pub(super) fn mark_heard(&mut self) {
-        if self.staleness.mark_heard() {
+        if self.staleness.mark_heard(Instant::now()) {
             self.serve_again();
         }
     }
@@ -134,6 +134,9 @@ impl ScopePump {
         );
         self.count(&metrics::UPSTREAM_OVERDUE);
         self.overdue.record_reopening();
+        if self.feed.reflector().is_some_and(|it| it.sends_bookmarks()) {
+            self.staleness.mark_silent();
+        }
         self.mark_interrupted();
     }
 
@@ -156,6 +159,9 @@ impl ScopePump {
 
     /// Records that upstream's watch broke. A scope that was never listed is failing then.
     pub(super) fn mark_interrupted(&mut self) {
+        if self.feed.reflector().is_some_and(|it| it.fell_silent()) {
+            self.staleness.mark_silent();
+        }
         self.mark_lost();
         self.phase.send_if_modified(|phase| {
             let is_first = matches!(phase, ScopePhase::Syncing);

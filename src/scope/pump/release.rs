@@ -29,9 +29,7 @@ const QUESTIONS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_
 /// gateway that ends each connection after its first request, none can.
 /// An API server's watches end about as often as the longest.
 const REOPENINGS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_hours(1));
-/// Time that a server has to tell its release while a restored state waits for that.
-const RESTORING_LIMIT: Duration = Duration::from_secs(30);
-/// Servers in a row that cannot be asked after which it waits no longer.
+/// Servers in a row that cannot be asked after which a restored state waits no longer.
 const MAX_REOPENINGS: u32 = 4;
 /// The same after all objects were to be read, which costs more.
 const REREADINGS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(5));
@@ -119,8 +117,8 @@ struct ReleaseComparison {
     not_before: Option<Instant>,
     /// The pause before a server that cannot be asked is given up.
     patience: Duration,
-    /// A restored state waits for the release.
-    is_restoring: bool,
+    /// The time for which a restored state waits for the release, if there is one.
+    limit: Option<Duration>,
 }
 
 /// A server that cannot be asked for its release.
@@ -159,8 +157,8 @@ impl ReleaseLearner {
         self.printed = PrintedBy::Release(Some(by));
     }
 
-    /// Notes that the scope is followed at this server. `is_restoring` says that it shows a restored state
-    /// once the server's release is known.
+    /// Notes that the scope is followed at this server. If it shows a restored state once the server's
+    /// release is known, it waits for that for as long as `limit`.
     ///
     /// If the release of the one before was not learned, the events that it brought may be printed by
     /// another.
@@ -168,7 +166,7 @@ impl ReleaseLearner {
         &mut self,
         server: &ServedBy,
         format: &Arc<WireFormat>,
-        is_restoring: bool,
+        limit: Option<Duration>,
     ) {
         let newest = self.context.reader.event_version();
         if self.unlearned.is_some_and(|before| before != newest) {
@@ -182,9 +180,9 @@ impl ReleaseLearner {
             format: Arc::clone(format),
             not_before: self.pace.next(),
             patience: self.patience(),
-            is_restoring,
+            limit,
         };
-        if is_restoring && self.reopenings.failures() >= MAX_REOPENINGS {
+        if limit.is_some() && self.reopenings.failures() >= MAX_REOPENINGS {
             self.job = Some(ready(LearnedRelease::NotTold).boxed());
             return;
         }
@@ -253,13 +251,12 @@ impl ReleaseComparison {
     async fn learn(self) -> Result<LearnedRelease, Unaskable> {
         let (client, server) = (&self.context.client, &self.server);
         let told = release_when_answered(client, server, self.patience);
-        let release = if self.is_restoring {
-            match timeout(RESTORING_LIMIT, told).await {
+        let release = match self.limit {
+            None => told.await?,
+            Some(limit) => match timeout(limit, told).await {
                 Ok(told) => told?,
                 Err(_) => return Ok(LearnedRelease::NotTold),
-            }
-        } else {
-            told.await?
+            },
         };
         let printed = match &self.printed {
             PrintedBy::Unknown => None,
@@ -467,7 +464,7 @@ mod tests {
         let release = serde_json::from_str(r#"{"gitVersion":"v1.37.1"}"#).unwrap();
         learner.record_restored(release);
         for _ in 0..2 {
-            learner.follow(&server, &format, false);
+            learner.follow(&server, &format, None);
             assert!(matches!(learner.printed, PrintedBy::Release(_)));
         }
         let scanned = scan(Encoding::Json, POD.as_bytes(), &fields).unwrap();
@@ -484,7 +481,7 @@ mod tests {
             attributes: scanned.attributes,
         };
         writer.apply(StdInstant::now(), frame, object).unwrap();
-        learner.follow(&server, &format, false);
+        learner.follow(&server, &format, None);
         assert!(matches!(learner.printed, PrintedBy::Unknown));
     }
 

@@ -31,8 +31,8 @@ impl ScopePump {
         self.streaming.follow(&server);
         // Derived objects are as the source's, which is compared itself.
         if self.feed.reflector().is_some() {
-            let is_restoring = self.restoring.is_some();
-            self.release.follow(&server, &ready.format, is_restoring);
+            let limit = self.restoring.map(|_| self.shared.untold.patience());
+            self.release.follow(&server, &ready.format, limit);
         }
         self.name_server();
     }

@@ -114,6 +114,7 @@ impl ScopePump {
     /// it is not known whether the server prints the objects as they are held.
     pub(super) fn give_up_without_release(&mut self) {
         if self.restoring.is_some() {
+            self.shared.untold.record();
             tracing::warn!(
                 resource = %self.scope.key.gvr,
                 "upstream does not tell its release, which a read state needs; listing"

@@ -1,8 +1,10 @@
 //! The parts that the tasks of all scopes share.
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::{Semaphore, watch};
+use tokio::time::Instant;
 use watershed_protocol::BookmarkFormat;
 
 use super::earlier_states::EarlierStates;
@@ -11,6 +13,12 @@ use crate::scope::derived::DerivationFailures;
 use crate::scope::open_scopes::OpenScopes;
 use crate::scope::unfit::UnfitScopes;
 use crate::upstream::ServedBy;
+
+/// Time that a restored state waits for its server's release.
+const RELEASE_PATIENCE: Duration = Duration::from_secs(30);
+/// The same after another one has waited for nothing, and the time for which that is remembered.
+const ALREADY_UNTOLD: Duration = Duration::from_secs(1);
+const UNTOLD_REMEMBERED: Duration = Duration::from_mins(5);
 
 /// The parts that the tasks of all scopes share. Cheap to clone.
 #[derive(Clone)]
@@ -26,6 +34,7 @@ pub(in crate::scope) struct SharedByPumps {
     pub(super) null_in_structs: Arc<NullInStructs>,
     /// Permits to learn the form of another release.
     pub(super) learners: Arc<Semaphore>,
+    pub(super) untold: Arc<UntoldRelease>,
 }
 
 impl SharedByPumps {
@@ -39,6 +48,26 @@ impl SharedByPumps {
             releases: Arc::default(),
             null_in_structs: Arc::default(),
             learners: Arc::new(Semaphore::new(LEARNERS)),
+            untold: Arc::default(),
+        }
+    }
+}
+
+/// The last time that a scope was listed because upstream did not tell its release. Others then need not
+/// wait as long for it.
+#[derive(Debug, Default)]
+pub(super) struct UntoldRelease(Mutex<Option<Instant>>);
+
+impl UntoldRelease {
+    pub(super) fn record(&self) {
+        *self.0.lock() = Some(Instant::now());
+    }
+
+    /// Returns the time that a restored state waits for the release of its server.
+    pub(super) fn patience(&self) -> Duration {
+        match *self.0.lock() {
+            Some(at) if at.elapsed() < UNTOLD_REMEMBERED => ALREADY_UNTOLD,
+            _ => RELEASE_PATIENCE,
         }
     }
 }

@@ -1,4 +1,8 @@
 //! The time for which a scope has been without upstream's changes.
+//!
+//! A watch that was cut is followed again once it is open. One that fell silent, although upstream sends
+//! bookmarks, may be open again and bring nothing again: something on the way takes watches and passes
+//! nothing on. Then only an event, a bookmark or a list shows that changes arrive.
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -16,6 +20,8 @@ pub(super) struct StalenessClock {
     /// Age at which the scope is too old; `None` for never.
     limit: Option<Duration>,
     state: FollowState,
+    /// The last list, event or bookmark.
+    heard: Instant,
 }
 
 /// The arrival of upstream's changes.
@@ -30,6 +36,8 @@ enum FollowState {
         since: Instant,
         /// The watch is open again, and has brought nothing yet.
         reopened: Option<Instant>,
+        /// That it is open does not suffice.
+        fell_silent: bool,
         is_stale: bool,
     },
 }
@@ -49,11 +57,13 @@ impl StalenessClock {
         Self {
             limit: Some(limit).filter(|limit| !limit.is_zero()),
             state: FollowState::Unlisted,
+            heard: Instant::now(),
         }
     }
 
     /// Records a list, an event or a bookmark. Returns `true` if the scope was not followed before.
-    pub(super) fn mark_heard(&mut self) -> bool {
+    pub(super) fn mark_heard(&mut self, now: Instant) -> bool {
+        self.heard = now;
         let before = std::mem::replace(&mut self.state, FollowState::Followed);
         before != FollowState::Followed
     }
@@ -73,10 +83,24 @@ impl StalenessClock {
                 self.state = FollowState::Lost {
                     since: now,
                     reopened: None,
+                    fell_silent: false,
                     is_stale: false,
                 };
             }
             FollowState::Lost { reopened, .. } => *reopened = None,
+        }
+    }
+
+    /// Records that the watch was open and brought nothing, although something was due. The changes have
+    /// not arrived since it was heard last.
+    pub(super) fn mark_silent(&mut self) {
+        self.mark_lost(self.heard);
+        if let FollowState::Lost {
+            since, fell_silent, ..
+        } = &mut self.state
+        {
+            *fell_silent = true;
+            *since = self.heard.min(*since);
         }
     }
 
@@ -107,12 +131,15 @@ impl StalenessClock {
         let FollowState::Lost {
             since,
             reopened,
+            fell_silent,
             is_stale,
         } = self.state
         else {
             return None;
         };
-        let recovers = reopened.map(|at| at + self.probation());
+        let recovers = reopened
+            .filter(|_| !fell_silent)
+            .map(|at| at + self.probation());
         let exceeds = self.limit.filter(|_| !is_stale).map(|limit| since + limit);
         [recovers, exceeds].into_iter().flatten().min()
     }
@@ -123,12 +150,13 @@ impl StalenessClock {
         let FollowState::Lost {
             since,
             reopened,
+            fell_silent,
             is_stale,
         } = &mut self.state
         else {
             return None;
         };
-        if reopened.is_some_and(|at| now >= at + probation) {
+        if !*fell_silent && reopened.is_some_and(|at| now >= at + probation) {
             self.state = FollowState::Followed;
             return Some(StalenessChange::Recovered);
         }
@@ -173,7 +201,7 @@ mod tests {
         let begin = Instant::now();
         let mut clock = StalenessClock::new(LIMIT);
         assert!(!clock.exceed(), "it was never listed");
-        clock.mark_heard();
+        clock.mark_heard(begin);
         clock.mark_lost(begin);
         assert!(clock.exceed());
         assert!(!clock.exceed(), "it is");
@@ -189,7 +217,7 @@ mod tests {
     fn a_scope_is_stale_once_its_watch_was_lost_for_the_limit() {
         let begin = Instant::now();
         let mut clock = StalenessClock::new(LIMIT);
-        clock.mark_heard();
+        clock.mark_heard(begin);
         assert_eq!(clock.due(), None, "a quiet type does not age");
         clock.mark_lost(begin);
         clock.mark_lost(begin + second(9));
@@ -198,7 +226,7 @@ mod tests {
             changes(&mut clock, begin, second(9999)),
             [(LIMIT, StalenessChange::Exceeded)]
         );
-        assert!(clock.mark_heard());
+        assert!(clock.mark_heard(begin));
         assert_eq!((clock.lost_since(), clock.due()), (None, None));
     }
 
@@ -206,7 +234,7 @@ mod tests {
     fn a_watch_that_breaks_again_and_again_follows_nothing() {
         let begin = Instant::now();
         let mut clock = StalenessClock::new(LIMIT);
-        clock.mark_heard();
+        clock.mark_heard(begin);
         clock.mark_lost(begin);
         for n in 1..=100 {
             clock.mark_reopened(begin + second(4 * n));
@@ -220,7 +248,7 @@ mod tests {
     fn a_reopened_watch_that_stays_open_ends_the_staleness() {
         let begin = Instant::now();
         let mut clock = StalenessClock::new(LIMIT);
-        clock.mark_heard();
+        clock.mark_heard(begin);
         clock.mark_lost(begin);
         clock.mark_reopened(begin + LIMIT - second(1));
         assert_eq!(
@@ -234,10 +262,33 @@ mod tests {
     }
 
     #[test]
+    fn a_watch_that_is_opened_again_and_brings_nothing_again_follows_nothing() {
+        let begin = Instant::now();
+        let mut clock = StalenessClock::new(LIMIT);
+        clock.mark_heard(begin);
+        for n in 1..=3 {
+            clock.mark_silent();
+            clock.mark_reopened(begin + second(90 * n));
+        }
+        assert_eq!(clock.lost_since(), Some(begin), "it was heard then");
+        assert_eq!(
+            changes(&mut clock, begin, second(9999)),
+            [(LIMIT, StalenessChange::Exceeded)]
+        );
+        assert!(clock.mark_heard(begin + second(400)));
+        clock.mark_lost(begin + second(401));
+        clock.mark_reopened(begin + second(402));
+        assert_eq!(
+            changes(&mut clock, begin, second(9999)),
+            [(second(402) + PROBATION, StalenessChange::Recovered)]
+        );
+    }
+
+    #[test]
     fn a_quiet_watch_that_is_cut_once_does_not_exceed_a_short_limit() {
         let begin = Instant::now();
         let mut clock = StalenessClock::new(second(2));
-        clock.mark_heard();
+        clock.mark_heard(begin);
         clock.mark_lost(begin);
         clock.mark_reopened(begin);
         assert_eq!(
@@ -253,7 +304,7 @@ mod tests {
         unlisted.mark_lost(begin);
         assert_eq!((unlisted.due(), unlisted.lost_since()), (None, None));
         let mut unlimited = StalenessClock::new(Duration::ZERO);
-        unlimited.mark_heard();
+        unlimited.mark_heard(begin);
         unlimited.mark_lost(begin);
         assert_eq!(unlimited.due(), None);
         assert_eq!(unlimited.lost_since(), Some(begin), "its age is known");

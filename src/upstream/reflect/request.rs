@@ -61,7 +61,7 @@ impl Reflector {
     }
 
     /// Returns `true` if silence on the next stream means that it is dead.
-    fn expects_bookmarks(&self) -> bool {
+    pub(super) fn expects_bookmarks(&self) -> bool {
         self.quiet_streams < self.quiet_limit && !self.target.gvr.is_event()
     }
 

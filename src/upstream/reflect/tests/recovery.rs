@@ -234,6 +234,7 @@ async fn three_watches_that_fall_silent_before_a_bookmark_show_that_upstream_sen
         let (end, Change::Resumed { .. }) = resumed else {
             panic!("{resumed:?}");
         };
+        assert!(!reflector.fell_silent(), "nothing was due");
         let is_failure = matches!(end, Change::Interrupted);
         assert_eq!(is_failure, silence == 91, "{end:?} after {silence} s");
     }
@@ -261,6 +262,7 @@ async fn watches_that_fall_silent_are_opened_again_for_long_if_upstream_has_sent
             matches!(resumed, (Change::Interrupted, Change::Resumed { .. })),
             "{resumed:?}"
         );
+        assert!(reflector.fell_silent());
         assert_eq!(opened.load(Ordering::SeqCst), watches);
     }
 }
