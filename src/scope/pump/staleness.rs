@@ -36,7 +36,7 @@ enum FollowState {
         since: Instant,
         /// The watch is open again, and has brought nothing yet.
         reopened: Option<Instant>,
-        /// That it is open does not suffice.
+        /// The watch before fell silent, so that an open one proves nothing.
         fell_silent: bool,
         is_stale: bool,
     },
