@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::{HeaderMap, Uri};
-use moka::sync::Cache;
 use tokio::time::timeout;
 
 use super::error::ReviewError;
@@ -25,18 +24,14 @@ const UNKNOWN: [usize; 2] = [64, 16];
 /// milliseconds. Where a webhook of upstream hangs, which may concern some callers alone, the reviews of
 /// others go on.
 const SLOW: Duration = Duration::from_secs(1);
-/// Concurrent reviews of known callers whose last one was slow, of all and of each. Each takes a seat at
-/// upstream, and the flow control that comes with the proxy leaves it some 60.
-const SLOW_KNOWN: [usize; 2] = [48, 16];
-/// Concurrent reviews of unknown tokens without an answer after [`GIVEN_UP`], of all addresses and of each.
-const SLOW_UNKNOWN: [usize; 2] = [16, 4];
-/// Time for which a caller counts as one of slow reviews, unless one is answered soon.
-const REMEMBERED: Duration = Duration::from_secs(30);
-/// Limit of such callers.
-const MAX_SLOW_CALLERS: u64 = 10_000;
-/// Time after which a review is given up that has no place among the slow ones. It has been sent once
+/// Time after which a review is given up that has no place among the hanging ones. It has been sent once
 /// more by then, over a connection that may be better.
 const GIVEN_UP: Duration = Duration::from_secs(4);
+/// Concurrent reviews that take longer, of known callers and of each. Each has a seat at upstream, and the
+/// flow control that comes with the proxy leaves it some 60.
+const HANGING_KNOWN: [usize; 2] = [48, 16];
+/// The same of unknown tokens, of all addresses and of each.
+const HANGING_UNKNOWN: [usize; 2] = [16, 4];
 /// Longest wait of a known caller's request for a place.
 const KNOWN_WAIT: Duration = Duration::from_secs(10);
 
@@ -58,43 +53,7 @@ pub(super) const UNKNOWN_WAIT: Duration = Duration::from_secs(15);
 pub(super) struct ReviewTurn {
     caller: CallerKey,
     turn: QueueTurn,
-    slow: Arc<SlowReviews>,
-    /// The place is one of those.
-    is_slow: bool,
-}
-
-/// Reviews that upstream does not answer soon.
-#[derive(Debug)]
-struct SlowReviews {
-    places: FairQueue,
-    /// The users of such reviews. An address may be that of many callers.
-    users: Cache<CallerKey, ()>,
-}
-
-impl SlowReviews {
-    fn new([all, each]: [usize; 2]) -> Arc<Self> {
-        Arc::new(Self {
-            places: FairQueue::new(all, each),
-            users: Cache::builder()
-                .max_capacity(MAX_SLOW_CALLERS)
-                .time_to_live(REMEMBERED)
-                .build(),
-        })
-    }
-
-    fn remember(&self, caller: &CallerKey) {
-        if let CallerKey::User(_) = caller {
-            self.users.insert(caller.clone(), ());
-        }
-    }
-
-    fn forget(&self, caller: &CallerKey) {
-        self.users.invalidate(caller);
-    }
-
-    fn is_of(&self, caller: &CallerKey) -> bool {
-        self.users.contains_key(caller)
-    }
+    hanging: Arc<FairQueue>,
 }
 
 impl ReviewTurn {
@@ -106,24 +65,17 @@ impl ReviewTurn {
         let Self {
             caller,
             turn,
-            slow,
-            is_slow,
+            hanging,
         } = self;
         let mut review = pin!(review);
         if let Ok(verdict) = timeout(SLOW, &mut review).await {
-            slow.forget(&caller);
             return verdict;
-        }
-        slow.remember(&caller);
-        if is_slow {
-            return review.await;
         }
         drop(turn);
         if let Ok(verdict) = timeout(GIVEN_UP.saturating_sub(SLOW), &mut review).await {
             return verdict;
         }
-        let _place = slow
-            .places
+        let _place = hanging
             .turn_within(caller, Duration::ZERO)
             .await
             .ok_or(ReviewError::GivenUp(GIVEN_UP))?;
@@ -136,8 +88,8 @@ impl ReviewTurn {
 pub(super) struct ReviewQueues {
     known: Arc<FairQueue>,
     unknown: Arc<FairQueue>,
-    slow_known: Arc<SlowReviews>,
-    slow_unknown: Arc<SlowReviews>,
+    hanging_known: Arc<FairQueue>,
+    hanging_unknown: Arc<FairQueue>,
     unknown_waiting: Shares,
     impersonation_waiting: Shares,
 }
@@ -149,8 +101,8 @@ impl Default for ReviewQueues {
         Self {
             known: queue(KNOWN),
             unknown: queue(UNKNOWN),
-            slow_known: SlowReviews::new(SLOW_KNOWN),
-            slow_unknown: SlowReviews::new(SLOW_UNKNOWN),
+            hanging_known: queue(HANGING_KNOWN),
+            hanging_unknown: queue(HANGING_UNKNOWN),
             unknown_waiting: waiting(UNKNOWN_BYTES),
             impersonation_waiting: waiting(IMPERSONATION_BYTES),
         }
@@ -169,26 +121,11 @@ impl ReviewQueues {
     }
 
     async fn of_known(&self, caller: CallerKey) -> Result<ReviewTurn, ReviewError> {
-        let slow = Arc::clone(&self.slow_known);
-        if !slow.is_of(&caller) {
-            let turn = self.known.turn_within(caller.clone(), KNOWN_WAIT).await;
-            let turn = turn.ok_or(ReviewError::GivenUp(KNOWN_WAIT))?;
-            // One before it may have turned out to be slow meanwhile.
-            if !slow.is_of(&caller) {
-                return Ok(ReviewTurn {
-                    caller,
-                    turn,
-                    slow,
-                    is_slow: false,
-                });
-            }
-        }
-        let turn = slow.places.turn_within(caller.clone(), GIVEN_UP).await;
+        let turn = self.known.turn_within(caller.clone(), KNOWN_WAIT).await;
         Ok(ReviewTurn {
-            turn: turn.ok_or(ReviewError::GivenUp(GIVEN_UP))?,
+            turn: turn.ok_or(ReviewError::GivenUp(KNOWN_WAIT))?,
             caller,
-            slow,
-            is_slow: true,
+            hanging: Arc::clone(&self.hanging_known),
         })
     }
 
@@ -199,8 +136,7 @@ impl ReviewQueues {
         ReviewTurn {
             caller,
             turn,
-            slow: Arc::clone(&self.slow_unknown),
-            is_slow: false,
+            hanging: Arc::clone(&self.hanging_unknown),
         }
     }
 
@@ -295,7 +231,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_user_whose_reviews_hang_has_few_at_a_time_until_one_is_answered() {
+    async fn reviews_that_hang_leave_their_places_and_most_are_given_up() {
         let queues = ReviewQueues::default();
         let user = Identity {
             user: "stuck".to_owned(),
@@ -319,12 +255,9 @@ mod tests {
         let ends = join_all((0..1_000).map(|_| hanging())).await;
         assert!(begun.elapsed() <= KNOWN_WAIT + limit);
         let late = |end: &&Result<(), _>| matches!(end, Err(ReviewError::Late(_)));
-        assert_eq!(ends.iter().filter(late).count(), SLOW_KNOWN[1]);
-        assert_eq!(most.get(), KNOWN[1] + SLOW_KNOWN[1]);
-        for is_slow in [true, false] {
-            let turn = queues.of_user(&user).await.unwrap();
-            assert_eq!(turn.is_slow, is_slow);
-            turn.run(async { Ok(()) }).await.unwrap();
-        }
+        // Those that had a place, at first and once these had ended.
+        assert_eq!(ends.iter().filter(late).count(), 2 * HANGING_KNOWN[1]);
+        let seconds = usize::try_from(GIVEN_UP.as_secs()).unwrap();
+        assert!(most.get() <= (seconds + 1) * KNOWN[1] + HANGING_KNOWN[1]);
     }
 }

@@ -112,7 +112,7 @@ pub struct Reflector {
     quiet_streams: u32,
     /// The number of them after which upstream is believed to send no bookmarks of the type.
     quiet_limit: u32,
-    /// Streams in a row that fell silent, and brought nothing since the one before.
+    /// Streams in a row, up to the last one, that fell silent.
     silent_streams: u32,
     /// The next list is streamed. `false` after upstream did not stream one.
     streaming: bool,
@@ -394,6 +394,7 @@ impl Reflector {
                 let InitialList { listed, stream } = self.list().await?;
                 let version = listed.version;
                 self.recovery.succeeded();
+                self.silent_streams = 0;
                 self.unfinished = None;
                 self.last_event = None;
                 self.state = match stream {

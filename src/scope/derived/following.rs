@@ -222,7 +222,9 @@ impl Following {
         if has_events {
             return Some(FollowedChange::Event);
         }
-        (is_followed && !reader.is_followed).then_some(FollowedChange::Followed(true))
+        // The watch of one that is too old may be open, and bring nothing.
+        let is_back = is_followed && !is_too_old && !reader.is_followed;
+        is_back.then_some(FollowedChange::Followed(true))
     }
 }
 

@@ -159,8 +159,12 @@ impl ScopePump {
 
     /// Records that upstream's watch broke. A scope that was never listed is failing then.
     pub(super) fn mark_interrupted(&mut self) {
-        if self.feed.reflector().is_some_and(|it| it.fell_silent()) {
-            self.staleness.mark_silent();
+        if let Some(reflector) = self.feed.reflector() {
+            if reflector.fell_silent() {
+                self.staleness.mark_silent();
+            } else if !reflector.sends_bookmarks() {
+                self.staleness.expect_silence();
+            }
         }
         self.mark_lost();
         self.phase.send_if_modified(|phase| {

@@ -104,6 +104,13 @@ impl StalenessClock {
         }
     }
 
+    /// Records that nothing is due on a watch: upstream sends no bookmarks of the type.
+    pub(super) fn expect_silence(&mut self) {
+        if let FollowState::Lost { fell_silent, .. } = &mut self.state {
+            *fell_silent = false;
+        }
+    }
+
     /// Makes a scope whose changes do not arrive too old before its time. Returns `false` if it is,
     /// or has no age.
     pub(super) fn exceed(&mut self) -> bool {
@@ -275,6 +282,11 @@ mod tests {
             changes(&mut clock, begin, second(9999)),
             [(LIMIT, StalenessChange::Exceeded)]
         );
+        clock.expect_silence();
+        clock.mark_reopened(begin + second(310));
+        let recovered = (second(310) + PROBATION, StalenessChange::Recovered);
+        assert_eq!(changes(&mut clock, begin, second(9999)), [recovered]);
+        clock.mark_silent();
         assert!(clock.mark_heard(begin + second(400)));
         clock.mark_lost(begin + second(401));
         clock.mark_reopened(begin + second(402));

@@ -20,9 +20,10 @@ impl Reflector {
         frame: Result<Option<Frame>, StreamError>,
         mut stream: Box<WatchStream>,
     ) -> Result<Option<Change<C>>, ReflectorError> {
-        if let Err(StreamError::Silent(_)) = &frame {
-            self.silent_streams = self.silent_streams.saturating_add(1);
-        }
+        self.silent_streams = match &frame {
+            Err(StreamError::Silent(_)) => self.silent_streams.saturating_add(1),
+            _ => 0,
+        };
         let frame = match frame {
             Err(StreamError::Silent(silence)) if stream.bookmarks != StreamBookmarks::Seen => {
                 self.quiet_streams += 1;
@@ -39,7 +40,6 @@ impl Reflector {
         };
         // An ERROR event comes with status 200, but counts as a failure.
         let change = self.take_in(frame, &mut stream)?;
-        self.silent_streams = 0;
         // That an event comes again does not show that those behind it can be read. Nor does a first
         // bookmark that says nothing new show that the stream lasts.
         let is_known = match &change {
