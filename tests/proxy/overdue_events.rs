@@ -2,11 +2,25 @@
 use std::time::Duration;
 
 use serde_json::Value;
+use watershed::app::AppConfig;
 use watershed_lab::sim::pods;
 
 use crate::consistent_reads::{PODS, names, quiet, some_pod, version};
 use crate::support::client::{Lines, Protocol, within};
 use crate::support::{Fixture, metric};
+
+/// Starts a proxy that waits for due events for a moment only, and a client's watch of pods.
+async fn watched(configure: impl FnOnce(&mut AppConfig)) -> (Fixture, Lines) {
+    let fixture = Fixture::configured(quiet(20), |config| {
+        config.scopes.overdue = Duration::from_millis(300);
+        configure(config);
+    })
+    .await;
+    let from = version(&fixture.proxied.get(Protocol::Http2, PODS).await);
+    let path = format!("{PODS}?watch=1&resourceVersion={from}");
+    let watch = fixture.proxied.watch(Protocol::Http2, &path).await;
+    (fixture, watch)
+}
 
 /// Returns the next event of a client's watch, while another client reads. All that it reads is
 /// checked with `is_fresh`.
@@ -33,13 +47,7 @@ async fn event_while_read(
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_watch_that_does_not_bring_what_upstream_has_is_opened_again() {
     // Upstream sends no bookmarks, so that silence alone says nothing.
-    let fixture = Fixture::configured(quiet(20), |config| {
-        config.scopes.overdue = Duration::from_millis(300);
-    })
-    .await;
-    let from = version(&fixture.proxied.get(Protocol::Http2, PODS).await);
-    let path = format!("{PODS}?watch=1&resourceVersion={from}");
-    let mut watch = fixture.proxied.watch(Protocol::Http2, &path).await;
+    let (fixture, mut watch) = watched(|_| {}).await;
     let (state, faults) = (fixture.upstream.state(), fixture.upstream.faults());
 
     faults.stall_watches();
@@ -72,14 +80,8 @@ async fn a_watch_that_does_not_bring_what_upstream_has_is_opened_again() {
 /// dropped: the comparison at that version is not possible.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_self_check_finds_a_watch_that_brings_nothing() {
-    let fixture = Fixture::configured(quiet(20), |config| {
-        config.scopes.overdue = Duration::from_millis(300);
-        config.scopes.self_check = Duration::from_millis(300);
-    })
-    .await;
-    let from = version(&fixture.proxied.get(Protocol::Http2, PODS).await);
-    let path = format!("{PODS}?watch=1&resourceVersion={from}");
-    let mut watch = fixture.proxied.watch(Protocol::Http2, &path).await;
+    let (fixture, mut watch) =
+        watched(|config| config.scopes.self_check = Duration::from_millis(300)).await;
     let (state, faults) = (fixture.upstream.state(), fixture.upstream.faults());
     faults.stall_watches();
     let (namespace, name) = some_pod(&fixture);

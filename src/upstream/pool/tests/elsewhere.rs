@@ -95,17 +95,22 @@ async fn servers_that_hang_hold_up_no_connection_to_another() {
     }
 }
 
-/// As with a load balancer whose server is stuck, and whose other servers are well.
-#[tokio::test]
-async fn a_connection_without_answers_is_left_by_the_proxys_own_requests() {
-    let pki = Pki::new();
-    let api = Api::start(&pki, HTTP2, |request, conn| async move {
+/// Starts a server that tells the number of a request's connection, and never answers at `/stuck`.
+async fn api_with_a_stuck_path(pki: &Pki) -> Api {
+    Api::start(pki, HTTP2, |request, conn| async move {
         if request.uri().path() == "/stuck" {
             std::future::pending::<()>().await;
         }
         text(conn.number.to_string())
     })
-    .await;
+    .await
+}
+
+/// As with a load balancer whose server is stuck, and whose other servers are well.
+#[tokio::test]
+async fn a_connection_without_answers_is_left_by_the_proxys_own_requests() {
+    let pki = Pki::new();
+    let api = api_with_a_stuck_path(&pki).await;
     let client = client_of(&pki, &api).await;
     let ask = async |purpose, path| {
         let options = SendOptions {
@@ -137,13 +142,7 @@ async fn a_connection_without_answers_is_left_by_the_proxys_own_requests() {
 #[tokio::test]
 async fn a_connection_without_answers_is_left_by_clients_requests() {
     let pki = Pki::new();
-    let api = Api::start(&pki, HTTP2, |request, conn| async move {
-        if request.uri().path() == "/stuck" {
-            std::future::pending::<()>().await;
-        }
-        text(conn.number.to_string())
-    })
-    .await;
+    let api = api_with_a_stuck_path(&pki).await;
     let client = client_of(&pki, &api).await;
     let ask = async |path| {
         let options = SendOptions {
