@@ -8,24 +8,27 @@ use http::{Request, StatusCode};
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpListener;
 use tokio_util::task::AbortOnDropHandle;
-use watershed_lab::sim::{BrokenFrame, Faults, Options, PlannedRefusal, WatchListSupport};
+use watershed_lab::sim::{
+    BrokenFrame, Faults, Options, PlannedRefusal, SimulatedServer, WatchListSupport,
+};
 use watershed_protocol::GroupVersionResource;
 
 use crate::support::client::{BOTH, Next, Protocol, whole, within};
 use crate::support::follower::{Follower, Opening};
 use crate::support::history::{Interest, WriteHistory};
+use crate::support::program::Program;
 use crate::support::{Fixture, becomes, eventually, loopback, metric, small};
 
 /// Plants a fault every few writes, `times` times.
 async fn under(
     history: &Arc<WriteHistory>,
-    fixture: &Fixture,
+    upstream: &SimulatedServer,
     times: usize,
     fault: impl Fn(&Faults, usize),
 ) {
     for n in 0..times {
         history.writes(15).await;
-        fault(fixture.upstream.faults(), n);
+        fault(upstream.faults(), n);
         history.writes(15).await;
     }
 }
@@ -41,9 +44,8 @@ fn refuse(faults: &Faults, verb: &str, code: u16, count: u32) {
     faults.set(|active| active.refuse = Some(refusal));
 }
 
-fn open_watches(fixture: &Fixture) -> u64 {
-    fixture
-        .upstream
+fn open_watches(upstream: &SimulatedServer) -> u64 {
+    upstream
         .stats()
         .open_watches
         .get("pods")
@@ -53,11 +55,13 @@ fn open_watches(fixture: &Fixture) -> u64 {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hundred_watches_survive_every_connection_cut() {
-    let fixture = Fixture::start(small()).await;
-    let history = WriteHistory::new(fixture.upstream.state(), 1);
-    let crowd = Follower::crowd(&fixture.proxied, 120).await;
-    assert_eq!(open_watches(&fixture), 1, "one watch for all");
-    under(&history, &fixture, 16, |faults, n| match n % 4 {
+    let upstream = SimulatedServer::start(small()).await.unwrap();
+    // A process of its own, whose metrics count no other test.
+    let program = Program::start(&upstream).await;
+    let history = WriteHistory::new(upstream.state(), 1);
+    let crowd = Follower::crowd(&program.proxied, 120).await;
+    assert_eq!(open_watches(&upstream), 1, "one watch for all");
+    under(&history, &upstream, 16, |faults, n| match n % 4 {
         0 => faults.cut_connections(),
         1 => faults.cut_watches(),
         2 => faults.break_frame(2, BrokenFrame::Half),
@@ -69,10 +73,11 @@ async fn a_hundred_watches_survive_every_connection_cut() {
     }
     // Upstream may be read to compare, where a server was gone before its release was known.
     let relists = r#"watershed_scope_relists_total{group="",resource="pods"}"#;
-    let relists = metric(fixture.admin, relists).await;
+    let relists = metric(program.admin, relists).await;
     assert!(relists < 1.0, "{relists} lists, and none was needed");
-    becomes("watches at upstream", 1, async || open_watches(&fixture)).await;
-    fixture.stop().await;
+    becomes("watches at upstream", 1, async || open_watches(&upstream)).await;
+    program.kill().await;
+    upstream.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -192,7 +197,7 @@ async fn upstream_silence_and_delay_lose_no_event() {
     let fixture = Fixture::start(small()).await;
     let history = WriteHistory::new(fixture.upstream.state(), 5);
     let crowd = Follower::crowd(&fixture.proxied, 12).await;
-    under(&history, &fixture, 4, |faults, n| {
+    under(&history, &fixture.upstream, 4, |faults, n| {
         faults.set(|active| active.silent = n % 2 == 0);
     })
     .await;
@@ -203,12 +208,18 @@ async fn upstream_silence_and_delay_lose_no_event() {
         .upstream
         .faults()
         .delay_events(Duration::from_millis(50));
-    under(&history, &fixture, 4, |faults, _| faults.cut_watches()).await;
+    under(&history, &fixture.upstream, 4, |faults, _| {
+        faults.cut_watches();
+    })
+    .await;
     fixture
         .upstream
         .faults()
         .set(|active| active.no_bookmarks = true);
-    under(&history, &fixture, 2, |faults, _| faults.cut_connections()).await;
+    under(&history, &fixture.upstream, 2, |faults, _| {
+        faults.cut_connections();
+    })
+    .await;
     for follower in &crowd {
         follower.judge_undisturbed(&history).await;
     }
@@ -271,7 +282,7 @@ async fn servers_without_streamed_lists_are_followed_exactly() {
         // An update among the first events shows that this stream is no streamed list.
         history.writes(40).await;
         follower.synced().await;
-        under(&history, &fixture, 4, |faults, n| {
+        under(&history, &fixture.upstream, 4, |faults, n| {
             if n % 2 == 0 {
                 faults.cut_connections();
             } else {

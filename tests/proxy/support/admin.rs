@@ -37,6 +37,9 @@ pub(crate) async fn plain_request(
 }
 
 /// Returns the value of a metric series, or zero if the series does not exist.
+///
+/// The proxies of all tests in this process count in the same series, except those that run as a
+/// `Program`.
 pub(crate) async fn metric(admin: SocketAddr, series: &str) -> f64 {
     let text = plain_get(admin, "GET", "/metrics").await;
     text.lines()
