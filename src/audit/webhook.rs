@@ -4,20 +4,24 @@
 //! Source: `apiserver/plugin/pkg/audit/webhook/webhook.go`,
 //! `apiserver/plugin/pkg/audit/buffered/buffered.go`, `apiserver/pkg/util/webhook/webhook.go`
 //! (timeouts and retries).
+use std::panic::AssertUnwindSafe;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::FutureExt as _;
 use http::{HeaderValue, Request, Uri, header};
 use http_body_util::{BodyExt as _, Limited};
 use kube_client::client::Body;
 use kube_client::config::{KubeConfigOptions, Kubeconfig};
 use kube_client::{Client, Config};
+use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
-use watershed_connect::one_line;
+use watershed_connect::{Fingerprint, one_line};
 
 use super::config::AuditWebhookConfig;
 use super::error::AuditError;
@@ -47,7 +51,7 @@ const MAX_ANSWER_BYTES: usize = 1 << 20;
 pub(super) async fn start(config: AuditWebhookConfig) -> Result<EventQueue, AuditError> {
     let webhook = open(config).await?;
     let (queue, outlet) = queue("webhook", webhook.config.buffer_size);
-    tokio::spawn(webhook.run(outlet));
+    tokio::spawn(Arc::new(webhook).run(outlet));
     Ok(queue)
 }
 
@@ -64,17 +68,23 @@ async fn open(config: AuditWebhookConfig) -> Result<Webhook, AuditError> {
 }
 
 struct Webhook {
-    client: Client,
-    uri: Uri,
+    connection: Mutex<WebhookConnection>,
     config: AuditWebhookConfig,
 }
 
-impl Webhook {
-    async fn new(mut config: AuditWebhookConfig) -> Result<Self, String> {
-        config.batch_max_wait = config.batch_max_wait.min(LONGEST_WAIT);
-        config.initial_backoff = config.initial_backoff.min(LONGEST_WAIT);
-        let kubeconfig =
-            Kubeconfig::read_from(&config.config_file).map_err(|error| one_line(&error))?;
+/// What a kubeconfig names: the webhook, and the credentials to use there. Cheap to clone.
+#[derive(Clone)]
+struct WebhookConnection {
+    client: Client,
+    uri: Uri,
+    files: Fingerprint,
+}
+
+impl WebhookConnection {
+    async fn open(path: &Path) -> Result<Self, String> {
+        // Digested first: files that change meanwhile are read again.
+        let files = Fingerprint::of_kubeconfig(path).await;
+        let kubeconfig = Kubeconfig::read_from(path).map_err(|error| one_line(&error))?;
         if names_proxy(&kubeconfig) {
             return Err("it has a proxy-url, which is not supported".to_owned());
         }
@@ -89,26 +99,60 @@ impl Webhook {
         // HTTPS_PROXY is for upstream, not for the webhook.
         target.proxy_url = None;
         let client = Client::try_from(target).map_err(|error| one_line(&error))?;
+        Ok(Self { client, uri, files })
+    }
+}
+
+impl Webhook {
+    async fn new(mut config: AuditWebhookConfig) -> Result<Self, String> {
+        config.batch_max_wait = config.batch_max_wait.min(LONGEST_WAIT);
+        config.initial_backoff = config.initial_backoff.min(LONGEST_WAIT);
+        let connection = WebhookConnection::open(&config.config_file).await?;
         Ok(Self {
-            client,
-            uri,
+            connection: Mutex::new(connection),
             config,
         })
     }
 
-    async fn run(self, mut outlet: QueueOutlet) {
-        let webhook = Arc::new(self);
+    /// Reads the kubeconfig again if it has changed, or a file that it names. On failure the old
+    /// credentials stay in use.
+    async fn follow_files(&self) {
+        let path = &self.config.config_file;
+        if Fingerprint::of_kubeconfig(path).await == self.connection.lock().files {
+            return;
+        }
+        match WebhookConnection::open(path).await {
+            Ok(connection) => {
+                *self.connection.lock() = connection;
+                tracing::info!("the audit webhook's credentials are read again");
+            }
+            Err(error) => {
+                tracing::warn!(%error, "cannot read the audit webhook's credentials; keeping the old ones");
+            }
+        }
+    }
+
+    async fn run(self: Arc<Self>, mut outlet: QueueOutlet) {
+        loop {
+            let delivering = AssertUnwindSafe(self.deliver_all(&mut outlet));
+            if delivering.catch_unwind().await.is_ok() {
+                return;
+            }
+            tracing::error!("delivering audit events panicked; going on with the next ones");
+        }
+    }
+
+    async fn deliver_all(self: &Arc<Self>, outlet: &mut QueueOutlet) {
         let mut under_way = JoinSet::new();
         loop {
-            let batch = webhook.collect(&mut outlet).await;
+            let batch = self.collect(outlet).await;
             if !batch.events.is_empty() {
                 while under_way.try_join_next().is_some() {}
                 if under_way.len() == MAX_UNDER_WAY {
                     under_way.join_next().await;
                 }
                 let (losses, ending) = (Arc::clone(&outlet.losses), outlet.ending.clone());
-                let webhook = Arc::clone(&webhook);
-                under_way.spawn(webhook.deliver(batch.events, losses, ending));
+                under_way.spawn(Arc::clone(self).deliver(batch.events, losses, ending));
             }
             if let Some(sender) = batch.flushed {
                 while under_way.join_next().await.is_some() {}
@@ -184,6 +228,8 @@ impl Webhook {
                 // At shutdown there is one more attempt, without a wait.
                 () = ending.cancelled() => {}
             }
+            // Certificates may have been renewed since the last one was read.
+            self.follow_files().await;
             wait = wait.mul_f64(BACKOFF_FACTOR);
             attempt += 1;
         }
@@ -196,7 +242,8 @@ impl Webhook {
     }
 
     async fn post_unlimited(&self, body: Bytes) -> Result<(), String> {
-        let mut request = Request::post(self.uri.clone())
+        let WebhookConnection { client, uri, .. } = self.connection.lock().clone();
+        let mut request = Request::post(uri)
             .body(Body::from(body))
             .map_err(|error| one_line(&error))?;
         let headers = request.headers_mut();
@@ -210,8 +257,7 @@ impl Webhook {
         );
         let agent = concat!("watershed/", env!("CARGO_PKG_VERSION"));
         headers.insert(header::USER_AGENT, HeaderValue::from_static(agent));
-        let response = self
-            .client
+        let response = client
             .send(request)
             .await
             .map_err(|error| one_line(&error))?;

@@ -1,5 +1,6 @@
 //! The file sink. It has a thread of its own, because writing may wait for a disk.
 use std::io::{self, Write as _};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 use bytes::Bytes;
@@ -54,7 +55,7 @@ fn start_thread(config: AuditLogConfig) -> io::Result<EventQueue> {
         LogOutput::File(RotatedFile::open(config, Timestamp::now())?)
     };
     let (queue, outlet) = queue("log", BUFFER_SIZE);
-    let writer = BlockWriter {
+    let mut writer = BlockWriter {
         output,
         outlet,
         block: Vec::with_capacity(BLOCK),
@@ -62,7 +63,7 @@ fn start_thread(config: AuditLogConfig) -> io::Result<EventQueue> {
     };
     std::thread::Builder::new()
         .name("audit-log".to_owned())
-        .spawn(move || writer.run())?;
+        .spawn(move || writer.run_on())?;
     Ok(queue)
 }
 
@@ -80,7 +81,17 @@ struct BlockWriter {
 }
 
 impl BlockWriter {
-    fn run(mut self) {
+    /// Runs until the queue ends, even if a block cannot be written without a panic.
+    fn run_on(&mut self) {
+        while catch_unwind(AssertUnwindSafe(|| self.run())).is_err() {
+            self.outlet
+                .losses
+                .count(self.lines, &"writing them panicked");
+            self.clear();
+        }
+    }
+
+    fn run(&mut self) {
         while let Some(message) = self.outlet.blocking_next() {
             let mut flushed = Vec::new();
             let mut next = Some(message);
@@ -114,6 +125,10 @@ impl BlockWriter {
         {
             self.outlet.losses.count(self.lines, &error);
         }
+        self.clear();
+    }
+
+    fn clear(&mut self) {
         self.block.clear();
         // A long line must not keep its memory allocated.
         self.block.shrink_to(BLOCK);

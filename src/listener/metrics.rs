@@ -27,19 +27,23 @@ const CONNECTIONS_LIMIT: Metric<Gauge, 1> = Metric::new(
 const REJECTED: Metric<Counter, 2> = Metric::new(
     "watershed_connections_rejected_total",
     &["listener", "reason"],
-    "Connections that were closed as soon as they were accepted, by listener and reason.",
+    "Connections that were closed as soon as they were accepted, by listener and reason: per-address (an \
+     address has too many).",
 );
 const CUT: Metric<Counter, 2> = Metric::new(
     "watershed_connections_terminated_total",
     &["listener", "reason"],
-    "Connections that were closed because of what their client did or failed to do, by listener \
-     and reason.",
+    "Connections that were closed because of what their client did or failed to do, by listener and reason: \
+     handshake-timeout, proxy-header (a load balancer sent none that can be used), header-timeout (or a head \
+     was long while many were incomplete), write-stall (the client did not read), idle (it did not end when \
+     asked to), resets (most requests were taken back), settings (too many SETTINGS frames), full (others \
+     needed its place).",
 );
 const ANSWERS_CUT: Metric<Counter, 1> = Metric::new(
     "watershed_responses_terminated_total",
     &["reason"],
-    "Responses that were cut while their connection went on, because the client did not read them, \
-     by reason.",
+    "Responses that were cut while their connection went on, because the client did not read them, by \
+     reason: write-stall, memory-share (too much of its user waited), refusal (a refusal that was not read).",
 );
 const CERTIFICATE_BEGINS: Metric<Gauge, 1> = Metric::new(
     "watershed_serving_certificate_start_timestamp_seconds",

@@ -25,8 +25,10 @@ pub const METRICS: &[Declaration] = &[
 pub(super) const STOPPED: Metric<Counter, 3> = Metric::new(
     "watershed_scopes_stopped_total",
     &["group", "resource", "reason"],
-    "Scopes that were closed or given up, by reason. With the reason forbidden the proxy may not \
-     list and watch the type.",
+    "Scopes that were closed or given up, by reason: vanished (upstream has no such type), forbidden (the \
+     proxy may not list and watch it), unauthorized (upstream does not accept the proxy's credentials), \
+     not-acceptable (the type has no such representation), not-understood, does-not-fit (into memory), closed \
+     (not needed, or changed), failed (a defect of the proxy).",
 );
 pub(super) const UPSTREAM_LISTS: Metric<Counter, 2> = Metric::new(
     "watershed_upstream_lists_total",
@@ -58,8 +60,8 @@ pub(super) const UPSTREAM_OVERDUE: Metric<Counter, 2> = Metric::new(
 pub(super) const SELF_CHECKS: Metric<Counter, 3> = Metric::new(
     "watershed_self_checks_total",
     &["group", "resource", "result"],
-    "Comparisons of a part of a scope with upstream at the same resourceVersion, by result: same, \
-     objects (other names or versions), bytes (an object is printed differently), expired \
+    "Comparisons of a part of a scope with upstream, at the same resourceVersion where upstream has it, by \
+     result: same, objects (other names or versions), bytes (an object is printed differently), expired \
      (upstream no longer has the version), failed.",
 );
 pub(super) const QUARANTINES: Metric<Counter, 3> = Metric::new(

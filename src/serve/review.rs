@@ -38,7 +38,7 @@ pub(super) async fn authorize_read(
         Authenticated::Unknown => return Err(ForwardReason::Identity.into()),
     };
     let review = access.authorizer.authorize(&identity, &read.attributes);
-    let reviewed = reviewed(access, exchange, review).await?;
+    let reviewed = reviewed(access, exchange, &identity, review).await?;
     match reviewed.decision() {
         Decision::Allowed(_) => Ok(reviewed),
         Decision::Denied(reason) => {
@@ -70,7 +70,10 @@ pub(super) async fn authorize_checkpoint(
     let review = access
         .authorizer
         .authorize(identity, &checkpoint.attributes);
-    match reviewed(access, exchange, review).await?.decision() {
+    match reviewed(access, exchange, identity, review)
+        .await?
+        .decision()
+    {
         Decision::Allowed(_) => Ok(()),
         Decision::Denied(_) => Err(ForwardReason::Representation.into()),
     }
@@ -85,7 +88,10 @@ pub(super) async fn authorize_document(
 ) -> Result<(), Unanswered> {
     let identity = identify_known(access, exchange).await?;
     let review = access.authorizer.authorize_path(&identity, &document.path);
-    match reviewed(access, exchange, review).await?.decision() {
+    match reviewed(access, exchange, &identity, review)
+        .await?
+        .decision()
+    {
         Decision::Allowed(_) => Ok(()),
         Decision::Denied(_) => Err(ForwardReason::NotAResource.into()),
     }
@@ -111,10 +117,12 @@ pub(super) fn rejected_caller(refusal: &Rejection) -> Refusal {
 async fn reviewed(
     access: &Access,
     exchange: &Exchange,
+    identity: &Identity,
     review: impl Future<Output = Result<ReviewedAccess, Arc<ReviewError>>>,
 ) -> Result<ReviewedAccess, Unanswered> {
     let reviewed = review.await;
-    let reviewed = reviewed.map_err(|error| not_reviewed(access, &error))?;
+    let reviewed =
+        reviewed.map_err(|error| not_reviewed(access, exchange, Some(identity), &error))?;
     audit::record_decision(&exchange.request, reviewed.decision());
     Ok(reviewed)
 }
@@ -126,11 +134,17 @@ async fn identify(access: &Access, exchange: &Exchange) -> Result<Authenticated,
     if let Ok(Authenticated::Known(identity)) = &reviewed {
         exchange.record_identified(identity);
     }
-    reviewed.map_err(|error| not_reviewed(access, &error))
+    reviewed.map_err(|error| not_reviewed(access, exchange, None, &error))
 }
 
-/// Returns the outcome for a caller that could not be reviewed: refused or forwarded, as configured.
-fn not_reviewed(access: &Access, error: &ReviewError) -> Unanswered {
+/// Returns the outcome for a caller that could not be reviewed: refused or forwarded, as configured. The
+/// log tells the user, if it is known.
+fn not_reviewed(
+    access: &Access,
+    exchange: &Exchange,
+    identity: Option<&Identity>,
+    error: &ReviewError,
+) -> Unanswered {
     if let Some(exceeded) = LimitExceeded::of_review(error) {
         return exceeded.into();
     }
@@ -139,7 +153,13 @@ fn not_reviewed(access: &Access, error: &ReviewError) -> Unanswered {
     }
     access.note_failed_review();
     if let Some(requests) = NOT_REVIEWED.count(1) {
-        tracing::warn!(%error, requests, "cannot review the caller");
+        tracing::warn!(
+            %error,
+            user = identity.map(|identity| identity.user.as_str()),
+            address = %exchange.peer.address.ip(),
+            requests,
+            "cannot review the caller"
+        );
     }
     if access.must_refuse(error) {
         Refusal::access(not_now(error)).into()

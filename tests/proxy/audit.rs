@@ -565,6 +565,52 @@ async fn audit_batches_are_resent_until_the_webhook_accepts_them() {
     upstream.shutdown().await;
 }
 
+/// Such as after a certificate was renewed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_changed_kubeconfig_of_the_audit_webhook_is_used_for_the_batch_that_failed() {
+    let upstream = SimulatedServer::start(small()).await.unwrap();
+    let (old, new) = (
+        TcpListener::bind(loopback()).await.unwrap(),
+        TcpListener::bind(loopback()).await.unwrap(),
+    );
+    let folder = tempfile::tempdir().unwrap();
+    let write = |hook: &TcpListener| {
+        let server = format!("http://{}", hook.local_addr().unwrap());
+        kubeconfig(folder.path(), &server)
+    };
+    let config = write(&old);
+    let flags = [
+        "--audit-webhook-config-file",
+        &config,
+        "--audit-webhook-batch-max-size",
+        "1",
+        "--audit-webhook-initial-backoff",
+        "10ms",
+    ];
+    let program = Program::with(&upstream, &flags).await;
+    remembered(&program, PODS).await;
+    let (mut stream, _) = within("a batch", old.accept()).await.unwrap();
+    let (_, first) = request(&mut stream).await;
+    // What cannot be read leaves the old one in use.
+    std::fs::write(&config, "{").unwrap();
+    let refusal = b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n";
+    stream.write_all(refusal).await.unwrap();
+    let (_, again) = within("the batch again", request(&mut stream)).await;
+    assert_eq!(first, again);
+    write(&new);
+    stream.write_all(refusal).await.unwrap();
+    let (mut stream, _) = within("the batch elsewhere", new.accept()).await.unwrap();
+    let (_, again) = request(&mut stream).await;
+    assert_eq!(first, again);
+    stream
+        .write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+        .await
+        .unwrap();
+    program.terminate().await;
+    within("the end", program.ended()).await;
+    upstream.shutdown().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_audit_batch_that_is_not_accepted_holds_up_no_other() {
     let upstream = SimulatedServer::start(small()).await.unwrap();

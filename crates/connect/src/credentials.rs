@@ -1,5 +1,6 @@
 //! Addresses, trust and credentials of an API server, as of one moment.
 
+use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,7 +25,8 @@ use super::options::ConnectOptions;
 use super::validity::Validity;
 use crate::install_crypto;
 use exec::PluginCredential;
-use files::Fingerprint;
+
+pub use files::Fingerprint;
 
 mod authorities;
 mod exec;
@@ -313,6 +315,17 @@ enum OwnCredential {
 /// Digests the files that credentials with these options are made of.
 pub(super) async fn fingerprint(options: ConnectOptions) -> Fingerprint {
     blocking(move || Fingerprint::of(&options)).await
+}
+
+impl Fingerprint {
+    /// Digests a kubeconfig and the files that it names.
+    pub async fn of_kubeconfig(path: &Path) -> Self {
+        fingerprint(ConnectOptions {
+            kubeconfig: Some(path.to_owned()),
+            ..ConnectOptions::default()
+        })
+        .await
+    }
 }
 
 /// Reads the configuration. Returns it with the name of its source.

@@ -15,7 +15,7 @@ mod validity;
 
 pub use address::{Address, AddressError};
 pub use api_server::ApiServer;
-pub use credentials::{Credentials, CredentialsError, TlsIdentity};
+pub use credentials::{Credentials, CredentialsError, Fingerprint, TlsIdentity};
 pub use dial::{CONNECT_TIMEOUT, Dialed, DialedStream, Dialer};
 pub use error::{ConnectError, one_line};
 pub use options::ConnectOptions;

@@ -38,7 +38,7 @@ pub(super) fn kubeconfig_paths(options: &ConnectOptions) -> Vec<PathBuf> {
 
 /// The digests of the files that credentials are made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Fingerprint {
+pub struct Fingerprint {
     /// The digest of the files that addresses and TLS depend on.
     pub(super) tls: blake3::Hash,
     /// The digest of the files that hold tokens.
