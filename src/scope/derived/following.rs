@@ -256,3 +256,95 @@ fn poll(
         return Poll::Ready(step);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use futures_util::{FutureExt as _, StreamExt as _, stream};
+    use http::Response;
+    use watershed_protocol::{
+        BookmarkFormat, Encoding, FieldTable, GroupVersionResource, Representation,
+    };
+
+    use super::*;
+    use crate::scope::derived::printer::JsonPrinter;
+    use crate::scope::{Retention, ScopeConfig, Scopes};
+    use crate::store::{Interest, SubscriptionStart};
+    use crate::test_support::{Api, HTTP2, Pki, streamed, upstream_of};
+    use crate::upstream::UpstreamClient;
+
+    /// A mark of the end of no initial events.
+    const MARK: &str = r#"{"kind":"Pod","apiVersion":"v1","metadata":{"resourceVersion":"8","annotations":{"k8s.io/initial-events-end":"true"}}}"#;
+
+    /// Opens a scope and follows it. Nothing happens to it.
+    async fn followed() -> (Api, Scopes, Following) {
+        let pki = Pki::new();
+        let api = Api::start(&pki, HTTP2, |_, _| async {
+            let frame = format!("{{\"type\":\"BOOKMARK\",\"object\":{MARK}}}\n");
+            let frames = stream::iter([Ok(Bytes::from(frame))]).chain(stream::pending());
+            let response = Response::builder().header("content-type", "application/json");
+            response.body(streamed(frames)).unwrap()
+        })
+        .await;
+        let upstream = upstream_of(&pki, &api).await;
+        let scopes = Scopes::new(UpstreamClient::new(&upstream), ScopeConfig::default());
+        let gvr = GroupVersionResource::new("", "v1", "pods");
+        let fields = Arc::new(FieldTable::builtin(&gvr, true).unwrap());
+        let of = (&gvr, Representation::whole(Encoding::Json));
+        let choice = (Arc::default(), Retention::default());
+        let source = scopes
+            .acquire(of, &"Pod".into(), &fields, |_| Some(choice))
+            .unwrap();
+        let ready = source.wait_until_settled().await.unwrap();
+        let checked = CheckedPrint {
+            server: source.upstream.server().unwrap(),
+            release: None,
+            manner: JsonPrinter::of_type(&gvr, "Pod", false)
+                .unwrap()
+                .manner(None, &ready.format),
+            warnings: Vec::new(),
+            bookmark: BookmarkFormat::learn(&ready.format, &Bytes::from_static(MARK.as_bytes()))
+                .unwrap(),
+            has_seen_objects: false,
+        };
+        let (subscription, snapshot) = source
+            .reader
+            .subscribe(SubscriptionStart::Now, Interest::All);
+        let state = (snapshot.version(), 0);
+        let following = Following::new(source, subscription, state, checked);
+        (api, scopes, following)
+    }
+
+    /// Returns the next change for a reader who takes the source for followed or not, if there is one.
+    fn next(following: &mut Following, is_followed: bool) -> Option<FollowedChange> {
+        let reader = FollowingReader {
+            is_followed,
+            has_seen_objects: false,
+        };
+        following.next(reader).now_or_never()
+    }
+
+    #[tokio::test]
+    async fn a_source_whose_open_watch_brings_nothing_is_too_old_until_it_does() {
+        let (_api, _scopes, mut following) = followed().await;
+        let ready = match &*following.phase.borrow() {
+            ScopePhase::Ready(ready) => Arc::clone(ready),
+            phase => panic!("{phase:?}"),
+        };
+        // Its watch is open all the time.
+        let (phase, phases) = watch::channel(ScopePhase::Ready(Arc::clone(&ready)));
+        following.phase = phases;
+        assert!(*following.is_followed.borrow());
+        assert!(next(&mut following, true).is_none());
+        phase.send_replace(ScopePhase::Stale(Arc::clone(&ready)));
+        let change = next(&mut following, true);
+        assert!(matches!(change, Some(FollowedChange::TooOld)), "{change:?}");
+        assert!(next(&mut following, false).is_none());
+        phase.send_replace(ScopePhase::Ready(ready));
+        let change = next(&mut following, false);
+        assert!(
+            matches!(change, Some(FollowedChange::Followed(true))),
+            "{change:?}"
+        );
+    }
+}
