@@ -62,7 +62,7 @@ pub(super) const SELF_CHECKS: Metric<Counter, 3> = Metric::new(
     &["group", "resource", "result"],
     "Comparisons of a part of a scope with upstream, at the same resourceVersion where upstream has it, by \
      result: same, objects (other names or versions), bytes (an object is printed differently), expired \
-     (upstream no longer has the version), failed.",
+     (upstream no longer has the version), behind (upstream has events that may still come), failed.",
 );
 pub(super) const QUARANTINES: Metric<Counter, 3> = Metric::new(
     "watershed_scope_quarantines_total",

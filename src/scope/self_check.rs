@@ -11,12 +11,11 @@
 //! look, a moment later and at a newer version, finds it again. What cannot be compared is skipped.
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant as StdInstant};
 
 use tokio::time::{Instant, sleep};
 
-use super::cached::DifferingPart;
-use super::cached::Scope;
+use super::cached::{DifferingPart, Scope};
 use super::key::ScopeKey;
 use super::metrics;
 use super::registry::Scopes;
@@ -37,6 +36,12 @@ const MAX_TICK: Duration = Duration::from_secs(1);
 /// Longest time for which a scope that differs is not listed again, as that did not help before.
 /// Two releases behind one address may print an object differently.
 const MAX_RELIST_PAUSE: Duration = Duration::from_hours(4);
+/// Silence of an open watch after which its scope is also compared with upstream's newest state, for the
+/// first time at once. Upstream's bookmarks come more often: it sends none of the type, or the watch does
+/// not bring them.
+const SILENT: Duration = Duration::from_secs(90);
+/// Longest interval between checks of such a scope.
+const SILENT_INTERVAL: Duration = Duration::from_mins(5);
 /// The interval grows up to this many times while checks fail.
 const MAX_SLOWDOWN: u32 = 12;
 
@@ -44,6 +49,8 @@ const MAX_SLOWDOWN: u32 = 12;
 pub struct SelfCheck {
     scopes: Scopes,
     interval: Duration,
+    /// Silence after which a scope's own version tells nothing.
+    silent_after: Duration,
     schedule: HashMap<ScopeKey, ScheduledScope>,
 }
 
@@ -52,6 +59,8 @@ struct ScheduledScope {
     /// A closed scope is not kept.
     scope: Weak<Scope>,
     due: Instant,
+    /// The end of the last check.
+    checked: Option<StdInstant>,
     /// The key behind which the next check begins.
     after: Option<String>,
     /// Checks in a row that failed.
@@ -69,8 +78,10 @@ struct RelistPause {
 impl SelfCheck {
     /// Prepares checks at the interval that the scopes' configuration says.
     pub fn new(scopes: Scopes) -> Self {
+        let interval = scopes.config().self_check;
         Self {
-            interval: scopes.config().self_check,
+            interval,
+            silent_after: SILENT.min(interval),
             scopes,
             schedule: HashMap::new(),
         }
@@ -101,16 +112,20 @@ impl SelfCheck {
             let weak = Arc::downgrade(scope);
             let known = known.remove(&scope.key);
             let scheduled = known.filter(|known| Weak::ptr_eq(&known.scope, &weak));
-            let scheduled = scheduled.unwrap_or_else(|| {
+            let mut scheduled = scheduled.unwrap_or_else(|| {
                 show_alarms(scope);
                 ScheduledScope {
                     scope: weak,
                     due: next_due(&open, scope, self.interval),
+                    checked: None,
                     after: None,
                     failures: 0,
                     relists: RelistPause::default(),
                 }
             });
+            if scheduled.is_due_by_silence(scope, self.silent_after) {
+                scheduled.due = scheduled.due.min(Instant::now());
+            }
             self.schedule.insert(scope.key.clone(), scheduled);
         }
     }
@@ -120,7 +135,7 @@ impl SelfCheck {
             return;
         };
         let after = scheduled.after.clone();
-        let examination = Examination::new(self.scopes.client(), scope);
+        let examination = Examination::new(self.scopes.client(), scope, self.silent_after);
         let result = tokio::select! {
             () = scope.signals.stopped() => return,
             result = examination.run(after) => result,
@@ -131,7 +146,13 @@ impl SelfCheck {
             _ => 0,
         };
         let slowdown = (1 + scheduled.failures).min(MAX_SLOWDOWN);
-        scheduled.due = next_due(&self.scopes.all(), scope, self.interval * slowdown);
+        let interval = if scope.upstream.silence() >= self.silent_after {
+            self.interval.min(SILENT_INTERVAL)
+        } else {
+            self.interval
+        };
+        scheduled.due = next_due(&self.scopes.all(), scope, interval * slowdown);
+        scheduled.checked = Some(StdInstant::now());
         match result {
             Ok(look) if look.differences.is_empty() => scheduled.after = look.next,
             Ok(look) => {
@@ -140,6 +161,14 @@ impl SelfCheck {
             }
             Err(why) => log_inconclusive(scope, &why, scheduled.failures),
         }
+    }
+}
+
+impl ScheduledScope {
+    /// Returns `true` if the scope's watch has been silent for this time, and was not before the last check.
+    fn is_due_by_silence(&self, scope: &Scope, silence: Duration) -> bool {
+        let silent_since = scope.upstream.last_heard() + silence;
+        silent_since <= StdInstant::now() && self.checked.is_none_or(|at| at < silent_since)
     }
 }
 
@@ -225,6 +254,7 @@ fn count(scope: &Scope, result: &Result<Look, Inconclusive>) {
         Ok(found) if found.differences.is_empty() => "same",
         Ok(found) => ObjectDifference::part(&found.differences).label(),
         Err(Inconclusive::Expired) => "expired",
+        Err(Inconclusive::Behind) => "behind",
         Err(Inconclusive::Failed(_)) => "failed",
         Err(Inconclusive::NotFollowed) => return,
     };

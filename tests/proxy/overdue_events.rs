@@ -6,8 +6,8 @@ use watershed::app::AppConfig;
 use watershed_lab::sim::pods;
 
 use crate::consistent_reads::{PODS, names, quiet, some_pod, version};
-use crate::support::client::{Lines, Protocol, within};
-use crate::support::{Fixture, metric};
+use crate::support::client::{Lines, Next, Protocol, within};
+use crate::support::{Fixture, becomes, eventually, metric};
 
 /// Starts a proxy that waits for due events for a moment only, and a client's watch of pods.
 async fn watched(configure: impl FnOnce(&mut AppConfig)) -> (Fixture, Lines) {
@@ -94,5 +94,38 @@ async fn the_self_check_finds_a_watch_that_brings_nothing() {
     // Not by its silence.
     let overdue = r#"watershed_upstream_watches_overdue_total{group="",resource="pods"}"#;
     assert!(metric(fixture.admin, overdue).await >= 1.0);
+    fixture.stop().await;
+}
+
+/// Something on the way takes watches and passes nothing on, from the first one on: no bookmark ever shows
+/// that one is due. Upstream still has the version that memory has, and agrees with it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_type_without_bookmarks_whose_watches_bring_nothing_becomes_stale_and_is_listed_again() {
+    const ANY: &str = "/api/v1/pods?resourceVersion=0";
+    let (fixture, watch) = watched(|config| {
+        config.scopes.self_check = Duration::from_millis(300);
+        config.scopes.max_staleness = Duration::from_secs(2);
+    })
+    .await;
+    let (state, faults) = (fixture.upstream.state(), fixture.upstream.faults());
+    let source = async || {
+        let answer = fixture.proxied.get(Protocol::Http2, ANY).await;
+        answer.header("x-watershed-source").to_owned()
+    };
+    faults.set(|active| active.silent = true);
+    let (namespace, name) = some_pod(&fixture);
+    state.delete(&pods(), &namespace, &name).unwrap();
+    let too_old = "forward; reason=max-staleness".to_owned();
+    becomes("the source", too_old, source).await;
+    // The clients' watches go on elsewhere.
+    assert_eq!(watch.rest().await, (vec![], Next::End));
+    eventually("the list from memory", async || {
+        let answer = fixture.proxied.get(Protocol::Http2, ANY).await;
+        let is_gone = !names(&answer).contains(&name);
+        (is_gone && answer.header("x-watershed-source") == "snapshot")
+            .then_some(())
+            .ok_or(format!("{answer:?}"))
+    })
+    .await;
     fixture.stop().await;
 }

@@ -4,7 +4,7 @@ use tokio::time::Instant;
 use watershed_protocol::ResourceVersion;
 
 use super::ScopePump;
-use super::staleness::StalenessChange;
+use super::staleness::{DueChange, StalenessChange};
 use crate::scope::cached::DifferingPart;
 use crate::scope::metrics;
 use crate::scope::phase::ScopePhase;
@@ -72,7 +72,13 @@ impl ScopePump {
     pub(super) fn update_staleness(&mut self) {
         match self.staleness.tick(Instant::now()) {
             Some(StalenessChange::Recovered) => self.serve_again(),
-            Some(StalenessChange::Exceeded) => self.stop_serving(),
+            Some(StalenessChange::Exceeded) => {
+                self.stop_serving();
+                if self.staleness.lacks_events() {
+                    // What no watch brings, a list shows.
+                    self.relist();
+                }
+            }
             None => {}
         }
     }
@@ -134,9 +140,7 @@ impl ScopePump {
         );
         self.count(&metrics::UPSTREAM_OVERDUE);
         self.overdue.record_reopening();
-        if self.feed.reflector().is_some_and(|it| it.sends_bookmarks()) {
-            self.staleness.mark_silent();
-        }
+        self.staleness.mark_silent(DueChange::Event);
         self.mark_interrupted();
     }
 
@@ -161,9 +165,9 @@ impl ScopePump {
     pub(super) fn mark_interrupted(&mut self) {
         if let Some(reflector) = self.feed.reflector() {
             if reflector.fell_silent() {
-                self.staleness.mark_silent();
+                self.staleness.mark_silent(DueChange::Bookmark);
             } else if !reflector.sends_bookmarks() {
-                self.staleness.expect_silence();
+                self.staleness.expect_no_bookmarks();
             }
         }
         self.mark_lost();

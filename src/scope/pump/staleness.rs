@@ -1,8 +1,8 @@
 //! The time for which a scope has been without upstream's changes.
 //!
-//! A watch that was cut is followed again once it is open. One that fell silent, although upstream sends
-//! bookmarks, may be open again and bring nothing again: something on the way takes watches and passes
-//! nothing on. Then only an event, a bookmark or a list shows that changes arrive.
+//! A watch that was cut is followed again once it is open. One that brought nothing, although a bookmark
+//! or an event was due, may be open again and bring nothing again: something on the way takes watches and
+//! passes nothing on. Then only an event, a bookmark or a list shows that changes arrive.
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -36,10 +36,21 @@ enum FollowState {
         since: Instant,
         /// The watch is open again, and has brought nothing yet.
         reopened: Option<Instant>,
-        /// The watch before fell silent, so that an open one proves nothing.
-        fell_silent: bool,
+        /// What was due. If anything was, an open watch proves nothing.
+        due: DueChange,
         is_stale: bool,
     },
+}
+
+/// A change that an open watch did not bring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum DueChange {
+    /// None is known.
+    None,
+    /// A bookmark: upstream sends them.
+    Bookmark,
+    /// An event: upstream was found to have other objects.
+    Event,
 }
 
 /// A change that comes with time alone.
@@ -83,7 +94,7 @@ impl StalenessClock {
                 self.state = FollowState::Lost {
                     since: now,
                     reopened: None,
-                    fell_silent: false,
+                    due: DueChange::None,
                     is_stale: false,
                 };
             }
@@ -91,24 +102,34 @@ impl StalenessClock {
         }
     }
 
-    /// Records that the watch was open and brought nothing, although something was due. The changes have
-    /// not arrived since it was heard last.
-    pub(super) fn mark_silent(&mut self) {
+    /// Records that the watch was open and did not bring what was due. The changes have not arrived since it
+    /// was heard last.
+    pub(super) fn mark_silent(&mut self, missing: DueChange) {
         self.mark_lost(self.heard);
-        if let FollowState::Lost {
-            since, fell_silent, ..
-        } = &mut self.state
-        {
-            *fell_silent = true;
+        if let FollowState::Lost { since, due, .. } = &mut self.state {
+            *due = missing.max(*due);
             *since = self.heard.min(*since);
         }
     }
 
-    /// Records that nothing is due on a watch: upstream sends no bookmarks of the type.
-    pub(super) fn expect_silence(&mut self) {
-        if let FollowState::Lost { fell_silent, .. } = &mut self.state {
-            *fell_silent = false;
+    /// Records that upstream sends no bookmarks of the type.
+    pub(super) fn expect_no_bookmarks(&mut self) {
+        if let FollowState::Lost { due, .. } = &mut self.state
+            && *due == DueChange::Bookmark
+        {
+            *due = DueChange::None;
         }
+    }
+
+    /// Returns `true` if upstream has events that the watch does not bring.
+    pub(super) fn lacks_events(&self) -> bool {
+        matches!(
+            self.state,
+            FollowState::Lost {
+                due: DueChange::Event,
+                ..
+            }
+        )
     }
 
     /// Makes a scope whose changes do not arrive too old before its time. Returns `false` if it is,
@@ -138,14 +159,14 @@ impl StalenessClock {
         let FollowState::Lost {
             since,
             reopened,
-            fell_silent,
+            due,
             is_stale,
         } = self.state
         else {
             return None;
         };
         let recovers = reopened
-            .filter(|_| !fell_silent)
+            .filter(|_| due == DueChange::None)
             .map(|at| at + self.probation());
         let exceeds = self.limit.filter(|_| !is_stale).map(|limit| since + limit);
         [recovers, exceeds].into_iter().flatten().min()
@@ -157,13 +178,13 @@ impl StalenessClock {
         let FollowState::Lost {
             since,
             reopened,
-            fell_silent,
+            due,
             is_stale,
         } = &mut self.state
         else {
             return None;
         };
-        if !*fell_silent && reopened.is_some_and(|at| now >= at + probation) {
+        if *due == DueChange::None && reopened.is_some_and(|at| now >= at + probation) {
             self.state = FollowState::Followed;
             return Some(StalenessChange::Recovered);
         }
@@ -274,7 +295,7 @@ mod tests {
         let mut clock = StalenessClock::new(LIMIT);
         clock.mark_heard(begin);
         for n in 1..=3 {
-            clock.mark_silent();
+            clock.mark_silent(DueChange::Bookmark);
             clock.mark_reopened(begin + second(90 * n));
         }
         assert_eq!(clock.lost_since(), Some(begin), "it was heard then");
@@ -282,11 +303,11 @@ mod tests {
             changes(&mut clock, begin, second(9999)),
             [(LIMIT, StalenessChange::Exceeded)]
         );
-        clock.expect_silence();
+        clock.expect_no_bookmarks();
         clock.mark_reopened(begin + second(310));
         let recovered = (second(310) + PROBATION, StalenessChange::Recovered);
         assert_eq!(changes(&mut clock, begin, second(9999)), [recovered]);
-        clock.mark_silent();
+        clock.mark_silent(DueChange::Bookmark);
         assert!(clock.mark_heard(begin + second(400)));
         clock.mark_lost(begin + second(401));
         clock.mark_reopened(begin + second(402));
@@ -294,6 +315,26 @@ mod tests {
             changes(&mut clock, begin, second(9999)),
             [(second(402) + PROBATION, StalenessChange::Recovered)]
         );
+    }
+
+    #[test]
+    fn events_that_do_not_come_are_due_even_if_no_bookmarks_are() {
+        let begin = Instant::now();
+        let mut clock = StalenessClock::new(LIMIT);
+        clock.mark_heard(begin);
+        clock.mark_silent(DueChange::Event);
+        for n in 1..=3 {
+            clock.mark_silent(DueChange::Bookmark);
+            clock.expect_no_bookmarks();
+            clock.mark_reopened(begin + second(90 * n));
+        }
+        assert!(clock.lacks_events());
+        assert_eq!(
+            changes(&mut clock, begin, second(9999)),
+            [(LIMIT, StalenessChange::Exceeded)]
+        );
+        assert!(clock.mark_heard(begin + second(400)));
+        assert!(!clock.lacks_events());
     }
 
     #[test]

@@ -23,10 +23,12 @@ pub(super) struct Examination<'a> {
     scope: &'a Scope,
     client: UpstreamClient,
     list: StateList,
+    /// Silence of the watch after which the scope's own version tells nothing.
+    silent_after: Duration,
 }
 
 impl<'a> Examination<'a> {
-    pub(super) fn new(client: &UpstreamClient, scope: &'a Scope) -> Self {
+    pub(super) fn new(client: &UpstreamClient, scope: &'a Scope, silent_after: Duration) -> Self {
         let key = &scope.key;
         let client = scope.beside(client);
         let namespaced = scope.fields.namespaced();
@@ -34,6 +36,7 @@ impl<'a> Examination<'a> {
             list: StateList::new(client.clone(), &key.gvr, &key.selection, namespaced),
             client,
             scope,
+            silent_after,
         }
     }
 
@@ -50,6 +53,16 @@ impl<'a> Examination<'a> {
             let look = match (self.look_twice(&check).await, check) {
                 (Err(Inconclusive::Expired), PartCheck::Paged(check)) => {
                     check.look_at_newest().await?
+                }
+                (Ok(look), PartCheck::Paged(check))
+                    if look.differences.is_empty()
+                        && self.scope.upstream.silence() >= self.silent_after =>
+                {
+                    let newest = check.look_at_newest().await?;
+                    Look {
+                        counts_differ: look.counts_differ || newest.counts_differ,
+                        ..look
+                    }
                 }
                 (look, _) => look?,
             };

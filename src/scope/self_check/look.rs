@@ -25,6 +25,9 @@ pub(super) enum Inconclusive {
     /// Upstream does not have the version any more.
     #[error("upstream no longer has the version")]
     Expired,
+    /// Upstream has events that may still come.
+    #[error("upstream is ahead")]
+    Behind,
     /// The two sides could not be brought to one version.
     #[error("{0}")]
     Failed(String),

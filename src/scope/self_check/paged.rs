@@ -1,8 +1,8 @@
 //! The check of a scope without selectors: page by page, at exactly the scope's version.
 //!
-//! A scope whose watch brings nothing, not even bookmarks, stays at a version that upstream drops after
-//! some minutes. It is compared with upstream's newest state then. A difference shows that an event is
-//! due, and may be on its way: the watch is opened again if none comes.
+//! A scope whose watch brings nothing, not even bookmarks, stays at a version at which upstream always
+//! agrees, until it drops it. So it is compared with upstream's newest state as well. A difference shows
+//! that an event is due, and may be on its way: the watch is opened again if none comes.
 use std::sync::Arc;
 
 use watershed_protocol::ResourceVersion;
@@ -87,8 +87,8 @@ impl<'a> PagedCheck<'a> {
         Ok(look)
     }
 
-    /// Compares the names and versions of the page with upstream's newest state, once upstream no longer
-    /// has the scope's own. Equal objects in equal versions are one state, whatever its number.
+    /// Compares the names and versions of the page with upstream's newest state, where the scope's own tells
+    /// nothing. Equal objects in equal versions are one state, whatever its number.
     pub(super) async fn look_at_newest(&self) -> Result<Look, Inconclusive> {
         let reader = &self.scope.reader;
         // Before the state, so that an event in between is no difference that is due.
@@ -106,7 +106,7 @@ impl<'a> PagedCheck<'a> {
             return Ok(look);
         }
         self.scope.lacks_events_after(reached);
-        Err(Inconclusive::Expired)
+        Err(Inconclusive::Behind)
     }
 
     fn compare(
