@@ -8,8 +8,9 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 
 const NANOS: i128 = 1_000_000_000;
-/// Go's zero time. It is printed as `null`, or in full where it is not a field of its own.
-const ZERO: &str = "0001-01-01T00:00:00Z";
+/// Go's zero time, in seconds since the Unix epoch: the beginning of the year 1. It is printed as `null`, or
+/// in full where it is not a field of its own.
+const ZERO: i64 = -62_135_596_800;
 
 /// A moment of an object; `None` if it is not set.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -19,9 +20,6 @@ impl ObjectTime {
     /// Parses a time in RFC 3339, as Go does. Returns `None` for any text whose meaning in Go is
     /// not certain.
     pub(super) fn parse(text: &str) -> Option<Self> {
-        if text == ZERO {
-            return Some(Self(None));
-        }
         let bytes = text.as_bytes();
         let shape = b"dddd-dd-ddTdd:dd:dd";
         let (head, rest) = bytes.split_at_checked(shape.len())?;
@@ -39,8 +37,11 @@ impl ObjectTime {
         };
         // Leap seconds and hour 24 are errors in Go, and not here.
         let is_common = head[17] < b'6' && &head[11..13] != b"24";
-        let moment = text.parse().ok()?;
-        (fits && digits && is_common).then_some(Self(Some(moment)))
+        let moment: Timestamp = text.parse().ok()?;
+        let zero = Timestamp::from_second(ZERO).ok()?;
+        // Go compares those before it with a time that is not set.
+        let is_certain = fits && digits && is_common && moment >= zero;
+        is_certain.then_some(Self(Some(moment).filter(|moment| *moment != zero)))
     }
 
     /// Returns the time from this moment to `now`, as upstream's columns show it.
@@ -162,7 +163,9 @@ mod tests {
         let seconds = |text| moment(text).unwrap().0.unwrap().as_second();
         assert_eq!(seconds("1970-01-01T00:01:00Z"), 60);
         assert_eq!(seconds("1970-01-01T00:01:00.999999Z"), 60);
-        assert_eq!(moment(ZERO), Some(ObjectTime(None)));
+        for zero in ["0001-01-01T00:00:00Z", "0001-01-01T00:00:00.000Z"] {
+            assert_eq!(moment(zero), Some(ObjectTime(None)), "{zero}");
+        }
         for odd in [
             "",
             "null",
@@ -176,6 +179,7 @@ mod tests {
             "1970-01-01T00:01:00.Z",
             "1970-01-01T00:01:00+01:00",
             "1970-01-01T00:01:00",
+            "0000-06-01T00:00:00Z",
         ] {
             assert_eq!(moment(odd), None, "{odd}");
         }

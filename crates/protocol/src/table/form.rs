@@ -3,6 +3,7 @@ use std::ops::RangeInclusive;
 
 use bytes::{BufMut, Bytes, BytesMut};
 use jiff::{SignedDuration, Timestamp};
+use memchr::memmem;
 
 use super::answer::{AnswerColumn, TableAnswer};
 use super::printer::TablePrinter;
@@ -200,18 +201,17 @@ impl TableForm {
         has_columns: bool,
         now: Timestamp,
     ) -> Option<Bytes> {
-        let whole = Bytes::from(bookmarks.object_at(version, false)?);
+        let whole = Bytes::from(bookmarks.object_at(version, ends_initial_events)?);
         let mut head = self
             .cells(&self.format.item_bytes(&whole).text(), now)
             .ok()?;
         let partial = bookmarks.partial(&self.partial)?;
         let partial = partial.object_at(version, ends_initial_events)?;
         match request.include {
-            IncludedObject::None if !ends_initial_events => head.push_str("null"),
-            IncludedObject::Object => {
-                let object = bookmarks.object_at(version, ends_initial_events)?;
-                head.push_str(std::str::from_utf8(&object).ok()?);
+            IncludedObject::None if self.leaves_out_object(ends_initial_events)? => {
+                head.push_str("null");
             }
+            IncludedObject::Object => head.push_str(std::str::from_utf8(&whole).ok()?),
             IncludedObject::None | IncludedObject::Metadata => {
                 let metadata = PartialFormat::metadata_of(&partial)?;
                 put_partial_head(&mut head, request.version);
@@ -227,6 +227,18 @@ impl TableForm {
         };
         let table = self.table_of(request.version, version, has_columns, &row);
         Some(self.format.event_of(EventKind::Bookmark, &table))
+    }
+
+    /// Returns `true` if a bookmark whose object is not asked for has none. That depends on the release for
+    /// the one that ends the initial events.
+    ///
+    /// Source: `apiserver/pkg/endpoints/handlers/response.go` (asTable).
+    fn leaves_out_object(&self, ends_initial_events: bool) -> Option<bool> {
+        if ends_initial_events {
+            self.minor.map(|minor| minor < 34)
+        } else {
+            Some(true)
+        }
     }
 
     /// Returns a Table of one row.
@@ -249,6 +261,10 @@ impl TableForm {
 
     /// Returns the beginning of an object's row, up to the object's value.
     fn cells(&self, object: &[u8], now: Timestamp) -> Result<String, Malformed> {
+        // Go writes the character itself, and so for bytes that are not UTF-8.
+        if memmem::find(object, br"\ufffd").is_some() {
+            return Err(Malformed("a row of text that is not UTF-8"));
+        }
         Ok(self.printer.print(object, now, self.minor)?.row_head())
     }
 

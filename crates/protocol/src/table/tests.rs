@@ -49,8 +49,12 @@ fn printer() -> TablePrinter {
 }
 
 fn learn(answer: &str) -> Result<TableForm, Malformed> {
+    learn_of(answer, Some(37))
+}
+
+fn learn_of(answer: &str, minor: Option<u32>) -> Result<TableForm, Malformed> {
     let asked = at("2026-11-23T00:02:01.1Z")..=at("2026-11-23T00:02:01.3Z");
-    TableForm::learn(&format(), &printer(), answer.as_bytes(), asked, Some(37))
+    TableForm::learn(&format(), &printer(), answer.as_bytes(), asked, minor)
 }
 
 fn request(version: TableVersion, include: IncludedObject) -> TableRequest {
@@ -156,17 +160,18 @@ fn gets_and_events_are_tables_of_one_row() {
 
 #[test]
 fn bookmarks_are_rows_of_nothing() {
-    let form = learn(&answer()).unwrap();
     let bookmark = Bytes::from_static(
         br#"{"kind":"ConfigMap","apiVersion":"v1","metadata":{"resourceVersion":"5"}}"#,
     );
     let bookmarks = BookmarkFormat::learn(&format(), &bookmark).unwrap();
     let request = request(TableVersion::V1, IncludedObject::None);
     let now = at("2026-11-23T00:00:30Z");
-    let frame = |ends| {
+    let frame_of = |ends, minor| {
+        let form = learn_of(&answer(), minor).unwrap();
         let at = (ResourceVersion(6), ends);
-        form.bookmark(&bookmarks, request, at, false, now).unwrap()
+        form.bookmark(&bookmarks, request, at, false, now)
     };
+    let frame = |ends| frame_of(ends, Some(34)).unwrap();
     let table = |object: &str| {
         format!(
             "{{\"type\":\"BOOKMARK\",\"object\":{{\"kind\":\"Table\",\
@@ -180,6 +185,56 @@ fn bookmarks_are_rows_of_nothing() {
     // The end of the initial events is told even to those who want no objects.
     let end = r#"{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","metadata":{"resourceVersion":"6","annotations":{"k8s.io/initial-events-end":"true"}}}"#;
     assert_eq!(frame(true), table(end));
+    // Older releases leave it out, too.
+    assert_eq!(frame_of(true, Some(33)).unwrap(), table("null"));
+    assert_eq!(frame_of(true, None), None);
+    assert_eq!(frame_of(false, None).unwrap(), table("null"));
+}
+
+#[test]
+fn end_marks_have_cells_of_their_annotation() {
+    let columns = r#"[{"name":"Value","type":"string","jsonPath":".metadata.annotations"}]"#;
+    let columns: Vec<PrinterColumn> = serde_json::from_str(columns).unwrap();
+    let printer = TablePrinter::custom(&columns).unwrap();
+    let answer = concat!(
+        r#"{"kind":"Table","apiVersion":"meta.k8s.io/v1","metadata":{"resourceVersion":"9"},"#,
+        r#""columnDefinitions":[{"name":"Name","type":"string","format":"name","description":"N","priority":0},"#,
+        r#"{"name":"Value","type":"string","format":"","description":"","priority":0}],"rows":[]}"#,
+        "\n"
+    );
+    let now = at("2026-11-23T00:00:30Z");
+    let learned = TableForm::learn(&format(), &printer, answer.as_bytes(), now..=now, Some(37));
+    let bookmark = Bytes::from_static(
+        br#"{"kind":"ConfigMap","apiVersion":"v1","metadata":{"resourceVersion":"5"}}"#,
+    );
+    let bookmarks = BookmarkFormat::learn(&format(), &bookmark).unwrap();
+    let request = request(TableVersion::V1, IncludedObject::None);
+    let cells = |ends| {
+        let at = (ResourceVersion(6), ends);
+        let form = learned.as_ref().unwrap();
+        let frame = form.bookmark(&bookmarks, request, at, false, now).unwrap();
+        let text = String::from_utf8(frame.to_vec()).unwrap();
+        let (_, cells) = text.split_once(r#""cells":"#).unwrap();
+        cells.split_once(r#","object""#).unwrap().0.to_owned()
+    };
+    assert_eq!(cells(false), r#"["",null]"#);
+    assert_eq!(
+        cells(true),
+        r#"["","{\"k8s.io/initial-events-end\":\"true\"}"]"#
+    );
+}
+
+#[test]
+fn rows_of_text_that_is_not_utf8_are_upstreams_to_print() {
+    let form = learn(&answer()).unwrap();
+    let request = request(TableVersion::V1, IncludedObject::None);
+    let now = at("2026-11-23T05:00:00Z");
+    let row = |data: &str| {
+        let object = object().replace(r#""x":"""#, &format!(r#""x":"{data}""#));
+        form.row(request, &format().item_bytes(&object.into()), now)
+    };
+    assert!(row("\u{fffd}").is_ok());
+    assert!(row(r"\ufffd").is_err());
 }
 
 /// Returns the JSON of a pod whose containers have ended with these codes.
