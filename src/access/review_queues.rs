@@ -1,4 +1,9 @@
 //! The order in which callers' credentials and accesses are reviewed.
+//!
+//! A review holds a place in a queue, and a seat of upstream's flow control. Where a webhook of upstream
+//! hangs, which may concern some callers alone, the reviews of others have to go on. So a late review leaves
+//! its place, and its caller's next ones share a few places and are given up early, unless they find a place
+//! among the hanging ones.
 use std::net::IpAddr;
 use std::pin::pin;
 use std::sync::Arc;
@@ -12,6 +17,9 @@ use super::identity::Identity;
 use crate::fairness::{CallerKey, FairQueue, QueueTurn, Share, ShareLimits, Shares};
 use crate::headers::{field_memory, target_memory};
 use crate::metric::Gauge;
+use late_callers::LateCallers;
+
+mod late_callers;
 
 /// Concurrent reviews of callers that upstream has accepted lately, of all and of each.
 ///
@@ -20,18 +28,23 @@ use crate::metric::Gauge;
 const KNOWN: [usize; 2] = [128, 64];
 /// Concurrent reviews of unknown tokens, of all addresses and of each.
 const UNKNOWN: [usize; 2] = [64, 16];
-/// Time after which a review leaves its place in these queues to the next one. A verdict takes
-/// milliseconds. Where a webhook of upstream hangs, which may concern some callers alone, the reviews of
-/// others go on.
-const SLOW: Duration = Duration::from_secs(1);
+/// Time after which a review is late: it leaves its place in these queues to the next one. A verdict takes
+/// milliseconds.
+const LATE: Duration = Duration::from_secs(1);
 /// Time after which a review is given up that has no place among the hanging ones. It has been sent once
 /// more by then, over a connection that may be better.
 const GIVEN_UP: Duration = Duration::from_secs(4);
-/// Concurrent reviews that take longer, of known callers and of each. Each has a seat at upstream, and the
-/// flow control that comes with the proxy leaves it some 60.
-const HANGING_KNOWN: [usize; 2] = [48, 16];
+/// Concurrent reviews of callers whose reviews were late lately: of all and of each, known and unknown.
+const OF_LATE_CALLERS: [usize; 2] = [16, 2];
+const OF_LATE_ADDRESSES: [usize; 2] = [8, 4];
+/// The same as [`GIVEN_UP`] for these. It is short, as callers whose reviews do not hang any more wait for
+/// those that do.
+const GIVEN_UP_OF_LATE: Duration = Duration::from_millis(300);
+/// Concurrent reviews that take longer, of known callers and of each. Together with those of late callers
+/// they leave a part of the 66 seats that the flow control which comes with the proxy has.
+const HANGING_KNOWN: [usize; 2] = [24, 4];
 /// The same of unknown tokens, of all addresses and of each.
-const HANGING_UNKNOWN: [usize; 2] = [16, 4];
+const HANGING_UNKNOWN: [usize; 2] = [8, 4];
 /// Longest wait of a known caller's request for a place.
 const KNOWN_WAIT: Duration = Duration::from_secs(10);
 
@@ -53,7 +66,9 @@ pub(super) const UNKNOWN_WAIT: Duration = Duration::from_secs(15);
 pub(super) struct ReviewTurn {
     caller: CallerKey,
     turn: QueueTurn,
-    hanging: Arc<FairQueue>,
+    lane: Arc<ReviewLane>,
+    /// The caller's reviews were late lately.
+    is_of_late_caller: bool,
 }
 
 impl ReviewTurn {
@@ -65,20 +80,83 @@ impl ReviewTurn {
         let Self {
             caller,
             turn,
-            hanging,
+            lane,
+            is_of_late_caller,
         } = self;
-        let mut review = pin!(review);
-        if let Ok(verdict) = timeout(SLOW, &mut review).await {
+        let given_up = if is_of_late_caller {
+            GIVEN_UP_OF_LATE
+        } else {
+            GIVEN_UP
+        };
+        let with_turn = LATE.min(given_up);
+        let mut review = pin!(lane.noted(&caller, review));
+        if let Ok(verdict) = timeout(with_turn, &mut review).await {
             return verdict;
         }
         drop(turn);
-        if let Ok(verdict) = timeout(GIVEN_UP.saturating_sub(SLOW), &mut review).await {
+        if let Ok(verdict) = timeout(given_up.saturating_sub(with_turn), &mut review).await {
             return verdict;
         }
-        let _place = hanging
-            .turn_within(caller, Duration::ZERO)
-            .await
-            .ok_or(ReviewError::GivenUp(GIVEN_UP))?;
+        let place = lane.hanging.turn_within(caller.clone(), Duration::ZERO);
+        let Some(_place) = place.await else {
+            lane.late_callers.add(&caller);
+            return Err(ReviewError::GivenUp(given_up));
+        };
+        review.await
+    }
+}
+
+/// The places for reviews of known or of unknown callers.
+#[derive(Debug)]
+struct ReviewLane {
+    /// Those for reviews that are expected to be in time.
+    prompt: FairQueue,
+    of_late_callers: FairQueue,
+    /// Those for reviews that take long, in either case.
+    hanging: FairQueue,
+    late_callers: LateCallers,
+}
+
+impl ReviewLane {
+    fn new(prompt: [usize; 2], of_late_callers: [usize; 2], hanging: [usize; 2]) -> Arc<Self> {
+        let queue = |[all, each]: [usize; 2]| FairQueue::new(all, each);
+        Arc::new(Self {
+            prompt: queue(prompt),
+            of_late_callers: queue(of_late_callers),
+            hanging: queue(hanging),
+            late_callers: LateCallers::default(),
+        })
+    }
+
+    /// Waits until a review for a caller may be sent.
+    async fn turn(self: &Arc<Self>, caller: CallerKey) -> ReviewTurn {
+        let is_late = || self.late_callers.contains(&caller);
+        let mut turn = None;
+        if !is_late() {
+            // Those before it may show meanwhile that the caller's are late.
+            turn = Some(self.prompt.turn(caller.clone()).await).filter(|_| !is_late());
+        }
+        let is_of_late_caller = turn.is_none();
+        let turn = match turn {
+            Some(turn) => turn,
+            None => self.of_late_callers.turn(caller.clone()).await,
+        };
+        ReviewTurn {
+            turn,
+            caller,
+            lane: Arc::clone(self),
+            is_of_late_caller,
+        }
+    }
+
+    /// Runs a review. Notes if it is in time.
+    async fn noted<T>(&self, caller: &CallerKey, review: impl Future<Output = T>) -> T {
+        let mut review = pin!(review);
+        if let Ok(verdict) = timeout(LATE, &mut review).await {
+            self.late_callers.in_time(caller);
+            return verdict;
+        }
+        self.late_callers.add(caller);
         review.await
     }
 }
@@ -86,23 +164,18 @@ impl ReviewTurn {
 /// Queues of reviews. Those of unknown callers delay none of known ones.
 #[derive(Clone, Debug)]
 pub(super) struct ReviewQueues {
-    known: Arc<FairQueue>,
-    unknown: Arc<FairQueue>,
-    hanging_known: Arc<FairQueue>,
-    hanging_unknown: Arc<FairQueue>,
+    known: Arc<ReviewLane>,
+    unknown: Arc<ReviewLane>,
     unknown_waiting: Shares,
     impersonation_waiting: Shares,
 }
 
 impl Default for ReviewQueues {
     fn default() -> Self {
-        let queue = |[all, each]: [usize; 2]| Arc::new(FairQueue::new(all, each));
         let waiting = |all| Shares::new(ShareLimits { all, each: 0 }, Gauge::noop());
         Self {
-            known: queue(KNOWN),
-            unknown: queue(UNKNOWN),
-            hanging_known: queue(HANGING_KNOWN),
-            hanging_unknown: queue(HANGING_UNKNOWN),
+            known: ReviewLane::new(KNOWN, OF_LATE_CALLERS, HANGING_KNOWN),
+            unknown: ReviewLane::new(UNKNOWN, OF_LATE_ADDRESSES, HANGING_UNKNOWN),
             unknown_waiting: waiting(UNKNOWN_BYTES),
             impersonation_waiting: waiting(IMPERSONATION_BYTES),
         }
@@ -121,23 +194,13 @@ impl ReviewQueues {
     }
 
     async fn of_known(&self, caller: CallerKey) -> Result<ReviewTurn, ReviewError> {
-        let turn = self.known.turn_within(caller.clone(), KNOWN_WAIT).await;
-        Ok(ReviewTurn {
-            turn: turn.ok_or(ReviewError::GivenUp(KNOWN_WAIT))?,
-            caller,
-            hanging: Arc::clone(&self.hanging_known),
-        })
+        let turn = timeout(KNOWN_WAIT, self.known.turn(caller)).await;
+        turn.map_err(|_| ReviewError::GivenUp(KNOWN_WAIT))
     }
 
     /// Waits until a review of an unknown token may be sent, from this address.
     pub(super) async fn of_unknown_token(&self, address: IpAddr) -> ReviewTurn {
-        let caller = CallerKey::Address(address);
-        let turn = self.unknown.turn(caller.clone()).await;
-        ReviewTurn {
-            caller,
-            turn,
-            hanging: Arc::clone(&self.hanging_unknown),
-        }
+        self.unknown.turn(CallerKey::Address(address)).await
     }
 
     /// Returns the share of a request with this head and an unknown token, which is about to wait
@@ -207,12 +270,6 @@ mod tests {
     #[test]
     fn requests_that_impersonate_wait_within_the_share_of_their_user() {
         let queues = ReviewQueues::default();
-        let named = |user: &str| Identity {
-            user: user.to_owned(),
-            uid: None,
-            groups: Vec::new(),
-            extra: Vec::new(),
-        };
         let mut headers = HeaderMap::new();
         headers.insert("impersonate-user", "x".repeat(60_000).parse().unwrap());
         let waiting = |user: &str, access_bytes| {
@@ -230,34 +287,90 @@ mod tests {
         assert!(long.len() < 20, "{} with long selectors", long.len());
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn reviews_that_hang_leave_their_places_and_most_are_given_up() {
-        let queues = ReviewQueues::default();
-        let user = Identity {
-            user: "stuck".to_owned(),
+    fn named(user: &str) -> Identity {
+        Identity {
+            user: user.to_owned(),
             uid: None,
             groups: Vec::new(),
             extra: Vec::new(),
-        };
-        let (begun, limit) = (Instant::now(), Duration::from_secs(10));
-        let (running, most) = (Cell::new(0), Cell::new(0));
-        let hanging = async || {
-            let turn = queues.of_user(&user).await?;
+        }
+    }
+
+    /// Reviews that hang, and how many of them are under way.
+    #[derive(Default)]
+    struct Hanging {
+        queues: ReviewQueues,
+        running: Cell<usize>,
+        most: Cell<usize>,
+    }
+
+    impl Hanging {
+        /// Has a review that would take ten seconds.
+        async fn review(&self, user: &str) -> Result<(), ReviewError> {
+            let limit = Duration::from_secs(10);
+            let turn = self.queues.of_user(&named(user)).await?;
             let review = async {
-                running.set(running.get() + 1);
-                most.set(most.get().max(running.get()));
-                let _ends = CallOnDrop(|| running.set(running.get() - 1));
+                self.running.set(self.running.get() + 1);
+                self.most.set(self.most.get().max(self.running.get()));
+                let _ends = CallOnDrop(|| self.running.set(self.running.get() - 1));
                 sleep(limit).await;
-                Err::<(), _>(ReviewError::Late(limit))
+                Err(ReviewError::Late(limit))
             };
             turn.run(review).await
-        };
-        let ends = join_all((0..1_000).map(|_| hanging())).await;
-        assert!(begun.elapsed() <= KNOWN_WAIT + limit);
+        }
+
+        /// Asks for such reviews of a user again and again.
+        async fn reviews(&self, user: &str) {
+            loop {
+                let _ = self.review(user).await;
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn reviews_of_a_user_that_hang_leave_their_places_and_most_are_given_up() {
+        let hanging = Hanging::default();
+        let begun = Instant::now();
+        let ends = join_all((0..1_000).map(|_| hanging.review("stuck"))).await;
+        assert!(begun.elapsed() <= 2 * KNOWN_WAIT);
         let late = |end: &&Result<(), _>| matches!(end, Err(ReviewError::Late(_)));
-        // Those that had a place, at first and once these had ended.
-        assert_eq!(ends.iter().filter(late).count(), 2 * HANGING_KNOWN[1]);
-        let seconds = usize::try_from(GIVEN_UP.as_secs()).unwrap();
-        assert!(most.get() <= (seconds + 1) * KNOWN[1] + HANGING_KNOWN[1]);
+        assert_eq!(ends.iter().filter(late).count(), HANGING_KNOWN[1]);
+        let most = hanging.most.get();
+        assert!(
+            most <= KNOWN[1] + OF_LATE_CALLERS[1] + HANGING_KNOWN[1],
+            "{most}"
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn users_whose_reviews_hang_again_and_again_take_few_places() {
+        let hanging = Hanging::default();
+        let stuck: Vec<_> = (0..150).map(|n| format!("stuck-{n}")).collect();
+        let loops = async {
+            join_all(stuck.iter().map(|user| hanging.reviews(user))).await;
+        };
+        let others = async {
+            sleep(GIVEN_UP + LATE).await;
+            hanging.most.set(0);
+            for n in 0..100 {
+                let begun = Instant::now();
+                let turn = hanging.queues.of_user(&named(&format!("other-{n}"))).await;
+                let verdict = turn.unwrap().run(async { Ok(n) }).await;
+                assert_eq!(verdict.unwrap(), n);
+                assert_eq!(begun.elapsed(), Duration::ZERO);
+                sleep(LATE / 2).await;
+            }
+            // One whose reviews hung before is served, too, once they do not.
+            let begun = Instant::now();
+            let turn = hanging.queues.of_user(&named("stuck-7")).await;
+            assert!(turn.unwrap().run(async { Ok(()) }).await.is_ok());
+            assert!(begun.elapsed() < KNOWN_WAIT / 2, "{:?}", begun.elapsed());
+        };
+        tokio::select! {
+            () = loops => unreachable!("they go on"),
+            () = others => {}
+        }
+        let most = hanging.most.get();
+        assert!(most <= OF_LATE_CALLERS[0] + HANGING_KNOWN[0], "{most}");
     }
 }
