@@ -2,8 +2,8 @@
 //!
 //! A review holds a place in a queue, and a seat of upstream's flow control. Where a webhook of upstream
 //! hangs, which may concern some callers alone, the reviews of others have to go on. So a late review leaves
-//! its place, and its caller's next ones share a few places and are given up early, unless they find a place
-//! among the hanging ones.
+//! its place. While many are late, the next ones of their callers share a few places and are given up early,
+//! unless they find a place among the hanging ones.
 use std::net::IpAddr;
 use std::pin::pin;
 use std::sync::Arc;
@@ -34,7 +34,7 @@ const LATE: Duration = Duration::from_secs(1);
 /// Time after which a review is given up that has no place among the hanging ones. It has been sent once
 /// more by then, over a connection that may be better.
 const GIVEN_UP: Duration = Duration::from_secs(4);
-/// Concurrent reviews of callers whose reviews were late lately: of all and of each, known and unknown.
+/// Concurrent reviews of callers that are limited as theirs are late: of all and of each, known and unknown.
 const OF_LATE_CALLERS: [usize; 2] = [16, 2];
 const OF_LATE_ADDRESSES: [usize; 2] = [8, 4];
 /// The same as [`GIVEN_UP`] for these. It is short, as callers whose reviews do not hang any more wait for
@@ -67,8 +67,8 @@ pub(super) struct ReviewTurn {
     caller: CallerKey,
     turn: QueueTurn,
     lane: Arc<ReviewLane>,
-    /// The caller's reviews were late lately.
-    is_of_late_caller: bool,
+    /// The caller is limited, as its reviews are late.
+    is_limited: bool,
 }
 
 impl ReviewTurn {
@@ -81,9 +81,9 @@ impl ReviewTurn {
             caller,
             turn,
             lane,
-            is_of_late_caller,
+            is_limited,
         } = self;
-        let given_up = if is_of_late_caller {
+        let given_up = if is_limited {
             GIVEN_UP_OF_LATE
         } else {
             GIVEN_UP
@@ -99,7 +99,7 @@ impl ReviewTurn {
         }
         let place = lane.hanging.turn_within(caller.clone(), Duration::ZERO);
         let Some(_place) = place.await else {
-            lane.late_callers.add(&caller);
+            lane.late_callers.given_up(&caller);
             return Err(ReviewError::GivenUp(given_up));
         };
         review.await
@@ -124,19 +124,19 @@ impl ReviewLane {
             prompt: queue(prompt),
             of_late_callers: queue(of_late_callers),
             hanging: queue(hanging),
-            late_callers: LateCallers::default(),
+            late_callers: LateCallers::new(hanging[0] * 2 / 3, hanging[1]),
         })
     }
 
     /// Waits until a review for a caller may be sent.
     async fn turn(self: &Arc<Self>, caller: CallerKey) -> ReviewTurn {
-        let is_late = || self.late_callers.contains(&caller);
+        let is_limited = || self.late_callers.limits(&caller);
         let mut turn = None;
-        if !is_late() {
+        if !is_limited() {
             // Those before it may show meanwhile that the caller's are late.
-            turn = Some(self.prompt.turn(caller.clone()).await).filter(|_| !is_late());
+            turn = Some(self.prompt.turn(caller.clone()).await).filter(|_| !is_limited());
         }
-        let is_of_late_caller = turn.is_none();
+        let is_limited = turn.is_none();
         let turn = match turn {
             Some(turn) => turn,
             None => self.of_late_callers.turn(caller.clone()).await,
@@ -145,7 +145,7 @@ impl ReviewLane {
             turn,
             caller,
             lane: Arc::clone(self),
-            is_of_late_caller,
+            is_limited,
         }
     }
 
@@ -156,7 +156,7 @@ impl ReviewLane {
             self.late_callers.in_time(caller);
             return verdict;
         }
-        self.late_callers.add(caller);
+        let _late = self.late_callers.begin(caller);
         review.await
     }
 }
@@ -305,9 +305,9 @@ mod tests {
     }
 
     impl Hanging {
-        /// Has a review that would take ten seconds.
+        /// Has a review that would take eleven seconds.
         async fn review(&self, user: &str) -> Result<(), ReviewError> {
-            let limit = Duration::from_secs(10);
+            let limit = Duration::from_secs(11);
             let turn = self.queues.of_user(&named(user)).await?;
             let review = async {
                 self.running.set(self.running.get() + 1);

@@ -13,6 +13,7 @@ use bytes::Bytes;
 use futures_util::FutureExt as _;
 use http::{HeaderValue, Request, Uri, header};
 use http_body_util::{BodyExt as _, Limited};
+use jiff::Timestamp;
 use kube_client::client::Body;
 use kube_client::config::{KubeConfigOptions, Kubeconfig};
 use kube_client::{Client, Config};
@@ -69,6 +70,8 @@ async fn open(config: AuditWebhookConfig) -> Result<Webhook, AuditError> {
 
 struct Webhook {
     connection: Mutex<WebhookConnection>,
+    /// Held while the connection is replaced.
+    reopening: tokio::sync::Mutex<()>,
     config: AuditWebhookConfig,
 }
 
@@ -98,8 +101,20 @@ impl WebhookConnection {
         target.read_timeout = Some(REQUEST_TIMEOUT);
         // HTTPS_PROXY is for upstream, not for the webhook.
         target.proxy_url = None;
-        let client = Client::try_from(target).map_err(|error| one_line(&error))?;
+        // An exec plugin is run meanwhile.
+        let client = tokio::task::spawn_blocking(move || Client::try_from(target));
+        let client = timeout(REQUEST_TIMEOUT, client)
+            .await
+            .map_err(|_| format!("its credentials took longer than {REQUEST_TIMEOUT:?}"))?
+            .map_err(|error| one_line(&error))?
+            .map_err(|error| one_line(&error))?;
         Ok(Self { client, uri, files })
+    }
+
+    /// Returns `true` if it was made of other files than these, or its certificate has ended.
+    fn is_outdated(&self, files: Fingerprint) -> bool {
+        let has_ended = |end: Timestamp| end <= Timestamp::now();
+        self.files != files || self.client.valid_until().is_some_and(has_ended)
     }
 }
 
@@ -110,15 +125,18 @@ impl Webhook {
         let connection = WebhookConnection::open(&config.config_file).await?;
         Ok(Self {
             connection: Mutex::new(connection),
+            reopening: tokio::sync::Mutex::default(),
             config,
         })
     }
 
-    /// Reads the kubeconfig again if it has changed, or a file that it names. On failure the old
-    /// credentials stay in use.
+    /// Reads the kubeconfig again if it has changed, or a file that it names, or if a plugin's certificate
+    /// has ended. On failure the old credentials stay in use.
     async fn follow_files(&self) {
+        let _one = self.reopening.lock().await;
         let path = &self.config.config_file;
-        if Fingerprint::of_kubeconfig(path).await == self.connection.lock().files {
+        let files = Fingerprint::of_kubeconfig(path).await;
+        if !self.connection.lock().is_outdated(files) {
             return;
         }
         match WebhookConnection::open(path).await {

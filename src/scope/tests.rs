@@ -549,9 +549,11 @@ async fn a_type_whose_watches_are_opened_and_bring_nothing_becomes_stale() {
     let (_scopes, scope) = open_pods(&pki, &api).await;
     eventually(|| matches!(scope.phase(), ScopePhase::Ready(_))).await;
     let is_stale = || matches!(scope.phase(), ScopePhase::Stale(_));
+    let mut heard = None;
     for _ in 0..40 {
         // Time for what is sent meanwhile.
         tokio::time::sleep(Duration::from_millis(100)).await;
+        heard.get_or_insert(scope.upstream.last_heard());
         if is_stale() {
             break;
         }
@@ -561,4 +563,6 @@ async fn a_type_whose_watches_are_opened_and_bring_nothing_becomes_stale() {
     }
     assert!(is_stale(), "{:?}", scope.upstream.age());
     assert!(opened.load(Ordering::SeqCst) >= 2);
+    let last = scope.upstream.last_heard();
+    assert_eq!(heard, Some(last), "that a watch is open is no news");
 }

@@ -21,6 +21,7 @@ impl ScopePump {
         match change {
             Change::Ended => {
                 self.timers.reopened_by.get_or_insert(now + WATCH_REOPEN);
+                self.note_silence();
                 return;
             }
             Change::Interrupted => {
@@ -31,7 +32,9 @@ impl ScopePump {
             _ => self.timers.reopened_by = None,
         }
         self.scope.upstream.set_following(true);
-        self.scope.upstream.mark_heard(now);
+        if !matches!(change, Change::Resumed { .. }) {
+            self.scope.upstream.mark_heard(now);
+        }
         match change {
             Change::Listed(listed) => self.apply_list(*listed),
             Change::Event(frame, scanned) => {

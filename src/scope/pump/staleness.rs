@@ -38,6 +38,8 @@ enum FollowState {
         reopened: Option<Instant>,
         /// What was due. If anything was, an open watch proves nothing.
         due: DueChange,
+        /// The moment before which the scope is not too old.
+        not_before: Instant,
         is_stale: bool,
     },
 }
@@ -95,6 +97,7 @@ impl StalenessClock {
                     since: now,
                     reopened: None,
                     due: DueChange::None,
+                    not_before: now,
                     is_stale: false,
                 };
             }
@@ -102,22 +105,40 @@ impl StalenessClock {
         }
     }
 
+    /// Returns the time since the last list, event or bookmark.
+    pub(super) fn silence(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.heard)
+    }
+
     /// Records that the watch was open and did not bring what was due. The changes have not arrived since it
-    /// was heard last.
-    pub(super) fn mark_silent(&mut self, missing: DueChange) {
+    /// was heard last. An event may still come by the next watch, before the scope is too old.
+    pub(super) fn mark_silent(&mut self, missing: DueChange, now: Instant) {
         self.mark_lost(self.heard);
-        if let FollowState::Lost { since, due, .. } = &mut self.state {
-            *due = missing.max(*due);
+        let probation = self.probation();
+        if let FollowState::Lost {
+            since,
+            due,
+            not_before,
+            ..
+        } = &mut self.state
+        {
             *since = self.heard.min(*since);
+            if missing == DueChange::Event && *due != DueChange::Event {
+                *not_before = now + probation;
+            }
+            *due = missing.max(*due);
         }
     }
 
-    /// Records that upstream sends no bookmarks of the type.
-    pub(super) fn expect_no_bookmarks(&mut self) {
-        if let FollowState::Lost { due, .. } = &mut self.state
-            && *due == DueChange::Bookmark
-        {
-            *due = DueChange::None;
+    /// Records that upstream sends no bookmarks of the type. Returns `true` if one was due until now: nothing
+    /// shows then that the changes arrive.
+    pub(super) fn expect_no_bookmarks(&mut self) -> bool {
+        match &mut self.state {
+            FollowState::Lost { due, .. } if *due == DueChange::Bookmark => {
+                *due = DueChange::None;
+                true
+            }
+            _ => false,
         }
     }
 
@@ -160,6 +181,7 @@ impl StalenessClock {
             since,
             reopened,
             due,
+            not_before,
             is_stale,
         } = self.state
         else {
@@ -168,7 +190,8 @@ impl StalenessClock {
         let recovers = reopened
             .filter(|_| due == DueChange::None)
             .map(|at| at + self.probation());
-        let exceeds = self.limit.filter(|_| !is_stale).map(|limit| since + limit);
+        let exceeds = self.limit.filter(|_| !is_stale);
+        let exceeds = exceeds.map(|limit| not_before.max(since + limit));
         [recovers, exceeds].into_iter().flatten().min()
     }
 
@@ -179,6 +202,7 @@ impl StalenessClock {
             since,
             reopened,
             due,
+            not_before,
             is_stale,
         } = &mut self.state
         else {
@@ -188,7 +212,8 @@ impl StalenessClock {
             self.state = FollowState::Followed;
             return Some(StalenessChange::Recovered);
         }
-        if !*is_stale && self.limit.is_some_and(|limit| now >= *since + limit) {
+        let is_over = |limit| now >= (*since + limit).max(*not_before);
+        if !*is_stale && self.limit.is_some_and(is_over) {
             *is_stale = true;
             return Some(StalenessChange::Exceeded);
         }
@@ -295,7 +320,7 @@ mod tests {
         let mut clock = StalenessClock::new(LIMIT);
         clock.mark_heard(begin);
         for n in 1..=3 {
-            clock.mark_silent(DueChange::Bookmark);
+            clock.mark_silent(DueChange::Bookmark, begin);
             clock.mark_reopened(begin + second(90 * n));
         }
         assert_eq!(clock.lost_since(), Some(begin), "it was heard then");
@@ -303,11 +328,9 @@ mod tests {
             changes(&mut clock, begin, second(9999)),
             [(LIMIT, StalenessChange::Exceeded)]
         );
-        clock.expect_no_bookmarks();
-        clock.mark_reopened(begin + second(310));
-        let recovered = (second(310) + PROBATION, StalenessChange::Recovered);
-        assert_eq!(changes(&mut clock, begin, second(9999)), [recovered]);
-        clock.mark_silent(DueChange::Bookmark);
+        assert!(clock.expect_no_bookmarks());
+        assert!(!clock.expect_no_bookmarks(), "it was told");
+        clock.mark_silent(DueChange::Bookmark, begin);
         assert!(clock.mark_heard(begin + second(400)));
         clock.mark_lost(begin + second(401));
         clock.mark_reopened(begin + second(402));
@@ -322,10 +345,10 @@ mod tests {
         let begin = Instant::now();
         let mut clock = StalenessClock::new(LIMIT);
         clock.mark_heard(begin);
-        clock.mark_silent(DueChange::Event);
+        clock.mark_silent(DueChange::Event, begin);
         for n in 1..=3 {
-            clock.mark_silent(DueChange::Bookmark);
-            clock.expect_no_bookmarks();
+            clock.mark_silent(DueChange::Bookmark, begin);
+            assert!(!clock.expect_no_bookmarks());
             clock.mark_reopened(begin + second(90 * n));
         }
         assert!(clock.lacks_events());
@@ -333,8 +356,14 @@ mod tests {
             changes(&mut clock, begin, second(9999)),
             [(LIMIT, StalenessChange::Exceeded)]
         );
-        assert!(clock.mark_heard(begin + second(400)));
+        let heard = begin + second(400);
+        assert!(clock.mark_heard(heard));
         assert!(!clock.lacks_events());
+        // After hours of silence there is still time for the watch that is opened again.
+        let found = heard + 100 * LIMIT;
+        clock.mark_silent(DueChange::Event, found);
+        assert_eq!(clock.due(), Some(found + PROBATION));
+        assert_eq!(clock.tick(found), None);
     }
 
     #[test]
