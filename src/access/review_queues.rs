@@ -2,8 +2,8 @@
 //!
 //! A review holds a place in a queue, and a seat of upstream's flow control. Where a webhook of upstream
 //! hangs, which may concern some callers alone, the reviews of others have to go on. So a late review leaves
-//! its place. While many are late, the next ones of their callers share a few places and are given up early,
-//! unless they find a place among the hanging ones.
+//! its place to others, and few of them may hang. While as many do, the next ones of their callers share a
+//! few places and are given up early.
 use std::net::IpAddr;
 use std::pin::pin;
 use std::sync::Arc;
@@ -17,9 +17,9 @@ use super::identity::Identity;
 use crate::fairness::{CallerKey, FairQueue, QueueTurn, Share, ShareLimits, Shares};
 use crate::headers::{field_memory, target_memory};
 use crate::metric::Gauge;
-use late_callers::LateCallers;
+use hanging_callers::HangingCallers;
 
-mod late_callers;
+mod hanging_callers;
 
 /// Concurrent reviews of callers that upstream has accepted lately, of all and of each.
 ///
@@ -28,23 +28,24 @@ mod late_callers;
 const KNOWN: [usize; 2] = [128, 64];
 /// Concurrent reviews of unknown tokens, of all addresses and of each.
 const UNKNOWN: [usize; 2] = [64, 16];
-/// Time after which a review is late: it leaves its place in these queues to the next one. A verdict takes
+/// Time after which a review is late: it leaves its place to the reviews of others. A verdict takes
 /// milliseconds.
 const LATE: Duration = Duration::from_secs(1);
-/// Time after which a review is given up that has no place among the hanging ones. It has been sent once
-/// more by then, over a connection that may be better.
-const GIVEN_UP: Duration = Duration::from_secs(4);
-/// Concurrent reviews of callers that are limited as theirs are late: of all and of each, known and unknown.
-const OF_LATE_CALLERS: [usize; 2] = [16, 2];
-const OF_LATE_ADDRESSES: [usize; 2] = [8, 4];
-/// The same as [`GIVEN_UP`] for these. It is short, as callers whose reviews do not hang any more wait for
-/// those that do.
-const GIVEN_UP_OF_LATE: Duration = Duration::from_millis(300);
-/// Concurrent reviews that take longer, of known callers and of each. Together with those of late callers
-/// they leave a part of the 66 seats that the flow control which comes with the proxy has.
-const HANGING_KNOWN: [usize; 2] = [24, 4];
+/// Time after which a review hangs: it is given up, unless it finds a place among those that do. It has been
+/// sent once more by then, over a connection that may be better.
+const HANGS: Duration = Duration::from_secs(4);
+/// Concurrent reviews that hang, of known callers and of each. Together with those of limited callers they
+/// leave a part of the 66 seats that the flow control which comes with the proxy has.
+const HANGING_KNOWN: [usize; 2] = [16, 4];
 /// The same of unknown tokens, of all addresses and of each.
 const HANGING_UNKNOWN: [usize; 2] = [8, 4];
+/// Concurrent reviews of known callers that are limited as theirs hang, of all and of each. They are given up
+/// when they are late, unless they find a place among those that hang.
+const LIMITED_KNOWN: [usize; 2] = [24, 2];
+/// The same of unknown tokens, of all addresses and of each.
+const LIMITED_UNKNOWN: [usize; 2] = [8, 4];
+/// Interval at which the reviews that wait for a limited caller's turn see if the caller still is.
+const LIMIT_CHECK: Duration = Duration::from_millis(250);
 /// Longest wait of a known caller's request for a place.
 const KNOWN_WAIT: Duration = Duration::from_secs(10);
 
@@ -67,7 +68,7 @@ pub(super) struct ReviewTurn {
     caller: CallerKey,
     turn: QueueTurn,
     lane: Arc<ReviewLane>,
-    /// The caller is limited, as its reviews are late.
+    /// The caller is limited, as its reviews hang.
     is_limited: bool,
 }
 
@@ -79,29 +80,36 @@ impl ReviewTurn {
     ) -> Result<T, ReviewError> {
         let Self {
             caller,
-            turn,
+            mut turn,
             lane,
             is_limited,
         } = self;
-        let given_up = if is_limited {
-            GIVEN_UP_OF_LATE
-        } else {
-            GIVEN_UP
-        };
-        let with_turn = LATE.min(given_up);
-        let mut review = pin!(lane.noted(&caller, review));
-        if let Ok(verdict) = timeout(with_turn, &mut review).await {
+        let mut review = pin!(review);
+        if let Ok(verdict) = timeout(LATE, &mut review).await {
+            lane.callers.answered(&caller);
             return verdict;
         }
-        drop(turn);
-        if let Ok(verdict) = timeout(given_up.saturating_sub(with_turn), &mut review).await {
-            return verdict;
+        let mut given_up = LATE;
+        if !is_limited {
+            turn.leave_to_others();
+            if let Ok(verdict) = timeout(HANGS.saturating_sub(LATE), &mut review).await {
+                lane.callers.answered(&caller);
+                return verdict;
+            }
+            given_up = HANGS;
         }
         let place = lane.hanging.turn_within(caller.clone(), Duration::ZERO);
         let Some(_place) = place.await else {
-            lane.late_callers.given_up(&caller);
+            if is_limited {
+                lane.callers.give_up_early(&caller);
+            } else {
+                lane.callers.give_up(&caller);
+            }
             return Err(ReviewError::GivenUp(given_up));
         };
+        let _hanging = lane.callers.begin(&caller);
+        // From here on the next ones of the caller may be limited.
+        drop(turn);
         review.await
     }
 }
@@ -109,37 +117,39 @@ impl ReviewTurn {
 /// The places for reviews of known or of unknown callers.
 #[derive(Debug)]
 struct ReviewLane {
-    /// Those for reviews that are expected to be in time.
     prompt: FairQueue,
-    of_late_callers: FairQueue,
-    /// Those for reviews that take long, in either case.
+    /// Those for callers who are limited.
+    limited: FairQueue,
+    /// Those for reviews that hang, whoever has them.
     hanging: FairQueue,
-    late_callers: LateCallers,
+    callers: HangingCallers,
 }
 
 impl ReviewLane {
-    fn new(prompt: [usize; 2], of_late_callers: [usize; 2], hanging: [usize; 2]) -> Arc<Self> {
+    fn new(prompt: [usize; 2], limited: [usize; 2], hanging: [usize; 2]) -> Arc<Self> {
         let queue = |[all, each]: [usize; 2]| FairQueue::new(all, each);
         Arc::new(Self {
             prompt: queue(prompt),
-            of_late_callers: queue(of_late_callers),
+            limited: queue(limited),
             hanging: queue(hanging),
-            late_callers: LateCallers::new(hanging[0] * 2 / 3, hanging[1]),
+            callers: HangingCallers::new(hanging[0] * 2 / 3, hanging[1]),
         })
     }
 
     /// Waits until a review for a caller may be sent.
     async fn turn(self: &Arc<Self>, caller: CallerKey) -> ReviewTurn {
-        let is_limited = || self.late_callers.limits(&caller);
-        let mut turn = None;
-        if !is_limited() {
-            // Those before it may show meanwhile that the caller's are late.
-            turn = Some(self.prompt.turn(caller.clone()).await).filter(|_| !is_limited());
-        }
-        let is_limited = turn.is_none();
-        let turn = match turn {
-            Some(turn) => turn,
-            None => self.of_late_callers.turn(caller.clone()).await,
+        let is_limited = || self.callers.limits(&caller);
+        let (turn, is_limited) = loop {
+            if !is_limited() {
+                let turn = self.prompt.turn(caller.clone()).await;
+                // Those before it may have shown meanwhile that the caller's hang.
+                if !is_limited() {
+                    break (turn, false);
+                }
+            }
+            if let Some(turn) = self.limited_turn(&caller).await {
+                break (turn, true);
+            }
         };
         ReviewTurn {
             turn,
@@ -149,15 +159,17 @@ impl ReviewLane {
         }
     }
 
-    /// Runs a review. Notes if it is in time.
-    async fn noted<T>(&self, caller: &CallerKey, review: impl Future<Output = T>) -> T {
-        let mut review = pin!(review);
-        if let Ok(verdict) = timeout(LATE, &mut review).await {
-            self.late_callers.in_time(caller);
-            return verdict;
+    /// Waits for the turn of a limited caller. Returns `None` once it is not limited any more.
+    async fn limited_turn(&self, caller: &CallerKey) -> Option<QueueTurn> {
+        let mut turn = pin!(self.limited.turn(caller.clone()));
+        loop {
+            if let Ok(turn) = timeout(LIMIT_CHECK, &mut turn).await {
+                return Some(turn);
+            }
+            if !self.callers.limits(caller) {
+                return None;
+            }
         }
-        let _late = self.late_callers.begin(caller);
-        review.await
     }
 }
 
@@ -174,8 +186,8 @@ impl Default for ReviewQueues {
     fn default() -> Self {
         let waiting = |all| Shares::new(ShareLimits { all, each: 0 }, Gauge::noop());
         Self {
-            known: ReviewLane::new(KNOWN, OF_LATE_CALLERS, HANGING_KNOWN),
-            unknown: ReviewLane::new(UNKNOWN, OF_LATE_ADDRESSES, HANGING_UNKNOWN),
+            known: ReviewLane::new(KNOWN, LIMITED_KNOWN, HANGING_KNOWN),
+            unknown: ReviewLane::new(UNKNOWN, LIMITED_UNKNOWN, HANGING_UNKNOWN),
             unknown_waiting: waiting(UNKNOWN_BYTES),
             impersonation_waiting: waiting(IMPERSONATION_BYTES),
         }
@@ -305,9 +317,9 @@ mod tests {
     }
 
     impl Hanging {
-        /// Has a review that would take eleven seconds.
+        /// Has a review that would take longer than one that begins now may wait for its turn.
         async fn review(&self, user: &str) -> Result<(), ReviewError> {
-            let limit = Duration::from_secs(11);
+            let limit = KNOWN_WAIT + 2 * LATE;
             let turn = self.queues.of_user(&named(user)).await?;
             let review = async {
                 self.running.set(self.running.get() + 1);
@@ -332,14 +344,50 @@ mod tests {
         let hanging = Hanging::default();
         let begun = Instant::now();
         let ends = join_all((0..1_000).map(|_| hanging.review("stuck"))).await;
-        assert!(begun.elapsed() <= 2 * KNOWN_WAIT);
+        assert!(begun.elapsed() <= 2 * KNOWN_WAIT + 2 * LATE);
         let late = |end: &&Result<(), _>| matches!(end, Err(ReviewError::Late(_)));
         assert_eq!(ends.iter().filter(late).count(), HANGING_KNOWN[1]);
         let most = hanging.most.get();
         assert!(
-            most <= KNOWN[1] + OF_LATE_CALLERS[1] + HANGING_KNOWN[1],
+            most <= KNOWN[1] + LIMITED_KNOWN[1] + HANGING_KNOWN[1],
             "{most}"
         );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_user_is_served_soon_after_its_reviews_have_ceased_to_hang() {
+        let hanging = Hanging::default();
+        let loops = async {
+            join_all((0..200).map(|_| hanging.reviews("stuck"))).await;
+        };
+        let _ = timeout(Duration::from_secs(30), loops).await;
+        let begun = Instant::now();
+        let answered = async || {
+            let turn = hanging.queues.of_user(&named("stuck")).await?;
+            turn.run(async {
+                sleep(LATE / 2).await;
+                Ok(())
+            })
+            .await
+        };
+        let ends = join_all((0..100).map(|_| answered())).await;
+        assert!(ends.iter().all(Result::is_ok));
+        assert!(begun.elapsed() < KNOWN_WAIT, "{:?}", begun.elapsed());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn reviews_that_take_seconds_are_not_limited() {
+        let queues = ReviewQueues::default();
+        let slow = async || {
+            let turn = queues.of_user(&named("slow")).await?;
+            let review = async {
+                sleep(2 * LATE).await;
+                Ok(())
+            };
+            turn.run(review).await
+        };
+        let ends = join_all((0..2 * KNOWN[1]).map(|_| slow())).await;
+        assert!(ends.iter().all(Result::is_ok));
     }
 
     #[tokio::test(start_paused = true)]
@@ -350,7 +398,7 @@ mod tests {
             join_all(stuck.iter().map(|user| hanging.reviews(user))).await;
         };
         let others = async {
-            sleep(GIVEN_UP + LATE).await;
+            sleep(HANGS + LATE).await;
             hanging.most.set(0);
             for n in 0..100 {
                 let begun = Instant::now();
@@ -360,17 +408,17 @@ mod tests {
                 assert_eq!(begun.elapsed(), Duration::ZERO);
                 sleep(LATE / 2).await;
             }
-            // One whose reviews hung before is served, too, once they do not.
+            // One whose reviews hung before is served, too, if they do not.
             let begun = Instant::now();
             let turn = hanging.queues.of_user(&named("stuck-7")).await;
             assert!(turn.unwrap().run(async { Ok(()) }).await.is_ok());
-            assert!(begun.elapsed() < KNOWN_WAIT / 2, "{:?}", begun.elapsed());
+            assert!(begun.elapsed() < KNOWN_WAIT, "{:?}", begun.elapsed());
         };
         tokio::select! {
             () = loops => unreachable!("they go on"),
             () = others => {}
         }
         let most = hanging.most.get();
-        assert!(most <= OF_LATE_CALLERS[0] + HANGING_KNOWN[0], "{most}");
+        assert!(most <= LIMITED_KNOWN[0] + HANGING_KNOWN[0], "{most}");
     }
 }

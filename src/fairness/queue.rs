@@ -34,7 +34,14 @@ struct QueueCallers {
 #[derive(Debug)]
 pub struct QueueTurn {
     _own: Option<OwnedSemaphorePermit>,
-    _all: Option<OwnedSemaphorePermit>,
+    all: Option<OwnedSemaphorePermit>,
+}
+
+impl QueueTurn {
+    /// Lets others have the place. The work still counts for its caller.
+    pub fn leave_to_others(&mut self) {
+        self.all = None;
+    }
 }
 
 impl FairQueue {
@@ -61,10 +68,7 @@ impl FairQueue {
         // Nobody closes them, so both are acquired.
         let own = own.acquire_owned().await.ok();
         let all = Arc::clone(&self.all).acquire_owned().await.ok();
-        QueueTurn {
-            _own: own,
-            _all: all,
-        }
+        QueueTurn { _own: own, all }
     }
 }
 

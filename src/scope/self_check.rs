@@ -40,7 +40,7 @@ const MAX_RELIST_PAUSE: Duration = Duration::from_hours(4);
 /// first time at once. Upstream's bookmarks come more often: it sends none of the type, or the watch does
 /// not bring them.
 const SILENT: Duration = Duration::from_secs(90);
-/// Longest interval between checks of such a scope.
+/// Longest interval between checks of such a scope: this, or a quarter of the configured one.
 const SILENT_INTERVAL: Duration = Duration::from_mins(5);
 /// The interval grows up to this many times while checks fail.
 const MAX_SLOWDOWN: u32 = 12;
@@ -51,6 +51,8 @@ pub struct SelfCheck {
     interval: Duration,
     /// Silence after which a scope's own version tells nothing.
     silent_after: Duration,
+    /// The interval for scopes that are silent.
+    silent_interval: Duration,
     schedule: HashMap<ScopeKey, ScheduledScope>,
 }
 
@@ -82,6 +84,7 @@ impl SelfCheck {
         Self {
             interval,
             silent_after: SILENT.min(interval),
+            silent_interval: interval.min(SILENT_INTERVAL.max(interval / 4)),
             scopes,
             schedule: HashMap::new(),
         }
@@ -123,7 +126,7 @@ impl SelfCheck {
                     relists: RelistPause::default(),
                 }
             });
-            if scheduled.is_due_by_silence(scope, self.silent_after) {
+            if scheduled.is_due_by_silence(scope, self.silent_after, self.silent_interval) {
                 scheduled.due = scheduled.due.min(Instant::now());
             }
             self.schedule.insert(scope.key.clone(), scheduled);
@@ -147,7 +150,7 @@ impl SelfCheck {
         };
         let slowdown = (1 + scheduled.failures).min(MAX_SLOWDOWN);
         let interval = if scope.upstream.silence() >= self.silent_after {
-            self.interval.min(SILENT_INTERVAL)
+            self.silent_interval
         } else {
             self.interval
         };
@@ -165,10 +168,12 @@ impl SelfCheck {
 }
 
 impl ScheduledScope {
-    /// Returns `true` if the scope's watch has been silent for this time, and was not before the last check.
-    fn is_due_by_silence(&self, scope: &Scope, silence: Duration) -> bool {
+    /// Returns `true` if the scope's watch has been silent for this time, and there was no check since, nor
+    /// within the interval.
+    fn is_due_by_silence(&self, scope: &Scope, silence: Duration, interval: Duration) -> bool {
         let silent_since = scope.upstream.last_heard() + silence;
-        silent_since <= StdInstant::now() && self.checked.is_none_or(|at| at < silent_since)
+        let is_new = |at: StdInstant| at < silent_since && at.elapsed() >= interval;
+        silent_since <= StdInstant::now() && self.checked.is_none_or(is_new)
     }
 }
 

@@ -21,7 +21,6 @@ impl ScopePump {
         match change {
             Change::Ended => {
                 self.timers.reopened_by.get_or_insert(now + WATCH_REOPEN);
-                self.note_silence();
                 return;
             }
             Change::Interrupted => {

@@ -1,7 +1,5 @@
 //! Follows how current a scope is: whether upstream's changes arrive, and when it is too old.
 
-use std::time::Duration;
-
 use tokio::time::Instant;
 use watershed_protocol::ResourceVersion;
 
@@ -11,9 +9,6 @@ use crate::scope::cached::DifferingPart;
 use crate::scope::metrics;
 use crate::scope::phase::ScopePhase;
 use crate::upstream::{Reflector, ServedBy};
-
-/// Silence of a type with bookmarks that is noticed however its watch ends. Bookmarks come every minute.
-const SILENT: Duration = Duration::from_secs(150);
 
 impl ScopePump {
     /// Records that changes of the source arrive again, of which none was lost.
@@ -166,23 +161,8 @@ impl ScopePump {
         }
     }
 
-    /// Records that the watch that ends was silent for longer than bookmarks take, if it was. Something on
-    /// the way may end watches before that shows on one of them.
-    pub(super) fn note_silence(&mut self) {
-        let now = Instant::now();
-        let is_due = self.scope.upstream.is_following()
-            && self.staleness.silence(now) >= SILENT
-            && self.feed.reflector().is_some_and(|it| it.sends_bookmarks());
-        if is_due {
-            self.staleness.mark_silent(DueChange::Bookmark, now);
-            let lost_since = self.staleness.lost_since();
-            self.scope.upstream.set_lost_since(lost_since);
-        }
-    }
-
     /// Records that upstream's watch broke. A scope that was never listed is failing then.
     pub(super) fn mark_interrupted(&mut self) {
-        self.note_silence();
         if let Some(reflector) = self.feed.reflector() {
             if reflector.fell_silent() {
                 self.staleness

@@ -105,11 +105,6 @@ impl StalenessClock {
         }
     }
 
-    /// Returns the time since the last list, event or bookmark.
-    pub(super) fn silence(&self, now: Instant) -> Duration {
-        now.saturating_duration_since(self.heard)
-    }
-
     /// Records that the watch was open and did not bring what was due. The changes have not arrived since it
     /// was heard last. An event may still come by the next watch, before the scope is too old.
     pub(super) fn mark_silent(&mut self, missing: DueChange, now: Instant) {

@@ -94,7 +94,11 @@ impl<'a> Examination<'a> {
     /// Returns the scope's properties, if it is ready and follows upstream.
     fn ready(&self) -> Option<Arc<ReadyScope>> {
         match self.scope.phase() {
-            ScopePhase::Ready(ready) if self.scope.is_printed_by_its_server() => Some(ready),
+            ScopePhase::Ready(ready)
+                if self.scope.upstream.is_following() && self.scope.is_printed_by_its_server() =>
+            {
+                Some(ready)
+            }
             _ => None,
         }
     }
