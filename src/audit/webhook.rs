@@ -75,7 +75,7 @@ struct Webhook {
     config: AuditWebhookConfig,
 }
 
-/// What a kubeconfig names: the webhook, and the credentials to use there. Cheap to clone.
+/// The webhook that a kubeconfig names, and the credentials to use there. Cheap to clone.
 #[derive(Clone)]
 struct WebhookConnection {
     client: Client,

@@ -274,7 +274,10 @@ mod tests {
     use crate::upstream::UpstreamClient;
 
     /// A mark of the end of no initial events.
-    const MARK: &str = r#"{"kind":"Pod","apiVersion":"v1","metadata":{"resourceVersion":"8","annotations":{"k8s.io/initial-events-end":"true"}}}"#;
+    const MARK: &str = concat!(
+        r#"{"kind":"Pod","apiVersion":"v1","metadata":{"resourceVersion":"8","#,
+        r#""annotations":{"k8s.io/initial-events-end":"true"}}}"#
+    );
 
     /// Opens a scope and follows it. Nothing happens to it.
     async fn followed() -> (Api, Scopes, Following) {

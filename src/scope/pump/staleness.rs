@@ -36,7 +36,7 @@ enum FollowState {
         since: Instant,
         /// The watch is open again, and has brought nothing yet.
         reopened: Option<Instant>,
-        /// What was due. If anything was, an open watch proves nothing.
+        /// The change that was due. If there was one, an open watch proves nothing.
         due: DueChange,
         /// The moment before which the scope is not too old.
         not_before: Instant,
