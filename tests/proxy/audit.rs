@@ -454,6 +454,11 @@ fn kubeconfig(folder: &Path, server: &str) -> String {
     path.to_str().unwrap().to_owned()
 }
 
+/// Writes a kubeconfig that names this webhook.
+fn kubeconfig_of(folder: &Path, hook: &TcpListener) -> String {
+    kubeconfig(folder, &format!("http://{}", hook.local_addr().unwrap()))
+}
+
 /// Reads one request. Returns its head and its body.
 async fn request(stream: &mut TcpStream) -> (String, Value) {
     let mut text = Vec::new();
@@ -574,11 +579,7 @@ async fn a_changed_kubeconfig_of_the_audit_webhook_is_used_for_the_batch_that_fa
         TcpListener::bind(loopback()).await.unwrap(),
     );
     let folder = tempfile::tempdir().unwrap();
-    let write = |hook: &TcpListener| {
-        let server = format!("http://{}", hook.local_addr().unwrap());
-        kubeconfig(folder.path(), &server)
-    };
-    let config = write(&old);
+    let config = kubeconfig_of(folder.path(), &old);
     let flags = [
         "--audit-webhook-config-file",
         &config,
@@ -597,7 +598,7 @@ async fn a_changed_kubeconfig_of_the_audit_webhook_is_used_for_the_batch_that_fa
     stream.write_all(refusal).await.unwrap();
     let (_, again) = within("the batch again", request(&mut stream)).await;
     assert_eq!(first, again);
-    write(&new);
+    kubeconfig_of(folder.path(), &new);
     stream.write_all(refusal).await.unwrap();
     let (mut stream, _) = within("the batch elsewhere", new.accept()).await.unwrap();
     let (_, again) = request(&mut stream).await;
@@ -616,8 +617,7 @@ async fn an_audit_batch_that_is_not_accepted_holds_up_no_other() {
     let upstream = SimulatedServer::start(small()).await.unwrap();
     let hook = TcpListener::bind(loopback()).await.unwrap();
     let folder = tempfile::tempdir().unwrap();
-    let server = format!("http://{}", hook.local_addr().unwrap());
-    let config = kubeconfig(folder.path(), &server);
+    let config = kubeconfig_of(folder.path(), &hook);
     let flags = [
         "--audit-webhook-config-file",
         &config,
@@ -651,10 +651,7 @@ async fn a_stuck_audit_webhook_delays_no_request() {
     // The webhook accepts connections and never answers.
     let hook = TcpListener::bind(loopback()).await.unwrap();
     let folder = tempfile::tempdir().unwrap();
-    let config = kubeconfig(
-        folder.path(),
-        &format!("http://{}", hook.local_addr().unwrap()),
-    );
+    let config = kubeconfig_of(folder.path(), &hook);
     let flags = [
         "--audit-webhook-config-file",
         &config,

@@ -172,47 +172,47 @@ impl StalenessClock {
 
     /// Returns the moment at which [`StalenessClock::tick`] has something to do.
     pub(super) fn due(&self) -> Option<Instant> {
-        let FollowState::Lost {
-            since,
-            reopened,
-            due,
-            not_before,
-            is_stale,
-        } = self.state
-        else {
-            return None;
-        };
-        let recovers = reopened
-            .filter(|_| due == DueChange::None)
-            .map(|at| at + self.probation());
-        let exceeds = self.limit.filter(|_| !is_stale);
-        let exceeds = exceeds.map(|limit| not_before.max(since + limit));
-        [recovers, exceeds].into_iter().flatten().min()
+        let moments = [self.recovers_at(), self.exceeds_at()];
+        moments.into_iter().flatten().min()
     }
 
     /// Moves the clock to `now`. Returns what changed.
     pub(super) fn tick(&mut self, now: Instant) -> Option<StalenessChange> {
-        let probation = self.probation();
-        let FollowState::Lost {
-            since,
-            reopened,
-            due,
-            not_before,
-            is_stale,
-        } = &mut self.state
-        else {
-            return None;
-        };
-        if *due == DueChange::None && reopened.is_some_and(|at| now >= at + probation) {
+        let is_over = |at: Instant| now >= at;
+        if self.recovers_at().is_some_and(is_over) {
             self.state = FollowState::Followed;
             return Some(StalenessChange::Recovered);
         }
-        let is_over = |limit| now >= (*since + limit).max(*not_before);
-        if !*is_stale && self.limit.is_some_and(is_over) {
-            *is_stale = true;
+        if self.exceeds_at().is_some_and(is_over) {
+            self.exceed();
             return Some(StalenessChange::Exceeded);
         }
         None
+    }
+
+    /// Returns the moment at which a reopened watch counts as followed, if it brings nothing until then.
+    fn recovers_at(&self) -> Option<Instant> {
+        match self.state {
+            FollowState::Lost {
+                reopened,
+                due: DueChange::None,
+                ..
+            } => reopened.map(|at| at + self.probation()),
+            _ => None,
+        }
+    }
+
+    /// Returns the moment at which the scope becomes too old.
+    fn exceeds_at(&self) -> Option<Instant> {
+        match self.state {
+            FollowState::Lost {
+                since,
+                not_before,
+                is_stale: false,
+                ..
+            } => self.limit.map(|limit| not_before.max(since + limit)),
+            _ => None,
+        }
     }
 
     fn probation(&self) -> Duration {
