@@ -20,7 +20,7 @@ use crate::support::frames::{
 };
 use crate::support::history::WriteHistory;
 use crate::support::program::{Program, resident_memory};
-use crate::support::{eventually, metric, small};
+use crate::support::{eventually, small};
 
 const MIB: u64 = 1 << 20;
 
@@ -166,7 +166,7 @@ impl Scene {
     }
 
     async fn metric(&self, series: &str) -> f64 {
-        metric(self.program.admin, series).await
+        self.program.metric(series).await
     }
 
     async fn cut(&self, reason: &str) -> f64 {
@@ -712,7 +712,7 @@ async fn connections_per_address_are_limited() {
         }
         assert!(held.len() <= 120);
     }
-    assert!(metric(program.admin, rejected).await >= 1.0);
+    assert!(program.metric(rejected).await >= 1.0);
     drop(held);
     eventually("room for others", async || {
         let connected = program.proxied.tls(Protocol::Http1).await;

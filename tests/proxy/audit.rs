@@ -12,7 +12,7 @@ use watershed_lab::sim::SimulatedServer;
 
 use crate::support::client::{Answer, Next, Protocol, nothing, within};
 use crate::support::program::Program;
-use crate::support::{becomes, eventually, loopback, metric, small};
+use crate::support::{becomes, eventually, loopback, small};
 
 const PODS: &str = "/api/v1/namespaces/team-00/pods?resourceVersion=0";
 const EVENTS: &str = "watershed_audit_events_total";
@@ -76,11 +76,7 @@ impl Audited {
 
 /// Returns the value of a counter.
 async fn count(program: &Program, series: &str) -> usize {
-    metric(program.admin, series)
-        .await
-        .to_string()
-        .parse()
-        .unwrap()
+    program.metric(series).await.to_string().parse().unwrap()
 }
 
 fn stages(events: &[Value]) -> Vec<&str> {

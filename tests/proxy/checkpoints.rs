@@ -16,7 +16,7 @@ use crate::support::client::{Endpoint, Protocol, within};
 use crate::support::follower::{Follower, Opening};
 use crate::support::history::{Interest, WriteHistory};
 use crate::support::program::Program;
-use crate::support::{becomes, eventually, metric, small};
+use crate::support::{becomes, eventually, small};
 
 pub(crate) const PODS: &str = "/api/v1/pods?resourceVersion=0";
 
@@ -45,12 +45,12 @@ async fn answered_from_memory(program: &Program, path: &str) {
 
 async fn reads(program: &Program, result: &str) -> f64 {
     let series = format!(r#"watershed_checkpoint_reads_total{{result="{result}"}}"#);
-    metric(program.admin, &series).await
+    program.metric(&series).await
 }
 
 pub(crate) async fn lists(program: &Program) -> f64 {
     let series = r#"watershed_upstream_lists_total{group="",resource="pods"}"#;
-    metric(program.admin, series).await
+    program.metric(series).await
 }
 
 fn files(folder: &Path) -> Vec<PathBuf> {
@@ -373,7 +373,7 @@ async fn a_checkpoint_that_upstream_refuses_to_continue_is_replaced_by_a_list() 
     let (_, source) = source_of_watch(&program.proxied, &path).await;
     assert_eq!(source, "forward; reason=before-first-list");
     let relists = r#"watershed_scope_relists_total{group="",resource="pods"}"#;
-    assert!(metric(program.admin, relists).await < 1.0);
+    assert!(program.metric(relists).await < 1.0);
     program.kill().await;
     upstream.shutdown().await;
 }
@@ -446,14 +446,14 @@ async fn checkpoints_of_a_lost_history_end_no_second_one() {
     let rollbacks = r#"watershed_upstream_rollbacks_total{evidence="version"}"#;
     answered_from_memory(&second, PODS).await;
     becomes("the end of the lost history", true, async || {
-        metric(second.admin, rollbacks).await >= 1.0
+        second.metric(rollbacks).await >= 1.0
     })
     .await;
     answered_from_memory(&second, configmaps).await;
     let list = second.proxied.get(Protocol::Http2, "/api/v1/configmaps");
     assert!(!list.await.json().to_string().contains("lost"));
     assert_exact(&second, &upstream).await;
-    assert!(metric(second.admin, rollbacks).await < 2.0, "one end");
+    assert!(second.metric(rollbacks).await < 2.0, "one end");
     second.kill().await;
     upstream.shutdown().await;
 }
@@ -505,7 +505,7 @@ async fn what_is_no_file_of_the_proxy_is_no_checkpoint() {
     assert_exact(&program, &upstream).await;
     let writes = r#"watershed_checkpoint_writes_total{result="written"}"#;
     becomes("others are written", true, async || {
-        metric(program.admin, writes).await >= 1.0
+        program.metric(writes).await >= 1.0
     })
     .await;
     program.terminate().await;
@@ -547,7 +547,7 @@ async fn a_folder_that_two_processes_share_is_read_by_both_and_written_by_one() 
     assert!(reads(&second, "restored").await >= 1.0);
     let in_use = r#"watershed_checkpoint_writes_total{result="in-use"}"#;
     becomes("the folder is in use", true, async || {
-        metric(second.admin, in_use).await >= 1.0
+        second.metric(in_use).await >= 1.0
     })
     .await;
     first.kill().await;

@@ -11,7 +11,7 @@ use crate::support::client::{
     Answer, Connection, Endpoint, Protocol, RequestBody, nothing, within,
 };
 use crate::support::program::Program;
-use crate::support::{Fixture, eventually, metric, plain_get, small};
+use crate::support::{Fixture, eventually, plain_get, small};
 
 const ALL: &str = "/apis";
 const JSON: &str = "application/json";
@@ -274,27 +274,24 @@ async fn requests_for_documents_that_name_another_content_type_than_json_are_for
 /// A server chooses one of a few forms for each `Accept` header, of which there are any number.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn media_types_that_a_client_makes_up_do_not_multiply_documents_in_memory() {
-    let fixture = Fixture::start(small()).await;
-    let held = async || {
-        metric(
-            fixture.admin,
-            r#"watershed_memory_bytes{class="documents"}"#,
-        )
-        .await
-    };
-    let first = read(&fixture.proxied, (ALL, AGGREGATED)).await;
+    let upstream = SimulatedServer::start(small()).await.unwrap();
+    let program = Program::start(&upstream).await;
+    let series = r#"watershed_memory_bytes{class="documents"}"#;
+    let held = async || program.metric(series).await;
+    let first = read(&program.proxied, (ALL, AGGREGATED)).await;
     assert_eq!(first.header("x-watershed-source"), "document");
     let once = held().await;
     assert!(once >= first.body.len() as f64, "{once}");
     for number in 0..20 {
         let made_up = format!("{AGGREGATED};number={number}");
-        let answer = read(&fixture.proxied, (ALL, &made_up)).await;
+        let answer = read(&program.proxied, (ALL, &made_up)).await;
         assert_eq!(answer.header("x-watershed-source"), "document");
         assert_eq!(answer.body, first.body);
     }
     let (now, most) = (held().await, once * 1.5);
     assert!(now <= most, "{now} bytes instead of {once}");
-    fixture.stop().await;
+    program.kill().await;
+    upstream.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -10,7 +10,7 @@ use watershed_lab::sim::{Options, Population, SimulatedServer};
 
 use crate::support::client::{BOTH, Endpoint, Protocol, nothing, whole, within};
 use crate::support::program::Program;
-use crate::support::{Fixture, becomes, eventually, metric, plain_get, small, unless_stalled};
+use crate::support::{Fixture, becomes, eventually, plain_get, small, unless_stalled};
 
 const LIST: &str = "/api/v1/pods?resourceVersion=0";
 const TOKEN_REVIEWS: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
@@ -26,7 +26,7 @@ async fn connections_leave_files_for_probes_and_for_upstream() {
         "5000",
     ];
     let program = Program::with_file_limits(&upstream, (100, 160), &flags).await;
-    let figure = async |series: &str| metric(program.admin, series).await.to_string();
+    let figure = async |series: &str| program.metric(series).await.to_string();
     assert_eq!(figure("process_max_fds").await, "160");
     let limit = figure(r#"watershed_connections_limit{listener="proxy"}"#).await;
     assert_eq!(limit, "96");
@@ -86,11 +86,11 @@ async fn a_user_over_the_limit_gets_429_and_others_are_served() {
     ];
     let program = Program::with(&upstream, &flags).await;
     let limited = async |reason: &str| {
-        metric(
-            program.admin,
-            &format!(r#"watershed_requests_limited_total{{reason="{reason}"}}"#),
-        )
-        .await
+        program
+            .metric(&format!(
+                r#"watershed_requests_limited_total{{reason="{reason}"}}"#
+            ))
+            .await
     };
     program.proxied.get(Protocol::Http2, LIST).await;
 
@@ -120,7 +120,7 @@ async fn a_user_over_the_limit_gets_429_and_others_are_served() {
             let task = tokio::spawn(async move { connection.open(request).await.map(drop) });
             open.push((sender, task));
         }
-        match metric(program.admin, in_flight).await {
+        match program.metric(in_flight).await {
             2.0 => Ok(()),
             other => Err(other.to_string()),
         }
@@ -144,7 +144,7 @@ async fn a_user_over_the_limit_gets_429_and_others_are_served() {
         let _ = within("an answer to half a body", task).await;
     }
     becomes("requests in flight", 0.0, async || {
-        metric(program.admin, in_flight).await
+        program.metric(in_flight).await
     })
     .await;
 

@@ -12,7 +12,7 @@ use crate::support::client::{Endpoint, Next, Protocol, nothing};
 use crate::support::follower::{Follower, Opening};
 use crate::support::history::{Interest, WriteHistory};
 use crate::support::program::{Program, resident_memory};
-use crate::support::{Fixture, becomes, eventually, metric, small, start_configured};
+use crate::support::{Fixture, becomes, eventually, has_counted, small, start_configured};
 
 /// Configures on-demand scopes of pods: at most `most`, which close after `idle` seconds.
 fn selector_scopes(most: usize, idle: u64) -> impl FnOnce(&mut AppConfig) {
@@ -277,7 +277,7 @@ async fn a_missing_right_affects_only_its_scope() {
     assert_eq!(watches(&upstream), 1);
     let stopped =
         r#"watershed_scopes_stopped_total{group="",resource="services",reason="forbidden"}"#;
-    assert!(metric(running.admin_address, stopped).await >= 1.0);
+    assert!(has_counted(running.admin_address, stopped, 1).await);
     // After the right is given, the proxy retries the refused scope. Other scopes do not notice.
     upstream
         .access()

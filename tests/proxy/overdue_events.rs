@@ -7,7 +7,7 @@ use watershed_lab::sim::pods;
 
 use crate::consistent_reads::{PODS, names, quiet, some_pod, version};
 use crate::support::client::{Lines, Next, Protocol, within};
-use crate::support::{Fixture, becomes, eventually, metric};
+use crate::support::{Fixture, becomes, eventually, has_counted};
 
 /// Starts a proxy that waits for due events for a moment only, and a client's watch of pods.
 async fn watched(configure: impl FnOnce(&mut AppConfig)) -> (Fixture, Lines) {
@@ -72,7 +72,7 @@ async fn a_watch_that_does_not_bring_what_upstream_has_is_opened_again() {
 
     let of_pods = r#"{group="",resource="pods"}"#;
     let overdue = format!("watershed_upstream_watches_overdue_total{of_pods}");
-    assert!(metric(fixture.admin, &overdue).await >= 2.0);
+    assert!(has_counted(fixture.admin, &overdue, 2).await);
     fixture.stop().await;
 }
 
@@ -93,7 +93,7 @@ async fn the_self_check_finds_a_watch_that_brings_nothing() {
     assert_eq!(event["object"]["code"], 410, "{event}");
     // Not by its silence.
     let overdue = r#"watershed_upstream_watches_overdue_total{group="",resource="pods"}"#;
-    assert!(metric(fixture.admin, overdue).await >= 1.0);
+    assert!(has_counted(fixture.admin, overdue, 1).await);
     fixture.stop().await;
 }
 

@@ -20,7 +20,7 @@ use crate::support::client::{Answer, Endpoint, Protocol, nothing};
 use crate::support::follower::{Follower, Opening};
 use crate::support::history::{Interest, WriteHistory};
 use crate::support::program::Program;
-use crate::support::{becomes, loopback, metric, small, unless_stalled};
+use crate::support::{becomes, loopback, small, unless_stalled};
 use crate::trees::kubeconfig;
 
 const CONFIGMAPS: &str = "/api/v1/configmaps?resourceVersion=0";
@@ -192,7 +192,7 @@ async fn some_at_once(checks: impl IntoIterator<Item = impl Future<Output = ()>>
 
 async fn taken(program: &Program, result: &str) -> f64 {
     let series = format!(r#"watershed_replica_states_total{{result="{result}"}}"#);
-    metric(program.admin, &series).await
+    program.metric(&series).await
 }
 
 /// Waits until a replica gives a state. It must know the release that printed the objects.

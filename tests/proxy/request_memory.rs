@@ -8,7 +8,7 @@ use crate::support::frames::{
     CONTINUATION, END_HEADERS, END_STREAM, Frames, HEADERS, block, frame, get,
 };
 use crate::support::program::Program;
-use crate::support::{eventually, metric, small};
+use crate::support::{eventually, small};
 
 const LIST: &str = "/api/v1/pods?resourceVersion=0";
 const SECRETS: &str = "/api/v1/secrets";
@@ -90,7 +90,7 @@ impl Scene {
     }
 
     async fn metric(&self, series: &str) -> f64 {
-        metric(self.program.admin, series).await
+        self.program.metric(series).await
     }
 
     /// Waits until more than so many requests are refused because a share is used up.

@@ -21,6 +21,6 @@ pub(crate) mod program;
 pub(crate) mod rbac;
 pub(crate) mod waiting;
 
-pub(crate) use admin::{metric, plain_get, plain_request};
+pub(crate) use admin::{has_counted, plain_get, plain_request};
 pub(crate) use fixture::{Fixture, loopback, small, start_configured, start_proxy, with_secrets};
 pub(crate) use waiting::{PATIENCE, at_leisure, becomes, eventually, proven, unless_stalled};

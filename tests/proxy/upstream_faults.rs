@@ -17,7 +17,7 @@ use crate::support::client::{BOTH, Next, Protocol, whole, within};
 use crate::support::follower::{Follower, Opening};
 use crate::support::history::{Interest, WriteHistory};
 use crate::support::program::Program;
-use crate::support::{Fixture, becomes, eventually, loopback, metric, small};
+use crate::support::{Fixture, becomes, eventually, loopback, small};
 
 /// Plants a fault every few writes, `times` times.
 async fn under(
@@ -73,7 +73,7 @@ async fn a_hundred_watches_survive_every_connection_cut() {
     }
     // Upstream may be read to compare, where a server was gone before its release was known.
     let relists = r#"watershed_scope_relists_total{group="",resource="pods"}"#;
-    let relists = metric(program.admin, relists).await;
+    let relists = program.metric(relists).await;
     assert!(relists < 1.0, "{relists} lists, and none was needed");
     becomes("watches at upstream", 1, async || open_watches(&upstream)).await;
     program.kill().await;

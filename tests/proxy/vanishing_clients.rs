@@ -3,22 +3,23 @@ use std::collections::BTreeMap;
 
 use http::{Request, StatusCode};
 use http_body_util::BodyExt as _;
-use watershed_lab::sim::{Options, Population, pods};
+use watershed_lab::sim::{Options, Population, SimulatedServer, pods};
 
 use crate::support::client::{BOTH, Protocol, nothing, within};
 use crate::support::follower::{Follower, Opening};
 use crate::support::history::{Interest, WriteHistory};
-use crate::support::{Fixture, becomes, eventually, metric, small};
+use crate::support::program::Program;
+use crate::support::{Fixture, becomes, eventually, small};
 
-/// A type that no other test of this process watches, because tests share the metrics.
 const LEASES: &str = "/apis/coordination.k8s.io/v1/leases";
 const WATCHES: &str = r#"watershed_watches{group="coordination.k8s.io",resource="leases"}"#;
 const QUALIFIED: &str = "leases.coordination.k8s.io";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn watches_of_vanished_clients_end_and_the_upstream_watch_stays() {
-    let fixture = Fixture::start(small()).await;
-    let list = fixture
+    let server = SimulatedServer::start(small()).await.unwrap();
+    let program = Program::start(&server).await;
+    let list = program
         .proxied
         .get(Protocol::Http2, &format!("{LEASES}?resourceVersion=0"))
         .await;
@@ -31,50 +32,48 @@ async fn watches_of_vanished_clients_end_and_the_upstream_watch_stays() {
     let mut connections = Vec::new();
     for n in 0..30 {
         let connection = if n < 20 || n % 5 == 0 {
-            fixture.proxied.connect(BOTH[n % 2]).await.unwrap()
+            program.proxied.connect(BOTH[n % 2]).await.unwrap()
         } else {
             // Several watches on one connection.
             connections.last().cloned().unwrap()
         };
         if n < 20 || n % 5 != 0 || connection.is_closed() {
-            connections.push(fixture.proxied.connect(Protocol::Http2).await.unwrap());
+            connections.push(program.proxied.connect(Protocol::Http2).await.unwrap());
         }
         open.push(connection.watch(&path).await.unwrap());
     }
-    becomes("open watches", 30.0, async || {
-        metric(fixture.admin, WATCHES).await
-    })
-    .await;
-    let upstream = fixture.upstream.stats();
+    becomes("open watches", 30.0, async || program.metric(WATCHES).await).await;
+    let upstream = server.stats();
     assert_eq!(upstream.open_watches[QUALIFIED], 1, "one watch for all");
     assert_eq!(upstream.requests_on("WATCH", QUALIFIED), 1);
 
     // Some clients reset their streams, others drop their connection.
     open.truncate(25);
     becomes("watches after some streams are gone", 25.0, async || {
-        metric(fixture.admin, WATCHES).await
+        program.metric(WATCHES).await
     })
     .await;
     drop(connections);
     drop(open);
     becomes("watches of nobody", 0.0, async || {
-        metric(fixture.admin, WATCHES).await
+        program.metric(WATCHES).await
     })
     .await;
-    let upstream = fixture.upstream.stats();
+    let upstream = server.stats();
     assert_eq!(upstream.open_watches[QUALIFIED], 1, "the scope stays");
     assert_eq!(upstream.requests_on("WATCH", QUALIFIED), 1);
 
     // Returning clients are served from the same scope.
-    let mut again = fixture.proxied.watch(Protocol::Http1, &path).await;
+    let mut again = program.proxied.watch(Protocol::Http1, &path).await;
     let leases =
         watershed_protocol::GroupVersionResource::new("coordination.k8s.io", "v1", "leases");
     let lease = r#"{"metadata":{"name":"late","namespace":"kube-node-lease"},"spec":{}}"#;
-    fixture.upstream.state().create(&leases, lease).unwrap();
+    server.state().create(&leases, lease).unwrap();
     assert!(again.line().await.contains(r#""name":"late""#));
-    assert_eq!(fixture.upstream.stats().requests_on("WATCH", QUALIFIED), 1);
+    assert_eq!(server.stats().requests_on("WATCH", QUALIFIED), 1);
     drop(again);
-    fixture.stop().await;
+    program.kill().await;
+    server.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

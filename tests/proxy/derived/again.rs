@@ -10,7 +10,7 @@ use super::{
     open_watches, print_as, print_out_of_order, with_protobuf,
 };
 use crate::support::client::{Endpoint, Lines, Protocol};
-use crate::support::{Fixture, eventually, metric};
+use crate::support::{Fixture, becomes, eventually, has_counted};
 
 /// A member that all objects have, and one that newer releases might print before it.
 const CREATION: &str = r#""creationTimestamp":"#;
@@ -162,11 +162,9 @@ async fn all_objects_are_compared_before_json_is_derived_again() {
     let fixture = fixture.await;
     delete_unexplained(&fixture);
     looks_like_upstream(&fixture.proxied, &fixture.direct).await;
-    // No other test of this process counts these.
     let series = r#"watershed_scope_json_rederivations_total{group="",resource="configmaps",result="difference"}"#;
-    eventually("two attempts", async || {
-        let attempts = metric(fixture.admin, series).await;
-        (attempts >= 2.0).then_some(()).ok_or(format!("{attempts}"))
+    becomes("two attempts", true, async || {
+        has_counted(fixture.admin, series, 2).await
     })
     .await;
     both_encodings_take(&fixture, 2).await;

@@ -36,11 +36,16 @@ pub(crate) async fn plain_request(
     text
 }
 
-/// Returns the value of a metric series, or zero if the series does not exist.
+/// Returns `true` if a counter has come to a number, or passed it.
 ///
-/// The proxies of all tests in this process count in the same series, except those that run as a
-/// `Program`.
-pub(crate) async fn metric(admin: SocketAddr, series: &str) -> f64 {
+/// The proxies of all tests in this process count in the same series. Nothing more can be said of one
+/// of them: see `Program::metric`.
+pub(crate) async fn has_counted(admin: SocketAddr, series: &str, number: u32) -> bool {
+    metric(admin, series).await >= f64::from(number)
+}
+
+/// Returns the value of a metric series, or zero if the series does not exist.
+pub(super) async fn metric(admin: SocketAddr, series: &str) -> f64 {
     let text = plain_get(admin, "GET", "/metrics").await;
     text.lines()
         .find_map(|line| line.strip_prefix(series)?.trim().parse().ok())

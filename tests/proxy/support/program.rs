@@ -9,7 +9,7 @@ use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::{Child, Command};
 use watershed_lab::sim::SimulatedServer;
 
-use super::admin::plain_get;
+use super::admin::{metric, plain_get};
 use super::client::{Endpoint, within};
 use super::waiting::eventually;
 
@@ -52,6 +52,13 @@ impl Program {
         Self::run(upstream, command, flags).await
     }
 
+    /// Starts the program and does not wait until it is ready.
+    pub(crate) async fn unready(upstream: &SimulatedServer) -> Self {
+        let mut command = Command::new(PROGRAM);
+        command.env_remove(LOG_LEVEL);
+        Self::launch(upstream, command, &[]).await
+    }
+
     /// Starts the program with these limits of open files.
     pub(crate) async fn with_file_limits(
         upstream: &SimulatedServer,
@@ -66,8 +73,26 @@ impl Program {
         Self::run(upstream, command, flags).await
     }
 
+    /// Starts the program by this command, to which flags are added, and waits until it is ready.
+    async fn run(upstream: &SimulatedServer, command: Command, flags: &[&str]) -> Self {
+        let program = Self::launch(upstream, command, flags).await;
+        // A listener with TLS does not understand the question.
+        if !flags.contains(&"--admin-tls-cert") {
+            eventually("readiness", async || {
+                let answer = program.admin("GET", "/readyz").await;
+                if answer.starts_with("HTTP/1.1 200 ") {
+                    Ok(())
+                } else {
+                    Err(answer)
+                }
+            })
+            .await;
+        }
+        program
+    }
+
     /// Starts the program by this command, to which flags are added.
-    async fn run(upstream: &SimulatedServer, mut command: Command, flags: &[&str]) -> Self {
+    async fn launch(upstream: &SimulatedServer, mut command: Command, flags: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let (kubeconfig, certs) = (
             folder.path().join("kubeconfig"),
@@ -131,31 +156,24 @@ impl Program {
         let ca = std::fs::read_to_string(certs.join("ca.crt")).unwrap();
         let proxied = Endpoint::new(proxy.unwrap(), &ca, upstream.admin_token());
         let admin = admin.unwrap();
-        let program = Self {
+        Self {
             proxied,
             admin,
             ca,
             child,
             log,
             _folder: folder,
-        };
-        if !flags.contains(&"--admin-tls-cert") {
-            eventually("readiness", async || {
-                let answer = plain_get(admin, "GET", "/readyz").await;
-                if answer.starts_with("HTTP/1.1 200 ") {
-                    Ok(())
-                } else {
-                    Err(answer)
-                }
-            })
-            .await;
         }
-        program
     }
 
     /// Returns the admin listener's answer with its head.
     pub(crate) async fn admin(&self, method: &str, path: &str) -> String {
         plain_get(self.admin, method, path).await
+    }
+
+    /// Returns the value of a metric series, or zero if the series does not exist.
+    pub(crate) async fn metric(&self, series: &str) -> f64 {
+        metric(self.admin, series).await
     }
 
     pub(crate) fn log(&self) -> String {
