@@ -28,6 +28,9 @@ use super::config::AuditWebhookConfig;
 use super::error::AuditError;
 use super::event;
 use super::queue::{EventQueue, Losses, QueueMessage, QueueOutlet, queue};
+use crate::log_throttle::LogThrottle;
+
+static NOT_READ_AGAIN: LogThrottle = LogThrottle::new(Duration::from_secs(10));
 
 /// Time limit of one request. Upstream tells it to the webhook, too.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
@@ -130,8 +133,8 @@ impl Webhook {
 
     /// Reads the kubeconfig again if it has changed, or a file that it names, or if a plugin's certificate
     /// has ended. On failure the old credentials stay in use.
-    async fn follow_files(&self) {
-        // A plugin that hangs holds up no other batch.
+    async fn follow_files(self: Arc<Self>) {
+        // A plugin that hangs is not run again beside itself.
         let Ok(_one) = self.reopening.try_lock() else {
             return;
         };
@@ -146,7 +149,13 @@ impl Webhook {
                 tracing::info!("the audit webhook's credentials are read again");
             }
             Err(error) => {
-                tracing::warn!(%error, "cannot read the audit webhook's credentials; keeping the old ones");
+                if let Some(attempts) = NOT_READ_AGAIN.count(1) {
+                    tracing::warn!(
+                        %error,
+                        attempts,
+                        "cannot read the audit webhook's credentials; keeping the old ones"
+                    );
+                }
             }
         }
     }
@@ -222,13 +231,15 @@ impl Webhook {
         let count = events.len();
         let body = event::list(&events);
         drop(events);
-        if let Err(error) = self.post_with_retries(body, &ending).await {
+        let posted = AssertUnwindSafe(self.post_with_retries(body, &ending)).catch_unwind();
+        let panicked = |_| Err("delivering it panicked".to_owned());
+        if let Err(error) = posted.await.unwrap_or_else(panicked) {
             losses.count(count, &error);
         }
     }
 
     async fn post_with_retries(
-        &self,
+        self: &Arc<Self>,
         body: Bytes,
         ending: &CancellationToken,
     ) -> Result<(), String> {
@@ -247,8 +258,10 @@ impl Webhook {
                 // At shutdown there is one more attempt, without a wait.
                 () = ending.cancelled() => {}
             }
-            // Certificates may have been renewed since the last one was read.
-            self.follow_files().await;
+            // Certificates may have been renewed since the last one was read. A plugin that hangs holds up
+            // this batch for no longer than the webhook may.
+            let following = tokio::spawn(Arc::clone(self).follow_files());
+            let _ = timeout(REQUEST_TIMEOUT, following).await;
             wait = wait.mul_f64(BACKOFF_FACTOR);
             attempt += 1;
         }

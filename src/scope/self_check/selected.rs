@@ -13,16 +13,20 @@ use crate::scope::phase::ReadyScope;
 use crate::store::SnapshotAt;
 use crate::upstream::{ListedVersions, StateList, StatePage, UpstreamClient};
 
+/// Objects whose names and versions a check compares, on average.
+const OBJECTS: usize = 500;
 /// Largest scope whose names and versions are compared, in objects.
-const MAX_OBJECTS: usize = 500;
+const MAX_OBJECTS: usize = 10_000;
 /// Time for memory to reach the version of upstream's list. A quiet type gets there with its next
 /// bookmark.
 const CATCH_UP: Duration = Duration::from_secs(75);
 
-/// Compares all names and versions of a scope, and the bytes of one object, or of all small ones.
+/// Compares all names and versions of a scope, and the bytes of one object, or of all small ones. The
+/// names of a large scope are not compared each time: upstream's watch cache has no pages.
 pub(super) struct SelectedCheck<'a> {
     scope: &'a Scope,
     list: &'a StateList,
+    compares_names: bool,
     /// Lists the object whose bytes are compared.
     sample: Option<StateList>,
 }
@@ -47,6 +51,7 @@ impl<'a> SelectedCheck<'a> {
         Self {
             scope,
             list,
+            compares_names: fastrand::f64() < share_of_names(snapshot.len()),
             sample,
         }
     }
@@ -57,7 +62,7 @@ impl<'a> SelectedCheck<'a> {
             return self.look_at_objects(ready).await;
         }
         let mut look = Look::default();
-        if held.len() <= MAX_OBJECTS {
+        if self.compares_names {
             look.differences = self.look_at_versions().await?;
         }
         if let Some(sample) = &self.sample {
@@ -125,5 +130,27 @@ impl<'a> SelectedCheck<'a> {
             differences = compare_versions(held.iter(), &objects);
         }
         Ok(differences)
+    }
+}
+
+/// Returns the share of the checks of so many objects that compare their names.
+fn share_of_names(objects: usize) -> f64 {
+    if objects > MAX_OBJECTS {
+        return 0.0;
+    }
+    OBJECTS as f64 / objects.max(OBJECTS) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_names_of_larger_scopes_are_compared_less_often() {
+        let shares = [0, 500, 1_000, 10_000, 10_001].map(share_of_names);
+        let wanted = [1.0, 1.0, 0.5, 0.05, 0.0];
+        for (share, wanted) in shares.into_iter().zip(wanted) {
+            assert!((share - wanted).abs() < 1e-9, "{shares:?}");
+        }
     }
 }

@@ -87,6 +87,19 @@ fn a_form_that_prints_upstreams_answer_is_learned() {
     assert_eq!(learn(&empty).unwrap().samples(), 0);
 }
 
+/// Such a row says nothing about the others.
+#[test]
+fn a_row_that_is_upstreams_to_print_does_not_keep_the_form_from_being_learned() {
+    let object = object().replace(r#""x":"""#, r#""x":"\ufffd""#);
+    let uncertain = format!(r#"{{"cells":["a",2,"2m1s"],"object":{object}}}"#);
+    let beside = answer().replace("]}\n", &format!(",{uncertain}]}}\n"));
+    assert_eq!(learn(&beside).unwrap().samples(), 1);
+    let differs = beside.replacen(r#""a",2"#, r#""a",3"#, 1);
+    assert!(learn(&differs).is_err());
+    let alone = answer().split("{\"cells\"").next().unwrap().to_owned() + &uncertain + "]}\n";
+    assert!(learn(&alone).is_err());
+}
+
 /// Each difference that a release may have is found.
 #[test]
 fn a_form_that_differs_from_upstreams_is_not_learned() {
