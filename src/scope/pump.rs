@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 use tokio::time::{self, sleep_until};
-use watershed_protocol::{BookmarkFormat, ReadDefaults, ResourceVersion};
+use watershed_protocol::{BookmarkFormat, ReadDefaults};
 
 use super::cached::DifferingPart;
 use super::cached::Scope;
@@ -46,7 +46,7 @@ use crate::upstream::{
 use continuity::{Continuity, ContinuityChange};
 use feed::FeedStep;
 use finish::ask_upstream;
-use overdue::OverdueEvents;
+use overdue::{MissingEvent, OverdueEvents};
 use release::{LearnedRelease, ReleaseContext, ReleaseLearner};
 use restoring::Restoring;
 use staleness::StalenessClock;
@@ -144,7 +144,7 @@ enum PumpEvent {
     FoundDifferent(DifferingPart),
     StalenessDue,
     /// Upstream has shown this version, and its watch did not bring it in time.
-    Overdue(ResourceVersion),
+    Missing(MissingEvent),
     ListDue,
     /// The watch that ended is not open again.
     NotReopened,
@@ -225,8 +225,8 @@ impl ScopePump {
                 learned = self.release.learned() => PumpEvent::Release(learned),
                 part = self.scope.differences.reported() => PumpEvent::FoundDifferent(part),
                 () = wait_until(self.staleness.due()) => PumpEvent::StalenessDue,
-                version = self.overdue.overdue(), if self.scope.upstream.is_following() => {
-                    PumpEvent::Overdue(version)
+                missing = self.overdue.missing(), if self.scope.upstream.is_following() => {
+                    PumpEvent::Missing(missing)
                 }
                 () = wait_until(self.timers.list_again) => PumpEvent::ListDue,
                 () = wait_until(self.timers.reopened_by) => PumpEvent::NotReopened,
@@ -287,7 +287,8 @@ impl ScopePump {
             PumpEvent::Release(learned) => self.apply_release(learned).await,
             PumpEvent::FoundDifferent(part) => self.quarantine(part),
             PumpEvent::StalenessDue => self.update_staleness(),
-            PumpEvent::Overdue(version) => self.reopen(version),
+            PumpEvent::Missing(MissingEvent::Late) => self.mark_lacking(),
+            PumpEvent::Missing(MissingEvent::Overdue(version)) => self.reopen(version),
             PumpEvent::ListDue => {
                 tracing::info!(
                     resource = %self.scope.key.gvr,

@@ -73,7 +73,9 @@ impl ScopePump {
         match self.staleness.tick(Instant::now()) {
             Some(StalenessChange::Recovered) => self.serve_again(),
             Some(StalenessChange::Exceeded) => {
-                self.stop_serving();
+                if self.staleness.has_limit() {
+                    self.stop_serving();
+                }
                 if self.staleness.lacks_events() {
                     // What no watch brings, a list shows.
                     self.relist();
@@ -123,6 +125,14 @@ impl ScopePump {
             }
             self.relist();
         }
+    }
+
+    /// Records that upstream has changes that the watch does not bring, although it is open.
+    pub(super) fn mark_lacking(&mut self) {
+        self.staleness.mark_silent(DueChange::Event, Instant::now());
+        self.scope
+            .upstream
+            .set_lost_since(self.staleness.lost_since());
     }
 
     /// Opens the watch again, as upstream has changes after `version` that it does not bring.

@@ -18,15 +18,16 @@ const MAX_EVENT_WAIT: Duration = Duration::from_mins(5);
 /// Time without a watch opened again after which a due event is waited for as long as the first.
 const CALM: Duration = Duration::from_mins(10);
 
-/// Knows which event of a scope's watch is due, and when it is overdue.
+/// Knows which event of a scope's watch is due, and when it is late or overdue.
 #[derive(Debug)]
 pub(super) struct OverdueEvents {
     /// The version of the events when upstream was last found to have more.
     found: watch::Receiver<ResourceVersion>,
     reader: StoreReader,
     due: Option<DueEvent>,
+    /// Time after which a due event is late.
     first: Duration,
-    /// Time that the next due event is waited for.
+    /// Time after which the next due event is overdue.
     patience: Duration,
     /// The moment at which the watch was opened again last.
     last: Option<Instant>,
@@ -36,7 +37,17 @@ pub(super) struct OverdueEvents {
 #[derive(Clone, Copy, Debug)]
 struct DueEvent {
     after: ResourceVersion,
-    until: Instant,
+    found: Instant,
+    is_late: bool,
+}
+
+/// What is said of an event that does not come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum MissingEvent {
+    /// It is late. The watch was opened again a while ago, and that did not help.
+    Late,
+    /// It is overdue: the event after this version.
+    Overdue(ResourceVersion),
 }
 
 impl OverdueEvents {
@@ -57,12 +68,11 @@ impl OverdueEvents {
         }
     }
 
-    /// Waits until an event is overdue. Returns the version after which it should have come.
-    /// Cancelling a call loses nothing.
-    pub(super) async fn overdue(&mut self) -> ResourceVersion {
+    /// Waits until an event is late or overdue. Cancelling a call loses nothing.
+    pub(super) async fn missing(&mut self) -> MissingEvent {
         loop {
-            let until = self.due.map(|due| due.until);
-            let is_late = async {
+            let until = self.due.map(|due| due.found + self.patience_with(due));
+            let is_over = async {
                 match until {
                     Some(until) => sleep_until(until).await,
                     None => std::future::pending().await,
@@ -70,10 +80,10 @@ impl OverdueEvents {
             };
             tokio::select! {
                 Ok(()) = self.found.changed() => self.note(),
-                () = is_late => {
+                () = is_over => {
                     let due = self.due.take().filter(|due| self.is_awaited(due.after));
                     if let Some(due) = due {
-                        return due.after;
+                        return self.missed(due);
                     }
                 }
             }
@@ -102,8 +112,32 @@ impl OverdueEvents {
         if self.last.is_some_and(|last| last.elapsed() > CALM) {
             self.patience = self.first;
         }
-        let until = Instant::now() + self.patience;
-        self.due = Some(DueEvent { after, until });
+        self.due = Some(DueEvent {
+            after,
+            found: Instant::now(),
+            is_late: false,
+        });
+    }
+
+    /// Returns the time after its finding at which something is to be said of a due event.
+    fn patience_with(&self, due: DueEvent) -> Duration {
+        if due.is_late {
+            self.patience
+        } else {
+            self.first
+        }
+    }
+
+    /// Says of a due event that it has not come.
+    fn missed(&mut self, due: DueEvent) -> MissingEvent {
+        if due.is_late || self.patience <= self.first {
+            return MissingEvent::Overdue(due.after);
+        }
+        self.due = Some(DueEvent {
+            is_late: true,
+            ..due
+        });
+        MissingEvent::Late
     }
 
     /// Returns `true` if no event came after this version.
@@ -163,11 +197,23 @@ mod tests {
             self.found.send_replace(ResourceVersion(after));
         }
 
+        /// Returns what is said of an event within this time.
+        async fn missing(&mut self, within: Duration) -> Option<MissingEvent> {
+            timeout(within, self.events.missing()).await.ok()
+        }
+
         /// Returns the version after which an event is overdue within this time, and the time that
         /// took.
         async fn overdue(&mut self, within: Duration) -> Option<(u64, Duration)> {
             let began = Instant::now();
-            let overdue = timeout(within, self.events.overdue()).await;
+            let overdue = async {
+                loop {
+                    if let MissingEvent::Overdue(version) = self.events.missing().await {
+                        return version;
+                    }
+                }
+            };
+            let overdue = timeout(within, overdue).await;
             overdue.ok().map(|version| (version.0, began.elapsed()))
         }
     }
@@ -209,6 +255,27 @@ mod tests {
         );
         watched.find(8);
         assert_eq!(watched.overdue(MAX_EVENT_WAIT).await, Some((8, FIRST_WAIT)));
+    }
+
+    /// The watch is not opened again so soon. What it lacks is known.
+    #[tokio::test(start_paused = true)]
+    async fn an_event_that_does_not_come_by_a_reopened_watch_either_is_late_before_it_is_overdue() {
+        let mut watched = Watched::new();
+        watched.reach(7);
+        watched.events.record_reopening();
+        watched.find(7);
+        let overdue = MissingEvent::Overdue(ResourceVersion(7));
+        assert_eq!(watched.missing(FIRST_WAIT / 2).await, None);
+        assert_eq!(watched.missing(FIRST_WAIT).await, Some(MissingEvent::Late));
+        assert_eq!(watched.missing(FIRST_WAIT / 2).await, None);
+        assert_eq!(watched.missing(FIRST_WAIT).await, Some(overdue));
+        watched.find(7);
+        assert_eq!(
+            watched.missing(FIRST_WAIT * 2).await,
+            Some(MissingEvent::Late)
+        );
+        watched.reach(8);
+        assert_eq!(watched.missing(MAX_EVENT_WAIT).await, None, "it came");
     }
 
     #[tokio::test(start_paused = true)]

@@ -11,6 +11,8 @@ use tokio::time::Instant;
 /// watch that breaks at once, again and again, follows nothing. It is at most half of the limit, so
 /// that a watch that is cut once does not make the scope stale.
 const PROBATION: Duration = Duration::from_secs(5);
+/// Age at which a scope without a limit is listed, if upstream has events that no watch brings.
+const LIST_AFTER: Duration = Duration::from_mins(5);
 
 /// Tells a scope's task how long the scope has not followed upstream.
 ///
@@ -60,7 +62,8 @@ pub(super) enum DueChange {
 pub(super) enum StalenessChange {
     /// The scope follows upstream again.
     Recovered,
-    /// The scope is older than its limit.
+    /// The scope is older than its limit. One without a limit is older than it should be, as upstream has
+    /// events that its watches do not bring.
     Exceeded,
 }
 
@@ -72,6 +75,11 @@ impl StalenessClock {
             state: FollowState::Unlisted,
             heard: Instant::now(),
         }
+    }
+
+    /// Returns `true` if the scope becomes too old some time after its changes have ceased to arrive.
+    pub(super) fn has_limit(&self) -> bool {
+        self.limit.is_some()
     }
 
     /// Records a list, an event or a bookmark. Returns `true` if the scope was not followed before.
@@ -208,9 +216,14 @@ impl StalenessClock {
             FollowState::Lost {
                 since,
                 not_before,
+                due,
                 is_stale: false,
                 ..
-            } => self.limit.map(|limit| not_before.max(since + limit)),
+            } => {
+                let other = (due == DueChange::Event).then_some(LIST_AFTER);
+                let limit = self.limit.or(other)?;
+                Some(not_before.max(since + limit))
+            }
             _ => None,
         }
     }
@@ -375,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn scopes_without_a_list_or_a_limit_are_never_stale() {
+    fn scopes_without_a_list_have_no_age_and_those_without_a_limit_are_listed_if_events_are_due() {
         let begin = Instant::now();
         let mut unlisted = StalenessClock::new(LIMIT);
         unlisted.mark_lost(begin);
@@ -385,5 +398,12 @@ mod tests {
         unlimited.mark_lost(begin);
         assert_eq!(unlimited.due(), None);
         assert_eq!(unlimited.lost_since(), Some(begin), "its age is known");
+        unlimited.mark_silent(DueChange::Event, begin);
+        unlimited.mark_reopened(begin);
+        assert_eq!(
+            changes(&mut unlimited, begin, second(9999)),
+            [(LIST_AFTER, StalenessChange::Exceeded)],
+            "it has to be listed"
+        );
     }
 }
