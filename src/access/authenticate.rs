@@ -357,7 +357,7 @@ impl Authenticator {
         address: IpAddr,
     ) -> Result<Option<Arc<Identity>>, ReviewError> {
         if let Some(identity) = self.counted.get(&hash).await {
-            let turn = self.queues.of_user(&identity).await?;
+            let turn = self.queues.of_users_token(&identity).await?;
             return turn.run(self.review(token)).await;
         }
         if self.answered.contains_key(&hash) {

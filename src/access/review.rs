@@ -1,4 +1,5 @@
 //! Sends review objects to upstream and reads the verdicts.
+use std::pin::{Pin, pin};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -14,11 +15,11 @@ use super::metrics;
 use crate::body;
 use crate::upstream::{ConnectionClass, SendOptions, UpstreamClient};
 
-/// Time limit of the first attempt. A verdict takes milliseconds, so after this long the connection
-/// is considered dead, and the second attempt uses a new one.
-const FIRST_ATTEMPT: Duration = Duration::from_secs(3);
-/// Time limit of the second attempt.
-const SECOND_ATTEMPT: Duration = Duration::from_secs(7);
+/// Time after which a review is sent a second time. A verdict takes milliseconds, so the connection may be
+/// dead: the second attempt uses a new one. The first goes on, as upstream may be slow.
+const ALONE: Duration = Duration::from_secs(3);
+/// Time limit of both.
+const LIMIT: Duration = Duration::from_secs(10);
 /// Size limit of an answer.
 const MAX_BYTES: usize = 1 << 20;
 
@@ -54,14 +55,31 @@ async fn post_uncounted<T: DeserializeOwned>(
 }
 
 async fn send(client: &UpstreamClient, path: &str, review: Bytes) -> Result<Bytes, ReviewError> {
-    let first = attempt(client, path, review.clone(), false);
-    if let Ok(answer) = timeout(FIRST_ATTEMPT, first).await {
+    let mut first = pin!(attempt(client, path, review.clone(), false));
+    if let Ok(answer) = timeout(ALONE, &mut first).await {
         return answer;
     }
-    let second = attempt(client, path, review, true);
-    timeout(SECOND_ATTEMPT, second)
+    let second = pin!(attempt(client, path, review, true));
+    timeout(LIMIT.saturating_sub(ALONE), either(first, second))
         .await
-        .unwrap_or(Err(ReviewError::Late(FIRST_ATTEMPT + SECOND_ATTEMPT)))
+        .unwrap_or(Err(ReviewError::Late(LIMIT)))
+}
+
+/// Returns the first answer. An attempt that fails leaves it to the other one.
+async fn either<T, E>(
+    mut first: Pin<&mut impl Future<Output = Result<T, E>>>,
+    mut second: Pin<&mut impl Future<Output = Result<T, E>>>,
+) -> Result<T, E> {
+    tokio::select! {
+        answer = &mut first => match answer {
+            Ok(answer) => Ok(answer),
+            Err(_) => second.await,
+        },
+        answer = &mut second => match answer {
+            Ok(answer) => Ok(answer),
+            Err(_) => first.await,
+        },
+    }
 }
 
 async fn attempt(
@@ -88,4 +106,31 @@ async fn attempt(
     body::whole(response.into_body(), MAX_BYTES)
         .await
         .map_err(|error| ReviewError::Cut(error.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::sleep;
+
+    use super::*;
+
+    async fn after(seconds: u64, answer: Result<u8, &'static str>) -> Result<u8, &'static str> {
+        sleep(Duration::from_secs(seconds)).await;
+        answer
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_first_answer_counts_and_a_failure_does_not() {
+        for (first, second, wanted) in [
+            ((1, Ok(1)), (2, Ok(2)), Ok(1)),
+            ((2, Ok(1)), (1, Ok(2)), Ok(2)),
+            ((1, Err("cut")), (2, Ok(2)), Ok(2)),
+            ((2, Ok(1)), (1, Err("refused")), Ok(1)),
+            ((1, Err("cut")), (2, Err("refused")), Err("refused")),
+        ] {
+            let first = pin!(after(first.0, first.1));
+            let second = pin!(after(second.0, second.1));
+            assert_eq!(either(first, second).await, wanted);
+        }
+    }
 }

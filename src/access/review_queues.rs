@@ -26,6 +26,9 @@ mod hanging_callers;
 /// With two milliseconds for a review, a user gets 32,000 a second: the nodes of a fleet are often
 /// one user.
 const KNOWN: [usize; 2] = [128, 64];
+/// Concurrent reviews of the tokens of such callers, of all and of each. They have places of their own: a
+/// webhook that hangs when it is asked for accesses answers for tokens, or is not asked.
+const KNOWN_TOKENS: [usize; 2] = [64, 32];
 /// Concurrent reviews of unknown tokens, of all addresses and of each.
 const UNKNOWN: [usize; 2] = [64, 16];
 /// Time after which a review is late: it leaves its place to the reviews of others. A verdict takes
@@ -34,16 +37,17 @@ const LATE: Duration = Duration::from_secs(1);
 /// Time after which a review hangs: it is given up, unless it finds a place among those that do. It has been
 /// sent once more by then, over a connection that may be better.
 const HANGS: Duration = Duration::from_secs(4);
-/// Concurrent reviews that hang, of known callers and of each. Together with those of limited callers they
-/// leave a part of the 66 seats that the flow control which comes with the proxy has.
-const HANGING_KNOWN: [usize; 2] = [16, 4];
-/// The same of unknown tokens, of all addresses and of each.
-const HANGING_UNKNOWN: [usize; 2] = [8, 4];
+/// Concurrent reviews that hang, of known callers and of each. Each has two seats, as it was sent twice.
+/// Together with those of limited callers they leave a part of the 66 seats that the flow control which comes
+/// with the proxy has.
+const HANGING_KNOWN: [usize; 2] = [12, 4];
+/// The same of tokens, known or unknown, of all users or addresses and of each.
+const HANGING_TOKENS: [usize; 2] = [8, 4];
 /// Concurrent reviews of known callers that are limited as theirs hang, of all and of each. They are given up
 /// when they are late, unless they find a place among those that hang.
-const LIMITED_KNOWN: [usize; 2] = [24, 2];
-/// The same of unknown tokens, of all addresses and of each.
-const LIMITED_UNKNOWN: [usize; 2] = [8, 4];
+const LIMITED_KNOWN: [usize; 2] = [20, 2];
+/// The same of tokens, known or unknown, of all users or addresses and of each.
+const LIMITED_TOKENS: [usize; 2] = [8, 4];
 /// Interval at which the reviews that wait for a limited caller's turn see if the caller still is.
 const LIMIT_CHECK: Duration = Duration::from_millis(250);
 /// Longest wait of a known caller's request for a place.
@@ -85,16 +89,16 @@ impl ReviewTurn {
             is_limited,
         } = self;
         let mut review = pin!(review);
+        // An error is no answer: upstream refuses reviews where too many hang.
+        let note = |_: &T| lane.callers.answered(&caller);
         if let Ok(verdict) = timeout(LATE, &mut review).await {
-            lane.callers.answered(&caller);
-            return verdict;
+            return verdict.inspect(note);
         }
         let mut given_up = LATE;
         if !is_limited {
             turn.leave_to_others();
             if let Ok(verdict) = timeout(HANGS.saturating_sub(LATE), &mut review).await {
-                lane.callers.answered(&caller);
-                return verdict;
+                return verdict.inspect(note);
             }
             given_up = HANGS;
         }
@@ -114,7 +118,7 @@ impl ReviewTurn {
     }
 }
 
-/// The places for reviews of known or of unknown callers.
+/// The places for reviews of one kind.
 #[derive(Debug)]
 struct ReviewLane {
     prompt: FairQueue,
@@ -176,7 +180,10 @@ impl ReviewLane {
 /// Queues of reviews. Those of unknown callers delay none of known ones.
 #[derive(Clone, Debug)]
 pub(super) struct ReviewQueues {
+    /// Those of what known callers may do.
     known: Arc<ReviewLane>,
+    /// Those of their tokens.
+    known_tokens: Arc<ReviewLane>,
     unknown: Arc<ReviewLane>,
     unknown_waiting: Shares,
     impersonation_waiting: Shares,
@@ -187,7 +194,8 @@ impl Default for ReviewQueues {
         let waiting = |all| Shares::new(ShareLimits { all, each: 0 }, Gauge::noop());
         Self {
             known: ReviewLane::new(KNOWN, LIMITED_KNOWN, HANGING_KNOWN),
-            unknown: ReviewLane::new(UNKNOWN, LIMITED_UNKNOWN, HANGING_UNKNOWN),
+            known_tokens: ReviewLane::new(KNOWN_TOKENS, LIMITED_TOKENS, HANGING_TOKENS),
+            unknown: ReviewLane::new(UNKNOWN, LIMITED_TOKENS, HANGING_TOKENS),
             unknown_waiting: waiting(UNKNOWN_BYTES),
             impersonation_waiting: waiting(IMPERSONATION_BYTES),
         }
@@ -195,19 +203,22 @@ impl Default for ReviewQueues {
 }
 
 impl ReviewQueues {
-    /// Waits until a review for a user may be sent.
+    /// Waits until a review of what a user may do may be sent.
     pub(super) async fn of_user(&self, identity: &Identity) -> Result<ReviewTurn, ReviewError> {
-        self.of_known(CallerKey::user(&identity.user)).await
+        known_turn(&self.known, CallerKey::user(&identity.user)).await
+    }
+
+    /// Waits until a review of a user's token may be sent.
+    pub(super) async fn of_users_token(
+        &self,
+        identity: &Identity,
+    ) -> Result<ReviewTurn, ReviewError> {
+        known_turn(&self.known_tokens, CallerKey::user(&identity.user)).await
     }
 
     /// Waits until a review of a token may be sent that was accepted lately, from this address.
     pub(super) async fn of_known_token(&self, address: IpAddr) -> Result<ReviewTurn, ReviewError> {
-        self.of_known(CallerKey::Address(address)).await
-    }
-
-    async fn of_known(&self, caller: CallerKey) -> Result<ReviewTurn, ReviewError> {
-        let turn = timeout(KNOWN_WAIT, self.known.turn(caller)).await;
-        turn.map_err(|_| ReviewError::GivenUp(KNOWN_WAIT))
+        known_turn(&self.known_tokens, CallerKey::Address(address)).await
     }
 
     /// Waits until a review of an unknown token may be sent, from this address.
@@ -238,6 +249,11 @@ impl ReviewQueues {
     }
 }
 
+async fn known_turn(lane: &Arc<ReviewLane>, caller: CallerKey) -> Result<ReviewTurn, ReviewError> {
+    let turn = timeout(KNOWN_WAIT, lane.turn(caller)).await;
+    turn.map_err(|_| ReviewError::GivenUp(KNOWN_WAIT))
+}
+
 /// Returns the memory that a request with these headers takes while it waits.
 fn waiting_bytes(headers: &HeaderMap) -> u64 {
     (REQUEST_BYTES + field_memory(headers) + CHECK_BYTES * headers.len()) as u64
@@ -248,6 +264,7 @@ mod tests {
     use std::cell::Cell;
 
     use futures_util::future::join_all;
+    use http::StatusCode;
     use tokio::time::{Instant, sleep};
 
     use super::*;
@@ -397,6 +414,20 @@ mod tests {
         let loops = async {
             join_all(stuck.iter().map(|user| hanging.reviews(user))).await;
         };
+        // Nothing of this shows that a user's reviews are answered.
+        let beside = async {
+            loop {
+                for user in &stuck {
+                    let turn = hanging.queues.of_users_token(&named(user)).await;
+                    assert!(turn.unwrap().run(async { Ok(()) }).await.is_ok());
+                    if let Ok(turn) = hanging.queues.of_user(&named(user)).await {
+                        let refused = ReviewError::Refused(StatusCode::TOO_MANY_REQUESTS);
+                        assert!(turn.run::<()>(async { Err(refused) }).await.is_err());
+                    }
+                }
+                sleep(LATE).await;
+            }
+        };
         let others = async {
             sleep(HANGS + LATE).await;
             hanging.most.set(0);
@@ -416,6 +447,7 @@ mod tests {
         };
         tokio::select! {
             () = loops => unreachable!("they go on"),
+            () = beside => unreachable!("it goes on"),
             () = others => {}
         }
         let most = hanging.most.get();

@@ -180,7 +180,13 @@ async fn guessed_tokens_cost_few_requests_at_upstream_and_affect_no_known_caller
         let count = |wanted| statuses.iter().filter(|status| **status == wanted).count();
         let refused = count(StatusCode::UNAUTHORIZED);
         let limited = count(StatusCode::TOO_MANY_REQUESTS);
-        assert_eq!(refused + limited, statuses.len(), "nobody gets in");
+        // Reviews that take seconds, as upstream is short of CPU, are given up.
+        let given_up = count(StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(
+            refused + limited + given_up,
+            statuses.len(),
+            "nobody gets in"
+        );
         let recorded = fixture.upstream.take_recorded();
         let reviews = recorded
             .iter()
