@@ -65,19 +65,19 @@ async fn send(client: &UpstreamClient, path: &str, review: Bytes) -> Result<Byte
         .unwrap_or(Err(ReviewError::Late(LIMIT)))
 }
 
-/// Returns the first answer. An attempt that fails leaves it to the other one.
-async fn either<T, E>(
-    mut first: Pin<&mut impl Future<Output = Result<T, E>>>,
-    mut second: Pin<&mut impl Future<Output = Result<T, E>>>,
-) -> Result<T, E> {
+/// Returns the first answer. An attempt that finds upstream unavailable leaves it to the other one.
+async fn either<T>(
+    mut first: Pin<&mut impl Future<Output = Result<T, ReviewError>>>,
+    mut second: Pin<&mut impl Future<Output = Result<T, ReviewError>>>,
+) -> Result<T, ReviewError> {
     tokio::select! {
         answer = &mut first => match answer {
-            Ok(answer) => Ok(answer),
-            Err(_) => second.await,
+            Err(error) if error.is_unavailable() => second.await,
+            answer => answer,
         },
         answer = &mut second => match answer {
-            Ok(answer) => Ok(answer),
-            Err(_) => first.await,
+            Err(error) if error.is_unavailable() => first.await,
+            answer => answer,
         },
     }
 }
@@ -110,27 +110,39 @@ async fn attempt(
 
 #[cfg(test)]
 mod tests {
+    use http::StatusCode;
     use tokio::time::sleep;
 
     use super::*;
 
-    async fn after(seconds: u64, answer: Result<u8, &'static str>) -> Result<u8, &'static str> {
+    async fn after(seconds: u64, status: u16) -> Result<u16, ReviewError> {
         sleep(Duration::from_secs(seconds)).await;
-        answer
+        let status = StatusCode::from_u16(status).unwrap();
+        if status.is_success() {
+            Ok(status.as_u16())
+        } else {
+            Err(ReviewError::Refused(status))
+        }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_first_answer_counts_and_a_failure_does_not() {
+    async fn the_first_answer_counts_and_one_that_upstream_is_unavailable_does_not() {
         for (first, second, wanted) in [
-            ((1, Ok(1)), (2, Ok(2)), Ok(1)),
-            ((2, Ok(1)), (1, Ok(2)), Ok(2)),
-            ((1, Err("cut")), (2, Ok(2)), Ok(2)),
-            ((2, Ok(1)), (1, Err("refused")), Ok(1)),
-            ((1, Err("cut")), (2, Err("refused")), Err("refused")),
+            ((1, 200), (2, 201), 200),
+            ((2, 200), (1, 201), 201),
+            ((1, 503), (2, 201), 201),
+            ((2, 200), (1, 429), 200),
+            ((1, 401), (2, 201), 401),
+            ((2, 200), (1, 403), 403),
+            ((1, 503), (2, 429), 429),
         ] {
-            let first = pin!(after(first.0, first.1));
-            let second = pin!(after(second.0, second.1));
-            assert_eq!(either(first, second).await, wanted);
+            let first_attempt = pin!(after(first.0, first.1));
+            let second_attempt = pin!(after(second.0, second.1));
+            let answer = match either(first_attempt, second_attempt).await {
+                Err(ReviewError::Refused(status)) => status.as_u16(),
+                other => other.unwrap(),
+            };
+            assert_eq!(answer, wanted, "{first:?} {second:?}");
         }
     }
 }

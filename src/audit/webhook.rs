@@ -261,7 +261,14 @@ impl Webhook {
             // Certificates may have been renewed since the last one was read. A plugin that hangs holds up
             // this batch for no longer than the webhook may.
             let following = tokio::spawn(Arc::clone(self).follow_files());
-            let _ = timeout(REQUEST_TIMEOUT, following).await;
+            tokio::select! {
+                followed = timeout(REQUEST_TIMEOUT, following) => {
+                    if followed.is_err() {
+                        tracing::warn!("the plugin of the audit webhook's credentials does not answer");
+                    }
+                }
+                () = ending.cancelled() => {}
+            }
             wait = wait.mul_f64(BACKOFF_FACTOR);
             attempt += 1;
         }

@@ -282,12 +282,21 @@ impl Scope {
         Probe::new(client, gvr, selection, self.fields.namespaced())
     }
 
+    /// Returns the time for which upstream's changes have not arrived, here or at the scope's source; `None`
+    /// while they do.
+    pub fn age(&self) -> Option<Duration> {
+        let source = self.source.get();
+        let of_source = source.as_ref().and_then(|source| source.upstream.age());
+        self.upstream.age().max(of_source)
+    }
+
     /// Returns `true` if memory should have the bytes that the followed server prints.
     pub fn is_printed_by_its_server(&self) -> bool {
-        let is_up_to_date =
-            |scope: &Self| scope.upstream.age().is_none() && !scope.print.is_outdated();
         let source = self.source.get();
-        is_up_to_date(self) && source.as_ref().is_none_or(|source| is_up_to_date(source))
+        let is_outdated = |scope: &Self| scope.print.is_outdated();
+        self.age().is_none()
+            && !is_outdated(self)
+            && source.as_ref().is_none_or(|source| !is_outdated(source))
     }
 
     /// Returns the version of the scope's list, if upstream was asked for it at `moment` or later:

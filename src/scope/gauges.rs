@@ -113,7 +113,7 @@ impl ScopeSums {
         self.following += usize::from(scope.upstream.is_following());
         self.compressed += scope.memory.compressed();
         self.silence = self.silence.max(scope.upstream.silence().as_secs_f64());
-        let age = scope.upstream.age().unwrap_or_default().as_secs_f64();
+        let age = scope.age().unwrap_or_default().as_secs_f64();
         self.staleness = self.staleness.max(age);
         self.figures.version = self.figures.version.max(figures.version);
         self.figures.objects += figures.objects;

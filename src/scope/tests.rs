@@ -566,3 +566,52 @@ async fn a_type_whose_watches_are_opened_and_bring_nothing_becomes_stale() {
     let last = scope.upstream.last_heard();
     assert_eq!(heard, Some(last), "that a watch is open is no news");
 }
+
+/// A watch that was opened again a while ago is not opened again so soon. Its answers tell their age.
+#[tokio::test]
+async fn a_scope_that_lacks_events_has_an_age_before_its_watch_is_opened_again() {
+    const LIST: &str =
+        r#"{"kind":"PodList","apiVersion":"v1","metadata":{"resourceVersion":"8"},"items":[]}"#;
+    let pki = Pki::new();
+    let opened = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&opened);
+    let api = Api::start(&pki, HTTP2, move |request, _| {
+        let query = request.uri().query().unwrap_or_default();
+        let body = if query.contains("watch=1") {
+            count.fetch_add(1, Ordering::SeqCst);
+            let mark = UNFIT.split_inclusive('\n').next().unwrap();
+            let frame = if query.contains("sendInitialEvents") {
+                mark.to_owned()
+            } else {
+                mark.replace("initial-events-end", "something-else")
+            };
+            streamed(stream::iter([Ok(Bytes::from(frame))]).chain(stream::pending()))
+        } else {
+            body::full(format!("{LIST}\n"))
+        };
+        async move { json(200, body) }
+    })
+    .await;
+    let config = ScopeConfig {
+        overdue: Duration::from_secs(4),
+        ..ScopeConfig::default()
+    };
+    let scopes = Scopes::new(UpstreamClient::new(&upstream_of(&pki, &api).await), config);
+    let gvr = GroupVersionResource::new("", "v1", "pods");
+    let fields = Arc::new(FieldTable::builtin(&gvr, true).unwrap());
+    let key = ScopeKey::everything(gvr, Representation::whole(Encoding::Json));
+    let scope = scopes.open(&key, &"Pod".into(), &fields);
+    eventually(|| matches!(scope.phase(), ScopePhase::Ready(_))).await;
+    let opened = || opened.load(Ordering::SeqCst);
+    let first = opened();
+    scope.lacks_events_after(scope.reader.event_version());
+    eventually(|| opened() > first).await;
+    // The bookmark of the new watch.
+    eventually(|| scope.age().is_none()).await;
+    let reopened = opened();
+    scope.lacks_events_after(scope.reader.event_version());
+    eventually(|| scope.age().is_some()).await;
+    assert_eq!(opened(), reopened);
+    assert!(scope.upstream.is_following());
+    eventually(|| opened() > reopened).await;
+}

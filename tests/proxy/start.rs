@@ -126,7 +126,8 @@ async fn metrics_show_whether_a_proxy_is_ready() {
     faults.set(|active| *active = refused(503, None));
     let program = Program::unready(&upstream).await;
     let readiness = async || program.metric("watershed_ready").await;
-    becomes("readiness while upstream refuses", 0.0, readiness).await;
+    let shown = program.admin("GET", "/metrics").await;
+    assert!(shown.contains("\nwatershed_ready 0\n"), "{shown}");
     faults.set(|active| *active = ActiveFaults::default());
     becomes("readiness afterwards", 1.0, readiness).await;
     program.kill().await;

@@ -187,6 +187,10 @@ async fn guessed_tokens_cost_few_requests_at_upstream_and_affect_no_known_caller
             statuses.len(),
             "nobody gets in"
         );
+        assert!(
+            refused > 0 && given_up < statuses.len() / 2,
+            "{given_up} given up"
+        );
         let recorded = fixture.upstream.take_recorded();
         let reviews = recorded
             .iter()

@@ -311,7 +311,7 @@ impl ScopeStatus {
             window_bytes: stats.event_bytes,
             resource_version: stats.version.0,
             last_heard_seconds: last_heard.elapsed().as_secs_f64(),
-            staleness_seconds: scope.upstream.age().unwrap_or_default().as_secs_f64(),
+            staleness_seconds: scope.age().unwrap_or_default().as_secs_f64(),
             watchers: stats.watchers,
         }
     }

@@ -114,7 +114,7 @@ impl StalenessClock {
     }
 
     /// Records that the watch was open and did not bring what was due. The changes have not arrived since it
-    /// was heard last. An event may still come by the next watch, before the scope is too old.
+    /// was heard last. An event may still come within a moment, before the scope is too old.
     pub(super) fn mark_silent(&mut self, missing: DueChange, now: Instant) {
         self.mark_lost(self.heard);
         let probation = self.probation();

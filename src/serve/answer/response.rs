@@ -24,7 +24,7 @@ pub(in crate::serve) fn add_age_header(answer: &mut Answer, fresh: &FreshScope) 
     if answer.source == AnswerSource::Linearizable {
         return;
     }
-    if let Some(age) = fresh.opened.scope.upstream.age() {
+    if let Some(age) = fresh.opened.scope.age() {
         let headers = answer.response.headers_mut();
         headers.insert(headers::AGE, HeaderValue::from(age.as_secs()));
     }

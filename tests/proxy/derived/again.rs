@@ -162,6 +162,7 @@ async fn all_objects_are_compared_before_json_is_derived_again() {
     let fixture = fixture.await;
     delete_unexplained(&fixture);
     looks_like_upstream(&fixture.proxied, &fixture.direct).await;
+    // No other test of this process counts these.
     let series = r#"watershed_scope_json_rederivations_total{group="",resource="configmaps",result="difference"}"#;
     becomes("two attempts", true, async || {
         has_counted(fixture.admin, series, 2).await

@@ -50,7 +50,8 @@ impl TableForm {
     /// Learns the form from a list as a Table, whose rows have whole objects.
     ///
     /// Refuses an answer that it would not print byte for byte, at a moment while it was asked for. Rows that
-    /// are upstream's to print are not compared. `minor` is the minor release of Kubernetes 1 that answered, if it is known.
+    /// are upstream's to print are not compared. `minor` is the minor release of Kubernetes 1 that answered, if
+    /// it is known.
     pub fn learn(
         format: &WireFormat,
         printer: &TablePrinter,
