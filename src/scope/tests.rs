@@ -97,10 +97,16 @@ fn json(code: u16, body: body::Body) -> Response<body::Body> {
 
 /// Opens the scope of all pods, in JSON.
 async fn open_pods(pki: &Pki, api: &Api) -> (Scopes, Arc<Scope>) {
-    let scopes = Scopes::new(
-        UpstreamClient::new(&upstream_of(pki, api).await),
-        ScopeConfig::default(),
-    );
+    open_pods_overdue_after(ScopeConfig::default().overdue, pki, api).await
+}
+
+/// The same, where due events are waited for as long as this.
+async fn open_pods_overdue_after(overdue: Duration, pki: &Pki, api: &Api) -> (Scopes, Arc<Scope>) {
+    let config = ScopeConfig {
+        overdue,
+        ..ScopeConfig::default()
+    };
+    let scopes = Scopes::new(UpstreamClient::new(&upstream_of(pki, api).await), config);
     let gvr = GroupVersionResource::new("", "v1", "pods");
     let fields = Arc::new(FieldTable::builtin(&gvr, true).unwrap());
     let key = ScopeKey::everything(gvr, Representation::whole(Encoding::Json));
@@ -496,19 +502,11 @@ async fn a_scope_that_is_listed_again_does_not_follow_upstream_meanwhile() {
         }
     })
     .await;
-    let config = ScopeConfig {
-        overdue: Duration::from_millis(1),
-        ..ScopeConfig::default()
-    };
-    let scopes = Scopes::new(UpstreamClient::new(&upstream_of(&pki, &api).await), config);
-    let gvr = GroupVersionResource::new("", "v1", "pods");
-    let fields = Arc::new(FieldTable::builtin(&gvr, true).unwrap());
-    let key = ScopeKey::everything(gvr.clone(), Representation::whole(Encoding::Json));
-    let scope = scopes.open(&key, &"Pod".into(), &fields);
+    let (scopes, scope) = open_pods_overdue_after(Duration::from_millis(1), &pki, &api).await;
     eventually(|| scope.upstream.is_following()).await;
     assert_eq!(scope.upstream.age(), None);
     hangs.store(true, Ordering::SeqCst);
-    scopes.schema_changed(&gvr);
+    scopes.schema_changed(&scope.key.gvr);
     eventually(|| hanging.load(Ordering::SeqCst) > 0).await;
     assert!(!scope.upstream.is_following());
     assert!(scope.upstream.age().is_some(), "nothing arrives");
@@ -592,15 +590,7 @@ async fn a_scope_that_lacks_events_has_an_age_before_its_watch_is_opened_again()
         async move { json(200, body) }
     })
     .await;
-    let config = ScopeConfig {
-        overdue: Duration::from_secs(4),
-        ..ScopeConfig::default()
-    };
-    let scopes = Scopes::new(UpstreamClient::new(&upstream_of(&pki, &api).await), config);
-    let gvr = GroupVersionResource::new("", "v1", "pods");
-    let fields = Arc::new(FieldTable::builtin(&gvr, true).unwrap());
-    let key = ScopeKey::everything(gvr, Representation::whole(Encoding::Json));
-    let scope = scopes.open(&key, &"Pod".into(), &fields);
+    let (_scopes, scope) = open_pods_overdue_after(Duration::from_secs(4), &pki, &api).await;
     eventually(|| matches!(scope.phase(), ScopePhase::Ready(_))).await;
     let opened = || opened.load(Ordering::SeqCst);
     let first = opened();
