@@ -143,7 +143,7 @@ enum PumpEvent {
     /// A comparison found objects that are not upstream's.
     FoundDifferent(DifferingPart),
     StalenessDue,
-    /// Upstream has shown this version, and its watch did not bring it in time.
+    /// Upstream has an event that its watch did not bring in time.
     Missing(MissingEvent),
     ListDue,
     /// The watch that ended is not open again.

@@ -126,10 +126,26 @@ const UNFIT: &str = concat!(
     "\n"
 );
 
+/// Returns the mark of [`UNFIT`] alone.
+fn mark() -> &'static str {
+    UNFIT.split_inclusive('\n').next().unwrap()
+}
+
+/// Returns a bookmark that ends no initial events.
+fn bookmark() -> String {
+    mark().replace("initial-events-end", "something-else")
+}
+
+/// Returns a list without objects, at this version.
+fn empty_list(version: u64) -> body::Body {
+    let metadata = format!(r#"{{"resourceVersion":"{version}"}}"#);
+    let list =
+        format!(r#"{{"kind":"PodList","apiVersion":"v1","metadata":{metadata},"items":[]}}"#);
+    body::full(list + "\n")
+}
+
 #[tokio::test]
 async fn lists_after_events_that_do_not_fit_become_rarer() {
-    const LIST: &str =
-        r#"{"kind":"PodList","apiVersion":"v1","metadata":{"resourceVersion":"7"},"items":[]}"#;
     let pki = Pki::new();
     let lists = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&lists);
@@ -141,7 +157,7 @@ async fn lists_after_events_that_do_not_fit_become_rarer() {
             let events = stream::iter([Ok(Bytes::from_static(UNFIT.as_bytes()))]);
             streamed(events.chain(stream::pending()))
         } else {
-            body::full(format!("{LIST}\n"))
+            empty_list(7)
         };
         async move { json(200, body) }
     })
@@ -475,8 +491,6 @@ async fn an_aggregated_group_has_a_timeline_of_its_own() {
 
 #[tokio::test]
 async fn a_scope_that_is_listed_again_does_not_follow_upstream_meanwhile() {
-    const LIST: &str =
-        r#"{"kind":"PodList","apiVersion":"v1","metadata":{"resourceVersion":"7"},"items":[]}"#;
     let pki = Pki::new();
     let hangs = Arc::new(AtomicBool::new(false));
     let hanging = Arc::new(AtomicUsize::new(0));
@@ -487,11 +501,10 @@ async fn a_scope_that_is_listed_again_does_not_follow_upstream_meanwhile() {
         let is_list = query.contains("sendInitialEvents");
         count.fetch_add(usize::from(hangs && is_list), Ordering::SeqCst);
         let body = if query.starts_with("watch=1") {
-            let mark = UNFIT.split_inclusive('\n').next().unwrap();
-            let mark = stream::iter([Ok(Bytes::from_static(mark.as_bytes()))]);
+            let mark = stream::iter([Ok(Bytes::from_static(mark().as_bytes()))]);
             streamed(mark.chain(stream::pending()))
         } else {
-            body::full(format!("{LIST}\n"))
+            empty_list(7)
         };
         async move {
             if hangs {
@@ -522,8 +535,6 @@ async fn a_scope_that_is_listed_again_does_not_follow_upstream_meanwhile() {
 /// Something on the way takes watches and passes nothing on.
 #[tokio::test]
 async fn a_type_whose_watches_are_opened_and_bring_nothing_becomes_stale() {
-    const LIST: &str =
-        r#"{"kind":"PodList","apiVersion":"v1","metadata":{"resourceVersion":"8"},"items":[]}"#;
     let pki = Pki::new();
     let opened = Arc::new(AtomicUsize::new(0));
     let (count, listed) = (Arc::clone(&opened), Arc::new(AtomicBool::new(false)));
@@ -531,15 +542,13 @@ async fn a_type_whose_watches_are_opened_and_bring_nothing_becomes_stale() {
         let query = request.uri().query().unwrap_or_default();
         let is_first = query.contains("sendInitialEvents") && !listed.swap(true, Ordering::SeqCst);
         let body = if is_first {
-            let mark = UNFIT.split_inclusive('\n').next().unwrap();
-            let bookmark = mark.replace("initial-events-end", "something-else");
-            let frames = [mark.to_owned(), bookmark].map(|frame| Ok(Bytes::from(frame)));
+            let frames = [mark().to_owned(), bookmark()].map(|frame| Ok(Bytes::from(frame)));
             streamed(stream::iter(frames).chain(stream::pending()))
         } else if query.contains("watch=1") {
             count.fetch_add(1, Ordering::SeqCst);
             streamed(stream::pending())
         } else {
-            body::full(format!("{LIST}\n"))
+            empty_list(8)
         };
         async move { json(200, body) }
     })
@@ -568,8 +577,6 @@ async fn a_type_whose_watches_are_opened_and_bring_nothing_becomes_stale() {
 /// A watch that was opened again a while ago is not opened again so soon. Its answers tell their age.
 #[tokio::test]
 async fn a_scope_that_lacks_events_has_an_age_before_its_watch_is_opened_again() {
-    const LIST: &str =
-        r#"{"kind":"PodList","apiVersion":"v1","metadata":{"resourceVersion":"8"},"items":[]}"#;
     let pki = Pki::new();
     let opened = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&opened);
@@ -577,15 +584,15 @@ async fn a_scope_that_lacks_events_has_an_age_before_its_watch_is_opened_again()
         let query = request.uri().query().unwrap_or_default();
         let body = if query.contains("watch=1") {
             count.fetch_add(1, Ordering::SeqCst);
-            let mark = UNFIT.split_inclusive('\n').next().unwrap();
-            let frame = if query.contains("sendInitialEvents") {
-                mark.to_owned()
+            let is_state = query.contains("sendInitialEvents");
+            let frame = if is_state {
+                mark().to_owned()
             } else {
-                mark.replace("initial-events-end", "something-else")
+                bookmark()
             };
             streamed(stream::iter([Ok(Bytes::from(frame))]).chain(stream::pending()))
         } else {
-            body::full(format!("{LIST}\n"))
+            empty_list(8)
         };
         async move { json(200, body) }
     })

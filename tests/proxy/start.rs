@@ -118,7 +118,7 @@ async fn a_nodes_proxy_that_starts_while_upstream_fails_asks_again() {
     }
 }
 
-/// What alerts see.
+/// Alerts are built on it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn metrics_show_whether_a_proxy_is_ready() {
     let upstream = SimulatedServer::start(small()).await.unwrap();

@@ -38,6 +38,10 @@ impl ScopePump {
     pub(super) fn mark_lost(&mut self) {
         self.scope.upstream.set_following(false);
         self.staleness.mark_lost(Instant::now());
+        self.publish_age();
+    }
+
+    fn publish_age(&self) {
         self.scope
             .upstream
             .set_lost_since(self.staleness.lost_since());
@@ -130,9 +134,7 @@ impl ScopePump {
     /// Records that upstream has changes that the watch does not bring, although it is open.
     pub(super) fn mark_lacking(&mut self) {
         self.staleness.mark_silent(DueChange::Event, Instant::now());
-        self.scope
-            .upstream
-            .set_lost_since(self.staleness.lost_since());
+        self.publish_age();
     }
 
     /// Opens the watch again, as upstream has changes after `version` that it does not bring.

@@ -41,7 +41,7 @@ struct DueEvent {
     is_late: bool,
 }
 
-/// What is said of an event that does not come.
+/// The state of an event that does not come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum MissingEvent {
     /// It is late. The watch was opened again a while ago, and that did not help.
