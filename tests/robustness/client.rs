@@ -17,6 +17,9 @@ use crate::report::Report;
 /// Time after which a client gives a request up.
 const IMPATIENCE: Duration = Duration::from_secs(40);
 
+/// The kind of an answer that is upstream's, garbage included.
+const FROM_UPSTREAM: &str = "from upstream";
+
 /// A proxy that clients ask.
 pub(crate) struct Site {
     pub(crate) name: &'static str,
@@ -85,8 +88,8 @@ impl Link {
         };
         let source = header("x-watershed-source");
         self.refuse(head.status, &source, &header("content-type"))?;
-        if is_planted(&body) && source.starts_with("forward") {
-            bail!("garbage of upstream was forwarded");
+        if is_planted(&body) && kind_of(&source) == FROM_UPSTREAM {
+            bail!("garbage of upstream was passed on");
         }
         Ok(GoodAnswer { source, body })
     }
@@ -121,12 +124,12 @@ impl Link {
             bail!("{status}");
         }
         if !kind.starts_with("application/json") {
-            if !source.starts_with("forward") {
+            if kind_of(&source) != FROM_UPSTREAM {
                 self.world
                     .report
                     .wrong(format!("{kind} from {source}, which is not the API's"));
             }
-            bail!("a page of upstream was forwarded");
+            bail!("a page of upstream was passed on");
         }
         Ok(())
     }
@@ -135,7 +138,8 @@ impl Link {
 /// Returns the kind of a source, without details.
 pub(crate) fn kind_of(source: &str) -> &str {
     match source.split(';').next().unwrap_or_default() {
-        "forward" => "forwarded",
+        // One answer of upstream may be for several clients that asked at once.
+        "forward" | "coalesced" => FROM_UPSTREAM,
         "" => "without a source",
         _ => "from memory",
     }
