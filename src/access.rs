@@ -36,11 +36,13 @@ mod moment;
 mod node;
 mod own;
 mod own_identity;
+mod passed_on;
 mod request;
 mod review;
 mod review_queues;
 mod scope_events;
 mod verdict;
+mod verdict_form;
 
 pub(crate) use authenticate::certificate::CertificateSubject;
 pub use authenticate::certificate::{CREDENTIAL_ID, overlap};
@@ -58,8 +60,10 @@ pub use guard::WatchGuard;
 pub use identity::Identity;
 pub use node::NodeGrantMode;
 pub use own::OwnRights;
+pub use passed_on::ProxyReview;
 pub use request::{AccessAttributes, ReviewSelectors};
 pub use verdict::{Decision, ReviewedAccess};
+pub use verdict_form::{VERDICT_MEDIA_TYPE, wants_verdict};
 
 use authenticate::LocalChecks;
 use authenticate::certificate::Certificates;
@@ -206,6 +210,14 @@ impl Access {
     pub fn must_refuse(&self, error: &ReviewError) -> bool {
         error.is_unavailable()
             && self.authorizer.config().review_failure_policy == ReviewFailurePolicy::Refuse
+    }
+
+    /// Asks whether a proxy may ask about others, as upstream would when it gets the review.
+    pub async fn may_review(
+        &self,
+        proxy: &Arc<Identity>,
+    ) -> Result<ReviewedAccess, Arc<ReviewError>> {
+        passed_on::may_review(&self.authorizer, proxy).await
     }
 
     /// Returns the caller of a request over a connection from `peer`.

@@ -226,7 +226,7 @@ impl ProxyService {
         let mut exchange = self.plan(request, peer, client).await;
         let in_flight = InFlight::begin(&exchange.labels);
         let admission = parts.admit(&exchange).await;
-        let from_memory = parts.answer_from_memory(&exchange, &admission).await;
+        let from_memory = parts.answer_from_memory(&mut exchange, &admission).await;
         let (from_memory, shadow) = if parts.policy.verification.shadow {
             shadow::instead(&exchange, from_memory)
         } else {

@@ -23,7 +23,7 @@ use super::config::AuthenticationConfig;
 use super::error::ReviewError;
 use super::identity::Identity;
 use super::metrics;
-use super::review::{identity, post};
+use super::review::{JSON, identity, post};
 use super::review_queues::{ReviewQueues, UNKNOWN_WAIT};
 use crate::scope::Timeline;
 use crate::upstream::UpstreamClient;
@@ -404,6 +404,7 @@ impl Authenticator {
             &self.client,
             "/apis/authentication.k8s.io/v1/tokenreviews",
             &review,
+            JSON,
         )
         .await?;
         let status = review.status.ok_or_else(ReviewError::without_status)?;

@@ -22,10 +22,10 @@ use super::identity::Identity;
 use super::metrics;
 use super::node::{NODES, NodeGrantMode, NodeRights};
 use super::request::{AccessAttributes, AccessRequest, AccessTarget, VerbTarget};
-use super::review::post;
 use super::review_queues::ReviewQueues;
 use super::verdict::cache::{ReviewResult, VerdictExpiry, weight};
 use super::verdict::{Decision, Explanation, ReviewedAccess, Verdict, max_renewed_age};
+use super::verdict_form;
 use crate::fairness::{CallerKey, FairQueue};
 use crate::scope::Timeline;
 use crate::upstream::UpstreamClient;
@@ -50,9 +50,9 @@ const MAX_BYTES: u64 = 64 << 20;
 /// The same with the grants of nodes, which are kept for hours: those of 5,000 nodes take 90 MiB.
 const MAX_BYTES_WITH_NODES: u64 = 192 << 20;
 
-/// Start of the RBAC authorizer's reasons for a grant.
-/// Source: `kubernetes/plugin/pkg/auth/authorizer/rbac/rbac.go` (authorizingVisitor.visit).
-const BY_RBAC: &str = "RBAC: allowed by ";
+/// Age up to which a verdict is passed on to another proxy, for which it is a new one. It adds to
+/// the time for which API servers may lag behind a change, so it is shorter than [`SETTLED`].
+const PASSED_ON_AGE: Duration = Duration::from_secs(1);
 
 /// Concurrent reviews for open watches. With [`RECHECK_PACE`] they make some two thousand reviews
 /// a second at most, for any number of watches.
@@ -69,6 +69,15 @@ enum MissingVerdict {
     One,
     /// The request, or this wider one in its place.
     OneOrWide(Arc<AccessRequest>),
+}
+
+/// The use of a verdict, which decides how old it may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum VerdictUse {
+    /// For a request to this proxy.
+    Here,
+    /// For another proxy, which asks as it would ask the API server, and remembers the verdict.
+    PassedOn,
 }
 
 /// Asks upstream for verdicts and caches them.
@@ -175,20 +184,38 @@ impl Authorizer {
             identity: Arc::clone(identity),
             target,
         });
-        let known = self.known(&request).await;
+        let known = self.known(&request, VerdictUse::Here).await;
         metrics::remembered(known.is_ok());
         match known {
             Ok(reviewed) => Ok(reviewed),
             Err(_) if self.denials.sends_on(&request) => Err(ReviewError::OftenDenied.into()),
             // Boxed, because the future is large and rare.
-            Err(missing) => Box::pin(self.review_missing(&request, missing)).await,
+            Err(missing) => {
+                Box::pin(self.review_missing(&request, missing, VerdictUse::Here)).await
+            }
         }
     }
 
-    /// Returns the cached verdict on a request, or the cached grant of a wider one, if it is valid.
-    /// Otherwise returns the review that is needed.
-    async fn known(&self, request: &Arc<AccessRequest>) -> Result<ReviewedAccess, MissingVerdict> {
-        if let Some(reviewed) = self.cached(request).await {
+    /// Returns a verdict for another proxy. Unless upstream decides now, it is a young grant by RBAC
+    /// that no change concerns.
+    pub(super) async fn decide_for_proxy(&self, request: &Arc<AccessRequest>) -> ReviewResult {
+        match self.known(request, VerdictUse::PassedOn).await {
+            Ok(reviewed) => Ok(reviewed),
+            Err(missing) => {
+                self.review_missing(request, missing, VerdictUse::PassedOn)
+                    .await
+            }
+        }
+    }
+
+    /// Returns the cached verdict on a request, or the cached grant of a wider one, if it is fit for
+    /// use. Otherwise returns the review that is needed.
+    async fn known(
+        &self,
+        request: &Arc<AccessRequest>,
+        usage: VerdictUse,
+    ) -> Result<ReviewedAccess, MissingVerdict> {
+        if let Some(reviewed) = self.cached(request, usage).await {
             return Ok(reviewed);
         }
         // Nodes are granted single objects.
@@ -197,10 +224,19 @@ impl Authorizer {
         let Some(wide) = wide.map(Arc::new) else {
             return Err(MissingVerdict::One);
         };
-        match self.cached(&wide).await {
+        match self.cached(&wide, usage).await {
             Some(reviewed) if reviewed.is_allowed() => Ok(reviewed.covering(request)),
             Some(_) => Err(MissingVerdict::One),
+            None if self.is_denied(&wide).await => Err(MissingVerdict::One),
             None => Err(MissingVerdict::OneOrWide(wide)),
+        }
+    }
+
+    /// Returns `true` if a valid verdict in the cache denies a request.
+    async fn is_denied(&self, request: &Arc<AccessRequest>) -> bool {
+        match self.verdicts.get(request).await {
+            Some(Ok(cached)) => !cached.is_allowed() && self.is_valid(&cached),
+            _ => false,
         }
     }
 
@@ -210,30 +246,35 @@ impl Authorizer {
         &self,
         request: &Arc<AccessRequest>,
         missing: MissingVerdict,
+        usage: VerdictUse,
     ) -> ReviewResult {
         if let MissingVerdict::OneOrWide(wide) = missing
             && self.wide_grants.should_review(request, &wide).await
         {
-            let reviewed = self.review_shared(&wide).await?;
+            let reviewed = self.review_shared(&wide, usage).await?;
             if reviewed.is_allowed() {
                 return Ok(reviewed.covering(request));
             }
         }
-        let reviewed = self.review_shared(request).await?;
+        let reviewed = self.review_shared(request, usage).await?;
         if !reviewed.is_allowed() {
             self.denials.record(request);
         }
         Ok(reviewed)
     }
 
-    /// Returns the cached verdict if it is valid, or becomes so as upstream says that nothing but
-    /// RBAC can have ended it.
-    async fn cached(&self, request: &Arc<AccessRequest>) -> Option<ReviewedAccess> {
+    /// Returns the cached verdict if it is fit for use, or becomes so as upstream says that nothing
+    /// but RBAC can have ended it.
+    async fn cached(
+        &self,
+        request: &Arc<AccessRequest>,
+        usage: VerdictUse,
+    ) -> Option<ReviewedAccess> {
         let cached = self.verdicts.get(request).await?.ok()?;
-        if self.is_valid(&cached) {
+        if self.is_fit(&cached, usage) {
             return Some(cached);
         }
-        if !self.is_renewable(&cached) {
+        if usage == VerdictUse::PassedOn || !self.is_renewable(&cached) {
             return None;
         }
         // Boxed, because the future is large and rare.
@@ -268,6 +309,22 @@ impl Authorizer {
         self.compare(verdict, request);
         let (from, lifetime) = self.lifetime(verdict, request);
         verdict.is_valid(Instant::now(), from + lifetime)
+    }
+
+    fn is_fit(&self, reviewed: &ReviewedAccess, usage: VerdictUse) -> bool {
+        let is_valid = self.is_valid(reviewed);
+        let ReviewedAccess { request, verdict } = reviewed;
+        match usage {
+            VerdictUse::Here => is_valid,
+            // A change that is not settled yet may have reached the other proxy earlier.
+            VerdictUse::PassedOn => {
+                is_valid
+                    && verdict.is_granted_by_rbac()
+                    && verdict.age() <= PASSED_ON_AGE
+                    && verdict.settled_at().is_none()
+                    && self.changes.are_followed(request)
+            }
+        }
     }
 
     /// Compares a verdict with what has happened since it was last compared.
@@ -309,8 +366,8 @@ impl Authorizer {
         }
     }
 
-    /// Returns a valid verdict, or one that was requested after this call.
-    async fn review_shared(&self, request: &Arc<AccessRequest>) -> ReviewResult {
+    /// Returns a verdict that is fit for use, or one that was requested after this call.
+    async fn review_shared(&self, request: &Arc<AccessRequest>, usage: VerdictUse) -> ReviewResult {
         let arrived = Instant::now();
         if request.target.size() <= MAX_CACHED_BYTES {
             // Concurrent equal requests share one review. A review that was already under way may
@@ -321,10 +378,10 @@ impl Authorizer {
                 // Boxed: the cache's future has room for it several times.
                 let review = Box::pin(self.review(request));
                 let reviewed = entry
-                    .or_insert_with_if(review, |cached| !self.fits(cached, arrived))
+                    .or_insert_with_if(review, |cached| !self.fits(cached, arrived, usage))
                     .await
                     .into_value();
-                if reviewed.is_err() || self.fits(&reviewed, arrived) {
+                if reviewed.is_err() || self.fits(&reviewed, arrived, usage) {
                     return reviewed;
                 }
             }
@@ -332,25 +389,25 @@ impl Authorizer {
         self.review(request).await
     }
 
-    fn fits(&self, reviewed: &ReviewResult, arrived: Instant) -> bool {
+    fn fits(&self, reviewed: &ReviewResult, arrived: Instant, usage: VerdictUse) -> bool {
         reviewed.as_ref().is_ok_and(|reviewed| {
             let position = &reviewed.verdict.position;
             let is_newer =
                 position.requested >= arrived && self.changes.is_in_this_timeline(position);
-            is_newer || self.is_valid(reviewed)
+            is_newer || self.is_fit(reviewed, usage)
         })
     }
 
     /// Returns a valid verdict for an open watch. The reviews of all open watches together have a
     /// bounded rate.
     pub(super) async fn recheck(&self, request: &Arc<AccessRequest>) -> ReviewResult {
-        if let Ok(reviewed) = self.known(request).await {
+        if let Ok(reviewed) = self.known(request, VerdictUse::Here).await {
             return Ok(reviewed);
         }
         let user = CallerKey::user(&request.identity.user);
         let turn = self.rechecks.turn(user).await;
         // Another watch may have had the same reviewed meanwhile.
-        let missing = match self.known(request).await {
+        let missing = match self.known(request, VerdictUse::Here).await {
             Ok(reviewed) => return Ok(reviewed),
             Err(missing) => missing,
         };
@@ -361,7 +418,9 @@ impl Authorizer {
             let _ = timeout(SLOW_RECHECK, end).await;
             drop(turn);
         });
-        let reviewed = self.review_missing(request, missing).await;
+        let reviewed = self
+            .review_missing(request, missing, VerdictUse::Here)
+            .await;
         drop(ended);
         reviewed
     }
@@ -371,16 +430,16 @@ impl Authorizer {
             spec: request.for_review(),
             ..SubjectAccessReview::default()
         };
-        let path = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
         self.changes.want(request);
         let count = |error: &ReviewError| metrics::given_up("subjectaccessreview", error);
         let turn = self.queues.of_user(&request.identity).await;
         let turn = turn.inspect_err(count)?;
         // Taken before the review is sent, so that no later change is taken for an earlier one.
         let position = self.changes.position();
-        let posted = post(&self.client, path, &review);
-        let review: SubjectAccessReview = turn.run(posted).await.inspect_err(count)?;
-        let status = review.status.ok_or_else(ReviewError::without_status)?;
+        let posted = verdict_form::ask(&self.client, &review);
+        let answer = turn.run(posted).await.inspect_err(count)?;
+        let age = answer.age();
+        let status = answer.status.ok_or_else(ReviewError::without_status)?;
         let reason = status.reason.unwrap_or_default();
         // If no authorizer has an opinion, the access is denied, as in upstream's own filter.
         let allowed = status.allowed && status.denied != Some(true);
@@ -390,11 +449,7 @@ impl Authorizer {
         if let Some(failure) = failure {
             return Err(Arc::new(ReviewError::Undecided(failure)));
         }
-        let explained_by = if reason.starts_with(BY_RBAC) {
-            Explanation::Rbac
-        } else {
-            Explanation::Other
-        };
+        let explained_by = Explanation::of(&reason);
         let (ttl, unwatched_ttl) = self
             .config
             .lifetimes(&request.identity, allowed, explained_by);
@@ -403,7 +458,7 @@ impl Authorizer {
         } else {
             Decision::Denied(reason.into())
         };
-        let mut verdict = Verdict::new(decision, position, ttl, unwatched_ttl);
+        let mut verdict = Verdict::new(decision, position, ttl, unwatched_ttl).aged(age);
         if allowed && explained_by == Explanation::Rbac {
             verdict = self.renew_while_quiet(verdict, request);
         } else if verdict.is_unexplained_grant() && !ttl.is_zero() {

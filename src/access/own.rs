@@ -10,7 +10,7 @@ use super::error::ReviewError;
 use super::identity::Identity;
 use super::request::{AccessAttributes, named_attributes, path_attributes};
 use super::review;
-use super::review::post;
+use super::review::{JSON, post};
 use crate::upstream::UpstreamClient;
 
 /// A rules review needs a namespace. This one is in every cluster.
@@ -32,7 +32,7 @@ impl OwnRights {
     pub async fn identity(&self) -> Result<Identity, ReviewError> {
         let path = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
         let review: SelfSubjectReview =
-            post(&self.client, path, &SelfSubjectReview::default()).await?;
+            post(&self.client, path, &SelfSubjectReview::default(), JSON).await?;
         let user = review
             .status
             .and_then(|status| status.user_info)
@@ -104,7 +104,7 @@ impl OwnRights {
             ..SelfSubjectRulesReview::default()
         };
         let path = "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews";
-        let review: SelfSubjectRulesReview = post(&self.client, path, &review).await?;
+        let review: SelfSubjectRulesReview = post(&self.client, path, &review, JSON).await?;
         let status = review.status.ok_or_else(ReviewError::without_status)?;
         Ok(!status.incomplete)
     }
@@ -124,7 +124,7 @@ impl OwnRights {
             ..SelfSubjectAccessReview::default()
         };
         let path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
-        let review: SelfSubjectAccessReview = post(&self.client, path, &review).await?;
+        let review: SelfSubjectAccessReview = post(&self.client, path, &review, JSON).await?;
         let status = review.status.ok_or_else(ReviewError::without_status)?;
         Ok(status.allowed && status.denied != Some(true))
     }

@@ -1,24 +1,16 @@
 //! Access requests: an identity, and the access that it wants.
+pub(super) mod selectors;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use k8s_openapi::api::authorization::v1::{
-    FieldSelectorAttributes, LabelSelectorAttributes, NonResourceAttributes, ResourceAttributes,
-    SubjectAccessReviewSpec,
+    NonResourceAttributes, ResourceAttributes, SubjectAccessReviewSpec,
 };
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{
-    FieldSelectorRequirement, LabelSelectorRequirement,
-};
-use watershed_protocol::{
-    FieldOperator, FieldSelector, LabelOperator, LabelSelector, ResourceRequest, Verb,
-};
+use watershed_protocol::{GroupVersionResource, ResourceRequest, Verb};
 
 use super::identity::Identity;
-
-/// Bytes that a requirement takes without its values and its text.
-const REQUIREMENT_BYTES: usize = 128;
-/// Bytes that a value takes without its text.
-const VALUE_BYTES: usize = 48;
+pub use selectors::ReviewSelectors;
 
 /// The attributes of a read that upstream's authorizers consider.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -42,92 +34,7 @@ impl AccessAttributes {
 
     /// Returns the attributes in the form of a review.
     pub(super) fn for_review(&self) -> ResourceAttributes {
-        self.selectors
-            .attributes(self.verb.as_str(), &self.resource)
-    }
-}
-
-/// Selector requirements in the form of a review.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct ReviewSelectors {
-    labels: Vec<Requirement>,
-    fields: Vec<Requirement>,
-}
-
-impl ReviewSelectors {
-    /// Converts selectors as kube-apiserver does for an authorization webhook.
-    ///
-    /// `=` and `!=` become In and NotIn. Greater and less than are left out: without them a review
-    /// is about more objects, never about fewer.
-    /// Source: plugin/pkg/authorizer/webhook/webhook.go (labelSelectorAsSelector and the like).
-    pub fn new(labels: Option<&LabelSelector>, fields: Option<&FieldSelector>) -> Self {
-        let labels = labels
-            .map_or(&[][..], LabelSelector::requirements)
-            .iter()
-            .filter_map(|requirement| {
-                let operator = match requirement.operator {
-                    LabelOperator::In | LabelOperator::Equals | LabelOperator::DoubleEquals => "In",
-                    LabelOperator::NotIn | LabelOperator::NotEquals => "NotIn",
-                    LabelOperator::Exists => "Exists",
-                    LabelOperator::DoesNotExist => "DoesNotExist",
-                    LabelOperator::GreaterThan | LabelOperator::LessThan => return None,
-                };
-                Some(Requirement {
-                    key: requirement.key.clone(),
-                    operator,
-                    values: requirement.values.clone(),
-                })
-            });
-        let fields = fields
-            .map_or(&[][..], FieldSelector::requirements)
-            .iter()
-            .map(|requirement| Requirement {
-                key: requirement.field.clone(),
-                operator: match requirement.operator {
-                    FieldOperator::Equals => "In",
-                    FieldOperator::NotEquals => "NotIn",
-                },
-                values: vec![requirement.value.clone()],
-            });
-        Self {
-            labels: labels.collect(),
-            fields: fields.collect(),
-        }
-    }
-
-    /// Returns `true` if a field must have this value.
-    pub(super) fn require_field(&self, field: &str, value: &str) -> bool {
-        self.fields.iter().any(|required| {
-            required.key == field && required.operator == "In" && required.values == [value]
-        })
-    }
-
-    fn is_empty(&self) -> bool {
-        self.labels.is_empty() && self.fields.is_empty()
-    }
-
-    /// Returns the bytes that the selectors take. Those of many short terms take a hundred times as
-    /// much as their text.
-    fn size(&self) -> usize {
-        let requirements = self.labels.iter().chain(&self.fields);
-        requirements.map(Requirement::size).sum()
-    }
-
-    /// Returns the attributes of a verb on a resource, in the form of a review.
-    fn attributes(&self, verb: &str, resource: &ResourceRequest) -> ResourceAttributes {
-        let Self { labels, fields } = self;
-        ResourceAttributes {
-            verb: Some(verb.to_owned()),
-            field_selector: (!fields.is_empty()).then(|| FieldSelectorAttributes {
-                requirements: Some(fields.iter().map(Requirement::for_field).collect()),
-                raw_selector: None,
-            }),
-            label_selector: (!labels.is_empty()).then(|| LabelSelectorAttributes {
-                requirements: Some(labels.iter().map(Requirement::for_label).collect()),
-                raw_selector: None,
-            }),
-            ..named_attributes(resource)
-        }
+        attributes_of(self.verb.as_str(), &self.resource, &self.selectors)
     }
 }
 
@@ -157,9 +64,18 @@ impl AccessRequest {
 
     /// Returns the request for all objects of the type by any token of the user, if this one is for
     /// some of them, or is told from others by its token. Whoever is granted that is granted this.
+    ///
+    /// What is no read of objects stays as it is, for any token.
     pub(super) fn widened(&self) -> Option<Self> {
-        let AccessTarget::Resource(attributes) = &self.target else {
-            return None;
+        let attributes = match &self.target {
+            AccessTarget::Resource(attributes) => attributes,
+            AccessTarget::Verb { .. } if self.identity.has_token_attributes() => {
+                return Some(Self {
+                    identity: Identity::of_any_token(&self.identity),
+                    target: self.target.clone(),
+                });
+            }
+            _ => return None,
         };
         let resource = &attributes.resource;
         let is_part = resource.name.is_some() || !attributes.selectors.is_empty();
@@ -188,6 +104,22 @@ impl AccessRequest {
             },
             AccessTarget::Path(_) => None,
         }
+    }
+
+    /// Returns the request of a review, if [`AccessRequest::for_review`] would make the same of it.
+    pub(super) fn of_review(review: &SubjectAccessReviewSpec) -> Option<Self> {
+        let extra = review.extra.clone().unwrap_or_default();
+        let identity = Identity {
+            user: review.user.clone()?,
+            uid: review.uid.clone(),
+            groups: review.groups.clone().unwrap_or_default(),
+            extra: extra.into_iter().collect(),
+        };
+        let request = Self {
+            identity: Arc::new(identity),
+            target: AccessTarget::of_review(review)?,
+        };
+        (request.for_review() == *review).then_some(request)
     }
 
     /// Returns the request in the form of a review.
@@ -222,7 +154,7 @@ impl AccessRequest {
                     resource,
                     selectors,
                 } => SubjectAccessReviewSpec {
-                    resource_attributes: Some(selectors.attributes(verb, resource)),
+                    resource_attributes: Some(attributes_of(verb, resource, selectors)),
                     ..spec
                 },
                 VerbTarget::Path(path) => SubjectAccessReviewSpec {
@@ -243,7 +175,7 @@ impl AccessRequest {
     #[cfg(test)]
     pub(super) fn example(user: &str, groups: &[&str], namespace: Option<&str>) -> Self {
         let resource = ResourceRequest {
-            gvr: watershed_protocol::GroupVersionResource::new("", "v1", "pods"),
+            gvr: GroupVersionResource::new("", "v1", "pods"),
             namespace: namespace.map(str::to_owned),
             name: None,
             subresource: None,
@@ -286,6 +218,49 @@ pub(super) enum AccessTarget {
 }
 
 impl AccessTarget {
+    /// Returns what a review asks about, as far as it can be told here.
+    fn of_review(review: &SubjectAccessReviewSpec) -> Option<Self> {
+        let text = |text: &Option<String>| text.clone().unwrap_or_default();
+        if let Some(path) = &review.non_resource_attributes {
+            let (verb, path) = (text(&path.verb), text(&path.path));
+            return Some(if verb == Verb::Get.as_str() {
+                Self::Path(path)
+            } else {
+                Self::Verb {
+                    verb: verb.into(),
+                    on: VerbTarget::Path(path),
+                }
+            });
+        }
+        let attributes = review.resource_attributes.as_ref()?;
+        let named = [&attributes.group, &attributes.version, &attributes.resource];
+        let [group, version, plural] = named.map(text);
+        let resource = ResourceRequest {
+            gvr: GroupVersionResource::new(&group, &version, &plural),
+            namespace: attributes.namespace.clone(),
+            name: attributes.name.clone(),
+            subresource: attributes.subresource.clone(),
+            name_from_selector: false,
+        };
+        let selectors = ReviewSelectors::of_review(attributes)?;
+        let verb = text(&attributes.verb);
+        let read = [Verb::Get, Verb::List, Verb::Watch];
+        Some(match read.into_iter().find(|read| read.as_str() == verb) {
+            Some(verb) => Self::Resource(AccessAttributes {
+                verb,
+                resource,
+                selectors,
+            }),
+            None => Self::Verb {
+                verb: verb.into(),
+                on: VerbTarget::Resource {
+                    resource,
+                    selectors,
+                },
+            },
+        })
+    }
+
     /// Returns the bytes of text that the caller chose.
     pub(super) fn size(&self) -> usize {
         match self {
@@ -340,34 +315,17 @@ impl From<ResourceRequest> for VerbTarget {
     }
 }
 
-/// One requirement of a selector, in the form of a review.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Requirement {
-    key: String,
-    operator: &'static str,
-    values: Vec<String>,
-}
-
-impl Requirement {
-    fn size(&self) -> usize {
-        let values = self.values.len() * VALUE_BYTES + list_size(&self.values);
-        REQUIREMENT_BYTES + self.key.len() + values
-    }
-
-    fn for_label(&self) -> LabelSelectorRequirement {
-        LabelSelectorRequirement {
-            key: self.key.clone(),
-            operator: self.operator.to_owned(),
-            values: Some(self.values.clone()).filter(|values| !values.is_empty()),
-        }
-    }
-
-    fn for_field(&self) -> FieldSelectorRequirement {
-        FieldSelectorRequirement {
-            key: self.key.clone(),
-            operator: self.operator.to_owned(),
-            values: Some(self.values.clone()),
-        }
+/// Returns the attributes of a verb on a resource, in the form of a review.
+fn attributes_of(
+    verb: &str,
+    resource: &ResourceRequest,
+    selectors: &ReviewSelectors,
+) -> ResourceAttributes {
+    ResourceAttributes {
+        verb: Some(verb.to_owned()),
+        field_selector: selectors.for_fields(),
+        label_selector: selectors.for_labels(),
+        ..named_attributes(resource)
     }
 }
 
@@ -409,4 +367,98 @@ fn text_size<const N: usize>(texts: [&Option<String>; N]) -> usize {
 
 fn list_size(texts: &[String]) -> usize {
     texts.iter().map(String::len).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::authorization::v1::FieldSelectorAttributes;
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::FieldSelectorRequirement;
+    use watershed_protocol::{FieldSelector, LabelSelector};
+
+    use super::*;
+
+    #[test]
+    fn a_review_is_read_as_the_request_that_it_was_made_of() {
+        let read = AccessRequest::example("ann", &["devs"], Some("here"));
+        let identity = Arc::new(Identity {
+            user: "system:serviceaccount:here:agent".to_owned(),
+            uid: Some("1".to_owned()),
+            groups: vec!["system:authenticated".to_owned()],
+            extra: vec![("key".to_owned(), vec!["value".to_owned()])],
+        });
+        let AccessTarget::Resource(attributes) = read.target.clone() else {
+            unreachable!();
+        };
+        let labels = LabelSelector::parse("a=b,c in (d,e),f,!g,h!=i").unwrap();
+        let fields = FieldSelector::parse("spec.nodeName=east,metadata.name!=web").unwrap();
+        let resource = ResourceRequest {
+            name: Some("web".to_owned()),
+            subresource: Some("log".to_owned()),
+            ..attributes.resource.clone()
+        };
+        let named = VerbTarget::from(resource.clone());
+        let verb = |verb: &str, on| AccessTarget::Verb {
+            verb: verb.into(),
+            on,
+        };
+        let targets = [
+            AccessTarget::Resource(AccessAttributes {
+                verb: Verb::Watch,
+                selectors: ReviewSelectors::new(Some(&labels), Some(&fields)),
+                ..attributes
+            }),
+            AccessTarget::Resource(AccessAttributes {
+                verb: Verb::Get,
+                resource,
+                selectors: ReviewSelectors::default(),
+            }),
+            verb("impersonate", named),
+            verb("post", VerbTarget::Path("/metrics".to_owned())),
+            AccessTarget::Path("/healthz".to_owned()),
+        ];
+        for target in targets.into_iter().chain([read.target.clone()]) {
+            let request = AccessRequest {
+                identity: Arc::clone(&identity),
+                target,
+            };
+            let review = serde_json::to_string(&request.for_review()).unwrap();
+            let review = serde_json::from_str(&review).unwrap();
+            assert_eq!(AccessRequest::of_review(&review), Some(request));
+        }
+    }
+
+    #[test]
+    fn a_review_that_says_more_is_not_read() {
+        let request = AccessRequest::example("ann", &[], Some("here"));
+        let review = || request.for_review();
+        let known = AccessRequest::of_review(&review());
+        assert_eq!(known.as_ref(), Some(&request));
+
+        let with = |change: fn(&mut SubjectAccessReviewSpec, &mut ResourceAttributes)| {
+            let mut review = review();
+            let mut attributes = review.resource_attributes.take().unwrap();
+            change(&mut review, &mut attributes);
+            review.resource_attributes.get_or_insert(attributes);
+            AccessRequest::of_review(&review)
+        };
+        let odd: [fn(&mut SubjectAccessReviewSpec, &mut ResourceAttributes); 5] = [
+            |review, _| review.user = None,
+            |review, _| review.groups = None,
+            |review, _| review.non_resource_attributes = Some(path_attributes("/healthz")),
+            |_, attributes| attributes.version = Some(String::new()),
+            |_, attributes| {
+                attributes.field_selector = Some(FieldSelectorAttributes {
+                    raw_selector: Some("a=b".to_owned()),
+                    requirements: Some(vec![FieldSelectorRequirement {
+                        key: "a".to_owned(),
+                        operator: "Near".to_owned(),
+                        values: None,
+                    }]),
+                });
+            },
+        ];
+        for (number, change) in odd.into_iter().enumerate() {
+            assert_eq!(with(change), None, "{number}");
+        }
+    }
 }

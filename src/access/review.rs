@@ -22,6 +22,8 @@ const ALONE: Duration = Duration::from_secs(3);
 const LIMIT: Duration = Duration::from_secs(10);
 /// Size limit of an answer.
 const MAX_BYTES: usize = 1 << 20;
+/// The media type of a review, and upstream's own form of the answer.
+pub(super) const JSON: &str = "application/json";
 
 /// Returns the user in a review's answer, or `None` if it has no name.
 pub(super) fn identity(user: UserInfo) -> Option<Identity> {
@@ -33,13 +35,14 @@ pub(super) fn identity(user: UserInfo) -> Option<Identity> {
     })
 }
 
-/// Posts a review and returns upstream's answer.
+/// Posts a review and returns upstream's answer, which has one of the accepted media types.
 pub(super) async fn post<T: DeserializeOwned>(
     client: &UpstreamClient,
     path: &str,
     review: &impl Serialize,
+    accepted: &'static str,
 ) -> Result<T, ReviewError> {
-    let outcome = post_uncounted(client, path, review).await;
+    let outcome = post_uncounted(client, path, review, accepted).await;
     metrics::reviewed(path, &outcome);
     outcome
 }
@@ -48,18 +51,31 @@ async fn post_uncounted<T: DeserializeOwned>(
     client: &UpstreamClient,
     path: &str,
     review: &impl Serialize,
+    accepted: &'static str,
 ) -> Result<T, ReviewError> {
-    let review = serde_json::to_vec(review).map_err(ReviewError::not_understood)?;
-    let answer = send(client, path, review.into()).await?;
+    let json = serde_json::to_vec(review).map_err(ReviewError::not_understood)?;
+    let review = ReviewToSend {
+        path,
+        json: json.into(),
+        accepted,
+    };
+    let answer = send(client, &review).await?;
     serde_json::from_slice(&answer).map_err(ReviewError::not_understood)
 }
 
-async fn send(client: &UpstreamClient, path: &str, review: Bytes) -> Result<Bytes, ReviewError> {
-    let mut first = pin!(attempt(client, path, review.clone(), false));
+/// A review on its way to upstream.
+struct ReviewToSend<'a> {
+    path: &'a str,
+    json: Bytes,
+    accepted: &'static str,
+}
+
+async fn send(client: &UpstreamClient, review: &ReviewToSend<'_>) -> Result<Bytes, ReviewError> {
+    let mut first = pin!(attempt(client, review, false));
     if let Ok(answer) = timeout(ALONE, &mut first).await {
         return answer;
     }
-    let second = pin!(attempt(client, path, review, true));
+    let second = pin!(attempt(client, review, true));
     timeout(LIMIT.saturating_sub(ALONE), either(first, second))
         .await
         .unwrap_or(Err(ReviewError::Late(LIMIT)))
@@ -84,14 +100,13 @@ async fn either<T>(
 
 async fn attempt(
     client: &UpstreamClient,
-    path: &str,
-    review: Bytes,
+    review: &ReviewToSend<'_>,
     fresh_connection: bool,
 ) -> Result<Bytes, ReviewError> {
-    let request = Request::post(path)
-        .header(header::CONTENT_TYPE, "application/json")
-        .header(header::ACCEPT, "application/json")
-        .body(body::full(review))
+    let request = Request::post(review.path)
+        .header(header::CONTENT_TYPE, JSON)
+        .header(header::ACCEPT, review.accepted)
+        .body(body::full(review.json.clone()))
         .map_err(ReviewError::not_understood)?;
     let options = SendOptions {
         fresh_connection,

@@ -17,6 +17,9 @@ const MAX_LIFETIMES: u32 = 24;
 /// Age up to which a grant by RBAC is renewed with all others, instead of being reviewed. It bounds
 /// what an error of the proxy could do.
 const MAX_RENEWED_AGE: Duration = Duration::from_hours(2);
+/// Start of the RBAC authorizer's reasons for a grant.
+/// Source: `kubernetes/plugin/pkg/auth/authorizer/rbac/rbac.go` (authorizingVisitor.visit).
+const BY_RBAC: &str = "RBAC: allowed by ";
 
 /// An access request and upstream's answer. Equal requests share the cached answer.
 #[derive(Clone, Debug)]
@@ -89,11 +92,25 @@ pub(super) enum Explanation {
     Other,
 }
 
+impl Explanation {
+    /// Returns the author of a grant, by the reason for it.
+    pub(super) fn of(reason: &str) -> Self {
+        if reason.starts_with(BY_RBAC) {
+            Self::Rbac
+        } else {
+            Self::Other
+        }
+    }
+}
+
 /// Upstream's answer to an access request, and the time for which it is valid.
 #[derive(Debug)]
 pub(super) struct Verdict {
     pub(super) decision: Decision,
     pub(super) position: ChangePosition,
+    /// Time from upstream's decision to the request. It is zero, unless upstream is a proxy that had
+    /// the verdict already.
+    age_at_request: Duration,
     /// Lifetime while RBAC is followed, from the request on.
     pub(super) ttl: Duration,
     /// Lifetime while RBAC is not followed.
@@ -120,6 +137,7 @@ impl Verdict {
     ) -> Self {
         Self {
             decision,
+            age_at_request: Duration::ZERO,
             position,
             ttl,
             unwatched_ttl,
@@ -129,6 +147,28 @@ impl Verdict {
             overtaken: AtomicU64::new(NEVER),
             settled: AtomicU64::new(NEVER),
         }
+    }
+
+    /// Returns a verdict that was this old when it was requested.
+    pub(super) fn aged(self, age: Duration) -> Self {
+        Self {
+            age_at_request: age,
+            ..self
+        }
+    }
+
+    /// Returns the time since upstream's decision.
+    pub(super) fn age(&self) -> Duration {
+        let since_request = self.position.requested.elapsed();
+        self.age_at_request.saturating_add(since_request)
+    }
+
+    /// Returns `true` for a grant by RBAC.
+    pub(super) fn is_granted_by_rbac(&self) -> bool {
+        let Decision::Allowed(reason) = &self.decision else {
+            return false;
+        };
+        Explanation::of(reason) == Explanation::Rbac
     }
 
     /// Returns `true` for a grant without a reason, as the node authorizer gives it.

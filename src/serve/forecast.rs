@@ -78,8 +78,9 @@ impl Forecaster {
         let source = match (&plan.action, caller) {
             (PlannedAction::Forward(reason), _) => AnswerSource::Forward(*reason),
             (PlannedAction::Read(read), _) => self.read(read, caller, arrived),
-            // Other replicas are not among upstream's clients.
+            // Other proxies are not among upstream's clients.
             (PlannedAction::Checkpoint(_), _) => AnswerSource::NoState,
+            (PlannedAction::Verdict, _) => AnswerSource::Verdict,
             (PlannedAction::Document(_), CallerStanding::Allowed) => AnswerSource::Document,
             (PlannedAction::Document(_), CallerStanding::Refused) => {
                 AnswerSource::Forward(ForwardReason::NotAResource)

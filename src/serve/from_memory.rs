@@ -1,5 +1,6 @@
 //! Answers requests from memory: authorizes them, opens what they read, and waits until it is fresh.
 pub(super) mod checkpoint_answers;
+pub(super) mod verdict_answers;
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::time::{Duration, Instant};
@@ -20,7 +21,7 @@ use super::reads::{large_answers, open, unfolding};
 use super::review;
 use super::source::{AnswerSource, ForwardReason};
 use super::unanswered::{Refusal, Unanswered};
-use crate::access::{Caller, ReviewedAccess};
+use crate::access::{Caller, ReviewedAccess, VERDICT_MEDIA_TYPE};
 use crate::body::holding;
 use checkpoint_answers::CheckpointAnswers;
 
@@ -33,7 +34,7 @@ impl ServiceParts {
     /// Answers a request from memory, or returns why not.
     pub(super) async fn answer_from_memory(
         &self,
-        exchange: &Exchange,
+        exchange: &mut Exchange,
         admission: &Result<Admission, LimitExceeded>,
     ) -> Result<Answer, Unanswered> {
         if let Caller::Rejected(rejected) = &exchange.caller {
@@ -67,6 +68,8 @@ impl ServiceParts {
                 let answer = self.checkpoints.answer(&self.scopes, user, checkpoint);
                 Ok(answer.await?)
             }
+            // Boxed: other requests need no room for it.
+            PlannedAction::Verdict => Box::pin(self.verdict(exchange)).await,
         }
     }
 
@@ -163,6 +166,21 @@ impl ServiceParts {
             }
             _ => Err(ForwardReason::Consistent),
         }
+    }
+
+    /// Answers a review of another proxy, if that may ask for it.
+    async fn verdict(&self, exchange: &mut Exchange) -> Result<Answer, Unanswered> {
+        let proxy = review::identify_known(&self.access, exchange).await?;
+        review::authorize_review(&self.access, exchange, &proxy).await?;
+        let body = exchange.request.body_mut();
+        let Some(_turn) = self.verdicts.turn(&proxy, body) else {
+            return Err(ForwardReason::NotARead.into());
+        };
+        let review = verdict_answers::read(body).await?;
+        let decided = review.decide(&self.access.authorizer).await;
+        let verdict = decided.map_err(|error| review::undecided(&self.access, &error))?;
+        let response = answer::verdict(VERDICT_MEDIA_TYPE, verdict);
+        Ok(Answer::new(AnswerSource::Verdict, response))
     }
 
     /// Answers a request for a discovery, OpenAPI or version document.

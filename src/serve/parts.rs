@@ -8,6 +8,7 @@ use super::forwarding::coalesce::Coalescer;
 use super::forwarding::documents::DocumentCache;
 use super::forwarding::takeover::Takeovers;
 use super::from_memory::checkpoint_answers::CheckpointAnswers;
+use super::from_memory::verdict_answers::VerdictAnswers;
 use super::limits::forwards::ForwardLimits;
 use super::limits::memory::RequestMemory;
 use super::limits::reads::ReadLimits;
@@ -43,6 +44,7 @@ pub(super) struct ServiceParts {
     pub(super) fences: Fences,
     pub(super) documents: DocumentCache,
     pub(super) checkpoints: CheckpointAnswers,
+    pub(super) verdicts: VerdictAnswers,
     pub(super) parameters: ParameterProbe,
     pub(super) gets: GetCrowds,
     pub(super) coalescer: Coalescer,
@@ -83,6 +85,7 @@ impl ServiceParts {
             parameters: ParameterProbe::new(client.clone()),
             documents: DocumentCache::new(client, scopes.budget()),
             checkpoints: CheckpointAnswers::default(),
+            verdicts: VerdictAnswers::default(),
             gets: GetCrowds::default(),
             coalescer: Coalescer::new(forwarder.clone(), scopes.budget()),
             usage: Usage::within(scopes.budget()),

@@ -26,7 +26,7 @@ use watershed_protocol::{
 
 use super::policy::{CacheMode, CachingPolicy};
 use super::source::ForwardReason;
-use crate::access::AccessAttributes;
+use crate::access::{AccessAttributes, wants_verdict};
 use crate::catalog::{Catalog, ResourceType};
 use crate::scope::wanted_checkpoint;
 pub(super) use checkpoint::CheckpointPlan;
@@ -64,6 +64,8 @@ pub(super) enum PlannedAction {
     Read(Box<ReadPlan>),
     Document(Box<DocumentRequest>),
     Checkpoint(Box<CheckpointPlan>),
+    /// Another proxy asks for a verdict about one of its callers.
+    Verdict,
 }
 
 impl RequestPlan {
@@ -86,6 +88,8 @@ impl RequestPlan {
                 .map_or_else(PlannedAction::Forward, |checkpoint| {
                     PlannedAction::Checkpoint(Box::new(checkpoint))
                 })
+        } else if is_review_of_proxy(&info, policy, request) {
+            PlannedAction::Verdict
         } else {
             let sharding = parameters.shard_selector;
             let resource = resource.as_ref();
@@ -176,6 +180,22 @@ fn plan_checkpoint<B>(
     }
     let namespace = namespace(asked, resource, false)?;
     checkpoint::plan(asked, gvr, namespace, request.uri().query(), representation)
+}
+
+/// Returns `true` if another proxy asks for a verdict. In shadow mode, upstream gets its question.
+fn is_review_of_proxy<B>(info: &RequestInfo, policy: &CachingPolicy, request: &Request<B>) -> bool {
+    let is_review = |asked: &ResourceRequest| {
+        *asked.gvr.group == *"authorization.k8s.io"
+            && *asked.gvr.version == *"v1"
+            && *asked.gvr.resource == *"subjectaccessreviews"
+            && asked.namespace.is_none()
+            && asked.subresource.is_none()
+    };
+    info.verb == Verb::Create
+        && wants_verdict(request.headers())
+        && info.resource.as_ref().is_some_and(is_review)
+        && request.uri().query().is_none()
+        && !policy.verification.shadow
 }
 
 /// Plans a get, list or watch. The order of the checks decides which reason a client sees.

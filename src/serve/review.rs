@@ -79,6 +79,30 @@ pub(super) async fn authorize_checkpoint(
     }
 }
 
+/// Returns an error unless the caller may ask for verdicts about others. Unauthorized callers are
+/// forwarded, so upstream refuses them in its own words.
+pub(super) async fn authorize_review(
+    access: &Access,
+    exchange: &Exchange,
+    proxy: &Arc<Identity>,
+) -> Result<(), Unanswered> {
+    let review = access.may_review(proxy);
+    match reviewed(access, exchange, proxy, review).await?.decision() {
+        Decision::Allowed(_) => Ok(()),
+        Decision::Denied(_) => Err(ForwardReason::NotARead.into()),
+    }
+}
+
+/// Returns the refusal of a verdict that upstream did not give. If upstream answered in some way, the
+/// other proxy gets that answer by asking for upstream's own.
+pub(super) fn undecided(access: &Access, error: &ReviewError) -> Refusal {
+    if !error.is_unavailable() {
+        return only_upstream();
+    }
+    access.note_failed_review();
+    Refusal::access(not_now(error))
+}
+
 /// Returns an error unless the caller may see the document. Unknown or unauthorized callers are
 /// forwarded, so upstream refuses them in its own words.
 pub(super) async fn authorize_document(
@@ -174,6 +198,13 @@ pub(super) fn refuse_read(read: &ReadPlan, source: AnswerSource, status: Status)
         Some(reason) => reason.into(),
         None => Refusal::new(source, status).into(),
     }
+}
+
+/// Returns the refusal of a review that only upstream can answer exactly. The other proxy then asks for
+/// upstream's own answer.
+pub(super) fn only_upstream() -> Refusal {
+    let message = "only the API server can answer this review; accept its own form";
+    Refusal::access(Status::new(406, "NotAcceptable", message))
 }
 
 fn not_now(error: &ReviewError) -> Status {

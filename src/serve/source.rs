@@ -48,6 +48,8 @@ sources! {
     Document = "document",
     /// From upstream, for several callers that asked the same at the same time.
     Coalesced = "coalesced",
+    /// A verdict about a caller of another proxy.
+    Verdict = "verdict",
     /// Refused, because upstream does not allow it to the caller.
     Access = "access",
     /// Refused, because the caller exceeds a limit.

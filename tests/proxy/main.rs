@@ -44,6 +44,7 @@ mod request_memory;
 mod request_smuggling;
 mod restart;
 mod restore;
+mod reviews_in_trees;
 mod reviews_of_names;
 mod revocation;
 mod self_check;

@@ -9,11 +9,11 @@ use crate::support::client::{Endpoint, Protocol};
 use crate::support::rbac::{rbac, remember};
 use crate::support::{Fixture, becomes, small};
 
-const CONFIG_MAPS: &str = "/api/v1/namespaces/team-00/configmaps";
+pub(crate) const CONFIG_MAPS: &str = "/api/v1/namespaces/team-00/configmaps";
 const NAMES: usize = 30;
 
 /// A role that lets its subjects read config maps: all, or those of some names.
-fn role(names: &[&str]) -> String {
+pub(crate) fn role(names: &[&str]) -> String {
     json!({
         "metadata": {"name": "reader", "namespace": "team-00"},
         "rules": [{
@@ -25,7 +25,7 @@ fn role(names: &[&str]) -> String {
 }
 
 /// Creates the config maps `name-00` and so on, and gives the role to ann.
-fn furnish(upstream: &SimulatedServer, names: &[&str]) {
+pub(crate) fn furnish(upstream: &SimulatedServer, names: &[&str]) {
     let state = upstream.state();
     for number in 0..NAMES {
         let object = json!({"metadata": {"name": name(number), "namespace": "team-00"}});
@@ -62,12 +62,12 @@ async fn readable(endpoint: &Endpoint) -> Vec<String> {
     readable
 }
 
-fn reviews(fixture: &Fixture) -> u64 {
+pub(crate) fn reviews(fixture: &Fixture) -> u64 {
     let reviews = "subjectaccessreviews.authorization.k8s.io";
     fixture.upstream.stats().requests_on("POST", reviews)
 }
 
-async fn follows_rbac(fixture: &Fixture) {
+pub(crate) async fn follows_rbac(fixture: &Fixture) {
     for resource in ["roles", "rolebindings"] {
         let resource = format!("{resource}.rbac.authorization.k8s.io");
         becomes("the proxy follows RBAC", Some(1), async || {

@@ -1,7 +1,8 @@
 //! The responses that answers from memory are made of.
+use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header};
 
-use crate::body::Body;
+use crate::body::{self, Body};
 use crate::headers;
 use crate::serve::reads::freshness::FreshScope;
 use crate::serve::source::AnswerSource;
@@ -44,6 +45,12 @@ pub(in crate::serve) fn add_omission_header(answer: &mut Answer, fresh: &FreshSc
 /// Returns the response with a checkpoint.
 pub(in crate::serve) fn checkpoint(media_type: &'static str, body: Body) -> Response<Body> {
     from_memory(StatusCode::OK, media_type, body, &[])
+}
+
+/// Returns the response with a verdict for another proxy.
+pub(in crate::serve) fn verdict(media_type: &'static str, json: Bytes) -> Response<Body> {
+    // As a created review, which it stands for.
+    from_memory(StatusCode::CREATED, media_type, body::full(json), &[])
 }
 
 /// Returns a response with the headers that every answer from memory has.

@@ -1,0 +1,128 @@
+//! The short form of a verdict that one proxy gives another.
+//!
+//! A proxy that sends a SubjectAccessReview accepts this form besides upstream's own. An API server
+//! does not know it and answers in its own form. A proxy answers in the short one, from a verdict that
+//! it may have already. It answers 406 to a review that it cannot read exactly.
+use std::time::Duration;
+
+use http::{HeaderMap, StatusCode, header};
+use k8s_openapi::api::authorization::v1::{SubjectAccessReview, SubjectAccessReviewStatus};
+use serde::{Deserialize, Serialize};
+
+use super::error::ReviewError;
+use super::review::{JSON, post};
+use crate::upstream::UpstreamClient;
+
+/// The media type of the short form.
+pub const VERDICT_MEDIA_TYPE: &str = "application/vnd.watershed.verdict+json;layout=1";
+/// The forms that a proxy accepts.
+const ACCEPTED: &str = "application/vnd.watershed.verdict+json;layout=1, application/json";
+const PATH: &str = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
+
+/// The parts of an answer to a SubjectAccessReview that count, in both forms.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct VerdictForm {
+    /// Upstream's decision.
+    pub(super) status: Option<SubjectAccessReviewStatus>,
+    /// Time since the API server decided. It is only in the short form.
+    #[serde(default)]
+    age_milliseconds: u64,
+}
+
+impl VerdictForm {
+    pub(super) fn new(status: SubjectAccessReviewStatus, age: Duration) -> Self {
+        Self {
+            status: Some(status),
+            age_milliseconds: u64::try_from(age.as_millis()).unwrap_or(u64::MAX),
+        }
+    }
+
+    pub(super) fn age(&self) -> Duration {
+        Duration::from_millis(self.age_milliseconds)
+    }
+}
+
+/// Returns `true` if a request accepts a verdict in the short form, and upstream's own form next.
+pub fn wants_verdict(headers: &HeaderMap) -> bool {
+    let mut lines = headers.get_all(header::ACCEPT).iter();
+    let only = lines.next().filter(|_| lines.next().is_none());
+    only.is_some_and(|line| line.as_bytes() == ACCEPTED.as_bytes())
+}
+
+/// Asks upstream for a verdict.
+pub(super) async fn ask(
+    client: &UpstreamClient,
+    review: &SubjectAccessReview,
+) -> Result<VerdictForm, ReviewError> {
+    match post(client, PATH, review, ACCEPTED).await {
+        Err(ReviewError::Refused(StatusCode::NOT_ACCEPTABLE)) => {
+            post(client, PATH, review, JSON).await
+        }
+        verdict => verdict,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_support::{Api, HTTP2, Pki, text, typed, upstream_of};
+
+    #[test]
+    fn both_forms_are_read() {
+        let own = r#"{"kind":"SubjectAccessReview","apiVersion":"authorization.k8s.io/v1",
+            "metadata":{"managedFields":[]},"spec":{"user":"alice"},
+            "status":{"allowed":true,"reason":"RBAC: allowed by it"}}"#;
+        let own: VerdictForm = serde_json::from_str(own).unwrap();
+        let status = own.status.clone().unwrap();
+        assert_eq!((own.age(), status.allowed), (Duration::ZERO, true));
+
+        let short = VerdictForm::new(status.clone(), Duration::from_millis(250));
+        let short = serde_json::to_string(&short).unwrap();
+        let expected =
+            r#"{"status":{"allowed":true,"reason":"RBAC: allowed by it"},"ageMilliseconds":250}"#;
+        assert_eq!(short, expected);
+        let read: VerdictForm = serde_json::from_str(&short).unwrap();
+        assert_eq!(
+            (read.age(), read.status),
+            (Duration::from_millis(250), Some(status))
+        );
+    }
+
+    #[test]
+    fn the_short_form_is_wanted_by_proxies_only() {
+        let wants = |lines: &[&'static str]| {
+            let lines = lines
+                .iter()
+                .map(|line| (header::ACCEPT, http::HeaderValue::from_static(line)));
+            wants_verdict(&lines.collect())
+        };
+        assert!(ACCEPTED.starts_with(VERDICT_MEDIA_TYPE));
+        assert!(wants(&[ACCEPTED]));
+        for others in [
+            &[JSON][..],
+            &["*/*"],
+            &[],
+            &[ACCEPTED, JSON],
+            &[VERDICT_MEDIA_TYPE],
+        ] {
+            assert!(!wants(others), "{others:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_review_that_only_the_api_server_can_answer_is_sent_again_in_its_form() {
+        let pki = Pki::new();
+        let api = Api::start(&pki, HTTP2, |request, _| async move {
+            if wants_verdict(request.headers()) {
+                return typed(406, "text/plain", "");
+            }
+            assert_eq!(request.headers()[header::ACCEPT], JSON);
+            text(r#"{"status":{"allowed":true}}"#)
+        })
+        .await;
+        let client = UpstreamClient::new(&upstream_of(&pki, &api).await);
+        let verdict = ask(&client, &SubjectAccessReview::default()).await.unwrap();
+        assert!(verdict.status.unwrap().allowed);
+    }
+}

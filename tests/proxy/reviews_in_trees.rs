@@ -1,0 +1,130 @@
+//! Reviews that proxies send to a proxy: upstream decides once for those that ask at the same time.
+use std::time::Instant;
+
+use futures_util::future::join_all;
+use http::{Request, StatusCode, header};
+use serde_json::{Value, json};
+use watershed_lab::body::full_body;
+
+use crate::reviews_of_names::{CONFIG_MAPS, follows_rbac, furnish, reviews, role};
+use crate::support::client::{Answer, Endpoint, Protocol};
+use crate::support::rbac::{rbac, remember};
+use crate::support::{Fixture, at_leisure, becomes, small, unless_stalled};
+use crate::trees::Tier;
+
+/// The forms of an answer that a proxy accepts.
+const ACCEPTED: &str = "application/vnd.watershed.verdict+json;layout=1, application/json";
+const LEAVES: usize = 8;
+
+/// Starts leaves behind the fixture's proxy.
+async fn leaves(fixture: &Fixture) -> Vec<Tier> {
+    let token = fixture.upstream.admin_token();
+    let mut leaves = Vec::new();
+    for _ in 0..LEAVES {
+        leaves.push(Tier::unverified(fixture.proxied.address, token).await);
+    }
+    leaves
+}
+
+/// Lists, as ann, the config maps with a label of this value.
+async fn listed(leaf: &Tier, app: String) -> StatusCode {
+    let path = format!("{CONFIG_MAPS}?resourceVersion=0&labelSelector=app%3D{app}");
+    let ann = leaf.endpoint("ann-token");
+    ann.get(Protocol::Http2, &path).await.status
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_reviews_of_many_leaves_are_decided_together_and_their_grants_end() {
+    let fixture = Fixture::build(small(), |upstream| furnish(upstream, &[]), remember).await;
+    follows_rbac(&fixture).await;
+    let leaves = leaves(&fixture).await;
+    let mut round = 0;
+    let mut ask = async || {
+        let each = leaves.iter().enumerate();
+        let listed = each.map(|(number, leaf)| listed(leaf, format!("{round}-{number}")));
+        for status in join_all(listed).await {
+            assert_eq!(status, StatusCode::OK);
+        }
+        round += 1;
+    };
+    // The first questions are also about the rights of the leaves themselves.
+    ask().await;
+    unless_stalled("leaves that ask at once", async || {
+        let (begun, before) = (Instant::now(), reviews(&fixture));
+        ask().await;
+        match reviews(&fixture) - before {
+            0..=3 => Ok(()),
+            more if at_leisure(begun) => panic!("{more} reviews of {LEAVES} leaves"),
+            more => Err(format!("{more} reviews in {:?}", begun.elapsed())),
+        }
+    })
+    .await;
+
+    let state = fixture.upstream.state();
+    state.update(&rbac("roles"), &role(&["name-07"])).unwrap();
+    for (number, leaf) in leaves.iter().enumerate() {
+        becomes("a list of ann", StatusCode::FORBIDDEN, async || {
+            listed(leaf, format!("0-{number}")).await
+        })
+        .await;
+    }
+    for leaf in leaves {
+        leaf.stop().await;
+    }
+    fixture.stop().await;
+}
+
+/// Sends a review as a proxy does.
+async fn review(endpoint: &Endpoint, token: &str, spec: &Value) -> Answer {
+    let review = json!({
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SubjectAccessReview",
+        "metadata": {},
+        "spec": spec,
+    });
+    let request = Request::post("/apis/authorization.k8s.io/v1/subjectaccessreviews")
+        .header(header::CONTENT_TYPE, "application/json")
+        .header(header::ACCEPT, ACCEPTED)
+        .body(full_body(review.to_string()))
+        .unwrap();
+    let endpoint = endpoint.as_user(token);
+    endpoint.send(Protocol::Http2, request).await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn only_proxies_that_may_review_get_verdicts_and_only_on_what_they_would_ask() {
+    let fixture = Fixture::build(small(), |upstream| furnish(upstream, &[]), remember).await;
+    let admin = fixture.upstream.admin_token();
+    let config_maps = json!({
+        "user": "ann", "groups": [], "extra": {},
+        "resourceAttributes": {
+            "verb": "list", "version": "v1", "resource": "configmaps", "namespace": "team-00",
+        },
+    });
+    let answer = review(&fixture.proxied, admin, &config_maps).await;
+    assert_eq!(answer.status, StatusCode::CREATED, "{answer:?}");
+    assert_eq!(answer.header("x-watershed-source"), "verdict");
+    let verdict = answer.json();
+    assert_eq!(verdict["status"]["allowed"], true, "{verdict}");
+    let reason = verdict["status"]["reason"].as_str().unwrap();
+    assert!(reason.starts_with("RBAC: allowed by "), "{reason}");
+
+    let mut denied = config_maps.clone();
+    denied["user"] = json!("bob");
+    let verdict = review(&fixture.proxied, admin, &denied).await.json();
+    assert_eq!(verdict["status"]["allowed"], false, "{verdict}");
+
+    // No proxy would send this selector, and the API server knows what it means.
+    let mut odd = config_maps.clone();
+    odd["resourceAttributes"]["labelSelector"] = json!({"rawSelector": "a=b"});
+    let answer = review(&fixture.proxied, admin, &odd).await;
+    assert_eq!(answer.status, StatusCode::NOT_ACCEPTABLE);
+
+    let answer = review(&fixture.proxied, "ann-token", &config_maps).await;
+    assert_eq!(answer.status, StatusCode::FORBIDDEN);
+    let source = answer.header("x-watershed-source");
+    assert!(source.starts_with("forward"), "{source}");
+    let direct = review(&fixture.direct, "ann-token", &config_maps).await;
+    assert_eq!(answer.json(), direct.json());
+    fixture.stop().await;
+}
