@@ -124,7 +124,7 @@ impl Link {
             bail!("{status}");
         }
         if !kind.starts_with("application/json") {
-            if kind_of(&source) != FROM_UPSTREAM {
+            if kind_of(source) != FROM_UPSTREAM {
                 self.world
                     .report
                     .wrong(format!("{kind} from {source}, which is not the API's"));

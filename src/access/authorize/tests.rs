@@ -105,7 +105,7 @@ async fn counted(reason: &'static str) -> (Authorizer, Arc<AtomicUsize>, Api) {
     let api = Api::start(&pki, HTTP2, move |_, _| {
         count.fetch_add(1, Ordering::SeqCst);
         async move {
-            text(&format!(
+            text(format!(
                 r#"{{"status":{{"allowed":true,"reason":"{reason}"}}}}"#
             ))
         }
@@ -189,7 +189,7 @@ async fn the_age_of_a_verdict_grows_from_proxy_to_proxy() {
     let api = Api::start(&pki, HTTP2, move |_, _| {
         count.fetch_add(1, Ordering::SeqCst);
         let status = format!(r#"{{"allowed":true,"reason":"{BY_A_ROLE}"}}"#);
-        async move { text(&format!(r#"{{"status":{status},"ageMilliseconds":1001}}"#)) }
+        async move { text(format!(r#"{{"status":{status},"ageMilliseconds":1001}}"#)) }
     })
     .await;
     let client = UpstreamClient::new(&upstream_of(&pki, &api).await);
