@@ -38,7 +38,7 @@ pub(super) async fn follow(
     mut take: impl FnMut(&WindowEvent) + Send,
     set_followed: impl Fn(bool) + Send + Sync,
 ) {
-    let mut following = scope.upstream.following();
+    let mut following = scope.upstream.delivering();
     loop {
         let connected = *following.borrow_and_update();
         let settle = async {

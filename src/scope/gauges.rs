@@ -110,7 +110,7 @@ impl ScopeSums {
         self.ready += usize::from(matches!(phase, ScopePhase::Ready(_)));
         self.stale += usize::from(matches!(phase, ScopePhase::Stale(_)));
         self.derived += usize::from(scope.is_derived());
-        self.following += usize::from(scope.upstream.is_following());
+        self.following += usize::from(scope.upstream.is_delivering());
         self.compressed += scope.memory.compressed();
         self.silence = self.silence.max(scope.upstream.silence().as_secs_f64());
         let age = scope.age().unwrap_or_default().as_secs_f64();
@@ -171,7 +171,8 @@ const GAUGES: [Metric<Gauge, { LABELS.len() }>; 14] = [
     Metric::new(
         "watershed_scope_following",
         LABELS,
-        "1 while upstream's changes arrive, 0 while the upstream watch is interrupted and retried.",
+        "1 while upstream's changes arrive, 0 while the upstream watch is interrupted and retried, or \
+         open without bringing what was due.",
     ),
     Metric::new(
         "watershed_scope_objects",

@@ -116,6 +116,8 @@ pub(super) struct ScopePump {
     refused_since: Option<Instant>,
     staleness: StalenessClock,
     overdue: OverdueEvents,
+    /// Changes when a stream brings something again, of any scope.
+    streams: watch::Receiver<()>,
     /// The proofs of an earlier state, until it is shown.
     restoring: Option<Restoring>,
     /// The reason why the task ended. It is closed unless set: the runtime may drop the task.
@@ -145,6 +147,8 @@ enum PumpEvent {
     StalenessDue,
     /// Upstream has an event that its watch did not bring in time.
     Missing(MissingEvent),
+    /// A stream brings something again, perhaps another scope's.
+    StreamsAgain,
     ListDue,
     /// The watch that ended is not open again.
     NotReopened,
@@ -192,6 +196,7 @@ impl ScopePump {
                 scope.reader.clone(),
                 overdue,
             ),
+            streams: shared.streams.subscribe(),
             shared,
             feed,
             writer,
@@ -228,6 +233,9 @@ impl ScopePump {
                 missing = self.overdue.missing(), if self.scope.upstream.is_following() => {
                     PumpEvent::Missing(missing)
                 }
+                Ok(()) = self.streams.changed(), if self.staleness.lacks_something() => {
+                    PumpEvent::StreamsAgain
+                }
                 () = wait_until(self.timers.list_again) => PumpEvent::ListDue,
                 () = wait_until(self.timers.reopened_by) => PumpEvent::NotReopened,
                 finished = ask_upstream(&self.scope.reader, self.probe.as_ref()) => {
@@ -259,6 +267,9 @@ impl ScopePump {
             // The next list or watch brings what is due. It must not be cancelled for that.
             self.overdue.forget();
         }
+        if !self.staleness.lacks_something() {
+            self.streams.mark_unchanged();
+        }
         self.list_asked = question.is_some().then(Instant::now);
         if question.is_some() {
             // They are asked anew after the list, and hold what others wait for.
@@ -283,12 +294,18 @@ impl ScopePump {
                 }
             }
             PumpEvent::Continuity(change) => self.continue_after(change),
-            PumpEvent::InitialEvents(answer) => self.apply_initial_events(&answer),
+            PumpEvent::InitialEvents(answer) => {
+                if let InitialEventsAnswer::Streamed(_) = answer {
+                    self.shared.streams.send_replace(());
+                }
+                self.apply_initial_events(&answer);
+            }
             PumpEvent::Release(learned) => self.apply_release(learned).await,
             PumpEvent::FoundDifferent(part) => self.quarantine(part),
             PumpEvent::StalenessDue => self.update_staleness(),
             PumpEvent::Missing(MissingEvent::Late) => self.mark_lacking(),
             PumpEvent::Missing(MissingEvent::Overdue(version)) => self.reopen(version),
+            PumpEvent::StreamsAgain => self.reopen_as_streams_do(),
             PumpEvent::ListDue => {
                 tracing::info!(
                     resource = %self.scope.key.gvr,

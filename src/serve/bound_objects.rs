@@ -28,7 +28,7 @@ impl CachedObjects {
             metadata_only: true,
         };
         let current = |scope: &Arc<Scope>| {
-            scope.upstream.is_following()
+            scope.upstream.is_delivering()
                 && scope.is_current()
                 && matches!(scope.phase(), ScopePhase::Ready(_))
         };

@@ -1,13 +1,17 @@
 //! Watches at upstream that stay open and do not bring what upstream has.
 use std::time::Duration;
 
+use http::StatusCode;
 use serde_json::Value;
 use watershed::app::AppConfig;
 use watershed_lab::sim::pods;
 
 use crate::consistent_reads::{PODS, names, quiet, some_pod, version};
+use crate::reviews_of_names::{CONFIG_MAPS, follows_rbac, furnish};
+use crate::status::status;
 use crate::support::client::{Lines, Next, Protocol, within};
-use crate::support::{Fixture, becomes, eventually, has_counted};
+use crate::support::rbac::{rbac, remember};
+use crate::support::{Fixture, becomes, eventually, has_counted, small};
 
 /// Starts a proxy that waits for due events for a moment only, and a client's watch of pods.
 async fn watched(configure: impl FnOnce(&mut AppConfig)) -> (Fixture, Lines) {
@@ -127,5 +131,43 @@ async fn a_type_without_bookmarks_whose_watches_bring_nothing_becomes_stale_and_
             .ok_or(format!("{answer:?}"))
     })
     .await;
+    fixture.stop().await;
+}
+
+/// What RBAC took away is not known while its watches bring nothing, although they are opened again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn grants_are_reviewed_again_while_the_watches_of_rbac_bring_nothing() {
+    let fixture = Fixture::build(
+        small(),
+        |upstream| furnish(upstream, &[]),
+        |config| {
+            remember(config);
+            config.access.authorization.unwatched_allowed_ttl = Duration::from_millis(1);
+            config.scopes.overdue = Duration::from_millis(300);
+            config.scopes.self_check = Duration::from_millis(300);
+        },
+    )
+    .await;
+    follows_rbac(&fixture).await;
+    let path = format!("{CONFIG_MAPS}?resourceVersion=0");
+    let ann = fixture.proxied.as_user("ann-token");
+    let visit = async || ann.get(Protocol::Http2, &path).await.status;
+    // A grant from before that would be reviewed again, as upstream may have lagged.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(visit().await, StatusCode::OK);
+    fixture.upstream.faults().set(|active| active.silent = true);
+    let bindings = rbac("rolebindings");
+    let state = fixture.upstream.state();
+    state.delete(&bindings, "team-00", "ann").unwrap();
+    becomes("the age of the bindings is known", true, async || {
+        let status = status(&fixture).await;
+        let mut scopes = status["scopes"].as_array().unwrap().iter();
+        let bindings = scopes.find(|scope| scope["resource"] == "rolebindings");
+        bindings.is_some_and(|scope| scope["stalenessSeconds"].as_f64() > Some(0.0))
+    })
+    .await;
+    // The watch is open again by then.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(visit().await, StatusCode::FORBIDDEN);
     fixture.stop().await;
 }

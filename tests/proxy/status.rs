@@ -31,7 +31,7 @@ fn body(answer: &str) -> &str {
     answer.split_once("\r\n\r\n").map_or("", |(_, body)| body)
 }
 
-async fn status(fixture: &Fixture) -> Value {
+pub(crate) async fn status(fixture: &Fixture) -> Value {
     let host = fixture.admin.to_string();
     let answer = plain_request(fixture.admin, "GET", "/status.json", &[("Host", &host)]).await;
     serde_json::from_str(body(&answer)).unwrap_or_else(|error| panic!("{error}: {answer}"))

@@ -304,7 +304,7 @@ impl ScopeStatus {
             selection: scope.key.selection.to_string(),
             phase,
             why,
-            following: scope.upstream.is_following(),
+            following: scope.upstream.is_delivering(),
             objects: stats.objects,
             object_bytes: stats.object_bytes,
             window_events: stats.events,

@@ -15,6 +15,9 @@ use crate::upstream::ServedBy;
 #[derive(Debug)]
 pub struct UpstreamWatch {
     following: watch::Sender<bool>,
+    /// Something that was due did not come by the watch, even if it is open again.
+    lacks: AtomicBool,
+    delivering: watch::Sender<bool>,
     last_heard: Mutex<Instant>,
     age: ScopeAge,
     server: watch::Sender<Option<ServedBy>>,
@@ -30,6 +33,8 @@ impl UpstreamWatch {
     pub(in crate::scope) fn new() -> Self {
         Self {
             following: watch::Sender::new(false),
+            lacks: AtomicBool::new(false),
+            delivering: watch::Sender::new(false),
             last_heard: Mutex::new(Instant::now()),
             age: ScopeAge::new(),
             server: watch::Sender::default(),
@@ -39,7 +44,7 @@ impl UpstreamWatch {
         }
     }
 
-    /// Returns `true` if upstream's changes arrive: the watch is open, or was a moment ago.
+    /// Returns `true` if the watch is open, or was a moment ago.
     pub fn is_following(&self) -> bool {
         *self.following.borrow()
     }
@@ -49,9 +54,35 @@ impl UpstreamWatch {
         self.following.subscribe()
     }
 
+    /// Returns `true` if upstream's changes arrive, as far as is known: the watch is open, and what was due
+    /// came.
+    ///
+    /// A watch that is opened again after a silence, or although events were missing, delivers only once
+    /// something came by it: it may be as silent as the last one.
+    pub fn is_delivering(&self) -> bool {
+        *self.delivering.borrow()
+    }
+
+    /// Returns [`Self::is_delivering`] as a value whose changes can be waited for.
+    pub fn delivering(&self) -> watch::Receiver<bool> {
+        self.delivering.subscribe()
+    }
+
     pub(in crate::scope) fn set_following(&self, now: bool) {
-        self.following
-            .send_if_modified(|following| std::mem::replace(following, now) != now);
+        set(&self.following, now);
+        self.show_delivering();
+    }
+
+    /// Sets whether something was due that did not come.
+    pub(in crate::scope) fn set_lacks(&self, now: bool) {
+        self.lacks.store(now, Ordering::Relaxed);
+        self.show_delivering();
+    }
+
+    /// Only the scope's task sets what this follows from.
+    fn show_delivering(&self) {
+        let is_delivering = self.is_following() && !self.lacks.load(Ordering::Relaxed);
+        set(&self.delivering, is_delivering);
     }
 
     /// Returns the time for which upstream's changes have not arrived; `None` while they do.
@@ -117,4 +148,8 @@ impl UpstreamWatch {
     pub(in crate::scope) fn set_compressed(&self, is_compressed: bool) {
         self.is_compressed.store(is_compressed, Ordering::Relaxed);
     }
+}
+
+fn set(value: &watch::Sender<bool>, now: bool) {
+    value.send_if_modified(|value| std::mem::replace(value, now) != now);
 }

@@ -85,7 +85,7 @@ impl Following {
     ) -> Self {
         Self {
             phase: source.phase.clone(),
-            is_followed: source.upstream.following(),
+            is_followed: source.upstream.delivering(),
             server: source.upstream.subscribe_server(),
             bookmarked: source.upstream.subscribe_bookmarks(),
             source,

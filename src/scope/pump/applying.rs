@@ -44,7 +44,7 @@ impl ScopePump {
                 self.learn_bookmark(format);
                 self.writer.progress(now, version);
                 self.scope.upstream.record_bookmark(version);
-                self.mark_heard();
+                self.mark_delivered();
                 self.record_proof(|proofs| proofs.is_followed = true);
             }
             Change::Resumed { .. } => {
@@ -167,7 +167,7 @@ impl ScopePump {
         // A known event does not show that news arrives.
         let is_news = object.version > self.scope.reader.event_version();
         match self.writer.apply_from(now, frame, object, read, origin) {
-            Ok(()) if is_news => self.mark_heard(),
+            Ok(()) if is_news => self.mark_delivered(),
             Ok(()) => {}
             Err(InconsistentEvent::Rewritten { .. }) if self.release.is_learning() => {
                 self.is_rewritten = true;

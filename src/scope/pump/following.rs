@@ -42,9 +42,9 @@ impl ScopePump {
     }
 
     fn publish_age(&self) {
-        self.scope
-            .upstream
-            .set_lost_since(self.staleness.lost_since());
+        let upstream = &self.scope.upstream;
+        upstream.set_lost_since(self.staleness.lost_since());
+        upstream.set_lacks(self.staleness.lacks_something());
     }
 
     /// Records that upstream has proven the state that is held. The watch may have broken since.
@@ -53,6 +53,16 @@ impl ScopePump {
         if !self.scope.upstream.is_following() {
             self.mark_lost();
         }
+    }
+
+    /// Records that the watch brought an event or a bookmark.
+    pub(super) fn mark_delivered(&mut self) {
+        if self.staleness.lacks_something() {
+            self.shared.streams.send_replace(());
+            // It is not told to itself.
+            self.streams.mark_unchanged();
+        }
+        self.mark_heard();
     }
 
     /// Records that upstream sent a list, an event or a bookmark.
@@ -64,7 +74,7 @@ impl ScopePump {
 
     /// Serves the scope again, if it was too old.
     pub(super) fn serve_again(&mut self) {
-        self.scope.upstream.set_lost_since(None);
+        self.publish_age();
         let ScopePhase::Stale(ready) = self.phase.borrow().clone() else {
             return;
         };
@@ -154,6 +164,23 @@ impl ScopePump {
         self.overdue.record_reopening();
         self.staleness.mark_silent(DueChange::Event, Instant::now());
         self.mark_interrupted();
+    }
+
+    /// Opens a watch that did not bring what was due again, as other streams bring something now. What held
+    /// them up may be over, and the next attempt may be minutes away.
+    pub(super) fn reopen_as_streams_do(&mut self) {
+        let is_open = self.scope.upstream.is_following()
+            && self.overdue.may_reopen()
+            && self.feed.reflector().is_some_and(Reflector::reopen);
+        if is_open {
+            tracing::info!(
+                resource = %self.scope.key.gvr,
+                selection = %self.scope.key.selection,
+                "other watches bring something again; opening this one again, too"
+            );
+            self.overdue.record_attempt();
+            self.mark_interrupted();
+        }
     }
 
     /// Opens the watch again, as its server cannot be asked what is to be known about it. Does nothing

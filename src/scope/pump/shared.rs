@@ -35,6 +35,8 @@ pub(in crate::scope) struct SharedByPumps {
     /// Permits to learn the form of another release.
     pub(super) learners: Arc<Semaphore>,
     pub(super) untold: Arc<UntoldRelease>,
+    /// Is told when a stream brings something after a time in which one brought nothing that was due.
+    pub(super) streams: Arc<watch::Sender<()>>,
 }
 
 impl SharedByPumps {
@@ -49,6 +51,7 @@ impl SharedByPumps {
             null_in_structs: Arc::default(),
             learners: Arc::new(Semaphore::new(LEARNERS)),
             untold: Arc::default(),
+            streams: Arc::default(),
         }
     }
 }

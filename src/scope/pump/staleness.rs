@@ -156,6 +156,14 @@ impl StalenessClock {
         )
     }
 
+    /// Returns `true` if something was due that the watch did not bring.
+    pub(super) fn lacks_something(&self) -> bool {
+        match self.state {
+            FollowState::Lost { due, .. } => due != DueChange::None,
+            FollowState::Unlisted | FollowState::Followed => false,
+        }
+    }
+
     /// Makes a scope whose changes do not arrive too old before its time. Returns `false` if it is,
     /// or has no age.
     pub(super) fn exceed(&mut self) -> bool {

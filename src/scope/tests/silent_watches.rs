@@ -6,7 +6,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::{StreamExt as _, stream};
 
+use watershed_protocol::Selection;
+
 use super::{bookmark, empty_list, json, mark, open_pods, open_pods_overdue_after};
+use crate::scope::Scope;
 use crate::scope::phase::ScopePhase;
 use crate::test_support::{Api, HTTP2, Pki, eventually, streamed};
 
@@ -88,5 +91,53 @@ async fn a_scope_that_lacks_events_has_an_age_before_its_watch_is_opened_again()
     eventually(|| scope.age().is_some()).await;
     assert_eq!(opened(), reopened);
     assert!(scope.upstream.is_following());
+    assert!(!scope.upstream.is_delivering());
     eventually(|| opened() > reopened).await;
+}
+
+/// Something on the way passed nothing on for a while. The attempts of most types are minutes apart by then.
+#[tokio::test]
+async fn a_watch_that_lacks_events_is_opened_again_once_another_brings_something() {
+    const PATIENCE: Duration = Duration::from_secs(1);
+    let pki = Pki::new();
+    let opened = [const { AtomicUsize::new(0) }; 2];
+    let opened = Arc::new(opened);
+    let count = Arc::clone(&opened);
+    let api = Api::start(&pki, HTTP2, move |request, _| {
+        let query = request.uri().query().unwrap_or_default();
+        let is_of_namespace = request.uri().path().contains("/namespaces/");
+        let body = if query.contains("sendInitialEvents") {
+            let mark = Ok(Bytes::from(mark()));
+            streamed(stream::iter([mark]).chain(stream::pending()))
+        } else if query.contains("watch=1") {
+            count[usize::from(is_of_namespace)].fetch_add(1, Ordering::SeqCst);
+            let bookmark = is_of_namespace.then(|| Ok(Bytes::from(bookmark())));
+            streamed(stream::iter(bookmark).chain(stream::pending()))
+        } else {
+            empty_list(8)
+        };
+        async move { json(200, body) }
+    })
+    .await;
+    let (scopes, scope) = open_pods_overdue_after(PATIENCE, &pki, &api).await;
+    let mut key = scope.key.clone();
+    key.selection = Arc::new(Selection {
+        namespace: Some("n".to_owned()),
+        ..Selection::default()
+    });
+    let other = scopes.open(&key, &"Pod".into(), &scope.fields);
+    for scope in [&scope, &other] {
+        eventually(|| matches!(scope.phase(), ScopePhase::Ready(_))).await;
+    }
+    let opened = |number: usize| opened[number].load(Ordering::SeqCst);
+    let lack = |scope: &Scope| scope.lacks_events_after(scope.reader.event_version());
+    lack(&scope);
+    eventually(|| opened(0) > 0).await;
+    assert!(!scope.upstream.is_delivering());
+    tokio::time::sleep(PATIENCE).await;
+    let before = opened(0);
+    lack(&other);
+    eventually(|| opened(0) > before).await;
+    eventually(|| other.upstream.is_delivering()).await;
+    assert!(!scope.upstream.is_delivering(), "it brings nothing still");
 }

@@ -170,7 +170,7 @@ impl Continuation<'_> {
                 ScopePhase::Ready(_) => {
                     let reader = &scope.reader;
                     return scope.fields == resource.fields
-                        && scope.upstream.is_following()
+                        && scope.upstream.is_delivering()
                         && (reader.oldest_version()..=reader.version()).contains(&self.version);
                 }
                 // The next representation may be acceptable.
