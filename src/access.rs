@@ -63,7 +63,7 @@ pub use own::OwnRights;
 pub use passed_on::ProxyReview;
 pub use request::{AccessAttributes, ReviewSelectors};
 pub use verdict::{Decision, ReviewedAccess};
-pub use verdict_form::{VERDICT_MEDIA_TYPE, wants_verdict};
+pub use verdict_form::{VERDICT_MEDIA_TYPE, VerdictAge, wanted_verdict};
 
 use authenticate::LocalChecks;
 use authenticate::certificate::Certificates;
@@ -75,6 +75,7 @@ use authenticate::websocket_token;
 use impersonate::ImpersonationRequest;
 use impersonate::impersonator::{ImpersonatedIdentity, Impersonator, RequestHead};
 use own_identity::OwnIdentity;
+use passed_on::ReviewingProxies;
 use review_queues::ReviewQueues;
 
 /// The header of what passed priority and fairness, which comes after authentication.
@@ -100,6 +101,7 @@ pub struct Access {
     allow_masters: bool,
     /// The proxy's own identity, if all callers share it.
     own: Option<Arc<OwnIdentity>>,
+    reviewing: Arc<ReviewingProxies>,
     /// The moment of the last review of a caller that failed.
     last_failure: Arc<Mutex<Option<Instant>>>,
 }
@@ -171,6 +173,7 @@ impl Access {
             front_proxies,
             allow_masters,
             own: own.map(Arc::new),
+            reviewing: Arc::default(),
             last_failure: Arc::default(),
         })
     }
@@ -212,12 +215,13 @@ impl Access {
             && self.authorizer.config().review_failure_policy == ReviewFailurePolicy::Refuse
     }
 
-    /// Asks whether a proxy may ask about others, as upstream would when it gets the review.
+    /// Returns upstream's decision about a proxy's right to ask about others, if this proxy answers its
+    /// reviews. `None` if they are to be forwarded.
     pub async fn may_review(
         &self,
         proxy: &Arc<Identity>,
-    ) -> Result<ReviewedAccess, Arc<ReviewError>> {
-        passed_on::may_review(&self.authorizer, proxy).await
+    ) -> Result<Option<ReviewedAccess>, Arc<ReviewError>> {
+        self.reviewing.may_review(&self.authorizer, proxy).await
     }
 
     /// Returns the caller of a request over a connection from `peer`.

@@ -25,7 +25,7 @@ use super::request::{AccessAttributes, AccessRequest, AccessTarget, VerbTarget};
 use super::review_queues::ReviewQueues;
 use super::verdict::cache::{ReviewResult, VerdictExpiry, weight};
 use super::verdict::{Decision, Explanation, ReviewedAccess, Verdict, max_renewed_age};
-use super::verdict_form;
+use super::verdict_form::{self, VerdictAge};
 use crate::fairness::{CallerKey, FairQueue};
 use crate::scope::Timeline;
 use crate::upstream::UpstreamClient;
@@ -49,6 +49,8 @@ const MAX_CACHED_BYTES: usize = 10_000;
 const MAX_BYTES: u64 = 64 << 20;
 /// The same with the grants of nodes, which are kept for hours: those of 5,000 nodes take 90 MiB.
 const MAX_BYTES_WITH_NODES: u64 = 192 << 20;
+/// Size limit of the reviews for other proxies.
+const MAX_BYTES_PASSED_ON: u64 = 8 << 20;
 
 /// Age up to which a verdict is passed on to another proxy, for which it is a new one. It adds to
 /// the time for which API servers may lag behind a change, so it is shorter than [`SETTLED`].
@@ -77,7 +79,7 @@ enum VerdictUse {
     /// For a request to this proxy.
     Here,
     /// For another proxy, which asks as it would ask the API server, and remembers the verdict.
-    PassedOn,
+    PassedOn(VerdictAge),
 }
 
 /// Asks upstream for verdicts and caches them.
@@ -85,6 +87,9 @@ pub struct Authorizer {
     client: UpstreamClient,
     config: AuthorizationConfig,
     verdicts: Cache<Arc<AccessRequest>, ReviewResult>,
+    /// The verdicts of the last second on what other proxies asked. They know callers of their own, so
+    /// these verdicts are not used here.
+    passed_on: Cache<Arc<AccessRequest>, ReviewResult>,
     changes: Arc<Changes>,
     nodes: Arc<NodeRights>,
     rules: Arc<AuthorizerRules>,
@@ -110,6 +115,11 @@ impl Authorizer {
             .max_capacity(max_bytes)
             .expire_after(VerdictExpiry)
             .build();
+        let passed_on = Cache::builder()
+            .weigher(weight)
+            .max_capacity(MAX_BYTES_PASSED_ON)
+            .time_to_live(PASSED_ON_AGE)
+            .build();
         let longest = config
             .allowed_ttl
             .max(config.denied_ttl)
@@ -125,6 +135,7 @@ impl Authorizer {
             client,
             config,
             verdicts,
+            passed_on,
             changes,
             nodes: Arc::new(nodes),
             rechecks: FairQueue::new(RECHECKS, RECHECKS_OF_A_USER),
@@ -198,13 +209,15 @@ impl Authorizer {
 
     /// Returns a verdict for another proxy. Unless upstream decides now, it is a young grant by RBAC
     /// that no change concerns.
-    pub(super) async fn decide_for_proxy(&self, request: &Arc<AccessRequest>) -> ReviewResult {
-        match self.known(request, VerdictUse::PassedOn).await {
+    pub(super) async fn decide_for_proxy(
+        &self,
+        request: &Arc<AccessRequest>,
+        age: VerdictAge,
+    ) -> ReviewResult {
+        let usage = VerdictUse::PassedOn(age);
+        match self.known(request, usage).await {
             Ok(reviewed) => Ok(reviewed),
-            Err(missing) => {
-                self.review_missing(request, missing, VerdictUse::PassedOn)
-                    .await
-            }
+            Err(missing) => self.review_missing(request, missing, usage).await,
         }
     }
 
@@ -232,7 +245,14 @@ impl Authorizer {
         }
     }
 
-    /// Returns `true` if a valid verdict in the cache denies a request.
+    fn verdicts_for(&self, usage: VerdictUse) -> &Cache<Arc<AccessRequest>, ReviewResult> {
+        match usage {
+            VerdictUse::Here => &self.verdicts,
+            VerdictUse::PassedOn(_) => &self.passed_on,
+        }
+    }
+
+    /// Returns `true` if a valid verdict denies a request.
     async fn is_denied(&self, request: &Arc<AccessRequest>) -> bool {
         match self.verdicts.get(request).await {
             Some(Ok(cached)) => !cached.is_allowed() && self.is_valid(&cached),
@@ -255,9 +275,13 @@ impl Authorizer {
             if reviewed.is_allowed() {
                 return Ok(reviewed.covering(request));
             }
+            if usage != VerdictUse::Here {
+                // So that the next one is not asked about twice.
+                self.verdicts.insert(wide, Ok(reviewed)).await;
+            }
         }
         let reviewed = self.review_shared(request, usage).await?;
-        if !reviewed.is_allowed() {
+        if !reviewed.is_allowed() && usage == VerdictUse::Here {
             self.denials.record(request);
         }
         Ok(reviewed)
@@ -270,11 +294,11 @@ impl Authorizer {
         request: &Arc<AccessRequest>,
         usage: VerdictUse,
     ) -> Option<ReviewedAccess> {
-        let cached = self.verdicts.get(request).await?.ok()?;
+        let cached = self.verdicts_for(usage).get(request).await?.ok()?;
         if self.is_fit(&cached, usage) {
             return Some(cached);
         }
-        if usage == VerdictUse::PassedOn || !self.is_renewable(&cached) {
+        if usage != VerdictUse::Here || !self.is_renewable(&cached) {
             return None;
         }
         // Boxed, because the future is large and rare.
@@ -316,8 +340,9 @@ impl Authorizer {
         let ReviewedAccess { request, verdict } = reviewed;
         match usage {
             VerdictUse::Here => is_valid,
+            VerdictUse::PassedOn(VerdictAge::New) => false,
             // A change that is not settled yet may have reached the other proxy earlier.
-            VerdictUse::PassedOn => {
+            VerdictUse::PassedOn(VerdictAge::Young) => {
                 is_valid
                     && verdict.is_granted_by_rbac()
                     && verdict.age() <= PASSED_ON_AGE
@@ -369,14 +394,19 @@ impl Authorizer {
     /// Returns a verdict that is fit for use, or one that was requested after this call.
     async fn review_shared(&self, request: &Arc<AccessRequest>, usage: VerdictUse) -> ReviewResult {
         let arrived = Instant::now();
-        if request.target.size() <= MAX_CACHED_BYTES {
+        let size = match usage {
+            VerdictUse::Here => request.target.size(),
+            // The asking proxy names the user.
+            VerdictUse::PassedOn(_) => request.size(),
+        };
+        if size <= MAX_CACHED_BYTES {
             // Concurrent equal requests share one review. A review that was already under way may
             // be overtaken by a change before it is answered. The second one is newer than this
             // call, so it fits.
             for _ in 0..2 {
-                let entry = self.verdicts.entry(Arc::clone(request));
+                let entry = self.verdicts_for(usage).entry(Arc::clone(request));
                 // Boxed: the cache's future has room for it several times.
-                let review = Box::pin(self.review(request));
+                let review = Box::pin(self.review(request, usage));
                 let reviewed = entry
                     .or_insert_with_if(review, |cached| !self.fits(cached, arrived, usage))
                     .await
@@ -386,14 +416,22 @@ impl Authorizer {
                 }
             }
         }
-        self.review(request).await
+        self.review(request, usage).await
     }
 
+    /// Returns `true` if a verdict answers a call that came at `arrived`: it is fit for use, or was requested
+    /// after that.
     fn fits(&self, reviewed: &ReviewResult, arrived: Instant, usage: VerdictUse) -> bool {
         reviewed.as_ref().is_ok_and(|reviewed| {
-            let position = &reviewed.verdict.position;
-            let is_newer =
-                position.requested >= arrived && self.changes.is_in_this_timeline(position);
+            let ReviewedAccess { verdict, .. } = reviewed;
+            let is_later = verdict.position.requested >= arrived
+                && self.changes.is_in_this_timeline(&verdict.position);
+            let is_newer = match usage {
+                VerdictUse::PassedOn(VerdictAge::New) => {
+                    is_later && verdict.age() <= arrived.elapsed()
+                }
+                VerdictUse::PassedOn(VerdictAge::Young) | VerdictUse::Here => is_later,
+            };
             is_newer || self.is_fit(reviewed, usage)
         })
     }
@@ -425,7 +463,7 @@ impl Authorizer {
         reviewed
     }
 
-    async fn review(&self, request: &Arc<AccessRequest>) -> ReviewResult {
+    async fn review(&self, request: &Arc<AccessRequest>, usage: VerdictUse) -> ReviewResult {
         let review = SubjectAccessReview {
             spec: request.for_review(),
             ..SubjectAccessReview::default()
@@ -436,7 +474,16 @@ impl Authorizer {
         let turn = turn.inspect_err(count)?;
         // Taken before the review is sent, so that no later change is taken for an earlier one.
         let position = self.changes.position();
-        let posted = verdict_form::ask(&self.client, &review);
+        let is_new_wanted = usage == VerdictUse::PassedOn(VerdictAge::New)
+            || self
+                .changes
+                .are_fresh_before(&position, request, PASSED_ON_AGE);
+        let wanted = if is_new_wanted {
+            VerdictAge::New
+        } else {
+            VerdictAge::Young
+        };
+        let posted = verdict_form::ask(&self.client, &review, wanted);
         let answer = turn.run(posted).await.inspect_err(count)?;
         let age = answer.age();
         let status = answer.status.ok_or_else(ReviewError::without_status)?;

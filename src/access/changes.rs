@@ -216,6 +216,32 @@ impl Changes {
         limit
     }
 
+    /// Returns `true` if a change that concerns a request came so shortly before it that a verdict of this
+    /// age may be from before the change, or from a server that had not seen it.
+    ///
+    /// What was told before the changes were followed is asked again when upstream has settled, and only
+    /// then has to be new.
+    pub(super) fn are_fresh_before(
+        &self,
+        position: &ChangePosition,
+        request: &AccessRequest,
+        age: Duration,
+    ) -> bool {
+        let log = self.log.read();
+        let earlier = log.changes.range(..position.head).rev();
+        for (looked_at, (_, (at, affected))) in earlier.enumerate() {
+            let since = position.requested.saturating_duration_since(*at);
+            if since >= SETTLED + age {
+                break;
+            }
+            let is_first = matches!(**affected, Affected::UnknownPast(_)) && since < SETTLED;
+            if looked_at == MAX_LOOKED_AT || (!is_first && affected.concerns(request)) {
+                return true;
+            }
+        }
+        false
+    }
+
     /// Returns `true` if a request was sent in the present timeline of upstream's versions. RBAC's
     /// objects are others in another one.
     pub(super) fn is_in_this_timeline(&self, position: &ChangePosition) -> bool {

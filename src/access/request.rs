@@ -12,6 +12,9 @@ use watershed_protocol::{GroupVersionResource, ResourceRequest, Verb};
 use super::identity::Identity;
 pub use selectors::ReviewSelectors;
 
+/// Bytes that a further attribute of an identity takes without its text.
+const EXTRA_BYTES: usize = size_of::<(String, Vec<String>)>();
+
 /// The attributes of a read that upstream's authorizers consider.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct AccessAttributes {
@@ -26,10 +29,7 @@ pub struct AccessAttributes {
 impl AccessAttributes {
     /// Returns the bytes that the caller's choices take.
     fn size(&self) -> usize {
-        let ResourceRequest {
-            namespace, name, ..
-        } = &self.resource;
-        self.selectors.size() + text_size([namespace, name])
+        self.selectors.size() + size_of_named(&self.resource)
     }
 
     /// Returns the attributes in the form of a review.
@@ -57,7 +57,7 @@ impl AccessRequest {
         } = &*self.identity;
         let extra = extra
             .iter()
-            .map(|(key, values)| key.len() + list_size(values));
+            .map(|(key, values)| EXTRA_BYTES + key.len() + list_size(values));
         let identity = user.len() + text_size([uid]) + list_size(groups) + extra.sum::<usize>();
         self.target.size() + identity
     }
@@ -69,10 +69,13 @@ impl AccessRequest {
     pub(super) fn widened(&self) -> Option<Self> {
         let attributes = match &self.target {
             AccessTarget::Resource(attributes) => attributes,
-            AccessTarget::Verb { .. } if self.identity.has_token_attributes() => {
+            AccessTarget::Verb { verb, on } if self.identity.has_token_attributes() => {
                 return Some(Self {
                     identity: Identity::of_any_token(&self.identity),
-                    target: self.target.clone(),
+                    target: AccessTarget::AnyToken {
+                        verb: Arc::clone(verb),
+                        on: on.clone(),
+                    },
                 });
             }
             _ => return None,
@@ -98,7 +101,7 @@ impl AccessRequest {
             AccessTarget::Resource(attributes) | AccessTarget::AllObjects(attributes) => {
                 attributes.resource.namespace.as_deref()
             }
-            AccessTarget::Verb { on, .. } => match on {
+            AccessTarget::Verb { on, .. } | AccessTarget::AnyToken { on, .. } => match on {
                 VerbTarget::Resource { resource, .. } => resource.namespace.as_deref(),
                 VerbTarget::Path(_) => None,
             },
@@ -149,7 +152,7 @@ impl AccessRequest {
                 }),
                 ..spec
             },
-            AccessTarget::Verb { verb, on } => match on {
+            AccessTarget::Verb { verb, on } | AccessTarget::AnyToken { verb, on } => match on {
                 VerbTarget::Resource {
                     resource,
                     selectors,
@@ -213,6 +216,14 @@ pub(super) enum AccessTarget {
         /// The subject of the verb.
         on: VerbTarget,
     },
+    /// The same by whatever token of the user. It is not the request of a user without a token: only where no
+    /// authorizer tells tokens apart does its grant count for them.
+    AnyToken {
+        /// The verb.
+        verb: Arc<str>,
+        /// The subject of the verb.
+        on: VerbTarget,
+    },
     /// To get a path that belongs to no resource.
     Path(String),
 }
@@ -265,7 +276,7 @@ impl AccessTarget {
     pub(super) fn size(&self) -> usize {
         match self {
             Self::Resource(attributes) | Self::AllObjects(attributes) => attributes.size(),
-            Self::Verb { verb, on } => verb.len() + on.size(),
+            Self::Verb { verb, on } | Self::AnyToken { verb, on } => verb.len() + on.size(),
             Self::Path(path) => path.len(),
         }
     }
@@ -292,15 +303,7 @@ impl VerbTarget {
             Self::Resource {
                 resource,
                 selectors,
-            } => {
-                let ResourceRequest {
-                    namespace,
-                    name,
-                    subresource,
-                    ..
-                } = resource;
-                selectors.size() + text_size([namespace, name, subresource])
-            }
+            } => selectors.size() + size_of_named(resource),
             Self::Path(path) => path.len(),
         }
     }
@@ -365,8 +368,22 @@ fn text_size<const N: usize>(texts: [&Option<String>; N]) -> usize {
     texts.into_iter().flatten().map(String::len).sum()
 }
 
+/// Returns the bytes of a type and of names.
+fn size_of_named(resource: &ResourceRequest) -> usize {
+    let ResourceRequest {
+        gvr,
+        namespace,
+        name,
+        subresource,
+        ..
+    } = resource;
+    let gvr = gvr.group.len() + gvr.version.len() + gvr.resource.len();
+    gvr + text_size([namespace, name, subresource])
+}
+
 fn list_size(texts: &[String]) -> usize {
-    texts.iter().map(String::len).sum()
+    let sizes = texts.iter().map(|text| size_of::<String>() + text.len());
+    sizes.sum()
 }
 
 #[cfg(test)]

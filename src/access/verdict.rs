@@ -153,6 +153,8 @@ impl Verdict {
     pub(super) fn aged(self, age: Duration) -> Self {
         Self {
             age_at_request: age,
+            ttl: self.ttl.saturating_sub(age),
+            unwatched_ttl: self.unwatched_ttl.saturating_sub(age),
             ..self
         }
     }

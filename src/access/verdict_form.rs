@@ -1,8 +1,8 @@
 //! The short form of a verdict that one proxy gives another.
 //!
 //! A proxy that sends a SubjectAccessReview accepts this form besides upstream's own. An API server
-//! does not know it and answers in its own form. A proxy answers in the short one, from a verdict that
-//! it may have already. It answers 406 to a review that it cannot read exactly.
+//! does not know it and answers in its own form. A proxy answers in the short one, perhaps with a verdict of
+//! the last second. It answers 406 to a review that it cannot read exactly.
 use std::time::Duration;
 
 use http::{HeaderMap, StatusCode, header};
@@ -16,8 +16,19 @@ use crate::upstream::UpstreamClient;
 /// The media type of the short form.
 pub const VERDICT_MEDIA_TYPE: &str = "application/vnd.watershed.verdict+json;layout=1";
 /// The forms that a proxy accepts.
-const ACCEPTED: &str = "application/vnd.watershed.verdict+json;layout=1, application/json";
+const YOUNG: &str = "application/vnd.watershed.verdict+json;layout=1, application/json";
+/// The same, of a verdict that upstream decides after the question.
+const NEW: &str = "application/vnd.watershed.verdict+json;layout=1;age=0, application/json";
 const PATH: &str = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
+
+/// The age that a verdict may have when it is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum VerdictAge {
+    /// None.
+    New,
+    /// That of a verdict which may be passed on.
+    Young,
+}
 
 /// The parts of an answer to a SubjectAccessReview that count, in both forms.
 #[derive(Debug, Serialize, Deserialize)]
@@ -43,19 +54,29 @@ impl VerdictForm {
     }
 }
 
-/// Returns `true` if a request accepts a verdict in the short form, and upstream's own form next.
-pub fn wants_verdict(headers: &HeaderMap) -> bool {
+/// Returns the age of the verdict that a request accepts in the short form, and upstream's own form next.
+/// `None` if it does not.
+pub fn wanted_verdict(headers: &HeaderMap) -> Option<VerdictAge> {
     let mut lines = headers.get_all(header::ACCEPT).iter();
-    let only = lines.next().filter(|_| lines.next().is_none());
-    only.is_some_and(|line| line.as_bytes() == ACCEPTED.as_bytes())
+    let only = lines.next().filter(|_| lines.next().is_none())?;
+    match only.to_str() {
+        Ok(YOUNG) => Some(VerdictAge::Young),
+        Ok(NEW) => Some(VerdictAge::New),
+        _ => None,
+    }
 }
 
 /// Asks upstream for a verdict.
 pub(super) async fn ask(
     client: &UpstreamClient,
     review: &SubjectAccessReview,
+    age: VerdictAge,
 ) -> Result<VerdictForm, ReviewError> {
-    match post(client, PATH, review, ACCEPTED).await {
+    let accepted = match age {
+        VerdictAge::New => NEW,
+        VerdictAge::Young => YOUNG,
+    };
+    match post(client, PATH, review, accepted).await {
         Err(ReviewError::Refused(StatusCode::NOT_ACCEPTABLE)) => {
             post(client, PATH, review, JSON).await
         }
@@ -91,22 +112,27 @@ mod tests {
 
     #[test]
     fn the_short_form_is_wanted_by_proxies_only() {
-        let wants = |lines: &[&'static str]| {
+        let wanted = |lines: &[&'static str]| {
             let lines = lines
                 .iter()
                 .map(|line| (header::ACCEPT, http::HeaderValue::from_static(line)));
-            wants_verdict(&lines.collect())
+            wanted_verdict(&lines.collect())
         };
-        assert!(ACCEPTED.starts_with(VERDICT_MEDIA_TYPE));
-        assert!(wants(&[ACCEPTED]));
+        assert!(
+            [YOUNG, NEW]
+                .iter()
+                .all(|it| it.starts_with(VERDICT_MEDIA_TYPE))
+        );
+        assert_eq!(wanted(&[YOUNG]), Some(VerdictAge::Young));
+        assert_eq!(wanted(&[NEW]), Some(VerdictAge::New));
         for others in [
             &[JSON][..],
             &["*/*"],
             &[],
-            &[ACCEPTED, JSON],
+            &[YOUNG, JSON],
             &[VERDICT_MEDIA_TYPE],
         ] {
-            assert!(!wants(others), "{others:?}");
+            assert_eq!(wanted(others), None, "{others:?}");
         }
     }
 
@@ -114,7 +140,7 @@ mod tests {
     async fn a_review_that_only_the_api_server_can_answer_is_sent_again_in_its_form() {
         let pki = Pki::new();
         let api = Api::start(&pki, HTTP2, |request, _| async move {
-            if wants_verdict(request.headers()) {
+            if wanted_verdict(request.headers()).is_some() {
                 return typed(406, "text/plain", "");
             }
             assert_eq!(request.headers()[header::ACCEPT], JSON);
@@ -122,7 +148,9 @@ mod tests {
         })
         .await;
         let client = UpstreamClient::new(&upstream_of(&pki, &api).await);
-        let verdict = ask(&client, &SubjectAccessReview::default()).await.unwrap();
+        let review = SubjectAccessReview::default();
+        let verdict = ask(&client, &review, VerdictAge::Young);
+        let verdict = verdict.await.unwrap();
         assert!(verdict.status.unwrap().allowed);
     }
 }

@@ -21,7 +21,7 @@ use super::reads::{large_answers, open, unfolding};
 use super::review;
 use super::source::{AnswerSource, ForwardReason};
 use super::unanswered::{Refusal, Unanswered};
-use crate::access::{Caller, ReviewedAccess, VERDICT_MEDIA_TYPE};
+use crate::access::{Caller, ReviewedAccess, VERDICT_MEDIA_TYPE, VerdictAge};
 use crate::body::holding;
 use checkpoint_answers::CheckpointAnswers;
 
@@ -69,7 +69,10 @@ impl ServiceParts {
                 Ok(answer.await?)
             }
             // Boxed: other requests need no room for it.
-            PlannedAction::Verdict => Box::pin(self.verdict(exchange)).await,
+            PlannedAction::Verdict(age) => {
+                let age = *age;
+                Box::pin(self.verdict(exchange, age)).await
+            }
         }
     }
 
@@ -169,7 +172,11 @@ impl ServiceParts {
     }
 
     /// Answers a review of another proxy, if that may ask for it.
-    async fn verdict(&self, exchange: &mut Exchange) -> Result<Answer, Unanswered> {
+    async fn verdict(
+        &self,
+        exchange: &mut Exchange,
+        age: VerdictAge,
+    ) -> Result<Answer, Unanswered> {
         let proxy = review::identify_known(&self.access, exchange).await?;
         review::authorize_review(&self.access, exchange, &proxy).await?;
         let body = exchange.request.body_mut();
@@ -177,7 +184,7 @@ impl ServiceParts {
             return Err(ForwardReason::NotARead.into());
         };
         let review = verdict_answers::read(body).await?;
-        let decided = review.decide(&self.access.authorizer).await;
+        let decided = review.decide(&self.access.authorizer, age).await;
         let verdict = decided.map_err(|error| review::undecided(&self.access, &error))?;
         let response = answer::verdict(VERDICT_MEDIA_TYPE, verdict);
         Ok(Answer::new(AnswerSource::Verdict, response))

@@ -79,18 +79,18 @@ pub(super) async fn authorize_checkpoint(
     }
 }
 
-/// Returns an error unless the caller may ask for verdicts about others. Unauthorized callers are
+/// Returns an error unless RBAC lets the caller ask for verdicts about others. Those of other callers are
 /// forwarded, so upstream refuses them in its own words.
 pub(super) async fn authorize_review(
     access: &Access,
     exchange: &Exchange,
     proxy: &Arc<Identity>,
 ) -> Result<(), Unanswered> {
-    let review = access.may_review(proxy);
-    match reviewed(access, exchange, proxy, review).await?.decision() {
-        Decision::Allowed(_) => Ok(()),
-        Decision::Denied(_) => Err(ForwardReason::NotARead.into()),
-    }
+    let granted = access.may_review(proxy).await;
+    let granted = granted.map_err(|error| not_reviewed(access, exchange, Some(proxy), &error))?;
+    let granted = granted.ok_or(ForwardReason::NotARead)?;
+    audit::record_decision(&exchange.request, granted.decision());
+    Ok(())
 }
 
 /// Returns the refusal of a verdict that upstream did not give. If upstream answered in some way, the

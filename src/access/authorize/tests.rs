@@ -1,11 +1,13 @@
 //! Grants of nodes whose reasons the proxy learns late.
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use http::Response;
 use watershed_protocol::GroupVersionResource;
 
 use super::*;
 use crate::access::changes::rbac::{Affected, RbacKind};
-use crate::test_support::{self, Api, HTTP2, Pki, eventually, text, upstream_of};
+use crate::body::Body;
+use crate::test_support::{self, Api, HTTP2, Pki, eventually, text, typed, upstream_of};
 
 const HOUR: Duration = Duration::from_hours(1);
 
@@ -97,6 +99,18 @@ async fn reviews_that_hang_hold_up_no_others() {
     assert!(stuck.iter().all(|review| !review.is_finished()));
 }
 
+async fn authorizer_of(pki: &Pki, api: &Api) -> Authorizer {
+    let client = UpstreamClient::new(&upstream_of(pki, api).await);
+    let (config, queues) = (AuthorizationConfig::default(), ReviewQueues::default());
+    Authorizer::new(client, config, Timeline::default(), queues)
+}
+
+/// Returns a grant for a reason.
+fn granted(reason: &str) -> Response<Body> {
+    let status = format!(r#"{{"allowed":true,"reason":"{reason}"}}"#);
+    text(format!(r#"{{"status":{status}}}"#))
+}
+
 /// A proxy in front of an API server that counts reviews, and grants all for a reason.
 async fn counted(reason: &'static str) -> (Authorizer, Arc<AtomicUsize>, Api) {
     let pki = Pki::new();
@@ -104,17 +118,10 @@ async fn counted(reason: &'static str) -> (Authorizer, Arc<AtomicUsize>, Api) {
     let count = Arc::clone(&asked);
     let api = Api::start(&pki, HTTP2, move |_, _| {
         count.fetch_add(1, Ordering::SeqCst);
-        async move {
-            text(format!(
-                r#"{{"status":{{"allowed":true,"reason":"{reason}"}}}}"#
-            ))
-        }
+        async move { granted(reason) }
     })
     .await;
-    let client = UpstreamClient::new(&upstream_of(&pki, &api).await);
-    let (config, queues) = (AuthorizationConfig::default(), ReviewQueues::default());
-    let authorizer = Authorizer::new(client, config, Timeline::default(), queues);
-    (authorizer, asked, api)
+    (authorizer_of(&pki, &api).await, asked, api)
 }
 
 fn follow_rbac(authorizer: &Authorizer) {
@@ -130,14 +137,17 @@ async fn a_young_grant_by_rbac_is_passed_on_until_a_change_concerns_it() {
     let (authorizer, asked, _api) = counted(BY_A_ROLE).await;
     let request = Arc::new(AccessRequest::example("ann", &[], Some("here")));
     let decide = async || {
-        let decided = authorizer.decide_for_proxy(&request).await.unwrap();
+        let decided = authorizer
+            .decide_for_proxy(&request, VerdictAge::Young)
+            .await
+            .unwrap();
         assert!(decided.is_allowed());
         asked.load(Ordering::SeqCst)
     };
     assert_eq!(decide().await, 1);
     assert_eq!(decide().await, 2, "a change could go unnoticed");
     follow_rbac(&authorizer);
-    // The machine may take longer than a grant is young.
+    // A slow machine may need more than a second.
     let mut before = decide().await;
     let mut shared = false;
     for _ in 0..20 {
@@ -150,20 +160,105 @@ async fn a_young_grant_by_rbac_is_passed_on_until_a_change_concerns_it() {
     let concerned = Affected::Namespace("here".into());
     authorizer.changes().record(concerned);
     let before = asked.load(Ordering::SeqCst);
+    let changed = Instant::now();
     assert_eq!(decide().await, before + 1);
-    assert_eq!(decide().await, before + 2, "the API server may lag");
+    let again = decide().await;
+    let is_settled = changed.elapsed() >= SETTLED;
+    assert!(again == before + 2 || is_settled, "the API server may lag");
 }
 
+/// The other proxy knows of a change that has not arrived here.
 #[tokio::test]
-async fn an_older_grant_is_used_here_and_not_passed_on() {
+async fn a_new_verdict_is_decided_after_the_question() {
     let (authorizer, asked, _api) = counted(BY_A_ROLE).await;
     follow_rbac(&authorizer);
     let request = Arc::new(AccessRequest::example("ann", &[], Some("here")));
-    authorizer.decide_for_proxy(&request).await.unwrap();
+    for number in 1..=3 {
+        let decided = authorizer.decide_for_proxy(&request, VerdictAge::New).await;
+        assert!(decided.unwrap().is_allowed());
+        assert_eq!(asked.load(Ordering::SeqCst), number);
+    }
+}
+
+/// Upstream fails while other proxies ask.
+#[tokio::test]
+async fn a_review_for_a_proxy_that_fails_ends_no_verdict() {
+    let pki = Pki::new();
+    let fails = Arc::new(AtomicBool::new(false));
+    let failing = Arc::clone(&fails);
+    let api = Api::start(&pki, HTTP2, move |_, _| {
+        let answer = if failing.load(Ordering::SeqCst) {
+            typed(503, "text/plain", "")
+        } else {
+            granted(BY_A_ROLE)
+        };
+        async move { answer }
+    })
+    .await;
+    let authorizer = authorizer_of(&pki, &api).await;
+    follow_rbac(&authorizer);
+    let request = AccessRequest::example("ann", &[], Some("here"));
+    let AccessTarget::Resource(attributes) = &request.target else {
+        unreachable!();
+    };
+    let used_here = async || authorizer.authorize(&request.identity, attributes).await;
+    assert!(used_here().await.unwrap().is_allowed());
+    fails.store(true, Ordering::SeqCst);
+    let request = Arc::new(request.clone());
+    let decided = authorizer.decide_for_proxy(&request, VerdictAge::New).await;
+    assert!(decided.is_err());
+    assert!(used_here().await.unwrap().is_allowed());
+}
+
+/// A webhook may judge tokens of a user in other ways than the user without one.
+#[tokio::test]
+async fn a_grant_without_a_token_counts_for_no_token_where_webhooks_judge() {
+    let pki = Pki::new();
+    let api = Api::start(&pki, HTTP2, |request, _| async move {
+        let review = test_support::read(request.into_body()).await.unwrap();
+        if review.contains("SelfSubjectRulesReview") {
+            text(r#"{"status":{"incomplete":true,"resourceRules":[],"nonResourceRules":[]}}"#)
+        } else if review.contains("pod-name") {
+            text(r#"{"status":{"allowed":false,"denied":true}}"#)
+        } else {
+            granted(BY_A_ROLE)
+        }
+    })
+    .await;
+    let authorizer = authorizer_of(&pki, &api).await;
+    follow_rbac(&authorizer);
+    let plain = AccessRequest::example("web", &[], None).identity;
+    let pod = "authentication.kubernetes.io/pod-name".to_owned();
+    let of_pod = Identity {
+        extra: vec![(pod, vec!["web-1".to_owned()])],
+        ..(*plain).clone()
+    };
+    let path = || VerbTarget::Path("/metrics".to_owned());
+    let may = async |identity: &Arc<Identity>| {
+        let reviewed = authorizer.authorize_verb(identity, "post".into(), path());
+        reviewed.await.unwrap().is_allowed()
+    };
+    assert!(may(&plain).await);
+    let of_pod = Arc::new(of_pod);
+    for _ in 0..4 {
+        assert!(!may(&of_pod).await);
+    }
+}
+
+#[tokio::test]
+async fn an_older_grant_is_not_passed_on() {
+    let (authorizer, asked, _api) = counted(BY_A_ROLE).await;
+    follow_rbac(&authorizer);
+    let request = Arc::new(AccessRequest::example("ann", &[], Some("here")));
+    authorizer
+        .decide_for_proxy(&request, VerdictAge::Young)
+        .await
+        .unwrap();
     tokio::time::sleep(PASSED_ON_AGE + Duration::from_millis(1)).await;
-    let known = authorizer.known(&request, VerdictUse::Here).await;
-    assert!(known.is_ok());
-    authorizer.decide_for_proxy(&request).await.unwrap();
+    authorizer
+        .decide_for_proxy(&request, VerdictAge::Young)
+        .await
+        .unwrap();
     assert_eq!(asked.load(Ordering::SeqCst), 2);
 }
 
@@ -174,7 +269,10 @@ async fn grants_that_rbac_did_not_give_are_not_passed_on() {
         follow_rbac(&authorizer);
         let request = Arc::new(AccessRequest::example("ann", &[], Some("here")));
         for number in 1..=3 {
-            authorizer.decide_for_proxy(&request).await.unwrap();
+            authorizer
+                .decide_for_proxy(&request, VerdictAge::Young)
+                .await
+                .unwrap();
             assert_eq!(asked.load(Ordering::SeqCst), number, "{reason}");
         }
     }
@@ -192,13 +290,14 @@ async fn the_age_of_a_verdict_grows_from_proxy_to_proxy() {
         async move { text(format!(r#"{{"status":{status},"ageMilliseconds":1001}}"#)) }
     })
     .await;
-    let client = UpstreamClient::new(&upstream_of(&pki, &api).await);
-    let (config, queues) = (AuthorizationConfig::default(), ReviewQueues::default());
-    let authorizer = Authorizer::new(client, config, Timeline::default(), queues);
+    let authorizer = authorizer_of(&pki, &api).await;
     follow_rbac(&authorizer);
     let request = Arc::new(AccessRequest::example("ann", &[], Some("here")));
     for number in 1..=3 {
-        let decided = authorizer.decide_for_proxy(&request).await.unwrap();
+        let decided = authorizer
+            .decide_for_proxy(&request, VerdictAge::Young)
+            .await
+            .unwrap();
         assert!(decided.verdict.age() > PASSED_ON_AGE);
         assert_eq!(asked.load(Ordering::SeqCst), number);
     }

@@ -15,9 +15,9 @@ use crate::serve::review;
 use crate::serve::unanswered::Refusal;
 
 /// Reviews that are read and decided at a time, half of them for one user. Others are forwarded.
-const AT_ONCE: u64 = 512;
+const AT_ONCE: u64 = 2_048;
 /// Size limit of a review. Longer ones are forwarded.
-const MAX_BYTES: usize = 16 << 10;
+const MAX_BYTES: usize = 8 << 10;
 /// Time limit for its arrival.
 const ARRIVAL: Duration = Duration::from_secs(5);
 
@@ -62,5 +62,5 @@ pub(in crate::serve) async fn read(body: &mut Incoming) -> Result<ProxyReview, R
 
 fn unreadable(why: &str) -> Refusal {
     let message = format!("the review cannot be read: {why}");
-    Refusal::access(Status::bad_request(message))
+    Refusal::access(Status::service_unavailable(message, 1))
 }
