@@ -526,6 +526,7 @@ impl Authorizer {
         let quiet = self
             .changes
             .quiet_before(&verdict.position, request, longest);
+        let quiet = quiet.saturating_sub(verdict.age());
         verdict.renewed_until(quiet)
     }
 

@@ -10,6 +10,7 @@ use bytes::Bytes;
 use k8s_openapi::api::authorization::v1::{SubjectAccessReview, SubjectAccessReviewStatus};
 use moka::sync::Cache;
 use serde_json::Value;
+use tokio::time::Instant;
 use watershed_protocol::{GroupVersionResource, ResourceRequest};
 
 use super::authorize::Authorizer;
@@ -49,8 +50,9 @@ impl ProxyReview {
         authorizer: &Authorizer,
         age: VerdictAge,
     ) -> Result<Bytes, Arc<ReviewError>> {
+        let arrived = Instant::now();
         let form = match authorizer.decide_for_proxy(&self.0, age).await {
-            Ok(ReviewedAccess { verdict, .. }) => form_of(&verdict),
+            Ok(ReviewedAccess { verdict, .. }) => form_of(&verdict, arrived),
             Err(error) => undecided(&error).ok_or(error)?,
         };
         let json = serde_json::to_vec(&form).map_err(ReviewError::not_understood)?;
@@ -58,14 +60,16 @@ impl ProxyReview {
     }
 }
 
-fn form_of(verdict: &Verdict) -> VerdictForm {
+/// Returns the form of a verdict, with its age at the arrival of the question: the other proxy adds the time
+/// since it asked.
+fn form_of(verdict: &Verdict, arrived: Instant) -> VerdictForm {
     let reason = verdict.decision.reason();
     let status = SubjectAccessReviewStatus {
         allowed: matches!(verdict.decision, Decision::Allowed(_)),
         reason: (!reason.is_empty()).then(|| reason.to_owned()),
         ..SubjectAccessReviewStatus::default()
     };
-    VerdictForm::new(status, verdict.age())
+    VerdictForm::new(status, verdict.age().saturating_sub(arrived.elapsed()))
 }
 
 /// Returns the form of upstream's answer that an authorizer failed.

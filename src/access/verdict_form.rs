@@ -36,7 +36,8 @@ pub enum VerdictAge {
 pub(super) struct VerdictForm {
     /// Upstream's decision.
     pub(super) status: Option<SubjectAccessReviewStatus>,
-    /// Time since the API server decided. It is only in the short form.
+    /// Time from the API server's decision to the arrival of the question; zero if it decided later. It is
+    /// only in the short form.
     #[serde(default)]
     age_milliseconds: u64,
 }

@@ -118,6 +118,8 @@ pub(super) struct ScopePump {
     overdue: OverdueEvents,
     /// Changes when a stream brings something again, of any scope.
     streams: watch::Receiver<()>,
+    /// The watch was opened again because of that, and has not been found silent since.
+    reopened_with_others: bool,
     /// The proofs of an earlier state, until it is shown.
     restoring: Option<Restoring>,
     /// The reason why the task ended. It is closed unless set: the runtime may drop the task.
@@ -197,6 +199,7 @@ impl ScopePump {
                 overdue,
             ),
             streams: shared.streams.subscribe(),
+            reopened_with_others: false,
             shared,
             feed,
             writer,

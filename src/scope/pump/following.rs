@@ -162,15 +162,19 @@ impl ScopePump {
         );
         self.count(&metrics::UPSTREAM_OVERDUE);
         self.overdue.record_reopening();
+        self.reopened_with_others = false;
         self.staleness.mark_silent(DueChange::Event, Instant::now());
         self.mark_interrupted();
     }
 
     /// Opens a watch that did not bring what was due again, as other streams bring something now. What held
     /// them up may be over, and the next attempt may be minutes away.
+    ///
+    /// That happens once after each time that the watch itself was found silent or to lack events. On a quiet
+    /// type a new watch brings its first bookmark after a minute, and others must not keep it from that.
     pub(super) fn reopen_as_streams_do(&mut self) {
-        let is_open = self.scope.upstream.is_following()
-            && self.overdue.may_reopen()
+        let is_open = !self.reopened_with_others
+            && self.scope.upstream.is_following()
             && self.feed.reflector().is_some_and(Reflector::reopen);
         if is_open {
             tracing::info!(
@@ -178,8 +182,8 @@ impl ScopePump {
                 selection = %self.scope.key.selection,
                 "other watches bring something again; opening this one again, too"
             );
-            self.overdue.record_attempt();
             self.mark_interrupted();
+            self.reopened_with_others = true;
         }
     }
 
@@ -204,6 +208,7 @@ impl ScopePump {
     pub(super) fn mark_interrupted(&mut self) {
         if let Some(reflector) = self.feed.reflector() {
             if reflector.fell_silent() {
+                self.reopened_with_others = false;
                 self.staleness
                     .mark_silent(DueChange::Bookmark, Instant::now());
             } else if !reflector.sends_bookmarks() && self.staleness.expect_no_bookmarks() {

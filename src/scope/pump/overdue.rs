@@ -102,16 +102,6 @@ impl OverdueEvents {
         self.patience = (self.patience * 2).min(MAX_EVENT_WAIT);
     }
 
-    /// Returns `true` if the watch was not opened again just before.
-    pub(super) fn may_reopen(&self) -> bool {
-        self.last.is_none_or(|last| last.elapsed() >= self.first)
-    }
-
-    /// Notes that the watch was opened again for another reason.
-    pub(super) fn record_attempt(&mut self) {
-        self.last = Some(Instant::now());
-    }
-
     /// Notes that upstream was found to have more.
     fn note(&mut self) {
         let after = *self.found.borrow_and_update();

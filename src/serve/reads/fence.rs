@@ -442,13 +442,13 @@ impl Fence {
         if scope.wait_until_version(version, IN_TRANSIT).await {
             return Ok(FreshnessProof::Followed.of(version));
         }
-        if !scope.upstream.is_delivering() {
+        if !scope.upstream.is_following() {
             return Err(FenceError::Interrupted);
         }
         let Some(mut waiting) = self.catch_ups.keep_open(scope) else {
             return Err(FenceError::Late);
         };
-        let mut delivering = scope.upstream.delivering();
+        let mut following = scope.upstream.following();
         tokio::select! {
             biased;
             is_reached = scope.wait_until_version(version, costs::MAX_COMPARISON_WAIT) => {
@@ -456,7 +456,7 @@ impl Fence {
                     return Err(FenceError::Late);
                 }
             }
-            _ = delivering.wait_for(|arrives| !arrives) => {
+            _ = following.wait_for(|is_followed| !is_followed) => {
                 return Err(FenceError::Interrupted);
             }
             () = waiting.until_given_up() => return Err(FenceError::Late),
