@@ -219,8 +219,8 @@ impl Changes {
     /// Returns `true` if a change that concerns a request came so shortly before it that a verdict of this
     /// age may be from before the change, or from a server that had not seen it.
     ///
-    /// What was told before the changes were followed is asked again when upstream has settled, and only
-    /// then has to be new.
+    /// Verdicts from before the changes were followed are asked for again when upstream has settled. Only
+    /// then do they have to be new.
     pub(super) fn are_fresh_before(
         &self,
         position: &ChangePosition,

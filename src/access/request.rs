@@ -65,7 +65,7 @@ impl AccessRequest {
     /// Returns the request for all objects of the type by any token of the user, if this one is for
     /// some of them, or is told from others by its token. Whoever is granted that is granted this.
     ///
-    /// What is no read of objects stays as it is, for any token.
+    /// A request that is no read of objects stays as it is, for any token.
     pub(super) fn widened(&self) -> Option<Self> {
         let attributes = match &self.target {
             AccessTarget::Resource(attributes) => attributes,

@@ -26,7 +26,7 @@ const PATH: &str = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
 pub enum VerdictAge {
     /// None.
     New,
-    /// That of a verdict which may be passed on.
+    /// As old as verdicts may be that are passed on.
     Young,
 }
 

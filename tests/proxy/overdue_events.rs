@@ -134,7 +134,7 @@ async fn a_type_without_bookmarks_whose_watches_bring_nothing_becomes_stale_and_
     fixture.stop().await;
 }
 
-/// What RBAC took away is not known while its watches bring nothing, although they are opened again.
+/// Changes of RBAC are not known while its watches bring nothing, although they are opened again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn grants_are_reviewed_again_while_the_watches_of_rbac_bring_nothing() {
     let fixture = Fixture::build(

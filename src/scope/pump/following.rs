@@ -170,7 +170,7 @@ impl ScopePump {
     /// Opens a watch that did not bring what was due again, as other streams bring something now. What held
     /// them up may be over, and the next attempt may be minutes away.
     ///
-    /// That happens once after each time that the watch itself was found silent or to lack events. On a quiet
+    /// It does so once after each time that the watch itself was found silent or to lack events. On a quiet
     /// type a new watch brings its first bookmark after a minute, and others must not keep it from that.
     pub(super) fn reopen_as_streams_do(&mut self) {
         let is_open = !self.reopened_with_others
