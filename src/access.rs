@@ -6,7 +6,8 @@
 //! change drops the cached answers that it can concern.
 //!
 //! `authenticate` identifies callers, `authorize` judges what they want, `impersonate` judges whom
-//! they may act as, and `guard` watches over grants of open watches. `changes` follows RBAC.
+//! they may act as, and `guard` watches over grants of open watches. `changes` follows RBAC, and `passed_on`
+//! answers other proxies that ask about their callers.
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
