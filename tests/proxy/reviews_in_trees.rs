@@ -1,5 +1,5 @@
 //! Reviews that proxies send to a proxy: upstream decides once for those that ask at the same time.
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use http::{Request, StatusCode, header};
@@ -75,6 +75,17 @@ async fn the_reviews_of_many_leaves_are_decided_together_and_their_grants_end() 
     };
     // The first questions are also about the rights of the leaves themselves.
     ask().await;
+    for leaf in &leaves {
+        becomes("the types of RBAC that a leaf follows", 4, async || {
+            let status = leaf.status().await;
+            let scopes = status["scopes"].as_array().unwrap().iter();
+            let rbac = scopes.filter(|scope| scope["group"] == "rbac.authorization.k8s.io");
+            rbac.filter(|scope| scope["following"] == true).count()
+        })
+        .await;
+    }
+    // Two to three seconds after that, leaves want verdicts that are decided after the question.
+    tokio::time::sleep(Duration::from_secs(5)).await;
     unless_stalled("leaves that ask at once", async || {
         let (begun, before) = (Instant::now(), reviews(&fixture));
         ask().await;

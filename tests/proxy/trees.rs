@@ -73,7 +73,7 @@ impl Tier {
         kubeconfig(&server, token)
     }
 
-    async fn status(&self) -> Value {
+    pub(crate) async fn status(&self) -> Value {
         let admin = self.running.admin_address;
         let host = admin.to_string();
         let answer = plain_request(admin, "GET", "/status.json", &[("Host", &host)]).await;
