@@ -506,7 +506,7 @@ impl Authorizer {
             Decision::Denied(reason.into())
         };
         let mut verdict = Verdict::new(decision, position, ttl, unwatched_ttl).aged(age);
-        if allowed && explained_by == Explanation::Rbac {
+        if verdict.is_granted_by_rbac() {
             verdict = self.renew_while_quiet(verdict, request);
         } else if verdict.is_unexplained_grant() && !ttl.is_zero() {
             verdict = self.keep_with_reason(verdict, request);

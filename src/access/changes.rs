@@ -202,18 +202,7 @@ impl Changes {
         request: &AccessRequest,
         limit: Duration,
     ) -> Duration {
-        let log = self.log.read();
-        let earlier = log.changes.range(..position.head).rev();
-        for (looked_at, (_, (at, affected))) in earlier.enumerate() {
-            let quiet = position.requested.saturating_duration_since(*at);
-            if quiet >= limit {
-                break;
-            }
-            if looked_at == MAX_LOOKED_AT || affected.concerns(request) {
-                return quiet;
-            }
-        }
-        limit
+        self.since_last(position, request, limit, |_, _| true)
     }
 
     /// Returns `true` if a change that concerns a request came so shortly before it that a verdict of this
@@ -227,19 +216,35 @@ impl Changes {
         request: &AccessRequest,
         age: Duration,
     ) -> bool {
+        let limit = SETTLED + age;
+        let counts = |affected: &Affected, since| {
+            !matches!(affected, Affected::UnknownPast(_)) || since >= SETTLED
+        };
+        self.since_last(position, request, limit, counts) < limit
+    }
+
+    /// Returns the time from the last change that counts and concerns a request until it was sent, `limit` at
+    /// most.
+    fn since_last(
+        &self,
+        position: &ChangePosition,
+        request: &AccessRequest,
+        limit: Duration,
+        counts: impl Fn(&Affected, Duration) -> bool,
+    ) -> Duration {
         let log = self.log.read();
         let earlier = log.changes.range(..position.head).rev();
         for (looked_at, (_, (at, affected))) in earlier.enumerate() {
             let since = position.requested.saturating_duration_since(*at);
-            if since >= SETTLED + age {
+            if since >= limit {
                 break;
             }
-            let is_first = matches!(**affected, Affected::UnknownPast(_)) && since < SETTLED;
-            if looked_at == MAX_LOOKED_AT || (!is_first && affected.concerns(request)) {
-                return true;
+            let concerns = || counts(affected, since) && affected.concerns(request);
+            if looked_at == MAX_LOOKED_AT || concerns() {
+                return since;
             }
         }
-        false
+        limit
     }
 
     /// Returns `true` if a request was sent in the present timeline of upstream's versions. RBAC's

@@ -9,6 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use k8s_openapi::api::authorization::v1::{SubjectAccessReview, SubjectAccessReviewStatus};
 use moka::sync::Cache;
+use serde::Deserialize as _;
 use serde_json::Value;
 use tokio::time::Instant;
 use watershed_protocol::{GroupVersionResource, ResourceRequest};
@@ -17,7 +18,7 @@ use super::authorize::Authorizer;
 use super::error::ReviewError;
 use super::identity::Identity;
 use super::request::{AccessRequest, VerbTarget};
-use super::verdict::{Decision, ReviewedAccess, Verdict};
+use super::verdict::ReviewedAccess;
 use super::verdict_form::{VerdictAge, VerdictForm};
 
 /// Time for which the reviews of a proxy are forwarded without asking whether it may review.
@@ -33,7 +34,7 @@ impl ProxyReview {
     /// Reads the JSON of a SubjectAccessReview; `None` if it is not what this proxy would send.
     pub fn read(json: &[u8]) -> Option<Self> {
         let sent: Value = serde_json::from_slice(json).ok()?;
-        let review: SubjectAccessReview = serde_json::from_slice(json).ok()?;
+        let review = SubjectAccessReview::deserialize(&sent).ok()?;
         let request = AccessRequest::of_review(&review.spec)?;
         let understood = SubjectAccessReview {
             spec: request.for_review(),
@@ -52,7 +53,7 @@ impl ProxyReview {
     ) -> Result<Bytes, Arc<ReviewError>> {
         let arrived = Instant::now();
         let form = match authorizer.decide_for_proxy(&self.0, age).await {
-            Ok(ReviewedAccess { verdict, .. }) => form_of(&verdict, arrived),
+            Ok(reviewed) => form_of(&reviewed, arrived),
             Err(error) => undecided(&error).ok_or(error)?,
         };
         let json = serde_json::to_vec(&form).map_err(ReviewError::not_understood)?;
@@ -62,14 +63,15 @@ impl ProxyReview {
 
 /// Returns the form of a verdict, with its age at the arrival of the question: the other proxy adds the time
 /// since it asked.
-fn form_of(verdict: &Verdict, arrived: Instant) -> VerdictForm {
-    let reason = verdict.decision.reason();
+fn form_of(reviewed: &ReviewedAccess, arrived: Instant) -> VerdictForm {
+    let reason = reviewed.decision().reason();
     let status = SubjectAccessReviewStatus {
-        allowed: matches!(verdict.decision, Decision::Allowed(_)),
+        allowed: reviewed.is_allowed(),
         reason: (!reason.is_empty()).then(|| reason.to_owned()),
         ..SubjectAccessReviewStatus::default()
     };
-    VerdictForm::new(status, verdict.age().saturating_sub(arrived.elapsed()))
+    let age = reviewed.verdict.age().saturating_sub(arrived.elapsed());
+    VerdictForm::new(status, age)
 }
 
 /// Returns the form of upstream's answer that an authorizer failed.

@@ -14,9 +14,8 @@ use tokio::time::timeout;
 
 use super::error::ReviewError;
 use super::identity::Identity;
-use crate::fairness::{CallerKey, FairQueue, QueueTurn, Share, ShareLimits, Shares};
+use crate::fairness::{CallerKey, FairQueue, QueueTurn, Share, Shares};
 use crate::headers::{field_memory, target_memory};
-use crate::metric::Gauge;
 use hanging_callers::HangingCallers;
 
 mod hanging_callers;
@@ -191,13 +190,12 @@ pub(super) struct ReviewQueues {
 
 impl Default for ReviewQueues {
     fn default() -> Self {
-        let waiting = |all| Shares::new(ShareLimits { all, each: 0 }, Gauge::noop());
         Self {
             known: ReviewLane::new(KNOWN, LIMITED_KNOWN, HANGING_KNOWN),
             known_tokens: ReviewLane::new(KNOWN_TOKENS, LIMITED_TOKENS, HANGING_TOKENS),
             unknown: ReviewLane::new(UNKNOWN, LIMITED_TOKENS, HANGING_TOKENS),
-            unknown_waiting: waiting(UNKNOWN_BYTES),
-            impersonation_waiting: waiting(IMPERSONATION_BYTES),
+            unknown_waiting: Shares::bounded(UNKNOWN_BYTES),
+            impersonation_waiting: Shares::bounded(IMPERSONATION_BYTES),
         }
     }
 }

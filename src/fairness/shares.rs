@@ -81,6 +81,11 @@ impl Shares {
         }))
     }
 
+    /// Creates a resource of which callers may hold so much together. No gauge shows how much is held.
+    pub fn bounded(all: u64) -> Self {
+        Self::new(ShareLimits { all, each: 0 }, Gauge::noop())
+    }
+
     /// Creates a resource of bytes, which `charge` counts while they are held and not just expected.
     /// Each caller may hold `least` in any case.
     pub fn of_memory(limits: ShareLimits, least: u64, held: Gauge, charge: MemoryCharge) -> Self {

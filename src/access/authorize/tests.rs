@@ -81,10 +81,7 @@ async fn reviews_that_hang_hold_up_no_others() {
         }
     })
     .await;
-    let client = UpstreamClient::new(&upstream_of(&pki, &api).await);
-    let config = AuthorizationConfig::default();
-    let queues = ReviewQueues::default();
-    let authorizer = Arc::new(Authorizer::new(client, config, Timeline::default(), queues));
+    let authorizer = Arc::new(authorizer_of(&pki, &api).await);
     let review = |user: String| {
         let authorizer = Arc::clone(&authorizer);
         let request = Arc::new(AccessRequest::example(&user, &[], Some("here")));
@@ -113,12 +110,20 @@ fn granted(reason: &str) -> Response<Body> {
 
 /// A proxy in front of an API server that counts reviews, and grants all for a reason.
 async fn counted(reason: &'static str) -> (Authorizer, Arc<AtomicUsize>, Api) {
+    counting(move || granted(reason)).await
+}
+
+/// The same with other answers.
+async fn counting(
+    answer: impl Fn() -> Response<Body> + Clone + Send + Sync + 'static,
+) -> (Authorizer, Arc<AtomicUsize>, Api) {
     let pki = Pki::new();
     let asked = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&asked);
     let api = Api::start(&pki, HTTP2, move |_, _| {
         count.fetch_add(1, Ordering::SeqCst);
-        async move { granted(reason) }
+        let answer = answer();
+        async move { answer }
     })
     .await;
     (authorizer_of(&pki, &api).await, asked, api)
@@ -281,16 +286,11 @@ async fn grants_that_rbac_did_not_give_are_not_passed_on() {
 /// The grant of a proxy in between may be a second old already.
 #[tokio::test]
 async fn the_age_of_a_verdict_grows_from_proxy_to_proxy() {
-    let pki = Pki::new();
-    let asked = Arc::new(AtomicUsize::new(0));
-    let count = Arc::clone(&asked);
-    let api = Api::start(&pki, HTTP2, move |_, _| {
-        count.fetch_add(1, Ordering::SeqCst);
+    let (authorizer, asked, _api) = counting(|| {
         let status = format!(r#"{{"allowed":true,"reason":"{BY_A_ROLE}"}}"#);
-        async move { text(format!(r#"{{"status":{status},"ageMilliseconds":1001}}"#)) }
+        text(format!(r#"{{"status":{status},"ageMilliseconds":1001}}"#))
     })
     .await;
-    let authorizer = authorizer_of(&pki, &api).await;
     follow_rbac(&authorizer);
     let request = Arc::new(AccessRequest::example("ann", &[], Some("here")));
     for number in 1..=3 {

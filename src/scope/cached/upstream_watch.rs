@@ -73,12 +73,6 @@ impl UpstreamWatch {
         self.show_delivering();
     }
 
-    /// Sets whether something was due that did not come.
-    pub(in crate::scope) fn set_lacks(&self, now: bool) {
-        self.lacks.store(now, Ordering::Relaxed);
-        self.show_delivering();
-    }
-
     /// Only the scope's task sets what this follows from.
     fn show_delivering(&self) {
         let is_delivering = self.is_following() && !self.lacks.load(Ordering::Relaxed);
@@ -90,9 +84,12 @@ impl UpstreamWatch {
         self.age.get()
     }
 
-    /// Sets the time since when upstream's changes do not arrive; `None` if they do.
-    pub(in crate::scope) fn set_lost_since(&self, lost_since: Option<time::Instant>) {
-        self.age.publish(lost_since);
+    /// Sets the time since when upstream's changes do not arrive, `None` if they do, and whether something was
+    /// due that did not come.
+    pub(in crate::scope) fn set_lost(&self, since: Option<time::Instant>, lacks: bool) {
+        self.age.publish(since);
+        self.lacks.store(lacks, Ordering::Relaxed);
+        self.show_delivering();
     }
 
     /// Returns the time of the last event, bookmark or list.

@@ -41,10 +41,13 @@ impl ScopePump {
         self.publish_age();
     }
 
-    fn publish_age(&self) {
-        let upstream = &self.scope.upstream;
-        upstream.set_lost_since(self.staleness.lost_since());
-        upstream.set_lacks(self.staleness.lacks_something());
+    /// Shows readers for how long the scope has not followed upstream.
+    pub(super) fn publish_age(&self) {
+        let (since, lacks) = (
+            self.staleness.lost_since(),
+            self.staleness.lacks_something(),
+        );
+        self.scope.upstream.set_lost(since, lacks);
     }
 
     /// Records that upstream has proven the state that is held. The watch may have broken since.

@@ -113,8 +113,7 @@ impl Drop for ScopePump {
         }
         self.scope.upstream.set_following(false);
         self.staleness.stop();
-        self.scope.upstream.set_lost_since(None);
-        self.scope.upstream.set_lacks(false);
+        self.publish_age();
         self.phase
             .send_replace(ScopePhase::Stopped(self.stopped.clone()));
         let is_too_large = matches!(self.stopped, Stopped::DoesNotFit(_));

@@ -4,8 +4,7 @@ use watershed_protocol::Status;
 
 use crate::body::holding;
 use crate::budget::PressureStep;
-use crate::fairness::{CallerKey, ShareLimits, Shares};
-use crate::metric::Gauge;
+use crate::fairness::{CallerKey, Shares};
 use crate::scope::{Scopes, checkpoint_media_type};
 use crate::serve::answer::{self, Answer};
 use crate::serve::plan::CheckpointPlan;
@@ -28,12 +27,8 @@ pub(in crate::serve) struct CheckpointAnswers {
 
 impl Default for CheckpointAnswers {
     fn default() -> Self {
-        let limits = ShareLimits {
-            all: AT_ONCE,
-            each: 0,
-        };
         Self {
-            turns: Shares::new(limits, Gauge::noop()),
+            turns: Shares::bounded(AT_ONCE),
         }
     }
 }

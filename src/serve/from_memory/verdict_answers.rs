@@ -9,8 +9,7 @@ use watershed_protocol::Status;
 
 use crate::access::{Identity, ProxyReview};
 use crate::body;
-use crate::fairness::{CallerKey, Share, ShareLimits, Shares};
-use crate::metric::Gauge;
+use crate::fairness::{CallerKey, Share, Shares};
 use crate::serve::review;
 use crate::serve::unanswered::Refusal;
 
@@ -29,12 +28,8 @@ pub(in crate::serve) struct VerdictAnswers {
 
 impl Default for VerdictAnswers {
     fn default() -> Self {
-        let limits = ShareLimits {
-            all: AT_ONCE,
-            each: 0,
-        };
         Self {
-            turns: Shares::new(limits, Gauge::noop()),
+            turns: Shares::bounded(AT_ONCE),
         }
     }
 }
