@@ -15,7 +15,7 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::changes::Changes;
-use super::changes::settling::SETTLED;
+use super::changes::settling::{PASSED_ON_AGE, SETTLED};
 use super::config::AuthorizationConfig;
 use super::error::ReviewError;
 use super::identity::Identity;
@@ -52,10 +52,6 @@ const MAX_BYTES_WITH_NODES: u64 = 192 << 20;
 /// Size limit of the reviews for other proxies.
 const MAX_BYTES_PASSED_ON: u64 = 8 << 20;
 
-/// Age up to which a verdict is passed on to another proxy, for which it is a new one. It adds to
-/// the time for which API servers may lag behind a change, so it is shorter than [`SETTLED`].
-const PASSED_ON_AGE: Duration = Duration::from_secs(1);
-
 /// Concurrent reviews for open watches. With [`RECHECK_PACE`] they make some two thousand reviews
 /// a second at most, for any number of watches.
 const RECHECKS: usize = 16;
@@ -87,7 +83,7 @@ pub struct Authorizer {
     client: UpstreamClient,
     config: AuthorizationConfig,
     verdicts: Cache<Arc<AccessRequest>, ReviewResult>,
-    /// The verdicts of the last second on what other proxies asked. They know callers of their own, so
+    /// The verdicts of the last seconds on what other proxies asked. They know callers of their own, so
     /// these verdicts are not used here.
     passed_on: Cache<Arc<AccessRequest>, ReviewResult>,
     changes: Arc<Changes>,
@@ -475,9 +471,8 @@ impl Authorizer {
         // Taken before the review is sent, so that no later change is taken for an earlier one.
         let position = self.changes.position();
         let is_new_wanted = usage == VerdictUse::PassedOn(VerdictAge::New)
-            || self
-                .changes
-                .are_fresh_before(&position, request, PASSED_ON_AGE);
+            || self.config.allowed_ttl < PASSED_ON_AGE
+            || self.changes.are_fresh_before(&position, request);
         let wanted = if is_new_wanted {
             VerdictAge::New
         } else {

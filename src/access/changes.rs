@@ -21,7 +21,7 @@ use super::verdict::{ChangePosition, Verdict};
 use crate::scope::Timeline;
 use listeners::WatchListeners;
 use rbac::{Affected, RbacKind, RequestReach};
-use settling::{SETTLED, settles_after};
+use settling::{PASSED_ON_AGE, SETTLED, settles_after};
 
 /// Limit of the recorded changes, counted with their subjects. When it is exceeded, those of the
 /// namespace with the most become one change of the whole namespace, so that its administrators
@@ -184,7 +184,7 @@ impl Changes {
         let requested = Instant::now();
         let newest = log.changes.iter().rev();
         let unsettled = newest
-            .take_while(|(_, (at, _))| *at + SETTLED > requested)
+            .take_while(|(_, (at, _))| *at + SETTLED + PASSED_ON_AGE > requested)
             .last();
         ChangePosition {
             requested,
@@ -202,24 +202,21 @@ impl Changes {
         request: &AccessRequest,
         limit: Duration,
     ) -> Duration {
-        self.since_last(position, request, limit, |_, _| true)
+        self.since_last(position, request, limit, |_| true)
     }
 
-    /// Returns `true` if a change that concerns a request came so shortly before it that a verdict of this
-    /// age may be from before the change, or from a server that had not seen it.
+    /// Returns `true` if a change that concerns a request came so shortly before it that a verdict which
+    /// another proxy passes on may be from before the change, or from a server that had not seen it.
     ///
-    /// Verdicts from before the changes were followed are asked for again when upstream has settled. Only
-    /// then do they have to be new.
+    /// Changes from before they were followed do not count: a verdict that may be from before those is
+    /// reviewed again ([`apply`](Self::apply)).
     pub(super) fn are_fresh_before(
         &self,
         position: &ChangePosition,
         request: &AccessRequest,
-        age: Duration,
     ) -> bool {
-        let limit = SETTLED + age;
-        let counts = |affected: &Affected, since| {
-            !matches!(affected, Affected::UnknownPast(_)) || since >= SETTLED
-        };
+        let limit = SETTLED + PASSED_ON_AGE;
+        let counts = |affected: &Affected| !matches!(affected, Affected::UnknownPast(_));
         self.since_last(position, request, limit, counts) < limit
     }
 
@@ -230,7 +227,7 @@ impl Changes {
         position: &ChangePosition,
         request: &AccessRequest,
         limit: Duration,
-        counts: impl Fn(&Affected, Duration) -> bool,
+        counts: impl Fn(&Affected) -> bool,
     ) -> Duration {
         let log = self.log.read();
         let earlier = log.changes.range(..position.head).rev();
@@ -239,7 +236,7 @@ impl Changes {
             if since >= limit {
                 break;
             }
-            let concerns = || counts(affected, since) && affected.concerns(request);
+            let concerns = || counts(affected) && affected.concerns(request);
             if looked_at == MAX_LOOKED_AT || concerns() {
                 return since;
             }
@@ -272,12 +269,14 @@ impl Changes {
                 continue;
             }
             let is_later = *number >= head;
-            let settled = *at + SETTLED;
             // None is used for longer than it would be without RBAC.
-            let is_young = settled <= requested + verdict.unwatched_ttl;
+            let longest = requested + verdict.unwatched_ttl;
+            let is_young = *at + SETTLED <= longest;
             let is_first = matches!(**affected, Affected::UnknownPast(_));
             if is_first && (is_young || !is_later) {
-                if let Some(after) = settled.checked_duration_since(requested) {
+                let settled = verdict.settles_if_first_followed_at(*at);
+                let after = settled.min(longest).saturating_duration_since(requested);
+                if !after.is_zero() {
                     verdict.set_settled(after);
                 }
             } else if is_later {

@@ -1,7 +1,7 @@
 //! Verdicts for other proxies, which ask this one as they would ask the API server.
 //!
 //! The proxies of a thousand nodes ask the same about their clients: may this service account watch
-//! pods? Upstream decides once for all that ask within a second, if it grants it by RBAC. Everything
+//! pods? Upstream decides once for all that ask within a few seconds, if it grants it by RBAC. Everything
 //! else is decided after the question.
 use std::sync::Arc;
 use std::time::Duration;

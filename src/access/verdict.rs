@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::changes::settling::{PASSED_ON_AGE, SETTLED};
 use super::identity::Identity;
 use super::metrics;
 use super::node::GrantReason;
@@ -165,6 +166,17 @@ impl Verdict {
         self.age_at_request.saturating_add(since_request)
     }
 
+    /// Returns the moment of the review that follows from the changes of RBAC being followed from `at` on,
+    /// which shows what has changed before. One that another proxy passes on has to be decided late enough,
+    /// so it is asked for later.
+    pub(super) fn settles_if_first_followed_at(&self, at: Instant) -> Instant {
+        if self.age_at_request.is_zero() {
+            at + SETTLED
+        } else {
+            at + SETTLED + PASSED_ON_AGE
+        }
+    }
+
     /// Returns `true` for a grant by RBAC.
     pub(super) fn is_granted_by_rbac(&self) -> bool {
         let Decision::Allowed(reason) = &self.decision else {
@@ -266,7 +278,8 @@ pub(super) struct ChangePosition {
     pub(super) timeline: u64,
     /// Changes from this number on came after the request.
     pub(super) head: u64,
-    /// Changes from this number on may not have reached upstream's authorizers by then.
+    /// Changes from this number on may not have reached upstream's authorizers by then, or before a verdict
+    /// that is passed on.
     pub(super) unsettled: u64,
 }
 

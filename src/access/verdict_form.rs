@@ -2,7 +2,7 @@
 //!
 //! A proxy that sends a SubjectAccessReview accepts this form besides upstream's own. An API server
 //! does not know it and answers in its own form. A proxy answers in the short one, perhaps with a verdict of
-//! the last second. It answers 406 to a review that it cannot read exactly.
+//! the last seconds. It answers 406 to a review that it cannot read exactly.
 use std::time::Duration;
 
 use http::{HeaderMap, StatusCode, header};

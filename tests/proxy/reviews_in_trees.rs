@@ -84,8 +84,8 @@ async fn the_reviews_of_many_leaves_are_decided_together_and_their_grants_end() 
         })
         .await;
     }
-    // Two to three seconds after that, leaves want verdicts that are decided after the question.
-    tokio::time::sleep(Duration::from_secs(5)).await;
+    // Two to seven seconds after that, leaves want verdicts that are decided after the question.
+    tokio::time::sleep(Duration::from_secs(9)).await;
     unless_stalled("leaves that ask at once", async || {
         let (begun, before) = (Instant::now(), reviews(&fixture));
         ask().await;

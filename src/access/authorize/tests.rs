@@ -2,6 +2,7 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use http::Response;
+use parking_lot::Mutex;
 use watershed_protocol::GroupVersionResource;
 
 use super::*;
@@ -97,9 +98,12 @@ async fn reviews_that_hang_hold_up_no_others() {
 }
 
 async fn authorizer_of(pki: &Pki, api: &Api) -> Authorizer {
+    configured(pki, api, AuthorizationConfig::default()).await
+}
+
+async fn configured(pki: &Pki, api: &Api, config: AuthorizationConfig) -> Authorizer {
     let client = UpstreamClient::new(&upstream_of(pki, api).await);
-    let (config, queues) = (AuthorizationConfig::default(), ReviewQueues::default());
-    Authorizer::new(client, config, Timeline::default(), queues)
+    Authorizer::new(client, config, Timeline::default(), ReviewQueues::default())
 }
 
 /// Returns a grant for a reason.
@@ -267,6 +271,38 @@ async fn an_older_grant_is_not_passed_on() {
     assert_eq!(asked.load(Ordering::SeqCst), 2);
 }
 
+/// A proxy that keeps grants for a shorter time wants none that is older.
+#[tokio::test]
+async fn old_grants_are_not_wanted_where_they_would_outlive_their_time() {
+    let pki = Pki::new();
+    let wanted = Arc::new(Mutex::new(Vec::new()));
+    let noted = Arc::clone(&wanted);
+    let api = Api::start(&pki, HTTP2, move |request, _| {
+        noted
+            .lock()
+            .push(verdict_form::wanted_verdict(request.headers()));
+        async { granted(BY_A_ROLE) }
+    })
+    .await;
+    for (seconds, age) in [
+        (300, VerdictAge::Young),
+        (5, VerdictAge::Young),
+        (4, VerdictAge::New),
+        (0, VerdictAge::New),
+    ] {
+        let config = AuthorizationConfig {
+            allowed_ttl: Duration::from_secs(seconds),
+            ..AuthorizationConfig::default()
+        };
+        let authorizer = configured(&pki, &api, config).await;
+        follow_rbac(&authorizer);
+        let ann = AccessRequest::example("ann", &[], Some("here")).identity;
+        let path = authorizer.authorize_path(&ann, "/metrics").await.unwrap();
+        assert!(path.is_allowed());
+        assert_eq!(wanted.lock().pop(), Some(Some(age)), "{seconds} s");
+    }
+}
+
 #[tokio::test]
 async fn grants_that_rbac_did_not_give_are_not_passed_on() {
     for reason in ["", "a webhook likes ann"] {
@@ -283,12 +319,12 @@ async fn grants_that_rbac_did_not_give_are_not_passed_on() {
     }
 }
 
-/// The grant of a proxy in between may be a second old already.
+/// The grant of a proxy in between may be old already.
 #[tokio::test]
 async fn the_age_of_a_verdict_grows_from_proxy_to_proxy() {
     let (authorizer, asked, _api) = counting(|| {
         let status = format!(r#"{{"allowed":true,"reason":"{BY_A_ROLE}"}}"#);
-        text(format!(r#"{{"status":{status},"ageMilliseconds":1001}}"#))
+        text(format!(r#"{{"status":{status},"ageMilliseconds":5001}}"#))
     })
     .await;
     follow_rbac(&authorizer);

@@ -10,6 +10,9 @@ use tokio::time::Instant;
 const SETTLING: [Duration; 2] = [Duration::from_millis(200), SETTLED];
 /// Time after which a change has surely reached every API server.
 pub(in crate::access) const SETTLED: Duration = Duration::from_secs(2);
+/// Age up to which a verdict is passed on to another proxy. It adds to [`SETTLED`]: for as long as both after
+/// a change, the other proxy wants new verdicts.
+pub(in crate::access) const PASSED_ON_AGE: Duration = Duration::from_secs(5);
 
 /// Returns the time from a request to its next review, if it was sent soon after a change at `at`.
 pub(in crate::access) fn settles_after(at: Instant, requested: Instant) -> Option<Duration> {

@@ -287,6 +287,54 @@ async fn the_time_since_the_last_change_that_concerns_a_request_is_known() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn verdicts_from_before_a_change_settled_are_not_wanted_after_it() {
+    let ann = AccessRequest::example("ann", &[], Some("here"));
+    let bob = AccessRequest::example("bob", &[], Some("here"));
+    let changes = followed();
+    let are_fresh = |request| changes.are_fresh_before(&changes.position(), request);
+    changes.record(Affected::UnknownPast(RequestReach::Namespace));
+    assert!(!are_fresh(&ann), "these are reviewed again");
+    changes.record(users(None, &["ann"]));
+    for seconds in [0.0, 1.9, 0.2, 4.8] {
+        pass(seconds).await;
+        assert!(are_fresh(&ann), "{seconds}");
+        assert!(!are_fresh(&bob), "{seconds}");
+    }
+    pass(0.2).await;
+    assert!(!are_fresh(&ann));
+}
+
+#[tokio::test(start_paused = true)]
+async fn verdicts_that_were_passed_on_are_reviewed_until_they_are_later_than_the_first_changes() {
+    let ann = AccessRequest::example("ann", &[], Some("here"));
+    let passed_on = |changes: &Changes, age| ask(changes).aged(Duration::from_secs_f64(age));
+    let changes = followed();
+    changes.record(Affected::UnknownPast(RequestReach::Namespace));
+    let [first, new] = [4.0, 0.0].map(|age| passed_on(&changes, age));
+    pass(1.9).await;
+    assert!(is_valid(&changes, &new, &ann));
+    pass(0.2).await;
+    assert!(!is_valid(&changes, &new, &ann), "upstream has settled");
+    pass(1.0).await;
+    let later = passed_on(&changes, 4.0);
+    assert!(is_valid(&changes, &later, &ann));
+    pass(2.8).await;
+    assert!(is_valid(&changes, &first, &ann));
+    pass(0.2).await;
+    assert!(
+        !is_valid(&changes, &first, &ann),
+        "it would be used for no longer if RBAC were not followed"
+    );
+    assert!(is_valid(&changes, &later, &ann));
+    pass(1.0).await;
+    assert!(!is_valid(&changes, &later, &ann));
+    // It was decided when upstream had settled.
+    let last = passed_on(&changes, 5.0);
+    pass(60.0).await;
+    assert!(is_valid(&changes, &last, &ann));
+}
+
+#[tokio::test(start_paused = true)]
 async fn rbac_is_known_up_to_the_last_newer_version_of_the_type_that_stands_still() {
     let changes = followed();
     let [first, others @ ..] = RbacKind::ALL;
