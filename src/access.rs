@@ -13,6 +13,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use http::{HeaderMap, HeaderName, Request, StatusCode};
 use parking_lot::Mutex;
 use rustls::pki_types::CertificateDer;
@@ -42,11 +43,12 @@ mod request;
 mod review;
 mod review_queues;
 mod scope_events;
+mod token_attribute;
 mod verdict;
 mod verdict_form;
 
 pub(crate) use authenticate::certificate::CertificateSubject;
-pub use authenticate::certificate::{CREDENTIAL_ID, overlap};
+pub use authenticate::certificate::overlap;
 pub use authenticate::service_account::BoundObjects;
 pub use authenticate::{Authenticated, Authenticator, Credential};
 pub use authorize::Authorizer;
@@ -63,16 +65,17 @@ pub use node::NodeGrantMode;
 pub use own::OwnRights;
 pub use passed_on::ProxyReview;
 pub use request::{AccessAttributes, ReviewSelectors};
+pub use token_attribute::CREDENTIAL_ID;
 pub use verdict::{Decision, ReviewedAccess};
-pub use verdict_form::{VERDICT_MEDIA_TYPE, VerdictAge, wanted_verdict};
+pub use verdict_form::{ReviewType, VERDICT_MEDIA_TYPE, VerdictAge, wanted_verdict};
 
-use authenticate::LocalChecks;
 use authenticate::certificate::Certificates;
 use authenticate::front_proxy::FrontProxies;
 use authenticate::service_account::ServiceAccounts;
 use authenticate::token_inspection::TokenInspection;
 use authenticate::token_issuer::{IssuerQuery, TokenIssuer};
 use authenticate::websocket_token;
+use authenticate::{ACCEPTED_TTL, LocalChecks};
 use impersonate::ImpersonationRequest;
 use impersonate::impersonator::{ImpersonatedIdentity, Impersonator, RequestHead};
 use own_identity::OwnIdentity;
@@ -143,9 +146,10 @@ impl Access {
         let inspection = authentication
             .refuse_invalid
             .then(|| TokenInspection::new(Arc::clone(&issuer)));
-        let service_accounts = authentication
-            .validate_locally
-            .then(|| ServiceAccounts::new(issuer, authentication.audiences.clone(), objects));
+        let service_accounts = authentication.validate_locally.then(|| {
+            let audiences = authentication.audiences.clone();
+            ServiceAccounts::new(issuer, audiences, objects, ACCEPTED_TTL)
+        });
         let queues = ReviewQueues::default();
         let authenticator = Authenticator::new(
             client.clone(),
@@ -217,12 +221,29 @@ impl Access {
     }
 
     /// Returns upstream's decision about a proxy's right to ask about others, if this proxy answers its
-    /// reviews. `None` if they are to be forwarded.
+    /// reviews of this type. `None` if they are to be forwarded.
     pub async fn may_review(
         &self,
         proxy: &Arc<Identity>,
+        review: ReviewType,
     ) -> Result<Option<ReviewedAccess>, Arc<ReviewError>> {
-        self.reviewing.may_review(&self.authorizer, proxy).await
+        if review == ReviewType::Token && !self.authenticator.answers_proxies() {
+            return Ok(None);
+        }
+        let reviewing = &self.reviewing;
+        reviewing.may_review(&self.authorizer, proxy, review).await
+    }
+
+    /// Returns the answer to a proxy's review, in the form for proxies.
+    pub async fn answer_proxy(
+        &self,
+        review: ProxyReview,
+        proxy: &Identity,
+        age: VerdictAge,
+    ) -> Result<Bytes, Arc<ReviewError>> {
+        review
+            .decide(&self.authenticator, &self.authorizer, proxy, age)
+            .await
     }
 
     /// Returns the caller of a request over a connection from `peer`.

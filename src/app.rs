@@ -154,6 +154,9 @@ async fn assemble(mut config: AppConfig) -> anyhow::Result<RunningProxy> {
         tracing::warn!("{}", node_grants::NOT_FOLLOWED);
     }
     let objects = CachedObjects::new(catalog.clone(), scopes.clone());
+    if config.access.authentication.validate_locally {
+        objects.follow_accounts();
+    }
     let (flags, balancers) = (config.file_flags(), config.balancers());
     let followed_rbac = config.access.authorization.followed_rbac;
     let front_proxy = config.access.front_proxy.as_ref();

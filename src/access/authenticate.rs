@@ -11,37 +11,40 @@ pub(super) mod websocket_token;
 
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use http::HeaderMap;
-use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec};
+use k8s_openapi::api::authentication::v1::TokenReview;
 use moka::Expiry;
 use moka::future::Cache;
+use moka::ops::compute::{CompResult, Op};
 use tokio::time::timeout;
 
 use super::config::AuthenticationConfig;
 use super::error::ReviewError;
 use super::identity::Identity;
 use super::metrics;
-use super::review::{JSON, identity, post};
-use super::review_queues::{ReviewQueues, UNKNOWN_WAIT};
+use super::review::{JSON, identity, post, token_review};
+use super::review_queues::{ReviewQueues, ReviewTurn, UNKNOWN_WAIT};
+use super::verdict_form::{self, ReviewType};
 use crate::scope::Timeline;
 use crate::upstream::UpstreamClient;
 use bearer_token::{any_bearer_token, has_no_credentials, only_bearer_token};
 use refused_tokens::RefusedTokens;
-use service_account::ServiceAccounts;
+use service_account::{ServiceAccounts, SignedToken, TokenKind};
 use token_inspection::TokenInspection;
 
 /// Time for which a refused token stays refused. It keeps a client in a retry loop off upstream.
 const REFUSED_TTL: Duration = Duration::from_secs(2);
 /// Time after which an accepted token is reviewed again, even if it can be validated locally.
-const ACCEPTED_TTL: Duration = Duration::from_hours(1);
+pub(super) const ACCEPTED_TTL: Duration = Duration::from_hours(1);
 /// Limit of cached tokens.
 const MAX_TOKENS: u64 = 100_000;
 /// Limit of tokens whose users are remembered for counting.
 const MAX_COUNTED: u64 = MAX_TOKENS;
-/// Time for which another refusal of the same token counts as a repetition.
-const REFUSED_LATELY: Duration = Duration::from_mins(10);
+/// Time for which a refusal is remembered. Another one of the same token is a repetition then, and no review
+/// of another token tells its user.
+const REFUSED_LATELY: Duration = ACCEPTED_TTL;
 
 /// Limit of tokens that are known from answers of upstream.
 const MAX_ACCEPTED_FORWARDS: u64 = 100_000;
@@ -80,15 +83,26 @@ pub struct Authenticator {
     answered: moka::sync::Cache<TokenHash, ()>,
     queues: ReviewQueues,
     refusals: RefusedTokens,
-    /// Tokens that were refused lately. For counting only.
-    refused: moka::sync::Cache<TokenHash, ()>,
+    /// Tokens that were refused lately, with the time.
+    refused: moka::sync::Cache<TokenHash, Instant>,
+    /// The kinds of tokens that were found to be signed.
+    kinds_of_tokens: moka::sync::Cache<TokenHash, TokenKind>,
+}
+
+/// Who wants to know the user of a token.
+#[derive(Clone, Copy)]
+enum Asker<'a> {
+    /// Its bearer, at this address.
+    Bearer(IpAddr),
+    /// Another proxy. Upstream lets it review tokens.
+    Proxy(&'a Identity),
 }
 
 /// The checks of tokens that need no review.
 pub(super) struct LocalChecks {
     /// Refuses tokens.
     pub(super) inspection: Option<TokenInspection>,
-    /// Accepts tokens that upstream accepted before.
+    /// Accepts tokens that upstream accepted before, or another one of their kind.
     pub(super) service_accounts: Option<ServiceAccounts>,
 }
 
@@ -125,6 +139,10 @@ impl Authenticator {
             .max_capacity(MAX_TOKENS)
             .time_to_live(REFUSED_LATELY)
             .build();
+        let kinds_of_tokens = moka::sync::Cache::builder()
+            .max_capacity(MAX_TOKENS)
+            .time_to_live(ACCEPTED_TTL)
+            .build();
         Self {
             client,
             config,
@@ -139,7 +157,23 @@ impl Authenticator {
             queues,
             refusals: RefusedTokens::default(),
             refused,
+            kinds_of_tokens,
         }
+    }
+
+    /// Returns `true` if reviews of other proxies are answered here: most of them take no review by upstream.
+    pub(super) fn answers_proxies(&self) -> bool {
+        self.checks.service_accounts.is_some() && self.config.audiences.is_empty()
+    }
+
+    /// Returns the user of a token that another proxy asks about, or `None` if upstream refuses it.
+    pub(super) async fn user_for_proxy(
+        &self,
+        token: &str,
+        proxy: &Identity,
+    ) -> Result<Option<Arc<Identity>>, ReviewError> {
+        self.find_out(self.hash(token), token, Asker::Proxy(proxy))
+            .await
     }
 
     /// Returns the user of the token in these headers, whatever else they contain; `None` if upstream
@@ -201,13 +235,16 @@ impl Authenticator {
 
     /// Notes that upstream refused a token of a forwarded request from this address.
     pub(super) async fn note_refused(&self, credential: &Credential, address: IpAddr) {
-        if self.was_accepted(credential) {
-            self.forget(&credential.0).await;
-            // What is checked locally may not be why it was refused.
-            self.accepted.invalidate(&credential.0).await;
-            self.verdicts.invalidate(&credential.0).await;
-        } else {
-            let is_repeated = self.remember_refusal(credential.0);
+        let was_accepted = self.was_accepted(credential);
+        let is_repeated = self.remember_refusal(credential.0).await;
+        // What is checked locally may not be why it was refused.
+        if let Some(accounts) = &self.checks.service_accounts
+            && let Some(kind) = self.kinds_of_tokens.get(&credential.0)
+        {
+            accounts.note_refused_kind(kind);
+        }
+        self.verdicts.invalidate(&credential.0).await;
+        if !was_accepted {
             self.refusals.count(address, is_repeated);
         }
     }
@@ -217,16 +254,17 @@ impl Authenticator {
         self.refused.contains_key(&credential.0) && !self.was_accepted(credential)
     }
 
-    /// Remembers that a token was refused. Returns `true` if it was lately.
-    fn remember_refusal(&self, hash: TokenHash) -> bool {
+    /// Remembers that a token was refused, and forgets that it was accepted. Returns `true` if it was refused
+    /// lately.
+    async fn remember_refusal(&self, hash: TokenHash) -> bool {
         let was_refused = self.refused.contains_key(&hash);
-        self.refused.insert(hash, ());
+        // Not by `insert`, so that a review that ends now either sees it or comes before it.
+        let refusal = self.refused.entry(hash);
+        refusal.and_compute_with(|_| Op::Put(Instant::now()));
+        self.accepted.invalidate(&hash).await;
+        self.answered.invalidate(&hash);
+        self.counted.invalidate(&hash).await;
         was_refused
-    }
-
-    async fn forget(&self, hash: &TokenHash) {
-        self.answered.invalidate(hash);
-        self.counted.invalidate(hash).await;
     }
 
     /// Returns the user of a token that was reviewed within the last hour. Asks nobody.
@@ -281,7 +319,7 @@ impl Authenticator {
         }
         // Concurrent requests with one token share one review. Boxed, because the future is large
         // and rare.
-        let review = Box::pin(self.find_out(hash, token, address));
+        let review = Box::pin(self.find_out(hash, token, Asker::Bearer(address)));
         let reviewed = Box::pin(self.verdicts.try_get_with(hash, review));
         if self.was_accepted(&Credential(hash)) {
             return reviewed.await;
@@ -299,12 +337,11 @@ impl Authenticator {
         &self,
         hash: TokenHash,
         token: &str,
-        address: IpAddr,
+        asker: Asker<'_>,
     ) -> Result<Option<Arc<Identity>>, ReviewError> {
-        let verdict = self.validate_or_review(hash, token, address).await?;
-        match &verdict {
-            Some(identity) => self.counted.insert(hash, Arc::clone(identity)).await,
-            None => self.forget(&hash).await,
+        let verdict = self.validate_or_review(hash, token, asker).await?;
+        if let Some(identity) = &verdict {
+            self.counted.insert(hash, Arc::clone(identity)).await;
         }
         Ok(verdict)
     }
@@ -313,28 +350,63 @@ impl Authenticator {
         &self,
         hash: TokenHash,
         token: &str,
-        address: IpAddr,
+        asker: Asker<'_>,
     ) -> Result<Option<Arc<Identity>>, ReviewError> {
-        if let Some(service_accounts) = &self.checks.service_accounts
-            && let Some(identity) = self.accepted.get(&hash).await
-            && service_accounts.is_still_valid(token, &identity).await
+        let signed = self.read(hash, token, asker).await;
+        if let Some(user) = self.known_user(hash, signed.as_ref()).await {
+            return Ok(Some(user));
+        }
+        if signed.is_none() && matches!(asker, Asker::Proxy(_)) {
+            return Err(ReviewError::LeftToUpstream);
+        }
+        if self.is_invalid(token).await {
+            self.remember_refusal(hash).await;
+            return Ok(None);
+        }
+        let reviewed = self
+            .review_in_turn(hash, token, signed.as_ref(), asker)
+            .await;
+        reviewed.inspect_err(|error| metrics::given_up("tokenreview", error))
+    }
+
+    /// Reads a token and checks its signature, unless it was refused or its bearer has presented too many bad
+    /// ones.
+    async fn read(&self, hash: TokenHash, token: &str, asker: Asker<'_>) -> Option<SignedToken> {
+        let accounts = self.checks.service_accounts.as_ref()?;
+        if self.refused.contains_key(&hash) {
+            return None;
+        }
+        if let Asker::Bearer(address) = asker
+            && !self.was_accepted(&Credential(hash))
+            && !self.refusals.are_left(address)
         {
-            return Ok(Some(identity));
+            return None;
         }
-        let verdict = if self.is_invalid(token).await {
-            self.remember_refusal(hash);
-            None
-        } else {
-            let reviewed = self.review_in_turn(hash, token, address).await;
-            reviewed.inspect_err(|error| metrics::given_up("tokenreview", error))?
-        };
-        if self.checks.service_accounts.is_some() {
-            match &verdict {
-                Some(identity) => self.accepted.insert(hash, Arc::clone(identity)).await,
-                None => self.accepted.invalidate(&hash).await,
-            }
+        let signed = accounts.read(token, self.timeline.number()).await;
+        match &signed {
+            Some(signed) => self.kinds_of_tokens.insert(hash, signed.kind),
+            // It has ended, so what upstream says of it says nothing about others.
+            None => self.kinds_of_tokens.invalidate(&hash),
         }
-        Ok(verdict)
+        signed
+    }
+
+    /// Returns the user of a token that is valid, if that is known from an earlier review: of the same token,
+    /// or of another one of its kind.
+    async fn known_user(
+        &self,
+        hash: TokenHash,
+        signed: Option<&SignedToken>,
+    ) -> Option<Arc<Identity>> {
+        let (accounts, signed) = (self.checks.service_accounts.as_ref()?, signed?);
+        // It may have been refused since it was read.
+        if self.refused.contains_key(&hash) {
+            return None;
+        }
+        match self.accepted.get(&hash).await {
+            Some(user) if accounts.is_still_valid(signed, &user) => Some(user),
+            _ => accounts.user(signed),
+        }
     }
 
     /// Returns `true` if upstream would certainly refuse a token.
@@ -349,20 +421,27 @@ impl Authenticator {
         defect.is_some()
     }
 
-    /// Reviews a token when it is its caller's turn.
+    /// Reviews a token when it is its caller's turn, unless its user has become known by then.
     async fn review_in_turn(
         &self,
         hash: TokenHash,
         token: &str,
-        address: IpAddr,
+        signed: Option<&SignedToken>,
+        asker: Asker<'_>,
     ) -> Result<Option<Arc<Identity>>, ReviewError> {
+        let review = async |turn: ReviewTurn| match self.known_user(hash, signed).await {
+            Some(user) => Ok(Some(user)),
+            None => turn.run(self.review(hash, token, signed)).await,
+        };
+        let address = match asker {
+            Asker::Proxy(proxy) => return review(self.queues.of_users_token(proxy).await?).await,
+            Asker::Bearer(address) => address,
+        };
         if let Some(identity) = self.counted.get(&hash).await {
-            let turn = self.queues.of_users_token(&identity).await?;
-            return turn.run(self.review(token)).await;
+            return review(self.queues.of_users_token(&identity).await?).await;
         }
         if self.answered.contains_key(&hash) {
-            let turn = self.queues.of_known_token(address).await?;
-            return turn.run(self.review(token)).await;
+            return review(self.queues.of_known_token(address).await?).await;
         }
         // Looked at before the turn as well: whoever has no refusal left need not wait for it.
         if !self.refusals.are_left(address) {
@@ -372,9 +451,10 @@ impl Authenticator {
         let Some(charge) = self.refusals.take(address) else {
             return self.without_review(hash);
         };
-        let verdict = turn.run(self.review(token)).await;
+        let was_refused = self.refused.contains_key(&hash);
+        let verdict = review(turn).await;
         if matches!(verdict, Ok(None)) {
-            charge.refused(self.remember_refusal(hash));
+            charge.refused(was_refused);
         } else {
             charge.give_back();
         }
@@ -391,22 +471,61 @@ impl Authenticator {
         }
     }
 
-    async fn review(&self, token: &str) -> Result<Option<Arc<Identity>>, ReviewError> {
-        let audiences = Some(&self.config.audiences).filter(|audiences| !audiences.is_empty());
-        let review = TokenReview {
-            spec: TokenReviewSpec {
-                token: token.to_owned(),
-                audiences: audiences.cloned(),
-            },
-            ..TokenReview::default()
+    /// Reviews a token, and remembers the verdict.
+    async fn review(
+        &self,
+        hash: TokenHash,
+        token: &str,
+        signed: Option<&SignedToken>,
+    ) -> Result<Option<Arc<Identity>>, ReviewError> {
+        let asked = Instant::now();
+        let verdict = self.ask(hash, token).await?;
+        let accounts = self.checks.service_accounts.as_ref();
+        let known = accounts.zip(signed);
+        let Some(user) = &verdict else {
+            self.remember_refusal(hash).await;
+            if let Some((accounts, signed)) = known {
+                accounts.note_refused(signed);
+            }
+            return Ok(None);
         };
-        let review: TokenReview = post(
-            &self.client,
-            "/apis/authentication.k8s.io/v1/tokenreviews",
-            &review,
-            JSON,
-        )
-        .await?;
+        if accounts.is_some() {
+            self.accepted.insert(hash, Arc::clone(user)).await;
+        }
+        let refusal = self.refused.entry(hash);
+        let refusal = refusal.and_compute_with(|last| match last {
+            Some(last) if *last.value() >= asked => Op::Nop,
+            _ => Op::Remove,
+        });
+        if let CompResult::Unchanged(_) = refusal {
+            // Upstream refused it meanwhile. The next request has it reviewed.
+            self.accepted.invalidate(&hash).await;
+        } else if let Some((accounts, signed)) = known {
+            accounts.note_accepted(signed, user, asked);
+        }
+        Ok(verdict)
+    }
+
+    /// Asks upstream for the user of a token.
+    ///
+    /// A proxy that validates tokens itself wants upstream's own word, so that the times for which a review
+    /// counts do not add up from proxy to proxy.
+    async fn ask(
+        &self,
+        hash: TokenHash,
+        token: &str,
+    ) -> Result<Option<Arc<Identity>>, ReviewError> {
+        let audiences = Some(&self.config.audiences).filter(|audiences| !audiences.is_empty());
+        let review = token_review(token.to_owned(), audiences.cloned());
+        let takes_short_form = self.checks.service_accounts.is_none()
+            && audiences.is_none()
+            && service_account::is_bound(token)
+            && !self.refused.contains_key(&hash);
+        let review: TokenReview = if takes_short_form {
+            verdict_form::ask_for_user(&self.client, &review).await?
+        } else {
+            post(&self.client, ReviewType::Token.path(), &review, JSON).await?
+        };
         let status = review.status.ok_or_else(ReviewError::without_status)?;
         if status.authenticated != Some(true) {
             return Ok(None);
@@ -445,3 +564,6 @@ impl Expiry<TokenHash, Option<Arc<Identity>>> for TokenExpiry {
         })
     }
 }
+
+#[cfg(test)]
+mod tests;

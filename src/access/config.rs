@@ -54,8 +54,8 @@ pub struct AuthenticationConfig {
     /// The audiences of which a token must have one (`--api-audiences`). If there are none, tokens
     /// must have upstream's own.
     pub audiences: Vec<String>,
-    /// Service account tokens that upstream accepted once are validated in this process
-    /// (`--validate-service-account-tokens-locally`).
+    /// Service account tokens are validated in this process, if upstream accepted them or others of
+    /// their kind (`--validate-service-account-tokens-locally`).
     pub validate_locally: bool,
     /// Service account tokens that upstream would refuse are not reviewed
     /// (`--refuse-invalid-service-account-tokens`).

@@ -34,6 +34,9 @@ pub enum ReviewError {
     /// a review of it.
     #[error("upstream denied the caller other reads of the type; this one was not reviewed")]
     OftenDenied,
+    /// Another proxy asks about a token that this one cannot judge.
+    #[error("only upstream can tell whose token this is")]
+    LeftToUpstream,
     /// Too many tokens from the caller's address were refused.
     #[error("upstream refused too many tokens from this address; this one was not reviewed")]
     TooManyRefusals,
@@ -57,6 +60,7 @@ impl ReviewError {
             Self::Undecided(_)
             | Self::NotUnderstood(_)
             | Self::OftenDenied
+            | Self::LeftToUpstream
             | Self::TooManyRefusals
             | Self::TooManyWaiting
             | Self::TooManyImpersonations => false,

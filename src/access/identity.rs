@@ -1,22 +1,13 @@
 //! Identities of callers.
 use std::sync::Arc;
 
+use super::token_attribute;
+
 const ANONYMOUS: &str = "system:anonymous";
-const AUTHENTICATED: &str = "system:authenticated";
+pub(super) const AUTHENTICATED: &str = "system:authenticated";
 const UNAUTHENTICATED: &str = "system:unauthenticated";
 /// The group that may do everything. Source: `apiserver/pkg/authentication/user/user.go`.
 const MASTERS: &str = "system:masters";
-/// Attributes by which the tokens or certificates of one user differ: where they came from. RBAC, and
-/// the node authorizer, do not look at them. Others can be trusted with less, such as the scopes of
-/// OpenShift's tokens.
-/// Source: `apiserver/pkg/authentication/serviceaccount/util.go`.
-const TOKEN_ATTRIBUTES: [&str; 5] = [
-    "authentication.kubernetes.io/credential-id",
-    "authentication.kubernetes.io/node-name",
-    "authentication.kubernetes.io/node-uid",
-    "authentication.kubernetes.io/pod-name",
-    "authentication.kubernetes.io/pod-uid",
-];
 
 /// A caller as upstream knows them.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -100,7 +91,7 @@ impl Identity {
 }
 
 fn is_token_attribute(key: &str) -> bool {
-    TOKEN_ATTRIBUTES.contains(&key)
+    token_attribute::ALL.contains(&key)
 }
 
 #[cfg(test)]

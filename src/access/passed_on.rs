@@ -2,62 +2,113 @@
 //!
 //! The proxies of a thousand nodes ask the same about their clients: may this service account watch
 //! pods? Upstream decides once for all that ask within a few seconds, if it grants it by RBAC. Everything
-//! else is decided after the question.
+//! else is decided after the question. Whose token is this? A proxy that validates tokens itself knows it
+//! from upstream's review of another one of its kind.
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewStatus};
 use k8s_openapi::api::authorization::v1::{SubjectAccessReview, SubjectAccessReviewStatus};
 use moka::sync::Cache;
 use serde::Deserialize as _;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::time::Instant;
-use watershed_protocol::{GroupVersionResource, ResourceRequest};
+use watershed_protocol::ResourceRequest;
 
+use super::authenticate::Authenticator;
 use super::authorize::Authorizer;
 use super::error::ReviewError;
 use super::identity::Identity;
 use super::request::{AccessRequest, VerbTarget};
+use super::review::{token_review, user_info};
 use super::verdict::ReviewedAccess;
-use super::verdict_form::{VerdictAge, VerdictForm};
+use super::verdict_form::{ReviewType, VerdictAge, VerdictForm};
 
 /// Time for which the reviews of a proxy are forwarded without asking whether it may review.
 const FORWARDED_FOR: Duration = Duration::from_mins(5);
 /// Number of such proxies that are remembered.
 const MAX_FORWARDED: u64 = 10_000;
 
-/// A review that another proxy sent, read exactly.
-#[derive(Debug)]
-pub struct ProxyReview(Arc<AccessRequest>);
+/// A review that another proxy sent, read exactly. It is not `Debug`, because it may have a token.
+pub struct ProxyReview(ProxyQuestion);
+
+enum ProxyQuestion {
+    /// May somebody do this?
+    Access(Arc<AccessRequest>),
+    /// Whose token is this?
+    Token(String),
+}
 
 impl ProxyReview {
-    /// Reads the JSON of a SubjectAccessReview; `None` if it is not what this proxy would send.
-    pub fn read(json: &[u8]) -> Option<Self> {
+    /// Reads the JSON of a review; `None` if it is not what this proxy would send.
+    pub fn read(review: ReviewType, json: &[u8]) -> Option<Self> {
         let sent: Value = serde_json::from_slice(json).ok()?;
-        let review = SubjectAccessReview::deserialize(&sent).ok()?;
-        let request = AccessRequest::of_review(&review.spec)?;
-        let understood = SubjectAccessReview {
-            spec: request.for_review(),
-            ..SubjectAccessReview::default()
+        let (question, understood) = match review {
+            ReviewType::SubjectAccess => access_asked_for(&sent)?,
+            ReviewType::Token => token_asked_for(&sent)?,
         };
         // It may have members that this version does not know.
-        let is_all = serde_json::to_value(understood).ok()? == sent;
-        is_all.then(|| Self(request.into()))
+        (understood == sent).then_some(Self(question))
     }
 
-    /// Returns the verdict in the form for proxies.
-    pub async fn decide(
-        &self,
+    /// Returns the answer to `proxy` in the form for proxies.
+    pub(super) async fn decide(
+        self,
+        authenticator: &Authenticator,
         authorizer: &Authorizer,
+        proxy: &Identity,
         age: VerdictAge,
     ) -> Result<Bytes, Arc<ReviewError>> {
-        let arrived = Instant::now();
-        let form = match authorizer.decide_for_proxy(&self.0, age).await {
-            Ok(reviewed) => form_of(&reviewed, arrived),
-            Err(error) => undecided(&error).ok_or(error)?,
+        let json = match self.0 {
+            ProxyQuestion::Access(request) => {
+                let form = decided(authorizer, &request, age).await?;
+                serde_json::to_vec(&form)
+            }
+            ProxyQuestion::Token(token) => {
+                let user = authenticator.user_for_proxy(&token, proxy).await?;
+                serde_json::to_vec(&json!({"status": status_of(user.as_deref())}))
+            }
         };
-        let json = serde_json::to_vec(&form).map_err(ReviewError::not_understood)?;
-        Ok(json.into())
+        Ok(json.map_err(ReviewError::not_understood)?.into())
+    }
+}
+
+/// Returns the status of a review of a token of `user`; upstream refused the token if there is none.
+fn status_of(user: Option<&Identity>) -> TokenReviewStatus {
+    TokenReviewStatus {
+        authenticated: Some(user.is_some()),
+        user: user.map(user_info),
+        ..TokenReviewStatus::default()
+    }
+}
+
+fn access_asked_for(sent: &Value) -> Option<(ProxyQuestion, Value)> {
+    let review = SubjectAccessReview::deserialize(sent).ok()?;
+    let request = AccessRequest::of_review(&review.spec)?;
+    let understood = SubjectAccessReview {
+        spec: request.for_review(),
+        ..SubjectAccessReview::default()
+    };
+    let understood = serde_json::to_value(understood).ok()?;
+    Some((ProxyQuestion::Access(request.into()), understood))
+}
+
+fn token_asked_for(sent: &Value) -> Option<(ProxyQuestion, Value)> {
+    let token = TokenReview::deserialize(sent).ok()?.spec.token;
+    let understood = serde_json::to_value(token_review(token.clone(), None)).ok()?;
+    Some((ProxyQuestion::Token(token), understood))
+}
+
+async fn decided(
+    authorizer: &Authorizer,
+    request: &Arc<AccessRequest>,
+    age: VerdictAge,
+) -> Result<VerdictForm, Arc<ReviewError>> {
+    let arrived = Instant::now();
+    match authorizer.decide_for_proxy(request, age).await {
+        Ok(reviewed) => Ok(form_of(&reviewed, arrived)),
+        Err(error) => undecided(&error).ok_or(error),
     }
 }
 
@@ -86,11 +137,11 @@ fn undecided(error: &ReviewError) -> Option<VerdictForm> {
     Some(VerdictForm::new(status, Duration::ZERO))
 }
 
-/// Knows which proxies get verdicts here: those that RBAC lets create SubjectAccessReviews. Whether others
-/// may would have to be asked anew every few seconds, which costs more than it saves.
+/// Knows which proxies get verdicts here: those that RBAC lets create such reviews. Whether others may would
+/// have to be asked anew every few seconds, which costs more than it saves.
 #[derive(Debug)]
 pub(super) struct ReviewingProxies {
-    others: Cache<String, ()>,
+    others: Cache<(ReviewType, String), ()>,
 }
 
 impl Default for ReviewingProxies {
@@ -110,12 +161,14 @@ impl ReviewingProxies {
         &self,
         authorizer: &Authorizer,
         proxy: &Arc<Identity>,
+        review: ReviewType,
     ) -> Result<Option<ReviewedAccess>, Arc<ReviewError>> {
-        if self.others.contains_key(&proxy.user) {
+        let asked = (review, proxy.user.clone());
+        if self.others.contains_key(&asked) {
             return Ok(None);
         }
         let reviews = ResourceRequest {
-            gvr: GroupVersionResource::new("authorization.k8s.io", "v1", "subjectaccessreviews"),
+            gvr: review.gvr(),
             namespace: None,
             name: None,
             subresource: None,
@@ -127,7 +180,7 @@ impl ReviewingProxies {
         if reviewed.verdict.is_granted_by_rbac() {
             return Ok(Some(reviewed));
         }
-        self.others.insert(proxy.user.clone(), ());
+        self.others.insert(asked, ());
         Ok(None)
     }
 }
@@ -137,6 +190,23 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_token_with_audiences_or_unknown_members_is_not_read() {
+        let read = |sent: &Value| ProxyReview::read(ReviewType::Token, sent.to_string().as_bytes());
+        let sent = serde_json::to_value(token_review("t".to_owned(), None)).unwrap();
+        assert!(matches!(
+            read(&sent),
+            Some(ProxyReview(ProxyQuestion::Token(token))) if token == "t"
+        ));
+        let of_audiences = token_review("t".to_owned(), Some(vec!["vault".to_owned()]));
+        assert!(read(&serde_json::to_value(of_audiences).unwrap()).is_none());
+        for (at, member) in [("", "dryRun"), ("/metadata", "labels"), ("/spec", "tenant")] {
+            let mut odd = sent.clone();
+            odd.pointer_mut(at).unwrap()[member] = Value::from("x");
+            assert!(read(&odd).is_none(), "{odd}");
+        }
+    }
+
+    #[test]
     fn a_review_with_unknown_members_is_not_read() {
         let request = AccessRequest::example("ann", &[], Some("here"));
         let review = SubjectAccessReview {
@@ -144,9 +214,13 @@ mod tests {
             ..SubjectAccessReview::default()
         };
         let sent = serde_json::to_value(&review).unwrap();
-        let read = |sent: &Value| ProxyReview::read(sent.to_string().as_bytes());
-        let known = read(&sent).unwrap();
-        assert_eq!(*known.0, request);
+        let read = |sent: &Value| {
+            ProxyReview::read(ReviewType::SubjectAccess, sent.to_string().as_bytes())
+        };
+        let Some(ProxyReview(ProxyQuestion::Access(known))) = read(&sent) else {
+            panic!("{sent} is not read");
+        };
+        assert_eq!(*known, request);
         for (at, member) in [
             ("", "dryRun"),
             ("/metadata", "labels"),
@@ -157,8 +231,19 @@ mod tests {
             odd.pointer_mut(at).unwrap()[member] = Value::from("x");
             assert!(read(&odd).is_none(), "{odd}");
         }
-        for json in ["", "{}", "null", "[]", r#"{"spec":{"user":"ann"}}"#] {
-            assert!(ProxyReview::read(json.as_bytes()).is_none(), "{json}");
+        for review in [ReviewType::SubjectAccess, ReviewType::Token] {
+            for json in [
+                "",
+                "{}",
+                "null",
+                "[]",
+                r#"{"spec":{"user":"ann","token":"t"}}"#,
+            ] {
+                assert!(
+                    ProxyReview::read(review, json.as_bytes()).is_none(),
+                    "{json}"
+                );
+            }
         }
     }
 }

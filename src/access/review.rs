@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Request, header};
-use k8s_openapi::api::authentication::v1::UserInfo;
+use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, UserInfo};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::time::timeout;
@@ -33,6 +33,30 @@ pub(super) fn identity(user: UserInfo) -> Option<Identity> {
         groups: user.groups.unwrap_or_default(),
         extra: user.extra.unwrap_or_default().into_iter().collect(),
     })
+}
+
+/// Returns a user in the form of a review's answer.
+pub(super) fn user_info(identity: &Identity) -> UserInfo {
+    let Identity {
+        user,
+        uid,
+        groups,
+        extra,
+    } = identity;
+    UserInfo {
+        username: Some(user.clone()),
+        uid: uid.clone(),
+        groups: Some(groups.clone()),
+        extra: Some(extra.iter().cloned().collect()),
+    }
+}
+
+/// Returns the review of a token for these audiences, or for upstream's own.
+pub(super) fn token_review(token: String, audiences: Option<Vec<String>>) -> TokenReview {
+    TokenReview {
+        spec: TokenReviewSpec { token, audiences },
+        ..TokenReview::default()
+    }
 }
 
 /// Posts a review and returns upstream's answer, which has one of the accepted media types.

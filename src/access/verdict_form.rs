@@ -1,13 +1,16 @@
 //! The short form of a verdict that one proxy gives another.
 //!
-//! A proxy that sends a SubjectAccessReview accepts this form besides upstream's own. An API server
-//! does not know it and answers in its own form. A proxy answers in the short one, perhaps with a verdict of
-//! the last seconds. It answers 406 to a review that it cannot read exactly.
+//! A proxy that sends a review accepts this form besides upstream's own. An API server does not know it and
+//! answers in its own form. A proxy may answer in the short one: with a verdict on rights of the last seconds,
+//! or with the user of a token that it validated. It answers 406 to a review that it cannot read exactly.
 use std::time::Duration;
 
 use http::{HeaderMap, StatusCode, header};
+use k8s_openapi::api::authentication::v1::TokenReview;
 use k8s_openapi::api::authorization::v1::{SubjectAccessReview, SubjectAccessReviewStatus};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use watershed_protocol::GroupVersionResource;
 
 use super::error::ReviewError;
 use super::review::{JSON, post};
@@ -19,7 +22,38 @@ pub const VERDICT_MEDIA_TYPE: &str = "application/vnd.watershed.verdict+json;lay
 const YOUNG: &str = "application/vnd.watershed.verdict+json;layout=1, application/json";
 /// The same, of a verdict that upstream decides after the question.
 const NEW: &str = "application/vnd.watershed.verdict+json;layout=1;age=0, application/json";
-const PATH: &str = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
+
+/// The types of reviews that proxies answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ReviewType {
+    /// SubjectAccessReview: may this user do that?
+    SubjectAccess,
+    /// TokenReview: whose token is this?
+    Token,
+}
+
+impl ReviewType {
+    /// Returns the type of these reviews.
+    pub fn of(gvr: &GroupVersionResource) -> Option<Self> {
+        let all = [Self::SubjectAccess, Self::Token];
+        all.into_iter().find(|review| review.gvr() == *gvr)
+    }
+
+    pub(super) fn gvr(self) -> GroupVersionResource {
+        let (group, plural) = match self {
+            Self::SubjectAccess => ("authorization.k8s.io", "subjectaccessreviews"),
+            Self::Token => ("authentication.k8s.io", "tokenreviews"),
+        };
+        GroupVersionResource::new(group, "v1", plural)
+    }
+
+    pub(super) fn path(self) -> &'static str {
+        match self {
+            Self::SubjectAccess => "/apis/authorization.k8s.io/v1/subjectaccessreviews",
+            Self::Token => "/apis/authentication.k8s.io/v1/tokenreviews",
+        }
+    }
+}
 
 /// The age that a verdict may have when it is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,7 +101,7 @@ pub fn wanted_verdict(headers: &HeaderMap) -> Option<VerdictAge> {
     }
 }
 
-/// Asks upstream for a verdict.
+/// Asks upstream, or a proxy in front of it, for a verdict on rights.
 pub(super) async fn ask(
     client: &UpstreamClient,
     review: &SubjectAccessReview,
@@ -77,11 +111,30 @@ pub(super) async fn ask(
         VerdictAge::New => NEW,
         VerdictAge::Young => YOUNG,
     };
-    match post(client, PATH, review, accepted).await {
+    post_to_any(client, ReviewType::SubjectAccess, review, accepted).await
+}
+
+/// Asks upstream, or a proxy in front of it, for the user of a token. A proxy's answer is a review's status
+/// alone.
+pub(super) async fn ask_for_user(
+    client: &UpstreamClient,
+    review: &TokenReview,
+) -> Result<TokenReview, ReviewError> {
+    post_to_any(client, ReviewType::Token, review, YOUNG).await
+}
+
+/// Posts a review, and once more where a proxy leaves the answer to upstream.
+async fn post_to_any<T: DeserializeOwned>(
+    client: &UpstreamClient,
+    asked: ReviewType,
+    review: &impl Serialize,
+    accepted: &'static str,
+) -> Result<T, ReviewError> {
+    match post(client, asked.path(), review, accepted).await {
         Err(ReviewError::Refused(StatusCode::NOT_ACCEPTABLE)) => {
-            post(client, PATH, review, JSON).await
+            post(client, asked.path(), review, JSON).await
         }
-        verdict => verdict,
+        answer => answer,
     }
 }
 

@@ -72,9 +72,10 @@ pub(super) struct CallerFlags {
     /// own.
     #[arg(long, value_name = "AUDIENCES", value_delimiter = ',')]
     api_audiences: Vec<String>,
-    /// Validate service accounts' tokens here, and review them only once an hour. A token is valid if
-    /// the API server's key signed it, it has not expired, and the objects that it is bound to are
-    /// in the cache. Needs the ClusterRole system:service-account-issuer-discovery.
+    /// Validate service accounts' tokens here. Of those of one kind (account, key, audiences, types of
+    /// bound objects), one is reviewed an hour. A token is valid if the API server's key signed it, it
+    /// has not expired, and the objects that it is bound to are in the cache. Needs the ClusterRole
+    /// system:service-account-issuer-discovery.
     #[arg(long)]
     validate_service_account_tokens_locally: bool,
     /// Refuse service accounts' tokens without a review if they have expired, or if the API server

@@ -18,6 +18,11 @@ impl CachedObjects {
         Self { catalog, scopes }
     }
 
+    /// Begins to follow service accounts. Every token is bound to one.
+    pub fn follow_accounts(&self) {
+        self.scope(&GroupVersionResource::new("", "v1", "serviceaccounts"));
+    }
+
     /// A scope that has the type's present state. Service accounts are few, and every token is
     /// bound to one: their metadata are followed for this; pods and others are looked at where
     /// clients have them cached.

@@ -80,7 +80,7 @@ impl Forecaster {
             (PlannedAction::Read(read), _) => self.read(read, caller, arrived),
             // Other proxies are not among upstream's clients.
             (PlannedAction::Checkpoint(_), _) => AnswerSource::NoState,
-            (PlannedAction::Verdict(_), _) => AnswerSource::Verdict,
+            (PlannedAction::Verdict(..), _) => AnswerSource::Verdict,
             (PlannedAction::Document(_), CallerStanding::Allowed) => AnswerSource::Document,
             (PlannedAction::Document(_), CallerStanding::Refused) => {
                 AnswerSource::Forward(ForwardReason::NotAResource)

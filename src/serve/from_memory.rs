@@ -21,7 +21,7 @@ use super::reads::{large_answers, open, unfolding};
 use super::review;
 use super::source::{AnswerSource, ForwardReason};
 use super::unanswered::{Refusal, Unanswered};
-use crate::access::{Caller, ReviewedAccess, VERDICT_MEDIA_TYPE, VerdictAge};
+use crate::access::{Caller, ReviewType, ReviewedAccess, VERDICT_MEDIA_TYPE, VerdictAge};
 use crate::body::holding;
 use checkpoint_answers::CheckpointAnswers;
 
@@ -69,9 +69,9 @@ impl ServiceParts {
                 Ok(answer.await?)
             }
             // Boxed: other requests need no room for it.
-            PlannedAction::Verdict(age) => {
-                let age = *age;
-                Box::pin(self.verdict(exchange, age)).await
+            PlannedAction::Verdict(review, age) => {
+                let (review, age) = (*review, *age);
+                Box::pin(self.verdict(exchange, review, age)).await
             }
         }
     }
@@ -175,16 +175,17 @@ impl ServiceParts {
     async fn verdict(
         &self,
         exchange: &mut Exchange,
+        asked: ReviewType,
         age: VerdictAge,
     ) -> Result<Answer, Unanswered> {
         let proxy = review::identify_known(&self.access, exchange).await?;
-        review::authorize_review(&self.access, exchange, &proxy).await?;
+        review::authorize_review(&self.access, exchange, &proxy, asked).await?;
         let body = exchange.request.body_mut();
         let Some(_turn) = self.verdicts.turn(&proxy, body) else {
             return Err(ForwardReason::NotARead.into());
         };
-        let review = verdict_answers::read(body).await?;
-        let decided = review.decide(&self.access.authorizer, age).await;
+        let review = verdict_answers::read(asked, body).await?;
+        let decided = self.access.answer_proxy(review, &proxy, age).await;
         let verdict = decided.map_err(|error| review::undecided(&self.access, &error))?;
         let response = answer::verdict(VERDICT_MEDIA_TYPE, verdict);
         Ok(Answer::new(AnswerSource::Verdict, response))

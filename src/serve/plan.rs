@@ -26,7 +26,7 @@ use watershed_protocol::{
 
 use super::policy::{CacheMode, CachingPolicy};
 use super::source::ForwardReason;
-use crate::access::{AccessAttributes, VerdictAge, wanted_verdict};
+use crate::access::{AccessAttributes, ReviewType, VerdictAge, wanted_verdict};
 use crate::catalog::{Catalog, ResourceType};
 use crate::scope::wanted_checkpoint;
 pub(super) use checkpoint::CheckpointPlan;
@@ -65,7 +65,7 @@ pub(super) enum PlannedAction {
     Document(Box<DocumentRequest>),
     Checkpoint(Box<CheckpointPlan>),
     /// Another proxy asks for a verdict about one of its callers.
-    Verdict(VerdictAge),
+    Verdict(ReviewType, VerdictAge),
 }
 
 impl RequestPlan {
@@ -88,8 +88,8 @@ impl RequestPlan {
                 .map_or_else(PlannedAction::Forward, |checkpoint| {
                     PlannedAction::Checkpoint(Box::new(checkpoint))
                 })
-        } else if let Some(age) = verdict_for_proxy(&info, policy, request) {
-            PlannedAction::Verdict(age)
+        } else if let Some((review, age)) = verdict_for_proxy(&info, policy, request) {
+            PlannedAction::Verdict(review, age)
         } else {
             let sharding = parameters.shard_selector;
             let resource = resource.as_ref();
@@ -182,29 +182,25 @@ fn plan_checkpoint<B>(
     checkpoint::plan(asked, gvr, namespace, request.uri().query(), representation)
 }
 
-/// Returns the age of the verdict that another proxy asks for, if it does. In shadow mode, upstream gets
-/// its question.
+/// Returns the review for which another proxy asks for a verdict, and the verdict's age, if it does. In shadow
+/// mode, upstream gets its question.
 fn verdict_for_proxy<B>(
     info: &RequestInfo,
     policy: &CachingPolicy,
     request: &Request<B>,
-) -> Option<VerdictAge> {
-    let is_review = |asked: &ResourceRequest| {
-        *asked.gvr.group == *"authorization.k8s.io"
-            && *asked.gvr.version == *"v1"
-            && *asked.gvr.resource == *"subjectaccessreviews"
-            && asked.namespace.is_none()
-            && asked.subresource.is_none()
-    };
+) -> Option<(ReviewType, VerdictAge)> {
+    let asked = info.resource.as_ref()?;
+    let review = ReviewType::of(&asked.gvr)?;
     let content_type = request.headers().get(header::CONTENT_TYPE);
     let is_plain = content_type.is_some_and(|kind| kind.as_bytes() == b"application/json")
         && request.uri().query().is_none()
+        && asked.namespace.is_none()
+        && asked.subresource.is_none()
         && !policy.verification.shadow;
-    let is_asked =
-        info.verb == Verb::Create && info.resource.as_ref().is_some_and(is_review) && is_plain;
-    is_asked
-        .then(|| wanted_verdict(request.headers()))
-        .flatten()
+    if info.verb != Verb::Create || !is_plain {
+        return None;
+    }
+    Some((review, wanted_verdict(request.headers())?))
 }
 
 /// Plans a get, list or watch. The order of the checks decides which reason a client sees.

@@ -12,7 +12,7 @@ use super::source::{AnswerSource, ForwardReason};
 use super::unanswered::{Refusal, Unanswered};
 use crate::access::{
     Access, AccessAttributes, Authenticated, Decision, Identity, Rejection, ReviewError,
-    ReviewedAccess,
+    ReviewType, ReviewedAccess,
 };
 use crate::audit;
 use crate::log_throttle::LogThrottle;
@@ -85,8 +85,9 @@ pub(super) async fn authorize_review(
     access: &Access,
     exchange: &Exchange,
     proxy: &Arc<Identity>,
+    review: ReviewType,
 ) -> Result<(), Unanswered> {
-    let granted = access.may_review(proxy).await;
+    let granted = access.may_review(proxy, review).await;
     let granted = granted.map_err(|error| not_reviewed(access, exchange, Some(proxy), &error))?;
     let granted = granted.ok_or(ForwardReason::NotARead)?;
     audit::record_decision(&exchange.request, granted.decision());

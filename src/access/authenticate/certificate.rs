@@ -21,6 +21,7 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 use x509_parser::time::ASN1Time;
 
 use crate::access::identity::Identity;
+use crate::access::token_attribute::CREDENTIAL_ID;
 use crate::listener::tls::{self, Reloaded, TlsError, certificate_key};
 
 /// Time after which a certificate is verified again.
@@ -30,9 +31,6 @@ const MAX_CERTIFICATES: u64 = 20_000;
 /// The attribute of a certificate's subject that is the user's unique id.
 /// Source: `apiserver/pkg/authentication/request/x509/x509.go` (parseUIDFromCert).
 const UID: &str = "1.3.6.1.4.1.57683.2";
-/// The attribute of a user that names the credential.
-/// Source: `apiserver/pkg/authentication/user/user.go` (CredentialIDKey).
-pub const CREDENTIAL_ID: &str = "authentication.kubernetes.io/credential-id";
 
 /// The subject of a client certificate.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

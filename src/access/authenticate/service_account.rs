@@ -1,27 +1,27 @@
-//! Local validation of service account tokens that upstream has accepted before.
+//! Local validation of service accounts' tokens.
 //!
 //! A token never changes. It ends with its expiry, with the key that signed it, or with an object
-//! that it is bound to. This module checks all three. The user of a token always comes from
-//! upstream's review, never from the token itself.
+//! that it is bound to. This module checks all three. Whether upstream accepts such a token at all, and as
+//! whom, is always known from a review: of the token itself, or of another one of its kind.
 //!
 //! Source: `pkg/serviceaccount/{jwt,claims}.go`.
-use std::sync::Arc;
+mod claims;
+mod reviewed_kinds;
 
-use jsonwebtoken::jwk::JwkSet;
-use jsonwebtoken::{Algorithm, DecodingKey, Validation, decode, decode_header};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use base64::Engine as _;
+use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 
 use super::token_issuer::TokenIssuer;
 use crate::access::identity::Identity;
+use claims::{BoundObject, Claims, SigningKey, TokenBinding};
+use reviewed_kinds::ReviewedKinds;
 
-/// The accepted algorithms: those that upstream signs with, and others for the same keys.
-const ALGORITHMS: [Algorithm; 5] = [
-    Algorithm::RS256,
-    Algorithm::RS384,
-    Algorithm::RS512,
-    Algorithm::ES256,
-    Algorithm::ES384,
-];
+pub(in crate::access) use reviewed_kinds::TokenKind;
 
 /// The objects that tokens can be bound to.
 pub trait BoundObjects: Send + Sync {
@@ -36,43 +36,94 @@ pub trait BoundObjects: Send + Sync {
     ) -> Option<bool>;
 }
 
-/// Validates tokens that upstream has accepted before.
+/// Validates tokens, and knows which kinds of tokens upstream accepts.
 pub(in crate::access) struct ServiceAccounts {
     issuer: Arc<TokenIssuer>,
     audiences: Vec<String>,
     objects: Arc<dyn BoundObjects>,
+    reviewed_kinds: ReviewedKinds,
+}
+
+/// A token that upstream's key signed, and that has not ended by itself.
+#[derive(Debug)]
+pub(in crate::access) struct SignedToken {
+    claims: Claims,
+    /// What a review of it says something about.
+    pub(in crate::access) kind: TokenKind,
 }
 
 impl ServiceAccounts {
+    /// Creates a validator of tokens for these audiences, or for upstream's own. A review counts for its
+    /// kind of tokens for as long as `lifetime`.
     pub(in crate::access) fn new(
         issuer: Arc<TokenIssuer>,
         audiences: Vec<String>,
         objects: Arc<dyn BoundObjects>,
+        lifetime: Duration,
     ) -> Self {
         Self {
             issuer,
             audiences,
             objects,
+            reviewed_kinds: ReviewedKinds::new(lifetime),
         }
     }
 
-    /// Returns `true` if a token that upstream accepted as one of `identity` is certainly valid
-    /// still. If not, upstream has to review it.
-    pub(in crate::access) async fn is_still_valid(&self, token: &str, identity: &Identity) -> bool {
-        if !identity.user.starts_with("system:serviceaccount:") {
-            return false;
-        }
-        let Some(documents) = self.issuer.documents().await else {
-            return false;
-        };
-        let Some(claims) = verified(token, &documents.keys, &self.audiences) else {
-            return false;
-        };
+    /// Reads a token in a timeline of upstream's versions. Returns `None` if only upstream can tell
+    /// whether it is valid.
+    pub(in crate::access) async fn read(&self, token: &str, timeline: u64) -> Option<SignedToken> {
+        let key = SigningKey::of(token)?;
+        let documents = self.issuer.documents().await?;
+        let claims = Claims::verified(token, &key, &documents.keys, &self.audiences)?;
         // The proxy's own clock may be slow.
         let has_ended = documents
             .passed_second()
             .is_some_and(|now| claims.exp <= now);
-        claims.sub == identity.user && !has_ended && self.are_present(&claims.binding)
+        let kind = TokenKind::of(&claims, &key, timeline);
+        (!has_ended).then_some(SignedToken { claims, kind })
+    }
+
+    /// Returns `true` if all objects exist that a token is bound to, and `accepted` is its user.
+    pub(in crate::access) fn is_still_valid(
+        &self,
+        token: &SignedToken,
+        accepted: &Identity,
+    ) -> bool {
+        token.claims.sub == accepted.user && self.are_present(&token.claims.binding)
+    }
+
+    /// Returns the user of a token, if all objects exist that it is bound to, and upstream has lately accepted
+    /// another one of its kind.
+    pub(in crate::access) fn user(&self, token: &SignedToken) -> Option<Arc<Identity>> {
+        let is_valid =
+            self.reviewed_kinds.accept(token.kind) && self.are_present(&token.claims.binding);
+        is_valid.then(|| Arc::new(token.claims.user()))
+    }
+
+    /// Notes that upstream accepted a token as one of `user`, in a review that began at `asked`. It says
+    /// nothing about others if the claims describe another user.
+    pub(in crate::access) fn note_accepted(
+        &self,
+        token: &SignedToken,
+        user: &Identity,
+        asked: Instant,
+    ) {
+        if token.claims.user() == *user {
+            self.reviewed_kinds.note_accepted(token.kind, asked);
+        }
+    }
+
+    /// Notes that upstream refused a token. It says nothing about others if an object is gone that the token
+    /// was bound to.
+    pub(in crate::access) fn note_refused(&self, token: &SignedToken) {
+        if self.are_present(&token.claims.binding) {
+            self.note_refused_kind(token.kind);
+        }
+    }
+
+    /// Notes that upstream refused a token of a kind.
+    pub(in crate::access) fn note_refused_kind(&self, kind: TokenKind) {
+        self.reviewed_kinds.note_refused(kind);
     }
 
     /// Returns `true` if all objects that a token is bound to exist.
@@ -107,54 +158,18 @@ impl ServiceAccounts {
     }
 }
 
-#[derive(Debug, Deserialize)]
-struct Claims {
-    sub: String,
-    exp: i64,
+/// Returns `true` if a token says that it is bound to a service account. Nothing is verified by that.
+pub(in crate::access) fn is_bound(token: &str) -> bool {
+    let payload = token.split('.').nth(1);
+    let payload = payload.and_then(|payload| BASE64_URL_SAFE_NO_PAD.decode(payload).ok());
+    payload.is_some_and(|json| serde_json::from_slice::<BoundToken>(&json).is_ok())
+}
+
+/// The claim that makes a token one of a service account.
+#[derive(Deserialize)]
+struct BoundToken {
     #[serde(rename = "kubernetes.io")]
-    binding: TokenBinding,
-}
-
-/// The objects that a token is bound to. A token with unknown members is left to upstream.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct TokenBinding {
-    namespace: String,
-    serviceaccount: BoundObject,
-    pod: Option<BoundObject>,
-    secret: Option<BoundObject>,
-    node: Option<BoundObject>,
-    /// The end of the time for which clients should keep a token. Upstream counts the clients that
-    /// keep it longer.
-    #[serde(rename = "warnafter")]
-    _warn_after: Option<serde_json::Number>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct BoundObject {
-    name: String,
-    uid: String,
-}
-
-/// Returns the claims of a token that one of the keys signed and that has not expired.
-fn verified(token: &str, keys: &JwkSet, audiences: &[String]) -> Option<Claims> {
-    let header = decode_header(token).ok()?;
-    if !ALGORITHMS.contains(&header.alg) {
-        return None;
-    }
-    let key = DecodingKey::from_jwk(keys.find(&header.kid?)?).ok()?;
-    let mut validation = Validation::new(header.alg);
-    validation.leeway = 0;
-    validation.validate_nbf = true;
-    // Without chosen audiences, upstream's review has checked the token for upstream's own.
-    validation.validate_aud = !audiences.is_empty();
-    if validation.validate_aud {
-        validation.set_audience(audiences);
-    }
-    decode::<Claims>(token, &key, &validation)
-        .ok()
-        .map(|data| data.claims)
+    _binding: IgnoredAny,
 }
 
 #[cfg(test)]

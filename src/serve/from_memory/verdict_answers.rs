@@ -7,7 +7,7 @@ use hyper::body::Incoming;
 use tokio::time::timeout;
 use watershed_protocol::Status;
 
-use crate::access::{Identity, ProxyReview};
+use crate::access::{Identity, ProxyReview, ReviewType};
 use crate::body;
 use crate::fairness::{CallerKey, Share, Shares};
 use crate::serve::review;
@@ -47,12 +47,15 @@ impl VerdictAnswers {
 }
 
 /// Reads a review. The request cannot be forwarded any more then.
-pub(in crate::serve) async fn read(body: &mut Incoming) -> Result<ProxyReview, Refusal> {
+pub(in crate::serve) async fn read(
+    asked: ReviewType,
+    body: &mut Incoming,
+) -> Result<ProxyReview, Refusal> {
     let json = timeout(ARRIVAL, body::whole(body, MAX_BYTES)).await;
     let json = json
         .map_err(|_| unreadable("it did not arrive in time"))?
         .map_err(|error| unreadable(&error.to_string()))?;
-    ProxyReview::read(&json).ok_or_else(review::only_upstream)
+    ProxyReview::read(asked, &json).ok_or_else(review::only_upstream)
 }
 
 fn unreadable(why: &str) -> Refusal {

@@ -17,6 +17,7 @@ import (
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
@@ -64,6 +65,10 @@ func startNodeCluster(t *testing.T, sizes nodeSizes) *nodeCluster {
 		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName(i)}}
 		require.Value(c.writer.CoreV1().Nodes().Create(t.Context(), node, metav1.CreateOptions{}))(t)
 	}
+	// A zone tier may validate tokens itself.
+	keys := rights.At(t, c.writer.RbacV1(), "issuer")
+	keys.Role("", "keys", rbacv1.PolicyRule{NonResourceURLs: []string{"/openid/*"}, Verbs: []string{"get"}})
+	keys.Bind("", "keys", rights.User("watershed"))
 	for i := range c.agents {
 		c.tokens = append(c.tokens, c.addAgent(t, fmt.Sprint("agent-", i)))
 	}
@@ -101,8 +106,11 @@ func (c *nodeCluster) addAgent(t *testing.T, name string) (tokens []string) {
 	ctx, account := t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name}}
 	accounts := c.writer.CoreV1().ServiceAccounts("default")
 	require.Value(accounts.Create(ctx, account, metav1.CreateOptions{}))(t)
+	// For longer than a run lasts.
+	seconds := int64((24 * time.Hour).Seconds())
+	wanted := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: &seconds}}
 	for range c.nodes {
-		made := require.Value(accounts.CreateToken(ctx, name, &authenticationv1.TokenRequest{}, metav1.CreateOptions{}))(t)
+		made := require.Value(accounts.CreateToken(ctx, name, wanted, metav1.CreateOptions{}))(t)
 		tokens = append(tokens, made.Status.Token)
 	}
 	return tokens
@@ -160,7 +168,7 @@ func (c *nodeCluster) startNodeFleet(t *testing.T, way nodeSetup) *nodeFleet {
 // startZoneProxy starts a replica of the zone tier. All show the first one's certificate.
 func (f *nodeFleet) startZoneProxy(t *testing.T) *testbed.Proxy {
 	t.Helper()
-	flags := append([]string{"--server", f.counted.URL()}, commonFlags()...)
+	flags := append([]string{"--server", f.counted.URL()}, zoneFlags()...)
 	if len(f.zone) == 0 {
 		return testbed.RunProxy(t, f.ProxyKubeconfig, flags...)
 	}

@@ -34,6 +34,11 @@ type nodeSetup struct {
 // commonFlags returns the flags that all proxies get.
 func commonFlags() []string { return strings.Fields(os.Getenv("NODE_FLAGS")) }
 
+// zoneFlags returns those of the zone tier.
+func zoneFlags() []string {
+	return append(commonFlags(), strings.Fields(os.Getenv("NODE_ZONE_FLAGS"))...)
+}
+
 // nodeFlags returns the flags of a node's proxy.
 func nodeFlags(node int) []string { return append(commonFlags(), "--node-name", nodeName(node)) }
 

@@ -1,125 +1,11 @@
-use jsonwebtoken::jwk::{Jwk, JwkSet};
-use jsonwebtoken::{EncodingKey, Header, encode, get_current_timestamp};
+use jsonwebtoken::get_current_timestamp;
+use jsonwebtoken::jwk::JwkSet;
 use serde_json::{Value, json};
 
 use super::*;
 use crate::access::authenticate::token_issuer::{IssuerQuery, KEYS_PATH};
+use crate::test_support::{self, Api, HTTP2, Pki, Signer, claims, claims_with, upstream_of};
 use crate::upstream::UpstreamClient;
-
-struct Signer {
-    key: EncodingKey,
-    kid: &'static str,
-}
-
-impl Signer {
-    fn new(kid: &'static str) -> Self {
-        let pair = rcgen::KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).unwrap();
-        Self {
-            key: EncodingKey::from_ec_der(&pair.serialize_der()),
-            kid,
-        }
-    }
-
-    fn public(&self) -> Jwk {
-        let mut key = Jwk::from_encoding_key(&self.key, Algorithm::ES256).unwrap();
-        key.common.key_id = Some(self.kid.to_owned());
-        key
-    }
-
-    fn sign(&self, claims: &Value) -> String {
-        let header = Header {
-            kid: Some(self.kid.to_owned()),
-            ..Header::new(Algorithm::ES256)
-        };
-        encode(&header, claims, &self.key).unwrap()
-    }
-}
-
-fn claims() -> Value {
-    let now = get_current_timestamp();
-    json!({
-        "iss": "https://issuer.test", "aud": ["https://issuer.test"],
-        "sub": "system:serviceaccount:n:builder",
-        "nbf": now - 10, "iat": now - 10, "exp": now + 600, "jti": "j",
-        "kubernetes.io": {
-            "namespace": "n", "serviceaccount": {"name": "builder", "uid": "sa-1"},
-            "pod": {"name": "p", "uid": "pod-1"}, "node": {"name": "node", "uid": "node-1"},
-            "warnafter": now,
-        },
-    })
-}
-
-fn with(path: &str, value: Value) -> Value {
-    let mut claims = claims();
-    *claims.pointer_mut(path).unwrap() = value;
-    claims
-}
-
-#[test]
-fn only_unexpired_tokens_of_a_current_key_are_valid() {
-    let (signer, other) = (Signer::new("one"), Signer::new("two"));
-    let keys = JwkSet {
-        keys: vec![signer.public()],
-    };
-    let impostor = Signer::new("one");
-    let now = get_current_timestamp();
-    assert!(verified(&signer.sign(&claims()), &keys, &[]).is_some());
-    for (what, token) in [
-        ("expired", signer.sign(&with("/exp", json!(now - 1)))),
-        ("not valid yet", signer.sign(&with("/nbf", json!(now + 60)))),
-        ("signed with a key that is gone", other.sign(&claims())),
-        (
-            "signed with another key of that name",
-            impostor.sign(&claims()),
-        ),
-        (
-            "bound to an object of an unknown kind",
-            signer.sign(&with(
-                "/kubernetes.io",
-                json!({
-                    "namespace": "n", "serviceaccount": {"name": "builder", "uid": "sa-1"},
-                    "moon": {"name": "m", "uid": "1"},
-                }),
-            )),
-        ),
-        ("without an expiry", {
-            let mut claims = claims();
-            claims.as_object_mut().unwrap().remove("exp");
-            signer.sign(&claims)
-        }),
-        ("no token", "a.b.c".to_owned()),
-        ("unsigned", {
-            let signed = signer.sign(&claims());
-            let payload = signed.split('.').nth(1).unwrap();
-            format!("eyJhbGciOiJub25lIiwia2lkIjoib25lIn0.{payload}.")
-        }),
-        ("signed with the public key as a secret", {
-            let header = Header {
-                kid: Some("one".to_owned()),
-                ..Header::new(Algorithm::HS256)
-            };
-            encode(&header, &claims(), &EncodingKey::from_secret(b"public")).unwrap()
-        }),
-    ] {
-        assert!(verified(&token, &keys, &[]).is_none(), "{what}");
-    }
-    assert!(
-        verified(
-            &signer.sign(&claims()),
-            &keys,
-            &["https://issuer.test".to_owned()]
-        )
-        .is_some()
-    );
-    assert!(
-        verified(
-            &signer.sign(&claims()),
-            &keys,
-            &["https://other.test".to_owned()]
-        )
-        .is_none()
-    );
-}
 
 /// Existing objects, as plural name, namespace, name and unique id.
 struct ExistingObjects(Vec<&'static str>);
@@ -145,41 +31,37 @@ async fn is_valid(existing: &[&'static str], claims: &Value) -> bool {
 /// Returns what [`is_valid`] does where upstream's clock is `ahead` by so many seconds.
 async fn is_valid_at(ahead: i64, existing: &[&'static str], claims: &Value) -> bool {
     let signer = Signer::new("one");
-    let pki = crate::test_support::Pki::new();
+    let pki = Pki::new();
     let set = serde_json::to_string(&JwkSet {
         keys: vec![signer.public()],
     })
     .unwrap();
-    let api =
-        crate::test_support::Api::start(&pki, crate::test_support::HTTP2, move |request, _| {
-            let set = set.clone();
-            async move {
-                let is_keys = request.uri().path() == KEYS_PATH;
-                let mut answer =
-                    crate::test_support::text(if is_keys { set } else { "{}".to_owned() });
-                let now = jiff::Timestamp::now() + jiff::SignedDuration::from_secs(ahead);
-                let date = now.strftime("%a, %d %b %Y %T GMT").to_string();
-                answer.headers_mut().insert("date", date.parse().unwrap());
-                answer
-            }
-        })
-        .await;
-    let client = UpstreamClient::new(&crate::test_support::upstream_of(&pki, &api).await);
-    let objects = ExistingObjects(existing.to_vec());
+    let api = Api::start(&pki, HTTP2, move |request, _| {
+        let set = set.clone();
+        async move {
+            let is_keys = request.uri().path() == KEYS_PATH;
+            let mut answer = test_support::text(if is_keys { set } else { "{}".to_owned() });
+            let now = jiff::Timestamp::now() + jiff::SignedDuration::from_secs(ahead);
+            let date = now.strftime("%a, %d %b %Y %T GMT").to_string();
+            answer.headers_mut().insert("date", date.parse().unwrap());
+            answer
+        }
+    })
+    .await;
+    let client = UpstreamClient::new(&upstream_of(&pki, &api).await);
     let accounts = ServiceAccounts::new(
         Arc::new(TokenIssuer::new(client, IssuerQuery::Keys)),
         Vec::new(),
-        Arc::new(objects),
+        Arc::new(ExistingObjects(existing.to_vec())),
+        Duration::from_mins(1),
     );
-    let identity = Identity {
-        user: "system:serviceaccount:n:builder".to_owned(),
-        uid: None,
-        groups: Vec::new(),
-        extra: Vec::new(),
+    let Some(signed) = accounts.read(&signer.sign(claims), 0).await else {
+        return false;
     };
-    accounts
-        .is_still_valid(&signer.sign(claims), &identity)
-        .await
+    accounts.note_accepted(&signed, &signed.claims.user(), Instant::now());
+    let accepted = accounts.is_still_valid(&signed, &signed.claims.user());
+    assert_eq!(accounts.user(&signed).is_some(), accepted);
+    accepted
 }
 
 #[tokio::test]
@@ -190,7 +72,7 @@ async fn a_token_ends_when_upstreams_clock_says_so() {
         !is_valid_at(900, &existing, &claims()).await,
         "it has expired there"
     );
-    let ended = with("/exp", json!(get_current_timestamp() - 1));
+    let ended = claims_with("/exp", json!(get_current_timestamp() - 1));
     assert!(
         !is_valid_at(-900, &existing, &ended).await,
         "it has expired here"
@@ -213,7 +95,7 @@ async fn a_token_ends_with_the_objects_it_is_bound_to() {
     assert!(
         !is_valid(
             &[ACCOUNT, "pods n p pod-1"],
-            &with("/sub", json!("system:serviceaccount:n:other"))
+            &claims_with("/sub", json!("system:serviceaccount:n:other"))
         )
         .await
     );
@@ -224,7 +106,7 @@ async fn a_token_ends_with_the_objects_it_is_bound_to() {
             .as_object_mut()
             .unwrap()
             .extend(to.as_object().unwrap().clone());
-        with("/kubernetes.io", bound)
+        claims_with("/kubernetes.io", bound)
     };
     assert!(is_valid(&[ACCOUNT], &bound(json!({}))).await);
     let node = bound(json!({"node": {"name": "node", "uid": "node-1"}}));

@@ -1,0 +1,161 @@
+//! The kinds of tokens of which upstream has reviewed one.
+//!
+//! Upstream says alike of all tokens that one key signed for one account and for the same audiences, while
+//! they have not ended and what they are bound to exists.
+use std::time::{Duration, Instant};
+
+use moka::ops::compute::Op;
+use moka::sync::Cache;
+
+use super::claims::{Claims, SigningKey};
+
+/// Limit of the kinds that are remembered: a service account has one or two.
+const MAX_KINDS: u64 = 50_000;
+
+/// What tokens of a kind have in common, as a hash.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(in crate::access) struct TokenKind([u8; 32]);
+
+impl TokenKind {
+    /// Returns the kind of a token in a timeline of upstream's versions.
+    pub(super) fn of(claims: &Claims, key: &SigningKey, timeline: u64) -> Self {
+        let binding = &claims.binding;
+        let secret = binding.secret.as_ref().map(|it| (&it.name, &it.uid));
+        let has = [
+            claims.jti.is_some(),
+            binding.pod.is_some(),
+            binding.node.is_some(),
+        ];
+        let common = (
+            (timeline, &key.id, key.algorithm),
+            (&claims.iss, &claims.aud),
+            (&claims.sub, &binding.serviceaccount.uid),
+            (secret, has),
+        );
+        let common = serde_json::to_vec(&common).expect("text and numbers are JSON");
+        Self(*blake3::hash(&common).as_bytes())
+    }
+}
+
+/// The kinds of which upstream accepted a token within a time, and has refused none since.
+#[derive(Debug)]
+pub(super) struct ReviewedKinds(Cache<TokenKind, LastReview>);
+
+/// Upstream's last word on a kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum LastReview {
+    Accepted,
+    Refused(Instant),
+}
+
+impl ReviewedKinds {
+    /// Creates a memory of reviews that counts each of them for as long as `lifetime`.
+    pub(super) fn new(lifetime: Duration) -> Self {
+        let kinds = Cache::builder()
+            .max_capacity(MAX_KINDS)
+            .time_to_live(lifetime)
+            .build();
+        Self(kinds)
+    }
+
+    /// Returns `true` if upstream accepts tokens of a kind.
+    pub(super) fn accept(&self, kind: TokenKind) -> bool {
+        self.0.get(&kind) == Some(LastReview::Accepted)
+    }
+
+    /// Notes that upstream accepted a token of a kind, in a review that began at `asked`. A refusal since
+    /// then stands.
+    pub(super) fn note_accepted(&self, kind: TokenKind, asked: Instant) {
+        self.0
+            .entry(kind)
+            .and_compute_with(|last| match last.map(moka::Entry::into_value) {
+                Some(LastReview::Refused(at)) if at >= asked => Op::Nop,
+                _ => Op::Put(LastReview::Accepted),
+            });
+    }
+
+    /// Notes that upstream refused a token of a kind.
+    pub(super) fn note_refused(&self, kind: TokenKind) {
+        let refused = LastReview::Refused(Instant::now());
+        self.0.entry(kind).and_compute_with(|_| Op::Put(refused));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use jsonwebtoken::Algorithm;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::test_support::{claims, claims_with};
+
+    const ONE: TokenKind = TokenKind([1; 32]);
+    const OTHER: TokenKind = TokenKind([2; 32]);
+
+    fn kind_of(claims: Value, key: &str) -> TokenKind {
+        let key = SigningKey {
+            algorithm: Algorithm::ES256,
+            id: key.to_owned(),
+        };
+        TokenKind::of(&serde_json::from_value(claims).unwrap(), &key, 0)
+    }
+
+    #[test]
+    fn tokens_of_a_kind_differ_in_their_times_names_and_pods_only() {
+        let first = kind_of(claims(), "key");
+        for (path, value) in [
+            ("/exp", json!(i64::MAX)),
+            ("/jti", json!("other")),
+            ("/kubernetes.io/pod/name", json!("other")),
+            ("/kubernetes.io/pod/uid", json!("other")),
+            ("/kubernetes.io/node/name", json!("other")),
+        ] {
+            assert_eq!(kind_of(claims_with(path, value), "key"), first, "{path}");
+        }
+        for (path, value) in [
+            ("/iss", json!("https://other.test")),
+            ("/aud", json!(["https://other.test"])),
+            ("/aud", json!([])),
+            ("/aud", json!(["https://issuer.test", "https://other.test"])),
+            ("/sub", json!("system:serviceaccount:n:other")),
+            ("/jti", Value::Null),
+            ("/kubernetes.io/serviceaccount/uid", json!("sa-2")),
+            ("/kubernetes.io/pod", Value::Null),
+            ("/kubernetes.io/node", Value::Null),
+        ] {
+            assert_ne!(kind_of(claims_with(path, value), "key"), first, "{path}");
+        }
+        let with_secret = |name: &str| {
+            let mut claims = claims();
+            claims["kubernetes.io"]["secret"] = json!({"name": name, "uid": "1"});
+            kind_of(claims, "key")
+        };
+        assert_ne!(with_secret("a"), first);
+        assert_ne!(with_secret("a"), with_secret("b"));
+        assert_ne!(kind_of(claims(), "other key"), first);
+    }
+
+    #[test]
+    fn a_refusal_ends_its_kind_and_no_other() {
+        let kinds = ReviewedKinds::new(Duration::from_mins(1));
+        for kind in [ONE, OTHER] {
+            assert!(!kinds.accept(kind));
+            kinds.note_accepted(kind, Instant::now());
+            assert!(kinds.accept(kind));
+        }
+        kinds.note_refused(ONE);
+        assert!(!kinds.accept(ONE));
+        assert!(kinds.accept(OTHER));
+        kinds.note_accepted(ONE, Instant::now());
+        assert!(kinds.accept(ONE), "it was accepted again");
+    }
+
+    #[test]
+    fn a_refusal_during_a_review_is_the_last_word() {
+        let kinds = ReviewedKinds::new(Duration::from_mins(1));
+        let asked = Instant::now();
+        kinds.note_refused(ONE);
+        kinds.note_accepted(ONE, asked);
+        assert!(!kinds.accept(ONE));
+    }
+}
