@@ -1,5 +1,7 @@
 //! Callers that upstream has not accepted: strangers, and whoever presents tokens that are none.
 //! They cost upstream no more than they spend, and nobody else notices them.
+use std::time::Duration;
+
 use futures_util::future::join_all;
 use http::{Method, Request, StatusCode};
 
@@ -198,6 +200,8 @@ async fn guessed_tokens_cost_few_requests_at_upstream_and_affect_no_known_caller
         let forwarded = recorded.iter().filter(|head| head.target == path);
         let cost = reviews.count() + forwarded.count();
         assert!(cost <= 400, "{path}: {cost} requests for 3,000 guesses");
+        // Upstream is asked about one more token a second.
+        tokio::time::sleep(Duration::from_secs(2)).await;
     }
     // A caller with a new token is served as soon as the guesses are over for a moment.
     let newcomer = fixture.proxied.as_user(fixture.upstream.viewer_token());
