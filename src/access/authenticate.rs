@@ -89,7 +89,7 @@ pub struct Authenticator {
     kinds_of_tokens: moka::sync::Cache<TokenHash, TokenKind>,
 }
 
-/// Who wants to know the user of a token.
+/// The one that wants to know the user of a token.
 #[derive(Clone, Copy)]
 enum Asker<'a> {
     /// Its bearer, at this address.

@@ -48,7 +48,7 @@ pub(in crate::access) struct ServiceAccounts {
 #[derive(Debug)]
 pub(in crate::access) struct SignedToken {
     claims: Claims,
-    /// What a review of it says something about.
+    /// The tokens that a review of it speaks for.
     pub(in crate::access) kind: TokenKind,
 }
 

@@ -12,7 +12,7 @@ use super::claims::{Claims, SigningKey};
 /// Limit of the kinds that are remembered: a service account has one or two.
 const MAX_KINDS: u64 = 50_000;
 
-/// What tokens of a kind have in common, as a hash.
+/// A hash of all that tokens of a kind have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in crate::access) struct TokenKind([u8; 32]);
 
