@@ -35,16 +35,22 @@ pub enum ReviewType {
 impl ReviewType {
     /// Returns the type of these reviews.
     pub fn of(gvr: &GroupVersionResource) -> Option<Self> {
+        let names = (&*gvr.group, &*gvr.version, &*gvr.resource);
         let all = [Self::SubjectAccess, Self::Token];
-        all.into_iter().find(|review| review.gvr() == *gvr)
+        all.into_iter().find(|review| review.names() == names)
     }
 
     pub(super) fn gvr(self) -> GroupVersionResource {
-        let (group, plural) = match self {
-            Self::SubjectAccess => ("authorization.k8s.io", "subjectaccessreviews"),
-            Self::Token => ("authentication.k8s.io", "tokenreviews"),
-        };
-        GroupVersionResource::new(group, "v1", plural)
+        let (group, version, plural) = self.names();
+        GroupVersionResource::new(group, version, plural)
+    }
+
+    /// Returns the group, the version and the plural name.
+    fn names(self) -> (&'static str, &'static str, &'static str) {
+        match self {
+            Self::SubjectAccess => ("authorization.k8s.io", "v1", "subjectaccessreviews"),
+            Self::Token => ("authentication.k8s.io", "v1", "tokenreviews"),
+        }
     }
 
     pub(super) fn path(self) -> &'static str {

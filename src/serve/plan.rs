@@ -189,6 +189,9 @@ fn verdict_for_proxy<B>(
     policy: &CachingPolicy,
     request: &Request<B>,
 ) -> Option<(ReviewType, VerdictAge)> {
+    if info.verb != Verb::Create {
+        return None;
+    }
     let asked = info.resource.as_ref()?;
     let review = ReviewType::of(&asked.gvr)?;
     let content_type = request.headers().get(header::CONTENT_TYPE);
@@ -197,10 +200,8 @@ fn verdict_for_proxy<B>(
         && asked.namespace.is_none()
         && asked.subresource.is_none()
         && !policy.verification.shadow;
-    if info.verb != Verb::Create || !is_plain {
-        return None;
-    }
-    Some((review, wanted_verdict(request.headers())?))
+    let age = is_plain.then(|| wanted_verdict(request.headers()));
+    Some((review, age.flatten()?))
 }
 
 /// Plans a get, list or watch. The order of the checks decides which reason a client sees.
