@@ -1,6 +1,7 @@
 package real
 
 import (
+	"context"
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
@@ -79,7 +80,7 @@ func (tests tokenTests) node(t *testing.T, name string) *authv1.BoundObjectRefer
 	t.Helper()
 	nodes := api.Clientset(t, testbed.Upstream).CoreV1().Nodes()
 	made := require.Value(nodes.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}))(t)
-	t.Cleanup(func() { nodes.Delete(t.Context(), name, metav1.DeleteOptions{}) })
+	t.Cleanup(func() { nodes.Delete(context.Background(), name, metav1.DeleteOptions{}) })
 	return &authv1.BoundObjectReference{APIVersion: "v1", Kind: "Node", Name: name, UID: made.UID}
 }
 
