@@ -4,7 +4,7 @@ use std::sync::Arc;
 use super::token_attribute;
 
 const ANONYMOUS: &str = "system:anonymous";
-pub(super) const AUTHENTICATED: &str = "system:authenticated";
+const AUTHENTICATED: &str = "system:authenticated";
 const UNAUTHENTICATED: &str = "system:unauthenticated";
 /// The group that may do everything. Source: `apiserver/pkg/authentication/user/user.go`.
 const MASTERS: &str = "system:masters";

@@ -11,11 +11,10 @@ mod reviewed_kinds;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use base64::Engine as _;
-use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
+use super::token_inspection;
 use super::token_issuer::TokenIssuer;
 use crate::access::identity::Identity;
 use claims::{BoundObject, Claims, SigningKey, TokenBinding};
@@ -160,9 +159,7 @@ impl ServiceAccounts {
 
 /// Returns `true` if a token says that it is bound to a service account. Nothing is verified by that.
 pub(in crate::access) fn is_bound(token: &str) -> bool {
-    let payload = token.split('.').nth(1);
-    let payload = payload.and_then(|payload| BASE64_URL_SAFE_NO_PAD.decode(payload).ok());
-    payload.is_some_and(|json| serde_json::from_slice::<BoundToken>(&json).is_ok())
+    token_inspection::parse::<IgnoredAny, BoundToken>(token).is_some()
 }
 
 /// The claim that makes a token one of a service account.

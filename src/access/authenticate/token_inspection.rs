@@ -54,7 +54,7 @@ impl TokenInspection {
 
     /// Returns why upstream would certainly refuse a token, or `None` if that is not known.
     pub(in crate::access) async fn defect(&self, token: &str) -> Option<TokenDefect> {
-        let (header, claims) = parse(token)?;
+        let (header, claims): (TokenHeader, UnverifiedClaims) = parse(token)?;
         let arrived = Instant::now();
         let documents = self.issuer.documents().await?;
         if !documents.is_named(&claims.iss) {
@@ -95,8 +95,13 @@ fn has_expired(claims: &UnverifiedClaims, documents: &IssuerDocuments) -> bool {
     end.saturating_add(UPSTREAM_LEEWAY + CLOCK_SKEW) < now
 }
 
-/// Reads a JSON Web Token as upstream writes it. Returns `None` for anything else.
-fn parse(token: &str) -> Option<(TokenHeader, UnverifiedClaims)> {
+/// Reads the header and the claims of a JSON Web Token as upstream writes it. Nothing is verified. Returns
+/// `None` for anything else.
+pub(super) fn parse<H, C>(token: &str) -> Option<(H, C)>
+where
+    H: DeserializeOwned,
+    C: DeserializeOwned,
+{
     let mut parts = token.splitn(4, '.');
     let (header, claims, _signature) = (parts.next()?, parts.next()?, parts.next()?);
     if parts.next().is_some() {

@@ -5,7 +5,7 @@ use jsonwebtoken::jwk::JwkSet;
 use jsonwebtoken::{Algorithm, DecodingKey, Header, Validation, decode, decode_header};
 use serde::Deserialize;
 
-use crate::access::identity::{AUTHENTICATED, Identity};
+use crate::access::identity::Identity;
 use crate::access::token_attribute::{CREDENTIAL_ID, NODE_NAME, NODE_UID, POD_NAME, POD_UID};
 
 /// The accepted algorithms: those that upstream signs with, and others for the same keys.
@@ -122,18 +122,18 @@ impl Claims {
             (POD_UID, uid(pod)),
         ];
         let extra = extra.into_iter();
-        Identity {
+        let user = Identity {
             user: self.sub.clone(),
             uid: Some(serviceaccount.uid.clone()),
             groups: vec![
                 ALL_ACCOUNTS.to_owned(),
                 format!("{ALL_ACCOUNTS}:{namespace}"),
-                AUTHENTICATED.to_owned(),
             ],
             extra: extra
                 .filter_map(|(key, value)| Some((key.to_owned(), vec![value?])))
                 .collect(),
-        }
+        };
+        user.with_implicit_group()
     }
 }
 
