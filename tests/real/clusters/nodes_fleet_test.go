@@ -51,6 +51,8 @@ type nodeCluster struct {
 	changes int
 	// tokens holds those of each agent, one for each node.
 	tokens [][]string
+	// proxyTokens holds those of the nodes' proxies, which have one account, as in a DaemonSet.
+	proxyTokens []string
 }
 
 func nodeName(i int) string { return fmt.Sprint("node-", i) }
@@ -58,7 +60,7 @@ func nodeName(i int) string { return fmt.Sprint("node-", i) }
 // startNodeCluster starts a cluster and creates its nodes and pods.
 func startNodeCluster(t *testing.T, sizes nodeSizes) *nodeCluster {
 	t.Helper()
-	c := &nodeCluster{nodeSizes: sizes, Cluster: require.Value(testbed.Start())(t)}
+	c := &nodeCluster{nodeSizes: sizes, Cluster: require.Value(testbed.Start(nodeAudit(t)...))(t)}
 	t.Cleanup(c.Stop)
 	c.writer = api.Clientset(t, c.Upstream())
 	for i := range c.nodes {
@@ -69,6 +71,7 @@ func startNodeCluster(t *testing.T, sizes nodeSizes) *nodeCluster {
 	keys := rights.At(t, c.writer.RbacV1(), "issuer")
 	keys.Role("", "keys", rbacv1.PolicyRule{NonResourceURLs: []string{"/openid/*"}, Verbs: []string{"get"}})
 	keys.Bind("", "keys", rights.User("watershed"))
+	c.proxyTokens = c.addProxies(t)
 	for i := range c.agents {
 		c.tokens = append(c.tokens, c.addAgent(t, fmt.Sprint("agent-", i)))
 	}
@@ -96,13 +99,50 @@ func startNodeCluster(t *testing.T, sizes nodeSizes) *nodeCluster {
 	return c
 }
 
+// nodeAudit returns the flags of an API server that logs its requests to NODE_AUDIT_LOG, and what reviews
+// ask. It tells what the requests are that the figures count.
+func nodeAudit(t *testing.T) []string {
+	t.Helper()
+	log := os.Getenv("NODE_AUDIT_LOG")
+	if log == "" {
+		return nil
+	}
+	policy := filepath.Join(t.TempDir(), "policy.yaml")
+	text := `{"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"], "rules": [
+		{"level": "Metadata", "resources": [{"group": "authentication.k8s.io"}]},
+		{"level": "Request", "resources": [{"group": "authorization.k8s.io"}]},
+		{"level": "Metadata", "verbs": ["get", "list", "watch", "create"]}]}`
+	require.NoError(t, os.WriteFile(policy, []byte(text), 0o600))
+	return []string{"--apiserver-arg", "--audit-policy-file=" + policy, "--apiserver-arg", "--audit-log-path=" + log}
+}
+
+// addProxies creates the service account of the nodes' proxies, with the rights of every proxy. It returns
+// a token for each node.
+func (c *nodeCluster) addProxies(t *testing.T) []string {
+	t.Helper()
+	const name = "node-proxy"
+	binding := &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "watershed"},
+		Subjects:   []rbacv1.Subject{rights.Account("default", name)},
+	}
+	require.Value(c.writer.RbacV1().ClusterRoleBindings().Create(t.Context(), binding, metav1.CreateOptions{}))(t)
+	return c.addAccount(t, name)
+}
+
 // addAgent creates the service account of an agent that follows the pods of its node. It returns a
 // token for each node.
-func (c *nodeCluster) addAgent(t *testing.T, name string) (tokens []string) {
+func (c *nodeCluster) addAgent(t *testing.T, name string) []string {
 	t.Helper()
 	given := rights.At(t, c.writer.RbacV1(), "nodes")
 	given.Role("", name, rights.May("", []string{"pods", "nodes"}, rights.ReadVerbs))
 	given.Bind("", name, rights.Account("default", name))
+	return c.addAccount(t, name)
+}
+
+// addAccount creates a service account. It returns a token for each node.
+func (c *nodeCluster) addAccount(t *testing.T, name string) (tokens []string) {
+	t.Helper()
 	ctx, account := t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name}}
 	accounts := c.writer.CoreV1().ServiceAccounts("default")
 	require.Value(accounts.Create(ctx, account, metav1.CreateOptions{}))(t)
@@ -168,7 +208,7 @@ func (c *nodeCluster) startNodeFleet(t *testing.T, way nodeSetup) *nodeFleet {
 // startZoneProxy starts a replica of the zone tier. All show the first one's certificate.
 func (f *nodeFleet) startZoneProxy(t *testing.T) *testbed.Proxy {
 	t.Helper()
-	flags := append([]string{"--server", f.counted.URL()}, zoneFlags()...)
+	flags := append([]string{"--server", f.counted.URL(), "--self-check-interval", "5m"}, zoneFlags()...)
 	if len(f.zone) == 0 {
 		return testbed.RunProxy(t, f.ProxyKubeconfig, flags...)
 	}
@@ -182,31 +222,25 @@ func (f *nodeFleet) startZoneProxy(t *testing.T) *testbed.Proxy {
 // startNodeProxy starts the proxy of a node, with the certificate of the one before.
 func (f *nodeFleet) startNodeProxy(t *testing.T, i int) *testbed.Proxy {
 	t.Helper()
-	kubeconfig, server := f.ProxyKubeconfig, f.counted.URL()
+	server, ca := f.counted.URL(), f.CA
 	if f.zoneFront != nil {
-		kubeconfig, server = f.behindZone(t, i), f.between.URL()
+		server, ca = f.between.URL(), f.zone[0].CA
 	}
-	flags := append(f.flags(i), "--server", server)
+	kubeconfig := filepath.Join(f.directories[i], "kubeconfig")
+	require.NoError(t, testbed.WriteKubeconfig(kubeconfig, server, ca, f.proxyTokens[i]))
+	// With the comparisons that others have, which most tests do without.
+	flags := append(f.flags(i), "--self-check-interval", "1h")
 	if f.checkpoints {
 		flags = append(flags, "--checkpoint-dir", filepath.Join(f.directories[i], "checkpoints"))
 	}
 	if i == len(f.proxies) {
 		return testbed.RunProxy(t, kubeconfig, flags...)
 	}
-	ca := f.proxies[i].CA
-	pair := filepath.Dir(ca)
+	pair := filepath.Dir(f.proxies[i].CA)
 	p := testbed.RunProxy(t, kubeconfig, append(flags,
 		"--tls-cert", filepath.Join(pair, "tls.crt"), "--tls-key", filepath.Join(pair, "tls.key"))...)
-	p.CA = ca
+	p.CA = f.proxies[i].CA
 	return p
-}
-
-// behindZone returns the kubeconfig of a proxy whose upstream is the zone tier.
-func (f *nodeFleet) behindZone(t *testing.T, i int) string {
-	t.Helper()
-	file := filepath.Join(f.directories[i], "kubeconfig")
-	require.NoError(t, testbed.WriteKubeconfig(file, f.between.URL(), f.zone[0].CA, f.Tokens["watershed"]))
-	return file
 }
 
 // openAgents starts the agents of all nodes, a few nodes at a time as in a rollout.
