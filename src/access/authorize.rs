@@ -1,6 +1,7 @@
 //! Authorization of single reads by SubjectAccessReview, with cached verdicts.
 pub(super) mod authorizer_rules;
 mod recent_denials;
+mod verdict_use;
 pub(super) mod wide_grants;
 
 #[cfg(test)]
@@ -15,7 +16,7 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::changes::Changes;
-use super::changes::settling::{PASSED_ON_AGE, SETTLED};
+use super::changes::settling::SETTLED;
 use super::config::AuthorizationConfig;
 use super::error::ReviewError;
 use super::identity::Identity;
@@ -31,6 +32,7 @@ use crate::scope::Timeline;
 use crate::upstream::UpstreamClient;
 use authorizer_rules::AuthorizerRules;
 use recent_denials::RecentDenials;
+use verdict_use::VerdictUse;
 use wide_grants::WideGrants;
 
 /// Verdicts of open watches are reviewed at most this often, unless RBAC changes. Ten thousand
@@ -69,15 +71,6 @@ enum MissingVerdict {
     OneOrWide(Arc<AccessRequest>),
 }
 
-/// The use of a verdict, which decides how old it may be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum VerdictUse {
-    /// For a request to this proxy.
-    Here,
-    /// For another proxy, which asks as it would ask the API server, and remembers the verdict.
-    PassedOn(VerdictAge),
-}
-
 /// Asks upstream for verdicts and caches them.
 pub struct Authorizer {
     client: UpstreamClient,
@@ -114,7 +107,7 @@ impl Authorizer {
         let passed_on = Cache::builder()
             .weigher(weight)
             .max_capacity(MAX_BYTES_PASSED_ON)
-            .time_to_live(PASSED_ON_AGE)
+            .time_to_live(VerdictAge::Old.limit())
             .build();
         let longest = config
             .allowed_ttl
@@ -217,6 +210,22 @@ impl Authorizer {
         }
     }
 
+    /// Returns the age of upstream's answer that its authorizers can all list their rules, which another proxy
+    /// asks about itself. An error means that only upstream can tell.
+    pub(super) async fn rules_for_proxy(
+        &self,
+        proxy: &Identity,
+    ) -> Result<Duration, Arc<ReviewError>> {
+        // Of all users, the node authorizer lists no rules for nodes alone.
+        let listed = if proxy.is_in(NODES) {
+            None
+        } else {
+            self.rules.listed_lately().await
+        };
+        let listed = listed.ok_or(ReviewError::LeftToUpstream)?;
+        Ok(listed.elapsed())
+    }
+
     /// Returns the cached verdict on a request, or the cached grant of a wider one, if it is fit for
     /// use. Otherwise returns the review that is needed.
     async fn known(
@@ -265,7 +274,7 @@ impl Authorizer {
         usage: VerdictUse,
     ) -> ReviewResult {
         if let MissingVerdict::OneOrWide(wide) = missing
-            && self.wide_grants.should_review(request, &wide).await
+            && self.should_widen(request, &wide, usage).await
         {
             let reviewed = self.review_shared(&wide, usage).await?;
             if reviewed.is_allowed() {
@@ -281,6 +290,20 @@ impl Authorizer {
             self.denials.record(request);
         }
         Ok(reviewed)
+    }
+
+    /// Returns `true` if a wider request should be reviewed in place of one.
+    async fn should_widen(
+        &self,
+        request: &AccessRequest,
+        wide: &AccessRequest,
+        usage: VerdictUse,
+    ) -> bool {
+        match usage {
+            VerdictUse::Here => self.wide_grants.should_review(request, wide).await,
+            // The proxies of other nodes will ask the same about other tokens and names.
+            VerdictUse::PassedOn(_) => self.rules.are_listed().await,
+        }
     }
 
     /// Returns the cached verdict if it is fit for use, or becomes so as upstream says that nothing
@@ -338,10 +361,10 @@ impl Authorizer {
             VerdictUse::Here => is_valid,
             VerdictUse::PassedOn(VerdictAge::New) => false,
             // A change that is not settled yet may have reached the other proxy earlier.
-            VerdictUse::PassedOn(VerdictAge::Young) => {
+            VerdictUse::PassedOn(age @ (VerdictAge::Young | VerdictAge::Old)) => {
                 is_valid
                     && verdict.is_granted_by_rbac()
-                    && verdict.age() <= PASSED_ON_AGE
+                    && verdict.age() <= age.limit()
                     && verdict.settled_at().is_none()
                     && self.changes.are_followed(request)
             }
@@ -426,7 +449,9 @@ impl Authorizer {
                 VerdictUse::PassedOn(VerdictAge::New) => {
                     is_later && verdict.age() <= arrived.elapsed()
                 }
-                VerdictUse::PassedOn(VerdictAge::Young) | VerdictUse::Here => is_later,
+                VerdictUse::PassedOn(VerdictAge::Young | VerdictAge::Old) | VerdictUse::Here => {
+                    is_later
+                }
             };
             is_newer || self.is_fit(reviewed, usage)
         })
@@ -470,14 +495,7 @@ impl Authorizer {
         let turn = turn.inspect_err(count)?;
         // Taken before the review is sent, so that no later change is taken for an earlier one.
         let position = self.changes.position();
-        let is_new_wanted = usage == VerdictUse::PassedOn(VerdictAge::New)
-            || self.config.allowed_ttl < PASSED_ON_AGE
-            || self.changes.are_fresh_before(&position, request);
-        let wanted = if is_new_wanted {
-            VerdictAge::New
-        } else {
-            VerdictAge::Young
-        };
+        let wanted = usage.wanted_age(&self.changes, &position, request, self.config.allowed_ttl);
         let posted = verdict_form::ask(&self.client, &review, wanted);
         let answer = turn.run(posted).await.inspect_err(count)?;
         let age = answer.age();

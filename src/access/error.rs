@@ -34,8 +34,8 @@ pub enum ReviewError {
     /// a review of it.
     #[error("upstream denied the caller other reads of the type; this one was not reviewed")]
     OftenDenied,
-    /// Another proxy asks about a token that this one cannot judge.
-    #[error("only upstream can tell whose token this is")]
+    /// Another proxy asks what this one cannot tell.
+    #[error("only upstream can answer this review")]
     LeftToUpstream,
     /// Too many tokens from the caller's address were refused.
     #[error("upstream refused too many tokens from this address; this one was not reviewed")]

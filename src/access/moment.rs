@@ -13,9 +13,12 @@ pub(super) struct LatestMoment {
 }
 
 impl LatestMoment {
-    /// Notes a moment.
+    /// Notes a moment. One before the creation does not count.
     pub(super) fn note(&self, moment: Instant) {
-        let millis = moment.saturating_duration_since(self.created).as_millis();
+        let Some(since) = moment.checked_duration_since(self.created) else {
+            return;
+        };
+        let millis = since.as_millis();
         let millis = u64::try_from(millis).unwrap_or(u64::MAX - 1);
         self.millis.fetch_max(millis + 1, Ordering::AcqRel);
     }
@@ -42,7 +45,10 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_latest_moment_is_never_too_late() {
+        let earlier = Instant::now();
+        tokio::time::advance(Duration::from_secs(1)).await;
         let latest = LatestMoment::default();
+        latest.note(earlier);
         assert_eq!(latest.get(), None);
         let created = Instant::now();
         latest.note(created);

@@ -1,4 +1,6 @@
 //! The proxy's own identity and rights at upstream.
+use std::time::Duration;
+
 use k8s_openapi::api::authentication::v1::SelfSubjectReview;
 use k8s_openapi::api::authorization::v1::{
     ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec,
@@ -11,10 +13,21 @@ use super::identity::Identity;
 use super::request::{AccessAttributes, named_attributes, path_attributes};
 use super::review;
 use super::review::{JSON, post};
+use super::verdict_form;
 use crate::upstream::UpstreamClient;
 
 /// A rules review needs a namespace. This one is in every cluster.
 const ANY_NAMESPACE: &str = "default";
+
+/// Returns the question for the rules by which upstream judges the sender.
+pub(super) fn rules_review() -> SelfSubjectRulesReview {
+    SelfSubjectRulesReview {
+        spec: SelfSubjectRulesReviewSpec {
+            namespace: Some(ANY_NAMESPACE.to_owned()),
+        },
+        ..SelfSubjectRulesReview::default()
+    }
+}
 
 /// Asks upstream about the proxy itself. Every authenticated user may (system:basic-user).
 #[derive(Clone, Debug)]
@@ -92,21 +105,16 @@ impl OwnRights {
         .await
     }
 
-    /// Returns `true` if upstream can list all rules by which it judges the proxy. It cannot where
-    /// a webhook is among its authorizers, or where the proxy is a node.
+    /// Returns whether upstream can list all rules by which it judges the proxy, and the age of that
+    /// answer. It cannot where a webhook is among its authorizers, or where the proxy is a node.
     ///
     /// Source: `RulesFor` of each authorizer in `kubernetes/pkg/kubeapiserver/authorizer`.
-    pub(super) async fn are_rules_complete(&self) -> Result<bool, ReviewError> {
-        let review = SelfSubjectRulesReview {
-            spec: SelfSubjectRulesReviewSpec {
-                namespace: Some(ANY_NAMESPACE.to_owned()),
-            },
-            ..SelfSubjectRulesReview::default()
-        };
-        let path = "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews";
-        let review: SelfSubjectRulesReview = post(&self.client, path, &review, JSON).await?;
-        let status = review.status.ok_or_else(ReviewError::without_status)?;
-        Ok(!status.incomplete)
+    pub(super) async fn are_rules_complete(&self) -> Result<(bool, Duration), ReviewError> {
+        let review = rules_review();
+        let answer = verdict_form::ask_about_rules(&self.client, &review).await?;
+        let age = answer.age();
+        let status = answer.status.ok_or_else(ReviewError::without_status)?;
+        Ok((!status.incomplete, age))
     }
 
     /// Returns `true` if the proxy may get a path that belongs to no resource.

@@ -3,7 +3,8 @@
 //! The proxies of a thousand nodes ask the same about their clients: may this service account watch
 //! pods? Upstream decides once for all that ask within a few seconds, if it grants it by RBAC. Everything
 //! else is decided after the question. Whose token is this? A proxy that validates tokens itself knows it
-//! from upstream's review of another one of its kind.
+//! from upstream's review of another one of its kind. Can upstream's authorizers all list their rules? That is
+//! asked for all proxies at once.
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,10 +21,11 @@ use super::authenticate::Authenticator;
 use super::authorize::Authorizer;
 use super::error::ReviewError;
 use super::identity::Identity;
+use super::own::rules_review;
 use super::request::{AccessRequest, VerbTarget};
 use super::review::{token_review, user_info};
 use super::verdict::ReviewedAccess;
-use super::verdict_form::{ReviewType, VerdictAge, VerdictForm};
+use super::verdict_form::{ReviewType, RulesStatus, VerdictAge, VerdictForm};
 
 /// Time for which the reviews of a proxy are forwarded without asking whether it may review.
 const FORWARDED_FOR: Duration = Duration::from_mins(5);
@@ -38,6 +40,8 @@ enum ProxyQuestion {
     Access(Arc<AccessRequest>),
     /// Whose token is this?
     Token(String),
+    /// Are the rules that upstream lists complete?
+    Rules,
 }
 
 impl ProxyReview {
@@ -47,6 +51,10 @@ impl ProxyReview {
         let (question, understood) = match review {
             ReviewType::SubjectAccess => access_asked_for(&sent)?,
             ReviewType::Token => token_asked_for(&sent)?,
+            ReviewType::SelfRules => (
+                ProxyQuestion::Rules,
+                serde_json::to_value(rules_review()).ok()?,
+            ),
         };
         // It may have members that this version does not know.
         (understood == sent).then_some(Self(question))
@@ -68,6 +76,11 @@ impl ProxyReview {
             ProxyQuestion::Token(token) => {
                 let user = authenticator.user_for_proxy(&token, proxy).await?;
                 serde_json::to_vec(&json!({"status": status_of(user.as_deref())}))
+            }
+            ProxyQuestion::Rules => {
+                let age = authorizer.rules_for_proxy(proxy).await?;
+                let complete = RulesStatus { incomplete: false };
+                serde_json::to_vec(&VerdictForm::new(complete, age))
             }
         };
         Ok(json.map_err(ReviewError::not_understood)?.into())
@@ -231,7 +244,11 @@ mod tests {
             odd.pointer_mut(at).unwrap()[member] = Value::from("x");
             assert!(read(&odd).is_none(), "{odd}");
         }
-        for review in [ReviewType::SubjectAccess, ReviewType::Token] {
+        for review in [
+            ReviewType::SubjectAccess,
+            ReviewType::Token,
+            ReviewType::SelfRules,
+        ] {
             for json in [
                 "",
                 "{}",

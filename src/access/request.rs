@@ -69,16 +69,14 @@ impl AccessRequest {
     pub(super) fn widened(&self) -> Option<Self> {
         let attributes = match &self.target {
             AccessTarget::Resource(attributes) => attributes,
-            AccessTarget::Verb { verb, on } if self.identity.has_token_attributes() => {
-                return Some(Self {
-                    identity: Identity::of_any_token(&self.identity),
-                    target: AccessTarget::AnyToken {
-                        verb: Arc::clone(verb),
-                        on: on.clone(),
-                    },
-                });
+            AccessTarget::Verb { verb, on } => {
+                return self.for_any_token(|| (Arc::clone(verb), on.clone()));
             }
-            _ => return None,
+            AccessTarget::Path(path) => {
+                let get = Verb::Get.as_str();
+                return self.for_any_token(|| (get.into(), VerbTarget::Path(path.clone())));
+            }
+            AccessTarget::AllObjects(_) | AccessTarget::AnyToken { .. } => return None,
         };
         let resource = &attributes.resource;
         let is_part = resource.name.is_some() || !attributes.selectors.is_empty();
@@ -92,6 +90,18 @@ impl AccessRequest {
         Some(Self {
             identity: Identity::of_any_token(&self.identity),
             target: AccessTarget::AllObjects(attributes),
+        })
+    }
+
+    /// Returns the request for the same by any token of the user, if this one is told from others by its
+    /// token.
+    fn for_any_token(&self, target: impl FnOnce() -> (Arc<str>, VerbTarget)) -> Option<Self> {
+        self.identity.has_token_attributes().then(|| {
+            let (verb, on) = target();
+            Self {
+                identity: Identity::of_any_token(&self.identity),
+                target: AccessTarget::AnyToken { verb, on },
+            }
         })
     }
 
@@ -216,8 +226,8 @@ pub(super) enum AccessTarget {
         /// The subject of the verb.
         on: VerbTarget,
     },
-    /// The same by whatever token of the user. It is not the request of a user without a token: only where no
-    /// authorizer tells tokens apart does its grant count for them.
+    /// To do this, or to get a path, by whatever token of the user. It is not the request of a user without a
+    /// token: only where no authorizer tells tokens apart does its grant count for them.
     AnyToken {
         /// The verb.
         verb: Arc<str>,

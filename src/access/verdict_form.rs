@@ -2,16 +2,20 @@
 //!
 //! A proxy that sends a review accepts this form besides upstream's own. An API server does not know it and
 //! answers in its own form. A proxy may answer in the short one: with a verdict on rights of the last seconds,
-//! or with the user of a token that it validated. It answers 406 to a review that it cannot read exactly.
+//! with the user of a token that it validated, or with what it knows of upstream's authorizers. It answers 406
+//! to a review that it cannot read exactly.
 use std::time::Duration;
 
 use http::{HeaderMap, StatusCode, header};
 use k8s_openapi::api::authentication::v1::TokenReview;
-use k8s_openapi::api::authorization::v1::{SubjectAccessReview, SubjectAccessReviewStatus};
+use k8s_openapi::api::authorization::v1::{
+    SelfSubjectRulesReview, SubjectAccessReview, SubjectAccessReviewStatus,
+};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use watershed_protocol::GroupVersionResource;
 
+use super::changes::settling::{PASSED_ON_AGE, PASSED_ON_AGE_WHILE_QUIET};
 use super::error::ReviewError;
 use super::review::{JSON, post};
 use crate::upstream::UpstreamClient;
@@ -20,6 +24,8 @@ use crate::upstream::UpstreamClient;
 pub const VERDICT_MEDIA_TYPE: &str = "application/vnd.watershed.verdict+json;layout=1";
 /// The forms that a proxy accepts.
 const YOUNG: &str = "application/vnd.watershed.verdict+json;layout=1, application/json";
+/// The same, of a verdict that may be older.
+const OLD: &str = "application/vnd.watershed.verdict+json;layout=1;age=60, application/json";
 /// The same, of a verdict that upstream decides after the question.
 const NEW: &str = "application/vnd.watershed.verdict+json;layout=1;age=0, application/json";
 
@@ -30,13 +36,15 @@ pub enum ReviewType {
     SubjectAccess,
     /// TokenReview: whose token is this?
     Token,
+    /// SelfSubjectRulesReview: are these all rules by which I am judged?
+    SelfRules,
 }
 
 impl ReviewType {
     /// Returns the type of these reviews.
     pub fn of(gvr: &GroupVersionResource) -> Option<Self> {
         let names = (&*gvr.group, &*gvr.version, &*gvr.resource);
-        let all = [Self::SubjectAccess, Self::Token];
+        let all = [Self::SubjectAccess, Self::Token, Self::SelfRules];
         all.into_iter().find(|review| review.names() == names)
     }
 
@@ -50,6 +58,7 @@ impl ReviewType {
         match self {
             Self::SubjectAccess => ("authorization.k8s.io", "v1", "subjectaccessreviews"),
             Self::Token => ("authentication.k8s.io", "v1", "tokenreviews"),
+            Self::SelfRules => ("authorization.k8s.io", "v1", "selfsubjectrulesreviews"),
         }
     }
 
@@ -57,6 +66,7 @@ impl ReviewType {
         match self {
             Self::SubjectAccess => "/apis/authorization.k8s.io/v1/subjectaccessreviews",
             Self::Token => "/apis/authentication.k8s.io/v1/tokenreviews",
+            Self::SelfRules => "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews",
         }
     }
 }
@@ -66,24 +76,54 @@ impl ReviewType {
 pub enum VerdictAge {
     /// None.
     New,
-    /// As old as verdicts may be that are passed on.
+    /// Some seconds: the asking proxy may learn of changes that concern it, or has done so.
     Young,
+    /// A minute: the asking proxy knows of no change for so long.
+    Old,
 }
 
-/// The parts of an answer to a SubjectAccessReview that count, in both forms.
+impl VerdictAge {
+    /// Returns the longest time since upstream's decision.
+    pub(super) const fn limit(self) -> Duration {
+        match self {
+            Self::New => Duration::ZERO,
+            Self::Young => PASSED_ON_AGE,
+            Self::Old => PASSED_ON_AGE_WHILE_QUIET,
+        }
+    }
+
+    /// Returns the media types that ask for it.
+    const fn accepted(self) -> &'static str {
+        match self {
+            Self::New => NEW,
+            Self::Young => YOUNG,
+            Self::Old => OLD,
+        }
+    }
+}
+
+/// The parts of an answer to a review that count, in both forms. The review is a SubjectAccessReview, unless
+/// the status says otherwise.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct VerdictForm {
+pub(super) struct VerdictForm<S = SubjectAccessReviewStatus> {
     /// Upstream's decision.
-    pub(super) status: Option<SubjectAccessReviewStatus>,
+    pub(super) status: Option<S>,
     /// Time from the API server's decision to the arrival of the question; zero if it decided later. It is
     /// only in the short form.
     #[serde(default)]
     age_milliseconds: u64,
 }
 
-impl VerdictForm {
-    pub(super) fn new(status: SubjectAccessReviewStatus, age: Duration) -> Self {
+/// The part of the status of a SelfSubjectRulesReview that counts.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct RulesStatus {
+    /// Some authorizer did not list its rules.
+    pub(super) incomplete: bool,
+}
+
+impl<S> VerdictForm<S> {
+    pub(super) fn new(status: S, age: Duration) -> Self {
         Self {
             status: Some(status),
             age_milliseconds: u64::try_from(age.as_millis()).unwrap_or(u64::MAX),
@@ -103,6 +143,7 @@ pub fn wanted_verdict(headers: &HeaderMap) -> Option<VerdictAge> {
     match only.to_str() {
         Ok(YOUNG) => Some(VerdictAge::Young),
         Ok(NEW) => Some(VerdictAge::New),
+        Ok(OLD) => Some(VerdictAge::Old),
         _ => None,
     }
 }
@@ -113,11 +154,7 @@ pub(super) async fn ask(
     review: &SubjectAccessReview,
     age: VerdictAge,
 ) -> Result<VerdictForm, ReviewError> {
-    let accepted = match age {
-        VerdictAge::New => NEW,
-        VerdictAge::Young => YOUNG,
-    };
-    post_to_any(client, ReviewType::SubjectAccess, review, accepted).await
+    post_to_any(client, ReviewType::SubjectAccess, review, age.accepted()).await
 }
 
 /// Asks upstream, or a proxy in front of it, for the user of a token. A proxy's answer is a review's status
@@ -127,6 +164,14 @@ pub(super) async fn ask_for_user(
     review: &TokenReview,
 ) -> Result<TokenReview, ReviewError> {
     post_to_any(client, ReviewType::Token, review, YOUNG).await
+}
+
+/// Asks upstream, or a proxy in front of it, whether the rules that it lists for the sender are complete.
+pub(super) async fn ask_about_rules(
+    client: &UpstreamClient,
+    review: &SelfSubjectRulesReview,
+) -> Result<VerdictForm<RulesStatus>, ReviewError> {
+    post_to_any(client, ReviewType::SelfRules, review, YOUNG).await
 }
 
 /// Posts a review, and once more where a proxy leaves the answer to upstream.
@@ -179,12 +224,13 @@ mod tests {
             wanted_verdict(&lines.collect())
         };
         assert!(
-            [YOUNG, NEW]
+            [YOUNG, NEW, OLD]
                 .iter()
                 .all(|it| it.starts_with(VERDICT_MEDIA_TYPE))
         );
         assert_eq!(wanted(&[YOUNG]), Some(VerdictAge::Young));
         assert_eq!(wanted(&[NEW]), Some(VerdictAge::New));
+        assert_eq!(wanted(&[OLD]), Some(VerdictAge::Old));
         for others in [
             &[JSON][..],
             &["*/*"],

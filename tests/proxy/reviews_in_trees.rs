@@ -18,6 +18,7 @@ const ACCEPTED: &str = "application/vnd.watershed.verdict+json;layout=1, applica
 const LEAVES: usize = 8;
 
 const LEAF: &str = "leaf-token";
+const RULES: &str = "SelfSubjectRulesReview";
 
 /// Creates what [`furnish`] does, and lets the leaves do everything.
 fn furnish_for_leaves(upstream: &SimulatedServer) {
@@ -113,13 +114,18 @@ async fn the_reviews_of_many_leaves_are_decided_together_and_their_grants_end() 
 
 /// Sends a review as a proxy does.
 async fn review(endpoint: &Endpoint, token: &str, spec: &Value) -> Answer {
+    post(endpoint, token, "SubjectAccessReview", spec).await
+}
+
+async fn post(endpoint: &Endpoint, token: &str, kind: &str, spec: &Value) -> Answer {
     let review = json!({
         "apiVersion": "authorization.k8s.io/v1",
-        "kind": "SubjectAccessReview",
+        "kind": kind,
         "metadata": {},
         "spec": spec,
     });
-    let request = Request::post("/apis/authorization.k8s.io/v1/subjectaccessreviews")
+    let plural = kind.to_lowercase();
+    let request = Request::post(format!("/apis/authorization.k8s.io/v1/{plural}s"))
         .header(header::CONTENT_TYPE, "application/json")
         .header(header::ACCEPT, ACCEPTED)
         .body(full_body(review.to_string()))
@@ -168,5 +174,37 @@ async fn only_proxies_that_may_review_get_verdicts_and_only_on_what_they_would_a
     assert!(source.starts_with("forward"), "{source}");
     let direct = review(&fixture.direct, "ann-token", &config_maps).await;
     assert_eq!(answer.json(), direct.json());
+    fixture.stop().await;
+}
+
+/// Every few minutes, each proxy of a thousand asks if upstream has an authorizer that lists no rules.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn upstream_is_asked_about_its_authorizers_once_for_many_leaves() {
+    let fixture = Fixture::build(small(), furnish_for_leaves, remember).await;
+    follows_rbac(&fixture).await;
+    let of_default = json!({"namespace": "default"});
+    let ask = async |spec: &Value| post(&fixture.proxied, LEAF, RULES, spec).await;
+    unless_stalled("leaves that ask within a minute", async || {
+        let begun = Instant::now();
+        fixture.upstream.take_recorded();
+        for _ in 0..LEAVES {
+            let answer = ask(&of_default).await;
+            assert_eq!(answer.status, StatusCode::CREATED, "{answer:?}");
+            assert_eq!(answer.header("x-watershed-source"), "verdict");
+            assert_eq!(answer.json()["status"], json!({"incomplete": false}));
+        }
+        let recorded = fixture.upstream.take_recorded();
+        let path = "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews";
+        match recorded.iter().filter(|it| it.target == path).count() {
+            0..=2 => Ok(()),
+            more if at_leisure(begun) => panic!("{more} questions for {LEAVES} leaves"),
+            more => Err(format!("{more} questions in {:?}", begun.elapsed())),
+        }
+    })
+    .await;
+
+    // No proxy asks about another namespace, for which an authorizer could list other rules.
+    let answer = ask(&json!({"namespace": "team-00"})).await;
+    assert_eq!(answer.status, StatusCode::NOT_ACCEPTABLE);
     fixture.stop().await;
 }

@@ -40,7 +40,7 @@ pub(in crate::access) struct AuthorizerRules {
 /// Upstream's last answer, or the lack of one.
 #[derive(Clone, Copy)]
 struct RulesAnswer {
-    /// A moment before the question.
+    /// A moment before the question that the API server answered.
     asked: Instant,
     lists: ListsRules,
     /// Another cluster has other authorizers.
@@ -70,13 +70,19 @@ impl AuthorizerRules {
     /// Returns `true` if all of upstream's authorizers can list their rules, by an answer of the
     /// last minute. One caller at a time asks, and the others wait for the answer.
     pub(in crate::access) async fn are_listed(&self) -> bool {
+        self.listed_lately().await.is_some()
+    }
+
+    /// Returns a moment before the question that upstream answered so, if [`AuthorizerRules::are_listed`].
+    pub(in crate::access) async fn listed_lately(&self) -> Option<Instant> {
         let is_known = |answer: &RulesAnswer| match answer.lists {
             ListsRules::Unknown => answer.asked.elapsed() < RETRY,
             ListsRules::Yes | ListsRules::No | ListsRules::Refused => {
                 answer.asked.elapsed() < KNOWN_TTL
             }
         };
-        self.ask_unless(is_known).await
+        let answer = self.ask_unless(is_known).await;
+        (answer.lists == ListsRules::Yes).then_some(answer.asked)
     }
 
     /// Asks again, unless the answer was no lately. [`AuthorizerRules::last_listed`] has the result.
@@ -99,22 +105,27 @@ impl AuthorizerRules {
         self.listed.get()
     }
 
-    async fn ask_unless(&self, is_known: impl Fn(&RulesAnswer) -> bool) -> bool {
+    async fn ask_unless(&self, is_known: impl Fn(&RulesAnswer) -> bool) -> RulesAnswer {
         let mut last = self.answer.lock().await;
         let timeline = self.timeline.number();
         let known = last.filter(|answer| answer.timeline == timeline && is_known(answer));
-        let answer = match known {
+        match known {
             Some(known) => known,
             None => *last.insert(self.ask(timeline).await),
-        };
-        answer.lists == ListsRules::Yes
+        }
     }
 
     async fn ask(&self, timeline: u64) -> RulesAnswer {
-        let asked = Instant::now();
+        let mut asked = Instant::now();
         let lists = match timeout(TIMEOUT, self.own.are_rules_complete()).await {
-            Ok(Ok(true)) => ListsRules::Yes,
-            Ok(Ok(false)) => ListsRules::No,
+            Ok(Ok((true, age))) => match asked.checked_sub(age) {
+                Some(answered) => {
+                    asked = answered;
+                    ListsRules::Yes
+                }
+                None => ListsRules::Unknown,
+            },
+            Ok(Ok((false, _))) => ListsRules::No,
             // Where nobody has the rights of system:basic-user, it will be refused again. But an API
             // server that has just started refuses it once.
             Ok(Err(error)) if error.is_refused() => ListsRules::Refused,
@@ -141,6 +152,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use http::StatusCode;
+    use tokio::time::sleep;
 
     use super::*;
     use crate::test_support::{Api, HTTP2, Pki, text, upstream_of};
@@ -180,6 +192,22 @@ mod tests {
         assert_eq!(asked.load(Ordering::Acquire), 1);
         rules.look_again(|| false).await;
         assert_eq!(asked.load(Ordering::Acquire), 2);
+    }
+
+    /// Upstream is a proxy that knew the answer.
+    #[tokio::test]
+    async fn an_answer_that_is_passed_on_counts_from_when_it_was_given() {
+        const AGED: &str = r#"{"status":{"incomplete":false},"ageMilliseconds":1000}"#;
+        let (rules, asked) = rules_of(StatusCode::CREATED, AGED).await;
+        sleep(Duration::from_millis(1_100)).await;
+        let before = Instant::now();
+        let listed = rules.listed_lately().await.unwrap();
+        let age = Duration::from_secs(1);
+        assert!(listed.elapsed() >= age && listed + age >= before);
+        let noted = rules.last_listed().unwrap();
+        assert!(noted <= listed && noted + Duration::from_millis(2) >= listed);
+        rules.are_listed().await;
+        assert_eq!(asked.load(Ordering::Acquire), 1);
     }
 
     #[tokio::test]

@@ -6,7 +6,8 @@ use parking_lot::Mutex;
 use watershed_protocol::GroupVersionResource;
 
 use super::*;
-use crate::access::changes::rbac::{Affected, RbacKind};
+use crate::access::changes::rbac::{Affected, RbacKind, RequestReach};
+use crate::access::changes::settling::PASSED_ON_AGE;
 use crate::body::Body;
 use crate::test_support::{self, Api, HTTP2, Pki, eventually, text, typed, upstream_of};
 
@@ -237,43 +238,116 @@ async fn a_grant_without_a_token_counts_for_no_token_where_webhooks_judge() {
     let authorizer = authorizer_of(&pki, &api).await;
     follow_rbac(&authorizer);
     let plain = AccessRequest::example("web", &[], None).identity;
-    let pod = "authentication.kubernetes.io/pod-name".to_owned();
-    let of_pod = Identity {
-        extra: vec![(pod, vec!["web-1".to_owned()])],
-        ..(*plain).clone()
-    };
+    let of_pod = with_token(&plain, "web-1");
     let path = || VerbTarget::Path("/metrics".to_owned());
     let may = async |identity: &Arc<Identity>| {
         let reviewed = authorizer.authorize_verb(identity, "post".into(), path());
         reviewed.await.unwrap().is_allowed()
     };
     assert!(may(&plain).await);
-    let of_pod = Arc::new(of_pod);
     for _ in 0..4 {
         assert!(!may(&of_pod).await);
     }
 }
 
+/// Returns the upstream of a proxy, whose authorizers can all list their rules. It grants what is asked without
+/// an attribute of a token, or all.
+async fn listing(pki: &Pki, grants_tokens: bool) -> (Api, Arc<AtomicUsize>) {
+    let asked = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&asked);
+    let api = Api::start(pki, HTTP2, move |request, _| {
+        let count = Arc::clone(&count);
+        async move {
+            let review = test_support::read(request.into_body()).await.unwrap();
+            if review.contains("SelfSubjectRulesReview") {
+                return text(r#"{"status":{"incomplete":false}}"#);
+            }
+            count.fetch_add(1, Ordering::SeqCst);
+            assert!(grants_tokens || !review.contains("pod-name"), "{review}");
+            granted(BY_A_ROLE)
+        }
+    });
+    (api.await, asked)
+}
+
+/// Returns a user with the token of a pod.
+fn with_token(user: &Identity, pod: &str) -> Arc<Identity> {
+    let key = "authentication.kubernetes.io/pod-name".to_owned();
+    Arc::new(Identity {
+        extra: vec![(key, vec![pod.to_owned()])],
+        ..user.clone()
+    })
+}
+
 #[tokio::test]
-async fn an_older_grant_is_not_passed_on() {
+async fn the_right_to_a_path_is_reviewed_for_all_tokens_of_a_user() {
+    let pki = Pki::new();
+    let (api, asked) = listing(&pki, true).await;
+    let authorizer = authorizer_of(&pki, &api).await;
+    follow_rbac(&authorizer);
+    let web = AccessRequest::example("web", &[], None).identity;
+    for number in 0..10 {
+        let token = with_token(&web, &format!("web-{number}"));
+        let may = authorizer.authorize_path(&token, "/version").await;
+        assert!(may.unwrap().is_allowed());
+    }
+    assert_eq!(asked.load(Ordering::SeqCst), 3, "two, and one for all");
+}
+
+/// Another node's proxy asks the same about another token, and maybe another object.
+#[tokio::test]
+async fn what_a_proxy_asks_is_reviewed_for_all_tokens_at_once() {
+    let pki = Pki::new();
+    let (api, asked) = listing(&pki, false).await;
+    let authorizer = authorizer_of(&pki, &api).await;
+    follow_rbac(&authorizer);
+    let mut request = AccessRequest::example("web", &[], None);
+    let AccessTarget::Resource(attributes) = &mut request.target else {
+        unreachable!();
+    };
+    attributes.resource.name = Some("east".to_owned());
+    request.identity = with_token(&request.identity, "web-1");
+    let request = Arc::new(request);
+    let decided = authorizer.decide_for_proxy(&request, VerdictAge::New);
+    assert!(decided.await.unwrap().is_allowed());
+    assert_eq!(asked.load(Ordering::SeqCst), 1);
+}
+
+/// The node authorizer lists no rules for nodes, whatever this proxy is told about itself.
+#[tokio::test]
+async fn a_node_is_not_told_that_all_its_rules_are_listed() {
+    let pki = Pki::new();
+    let (api, _) = listing(&pki, true).await;
+    let authorizer = authorizer_of(&pki, &api).await;
+    let of_group = |group| AccessRequest::example("system:node:east", &[group], None).identity;
+    let known = authorizer.rules_for_proxy(&of_group("devs")).await;
+    assert!(known.unwrap() < Duration::from_mins(1));
+    let error = authorizer.rules_for_proxy(&of_group(NODES)).await;
+    assert!(matches!(*error.unwrap_err(), ReviewError::LeftToUpstream));
+}
+
+#[tokio::test]
+async fn an_older_grant_is_passed_on_only_where_it_is_wanted() {
     let (authorizer, asked, _api) = counted(BY_A_ROLE).await;
     follow_rbac(&authorizer);
     let request = Arc::new(AccessRequest::example("ann", &[], Some("here")));
-    authorizer
-        .decide_for_proxy(&request, VerdictAge::Young)
-        .await
-        .unwrap();
+    let decide = async |age| {
+        let decided = authorizer.decide_for_proxy(&request, age);
+        assert!(decided.await.unwrap().is_allowed());
+        asked.load(Ordering::SeqCst)
+    };
+    assert_eq!(decide(VerdictAge::Young).await, 1);
     tokio::time::sleep(PASSED_ON_AGE + Duration::from_millis(1)).await;
-    authorizer
-        .decide_for_proxy(&request, VerdictAge::Young)
-        .await
-        .unwrap();
-    assert_eq!(asked.load(Ordering::SeqCst), 2);
+    assert_eq!(decide(VerdictAge::Old).await, 1);
+    assert_eq!(decide(VerdictAge::Young).await, 2);
+    authorizer.changes().record(Affected::Everything);
+    assert_eq!(decide(VerdictAge::Old).await, 3);
 }
 
-/// A proxy that keeps grants for a shorter time wants none that is older.
+/// A proxy that keeps grants for a shorter time wants none that is older, and neither does one that may not know
+/// of the last change.
 #[tokio::test]
-async fn old_grants_are_not_wanted_where_they_would_outlive_their_time() {
+async fn old_grants_are_not_wanted_where_they_would_outlive_their_time_or_a_change() {
     let pki = Pki::new();
     let wanted = Arc::new(Mutex::new(Vec::new()));
     let noted = Arc::clone(&wanted);
@@ -284,22 +358,38 @@ async fn old_grants_are_not_wanted_where_they_would_outlive_their_time() {
         async { granted(BY_A_ROLE) }
     })
     .await;
+    let ann = AccessRequest::example("ann", &[], Some("here")).identity;
+    let wanted_by = async |authorizer: &Authorizer, path: &str| {
+        let reviewed = authorizer.authorize_path(&ann, path).await.unwrap();
+        assert!(reviewed.is_allowed());
+        wanted.lock().pop().flatten().unwrap()
+    };
     for (seconds, age) in [
-        (300, VerdictAge::Young),
+        (300, VerdictAge::Old),
+        (60, VerdictAge::Old),
+        (59, VerdictAge::Young),
         (5, VerdictAge::Young),
         (4, VerdictAge::New),
         (0, VerdictAge::New),
     ] {
+        let unsure = match age {
+            VerdictAge::Old => VerdictAge::Young,
+            age => age,
+        };
         let config = AuthorizationConfig {
             allowed_ttl: Duration::from_secs(seconds),
             ..AuthorizationConfig::default()
         };
         let authorizer = configured(&pki, &api, config).await;
+        assert_eq!(wanted_by(&authorizer, "/a").await, unsure);
         follow_rbac(&authorizer);
-        let ann = AccessRequest::example("ann", &[], Some("here")).identity;
-        let path = authorizer.authorize_path(&ann, "/metrics").await.unwrap();
-        assert!(path.is_allowed());
-        assert_eq!(wanted.lock().pop(), Some(Some(age)), "{seconds} s");
+        assert_eq!(wanted_by(&authorizer, "/b").await, age, "{seconds} s");
+        authorizer
+            .changes()
+            .record(Affected::UnknownPast(RequestReach::Cluster));
+        assert_eq!(wanted_by(&authorizer, "/c").await, unsure);
+        authorizer.changes().record(Affected::Everything);
+        assert_eq!(wanted_by(&authorizer, "/d").await, VerdictAge::New);
     }
 }
 

@@ -13,6 +13,8 @@ pub(in crate::access) const SETTLED: Duration = Duration::from_secs(2);
 /// Age up to which a verdict is passed on to another proxy. It adds to [`SETTLED`]: for as long as both after
 /// a change, the other proxy wants new verdicts.
 pub(in crate::access) const PASSED_ON_AGE: Duration = Duration::from_secs(5);
+/// The same to a proxy that has followed RBAC for as long, and has seen no change that concerns the verdict.
+pub(in crate::access) const PASSED_ON_AGE_WHILE_QUIET: Duration = Duration::from_mins(1);
 
 /// Returns the time from a request to its next review, if it was sent soon after a change at `at`.
 pub(in crate::access) fn settles_after(at: Instant, requested: Instant) -> Option<Duration> {
