@@ -323,11 +323,15 @@ impl ServedBy {
     /// Returns `false` if the connection takes no more requests, while its streams may go on for an
     /// hour. An API server does so on its way down, and at random (`--goaway-chance`).
     pub fn takes_requests(&self) -> bool {
-        match &self.connection {
-            Some(connection) => connection.upgrade().is_some_and(|it| !it.is_closed()),
-            // Each request has a connection of its own.
-            None => true,
-        }
+        // Or each request has a connection of its own.
+        self.connection.is_none() || self.is_connected()
+    }
+
+    /// Returns `true` if the connection is shared and still takes requests. Then the server is the same process
+    /// as before.
+    pub fn is_connected(&self) -> bool {
+        self.shared()
+            .is_some_and(|connection| !connection.is_closed())
     }
 
     /// Returns the release of the server. Awaits `question` if it is not known.

@@ -248,6 +248,33 @@ async fn documents_that_upstream_cannot_be_asked_about_are_not_shown() {
     fixture.stop().await;
 }
 
+/// A proxy on each of a thousand nodes asks for the release when it starts.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_release_is_asked_for_again_once_the_connection_of_its_answer_is_gone() {
+    let fixture = Fixture::start(small()).await;
+    let version = async || {
+        let answer = read(&fixture.proxied, ("/version", JSON)).await;
+        assert_eq!(answer.header("x-watershed-source"), "document");
+        assert_eq!(answer.status, StatusCode::OK);
+    };
+    version().await;
+    fixture.upstream.take_recorded();
+    let begun = Instant::now();
+    for _ in 0..5 {
+        version().await;
+    }
+    let is_recent = begun.elapsed() < Duration::from_secs(30);
+    assert!(asked(&fixture.upstream, "/version") == 0 || !is_recent);
+    fixture.upstream.faults().cut_connections();
+    eventually("another question", async || {
+        version().await;
+        let asked = asked(&fixture.upstream, "/version");
+        (asked > 0).then_some(()).ok_or_else(|| asked.to_string())
+    })
+    .await;
+    fixture.stop().await;
+}
+
 /// Upstream answers some of them with 415, whether there is a body or not.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_for_documents_that_name_another_content_type_than_json_are_forwarded() {

@@ -4,7 +4,8 @@
 //! all who wait, by ETag where upstream has one: a document is then sent from memory.
 //!
 //! No document is shown without a question, not even if upstream does not answer: the client may
-//! know more than it says, from another document or from a watch.
+//! know more than it says, from another document or from a watch. What `/version` says is an exception: it
+//! belongs to a process of an API server, so it holds while the connection to that is open.
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,10 +20,15 @@ use crate::serve::metrics;
 use crate::serve::plan::document_request::{DocumentRequest, is_simple_tag};
 use crate::serve::plan::request_key::RequestKey;
 use crate::shared_calls::{FlightPace, Singleflight};
-use crate::upstream::{AnswerError, ConnectionClass, SendOptions, UpstreamClient};
+use crate::upstream::{AnswerError, ConnectionClass, SendOptions, ServedBy, UpstreamClient};
 
 /// Largest document that is kept.
 const MAX_DOCUMENT: usize = 64 << 20;
+/// Time for which `/version` is not asked for again. A load balancer that forwards request by request could
+/// keep a connection open although the API server behind it is another one.
+const RELEASE_KEPT: Duration = Duration::from_mins(1);
+/// Number of kept answers for `/version`: clients ask for it with different headers.
+const MAX_RELEASES: u64 = 64;
 /// Documents that nobody asked for in this time are dropped.
 const DROP_AFTER_IDLE: Duration = Duration::from_mins(10);
 /// Upper bound of all documents, with those that are read, and those that are sent and no longer
@@ -67,6 +73,8 @@ pub(in crate::serve) struct DocumentCache {
 struct DocumentSource {
     client: UpstreamClient,
     tagged: Cache<RequestKey, Arc<StoredResponse>>,
+    /// Answers for `/version`, with the servers that gave them.
+    releases: Cache<RequestKey, (Arc<StoredResponse>, ServedBy)>,
     budget: ResponseBudget,
 }
 
@@ -81,6 +89,10 @@ impl DocumentCache {
             .max_capacity((share_of(memory, BUDGET) / 3 * KEPT_THIRDS) as u64)
             .time_to_idle(DROP_AFTER_IDLE)
             .build();
+        let releases = Cache::builder()
+            .max_capacity(MAX_RELEASES)
+            .time_to_live(RELEASE_KEPT)
+            .build();
         let weigh_flight = |key: &RequestKey, _: &Arc<Singleflight<SharedAnswer>>| {
             u32::try_from(key.bytes() + 512).unwrap_or(u32::MAX)
         };
@@ -93,6 +105,7 @@ impl DocumentCache {
             source: Arc::new(DocumentSource {
                 client,
                 tagged,
+                releases,
                 budget: ResponseBudget::new(BUDGET, memory, MemoryClass::Documents),
             }),
             flights,
@@ -104,6 +117,9 @@ impl DocumentCache {
         &self,
         asked: &DocumentRequest,
     ) -> Result<Response<Body>, Arc<AnswerError>> {
+        if let Some(document) = self.source.known_release(&asked.key) {
+            return Ok(respond(&document, asked.known.as_ref()));
+        }
         let flight = self
             .flights
             .get_with_by_ref(&asked.key, || Arc::new(Singleflight::paced(PACE)));
@@ -119,6 +135,12 @@ impl DocumentCache {
 }
 
 impl DocumentSource {
+    /// Returns the answer for `/version` of a server to which the connection is still open.
+    fn known_release(&self, key: &RequestKey) -> Option<Arc<StoredResponse>> {
+        let (document, server) = self.releases.get(key)?;
+        server.is_connected().then_some(document)
+    }
+
     /// Asks upstream for a document. The answer is what upstream had after this was called.
     async fn ask(&self, key: &RequestKey) -> Result<Arc<StoredResponse>, AnswerError> {
         let known = self.tagged.get(key);
@@ -146,6 +168,7 @@ impl DocumentSource {
             .client
             .send(ConnectionClass::Short, request, SendOptions::default())
             .await?;
+        let server = response.extensions().get::<ServedBy>().cloned();
         match (response.status(), known) {
             (StatusCode::OK, _) => {
                 let mut read = StoredResponse::read(response, MAX_DOCUMENT, &self.budget).await?;
@@ -155,6 +178,11 @@ impl DocumentSource {
                 // question puts an older one here: the next question gets the newer one.
                 if strong_tag(&document).is_some() {
                     self.tagged.insert(key.clone(), Arc::clone(&document));
+                } else if let Some(server) = server
+                    && is_release(key)
+                {
+                    let kept = (Arc::clone(&document), server);
+                    self.releases.insert(key.clone(), kept);
                 }
                 Ok(document)
             }
@@ -174,6 +202,10 @@ impl DocumentSource {
             document.body = kept.body.clone();
         }
     }
+}
+
+fn is_release(key: &RequestKey) -> bool {
+    matches!(&*key.path_and_query, "/version" | "/version/")
 }
 
 /// Returns the ETag that stands for the bytes of a document.
