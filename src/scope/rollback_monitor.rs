@@ -4,17 +4,22 @@
 //! version is a proof, and the namespace's unique id tells one cluster from another even if the
 //! versions of the second one are higher. Where the proxy may not list namespaces, the question is
 //! about an open scope.
+//!
+//! While new versions come by the watches, versions have not gone back, and the question can wait.
+mod progress;
+
 use std::sync::Arc;
 use std::time::Duration;
 
 use http::StatusCode;
 use tokio::time::{Instant, sleep, timeout};
-use watershed_protocol::{GroupVersionResource, Selection};
+use watershed_protocol::{GroupVersionResource, ResourceVersion, Selection};
 
 use super::cached::Scope;
 use super::registry::Scopes;
 use super::timeline::{NewestVersion, RollbackEvidence, Timeline};
 use crate::upstream::{AnswerError, Backoff, Probe};
+use progress::UpstreamProgress;
 
 /// Timeout of a question.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(4);
@@ -30,23 +35,30 @@ const REFUSAL: Duration = Duration::from_mins(5);
 /// Asks upstream regularly if its versions went back. Never returns.
 pub async fn watch_for_rollbacks(scopes: Scopes) {
     let interval = scopes.config().rollback_check;
-    let client = scopes.client().clone();
+    let (client, timeline) = (scopes.client().clone(), scopes.timeline().clone());
     let mut monitor = RollbackMonitor::new(scopes);
     let mut retries = Backoff::new(RETRY, interval);
     // Proxies that started together must not ask together.
     let mut wait = interval.mul_f64(fastrand::f64());
-    let (mut occasion, mut has_failed) = (Occasion::Due, false);
+    let (mut occasion, mut has_failed, mut is_first) = (Occasion::Due, false, true);
     loop {
         tokio::select! {
-            () = sleep(wait) => {}
+            () = sleep(wait), if has_failed => {}
+            () = monitor.due(wait), if !has_failed => {}
             // After a failure, the pause comes first.
-            () = monitor.timeline.suspected(), if !has_failed => occasion = Occasion::Suspicion,
+            () = timeline.suspected(), if !has_failed => occasion = Occasion::Suspicion,
         }
-        let every = if client.upstream().chain().is_behind_proxy() {
+        let is_behind_proxy = client.upstream().chain().is_behind_proxy();
+        let every = if is_behind_proxy {
             interval * BEHIND_PROXY
         } else {
             interval
         };
+        if std::mem::take(&mut is_first) && is_behind_proxy && occasion == Occasion::Due {
+            wait = every.mul_f64(fastrand::f64());
+            continue;
+        }
+        monitor.progress.asked();
         let checked = timeout(ANSWER_TIMEOUT, monitor.check(occasion)).await;
         wait = match checked.unwrap_or(Err(AnswerError::Late(ANSWER_TIMEOUT))) {
             Ok(()) => {
@@ -74,6 +86,7 @@ enum Occasion {
 
 struct RollbackMonitor {
     scopes: Scopes,
+    progress: UpstreamProgress,
     timeline: Timeline,
     namespaces: GroupVersionResource,
     probe: Probe,
@@ -92,12 +105,25 @@ impl RollbackMonitor {
         Self {
             probe: Probe::new(scopes.client().clone(), &namespaces, &selection, false),
             newest: timeline.newest(&namespaces),
+            progress: UpstreamProgress::default(),
             timeline,
             namespaces,
             scopes,
             cluster: None,
             refused: None,
         }
+    }
+
+    /// Waits until there has been no question for this time, and no new version either.
+    async fn due(&mut self, wait: Duration) {
+        let Self {
+            scopes,
+            progress,
+            timeline,
+            ..
+        } = self;
+        let newest = || (timeline.number(), newest_version(scopes, timeline));
+        progress.stalled(wait, newest).await;
     }
 
     async fn check(&mut self, occasion: Occasion) -> Result<(), AnswerError> {
@@ -143,12 +169,7 @@ impl RollbackMonitor {
 
     /// Asks about the type that upstream changed last.
     async fn check_scope(&self) -> Result<(), AnswerError> {
-        let of_upstream = |scope: &Arc<Scope>| scope.history.timeline().is(&self.timeline);
-        let newest = self
-            .scopes
-            .all()
-            .into_iter()
-            .filter(of_upstream)
+        let newest = scopes_of(&self.scopes, &self.timeline)
             .max_by_key(|scope| scope.history.newest().get());
         let Some(scope) = newest else { return Ok(()) };
         let probe = scope.probe(self.scopes.client().clone());
@@ -157,4 +178,20 @@ impl RollbackMonitor {
         let _ = question.answered(probe.version().await?);
         Ok(())
     }
+}
+
+/// Returns the scopes whose versions belong to a timeline.
+fn scopes_of(scopes: &Scopes, timeline: &Timeline) -> impl Iterator<Item = Arc<Scope>> {
+    let is_of = |scope: &Arc<Scope>| scope.history.timeline().is(timeline);
+    scopes.all().into_iter().filter(is_of)
+}
+
+/// Returns the newest version that upstream showed of any type that is followed.
+fn newest_version(scopes: &Scopes, timeline: &Timeline) -> ResourceVersion {
+    scopes_of(scopes, timeline)
+        // Events may have an etcd of their own.
+        .filter(|scope| !scope.key.gvr.is_event())
+        .map(|scope| scope.history.newest().get())
+        .max()
+        .unwrap_or_default()
 }

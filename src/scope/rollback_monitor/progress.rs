@@ -1,0 +1,102 @@
+//! Knowledge, without a question, that upstream's versions go on.
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep_until};
+use watershed_protocol::ResourceVersion;
+
+/// Longest time for which new versions put a question off. They do not tell if it is the same cluster.
+const MAX_PUT_OFF: Duration = Duration::from_mins(1);
+/// Looks for new versions in the time between two questions.
+const LOOKS: u32 = 4;
+
+/// The number of a timeline, and a version in it.
+type VersionAt = (u64, ResourceVersion);
+
+/// The last moments at which upstream's versions are known to have gone on.
+#[derive(Debug)]
+pub(super) struct UpstreamProgress {
+    newest: VersionAt,
+    /// The moment at which a newer version than before was seen.
+    grown: Instant,
+    /// The moment of the last question.
+    asked: Instant,
+}
+
+impl Default for UpstreamProgress {
+    fn default() -> Self {
+        let now = Instant::now();
+        Self {
+            newest: VersionAt::default(),
+            grown: now,
+            asked: now,
+        }
+    }
+}
+
+impl UpstreamProgress {
+    /// Notes that upstream is asked.
+    pub(super) fn asked(&mut self) {
+        self.asked = Instant::now();
+    }
+
+    /// Waits until there has been neither a question nor a newer version for `wait`. It ends a minute after the
+    /// last question at the latest, if `wait` is not longer.
+    pub(super) async fn stalled(&mut self, wait: Duration, newest: impl Fn() -> VersionAt) {
+        loop {
+            let put_off = self.grown.max(self.asked) + wait;
+            let due = put_off.min(self.asked + wait.max(MAX_PUT_OFF));
+            let now = Instant::now();
+            if due <= now {
+                return;
+            }
+            sleep_until(due.min(now + wait / LOOKS)).await;
+            let newest = newest();
+            if newest > self.newest {
+                self.newest = newest;
+                self.grown = Instant::now();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WAIT: Duration = Duration::from_secs(8);
+
+    /// Returns the time until a question, if versions grow each second for as long.
+    async fn until_asked(growing: Duration, wait: Duration) -> Duration {
+        let mut progress = UpstreamProgress::default();
+        let begun = Instant::now();
+        let newest = || (0, ResourceVersion(begun.elapsed().min(growing).as_secs()));
+        progress.stalled(wait, newest).await;
+        begun.elapsed()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_question_is_put_off_while_new_versions_come() {
+        assert_eq!(until_asked(Duration::ZERO, WAIT).await, WAIT);
+        let begun = Duration::from_secs(20);
+        let asked = until_asked(begun, WAIT).await;
+        let look = WAIT / LOOKS;
+        assert!(
+            asked >= begun + WAIT && asked <= begun + WAIT + look,
+            "{asked:?}"
+        );
+        assert_eq!(until_asked(Duration::MAX, WAIT).await, MAX_PUT_OFF);
+        let rare = Duration::from_mins(5);
+        assert_eq!(until_asked(Duration::MAX, rare).await, rare);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_new_timeline_counts_as_news() {
+        let mut progress = UpstreamProgress {
+            newest: (0, ResourceVersion(1_000)),
+            ..UpstreamProgress::default()
+        };
+        let begun = Instant::now();
+        progress.stalled(WAIT, || (1, ResourceVersion(1))).await;
+        assert_eq!(begun.elapsed(), WAIT + WAIT / LOOKS);
+    }
+}
