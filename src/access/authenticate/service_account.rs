@@ -20,7 +20,7 @@ use crate::access::identity::Identity;
 use claims::{BoundObject, Claims, SigningKey, TokenBinding};
 use reviewed_kinds::ReviewedKinds;
 
-pub(in crate::access) use reviewed_kinds::TokenKind;
+pub(in crate::access) use reviewed_kinds::{FirstReview, TokenKind};
 
 /// The objects that tokens can be bound to.
 pub trait BoundObjects: Send + Sync {
@@ -97,6 +97,12 @@ impl ServiceAccounts {
         let is_valid =
             self.reviewed_kinds.accept(token.kind) && self.are_present(&token.claims.binding);
         is_valid.then(|| Arc::new(token.claims.user()))
+    }
+
+    /// Returns a turn if a token is the first of its kind to be reviewed. Otherwise waits until that is done, for
+    /// a moment at most: its user may be known then.
+    pub(in crate::access) async fn begin_review(&self, token: &SignedToken) -> Option<FirstReview> {
+        self.reviewed_kinds.begin(token.kind).await
     }
 
     /// Notes that upstream accepted a token as one of `user`, in a review that began at `asked`. It says

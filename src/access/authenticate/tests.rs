@@ -272,3 +272,14 @@ async fn a_proxy_without_local_validation_asks_the_one_in_front_of_it() {
         "upstream's own word about a refused token"
     );
 }
+
+#[tokio::test]
+async fn one_review_serves_the_tokens_of_a_kind_that_arrive_together() {
+    let setup = Setup::new(Reviewer::default(), true).await;
+    let tokens: Vec<_> = (0..50).map(|number| setup.token(number)).collect();
+    let users = tokens.iter().map(|token| setup.identify(token));
+    for (user, _) in futures_util::future::join_all(users).await {
+        assert!(user.is_some());
+    }
+    assert_eq!(setup.reviewer.count(), 1);
+}

@@ -2,15 +2,22 @@
 //!
 //! Upstream says alike of all tokens that one key signed for one account and for the same audiences, while
 //! they have not ended and what they are bound to exists.
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use moka::ops::compute::Op;
 use moka::sync::Cache;
+use tokio::sync::{Mutex, OwnedMutexGuard};
+use tokio::time::timeout;
 
 use super::claims::{Claims, SigningKey};
 
 /// Limit of the kinds that are remembered: a service account has one or two.
 const MAX_KINDS: u64 = 50_000;
+/// Limit of the kinds of which a first token is reviewed at a time. Others are reviewed without waiting.
+const MAX_FIRST_REVIEWS: u64 = 10_000;
+/// Time for which the tokens of a kind wait for the review of the first one.
+const FIRST_REVIEW: Duration = Duration::from_secs(1);
 
 /// A hash of all that tokens of a kind have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -39,7 +46,16 @@ impl TokenKind {
 
 /// The kinds of which upstream accepted a token within a time, and has refused none since.
 #[derive(Debug)]
-pub(super) struct ReviewedKinds(Cache<TokenKind, LastReview>);
+pub(super) struct ReviewedKinds {
+    last: Cache<TokenKind, LastReview>,
+    /// Held while the first token of a kind is reviewed.
+    first: Cache<TokenKind, Arc<Mutex<()>>>,
+}
+
+/// The turn of the token of a kind that is reviewed first. Others wait while it exists.
+pub(in crate::access) struct FirstReview {
+    _turn: OwnedMutexGuard<()>,
+}
 
 /// Upstream's last word on a kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,18 +71,36 @@ impl ReviewedKinds {
             .max_capacity(MAX_KINDS)
             .time_to_live(lifetime)
             .build();
-        Self(kinds)
+        let first = Cache::builder()
+            .max_capacity(MAX_FIRST_REVIEWS)
+            .time_to_idle(FIRST_REVIEW)
+            .build();
+        Self { last: kinds, first }
     }
 
     /// Returns `true` if upstream accepts tokens of a kind.
     pub(super) fn accept(&self, kind: TokenKind) -> bool {
-        self.0.get(&kind) == Some(LastReview::Accepted)
+        self.last.get(&kind) == Some(LastReview::Accepted)
+    }
+
+    /// Returns a turn if a token of a kind is the first one to be reviewed. Otherwise waits until that is done,
+    /// for a moment at most.
+    pub(super) async fn begin(&self, kind: TokenKind) -> Option<FirstReview> {
+        if self.last.contains_key(&kind) {
+            return None;
+        }
+        let first = self.first.get_with(kind, Arc::default);
+        if let Ok(turn) = Arc::clone(&first).try_lock_owned() {
+            return Some(FirstReview { _turn: turn });
+        }
+        let _ = timeout(FIRST_REVIEW, first.lock()).await;
+        None
     }
 
     /// Notes that upstream accepted a token of a kind, in a review that began at `asked`. A refusal since
     /// then stands.
     pub(super) fn note_accepted(&self, kind: TokenKind, asked: Instant) {
-        self.0
+        self.last
             .entry(kind)
             .and_compute_with(|last| match last.map(moka::Entry::into_value) {
                 Some(LastReview::Refused(at)) if at >= asked => Op::Nop,
@@ -77,7 +111,7 @@ impl ReviewedKinds {
     /// Notes that upstream refused a token of a kind.
     pub(super) fn note_refused(&self, kind: TokenKind) {
         let refused = LastReview::Refused(Instant::now());
-        self.0.entry(kind).and_compute_with(|_| Op::Put(refused));
+        self.last.entry(kind).and_compute_with(|_| Op::Put(refused));
     }
 }
 
@@ -148,6 +182,19 @@ mod tests {
         assert!(kinds.accept(OTHER));
         kinds.note_accepted(ONE, Instant::now());
         assert!(kinds.accept(ONE), "it was accepted again");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn tokens_of_a_kind_wait_for_the_first_review_a_moment_at_most() {
+        let kinds = ReviewedKinds::new(Duration::from_mins(1));
+        let first = kinds.begin(ONE).await;
+        assert!(first.is_some() && kinds.begin(OTHER).await.is_some());
+        let begun = tokio::time::Instant::now();
+        assert!(kinds.begin(ONE).await.is_none());
+        assert_eq!(begun.elapsed(), FIRST_REVIEW, "it hangs");
+        kinds.note_refused(ONE);
+        assert!(kinds.begin(ONE).await.is_none());
+        assert_eq!(begun.elapsed(), FIRST_REVIEW, "each is reviewed by itself");
     }
 
     #[test]
