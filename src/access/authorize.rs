@@ -243,7 +243,7 @@ impl Authorizer {
             return Err(MissingVerdict::One);
         };
         match self.cached(&wide, usage).await {
-            Some(reviewed) if reviewed.is_allowed() => Ok(reviewed.covering(request)),
+            Some(reviewed) if covers(&wide, &reviewed) => Ok(reviewed.covering(request)),
             Some(_) => Err(MissingVerdict::One),
             None if self.is_denied(&wide).await => Err(MissingVerdict::One),
             None => Err(MissingVerdict::OneOrWide(wide)),
@@ -277,8 +277,8 @@ impl Authorizer {
             && self.should_widen(request, &wide, usage).await
         {
             let reviewed = self.review_shared(&wide, usage).await?;
-            if reviewed.is_allowed() {
-                return Ok(reviewed.covering(request));
+            if covers(&wide, &reviewed) {
+                return Ok(self.noted(reviewed.covering(request), usage));
             }
             if usage != VerdictUse::Here {
                 // So that the next one is not asked about twice.
@@ -286,10 +286,15 @@ impl Authorizer {
             }
         }
         let reviewed = self.review_shared(request, usage).await?;
+        Ok(self.noted(reviewed, usage))
+    }
+
+    /// Notes a denial here.
+    fn noted(&self, reviewed: ReviewedAccess, usage: VerdictUse) -> ReviewedAccess {
         if !reviewed.is_allowed() && usage == VerdictUse::Here {
-            self.denials.record(request);
+            self.denials.record(&reviewed.request);
         }
-        Ok(reviewed)
+        reviewed
     }
 
     /// Returns `true` if a wider request should be reviewed in place of one.
@@ -300,6 +305,9 @@ impl Authorizer {
         usage: VerdictUse,
     ) -> bool {
         match usage {
+            VerdictUse::Here if wide.is_for_any_token() && self.rules.are_known_to_be_listed() => {
+                true
+            }
             VerdictUse::Here => self.wide_grants.should_review(request, wide).await,
             // The proxies of other nodes will ask the same about other tokens and names.
             VerdictUse::PassedOn(_) => self.rules.are_listed().await,
@@ -562,4 +570,10 @@ impl Authorizer {
             verdict.set_settled(after);
         }
     }
+}
+
+/// Returns `true` if a verdict on a wider request counts for those that it is wider than. A wide grant does. Of
+/// the tokens of a user, upstream says the same, so a denial does, too.
+fn covers(wide: &AccessRequest, reviewed: &ReviewedAccess) -> bool {
+    reviewed.is_allowed() || wide.is_for_any_token()
 }

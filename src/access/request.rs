@@ -105,6 +105,11 @@ impl AccessRequest {
         })
     }
 
+    /// Returns `true` if this is a request by any token of the user.
+    pub(super) fn is_for_any_token(&self) -> bool {
+        matches!(self.target, AccessTarget::AnyToken { .. })
+    }
+
     /// Returns the namespace that RBAC considers.
     pub(super) fn namespace(&self) -> Option<&str> {
         match &self.target {

@@ -73,6 +73,16 @@ impl AuthorizerRules {
         self.listed_lately().await.is_some()
     }
 
+    /// Returns `true` if that is known without a question.
+    pub(in crate::access) fn are_known_to_be_listed(&self) -> bool {
+        let last = self.answer.try_lock().ok().and_then(|last| *last);
+        last.is_some_and(|answer| {
+            answer.lists == ListsRules::Yes
+                && answer.timeline == self.timeline.number()
+                && answer.asked.elapsed() < KNOWN_TTL
+        })
+    }
+
     /// Returns a moment before the question that upstream answered so, if [`AuthorizerRules::are_listed`].
     pub(in crate::access) async fn listed_lately(&self) -> Option<Instant> {
         let is_known = |answer: &RulesAnswer| match answer.lists {

@@ -292,6 +292,36 @@ async fn the_right_to_a_path_is_reviewed_for_all_tokens_of_a_user() {
         assert!(may.unwrap().is_allowed());
     }
     assert_eq!(asked.load(Ordering::SeqCst), 3, "two, and one for all");
+    let token = with_token(&web, "web-10");
+    let may = authorizer.authorize_path(&token, "/livez").await;
+    assert!(may.unwrap().is_allowed());
+    let plain = authorizer.authorize_path(&web, "/livez").await;
+    assert!(plain.unwrap().is_allowed());
+    assert_eq!(
+        asked.load(Ordering::SeqCst),
+        5,
+        "the user's own is another one"
+    );
+    let token = with_token(&web, "web-11");
+    let may = authorizer.authorize_path(&token, "/livez").await;
+    assert!(may.unwrap().is_allowed());
+    assert_eq!(asked.load(Ordering::SeqCst), 5, "for all at once");
+}
+
+#[tokio::test]
+async fn a_denial_of_a_path_takes_one_review_whatever_the_token() {
+    let (authorizer, asked, _api) =
+        counting(|| text(r#"{"status":{"allowed":false,"incomplete":false}}"#)).await;
+    let web = AccessRequest::example("web", &[], None).identity;
+    assert!(authorizer.rules.are_listed().await);
+    follow_rbac(&authorizer);
+    let before = asked.load(Ordering::SeqCst);
+    for number in 0..3 {
+        let token = with_token(&web, &format!("web-{number}"));
+        let may = authorizer.authorize_path(&token, "/metrics").await;
+        assert!(!may.unwrap().is_allowed());
+    }
+    assert_eq!(asked.load(Ordering::SeqCst), before + 1);
 }
 
 /// Another node's proxy asks the same about another token, and maybe another object.
