@@ -4,10 +4,13 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 use watershed_protocol::ResourceVersion;
 
-/// Longest time for which new versions put a question off. They do not tell if it is the same cluster.
-const MAX_PUT_OFF: Duration = Duration::from_mins(1);
-/// Looks for new versions in the time between two questions.
+/// Number of intervals after which a question is not put off any more. New versions do not tell if it is the same
+/// cluster.
+const MAX_INTERVALS: u32 = 6;
+/// Looks for new versions in an interval, at least.
 const LOOKS: u32 = 4;
+/// Longest pause between two looks.
+const MAX_LOOK: Duration = Duration::from_secs(5);
 
 /// The number of a timeline, and a version in it.
 type VersionAt = (u64, ResourceVersion);
@@ -39,17 +42,18 @@ impl UpstreamProgress {
         self.asked = Instant::now();
     }
 
-    /// Waits until there has been neither a question nor a newer version for `wait`. It ends a minute after the
-    /// last question at the latest, if `wait` is not longer.
+    /// Waits until there has been neither a question nor a newer version for `wait`, or no question for six times
+    /// as long.
     pub(super) async fn stalled(&mut self, wait: Duration, newest: impl Fn() -> VersionAt) {
         loop {
             let put_off = self.grown.max(self.asked) + wait;
-            let due = put_off.min(self.asked + wait.max(MAX_PUT_OFF));
+            let due = put_off.min(self.asked + wait * MAX_INTERVALS);
             let now = Instant::now();
             if due <= now {
                 return;
             }
-            sleep_until(due.min(now + wait / LOOKS)).await;
+            let look = (wait / LOOKS).min(MAX_LOOK);
+            sleep_until(due.min(now + look)).await;
             let newest = newest();
             if newest > self.newest {
                 self.newest = newest;
@@ -84,9 +88,10 @@ mod tests {
             asked >= begun + WAIT && asked <= begun + WAIT + look,
             "{asked:?}"
         );
-        assert_eq!(until_asked(Duration::MAX, WAIT).await, MAX_PUT_OFF);
-        let rare = Duration::from_mins(5);
-        assert_eq!(until_asked(Duration::MAX, rare).await, rare);
+        for wait in [WAIT, Duration::from_mins(5)] {
+            let asked = until_asked(Duration::MAX, wait).await;
+            assert_eq!(asked, wait * MAX_INTERVALS);
+        }
     }
 
     #[tokio::test(start_paused = true)]
