@@ -69,13 +69,14 @@ pub use token_attribute::CREDENTIAL_ID;
 pub use verdict::{Decision, ReviewedAccess};
 pub use verdict_form::{ReviewType, VERDICT_MEDIA_TYPE, VerdictAge, wanted_verdict};
 
+use authenticate::LocalChecks;
 use authenticate::certificate::Certificates;
 use authenticate::front_proxy::FrontProxies;
+use authenticate::known_tokens::ACCEPTED_TTL;
 use authenticate::service_account::ServiceAccounts;
 use authenticate::token_inspection::TokenInspection;
 use authenticate::token_issuer::{IssuerQuery, TokenIssuer};
 use authenticate::websocket_token;
-use authenticate::{ACCEPTED_TTL, LocalChecks};
 use impersonate::ImpersonationRequest;
 use impersonate::impersonator::{ImpersonatedIdentity, Impersonator, RequestHead};
 use own_identity::OwnIdentity;

@@ -3,6 +3,7 @@
 pub(super) mod bearer_token;
 pub(super) mod certificate;
 pub(super) mod front_proxy;
+pub(super) mod known_tokens;
 pub(super) mod refused_tokens;
 pub(super) mod service_account;
 pub(super) mod token_inspection;
@@ -17,7 +18,6 @@ use http::HeaderMap;
 use k8s_openapi::api::authentication::v1::TokenReview;
 use moka::Expiry;
 use moka::future::Cache;
-use moka::ops::compute::{CompResult, Op};
 use tokio::time::timeout;
 
 use super::config::AuthenticationConfig;
@@ -30,28 +30,15 @@ use super::verdict_form::{self, ReviewType};
 use crate::scope::Timeline;
 use crate::upstream::UpstreamClient;
 use bearer_token::{any_bearer_token, has_no_credentials, only_bearer_token};
+use known_tokens::{KnownTokens, MAX_TOKENS};
 use refused_tokens::RefusedTokens;
-use service_account::{ServiceAccounts, SignedToken, TokenKind};
+use service_account::{ServiceAccounts, SignedToken};
 use token_inspection::TokenInspection;
+
+pub use known_tokens::Credential;
 
 /// Time for which a refused token stays refused. It keeps a client in a retry loop off upstream.
 const REFUSED_TTL: Duration = Duration::from_secs(2);
-/// Time after which an accepted token is reviewed again, even if it can be validated locally.
-pub(super) const ACCEPTED_TTL: Duration = Duration::from_hours(1);
-/// Limit of cached tokens.
-const MAX_TOKENS: u64 = 100_000;
-/// Limit of tokens whose users are remembered for counting.
-const MAX_COUNTED: u64 = MAX_TOKENS;
-/// Time for which a refusal is remembered. Another one of the same token is a repetition then, and no review
-/// of another token tells its user.
-const REFUSED_LATELY: Duration = ACCEPTED_TTL;
-
-/// Limit of tokens that are known from answers of upstream.
-const MAX_ACCEPTED_FORWARDS: u64 = 100_000;
-
-/// The bearer token of a request, for looking up what is known of it. Not the token itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Credential(TokenHash);
 
 /// The result of authentication.
 #[derive(Clone, Debug)]
@@ -69,24 +56,13 @@ pub struct Authenticator {
     client: UpstreamClient,
     config: AuthenticationConfig,
     anonymous: Arc<Identity>,
-    /// Verdicts of an earlier timeline of upstream's versions are not used.
+    /// The number of a timeline is part of the kind of a token.
     timeline: Timeline,
-    /// The key of the token hashes, random in each process. Tokens themselves are never stored.
-    key: [u8; 32],
-    verdicts: Cache<TokenHash, Option<Arc<Identity>>>,
+    verdicts: Cache<Credential, Option<Arc<Identity>>>,
     checks: LocalChecks,
-    /// The users of accepted tokens, for as long as the tokens may be validated locally.
-    accepted: Cache<TokenHash, Arc<Identity>>,
-    /// The users of tokens accepted lately. For counting only: the tokens may have expired.
-    counted: Cache<TokenHash, Arc<Identity>>,
-    /// Tokens with which upstream lately answered forwarded requests. Nothing is granted by them.
-    answered: moka::sync::Cache<TokenHash, ()>,
+    tokens: KnownTokens,
     queues: ReviewQueues,
     refusals: RefusedTokens,
-    /// Tokens that were refused lately, with the time.
-    refused: moka::sync::Cache<TokenHash, Instant>,
-    /// The kinds of tokens that were found to be signed.
-    kinds_of_tokens: moka::sync::Cache<TokenHash, TokenKind>,
 }
 
 /// The one that wants to know the user of a token.
@@ -114,8 +90,6 @@ impl Authenticator {
         timeline: Timeline,
         queues: ReviewQueues,
     ) -> Self {
-        let mut key = [0; 32];
-        getrandom::fill(&mut key).expect("the operating system gives random bytes");
         let expiry = TokenExpiry {
             accepted: config.token_ttl,
         };
@@ -123,41 +97,16 @@ impl Authenticator {
             .max_capacity(MAX_TOKENS)
             .expire_after(expiry)
             .build();
-        let accepted = Cache::builder()
-            .max_capacity(MAX_TOKENS)
-            .time_to_live(ACCEPTED_TTL)
-            .build();
-        let counted = Cache::builder()
-            .max_capacity(MAX_COUNTED)
-            .time_to_live(ACCEPTED_TTL)
-            .build();
-        let answered = moka::sync::Cache::builder()
-            .max_capacity(MAX_ACCEPTED_FORWARDS)
-            .time_to_live(ACCEPTED_TTL)
-            .build();
-        let refused = moka::sync::Cache::builder()
-            .max_capacity(MAX_TOKENS)
-            .time_to_live(REFUSED_LATELY)
-            .build();
-        let kinds_of_tokens = moka::sync::Cache::builder()
-            .max_capacity(MAX_TOKENS)
-            .time_to_live(ACCEPTED_TTL)
-            .build();
         Self {
             client,
             config,
             anonymous: Arc::new(Identity::anonymous()),
+            tokens: KnownTokens::new(timeline.clone()),
             timeline,
-            key,
             verdicts,
             checks,
-            accepted,
-            counted,
-            answered,
             queues,
             refusals: RefusedTokens::default(),
-            refused,
-            kinds_of_tokens,
         }
     }
 
@@ -172,7 +121,7 @@ impl Authenticator {
         token: &str,
         proxy: &Identity,
     ) -> Result<Option<Arc<Identity>>, ReviewError> {
-        self.find_out(self.hash(token), token, Asker::Proxy(proxy))
+        self.find_out(self.tokens.credential(token), token, Asker::Proxy(proxy))
             .await
     }
 
@@ -217,33 +166,31 @@ impl Authenticator {
 
     /// Returns the bearer token that upstream would read in these headers.
     pub(super) fn credential(&self, headers: &HeaderMap) -> Option<Credential> {
-        any_bearer_token(headers).map(|token| Credential(self.hash(token)))
+        any_bearer_token(headers).map(|token| self.tokens.credential(token))
     }
 
     /// Returns `true` if upstream accepted a token within the last hour. Grants nothing: it may
     /// have ended since.
     pub(super) fn was_accepted(&self, credential: &Credential) -> bool {
-        self.counted.contains_key(&credential.0) || self.answered.contains_key(&credential.0)
+        self.tokens.was_accepted(credential)
     }
 
     /// Notes that upstream accepted a token with a forwarded request.
     pub(super) fn note_accepted(&self, credential: &Credential) {
-        if !self.was_accepted(credential) {
-            self.answered.insert(credential.0, ());
-        }
+        self.tokens.note_answered(credential);
     }
 
     /// Notes that upstream refused a token of a forwarded request from this address.
     pub(super) async fn note_refused(&self, credential: &Credential, address: IpAddr) {
         let was_accepted = self.was_accepted(credential);
-        let is_repeated = self.remember_refusal(credential.0).await;
+        let is_repeated = self.tokens.note_refused(*credential).await;
         // What is checked locally may not be why it was refused.
         if let Some(accounts) = &self.checks.service_accounts
-            && let Some(kind) = self.kinds_of_tokens.get(&credential.0)
+            && let Some(kind) = self.tokens.kind(credential)
         {
             accounts.note_refused_kind(kind);
         }
-        self.verdicts.invalidate(&credential.0).await;
+        self.verdicts.invalidate(credential).await;
         if !was_accepted {
             self.refusals.count(address, is_repeated);
         }
@@ -251,25 +198,12 @@ impl Authenticator {
 
     /// Returns `true` if upstream refused a token lately, and has not accepted it since.
     pub(super) fn was_refused(&self, credential: &Credential) -> bool {
-        self.refused.contains_key(&credential.0) && !self.was_accepted(credential)
-    }
-
-    /// Remembers that a token was refused, and forgets that it was accepted. Returns `true` if it was refused
-    /// lately.
-    async fn remember_refusal(&self, hash: TokenHash) -> bool {
-        let was_refused = self.refused.contains_key(&hash);
-        // Not by `insert`, so that a review that ends now either sees it or comes before it.
-        let refusal = self.refused.entry(hash);
-        refusal.and_compute_with(|_| Op::Put(Instant::now()));
-        self.accepted.invalidate(&hash).await;
-        self.answered.invalidate(&hash);
-        self.counted.invalidate(&hash).await;
-        was_refused
+        self.tokens.was_refused(credential) && !self.tokens.was_accepted(credential)
     }
 
     /// Returns the user of a token that was reviewed within the last hour. Asks nobody.
     pub(super) async fn reviewed_lately(&self, credential: &Credential) -> Option<Arc<Identity>> {
-        self.counted.get(&credential.0).await
+        self.tokens.counted(credential).await
     }
 
     /// Returns the identity of a request without credentials, if this proxy gives it one.
@@ -295,16 +229,6 @@ impl Authenticator {
             .map_or(Authenticated::Refused, Authenticated::Known))
     }
 
-    /// Returns the hash of a token, which is another one in each timeline. So nothing that was
-    /// found out in an earlier one is found again, not even by a review that is under way.
-    fn hash(&self, token: &str) -> TokenHash {
-        let mut key = self.key;
-        for (byte, part) in key.iter_mut().zip(self.timeline.number().to_le_bytes()) {
-            *byte ^= part;
-        }
-        *blake3::keyed_hash(&key, token.as_bytes()).as_bytes()
-    }
-
     /// Returns the user of a token, or `None` if upstream refuses it. The request with these
     /// headers waits for that.
     async fn verdict(
@@ -313,15 +237,15 @@ impl Authenticator {
         headers: &HeaderMap,
         address: IpAddr,
     ) -> Result<Option<Arc<Identity>>, Arc<ReviewError>> {
-        let hash = self.hash(token);
-        if let Some(verdict) = self.verdicts.get(&hash).await {
+        let credential = self.tokens.credential(token);
+        if let Some(verdict) = self.verdicts.get(&credential).await {
             return Ok(verdict);
         }
         // Concurrent requests with one token share one review. Boxed, because the future is large
         // and rare.
-        let review = Box::pin(self.find_out(hash, token, Asker::Bearer(address)));
-        let reviewed = Box::pin(self.verdicts.try_get_with(hash, review));
-        if self.was_accepted(&Credential(hash)) {
+        let review = Box::pin(self.find_out(credential, token, Asker::Bearer(address)));
+        let reviewed = Box::pin(self.verdicts.try_get_with(credential, review));
+        if self.tokens.was_accepted(&credential) {
             return reviewed.await;
         }
         let Some(_share) = self.queues.begin_unknown(address, headers) else {
@@ -335,32 +259,32 @@ impl Authenticator {
 
     async fn find_out(
         &self,
-        hash: TokenHash,
+        credential: Credential,
         token: &str,
         asker: Asker<'_>,
     ) -> Result<Option<Arc<Identity>>, ReviewError> {
-        let verdict = self.validate_or_review(hash, token, asker).await?;
+        let verdict = self.validate_or_review(credential, token, asker).await?;
         if let Some(identity) = &verdict {
-            self.counted.insert(hash, Arc::clone(identity)).await;
+            self.tokens.note_user(credential, identity).await;
         }
         Ok(verdict)
     }
 
     async fn validate_or_review(
         &self,
-        hash: TokenHash,
+        credential: Credential,
         token: &str,
         asker: Asker<'_>,
     ) -> Result<Option<Arc<Identity>>, ReviewError> {
-        let signed = self.read(hash, token, asker).await;
-        if let Some(user) = self.known_user(hash, signed.as_ref()).await {
+        let signed = self.read(credential, token, asker).await;
+        if let Some(user) = self.known_user(credential, signed.as_ref()).await {
             return Ok(Some(user));
         }
         if signed.is_none() && matches!(asker, Asker::Proxy(_)) {
             return Err(ReviewError::LeftToUpstream);
         }
         if self.is_invalid(token).await {
-            self.remember_refusal(hash).await;
+            self.tokens.note_refused(credential).await;
             return Ok(None);
         }
         // Thousands of tokens of a kind may arrive together.
@@ -369,30 +293,32 @@ impl Authenticator {
             _ => None,
         };
         let reviewed = self
-            .review_in_turn(hash, token, signed.as_ref(), asker)
+            .review_in_turn(credential, token, signed.as_ref(), asker)
             .await;
         reviewed.inspect_err(|error| metrics::given_up("tokenreview", error))
     }
 
     /// Reads a token and checks its signature, unless it was refused or its bearer has presented too many bad
     /// ones.
-    async fn read(&self, hash: TokenHash, token: &str, asker: Asker<'_>) -> Option<SignedToken> {
+    async fn read(
+        &self,
+        credential: Credential,
+        token: &str,
+        asker: Asker<'_>,
+    ) -> Option<SignedToken> {
         let accounts = self.checks.service_accounts.as_ref()?;
-        if self.refused.contains_key(&hash) {
+        if self.tokens.was_refused(&credential) {
             return None;
         }
         if let Asker::Bearer(address) = asker
-            && !self.was_accepted(&Credential(hash))
+            && !self.tokens.was_accepted(&credential)
             && !self.refusals.are_left(address)
         {
             return None;
         }
         let signed = accounts.read(token, self.timeline.number()).await;
-        match &signed {
-            Some(signed) => self.kinds_of_tokens.insert(hash, signed.kind),
-            // It has ended, so what upstream says of it says nothing about others.
-            None => self.kinds_of_tokens.invalidate(&hash),
-        }
+        let kind = signed.as_ref().map(|signed| signed.kind);
+        self.tokens.note_kind(credential, kind);
         signed
     }
 
@@ -400,15 +326,15 @@ impl Authenticator {
     /// or of another one of its kind.
     async fn known_user(
         &self,
-        hash: TokenHash,
+        credential: Credential,
         signed: Option<&SignedToken>,
     ) -> Option<Arc<Identity>> {
         let (accounts, signed) = (self.checks.service_accounts.as_ref()?, signed?);
         // It may have been refused since it was read.
-        if self.refused.contains_key(&hash) {
+        if self.tokens.was_refused(&credential) {
             return None;
         }
-        match self.accepted.get(&hash).await {
+        match self.tokens.accepted(&credential).await {
             Some(user) if accounts.is_still_valid(signed, &user) => Some(user),
             _ => accounts.user(signed),
         }
@@ -429,34 +355,34 @@ impl Authenticator {
     /// Reviews a token when it is its caller's turn, unless its user has become known by then.
     async fn review_in_turn(
         &self,
-        hash: TokenHash,
+        credential: Credential,
         token: &str,
         signed: Option<&SignedToken>,
         asker: Asker<'_>,
     ) -> Result<Option<Arc<Identity>>, ReviewError> {
-        let review = async |turn: ReviewTurn| match self.known_user(hash, signed).await {
+        let review = async |turn: ReviewTurn| match self.known_user(credential, signed).await {
             Some(user) => Ok(Some(user)),
-            None => turn.run(self.review(hash, token, signed)).await,
+            None => turn.run(self.review(credential, token, signed)).await,
         };
         let address = match asker {
             Asker::Proxy(proxy) => return review(self.queues.of_users_token(proxy).await?).await,
             Asker::Bearer(address) => address,
         };
-        if let Some(identity) = self.counted.get(&hash).await {
+        if let Some(identity) = self.tokens.counted(&credential).await {
             return review(self.queues.of_users_token(&identity).await?).await;
         }
-        if self.answered.contains_key(&hash) {
+        if self.tokens.was_answered(&credential) {
             return review(self.queues.of_known_token(address).await?).await;
         }
         // Looked at before the turn as well: whoever has no refusal left need not wait for it.
         if !self.refusals.are_left(address) {
-            return self.without_review(hash);
+            return self.without_review(credential);
         }
         let turn = self.queues.of_unknown_token(address).await;
         let Some(charge) = self.refusals.take(address) else {
-            return self.without_review(hash);
+            return self.without_review(credential);
         };
-        let was_refused = self.refused.contains_key(&hash);
+        let was_refused = self.tokens.was_refused(&credential);
         let verdict = review(turn).await;
         if matches!(verdict, Ok(None)) {
             charge.refused(was_refused);
@@ -468,8 +394,8 @@ impl Authenticator {
 
     /// Returns the verdict on a token that may not be reviewed now. One that upstream refused
     /// lately is still refused, in upstream's words.
-    fn without_review(&self, hash: TokenHash) -> Result<Option<Arc<Identity>>, ReviewError> {
-        if self.refused.contains_key(&hash) {
+    fn without_review(&self, credential: Credential) -> Result<Option<Arc<Identity>>, ReviewError> {
+        if self.tokens.was_refused(&credential) {
             Ok(None)
         } else {
             Err(ReviewError::TooManyRefusals)
@@ -479,33 +405,27 @@ impl Authenticator {
     /// Reviews a token, and remembers the verdict.
     async fn review(
         &self,
-        hash: TokenHash,
+        credential: Credential,
         token: &str,
         signed: Option<&SignedToken>,
     ) -> Result<Option<Arc<Identity>>, ReviewError> {
         let asked = Instant::now();
-        let verdict = self.ask(hash, token).await?;
+        let verdict = self.ask(credential, token).await?;
         let accounts = self.checks.service_accounts.as_ref();
         let known = accounts.zip(signed);
         let Some(user) = &verdict else {
-            self.remember_refusal(hash).await;
+            self.tokens.note_refused(credential).await;
             if let Some((accounts, signed)) = known {
                 accounts.note_refused(signed);
             }
             return Ok(None);
         };
-        if accounts.is_some() {
-            self.accepted.insert(hash, Arc::clone(user)).await;
-        }
-        let refusal = self.refused.entry(hash);
-        let refusal = refusal.and_compute_with(|last| match last {
-            Some(last) if *last.value() >= asked => Op::Nop,
-            _ => Op::Remove,
-        });
-        if let CompResult::Unchanged(_) = refusal {
-            // Upstream refused it meanwhile. The next request has it reviewed.
-            self.accepted.invalidate(&hash).await;
-        } else if let Some((accounts, signed)) = known {
+        let noted = self
+            .tokens
+            .note_accepted(credential, user, asked, accounts.is_some());
+        if noted.await
+            && let Some((accounts, signed)) = known
+        {
             accounts.note_accepted(signed, user, asked);
         }
         Ok(verdict)
@@ -517,7 +437,7 @@ impl Authenticator {
     /// counts do not add up from proxy to proxy.
     async fn ask(
         &self,
-        hash: TokenHash,
+        credential: Credential,
         token: &str,
     ) -> Result<Option<Arc<Identity>>, ReviewError> {
         let audiences = Some(&self.config.audiences).filter(|audiences| !audiences.is_empty());
@@ -525,7 +445,7 @@ impl Authenticator {
         let takes_short_form = self.checks.service_accounts.is_none()
             && audiences.is_none()
             && service_account::is_bound(token)
-            && !self.refused.contains_key(&hash);
+            && !self.tokens.was_refused(&credential);
         let review: TokenReview = if takes_short_form {
             verdict_form::ask_for_user(&self.client, &review).await?
         } else {
@@ -549,16 +469,14 @@ impl Authenticator {
     }
 }
 
-type TokenHash = [u8; 32];
-
 struct TokenExpiry {
     accepted: Duration,
 }
 
-impl Expiry<TokenHash, Option<Arc<Identity>>> for TokenExpiry {
+impl Expiry<Credential, Option<Arc<Identity>>> for TokenExpiry {
     fn expire_after_create(
         &self,
-        _: &TokenHash,
+        _: &Credential,
         verdict: &Option<Arc<Identity>>,
         _: std::time::Instant,
     ) -> Option<Duration> {

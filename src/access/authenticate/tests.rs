@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::access::authenticate::known_tokens::ACCEPTED_TTL;
 use crate::access::authenticate::service_account::BoundObjects;
 use crate::access::authenticate::token_issuer::{IssuerQuery, KEYS_PATH, TokenIssuer};
 use crate::body::Body;
