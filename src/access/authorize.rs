@@ -453,15 +453,12 @@ impl Authorizer {
             let ReviewedAccess { verdict, .. } = reviewed;
             let is_later = verdict.position.requested >= arrived
                 && self.changes.is_in_this_timeline(&verdict.position);
-            let is_newer = match usage {
-                VerdictUse::PassedOn(VerdictAge::New) => {
-                    is_later && verdict.age() <= arrived.elapsed()
-                }
-                VerdictUse::PassedOn(VerdictAge::Young | VerdictAge::Old) | VerdictUse::Here => {
-                    is_later
-                }
+            // It may have been asked for by somebody who wants younger verdicts, or older ones.
+            let is_young_enough = match usage {
+                VerdictUse::PassedOn(age) => verdict.age() <= age.limit() + arrived.elapsed(),
+                VerdictUse::Here => true,
             };
-            is_newer || self.is_fit(reviewed, usage)
+            is_later && is_young_enough || self.is_fit(reviewed, usage)
         })
     }
 
@@ -547,7 +544,9 @@ impl Authorizer {
         let quiet = self
             .changes
             .quiet_before(&verdict.position, request, longest);
-        let quiet = quiet.saturating_sub(verdict.age());
+        // It was quiet before the decision for that much less, and the time from there on counts.
+        let age = verdict.age();
+        let quiet = quiet.saturating_sub(age).saturating_sub(age);
         verdict.renewed_until(quiet)
     }
 

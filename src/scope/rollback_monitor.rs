@@ -13,13 +13,13 @@ use std::time::Duration;
 
 use http::StatusCode;
 use tokio::time::{Instant, sleep, timeout};
-use watershed_protocol::{GroupVersionResource, ResourceVersion, Selection};
+use watershed_protocol::{GroupVersionResource, Selection};
 
 use super::cached::Scope;
 use super::registry::Scopes;
 use super::timeline::{NewestVersion, RollbackEvidence, Timeline};
 use crate::upstream::{AnswerError, Backoff, Probe};
-use progress::UpstreamProgress;
+use progress::{NewestVersions, TypeName, UpstreamProgress};
 
 /// Timeout of a question.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(4);
@@ -42,9 +42,12 @@ pub async fn watch_for_rollbacks(scopes: Scopes) {
     let mut wait = interval.mul_f64(fastrand::f64());
     let (mut occasion, mut has_failed, mut is_first) = (Occasion::Due, false, true);
     loop {
+        let is_behind_proxy = client.upstream().chain().is_behind_proxy();
+        // A proxy is asked so rarely that nothing is put off.
+        let is_put_off = !has_failed && !is_behind_proxy;
         tokio::select! {
-            () = sleep(wait), if has_failed => {}
-            () = monitor.due(wait), if !has_failed => {}
+            () = sleep(wait), if !is_put_off => {}
+            () = monitor.due(wait), if is_put_off => {}
             // After a failure, the pause comes first.
             () = timeline.suspected(), if !has_failed => occasion = Occasion::Suspicion,
         }
@@ -122,21 +125,21 @@ impl RollbackMonitor {
             timeline,
             ..
         } = self;
-        let newest = || (timeline.number(), newest_version(scopes, timeline));
+        let newest = || (timeline.number(), newest_versions(scopes, timeline));
         progress.stalled(wait, newest).await;
     }
 
     async fn check(&mut self, occasion: Occasion) -> Result<(), AnswerError> {
         if self.refused.is_some_and(|at| at.elapsed() < REFUSAL) {
-            return self.check_scope().await;
+            return self.check_scope().await.map(drop);
         }
         match self.check_cluster().await {
             Err(AnswerError::Status(StatusCode::FORBIDDEN)) => {
                 self.refused = Some(Instant::now());
-                self.check_scope().await
+                self.check_scope().await.map(drop)
             }
             // The version of that scope may be much newer than the last answer about the namespace.
-            Ok(()) if occasion == Occasion::Suspicion => self.check_scope().await,
+            Ok(()) if occasion == Occasion::Suspicion => self.check_scope().await.map(drop),
             checked => checked,
         }
     }
@@ -146,10 +149,20 @@ impl RollbackMonitor {
         let question = self
             .timeline
             .ask(&self.namespaces, Arc::clone(&self.newest));
+        let before = newest_versions(&self.scopes, &self.timeline);
         let (version, uid) = self.probe.first_uid().await?;
         if question.answered(version).is_err() {
             return Ok(());
         }
+        let is_later = |(name, at): &(_, _)| *at > version && self.progress.tells(name);
+        if before.iter().any(is_later) {
+            // The versions of namespaces that were known may be much older than those of that type.
+            let Some(of_another_etcd) = self.check_scope().await? else {
+                return Ok(());
+            };
+            self.progress.ignore(of_another_etcd);
+        }
+        self.progress.reached(question.number(), version);
         let Some(now) = uid.filter(|uid| !uid.is_empty()) else {
             return Ok(());
         };
@@ -167,16 +180,20 @@ impl RollbackMonitor {
         Ok(())
     }
 
-    /// Asks about the type that upstream changed last.
-    async fn check_scope(&self) -> Result<(), AnswerError> {
+    /// Asks about the type that upstream changed last. Returns its name, unless upstream's versions went back.
+    async fn check_scope(&self) -> Result<Option<TypeName>, AnswerError> {
         let newest = scopes_of(&self.scopes, &self.timeline)
-            .max_by_key(|scope| scope.history.newest().get());
-        let Some(scope) = newest else { return Ok(()) };
+            .filter(|scope| self.progress.tells(&name_of(scope)))
+            // Events often have an etcd of their own.
+            .max_by_key(|scope| (!scope.key.gvr.is_event(), scope.history.newest().get()));
+        let Some(scope) = newest else {
+            return Ok(None);
+        };
         let probe = scope.probe(self.scopes.client().clone());
         let question = scope.ask();
         // Of a rollback everybody else is told.
-        let _ = question.answered(probe.version().await?);
-        Ok(())
+        let answered = question.answered(probe.version().await?);
+        Ok(answered.is_ok().then(|| name_of(&scope)))
     }
 }
 
@@ -186,12 +203,15 @@ fn scopes_of(scopes: &Scopes, timeline: &Timeline) -> impl Iterator<Item = Arc<S
     scopes.all().into_iter().filter(is_of)
 }
 
-/// Returns the newest version that upstream showed of any type that is followed.
-fn newest_version(scopes: &Scopes, timeline: &Timeline) -> ResourceVersion {
+/// Returns the newest versions that upstream showed of the types that are followed.
+fn newest_versions(scopes: &Scopes, timeline: &Timeline) -> NewestVersions {
     scopes_of(scopes, timeline)
-        // Events may have an etcd of their own.
         .filter(|scope| !scope.key.gvr.is_event())
-        .map(|scope| scope.history.newest().get())
-        .max()
-        .unwrap_or_default()
+        .map(|scope| (name_of(&scope), scope.history.newest().get()))
+        .collect()
+}
+
+fn name_of(scope: &Scope) -> TypeName {
+    let gvr = &scope.key.gvr;
+    (Arc::clone(&gvr.group), Arc::clone(&gvr.resource))
 }

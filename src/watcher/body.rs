@@ -20,6 +20,9 @@ use watershed_protocol::{Malformed, ResourceVersion, Status, WireFormat};
 /// many watches began together and must not wake together. Source: `cacher.go`
 /// (defaultBookmarkFrequency).
 const BOOKMARK_EVERY: Duration = Duration::from_mins(1);
+/// Time after a bookmark that said nothing new until it is looked for once more. A proxy behind this one takes a watch
+/// for dead that brings nothing for 90 seconds.
+const BOOKMARK_AGAIN: Duration = Duration::from_secs(20);
 /// Time before the deadline at which one more bookmark is sent.
 /// Source: `cache_watcher.go` (nextBookmarkTime).
 const BOOKMARK_BEFORE_DEADLINE: Duration = Duration::from_secs(2);
@@ -39,6 +42,10 @@ enum BookmarkDue {
     Not,
     /// A bookmark, if it says more than the client knows.
     WithNews,
+    /// None now, as it said nothing more. It is due again soon.
+    Missed,
+    /// The same as at first, for the second time.
+    Again,
     /// The last bookmark. client-go lists again if a watch ends within a second without any event.
     /// Source: `client-go/tools/cache/reflector.go` (handleAnyWatch, `VeryShortWatchError`).
     InAnyCase,
@@ -47,8 +54,8 @@ enum BookmarkDue {
 impl BookmarkDue {
     fn is_met(self, version: ResourceVersion, start: ResourceVersion) -> bool {
         match self {
-            Self::Not => false,
-            Self::WithNews => version > start,
+            Self::Not | Self::Missed => false,
+            Self::WithNews | Self::Again => version > start,
             Self::InAnyCase => version >= start,
         }
     }
@@ -154,7 +161,10 @@ impl<G: AccessGuard, D: Future<Output = ()> + Unpin, O: WatchObserver> WatchBody
                 return OutsideEvent::End(WatchEnding::Revoked);
             }
             if now >= self.tick {
-                self.bookmark_due = BookmarkDue::WithNews;
+                self.bookmark_due = match self.bookmark_due {
+                    BookmarkDue::Missed => BookmarkDue::Again,
+                    _ => BookmarkDue::WithNews,
+                };
                 self.tick = next_tick(now, self.deadline, self.bookmarks.is_some());
             }
         }
@@ -269,7 +279,7 @@ impl<G: AccessGuard, D: Future<Output = ()> + Unpin, O: WatchObserver> WatchBody
                     }
                 }
                 SubscriptionStep::CaughtUp(version) => {
-                    if std::mem::take(&mut self.bookmark_due).is_met(version, self.start)
+                    if self.take_due_bookmark(version)
                         && let Some(format) =
                             self.bookmarks.as_ref().and_then(|forms| forms.load_full())
                         && let Some(frame) = self.view.bookmark(&format, version)
@@ -303,6 +313,24 @@ impl<G: AccessGuard, D: Future<Output = ()> + Unpin, O: WatchObserver> WatchBody
                 }
             }
         }
+    }
+
+    /// Returns `true` if a bookmark is due and says what the client wants to know. If it says nothing new, it is due
+    /// once more, soon: upstream's own, which comes every minute, may be about to arrive.
+    fn take_due_bookmark(&mut self, version: ResourceVersion) -> bool {
+        let due = self.bookmark_due;
+        let is_met = due.is_met(version, self.start);
+        self.bookmark_due = match due {
+            BookmarkDue::WithNews if !is_met && self.bookmarks.is_some() => {
+                self.tick = self.tick.min(Instant::now() + BOOKMARK_AGAIN);
+                let wake = self.tick.min(self.guard.due());
+                self.timer.as_mut().reset(wake);
+                BookmarkDue::Missed
+            }
+            BookmarkDue::Missed => BookmarkDue::Missed,
+            _ => BookmarkDue::Not,
+        };
+        is_met
     }
 
     /// Waits for the end of the scope while events are held back. It shows nothing to the caller.

@@ -530,6 +530,37 @@ async fn watches_that_began_together_do_not_wake_together() {
     assert!(most < WATCHES / 2, "{most} woke within a second");
 }
 
+/// Returns the seconds until a watch sends a bookmark, if the version grows after so many.
+async fn until_bookmark(growing: u64) -> u64 {
+    let mut rig = Rig::new(1 << 20, 3);
+    let mut watching = rig.watch(ContentCoding::Identity, "", false);
+    watching.read();
+    for second in 1..=300 {
+        tokio::time::advance(Duration::from_secs(1)).await;
+        if second == growing {
+            let version = ResourceVersion(101);
+            rig.writer.progress(Instant::now().into_std(), version);
+        }
+        let sent: usize = watching.read().iter().map(Bytes::len).sum();
+        if sent > 0 {
+            return second;
+        }
+    }
+    panic!("no bookmark came");
+}
+
+/// An API server sends its first bookmark after a minute. So a proxy in front of others has nothing new to say when
+/// its own first ones are due.
+#[tokio::test(start_paused = true)]
+async fn a_bookmark_that_said_nothing_new_is_due_again_soon() {
+    for (growing, due) in [(1, 45..=61), (62, 65..=82), (83, 110..=145)] {
+        for _ in 0..20 {
+            let sent = until_bookmark(growing).await;
+            assert!(due.contains(&sent), "{sent} s, grown after {growing} s");
+        }
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_pause_ends_a_watch_whose_grant_is_in_doubt() {
     let mut rig = Rig::new(1 << 20, 3);

@@ -7,6 +7,10 @@ use crate::access::request::AccessRequest;
 use crate::access::verdict::ChangePosition;
 use crate::access::verdict_form::VerdictAge;
 
+/// Time for which the types that decide may show no newer version, where a verdict may be old. Bookmarks come every
+/// minute, and more rarely where the watch just began.
+const KNOWN_LATELY: Duration = Duration::from_mins(2);
+
 /// The use of a verdict, which decides how old it may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum VerdictUse {
@@ -36,9 +40,11 @@ impl VerdictUse {
             return VerdictAge::New;
         }
         let quiet = SETTLED + VerdictAge::Old.limit();
+        let known = changes.known_until(request);
+        let is_known = known.is_some_and(|at| at + KNOWN_LATELY >= position.requested);
         if self == Self::PassedOn(VerdictAge::Young)
             || ttl < VerdictAge::Old.limit()
-            || !changes.are_followed(request)
+            || !(changes.are_followed(request) && is_known)
             || changes.quiet_before(position, request, quiet) < quiet
         {
             return VerdictAge::Young;

@@ -1,4 +1,10 @@
 //! Knowledge, without a question, that upstream's versions go on.
+//!
+//! API servers can keep types in several etcds (`--etcd-servers-overrides`), whose versions have nothing to do with
+//! each other. A consistent answer is of a version that is at least any that its etcd showed before. So a type
+//! with a later one before the question is in another etcd, and tells nothing.
+use std::collections::HashSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
@@ -12,6 +18,10 @@ const LOOKS: u32 = 4;
 /// Longest pause between two looks.
 const MAX_LOOK: Duration = Duration::from_secs(5);
 
+/// Group and name of a type.
+pub(super) type TypeName = (Arc<str>, Arc<str>);
+/// The newest versions that upstream showed of the types that are followed.
+pub(super) type NewestVersions = Vec<(TypeName, ResourceVersion)>;
 /// The number of a timeline, and a version in it.
 type VersionAt = (u64, ResourceVersion);
 
@@ -23,6 +33,8 @@ pub(super) struct UpstreamProgress {
     grown: Instant,
     /// The moment of the last question.
     asked: Instant,
+    /// Types whose versions tell nothing.
+    elsewhere: HashSet<TypeName>,
 }
 
 impl Default for UpstreamProgress {
@@ -32,6 +44,7 @@ impl Default for UpstreamProgress {
             newest: VersionAt::default(),
             grown: now,
             asked: now,
+            elsewhere: HashSet::new(),
         }
     }
 }
@@ -42,9 +55,28 @@ impl UpstreamProgress {
         self.asked = Instant::now();
     }
 
+    /// Notes the version of a consistent answer. Growth of types with lower versions tells nothing about it.
+    pub(super) fn reached(&mut self, timeline: u64, version: ResourceVersion) {
+        self.newest = self.newest.max((timeline, version));
+    }
+
+    /// Notes that a type is in another etcd.
+    pub(super) fn ignore(&mut self, name: TypeName) {
+        self.elsewhere.insert(name);
+    }
+
+    /// Returns `true` if the versions of a type can be compared with those of the answers.
+    pub(super) fn tells(&self, name: &TypeName) -> bool {
+        !self.elsewhere.contains(name)
+    }
+
     /// Waits until there has been neither a question nor a newer version for `wait`, or no question for six times
-    /// as long.
-    pub(super) async fn stalled(&mut self, wait: Duration, newest: impl Fn() -> VersionAt) {
+    /// as long. `newest` returns the number of the timeline, too.
+    pub(super) async fn stalled(
+        &mut self,
+        wait: Duration,
+        newest: impl Fn() -> (u64, NewestVersions),
+    ) {
         loop {
             let put_off = self.grown.max(self.asked) + wait;
             let due = put_off.min(self.asked + wait * MAX_INTERVALS);
@@ -54,7 +86,10 @@ impl UpstreamProgress {
             }
             let look = (wait / LOOKS).min(MAX_LOOK);
             sleep_until(due.min(now + look)).await;
-            let newest = newest();
+            let (timeline, versions) = newest();
+            let comparable = versions.iter().filter(|(name, _)| self.tells(name));
+            let newest = comparable.map(|(_, version)| *version).max();
+            let newest = (timeline, newest.unwrap_or_default());
             if newest > self.newest {
                 self.newest = newest;
                 self.grown = Instant::now();
@@ -69,11 +104,19 @@ mod tests {
 
     const WAIT: Duration = Duration::from_secs(8);
 
+    fn name(plural: &str) -> TypeName {
+        ("".into(), plural.into())
+    }
+
+    fn pods_at(version: u64) -> NewestVersions {
+        vec![(name("pods"), ResourceVersion(version))]
+    }
+
     /// Returns the time until a question, if versions grow each second for as long.
     async fn until_asked(growing: Duration, wait: Duration) -> Duration {
         let mut progress = UpstreamProgress::default();
         let begun = Instant::now();
-        let newest = || (0, ResourceVersion(begun.elapsed().min(growing).as_secs()));
+        let newest = || (0, pods_at(begun.elapsed().min(growing).as_secs()));
         progress.stalled(wait, newest).await;
         begun.elapsed()
     }
@@ -101,7 +144,22 @@ mod tests {
             ..UpstreamProgress::default()
         };
         let begun = Instant::now();
-        progress.stalled(WAIT, || (1, ResourceVersion(1))).await;
+        progress.stalled(WAIT, || (1, pods_at(1))).await;
         assert_eq!(begun.elapsed(), WAIT + WAIT / LOOKS);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn types_of_another_etcd_do_not_count() {
+        let mut progress = UpstreamProgress::default();
+        let begun = Instant::now();
+        let seconds = || begun.elapsed().as_secs();
+        progress.reached(0, ResourceVersion(1_000));
+        progress.ignore(name("pods"));
+        let of_others = || {
+            let lower = (name("leases"), ResourceVersion(seconds()));
+            (0, [pods_at(1_001 + seconds()), vec![lower]].concat())
+        };
+        progress.stalled(WAIT, of_others).await;
+        assert_eq!(begun.elapsed(), WAIT);
     }
 }

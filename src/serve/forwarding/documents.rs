@@ -16,6 +16,7 @@ use tokio::time::timeout;
 use super::stored_response::{ResponseBudget, StoredResponse, share_of};
 use crate::body::{Body, empty};
 use crate::budget::{MemoryBudget, MemoryClass};
+use crate::headers::VIA;
 use crate::serve::metrics;
 use crate::serve::plan::document_request::{DocumentRequest, is_simple_tag};
 use crate::serve::plan::request_key::RequestKey;
@@ -168,6 +169,8 @@ impl DocumentSource {
             .client
             .send(ConnectionClass::Short, request, SendOptions::default())
             .await?;
+        // A proxy in between may lead to another API server by now.
+        let is_of_api_server = !response.headers().contains_key(VIA);
         let server = response.extensions().get::<ServedBy>().cloned();
         match (response.status(), known) {
             (StatusCode::OK, _) => {
@@ -179,6 +182,7 @@ impl DocumentSource {
                 if strong_tag(&document).is_some() {
                     self.tagged.insert(key.clone(), Arc::clone(&document));
                 } else if let Some(server) = server
+                    && is_of_api_server
                     && is_release(key)
                 {
                     let kept = (Arc::clone(&document), server);

@@ -60,7 +60,9 @@ func nodeName(i int) string { return fmt.Sprint("node-", i) }
 // startNodeCluster starts a cluster and creates its nodes and pods.
 func startNodeCluster(t *testing.T, sizes nodeSizes) *nodeCluster {
 	t.Helper()
-	c := &nodeCluster{nodeSizes: sizes, Cluster: require.Value(testbed.Start(nodeAudit(t)...))(t)}
+	// As kubeadm sets it. By etcd's default, watches of what does not change bring nothing for ten minutes.
+	args := append(nodeAudit(t), "--etcd-arg", "--watch-progress-notify-interval=5s")
+	c := &nodeCluster{nodeSizes: sizes, Cluster: require.Value(testbed.Start(args...))(t)}
 	t.Cleanup(c.Stop)
 	c.writer = api.Clientset(t, c.Upstream())
 	for i := range c.nodes {

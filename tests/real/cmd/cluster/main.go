@@ -47,6 +47,7 @@ func main() {
 	flag.StringVar(&o.Proxy, "proxy", "", "a watershed program to run in front of the cluster")
 	flag.Var((*list)(&o.ProxyArgs), "proxy-arg", "a further argument for watershed serve; {dir} in it becomes the directory (repeatable)")
 	flag.Var((*list)(&o.APIServerArgs), "apiserver-arg", "a further argument for every kube-apiserver (repeatable)")
+	flag.Var((*list)(&o.EtcdArgs), "etcd-arg", "a further argument for etcd (repeatable)")
 	o.ServerBin, o.ServerArgs = map[int]string{}, map[int][]string{}
 	flag.Func("server-bin", "N=DIR: the directory with another kube-apiserver program for the server of this number (repeatable)", func(s string) error {
 		n, dir, err := numbered(s)

@@ -64,8 +64,8 @@ type Options struct {
 	Bin string
 	// Proxy is the watershed program to run in front, if any.
 	Proxy string
-	// ProxyArgs and APIServerArgs are further arguments of these programs.
-	ProxyArgs, APIServerArgs []string
+	// ProxyArgs, APIServerArgs and EtcdArgs are further arguments of these programs.
+	ProxyArgs, APIServerArgs, EtcdArgs []string
 	// ServerBin and ServerArgs are the directory of the program and further arguments of single
 	// kube-apiservers, by their number.
 	ServerBin  map[int]string
@@ -209,13 +209,15 @@ func (c *Cluster) startEtcd() (err error) {
 
 func (c *Cluster) launchEtcd() (err error) {
 	client, peer := c.etcdURL(), "http://"+address(c.etcdPorts[1])
-	c.etcd, err = c.spawn("etcd", filepath.Join(c.Bin, "etcd"),
-		"--data-dir="+c.path("etcd"),
-		"--listen-client-urls="+client, "--advertise-client-urls="+client,
-		"--listen-peer-urls="+peer, "--initial-advertise-peer-urls="+peer,
-		"--initial-cluster=default="+peer,
+	args := []string{
+		"--data-dir=" + c.path("etcd"),
+		"--listen-client-urls=" + client, "--advertise-client-urls=" + client,
+		"--listen-peer-urls=" + peer, "--initial-advertise-peer-urls=" + peer,
+		"--initial-cluster=default=" + peer,
 		// The data need not survive a power cut.
-		"--unsafe-no-fsync")
+		"--unsafe-no-fsync",
+	}
+	c.etcd, err = c.spawn("etcd", filepath.Join(c.Bin, "etcd"), append(args, c.EtcdArgs...)...)
 	if err != nil {
 		return err
 	}
