@@ -19,7 +19,7 @@ use super::cached::Scope;
 use super::registry::Scopes;
 use super::timeline::{NewestVersion, RollbackEvidence, Timeline};
 use crate::upstream::{AnswerError, Backoff, Probe};
-use progress::{NewestVersions, TypeName, UpstreamProgress};
+use progress::{NameOfType, NewestVersions, UpstreamProgress};
 
 /// Timeout of a question.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(4);
@@ -181,7 +181,7 @@ impl RollbackMonitor {
     }
 
     /// Asks about the type that upstream changed last. Returns its name, unless upstream's versions went back.
-    async fn check_scope(&self) -> Result<Option<TypeName>, AnswerError> {
+    async fn check_scope(&self) -> Result<Option<NameOfType>, AnswerError> {
         let newest = scopes_of(&self.scopes, &self.timeline)
             .filter(|scope| self.progress.tells(&name_of(scope)))
             // Events often have an etcd of their own.
@@ -211,7 +211,7 @@ fn newest_versions(scopes: &Scopes, timeline: &Timeline) -> NewestVersions {
         .collect()
 }
 
-fn name_of(scope: &Scope) -> TypeName {
+fn name_of(scope: &Scope) -> NameOfType {
     let gvr = &scope.key.gvr;
     (Arc::clone(&gvr.group), Arc::clone(&gvr.resource))
 }

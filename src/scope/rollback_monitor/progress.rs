@@ -19,9 +19,9 @@ const LOOKS: u32 = 4;
 const MAX_LOOK: Duration = Duration::from_secs(5);
 
 /// Group and name of a type.
-pub(super) type TypeName = (Arc<str>, Arc<str>);
+pub(super) type NameOfType = (Arc<str>, Arc<str>);
 /// The newest versions that upstream showed of the types that are followed.
-pub(super) type NewestVersions = Vec<(TypeName, ResourceVersion)>;
+pub(super) type NewestVersions = Vec<(NameOfType, ResourceVersion)>;
 /// The number of a timeline, and a version in it.
 type VersionAt = (u64, ResourceVersion);
 
@@ -34,7 +34,7 @@ pub(super) struct UpstreamProgress {
     /// The moment of the last question.
     asked: Instant,
     /// Types whose versions tell nothing.
-    elsewhere: HashSet<TypeName>,
+    elsewhere: HashSet<NameOfType>,
 }
 
 impl Default for UpstreamProgress {
@@ -61,12 +61,12 @@ impl UpstreamProgress {
     }
 
     /// Notes that a type is in another etcd.
-    pub(super) fn ignore(&mut self, name: TypeName) {
+    pub(super) fn ignore(&mut self, name: NameOfType) {
         self.elsewhere.insert(name);
     }
 
     /// Returns `true` if the versions of a type can be compared with those of the answers.
-    pub(super) fn tells(&self, name: &TypeName) -> bool {
+    pub(super) fn tells(&self, name: &NameOfType) -> bool {
         !self.elsewhere.contains(name)
     }
 
@@ -104,7 +104,7 @@ mod tests {
 
     const WAIT: Duration = Duration::from_secs(8);
 
-    fn name(plural: &str) -> TypeName {
+    fn name(plural: &str) -> NameOfType {
         ("".into(), plural.into())
     }
 
