@@ -76,7 +76,7 @@ pub struct Authorizer {
     client: UpstreamClient,
     config: AuthorizationConfig,
     verdicts: Cache<Arc<AccessRequest>, ReviewResult>,
-    /// The verdicts of the last seconds on what other proxies asked. They know callers of their own, so
+    /// The verdicts of the last minute on what other proxies asked. They know callers of their own, so
     /// these verdicts are not used here.
     passed_on: Cache<Arc<AccessRequest>, ReviewResult>,
     changes: Arc<Changes>,
@@ -196,7 +196,7 @@ impl Authorizer {
         }
     }
 
-    /// Returns a verdict for another proxy. Unless upstream decides now, it is a young grant by RBAC
+    /// Returns a verdict for another proxy. Unless upstream decides now, it is a recent grant by RBAC
     /// that no change concerns.
     pub(super) async fn decide_for_proxy(
         &self,
@@ -216,7 +216,7 @@ impl Authorizer {
         &self,
         proxy: &Identity,
     ) -> Result<Duration, Arc<ReviewError>> {
-        // Of all users, the node authorizer lists no rules for nodes alone.
+        // The node authorizer cannot list the rules of nodes. Of others it can.
         let listed = if proxy.is_in(NODES) {
             None
         } else {
@@ -453,7 +453,7 @@ impl Authorizer {
             let ReviewedAccess { verdict, .. } = reviewed;
             let is_later = verdict.position.requested >= arrived
                 && self.changes.is_in_this_timeline(&verdict.position);
-            // It may have been asked for by somebody who wants younger verdicts, or older ones.
+            // The shared review may be for a proxy that accepts older verdicts.
             let is_young_enough = match usage {
                 VerdictUse::PassedOn(age) => verdict.age() <= age.limit() + arrived.elapsed(),
                 VerdictUse::Here => true,
@@ -544,7 +544,8 @@ impl Authorizer {
         let quiet = self
             .changes
             .quiet_before(&verdict.position, request, longest);
-        // It was quiet before the decision for that much less, and the time from there on counts.
+        // The decision is `age` older than the request, so less quiet time precedes it. `renewed_until` counts
+        // from the request, so `age` has passed already.
         let age = verdict.age();
         let quiet = quiet.saturating_sub(age).saturating_sub(age);
         verdict.renewed_until(quiet)
@@ -571,8 +572,8 @@ impl Authorizer {
     }
 }
 
-/// Returns `true` if a verdict on a wider request counts for those that it is wider than. A wide grant does. Of
-/// the tokens of a user, upstream says the same, so a denial does, too.
+/// Returns `true` if a verdict on a wider request counts for those that it is wider than. A grant always does. A
+/// denial does if only the tokens differ.
 fn covers(wide: &AccessRequest, reviewed: &ReviewedAccess) -> bool {
     reviewed.is_allowed() || wide.is_for_any_token()
 }

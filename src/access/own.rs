@@ -105,7 +105,7 @@ impl OwnRights {
         .await
     }
 
-    /// Returns whether upstream can list all rules by which it judges the proxy, and the age of that
+    /// Returns `true` if upstream can list all rules by which it judges the proxy, and the age of that
     /// answer. It cannot where a webhook is among its authorizers, or where the proxy is a node.
     ///
     /// Source: `RulesFor` of each authorizer in `kubernetes/pkg/kubeapiserver/authorizer`.

@@ -1,7 +1,7 @@
 //! Verdicts for other proxies, which ask this one as they would ask the API server.
 //!
 //! The proxies of a thousand nodes ask the same about their clients: may this service account watch
-//! pods? Upstream decides once for all that ask within a few seconds, if it grants it by RBAC. Everything
+//! pods? Upstream decides once for all that ask within a minute, if it grants it by RBAC. Everything
 //! else is decided after the question. Whose token is this? A proxy that validates tokens itself knows it
 //! from upstream's review of another one of its kind. Can upstream's authorizers all list their rules? That is
 //! asked for all proxies at once.

@@ -1,7 +1,7 @@
 //! The short form of a verdict that one proxy gives another.
 //!
 //! A proxy that sends a review accepts this form besides upstream's own. An API server does not know it and
-//! answers in its own form. A proxy may answer in the short one: with a verdict on rights of the last seconds,
+//! answers in its own form. A proxy may answer in the short one: with a verdict on rights of the last minute,
 //! with the user of a token that it validated, or with what it knows of upstream's authorizers. It answers 406
 //! to a review that it cannot read exactly.
 use std::time::Duration;
@@ -159,7 +159,7 @@ pub(super) async fn ask(
     if answer.age() <= age.limit() {
         return Ok(answer);
     }
-    // The other proxy got it from a third one, with a question that allowed more.
+    // A proxy of another release may pass on an older one.
     post(client, asked.path(), review, JSON).await
 }
 

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use http::StatusCode;
 use tokio::time::{Instant, sleep, timeout};
-use watershed_protocol::{GroupVersionResource, Selection};
+use watershed_protocol::{GroupVersionResource, ResourceVersion, Selection};
 
 use super::cached::Scope;
 use super::registry::Scopes;
@@ -35,30 +35,25 @@ const REFUSAL: Duration = Duration::from_mins(5);
 /// Asks upstream regularly if its versions went back. Never returns.
 pub async fn watch_for_rollbacks(scopes: Scopes) {
     let interval = scopes.config().rollback_check;
-    let (client, timeline) = (scopes.client().clone(), scopes.timeline().clone());
+    let timeline = scopes.timeline().clone();
     let mut monitor = RollbackMonitor::new(scopes);
     let mut retries = Backoff::new(RETRY, interval);
     // Proxies that started together must not ask together.
     let mut wait = interval.mul_f64(fastrand::f64());
     let (mut occasion, mut has_failed, mut is_first) = (Occasion::Due, false, true);
     loop {
-        let is_behind_proxy = client.upstream().chain().is_behind_proxy();
-        // A proxy is asked so rarely that nothing is put off.
-        let is_put_off = !has_failed && !is_behind_proxy;
+        let may_put_off = !has_failed && monitor.may_put_off();
         tokio::select! {
-            () = sleep(wait), if !is_put_off => {}
-            () = monitor.due(wait), if is_put_off => {}
+            () = sleep(wait), if !may_put_off => {}
+            () = monitor.due(wait), if may_put_off => {}
             // After a failure, the pause comes first.
             () = timeline.suspected(), if !has_failed => occasion = Occasion::Suspicion,
         }
-        let is_behind_proxy = client.upstream().chain().is_behind_proxy();
-        let every = if is_behind_proxy {
-            interval * BEHIND_PROXY
-        } else {
-            interval
-        };
-        if std::mem::take(&mut is_first) && is_behind_proxy && occasion == Occasion::Due {
-            wait = every.mul_f64(fastrand::f64());
+        if std::mem::take(&mut is_first)
+            && occasion == Occasion::Due
+            && monitor.interval() > interval
+        {
+            wait = monitor.interval().mul_f64(fastrand::f64());
             continue;
         }
         monitor.progress.asked();
@@ -67,7 +62,7 @@ pub async fn watch_for_rollbacks(scopes: Scopes) {
             Ok(()) => {
                 (occasion, has_failed) = (Occasion::Due, false);
                 retries.reset();
-                every.mul_f64(0.8 + fastrand::f64() / 5.0)
+                monitor.interval().mul_f64(0.8 + fastrand::f64() / 5.0)
             }
             Err(error) => {
                 has_failed = true;
@@ -85,6 +80,15 @@ enum Occasion {
     Due,
     /// Versions of custom types went back.
     Suspicion,
+}
+
+/// An answer that is of at least the versions that its etcd showed before the question.
+struct ConsistentAnswer {
+    /// The number of the timeline.
+    number: u64,
+    version: ResourceVersion,
+    /// The versions that types had shown before.
+    known: NewestVersions,
 }
 
 struct RollbackMonitor {
@@ -117,6 +121,31 @@ impl RollbackMonitor {
         }
     }
 
+    /// Returns the interval of the questions.
+    fn interval(&self) -> Duration {
+        let interval = self.scopes.config().rollback_check;
+        if self.is_behind_proxy() {
+            interval * BEHIND_PROXY
+        } else {
+            interval
+        }
+    }
+
+    fn is_behind_proxy(&self) -> bool {
+        let upstream = self.scopes.client().upstream();
+        upstream.chain().is_behind_proxy()
+    }
+
+    /// Returns `true` if newer versions may put a question off. Before, it has to be known which cluster this is. A
+    /// proxy is asked rarely enough.
+    fn may_put_off(&self) -> bool {
+        let number = self.timeline.number();
+        let is_known = |(known_in, _): &(u64, String)| *known_in == number;
+        self.cluster.as_ref().is_some_and(is_known)
+            && self.refused.is_none()
+            && !self.is_behind_proxy()
+    }
+
     /// Waits until there has been no question for this time, and no new version either.
     async fn due(&mut self, wait: Duration) {
         let Self {
@@ -131,42 +160,48 @@ impl RollbackMonitor {
 
     async fn check(&mut self, occasion: Occasion) -> Result<(), AnswerError> {
         if self.refused.is_some_and(|at| at.elapsed() < REFUSAL) {
-            return self.check_scope().await.map(drop);
+            return self.check_newest().await;
         }
         match self.check_cluster().await {
             Err(AnswerError::Status(StatusCode::FORBIDDEN)) => {
                 self.refused = Some(Instant::now());
-                self.check_scope().await.map(drop)
+                self.check_newest().await
             }
-            // The version of that scope may be much newer than the last answer about the namespace.
-            Ok(()) if occasion == Occasion::Suspicion => self.check_scope().await.map(drop),
-            checked => checked,
+            Err(error) => Err(error),
+            Ok(answer) => {
+                self.refused = None;
+                if let Some(answer) = answer {
+                    self.check_later_types(answer).await?;
+                }
+                // The version of that scope may be much newer than the last answer about the namespace.
+                match occasion {
+                    Occasion::Suspicion => self.check_newest().await,
+                    Occasion::Due => Ok(()),
+                }
+            }
         }
     }
 
-    async fn check_cluster(&mut self) -> Result<(), AnswerError> {
+    /// Asks about the namespace. Returns `None` if versions went back, or the cluster is another one.
+    async fn check_cluster(&mut self) -> Result<Option<ConsistentAnswer>, AnswerError> {
         self.newest = self.timeline.newest(&self.namespaces);
         let question = self
             .timeline
             .ask(&self.namespaces, Arc::clone(&self.newest));
-        let before = newest_versions(&self.scopes, &self.timeline);
+        let known = newest_versions(&self.scopes, &self.timeline);
         let (version, uid) = self.probe.first_uid().await?;
         if question.answered(version).is_err() {
-            return Ok(());
+            return Ok(None);
         }
-        let is_later = |(name, at): &(_, _)| *at > version && self.progress.tells(name);
-        if before.iter().any(is_later) {
-            // The versions of namespaces that were known may be much older than those of that type.
-            let Some(of_another_etcd) = self.check_scope().await? else {
-                return Ok(());
-            };
-            self.progress.ignore(of_another_etcd);
-        }
-        self.progress.reached(question.number(), version);
-        let Some(now) = uid.filter(|uid| !uid.is_empty()) else {
-            return Ok(());
-        };
         let number = question.number();
+        let answer = ConsistentAnswer {
+            number,
+            version,
+            known,
+        };
+        let Some(now) = uid.filter(|uid| !uid.is_empty()) else {
+            return Ok(Some(answer));
+        };
         if let Some((known_in, before)) = &self.cluster
             && *known_in == number
             && *before != now
@@ -174,27 +209,60 @@ impl RollbackMonitor {
             let before = before.clone();
             let evidence = RollbackEvidence::Cluster { before, now };
             self.timeline.end(number, &evidence);
-            return Ok(());
+            return Ok(None);
         }
         self.cluster = Some((number, now));
+        Ok(Some(answer))
+    }
+
+    /// Asks about each type that showed a later version than the answer before that was asked for. Its versions went
+    /// back, which the last version of namespaces may be too old to show, or it is in another etcd.
+    async fn check_later_types(&mut self, answer: ConsistentAnswer) -> Result<(), AnswerError> {
+        let ConsistentAnswer {
+            number,
+            version,
+            known,
+        } = answer;
+        for (name, _) in known.into_iter().filter(|(_, at)| *at > version) {
+            let mut scopes = scopes_of(&self.scopes, &self.timeline);
+            let scope = scopes.find(|scope| name_of(scope) == name);
+            let Some(scope) = scope.filter(|_| self.progress.tells(number, &name)) else {
+                continue;
+            };
+            match self.check_scope(&scope).await {
+                Ok(true) => {}
+                Ok(false) => return Ok(()),
+                // It would be refused again.
+                Err(AnswerError::Status(status)) if is_refusal(status) => {}
+                Err(error) => return Err(error),
+            }
+            self.progress.ignore(number, name);
+        }
+        self.progress.reached(number, version);
         Ok(())
     }
 
-    /// Asks about the type that upstream changed last. Returns its name, unless upstream's versions went back.
-    async fn check_scope(&self) -> Result<Option<NameOfType>, AnswerError> {
+    /// Asks about the type that upstream changed last.
+    async fn check_newest(&self) -> Result<(), AnswerError> {
+        // Events often have an etcd of their own.
         let newest = scopes_of(&self.scopes, &self.timeline)
-            .filter(|scope| self.progress.tells(&name_of(scope)))
-            // Events often have an etcd of their own.
             .max_by_key(|scope| (!scope.key.gvr.is_event(), scope.history.newest().get()));
-        let Some(scope) = newest else {
-            return Ok(None);
-        };
+        if let Some(scope) = newest {
+            self.check_scope(&scope).await?;
+        }
+        Ok(())
+    }
+
+    /// Returns `false` if the versions of a scope's type went back. Of that everybody else is told.
+    async fn check_scope(&self, scope: &Scope) -> Result<bool, AnswerError> {
         let probe = scope.probe(self.scopes.client().clone());
         let question = scope.ask();
-        // Of a rollback everybody else is told.
-        let answered = question.answered(probe.version().await?);
-        Ok(answered.is_ok().then(|| name_of(&scope)))
+        Ok(question.answered(probe.version().await?).is_ok())
     }
+}
+
+fn is_refusal(status: StatusCode) -> bool {
+    status.is_client_error() && status != StatusCode::TOO_MANY_REQUESTS
 }
 
 /// Returns the scopes whose versions belong to a timeline.

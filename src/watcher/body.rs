@@ -20,8 +20,8 @@ use watershed_protocol::{Malformed, ResourceVersion, Status, WireFormat};
 /// many watches began together and must not wake together. Source: `cacher.go`
 /// (defaultBookmarkFrequency).
 const BOOKMARK_EVERY: Duration = Duration::from_mins(1);
-/// Time after a bookmark that said nothing new until it is looked for once more. A proxy behind this one takes a watch
-/// for dead that brings nothing for 90 seconds.
+/// Pause before the second look for a bookmark that had no news. A proxy behind this one takes a watch for dead that
+/// brings nothing for 90 seconds.
 const BOOKMARK_AGAIN: Duration = Duration::from_secs(20);
 /// Time before the deadline at which one more bookmark is sent.
 /// Source: `cache_watcher.go` (nextBookmarkTime).
@@ -42,9 +42,9 @@ enum BookmarkDue {
     Not,
     /// A bookmark, if it says more than the client knows.
     WithNews,
-    /// None now, as it said nothing more. It is due again soon.
+    /// None now, as it said nothing more. It is looked for again soon.
     Missed,
-    /// The same as at first, for the second time.
+    /// Like [`BookmarkDue::WithNews`], at the second look.
     Again,
     /// The last bookmark. client-go lists again if a watch ends within a second without any event.
     /// Source: `client-go/tools/cache/reflector.go` (handleAnyWatch, `VeryShortWatchError`).

@@ -15,10 +15,10 @@ pub(in crate::access) const ACCEPTED_TTL: Duration = Duration::from_hours(1);
 /// Time for which a refusal is remembered. Another one of the same token is a repetition then, and no review
 /// of another token tells its user.
 const REFUSED_LATELY: Duration = ACCEPTED_TTL;
-/// Limit of the tokens of which one thing is known.
+/// Entry limit of each cache.
 pub(super) const MAX_TOKENS: u64 = 100_000;
 
-/// The bearer token of a request, for looking up what is known of it. Not the token itself.
+/// The keyed hash of a bearer token, for looking up what is known of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Credential([u8; 32]);
 
@@ -82,7 +82,7 @@ impl KnownTokens {
         self.answered.contains_key(credential)
     }
 
-    /// Returns `true` if upstream refused a token within the last hour, and no review accepted it since.
+    /// Returns `true` if a token was refused within the last hour, and no review accepted it since.
     pub(super) fn was_refused(&self, credential: &Credential) -> bool {
         self.refused.contains_key(credential)
     }

@@ -105,17 +105,17 @@ impl ServiceAccounts {
         self.reviewed_kinds.begin(token.kind).await
     }
 
-    /// Notes that upstream accepted a token as one of `user`, in a review that began at `asked`. It says
-    /// nothing about others if the claims describe another user.
+    /// Notes that upstream accepted a token as one of `user`, in a review that began at `asked`. If the
+    /// claims describe another user, tokens of the kind are reviewed one by one.
     pub(in crate::access) fn note_accepted(
         &self,
         token: &SignedToken,
         user: &Identity,
         asked: Instant,
     ) {
-        if token.claims.user() == *user {
-            self.reviewed_kinds.note_accepted(token.kind, asked);
-        }
+        let is_described = token.claims.user() == *user;
+        self.reviewed_kinds
+            .note_accepted(token.kind, asked, is_described);
     }
 
     /// Notes that upstream refused a token. It says nothing about others if an object is gone that the token

@@ -42,6 +42,8 @@ pub(in crate::access) struct AuthorizerRules {
 struct RulesAnswer {
     /// A moment before the question that the API server answered.
     asked: Instant,
+    /// The moment of the question of this proxy, which another one may have answered from memory.
+    sent: Instant,
     lists: ListsRules,
     /// Another cluster has other authorizers.
     timeline: u64,
@@ -102,7 +104,7 @@ impl AuthorizerRules {
     pub(in crate::access) async fn look_again(&self, suffices: impl Fn() -> bool) {
         let arrived = Instant::now();
         let is_known = |answer: &RulesAnswer| match answer.lists {
-            ListsRules::Yes => answer.asked >= arrived || suffices(),
+            ListsRules::Yes => answer.sent >= arrived || suffices(),
             ListsRules::No => answer.asked.elapsed() < NO_RENEWAL,
             ListsRules::Refused => answer.asked.elapsed() < REFUSAL,
             ListsRules::Unknown => answer.asked.elapsed() < RETRY,
@@ -126,9 +128,10 @@ impl AuthorizerRules {
     }
 
     async fn ask(&self, timeline: u64) -> RulesAnswer {
-        let mut asked = Instant::now();
+        let sent = Instant::now();
+        let mut asked = sent;
         let lists = match timeout(TIMEOUT, self.own.are_rules_complete()).await {
-            Ok(Ok((true, age))) => match asked.checked_sub(age) {
+            Ok(Ok((true, age))) => match sent.checked_sub(age) {
                 Some(answered) => {
                     asked = answered;
                     ListsRules::Yes
@@ -150,6 +153,7 @@ impl AuthorizerRules {
         }
         RulesAnswer {
             asked,
+            sent,
             lists,
             timeline,
         }

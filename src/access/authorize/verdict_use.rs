@@ -7,8 +7,8 @@ use crate::access::request::AccessRequest;
 use crate::access::verdict::ChangePosition;
 use crate::access::verdict_form::VerdictAge;
 
-/// Time for which the types that decide may show no newer version, where a verdict may be old. Bookmarks come every
-/// minute, and more rarely where the watch just began.
+/// Old verdicts are wanted only if each type that decides has shown a newer version within this time. Bookmarks come
+/// every minute, and more rarely where the watch just began.
 const KNOWN_LATELY: Duration = Duration::from_mins(2);
 
 /// The use of a verdict, which decides how old it may be.

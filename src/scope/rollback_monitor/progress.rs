@@ -1,8 +1,8 @@
-//! Knowledge, without a question, that upstream's versions go on.
+//! Tracks, without asking, whether upstream's versions grow.
 //!
 //! API servers can keep types in several etcds (`--etcd-servers-overrides`), whose versions have nothing to do with
-//! each other. A consistent answer is of a version that is at least any that its etcd showed before. So a type
-//! with a later one before the question is in another etcd, and tells nothing.
+//! each other. A consistent answer is of a version that is at least any that its etcd showed before. So a type that
+//! had shown a later one is in another etcd, unless versions went back. The versions of such a type tell nothing.
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,8 +33,8 @@ pub(super) struct UpstreamProgress {
     grown: Instant,
     /// The moment of the last question.
     asked: Instant,
-    /// Types whose versions tell nothing.
-    elsewhere: HashSet<NameOfType>,
+    /// Types whose versions tell nothing, in the timeline of this number.
+    elsewhere: (u64, HashSet<NameOfType>),
 }
 
 impl Default for UpstreamProgress {
@@ -44,7 +44,7 @@ impl Default for UpstreamProgress {
             newest: VersionAt::default(),
             grown: now,
             asked: now,
-            elsewhere: HashSet::new(),
+            elsewhere: Default::default(),
         }
     }
 }
@@ -60,14 +60,17 @@ impl UpstreamProgress {
         self.newest = self.newest.max((timeline, version));
     }
 
-    /// Notes that a type is in another etcd.
-    pub(super) fn ignore(&mut self, name: NameOfType) {
-        self.elsewhere.insert(name);
+    /// Notes that the versions of a type tell nothing.
+    pub(super) fn ignore(&mut self, timeline: u64, name: NameOfType) {
+        if self.elsewhere.0 != timeline {
+            self.elsewhere = (timeline, HashSet::new());
+        }
+        self.elsewhere.1.insert(name);
     }
 
     /// Returns `true` if the versions of a type can be compared with those of the answers.
-    pub(super) fn tells(&self, name: &NameOfType) -> bool {
-        !self.elsewhere.contains(name)
+    pub(super) fn tells(&self, timeline: u64, name: &NameOfType) -> bool {
+        self.elsewhere.0 != timeline || !self.elsewhere.1.contains(name)
     }
 
     /// Waits until there has been neither a question nor a newer version for `wait`, or no question for six times
@@ -87,7 +90,9 @@ impl UpstreamProgress {
             let look = (wait / LOOKS).min(MAX_LOOK);
             sleep_until(due.min(now + look)).await;
             let (timeline, versions) = newest();
-            let comparable = versions.iter().filter(|(name, _)| self.tells(name));
+            let comparable = versions
+                .iter()
+                .filter(|(name, _)| self.tells(timeline, name));
             let newest = comparable.map(|(_, version)| *version).max();
             let newest = (timeline, newest.unwrap_or_default());
             if newest > self.newest {
@@ -154,7 +159,7 @@ mod tests {
         let begun = Instant::now();
         let seconds = || begun.elapsed().as_secs();
         progress.reached(0, ResourceVersion(1_000));
-        progress.ignore(name("pods"));
+        progress.ignore(0, name("pods"));
         let of_others = || {
             let lower = (name("leases"), ResourceVersion(seconds()));
             (0, [pods_at(1_001 + seconds()), vec![lower]].concat())

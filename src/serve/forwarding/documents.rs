@@ -184,6 +184,7 @@ impl DocumentSource {
                 } else if let Some(server) = server
                     && is_of_api_server
                     && is_release(key)
+                    && server.is_connected()
                 {
                     let kept = (Arc::clone(&document), server);
                     self.releases.insert(key.clone(), kept);

@@ -61,6 +61,8 @@ pub(in crate::access) struct FirstReview {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LastReview {
     Accepted,
+    /// It named another user than the claims describe.
+    OtherUser,
     Refused(Instant),
 }
 
@@ -98,13 +100,18 @@ impl ReviewedKinds {
     }
 
     /// Notes that upstream accepted a token of a kind, in a review that began at `asked`. A refusal since
-    /// then stands.
-    pub(super) fn note_accepted(&self, kind: TokenKind, asked: Instant) {
+    /// then stands. `is_described` says that its user was the one of the claims.
+    pub(super) fn note_accepted(&self, kind: TokenKind, asked: Instant, is_described: bool) {
+        let review = if is_described {
+            LastReview::Accepted
+        } else {
+            LastReview::OtherUser
+        };
         self.last
             .entry(kind)
             .and_compute_with(|last| match last.map(moka::Entry::into_value) {
                 Some(LastReview::Refused(at)) if at >= asked => Op::Nop,
-                _ => Op::Put(LastReview::Accepted),
+                _ => Op::Put(review),
             });
     }
 
@@ -174,13 +181,13 @@ mod tests {
         let kinds = ReviewedKinds::new(Duration::from_mins(1));
         for kind in [ONE, OTHER] {
             assert!(!kinds.accept(kind));
-            kinds.note_accepted(kind, Instant::now());
+            kinds.note_accepted(kind, Instant::now(), true);
             assert!(kinds.accept(kind));
         }
         kinds.note_refused(ONE);
         assert!(!kinds.accept(ONE));
         assert!(kinds.accept(OTHER));
-        kinds.note_accepted(ONE, Instant::now());
+        kinds.note_accepted(ONE, Instant::now(), true);
         assert!(kinds.accept(ONE), "it was accepted again");
     }
 
@@ -193,7 +200,10 @@ mod tests {
         assert!(kinds.begin(ONE).await.is_none());
         assert_eq!(begun.elapsed(), FIRST_REVIEW, "it hangs");
         kinds.note_refused(ONE);
-        assert!(kinds.begin(ONE).await.is_none());
+        kinds.note_accepted(OTHER, Instant::now(), false);
+        for kind in [ONE, OTHER] {
+            assert!(!kinds.accept(kind) && kinds.begin(kind).await.is_none());
+        }
         assert_eq!(begun.elapsed(), FIRST_REVIEW, "each is reviewed by itself");
     }
 
@@ -202,7 +212,7 @@ mod tests {
         let kinds = ReviewedKinds::new(Duration::from_mins(1));
         let asked = Instant::now();
         kinds.note_refused(ONE);
-        kinds.note_accepted(ONE, asked);
+        kinds.note_accepted(ONE, asked, true);
         assert!(!kinds.accept(ONE));
     }
 }
