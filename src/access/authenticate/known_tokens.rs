@@ -22,7 +22,7 @@ pub(super) const MAX_TOKENS: u64 = 100_000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Credential([u8; 32]);
 
-/// What upstream lately said about tokens.
+/// The recent answers of upstream about tokens.
 pub(super) struct KnownTokens {
     /// Nothing that was found out in an earlier timeline of upstream's versions counts.
     timeline: Timeline,
