@@ -172,12 +172,13 @@ pub(super) async fn ask_for_user(
     post_to_any(client, ReviewType::Token, review, YOUNG).await
 }
 
-/// Asks upstream, or a proxy in front of it, whether the rules that it lists for the sender are complete.
+/// Asks upstream, or a proxy in front of it, whether the rules that it lists for the sender are complete. A proxy's
+/// answer may be a minute old.
 pub(super) async fn ask_about_rules(
     client: &UpstreamClient,
     review: &SelfSubjectRulesReview,
 ) -> Result<VerdictForm<RulesStatus>, ReviewError> {
-    post_to_any(client, ReviewType::SelfRules, review, YOUNG).await
+    post_to_any(client, ReviewType::SelfRules, review, OLD).await
 }
 
 /// Posts a review, and once more where a proxy leaves the answer to upstream.
