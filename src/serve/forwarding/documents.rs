@@ -138,7 +138,7 @@ impl DocumentCache {
 impl DocumentSource {
     /// Returns the answer for `/version` of a server to which the connection is still open.
     fn known_release(&self, key: &RequestKey) -> Option<Arc<StoredResponse>> {
-        let (document, server) = self.releases.get(key)?;
+        let (document, server) = is_release(key).then(|| self.releases.get(key))??;
         server.is_connected().then_some(document)
     }
 
@@ -169,9 +169,7 @@ impl DocumentSource {
             .client
             .send(ConnectionClass::Short, request, SendOptions::default())
             .await?;
-        // A proxy in between may lead to another API server by now.
-        let is_of_api_server = !response.headers().contains_key(VIA);
-        let server = response.extensions().get::<ServedBy>().cloned();
+        let released_by = released_by(key, &response);
         match (response.status(), known) {
             (StatusCode::OK, _) => {
                 let mut read = StoredResponse::read(response, MAX_DOCUMENT, &self.budget).await?;
@@ -181,11 +179,7 @@ impl DocumentSource {
                 // question puts an older one here: the next question gets the newer one.
                 if strong_tag(&document).is_some() {
                     self.tagged.insert(key.clone(), Arc::clone(&document));
-                } else if let Some(server) = server
-                    && is_of_api_server
-                    && is_release(key)
-                    && server.is_connected()
-                {
+                } else if let Some(server) = released_by {
                     let kept = (Arc::clone(&document), server);
                     self.releases.insert(key.clone(), kept);
                 }
@@ -211,6 +205,16 @@ impl DocumentSource {
 
 fn is_release(key: &RequestKey) -> bool {
     matches!(&*key.path_and_query, "/version" | "/version/")
+}
+
+/// Returns the API server that answered a request for `/version`, if its connection is shared and open.
+fn released_by<B>(key: &RequestKey, response: &Response<B>) -> Option<ServedBy> {
+    // A proxy in between may lead to another API server by now.
+    if !is_release(key) || response.headers().contains_key(VIA) {
+        return None;
+    }
+    let server = response.extensions().get::<ServedBy>();
+    server.filter(|server| server.is_connected()).cloned()
 }
 
 /// Returns the ETag that stands for the bytes of a document.
