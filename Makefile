@@ -142,11 +142,12 @@ bench-real: $(MEASURED) real ## The same in front of a real kube-apiserver, whic
 # What the nodes cost, phase by phase.
 NODE_FIGURES := $(CURDIR)/target/lab/nodes.json
 
-simulate-nodes: $(MEASURED) real ## 50 nodes with a proxy each, 10,000 pods, with and without a zone tier; upstream's bytes, requests and CPU. Takes NODES=, NODE_PODS=, NODE_AGENTS=, NODE_SECONDS=, NODE_CHANGES=, NODE_ZONE_REPLICAS=, NODE_FLAGS=, NODE_ZONE_FLAGS=, NODE_CHECKPOINTS=, NODE_SETUPS= (a pattern), NODE_TIMEOUT=
+simulate-nodes: $(MEASURED) real ## 50 nodes with a proxy each, 10,000 pods, with and without a zone tier; upstream's bytes, requests and CPU. Takes NODES=, NODE_PODS=, NODE_AGENTS=, NODE_SECONDS=, NODE_CHANGES=, NODE_ZONE_REPLICAS=, NODE_FLAGS=, NODE_ZONE_FLAGS=, NODE_CHECKPOINTS=, NODE_SETUPS= (a pattern), NODE_TIMEOUT=, NODE_AUDIT_LOG= (a file for the API server's requests)
 	mkdir -p $(dir $(NODE_FIGURES)) && rm -f $(NODE_FIGURES)
 	cd $(REAL) && WATERSHED_BIN=$(abspath $(MEASURED)) NODES=$(or $(NODES),50) NODE_PODS=$(or $(NODE_PODS),10000) NODE_AGENTS=$(or $(NODE_AGENTS),3) \
 		NODE_SECONDS=$(or $(NODE_SECONDS),60) NODE_CHANGES=$(or $(NODE_CHANGES),50) NODE_ZONE_REPLICAS=$(or $(NODE_ZONE_REPLICAS),2) \
 		NODE_FLAGS="$(NODE_FLAGS)" NODE_ZONE_FLAGS="$(NODE_ZONE_FLAGS)" NODE_CHECKPOINTS=$(NODE_CHECKPOINTS) NODE_FIGURES=$(NODE_FIGURES) \
+		NODE_AUDIT_LOG=$(abspath $(NODE_AUDIT_LOG)) \
 		$(GO) test -count=1 -timeout $(or $(NODE_TIMEOUT),60m) -v -run 'TestNodeProxiesSaveUpstreamTraffic$(if $(NODE_SETUPS),/$(NODE_SETUPS))' ./clusters
 	tests/lab/nodes.py $(NODE_FIGURES) --out target/lab/nodes.svg
 
