@@ -1,14 +1,15 @@
 //! The resource types of upstream, from discovery and from the CustomResourceDefinitions.
 //!
 //! The CRDs are themselves followed through a scope, so that a new type is known as soon as
-//! upstream has established it, and a changed schema makes the type's scopes list again.
+//! upstream has established it, and a changed schema makes the type's scopes list again. So are the
+//! APIServices, which say what server answers for a group.
 mod custom;
-mod definitions;
 mod discovery;
 mod discovery_error;
 mod fetch;
 mod follower;
 pub mod metrics;
+mod object_feed;
 mod origin;
 mod reading;
 mod types;

@@ -1,14 +1,25 @@
 //! The types that CustomResourceDefinitions describe.
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::Deserialize;
 
+use super::object_feed::FollowedObjects;
 use super::types::ResourceType;
 use crate::store::Snapshot;
 use watershed_protocol::{
     FieldTable, GroupVersionResource, PrinterColumn, ResourceVersion, TablePrinter,
 };
+
+/// Returns the definitions, as they are followed.
+pub(super) fn followed_definitions() -> FollowedObjects {
+    FollowedObjects {
+        gvr: GroupVersionResource::new("apiextensions.k8s.io", "v1", "customresourcedefinitions"),
+        keep: Duration::from_mins(5),
+        loss: "custom types are forwarded",
+    }
+}
 
 /// A custom type, whatever its version.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

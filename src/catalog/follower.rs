@@ -9,12 +9,14 @@ use tokio::time::sleep;
 use watershed_connect::one_line;
 use watershed_protocol::{FieldTable, GroupVersionResource, TablePrinter};
 
-use super::custom::{CustomType, CustomTypeName, CustomTypes};
-use super::definitions::{DefinitionFeed, DefinitionNews};
+use super::custom::{CustomType, CustomTypeName, CustomTypes, followed_definitions};
+use super::discovery::DiscoveredType;
 use super::discovery_error::DiscoveryError;
-use super::origin::{Origin, Origins};
+use super::object_feed::{ObjectFeed, ObjectNews};
+use super::origin::{ApiServices, Origin, Origins, followed_services};
 use super::reading::{DiscoveryReader, NeededTypes, Reading};
 use super::types::{Catalog, ResourceType, Types};
+use super::well_known::well_known_types;
 use crate::scope::Scopes;
 use crate::upstream::{Upstream, UpstreamClient};
 
@@ -32,11 +34,15 @@ pub struct CatalogFollower {
     /// Aggregated API groups that the operator vouches for.
     vouched: Vec<String>,
     discovery: DiscoveryReader,
-    reading: Reading,
+    /// The types that discovery named last.
+    discovered: Vec<DiscoveredType>,
+    /// The servers that answer for them.
+    origins: Origins,
     /// Upstream's answer to another question, before which discovery is not read. It is `true` if
     /// upstream is there, and knows the proxy.
     first_answer: Option<BoxFuture<'static, bool>>,
     source: TypeSource,
+    services: ApiServices,
     custom: CustomTypes,
 }
 
@@ -56,15 +62,22 @@ impl CatalogFollower {
     /// `vouched` are taken in even if another server answers for them.
     pub fn new(client: UpstreamClient, scopes: Scopes, vouched: Vec<String>) -> (Self, Catalog) {
         let catalog = Catalog::default();
+        let upstream = client.upstream().clone();
+        let mut discovery = DiscoveryReader::new(client);
+        if !vouched.is_empty() {
+            discovery.need_aggregated();
+        }
         let follower = Self {
-            upstream: client.upstream().clone(),
-            discovery: DiscoveryReader::new(client),
+            upstream,
+            discovery,
             scopes,
             catalog: catalog.clone(),
             vouched,
-            reading: Reading::empty(),
+            discovered: Vec::new(),
+            origins: Origins::NotRead,
             first_answer: None,
             source: TypeSource::None,
+            services: ApiServices::default(),
             custom: CustomTypes::default(),
         };
         (follower, catalog)
@@ -112,7 +125,7 @@ impl CatalogFollower {
     fn begin_with_well_known(&mut self) {
         self.discovery.put_off();
         self.source = TypeSource::WellKnown;
-        self.reading = Reading::well_known();
+        self.discovered = well_known_types();
         self.publish();
         tracing::info!(
             types = self.catalog.len(),
@@ -129,17 +142,21 @@ impl CatalogFollower {
 
     /// Follows the types. Never returns.
     pub async fn run(mut self) {
-        let mut definitions = DefinitionFeed::new();
+        let mut definitions = ObjectFeed::new(followed_definitions());
+        let mut services = ObjectFeed::new(followed_services());
         let mut timeline = self.scopes.timeline().changes();
         let mut releases = self.scopes.releases();
         loop {
             // Without discovery it is unknown if upstream has definitions.
             let follows_definitions = self.source != TypeSource::None && self.reads_all();
+            // Where the APIServices could not be read, they cannot be followed.
+            let follows_services = follows_definitions && self.origins != Origins::NotRead;
             let awaits_first_answer = self.first_answer.is_some();
             tokio::select! {
                 // Upstream's versions went back: it may have other types, too.
                 Ok(()) = timeline.changed() => {
                     self.custom.forget_versions();
+                    self.services.forget_versions();
                     self.discovery.read_anew();
                 }
                 // Another release has other types.
@@ -158,16 +175,22 @@ impl CatalogFollower {
                 },
                 news = definitions.news(&self.catalog, &self.scopes), if follows_definitions => {
                     match news {
-                        DefinitionNews::Changed => {
+                        ObjectNews::Changed => {
                             // Objects of a changed type are not served from this moment on.
                             self.update_definitions(&definitions);
                             sleep(SETTLE).await;
                             self.update_definitions(&definitions);
                         }
-                        DefinitionNews::Unknown => self.custom = CustomTypes::default(),
+                        ObjectNews::Unknown => self.custom = CustomTypes::default(),
                     }
                     self.publish();
                     self.catalog.settled.store(true, Ordering::Relaxed);
+                }
+                news = services.news(&self.catalog, &self.scopes), if follows_services => {
+                    match news {
+                        ObjectNews::Changed => self.update_services(&services),
+                        ObjectNews::Unknown => self.discovery.services_are_lost(),
+                    }
                 }
             }
         }
@@ -176,10 +199,16 @@ impl CatalogFollower {
     fn take(&mut self, read: Reading) {
         let is_first =
             std::mem::replace(&mut self.source, TypeSource::Discovered) != TypeSource::Discovered;
-        if is_first && self.reads_all() && matches!(read.origins, Origins::NotRead) {
+        self.discovered = read.types;
+        // A reading that began before they were followed may have older ones.
+        if let Some(origins) = read.origins
+            && !self.discovery.leaves_services_out()
+        {
+            self.origins = origins;
+        }
+        if is_first && self.reads_all() && self.origins == Origins::NotRead {
             tracing::info!("APIServices cannot be read; only built-in and custom types are cached");
         }
-        self.reading = read;
         self.publish();
         if is_first {
             self.catalog.read.store(true, Ordering::Relaxed);
@@ -202,7 +231,26 @@ impl CatalogFollower {
         }
     }
 
-    fn update_definitions(&mut self, definitions: &DefinitionFeed) {
+    fn update_services(&mut self, services: &ObjectFeed) {
+        let Some(snapshot) = services.snapshot() else {
+            return;
+        };
+        if !snapshot.is_listed() {
+            // They are listed again.
+            return;
+        }
+        self.discovery.services_are_followed();
+        let origins = self.services.update(&snapshot);
+        if self.origins.differ_in_built_in(&origins) {
+            self.discovery.groups_changed();
+        }
+        if self.origins != origins {
+            self.origins = origins;
+            self.publish();
+        }
+    }
+
+    fn update_definitions(&mut self, definitions: &ObjectFeed) {
         let Some(snapshot) = definitions.snapshot() else {
             return;
         };
@@ -230,11 +278,10 @@ impl CatalogFollower {
     /// Publishes the types of discovery and definitions, and closes scopes that do not fit them.
     fn publish(&mut self) {
         let mut types = Types::new();
-        for entry in &self.reading.types {
+        for entry in &self.discovered {
             // What custom types are is for their definitions to say: discovery does not tell their
             // fields.
-            if self.reading.origins.of(&entry.gvr) != Some(Origin::BuiltIn)
-                && !self.is_vouched(&entry.gvr)
+            if self.origins.of(&entry.gvr) != Some(Origin::BuiltIn) && !self.is_vouched(&entry.gvr)
             {
                 continue;
             }
@@ -251,7 +298,7 @@ impl CatalogFollower {
             types.insert(entry.gvr.clone(), Arc::new(resource));
         }
         for resource in self.custom.all().flat_map(CustomType::resources) {
-            if self.reading.origins.of(&resource.gvr) == Some(Origin::Aggregated) {
+            if self.origins.of(&resource.gvr) == Some(Origin::Aggregated) {
                 continue;
             }
             types.insert(resource.gvr.clone(), Arc::new(resource));

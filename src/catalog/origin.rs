@@ -2,15 +2,18 @@
 //!
 //! Another server behind the API server (an aggregated API) may answer by who asks, or hold no
 //! versions that can be compared. Its types are forwarded unless the operator vouches for it.
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
 
 use http::StatusCode;
 use serde::Deserialize;
 
 use super::discovery_error::DiscoveryError;
 use super::fetch::get;
+use super::object_feed::FollowedObjects;
+use crate::store::Snapshot;
 use crate::upstream::UpstreamClient;
-use watershed_protocol::{GroupVersionResource, is_built_in_group};
+use watershed_protocol::{GroupVersionResource, ResourceVersion, is_built_in_group};
 
 /// A list of any age will do: the group was in the discovery document that was read before.
 const PATH: &str = "/apis/apiregistration.k8s.io/v1/apiservices?resourceVersion=0";
@@ -18,6 +21,16 @@ const PATH: &str = "/apis/apiregistration.k8s.io/v1/apiservices?resourceVersion=
 /// `true` for custom ones. Source:
 /// `kube-aggregator/pkg/controllers/autoregister/autoregister_controller.go`.
 const MANAGED: &str = "kube-aggregator.kubernetes.io/automanaged";
+
+/// Returns the APIServices, as they are followed. Once that fails, they are read like discovery.
+pub(super) fn followed_services() -> FollowedObjects {
+    FollowedObjects {
+        gvr: GroupVersionResource::new("apiregistration.k8s.io", "v1", "apiservices"),
+        keep: Duration::from_mins(1),
+        loss: "they are read once a minute",
+    }
+}
+
 /// The server that answers for one version of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Origin {
@@ -29,11 +42,14 @@ pub(super) enum Origin {
     Aggregated,
 }
 
+/// A group and its version, as an APIService names them.
+type VersionedGroup = (String, String);
+
 /// The servers that answer for the versions of all groups.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Origins {
     /// By group and version.
-    Known(HashMap<(String, String), Origin>),
+    Known(HashMap<VersionedGroup, Origin>),
     /// The APIServices were not read: the proxy may not, or caches built-in types alone. Only what
     /// is compiled in is certain.
     NotRead,
@@ -54,6 +70,22 @@ impl Origins {
         }
     }
 
+    /// Returns `true` if upstream has compiled other versions of groups into it by `later`.
+    pub(super) fn differ_in_built_in(&self, later: &Self) -> bool {
+        self.built_in() != later.built_in()
+    }
+
+    fn built_in(&self) -> HashSet<&VersionedGroup> {
+        let known = match self {
+            Self::Known(known) => Some(known),
+            Self::NotRead => None,
+        };
+        let all = known.into_iter().flatten();
+        all.filter(|(_, origin)| **origin == Origin::BuiltIn)
+            .map(|(group, _)| group)
+            .collect()
+    }
+
     /// Returns the server that answers for a type; `None` when that is unknown.
     ///
     /// An API server that starts serves its types before it has registered them: with an empty etcd it
@@ -65,6 +97,57 @@ impl Origins {
         };
         let by_name = || is_built_in_group(&gvr.group).then_some(Origin::BuiltIn);
         registered.copied().or_else(by_name)
+    }
+}
+
+/// The APIServices that are followed, by the key of their object.
+#[derive(Debug, Default)]
+pub(super) struct ApiServices {
+    known: HashMap<String, FollowedService>,
+}
+
+#[derive(Debug)]
+struct FollowedService {
+    /// The version of the object: it is parsed again only when that changes.
+    version: ResourceVersion,
+    group: VersionedGroup,
+    origin: Origin,
+}
+
+impl ApiServices {
+    /// Has all of them read again with the next update, as their versions mean nothing any more.
+    pub(super) fn forget_versions(&mut self) {
+        for service in self.known.values_mut() {
+            service.version = ResourceVersion::default();
+        }
+    }
+
+    /// Takes in the newest ones, and returns who answers for what by them.
+    pub(super) fn update(&mut self, snapshot: &Snapshot) -> Origins {
+        for object in snapshot.items(None) {
+            let before = self.known.get(object.key());
+            if before.is_some_and(|before| before.version == object.version) {
+                continue;
+            }
+            let service: ApiService = match serde_json::from_slice(&object.bytes.get().text()) {
+                Ok(service) => service,
+                Err(error) => {
+                    let name = object.key();
+                    tracing::warn!(name, %error, "cannot parse an APIService; ignoring it");
+                    continue;
+                }
+            };
+            let (group, origin) = service.read();
+            let service = FollowedService {
+                version: object.version,
+                group,
+                origin,
+            };
+            self.known.insert(object.key().to_owned(), service);
+        }
+        self.known.retain(|key, _| snapshot.get(key).is_some());
+        let all = self.known.values();
+        Origins::Known(all.map(|it| (it.group.clone(), it.origin)).collect())
     }
 }
 
@@ -97,7 +180,7 @@ struct ApiServiceSpec {
 }
 
 impl ApiService {
-    fn read(self) -> ((String, String), Origin) {
+    fn read(self) -> (VersionedGroup, Origin) {
         let managed = self.metadata.labels.get(MANAGED).map(String::as_str);
         let origin = match (self.spec.service, managed) {
             (Some(_), _) => Origin::Aggregated,

@@ -8,13 +8,12 @@ use tokio::time::{Instant, sleep_until};
 use super::discovery::{self, DiscoveredType, ReadDocuments};
 use super::discovery_error::DiscoveryError;
 use super::origin::Origins;
-use super::well_known::well_known_types;
 use crate::upstream::{Backoff, ServedBy, UpstreamClient};
 
 /// Interval between readings. Custom types are followed without waiting for it.
 pub(super) const REFRESH: Duration = Duration::from_mins(1);
-/// The same where only built-in types matter. They change with upstream's release, which is noticed
-/// otherwise, and proxies of thousands of nodes read them.
+/// The same where only built-in types matter, or the APIServices are followed. Built-in types change
+/// with upstream's release, which is noticed otherwise, and proxies of thousands of nodes read them.
 const REFRESH_OF_BUILT_IN: Duration = Duration::from_hours(1);
 /// The earliest first reading where well-known types alone matter, as a part of the interval. The
 /// latest is a whole interval after the start, so that the proxies of all nodes, which may start
@@ -35,25 +34,8 @@ const SIGNS: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(super) struct Reading {
     pub(super) types: Vec<DiscoveredType>,
-    pub(super) origins: Origins,
-}
-
-impl Reading {
-    /// Returns the reading of an upstream that has no types.
-    pub(super) fn empty() -> Self {
-        Self {
-            types: Vec::new(),
-            origins: Origins::NotRead,
-        }
-    }
-
-    /// Returns what a reading of each upstream has in it.
-    pub(super) fn well_known() -> Self {
-        Self {
-            types: well_known_types(),
-            origins: Origins::NotRead,
-        }
-    }
+    /// `None` if they are followed.
+    pub(super) origins: Option<Origins>,
 }
 
 /// A reading, with the documents for the next one.
@@ -71,17 +53,29 @@ pub enum NeededTypes {
     WellKnown,
 }
 
-/// Reads all types, and the servers that answer for them if those matter.
+/// Where the servers that answer for types are known from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum OriginSource {
+    /// A list that is read after discovery: what was discovered of another server has its APIService
+    /// by then.
+    Readings,
+    /// A watch.
+    Watch,
+    /// It does not matter who answers for custom types.
+    None,
+}
+
+/// Reads all types, and the servers that answer for them if those are to be read.
 async fn read(
     client: UpstreamClient,
     mut documents: ReadDocuments,
-    needed: NeededTypes,
+    source: OriginSource,
 ) -> Result<DocumentedReading, DiscoveryError> {
     let types = discovery::read(&client, &mut documents).await?;
-    let origins = match needed {
-        // Read afterwards: what was discovered of another server has its APIService by then.
-        NeededTypes::All => Origins::read(&client).await?,
-        NeededTypes::BuiltIn | NeededTypes::WellKnown => Origins::NotRead,
+    let origins = match source {
+        OriginSource::Readings => Some(Origins::read(&client).await?),
+        OriginSource::Watch => None,
+        OriginSource::None => Some(Origins::NotRead),
     };
     Ok((Reading { types, origins }, documents))
 }
@@ -98,16 +92,31 @@ fn longest_pause(needed: NeededTypes) -> Duration {
 pub(super) struct DiscoveryReader {
     client: UpstreamClient,
     needed: NeededTypes,
+    origin_source: OriginSource,
+    /// Aggregated types are cached, too. They change without a sign.
+    has_aggregated: bool,
     /// Interval between readings.
     pub(super) refresh: Duration,
     retries: Backoff,
-    /// The moment of the next reading, if there is no sign before.
-    due: Instant,
+    next: NextReading,
     sign: Option<ChangeSign>,
     /// The last moment of a reading because of a sign.
     last_sign: Option<Instant>,
     documents: ReadDocuments,
     job: Option<ReadingJob>,
+}
+
+/// The moment of the next reading, if there is no sign before.
+#[derive(Clone, Copy)]
+enum NextReading {
+    /// This one.
+    At(Instant),
+    /// About an interval after the last one.
+    Regular {
+        last: Instant,
+        /// The part of the interval to wait.
+        part: f64,
+    },
 }
 
 /// A reading that is under way.
@@ -121,8 +130,8 @@ struct ReadingJob {
 struct ChangeSign {
     /// Discovery is read at this moment.
     at: Instant,
-    /// The server to ask, as it is another one than before.
-    server: ServedBy,
+    /// The server to ask, if it is another one than before.
+    server: Option<ServedBy>,
 }
 
 impl DiscoveryReader {
@@ -131,9 +140,11 @@ impl DiscoveryReader {
         Self {
             client,
             needed: NeededTypes::All,
+            origin_source: OriginSource::Readings,
+            has_aggregated: false,
             refresh: REFRESH,
             retries: Backoff::new(RETRIES.0, RETRIES.1),
-            due: Instant::now(),
+            next: NextReading::At(Instant::now()),
             sign: None,
             last_sign: None,
             documents: ReadDocuments::default(),
@@ -145,10 +156,42 @@ impl DiscoveryReader {
     /// with upstream's release, which is a reason to read at once.
     pub(super) fn need(&mut self, needed: NeededTypes) {
         self.needed = needed;
-        self.refresh = match needed {
-            NeededTypes::All => REFRESH,
-            NeededTypes::BuiltIn | NeededTypes::WellKnown => REFRESH_OF_BUILT_IN,
+        (self.refresh, self.origin_source) = match needed {
+            NeededTypes::All => (REFRESH, OriginSource::Readings),
+            NeededTypes::BuiltIn | NeededTypes::WellKnown => {
+                (REFRESH_OF_BUILT_IN, OriginSource::None)
+            }
         };
+    }
+
+    /// Goes on reading each minute while the APIServices are followed, too, as aggregated types are
+    /// cached.
+    pub(super) fn need_aggregated(&mut self) {
+        self.has_aggregated = true;
+    }
+
+    /// Reads the APIServices no more, as they are followed.
+    pub(super) fn services_are_followed(&mut self) {
+        self.origin_source = OriginSource::Watch;
+    }
+
+    /// Returns `true` if readings have no APIServices, as they are followed.
+    pub(super) fn leaves_services_out(&self) -> bool {
+        self.origin_source == OriginSource::Watch
+    }
+
+    /// Reads the APIServices again, beginning at once, as they cannot be followed.
+    pub(super) fn services_are_lost(&mut self) {
+        self.origin_source = OriginSource::Readings;
+        self.read_now();
+    }
+
+    /// Reads soon, as upstream has other groups compiled into it.
+    pub(super) fn groups_changed(&mut self) {
+        if self.sign.is_none() {
+            let at = self.earliest_of_sign();
+            self.sign = Some(ChangeSign { at, server: None });
+        }
     }
 
     /// Returns the types that matter.
@@ -159,8 +202,28 @@ impl DiscoveryReader {
     /// Puts the first reading off, unless there is a sign before.
     pub(super) fn put_off(&mut self) {
         let part = FIRST_OF_WELL_KNOWN + fastrand::f64() * (1.0 - FIRST_OF_WELL_KNOWN);
-        self.due = Instant::now() + self.refresh.mul_f64(part);
+        let last = Instant::now();
+        self.next = NextReading::Regular { last, part };
         self.begun();
+    }
+
+    /// Returns the moment of the next reading, if there is no sign before.
+    fn due(&self) -> Instant {
+        let interval = match self.origin_source {
+            OriginSource::Watch if !self.has_aggregated => self.refresh.max(REFRESH_OF_BUILT_IN),
+            OriginSource::Watch | OriginSource::Readings | OriginSource::None => self.refresh,
+        };
+        match self.next {
+            NextReading::At(at) => at,
+            NextReading::Regular { last, part } => last + interval.mul_f64(part),
+        }
+    }
+
+    /// Returns the earliest moment to read because of a sign that is there now.
+    fn earliest_of_sign(&self) -> Instant {
+        let settled = Instant::now() + SETTLE;
+        self.last_sign
+            .map_or(settled, |last| settled.max(last + SIGNS))
     }
 
     /// Forgets failures, once types are known.
@@ -170,26 +233,27 @@ impl DiscoveryReader {
 
     /// Reads everything at once. A reading that is under way does not count.
     pub(super) fn read_anew(&mut self) {
-        let now = Instant::now();
-        if let Some(server) = self.job.take().and_then(|job| job.server) {
-            self.sign.get_or_insert(ChangeSign { at: now, server });
-        }
         self.documents = ReadDocuments::default();
-        self.due = now;
+        self.read_now();
+    }
+
+    /// Reads at once. A reading that is under way does not count.
+    fn read_now(&mut self) {
+        let at = Instant::now();
+        if let Some(server @ Some(_)) = self.job.take().map(|job| job.server) {
+            self.sign.get_or_insert(ChangeSign { at, server });
+        }
+        self.next = NextReading::At(at);
     }
 
     /// Reads soon, at this server: scopes are followed there now, and it runs another release.
     pub(super) fn read_at(&mut self, server: &ServedBy) {
-        let now = Instant::now();
-        let earliest = self.last_sign.map_or(now, |last| last + SIGNS);
-        let at = self.sign.as_ref().map_or_else(
-            || (now + SETTLE).max(earliest),
-            // More signs do not put it off.
-            |sign| sign.at,
-        );
+        // More signs do not put it off.
+        let sign = self.sign.as_ref().map(|sign| sign.at);
+        let at = sign.unwrap_or_else(|| self.earliest_of_sign());
         self.sign = Some(ChangeSign {
             at,
-            server: server.clone(),
+            server: Some(server.clone()),
         });
     }
 
@@ -200,19 +264,21 @@ impl DiscoveryReader {
     pub(super) async fn next(&mut self) -> Result<Reading, DiscoveryError> {
         if self.job.is_none() {
             let at = self.sign.as_ref().map(|sign| sign.at);
-            sleep_until(at.map_or(self.due, |at| at.min(self.due))).await;
+            let due = self.due();
+            sleep_until(at.map_or(due, |at| at.min(due))).await;
         }
         let job = self.job.get_or_insert_with(|| {
             let is_due = |sign: &mut ChangeSign| sign.at <= Instant::now();
-            let server = self.sign.take_if(is_due).map(|sign| sign.server);
+            let sign = self.sign.take_if(is_due);
+            if sign.is_some() {
+                self.last_sign = Some(Instant::now());
+            }
+            let server = sign.and_then(|sign| sign.server);
             let client = match &server {
-                Some(server) => {
-                    self.last_sign = Some(Instant::now());
-                    self.client.beside(server)
-                }
+                Some(server) => self.client.beside(server),
                 None => self.client.clone(),
             };
-            let read = read(client, self.documents.clone(), self.needed);
+            let read = read(client, self.documents.clone(), self.origin_source);
             ReadingJob {
                 read: read.boxed(),
                 server,
@@ -224,21 +290,24 @@ impl DiscoveryReader {
             self.documents = documents;
             reading
         });
-        let pause = if read.is_ok() {
+        let now = Instant::now();
+        self.next = if read.is_ok() {
             self.begun();
-            let is_certain = server.as_ref().is_none_or(ServedBy::takes_requests);
-            let interval = if is_certain { self.refresh } else { REFRESH };
-            interval.mul_f64(0.9 + fastrand::f64() / 5.0)
+            let part = 0.9 + fastrand::f64() / 5.0;
+            if server.as_ref().is_none_or(ServedBy::takes_requests) {
+                NextReading::Regular { last: now, part }
+            } else {
+                NextReading::At(now + REFRESH.mul_f64(part))
+            }
         } else {
             let pause = self.retries.pause();
             // A newer sign is of a server that is followed more recently.
             self.sign = self.sign.take().or_else(|| {
-                let at = Instant::now() + pause;
-                server.map(|server| ChangeSign { at, server })
+                let at = now + pause;
+                server.is_some().then_some(ChangeSign { at, server })
             });
-            pause
+            NextReading::At(now + pause)
         };
-        self.due = Instant::now() + pause;
         read
     }
 }
@@ -287,6 +356,28 @@ mod tests {
             let is_followed = asked.iter().all(|it| *it == connections[1]);
             assert!(is_followed && !asked.is_empty(), "{attempt}: {asked:?}");
         }
+    }
+
+    #[tokio::test]
+    async fn services_are_read_again_at_once_when_they_cannot_be_followed() {
+        let pki = Pki::new();
+        let api = Api::start(&pki, HTTP2, |_, _| async { text(r#"{"items":[]}"#) }).await;
+        let mut reader = DiscoveryReader::new(UpstreamClient::new(&upstream_of(&pki, &api).await));
+        let interval = |reader: &DiscoveryReader| reader.due() - Instant::now();
+        assert!(reader.next().await.unwrap().origins.is_some());
+        assert!(interval(&reader) < REFRESH * 2);
+        reader.services_are_followed();
+        assert!(interval(&reader) > REFRESH * 30);
+        reader.groups_changed();
+        assert!(reader.next().await.unwrap().origins.is_none());
+        assert!(interval(&reader) > REFRESH * 30);
+        reader.services_are_lost();
+        assert!(reader.next().await.unwrap().origins.is_some());
+        assert!(interval(&reader) < REFRESH * 2);
+        // Aggregated types change without a sign.
+        reader.need_aggregated();
+        reader.services_are_followed();
+        assert!(interval(&reader) < REFRESH * 2);
     }
 
     #[test]

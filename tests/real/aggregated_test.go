@@ -65,7 +65,7 @@ func TestAggregatedAnswersReachOnlyTheirCaller(t *testing.T) {
 		return nil
 	})
 	objects.Grant(t, "", "alice", group, "things")
-	// A new proxy finds the type in discovery. A running one finds it within a minute.
+	// A new proxy finds the type in discovery.
 	late := testbed.Proxied
 	if !testbed.Direct {
 		late = testbed.StartProxy(t, testbed.Shared.ProxyKubeconfig).Target
@@ -140,6 +140,13 @@ func TestServersThatTakeOverACustomTypeEndNoOtherWatches(t *testing.T) {
 		// Consistent reads are what finds out that the versions went back.
 		if a := proxy.Send(t, api.Request{Path: w.Path("", "")}); !strings.Contains(a.Body, `"resourceVersion":"7"`) {
 			return fmt.Errorf("%d %s", a.Status, a.Body)
+		}
+		return nil
+	})
+	poll.Until(t, "the proxy keeps the type no more", func() error {
+		a := proxy.Send(t, read)
+		if source := a.Header.Get("X-Watershed-Source"); source != "forward; reason=unknown-type" {
+			return fmt.Errorf("%d from %q", a.Status, source)
 		}
 		return nil
 	})

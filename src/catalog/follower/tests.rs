@@ -11,10 +11,9 @@ use tokio::sync::broadcast;
 
 use super::*;
 use crate::body::{self, Body};
-use crate::catalog::definitions::definitions;
 use crate::catalog::reading::REFRESH;
 use crate::scope::ScopeConfig;
-use crate::test_support::{Api, HTTP2, Pki, eventually, streamed, text, upstream_of};
+use crate::test_support::{Api, HTTP2, Pki, eventually, soon, streamed, text, upstream_of};
 
 const TYPES: &str = r#"{"items":[{"metadata":{"name":"apiextensions.k8s.io"},"versions":[
     {"version":"v1","resources":[{"resource":"customresourcedefinitions","scope":"Cluster",
@@ -33,19 +32,115 @@ const METADATA: &str = concat!(
     r#""metadata":{"name":"widgets.first.test","resourceVersion":"10"}}]}"#,
     "\n"
 );
-const HEAD: &str = r#"{"kind":"CustomResourceDefinition","apiVersion":"apiextensions.k8s.io/v1","#;
-const LIST: &str = concat!(
-    r#"{"kind":"CustomResourceDefinitionList","apiVersion":"apiextensions.k8s.io/v1","#,
-    r#""metadata":{"resourceVersion":"1"},"items":[]}"#,
-    "\n"
-);
+const DEFINITION: &str =
+    r#""kind":"CustomResourceDefinition","apiVersion":"apiextensions.k8s.io/v1","#;
+const SERVICE: &str = r#""kind":"APIService","apiVersion":"apiregistration.k8s.io/v1","#;
+/// Types that discovery names where the proxy may read the APIServices.
+const REGISTERED_TYPES: &str = r#"{"items":[{"metadata":{"name":"apiextensions.k8s.io"},"versions":[
+    {"version":"v1","resources":[{"resource":"customresourcedefinitions","scope":"Cluster",
+    "responseKind":{"kind":"CustomResourceDefinition"},"verbs":["list","watch"]}]}]},
+    {"metadata":{"name":"apiregistration.k8s.io"},"versions":[
+    {"version":"v1","resources":[{"resource":"apiservices","scope":"Cluster",
+    "responseKind":{"kind":"APIService"},"verbs":["list","watch"]}]}]}]}"#;
+
+/// Objects of a type that can be listed and watched.
+struct WatchedObjects {
+    /// The beginning of an object, after its bracket.
+    head: &'static str,
+    state: Mutex<ObjectsState>,
+    events: broadcast::Sender<Bytes>,
+    /// Reads of the whole state, each the beginning of a scope.
+    states: AtomicUsize,
+    /// Plain lists.
+    lists: AtomicUsize,
+}
+
+#[derive(Default)]
+struct ObjectsState {
+    version: u64,
+    by_name: BTreeMap<String, String>,
+}
+
+impl WatchedObjects {
+    fn new(head: &'static str) -> Self {
+        Self {
+            head,
+            state: Mutex::default(),
+            events: broadcast::channel(16).0,
+            states: AtomicUsize::new(0),
+            lists: AtomicUsize::new(0),
+        }
+    }
+
+    /// Stores an object, whose text `rest` follows its metadata. Watches see it only if they are
+    /// `told`.
+    fn put(&self, name: &str, labels: &str, rest: &str, told: bool) {
+        let mut state = self.state.lock();
+        state.version += 10;
+        let version = state.version;
+        let object = [
+            "{",
+            self.head,
+            &format!(r#""metadata":{{"name":"{name}","uid":"1","generation":{version},"#),
+            &format!(r#""labels":{{{labels}}},"resourceVersion":"{version}"}},{rest}}}"#),
+        ]
+        .concat();
+        let before = state.by_name.insert(name.to_owned(), object.clone());
+        let kind = before.map_or("ADDED", |_| "MODIFIED");
+        if told {
+            let _ = self.events.send(frame(kind, &object));
+        }
+    }
+
+    fn read(&self, query: &str) -> Body {
+        let is_state = query.contains("sendInitialEvents");
+        self.states
+            .fetch_add(usize::from(is_state), Ordering::SeqCst);
+        let state = self.state.lock();
+        let version = state.version;
+        if !query.contains("watch=1") {
+            self.lists.fetch_add(1, Ordering::SeqCst);
+            let items: Vec<_> = state.by_name.values().map(String::as_str).collect();
+            let kind = self.head.replacen("\",", "List\",", 1);
+            let metadata = format!(r#""metadata":{{"resourceVersion":"{version}"}},"#);
+            let items = items.join(",");
+            return body::full(
+                [
+                    &*format!("{{{kind}{metadata}"),
+                    r#""items":["#,
+                    &items,
+                    "]}\n",
+                ]
+                .concat(),
+            );
+        }
+        let later = stream::unfold(self.events.subscribe(), |mut events| async {
+            let event = events.recv().await.ok()?;
+            Some((event, events))
+        });
+        let mut first = Vec::new();
+        if is_state {
+            let all = state.by_name.values();
+            first.extend(all.map(|object| frame("ADDED", object)));
+            let mark = [
+                "{",
+                self.head,
+                &format!(r#""metadata":{{"resourceVersion":"{version}","annotations":"#),
+                r#"{"k8s.io/initial-events-end":"true"}}}"#,
+            ]
+            .concat();
+            first.push(frame("BOOKMARK", &mark));
+        }
+        streamed(stream::iter(first).chain(later).map(Ok))
+    }
+}
 
 /// An API server with CustomResourceDefinitions.
 struct DefiningServer {
-    definitions: Mutex<Definitions>,
-    events: broadcast::Sender<Bytes>,
-    /// Lists of the definitions, each the beginning of a scope.
-    lists: AtomicUsize,
+    definitions: WatchedObjects,
+    services: WatchedObjects,
+    /// The proxy may read the APIServices.
+    shows_services: AtomicBool,
     hangs: AtomicBool,
     /// It runs the next release, which has more types.
     is_upgraded: AtomicBool,
@@ -56,52 +151,53 @@ struct DefiningServer {
     /// Discovery documents that were sent, and requests that got 304 instead.
     documents: AtomicUsize,
     unchanged: AtomicUsize,
-    /// Requests for the APIServices.
-    services: AtomicUsize,
-}
-
-#[derive(Default)]
-struct Definitions {
-    version: u64,
-    by_group: BTreeMap<&'static str, String>,
+    /// Requests for the APIServices that were refused.
+    refused: AtomicUsize,
 }
 
 impl DefiningServer {
     fn new() -> Arc<Self> {
         Arc::new(Self {
-            definitions: Mutex::default(),
-            events: broadcast::channel(16).0,
-            lists: AtomicUsize::new(0),
+            definitions: WatchedObjects::new(DEFINITION),
+            services: WatchedObjects::new(SERVICE),
+            shows_services: AtomicBool::new(false),
             hangs: AtomicBool::new(false),
             is_upgraded: AtomicBool::new(false),
             releases: AtomicUsize::new(0),
             hanging: AtomicUsize::new(0),
             documents: AtomicUsize::new(0),
             unchanged: AtomicUsize::new(0),
-            services: AtomicUsize::new(0),
+            refused: AtomicUsize::new(0),
         })
     }
 
     /// Defines widgets of a group, with a selectable field. Watches see it only if they are `told`.
     fn define(&self, group: &'static str, field: &str, told: bool) {
-        let mut definitions = self.definitions.lock();
-        definitions.version += 10;
-        let version = definitions.version;
-        let definition = [
-            HEAD,
-            &format!(r#""metadata":{{"name":"widgets.{group}","uid":"1","generation":{version},"#),
-            &format!(r#""resourceVersion":"{version}"}},"spec":{{"group":"{group}","#),
+        let rest = [
+            &format!(r#""spec":{{"group":"{group}","#),
             r#""names":{"plural":"widgets","kind":"Widget"},"scope":"Namespaced","#,
             r#""versions":[{"name":"v1","served":true,"#,
             &format!(r#""selectableFields":[{{"jsonPath":".spec.{field}"}}]}}]}},"#),
-            r#""status":{"conditions":[{"type":"Established","status":"True"}]}}"#,
+            r#""status":{"conditions":[{"type":"Established","status":"True"}]}"#,
         ]
         .concat();
-        let before = definitions.by_group.insert(group, definition.clone());
-        let kind = before.map_or("ADDED", |_| "MODIFIED");
-        if told {
-            let _ = self.events.send(frame(kind, &definition));
-        }
+        let name = format!("widgets.{group}");
+        self.definitions.put(&name, "", &rest, told);
+    }
+
+    /// Says what answers for version 1 of a group.
+    fn register(&self, group: &str, origin: Origin) {
+        let (labels, service) = match origin {
+            Origin::BuiltIn => (
+                r#""kube-aggregator.kubernetes.io/automanaged":"onstart""#,
+                "",
+            ),
+            Origin::Custom => (r#""kube-aggregator.kubernetes.io/automanaged":"true""#, ""),
+            Origin::Aggregated => ("", r#","service":{"namespace":"a","name":"b"}"#),
+        };
+        let rest = format!(r#""spec":{{"group":"{group}","version":"v1"{service}}}"#);
+        self.services
+            .put(&format!("v1.{group}"), labels, &rest, true);
     }
 
     async fn answer(&self, request: Request<Incoming>) -> Response<Body> {
@@ -115,6 +211,9 @@ impl DefiningServer {
             }
             "/api" => self.document(&request, r#"{"items":[]}"#),
             "/apis" if is_upgraded => self.document(&request, MORE_TYPES),
+            "/apis" if self.shows_services.load(Ordering::SeqCst) => {
+                self.document(&request, REGISTERED_TYPES)
+            }
             "/apis" => self.document(&request, TYPES),
             "/version" => {
                 self.releases.fetch_add(1, Ordering::SeqCst);
@@ -126,9 +225,16 @@ impl DefiningServer {
             {
                 json(body::full(METADATA))
             }
-            "/apis/apiextensions.k8s.io/v1/customresourcedefinitions" => json(self.read(query)),
+            "/apis/apiextensions.k8s.io/v1/customresourcedefinitions" => {
+                json(self.definitions.read(query))
+            }
+            "/apis/apiregistration.k8s.io/v1/apiservices"
+                if self.shows_services.load(Ordering::SeqCst) =>
+            {
+                json(self.services.read(query))
+            }
             _ => {
-                self.services.fetch_add(1, Ordering::SeqCst);
+                self.refused.fetch_add(1, Ordering::SeqCst);
                 let mut refused = text("");
                 *refused.status_mut() = StatusCode::FORBIDDEN;
                 refused
@@ -153,34 +259,6 @@ impl DefiningServer {
             .headers_mut()
             .insert("etag", etag.try_into().unwrap());
         answer
-    }
-
-    fn read(&self, query: &str) -> Body {
-        let is_state = query.contains("sendInitialEvents");
-        self.lists
-            .fetch_add(usize::from(is_state), Ordering::SeqCst);
-        if !query.contains("watch=1") {
-            return body::full(LIST);
-        }
-        let definitions = self.definitions.lock();
-        let later = stream::unfold(self.events.subscribe(), |mut events| async {
-            let event = events.recv().await.ok()?;
-            Some((event, events))
-        });
-        let mut first = Vec::new();
-        if is_state {
-            let all = definitions.by_group.values();
-            first.extend(all.map(|definition| frame("ADDED", definition)));
-            let version = definitions.version;
-            let mark = [
-                HEAD,
-                &format!(r#""metadata":{{"resourceVersion":"{version}","annotations":"#),
-                r#"{"k8s.io/initial-events-end":"true"}}}"#,
-            ]
-            .concat();
-            first.push(frame("BOOKMARK", &mark));
-        }
-        streamed(stream::iter(first).chain(later).map(Ok))
     }
 }
 
@@ -210,7 +288,10 @@ impl Followed {
     }
 
     async fn needing(refresh: Duration, needed: NeededTypes) -> Self {
-        let server = DefiningServer::new();
+        Self::at(DefiningServer::new(), refresh, needed).await
+    }
+
+    async fn at(server: Arc<DefiningServer>, refresh: Duration, needed: NeededTypes) -> Self {
         server.define("first.test", "color", false);
         let pki = Pki::new();
         let handler = {
@@ -260,12 +341,14 @@ impl Drop for Followed {
 async fn custom_types_stay_known_while_their_definitions_are_followed_anew() {
     let followed = Followed::start(REFRESH).await;
     let server = &followed.server;
-    let lists = || server.lists.load(Ordering::SeqCst);
+    let lists = || server.definitions.states.load(Ordering::SeqCst);
     assert_eq!(lists(), 1);
     let before = followed.fields("first.test");
     // Nobody hears of this change.
     server.define("first.test", "size", false);
-    followed.scopes.close(&definitions(), Duration::ZERO);
+    followed
+        .scopes
+        .close(&followed_definitions().gvr, Duration::ZERO);
     eventually(|| {
         assert!(followed.knows("first.test"));
         lists() == 2
@@ -313,7 +396,7 @@ async fn unchanged_discovery_is_not_sent_again() {
     eventually(|| of(&server.unchanged) >= 40).await;
     assert_eq!(of(&server.documents), 2);
     // An APIService may change without a document.
-    assert!(of(&server.services) >= 20);
+    assert!(of(&server.refused) >= 20);
     assert!(followed.catalog.has("apiextensions.k8s.io", Some("v1")));
     server.is_upgraded.store(true, Ordering::SeqCst);
     eventually(|| followed.knows("apps")).await;
@@ -328,9 +411,9 @@ async fn definitions_are_not_followed_where_custom_types_are_not_needed() {
     eventually(|| server.unchanged.load(Ordering::SeqCst) >= 40).await;
     assert!(followed.catalog.has("apiextensions.k8s.io", Some("v1")));
     assert!(!followed.knows("first.test"));
-    assert_eq!(server.lists.load(Ordering::SeqCst), 0);
+    assert_eq!(server.definitions.states.load(Ordering::SeqCst), 0);
     // Whether a type is built in is known without its APIService.
-    assert_eq!(server.services.load(Ordering::SeqCst), 0);
+    assert_eq!(server.refused.load(Ordering::SeqCst), 0);
 }
 
 #[tokio::test]
@@ -354,4 +437,59 @@ async fn discovery_that_was_put_off_replaces_the_well_known_types() {
     eventually(|| followed.catalog.is_read()).await;
     // This upstream does not have them.
     assert!(!followed.catalog.has_resource("", "pods"));
+}
+
+/// Follows an API server whose APIServices may be read.
+async fn followed_with_services(refresh: Duration) -> Followed {
+    let server = DefiningServer::new();
+    server.shows_services.store(true, Ordering::SeqCst);
+    for group in ["apiextensions.k8s.io", "apiregistration.k8s.io"] {
+        server.register(group, Origin::BuiltIn);
+    }
+    let followed = Followed::at(server, refresh, NeededTypes::All).await;
+    let services = &followed.server.services;
+    eventually(|| services.states.load(Ordering::SeqCst) == 1).await;
+    eventually(|| followed.knows("first.test")).await;
+    followed
+}
+
+#[tokio::test]
+async fn groups_of_other_servers_are_known_by_a_watch() {
+    let followed = followed_with_services(Duration::from_hours(1)).await;
+    let server = &followed.server;
+    for origin in [Origin::Custom, Origin::Aggregated, Origin::Custom] {
+        server.register("first.test", origin);
+        eventually(|| followed.knows("first.test") == (origin == Origin::Custom)).await;
+    }
+    assert_eq!(server.services.lists.load(Ordering::SeqCst), 1);
+    // Neither type is compiled into upstream.
+    assert_eq!(server.documents.load(Ordering::SeqCst), 2);
+    assert_eq!(server.unchanged.load(Ordering::SeqCst), 0);
+}
+
+#[tokio::test]
+async fn types_of_a_new_built_in_group_are_known_soon() {
+    let followed = followed_with_services(Duration::from_hours(1)).await;
+    followed.server.is_upgraded.store(true, Ordering::SeqCst);
+    followed.server.register("apps", Origin::BuiltIn);
+    eventually(|| followed.knows("apps")).await;
+}
+
+#[tokio::test]
+async fn discovery_is_read_rarely_while_the_services_are_followed() {
+    let followed = followed_with_services(Duration::from_millis(10)).await;
+    let server = &followed.server;
+    let of = |count: &AtomicUsize| count.load(Ordering::SeqCst);
+    let readings = || of(&server.unchanged) + of(&server.services.lists);
+    // The watch begins while readings go on.
+    soon(async {
+        loop {
+            let before = readings();
+            sleep(Duration::from_millis(200)).await;
+            if readings() == before {
+                break;
+            }
+        }
+    })
+    .await;
 }

@@ -1,8 +1,8 @@
-//! Follows the CustomResourceDefinitions through a scope of their own.
+//! Follows the objects of one type, on which the catalog depends, through a scope of their own.
 //!
 //! A scope can stop: the proxy's right is taken away, or a load balancer answers in place of the
-//! API server. What was known of the definitions counts for [`KEEP`] then, and the scope is opened
-//! anew soon. What changed meanwhile shows in the definitions that it brings.
+//! API server. What was known of the objects counts for [`FollowedObjects::keep`] then, and the
+//! scope is opened anew soon. What changed meanwhile shows in the objects that it brings.
 use std::future::{pending, poll_fn};
 use std::sync::Arc;
 use std::task::Poll;
@@ -16,27 +16,32 @@ use crate::store::{Interest, Snapshot, Subscription, SubscriptionStart, Subscrip
 use crate::upstream::Stopped;
 use watershed_protocol::{Encoding, GroupVersionResource, Representation};
 
-/// Time that definitions count for after they could be followed last.
-const KEEP: Duration = Duration::from_mins(5);
-/// First and last pause before definitions that were followed are followed again. It doubles, with
+/// First and last pause before objects that were followed are followed again. It doubles, with
 /// jitter.
 const FOLLOW_AGAIN: (Duration, Duration) = (Duration::from_secs(1), REOPEN_AFTER);
 
-/// The type whose objects define types.
-pub(super) fn definitions() -> GroupVersionResource {
-    GroupVersionResource::new("apiextensions.k8s.io", "v1", "customresourcedefinitions")
+/// The objects that a feed follows.
+#[derive(Clone, Debug)]
+pub(super) struct FollowedObjects {
+    /// Their type.
+    pub(super) gvr: GroupVersionResource,
+    /// Time that they count for after they could be followed last.
+    pub(super) keep: Duration,
+    /// What the loss of them means, for the log.
+    pub(super) loss: &'static str,
 }
 
-/// Follows the definitions, as long as that is possible.
-pub(super) struct DefinitionFeed {
+/// Follows objects, as long as that is possible.
+pub(super) struct ObjectFeed {
+    objects: FollowedObjects,
     state: FeedState,
     reported: Reported,
 }
 
-/// News of the definitions.
+/// News of the objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum DefinitionNews {
-    /// They changed, or may have: [`DefinitionFeed::snapshot`] has them.
+pub(super) enum ObjectNews {
+    /// They changed, or may have: [`ObjectFeed::snapshot`] has them.
     Changed,
     /// Nothing is known of them (any more).
     Unknown,
@@ -62,22 +67,23 @@ enum FeedState {
 enum Reported {
     /// Nothing yet.
     Nothing,
-    /// The definitions, and every change of them.
+    /// The objects, and every change of them.
     All,
-    /// The definitions as they were when they could be followed last.
+    /// The objects as they were when they could be followed last.
     Last {
         /// They count until this moment.
         until: Instant,
         /// Attempts to follow them again.
         attempts: u32,
     },
-    /// The loss of all definitions.
+    /// The loss of all objects.
     Unknown,
 }
 
-impl DefinitionFeed {
-    pub(super) fn new() -> Self {
+impl ObjectFeed {
+    pub(super) fn new(objects: FollowedObjects) -> Self {
         Self {
+            objects,
             state: FeedState::Waiting {
                 until: Instant::now(),
                 stopped: None,
@@ -86,7 +92,7 @@ impl DefinitionFeed {
         }
     }
 
-    /// Returns the definitions now; `None` while they are not followed.
+    /// Returns the objects now; `None` while they are not followed.
     pub(super) fn snapshot(&self) -> Option<Snapshot> {
         match &self.state {
             FeedState::Following(scope, _) => Some(scope.reader.snapshot()),
@@ -95,7 +101,7 @@ impl DefinitionFeed {
     }
 
     /// Waits for news. Nothing is lost when the future is dropped.
-    pub(super) async fn news(&mut self, catalog: &Catalog, scopes: &Scopes) -> DefinitionNews {
+    pub(super) async fn news(&mut self, catalog: &Catalog, scopes: &Scopes) -> ObjectNews {
         loop {
             let news = match self.reported {
                 Reported::Last { until, .. } => timeout_at(until, self.step(catalog, scopes)).await,
@@ -110,7 +116,7 @@ impl DefinitionFeed {
     }
 
     /// Takes one step. Nothing is lost when the future is dropped.
-    async fn step(&mut self, catalog: &Catalog, scopes: &Scopes) -> Option<DefinitionNews> {
+    async fn step(&mut self, catalog: &Catalog, scopes: &Scopes) -> Option<ObjectNews> {
         match &mut self.state {
             FeedState::Waiting { until, stopped } => {
                 let is_due = tokio::select! {
@@ -125,11 +131,11 @@ impl DefinitionFeed {
                     }
                     scopes.forget(&stopped);
                 }
-                let gvr = definitions();
-                let Some(resource) = catalog.get(&gvr) else {
+                let gvr = &self.objects.gvr;
+                let Some(resource) = catalog.get(gvr) else {
                     return self.stopped(&Stopped::Vanished, None);
                 };
-                let key = ScopeKey::everything(gvr, Representation::whole(Encoding::Json));
+                let key = ScopeKey::everything(gvr.clone(), Representation::whole(Encoding::Json));
                 let scope = scopes.open(&key, &resource.kind, &resource.fields);
                 self.state = FeedState::Opening(scope);
                 None
@@ -139,7 +145,7 @@ impl DefinitionFeed {
                 let counts = matches!(self.reported, Reported::All);
                 let followed = tokio::select! {
                     followed = scope.wait_until_followed() => followed,
-                    () = lost_for_long(&scope), if counts => return Some(self.forget()),
+                    () = lost_for_long(&scope, self.objects.keep), if counts => return Some(self.forget()),
                 };
                 if let Err(why) = followed {
                     return self.stopped(&why, Some(scope));
@@ -149,18 +155,18 @@ impl DefinitionFeed {
                     .subscribe(SubscriptionStart::Now, Interest::All);
                 self.state = FeedState::Following(scope, subscription);
                 self.reported = Reported::All;
-                Some(DefinitionNews::Changed)
+                Some(ObjectNews::Changed)
             }
             FeedState::Following(scope, subscription) => {
                 let has_more = tokio::select! {
                     has_more = has_more(subscription) => has_more,
-                    () = lost_for_long(scope) => {
+                    () = lost_for_long(scope, self.objects.keep) => {
                         self.state = FeedState::Opening(Arc::clone(scope));
                         return Some(self.forget());
                     }
                 };
                 if has_more {
-                    return Some(DefinitionNews::Changed);
+                    return Some(ObjectNews::Changed);
                 }
                 // Listed anew, or stopped.
                 self.state = FeedState::Opening(Arc::clone(scope));
@@ -169,18 +175,16 @@ impl DefinitionFeed {
         }
     }
 
-    /// Forgets the definitions, as they could not be followed for too long.
-    fn forget(&mut self) -> DefinitionNews {
-        tracing::error!(
-            "the CustomResourceDefinitions could not be followed for {KEEP:?}; custom types are \
-             forwarded"
-        );
+    /// Forgets the objects, as they could not be followed for too long.
+    fn forget(&mut self) -> ObjectNews {
+        let FollowedObjects { gvr, keep, loss } = &self.objects;
+        tracing::error!("{gvr} could not be followed for {keep:?}; {loss}");
         self.reported = Reported::Unknown;
-        DefinitionNews::Unknown
+        ObjectNews::Unknown
     }
 
-    /// Decides what counts now, and when the definitions are followed again.
-    fn stopped(&mut self, why: &Stopped, stopped: Option<Arc<Scope>>) -> Option<DefinitionNews> {
+    /// Decides what counts now, and when the objects are followed again.
+    fn stopped(&mut self, why: &Stopped, stopped: Option<Arc<Scope>>) -> Option<ObjectNews> {
         let now = Instant::now();
         let (until, attempts) = match self.reported {
             Reported::Nothing | Reported::Unknown => {
@@ -188,15 +192,15 @@ impl DefinitionFeed {
                 self.reported = Reported::Unknown;
                 let until = now + REOPEN_AFTER + Duration::from_secs(1);
                 self.state = FeedState::Waiting { until, stopped };
-                return is_first.then_some(DefinitionNews::Unknown);
+                return is_first.then_some(ObjectNews::Unknown);
             }
             Reported::All => {
                 tracing::warn!(
                     reason = %why,
-                    "the CustomResourceDefinitions are not followed for the moment; custom types \
-                     stay as they are known"
+                    "{} are not followed for the moment; what is known of them stays",
+                    self.objects.gvr,
                 );
-                (now + KEEP, 0)
+                (now + self.objects.keep, 0)
             }
             Reported::Last { until, attempts } => (until, attempts + 1),
         };
@@ -211,14 +215,14 @@ impl DefinitionFeed {
     }
 }
 
-/// Waits until upstream's changes have not arrived for [`KEEP`].
-async fn lost_for_long(scope: &Scope) {
+/// Waits until upstream's changes have not arrived for this time.
+async fn lost_for_long(scope: &Scope, keep: Duration) {
     let mut following = scope.upstream.following();
     loop {
         let _ = following.wait_for(|is_following| !is_following).await;
         let lost = scope.upstream.age().unwrap_or_default();
         let again = following.wait_for(|is_following| *is_following);
-        if timeout(KEEP.saturating_sub(lost), again).await.is_err() {
+        if timeout(keep.saturating_sub(lost), again).await.is_err() {
             return;
         }
     }
@@ -268,8 +272,22 @@ mod tests {
     use crate::test_support::{Api, HTTP2, Pki, soon, streamed, text, typed, upstream_of};
     use crate::upstream::UpstreamClient;
 
+    const KEEP: Duration = Duration::from_mins(5);
+
+    fn definitions() -> FollowedObjects {
+        FollowedObjects {
+            gvr: GroupVersionResource::new(
+                "apiextensions.k8s.io",
+                "v1",
+                "customresourcedefinitions",
+            ),
+            keep: KEEP,
+            loss: "nothing is known",
+        }
+    }
+
     #[tokio::test]
-    async fn definitions_that_cannot_be_followed_any_more_count_for_five_minutes() {
+    async fn objects_that_cannot_be_followed_any_more_count_for_a_while() {
         let pki = Pki::new();
         let api = Api::start(&pki, HTTP2, |_, _| async { text("") }).await;
         let client = UpstreamClient::new(&upstream_of(&pki, &api).await);
@@ -280,13 +298,13 @@ mod tests {
         tokio::time::pause();
         let began = Instant::now();
         // Upstream does not serve definitions.
-        let mut never = DefinitionFeed::new();
-        assert_eq!(never.news(&catalog, &scopes).await, DefinitionNews::Unknown);
-        let mut once = DefinitionFeed {
+        let mut never = ObjectFeed::new(definitions());
+        assert_eq!(never.news(&catalog, &scopes).await, ObjectNews::Unknown);
+        let mut once = ObjectFeed {
             reported: Reported::All,
-            ..DefinitionFeed::new()
+            ..ObjectFeed::new(definitions())
         };
-        assert_eq!(once.news(&catalog, &scopes).await, DefinitionNews::Unknown);
+        assert_eq!(once.news(&catalog, &scopes).await, ObjectNews::Unknown);
         let second = Duration::from_secs(1);
         assert!((KEEP..KEEP + second).contains(&began.elapsed()));
         // Nobody is told twice.
@@ -300,7 +318,7 @@ mod tests {
 
     /// A scope that cannot be followed is stale after a while, and does not stop.
     #[tokio::test]
-    async fn definitions_count_for_five_minutes_after_the_loss_of_their_watch() {
+    async fn objects_count_for_a_while_after_the_loss_of_their_watch() {
         const LIST: &str = concat!(
             r#"{"kind":"CustomResourceDefinitionList","apiVersion":"apiextensions.k8s.io/v1","#,
             r#""metadata":{"resourceVersion":"7"},"items":[]}"#,
@@ -332,25 +350,26 @@ mod tests {
         let client = UpstreamClient::new(&upstream_of(&pki, &api).await);
         let scopes = Scopes::new(client, ScopeConfig::default());
         let catalog = Catalog::default();
-        let key = ScopeKey::everything(definitions(), Representation::whole(Encoding::Json));
+        let key = ScopeKey::everything(definitions().gvr, Representation::whole(Encoding::Json));
         let fields = Arc::new(FieldTable::metadata_only(false));
         let scope = scopes.open(&key, &"CustomResourceDefinition".into(), &fields);
-        let mut feed = DefinitionFeed {
+        let mut feed = ObjectFeed {
+            objects: definitions(),
             state: FeedState::Opening(scope),
             reported: Reported::Nothing,
         };
         let news = soon(feed.news(&catalog, &scopes)).await;
-        assert_eq!(news, DefinitionNews::Changed);
+        assert_eq!(news, ObjectNews::Changed);
         is_broken.store(true, Ordering::SeqCst);
         api.cut();
         tokio::time::pause();
         let began = Instant::now();
-        assert_eq!(feed.news(&catalog, &scopes).await, DefinitionNews::Unknown);
+        assert_eq!(feed.news(&catalog, &scopes).await, ObjectNews::Unknown);
         assert!((KEEP..2 * KEEP).contains(&began.elapsed()));
         assert!(feed.snapshot().is_none());
         tokio::time::resume();
         is_broken.store(false, Ordering::SeqCst);
         let news = soon(feed.news(&catalog, &scopes)).await;
-        assert_eq!(news, DefinitionNews::Changed);
+        assert_eq!(news, ObjectNews::Changed);
     }
 }
