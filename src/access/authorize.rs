@@ -2,6 +2,7 @@
 pub(super) mod authorizer_rules;
 mod recent_denials;
 mod verdict_use;
+mod watch_turns;
 pub(super) mod wide_grants;
 
 #[cfg(test)]
@@ -12,8 +13,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::authorization::v1::SubjectAccessReview;
 use moka::future::Cache;
-use tokio::sync::oneshot;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::Instant;
 
 use super::changes::Changes;
 use super::changes::settling::SETTLED;
@@ -27,12 +27,12 @@ use super::review_queues::ReviewQueues;
 use super::verdict::cache::{ReviewResult, VerdictExpiry, weight};
 use super::verdict::{Decision, Explanation, ReviewedAccess, Verdict, max_renewed_age};
 use super::verdict_form::{self, VerdictAge};
-use crate::fairness::{CallerKey, FairQueue};
 use crate::scope::Timeline;
 use crate::upstream::UpstreamClient;
 use authorizer_rules::AuthorizerRules;
 use recent_denials::RecentDenials;
 use verdict_use::VerdictUse;
+use watch_turns::WatchTurns;
 use wide_grants::WideGrants;
 
 /// Verdicts of open watches are reviewed at most this often, unless RBAC changes. Ten thousand
@@ -54,21 +54,14 @@ const MAX_BYTES_WITH_NODES: u64 = 192 << 20;
 /// Size limit of the reviews for other proxies.
 const MAX_BYTES_PASSED_ON: u64 = 8 << 20;
 
-/// Concurrent reviews for open watches. With [`RECHECK_PACE`] they make some two thousand reviews
-/// a second at most, for any number of watches.
-const RECHECKS: usize = 16;
-/// Those of one user: a change that concerns thousands of watches of a tenant delays no other's.
-const RECHECKS_OF_A_USER: usize = 8;
-/// Time for which a review for an open watch counts as one of them, at least and at most.
-const RECHECK_PACE: Duration = Duration::from_millis(8);
-const SLOW_RECHECK: Duration = Duration::from_secs(1);
-
 /// The review that a request without a verdict needs.
 enum MissingVerdict {
     /// The request itself.
     One,
     /// The request, or this wider one in its place.
     OneOrWide(Arc<AccessRequest>),
+    /// The wider one, whose grant has run out. If it is granted no more, the request.
+    WideAgain(Arc<AccessRequest>),
 }
 
 /// Asks upstream for verdicts and caches them.
@@ -83,7 +76,7 @@ pub struct Authorizer {
     nodes: Arc<NodeRights>,
     rules: Arc<AuthorizerRules>,
     wide_grants: WideGrants,
-    rechecks: FairQueue,
+    watch_turns: WatchTurns,
     denials: RecentDenials,
     queues: ReviewQueues,
 }
@@ -127,7 +120,7 @@ impl Authorizer {
             passed_on,
             changes,
             nodes: Arc::new(nodes),
-            rechecks: FairQueue::new(RECHECKS, RECHECKS_OF_A_USER),
+            watch_turns: WatchTurns::default(),
             denials: RecentDenials::default(),
             queues,
         }
@@ -246,8 +239,15 @@ impl Authorizer {
             Some(reviewed) if covers(&wide, &reviewed) => Ok(reviewed.covering(request)),
             Some(_) => Err(MissingVerdict::One),
             None if self.is_denied(&wide).await => Err(MissingVerdict::One),
+            None if self.was_granted(&wide, usage).await => Err(MissingVerdict::WideAgain(wide)),
             None => Err(MissingVerdict::OneOrWide(wide)),
         }
+    }
+
+    /// Returns `true` if a request was granted, however long ago.
+    async fn was_granted(&self, request: &Arc<AccessRequest>, usage: VerdictUse) -> bool {
+        let known = self.verdicts_for(usage).get(request).await;
+        known.is_some_and(|known| known.is_ok_and(|known| known.is_allowed()))
     }
 
     fn verdicts_for(&self, usage: VerdictUse) -> &Cache<Arc<AccessRequest>, ReviewResult> {
@@ -273,9 +273,15 @@ impl Authorizer {
         missing: MissingVerdict,
         usage: VerdictUse,
     ) -> ReviewResult {
-        if let MissingVerdict::OneOrWide(wide) = missing
-            && self.should_widen(request, &wide, usage).await
-        {
+        let wide = match missing {
+            MissingVerdict::One => None,
+            MissingVerdict::OneOrWide(wide) => {
+                let should_widen = self.should_widen(request, &wide, usage).await;
+                should_widen.then_some(wide)
+            }
+            MissingVerdict::WideAgain(wide) => self.rules.are_listed().await.then_some(wide),
+        };
+        if let Some(wide) = wide {
             let reviewed = self.review_shared(&wide, usage).await?;
             if covers(&wide, &reviewed) {
                 return Ok(self.noted(reviewed.covering(request), usage));
@@ -468,25 +474,15 @@ impl Authorizer {
         if let Ok(reviewed) = self.known(request, VerdictUse::Here).await {
             return Ok(reviewed);
         }
-        let user = CallerKey::user(&request.identity.user);
-        let turn = self.rechecks.turn(user).await;
+        let turn = self.watch_turns.turn(&request.identity).await;
         // Another watch may have had the same reviewed meanwhile.
         let missing = match self.known(request, VerdictUse::Here).await {
             Ok(reviewed) => return Ok(reviewed),
             Err(missing) => missing,
         };
-        let (ended, end) = oneshot::channel::<()>();
-        tokio::spawn(async move {
-            sleep(RECHECK_PACE).await;
-            // One that hangs holds up the others for no longer.
-            let _ = timeout(SLOW_RECHECK, end).await;
-            drop(turn);
-        });
-        let reviewed = self
-            .review_missing(request, missing, VerdictUse::Here)
-            .await;
-        drop(ended);
-        reviewed
+        let _review = turn.begin();
+        self.review_missing(request, missing, VerdictUse::Here)
+            .await
     }
 
     async fn review(&self, request: &Arc<AccessRequest>, usage: VerdictUse) -> ReviewResult {

@@ -105,6 +105,15 @@ impl AccessRequest {
         })
     }
 
+    /// Returns `true` if this stands for all names, selections or tokens.
+    pub(super) fn is_wide(&self) -> bool {
+        let target = &self.target;
+        matches!(
+            target,
+            AccessTarget::AllObjects(_) | AccessTarget::AnyToken { .. }
+        )
+    }
+
     /// Returns `true` if this is a request by any token of the user.
     pub(super) fn is_for_any_token(&self) -> bool {
         matches!(self.target, AccessTarget::AnyToken { .. })

@@ -303,6 +303,36 @@ async fn the_right_to_a_path_is_reviewed_for_all_tokens_of_a_user() {
     assert_eq!(other, 5, "for all at once");
 }
 
+/// Returns a user's right to list the pods of a name, which many ask about.
+fn list_of_name(number: usize) -> AccessRequest {
+    let mut request = AccessRequest::example("web", &[], None);
+    if let AccessTarget::Resource(attributes) = &mut request.target {
+        attributes.resource.name = Some(format!("web-{number}"));
+    }
+    request
+}
+
+#[tokio::test]
+async fn a_grant_for_all_names_that_ran_out_is_reviewed_for_all_again() {
+    let pki = Pki::new();
+    let (api, asked) = listing(&pki, true).await;
+    let authorizer = authorizer_of(&pki, &api).await;
+    follow_rbac(&authorizer);
+    let ask_about_all = async || {
+        let before = asked.load(Ordering::SeqCst);
+        for number in 0..5 {
+            let request = Arc::new(list_of_name(number));
+            assert!(authorizer.recheck(&request).await.unwrap().is_allowed());
+        }
+        asked.load(Ordering::SeqCst) - before
+    };
+    assert_eq!(ask_about_all().await, 3, "two, and one for all");
+    tokio::time::pause();
+    tokio::time::advance(AuthorizationConfig::default().allowed_ttl).await;
+    tokio::time::resume();
+    assert_eq!(ask_about_all().await, 1);
+}
+
 #[tokio::test]
 async fn a_denial_of_a_path_takes_one_review_whatever_the_token() {
     let (authorizer, asked, _api) =

@@ -11,8 +11,8 @@
 //! - Webhooks can judge each name, selector and token, and the node authorizer judges nodes so.
 //!   Neither can list its rules, which upstream tells (SelfSubjectRulesReview). Then each is reviewed.
 //!
-//! An open watch that rests on such a grant is reviewed by itself once the grant is gone: a narrower
-//! one may have taken its place.
+//! Once such a grant has run out, it is reviewed for all again. What rests on it is reviewed by itself
+//! once it is gone: a narrower grant may have taken its place.
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
 use std::time::Duration;

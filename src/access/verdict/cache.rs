@@ -11,25 +11,35 @@ use crate::access::request::AccessRequest;
 /// Size of one cached verdict without its text.
 const VERDICT_BYTES: usize = 512;
 
+/// Time for which a grant of a wide request is known after it has run out. Those that rested on it are
+/// reviewed by then, and the wide one is reviewed in place of all.
+const RUN_OUT_KEPT: Duration = Duration::from_mins(1);
+
 /// A review, or the reason why there is none.
 pub(in crate::access) type ReviewResult = Result<ReviewedAccess, Arc<ReviewError>>;
 
-/// Evicts verdicts that cannot be valid any more. [`Verdict::is_valid`] decides about the others at
+/// Evicts verdicts that cannot be valid any more, and are of no other use. [`Verdict::is_valid`] decides about the others at
 /// each use.
 pub(in crate::access) struct VerdictExpiry;
 
 impl Expiry<Arc<AccessRequest>, ReviewResult> for VerdictExpiry {
     fn expire_after_create(
         &self,
-        _: &Arc<AccessRequest>,
+        request: &Arc<AccessRequest>,
         reviewed: &ReviewResult,
         _: std::time::Instant,
     ) -> Option<Duration> {
         // Errors are shared by concurrent requests only.
-        let Ok(ReviewedAccess { verdict, .. }) = reviewed else {
+        let Ok(reviewed) = reviewed else {
             return Some(Duration::ZERO);
         };
-        Some(verdict.longest_use())
+        let is_reviewed_again = request.is_wide() && reviewed.is_allowed();
+        let after = if is_reviewed_again {
+            RUN_OUT_KEPT
+        } else {
+            Duration::ZERO
+        };
+        Some(reviewed.verdict.longest_use() + after)
     }
 
     fn expire_after_update(
@@ -61,15 +71,19 @@ mod tests {
     use crate::access::request::{AccessTarget, ReviewSelectors};
     use crate::access::verdict::{ChangePosition, Decision, Verdict};
 
-    /// Returns the time for which the cache keeps a grant that is renewed up to `age`.
-    fn kept(ttl: Duration, age: Duration) -> Option<Duration> {
+    fn decided(decision: Decision, ttl: Duration) -> Verdict {
         let position = ChangePosition {
             requested: Instant::now(),
             timeline: 0,
             head: 0,
             unsettled: 0,
         };
-        let verdict = Verdict::new(Decision::Allowed("".into()), position, ttl, ttl);
+        Verdict::new(decision, position, ttl, ttl)
+    }
+
+    /// Returns the time for which the cache keeps a grant that is renewed up to `age`.
+    fn kept(ttl: Duration, age: Duration) -> Option<Duration> {
+        let verdict = decided(Decision::Allowed("".into()), ttl);
         let request = Arc::new(AccessRequest::example("ann", &[], None));
         let reviewed = ReviewedAccess {
             request: Arc::clone(&request),
@@ -95,6 +109,26 @@ mod tests {
         assert_eq!(kept(ttl, ttl / 2), Some(ttl));
         assert_eq!(kept(ttl, age), Some(age));
         assert_eq!(kept(Duration::ZERO, Duration::ZERO), Some(Duration::ZERO));
+    }
+
+    #[test]
+    fn wide_grants_are_known_for_a_while_after_they_have_run_out() {
+        let ttl = Duration::from_mins(5);
+        let mut request = AccessRequest::example("ann", &[], None);
+        let AccessTarget::Resource(attributes) = &mut request.target else {
+            panic!("{request:?} is about a resource");
+        };
+        attributes.resource.name = Some("web-1".to_owned());
+        let wide = Arc::new(request.widened().unwrap());
+        let kept = |decision| {
+            let reviewed = ReviewedAccess {
+                request: Arc::clone(&wide),
+                verdict: Arc::new(decided(decision, ttl)),
+            };
+            expires(&wide, &Ok(reviewed))
+        };
+        assert_eq!(kept(Decision::Denied("".into())), Some(ttl));
+        assert!(kept(Decision::Allowed("".into())) > Some(ttl));
     }
 
     #[test]

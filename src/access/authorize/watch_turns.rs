@@ -1,0 +1,62 @@
+//! Turns of the reviews for open watches, which bound their rate.
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+use tokio::time::{sleep, timeout};
+
+use crate::access::identity::Identity;
+use crate::fairness::{CallerKey, FairQueue, QueueTurn};
+
+/// Concurrent reviews for open watches. With [`PACE`] they make some two thousand reviews a second at
+/// most, for any number of watches.
+const TURNS: usize = 16;
+/// Those of one user: a change that concerns thousands of watches of a tenant delays no other's.
+const TURNS_OF_A_USER: usize = 8;
+/// Shortest time for which a review takes a turn.
+const PACE: Duration = Duration::from_millis(8);
+/// Longest time after that: a review that hangs holds up the others for no longer.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Gives turns to the reviews for open watches.
+pub(super) struct WatchTurns {
+    queue: FairQueue,
+}
+
+/// A turn, which no review has used yet.
+pub(super) struct WatchTurn {
+    turn: QueueTurn,
+}
+
+/// The use of a turn, until it is dropped.
+pub(super) struct WatchReview {
+    _ended: oneshot::Sender<()>,
+}
+
+impl Default for WatchTurns {
+    fn default() -> Self {
+        Self {
+            queue: FairQueue::new(TURNS, TURNS_OF_A_USER),
+        }
+    }
+}
+
+impl WatchTurns {
+    /// Waits for the turn of a review for a watch of this caller.
+    pub(super) async fn turn(&self, identity: &Identity) -> WatchTurn {
+        let turn = self.queue.turn(CallerKey::user(&identity.user)).await;
+        WatchTurn { turn }
+    }
+}
+
+impl WatchTurn {
+    /// Uses the turn for a review. The next one comes a while later, at least [`PACE`].
+    pub(super) fn begin(self) -> WatchReview {
+        let (ended, end) = oneshot::channel();
+        tokio::spawn(async move {
+            sleep(PACE).await;
+            let _ = timeout(PATIENCE, end).await;
+            drop(self.turn);
+        });
+        WatchReview { _ended: ended }
+    }
+}
