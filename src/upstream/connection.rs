@@ -8,6 +8,7 @@ use std::sync::{Arc, Weak};
 use std::task::Poll;
 use std::time::Duration;
 
+use http::Response;
 use hyper::client::conn::{http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use parking_lot::Mutex;
@@ -20,6 +21,7 @@ use super::release::{KnownRelease, Release};
 use super::server::Upstream;
 use super::traffic::OpenConnection;
 use crate::body::Body;
+use crate::headers::VIA;
 use watershed_connect::{Address, CONNECT_TIMEOUT, Dialed, DialedStream};
 
 mod lease;
@@ -300,6 +302,16 @@ impl Http1Connection {
 // === impl ServedBy ===
 
 impl ServedBy {
+    /// Returns the server that sent an answer, while the connection to it is open. `None` if each request has a
+    /// connection of its own, or if a proxy in between may lead to another server by now.
+    pub fn directly<B>(response: &Response<B>) -> Option<Self> {
+        if response.headers().contains_key(VIA) {
+            return None;
+        }
+        let server = response.extensions().get::<Self>();
+        server.filter(|server| server.is_connected()).cloned()
+    }
+
     /// Returns `true` if both answers came by one connection. Of HTTP/1 connections, which each
     /// request has to itself, the address must be the same.
     pub fn is_same(&self, other: &Self) -> bool {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwapOption;
-use http::{HeaderMap, Request, StatusCode, header};
+use http::{HeaderMap, Request, Response, StatusCode, header};
 use jiff::Timestamp;
 use jsonwebtoken::jwk::JwkSet;
 use serde::Deserialize;
@@ -14,7 +14,7 @@ use tokio::sync::{Mutex, OwnedMutexGuard};
 use tokio::time::timeout;
 
 use crate::body;
-use crate::upstream::{ConnectionClass, SendOptions, UpstreamClient};
+use crate::upstream::{ConnectionClass, SendOptions, ServedBy, UpstreamClient};
 
 /// Upstream's path of the keys that sign its tokens.
 pub(in crate::access) const KEYS_PATH: &str = "/openid/v1/jwks";
@@ -30,6 +30,9 @@ const LEGACY_ISSUER: &str = "kubernetes/serviceaccount";
 const STATIC_KEYS: &str = "public, max-age=3600";
 /// Time for which the documents are cached. A withdrawn key is accepted for at most this long.
 const DOCUMENTS_TTL: Duration = Duration::from_mins(1);
+/// The same for [`STATIC_KEYS`], while the connection to the API server that sent them is open. It reads
+/// them at its start alone.
+const STATIC_DOCUMENTS_TTL: Duration = Duration::from_mins(30);
 /// Shortest time between two readings of the documents.
 const PACE: Duration = Duration::from_secs(1);
 /// Time after a failure before the documents are fetched again.
@@ -46,7 +49,7 @@ pub(in crate::access) enum IssuerQuery {
     KeysAndName,
 }
 
-/// Reads what upstream publishes about its issuer, and caches it for a minute.
+/// Reads what upstream publishes about its issuer, and caches it.
 pub(in crate::access) struct TokenIssuer {
     client: UpstreamClient,
     query: IssuerQuery,
@@ -62,6 +65,8 @@ pub(in crate::access) struct IssuerDocuments {
     said_static: bool,
     /// It did so twice, more than a second apart, so that it was no number on its way down.
     are_static: bool,
+    /// The API server that sent the keys, if they are static.
+    server: Option<ServedBy>,
     /// `None` if upstream does not say, or was not asked.
     name: Option<String>,
     /// A moment before the requests.
@@ -95,9 +100,10 @@ impl TokenIssuer {
         }
     }
 
-    /// Returns documents that are at most a minute old, or `None` if they cannot be read.
+    /// Returns documents that are at most a minute old, or that have not changed since. Returns `None` if they
+    /// cannot be read.
     pub(in crate::access) async fn documents(self: &Arc<Self>) -> Option<Arc<IssuerDocuments>> {
-        self.read_unless(|known| known.requested.elapsed() < DOCUMENTS_TTL)
+        self.read_unless(|known| known.are_current(known.requested.elapsed()))
             .await
     }
 
@@ -168,21 +174,23 @@ impl TokenIssuer {
         let requested = Instant::now();
         // At the same time, so that a slow name takes nothing of the keys' time.
         let (keys, name) = tokio::join!(self.keys(), self.name());
-        let (keys, headers) = keys?;
-        let lifetime = headers.get(header::CACHE_CONTROL);
+        let (keys, answer) = keys?;
+        let lifetime = answer.headers().get(header::CACHE_CONTROL);
         let said_static = lifetime.is_some_and(|lifetime| lifetime == STATIC_KEYS);
+        let are_static = said_static && before.is_some_and(|before| before.said_static);
         Ok(IssuerDocuments {
             keys,
             said_static,
-            are_static: said_static && before.is_some_and(|before| before.said_static),
+            are_static,
+            server: ServedBy::directly(&answer).filter(|_| are_static),
             name,
             requested,
             received: Instant::now(),
-            clock: UpstreamClock::read(&headers),
+            clock: UpstreamClock::read(answer.headers()),
         })
     }
 
-    async fn keys(&self) -> Result<(JwkSet, HeaderMap), String> {
+    async fn keys(&self) -> Result<(JwkSet, Response<()>), String> {
         self.get(KEYS_PATH, "application/jwk-set+json").await
     }
 
@@ -203,15 +211,16 @@ impl TokenIssuer {
         &self,
         path: &str,
         accept: &str,
-    ) -> Result<(T, HeaderMap), String> {
+    ) -> Result<(T, Response<()>), String> {
         let request = Request::get(path)
             .header(header::ACCEPT, accept)
             .body(body::empty())
             .map_err(|error| error.to_string())?;
         let asked = async {
+            // A connection of watches stays open, and shows so that the server is the same.
             let response = self
                 .client
-                .send(ConnectionClass::Short, request, SendOptions::default())
+                .send(ConnectionClass::Watch, request, SendOptions::default())
                 .await
                 .map_err(|error| error.to_string())?;
             let (parts, body) = response.into_parts();
@@ -222,7 +231,7 @@ impl TokenIssuer {
                 .await
                 .map_err(|error| error.to_string())?;
             let document = serde_json::from_slice(&bytes).map_err(|error| error.to_string())?;
-            Ok((document, parts.headers))
+            Ok((document, Response::from_parts(parts, ())))
         };
         timeout(FETCH_TIMEOUT, asked)
             .await
@@ -233,6 +242,12 @@ impl TokenIssuer {
 // === impl IssuerDocuments ===
 
 impl IssuerDocuments {
+    /// Returns `true` if the documents are what upstream has, as far as that matters, at this age.
+    fn are_current(&self, age: Duration) -> bool {
+        let is_connected = || self.server.as_ref().is_some_and(ServedBy::is_connected);
+        age < DOCUMENTS_TTL || age < STATIC_DOCUMENTS_TTL && is_connected()
+    }
+
     /// Returns `true` if the issuer has this name, and its tokens expire.
     pub(in crate::access) fn is_named(&self, name: &str) -> bool {
         name != LEGACY_ISSUER && self.name.as_deref() == Some(name)

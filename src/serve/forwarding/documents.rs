@@ -16,7 +16,6 @@ use tokio::time::timeout;
 use super::stored_response::{ResponseBudget, StoredResponse, share_of};
 use crate::body::{Body, empty};
 use crate::budget::{MemoryBudget, MemoryClass};
-use crate::headers::VIA;
 use crate::serve::metrics;
 use crate::serve::plan::document_request::{DocumentRequest, is_simple_tag};
 use crate::serve::plan::request_key::RequestKey;
@@ -209,12 +208,7 @@ fn is_release(key: &RequestKey) -> bool {
 
 /// Returns the API server that answered a request for `/version`, if its connection is shared and open.
 fn released_by<B>(key: &RequestKey, response: &Response<B>) -> Option<ServedBy> {
-    // A proxy in between may lead to another API server by now.
-    if !is_release(key) || response.headers().contains_key(VIA) {
-        return None;
-    }
-    let server = response.extensions().get::<ServedBy>();
-    server.filter(|server| server.is_connected()).cloned()
+    is_release(key).then(|| ServedBy::directly(response))?
 }
 
 /// Returns the ETag that stands for the bytes of a document.
