@@ -78,9 +78,8 @@ impl AccessRequest {
             }
             AccessTarget::AllObjects(_) | AccessTarget::AnyToken { .. } => return None,
         };
-        let resource = &attributes.resource;
-        let is_part = resource.name.is_some() || !attributes.selectors.is_empty();
-        if resource.subresource.is_some() || !(is_part || self.identity.has_token_attributes()) {
+        let differs = self.is_for_a_part() || self.identity.has_token_attributes();
+        if attributes.resource.subresource.is_some() || !differs {
             return None;
         }
         let mut attributes = attributes.clone();
@@ -91,6 +90,19 @@ impl AccessRequest {
             identity: Identity::of_any_token(&self.identity),
             target: AccessTarget::AllObjects(attributes),
         })
+    }
+
+    /// Returns `true` if this is about some objects of a type, by their name or by selectors.
+    pub(super) fn is_for_a_part(&self) -> bool {
+        match &self.target {
+            AccessTarget::Resource(attributes) => {
+                attributes.resource.name.is_some() || !attributes.selectors.is_empty()
+            }
+            AccessTarget::Verb { .. }
+            | AccessTarget::Path(_)
+            | AccessTarget::AllObjects(_)
+            | AccessTarget::AnyToken { .. } => false,
+        }
     }
 
     /// Returns the request for the same by any token of the user, if this one is told from others by its
@@ -112,11 +124,6 @@ impl AccessRequest {
             target,
             AccessTarget::AllObjects(_) | AccessTarget::AnyToken { .. }
         )
-    }
-
-    /// Returns `true` if this is a request by any token of the user.
-    pub(super) fn is_for_any_token(&self) -> bool {
-        matches!(self.target, AccessTarget::AnyToken { .. })
     }
 
     /// Returns the namespace that RBAC considers.

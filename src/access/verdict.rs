@@ -40,7 +40,7 @@ impl ReviewedAccess {
         &self.request.identity
     }
 
-    /// Returns the grant for a request that it covers. What ends one ends the other: changes of RBAC
+    /// Returns the verdict on a request that it covers. What ends one ends the other: changes of RBAC
     /// concern a user's requests in a namespace alike.
     pub(super) fn covering(self, request: &Arc<AccessRequest>) -> Self {
         Self {

@@ -23,8 +23,10 @@ use parking_lot::Mutex;
 use super::authorizer_rules::AuthorizerRules;
 use crate::access::request::AccessRequest;
 
-/// Names, selections and tokens that are reviewed one by one before all are.
+/// Names and selections that are reviewed one by one before all are: a user may be granted just these.
 const MAX_SINGLE_REVIEWS: usize = 2;
+/// The same for requests of which only the tokens differ.
+const MAX_SINGLE_TOKENS: usize = 1;
 /// Users and types whose reviewed requests are counted.
 const MAX_COUNTED: u64 = 10_000;
 /// Time for which they are counted.
@@ -61,17 +63,22 @@ impl WideGrants {
         let reviewed = self
             .reviewed
             .get_with(self.hasher.hash_one(wide), Arc::default);
-        self.is_beyond_few(one, &reviewed) && self.rules.are_listed().await
+        let few = if one.is_for_a_part() {
+            MAX_SINGLE_REVIEWS
+        } else {
+            MAX_SINGLE_TOKENS
+        };
+        self.is_beyond_few(one, few, &reviewed) && self.rules.are_listed().await
     }
 
     /// Notes a request. Returns `true` if it is none of the first few.
-    fn is_beyond_few(&self, one: &AccessRequest, reviewed: &Mutex<Vec<u64>>) -> bool {
+    fn is_beyond_few(&self, one: &AccessRequest, few: usize, reviewed: &Mutex<Vec<u64>>) -> bool {
         let hash = self.hasher.hash_one(one);
         let mut reviewed = reviewed.lock();
         if reviewed.contains(&hash) {
             return false;
         }
-        let is_beyond = reviewed.len() >= MAX_SINGLE_REVIEWS;
+        let is_beyond = reviewed.len() >= few;
         if !is_beyond {
             reviewed.push(hash);
         }
