@@ -60,7 +60,7 @@ enum MissingVerdict {
     One,
     /// The request, or this wider one in its place.
     OneOrWide(Arc<AccessRequest>),
-    /// The wider one, whose grant has run out. If it is granted no more, the request.
+    /// This wider one, which was granted before. If it is denied now, the request itself.
     WideAgain(Arc<AccessRequest>),
 }
 
@@ -236,7 +236,7 @@ impl Authorizer {
             return Err(MissingVerdict::One);
         };
         match self.cached(&wide, usage).await {
-            Some(reviewed) if covers(&reviewed, request) => Ok(reviewed.covering(request)),
+            Some(reviewed) if covers(&wide, &reviewed) => Ok(reviewed.covering(request)),
             Some(_) => Err(MissingVerdict::One),
             None if self.is_denied(&wide).await => Err(MissingVerdict::One),
             None if self.was_granted(&wide, usage).await => Err(MissingVerdict::WideAgain(wide)),
@@ -244,7 +244,7 @@ impl Authorizer {
         }
     }
 
-    /// Returns `true` if a request was granted, however long ago.
+    /// Returns `true` if a request was granted lately, whatever that is worth now.
     async fn was_granted(&self, request: &Arc<AccessRequest>, usage: VerdictUse) -> bool {
         let known = self.verdicts_for(usage).get(request).await;
         known.is_some_and(|known| known.is_ok_and(|known| known.is_allowed()))
@@ -283,7 +283,7 @@ impl Authorizer {
         };
         if let Some(wide) = wide {
             let reviewed = self.review_shared(&wide, usage).await?;
-            if covers(&reviewed, request) {
+            if covers(&wide, &reviewed) {
                 return Ok(self.noted(reviewed.covering(request), usage));
             }
             if usage != VerdictUse::Here {
@@ -311,7 +311,7 @@ impl Authorizer {
         usage: VerdictUse,
     ) -> bool {
         match usage {
-            VerdictUse::Here if !request.is_for_a_part() && self.rules.are_known_to_be_listed() => {
+            VerdictUse::Here if wide.is_for_any_token() && self.rules.are_known_to_be_listed() => {
                 true
             }
             VerdictUse::Here => self.wide_grants.should_review(request, wide).await,
@@ -568,8 +568,8 @@ impl Authorizer {
     }
 }
 
-/// Returns `true` if a verdict on a wider request counts for this one. A grant always does. A denial does if only
-/// the tokens differ.
-fn covers(reviewed: &ReviewedAccess, request: &AccessRequest) -> bool {
-    reviewed.is_allowed() || !request.is_for_a_part()
+/// Returns `true` if a verdict on a wider request counts for those that it is wider than. A grant always does. A
+/// denial does if only the tokens differ.
+fn covers(wide: &AccessRequest, reviewed: &ReviewedAccess) -> bool {
+    reviewed.is_allowed() || wide.is_for_any_token()
 }

@@ -62,10 +62,9 @@ impl AccessRequest {
         self.target.size() + identity
     }
 
-    /// Returns the request for all objects of the type by any token of the user, if this one is for
-    /// some of them, or is told from others by its token. Whoever is granted that is granted this.
-    ///
-    /// A request that is no read of objects stays as it is, for any token.
+    /// Returns a request that stands for this one and others: for all objects of the type by any token of
+    /// the user, if this one is for some of them; otherwise for the same by any token. Whoever is granted
+    /// that is granted this.
     pub(super) fn widened(&self) -> Option<Self> {
         let attributes = match &self.target {
             AccessTarget::Resource(attributes) => attributes,
@@ -78,31 +77,37 @@ impl AccessRequest {
             }
             AccessTarget::AllObjects(_) | AccessTarget::AnyToken { .. } => return None,
         };
-        let differs = self.is_for_a_part() || self.identity.has_token_attributes();
-        if attributes.resource.subresource.is_some() || !differs {
+        let AccessAttributes {
+            verb,
+            resource,
+            selectors,
+        } = attributes;
+        if resource.subresource.is_some() {
             return None;
         }
-        let mut attributes = attributes.clone();
-        attributes.resource.name = None;
-        attributes.resource.name_from_selector = false;
-        attributes.selectors = ReviewSelectors::default();
+        let whole = ResourceRequest {
+            name: None,
+            name_from_selector: false,
+            ..resource.clone()
+        };
+        if resource.name.is_none() && selectors.is_empty() {
+            // Without a name: a rule can have an empty one among its names, and grant nothing else.
+            return self.for_any_token(|| {
+                let on = VerbTarget::Resource {
+                    resource: whole,
+                    selectors: ReviewSelectors::default(),
+                };
+                (verb.as_str().into(), on)
+            });
+        }
         Some(Self {
             identity: Identity::of_any_token(&self.identity),
-            target: AccessTarget::AllObjects(attributes),
+            target: AccessTarget::AllObjects(AccessAttributes {
+                verb: *verb,
+                resource: whole,
+                selectors: ReviewSelectors::default(),
+            }),
         })
-    }
-
-    /// Returns `true` if this is about some objects of a type, by their name or by selectors.
-    pub(super) fn is_for_a_part(&self) -> bool {
-        match &self.target {
-            AccessTarget::Resource(attributes) => {
-                attributes.resource.name.is_some() || !attributes.selectors.is_empty()
-            }
-            AccessTarget::Verb { .. }
-            | AccessTarget::Path(_)
-            | AccessTarget::AllObjects(_)
-            | AccessTarget::AnyToken { .. } => false,
-        }
     }
 
     /// Returns the request for the same by any token of the user, if this one is told from others by its
@@ -124,6 +129,11 @@ impl AccessRequest {
             target,
             AccessTarget::AllObjects(_) | AccessTarget::AnyToken { .. }
         )
+    }
+
+    /// Returns `true` if this stands for others of which only the tokens differ.
+    pub(super) fn is_for_any_token(&self) -> bool {
+        matches!(self.target, AccessTarget::AnyToken { .. })
     }
 
     /// Returns the namespace that RBAC considers.

@@ -6,7 +6,7 @@
 //!
 //! Source: `pkg/serviceaccount/{jwt,claims}.go`.
 use std::sync::Arc;
-use std::time::Instant;
+use tokio::time::Instant;
 
 use base64::Engine as _;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;

@@ -2,7 +2,7 @@
 //!
 //! Source: `pkg/serviceaccount/openidmetadata.go`, `pkg/routes/openidmetadata.go`.
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
 use http::{HeaderMap, Request, Response, StatusCode, header};
@@ -11,8 +11,9 @@ use jsonwebtoken::jwk::JwkSet;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::{Mutex, OwnedMutexGuard};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
+use crate::access::moment::LatestMoment;
 use crate::body;
 use crate::upstream::{ConnectionClass, SendOptions, ServedBy, UpstreamClient};
 
@@ -30,9 +31,9 @@ const LEGACY_ISSUER: &str = "kubernetes/serviceaccount";
 const STATIC_KEYS: &str = "public, max-age=3600";
 /// Time for which the documents are cached. A withdrawn key is accepted for at most this long.
 const DOCUMENTS_TTL: Duration = Duration::from_mins(1);
-/// The same for [`STATIC_KEYS`], while the connection to the API server that sent them is open. It reads
-/// them at its start alone.
-const STATIC_DOCUMENTS_TTL: Duration = Duration::from_mins(30);
+/// The same for [`STATIC_KEYS`], while the connection is open on which they came: an API server reads
+/// their files at its start alone. A balancer that ends connections itself may hide its restart.
+const STATIC_KEYS_TTL: Duration = Duration::from_mins(10);
 /// Shortest time between two readings of the documents.
 const PACE: Duration = Duration::from_secs(1);
 /// Time after a failure before the documents are fetched again.
@@ -65,8 +66,10 @@ pub(in crate::access) struct IssuerDocuments {
     said_static: bool,
     /// It did so twice, more than a second apart, so that it was no number on its way down.
     are_static: bool,
-    /// The API server that sent the keys, if they are static.
+    /// The API server that sent the keys, if they are static, and all that was asked for.
     server: Option<ServedBy>,
+    /// The last moment at which the documents were known to be what upstream has.
+    confirmed: LatestMoment,
     /// `None` if upstream does not say, or was not asked.
     name: Option<String>,
     /// A moment before the requests.
@@ -100,10 +103,10 @@ impl TokenIssuer {
         }
     }
 
-    /// Returns documents that are at most a minute old, or that have not changed since. Returns `None` if they
-    /// cannot be read.
+    /// Returns documents that were read, or are known not to have changed, within the last minute. Returns
+    /// `None` if they cannot be read.
     pub(in crate::access) async fn documents(self: &Arc<Self>) -> Option<Arc<IssuerDocuments>> {
-        self.read_unless(|known| known.are_current(known.requested.elapsed()))
+        self.read_unless(|known| known.are_current(Instant::now()))
             .await
     }
 
@@ -182,7 +185,9 @@ impl TokenIssuer {
             keys,
             said_static,
             are_static,
-            server: ServedBy::directly(&answer).filter(|_| are_static),
+            server: ServedBy::directly(&answer)
+                .filter(|_| are_static && self.query == IssuerQuery::Keys),
+            confirmed: LatestMoment::default(),
             name,
             requested,
             received: Instant::now(),
@@ -242,10 +247,14 @@ impl TokenIssuer {
 // === impl IssuerDocuments ===
 
 impl IssuerDocuments {
-    /// Returns `true` if the documents are what upstream has, as far as that matters, at this age.
-    fn are_current(&self, age: Duration) -> bool {
-        let is_connected = || self.server.as_ref().is_some_and(ServedBy::is_connected);
-        age < DOCUMENTS_TTL || age < STATIC_DOCUMENTS_TTL && is_connected()
+    /// Returns `true` if the documents may be used at this moment without being read again.
+    fn are_current(&self, now: Instant) -> bool {
+        let is_connected = self.server.as_ref().is_some_and(ServedBy::is_connected);
+        if is_connected && now < self.requested + STATIC_KEYS_TTL {
+            self.confirmed.note(now);
+        }
+        let confirmed = self.confirmed.get().unwrap_or(self.requested);
+        now < confirmed.max(self.requested) + DOCUMENTS_TTL
     }
 
     /// Returns `true` if the issuer has this name, and its tokens expire.

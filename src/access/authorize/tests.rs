@@ -350,6 +350,44 @@ async fn a_denial_for_all_tokens_counts_for_each() {
     assert_eq!(asked.load(Ordering::SeqCst), before + 1);
 }
 
+/// A rule whose names are one empty string grants requests without a name, and no others.
+#[tokio::test]
+async fn a_grant_without_a_name_counts_for_all_tokens() {
+    let pki = Pki::new();
+    let asked = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&asked);
+    let api = Api::start(&pki, HTTP2, move |request, _| {
+        let count = Arc::clone(&count);
+        async move {
+            let review = test_support::read(request.into_body()).await.unwrap();
+            count.fetch_add(1, Ordering::SeqCst);
+            if review.contains("SelfSubjectRulesReview") {
+                text(r#"{"status":{"incomplete":false}}"#)
+            } else if review.contains(r#""name":"#) {
+                text(r#"{"status":{"allowed":false}}"#)
+            } else {
+                granted(BY_A_ROLE)
+            }
+        }
+    })
+    .await;
+    let authorizer = authorizer_of(&pki, &api).await;
+    follow_rbac(&authorizer);
+    let plain = AccessRequest::example("web", &[], None);
+    for number in 0..5 {
+        let identity = with_token(&plain.identity, &format!("web-{number}"));
+        let target = plain.target.clone();
+        let request = Arc::new(AccessRequest { identity, target });
+        let decided = authorizer
+            .decide_for_proxy(&request, VerdictAge::Young)
+            .await;
+        assert!(decided.unwrap().is_allowed());
+        assert!(authorizer.recheck(&request).await.unwrap().is_allowed());
+    }
+    // One about the rules, and one for proxies and for callers each.
+    assert_eq!(asked.load(Ordering::SeqCst), 3);
+}
+
 #[tokio::test]
 async fn what_several_tokens_ask_is_reviewed_for_all_from_the_second_on() {
     let pki = Pki::new();

@@ -49,7 +49,8 @@ impl WatchTurns {
 }
 
 impl WatchTurn {
-    /// Uses the turn for a review. The next one comes a while later, at least [`PACE`].
+    /// Uses the turn for a review. It is free again when the review has ended, after [`PACE`] at the
+    /// earliest.
     pub(super) fn begin(self) -> WatchReview {
         let (ended, end) = oneshot::channel();
         tokio::spawn(async move {

@@ -12,7 +12,8 @@
 //!   Neither can list its rules, which upstream tells (SelfSubjectRulesReview). Then each is reviewed.
 //!
 //! Once such a grant has run out, it is reviewed for all again. What rests on it is reviewed by itself
-//! once it is gone: a narrower grant may have taken its place.
+//! once it is gone: a narrower grant may have taken its place. A denial counts for itself alone, unless
+//! only the tokens differ: then the review has the same name, or none.
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
 use std::time::Duration;
@@ -63,10 +64,10 @@ impl WideGrants {
         let reviewed = self
             .reviewed
             .get_with(self.hasher.hash_one(wide), Arc::default);
-        let few = if one.is_for_a_part() {
-            MAX_SINGLE_REVIEWS
-        } else {
+        let few = if wide.is_for_any_token() {
             MAX_SINGLE_TOKENS
+        } else {
+            MAX_SINGLE_REVIEWS
         };
         self.is_beyond_few(one, few, &reviewed) && self.rules.are_listed().await
     }

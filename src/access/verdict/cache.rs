@@ -11,8 +11,8 @@ use crate::access::request::AccessRequest;
 /// Size of one cached verdict without its text.
 const VERDICT_BYTES: usize = 512;
 
-/// Time for which a grant of a wide request is known after it has run out. Those that rested on it are
-/// reviewed by then, and the wide one is reviewed in place of all.
+/// Time for which a grant of a wide request is known after it has run out. When what rested on it is
+/// reviewed meanwhile, the wide one is reviewed in place of all.
 const RUN_OUT_KEPT: Duration = Duration::from_mins(1);
 
 /// A review, or the reason why there is none.
