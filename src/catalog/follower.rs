@@ -38,6 +38,8 @@ pub struct CatalogFollower {
     discovered: Vec<DiscoveredType>,
     /// The servers that answer for them.
     origins: Origins,
+    /// These are of a reading since the APIServices were followed last.
+    are_origins_read: bool,
     /// Upstream's answer to another question, before which discovery is not read. It is `true` if
     /// upstream is there, and knows the proxy.
     first_answer: Option<BoxFuture<'static, bool>>,
@@ -75,6 +77,7 @@ impl CatalogFollower {
             vouched,
             discovered: Vec::new(),
             origins: Origins::NotRead,
+            are_origins_read: false,
             first_answer: None,
             source: TypeSource::None,
             services: ApiServices::default(),
@@ -157,6 +160,7 @@ impl CatalogFollower {
                 Ok(()) = timeline.changed() => {
                     self.custom.forget_versions();
                     self.services.forget_versions();
+                    self.are_origins_read = false;
                     self.discovery.read_anew();
                 }
                 // Another release has other types.
@@ -170,7 +174,10 @@ impl CatalogFollower {
                 }
                 // A reading that hangs holds up nothing else.
                 read = self.discovery.next(), if !awaits_first_answer => match read {
-                    Ok(read) => self.take(read),
+                    Ok(read) => {
+                        self.take(read);
+                        self.compare_services(&services);
+                    }
                     Err(error) => self.report(&error),
                 },
                 news = definitions.news(&self.catalog, &self.scopes), if follows_definitions => {
@@ -189,7 +196,7 @@ impl CatalogFollower {
                 news = services.news(&self.catalog, &self.scopes), if follows_services => {
                     match news {
                         ObjectNews::Changed => self.update_services(&services),
-                        ObjectNews::Unknown => self.discovery.services_are_lost(),
+                        ObjectNews::Unknown => self.lose_services(),
                     }
                 }
             }
@@ -202,9 +209,10 @@ impl CatalogFollower {
         self.discovered = read.types;
         // A reading that began before they were followed may have older ones.
         if let Some(origins) = read.origins
-            && !self.discovery.leaves_services_out()
+            && !self.discovery.follows_services()
         {
             self.origins = origins;
+            self.are_origins_read = true;
         }
         if is_first && self.reads_all() && self.origins == Origins::NotRead {
             tracing::info!("APIServices cannot be read; only built-in and custom types are cached");
@@ -231,23 +239,58 @@ impl CatalogFollower {
         }
     }
 
+    /// Reads the APIServices from now on, as they cannot be followed.
+    fn lose_services(&mut self) {
+        self.are_origins_read = false;
+        self.discovery.services_are_lost();
+    }
+
+    /// Takes in the APIServices that are followed, once the watch is [relied on](Self::rely_on).
     fn update_services(&mut self, services: &ObjectFeed) {
-        let Some(snapshot) = services.snapshot() else {
+        let Some(origins) = self.followed_origins(services) else {
             return;
         };
-        if !snapshot.is_listed() {
-            // They are listed again.
+        if !self.discovery.follows_services() {
+            if !self.rely_on(&origins) {
+                self.discovery.services_changed();
+            }
             return;
         }
-        self.discovery.services_are_followed();
-        let origins = self.services.update(&snapshot);
         if self.origins.differ_in_built_in(&origins) {
-            self.discovery.groups_changed();
+            self.discovery.services_changed();
         }
         if self.origins != origins {
             self.origins = origins;
             self.publish();
         }
+    }
+
+    /// Compares the APIServices that were read with those that are followed.
+    fn compare_services(&mut self, services: &ObjectFeed) {
+        if !self.discovery.follows_services()
+            && let Some(origins) = self.followed_origins(services)
+        {
+            self.rely_on(&origins);
+        }
+    }
+
+    /// Stops reading the APIServices if a watch has brought what was read. A watch that is open again
+    /// may have older ones. Returns `true` if so.
+    fn rely_on(&mut self, followed: &Origins) -> bool {
+        let is_same = self.are_origins_read && self.origins == *followed;
+        if is_same {
+            self.discovery.services_are_followed();
+        }
+        is_same
+    }
+
+    /// Returns the origins by the APIServices that are followed; `None` while they are not.
+    fn followed_origins(&mut self, services: &ObjectFeed) -> Option<Origins> {
+        let snapshot = services.snapshot()?;
+        // Otherwise they are listed again.
+        snapshot
+            .is_listed()
+            .then(|| self.services.update(&snapshot))
     }
 
     fn update_definitions(&mut self, definitions: &ObjectFeed) {

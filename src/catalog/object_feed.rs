@@ -27,7 +27,7 @@ pub(super) struct FollowedObjects {
     pub(super) gvr: GroupVersionResource,
     /// Time that they count for after they could be followed last.
     pub(super) keep: Duration,
-    /// What the loss of them means, for the log.
+    /// The consequence of their loss, for the log.
     pub(super) loss: &'static str,
 }
 
@@ -92,10 +92,11 @@ impl ObjectFeed {
         }
     }
 
-    /// Returns the objects now; `None` while they are not followed.
+    /// Returns the objects now; `None` while they are not followed, or are of a state that upstream has
+    /// left for an older one.
     pub(super) fn snapshot(&self) -> Option<Snapshot> {
         match &self.state {
-            FeedState::Following(scope, _) => Some(scope.reader.snapshot()),
+            FeedState::Following(scope, _) => scope.is_current().then(|| scope.reader.snapshot()),
             FeedState::Waiting { .. } | FeedState::Opening(_) => None,
         }
     }
@@ -178,7 +179,7 @@ impl ObjectFeed {
     /// Forgets the objects, as they could not be followed for too long.
     fn forget(&mut self) -> ObjectNews {
         let FollowedObjects { gvr, keep, loss } = &self.objects;
-        tracing::error!("{gvr} could not be followed for {keep:?}; {loss}");
+        tracing::warn!("{gvr} could not be followed for {keep:?}; {loss}");
         self.reported = Reported::Unknown;
         ObjectNews::Unknown
     }
@@ -217,11 +218,11 @@ impl ObjectFeed {
 
 /// Waits until upstream's changes have not arrived for this time.
 async fn lost_for_long(scope: &Scope, keep: Duration) {
-    let mut following = scope.upstream.following();
+    let mut delivering = scope.upstream.delivering();
     loop {
-        let _ = following.wait_for(|is_following| !is_following).await;
+        let _ = delivering.wait_for(|is_delivering| !is_delivering).await;
         let lost = scope.upstream.age().unwrap_or_default();
-        let again = following.wait_for(|is_following| *is_following);
+        let again = delivering.wait_for(|is_delivering| *is_delivering);
         if timeout(keep.saturating_sub(lost), again).await.is_err() {
             return;
         }

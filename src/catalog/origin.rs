@@ -26,7 +26,7 @@ const MANAGED: &str = "kube-aggregator.kubernetes.io/automanaged";
 pub(super) fn followed_services() -> FollowedObjects {
     FollowedObjects {
         gvr: GroupVersionResource::new("apiregistration.k8s.io", "v1", "apiservices"),
-        keep: Duration::from_mins(1),
+        keep: Duration::from_secs(15),
         loss: "they are read once a minute",
     }
 }
@@ -122,7 +122,7 @@ impl ApiServices {
         }
     }
 
-    /// Takes in the newest ones, and returns who answers for what by them.
+    /// Takes in the newest ones, and returns the origins that they state.
     pub(super) fn update(&mut self, snapshot: &Snapshot) -> Origins {
         for object in snapshot.items(None) {
             let before = self.known.get(object.key());

@@ -12,9 +12,15 @@ use crate::upstream::{Backoff, ServedBy, UpstreamClient};
 
 /// Interval between readings. Custom types are followed without waiting for it.
 pub(super) const REFRESH: Duration = Duration::from_mins(1);
-/// The same where only built-in types matter, or the APIServices are followed. Built-in types change
-/// with upstream's release, which is noticed otherwise, and proxies of thousands of nodes read them.
+/// The same while the APIServices are followed. They announce groups that come and go, but not types of
+/// a group that an API server has for a flag.
+const REFRESH_OF_FOLLOWED: Duration = Duration::from_mins(10);
+/// The same where only built-in types matter. They change with upstream's release, which is noticed
+/// otherwise, and proxies of thousands of nodes read them.
 const REFRESH_OF_BUILT_IN: Duration = Duration::from_hours(1);
+/// Time after a sign for which discovery is read as often as without a watch: other API servers may
+/// change one after the other.
+const ALERT: Duration = Duration::from_mins(10);
 /// The earliest first reading where well-known types alone matter, as a part of the interval. The
 /// latest is a whole interval after the start, so that the proxies of all nodes, which may start
 /// together, do not read together.
@@ -53,7 +59,7 @@ pub enum NeededTypes {
     WellKnown,
 }
 
-/// Where the servers that answer for types are known from.
+/// The source of the knowledge which server answers for a type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum OriginSource {
     /// A list that is read after discovery: what was discovered of another server has its APIService
@@ -61,8 +67,8 @@ enum OriginSource {
     Readings,
     /// A watch.
     Watch,
-    /// It does not matter who answers for custom types.
-    None,
+    /// It is not needed: custom types do not matter.
+    Unneeded,
 }
 
 /// Reads all types, and the servers that answer for them if those are to be read.
@@ -75,7 +81,7 @@ async fn read(
     let origins = match source {
         OriginSource::Readings => Some(Origins::read(&client).await?),
         OriginSource::Watch => None,
-        OriginSource::None => Some(Origins::NotRead),
+        OriginSource::Unneeded => Some(Origins::NotRead),
     };
     Ok((Reading { types, origins }, documents))
 }
@@ -109,7 +115,7 @@ pub(super) struct DiscoveryReader {
 /// The moment of the next reading, if there is no sign before.
 #[derive(Clone, Copy)]
 enum NextReading {
-    /// This one.
+    /// At this moment.
     At(Instant),
     /// About an interval after the last one.
     Regular {
@@ -159,7 +165,7 @@ impl DiscoveryReader {
         (self.refresh, self.origin_source) = match needed {
             NeededTypes::All => (REFRESH, OriginSource::Readings),
             NeededTypes::BuiltIn | NeededTypes::WellKnown => {
-                (REFRESH_OF_BUILT_IN, OriginSource::None)
+                (REFRESH_OF_BUILT_IN, OriginSource::Unneeded)
             }
         };
     }
@@ -170,13 +176,13 @@ impl DiscoveryReader {
         self.has_aggregated = true;
     }
 
-    /// Reads the APIServices no more, as they are followed.
+    /// Stops reading the APIServices, as they are followed.
     pub(super) fn services_are_followed(&mut self) {
         self.origin_source = OriginSource::Watch;
     }
 
-    /// Returns `true` if readings have no APIServices, as they are followed.
-    pub(super) fn leaves_services_out(&self) -> bool {
+    /// Returns `true` if readings leave the APIServices out, as they are followed.
+    pub(super) fn follows_services(&self) -> bool {
         self.origin_source == OriginSource::Watch
     }
 
@@ -186,8 +192,8 @@ impl DiscoveryReader {
         self.read_now();
     }
 
-    /// Reads soon, as upstream has other groups compiled into it.
-    pub(super) fn groups_changed(&mut self) {
+    /// Reads soon, as the APIServices have changed.
+    pub(super) fn services_changed(&mut self) {
         if self.sign.is_none() {
             let at = self.earliest_of_sign();
             self.sign = Some(ChangeSign { at, server: None });
@@ -210,13 +216,19 @@ impl DiscoveryReader {
     /// Returns the moment of the next reading, if there is no sign before.
     fn due(&self) -> Instant {
         let interval = match self.origin_source {
-            OriginSource::Watch if !self.has_aggregated => self.refresh.max(REFRESH_OF_BUILT_IN),
-            OriginSource::Watch | OriginSource::Readings | OriginSource::None => self.refresh,
+            OriginSource::Watch if !self.has_aggregated && !self.is_alert() => {
+                self.refresh.max(REFRESH_OF_FOLLOWED)
+            }
+            OriginSource::Watch | OriginSource::Readings | OriginSource::Unneeded => self.refresh,
         };
         match self.next {
             NextReading::At(at) => at,
             NextReading::Regular { last, part } => last + interval.mul_f64(part),
         }
+    }
+
+    fn is_alert(&self) -> bool {
+        self.last_sign.is_some_and(|last| last.elapsed() < ALERT)
     }
 
     /// Returns the earliest moment to read because of a sign that is there now.
@@ -231,19 +243,31 @@ impl DiscoveryReader {
         self.retries = Backoff::new(RETRIES.0, longest_pause(self.needed));
     }
 
-    /// Reads everything at once. A reading that is under way does not count.
+    /// Reads everything at once, the APIServices, too. A reading that is under way does not count.
     pub(super) fn read_anew(&mut self) {
         self.documents = ReadDocuments::default();
+        if self.follows_services() {
+            self.origin_source = OriginSource::Readings;
+        }
         self.read_now();
     }
 
     /// Reads at once. A reading that is under way does not count.
     fn read_now(&mut self) {
-        let at = Instant::now();
-        if let Some(server @ Some(_)) = self.job.take().map(|job| job.server) {
-            self.sign.get_or_insert(ChangeSign { at, server });
+        let now = Instant::now();
+        let server = self.job.take().and_then(|job| job.server);
+        self.repeat_sign(server, now);
+        self.next = NextReading::At(now);
+    }
+
+    /// Keeps the server of a sign whose reading did not succeed, unless there is a newer sign of another
+    /// one: that is followed more recently.
+    fn repeat_sign(&mut self, server: Option<ServedBy>, at: Instant) {
+        match &mut self.sign {
+            Some(newer) => newer.server = newer.server.take().or(server),
+            None if server.is_some() => self.sign = Some(ChangeSign { at, server }),
+            None => {}
         }
-        self.next = NextReading::At(at);
     }
 
     /// Reads soon, at this server: scopes are followed there now, and it runs another release.
@@ -301,11 +325,7 @@ impl DiscoveryReader {
             }
         } else {
             let pause = self.retries.pause();
-            // A newer sign is of a server that is followed more recently.
-            self.sign = self.sign.take().or_else(|| {
-                let at = now + pause;
-                server.is_some().then_some(ChangeSign { at, server })
-            });
+            self.repeat_sign(server, now + pause);
             NextReading::At(now + pause)
         };
         read
@@ -321,7 +341,7 @@ mod tests {
 
     use super::*;
     use crate::body;
-    use crate::test_support::{Api, HTTP2, Pki, text, upstream_of};
+    use crate::test_support::{Api, HTTP2, Pki, soon, text, upstream_of};
     use crate::upstream::{ConnectionClass, SendOptions};
 
     #[tokio::test]
@@ -350,8 +370,10 @@ mod tests {
         reader.need(NeededTypes::WellKnown);
         reader.put_off();
         reader.read_at(&followed);
-        for attempt in 0..2 {
-            assert!(reader.next().await.is_err());
+        for attempt in 0..3 {
+            assert!(soon(reader.next()).await.is_err());
+            // A sign without a server takes nothing of the other one.
+            reader.services_changed();
             let asked = std::mem::take(&mut *asked.lock());
             let is_followed = asked.iter().all(|it| *it == connections[1]);
             assert!(is_followed && !asked.is_empty(), "{attempt}: {asked:?}");
@@ -364,16 +386,25 @@ mod tests {
         let api = Api::start(&pki, HTTP2, |_, _| async { text(r#"{"items":[]}"#) }).await;
         let mut reader = DiscoveryReader::new(UpstreamClient::new(&upstream_of(&pki, &api).await));
         let interval = |reader: &DiscoveryReader| reader.due() - Instant::now();
-        assert!(reader.next().await.unwrap().origins.is_some());
+        let reads_origins = async |reader: &mut DiscoveryReader| {
+            soon(reader.next()).await.unwrap().origins.is_some()
+        };
+        assert!(reads_origins(&mut reader).await);
         assert!(interval(&reader) < REFRESH * 2);
         reader.services_are_followed();
-        assert!(interval(&reader) > REFRESH * 30);
-        reader.groups_changed();
-        assert!(reader.next().await.unwrap().origins.is_none());
-        assert!(interval(&reader) > REFRESH * 30);
-        reader.services_are_lost();
-        assert!(reader.next().await.unwrap().origins.is_some());
+        assert!(interval(&reader) > REFRESH * 5);
+        reader.services_changed();
+        assert!(!reads_origins(&mut reader).await);
+        // Other API servers may follow.
         assert!(interval(&reader) < REFRESH * 2);
+        reader.last_sign = None;
+        assert!(interval(&reader) > REFRESH * 5);
+        reader.services_are_lost();
+        assert!(reads_origins(&mut reader).await);
+        assert!(interval(&reader) < REFRESH * 2);
+        reader.services_are_followed();
+        reader.read_anew();
+        assert!(reads_origins(&mut reader).await);
         // Aggregated types change without a sign.
         reader.need_aggregated();
         reader.services_are_followed();

@@ -170,15 +170,15 @@ impl Scope {
     /// Waits until the scope is ready and upstream's changes arrive, or the scope is stopped, however
     /// long that takes.
     pub async fn wait_until_followed(&self) -> Result<Arc<ReadyScope>, Stopped> {
-        let (mut following, mut phase) = (self.upstream.following(), self.phase.clone());
+        let (mut delivering, mut phase) = (self.upstream.delivering(), self.phase.clone());
         loop {
             let ready = self.wait_until_settled().await?;
-            if *following.borrow_and_update() {
+            if *delivering.borrow_and_update() {
                 return Ok(ready);
             }
             let other = phase.wait_for(|phase| !matches!(phase, ScopePhase::Ready(_)));
             tokio::select! {
-                _ = following.changed() => {}
+                _ = delivering.changed() => {}
                 _ = other => {}
             }
         }

@@ -42,7 +42,8 @@ const FOR_ITSELF: &[(&str, &str, &str, &str)] = &[
         "apiregistration.k8s.io",
         "v1",
         "apiservices",
-        "of the types that are not custom, those of Kubernetes' own groups alone are cached",
+        "without `list`, of the types that are not custom, those of Kubernetes' own groups alone are cached; without \
+         `watch`, discovery is read each minute",
     ),
 ];
 const RBAC: &str = "what callers may is remembered for seconds only";

@@ -186,7 +186,7 @@ impl DefiningServer {
     }
 
     /// Says what answers for version 1 of a group.
-    fn register(&self, group: &str, origin: Origin) {
+    fn register(&self, group: &str, origin: Origin, told: bool) {
         let (labels, service) = match origin {
             Origin::BuiltIn => (
                 r#""kube-aggregator.kubernetes.io/automanaged":"onstart""#,
@@ -197,7 +197,7 @@ impl DefiningServer {
         };
         let rest = format!(r#""spec":{{"group":"{group}","version":"v1"{service}}}"#);
         self.services
-            .put(&format!("v1.{group}"), labels, &rest, true);
+            .put(&format!("v1.{group}"), labels, &rest, told);
     }
 
     async fn answer(&self, request: Request<Incoming>) -> Response<Body> {
@@ -271,6 +271,23 @@ fn json(body: Body) -> Response<Body> {
     response.body(body).unwrap()
 }
 
+/// Returns a follower of the types of this API server.
+async fn follower_at(server: &Arc<DefiningServer>) -> (CatalogFollower, Api) {
+    let pki = Pki::new();
+    let handler = {
+        let server = Arc::clone(server);
+        move |request, _| {
+            let server = Arc::clone(&server);
+            async move { server.answer(request).await }
+        }
+    };
+    let api = Api::start(&pki, HTTP2, handler).await;
+    let client = UpstreamClient::new(&upstream_of(&pki, &api).await);
+    let scopes = Scopes::new(client.clone(), ScopeConfig::default());
+    let (follower, _) = CatalogFollower::new(client, scopes, Vec::new());
+    (follower, api)
+}
+
 /// A catalog that is followed, and the API server that it is followed at.
 struct Followed {
     server: Arc<DefiningServer>,
@@ -293,18 +310,8 @@ impl Followed {
 
     async fn at(server: Arc<DefiningServer>, refresh: Duration, needed: NeededTypes) -> Self {
         server.define("first.test", "color", false);
-        let pki = Pki::new();
-        let handler = {
-            let server = Arc::clone(&server);
-            move |request, _| {
-                let server = Arc::clone(&server);
-                async move { server.answer(request).await }
-            }
-        };
-        let api = Api::start(&pki, HTTP2, handler).await;
-        let client = UpstreamClient::new(&upstream_of(&pki, &api).await);
-        let scopes = Scopes::new(client.clone(), ScopeConfig::default());
-        let (follower, catalog) = CatalogFollower::new(client, scopes.clone(), Vec::new());
+        let (follower, api) = follower_at(&server).await;
+        let (scopes, catalog) = (follower.scopes.clone(), follower.catalog.clone());
         let mut follower = follower.needing(needed);
         follower.discovery.refresh = refresh;
         if needed == NeededTypes::WellKnown {
@@ -439,14 +446,19 @@ async fn discovery_that_was_put_off_replaces_the_well_known_types() {
     assert!(!followed.catalog.has_resource("", "pods"));
 }
 
-/// Follows an API server whose APIServices may be read.
-async fn followed_with_services(refresh: Duration) -> Followed {
+/// Returns an API server whose APIServices may be read.
+fn registering_server() -> Arc<DefiningServer> {
     let server = DefiningServer::new();
     server.shows_services.store(true, Ordering::SeqCst);
     for group in ["apiextensions.k8s.io", "apiregistration.k8s.io"] {
-        server.register(group, Origin::BuiltIn);
+        server.register(group, Origin::BuiltIn, true);
     }
-    let followed = Followed::at(server, refresh, NeededTypes::All).await;
+    server
+}
+
+/// Follows such a server.
+async fn followed_with_services(refresh: Duration) -> Followed {
+    let followed = Followed::at(registering_server(), refresh, NeededTypes::All).await;
     let services = &followed.server.services;
     eventually(|| services.states.load(Ordering::SeqCst) == 1).await;
     eventually(|| followed.knows("first.test")).await;
@@ -458,20 +470,51 @@ async fn groups_of_other_servers_are_known_by_a_watch() {
     let followed = followed_with_services(Duration::from_hours(1)).await;
     let server = &followed.server;
     for origin in [Origin::Custom, Origin::Aggregated, Origin::Custom] {
-        server.register("first.test", origin);
+        server.register("first.test", origin, true);
         eventually(|| followed.knows("first.test") == (origin == Origin::Custom)).await;
     }
     assert_eq!(server.services.lists.load(Ordering::SeqCst), 1);
-    // Neither type is compiled into upstream.
-    assert_eq!(server.documents.load(Ordering::SeqCst), 2);
-    assert_eq!(server.unchanged.load(Ordering::SeqCst), 0);
+}
+
+#[tokio::test]
+async fn services_that_were_read_count_until_the_watch_has_brought_them() {
+    let server = registering_server();
+    let (mut follower, _api) = follower_at(&server).await;
+    follower.begin().await.unwrap();
+    let (catalog, scopes) = (follower.catalog.clone(), follower.scopes.clone());
+    let mut services = ObjectFeed::new(followed_services());
+    let mut next = async |follower: &mut CatalogFollower| {
+        let news = soon(services.news(&catalog, &scopes)).await;
+        assert_eq!(news, ObjectNews::Changed);
+        follower.update_services(&services);
+        (
+            follower.discovery.follows_services(),
+            follower.origins.clone(),
+        )
+    };
+    let begun = follower.origins.clone();
+    assert_eq!(next(&mut follower).await, (true, begun));
+    // The watch is lost, and lags once it is open again.
+    follower.lose_services();
+    server.register("first.test", Origin::Aggregated, false);
+    follower.read().await.unwrap();
+    let read = follower.origins.clone();
+    server.register("second.test", Origin::Custom, true);
+    assert_eq!(next(&mut follower).await, (false, read));
+    server.register("first.test", Origin::Aggregated, true);
+    follower.read().await.unwrap();
+    let read = follower.origins.clone();
+    assert_eq!(next(&mut follower).await, (true, read.clone()));
+    server.register("first.test", Origin::Custom, true);
+    let (is_followed, now) = next(&mut follower).await;
+    assert!(is_followed && now != read);
 }
 
 #[tokio::test]
 async fn types_of_a_new_built_in_group_are_known_soon() {
     let followed = followed_with_services(Duration::from_hours(1)).await;
     followed.server.is_upgraded.store(true, Ordering::SeqCst);
-    followed.server.register("apps", Origin::BuiltIn);
+    followed.server.register("apps", Origin::BuiltIn, true);
     eventually(|| followed.knows("apps")).await;
 }
 
