@@ -370,14 +370,18 @@ mod tests {
         reader.need(NeededTypes::WellKnown);
         reader.put_off();
         reader.read_at(&followed);
-        for attempt in 0..3 {
+        for attempt in 0..2 {
             assert!(soon(reader.next()).await.is_err());
-            // A sign without a server takes nothing of the other one.
-            reader.services_changed();
             let asked = std::mem::take(&mut *asked.lock());
             let is_followed = asked.iter().all(|it| *it == connections[1]);
             assert!(is_followed && !asked.is_empty(), "{attempt}: {asked:?}");
         }
+        // A sign of its time without a server takes nothing from it.
+        reader.sign = None;
+        reader.services_changed();
+        reader.repeat_sign(Some(followed.clone()), Instant::now());
+        let server = reader.sign.unwrap().server;
+        assert!(server.is_some_and(|server| server.is_same(&followed)));
     }
 
     #[tokio::test]
