@@ -60,7 +60,8 @@ enum MissingVerdict {
     One,
     /// The request, or this wider one in its place.
     OneOrWide(Arc<AccessRequest>),
-    /// This wider one, which was granted before. If it is denied now, the request itself.
+    /// This wider one, which was granted before. If it is denied now, the request itself, unless only the
+    /// tokens differ.
     WideAgain(Arc<AccessRequest>),
 }
 

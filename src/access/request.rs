@@ -91,7 +91,7 @@ impl AccessRequest {
             ..resource.clone()
         };
         if resource.name.is_none() && selectors.is_empty() {
-            // Without a name: a rule can have an empty one among its names, and grant nothing else.
+            // Without a name: a rule whose only name is empty grants nameless requests alone.
             return self.for_any_token(|| {
                 let on = VerbTarget::Resource {
                     resource: whole,

@@ -38,7 +38,7 @@ pub struct CatalogFollower {
     discovered: Vec<DiscoveredType>,
     /// The servers that answer for them.
     origins: Origins,
-    /// These are of a reading since the APIServices were followed last.
+    /// `origins` was read after the watch of the APIServices was last lost.
     are_origins_read: bool,
     /// Upstream's answer to another question, before which discovery is not read. It is `true` if
     /// upstream is there, and knows the proxy.
@@ -207,12 +207,13 @@ impl CatalogFollower {
         let is_first =
             std::mem::replace(&mut self.source, TypeSource::Discovered) != TypeSource::Discovered;
         self.discovered = read.types;
-        // A reading that began before they were followed may have older ones.
-        if let Some(origins) = read.origins
-            && !self.discovery.follows_services()
-        {
-            self.origins = origins;
+        if !self.discovery.follows_services() {
+            self.origins = read.origins;
             self.are_origins_read = true;
+        } else if self.origins != read.origins {
+            // The watch brings nothing any more, or the reading is older.
+            self.origins.add_aggregated(&read.origins);
+            self.lose_services();
         }
         if is_first && self.reads_all() && self.origins == Origins::NotRead {
             tracing::info!("APIServices cannot be read; only built-in and custom types are cached");
@@ -239,20 +240,25 @@ impl CatalogFollower {
         }
     }
 
-    /// Reads the APIServices from now on, as they cannot be followed.
+    /// Relies on readings of the APIServices from now on, as they cannot be followed.
     fn lose_services(&mut self) {
         self.are_origins_read = false;
         self.discovery.services_are_lost();
     }
 
-    /// Takes in the APIServices that are followed, once the watch is [relied on](Self::rely_on).
+    /// Takes in the APIServices that are followed. Until the watch is [relied on](Self::rely_on), they only
+    /// take types out.
     fn update_services(&mut self, services: &ObjectFeed) {
         let Some(origins) = self.followed_origins(services) else {
             return;
         };
         if !self.discovery.follows_services() {
-            if !self.rely_on(&origins) {
+            if self.are_origins_read && !self.rely_on(&origins) {
                 self.discovery.services_changed();
+            }
+            // Readings may go on failing.
+            if self.origins.add_aggregated(&origins) {
+                self.publish();
             }
             return;
         }
@@ -274,8 +280,8 @@ impl CatalogFollower {
         }
     }
 
-    /// Stops reading the APIServices if a watch has brought what was read. A watch that is open again
-    /// may have older ones. Returns `true` if so.
+    /// Relies on a watch if it has brought what was read, and returns `true` then. A watch that is open
+    /// again may have older APIServices.
     fn rely_on(&mut self, followed: &Origins) -> bool {
         let is_same = self.are_origins_read && self.origins == *followed;
         if is_same {

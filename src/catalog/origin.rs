@@ -75,6 +75,21 @@ impl Origins {
         self.built_in() != later.built_in()
     }
 
+    /// Takes in what other servers answer for by `more`. Returns `true` if that was not known.
+    pub(super) fn add_aggregated(&mut self, more: &Self) -> bool {
+        let (Self::Known(known), Self::Known(more)) = (self, more) else {
+            return false;
+        };
+        let mut is_new = false;
+        for (group, origin) in more {
+            if *origin == Origin::Aggregated && known.get(group) != Some(origin) {
+                known.insert(group.clone(), *origin);
+                is_new = true;
+            }
+        }
+        is_new
+    }
+
     fn built_in(&self) -> HashSet<&VersionedGroup> {
         let known = match self {
             Self::Known(known) => Some(known),

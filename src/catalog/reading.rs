@@ -40,8 +40,7 @@ const SIGNS: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(super) struct Reading {
     pub(super) types: Vec<DiscoveredType>,
-    /// `None` if they are followed.
-    pub(super) origins: Option<Origins>,
+    pub(super) origins: Origins,
 }
 
 /// A reading, with the documents for the next one.
@@ -59,29 +58,17 @@ pub enum NeededTypes {
     WellKnown,
 }
 
-/// The source of the knowledge which server answers for a type.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum OriginSource {
-    /// A list that is read after discovery: what was discovered of another server has its APIService
-    /// by then.
-    Readings,
-    /// A watch.
-    Watch,
-    /// It is not needed: custom types do not matter.
-    Unneeded,
-}
-
-/// Reads all types, and the servers that answer for them if those are to be read.
+/// Reads all types, and the servers that answer for them if those matter.
 async fn read(
     client: UpstreamClient,
     mut documents: ReadDocuments,
-    source: OriginSource,
+    needed: NeededTypes,
 ) -> Result<DocumentedReading, DiscoveryError> {
     let types = discovery::read(&client, &mut documents).await?;
-    let origins = match source {
-        OriginSource::Readings => Some(Origins::read(&client).await?),
-        OriginSource::Watch => None,
-        OriginSource::Unneeded => Some(Origins::NotRead),
+    let origins = match needed {
+        // Read afterwards: what was discovered of another server has its APIService by then.
+        NeededTypes::All => Origins::read(&client).await?,
+        NeededTypes::BuiltIn | NeededTypes::WellKnown => Origins::NotRead,
     };
     Ok((Reading { types, origins }, documents))
 }
@@ -98,7 +85,8 @@ fn longest_pause(needed: NeededTypes) -> Duration {
 pub(super) struct DiscoveryReader {
     client: UpstreamClient,
     needed: NeededTypes,
-    origin_source: OriginSource,
+    /// A watch brings the APIServices, too.
+    follows_services: bool,
     /// Aggregated types are cached, too. They change without a sign.
     has_aggregated: bool,
     /// Interval between readings.
@@ -146,7 +134,7 @@ impl DiscoveryReader {
         Self {
             client,
             needed: NeededTypes::All,
-            origin_source: OriginSource::Readings,
+            follows_services: false,
             has_aggregated: false,
             refresh: REFRESH,
             retries: Backoff::new(RETRIES.0, RETRIES.1),
@@ -162,11 +150,9 @@ impl DiscoveryReader {
     /// with upstream's release, which is a reason to read at once.
     pub(super) fn need(&mut self, needed: NeededTypes) {
         self.needed = needed;
-        (self.refresh, self.origin_source) = match needed {
-            NeededTypes::All => (REFRESH, OriginSource::Readings),
-            NeededTypes::BuiltIn | NeededTypes::WellKnown => {
-                (REFRESH_OF_BUILT_IN, OriginSource::Unneeded)
-            }
+        self.refresh = match needed {
+            NeededTypes::All => REFRESH,
+            NeededTypes::BuiltIn | NeededTypes::WellKnown => REFRESH_OF_BUILT_IN,
         };
     }
 
@@ -176,19 +162,19 @@ impl DiscoveryReader {
         self.has_aggregated = true;
     }
 
-    /// Stops reading the APIServices, as they are followed.
+    /// Reads less often, as a watch brings the APIServices.
     pub(super) fn services_are_followed(&mut self) {
-        self.origin_source = OriginSource::Watch;
+        self.follows_services = true;
     }
 
-    /// Returns `true` if readings leave the APIServices out, as they are followed.
+    /// Returns `true` if a watch brings the APIServices.
     pub(super) fn follows_services(&self) -> bool {
-        self.origin_source == OriginSource::Watch
+        self.follows_services
     }
 
-    /// Reads the APIServices again, beginning at once, as they cannot be followed.
+    /// Reads often again, beginning at once, as the APIServices cannot be followed.
     pub(super) fn services_are_lost(&mut self) {
-        self.origin_source = OriginSource::Readings;
+        self.follows_services = false;
         self.read_now();
     }
 
@@ -215,11 +201,10 @@ impl DiscoveryReader {
 
     /// Returns the moment of the next reading, if there is no sign before.
     fn due(&self) -> Instant {
-        let interval = match self.origin_source {
-            OriginSource::Watch if !self.has_aggregated && !self.is_alert() => {
-                self.refresh.max(REFRESH_OF_FOLLOWED)
-            }
-            OriginSource::Watch | OriginSource::Readings | OriginSource::Unneeded => self.refresh,
+        let interval = if self.follows_services && !self.has_aggregated && !self.is_alert() {
+            self.refresh.max(REFRESH_OF_FOLLOWED)
+        } else {
+            self.refresh
         };
         match self.next {
             NextReading::At(at) => at,
@@ -243,12 +228,10 @@ impl DiscoveryReader {
         self.retries = Backoff::new(RETRIES.0, longest_pause(self.needed));
     }
 
-    /// Reads everything at once, the APIServices, too. A reading that is under way does not count.
+    /// Reads everything at once. A reading that is under way does not count.
     pub(super) fn read_anew(&mut self) {
         self.documents = ReadDocuments::default();
-        if self.follows_services() {
-            self.origin_source = OriginSource::Readings;
-        }
+        self.follows_services = false;
         self.read_now();
     }
 
@@ -302,7 +285,7 @@ impl DiscoveryReader {
                 Some(server) => self.client.beside(server),
                 None => self.client.clone(),
             };
-            let read = read(client, self.documents.clone(), self.origin_source);
+            let read = read(client, self.documents.clone(), self.needed);
             ReadingJob {
                 read: read.boxed(),
                 server,
@@ -385,34 +368,32 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn services_are_read_again_at_once_when_they_cannot_be_followed() {
+    async fn discovery_is_read_more_often_once_the_services_cannot_be_followed() {
         let pki = Pki::new();
         let api = Api::start(&pki, HTTP2, |_, _| async { text(r#"{"items":[]}"#) }).await;
         let mut reader = DiscoveryReader::new(UpstreamClient::new(&upstream_of(&pki, &api).await));
-        let interval = |reader: &DiscoveryReader| reader.due() - Instant::now();
-        let reads_origins = async |reader: &mut DiscoveryReader| {
-            soon(reader.next()).await.unwrap().origins.is_some()
-        };
-        assert!(reads_origins(&mut reader).await);
-        assert!(interval(&reader) < REFRESH * 2);
+        let is_often = |reader: &DiscoveryReader| reader.due() < Instant::now() + REFRESH * 2;
+        soon(reader.next()).await.unwrap();
+        assert!(is_often(&reader));
         reader.services_are_followed();
-        assert!(interval(&reader) > REFRESH * 5);
+        assert!(!is_often(&reader));
         reader.services_changed();
-        assert!(!reads_origins(&mut reader).await);
+        soon(reader.next()).await.unwrap();
         // Other API servers may follow.
-        assert!(interval(&reader) < REFRESH * 2);
+        assert!(is_often(&reader));
         reader.last_sign = None;
-        assert!(interval(&reader) > REFRESH * 5);
+        assert!(!is_often(&reader));
         reader.services_are_lost();
-        assert!(reads_origins(&mut reader).await);
-        assert!(interval(&reader) < REFRESH * 2);
+        soon(reader.next()).await.unwrap();
+        assert!(is_often(&reader));
         reader.services_are_followed();
         reader.read_anew();
-        assert!(reads_origins(&mut reader).await);
+        soon(reader.next()).await.unwrap();
+        assert!(is_often(&reader));
         // Aggregated types change without a sign.
         reader.need_aggregated();
         reader.services_are_followed();
-        assert!(interval(&reader) < REFRESH * 2);
+        assert!(is_often(&reader));
     }
 
     #[test]

@@ -6,12 +6,12 @@
 //!
 //! Source: `pkg/serviceaccount/{jwt,claims}.go`.
 use std::sync::Arc;
-use tokio::time::Instant;
 
 use base64::Engine as _;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use tokio::time::Instant;
 
 use super::token_issuer::{IssuerDocuments, TokenIssuer};
 

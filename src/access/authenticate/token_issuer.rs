@@ -66,9 +66,9 @@ pub(in crate::access) struct IssuerDocuments {
     said_static: bool,
     /// It did so twice, more than a second apart, so that it was no number on its way down.
     are_static: bool,
-    /// The API server that sent the keys, if they are static, and all that was asked for.
+    /// The API server that sent the keys. `None` unless they are static, and the name was not asked for.
     server: Option<ServedBy>,
-    /// The last moment at which the documents were known to be what upstream has.
+    /// The last moment at which its connection was seen open.
     confirmed: LatestMoment,
     /// `None` if upstream does not say, or was not asked.
     name: Option<String>,
@@ -249,9 +249,12 @@ impl TokenIssuer {
 impl IssuerDocuments {
     /// Returns `true` if the documents may be used at this moment without being read again.
     fn are_current(&self, now: Instant) -> bool {
-        let is_connected = self.server.as_ref().is_some_and(ServedBy::is_connected);
-        if is_connected && now < self.requested + STATIC_KEYS_TTL {
-            self.confirmed.note(now);
+        if self.server.as_ref().is_some_and(ServedBy::is_connected) {
+            let is_current = now < self.requested + STATIC_KEYS_TTL;
+            if is_current {
+                self.confirmed.note(now);
+            }
+            return is_current;
         }
         let confirmed = self.confirmed.get().unwrap_or(self.requested);
         now < confirmed.max(self.requested) + DOCUMENTS_TTL

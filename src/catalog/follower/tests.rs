@@ -72,9 +72,9 @@ impl WatchedObjects {
         }
     }
 
-    /// Stores an object, whose text `rest` follows its metadata. Watches see it only if they are
-    /// `told`.
-    fn put(&self, name: &str, labels: &str, rest: &str, told: bool) {
+    /// Stores an object, whose text `rest` follows its metadata. Watches see it only if it
+    /// `sends_event`.
+    fn put(&self, name: &str, labels: &str, rest: &str, sends_event: bool) {
         let mut state = self.state.lock();
         state.version += 10;
         let version = state.version;
@@ -87,7 +87,7 @@ impl WatchedObjects {
         .concat();
         let before = state.by_name.insert(name.to_owned(), object.clone());
         let kind = before.map_or("ADDED", |_| "MODIFIED");
-        if told {
+        if sends_event {
             let _ = self.events.send(frame(kind, &object));
         }
     }
@@ -171,8 +171,9 @@ impl DefiningServer {
         })
     }
 
-    /// Defines widgets of a group, with a selectable field. Watches see it only if they are `told`.
-    fn define(&self, group: &'static str, field: &str, told: bool) {
+    /// Defines widgets of a group, with a selectable field. Watches see it only if it
+    /// `sends_event`.
+    fn define(&self, group: &'static str, field: &str, sends_event: bool) {
         let rest = [
             &format!(r#""spec":{{"group":"{group}","#),
             r#""names":{"plural":"widgets","kind":"Widget"},"scope":"Namespaced","#,
@@ -182,11 +183,11 @@ impl DefiningServer {
         ]
         .concat();
         let name = format!("widgets.{group}");
-        self.definitions.put(&name, "", &rest, told);
+        self.definitions.put(&name, "", &rest, sends_event);
     }
 
     /// Says what answers for version 1 of a group.
-    fn register(&self, group: &str, origin: Origin, told: bool) {
+    fn register(&self, group: &str, origin: Origin, sends_event: bool) {
         let (labels, service) = match origin {
             Origin::BuiltIn => (
                 r#""kube-aggregator.kubernetes.io/automanaged":"onstart""#,
@@ -197,7 +198,7 @@ impl DefiningServer {
         };
         let rest = format!(r#""spec":{{"group":"{group}","version":"v1"{service}}}"#);
         self.services
-            .put(&format!("v1.{group}"), labels, &rest, told);
+            .put(&format!("v1.{group}"), labels, &rest, sends_event);
     }
 
     async fn answer(&self, request: Request<Incoming>) -> Response<Body> {
@@ -508,6 +509,19 @@ async fn services_that_were_read_count_until_the_watch_has_brought_them() {
     server.register("first.test", Origin::Custom, true);
     let (is_followed, now) = next(&mut follower).await;
     assert!(is_followed && now != read);
+    // A reading has what the watch did not bring.
+    server.register("third.test", Origin::Aggregated, false);
+    follower.read().await.unwrap();
+    let origin_of =
+        |origins: &Origins, group| origins.of(&GroupVersionResource::new(group, "v1", "widgets"));
+    let third = origin_of(&follower.origins, "third.test");
+    assert_eq!(third, Some(Origin::Aggregated));
+    assert!(!follower.discovery.follows_services());
+    // Until readings succeed again, the watch only takes types out.
+    server.register("fourth.test", Origin::Aggregated, true);
+    let (is_followed, now) = next(&mut follower).await;
+    let fourth = origin_of(&now, "fourth.test");
+    assert_eq!((is_followed, fourth), (false, Some(Origin::Aggregated)));
 }
 
 #[tokio::test]
