@@ -18,8 +18,8 @@ const RUN_OUT_KEPT: Duration = Duration::from_mins(1);
 /// A review, or the reason why there is none.
 pub(in crate::access) type ReviewResult = Result<ReviewedAccess, Arc<ReviewError>>;
 
-/// Evicts verdicts that cannot be valid any more, and are of no other use. [`Verdict::is_valid`] decides about the others at
-/// each use.
+/// Evicts verdicts that cannot be valid any more, and are of no other use. [`Verdict::is_valid`]
+/// decides about the others at each use.
 pub(in crate::access) struct VerdictExpiry;
 
 impl Expiry<Arc<AccessRequest>, ReviewResult> for VerdictExpiry {
