@@ -1,16 +1,14 @@
 //! The types that CustomResourceDefinitions describe.
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Deserialize;
 
 use super::object_feed::FollowedObjects;
+use super::parsed_objects::ParsedObjects;
 use super::types::ResourceType;
 use crate::store::Snapshot;
-use watershed_protocol::{
-    FieldTable, GroupVersionResource, PrinterColumn, ResourceVersion, TablePrinter,
-};
+use watershed_protocol::{FieldTable, GroupVersionResource, PrinterColumn, TablePrinter};
 
 /// Returns the definitions, as they are followed.
 pub(super) fn followed_definitions() -> FollowedObjects {
@@ -31,8 +29,6 @@ pub(super) struct CustomTypeName {
 /// One definition, as far as it matters here.
 #[derive(Debug)]
 pub(super) struct CustomType {
-    /// The version of the definition's object: it is parsed again only when that changes.
-    version: ResourceVersion,
     /// Changes with every change of the specification, and with a definition made anew.
     incarnation: (String, i64),
     name: CustomTypeName,
@@ -63,50 +59,34 @@ impl CustomType {
     }
 }
 
-/// The definitions known, by the key of their object.
+/// The definitions that are followed.
 #[derive(Debug, Default)]
 pub(super) struct CustomTypes {
-    known: HashMap<String, CustomType>,
+    known: ParsedObjects<CustomType>,
 }
 
 impl CustomTypes {
     pub(super) fn all(&self) -> impl Iterator<Item = &CustomType> {
-        self.known.values()
+        self.known.all()
     }
 
-    /// Has all definitions read again with the next update, as their versions mean nothing any more.
+    /// Has all definitions parsed again with the next update.
     pub(super) fn forget_versions(&mut self) {
-        for definition in self.known.values_mut() {
-            definition.version = ResourceVersion::default();
-        }
+        self.known.forget_versions();
     }
 
     /// Takes in the newest definitions. Returns the types whose specification changed.
     pub(super) fn update(&mut self, snapshot: &Snapshot) -> Vec<CustomTypeName> {
         let mut changed = Vec::new();
-        for object in snapshot.items(None) {
-            let before = self.known.get(object.key());
-            if before.is_some_and(|before| before.version == object.version) {
-                continue;
-            }
-            let definition: Definition = match serde_json::from_slice(&object.bytes.get().text()) {
-                Ok(definition) => definition,
-                Err(error) => {
-                    tracing::warn!(
-                        definition = object.key(),
-                        %error,
-                        "cannot parse a CustomResourceDefinition; ignoring it"
-                    );
-                    continue;
-                }
-            };
-            let now = definition.read(object.version);
+        let read = |definition: Definition, before: Option<&CustomType>| {
+            let now = definition.read();
             if before.is_some_and(|before| before.incarnation != now.incarnation) {
                 changed.push(now.name.clone());
             }
-            self.known.insert(object.key().to_owned(), now);
-        }
-        self.known.retain(|key, _| snapshot.get(key).is_some());
+            now
+        };
+        self.known
+            .update(snapshot, "CustomResourceDefinition", read);
         changed
     }
 }
@@ -171,7 +151,7 @@ struct DefinitionCondition {
 }
 
 impl Definition {
-    fn read(self, version: ResourceVersion) -> CustomType {
+    fn read(self) -> CustomType {
         let namespaced = self.spec.scope == "Namespaced";
         let is = |kind: &str| {
             self.status
@@ -198,7 +178,6 @@ impl Definition {
             }
         });
         CustomType {
-            version,
             incarnation: (self.metadata.uid, self.metadata.generation),
             established: is("Established") && !is("Terminating"),
             kind: self.spec.names.kind.into(),

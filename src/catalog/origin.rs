@@ -11,9 +11,10 @@ use serde::Deserialize;
 use super::discovery_error::DiscoveryError;
 use super::fetch::get;
 use super::object_feed::FollowedObjects;
+use super::parsed_objects::ParsedObjects;
 use crate::store::Snapshot;
 use crate::upstream::UpstreamClient;
-use watershed_protocol::{GroupVersionResource, ResourceVersion, is_built_in_group};
+use watershed_protocol::{GroupVersionResource, is_built_in_group};
 
 /// A list of any age will do: the group was in the discovery document that was read before.
 const PATH: &str = "/apis/apiregistration.k8s.io/v1/apiservices?resourceVersion=0";
@@ -115,54 +116,23 @@ impl Origins {
     }
 }
 
-/// The APIServices that are followed, by the key of their object.
+/// The APIServices that are followed.
 #[derive(Debug, Default)]
 pub(super) struct ApiServices {
-    known: HashMap<String, FollowedService>,
-}
-
-#[derive(Debug)]
-struct FollowedService {
-    /// The version of the object: it is parsed again only when that changes.
-    version: ResourceVersion,
-    group: VersionedGroup,
-    origin: Origin,
+    known: ParsedObjects<(VersionedGroup, Origin)>,
 }
 
 impl ApiServices {
-    /// Has all of them read again with the next update, as their versions mean nothing any more.
+    /// Has all of them parsed again with the next update.
     pub(super) fn forget_versions(&mut self) {
-        for service in self.known.values_mut() {
-            service.version = ResourceVersion::default();
-        }
+        self.known.forget_versions();
     }
 
     /// Takes in the newest ones, and returns the origins that they state.
     pub(super) fn update(&mut self, snapshot: &Snapshot) -> Origins {
-        for object in snapshot.items(None) {
-            let before = self.known.get(object.key());
-            if before.is_some_and(|before| before.version == object.version) {
-                continue;
-            }
-            let service: ApiService = match serde_json::from_slice(&object.bytes.get().text()) {
-                Ok(service) => service,
-                Err(error) => {
-                    let name = object.key();
-                    tracing::warn!(name, %error, "cannot parse an APIService; ignoring it");
-                    continue;
-                }
-            };
-            let (group, origin) = service.read();
-            let service = FollowedService {
-                version: object.version,
-                group,
-                origin,
-            };
-            self.known.insert(object.key().to_owned(), service);
-        }
-        self.known.retain(|key, _| snapshot.get(key).is_some());
-        let all = self.known.values();
-        Origins::Known(all.map(|it| (it.group.clone(), it.origin)).collect())
+        let read = |service: ApiService, _: Option<&_>| service.read();
+        self.known.update(snapshot, "APIService", read);
+        Origins::Known(self.known.all().cloned().collect())
     }
 }
 
