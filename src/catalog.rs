@@ -11,6 +11,7 @@ mod follower;
 pub mod metrics;
 mod object_feed;
 mod origin;
+mod parsed_objects;
 mod reading;
 mod types;
 mod well_known;

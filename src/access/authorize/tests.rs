@@ -98,6 +98,21 @@ async fn reviews_that_hang_hold_up_no_others() {
     assert!(stuck.iter().all(|review| !review.is_finished()));
 }
 
+/// Starts an API server that answers reviews by their text.
+async fn answering(
+    pki: &Pki,
+    answer: impl Fn(&str) -> Response<Body> + Clone + Send + Sync + 'static,
+) -> Api {
+    Api::start(pki, HTTP2, move |request, _| {
+        let answer = answer.clone();
+        async move {
+            let review = test_support::read(request.into_body()).await.unwrap();
+            answer(&review)
+        }
+    })
+    .await
+}
+
 async fn authorizer_of(pki: &Pki, api: &Api) -> Authorizer {
     configured(pki, api, AuthorizationConfig::default()).await
 }
@@ -224,8 +239,7 @@ async fn a_review_for_a_proxy_that_fails_ends_no_verdict() {
 #[tokio::test]
 async fn a_grant_without_a_token_counts_for_no_token_where_webhooks_judge() {
     let pki = Pki::new();
-    let api = Api::start(&pki, HTTP2, |request, _| async move {
-        let review = test_support::read(request.into_body()).await.unwrap();
+    let api = answering(&pki, |review| {
         if review.contains("SelfSubjectRulesReview") {
             text(r#"{"status":{"incomplete":true,"resourceRules":[],"nonResourceRules":[]}}"#)
         } else if review.contains("pod-name") {
@@ -255,17 +269,13 @@ async fn a_grant_without_a_token_counts_for_no_token_where_webhooks_judge() {
 async fn listing(pki: &Pki, grants_tokens: bool) -> (Api, Arc<AtomicUsize>) {
     let asked = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&asked);
-    let api = Api::start(pki, HTTP2, move |request, _| {
-        let count = Arc::clone(&count);
-        async move {
-            let review = test_support::read(request.into_body()).await.unwrap();
-            if review.contains("SelfSubjectRulesReview") {
-                return text(r#"{"status":{"incomplete":false}}"#);
-            }
-            count.fetch_add(1, Ordering::SeqCst);
-            assert!(grants_tokens || !review.contains("pod-name"), "{review}");
-            granted(BY_A_ROLE)
+    let api = answering(pki, move |review| {
+        if review.contains("SelfSubjectRulesReview") {
+            return text(r#"{"status":{"incomplete":false}}"#);
         }
+        count.fetch_add(1, Ordering::SeqCst);
+        assert!(grants_tokens || !review.contains("pod-name"), "{review}");
+        granted(BY_A_ROLE)
     });
     (api.await, asked)
 }
@@ -301,6 +311,13 @@ async fn the_right_to_a_path_is_reviewed_for_all_tokens_of_a_user() {
     assert_eq!(own, 4, "the user's own is another one");
     let other = reviews(&with_token(&web, "web-11"), "/livez").await;
     assert_eq!(other, 4, "for all at once");
+}
+
+/// Returns a user's list of all pods, by the token of a pod.
+fn list_of_pod(number: usize) -> Arc<AccessRequest> {
+    let mut request = AccessRequest::example("web", &[], None);
+    request.identity = with_token(&request.identity, &format!("web-{number}"));
+    Arc::new(request)
 }
 
 /// Returns a user's right to list the pods of a name, which many ask about.
@@ -340,11 +357,8 @@ async fn a_denial_for_all_tokens_counts_for_each() {
     assert!(authorizer.rules.are_listed().await);
     follow_rbac(&authorizer);
     let before = asked.load(Ordering::SeqCst);
-    let plain = AccessRequest::example("web", &[], None);
     for number in 0..5 {
-        let identity = with_token(&plain.identity, &format!("web-{number}"));
-        let target = plain.target.clone();
-        let request = Arc::new(AccessRequest { identity, target });
+        let request = list_of_pod(number);
         assert!(!authorizer.recheck(&request).await.unwrap().is_allowed());
     }
     assert_eq!(asked.load(Ordering::SeqCst), before + 1);
@@ -356,28 +370,21 @@ async fn a_grant_without_a_name_counts_for_all_tokens() {
     let pki = Pki::new();
     let asked = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&asked);
-    let api = Api::start(&pki, HTTP2, move |request, _| {
-        let count = Arc::clone(&count);
-        async move {
-            let review = test_support::read(request.into_body()).await.unwrap();
-            count.fetch_add(1, Ordering::SeqCst);
-            if review.contains("SelfSubjectRulesReview") {
-                text(r#"{"status":{"incomplete":false}}"#)
-            } else if review.contains(r#""name":"#) {
-                text(r#"{"status":{"allowed":false}}"#)
-            } else {
-                granted(BY_A_ROLE)
-            }
+    let api = answering(&pki, move |review| {
+        count.fetch_add(1, Ordering::SeqCst);
+        if review.contains("SelfSubjectRulesReview") {
+            text(r#"{"status":{"incomplete":false}}"#)
+        } else if review.contains(r#""name":"#) {
+            text(r#"{"status":{"allowed":false}}"#)
+        } else {
+            granted(BY_A_ROLE)
         }
     })
     .await;
     let authorizer = authorizer_of(&pki, &api).await;
     follow_rbac(&authorizer);
-    let plain = AccessRequest::example("web", &[], None);
     for number in 0..5 {
-        let identity = with_token(&plain.identity, &format!("web-{number}"));
-        let target = plain.target.clone();
-        let request = Arc::new(AccessRequest { identity, target });
+        let request = list_of_pod(number);
         let decided = authorizer
             .decide_for_proxy(&request, VerdictAge::Young)
             .await;
@@ -394,11 +401,8 @@ async fn what_several_tokens_ask_is_reviewed_for_all_from_the_second_on() {
     let (api, asked) = listing(&pki, true).await;
     let authorizer = authorizer_of(&pki, &api).await;
     follow_rbac(&authorizer);
-    let plain = AccessRequest::example("web", &[], None);
     for number in 0..5 {
-        let identity = with_token(&plain.identity, &format!("web-{number}"));
-        let target = plain.target.clone();
-        let request = Arc::new(AccessRequest { identity, target });
+        let request = list_of_pod(number);
         assert!(authorizer.recheck(&request).await.unwrap().is_allowed());
     }
     assert_eq!(asked.load(Ordering::SeqCst), 2);
