@@ -7,6 +7,8 @@ pub const VIA: HeaderName = HeaderName::from_static("x-watershed-via");
 pub const SOURCE: HeaderName = HeaderName::from_static("x-watershed-source");
 /// Seconds for which the scope of an answer has not followed upstream.
 pub const AGE: HeaderName = HeaderName::from_static("x-watershed-age");
+/// The name of the history that the events of a watch belong to, for other proxies.
+pub const HISTORY: HeaderName = HeaderName::from_static("x-watershed-history");
 /// The member that the objects of an answer lack.
 pub const OMITTED: HeaderName = HeaderName::from_static("x-watershed-omitted");
 /// The source of the answer that memory would have given.

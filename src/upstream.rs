@@ -57,7 +57,8 @@ pub use pool::SendOptions;
 pub use printed_objects::{PrintedForm, PrintedObjects, PrintedSample};
 pub use probe::{CatchUp, MeasuredVersions, ObjectVersions, Probe, ProbeEvent, ProbeList};
 pub use reflect::{
-    Change, Collect, KnownState, ListedState, Reflector, ReflectorTarget, Stopped, WatchLifetime,
+    Change, Collect, KnownState, ListedState, Reflector, ReflectorTarget, ResumeProof, Stopped,
+    WatchLifetime,
 };
 pub use release::Release;
 pub use release_probe::release_of;

@@ -23,7 +23,7 @@ use watershed_protocol::{FieldTable, ManagedFields, ResourceVersion};
 use super::config::{Derivation, Retention};
 use super::key::ScopeKey;
 use super::phase::{NotReady, ReadyScope, ScopePhase};
-use super::timeline::{Question, Timeline};
+use super::timeline::{Question, Timeline, TimelineName};
 use crate::budget::MemoryBudget;
 use crate::store::{HeldBytes, Snapshot, StoreReader};
 use crate::upstream::{Probe, ReflectorTarget, Stopped, UpstreamClient};
@@ -323,6 +323,11 @@ impl Scope {
     /// is about to be dropped, and must not be shown any more.
     pub fn is_current(&self) -> bool {
         self.history.is_current()
+    }
+
+    /// Returns the name of the timeline of what is held, if it is the present one.
+    pub fn timeline_name(&self) -> Option<TimelineName> {
+        self.history.timeline_name()
     }
 
     /// Prepares a consistent question about the scope's type. Call it before the question is sent.

@@ -40,8 +40,8 @@ use crate::budget::MemoryBudget;
 use crate::metric::{Counter, Metric};
 use crate::store::{FrameOrigin, SnapshotBuilder, StoreWriter, UnfinishedVersion};
 use crate::upstream::{
-    Change, InitialEventsAnswer, InitialEventsProbe, Probe, ReflectorTarget, Release, Stopped,
-    UpstreamClient,
+    Change, InitialEventsAnswer, InitialEventsProbe, Probe, ReflectorTarget, Release, ResumeProof,
+    Stopped, UpstreamClient,
 };
 use continuity::{Continuity, ContinuityChange};
 use feed::FeedStep;
@@ -413,7 +413,9 @@ impl ScopePump {
         match change {
             ContinuityChange::TimelineEnded => self.forget(),
             ContinuityChange::Proven => {
-                self.apply(Change::Resumed { is_proven: true }, None);
+                // The watch itself showed nothing. The comparison did.
+                let proof = ResumeProof::None;
+                self.apply(Change::Resumed { proof }, None);
                 self.record_proof(|proofs| proofs.is_followed = true);
             }
             ContinuityChange::Unknown if self.restoring.is_some() => self.give_up_restored(),

@@ -94,6 +94,9 @@ impl Completion {
         } = made;
         if is_made_here {
             response.headers_mut().insert(audit_id::NAME, self.audit_id);
+        } else {
+            // Memory may take over what is forwarded.
+            response.headers_mut().remove(headers::HISTORY);
         }
         audit_id::never_index(response.headers_mut());
         parts.add_via_header(self.proxy, response.headers_mut());

@@ -23,6 +23,7 @@ use super::source::{AnswerSource, ForwardReason};
 use super::unanswered::{Refusal, Unanswered};
 use crate::access::{Caller, ReviewType, ReviewedAccess, VERDICT_MEDIA_TYPE, VerdictAge};
 use crate::body::holding;
+use crate::headers::VIA;
 use checkpoint_answers::CheckpointAnswers;
 
 /// Time after which a verdict is asked for again if the answer is only made then. An API server
@@ -147,6 +148,7 @@ impl ServiceParts {
                     meters: &self.meters,
                     labels: &exchange.labels,
                     unfolding,
+                    is_of_proxy: headers.contains_key(VIA),
                 };
                 let mut answer = answer::watch(fresh, watch, context)?;
                 answer.response = answer.response.map(|body| holding(body, share));

@@ -31,7 +31,7 @@ use error::ReflectorError;
 use recovery::Recovery;
 
 use change::InitialList;
-pub use change::{Change, Collect, ListedState, ReflectorTarget, Stopped};
+pub use change::{Change, Collect, ListedState, ReflectorTarget, ResumeProof, Stopped};
 pub use lifetime::WatchLifetime;
 pub use resume::KnownState;
 
@@ -133,6 +133,8 @@ pub struct Reflector {
     unfinished: Option<ResourceVersion>,
     /// The version of the last event since the list, if upstream still shows it.
     last_event: Option<ResourceVersion>,
+    /// The name of the history of what is known, if a proxy gave it one.
+    history: Option<HeaderValue>,
     /// The budget for the objects of a list.
     budget: MemoryBudget,
     /// Lists are estimated before they are loaded.
@@ -168,6 +170,7 @@ impl Reflector {
             schema: SchemaUse::Settled,
             unfinished: None,
             last_event: None,
+            history: None,
             budget: MemoryBudget::default(),
             estimates: true,
             object_bytes: None,

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use http::HeaderValue;
 use http_body_util::BodyExt;
 use tokio::time::{Instant, timeout_at};
 
@@ -60,6 +61,8 @@ pub(super) struct WatchStream {
     heard: Instant,
     /// Unless they are unknown, silence means that the stream is dead.
     pub(super) bookmarks: StreamBookmarks,
+    /// The name of the history that its events belong to, if upstream is a proxy that gave it one.
+    pub(super) history: Option<HeaderValue>,
 }
 
 impl WatchStream {
@@ -75,6 +78,7 @@ impl WatchStream {
             opened: now,
             heard: now,
             bookmarks: StreamBookmarks::Unknown,
+            history: None,
         }
     }
 
@@ -91,6 +95,11 @@ impl WatchStream {
     /// Sets what is known of its bookmarks before the first one.
     pub(super) fn with_bookmarks(self, bookmarks: StreamBookmarks) -> Self {
         Self { bookmarks, ..self }
+    }
+
+    /// Sets the name of the history that its events belong to.
+    pub(super) fn with_history(self, history: Option<HeaderValue>) -> Self {
+        Self { history, ..self }
     }
 
     /// Returns how the body is compressed.

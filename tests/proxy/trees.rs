@@ -1,6 +1,5 @@
 //! Trees of proxies, whose upstream is a proxy, and loops of them.
 use std::net::SocketAddr;
-use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use base64::Engine as _;
@@ -10,6 +9,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 use watershed::app::RunningProxy;
 use watershed::upstream::ListCompression;
 use watershed_lab::sim::SimulatedServer;
@@ -95,10 +95,10 @@ pub(crate) fn kubeconfig(server: &str, token: &str) -> String {
     )
 }
 
-/// An address whose connections lead to a server that is known later.
+/// An address whose connections lead to a server that is known later, and can change.
 struct LaterAddress {
     address: SocketAddr,
-    target: Arc<OnceLock<SocketAddr>>,
+    target: watch::Sender<Option<SocketAddr>>,
 }
 
 impl LaterAddress {
@@ -106,21 +106,35 @@ impl LaterAddress {
     async fn new() -> Self {
         let listener = TcpListener::bind(loopback()).await.unwrap();
         let address = listener.local_addr().unwrap();
-        let target = Arc::<OnceLock<SocketAddr>>::default();
-        let known = Arc::clone(&target);
+        let (sender, target) = watch::channel(None);
         tokio::spawn(async move {
             while let Ok((mut client, _)) = listener.accept().await {
-                let Some(target) = known.get().copied() else {
+                let mut target = target.clone();
+                let Some(to) = *target.borrow_and_update() else {
                     continue;
                 };
                 tokio::spawn(async move {
-                    if let Ok(mut server) = TcpStream::connect(target).await {
-                        let _ = copy_bidirectional(&mut client, &mut server).await;
+                    if let Ok(mut server) = TcpStream::connect(to).await {
+                        tokio::select! {
+                            _ = copy_bidirectional(&mut client, &mut server) => {}
+                            _ = target.changed() => {}
+                        }
                     }
                 });
             }
         });
+        let target = sender;
         Self { address, target }
+    }
+
+    /// Has new connections lead to this server.
+    fn lead_to(&self, target: SocketAddr) {
+        self.target.send_replace(Some(target));
+    }
+
+    /// Cuts all connections. New ones are closed at once.
+    fn cut(&self) {
+        self.target.send_replace(None);
     }
 }
 
@@ -306,6 +320,51 @@ async fn a_leaf_takes_compressed_streams_and_receives_the_same_events() {
     fixture.stop().await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn watches_that_go_on_at_the_same_tier_need_no_list() {
+    let fixture = Fixture::start(small()).await;
+    let token = fixture.upstream.admin_token();
+    let path = "/api/v1/configmaps?resourceVersion=0";
+    let another = Tier::unverified(fixture.direct.address, token).await;
+    let is_held = async |endpoint: &Endpoint| {
+        becomes("an answer from memory", true, async || {
+            source(&endpoint.get(Protocol::Http2, path).await) == "snapshot"
+        })
+        .await;
+    };
+    // A tier that does not hold the type yet forwards its first watches.
+    is_held(&fixture.proxied).await;
+    is_held(&another.endpoint(token)).await;
+    let way = LaterAddress::new().await;
+    way.lead_to(fixture.proxied.address);
+    let leaf = Tier::unverified(way.address, token).await;
+    is_held(&leaf.endpoint(token)).await;
+    let is_followed = async || {
+        let status = leaf.status().await;
+        let mut scopes = status["scopes"].as_array().unwrap().iter();
+        let config_maps = scopes.find(|scope| scope["resource"] == "configmaps");
+        config_maps.unwrap()["following"] == true
+    };
+    let lists = || fixture.upstream.stats().requests_on("LIST", "configmaps");
+    let costs_a_list = async |tier: SocketAddr| {
+        let before = lists();
+        way.cut();
+        becomes("the watch is lost", false, is_followed).await;
+        way.lead_to(tier);
+        becomes("the watch goes on", true, is_followed).await;
+        lists() > before
+    };
+    // A watch that is cut before its server told its release has the objects read again.
+    let same = fixture.proxied.address;
+    becomes("a list", false, async || costs_a_list(same).await).await;
+    assert!(costs_a_list(another.address()).await);
+    let same = another.address();
+    becomes("a list", false, async || costs_a_list(same).await).await;
+    leaf.stop().await;
+    another.stop().await;
+    fixture.stop().await;
+}
+
 /// Checks that requests through proxies in a circle end with a clear refusal.
 async fn assert_refused(tiers: &[&Tier], token: &str) {
     for tier in tiers {
@@ -332,7 +391,7 @@ async fn a_proxy_that_leads_to_itself_refuses() {
     let token = server.admin_token();
     let later = LaterAddress::new().await;
     let proxy = Tier::unverified(later.address, token).await;
-    later.target.set(proxy.address()).unwrap();
+    later.lead_to(proxy.address());
     assert_refused(&[&proxy], token).await;
     let series = r#"watershed_loops_refused_total{reason="loop"}"#;
     assert!(has_counted(proxy.running.admin_address, series, 1).await);
@@ -347,7 +406,7 @@ async fn proxies_that_lead_to_each_other_refuse() {
     let later = LaterAddress::new().await;
     let first = Tier::unverified(later.address, token).await;
     let second = Tier::unverified(first.address(), token).await;
-    later.target.set(second.address()).unwrap();
+    later.lead_to(second.address());
     assert_refused(&[&first, &second], token).await;
     second.stop().await;
     first.stop().await;

@@ -2,8 +2,8 @@
 //!
 //! When the timeline of upstream's versions has ended, everything held is dropped before anything
 //! new is taken in. After an interruption, events are taken in only once upstream has been found to
-//! have the history that was followed: the reflector proves it by a repeated event, or else
-//! upstream's objects are compared with those held.
+//! have the history that was followed: the reflector proves it by a repeated event, or by the name
+//! that a proxy gives to its history, or else upstream's objects are compared with those held.
 use std::future::ready;
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use watershed_protocol::{EventKind, Scanned};
 use super::history_check::{HistoryVerdict, find_out};
 use crate::scope::cached::Scope;
 use crate::scope::timeline::Question;
-use crate::upstream::{Change, Probe, UpstreamClient};
+use crate::upstream::{Change, Probe, ResumeProof, UpstreamClient};
 
 /// Knows whether upstream's changes follow what a scope holds.
 pub(super) struct Continuity {
@@ -152,16 +152,15 @@ impl Continuity {
             (Change::Event(frame, event), _) if std::mem::take(&mut self.is_repeat_due) => {
                 self.admits_repeat(frame.kind, event)
             }
-            (Change::Resumed { is_proven: true }, _) => {
-                self.is_repeat_due = true;
+            (Change::Resumed { proof }, _) => {
+                self.is_repeat_due = *proof == ResumeProof::RepeatedEvent;
+                if *proof == ResumeProof::None {
+                    let scope = Arc::clone(&self.scope);
+                    let asked = find_out(scope, self.probe.clone(), self.is_upstreams);
+                    self.state = ContinuityState::Asking(Box::pin(asked));
+                    return false;
+                }
                 self.is_current()
-            }
-            (Change::Resumed { is_proven: false }, _) => {
-                self.is_repeat_due = false;
-                let scope = Arc::clone(&self.scope);
-                let asked = find_out(scope, self.probe.clone(), self.is_upstreams);
-                self.state = ContinuityState::Asking(Box::pin(asked));
-                false
             }
             (Change::Event(..) | Change::Progress { .. }, _) => {
                 self.is_fresh = false;

@@ -84,9 +84,8 @@ pub enum Change<C> {
     },
     /// The watch goes on after an interruption; nothing was lost.
     Resumed {
-        /// `true` if the watch began with the last known event, so that upstream has the same
-        /// history. Else that is for the caller to find out, before it takes the next change.
-        is_proven: bool,
+        /// What shows that upstream has the history that was followed.
+        proof: ResumeProof,
     },
     /// The watch was resumed, and does not show the last known event: upstream has another history.
     /// The next change is a fresh list.
@@ -96,6 +95,17 @@ pub enum Change<C> {
     },
     /// Upstream cannot be followed at the moment. The reflector tries again.
     Interrupted,
+}
+
+/// What a resumed watch shows of the history behind it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ResumeProof {
+    /// It began with the last known event, which is the next change.
+    RepeatedEvent,
+    /// Upstream is a proxy, and says that this watch and the last one belong to one history.
+    NamedHistory,
+    /// Nothing. The caller has to find out, before it takes the next change.
+    None,
 }
 
 /// All objects of a scope at one version.

@@ -4,6 +4,9 @@
 //! known version would be silent until they have passed it, and then go on as if nothing had
 //! happened. So it starts before the last known event. Upstream repeats that one first, or its
 //! history is another. This costs no request.
+//!
+//! Another proxy names the history of each watch that it answers from memory. A watch goes on from
+//! an earlier one of the same name as if that one had never ended.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +14,7 @@ use std::time::Duration;
 use http::HeaderValue;
 use watershed_protocol::{EventKind, Frame, ResourceVersion, WireFormat, read_bookmark};
 
-use super::change::{Change, Collect};
+use super::change::{Change, Collect, ResumeProof};
 use super::error::ReflectorError;
 use super::{Reflector, ReflectorState};
 use crate::upstream::stream::{StreamError, WatchStream};
@@ -49,6 +52,7 @@ impl Reflector {
         self.format = Some(format);
         self.warnings = warnings;
         self.last_event = last_event;
+        self.history = None;
         // It may be one of several deletions.
         self.unfinished = last_event.filter(|event| *event == version);
         self.recovery.was_granted();
@@ -91,7 +95,7 @@ impl Reflector {
         first: Result<Result<Option<Frame>, StreamError>, ReflectorError>,
         mut stream: Box<WatchStream>,
     ) -> Result<Option<Change<C>>, ReflectorError> {
-        let is_proven = match (first, last_event) {
+        let is_repeated = match (first, last_event) {
             (Err(silence), Some(_)) => return self.without_replay(version, silence),
             (Err(_), None) => false,
             (Ok(frame), _) => {
@@ -117,8 +121,18 @@ impl Reflector {
                 last_event.is_some()
             }
         };
+        let history = stream.history.take();
+        let proof = if is_repeated {
+            ResumeProof::RepeatedEvent
+        } else if history.is_some() && history == self.history {
+            ResumeProof::NamedHistory
+        } else {
+            ResumeProof::None
+        };
+        // A caller who finds another history lists next, which forgets the name.
+        self.history = history;
         self.state = ReflectorState::Watching { version, stream };
-        Ok(Some(Change::Resumed { is_proven }))
+        Ok(Some(Change::Resumed { proof }))
     }
 
     fn is_event_of(&self, frame: &Frame, version: ResourceVersion) -> Result<bool, ReflectorError> {

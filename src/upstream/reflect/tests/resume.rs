@@ -1,6 +1,7 @@
 //! Proofs that a resumed watch continues the same history.
 use super::super::answer::WATCH_ANSWER_TIMEOUT;
 use super::*;
+use crate::headers::HISTORY;
 use crate::test_support::eventually;
 
 /// Follows pods until the first watch has ended, after an event of version 9. Then upstream is asked
@@ -42,7 +43,9 @@ async fn a_resumed_watch_proves_the_history_by_the_last_event() {
     let (_api, mut reflector, versions) = interrupted(&[again]).await;
     assert!(matches!(
         next(&mut reflector).await,
-        Change::Resumed { is_proven: true }
+        Change::Resumed {
+            proof: ResumeProof::RepeatedEvent
+        }
     ));
     let mut seen = Vec::new();
     for _ in 0..2 {
@@ -64,7 +67,9 @@ async fn a_resumed_watch_that_ends_without_the_last_event_has_failed() {
     assert!(matches!(next(&mut reflector).await, Change::Interrupted));
     assert!(matches!(
         next(&mut reflector).await,
-        Change::Resumed { is_proven: true }
+        Change::Resumed {
+            proof: ResumeProof::RepeatedEvent
+        }
     ));
 }
 
@@ -90,7 +95,9 @@ async fn a_server_that_lags_behind_the_last_event_is_not_of_another_history() {
     assert!(matches!(next(&mut reflector).await, Change::Interrupted));
     assert!(matches!(
         next(&mut reflector).await,
-        Change::Resumed { is_proven: true }
+        Change::Resumed {
+            proof: ResumeProof::RepeatedEvent
+        }
     ));
     assert_eq!(*versions.lock(), ["", "8", "8"]);
 }
@@ -112,7 +119,12 @@ async fn a_watch_that_is_not_answered_keeps_the_proof_for_the_next_one() {
     pass(WATCH_ANSWER_TIMEOUT).await;
     let (interrupted, resumed) = resumed.await.unwrap();
     assert!(matches!(interrupted, Change::Interrupted));
-    assert!(matches!(resumed, Change::Resumed { is_proven: true }));
+    assert!(matches!(
+        resumed,
+        Change::Resumed {
+            proof: ResumeProof::RepeatedEvent
+        }
+    ));
     assert_eq!(*versions.lock(), ["", "8", "8"]);
 }
 
@@ -138,7 +150,9 @@ async fn a_server_without_the_last_event_is_asked_for_what_follows() {
     let (_api, mut reflector, versions) = interrupted(&[EXPIRED.to_owned(), follows]).await;
     assert!(matches!(
         next(&mut reflector).await,
-        Change::Resumed { is_proven: false }
+        Change::Resumed {
+            proof: ResumeProof::None
+        }
     ));
     let change = next(&mut reflector).await;
     assert!(
@@ -146,4 +160,50 @@ async fn a_server_without_the_last_event_is_asked_for_what_follows() {
         "{change:?}"
     );
     assert_eq!(*versions.lock(), ["", "8", "9"]);
+}
+
+/// Follows pods, of which nothing changes, at an API server that gives these names to the histories of its
+/// watches, one after the other. Returns what each resumed watch proves.
+async fn proofs_of<const N: usize>(names: [Option<&'static str>; N]) -> Vec<ResumeProof> {
+    let pki = Pki::new();
+    let opened = Arc::new(AtomicUsize::new(0));
+    let api = Api::start(&pki, HTTP2, move |request, _| {
+        let is_watch = request.uri().query().unwrap().starts_with("watch=1");
+        let mut answer =
+            Response::builder().header("content-type", Encoding::Json.content_type(is_watch));
+        let body = if is_watch {
+            let at = opened.fetch_add(1, Ordering::SeqCst);
+            if let Some(name) = names.get(at).copied().flatten() {
+                answer = answer.header(HISTORY, name);
+            }
+            let end = match at + 1 < names.len() {
+                true => StreamEnd::Ended,
+                false => StreamEnd::Open,
+            };
+            watch_body(MARK.to_owned(), end)
+        } else {
+            body::full(LIST)
+        };
+        let answer = answer.body(body).unwrap();
+        async move { answer }
+    })
+    .await;
+    let mut reflector = pods_reflector(&pki, &api).await;
+    let mut proofs = Vec::new();
+    while proofs.len() + 1 < names.len() {
+        match next(&mut reflector).await {
+            Change::Resumed { proof } => proofs.push(proof),
+            Change::Listed(_) | Change::Progress { .. } | Change::Interrupted | Change::Ended => {}
+            other => panic!("{other:?}"),
+        }
+    }
+    proofs
+}
+
+#[tokio::test]
+async fn a_watch_of_the_same_named_history_is_proven() {
+    let (same, other) = (Some("a-0"), Some("a-1"));
+    let proofs = proofs_of([same, same, other, other, None, None, same]).await;
+    let (named, none) = (ResumeProof::NamedHistory, ResumeProof::None);
+    assert_eq!(proofs, [named, none, named, none, none, none]);
 }
