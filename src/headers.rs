@@ -1,5 +1,7 @@
 //! Header fields: the names of this proxy's own, and the length and memory of a request's.
-use http::{HeaderMap, HeaderName, Uri};
+use std::fmt;
+
+use http::{HeaderMap, HeaderName, HeaderValue, Uri};
 
 /// The proxies that a request has passed, or that are between a client and the API server.
 pub const VIA: HeaderName = HeaderName::from_static("x-watershed-via");
@@ -7,7 +9,7 @@ pub const VIA: HeaderName = HeaderName::from_static("x-watershed-via");
 pub const SOURCE: HeaderName = HeaderName::from_static("x-watershed-source");
 /// Seconds for which the scope of an answer has not followed upstream.
 pub const AGE: HeaderName = HeaderName::from_static("x-watershed-age");
-/// The name of the history that the events of a watch belong to, for other proxies.
+/// The [`HistoryName`] of a watch that another proxy asked for.
 pub const HISTORY: HeaderName = HeaderName::from_static("x-watershed-history");
 /// The member that the objects of an answer lack.
 pub const OMITTED: HeaderName = HeaderName::from_static("x-watershed-omitted");
@@ -18,6 +20,43 @@ pub const SHADOW: HeaderName = HeaderName::from_static("x-watershed-shadow");
 const HEAD_COPIES: usize = 2;
 /// Bytes that a field takes besides its text. A client names many short ones with a byte each.
 const FIELD_BYTES: usize = 80;
+
+/// The name of the history that a watch from memory brings. A watch goes on from an earlier one of the same
+/// name as if that one had never ended.
+///
+/// The history of a scope ends with a list, after which its watches would have ended, too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HistoryName {
+    /// The random number of the scope. No other one has it, of this process or another.
+    pub scope: u64,
+    /// The generation of the scope's objects, which changes with each list.
+    pub generation: u64,
+}
+
+impl HistoryName {
+    /// Returns the name in the headers of an answer. Only answers of proxies count, which name the proxies
+    /// behind them, too.
+    pub fn in_answer(headers: &HeaderMap) -> Option<Self> {
+        let name = headers.get(HISTORY).filter(|_| headers.contains_key(VIA))?;
+        let (scope, generation) = name.to_str().ok()?.split_once('-')?;
+        Some(Self {
+            scope: u64::from_str_radix(scope, 16).ok()?,
+            generation: generation.parse().ok()?,
+        })
+    }
+}
+
+impl From<HistoryName> for HeaderValue {
+    fn from(name: HistoryName) -> Self {
+        Self::try_from(name.to_string()).expect("digits and a hyphen are a header value")
+    }
+}
+
+impl fmt::Display for HistoryName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}-{}", self.scope, self.generation)
+    }
+}
 
 /// Returns the length of a request's header fields, as HTTP/1.1 writes them.
 pub fn field_bytes(headers: &HeaderMap) -> usize {
@@ -46,4 +85,34 @@ pub fn target_bytes(target: &Uri) -> usize {
     target
         .path_and_query()
         .map_or(0, |target| target.as_str().len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_history_is_named_by_proxies_alone_and_in_one_form() {
+        let name = HistoryName {
+            scope: u64::MAX,
+            generation: 12,
+        };
+        let named = |name: HeaderValue, via: bool| {
+            let mut headers = HeaderMap::from_iter([(HISTORY, name)]);
+            if via {
+                headers.insert(VIA, HeaderValue::from_static("0123456789abcdef"));
+            }
+            HistoryName::in_answer(&headers)
+        };
+        assert_eq!(named(name.into(), true), Some(name));
+        assert_eq!(
+            named(name.into(), false),
+            None,
+            "an aggregated server wrote it"
+        );
+        for other in ["", "12", "x-1", "1-x", "10000000000000000-1", "1-1-1"] {
+            let other = HeaderValue::from_static(other);
+            assert_eq!(named(other.clone(), true), None, "{other:?}");
+        }
+    }
 }

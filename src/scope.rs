@@ -36,7 +36,7 @@ pub use registry::{NotAcquired, Scopes};
 pub use rollback_monitor::watch_for_rollbacks;
 pub use save::{save_finally, save_regularly};
 pub use self_check::{DifferenceExcerpt, ObjectDifference, SelfCheck};
-pub use timeline::{Question, RollbackEvidence, Timeline, TimelineChanged, TimelineName};
+pub use timeline::{Question, RollbackEvidence, Timeline, TimelineChanged};
 pub use unfolding::Unfolding;
 
 pub(crate) use pump::REOPEN_AFTER;

@@ -23,7 +23,7 @@ use watershed_protocol::{FieldTable, ManagedFields, ResourceVersion};
 use super::config::{Derivation, Retention};
 use super::key::ScopeKey;
 use super::phase::{NotReady, ReadyScope, ScopePhase};
-use super::timeline::{Question, Timeline, TimelineName};
+use super::timeline::{Question, Timeline};
 use crate::budget::MemoryBudget;
 use crate::store::{HeldBytes, Snapshot, StoreReader};
 use crate::upstream::{Probe, ReflectorTarget, Stopped, UpstreamClient};
@@ -59,6 +59,8 @@ pub struct Scope {
     /// Its objects and events.
     pub reader: StoreReader,
     pub(super) opened: Instant,
+    /// A random number, which no other scope has, of any process.
+    pub id: u64,
     pub(super) phase: watch::Receiver<ScopePhase>,
     /// Its watch at upstream.
     pub upstream: UpstreamWatch,
@@ -121,6 +123,7 @@ impl Scope {
             is_source_only: AtomicBool::new(retention.derivation == Derivation::Source),
             reader,
             opened: Instant::now(),
+            id: random_id(),
             phase,
             upstream: UpstreamWatch::new(),
             forms: UpstreamForms::new(client, target),
@@ -325,11 +328,6 @@ impl Scope {
         self.history.is_current()
     }
 
-    /// Returns the name of the timeline of what is held, if it is the present one.
-    pub fn timeline_name(&self) -> Option<TimelineName> {
-        self.history.timeline_name()
-    }
-
     /// Prepares a consistent question about the scope's type. Call it before the question is sent.
     pub fn ask(&self) -> Question {
         self.history
@@ -383,4 +381,10 @@ impl Scope {
         newest.raise(version);
         self.version_waiters.arrived(version);
     }
+}
+
+fn random_id() -> u64 {
+    let mut bytes = [0; size_of::<u64>()];
+    getrandom::fill(&mut bytes).expect("the operating system gives random bytes");
+    u64::from_ne_bytes(bytes)
 }

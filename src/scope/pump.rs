@@ -412,7 +412,12 @@ impl ScopePump {
     fn continue_after(&mut self, change: ContinuityChange) {
         match change {
             ContinuityChange::TimelineEnded => self.forget(),
-            ContinuityChange::Proven => {
+            ContinuityChange::Proven | ContinuityChange::Presumed => {
+                if change == ContinuityChange::Proven
+                    && let Some(reflector) = self.feed.reflector()
+                {
+                    reflector.resumption_is_proven();
+                }
                 // The watch itself showed nothing. The comparison did.
                 let proof = ResumeProof::None;
                 self.apply(Change::Resumed { proof }, None);

@@ -43,20 +43,8 @@ const CALM: Duration = Duration::from_mins(2);
 #[derive(Clone, Debug)]
 pub struct Timeline(Arc<TimelineState>);
 
-/// The name of a timeline. No other process uses it, and no other timeline of this one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TimelineName {
-    sequence: SequenceId,
-    number: u64,
-}
-
-/// A random number for the timelines that follow each other in one [`Timeline`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct SequenceId(u64);
-
 #[derive(Debug, Default)]
 struct TimelineState {
-    sequence: SequenceId,
     /// The number of the present timeline. It changes under the lock of `tables`.
     number: AtomicU64,
     changes: watch::Sender<u64>,
@@ -189,20 +177,6 @@ impl fmt::Display for RollbackEvidence {
 #[error("upstream's versions went back")]
 pub struct TimelineChanged;
 
-impl fmt::Display for TimelineName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:016x}-{}", self.sequence.0, self.number)
-    }
-}
-
-impl Default for SequenceId {
-    fn default() -> Self {
-        let mut bytes = [0; size_of::<u64>()];
-        getrandom::fill(&mut bytes).expect("the operating system gives random bytes");
-        Self(u64::from_ne_bytes(bytes))
-    }
-}
-
 impl Default for Timeline {
     fn default() -> Self {
         for label in RollbackEvidence::LABELS {
@@ -218,14 +192,6 @@ impl Timeline {
     /// relied on.
     pub fn number(&self) -> u64 {
         self.0.number.load(Ordering::Acquire)
-    }
-
-    /// Returns the name of the timeline with this number.
-    pub(super) fn name(&self, number: u64) -> TimelineName {
-        TimelineName {
-            sequence: self.0.sequence,
-            number,
-        }
     }
 
     /// Returns `true` if both are the same.
@@ -432,8 +398,6 @@ impl Question {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashSet;
-
     use super::*;
 
     fn pods() -> GroupVersionResource {
@@ -497,24 +461,6 @@ mod tests {
         let question = question(&timeline);
         question.contradicted(ResourceVersion(3));
         assert_eq!(question.answered(ResourceVersion(10)), Err(TimelineChanged));
-    }
-
-    #[test]
-    fn each_timeline_has_a_name_of_its_own() {
-        let timeline = Timeline::default();
-        let branch = timeline.of_group(&"example.org".into());
-        let name = |timeline: &Timeline| timeline.name(timeline.number()).to_string();
-        let first = name(&timeline);
-        assert_eq!(first, name(&timeline));
-        question(&timeline).contradicted(ResourceVersion(3));
-        let names = [
-            first,
-            name(&timeline),
-            name(&branch),
-            name(&Timeline::default()),
-        ];
-        let different: HashSet<_> = names.iter().collect();
-        assert_eq!(different.len(), names.len(), "{names:?}");
     }
 
     #[tokio::test]

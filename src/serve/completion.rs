@@ -95,7 +95,7 @@ impl Completion {
         if is_made_here {
             response.headers_mut().insert(audit_id::NAME, self.audit_id);
         } else {
-            // Memory may take over what is forwarded.
+            // The history is that of another proxy, or an aggregated server wrote it.
             response.headers_mut().remove(headers::HISTORY);
         }
         audit_id::never_index(response.headers_mut());

@@ -14,6 +14,7 @@ use watershed_protocol::{ResourceVersion, WireFormat};
 use super::stream::WatchStream;
 use super::{ListCompression, ServedBy, UpstreamClient};
 use crate::budget::MemoryBudget;
+use crate::headers::HistoryName;
 use crate::log_throttle::LogThrottle;
 use crate::upstream::UpstreamError;
 
@@ -133,8 +134,10 @@ pub struct Reflector {
     unfinished: Option<ResourceVersion>,
     /// The version of the last event since the list, if upstream still shows it.
     last_event: Option<ResourceVersion>,
-    /// The name of the history of what is known, if a proxy gave it one.
-    history: Option<HeaderValue>,
+    /// The name of the history that is known, if a proxy gave it one.
+    history: Option<HistoryName>,
+    /// The name of the open stream's history, while it is not known if that goes on from the known one.
+    unproven_history: Option<HistoryName>,
     /// The budget for the objects of a list.
     budget: MemoryBudget,
     /// Lists are estimated before they are loaded.
@@ -171,6 +174,7 @@ impl Reflector {
             unfinished: None,
             last_event: None,
             history: None,
+            unproven_history: None,
             budget: MemoryBudget::default(),
             estimates: true,
             object_bytes: None,
@@ -288,6 +292,11 @@ impl Reflector {
         self.state = ReflectorState::Resuming { version };
         self.recovery.overdue(self.served_by.clone());
         true
+    }
+
+    /// Notes that the stream of the last [`Change::Resumed`] goes on from what was known.
+    pub fn resumption_is_proven(&mut self) {
+        self.history = self.unproven_history.take();
     }
 
     /// Delays the next attempt, for example after a [`Stopped`].

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use http::HeaderValue;
 use http_body_util::BodyExt;
 use tokio::time::{Instant, timeout_at};
 
 use super::{AnswerCompression, UpstreamBody};
+use crate::headers::HistoryName;
 use watershed_protocol::{Encoding, Frame, FrameDecoder, GzipReader, Malformed};
 
 /// Silence after which a stream is dead: bookmarks come every minute.
@@ -61,8 +61,8 @@ pub(super) struct WatchStream {
     heard: Instant,
     /// Unless they are unknown, silence means that the stream is dead.
     pub(super) bookmarks: StreamBookmarks,
-    /// The name of the history that its events belong to, if upstream is a proxy that gave it one.
-    pub(super) history: Option<HeaderValue>,
+    /// The name of the history that it brings, if upstream is a proxy that gave it one.
+    pub(super) history: Option<HistoryName>,
 }
 
 impl WatchStream {
@@ -97,8 +97,8 @@ impl WatchStream {
         Self { bookmarks, ..self }
     }
 
-    /// Sets the name of the history that its events belong to.
-    pub(super) fn with_history(self, history: Option<HeaderValue>) -> Self {
+    /// Sets the name of the history that it brings.
+    pub(super) fn with_history(self, history: Option<HistoryName>) -> Self {
         Self { history, ..self }
     }
 

@@ -365,6 +365,43 @@ async fn watches_that_go_on_at_the_same_tier_need_no_list() {
     fixture.stop().await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn watches_of_proxies_name_their_history_until_the_type_is_listed_again() {
+    let fixture = Fixture::start(small()).await;
+    let name = async |is_proxy: bool| {
+        let path = "/api/v1/configmaps?watch=1&resourceVersion=0&timeoutSeconds=1";
+        let mut request = Request::get(path);
+        if is_proxy {
+            request = request.header("x-watershed-via", "0123456789abcdef");
+        }
+        let request = request.body(nothing()).unwrap();
+        let answer = fixture
+            .proxied
+            .send(Protocol::Http2, request)
+            .await
+            .unwrap();
+        answer.headers.get("x-watershed-history").cloned()
+    };
+    let is_named = async || name(true).await.is_some();
+    becomes("a name of the history", true, is_named).await;
+    let first = name(true).await;
+    assert_eq!(name(true).await, first);
+    assert_eq!(name(false).await, None);
+    let (state, faults) = (fixture.upstream.state(), fixture.upstream.faults());
+    faults.stall_watches();
+    let config_maps = GroupVersionResource::new("", "v1", "configmaps");
+    let new = r#"{"metadata":{"name":"new","namespace":"team-00"}}"#;
+    state.create(&config_maps, new).unwrap();
+    state.forget_history();
+    faults.cut_watches();
+    becomes("another name", true, async || {
+        let next = name(true).await;
+        next.is_some() && next != first
+    })
+    .await;
+    fixture.stop().await;
+}
+
 /// Checks that requests through proxies in a circle end with a clear refusal.
 async fn assert_refused(tiers: &[&Tier], token: &str) {
     for tier in tiers {

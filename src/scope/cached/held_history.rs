@@ -7,7 +7,7 @@ use arc_swap::{ArcSwap, Guard};
 use watershed_protocol::{GroupVersionResource, ResourceVersion};
 
 use super::consistent_list::ConsistentList;
-use crate::scope::timeline::{NewestVersion, Timeline, TimelineName};
+use crate::scope::timeline::{NewestVersion, Timeline};
 
 /// In place of a version.
 const NONE: u64 = u64::MAX;
@@ -53,12 +53,6 @@ impl HeldHistory {
     /// dropped, and must not be shown any more.
     pub(in crate::scope) fn is_current(&self) -> bool {
         self.held_in() == self.timeline.number()
-    }
-
-    /// Returns the name of the timeline of what is held, if it is the present one.
-    pub(in crate::scope) fn timeline_name(&self) -> Option<TimelineName> {
-        let number = self.held_in();
-        (number == self.timeline.number()).then(|| self.timeline.name(number))
     }
 
     /// Returns the number of the timeline of what is held.
@@ -136,25 +130,5 @@ impl HeldHistory {
     /// Returns `true` if `version` is known to be of the present timeline.
     pub(in crate::scope) fn is_of_timeline(&self, version: ResourceVersion) -> bool {
         version.0 >= self.timeline_start.load(Ordering::Acquire)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::scope::timeline::RollbackEvidence;
-
-    #[test]
-    fn only_what_is_held_of_the_present_timeline_has_its_name() {
-        let gvr = GroupVersionResource::new("", "v1", "pods");
-        let timeline = Timeline::default();
-        let held = HeldHistory::new(&timeline, &gvr);
-        assert_eq!(held.timeline_name(), Some(timeline.name(0)));
-        let at = ResourceVersion(3);
-        let evidence = RollbackEvidence::History { gvr, at };
-        timeline.end(0, &evidence);
-        assert_eq!(held.timeline_name(), None, "it is about to be dropped");
-        held.record_timeline(1);
-        assert_eq!(held.timeline_name(), Some(timeline.name(1)));
     }
 }

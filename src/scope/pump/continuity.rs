@@ -52,6 +52,8 @@ pub(super) enum ContinuityChange {
     ListDue,
     /// The resumed watch goes on from what is held.
     Proven,
+    /// It cannot be told if it does, and a list would not help: the last one has just been.
+    Presumed,
     /// It cannot be told if it does: the scope has to be listed again.
     Unknown,
 }
@@ -112,7 +114,7 @@ impl Continuity {
                 ContinuityState::Asking(verdict) => match verdict.await {
                     HistoryVerdict::Proven => ContinuityChange::Proven,
                     // Another list would lead here again, if much is deleted.
-                    HistoryVerdict::Unknown if is_fresh => ContinuityChange::Proven,
+                    HistoryVerdict::Unknown if is_fresh => ContinuityChange::Presumed,
                     HistoryVerdict::Unknown => ContinuityChange::Unknown,
                 },
             }
@@ -121,7 +123,8 @@ impl Continuity {
             () = ended => ContinuityChange::TimelineEnded,
             change = known => {
                 self.state = ContinuityState::Certain;
-                self.is_upstreams |= change == ContinuityChange::Proven;
+                self.is_upstreams |=
+                    matches!(change, ContinuityChange::Proven | ContinuityChange::Presumed);
                 change
             }
         }

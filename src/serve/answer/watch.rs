@@ -2,7 +2,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::{HeaderMap, HeaderValue, Response, StatusCode};
+use http::{HeaderMap, Response, StatusCode};
 use http_body_util::BodyExt;
 use tokio::time::Instant;
 use watershed_protocol::{ResourceVersion, WatchStart, accepts_gzip};
@@ -12,8 +12,8 @@ use super::response::{Answer, from_memory};
 use crate::access::WatchGuard;
 use crate::body::{Body, InMemory};
 use crate::drain::DrainWatch;
-use crate::headers;
-use crate::scope::{TimelineName, Unfolding};
+use crate::headers::{self, HistoryName};
+use crate::scope::Unfolding;
 use crate::serve::metrics::{Labels, Meters};
 use crate::serve::plan::WatchPlan;
 use crate::serve::reads::freshness::FreshScope;
@@ -41,7 +41,7 @@ pub(in crate::serve) struct WatchContext<'a> {
     pub(in crate::serve) labels: &'a Labels,
     /// Memory for the objects that it begins with, if they are folded.
     pub(in crate::serve) unfolding: Option<Unfolding>,
-    /// A proxy asks, which can use the name of the watch's history.
+    /// Another proxy asks, which can use the name of the watch's history.
     pub(in crate::serve) is_of_proxy: bool,
 }
 
@@ -80,12 +80,13 @@ pub(in crate::serve) fn answer(
         (_, Some(proven)) => SubscriptionStart::After(proven.version),
         (WatchStart::State { .. } | WatchStart::Now(_), None) => SubscriptionStart::Now,
     };
-    let named = context.is_of_proxy.then(|| scope.timeline_name()).flatten();
     let (subscription, newest) = scope
         .reader
         .subscribe(start, watch.filter.interest(&scope.fields));
-    // The timeline may have ended meanwhile, and the type may even be listed again.
-    let timeline = named.filter(|name| scope.timeline_name() == Some(*name));
+    let history = HistoryName {
+        scope: scope.id,
+        generation: newest.generation(),
+    };
     if let WatchStart::After(version) = watch.start
         && subscription.is_expired()
         && scope.is_history_at_upstream(version)
@@ -146,10 +147,9 @@ pub(in crate::serve) fn answer(
     );
     let body = body.map_err(|never| match never {}).boxed_unsync();
     let mut response = respond(&fresh.opened, coding, body);
-    if let Some(timeline) = timeline {
-        response
-            .headers_mut()
-            .insert(headers::HISTORY, name(timeline));
+    if context.is_of_proxy {
+        let headers = response.headers_mut();
+        headers.insert(headers::HISTORY, history.into());
     }
     Ok(Answer::new(source, response))
 }
@@ -169,12 +169,6 @@ fn derived(opened: &OpenedScope) -> Option<DerivedView> {
         format,
         irreducible: Arc::clone(&opened.scope.forms.irreducible),
     }))
-}
-
-/// Returns the name of a timeline as a header, by which another proxy finds that a later watch goes on
-/// from this one.
-fn name(timeline: TimelineName) -> HeaderValue {
-    HeaderValue::try_from(timeline.to_string()).expect("digits and a hyphen are a header value")
 }
 
 fn respond(opened: &OpenedScope, coding: ContentCoding, body: Body) -> Response<Body> {

@@ -297,7 +297,9 @@ impl Snapshot {
         self.generation == other.generation
     }
 
-    pub(in crate::store) fn generation(&self) -> u64 {
+    /// Returns the number of the list that it goes back to. It is another one after each list, and once the
+    /// objects were printed anew.
+    pub fn generation(&self) -> u64 {
         self.generation
     }
 

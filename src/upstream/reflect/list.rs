@@ -34,7 +34,7 @@ impl Reflector {
     pub(super) async fn list<C: Collect>(&mut self) -> Result<InitialList<C>, ReflectorError> {
         self.listed_by = None;
         self.bookmark_known = false;
-        self.history = None;
+        (self.history, self.unproven_history) = (None, None);
         let mut load = self.budget.begin_load();
         if let Some(format) = self.expected_format() {
             let format = format.with_managed_fields(self.target.managed_fields);
@@ -127,8 +127,8 @@ impl Reflector {
     ) -> Result<InitialList<C>, ReflectorError> {
         let streamed = self.stream_initial(&mut load, &format).await;
         self.count_broken_list(streamed.as_ref().err());
-        let (objects, version, mut stream) = streamed?;
-        self.history = stream.history.take();
+        let (objects, version, stream) = streamed?;
+        self.history = stream.history;
         self.estimates = true;
         self.list_freshness = match self.list_freshness {
             ListFreshness::AnyDue => ListFreshness::Any,

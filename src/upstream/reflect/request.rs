@@ -10,7 +10,7 @@ use super::error::ReflectorError;
 use super::recovery::Route;
 use super::{Reflector, ReflectorState};
 use crate::body;
-use crate::headers::HISTORY;
+use crate::headers::HistoryName;
 use crate::upstream::stream::{StreamBookmarks, WatchStream};
 use crate::upstream::{
     AnswerCompression, ConnectionClass, RequestPurpose, SendOptions, UpstreamBody,
@@ -54,7 +54,7 @@ impl Reflector {
         let compression = AnswerCompression::of(answer.accepts_gzip, is_gzip(&headers)?);
         let stream = stream
             .with_compression(compression)
-            .with_history(headers.get(HISTORY).cloned());
+            .with_history(HistoryName::in_answer(&headers));
         let stream = stream.with_bookmarks(if self.expects_bookmarks() {
             StreamBookmarks::Expected
         } else {

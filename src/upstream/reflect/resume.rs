@@ -5,8 +5,8 @@
 //! happened. So it starts before the last known event. Upstream repeats that one first, or its
 //! history is another. This costs no request.
 //!
-//! Another proxy names the history of each watch that it answers from memory. A watch goes on from
-//! an earlier one of the same name as if that one had never ended.
+//! Where no event is known, or upstream does not show it any more, the name of the history is proof, too
+//! ([`HistoryName`](crate::headers::HistoryName)): a proxy gives one to the watches that other proxies open.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -52,7 +52,7 @@ impl Reflector {
         self.format = Some(format);
         self.warnings = warnings;
         self.last_event = last_event;
-        self.history = None;
+        (self.history, self.unproven_history) = (None, None);
         // It may be one of several deletions.
         self.unfinished = last_event.filter(|event| *event == version);
         self.recovery.was_granted();
@@ -121,16 +121,15 @@ impl Reflector {
                 last_event.is_some()
             }
         };
-        let history = stream.history.take();
-        let proof = if is_repeated {
-            ResumeProof::RepeatedEvent
-        } else if history.is_some() && history == self.history {
-            ResumeProof::NamedHistory
-        } else {
-            ResumeProof::None
+        let is_same = self.history.is_some() && self.history == stream.history;
+        if !is_same {
+            (self.history, self.unproven_history) = (None, stream.history);
+        }
+        let proof = match (is_repeated, is_same) {
+            (true, _) => ResumeProof::RepeatedEvent,
+            (false, true) => ResumeProof::NamedHistory,
+            (false, false) => ResumeProof::None,
         };
-        // A caller who finds another history lists next, which forgets the name.
-        self.history = history;
         self.state = ReflectorState::Watching { version, stream };
         Ok(Some(Change::Resumed { proof }))
     }

@@ -1,7 +1,7 @@
 //! Proofs that a resumed watch continues the same history.
 use super::super::answer::WATCH_ANSWER_TIMEOUT;
 use super::*;
-use crate::headers::HISTORY;
+use crate::headers::{HISTORY, VIA};
 use crate::test_support::eventually;
 
 /// Follows pods until the first watch has ended, after an event of version 9. Then upstream is asked
@@ -163,8 +163,12 @@ async fn a_server_without_the_last_event_is_asked_for_what_follows() {
 }
 
 /// Follows pods, of which nothing changes, at an API server that gives these names to the histories of its
-/// watches, one after the other. Returns what each resumed watch proves.
-async fn proofs_of<const N: usize>(names: [Option<&'static str>; N]) -> Vec<ResumeProof> {
+/// watches, one after the other. Returns what each resumed watch proves. The caller may find out what one
+/// does not.
+async fn proofs_of<const N: usize>(
+    names: [Option<&'static str>; N],
+    is_found_out: bool,
+) -> Vec<ResumeProof> {
     let pki = Pki::new();
     let opened = Arc::new(AtomicUsize::new(0));
     let api = Api::start(&pki, HTTP2, move |request, _| {
@@ -174,11 +178,13 @@ async fn proofs_of<const N: usize>(names: [Option<&'static str>; N]) -> Vec<Resu
         let body = if is_watch {
             let at = opened.fetch_add(1, Ordering::SeqCst);
             if let Some(name) = names.get(at).copied().flatten() {
-                answer = answer.header(HISTORY, name);
+                answer = answer.header(HISTORY, name).header(VIA, "0123456789abcdef");
             }
-            let end = match at + 1 < names.len() {
-                true => StreamEnd::Ended,
-                false => StreamEnd::Open,
+            let is_last = at + 1 == names.len();
+            let end = if is_last {
+                StreamEnd::Open
+            } else {
+                StreamEnd::Ended
             };
             watch_body(MARK.to_owned(), end)
         } else {
@@ -192,7 +198,12 @@ async fn proofs_of<const N: usize>(names: [Option<&'static str>; N]) -> Vec<Resu
     let mut proofs = Vec::new();
     while proofs.len() + 1 < names.len() {
         match next(&mut reflector).await {
-            Change::Resumed { proof } => proofs.push(proof),
+            Change::Resumed { proof } => {
+                if proof == ResumeProof::None && is_found_out {
+                    reflector.resumption_is_proven();
+                }
+                proofs.push(proof);
+            }
             Change::Listed(_) | Change::Progress { .. } | Change::Interrupted | Change::Ended => {}
             other => panic!("{other:?}"),
         }
@@ -203,7 +214,11 @@ async fn proofs_of<const N: usize>(names: [Option<&'static str>; N]) -> Vec<Resu
 #[tokio::test]
 async fn a_watch_of_the_same_named_history_is_proven() {
     let (same, other) = (Some("a-0"), Some("a-1"));
-    let proofs = proofs_of([same, same, other, other, None, None, same]).await;
+    let names = [same, same, other, other, other, None, None, same, same];
     let (named, none) = (ResumeProof::NamedHistory, ResumeProof::None);
-    assert_eq!(proofs, [named, none, named, none, none, none]);
+    // A name counts once the caller has found out what the first watch of that name did not show.
+    let expected = [named, none, named, named, none, none, none, named];
+    assert_eq!(proofs_of(names, true).await, expected);
+    let expected = [named, none, none, none, none, none, none, none];
+    assert_eq!(proofs_of(names, false).await, expected);
 }
