@@ -148,7 +148,7 @@ impl ServiceParts {
                     meters: &self.meters,
                     labels: &exchange.labels,
                     unfolding,
-                    is_of_proxy: headers.contains_key(VIA),
+                    is_of_proxy: exchange.headers().contains_key(VIA),
                 };
                 let mut answer = answer::watch(fresh, watch, context)?;
                 answer.response = answer.response.map(|body| holding(body, share));

@@ -72,6 +72,7 @@ enum ReflectorState {
     Replaying {
         version: ResourceVersion,
         last_event: Option<ResourceVersion>,
+        history: Option<HistoryName>,
         stream: Box<WatchStream>,
     },
     /// A stream is open.
@@ -426,14 +427,15 @@ impl Reflector {
             ReflectorState::Replaying {
                 version,
                 last_event,
+                history,
                 stream,
             } => {
-                let (version, last_event) = (*version, *last_event);
+                let (version, last_event, history) = (*version, *last_event, *history);
                 let silence = Self::replay_silence(last_event);
                 let first = timeout(silence, stream.next_frame()).await;
                 let first = first.map_err(|_| ReflectorError::Silent(silence));
                 match self.take_stream(version) {
-                    Some(stream) => self.replay(version, last_event, first, stream),
+                    Some(stream) => self.replay(version, last_event, history, first, stream),
                     None => Ok(None),
                 }
             }

@@ -6,7 +6,6 @@ use http_body_util::BodyExt;
 use tokio::time::{Instant, timeout_at};
 
 use super::{AnswerCompression, UpstreamBody};
-use crate::headers::HistoryName;
 use watershed_protocol::{Encoding, Frame, FrameDecoder, GzipReader, Malformed};
 
 /// Silence after which a stream is dead: bookmarks come every minute.
@@ -61,8 +60,6 @@ pub(super) struct WatchStream {
     heard: Instant,
     /// Unless they are unknown, silence means that the stream is dead.
     pub(super) bookmarks: StreamBookmarks,
-    /// The name of the history that it brings, if upstream is a proxy that gave it one.
-    pub(super) history: Option<HistoryName>,
 }
 
 impl WatchStream {
@@ -78,7 +75,6 @@ impl WatchStream {
             opened: now,
             heard: now,
             bookmarks: StreamBookmarks::Unknown,
-            history: None,
         }
     }
 
@@ -95,11 +91,6 @@ impl WatchStream {
     /// Sets what is known of its bookmarks before the first one.
     pub(super) fn with_bookmarks(self, bookmarks: StreamBookmarks) -> Self {
         Self { bookmarks, ..self }
-    }
-
-    /// Sets the name of the history that it brings.
-    pub(super) fn with_history(self, history: Option<HistoryName>) -> Self {
-        Self { history, ..self }
     }
 
     /// Returns how the body is compressed.

@@ -15,6 +15,7 @@ use super::error::ReflectorError;
 use super::request::FIRST_PAGE;
 use super::{FormatSource, ListFreshness, Reflector};
 use crate::budget::{MemoryBudget, MemoryLoad, SizeSource};
+use crate::headers::HistoryName;
 use crate::upstream::AnswerCompression;
 use crate::upstream::stream::WatchStream;
 
@@ -128,7 +129,6 @@ impl Reflector {
         let streamed = self.stream_initial(&mut load, &format).await;
         self.count_broken_list(streamed.as_ref().err());
         let (objects, version, stream) = streamed?;
-        self.history = stream.history;
         self.estimates = true;
         self.list_freshness = match self.list_freshness {
             ListFreshness::AnyDue => ListFreshness::Any,
@@ -246,6 +246,7 @@ impl Reflector {
             }
             opened => opened?,
         };
+        self.history = HistoryName::in_answer(&headers);
         let mut is_expected = self.listed_by.is_none();
         if is_expected {
             self.listed_by.clone_from(&self.server);

@@ -10,7 +10,6 @@ use super::error::ReflectorError;
 use super::recovery::Route;
 use super::{Reflector, ReflectorState};
 use crate::body;
-use crate::headers::HistoryName;
 use crate::upstream::stream::{StreamBookmarks, WatchStream};
 use crate::upstream::{
     AnswerCompression, ConnectionClass, RequestPurpose, SendOptions, UpstreamBody,
@@ -52,9 +51,7 @@ impl Reflector {
         let headers = answer.headers;
         let stream = WatchStream::new(answer.body, self.target.representation.encoding);
         let compression = AnswerCompression::of(answer.accepts_gzip, is_gzip(&headers)?);
-        let stream = stream
-            .with_compression(compression)
-            .with_history(HistoryName::in_answer(&headers));
+        let stream = stream.with_compression(compression);
         let stream = stream.with_bookmarks(if self.expects_bookmarks() {
             StreamBookmarks::Expected
         } else {

@@ -6,7 +6,7 @@
 //! history is another. This costs no request.
 //!
 //! Where no event is known, or upstream does not show it any more, the name of the history is proof, too
-//! ([`HistoryName`](crate::headers::HistoryName)): a proxy gives one to the watches that other proxies open.
+//! ([`HistoryName`]): a proxy gives one to the watches that other proxies open.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,6 +17,7 @@ use watershed_protocol::{EventKind, Frame, ResourceVersion, WireFormat, read_boo
 use super::change::{Change, Collect, ResumeProof};
 use super::error::ReflectorError;
 use super::{Reflector, ReflectorState};
+use crate::headers::HistoryName;
 use crate::upstream::stream::{StreamError, WatchStream};
 
 /// Silence of a resumed watch after which the last event is not expected any more.
@@ -73,15 +74,16 @@ impl Reflector {
         let last_event = self.last_event;
         let from = last_event.map_or(version, ResourceVersion::before);
         let query = format!("watch=1&allowWatchBookmarks=true&resourceVersion={from}");
-        let stream = match self.open(&query).await {
+        let (headers, stream) = match self.open(&query).await {
             // The next server may still show the event.
             Err(error @ ReflectorError::Silent(_)) => return Err(error),
             Err(error) => return self.without_replay(version, error),
-            Ok((_, stream)) => stream,
+            Ok(opened) => opened,
         };
         self.state = ReflectorState::Replaying {
             version,
             last_event,
+            history: HistoryName::in_answer(&headers),
             stream,
         };
         Ok(None)
@@ -92,6 +94,7 @@ impl Reflector {
         &mut self,
         version: ResourceVersion,
         last_event: Option<ResourceVersion>,
+        history: Option<HistoryName>,
         first: Result<Result<Option<Frame>, StreamError>, ReflectorError>,
         mut stream: Box<WatchStream>,
     ) -> Result<Option<Change<C>>, ReflectorError> {
@@ -121,9 +124,9 @@ impl Reflector {
                 last_event.is_some()
             }
         };
-        let is_same = self.history.is_some() && self.history == stream.history;
+        let is_same = history.is_some() && history == self.history;
         if !is_same {
-            (self.history, self.unproven_history) = (None, stream.history);
+            (self.history, self.unproven_history) = (None, history);
         }
         let proof = match (is_repeated, is_same) {
             (true, _) => ResumeProof::RepeatedEvent,
