@@ -1,9 +1,12 @@
-//! Calls that several callers share. A result is for the callers that came before its call began.
+//! Calls that several callers share.
 //!
-//! [`Singleflight`] makes one call at a time. [`Gatherings`] let callers wait for company first, and
-//! let several calls run.
+//! With [`Singleflight`] and [`Gatherings`], a result is for the callers that came before its call
+//! began. The former makes one call at a time. The latter let callers wait for company first, and let
+//! several calls run. With [`JoinedCalls`], a result is also for those who come while its call runs.
 mod gathering;
+mod joined;
 mod singleflight;
 
 pub use gathering::{Gathering, Gatherings};
+pub use joined::JoinedCalls;
 pub use singleflight::{FlightPace, REUNION, Singleflight};

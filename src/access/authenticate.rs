@@ -14,6 +14,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use futures_util::FutureExt as _;
 use http::HeaderMap;
 use k8s_openapi::api::authentication::v1::TokenReview;
 use moka::Expiry;
@@ -28,6 +29,7 @@ use super::review::{JSON, identity, post, token_review};
 use super::review_queues::{ReviewQueues, ReviewTurn, UNKNOWN_WAIT};
 use super::verdict_form::{self, ReviewType};
 use crate::scope::Timeline;
+use crate::shared_calls::JoinedCalls;
 use crate::upstream::UpstreamClient;
 use bearer_token::{any_bearer_token, has_no_credentials, only_bearer_token};
 use known_tokens::{KnownTokens, MAX_TOKENS};
@@ -51,6 +53,9 @@ pub enum Authenticated {
     Unknown,
 }
 
+/// The user of a token, or `None` if upstream refuses it.
+type TokenVerdict = Result<Option<Arc<Identity>>, Arc<ReviewError>>;
+
 /// Reviews tokens and caches the verdicts for a short time.
 pub struct Authenticator {
     client: UpstreamClient,
@@ -59,6 +64,7 @@ pub struct Authenticator {
     /// The number of a timeline is part of the kind of a token.
     timeline: Timeline,
     verdicts: Cache<Credential, Option<Arc<Identity>>>,
+    reviews: JoinedCalls<Credential, TokenVerdict>,
     checks: LocalChecks,
     tokens: KnownTokens,
     queues: ReviewQueues,
@@ -104,6 +110,7 @@ impl Authenticator {
             tokens: KnownTokens::new(timeline.clone()),
             timeline,
             verdicts,
+            reviews: JoinedCalls::default(),
             checks,
             queues,
             refusals: RefusedTokens::default(),
@@ -129,11 +136,7 @@ impl Authenticator {
     /// knows none.
     ///
     /// For counting only: other headers can give the request another identity.
-    pub async fn bearer(
-        &self,
-        headers: &HeaderMap,
-        address: IpAddr,
-    ) -> Result<Option<Arc<Identity>>, Arc<ReviewError>> {
+    pub async fn bearer(self: &Arc<Self>, headers: &HeaderMap, address: IpAddr) -> TokenVerdict {
         match any_bearer_token(headers) {
             Some(token) => self.verdict(token, headers, address).await,
             None => Ok(None),
@@ -142,7 +145,7 @@ impl Authenticator {
 
     /// Returns whose the token in these headers is, whatever else they contain.
     pub(super) async fn by_token(
-        &self,
+        self: &Arc<Self>,
         headers: &HeaderMap,
         address: IpAddr,
     ) -> Result<Authenticated, Arc<ReviewError>> {
@@ -213,7 +216,7 @@ impl Authenticator {
 
     /// Identifies the caller of a request with these headers.
     pub async fn authenticate(
-        &self,
+        self: &Arc<Self>,
         headers: &HeaderMap,
         address: IpAddr,
     ) -> Result<Authenticated, Arc<ReviewError>> {
@@ -232,19 +235,22 @@ impl Authenticator {
     /// Returns the user of a token, or `None` if upstream refuses it. The request with these
     /// headers waits for that.
     async fn verdict(
-        &self,
+        self: &Arc<Self>,
         token: &str,
         headers: &HeaderMap,
         address: IpAddr,
-    ) -> Result<Option<Arc<Identity>>, Arc<ReviewError>> {
+    ) -> TokenVerdict {
         let credential = self.tokens.credential(token);
         if let Some(verdict) = self.verdicts.get(&credential).await {
             return Ok(verdict);
         }
-        // Concurrent requests with one token share one review. Boxed, because the future is large
-        // and rare.
-        let review = Box::pin(self.find_out(credential, token, Asker::Bearer(address)));
-        let reviewed = Box::pin(self.verdicts.try_get_with(credential, review));
+        // Concurrent requests with one token share one review.
+        let reviewed = self.reviews.join(credential, || {
+            let (this, token) = (Arc::clone(self), token.to_owned());
+            async move { this.find_out_once(credential, &token, address).await }.boxed()
+        });
+        // Boxed, because the future is rare.
+        let reviewed = Box::pin(reviewed);
         if self.tokens.was_accepted(&credential) {
             return reviewed.await;
         }
@@ -255,6 +261,23 @@ impl Authenticator {
             Ok(reviewed) => reviewed,
             Err(_) => Err(ReviewError::TooManyWaiting.into()),
         }
+    }
+
+    /// Finds out the user of a token that nobody else finds out, and caches the verdict.
+    async fn find_out_once(
+        &self,
+        credential: Credential,
+        token: &str,
+        address: IpAddr,
+    ) -> TokenVerdict {
+        // The review before this one may just have ended.
+        if let Some(verdict) = self.verdicts.get(&credential).await {
+            return Ok(verdict);
+        }
+        let found = self.find_out(credential, token, Asker::Bearer(address));
+        let verdict = found.await?;
+        self.verdicts.insert(credential, verdict.clone()).await;
+        Ok(verdict)
     }
 
     async fn find_out(

@@ -2,6 +2,7 @@
 pub(super) mod authorizer_rules;
 mod recent_denials;
 mod verdict_use;
+mod verdicts;
 mod watch_turns;
 pub(super) mod wide_grants;
 
@@ -11,8 +12,8 @@ mod tests;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use k8s_openapi::api::authorization::v1::SubjectAccessReview;
-use moka::future::Cache;
 use tokio::time::Instant;
 
 use super::changes::Changes;
@@ -21,10 +22,9 @@ use super::config::AuthorizationConfig;
 use super::error::ReviewError;
 use super::identity::Identity;
 use super::metrics;
-use super::node::{NODES, NodeGrantMode, NodeRights};
+use super::node::{NODES, NodeRights};
 use super::request::{AccessAttributes, AccessRequest, AccessTarget, VerbTarget};
 use super::review_queues::ReviewQueues;
-use super::verdict::cache::{ReviewResult, VerdictExpiry, weight};
 use super::verdict::{Decision, Explanation, ReviewedAccess, Verdict, max_renewed_age};
 use super::verdict_form::{self, VerdictAge};
 use crate::scope::Timeline;
@@ -32,6 +32,7 @@ use crate::upstream::UpstreamClient;
 use authorizer_rules::AuthorizerRules;
 use recent_denials::RecentDenials;
 use verdict_use::VerdictUse;
+use verdicts::{ReviewResult, Verdicts};
 use watch_turns::WatchTurns;
 use wide_grants::WideGrants;
 
@@ -47,12 +48,6 @@ pub(super) const OVERDUE: Duration = Duration::from_secs(5);
 /// Source, for as much text: the webhook authorizer's limit
 /// (plugin/pkg/authorizer/webhook/webhook.go).
 const MAX_CACHED_BYTES: usize = 10_000;
-/// Size limit of the cache.
-const MAX_BYTES: u64 = 64 << 20;
-/// The same with the grants of nodes, which are kept for hours: those of 5,000 nodes take 90 MiB.
-const MAX_BYTES_WITH_NODES: u64 = 192 << 20;
-/// Size limit of the reviews for other proxies.
-const MAX_BYTES_PASSED_ON: u64 = 8 << 20;
 
 /// The review that a request without a verdict needs.
 enum MissingVerdict {
@@ -69,10 +64,10 @@ enum MissingVerdict {
 pub struct Authorizer {
     client: UpstreamClient,
     config: AuthorizationConfig,
-    verdicts: Cache<Arc<AccessRequest>, ReviewResult>,
+    verdicts: Verdicts,
     /// The verdicts of the last minute on what other proxies asked. They know callers of their own, so
     /// these verdicts are not used here.
-    passed_on: Cache<Arc<AccessRequest>, ReviewResult>,
+    passed_on: Verdicts,
     changes: Arc<Changes>,
     nodes: Arc<NodeRights>,
     rules: Arc<AuthorizerRules>,
@@ -89,20 +84,6 @@ impl Authorizer {
         timeline: Timeline,
         queues: ReviewQueues,
     ) -> Self {
-        let max_bytes = match config.node_grants {
-            NodeGrantMode::Review => MAX_BYTES,
-            NodeGrantMode::FollowPods => MAX_BYTES_WITH_NODES,
-        };
-        let verdicts = Cache::builder()
-            .weigher(weight)
-            .max_capacity(max_bytes)
-            .expire_after(VerdictExpiry)
-            .build();
-        let passed_on = Cache::builder()
-            .weigher(weight)
-            .max_capacity(MAX_BYTES_PASSED_ON)
-            .time_to_live(VerdictAge::Old.limit())
-            .build();
         let longest = config
             .allowed_ttl
             .max(config.denied_ttl)
@@ -116,9 +97,9 @@ impl Authorizer {
             wide_grants: WideGrants::new(Arc::clone(&rules)),
             rules,
             client,
+            verdicts: Verdicts::of_callers(config.node_grants),
+            passed_on: Verdicts::for_proxies(),
             config,
-            verdicts,
-            passed_on,
             changes,
             nodes: Arc::new(nodes),
             watch_turns: WatchTurns::default(),
@@ -141,7 +122,7 @@ impl Authorizer {
 
     /// Asks whether `identity` may do this read.
     pub async fn authorize(
-        &self,
+        self: &Arc<Self>,
         identity: &Arc<Identity>,
         attributes: &AccessAttributes,
     ) -> Result<ReviewedAccess, Arc<ReviewError>> {
@@ -151,7 +132,7 @@ impl Authorizer {
 
     /// Asks whether `identity` may do something whose verb is none of a read's.
     pub(super) async fn authorize_verb(
-        &self,
+        self: &Arc<Self>,
         identity: &Arc<Identity>,
         verb: Arc<str>,
         on: VerbTarget,
@@ -161,7 +142,7 @@ impl Authorizer {
 
     /// Asks whether `identity` may get a path that belongs to no resource.
     pub async fn authorize_path(
-        &self,
+        self: &Arc<Self>,
         identity: &Arc<Identity>,
         path: &str,
     ) -> Result<ReviewedAccess, Arc<ReviewError>> {
@@ -170,7 +151,7 @@ impl Authorizer {
     }
 
     async fn decide(
-        &self,
+        self: &Arc<Self>,
         identity: &Arc<Identity>,
         target: AccessTarget,
     ) -> Result<ReviewedAccess, Arc<ReviewError>> {
@@ -193,7 +174,7 @@ impl Authorizer {
     /// Returns a verdict for another proxy. Unless upstream decides now, it is a recent grant by RBAC
     /// that no change concerns.
     pub(super) async fn decide_for_proxy(
-        &self,
+        self: &Arc<Self>,
         request: &Arc<AccessRequest>,
         age: VerdictAge,
     ) -> ReviewResult {
@@ -248,10 +229,10 @@ impl Authorizer {
     /// Returns `true` if a request was granted lately, whatever that is worth now.
     async fn was_granted(&self, request: &Arc<AccessRequest>, usage: VerdictUse) -> bool {
         let known = self.verdicts_for(usage).get(request).await;
-        known.is_some_and(|known| known.is_ok_and(|known| known.is_allowed()))
+        known.is_some_and(|known| known.is_allowed())
     }
 
-    fn verdicts_for(&self, usage: VerdictUse) -> &Cache<Arc<AccessRequest>, ReviewResult> {
+    fn verdicts_for(&self, usage: VerdictUse) -> &Verdicts {
         match usage {
             VerdictUse::Here => &self.verdicts,
             VerdictUse::PassedOn(_) => &self.passed_on,
@@ -260,16 +241,14 @@ impl Authorizer {
 
     /// Returns `true` if a valid verdict denies a request.
     async fn is_denied(&self, request: &Arc<AccessRequest>) -> bool {
-        match self.verdicts.get(request).await {
-            Some(Ok(cached)) => !cached.is_allowed() && self.is_valid(&cached),
-            _ => false,
-        }
+        let cached = self.verdicts.get(request).await;
+        cached.is_some_and(|cached| !cached.is_allowed() && self.is_valid(&cached))
     }
 
     /// Reviews a request that has no verdict, or a wider one in its place, where that is possible
     /// and granted.
     async fn review_missing(
-        &self,
+        self: &Arc<Self>,
         request: &Arc<AccessRequest>,
         missing: MissingVerdict,
         usage: VerdictUse,
@@ -289,7 +268,7 @@ impl Authorizer {
             }
             if usage != VerdictUse::Here {
                 // So that the next one is not asked about twice.
-                self.verdicts.insert(wide, Ok(reviewed)).await;
+                self.verdicts.insert(wide, reviewed).await;
             }
         }
         let reviewed = self.review_shared(request, usage).await?;
@@ -328,7 +307,7 @@ impl Authorizer {
         request: &Arc<AccessRequest>,
         usage: VerdictUse,
     ) -> Option<ReviewedAccess> {
-        let cached = self.verdicts_for(usage).get(request).await?.ok()?;
+        let cached = self.verdicts_for(usage).get(request).await?;
         if self.is_fit(&cached, usage) {
             return Some(cached);
         }
@@ -426,7 +405,11 @@ impl Authorizer {
     }
 
     /// Returns a verdict that is fit for use, or one that was requested after this call.
-    async fn review_shared(&self, request: &Arc<AccessRequest>, usage: VerdictUse) -> ReviewResult {
+    async fn review_shared(
+        self: &Arc<Self>,
+        request: &Arc<AccessRequest>,
+        usage: VerdictUse,
+    ) -> ReviewResult {
         let arrived = Instant::now();
         let size = match usage {
             VerdictUse::Here => request.target.size(),
@@ -438,40 +421,57 @@ impl Authorizer {
             // be overtaken by a change before it is answered. The second one is newer than this
             // call, so it fits.
             for _ in 0..2 {
-                let entry = self.verdicts_for(usage).entry(Arc::clone(request));
-                // Boxed: the cache's future has room for it several times.
-                let review = Box::pin(self.review(request, usage));
-                let reviewed = entry
-                    .or_insert_with_if(review, |cached| !self.fits(cached, arrived, usage))
-                    .await
-                    .into_value();
-                if reviewed.is_err() || self.fits(&reviewed, arrived, usage) {
-                    return reviewed;
+                let verdicts = self.verdicts_for(usage);
+                let review = || {
+                    let (this, request) = (Arc::clone(self), Arc::clone(request));
+                    async move { this.review_once(&request, arrived, usage).await }.boxed()
+                };
+                let reviewed = verdicts.review(Arc::clone(request), review).await?;
+                if self.fits(&reviewed, arrived, usage) {
+                    return Ok(reviewed);
                 }
             }
         }
         self.review(request, usage).await
     }
 
+    /// Reviews a request that nobody else has reviewed at the moment, and caches the verdict.
+    async fn review_once(
+        &self,
+        request: &Arc<AccessRequest>,
+        arrived: Instant,
+        usage: VerdictUse,
+    ) -> ReviewResult {
+        let verdicts = self.verdicts_for(usage);
+        // The review before this one may just have ended.
+        if let Some(cached) = verdicts.get(request).await
+            && self.fits(&cached, arrived, usage)
+        {
+            return Ok(cached);
+        }
+        let reviewed = self.review(request, usage).await?;
+        let known = reviewed.clone();
+        verdicts.insert(Arc::clone(request), known).await;
+        Ok(reviewed)
+    }
+
     /// Returns `true` if a verdict answers a call that came at `arrived`: it is fit for use, or was requested
     /// after that.
-    fn fits(&self, reviewed: &ReviewResult, arrived: Instant, usage: VerdictUse) -> bool {
-        reviewed.as_ref().is_ok_and(|reviewed| {
-            let ReviewedAccess { verdict, .. } = reviewed;
-            let is_later = verdict.position.requested >= arrived
-                && self.changes.is_in_this_timeline(&verdict.position);
-            // The shared review may be for a proxy that accepts older verdicts.
-            let is_young_enough = match usage {
-                VerdictUse::PassedOn(age) => verdict.age() <= age.limit() + arrived.elapsed(),
-                VerdictUse::Here => true,
-            };
-            is_later && is_young_enough || self.is_fit(reviewed, usage)
-        })
+    fn fits(&self, reviewed: &ReviewedAccess, arrived: Instant, usage: VerdictUse) -> bool {
+        let ReviewedAccess { verdict, .. } = reviewed;
+        let is_later = verdict.position.requested >= arrived
+            && self.changes.is_in_this_timeline(&verdict.position);
+        // The shared review may be for a proxy that accepts older verdicts.
+        let is_young_enough = match usage {
+            VerdictUse::PassedOn(age) => verdict.age() <= age.limit() + arrived.elapsed(),
+            VerdictUse::Here => true,
+        };
+        is_later && is_young_enough || self.is_fit(reviewed, usage)
     }
 
     /// Returns a valid verdict for an open watch. The reviews of all open watches together have a
     /// bounded rate.
-    pub(super) async fn recheck(&self, request: &Arc<AccessRequest>) -> ReviewResult {
+    pub(super) async fn recheck(self: &Arc<Self>, request: &Arc<AccessRequest>) -> ReviewResult {
         if let Ok(reviewed) = self.known(request, VerdictUse::Here).await {
             return Ok(reviewed);
         }

@@ -64,7 +64,7 @@ impl ProxyReview {
     pub(super) async fn decide(
         self,
         authenticator: &Authenticator,
-        authorizer: &Authorizer,
+        authorizer: &Arc<Authorizer>,
         proxy: &Identity,
         age: VerdictAge,
     ) -> Result<Bytes, Arc<ReviewError>> {
@@ -114,7 +114,7 @@ fn token_asked_for(sent: &Value) -> Option<(ProxyQuestion, Value)> {
 }
 
 async fn decided(
-    authorizer: &Authorizer,
+    authorizer: &Arc<Authorizer>,
     request: &Arc<AccessRequest>,
     age: VerdictAge,
 ) -> Result<VerdictForm, Arc<ReviewError>> {
@@ -172,7 +172,7 @@ impl ReviewingProxies {
     /// forwarded.
     pub(super) async fn may_review(
         &self,
-        authorizer: &Authorizer,
+        authorizer: &Arc<Authorizer>,
         proxy: &Arc<Identity>,
         review: ReviewType,
     ) -> Result<Option<ReviewedAccess>, Arc<ReviewError>> {

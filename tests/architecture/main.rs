@@ -73,6 +73,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "listener",
             "log_throttle",
             "metric",
+            "shared_calls",
         ],
     ),
     ("audit", &["access", "body", "log_throttle", "metric"]),

@@ -83,7 +83,7 @@ fn user_of(token: &str) -> Value {
 }
 
 struct Setup {
-    authenticator: Authenticator,
+    authenticator: Arc<Authenticator>,
     reviewer: Arc<Reviewer>,
     signer: Signer,
     _api: Api,
@@ -123,7 +123,7 @@ impl Setup {
         };
         let (timeline, queues) = (Timeline::default(), ReviewQueues::default());
         Self {
-            authenticator: Authenticator::new(client, config, checks, timeline, queues),
+            authenticator: Arc::new(Authenticator::new(client, config, checks, timeline, queues)),
             reviewer,
             signer,
             _api: api,

@@ -1,13 +1,16 @@
 //! Grants of nodes whose reasons the proxy learns late.
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use http::Response;
+use futures_util::future::poll_immediate;
+use http::{Response, StatusCode};
 use parking_lot::Mutex;
+use tokio::sync::Notify;
 use watershed_protocol::GroupVersionResource;
 
 use super::*;
 use crate::access::changes::rbac::{Affected, RbacKind, RequestReach};
 use crate::access::changes::settling::PASSED_ON_AGE;
+use crate::access::node::NodeGrantMode;
 use crate::body::Body;
 use crate::test_support::{self, Api, HTTP2, Pki, eventually, text, typed, upstream_of};
 
@@ -83,7 +86,7 @@ async fn reviews_that_hang_hold_up_no_others() {
         }
     })
     .await;
-    let authorizer = Arc::new(authorizer_of(&pki, &api).await);
+    let authorizer = authorizer_of(&pki, &api).await;
     let review = |user: String| {
         let authorizer = Arc::clone(&authorizer);
         let request = Arc::new(AccessRequest::example(&user, &[], Some("here")));
@@ -96,6 +99,58 @@ async fn reviews_that_hang_hold_up_no_others() {
     eventually(|| hanging.load(Ordering::SeqCst) >= stuck.len()).await;
     review("quick".to_owned()).await.unwrap();
     assert!(stuck.iter().all(|review| !review.is_finished()));
+}
+
+/// Hundreds of equal requests whose clients do not wait for a slow webhook.
+#[tokio::test]
+async fn a_review_goes_on_for_those_who_wait_when_others_leave() {
+    let pki = Pki::new();
+    let (asked, answer) = (Arc::new(AtomicUsize::new(0)), Arc::new(Notify::new()));
+    let (count, may_answer) = (Arc::clone(&asked), Arc::clone(&answer));
+    let api = Api::start(&pki, HTTP2, move |_, _| {
+        let (count, may_answer) = (Arc::clone(&count), Arc::clone(&may_answer));
+        async move {
+            count.fetch_add(1, Ordering::SeqCst);
+            may_answer.notified().await;
+            granted("")
+        }
+    })
+    .await;
+    let authorizer = authorizer_of(&pki, &api).await;
+    let request = Arc::new(AccessRequest::example("ann", &[], Some("here")));
+    let review = || Box::pin(authorizer.review_shared(&request, VerdictUse::Here));
+    let mut waiting = review();
+    for _ in 0..300 {
+        let mut next = review();
+        assert!(poll_immediate(&mut waiting).await.is_none());
+        assert!(poll_immediate(&mut next).await.is_none());
+        // The one that came first leaves.
+        waiting = next;
+    }
+    let waiting = async { waiting.await.unwrap().is_allowed() };
+    let answered = async {
+        eventually(|| asked.load(Ordering::SeqCst) > 0).await;
+        answer.notify_waiters();
+    };
+    let (is_allowed, ()) = tokio::join!(waiting, answered);
+    assert!(is_allowed);
+    assert_eq!(asked.load(Ordering::SeqCst), 1);
+}
+
+#[tokio::test]
+async fn a_review_that_failed_is_asked_for_again() {
+    let refused = || {
+        let mut answer = text("no");
+        *answer.status_mut() = StatusCode::FORBIDDEN;
+        answer
+    };
+    let (authorizer, asked, _api) = counting(refused).await;
+    let request = Arc::new(AccessRequest::example("ann", &[], Some("here")));
+    for times in 1..=2 {
+        let reviewed = authorizer.review_shared(&request, VerdictUse::Here).await;
+        assert!(reviewed.is_err());
+        assert_eq!(asked.load(Ordering::SeqCst), times);
+    }
 }
 
 /// Starts an API server that answers reviews by their text.
@@ -113,13 +168,14 @@ async fn answering(
     .await
 }
 
-async fn authorizer_of(pki: &Pki, api: &Api) -> Authorizer {
+async fn authorizer_of(pki: &Pki, api: &Api) -> Arc<Authorizer> {
     configured(pki, api, AuthorizationConfig::default()).await
 }
 
-async fn configured(pki: &Pki, api: &Api, config: AuthorizationConfig) -> Authorizer {
+async fn configured(pki: &Pki, api: &Api, config: AuthorizationConfig) -> Arc<Authorizer> {
     let client = UpstreamClient::new(&upstream_of(pki, api).await);
-    Authorizer::new(client, config, Timeline::default(), ReviewQueues::default())
+    let queues = ReviewQueues::default();
+    Arc::new(Authorizer::new(client, config, Timeline::default(), queues))
 }
 
 /// Returns a grant for a reason.
@@ -129,14 +185,14 @@ fn granted(reason: &str) -> Response<Body> {
 }
 
 /// A proxy in front of an API server that counts reviews, and grants all for a reason.
-async fn counted(reason: &'static str) -> (Authorizer, Arc<AtomicUsize>, Api) {
+async fn counted(reason: &'static str) -> (Arc<Authorizer>, Arc<AtomicUsize>, Api) {
     counting(move || granted(reason)).await
 }
 
 /// The same with other answers.
 async fn counting(
     answer: impl Fn() -> Response<Body> + Clone + Send + Sync + 'static,
-) -> (Authorizer, Arc<AtomicUsize>, Api) {
+) -> (Arc<Authorizer>, Arc<AtomicUsize>, Api) {
     let pki = Pki::new();
     let asked = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&asked);
@@ -489,7 +545,7 @@ async fn old_grants_are_not_wanted_where_they_would_outlive_their_time_or_a_chan
     })
     .await;
     let ann = AccessRequest::example("ann", &[], Some("here")).identity;
-    let wanted_by = async |authorizer: &Authorizer, path: &str| {
+    let wanted_by = async |authorizer: &Arc<Authorizer>, path: &str| {
         let reviewed = authorizer.authorize_path(&ann, path).await.unwrap();
         assert!(reviewed.is_allowed());
         wanted.lock().pop().flatten().unwrap()

@@ -5,7 +5,6 @@ use std::time::Duration;
 use moka::Expiry;
 
 use super::ReviewedAccess;
-use crate::access::error::ReviewError;
 use crate::access::request::AccessRequest;
 
 /// Size of one cached verdict without its text.
@@ -15,24 +14,17 @@ const VERDICT_BYTES: usize = 512;
 /// reviewed meanwhile, the wide one is reviewed in place of all.
 const RUN_OUT_KEPT: Duration = Duration::from_mins(1);
 
-/// A review, or the reason why there is none.
-pub(in crate::access) type ReviewResult = Result<ReviewedAccess, Arc<ReviewError>>;
-
 /// Evicts verdicts that cannot be valid any more, and are of no other use. [`Verdict::is_valid`]
 /// decides about the others at each use.
 pub(in crate::access) struct VerdictExpiry;
 
-impl Expiry<Arc<AccessRequest>, ReviewResult> for VerdictExpiry {
+impl Expiry<Arc<AccessRequest>, ReviewedAccess> for VerdictExpiry {
     fn expire_after_create(
         &self,
         request: &Arc<AccessRequest>,
-        reviewed: &ReviewResult,
+        reviewed: &ReviewedAccess,
         _: std::time::Instant,
     ) -> Option<Duration> {
-        // Errors are shared by concurrent requests only.
-        let Ok(reviewed) = reviewed else {
-            return Some(Duration::ZERO);
-        };
         let is_reviewed_again = request.is_wide() && reviewed.is_allowed();
         let after = if is_reviewed_again {
             RUN_OUT_KEPT
@@ -45,7 +37,7 @@ impl Expiry<Arc<AccessRequest>, ReviewResult> for VerdictExpiry {
     fn expire_after_update(
         &self,
         request: &Arc<AccessRequest>,
-        reviewed: &ReviewResult,
+        reviewed: &ReviewedAccess,
         now: std::time::Instant,
         _: Option<Duration>,
     ) -> Option<Duration> {
@@ -54,16 +46,13 @@ impl Expiry<Arc<AccessRequest>, ReviewResult> for VerdictExpiry {
 }
 
 /// Returns the bytes that a cached verdict takes.
-pub(in crate::access) fn weight(request: &Arc<AccessRequest>, reviewed: &ReviewResult) -> u32 {
-    let reason = reviewed
-        .as_ref()
-        .map_or(0, |reviewed| reviewed.decision().reason().len());
+pub(in crate::access) fn weight(request: &Arc<AccessRequest>, reviewed: &ReviewedAccess) -> u32 {
+    let reason = reviewed.decision().reason().len();
     u32::try_from(VERDICT_BYTES + request.size() + reason).unwrap_or(u32::MAX)
 }
 
 #[cfg(test)]
 mod tests {
-    use http::StatusCode;
     use tokio::time::Instant;
     use watershed_protocol::LabelSelector;
 
@@ -89,11 +78,11 @@ mod tests {
             request: Arc::clone(&request),
             verdict: Arc::new(verdict.renewed_until(age)),
         };
-        expires(&request, &Ok(reviewed))
+        expires(&request, &reviewed)
     }
 
     /// Returns the time for which the cache keeps a review, as its first one and as a later one.
-    fn expires(request: &Arc<AccessRequest>, reviewed: &ReviewResult) -> Option<Duration> {
+    fn expires(request: &Arc<AccessRequest>, reviewed: &ReviewedAccess) -> Option<Duration> {
         let now = std::time::Instant::now();
         let first = VerdictExpiry.expire_after_create(request, reviewed, now);
         let left = Some(Duration::from_secs(1));
@@ -125,7 +114,7 @@ mod tests {
                 request: Arc::clone(&wide),
                 verdict: Arc::new(decided(decision, ttl)),
             };
-            expires(&wide, &Ok(reviewed))
+            expires(&wide, &reviewed)
         };
         assert_eq!(kept(Decision::Denied("".into())), Some(ttl));
         assert!(kept(Decision::Allowed("".into())) > Some(ttl));
@@ -139,17 +128,14 @@ mod tests {
             panic!("{request:?} is about a resource");
         };
         attributes.selectors = ReviewSelectors::new(Some(&labels), None);
-        let refused = Arc::new(ReviewError::Refused(StatusCode::FORBIDDEN));
         let requirements = labels.requirements();
         let held = requirements.len() * (size_of_val(&requirements[0]) + size_of::<String>());
-        let weight = weight(&Arc::new(request), &Err(refused));
+        let request = Arc::new(request);
+        let reviewed = ReviewedAccess {
+            request: Arc::clone(&request),
+            verdict: Arc::new(decided(Decision::Denied("".into()), Duration::ZERO)),
+        };
+        let weight = weight(&request, &reviewed);
         assert!(weight as usize > held, "{weight} of {held}");
-    }
-
-    #[test]
-    fn errors_are_not_kept() {
-        let request = Arc::new(AccessRequest::example("ann", &[], None));
-        let refused = Arc::new(ReviewError::Refused(StatusCode::FORBIDDEN));
-        assert_eq!(expires(&request, &Err(refused)), Some(Duration::ZERO));
     }
 }
