@@ -40,8 +40,6 @@ pub struct ProxyChain {
 
 #[derive(Debug)]
 struct ChainState {
-    /// `true` once upstream has answered.
-    has_answered: bool,
     /// The header of upstream's last answer; `None` if the API server itself answered.
     last_via: Option<HeaderValue>,
     /// The ids in it.
@@ -92,7 +90,6 @@ impl Default for ProxyChain {
     fn default() -> Self {
         let id = random();
         let state = ChainState {
-            has_answered: false,
             last_via: None,
             upstream: Vec::new(),
             answer: header(std::iter::once(id.as_str())),
@@ -149,12 +146,6 @@ impl ProxyChain {
     /// Returns `true` if the last answer of upstream came from a proxy.
     pub fn is_behind_proxy(&self) -> bool {
         !self.state.lock().upstream.is_empty()
-    }
-
-    /// Returns `true` if the last answer of upstream came from an API server itself.
-    pub fn is_at_api_server(&self) -> bool {
-        let state = self.state.lock();
-        state.has_answered && state.upstream.is_empty()
     }
 
     /// Returns `true` if upstream leads back to this proxy: its answers say so, or a request of
@@ -220,7 +211,6 @@ impl ProxyChain {
             return;
         }
         let mut state = self.state.lock();
-        state.has_answered = true;
         if state.last_via.as_ref() == via {
             return;
         }
