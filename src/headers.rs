@@ -24,7 +24,8 @@ const FIELD_BYTES: usize = 80;
 /// The name of the history that a watch from memory brings. A watch goes on from an earlier one of the same
 /// name as if that one had never ended.
 ///
-/// The history of a scope ends with a list, after which its watches would have ended, too.
+/// The history of a scope ends with a list, after which its watches would have ended, too. Watches of other
+/// selections may share a name: it is for those that ask for the same again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HistoryName {
     /// The random number of the scope. No other one has it, of this process or another.

@@ -245,7 +245,7 @@ impl Authenticator {
             return Ok(verdict);
         }
         // Concurrent requests with one token share one review.
-        let reviewed = self.reviews.join(credential, || {
+        let reviewed = self.reviews.join(&credential, || {
             let (this, token) = (Arc::clone(self), token.to_owned());
             async move { this.find_out_once(credential, &token, address).await }.boxed()
         });
@@ -276,7 +276,10 @@ impl Authenticator {
         }
         let found = self.find_out(credential, token, Asker::Bearer(address));
         let verdict = found.await?;
-        self.verdicts.insert(credential, verdict.clone()).await;
+        // Upstream may have refused it with a forwarded request meanwhile. Then it is reviewed again.
+        if verdict.is_none() || !self.tokens.was_refused(&credential) {
+            self.verdicts.insert(credential, verdict.clone()).await;
+        }
         Ok(verdict)
     }
 

@@ -426,7 +426,7 @@ impl Authorizer {
                     let (this, request) = (Arc::clone(self), Arc::clone(request));
                     async move { this.review_once(&request, arrived, usage).await }.boxed()
                 };
-                let reviewed = verdicts.review(Arc::clone(request), review).await?;
+                let reviewed = verdicts.review(request, review).await?;
                 if self.fits(&reviewed, arrived, usage) {
                     return Ok(reviewed);
                 }

@@ -2,40 +2,62 @@
 use std::collections::HashMap;
 use std::hash::Hash;
 
-use futures_util::FutureExt as _;
-use futures_util::future::{BoxFuture, Shared};
+use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
+use tokio::sync::watch;
+use tokio_util::task::AbortOnDropHandle;
+use tracing::Instrument as _;
 
 /// Lets callers of one key share the call that runs. It goes on for as long as any of them waits,
 /// whoever began it.
-pub struct JoinedCalls<K, T: Clone>(Mutex<JoinedCallTable<K, T>>);
+///
+/// Each call is a task. If the callers polled it, one that leaves could take the news of its progress
+/// with it.
+pub struct JoinedCalls<K, T>(Mutex<JoinedCallTable<K, T>>);
 
-struct JoinedCallTable<K, T: Clone> {
+struct JoinedCallTable<K, T> {
     by_key: HashMap<K, JoinedCall<T>>,
     /// The number of the last call.
     last: u64,
 }
 
-struct JoinedCall<T: Clone> {
+struct JoinedCall<T> {
     number: u64,
-    call: Shared<BoxFuture<'static, T>>,
+    /// The result, once there is one. Closed without one if the call panicked.
+    result: watch::Receiver<Option<T>>,
     callers: usize,
+    _task: AbortOnDropHandle<()>,
 }
 
 /// One caller of a call.
-struct CallPlace<'a, K: Clone + Eq + Hash, T: Clone> {
+struct CallPlace<'a, K: Eq + Hash, T> {
     calls: &'a JoinedCalls<K, T>,
-    key: K,
+    key: &'a K,
     number: u64,
 }
 
-impl<T: Clone> JoinedCall<T> {
-    fn has_ended(&self) -> bool {
-        self.call.peek().is_some()
+impl<T: Send + Sync + 'static> JoinedCall<T> {
+    fn begin(number: u64, call: BoxFuture<'static, T>) -> Self {
+        let (sender, result) = watch::channel(None);
+        let task = async move {
+            sender.send_replace(Some(call.await));
+        };
+        Self {
+            number,
+            result,
+            callers: 0,
+            _task: AbortOnDropHandle::new(tokio::spawn(task.in_current_span())),
+        }
     }
 }
 
-impl<K, T: Clone> Default for JoinedCalls<K, T> {
+impl<T> JoinedCall<T> {
+    fn has_ended(&self) -> bool {
+        self.result.borrow().is_some() || self.result.has_changed().is_err()
+    }
+}
+
+impl<K, T> Default for JoinedCalls<K, T> {
     fn default() -> Self {
         Self(Mutex::new(JoinedCallTable {
             by_key: HashMap::new(),
@@ -44,58 +66,63 @@ impl<K, T: Clone> Default for JoinedCalls<K, T> {
     }
 }
 
-impl<K: Clone + Eq + Hash, T: Clone> JoinedCalls<K, T> {
+impl<K: Clone + Eq + Hash, T: Clone + Send + Sync + 'static> JoinedCalls<K, T> {
     /// Returns the result of the call with this key that runs, which may have begun before this one
-    /// came. Begins one if none runs.
-    pub async fn join(&self, key: K, begin: impl FnOnce() -> BoxFuture<'static, T>) -> T {
-        let (_place, call) = self.enter(key, begin);
-        call.await
+    /// came. Begins one if none runs. Needs a running runtime.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the call that it began does. Those who joined it begin one of their own.
+    pub async fn join(&self, key: &K, begin: impl Fn() -> BoxFuture<'static, T>) -> T {
+        loop {
+            let (_place, mut result, is_own) = self.enter(key, &begin);
+            if let Ok(result) = result.wait_for(Option::is_some).await
+                && let Some(result) = &*result
+            {
+                return result.clone();
+            }
+            assert!(!is_own, "a call panicked");
+        }
     }
 
-    fn enter(
-        &self,
-        key: K,
-        begin: impl FnOnce() -> BoxFuture<'static, T>,
-    ) -> (CallPlace<'_, K, T>, Shared<BoxFuture<'static, T>>) {
+    /// Also returns `true` if the call is begun here.
+    fn enter<'a>(
+        &'a self,
+        key: &'a K,
+        begin: impl Fn() -> BoxFuture<'static, T>,
+    ) -> (CallPlace<'a, K, T>, watch::Receiver<Option<T>>, bool) {
         let mut calls = self.0.lock();
         let JoinedCallTable { by_key, last } = &mut *calls;
-        // Its callers may not have taken the result yet.
-        if by_key.get(&key).is_some_and(JoinedCall::has_ended) {
-            by_key.remove(&key);
-        }
-        let running = by_key.entry(key.clone()).or_insert_with(|| {
+        // The callers of one that has ended may not have taken the result yet.
+        let is_own = by_key.get(key).is_none_or(JoinedCall::has_ended);
+        if is_own {
             *last += 1;
-            JoinedCall {
-                number: *last,
-                call: begin().shared(),
-                callers: 0,
-            }
-        });
+            by_key.insert(key.clone(), JoinedCall::begin(*last, begin()));
+        }
+        let running = by_key.get_mut(key).expect("it runs, or was just begun");
         running.callers += 1;
         let place = CallPlace {
             calls: self,
             key,
             number: running.number,
         };
-        (place, running.call.clone())
+        (place, running.result.clone(), is_own)
     }
 }
 
-impl<K: Clone + Eq + Hash, T: Clone> Drop for CallPlace<'_, K, T> {
+impl<K: Eq + Hash, T> Drop for CallPlace<'_, K, T> {
     fn drop(&mut self) {
         let mut calls = self.calls.0.lock();
-        let Some(running) = calls.by_key.get_mut(&self.key) else {
+        let Some(running) = calls.by_key.get_mut(self.key) else {
             return;
         };
         if running.number != self.number {
             return;
         }
         running.callers -= 1;
-        let is_over = running.callers == 0 || running.has_ended();
-        let ended = is_over.then(|| calls.by_key.remove(&self.key));
-        drop(calls);
-        // A call that is given up may hold anything.
-        drop(ended);
+        if running.callers == 0 || running.has_ended() {
+            calls.by_key.remove(self.key);
+        }
     }
 }
 
@@ -104,8 +131,11 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
+    use futures_util::FutureExt as _;
     use futures_util::future::{join_all, poll_immediate};
     use tokio::sync::oneshot;
+
+    use crate::test_support::eventually;
 
     use super::*;
 
@@ -125,7 +155,7 @@ mod tests {
                 self.ends.lock().push(sender);
                 async { end.await.unwrap() }.boxed()
             };
-            self.calls.join("key", begin).await
+            self.calls.join(&"key", begin).await
         }
 
         fn end(&self, with: usize) {
@@ -172,8 +202,9 @@ mod tests {
     async fn a_call_ends_with_its_last_caller() {
         let counted = Counted::default();
         assert_eq!(poll_immediate(Box::pin(counted.join())).await, None);
-        assert!(counted.ends.lock()[0].is_closed());
         assert_eq!(counted.running(), 0);
+        let ended = counted.ends.lock().pop().unwrap();
+        eventually(|| ended.is_closed()).await;
         let mut next = Box::pin(counted.join());
         assert_eq!(poll_immediate(&mut next).await, None);
         counted.end(6);
@@ -194,5 +225,25 @@ mod tests {
         assert_eq!(slow.await, 5);
         counted.end(6);
         assert_eq!((late.await, counted.running()), (6, 0));
+    }
+
+    #[tokio::test]
+    async fn a_panic_is_that_of_the_caller_who_began_the_call() {
+        let counted = Arc::new(Counted::default());
+        let join = || {
+            let counted = Arc::clone(&counted);
+            async move { counted.join().await }
+        };
+        let first = tokio::spawn(join());
+        eventually(|| counted.begun() == 1).await;
+        let second = tokio::spawn(join());
+        let callers = || counted.calls.0.lock().by_key["key"].callers;
+        eventually(|| callers() == 2).await;
+        // The call unwraps its end.
+        drop(counted.ends.lock().pop().unwrap());
+        assert!(first.await.unwrap_err().is_panic());
+        eventually(|| counted.begun() == 2).await;
+        counted.end(7);
+        assert_eq!((second.await.unwrap(), counted.running()), (7, 0));
     }
 }

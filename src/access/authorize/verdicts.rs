@@ -67,8 +67,8 @@ impl Verdicts {
     /// Returns the result of the review of a request that runs, or of this one.
     pub(super) async fn review(
         &self,
-        request: Arc<AccessRequest>,
-        review: impl FnOnce() -> BoxFuture<'static, ReviewResult>,
+        request: &Arc<AccessRequest>,
+        review: impl Fn() -> BoxFuture<'static, ReviewResult>,
     ) -> ReviewResult {
         self.running.join(request, review).await
     }
