@@ -8,6 +8,7 @@ use hyper::body::Incoming;
 use jsonwebtoken::jwk::JwkSet;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
+use tokio::sync::Notify;
 
 use super::*;
 use crate::access::authenticate::known_tokens::ACCEPTED_TTL;
@@ -15,7 +16,7 @@ use crate::access::authenticate::service_account::BoundObjects;
 use crate::access::authenticate::token_issuer::{IssuerQuery, KEYS_PATH, TokenIssuer};
 use crate::body::Body;
 use crate::test_support::{
-    Api, HTTP2, Pki, Signer, claims, claims_with, read, text, typed, upstream_of,
+    Api, HTTP2, Pki, Signer, claims, claims_with, eventually, read, text, typed, upstream_of,
 };
 
 const BEARER: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
@@ -37,6 +38,8 @@ struct Reviewer {
     refused: Mutex<HashSet<String>>,
     /// Answers reviews in the short form with this status.
     only_json: bool,
+    /// The next answer waits for this.
+    held: Mutex<Option<Arc<Notify>>>,
 }
 
 impl Reviewer {
@@ -49,6 +52,10 @@ impl Reviewer {
         self.asked.lock().push(accepted.to_owned());
         if self.only_json && accepted != JSON {
             return typed(406, "text/plain", "");
+        }
+        let held = self.held.lock().take();
+        if let Some(held) = held {
+            held.notified().await;
         }
         let review: Value =
             serde_json::from_str(&read(request.into_body()).await.unwrap()).unwrap();
@@ -91,6 +98,11 @@ struct Setup {
 
 impl Setup {
     async fn new(reviewer: Reviewer, validates: bool) -> Self {
+        Self::lasting(Duration::ZERO, reviewer, validates).await
+    }
+
+    /// Has reviews count for this time.
+    async fn lasting(token_ttl: Duration, reviewer: Reviewer, validates: bool) -> Self {
         let (signer, reviewer) = (Signer::new("one"), Arc::new(reviewer));
         let keys = JwkSet {
             keys: vec![signer.public()],
@@ -114,7 +126,7 @@ impl Setup {
         let service_accounts = validates
             .then(|| ServiceAccounts::new(issuer, Vec::new(), Arc::new(AllObjects), ACCEPTED_TTL));
         let config = AuthenticationConfig {
-            token_ttl: Duration::ZERO,
+            token_ttl,
             ..AuthenticationConfig::default()
         };
         let checks = LocalChecks {
@@ -283,4 +295,21 @@ async fn one_review_serves_the_tokens_of_a_kind_that_arrive_together() {
         assert!(user.is_some());
     }
     assert_eq!(setup.reviewer.count(), 1);
+}
+
+#[tokio::test]
+async fn a_token_that_was_refused_during_its_review_is_reviewed_again() {
+    let setup = Setup::lasting(ACCEPTED_TTL, Reviewer::default(), false).await;
+    let (token, answer) = (setup.token(0), Arc::new(Notify::new()));
+    *setup.reviewer.held.lock() = Some(Arc::clone(&answer));
+    let refused = async {
+        eventually(|| setup.reviewer.count() == 1).await;
+        setup.refuse(&token).await;
+        answer.notify_one();
+    };
+    let ((user, _), ()) = tokio::join!(setup.identify(&token), refused);
+    assert!(user.is_some());
+    for reviews in [1, 0] {
+        assert_eq!(setup.identify(&token).await, (expected(&token), reviews));
+    }
 }
