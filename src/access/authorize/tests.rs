@@ -1,10 +1,10 @@
 //! Grants of nodes whose reasons the proxy learns late.
+mod shared_reviews;
+
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use futures_util::future::poll_immediate;
-use http::{Response, StatusCode};
+use http::Response;
 use parking_lot::Mutex;
-use tokio::sync::Notify;
 use watershed_protocol::GroupVersionResource;
 
 use super::*;
@@ -99,58 +99,6 @@ async fn reviews_that_hang_hold_up_no_others() {
     eventually(|| hanging.load(Ordering::SeqCst) >= stuck.len()).await;
     review("quick".to_owned()).await.unwrap();
     assert!(stuck.iter().all(|review| !review.is_finished()));
-}
-
-/// Hundreds of equal requests whose clients do not wait for a slow webhook.
-#[tokio::test]
-async fn a_review_goes_on_for_those_who_wait_when_others_leave() {
-    let pki = Pki::new();
-    let (asked, answer) = (Arc::new(AtomicUsize::new(0)), Arc::new(Notify::new()));
-    let (count, may_answer) = (Arc::clone(&asked), Arc::clone(&answer));
-    let api = Api::start(&pki, HTTP2, move |_, _| {
-        let (count, may_answer) = (Arc::clone(&count), Arc::clone(&may_answer));
-        async move {
-            count.fetch_add(1, Ordering::SeqCst);
-            may_answer.notified().await;
-            granted("")
-        }
-    })
-    .await;
-    let authorizer = authorizer_of(&pki, &api).await;
-    let request = Arc::new(AccessRequest::example("ann", &[], Some("here")));
-    let review = || Box::pin(authorizer.review_shared(&request, VerdictUse::Here));
-    let mut waiting = review();
-    for _ in 0..300 {
-        let mut next = review();
-        assert!(poll_immediate(&mut waiting).await.is_none());
-        assert!(poll_immediate(&mut next).await.is_none());
-        // The one that came first leaves.
-        waiting = next;
-    }
-    let waiting = async { waiting.await.unwrap().is_allowed() };
-    let answered = async {
-        eventually(|| asked.load(Ordering::SeqCst) > 0).await;
-        answer.notify_waiters();
-    };
-    let (is_allowed, ()) = tokio::join!(waiting, answered);
-    assert!(is_allowed);
-    assert_eq!(asked.load(Ordering::SeqCst), 1);
-}
-
-#[tokio::test]
-async fn a_review_that_failed_is_asked_for_again() {
-    let refused = || {
-        let mut answer = text("no");
-        *answer.status_mut() = StatusCode::FORBIDDEN;
-        answer
-    };
-    let (authorizer, asked, _api) = counting(refused).await;
-    let request = Arc::new(AccessRequest::example("ann", &[], Some("here")));
-    for times in 1..=2 {
-        let reviewed = authorizer.review_shared(&request, VerdictUse::Here).await;
-        assert!(reviewed.is_err());
-        assert_eq!(asked.load(Ordering::SeqCst), times);
-    }
 }
 
 /// Starts an API server that answers reviews by their text.

@@ -84,7 +84,7 @@ pub enum Change<C> {
     },
     /// The watch goes on after an interruption; nothing was lost.
     Resumed {
-        /// What shows that upstream has the history that was followed.
+        /// The proof that upstream has the history that was followed.
         proof: ResumeProof,
     },
     /// The watch was resumed, and does not show the last known event: upstream has another history.
@@ -97,10 +97,10 @@ pub enum Change<C> {
     Interrupted,
 }
 
-/// What a resumed watch shows of the history behind it.
+/// The proof of the history behind a resumed watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResumeProof {
-    /// It began with the last known event, which is the next change.
+    /// The watch began with the last known event, which is the next change.
     RepeatedEvent,
     /// Upstream is a proxy, and says that this watch and the last one belong to one history.
     NamedHistory,
