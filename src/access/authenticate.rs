@@ -64,7 +64,9 @@ pub struct Authenticator {
     /// The number of a timeline is part of the kind of a token.
     timeline: Timeline,
     verdicts: Cache<Credential, Option<Arc<Identity>>>,
-    reviews: JoinedCalls<Credential, TokenVerdict>,
+    /// The reviews that run, each with `true` if its token was known when it began. A known token does not wait
+    /// among the unknown ones.
+    reviews: JoinedCalls<(Credential, bool), TokenVerdict>,
     checks: LocalChecks,
     tokens: KnownTokens,
     queues: ReviewQueues,
@@ -245,13 +247,15 @@ impl Authenticator {
             return Ok(verdict);
         }
         // Concurrent requests with one token share one review.
-        let reviewed = self.reviews.join(&credential, || {
+        let is_known = self.tokens.was_accepted(&credential);
+        let key = (credential, is_known);
+        let reviewed = self.reviews.join(&key, || {
             let (this, token) = (Arc::clone(self), token.to_owned());
             async move { this.find_out_once(credential, &token, address).await }.boxed()
         });
         // Boxed, because the future is rare.
         let reviewed = Box::pin(reviewed);
-        if self.tokens.was_accepted(&credential) {
+        if is_known {
             return reviewed.await;
         }
         let Some(_share) = self.queues.begin_unknown(address, headers) else {
@@ -276,9 +280,11 @@ impl Authenticator {
         }
         let found = self.find_out(credential, token, Asker::Bearer(address));
         let verdict = found.await?;
-        // Upstream may have refused it with a forwarded request meanwhile. Then it is reviewed again.
-        if verdict.is_none() || !self.tokens.was_refused(&credential) {
-            self.verdicts.insert(credential, verdict.clone()).await;
+        self.verdicts.insert(credential, verdict.clone()).await;
+        // Upstream may have refused it with a forwarded request meanwhile. Then it is reviewed again. Looked at
+        // last, so that a refusal that comes now finds what is cached.
+        if verdict.is_some() && self.tokens.was_refused(&credential) {
+            self.verdicts.invalidate(&credential).await;
         }
         Ok(verdict)
     }

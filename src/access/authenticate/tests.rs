@@ -16,7 +16,7 @@ use crate::access::authenticate::service_account::BoundObjects;
 use crate::access::authenticate::token_issuer::{IssuerQuery, KEYS_PATH, TokenIssuer};
 use crate::body::Body;
 use crate::test_support::{
-    Api, HTTP2, Pki, Signer, claims, claims_with, eventually, read, text, typed, upstream_of,
+    Api, HTTP2, Pki, SOON, Signer, claims, claims_with, eventually, read, text, typed, upstream_of,
 };
 
 const BEARER: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
@@ -311,5 +311,26 @@ async fn a_token_that_was_refused_during_its_review_is_reviewed_again() {
     assert!(user.is_some());
     for reviews in [1, 0] {
         assert_eq!(setup.identify(&token).await, (expected(&token), reviews));
+    }
+}
+
+#[tokio::test]
+async fn a_token_that_upstream_accepts_does_not_wait_among_unknown_ones() {
+    let setup = Setup::new(Reviewer::default(), false).await;
+    let token = setup.token(0);
+    // As many reviews as one address may have.
+    let queues = &setup.authenticator.queues;
+    let unknown = (0..16).map(|_| queues.of_unknown_token(BEARER));
+    let _places = futures_util::future::join_all(unknown).await;
+    let known = async {
+        // The review of the unknown token begins meanwhile.
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        let credential = setup.authenticator.credential(&bearing(&token)).unwrap();
+        setup.authenticator.note_accepted(&credential);
+        timeout(SOON, setup.identify(&token)).await
+    };
+    tokio::select! {
+        _ = setup.identify(&token) => panic!("all places are taken"),
+        identified = known => assert_eq!(identified.unwrap(), (expected(&token), 1)),
     }
 }
