@@ -449,10 +449,9 @@ impl Authorizer {
         {
             return Ok(cached);
         }
-        let reviewed = self.review(request, usage).await?;
-        let known = reviewed.clone();
-        verdicts.insert(Arc::clone(request), known).await;
-        Ok(reviewed)
+        let reviewed = self.review(request, usage).await;
+        verdicts.note(request, &reviewed).await;
+        reviewed
     }
 
     /// Returns `true` if a verdict answers a call that came at `arrived`: it is fit for use, or was requested

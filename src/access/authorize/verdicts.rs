@@ -64,7 +64,15 @@ impl Verdicts {
         self.known.insert(request, reviewed).await;
     }
 
-    /// Returns the result of the review of a request that runs, or of this one.
+    /// Notes the result of a review. After one that failed, what was known before does not count any more.
+    pub(super) async fn note(&self, request: &Arc<AccessRequest>, result: &ReviewResult) {
+        match result {
+            Ok(reviewed) => self.insert(Arc::clone(request), reviewed.clone()).await,
+            Err(_) => self.known.invalidate(request).await,
+        }
+    }
+
+    /// Returns the result of the review of a request that runs. If none does, `review` begins one.
     pub(super) async fn review(
         &self,
         request: &Arc<AccessRequest>,

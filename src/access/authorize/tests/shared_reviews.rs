@@ -56,3 +56,27 @@ async fn a_review_that_failed_is_asked_for_again() {
         assert_eq!(asked.load(Ordering::SeqCst), times);
     }
 }
+
+/// Upstream cannot decide any more: what it decided before may be wrong.
+#[tokio::test]
+async fn a_review_that_failed_ends_the_grant_before_it() {
+    let is_granted = Arc::new(AtomicBool::new(true));
+    let granting = Arc::clone(&is_granted);
+    let (authorizer, asked, _api) = counting(move || {
+        let mut answer = granted(BY_A_ROLE);
+        if !granting.load(Ordering::SeqCst) {
+            *answer.status_mut() = StatusCode::FORBIDDEN;
+        }
+        answer
+    })
+    .await;
+    follow_rbac(&authorizer);
+    let request = Arc::new(AccessRequest::example("ann", &[], Some("here")));
+    let decide = async |age| authorizer.decide_for_proxy(&request, age).await.is_ok();
+    assert!(decide(VerdictAge::New).await);
+    assert!(decide(VerdictAge::Young).await);
+    assert_eq!(asked.load(Ordering::SeqCst), 1, "the grant is young");
+    is_granted.store(false, Ordering::SeqCst);
+    assert!(!decide(VerdictAge::New).await);
+    assert!(!decide(VerdictAge::Young).await);
+}
