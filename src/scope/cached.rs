@@ -123,7 +123,7 @@ impl Scope {
             is_source_only: AtomicBool::new(retention.derivation == Derivation::Source),
             reader,
             opened: Instant::now(),
-            id: random_id(),
+            id: getrandom::u64().expect("the operating system gives random bytes"),
             phase,
             upstream: UpstreamWatch::new(),
             forms: UpstreamForms::new(client, target),
@@ -381,10 +381,4 @@ impl Scope {
         newest.raise(version);
         self.version_waiters.arrived(version);
     }
-}
-
-fn random_id() -> u64 {
-    let mut bytes = [0; size_of::<u64>()];
-    getrandom::fill(&mut bytes).expect("the operating system gives random bytes");
-    u64::from_ne_bytes(bytes)
 }

@@ -412,21 +412,24 @@ impl ScopePump {
     fn continue_after(&mut self, change: ContinuityChange) {
         match change {
             ContinuityChange::TimelineEnded => self.forget(),
-            ContinuityChange::Proven | ContinuityChange::Presumed => {
-                if change == ContinuityChange::Proven
-                    && let Some(reflector) = self.feed.reflector()
-                {
+            ContinuityChange::Proven => {
+                if let Some(reflector) = self.feed.reflector() {
                     reflector.resumption_is_proven();
                 }
-                // The watch itself showed nothing. The comparison did.
-                let proof = ResumeProof::None;
-                self.apply(Change::Resumed { proof }, None);
-                self.record_proof(|proofs| proofs.is_followed = true);
+                self.go_on();
             }
+            ContinuityChange::Presumed => self.go_on(),
             ContinuityChange::Unknown if self.restoring.is_some() => self.give_up_restored(),
             ContinuityChange::Unknown => self.relist(),
             ContinuityChange::ListDue => {}
         }
+    }
+
+    /// Goes on from what is held, with a resumed watch that did not prove by itself that it follows.
+    fn go_on(&mut self) {
+        let proof = ResumeProof::None;
+        self.apply(Change::Resumed { proof }, None);
+        self.record_proof(|proofs| proofs.is_followed = true);
     }
 
     /// Stops serving the scope: upstream may now return the same versions in other bytes. The scope is

@@ -6,7 +6,6 @@ use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
-use tracing::Instrument as _;
 
 /// Lets callers of one key share the call that runs. It goes on for as long as any of them waits,
 /// whoever began it.
@@ -46,7 +45,7 @@ impl<T: Send + Sync + 'static> JoinedCall<T> {
             number,
             result,
             callers: 0,
-            _task: AbortOnDropHandle::new(tokio::spawn(task.in_current_span())),
+            _task: AbortOnDropHandle::new(tokio::spawn(task)),
         }
     }
 }

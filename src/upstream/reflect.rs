@@ -82,6 +82,17 @@ enum ReflectorState {
     },
 }
 
+/// The history of what is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum FollowedHistory {
+    /// No proxy gave it a name.
+    Unnamed,
+    /// The open stream has this name, and nothing has shown yet that it goes on from what was known.
+    Unproven(HistoryName),
+    /// A proxy gave it this name.
+    Named(HistoryName),
+}
+
 /// The way to learn how upstream writes a built-in type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FormatSource {
@@ -135,10 +146,7 @@ pub struct Reflector {
     unfinished: Option<ResourceVersion>,
     /// The version of the last event since the list, if upstream still shows it.
     last_event: Option<ResourceVersion>,
-    /// The name of the history that is known, if a proxy gave it one.
-    history: Option<HistoryName>,
-    /// The name of the open stream's history, while it is not known if that goes on from the known one.
-    unproven_history: Option<HistoryName>,
+    history: FollowedHistory,
     /// The budget for the objects of a list.
     budget: MemoryBudget,
     /// Lists are estimated before they are loaded.
@@ -174,8 +182,7 @@ impl Reflector {
             schema: SchemaUse::Settled,
             unfinished: None,
             last_event: None,
-            history: None,
-            unproven_history: None,
+            history: FollowedHistory::Unnamed,
             budget: MemoryBudget::default(),
             estimates: true,
             object_bytes: None,
@@ -297,7 +304,9 @@ impl Reflector {
 
     /// Notes that the stream of the last [`Change::Resumed`] goes on from what was known.
     pub fn resumption_is_proven(&mut self) {
-        self.history = self.unproven_history.take();
+        if let FollowedHistory::Unproven(name) = self.history {
+            self.history = FollowedHistory::Named(name);
+        }
     }
 
     /// Delays the next attempt, for example after a [`Stopped`].

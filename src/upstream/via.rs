@@ -269,9 +269,8 @@ fn ids(headers: &HeaderMap) -> Result<Vec<&str>, ChainError> {
 
 /// Returns an id that cannot be guessed.
 fn random() -> String {
-    let mut bytes = [0; ID_LENGTH / 2];
-    getrandom::fill(&mut bytes).expect("the operating system gives random bytes");
-    format!("{:016x}", u64::from_ne_bytes(bytes))
+    let id = getrandom::u64().expect("the operating system gives random bytes");
+    format!("{id:016x}")
 }
 
 fn header<'a>(ids: impl Iterator<Item = &'a str>) -> HeaderValue {

@@ -123,8 +123,10 @@ impl LaterAddress {
                 });
             }
         });
-        let target = sender;
-        Self { address, target }
+        Self {
+            address,
+            target: sender,
+        }
     }
 
     /// Has new connections lead to this server.

@@ -13,7 +13,7 @@ use watershed_protocol::{
 use super::change::{Collect, InitialList, ListedState, ReflectorTarget, Stopped};
 use super::error::ReflectorError;
 use super::request::FIRST_PAGE;
-use super::{FormatSource, ListFreshness, Reflector};
+use super::{FollowedHistory, FormatSource, ListFreshness, Reflector};
 use crate::budget::{MemoryBudget, MemoryLoad, SizeSource};
 use crate::headers::HistoryName;
 use crate::upstream::AnswerCompression;
@@ -35,7 +35,7 @@ impl Reflector {
     pub(super) async fn list<C: Collect>(&mut self) -> Result<InitialList<C>, ReflectorError> {
         self.listed_by = None;
         self.bookmark_known = false;
-        (self.history, self.unproven_history) = (None, None);
+        self.history = FollowedHistory::Unnamed;
         let mut load = self.budget.begin_load();
         if let Some(format) = self.expected_format() {
             let format = format.with_managed_fields(self.target.managed_fields);
@@ -246,7 +246,8 @@ impl Reflector {
             }
             opened => opened?,
         };
-        self.history = HistoryName::in_answer(&headers);
+        let name = HistoryName::in_answer(&headers);
+        self.history = name.map_or(FollowedHistory::Unnamed, FollowedHistory::Named);
         let mut is_expected = self.listed_by.is_none();
         if is_expected {
             self.listed_by.clone_from(&self.server);

@@ -16,7 +16,7 @@ use watershed_protocol::{EventKind, Frame, ResourceVersion, WireFormat, read_boo
 
 use super::change::{Change, Collect, ResumeProof};
 use super::error::ReflectorError;
-use super::{Reflector, ReflectorState};
+use super::{FollowedHistory, Reflector, ReflectorState};
 use crate::headers::HistoryName;
 use crate::upstream::stream::{StreamError, WatchStream};
 
@@ -53,7 +53,7 @@ impl Reflector {
         self.format = Some(format);
         self.warnings = warnings;
         self.last_event = last_event;
-        (self.history, self.unproven_history) = (None, None);
+        self.history = FollowedHistory::Unnamed;
         // It may be one of several deletions.
         self.unfinished = last_event.filter(|event| *event == version);
         self.recovery.was_granted();
@@ -124,9 +124,9 @@ impl Reflector {
                 last_event.is_some()
             }
         };
-        let is_same = history.is_some() && history == self.history;
+        let is_same = history.is_some_and(|name| self.history == FollowedHistory::Named(name));
         if !is_same {
-            (self.history, self.unproven_history) = (None, history);
+            self.history = history.map_or(FollowedHistory::Unnamed, FollowedHistory::Unproven);
         }
         let proof = match (is_repeated, is_same) {
             (true, _) => ResumeProof::RepeatedEvent,
