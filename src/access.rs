@@ -1,9 +1,9 @@
 //! Authentication and authorization of callers.
 //!
 //! Upstream decides: a TokenReview or a certificate identifies a caller, and a SubjectAccessReview
-//! says what the caller may read. This module caches the answers and emulates none of upstream's
-//! rules. Grants by RBAC are cached for minutes, because the proxy follows the RBAC objects: a
-//! change drops the cached answers that it can concern.
+//! says what the caller may read. This module caches the answers and decides nothing itself. Grants
+//! by RBAC are cached for hours, because the proxy follows the RBAC objects: a change drops the
+//! cached answers that it can concern.
 //!
 //! `authenticate` identifies callers, `authorize` judges what they want, `impersonate` judges whom
 //! they may act as, and `guard` watches over grants of open watches. `changes` follows RBAC, and `passed_on`

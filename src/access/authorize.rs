@@ -521,7 +521,7 @@ impl Authorizer {
         };
         let mut verdict = Verdict::new(decision, position, ttl, unwatched_ttl).aged(age);
         if verdict.is_granted_by_rbac() {
-            verdict = self.renew_while_quiet(verdict, request);
+            verdict = self.renew_with_rbac(verdict, request);
         } else if verdict.is_unexplained_grant() && !ttl.is_zero() {
             verdict = self.keep_with_reason(verdict, request);
         }
@@ -531,18 +531,22 @@ impl Authorizer {
         })
     }
 
-    /// Has a grant by RBAC renewed up to the age that RBAC had not changed for when it was requested.
-    ///
-    /// The API server that gave it may lag, and only a server that lags for longer than that can have
-    /// given a wrong one.
-    fn renew_while_quiet(&self, verdict: Verdict, request: &AccessRequest) -> Verdict {
+    /// Has a grant by RBAC renewed for hours if the followed objects of RBAC explain it. Otherwise it is renewed
+    /// up to the age that RBAC had not changed for when it was requested: the API server that gave it may lag,
+    /// and only a server that lags for longer than that can have given a wrong one.
+    fn renew_with_rbac(&self, verdict: Verdict, request: &AccessRequest) -> Verdict {
         let longest = max_renewed_age(verdict.ttl);
+        // `renewed_until` counts from the request, when the decision had this age already.
+        let age = verdict.age();
+        let is_explained = self.changes.explain(verdict.decision.reason(), request);
+        metrics::granted_by_rbac(is_explained);
+        if is_explained {
+            return verdict.explained_until(longest.saturating_sub(age));
+        }
         let quiet = self
             .changes
             .quiet_before(&verdict.position, request, longest);
-        // The decision is `age` older than the request, so less quiet time precedes it. `renewed_until` counts
-        // from the request, so `age` has passed already.
-        let age = verdict.age();
+        // Less quiet time precedes the decision than the request.
         let quiet = quiet.saturating_sub(age).saturating_sub(age);
         verdict.renewed_until(quiet)
     }

@@ -1,7 +1,9 @@
 //! The recent changes of RBAC, the verdicts that they overtake, and the watches that they wake.
+mod explain;
 pub(super) mod follow;
 pub(super) mod listeners;
 pub(super) mod rbac;
+mod rules;
 pub(super) mod settling;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -19,6 +21,8 @@ use super::moment::LatestMoment;
 use super::request::AccessRequest;
 use super::verdict::{ChangePosition, Verdict};
 use crate::scope::Timeline;
+use crate::store::StoreReader;
+use explain::FollowedRoles;
 use listeners::WatchListeners;
 use rbac::{Affected, RbacKind, RequestReach};
 use settling::{PASSED_ON_AGE, SETTLED, settles_after};
@@ -45,6 +49,7 @@ pub(super) struct Changes {
     begun: AtomicU8,
     /// The last moments at which upstream showed a newer version of each type.
     advanced: [LatestMoment; RbacKind::ALL.len()],
+    objects: FollowedRoles,
     listeners: Arc<WatchListeners>,
     /// Age limit of recorded changes. No verdict is older.
     keep: Duration,
@@ -72,6 +77,7 @@ impl Changes {
             followed: AtomicU8::new(0),
             begun: AtomicU8::new(0),
             advanced: Default::default(),
+            objects: FollowedRoles::default(),
             listeners: Arc::default(),
             keep: longest + SETTLED,
             timeline,
@@ -122,6 +128,17 @@ impl Changes {
             self.followed.fetch_and(!bit, Ordering::AcqRel);
         }
         self.show_followed();
+    }
+
+    /// Sets the objects of a type, which later changes are changes of. `None` while they are unknown.
+    pub(super) fn set_objects(&self, kind: RbacKind, objects: Option<StoreReader>) {
+        self.objects.set(kind, objects);
+    }
+
+    /// Returns `true` if the binding that upstream gave as its reason grants a request, by the objects that are
+    /// followed. Changes that they lack are recorded later.
+    pub(super) fn explain(&self, reason: &str, request: &AccessRequest) -> bool {
+        self.objects.explain(reason, request)
     }
 
     /// Notes that upstream has just shown a newer version of a type than before. The changes up to

@@ -10,6 +10,7 @@ pub const METRICS: &[Declaration] = &[
     DROPPED.declaration(),
     CHANGES.declaration(),
     FOLLOWED.declaration(),
+    RBAC_GRANTS.declaration(),
     WATCH_REVIEWS.declaration(),
     NODE_GRANTS.declaration(),
     FOLLOWED_PODS.declaration(),
@@ -47,6 +48,12 @@ const FOLLOWED: Metric<Gauge> = Metric::new(
     &[],
     "1 while every change of RBAC arrives that can concern a cached decision. While it is 0, \
      those that it can concern are cached for seconds only.",
+);
+const RBAC_GRANTS: Metric<Counter, 1> = Metric::new(
+    "watershed_rbac_grants_total",
+    &["explained"],
+    "Reviewed grants by RBAC, by whether the followed objects of RBAC explain them (yes, no). Those \
+     that they do not explain are reviewed more often.",
 );
 
 const WATCH_REVIEWS: Metric<Counter, 1> = Metric::new(
@@ -108,6 +115,12 @@ pub(super) fn given_up(kind: &'static str, error: &ReviewError) {
             .with([kind.into(), "unavailable".into()])
             .increment(1);
     }
+}
+
+/// Counts a grant by RBAC that upstream gave.
+pub(super) fn granted_by_rbac(is_explained: bool) {
+    let explained = if is_explained { "yes" } else { "no" };
+    RBAC_GRANTS.with([explained.into()]).increment(1);
 }
 
 /// Counts a token that was refused without a review.

@@ -20,7 +20,7 @@ const MAX_LIFETIMES: u32 = 24;
 const MAX_RENEWED_AGE: Duration = Duration::from_hours(2);
 /// Start of the RBAC authorizer's reasons for a grant.
 /// Source: `kubernetes/plugin/pkg/auth/authorizer/rbac/rbac.go` (authorizingVisitor.visit).
-const BY_RBAC: &str = "RBAC: allowed by ";
+pub(super) const BY_RBAC: &str = "RBAC: allowed by ";
 
 /// An access request and upstream's answer. Equal requests share the cached answer.
 #[derive(Clone, Debug)]
@@ -188,6 +188,16 @@ impl Verdict {
     /// Returns `true` for a grant without a reason, as the node authorizer gives it.
     pub(super) fn is_unexplained_grant(&self) -> bool {
         matches!(&self.decision, Decision::Allowed(reason) if reason.is_empty())
+    }
+
+    /// Returns a grant that follows from RBAC as it was known after the request, and is renewed up to this age.
+    /// It does not matter if upstream knew of earlier changes.
+    pub(super) fn explained_until(self, age: Duration) -> Self {
+        let compared = AtomicU64::new(self.position.head);
+        Self {
+            compared,
+            ..self.renewed_until(age)
+        }
     }
 
     /// Returns a verdict that is renewed up to this age.

@@ -71,6 +71,7 @@ async fn follow_kind(kind: RbacKind, followed: FollowedRbac, scopes: &Scopes, ch
             follow_scope(kind, &scope, changes).await;
         }
         changes.set_followed(kind, false);
+        changes.set_objects(kind, None);
         if let ScopePhase::Stopped(_) = scope.phase() {
             scope_events::pause_after(&scope).await;
         }
@@ -81,6 +82,7 @@ async fn follow_kind(kind: RbacKind, followed: FollowedRbac, scopes: &Scopes, ch
 async fn follow_scope(kind: RbacKind, scope: &Scope, changes: &Changes) {
     let subscription = scope_events::subscribe(scope);
     changes.begin(kind);
+    changes.set_objects(kind, Some(scope.reader.clone()));
     let record = |event: &WindowEvent| record_change(kind, event, changes);
     let set_followed = |followed| changes.set_followed(kind, followed);
     tokio::select! {

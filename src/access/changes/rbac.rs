@@ -197,7 +197,7 @@ impl Subjects {
     }
 
     /// Returns `true` if a user is among the subjects.
-    fn include(&self, identity: &Identity) -> bool {
+    pub(super) fn include(&self, identity: &Identity) -> bool {
         self.users.contains(identity.user.as_str())
             || (!self.groups.is_empty()
                 && identity
@@ -225,7 +225,7 @@ impl Subjects {
 
 /// The parts of the four types that the authorizer considers.
 #[derive(Deserialize)]
-struct RbacObject<'a> {
+pub(super) struct RbacObject<'a> {
     #[serde(borrow, default)]
     rules: Option<&'a RawValue>,
     #[serde(borrow, default, rename = "aggregationRule")]
@@ -237,26 +237,27 @@ struct RbacObject<'a> {
 }
 
 impl<'a> RbacObject<'a> {
-    fn parse(bytes: Option<&'a [u8]>) -> Result<Option<Self>, serde_json::Error> {
+    pub(super) fn parse(bytes: Option<&'a [u8]>) -> Result<Option<Self>, serde_json::Error> {
         bytes.map(serde_json::from_slice).transpose()
     }
 
-    /// Returns the rules as text. Upstream writes equal rules as equal text.
-    fn rules(&self) -> (Option<&str>, Option<&str>) {
+    /// Returns the rules and what they are gathered by, as text. Upstream writes equal ones as equal text.
+    pub(super) fn rules(&self) -> (Option<&str>, Option<&str>) {
         (
             self.rules.map(RawValue::get),
             self.aggregation.map(RawValue::get),
         )
     }
 
-    fn role(&self) -> Option<&str> {
+    /// Returns the reference to the role of a binding, as text.
+    pub(super) fn role(&self) -> Option<&str> {
         self.role.map(RawValue::get)
     }
 
     /// Returns the subjects. Those of unknown kinds match no user.
     ///
     /// Source: `kubernetes/pkg/registry/rbac/validation/rule.go` (appliesToUser).
-    fn subjects(&self, binding_namespace: &str) -> Subjects {
+    pub(super) fn subjects(&self, binding_namespace: &str) -> Subjects {
         let mut subjects = Subjects::default();
         for subject in self.subjects.iter().flatten() {
             match subject.kind.as_str() {

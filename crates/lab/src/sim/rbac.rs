@@ -53,14 +53,10 @@ pub(crate) fn reason(state: &ClusterState, user: &User, asked: &SimulatedAccess)
             let place = &binding.metadata.namespace;
             let here =
                 resource == "clusterrolebindings" || *place == asked.namespace && !place.is_empty();
-            if !here
-                || !binding
-                    .subjects
-                    .iter()
-                    .any(|subject| subject.is(user, place))
-            {
+            let mut subjects = binding.subjects.iter();
+            let Some(subject) = subjects.find(|subject| here && subject.is(user, place)) else {
                 continue;
-            }
+            };
             let roles = if binding.role_ref.kind == "Role" {
                 "roles"
             } else {
@@ -71,10 +67,11 @@ pub(crate) fn reason(state: &ClusterState, user: &User, asked: &SimulatedAccess)
                     && (roles == "clusterroles" || role.metadata.namespace == *place)
             });
             if role.is_some_and(|role| role.rules.iter().any(|rule| rule.allows(asked))) {
-                let (kind, name) = (&binding.role_ref.kind, &binding.metadata.name);
+                let named = binding.name();
+                let RbacReference { kind, name, .. } = &binding.role_ref;
+                let subject = subject.describe(place);
                 return Some(format!(
-                    "RBAC: allowed by {resource} {name:?} of {kind} {:?}",
-                    binding.role_ref.name
+                    "RBAC: allowed by {named} of {kind} {name:?} to {subject}"
                 ));
             }
         }
@@ -90,7 +87,37 @@ fn objects(state: &ClusterState, resource: &str) -> impl Iterator<Item = Binding
         .filter_map(|(_, object)| serde_json::from_slice(&object.bytes).ok())
 }
 
+impl BindingOrRole {
+    /// Returns the kind and name of a binding, as upstream names it in a reason.
+    fn name(&self) -> String {
+        let RbacMetadata { name, namespace } = &self.metadata;
+        if namespace.is_empty() {
+            format!("ClusterRoleBinding {name:?}")
+        } else {
+            format!("RoleBinding \"{name}/{namespace}\"")
+        }
+    }
+}
+
 impl RbacReference {
+    /// Returns the kind and name of a subject, as upstream names it in a reason.
+    fn describe(&self, binding_namespace: &str) -> String {
+        let Self {
+            kind,
+            name,
+            namespace,
+        } = self;
+        let namespace = if namespace.is_empty() {
+            binding_namespace
+        } else {
+            namespace
+        };
+        match kind.as_str() {
+            "ServiceAccount" => format!("{kind} \"{name}/{namespace}\""),
+            _ => format!("{kind} {name:?}"),
+        }
+    }
+
     fn is(&self, user: &User, binding_namespace: &str) -> bool {
         match self.kind.as_str() {
             "User" => user.name == self.name,
