@@ -1,7 +1,7 @@
 //! Authentication and authorization of callers.
 //!
 //! Upstream decides: a TokenReview or a certificate identifies a caller, and a SubjectAccessReview
-//! says what the caller may read. This module caches the answers and decides nothing itself. Grants
+//! says what the caller may read. This module caches the answers and grants nothing itself. Grants
 //! by RBAC are cached for hours, because the proxy follows the RBAC objects: a change drops the
 //! cached answers that it can concern.
 //!

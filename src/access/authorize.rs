@@ -522,7 +522,7 @@ impl Authorizer {
         let mut verdict = Verdict::new(decision, position, ttl, unwatched_ttl).aged(age);
         if verdict.is_granted_by_rbac() {
             verdict = self.renew_with_rbac(verdict, request);
-        } else if verdict.is_unexplained_grant() && !ttl.is_zero() {
+        } else if verdict.is_grant_without_reason() && !ttl.is_zero() {
             verdict = self.keep_with_reason(verdict, request);
         }
         Ok(ReviewedAccess {
@@ -564,7 +564,7 @@ impl Authorizer {
     /// requested, or since then until `until`.
     fn settle(&self, verdict: &Verdict, request: &AccessRequest, until: Instant) {
         let requested = verdict.position.requested;
-        if verdict.is_unexplained_grant()
+        if verdict.is_grant_without_reason()
             && let Some(after) = self.nodes.settles_after(request, requested, until)
         {
             verdict.set_settled(after);

@@ -6,7 +6,9 @@ use std::time::Duration;
 use tokio::time::{sleep, timeout};
 
 use crate::scope::{REOPEN_AFTER, Scope};
-use crate::store::{Interest, Subscription, SubscriptionStart, SubscriptionStep, WindowEvent};
+use crate::store::{
+    Interest, StoreReader, Subscription, SubscriptionStart, SubscriptionStep, WindowEvent,
+};
 
 /// Time after which a resumed watch counts as followed. The changes that it missed arrive at once,
 /// and must be taken in before.
@@ -22,11 +24,13 @@ pub(super) async fn pause_after(scope: &Scope) {
     let _ = timeout(PAUSE, scope.wait_until_recovered()).await;
 }
 
-/// Subscribes to all events from now on.
-pub(super) fn subscribe(scope: &Scope) -> Subscription {
-    let (subscription, _) = scope
-        .reader
-        .subscribe(SubscriptionStart::Now, Interest::All);
+/// Subscribes to all events that come after the followed state.
+///
+/// The newest state may be ahead of it ([`StoreReader::confirm`]). The events up to there leave no trace together,
+/// but each of them changes the followed state.
+pub(super) fn subscribe(reader: &StoreReader) -> Subscription {
+    let followed = SubscriptionStart::After(reader.event_version());
+    let (subscription, _) = reader.subscribe(followed, Interest::All);
     subscription
 }
 

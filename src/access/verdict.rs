@@ -186,7 +186,7 @@ impl Verdict {
     }
 
     /// Returns `true` for a grant without a reason, as the node authorizer gives it.
-    pub(super) fn is_unexplained_grant(&self) -> bool {
+    pub(super) fn is_grant_without_reason(&self) -> bool {
         matches!(&self.decision, Decision::Allowed(reason) if reason.is_empty())
     }
 

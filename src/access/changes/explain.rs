@@ -1,7 +1,7 @@
 //! Grants by RBAC that the followed objects explain.
 //!
 //! Upstream names a binding as the reason for a grant. If the binding is here, with its role, and both give what
-//! upstream granted, then the grant does not come from an API server that lags behind a change.
+//! upstream granted, then it does not matter if the API server lags behind changes that are known here.
 use k8s_openapi::api::rbac::v1::PolicyRule;
 use parking_lot::RwLock;
 use serde::Deserialize;
@@ -11,7 +11,7 @@ use super::rbac::{RbacKind, RbacObject};
 use super::rules;
 use crate::access::request::AccessRequest;
 use crate::access::verdict::BY_RBAC;
-use crate::store::StoreReader;
+use crate::store::{ObjectPeek, StoreReader};
 
 /// The objects of the types that are followed.
 #[derive(Debug, Default)]
@@ -30,9 +30,10 @@ impl FollowedRoles {
     }
 
     fn get(&self, kind: RbacKind, key: &str) -> Option<ItemBytes> {
-        let objects = self.0[kind as usize].read();
-        let objects = objects.as_ref()?.followed();
-        Some(objects.get(key)?.bytes.get())
+        let reader = self.0[kind as usize].read().clone();
+        let objects = reader?.followed();
+        // Nobody reads the objects beside it, which may be compressed.
+        Some(ObjectPeek::default().bytes(objects.get(key)?))
     }
 }
 
@@ -117,11 +118,10 @@ struct RoleReference {
 /// Returns the role that a binding gives the user of a request.
 fn role_for(binding: &[u8], namespace: &str, request: &AccessRequest) -> Option<RoleReference> {
     let binding = RbacObject::parse(Some(binding)).ok()??;
-    let subjects = binding.subjects(namespace);
-    let role = subjects
-        .include(&request.identity)
-        .then(|| binding.role())??;
-    serde_json::from_str(role).ok()
+    if !binding.names(&request.identity, namespace) {
+        return None;
+    }
+    serde_json::from_str(binding.role()?).ok()
 }
 
 /// Returns the rules of a role; none if they cannot be read.

@@ -80,7 +80,7 @@ async fn follow_kind(kind: RbacKind, followed: FollowedRbac, scopes: &Scopes, ch
 
 /// Records the changes of a type until the scope is listed again or stops.
 async fn follow_scope(kind: RbacKind, scope: &Scope, changes: &Changes) {
-    let subscription = scope_events::subscribe(scope);
+    let subscription = scope_events::subscribe(&scope.reader);
     changes.begin(kind);
     changes.set_objects(kind, Some(scope.reader.clone()));
     let record = |event: &WindowEvent| record_change(kind, event, changes);

@@ -1,4 +1,5 @@
 //! The requests that a change of an RBAC object can concern. Nothing here evaluates RBAC rules.
+use std::borrow::Cow;
 use std::collections::HashSet;
 
 use serde::Deserialize;
@@ -197,7 +198,7 @@ impl Subjects {
     }
 
     /// Returns `true` if a user is among the subjects.
-    pub(super) fn include(&self, identity: &Identity) -> bool {
+    fn include(&self, identity: &Identity) -> bool {
         self.users.contains(identity.user.as_str())
             || (!self.groups.is_empty()
                 && identity
@@ -255,29 +256,27 @@ impl<'a> RbacObject<'a> {
     }
 
     /// Returns the subjects. Those of unknown kinds match no user.
-    ///
-    /// Source: `kubernetes/pkg/registry/rbac/validation/rule.go` (appliesToUser).
-    pub(super) fn subjects(&self, binding_namespace: &str) -> Subjects {
+    fn subjects(&self, binding_namespace: &str) -> Subjects {
         let mut subjects = Subjects::default();
         for subject in self.subjects.iter().flatten() {
-            match subject.kind.as_str() {
-                "User" => drop(subjects.users.insert(subject.name.as_str().into())),
-                "Group" => drop(subjects.groups.insert(subject.name.as_str().into())),
-                "ServiceAccount" => {
-                    let own = subject
-                        .namespace
-                        .as_deref()
-                        .filter(|namespace| !namespace.is_empty());
-                    let namespace = own.unwrap_or(binding_namespace);
-                    if !namespace.is_empty() {
-                        let user = format!("system:serviceaccount:{namespace}:{}", subject.name);
-                        subjects.users.insert(user.into());
-                    }
-                }
-                _ => {}
+            match subject.resolve(binding_namespace) {
+                Some(ResolvedSubject::User(name)) => drop(subjects.users.insert(name.into())),
+                Some(ResolvedSubject::Group(name)) => drop(subjects.groups.insert(name.into())),
+                None => {}
             }
         }
         subjects
+    }
+
+    /// Returns `true` if a user is among the subjects of a binding. The user then has what its role gives, so
+    /// this must be no wider than upstream's own rule.
+    pub(super) fn names(&self, identity: &Identity, binding_namespace: &str) -> bool {
+        let mut subjects = self.subjects.iter().flatten();
+        subjects.any(|subject| match subject.resolve(binding_namespace) {
+            Some(ResolvedSubject::User(name)) => *name == *identity.user,
+            Some(ResolvedSubject::Group(name)) => identity.is_in(name),
+            None => false,
+        })
     }
 }
 
@@ -290,6 +289,37 @@ struct BindingSubject {
     name: String,
     #[serde(default)]
     namespace: Option<String>,
+}
+
+/// The users that a subject stands for.
+enum ResolvedSubject<'a> {
+    User(Cow<'a, str>),
+    Group(&'a str),
+}
+
+impl BindingSubject {
+    /// Returns the users that the subject of a binding stands for; `None` if it is of an unknown kind, or an
+    /// account without a namespace.
+    ///
+    /// Source: `kubernetes/pkg/registry/rbac/validation/rule.go` (appliesToUser).
+    fn resolve(&self, binding_namespace: &str) -> Option<ResolvedSubject<'_>> {
+        let name = self.name.as_str();
+        Some(match self.kind.as_str() {
+            "User" => ResolvedSubject::User(name.into()),
+            "Group" => ResolvedSubject::Group(name),
+            "ServiceAccount" => {
+                let own = self.namespace.as_deref();
+                let namespace = own
+                    .filter(|namespace| !namespace.is_empty())
+                    .unwrap_or(binding_namespace);
+                if namespace.is_empty() {
+                    return None;
+                }
+                ResolvedSubject::User(format!("system:serviceaccount:{namespace}:{name}").into())
+            }
+            _ => return None,
+        })
+    }
 }
 
 fn rules_differ(old: Option<&RbacObject<'_>>, new: Option<&RbacObject<'_>>) -> bool {

@@ -221,6 +221,26 @@ async fn the_types_of_namespaces_are_followed_once_they_decide_about_a_request()
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_explained_grant_ends_with_later_changes_alone() {
+    let changes = followed();
+    let ann = AccessRequest::example("ann", &[], Some("here"));
+    changes.record(Affected::Everything);
+    let (explained, other) = (ask(&changes).explained_until(TTL), ask(&changes));
+    assert!(is_valid(&changes, &other, &ann));
+    pass(0.3).await;
+    assert!(
+        !is_valid(&changes, &other, &ann),
+        "upstream may have lagged"
+    );
+    pass(60.0).await;
+    assert!(is_valid(&changes, &explained, &ann));
+    changes.record(users(Some("here"), &["bob"]));
+    assert!(is_valid(&changes, &explained, &ann), "it is not ann's");
+    changes.record(users(Some("here"), &["ann"]));
+    assert!(!is_valid(&changes, &explained, &ann));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_verdict_ends_when_the_types_that_decide_about_it_are_followed_too_late() {
     let changes = unfollowed(FollowedRbac::AsNeeded);
     let here = AccessRequest::example("ann", &[], Some("here"));

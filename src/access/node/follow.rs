@@ -59,7 +59,7 @@ fn last_heard(scope: &Scope) -> Instant {
 
 /// Notes the pods that leave until the scope is listed again or stops.
 async fn follow_scope(scope: &Scope, store: PodStore, rights: &NodeRights) {
-    let subscription = scope_events::subscribe(scope);
+    let subscription = scope_events::subscribe(&scope.reader);
     rights.set_store(store.clone());
     let note = |event: &WindowEvent| {
         if let Some(node) = store.left(event) {

@@ -13,7 +13,8 @@ use super::*;
 use crate::access::changes::listeners::ChangeSubscription;
 use crate::access::identity::Identity;
 use crate::access::request::{AccessAttributes, AccessTarget, ReviewSelectors};
-use crate::store::{self, Layout, Snapshot, StoreWriter, WindowLimits};
+use crate::access::scope_events;
+use crate::store::{self, Layout, Snapshot, StoreWriter, SubscriptionStep, WindowLimits};
 
 /// Pods in a store, and the rights of nodes that rest on them.
 struct Cluster {
@@ -428,4 +429,23 @@ fn the_clock_asks_for_few_reviews_of_kept_grants() {
     }
     let most = reviews.iter().max().unwrap() / 60;
     assert!(most <= 20, "{most} reviews a second");
+}
+
+/// A read has proven a state that is newer than the events. Two of them lie before it and leave no trace.
+#[test]
+fn events_up_to_a_proven_version_are_followed() {
+    let mut cluster = Cluster::new();
+    let reader = cluster.store.reader.clone();
+    reader.confirm(reader.snapshot(), ResourceVersion(cluster.version + 5));
+    let mut subscription = scope_events::subscribe(&reader);
+    for kind in [EventKind::Added, EventKind::Deleted] {
+        cluster.change(kind, "web", "east", "Running");
+        let context = Context::from_waker(std::task::Waker::noop());
+        let step = subscription.step(&context, 8, usize::MAX);
+        let SubscriptionStep::Events(events) = step else {
+            panic!("{kind:?} is not followed: {step:?}");
+        };
+        let kinds: Vec<_> = events.iter().map(|event| event.kind).collect();
+        assert_eq!(kinds, [kind]);
+    }
 }
