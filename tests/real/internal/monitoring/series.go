@@ -246,6 +246,13 @@ var Cases = map[string]Case{
 		Series: certificate("admin", 5.5, 1.5),
 		Fires:  []string{"WatershedCertificateNotRenewed"},
 	},
+	"the first comparison of a type differed": {
+		Series: []Series{Named(Constant(1)[:30], "watershed_verified_answers_total", "resource", "secrets", "result", "different")},
+		Fires:  []string{"WatershedAnswersDiffer"},
+	},
+	"a comparison differed long ago": {
+		Series: []Series{Named(Constant(1), "watershed_verified_answers_total", "resource", "secrets", "result", "different")},
+	},
 	"two reviews of six hundred failed": {
 		Series: []Series{Named(steps(0, 2, 5), "watershed_access_reviews_total", "kind", "tokenreview", "result", "unavailable")},
 	},
