@@ -49,6 +49,7 @@ use crate::scope::Scopes;
 use crate::upstream::{Forwarder, UpstreamClient};
 use completion::{Completion, MadeResponse};
 use exchange::Exchange;
+use limits::refusal_log;
 use metrics::InFlight;
 use parts::ServiceParts;
 use plan::RequestPlan;
@@ -142,7 +143,10 @@ impl ProxyService {
             }
             None => match self.parts.chain.accept(request.headers()) {
                 Ok(from_proxy) => self.answer(request, peer, from_proxy).await,
-                Err(error) => self.refused(answer::from_a_loop(&error), request, &peer),
+                Err(error) => {
+                    refusal_log::refused_chain(&error, request.headers(), peer.address.ip());
+                    self.refused(answer::from_a_loop(&error), request, &peer)
+                }
             },
         };
         if let Some(value) = &self.hsts {

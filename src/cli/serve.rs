@@ -27,6 +27,8 @@ use crate::budget::{container_limit, parse_quantity};
 use crate::serve::{CachingPolicy, Verification};
 use crate::upstream::ListCompression;
 
+/// The least memory limit, in bytes. What is less lacks its unit.
+const SMALLEST_LIMIT: u64 = 1 << 20;
 /// The default of `--memory-limit`, in percent of the control group's limit.
 const SHARE_OF_GROUP: u64 = 80;
 /// Headings of flags, in the order of `--help`.
@@ -284,6 +286,12 @@ impl ServeCommand {
             config.scopes.max_staleness = limit;
         }
         let limit = config.policy.memory_limit.or(self.memory_limit);
+        if let Some(bytes @ 1..SMALLEST_LIMIT) = limit {
+            anyhow::bail!(
+                "the memory limit is {bytes} bytes (--memory-limit, or memoryLimit in --config): \
+                 mebibytes are written {bytes}Mi"
+            );
+        }
         config.memory_limit = memory_limit(limit, container_limit());
         config.policy.users = self.limits.users();
         let compared = if self.shadow { MILLION } else { 0 };

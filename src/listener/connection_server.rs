@@ -1,6 +1,7 @@
 //! Serves the connections of one listening socket, within its limits.
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::OwnedSemaphorePermit;
@@ -23,6 +24,10 @@ use super::trusted_proxies::TrustedProxies;
 use super::unfinished_heads::UnfinishedHeads;
 use crate::budget::{MemoryBudget, MemoryCharge, MemoryClass};
 use crate::drain::DrainWatch;
+use crate::log_throttle::LogThrottle;
+
+/// Tells in the log which addresses have too many connections.
+static REJECTED: LogThrottle = LogThrottle::new(Duration::from_secs(10));
 
 /// Serves the connections of one listening socket. Their tasks share it.
 pub(super) struct ConnectionServer<H> {
@@ -161,10 +166,13 @@ impl<H: RequestHandler> ConnectionServer<H> {
         let slot = self.addresses.acquire(address.ip());
         if slot.is_none() {
             self.listener.rejected();
-            tracing::debug!(
-                %address,
-                "connection refused: too many from this address (see --max-connections-per-address)"
-            );
+            if let Some(connections) = REJECTED.count(1) {
+                tracing::info!(
+                    %address,
+                    connections,
+                    "connections refused: too many from one address (see --max-connections-per-address)"
+                );
+            }
         }
         slot
     }

@@ -372,6 +372,7 @@ impl Scopes {
         for scope in closed {
             tracing::info!(
                 resource = %scope.key.gvr,
+                representation = %scope.key.representation,
                 selection = %scope.key.selection,
                 "closed an idle scope"
             );

@@ -51,9 +51,12 @@ async fn a_valid_configuration_has_no_errors() {
     let named = format!("{both} --requestheader-allowed-names front");
     let (_, out, _) = bench.run(&format!("{CHECK} {named}")).await;
     assert!(lines_of(&out, "warning").is_empty(), "{out}");
-    let (code, out, _) = bench.run(&format!("{CHECK} --memory-limit 512")).await;
+    let (code, out, _) = bench.run(&format!("{CHECK} --memory-limit 20Mi")).await;
     let warned = lines_of(&out, "warning").join("\n");
     assert!(code == 0 && warned.contains("--memory-limit"), "{out}");
+    let (code, out, _) = bench.run(&format!("{CHECK} --memory-limit 512")).await;
+    let errors = lines_of(&out, "error").join("\n");
+    assert!(code != 0 && errors.contains("512Mi"), "{out}");
     let follow = "--node-grants follow-pods --config no-pods.yaml";
     let (code, out, _) = bench.run(&format!("{CHECK} {named} {follow}")).await;
     let warned = lines_of(&out, "warning").join("\n");

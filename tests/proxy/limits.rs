@@ -49,6 +49,27 @@ async fn connections_leave_files_for_probes_and_for_upstream() {
     drop(clients);
 }
 
+#[tokio::test]
+async fn the_log_names_an_address_with_too_many_connections() {
+    let upstream = SimulatedServer::start(small()).await.unwrap();
+    let program = Program::with(&upstream, &["--max-connections-per-address", "2"]).await;
+    let address = program.proxied.address;
+    let clients = join_all((0..8).map(|_| TcpStream::connect(address))).await;
+    eventually("the log to name the address", async || {
+        let log = program.log();
+        let is_named = |line: &str| {
+            line.contains("connections refused: too many from one address")
+                && line.contains("127.0.0.1")
+        };
+        log.lines().any(is_named).then_some(()).ok_or(log)
+    })
+    .await;
+    drop(clients);
+    program.terminate().await;
+    assert!(program.ended().await.success());
+    upstream.shutdown().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn limits_do_not_wait_for_each_review_of_a_token_while_reviews_hang() {
     let upstream = SimulatedServer::start(small()).await.unwrap();

@@ -13,7 +13,7 @@ use jiff::Timestamp;
 use kube_client::Config;
 use kube_client::client::ConfigExt;
 use kube_client::client::middleware::{AuthLayer, ExtraHeadersLayer};
-use kube_client::config::{AuthInfo, KubeConfigOptions, Kubeconfig};
+use kube_client::config::{AuthInfo, KubeConfigOptions, Kubeconfig, KubeconfigError};
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 use rustls::sign::SingleCertAndKey;
@@ -353,7 +353,11 @@ async fn read(options: &ConnectOptions) -> Result<(Config, String), CredentialsE
         Some(path) => Kubeconfig::read_from(path),
         None => Kubeconfig::read(),
     }
-    .map_err(|error| wrong(&error))?;
+    .map_err(|error| match &error {
+        // It would name the path again.
+        KubeconfigError::ReadConfig(cause, _) => wrong(cause),
+        error => wrong(error),
+    })?;
     let chosen = KubeConfigOptions {
         context: options.context.clone(),
         ..KubeConfigOptions::default()

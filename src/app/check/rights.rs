@@ -2,6 +2,7 @@
 use std::time::Duration;
 
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
+use http::StatusCode;
 use watershed_protocol::{FieldOperator, GroupVersionResource, ResourceRequest, Selection, Verb};
 
 use super::finding::Findings;
@@ -67,6 +68,10 @@ pub(super) async fn examine(config: &AppConfig, client: &UpstreamClient, finding
 fn report(examined: Result<(), ReviewError>, findings: &mut Findings) {
     match examined {
         Ok(()) => {}
+        Err(ReviewError::Refused(StatusCode::LOOP_DETECTED)) => findings.error(
+            SUBJECT,
+            "upstream is a watershed whose upstream leads back to itself (--server, --kubeconfig)",
+        ),
         Err(ReviewError::Refused(status)) => findings.warning(
             SUBJECT,
             format!(

@@ -13,6 +13,7 @@ use crate::app::config::AppConfig;
 use crate::body;
 use crate::upstream::{AnswerError, ConnectionClass, SendOptions, Upstream, UpstreamClient};
 
+const CALLERS: &str = "callers";
 const CREDENTIALS: &str = "credentials";
 const SERVER: &str = "upstream";
 const REPLICAS: &str = "replicas";
@@ -65,7 +66,7 @@ pub(super) async fn examine(config: &AppConfig, findings: &mut Findings) -> Opti
     for what in upstream.insecurities() {
         findings.warning(SERVER, what);
     }
-    examine_certificate(&upstream, findings);
+    examine_certificate(&upstream, config, findings);
     let reached = reach(&upstream, &config.upstream, findings).await;
     let client = UpstreamClient::new(&upstream);
     if !reached {
@@ -76,9 +77,17 @@ pub(super) async fn examine(config: &AppConfig, findings: &mut Findings) -> Opti
         .then_some(client)
 }
 
-fn examine_certificate(upstream: &Upstream, findings: &mut Findings) {
+fn examine_certificate(upstream: &Upstream, config: &AppConfig, findings: &mut Findings) {
     let now = Timestamp::now();
     if let Some(valid) = upstream.certificate() {
+        // TLS ends at the proxy. Clients often have a kubeconfig of the same kind.
+        if config.access.client_ca.is_none() && !config.access.single_identity {
+            findings.warning(
+                CALLERS,
+                "the proxy takes callers with client certificates, such as the user of this \
+                 kubeconfig, for anonymous ones (--client-ca-file)",
+            );
+        }
         let message = format!(
             "the client certificate of {} (--kubeconfig): {}",
             upstream.source(),

@@ -81,7 +81,12 @@ impl ScopePump {
         let ScopePhase::Stale(ready) = self.phase.borrow().clone() else {
             return;
         };
-        tracing::info!(resource = %self.scope.key.gvr, "followed again; served from memory");
+        let key = &self.scope.key;
+        tracing::info!(
+            resource = %key.gvr,
+            representation = %key.representation,
+            "followed again; served from memory"
+        );
         self.writer.resume();
         self.phase.send_replace(ScopePhase::Ready(ready));
     }

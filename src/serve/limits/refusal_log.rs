@@ -1,12 +1,19 @@
-//! Tells in the log who exceeds limits: metrics name the limit alone.
+//! Tells in the log whose requests are refused: metrics name the reason alone.
 use std::net::IpAddr;
 use std::time::Duration;
+
+use http::{HeaderMap, header};
 
 use super::requests::LimitExceeded;
 use crate::access::Identity;
 use crate::log_throttle::LogThrottle;
+use crate::upstream::ChainError;
 
-static REFUSED: LogThrottle = LogThrottle::new(Duration::from_secs(10));
+/// Time for which one line stands for all requests.
+const PAUSE: Duration = Duration::from_secs(10);
+
+static REFUSED: LogThrottle = LogThrottle::new(PAUSE);
+static MALFORMED: LogThrottle = LogThrottle::new(PAUSE);
 
 /// Logs that a request exceeded a limit, with its user and the address of its client as far as they are
 /// known. One line stands for the requests of all callers in some seconds.
@@ -22,6 +29,22 @@ pub(in crate::serve) fn refused(
             address = address.map(tracing::field::display),
             requests,
             "a caller exceeds a limit"
+        );
+    }
+}
+
+/// Logs that a request has a header of proxies which no proxy wrote, with the address of its client. Loops are
+/// logged by the chain of proxies itself.
+pub(in crate::serve) fn refused_chain(error: &ChainError, headers: &HeaderMap, address: IpAddr) {
+    if let ChainError::Malformed = error
+        && let Some(requests) = MALFORMED.count(1)
+    {
+        let agent = headers.get(header::USER_AGENT);
+        tracing::info!(
+            %address,
+            user_agent = agent.map(tracing::field::debug),
+            requests,
+            "the header of proxies is not one of theirs"
         );
     }
 }

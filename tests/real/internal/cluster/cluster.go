@@ -337,11 +337,11 @@ func (c *Cluster) writeKubeconfigs() error {
 }
 
 // grantProxy gives the proxy's user the least rights that it needs: reading what it caches,
-// reviews of callers and their rights, and discovery.
+// reviews of callers and their rights, and discovery. Role and binding have names of their own: deploy/base has others.
 func (c *Cluster) grantProxy() error {
 	type object map[string]any
 	const group = "/apis/rbac.authorization.k8s.io/v1/"
-	meta := object{"name": "watershed"}
+	meta := object{"name": "test-proxy"}
 	role := object{"metadata": meta, "rules": []object{
 		{"apiGroups": []string{"*"}, "resources": []string{"*"}, "verbs": []string{"get", "list", "watch"}},
 		{"apiGroups": []string{"authentication.k8s.io"}, "resources": []string{"tokenreviews"}, "verbs": []string{"create"}},
@@ -349,7 +349,7 @@ func (c *Cluster) grantProxy() error {
 		{"nonResourceURLs": []string{"/api", "/api/*", "/apis", "/apis/*", "/openapi", "/openapi/*", "/version", "/healthz", "/livez", "/readyz"}, "verbs": []string{"get"}},
 	}}
 	binding := object{"metadata": meta,
-		"roleRef":  object{"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "watershed"},
+		"roleRef":  object{"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "test-proxy"},
 		"subjects": []object{{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "watershed"}}}
 	// A second start in the same --dir finds these objects in place.
 	exists := func(err error) error {
