@@ -108,15 +108,15 @@ impl DrainWatch {
 
     /// Waits until the grace period is over. Then drop what still runs.
     pub async fn forced(&self) {
+        self.deadline_set().await;
+        let mut receiver = self.deadline.clone();
         loop {
-            let deadline = self.deadline_set().await;
-            let mut receiver = self.deadline.clone();
-            receiver.mark_unchanged();
+            // It may be brought forward.
+            let Some(deadline) = *receiver.borrow_and_update() else {
+                return;
+            };
             tokio::select! {
-                () = tokio::time::sleep_until(deadline) => {
-                    // Between reading and waiting, the deadline can only have moved forward.
-                    return;
-                }
+                () = tokio::time::sleep_until(deadline) => return,
                 Ok(()) = receiver.changed() => {}
             }
         }

@@ -224,8 +224,9 @@ const GAUGES: [Metric<Gauge, { LABELS.len() }>; 14] = [
     Metric::new(
         "watershed_scopes",
         LABELS,
-        "Scopes in this series. Scopes of a type that were opened on demand share one: its other \
-         gauges are sums, and it is ready when all of them are.",
+        "Scopes in this series. Scopes of a type that were opened on demand share one: its counts and \
+         bytes are sums, its version, silence and staleness are the highest, and it is ready or \
+         following when all of them are.",
     ),
     Metric::new(
         "watershed_scopes_derived",

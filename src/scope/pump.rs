@@ -236,7 +236,7 @@ impl ScopePump {
                 missing = self.overdue.missing(), if self.scope.upstream.is_following() => {
                     PumpEvent::Missing(missing)
                 }
-                Ok(()) = self.streams.changed(), if self.staleness.lacks_something() => {
+                Ok(()) = self.streams.changed(), if self.may_reopen_with_others() => {
                     PumpEvent::StreamsAgain
                 }
                 () = wait_until(self.timers.list_again) => PumpEvent::ListDue,
@@ -270,7 +270,7 @@ impl ScopePump {
             // The next list or watch brings what is due. It must not be cancelled for that.
             self.overdue.forget();
         }
-        if !self.staleness.lacks_something() {
+        if !self.may_reopen_with_others() {
             self.streams.mark_unchanged();
         }
         self.list_asked = question.is_some().then(Instant::now);

@@ -163,7 +163,7 @@ impl RollbackMonitor {
             return self.check_newest().await;
         }
         match self.check_cluster().await {
-            Err(AnswerError::Status(StatusCode::FORBIDDEN)) => {
+            Err(error) if error.status() == Some(StatusCode::FORBIDDEN) => {
                 self.refused = Some(Instant::now());
                 self.check_newest().await
             }
@@ -233,7 +233,7 @@ impl RollbackMonitor {
                 Ok(true) => {}
                 Ok(false) => return Ok(()),
                 // It would be refused again.
-                Err(AnswerError::Status(status)) if is_refusal(status) => {}
+                Err(error) if error.status().is_some_and(is_refusal) => {}
                 Err(error) => return Err(error),
             }
             self.progress.ignore(number, name);

@@ -41,6 +41,13 @@ const PING_TIMEOUT: Duration = Duration::from_secs(10);
 const MAX_HEADER_BYTES: u32 = 256 * 1024;
 const MAX_HEADERS: usize = 512;
 
+/// Returns the settings of a connection by HTTP/1.1.
+pub(super) fn http1_builder() -> http1::Builder {
+    let mut builder = http1::Builder::new();
+    builder.max_headers(MAX_HEADERS);
+    builder
+}
+
 /// Largest frame that upstream may send.
 ///
 /// Each frame wakes three tasks on its way to the client, so fewer frames than with the protocol's
@@ -124,8 +131,7 @@ pub(super) async fn handshake(
     } = dialed;
     let io = TokioIo::new(stream);
     if !http2 {
-        let (sender, driver) = http1::Builder::new()
-            .max_headers(MAX_HEADERS)
+        let (sender, driver) = http1_builder()
             .handshake(io)
             .await
             .map_err(|error| handshake_failed(&address, error))?;

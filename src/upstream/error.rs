@@ -4,8 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::{Response, StatusCode, header};
+use http_body_util::LengthLimitError;
 
 use watershed_connect::{Address, ConnectError};
+
+use crate::body::BoxError;
 
 /// Longest pause that upstream may ask for with `Retry-After`.
 const MAX_RETRY_AFTER: Duration = Duration::from_mins(1);
@@ -30,6 +33,12 @@ pub enum UpstreamError {
     #[error("the API server at {address} allows no HTTP/2 streams")]
     NoStreams {
         /// The address of the server.
+        address: Address,
+    },
+    /// Connections ended again and again before the request was sent.
+    #[error("the API server at {address} ends connections before a request can be sent")]
+    EndedUnsent {
+        /// The address of the last one.
         address: Address,
     },
     /// The connection broke before the answer came.
@@ -122,20 +131,20 @@ pub enum AnswerError {
     #[error(transparent)]
     Upstream(#[from] UpstreamError),
     /// Upstream refused.
-    #[error("upstream answered {0}")]
-    Status(StatusCode),
-    /// Upstream refused, and named a time after which it may be asked again.
-    #[error("upstream answered {status}, and asks to wait {} s", retry_after.as_secs())]
-    Postponed {
+    #[error("upstream answered {status}{}", asked_pause(*retry_after))]
+    Refused {
         /// The status of its answer.
         status: StatusCode,
-        /// The time, from `Retry-After`.
-        retry_after: Duration,
+        /// The time after which it may be asked again, from `Retry-After`.
+        retry_after: Option<Duration>,
     },
     /// No answer came in time.
     #[error("no answer within {0:?}")]
     Late(Duration),
-    /// The answer ended early, or has an unexpected form.
+    /// The answer broke off.
+    #[error("the answer broke off: {0}")]
+    Cut(BoxError),
+    /// The answer is too long, or has an unexpected form.
     #[error("the answer is unusable: {0}")]
     Unusable(String),
 }
@@ -143,15 +152,28 @@ pub enum AnswerError {
 impl AnswerError {
     /// Returns the error of an answer whose status is not the expected one.
     pub fn refused<B>(answer: &Response<B>) -> Self {
-        let status = answer.status();
         let seconds = answer.headers().get(header::RETRY_AFTER);
         let seconds = seconds.and_then(|seconds| seconds.to_str().ok()?.parse().ok());
-        match seconds {
-            Some(seconds) => Self::Postponed {
-                status,
-                retry_after: Duration::from_secs(seconds),
-            },
-            None => Self::Status(status),
+        Self::Refused {
+            status: answer.status(),
+            retry_after: seconds.map(Duration::from_secs),
+        }
+    }
+
+    /// Returns the error of a body that was not read to its end within its limit.
+    pub fn of_body(error: BoxError) -> Self {
+        if error.is::<LengthLimitError>() {
+            Self::Unusable(error.to_string())
+        } else {
+            Self::Cut(error)
+        }
+    }
+
+    /// Returns the status of a refusal.
+    pub fn status(&self) -> Option<StatusCode> {
+        match self {
+            Self::Refused { status, .. } => Some(*status),
+            _ => None,
         }
     }
 
@@ -159,15 +181,25 @@ impl AnswerError {
     /// not say.
     pub fn retry_after(&self) -> Duration {
         match self {
-            Self::Postponed { retry_after, .. } => (*retry_after).min(MAX_RETRY_AFTER),
+            Self::Refused { retry_after, .. } => {
+                retry_after.unwrap_or_default().min(MAX_RETRY_AFTER)
+            }
             _ => Duration::ZERO,
         }
     }
 }
 
+fn asked_pause(retry_after: Option<Duration>) -> String {
+    retry_after.map_or_else(String::new, |pause| {
+        format!(", and asks to wait {} s", pause.as_secs())
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{body, test_support};
+    use futures_util::stream;
 
     #[test]
     fn a_refusal_tells_when_upstream_may_be_asked_again() {
@@ -185,5 +217,17 @@ mod tests {
         assert_eq!(refused(Some("7")), format!("{plain}, and asks to wait 7 s"));
         // Kubernetes sends seconds only.
         assert_eq!(refused(Some("Wed, 21 Oct 2026 07:28:00 GMT")), plain);
+    }
+
+    #[tokio::test]
+    async fn a_body_that_breaks_off_is_none_of_an_unexpected_form() {
+        let long = body::whole(body::full("long"), 3).await.unwrap_err();
+        assert!(matches!(
+            AnswerError::of_body(long),
+            AnswerError::Unusable(_)
+        ));
+        let broken = test_support::streamed(stream::iter([Err(BoxError::from("reset"))]));
+        let cut = body::whole(broken, 3).await.unwrap_err();
+        assert!(matches!(AnswerError::of_body(cut), AnswerError::Cut(_)));
     }
 }

@@ -59,10 +59,8 @@ impl InitialEventsProbe {
 
     /// Asks upstream. Silence is an error: it says nothing about the server.
     pub async fn ask(self) -> Result<InitialEventsAnswer, AnswerError> {
-        let silent = |_| AnswerError::Unusable(format!("no answer within {ANSWER_TIMEOUT:?}"));
-        timeout(ANSWER_TIMEOUT, self.answer())
-            .await
-            .map_err(silent)?
+        let late = |_| AnswerError::Late(ANSWER_TIMEOUT);
+        timeout(ANSWER_TIMEOUT, self.answer()).await.map_err(late)?
     }
 
     async fn answer(&self) -> Result<InitialEventsAnswer, AnswerError> {
@@ -71,9 +69,10 @@ impl InitialEventsProbe {
         let class = ConnectionClass::Watch;
         let (actual, body) = match read(&self.client, class, &self.uri, accept, true).await {
             // Releases differ in code and words.
-            Err(AnswerError::Status(
-                StatusCode::BAD_REQUEST | StatusCode::UNPROCESSABLE_ENTITY,
-            )) => return Ok(InitialEventsAnswer::NotStreamed),
+            Err(AnswerError::Refused {
+                status: StatusCode::BAD_REQUEST | StatusCode::UNPROCESSABLE_ENTITY,
+                ..
+            }) => return Ok(InitialEventsAnswer::NotStreamed),
             answer => answer?,
         };
         if actual != encoding {

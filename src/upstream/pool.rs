@@ -158,7 +158,7 @@ impl Pool {
                     return Err(error);
                 }
                 Err(NotSent::Ended(_)) => {
-                    return Err(UpstreamError::NoStreams {
+                    return Err(UpstreamError::EndedUnsent {
                         address: lease.address().clone(),
                     });
                 }

@@ -171,7 +171,7 @@ impl PrintedObjects {
             let response = self.client.send(class, request, options).await?;
             check_release(&self.client, &response).await?;
             if response.status() != StatusCode::OK {
-                return Err(AnswerError::Status(response.status()));
+                return Err(AnswerError::refused(&response));
             }
             let actual = response.headers().get(header::CONTENT_TYPE);
             let wanted = representation.encoding.content_type(false);
@@ -181,8 +181,8 @@ impl PrintedObjects {
             let (head, body) = response.into_parts();
             Ok((head.headers, whole(body, MAX_BYTES).await?))
         };
-        let silent = |_| AnswerError::Unusable(format!("no answer within {PAGE_TIMEOUT:?}"));
-        timeout(PAGE_TIMEOUT, answer).await.map_err(silent)?
+        let late = |_| AnswerError::Late(PAGE_TIMEOUT);
+        timeout(PAGE_TIMEOUT, answer).await.map_err(late)?
     }
 }
 

@@ -79,7 +79,7 @@ async fn send(
 
 /// Reads a whole body of at most `limit` bytes.
 pub(super) async fn whole(body: UpstreamBody, limit: usize) -> Result<Bytes, AnswerError> {
-    body::whole(body, limit).await.map_err(unusable)
+    body::whole(body, limit).await.map_err(AnswerError::of_body)
 }
 
 fn unusable(error: impl std::fmt::Display) -> AnswerError {

@@ -88,10 +88,10 @@ async fn ask(client: &UpstreamClient, server: &ServedBy) -> Result<Option<Releas
         StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::NOT_FOUND => {
             return Ok(None);
         }
-        status => return Err(AnswerError::Status(status)),
+        _ => return Err(AnswerError::refused(&response)),
     }
     let body = body::whole(response.into_body(), MAX_BYTES).await;
-    let body = body.map_err(|error| unusable(&error))?;
+    let body = body.map_err(AnswerError::of_body)?;
     Release::parse(&body)
         .map(Some)
         .map_err(|error| unusable(&error))
@@ -105,7 +105,7 @@ mod tests {
     use http::Response;
 
     use super::*;
-    use crate::test_support::{Api, HTTP2, Pki, hanging, text, upstream_of};
+    use crate::test_support::{Api, HTTP2, Pki, hanging, soon, text, upstream_of};
 
     /// Sends a request and returns the server of the answer, with the answer.
     async fn ask(
@@ -192,7 +192,7 @@ mod tests {
         let release = release_of(&client, &followed).await.unwrap();
         api.go_away();
         let beside = client.beside(&followed);
-        let answer = eventually_elsewhere(&beside, &followed).await;
+        let answer = soon(eventually_elsewhere(&beside, &followed)).await;
         // The answer is too old to be believed, were there another one to be had.
         tokio::time::pause();
         tokio::time::advance(Duration::from_mins(1)).await;

@@ -219,8 +219,9 @@ impl TableFormState {
         let ended = Timestamp::now();
         if let Some(date) = date {
             // The header has whole seconds.
-            let latest = date + SignedDuration::from_secs(1);
-            if latest + CLOCK_DIFFERENCE < began || date - CLOCK_DIFFERENCE > ended {
+            let behind = CLOCK_DIFFERENCE + SignedDuration::from_secs(1);
+            if began.duration_since(date) > behind || date.duration_since(ended) > CLOCK_DIFFERENCE
+            {
                 return Err(TableFormError::Clock);
             }
         }

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use http::header::{HOST, HeaderValue};
 use http::{Request, Response, StatusCode, Version};
-use hyper::client::conn::http1;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use tokio_util::task::TaskTracker;
 
 use super::body::{UpstreamBody, held_by, to_client};
+use super::connection::http1_builder;
 use super::error::UpstreamError;
 use super::hop_by_hop;
 use super::server::Upstream;
@@ -36,7 +36,7 @@ pub(super) async fn forward(
     let credentials = upstream.current();
     let dialed = dialer.dial(&credentials, identity, true, &[]).await?;
     let address = dialed.address;
-    let handshaken = http1::handshake(TokioIo::new(dialed.stream)).await;
+    let handshaken = http1_builder().handshake(TokioIo::new(dialed.stream)).await;
     let (mut sender, driver) = handshaken.map_err(|source| UpstreamError::Handshake {
         address: address.clone(),
         source: Arc::new(source),

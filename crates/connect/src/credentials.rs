@@ -449,7 +449,8 @@ fn material(
     let ends = validity(&with_certificate).map(|valid| valid.not_after);
     let renew_at = ends.into_iter().chain(expires).min().map(|end| {
         let pause = RENEW_PAUSE.min((end.duration_since(now) / 2).unsigned_abs());
-        (end - RENEW_BEFORE).max(now + pause)
+        let early = end.checked_sub(RENEW_BEFORE).unwrap_or(Timestamp::MIN);
+        early.max(now + pause)
     });
     let without_certificate = without_user(config)
         .rustls_client_config()

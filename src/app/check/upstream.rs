@@ -172,12 +172,15 @@ async fn reach(upstream: &Upstream, options: &ConnectOptions, findings: &mut Fin
                 findings.ok(SERVER, format!("{address} answers: {version}{proxies}"));
                 reached = true;
             }
-            Err(AnswerError::Status(StatusCode::LOOP_DETECTED)) => findings.error(
+            Err(AnswerError::Refused {
+                status: StatusCode::LOOP_DETECTED,
+                ..
+            }) => findings.error(
                 SERVER,
                 format!("{address} is a watershed whose upstream leads back to itself"),
             ),
             // Any answer shows that the address is reachable.
-            Err(AnswerError::Status(status)) => {
+            Err(AnswerError::Refused { status, .. }) => {
                 reached = true;
                 if status != StatusCode::UNAUTHORIZED {
                     findings.warning(SERVER, format!("{address} answered {status} to /version"));
@@ -225,13 +228,13 @@ async fn version(client: &UpstreamClient) -> Result<String, AnswerError> {
             .send(ConnectionClass::Short, request, SendOptions::default())
             .await?;
         if response.status() != StatusCode::OK {
-            return Err(AnswerError::Status(response.status()));
+            return Err(AnswerError::refused(&response));
         }
         body::whole(response.into_body(), MAX_BYTES)
             .await
-            .map_err(|error| useless(&error))
+            .map_err(AnswerError::of_body)
     };
-    let late = |_| AnswerError::Unusable(format!("none within {} s", ANSWER_TIMEOUT.as_secs()));
+    let late = |_| AnswerError::Late(ANSWER_TIMEOUT);
     let answer = tokio::time::timeout(ANSWER_TIMEOUT, asked)
         .await
         .map_err(late)??;

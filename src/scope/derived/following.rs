@@ -28,7 +28,7 @@ pub(super) struct Following {
     /// Everything up to here was taken.
     version: ResourceVersion,
     phase: watch::Receiver<ScopePhase>,
-    is_followed: watch::Receiver<bool>,
+    is_delivering: watch::Receiver<bool>,
     server: watch::Receiver<Option<ServedBy>>,
     bookmarked: watch::Receiver<ResourceVersion>,
     /// Quarantines of the source before its state was read.
@@ -85,7 +85,7 @@ impl Following {
     ) -> Self {
         Self {
             phase: source.phase.clone(),
-            is_followed: source.upstream.delivering(),
+            is_delivering: source.upstream.delivering(),
             server: source.upstream.subscribe_server(),
             bookmarked: source.upstream.subscribe_bookmarks(),
             source,
@@ -169,7 +169,7 @@ impl Following {
                     if self.pending.is_empty() => step,
                 // The senders are dropped with the source's task only, whose phase tells that first.
                 _ = self.phase.changed() => continue,
-                _ = self.is_followed.changed() => continue,
+                _ = self.is_delivering.changed() => continue,
                 _ = self.bookmarked.changed() => continue,
                 _ = self.server.changed() => continue,
             };
@@ -203,8 +203,8 @@ impl Following {
         if is_too_old && !told_too_old {
             return Some(FollowedChange::TooOld);
         }
-        let is_followed = *self.is_followed.borrow();
-        if reader.is_followed && !is_followed {
+        let is_delivering = *self.is_delivering.borrow();
+        if reader.is_followed && !is_delivering {
             return Some(FollowedChange::Followed(false));
         }
         let has_events = !self.pending.is_empty();
@@ -213,7 +213,7 @@ impl Following {
         let unchecked = unchecked.filter(|it| is_unseen || !it.is_same(&self.accepted.server));
         if let Some(server) = unchecked {
             // One that is not followed now is not asked: another one may take its place.
-            let may_ask = is_followed && is_ready;
+            let may_ask = is_delivering && is_ready;
             if !may_ask {
                 self.end_comparison();
             }
@@ -223,7 +223,7 @@ impl Following {
             return Some(FollowedChange::Event);
         }
         // The watch of one that is too old may be open, and bring nothing.
-        let is_back = is_followed && !is_too_old && !reader.is_followed;
+        let is_back = is_delivering && !is_too_old && !reader.is_followed;
         is_back.then_some(FollowedChange::Followed(true))
     }
 }
@@ -337,7 +337,7 @@ mod tests {
         // Its watch is open all the time.
         let (phase, phases) = watch::channel(ScopePhase::Ready(Arc::clone(&ready)));
         following.phase = phases;
-        assert!(*following.is_followed.borrow());
+        assert!(*following.is_delivering.borrow());
         assert!(next(&mut following, true).is_none());
         phase.send_replace(ScopePhase::Stale(Arc::clone(&ready)));
         let change = next(&mut following, true);

@@ -175,16 +175,23 @@ impl ScopePump {
         self.mark_interrupted();
     }
 
+    /// Returns `true` if an open watch does not bring what is due, and was not opened again for others yet.
+    ///
+    /// A list or a watch that is under way brings it. It must not be cancelled for others: of many scopes that
+    /// recover one after the other, each would have it begun anew.
+    pub(super) fn may_reopen_with_others(&self) -> bool {
+        self.scope.upstream.is_following()
+            && self.staleness.lacks_something()
+            && !self.reopened_with_others
+    }
+
     /// Opens a watch that did not bring what was due again, as other streams bring something now. What held
     /// them up may be over, and the next attempt may be minutes away.
     ///
     /// It does so once after each time that the watch itself was found silent or to lack events. On a quiet
     /// type a new watch brings its first bookmark after a minute, and others must not keep it from that.
     pub(super) fn reopen_as_streams_do(&mut self) {
-        let is_open = !self.reopened_with_others
-            && self.scope.upstream.is_following()
-            && self.feed.reflector().is_some_and(Reflector::reopen);
-        if is_open {
+        if self.feed.reflector().is_some_and(Reflector::reopen) {
             tracing::info!(
                 resource = %self.scope.key.gvr,
                 selection = %self.scope.key.selection,

@@ -57,7 +57,7 @@ pub(super) async fn find_out(
 /// Returns `true` if the same question will probably get the same answer.
 fn is_refusal(error: &AnswerError) -> bool {
     match error {
-        AnswerError::Status(status) => status.is_client_error() && status.as_u16() != 429,
+        AnswerError::Refused { status, .. } => status.is_client_error() && status.as_u16() != 429,
         AnswerError::Unusable(_) => true,
         _ => false,
     }
@@ -134,6 +134,7 @@ mod tests {
     use crate::store::SnapshotBuilder;
     use crate::upstream::Collect;
     use bytes::Bytes;
+    use http::StatusCode;
     use watershed_protocol::{Encoding, FieldTable, GroupVersionResource, WireFormat, scan};
 
     /// Returns the state at version 10 with two pods, of versions 4 and 8.
@@ -208,6 +209,25 @@ mod tests {
             ),
         ] {
             assert_eq!(compared(objects, is_complete), expected, "{objects:?}");
+        }
+    }
+
+    #[test]
+    fn an_answer_that_broke_off_is_asked_for_again() {
+        let refused = |status| AnswerError::Refused {
+            status,
+            retry_after: Some(Duration::from_secs(1)),
+        };
+        for (error, is_final) in [
+            (refused(StatusCode::GONE), true),
+            (refused(StatusCode::FORBIDDEN), true),
+            (refused(StatusCode::TOO_MANY_REQUESTS), false),
+            (refused(StatusCode::SERVICE_UNAVAILABLE), false),
+            (AnswerError::Unusable("a form".to_owned()), true),
+            (AnswerError::Cut("reset".into()), false),
+            (AnswerError::Late(ANSWER_TIMEOUT), false),
+        ] {
+            assert_eq!(is_refusal(&error), is_final, "{error}");
         }
     }
 }

@@ -25,14 +25,14 @@ use crate::upstream::{
 pub(super) const LEARNERS: usize = 4;
 /// First and longest pause after a question for the release that was not answered.
 const QUESTIONS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(15));
+/// First and longest pause after a reading of all objects that failed. It costs more than a question.
+const REREADINGS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(5));
 /// First and longest pause before a watch is opened again because its server cannot be asked. Behind a
 /// gateway that ends each connection after its first request, none can.
 /// An API server's watches end about as often as the longest.
 const REOPENINGS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_hours(1));
 /// Servers in a row that cannot be asked after which a restored state waits no longer.
 const MAX_REOPENINGS: u32 = 4;
-/// The same after all objects were to be read, which costs more.
-const REREADINGS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(5));
 /// First and longest pause between two readings of a scope. A load balancer before two releases
 /// may lead each watch to the other one.
 const READINGS: (Duration, Duration) = (Duration::from_secs(2), Duration::from_mins(5));

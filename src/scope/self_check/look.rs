@@ -49,7 +49,7 @@ pub(super) async fn answered<T>(
 ) -> Result<T, Inconclusive> {
     match timeout(TIMEOUT, answer).await {
         Ok(Ok(answer)) => Ok(answer),
-        Ok(Err(AnswerError::Status(StatusCode::GONE))) => Err(Inconclusive::Expired),
+        Ok(Err(error)) if error.status() == Some(StatusCode::GONE) => Err(Inconclusive::Expired),
         Ok(Err(error)) => Err(Inconclusive::Failed(error.to_string())),
         Err(_) => {
             let message = format!("no answer within {TIMEOUT:?}");

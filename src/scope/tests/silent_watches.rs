@@ -141,3 +141,57 @@ async fn a_watch_that_lacks_events_is_opened_again_once_another_brings_something
     eventually(|| other.upstream.is_delivering()).await;
     assert!(!scope.upstream.is_delivering(), "it brings nothing still");
 }
+
+/// Of many scopes that recover one after the other, none has the list of another begun anew.
+#[tokio::test]
+async fn a_list_that_is_under_way_is_not_asked_for_again_when_another_watch_brings_something() {
+    const GONE: &str = concat!(
+        r#"{"type":"ERROR","object":{"kind":"Status","apiVersion":"v1","status":"Failure","#,
+        r#""reason":"Expired","code":410}}"#,
+        "\n"
+    );
+    let pki = Pki::new();
+    let lists = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&lists);
+    let api = Api::start(&pki, HTTP2, move |request, _| {
+        let query = request.uri().query().unwrap_or_default();
+        let is_of_namespace = request.uri().path().contains("/namespaces/");
+        let is_state = query.contains("sendInitialEvents");
+        let frame = if is_state && !is_of_namespace {
+            // The second one hangs.
+            (count.fetch_add(1, Ordering::SeqCst) == 0).then(|| mark().to_owned())
+        } else if is_state {
+            Some(mark().to_owned())
+        } else if is_of_namespace {
+            Some(bookmark())
+        } else {
+            Some(GONE.to_owned())
+        };
+        let body = if query.contains("watch=1") {
+            let frame = frame.map(|frame| Ok(Bytes::from(frame)));
+            streamed(stream::iter(frame).chain(stream::pending()))
+        } else {
+            empty_list(8)
+        };
+        async move { json(200, body) }
+    })
+    .await;
+    let (scopes, scope) = open_pods_overdue_after(Duration::from_millis(300), &pki, &api).await;
+    let mut key = scope.key.clone();
+    key.selection = Arc::new(Selection {
+        namespace: Some("n".to_owned()),
+        ..Selection::default()
+    });
+    let other = scopes.open(&key, &"Pod".into(), &scope.fields);
+    for scope in [&scope, &other] {
+        eventually(|| matches!(scope.phase(), ScopePhase::Ready(_))).await;
+    }
+    let lack = |scope: &Scope| scope.lacks_events_after(scope.reader.event_version());
+    lack(&scope);
+    eventually(|| lists.load(Ordering::SeqCst) == 2).await;
+    lack(&other);
+    eventually(|| !other.upstream.is_delivering()).await;
+    eventually(|| other.upstream.is_delivering()).await;
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert_eq!(lists.load(Ordering::SeqCst), 2);
+}

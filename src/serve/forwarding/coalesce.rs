@@ -252,7 +252,7 @@ impl SharedFetch {
             StatusCode::OK | StatusCode::NOT_FOUND => {
                 StoredResponse::read(response.map(named), MAX_BYTES, &self.budget).await
             }
-            status => Err(AnswerError::Status(status)),
+            _ => Err(AnswerError::refused(&response)),
         }
     }
 }

@@ -127,8 +127,12 @@ impl DocumentCache {
         let answer = flight.join(move || async move { source.ask(&key).await.map_err(Arc::new) });
         let document = match timeout(TIMEOUT, answer).await {
             Ok(Some(answer)) => answer?,
-            Ok(None) => return Err(Arc::new(unusable("the question failed".to_owned()))),
-            Err(_) => return Err(Arc::new(late())),
+            Ok(None) => {
+                return Err(Arc::new(AnswerError::Unusable(
+                    "the question failed".to_owned(),
+                )));
+            }
+            Err(_) => return Err(Arc::new(AnswerError::Late(TIMEOUT))),
         };
         Ok(respond(&document, asked.known.as_ref()))
     }
@@ -146,7 +150,7 @@ impl DocumentSource {
         let known = self.tagged.get(key);
         let answer = timeout(TIMEOUT, self.fetch(key, known.clone()))
             .await
-            .unwrap_or_else(|_| Err(late()));
+            .unwrap_or_else(|_| Err(AnswerError::Late(TIMEOUT)));
         let result = match (&answer, &known) {
             (Ok(now), Some(known)) if Arc::ptr_eq(now, known) => "unchanged",
             (Ok(_), _) => "sent",
@@ -185,7 +189,7 @@ impl DocumentSource {
                 Ok(document)
             }
             (StatusCode::NOT_MODIFIED, Some(known)) => Ok(known),
-            (status, _) => Err(AnswerError::Status(status)),
+            _ => Err(AnswerError::refused(&response)),
         }
     }
 
@@ -228,12 +232,4 @@ fn respond(document: &StoredResponse, known: Option<&HeaderValue>) -> Response<B
         }
     }
     response
-}
-
-fn late() -> AnswerError {
-    unusable(format!("none within {TIMEOUT:?}"))
-}
-
-fn unusable(why: String) -> AnswerError {
-    AnswerError::Unusable(why)
 }

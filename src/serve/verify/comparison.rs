@@ -86,7 +86,9 @@ impl AnswerComparison {
         }
         let word = match timeout(TIMEOUT, self.expected.ask(&answer)).await {
             Ok(Ok(word)) => word,
-            Ok(Err(AnswerError::Status(StatusCode::GONE))) => return VerificationResult::Expired,
+            Ok(Err(error)) if error.status() == Some(StatusCode::GONE) => {
+                return VerificationResult::Expired;
+            }
             Ok(Err(error)) => return self.failed(&error),
             Err(late) => return self.failed(&late),
         };

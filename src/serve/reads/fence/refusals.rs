@@ -66,7 +66,10 @@ mod tests {
     use http::StatusCode;
 
     fn refused() -> AnswerError {
-        AnswerError::Status(StatusCode::TOO_MANY_REQUESTS)
+        AnswerError::Refused {
+            status: StatusCode::TOO_MANY_REQUESTS,
+            retry_after: None,
+        }
     }
 
     /// Waits until questions may be asked again. Returns the time that took.
@@ -101,9 +104,9 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn upstream_can_ask_for_a_longer_pause() {
         let refusals = RefusedQuestions::default();
-        let postponed = |retry_after| AnswerError::Postponed {
+        let postponed = |retry_after| AnswerError::Refused {
             status: StatusCode::SERVICE_UNAVAILABLE,
-            retry_after,
+            retry_after: Some(retry_after),
         };
         refusals.failed(&postponed(Duration::from_secs(7)));
         assert_eq!(pause_of(&refusals).await, Duration::from_secs(7));
