@@ -11,7 +11,7 @@ use crate::store::StoreStats;
 
 /// Returns all metrics of this module.
 pub fn declarations() -> [Declaration; GAUGES.len()] {
-    GAUGES.map(|gauge| gauge.declaration())
+    GAUGES.map(|gauge| gauge.metric.declaration())
 }
 
 /// The gauges of scopes. Scopes of a type that were opened on demand share a series.
@@ -30,10 +30,10 @@ impl ScopeGauges {
         }
         let before = std::mem::replace(&mut *self.shown.lock(), now.keys().cloned().collect());
         for gone in before.iter().filter(|series| !now.contains_key(series)) {
-            gone.set([0.0; GAUGES.len()]);
+            gone.set(|_| 0.0);
         }
         for (series, sums) in now {
-            series.set(sums.values());
+            series.set(|gauge| (gauge.value)(&sums));
         }
     }
 }
@@ -64,10 +64,10 @@ impl ScopeSeries {
         }
     }
 
-    /// Sets all gauges, in the order of [`GAUGES`].
-    fn set(&self, values: [f64; GAUGES.len()]) {
-        for (gauge, value) in GAUGES.iter().zip(values) {
-            gauge.with(self.labels()).set(value);
+    /// Sets all gauges.
+    fn set(&self, value: impl Fn(&ScopeGauge) -> f64) {
+        for gauge in &GAUGES {
+            gauge.metric.with(self.labels()).set(value(gauge));
         }
     }
 
@@ -123,32 +123,9 @@ impl ScopeSums {
         self.figures.watchers += figures.watchers;
     }
 
-    /// Returns the values in the order of [`GAUGES`].
-    fn values(&self) -> [f64; GAUGES.len()] {
-        let StoreStats {
-            version,
-            objects,
-            object_bytes,
-            events,
-            event_bytes,
-            watchers,
-        } = self.figures;
-        [
-            f64::from(u8::from(self.ready == self.scopes)),
-            f64::from(u8::from(self.following == self.scopes)),
-            objects as f64,
-            object_bytes as f64,
-            self.compressed as f64,
-            events as f64,
-            event_bytes as f64,
-            version.0 as f64,
-            self.silence,
-            self.staleness,
-            watchers as f64,
-            self.scopes as f64,
-            self.derived as f64,
-            self.stale as f64,
-        ]
+    /// Returns 1 if these are all scopes of the series, and else 0.
+    fn all(&self, scopes: usize) -> f64 {
+        f64::from(u8::from(scopes == self.scopes))
     }
 }
 
@@ -161,83 +138,98 @@ const LABELS: &[&str; 6] = &[
     "selection",
 ];
 
-const GAUGES: [Metric<Gauge, { LABELS.len() }>; 14] = [
-    Metric::new(
+/// A gauge, and what it shows of the scopes that share a series.
+struct ScopeGauge {
+    metric: Metric<Gauge, { LABELS.len() }>,
+    value: fn(&ScopeSums) -> f64,
+}
+
+impl ScopeGauge {
+    const fn new(name: &'static str, help: &'static str, value: fn(&ScopeSums) -> f64) -> Self {
+        Self {
+            metric: Metric::new(name, LABELS, help),
+            value,
+        }
+    }
+}
+
+const GAUGES: [ScopeGauge; 14] = [
+    ScopeGauge::new(
         "watershed_scope_ready",
-        LABELS,
         "1 while reads of the scope are answered from memory, 0 while it syncs, is too old, \
          differs from upstream, or is not cached.",
+        |sums| sums.all(sums.ready),
     ),
-    Metric::new(
+    ScopeGauge::new(
         "watershed_scope_following",
-        LABELS,
         "1 while upstream's changes arrive, 0 while the upstream watch is interrupted and retried, or \
          open without bringing what was due.",
+        |sums| sums.all(sums.following),
     ),
-    Metric::new(
+    ScopeGauge::new(
         "watershed_scope_objects",
-        LABELS,
         "Objects in the scope's newest snapshot.",
+        |sums| sums.figures.objects as f64,
     ),
-    Metric::new(
+    ScopeGauge::new(
         "watershed_scope_object_bytes",
-        LABELS,
         "Bytes of the objects in the scope's newest snapshot.",
+        |sums| sums.figures.object_bytes as f64,
     ),
-    Metric::new(
+    ScopeGauge::new(
         "watershed_scope_compressed_bytes",
-        LABELS,
         "Bytes of compressed forms of the objects in the scope's newest snapshot, counted some \
          seconds ago. They are held beside the objects, or instead of those that nobody reads.",
+        |sums| sums.compressed as f64,
     ),
-    Metric::new(
+    ScopeGauge::new(
         "watershed_scope_window_events",
-        LABELS,
         "Events in the scope's window of recent events.",
+        |sums| sums.figures.events as f64,
     ),
-    Metric::new(
+    ScopeGauge::new(
         "watershed_scope_window_bytes",
-        LABELS,
         "Bytes of the scope's window of recent events.",
+        |sums| sums.figures.event_bytes as f64,
     ),
-    Metric::new(
+    ScopeGauge::new(
         "watershed_scope_resource_version",
-        LABELS,
         "The resourceVersion that the scope has reached.",
+        |sums| sums.figures.version.0 as f64,
     ),
-    Metric::new(
+    ScopeGauge::new(
         "watershed_scope_last_message_age_seconds",
-        LABELS,
         "Seconds since upstream last sent an event, bookmark or list for the scope.",
+        |sums| sums.silence,
     ),
-    Metric::new(
+    ScopeGauge::new(
         "watershed_scope_staleness_seconds",
-        LABELS,
         "Seconds since upstream was last known to be followed; 0 while it is. A quiet type whose \
          upstream watch is open is followed. Above --max-staleness, reads are forwarded.",
+        |sums| sums.staleness,
     ),
-    Metric::new(
+    ScopeGauge::new(
         "watershed_scope_watchers",
-        LABELS,
         "Watches served from the scope, and scopes derived from it.",
+        |sums| sums.figures.watchers as f64,
     ),
-    Metric::new(
+    ScopeGauge::new(
         "watershed_scopes",
-        LABELS,
         "Scopes in this series. Scopes of a type that were opened on demand share one: its counts and \
          bytes are sums, its version, silence and staleness are the highest, and it is ready or \
          following when all of them are.",
+        |sums| sums.scopes as f64,
     ),
-    Metric::new(
+    ScopeGauge::new(
         "watershed_scopes_derived",
-        LABELS,
         "Scopes in this series that have no list and watch at upstream, as they are derived from \
          the type's scope in protobuf.",
+        |sums| sums.derived as f64,
     ),
-    Metric::new(
+    ScopeGauge::new(
         "watershed_scopes_stale",
-        LABELS,
         "Scopes in this series that were not followed for longer than --max-staleness. Their reads \
          are forwarded, and their watches were ended.",
+        |sums| sums.stale as f64,
     ),
 ];

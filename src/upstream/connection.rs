@@ -250,7 +250,7 @@ impl Http2Connection {
     pub(super) fn is_closed(&self) -> bool {
         if self.unanswered.are_many() {
             // For good, also if it answers later: no group may have it any more.
-            self.closed.store(true, Ordering::Release);
+            self.retire();
         }
         self.closed.load(Ordering::Acquire)
             || self
@@ -265,6 +265,11 @@ impl Http2Connection {
     pub(super) fn take_stream(&self, class: ConnectionClass) -> bool {
         let allowed = self.peer_limit.load(Ordering::Acquire);
         self.take_below(class.windows().streams_of(allowed))
+    }
+
+    /// Keeps further requests off the connection. It ends with those that are on it.
+    pub(super) fn retire(&self) {
+        self.closed.store(true, Ordering::Release);
     }
 
     /// Takes a stream if the peer allows it, for a question about the server at the end of this

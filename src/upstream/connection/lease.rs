@@ -1,6 +1,5 @@
 //! The right to send one request on a connection.
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use http::header::{CONNECTION, HOST, HeaderValue, TE};
@@ -83,7 +82,7 @@ impl Lease {
         let is_new = |opened: Instant| opened.elapsed() < MIN_AGE;
         match &mut self.connection {
             Leased::Http2(connection) if !is_new(connection.opened) => {
-                connection.closed.store(true, Ordering::Release);
+                connection.retire();
             }
             Leased::Http1(connection, _) if !is_new(connection.opened) => connection.retired = true,
             Leased::Http2(_) | Leased::Http1(..) | Leased::Gone(_) => {}

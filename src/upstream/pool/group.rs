@@ -53,6 +53,10 @@ pub(super) struct DialElsewhere {
     pub(super) dialing: SharedDial,
 }
 
+/// New connections that ended before anybody used them, after which a request makes one of its own. Without a
+/// bound, a server that ends each at once would be dialled for as long as the request waits.
+const MAX_ENDED: usize = 3;
+
 /// A connection being made, for all who wait for it.
 pub(super) type SharedDial = Shared<BoxFuture<'static, Result<(), UpstreamError>>>;
 
@@ -84,7 +88,8 @@ impl ConnectionGroup {
 
     /// Leases a stream on an open connection, or on a new one.
     pub(super) async fn lease(self: &Arc<Self>) -> Result<Lease, UpstreamError> {
-        loop {
+        let mut ended = 0;
+        while ended < MAX_ENDED {
             let dialing = {
                 let mut state = self.state.lock();
                 if let Some(lease) = self.take(&mut state) {
@@ -99,9 +104,16 @@ impl ConnectionGroup {
             match dialing {
                 // The new connection may be full already: look again.
                 Some(dialing) => dialing.await?,
-                None => return self.open(&AvoidedAddresses::default()).await,
+                None => break,
             }
+            ended += usize::from(!self.has_open_connection());
         }
+        self.open(&AvoidedAddresses::default()).await
+    }
+
+    fn has_open_connection(&self) -> bool {
+        let state = self.state.lock();
+        state.exclusive || state.http2.iter().any(|connection| !connection.is_closed())
     }
 
     /// Leases a stream on the connection of an answer, if it is one of this group's and has room.
@@ -112,6 +124,11 @@ impl ConnectionGroup {
         let state = self.state.lock();
         let is_wanted = |it: &&Arc<Http2Connection>| Arc::ptr_eq(it, &wanted);
         let found = state.http2.iter().find(is_wanted)?;
+        if found.generation != self.upstream.current().generation {
+            // Upstream may refuse the certificate by now. Whoever asks about this server takes another one.
+            found.retire();
+            return None;
+        }
         let take = |connection: &Http2Connection| match purpose {
             RequestPurpose::List | RequestPurpose::Watch => connection.take_stream(self.class),
             RequestPurpose::Forward | RequestPurpose::Internal => connection.take_any_stream(),

@@ -221,3 +221,28 @@ fn watch_options(by: &ServedBy) -> SendOptions {
         ..SendOptions::default()
     }
 }
+
+/// The proxy's certificate was renewed while a watch is open.
+#[tokio::test]
+async fn questions_beside_a_watch_are_not_asked_with_an_old_certificate() {
+    let pki = Pki::new();
+    let api = Api::start(&pki, HTTP2, |_, _| async { text("here") }).await;
+    let (dir, options) = kubeconfig(&pki, &api.url());
+    let upstream = Upstream::load(&options).await.unwrap();
+    let client = UpstreamClient::new(&upstream);
+    let ask = async |client: &UpstreamClient| {
+        let answer = client.send(ConnectionClass::Watch, get("/"), SendOptions::default());
+        let answer = soon(answer).await.unwrap();
+        let by = answer.extensions().get::<ServedBy>().unwrap().clone();
+        (answer, by)
+    };
+    let (_watch, followed) = ask(&client).await;
+    let beside = client.beside(&followed);
+    assert!(ask(&beside).await.1.is_same(&followed));
+    let (cert, key) = pki.issue("the-proxy", &[]);
+    std::fs::write(dir.path().join("client.crt"), cert).unwrap();
+    std::fs::write(dir.path().join("client.key"), key).unwrap();
+    upstream.reload().await;
+    assert!(!ask(&beside).await.1.is_same(&followed));
+    assert!(!followed.takes_requests(), "another one is to be followed");
+}

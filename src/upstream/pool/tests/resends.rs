@@ -77,6 +77,32 @@ async fn a_refused_stream_is_tried_elsewhere() {
     assert_eq!(raw.load(Ordering::Acquire), 2);
 }
 
+/// As a load balancer whose servers are all gone.
+#[tokio::test]
+async fn a_server_that_ends_each_connection_at_once_is_an_error() {
+    let pki = Pki::new();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = format!("https://{}", listener.local_addr().unwrap());
+    let (acceptor, accepted) = (pki.acceptor(), Arc::new(AtomicUsize::new(0)));
+    let count = Arc::clone(&accepted);
+    tokio::spawn(async move {
+        loop {
+            let (tcp, _) = listener.accept().await.unwrap();
+            count.fetch_add(1, Ordering::AcqRel);
+            let tls = acceptor.accept(tcp).await.unwrap();
+            let mut connection = h2::server::handshake(tls).await.unwrap();
+            connection.abrupt_shutdown(h2::Reason::NO_ERROR);
+            // Until its end is sent.
+            while let Some(Ok(_)) = connection.accept().await {}
+        }
+    });
+    let (_dir, options) = kubeconfig(&pki, &address);
+    let client = UpstreamClient::new(&Upstream::load(&options).await.unwrap());
+    let error = send(&client, get("/")).await.unwrap_err();
+    let accepted = accepted.load(Ordering::Acquire);
+    assert!(accepted <= 20, "{accepted} connections: {error}");
+}
+
 /// As API servers end requests that have taken too long.
 #[tokio::test]
 async fn a_read_that_upstream_gave_up_is_not_sent_again() {
