@@ -24,13 +24,9 @@ pub(super) async fn pause_after(scope: &Scope) {
     let _ = timeout(PAUSE, scope.wait_until_recovered()).await;
 }
 
-/// Subscribes to all events that come after the followed state.
-///
-/// The newest state may be ahead of it ([`StoreReader::confirm`]). The events up to there leave no trace together,
-/// but each of them changes the followed state.
+/// Subscribes to all events that change the followed state from now on.
 pub(super) fn subscribe(reader: &StoreReader) -> Subscription {
-    let followed = SubscriptionStart::After(reader.event_version());
-    let (subscription, _) = reader.subscribe(followed, Interest::All);
+    let (subscription, _) = reader.subscribe(SubscriptionStart::Followed, Interest::All);
     subscription
 }
 

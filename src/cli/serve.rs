@@ -129,8 +129,8 @@ pub(super) struct ServeCommand {
     /// Size up to which events are kept for one type in one representation (MiB).
     #[arg(help_heading = CACHE, long, default_value_t = 256, value_name = "MIB")]
     window_mib: usize,
-    /// Memory that the process may use, as Kubernetes writes quantities (512Mi, 2Gi); 0 for no
-    /// limit. When it runs short, less is cached and more is forwarded. Default: 80 % of the
+    /// Memory that the process may use, as Kubernetes writes quantities (512Mi, 2Gi), at least 1Mi; 0
+    /// for no limit. When it runs short, less is cached and more is forwarded. Default: 80 % of the
     /// control group's limit, if there is one.
     #[arg(help_heading = CACHE, long, value_parser = parse_quantity, value_name = "QUANTITY")]
     memory_limit: Option<u64>,
@@ -288,8 +288,8 @@ impl ServeCommand {
         let limit = config.policy.memory_limit.or(self.memory_limit);
         if let Some(bytes @ 1..SMALLEST_LIMIT) = limit {
             anyhow::bail!(
-                "the memory limit is {bytes} bytes (--memory-limit, or memoryLimit in --config): \
-                 mebibytes are written {bytes}Mi"
+                "a memory limit of {bytes} bytes is too small: 512 mebibytes are written 512Mi \
+                 (--memory-limit, or memoryLimit in --config)"
             );
         }
         config.memory_limit = memory_limit(limit, container_limit());

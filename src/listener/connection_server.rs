@@ -26,7 +26,7 @@ use crate::budget::{MemoryBudget, MemoryCharge, MemoryClass};
 use crate::drain::DrainWatch;
 use crate::log_throttle::LogThrottle;
 
-/// Tells in the log which addresses have too many connections.
+/// Tells in the log an address that has too many connections. One line stands for those of all in some seconds.
 static REJECTED: LogThrottle = LogThrottle::new(Duration::from_secs(10));
 
 /// Serves the connections of one listening socket. Their tasks share it.
@@ -168,6 +168,7 @@ impl<H: RequestHandler> ConnectionServer<H> {
             self.listener.rejected();
             if let Some(connections) = REJECTED.count(1) {
                 tracing::info!(
+                    listener = self.listener.as_str(),
                     %address,
                     connections,
                     "connections refused: too many from one address (see --max-connections-per-address)"

@@ -97,7 +97,7 @@ pub(super) enum Cut {
 }
 
 impl Listener {
-    fn as_str(self) -> &'static str {
+    pub(super) fn as_str(self) -> &'static str {
         match self {
             Self::Proxy => "proxy",
             Self::Admin => "admin",

@@ -55,6 +55,9 @@ pub enum SubscriptionStart {
     After(ResourceVersion),
     /// With the events after the newest snapshot.
     Now,
+    /// With the events after those that led to the followed state ([`StoreReader::followed`]). The newest snapshot may
+    /// be ahead of it. Together the events up to there leave no trace, but each of them changes the followed state.
+    Followed,
 }
 
 /// The answer to a request for the state at one version.
@@ -285,6 +288,7 @@ impl StoreReader {
         let version = match start {
             SubscriptionStart::Now => snapshot.version(),
             SubscriptionStart::After(version) => version,
+            SubscriptionStart::Followed => state.snapshot.version(),
         };
         let position = if !snapshot.is_listed() {
             // After a reset, nobody knows what happened since any version.

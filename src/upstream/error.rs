@@ -162,10 +162,10 @@ impl AnswerError {
 
     /// Returns the error of a body that was not read to its end within its limit.
     pub fn of_body(error: BoxError) -> Self {
-        if error.is::<LengthLimitError>() {
-            Self::Unusable(error.to_string())
-        } else {
-            Self::Cut(error)
+        match error.downcast::<UpstreamError>() {
+            Ok(error) => Self::Upstream(*error),
+            Err(error) if error.is::<LengthLimitError>() => Self::Unusable(error.to_string()),
+            Err(error) => Self::Cut(error),
         }
     }
 
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_body_that_breaks_off_is_none_of_an_unexpected_form() {
+    async fn a_long_body_is_unusable_and_one_that_breaks_off_is_cut() {
         let long = body::whole(body::full("long"), 3).await.unwrap_err();
         assert!(matches!(
             AnswerError::of_body(long),

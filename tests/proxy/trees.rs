@@ -482,7 +482,7 @@ async fn a_header_that_no_proxy_wrote_is_refused() {
     eventually("the log to name the writer's address", async || {
         let log = program.log();
         let is_named = |line: &str| {
-            line.contains("the header of proxies is not one of theirs")
+            line.contains("malformed x-watershed-via header: no watershed wrote it")
                 && line.contains("127.0.0.1")
         };
         log.lines().any(is_named).then_some(()).ok_or(log)

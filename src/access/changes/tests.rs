@@ -221,7 +221,7 @@ async fn the_types_of_namespaces_are_followed_once_they_decide_about_a_request()
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_explained_grant_ends_with_later_changes_alone() {
+async fn only_a_later_change_ends_an_explained_grant() {
     let changes = followed();
     let ann = AccessRequest::example("ann", &[], Some("here"));
     changes.record(Affected::Everything);

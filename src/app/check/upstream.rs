@@ -81,11 +81,13 @@ fn examine_certificate(upstream: &Upstream, config: &AppConfig, findings: &mut F
     let now = Timestamp::now();
     if let Some(valid) = upstream.certificate() {
         // TLS ends at the proxy. Clients often have a kubeconfig of the same kind.
-        if config.access.client_ca.is_none() && !config.access.single_identity {
+        let access = &config.access;
+        let is_known_otherwise = access.front_proxy.is_some() || access.single_identity;
+        if access.client_ca.is_none() && !is_known_otherwise {
             findings.warning(
                 CALLERS,
-                "the proxy takes callers with client certificates, such as the user of this \
-                 kubeconfig, for anonymous ones (--client-ca-file)",
+                "client certificates of callers are ignored, and such callers are anonymous: \
+                 the user of this kubeconfig would be, too (--client-ca-file)",
             );
         }
         let message = format!(

@@ -151,11 +151,12 @@ async fn a_list_that_is_under_way_is_not_asked_for_again_when_another_watch_brin
         "\n"
     );
     let pki = Pki::new();
-    let lists = Arc::new(AtomicUsize::new(0));
-    let count = Arc::clone(&lists);
+    let (lists, others) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (count, opened) = (Arc::clone(&lists), Arc::clone(&others));
     let api = Api::start(&pki, HTTP2, move |request, _| {
         let query = request.uri().query().unwrap_or_default();
         let is_of_namespace = request.uri().path().contains("/namespaces/");
+        opened.fetch_add(usize::from(is_of_namespace), Ordering::SeqCst);
         let is_state = query.contains("sendInitialEvents");
         let frame = if is_state && !is_of_namespace {
             // The second one hangs.
@@ -189,8 +190,9 @@ async fn a_list_that_is_under_way_is_not_asked_for_again_when_another_watch_brin
     let lack = |scope: &Scope| scope.lacks_events_after(scope.reader.event_version());
     lack(&scope);
     eventually(|| lists.load(Ordering::SeqCst) == 2).await;
+    let before = others.load(Ordering::SeqCst);
     lack(&other);
-    eventually(|| !other.upstream.is_delivering()).await;
+    eventually(|| others.load(Ordering::SeqCst) > before).await;
     eventually(|| other.upstream.is_delivering()).await;
     tokio::time::sleep(Duration::from_millis(200)).await;
     assert_eq!(lists.load(Ordering::SeqCst), 2);

@@ -136,7 +136,7 @@ impl StoredResponse {
         let mut chunks = Vec::new();
         let mut body = std::pin::pin!(body);
         while let Some(frame) = body.frame().await {
-            let frame = frame.map_err(|error| unusable(&error.into().to_string()))?;
+            let frame = frame.map_err(|error| AnswerError::of_body(error.into()))?;
             let Ok(chunk) = frame.into_data() else {
                 continue;
             };

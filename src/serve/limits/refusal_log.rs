@@ -2,7 +2,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use http::{HeaderMap, header};
+use http::{HeaderMap, HeaderValue, header};
 
 use super::requests::LimitExceeded;
 use crate::access::Identity;
@@ -11,6 +11,9 @@ use crate::upstream::ChainError;
 
 /// Time for which one line stands for all requests.
 const PAUSE: Duration = Duration::from_secs(10);
+
+/// Bytes of a user agent that are logged.
+const MAX_AGENT: usize = 200;
 
 static REFUSED: LogThrottle = LogThrottle::new(PAUSE);
 static MALFORMED: LogThrottle = LogThrottle::new(PAUSE);
@@ -33,18 +36,19 @@ pub(in crate::serve) fn refused(
     }
 }
 
-/// Logs that a request has a header of proxies which no proxy wrote, with the address of its client. Loops are
-/// logged by the chain of proxies itself.
+/// Logs that a request has a malformed header of proxies, with the address of its client. A loop is logged by the chain
+/// of proxies.
 pub(in crate::serve) fn refused_chain(error: &ChainError, headers: &HeaderMap, address: IpAddr) {
     if let ChainError::Malformed = error
         && let Some(requests) = MALFORMED.count(1)
     {
-        let agent = headers.get(header::USER_AGENT);
+        let agent = headers.get(header::USER_AGENT).map(HeaderValue::as_bytes);
+        let agent = agent.map(|agent| agent[..agent.len().min(MAX_AGENT)].escape_ascii());
         tracing::info!(
             %address,
-            user_agent = agent.map(tracing::field::debug),
+            user_agent = agent.map(tracing::field::display),
             requests,
-            "the header of proxies is not one of theirs"
+            "malformed x-watershed-via header: no watershed wrote it"
         );
     }
 }

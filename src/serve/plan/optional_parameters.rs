@@ -167,7 +167,7 @@ async fn ask(client: &UpstreamClient) -> Result<OptionalParameters, AnswerError>
         return Err(AnswerError::refused(&response));
     }
     let answer = body::whole(response.into_body(), MAX_BYTES).await;
-    let answer = answer.map_err(|error| unusable(&error))?;
+    let answer = answer.map_err(AnswerError::of_body)?;
     read_answer(&answer).map_err(|error| unusable(&error))
 }
 
