@@ -23,7 +23,7 @@ use crate::support::history::{Interest, WriteHistory};
 use crate::support::program::Program;
 use crate::support::{
     Fixture, at_leisure, becomes, eventually, has_counted, loopback, plain_request, small,
-    start_configured, start_proxy, unless_stalled,
+    start_configured, start_proxy, unless_stalled, with_secrets,
 };
 
 /// A proxy and its folder.
@@ -401,6 +401,27 @@ async fn watches_of_proxies_name_their_history_until_the_type_is_listed_again() 
         next.is_some() && next != first
     })
     .await;
+    fixture.stop().await;
+}
+
+/// The proxy in between forwards the watch: it has no such history.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn forwarded_answers_name_no_history() {
+    let fixture = Fixture::configured(small(), with_secrets).await;
+    let token = fixture.upstream.admin_token();
+    let middle = Tier::unverified(fixture.proxied.address, token).await;
+    let name = async |endpoint: &Endpoint| {
+        let path = "/api/v1/secrets?watch=1&resourceVersion=0&timeoutSeconds=1";
+        let request = Request::get(path).header("x-watershed-via", "0123456789abcdef");
+        let request = request.body(nothing()).unwrap();
+        let answer = endpoint.send(Protocol::Http2, request).await.unwrap();
+        assert_eq!(answer.status, StatusCode::OK);
+        answer.headers.get("x-watershed-history").cloned()
+    };
+    let is_named = async || name(&fixture.proxied).await.is_some();
+    becomes("a name of the history", true, is_named).await;
+    assert_eq!(name(&middle.endpoint(token)).await, None);
+    middle.stop().await;
     fixture.stop().await;
 }
 
