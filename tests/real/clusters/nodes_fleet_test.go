@@ -28,6 +28,7 @@ import (
 
 	"watershed.test/real/internal/api"
 	"watershed.test/real/internal/balancer"
+	"watershed.test/real/internal/cluster"
 	"watershed.test/real/internal/objects"
 	"watershed.test/real/internal/poll"
 	"watershed.test/real/internal/require"
@@ -125,7 +126,7 @@ func (c *nodeCluster) addProxies(t *testing.T) []string {
 	const name = "node-proxy"
 	binding := &rbacv1.ClusterRoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "watershed"},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: cluster.ProxyRole},
 		Subjects:   []rbacv1.Subject{rights.Account("default", name)},
 	}
 	require.Value(c.writer.RbacV1().ClusterRoleBindings().Create(t.Context(), binding, metav1.CreateOptions{}))(t)

@@ -336,12 +336,15 @@ func (c *Cluster) writeKubeconfigs() error {
 	)
 }
 
+// ProxyRole is the cluster role with what every proxy needs.
+const ProxyRole = "test-proxy"
+
 // grantProxy gives the proxy's user the least rights that it needs: reading what it caches,
 // reviews of callers and their rights, and discovery. Role and binding have names of their own: deploy/base has others.
 func (c *Cluster) grantProxy() error {
 	type object map[string]any
 	const group = "/apis/rbac.authorization.k8s.io/v1/"
-	meta := object{"name": "test-proxy"}
+	meta := object{"name": ProxyRole}
 	role := object{"metadata": meta, "rules": []object{
 		{"apiGroups": []string{"*"}, "resources": []string{"*"}, "verbs": []string{"get", "list", "watch"}},
 		{"apiGroups": []string{"authentication.k8s.io"}, "resources": []string{"tokenreviews"}, "verbs": []string{"create"}},
@@ -349,7 +352,7 @@ func (c *Cluster) grantProxy() error {
 		{"nonResourceURLs": []string{"/api", "/api/*", "/apis", "/apis/*", "/openapi", "/openapi/*", "/version", "/healthz", "/livez", "/readyz"}, "verbs": []string{"get"}},
 	}}
 	binding := object{"metadata": meta,
-		"roleRef":  object{"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "test-proxy"},
+		"roleRef":  object{"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": ProxyRole},
 		"subjects": []object{{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "watershed"}}}
 	// A second start in the same --dir finds these objects in place.
 	exists := func(err error) error {
