@@ -1,4 +1,4 @@
-//! What the rules of a role grant.
+//! Evaluation of the rules of roles.
 //!
 //! Source: `kubernetes/plugin/pkg/auth/authorizer/rbac/rbac.go` (RuleAllows) and
 //! `kubernetes/pkg/apis/rbac/v1/evaluation_helpers.go`.

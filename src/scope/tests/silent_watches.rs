@@ -9,8 +9,8 @@ use futures_util::{StreamExt as _, stream};
 use watershed_protocol::Selection;
 
 use super::{bookmark, empty_list, json, mark, open_pods, open_pods_overdue_after};
-use crate::scope::Scope;
 use crate::scope::phase::ScopePhase;
+use crate::scope::{Scope, Scopes};
 use crate::test_support::{Api, HTTP2, Pki, eventually, streamed};
 
 /// Something on the way takes watches and passes nothing on.
@@ -95,6 +95,16 @@ async fn a_scope_that_lacks_events_has_an_age_before_its_watch_is_opened_again()
     eventually(|| opened() > reopened).await;
 }
 
+/// Opens the scope of one namespace beside that of all.
+fn open_namespace(scopes: &Scopes, all: &Scope) -> Arc<Scope> {
+    let mut key = all.key.clone();
+    key.selection = Arc::new(Selection {
+        namespace: Some("n".to_owned()),
+        ..Selection::default()
+    });
+    scopes.open(&key, &"Pod".into(), &all.fields)
+}
+
 /// Something on the way passed nothing on for a while. The attempts of most types are minutes apart by then.
 #[tokio::test]
 async fn a_watch_that_lacks_events_is_opened_again_once_another_brings_something() {
@@ -120,12 +130,7 @@ async fn a_watch_that_lacks_events_is_opened_again_once_another_brings_something
     })
     .await;
     let (scopes, scope) = open_pods_overdue_after(PATIENCE, &pki, &api).await;
-    let mut key = scope.key.clone();
-    key.selection = Arc::new(Selection {
-        namespace: Some("n".to_owned()),
-        ..Selection::default()
-    });
-    let other = scopes.open(&key, &"Pod".into(), &scope.fields);
+    let other = open_namespace(&scopes, &scope);
     for scope in [&scope, &other] {
         eventually(|| matches!(scope.phase(), ScopePhase::Ready(_))).await;
     }
@@ -142,7 +147,7 @@ async fn a_watch_that_lacks_events_is_opened_again_once_another_brings_something
     assert!(!scope.upstream.is_delivering(), "it brings nothing still");
 }
 
-/// Of many scopes that recover one after the other, none has the list of another begun anew.
+/// Many scopes recover one after the other.
 #[tokio::test]
 async fn a_list_that_is_under_way_is_not_asked_for_again_when_another_watch_brings_something() {
     const GONE: &str = concat!(
@@ -178,12 +183,7 @@ async fn a_list_that_is_under_way_is_not_asked_for_again_when_another_watch_brin
     })
     .await;
     let (scopes, scope) = open_pods_overdue_after(Duration::from_millis(300), &pki, &api).await;
-    let mut key = scope.key.clone();
-    key.selection = Arc::new(Selection {
-        namespace: Some("n".to_owned()),
-        ..Selection::default()
-    });
-    let other = scopes.open(&key, &"Pod".into(), &scope.fields);
+    let other = open_namespace(&scopes, &scope);
     for scope in [&scope, &other] {
         eventually(|| matches!(scope.phase(), ScopePhase::Ready(_))).await;
     }
