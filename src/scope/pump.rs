@@ -270,7 +270,7 @@ impl ScopePump {
             // The next list or watch brings what is due. It must not be cancelled for that.
             self.overdue.forget();
         }
-        if !self.staleness.lacks_something() || self.reopened_with_others {
+        if !self.awaits_other_streams() {
             self.streams.mark_unchanged();
         }
         self.list_asked = question.is_some().then(Instant::now);

@@ -55,15 +55,11 @@ async fn the_log_names_an_address_with_too_many_connections() {
     let program = Program::with(&upstream, &["--max-connections-per-address", "2"]).await;
     let address = program.proxied.address;
     let clients = join_all((0..8).map(|_| TcpStream::connect(address))).await;
-    eventually("the log to name the address", async || {
-        let log = program.log();
-        let is_named = |line: &str| {
-            line.contains("connections refused: too many from one address")
-                && line.contains("127.0.0.1")
-        };
-        log.lines().any(is_named).then_some(()).ok_or(log)
-    })
-    .await;
+    let words = [
+        "connections refused: too many from one address",
+        "127.0.0.1",
+    ];
+    program.until_logged(&words).await;
     drop(clients);
     program.terminate().await;
     assert!(program.ended().await.success());

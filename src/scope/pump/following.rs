@@ -175,14 +175,17 @@ impl ScopePump {
         self.mark_interrupted();
     }
 
-    /// Returns `true` if an open watch does not bring what is due, and was not opened again for others yet.
+    /// Returns `true` if something is due, and the watch was not opened again for others yet.
+    pub(super) fn awaits_other_streams(&self) -> bool {
+        self.staleness.lacks_something() && !self.reopened_with_others
+    }
+
+    /// Returns `true` if the watch is open and may be opened again for others.
     ///
-    /// A list or a watch that is under way brings it. It must not be cancelled for others: of many scopes that
-    /// recover one after the other, each would have it begun anew.
+    /// A list or a watch that is under way must not be cancelled for them: of many scopes that recover one after
+    /// the other, each would have it begun anew.
     pub(super) fn may_reopen_with_others(&self) -> bool {
-        self.scope.upstream.is_following()
-            && self.staleness.lacks_something()
-            && !self.reopened_with_others
+        self.scope.upstream.is_following() && self.awaits_other_streams()
     }
 
     /// Opens a watch that did not bring what was due again, as other streams bring something now. What held

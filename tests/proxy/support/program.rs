@@ -180,6 +180,19 @@ impl Program {
         self.log.lock().clone()
     }
 
+    /// Waits until a line of the log has all these words.
+    pub(crate) async fn until_logged(&self, words: &[&str]) {
+        eventually("a line of the log", async || {
+            let log = self.log();
+            let is_wanted = |line: &str| words.iter().all(|word| line.contains(word));
+            log.lines()
+                .any(is_wanted)
+                .then_some(())
+                .ok_or_else(|| format!("{words:?} in {log}"))
+        })
+        .await;
+    }
+
     pub(crate) fn pid(&self) -> u32 {
         self.child.id().expect("it runs")
     }

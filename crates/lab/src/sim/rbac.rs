@@ -102,18 +102,12 @@ impl BindingOrRole {
 impl RbacReference {
     /// Returns the kind and name of a subject, as upstream names it in a reason.
     fn describe(&self, binding_namespace: &str) -> String {
-        let Self {
-            kind,
-            name,
-            namespace,
-        } = self;
-        let namespace = if namespace.is_empty() {
-            binding_namespace
-        } else {
-            namespace
-        };
+        let Self { kind, name, .. } = self;
         match kind.as_str() {
-            "ServiceAccount" => format!("{kind} \"{name}/{namespace}\""),
+            "ServiceAccount" => {
+                let namespace = self.namespace_in(binding_namespace);
+                format!("{kind} \"{name}/{namespace}\"")
+            }
             _ => format!("{kind} {name:?}"),
         }
     }
@@ -123,14 +117,19 @@ impl RbacReference {
             "User" => user.name == self.name,
             "Group" => user.groups.contains(&self.name),
             "ServiceAccount" => {
-                let namespace = if self.namespace.is_empty() {
-                    binding_namespace
-                } else {
-                    self.namespace.as_str()
-                };
+                let namespace = self.namespace_in(binding_namespace);
                 user.name == format!("system:serviceaccount:{namespace}:{}", self.name)
             }
             _ => false,
+        }
+    }
+
+    /// Returns the namespace of an account, which is the binding's unless it has one of its own.
+    fn namespace_in<'a>(&'a self, binding_namespace: &'a str) -> &'a str {
+        if self.namespace.is_empty() {
+            binding_namespace
+        } else {
+            &self.namespace
         }
     }
 }
