@@ -20,6 +20,7 @@
 //! - Releases differ in which empty members they print. [`Transcoder::for_release`] prints as one of
 //!   them, and [`Transcoder::prints_like`] tells if two differ.
 mod duration;
+mod member_set;
 mod message;
 mod number;
 mod raw;

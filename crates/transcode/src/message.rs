@@ -1,12 +1,13 @@
 //! The walk over a message: its fields are found in one pass, and printed in the order of the JSON.
 use prost::encoding::WireType;
 
+use crate::member_set::MemberSet;
 use crate::number::{put_float, put_integer};
 use crate::table::{Arity, Member, MessageId, MessageTable, ValueKind};
 use crate::text::{put_base64, put_string};
 use crate::unexplained::{Reason, Unexplained};
 use crate::well_known::{put_strings, put_well_known};
-use crate::wire::{int32, skip_value, take_bytes, take_fixed64, take_key, take_varint};
+use crate::wire::{int32, take_bytes, take_fixed64, take_key, take_value, take_varint};
 
 /// Levels of messages that are followed. The deepest type that does not contain itself has 12.
 const MAX_DEPTH: usize = 128;
@@ -19,8 +20,8 @@ pub(crate) struct Printer<'a, 'o> {
     /// The minor release in whose manner it is printed.
     release: u32,
     out: &'o mut Vec<u8>,
-    /// The fields of the messages that are being printed: for each member the bytes from the tag of
-    /// its first occurrence to the end of its last one; empty if there is none.
+    /// The fields of the messages that are being printed. Of a list or map these are the bytes from
+    /// the tag of its first element to the end of its last one, of another member those of its value.
     fields: Vec<&'a [u8]>,
     depth: usize,
 }
@@ -59,19 +60,25 @@ impl<'a, 'o> Printer<'a, 'o> {
         message: &'a [u8],
         mut is_first: bool,
     ) -> Result<bool, Unexplained> {
-        let base = self.enter(id, message)?;
-        for (index, member) in self.table.message(id).members.iter().enumerate() {
-            let field = self.fields[base + index];
-            is_first = self
-                .member(member, field, is_first)
-                .map_err(|error| error.within(member.name))?;
+        let (base, present) = self.enter(id, message)?;
+        let message_type = self.table.message(id);
+        let shown = present.union(message_type.printed_if_absent);
+        for index in shown.positions() {
+            let (member, field) = (&message_type.members[index], self.fields[base + index]);
+            let printed = if present.contains(index) {
+                self.member(member, field, is_first)
+            } else {
+                self.absent_member(member, is_first)
+            };
+            is_first = printed.map_err(|error| error.within(member.name))?;
         }
         self.leave(base);
         Ok(is_first)
     }
 
-    /// Finds the bytes of each member's field in one pass. Returns the position of the first member.
-    fn enter(&mut self, id: MessageId, message: &'a [u8]) -> Result<usize, Reason> {
+    /// Finds each member's field in one pass. Returns where the first member's is in `fields`, and the
+    /// members that are present.
+    fn enter(&mut self, id: MessageId, message: &'a [u8]) -> Result<(usize, MemberSet), Reason> {
         if self.depth == MAX_DEPTH {
             return Err(Reason::TooDeep);
         }
@@ -80,6 +87,7 @@ impl<'a, 'o> Printer<'a, 'o> {
         let base = self.fields.len();
         self.fields.resize(base + message_type.members.len(), &[]);
         let (mut rest, mut run, mut last) = (message, message, None);
+        let mut present = MemberSet::default();
         while !rest.is_empty() {
             let start = rest;
             let (number, wire_type) = take_key(&mut rest)?;
@@ -90,19 +98,22 @@ impl<'a, 'o> Printer<'a, 'o> {
             if wire_type != member.wire_type() {
                 return Err(Reason::WrongWireType(number));
             }
-            skip_value(wire_type, &mut rest)?;
-            let repeats = matches!(member.arity, Arity::List | Arity::Map);
-            let field = &mut self.fields[base + index];
+            let value = take_value(wire_type, &mut rest)?;
+            let repeats = member.repeats();
             let continues = repeats && last == Some(index);
-            if !continues && !field.is_empty() {
+            if !continues && !present.insert(index) {
                 return Err(Reason::RepeatedField(number));
             }
             if !continues {
                 (run, last) = (start, Some(index));
             }
-            *field = &run[..run.len() - rest.len()];
+            self.fields[base + index] = if repeats {
+                &run[..run.len() - rest.len()]
+            } else {
+                value
+            };
         }
-        Ok(base)
+        Ok((base, present))
     }
 
     /// Forgets the fields of a message.
@@ -111,23 +122,18 @@ impl<'a, 'o> Printer<'a, 'o> {
         self.depth -= 1;
     }
 
-    /// Appends a member, and returns `true` if the next one is still the first.
+    /// Appends a member that is present, and returns `true` if the next one is still the first.
     fn member(
         &mut self,
         member: &'static Member,
         field: &'a [u8],
         is_first: bool,
     ) -> Result<bool, Unexplained> {
-        if field.is_empty() {
-            return self.absent_member(member, is_first);
-        }
-        let mut value = field;
-        take_key(&mut value)?;
         if let (Arity::Inline, ValueKind::Message(id)) = (member.arity, member.value) {
-            return self.members(id, take_bytes(&mut value)?, is_first);
+            return self.members(id, field, is_first);
         }
         let may_omit = member.arity == Arity::Always && member.omits_empty(self.release);
-        if may_omit && is_empty(member.value, value)? {
+        if may_omit && is_empty(member.value, field)? {
             return Ok(is_first);
         }
         self.key(member, is_first);
@@ -136,24 +142,16 @@ impl<'a, 'o> Printer<'a, 'o> {
     }
 
     /// Appends the value of a member, given its field.
-    fn present_value(&mut self, member: &Member, mut field: &'a [u8]) -> Result<(), Unexplained> {
+    fn present_value(&mut self, member: &Member, field: &'a [u8]) -> Result<(), Unexplained> {
         match member.arity {
             Arity::List => self.list(member.value, field),
             Arity::Map => self.map(member.value, field),
-            Arity::Always | Arity::Inline | Arity::Optional => {
-                take_key(&mut field)?;
-                self.value(member.value, &mut field)
-            }
+            Arity::Always | Arity::Inline | Arity::Optional => self.value(member.value, field),
         }
     }
 
     fn absent_member(&mut self, member: &Member, is_first: bool) -> Result<bool, Unexplained> {
-        let is_nil = match member.arity {
-            // Go always writes these. A release that does not know a member does not print it.
-            Arity::Always | Arity::Inline => member.value == ValueKind::Bytes,
-            Arity::Optional | Arity::List | Arity::Map => true,
-        };
-        if !is_nil || member.omits_empty(self.release) {
+        if !member.is_nil_if_absent() || member.omits_empty(self.release) {
             return Ok(is_first);
         }
         if self.is_stored_as_json && matches!(member.arity, Arity::List | Arity::Map) {
@@ -173,10 +171,10 @@ impl<'a, 'o> Printer<'a, 'o> {
     fn list(&mut self, value: ValueKind, mut rest: &'a [u8]) -> Result<(), Unexplained> {
         let mut separator = b'[';
         while !rest.is_empty() {
-            take_key(&mut rest)?;
+            let (_, wire_type) = take_key(&mut rest)?;
             self.out.push(separator);
             separator = b',';
-            self.value(value, &mut rest)?;
+            self.value(value, take_value(wire_type, &mut rest)?)?;
         }
         self.out.push(b']');
         Ok(())
@@ -198,7 +196,7 @@ impl<'a, 'o> Printer<'a, 'o> {
             put_string(entry.key, self.out);
             self.out.push(b':');
             match entry.value {
-                Some(mut field) => self.value(value, &mut field)?,
+                Some(field) => self.value(value, field)?,
                 // Go writes no field for bytes that are nil, and reads them as empty.
                 None => put_base64(b"", self.out),
             }
@@ -207,52 +205,53 @@ impl<'a, 'o> Printer<'a, 'o> {
         Ok(())
     }
 
-    /// Appends the value at the front, whose tag has been taken.
-    fn value(&mut self, value: ValueKind, rest: &mut &'a [u8]) -> Result<(), Unexplained> {
+    /// Appends a value, given its bytes without a tag or length.
+    fn value(&mut self, value: ValueKind, mut bytes: &'a [u8]) -> Result<(), Unexplained> {
         match value {
             ValueKind::Bool => {
-                let text: &[u8] = match take_varint(rest)? {
+                let text: &[u8] = match take_varint(&mut bytes)? {
                     0 => b"false",
                     1 => b"true",
                     _ => return Err(Reason::Value("a bool that is neither 0 nor 1").into()),
                 };
                 self.out.extend_from_slice(text);
             }
-            ValueKind::Int32 => put_integer(int32(take_varint(rest)?)?.into(), self.out),
-            ValueKind::Int64 => put_integer(take_varint(rest)?.cast_signed(), self.out),
-            ValueKind::Float64 => put_float(f64::from_le_bytes(take_fixed64(rest)?), self.out)?,
-            ValueKind::String => put_string(take_bytes(rest)?, self.out),
-            ValueKind::Bytes => put_base64(take_bytes(rest)?, self.out),
+            ValueKind::Int32 => put_integer(int32(take_varint(&mut bytes)?)?.into(), self.out),
+            ValueKind::Int64 => put_integer(take_varint(&mut bytes)?.cast_signed(), self.out),
+            ValueKind::Float64 => {
+                put_float(f64::from_le_bytes(take_fixed64(&mut bytes)?), self.out)?;
+            }
+            ValueKind::String => put_string(bytes, self.out),
+            ValueKind::Bytes => put_base64(bytes, self.out),
             ValueKind::Message(id) => {
                 self.out.push(b'{');
-                self.put_members(id, take_bytes(rest)?, true)?;
+                self.put_members(id, bytes, true)?;
                 self.out.push(b'}');
             }
             ValueKind::Object(id) => {
                 let built_in = self.table.built_in(id);
                 built_in.put_type_meta(self.out);
-                self.put_members(built_in.message, take_bytes(rest)?, false)?;
+                self.put_members(built_in.message, bytes, false)?;
                 self.out.push(b'}');
             }
-            ValueKind::Strings => put_strings(take_bytes(rest)?, self.out)?,
-            ValueKind::Either(id) => self.either(id, take_bytes(rest)?)?,
+            ValueKind::Strings => put_strings(bytes, self.out)?,
+            ValueKind::Either(id) => self.either(id, bytes)?,
             ValueKind::Time
             | ValueKind::MicroTime
             | ValueKind::Duration
             | ValueKind::Quantity
             | ValueKind::IntOrString
             | ValueKind::RawExtension
-            | ValueKind::EmbeddedJson => put_well_known(value, take_bytes(rest)?, self.out)?,
+            | ValueKind::EmbeddedJson => put_well_known(value, bytes, self.out)?,
         }
         Ok(())
     }
 
     /// Appends the one of two members that a message has, without its name.
     fn either(&mut self, id: MessageId, message: &'a [u8]) -> Result<(), Unexplained> {
-        let base = self.enter(id, message)?;
+        let (base, present) = self.enter(id, message)?;
         let members = &self.table.message(id).members;
-        let present = (0..members.len()).rfind(|index| !self.fields[base + index].is_empty());
-        match present {
+        match present.last() {
             Some(index) => {
                 let field = self.fields[base + index];
                 self.present_value(&members[index], field)
@@ -269,19 +268,19 @@ impl<'a, 'o> Printer<'a, 'o> {
     }
 }
 
-/// Returns `true` if `omitempty` leaves out the value at the front.
-fn is_empty(value: ValueKind, mut rest: &[u8]) -> Result<bool, Reason> {
+/// Returns `true` if `omitempty` leaves out a value.
+fn is_empty(value: ValueKind, mut bytes: &[u8]) -> Result<bool, Reason> {
     Ok(match value.wire_type() {
-        WireType::Varint => take_varint(&mut rest)? == 0,
-        WireType::SixtyFourBit => f64::from_le_bytes(take_fixed64(&mut rest)?) == 0.0,
-        _ => take_bytes(&mut rest)?.is_empty(),
+        WireType::Varint => take_varint(&mut bytes)? == 0,
+        WireType::SixtyFourBit => f64::from_le_bytes(take_fixed64(&mut bytes)?) == 0.0,
+        _ => bytes.is_empty(),
     })
 }
 
 /// An entry of a map.
 struct MapEntry<'a> {
     key: &'a [u8],
-    /// The value after its tag.
+    /// The bytes of the value.
     value: Option<&'a [u8]>,
 }
 
@@ -299,14 +298,13 @@ impl<'a> MapEntry<'a> {
         if entry.is_empty() || take_key(&mut entry)? != (2, value.wire_type()) {
             return Err(INCOMPLETE);
         }
-        let mut rest = entry;
-        skip_value(value.wire_type(), &mut rest)?;
-        if !rest.is_empty() {
+        let value = take_value(value.wire_type(), &mut entry)?;
+        if !entry.is_empty() {
             return Err(INCOMPLETE);
         }
         Ok(Self {
             key,
-            value: Some(entry),
+            value: Some(value),
         })
     }
 }

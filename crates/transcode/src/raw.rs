@@ -47,6 +47,11 @@ impl Compactor<'_, '_> {
     fn value_start(&mut self) -> Result<(), Reason> {
         loop {
             match self.peek()? {
+                // Half of the values in managedFields, which are most of what is embedded.
+                b'{' if self.json.get(self.at + 1) == Some(&b'}') => {
+                    self.at += 2;
+                    return Ok(());
+                }
                 b'{' => {
                     self.enter(b'}')?;
                     if self.peek()? == b'}' {

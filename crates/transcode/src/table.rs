@@ -15,6 +15,8 @@ use std::sync::LazyLock;
 
 use prost::encoding::WireType;
 
+use crate::member_set::MemberSet;
+
 /// The first line of a table in the format that is read here.
 const FORMAT: &str = "watershed-transcode 1 ";
 
@@ -55,6 +57,8 @@ pub(crate) struct MessageId(u16);
 #[derive(Debug, Default)]
 pub(crate) struct MessageType {
     pub(crate) members: Vec<Member>,
+    /// The members that some release prints where their fields are absent.
+    pub(crate) printed_if_absent: MemberSet,
     /// One more than the position of each field's member; zero where there is no field.
     by_number: Vec<u8>,
 }
@@ -261,6 +265,12 @@ impl MessageType {
             self.by_number.resize(number + 1, 0);
         }
         let position = &mut self.by_number[number];
+        if self.members.len() == MemberSet::CAPACITY {
+            return None;
+        }
+        if member.may_be_printed_if_absent() {
+            self.printed_if_absent.insert(self.members.len());
+        }
         self.members.push(member);
         // No two members have one number.
         (*position == 0).then_some(())?;
@@ -303,9 +313,29 @@ impl Member {
         })
     }
 
+    /// Returns `true` if the absence of the field is a nil of Go's, which JSON can show. Go always
+    /// writes the other fields: a release that does not is one without the member, and prints nothing.
+    pub(crate) fn is_nil_if_absent(&self) -> bool {
+        match self.arity {
+            Arity::Always | Arity::Inline => self.value == ValueKind::Bytes,
+            Arity::Optional | Arity::List | Arity::Map => true,
+        }
+    }
+
+    /// Returns `true` if some release prints the member where its field is absent.
+    fn may_be_printed_if_absent(&self) -> bool {
+        let differs = self.omits_so_since > 0;
+        self.is_nil_if_absent() && (!self.omits_empty || differs)
+    }
+
     /// Returns `true` if a minor release leaves out the empty value.
     pub(crate) fn omits_empty(&self, release: u32) -> bool {
         self.omits_empty == (release >= self.omits_so_since)
+    }
+
+    /// Returns `true` if the field occurs for each element or entry.
+    pub(crate) fn repeats(&self) -> bool {
+        matches!(self.arity, Arity::List | Arity::Map)
     }
 
     /// Returns the wire type of the field.

@@ -39,9 +39,21 @@ fn fields() -> Fields {
     Fields::default()
 }
 
-fn print(kind: &str, message: impl AsRef<[u8]>) -> Result<String, Unexplained> {
+fn transcoder(kind: &str) -> Transcoder {
     let (api_version, kind) = kind.rsplit_once(' ').unwrap_or(("v1", kind));
-    let transcoder = Transcoder::for_type(api_version, kind).expect("the type is built in");
+    Transcoder::for_type(api_version, kind).expect("the type is built in")
+}
+
+/// Returns the text in the manner of a minor release.
+fn print_in(release: u32, kind: &str, message: &Fields) -> String {
+    let (transcoder, mut out) = (transcoder(kind).for_release(release), Vec::new());
+    let result = transcoder.object_json(message.as_ref(), Heading::Brace, &mut out);
+    assert_eq!(result, Ok(()), "1.{release}");
+    String::from_utf8(out).expect("JSON is UTF-8")
+}
+
+fn print(kind: &str, message: impl AsRef<[u8]>) -> Result<String, Unexplained> {
+    let transcoder = transcoder(kind);
     let mut out = b"before".to_vec();
     let result = transcoder.object_json(message.as_ref(), Heading::Brace, &mut out);
     let text = String::from_utf8(out.split_off(6)).expect("JSON is UTF-8");
@@ -150,7 +162,6 @@ fn times_that_are_zero_are_null_or_omitted() {
 
 #[test]
 fn older_releases_print_other_members_that_are_empty() {
-    let transcoder = Transcoder::for_type("v1", "Pod").expect("the type is built in");
     let status = fields().bytes(12, fields().bytes(1, ""));
     let pod = fields().bytes(1, fields().bytes(8, b"")).bytes(3, status);
     for (release, expected) in [
@@ -165,12 +176,18 @@ fn older_releases_print_other_members_that_are_empty() {
         (34, r#"{"metadata":{},"status":{"podIPs":[{"ip":""}]}}"#),
         (99, r#"{"metadata":{},"status":{"podIPs":[{"ip":""}]}}"#),
     ] {
-        let mut out = Vec::new();
-        transcoder
-            .for_release(release)
-            .object_json(pod.as_ref(), Heading::Brace, &mut out)
-            .expect("the message is explained");
-        assert_eq!(String::from_utf8_lossy(&out), expected, "1.{release}");
+        assert_eq!(print_in(release, "Pod", &pod), expected);
+    }
+}
+
+#[test]
+fn older_releases_print_other_lists_that_are_absent() {
+    let slice = fields().bytes(2, b"");
+    for (release, expected) in [(34, r#"{"spec":{"devices":null}}"#), (35, r#"{"spec":{}}"#)] {
+        assert_eq!(
+            print_in(release, "resource.k8s.io/v1 ResourceSlice", &slice),
+            expected
+        );
     }
 }
 

@@ -5,8 +5,11 @@ use base64::engine::general_purpose::STANDARD;
 
 /// Appends a string. Each byte that is not UTF-8 becomes `\ufffd`.
 pub(crate) fn put_string(text: &[u8], out: &mut Vec<u8>) {
+    out.reserve(text.len() + 2);
     out.push(b'"');
-    if let Ok(text) = std::str::from_utf8(text) {
+    if is_plain(text) {
+        out.extend_from_slice(text);
+    } else if let Ok(text) = std::str::from_utf8(text) {
         put_escaped(text, out);
     } else {
         for chunk in text.utf8_chunks() {
@@ -89,6 +92,21 @@ fn put_control(byte: u8, out: &mut Vec<u8>) {
     out.push(DIGITS[usize::from(byte & 15)]);
 }
 
+/// Returns `true` if a text is ASCII that needs no escape, as nearly all are.
+fn is_plain(text: &[u8]) -> bool {
+    let (blocks, rest) = text.as_chunks::<16>();
+    // Without a branch for each byte, so that the bytes of a block are looked at together.
+    let is_special = |byte: u8| {
+        !(0x20..0x80).contains(&byte) | matches!(byte, b'"' | b'\\' | b'<' | b'>' | b'&')
+    };
+    let is_plain_block = |block: &[u8; 16]| {
+        !block
+            .iter()
+            .fold(false, |any, byte| any | is_special(*byte))
+    };
+    blocks.iter().all(is_plain_block) && rest.iter().all(|byte| !is_special(*byte))
+}
+
 /// Returns the number of bytes before the first one at which an escape may begin.
 pub(crate) fn plain_length(text: &[u8]) -> usize {
     let may_escape = |byte: &u8| MAY_ESCAPE[usize::from(*byte)];
@@ -137,6 +155,20 @@ mod tests {
             ("\u{fffd}\u{1f600}".as_bytes(), "\"\u{fffd}\u{1f600}\""),
         ] {
             assert_eq!(string(text), expected);
+        }
+    }
+
+    #[test]
+    fn a_text_without_escapes_is_recognized_by_each_of_its_bytes() {
+        for byte in 0..=u8::MAX {
+            for position in 0..40 {
+                let mut text = [b'a'; 40];
+                text[position] = byte;
+                // A quote at the end has every byte before it looked at.
+                let escaped = string(&[&text[..], b"\""].concat());
+                let expected = escaped.replacen(r#"\"""#, "\"", 1);
+                assert_eq!(string(&text), expected, "{byte:#x} at {position}");
+            }
         }
     }
 

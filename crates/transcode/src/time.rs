@@ -31,18 +31,12 @@ pub(crate) fn put_time(
     let Date { year, month, day } = Date::of(seconds)?;
     let second = seconds.rem_euclid(SECONDS_OF_DAY);
     let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
-    out.push(b'"');
-    out.extend_from_slice(&digits::<4>(year));
-    for (separator, number) in [
-        (b'-', month),
-        (b'-', day),
-        (b'T', hour),
-        (b':', minute),
-        (b':', second),
-    ] {
-        out.push(separator);
-        out.extend_from_slice(&digits::<2>(number));
+    let mut text = *b"\"0000-00-00T00:00:00";
+    text[1..5].copy_from_slice(&digits::<4>(year));
+    for (at, number) in [(6, month), (9, day), (12, hour), (15, minute), (18, second)] {
+        text[at..at + 2].copy_from_slice(&digits::<2>(number));
     }
+    out.extend_from_slice(&text);
     if precision == TimePrecision::Microseconds {
         out.push(b'.');
         out.extend_from_slice(&digits::<6>(i64::from(nanos) / 1000));

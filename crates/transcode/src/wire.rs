@@ -6,12 +6,18 @@ use crate::unexplained::Reason;
 /// Takes a varint off the front.
 #[inline]
 pub(crate) fn take_varint(rest: &mut &[u8]) -> Result<u64, Reason> {
-    // Most tags and lengths have one byte.
-    if let [byte @ ..0x80, after @ ..] = *rest {
-        *rest = after;
-        return Ok((*byte).into());
+    // Most tags and lengths have one or two bytes.
+    match *rest {
+        [byte @ ..0x80, after @ ..] => {
+            *rest = after;
+            Ok((*byte).into())
+        }
+        [low, high @ ..0x80, after @ ..] => {
+            *rest = after;
+            Ok(u64::from(low & 0x7f) | u64::from(*high) << 7)
+        }
+        _ => take_long_varint(rest),
     }
-    take_long_varint(rest)
 }
 
 #[cold]
@@ -20,6 +26,7 @@ fn take_long_varint(rest: &mut &[u8]) -> Result<u64, Reason> {
 }
 
 /// Takes a field's number and wire type off the front.
+#[inline]
 pub(crate) fn take_key(rest: &mut &[u8]) -> Result<(u32, WireType), Reason> {
     let key = take_varint(rest)?;
     let number = u32::try_from(key >> 3)
@@ -31,6 +38,7 @@ pub(crate) fn take_key(rest: &mut &[u8]) -> Result<(u32, WireType), Reason> {
 }
 
 /// Takes a length and as many bytes off the front.
+#[inline]
 pub(crate) fn take_bytes<'a>(rest: &mut &'a [u8]) -> Result<&'a [u8], Reason> {
     let length = usize::try_from(take_varint(rest)?).map_err(|_| Reason::Malformed)?;
     let (taken, after) = rest.split_at_checked(length).ok_or(Reason::Malformed)?;
@@ -45,12 +53,21 @@ pub(crate) fn take_fixed64(rest: &mut &[u8]) -> Result<[u8; 8], Reason> {
     Ok(*taken)
 }
 
-/// Skips the value of a field.
-pub(crate) fn skip_value(wire_type: WireType, rest: &mut &[u8]) -> Result<(), Reason> {
+/// Takes the value of a field off the front. Its length is not among its bytes.
+#[inline]
+pub(crate) fn take_value<'a>(wire_type: WireType, rest: &mut &'a [u8]) -> Result<&'a [u8], Reason> {
     match wire_type {
-        WireType::Varint => take_varint(rest).map(drop),
-        WireType::SixtyFourBit => take_fixed64(rest).map(drop),
-        WireType::LengthDelimited => take_bytes(rest).map(drop),
+        WireType::Varint => {
+            let start = *rest;
+            take_varint(rest)?;
+            Ok(&start[..start.len() - rest.len()])
+        }
+        WireType::SixtyFourBit => {
+            let (taken, after) = rest.split_at_checked(8).ok_or(Reason::Malformed)?;
+            *rest = after;
+            Ok(taken)
+        }
+        WireType::LengthDelimited => take_bytes(rest),
         // No type of the API has these.
         WireType::ThirtyTwoBit | WireType::StartGroup | WireType::EndGroup => {
             Err(Reason::Malformed)
