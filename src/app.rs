@@ -97,6 +97,7 @@ impl RunningProxy {
         };
         if tokio::time::timeout(self.grace, ended).await.is_err() {
             tracing::warn!("closing sessions that outlasted --drain-seconds");
+            self.forwarder.cut_tunnels();
         }
         // Side by side, as the whole end may be limited: a slow disk must cost no audit events.
         let audit = OptionFuture::from(self.audit.as_ref().map(Audit::shut_down));

@@ -9,6 +9,7 @@ use futures_util::stream;
 use http_body::{Frame, SizeHint};
 use http_body_util::{BodyExt, Empty, Full, Limited, StreamBody};
 use hyper::body::Incoming;
+use tokio_util::sync::{CancellationToken, DropGuard};
 
 /// Any error, as hyper wants it from a body.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -26,6 +27,22 @@ pub struct InMemory;
 /// before the rest.
 #[derive(Clone, Copy, Debug)]
 pub struct Finite;
+
+/// The end of the tunnel that an answer opens, in its extensions. The answer's body ends before it.
+#[derive(Clone, Debug, Default)]
+pub struct TunnelEnd(CancellationToken);
+
+impl TunnelEnd {
+    /// Returns a guard. The end is reached once it is dropped.
+    pub fn reached_on_drop(self) -> DropGuard {
+        self.0.drop_guard()
+    }
+
+    /// Waits until the tunnel has ended.
+    pub async fn reached(self) {
+        self.0.cancelled_owned().await;
+    }
+}
 
 /// Counts the bytes of an answer that were handed to its connection.
 ///

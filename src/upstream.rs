@@ -39,6 +39,7 @@ mod table_form;
 #[cfg(test)]
 mod tests;
 mod traffic;
+mod tunnel;
 mod upgrade;
 mod user_headers;
 mod via;

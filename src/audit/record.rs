@@ -14,7 +14,7 @@ use super::log::AuditLog;
 use super::policy::{OmittedStages, PolicyAttributes};
 use super::source_ips::source_ips;
 use crate::access::{Decision, Identity};
-use crate::body::{self, Body};
+use crate::body::{self, Body, TunnelEnd};
 
 /// Records the user that the credentials of a request name.
 pub fn record_caller<B>(request: &Request<B>, identity: &Arc<Identity>) {
@@ -85,6 +85,16 @@ impl AuditRecord {
         self.is_forwarded = true;
     }
 
+    /// Records the user of a request that is refused by what is known of that user.
+    pub fn refused(&self, identity: &Arc<Identity>) {
+        // A vouched caller is recorded already, and may act as this identity.
+        self.facts
+            .0
+            .lock()
+            .user
+            .get_or_insert_with(|| Arc::clone(identity));
+    }
+
     /// Returns `true` if upstream's log lacks the request, or the user who sent it.
     ///
     /// A caller who acts as another user is forwarded as that other user, so upstream does not
@@ -111,6 +121,14 @@ impl AuditRecord {
             completion
                 .template
                 .set_deprecation(&String::from_utf8_lossy(warning.as_bytes()));
+        }
+        if let Some(end) = response.extensions().get::<TunnelEnd>() {
+            let end = end.clone();
+            tokio::spawn(async move {
+                end.reached().await;
+                drop(completion);
+            });
+            return response;
         }
         response.map(|body| body::holding(body, completion))
     }

@@ -2,7 +2,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use http::{HeaderValue, Response, StatusCode};
+use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use watershed_protocol::Verb;
 
 use super::answer::{self, Answer};
@@ -77,10 +77,12 @@ impl Completion {
         self.admission.as_mut().ok()?.memory.as_mut()
     }
 
-    /// Notes that the request is about to be forwarded.
-    pub(super) fn forwards(&mut self) {
+    /// Notes that the request with these headers is about to be forwarded. Upstream logs it by the
+    /// same id.
+    pub(super) fn forwards(&mut self, headers: &mut HeaderMap) {
         if let Some(record) = &mut self.record {
             record.forwarded();
+            headers.insert(audit_id::NAME, self.audit_id.clone());
         }
     }
 
@@ -164,6 +166,9 @@ impl Completion {
             Err(exceeded) => {
                 // Its address is not known any more.
                 refusal_log::refused(exceeded, user, None);
+                if let (Some(record), Some(user)) = (&self.record, &self.user) {
+                    record.refused(user);
+                }
                 (MadeResponse::here(answer::over_the_limit(exceeded)), None)
             }
         }

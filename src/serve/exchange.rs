@@ -76,4 +76,12 @@ impl Exchange {
             audit::record_caller(&self.request, identity);
         }
     }
+
+    /// Records a caller in the audit log whose request is refused by what is remembered of them, if
+    /// anything is.
+    pub(super) fn record_refused(&self, remembered: Option<&Arc<Identity>>) {
+        if let Some(identity) = remembered {
+            self.record_identified(identity);
+        }
+    }
 }

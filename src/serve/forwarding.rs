@@ -68,7 +68,7 @@ impl ServiceParts {
         };
         match self.admit_forward(&exchange, completion).await {
             Ok(permit) => {
-                completion.forwards();
+                completion.forwards(exchange.request.headers_mut());
                 let response = self.forward(exchange, reason, permit, completion).await;
                 MadeResponse::forwarded(reason, response)
             }
@@ -135,17 +135,14 @@ impl ServiceParts {
         completion: &mut Completion,
     ) -> Result<ForwardPermit, Refusal> {
         if let Some(memory) = completion.memory() {
-            self.request_memory.forward(memory, exchange)?;
+            let held = self.request_memory.forward(memory, exchange);
+            held.inspect_err(|_| exchange.record_refused(completion.user.as_ref()))?;
         }
         unknown_callers::admit_forward(&self.access, exchange).await?;
         let capacity = self.forwarder.capacity();
         let (limits, user) = (&self.forward_limits, completion.user.as_ref());
         let admitted = limits.admit(&self.access, exchange, user, capacity).await;
-        admitted.inspect_err(|_| {
-            if let Some(user) = user {
-                exchange.record_identified(user);
-            }
-        })
+        admitted.inspect_err(|_| exchange.record_refused(user))
     }
 
     /// Forwards a request, and learns from the answer if upstream knows the caller.

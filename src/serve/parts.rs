@@ -119,7 +119,8 @@ impl ServiceParts {
     /// Admits a request, or returns the limit that it exceeds.
     pub(super) async fn admit(&self, exchange: &Exchange) -> Result<Admission, LimitExceeded> {
         let user = self.remembered(exchange).await;
-        let memory = self.request_memory.begin(user.as_deref(), exchange)?;
+        let memory = self.request_memory.begin(user.as_deref(), exchange);
+        let memory = memory.inspect_err(|_| exchange.record_refused(user.as_ref()))?;
         unknown_callers::check_head(&self.access, exchange).await?;
         let mut admission = self.limiter.admit(&self.access, exchange, user).await?;
         admission.memory = Some(memory);

@@ -28,6 +28,7 @@ use crate::upstream::{ForwardIdentity, ForwardOptions, Forwarder, Upstream};
 pub(crate) struct Proxy {
     pub(crate) address: SocketAddr,
     pub(crate) roots: RootCertStore,
+    pub(crate) forwarder: Forwarder,
     _cert_dir: TempDir,
     _drain: drain::DrainTrigger,
 }
@@ -45,8 +46,9 @@ impl Proxy {
         let address = listener.local_addr().unwrap();
         let (trigger, watch) = drain::channel();
         let forwarder = Forwarder::new(upstream);
+        let forwarding = forwarder.clone();
         let service = move |request: Request<Incoming>, _peer| {
-            let (forwarder, identity) = (forwarder.clone(), identity.clone());
+            let (forwarder, identity) = (forwarding.clone(), identity.clone());
             async move {
                 let options = ForwardOptions {
                     long: request.uri().path().starts_with("/long"),
@@ -78,6 +80,7 @@ impl Proxy {
         Proxy {
             address,
             roots,
+            forwarder,
             _cert_dir: cert_dir,
             _drain: trigger,
         }

@@ -6,7 +6,6 @@ use futures_util::FutureExt as _;
 use http::header::{AUTHORIZATION, HeaderMap, HeaderName};
 use http::{Method, Request, Response, Version};
 use hyper::body::Incoming;
-use tokio_util::task::TaskTracker;
 
 use super::body::{held_by, to_client};
 use super::class::ConnectionClass;
@@ -15,6 +14,7 @@ use super::hop_by_hop;
 use super::pool::{MAX_CONNECTIONS, Pool, SendOptions};
 use super::server::Upstream;
 use super::traffic::RequestPurpose;
+use super::tunnel::Tunnels;
 use super::upgrade;
 use super::user_headers::UserHeaders;
 use crate::body::{self, Body};
@@ -69,7 +69,7 @@ struct ForwarderShared {
     /// Connections that show the proxy's certificate, if it has one.
     as_proxy: Pool,
     dialer: Arc<Dialer>,
-    tunnels: TaskTracker,
+    tunnels: Tunnels,
 }
 
 impl Forwarder {
@@ -82,7 +82,6 @@ impl Forwarder {
             (TlsIdentity::ProxyCertificate, MAX_CONNECTIONS),
         ]
         .map(|(identity, limit)| Pool::limited(upstream, identity, &dialer, limit));
-        let tunnels = TaskTracker::new();
         let upstream = upstream.clone();
         Forwarder {
             shared: Arc::new(ForwarderShared {
@@ -91,7 +90,7 @@ impl Forwarder {
                 unknown,
                 as_proxy,
                 dialer,
-                tunnels,
+                tunnels: Tunnels::default(),
             }),
             user_headers: Arc::default(),
         }
@@ -261,8 +260,12 @@ impl Forwarder {
     /// A drain does not end them, as their protocols cannot be ended from outside. The caller sets
     /// the deadline.
     pub async fn tunnels_ended(&self) {
-        self.shared.tunnels.close();
-        self.shared.tunnels.wait().await;
+        self.shared.tunnels.ended().await;
+    }
+
+    /// Ends all tunnels.
+    pub fn cut_tunnels(&self) {
+        self.shared.tunnels.cut();
     }
 
     /// Returns the number of open tunnels.

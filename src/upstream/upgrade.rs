@@ -4,9 +4,7 @@ use std::sync::Arc;
 
 use http::header::{HOST, HeaderValue};
 use http::{Request, Response, StatusCode, Version};
-use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
-use tokio_util::task::TaskTracker;
 
 use super::body::{UpstreamBody, held_by, to_client};
 use super::connection::http1_builder;
@@ -14,12 +12,10 @@ use super::error::UpstreamError;
 use super::hop_by_hop;
 use super::server::Upstream;
 use super::traffic::{ConnectionPurpose, RequestPurpose};
-use crate::body::{self, Body};
+use super::tunnel::{Tunnels, tunnel};
+use crate::body::{self, Body, TunnelEnd};
 use crate::fairness::Share;
 use watershed_connect::{Address, Dialer, TlsIdentity};
-
-/// Bytes in flight in each direction of a tunnel.
-const TUNNEL_BUFFER: usize = 32 * 1024;
 
 /// Sends the request on its own connection. If upstream upgrades, joins both sides in a tunnel.
 ///
@@ -27,7 +23,7 @@ const TUNNEL_BUFFER: usize = 32 * 1024;
 pub(super) async fn forward(
     upstream: &Upstream,
     dialer: &Dialer,
-    tunnels: &TaskTracker,
+    tunnels: &Tunnels,
     identity: TlsIdentity,
     share: Option<Share>,
     mut request: Request<Body>,
@@ -68,10 +64,11 @@ pub(super) async fn forward(
     }
     let chosen = response.headers().get(http::header::UPGRADE).cloned();
     let upstream_side = hyper::upgrade::on(&mut response);
-    tunnels.spawn(async move {
-        tunnel(client_side, upstream_side, address).await;
-        drop((share, open));
-    });
+    let end = TunnelEnd::default();
+    tunnels.open(
+        tunnel(client_side, upstream_side, address),
+        (share, open, end.clone().reached_on_drop()),
+    );
     let (mut parts, _) = response.into_parts();
     hop_by_hop::clean_response(&mut parts.headers);
     if let Some(chosen) = chosen {
@@ -80,6 +77,7 @@ pub(super) async fn forward(
     let mut answer = Response::new(body::empty());
     *answer.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
     *answer.headers_mut() = parts.headers;
+    answer.extensions_mut().insert(end);
     Ok(answer)
 }
 
@@ -96,31 +94,4 @@ fn shape(
     request.headers_mut().insert(HOST, host);
     hop_by_hop::set_upgrade(request.headers_mut(), protocol);
     Ok(())
-}
-
-/// Copies both ways until both sides have ended.
-///
-/// The end of one side is passed on, and the other goes on: a command's output may follow the end
-/// of its input.
-async fn tunnel(client_side: OnUpgrade, upstream_side: OnUpgrade, address: Address) {
-    let (client, upstream) = match tokio::try_join!(client_side, upstream_side) {
-        Ok(both) => both,
-        Err(error) => {
-            tracing::debug!(%address, %error, "tunnel not established: an upgrade failed");
-            return;
-        }
-    };
-    let (mut client, mut upstream) = (TokioIo::new(client), TokioIo::new(upstream));
-    let copied = tokio::io::copy_bidirectional_with_sizes(
-        &mut client,
-        &mut upstream,
-        TUNNEL_BUFFER,
-        TUNNEL_BUFFER,
-    )
-    .await;
-    match copied {
-        Ok((sent, received)) => tracing::debug!(%address, sent, received, "tunnel ended"),
-        // Dropping both ends passes the cut on to the side that is still open.
-        Err(error) => tracing::debug!(%address, %error, "tunnel broke"),
-    }
 }

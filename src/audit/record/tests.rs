@@ -7,6 +7,7 @@ use crate::audit::{Audit, AuditConfig, AuditLogConfig};
 use crate::body::full;
 
 const POD: &str = "/api/v1/namespaces/a/pods/p";
+const EXEC: &str = "/api/v1/namespaces/a/pods/p/exec";
 
 fn alice() -> Arc<Identity> {
     Arc::new(Identity {
@@ -112,6 +113,56 @@ async fn every_stage_is_logged_once() {
     })
     .await;
     assert!(none.is_empty());
+}
+
+#[tokio::test]
+async fn a_session_is_complete_when_its_tunnel_has_ended() {
+    let mut open = None;
+    let events = logged("level: Metadata", "POST", EXEC, |record, request| {
+        record_caller(request, &alice());
+        let end = TunnelEnd::default();
+        let mut response = answer(101);
+        response.extensions_mut().insert(end.clone());
+        drop(record.answered(response));
+        open = Some(end.reached_on_drop());
+    })
+    .await;
+    drop(open);
+    let begun = "RequestReceived create alice null, ResponseStarted create alice 101";
+    assert_eq!(short(&events), begun);
+    let events = logged("level: Metadata", "POST", EXEC, |record, request| {
+        record_caller(request, &alice());
+        let end = TunnelEnd::default();
+        let mut response = answer(101);
+        response.extensions_mut().insert(end.clone());
+        drop(record.answered(response));
+        drop(end.reached_on_drop());
+    })
+    .await;
+    let completed = format!("{begun}, ResponseComplete create alice 101");
+    assert_eq!(short(&events), completed);
+}
+
+#[tokio::test]
+async fn a_user_whose_request_is_refused_is_logged_unless_the_request_names_one() {
+    for (vouched, expected) in [(None, "alice"), (Some("bob"), "bob")] {
+        let events = logged("", "GET", POD, |record, request| {
+            if let Some(user) = vouched {
+                let bob = Identity {
+                    user: user.into(),
+                    ..(*alice()).clone()
+                };
+                record_caller(request, &Arc::new(bob));
+            }
+            record.refused(&alice());
+            drop(record.answered(answer(429)));
+        })
+        .await;
+        assert_eq!(
+            short(&events),
+            format!("ResponseComplete get {expected} 429")
+        );
+    }
 }
 
 #[tokio::test]

@@ -207,12 +207,8 @@ impl Limiter {
             (_, true) => CountedSpan::Never,
             (_, false) => CountedSpan::Whole,
         };
-        let permit = self.enter(payer, counts, Instant::now()).inspect_err(|_| {
-            // It is refused by what is remembered of its user.
-            if let Some(identity) = &user {
-                exchange.record_identified(identity);
-            }
-        })?;
+        let permit = self.enter(payer, counts, Instant::now());
+        let permit = permit.inspect_err(|_| exchange.record_refused(user.as_ref()))?;
         Ok(Admission {
             permit: permit.map(Box::new),
             to_the_end: counts == CountedSpan::Whole,

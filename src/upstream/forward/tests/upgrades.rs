@@ -1,12 +1,16 @@
 //! Tunnels.
+use std::time::Duration;
+
 use http::StatusCode;
+use hyper::upgrade::Upgraded;
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::mpsc;
+use tokio::time::timeout;
 
 use super::super::*;
 use super::{ask, proxied, upgrade};
-use crate::test_support::{HTTP2, read, soon, text};
+use crate::test_support::{Api, HTTP2, Proxy, read, soon, text};
 
 #[tokio::test]
 async fn each_direction_of_a_tunnel_ends_on_its_own() {
@@ -91,4 +95,56 @@ async fn a_tunnel_is_cut_with_either_end() {
     drop(io);
     soon(outcome.recv()).await.unwrap();
     drop(api);
+}
+
+/// Opens a tunnel whose upstream writes `ready`, ends its side if it is told to, and goes on reading.
+async fn opened(ends: bool) -> (Api, Proxy, TokioIo<Upgraded>) {
+    let (api, proxy) = proxied(HTTP2, move |mut request, _| async move {
+        tokio::spawn(async move {
+            let mut io = TokioIo::new(hyper::upgrade::on(&mut request).await.unwrap());
+            io.write_all(b"ready").await.unwrap();
+            if ends {
+                io.shutdown().await.unwrap();
+            }
+            let _ = io.read_to_end(&mut Vec::new()).await;
+        });
+        Response::builder()
+            .status(StatusCode::SWITCHING_PROTOCOLS)
+            .header("connection", "Upgrade")
+            .header("upgrade", "SPDY/3.1")
+            .body(body::empty())
+            .unwrap()
+    })
+    .await;
+    let mut answer = ask(&proxy, false, upgrade("/exec")).await.unwrap();
+    let mut io = TokioIo::new(soon(hyper::upgrade::on(&mut answer)).await.unwrap());
+    let mut ready = [0; 5];
+    soon(io.read_exact(&mut ready)).await.unwrap();
+    assert_eq!(proxy.forwarder.tunnels(), 1);
+    (api, proxy, io)
+}
+
+#[tokio::test]
+async fn a_client_that_keeps_its_side_open_does_not_keep_the_tunnel() {
+    let (_api, proxy, mut io) = opened(true).await;
+    let mut rest = Vec::new();
+    soon(io.read_to_end(&mut rest)).await.unwrap();
+    assert!(rest.is_empty());
+    // The time that the client has passes as soon as nothing else happens.
+    tokio::time::pause();
+    let ended = timeout(Duration::from_secs(60), proxy.forwarder.tunnels_ended()).await;
+    assert!(
+        ended.is_ok(),
+        "{} tunnels are open",
+        proxy.forwarder.tunnels()
+    );
+}
+
+#[tokio::test]
+async fn tunnels_that_are_cut_end() {
+    let (_api, proxy, mut io) = opened(false).await;
+    proxy.forwarder.cut_tunnels();
+    soon(proxy.forwarder.tunnels_ended()).await;
+    // Whether it is an end or an error depends on what was under way.
+    let _ = soon(io.read_to_end(&mut Vec::new())).await;
 }

@@ -1,0 +1,106 @@
+//! The bytes of an upgraded connection, which are copied both ways.
+use std::io;
+use std::pin::pin;
+use std::time::Duration;
+
+use bytes::BytesMut;
+use hyper::upgrade::OnUpgrade;
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, split};
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use watershed_connect::Address;
+
+/// Bytes in flight in each direction.
+const BUFFER: usize = 32 * 1024;
+/// Time that a client has to end its side after upstream has ended its own. kube-apiserver gives none:
+/// what a client sends then has no reader.
+/// Source: `apimachinery/pkg/util/proxy/upgradeaware.go`.
+const CLIENT_END: Duration = Duration::from_secs(10);
+
+/// The open tunnels of a forwarder.
+#[derive(Debug, Default)]
+pub(super) struct Tunnels {
+    tasks: TaskTracker,
+    cut: CancellationToken,
+}
+
+impl Tunnels {
+    /// Runs a tunnel on a task of its own, which drops `held` when it has ended or is cut.
+    pub(super) fn open(
+        &self,
+        tunnel: impl Future<Output = ()> + Send + 'static,
+        held: impl Send + 'static,
+    ) {
+        let cut = self.cut.clone();
+        self.tasks.spawn(async move {
+            cut.run_until_cancelled(tunnel).await;
+            drop(held);
+        });
+    }
+
+    /// Returns the number of open tunnels.
+    pub(super) fn len(&self) -> usize {
+        self.tasks.len()
+    }
+
+    /// Waits until all tunnels have ended.
+    pub(super) async fn ended(&self) {
+        self.tasks.close();
+        self.tasks.wait().await;
+    }
+
+    /// Ends all tunnels.
+    pub(super) fn cut(&self) {
+        self.cut.cancel();
+    }
+}
+
+/// Copies both ways until both sides have ended.
+///
+/// The end of the client's side is passed on, and the other goes on: a command's output may follow the
+/// end of its input.
+pub(super) async fn tunnel(client: OnUpgrade, upstream: OnUpgrade, address: Address) {
+    let (client, upstream) = match tokio::try_join!(client, upstream) {
+        Ok(both) => both,
+        Err(error) => {
+            tracing::debug!(%address, %error, "tunnel not established: an upgrade failed");
+            return;
+        }
+    };
+    let (client_reader, client_writer) = split(TokioIo::new(client));
+    let (upstream_reader, upstream_writer) = split(TokioIo::new(upstream));
+    let mut sending = pin!(copy(client_reader, upstream_writer));
+    let mut receiving = pin!(copy(upstream_reader, client_writer));
+    let ended = tokio::select! {
+        sent = &mut sending => match sent {
+            Ok(()) => receiving.await,
+            Err(error) => Err(error),
+        },
+        received = &mut receiving => match received {
+            Ok(()) => timeout(CLIENT_END, sending).await.unwrap_or(Ok(())),
+            Err(error) => Err(error),
+        },
+    };
+    match ended {
+        Ok(()) => tracing::debug!(%address, "tunnel ended"),
+        // Dropping both ends passes the cut on to the side that is still open.
+        Err(error) => tracing::debug!(%address, %error, "tunnel broke"),
+    }
+}
+
+/// Copies one way, and passes the end on.
+async fn copy(
+    mut reader: impl AsyncRead + Unpin,
+    mut writer: impl AsyncWrite + Unpin,
+) -> io::Result<()> {
+    let mut buffer = BytesMut::with_capacity(BUFFER);
+    while reader.read_buf(&mut buffer).await? > 0 {
+        writer.write_all_buf(&mut buffer).await?;
+        // A session waits for each of its messages.
+        writer.flush().await?;
+        buffer.reserve(BUFFER);
+    }
+    writer.shutdown().await
+}
