@@ -5,36 +5,30 @@
 //! `apiserver/plugin/pkg/audit/buffered/buffered.go`, `apiserver/pkg/util/webhook/webhook.go`
 //! (timeouts and retries).
 use std::panic::AssertUnwindSafe;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::FutureExt as _;
-use http::{HeaderValue, Request, Uri, header};
+use http::{HeaderValue, Request, header};
 use http_body_util::{BodyExt as _, Limited};
-use jiff::Timestamp;
 use kube_client::client::Body;
-use kube_client::config::{KubeConfigOptions, Kubeconfig};
-use kube_client::{Client, Config};
-use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
-use watershed_connect::{Fingerprint, one_line};
+use watershed_connect::one_line;
+
+mod connection;
 
 use super::config::AuditWebhookConfig;
 use super::error::AuditError;
 use super::event;
 use super::queue::{EventQueue, Losses, QueueMessage, QueueOutlet, queue};
-use crate::log_throttle::LogThrottle;
-
-static NOT_READ_AGAIN: LogThrottle = LogThrottle::new(Duration::from_secs(10));
+use connection::{FollowedConnection, WebhookConnection};
 
 /// Time limit of one request. Upstream tells it to the webhook, too.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
-const QUERY: &str = "timeout=30s";
 /// Batches that are under way at the same time. kube-apiserver has no such limit.
 const MAX_UNDER_WAY: usize = 4;
 /// Number of times that a batch is sent before it is dropped.
@@ -72,92 +66,19 @@ async fn open(config: AuditWebhookConfig) -> Result<Webhook, AuditError> {
 }
 
 struct Webhook {
-    connection: Mutex<WebhookConnection>,
-    /// Held while the connection is replaced.
-    reopening: tokio::sync::Mutex<()>,
+    connection: Arc<FollowedConnection>,
     config: AuditWebhookConfig,
-}
-
-/// The webhook that a kubeconfig names, and the credentials to use there. Cheap to clone.
-#[derive(Clone)]
-struct WebhookConnection {
-    client: Client,
-    uri: Uri,
-    files: Fingerprint,
-}
-
-impl WebhookConnection {
-    async fn open(path: &Path) -> Result<Self, String> {
-        // Digested first: files that change meanwhile are read again.
-        let files = Fingerprint::of_kubeconfig(path).await;
-        let kubeconfig = Kubeconfig::read_from(path).map_err(|error| one_line(&error))?;
-        if names_proxy(&kubeconfig) {
-            return Err("it has a proxy-url, which is not supported".to_owned());
-        }
-        // kube-client builds its TLS on the process' default provider.
-        watershed_connect::install_crypto();
-        let mut target = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
-            .await
-            .map_err(|error| one_line(&error))?;
-        let uri = request_uri(&target.cluster_url)?;
-        target.cluster_url = origin(std::mem::take(&mut target.cluster_url))?;
-        target.read_timeout = Some(REQUEST_TIMEOUT);
-        // HTTPS_PROXY is for upstream, not for the webhook.
-        target.proxy_url = None;
-        // An exec plugin is run meanwhile. Nothing could end one that hangs.
-        let client = tokio::task::spawn_blocking(move || Client::try_from(target))
-            .await
-            .map_err(|error| one_line(&error))?
-            .map_err(|error| one_line(&error))?;
-        Ok(Self { client, uri, files })
-    }
-
-    /// Returns `true` if it was made of other files than these, or its certificate has ended.
-    fn is_outdated(&self, files: Fingerprint) -> bool {
-        let has_ended = |end: Timestamp| end <= Timestamp::now();
-        self.files != files || self.client.valid_until().is_some_and(has_ended)
-    }
 }
 
 impl Webhook {
     async fn new(mut config: AuditWebhookConfig) -> Result<Self, String> {
         config.batch_max_wait = config.batch_max_wait.min(LONGEST_WAIT);
         config.initial_backoff = config.initial_backoff.min(LONGEST_WAIT);
-        let connection = WebhookConnection::open(&config.config_file).await?;
+        let connection = FollowedConnection::open(config.config_file.clone()).await?;
         Ok(Self {
-            connection: Mutex::new(connection),
-            reopening: tokio::sync::Mutex::default(),
+            connection: Arc::new(connection),
             config,
         })
-    }
-
-    /// Reads the kubeconfig again if it has changed, or a file that it names, or if a plugin's certificate
-    /// has ended. On failure the old credentials stay in use.
-    async fn follow_files(self: Arc<Self>) {
-        // A plugin that hangs is not run again beside itself.
-        let Ok(_one) = self.reopening.try_lock() else {
-            return;
-        };
-        let path = &self.config.config_file;
-        let files = Fingerprint::of_kubeconfig(path).await;
-        if !self.connection.lock().is_outdated(files) {
-            return;
-        }
-        match WebhookConnection::open(path).await {
-            Ok(connection) => {
-                *self.connection.lock() = connection;
-                tracing::info!("the audit webhook's credentials are read again");
-            }
-            Err(error) => {
-                if let Some(attempts) = NOT_READ_AGAIN.count(1) {
-                    tracing::warn!(
-                        %error,
-                        attempts,
-                        "cannot read the audit webhook's credentials; keeping the old ones"
-                    );
-                }
-            }
-        }
     }
 
     async fn run(self: Arc<Self>, mut outlet: QueueOutlet) {
@@ -260,7 +181,7 @@ impl Webhook {
             }
             // Certificates may have been renewed since the last one was read. A plugin that hangs holds up
             // this batch for no longer than the webhook may.
-            let following = tokio::spawn(Arc::clone(self).follow_files());
+            let following = tokio::spawn(Arc::clone(&self.connection).follow_files());
             tokio::select! {
                 followed = timeout(REQUEST_TIMEOUT, following) => {
                     if followed.is_err() {
@@ -281,7 +202,7 @@ impl Webhook {
     }
 
     async fn post_unlimited(&self, body: Bytes) -> Result<(), String> {
-        let WebhookConnection { client, uri, .. } = self.connection.lock().clone();
+        let WebhookConnection { client, uri, .. } = self.connection.current();
         let mut request = Request::post(uri)
             .body(Body::from(body))
             .map_err(|error| one_line(&error))?;
@@ -338,29 +259,4 @@ async fn next_until(
         next = timeout_at(deadline, outlet.next()) => next.ok(),
         () = ending.cancelled() => outlet.ready().map(Some),
     }
-}
-
-fn names_proxy(kubeconfig: &Kubeconfig) -> bool {
-    kubeconfig
-        .clusters
-        .iter()
-        .filter_map(|named| named.cluster.as_ref())
-        .filter_map(|cluster| cluster.proxy_url.as_ref())
-        .any(|url| !url.is_empty())
-}
-
-/// Returns the URI of requests. Like client-go, it ignores a query in the server's URL.
-fn request_uri(server: &Uri) -> Result<Uri, String> {
-    let path = match server.path().trim_end_matches('/') {
-        "" => "/",
-        path => path,
-    };
-    Uri::try_from(format!("{path}?{QUERY}")).map_err(|error| one_line(&error))
-}
-
-/// Returns the server's URL without path and query.
-fn origin(server: Uri) -> Result<Uri, String> {
-    let mut parts = server.into_parts();
-    parts.path_and_query = Some(http::uri::PathAndQuery::from_static("/"));
-    Uri::from_parts(parts).map_err(|error| one_line(&error))
 }
