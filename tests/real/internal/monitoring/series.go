@@ -225,6 +225,14 @@ var Cases = map[string]Case{
 		Series: slices.Concat(Others("process_resident_memory_bytes", 1<<30, 12<<30, 1), Others("watershed_memory_bytes", 512<<20, 512<<20, 0, "class", "objects"),
 			Others("watershed_memory_limit_bytes", 0, 0, 0)),
 	},
+	// A type that is refused for its size leaves memory free.
+	"a type that does not fit into memory is forwarded": {
+		Series: []Series{Named(rising(0.2), "watershed_requests_total", "verb", "watch", "source", "forward", "reason", "budget", "code", "200")},
+		Fires:  []string{"WatershedMemoryShort"},
+	},
+	"memory was short for a moment": {
+		Series: []Series{Named(steps(0, 60, 5), "watershed_requests_total", "verb", "list", "source", "forward", "reason", "budget", "code", "200")},
+	},
 	"a proxy on a node forwards what the preset leaves out": {
 		Series: []Series{Named(rising(600000), "watershed_requests_total", "verb", "list", "source", "forward", "reason", "not-covered", "code", "200")},
 	},
