@@ -331,6 +331,24 @@ func TestMonitorsTrustTheServingCertificate(t *testing.T) {
 	}
 }
 
+// TestServiceLeadsToTheProxy checks that there is a Service, and a test that uses it, unless the proxy
+// listens on the node's loopback only.
+func TestServiceLeadsToTheProxy(t *testing.T) {
+	t.Parallel()
+	const onHost = "kind=DaemonSet,daemonSet.hostNetwork=true"
+	for values, want := range map[string]int{
+		"kind=DaemonSet": 1, onHost: 1, onHost + ",listenAddress=[::]": 1,
+		onHost + ",listenAddress=127.0.0.1": 0, onHost + ",listenAddress=[::1]": 0,
+	} {
+		all := manifests.Parse(t, manifests.Chart(t, "w", "--set", values))
+		for _, kind := range []string{"Service", "Pod"} {
+			if got := len(manifests.OfKind(all, kind)); got != want {
+				t.Errorf("%s: %d of kind %s, not %d", values, got, kind, want)
+			}
+		}
+	}
+}
+
 // TestZoneTierSuitsEveryRelease renders the zone tier for releases that know different names of the
 // same preference.
 func TestZoneTierSuitsEveryRelease(t *testing.T) {

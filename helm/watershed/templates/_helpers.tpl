@@ -58,6 +58,16 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- if and (eq .Values.kind "DaemonSet") .Values.daemonSet.hostNetwork -}}true{{- end -}}
 {{- end -}}
 
+{{/* The listener is on loopback, so that only programs on the host's network reach it. */}}
+{{- define "watershed.loopback" -}}
+{{- $is := regexMatch (include "watershed.loopbackPattern" .) .Values.listenAddress -}}
+{{- if and $is (include "watershed.hostNetwork" .) -}}true{{- end -}}
+{{- end -}}
+
+{{- define "watershed.loopbackPattern" -}}
+^(127\.|\[?::1\]?$|localhost$)
+{{- end -}}
+
 {{- define "watershed.httpsPort" -}}
 {{- int .Values.ports.https | default (ternary 16443 6443 (eq (include "watershed.hostNetwork" .) "true")) -}}
 {{- end -}}
@@ -77,7 +87,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- fail (printf "ports: the proxy and its admin listener cannot both have port %s. Set ports.https or ports.admin to another one" $https) -}}
 {{- end -}}
 {{- $address := include "watershed.adminAddress" . -}}
-{{- if and (not (include "watershed.hostNetwork" .)) (regexMatch "^(127\\.|\\[?::1\\]?$|localhost$)" $address) -}}
+{{- if and (not (include "watershed.hostNetwork" .)) (regexMatch (include "watershed.loopbackPattern" .) $address) -}}
 {{- fail (printf "admin.address: the kubelet's probes do not reach %s in a pod. Leave admin.address empty, with a listenAddress of all addresses, or run a DaemonSet with daemonSet.hostNetwork" $address) -}}
 {{- end -}}
 {{- if or .Values.daemonSet.hostPort .Values.daemonSet.hostNetwork -}}
