@@ -109,6 +109,40 @@ func TestRightsFitEachMode(t *testing.T) {
 	}
 }
 
+// TestRightsFollowTheValues checks that values add the rights that they need.
+func TestRightsFollowTheValues(t *testing.T) {
+	t.Parallel()
+	for name, mode := range map[string]struct{ values, wanted []string }{
+		"events": {
+			[]string{`config={"cache":"never","resources":[{"resource":"events","cache":"onDemand"}]}`},
+			append([]string{"/events", "events.k8s.io/events"}, ownTypes...),
+		},
+		"parts of events": {
+			[]string{`config={"cache":"never","scopes":[{"group":"events.k8s.io","resource":"events","namespaces":["a"]}]}`},
+			append([]string{"/events", "events.k8s.io/events"}, ownTypes...),
+		},
+	} {
+		var flags, got []string
+		for _, value := range mode.values {
+			flags = append(flags, "--set-json", value)
+		}
+		for _, rule := range rightsOf(t, manifests.Chart(t, "w", flags...)).rules {
+			if len(rule.NonResourceURLs) > 0 || reflect.DeepEqual(rule, clusterRule) {
+				continue
+			}
+			for _, group := range rule.APIGroups {
+				for _, resource := range rule.Resources {
+					got = append(got, group+"/"+resource)
+				}
+			}
+		}
+		slices.Sort(got)
+		if wanted := slices.Sorted(slices.Values(mode.wanted)); !slices.Equal(got, wanted) {
+			t.Errorf("%s: the rights are %v, not %v", name, got, wanted)
+		}
+	}
+}
+
 // listedTypes returns the types that upstream lets clients list and watch, as GROUP/RESOURCE.
 func listedTypes(t *testing.T, to api.Target) map[string]bool {
 	t.Helper()

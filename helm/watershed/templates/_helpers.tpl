@@ -173,6 +173,10 @@ admissionregistration.k8s.io apiextensions.k8s.io apiregistration.k8s.io apps au
 {{- range .Values.config.scopes -}}
 {{- $named = append $named (printf "%s/%s" (default "" .group) .resource) -}}
 {{- end -}}
+{{- /* Events of both groups are the same objects, and one entry is about both. */ -}}
+{{- if or (has "/events" $named) (has "events.k8s.io/events" $named) -}}
+{{- $named = concat $named (list "/events" "events.k8s.io/events") -}}
+{{- end -}}
 {{- $named | uniq | join " " -}}
 {{- end -}}
 
