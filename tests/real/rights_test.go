@@ -121,6 +121,16 @@ func TestRightsFollowTheValues(t *testing.T) {
 			[]string{`config={"cache":"never","scopes":[{"group":"events.k8s.io","resource":"events","namespaces":["a"]}]}`},
 			append([]string{"/events", "events.k8s.io/events"}, ownTypes...),
 		},
+		"listed types": {
+			[]string{
+				`rbac={"cached":[{"apiGroups":["","apps"],"resources":["pods"]},{"apiGroups":["*"],"resources":["leases"]}],` +
+					`"customGroups":["example.com"]}`,
+				`config={"resources":[{"resource":"pods","cache":"always"},{"resource":"secrets","cache":"metadata"}],` +
+					`"scopes":[{"group":"coordination.k8s.io","resource":"leases","namespaces":["a"]},` +
+					`{"group":"example.com","resource":"things","namespaces":["a"]}]}`,
+			},
+			[]string{"*/leases", "/pods", "/secrets", "apps/pods", "example.com/*"},
+		},
 	} {
 		var flags, got []string
 		for _, value := range mode.values {

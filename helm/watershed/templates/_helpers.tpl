@@ -193,14 +193,12 @@ admissionregistration.k8s.io apiextensions.k8s.io apiregistration.k8s.io apps au
 {{- define "watershed.cachedRules" -}}
 {{- $core := splitList " " (include "watershed.coreTypes" .) -}}
 {{- $groups := splitList " " (include "watershed.builtInGroups" .) -}}
-{{- $all := eq (include "watershed.cachedByDefault" .) "all" -}}
 {{- $rules := list -}}
 {{- if .Values.rbac.cached -}}
 {{- range .Values.rbac.cached -}}
 {{- $rules = append $rules (dict "apiGroups" .apiGroups "resources" .resources) -}}
 {{- end -}}
-{{- else -}}
-{{- if $all -}}
+{{- else if eq (include "watershed.cachedByDefault" .) "all" -}}
 {{- $rules = append $rules (dict "apiGroups" (list "") "resources" $core) -}}
 {{- $rules = append $rules (dict "apiGroups" $groups "resources" (list "*")) -}}
 {{- else -}}
@@ -222,15 +220,18 @@ admissionregistration.k8s.io apiextensions.k8s.io apiregistration.k8s.io apps au
 {{- end -}}
 {{- $rules = append $rules (dict "apiGroups" (list "rbac.authorization.k8s.io") "resources" (list "clusterrolebindings" "clusterroles" "rolebindings" "roles")) -}}
 {{- end -}}
-{{- range compact (splitList " " (include "watershed.namedTypes" .)) -}}
-{{- $parts := splitn "/" 2 . -}}
-{{- $known := and $all (or (has $parts._0 $groups) (and (eq $parts._0 "") (has $parts._1 $core))) -}}
-{{- if and (not $known) (not (has $parts._0 $.Values.rbac.customGroups)) -}}
-{{- $rules = append $rules (dict "apiGroups" (list $parts._0) "resources" (list $parts._1)) -}}
-{{- end -}}
-{{- end -}}
 {{- with .Values.rbac.customGroups -}}
 {{- $rules = append $rules (dict "apiGroups" . "resources" (list "*")) -}}
+{{- end -}}
+{{- range compact (splitList " " (include "watershed.namedTypes" .)) -}}
+{{- $parts := splitn "/" 2 . -}}
+{{- $granted := false -}}
+{{- range $rules -}}
+{{- $group := or (has $parts._0 .apiGroups) (has "*" .apiGroups) -}}
+{{- $granted = or $granted (and $group (or (has $parts._1 .resources) (has "*" .resources))) -}}
+{{- end -}}
+{{- if not $granted -}}
+{{- $rules = append $rules (dict "apiGroups" (list $parts._0) "resources" (list $parts._1)) -}}
 {{- end -}}
 {{- end -}}
 {{- range $rules }}
