@@ -37,6 +37,9 @@ var ownTypes = []string{
 // definitions are those that it reads where other types than Kubernetes' own may be cached.
 var definitions = []string{"apiextensions.k8s.io/customresourcedefinitions", "apiregistration.k8s.io/apiservices"}
 
+// validated lets the proxy validate tokens.
+const validated = "validateServiceAccountTokensLocally=true"
+
 // grantedRights are the rules of the proxy's ClusterRole, and the configuration beside them.
 type grantedRights struct {
 	rules  []rbacv1.PolicyRule
@@ -93,6 +96,7 @@ func TestRightsFitEachMode(t *testing.T) {
 		"secrets":          {manifests.Chart(t, "w", "--set-json", secret), append([]string{"/secrets"}, builtIn...)},
 		"nothing":          {manifests.Chart(t, "w", "--set", "config.cache=never"), ownTypes},
 		"node":             {manifests.Chart(t, "w", "--set", "kind=DaemonSet"), node},
+		"node and tokens":  {manifests.Chart(t, "w", "--set", "kind=DaemonSet,"+validated), append([]string{"/serviceaccounts"}, node...)},
 		"node and types":   {manifests.Chart(t, "w", "--set", "kind=DaemonSet", "--set-json", named), append([]string{"/secrets", "/services", "apps/deployments"}, node...)},
 		"node, everything": {manifests.Chart(t, "w", "--set", "kind=DaemonSet,config.cache=onDemand"), builtIn},
 		"base":             {manifests.Kustomize(t, "resources: [deploy/base]"), builtIn},
@@ -130,6 +134,15 @@ func TestRightsFollowTheValues(t *testing.T) {
 					`{"group":"example.com","resource":"things","namespaces":["a"]}]}`,
 			},
 			[]string{"*/leases", "/pods", "/secrets", "apps/pods", "example.com/*"},
+		},
+		"tokens are validated where nothing is cached": {
+			[]string{validated, `config={"cache":"never"}`}, append([]string{"/serviceaccounts"}, ownTypes...),
+		},
+		"tokens are validated with listed types": {
+			[]string{validated, `rbac.cached=[{"apiGroups":[""],"resources":["pods"]}]`}, []string{"/pods", "/serviceaccounts"},
+		},
+		"tokens are validated with what is granted": {
+			[]string{validated, `rbac.cached=[{"apiGroups":[""],"resources":["*"]}]`}, []string{"/*"},
 		},
 	} {
 		var flags, got []string

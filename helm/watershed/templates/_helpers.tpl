@@ -223,7 +223,12 @@ admissionregistration.k8s.io apiextensions.k8s.io apiregistration.k8s.io apps au
 {{- with .Values.rbac.customGroups -}}
 {{- $rules = append $rules (dict "apiGroups" . "resources" (list "*")) -}}
 {{- end -}}
-{{- range compact (splitList " " (include "watershed.namedTypes" .)) -}}
+{{- $added := compact (splitList " " (include "watershed.namedTypes" .)) -}}
+{{- if .Values.validateServiceAccountTokensLocally -}}
+{{- /* Every token is bound to a service account, whose metadata are followed. */ -}}
+{{- $added = append $added "/serviceaccounts" -}}
+{{- end -}}
+{{- range uniq $added -}}
 {{- $parts := splitn "/" 2 . -}}
 {{- $granted := false -}}
 {{- range $rules -}}
