@@ -220,6 +220,8 @@ func TestChartRefusesWrongValues(t *testing.T) {
 		"servers={https://a.example.com},upstream.host=w.zone.svc,upstream.caConfigMap=w-ca": "either servers or upstream.host",
 		"kind=DaemonSet,stateFromReplicas=true":                                              "stateFromReplicas",
 		"kind=DaemonSet,autoscaling.enabled=true":                                            "autoscaling",
+		"service.loadBalancerSourceRanges={10.0.0.0/8}":                                      "loadBalancerSourceRanges",
+		"service.type=LoadBalancer,service.loadBalancerSourceRanges={10.0.0.1}":              "loadBalancerSourceRanges",
 		// No registry has a default image.
 		"image.repository=": "image.repository",
 		// Two pods cannot have one port of a node.
@@ -345,6 +347,25 @@ func TestServiceLeadsToTheProxy(t *testing.T) {
 			if got := len(manifests.OfKind(all, kind)); got != want {
 				t.Errorf("%s: %d of kind %s, not %d", values, got, kind, want)
 			}
+		}
+	}
+}
+
+// TestServiceKeepsTheAddressesOfClients checks that a Service for clients outside of the cluster leads to
+// proxies without another node in between, and whom it admits.
+func TestServiceKeepsTheAddressesOfClients(t *testing.T) {
+	t.Parallel()
+	for values, want := range map[string]string{
+		"service.port=443":      " []",
+		"service.type=NodePort": "Local []",
+		"service.type=NodePort,service.externalTrafficPolicy=Cluster":                      "Cluster []",
+		"service.type=LoadBalancer,service.loadBalancerSourceRanges={10.0.0.0/8,fd00::/8}": "Local [10.0.0.0/8 fd00::/8]",
+	} {
+		service := manifests.OfKind(manifests.Parse(t, manifests.Chart(t, "w", "--set", values)), "Service")[0]
+		policy, _, _ := unstructured.NestedString(service.Object, "spec", "externalTrafficPolicy")
+		ranges, _, _ := unstructured.NestedStringSlice(service.Object, "spec", "loadBalancerSourceRanges")
+		if got := fmt.Sprint(policy, " ", ranges); got != want {
+			t.Errorf("%s: %q, not %q", values, got, want)
 		}
 	}
 }

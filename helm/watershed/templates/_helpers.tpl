@@ -112,6 +112,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- if and .Values.tls.existingSecret .Values.tls.certManager.enabled -}}
 {{- fail "tls: the certificate is either in existingSecret or from certManager" -}}
 {{- end -}}
+{{- if and .Values.service.loadBalancerSourceRanges (ne .Values.service.type "LoadBalancer") -}}
+{{- fail "service.loadBalancerSourceRanges: only a Service of type LoadBalancer has these. Limit others by networkPolicy" -}}
+{{- end -}}
 {{- if and .Values.servers .Values.upstream.host -}}
 {{- fail "upstream: either servers or upstream.host. The first are API servers, the second is another release of the chart" -}}
 {{- end -}}
