@@ -132,6 +132,8 @@ class Archives(unittest.TestCase):
         self.assertEqual(entries["usr/share/doc/watershed/copyright"].content, b"licences")
         service = entries["usr/lib/systemd/system/watershed.service"].content.decode()
         self.assertIn(f"EnvironmentFile=/{SETTINGS}\n", service)
+        # Without a limit the proxy has no memory budget.
+        self.assertIn("\nMemoryMax=", service)
 
 
 class Images(unittest.TestCase):
