@@ -157,6 +157,27 @@ func TestManifestsAndChartAgree(t *testing.T) {
 	}
 }
 
+// TestRenewalsKeepTheKeyOfTheCA checks that cert-manager makes no new key for a CA that clients trust.
+func TestRenewalsKeepTheKeyOfTheCA(t *testing.T) {
+	t.Parallel()
+	for name, text := range map[string]string{
+		"the chart":     manifests.Chart(t, "w", "--set", "tls.certManager.enabled=true"),
+		"the manifests": manifests.Kustomize(t, "resources: [deploy/base]", "components: [deploy/cert-manager]"),
+	} {
+		certificates := manifests.OfKind(manifests.Parse(t, text), "Certificate")
+		for _, certificate := range certificates {
+			isCA, _, _ := unstructured.NestedBool(certificate.Object, "spec", "isCA")
+			policy, _, _ := unstructured.NestedString(certificate.Object, "spec", "privateKey", "rotationPolicy")
+			if want := map[bool]string{true: "Never", false: "Always"}[isCA]; policy != want {
+				t.Errorf("%s: %s has the policy %q, not %s", name, certificate.GetName(), policy, want)
+			}
+		}
+		if len(certificates) != 2 {
+			t.Errorf("%s: %d certificates", name, len(certificates))
+		}
+	}
+}
+
 // TestReplicasTrustTheirCertificate checks that the kubeconfig by which replicas reach each other names a
 // CA that is there: that of caBundle.pem, and else the Secret's.
 func TestReplicasTrustTheirCertificate(t *testing.T) {
