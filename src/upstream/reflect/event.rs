@@ -52,7 +52,9 @@ impl Reflector {
         }
         let version = match &change {
             Change::Event(frame, scanned) => {
-                self.unfinished = (frame.kind == EventKind::Deleted).then_some(scanned.version);
+                let is_deletion = frame.kind == EventKind::Deleted;
+                self.unfinished =
+                    (is_deletion && self.deletes_together()).then_some(scanned.version);
                 self.last_event = Some(scanned.version);
                 scanned.version.max(version)
             }

@@ -21,7 +21,7 @@ use crate::headers::HistoryName;
 use crate::upstream::stream::{StreamError, WatchStream};
 
 /// Silence of a resumed watch after which the last event is not expected any more.
-const REPLAY_SILENCE: Duration = Duration::from_secs(3);
+pub(super) const REPLAY_SILENCE: Duration = Duration::from_secs(3);
 /// Silence of a resumed watch after which it is not expected to begin with an error. Upstream says
 /// by an ERROR event that it has lost the history.
 const ERROR_SILENCE: Duration = Duration::from_millis(200);
@@ -55,9 +55,16 @@ impl Reflector {
         self.last_event = last_event;
         self.history = FollowedHistory::Unnamed;
         // It may be one of several deletions.
-        self.unfinished = last_event.filter(|event| *event == version);
+        let may_follow = |event: &ResourceVersion| *event == version && self.deletes_together();
+        self.unfinished = last_event.filter(may_follow);
         self.recovery.was_granted();
         self.state = ReflectorState::Resuming { version };
+    }
+
+    /// Returns `true` if several objects can be deleted in one version, as those that expire. Of other
+    /// types, a comparison tells what is missing.
+    pub(super) fn deletes_together(&self) -> bool {
+        self.target.gvr.is_event()
     }
 
     /// Returns the time to wait for the first frame of a resumed stream.

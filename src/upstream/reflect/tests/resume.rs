@@ -1,5 +1,6 @@
 //! Proofs that a resumed watch continues the same history.
 use super::super::answer::WATCH_ANSWER_TIMEOUT;
+use super::super::resume::REPLAY_SILENCE;
 use super::*;
 use crate::headers::{HISTORY, VIA};
 use crate::test_support::eventually;
@@ -12,9 +13,17 @@ async fn interrupted(watches: &[String]) -> (Api, Reflector, Arc<Mutex<Vec<Strin
 }
 
 async fn interrupted_before(
+    watches: Vec<(String, StreamEnd)>,
+) -> (Api, Reflector, Arc<Mutex<Vec<String>>>) {
+    interrupted_after("MODIFIED", watches).await
+}
+
+/// The same after an event of this kind.
+async fn interrupted_after(
+    kind: &str,
     mut watches: Vec<(String, StreamEnd)>,
 ) -> (Api, Reflector, Arc<Mutex<Vec<String>>>) {
-    let first = events("ADDED", &["a"]) + MARK + &event("MODIFIED", "a", 9);
+    let first = events("ADDED", &["a"]) + MARK + &event(kind, "a", 9);
     watches.insert(0, (first, StreamEnd::Ended));
     let (api, mut reflector, versions) = follow_pods_over(watches).await;
     assert!(reflector.is_listing());
@@ -126,6 +135,30 @@ async fn a_watch_that_is_not_answered_keeps_the_proof_for_the_next_one() {
         }
     ));
     assert_eq!(*versions.lock(), ["", "8", "8"]);
+}
+
+/// Such as one of a server that lags behind. Of pods, no more deletions can have the same version.
+#[tokio::test]
+async fn a_watch_that_does_not_repeat_a_deletion_goes_on_without_a_proof() {
+    let silent = vec![(String::new(), StreamEnd::Open)];
+    let (_api, mut reflector, versions) = interrupted_after("DELETED", silent).await;
+    let opened = Arc::clone(&versions);
+    let resumed = tokio::spawn(async move { next(&mut reflector).await });
+    for count in [2, 3] {
+        eventually(|| opened.lock().len() == count).await;
+        pass(REPLAY_SILENCE).await;
+    }
+    let resumed = resumed.await.unwrap();
+    assert!(
+        matches!(
+            resumed,
+            Change::Resumed {
+                proof: ResumeProof::None
+            }
+        ),
+        "{resumed:?}"
+    );
+    assert_eq!(*versions.lock(), ["", "8", "9"]);
 }
 
 #[tokio::test]
