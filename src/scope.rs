@@ -15,6 +15,7 @@ mod registry;
 mod relief;
 mod rollback_monitor;
 mod save;
+mod schema_changes;
 mod self_check;
 #[cfg(test)]
 mod tests;

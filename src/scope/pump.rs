@@ -35,6 +35,7 @@ use super::derived::DerivedStep;
 use super::key::ScopeKey;
 use super::metrics;
 use super::phase::{ReadyScope, ScopePhase};
+use super::schema_changes::STORAGE_REBUILD;
 use super::timeline::Question;
 use crate::budget::MemoryBudget;
 use crate::metric::{Counter, Metric};
@@ -56,10 +57,6 @@ pub(super) use feed::ScopeFeed;
 pub(super) use shared::SharedByPumps;
 pub(crate) use stopping::REOPEN_AFTER;
 
-/// After a schema change an API server builds the type's storage anew, within about a second. It
-/// may have ended our watch before the change was seen here, so the scope is listed again after
-/// this.
-const STORAGE_REBUILD: Duration = Duration::from_secs(2);
 /// A scope whose schema changes again and again is listed after so many times that long.
 const MOST_REBUILDS: u32 = 5;
 /// A watch that ended in good order is open again after milliseconds. A scope that waits longer

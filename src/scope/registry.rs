@@ -18,6 +18,7 @@ use super::handle::ScopeHandle;
 use super::key::ScopeKey;
 use super::open_scopes::OpenScopes;
 use super::phase::ScopePhase;
+use super::schema_changes::SchemaChanges;
 use super::timeline::Timeline;
 use super::unfit::UnfitScopes;
 use crate::budget::{MemoryBudget, PressureStep};
@@ -32,6 +33,7 @@ const SHUT_DOWN: Duration = Duration::from_secs(1);
 #[derive(Clone)]
 pub struct Scopes {
     open: OpenScopes,
+    schema_changes: SchemaChanges,
     creator: ScopeCreator,
     cluster: Arc<ClusterIdentity>,
 }
@@ -53,6 +55,7 @@ impl Scopes {
         Self {
             cluster: Arc::new(ClusterIdentity::new(&creator.client, &creator.timeline)),
             open,
+            schema_changes: SchemaChanges::default(),
             creator,
         }
     }
@@ -275,6 +278,8 @@ impl Scopes {
     /// Has the scopes of a type listed again, as its schema changed: what upstream serves for the
     /// same versions may differ now. They wait until upstream has taken the schema into use.
     pub fn schema_changed(&self, gvr: &GroupVersionResource) {
+        // First: a scope that is opened meanwhile is told by one of both.
+        self.schema_changes.record(gvr);
         let mut open = self.open.lock();
         let Some(scopes) = open.get_mut(gvr) else {
             return;
@@ -395,6 +400,9 @@ impl Scopes {
         let scope = self
             .creator
             .create(key, kind, fields, retention, open_source);
+        if self.schema_changes.has_just_changed(&key.gvr) {
+            scope.signals.schema_changed();
+        }
         scopes.insert(key.clone(), Arc::clone(&scope));
         scope
     }

@@ -19,6 +19,7 @@ use watershed_protocol::{
     Encoding, FieldTable, GroupVersionResource, Representation, ResourceVersion, Selection,
 };
 
+mod schema_changes;
 mod silent_watches;
 
 #[tokio::test]
@@ -114,6 +115,16 @@ async fn open_pods_overdue_after(overdue: Duration, pki: &Pki, api: &Api) -> (Sc
     let key = ScopeKey::everything(gvr, Representation::whole(Encoding::Json));
     let scope = scopes.open(&key, &"Pod".into(), &fields);
     (scopes, scope)
+}
+
+/// Opens the scope of one namespace beside that of all.
+fn open_namespace(scopes: &Scopes, all: &Scope) -> Arc<Scope> {
+    let mut key = all.key.clone();
+    key.selection = Arc::new(Selection {
+        namespace: Some("n".to_owned()),
+        ..Selection::default()
+    });
+    scopes.open(&key, &"Pod".into(), &all.fields)
 }
 
 /// A mark of the end of no initial events, and then an event that does not fit: nothing is known

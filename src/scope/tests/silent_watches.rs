@@ -6,11 +6,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::{StreamExt as _, stream};
 
-use watershed_protocol::Selection;
-
-use super::{bookmark, empty_list, json, mark, open_pods, open_pods_overdue_after};
+use super::{bookmark, empty_list, json, mark, open_namespace, open_pods, open_pods_overdue_after};
+use crate::scope::Scope;
 use crate::scope::phase::ScopePhase;
-use crate::scope::{Scope, Scopes};
 use crate::test_support::{Api, HTTP2, Pki, eventually, streamed};
 
 /// Something on the way takes watches and passes nothing on.
@@ -93,16 +91,6 @@ async fn a_scope_that_lacks_events_has_an_age_before_its_watch_is_opened_again()
     assert!(scope.upstream.is_following());
     assert!(!scope.upstream.is_delivering());
     eventually(|| opened() > reopened).await;
-}
-
-/// Opens the scope of one namespace beside that of all.
-fn open_namespace(scopes: &Scopes, all: &Scope) -> Arc<Scope> {
-    let mut key = all.key.clone();
-    key.selection = Arc::new(Selection {
-        namespace: Some("n".to_owned()),
-        ..Selection::default()
-    });
-    scopes.open(&key, &"Pod".into(), &all.fields)
 }
 
 /// Something on the way passed nothing on for a while. The attempts of most types are minutes apart by then.
