@@ -368,7 +368,11 @@ impl ScopePump {
         origin: Option<EventOrigin>,
         question: Option<Question>,
     ) {
+        let is_repeat = matches!(change, Change::Event(..)) && self.continuity.awaits_repeat();
         if self.continuity.admits(&change, question) {
+            if is_repeat {
+                self.resumption_is_proven();
+            }
             self.apply(change, origin);
         } else if !self.continuity.is_certain() {
             let by = Instant::now() + WATCH_REOPEN;
@@ -410,15 +414,20 @@ impl ScopePump {
         match change {
             ContinuityChange::TimelineEnded => self.forget(),
             ContinuityChange::Proven => {
-                if let Some(reflector) = self.feed.reflector() {
-                    reflector.resumption_is_proven();
-                }
+                self.resumption_is_proven();
                 self.go_on();
             }
             ContinuityChange::Presumed => self.go_on(),
             ContinuityChange::Unknown if self.restoring.is_some() => self.give_up_restored(),
             ContinuityChange::Unknown => self.relist(),
             ContinuityChange::ListDue => {}
+        }
+    }
+
+    /// Notes that upstream's resumed watch is of the history that is held.
+    fn resumption_is_proven(&mut self) {
+        if let Some(reflector) = self.feed.reflector() {
+            reflector.resumption_is_proven();
         }
     }
 

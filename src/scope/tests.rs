@@ -19,6 +19,7 @@ use watershed_protocol::{
     Encoding, FieldTable, GroupVersionResource, Representation, ResourceVersion, Selection,
 };
 
+mod named_histories;
 mod schema_changes;
 mod silent_watches;
 

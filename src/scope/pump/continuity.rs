@@ -130,6 +130,11 @@ impl Continuity {
         }
     }
 
+    /// Returns `true` if the next event is one that is known already.
+    pub(super) fn awaits_repeat(&self) -> bool {
+        self.is_repeat_due
+    }
+
     /// Returns `true` if a change belongs to what is held. `question` was prepared before a list
     /// was asked for.
     pub(super) fn admits<C>(&mut self, change: &Change<C>, question: Option<Question>) -> bool {
