@@ -75,7 +75,7 @@ pub(super) struct CallerFlags {
     /// Validate service accounts' tokens here. Of those of one kind (account, key, audiences, types of
     /// bound objects), one is reviewed an hour. A token is valid if the API server's key signed it, it
     /// has not expired, and the objects that it is bound to are in the cache. Needs the ClusterRole
-    /// system:service-account-issuer-discovery.
+    /// system:service-account-issuer-discovery, and the right to list and watch service accounts.
     #[arg(long)]
     validate_service_account_tokens_locally: bool,
     /// Refuse service accounts' tokens without a review if they have expired, or if the API server

@@ -265,6 +265,16 @@ impl Scopes {
         self.open.lock().get(&key.gvr)?.get(key).cloned()
     }
 
+    /// Returns what `look` finds in the first open scope of a type in which it finds something. It is
+    /// called with the lock on all scopes held.
+    pub fn find<T>(
+        &self,
+        gvr: &GroupVersionResource,
+        look: impl FnMut(&Arc<Scope>) -> Option<T>,
+    ) -> Option<T> {
+        self.open.lock().get(gvr)?.values().find_map(look)
+    }
+
     /// Returns every open scope, for metrics and pages.
     pub fn all(&self) -> Vec<Arc<Scope>> {
         self.open

@@ -23,24 +23,20 @@ impl CachedObjects {
         self.scope(&GroupVersionResource::new("", "v1", "serviceaccounts"));
     }
 
-    /// A scope that has the type's present state. Service accounts are few, and every token is
-    /// bound to one: their metadata are followed for this; pods and others are looked at where
-    /// clients have them cached.
+    /// Returns the scope that holds a whole type as it is now.
+    ///
+    /// Service accounts are few, and every token is bound to one: their metadata are followed for
+    /// this. Pods and others are looked for where clients have them cached.
     fn scope(&self, gvr: &GroupVersionResource) -> Option<Arc<Scope>> {
         let key = |representation| ScopeKey::everything(gvr.clone(), representation);
         let metadata = Representation {
             encoding: Encoding::Protobuf,
             metadata_only: true,
         };
-        let current = |scope: &Arc<Scope>| {
-            scope.upstream.is_delivering()
-                && scope.is_current()
-                && matches!(scope.phase(), ScopePhase::Ready(_))
-        };
         let [json, protobuf] = [Encoding::Json, Encoding::Protobuf].map(Representation::whole);
         let open =
             [metadata, protobuf, json].map(|representation| self.scopes.get(&key(representation)));
-        if let Some(scope) = open.into_iter().flatten().find(current) {
+        if let Some(scope) = open.into_iter().flatten().find(|scope| is_current(scope)) {
             return Some(scope);
         }
         if *gvr.resource == *"serviceaccounts" {
@@ -60,16 +56,32 @@ impl BoundObjects for CachedObjects {
         name: &str,
         uid: &str,
     ) -> Option<bool> {
-        let scope = self.scope(&GroupVersionResource::new("", "v1", resource))?;
+        let gvr = GroupVersionResource::new("", "v1", resource);
         let key = namespace.map_or_else(
             || name.to_owned(),
             |namespace| format!("{namespace}/{name}"),
         );
-        let snapshot = scope.reader.snapshot();
-        let Some(object) = snapshot.get(&key) else {
-            return Some(false);
-        };
-        let life = read_identity(scope.key.representation.encoding, &object.bytes.get()).ok()?;
-        Some(life.uid == uid && !life.is_being_deleted)
+        if let Some(scope) = self.scope(&gvr) {
+            return Some(lives(&scope, &key, uid).unwrap_or(false));
+        }
+        // A node's proxy holds the pods of its node. An object that is not there may be elsewhere.
+        let look = |scope: &Arc<Scope>| is_current(scope).then(|| lives(scope, &key, uid))?;
+        self.scopes.find(&gvr, look)
     }
+}
+
+/// Returns `true` if a scope has upstream's present state.
+fn is_current(scope: &Scope) -> bool {
+    scope.upstream.is_delivering()
+        && scope.is_current()
+        && matches!(scope.phase(), ScopePhase::Ready(_))
+}
+
+/// Returns `true` if the object of a key has this unique id and is not being deleted; `None` if the scope
+/// has no such object.
+fn lives(scope: &Scope, key: &str, uid: &str) -> Option<bool> {
+    let snapshot = scope.reader.snapshot();
+    let object = snapshot.get(key)?;
+    let identity = read_identity(scope.key.representation.encoding, &object.bytes.get());
+    Some(identity.is_ok_and(|life| life.uid == uid && !life.is_being_deleted))
 }

@@ -133,6 +133,12 @@ func TestCheckNamesMissingRights(t *testing.T) {
 	_, found = checked(t, kubeconfig, "--config", config)
 	require.NoError(t, says(found, "ok", "may list and watch what may be held (1 types"))
 
+	// Tokens that are validated here are bound to accounts.
+	_, found = checked(t, kubeconfig, "--validate-service-account-tokens-locally")
+	for _, words := range []string{"may not list serviceaccounts", "may not watch serviceaccounts"} {
+		require.NoError(t, says(found, "warning", words, "every token is reviewed"))
+	}
+
 	// Callers with certificates are impersonated.
 	_, found = checked(t, kubeconfig, "--client-ca-file", testbed.Shared.CA)
 	require.NoError(t, says(found, "warning", "may not impersonate", "--client-ca-file"))

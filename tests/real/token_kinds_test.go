@@ -119,12 +119,7 @@ func TestOneReviewTellsTheUsersOfAnAccountsTokens(t *testing.T) {
 		var reviewed []int
 		for i := range 5 {
 			token := next(i)
-			poll.Until(t, "upstream knows the token", func() error {
-				if !tests.review(t, testbed.Upstream, token, "application/json").Authenticated {
-					return fmt.Errorf("it is refused")
-				}
-				return nil
-			})
+			tests.accepted(t, token)
 			tests.matches(t, kind, token)
 			before := tests.reviews(t)
 			tests.matches(t, kind, token)
@@ -136,6 +131,56 @@ func TestOneReviewTellsTheUsersOfAnAccountsTokens(t *testing.T) {
 	}
 	t.Run("gone", tests.gone)
 	t.Run("odd", tests.odd)
+}
+
+// TestNodesValidateTheTokensOfTheirPods asks a node's proxy about the tokens of pods. It holds those of its
+// own node alone.
+func TestNodesValidateTheTokensOfTheirPods(t *testing.T) {
+	if testbed.Direct {
+		t.Skip("needs a proxy of its own")
+	}
+	t.Parallel()
+	ns, _ := startBuilder(t)
+	here, elsewhere := ns+"-here", ns+"-elsewhere"
+	proxy := testbed.RunProxy(t, testbed.Shared.ProxyKubeconfig, "--validate-service-account-tokens-locally", "--node-name", here)
+	tests := tokenTests{proxy: proxy, ns: ns}
+	held := api.Request{Path: "/api/v1/pods?resourceVersion=0&fieldSelector=spec.nodeName%3D" + here}
+	for _, node := range []string{here, elsewhere} {
+		tests.node(t, node)
+		var reviewed []int
+		for i := range 3 {
+			name := fmt.Sprint(node, "-", i)
+			token := tests.token(t, tests.pod(t, name, node))
+			tests.accepted(t, token)
+			if node == here {
+				poll.Until(t, "the proxy holds the pod", func() error {
+					if !strings.Contains(answered(t, proxy.Target, 200, held).Body, name) {
+						return poll.ErrNotYet
+					}
+					return nil
+				})
+			}
+			before := tests.reviews(t)
+			tests.matches(t, "of a pod of "+node, token)
+			reviewed = append(reviewed, tests.reviews(t)-before)
+		}
+		// One review tells the users of all tokens whose pods are known.
+		last := reviewed[len(reviewed)-1]
+		if isReviewed := last > 0; isReviewed != (node == elsewhere) {
+			t.Errorf("tokens of pods of %s were reviewed: %v", node, reviewed)
+		}
+	}
+}
+
+// accepted waits until upstream knows a token.
+func (tests tokenTests) accepted(t *testing.T, token string) {
+	t.Helper()
+	poll.Until(t, "upstream knows the token", func() error {
+		if !tests.review(t, testbed.Upstream, token, "application/json").Authenticated {
+			return fmt.Errorf("it is refused")
+		}
+		return nil
+	})
 }
 
 // matches compares the user of a token with upstream's word.

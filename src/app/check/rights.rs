@@ -213,6 +213,26 @@ async fn examine_issuer(
             );
         }
     }
+    if authentication.validate_locally {
+        examine_accounts(rights, findings).await?;
+    }
+    Ok(())
+}
+
+/// Examines the rights to follow the accounts that tokens are bound to.
+async fn examine_accounts(rights: &OwnRights, findings: &mut Findings) -> Result<(), ReviewError> {
+    for verb in ["list", "watch"] {
+        let accounts = GroupVersionResource::new("", "v1", "serviceaccounts");
+        if !rights.may_do(verb, accounts).await? {
+            findings.warning(
+                SUBJECT,
+                format!(
+                    "may not {verb} serviceaccounts: every token is reviewed; grant it, or leave out \
+                     --validate-service-account-tokens-locally"
+                ),
+            );
+        }
+    }
     Ok(())
 }
 
