@@ -25,10 +25,8 @@ use super::config::AuditWebhookConfig;
 use super::error::AuditError;
 use super::event;
 use super::queue::{EventQueue, Losses, QueueMessage, QueueOutlet, queue};
-use connection::{FollowedConnection, WebhookConnection};
+use connection::{FollowedConnection, REQUEST_TIMEOUT, WebhookConnection};
 
-/// Time limit of one request. Upstream tells it to the webhook, too.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 /// Batches that are under way at the same time. kube-apiserver has no such limit.
 const MAX_UNDER_WAY: usize = 4;
 /// Number of times that a batch is sent before it is dropped.

@@ -10,12 +10,12 @@ use kube_client::{Client, Config};
 use parking_lot::Mutex;
 use watershed_connect::{Fingerprint, one_line};
 
-use super::REQUEST_TIMEOUT;
 use crate::log_throttle::LogThrottle;
 
 static NOT_READ_AGAIN: LogThrottle = LogThrottle::new(Duration::from_secs(10));
 
-/// Tells the webhook its time limit, which is [`REQUEST_TIMEOUT`].
+/// Time limit of one request. Upstream tells it to the webhook, too.
+pub(super) const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 const QUERY: &str = "timeout=30s";
 
 /// The connection of a kubeconfig, which is read again when its files have changed.
