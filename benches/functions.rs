@@ -34,11 +34,14 @@ use watershed_protocol::{
     LabelSelector, ListMetadata, PartialFormat, ResourceVersion, Scanned, WireFormat, deflate,
     gzip_member, scan,
 };
+use watershed_transcode::{Heading, Transcoder};
 
 /// Bytes of a real kube-apiserver, from the test data of the protocol crate.
 const PODS_JSON: &[u8] = include_bytes!("../crates/protocol/src/encoding/testdata/pods/list.json");
 const PODS_PROTOBUF: &[u8] =
     include_bytes!("../crates/protocol/src/encoding/testdata/pods/list.pb");
+/// A pod of 5.5 KB in JSON, half of which are managed fields, as a real kube-apiserver lists it.
+const POD_PROTOBUF: &[u8] = include_bytes!("testdata/pod-list.pb");
 
 /// Objects of a small and a large scope.
 const SIZES: [usize; 2] = [10_000, 100_000];
@@ -307,6 +310,24 @@ fn read_lists(criterion: &mut Criterion) {
             bencher.iter(|| format.read_list(black_box(&list)));
         });
     }
+    group.finish();
+}
+
+fn printing(criterion: &mut Criterion) {
+    let list = Bytes::from_static(POD_PROTOBUF);
+    let (_, page) = WireFormat::learn(Encoding::Protobuf, "Pod", &list).expect("a list");
+    let pod = page.objects.first().expect("a pod");
+    let transcoder = Transcoder::for_type("v1", "Pod").expect("pods are known");
+    let mut json = Vec::new();
+    let mut print = || {
+        json.clear();
+        let printed = transcoder.object_json(black_box(pod), Heading::TypeMeta, &mut json);
+        printed.expect("the pod is explained");
+        json.len()
+    };
+    let mut group = criterion.benchmark_group("print the JSON of protobuf");
+    group.throughput(Throughput::Bytes(print() as u64));
+    group.bench_function("a pod", |bencher| bencher.iter(&mut print));
     group.finish();
 }
 
@@ -668,6 +689,6 @@ criterion_group! {
     config = Criterion::default()
         .warm_up_time(Duration::from_millis(500))
         .measurement_time(Duration::from_secs(2));
-    targets = encoding, selectors, snapshots, watches, turns
+    targets = encoding, printing, selectors, snapshots, watches, turns
 }
 criterion_main!(functions);

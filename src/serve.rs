@@ -29,6 +29,7 @@ mod review;
 mod shadow;
 mod source;
 mod unanswered;
+mod unread_body;
 mod usage;
 mod verify;
 
@@ -168,6 +169,7 @@ impl ProxyService {
         response
             .headers_mut()
             .insert(audit_id::NAME, received.audit_id);
+        unread_body::discard(request);
         match received.record {
             Some(record) => record.answered(response),
             None => response,
@@ -254,7 +256,10 @@ impl ProxyService {
             started,
         };
         let made = match from_memory {
-            Ok(answer) => MadeResponse::here(answer),
+            Ok(answer) => {
+                unread_body::discard(exchange.request);
+                MadeResponse::here(answer)
+            }
             // Boxed: the requests that are answered from memory need no room for it.
             Err(unanswered) => {
                 Box::pin(parts.answer_otherwise(exchange, &mut completion, unanswered)).await

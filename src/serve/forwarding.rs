@@ -26,6 +26,7 @@ use super::plan::{PlannedAction, ReadKind};
 use super::review;
 use super::source::{AnswerSource, ForwardReason};
 use super::unanswered::{Refusal, Unanswered};
+use super::unread_body;
 use crate::access::{Caller, Credential, Identity};
 use crate::body::{self, Body, holding, holding_until_end};
 use crate::fairness::QueueTurn;
@@ -62,6 +63,7 @@ impl ServiceParts {
         let reason = match coalesced {
             Ok(answer) => return MadeResponse::here(answer),
             Err(Unanswered::Refuse(refusal)) => {
+                unread_body::discard(exchange.request);
                 return refused(refusal, completion.user.as_deref());
             }
             Err(Unanswered::Forward(reason)) => reason,
@@ -72,7 +74,10 @@ impl ServiceParts {
                 let response = self.forward(exchange, reason, permit, completion).await;
                 MadeResponse::forwarded(reason, response)
             }
-            Err(refusal) => refused(refusal, completion.user.as_deref()),
+            Err(refusal) => {
+                unread_body::discard(exchange.request);
+                refused(refusal, completion.user.as_deref())
+            }
         }
     }
 

@@ -1,18 +1,21 @@
 //! Truncated and malformed request bodies. Upstream has to see a truncated body as truncated,
 //! because half a document is often a valid document.
+use std::time::Duration;
+
 use bytes::Bytes;
 use futures_util::stream;
 use http::{Request, StatusCode};
 use http_body_util::{BodyExt as _, StreamBody};
 use hyper::body::Frame;
-use tokio::io::AsyncWriteExt as _;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use watershed_lab::sim::SimulatedServer;
 use watershed_protocol::GroupVersionResource;
 
 use crate::support::client::{Endpoint, Protocol, whole};
 use crate::support::follower::{Follower, Opening};
 use crate::support::history::{Interest, WriteHistory};
-use crate::support::{Fixture, becomes, small};
+use crate::support::program::Program;
+use crate::support::{Fixture, becomes, eventually, small};
 
 const PATH: &str = "/api/v1/namespaces/default/configmaps";
 
@@ -50,7 +53,7 @@ async fn send_and_leave(endpoint: &Endpoint, bytes: &str, goodbye: bool) {
     stream.write_all(bytes.as_bytes()).await.unwrap();
     stream.flush().await.unwrap();
     // The proxy has time to forward the bytes.
-    tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    tokio::time::sleep(Duration::from_millis(100)).await;
     if goodbye {
         stream.shutdown().await.unwrap();
     }
@@ -93,7 +96,7 @@ async fn a_truncated_body_never_arrives_as_a_complete_one() {
     let request = Request::post(PATH).body(stuck.boxed_unsync()).unwrap();
     tokio::select! {
         _ = doomed.read(request) => panic!("no answer to half a request"),
-        () = tokio::time::sleep(std::time::Duration::from_millis(200)) => {}
+        () = tokio::time::sleep(Duration::from_millis(200)) => {}
     }
     drop(doomed);
     reset_without_error(&fixture.proxied, "cut-by-reset").await;
@@ -142,6 +145,58 @@ async fn a_truncated_body_never_arrives_as_a_complete_one() {
     fixture.stop().await;
 }
 
+/// Sends a body in pieces, and reads the head of the answer. Then the connection has to serve another
+/// request.
+async fn post_slowly(endpoint: &Endpoint, status: u16) -> Result<(), String> {
+    let text = |error: std::io::Error| error.to_string();
+    let mut stream = endpoint.tls(Protocol::Http1).await.map_err(text)?;
+    let head = head("Content-Length: 200000");
+    stream.write_all(head.as_bytes()).await.map_err(text)?;
+    for _ in 0..20 {
+        stream.write_all(&[b' '; 10_000]).await.map_err(text)?;
+        stream.flush().await.map_err(text)?;
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let other = "GET /version HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+    stream.write_all(other.as_bytes()).await.map_err(text)?;
+    let mut answers = String::new();
+    stream.read_to_string(&mut answers).await.map_err(text)?;
+    if !answers.starts_with(&format!("HTTP/1.1 {status} ")) {
+        return Err(answers);
+    }
+    // Its own answer, whatever that is.
+    match answers.matches("HTTP/1.1 ").count() {
+        2 => Ok(()),
+        _ => panic!("the connection has ended: {answers}"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_answer_without_the_body_reaches_a_client_that_still_sends_it() {
+    let upstream = SimulatedServer::start(small()).await.unwrap();
+    for (flags, status) in [
+        (["--single-identity", "--reject-methods=^POST$"], 403),
+        (
+            [
+                "--max-requests-per-second-per-user=1",
+                "--max-requests-burst-per-user=1",
+            ],
+            429,
+        ),
+    ] {
+        let program = Program::with(&upstream, &flags).await;
+        eventually("a request to be refused", async || {
+            // The limit is reached by others.
+            program.proxied.get(Protocol::Http2, PATH).await;
+            post_slowly(&program.proxied, status).await
+        })
+        .await;
+        program.terminate().await;
+        assert!(program.ended().await.success());
+    }
+    upstream.shutdown().await;
+}
+
 /// Sends the complete document, then a reset with NO_ERROR instead of an end of the stream.
 async fn reset_without_error(endpoint: &Endpoint, name: &str) {
     let io = endpoint.tls(Protocol::Http2).await.unwrap();
@@ -154,10 +209,10 @@ async fn reset_without_error(endpoint: &Endpoint, name: &str) {
         .unwrap();
     let (answer, mut body) = client.send_request(request, false).unwrap();
     body.send_data(Bytes::from(configmap(name)), false).unwrap();
-    tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    tokio::time::sleep(Duration::from_millis(100)).await;
     body.send_reset(h2::Reason::NO_ERROR);
     answer.await.expect_err("no answer to half a request");
-    tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    tokio::time::sleep(Duration::from_millis(100)).await;
     connection.abort();
 }
 

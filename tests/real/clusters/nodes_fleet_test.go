@@ -143,7 +143,8 @@ func (c *nodeCluster) addAgent(t *testing.T, name string) []string {
 	return c.addAccount(t, name)
 }
 
-// addAccount creates a service account. It returns a token for each node.
+// addAccount creates a service account, and a pod of it on each node. It returns the pods' tokens, which are
+// bound to them, as those that kubelets mount.
 func (c *nodeCluster) addAccount(t *testing.T, name string) (tokens []string) {
 	t.Helper()
 	ctx, account := t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name}}
@@ -151,8 +152,12 @@ func (c *nodeCluster) addAccount(t *testing.T, name string) (tokens []string) {
 	require.Value(accounts.Create(ctx, account, metav1.CreateOptions{}))(t)
 	// For longer than a run lasts.
 	seconds := int64((24 * time.Hour).Seconds())
-	wanted := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: &seconds}}
-	for range c.nodes {
+	for i := range c.nodes {
+		pod := objects.Pod(fmt.Sprint(name, "-", nodeName(i)), nodeName(i))
+		pod.Spec.ServiceAccountName = name
+		pod = require.Value(c.writer.CoreV1().Pods("default").Create(ctx, pod, metav1.CreateOptions{}))(t)
+		bound := &authenticationv1.BoundObjectReference{APIVersion: "v1", Kind: "Pod", Name: pod.Name, UID: pod.UID}
+		wanted := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: &seconds, BoundObjectRef: bound}}
 		made := require.Value(accounts.CreateToken(ctx, name, wanted, metav1.CreateOptions{}))(t)
 		tokens = append(tokens, made.Status.Token)
 	}
