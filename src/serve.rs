@@ -257,7 +257,7 @@ impl ProxyService {
         };
         let made = match from_memory {
             Ok(answer) => {
-                unread_body::discard(exchange.request);
+                unread_body::discard(exchange.into_request());
                 MadeResponse::here(answer)
             }
             // Boxed: the requests that are answered from memory need no room for it.

@@ -265,14 +265,18 @@ impl Scopes {
         self.open.lock().get(&key.gvr)?.get(key).cloned()
     }
 
-    /// Returns what `look` finds in the first open scope of a type in which it finds something. It is
-    /// called with the lock on all scopes held.
-    pub fn find<T>(
+    /// Returns the open scopes of a type whose selections fit.
+    pub fn selected(
         &self,
         gvr: &GroupVersionResource,
-        look: impl FnMut(&Arc<Scope>) -> Option<T>,
-    ) -> Option<T> {
-        self.open.lock().get(gvr)?.values().find_map(look)
+        fits: impl Fn(&Selection) -> bool,
+    ) -> Vec<Arc<Scope>> {
+        let open = self.open.lock();
+        let scopes = open.get(gvr).into_iter().flat_map(HashMap::values);
+        scopes
+            .filter(|scope| fits(&scope.key.selection))
+            .cloned()
+            .collect()
     }
 
     /// Returns every open scope, for metrics and pages.

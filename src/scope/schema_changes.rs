@@ -1,4 +1,4 @@
-//! The schema changes of late, for scopes that are opened behind them.
+//! Recent schema changes, for scopes that are opened just after them.
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;

@@ -4,7 +4,9 @@ use std::sync::Arc;
 use crate::access::BoundObjects;
 use crate::catalog::Catalog;
 use crate::scope::{Scope, ScopeKey, ScopePhase, Scopes};
-use watershed_protocol::{Encoding, GroupVersionResource, Representation, read_identity};
+use watershed_protocol::{
+    Encoding, GroupVersionResource, Representation, Selection, read_identity,
+};
 
 /// Objects in open scopes.
 pub struct CachedObjects {
@@ -64,10 +66,21 @@ impl BoundObjects for CachedObjects {
         if let Some(scope) = self.scope(&gvr) {
             return Some(lives(&scope, &key, uid).unwrap_or(false));
         }
-        // A node's proxy holds the pods of its node. An object that is not there may be elsewhere.
-        let look = |scope: &Arc<Scope>| is_current(scope).then(|| lives(scope, &key, uid))?;
-        self.scopes.find(&gvr, look)
+        // A node's proxy holds the pods of its node. They stay there, and others are elsewhere.
+        let of_nodes = self.scopes.selected(&gvr, is_of_node);
+        let current = of_nodes.iter().filter(|scope| is_current(scope));
+        let found = current.filter_map(|scope| lives(scope, &key, uid));
+        found.reduce(|one, other| one && other)
     }
+}
+
+/// Returns `true` if these are all pods of one node.
+fn is_of_node(selection: &Selection) -> bool {
+    let fields = &selection.fields;
+    selection.namespace.is_none()
+        && selection.labels.is_everything()
+        && fields.requirements().len() == 1
+        && fields.required_value("spec.nodeName").is_some()
 }
 
 /// Returns `true` if a scope has upstream's present state.

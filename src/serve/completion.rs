@@ -83,6 +83,7 @@ impl Completion {
         if let Some(record) = &mut self.record {
             record.forwarded();
             headers.insert(audit_id::NAME, self.audit_id.clone());
+            audit_id::never_index(headers);
         }
     }
 

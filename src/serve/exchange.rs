@@ -55,6 +55,10 @@ impl Exchange {
         client_network(self.peer.address.ip())
     }
 
+    pub(super) fn into_request(self) -> Request<Incoming> {
+        self.request
+    }
+
     pub(super) fn headers(&self) -> &HeaderMap {
         self.request.headers()
     }

@@ -63,7 +63,7 @@ impl ServiceParts {
         let reason = match coalesced {
             Ok(answer) => return MadeResponse::here(answer),
             Err(Unanswered::Refuse(refusal)) => {
-                unread_body::discard(exchange.request);
+                unread_body::discard(exchange.into_request());
                 return refused(refusal, completion.user.as_deref());
             }
             Err(Unanswered::Forward(reason)) => reason,
@@ -75,7 +75,7 @@ impl ServiceParts {
                 MadeResponse::forwarded(reason, response)
             }
             Err(refusal) => {
-                unread_body::discard(exchange.request);
+                unread_body::discard(exchange.into_request());
                 refused(refusal, completion.user.as_deref())
             }
         }

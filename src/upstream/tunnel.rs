@@ -14,8 +14,8 @@ use watershed_connect::Address;
 
 /// Bytes in flight in each direction.
 const BUFFER: usize = 32 * 1024;
-/// Time that a client has to end its side after upstream has ended its own. kube-apiserver gives none:
-/// what a client sends then has no reader.
+/// Time that a client has to end its side after it has got all that upstream sent before its own end.
+/// kube-apiserver gives none: what a client sends then has no reader.
 /// Source: `apimachinery/pkg/util/proxy/upgradeaware.go`.
 const CLIENT_END: Duration = Duration::from_secs(10);
 
@@ -57,7 +57,7 @@ impl Tunnels {
     }
 }
 
-/// Copies both ways until both sides have ended.
+/// Copies both ways until both sides have ended, or upstream's side and the client's time.
 ///
 /// The end of the client's side is passed on, and the other goes on: a command's output may follow the
 /// end of its input.

@@ -351,15 +351,15 @@ func TestServiceLeadsToTheProxy(t *testing.T) {
 	}
 }
 
-// TestServiceKeepsTheAddressesOfClients checks that a Service for clients outside of the cluster leads to
-// proxies without another node in between, and whom it admits.
-func TestServiceKeepsTheAddressesOfClients(t *testing.T) {
+// TestServiceAdmitsClientsFromOutside checks that a Service for clients outside of the cluster takes them as the
+// values say.
+func TestServiceAdmitsClientsFromOutside(t *testing.T) {
 	t.Parallel()
 	for values, want := range map[string]string{
 		"service.port=443":      " []",
-		"service.type=NodePort": "Local []",
-		"service.type=NodePort,service.externalTrafficPolicy=Cluster":                      "Cluster []",
-		"service.type=LoadBalancer,service.loadBalancerSourceRanges={10.0.0.0/8,fd00::/8}": "Local [10.0.0.0/8 fd00::/8]",
+		"service.type=NodePort": " []",
+		"service.type=NodePort,service.externalTrafficPolicy=Local":                        "Local []",
+		"service.type=LoadBalancer,service.loadBalancerSourceRanges={10.0.0.0/8,fd00::/8}": " [10.0.0.0/8 fd00::/8]",
 	} {
 		service := manifests.OfKind(manifests.Parse(t, manifests.Chart(t, "w", "--set", values)), "Service")[0]
 		policy, _, _ := unstructured.NestedString(service.Object, "spec", "externalTrafficPolicy")

@@ -49,6 +49,7 @@ impl Compactor<'_, '_> {
             match self.peek()? {
                 // Half of the values in managedFields, which are most of what is embedded.
                 b'{' if self.json.get(self.at + 1) == Some(&b'}') => {
+                    self.check_depth()?;
                     self.at += 2;
                     return Ok(());
                 }
@@ -104,11 +105,17 @@ impl Compactor<'_, '_> {
     }
 
     fn enter(&mut self, closing: u8) -> Result<(), Reason> {
+        self.check_depth()?;
+        self.open.push(closing);
+        self.at += 1;
+        Ok(())
+    }
+
+    /// Fails if no container may be opened here.
+    fn check_depth(&self) -> Result<(), Reason> {
         if self.open.len() == MAX_NESTING {
             return Err(Reason::TooDeep);
         }
-        self.open.push(closing);
-        self.at += 1;
         Ok(())
     }
 
@@ -293,5 +300,9 @@ mod tests {
         let nested = |depth: usize| [b"[".repeat(depth), b"]".repeat(depth)].concat();
         assert_eq!(compact(&nested(MAX_NESTING)), Ok(nested(MAX_NESTING)));
         assert_eq!(compact(&nested(MAX_NESTING + 1)), Err(Reason::TooDeep));
+        let empty = |depth: usize| [&b"[".repeat(depth)[..], b"{}", &b"]".repeat(depth)].concat();
+        let deepest = empty(MAX_NESTING - 1);
+        assert_eq!(compact(&deepest).as_ref(), Ok(&deepest));
+        assert_eq!(compact(&empty(MAX_NESTING)), Err(Reason::TooDeep));
     }
 }

@@ -86,14 +86,20 @@ impl FollowedConnection {
     /// has ended. On failure the old credentials stay in use.
     pub(super) async fn follow_files(self: Arc<Self>) {
         let files = Fingerprint::of_kubeconfig(&self.path).await;
-        if !self.current.lock().is_outdated(files) || !self.begin_opening(files) {
+        if !self.current.lock().is_outdated(files) {
+            *self.opening.lock() = None;
+            return;
+        }
+        if !self.begin_opening(files) {
             return;
         }
         let opened = WebhookConnection::open(&self.path).await;
-        let newest = self.opening.lock().take_if(|newest| *newest == files);
+        let is_newest = self.opening.lock().take_if(|newest| *newest == files);
+        if is_newest.is_none() {
+            // A plugin that hung has answered, and the files were changed again meanwhile.
+            return;
+        }
         match opened {
-            // A plugin that hung has answered, and other files were read meanwhile.
-            _ if newest.is_none() => {}
             Ok(connection) => {
                 *self.current.lock() = connection;
                 tracing::info!("the audit webhook's credentials are read again");

@@ -61,8 +61,8 @@ impl Reflector {
         self.state = ReflectorState::Resuming { version };
     }
 
-    /// Returns `true` if several objects can be deleted in one version, as those that expire. Of other
-    /// types, a comparison tells what is missing.
+    /// Returns `true` if several objects can be deleted in one version, as those that expire together.
+    /// etcd deletes others one by one, so that nothing of the last event's version can be missing.
     pub(super) fn deletes_together(&self) -> bool {
         self.target.gvr.is_event()
     }

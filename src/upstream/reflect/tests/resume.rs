@@ -137,7 +137,7 @@ async fn a_watch_that_is_not_answered_keeps_the_proof_for_the_next_one() {
     assert_eq!(*versions.lock(), ["", "8", "8"]);
 }
 
-/// Such as one of a server that lags behind. Of pods, no more deletions can have the same version.
+/// As at a server that lags behind. No other pod can have been deleted in the same version.
 #[tokio::test]
 async fn a_watch_that_does_not_repeat_a_deletion_goes_on_without_a_proof() {
     let silent = vec![(String::new(), StreamEnd::Open)];
