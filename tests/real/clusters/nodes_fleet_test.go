@@ -56,6 +56,9 @@ type nodeCluster struct {
 	proxyTokens []string
 }
 
+// allPods returns the number of pods, with those of the agents and the proxies.
+func (s nodeSizes) allPods() int { return s.pods + s.nodes*(s.agents+1) }
+
 func nodeName(i int) string { return fmt.Sprint("node-", i) }
 
 // startNodeCluster starts a cluster and creates its nodes and pods.
@@ -269,7 +272,7 @@ func (f *nodeFleet) openAgents(t *testing.T, stop <-chan struct{}) {
 			have += len(informer.GetStore().ListKeys())
 		}
 		// Each agent has the node and its pods.
-		if want := f.agents * (f.pods + f.nodes); have != want {
+		if want := f.agents * (f.allPods() + f.nodes); have != want {
 			return fmt.Errorf("they have %d objects, not %d", have, want)
 		}
 		return nil

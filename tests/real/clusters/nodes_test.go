@@ -131,7 +131,7 @@ func (f *nodeFleet) received(t *testing.T) (n int) {
 // checkCached checks how many pods the proxies cache, and logs their memory.
 func (f *nodeFleet) checkCached(t *testing.T, wholeTypes bool) {
 	t.Helper()
-	cached, want := 0, f.pods
+	cached, want := 0, f.allPods()
 	if wholeTypes {
 		want *= f.nodes
 	}
