@@ -79,6 +79,8 @@ func endToEnd(t *testing.T, kubeconfig, focus string) {
 	command := exec.Command(endToEndProgram,
 		"-test.timeout=60m", "-provider=skeleton", "-kubeconfig="+kubeconfig, "-kubectl-path="+filepath.Join(testbed.Programs, "kubectl"),
 		"-minStartupPods=0", "-disable-log-dump", "-ginkgo.no-color", "-ginkgo.focus="+focus, "-ginkgo.skip="+endToEndSkipped)
+	// They leave folders where they make them.
+	command.Env = append(os.Environ(), "TMPDIR="+t.TempDir())
 	var output strings.Builder
 	command.Stdout, command.Stderr = &output, &output
 	require.NoError(t, child.Start(command))
