@@ -10,8 +10,9 @@ use hyper::ext::ReasonPhrase;
 use super::request_lines::RequestFault;
 use crate::body::{self, Body};
 
-/// Unread bytes of a body for which Go's server gives up a connection.
-const MAX_UNREAD: u64 = 256 << 10;
+/// Bytes of a body that Go's server reads behind an answer. If there are more, it gives up the connection
+/// (`maxPostHandlerReadBytes`).
+pub const MAX_UNREAD: u64 = 256 << 10;
 
 /// Returns the answer to a request that Go's server refuses before anybody looks at it. The
 /// connection ends with it.

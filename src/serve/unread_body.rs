@@ -8,10 +8,9 @@ use http_body_util::{BodyExt as _, Limited};
 use hyper::body::Incoming;
 use tokio::time::timeout;
 
-/// Bytes that are read of such a body. Go's server reads as many, and ends the connection if there are
-/// more. Source: `net/http/server.go` (`maxPostHandlerReadBytes`).
-const MOST: usize = 256 << 10;
-/// Time for them to arrive.
+use crate::listener::MAX_UNREAD;
+
+/// Time for such a body to arrive.
 const LONGEST: Duration = Duration::from_secs(5);
 
 /// Reads the body of a request that nobody reads, beside the answer, and drops it.
@@ -26,7 +25,7 @@ pub(super) fn discard(request: Request<Incoming>) {
         return;
     }
     tokio::spawn(timeout(LONGEST, async move {
-        let mut body = Limited::new(request.into_body(), MOST);
+        let mut body = Limited::new(request.into_body(), MAX_UNREAD as usize);
         while let Some(Ok(_)) = body.frame().await {}
     }));
 }

@@ -73,17 +73,19 @@ pub(super) async fn tunnel(client: OnUpgrade, upstream: OnUpgrade, address: Addr
     let (upstream_reader, upstream_writer) = split(TokioIo::new(upstream));
     let mut sending = pin!(copy(client_reader, upstream_writer));
     let mut receiving = pin!(copy(upstream_reader, client_writer));
-    let ended = tokio::select! {
-        sent = &mut sending => match sent {
-            Ok(()) => receiving.await,
-            Err(error) => Err(error),
-        },
-        received = &mut receiving => match received {
-            Ok(()) => timeout(CLIENT_END, sending).await.unwrap_or(Ok(())),
-            Err(error) => Err(error),
-        },
+    let ended = async {
+        tokio::select! {
+            sent = &mut sending => {
+                sent?;
+                receiving.await
+            }
+            received = &mut receiving => {
+                received?;
+                timeout(CLIENT_END, sending).await.unwrap_or(Ok(()))
+            }
+        }
     };
-    match ended {
+    match ended.await {
         Ok(()) => tracing::debug!(%address, "tunnel ended"),
         // Dropping both ends passes the cut on to the side that is still open.
         Err(error) => tracing::debug!(%address, %error, "tunnel broke"),

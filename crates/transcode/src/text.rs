@@ -96,9 +96,7 @@ fn put_control(byte: u8, out: &mut Vec<u8>) {
 fn is_plain(text: &[u8]) -> bool {
     let (blocks, rest) = text.as_chunks::<16>();
     // Without a branch for each byte, so that the bytes of a block are looked at together.
-    let is_special = |byte: u8| {
-        !(0x20..0x80).contains(&byte) | matches!(byte, b'"' | b'\\' | b'<' | b'>' | b'&')
-    };
+    let is_special = |byte: u8| is_escaped(byte) | !byte.is_ascii();
     let is_plain_block = |block: &[u8; 16]| {
         !block
             .iter()
@@ -107,25 +105,25 @@ fn is_plain(text: &[u8]) -> bool {
     blocks.iter().all(is_plain_block) && rest.iter().all(|byte| !is_special(*byte))
 }
 
+/// Returns `true` if a byte by itself has an escape.
+const fn is_escaped(byte: u8) -> bool {
+    (byte < 0x20) | matches!(byte, b'"' | b'\\' | b'<' | b'>' | b'&')
+}
+
 /// Returns the number of bytes before the first one at which an escape may begin.
 pub(crate) fn plain_length(text: &[u8]) -> usize {
     let may_escape = |byte: &u8| MAY_ESCAPE[usize::from(*byte)];
     text.iter().position(may_escape).unwrap_or(text.len())
 }
 
-/// The bytes at which an escape may begin.
+/// The bytes at which an escape may begin: those with one, and the first of a line separator.
 const MAY_ESCAPE: [bool; 256] = {
     let mut table = [false; 256];
-    let mut byte = 0;
-    while byte < 0x20 {
-        table[byte] = true;
+    let mut byte = 0u8;
+    while byte < 0x80 {
+        table[byte as usize] = is_escaped(byte);
         byte += 1;
     }
-    table[b'"' as usize] = true;
-    table[b'\\' as usize] = true;
-    table[b'<' as usize] = true;
-    table[b'>' as usize] = true;
-    table[b'&' as usize] = true;
     table[0xe2] = true;
     table
 };

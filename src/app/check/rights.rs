@@ -221,17 +221,15 @@ async fn examine_issuer(
 
 /// Examines the rights to follow the accounts that tokens are bound to.
 async fn examine_accounts(rights: &OwnRights, findings: &mut Findings) -> Result<(), ReviewError> {
-    for verb in ["list", "watch"] {
-        let accounts = GroupVersionResource::new("", "v1", "serviceaccounts");
-        if !rights.may_do(verb, accounts).await? {
-            findings.warning(
-                SUBJECT,
-                format!(
-                    "may not {verb} serviceaccounts: every token is reviewed; grant it, or leave out \
-                     --validate-service-account-tokens-locally"
-                ),
-            );
-        }
+    let accounts = GroupVersionResource::new("", "v1", "serviceaccounts");
+    for verb in lacking_reads(rights, &accounts).await? {
+        findings.warning(
+            SUBJECT,
+            format!(
+                "may not {verb} serviceaccounts: every token is reviewed; grant it, or leave out \
+                 --validate-service-account-tokens-locally"
+            ),
+        );
     }
     Ok(())
 }
@@ -290,12 +288,7 @@ async fn examine_own_reads(
             continue;
         }
         let gvr = GroupVersionResource::new(group, version, resource);
-        let mut lacks = Vec::new();
-        for verb in ["list", "watch"] {
-            if !rights.may_do(verb, gvr.clone()).await? {
-                lacks.push(verb);
-            }
-        }
+        let lacks = lacking_reads(rights, &gvr).await?;
         if !lacks.is_empty() {
             findings.warning(
                 SUBJECT,
@@ -307,6 +300,20 @@ async fn examine_own_reads(
         }
     }
     Ok(())
+}
+
+/// Returns the verbs that are missing to follow a type.
+async fn lacking_reads(
+    rights: &OwnRights,
+    gvr: &GroupVersionResource,
+) -> Result<Vec<&'static str>, ReviewError> {
+    let mut lacks = Vec::new();
+    for verb in ["list", "watch"] {
+        if !rights.may_do(verb, gvr.clone()).await? {
+            lacks.push(verb);
+        }
+    }
+    Ok(lacks)
 }
 
 /// Examines the right to read the namespace by which the cluster is known.

@@ -22,6 +22,13 @@ fn answer(code: u16) -> Response<Body> {
     Response::builder().status(code).body(full("x")).unwrap()
 }
 
+/// Returns the answer that opens a tunnel, and the tunnel's end.
+fn session() -> (Response<Body>, TunnelEnd) {
+    let (mut response, end) = (answer(101), TunnelEnd::default());
+    response.extensions_mut().insert(end.clone());
+    (response, end)
+}
+
 /// Returns the events that `serve` logs: their stage, verb, user and answer.
 async fn logged(
     policy: &str,
@@ -120,9 +127,7 @@ async fn a_session_is_complete_when_its_tunnel_has_ended() {
     let mut open = None;
     let events = logged("level: Metadata", "POST", EXEC, |record, request| {
         record_caller(request, &alice());
-        let end = TunnelEnd::default();
-        let mut response = answer(101);
-        response.extensions_mut().insert(end.clone());
+        let (response, end) = session();
         drop(record.answered(response));
         open = Some(end.reached_on_drop());
     })
@@ -132,9 +137,7 @@ async fn a_session_is_complete_when_its_tunnel_has_ended() {
     assert_eq!(short(&events), begun);
     let events = logged("level: Metadata", "POST", EXEC, |record, request| {
         record_caller(request, &alice());
-        let end = TunnelEnd::default();
-        let mut response = answer(101);
-        response.extensions_mut().insert(end.clone());
+        let (response, end) = session();
         drop(record.answered(response));
         drop(end.reached_on_drop());
     })

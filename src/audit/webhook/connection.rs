@@ -94,8 +94,8 @@ impl FollowedConnection {
             return;
         }
         let opened = WebhookConnection::open(&self.path).await;
-        let is_newest = self.opening.lock().take_if(|newest| *newest == files);
-        if is_newest.is_none() {
+        let newest = self.opening.lock().take_if(|newest| *newest == files);
+        if newest.is_none() {
             // A plugin that hung has answered, and the files were changed again meanwhile.
             return;
         }

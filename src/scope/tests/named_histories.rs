@@ -2,7 +2,7 @@
 use super::*;
 use crate::headers::{HISTORY, VIA};
 
-/// An event, the end of whose repeat nobody has to wait for.
+/// The last event of both proxies.
 const EVENT: &str = concat!(
     r#"{"type":"ADDED","object":{"kind":"Pod","apiVersion":"v1","#,
     r#""metadata":{"name":"a","namespace":"n","resourceVersion":"9"}}}"#,

@@ -12,6 +12,16 @@ use super::super::*;
 use super::{ask, proxied, upgrade};
 use crate::test_support::{Api, HTTP2, Proxy, read, soon, text};
 
+/// Returns an answer that switches to the protocol of a tunnel.
+fn switching() -> Response<Body> {
+    Response::builder()
+        .status(StatusCode::SWITCHING_PROTOCOLS)
+        .header("connection", "Upgrade")
+        .header("upgrade", "SPDY/3.1")
+        .body(body::empty())
+        .unwrap()
+}
+
 #[tokio::test]
 async fn each_direction_of_a_tunnel_ends_on_its_own() {
     let (_api, proxy) = proxied(HTTP2, |mut request, _| async move {
@@ -28,13 +38,11 @@ async fn each_direction_of_a_tunnel_ends_on_its_own() {
             io.write_all(&input).await.unwrap();
             io.shutdown().await.unwrap();
         });
-        Response::builder()
-            .status(StatusCode::SWITCHING_PROTOCOLS)
-            .header("connection", "Upgrade")
-            .header("upgrade", "SPDY/3.1")
-            .header("x-stream-protocol-version", version)
-            .body(body::empty())
-            .unwrap()
+        let mut answer = switching();
+        answer
+            .headers_mut()
+            .insert("x-stream-protocol-version", version);
+        answer
     })
     .await;
     let mut answer = ask(&proxy, false, upgrade("/exec")).await.unwrap();
@@ -81,12 +89,7 @@ async fn a_tunnel_is_cut_with_either_end() {
                 let _ = io.read(&mut byte).await;
                 told.send(()).await.unwrap();
             });
-            Response::builder()
-                .status(StatusCode::SWITCHING_PROTOCOLS)
-                .header("connection", "Upgrade")
-                .header("upgrade", "SPDY/3.1")
-                .body(body::empty())
-                .unwrap()
+            switching()
         }
     })
     .await;
@@ -108,12 +111,7 @@ async fn opened(ends: bool) -> (Api, Proxy, TokioIo<Upgraded>) {
             }
             let _ = io.read_to_end(&mut Vec::new()).await;
         });
-        Response::builder()
-            .status(StatusCode::SWITCHING_PROTOCOLS)
-            .header("connection", "Upgrade")
-            .header("upgrade", "SPDY/3.1")
-            .body(body::empty())
-            .unwrap()
+        switching()
     })
     .await;
     let mut answer = ask(&proxy, false, upgrade("/exec")).await.unwrap();
