@@ -36,14 +36,17 @@ use std::sync::Arc;
 
 pub use event::WindowEvent;
 pub use event_frame::FrameOrigin;
+pub use leaf_builder::{MakeOrigin, UnmadeObject};
 pub use object::{ObjectBytes, ObjectPeek, StoredObject};
 pub use object_run::ObjectRun;
-pub use packed::NEVER_READ;
+pub use packed::{ItemsOrigin, NEVER_READ};
 pub use past::{MAX_UNDONE, StateAt};
 pub use pins::PinOwner;
 pub use reader::{SnapshotAt, StoreReader, StoreStats, SubscriptionStart};
 pub use reprint::Reprint;
-pub use snapshot::{Layout, ObjectRuns, ObjectSample, PackedRun, Snapshot, SnapshotBuilder};
+pub use snapshot::{
+    Layout, ObjectRuns, ObjectSample, PackedRun, RunPacker, Snapshot, SnapshotBuilder,
+};
 pub use state::{Discarded, HeldBytes};
 pub use subscribers::Interest;
 pub use subscription::{Subscription, SubscriptionStep};

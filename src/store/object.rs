@@ -19,16 +19,17 @@ pub struct StoredObject {
     pub attributes: ObjectAttributes,
 }
 
-/// Looks at objects without unfolding them, and without counting as their reader.
+/// Looks at objects without unfolding or making them, and without counting as their reader.
 ///
-/// It holds the last leaf that it inflated, so that a walk in the order of keys inflates each once.
+/// It holds the items of the last leaf, so that a walk in the order of keys inflates or makes each
+/// once.
 #[derive(Debug, Default)]
 pub struct ObjectPeek {
     last: Option<(Arc<PackedItems>, Bytes)>,
 }
 
-/// The bytes of an object: alone, among those of its leaf, which may be compressed, or in the frame
-/// of an event, which may have to be made again.
+/// The bytes of an object: alone, among those of its leaf, which may be compressed or not be made yet,
+/// or in the frame of an event, which may have to be made again.
 #[derive(Clone, Debug)]
 pub struct ObjectBytes(BytesPlace);
 
@@ -47,7 +48,12 @@ impl StoredObject {
 
     /// Returns the bytes held for it, without the allocator's overhead.
     pub fn size(&self) -> usize {
-        self.bytes.len() + self.attributes.heap_size() + size_of::<Self>()
+        self.size_with(self.bytes.len())
+    }
+
+    /// Returns the bytes that would be held for it if it had so many bytes of its own.
+    pub(super) fn size_with(&self, bytes: usize) -> usize {
+        bytes + self.attributes.heap_size() + size_of::<Self>()
     }
 }
 
@@ -62,7 +68,8 @@ impl ObjectBytes {
         Self(BytesPlace::Framed(Arc::clone(frame)))
     }
 
-    /// Returns the bytes. If they are compressed, all those beside are unfolded with them.
+    /// Returns the bytes. If they are not held as they are, all those beside are unfolded or made with
+    /// them.
     pub fn get(&self) -> ItemBytes {
         match &self.0 {
             BytesPlace::Alone(bytes) => bytes.clone(),

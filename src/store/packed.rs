@@ -1,7 +1,9 @@
 //! The items of a leaf in one place: as they are sent, compressed, or both.
 //!
 //! Items that nobody has read for some time can be folded: only their compressed form is held then.
-//! A reader unfolds them, for everybody; a peek leaves them folded.
+//! Items that can be made from what is held elsewhere need not be held at all before they are read.
+//! A reader unfolds or makes them, for everybody; a peek leaves them as they are.
+use std::fmt;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, LockResult, Mutex, MutexGuard, PoisonError};
@@ -43,6 +45,22 @@ enum HeldItems {
         /// Stands for the bytes of the items, which are not held.
         _saved: ByteCharge,
     },
+    /// Nobody has read them yet.
+    Unmade {
+        origin: Box<dyn ItemsOrigin>,
+        /// As that of `Folded`, less what the origin holds: it counts twice, as it may be held here
+        /// alone at any time.
+        _saved: ByteCharge,
+    },
+}
+
+/// Makes the items of a leaf, the same bytes each time.
+pub trait ItemsOrigin: fmt::Debug + Send + Sync {
+    /// Appends all items, each with a separator behind it.
+    fn put_items(&self, items: &mut Vec<u8>);
+
+    /// Returns the bytes of memory that it holds.
+    fn size(&self) -> usize;
 }
 
 /// The result of folding items.
@@ -69,11 +87,34 @@ impl PackedItems {
         }
     }
 
-    pub(super) fn new(run: ItemRun, separator: usize) -> Self {
+    /// Returns items that are made when somebody reads them, given the end of each. What is not held
+    /// meanwhile counts in `saved`.
+    pub(super) fn unmade(
+        ends: Box<[u32]>,
+        separator: usize,
+        origin: Box<dyn ItemsOrigin>,
+        saved: &ByteTally,
+    ) -> Self {
+        let length = ends.last().map_or(0, |end| *end as usize);
+        let held = HeldItems::Unmade {
+            _saved: saved.charge(length.saturating_sub(origin.size())),
+            origin,
+        };
         Self {
-            ends: run.ends,
+            idle: AtomicU8::new(NEVER_READ),
+            ..Self::of(ends, separator, held)
+        }
+    }
+
+    pub(super) fn new(run: ItemRun, separator: usize) -> Self {
+        Self::of(run.ends, separator, HeldItems::Plain(run.bytes))
+    }
+
+    fn of(ends: Box<[u32]>, separator: usize, held: HeldItems) -> Self {
+        Self {
+            ends,
             separator: if separator == 0 { b"" } else { b"," },
-            held: Mutex::new(HeldItems::Plain(run.bytes)),
+            held: Mutex::new(held),
             compressing: Mutex::new(()),
             idle: AtomicU8::new(0),
             compressed_idle: AtomicU8::new(0),
@@ -97,7 +138,7 @@ impl PackedItems {
         end_before(items.start) as usize..end_before(items.end) as usize
     }
 
-    /// Returns all items, each with a separator behind it. Unfolds them.
+    /// Returns all items, each with a separator behind it. Unfolds or makes them.
     pub(super) fn items(&self) -> Bytes {
         note_use(&self.idle);
         let mut held = self.lock();
@@ -109,18 +150,23 @@ impl PackedItems {
                 let items = self.unfolded(deflated);
                 (items.clone(), HeldItems::Both(items, Arc::clone(deflated)))
             }
+            HeldItems::Unmade { origin, .. } => {
+                let items = self.made(&**origin);
+                (items.clone(), HeldItems::Plain(items))
+            }
         };
         *held = unfolded;
         items
     }
 
-    /// Returns the same as [`PackedItems::items`]. Folded items stay folded, and are inflated for
+    /// Returns the same as [`PackedItems::items`]. Items that are not held are inflated or made for
     /// each call. It does not count as a use.
     pub(super) fn peek(&self) -> Bytes {
         let deflated = match &*self.lock() {
             HeldItems::Plain(items) | HeldItems::Dense(items) | HeldItems::Both(items, _) => {
                 return items.clone();
             }
+            HeldItems::Unmade { origin, .. } => return self.made(&**origin),
             HeldItems::Folded { deflated, .. } => Arc::clone(deflated),
         };
         self.unfolded(&deflated)
@@ -140,6 +186,7 @@ impl PackedItems {
                 return Arc::clone(deflated);
             }
             HeldItems::Plain(items) | HeldItems::Dense(items) => items.clone(),
+            HeldItems::Unmade { origin, .. } => self.made(&**origin),
         };
         let deflated = Arc::new(self.deflate(&items));
         *self.lock() = HeldItems::Both(items, Arc::clone(&deflated));
@@ -206,9 +253,10 @@ impl PackedItems {
             HeldItems::Both(items, deflated) if gains(items, deflated) => {
                 (items.clone(), Some(Arc::clone(deflated)))
             }
-            HeldItems::Both(..) | HeldItems::Dense(_) | HeldItems::Folded { .. } => {
-                return FoldedItems::default();
-            }
+            HeldItems::Both(..)
+            | HeldItems::Dense(_)
+            | HeldItems::Folded { .. }
+            | HeldItems::Unmade { .. } => return FoldedItems::default(),
         };
         // Without the lock, as readers would wait.
         let work = if known.is_some() {
@@ -248,6 +296,13 @@ impl PackedItems {
         items.expect("folded items were found in their compressed form")
     }
 
+    fn made(&self, origin: &dyn ItemsOrigin) -> Bytes {
+        let mut items = Vec::with_capacity(self.len());
+        origin.put_items(&mut items);
+        assert_eq!(items.len(), self.len(), "the items are made as before");
+        items.into()
+    }
+
     fn inflate(&self, deflated: &Deflated) -> Option<Bytes> {
         let mut items = Vec::with_capacity(self.len());
         let is_whole = deflated.inflate(&mut items);
@@ -275,7 +330,7 @@ impl PackedItems {
 impl HeldItems {
     fn deflated(&self) -> Option<&Arc<Deflated>> {
         match self {
-            Self::Plain(_) | Self::Dense(_) => None,
+            Self::Plain(_) | Self::Dense(_) | Self::Unmade { .. } => None,
             Self::Both(_, deflated) | Self::Folded { deflated, .. } => Some(deflated),
         }
     }
@@ -371,6 +426,48 @@ mod tests {
         assert!(items.peek() == b"x".repeat(4_000)[..]);
         assert!(items.is_folded());
         assert_eq!(saved.bytes(), 4_000);
+    }
+
+    /// Makes the same items each time, and counts how often.
+    #[derive(Debug)]
+    struct Counted(Arc<AtomicU8>);
+
+    impl ItemsOrigin for Counted {
+        fn put_items(&self, items: &mut Vec<u8>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            items.extend_from_slice(&b"x".repeat(4_000));
+        }
+
+        fn size(&self) -> usize {
+            1_000
+        }
+    }
+
+    #[test]
+    fn items_that_nobody_has_read_are_made_for_the_first_reader() {
+        let (saved, made) = (ByteTally::default(), Arc::<AtomicU8>::default());
+        let unmade = || {
+            let origin = Box::new(Counted(Arc::clone(&made)));
+            PackedItems::unmade(Box::new([1_500, 4_000]), 0, origin, &saved)
+        };
+        let all = b"x".repeat(4_000);
+        let (items, compressed) = (unmade(), unmade());
+        assert_eq!(saved.bytes(), 6_000, "what their origins hold is not saved");
+        assert_eq!(items.fold(NEVER_READ, &saved), FoldedItems::default());
+        assert!(items.peek() == all[..]);
+        assert_eq!(saved.bytes(), 6_000, "a peek holds nothing");
+        assert_eq!(made.swap(0, Ordering::Relaxed), 1, "for the peek alone");
+        assert!(items.items() == all[..] && items.items() == all[..]);
+        assert_eq!(made.swap(0, Ordering::Relaxed), 1, "for all readers");
+        assert_eq!(saved.bytes(), 3_000);
+        // From here on they are like all others.
+        items.age();
+        assert!(items.fold(1, &saved).freed > 0);
+        assert_eq!(compressed.deflated().data_len(), 4_000);
+        assert!(compressed.items() == all[..]);
+        assert_eq!(made.load(Ordering::Relaxed), 1, "for both forms");
+        drop((items, compressed));
+        assert_eq!(saved.bytes(), 0);
     }
 
     #[test]

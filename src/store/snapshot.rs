@@ -10,7 +10,7 @@ mod settling;
 #[cfg(test)]
 mod tests;
 
-pub use builder::{PackedRun, SnapshotBuilder};
+pub use builder::{PackedRun, RunPacker, SnapshotBuilder};
 pub(super) use key_range::KeyRange;
 pub use objects::{Layout, Snapshot};
 pub use runs::ObjectRuns;

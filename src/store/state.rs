@@ -131,7 +131,7 @@ pub struct HeldBytes {
     /// Bytes of the events that objects do not hold anyway, of what is made again of them, and of
     /// states that clients page through.
     pub history: usize,
-    /// Bytes of objects that are not held, as they are folded. Readers may unfold them.
+    /// Bytes of objects that are not held, as they are folded or not made yet. Readers may need them.
     pub folded: usize,
 }
 

@@ -8,7 +8,7 @@ use watershed_protocol::{
 use watershed_transcode::{Heading, Transcoder};
 
 use super::failures::FallbackReason;
-use crate::store::{FrameOrigin, WindowEvent};
+use crate::store::{FrameOrigin, ItemsOrigin, ObjectPeek, StoredObject, WindowEvent};
 use crate::upstream::Release;
 
 /// Group and version of metadata alone.
@@ -36,6 +36,13 @@ struct PrintedFrom {
     kind: EventKind,
     message: ItemBytes,
     manner: PrintManner,
+}
+
+/// Objects in protobuf from which the items of a leaf are printed.
+#[derive(Debug)]
+pub(super) struct PrintedItems {
+    manner: PrintManner,
+    sources: Box<[Arc<StoredObject>]>,
 }
 
 /// The manner in which a server prints the objects of a type.
@@ -82,7 +89,8 @@ impl JsonPrinter {
         manner: &PrintManner,
         message: &ItemBytes,
     ) -> Result<Bytes, FallbackReason> {
-        manner.print(message, &mut self.text)
+        manner.print_into(message, &mut self.text)?;
+        Ok(Bytes::copy_from_slice(&self.text))
     }
 
     /// Returns a watch event.
@@ -130,18 +138,48 @@ impl FrameOrigin for PrintedFrom {
     }
 }
 
+impl PrintedItems {
+    /// Returns the items of objects, each of which was printed in this manner.
+    pub(super) fn new(manner: PrintManner, sources: Box<[Arc<StoredObject>]>) -> Self {
+        Self { manner, sources }
+    }
+}
+
+impl ItemsOrigin for PrintedItems {
+    fn put_items(&self, items: &mut Vec<u8>) {
+        let mut peek = ObjectPeek::default();
+        let heading = if self.manner.format.has_bare_items() {
+            Heading::Brace
+        } else {
+            Heading::TypeMeta
+        };
+        for source in &self.sources {
+            let message = peek.bytes(source);
+            let transcoder = &self.manner.transcoder;
+            let printed = transcoder.object_json(message.as_slice(), heading, items);
+            printed.expect("the object was printed in this manner before");
+            items.push(b',');
+        }
+    }
+
+    fn size(&self) -> usize {
+        let of_source = |source: &Arc<StoredObject>| size_of_val(source) + source.bytes.len();
+        size_of::<Self>() + self.sources.iter().map(of_source).sum::<usize>()
+    }
+}
+
 impl PrintManner {
-    /// Returns the text of an object, as [`JsonPrinter::print`]. `buffer` is used again for each.
-    pub(super) fn print(
+    /// Prints an object, with its kind and apiVersion, into `text`, whose content is dropped. Returns
+    /// the number of bytes that would be held of it.
+    pub(super) fn print_into(
         &self,
         message: &ItemBytes,
-        buffer: &mut Vec<u8>,
-    ) -> Result<Bytes, FallbackReason> {
-        buffer.clear();
-        self.put(message, buffer)?;
-        let text = Bytes::copy_from_slice(buffer);
-        self.format.check(&text)?;
-        Ok(text)
+        text: &mut Vec<u8>,
+    ) -> Result<usize, FallbackReason> {
+        text.clear();
+        self.put(message, text)?;
+        self.format.check(text)?;
+        Ok(self.format.item_bytes_len(text.len()))
     }
 
     fn put(&self, message: &ItemBytes, text: &mut Vec<u8>) -> Result<(), FallbackReason> {

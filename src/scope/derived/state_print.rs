@@ -9,11 +9,13 @@ use tokio::task::spawn_blocking;
 
 use super::check::CheckedPrint;
 use super::failures::FallbackReason;
-use super::printer::{JsonPrinter, PrintManner};
+use super::printer::{JsonPrinter, PrintManner, PrintedItems};
 use super::printing_threads::PrintingThreads;
 use super::step::{DerivedEnd, ReprintedObjects};
 use crate::budget::{MemoryBudget, SizeSource};
-use crate::store::{ObjectPeek, PackedRun, Snapshot, SnapshotBuilder, StoredObject};
+use crate::store::{
+    ObjectPeek, PackedRun, RunPacker, Snapshot, SnapshotBuilder, StoredObject, UnmadeObject,
+};
 use crate::upstream::{AnswerCompression, Change, ListedState};
 use crate::work::{REDUCED_OBJECT, WorkBudget};
 
@@ -33,6 +35,10 @@ pub(super) struct StatePrint {
 
 impl StatePrint {
     /// Returns a state as a list in JSON. Several threads print it: readers wait for it.
+    ///
+    /// Each object is printed, so that it is known to have a text, and of which length. The text is
+    /// not held: after a restart, most clients go on with their watches and list nothing. It is
+    /// printed again for whoever reads it.
     pub(super) async fn print(
         &mut self,
         checked: &CheckedPrint,
@@ -46,8 +52,9 @@ impl StatePrint {
             let bytes = MemoryBudget::estimate(snapshot.len(), bytes);
             load.expect(bytes, SizeSource::Estimate)?;
         }
+        let packer = objects.run_packer();
         let mut printed = stream::iter(batches(snapshot))
-            .map(|batch| print_batch(batch, checked.manner.clone(), &self.threads))
+            .map(|batch| print_batch(batch, checked.manner.clone(), packer.clone(), &self.threads))
             .buffered(self.threads.count());
         let mut work = WorkBudget::default();
         while let Some(batch) = printed.next().await {
@@ -135,6 +142,7 @@ fn batches(snapshot: &Snapshot) -> impl Iterator<Item = Vec<Arc<StoredObject>>> 
 async fn print_batch(
     batch: Vec<Arc<StoredObject>>,
     manner: PrintManner,
+    packer: RunPacker,
     threads: &PrintingThreads,
 ) -> Result<PackedRun, FallbackReason> {
     let permit = threads.acquire().await;
@@ -142,15 +150,13 @@ async fn print_batch(
         // Until the end, also if nobody waits for it any more.
         let _permit = permit;
         let (mut peek, mut text) = (ObjectPeek::default(), Vec::new());
-        let print = |object: &Arc<StoredObject>| {
-            let printed = manner.print(&peek.bytes(object), &mut text)?;
-            Ok(StoredObject {
-                bytes: manner.format.item_bytes(&printed).into(),
-                version: object.version,
-                attributes: object.attributes.clone(),
-            })
+        let print = |source: Arc<StoredObject>| {
+            let length = manner.print_into(&peek.bytes(&source), &mut text)?;
+            Ok(UnmadeObject { source, length })
         };
-        PackedRun::pack(&manner.format, batch.iter().map(print))
+        packer.pack(batch.into_iter().map(print), |sources| {
+            Box::new(PrintedItems::new(manner.clone(), sources))
+        })
     });
     match printing.await {
         Ok(printed) => printed,
@@ -225,7 +231,8 @@ mod tests {
         let manner = printer.manner(None, &format());
         let threads = PrintingThreads::new(1);
         let busy = threads.acquire().await;
-        let mut batch = pin!(print_batch(Vec::new(), manner, &threads));
+        let packer = SnapshotBuilder::of_same_objects(&format(), &state(0, 0)).run_packer();
+        let mut batch = pin!(print_batch(Vec::new(), manner, packer, &threads));
         let mut next = pin!(threads.acquire());
         let mut context = Context::from_waker(Waker::noop());
         assert!(batch.as_mut().poll(&mut context).is_pending());

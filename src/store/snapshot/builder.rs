@@ -6,8 +6,9 @@ use watershed_protocol::{ResourceVersion, WireFormat};
 use super::objects::{Layout, Snapshot};
 use crate::store::by_field::ByField;
 use crate::store::leaf::Leaf;
-use crate::store::leaf_builder::LeafBuilder;
+use crate::store::leaf_builder::{LeafBuilder, MakeOrigin, UnmadeLeafBuilder, UnmadeObject};
 use crate::store::object::StoredObject;
+use crate::store::tally::ByteTally;
 
 /// Packs the objects of a list while they arrive.
 ///
@@ -25,7 +26,16 @@ pub struct SnapshotBuilder {
     in_order: bool,
 }
 
-/// Packed objects that follow one another. Threads can pack several runs side by side.
+/// Packs objects that are made when somebody reads them. Threads can pack several runs side by side.
+/// Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct RunPacker {
+    format: Arc<WireFormat>,
+    /// Counts the bytes that are not held meanwhile.
+    saved: ByteTally,
+}
+
+/// Packed objects that follow one another.
 #[derive(Debug, Default)]
 pub struct PackedRun {
     leaves: Vec<Leaf>,
@@ -34,30 +44,34 @@ pub struct PackedRun {
     bytes: usize,
 }
 
-impl PackedRun {
+impl RunPacker {
     /// Packs objects that come in the order of their keys. Ends with the first error.
     pub fn pack<E>(
-        format: &Arc<WireFormat>,
-        objects: impl IntoIterator<Item = Result<StoredObject, E>>,
-    ) -> Result<Self, E> {
-        let (mut run, mut next) = (Self::default(), LeafBuilder::default());
+        &self,
+        objects: impl IntoIterator<Item = Result<UnmadeObject, E>>,
+        origin: impl MakeOrigin,
+    ) -> Result<PackedRun, E> {
+        let (mut run, mut next) = (PackedRun::default(), UnmadeLeafBuilder::default());
+        let (format, made) = (&self.format, (&origin, &self.saved));
         for object in objects {
             let object = object?;
             run.count += 1;
-            run.size += object.size();
-            run.bytes += object.bytes.len();
-            run.leaves.extend(next.put(format, object));
+            run.size += object.source.size_with(object.length);
+            run.bytes += object.length;
+            run.leaves.extend(next.put(format, object, made));
         }
-        run.leaves.extend(next.take(format));
+        run.leaves.extend(next.take(format, made));
         Ok(run)
     }
+}
 
+impl PackedRun {
     /// Returns the number of objects.
     pub fn count(&self) -> usize {
         self.count
     }
 
-    /// Returns the number of bytes of the objects.
+    /// Returns the number of bytes of the objects, once they are made.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -105,6 +119,14 @@ impl SnapshotBuilder {
         });
         builder.packed.by_field.clone_from(&snapshot.by_field);
         builder
+    }
+
+    /// Returns the packer of this builder's runs.
+    pub fn run_packer(&self) -> RunPacker {
+        RunPacker {
+            format: Arc::clone(&self.format),
+            saved: self.packed.saved().clone(),
+        }
     }
 
     /// Adds objects whose keys are behind all others, and that the index has already.

@@ -56,7 +56,7 @@ pub struct Snapshot {
 /// Sums that a state shares with its copies.
 #[derive(Debug, Default)]
 pub(super) struct SharedSums {
-    /// Bytes of packed objects that are not held, as their compressed form is.
+    /// Bytes of packed objects that are not held, as their compressed form or their origin is.
     saved: ByteTally,
     /// Bytes of leaves that were replaced, and that share none with their successors. It wraps around.
     left: AtomicUsize,
@@ -121,7 +121,12 @@ impl Snapshot {
         self.sums.left.load(Ordering::Relaxed)
     }
 
-    /// Returns the bytes of objects that are not held, as they are folded.
+    /// Returns the counter of the bytes that are not held.
+    pub(super) fn saved(&self) -> &ByteTally {
+        &self.sums.saved
+    }
+
+    /// Returns the bytes of objects that are not held, as they are folded or not made yet.
     pub(in crate::store) fn folded(&self) -> usize {
         self.sums.saved.bytes()
     }

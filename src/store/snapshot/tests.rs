@@ -8,8 +8,10 @@ use flate2::read::GzDecoder;
 use proptest::prelude::*;
 
 use super::super::leaf::{FULL_BYTES, FULL_OBJECTS};
+use super::super::leaf_builder::UnmadeObject;
 use super::super::object::{ObjectPeek, StoredObject};
 use super::super::object_run::ObjectRun;
+use super::super::packed::ItemsOrigin;
 use super::super::subscribers::Interest;
 use super::super::tests::{fields, layout, sized};
 use super::*;
@@ -41,6 +43,20 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         1 => Just(Op::Fold),
     ];
     proptest::collection::vec(op, 1..200)
+}
+
+/// Items that are held elsewhere.
+#[derive(Debug)]
+struct PlantedItems(Bytes);
+
+impl ItemsOrigin for PlantedItems {
+    fn put_items(&self, items: &mut Vec<u8>) {
+        items.extend_from_slice(&self.0);
+    }
+
+    fn size(&self) -> usize {
+        100
+    }
 }
 
 /// All items of the runs, read in one of two ways.
@@ -296,7 +312,9 @@ proptest! {
 
 proptest! {
     #[test]
-    fn objects_in_another_form_are_found_as_before(listing in listings(), at_a_time in 1..100usize) {
+    fn objects_in_another_form_are_found_as_before(
+        listing in listings(), at_a_time in 1..100usize, is_read: bool, compressed: bool
+    ) {
         let objects = listing.iter().map(|(key, node, size)| sized(key, 1, &format!("n{node}"), *size));
         let snapshot = Snapshot::new(ResourceVersion(9), layout(), objects);
         let longer = |object: &Arc<StoredObject>| {
@@ -306,17 +324,31 @@ proptest! {
         let mut builder = SnapshotBuilder::of_same_objects(&layout().format, &snapshot);
         let all: Vec<_> = snapshot.items(None).cloned().collect();
         for part in all.chunks(at_a_time) {
-            let objects = part.iter().map(|object| Ok::<_, ()>(longer(object)));
-            let run = PackedRun::pack(&layout().format, objects).unwrap();
+            let objects = part.iter().map(|object| {
+                Ok::<_, ()>(UnmadeObject { source: Arc::clone(object), length: longer(object).bytes.len() })
+            });
+            let origin = |sources: Box<[Arc<StoredObject>]>| {
+                let objects: Vec<_> = sources.iter().map(|source| longer(source).bytes.get()).collect();
+                let items = layout().format.join(objects.iter()).bytes;
+                Box::new(PlantedItems(items)) as Box<dyn ItemsOrigin>
+            };
+            let run = builder.run_packer().pack(objects, origin).unwrap();
             prop_assert_eq!(run.count(), part.len());
             prop_assert_eq!(run.bytes(), part.iter().map(|object| longer(object).bytes.len()).sum::<usize>());
             builder.put_run(run);
         }
         let mut other = builder.finish(ResourceVersion(9));
-        let model: BTreeMap<_, _> = all.iter().map(|object| (object.key(), Arc::new(longer(object)))).collect();
+        let mut model: BTreeMap<_, _> = all.iter().map(|object| (object.key(), Arc::new(longer(object)))).collect();
         prop_assert_eq!(other.len(), model.len());
         prop_assert_eq!(other.size(), model.values().map(|object| object.size()).sum::<usize>());
-        prop_assert!(items(other.runs_after(None, None), true) == expected(model.values()));
+        let (size, unmade) = (other.held(), other.folded());
+        let mut peek = ObjectPeek::default();
+        prop_assert!(other.items(None).all(|object| peek.bytes(object) == model[object.key()].bytes.get()));
+        prop_assert_eq!(other.folded(), unmade, "a peek holds nothing");
+        if is_read {
+            prop_assert!(items(other.runs_after(None, None), compressed) == expected(model.values()));
+            prop_assert_eq!((other.held(), other.folded()), (size + unmade, 0));
+        }
         prop_assert!(other.leaves.iter().all(|leaf| leaf.is_settled() && leaf.wasted_objects() == 0));
         let runs: Vec<ObjectRun> = other.runs_after(None, None).collect();
         prop_assert!(runs.iter().all(|run| run.items_len() <= FULL_BYTES || run.len() == 1));
@@ -328,21 +360,28 @@ proptest! {
         let before = ["n0", "n1", "n2"].map(|node| on_node(&snapshot, node));
         prop_assert_eq!(&["n0", "n1", "n2"].map(|node| on_node(&other, node)), &before);
         // What changes in one form is not changed in the other.
-        for object in &all {
-            other.insert(Arc::new(sized(object.key(), 2, "n9", 10)));
+        for object in all.iter().step_by(2) {
+            let changed = Arc::new(sized(object.key(), 2, "n9", 10));
+            other.insert(Arc::clone(&changed));
+            model.insert(object.key(), changed);
         }
-        prop_assert_eq!(on_node(&other, "n9").len(), all.len());
+        prop_assert_eq!(on_node(&other, "n9").len(), all.len().div_ceil(2));
+        prop_assert!(items(other.runs_after(None, None), compressed) == expected(model.values()));
+        prop_assert_eq!(other.folded(), 0);
         prop_assert_eq!(&["n0", "n1", "n2"].map(|node| on_node(&snapshot, node)), &before);
     }
 }
 
 #[test]
 fn a_run_ends_with_the_first_failure() {
-    let objects = [Ok(sized("a/p1", 1, "n1", 10)), Err("no"), Err("never")];
-    assert_eq!(
-        PackedRun::pack(&layout().format, objects).unwrap_err(),
-        "no"
-    );
+    let object = UnmadeObject {
+        source: Arc::new(sized("a/p1", 1, "n1", 10)),
+        length: 10,
+    };
+    let objects = [Ok(object), Err("no"), Err("never")];
+    let packer = SnapshotBuilder::new(layout()).run_packer();
+    let origin = |_: Box<[Arc<StoredObject>]>| -> Box<dyn ItemsOrigin> { unreachable!() };
+    assert_eq!(packer.pack(objects, origin).unwrap_err(), "no");
 }
 
 /// A watch that begins with one node's or one name's objects does not look at all others.

@@ -165,6 +165,16 @@ impl WireFormat {
         ItemBytes::new(object.slice(self.omitted().min(object.len())..))
     }
 
+    /// Returns the number of bytes that are held of an object with a text or message of this length.
+    pub fn item_bytes_len(&self, object: usize) -> usize {
+        object.saturating_sub(self.omitted())
+    }
+
+    /// Returns `true` if items of a list lack kind and apiVersion.
+    pub fn has_bare_items(&self) -> bool {
+        self.omitted() > 0
+    }
+
     /// Returns the bytes of the opening that items of a list lack.
     pub(crate) fn omitted(&self) -> usize {
         match self.style {
@@ -176,7 +186,7 @@ impl WireFormat {
     }
 
     /// Checks that an object starts as the type's objects do, so that it can be re-framed exactly.
-    pub fn check(&self, object: &Bytes) -> Result<(), Malformed> {
+    pub fn check(&self, object: &[u8]) -> Result<(), Malformed> {
         let fits = match self.style {
             PrintStyle::Struct { .. } => {
                 object.starts_with(&self.opening) && object.ends_with(b"}")
