@@ -144,6 +144,9 @@ pub enum AnswerError {
     /// The answer broke off.
     #[error("the answer broke off: {0}")]
     Cut(BoxError),
+    /// The answer lists more objects than are read.
+    #[error("more objects than expected")]
+    TooManyObjects,
     /// The answer is too long, or has an unexpected form.
     #[error("the answer is unusable: {0}")]
     Unusable(String),

@@ -137,7 +137,7 @@ impl Probe {
     }
 
     /// Lists the keys and versions of all objects, no older than this call. Reads no more than
-    /// `limit` objects of a longer list. Applies no timeout.
+    /// `limit` objects of a longer list, which is [`AnswerError::TooManyObjects`]. Applies no timeout.
     ///
     /// No limit is sent: with one, older releases read from etcd, not from their watch cache.
     pub async fn versions(&self, limit: usize) -> Result<MeasuredVersions, AnswerError> {
@@ -203,9 +203,7 @@ impl Probe {
         while let Some(piece) = pieces.next().await? {
             reader.push(&piece)?;
             if reader.count() > limit {
-                return Err(AnswerError::Unusable(
-                    "more objects than expected".to_owned(),
-                ));
+                return Err(AnswerError::TooManyObjects);
             }
         }
         Ok(MeasuredVersions {

@@ -80,6 +80,26 @@ async fn a_watch_that_does_not_bring_what_upstream_has_is_opened_again() {
     fixture.stop().await;
 }
 
+/// Upstream's list is too long to be read for a proof.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_watch_that_brings_few_of_many_objects_is_opened_again_after_one_read() {
+    let (fixture, mut watch) = watched(|_| {}).await;
+    fixture.upstream.faults().stall_watches();
+    let (namespace, _) = some_pod(&fixture);
+    for number in 0..600 {
+        let text = format!(r#"{{"metadata":{{"name":"new-{number}","namespace":"{namespace}"}}}}"#);
+        fixture.upstream.state().create(&pods(), &text).unwrap();
+    }
+    let list = names(&fixture.proxied.get(Protocol::Http2, PODS).await);
+    assert_eq!(list.len(), 620);
+    let line = within("an event", Box::pin(watch.line())).await;
+    let event: Value = serde_json::from_str(&line).unwrap();
+    assert_eq!(event["object"]["metadata"]["name"], "new-0");
+    let overdue = r#"watershed_upstream_watches_overdue_total{group="",resource="pods"}"#;
+    assert!(has_counted(fixture.admin, overdue, 1).await);
+    fixture.stop().await;
+}
+
 /// Nobody reads here, so that no reader's proof finds it. The watch is at a version that upstream has
 /// dropped: the comparison at that version is not possible.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -53,6 +53,11 @@ impl Fence {
                 self.refusals.answered();
                 Ok(answer)
             }
+            // An answer all the same: of a state to which the events have not led.
+            Err(AnswerError::TooManyObjects) => {
+                self.refusals.answered();
+                Err(FenceError::Late)
+            }
             Err(error) => {
                 self.refusals.failed(&error);
                 Err(FenceError::AnswerError(Arc::new(error)))
@@ -77,8 +82,12 @@ impl Fence {
         self.may_ask()?;
         metrics::fence_asked(&scope.key.gvr, "list");
         let (question, started) = (scope.ask(), time::Instant::now());
-        let version = timeout(MAX_WAIT, self.probe.version()).await;
-        let version = self.noted(version.map_err(|_| FenceError::Late)?)?;
+        let Ok(version) = timeout(MAX_WAIT, self.probe.version()).await else {
+            // Others would wait as long. Upstream may answer their own requests sooner.
+            self.refusals.failed(&AnswerError::Late(MAX_WAIT));
+            return Err(FenceError::Late);
+        };
+        let version = self.noted(version)?;
         let took = started.elapsed();
         metrics::fence_answered("list", took);
         self.costs.record_version_time(took);
@@ -125,6 +134,7 @@ impl Fence {
     /// Compares upstream's objects with the cache.
     pub(super) async fn ask_objects(&self, scope: &Scope) -> Result<ComparedVersion, FenceError> {
         self.may_ask()?;
+        let followed = scope.reader.event_version();
         let held = scope.reader.snapshot().len();
         metrics::fence_asked(&scope.key.gvr, "validate");
         let question = scope.ask();
@@ -136,6 +146,11 @@ impl Fence {
             self.costs.pause_after_late();
             return Err(FenceError::Late);
         };
+        if matches!(listed, Err(AnswerError::TooManyObjects)) {
+            scope.lacks_events_after(followed);
+            // The next list would be as long, until the events are there.
+            self.costs.pause_after_late();
+        }
         let MeasuredVersions { list, bytes } = self.noted(listed)?;
         metrics::fence_answered("validate", took);
         self.costs

@@ -5,34 +5,51 @@ use crate::test_support::{Api, HTTP2, Pki, eventually, text, upstream_of};
 use crate::upstream::{ConnectionClass, SendOptions};
 use watershed_protocol::{FieldTable, GroupVersionResource, Representation, Selection};
 
+/// Fences, and a scope of pods, in front of an API server that answers nothing.
+struct Silence {
+    fences: Fences,
+    scope: Arc<Scope>,
+    _scopes: Scopes,
+    _api: Api,
+}
+
+impl Silence {
+    async fn begin() -> Self {
+        let pki = Pki::new();
+        let api = Api::start(&pki, HTTP2, |request, _| async move {
+            match request.uri().path() {
+                "/version" => text(""),
+                _ => std::future::pending().await,
+            }
+        })
+        .await;
+        let client = UpstreamClient::new(&upstream_of(&pki, &api).await);
+        // The connection is there before time is stopped.
+        let request = http::Request::get("/version");
+        let request = request.body(crate::body::empty()).unwrap();
+        let class = ConnectionClass::Short;
+        let answer = client.send(class, request, SendOptions::default()).await;
+        drop(answer.unwrap());
+        let scopes = Scopes::new(client.clone(), ScopeConfig::default());
+        let gvr = GroupVersionResource::new("", "v1", "pods");
+        let fields = Arc::new(FieldTable::metadata_only(true));
+        let representation = Representation::whole(watershed_protocol::Encoding::Json);
+        let key = ScopeKey::everything(gvr, representation);
+        Self {
+            fences: Fences::new(client),
+            scope: scopes.open(&key, &"Pod".into(), &fields),
+            _scopes: scopes,
+            _api: api,
+        }
+    }
+}
+
 #[tokio::test]
 async fn a_reader_waits_for_three_seconds_or_twice_as_long_as_upstream_would_take() {
-    let pki = Pki::new();
-    let api = Api::start(&pki, HTTP2, |request, _| async move {
-        match request.uri().path() {
-            "/version" => text(""),
-            _ => std::future::pending().await,
-        }
-    })
-    .await;
-    let client = UpstreamClient::new(&upstream_of(&pki, &api).await);
-    // The connection is there before time is stopped.
-    let request = http::Request::get("/version");
-    let request = request.body(crate::body::empty()).unwrap();
-    let class = ConnectionClass::Short;
-    let answer = client.send(class, request, SendOptions::default()).await;
-    drop(answer.unwrap());
-    let (scopes, fences) = (
-        Scopes::new(client.clone(), ScopeConfig::default()),
-        Fences::new(client),
-    );
-    let gvr = GroupVersionResource::new("", "v1", "pods");
-    let fields = Arc::new(FieldTable::metadata_only(true));
-    let representation = Representation::whole(watershed_protocol::Encoding::Json);
-    let key = ScopeKey::everything(gvr, representation);
-    let scope = scopes.open(&key, &"Pod".into(), &fields);
+    let silence = Silence::begin().await;
+    let (fences, scope) = (&silence.fences, &silence.scope);
     // Comparisons used to be slow, so that upstream gets more time for them.
-    let fence = fences.of(&scope);
+    let fence = fences.of(scope);
     fence
         .costs
         .record_comparison(1, 300, Duration::from_secs(10));
@@ -51,7 +68,7 @@ async fn a_reader_waits_for_three_seconds_or_twice_as_long_as_upstream_would_tak
         };
         time::pause();
         let began = time::Instant::now();
-        let proof = fences.prove(&scope, demand, Instant::now()).await;
+        let proof = fences.prove(scope, demand, Instant::now()).await;
         assert!(matches!(proof, Err(FenceError::Late)), "{proof:?}");
         let waited = began.elapsed();
         let longest = wanted + Duration::from_millis(10);
@@ -61,6 +78,26 @@ async fn a_reader_waits_for_three_seconds_or_twice_as_long_as_upstream_would_tak
         );
         time::resume();
     }
+}
+
+#[tokio::test]
+async fn after_a_question_for_the_version_without_an_answer_nobody_waits_for_a_while() {
+    let silence = Silence::begin().await;
+    let (fences, scope) = (&silence.fences, &silence.scope);
+    let fence = fences.of(scope);
+    time::pause();
+    let began = time::Instant::now();
+    let version = fence.version(scope).await;
+    assert!(matches!(version, Err(FenceError::Late)), "{version:?}");
+    assert!(began.elapsed() >= MAX_WAIT);
+    let began = time::Instant::now();
+    let demand = ProofDemand {
+        cost: &|_, _| costs::REQUEST,
+        identity: None,
+    };
+    let proof = fences.prove(scope, demand, Instant::now()).await;
+    assert!(matches!(proof, Err(FenceError::Refused)), "{proof:?}");
+    assert_eq!(began.elapsed(), Duration::ZERO);
 }
 
 #[tokio::test]
