@@ -22,7 +22,7 @@ use super::limits::forwards::ForwardPermit;
 use super::limits::requests::LimitExceeded;
 use super::limits::{refusal_log, unknown_callers};
 use super::parts::ServiceParts;
-use super::plan::{PlannedAction, ReadKind};
+use super::plan::{PlannedAction, ReadKind, ReadPlan};
 use super::review;
 use super::source::{AnswerSource, ForwardReason};
 use super::unanswered::{Refusal, Unanswered};
@@ -105,32 +105,38 @@ impl ServiceParts {
             return (Err(unanswered), None);
         }
         let slot = self.coalescer.enter(&exchange.request);
-        if slot.is_first() {
-            return (Err(unanswered), Some(slot));
-        }
+        let answer = if slot.is_first() {
+            Err(unanswered)
+        } else {
+            self.answer_shared(exchange, read, &slot, unanswered).await
+        };
+        (answer, Some(slot))
+    }
+
+    /// Answers a read with a response that others share, unless it is to be forwarded for a reason
+    /// of its own.
+    async fn answer_shared(
+        &self,
+        exchange: &Exchange,
+        read: &ReadPlan,
+        slot: &CoalescerSlot<'_>,
+        unanswered: Unanswered,
+    ) -> Result<Answer, Unanswered> {
         let asked = Instant::now();
-        if let Err(unanswered) = review::authorize_read(&self.access, exchange, read).await {
-            return (Err(unanswered), Some(slot));
-        }
+        review::authorize_read(&self.access, exchange, read).await?;
         let user = self.remembered(exchange).await;
         let capacity = self.forwarder.capacity();
         let limits = &self.forward_limits;
-        let Some(share) = limits.share_of_known(exchange, user.as_ref(), capacity) else {
-            return (Err(LimitExceeded::Forwarded.into()), Some(slot));
-        };
+        let share = limits.share_of_known(exchange, user.as_ref(), capacity);
+        let share = share.ok_or(LimitExceeded::Forwarded)?;
         let identity = exchange.caller.forward_identity();
-        let shared = slot.answer(exchange.headers(), &identity, share).await;
-        if shared.is_some()
-            && asked.elapsed() > VERDICT_WAIT
-            && let Err(unanswered) = review::authorize_read(&self.access, exchange, read).await
-        {
-            return (Err(unanswered), Some(slot));
+        let shared = slot.answer(exchange.headers(), &identity, share);
+        let shared = exchange.deadline(read).wait_for_others(shared).await;
+        let shared = shared.ok_or(unanswered)?;
+        if asked.elapsed() > VERDICT_WAIT {
+            review::authorize_read(&self.access, exchange, read).await?;
         }
-        let answered = match shared {
-            Some(shared) => Ok(Answer::new(AnswerSource::Coalesced, shared.response())),
-            None => Err(unanswered),
-        };
-        (answered, Some(slot))
+        Ok(Answer::new(AnswerSource::Coalesced, shared.response()))
     }
 
     /// Admits a request that is to be forwarded.

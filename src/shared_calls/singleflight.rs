@@ -53,6 +53,8 @@ pub struct FlightPace {
     /// When all of a crowd wait, nobody is left to come while the call runs. Where callers come then
     /// as often as before, they are a stream of others, and a long wait would be for nothing.
     pub crowd: Option<usize>,
+    /// A call ends when all of its callers have left. Others go on, as their results are of use later.
+    pub ends_unwanted: bool,
 }
 
 impl FlightPace {
@@ -63,6 +65,7 @@ impl FlightPace {
         burst: 0,
         interval: Duration::ZERO,
         crowd: Some(4),
+        ends_unwanted: false,
     };
 
     /// Returns the longest time for which so many callers are expected again.
@@ -87,6 +90,7 @@ impl Default for FlightPace {
             burst: 0,
             interval: Duration::ZERO,
             crowd: None,
+            ends_unwanted: false,
         }
     }
 }
@@ -160,7 +164,8 @@ impl<T> Singleflight<T> {
 
 impl<T: Clone + Send + Sync + 'static> Singleflight<T> {
     /// Returns the result of a call that begins after this one; `None` if it failed. The call runs
-    /// in a task of its own and outlives its caller, because others may wait for it.
+    /// in a task of its own, because others may wait for it. It outlives all of its callers, unless
+    /// the pace says otherwise.
     pub async fn join<F, A>(self: &Arc<Self>, call: F) -> Option<T>
     where
         F: FnOnce() -> A + Send + 'static,
@@ -200,7 +205,10 @@ impl<T: Clone + Send + Sync + 'static> Singleflight<T> {
             };
             let (result, began) = (pending.result, Instant::now());
             let mut call = (pending.call)();
-            let outcome = timeout(self.pace.patience, &mut call).await;
+            let outcome = tokio::select! {
+                outcome = timeout(self.pace.patience, &mut call) => outcome,
+                () = result.closed(), if self.pace.ends_unwanted => continue,
+            };
             guard.count(pending.callers, began);
             if let Ok(value) = outcome {
                 guard.expect_again(pending.callers, began.elapsed());
@@ -451,6 +459,25 @@ mod tests {
             Some(1),
             "its own caller still gets it"
         );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_call_ends_without_callers_if_its_result_is_of_no_other_use() {
+        for ends_unwanted in [false, true] {
+            let flight = Arc::new(Singleflight::paced(FlightPace {
+                ends_unwanted,
+                ..FlightPace::default()
+            }));
+            let calls = Arc::default();
+            let caller = timeout(CALL / 2, count(&flight, &calls));
+            assert!(caller.await.is_err());
+            tokio::time::sleep(CALL).await;
+            assert_eq!(calls.load(Ordering::Relaxed), usize::from(!ends_unwanted));
+            assert!(
+                count(&flight, &calls).await.is_some(),
+                "the next one is made"
+            );
+        }
     }
 
     #[tokio::test(start_paused = true)]

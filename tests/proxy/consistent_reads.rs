@@ -413,45 +413,59 @@ async fn concurrent_gets_of_one_object_are_coalesced() {
     fixture.stop().await;
 }
 
+/// Sends four equal gets while upstream answers none. Returns the time until each has asked it itself.
+async fn time_until_each_asks(fixture: &Fixture, path: &str, query: &str) -> Duration {
+    let faults = fixture.upstream.faults();
+    let target = format!("{path}{query}");
+    fixture.upstream.take_recorded();
+    faults.set(|active| active.hold = Some(path.to_owned()));
+    let began = Instant::now();
+    let gets = (0..4).map(|_| {
+        let (endpoint, target) = (fixture.proxied.clone(), target.clone());
+        tokio::spawn(async move { endpoint.get(Protocol::Http2, &target).await })
+    });
+    let gets: Vec<_> = gets.collect();
+    let mut asked = 0;
+    eventually("each caller to ask upstream", async || {
+        let recorded = fixture.upstream.take_recorded();
+        let of_gets = recorded.iter().filter(|head| head.target == target);
+        asked += of_gets.count();
+        if asked >= gets.len() {
+            Ok(())
+        } else {
+            Err(format!("{asked} requests of {} callers", gets.len()))
+        }
+    })
+    .await;
+    let took = began.elapsed();
+    faults.set(|active| active.hold = None);
+    for get in gets {
+        assert_eq!(within("an answer", get).await.unwrap().status, 200);
+    }
+    took
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_get_waits_a_moment_for_anothers_request_and_then_asks_itself() {
     let fixture = Fixture::start(quiet(20)).await;
     let (namespace, name) = some_pod(&fixture);
     let path = format!("/api/v1/namespaces/{namespace}/pods/{name}");
     fixture.proxied.get(Protocol::Http2, &path).await;
-    let faults = fixture.upstream.faults();
-    unless_stalled("callers to ask upstream themselves", async || {
-        fixture.upstream.take_recorded();
-        faults.set(|active| active.hold = Some(path.clone()));
-        let began = Instant::now();
-        let gets = (0..4).map(|_| {
-            let (endpoint, path) = (fixture.proxied.clone(), path.clone());
-            tokio::spawn(async move { endpoint.get(Protocol::Http2, &path).await })
-        });
-        let gets: Vec<_> = gets.collect();
-        let mut asked = 0;
-        eventually("each caller to ask upstream", async || {
-            let recorded = fixture.upstream.take_recorded();
-            asked += recorded.iter().filter(|head| head.target == path).count();
-            if asked >= gets.len() {
+    for (query, longest) in [
+        // A shared request that is not answered fails after 30 seconds.
+        ("", Duration::from_secs(20)),
+        // A get without a timeout waits for a second.
+        ("?timeout=200ms", Duration::from_millis(900)),
+    ] {
+        unless_stalled("callers to ask upstream themselves", async || {
+            let took = time_until_each_asks(&fixture, &path, query).await;
+            if took < longest {
                 Ok(())
             } else {
-                Err(format!("{asked} requests of {} callers", gets.len()))
+                Err(format!("{took:?} with {query:?}"))
             }
         })
         .await;
-        let took = began.elapsed();
-        faults.set(|active| active.hold = None);
-        for get in gets {
-            assert_eq!(within("an answer", get).await.unwrap().status, 200);
-        }
-        // A shared request that is not answered fails after 30 seconds.
-        if took < Duration::from_secs(20) {
-            Ok(())
-        } else {
-            Err(format!("{took:?}"))
-        }
-    })
-    .await;
+    }
     fixture.stop().await;
 }

@@ -41,6 +41,13 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 ///
 /// Upstream queues requests by their callers' priority, so another's request may wait for longer.
 const ANSWER_WAIT: Duration = Duration::from_secs(1);
+/// Time for which callers share no request after one waited for so long. Each would wait in vain.
+const APART: Duration = Duration::from_secs(10);
+/// Nobody is served by a response for which nobody waits any more.
+const PACE: FlightPace = FlightPace {
+    ends_unwanted: true,
+    ..FlightPace::OF_CROWDS
+};
 
 /// Identical reads that are under way.
 struct CoalescedRead {
@@ -48,6 +55,8 @@ struct CoalescedRead {
     callers: usize,
     /// Crowds that are expected to ask again.
     expected: usize,
+    /// Upstream did not begin to answer in time.
+    is_slow: bool,
     flight: SharedFlight,
     /// `true` while upstream sends the answer to the shared request.
     receiving: watch::Sender<bool>,
@@ -60,7 +69,8 @@ impl Default for CoalescedRead {
         Self {
             callers: 0,
             expected: 0,
-            flight: Arc::new(Singleflight::paced(FlightPace::OF_CROWDS)),
+            is_slow: false,
+            flight: Arc::new(Singleflight::paced(PACE)),
             receiving: watch::Sender::new(false),
         }
     }
@@ -76,15 +86,18 @@ struct CoalescedPlace {
     key: RequestKey,
     flight: SharedFlight,
     receiving: watch::Sender<bool>,
-    /// No other caller asks for the same, or is expected to.
+    /// It shares no request: no other caller asks for the same or is expected to, or upstream was slow.
     is_first: bool,
 }
+
+/// Shows that upstream sends its response, for as long as this lives.
+struct Receiving<'a>(&'a watch::Sender<bool>);
 
 impl CoalescedReads {
     fn enter(self: &Arc<Self>, key: RequestKey) -> CoalescedPlace {
         let mut reads = self.0.lock();
         let read = reads.entry(key.clone()).or_default();
-        let is_first = !read.is_wanted();
+        let is_first = !read.is_wanted() || read.is_slow;
         read.callers += 1;
         CoalescedPlace {
             reads: Arc::clone(self),
@@ -114,6 +127,28 @@ impl CoalescedReads {
         });
     }
 
+    /// Lets nobody wait for a read for a while.
+    fn set_apart(self: &Arc<Self>, key: &RequestKey) {
+        let mut reads = self.0.lock();
+        let Some(read) = reads.get_mut(key) else {
+            return;
+        };
+        if std::mem::replace(&mut read.is_slow, true) {
+            return;
+        }
+        // It is remembered when all of its callers have left.
+        read.expected += 1;
+        drop(reads);
+        let (reads, key) = (Arc::clone(self), key.clone());
+        tokio::spawn(async move {
+            sleep(APART).await;
+            reads.leave(&key, |read| {
+                read.expected -= 1;
+                read.is_slow = false;
+            });
+        });
+    }
+
     /// Changes a read, and forgets it once nobody wants it.
     fn leave(&self, key: &RequestKey, change: impl FnOnce(&mut CoalescedRead)) {
         let mut reads = self.0.lock();
@@ -129,6 +164,19 @@ impl CoalescedReads {
 impl CoalescedRead {
     fn is_wanted(&self) -> bool {
         self.callers + self.expected > 0
+    }
+}
+
+impl<'a> Receiving<'a> {
+    fn begin(receiving: &'a watch::Sender<bool>) -> Self {
+        receiving.send_replace(true);
+        Self(receiving)
+    }
+}
+
+impl Drop for Receiving<'_> {
+    fn drop(&mut self) {
+        self.0.send_replace(false);
     }
 }
 
@@ -170,14 +218,14 @@ impl Coalescer {
 }
 
 impl CoalescerSlot<'_> {
-    /// Returns `true` if no other caller asks for the same, or is expected to.
+    /// Returns `true` if no other caller asks for the same or is expected to, or upstream was slow.
     pub(in crate::serve) fn is_first(&self) -> bool {
         self.place.is_first
     }
 
     /// Returns the response to a request that is sent after this call, with the credentials of
     /// `caller` or of another who waits; `None` if upstream should be asked for each, or does not
-    /// begin to answer. The request may outlive its callers, and holds `share` if it is this one's.
+    /// begin to answer. The request may outlive this caller, and holds `share` if it is this one's.
     pub(in crate::serve) async fn answer(
         &self,
         caller: &HeaderMap,
@@ -197,7 +245,10 @@ impl CoalescerSlot<'_> {
         let answer = self.place.flight.join(move || fetch.run());
         tokio::select! {
             answer = answer => answer.flatten(),
-            () = patience_ends(self.place.receiving.subscribe()) => None,
+            () = patience_ends(self.place.receiving.subscribe()) => {
+                self.place.reads.set_apart(&self.place.key);
+                None
+            }
         }
     }
 }
@@ -230,7 +281,6 @@ impl SharedFetch {
     /// Returns the response, and expects its crowd again.
     async fn run(self) -> Option<Arc<StoredResponse>> {
         let fetched = timeout(TIMEOUT, self.fetch()).await;
-        self.receiving.send_replace(false);
         let response = fetched
             .ok()?
             .inspect_err(|error| tracing::debug!(%error, "a coalesced read failed"))
@@ -247,7 +297,7 @@ impl SharedFetch {
         };
         let request = self.key.request(self.headers.clone())?;
         let response = self.forwarder.forward_body(request, options).await?;
-        self.receiving.send_replace(true);
+        let _receiving = Receiving::begin(&self.receiving);
         match response.status() {
             StatusCode::OK | StatusCode::NOT_FOUND => {
                 StoredResponse::read(response.map(named), MAX_BYTES, &self.budget).await
@@ -310,6 +360,22 @@ mod tests {
             sleep(REUNION / 5).await;
         }
         assert!(reads.enter(key()).is_first);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn after_one_waited_in_vain_nobody_waits_for_a_while() {
+        let reads: Arc<CoalescedReads> = Arc::default();
+        let forwarded = reads.enter(key());
+        let waiting = reads.enter(key());
+        assert!((forwarded.is_first, waiting.is_first) == (true, false));
+        reads.set_apart(&key());
+        reads.set_apart(&key());
+        drop(waiting);
+        assert!(reads.enter(key()).is_first);
+        sleep(APART + REUNION).await;
+        assert!(!reads.enter(key()).is_first, "it is tried again");
+        drop(forwarded);
+        assert!(reads.0.lock().is_empty(), "nothing is kept forever");
     }
 
     #[tokio::test(start_paused = true)]

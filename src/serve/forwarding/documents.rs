@@ -46,6 +46,7 @@ const PACE: FlightPace = FlightPace {
     burst: 5,
     interval: Duration::from_millis(100),
     crowd: None,
+    ends_unwanted: false,
 };
 /// Upper bound of the requests whose pace is remembered, in bytes of their keys.
 const MAX_FLIGHT_BYTES: u64 = 4 << 20;

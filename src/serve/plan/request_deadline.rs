@@ -18,15 +18,25 @@ const MAX_WAIT: Duration = Duration::from_hours(1);
 pub(in crate::serve) struct RequestDeadline(Instant);
 
 impl RequestDeadline {
-    /// Returns the deadline of a read that came now.
-    pub(in crate::serve) fn of(read: &ReadPlan, query: Option<&str>) -> Self {
+    /// Returns the deadline of a read that came at a moment.
+    pub(in crate::serve) fn of(read: &ReadPlan, query: Option<&str>, arrived: Instant) -> Self {
         let timeout = match read.kind {
             // They last as long as `timeoutSeconds` says.
             ReadKind::Watch(_) => None,
             ReadKind::Get { .. } | ReadKind::List(_) => request_timeout(query),
         };
         let wait = timeout.map_or(MAX_WAIT, |timeout| timeout / PARTS);
-        Self(Instant::now() + wait.min(MAX_WAIT))
+        Self(arrived + wait.min(MAX_WAIT))
+    }
+
+    /// Waits for what others make for the read as well; `None` if it takes too long.
+    pub(in crate::serve) fn wait_for_others<T>(
+        self,
+        shared: impl Future<Output = Option<T>>,
+    ) -> impl Future<Output = Option<T>> {
+        timeout_at(self.0, shared)
+            .map(Result::ok)
+            .map(Option::flatten)
     }
 
     /// Waits for a step of the read. One that takes too long has the read forwarded, for this
