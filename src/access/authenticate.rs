@@ -41,6 +41,8 @@ pub use known_tokens::Credential;
 
 /// Time for which a refused token stays refused. It keeps a client in a retry loop off upstream.
 const REFUSED_TTL: Duration = Duration::from_secs(2);
+/// Longest time after which a token is looked at again that is checked here. That costs no review.
+const CHECKED_TTL: Duration = Duration::from_secs(10);
 
 /// The result of authentication.
 #[derive(Clone, Debug)]
@@ -63,7 +65,7 @@ pub struct Authenticator {
     anonymous: Arc<Identity>,
     /// The number of a timeline is part of the kind of a token.
     timeline: Timeline,
-    verdicts: Cache<Credential, Option<Arc<Identity>>>,
+    verdicts: Cache<Credential, CachedVerdict>,
     /// The reviews that run, each with `true` if its token was known when it began. A known token does not wait
     /// among the unknown ones.
     reviews: JoinedCalls<(Credential, bool), TokenVerdict>,
@@ -71,6 +73,13 @@ pub struct Authenticator {
     tokens: KnownTokens,
     queues: ReviewQueues,
     refusals: RefusedTokens,
+}
+
+/// A verdict on a token, and the time for which it counts.
+#[derive(Clone)]
+struct CachedVerdict {
+    user: Option<Arc<Identity>>,
+    ttl: Duration,
 }
 
 /// The one that wants to know the user of a token.
@@ -98,12 +107,9 @@ impl Authenticator {
         timeline: Timeline,
         queues: ReviewQueues,
     ) -> Self {
-        let expiry = TokenExpiry {
-            accepted: config.token_ttl,
-        };
         let verdicts = Cache::builder()
             .max_capacity(MAX_TOKENS)
-            .expire_after(expiry)
+            .expire_after(TokenExpiry)
             .build();
         Self {
             client,
@@ -130,8 +136,8 @@ impl Authenticator {
         token: &str,
         proxy: &Identity,
     ) -> Result<Option<Arc<Identity>>, ReviewError> {
-        self.find_out(self.tokens.credential(token), token, Asker::Proxy(proxy))
-            .await
+        let found = self.find_out(self.tokens.credential(token), token, Asker::Proxy(proxy));
+        Ok(found.await?.user)
     }
 
     /// Returns the user of the token in these headers, whatever else they contain; `None` if upstream
@@ -192,6 +198,8 @@ impl Authenticator {
         // What is checked locally may not be why it was refused.
         if let Some(accounts) = &self.checks.service_accounts
             && let Some(kind) = self.tokens.kind(credential)
+            // Another refusal of this token says no more about others.
+            && !is_repeated
         {
             accounts.note_refused_kind(kind);
         }
@@ -244,7 +252,7 @@ impl Authenticator {
     ) -> TokenVerdict {
         let credential = self.tokens.credential(token);
         if let Some(verdict) = self.verdicts.get(&credential).await {
-            return Ok(verdict);
+            return Ok(verdict.user);
         }
         // Concurrent requests with one token share one review.
         let is_known = self.tokens.was_accepted(&credential);
@@ -276,17 +284,17 @@ impl Authenticator {
     ) -> TokenVerdict {
         // The review before this one may just have ended.
         if let Some(verdict) = self.verdicts.get(&credential).await {
-            return Ok(verdict);
+            return Ok(verdict.user);
         }
         let found = self.find_out(credential, token, Asker::Bearer(address));
         let verdict = found.await?;
         self.verdicts.insert(credential, verdict.clone()).await;
         // Upstream may have refused it with a forwarded request meanwhile. Then it is reviewed again. Looked at
         // last, so that a refusal that comes now finds what is cached.
-        if verdict.is_some() && self.tokens.was_refused(&credential) {
+        if verdict.user.is_some() && self.tokens.was_refused(&credential) {
             self.verdicts.invalidate(&credential).await;
         }
-        Ok(verdict)
+        Ok(verdict.user)
     }
 
     async fn find_out(
@@ -294,22 +302,30 @@ impl Authenticator {
         credential: Credential,
         token: &str,
         asker: Asker<'_>,
-    ) -> Result<Option<Arc<Identity>>, ReviewError> {
-        let verdict = self.validate_or_review(credential, token, asker).await?;
-        if let Some(identity) = &verdict {
+    ) -> Result<CachedVerdict, ReviewError> {
+        let signed = self.read(credential, token, asker).await;
+        let user = self
+            .validate_or_review(credential, token, signed.as_ref(), asker)
+            .await?;
+        if let Some(identity) = &user {
             self.tokens.note_user(credential, identity).await;
         }
-        Ok(verdict)
+        let ttl = match (&user, &signed) {
+            (None, _) => REFUSED_TTL,
+            (Some(_), None) => self.config.token_ttl,
+            (Some(_), Some(_)) => self.config.token_ttl.min(CHECKED_TTL),
+        };
+        Ok(CachedVerdict { user, ttl })
     }
 
     async fn validate_or_review(
         &self,
         credential: Credential,
         token: &str,
+        signed: Option<&SignedToken>,
         asker: Asker<'_>,
     ) -> Result<Option<Arc<Identity>>, ReviewError> {
-        let signed = self.read(credential, token, asker).await;
-        if let Some(user) = self.known_user(credential, signed.as_ref()).await {
+        if let Some(user) = self.known_user(credential, signed).await {
             return Ok(Some(user));
         }
         if signed.is_none() && matches!(asker, Asker::Proxy(_)) {
@@ -320,13 +336,11 @@ impl Authenticator {
             return Ok(None);
         }
         // Thousands of tokens of a kind may arrive together.
-        let _first = match (&self.checks.service_accounts, &signed) {
+        let _first = match (&self.checks.service_accounts, signed) {
             (Some(accounts), Some(signed)) => accounts.begin_review(signed).await,
             _ => None,
         };
-        let reviewed = self
-            .review_in_turn(credential, token, signed.as_ref(), asker)
-            .await;
+        let reviewed = self.review_in_turn(credential, token, signed, asker).await;
         reviewed.inspect_err(|error| metrics::given_up("tokenreview", error))
     }
 
@@ -501,22 +515,16 @@ impl Authenticator {
     }
 }
 
-struct TokenExpiry {
-    accepted: Duration,
-}
+struct TokenExpiry;
 
-impl Expiry<Credential, Option<Arc<Identity>>> for TokenExpiry {
+impl Expiry<Credential, CachedVerdict> for TokenExpiry {
     fn expire_after_create(
         &self,
         _: &Credential,
-        verdict: &Option<Arc<Identity>>,
+        verdict: &CachedVerdict,
         _: std::time::Instant,
     ) -> Option<Duration> {
-        Some(if verdict.is_some() {
-            self.accepted
-        } else {
-            REFUSED_TTL
-        })
+        Some(verdict.ttl)
     }
 }
 

@@ -227,6 +227,33 @@ async fn a_refusal_that_the_token_explains_ends_no_kind() {
 }
 
 #[tokio::test]
+async fn a_token_that_is_refused_again_says_nothing_of_its_kind() {
+    let setup = Setup::new(Reviewer::default(), true).await;
+    let [first, stale, next, last] = [0, 1, 2, 3].map(|number| setup.token(number));
+    assert_eq!(setup.identify(&first).await.1, 1);
+    assert_eq!(setup.identify(&stale).await.1, 0);
+    setup.refuse(&stale).await;
+    assert_eq!(setup.identify(&next).await.1, 1, "its kind is reviewed");
+    setup.refuse(&stale).await;
+    assert_eq!(setup.identify(&last).await, (expected(&last), 0));
+}
+
+#[tokio::test]
+async fn tokens_that_are_checked_here_are_looked_at_again_after_ten_seconds() {
+    for (validates, wanted) in [(true, Duration::from_secs(10)), (false, ACCEPTED_TTL)] {
+        let setup = Setup::lasting(ACCEPTED_TTL, Reviewer::default(), validates).await;
+        for number in 0..2 {
+            let token = setup.token(number);
+            let credential = setup.authenticator.credential(&bearing(&token)).unwrap();
+            let asker = Asker::Bearer(BEARER);
+            let found = setup.authenticator.find_out(credential, &token, asker);
+            let CachedVerdict { user, ttl } = found.await.unwrap();
+            assert_eq!((user, ttl), (expected(&token), wanted));
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_bearer_of_many_bad_tokens_has_none_validated() {
     let setup = Setup::new(Reviewer::default(), true).await;
     let [known, unknown] = [0, 1].map(|number| setup.token(number));
