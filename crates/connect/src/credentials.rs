@@ -427,7 +427,7 @@ fn material(
         .rustls_client_config()
         .map_err(|error| certificates(one_line(&error)))?;
     let now = Timestamp::now();
-    let (authorization, plugin, expires) = match own {
+    let (authorization, plugin, ends) = match own {
         OwnCredential::None => {
             let auth = config.auth_layer().map_err(|error| login(&error))?;
             (Authorization::KubeClient(auth), None, None)
@@ -435,19 +435,26 @@ fn material(
         OwnCredential::Token(header) => (Authorization::Known(header), None, None),
         OwnCredential::Plugin(made) => {
             let digest = made.digest();
+            let mut ends = made.expires;
             if let Some(certificate) = made.certificate {
                 let resolver = SingleCertAndKey::from(certificate);
                 with_certificate.client_auth_cert_resolver = Arc::new(resolver);
+                // A certificate in a file is replaced with its file.
+                let valid = validity(&with_certificate);
+                ends = valid
+                    .map(|valid| valid.not_after)
+                    .into_iter()
+                    .chain(ends)
+                    .min();
             }
             let authorization = match made.token {
                 Some(header) => Authorization::Known(header),
                 None => Authorization::KubeClient(None),
             };
-            (authorization, Some(digest), made.expires)
+            (authorization, Some(digest), ends)
         }
     };
-    let ends = validity(&with_certificate).map(|valid| valid.not_after);
-    let renew_at = ends.into_iter().chain(expires).min().map(|end| {
+    let renew_at = ends.map(|end| {
         let pause = RENEW_PAUSE.min((end.duration_since(now) / 2).unsigned_abs());
         let early = end.checked_sub(RENEW_BEFORE).unwrap_or(Timestamp::MIN);
         early.max(now + pause)
@@ -552,5 +559,44 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) 
             // The runtime ends, and this task with it.
             Err(_) => std::future::pending().await,
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// There is nobody to ask for another one. A new file is found when it comes.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_certificate_in_a_file_is_not_made_anew_when_it_ends() {
+        let folder = tempfile::tempdir().unwrap();
+        let key = rcgen::KeyPair::generate().unwrap();
+        let mut params = rcgen::CertificateParams::default();
+        params.not_after = rcgen::date_time_ymd(2020, 1, 1);
+        let certificate = params.self_signed(&key).unwrap().pem();
+        let file = |name: &str, text: String| {
+            let path = folder.path().join(name);
+            std::fs::write(&path, text).unwrap();
+            path
+        };
+        file("client.crt", certificate);
+        file("client.key", key.serialize_pem());
+        let config = "\
+            apiVersion: v1\n\
+            kind: Config\n\
+            current-context: main\n\
+            contexts: [{name: main, context: {cluster: main, user: main}}]\n\
+            clusters: [{name: main, cluster: {server: \"https://127.0.0.1:1\"}}]\n\
+            users: [{name: main, user: {client-certificate: client.crt, client-key: client.key}}]\n";
+        let options = ConnectOptions {
+            kubeconfig: Some(file("config", config.to_owned())),
+            ..ConnectOptions::default()
+        };
+        let credentials = build(options).await.unwrap();
+        let now = Timestamp::now();
+        let certificate = credentials.certificate().unwrap();
+        assert!(!certificate.is_valid(now), "{certificate:?}");
+        let hour = std::time::Duration::from_hours(1);
+        assert!(!credentials.is_due(now + hour));
     }
 }
