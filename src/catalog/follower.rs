@@ -17,6 +17,7 @@ use super::origin::{ApiServices, Origin, Origins, followed_services};
 use super::reading::{DiscoveryReader, NeededTypes, Reading};
 use super::types::{Catalog, ResourceType, Types};
 use super::well_known::well_known_types;
+use crate::log_throttle::LogThrottle;
 use crate::scope::Scopes;
 use crate::upstream::{Upstream, UpstreamClient};
 
@@ -25,6 +26,8 @@ use crate::upstream::{Upstream, UpstreamClient};
 const SETTLE: Duration = Duration::from_millis(100);
 /// Time after which the watches of a type that is gone end, where upstream does not end them.
 const GONE: Duration = Duration::from_secs(30);
+/// Time between two lines about an outage.
+const REPORT_PAUSE: Duration = Duration::from_mins(1);
 
 /// Keeps a [`Catalog`] current.
 pub struct CatalogFollower {
@@ -40,6 +43,8 @@ pub struct CatalogFollower {
     origins: Origins,
     /// `origins` was read after the watch of the APIServices was last lost.
     are_origins_read: bool,
+    /// Failures while types are known.
+    failures: LogThrottle,
     /// Upstream's answer to another question, before which discovery is not read. It is `true` if
     /// upstream is there, and knows the proxy.
     first_answer: Option<BoxFuture<'static, bool>>,
@@ -78,6 +83,7 @@ impl CatalogFollower {
             discovered: Vec::new(),
             origins: Origins::NotRead,
             are_origins_read: false,
+            failures: LogThrottle::new(REPORT_PAUSE),
             first_answer: None,
             source: TypeSource::None,
             services: ApiServices::default(),
@@ -232,11 +238,16 @@ impl CatalogFollower {
     fn report(&self, error: &DiscoveryError) {
         match self.source {
             TypeSource::None => error.report(&self.upstream),
-            TypeSource::WellKnown | TypeSource::Discovered => tracing::warn!(
-                error = one_line(error),
-                advice = error.advice(&self.upstream),
-                "discovery failed; the types known before stay, trying again"
-            ),
+            TypeSource::WellKnown | TypeSource::Discovered => {
+                if let Some(failures) = self.failures.count(1) {
+                    tracing::warn!(
+                        error = one_line(error),
+                        advice = error.advice(&self.upstream),
+                        failures,
+                        "discovery failed; the types known before stay, trying again"
+                    );
+                }
+            }
         }
     }
 

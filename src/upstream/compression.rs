@@ -19,6 +19,7 @@ use super::{
     AnswerError, ConnectionClass, ReflectorTarget, SendOptions, ServedBy, UpstreamClient,
     UpstreamError,
 };
+use crate::log_throttle::LogThrottle;
 use watershed_protocol::{GroupVersionResource, Representation};
 
 /// Time for which an answer holds. Afterwards upstream may run another release.
@@ -32,6 +33,9 @@ const HEADERS_TIMEOUT: Duration = Duration::from_secs(10);
 const FIRST_ANSWER_WAIT: Duration = Duration::from_secs(1);
 /// Query of the watch. Version 0 is read from upstream's cache.
 const QUESTION: &str = "watch=1&allowWatchBookmarks=true&resourceVersion=0&timeoutSeconds=1";
+
+/// One line for all types: an outage concerns them all.
+static NOT_LEARNED: LogThrottle = LogThrottle::new(Duration::from_secs(10));
 
 /// Knows whether upstream compresses the watches of a type. Cheap to clone.
 ///
@@ -166,11 +170,14 @@ impl CompressionState {
                 }
             }
             Err(error) => {
-                tracing::warn!(
-                    resource = %self.gvr,
-                    %error,
-                    "cannot learn whether upstream compresses watches"
-                );
+                if let Some(of_all_types) = NOT_LEARNED.count(1) {
+                    tracing::warn!(
+                        resource = %self.gvr,
+                        %error,
+                        of_all_types,
+                        "cannot learn whether upstream compresses watches"
+                    );
+                }
                 self.answer
                     .send_modify(|answer| *answer = Some(answer.unwrap_or(false)));
             }

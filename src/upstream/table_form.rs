@@ -19,6 +19,7 @@ use super::read::whole;
 use super::release::Release;
 use super::release_probe::{check_release, release_of};
 use super::{AnswerError, ConnectionClass, SendOptions, ServedBy, UpstreamClient};
+use crate::log_throttle::LogThrottle;
 
 /// Rows that are compared.
 const SAMPLE: usize = 10;
@@ -36,6 +37,9 @@ const MAX_BYTES: usize = 64 << 20;
 /// Difference of upstream's clock beyond which ages are not printed here.
 const CLOCK_DIFFERENCE: SignedDuration = SignedDuration::from_secs(1);
 const ACCEPT: &str = "application/json;as=Table;v=v1;g=meta.k8s.io";
+
+/// One line for all types: an outage concerns them all.
+static NOT_LEARNED: LogThrottle = LogThrottle::new(Duration::from_secs(10));
 
 /// Knows the form of a type's Tables. Cheap to clone.
 ///
@@ -183,11 +187,14 @@ impl TableFormState {
                 (Some(Arc::new(form)), HOLDS)
             }
             Err(error) => {
-                tracing::warn!(
-                    resource = %self.gvr,
-                    %error,
-                    "cannot learn how upstream prints Tables"
-                );
+                if let Some(of_all_types) = NOT_LEARNED.count(1) {
+                    tracing::warn!(
+                        resource = %self.gvr,
+                        %error,
+                        of_all_types,
+                        "cannot learn how upstream prints Tables"
+                    );
+                }
                 let is_answered = !matches!(error, TableFormError::Answer(_));
                 // Without an answer, what was learned before is still upstream's form.
                 let before = before.and_then(|before| before.form);

@@ -1,6 +1,7 @@
 //! The issuer of upstream's service account tokens: its name, its keys and its clock.
 //!
 //! Source: `pkg/serviceaccount/openidmetadata.go`, `pkg/routes/openidmetadata.go`.
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,7 +16,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::access::moment::LatestMoment;
 use crate::body;
-use crate::upstream::{ConnectionClass, SendOptions, ServedBy, UpstreamClient};
+use crate::upstream::{AnswerError, ConnectionClass, SendOptions, ServedBy, UpstreamClient};
 
 /// Upstream's path of the keys that sign its tokens.
 pub(in crate::access) const KEYS_PATH: &str = "/openid/v1/jwks";
@@ -160,19 +161,22 @@ impl TokenIssuer {
                 self.known.store(Some(Arc::clone(&documents)));
                 Some(documents)
             }
-            Err(reason) => {
+            Err(error) => {
                 *failed = Some(Instant::now());
                 tracing::warn!(
-                    reason,
-                    "cannot read the keys of service account tokens from upstream (the proxy's \
-                     identity needs the ClusterRole system:service-account-issuer-discovery)"
+                    %error,
+                    advice = advice(&error),
+                    "cannot read the keys of service account tokens from upstream"
                 );
                 None
             }
         }
     }
 
-    async fn fetch(&self, before: Option<&IssuerDocuments>) -> Result<IssuerDocuments, String> {
+    async fn fetch(
+        &self,
+        before: Option<&IssuerDocuments>,
+    ) -> Result<IssuerDocuments, AnswerError> {
         // The age counts from before the requests, so the documents are never older than that.
         let requested = Instant::now();
         // At the same time, so that a slow name takes nothing of the keys' time.
@@ -195,7 +199,7 @@ impl TokenIssuer {
         })
     }
 
-    async fn keys(&self) -> Result<(JwkSet, Response<()>), String> {
+    async fn keys(&self) -> Result<(JwkSet, Response<()>), AnswerError> {
         self.get(KEYS_PATH, "application/jwk-set+json").await
     }
 
@@ -205,8 +209,8 @@ impl TokenIssuer {
         }
         match self.get(ISSUER_PATH, "application/json").await {
             Ok((IssuerDocument { issuer }, _)) => Some(issuer),
-            Err(reason) => {
-                tracing::debug!(reason, "the issuer is not known");
+            Err(error) => {
+                tracing::debug!(%error, "the issuer is not known");
                 None
             }
         }
@@ -216,32 +220,37 @@ impl TokenIssuer {
         &self,
         path: &str,
         accept: &str,
-    ) -> Result<(T, Response<()>), String> {
+    ) -> Result<(T, Response<()>), AnswerError> {
+        let unusable = |error: &dyn fmt::Display| AnswerError::Unusable(error.to_string());
         let request = Request::get(path)
             .header(header::ACCEPT, accept)
             .body(body::empty())
-            .map_err(|error| error.to_string())?;
+            .map_err(|error| unusable(&error))?;
         let asked = async {
             // A connection of watches stays open, and shows so that the server is the same.
             let response = self
                 .client
                 .send(ConnectionClass::Watch, request, SendOptions::default())
-                .await
-                .map_err(|error| error.to_string())?;
-            let (parts, body) = response.into_parts();
-            if parts.status != StatusCode::OK {
-                return Err(format!("{} to {path}", parts.status));
+                .await?;
+            if response.status() != StatusCode::OK {
+                return Err(AnswerError::refused(&response));
             }
-            let bytes = body::whole(body, MAX_DOCUMENT_BYTES)
-                .await
-                .map_err(|error| error.to_string())?;
-            let document = serde_json::from_slice(&bytes).map_err(|error| error.to_string())?;
+            let (parts, body) = response.into_parts();
+            let bytes = body::whole(body, MAX_DOCUMENT_BYTES).await;
+            let bytes = bytes.map_err(AnswerError::of_body)?;
+            let document = serde_json::from_slice(&bytes).map_err(|error| unusable(&error))?;
             Ok((document, Response::from_parts(parts, ())))
         };
-        timeout(FETCH_TIMEOUT, asked)
-            .await
-            .map_err(|_| format!("no answer to {path} within {FETCH_TIMEOUT:?}"))?
+        let late = |_| AnswerError::Late(FETCH_TIMEOUT);
+        timeout(FETCH_TIMEOUT, asked).await.map_err(late)?
     }
+}
+
+/// Returns what an operator can do about keys that cannot be read.
+fn advice(error: &AnswerError) -> Option<&'static str> {
+    (error.status() == Some(StatusCode::FORBIDDEN)).then_some(
+        "the proxy's identity needs the ClusterRole system:service-account-issuer-discovery",
+    )
 }
 
 // === impl IssuerDocuments ===
