@@ -447,6 +447,13 @@ impl RunningRequest {
         }
     }
 
+    /// Has the client take another connection for its next requests. An API server does so to callers that
+    /// it does not know: they cannot make it work for long by one connection.
+    /// Source: `apiserver/pkg/endpoints/filters/authentication.go` (UnauthenticatedHTTP2DOSMitigation).
+    pub(super) fn leave(&self) {
+        self.activity.leave();
+    }
+
     /// Returns why the request is refused, if it is.
     pub(super) fn fault(&self) -> Option<RequestFault> {
         self.fault

@@ -159,7 +159,9 @@ impl Protocols {
             .header_read_timeout(limits.idle)
             // One limit for reading and writing. It bounds the request head too.
             .max_buf_size(limits.header_bytes.max(MIN_BUFFER))
-            .max_headers(MAX_HEADERS);
+            .max_headers(MAX_HEADERS)
+            // As Go's server does. Scripts look for these names.
+            .title_case_headers(true);
         let mut http2 = http2::Builder::new(StreamExecutor {
             stall: limits.stall,
         });
@@ -366,7 +368,7 @@ async fn answer(
     let head = request.method() == Method::HEAD;
     let has_large_body = http1_rules::has_large_body(&request);
     let (method, uri) = (request.method().clone(), request.uri().clone());
-    let address = peer.address;
+    let (version, address) = (request.version(), peer.address);
     let url = uri.path().len() + uri.query().map_or(0, |query| query.len() + 1);
     let fault = running.fault();
     let mut answering = pin!(
@@ -410,6 +412,9 @@ async fn answer(
         without_body(&mut response);
     }
     running.answered();
+    if version == Version::HTTP_2 && response.status() == StatusCode::UNAUTHORIZED {
+        running.leave();
+    }
     if is_uncounted_refusal(&response, running.is_known()) {
         running.refused();
     }

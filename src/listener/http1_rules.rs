@@ -20,6 +20,10 @@ pub(super) fn refusal<B>(request: &Request<B>) -> Option<Response<Body>> {
     if !is_http1(request) {
         return None;
     }
+    // Sent on, it would become another request: for the root.
+    if request.uri().path().is_empty() && request.method() != Method::CONNECT {
+        return Some(bad_request("400 Bad Request"));
+    }
     let headers = request.headers();
     let mut hosts = headers.get_all(HOST).iter();
     let (host, second) = (hosts.next(), hosts.next());

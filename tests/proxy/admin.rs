@@ -80,7 +80,7 @@ async fn the_admin_listener_serves_health_and_metrics() {
         .await;
     let metrics = program.admin("GET", "/metrics").await;
     assert!(
-        metrics.contains("content-type: text/plain; version=0.0.4; charset=utf-8\r\n"),
+        metrics.contains("Content-Type: text/plain; version=0.0.4; charset=utf-8\r\n"),
         "{metrics}"
     );
     let scope =

@@ -303,6 +303,20 @@ async fn a_number_sign_in_a_url_is_refused_before_it_becomes_another_request() {
         assert!(created.starts_with("HTTP/1.1 201 "), "{created}");
         assert!(refused.contains("must be written as %23"), "{refused}");
     }
+    // Without a slash in front, a target would be sent on as that of the root.
+    for target in ["version", "api/v1", "127.0.0.1:80"] {
+        let request = format!("GET {target} {rest}\r\n");
+        let raw = fixture.proxied.raw(request.as_bytes(), |_| false).await;
+        let text = raw.text;
+        assert!(text.starts_with("HTTP/1.1 400 "), "{target}: {text}");
+        // The server library refuses the other by itself.
+        if !target.contains('/') {
+            assert!(
+                text.contains("\r\nContent-Type: text/plain"),
+                "{target}: {text}"
+            );
+        }
+    }
     // Over HTTP/2, the other streams of the connection go on.
     let mut frames = Frames::open(&fixture.proxied, 65_535).await;
     for (stream, target, is_good) in [

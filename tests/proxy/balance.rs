@@ -123,3 +123,25 @@ async fn clients_move_to_a_new_replica_and_lose_nothing() {
     second.stop().await;
     fixture.stop().await;
 }
+
+/// An API server does the same.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_takes_no_more_requests_after_an_unknown_caller() {
+    let fixture = Fixture::start(small()).await;
+    let stranger = fixture.proxied.as_user("no-token");
+    for path in ["/api/v1/pods?resourceVersion=0", "/version"] {
+        let connection = stranger.connect(Protocol::Http2).await.unwrap();
+        eventually("GOAWAY", async || {
+            let request = Request::get(path).body(nothing()).unwrap();
+            match connection.read(request).await {
+                Err(_) => Ok(()),
+                Ok(answer) => {
+                    assert_eq!(answer.status, StatusCode::UNAUTHORIZED);
+                    Err(format!("{answer:?}"))
+                }
+            }
+        })
+        .await;
+    }
+    fixture.stop().await;
+}

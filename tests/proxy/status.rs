@@ -98,12 +98,12 @@ async fn assert_pages_for_browsers(fixture: &Fixture) {
     let local = [("Host", host.as_str())];
     let by_query = plain_request(fixture.admin, "GET", "/status?format=json", &local).await;
     assert!(
-        by_query.contains("content-type: application/json\r\n"),
+        by_query.contains("Content-Type: application/json\r\n"),
         "{by_query}"
     );
     let browser = plain_request(fixture.admin, "GET", "/", &[("Accept", "text/html,*/*")]).await;
     assert!(
-        browser.starts_with("HTTP/1.1 303 ") && browser.contains("location: /status\r\n"),
+        browser.starts_with("HTTP/1.1 303 ") && browser.contains("Location: /status\r\n"),
         "{browser}"
     );
     assert!(
@@ -274,9 +274,9 @@ async fn hostile_names_are_shown_as_text() {
     );
     let head = html.split_once("\r\n\r\n").unwrap().0;
     for header in [
-        "content-security-policy: default-src 'none'; style-src 'sha256-",
-        "x-content-type-options: nosniff",
-        "cache-control: no-store",
+        "Content-Security-Policy: default-src 'none'; style-src 'sha256-",
+        "X-Content-Type-Options: nosniff",
+        "Cache-Control: no-store",
     ] {
         assert!(head.contains(header), "{header} in {head}");
     }
@@ -350,7 +350,7 @@ async fn the_status_page_requires_the_admin_token() {
     }
     let refused = plain_request(program.admin, "GET", "/status", &[]).await;
     assert!(
-        refused.contains("www-authenticate: Basic realm=\"watershed\"\r\n"),
+        refused.contains("Www-Authenticate: Basic realm=\"watershed\"\r\n"),
         "a browser prompts for the password: {refused}"
     );
     program.terminate().await;
