@@ -148,7 +148,7 @@ impl Probe {
         let answer = read_compressed(&self.client, &uri, METADATA_LIST, false).await?;
         match answer.encoding {
             Encoding::Protobuf => self.read_versions(answer, limit).await,
-            Encoding::Json => self.read_json_versions(answer).await,
+            Encoding::Json => self.read_json_versions(answer, limit).await,
         }
     }
 
@@ -215,6 +215,7 @@ impl Probe {
     async fn read_json_versions(
         &self,
         answer: ReadAnswer,
+        limit: usize,
     ) -> Result<MeasuredVersions, AnswerError> {
         let encoding = answer.encoding;
         let mut pieces = Pieces::new(answer);
@@ -226,10 +227,12 @@ impl Probe {
             }
         }
         let (_, page) = WireFormat::learn(encoding, PartialFormat::KIND, &body.into())?;
-        let objects = self.versions_of(encoding, &page)?;
+        if page.objects.len() > limit {
+            return Err(AnswerError::TooManyObjects);
+        }
         let list = VersionList {
             version: page.version,
-            objects,
+            objects: self.versions_of(encoding, &page)?,
             is_complete: page.continue_token.is_none(),
         };
         Ok(MeasuredVersions {
