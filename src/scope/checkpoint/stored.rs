@@ -1,27 +1,28 @@
 //! A scope's state as a checkpoint has it.
 
 use std::io::{self, Read};
-use std::panic;
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
-use std::thread::{self, ScopedJoinHandle};
+use std::thread;
 
 use bytes::Bytes;
 use http::HeaderValue;
 use watershed_protocol::{
-    BookmarkFormat, Encoding, FieldTable, ItemBytes, Malformed, ManagedFields, ResourceVersion,
-    WireFormat, scan,
+    BookmarkFormat, Encoding, FieldTable, ItemBytes, Malformed, ManagedFields, ObjectAttributes,
+    ResourceVersion, WireFormat, scan,
 };
 
 use super::file::{CheckpointFileError, CheckpointHeader, CheckpointReader};
 use crate::budget::{DoesNotFit, MemoryLoad};
 use crate::scope::phase::ReadyScope;
-use crate::store::{Layout, SnapshotBuilder, StoredObject};
+use crate::store::{Layout, PackedRun, SnapshotBuilder, StoredObject};
 use crate::upstream::Release;
 
-/// Number of objects from which one thread reads them, another one scans them, and a third one takes
-/// them in.
+/// Number of objects from which one thread reads them, others scan and pack them, and one puts them
+/// together.
 const MANY: u64 = 2_000;
+/// Threads that scan and pack objects.
+const MAKERS: usize = 2;
 /// Bytes of objects that are handed over at a time.
 const BATCH: usize = 256 << 10;
 /// Batches that a thread is ahead of the next one.
@@ -134,12 +135,33 @@ pub(super) fn load_stored<R: Read + Send>(
             attributes: scanned.attributes,
         })
     };
+    let packer = objects.run_packer();
+    let pack = |blocks: Vec<Bytes>| {
+        let mut last = None;
+        packer.pack(blocks.into_iter().map(|bytes| {
+            let object = scan_object(bytes)?;
+            // Names are shared.
+            let key = object.attributes.clone();
+            in_order(last.as_ref().map(ObjectAttributes::key), key.key())?;
+            last = Some(key);
+            Ok(object)
+        }))
+    };
+    let mut last = None;
+    let put = |run: PackedRun| {
+        if let Some((first, end)) = run.ends() {
+            in_order(last.as_deref(), first)?;
+            last = Some(end.to_owned());
+        }
+        objects.put_run(run);
+        Ok(())
+    };
     let mut blocks = CountedBlocks {
         file: &mut file,
         load: &mut load,
         left: header.objects,
     };
-    for_each_block(&mut blocks, scan_object, |object| objects.put(object))?;
+    for_each_batch(&mut blocks, pack, put)?;
     file.end()?;
     let bookmark = (!example.is_empty()).then(|| BookmarkFormat::learn(&format, &example));
     let warnings = header.warnings.into_iter().map(HeaderValue::try_from);
@@ -160,6 +182,40 @@ pub(super) fn load_stored<R: Read + Send>(
         load,
     })
 }
+
+/// Checks that a key follows the last one.
+fn in_order(last: Option<&str>, key: &str) -> Result<(), CheckpointFileError> {
+    if last.is_some_and(|last| last >= key) {
+        return Err(CheckpointFileError::Damaged("its objects are out of order"));
+    }
+    Ok(())
+}
+
+/// Batches of blocks.
+struct Batches<'a, 'b, R>(&'a mut CountedBlocks<'b, R>);
+
+impl<R: Read> Iterator for Batches<'_, '_, R> {
+    type Item = Result<Vec<Bytes>, CheckpointError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let (mut batch, mut bytes) = (Vec::new(), 0);
+        while bytes < BATCH
+            && let Some(block) = self.0.next()
+        {
+            match block {
+                Ok(block) => {
+                    bytes += size_of::<Bytes>() + block.len();
+                    batch.push(block);
+                }
+                Err(error) => return Some(Err(error)),
+            }
+        }
+        (!batch.is_empty()).then_some(Ok(batch))
+    }
+}
+
+/// Takes results of a thread.
+type Sender<T> = SyncSender<Result<T, CheckpointError>>;
 
 /// The blocks of a checkpoint, whose memory is counted as they are read.
 struct CountedBlocks<'a, R> {
@@ -182,85 +238,53 @@ impl<R: Read> Iterator for CountedBlocks<'_, R> {
     }
 }
 
-/// Makes something of each block, and calls `take` with each of these in the blocks' order, until
-/// one fails. Many are read, made and taken on three threads.
-fn for_each_block<R: Read + Send, T: Send>(
+/// Makes something of each batch of blocks, and takes each of these in the blocks' order, until one
+/// fails. Many blocks are read, made and taken on several threads.
+fn for_each_batch<R: Read + Send, T: Send>(
     blocks: &mut CountedBlocks<'_, R>,
-    make: impl Fn(Bytes) -> Result<T, CheckpointError> + Send,
-    mut take: impl FnMut(T),
+    make: impl Fn(Vec<Bytes>) -> Result<T, CheckpointError> + Sync,
+    mut take: impl FnMut(T) -> Result<(), CheckpointError>,
 ) -> Result<(), CheckpointError> {
-    if blocks.left < MANY {
-        return blocks.try_for_each(|block| {
-            take(make(block?)?);
-            Ok(())
-        });
+    let are_many = blocks.left >= MANY;
+    let mut batches = Batches(blocks);
+    if !are_many {
+        return batches.try_for_each(|batch| take(make(batch?)?));
     }
     thread::scope(|scope| {
-        let (batches, read) = sync_channel(AHEAD);
-        let reading = move || send_batches(blocks, &batches);
-        let reading = thread::Builder::new().spawn_scoped(scope, reading)?;
-        let (batches, made) = sync_channel(AHEAD);
-        let making = move || {
-            read.iter()
-                .try_for_each(|batch: Vec<_>| send_made(batch, &make, &batches))
-        };
-        let making = thread::Builder::new().spawn_scoped(scope, making)?;
-        made.iter().flatten().for_each(&mut take);
-        // What lies before the first failure is taken. A failure to make it comes first then.
-        joined(making).and(joined(reading))
+        let (mut inputs, mut outputs) = (Vec::new(), Vec::new());
+        for _ in 0..MAKERS {
+            let (input, batches) = sync_channel(AHEAD);
+            let (made, output) = sync_channel(AHEAD);
+            let make = &make;
+            let making = move || send_until_failure(batches.iter().map(|b| make(b?)), [&made]);
+            thread::Builder::new().spawn_scoped(scope, making)?;
+            inputs.push(input);
+            outputs.push(output);
+        }
+        let reading = move || send_until_failure(batches, &inputs);
+        thread::Builder::new().spawn_scoped(scope, reading)?;
+        // Batches were given to the makers in turn.
+        for output in outputs.iter().cycle() {
+            match output.recv() {
+                Ok(made) => take(made?)?,
+                Err(_) => break,
+            }
+        }
+        Ok(())
     })
 }
 
-fn joined<T>(thread: ScopedJoinHandle<'_, T>) -> T {
-    let joined = thread.join();
-    joined.unwrap_or_else(|panicked| panic::resume_unwind(panicked))
-}
-
-/// Sends blocks until one fails, or nobody takes them any more.
-fn send_batches(
-    blocks: impl Iterator<Item = Result<Bytes, CheckpointError>>,
-    batches: &SyncSender<Vec<Bytes>>,
-) -> Result<(), CheckpointError> {
-    let (mut batch, mut bytes) = (Vec::new(), 0);
-    for block in blocks {
-        let block = match block {
-            Ok(block) => block,
-            Err(error) => {
-                let _ = batches.send(batch);
-                return Err(error);
-            }
-        };
-        bytes += size_of::<Bytes>() + block.len();
-        batch.push(block);
-        if bytes >= BATCH {
-            bytes = 0;
-            if batches.send(std::mem::take(&mut batch)).is_err() {
-                return Ok(());
-            }
+/// Sends results to the receivers in turn, until one is a failure, or is not received any more.
+fn send_until_failure<'a, T: 'a>(
+    results: impl Iterator<Item = Result<T, CheckpointError>>,
+    receivers: impl IntoIterator<IntoIter: Clone + Iterator<Item = &'a Sender<T>>>,
+) {
+    for (result, receiver) in results.zip(receivers.into_iter().cycle()) {
+        let is_failure = result.is_err();
+        if receiver.send(result).is_err() || is_failure {
+            return;
         }
     }
-    let _ = batches.send(batch);
-    Ok(())
-}
-
-/// Sends what is made of the blocks, up to the first that fails.
-fn send_made<T>(
-    batch: Vec<Bytes>,
-    make: impl Fn(Bytes) -> Result<T, CheckpointError>,
-    batches: &SyncSender<Vec<T>>,
-) -> Result<(), CheckpointError> {
-    let mut failure = None;
-    let made = batch.into_iter().map_while(|block| match make(block) {
-        Ok(made) => Some(made),
-        Err(error) => {
-            failure = Some(error);
-            None
-        }
-    });
-    let made = made.collect();
-    // Nobody takes it only after a panic.
-    let _ = batches.send(made);
-    failure.map_or(Ok(()), Err)
 }
 
 #[cfg(test)]
@@ -269,17 +293,18 @@ mod tests {
     use super::*;
     use crate::budget::MemoryBudget;
 
-    /// Takes the blocks of a file, up to one that is refused. Returns how many were taken before
-    /// the end or a failure.
+    /// Takes the blocks of a file, up to one that is refused. Returns how many batches were taken before
+    /// the end or a failure, and the number of their blocks.
     fn taken(file: &[u8], count: u64, refused: Option<u64>) -> (u64, Result<(), CheckpointError>) {
         let (mut file, _) = CheckpointReader::begin(file).unwrap();
         let mut load = MemoryBudget::default().begin_load();
-        let make = |block: Bytes| {
-            let number = u64::from_le_bytes(block[..8].try_into().unwrap());
-            if refused == Some(number) {
+        let make = |batch: Vec<Bytes>| {
+            let number = |block: &Bytes| u64::from_le_bytes(block[..8].try_into().unwrap());
+            let numbers: Vec<_> = batch.iter().map(number).collect();
+            if refused.is_some_and(|refused| numbers.contains(&refused)) {
                 return Err(CheckpointError::Foreign("refused"));
             }
-            Ok(number)
+            Ok(numbers)
         };
         let mut blocks = CountedBlocks {
             file: &mut file,
@@ -287,9 +312,15 @@ mod tests {
             left: count,
         };
         let mut taken = 0;
-        let result = for_each_block(&mut blocks, make, |number| {
-            assert_eq!(number, taken);
-            taken += 1;
+        let result = for_each_batch(&mut blocks, make, |numbers| {
+            assert!(
+                numbers
+                    .iter()
+                    .copied()
+                    .eq(taken..taken + numbers.len() as u64)
+            );
+            taken += numbers.len() as u64;
+            Ok(())
         });
         (taken, result)
     }
@@ -300,19 +331,37 @@ mod tests {
             let file = file_of((0..count).map(|n| [n.to_le_bytes(); 40].concat()));
             assert!(matches!(taken(&file, count, None), (n, Ok(())) if n == count));
             let last = count - 1;
-            let refused = taken(&file, count, Some(last));
-            assert!(matches!(refused, (n, Err(CheckpointError::Foreign(_))) if n == last));
+            let (number, refused) = taken(&file, count, Some(last));
+            assert!(matches!(refused, Err(CheckpointError::Foreign(_))));
+            assert!(number <= last, "of {count}");
             // A cut after a block that is refused is not noticed; one before it is all there is.
             let cut = &file[..file.len() - 100];
             let refused = taken(cut, count, Some(0));
             assert!(matches!(refused, (0, Err(_))), "of {count}");
             let (number, result) = taken(cut, count, None);
-            assert_eq!(number, last, "of {count}");
+            assert!(number <= last, "of {count}");
             assert!(matches!(
                 result,
                 Err(CheckpointError::File(CheckpointFileError::Io(error)))
                     if error.kind() == io::ErrorKind::UnexpectedEof
             ));
+        }
+    }
+
+    #[test]
+    fn objects_out_of_order_are_damage() {
+        let object = |name: &str| {
+            format!(r#"{{"metadata":{{"name":"{name}","namespace":"a","resourceVersion":"5"}}}}"#)
+        };
+        for (names, is_damaged) in [(["a", "b"], false), (["b", "a"], true), (["a", "a"], true)] {
+            let objects = names.map(object);
+            let file = file_of(["", &objects[0], &objects[1]]);
+            let (reader, header) = CheckpointReader::begin(&file[..]).unwrap();
+            let load = MemoryBudget::default().begin_load();
+            let fields = FieldTable::metadata_only(true);
+            let form = (Encoding::Json, ManagedFields::Keep);
+            let loaded = load_stored(reader, header, form, &fields, load);
+            assert_eq!(loaded.is_err(), is_damaged, "{names:?}");
         }
     }
 
@@ -327,7 +376,7 @@ mod tests {
             load: &mut load,
             left: count,
         };
-        let result = for_each_block(&mut blocks, Ok, drop);
+        let result = for_each_batch(&mut blocks, Ok, |_| Ok(()));
         assert!(matches!(result, Err(CheckpointError::DoesNotFit(_))));
     }
 }

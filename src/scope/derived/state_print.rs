@@ -154,7 +154,7 @@ async fn print_batch(
             let length = manner.print_into(&peek.bytes(&source), &mut text)?;
             Ok(UnmadeObject { source, length })
         };
-        packer.pack(batch.into_iter().map(print), |sources| {
+        packer.pack_unmade(batch.into_iter().map(print), |sources| {
             Box::new(PrintedItems::new(manner.clone(), sources))
         })
     });

@@ -24,14 +24,15 @@ pub struct SnapshotBuilder {
     /// Upstream lists in key order. From the first object out of order on, objects are inserted one
     /// by one, as changes are.
     in_order: bool,
+    /// The index has the objects already.
+    is_indexed: bool,
 }
 
-/// Packs objects that are made when somebody reads them. Threads can pack several runs side by side.
-/// Cheap to clone.
+/// Packs objects that follow one another. Threads can pack several runs side by side. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct RunPacker {
     format: Arc<WireFormat>,
-    /// Counts the bytes that are not held meanwhile.
+    /// Counts the bytes of unmade objects.
     saved: ByteTally,
 }
 
@@ -47,6 +48,23 @@ pub struct PackedRun {
 impl RunPacker {
     /// Packs objects that come in the order of their keys. Ends with the first error.
     pub fn pack<E>(
+        &self,
+        objects: impl IntoIterator<Item = Result<StoredObject, E>>,
+    ) -> Result<PackedRun, E> {
+        let (mut run, mut next) = (PackedRun::default(), LeafBuilder::default());
+        for object in objects {
+            let object = object?;
+            run.count += 1;
+            run.size += object.size();
+            run.bytes += object.bytes.len();
+            run.leaves.extend(next.put(&self.format, object));
+        }
+        run.leaves.extend(next.take(&self.format));
+        Ok(run)
+    }
+
+    /// Does the same as [`RunPacker::pack`] with objects that are made when somebody reads them.
+    pub fn pack_unmade<E>(
         &self,
         objects: impl IntoIterator<Item = Result<UnmadeObject, E>>,
         origin: impl MakeOrigin,
@@ -74,6 +92,12 @@ impl PackedRun {
     /// Returns the number of bytes of the objects, once they are made.
     pub fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// Returns the first and the last key; `None` without objects.
+    pub fn ends(&self) -> Option<(&str, &str)> {
+        let (first, last) = (self.leaves.first()?, self.leaves.last()?);
+        Some((first.first_key(), last.objects().last()?.key()))
     }
 }
 
@@ -106,6 +130,7 @@ impl SnapshotBuilder {
             packed,
             next: LeafBuilder::default(),
             in_order: true,
+            is_indexed: false,
         }
     }
 
@@ -118,6 +143,7 @@ impl SnapshotBuilder {
             indexed: snapshot.layout.as_ref().and_then(|layout| layout.indexed),
         });
         builder.packed.by_field.clone_from(&snapshot.by_field);
+        builder.is_indexed = true;
         builder
     }
 
@@ -129,11 +155,16 @@ impl SnapshotBuilder {
         }
     }
 
-    /// Adds objects whose keys are behind all others, and that the index has already.
+    /// Adds objects whose keys are behind all others.
     pub fn put_run(&mut self, run: PackedRun) {
         self.packed.len += run.count;
         self.packed.size += run.size;
         for leaf in run.leaves {
+            if let Some(index) = self.packed.by_field.as_mut().filter(|_| !self.is_indexed) {
+                leaf.objects()
+                    .iter()
+                    .for_each(|object| index.insert(object));
+            }
             self.packed.put(leaf);
         }
     }

@@ -332,7 +332,7 @@ proptest! {
                 let items = layout().format.join(objects.iter()).bytes;
                 Box::new(PlantedItems(items)) as Box<dyn ItemsOrigin>
             };
-            let run = builder.run_packer().pack(objects, origin).unwrap();
+            let run = builder.run_packer().pack_unmade(objects, origin).unwrap();
             prop_assert_eq!(run.count(), part.len());
             prop_assert_eq!(run.bytes(), part.iter().map(|object| longer(object).bytes.len()).sum::<usize>());
             builder.put_run(run);
@@ -381,7 +381,7 @@ fn a_run_ends_with_the_first_failure() {
     let objects = [Ok(object), Err("no"), Err("never")];
     let packer = SnapshotBuilder::new(layout()).run_packer();
     let origin = |_: Box<[Arc<StoredObject>]>| -> Box<dyn ItemsOrigin> { unreachable!() };
-    assert_eq!(packer.pack(objects, origin).unwrap_err(), "no");
+    assert_eq!(packer.pack_unmade(objects, origin).unwrap_err(), "no");
 }
 
 /// A watch that begins with one node's or one name's objects does not look at all others.
