@@ -41,6 +41,7 @@ mod get_proofs;
 mod outcome;
 mod questions;
 mod refusals;
+mod route;
 
 use std::collections::HashMap;
 use std::sync::atomic::AtomicUsize;
@@ -61,6 +62,7 @@ use comparison::{IN_TRANSIT, ProvenSelection};
 use get_proofs::{GetProofs, GetQuestion, ProofForGets};
 use outcome::{ComparedVersion, FreshnessProof, ProvenVersion};
 use refusals::RefusedQuestions;
+use route::{ProofRoute, RouteFacts, VersionQuestion};
 use watershed_protocol::{ResourceVersion, Selection};
 
 pub(in crate::serve) use comparison::ProvenState;
@@ -284,43 +286,55 @@ impl Fence {
     ) -> Result<ProvenVersion, FenceError> {
         self.may_ask()?;
         let objects = scope.reader.snapshot().len();
-        let is_small = self.costs.is_small(objects);
-        let mut known = None;
         let mut worth = ComparisonWorth::new(&self.costs, objects, answer);
-        let has_lagged = self.has_lagged();
-        if has_lagged && !is_small && !worth.is_enough() {
-            return Err(FenceError::Cheap);
-        }
-        let asks_version = self.costs.does_version_suffice(objects)
-            || (self.costs.asks_version_first(objects) && !(has_lagged && is_small))
-            // Events prove a read that costs less than a comparison, or nothing does.
-            || (!is_small
-                && self.may_be_followed(scope)
-                && !worth.is_enough());
-        if asks_version {
-            let version = self.version(scope).await?;
-            if scope.reader.version() >= version {
-                self.costs.set_compare_first(false);
-                return Ok(FreshnessProof::Current.of(version));
+        let facts = RouteFacts {
+            is_small: self.costs.is_small(objects),
+            has_lagged: self.has_lagged(),
+            version: self.version_question(scope, objects),
+        };
+        let known = match ProofRoute::choose(facts, || worth.is_enough()) {
+            ProofRoute::LeaveToUpstream => return Err(FenceError::Cheap),
+            ProofRoute::Compare => None,
+            ProofRoute::AskVersion => {
+                let version = self.version(scope).await?;
+                let proof = self
+                    .follow(scope, version, facts.is_small, &mut worth)
+                    .await;
+                if let Some(proof) = proof {
+                    return Ok(proof.of(version));
+                }
+                if !facts.is_small && !worth.is_enough() {
+                    return Err(FenceError::Cheap);
+                }
+                Some(version)
             }
-            let idle = scope.upstream.silence();
-            let is_expected = !is_small || idle < IDLE_AFTER;
-            if is_expected && scope.wait_until_version(version, EVENT_WAIT).await {
-                self.costs.set_compare_first(false);
-                return Ok(FreshnessProof::Followed.of(version));
-            }
-            self.record_lag(scope);
-            let wait = IN_TRANSIT.min(self.costs.expected(objects));
-            if is_busy(scope) && worth.is_enough() && scope.wait_until_version(version, wait).await
-            {
-                return Ok(FreshnessProof::Followed.of(version));
-            }
-            known = Some(version);
-        }
-        if !is_small && !worth.is_enough() {
-            return Err(FenceError::Cheap);
-        }
+        };
         self.compare_or_catch_up(scope, answer, known).await
+    }
+
+    /// Waits for a moment until events have brought the cache to upstream's version. Returns the proof,
+    /// or `None` if they are late.
+    async fn follow(
+        &self,
+        scope: &Scope,
+        version: ResourceVersion,
+        is_small: bool,
+        worth: &mut ComparisonWorth<'_>,
+    ) -> Option<FreshnessProof> {
+        if scope.reader.version() >= version {
+            self.costs.set_compare_first(false);
+            return Some(FreshnessProof::Current);
+        }
+        let is_expected = !is_small || scope.upstream.silence() < IDLE_AFTER;
+        if is_expected && scope.wait_until_version(version, EVENT_WAIT).await {
+            self.costs.set_compare_first(false);
+            return Some(FreshnessProof::Followed);
+        }
+        self.record_lag(scope);
+        let wait = IN_TRANSIT.min(self.costs.expected(worth.objects));
+        let is_followed =
+            is_busy(scope) && worth.is_enough() && scope.wait_until_version(version, wait).await;
+        is_followed.then_some(FreshnessProof::Followed)
     }
 
     /// Compares upstream's objects with the cache, unless events bring it to the `known` version.
@@ -343,19 +357,17 @@ impl Fence {
                 }
             },
         };
-        let version = match (compared, known) {
-            (Ok(compared), _) if scope.reader.version() >= compared.version => {
+        let version = match compared {
+            Ok(compared) if scope.reader.version() >= compared.version => {
                 return Ok(compared.proven());
             }
-            (Ok(compared), _) => compared.version,
+            Ok(compared) => compared.version,
             // Otherwise long lists would be left to an upstream that has too much to do.
-            (Err(FenceError::Late), known) if is_slow || answer.takes > costs::CATCH_UP => {
-                match known {
-                    Some(version) => version,
-                    None => self.version(scope).await?,
-                }
-            }
-            (Err(error), _) => return Err(error),
+            Err(FenceError::Late) if is_slow || answer.takes > costs::CATCH_UP => match known {
+                Some(version) => version,
+                None => self.version(scope).await?,
+            },
+            Err(error) => return Err(error),
         };
         self.catch_up(scope, version).await
     }
@@ -422,10 +434,18 @@ impl Fence {
         *self.lagged.lock() = Some(Instant::now());
     }
 
-    /// Returns `true` if events may bring the next proof, although they did not bring the last ones:
-    /// they come now, or that is long ago.
-    fn may_be_followed(&self, scope: &Scope) -> bool {
-        is_busy(scope) || self.costs.are_outdated()
+    /// Returns the use of asking for the version alone.
+    fn version_question(&self, scope: &Scope, objects: usize) -> VersionQuestion {
+        if self.costs.does_version_suffice(objects) {
+            VersionQuestion::Suffices
+        } else if self.costs.asks_version_first(objects) {
+            VersionQuestion::BroughtLast
+        } else if is_busy(scope) || self.costs.are_outdated() {
+            // Events come now, or it is long ago that they were late.
+            VersionQuestion::Possible
+        } else {
+            VersionQuestion::Useless
+        }
     }
 
     fn has_lagged(&self) -> bool {
