@@ -52,7 +52,8 @@ impl Scopes {
     ///
     /// Scopes that are derived, or that only derived ones read, are folded whenever they are cold: one
     /// of a type's two encodings is hardly read. All others are folded when memory is short. What
-    /// nobody has read since its list counts as cold at once.
+    /// nobody has read since its list counts as cold at once. Unmade objects let go of what they would be
+    /// made of, where they hold it alone.
     pub fn fold_cold(&self, is_short: bool) -> usize {
         // Each list has objects that were never read once, as what changes is never again unread.
         let (idle, mut budget, mut budget_of_unread) = if is_short {
@@ -60,6 +61,11 @@ impl Scopes {
         } else {
             (FOLDED_AFTER, FOLDED_AT_ONCE, FOLDED_IN_HASTE)
         };
+        let (all, mut budget_of_origins) = (self.all(), FOLDED_IN_HASTE);
+        for scope in &all {
+            let snapshot = scope.reader.snapshot();
+            snapshot.release_origins(&mut budget_of_origins);
+        }
         let is_second = |scope: &&Arc<Scope>| {
             is_short || scope.is_derived() || scope.is_source_only.load(Ordering::Relaxed)
         };
@@ -70,7 +76,7 @@ impl Scopes {
             scope.count_held();
             freed
         };
-        self.all().iter().filter(is_second).map(fold).sum()
+        all.iter().filter(is_second).map(fold).sum()
     }
 
     /// Releases the frames of derived events that were delivered, and that nobody has used since the

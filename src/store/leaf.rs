@@ -312,6 +312,12 @@ impl Leaf {
         packed.map_or_else(FoldedItems::default, |packed| packed.fold(idle, saved))
     }
 
+    /// Lets go of objects in another form that are held for this leaf alone. Returns the work of it.
+    pub(super) fn release_origin(&self) -> usize {
+        let packed = self.packed.get();
+        packed.map_or(0, |packed| packed.release_origin())
+    }
+
     /// Unfolds the objects, as another leaf is made from this one: what is not held counts for
     /// leaves of the newest snapshot alone.
     fn unfold(&self) {

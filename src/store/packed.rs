@@ -48,9 +48,8 @@ enum HeldItems {
     /// Nobody has read them yet.
     Unmade {
         origin: Box<dyn ItemsOrigin>,
-        /// As that of `Folded`, less what the origin holds: it counts twice, as it may be held here
-        /// alone at any time.
-        _saved: ByteCharge,
+        /// As that of `Folded`. What the origin holds counts where it comes from.
+        saved: ByteCharge,
     },
 }
 
@@ -59,8 +58,8 @@ pub trait ItemsOrigin: fmt::Debug + Send + Sync {
     /// Appends all items, each with a separator behind it.
     fn put_items(&self, items: &mut Vec<u8>);
 
-    /// Returns the bytes of memory that it holds.
-    fn size(&self) -> usize;
+    /// Returns `true` if some of what it holds is held by nothing else any more.
+    fn is_orphaned(&self) -> bool;
 }
 
 /// The result of folding items.
@@ -97,8 +96,8 @@ impl PackedItems {
     ) -> Self {
         let length = ends.last().map_or(0, |end| *end as usize);
         let held = HeldItems::Unmade {
-            _saved: saved.charge(length.saturating_sub(origin.size())),
             origin,
+            saved: saved.charge(length),
         };
         Self {
             idle: AtomicU8::new(NEVER_READ),
@@ -181,16 +180,39 @@ impl PackedItems {
             return deflated;
         }
         let _compressing = unpoisoned(self.compressing.lock());
-        let items = match &*self.lock() {
+        let (items, is_unmade) = match &*self.lock() {
             HeldItems::Both(_, deflated) | HeldItems::Folded { deflated, .. } => {
                 return Arc::clone(deflated);
             }
-            HeldItems::Plain(items) | HeldItems::Dense(items) => items.clone(),
-            HeldItems::Unmade { origin, .. } => self.made(&**origin),
+            HeldItems::Plain(items) | HeldItems::Dense(items) => (items.clone(), false),
+            HeldItems::Unmade { origin, .. } => (self.made(&**origin), true),
         };
         let deflated = Arc::new(self.deflate(&items));
-        *self.lock() = HeldItems::Both(items, Arc::clone(&deflated));
+        // Nobody has set memory aside for the items as they are.
+        let is_to_fold = is_unmade && self.is_worthwhile(&items, &deflated);
+        let mut held = self.lock();
+        *held = match std::mem::replace(&mut *held, HeldItems::Plain(Bytes::new())) {
+            HeldItems::Unmade { saved, .. } if is_to_fold => HeldItems::Folded {
+                deflated: Arc::clone(&deflated),
+                _saved: saved,
+            },
+            _ => HeldItems::Both(items, Arc::clone(&deflated)),
+        };
         deflated
+    }
+
+    /// Holds unmade items compressed once their origin is held for their sake alone. Returns the work,
+    /// as [`FoldedItems::work`].
+    pub(super) fn release_origin(&self) -> usize {
+        let is_orphaned = match &*self.lock() {
+            HeldItems::Unmade { origin, .. } => origin.is_orphaned(),
+            _ => false,
+        };
+        if !is_orphaned {
+            return 0;
+        }
+        self.deflated();
+        self.len()
     }
 
     /// Returns `true` if [`PackedItems::deflated`] costs nothing. Does not wait for one that is
@@ -265,9 +287,7 @@ impl PackedItems {
             items.len()
         };
         let deflated = known.unwrap_or_else(|| Arc::new(self.deflate(&items)));
-        // What is held alone must be all that it was made of.
-        let is_worthwhile =
-            gains(&items, &deflated) && self.inflate(&deflated).as_ref() == Some(&items);
+        let is_worthwhile = self.is_worthwhile(&items, &deflated);
         let mut held = self.lock();
         let was_read = self.idle.load(Ordering::Relaxed) < idle;
         let freed = match &*held {
@@ -288,6 +308,12 @@ impl PackedItems {
 
     fn deflate(&self, items: &Bytes) -> Deflated {
         deflate(&items[..items.len().saturating_sub(self.separator.len())])
+    }
+
+    /// Returns `true` if the compressed form may be held alone: it gains much, and is all that it was made
+    /// of.
+    fn is_worthwhile(&self, items: &Bytes, deflated: &Deflated) -> bool {
+        gains(items, deflated) && self.inflate(deflated).as_ref() == Some(items)
     }
 
     /// Returns the items of a compressed form that was held alone.
@@ -438,36 +464,59 @@ mod tests {
             items.extend_from_slice(&b"x".repeat(4_000));
         }
 
-        fn size(&self) -> usize {
-            1_000
+        fn is_orphaned(&self) -> bool {
+            Arc::strong_count(&self.0) == 1
         }
+    }
+
+    fn unmade(made: &Arc<AtomicU8>, saved: &ByteTally) -> PackedItems {
+        let origin = Box::new(Counted(Arc::clone(made)));
+        PackedItems::unmade(Box::new([1_500, 4_000]), 0, origin, saved)
     }
 
     #[test]
     fn items_that_nobody_has_read_are_made_for_the_first_reader() {
         let (saved, made) = (ByteTally::default(), Arc::<AtomicU8>::default());
-        let unmade = || {
-            let origin = Box::new(Counted(Arc::clone(&made)));
-            PackedItems::unmade(Box::new([1_500, 4_000]), 0, origin, &saved)
-        };
-        let all = b"x".repeat(4_000);
-        let (items, compressed) = (unmade(), unmade());
-        assert_eq!(saved.bytes(), 6_000, "what their origins hold is not saved");
+        let (all, items) = (b"x".repeat(4_000), unmade(&made, &saved));
+        assert_eq!(saved.bytes(), 4_000);
         assert_eq!(items.fold(NEVER_READ, &saved), FoldedItems::default());
         assert!(items.peek() == all[..]);
-        assert_eq!(saved.bytes(), 6_000, "a peek holds nothing");
+        assert_eq!(saved.bytes(), 4_000, "a peek holds nothing");
         assert_eq!(made.swap(0, Ordering::Relaxed), 1, "for the peek alone");
         assert!(items.items() == all[..] && items.items() == all[..]);
-        assert_eq!(made.swap(0, Ordering::Relaxed), 1, "for all readers");
-        assert_eq!(saved.bytes(), 3_000);
+        assert_eq!(made.load(Ordering::Relaxed), 1, "for all readers");
+        assert_eq!(saved.bytes(), 0);
         // From here on they are like all others.
         items.age();
         assert!(items.fold(1, &saved).freed > 0);
-        assert_eq!(compressed.deflated().data_len(), 4_000);
-        assert!(compressed.items() == all[..]);
+    }
+
+    #[test]
+    fn items_that_are_read_compressed_first_are_held_compressed_alone() {
+        let (saved, made) = (ByteTally::default(), Arc::<AtomicU8>::default());
+        let items = unmade(&made, &saved);
+        assert_eq!(items.deflated().data_len(), 4_000);
+        assert!(items.is_folded());
+        assert_eq!(saved.bytes(), 4_000);
+        assert!(items.items() == b"x".repeat(4_000)[..]);
         assert_eq!(made.load(Ordering::Relaxed), 1, "for both forms");
-        drop((items, compressed));
+        drop(items);
         assert_eq!(saved.bytes(), 0);
+    }
+
+    #[test]
+    fn unmade_items_let_go_of_an_origin_that_nothing_else_holds() {
+        let (saved, made) = (ByteTally::default(), Arc::<AtomicU8>::default());
+        let items = unmade(&made, &saved);
+        assert_eq!(items.release_origin(), 0, "another scope holds it");
+        let alone = Arc::downgrade(&made);
+        drop(made);
+        assert_eq!(items.release_origin(), 4_000);
+        assert_eq!(alone.strong_count(), 0);
+        assert!(items.is_folded());
+        assert_eq!(items.release_origin(), 0);
+        assert_eq!(saved.bytes(), 4_000);
+        assert!(items.items() == b"x".repeat(4_000)[..]);
     }
 
     #[test]

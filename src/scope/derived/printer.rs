@@ -162,9 +162,10 @@ impl ItemsOrigin for PrintedItems {
         }
     }
 
-    fn size(&self) -> usize {
-        let of_source = |source: &Arc<StoredObject>| size_of_val(source) + source.bytes.len();
-        size_of::<Self>() + self.sources.iter().map(of_source).sum::<usize>()
+    fn is_orphaned(&self) -> bool {
+        // The scope in protobuf holds others instead.
+        let is_alone = |source: &Arc<StoredObject>| Arc::strong_count(source) == 1;
+        self.sources.iter().any(is_alone)
     }
 }
 

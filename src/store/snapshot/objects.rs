@@ -209,6 +209,17 @@ impl Snapshot {
         freed
     }
 
+    /// Makes leaves of which nobody has read an object, and holds them compressed, once what they would
+    /// be made of is held for their sake alone. The budget is as that of [`Snapshot::fold`].
+    pub fn release_origins(&self, budget: &mut usize) {
+        for leaf in self.leaves.iter() {
+            if *budget == 0 {
+                break;
+            }
+            *budget = budget.saturating_sub(leaf.release_origin());
+        }
+    }
+
     /// Returns the object with this key (`namespace/name`, or `name` when cluster-scoped).
     pub fn get(&self, key: &str) -> Option<&Arc<StoredObject>> {
         let leaf = self.leaves.around(key)?;
