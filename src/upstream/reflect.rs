@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use http::HeaderValue;
 use tokio::time::{Instant, timeout};
-use watershed_connect::{Address, ConnectError};
+use watershed_connect::Address;
 use watershed_protocol::{ResourceVersion, WireFormat};
 
 use super::stream::WatchStream;
@@ -16,9 +16,9 @@ use super::{ListCompression, ServedBy, UpstreamClient};
 use crate::budget::MemoryBudget;
 use crate::headers::HistoryName;
 use crate::log_throttle::LogThrottle;
-use crate::upstream::UpstreamError;
 
 mod answer;
+mod bookmarks;
 mod change;
 mod error;
 mod event;
@@ -28,7 +28,8 @@ mod recovery;
 mod request;
 mod resume;
 
-use error::ReflectorError;
+use bookmarks::BookmarkKnowledge;
+use error::{Fault, ReflectorError};
 use recovery::Recovery;
 
 use change::InitialList;
@@ -48,14 +49,6 @@ enum SchemaUse {
 
 /// Time within which an API server uses a changed schema.
 const REBUILT: Duration = Duration::from_secs(30);
-
-/// Streams in a row without a bookmark after which upstream is believed to send none of the type. It
-/// has no watch caches then, or the type is that of another API server. Fewer would believe a load
-/// balancer that takes watches and brings nothing.
-const QUIET_STREAMS: u32 = 3;
-/// The same once upstream has sent bookmarks of the type: a gateway that takes watches and brings nothing
-/// is more likely than an API server that was started again without its watch caches.
-const QUIET_STREAMS_AFTER_BOOKMARKS: u32 = 20;
 
 /// Failures to connect, broken streams, and refusals that may pass, of all types. All types have these
 /// at once when an API server ends or starts.
@@ -102,6 +95,16 @@ enum FormatSource {
     List,
 }
 
+/// The next attempt after one that failed.
+enum NextAttempt {
+    /// The same, after a pause.
+    Again,
+    /// The same at another server, at once.
+    Elsewhere,
+    /// A list.
+    List,
+}
+
 /// The age that a list may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ListFreshness {
@@ -120,21 +123,13 @@ pub struct Reflector {
     state: ReflectorState,
     format: Option<Arc<WireFormat>>,
     warnings: Vec<HeaderValue>,
-    bookmark_known: bool,
-    /// Streams in a row that fell silent before their first bookmark.
-    quiet_streams: u32,
-    /// The number of them after which upstream is believed to send no bookmarks of the type.
-    quiet_limit: u32,
-    /// Streams in a row, up to the last one, that fell silent.
-    silent_streams: u32,
+    bookmarks: BookmarkKnowledge,
     /// The next list is streamed. `false` after upstream did not stream one.
     streaming: bool,
     /// Streamed lists in a row that broke off.
     broken_lists: u32,
     list_freshness: ListFreshness,
     format_source: FormatSource,
-    /// The address of the last answer.
-    served_by: Option<Address>,
     /// The server of the last answer.
     server: Option<ServedBy>,
     /// The server of the last list's first page, from which the formats were learned.
@@ -167,15 +162,11 @@ impl Reflector {
             state: ReflectorState::Start,
             format: None,
             warnings: Vec::new(),
-            bookmark_known: false,
-            quiet_streams: 0,
-            quiet_limit: QUIET_STREAMS,
-            silent_streams: 0,
+            bookmarks: BookmarkKnowledge::default(),
             streaming: true,
             broken_lists: 0,
             list_freshness: ListFreshness::MostRecent,
             format_source: FormatSource::Presumed,
-            served_by: None,
             server: None,
             listed_by: None,
             recovery: Recovery::new(),
@@ -281,12 +272,12 @@ impl Reflector {
 
     /// Returns `true` if upstream has sent bookmarks of the type, and nothing shows that it does no longer.
     pub fn sends_bookmarks(&self) -> bool {
-        self.quiet_limit == QUIET_STREAMS_AFTER_BOOKMARKS && self.expects_bookmarks()
+        self.bookmarks.are_sent() && self.expects_bookmarks()
     }
 
     /// Returns `true` if the last stream fell silent, although upstream sends bookmarks of the type.
     pub fn fell_silent(&self) -> bool {
-        self.silent_streams > 0 && self.sends_bookmarks()
+        self.bookmarks.has_fallen_silent() && self.sends_bookmarks()
     }
 
     /// Opens the watch again, elsewhere if possible, as it does not bring what upstream has. Returns
@@ -298,7 +289,7 @@ impl Reflector {
             return false;
         };
         self.state = ReflectorState::Resuming { version };
-        self.recovery.overdue(self.served_by.clone());
+        self.recovery.overdue(self.served_by());
         true
     }
 
@@ -345,6 +336,11 @@ impl Reflector {
         self.server.as_ref()
     }
 
+    /// Returns the address of the last answer.
+    fn served_by(&self) -> Option<Address> {
+        self.server.as_ref().map(|server| server.address.clone())
+    }
+
     /// Returns the server from which the formats in [`Change::Listed`] were learned.
     pub fn listed_by(&self) -> Option<&ServedBy> {
         self.listed_by.as_ref()
@@ -352,7 +348,7 @@ impl Reflector {
 
     /// Learns the form of bookmarks again from the next one.
     pub fn forget_bookmark(&mut self) {
-        self.bookmark_known = false;
+        self.bookmarks.forget_form();
     }
 
     fn is_rebuilding(&self) -> bool {
@@ -375,7 +371,7 @@ impl Reflector {
                 }
                 Err(ReflectorError::Stopped(stopped)) => {
                     let may_pass = stopped.may_pass();
-                    if self.recovery.refused(self.served_by.clone(), may_pass) {
+                    if self.recovery.refused(self.served_by(), may_pass) {
                         return Err(stopped);
                     }
                     self.recover(&ReflectorError::Stopped(stopped));
@@ -416,7 +412,7 @@ impl Reflector {
                 let InitialList { listed, stream } = self.list().await?;
                 let version = listed.version;
                 self.recovery.succeeded();
-                self.silent_streams = 0;
+                self.bookmarks.nothing_is_silent();
                 self.unfinished = None;
                 self.last_event = None;
                 self.state = match stream {
@@ -471,80 +467,93 @@ impl Reflector {
 
     /// Prepares the next attempt.
     fn recover(&mut self, error: &ReflectorError) {
-        let resource = &self.target.gvr;
-        let by = self.served_by.clone();
-        let mut list_again = self.is_rebuilding();
-        match error {
-            ReflectorError::Expired(message) => {
-                let servers = self.client.upstream().addresses().len();
-                let lost = self.recovery.expired(by, servers);
-                if lost {
-                    tracing::info!(%resource, answer = message, "upstream has lost the history");
-                } else {
-                    tracing::debug!(%resource, answer = message, "a server has lost the history");
-                }
-                // A rebuilt type has no history at upstream. Its next list is the caller's to begin.
-                let is_expected = matches!(self.schema, SchemaUse::Changed);
-                list_again |= lost && !is_expected;
-                if !list_again {
-                    if lost {
-                        self.recovery.back_off();
-                    }
-                    return;
-                }
-                // A list that expires again and again has pauses that grow.
-                if lost && !self.is_listing() {
-                    self.recovery.list_lost();
-                }
-            }
-            ReflectorError::Malformed(_) => {
+        match self.note_failure(error) {
+            NextAttempt::Elsewhere => return,
+            NextAttempt::List if !self.is_listing() => self.restart(),
+            NextAttempt::List | NextAttempt::Again => {}
+        }
+        if error.is_failed_connection() {
+            let connections = self.client.upstream().traffic().new_connections();
+            self.recovery.back_off_until_connected(connections);
+        } else {
+            self.recovery.back_off();
+        }
+    }
+
+    /// Notes a failure, and logs it. Returns the next attempt.
+    fn note_failure(&mut self, error: &ReflectorError) -> NextAttempt {
+        let (resource, by) = (&self.target.gvr, self.served_by());
+        let is_lost = match error.fault() {
+            Fault::Expired(answer) => return self.note_expiry(answer),
+            Fault::Unreadable => {
                 let persists = self.recovery.unreadable(by);
                 tracing::error!(%resource, %error, relist = persists, "cannot read an answer");
                 if persists {
                     // The pause before the list is part of the recovery so far.
                     self.state = ReflectorState::Start;
                 }
+                false
             }
-            ReflectorError::Quiet(_) => {
+            Fault::Quiet => {
                 self.recovery.failed();
                 tracing::info!(%resource, %error, "opening a watch again");
+                false
             }
-            error => {
-                match error {
-                    // A refusal was counted before.
-                    ReflectorError::Stopped(_) => {}
-                    ReflectorError::Silent(_)
-                    | ReflectorError::Broken(_)
-                    | ReflectorError::Brief
-                    | ReflectorError::Behind { .. }
-                    | ReflectorError::Watch(..) => {
-                        self.recovery.unanswered(by);
-                    }
-                    ReflectorError::Status(status, _) if status.is_server_error() => {
-                        self.recovery.unanswered(by);
-                    }
-                    _ => self.recovery.failed(),
-                }
-                if !error.may_concern_the_version() {
-                    self.recovery.version_not_shown();
-                } else if !self.is_listing() {
-                    list_again |= self.recovery.version_failed();
-                }
-                self.report(error);
+            // It was counted before.
+            Fault::Refused => self.note_version(error),
+            Fault::Unanswered => {
+                self.recovery.unanswered(by);
+                self.note_version(error)
             }
-        }
-        if list_again && !matches!(self.state, ReflectorState::Start) {
-            self.restart();
-        }
-        match error {
-            ReflectorError::Upstream(UpstreamError::Connect(
-                ConnectError::Connect { .. } | ConnectError::ConnectTimeout { .. },
-            )) => {
-                let connections = self.client.upstream().traffic().new_connections();
-                self.recovery.back_off_until_connected(connections);
+            Fault::Other => {
+                self.recovery.failed();
+                self.note_version(error)
             }
-            _ => self.recovery.back_off(),
+        };
+        if is_lost || self.is_rebuilding() {
+            NextAttempt::List
+        } else {
+            NextAttempt::Again
         }
+    }
+
+    /// Notes that a server does not have the version any more.
+    fn note_expiry(&mut self, answer: &str) -> NextAttempt {
+        let (resource, by) = (&self.target.gvr, self.served_by());
+        let servers = self.client.upstream().addresses().len();
+        let is_lost = self.recovery.expired(by, servers);
+        if is_lost {
+            tracing::info!(%resource, answer, "upstream has lost the history");
+        } else {
+            tracing::debug!(%resource, answer, "a server has lost the history");
+        }
+        // A rebuilt type has no history at upstream. Its next list is the caller's to begin.
+        let is_expected = matches!(self.schema, SchemaUse::Changed);
+        if is_lost && !is_expected {
+            // A list that expires again and again has pauses that grow.
+            if !self.is_listing() {
+                self.recovery.list_lost();
+            }
+            NextAttempt::List
+        } else if self.is_rebuilding() {
+            NextAttempt::List
+        } else if is_lost {
+            NextAttempt::Again
+        } else {
+            NextAttempt::Elsewhere
+        }
+    }
+
+    /// Logs a failure, and notes if it may be one of the version. Returns `true` if the version is lost.
+    fn note_version(&mut self, error: &ReflectorError) -> bool {
+        let is_lost = if error.may_concern_the_version() {
+            !self.is_listing() && self.recovery.version_failed()
+        } else {
+            self.recovery.version_not_shown();
+            false
+        };
+        self.report(error);
+        is_lost
     }
 
     /// Logs a failure. What fails for all types at once, as connections do, is one line in a while.

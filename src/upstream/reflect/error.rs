@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use http::StatusCode;
+use watershed_connect::ConnectError;
 use watershed_protocol::{GunzipError, Malformed, ResourceVersion};
 
 use super::change::Stopped;
@@ -47,7 +48,52 @@ pub(super) enum ReflectorError {
     Stopped(#[from] Stopped),
 }
 
+/// What a failure shows.
+pub(super) enum Fault<'a> {
+    /// A server does not have the version any more, as it says in this answer.
+    Expired(&'a str),
+    /// An answer cannot be read.
+    Unreadable,
+    /// Nothing came, which may be the nature of the type.
+    Quiet,
+    /// A server refused.
+    Refused,
+    /// A server failed, or was silent.
+    Unanswered,
+    /// Nothing about a server.
+    Other,
+}
+
 impl ReflectorError {
+    /// Returns what the failure shows.
+    pub(super) fn fault(&self) -> Fault<'_> {
+        match self {
+            Self::Expired(answer) => Fault::Expired(answer),
+            Self::Malformed(_) => Fault::Unreadable,
+            Self::Quiet(_) => Fault::Quiet,
+            Self::Stopped(_) => Fault::Refused,
+            Self::Silent(_)
+            | Self::Broken(_)
+            | Self::Brief
+            | Self::Behind { .. }
+            | Self::Watch(..) => Fault::Unanswered,
+            Self::Status(status, _) if status.is_server_error() => Fault::Unanswered,
+            Self::Status(..) | Self::Upstream(_) | Self::NoInitialEvents | Self::OtherFormat(_) => {
+                Fault::Other
+            }
+        }
+    }
+
+    /// Returns `true` if no connection could be made.
+    pub(super) fn is_failed_connection(&self) -> bool {
+        matches!(
+            self,
+            Self::Upstream(UpstreamError::Connect(
+                ConnectError::Connect { .. } | ConnectError::ConnectTimeout { .. },
+            ))
+        )
+    }
+
     /// Returns `true` if upstream may fail like this at one version, and not at others.
     pub(super) fn may_concern_the_version(&self) -> bool {
         match self {

@@ -9,7 +9,7 @@ use watershed_protocol::{
 
 use super::change::Change;
 use super::error::ReflectorError;
-use super::{QUIET_STREAMS_AFTER_BOOKMARKS, Reflector, ReflectorState};
+use super::{Reflector, ReflectorState};
 use crate::upstream::stream::{StreamBookmarks, StreamError, WatchStream};
 
 impl Reflector {
@@ -20,16 +20,20 @@ impl Reflector {
         frame: Result<Option<Frame>, StreamError>,
         mut stream: Box<WatchStream>,
     ) -> Result<Option<Change<C>>, ReflectorError> {
-        self.silent_streams = match &frame {
-            Err(StreamError::Silent(_)) => self.silent_streams.saturating_add(1),
-            _ => 0,
-        };
         let frame = match frame {
-            Err(StreamError::Silent(silence)) if stream.bookmarks != StreamBookmarks::Seen => {
-                self.quiet_streams += 1;
-                return Err(ReflectorError::Quiet(silence));
+            Err(StreamError::Silent(silence)) => {
+                let had_bookmarks = stream.bookmarks == StreamBookmarks::Seen;
+                self.bookmarks.stream_fell_silent(had_bookmarks);
+                return Err(if had_bookmarks {
+                    ReflectorError::Silent(silence)
+                } else {
+                    ReflectorError::Quiet(silence)
+                });
             }
-            frame => frame?,
+            frame => {
+                self.bookmarks.nothing_is_silent();
+                frame?
+            }
         };
         // A clean end is a server timeout or restart: resume at once.
         let Some(frame) = frame else {
@@ -87,8 +91,7 @@ impl Reflector {
                 // The end of the initial events is marked on streams that bring no others, too.
                 if !bookmark.initial_events_end {
                     stream.bookmarks = StreamBookmarks::Seen;
-                    self.quiet_streams = 0;
-                    self.quiet_limit = QUIET_STREAMS_AFTER_BOOKMARKS;
+                    self.bookmarks.one_came();
                 }
                 let version = bookmark.version;
                 Ok(Change::Progress {
@@ -113,8 +116,9 @@ impl Reflector {
     }
 
     pub(super) fn learn_bookmark(&mut self, bookmark: &Bytes) -> Option<BookmarkFormat> {
-        let format = self.format.as_deref().filter(|_| !self.bookmark_known)?;
-        self.bookmark_known = true;
+        let is_due = self.bookmarks.is_form_due();
+        let format = self.format.as_deref().filter(|_| is_due)?;
+        self.bookmarks.form_learned();
         BookmarkFormat::learn(format, bookmark)
             .inspect_err(|error| {
                 tracing::warn!(

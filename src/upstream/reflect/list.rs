@@ -34,7 +34,7 @@ impl Reflector {
     /// Gets the initial state, streamed or in pages.
     pub(super) async fn list<C: Collect>(&mut self) -> Result<InitialList<C>, ReflectorError> {
         self.listed_by = None;
-        self.bookmark_known = false;
+        self.bookmarks.forget_form();
         self.history = FollowedHistory::Unnamed;
         let mut load = self.budget.begin_load();
         if let Some(format) = self.expected_format() {

@@ -62,7 +62,7 @@ impl Reflector {
 
     /// Returns `true` if silence on the next stream means that it is dead.
     pub(super) fn expects_bookmarks(&self) -> bool {
-        self.quiet_streams < self.quiet_limit && !self.target.gvr.is_event()
+        self.bookmarks.are_expected() && !self.target.gvr.is_event()
     }
 
     async fn request(
@@ -124,7 +124,6 @@ impl Reflector {
         .await;
         let response = answer.map_err(|_| ReflectorError::Silent(patience))??;
         self.server = response.extensions().get().cloned();
-        self.served_by = self.server.as_ref().map(|by| by.address.clone());
         let content_type = representation.encoding.content_type(is_watch);
         let (headers, body) = accepted(response, content_type).await?;
         Ok(Accepted {
