@@ -375,9 +375,7 @@ impl Access {
                     | StatusCode::UNPROCESSABLE_ENTITY
             );
         if status == StatusCode::UNAUTHORIZED {
-            let is_of_another = headers.contains_key(FLOW_SCHEMA)
-                || path.split('/').any(|segment| segment == "proxy");
-            if !is_of_another {
+            if is_of_api_server(path, headers) {
                 self.authenticator.note_refused(credential, address).await;
             }
         } else if is_api && follows_authentication {
@@ -512,4 +510,11 @@ fn grouped(identity: Identity) -> Result<Identity, RejectedCaller> {
 fn presents_token(headers: &HeaderMap) -> bool {
     headers.contains_key(http::header::AUTHORIZATION)
         || (websocket_token::is_websocket(headers) && websocket_token::token(headers).is_some())
+}
+/// Returns `true` if a 401 with these headers is the API server's own. Others are of the server behind a
+/// proxied path, or of an aggregated API.
+pub fn is_of_api_server(path: &str, headers: &HeaderMap) -> bool {
+    let is_of_another =
+        headers.contains_key(FLOW_SCHEMA) || path.split('/').any(|segment| segment == "proxy");
+    !is_of_another
 }

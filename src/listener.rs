@@ -35,6 +35,7 @@ mod watched_frames;
 mod write_coalescing;
 
 pub use connection::{Peer, RequestHandler, TlsPeer};
+pub use goaway::LastOfConnection;
 pub use http1_rules::MAX_UNREAD;
 pub use limits::ConnectionLimits;
 pub use peer_connection::PeerConnection;

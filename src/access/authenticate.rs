@@ -198,8 +198,8 @@ impl Authenticator {
         // What is checked locally may not be why it was refused.
         if let Some(accounts) = &self.checks.service_accounts
             && let Some(kind) = self.tokens.kind(credential)
-            // Another refusal of this token says no more about others.
-            && !is_repeated
+            // Another refusal of this token says no more about others, unless it was accepted meanwhile.
+            && (was_accepted || !is_repeated)
         {
             accounts.note_refused_kind(kind);
         }

@@ -447,9 +447,7 @@ impl RunningRequest {
         }
     }
 
-    /// Has the client take another connection for its next requests. An API server does so to callers that
-    /// it does not know: they cannot make it work for long by one connection.
-    /// Source: `apiserver/pkg/endpoints/filters/authentication.go` (UnauthenticatedHTTP2DOSMitigation).
+    /// Has the client take another connection for its next requests.
     pub(super) fn leave(&self) {
         self.activity.leave();
     }

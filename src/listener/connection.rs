@@ -25,7 +25,7 @@ use tokio_rustls::server::TlsStream;
 use super::activity::{Activity, RunningRequest};
 use super::answer_body::AnswerBody;
 use super::fresh_streams;
-use super::goaway::GoawayRule;
+use super::goaway::{GoawayRule, LastOfConnection};
 use super::http1_rules;
 use super::inspected::InspectedStream;
 use super::limits::ConnectionLimits;
@@ -412,7 +412,8 @@ async fn answer(
         without_body(&mut response);
     }
     running.answered();
-    if version == Version::HTTP_2 && response.status() == StatusCode::UNAUTHORIZED {
+    let is_last = response.extensions_mut().remove::<LastOfConnection>();
+    if is_last.is_some() && version == Version::HTTP_2 {
         running.leave();
     }
     if is_uncounted_refusal(&response, running.is_known()) {

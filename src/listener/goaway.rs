@@ -15,6 +15,14 @@ use super::metrics::Listener;
 /// do not end together.
 const AGE_SPREAD: f64 = 0.25;
 
+/// Marks a response after which the client is to take another connection, over HTTP/2.
+///
+/// An API server ends connections of callers that it does not know: they cannot make it work for long
+/// by one.
+/// Source: `apiserver/pkg/endpoints/filters/authentication.go` (UnauthenticatedHTTP2DOSMitigation).
+#[derive(Clone, Copy, Debug)]
+pub struct LastOfConnection;
+
 /// Decides which HTTP/2 request is the last new one on a connection.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct GoawayRule {

@@ -27,6 +27,7 @@ pub(super) struct Exchange {
     pub(super) is_known: bool,
     /// The features that the request may use.
     pub(super) features: ClientFeatures,
+    /// The start of the time that the client gives the request.
     arrived: Instant,
 }
 

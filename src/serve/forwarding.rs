@@ -2,6 +2,7 @@
 pub(super) mod coalesce;
 pub(super) mod documents;
 pub(super) mod orderly_end;
+mod slow_leaders;
 pub(super) mod slow_upload;
 pub(super) mod stored_response;
 pub(super) mod takeover;
@@ -27,9 +28,10 @@ use super::review;
 use super::source::{AnswerSource, ForwardReason};
 use super::unanswered::{Refusal, Unanswered};
 use super::unread_body;
-use crate::access::{Caller, Credential, Identity};
+use crate::access::{Caller, Credential, Identity, is_of_api_server};
 use crate::body::{self, Body, holding, holding_until_end};
 use crate::fairness::QueueTurn;
+use crate::listener::LastOfConnection;
 use crate::log_throttle::LogThrottle;
 use crate::upstream::{ForwardIdentity, ForwardOptions, UpstreamError};
 use coalesce::CoalescerSlot;
@@ -104,7 +106,8 @@ impl ServiceParts {
         if !may_share || matches!(read.kind, ReadKind::Watch(_)) {
             return (Err(unanswered), None);
         }
-        let slot = self.coalescer.enter(&exchange.request);
+        let identity = exchange.caller.forward_identity();
+        let slot = self.coalescer.enter(&exchange.request, identity);
         let answer = if slot.is_first() {
             Err(unanswered)
         } else {
@@ -129,8 +132,7 @@ impl ServiceParts {
         let limits = &self.forward_limits;
         let share = limits.share_of_known(exchange, user.as_ref(), capacity);
         let share = share.ok_or(LimitExceeded::Forwarded)?;
-        let identity = exchange.caller.forward_identity();
-        let shared = slot.answer(exchange.headers(), &identity, share);
+        let shared = slot.answer(exchange.headers(), share);
         let shared = exchange.deadline(read).wait_for_others(shared).await;
         let shared = shared.ok_or(unanswered)?;
         if asked.elapsed() > VERDICT_WAIT {
@@ -189,7 +191,7 @@ impl ServiceParts {
             Some(turn) => self.forward_in_turn(request, options, turn).await,
             None => self.forwarder.forward(request, options).await,
         };
-        let response = match forwarded {
+        let mut response = match forwarded {
             Ok(response) => response,
             Err(error) => {
                 if error.is_refused() {
@@ -201,6 +203,10 @@ impl ServiceParts {
                 return answer::not_forwarded(&error, is_safe, plan.refusals);
             }
         };
+        let is_unauthorized = response.status() == StatusCode::UNAUTHORIZED;
+        if is_unauthorized && is_of_api_server(&caller.path, response.headers()) {
+            response.extensions_mut().insert(LastOfConnection);
+        }
         let mut is_known = caller.is_known;
         if self
             .learn(&caller, response.status(), response.headers())

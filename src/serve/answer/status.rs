@@ -5,6 +5,7 @@ use watershed_protocol::Status;
 use super::response::{Answer, from_memory};
 use crate::body::{Body, full};
 use crate::headers;
+use crate::listener::LastOfConnection;
 use crate::serve::limits::requests::LimitExceeded;
 use crate::serve::metrics;
 use crate::serve::plan::refusal_form::RefusalForm;
@@ -17,6 +18,9 @@ pub(in crate::serve) fn refused(refusal: Refusal, form: RefusalForm) -> Answer {
     match refusal {
         Refusal::Status(source, refusal) => {
             let mut response = status(&refusal, form, &[]);
+            if refusal.code == 401 {
+                response.extensions_mut().insert(LastOfConnection);
+            }
             if source == AnswerSource::Access && refusal.code != 401 {
                 forbid_sniffing(&mut response);
             }

@@ -23,6 +23,7 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
+use super::slow_leaders::{Leader, SlowLeaders};
 use super::stored_response::{ResponseBudget, StoredResponse};
 use crate::body::Body;
 use crate::budget::{MemoryBudget, MemoryClass};
@@ -41,7 +42,7 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 ///
 /// Upstream queues requests by their callers' priority, so another's request may wait for longer.
 const ANSWER_WAIT: Duration = Duration::from_secs(1);
-/// Time for which callers share no request after one waited for so long. Each would wait in vain.
+/// Time for which a slow request is remembered.
 const APART: Duration = Duration::from_secs(10);
 /// Nobody is served by a response for which nobody waits any more.
 const PACE: FlightPace = FlightPace {
@@ -55,8 +56,9 @@ struct CoalescedRead {
     callers: usize,
     /// Crowds that are expected to ask again.
     expected: usize,
-    /// Upstream did not begin to answer in time.
-    is_slow: bool,
+    /// The caller with whose credentials the last shared request was sent.
+    leader: Option<Leader>,
+    slow: SlowLeaders,
     flight: SharedFlight,
     /// `true` while upstream sends the answer to the shared request.
     receiving: watch::Sender<bool>,
@@ -69,7 +71,8 @@ impl Default for CoalescedRead {
         Self {
             callers: 0,
             expected: 0,
-            is_slow: false,
+            leader: None,
+            slow: SlowLeaders::None,
             flight: Arc::new(Singleflight::paced(PACE)),
             receiving: watch::Sender::new(false),
         }
@@ -86,7 +89,7 @@ struct CoalescedPlace {
     key: RequestKey,
     flight: SharedFlight,
     receiving: watch::Sender<bool>,
-    /// It shares no request: no other caller asks for the same or is expected to, or upstream was slow.
+    /// It shares no request: no other caller asks for the same or is expected to, or it would be slow.
     is_first: bool,
 }
 
@@ -94,10 +97,10 @@ struct CoalescedPlace {
 struct Receiving<'a>(&'a watch::Sender<bool>);
 
 impl CoalescedReads {
-    fn enter(self: &Arc<Self>, key: RequestKey) -> CoalescedPlace {
+    fn enter(self: &Arc<Self>, key: RequestKey, caller: Leader) -> CoalescedPlace {
         let mut reads = self.0.lock();
         let read = reads.entry(key.clone()).or_default();
-        let is_first = !read.is_wanted() || read.is_slow;
+        let is_first = !read.is_wanted() || read.slow.concern(caller);
         read.callers += 1;
         CoalescedPlace {
             reads: Arc::clone(self),
@@ -127,13 +130,24 @@ impl CoalescedReads {
         });
     }
 
-    /// Lets nobody wait for a read for a while.
+    /// Notes the caller with whose credentials a request is sent now.
+    fn set_leader(&self, key: &RequestKey, leader: Leader) {
+        if let Some(read) = self.0.lock().get_mut(key) {
+            read.leader = Some(leader);
+        }
+    }
+
+    /// Notes that upstream did not begin to answer. For a while, those do not wait for a read who may
+    /// wait in vain.
     fn set_apart(self: &Arc<Self>, key: &RequestKey) {
         let mut reads = self.0.lock();
         let Some(read) = reads.get_mut(key) else {
             return;
         };
-        if std::mem::replace(&mut read.is_slow, true) {
+        let Some(leader) = read.leader else { return };
+        let before = read.slow;
+        read.slow.add(leader);
+        if before != SlowLeaders::None {
             return;
         }
         // It is remembered when all of its callers have left.
@@ -144,7 +158,7 @@ impl CoalescedReads {
             sleep(APART).await;
             reads.leave(&key, |read| {
                 read.expected -= 1;
-                read.is_slow = false;
+                read.slow = SlowLeaders::None;
             });
         });
     }
@@ -197,6 +211,8 @@ pub(in crate::serve) struct Coalescer {
 pub(in crate::serve) struct CoalescerSlot<'a> {
     coalescer: &'a Coalescer,
     place: CoalescedPlace,
+    leader: Leader,
+    identity: ForwardIdentity,
 }
 
 impl Coalescer {
@@ -209,16 +225,24 @@ impl Coalescer {
     }
 
     /// Takes a slot among the reads that are under way.
-    pub(in crate::serve) fn enter<B>(&self, request: &Request<B>) -> CoalescerSlot<'_> {
+    pub(in crate::serve) fn enter<B>(
+        &self,
+        request: &Request<B>,
+        identity: ForwardIdentity,
+    ) -> CoalescerSlot<'_> {
+        let leader = Leader::of(request.headers(), &identity);
         CoalescerSlot {
             coalescer: self,
-            place: self.reads.enter(RequestKey::new(request)),
+            place: self.reads.enter(RequestKey::new(request), leader),
+            leader,
+            identity,
         }
     }
 }
 
 impl CoalescerSlot<'_> {
-    /// Returns `true` if no other caller asks for the same or is expected to, or upstream was slow.
+    /// Returns `true` if no other caller asks for the same or is expected to, or a shared request would be
+    /// slow.
     pub(in crate::serve) fn is_first(&self) -> bool {
         self.place.is_first
     }
@@ -229,7 +253,6 @@ impl CoalescerSlot<'_> {
     pub(in crate::serve) async fn answer(
         &self,
         caller: &HeaderMap,
-        identity: &ForwardIdentity,
         share: Share,
     ) -> Option<Arc<StoredResponse>> {
         let fetch = SharedFetch {
@@ -239,7 +262,8 @@ impl CoalescerSlot<'_> {
             key: self.place.key.clone(),
             receiving: self.place.receiving.clone(),
             headers: headers_of(caller),
-            identity: identity.clone(),
+            leader: self.leader,
+            identity: self.identity.clone(),
             _share: share,
         };
         let answer = self.place.flight.join(move || fetch.run());
@@ -273,6 +297,7 @@ struct SharedFetch {
     key: RequestKey,
     receiving: watch::Sender<bool>,
     headers: HeaderMap,
+    leader: Leader,
     identity: ForwardIdentity,
     _share: Share,
 }
@@ -280,6 +305,7 @@ struct SharedFetch {
 impl SharedFetch {
     /// Returns the response, and expects its crowd again.
     async fn run(self) -> Option<Arc<StoredResponse>> {
+        self.reads.set_leader(&self.key, self.leader);
         let fetched = timeout(TIMEOUT, self.fetch()).await;
         let response = fetched
             .ok()?
@@ -331,9 +357,17 @@ mod tests {
         RequestKey::of_target("/api/v1/pods".into(), &HeaderMap::new())
     }
 
+    fn caller() -> Leader {
+        Leader::of(&HeaderMap::new(), &ForwardIdentity::Proxy)
+    }
+
+    fn enter(reads: &Arc<CoalescedReads>) -> CoalescedPlace {
+        reads.enter(key(), caller())
+    }
+
     /// Gives so many callers their response.
     fn serve_crowd(reads: &Arc<CoalescedReads>, callers: usize) {
-        let places = (0..callers).map(|_| reads.enter(key()));
+        let places = (0..callers).map(|_| enter(reads));
         let _places = places.collect::<Vec<_>>();
         reads.expect_again(key());
     }
@@ -342,13 +376,13 @@ mod tests {
     async fn a_crowd_is_expected_again_for_a_moment() {
         let reads = Arc::default();
         serve_crowd(&reads, 3);
-        assert!(reads.enter(key()).is_first, "three are no crowd");
+        assert!(enter(&reads).is_first, "three are no crowd");
         serve_crowd(&reads, 4);
         sleep(REUNION / 2).await;
-        assert!(!reads.enter(key()).is_first);
+        assert!(!enter(&reads).is_first);
         sleep(REUNION).await;
         assert!(reads.0.lock().is_empty(), "nothing is kept forever");
-        assert!(reads.enter(key()).is_first);
+        assert!(enter(&reads).is_first);
     }
 
     #[tokio::test(start_paused = true)]
@@ -359,21 +393,22 @@ mod tests {
             serve_crowd(&reads, 1);
             sleep(REUNION / 5).await;
         }
-        assert!(reads.enter(key()).is_first);
+        assert!(enter(&reads).is_first);
     }
 
     #[tokio::test(start_paused = true)]
     async fn after_one_waited_in_vain_nobody_waits_for_a_while() {
         let reads: Arc<CoalescedReads> = Arc::default();
-        let forwarded = reads.enter(key());
-        let waiting = reads.enter(key());
+        let forwarded = enter(&reads);
+        let waiting = enter(&reads);
+        reads.set_leader(&key(), caller());
         assert!((forwarded.is_first, waiting.is_first) == (true, false));
         reads.set_apart(&key());
         reads.set_apart(&key());
         drop(waiting);
-        assert!(reads.enter(key()).is_first);
+        assert!(enter(&reads).is_first);
         sleep(APART + REUNION).await;
-        assert!(!reads.enter(key()).is_first, "it is tried again");
+        assert!(!enter(&reads).is_first, "it is tried again");
         drop(forwarded);
         assert!(reads.0.lock().is_empty(), "nothing is kept forever");
     }

@@ -457,9 +457,12 @@ impl SimulatorService {
         headers
             .entry(header::CACHE_CONTROL)
             .or_insert(HeaderValue::from_static("no-cache, private"));
-        let uid = HeaderValue::from_static("00000000-0000-4000-8000-000000000000");
-        headers.insert("x-kubernetes-pf-flowschema-uid", uid.clone());
-        headers.insert("x-kubernetes-pf-prioritylevel-uid", uid);
+        // Callers are identified before anything is queued.
+        if !unauthorized {
+            let uid = HeaderValue::from_static("00000000-0000-4000-8000-000000000000");
+            headers.insert("x-kubernetes-pf-flowschema-uid", uid.clone());
+            headers.insert("x-kubernetes-pf-prioritylevel-uid", uid);
+        }
         // HTTP/2 has no such header; hyper would refuse it.
         if unauthorized && version < http::Version::HTTP_2 {
             headers.insert(header::CONNECTION, HeaderValue::from_static("close"));

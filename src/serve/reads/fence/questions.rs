@@ -187,7 +187,11 @@ impl Fence {
         let probe = Probe::new(self.client.clone(), &scope.key.gvr, selection, namespaced);
         metrics::fence_asked(&scope.key.gvr, "validate-selection");
         let (question, started) = (scope.ask(), Instant::now());
+        let followed = scope.reader.event_version();
         let listed = self.list_selected(scope, &probe, count).await;
+        if matches!(listed, Err(AnswerError::TooManyObjects)) {
+            scope.lacks_events_after(followed);
+        }
         let MeasuredVersions { list, bytes } = self.noted(listed)?;
         metrics::fence_answered("validate-selection", started.elapsed());
         self.costs.record_selection(list.objects.len(), bytes);
