@@ -1,4 +1,5 @@
 //! Log lines about the policy, at the start.
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use tokio::time::sleep;
@@ -28,7 +29,10 @@ pub(super) async fn announce(policy: CachingPolicy, catalog: Catalog) {
         );
     }
     let exceptions = policy.exceptions();
-    for exception in &exceptions {
+    let (risks, choices): (Vec<_>, Vec<_>) = exceptions
+        .iter()
+        .partition(|exception| exception.sensitive && exception.mode != CacheMode::Nothing);
+    for exception in risks {
         announce_exception(exception);
     }
     for (name, scopes) in policy.types.scopes() {
@@ -44,27 +48,37 @@ pub(super) async fn announce(policy: CachingPolicy, catalog: Catalog) {
     while !catalog.is_read() {
         sleep(LOOK).await;
     }
-    for unknown in unknown_types(&exceptions, &catalog) {
+    for exception in choices {
+        if !is_unknown(exception, &catalog) {
+            announce_exception(exception);
+        }
+    }
+    for unknown in exceptions.iter().filter(|it| is_unknown(it, &catalog)) {
         tracing::warn!(
             resource = unknown.name(),
             cache = unknown.cache(),
-            "upstream has no type of this name (resources in --config)"
+            of_other_groups = ?other_groups(unknown, &catalog),
+            "upstream has no type of this name in this group (resources in --config)"
         );
     }
 }
 
-/// Returns the types that upstream's discovery should have named.
-fn unknown_types<'a>(
-    exceptions: &'a [CachingException],
-    catalog: &Catalog,
-) -> impl Iterator<Item = &'a CachingException> {
-    exceptions.iter().filter(|exception| {
-        // A type of another group may be defined later.
-        catalog.is_read()
-            && catalog.has(&exception.group, None)
-            && exception.resource != "*"
-            && !catalog.has_resource(&exception.group, &exception.resource)
-    })
+/// Returns the other groups that have a resource of the same name.
+fn other_groups(exception: &CachingException, catalog: &Catalog) -> BTreeSet<String> {
+    let types = catalog.all();
+    let same = types
+        .iter()
+        .filter(|it| *it.gvr.resource == *exception.resource);
+    same.map(|it| it.gvr.group.to_string()).collect()
+}
+
+/// Returns `true` if upstream's discovery should have named a type, and did not.
+fn is_unknown(exception: &CachingException, catalog: &Catalog) -> bool {
+    // A type of another group may be defined later.
+    catalog.is_read()
+        && catalog.has(&exception.group, None)
+        && exception.resource != "*"
+        && !catalog.has_resource(&exception.group, &exception.resource)
 }
 
 /// Logs the caching of a type that is an exception from the policy's default.
@@ -126,7 +140,7 @@ mod tests {
         policy.types.entry("", "pdos").mode = Some(CacheMode::Objects);
         let exceptions = policy.exceptions();
         let names = |catalog| -> Vec<_> {
-            let unknown = unknown_types(&exceptions, catalog);
+            let unknown = exceptions.iter().filter(|it| is_unknown(it, catalog));
             unknown.map(CachingException::name).collect()
         };
         let unread = Catalog::default();
@@ -134,5 +148,17 @@ mod tests {
         assert_eq!(names(&unread), Vec::<String>::new());
         let read = Catalog::of(["pods", "nodes", "secrets", "configmaps"].map(core));
         assert_eq!(names(&read), ["pdos"]);
+    }
+
+    #[test]
+    fn a_type_of_another_group_is_named() {
+        let mut policy = CachingPolicy::of_node("node-001");
+        policy.types.entry("", "deployments").mode = Some(CacheMode::Nothing);
+        let mut deployments = core("pods");
+        deployments.gvr = GroupVersionResource::new("apps", "v1", "deployments");
+        let catalog = Catalog::of([core("pods"), deployments]);
+        let exceptions = policy.exceptions();
+        let unknown = exceptions.iter().find(|it| is_unknown(it, &catalog));
+        assert!(other_groups(unknown.unwrap(), &catalog).iter().eq(["apps"]));
     }
 }

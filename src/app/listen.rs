@@ -1,7 +1,8 @@
 //! The listener for clients.
+use std::io;
 use std::net::SocketAddr;
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use tokio::net::{TcpListener, UnixListener};
 
 use super::config::Listen;
@@ -67,7 +68,13 @@ impl BoundListener {
 
 /// Binds an address, whose flag is `flag`.
 pub(super) async fn bind(address: SocketAddr, flag: &str) -> anyhow::Result<TcpListener> {
-    TcpListener::bind(address)
-        .await
-        .with_context(|| format!("cannot listen on {address} ({flag})"))
+    let refused = |error: io::Error| {
+        let hint = if error.kind() == io::ErrorKind::AddrInUse {
+            ": by another program, or by a proxy that runs already?"
+        } else {
+            ""
+        };
+        anyhow!("cannot listen on {address} ({flag}): {error}{hint}")
+    };
+    TcpListener::bind(address).await.map_err(refused)
 }

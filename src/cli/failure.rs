@@ -18,7 +18,7 @@ pub const EXIT_CODES: &[(u8, &str)] = &[
         1,
         "The command failed. The line on standard error names the cause, and the flag or right \
          to change. `check` found an error; `serve` received a second signal; in `demo` a \
-         client's state differs from upstream's; `load` saw lost or duplicate events.",
+         client's state differs from upstream's; `load` saw lost or duplicate events, or failed requests.",
     ),
     #[cfg(not(feature = "lab"))]
     (

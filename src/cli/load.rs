@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, bail, ensure};
 use clap::Args;
 use serde_json::json;
+use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use watershed_lab::load::{
     AnswerEncoding, ClientGroup, FirstState, KubeconfigContext, KubectlResource, LoadPlan,
@@ -279,14 +280,24 @@ fn kubeconfig_of(file: PathBuf) -> KubeconfigContext {
     }
 }
 
-/// Cancels the measurement on the first Ctrl-C. Ends the process on the second.
+/// Cancels the measurement on the first SIGINT or SIGTERM. Ends the process on the second.
 async fn interrupted(interrupt: CancellationToken) {
     // An error means that the process cannot wait for signals.
-    if tokio::signal::ctrl_c().await.is_err() {
+    let signals = [SignalKind::interrupt(), SignalKind::terminate()].map(signal);
+    let [Ok(mut int), Ok(mut term)] = signals else {
+        return;
+    };
+    let mut next = async || {
+        tokio::select! {
+            signal = int.recv() => signal,
+            signal = term.recv() => signal,
+        }
+    };
+    if next().await.is_none() {
         return;
     }
     interrupt.cancel();
-    if tokio::signal::ctrl_c().await.is_ok() {
+    if next().await.is_some() {
         complain("interrupted twice; the ConfigMaps of this run are still on the server");
         std::process::exit(i32::from(INTERRUPTED));
     }

@@ -180,7 +180,8 @@ fn joined(path: &str, parameters: &str) -> String {
 
 #[derive(Deserialize)]
 struct NameList {
-    items: Vec<NameListItem>,
+    /// `null` in a list of no metadata.
+    items: Option<Vec<NameListItem>>,
 }
 
 #[derive(Deserialize)]
@@ -226,7 +227,8 @@ pub(super) async fn names(
     let path = |NameListItem {
                     metadata: NameListMetadata { name, namespace },
                 }| { format!("{}/{name}", group.resource.collection(&namespace)) };
-    let names: Vec<_> = list.items.into_iter().take(MAX_NAMES).map(path).collect();
+    let items = list.items.unwrap_or_default();
+    let names: Vec<_> = items.into_iter().take(MAX_NAMES).map(path).collect();
     ensure!(
         !names.is_empty(),
         "there are no {what} to get (--gets, --resource, --namespace, --selector)"
