@@ -432,7 +432,7 @@ async fn a_request_without_a_host_is_refused_in_the_words_of_go() {
         answer.starts_with(&format!("HTTP/1.1 {text}\r\n")),
         "{answer}"
     );
-    assert!(answer.contains("\r\nconnection: close\r\n"), "{answer}");
+    assert!(answer.contains("\r\nConnection: close\r\n"), "{answer}");
     assert!(answer.ends_with(&format!("\r\n\r\n{text}")), "{answer}");
 }
 
