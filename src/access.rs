@@ -511,6 +511,7 @@ fn presents_token(headers: &HeaderMap) -> bool {
     headers.contains_key(http::header::AUTHORIZATION)
         || (websocket_token::is_websocket(headers) && websocket_token::token(headers).is_some())
 }
+
 /// Returns `true` if a 401 with these headers is the API server's own. Others are of the server behind a
 /// proxied path, or of an aggregated API.
 pub fn is_of_api_server(path: &str, headers: &HeaderMap) -> bool {

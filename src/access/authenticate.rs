@@ -75,11 +75,14 @@ pub struct Authenticator {
     refusals: RefusedTokens,
 }
 
-/// A verdict on a token, and the time for which it counts.
-#[derive(Clone)]
-struct CachedVerdict {
-    user: Option<Arc<Identity>>,
-    ttl: Duration,
+/// A verdict on a token, as it is cached.
+#[derive(Clone, Debug)]
+enum CachedVerdict {
+    Refused,
+    /// Only a review tells more.
+    Reviewed(Arc<Identity>),
+    /// What ends the token is checked here.
+    Checked(Arc<Identity>),
 }
 
 /// The one that wants to know the user of a token.
@@ -109,7 +112,9 @@ impl Authenticator {
     ) -> Self {
         let verdicts = Cache::builder()
             .max_capacity(MAX_TOKENS)
-            .expire_after(TokenExpiry)
+            .expire_after(TokenExpiry {
+                reviewed: config.token_ttl,
+            })
             .build();
         Self {
             client,
@@ -137,7 +142,7 @@ impl Authenticator {
         proxy: &Identity,
     ) -> Result<Option<Arc<Identity>>, ReviewError> {
         let found = self.find_out(self.tokens.credential(token), token, Asker::Proxy(proxy));
-        Ok(found.await?.user)
+        Ok(found.await?.user())
     }
 
     /// Returns the user of the token in these headers, whatever else they contain; `None` if upstream
@@ -252,7 +257,7 @@ impl Authenticator {
     ) -> TokenVerdict {
         let credential = self.tokens.credential(token);
         if let Some(verdict) = self.verdicts.get(&credential).await {
-            return Ok(verdict.user);
+            return Ok(verdict.user());
         }
         // Concurrent requests with one token share one review.
         let is_known = self.tokens.was_accepted(&credential);
@@ -284,17 +289,18 @@ impl Authenticator {
     ) -> TokenVerdict {
         // The review before this one may just have ended.
         if let Some(verdict) = self.verdicts.get(&credential).await {
-            return Ok(verdict.user);
+            return Ok(verdict.user());
         }
         let found = self.find_out(credential, token, Asker::Bearer(address));
         let verdict = found.await?;
         self.verdicts.insert(credential, verdict.clone()).await;
         // Upstream may have refused it with a forwarded request meanwhile. Then it is reviewed again. Looked at
         // last, so that a refusal that comes now finds what is cached.
-        if verdict.user.is_some() && self.tokens.was_refused(&credential) {
+        let user = verdict.user();
+        if user.is_some() && self.tokens.was_refused(&credential) {
             self.verdicts.invalidate(&credential).await;
         }
-        Ok(verdict.user)
+        Ok(user)
     }
 
     async fn find_out(
@@ -310,12 +316,11 @@ impl Authenticator {
         if let Some(identity) = &user {
             self.tokens.note_user(credential, identity).await;
         }
-        let ttl = match (&user, &signed) {
-            (None, _) => REFUSED_TTL,
-            (Some(_), None) => self.config.token_ttl,
-            (Some(_), Some(_)) => self.config.token_ttl.min(CHECKED_TTL),
-        };
-        Ok(CachedVerdict { user, ttl })
+        Ok(match (user, signed) {
+            (None, _) => CachedVerdict::Refused,
+            (Some(user), None) => CachedVerdict::Reviewed(user),
+            (Some(user), Some(_)) => CachedVerdict::Checked(user),
+        })
     }
 
     async fn validate_or_review(
@@ -515,7 +520,19 @@ impl Authenticator {
     }
 }
 
-struct TokenExpiry;
+impl CachedVerdict {
+    fn user(self) -> Option<Arc<Identity>> {
+        match self {
+            Self::Refused => None,
+            Self::Reviewed(user) | Self::Checked(user) => Some(user),
+        }
+    }
+}
+
+/// The lifetimes of verdicts.
+struct TokenExpiry {
+    reviewed: Duration,
+}
 
 impl Expiry<Credential, CachedVerdict> for TokenExpiry {
     fn expire_after_create(
@@ -524,7 +541,11 @@ impl Expiry<Credential, CachedVerdict> for TokenExpiry {
         verdict: &CachedVerdict,
         _: std::time::Instant,
     ) -> Option<Duration> {
-        Some(verdict.ttl)
+        Some(match verdict {
+            CachedVerdict::Refused => REFUSED_TTL,
+            CachedVerdict::Reviewed(_) => self.reviewed,
+            CachedVerdict::Checked(_) => self.reviewed.min(CHECKED_TTL),
+        })
     }
 }
 

@@ -18,7 +18,7 @@ const AGE_SPREAD: f64 = 0.25;
 /// Marks a response after which the client is to take another connection, over HTTP/2.
 ///
 /// An API server ends connections of callers that it does not know: they cannot make it work for long
-/// by one.
+/// by one connection.
 /// Source: `apiserver/pkg/endpoints/filters/authentication.go` (UnauthenticatedHTTP2DOSMitigation).
 #[derive(Clone, Copy, Debug)]
 pub struct LastOfConnection;

@@ -4,12 +4,10 @@ use std::sync::Arc;
 
 use http::{HeaderMap, Request};
 use hyper::body::Incoming;
-use tokio::time::Instant;
 
 use super::metrics::Labels;
+use super::plan::RequestPlan;
 use super::plan::client_features::ClientFeatures;
-use super::plan::request_deadline::RequestDeadline;
-use super::plan::{ReadPlan, RequestPlan};
 use crate::access::{Access, Caller, Credential, Identity};
 use crate::audit;
 use crate::listener::{Peer, client_network};
@@ -27,8 +25,6 @@ pub(super) struct Exchange {
     pub(super) is_known: bool,
     /// The features that the request may use.
     pub(super) features: ClientFeatures,
-    /// The start of the time that the client gives the request.
-    arrived: Instant,
 }
 
 impl Exchange {
@@ -51,18 +47,12 @@ impl Exchange {
             credential,
             is_known,
             features: ClientFeatures::default(),
-            arrived: Instant::now(),
         }
     }
 
     /// Returns the address that the caller counts by, if it is not known.
     pub(super) fn address(&self) -> IpAddr {
         client_network(self.peer.address.ip())
-    }
-
-    /// Returns the moment up to which the request may wait here, as it is this read.
-    pub(super) fn deadline(&self, read: &ReadPlan) -> RequestDeadline {
-        RequestDeadline::of(read, self.request.uri().query(), self.arrived)
     }
 
     pub(super) fn into_request(self) -> Request<Incoming> {

@@ -23,6 +23,7 @@ use super::limits::forwards::ForwardPermit;
 use super::limits::requests::LimitExceeded;
 use super::limits::{refusal_log, unknown_callers};
 use super::parts::ServiceParts;
+use super::plan::request_deadline::RequestDeadline;
 use super::plan::{PlannedAction, ReadKind, ReadPlan};
 use super::review;
 use super::source::{AnswerSource, ForwardReason};
@@ -50,7 +51,8 @@ impl ServiceParts {
         unanswered: Unanswered,
     ) -> MadeResponse {
         // The slot is left when the answer is there.
-        let (coalesced, slot) = self.coalesce(&exchange, unanswered).await;
+        let arrived = completion.started;
+        let (coalesced, slot) = self.coalesce(&exchange, unanswered, arrived).await;
         if slot.is_some() {
             completion.user = self.identify(&mut exchange).await;
         }
@@ -89,6 +91,7 @@ impl ServiceParts {
         &self,
         exchange: &Exchange,
         unanswered: Unanswered,
+        arrived: Instant,
     ) -> (Result<Answer, Unanswered>, Option<CoalescerSlot<'_>>) {
         let PlannedAction::Read(read) = &exchange.plan.action else {
             return (Err(unanswered), None);
@@ -107,24 +110,27 @@ impl ServiceParts {
             return (Err(unanswered), None);
         }
         let identity = exchange.caller.forward_identity();
-        let slot = self.coalescer.enter(&exchange.request, identity);
+        let slot = self.coalescer.enter(&exchange.request, &identity);
         let answer = if slot.is_first() {
             Err(unanswered)
         } else {
-            self.answer_shared(exchange, read, &slot, unanswered).await
+            let deadline = RequestDeadline::of(read, exchange.request.uri().query(), arrived);
+            self.answer_shared(exchange, read, &slot, deadline)
+                .await
+                .and_then(|answer| answer.ok_or(unanswered))
         };
         (answer, Some(slot))
     }
 
-    /// Answers a read with a response that others share, unless it is to be forwarded for a reason
-    /// of its own.
+    /// Answers a read with a response that others share; `None` if there is none in time. Fails with the
+    /// reason for which the caller may not have it.
     async fn answer_shared(
         &self,
         exchange: &Exchange,
         read: &ReadPlan,
         slot: &CoalescerSlot<'_>,
-        unanswered: Unanswered,
-    ) -> Result<Answer, Unanswered> {
+        deadline: RequestDeadline,
+    ) -> Result<Option<Answer>, Unanswered> {
         let asked = Instant::now();
         review::authorize_read(&self.access, exchange, read).await?;
         let user = self.remembered(exchange).await;
@@ -132,13 +138,16 @@ impl ServiceParts {
         let limits = &self.forward_limits;
         let share = limits.share_of_known(exchange, user.as_ref(), capacity);
         let share = share.ok_or(LimitExceeded::Forwarded)?;
-        let shared = slot.answer(exchange.headers(), share);
-        let shared = exchange.deadline(read).wait_for_others(shared).await;
-        let shared = shared.ok_or(unanswered)?;
+        let identity = exchange.caller.forward_identity();
+        let shared = slot.answer(exchange.headers(), identity, share);
+        let Some(shared) = deadline.wait_for_others(shared).await else {
+            return Ok(None);
+        };
         if asked.elapsed() > VERDICT_WAIT {
             review::authorize_read(&self.access, exchange, read).await?;
         }
-        Ok(Answer::new(AnswerSource::Coalesced, shared.response()))
+        let answer = Answer::new(AnswerSource::Coalesced, shared.response());
+        Ok(Some(answer))
     }
 
     /// Admits a request that is to be forwarded.

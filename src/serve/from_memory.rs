@@ -13,6 +13,7 @@ use super::exchange::Exchange;
 use super::limits::requests::{Admission, LimitExceeded};
 use super::parts::ServiceParts;
 use super::plan::document_request::DocumentRequest;
+use super::plan::request_deadline::RequestDeadline;
 use super::plan::request_key::RequestKey;
 use super::plan::{PlannedAction, ReadKind, ReadPlan};
 use super::reads::freshness::{self, FreshScope, ReadOrigin};
@@ -79,7 +80,7 @@ impl ServiceParts {
     /// Answers a read: authorizes it, opens its scope, waits until the scope is fresh.
     async fn read(&self, exchange: &Exchange, read: &ReadPlan) -> Result<Answer, Unanswered> {
         let query = exchange.request.uri().query();
-        let deadline = exchange.deadline(read);
+        let deadline = RequestDeadline::of(read, query, Instant::now());
         let is_get = matches!(read.kind, ReadKind::Get { .. });
         let (origin, _waiting) = if is_get && read.needs_proof() {
             let crowd = self.crowd_of_gets(read)?;

@@ -48,7 +48,8 @@ enum HeldItems {
     /// Nobody has read them yet.
     Unmade {
         origin: Box<dyn ItemsOrigin>,
-        /// As that of `Folded`. What the origin holds counts where it comes from.
+        /// As that of `Folded`. What the origin holds counts where it comes from, for as long as that
+        /// holds it as well.
         saved: ByteCharge,
     },
 }

@@ -21,7 +21,7 @@ use http_body_util::BodyExt;
 use http_body_util::combinators::UnsyncBoxBody;
 use parking_lot::Mutex;
 use tokio::sync::watch;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::slow_leaders::{Leader, SlowLeaders};
 use super::stored_response::{ResponseBudget, StoredResponse};
@@ -42,6 +42,9 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 ///
 /// Upstream queues requests by their callers' priority, so another's request may wait for longer.
 const ANSWER_WAIT: Duration = Duration::from_secs(1);
+/// Time after which a request is slow that upstream has not begun to answer. Most of its callers have
+/// waited longer: for the request before it, too.
+const SLOW: Duration = Duration::from_millis(500);
 /// Time for which a slow request is remembered.
 const APART: Duration = Duration::from_secs(10);
 /// Nobody is served by a response for which nobody waits any more.
@@ -56,8 +59,8 @@ struct CoalescedRead {
     callers: usize,
     /// Crowds that are expected to ask again.
     expected: usize,
-    /// The caller with whose credentials the last shared request was sent.
-    leader: Option<Leader>,
+    /// The caller with whose credentials the last shared request was sent, and that moment.
+    leader: Option<(Leader, Instant)>,
     slow: SlowLeaders,
     flight: SharedFlight,
     /// `true` while upstream sends the answer to the shared request.
@@ -133,18 +136,20 @@ impl CoalescedReads {
     /// Notes the caller with whose credentials a request is sent now.
     fn set_leader(&self, key: &RequestKey, leader: Leader) {
         if let Some(read) = self.0.lock().get_mut(key) {
-            read.leader = Some(leader);
+            read.leader = Some((leader, Instant::now()));
         }
     }
 
-    /// Notes that upstream did not begin to answer. For a while, those do not wait for a read who may
-    /// wait in vain.
+    /// Notes that a caller waited in vain. If upstream has had time to begin its answer, others like its
+    /// leader do not wait for a while.
     fn set_apart(self: &Arc<Self>, key: &RequestKey) {
         let mut reads = self.0.lock();
         let Some(read) = reads.get_mut(key) else {
             return;
         };
-        let Some(leader) = read.leader else { return };
+        let Some((leader, _)) = read.leader.filter(|(_, sent)| sent.elapsed() >= SLOW) else {
+            return;
+        };
         let before = read.slow;
         read.slow.add(leader);
         if before != SlowLeaders::None {
@@ -211,8 +216,6 @@ pub(in crate::serve) struct Coalescer {
 pub(in crate::serve) struct CoalescerSlot<'a> {
     coalescer: &'a Coalescer,
     place: CoalescedPlace,
-    leader: Leader,
-    identity: ForwardIdentity,
 }
 
 impl Coalescer {
@@ -228,14 +231,12 @@ impl Coalescer {
     pub(in crate::serve) fn enter<B>(
         &self,
         request: &Request<B>,
-        identity: ForwardIdentity,
+        identity: &ForwardIdentity,
     ) -> CoalescerSlot<'_> {
-        let leader = Leader::of(request.headers(), &identity);
+        let leader = Leader::of(request.headers(), identity);
         CoalescerSlot {
             coalescer: self,
             place: self.reads.enter(RequestKey::new(request), leader),
-            leader,
-            identity,
         }
     }
 }
@@ -253,6 +254,7 @@ impl CoalescerSlot<'_> {
     pub(in crate::serve) async fn answer(
         &self,
         caller: &HeaderMap,
+        identity: ForwardIdentity,
         share: Share,
     ) -> Option<Arc<StoredResponse>> {
         let fetch = SharedFetch {
@@ -262,8 +264,8 @@ impl CoalescerSlot<'_> {
             key: self.place.key.clone(),
             receiving: self.place.receiving.clone(),
             headers: headers_of(caller),
-            leader: self.leader,
-            identity: self.identity.clone(),
+            leader: Leader::of(caller, &identity),
+            identity,
             _share: share,
         };
         let answer = self.place.flight.join(move || fetch.run());
@@ -348,8 +350,6 @@ fn named(body: Body) -> UnsyncBoxBody<Bytes, io::Error> {
 
 #[cfg(test)]
 mod tests {
-    use tokio::time::{Instant, sleep};
-
     use super::*;
     use crate::shared_calls::REUNION;
 
@@ -404,9 +404,19 @@ mod tests {
         reads.set_leader(&key(), caller());
         assert!((forwarded.is_first, waiting.is_first) == (true, false));
         reads.set_apart(&key());
+        assert!(!enter(&reads).is_first, "it was sent just now");
+        sleep(SLOW).await;
+        reads.set_apart(&key());
+        // The next one begins when that one is given up.
+        let other = Leader::of(
+            &HeaderMap::from_iter([(header::AUTHORIZATION, "a".parse().unwrap())]),
+            &ForwardIdentity::Caller,
+        );
+        reads.set_leader(&key(), other);
         reads.set_apart(&key());
         drop(waiting);
         assert!(enter(&reads).is_first);
+        assert!(!reads.enter(key(), other).is_first, "it may be faster");
         sleep(APART + REUNION).await;
         assert!(!enter(&reads).is_first, "it is tried again");
         drop(forwarded);

@@ -19,14 +19,18 @@ pub(in crate::serve) struct RequestDeadline(Instant);
 
 impl RequestDeadline {
     /// Returns the deadline of a read that came at a moment.
-    pub(in crate::serve) fn of(read: &ReadPlan, query: Option<&str>, arrived: Instant) -> Self {
+    pub(in crate::serve) fn of(
+        read: &ReadPlan,
+        query: Option<&str>,
+        arrived: std::time::Instant,
+    ) -> Self {
         let timeout = match read.kind {
             // They last as long as `timeoutSeconds` says.
             ReadKind::Watch(_) => None,
             ReadKind::Get { .. } | ReadKind::List(_) => request_timeout(query),
         };
         let wait = timeout.map_or(MAX_WAIT, |timeout| timeout / PARTS);
-        Self(arrived + wait.min(MAX_WAIT))
+        Self(Instant::from_std(arrived) + wait.min(MAX_WAIT))
     }
 
     /// Waits for what others make for the read as well; `None` if it takes too long.

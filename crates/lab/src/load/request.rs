@@ -180,7 +180,7 @@ fn joined(path: &str, parameters: &str) -> String {
 
 #[derive(Deserialize)]
 struct NameList {
-    /// `null` in a list of no metadata.
+    /// `null` in a list of metadata without objects.
     items: Option<Vec<NameListItem>>,
 }
 

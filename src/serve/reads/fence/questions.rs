@@ -188,7 +188,8 @@ impl Fence {
         metrics::fence_asked(&scope.key.gvr, "validate-selection");
         let (question, started) = (scope.ask(), Instant::now());
         let followed = scope.reader.event_version();
-        let listed = self.list_selected(scope, &probe, count).await;
+        // Boxed: other reads need no room for it.
+        let listed = Box::pin(self.list_selected(scope, &probe, count)).await;
         if matches!(listed, Err(AnswerError::TooManyObjects)) {
             scope.lacks_events_after(followed);
         }
