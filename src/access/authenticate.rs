@@ -81,7 +81,7 @@ enum CachedVerdict {
     Refused,
     /// Only a review tells more.
     Reviewed(Arc<Identity>),
-    /// What ends the token is checked here.
+    /// The end of the token is noticed here.
     Checked(Arc<Identity>),
 }
 

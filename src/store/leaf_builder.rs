@@ -41,7 +41,7 @@ pub trait MakeOrigin: Fn(Box<[Arc<StoredObject>]>) -> Box<dyn ItemsOrigin> {}
 
 impl<F: Fn(Box<[Arc<StoredObject>]>) -> Box<dyn ItemsOrigin>> MakeOrigin for F {}
 
-/// What is known of the objects of a leaf in the making, beside their bytes.
+/// The objects of a leaf in the making, without their bytes.
 #[derive(Debug, Default)]
 struct LeafParts {
     parts: Vec<LeafPart>,

@@ -59,7 +59,17 @@ const MAY_USE: &[(&str, &[&str])] = &[
         "scope",
         &["store", "upstream", "watcher", "budget", "metric", "work"],
     ),
-    ("catalog", &["store", "upstream", "scope", "body", "metric"]),
+    (
+        "catalog",
+        &[
+            "store",
+            "upstream",
+            "scope",
+            "body",
+            "log_throttle",
+            "metric",
+        ],
+    ),
     (
         "access",
         &[

@@ -11,7 +11,7 @@ async fn status(endpoint: &Endpoint, method: &str, path: &str, host: &str) -> u1
     let request = format!("{method} {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
     let answer = endpoint.raw(request.as_bytes(), |_| false).await.text;
     assert!(
-        answer.contains("strict-transport-security: max-age=31536000; preload\r\n"),
+        answer.contains("Strict-Transport-Security: max-age=31536000; preload\r\n"),
         "{answer}"
     );
     let status = answer[9..12].parse().unwrap();

@@ -215,7 +215,7 @@ impl<R: Read> Iterator for Batches<'_, '_, R> {
 }
 
 /// Takes results of a thread.
-type Sender<T> = SyncSender<Result<T, CheckpointError>>;
+type BatchSender<T> = SyncSender<Result<T, CheckpointError>>;
 
 /// The blocks of a checkpoint, whose memory is counted as they are read.
 struct CountedBlocks<'a, R> {
@@ -277,7 +277,7 @@ fn for_each_batch<R: Read + Send, T: Send>(
 /// Sends results to the receivers in turn, until one is a failure, or is not received any more.
 fn send_until_failure<'a, T: 'a>(
     results: impl Iterator<Item = Result<T, CheckpointError>>,
-    receivers: impl IntoIterator<IntoIter: Clone + Iterator<Item = &'a Sender<T>>>,
+    receivers: impl IntoIterator<IntoIter: Clone + Iterator<Item = &'a BatchSender<T>>>,
 ) {
     for (result, receiver) in results.zip(receivers.into_iter().cycle()) {
         let is_failure = result.is_err();
@@ -293,8 +293,8 @@ mod tests {
     use super::*;
     use crate::budget::MemoryBudget;
 
-    /// Takes the blocks of a file, up to one that is refused. Returns how many batches were taken before
-    /// the end or a failure, and the number of their blocks.
+    /// Takes the blocks of a file, up to one that is refused. Returns how many were taken before the end
+    /// or a failure.
     fn taken(file: &[u8], count: u64, refused: Option<u64>) -> (u64, Result<(), CheckpointError>) {
         let (mut file, _) = CheckpointReader::begin(file).unwrap();
         let mut load = MemoryBudget::default().begin_load();

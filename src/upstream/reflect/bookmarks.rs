@@ -1,4 +1,4 @@
-//! What the streams of a type have shown of upstream's bookmarks.
+//! Knowledge of upstream's bookmarks, from the streams of a type.
 
 /// Streams in a row without a bookmark after which upstream is believed to send none of the type. It
 /// has no watch caches then, or the type is that of another API server. Fewer would believe a load
@@ -8,7 +8,7 @@ const QUIET_STREAMS: u32 = 3;
 /// is more likely than an API server that was started again without its watch caches.
 const QUIET_STREAMS_AFTER_BOOKMARKS: u32 = 20;
 
-/// What the streams of a type have shown of upstream's bookmarks.
+/// Knowledge of upstream's bookmarks, from the streams of a type.
 #[derive(Debug, Default)]
 pub(super) struct BookmarkKnowledge {
     /// Upstream has sent one.

@@ -48,7 +48,7 @@ pub(super) enum ReflectorError {
     Stopped(#[from] Stopped),
 }
 
-/// What a failure shows.
+/// The meaning of a failure for the next attempt.
 pub(super) enum Fault<'a> {
     /// A server does not have the version any more, as it says in this answer.
     Expired(&'a str),
@@ -65,7 +65,7 @@ pub(super) enum Fault<'a> {
 }
 
 impl ReflectorError {
-    /// Returns what the failure shows.
+    /// Returns the meaning of the failure.
     pub(super) fn fault(&self) -> Fault<'_> {
         match self {
             Self::Expired(answer) => Fault::Expired(answer),

@@ -1,6 +1,6 @@
 //! The first step of a proof.
 
-/// What is known of a scope before a proof.
+/// The facts about a scope before a proof.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RouteFacts {
     /// A comparison costs so little that it is not avoided.
