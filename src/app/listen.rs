@@ -1,4 +1,5 @@
 //! The listener for clients.
+use std::fmt::Display;
 use std::io;
 use std::net::SocketAddr;
 
@@ -66,15 +67,18 @@ impl BoundListener {
     }
 }
 
+/// Returns the message about a place that cannot be listened on.
+pub(super) fn refusal(place: &dyn Display, flag: &str, error: &io::Error) -> String {
+    let hint = if error.kind() == io::ErrorKind::AddrInUse {
+        ": by another program, or by a proxy that runs already?"
+    } else {
+        ""
+    };
+    format!("cannot listen on {place} ({flag}): {error}{hint}")
+}
+
 /// Binds an address, whose flag is `flag`.
 pub(super) async fn bind(address: SocketAddr, flag: &str) -> anyhow::Result<TcpListener> {
-    let refused = |error: io::Error| {
-        let hint = if error.kind() == io::ErrorKind::AddrInUse {
-            ": by another program, or by a proxy that runs already?"
-        } else {
-            ""
-        };
-        anyhow!("cannot listen on {address} ({flag}): {error}{hint}")
-    };
+    let refused = |error| anyhow!(refusal(&address, flag, &error));
     TcpListener::bind(address).await.map_err(refused)
 }

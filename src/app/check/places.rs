@@ -6,6 +6,7 @@ use tokio::net::TcpListener;
 
 use super::finding::Findings;
 use crate::app::config::{AppConfig, Listen};
+use crate::app::listen::refusal;
 use crate::listener::socket;
 
 const SUBJECT: &str = "listen";
@@ -21,8 +22,8 @@ pub(super) async fn examine(config: &AppConfig, findings: &mut Findings) {
                 format!("clients can connect to {}", path.display()),
             ),
             Err(error) => {
-                let message = format!("cannot listen on {} (--listen): {error}", path.display());
-                refused(&error, &message, findings);
+                let message = refusal(&path.display(), "--listen", &error);
+                refused(&error, message, findings);
             }
         },
     }
@@ -40,8 +41,7 @@ async fn can_listen(
             Some(listener)
         }
         Err(error) => {
-            let message = format!("cannot listen on {address} ({flag}): {error}");
-            refused(&error, &message, findings);
+            refused(&error, refusal(&address, flag, &error), findings);
             None
         }
     }
@@ -49,12 +49,9 @@ async fn can_listen(
 
 /// Adds the error of a listener. An address in use is a warning only: a proxy with this very
 /// configuration may be running.
-fn refused(error: &io::Error, message: &str, findings: &mut Findings) {
+fn refused(error: &io::Error, message: String, findings: &mut Findings) {
     if error.kind() == io::ErrorKind::AddrInUse {
-        findings.warning(
-            SUBJECT,
-            format!("{message}: by another program, or by a proxy that runs already?"),
-        );
+        findings.warning(SUBJECT, message);
     } else {
         findings.error(SUBJECT, message);
     }

@@ -90,6 +90,7 @@ struct CoalescedReads(Mutex<HashMap<RequestKey, CoalescedRead>>);
 struct CoalescedPlace {
     reads: Arc<CoalescedReads>,
     key: RequestKey,
+    caller: Leader,
     flight: SharedFlight,
     receiving: watch::Sender<bool>,
     /// It shares no request: no other caller asks for the same or is expected to, or it would be slow.
@@ -108,6 +109,7 @@ impl CoalescedReads {
         CoalescedPlace {
             reads: Arc::clone(self),
             key,
+            caller,
             flight: Arc::clone(&read.flight),
             receiving: read.receiving.clone(),
             is_first,
@@ -264,7 +266,7 @@ impl CoalescerSlot<'_> {
             key: self.place.key.clone(),
             receiving: self.place.receiving.clone(),
             headers: headers_of(caller),
-            leader: Leader::of(caller, &identity),
+            leader: self.place.caller,
             identity,
             _share: share,
         };

@@ -53,16 +53,27 @@ impl Fence {
                 self.refusals.answered();
                 Ok(answer)
             }
-            // An answer all the same: of a state to which the events have not led.
-            Err(AnswerError::TooManyObjects) => {
-                self.refusals.answered();
-                Err(FenceError::Late)
-            }
             Err(error) => {
                 self.refusals.failed(&error);
                 Err(FenceError::AnswerError(Arc::new(error)))
             }
         }
+    }
+
+    /// Notes if upstream answered with a list, while the events had reached the version `followed`.
+    fn noted_list(
+        &self,
+        scope: &Scope,
+        followed: ResourceVersion,
+        listed: Result<MeasuredVersions, AnswerError>,
+    ) -> Result<MeasuredVersions, FenceError> {
+        if matches!(listed, Err(AnswerError::TooManyObjects)) {
+            // An answer all the same: of a state to which the events have not led.
+            self.refusals.answered();
+            scope.lacks_events_after(followed);
+            return Err(FenceError::Late);
+        }
+        self.noted(listed)
     }
 
     /// Asks upstream for its version, together with others.
@@ -147,11 +158,10 @@ impl Fence {
             return Err(FenceError::Late);
         };
         if matches!(listed, Err(AnswerError::TooManyObjects)) {
-            scope.lacks_events_after(followed);
             // The next list would be as long, until the events are there.
             self.costs.pause_after_late();
         }
-        let MeasuredVersions { list, bytes } = self.noted(listed)?;
+        let MeasuredVersions { list, bytes } = self.noted_list(scope, followed, listed)?;
         metrics::fence_answered("validate", took);
         self.costs
             .record_comparison(list.objects.len(), bytes, took);
@@ -190,10 +200,7 @@ impl Fence {
         let followed = scope.reader.event_version();
         // Boxed: other reads need no room for it.
         let listed = Box::pin(self.list_selected(scope, &probe, count)).await;
-        if matches!(listed, Err(AnswerError::TooManyObjects)) {
-            scope.lacks_events_after(followed);
-        }
-        let MeasuredVersions { list, bytes } = self.noted(listed)?;
+        let MeasuredVersions { list, bytes } = self.noted_list(scope, followed, listed)?;
         metrics::fence_answered("validate-selection", started.elapsed());
         self.costs.record_selection(list.objects.len(), bytes);
         question.answered(list.version)?;
