@@ -14,6 +14,7 @@ mod goaway;
 mod http1_rules;
 pub(crate) mod inspected;
 mod limits;
+mod lingering;
 pub mod listen;
 pub mod metrics;
 mod open_connections;

@@ -29,6 +29,7 @@ use super::goaway::{GoawayRule, LastOfConnection};
 use super::http1_rules;
 use super::inspected::InspectedStream;
 use super::limits::ConnectionLimits;
+use super::lingering::LingeringStream;
 use super::metrics::Listener;
 use super::peer_connection::PeerConnection;
 use super::request_lines::LineReader;
@@ -253,6 +254,7 @@ impl Protocols {
         I: AsyncRead + AsyncWrite + Unpin + 'static,
     {
         let (io, flusher) = CoalescingStream::new(tls);
+        let io = LingeringStream::new(io);
         let io = InspectedStream::new(io, WatchedFrames::new(activity));
         let connection = pin!(FlushedConnection {
             connection: self.http2.serve_connection(TokioIo::new(io), requests),
@@ -323,7 +325,7 @@ where
 impl<I, S> GracefulConnection
     for FlushedConnection<
         http2::Connection<
-            TokioIo<InspectedStream<CoalescingStream<I>, WatchedFrames>>,
+            TokioIo<InspectedStream<LingeringStream<CoalescingStream<I>>, WatchedFrames>>,
             S,
             StreamExecutor,
         >,

@@ -2,16 +2,21 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use http::{Method, Request, StatusCode};
 use parking_lot::Mutex;
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
+use tokio::time::sleep;
 
 use crate::support::client::{Connection, Protocol, nothing, whole, within};
 use crate::support::follower::{Follower, Opening};
+use crate::support::frames::{
+    ACK, END_HEADERS, END_STREAM, Frames, HEADERS, PING, WINDOW_UPDATE, block, frame, get,
+};
 use crate::support::history::{Interest, WriteHistory};
-use crate::support::{Fixture, eventually, loopback, small, start_configured};
+use crate::support::{Fixture, eventually, loopback, small, start_configured, unless_stalled};
 use crate::trees::Tier;
 
 /// A load balancer of connections, which gives each to the next target.
@@ -143,5 +148,35 @@ async fn a_connection_takes_no_more_requests_after_an_unknown_caller() {
         })
         .await;
     }
+    fixture.stop().await;
+}
+
+/// A reset would cost a client answers that it has received and not yet read.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_ended_connection_does_not_reset_a_client_that_still_writes() {
+    let fixture = Fixture::start(small()).await;
+    let head = block(&get("/version", "Bearer no-token"));
+    let request = frame(HEADERS, END_STREAM | END_HEADERS, 1, &head);
+    let window = frame(WINDOW_UPDATE, 0, 0, &1_u32.to_be_bytes());
+    unless_stalled("writes after the end", async || {
+        let mut frames = Frames::open(&fixture.proxied, 1 << 20).await;
+        assert!(frames.send(&request).await, "the connection is open");
+        // With it comes the first GOAWAY, and the second one follows the answer to it.
+        let ping = frames.find(|received| received.kind == PING).await;
+        let payload = ping.expect("GOAWAY").payload;
+        assert!(
+            frames.send(&frame(PING, ACK, 0, &payload)).await,
+            "it is open"
+        );
+        frames.closed().await;
+        for writes in 0..10 {
+            if !frames.send(&window).await {
+                return Err(format!("a reset after {writes} writes"));
+            }
+            sleep(Duration::from_millis(10)).await;
+        }
+        Ok(())
+    })
+    .await;
     fixture.stop().await;
 }
