@@ -268,8 +268,11 @@ mod tests {
         assert!(error.contains("has not ended within 60s"), "{error}");
         // Not at once: the clock of this test went on while the plugin started.
         for _ in 0..100 {
-            let running = std::fs::read_to_string(&pid).is_ok_and(|pid| {
-                let state = std::fs::read_to_string(format!("/proc/{}/stat", pid.trim()));
+            // Stopped early, it has written nothing: `/proc//stat` is a file of all processes.
+            let started = std::fs::read_to_string(&pid).ok();
+            let started = started.and_then(|pid| pid.trim().parse::<u32>().ok());
+            let running = started.is_some_and(|pid| {
+                let state = std::fs::read_to_string(format!("/proc/{pid}/stat"));
                 state.is_ok_and(|state| !state.contains(") Z "))
             });
             if !running {
