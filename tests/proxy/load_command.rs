@@ -283,6 +283,21 @@ async fn impossible_load_options_are_refused_in_one_line() {
         error.contains("need at least 4 connections (--connections)") && !error.contains('\n'),
         "{error}"
     );
+    for (resource, wanted) in [
+        ("nonsense", "server direct: there is no nonsense in /api/v1"),
+        (
+            "pods.v1.example.test",
+            "there is no pods in /apis/example.test/v1",
+        ),
+    ] {
+        let mut unserved = plan(vec![direct.clone()]);
+        unserved.groups[0].resource = resource.parse().unwrap();
+        let error = format!("{:#}", run(&unserved).await.unwrap_err());
+        assert!(
+            error.contains(wanted) && error.contains("--resource"),
+            "{error}"
+        );
+    }
     let mut homeless = plan(vec![direct]);
     homeless.writes.namespace = Some("team-00".to_owned());
     let taken = r#"{"metadata":{"name":"watershed-load-3","namespace":"team-00"}}"#;

@@ -5,7 +5,7 @@ use std::time::Duration;
 pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     let signed: jiff::SignedDuration = text
         .parse()
-        .map_err(|_| "it is no duration such as 20s or 1m30s".to_owned())?;
+        .map_err(|_| "write a duration such as 20s or 1m30s".to_owned())?;
     Duration::try_from(signed).map_err(|_| "it is negative".to_owned())
 }
 

@@ -13,6 +13,7 @@ mod rate;
 mod request;
 mod result;
 mod round;
+mod served;
 mod stamp;
 mod table;
 mod tally;
@@ -64,6 +65,10 @@ async fn run_plan(
     plan.check()?;
     let run = fastrand::u64(..);
     let mut servers = load_servers(&plan.targets).await?;
+    for (server, result) in &servers {
+        let checked = served::check(server, &plan.groups).await;
+        checked.with_context(|| format!("server {}", result.name))?;
+    }
     let writing = load(plan.writer()).await.context("the writer")?;
     let writer = if plan.writes.rate.is_never() {
         None

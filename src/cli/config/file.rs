@@ -19,7 +19,8 @@ pub(super) struct ConfigFile {
     pub(super) consistent_reads: ConsistentReads,
     /// Cache mode of types that `resources` does not name. Default: `onDemand`; secrets: `never`.
     #[serde(deserialize_with = "not_empty")]
-    #[schemars(with = "CacheChoice")]
+    // `always` is for single types.
+    #[schemars(with = "CacheChoice", extend("enum" = ["onDemand", "metadata", "never", true, false]))]
     pub(super) cache: Option<Spanned<CacheChoice>>,
     /// Opens scopes for the namespaces and selectors that clients ask for, instead of one scope of
     /// everything, for all types.
