@@ -404,7 +404,7 @@ fn material(
     from: String,
     fingerprint: Fingerprint,
 ) -> Result<Credentials, CredentialsError> {
-    let login = |error: &(dyn std::error::Error + 'static)| CredentialsError::Login {
+    let wrong_login = |error: &(dyn std::error::Error + 'static)| CredentialsError::Login {
         from: from.clone(),
         reason: one_line(error),
     };
@@ -422,43 +422,26 @@ fn material(
         .map_err(|error| certificates(format!("tls-server-name: {error}")))?;
     let headers = config
         .extra_headers_layer()
-        .map_err(|error| login(&error))?;
+        .map_err(|error| wrong_login(&error))?;
     let mut with_certificate = config
         .rustls_client_config()
         .map_err(|error| certificates(one_line(&error)))?;
-    let now = Timestamp::now();
-    let (authorization, plugin, ends) = match own {
+    let login = match own {
         OwnCredential::None => {
-            let auth = config.auth_layer().map_err(|error| login(&error))?;
-            (Authorization::KubeClient(auth), None, None)
-        }
-        OwnCredential::Token(header) => (Authorization::Known(header), None, None),
-        OwnCredential::Plugin(made) => {
-            let digest = made.digest();
-            let mut ends = made.expires;
-            if let Some(certificate) = made.certificate {
-                let resolver = SingleCertAndKey::from(certificate);
-                with_certificate.client_auth_cert_resolver = Arc::new(resolver);
-                // A certificate in a file is replaced with its file.
-                let valid = validity(&with_certificate);
-                ends = valid
-                    .map(|valid| valid.not_after)
-                    .into_iter()
-                    .chain(ends)
-                    .min();
+            let auth = config.auth_layer().map_err(|error| wrong_login(&error))?;
+            Login {
+                authorization: Authorization::KubeClient(auth),
+                plugin: None,
+                ends: None,
             }
-            let authorization = match made.token {
-                Some(header) => Authorization::Known(header),
-                None => Authorization::KubeClient(None),
-            };
-            (authorization, Some(digest), ends)
         }
+        OwnCredential::Token(header) => Login {
+            authorization: Authorization::Known(header),
+            plugin: None,
+            ends: None,
+        },
+        OwnCredential::Plugin(made) => Login::by_plugin(made, &mut with_certificate),
     };
-    let renew_at = ends.map(|end| {
-        let pause = RENEW_PAUSE.min((end.duration_since(now) / 2).unsigned_abs());
-        let early = end.checked_sub(RENEW_BEFORE).unwrap_or(Timestamp::MIN);
-        early.max(now + pause)
-    });
     let without_certificate = without_user(config)
         .rustls_client_config()
         .map_err(|error| certificates(one_line(&error)))?;
@@ -468,16 +451,54 @@ fn material(
         server_name,
         with_certificate: Tls::new(with_certificate),
         without_certificate: Tls::new(without_certificate),
-        authorization,
+        authorization: login.authorization,
         headers,
         insecurities,
         fingerprint,
-        renew_at,
+        renew_at: login.ends.map(|end| renewal(end, Timestamp::now())),
         made: Instant::now(),
-        plugin,
+        plugin: login.plugin,
         is_refused: AtomicBool::new(false),
         from,
     })
+}
+
+/// The identity in requests, and its end.
+struct Login {
+    authorization: Authorization,
+    /// The digest of what a plugin made.
+    plugin: Option<blake3::Hash>,
+    /// The end of what nobody replaces in a file.
+    ends: Option<Timestamp>,
+}
+
+impl Login {
+    /// Returns the login with what a plugin has made. A certificate becomes the client's.
+    fn by_plugin(made: PluginCredential, client: &mut ClientConfig) -> Self {
+        let plugin = Some(made.digest());
+        let mut ends = made.expires;
+        if let Some(certificate) = made.certificate {
+            client.client_auth_cert_resolver = Arc::new(SingleCertAndKey::from(certificate));
+            let end = validity(client).map(|valid| valid.not_after);
+            ends = end.into_iter().chain(ends).min();
+        }
+        let authorization = match made.token {
+            Some(header) => Authorization::Known(header),
+            None => Authorization::KubeClient(None),
+        };
+        Self {
+            authorization,
+            plugin,
+            ends,
+        }
+    }
+}
+
+/// Returns the time at which credentials that end are made anew: before their end, but not at once.
+fn renewal(end: Timestamp, now: Timestamp) -> Timestamp {
+    let pause = RENEW_PAUSE.min((end.duration_since(now) / 2).unsigned_abs());
+    let early = end.checked_sub(RENEW_BEFORE).unwrap_or(Timestamp::MIN);
+    early.max(now + pause)
 }
 
 /// Returns the given servers' addresses, or that of the configured cluster.

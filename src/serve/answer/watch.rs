@@ -19,7 +19,7 @@ use crate::serve::plan::WatchPlan;
 use crate::serve::reads::freshness::FreshScope;
 use crate::serve::reads::open::OpenedScope;
 use crate::serve::source::{AnswerSource, ForwardReason};
-use crate::store::SubscriptionStart;
+use crate::store::{Snapshot, SubscriptionStart};
 use crate::watcher::{
     ClientView, ContentCoding, DerivedView, EndMark, InitialState, PartialView, TableView,
     WatchBody, WatchOptions,
@@ -73,16 +73,10 @@ pub(in crate::serve) fn answer(
         derived: derived(&fresh.opened).map(Box::new),
     };
     check_start(&fresh.opened, watch)?;
-    let start = match (watch.start, &fresh.proven) {
-        (WatchStart::After(version), _) => SubscriptionStart::After(version),
-        // The scope's events may not have reached it. The watch skips those up to there, which
-        // left no trace in what it selects.
-        (_, Some(proven)) => SubscriptionStart::After(proven.version),
-        (WatchStart::State { .. } | WatchStart::Now(_), None) => SubscriptionStart::Now,
-    };
-    let (subscription, newest) = scope
-        .reader
-        .subscribe(start, watch.filter.interest(&scope.fields));
+    let (subscription, newest) = scope.reader.subscribe(
+        subscription_start(fresh, watch.start),
+        watch.filter.interest(&scope.fields),
+    );
     let history = HistoryName {
         scope: scope.id,
         generation: newest.generation(),
@@ -93,27 +87,8 @@ pub(in crate::serve) fn answer(
     {
         return Err(ForwardReason::BeforeHistory);
     }
-    let (snapshot, version) = if let Some(proven) = &fresh.proven {
-        if !proven.snapshot.shares_list_with(&newest) {
-            // Listed again since the proof.
-            return Err(ForwardReason::Syncing);
-        }
-        (proven.snapshot.clone(), proven.version)
-    } else {
-        let version = newest.version();
-        (newest, version)
-    };
-    if version < fresh.min_version {
-        return Err(ForwardReason::VersionAhead);
-    }
-    // The watch would end at the object, whenever it began.
-    let irreducible = view.irreducible();
-    if irreducible.is_some_and(|irreducible| irreducible.is_in(&snapshot)) {
-        return Err(match fresh.opened.table {
-            Some(_) => ForwardReason::Table,
-            None => ForwardReason::Representation,
-        });
-    }
+    let (snapshot, version) = starting_state(fresh, newest)?;
+    check_reducible(&fresh.opened, &view, &snapshot)?;
     let (initial, source) = match watch.start {
         WatchStart::State { end_mark, .. } => {
             let runs = snapshot.into_runs(&view.filter.interest(&scope.fields));
@@ -152,6 +127,55 @@ pub(in crate::serve) fn answer(
         headers.insert(headers::HISTORY, history.into());
     }
     Ok(Answer::new(source, response))
+}
+
+/// Returns the place in the scope's events from which a watch gets them.
+fn subscription_start(fresh: &FreshScope, start: WatchStart) -> SubscriptionStart {
+    match (start, &fresh.proven) {
+        (WatchStart::After(version), _) => SubscriptionStart::After(version),
+        // The scope's events may not have reached it. The watch skips those up to there, which
+        // left no trace in what it selects.
+        (_, Some(proven)) => SubscriptionStart::After(proven.version),
+        (WatchStart::State { .. } | WatchStart::Now(_), None) => SubscriptionStart::Now,
+    }
+}
+
+/// Returns the state at which a watch without a version starts: the proven one, or the newest.
+fn starting_state(
+    fresh: &FreshScope,
+    newest: Snapshot,
+) -> Result<(Snapshot, ResourceVersion), ForwardReason> {
+    let (snapshot, version) = if let Some(proven) = &fresh.proven {
+        if !proven.snapshot.shares_list_with(&newest) {
+            // Listed again since the proof.
+            return Err(ForwardReason::Syncing);
+        }
+        (proven.snapshot.clone(), proven.version)
+    } else {
+        let version = newest.version();
+        (newest, version)
+    };
+    if version < fresh.min_version {
+        return Err(ForwardReason::VersionAhead);
+    }
+    Ok((snapshot, version))
+}
+
+/// Returns an error if an object cannot be turned into what the client wants. The watch would end at
+/// the object, whenever it began.
+fn check_reducible(
+    opened: &OpenedScope,
+    view: &ClientView,
+    snapshot: &Snapshot,
+) -> Result<(), ForwardReason> {
+    let irreducible = view.irreducible();
+    if irreducible.is_none_or(|irreducible| !irreducible.is_in(snapshot)) {
+        return Ok(());
+    }
+    Err(match opened.table {
+        Some(_) => ForwardReason::Table,
+        None => ForwardReason::Representation,
+    })
 }
 
 /// Returns the view of a client that does not want the objects as they are.
