@@ -3,7 +3,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use http::HeaderValue;
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
+use serde_json::value::RawValue;
 
 use super::discovery_error::DiscoveryError;
 use super::fetch::{DocumentAnswer, ask, get};
@@ -13,6 +14,8 @@ use watershed_protocol::{GroupVersionResource, is_built_in_group};
 /// Both forms are asked for; old releases and proxies answer with the second.
 const DISCOVERY: &str =
     "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json";
+/// Path of the document of the core group.
+const CORE: &str = "/api";
 /// The freshness of a group whose server does not answer.
 const STALE: &str = "Stale";
 
@@ -46,7 +49,7 @@ pub(super) async fn read(
     documents: &mut ReadDocuments,
 ) -> Result<Vec<DiscoveredType>, DiscoveryError> {
     let mut entries = Vec::new();
-    for path in ["/api", "/apis"] {
+    for path in [CORE, "/apis"] {
         let known = documents.by_path.get(path);
         let etag = known.and_then(|known| known.etag.clone());
         let known = known.map_or_else(Arc::default, |known| Arc::clone(&known.types));
@@ -83,13 +86,7 @@ async fn types_of(
             ..
         } => {
             for group in groups {
-                let name = group.metadata.name.unwrap_or_default();
-                for version in group.versions {
-                    if version.resources.is_empty() && version.freshness == STALE {
-                        entries.extend(types_of_version(known, &name, &version.version));
-                    }
-                    aggregated(&name, version, &mut entries);
-                }
+                aggregated(path, &group, known, &mut entries)?;
             }
         }
         DiscoveryDocument {
@@ -106,26 +103,7 @@ async fn types_of(
             ..
         } => {
             for group in groups {
-                for version in group.versions {
-                    let path = format!("/apis/{}/{}", group.name, version.version);
-                    let read =
-                        legacy(client, &path, &group.name, &version.version, &mut entries).await;
-                    match read {
-                        // Its types still exist. Without them, they would be treated as deleted.
-                        Err(error) if is_built_in_group(&group.name) && !error.is_final() => {
-                            return Err(error);
-                        }
-                        // One aggregated API that is down must not hide all other types.
-                        Err(error) => {
-                            tracing::warn!(%error, "a group's discovery failed");
-                            if !error.is_final() {
-                                let version = &version.version;
-                                entries.extend(types_of_version(known, &group.name, version));
-                            }
-                        }
-                        Ok(()) => {}
-                    }
-                }
+                legacy_group(client, group, known, &mut entries).await?;
             }
         }
         _ => {
@@ -138,30 +116,98 @@ async fn types_of(
     Ok((entries, is_whole))
 }
 
-/// Returns the types that one version of a group has among these.
-fn types_of_version<'a>(
+/// Returns the types that a group has among these, in one version or in all.
+fn types_of_group<'a>(
     types: &'a [DiscoveredType],
     group: &'a str,
-    version: &'a str,
+    version: Option<&'a str>,
 ) -> impl Iterator<Item = DiscoveredType> + 'a {
-    let is_meant =
-        move |known: &&DiscoveredType| *known.gvr.group == *group && *known.gvr.version == *version;
+    let is_meant = move |known: &&DiscoveredType| {
+        let gvr = &known.gvr;
+        *gvr.group == *group && version.is_none_or(|version| *gvr.version == *version)
+    };
     types.iter().filter(is_meant).cloned()
 }
 
-fn aggregated(group: &str, version: GroupVersion, entries: &mut Vec<DiscoveredType>) {
-    for resource in version.resources {
-        // A subresource is listed inside its resource here, so none has a slash in its name.
-        if can_be_followed(&resource.verbs)
-            && let Some(kind) = resource.response_kind.and_then(|kind| kind.kind)
-        {
-            entries.push(DiscoveredType {
-                gvr: GroupVersionResource::new(group, &version.version, &resource.resource),
-                kind,
-                namespaced: resource.scope == "Namespaced",
-            });
+/// Adds the types of a group. One that is not understood hides no other, unless it is upstream's own.
+fn aggregated(
+    path: &str,
+    group: &RawValue,
+    known: &[DiscoveredType],
+    entries: &mut Vec<DiscoveredType>,
+) -> Result<(), DiscoveryError> {
+    let error = match serde_json::from_str::<GroupDiscovery>(group.get()) {
+        Ok(group) => {
+            aggregated_group(group, known, entries);
+            return Ok(());
+        }
+        Err(error) => DiscoveryError::NotUnderstood {
+            path: path.into(),
+            why: error.to_string(),
+        },
+    };
+    let name = serde_json::from_str::<NamedGroup>(group.get())
+        .ok()
+        .and_then(|group| group.metadata.name);
+    // The document of the core group has no other.
+    if path == CORE || name.as_deref().is_some_and(is_built_in_group) {
+        return Err(error);
+    }
+    tracing::warn!(%error, group = name, "a group's discovery failed");
+    let name = name.unwrap_or_default();
+    entries.extend(types_of_group(known, &name, None));
+    Ok(())
+}
+
+fn aggregated_group(
+    group: GroupDiscovery,
+    known: &[DiscoveredType],
+    entries: &mut Vec<DiscoveredType>,
+) {
+    let name = group.metadata.name.unwrap_or_default();
+    for version in group.versions {
+        if version.resources.is_empty() && version.freshness == STALE {
+            entries.extend(types_of_group(known, &name, Some(&version.version)));
+        }
+        for resource in version.resources {
+            // A subresource is listed inside its resource here, so none has a slash in its name.
+            if can_be_followed(&resource.verbs)
+                && let Some(kind) = resource.response_kind.and_then(|kind| kind.kind)
+            {
+                entries.push(DiscoveredType {
+                    gvr: GroupVersionResource::new(&name, &version.version, &resource.resource),
+                    kind,
+                    namespaced: resource.scope == "Namespaced",
+                });
+            }
         }
     }
+}
+
+/// Adds the types of a group whose versions have documents of their own.
+async fn legacy_group(
+    client: &UpstreamClient,
+    group: ApiGroup,
+    known: &[DiscoveredType],
+    entries: &mut Vec<DiscoveredType>,
+) -> Result<(), DiscoveryError> {
+    let name = group.name;
+    for GroupVersionName { version } in group.versions {
+        let path = format!("/apis/{name}/{version}");
+        match legacy(client, &path, &name, &version, entries).await {
+            // Its types still exist. Without them, they would be treated as deleted.
+            Err(error) if is_built_in_group(&name) && !error.is_final() => return Err(error),
+            // One aggregated API that is down must not hide all other types.
+            Err(error) => {
+                tracing::warn!(%error, group = name, "a group's discovery failed");
+                if !error.is_final() {
+                    entries.extend(types_of_group(known, &name, Some(&version)));
+                }
+            }
+            Ok(()) => {}
+        }
+    }
+    Ok(())
 }
 
 async fn legacy(
@@ -191,20 +237,36 @@ fn can_be_followed(verbs: &[String]) -> bool {
         .all(|wanted| verbs.iter().any(|verb| verb == wanted))
 }
 
+/// Reads a member that may be `null`. Servers of aggregated groups write lists so that are empty in Go.
+fn null_as_default<'de, T, D>(deserializer: D) -> Result<T, D::Error>
+where
+    T: Default + Deserialize<'de>,
+    D: Deserializer<'de>,
+{
+    Option::deserialize(deserializer).map(Option::unwrap_or_default)
+}
+
 /// Any of APIGroupDiscoveryList, APIVersions and APIGroupList.
 #[derive(Deserialize)]
 struct DiscoveryDocument {
-    items: Option<Vec<GroupDiscovery>>,
+    /// Each a [`GroupDiscovery`]. What other servers say of their groups is passed on by upstream.
+    items: Option<Vec<Box<RawValue>>>,
     versions: Option<Vec<String>>,
     groups: Option<Vec<ApiGroup>>,
 }
 
 #[derive(Deserialize)]
 struct GroupDiscovery {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_default")]
     metadata: GroupName,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_default")]
     versions: Vec<GroupVersion>,
+}
+
+/// A [`GroupDiscovery`] of which the rest is not understood.
+#[derive(Deserialize)]
+struct NamedGroup {
+    metadata: GroupName,
 }
 
 #[derive(Default, Deserialize)]
@@ -214,12 +276,12 @@ struct GroupName {
 
 #[derive(Deserialize)]
 struct GroupVersion {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_default")]
     version: String,
     /// `Current`, or [`STALE`].
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_default")]
     freshness: String,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_default")]
     resources: Vec<ResourceDiscovery>,
 }
 
@@ -228,9 +290,9 @@ struct GroupVersion {
 struct ResourceDiscovery {
     resource: String,
     response_kind: Option<ResponseKind>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_default")]
     scope: String,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_default")]
     verbs: Vec<String>,
 }
 
@@ -242,7 +304,7 @@ struct ResponseKind {
 #[derive(Deserialize)]
 struct ApiGroup {
     name: String,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_default")]
     versions: Vec<GroupVersionName>,
 }
 
@@ -253,7 +315,7 @@ struct GroupVersionName {
 
 #[derive(Deserialize)]
 struct ResourceList {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_default")]
     resources: Vec<ApiResource>,
 }
 
@@ -261,9 +323,9 @@ struct ResourceList {
 struct ApiResource {
     name: String,
     kind: String,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_default")]
     namespaced: bool,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_default")]
     verbs: Vec<String>,
 }
 
@@ -351,6 +413,66 @@ mod tests {
             let types = read(&client, &mut documents).await.unwrap();
             assert_eq!(types.len(), count, "{document}");
         }
+    }
+
+    /// Returns the types of a document of all groups, read when `known` were known.
+    fn types_in(document: &str, known: &[DiscoveredType]) -> Result<Vec<String>, DiscoveryError> {
+        let document: DiscoveryDocument = serde_json::from_str(document).unwrap();
+        let mut types = Vec::new();
+        for group in document.items.unwrap() {
+            aggregated("/apis", &group, known, &mut types)?;
+        }
+        Ok(types.iter().map(|it| it.gvr.to_string()).collect())
+    }
+
+    /// Upstream writes so of an aggregated group whose own document names subresources alone.
+    #[test]
+    fn members_without_a_value_hide_no_type() {
+        let document = r#"{"items":[{"metadata":{"name":"subresources.test"},"versions":[
+            {"version":"v1","freshness":"Current","resources":[
+                {"resource":"expansions","responseKind":{"group":"","version":"","kind":""},
+                 "scope":"Cluster","singularResource":"","verbs":null},
+                {"resource":"odd","responseKind":null,"scope":null,"verbs":null}]},
+            {"version":"v2","freshness":null,"resources":null}]},
+            {"metadata":{"name":"none.test"},"versions":null},
+            {"metadata":{"name":"things.test"},"versions":[{"version":"v1","resources":[
+                {"resource":"things","responseKind":{"kind":"Thing"},"scope":"Cluster",
+                 "verbs":["list","watch"]}]}]}]}"#;
+        assert_eq!(types_in(document, &[]).unwrap(), ["things.v1.things.test"]);
+        let list = r#"{"resources":[{"name":"a","kind":"","namespaced":null,"verbs":null}]}"#;
+        let list: ResourceList = serde_json::from_str(list).unwrap();
+        assert!(list.resources[0].verbs.is_empty());
+        let list: ResourceList = serde_json::from_str(r#"{"resources":null}"#).unwrap();
+        assert!(list.resources.is_empty());
+    }
+
+    #[test]
+    fn a_group_that_is_not_understood_hides_no_other() {
+        let known = [DiscoveredType {
+            gvr: GroupVersionResource::new("broken.test", "v1", "known"),
+            kind: "Known".to_owned(),
+            namespaced: true,
+        }];
+        let with = |broken: &str| {
+            format!(
+                r#"{{"items":[{broken},{{"metadata":{{"name":"apps"}},"versions":[{{"version":"v1",
+                "resources":[{{"resource":"deployments","responseKind":{{"kind":"Deployment"}},
+                "scope":"Namespaced","verbs":["list","watch"]}}]}}]}}]}}"#
+            )
+        };
+        for (broken, types) in [
+            (
+                r#"{"metadata":{"name":"broken.test"},"versions":"v1"}"#,
+                &["known.v1.broken.test", "deployments.v1.apps"][..],
+            ),
+            (r#"{"metadata":7}"#, &["deployments.v1.apps"]),
+            ("7", &["deployments.v1.apps"]),
+        ] {
+            assert_eq!(types_in(&with(broken), &known).unwrap(), types, "{broken}");
+        }
+        let own = r#"{"metadata":{"name":"batch"},"versions":"v1"}"#;
+        let error = types_in(&with(own), &known).unwrap_err();
+        assert!(error.to_string().contains("/apis"), "{error}");
     }
 
     #[tokio::test]

@@ -96,7 +96,8 @@ struct ReferencingVolume {
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Projected {
-    sources: Vec<ProjectedSource>,
+    /// `null` in a volume without any.
+    sources: Option<Vec<ProjectedSource>>,
 }
 
 #[derive(Default, Deserialize)]
@@ -178,7 +179,8 @@ impl ReferencingContainer {
 
 impl ReferencingVolume {
     fn projected(&self) -> impl Iterator<Item = &ProjectedSource> {
-        self.projected.iter().flat_map(|volume| &volume.sources)
+        let volumes = self.projected.iter();
+        volumes.flat_map(|volume| volume.sources.iter().flatten())
     }
 
     fn secrets(&self) -> impl Iterator<Item = &str> {
@@ -242,6 +244,7 @@ mod tests {
             in_volume(json!({"secret": {"secretName": "x"}})),
             in_volume(json!({"azureFile": {"secretName": "x"}})),
             in_volume(json!({"projected": {"sources": [{}, {"secret": reference}]}})),
+            json!({"volumes": [{"projected": {"sources": null}}, {"secret": {"secretName": "x"}}]}),
             in_volume(json!({"csi": {"driver": "x", "nodePublishSecretRef": reference}})),
         ];
         let in_tree = [
