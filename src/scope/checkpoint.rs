@@ -267,15 +267,22 @@ impl Checkpoints {
 
     /// Forgets the checkpoint of a scope whose objects are not upstream's.
     pub(super) fn discard(&self, key: &ScopeKey) {
-        let (this, name) = (self.clone(), name(key));
-        tokio::spawn(async move {
-            // One that is being written may have these objects, too.
-            let _writing = this.0.writing.lock().await;
-            this.0.last.lock().scopes.remove(&name);
-            let folder = this.0.folder.clone();
-            // A file that stays is replaced by the next list's.
-            let _ = spawn_blocking(move || folder.remove(&name)).await;
-        });
+        tokio::spawn(self.clone().remove(name(key)));
+    }
+
+    /// Removes the checkpoint of a scope, if it is this process's. Of another one it may be of use.
+    async fn remove(self, name: String) {
+        // One that is being written may have the same objects.
+        let _writing = self.0.writing.lock().await;
+        self.0.last.lock().scopes.remove(&name);
+        let this = self.clone();
+        // A file that stays is replaced by the next list's.
+        let _ = spawn_blocking(move || {
+            if this.claim().unwrap_or_default() {
+                this.0.folder.remove(&name);
+            }
+        })
+        .await;
     }
 
     /// Removes the checkpoints of scopes that were closed too long ago for a start to use them.
@@ -366,8 +373,7 @@ impl Checkpoints {
             "cannot use a checkpoint; listing"
         );
         if error.is_final() {
-            let folder = self.0.folder.clone();
-            spawn_blocking(move || folder.remove(&name));
+            tokio::spawn(self.clone().remove(name));
         }
         None
     }

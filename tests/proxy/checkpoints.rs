@@ -215,7 +215,16 @@ async fn checkpoints_of_closed_scopes_are_removed_after_an_hour_or_make_room() {
     let minute = Duration::from_mins(1);
     let young = plant_checkpoint(folder.path(), "young", minute);
     let old = plant_checkpoint(folder.path(), "old", 61 * minute);
-    becomes("the old one is there", false, async || old.exists()).await;
+    let future = plant_checkpoint(folder.path(), "future", minute);
+    let tomorrow = SystemTime::now() + 24 * 60 * minute;
+    fs::File::open(&future)
+        .unwrap()
+        .set_modified(tomorrow)
+        .unwrap();
+    becomes("one is there", false, async || {
+        old.exists() || future.exists()
+    })
+    .await;
     assert!(young.exists());
     let version = create_pod(&upstream, "checkpointed");
     written(folder.path(), version).await;
@@ -550,6 +559,19 @@ async fn a_folder_that_two_processes_share_is_read_by_both_and_written_by_one() 
         second.metric(in_use).await >= 1.0
     })
     .await;
+    // What this one cannot use stays for the others.
+    let configs = TempDir::new().unwrap();
+    let config = configs.path().join("config.yaml");
+    fs::write(&config, "managedFields: drop\n").unwrap();
+    let flags = ["--config", config.to_str().unwrap()];
+    let other = start(&upstream, folder.path(), &flags).await;
+    assert!(reads(&other, "outdated").await >= 1.0);
+    becomes("the folder is in use", true, async || {
+        other.metric(in_use).await >= 1.0
+    })
+    .await;
+    assert!(pods_file(folder.path()).is_some());
+    other.kill().await;
     first.kill().await;
     let version = create_pod(&upstream, "later");
     written(folder.path(), version).await;

@@ -27,6 +27,8 @@ pub(super) const MAGIC: &[u8; 24] = b"watershed checkpoint  2\n";
 const MAX_HEADER: u32 = 1 << 20;
 /// Limit of a block. API servers take no object of a tenth of it.
 const MAX_BLOCK: u32 = 64 << 20;
+/// Limit of the bookmark, which has hardly more than a version.
+const MAX_BOOKMARK: u32 = 64 << 10;
 /// Memory that is taken for a block before its bytes arrive.
 const BLOCK_BUFFER: usize = 1 << 20;
 /// Bytes that are read at a time. Blocks are slices of them, without a copy.
@@ -199,6 +201,11 @@ impl<R: Read> CheckpointReader<R> {
         let header = serde_json::from_slice(&header)
             .map_err(|_| CheckpointFileError::Damaged("its header cannot be read"))?;
         Ok((reader, header))
+    }
+
+    /// Reads the block of the bookmark, which comes first.
+    pub(super) fn bookmark(&mut self) -> Result<Bytes, CheckpointFileError> {
+        self.block_up_to(MAX_BOOKMARK)
     }
 
     /// Reads a block. It may share its memory with others, and is to be copied by whoever keeps it.

@@ -176,15 +176,17 @@ impl CheckpointFolder {
         Ok(())
     }
 
-    /// Removes the checkpoints that were written before a moment, but those of these scopes.
+    /// Removes the checkpoints that were written before a moment, but those of these scopes. Those of the
+    /// future, from before the clock was set back, are of no use either.
     pub(super) fn remove_older(&self, than: SystemTime, but: &HashSet<String>) -> io::Result<()> {
+        let now = SystemTime::now();
         let kept: HashSet<_> = but.iter().map(|scope| self.path(scope, ENDING)).collect();
         for path in self.files(ENDING)? {
             if kept.contains(&path) {
                 continue;
             }
             let written = unless_gone(fs::metadata(&path).and_then(|file| file.modified()))?;
-            if written.is_some_and(|written| written < than) {
+            if written.is_some_and(|written| written < than || written > now) {
                 unless_gone(fs::remove_file(path))?;
             }
         }

@@ -118,7 +118,7 @@ pub(super) fn load_stored<R: Read + Send>(
     if format.managed_fields() != managed_fields {
         return Err(CheckpointError::OtherSettings);
     }
-    let example = Bytes::copy_from_slice(&file.block()?);
+    let example = Bytes::copy_from_slice(&file.bookmark()?);
     let mut objects = SnapshotBuilder::new(Layout {
         format: Arc::clone(&format),
         indexed: fields.indexed(),
