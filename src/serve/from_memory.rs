@@ -24,6 +24,7 @@ use super::unanswered::{Refusal, Unanswered};
 use crate::access::{Caller, ReviewType, ReviewedAccess, VERDICT_MEDIA_TYPE, VerdictAge};
 use crate::body::holding;
 use crate::headers::VIA;
+use crate::watcher::ContentCoding;
 use checkpoint_answers::CheckpointAnswers;
 
 /// Time after which a verdict is asked for again if the answer is only made then. An API server
@@ -119,7 +120,11 @@ impl ServiceParts {
     ) -> Result<Answer, Unanswered> {
         let (budget, headers) = (self.scopes.budget(), exchange.headers());
         large_answers::refuse(budget, &fresh.opened, read)?;
-        let unfolding = unfolding::begin(budget, &fresh.opened, read, headers)?;
+        let coding = match &read.kind {
+            ReadKind::Watch(watch) => answer::watch_coding(&fresh.opened, watch, headers).await,
+            ReadKind::Get { .. } | ReadKind::List(_) => ContentCoding::Identity,
+        };
+        let unfolding = unfolding::begin(budget, &fresh.opened, read, headers, coding)?;
         match &read.kind {
             ReadKind::Get { name } => Ok(answer::get(fresh, read, name, headers, budget)?),
             ReadKind::List(list) => {
@@ -142,7 +147,7 @@ impl ServiceParts {
                 let share = self.watch_limits.begin(reviewed.user(), query)?;
                 let guard = self.access.authorizer.guard(reviewed);
                 let context = WatchContext {
-                    coding: answer::watch_coding(&fresh.opened, watch, headers).await,
+                    coding,
                     guard,
                     draining: &self.draining,
                     meters: &self.meters,
