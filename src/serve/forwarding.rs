@@ -192,7 +192,7 @@ impl ServiceParts {
         // A tunnel goes on after its answer.
         let is_upgrade = request.headers().contains_key(header::UPGRADE);
         let options = ForwardOptions {
-            long: plan.own_connection,
+            class: plan.forward_class,
             identity: caller.identity(),
             share: share.take_if(|_| is_upgrade),
         };

@@ -29,6 +29,7 @@ use super::source::ForwardReason;
 use crate::access::{AccessAttributes, ReviewType, VerdictAge, wanted_verdict};
 use crate::catalog::{Catalog, ResourceType};
 use crate::scope::wanted_checkpoint;
+use crate::upstream::ConnectionClass;
 pub(super) use checkpoint::CheckpointPlan;
 use context::ReadContext;
 use document_request::DocumentRequest;
@@ -51,9 +52,8 @@ pub(super) struct RequestPlan {
     pub(super) may_stay_open: bool,
     /// Upstream treats the request as long-running.
     pub(super) is_long_running: bool,
-    /// The request does not share an upstream connection with short ones: it may stay open, or
-    /// changes the protocol.
-    pub(super) own_connection: bool,
+    /// The requests that it shares upstream connections with, if it is forwarded.
+    pub(super) forward_class: ConnectionClass,
     /// Form of refusals.
     pub(super) refusals: RefusalForm,
 }
@@ -102,7 +102,13 @@ impl RequestPlan {
             resource,
             may_stay_open,
             is_long_running: info.is_long_running(uri.path()),
-            own_connection: may_stay_open || is_upgrade(request.headers()),
+            forward_class: if info.is_proxied() {
+                ConnectionClass::Proxied
+            } else if may_stay_open || is_upgrade(request.headers()) {
+                ConnectionClass::LongForward
+            } else {
+                ConnectionClass::Short
+            },
             refusals: accepted.refusals,
         }
     }

@@ -20,7 +20,7 @@ use crate::body::{self, Body};
 use crate::drain;
 use crate::listener::tls::{ServerTls, TlsOptions, TlsPolicy};
 use crate::listener::{ConnectionLimits, TrustedProxies, listen};
-use crate::upstream::{ForwardIdentity, ForwardOptions, Forwarder, Upstream};
+use crate::upstream::{ConnectionClass, ForwardIdentity, ForwardOptions, Forwarder, Upstream};
 
 /// A listener whose service forwards all requests.
 ///
@@ -50,8 +50,13 @@ impl Proxy {
         let service = move |request: Request<Incoming>, _peer| {
             let (forwarder, identity) = (forwarding.clone(), identity.clone());
             async move {
+                let path = request.uri().path();
                 let options = ForwardOptions {
-                    long: request.uri().path().starts_with("/long"),
+                    class: if path.starts_with("/long") {
+                        ConnectionClass::LongForward
+                    } else {
+                        ConnectionClass::Short
+                    },
                     identity,
                     share: None,
                 };

@@ -4,25 +4,45 @@ const WATCH: Windows = Windows {
     streams: 96,
     left_free: 4,
     stream: MIB,
-    connection: 128 * MIB,
 };
 const SHORT: Windows = Windows {
     streams: 100,
     left_free: 0,
     stream: MIB / 2,
-    connection: 64 * MIB,
 };
 /// Fewer and smaller streams: bytes that a client does not read are held in memory here.
 const LONG_FORWARD: Windows = Windows {
-    streams: 50,
+    streams: 32,
     left_free: 0,
-    stream: MIB / 4,
-    connection: 16 * MIB,
+    stream: MIB / 8,
+};
+/// Streams beside the first one are used where there can be no more connections.
+const PROXIED: Windows = Windows {
+    streams: 32,
+    left_free: 0,
+    stream: MIB / 8,
 };
 const MIB: u32 = 1024 * 1024;
 
-// Invariant: streams that nobody reads leave room on their connection.
-const _: () = assert!(WATCH.is_roomy() && SHORT.is_roomy() && LONG_FORWARD.is_roomy());
+/// Bytes that upstream may send ahead on a connection: as many as the protocol allows.
+///
+/// More than on all streams together, so streams that nobody reads never block the others. And h2 takes
+/// half of it for the [overhead](OVERHEAD) of what was not read.
+pub(super) const CONNECTION_WINDOW: u32 = (1 << 31) - 1;
+/// The highest count of one unread byte. h2 counts a frame of data below 256 bytes with what it lacks, and
+/// ends the connection with all of its streams when that is too much.
+///
+/// Source: `proto/streams/counts.rs` of h2 (`record_data_frame`) and `proto/connection.rs` (`DataFrameBudget`).
+const OVERHEAD: usize = 255;
+
+// Invariant: streams that nobody reads leave room on their connection, whatever upstream sends. Frames of
+// short requests are large: an API server writes their answers at once.
+const _: () = assert!(
+    WATCH.is_roomy(1)
+        && SHORT.is_roomy(1)
+        && LONG_FORWARD.is_roomy(OVERHEAD)
+        && PROXIED.is_roomy(OVERHEAD)
+);
 
 /// Requests that may share connections.
 ///
@@ -35,6 +55,9 @@ pub enum ConnectionClass {
     Short,
     /// Forwarded watches and logs, read as fast or slowly as a client likes.
     LongForward,
+    /// Forwarded requests to pods, services and nodes, whose servers send what they like. Each has a
+    /// connection to itself while there can be more: an answer that breaks a limit of HTTP/2 ends it.
+    Proxied,
 }
 
 impl ConnectionClass {
@@ -43,7 +66,13 @@ impl ConnectionClass {
             ConnectionClass::Watch => &WATCH,
             ConnectionClass::Short => &SHORT,
             ConnectionClass::LongForward => &LONG_FORWARD,
+            ConnectionClass::Proxied => &PROXIED,
         }
+    }
+
+    /// Returns `true` if each request wants a connection to itself.
+    pub(super) fn is_alone(self) -> bool {
+        self == ConnectionClass::Proxied
     }
 }
 
@@ -55,10 +84,6 @@ pub(super) struct Windows {
     left_free: usize,
     /// Bytes that upstream may send ahead on a stream.
     pub(super) stream: u32,
-    /// Bytes that upstream may send ahead on the connection.
-    ///
-    /// More than on all streams together: streams that nobody reads never block the others.
-    pub(super) connection: u32,
 }
 
 impl Windows {
@@ -68,7 +93,9 @@ impl Windows {
         self.streams.min(usual).min(allowed)
     }
 
-    const fn is_roomy(&self) -> bool {
-        self.streams * (self.stream as usize) < self.connection as usize
+    /// Returns `true` if unread bytes on all streams, of which each counts so much, are less than half of
+    /// the connection's window.
+    const fn is_roomy(&self, count: usize) -> bool {
+        self.streams * (self.stream as usize) * count < CONNECTION_WINDOW as usize / 2
     }
 }

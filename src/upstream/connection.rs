@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
-use super::class::ConnectionClass;
+use super::class::{CONNECTION_WINDOW, ConnectionClass};
 use super::error::UpstreamError;
 use super::release::{KnownRelease, Release};
 use super::server::Upstream;
@@ -37,9 +37,14 @@ use silence::UnansweredRequests;
 const PING_INTERVAL: Duration = Duration::from_secs(15);
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// kube-apiserver's answers carry a warning header for each deprecation, and more.
+/// Limit of an answer's headers. kube-apiserver's own carry a warning for each deprecation, and more.
 const MAX_HEADER_BYTES: u32 = 256 * 1024;
 const MAX_HEADERS: usize = 512;
+/// The limit that is told to upstream, where frames may have [`FRAME`] bytes.
+///
+/// h2 ends a connection by which headers come in many more frames than such a limit needs of the largest.
+/// Go's server sends them in frames of 16 KiB. So the limit is as many times larger as the frames.
+const TOLD_HEADER_BYTES: u32 = MAX_HEADER_BYTES * (FRAME / (16 * 1024));
 
 /// Returns the settings of a connection by HTTP/1.1.
 pub(super) fn http1_builder() -> http1::Builder {
@@ -53,6 +58,9 @@ pub(super) fn http1_builder() -> http1::Builder {
 /// Each frame wakes three tasks on its way to the client, so fewer frames than with the protocol's
 /// default of 16 KiB save CPU.
 const FRAME: u32 = 256 * 1024;
+
+/// Cancelled streams of a connection that h2 remembers for a second.
+const MAX_CANCELLED: usize = 1000;
 
 /// Bytes of a request's body that are buffered while upstream does not read them.
 const SEND_BUFFER: usize = 128 * 1024;
@@ -181,18 +189,27 @@ fn handshake_failed(address: &Address, source: hyper::Error) -> UpstreamError {
 }
 
 fn http2_builder(class: ConnectionClass) -> http2::Builder<TokioExecutor> {
-    let windows = class.windows();
+    let (header_bytes, frame) = match class {
+        ConnectionClass::Watch | ConnectionClass::Short | ConnectionClass::LongForward => {
+            (TOLD_HEADER_BYTES, FRAME)
+        }
+        // Others than API servers choose the headers.
+        ConnectionClass::Proxied => (MAX_HEADER_BYTES, 16 * 1024),
+    };
     let mut builder = http2::Builder::new(TokioExecutor::new());
     builder
         .timer(TokioTimer::new())
-        .initial_stream_window_size(windows.stream)
-        .initial_connection_window_size(windows.connection)
+        .initial_stream_window_size(class.windows().stream)
+        .initial_connection_window_size(CONNECTION_WINDOW)
         // Nothing is sent before the peer has told its limit: a request beyond it would block all
         // that come after it.
         .initial_max_send_streams(0)
-        .max_header_list_size(MAX_HEADER_BYTES)
+        .max_header_list_size(header_bytes)
         .max_send_buf_size(SEND_BUFFER)
-        .max_frame_size(FRAME)
+        .max_frame_size(frame)
+        // Frames of streams that were cancelled here may still come, and are no fault of upstream's.
+        .max_concurrent_reset_streams(MAX_CANCELLED)
+        .max_local_error_reset_streams(None)
         .keep_alive_interval(PING_INTERVAL)
         .keep_alive_timeout(PING_TIMEOUT)
         .keep_alive_while_idle(true);
@@ -265,6 +282,11 @@ impl Http2Connection {
     pub(super) fn take_stream(&self, class: ConnectionClass) -> bool {
         let allowed = self.peer_limit.load(Ordering::Acquire);
         self.take_below(class.windows().streams_of(allowed))
+    }
+
+    /// Takes the first stream, if none is in use. Called only under the group's lock.
+    pub(super) fn take_alone(&self) -> bool {
+        self.take_below(1)
     }
 
     /// Keeps further requests off the connection. It ends with those that are on it.

@@ -41,8 +41,8 @@ pub enum ForwardIdentity {
 
 /// The way in which a request is forwarded.
 pub struct ForwardOptions {
-    /// The request may stay open: a watch, a log.
-    pub long: bool,
+    /// The requests that it shares connections with.
+    pub class: ConnectionClass,
     /// The credentials that it is forwarded with.
     pub identity: ForwardIdentity,
     /// The share that the caller holds until its answer or its tunnel has ended.
@@ -151,7 +151,7 @@ impl Forwarder {
         };
         hop_by_hop::clean_request(request.headers_mut())?;
         let ForwardOptions {
-            long,
+            class,
             identity,
             share,
         } = options;
@@ -175,11 +175,6 @@ impl Forwarder {
         }
         // hyper's extensions belong to the client's connection.
         request.extensions_mut().clear();
-        let class = if long {
-            ConnectionClass::LongForward
-        } else {
-            ConnectionClass::Short
-        };
         let pool = match identity {
             ForwardIdentity::Caller => &self.shared.known,
             ForwardIdentity::UnknownCaller => &self.shared.unknown,

@@ -46,7 +46,7 @@ const MAX_RESENDS: usize = 3;
 
 /// The connections of one identity.
 pub(super) struct Pool {
-    groups: [Arc<ConnectionGroup>; 3],
+    groups: [Arc<ConnectionGroup>; 4],
 }
 
 // === impl Pool ===
@@ -67,6 +67,7 @@ impl Pool {
             ConnectionClass::Watch,
             ConnectionClass::Short,
             ConnectionClass::LongForward,
+            ConnectionClass::Proxied,
         ]
         .map(|class| {
             let group = ConnectionGroup::new(class, identity, upstream, dialer, limit);
@@ -86,11 +87,12 @@ impl Pool {
     }
 
     pub(super) fn group(&self, class: ConnectionClass) -> &Arc<ConnectionGroup> {
-        let [watch, short, long] = &self.groups;
+        let [watch, short, long, proxied] = &self.groups;
         match class {
             ConnectionClass::Watch => watch,
             ConnectionClass::Short => short,
             ConnectionClass::LongForward => long,
+            ConnectionClass::Proxied => proxied,
         }
     }
 
@@ -116,7 +118,9 @@ impl Pool {
         let mut elsewhere = Elsewhere::wanted(&options);
         let mut resends = 0;
         let by = match (options.purpose, class) {
-            (RequestPurpose::Forward, ConnectionClass::LongForward) => AwaitedBy::Reader,
+            (RequestPurpose::Forward, ConnectionClass::LongForward | ConnectionClass::Proxied) => {
+                AwaitedBy::Reader
+            }
             (RequestPurpose::Forward, _) => AwaitedBy::Client,
             _ => AwaitedBy::Proxy,
         };

@@ -46,13 +46,21 @@ pub enum ConnectionPurpose {
     Short,
     /// Forwarded watches and logs.
     LongForward,
+    /// Forwarded requests to pods, services and nodes.
+    Proxied,
     /// One session of exec, attach, port-forward or WebSocket.
     Tunnel,
 }
 
 impl ConnectionPurpose {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::Watch, Self::Short, Self::LongForward, Self::Tunnel];
+    pub const ALL: [Self; 5] = [
+        Self::Watch,
+        Self::Short,
+        Self::LongForward,
+        Self::Proxied,
+        Self::Tunnel,
+    ];
 
     /// Returns the metric label.
     pub fn as_str(self) -> &'static str {
@@ -60,6 +68,7 @@ impl ConnectionPurpose {
             Self::Watch => "watch",
             Self::Short => "short",
             Self::LongForward => "long-forward",
+            Self::Proxied => "proxied",
             Self::Tunnel => "tunnel",
         }
     }
@@ -71,6 +80,7 @@ impl From<ConnectionClass> for ConnectionPurpose {
             ConnectionClass::Watch => Self::Watch,
             ConnectionClass::Short => Self::Short,
             ConnectionClass::LongForward => Self::LongForward,
+            ConnectionClass::Proxied => Self::Proxied,
         }
     }
 }
@@ -80,7 +90,7 @@ impl From<ConnectionClass> for ConnectionPurpose {
 pub struct UpstreamTraffic {
     requests: [AtomicU64; 4],
     received: [AtomicU64; 4],
-    connections: [AtomicU64; 4],
+    connections: [AtomicU64; 5],
     /// The number of connections that were made.
     made: watch::Sender<u64>,
 }

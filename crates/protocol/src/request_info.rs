@@ -8,7 +8,9 @@ use super::list_options::QueryParameters;
 use super::{FieldSelector, GroupVersionResource};
 
 /// Subresources that are conversations of a client with a container or a server.
-const SESSIONS: [&str; 4] = ["attach", "exec", "portforward", "proxy"];
+const SESSIONS: [&str; 4] = ["attach", "exec", "portforward", PROXY];
+/// The subresource by which a pod, a service or a node is asked.
+const PROXY: &str = "proxy";
 /// The subresource of a container's output.
 const LOG: &str = "log";
 
@@ -192,6 +194,11 @@ impl RequestInfo {
             Some(part) if SESSIONS.contains(&part) => true,
             _ => self.verb == Verb::Watch || self.legacy_watch,
         }
+    }
+
+    /// Returns `true` if a pod, a service or a node answers the request.
+    pub fn is_proxied(&self) -> bool {
+        self.subresource() == Some(PROXY)
     }
 
     fn subresource(&self) -> Option<&str> {

@@ -31,7 +31,7 @@ use crate::fairness::Share;
 use crate::serve::client_address::FORWARDED_FOR;
 use crate::serve::plan::request_key::RequestKey;
 use crate::shared_calls::{FlightPace, Singleflight};
-use crate::upstream::{AnswerError, ForwardIdentity, ForwardOptions, Forwarder};
+use crate::upstream::{AnswerError, ConnectionClass, ForwardIdentity, ForwardOptions, Forwarder};
 
 /// Largest response that is shared. It is held whole; larger ones are forwarded to each caller.
 const MAX_BYTES: usize = 32 << 20;
@@ -321,7 +321,7 @@ impl SharedFetch {
 
     async fn fetch(&self) -> Result<StoredResponse, AnswerError> {
         let options = ForwardOptions {
-            long: false,
+            class: ConnectionClass::Short,
             identity: self.identity.clone(),
             share: None,
         };

@@ -88,11 +88,25 @@ impl ConnectionGroup {
 
     /// Leases a stream on an open connection, or on a new one.
     pub(super) async fn lease(self: &Arc<Self>) -> Result<Lease, UpstreamError> {
+        if self.class.is_alone() {
+            let unused = self.take(&mut self.state.lock(), Http2Connection::take_alone);
+            if let Some(lease) = unused {
+                return Ok(lease);
+            }
+            match self.open(&AvoidedAddresses::default()).await {
+                Err(UpstreamError::Exhausted { .. }) => {}
+                opened => return opened,
+            }
+        }
+        self.lease_shared().await
+    }
+
+    async fn lease_shared(self: &Arc<Self>) -> Result<Lease, UpstreamError> {
         let mut ended = 0;
         while ended < MAX_ENDED {
             let dialing = {
                 let mut state = self.state.lock();
-                if let Some(lease) = self.take(&mut state) {
+                if let Some(lease) = self.take(&mut state, |it| it.take_stream(self.class)) {
                     return Ok(lease);
                 }
                 if state.exclusive {
@@ -138,12 +152,17 @@ impl ConnectionGroup {
     }
 
     /// Leases a stream on an open connection, the oldest first, so that younger ones can go idle.
-    fn take(&self, state: &mut GroupState) -> Option<Lease> {
+    fn take(
+        &self,
+        state: &mut GroupState,
+        take_stream: impl Fn(&Http2Connection) -> bool,
+    ) -> Option<Lease> {
         let generation = self.upstream.current().generation;
         state.http2.retain(|connection| !connection.is_closed());
-        let found = state.http2.iter().find(|connection| {
-            connection.generation == generation && connection.take_stream(self.class)
-        });
+        let found = state
+            .http2
+            .iter()
+            .find(|connection| connection.generation == generation && take_stream(connection));
         if let Some(connection) = found {
             return Some(Lease::http2(Arc::clone(connection), true));
         }

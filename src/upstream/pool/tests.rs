@@ -22,6 +22,9 @@ mod answers;
 mod elsewhere;
 mod resends;
 
+/// The settings of an HTTP/2 server that allows a hundred streams.
+const SETTINGS: [u8; 15] = [0, 0, 6, 4, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 100];
+
 fn get(path: &str) -> Request<Body> {
     Request::get(path).body(body::empty()).unwrap()
 }
@@ -113,13 +116,48 @@ async fn classes_do_not_share_connections() {
         ConnectionClass::Watch,
         ConnectionClass::Short,
         ConnectionClass::LongForward,
+        ConnectionClass::Proxied,
     ] {
         let response = soon(client.send(class, get("/"), SendOptions::default()))
             .await
             .unwrap();
         numbers.push(read(response.into_body()).await.unwrap());
     }
-    assert_eq!(numbers, ["0", "1", "2"]);
+    assert_eq!(numbers, ["0", "1", "2", "3"]);
+}
+
+#[tokio::test]
+async fn requests_to_pods_share_connections_only_where_there_can_be_no_more() {
+    let pki = Pki::new();
+    let api = Api::start(&pki, HTTP2, |request, conn| async move {
+        match request.uri().path() {
+            "/open" => Response::new(hanging()),
+            _ => text(conn.number.to_string()),
+        }
+    })
+    .await;
+    let upstream = upstream_of(&pki, &api).await;
+    let pool = Pool::limited(&upstream, TlsIdentity::NoCertificate, &Arc::default(), 2);
+    let ask = async |path: &str| {
+        let class = ConnectionClass::Proxied;
+        soon(pool.send(class, get(path), SendOptions::default())).await
+    };
+    let number = async || {
+        let response = ask("/").await.unwrap();
+        read(response.into_body()).await.unwrap()
+    };
+    assert_eq!(number().await, "0");
+    eventually(|| pool.group(ConnectionClass::Proxied).state.lock().http2[0].streams() == 0).await;
+    let first = ask("/open").await.unwrap();
+    assert_eq!(number().await, "1", "the first is in use");
+    let second = ask("/open").await;
+    let third = ask("/open").await;
+    assert!(
+        second.is_ok() && third.is_ok(),
+        "they are shared at the limit"
+    );
+    assert_eq!(api.accepted(), 2);
+    drop((first, second, third));
 }
 
 #[tokio::test]

@@ -152,7 +152,7 @@ async fn a_share_is_held_until_its_answer_has_ended() {
     let shares = Shares::new(limits, crate::metric::Gauge::noop());
     let take = || shares.take(CallerKey::user("ann"), 1);
     let options = ForwardOptions {
-        long: true,
+        class: ConnectionClass::LongForward,
         identity: ForwardIdentity::Caller,
         share: take(),
     };

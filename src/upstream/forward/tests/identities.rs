@@ -224,9 +224,9 @@ async fn unknown_callers_share_no_connection_with_others() {
     })
     .await;
     let forwarder = Forwarder::new(&upstream_of(&pki, &api).await);
-    let connection = async |identity, long| {
+    let connection = async |identity, class| {
         let options = ForwardOptions {
-            long,
+            class,
             identity,
             share: None,
         };
@@ -234,14 +234,14 @@ async fn unknown_callers_share_no_connection_with_others() {
         let answer = forwarder.forward_body(request, options).await.unwrap();
         read(answer.into_body()).await.unwrap()
     };
-    for long in [false, true] {
-        let known = connection(ForwardIdentity::Caller, long).await;
-        let unknown = connection(ForwardIdentity::UnknownCaller, long).await;
+    for class in [ConnectionClass::Short, ConnectionClass::LongForward] {
+        let known = connection(ForwardIdentity::Caller, class).await;
+        let unknown = connection(ForwardIdentity::UnknownCaller, class).await;
         assert_ne!(known, unknown);
-        assert_eq!(known, connection(ForwardIdentity::Caller, long).await);
+        assert_eq!(known, connection(ForwardIdentity::Caller, class).await);
         assert_eq!(
             unknown,
-            connection(ForwardIdentity::UnknownCaller, long).await
+            connection(ForwardIdentity::UnknownCaller, class).await
         );
     }
 }
@@ -265,7 +265,7 @@ async fn fields_that_name_users_to_this_proxy_are_not_forwarded_with_its_credent
         (ForwardIdentity::Caller, false),
     ] {
         let options = ForwardOptions {
-            long: false,
+            class: ConnectionClass::Short,
             identity,
             share: None,
         };

@@ -30,36 +30,49 @@ async fn a_reset_without_an_error_is_not_an_end() {
     );
 }
 
+/// Returns answers of which nobody reads more than the head, and the bytes that were sent of them.
+async fn unread(
+    (pki, class): (&Pki, ConnectionClass),
+    streams: usize,
+    chunk: usize,
+) -> (
+    Api,
+    UpstreamClient,
+    Vec<Response<UpstreamBody>>,
+    Arc<AtomicUsize>,
+) {
+    let sent = Arc::new(AtomicUsize::new(0));
+    let counter = Arc::clone(&sent);
+    let api = Api::start(pki, HTTP2, move |request, _| {
+        let counter = Arc::clone(&counter);
+        async move {
+            if request.uri().path() == "/read" {
+                return text("x".repeat(4 * 1024 * 1024));
+            }
+            Response::new(streamed(futures_util::stream::repeat_with(move || {
+                counter.fetch_add(chunk, Ordering::AcqRel);
+                Ok(Bytes::from(vec![0; chunk]))
+            })))
+        }
+    })
+    .await;
+    let client = client_of(pki, &api).await;
+    let lying = join_all(
+        (0..streams).map(|_| soon(client.send(class, get("/unread"), SendOptions::default()))),
+    );
+    let lying = lying.await.into_iter().map(Result::unwrap).collect();
+    (api, client, lying, sent)
+}
+
 #[tokio::test]
 async fn an_unread_stream_stops_only_its_own_sender() {
     const CHUNK: usize = 16 * 1024;
     let pki = Pki::new();
-    for (class, unread) in [
+    for (class, streams) in [
         (ConnectionClass::Short, 99),
-        (ConnectionClass::LongForward, 49),
+        (ConnectionClass::LongForward, 31),
     ] {
-        let sent = Arc::new(AtomicUsize::new(0));
-        let counter = Arc::clone(&sent);
-        let api = Api::start(&pki, HTTP2, move |request, _| {
-            let counter = Arc::clone(&counter);
-            async move {
-                if request.uri().path() == "/read" {
-                    return text("x".repeat(4 * 1024 * 1024));
-                }
-                Response::new(streamed(futures_util::stream::repeat_with(move || {
-                    counter.fetch_add(CHUNK, Ordering::AcqRel);
-                    Ok(Bytes::from(vec![0; CHUNK]))
-                })))
-            }
-        })
-        .await;
-        let client = client_of(&pki, &api).await;
-        let lying = join_all(
-            (0..unread).map(|_| soon(client.send(class, get("/unread"), SendOptions::default()))),
-        )
-        .await;
-        assert!(lying.iter().all(Result::is_ok));
-
+        let (api, client, _lying, sent) = unread((&pki, class), streams, CHUNK).await;
         for _ in 0..3 {
             let response = soon(client.send(class, get("/read"), SendOptions::default()))
                 .await
@@ -73,8 +86,90 @@ async fn an_unread_stream_stops_only_its_own_sender() {
 
         // The window, and what the test's server has buffered itself.
         let window = usize::try_from(class.windows().stream).unwrap();
-        let bound = unread * (window + 512 * 1024);
+        let bound = streams * (window + 512 * 1024);
         assert!(sent.load(Ordering::Acquire) <= bound, "{sent:?} of {bound}");
+    }
+}
+
+/// A log that is followed is sent line by line.
+#[tokio::test]
+async fn small_pieces_that_nobody_reads_end_no_connection() {
+    let pki = Pki::new();
+    let class = ConnectionClass::LongForward;
+    let (api, client, lying, sent) = unread((&pki, class), 3, 2).await;
+    let window = 3 * usize::try_from(class.windows().stream).unwrap();
+    eventually(|| sent.load(Ordering::Acquire) >= window).await;
+    let response = soon(client.send(class, get("/read"), SendOptions::default())).await;
+    let whole = soon(read(response.unwrap().into_body())).await.unwrap();
+    assert_eq!(whole.len(), 4 * 1024 * 1024);
+    for response in lying {
+        let mut body = response.into_body();
+        let first = soon(body.frame()).await.unwrap();
+        assert!(first.is_ok(), "{first:?}");
+    }
+    assert_eq!(api.accepted(), 1);
+}
+
+/// Returns the frames of an answer with so many fields of a kilobyte. Go's server sends 16 KiB in each.
+fn answer_with_fields(stream: &[u8], fields: usize) -> Vec<u8> {
+    const STATUS_200: u8 = 0x88;
+    const LENGTH_1000: [u8; 3] = [0x7f, 0xe9, 0x06];
+    const HEADERS: u8 = 1;
+    const CONTINUATION: u8 = 9;
+    const END_STREAM: u8 = 1;
+    const END_HEADERS: u8 = 4;
+    let mut block = vec![STATUS_200];
+    for n in 0..fields {
+        block.extend([0, 6]);
+        block.extend(format!("x-{n:04}").as_bytes());
+        block.extend(LENGTH_1000);
+        block.extend([b'~'; 1_000]);
+    }
+    let parts: Vec<_> = block.chunks(16 * 1024).collect();
+    let mut frames = Vec::new();
+    for (n, part) in parts.iter().enumerate() {
+        let is_last = n + 1 == parts.len();
+        let length = u32::try_from(part.len()).unwrap().to_be_bytes();
+        frames.extend_from_slice(&length[1..]);
+        frames.push(if n == 0 { HEADERS } else { CONTINUATION });
+        frames.push(u8::from(n == 0) * END_STREAM + u8::from(is_last) * END_HEADERS);
+        frames.extend_from_slice(stream);
+        frames.extend_from_slice(part);
+    }
+    frames
+}
+
+#[tokio::test]
+async fn large_headers_end_no_connection() {
+    const PREFACE: usize = 24;
+    const HEADERS: u8 = 1;
+    let pki = Pki::new();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = format!("https://{}", listener.local_addr().unwrap());
+    let acceptor = pki.acceptor();
+    tokio::spawn(async move {
+        let (tcp, _) = listener.accept().await.unwrap();
+        let mut only = acceptor.accept(tcp).await.unwrap();
+        only.write_all(&SETTINGS).await.unwrap();
+        only.flush().await.unwrap();
+        only.read_exact(&mut [0; PREFACE]).await.unwrap();
+        let mut head = [0; 9];
+        while only.read_exact(&mut head).await.is_ok() {
+            let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
+            let mut payload = vec![0; length as usize];
+            only.read_exact(&mut payload).await.unwrap();
+            if head[3] == HEADERS {
+                let answer = answer_with_fields(&head[5..], 230);
+                only.write_all(&answer).await.unwrap();
+                only.flush().await.unwrap();
+            }
+        }
+    });
+    let (_dir, options) = kubeconfig(&pki, &address);
+    let client = UpstreamClient::new(&Upstream::load(&options).await.unwrap());
+    for _ in 0..3 {
+        let response = send(&client, get("/")).await.unwrap();
+        assert_eq!(response.headers().len(), 230);
     }
 }
 

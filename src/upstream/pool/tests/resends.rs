@@ -157,8 +157,6 @@ async fn a_write_that_upstream_did_not_process_is_sent_again() {
 /// names the last stream that it has looked at.
 #[tokio::test]
 async fn a_write_above_the_last_stream_that_a_goaway_names_is_sent_again_and_no_other() {
-    // With a hundred streams allowed.
-    const SETTINGS: [u8; 15] = [0, 0, 6, 4, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 100];
     const GOAWAY: [u8; 9] = [0, 0, 8, 7, 0, 0, 0, 0, 0];
     let pki = Pki::new();
     for last in [0, 1] {
