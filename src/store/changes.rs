@@ -3,32 +3,43 @@ use std::borrow::Borrow;
 use std::cmp::Ordering;
 use std::sync::Arc;
 
-use imbl::OrdSet;
-use watershed_protocol::ResourceVersion;
+use imbl::OrdMap;
+use watershed_protocol::{ObjectAttributes, ResourceVersion};
 
 use super::event::WindowEvent;
 
 /// Events in the order of their objects' keys, and of one object in the order of their versions.
 ///
 /// It finds the changes of some objects without a look at those of others. Cloning costs O(1).
+///
+/// It is a map by keys and no set of events: inner nodes of the tree keep copies of keys that were
+/// removed long ago. An event among these would stay in memory as a whole.
 #[derive(Clone, Debug, Default)]
-pub(super) struct ChangesByKey(OrdSet<KeyedEvent>);
+pub(super) struct ChangesByKey(OrdMap<EventKey, Arc<WindowEvent>>);
 
 #[derive(Clone, Debug)]
-struct KeyedEvent(Arc<WindowEvent>);
+struct EventKey {
+    object: ObjectAttributes,
+    version: ResourceVersion,
+}
 
-/// The place of an event in the order, which is searched for without an event.
+/// The place of an event in the order, which is searched for without a key.
 trait EventPlace {
     fn place(&self) -> (&str, ResourceVersion);
 }
 
 impl ChangesByKey {
     pub(super) fn insert(&mut self, event: &Arc<WindowEvent>) {
-        self.0.insert(KeyedEvent(Arc::clone(event)));
+        let key = EventKey {
+            object: event.object.attributes.clone(),
+            version: event.version,
+        };
+        self.0.insert(key, Arc::clone(event));
     }
 
     pub(super) fn remove(&mut self, event: &Arc<WindowEvent>) {
-        self.0.remove(&KeyedEvent(Arc::clone(event)));
+        let place: &dyn EventPlace = &(event.object.key(), event.version);
+        self.0.remove(place);
     }
 
     /// Returns the first change after `version` of the object with this key, or of the next object
@@ -72,7 +83,7 @@ impl ChangesByKey {
 
     fn next(&self, key: &str, version: ResourceVersion) -> Option<&Arc<WindowEvent>> {
         let place: &dyn EventPlace = &(key, version);
-        self.0.get_next(place).map(|change| &change.0)
+        self.0.get_next(place).map(|(_, event)| event)
     }
 }
 
@@ -82,13 +93,13 @@ impl EventPlace for (&str, ResourceVersion) {
     }
 }
 
-impl EventPlace for KeyedEvent {
+impl EventPlace for EventKey {
     fn place(&self) -> (&str, ResourceVersion) {
-        (self.0.object.key(), self.0.version)
+        (self.object.key(), self.version)
     }
 }
 
-impl<'a> Borrow<dyn EventPlace + 'a> for KeyedEvent {
+impl<'a> Borrow<dyn EventPlace + 'a> for EventKey {
     fn borrow(&self) -> &(dyn EventPlace + 'a) {
         self
     }
@@ -114,21 +125,21 @@ impl Ord for dyn EventPlace + '_ {
     }
 }
 
-impl PartialEq for KeyedEvent {
+impl PartialEq for EventKey {
     fn eq(&self, other: &Self) -> bool {
         self.place() == other.place()
     }
 }
 
-impl Eq for KeyedEvent {}
+impl Eq for EventKey {}
 
-impl PartialOrd for KeyedEvent {
+impl PartialOrd for EventKey {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl Ord for KeyedEvent {
+impl Ord for EventKey {
     fn cmp(&self, other: &Self) -> Ordering {
         self.place().cmp(&other.place())
     }

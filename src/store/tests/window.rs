@@ -111,6 +111,31 @@ fn the_last_event_is_known_beyond_the_window() {
 }
 
 #[test]
+fn events_that_have_left_the_window_are_dropped() {
+    const AGE: u64 = 100;
+    let (mut writer, reader) = new(WindowLimits {
+        age: Duration::from_secs(AGE),
+        least: 0,
+        bytes: 1 << 30,
+    });
+    let start = Instant::now();
+    writer.replace(at(10, &[]));
+    let mut follower = Follower::new(&reader, SubscriptionStart::Now, Interest::All);
+    let mut events = Vec::new();
+    for n in 0..1_000 {
+        let key = format!("ns/p{:03}", n * 7_919 % 1_000);
+        let now = start + Duration::from_secs(n);
+        put(&mut writer, now, EventKind::Added, &key, 11 + n, "n1");
+        let SubscriptionStep::Events(new) = follower.step(1) else {
+            panic!("no event")
+        };
+        events.extend(new.iter().map(Arc::downgrade));
+    }
+    let held = events.iter().filter(|event| event.strong_count() > 0);
+    assert_eq!(held.count() as u64, AGE + 1);
+}
+
+#[test]
 fn compressed_forms_count_with_their_events() {
     let mut limits = WindowLimits {
         age: Duration::from_secs(10),
