@@ -33,6 +33,7 @@ mod trusted_proxies;
 mod unfinished_heads;
 mod vectored_bytes;
 mod watched_frames;
+mod watched_lines;
 mod write_coalescing;
 
 pub use connection::{Peer, RequestHandler, TlsPeer};

@@ -35,8 +35,10 @@ const FEW_OF_KNOWN: usize = 32 << 10;
 /// Moments are milliseconds after `opened`, plus one; 0 stands for never.
 pub(super) struct Activity {
     opened: Instant,
-    /// `true` on HTTP/1, where bytes that are read between two requests are a head.
+    /// `true` on HTTP/1, while requests may come.
     http1: AtomicBool,
+    /// `true` once the connection has become a tunnel.
+    upgraded: AtomicBool,
     /// `true` once anything was read after the handshake.
     heard: AtomicBool,
     /// Requests running.
@@ -47,8 +49,6 @@ pub(super) struct Activity {
     last_end: AtomicU64,
     /// Start of the request head that is being read.
     head: AtomicU64,
-    /// Bytes of that head on HTTP/1.
-    head_bytes: AtomicUsize,
     unfinished: UnfinishedHead,
     /// `true` once there was no room for the head.
     overlong: AtomicBool,
@@ -112,12 +112,12 @@ impl Activity {
         Arc::new(Activity {
             opened: Instant::now(),
             http1: AtomicBool::new(false),
+            upgraded: AtomicBool::new(false),
             heard: AtomicBool::new(false),
             running: AtomicU64::new(0),
             begun: AtomicU64::new(0),
             last_end: AtomicU64::new(0),
             head: AtomicU64::new(0),
-            head_bytes: AtomicUsize::new(0),
             unfinished: heads.of_connection(),
             overlong: AtomicBool::new(false),
             blocked: AtomicU64::new(0),
@@ -173,6 +173,11 @@ impl Activity {
         self.note_head(0);
     }
 
+    /// Returns `true` if the connection has become a tunnel.
+    pub(super) fn is_upgraded(&self) -> bool {
+        self.upgraded.load(Ordering::Acquire)
+    }
+
     /// Returns what the reader of the connection notes of requests that are refused.
     pub(super) fn refused(&self) -> &Arc<RefusedRequests> {
         &self.refused
@@ -208,8 +213,12 @@ impl Activity {
     }
 
     /// Returns the moment at which the request head has taken too long. Over HTTP/2, the first one
-    /// is part of the first request, which has less time.
+    /// is part of the first request, which has less time. Over HTTP/1, one that waits for the end of a
+    /// running request has all of its time then.
     pub(super) fn head_at(&self, limits: &ConnectionLimits) -> Option<Instant> {
+        if self.is_http1() && self.is_busy() {
+            return None;
+        }
         let limit = if self.is_http1() || self.has_asked() {
             limits.head
         } else {
@@ -367,10 +376,6 @@ impl Activity {
         if !self.heard.load(Ordering::Relaxed) && self.begun.load(Ordering::Relaxed) > 0 {
             self.heard.store(true, Ordering::Relaxed);
         }
-        if self.is_http1() && self.running.load(Ordering::Acquire) == 0 {
-            let before = self.head_bytes.fetch_add(bytes, Ordering::Relaxed);
-            self.note_head(before + bytes);
-        }
     }
 
     fn written(&self, progress: bool) {
@@ -389,10 +394,6 @@ impl RunningRequest {
     pub(super) fn new(activity: &Arc<Activity>) -> Self {
         activity.running.fetch_add(1, Ordering::AcqRel);
         let number = activity.requests.fetch_add(1, Ordering::Relaxed);
-        if activity.is_http1() {
-            activity.head_bytes.store(0, Ordering::Relaxed);
-            activity.note_head(0);
-        }
         RunningRequest {
             activity: Arc::clone(activity),
             fresh: 0,
@@ -457,6 +458,11 @@ impl RunningRequest {
         self.fault
     }
 
+    /// Notes that the connection becomes a tunnel.
+    pub(super) fn upgraded(&self) {
+        self.activity.upgraded.store(true, Ordering::Release);
+    }
+
     /// Notes that the answer has begun: cancelling from now on is no reset.
     pub(super) fn answered(&mut self) {
         self.answered = true;
@@ -468,6 +474,9 @@ impl Drop for RunningRequest {
         self.count_fresh(0);
         let activity = &self.activity;
         activity.last_end.store(activity.now(), Ordering::Release);
+        if activity.is_http1() && activity.head.load(Ordering::Relaxed) > 0 {
+            activity.head.store(activity.now(), Ordering::Release);
+        }
         activity.running.fetch_sub(1, Ordering::AcqRel);
         if !self.answered {
             let resets = activity.resets.fetch_add(1, Ordering::Relaxed) + 1;
@@ -542,28 +551,5 @@ impl<I: AsyncWrite + Unpin> AsyncWrite for ActivityStream<I> {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.inner).poll_shutdown(cx)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_a_tunnel_carries_is_no_head() {
-        let heads = UnfinishedHeads::within(&MemoryBudget::new(Some(1 << 20)));
-        let streams = FreshStreams::within(&MemoryBudget::default());
-        let [tunnel, other] = [(); 2].map(|()| Activity::new(&heads, &streams));
-        tunnel.set_http1();
-        tunnel.read(6_000);
-        drop(RunningRequest::new(&tunnel));
-        tunnel.end_requests();
-        tunnel.read(10 << 20);
-        assert!(!tunnel.is_overlong());
-        other.set_http1();
-        other.read(20_000);
-        assert!(!other.is_overlong(), "the tunnel counts");
-        other.read(20_000);
-        assert!(other.is_overlong());
     }
 }

@@ -32,10 +32,10 @@ use super::limits::ConnectionLimits;
 use super::lingering::LingeringStream;
 use super::metrics::Listener;
 use super::peer_connection::PeerConnection;
-use super::request_lines::LineReader;
 use super::stream_stall::StreamExecutor;
 use super::timeouts::{ConnectionTimeouts, TimeoutAction};
 use super::watched_frames::WatchedFrames;
+use super::watched_lines::WatchedLines;
 use super::write_coalescing::{CoalescingStream, TurnFlusher};
 use crate::body::{self, AnswerMeter, Body, BoxError};
 use crate::drain::DrainWatch;
@@ -224,15 +224,15 @@ impl Protocols {
         &self,
         io: I,
         requests: impl RequestService,
-        activity: &Activity,
+        activity: &Arc<Activity>,
         address: SocketAddr,
         drain: &DrainWatch,
     ) where
         I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         activity.set_http1();
-        let reader = LineReader::new(Arc::clone(activity.refused()));
-        let io = InspectedStream::new(io, reader);
+        let io = LingeringStream::new(io, activity);
+        let io = InspectedStream::new(io, WatchedLines::new(activity));
         let connection = pin!(
             self.http1
                 .serve_connection(TokioIo::new(io), requests)
@@ -254,7 +254,7 @@ impl Protocols {
         I: AsyncRead + AsyncWrite + Unpin + 'static,
     {
         let (io, flusher) = CoalescingStream::new(tls);
-        let io = LingeringStream::new(io);
+        let io = LingeringStream::new(io, activity);
         let io = InspectedStream::new(io, WatchedFrames::new(activity));
         let connection = pin!(FlushedConnection {
             connection: self.http2.serve_connection(TokioIo::new(io), requests),
@@ -414,6 +414,9 @@ async fn answer(
         without_body(&mut response);
     }
     running.answered();
+    if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+        running.upgraded();
+    }
     let is_last = response.extensions_mut().remove::<LastOfConnection>();
     if is_last.is_some() && version == Version::HTTP_2 {
         running.leave();

@@ -1,26 +1,34 @@
-//! Closes HTTP/2 connections without losing the last answers.
+//! Closes connections without losing the last answers.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Sleep, sleep};
 
+use super::activity::Activity;
+
 /// Longest time for which a closed connection is still read.
 ///
-/// As long as Go's server waits after its GOAWAY (`net/http`, `http2goAwayTimeout`).
+/// As long as Go's server waits after its GOAWAY (`net/http`, `http2goAwayTimeout`). Over HTTP/1, it waits
+/// half of it (`rstAvoidanceDelay`).
 const LINGER: Duration = Duration::from_secs(1);
-/// Bytes that are read and dropped at a time.
-const DROPPED_BYTES: usize = 512;
+/// Bytes that are read and dropped, and the part of them that is at a time. A client that sends more waits
+/// for the end.
+const DROPPED_BYTES: usize = 1 << 20;
+const DROPPED_AT_ONCE: usize = 4096;
 
 /// A stream that is read for a moment after it was shut down, and whose bytes are then dropped.
 ///
-/// A client sends window updates while it reads the last answers. A socket that is closed before it
-/// has read them resets the connection, and the client loses what it has not read yet.
+/// A client sends window updates while it reads the last answers, or the rest of a body that was refused.
+/// A socket that is closed before it has read them resets the connection, and the client loses what it has
+/// not read yet.
 pub(super) struct LingeringStream<I> {
     inner: I,
+    activity: Arc<Activity>,
     phase: LingerPhase,
 }
 
@@ -29,13 +37,18 @@ enum LingerPhase {
     /// Its own side is open.
     Open,
     /// Its own side is shut down, and it waits until the client has closed too, or until the timer ends.
-    Reading(Pin<Box<Sleep>>),
+    Reading {
+        timer: Pin<Box<Sleep>>,
+        /// Bytes that are still read.
+        left: usize,
+    },
 }
 
 impl<I> LingeringStream<I> {
-    pub(super) fn new(inner: I) -> Self {
+    pub(super) fn new(inner: I, activity: &Arc<Activity>) -> Self {
         Self {
             inner,
+            activity: Arc::clone(activity),
             phase: LingerPhase::Open,
         }
     }
@@ -76,24 +89,39 @@ impl<I: AsyncRead + AsyncWrite + Unpin> AsyncWrite for LingeringStream<I> {
         Pin::new(&mut self.inner).poll_flush(context)
     }
 
-    /// Completes when the client has closed its side too, or has had its time to read.
+    /// Completes when the client has closed its side too, or has had its time to read. A tunnel goes on in
+    /// the other direction: it completes at once.
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let Self { inner, phase } = &mut *self;
+        let Self {
+            inner,
+            activity,
+            phase,
+        } = &mut *self;
+        if activity.is_upgraded() {
+            return Pin::new(inner).poll_shutdown(context);
+        }
         if matches!(phase, LingerPhase::Open) {
             ready!(Pin::new(&mut *inner).poll_shutdown(context))?;
-            *phase = LingerPhase::Reading(Box::pin(sleep(LINGER)));
+            *phase = LingerPhase::Reading {
+                timer: Box::pin(sleep(LINGER)),
+                left: DROPPED_BYTES,
+            };
         }
-        let LingerPhase::Reading(timer) = phase else {
+        let LingerPhase::Reading { timer, left } = phase else {
             return Poll::Ready(Ok(()));
         };
         while timer.as_mut().poll(context).is_pending() {
-            let mut bytes = [0; DROPPED_BYTES];
+            if *left == 0 {
+                return Poll::Pending;
+            }
+            let mut bytes = [0; DROPPED_AT_ONCE];
             let mut dropped = ReadBuf::new(&mut bytes);
             let read = ready!(Pin::new(&mut *inner).poll_read(context, &mut dropped));
             // An error after the end of the answers concerns nobody.
             if read.is_err() || dropped.filled().is_empty() {
                 break;
             }
+            *left = left.saturating_sub(dropped.filled().len());
         }
         Poll::Ready(Ok(()))
     }
@@ -104,13 +132,14 @@ mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
     use tokio::time::{Instant, timeout};
 
+    use super::super::activity::RunningRequest;
     use super::*;
 
     #[tokio::test(start_paused = true)]
     async fn a_client_that_still_writes_gets_the_last_answer() {
         let (server, mut client) = duplex(64);
         let closing = tokio::spawn(async move {
-            let mut server = LingeringStream::new(server);
+            let mut server = LingeringStream::new(server, &Activity::alone());
             server.write_all(b"answer").await.unwrap();
             server.shutdown().await
         });
@@ -124,23 +153,34 @@ mod tests {
         ended.expect("the client has closed").unwrap().unwrap();
     }
 
+    #[tokio::test]
+    async fn a_tunnel_is_read_on() {
+        let (server, mut client) = duplex(64);
+        let activity = Activity::alone();
+        RunningRequest::new(&activity).upgraded();
+        let mut server = LingeringStream::new(server, &activity);
+        server.shutdown().await.unwrap();
+        client.write_all(b"carried").await.unwrap();
+        let mut carried = [0; 7];
+        server.read_exact(&mut carried).await.unwrap();
+        assert_eq!(&carried, b"carried");
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_client_that_does_not_close_is_not_waited_for() {
-        for writes in [false, true] {
+        for bytes in [0, 100, 2 * DROPPED_BYTES] {
             let (server, mut client) = duplex(64);
             let begun = Instant::now();
             let writing = async {
-                while writes && client.write_all(&[b'w'; 100]).await.is_ok() {
-                    tokio::time::sleep(Duration::from_millis(1)).await;
-                }
+                let _ = client.write_all(&vec![b'w'; bytes]).await;
                 std::future::pending::<()>().await;
             };
-            let mut server = LingeringStream::new(server);
+            let mut server = LingeringStream::new(server, &Activity::alone());
             tokio::select! {
                 ended = server.shutdown() => ended.unwrap(),
-                () = writing => unreachable!("it writes until its end is dropped"),
+                () = writing => unreachable!("it does not end"),
             }
-            assert_eq!(begun.elapsed().as_secs(), LINGER.as_secs(), "{writes}");
+            assert_eq!(begun.elapsed().as_secs(), LINGER.as_secs(), "{bytes}");
         }
     }
 }

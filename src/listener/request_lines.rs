@@ -46,6 +46,8 @@ pub(crate) struct LineReader {
     /// The start of the line that is read, where it matters.
     line: Vec<u8>,
     body: BodyLength,
+    /// Bytes of the head that is read.
+    head: usize,
 }
 
 /// The place of the next byte.
@@ -104,7 +106,12 @@ impl Inspect for LineReader {
     fn inspect(&mut self, bytes: &mut [u8]) {
         let mut bytes = &*bytes;
         while !bytes.is_empty() && self.place != LinePlace::Unknown {
-            let read = self.step(bytes);
+            let (number, read) = (self.number, self.step(bytes));
+            self.head = if self.number == number && self.is_in_head() {
+                self.head + read
+            } else {
+                0
+            };
             bytes = &bytes[read..];
         }
         if self.place == LinePlace::Unknown {
@@ -123,6 +130,26 @@ impl LineReader {
             number: 0,
             line: Vec::new(),
             body: BodyLength::default(),
+            head: 0,
+        }
+    }
+
+    /// Returns the bytes of the head that is not complete; zero if there is none.
+    pub(super) fn unfinished(&self) -> usize {
+        self.head
+    }
+
+    /// Returns `true` between the first byte of a request and the end of its head.
+    fn is_in_head(&self) -> bool {
+        match self.place {
+            LinePlace::Method => !self.line.trim_ascii().is_empty(),
+            LinePlace::Target | LinePlace::Version | LinePlace::Header => true,
+            LinePlace::Body(_)
+            | LinePlace::ChunkSize
+            | LinePlace::Chunk(_)
+            | LinePlace::ChunkEnd
+            | LinePlace::Trailer
+            | LinePlace::Unknown => false,
         }
     }
 

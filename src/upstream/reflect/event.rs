@@ -96,7 +96,7 @@ impl Reflector {
                 let version = bookmark.version;
                 Ok(Change::Progress {
                     version,
-                    format: self.learn_bookmark(&frame.object),
+                    format: self.learn_bookmark(&frame.object, bookmark.initial_events_end),
                 })
             }
             EventKind::Error => {
@@ -115,16 +115,26 @@ impl Reflector {
         }
     }
 
-    pub(super) fn learn_bookmark(&mut self, bookmark: &Bytes) -> Option<BookmarkFormat> {
+    /// Learns the form of bookmarks from one, unless it is known. An end mark may have what others lack, so
+    /// the next bookmark is tried as well if one is not understood.
+    pub(super) fn learn_bookmark(
+        &mut self,
+        bookmark: &Bytes,
+        is_end_mark: bool,
+    ) -> Option<BookmarkFormat> {
         let is_due = self.bookmarks.is_form_due();
         let format = self.format.as_deref().filter(|_| is_due)?;
-        self.bookmarks.form_learned();
-        BookmarkFormat::learn(format, bookmark)
+        let learned = BookmarkFormat::learn(format, bookmark);
+        if learned.is_ok() || !is_end_mark {
+            self.bookmarks.form_learned();
+        }
+        learned
             .inspect_err(|error| {
                 tracing::warn!(
                     resource = %self.target.gvr,
                     %error,
-                    "bookmarks are not understood; none are sent"
+                    is_end_mark,
+                    "a bookmark is not understood; none are sent"
                 );
             })
             .ok()

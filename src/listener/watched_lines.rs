@@ -1,0 +1,102 @@
+//! The requests of an HTTP/1 connection: shows the request head that is not complete.
+use std::sync::Arc;
+
+use super::activity::Activity;
+use super::inspected::Inspect;
+use super::request_lines::LineReader;
+
+/// Reads the lines of a connection, and reports heads that are not complete.
+pub(super) struct WatchedLines {
+    lines: LineReader,
+    activity: Arc<Activity>,
+}
+
+impl WatchedLines {
+    pub(super) fn new(activity: &Arc<Activity>) -> Self {
+        Self {
+            lines: LineReader::new(Arc::clone(activity.refused())),
+            activity: Arc::clone(activity),
+        }
+    }
+}
+
+impl Inspect for WatchedLines {
+    fn inspect(&mut self, bytes: &mut [u8]) {
+        self.lines.inspect(bytes);
+        // What a tunnel carries is no head.
+        if self.activity.is_http1() {
+            self.activity.note_head(self.lines.unfinished());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::activity::RunningRequest;
+    use super::super::fresh_streams::FreshStreams;
+    use super::super::limits::ConnectionLimits;
+    use super::super::unfinished_heads::UnfinishedHeads;
+    use super::*;
+    use crate::budget::MemoryBudget;
+
+    /// Returns two connections that share little memory for heads.
+    fn pair() -> [(Arc<Activity>, WatchedLines); 2] {
+        let heads = UnfinishedHeads::within(&MemoryBudget::new(Some(1 << 20)));
+        let streams = FreshStreams::within(&MemoryBudget::default());
+        [(); 2].map(|()| {
+            let activity = Activity::new(&heads, &streams);
+            activity.set_http1();
+            let lines = WatchedLines::new(&activity);
+            (activity, lines)
+        })
+    }
+
+    fn header(bytes: usize) -> Vec<u8> {
+        let mut head = b"GET / HTTP/1.1\r\nx: ".to_vec();
+        head.resize(bytes, b'x');
+        head
+    }
+
+    #[test]
+    fn what_a_tunnel_carries_is_no_head() {
+        let [(tunnel, mut carried), (other, mut lines)] = pair();
+        carried.inspect(&mut header(6_000));
+        drop(RunningRequest::new(&tunnel));
+        tunnel.end_requests();
+        carried.inspect(&mut vec![b'x'; 10 << 20]);
+        assert!(!tunnel.is_overlong());
+        lines.inspect(&mut header(20_000));
+        assert!(!other.is_overlong(), "the tunnel counts");
+        lines.inspect(&mut vec![b'x'; 20_000]);
+        assert!(other.is_overlong());
+    }
+
+    #[test]
+    fn a_body_behind_its_answer_is_no_head() {
+        let limits = ConnectionLimits::default();
+        let [(activity, mut lines), (other, mut others)] = pair();
+        let head = b"POST / HTTP/1.1\r\ncontent-length: 100000\r\n\r\n";
+        lines.inspect(&mut head.to_vec());
+        drop(RunningRequest::new(&activity));
+        lines.inspect(&mut vec![b'x'; 100_000 - 1]);
+        assert!(activity.head_at(&limits).is_none() && !activity.is_overlong());
+        others.inspect(&mut header(20_000));
+        assert!(!other.is_overlong(), "the body counts");
+        // The next request, behind the end of the body and an empty line.
+        lines.inspect(&mut b"x\r\n".to_vec());
+        assert!(activity.head_at(&limits).is_none());
+        lines.inspect(&mut b"GET".to_vec());
+        assert!(activity.head_at(&limits).is_some());
+    }
+
+    #[test]
+    fn a_head_behind_a_running_request_has_its_time_from_the_end_of_that() {
+        let limits = ConnectionLimits::default();
+        let [(activity, mut lines), _] = pair();
+        lines.inspect(&mut b"GET / HTTP/1.1\r\n\r\nGET".to_vec());
+        let running = RunningRequest::new(&activity);
+        assert!(activity.head_at(&limits).is_none());
+        drop(running);
+        assert!(activity.head_at(&limits).is_some());
+    }
+}
