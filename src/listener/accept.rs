@@ -6,9 +6,14 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 
+use crate::log_throttle::LogThrottle;
+
 /// Pause after a failed accept (no file descriptors, no memory), doubling up to the maximum.
 const BACKOFF_MIN: Duration = Duration::from_millis(5);
 const BACKOFF_MAX: Duration = Duration::from_secs(1);
+
+/// One line stands for the failures of some seconds.
+static FAILURES: LogThrottle = LogThrottle::new(Duration::from_secs(10));
 
 /// Interval of TCP keepalive probes. They find dead HTTP/1.1 clients, as HTTP/1.1 has no ping.
 const KEEPALIVE: Duration = Duration::from_secs(30);
@@ -54,11 +59,14 @@ pub(super) async fn accept<L: ConnectionSource>(listener: &L) -> (L::Stream, Soc
             // Only this client is gone. The next one is waiting.
             Err(error) if affects_one_connection(&error) => {}
             Err(error) => {
-                tracing::warn!(
-                    %error,
-                    "cannot accept connections (out of file descriptors? see ulimit -n); \
-                     trying again"
-                );
+                if let Some(failures) = FAILURES.count(1) {
+                    tracing::warn!(
+                        %error,
+                        failures,
+                        "cannot accept connections (out of file descriptors? see ulimit -n); \
+                         trying again"
+                    );
+                }
                 tokio::time::sleep(backoff).await;
                 backoff = (backoff * 2).min(BACKOFF_MAX);
             }

@@ -91,6 +91,8 @@ pub(super) struct Http2Connection {
     unanswered: UnansweredRequests,
     release: KnownRelease,
     _permit: OwnedSemaphorePermit,
+    /// Streams go on after the server has said that the connection ends.
+    _open: OpenConnection,
 }
 
 /// An exclusive connection.
@@ -176,8 +178,9 @@ pub(super) async fn handshake(
         unanswered: UnansweredRequests::default(),
         release: KnownRelease::default(),
         _permit: permit,
+        _open: open,
     };
-    connection.spawn_driver(driver, open);
+    connection.spawn_driver(driver);
     Ok(HttpConnection::Http2(Arc::new(connection)))
 }
 
@@ -243,7 +246,7 @@ async fn wait_for_peer_limit(
 
 impl Http2Connection {
     /// Spawns the task that drives the connection until it ends.
-    fn spawn_driver(&self, mut driver: Http2Driver, open: OpenConnection) {
+    fn spawn_driver(&self, mut driver: Http2Driver) {
         let (peer_limit, closed) = (Arc::clone(&self.peer_limit), Arc::clone(&self.closed));
         // Weak: when nobody has the sender any more, the connection ends.
         let sender = Arc::downgrade(&self.sender);
@@ -256,7 +259,7 @@ impl Http2Connection {
             })
             .await;
             closed.store(true, Ordering::Release);
-            drop((driver, open));
+            drop(driver);
             if let Some(sender) = sender.upgrade() {
                 sender.lock().take();
             }

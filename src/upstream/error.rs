@@ -35,8 +35,8 @@ pub enum UpstreamError {
         /// The address of the server.
         address: Address,
     },
-    /// Connections ended again and again before the request was sent.
-    #[error("the API server at {address} ends connections before a request can be sent")]
+    /// The server ended connections without processing the request, which is not sent again.
+    #[error("the API server at {address} ends connections without processing the request")]
     EndedUnsent {
         /// The address of the last one.
         address: Address,

@@ -25,7 +25,7 @@ mod resend;
 
 use elsewhere::Elsewhere;
 use group::ConnectionGroup;
-use resend::ResendPolicy;
+use resend::{FailedAttempt, ResendPolicy};
 
 pub use options::SendOptions;
 
@@ -167,9 +167,19 @@ impl Pool {
                     });
                 }
             };
-            match policy.resend(&mut error, again, lease.pooled) {
-                Some(next) if resends < MAX_RESENDS => request = next,
-                _ => {
+            let failed = policy.after(&mut error, again, lease.pooled);
+            match failed {
+                FailedAttempt::Unprocessed(Some(next)) | FailedAttempt::Unknown(Some(next))
+                    if resends < MAX_RESENDS =>
+                {
+                    request = next;
+                }
+                FailedAttempt::Unprocessed(_) => {
+                    return Err(UpstreamError::EndedUnsent {
+                        address: lease.address().clone(),
+                    });
+                }
+                FailedAttempt::Unknown(_) => {
                     return Err(UpstreamError::Closed {
                         address: lease.address().clone(),
                         source: Arc::new(error.into_error()),

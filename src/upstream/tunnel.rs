@@ -69,26 +69,34 @@ pub(super) async fn tunnel(client: OnUpgrade, upstream: OnUpgrade, address: Addr
             return;
         }
     };
-    let (client_reader, client_writer) = split(TokioIo::new(client));
-    let (upstream_reader, upstream_writer) = split(TokioIo::new(upstream));
-    let mut sending = pin!(copy(client_reader, upstream_writer));
-    let mut receiving = pin!(copy(upstream_reader, client_writer));
-    let ended = async {
-        tokio::select! {
-            sent = &mut sending => {
-                sent?;
-                receiving.await
-            }
-            received = &mut receiving => {
-                received?;
-                timeout(CLIENT_END, sending).await.unwrap_or(Ok(()))
-            }
-        }
-    };
-    match ended.await {
+    match copy_both(TokioIo::new(client), TokioIo::new(upstream)).await {
         Ok(()) => tracing::debug!(%address, "tunnel ended"),
         // Dropping both ends passes the cut on to the side that is still open.
         Err(error) => tracing::debug!(%address, %error, "tunnel broke"),
+    }
+}
+
+async fn copy_both(
+    client: impl AsyncRead + AsyncWrite,
+    upstream: impl AsyncRead + AsyncWrite,
+) -> io::Result<()> {
+    let (client_reader, client_writer) = split(client);
+    let (upstream_reader, upstream_writer) = split(upstream);
+    let mut sending = pin!(copy(client_reader, upstream_writer));
+    let mut receiving = pin!(copy(upstream_reader, client_writer));
+    tokio::select! {
+        sent = &mut sending => match sent {
+            Ok(()) => receiving.await,
+            Err(error) => {
+                // The last output of a command that ended while its client wrote may still be on the way.
+                let _ = timeout(CLIENT_END, receiving).await;
+                Err(error)
+            }
+        },
+        received = &mut receiving => {
+            received?;
+            timeout(CLIENT_END, sending).await.unwrap_or(Ok(()))
+        }
     }
 }
 
@@ -105,4 +113,48 @@ async fn copy(
         buffer.reserve(BUFFER);
     }
     writer.shutdown().await
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::Pin;
+    use std::task::{Context, Poll};
+
+    use tokio::io::{duplex, join};
+
+    use super::*;
+
+    /// The writing side of a server that has closed its connection.
+    struct Closed;
+
+    impl AsyncWrite for Closed {
+        fn poll_write(
+            self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+            _: &[u8],
+        ) -> Poll<io::Result<usize>> {
+            Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()))
+        }
+
+        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    #[tokio::test]
+    async fn the_last_output_arrives_although_the_input_is_not_taken() {
+        let output = b"no space left on device: exit status 1";
+        let (mut client, side) = duplex(8);
+        client.write_all(b"input").await.unwrap();
+        let copied = tokio::spawn(copy_both(side, join(&output[..], Closed)));
+        let mut read = Vec::new();
+        client.read_to_end(&mut read).await.unwrap();
+        assert_eq!(read, output);
+        let error = copied.await.unwrap().unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
+    }
 }

@@ -8,6 +8,14 @@ use crate::body::{self, Body};
 use crate::upstream::error::{http2_error, is_given_up};
 use crate::upstream::repeat::{self, Repeatable};
 
+/// An attempt without an answer, with the request to send again, if it may be sent again.
+pub(super) enum FailedAttempt {
+    /// Upstream has not processed the request. One whose body was sent on is not there any more.
+    Unprocessed(Option<Request<Body>>),
+    /// Upstream may have processed it.
+    Unknown(Option<Request<Body>>),
+}
+
 /// Decides whether a request is sent again.
 pub(super) struct ResendPolicy {
     /// `true` for reads without a body.
@@ -57,35 +65,33 @@ impl ResendPolicy {
         copy
     }
 
-    /// Returns the request to send after this error.
-    ///
-    /// `None` means that a resend might be carried out twice, or would fail the same way.
-    pub(super) fn resend(
+    /// Returns what an error means for the request.
+    pub(super) fn after(
         &mut self,
         error: &mut TrySendError<Request<Body>>,
         again: Request<Body>,
         pooled: bool,
-    ) -> Option<Request<Body>> {
+    ) -> FailedAttempt {
         if let Some(unsent) = error.take_message() {
-            return Some(unsent);
+            return FailedAttempt::Unprocessed(Some(unsent));
         }
         if is_unprocessed(error.error()) {
-            return match &mut self.kept {
+            return FailedAttempt::Unprocessed(match &mut self.kept {
                 Some(kept) => kept.again().map(|body| again.map(|_| body)),
                 None => Some(again),
-            };
+            });
         }
         // An API server resets the stream of a request that has taken too long. Another one would
         // take as long again.
         if is_given_up(error.error()) {
-            return None;
+            return FailedAttempt::Unknown(None);
         }
         // Only once: this very request may be what crashes upstream.
         if self.is_read && pooled && !self.died {
             self.died = true;
-            return Some(again);
+            return FailedAttempt::Unknown(Some(again));
         }
-        None
+        FailedAttempt::Unknown(None)
     }
 }
 

@@ -153,6 +153,21 @@ async fn a_write_that_upstream_did_not_process_is_sent_again() {
     }
 }
 
+/// Clients send it again after the answer to this error.
+#[tokio::test]
+async fn a_write_that_upstream_refuses_each_time_is_known_not_to_be_done() {
+    let pki = Pki::new();
+    let (address, raw) = raw_http2(&pki, |_, mut respond| {
+        respond.send_reset(h2::Reason::REFUSED_STREAM);
+    })
+    .await;
+    let (_dir, options) = kubeconfig(&pki, &address);
+    let client = UpstreamClient::new(&Upstream::load(&options).await.unwrap());
+    let error = send(&client, post("/", "content")).await.unwrap_err();
+    assert!(!error.may_be_done(), "{error}");
+    assert_eq!(raw.load(Ordering::Acquire), MAX_RESENDS + 1);
+}
+
 /// An API server goes away from a connection with each answer to somebody it does not know, and
 /// names the last stream that it has looked at.
 #[tokio::test]
