@@ -40,6 +40,10 @@ const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 #[cfg(not(windows))]
 const KEEPALIVE_RETRIES: u32 = 3;
 
+/// Time after which the next address of a name is tried beside those that have not answered.
+/// Source: RFC 8305, section 5.
+const NEXT_ADDRESS: Duration = Duration::from_millis(250);
+
 /// Bytes read from the socket at a time: rustls alone asks for 4 KiB.
 const READ_AHEAD: usize = 64 * 1024;
 
@@ -235,31 +239,53 @@ async fn connect(
     })
 }
 
-/// Tries the resolved addresses one after the other, each with an equal share of the time.
-///
-/// Without shares, one unreachable address would use up all the time.
+/// Connects to the first resolved address that accepts.
 async fn tcp(address: &Address) -> io::Result<TcpStream> {
-    let resolved: Vec<SocketAddr> = tokio::net::lookup_host((address.host(), address.port()))
-        .await?
-        .collect();
-    let share = CONNECT_TIMEOUT / u32::try_from(resolved.len().max(1)).unwrap_or(u32::MAX);
+    let resolved = tokio::net::lookup_host((address.host(), address.port())).await?;
+    let stream = first_connected(alternating(resolved), TcpStream::connect).await?;
+    tune(&stream)?;
+    Ok(stream)
+}
+
+/// Returns addresses of both families in turn, beginning with the family of the first.
+fn alternating(addresses: impl Iterator<Item = SocketAddr>) -> Vec<SocketAddr> {
+    let mut addresses: Vec<_> = addresses.collect();
+    let first = addresses.first().is_some_and(SocketAddr::is_ipv6);
+    let (mut own, mut other) = (0, 0);
+    addresses.sort_by_cached_key(|address| {
+        let count = if address.is_ipv6() == first {
+            &mut own
+        } else {
+            &mut other
+        };
+        *count += 1;
+        // Those of one place keep their order, in which the first family comes first.
+        (*count, address.is_ipv6() != first)
+    });
+    addresses
+}
+
+/// Returns the first success of attempts at these addresses, each of which begins [`NEXT_ADDRESS`] after
+/// the one before, or when that has failed.
+async fn first_connected<T, F>(
+    addresses: Vec<SocketAddr>,
+    begin: impl Fn(SocketAddr) -> F,
+) -> io::Result<T>
+where
+    F: Future<Output = io::Result<T>>,
+{
+    let mut waiting = addresses.into_iter();
+    let mut attempts = FuturesUnordered::new();
     let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no addresses");
-    for address in resolved {
-        match tokio::time::timeout(share, TcpStream::connect(address)).await {
-            Ok(Ok(stream)) => {
-                tune(&stream)?;
-                return Ok(stream);
-            }
-            Ok(Err(error)) => last = error,
-            Err(_elapsed) => {
-                last = io::Error::new(
-                    io::ErrorKind::TimedOut,
-                    format!("{address} does not answer"),
-                );
-            }
+    loop {
+        attempts.extend(waiting.next().map(&begin));
+        match timeout(NEXT_ADDRESS, attempts.next()).await {
+            Ok(Some(Ok(made))) => return Ok(made),
+            Ok(Some(Err(error))) => last = error,
+            Ok(None) => return Err(last),
+            Err(_elapsed) => {}
         }
     }
-    Err(last)
 }
 
 fn tune(stream: &TcpStream) -> io::Result<()> {
@@ -282,6 +308,37 @@ fn tune(stream: &TcpStream) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_families_of_a_names_addresses_take_turns() {
+        let parsed = |text: &str| text.split(' ').map(|one| one.parse().unwrap()).collect();
+        let given: Vec<SocketAddr> = parsed("[::1]:1 [::2]:1 1.1.1.1:1 [::3]:1 2.2.2.2:1");
+        let wanted: Vec<_> = parsed("[::1]:1 1.1.1.1:1 [::2]:1 2.2.2.2:1 [::3]:1");
+        assert_eq!(alternating(given.into_iter()), wanted);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_address_that_does_not_answer_delays_the_others_little() {
+        let at = |text: &str| -> SocketAddr { text.parse().unwrap() };
+        let (silent, refusing, open) = (at("[::1]:1"), at("[::2]:1"), at("1.1.1.1:1"));
+        let begin = |address: SocketAddr| async move {
+            match address {
+                address if address == silent => std::future::pending().await,
+                address if address == refusing => Err(io::ErrorKind::ConnectionRefused.into()),
+                address => Ok(address),
+            }
+        };
+        let begun = Instant::now();
+        let made = first_connected(vec![refusing, open], begin).await;
+        assert_eq!((made.unwrap(), begun.elapsed()), (open, Duration::ZERO));
+        let made = first_connected(vec![silent, open], begin).await;
+        assert_eq!((made.unwrap(), begun.elapsed()), (open, NEXT_ADDRESS));
+        let failed = first_connected(vec![refusing, refusing], begin).await;
+        let kind = failed.unwrap_err().kind();
+        assert_eq!(kind, io::ErrorKind::ConnectionRefused);
+        let none = first_connected(Vec::new(), begin).await.unwrap_err();
+        assert_eq!(none.kind(), io::ErrorKind::NotFound);
+    }
 
     fn addresses() -> Vec<Address> {
         ["https://a:1", "https://b:1", "https://c:1"]
