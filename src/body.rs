@@ -2,10 +2,12 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use futures_util::stream;
+use http::Request;
 use http_body::{Frame, SizeHint};
 use http_body_util::{BodyExt, Empty, Full, Limited, StreamBody};
 use hyper::body::Incoming;
@@ -106,16 +108,27 @@ pub fn holding_until_end<T: Send + Unpin + 'static>(body: Body, value: T) -> Bod
     .boxed_unsync()
 }
 
-/// Turns a client's request body into one that can be forwarded.
-pub fn from_client(body: Incoming, version: http::Version) -> Body {
-    if http_body::Body::is_end_stream(&body) {
-        return empty();
+/// Turns a client's request into one whose body can be forwarded. A [`BodyEnd`] is among its extensions, if it
+/// has one.
+pub fn from_client(mut request: Request<Incoming>) -> Request<Body> {
+    if http_body::Body::is_end_stream(request.body()) {
+        return request.map(|_| empty());
     }
-    ClientBody {
-        inner: body,
-        framed: version == http::Version::HTTP_2,
+    let end = BodyEnd::default();
+    request.extensions_mut().insert(end.clone());
+    let framed = request.version() == http::Version::HTTP_2;
+    request.map(|inner| ClientBody { inner, framed, end }.boxed_unsync())
+}
+
+/// The end of a client's request body, which is seen while the body is sent on.
+#[derive(Clone, Debug, Default)]
+pub struct BodyEnd(Arc<AtomicBool>);
+
+impl BodyEnd {
+    /// Returns `true` if the body broke off.
+    pub fn is_broken(&self) -> bool {
+        self.0.load(Ordering::Acquire)
     }
-    .boxed_unsync()
 }
 
 /// A request body was reset, and HTTP/2 would show that as a clean end.
@@ -132,6 +145,7 @@ struct ClientBody {
     /// `true` on HTTP/2, whose end mark `is_end_stream` reports. hyper's HTTP/1 bodies report a
     /// missing end as an error by themselves.
     framed: bool,
+    end: BodyEnd,
 }
 
 impl http_body::Body for ClientBody {
@@ -142,11 +156,15 @@ impl http_body::Body for ClientBody {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        Poll::Ready(match ready!(Pin::new(&mut self.inner).poll_frame(cx)) {
+        let frame = match ready!(Pin::new(&mut self.inner).poll_frame(cx)) {
             Some(frame) => Some(frame.map_err(BoxError::from)),
             None if self.framed && !self.inner.is_end_stream() => Some(Err(RequestCut.into())),
             None => None,
-        })
+        };
+        if let Some(Err(_)) = frame {
+            self.end.0.store(true, Ordering::Release);
+        }
+        Poll::Ready(frame)
     }
 
     fn is_end_stream(&self) -> bool {

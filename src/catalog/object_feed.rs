@@ -111,7 +111,11 @@ impl ObjectFeed {
             match news {
                 Ok(Some(news)) => return news,
                 Ok(None) => {}
-                Err(_) => return self.forget(),
+                Err(_) => {
+                    let FollowedObjects { gvr, keep, loss } = &self.objects;
+                    tracing::warn!("{gvr} could not be followed for {keep:?}; {loss}");
+                    return self.forget();
+                }
             }
         }
     }
@@ -146,7 +150,9 @@ impl ObjectFeed {
                 let counts = matches!(self.reported, Reported::All);
                 let followed = tokio::select! {
                     followed = scope.wait_until_followed() => followed,
-                    () = lost_for_long(&scope, self.objects.keep), if counts => return Some(self.forget()),
+                    age = lost_for_long(&scope, self.objects.keep), if counts => {
+                        return Some(self.lost(age));
+                    }
                 };
                 if let Err(why) = followed {
                     return self.stopped(&why, Some(scope));
@@ -161,9 +167,9 @@ impl ObjectFeed {
             FeedState::Following(scope, subscription) => {
                 let has_more = tokio::select! {
                     has_more = has_more(subscription) => has_more,
-                    () = lost_for_long(scope, self.objects.keep) => {
+                    age = lost_for_long(scope, self.objects.keep) => {
                         self.state = FeedState::Opening(Arc::clone(scope));
-                        return Some(self.forget());
+                        return Some(self.lost(age));
                     }
                 };
                 if has_more {
@@ -176,10 +182,16 @@ impl ObjectFeed {
         }
     }
 
-    /// Forgets the objects, as they could not be followed for too long.
+    /// Forgets the objects, of which nothing has come for so long. A failure behind it is logged where it is
+    /// noticed. Without one, the watch of a quiet type was silent.
+    fn lost(&mut self, age: Duration) -> ObjectNews {
+        let (FollowedObjects { gvr, loss, .. }, seconds) = (&self.objects, age.as_secs());
+        tracing::info!("nothing has come of {gvr} for {seconds}s; {loss}");
+        self.forget()
+    }
+
+    /// Forgets the objects.
     fn forget(&mut self) -> ObjectNews {
-        let FollowedObjects { gvr, keep, loss } = &self.objects;
-        tracing::warn!("{gvr} could not be followed for {keep:?}; {loss}");
         self.reported = Reported::Unknown;
         ObjectNews::Unknown
     }
@@ -216,15 +228,15 @@ impl ObjectFeed {
     }
 }
 
-/// Waits until upstream's changes have not arrived for this time.
-async fn lost_for_long(scope: &Scope, keep: Duration) {
+/// Waits until upstream's changes have not arrived for this time. Returns how long they have not.
+async fn lost_for_long(scope: &Scope, keep: Duration) -> Duration {
     let mut delivering = scope.upstream.delivering();
     loop {
         let _ = delivering.wait_for(|is_delivering| !is_delivering).await;
         let lost = scope.upstream.age().unwrap_or_default();
         let again = delivering.wait_for(|is_delivering| *is_delivering);
         if timeout(keep.saturating_sub(lost), again).await.is_err() {
-            return;
+            return lost.max(keep);
         }
     }
 }

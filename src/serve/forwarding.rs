@@ -255,9 +255,7 @@ impl ServiceParts {
         options: ForwardOptions,
         turn: QueueTurn,
     ) -> Result<Response<Body>, UpstreamError> {
-        let version = request.version();
-        let request = request.map(|body| body::from_client(body, version));
-        let (request, upload) = SlowUpload::watch(request);
+        let (request, upload) = SlowUpload::watch(body::from_client(request));
         let mut forwarding = pin!(self.forwarder.forward_body(request, options));
         tokio::select! {
             answer = &mut forwarding => return answer,

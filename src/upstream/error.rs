@@ -66,7 +66,7 @@ pub enum UpstreamError {
     /// This process is about to end.
     #[error("the proxy is shutting down")]
     Ending,
-    /// A malformed request, or one that tries to trick the proxy. It is not forwarded.
+    /// A malformed request, or one that tries to trick the proxy. It is not forwarded, or not to its end.
     #[error("{reason}")]
     Refused {
         /// The reason, for the sender.
@@ -108,7 +108,7 @@ impl UpstreamError {
         matches!(self, Self::Closed { source, .. } if is_given_up(source))
     }
 
-    /// Returns `true` if the caller's request is at fault and was not forwarded.
+    /// Returns `true` if the caller's request is at fault and was not forwarded to its end.
     ///
     /// Such a request is answered with 400.
     pub fn is_refused(&self) -> bool {

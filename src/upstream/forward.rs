@@ -17,7 +17,7 @@ use super::traffic::RequestPurpose;
 use super::tunnel::Tunnels;
 use super::upgrade;
 use super::user_headers::UserHeaders;
-use crate::body::{self, Body};
+use crate::body::{self, Body, BodyEnd};
 use crate::fairness::Share;
 use watershed_connect::{Address, ConnectError, Dialer, TlsIdentity};
 
@@ -115,13 +115,27 @@ impl Forwarder {
         request: Request<Incoming>,
         options: ForwardOptions,
     ) -> Result<Response<Body>, UpstreamError> {
-        let version = request.version();
-        let request = request.map(|incoming| body::from_client(incoming, version));
-        self.forward_body(request, options).await
+        self.forward_body(body::from_client(request), options).await
     }
 
     /// Forwards a request like [`Forwarder::forward`], whose body is ready to be sent on.
     pub async fn forward_body(
+        &self,
+        request: Request<Body>,
+        options: ForwardOptions,
+    ) -> Result<Response<Body>, UpstreamError> {
+        let end = request.extensions().get::<BodyEnd>().cloned();
+        let forwarded = self.forward_with(request, options).await;
+        forwarded.map_err(|error| match end {
+            // Upstream got an end of the request that it cannot have taken for a whole one.
+            Some(end) if end.is_broken() => UpstreamError::Refused {
+                reason: "the body of the request broke off".to_owned(),
+            },
+            _ => error,
+        })
+    }
+
+    async fn forward_with(
         &self,
         mut request: Request<Body>,
         options: ForwardOptions,

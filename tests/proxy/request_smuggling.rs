@@ -62,7 +62,7 @@ type Http1Trial = (&'static str, String, &'static [u16]);
 
 /// Returns requests over HTTP/1.1 that parsers may understand differently. The answer 0 stands for
 /// an end without an answer. A body may turn out to be malformed after its head was sent on. Then
-/// the request breaks off at upstream, and the answer is 502.
+/// the request breaks off at upstream.
 fn http1_trials(bearer: &str) -> Vec<Http1Trial> {
     let path = format!("/api/v1/namespaces/team-00/pods/{MARK}");
     let get = format!("GET {path} HTTP/1.1\r\nHost: h\r\n");
@@ -165,17 +165,17 @@ fn http1_trials(bearer: &str) -> Vec<Http1Trial> {
         (
             "chunk size too large",
             format!("{post}Transfer-Encoding: chunked\r\n\r\nFFFFFFFFFFFFFFFFF\r\n{second}"),
-            &[400, 502, 0],
+            &[400, 0],
         ),
         (
             "a chunk that is no number",
             format!("{post}Transfer-Encoding: chunked\r\n\r\n0x1\r\n{second}"),
-            &[400, 502, 0],
+            &[400, 0],
         ),
         (
             "LF in a chunk extension",
             format!("{post}Transfer-Encoding: chunked\r\n\r\n1;a\nb\r\n{second}"),
-            &[400, 502, 0],
+            &[400, 0],
         ),
         // Line endings.
         ("NUL", format!("{get}{auth}X-A: b\0c\r\n\r\n"), &[400]),
