@@ -57,10 +57,7 @@ impl Tunnels {
     }
 }
 
-/// Copies both ways until both sides have ended, or upstream's side and the client's time.
-///
-/// The end of the client's side is passed on, and the other goes on: a command's output may follow the
-/// end of its input.
+/// Runs a tunnel to its end, once both sides have changed the protocol.
 pub(super) async fn tunnel(client: OnUpgrade, upstream: OnUpgrade, address: Address) {
     let (client, upstream) = match tokio::try_join!(client, upstream) {
         Ok(both) => both,
@@ -76,6 +73,10 @@ pub(super) async fn tunnel(client: OnUpgrade, upstream: OnUpgrade, address: Addr
     }
 }
 
+/// Copies both ways until both sides have ended, or upstream's side and the client's time.
+///
+/// The end of the client's side is passed on, and the other goes on: a command's output may follow the
+/// end of its input.
 async fn copy_both(
     client: impl AsyncRead + AsyncWrite,
     upstream: impl AsyncRead + AsyncWrite,
