@@ -108,8 +108,8 @@ pub fn holding_until_end<T: Send + Unpin + 'static>(body: Body, value: T) -> Bod
     .boxed_unsync()
 }
 
-/// Turns a client's request into one whose body can be forwarded. A [`BodyEnd`] is among its extensions, if it
-/// has one.
+/// Turns a client's request into one whose body can be forwarded. If it has a body, a [`BodyEnd`] is among
+/// its extensions.
 pub fn from_client(mut request: Request<Incoming>) -> Request<Body> {
     if http_body::Body::is_end_stream(request.body()) {
         return request.map(|_| empty());

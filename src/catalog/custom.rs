@@ -16,6 +16,7 @@ pub(super) fn followed_definitions() -> FollowedObjects {
         gvr: GroupVersionResource::new("apiextensions.k8s.io", "v1", "customresourcedefinitions"),
         keep: Duration::from_mins(5),
         loss: "custom types are forwarded",
+        is_serious: true,
     }
 }
 

@@ -136,27 +136,32 @@ fn aggregated(
     known: &[DiscoveredType],
     entries: &mut Vec<DiscoveredType>,
 ) -> Result<(), DiscoveryError> {
-    let error = match serde_json::from_str::<GroupDiscovery>(group.get()) {
-        Ok(group) => {
+    let why = match serde_json::from_str::<GroupDiscovery>(group.get()) {
+        Ok(group) if path == CORE || !group.metadata.is_empty() => {
             aggregated_group(group, known, entries);
             return Ok(());
         }
-        Err(error) => DiscoveryError::NotUnderstood {
-            path: path.into(),
-            why: error.to_string(),
-        },
+        Ok(_) => "a group without a name".to_owned(),
+        Err(error) => error.to_string(),
+    };
+    let error = DiscoveryError::NotUnderstood {
+        path: path.into(),
+        why,
     };
     let name = serde_json::from_str::<NamedGroup>(group.get())
         .ok()
-        .and_then(|group| group.metadata.name);
-    // The document of the core group has no other.
-    if path == CORE || name.as_deref().is_some_and(is_built_in_group) {
-        return Err(error);
+        .and_then(|group| group.metadata.name)
+        .filter(|name| !name.is_empty());
+    match name {
+        // The document of the core group has no other.
+        Some(name) if path != CORE && !is_built_in_group(&name) => {
+            tracing::warn!(%error, group = name, "a group's discovery failed");
+            entries.extend(types_of_group(known, &name, None));
+            Ok(())
+        }
+        // It may be one of the API server's own, which writes the names.
+        _ => Err(error),
     }
-    tracing::warn!(%error, group = name, "a group's discovery failed");
-    let name = name.unwrap_or_default();
-    entries.extend(types_of_group(known, &name, None));
-    Ok(())
 }
 
 fn aggregated_group(
@@ -237,7 +242,7 @@ fn can_be_followed(verbs: &[String]) -> bool {
         .all(|wanted| verbs.iter().any(|verb| verb == wanted))
 }
 
-/// Reads a member that may be `null`. Servers of aggregated groups write lists so that are empty in Go.
+/// Reads a member that may be `null`. Go writes an empty list so, and servers of aggregated groups do.
 fn null_as_default<'de, T, D>(deserializer: D) -> Result<T, D::Error>
 where
     T: Default + Deserialize<'de>,
@@ -272,6 +277,12 @@ struct NamedGroup {
 #[derive(Default, Deserialize)]
 struct GroupName {
     name: Option<String>,
+}
+
+impl GroupName {
+    fn is_empty(&self) -> bool {
+        self.name.as_deref().is_none_or(str::is_empty)
+    }
 }
 
 #[derive(Deserialize)]
@@ -425,7 +436,7 @@ mod tests {
         Ok(types.iter().map(|it| it.gvr.to_string()).collect())
     }
 
-    /// Upstream writes so of an aggregated group whose own document names subresources alone.
+    /// The API server writes this for an aggregated group that has subresources alone, as KubeVirt's.
     #[test]
     fn members_without_a_value_hide_no_type() {
         let document = r#"{"items":[{"metadata":{"name":"subresources.test"},"versions":[
@@ -460,19 +471,21 @@ mod tests {
                 "scope":"Namespaced","verbs":["list","watch"]}}]}}]}}]}}"#
             )
         };
-        for (broken, types) in [
-            (
-                r#"{"metadata":{"name":"broken.test"},"versions":"v1"}"#,
-                &["known.v1.broken.test", "deployments.v1.apps"][..],
-            ),
-            (r#"{"metadata":7}"#, &["deployments.v1.apps"]),
-            ("7", &["deployments.v1.apps"]),
+        let broken = r#"{"metadata":{"name":"broken.test"},"versions":"v1"}"#;
+        assert_eq!(
+            types_in(&with(broken), &known).unwrap(),
+            ["known.v1.broken.test", "deployments.v1.apps"]
+        );
+        // Others may be the API server's own.
+        for own in [
+            r#"{"metadata":{"name":"batch"},"versions":"v1"}"#,
+            r#"{"metadata":7}"#,
+            r#"{"metadata":null,"versions":[]}"#,
+            "7",
         ] {
-            assert_eq!(types_in(&with(broken), &known).unwrap(), types, "{broken}");
+            let error = types_in(&with(own), &known).unwrap_err();
+            assert!(error.to_string().contains("/apis"), "{error}");
         }
-        let own = r#"{"metadata":{"name":"batch"},"versions":"v1"}"#;
-        let error = types_in(&with(own), &known).unwrap_err();
-        assert!(error.to_string().contains("/apis"), "{error}");
     }
 
     #[tokio::test]

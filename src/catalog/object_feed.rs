@@ -29,6 +29,8 @@ pub(super) struct FollowedObjects {
     pub(super) keep: Duration,
     /// The consequence of their loss, for the log.
     pub(super) loss: &'static str,
+    /// Operators must know of the loss.
+    pub(super) is_serious: bool,
 }
 
 /// Follows objects, as long as that is possible.
@@ -112,7 +114,9 @@ impl ObjectFeed {
                 Ok(Some(news)) => return news,
                 Ok(None) => {}
                 Err(_) => {
-                    let FollowedObjects { gvr, keep, loss } = &self.objects;
+                    let FollowedObjects {
+                        gvr, keep, loss, ..
+                    } = &self.objects;
                     tracing::warn!("{gvr} could not be followed for {keep:?}; {loss}");
                     return self.forget();
                 }
@@ -182,11 +186,16 @@ impl ObjectFeed {
         }
     }
 
-    /// Forgets the objects, of which nothing has come for so long. A failure behind it is logged where it is
-    /// noticed. Without one, the watch of a quiet type was silent.
+    /// Forgets the objects, of which nothing has come for `age`. Upstream may have failed, or the watch of a
+    /// quiet type was silent.
     fn lost(&mut self, age: Duration) -> ObjectNews {
-        let (FollowedObjects { gvr, loss, .. }, seconds) = (&self.objects, age.as_secs());
-        tracing::info!("nothing has come of {gvr} for {seconds}s; {loss}");
+        let FollowedObjects { gvr, loss, .. } = &self.objects;
+        let seconds = age.as_secs();
+        if self.objects.is_serious {
+            tracing::warn!("nothing has come of {gvr} for {seconds}s; {loss}");
+        } else {
+            tracing::info!("nothing has come of {gvr} for {seconds}s; {loss}");
+        }
         self.forget()
     }
 
@@ -296,6 +305,7 @@ mod tests {
             ),
             keep: KEEP,
             loss: "nothing is known",
+            is_serious: true,
         }
     }
 

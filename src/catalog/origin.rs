@@ -29,6 +29,7 @@ pub(super) fn followed_services() -> FollowedObjects {
         gvr: GroupVersionResource::new("apiregistration.k8s.io", "v1", "apiservices"),
         keep: Duration::from_secs(15),
         loss: "they are read once a minute",
+        is_serious: false,
     }
 }
 

@@ -1,11 +1,11 @@
-//! Finds HTTP/1 requests whose target has a `#`.
+//! Finds HTTP/1 requests whose target has a `#`, and heads that are not complete.
 //!
 //! hyper drops the `#` and what follows it, as a fragment that no client should send (RFC 9112,
 //! section 3.2). Go's server takes it for a part of the path. Without it, a DELETE of one object can
 //! be one of all: `DELETE /api/v1/namespaces/a/configmaps/#x`. So such requests are refused.
 //!
 //! All bytes are passed on as they are. So a mistake about where a request begins can refuse a
-//! request or let one pass, and nothing else.
+//! request, let one pass, or cut a connection that takes long for what is no head.
 //!
 //! Where the reader cannot tell the next request from a body, that request is refused as well.
 use std::sync::Arc;
@@ -18,6 +18,9 @@ use super::inspected::Inspect;
 /// Bytes of a line that are looked at. A line that tells a body's length and has more is not
 /// understood.
 const MAX_LINE: usize = 256;
+
+/// The bytes of an empty line, which clients may send behind a body.
+const END_OF_LINE: usize = 2;
 
 /// The first of a connection's requests that are refused. The connection ends with it.
 #[derive(Debug)]
@@ -106,8 +109,9 @@ impl Inspect for LineReader {
     fn inspect(&mut self, bytes: &mut [u8]) {
         let mut bytes = &*bytes;
         while !bytes.is_empty() && self.place != LinePlace::Unknown {
-            let (number, read) = (self.number, self.step(bytes));
-            self.head = if self.number == number && self.is_in_head() {
+            let (number, was_in_head) = (self.number, self.is_in_head());
+            let read = self.step(bytes);
+            self.head = if self.number == number && was_in_head && self.is_in_head() {
                 self.head + read
             } else {
                 0
@@ -134,16 +138,25 @@ impl LineReader {
         }
     }
 
-    /// Returns the bytes of the head that is not complete; zero if there is none.
+    /// Returns the bytes of the head that is not complete, with empty lines before it; zero if there is none.
     pub(super) fn unfinished(&self) -> usize {
-        self.head
+        let has_begun = self.place != LinePlace::Method || !self.line.trim_ascii().is_empty();
+        if has_begun || self.head > END_OF_LINE {
+            self.head
+        } else {
+            0
+        }
     }
 
-    /// Returns `true` between the first byte of a request and the end of its head.
+    /// Returns `true` if what follows cannot be told from a request.
+    pub(super) fn is_lost(&self) -> bool {
+        self.place == LinePlace::Unknown
+    }
+
+    /// Returns `true` between two requests, and up to the end of a head.
     fn is_in_head(&self) -> bool {
         match self.place {
-            LinePlace::Method => !self.line.trim_ascii().is_empty(),
-            LinePlace::Target | LinePlace::Version | LinePlace::Header => true,
+            LinePlace::Method | LinePlace::Target | LinePlace::Version | LinePlace::Header => true,
             LinePlace::Body(_)
             | LinePlace::ChunkSize
             | LinePlace::Chunk(_)

@@ -8,6 +8,8 @@ use super::request_lines::LineReader;
 /// Reads the lines of a connection, and reports heads that are not complete.
 pub(super) struct WatchedLines {
     lines: LineReader,
+    /// Bytes between requests that cannot be told from one.
+    unclear: usize,
     activity: Arc<Activity>,
 }
 
@@ -15,6 +17,7 @@ impl WatchedLines {
     pub(super) fn new(activity: &Arc<Activity>) -> Self {
         Self {
             lines: LineReader::new(Arc::clone(activity.refused())),
+            unclear: 0,
             activity: Arc::clone(activity),
         }
     }
@@ -24,9 +27,19 @@ impl Inspect for WatchedLines {
     fn inspect(&mut self, bytes: &mut [u8]) {
         self.lines.inspect(bytes);
         // What a tunnel carries is no head.
-        if self.activity.is_http1() {
-            self.activity.note_head(self.lines.unfinished());
+        if !self.activity.is_http1() || self.activity.is_upgraded() {
+            return;
         }
+        let unfinished = if !self.lines.is_lost() {
+            self.lines.unfinished()
+        } else if self.activity.is_busy() {
+            // The body of the request that runs.
+            0
+        } else {
+            self.unclear += bytes.len();
+            self.unclear
+        };
+        self.activity.note_head(unfinished);
     }
 }
 
@@ -87,6 +100,21 @@ mod tests {
         assert!(activity.head_at(&limits).is_none());
         lines.inspect(&mut b"GET".to_vec());
         assert!(activity.head_at(&limits).is_some());
+    }
+
+    #[test]
+    fn what_is_no_request_counts_as_a_head() {
+        let limits = ConnectionLimits::default();
+        let unclear = "POST / HTTP/1.1\r\ncontent-length: 1\r\ntransfer-encoding: chunked\r\n\r\n";
+        for (before, sent) in [("", "\r\n"), (unclear, "xx")] {
+            let [(activity, mut lines), _] = pair();
+            lines.inspect(&mut before.as_bytes().to_vec());
+            drop(RunningRequest::new(&activity));
+            lines.inspect(&mut sent.repeat(5_000).into_bytes());
+            assert!(activity.head_at(&limits).is_some(), "{sent:?}");
+            lines.inspect(&mut sent.repeat(20_000).into_bytes());
+            assert!(activity.is_overlong(), "{sent:?}");
+        }
     }
 
     #[test]

@@ -265,24 +265,41 @@ impl Checkpoints {
         Ok(())
     }
 
-    /// Forgets the checkpoint of a scope whose objects are not upstream's.
+    /// Forgets the checkpoint of a scope whose objects are not upstream's, if no other process has the
+    /// folder. Such a one compares its objects itself.
     pub(super) fn discard(&self, key: &ScopeKey) {
-        tokio::spawn(self.clone().remove(name(key)));
+        let (this, name) = (self.clone(), name(key));
+        tokio::spawn(async move {
+            // One that is being written may have these objects, too.
+            let _writing = this.0.writing.lock().await;
+            this.remove(name).await;
+        });
     }
 
-    /// Removes the checkpoint of a scope, if it is this process's. Of another one it may be of use.
-    async fn remove(self, name: String) {
-        // One that is being written may have the same objects.
+    /// Removes a checkpoint that could not be used, unless another one was written after `before`.
+    async fn remove_unusable(self, name: String, before: Option<Instant>) {
         let _writing = self.0.writing.lock().await;
+        if self.last_written(&name) == before {
+            self.remove(name).await;
+        }
+    }
+
+    /// Removes the checkpoint of a scope, if no other process has the folder. One that stays is replaced
+    /// after the next list.
+    async fn remove(&self, name: String) {
         self.0.last.lock().scopes.remove(&name);
         let this = self.clone();
-        // A file that stays is replaced by the next list's.
-        let _ = spawn_blocking(move || {
+        let removing = spawn_blocking(move || {
             if this.claim().unwrap_or_default() {
                 this.0.folder.remove(&name);
             }
-        })
-        .await;
+        });
+        let _ = removing.await;
+    }
+
+    /// Returns the time at which this process wrote the checkpoint of a scope.
+    fn last_written(&self, name: &str) -> Option<Instant> {
+        self.0.last.lock().scopes.get(name).map(|last| last.at)
     }
 
     /// Removes the checkpoints of scopes that were closed too long ago for a start to use them.
@@ -362,6 +379,7 @@ impl Checkpoints {
             return None;
         }
         let name = name(&scope.key);
+        let before = self.last_written(&name);
         let error = match self.try_read(name.clone(), scope, load).await {
             Ok(stored) => return stored,
             Err(error) => error,
@@ -373,7 +391,7 @@ impl Checkpoints {
             "cannot use a checkpoint; listing"
         );
         if error.is_final() {
-            tokio::spawn(self.clone().remove(name));
+            tokio::spawn(self.clone().remove_unusable(name, before));
         }
         None
     }

@@ -205,7 +205,7 @@ impl ServiceParts {
             Err(error) => {
                 if error.is_refused() {
                     // The request is at fault, so there is nothing for operators to do.
-                    tracing::debug!(%error, "refused to forward a request");
+                    tracing::debug!(%error, "a request that its client is to blame for was not forwarded");
                 } else if let Some(requests) = NOT_FORWARDED.count(1) {
                     tracing::warn!(%error, requests, "cannot forward a request");
                 }

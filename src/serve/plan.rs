@@ -102,8 +102,8 @@ impl RequestPlan {
             resource,
             may_stay_open,
             is_long_running: info.is_long_running(uri.path()),
-            forward_class: if info.is_proxied() {
-                ConnectionClass::Proxied
+            forward_class: if info.is_relayed(uri.path()) {
+                ConnectionClass::Relayed
             } else if may_stay_open || is_upgrade(request.headers()) {
                 ConnectionClass::LongForward
             } else {

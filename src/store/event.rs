@@ -53,7 +53,7 @@ const OVERHEAD: usize = size_of::<WindowEvent>()
     + size_of::<StoredObject>()
     + 7 * size_of::<usize>()
     + size_of::<(Instant, Arc<WindowEvent>)>()
-    + size_of::<Arc<WindowEvent>>();
+    + size_of::<(ObjectAttributes, ResourceVersion, Arc<WindowEvent>)>();
 
 impl NewEvent {
     /// Prepares an event that replaces `before`. It takes a moment for each kilobyte, so no lock

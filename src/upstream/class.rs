@@ -4,44 +4,36 @@ const WATCH: Windows = Windows {
     streams: 96,
     left_free: 4,
     stream: MIB,
+    connection: 128 * MIB,
 };
 const SHORT: Windows = Windows {
     streams: 100,
     left_free: 0,
     stream: MIB / 2,
+    connection: 64 * MIB,
 };
 /// Fewer and smaller streams: bytes that a client does not read are held in memory here.
 const LONG_FORWARD: Windows = Windows {
-    streams: 32,
+    streams: 50,
     left_free: 0,
-    stream: MIB / 8,
-};
-/// Streams beside the first one are used where there can be no more connections.
-const PROXIED: Windows = Windows {
-    streams: 32,
-    left_free: 0,
-    stream: MIB / 8,
+    stream: MIB / 4,
+    connection: 256 * MIB,
 };
 const MIB: u32 = 1024 * 1024;
 
-/// Bytes that upstream may send ahead on a connection: as many as the protocol allows.
+/// The most that h2 counts for a byte of events that nobody has read. It ends a connection, with all of its
+/// streams, when that comes to half of the connection's window.
 ///
-/// More than on all streams together, so streams that nobody reads never block the others. And h2 takes
-/// half of it for the [overhead](OVERHEAD) of what was not read.
-pub(super) const CONNECTION_WINDOW: u32 = (1 << 31) - 1;
-/// The highest count of one unread byte. h2 counts a frame of data below 256 bytes with what it lacks, and
-/// ends the connection with all of its streams when that is too much.
-///
+/// A frame of less than 256 bytes counts with what it lacks. Each event comes in a frame of its own, and the
+/// shortest, a bookmark in protobuf, has some sixty bytes.
 /// Source: `proto/streams/counts.rs` of h2 (`record_data_frame`) and `proto/connection.rs` (`DataFrameBudget`).
-const OVERHEAD: usize = 255;
+const EVENT_OVERHEAD: usize = 4;
 
-// Invariant: streams that nobody reads leave room on their connection, whatever upstream sends. Frames of
-// short requests are large: an API server writes their answers at once.
+// Invariant: streams that nobody reads leave room on their connection.
+const _: () = assert!(WATCH.is_roomy() && SHORT.is_roomy() && LONG_FORWARD.is_roomy());
 const _: () = assert!(
-    WATCH.is_roomy(1)
-        && SHORT.is_roomy(1)
-        && LONG_FORWARD.is_roomy(OVERHEAD)
-        && PROXIED.is_roomy(OVERHEAD)
+    LONG_FORWARD.streams * LONG_FORWARD.stream as usize * EVENT_OVERHEAD
+        < LONG_FORWARD.connection as usize / 2
 );
 
 /// Requests that may share connections.
@@ -53,11 +45,13 @@ pub enum ConnectionClass {
     Watch,
     /// Short requests, own or forwarded (on connections of their own each).
     Short,
-    /// Forwarded watches and logs, read as fast or slowly as a client likes.
+    /// Forwarded watches, read as fast or slowly as a client likes.
     LongForward,
-    /// Forwarded requests to pods, services and nodes, whose servers send what they like. Each has a
-    /// connection to itself while there can be more: an answer that breaks a limit of HTTP/2 ends it.
-    Proxied,
+    /// Forwarded requests whose answers are written by pods, services and nodes, logs among them.
+    ///
+    /// Each has a connection to itself, over HTTP/1.1. On a shared one, the many small pieces of an answer that
+    /// nobody reads would take much memory or end the others, and so would large headers.
+    Relayed,
 }
 
 impl ConnectionClass {
@@ -65,14 +59,14 @@ impl ConnectionClass {
         match self {
             ConnectionClass::Watch => &WATCH,
             ConnectionClass::Short => &SHORT,
-            ConnectionClass::LongForward => &LONG_FORWARD,
-            ConnectionClass::Proxied => &PROXIED,
+            // Relayed answers share its connections where there can be no more of their own.
+            ConnectionClass::LongForward | ConnectionClass::Relayed => &LONG_FORWARD,
         }
     }
 
-    /// Returns `true` if each request wants a connection to itself.
+    /// Returns `true` if each request has a connection to itself.
     pub(super) fn is_alone(self) -> bool {
-        self == ConnectionClass::Proxied
+        self == ConnectionClass::Relayed
     }
 }
 
@@ -84,6 +78,10 @@ pub(super) struct Windows {
     left_free: usize,
     /// Bytes that upstream may send ahead on a stream.
     pub(super) stream: u32,
+    /// Bytes that upstream may send ahead on the connection.
+    ///
+    /// More than on all streams together: streams that nobody reads never block the others.
+    pub(super) connection: u32,
 }
 
 impl Windows {
@@ -93,9 +91,7 @@ impl Windows {
         self.streams.min(usual).min(allowed)
     }
 
-    /// Returns `true` if unread bytes on all streams, of which each counts so much, are less than half of
-    /// the connection's window.
-    const fn is_roomy(&self, count: usize) -> bool {
-        self.streams * (self.stream as usize) * count < CONNECTION_WINDOW as usize / 2
+    const fn is_roomy(&self) -> bool {
+        self.streams * (self.stream as usize) < self.connection as usize
     }
 }

@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
-use super::class::{CONNECTION_WINDOW, ConnectionClass};
+use super::class::ConnectionClass;
 use super::error::UpstreamError;
 use super::release::{KnownRelease, Release};
 use super::server::Upstream;
@@ -37,14 +37,12 @@ use silence::UnansweredRequests;
 const PING_INTERVAL: Duration = Duration::from_secs(15);
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Limit of an answer's headers. kube-apiserver's own carry a warning for each deprecation, and more.
-const MAX_HEADER_BYTES: u32 = 256 * 1024;
-const MAX_HEADERS: usize = 512;
-/// The limit that is told to upstream, where frames may have [`FRAME`] bytes.
+/// Limit of an answer's headers over HTTP/2. kube-apiserver's carry a warning for each deprecation, and more.
 ///
-/// h2 ends a connection by which headers come in many more frames than such a limit needs of the largest.
-/// Go's server sends them in frames of 16 KiB. So the limit is as many times larger as the frames.
-const TOLD_HEADER_BYTES: u32 = MAX_HEADER_BYTES * (FRAME / (16 * 1024));
+/// h2 ends a connection, with all of its streams, if headers come in many more frames than this limit takes of
+/// the largest. Go's server sends 16 KiB in each. So the limit is as many times 256 KiB as [`FRAME`] is larger.
+const MAX_HEADER_BYTES: u32 = 256 * 1024 * (FRAME / (16 * 1024));
+const MAX_HEADERS: usize = 512;
 
 /// Returns the settings of a connection by HTTP/1.1.
 pub(super) fn http1_builder() -> http1::Builder {
@@ -192,24 +190,18 @@ fn handshake_failed(address: &Address, source: hyper::Error) -> UpstreamError {
 }
 
 fn http2_builder(class: ConnectionClass) -> http2::Builder<TokioExecutor> {
-    let (header_bytes, frame) = match class {
-        ConnectionClass::Watch | ConnectionClass::Short | ConnectionClass::LongForward => {
-            (TOLD_HEADER_BYTES, FRAME)
-        }
-        // Others than API servers choose the headers.
-        ConnectionClass::Proxied => (MAX_HEADER_BYTES, 16 * 1024),
-    };
+    let windows = class.windows();
     let mut builder = http2::Builder::new(TokioExecutor::new());
     builder
         .timer(TokioTimer::new())
-        .initial_stream_window_size(class.windows().stream)
-        .initial_connection_window_size(CONNECTION_WINDOW)
+        .initial_stream_window_size(windows.stream)
+        .initial_connection_window_size(windows.connection)
         // Nothing is sent before the peer has told its limit: a request beyond it would block all
         // that come after it.
         .initial_max_send_streams(0)
-        .max_header_list_size(header_bytes)
+        .max_header_list_size(MAX_HEADER_BYTES)
         .max_send_buf_size(SEND_BUFFER)
-        .max_frame_size(frame)
+        .max_frame_size(FRAME)
         // Frames of streams that were cancelled here may still come, and are no fault of upstream's.
         .max_concurrent_reset_streams(MAX_CANCELLED)
         .max_local_error_reset_streams(None)
@@ -285,11 +277,6 @@ impl Http2Connection {
     pub(super) fn take_stream(&self, class: ConnectionClass) -> bool {
         let allowed = self.peer_limit.load(Ordering::Acquire);
         self.take_below(class.windows().streams_of(allowed))
-    }
-
-    /// Takes the first stream, if none is in use. Called only under the group's lock.
-    pub(super) fn take_alone(&self) -> bool {
-        self.take_below(1)
     }
 
     /// Keeps further requests off the connection. It ends with those that are on it.

@@ -36,7 +36,7 @@ pub enum UpstreamError {
         address: Address,
     },
     /// The server ended connections without processing the request, which is not sent again.
-    #[error("the API server at {address} ends connections without processing the request")]
+    #[error("{address} ends connections without a look at it")]
     EndedUnsent {
         /// The address of the last one.
         address: Address,
@@ -66,7 +66,8 @@ pub enum UpstreamError {
     /// This process is about to end.
     #[error("the proxy is shutting down")]
     Ending,
-    /// A malformed request, or one that tries to trick the proxy. It is not forwarded, or not to its end.
+    /// A malformed request, one that tries to trick the proxy, or one whose body broke off. It is not
+    /// forwarded, or not to its end.
     #[error("{reason}")]
     Refused {
         /// The reason, for the sender.

@@ -127,7 +127,7 @@ impl Forwarder {
         let end = request.extensions().get::<BodyEnd>().cloned();
         let forwarded = self.forward_with(request, options).await;
         forwarded.map_err(|error| match end {
-            // Upstream got an end of the request that it cannot have taken for a whole one.
+            // Upstream cannot have got a whole request, and its sender is at fault.
             Some(end) if end.is_broken() => UpstreamError::Refused {
                 reason: "the body of the request broke off".to_owned(),
             },
@@ -253,14 +253,17 @@ impl Forwarder {
         Ok(TlsIdentity::ProxyCertificate)
     }
 
+    /// The number of requests that fit on all connections at a time over HTTP/2.
+    pub const CAPACITY: u64 =
+        (MAX_CONNECTIONS * ConnectionClass::LongForward.windows().streams) as u64;
+
     /// Returns the number of requests that fit on all connections at a time. On HTTP/1.1, each
     /// needs one.
     pub fn capacity(&self) -> u64 {
-        let limit = MAX_CONNECTIONS as u64;
         if self.shared.known.is_exclusive() || self.shared.as_proxy.is_exclusive() {
-            limit
+            MAX_CONNECTIONS as u64
         } else {
-            limit * ConnectionClass::LongForward.windows().streams as u64
+            Self::CAPACITY
         }
     }
 

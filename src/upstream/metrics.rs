@@ -28,7 +28,7 @@ const CONNECTIONS: Metric<Gauge, 1> = Metric::new(
     "watershed_upstream_connections",
     &["kind"],
     "Open connections to upstream, by kind: for the proxy's lists and watches, short requests, \
-     long forwarded ones, and tunnels.",
+     forwarded watches, answers of pods, services and nodes, and tunnels.",
 );
 
 const PROXIES: Metric<Gauge> = Metric::new(

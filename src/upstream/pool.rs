@@ -67,7 +67,7 @@ impl Pool {
             ConnectionClass::Watch,
             ConnectionClass::Short,
             ConnectionClass::LongForward,
-            ConnectionClass::Proxied,
+            ConnectionClass::Relayed,
         ]
         .map(|class| {
             let group = ConnectionGroup::new(class, identity, upstream, dialer, limit);
@@ -87,12 +87,12 @@ impl Pool {
     }
 
     pub(super) fn group(&self, class: ConnectionClass) -> &Arc<ConnectionGroup> {
-        let [watch, short, long, proxied] = &self.groups;
+        let [watch, short, long, relayed] = &self.groups;
         match class {
             ConnectionClass::Watch => watch,
             ConnectionClass::Short => short,
             ConnectionClass::LongForward => long,
-            ConnectionClass::Proxied => proxied,
+            ConnectionClass::Relayed => relayed,
         }
     }
 
@@ -118,7 +118,7 @@ impl Pool {
         let mut elsewhere = Elsewhere::wanted(&options);
         let mut resends = 0;
         let by = match (options.purpose, class) {
-            (RequestPurpose::Forward, ConnectionClass::LongForward | ConnectionClass::Proxied) => {
+            (RequestPurpose::Forward, ConnectionClass::LongForward | ConnectionClass::Relayed) => {
                 AwaitedBy::Reader
             }
             (RequestPurpose::Forward, _) => AwaitedBy::Client,
@@ -126,17 +126,12 @@ impl Pool {
         };
         let mut policy = ResendPolicy::new(&mut request);
         loop {
-            let beside = options.beside.as_ref().filter(|_| elsewhere.is_none());
-            let lease_beside = |it| group.lease_beside(it, options.purpose);
-            let mut lease = match (beside.and_then(lease_beside), &elsewhere) {
-                (Some(lease), _) => lease,
-                // Shared connections may end again and again: upstream closes those on which it
-                // refuses a caller.
-                (None, Some(elsewhere)) if resends == MAX_RESENDS => {
-                    group.open_or_lease(elsewhere).await?
+            let mut lease = match lease(group, &options, elsewhere.as_ref(), resends).await {
+                // There can be no more connections of one request each.
+                Err(UpstreamError::Exhausted { .. }) if class.is_alone() => {
+                    self.group(ConnectionClass::LongForward).lease().await?
                 }
-                (None, Some(elsewhere)) => group.lease_elsewhere(elsewhere).await?,
-                (None, None) => group.lease().await?,
+                leased => leased?,
             };
             *request.uri_mut() = uri.clone();
             let again = policy.copy(&request);
@@ -192,6 +187,29 @@ impl Pool {
                 elsewhere.get_or_insert_default().opened_after = lease.opened();
             }
         }
+    }
+}
+
+/// Leases a connection, or a stream of one, for the next attempt of a request.
+async fn lease(
+    group: &Arc<ConnectionGroup>,
+    options: &SendOptions,
+    elsewhere: Option<&Elsewhere>,
+    resends: usize,
+) -> Result<Lease, UpstreamError> {
+    let Some(elsewhere) = elsewhere else {
+        let server = options.beside.as_ref();
+        let beside = server.and_then(|server| group.lease_beside(server, options.purpose));
+        return match beside {
+            Some(lease) => Ok(lease),
+            None => group.lease().await,
+        };
+    };
+    // Shared connections may end again and again: upstream closes those on which it refuses a caller.
+    if resends == MAX_RESENDS {
+        group.open_or_lease(elsewhere).await
+    } else {
+        group.lease_elsewhere(elsewhere).await
     }
 }
 

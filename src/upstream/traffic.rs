@@ -44,10 +44,10 @@ pub enum ConnectionPurpose {
     Watch,
     /// Short requests.
     Short,
-    /// Forwarded watches and logs.
+    /// Forwarded watches.
     LongForward,
-    /// Forwarded requests to pods, services and nodes.
-    Proxied,
+    /// Forwarded requests to pods, services and nodes, logs among them.
+    Relayed,
     /// One session of exec, attach, port-forward or WebSocket.
     Tunnel,
 }
@@ -58,7 +58,7 @@ impl ConnectionPurpose {
         Self::Watch,
         Self::Short,
         Self::LongForward,
-        Self::Proxied,
+        Self::Relayed,
         Self::Tunnel,
     ];
 
@@ -68,7 +68,7 @@ impl ConnectionPurpose {
             Self::Watch => "watch",
             Self::Short => "short",
             Self::LongForward => "long-forward",
-            Self::Proxied => "proxied",
+            Self::Relayed => "relayed",
             Self::Tunnel => "tunnel",
         }
     }
@@ -80,7 +80,7 @@ impl From<ConnectionClass> for ConnectionPurpose {
             ConnectionClass::Watch => Self::Watch,
             ConnectionClass::Short => Self::Short,
             ConnectionClass::LongForward => Self::LongForward,
-            ConnectionClass::Proxied => Self::Proxied,
+            ConnectionClass::Relayed => Self::Relayed,
         }
     }
 }

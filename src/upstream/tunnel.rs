@@ -85,35 +85,51 @@ async fn copy_both(
     let (upstream_reader, upstream_writer) = split(upstream);
     let mut sending = pin!(copy(client_reader, upstream_writer));
     let mut receiving = pin!(copy(upstream_reader, client_writer));
-    tokio::select! {
+    let ended = tokio::select! {
         sent = &mut sending => match sent {
             Ok(()) => receiving.await,
-            Err(error) => {
+            Err(BrokenSide::Writer(error)) => {
                 // The last output of a command that ended while its client wrote may still be on the way.
                 let _ = timeout(CLIENT_END, receiving).await;
-                Err(error)
+                return Err(error);
             }
+            Err(gone @ BrokenSide::Reader(_)) => Err(gone),
         },
-        received = &mut receiving => {
-            received?;
-            timeout(CLIENT_END, sending).await.unwrap_or(Ok(()))
-        }
-    }
+        received = &mut receiving => match received {
+            Ok(()) => timeout(CLIENT_END, sending).await.unwrap_or(Ok(())),
+            broken @ Err(_) => broken,
+        },
+    };
+    ended.map_err(|broken| match broken {
+        BrokenSide::Reader(error) | BrokenSide::Writer(error) => error,
+    })
+}
+
+/// The side at which copying one way broke off.
+enum BrokenSide {
+    Reader(io::Error),
+    Writer(io::Error),
 }
 
 /// Copies one way, and passes the end on.
 async fn copy(
     mut reader: impl AsyncRead + Unpin,
     mut writer: impl AsyncWrite + Unpin,
-) -> io::Result<()> {
+) -> Result<(), BrokenSide> {
     let mut buffer = BytesMut::with_capacity(BUFFER);
-    while reader.read_buf(&mut buffer).await? > 0 {
-        writer.write_all_buf(&mut buffer).await?;
-        // A session waits for each of its messages.
-        writer.flush().await?;
+    loop {
+        let read = reader.read_buf(&mut buffer).await;
+        if read.map_err(BrokenSide::Reader)? == 0 {
+            return writer.shutdown().await.map_err(BrokenSide::Writer);
+        }
+        let written = async {
+            writer.write_all_buf(&mut buffer).await?;
+            // A session waits for each of its messages.
+            writer.flush().await
+        };
+        written.await.map_err(BrokenSide::Writer)?;
         buffer.reserve(BUFFER);
     }
-    writer.shutdown().await
 }
 
 #[cfg(test)]
@@ -121,12 +137,23 @@ mod tests {
     use std::pin::Pin;
     use std::task::{Context, Poll};
 
-    use tokio::io::{duplex, join};
+    use tokio::io::{ReadBuf, duplex, join, sink};
+    use tokio::time::Instant;
 
     use super::*;
 
-    /// The writing side of a server that has closed its connection.
+    /// A side whose connection is broken.
     struct Closed;
+
+    impl AsyncRead for Closed {
+        fn poll_read(
+            self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+            _: &mut ReadBuf<'_>,
+        ) -> Poll<io::Result<()>> {
+            Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()))
+        }
+    }
 
     impl AsyncWrite for Closed {
         fn poll_write(
@@ -157,5 +184,13 @@ mod tests {
         assert_eq!(read, output);
         let error = copied.await.unwrap().unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
+    }
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_is_gone_is_not_waited_for() {
+        let (_server, side) = duplex(8);
+        let begun = Instant::now();
+        let error = copy_both(join(Closed, sink()), side).await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
+        assert_eq!(begun.elapsed(), Duration::ZERO);
     }
 }

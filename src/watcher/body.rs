@@ -261,7 +261,6 @@ impl<G: AccessGuard, D: Future<Output = ()> + Unpin, O: WatchObserver> WatchBody
                         match self.view.frame(&event, &self.format) {
                             Ok(Some(ClientFrame::Shared)) => chunk.push_whole(&event),
                             Ok(Some(ClientFrame::Own(frame))) => {
-                                budget.spend(self.view.own_frame_work(&event));
                                 chunk.push(frame);
                                 self.view.note_sent();
                             }

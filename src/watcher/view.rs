@@ -282,16 +282,6 @@ impl ClientView {
         }
     }
 
-    /// Returns the work of a frame of the view's own, beside that of looking at the event.
-    pub fn own_frame_work(&self, event: &WindowEvent) -> usize {
-        match self.derived.as_deref() {
-            Some(DerivedView::Table(_)) => 0,
-            Some(DerivedView::Metadata(_)) | None => {
-                work_on(event.object.bytes.len(), REDUCED_OBJECT)
-            }
-        }
-    }
-
     /// Notes that a frame was sent.
     pub fn note_sent(&mut self) {
         if let Some(DerivedView::Table(table)) = self.derived.as_deref_mut() {

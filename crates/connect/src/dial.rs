@@ -249,24 +249,21 @@ async fn tcp(address: &Address) -> io::Result<TcpStream> {
 
 /// Returns addresses of both families in turn, beginning with the family of the first.
 fn alternating(addresses: impl Iterator<Item = SocketAddr>) -> Vec<SocketAddr> {
-    let mut addresses: Vec<_> = addresses.collect();
-    let first = addresses.first().is_some_and(SocketAddr::is_ipv6);
-    let (mut own, mut other) = (0, 0);
-    addresses.sort_by_cached_key(|address| {
-        let count = if address.is_ipv6() == first {
-            &mut own
-        } else {
-            &mut other
-        };
-        *count += 1;
-        // Those of one place keep their order, in which the first family comes first.
-        (*count, address.is_ipv6() != first)
-    });
-    addresses
+    let mut addresses = addresses.peekable();
+    let first = addresses.peek().is_some_and(SocketAddr::is_ipv6);
+    let (own, others): (Vec<_>, Vec<_>) = addresses.partition(|one| one.is_ipv6() == first);
+    let mut others = others.into_iter();
+    let mut ordered = Vec::new();
+    for next in own {
+        ordered.push(next);
+        ordered.extend(others.next());
+    }
+    ordered.extend(others);
+    ordered
 }
 
 /// Returns the first success of attempts at these addresses, each of which begins [`NEXT_ADDRESS`] after
-/// the one before, or when that has failed.
+/// the one before, or earlier if there are many or one has failed.
 async fn first_connected<T, F>(
     addresses: Vec<SocketAddr>,
     begin: impl Fn(SocketAddr) -> F,
@@ -274,12 +271,14 @@ async fn first_connected<T, F>(
 where
     F: Future<Output = io::Result<T>>,
 {
+    let share = CONNECT_TIMEOUT / u32::try_from(addresses.len().max(1)).unwrap_or(u32::MAX);
+    let pause = NEXT_ADDRESS.min(share);
     let mut waiting = addresses.into_iter();
     let mut attempts = FuturesUnordered::new();
     let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no addresses");
     loop {
         attempts.extend(waiting.next().map(&begin));
-        match timeout(NEXT_ADDRESS, attempts.next()).await {
+        match timeout(pause, attempts.next()).await {
             Ok(Some(Ok(made))) => return Ok(made),
             Ok(Some(Err(error))) => last = error,
             Ok(None) => return Err(last),

@@ -196,9 +196,15 @@ impl RequestInfo {
         }
     }
 
-    /// Returns `true` if a pod, a service or a node answers the request.
-    pub fn is_proxied(&self) -> bool {
-        self.subresource() == Some(PROXY)
+    /// Returns `true` if a pod, a service or a node may write the answer to the request, which has this path:
+    /// it is proxied to one, or asks for a log.
+    pub fn is_relayed(&self, path: &str) -> bool {
+        if let Some(subresource) = self.subresource() {
+            return [PROXY, LOG].contains(&subresource);
+        }
+        // One that is not understood may be proxied as well. Documents have fewer segments.
+        let is_odd = self.resource.is_none() && path.split('/').nth(5).is_some();
+        is_odd && (path.starts_with("/api/") || path.starts_with("/apis/"))
     }
 
     fn subresource(&self) -> Option<&str> {
@@ -322,6 +328,34 @@ mod tests {
         }
         let attach = "/api/v1/namespaces/a/pods/b/attach";
         assert!(is_long_running(&Method::POST, attach));
+    }
+
+    #[test]
+    fn what_pods_may_answer_is_relayed() {
+        let is_relayed = |path| get(path).is_relayed(path);
+        for path in [
+            "/api/v1/namespaces/a/pods/p/log",
+            "/api/v1/namespaces/a/pods/p/proxy",
+            "/api/v1/namespaces/a/services/s/proxy/metrics",
+            "/api/v1/nodes/n/proxy/",
+            "/api/v1/namespaces/a/pods/p/proxy//x",
+            "/api/v1/namespaces/a/pods/p/proxy/a%2Fb",
+            "/api/v1/namespaces/a/pods/p/prox%79",
+            "/api/v1/namespaces/a/pods/p/./log",
+        ] {
+            assert!(is_relayed(path), "{path}");
+        }
+        for path in [
+            "/api/v1/namespaces/a/pods/p",
+            "/api/v1/namespaces/a/pods/p/status",
+            "/api/v1/namespaces/a/pods",
+            "/apis/apps/v1/deployments",
+            "/apis/apps/v1",
+            "/openapi/v3/apis/apps/v1",
+            "/metrics",
+        ] {
+            assert!(!is_relayed(path), "{path}");
+        }
     }
 
     #[test]

@@ -26,8 +26,7 @@ const NO_WAIT: i32 = OFlags::NONBLOCK.bits().cast_signed();
 /// A file whose header was read.
 type OpenCheckpoint = (CheckpointReader<FileOfDisk>, CheckpointHeader);
 
-/// A folder to which one process writes at a time. Others may read meanwhile, and remove what is of
-/// no use.
+/// A folder to which one process writes at a time. Others may read meanwhile.
 #[derive(Clone, Debug)]
 pub(super) struct CheckpointFolder {
     path: PathBuf,

@@ -116,7 +116,11 @@ pub(in crate::serve) fn not_forwarded(
         let message = format!("the API server gave up on the request: {error}");
         Status::new(504, "Timeout", message)
     } else {
-        let message = format!("the API server could not be reached: {error}");
+        let failure = match error {
+            UpstreamError::EndedUnsent { .. } => "did not process the request",
+            _ => "could not be reached",
+        };
+        let message = format!("the API server {failure}: {error}");
         Status::service_unavailable(message, 1)
     };
     status(&refusal, form, &[])

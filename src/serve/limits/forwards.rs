@@ -13,9 +13,11 @@ use crate::serve::exchange::Exchange;
 use crate::serve::metrics;
 use crate::serve::policy::UserLimits;
 use crate::serve::unanswered::Refusal;
+use crate::upstream::Forwarder;
 
 /// Forwarded requests at a time, of all known callers.
 const ALL_REQUESTS: u64 = 50_000;
+const _: () = assert!(ALL_REQUESTS <= Forwarder::CAPACITY);
 /// Sessions of exec, attach and port-forward at a time, of all known callers.
 const ALL_TUNNELS: u64 = 4_096;
 /// Forwarded requests at a time, of all unknown callers. They count by address.

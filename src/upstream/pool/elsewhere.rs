@@ -64,9 +64,6 @@ impl ConnectionGroup {
         self: &Arc<Self>,
         wanted: &Elsewhere,
     ) -> Result<Lease, UpstreamError> {
-        if self.class.is_alone() {
-            return self.open_or_lease(wanted).await;
-        }
         let dialing = {
             let mut state = self.state.lock();
             let recent = self.recent(&state, wanted, false);

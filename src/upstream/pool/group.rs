@@ -77,36 +77,25 @@ impl ConnectionGroup {
             connections: Arc::new(Semaphore::new(limit)),
             limit,
             idle_http1: Arc::new(IdleHttp1::new(upstream.clone())),
-            state: Mutex::default(),
+            state: Mutex::new(GroupState {
+                exclusive: class.is_alone(),
+                ..GroupState::default()
+            }),
         }
     }
 
-    /// Returns `true` if each request has a connection of its own.
+    /// Returns `true` if each request has a connection of its own, and that is upstream's choice.
     pub(super) fn is_exclusive(&self) -> bool {
-        self.state.lock().exclusive
+        !self.class.is_alone() && self.state.lock().exclusive
     }
 
     /// Leases a stream on an open connection, or on a new one.
     pub(super) async fn lease(self: &Arc<Self>) -> Result<Lease, UpstreamError> {
-        if self.class.is_alone() {
-            let unused = self.take(&mut self.state.lock(), Http2Connection::take_alone);
-            if let Some(lease) = unused {
-                return Ok(lease);
-            }
-            match self.open(&AvoidedAddresses::default()).await {
-                Err(UpstreamError::Exhausted { .. }) => {}
-                opened => return opened,
-            }
-        }
-        self.lease_shared().await
-    }
-
-    async fn lease_shared(self: &Arc<Self>) -> Result<Lease, UpstreamError> {
         let mut ended = 0;
         while ended < MAX_ENDED {
             let dialing = {
                 let mut state = self.state.lock();
-                if let Some(lease) = self.take(&mut state, |it| it.take_stream(self.class)) {
+                if let Some(lease) = self.take(&mut state) {
                     return Ok(lease);
                 }
                 if state.exclusive {
@@ -152,17 +141,12 @@ impl ConnectionGroup {
     }
 
     /// Leases a stream on an open connection, the oldest first, so that younger ones can go idle.
-    fn take(
-        &self,
-        state: &mut GroupState,
-        take_stream: impl Fn(&Http2Connection) -> bool,
-    ) -> Option<Lease> {
+    fn take(&self, state: &mut GroupState) -> Option<Lease> {
         let generation = self.upstream.current().generation;
         state.http2.retain(|connection| !connection.is_closed());
-        let found = state
-            .http2
-            .iter()
-            .find(|connection| connection.generation == generation && take_stream(connection));
+        let found = state.http2.iter().find(|connection| {
+            connection.generation == generation && connection.take_stream(self.class)
+        });
         if let Some(connection) = found {
             return Some(Lease::http2(Arc::clone(connection), true));
         }
@@ -247,12 +231,13 @@ impl ConnectionGroup {
         let permit = permit.map_err(|_| UpstreamError::Exhausted { limit: self.limit })?;
         let credentials = self.upstream.current();
         // Boxed: the state of a handshake is 20 KB, and every request's future would hold it.
-        let dialed =
-            Box::pin(
-                self.dialer
-                    .dial(&credentials, self.identity, false, avoid.as_slice()),
-            )
-            .await?;
+        let dialed = Box::pin(self.dialer.dial(
+            &credentials,
+            self.identity,
+            self.class.is_alone(),
+            avoid.as_slice(),
+        ))
+        .await?;
         tracing::debug!(
             address = %dialed.address,
             http2 = dialed.http2,

@@ -10,7 +10,7 @@ use crate::upstream::repeat::{self, Repeatable};
 
 /// An attempt without an answer, with the request to send again, if it may be sent again.
 pub(super) enum FailedAttempt {
-    /// Upstream has not processed the request. One whose body was sent on is not there any more.
+    /// Upstream has not processed the request. `None` if too much of its body was sent to be kept.
     Unprocessed(Option<Request<Body>>),
     /// Upstream may have processed it.
     Unknown(Option<Request<Body>>),

@@ -96,7 +96,7 @@ impl Reflector {
                 let version = bookmark.version;
                 Ok(Change::Progress {
                     version,
-                    format: self.learn_bookmark(&frame.object, bookmark.initial_events_end),
+                    format: self.learn_bookmark(&frame.object),
                 })
             }
             EventKind::Error => {
@@ -115,26 +115,16 @@ impl Reflector {
         }
     }
 
-    /// Learns the form of bookmarks from one, unless it is known. An end mark may have what others lack, so
-    /// the next bookmark is tried as well if one is not understood.
-    pub(super) fn learn_bookmark(
-        &mut self,
-        bookmark: &Bytes,
-        is_end_mark: bool,
-    ) -> Option<BookmarkFormat> {
+    pub(super) fn learn_bookmark(&mut self, bookmark: &Bytes) -> Option<BookmarkFormat> {
         let is_due = self.bookmarks.is_form_due();
         let format = self.format.as_deref().filter(|_| is_due)?;
-        let learned = BookmarkFormat::learn(format, bookmark);
-        if learned.is_ok() || !is_end_mark {
-            self.bookmarks.form_learned();
-        }
-        learned
+        self.bookmarks.form_learned();
+        BookmarkFormat::learn(format, bookmark)
             .inspect_err(|error| {
                 tracing::warn!(
                     resource = %self.target.gvr,
                     %error,
-                    is_end_mark,
-                    "a bookmark is not understood; none are sent"
+                    "bookmarks are not understood; none are sent"
                 );
             })
             .ok()

@@ -137,7 +137,7 @@ impl Reflector {
         let mut listed = self.listed(format, version, objects, load);
         // Known together with the state, for clients that want its end marked.
         let mark = stream.again.as_ref();
-        listed.bookmark = mark.and_then(|mark| self.learn_bookmark(&mark.object, true));
+        listed.bookmark = mark.and_then(|mark| self.learn_bookmark(&mark.object));
         listed.compression = stream.compression();
         Ok(InitialList {
             listed: Box::new(listed),

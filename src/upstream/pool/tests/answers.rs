@@ -70,7 +70,7 @@ async fn an_unread_stream_stops_only_its_own_sender() {
     let pki = Pki::new();
     for (class, streams) in [
         (ConnectionClass::Short, 99),
-        (ConnectionClass::LongForward, 31),
+        (ConnectionClass::LongForward, 49),
     ] {
         let (api, client, _lying, sent) = unread((&pki, class), streams, CHUNK).await;
         for _ in 0..3 {
@@ -91,13 +91,14 @@ async fn an_unread_stream_stops_only_its_own_sender() {
     }
 }
 
-/// A log that is followed is sent line by line.
+/// Each event of a watch comes in a piece of its own.
 #[tokio::test]
-async fn small_pieces_that_nobody_reads_end_no_connection() {
+async fn small_events_that_nobody_reads_end_no_connection() {
+    const STREAMS: usize = 30;
     let pki = Pki::new();
     let class = ConnectionClass::LongForward;
-    let (api, client, lying, sent) = unread((&pki, class), 3, 2).await;
-    let window = 3 * usize::try_from(class.windows().stream).unwrap();
+    let (api, client, lying, sent) = unread((&pki, class), STREAMS, 100).await;
+    let window = STREAMS * usize::try_from(class.windows().stream).unwrap();
     eventually(|| sent.load(Ordering::Acquire) >= window).await;
     let response = soon(client.send(class, get("/read"), SendOptions::default())).await;
     let whole = soon(read(response.unwrap().into_body())).await.unwrap();
