@@ -19,6 +19,14 @@ const LONG_FORWARD: Windows = Windows {
     stream: MIB / 4,
     connection: 256 * MIB,
 };
+/// A stream has its connection to itself, while there are few. h2 takes memory for each piece that nobody has
+/// read, and ends the connection when there are too many (some 8,300) of less than eight bytes.
+const RELAYED: Windows = Windows {
+    streams: 32,
+    left_free: 0,
+    stream: MIB / 16,
+    connection: 4 * MIB,
+};
 const MIB: u32 = 1024 * 1024;
 
 /// The most that h2 counts for a byte of events that nobody has read. It ends a connection, with all of its
@@ -30,7 +38,8 @@ const MIB: u32 = 1024 * 1024;
 const EVENT_OVERHEAD: usize = 4;
 
 // Invariant: streams that nobody reads leave room on their connection.
-const _: () = assert!(WATCH.is_roomy() && SHORT.is_roomy() && LONG_FORWARD.is_roomy());
+const _: () = assert!(WATCH.is_roomy() && SHORT.is_roomy());
+const _: () = assert!(LONG_FORWARD.is_roomy() && RELAYED.is_roomy());
 const _: () = assert!(
     LONG_FORWARD.streams * LONG_FORWARD.stream as usize * EVENT_OVERHEAD
         < LONG_FORWARD.connection as usize / 2
@@ -49,8 +58,8 @@ pub enum ConnectionClass {
     LongForward,
     /// Forwarded requests whose answers are written by pods, services and nodes, logs among them.
     ///
-    /// Each has a connection to itself, over HTTP/1.1. On a shared one, the many small pieces of an answer that
-    /// nobody reads would take much memory or end the others, and so would large headers.
+    /// Each has a connection to itself, while there are few of them. On a shared one, the many small pieces of
+    /// an answer that nobody reads would end the others, and so would large headers.
     Relayed,
 }
 
@@ -59,14 +68,17 @@ impl ConnectionClass {
         match self {
             ConnectionClass::Watch => &WATCH,
             ConnectionClass::Short => &SHORT,
-            // Relayed answers share its connections where there can be no more of their own.
-            ConnectionClass::LongForward | ConnectionClass::Relayed => &LONG_FORWARD,
+            ConnectionClass::LongForward => &LONG_FORWARD,
+            ConnectionClass::Relayed => &RELAYED,
         }
     }
 
-    /// Returns `true` if each request has a connection to itself.
-    pub(super) fn is_alone(self) -> bool {
-        self == ConnectionClass::Relayed
+    /// Returns the number of connections up to which each request has one to itself.
+    pub(super) fn connections_alone(self) -> usize {
+        match self {
+            ConnectionClass::Watch | ConnectionClass::Short | ConnectionClass::LongForward => 0,
+            ConnectionClass::Relayed => 256,
+        }
     }
 }
 

@@ -41,7 +41,8 @@ const PING_TIMEOUT: Duration = Duration::from_secs(10);
 ///
 /// h2 ends a connection, with all of its streams, if headers come in many more frames than this limit takes of
 /// the largest. Go's server sends 16 KiB in each. So the limit is as many times 256 KiB as [`FRAME`] is larger.
-const MAX_HEADER_BYTES: u32 = 256 * 1024 * (FRAME / (16 * 1024));
+const MAX_HEADER_BYTES: u32 = MAX_RELAYED_HEADER_BYTES * (FRAME / GO_FRAME);
+const MAX_RELAYED_HEADER_BYTES: u32 = 256 * 1024;
 const MAX_HEADERS: usize = 512;
 
 /// Returns the settings of a connection by HTTP/1.1.
@@ -56,6 +57,8 @@ pub(super) fn http1_builder() -> http1::Builder {
 /// Each frame wakes three tasks on its way to the client, so fewer frames than with the protocol's
 /// default of 16 KiB save CPU.
 const FRAME: u32 = 256 * 1024;
+/// Largest frame in which Go's server sends headers, and the protocol's default.
+const GO_FRAME: u32 = 16 * 1024;
 
 /// Cancelled streams of a connection that h2 remembers for a second.
 const MAX_CANCELLED: usize = 1000;
@@ -191,6 +194,13 @@ fn handshake_failed(address: &Address, source: hyper::Error) -> UpstreamError {
 
 fn http2_builder(class: ConnectionClass) -> http2::Builder<TokioExecutor> {
     let windows = class.windows();
+    // Others than API servers choose the headers of relayed answers.
+    let (header_bytes, frame) = match class {
+        ConnectionClass::Watch | ConnectionClass::Short | ConnectionClass::LongForward => {
+            (MAX_HEADER_BYTES, FRAME)
+        }
+        ConnectionClass::Relayed => (MAX_RELAYED_HEADER_BYTES, GO_FRAME),
+    };
     let mut builder = http2::Builder::new(TokioExecutor::new());
     builder
         .timer(TokioTimer::new())
@@ -199,9 +209,9 @@ fn http2_builder(class: ConnectionClass) -> http2::Builder<TokioExecutor> {
         // Nothing is sent before the peer has told its limit: a request beyond it would block all
         // that come after it.
         .initial_max_send_streams(0)
-        .max_header_list_size(MAX_HEADER_BYTES)
+        .max_header_list_size(header_bytes)
         .max_send_buf_size(SEND_BUFFER)
-        .max_frame_size(FRAME)
+        .max_frame_size(frame)
         // Frames of streams that were cancelled here may still come, and are no fault of upstream's.
         .max_concurrent_reset_streams(MAX_CANCELLED)
         .max_local_error_reset_streams(None)
@@ -277,6 +287,11 @@ impl Http2Connection {
     pub(super) fn take_stream(&self, class: ConnectionClass) -> bool {
         let allowed = self.peer_limit.load(Ordering::Acquire);
         self.take_below(class.windows().streams_of(allowed))
+    }
+
+    /// Takes the first stream, if none is in use. Called only under the group's lock.
+    pub(super) fn take_alone(&self) -> bool {
+        self.take_below(1)
     }
 
     /// Keeps further requests off the connection. It ends with those that are on it.

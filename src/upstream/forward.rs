@@ -189,10 +189,16 @@ impl Forwarder {
         }
         // hyper's extensions belong to the client's connection.
         request.extensions_mut().clear();
-        let pool = match identity {
-            ForwardIdentity::Caller => &self.shared.known,
-            ForwardIdentity::UnknownCaller => &self.shared.unknown,
-            ForwardIdentity::Impersonated(_) | ForwardIdentity::Proxy => &self.shared.as_proxy,
+        let (pool, class) = match (identity, class) {
+            (ForwardIdentity::Caller, class) => (&self.shared.known, class),
+            // Each refused one ends its connection.
+            (ForwardIdentity::UnknownCaller, ConnectionClass::Relayed) => {
+                (&self.shared.unknown, ConnectionClass::LongForward)
+            }
+            (ForwardIdentity::UnknownCaller, class) => (&self.shared.unknown, class),
+            (ForwardIdentity::Impersonated(_) | ForwardIdentity::Proxy, class) => {
+                (&self.shared.as_proxy, class)
+            }
         };
         let options = SendOptions {
             purpose: RequestPurpose::Forward,

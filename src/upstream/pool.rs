@@ -126,13 +126,7 @@ impl Pool {
         };
         let mut policy = ResendPolicy::new(&mut request);
         loop {
-            let mut lease = match lease(group, &options, elsewhere.as_ref(), resends).await {
-                // There can be no more connections of one request each.
-                Err(UpstreamError::Exhausted { .. }) if class.is_alone() => {
-                    self.group(ConnectionClass::LongForward).lease().await?
-                }
-                leased => leased?,
-            };
+            let mut lease = lease(group, &options, elsewhere.as_ref(), resends).await?;
             *request.uri_mut() = uri.clone();
             let again = policy.copy(&request);
             let mut error = match lease.send(request, by).await {

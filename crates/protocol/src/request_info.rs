@@ -202,9 +202,10 @@ impl RequestInfo {
         if let Some(subresource) = self.subresource() {
             return [PROXY, LOG].contains(&subresource);
         }
-        // One that is not understood may be proxied as well. Documents have fewer segments.
-        let is_odd = self.resource.is_none() && path.split('/').nth(5).is_some();
-        is_odd && (path.starts_with("/api/") || path.starts_with("/apis/"))
+        // One that is not understood may be proxied as well: upstream decodes it. Documents have fewer segments.
+        let is_of_types = path.starts_with("/api/") || path.starts_with("/apis/");
+        let is_long = is_of_types && path.split('/').nth(5).is_some();
+        self.resource.is_none() && (is_long || path.contains('%'))
     }
 
     fn subresource(&self) -> Option<&str> {
@@ -341,6 +342,8 @@ mod tests {
             "/api/v1/namespaces/a/pods/p/proxy//x",
             "/api/v1/namespaces/a/pods/p/proxy/a%2Fb",
             "/api/v1/namespaces/a/pods/p/prox%79",
+            "/%61pi/v1/namespaces/a/pods/p/proxy",
+            "/api/v1/namespaces%2Fa%2Fpods%2Fp%2Fproxy",
             "/api/v1/namespaces/a/pods/p/./log",
         ] {
             assert!(is_relayed(path), "{path}");

@@ -64,6 +64,9 @@ impl ConnectionGroup {
         self: &Arc<Self>,
         wanted: &Elsewhere,
     ) -> Result<Lease, UpstreamError> {
+        if self.class.connections_alone() > 0 {
+            return self.open_or_lease(wanted).await;
+        }
         let dialing = {
             let mut state = self.state.lock();
             let recent = self.recent(&state, wanted, false);

@@ -29,6 +29,8 @@ pub(in crate::upstream) struct ConnectionGroup {
     /// Connections that there may be.
     limit: usize,
     pub(super) idle_http1: Arc<IdleHttp1>,
+    /// Connections that are made at a time for one request each.
+    dialing_alone: Semaphore,
     pub(super) state: Mutex<GroupState>,
 }
 
@@ -57,6 +59,9 @@ pub(super) struct DialElsewhere {
 /// bound, a server that ends each at once would be dialled for as long as the request waits.
 const MAX_ENDED: usize = 3;
 
+/// Connections that are made at a time for one request each.
+const DIALS_ALONE: usize = 16;
+
 /// A connection being made, for all who wait for it.
 pub(super) type SharedDial = Shared<BoxFuture<'static, Result<(), UpstreamError>>>;
 
@@ -77,25 +82,54 @@ impl ConnectionGroup {
             connections: Arc::new(Semaphore::new(limit)),
             limit,
             idle_http1: Arc::new(IdleHttp1::new(upstream.clone())),
-            state: Mutex::new(GroupState {
-                exclusive: class.is_alone(),
-                ..GroupState::default()
-            }),
+            dialing_alone: Semaphore::new(DIALS_ALONE),
+            state: Mutex::default(),
         }
     }
 
-    /// Returns `true` if each request has a connection of its own, and that is upstream's choice.
+    /// Returns `true` if each request has a connection of its own.
     pub(super) fn is_exclusive(&self) -> bool {
-        !self.class.is_alone() && self.state.lock().exclusive
+        self.state.lock().exclusive
     }
 
     /// Leases a stream on an open connection, or on a new one.
     pub(super) async fn lease(self: &Arc<Self>) -> Result<Lease, UpstreamError> {
+        if self.class.connections_alone() > 0
+            && let Some(lease) = self.lease_alone().await?
+        {
+            return Ok(lease);
+        }
+        self.lease_shared().await
+    }
+
+    /// Leases a connection that no other request is on; `None` if there are too many connections for that.
+    async fn lease_alone(&self) -> Result<Option<Lease>, UpstreamError> {
+        let unused = self.take(&mut self.state.lock(), Http2Connection::take_alone);
+        if unused.is_some() {
+            return Ok(unused);
+        }
+        let _dialing = self.dialing_alone.acquire().await;
+        let (unused, connections) = {
+            let mut state = self.state.lock();
+            // Some may have become unused meanwhile.
+            let unused = self.take(&mut state, Http2Connection::take_alone);
+            (unused, state.http2.len())
+        };
+        if unused.is_some() || connections >= self.class.connections_alone() {
+            return Ok(unused);
+        }
+        match self.open(&AvoidedAddresses::default()).await {
+            Err(UpstreamError::Exhausted { .. }) => Ok(None),
+            opened => opened.map(Some),
+        }
+    }
+
+    async fn lease_shared(self: &Arc<Self>) -> Result<Lease, UpstreamError> {
         let mut ended = 0;
         while ended < MAX_ENDED {
             let dialing = {
                 let mut state = self.state.lock();
-                if let Some(lease) = self.take(&mut state) {
+                if let Some(lease) = self.take(&mut state, |it| it.take_stream(self.class)) {
                     return Ok(lease);
                 }
                 if state.exclusive {
@@ -141,12 +175,17 @@ impl ConnectionGroup {
     }
 
     /// Leases a stream on an open connection, the oldest first, so that younger ones can go idle.
-    fn take(&self, state: &mut GroupState) -> Option<Lease> {
+    fn take(
+        &self,
+        state: &mut GroupState,
+        take_stream: impl Fn(&Http2Connection) -> bool,
+    ) -> Option<Lease> {
         let generation = self.upstream.current().generation;
         state.http2.retain(|connection| !connection.is_closed());
-        let found = state.http2.iter().find(|connection| {
-            connection.generation == generation && connection.take_stream(self.class)
-        });
+        let found = state
+            .http2
+            .iter()
+            .find(|connection| connection.generation == generation && take_stream(connection));
         if let Some(connection) = found {
             return Some(Lease::http2(Arc::clone(connection), true));
         }
@@ -231,13 +270,12 @@ impl ConnectionGroup {
         let permit = permit.map_err(|_| UpstreamError::Exhausted { limit: self.limit })?;
         let credentials = self.upstream.current();
         // Boxed: the state of a handshake is 20 KB, and every request's future would hold it.
-        let dialed = Box::pin(self.dialer.dial(
-            &credentials,
-            self.identity,
-            self.class.is_alone(),
-            avoid.as_slice(),
-        ))
-        .await?;
+        let dialed =
+            Box::pin(
+                self.dialer
+                    .dial(&credentials, self.identity, false, avoid.as_slice()),
+            )
+            .await?;
         tracing::debug!(
             address = %dialed.address,
             http2 = dialed.http2,

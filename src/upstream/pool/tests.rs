@@ -132,7 +132,7 @@ async fn relayed_requests_share_connections_only_where_there_can_be_no_more() {
     let api = Api::start(&pki, HTTP2, |request, conn| async move {
         match request.uri().path() {
             "/open" => Response::new(hanging()),
-            _ => text(format!("{} {:?}", conn.number, request.version())),
+            _ => text(conn.number.to_string()),
         }
     })
     .await;
@@ -146,21 +146,41 @@ async fn relayed_requests_share_connections_only_where_there_can_be_no_more() {
         let response = ask("/").await.unwrap();
         read(response.into_body()).await.unwrap()
     };
-    let idle = &pool.group(ConnectionClass::Relayed).idle_http1.connections;
+    let unused = || {
+        let state = pool.group(ConnectionClass::Relayed).state.lock();
+        state.http2.iter().filter(|it| it.streams() == 0).count()
+    };
     for _ in 0..2 {
-        assert_eq!(asked().await, "0 HTTP/1.1");
-        // The connection comes back a moment after the answer's end.
-        eventually(|| idle.lock().len() == 1).await;
+        assert_eq!(asked().await, "0");
+        eventually(|| unused() == 1).await;
     }
     let first = ask("/open").await.unwrap();
-    assert_eq!(asked().await, "1 HTTP/1.1", "the first is in use");
-    eventually(|| idle.lock().len() == 1).await;
-    let second = ask("/open").await.unwrap();
-    for _ in 0..2 {
-        assert_eq!(asked().await, "2 HTTP/2.0");
-    }
-    assert!(!pool.is_exclusive(), "upstream takes more");
-    drop((first, second));
+    assert_eq!(asked().await, "1", "the first is in use");
+    eventually(|| unused() == 1).await;
+    let rest = [ask("/open").await, ask("/open").await, ask("/open").await];
+    assert!(
+        rest.iter().all(Result::is_ok),
+        "they are shared at the limit"
+    );
+    assert_eq!(api.accepted(), 2);
+    drop((first, rest));
+}
+
+#[tokio::test]
+async fn many_relayed_requests_at_once_have_a_connection_each_up_to_a_number() {
+    let pki = Pki::new();
+    let api = Api::start(&pki, HTTP2, |_, _| async { Response::new(hanging()) }).await;
+    let client = client_of(&pki, &api).await;
+    let class = ConnectionClass::Relayed;
+    let ask = || soon(client.send(class, get("/"), SendOptions::default()));
+    let open = join_all((0..class.connections_alone() + 40).map(|_| ask())).await;
+    assert!(open.iter().all(Result::is_ok));
+    let most = class.connections_alone() + 16;
+    let accepted = api.accepted();
+    assert!(
+        (class.connections_alone()..=most).contains(&accepted),
+        "{accepted}"
+    );
 }
 
 #[tokio::test]
