@@ -102,22 +102,21 @@ impl ConnectionGroup {
         self.lease_shared().await
     }
 
-    /// Leases a connection that no other request is on; `None` if there are too many connections for that.
+    /// Leases a connection that no other request is on; `None` if there are many already, or many are being
+    /// made.
     async fn lease_alone(&self) -> Result<Option<Lease>, UpstreamError> {
-        let unused = self.take(&mut self.state.lock(), Http2Connection::take_alone);
-        if unused.is_some() {
-            return Ok(unused);
-        }
-        let _dialing = self.dialing_alone.acquire().await;
         let (unused, connections) = {
             let mut state = self.state.lock();
-            // Some may have become unused meanwhile.
             let unused = self.take(&mut state, Http2Connection::take_alone);
             (unused, state.http2.len())
         };
         if unused.is_some() || connections >= self.class.connections_alone() {
             return Ok(unused);
         }
+        // Nobody waits for others' attempts: a server that does not answer would delay all of them.
+        let Ok(_dialing) = self.dialing_alone.try_acquire() else {
+            return Ok(None);
+        };
         match self.open(&AvoidedAddresses::default()).await {
             Err(UpstreamError::Exhausted { .. }) => Ok(None),
             opened => opened.map(Some),
