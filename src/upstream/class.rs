@@ -20,11 +20,12 @@ const LONG_FORWARD: Windows = Windows {
     connection: 256 * MIB,
 };
 /// A stream has its connection to itself, while there are few. h2 takes memory for each piece that nobody has
-/// read, and ends the connection when there are too many (some 8,300) of less than eight bytes.
+/// read, and ends the connection when there are too many: of a single stream, some 8,700 of less than sixteen
+/// bytes.
 const RELAYED: Windows = Windows {
-    streams: 32,
+    streams: 16,
     left_free: 0,
-    stream: MIB / 16,
+    stream: MIB / 8,
     connection: 4 * MIB,
 };
 const MIB: u32 = 1024 * 1024;
@@ -73,12 +74,9 @@ impl ConnectionClass {
         }
     }
 
-    /// Returns the number of connections up to which each request has one to itself.
-    pub(super) fn connections_alone(self) -> usize {
-        match self {
-            ConnectionClass::Watch | ConnectionClass::Short | ConnectionClass::LongForward => 0,
-            ConnectionClass::Relayed => 256,
-        }
+    /// Returns `true` if each request should have a connection to itself.
+    pub(super) fn is_alone(self) -> bool {
+        self == ConnectionClass::Relayed
     }
 }
 

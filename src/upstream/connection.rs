@@ -91,6 +91,8 @@ pub(super) struct Http2Connection {
     idle_since: Mutex<Instant>,
     unanswered: UnansweredRequests,
     release: KnownRelease,
+    /// No request is to follow one whose answer was given up.
+    is_alone: bool,
     _permit: OwnedSemaphorePermit,
     /// Streams go on after the server has said that the connection ends.
     _open: OpenConnection,
@@ -178,6 +180,7 @@ pub(super) async fn handshake(
         idle_since: Mutex::new(Instant::now()),
         unanswered: UnansweredRequests::default(),
         release: KnownRelease::default(),
+        is_alone: class.is_alone(),
         _permit: permit,
         _open: open,
     };

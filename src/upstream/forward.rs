@@ -11,7 +11,7 @@ use super::body::{held_by, to_client};
 use super::class::ConnectionClass;
 use super::error::UpstreamError;
 use super::hop_by_hop;
-use super::pool::{MAX_CONNECTIONS, Pool, SendOptions};
+use super::pool::{MAX_CONNECTIONS, Pool, PoolLimits, SendOptions};
 use super::server::Upstream;
 use super::traffic::RequestPurpose;
 use super::tunnel::Tunnels;
@@ -77,11 +77,18 @@ impl Forwarder {
     pub fn new(upstream: &Upstream) -> Forwarder {
         let dialer = Arc::new(Dialer::starting_at(fastrand::usize(..)));
         let [known, unknown, as_proxy] = [
-            (TlsIdentity::NoCertificate, MAX_CONNECTIONS),
-            (TlsIdentity::NoCertificate, MAX_UNKNOWN_CONNECTIONS),
-            (TlsIdentity::ProxyCertificate, MAX_CONNECTIONS),
+            (TlsIdentity::NoCertificate, PoolLimits::default()),
+            (
+                TlsIdentity::NoCertificate,
+                PoolLimits {
+                    connections: MAX_UNKNOWN_CONNECTIONS,
+                    // Each refused request ends its connection.
+                    alone: 0,
+                },
+            ),
+            (TlsIdentity::ProxyCertificate, PoolLimits::default()),
         ]
-        .map(|(identity, limit)| Pool::limited(upstream, identity, &dialer, limit));
+        .map(|(identity, limits)| Pool::limited(upstream, identity, &dialer, limits));
         let upstream = upstream.clone();
         Forwarder {
             shared: Arc::new(ForwarderShared {
@@ -189,16 +196,10 @@ impl Forwarder {
         }
         // hyper's extensions belong to the client's connection.
         request.extensions_mut().clear();
-        let (pool, class) = match (identity, class) {
-            (ForwardIdentity::Caller, class) => (&self.shared.known, class),
-            // Each refused one ends its connection.
-            (ForwardIdentity::UnknownCaller, ConnectionClass::Relayed) => {
-                (&self.shared.unknown, ConnectionClass::LongForward)
-            }
-            (ForwardIdentity::UnknownCaller, class) => (&self.shared.unknown, class),
-            (ForwardIdentity::Impersonated(_) | ForwardIdentity::Proxy, class) => {
-                (&self.shared.as_proxy, class)
-            }
+        let pool = match identity {
+            ForwardIdentity::Caller => &self.shared.known,
+            ForwardIdentity::UnknownCaller => &self.shared.unknown,
+            ForwardIdentity::Impersonated(_) | ForwardIdentity::Proxy => &self.shared.as_proxy,
         };
         let options = SendOptions {
             purpose: RequestPurpose::Forward,

@@ -44,6 +44,23 @@ pub(super) const MAX_CONNECTIONS: usize = 1024;
 /// Only reads, and requests that upstream provably has not seen, are sent again.
 const MAX_RESENDS: usize = 3;
 
+/// Limits of each group of a pool.
+#[derive(Clone, Copy)]
+pub(super) struct PoolLimits {
+    pub(super) connections: usize,
+    /// Connections up to which a relayed request has one to itself.
+    pub(super) alone: usize,
+}
+
+impl Default for PoolLimits {
+    fn default() -> Self {
+        Self {
+            connections: MAX_CONNECTIONS,
+            alone: 256,
+        }
+    }
+}
+
 /// The connections of one identity.
 pub(super) struct Pool {
     groups: [Arc<ConnectionGroup>; 4],
@@ -53,15 +70,15 @@ pub(super) struct Pool {
 
 impl Pool {
     pub(super) fn new(upstream: &Upstream, identity: TlsIdentity, dialer: &Arc<Dialer>) -> Pool {
-        Self::limited(upstream, identity, dialer, MAX_CONNECTIONS)
+        Self::limited(upstream, identity, dialer, PoolLimits::default())
     }
 
-    /// Creates a pool with so many connections in a group.
+    /// Creates a pool with these limits.
     pub(super) fn limited(
         upstream: &Upstream,
         identity: TlsIdentity,
         dialer: &Arc<Dialer>,
-        limit: usize,
+        limits: PoolLimits,
     ) -> Pool {
         let groups = [
             ConnectionClass::Watch,
@@ -70,7 +87,7 @@ impl Pool {
             ConnectionClass::Relayed,
         ]
         .map(|class| {
-            let group = ConnectionGroup::new(class, identity, upstream, dialer, limit);
+            let group = ConnectionGroup::new(class, identity, upstream, dialer, limits);
             Arc::new(group)
         });
         let weak = groups.each_ref().map(Arc::downgrade);
@@ -177,7 +194,7 @@ impl Pool {
             }
             resends += 1;
             // Other pooled connections may have died too: after two, open a new one.
-            if resends >= 2 {
+            if resends >= 2 || class.is_alone() {
                 elsewhere.get_or_insert_default().opened_after = lease.opened();
             }
         }

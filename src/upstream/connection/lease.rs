@@ -162,6 +162,10 @@ impl Drop for Lease {
     /// the middle of an answer cannot be used again and closes.
     fn drop(&mut self) {
         if let Leased::Http2(connection) = &self.connection {
+            if connection.is_alone {
+                // The server may answer nothing any more. And h2 counts what still comes of the answer.
+                connection.retire();
+            }
             connection.give_back();
         }
     }

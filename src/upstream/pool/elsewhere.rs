@@ -64,7 +64,7 @@ impl ConnectionGroup {
         self: &Arc<Self>,
         wanted: &Elsewhere,
     ) -> Result<Lease, UpstreamError> {
-        if self.class.connections_alone() > 0 {
+        if self.class.is_alone() {
             return self.open_or_lease(wanted).await;
         }
         let dialing = {

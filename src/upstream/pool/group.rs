@@ -8,7 +8,9 @@ use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared};
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
+use tokio::time::timeout;
 
+use super::PoolLimits;
 use super::options::AvoidedAddresses;
 use crate::upstream::class::ConnectionClass;
 use crate::upstream::connection::{
@@ -29,6 +31,8 @@ pub(in crate::upstream) struct ConnectionGroup {
     /// Connections that there may be.
     limit: usize,
     pub(super) idle_http1: Arc<IdleHttp1>,
+    /// Connections up to which each request has one to itself.
+    alone: usize,
     /// Connections that are made at a time for one request each.
     dialing_alone: Semaphore,
     pub(super) state: Mutex<GroupState>,
@@ -62,20 +66,36 @@ const MAX_ENDED: usize = 3;
 /// Connections that are made at a time for one request each.
 const DIALS_ALONE: usize = 16;
 
+/// Time to wait until another such connection may be made. Requests share connections then.
+const DIALING_WAIT: Duration = Duration::from_millis(500);
+
+/// The open connection on which a stream is taken.
+#[derive(Clone, Copy)]
+enum StreamChoice {
+    /// The oldest with a free stream, so that younger ones can go idle.
+    Oldest,
+    /// The oldest without streams.
+    Unused,
+    /// The one with the fewest streams.
+    LeastUsed,
+}
+
 /// A connection being made, for all who wait for it.
 pub(super) type SharedDial = Shared<BoxFuture<'static, Result<(), UpstreamError>>>;
 
 impl ConnectionGroup {
-    /// Creates a group without connections, which may have so many.
+    /// Creates a group without connections.
     pub(super) fn new(
         class: ConnectionClass,
         identity: TlsIdentity,
         upstream: &Upstream,
         dialer: &Arc<Dialer>,
-        limit: usize,
+        limits: PoolLimits,
     ) -> Self {
+        let limit = limits.connections;
         Self {
             class,
+            alone: if class.is_alone() { limits.alone } else { 0 },
             identity,
             upstream: upstream.clone(),
             dialer: Arc::clone(dialer),
@@ -94,7 +114,7 @@ impl ConnectionGroup {
 
     /// Leases a stream on an open connection, or on a new one.
     pub(super) async fn lease(self: &Arc<Self>) -> Result<Lease, UpstreamError> {
-        if self.class.connections_alone() > 0
+        if self.alone > 0
             && let Some(lease) = self.lease_alone().await?
         {
             return Ok(lease);
@@ -102,33 +122,47 @@ impl ConnectionGroup {
         self.lease_shared().await
     }
 
-    /// Leases a connection that no other request is on; `None` if there are many already, or many are being
-    /// made.
+    /// Leases a connection that no other request is on; `None` if there are enough already, or if making one
+    /// takes long.
     async fn lease_alone(&self) -> Result<Option<Lease>, UpstreamError> {
-        let (unused, connections) = {
-            let mut state = self.state.lock();
-            let unused = self.take(&mut state, Http2Connection::take_alone);
-            (unused, state.http2.len())
-        };
-        if unused.is_some() || connections >= self.class.connections_alone() {
+        let unused = self.unused();
+        if unused.is_some() || self.are_enough_alone() {
             return Ok(unused);
         }
-        // Nobody waits for others' attempts: a server that does not answer would delay all of them.
-        let Ok(_dialing) = self.dialing_alone.try_acquire() else {
-            return Ok(None);
-        };
+        let dialing = timeout(DIALING_WAIT, self.dialing_alone.acquire()).await;
+        let unused = self.unused();
+        if unused.is_some() || dialing.is_err() || self.are_enough_alone() {
+            return Ok(unused);
+        }
         match self.open(&AvoidedAddresses::default()).await {
+            Ok(lease) => Ok(Some(lease)),
             Err(UpstreamError::Exhausted { .. }) => Ok(None),
-            opened => opened.map(Some),
+            // It may be shared.
+            Err(_) if self.has_open_connection() => Ok(None),
+            Err(error) => Err(error),
         }
     }
 
+    /// Leases a connection without requests.
+    fn unused(&self) -> Option<Lease> {
+        self.take(&mut self.state.lock(), StreamChoice::Unused)
+    }
+
+    fn are_enough_alone(&self) -> bool {
+        self.state.lock().http2.len() >= self.alone
+    }
+
     async fn lease_shared(self: &Arc<Self>) -> Result<Lease, UpstreamError> {
+        let choice = if self.class.is_alone() {
+            StreamChoice::LeastUsed
+        } else {
+            StreamChoice::Oldest
+        };
         let mut ended = 0;
         while ended < MAX_ENDED {
             let dialing = {
                 let mut state = self.state.lock();
-                if let Some(lease) = self.take(&mut state, |it| it.take_stream(self.class)) {
+                if let Some(lease) = self.take(&mut state, choice) {
                     return Ok(lease);
                 }
                 if state.exclusive {
@@ -173,18 +207,19 @@ impl ConnectionGroup {
         is_usable.then(|| Lease::http2(Arc::clone(found), true))
     }
 
-    /// Leases a stream on an open connection, the oldest first, so that younger ones can go idle.
-    fn take(
-        &self,
-        state: &mut GroupState,
-        take_stream: impl Fn(&Http2Connection) -> bool,
-    ) -> Option<Lease> {
+    /// Leases a stream on an open connection.
+    fn take(&self, state: &mut GroupState, choice: StreamChoice) -> Option<Lease> {
         let generation = self.upstream.current().generation;
         state.http2.retain(|connection| !connection.is_closed());
-        let found = state
-            .http2
-            .iter()
-            .find(|connection| connection.generation == generation && take_stream(connection));
+        let current = |connection: &&Arc<Http2Connection>| connection.generation == generation;
+        let mut usable = state.http2.iter().filter(current);
+        let found = match choice {
+            StreamChoice::Oldest => usable.find(|it| it.take_stream(self.class)),
+            StreamChoice::Unused => usable.find(|it| it.take_alone()),
+            StreamChoice::LeastUsed => usable
+                .min_by_key(|it| it.streams())
+                .filter(|it| it.take_stream(self.class)),
+        };
         if let Some(connection) = found {
             return Some(Lease::http2(Arc::clone(connection), true));
         }

@@ -137,7 +137,16 @@ async fn relayed_requests_share_connections_only_where_there_can_be_no_more() {
     })
     .await;
     let upstream = upstream_of(&pki, &api).await;
-    let pool = Pool::limited(&upstream, TlsIdentity::NoCertificate, &Arc::default(), 2);
+    let limits = PoolLimits {
+        connections: 2,
+        ..PoolLimits::default()
+    };
+    let pool = Pool::limited(
+        &upstream,
+        TlsIdentity::NoCertificate,
+        &Arc::default(),
+        limits,
+    );
     let ask = async |path: &str| {
         let class = ConnectionClass::Relayed;
         soon(pool.send(class, get(path), SendOptions::default())).await
@@ -171,7 +180,7 @@ async fn many_relayed_requests_share_connections() {
     let pki = Pki::new();
     let api = Api::start(&pki, HTTP2, |_, _| async { Response::new(hanging()) }).await;
     let class = ConnectionClass::Relayed;
-    let most = class.connections_alone();
+    let most = PoolLimits::default().alone;
     for at_once in [true, false] {
         let before = api.accepted();
         let client = client_of(&pki, &api).await;
