@@ -20,6 +20,7 @@ use watershed_connect::{Dialer, TlsIdentity};
 
 mod elsewhere;
 mod group;
+mod limits;
 mod options;
 mod resend;
 
@@ -27,39 +28,17 @@ use elsewhere::Elsewhere;
 use group::ConnectionGroup;
 use resend::{FailedAttempt, ResendPolicy};
 
+pub(super) use limits::{MAX_CONNECTIONS, PoolLimits};
 pub use options::SendOptions;
 
 /// Idle time after which connections are closed, as API servers do.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(90);
 const SWEEP_INTERVAL: Duration = Duration::from_secs(15);
 
-/// Limit of connections in a group.
-///
-/// With HTTP/2 they carry tens of thousands of requests. The limit stops a flood before the kernel
-/// runs out of ports.
-pub(super) const MAX_CONNECTIONS: usize = 1024;
-
 /// Limit of resends of a request on other connections.
 ///
 /// Only reads, and requests that upstream provably has not seen, are sent again.
 const MAX_RESENDS: usize = 3;
-
-/// Limits of each group of a pool.
-#[derive(Clone, Copy)]
-pub(super) struct PoolLimits {
-    pub(super) connections: usize,
-    /// Connections up to which a relayed request has one to itself.
-    pub(super) alone: usize,
-}
-
-impl Default for PoolLimits {
-    fn default() -> Self {
-        Self {
-            connections: MAX_CONNECTIONS,
-            alone: 256,
-        }
-    }
-}
 
 /// The connections of one identity.
 pub(super) struct Pool {

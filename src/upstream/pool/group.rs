@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-use super::PoolLimits;
+use super::limits::PoolLimits;
 use super::options::AvoidedAddresses;
 use crate::upstream::class::ConnectionClass;
 use crate::upstream::connection::{
@@ -137,8 +137,10 @@ impl ConnectionGroup {
         match self.open(&AvoidedAddresses::default()).await {
             Ok(lease) => Ok(Some(lease)),
             Err(UpstreamError::Exhausted { .. }) => Ok(None),
-            // It may be shared.
-            Err(_) if self.has_open_connection() => Ok(None),
+            Err(error) if self.has_open_connection() => {
+                tracing::debug!(%error, "no connection for one request alone; sharing one");
+                Ok(None)
+            }
             Err(error) => Err(error),
         }
     }
