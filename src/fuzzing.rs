@@ -15,7 +15,7 @@ use crate::access::Identity;
 use crate::access::{CertificateSubject, overlap};
 use crate::audit::policy::{AuditPolicy, PolicyAttributes};
 use crate::cli::config;
-use crate::listener::inspected::Inspect;
+use crate::listener::inspect::Inspect;
 use crate::listener::request_frames::FrameReader;
 use crate::listener::request_lines::{LineReader, RefusedRequests};
 use crate::listener::{proxy_protocol, tls};

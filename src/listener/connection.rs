@@ -29,7 +29,6 @@ use super::goaway::{GoawayRule, LastOfConnection};
 use super::http1_rules;
 use super::inspected::InspectedStream;
 use super::limits::ConnectionLimits;
-use super::lingering::LingeringStream;
 use super::metrics::Listener;
 use super::peer_connection::PeerConnection;
 use super::stream_stall::StreamExecutor;
@@ -231,8 +230,7 @@ impl Protocols {
         I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         activity.set_http1();
-        let io = LingeringStream::new(io, activity);
-        let io = InspectedStream::new(io, WatchedLines::new(activity));
+        let io = InspectedStream::new(io, WatchedLines::new(activity), activity);
         let connection = pin!(
             self.http1
                 .serve_connection(TokioIo::new(io), requests)
@@ -254,8 +252,7 @@ impl Protocols {
         I: AsyncRead + AsyncWrite + Unpin + 'static,
     {
         let (io, flusher) = CoalescingStream::new(tls);
-        let io = LingeringStream::new(io, activity);
-        let io = InspectedStream::new(io, WatchedFrames::new(activity));
+        let io = InspectedStream::new(io, WatchedFrames::new(activity), activity);
         let connection = pin!(FlushedConnection {
             connection: self.http2.serve_connection(TokioIo::new(io), requests),
             flusher,
@@ -325,7 +322,7 @@ where
 impl<I, S> GracefulConnection
     for FlushedConnection<
         http2::Connection<
-            TokioIo<InspectedStream<LingeringStream<CoalescingStream<I>>, WatchedFrames>>,
+            TokioIo<InspectedStream<CoalescingStream<I>, WatchedFrames>>,
             S,
             StreamExecutor,
         >,

@@ -1,30 +1,29 @@
-//! A connection whose requests are looked at before hyper reads them.
+//! A connection whose requests are looked at before hyper reads them, and which is read on at its end.
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// Follows what a client sends.
-pub(crate) trait Inspect: Unpin {
-    /// Looks at the next bytes. It may change some, but not their number.
-    fn inspect(&mut self, bytes: &mut [u8]);
-
-    /// Returns how many bytes may be read at once now, once any may.
-    fn poll_allowed(&mut self, _: &mut Context<'_>) -> Poll<usize> {
-        Poll::Ready(usize::MAX)
-    }
-}
+use super::activity::Activity;
+use super::inspect::Inspect;
+use super::lingering::LingeringEnd;
 
 /// A connection whose reads an [`Inspect`] sees first.
 pub(super) struct InspectedStream<I, R> {
     inner: I,
     reader: R,
+    end: LingeringEnd,
 }
 
 impl<I, R> InspectedStream<I, R> {
-    pub(super) fn new(inner: I, reader: R) -> Self {
-        Self { inner, reader }
+    pub(super) fn new(inner: I, reader: R, activity: &Arc<Activity>) -> Self {
+        Self {
+            inner,
+            reader,
+            end: LingeringEnd::new(activity),
+        }
     }
 }
 
@@ -51,7 +50,7 @@ impl<I: AsyncRead + Unpin, R: Inspect> AsyncRead for InspectedStream<I, R> {
     }
 }
 
-impl<I: AsyncWrite + Unpin, R: Inspect> AsyncWrite for InspectedStream<I, R> {
+impl<I: AsyncRead + AsyncWrite + Unpin, R: Inspect> AsyncWrite for InspectedStream<I, R> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -76,7 +75,8 @@ impl<I: AsyncWrite + Unpin, R: Inspect> AsyncWrite for InspectedStream<I, R> {
         Pin::new(&mut self.inner).poll_flush(context)
     }
 
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.inner).poll_shutdown(context)
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        this.end.poll_shutdown(&mut this.inner, context)
     }
 }

@@ -1,6 +1,6 @@
 //! Closes connections without losing the last answers.
 
-use std::io::{self, IoSlice};
+use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -21,22 +21,22 @@ const LINGER: Duration = Duration::from_secs(1);
 const DROPPED_BYTES: usize = 1 << 20;
 const DROPPED_AT_ONCE: usize = 4096;
 
-/// A stream that is read for a moment after it was shut down, and whose bytes are then dropped.
+/// The end of a connection, which is read for a moment after it was shut down, and whose bytes are then
+/// dropped.
 ///
 /// A client sends window updates while it reads the last answers, or the rest of a body that was refused.
 /// A socket that is closed before it has read them resets the connection, and the client loses what it has
 /// not read yet.
-pub(super) struct LingeringStream<I> {
-    inner: I,
+pub(super) struct LingeringEnd {
     activity: Arc<Activity>,
     phase: LingerPhase,
 }
 
-/// Progress of the end of a [`LingeringStream`].
+/// Progress of a [`LingeringEnd`].
 enum LingerPhase {
-    /// Its own side is open.
+    /// The own side is open.
     Open,
-    /// Its own side is shut down, and it waits until the client has closed too, or until the timer ends.
+    /// The own side is shut down, and it waits until the client has closed too, or until the timer ends.
     Reading {
         timer: Pin<Box<Sleep>>,
         /// Bytes that are still read.
@@ -44,70 +44,33 @@ enum LingerPhase {
     },
 }
 
-impl<I> LingeringStream<I> {
-    pub(super) fn new(inner: I, activity: &Arc<Activity>) -> Self {
+impl LingeringEnd {
+    /// The end of a connection that has not been shut down.
+    pub(super) fn new(activity: &Arc<Activity>) -> Self {
         Self {
-            inner,
             activity: Arc::clone(activity),
             phase: LingerPhase::Open,
         }
     }
-}
 
-impl<I: AsyncRead + Unpin> AsyncRead for LingeringStream<I> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
+    /// Shuts the stream down. Completes when the client has closed its side too, or has had its time to read.
+    /// A tunnel goes on in the other direction: it completes at once.
+    pub(super) fn poll_shutdown<I: AsyncRead + AsyncWrite + Unpin>(
+        &mut self,
+        stream: &mut I,
         context: &mut Context<'_>,
-        into: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.inner).poll_read(context, into)
-    }
-}
-
-impl<I: AsyncRead + AsyncWrite + Unpin> AsyncWrite for LingeringStream<I> {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.inner).poll_write(context, bytes)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        pieces: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.inner).poll_write_vectored(context, pieces)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.inner.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.inner).poll_flush(context)
-    }
-
-    /// Completes when the client has closed its side too, or has had its time to read. A tunnel goes on in
-    /// the other direction: it completes at once.
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let Self {
-            inner,
-            activity,
-            phase,
-        } = &mut *self;
-        if activity.is_upgraded() {
-            return Pin::new(inner).poll_shutdown(context);
+        if self.activity.is_upgraded() {
+            return Pin::new(stream).poll_shutdown(context);
         }
-        if matches!(phase, LingerPhase::Open) {
-            ready!(Pin::new(&mut *inner).poll_shutdown(context))?;
-            *phase = LingerPhase::Reading {
+        if matches!(self.phase, LingerPhase::Open) {
+            ready!(Pin::new(&mut *stream).poll_shutdown(context))?;
+            self.phase = LingerPhase::Reading {
                 timer: Box::pin(sleep(LINGER)),
                 left: DROPPED_BYTES,
             };
         }
-        let LingerPhase::Reading { timer, left } = phase else {
+        let LingerPhase::Reading { timer, left } = &mut self.phase else {
             return Poll::Ready(Ok(()));
         };
         while timer.as_mut().poll(context).is_pending() {
@@ -116,7 +79,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin> AsyncWrite for LingeringStream<I> {
             }
             let mut bytes = [0; DROPPED_AT_ONCE];
             let mut dropped = ReadBuf::new(&mut bytes);
-            let read = ready!(Pin::new(&mut *inner).poll_read(context, &mut dropped));
+            let read = ready!(Pin::new(&mut *stream).poll_read(context, &mut dropped));
             // An error after the end of the answers concerns nobody.
             if read.is_err() || dropped.filled().is_empty() {
                 break;
@@ -129,19 +92,25 @@ impl<I: AsyncRead + AsyncWrite + Unpin> AsyncWrite for LingeringStream<I> {
 
 #[cfg(test)]
 mod tests {
-    use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
+    use std::future::poll_fn;
+
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
     use tokio::time::{Instant, timeout};
 
     use super::super::activity::RunningRequest;
     use super::*;
 
+    async fn shut_down(stream: &mut DuplexStream, activity: &Arc<Activity>) -> io::Result<()> {
+        let mut end = LingeringEnd::new(activity);
+        poll_fn(|context| end.poll_shutdown(stream, context)).await
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_client_that_still_writes_gets_the_last_answer() {
-        let (server, mut client) = duplex(64);
+        let (mut server, mut client) = duplex(64);
         let closing = tokio::spawn(async move {
-            let mut server = LingeringStream::new(server, &Activity::alone());
             server.write_all(b"answer").await.unwrap();
-            server.shutdown().await
+            shut_down(&mut server, &Activity::alone()).await
         });
         // More than the pipe holds, so somebody reads it.
         client.write_all(&[b'w'; 10_000]).await.unwrap();
@@ -155,11 +124,10 @@ mod tests {
 
     #[tokio::test]
     async fn a_tunnel_is_read_on() {
-        let (server, mut client) = duplex(64);
+        let (mut server, mut client) = duplex(64);
         let activity = Activity::alone();
         RunningRequest::new(&activity).upgraded();
-        let mut server = LingeringStream::new(server, &activity);
-        server.shutdown().await.unwrap();
+        shut_down(&mut server, &activity).await.unwrap();
         client.write_all(b"carried").await.unwrap();
         let mut carried = [0; 7];
         server.read_exact(&mut carried).await.unwrap();
@@ -169,15 +137,15 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_client_that_does_not_close_is_not_waited_for() {
         for bytes in [0, 100, 2 * DROPPED_BYTES] {
-            let (server, mut client) = duplex(64);
+            let (mut server, mut client) = duplex(64);
+            let activity = Activity::alone();
             let begun = Instant::now();
             let writing = async {
                 let _ = client.write_all(&vec![b'w'; bytes]).await;
                 std::future::pending::<()>().await;
             };
-            let mut server = LingeringStream::new(server, &Activity::alone());
             tokio::select! {
-                ended = server.shutdown() => ended.unwrap(),
+                ended = shut_down(&mut server, &activity) => ended.unwrap(),
                 () = writing => unreachable!("it does not end"),
             }
             assert_eq!(begun.elapsed().as_secs(), LINGER.as_secs(), "{bytes}");

@@ -10,7 +10,7 @@
 //! is looked at, and all other frames are passed over by their length.
 //!
 //! Sources: RFC 9113, sections 3.4, 4.1 and 6; RFC 7541, sections 5 and 6, and appendices A and B.
-use super::inspected::Inspect;
+use super::inspect::Inspect;
 
 /// Bytes of the connection preface.
 const PREFACE: u32 = 24;

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use memchr::{memchr, memchr2, memchr3};
 
-use super::inspected::Inspect;
+use super::inspect::Inspect;
 
 /// Bytes of a line that are looked at. A line that tells a body's length and has more is not
 /// understood.

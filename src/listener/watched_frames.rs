@@ -12,7 +12,7 @@ use tokio::time::{Instant, Sleep, sleep};
 
 use super::activity::Activity;
 use super::fresh_streams::StreamRoom;
-use super::inspected::Inspect;
+use super::inspect::Inspect;
 use super::request_frames::{FrameCounts, FrameReader};
 
 /// Bytes that are read at once beyond the frame that has begun. The smallest requests, which name all
@@ -145,7 +145,11 @@ mod tests {
         count: usize,
     ) -> InspectedStream<std::io::Cursor<Vec<u8>>, WatchedFrames> {
         let bytes = [PREFACE, &frame.repeat(count)].concat();
-        InspectedStream::new(std::io::Cursor::new(bytes), WatchedFrames::new(activity))
+        InspectedStream::new(
+            std::io::Cursor::new(bytes),
+            WatchedFrames::new(activity),
+            activity,
+        )
     }
 
     /// Reads as much as there is in a turn, by reads of 16 KiB. Returns the bytes.

@@ -2,7 +2,7 @@
 use std::sync::Arc;
 
 use super::activity::Activity;
-use super::inspected::Inspect;
+use super::inspect::Inspect;
 use super::request_lines::LineReader;
 
 /// Reads the lines of a connection, and reports heads that are not complete.
