@@ -28,12 +28,12 @@ mod checkpoints;
 mod config;
 mod connection_memory;
 mod discovery;
+mod effective_config;
 mod listen;
 mod metrics;
 mod node_grants;
 mod open_files;
 mod pressure;
-mod report;
 mod serving;
 mod trust;
 
@@ -138,7 +138,7 @@ async fn assemble(mut config: AppConfig) -> anyhow::Result<RunningProxy> {
     if let Some(warning) = trust::overlap(&config).await {
         tracing::warn!("{warning}");
     }
-    let shown = report::of(&config).to_string();
+    let shown = effective_config::to_json(&config).to_string();
     let Listeners {
         proxy: listener,
         proxy_tls,

@@ -309,6 +309,8 @@ async fn pages_metrics_and_logs_contain_no_secret() {
     assert_eq!(config["admin"]["tokenFile"], token_file);
     assert_eq!(config["admin"]["certificate"]["key"], private);
     assert_eq!(config["limits"]["http2StreamsPerConnection"], 1000);
+    assert_eq!(config["access"]["reviewFailurePolicy"], "refuse");
+    assert!(config["holding"]["default"]["deriveJson"].is_boolean());
 
     // The token and the certificate are reloaded.
     std::fs::write(file("token"), "another-secret").unwrap();

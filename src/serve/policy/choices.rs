@@ -22,6 +22,17 @@ pub enum ConsistentReads {
     PossiblyStale,
 }
 
+impl ConsistentReads {
+    /// Returns the source's name in the configuration.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::ProvenFresh => "linearizable",
+            Self::Upstream => "forward",
+            Self::PossiblyStale => "stale",
+        }
+    }
+}
+
 /// Takes the names of earlier releases, too. A derived implementation would offer these in errors.
 impl<'de> Deserialize<'de> for ConsistentReads {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
