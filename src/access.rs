@@ -43,6 +43,7 @@ mod request;
 mod review;
 mod review_queues;
 mod scope_events;
+mod sent_review;
 mod token_attribute;
 mod verdict;
 mod verdict_form;

@@ -13,7 +13,6 @@ use tokio::task::JoinHandle;
 use crate::access::{Access, FrontProxyConfig};
 use crate::audit::Audit;
 use crate::budget::MemoryBudget;
-use crate::listener::ConnectionLimits;
 use crate::listener::tls::ServerTls;
 use crate::scope::gauges::ScopeGauges;
 use crate::scope::{Scopes, SelfCheck, save_finally, save_regularly, watch_for_rollbacks};
@@ -128,11 +127,10 @@ async fn assemble(mut config: AppConfig) -> anyhow::Result<RunningProxy> {
     let upstream = find_upstream(&config).await?;
     let client = UpstreamClient::new(&upstream);
     config.limits.memory = memory_budget(&config);
-    let is_chosen = config.limits.connections != ConnectionLimits::default().connections;
-    if !is_chosen {
+    if !config.limits.is_chosen {
         connection_memory::fit(&mut config.limits);
     }
-    open_files::fit(&mut config.limits, is_chosen);
+    open_files::fit(&mut config.limits);
     let scopes = open_scopes(&config, &client).await?;
     let (mut follower, catalog) = discovery::catalog(&config, client.clone(), &scopes);
     if let Some(warning) = trust::overlap(&config).await {

@@ -499,17 +499,12 @@ impl Authorizer {
         let wanted = usage.wanted_age(&self.changes, &position, request, self.config.allowed_ttl);
         let posted = verdict_form::ask(&self.client, &review, wanted);
         let answer = turn.run(posted).await.inspect_err(count)?;
-        let age = answer.age();
+        if let Some(failure) = answer.failure() {
+            return Err(Arc::new(ReviewError::Undecided(failure.to_owned())));
+        }
+        let (age, allowed) = (answer.age(), answer.is_granted());
         let status = answer.status.ok_or_else(ReviewError::without_status)?;
         let reason = status.reason.unwrap_or_default();
-        // If no authorizer has an opinion, the access is denied, as in upstream's own filter.
-        let allowed = status.allowed && status.denied != Some(true);
-        let failure = status
-            .evaluation_error
-            .filter(|it| !allowed && !it.is_empty());
-        if let Some(failure) = failure {
-            return Err(Arc::new(ReviewError::Undecided(failure)));
-        }
         let explained_by = Explanation::of(&reason);
         let (ttl, unwatched_ttl) = self
             .config

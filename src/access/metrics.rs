@@ -1,10 +1,13 @@
 //! Metrics of authentication and authorization.
+use std::time::Duration;
+
 use super::error::ReviewError;
-use crate::metric::{Counter, Declaration, Gauge, Metric};
+use crate::metric::{Counter, Declaration, Gauge, Histogram, Metric};
 
 /// All metrics of this module.
 pub const METRICS: &[Declaration] = &[
     REVIEWS.declaration(),
+    REVIEW_DURATION.declaration(),
     REFUSED.declaration(),
     CACHE.declaration(),
     DROPPED.declaration(),
@@ -20,7 +23,13 @@ const REVIEWS: Metric<Counter, 2> = Metric::new(
     "watershed_access_reviews_total",
     &["kind", "result"],
     "TokenReviews, SubjectAccessReviews, SelfSubjectReviews and SelfSubjectRulesReviews sent to \
-     upstream, by kind and result.",
+     upstream, by kind and result (answered, undecided as an authorizer failed, unavailable, refused, \
+     not-understood, or abandoned as nobody waited for it any more).",
+);
+const REVIEW_DURATION: Metric<Histogram, 1> = Metric::new(
+    "watershed_access_review_duration_seconds",
+    &["kind"],
+    "Seconds from a review's dispatch to upstream until it ended, by kind.",
 );
 const REFUSED: Metric<Counter, 1> = Metric::new(
     "watershed_tokens_refused_on_inspection_total",
@@ -91,21 +100,10 @@ pub(super) enum GrantBasis {
     Unknown,
 }
 
-/// Counts a review that was sent to upstream.
-pub(super) fn reviewed<T>(path: &str, outcome: &Result<T, ReviewError>) {
-    let kind = match path.rsplit('/').next() {
-        Some("tokenreviews") => "tokenreview",
-        Some("selfsubjectreviews") => "selfsubjectreview",
-        Some("selfsubjectrulesreviews") => "selfsubjectrulesreview",
-        _ => "subjectaccessreview",
-    };
-    let result = match outcome {
-        Ok(_) => "answered",
-        Err(error) if error.is_unavailable() => "unavailable",
-        Err(ReviewError::Refused(_)) => "refused",
-        Err(_) => "not-understood",
-    };
+/// Counts a review that was sent to upstream and took so long.
+pub(super) fn reviewed(kind: &'static str, result: &'static str, took: Duration) {
     REVIEWS.with([kind.into(), result.into()]).increment(1);
+    REVIEW_DURATION.with([kind.into()]).record(took);
 }
 
 /// Counts a review that was given up, if this is the reason why there is no verdict.

@@ -11,7 +11,7 @@ use tokio::time::timeout;
 
 use super::error::ReviewError;
 use super::identity::Identity;
-use super::metrics;
+use super::sent_review::{ReviewAnswer, SentReview};
 use crate::body;
 use crate::upstream::{ConnectionClass, SendOptions, UpstreamClient};
 
@@ -60,14 +60,15 @@ pub(super) fn token_review(token: String, audiences: Option<Vec<String>>) -> Tok
 }
 
 /// Posts a review and returns upstream's answer, which has one of the accepted media types.
-pub(super) async fn post<T: DeserializeOwned>(
+pub(super) async fn post<T: ReviewAnswer>(
     client: &UpstreamClient,
     path: &str,
     review: &impl Serialize,
     accepted: &'static str,
 ) -> Result<T, ReviewError> {
+    let sent = SentReview::begin(path);
     let outcome = post_uncounted(client, path, review, accepted).await;
-    metrics::reviewed(path, &outcome);
+    sent.ended(&outcome);
     outcome
 }
 

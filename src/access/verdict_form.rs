@@ -11,13 +11,13 @@ use k8s_openapi::api::authentication::v1::TokenReview;
 use k8s_openapi::api::authorization::v1::{
     SelfSubjectRulesReview, SubjectAccessReview, SubjectAccessReviewStatus,
 };
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use watershed_protocol::GroupVersionResource;
 
 use super::changes::settling::{PASSED_ON_AGE, PASSED_ON_AGE_WHILE_QUIET};
 use super::error::ReviewError;
 use super::review::{JSON, post};
+use super::sent_review::ReviewAnswer;
 use crate::upstream::UpstreamClient;
 
 /// The media type of the short form.
@@ -122,6 +122,33 @@ pub(super) struct RulesStatus {
     pub(super) incomplete: bool,
 }
 
+impl VerdictForm {
+    /// Returns the error of an authorizer, if no other one granted the access.
+    pub(super) fn failure(&self) -> Option<&str> {
+        let status = self.status.as_ref()?;
+        let error = status.evaluation_error.as_deref()?;
+        (!is_granted(status) && !error.is_empty()).then_some(error)
+    }
+
+    /// Returns `true` if upstream grants the access. If no authorizer has an opinion, it is denied, as in
+    /// upstream's own filter.
+    pub(super) fn is_granted(&self) -> bool {
+        self.status.as_ref().is_some_and(is_granted)
+    }
+}
+
+fn is_granted(status: &SubjectAccessReviewStatus) -> bool {
+    status.allowed && status.denied != Some(true)
+}
+
+impl ReviewAnswer for VerdictForm {
+    fn is_undecided(&self) -> bool {
+        self.failure().is_some()
+    }
+}
+
+impl ReviewAnswer for VerdictForm<RulesStatus> {}
+
 impl<S> VerdictForm<S> {
     pub(super) fn new(status: S, age: Duration) -> Self {
         Self {
@@ -182,7 +209,7 @@ pub(super) async fn ask_about_rules(
 }
 
 /// Posts a review, and once more where a proxy leaves the answer to upstream.
-async fn post_to_any<T: DeserializeOwned>(
+async fn post_to_any<T: ReviewAnswer>(
     client: &UpstreamClient,
     asked: ReviewType,
     review: &impl Serialize,

@@ -8,12 +8,12 @@ use crate::listener::Peer;
 
 /// Returns `true` if the caller is on this machine or in this pod.
 ///
-/// The request must also name localhost or an IP address as its host. This defeats DNS rebinding: a
+/// The request must also name localhost or a loopback address as its host. This defeats DNS rebinding: a
 /// foreign page in a local browser can make its own name resolve to this listener, but then sends
-/// that name.
+/// that name. Nor is the sidecar of a service mesh local that passes on what others sent to the pod.
 pub(super) fn is_local<B>(request: &Request<B>, peer: &Peer) -> bool {
     peer.address.ip().to_canonical().is_loopback()
-        && requested_host(request).is_some_and(|host| is_localhost_or_address(host.host()))
+        && requested_host(request).is_some_and(|host| is_loopback(host.host()))
 }
 
 /// Returns the Host header, or the authority of an HTTP/2 request.
@@ -28,9 +28,10 @@ fn requested_host<B>(request: &Request<B>) -> Option<Authority> {
     }
 }
 
-fn is_localhost_or_address(host: &str) -> bool {
+fn is_loopback(host: &str) -> bool {
     let address = host.trim_start_matches('[').trim_end_matches(']');
-    host.eq_ignore_ascii_case("localhost") || address.parse::<IpAddr>().is_ok()
+    let is_loopback = |address: IpAddr| address.to_canonical().is_loopback();
+    host.eq_ignore_ascii_case("localhost") || address.parse().is_ok_and(is_loopback)
 }
 
 #[cfg(test)]
@@ -49,6 +50,8 @@ mod tests {
             ("localhost.example.com", "127.0.0.1:1", false),
             ("", "127.0.0.1:1", false),
             ("127.0.0.1:6480", "10.0.0.1:1", false),
+            ("10.1.2.3:6480", "127.0.0.6:1", false),
+            ("10.1.2.3:6480", "127.0.0.1:1", false),
         ] {
             let request = Request::get("/status")
                 .header(header::HOST, host)

@@ -247,6 +247,7 @@ fn limit_settings(limits: &ConnectionLimits, users: UserLimits) -> Value {
         stall,
         goaway_chance,
         max_age,
+        is_chosen: _,
         slow_stranger: _,
         memory: _,
     } = limits;

@@ -51,7 +51,7 @@ impl Scraper {
         self.gauges.publish(&self.scopes);
         budget::metrics::publish(self.scopes.budget());
         serve::metrics::publish(&self.usage);
-        upstream::metrics::publish(self.upstream.traffic(), self.upstream.chain());
-        self.registry.render()
+        upstream::metrics::publish(&self.upstream);
+        self.registry.render() + &telemetry::process::cpu_time()
     }
 }

@@ -27,16 +27,15 @@ pub fn raise_file_limit() {
 
 /// Reduces the number of connections to those that files are left for.
 ///
-/// Without a file, neither probes nor upstream could be answered any more. `is_chosen` says whether
-/// an operator chose the number.
-pub(super) fn fit(limits: &mut ConnectionLimits, is_chosen: bool) {
+/// Without a file, neither probes nor upstream could be answered any more.
+pub(super) fn fit(limits: &mut ConnectionLimits) {
     let files = file_limit();
     let fitting = fitting(files);
     let wanted = limits.connections;
     if wanted <= fitting {
         return;
     }
-    if is_chosen {
+    if limits.is_chosen {
         tracing::warn!(
             files,
             wanted,

@@ -5,7 +5,7 @@ use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::budget::{
-    MemoryBudget, MemoryCharge, MemoryClass, PressureGauge, PressureStep, metrics,
+    MemoryBudget, MemoryCharge, MemoryClass, PressureGauge, PressureStep, metrics, worth_closing,
 };
 use crate::scope::Scopes;
 
@@ -99,26 +99,38 @@ impl PressureKeeper {
                 "closing scopes did not reduce the process's memory; pausing such closures"
             );
         }
+        // Without what was released just now.
+        let counted = self.budget.counted_total();
         if self.gauge.may_close(now, limit, counted) {
-            self.close(step, now, counted, resident);
+            self.close(step, now, (limit, counted, resident));
         }
     }
 
-    /// Closes a scope, if the step demands it and there is one.
-    fn close(&mut self, step: PressureStep, now: Instant, counted: usize, resident: usize) {
-        let idle = PressureStep::CloseIdle;
-        let largest = PressureStep::CloseLargest;
-        let closed = if step >= idle {
-            self.scopes.close_idlest(now).map(|bytes| (idle, bytes))
-        } else {
-            None
-        };
-        let closed = closed.or_else(|| {
-            let closed = (step >= largest).then(|| self.scopes.close_largest(now));
-            Some((largest, closed.flatten()?))
-        });
-        if let Some((step, bytes)) = closed {
-            self.gauge.closed(now, bytes, counted, resident);
+    /// Closes scopes, if the step demands it and there are some.
+    fn close(&mut self, step: PressureStep, now: Instant, usage: (usize, usize, usize)) {
+        let (idle, largest) = (PressureStep::CloseIdle, PressureStep::CloseLargest);
+        let mut closed = None;
+        if step >= idle {
+            closed = self.scopes.close_idlest(now);
+            self.closed(idle, now, closed, usage);
+        }
+        // A small scope that nobody uses makes no room.
+        let makes_room = closed.is_some_and(|bytes| bytes > worth_closing(usage.0));
+        if step >= largest && !makes_room {
+            let closed = self.scopes.close_largest(now);
+            self.closed(largest, now, closed, usage);
+        }
+    }
+
+    fn closed(
+        &mut self,
+        step: PressureStep,
+        now: Instant,
+        bytes: Option<usize>,
+        usage: (usize, usize, usize),
+    ) {
+        if let Some(bytes) = bytes {
+            self.gauge.closed(now, bytes, usage);
             metrics::released(step, bytes);
         }
     }

@@ -77,9 +77,11 @@ impl MemoryBudget {
         self.0.resident.load(Ordering::Relaxed)
     }
 
-    /// Measures the resident memory, and returns it.
+    /// Measures the resident memory, and returns it. If it cannot be measured, the last figure stands.
     pub fn measure(&self) -> usize {
-        self.record(resident_bytes());
+        if let Some(bytes) = resident_bytes() {
+            self.record(bytes);
+        }
         self.resident()
     }
 

@@ -10,6 +10,15 @@ const HYSTERESIS: usize = 5;
 /// Scopes are not closed for resident memory for this long after closings did not make it less.
 const FUTILE: Duration = Duration::from_mins(5);
 
+/// Scopes of fewer bytes, in parts of the limit, free too little to be worth closing for others'
+/// sake, or to show in the resident memory.
+const WORTH_CLOSING: usize = 200;
+
+/// Returns the bytes above which closing a scope helps.
+pub const fn worth_closing(limit: usize) -> usize {
+    limit / WORTH_CLOSING
+}
+
 /// A step against a shortage of memory. Each one includes those before it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PressureStep {
@@ -133,10 +142,18 @@ impl PressureGauge {
         self.record(now, bytes, None);
     }
 
-    /// Records that a scope of so many bytes is closed, with the usage before.
-    pub fn closed(&mut self, now: Instant, bytes: usize, counted: usize, resident: usize) {
-        let uncounted = resident.saturating_sub(counted);
-        self.record(now, bytes, Some(uncounted));
+    /// Records that a scope of so many bytes is closed, with the usage before. Whether that made the
+    /// resident memory less is judged by large ones alone: it changes by more than a few kilobytes by
+    /// itself.
+    pub fn closed(
+        &mut self,
+        now: Instant,
+        bytes: usize,
+        (limit, counted, resident): (usize, usize, usize),
+    ) {
+        let is_judged = bytes > worth_closing(limit);
+        let uncounted = is_judged.then(|| resident.saturating_sub(counted));
+        self.record(now, bytes, uncounted);
     }
 
     /// Returns `true` if scopes may be closed: what is counted demands it, or resident memory that
@@ -223,8 +240,8 @@ mod tests {
         gauge.observe(start, 1000, 400, 920);
         assert!(gauge.may_close(start, 1000, 400));
         // Two are closed, and all of their memory stays with the process.
-        gauge.closed(start, 50, 400, 920);
-        gauge.closed(at(1), 50, 350, 920);
+        gauge.closed(start, 50, (1000, 400, 920));
+        gauge.closed(at(1), 50, (1000, 350, 920));
         assert_eq!(gauge.observe(at(13), 1000, 300, 920), CloseLargest);
         assert!(!gauge.may_close(at(13), 1000, 300));
         assert!(
@@ -235,11 +252,17 @@ mod tests {
 
         // Others are closed later, and their memory leaves.
         let mut gauge = PressureGauge::default();
-        gauge.closed(start, 50, 400, 920);
-        gauge.closed(at(5), 50, 350, 890);
+        gauge.closed(start, 50, (1000, 400, 920));
+        gauge.closed(at(5), 50, (1000, 350, 890));
         gauge.observe(at(12), 1000, 300, 850);
         gauge.observe(at(17), 1000, 300, 825);
         assert!(gauge.may_close(at(17), 1000, 300));
+
+        // A tiny one is closed, and nothing shows it.
+        let mut gauge = PressureGauge::default();
+        gauge.closed(start, 5, (1000, 400, 920));
+        gauge.observe(at(12), 1000, 395, 920);
+        assert!(gauge.may_close(at(12), 1000, 395));
     }
 
     proptest! {

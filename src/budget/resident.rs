@@ -1,13 +1,15 @@
 //! The resident memory of the process.
 
-/// Returns the resident memory of the process, in bytes; zero if the system does not tell.
+/// Returns the resident memory of the process, in bytes; `None` if the system does not tell, as when
+/// the process may open no more files.
 ///
 /// `/proc/self/statm` is read where it exists: the collector of the process's metrics also counts
 /// open files, which takes milliseconds with thousands of connections.
-pub(super) fn resident_bytes() -> usize {
+pub(super) fn resident_bytes() -> Option<usize> {
     let statm = std::fs::read_to_string("/proc/self/statm").ok();
     let pages = statm.as_deref().and_then(resident_pages);
-    pages.map_or_else(collected, |pages| pages * rustix::param::page_size())
+    let read = pages.map(|pages| pages * rustix::param::page_size());
+    read.or_else(collected)
 }
 
 /// Returns the second figure, which is the resident pages.
@@ -15,9 +17,10 @@ fn resident_pages(statm: &str) -> Option<usize> {
     statm.split_ascii_whitespace().nth(1)?.parse().ok()
 }
 
-fn collected() -> usize {
+fn collected() -> Option<usize> {
     let figures = metrics_process::collector::collect();
-    figures.resident_memory_bytes.unwrap_or(0) as usize
+    let bytes = figures.resident_memory_bytes?;
+    usize::try_from(bytes).ok()
 }
 
 #[cfg(test)]
@@ -27,8 +30,8 @@ mod tests {
     #[test]
     fn this_process_has_resident_memory() {
         assert_eq!(resident_pages("12345 678 90 1 0 2 0\n"), Some(678));
-        assert!(resident_bytes() > 1 << 20);
-        let (read, collected) = (resident_bytes(), collected());
+        let (read, collected) = (resident_bytes().unwrap(), collected().unwrap());
+        assert!(read > 1 << 20);
         assert!(read.abs_diff(collected) < read / 2, "{read}, {collected}");
     }
 }

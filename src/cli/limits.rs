@@ -15,8 +15,9 @@ pub(super) struct LimitFlags {
     /// an unknown client that is idle or slow loses its connection to a new one. If there is none,
     /// the new one waits. A low limit of open files lowers this limit. So does --memory-limit,
     /// unless this flag is given: the connections must fit into a quarter of it, at 32 KiB each.
-    #[arg(long, default_value_t = 20_000, value_name = "N", value_parser = at_least_one)]
-    max_connections: usize,
+    /// Default: 20000.
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    max_connections: Option<usize>,
     /// Maximum number of open connections from one address (for IPv6, one /64 network). Further
     /// ones are closed at once. Default: three quarters of --max-connections.
     #[arg(long, value_name = "N", value_parser = at_least_one)]
@@ -156,9 +157,12 @@ fn goaway_chance(text: &str) -> Result<f64, String> {
 impl LimitFlags {
     /// Returns the limits of connections.
     pub(super) fn connections(&self) -> ConnectionLimits {
-        let share = ConnectionLimits::share_of_an_address(self.max_connections);
+        let default = ConnectionLimits::default();
+        let connections = self.max_connections.unwrap_or(default.connections);
+        let share = ConnectionLimits::share_of_an_address(connections);
         ConnectionLimits {
-            connections: self.max_connections,
+            connections,
+            is_chosen: self.max_connections.is_some(),
             connections_per_address: self.max_connections_per_address.unwrap_or(share),
             streams: self.http2_max_streams,
             header_bytes: self.max_header_bytes as usize,
@@ -169,7 +173,7 @@ impl LimitFlags {
             stall: Duration::from_secs(self.write_stall_seconds),
             goaway_chance: self.goaway_chance,
             max_age: self.max_connection_age,
-            ..ConnectionLimits::default()
+            ..default
         }
     }
 

@@ -9,6 +9,8 @@ use crate::budget::MemoryBudget;
 pub struct ConnectionLimits {
     /// Connections at a time. Further ones wait in the kernel's backlog.
     pub connections: usize,
+    /// An operator chose the number of connections.
+    pub is_chosen: bool,
     /// Connections at a time from one address (of IPv6, from one network of 64 bits). Further ones
     /// are closed at once.
     pub connections_per_address: usize,
@@ -72,6 +74,7 @@ impl Default for ConnectionLimits {
         let connections = 20_000;
         ConnectionLimits {
             connections,
+            is_chosen: false,
             connections_per_address: Self::share_of_an_address(connections),
             // kube-apiserver's recommended options say 1000; its bare default of 100 makes
             // clients with many informers wait.

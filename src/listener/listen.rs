@@ -45,9 +45,11 @@ pub async fn serve_admin(
 pub async fn serve_socket(
     listener: UnixListener,
     handler: impl RequestHandler,
-    limits: ConnectionLimits,
+    mut limits: ConnectionLimits,
     drain: DrainWatch,
 ) {
+    // All of them have the same address.
+    limits.connections_per_address = limits.connections;
     ConnectionServer::new(Listener::Proxy, limits, handler, drain)
         .run(listener)
         .await;

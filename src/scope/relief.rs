@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::cached::Scope;
 use super::registry::Scopes;
-use crate::budget::{DoesNotFit, SizeSource};
+use crate::budget::{DoesNotFit, SizeSource, worth_closing};
 use crate::store::NEVER_READ;
 
 /// Age up to which history is kept when memory runs short: what kube-apiserver promises itself.
@@ -25,8 +25,6 @@ const FOLDED_SOON_AFTER: u8 = 6;
 const FOLDED_AT_ONCE: usize = 4 << 20;
 /// The same when memory is short.
 const FOLDED_IN_HASTE: usize = 16 << 20;
-/// Closing scopes that are smaller frees too little to be worthwhile, in parts of the limit.
-const WORTH_CLOSING: usize = 200;
 
 impl Scopes {
     /// Advances the idle counters of all compressed forms, and returns the forms' bytes. Takes a
@@ -123,7 +121,7 @@ impl Scopes {
     /// watches end cleanly. The source of derived scopes that nobody else reads is closed after
     /// them.
     pub fn close_largest(&self, now: Instant) -> Option<usize> {
-        let least = self.budget().limit()? / WORTH_CLOSING;
+        let least = worth_closing(self.budget().limit()?);
         let scopes = self.all();
         let sources: HashSet<_> = scopes
             .iter()

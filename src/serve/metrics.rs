@@ -17,6 +17,7 @@ use crate::watcher::{WatchEnding, WatchObserver};
 pub const METRICS: &[Declaration] = &[
     REQUESTS.declaration(),
     DURATION.declaration(),
+    ABORTED.declaration(),
     LIMITED.declaration(),
     FILTERED.declaration(),
     IN_USE.declaration(),
@@ -45,6 +46,12 @@ const DURATION: Metric<Histogram, 2> = Metric::new(
     "watershed_request_duration_seconds",
     &["verb", "source"],
     "Seconds from a request's arrival to the headers of its response.",
+);
+const ABORTED: Metric<Counter, 3> = Metric::new(
+    "watershed_requests_aborted_total",
+    &["verb", "group", "resource"],
+    "Requests that their clients gave up before the headers of a response, by verb and resource. \
+     They are in no other figure of requests.",
 );
 const LIMITED: Metric<Counter, 1> = Metric::new(
     "watershed_requests_limited_total",
@@ -270,10 +277,11 @@ pub(super) fn in_use(limit: &'static str) -> Gauge {
     IN_USE.with([limit.into()])
 }
 
-/// A request on its way to an answer.
+/// A request on its way to an answer. If it is dropped before, its client has given it up.
 pub(super) struct InFlight {
     labels: Labels,
     gauge: Gauge,
+    is_answered: bool,
 }
 
 impl InFlight {
@@ -283,10 +291,12 @@ impl InFlight {
         Self {
             labels: labels.clone(),
             gauge,
+            is_answered: false,
         }
     }
 
-    pub(super) fn answered(self, source: AnswerSource, code: StatusCode, took: Duration) {
+    pub(super) fn answered(mut self, source: AnswerSource, code: StatusCode, took: Duration) {
+        self.is_answered = true;
         let verb = self.labels.verb;
         let [group, resource] = self.labels.of_type.clone();
         let code = code.as_str().to_owned();
@@ -307,6 +317,12 @@ impl InFlight {
 impl Drop for InFlight {
     fn drop(&mut self) {
         self.gauge.decrement(1);
+        if !self.is_answered {
+            let [group, resource] = self.labels.of_type.clone();
+            ABORTED
+                .with([self.labels.verb.into(), group, resource])
+                .increment(1);
+        }
     }
 }
 

@@ -67,7 +67,6 @@ const TASKS: Metric<Gauge> = Metric::new(
 );
 
 /// Sets the metrics to the current figures.
-#[expect(clippy::cast_sign_loss, reason = "a process uses no negative time")]
 pub fn publish() {
     let labels = [
         env!("CARGO_PKG_VERSION").into(),
@@ -76,9 +75,6 @@ pub fn publish() {
     ];
     BUILD_INFO.with(labels).set(1.0);
     let now = collector::collect();
-    if let Some(seconds) = now.cpu_seconds_total {
-        CPU_SECONDS.with([]).absolute(seconds as u64);
-    }
     set(&START_TIME, now.start_time_seconds);
     set(&OPEN_FDS, now.open_fds);
     set(&MAX_FDS, now.max_fds);
@@ -94,6 +90,19 @@ pub fn publish() {
         &TASKS,
         runtime.map(|runtime| runtime.metrics().num_alive_tasks() as u64),
     );
+}
+
+/// Returns the CPU time in Prometheus' text format, or nothing if the platform does not report it. The
+/// registry's counters have whole numbers only: the rate of a proxy with little to do would be zero.
+pub fn cpu_time() -> String {
+    let Some(seconds) = collector::collect().cpu_seconds_total else {
+        return String::new();
+    };
+    let Declaration {
+        name, kind, help, ..
+    } = CPU_SECONDS.declaration();
+    let kind = kind.as_str();
+    format!("# HELP {name} {help}\n# TYPE {name} {kind}\n{name} {seconds}\n\n")
 }
 
 /// Sets a gauge if the platform reports the figure.

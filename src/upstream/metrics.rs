@@ -1,22 +1,33 @@
 //! Metrics of the traffic with upstream.
-use super::traffic::{ConnectionPurpose, RequestPurpose, UpstreamTraffic};
-use super::via::{ChainRefusal, ProxyChain};
+use super::server::Upstream;
+use super::traffic::{ConnectionPurpose, RequestPurpose, Unanswered};
+use super::via::ChainRefusal;
 use crate::metric::{Counter, Declaration, Gauge, Metric};
 
 /// All metrics of this module.
 pub const METRICS: &[Declaration] = &[
     REQUESTS.declaration(),
+    UNANSWERED.declaration(),
     RECEIVED_BYTES.declaration(),
     CONNECTIONS.declaration(),
+    CERTIFICATE_EXPIRES.declaration(),
+    RELOAD_FAILURES.declaration(),
     PROXIES.declaration(),
     LOOPS.declaration(),
 ];
 
-const REQUESTS: Metric<Counter, 1> = Metric::new(
+const REQUESTS: Metric<Counter, 2> = Metric::new(
     "watershed_upstream_requests_total",
-    &["purpose"],
-    "Requests that upstream answered, by purpose: the proxy's lists and watches of types, its \
-     other requests, and forwarded ones.",
+    &["purpose", "code"],
+    "Requests that upstream answered, by status and purpose: the proxy's lists and watches of \
+     types, its other requests, and forwarded ones.",
+);
+const UNANSWERED: Metric<Counter, 2> = Metric::new(
+    "watershed_upstream_requests_unanswered_total",
+    &["purpose", "reason"],
+    "Requests that got no answer of upstream, by purpose and reason: no connection could be made \
+     (connect), all were busy (busy), it ended (closed), or the client or the proxy stopped waiting \
+     (abandoned).",
 );
 const RECEIVED_BYTES: Metric<Counter, 1> = Metric::new(
     "watershed_upstream_received_bytes_total",
@@ -31,6 +42,18 @@ const CONNECTIONS: Metric<Gauge, 1> = Metric::new(
      forwarded watches, answers of pods, services and nodes, and tunnels.",
 );
 
+const CERTIFICATE_EXPIRES: Metric<Gauge> = Metric::new(
+    "watershed_upstream_certificate_expiration_timestamp_seconds",
+    &[],
+    "Time at which the proxy's own client certificate expires, in seconds since the Unix epoch. There \
+     is none if the proxy has no certificate.",
+);
+const RELOAD_FAILURES: Metric<Counter> = Metric::new(
+    "watershed_upstream_credential_reload_failures_total",
+    &[],
+    "Attempts to take over changed credentials for upstream, or to have a plugin make new ones, that \
+     failed. The old ones stay in use.",
+);
 const PROXIES: Metric<Gauge> = Metric::new(
     "watershed_upstream_proxies",
     &[],
@@ -44,7 +67,15 @@ const LOOPS: Metric<Counter, 1> = Metric::new(
 );
 
 /// Sets the metrics to what was counted until now.
-pub fn publish(traffic: &UpstreamTraffic, chain: &ProxyChain) {
+pub fn publish(upstream: &Upstream) {
+    let (traffic, chain) = (upstream.traffic(), upstream.chain());
+    if let Some(valid) = upstream.certificate() {
+        let seconds = valid.not_after.as_second() as f64;
+        CERTIFICATE_EXPIRES.with([]).set(seconds);
+    }
+    RELOAD_FAILURES
+        .with([])
+        .absolute(upstream.reload_failures());
     PROXIES.with([]).set(chain.upstream().len() as f64);
     for kind in ChainRefusal::ALL {
         LOOPS
@@ -52,10 +83,18 @@ pub fn publish(traffic: &UpstreamTraffic, chain: &ProxyChain) {
             .absolute(chain.refused(kind));
     }
     for purpose in RequestPurpose::ALL {
-        let label = || [purpose.as_str().into()];
-        REQUESTS.with(label()).absolute(traffic.requests(purpose));
+        for (status, answers) in traffic.answers(purpose) {
+            REQUESTS
+                .with([purpose.as_str().into(), status.to_string().into()])
+                .absolute(answers);
+        }
+        for reason in Unanswered::ALL {
+            UNANSWERED
+                .with([purpose.as_str().into(), reason.as_str().into()])
+                .absolute(traffic.unanswered(purpose, reason));
+        }
         RECEIVED_BYTES
-            .with(label())
+            .with([purpose.as_str().into()])
             .absolute(traffic.received_bytes(purpose));
     }
     for kind in ConnectionPurpose::ALL {

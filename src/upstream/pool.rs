@@ -14,7 +14,7 @@ use super::class::ConnectionClass;
 use super::connection::{AwaitedBy, Lease, NotSent};
 use super::error::UpstreamError;
 use super::server::Upstream;
-use super::traffic::{ReceivedMeter, RequestPurpose};
+use super::traffic::{ReceivedMeter, RequestPurpose, SentRequest};
 use crate::body::Body;
 use watershed_connect::{Dialer, TlsIdentity};
 
@@ -106,8 +106,21 @@ impl Pool {
     pub(super) async fn send(
         &self,
         class: ConnectionClass,
+        request: Request<Body>,
+        options: SendOptions,
+    ) -> Result<Response<UpstreamBody>, UpstreamError> {
+        let group = self.group(class);
+        let mut sent = group.upstream.traffic().send(options.purpose);
+        let answer = self.send_until_answered(class, request, options, &mut sent);
+        answer.await.inspect_err(|error| sent.failed(error))
+    }
+
+    async fn send_until_answered(
+        &self,
+        class: ConnectionClass,
         mut request: Request<Body>,
         options: SendOptions,
+        sent: &mut SentRequest,
     ) -> Result<Response<UpstreamBody>, UpstreamError> {
         let group = self.group(class);
         let uri = request.uri().clone();
@@ -133,7 +146,7 @@ impl Pool {
                     if is_loop {
                         lease.retire();
                     }
-                    let received = group.upstream.traffic().answered(options.purpose);
+                    let received = sent.answered(response.status());
                     return Ok(answer(response, lease, policy.is_read, received));
                 }
                 Err(NotSent::Failed(error)) => error,

@@ -556,7 +556,8 @@ impl Reflector {
         is_lost
     }
 
-    /// Logs a failure. What fails for all types at once, as connections do, is one line in a while.
+    /// Logs a failure. What fails for all types at once, as connections do, is one line in a while. Of
+    /// other failures of this type in a row, those with a power of two are warnings.
     fn report(&self, error: &ReflectorError) {
         let resource = &self.target.gvr;
         let failures = self.recovery.failures();
@@ -568,8 +569,12 @@ impl Reflector {
             | ReflectorError::Behind { .. } => &STREAM_FAILURES,
             // A refusal that is final has a line of its own.
             ReflectorError::Stopped(_) => &REFUSALS,
-            _ => {
+            _ if failures <= 1 || failures.is_power_of_two() => {
                 tracing::warn!(%resource, %error, failures, "upstream failed");
+                return;
+            }
+            _ => {
+                tracing::debug!(%resource, %error, failures, "upstream failed");
                 return;
             }
         };

@@ -1,12 +1,15 @@
 //! Counters of requests to upstream, bytes from it and connections, by purpose.
 
+use std::array;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use http::StatusCode;
 use tokio::sync::watch;
 
 use super::class::ConnectionClass;
+use super::error::UpstreamError;
 
 /// The purpose of a request to upstream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -85,10 +88,71 @@ impl From<ConnectionClass> for ConnectionPurpose {
     }
 }
 
+/// The reason why a request got no answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unanswered {
+    /// No connection could be made.
+    Connect,
+    /// All connections are busy.
+    Busy,
+    /// The connection ended.
+    Closed,
+    /// Whoever waited for the answer does not any more.
+    Abandoned,
+}
+
+impl Unanswered {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Connect, Self::Busy, Self::Closed, Self::Abandoned];
+
+    /// Returns the metric label.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Connect => "connect",
+            Self::Busy => "busy",
+            Self::Closed => "closed",
+            Self::Abandoned => "abandoned",
+        }
+    }
+
+    /// Returns the reason behind an error, or `None` if this process refused the request.
+    fn of(error: &UpstreamError) -> Option<Self> {
+        match error {
+            UpstreamError::Connect(_) | UpstreamError::Handshake { .. } => Some(Self::Connect),
+            UpstreamError::NoStreams { .. } | UpstreamError::Exhausted { .. } => Some(Self::Busy),
+            UpstreamError::EndedUnsent { .. }
+            | UpstreamError::Closed { .. }
+            | UpstreamError::Cut { .. } => Some(Self::Closed),
+            UpstreamError::Ending | UpstreamError::Refused { .. } => None,
+        }
+    }
+}
+
+/// What became of the requests of one purpose.
+#[derive(Debug)]
+struct Outcomes {
+    /// The number of answers with each status, from [`FIRST_STATUS`] on.
+    answers: Box<[AtomicU64; STATUSES]>,
+    unanswered: [AtomicU64; Unanswered::ALL.len()],
+}
+
+/// The least status. Source: `http::StatusCode` takes 100 to 999.
+const FIRST_STATUS: u16 = 100;
+const STATUSES: usize = 900;
+
+impl Default for Outcomes {
+    fn default() -> Self {
+        Self {
+            answers: Box::new(array::from_fn(|_| AtomicU64::default())),
+            unanswered: Default::default(),
+        }
+    }
+}
+
 /// Sums since the start of the process, and the connections open now.
 #[derive(Debug, Default)]
 pub struct UpstreamTraffic {
-    requests: [AtomicU64; 4],
+    outcomes: [Outcomes; 4],
     received: [AtomicU64; 4],
     connections: [AtomicU64; 5],
     /// The number of connections that were made.
@@ -98,7 +162,19 @@ pub struct UpstreamTraffic {
 impl UpstreamTraffic {
     /// Returns the number of answered requests.
     pub fn requests(&self, purpose: RequestPurpose) -> u64 {
-        self.requests[purpose as usize].load(Ordering::Relaxed)
+        self.answers(purpose).map(|(_, answers)| answers).sum()
+    }
+
+    /// Returns the statuses of answers, and how many had each.
+    pub fn answers(&self, purpose: RequestPurpose) -> impl Iterator<Item = (u16, u64)> {
+        let counters = self.outcomes[purpose as usize].answers.iter();
+        let counts = counters.map(|counter| counter.load(Ordering::Relaxed));
+        (FIRST_STATUS..).zip(counts).filter(|(_, count)| *count > 0)
+    }
+
+    /// Returns the number of requests that got no answer for a reason.
+    pub fn unanswered(&self, purpose: RequestPurpose, reason: Unanswered) -> u64 {
+        self.outcomes[purpose as usize].unanswered[reason as usize].load(Ordering::Relaxed)
     }
 
     /// Returns the bytes of answers' bodies, compressed as they came.
@@ -116,12 +192,12 @@ impl UpstreamTraffic {
         self.made.subscribe()
     }
 
-    /// Counts an answered request. The result counts the bytes of its answer.
-    pub(super) fn answered(self: &Arc<Self>, purpose: RequestPurpose) -> ReceivedMeter {
-        self.requests[purpose as usize].fetch_add(1, Ordering::Relaxed);
-        ReceivedMeter {
+    /// Begins a request.
+    pub(super) fn send(self: &Arc<Self>, purpose: RequestPurpose) -> SentRequest {
+        SentRequest {
             traffic: Arc::clone(self),
             purpose,
+            is_over: false,
         }
     }
 
@@ -132,6 +208,53 @@ impl UpstreamTraffic {
         OpenConnection {
             traffic: Arc::clone(self),
             kind,
+        }
+    }
+}
+
+/// Counts what becomes of a request. One that is dropped before was abandoned.
+pub(super) struct SentRequest {
+    traffic: Arc<UpstreamTraffic>,
+    purpose: RequestPurpose,
+    is_over: bool,
+}
+
+impl SentRequest {
+    /// Counts the answer. The result counts its bytes.
+    pub(super) fn answered(&mut self, status: StatusCode) -> ReceivedMeter {
+        self.is_over = true;
+        let answers = &self.outcomes().answers;
+        let with_status = answers.get(usize::from(status.as_u16() - FIRST_STATUS));
+        if let Some(answers) = with_status {
+            answers.fetch_add(1, Ordering::Relaxed);
+        }
+        ReceivedMeter {
+            traffic: Arc::clone(&self.traffic),
+            purpose: self.purpose,
+        }
+    }
+
+    /// Counts that there is no answer.
+    pub(super) fn failed(&mut self, error: &UpstreamError) {
+        self.is_over = true;
+        if let Some(reason) = Unanswered::of(error) {
+            self.count_unanswered(reason);
+        }
+    }
+
+    fn count_unanswered(&self, reason: Unanswered) {
+        self.outcomes().unanswered[reason as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn outcomes(&self) -> &Outcomes {
+        &self.traffic.outcomes[self.purpose as usize]
+    }
+}
+
+impl Drop for SentRequest {
+    fn drop(&mut self) {
+        if !self.is_over {
+            self.count_unanswered(Unanswered::Abandoned);
         }
     }
 }

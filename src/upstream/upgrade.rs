@@ -58,7 +58,8 @@ pub(super) async fn forward(
             })?;
 
     if response.status() != StatusCode::SWITCHING_PROTOCOLS {
-        let received = upstream.traffic().answered(RequestPurpose::Forward);
+        let mut sent = upstream.traffic().send(RequestPurpose::Forward);
+        let received = sent.answered(response.status());
         let response = response.map(|body| UpstreamBody::unpooled(body, address, received));
         return Ok(held_by(to_client(response), share));
     }

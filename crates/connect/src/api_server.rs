@@ -2,6 +2,7 @@
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -36,6 +37,7 @@ impl ApiServer {
             options: options.clone(),
             current: ArcSwap::from_pointee(material),
             rebuilding: tokio::sync::Mutex::new(()),
+            reload_failures: AtomicU64::new(0),
         });
         let weak = Arc::downgrade(&shared);
         tokio::spawn(async move {
@@ -93,9 +95,15 @@ impl ApiServer {
                 tracing::info!(from = old.source(), "upstream credentials reloaded");
             }
             Err(error) => {
+                self.shared.reload_failures.fetch_add(1, Ordering::Relaxed);
                 tracing::warn!(%error, "cannot reload upstream credentials; keeping the old ones");
             }
         }
+    }
+
+    /// Returns the number of reloads that failed.
+    pub fn reload_failures(&self) -> u64 {
+        self.shared.reload_failures.load(Ordering::Relaxed)
     }
 
     /// Returns the validity of the proxy's client certificate, if it has one.
@@ -149,4 +157,6 @@ struct ApiServerShared {
     current: ArcSwap<Credentials>,
     /// One rebuild at a time.
     rebuilding: tokio::sync::Mutex<()>,
+    /// The number of reloads that failed.
+    reload_failures: AtomicU64,
 }

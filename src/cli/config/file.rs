@@ -49,7 +49,7 @@ pub(super) struct ConfigFile {
     /// Memory that the process may use, as Kubernetes writes quantities (`512Mi`), instead of
     /// `--memory-limit`; 0 for no limit.
     #[serde(deserialize_with = "quantity")]
-    #[schemars(with = "String")]
+    #[schemars(schema_with = "quantity_schema")]
     pub(super) memory_limit: Option<u64>,
     /// Settings of single types.
     #[schemars(with = "Vec<TypeSettings>")]
@@ -327,6 +327,11 @@ fn not_empty<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
 fn quantity<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
     let text = String::deserialize(deserializer)?;
     parse_quantity(&text).map(Some).map_err(D::Error::custom)
+}
+
+/// Describes a quantity of bytes. YAML takes one without a unit for a number.
+fn quantity_schema(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "type": ["string", "integer"], "minimum": 0 })
 }
 
 /// Reads the name of an API group. A misspelt name would configure nothing, silently.

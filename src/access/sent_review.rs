@@ -1,0 +1,64 @@
+//! Counts what becomes of a review.
+use std::time::Instant;
+
+use k8s_openapi::api::authentication::v1::{SelfSubjectReview, TokenReview};
+use k8s_openapi::api::authorization::v1::SelfSubjectAccessReview;
+use serde::de::DeserializeOwned;
+
+use super::error::ReviewError;
+use super::metrics;
+
+/// Upstream's answer to a review.
+pub(super) trait ReviewAnswer: DeserializeOwned {
+    /// Returns `true` if an authorizer failed, so that there is no decision.
+    fn is_undecided(&self) -> bool {
+        false
+    }
+}
+
+// The error of a TokenReview says nothing: it is there for each token that is not valid.
+// Source: `pkg/registry/authentication/tokenreview/storage.go`.
+impl ReviewAnswer for TokenReview {}
+impl ReviewAnswer for SelfSubjectReview {}
+impl ReviewAnswer for SelfSubjectAccessReview {}
+
+/// A review on its way. If it is dropped before it ends, nobody waits for it any more.
+pub(super) struct SentReview {
+    kind: &'static str,
+    result: &'static str,
+    sent: Instant,
+}
+
+impl SentReview {
+    /// Begins a review with this path.
+    pub(super) fn begin(path: &str) -> Self {
+        let kind = match path.rsplit('/').next() {
+            Some("tokenreviews") => "tokenreview",
+            Some("selfsubjectreviews") => "selfsubjectreview",
+            Some("selfsubjectrulesreviews") => "selfsubjectrulesreview",
+            _ => "subjectaccessreview",
+        };
+        Self {
+            kind,
+            result: "abandoned",
+            sent: Instant::now(),
+        }
+    }
+
+    /// Ends the review.
+    pub(super) fn ended<T: ReviewAnswer>(mut self, outcome: &Result<T, ReviewError>) {
+        self.result = match outcome {
+            Ok(answer) if answer.is_undecided() => "undecided",
+            Ok(_) => "answered",
+            Err(error) if error.is_unavailable() => "unavailable",
+            Err(ReviewError::Refused(_)) => "refused",
+            Err(_) => "not-understood",
+        };
+    }
+}
+
+impl Drop for SentReview {
+    fn drop(&mut self) {
+        metrics::reviewed(self.kind, self.result, self.sent.elapsed());
+    }
+}
