@@ -5,6 +5,7 @@
 
 mod accept;
 mod activity;
+mod activity_stream;
 mod answer_body;
 mod client_certificates;
 mod connection;

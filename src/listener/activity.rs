@@ -1,20 +1,17 @@
 //! Activity of one connection: shows whether it is idle and whether its client abuses it.
 
-use std::any::Any;
-use std::io;
-use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::task::{Context, Poll};
+use std::sync::{Arc, OnceLock};
+use std::task::Context;
 use std::time::Duration;
 
 use futures_util::task::AtomicWaker;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::fresh_streams::{FreshStreams, REFUSAL_BYTES, StreamRoom};
 use super::limits::ConnectionLimits;
+use super::metrics::Cut;
 use super::request_lines::{RefusedRequests, RequestFault};
 use super::stream_stall::{self, Unread};
 use super::unfinished_heads::{UnfinishedHead, UnfinishedHeads};
@@ -50,8 +47,6 @@ pub(super) struct Activity {
     /// Start of the request head that is being read.
     head: AtomicU64,
     unfinished: UnfinishedHead,
-    /// `true` once there was no room for the head.
-    overlong: AtomicBool,
     /// Moment since which the socket takes no writes.
     blocked: AtomicU64,
     /// `true` while the client's user has more waiting than its share, on HTTP/1.
@@ -65,13 +60,11 @@ pub(super) struct Activity {
     sent_on: AtomicU64,
     /// Requests that were cancelled before their answer.
     resets: AtomicU64,
-    /// `true` once there were too many cancelled requests.
-    resetting: AtomicBool,
-    /// `true` once there were too many SETTINGS frames.
-    flooding: AtomicBool,
+    /// Set once the client's abuse is to end the connection.
+    cut: OnceLock<Cut>,
     /// `true` once the client's next requests are to take another connection.
     leaving: AtomicBool,
-    /// The task to wake when one of these becomes `true`.
+    /// The task to wake when one of these two changes.
     waker: AtomicWaker,
     /// The turns of the connection's task over HTTP/2 so far.
     turns: AtomicU64,
@@ -96,14 +89,6 @@ pub(super) struct RunningRequest {
     fault: Option<RequestFault>,
 }
 
-/// A socket that reports reads and writes to an [`Activity`].
-pub(super) struct ActivityStream<I> {
-    inner: I,
-    activity: Arc<Activity>,
-    /// Dropped with the socket.
-    _share: Box<dyn Any + Send + Sync>,
-}
-
 // === impl Activity ===
 
 impl Activity {
@@ -119,7 +104,6 @@ impl Activity {
             last_end: AtomicU64::new(0),
             head: AtomicU64::new(0),
             unfinished: heads.of_connection(),
-            overlong: AtomicBool::new(false),
             blocked: AtomicU64::new(0),
             beyond_share: AtomicBool::new(false),
             requests: AtomicU64::new(0),
@@ -127,8 +111,7 @@ impl Activity {
             received: AtomicU64::new(0),
             sent_on: AtomicU64::new(0),
             resets: AtomicU64::new(0),
-            resetting: AtomicBool::new(false),
-            flooding: AtomicBool::new(false),
+            cut: OnceLock::new(),
             leaving: AtomicBool::new(false),
             waker: AtomicWaker::new(),
             turns: AtomicU64::new(0),
@@ -241,14 +224,9 @@ impl Activity {
             self.head.store(self.now(), Ordering::Release);
         }
         if !self.unfinished.set(bytes) {
-            self.overlong.store(true, Ordering::Release);
-            self.waker.wake();
+            // There is no room for the request head.
+            self.condemn(Cut::Head);
         }
-    }
-
-    /// Returns `true` if there is no room for the request head.
-    pub(super) fn is_overlong(&self) -> bool {
-        self.overlong.load(Ordering::Acquire)
     }
 
     /// Returns how long the socket may take nothing; `None` for as long as it likes.
@@ -266,25 +244,21 @@ impl Activity {
         self.until(&self.blocked, stall)
     }
 
-    /// Wakes the task when the result of [`Activity::is_resetting`], [`Activity::is_leaving`],
-    /// [`Activity::is_flooding`] or [`Activity::is_overlong`] changes.
+    /// Wakes the task when the result of [`Activity::condemned`] or [`Activity::is_leaving`] changes.
     pub(super) fn register(&self, context: &Context<'_>) {
         self.waker.register(context.waker());
     }
 
-    /// Returns `true` if the client cancels too many requests.
-    pub(super) fn is_resetting(&self) -> bool {
-        self.resetting.load(Ordering::Acquire)
+    /// Has the connection cut for this reason. The first reason stays.
+    pub(super) fn condemn(&self, cut: Cut) {
+        if self.cut.set(cut).is_ok() {
+            self.waker.wake();
+        }
     }
 
-    /// Notes that the client sends too many SETTINGS frames.
-    pub(super) fn set_flooding(&self) {
-        self.flooding.store(true, Ordering::Release);
-        self.waker.wake();
-    }
-
-    pub(super) fn is_flooding(&self) -> bool {
-        self.flooding.load(Ordering::Acquire)
+    /// Returns why the connection is to be cut, if it is.
+    pub(super) fn condemned(&self) -> Option<Cut> {
+        self.cut.get().copied()
     }
 
     /// Notes that the connection's task is polled.
@@ -371,14 +345,16 @@ impl Activity {
         self.sent_on.fetch_update(order, order, counted).is_ok()
     }
 
-    fn read(&self, bytes: usize) {
+    /// Counts bytes that were read on the socket.
+    pub(super) fn read(&self, bytes: usize) {
         self.received.fetch_add(bytes as u64, Ordering::Relaxed);
         if !self.heard.load(Ordering::Relaxed) && self.begun.load(Ordering::Relaxed) > 0 {
             self.heard.store(true, Ordering::Relaxed);
         }
     }
 
-    fn written(&self, progress: bool) {
+    /// Notes whether the socket took what was written.
+    pub(super) fn written(&self, progress: bool) {
         let blocked = self.blocked.load(Ordering::Relaxed) > 0;
         if progress && blocked {
             self.blocked.store(0, Ordering::Release);
@@ -481,75 +457,8 @@ impl Drop for RunningRequest {
         if !self.answered {
             let resets = activity.resets.fetch_add(1, Ordering::Relaxed) + 1;
             if resets >= MANY_RESETS && resets * 2 > activity.requests.load(Ordering::Relaxed) {
-                activity.resetting.store(true, Ordering::Release);
-                activity.waker.wake();
+                activity.condemn(Cut::Resets);
             }
         }
-    }
-}
-
-// === impl ActivityStream ===
-
-impl<I> ActivityStream<I> {
-    /// Also takes what the socket holds until it is closed.
-    pub(super) fn new(inner: I, activity: &Arc<Activity>, share: impl Any + Send + Sync) -> Self {
-        Self {
-            inner,
-            activity: Arc::clone(activity),
-            _share: Box::new(share),
-        }
-    }
-
-    fn note<T>(&self, polled: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
-        self.activity.written(polled.is_ready());
-        polled
-    }
-}
-
-impl<I: AsyncRead + Unpin> AsyncRead for ActivityStream<I> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let before = buf.filled().len();
-        let polled = Pin::new(&mut self.inner).poll_read(cx, buf);
-        let bytes = buf.filled().len() - before;
-        if bytes > 0 {
-            self.activity.read(bytes);
-        }
-        polled
-    }
-}
-
-impl<I: AsyncWrite + Unpin> AsyncWrite for ActivityStream<I> {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        let polled = Pin::new(&mut self.inner).poll_write(cx, buf);
-        self.note(polled)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        let polled = Pin::new(&mut self.inner).poll_write_vectored(cx, bufs);
-        self.note(polled)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.inner.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.inner).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.inner).poll_shutdown(cx)
     }
 }

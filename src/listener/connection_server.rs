@@ -10,7 +10,8 @@ use tokio_rustls::server::TlsStream;
 use tokio_util::task::TaskTracker;
 
 use super::accept::{ConnectionSource, accept};
-use super::activity::{Activity, ActivityStream};
+use super::activity::Activity;
+use super::activity_stream::ActivityStream;
 use super::connection::{Peer, Protocols, RequestHandler, TlsPeer};
 use super::fresh_streams::FreshStreams;
 use super::limits::ConnectionLimits;

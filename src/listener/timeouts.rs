@@ -65,14 +65,8 @@ impl<'a> ConnectionTimeouts<'a> {
     /// Completes when an action is due. It may be polled again after [`TimeoutAction::ShutDown`].
     pub(super) fn poll(&mut self, context: &mut Context<'_>) -> Poll<TimeoutAction> {
         self.activity.register(context);
-        if self.activity.is_resetting() {
-            return Poll::Ready(TimeoutAction::Cut(Cut::Resets));
-        }
-        if self.activity.is_flooding() {
-            return Poll::Ready(TimeoutAction::Cut(Cut::Settings));
-        }
-        if self.activity.is_overlong() {
-            return Poll::Ready(TimeoutAction::Cut(Cut::Head));
+        if let Some(cut) = self.activity.condemned() {
+            return Poll::Ready(TimeoutAction::Cut(cut));
         }
         if self.activity.is_leaving() && matches!(self.phase, ShutdownPhase::Open) {
             self.phase = ShutdownPhase::Ending(Instant::now() + self.limits.idle);

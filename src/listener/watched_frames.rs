@@ -13,6 +13,7 @@ use tokio::time::{Instant, Sleep, sleep};
 use super::activity::Activity;
 use super::fresh_streams::StreamRoom;
 use super::inspect::Inspect;
+use super::metrics::Cut;
 use super::request_frames::{FrameCounts, FrameReader};
 
 /// Bytes that are read at once beyond the frame that has begun. The smallest requests, which name all
@@ -62,7 +63,7 @@ impl WatchedFrames {
         if since.elapsed() >= SETTINGS_TIME {
             self.settings = (Instant::now(), now);
         } else if now.wrapping_sub(before) > MAX_SETTINGS {
-            self.activity.set_flooding();
+            self.activity.condemn(Cut::Settings);
         }
     }
 
@@ -84,7 +85,7 @@ impl Inspect for WatchedFrames {
     }
 
     fn poll_allowed(&mut self, context: &mut Context<'_>) -> Poll<usize> {
-        if self.activity.is_flooding() {
+        if self.activity.condemned().is_some() {
             // The connection is about to be cut.
             return Poll::Pending;
         }
@@ -231,10 +232,10 @@ mod tests {
         let most = MAX_SETTINGS as usize;
         let mut few = connection(&activity, SETTINGS, most);
         turn(&activity, &mut few);
-        assert!(!activity.is_flooding());
+        assert_eq!(activity.condemned(), None);
         let mut many = connection(&activity, SETTINGS, 10 * most);
         let read = turn(&activity, &mut many);
-        assert!(activity.is_flooding());
+        assert_eq!(activity.condemned(), Some(Cut::Settings));
         assert!(
             read <= PREFACE.len() + most * SETTINGS.len() + READ_AHEAD,
             "{read}"

@@ -48,6 +48,7 @@ mod tests {
     use super::super::activity::RunningRequest;
     use super::super::fresh_streams::FreshStreams;
     use super::super::limits::ConnectionLimits;
+    use super::super::metrics::Cut;
     use super::super::unfinished_heads::UnfinishedHeads;
     use super::*;
     use crate::budget::MemoryBudget;
@@ -77,11 +78,11 @@ mod tests {
         drop(RunningRequest::new(&tunnel));
         tunnel.end_requests();
         carried.inspect(&mut vec![b'x'; 10 << 20]);
-        assert!(!tunnel.is_overlong());
+        assert_eq!(tunnel.condemned(), None);
         lines.inspect(&mut header(20_000));
-        assert!(!other.is_overlong(), "the tunnel counts");
+        assert_eq!(other.condemned(), None, "the tunnel counts");
         lines.inspect(&mut vec![b'x'; 20_000]);
-        assert!(other.is_overlong());
+        assert_eq!(other.condemned(), Some(Cut::Head));
     }
 
     #[test]
@@ -92,9 +93,9 @@ mod tests {
         lines.inspect(&mut head.to_vec());
         drop(RunningRequest::new(&activity));
         lines.inspect(&mut vec![b'x'; 100_000 - 1]);
-        assert!(activity.head_at(&limits).is_none() && !activity.is_overlong());
+        assert!(activity.head_at(&limits).is_none() && activity.condemned().is_none());
         others.inspect(&mut header(20_000));
-        assert!(!other.is_overlong(), "the body counts");
+        assert_eq!(other.condemned(), None, "the body counts");
         // The next request, behind the end of the body and an empty line.
         lines.inspect(&mut b"x\r\n".to_vec());
         assert!(activity.head_at(&limits).is_none());
@@ -113,7 +114,7 @@ mod tests {
             lines.inspect(&mut sent.repeat(5_000).into_bytes());
             assert!(activity.head_at(&limits).is_some(), "{sent:?}");
             lines.inspect(&mut sent.repeat(20_000).into_bytes());
-            assert!(activity.is_overlong(), "{sent:?}");
+            assert_eq!(activity.condemned(), Some(Cut::Head), "{sent:?}");
         }
     }
 
