@@ -45,7 +45,7 @@ pub(super) enum End {
 impl UpstreamBody {
     pub(super) fn new(
         inner: Incoming,
-        mut lease: Lease,
+        lease: Lease,
         end: End,
         received: ReceivedMeter,
     ) -> UpstreamBody {
@@ -89,6 +89,13 @@ impl UpstreamBody {
         }
     }
 
+    /// Returns the connection to the pool.
+    fn finish(&mut self) {
+        if let Some(lease) = self.lease.take() {
+            lease.finish();
+        }
+    }
+
     fn cut(&self, reason: String) -> UpstreamError {
         UpstreamError::Cut {
             address: self.address.clone(),
@@ -110,10 +117,8 @@ impl http_body::Body for UpstreamBody {
                 if let Some(data) = frame.data_ref() {
                     self.received.add(data.len());
                 }
-                if self.inner.is_end_stream()
-                    && let Some(mut lease) = self.lease.take()
-                {
-                    lease.finish();
+                if self.inner.is_end_stream() {
+                    self.finish();
                 }
                 Poll::Ready(Some(Ok(frame)))
             }
@@ -128,9 +133,7 @@ impl http_body::Body for UpstreamBody {
                 )))
             }
             None => {
-                if let Some(mut lease) = self.lease.take() {
-                    lease.finish();
-                }
+                self.finish();
                 Poll::Ready(None)
             }
         }

@@ -18,6 +18,8 @@ use watershed_connect::Address;
 const MIN_AGE: Duration = Duration::from_secs(1);
 
 /// The right to send one request, held as long as the answer's body.
+///
+/// Dropping it before the end of the answer closes an HTTP/1 connection, which cannot be used again.
 pub(in crate::upstream) struct Lease {
     connection: Leased,
     /// `true` if the connection was used or idle before: it may have died since.
@@ -35,16 +37,25 @@ pub(in crate::upstream) enum NotSent {
 }
 
 enum Leased {
-    Http2(Arc<Http2Connection>),
+    Http2(Http2Slot),
     Http1(Http1Connection, Arc<IdleHttp1>),
-    /// Returned to the pool, or not to be returned.
-    Gone(Address),
+}
+
+/// A stream of a shared connection. Dropping this frees it: before the end of the answer, dropping that
+/// resets the stream.
+struct Http2Slot {
+    connection: Arc<Http2Connection>,
+    /// `true` once the whole answer has come.
+    is_answered: bool,
 }
 
 impl Lease {
     pub(in crate::upstream) fn http2(connection: Arc<Http2Connection>, pooled: bool) -> Lease {
         Lease {
-            connection: Leased::Http2(connection),
+            connection: Leased::Http2(Http2Slot {
+                connection,
+                is_answered: false,
+            }),
             pooled,
         }
     }
@@ -62,17 +73,16 @@ impl Lease {
 
     pub(in crate::upstream) fn address(&self) -> &Address {
         match &self.connection {
-            Leased::Http2(connection) => &connection.address,
+            Leased::Http2(slot) => &slot.connection.address,
             Leased::Http1(connection, _) => &connection.address,
-            Leased::Gone(address) => address,
         }
     }
 
     /// Returns the time at which the connection was opened, if it is shared.
     pub(in crate::upstream) fn opened(&self) -> Option<Instant> {
         match &self.connection {
-            Leased::Http2(connection) => Some(connection.opened),
-            Leased::Http1(..) | Leased::Gone(_) => None,
+            Leased::Http2(slot) => Some(slot.connection.opened),
+            Leased::Http1(..) => None,
         }
     }
 
@@ -81,19 +91,17 @@ impl Lease {
     pub(in crate::upstream) fn retire(&mut self) {
         let is_new = |opened: Instant| opened.elapsed() < MIN_AGE;
         match &mut self.connection {
-            Leased::Http2(connection) if !is_new(connection.opened) => {
-                connection.retire();
-            }
+            Leased::Http2(slot) if !is_new(slot.connection.opened) => slot.connection.retire(),
             Leased::Http1(connection, _) if !is_new(connection.opened) => connection.retired = true,
-            Leased::Http2(_) | Leased::Http1(..) | Leased::Gone(_) => {}
+            Leased::Http2(_) | Leased::Http1(..) => {}
         }
     }
 
     /// Returns the extension of answers that come by this connection.
     pub(in crate::upstream) fn served_by(&self) -> ServedBy {
         let connection = match &self.connection {
-            Leased::Http2(connection) => Some(Arc::downgrade(connection)),
-            Leased::Http1(..) | Leased::Gone(_) => None,
+            Leased::Http2(slot) => Some(Arc::downgrade(&slot.connection)),
+            Leased::Http1(..) => None,
         };
         ServedBy {
             address: self.address().clone(),
@@ -109,7 +117,7 @@ impl Lease {
         by: AwaitedBy,
     ) -> Result<Response<Incoming>, NotSent> {
         match &mut self.connection {
-            Leased::Http2(connection) => {
+            Leased::Http2(Http2Slot { connection, .. }) => {
                 shape(&mut request, &connection.address, true).map_err(NotSent::Refused)?;
                 let sender = connection.sender.lock().clone();
                 let Some(mut sender) = sender else {
@@ -130,15 +138,13 @@ impl Lease {
                     .await
                     .map_err(NotSent::Failed)
             }
-            Leased::Gone(_) => unreachable!("a lease is given back only with the answer's end"),
         }
     }
 
     /// Returns the connection to the pool, after the whole answer.
-    pub(in crate::upstream) fn finish(&mut self) {
-        let gone = Leased::Gone(self.address().clone());
-        match std::mem::replace(&mut self.connection, gone) {
-            Leased::Http2(connection) => connection.give_back(),
+    pub(in crate::upstream) fn finish(self) {
+        match self.connection {
+            Leased::Http2(mut slot) => slot.is_answered = true,
             Leased::Http1(connection, _) if connection.retired => {}
             Leased::Http1(mut connection, idle) => {
                 // The driver needs a moment to see the end too, and the request's body may still be
@@ -150,24 +156,17 @@ impl Lease {
                     }
                 });
             }
-            Leased::Gone(_) => {}
         }
     }
 }
 
-impl Drop for Lease {
-    /// Ends a lease before the end of its answer.
-    ///
-    /// An HTTP/2 stream is free again, as dropping its answer resets it. An HTTP/1 connection in
-    /// the middle of an answer cannot be used again and closes.
+impl Drop for Http2Slot {
     fn drop(&mut self) {
-        if let Leased::Http2(connection) = &self.connection {
-            if connection.is_alone {
-                // The server may answer nothing any more. And h2 counts what still comes of the answer.
-                connection.retire();
-            }
-            connection.give_back();
+        if !self.is_answered && self.connection.is_alone {
+            // The server may answer nothing any more. And h2 counts what still comes of the answer.
+            self.connection.retire();
         }
+        self.connection.give_back();
     }
 }
 
