@@ -28,7 +28,7 @@ pub struct Shares(Arc<SharedResource>);
 
 struct SharedResource {
     limits: ShareLimits,
-    /// What each caller may hold in any case.
+    /// Amount that each caller may always hold.
     least: u64,
     table: Mutex<ShareTable>,
     held: Gauge,
@@ -37,7 +37,7 @@ struct SharedResource {
 #[derive(Default)]
 struct ShareTable {
     held: u64,
-    /// What callers hold beyond the most that each may take.
+    /// Sum of the amounts that exceed half of `limits.all`, over all callers.
     beyond: u64,
     /// The part of `held` that is only expected.
     expected: u64,
@@ -112,14 +112,11 @@ impl Shares {
             all,
             ..self.0.limits
         };
-        let mut table = self.0.table.lock();
-        if !table.fits(&caller, amount, limits, self.0.least) {
-            return None;
-        }
-        self.0
-            .change(&mut table, &caller, Part::default(), Part::held(amount));
-        drop(table);
-        Some(self.share(caller, amount))
+        let part = Part::held(amount);
+        let is_taken = self
+            .0
+            .exchange(&caller, Part::default(), part, Some(limits));
+        is_taken.then(|| self.share(caller, part))
     }
 
     /// Takes a part like [`Shares::take`], where one of so many parts of the resource is there now.
@@ -132,23 +129,39 @@ impl Shares {
 
     /// Takes a part for a caller whether its share allows that or not.
     pub fn take_in_any_case(&self, caller: CallerKey, amount: u64) -> Share {
-        let mut table = self.0.table.lock();
-        self.0
-            .change(&mut table, &caller, Part::default(), Part::held(amount));
-        drop(table);
-        self.share(caller, amount)
+        let part = Part::held(amount);
+        self.0.exchange(&caller, Part::default(), part, None);
+        self.share(caller, part)
     }
 
-    fn share(&self, caller: CallerKey, amount: u64) -> Share {
+    fn share(&self, caller: CallerKey, part: Part) -> Share {
         Share {
             shares: self.clone(),
             caller,
-            part: Part::held(amount),
+            part,
         }
     }
 }
 
 impl SharedResource {
+    /// Changes what a share holds. Returns `false` if that exceeds the bounds of `within`; nothing
+    /// changes then. Without bounds, it always changes.
+    fn exchange(
+        &self,
+        caller: &CallerKey,
+        before: Part,
+        now: Part,
+        within: Option<ShareLimits>,
+    ) -> bool {
+        let mut table = self.table.lock();
+        let more = now.amount.saturating_sub(before.amount);
+        if within.is_some_and(|limits| !table.fits(caller, more, limits, self.least)) {
+            return false;
+        }
+        self.change(&mut table, caller, before, now);
+        true
+    }
+
     /// Counts what a caller holds in place of what it held, of one share.
     fn change(&self, table: &mut ShareTable, caller: &CallerKey, before: Part, now: Part) {
         table.expected = (table.expected + now.expected).saturating_sub(before.expected);
@@ -230,29 +243,20 @@ impl Share {
     }
 
     fn resize_part(&mut self, part: Part) -> bool {
-        let shared = &self.shares.0;
-        let mut table = shared.table.lock();
-        let more = part.amount.saturating_sub(self.part.amount);
-        if more > 0 && !table.fits(&self.caller, more, shared.limits, shared.least) {
-            return false;
+        let resource = &self.shares.0;
+        let is_changed = resource.exchange(&self.caller, self.part, part, Some(resource.limits));
+        if is_changed {
+            self.part = part;
         }
-        shared.change(&mut table, &self.caller, self.part, part);
-        drop(table);
-        self.part = part;
-        true
+        is_changed
     }
 
-    /// Holds so much from now on, whether the caller's share allows it or not. Returns `true` if it
-    /// does. What is beyond counts, so that the caller gets no more.
-    pub fn force(&mut self, amount: u64) -> bool {
-        let shared = &self.shares.0;
-        let mut table = shared.table.lock();
-        let more = amount.saturating_sub(self.part.amount);
-        let fits = more == 0 || table.fits(&self.caller, more, shared.limits, shared.least);
-        shared.change(&mut table, &self.caller, self.part, Part::held(amount));
-        drop(table);
-        self.part = Part::held(amount);
-        fits
+    /// Holds so much from now on, whether the caller's share allows it or not. What is beyond counts,
+    /// so that the caller gets no more.
+    pub fn force(&mut self, amount: u64) {
+        let part = Part::held(amount);
+        self.shares.0.exchange(&self.caller, self.part, part, None);
+        self.part = part;
     }
 }
 
@@ -266,9 +270,9 @@ impl fmt::Debug for Shares {
 
 impl Drop for Share {
     fn drop(&mut self) {
-        let shared = &self.shares.0;
-        let mut table = shared.table.lock();
-        shared.change(&mut table, &self.caller, self.part, Part::default());
+        self.shares
+            .0
+            .exchange(&self.caller, self.part, Part::default(), None);
     }
 }
 
@@ -319,7 +323,7 @@ mod tests {
         let mut first = shares.take(user(1), 10).unwrap();
         assert!(!first.resize(95), "more than is left free");
         assert!(first.resize(40));
-        assert!(!first.force(95));
+        first.force(95);
         assert!(shares.take(user(1), 1).is_none());
         let others: Vec<_> = (2..4).filter_map(|n| shares.take(user(n), 20)).collect();
         assert_eq!(others.len(), 2, "others have their share");
