@@ -7,6 +7,8 @@ use std::task::Context;
 use tokio::runtime::Handle;
 use tokio::task::yield_now;
 
+pub use watershed_connect::blocking;
+
 /// Objects that a task looks at in one turn. With an expensive selector that takes a millisecond.
 pub const OBJECTS_PER_TURN: usize = 2048;
 /// The work of reducing an object to its metadata. Large ones take more ([`work_on`]).

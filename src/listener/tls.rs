@@ -21,6 +21,7 @@ use super::client_certificates::AnyCertificate;
 use super::self_signed;
 use super::tls_policy;
 use crate::log_throttle::LogThrottle;
+use crate::work::blocking;
 use watershed_connect::Validity;
 
 pub(crate) mod certificate_key;
@@ -108,6 +109,7 @@ struct SelfSignedSource {
 impl ServerTls {
     /// Loads or makes the certificate, and keeps it fresh from then on.
     pub async fn load(options: TlsOptions) -> Result<ServerTls, TlsError> {
+        // Reading files and parsing keys must not keep the threads that serve.
         let shared = blocking(move || {
             let source = CertificateSource::new(&options)?;
             let made = MadeOfFiles {
@@ -206,18 +208,6 @@ where
             }
         }
     });
-}
-
-/// Reads files and parses keys away from the threads that serve.
-pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
-    match tokio::task::spawn_blocking(work).await {
-        Ok(done) => done,
-        Err(error) => match error.try_into_panic() {
-            Ok(panic) => std::panic::resume_unwind(panic),
-            // The runtime ends, and this task with it.
-            Err(_) => std::future::pending().await,
-        },
-    }
 }
 
 // === impl CertificateSource ===

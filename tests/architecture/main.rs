@@ -40,6 +40,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "headers",
             "log_throttle",
             "metric",
+            "work",
         ],
     ),
     (
@@ -84,6 +85,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "log_throttle",
             "metric",
             "shared_calls",
+            "work",
         ],
     ),
     ("audit", &["access", "body", "log_throttle", "metric"]),

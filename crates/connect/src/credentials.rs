@@ -20,6 +20,7 @@ use rustls::sign::SingleCertAndKey;
 use tower::{BoxError, ServiceBuilder, ServiceExt, service_fn};
 
 use super::address::{Address, AddressError};
+use super::blocking::blocking;
 use super::error::{ConnectError, one_line};
 use super::options::ConnectOptions;
 use super::validity::Validity;
@@ -570,17 +571,6 @@ fn validity(config: &ClientConfig) -> Option<Validity> {
         .supported_schemes();
     let key = config.client_auth_cert_resolver.resolve(&[], &schemes)?;
     Validity::of(key.cert.first()?)
-}
-
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
-    match tokio::task::spawn_blocking(work).await {
-        Ok(result) => result,
-        Err(error) => match error.try_into_panic() {
-            Ok(panic) => std::panic::resume_unwind(panic),
-            // The runtime ends, and this task with it.
-            Err(_) => std::future::pending().await,
-        },
-    }
 }
 
 #[cfg(test)]

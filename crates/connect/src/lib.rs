@@ -7,6 +7,7 @@
 
 mod address;
 mod api_server;
+mod blocking;
 mod credentials;
 mod dial;
 mod error;
@@ -15,6 +16,7 @@ mod validity;
 
 pub use address::{Address, AddressError};
 pub use api_server::ApiServer;
+pub use blocking::blocking;
 pub use credentials::{Credentials, CredentialsError, Fingerprint, TlsIdentity};
 pub use dial::{CONNECT_TIMEOUT, Dialed, DialedStream, Dialer};
 pub use error::{ConnectError, one_line};

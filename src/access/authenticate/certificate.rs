@@ -23,6 +23,7 @@ use x509_parser::time::ASN1Time;
 use crate::access::identity::Identity;
 use crate::access::token_attribute::CREDENTIAL_ID;
 use crate::listener::tls::{self, Reloaded, TlsError, certificate_key};
+use crate::work::blocking;
 
 /// Time after which a certificate is verified again.
 const VERIFIED_TTL: Duration = Duration::from_secs(10);
@@ -112,7 +113,7 @@ pub(in crate::access) struct Certificates(Arc<AuthorityFile>);
 impl Certificates {
     /// Reads the authorities, and reads them again whenever the file changes.
     pub(in crate::access) async fn load(path: PathBuf) -> Result<Self, TlsError> {
-        let authorities = Arc::new(tls::blocking(move || AuthorityFile::read(path)).await?);
+        let authorities = Arc::new(blocking(move || AuthorityFile::read(path)).await?);
         tls::look_regularly(&authorities, |authorities| async {
             Self(authorities).reload().await;
         });
@@ -127,7 +128,7 @@ impl Certificates {
     /// Reads the file again. A broken file is logged, and the old authorities are kept.
     pub(in crate::access) async fn reload(&self) {
         let file = Arc::clone(&self.0);
-        tls::blocking(move || file.take_over_changes()).await;
+        blocking(move || file.take_over_changes()).await;
     }
 
     /// Verifies a chain and returns the subject of its first certificate, whose key the client

@@ -1,11 +1,8 @@
 //! Prints whole states of a scope in protobuf, and states that another release prints anew.
-use std::future::pending;
 use std::iter;
-use std::panic::resume_unwind;
 use std::sync::Arc;
 
 use futures_util::{StreamExt as _, stream};
-use tokio::task::spawn_blocking;
 
 use super::check::CheckedPrint;
 use super::failures::FallbackReason;
@@ -17,7 +14,7 @@ use crate::store::{
     ObjectPeek, PackedRun, RunPacker, Snapshot, SnapshotBuilder, StoredObject, UnmadeObject,
 };
 use crate::upstream::{AnswerCompression, Change, ListedState};
-use crate::work::{REDUCED_OBJECT, WorkBudget};
+use crate::work::{REDUCED_OBJECT, WorkBudget, blocking};
 
 /// Objects that a thread prints before it takes others.
 const BATCH: usize = 256;
@@ -146,7 +143,7 @@ async fn print_batch(
     threads: &PrintingThreads,
 ) -> Result<PackedRun, FallbackReason> {
     let permit = threads.acquire().await;
-    let printing = spawn_blocking(move || {
+    blocking(move || {
         // Until the end, also if nobody waits for it any more.
         let _permit = permit;
         let (mut peek, mut text) = (ObjectPeek::default(), Vec::new());
@@ -157,13 +154,8 @@ async fn print_batch(
         packer.pack_unmade(batch.into_iter().map(print), |sources| {
             Box::new(PrintedItems::new(manner.clone(), sources))
         })
-    });
-    match printing.await {
-        Ok(printed) => printed,
-        Err(error) if error.is_panic() => resume_unwind(error.into_panic()),
-        // The runtime ends, and this task with it.
-        Err(_) => pending().await,
-    }
+    })
+    .await
 }
 
 #[cfg(test)]
