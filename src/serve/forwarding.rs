@@ -5,6 +5,7 @@ pub(super) mod orderly_end;
 mod slow_leaders;
 pub(super) mod slow_upload;
 pub(super) mod stored_response;
+mod stream_position;
 pub(super) mod takeover;
 
 use std::net::IpAddr;

@@ -2,7 +2,7 @@
 //! when memory can continue them, and when their upstream goes away.
 
 use std::pin::Pin;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -11,14 +11,13 @@ use http_body::Frame;
 use http_body_util::BodyExt;
 use tokio::time::Sleep;
 
+use super::stream_position::StreamPosition;
 use super::takeover::{FollowedWatch, Takeover};
 use crate::body::{Body, BoxError};
 use crate::drain;
 use crate::watcher::ContentCoding;
-use watershed_protocol::{Encoding, GzipReader};
+use watershed_protocol::Encoding;
 
-/// A stream that cannot be read, without data for this long, is between two events.
-const QUIET: Duration = Duration::from_millis(500);
 /// A watch that ends sooner than this and brought nothing has client-go list again.
 /// Source: `client-go/tools/cache/reflector.go` (handleAnyWatch, `VeryShortWatchError`).
 const VERY_SHORT: Duration = Duration::from_secs(1);
@@ -45,20 +44,14 @@ pub(in crate::serve) fn apply(
         .find(|encoding| media_type == Some(encoding.content_type(true).as_bytes()));
     match encoding {
         Some(encoding) if response.status() == StatusCode::OK => response.map(|body| {
-            let place = match coding {
-                Some(ContentCoding::Identity) => StreamPosition::new(encoding),
-                Some(ContentCoding::Gzip) => StreamPosition::gzip(encoding),
-                None => StreamPosition::Unseen { quiet: None },
-            };
-            let young = Some(Box::pin(tokio::time::sleep(VERY_SHORT)));
             let followed = takeover
                 .zip(coding)
                 .map(|(takeover, coding)| Box::new(takeover.follow(encoding, coding)));
             OrderlyEnd {
                 body,
-                draining: Some(draining.signal()),
-                place,
-                young,
+                draining: Until::new(draining.signal()),
+                place: StreamPosition::new(encoding, coding),
+                settled: Until::new(Box::pin(tokio::time::sleep(VERY_SHORT))),
                 is_resumable: !has_initial_events,
                 is_gone: false,
                 followed,
@@ -71,11 +64,11 @@ pub(in crate::serve) fn apply(
 
 struct OrderlyEnd {
     body: Body,
-    /// Gone once the drain has begun.
-    draining: Option<drain::DrainSignal>,
+    /// Passes when the drain begins.
+    draining: Until<drain::DrainSignal>,
     place: StreamPosition,
-    /// Runs until the watch has brought something, or has lasted.
-    young: Option<Pin<Box<Sleep>>>,
+    /// Passes once the watch has brought something, or has lasted.
+    settled: Until<Pin<Box<Sleep>>>,
     /// Its client can go on after the last event. Initial events are not in the order of versions,
     /// so that it would miss those that are still to come.
     is_resumable: bool,
@@ -85,163 +78,27 @@ struct OrderlyEnd {
     followed: Option<Box<FollowedWatch>>,
 }
 
-/// Position of the last byte in the stream of events.
-#[derive(Debug)]
-enum StreamPosition {
-    /// JSON: the last three bytes, which tell the end of an event.
-    Json { last: [u8; 3], head: EventHead },
-    /// Four bytes of length, then as many bytes: the known part of the length, and what is missing.
-    Lengths {
-        prefix: Vec<u8>,
-        missing: usize,
-        head: EventHead,
-    },
-    /// Compressed with gzip. Upstream ends a member with each event or batch of events.
-    Gzip {
-        members: GzipReader,
-        unpacked: Box<StreamPosition>,
-    },
-    /// Compressed in another way. A quiet stream is between two events. It counts as quiet once the
-    /// timer has run out.
-    Unseen { quiet: Option<Pin<Box<Sleep>>> },
-}
+/// A moment that passes once, at the latest when the future completes.
+struct Until<F>(Option<F>);
 
-/// The first bytes of an event, which tell if it is a bookmark.
-#[derive(Debug, Default)]
-struct EventHead {
-    bytes: [u8; 24],
-    length: usize,
-}
-
-impl EventHead {
-    /// The beginnings of a bookmark: in JSON, in indented JSON, and in protobuf.
-    const OF_BOOKMARKS: [&[u8]; 3] = [
-        br#"{"type":"BOOKMARK""#,
-        b"{\n  \"type\": \"BOOKMARK\"",
-        b"\x0a\x08BOOKMARK",
-    ];
-
-    /// Takes the next bytes of the event. Returns `true` if it is a bookmark.
-    fn push(&mut self, data: &[u8]) -> bool {
-        let free = &mut self.bytes[self.length..];
-        let taken = free.len().min(data.len());
-        free[..taken].copy_from_slice(&data[..taken]);
-        self.length += taken;
-        let head = &self.bytes[..self.length];
-        Self::OF_BOOKMARKS
-            .iter()
-            .any(|bookmark| head.starts_with(bookmark))
-    }
-}
-
-impl StreamPosition {
-    fn new(encoding: Encoding) -> Self {
-        match encoding {
-            Encoding::Json => Self::Json {
-                last: *b"}}\n",
-                head: EventHead::default(),
-            },
-            Encoding::Protobuf => Self::Lengths {
-                prefix: Vec::new(),
-                missing: 0,
-                head: EventHead::default(),
-            },
-        }
+impl<F: Future + Unpin> Until<F> {
+    fn new(future: F) -> Self {
+        Self(Some(future))
     }
 
-    fn gzip(encoding: Encoding) -> Self {
-        Self::Gzip {
-            members: GzipReader::default(),
-            unpacked: Box::new(Self::new(encoding)),
+    /// Returns `true` once the moment has passed. Before, the task is woken when it passes.
+    fn has_passed(&mut self, context: &mut Context<'_>) -> bool {
+        if let Some(future) = &mut self.0
+            && Pin::new(future).poll(context).is_ready()
+        {
+            self.0 = None;
         }
+        self.0.is_none()
     }
 
-    fn is_between(&self) -> bool {
-        match self {
-            // Compact events are lines, in which the object or the type comes last. Pretty ones have
-            // lines, too, but only the last line of an event is a brace without indentation.
-            Self::Json { last, .. } => matches!(last, b"}}\n" | b"\"}\n" | b"\n}\n"),
-            Self::Lengths {
-                prefix, missing, ..
-            } => prefix.is_empty() && *missing == 0,
-            Self::Gzip { members, unpacked } => members.is_between() && unpacked.is_between(),
-            Self::Unseen { .. } => false,
-        }
-    }
-
-    /// Ready once nothing has come for a while.
-    fn poll_quiet(&mut self, context: &mut Context<'_>) -> Poll<()> {
-        match self {
-            Self::Unseen { quiet } => quiet
-                .get_or_insert_with(|| Box::pin(tokio::time::sleep(QUIET)))
-                .as_mut()
-                .poll(context),
-            _ => Poll::Pending,
-        }
-    }
-
-    /// Moves on. Returns `true` if a bookmark is among the events.
-    fn pass(&mut self, mut data: &[u8]) -> bool {
-        let mut has_bookmark = false;
-        match self {
-            Self::Unseen { quiet } => *quiet = None,
-            Self::Json { .. } => {
-                while !data.is_empty() {
-                    let line = data.iter().position(|byte| *byte == b'\n');
-                    let (passed, rest) = data.split_at(line.map_or(data.len(), |end| end + 1));
-                    data = rest;
-                    has_bookmark |= self.pass_line(passed);
-                }
-            }
-            Self::Lengths {
-                prefix,
-                missing,
-                head,
-            } => {
-                while !data.is_empty() {
-                    let wanted = if *missing > 0 {
-                        *missing
-                    } else {
-                        4 - prefix.len()
-                    };
-                    let (passed, rest) = data.split_at(wanted.min(data.len()));
-                    data = rest;
-                    if *missing > 0 {
-                        has_bookmark |= head.push(passed);
-                        *missing -= passed.len();
-                        continue;
-                    }
-                    prefix.extend_from_slice(passed);
-                    if let Ok(length) = <[u8; 4]>::try_from(prefix.as_slice()) {
-                        *missing = u32::from_be_bytes(length) as usize;
-                        prefix.clear();
-                        *head = EventHead::default();
-                    }
-                }
-            }
-            Self::Gzip { members, unpacked } => {
-                let read = members.read(data, |piece| has_bookmark |= unpacked.pass(&piece));
-                if read.is_err() {
-                    *self = Self::Unseen { quiet: None };
-                }
-            }
-        }
-        has_bookmark
-    }
-
-    /// Moves on by a line of JSON or a part of one. Returns `true` if its event is a bookmark.
-    fn pass_line(&mut self, line: &[u8]) -> bool {
-        let is_first = self.is_between();
-        let Self::Json { last, head } = self else {
-            return false;
-        };
-        if is_first {
-            *head = EventHead::default();
-        }
-        for byte in &line[line.len().saturating_sub(3)..] {
-            *last = [last[1], last[2], *byte];
-        }
-        head.push(line)
+    /// Lets the moment pass now.
+    fn pass(&mut self) {
+        self.0 = None;
     }
 }
 
@@ -254,49 +111,28 @@ impl http_body::Body for OrderlyEnd {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let this = self.get_mut();
-        if this
-            .draining
-            .as_mut()
-            .is_some_and(|draining| Pin::new(draining).poll(context).is_ready())
-        {
-            this.draining = None;
-        }
-        if this
-            .young
-            .as_mut()
-            .is_some_and(|young| young.as_mut().poll(context).is_ready())
-        {
-            this.young = None;
-        }
+        let is_draining = this.draining.has_passed(context);
+        let is_settled = this.settled.has_passed(context);
         if this.is_gone {
-            return if this.young.is_some() {
-                Poll::Pending
-            } else {
-                Poll::Ready(None)
-            };
+            return end_if(is_settled);
         }
-        if this.draining.is_none() && this.young.is_none() && this.place.is_between() {
+        if is_draining && is_settled && this.place.is_between() {
             return Poll::Ready(None);
         }
-        if this.young.is_none()
-            && this
-                .followed
-                .as_mut()
-                .is_some_and(|followed| followed.poll_possible(context).is_ready())
+        if is_settled
+            && let Some(followed) = &mut this.followed
+            && followed.poll_possible(context).is_ready()
         {
             return Poll::Ready(None);
         }
         let Poll::Ready(frame) = Pin::new(&mut this.body).poll_frame(context) else {
-            if this.draining.is_none() && this.young.is_none() {
-                ready!(this.place.poll_quiet(context));
-                return Poll::Ready(None);
-            }
-            return Poll::Pending;
+            let is_quiet = is_draining && is_settled && this.place.poll_quiet(context).is_ready();
+            return end_if(is_quiet);
         };
         if let Some(Ok(frame)) = &frame
             && let Some(data) = frame.data_ref()
         {
-            this.young = None;
+            this.settled.pass();
             // The first bookmark comes after all initial events.
             this.is_resumable |= this.place.pass(data);
             if let Some(followed) = &mut this.followed {
@@ -313,12 +149,18 @@ impl http_body::Body for OrderlyEnd {
         {
             tracing::debug!(%error, "a forwarded watch ends, as its upstream is gone");
             this.is_gone = true;
-            if this.young.is_some() {
-                return Poll::Pending;
-            }
-            return Poll::Ready(None);
+            return end_if(is_settled);
         }
         Poll::Ready(frame)
+    }
+}
+
+/// Ends a body in order, or leaves it waiting.
+fn end_if<T>(is_due: bool) -> Poll<Option<T>> {
+    if is_due {
+        Poll::Ready(None)
+    } else {
+        Poll::Pending
     }
 }
 
@@ -338,47 +180,6 @@ mod tests {
     use watershed_protocol::gzip_member;
 
     use super::*;
-
-    #[test]
-    fn the_ends_of_events_are_found() {
-        let mut lines = StreamPosition::new(Encoding::Json);
-        for (data, between) in [
-            (&b""[..], true),
-            (b"{{}}\n", true),
-            (b"{", false),
-            (b"", false),
-            (b"{}}\n{{}}\n", true),
-            (b"{{}", false),
-            (b"}", false),
-            (b"\n", true),
-            (b"{\n  \"object\": {\n", false),
-            (b"    \"spec\": {}\n", false),
-            (b"    \"name\": \"a\"\n", false),
-            (b"  }\n", false),
-            (b"}\n", true),
-        ] {
-            lines.pass(data);
-            assert_eq!(lines.is_between(), between, "{data:?}");
-        }
-        let stream = [
-            &[0, 0, 0, 3][..],
-            b"abc",
-            &[0, 0, 0, 0],
-            &[0, 0, 1, 0],
-            &[7; 256],
-        ]
-        .concat();
-        let ends = [0, 7, 11, stream.len()];
-        for size in 1..9 {
-            let mut lengths = StreamPosition::new(Encoding::Protobuf);
-            let mut at = 0;
-            for data in stream.chunks(size) {
-                at += data.len();
-                lengths.pass(data);
-                assert_eq!(lengths.is_between(), ends.contains(&at), "{at}");
-            }
-        }
-    }
 
     /// Returns a response in JSON whose body has these frames.
     fn of_frames<const N: usize>(frames: [Result<Frame<Bytes>, BoxError>; N]) -> Response<Body> {
@@ -497,24 +298,6 @@ mod tests {
             body.frame().await.unwrap().unwrap();
             let end = body.frame().await;
             assert_eq!(end.is_none(), is_whole, "{} bytes", data.len());
-        }
-    }
-
-    #[test]
-    fn bookmarks_are_found_wherever_they_begin() {
-        let json =
-            "{\"type\":\"ADDED\",\"object\":{\"data\":\"{\\\"type\\\":\\\"BOOKMARK\\\"\"}}\n";
-        let bookmark = "{\"type\":\"BOOKMARK\",\"object\":{}}\n";
-        let pretty = "{\n  \"type\": \"BOOKMARK\",\n  \"object\": {}\n}\n";
-        for size in 1..40 {
-            let found = |text: &str| {
-                let mut place = StreamPosition::new(Encoding::Json);
-                let mut chunks = text.as_bytes().chunks(size);
-                chunks.any(|chunk| place.pass(chunk))
-            };
-            assert!(!found(json));
-            assert!(found(&format!("{json}{bookmark}")), "by {size}");
-            assert!(found(&format!("{json}{pretty}")), "by {size}");
         }
     }
 
