@@ -15,7 +15,7 @@ use super::pool::{MAX_CONNECTIONS, Pool, PoolLimits, SendOptions};
 use super::server::Upstream;
 use super::traffic::RequestPurpose;
 use super::tunnel::Tunnels;
-use super::upgrade;
+use super::upgrade::UpgradeForwarder;
 use super::user_headers::UserHeaders;
 use crate::body::{self, Body, BodyEnd};
 use crate::fairness::Share;
@@ -68,8 +68,7 @@ struct ForwarderShared {
     unknown: Pool,
     /// Connections that show the proxy's certificate, if it has one.
     as_proxy: Pool,
-    dialer: Arc<Dialer>,
-    tunnels: Tunnels,
+    upgrades: UpgradeForwarder,
 }
 
 impl Forwarder {
@@ -89,15 +88,17 @@ impl Forwarder {
             (TlsIdentity::ProxyCertificate, PoolLimits::default()),
         ]
         .map(|(identity, limits)| Pool::limited(upstream, identity, &dialer, limits));
-        let upstream = upstream.clone();
         Forwarder {
             shared: Arc::new(ForwarderShared {
-                upstream,
+                upstream: upstream.clone(),
                 known,
                 unknown,
                 as_proxy,
-                dialer,
-                tunnels: Tunnels::default(),
+                upgrades: UpgradeForwarder {
+                    upstream: upstream.clone(),
+                    dialer,
+                    tunnels: Tunnels::default(),
+                },
             }),
             user_headers: Arc::default(),
         }
@@ -147,23 +148,8 @@ impl Forwarder {
         mut request: Request<Body>,
         options: ForwardOptions,
     ) -> Result<Response<Body>, UpstreamError> {
-        if request.method() == Method::CONNECT {
-            return Err(UpstreamError::Refused {
-                reason: "API servers have no CONNECT: use Upgrade over HTTP/1.1".to_owned(),
-            });
-        }
-        let path = request.uri().path();
-        if has_dot_segments(path)
-            && self
-                .shared
-                .upstream
-                .addresses()
-                .iter()
-                .any(Address::has_base)
-        {
-            return Err(UpstreamError::Refused {
-                reason: format!("{path:?} has dot segments, which could lead out of the base path"),
-            });
+        if let Some(refusal) = self.refusal(&request) {
+            return Err(refusal);
         }
         // Only HTTP/1.1 has upgrades. HTTP/2's extended CONNECT is not offered in our settings.
         let protocol = match request.version() {
@@ -183,16 +169,8 @@ impl Forwarder {
         chain.mark_forwarded(request.headers_mut());
         if let Some(protocol) = protocol {
             // Boxed: few requests need the memory of a handshake.
-            return Box::pin(upgrade::forward(
-                &self.shared.upstream,
-                &self.shared.dialer,
-                &self.shared.tunnels,
-                shown,
-                share,
-                request,
-                protocol,
-            ))
-            .await;
+            let upgrades = &self.shared.upgrades;
+            return Box::pin(upgrades.forward(shown, share, request, protocol)).await;
         }
         // hyper's extensions belong to the client's connection.
         request.extensions_mut().clear();
@@ -208,6 +186,23 @@ impl Forwarder {
         // Boxed: the requests that are answered from memory need no room for it.
         let response = pool.send(class, request, options).boxed().await?;
         Ok(held_by(to_client(response), share))
+    }
+
+    /// Returns why a request must not be forwarded, if so.
+    fn refusal(&self, request: &Request<Body>) -> Option<UpstreamError> {
+        if request.method() == Method::CONNECT {
+            return Some(UpstreamError::Refused {
+                reason: "API servers have no CONNECT: use Upgrade over HTTP/1.1".to_owned(),
+            });
+        }
+        let path = request.uri().path();
+        let has_base = || {
+            let addresses = self.shared.upstream.addresses();
+            addresses.iter().any(Address::has_base)
+        };
+        (has_dot_segments(path) && has_base()).then(|| UpstreamError::Refused {
+            reason: format!("{path:?} has dot segments, which could lead out of the base path"),
+        })
     }
 
     /// Puts credentials into a request's headers. Returns the identity its connection must have.
@@ -279,17 +274,17 @@ impl Forwarder {
     /// A drain does not end them, as their protocols cannot be ended from outside. The caller sets
     /// the deadline.
     pub async fn tunnels_ended(&self) {
-        self.shared.tunnels.ended().await;
+        self.shared.upgrades.tunnels.ended().await;
     }
 
     /// Ends all tunnels.
     pub fn cut_tunnels(&self) {
-        self.shared.tunnels.cut();
+        self.shared.upgrades.tunnels.cut();
     }
 
     /// Returns the number of open tunnels.
     pub fn tunnels(&self) -> usize {
-        self.shared.tunnels.len()
+        self.shared.upgrades.tunnels.len()
     }
 }
 
