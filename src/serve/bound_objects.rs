@@ -5,7 +5,7 @@ use crate::access::BoundObjects;
 use crate::catalog::Catalog;
 use crate::scope::{Scope, ScopeKey, ScopePhase, Scopes};
 use watershed_protocol::{
-    Encoding, GroupVersionResource, Representation, Selection, read_identity,
+    Encoding, GroupVersionResource, Representation, Selection, object_key, read_identity,
 };
 
 /// Objects in open scopes.
@@ -59,10 +59,7 @@ impl BoundObjects for CachedObjects {
         uid: &str,
     ) -> Option<bool> {
         let gvr = GroupVersionResource::new("", "v1", resource);
-        let key = namespace.map_or_else(
-            || name.to_owned(),
-            |namespace| format!("{namespace}/{name}"),
-        );
+        let key = object_key(namespace, name);
         if let Some(scope) = self.scope(&gvr) {
             return Some(lives(&scope, &key, uid).unwrap_or(false));
         }

@@ -10,7 +10,7 @@ use crate::work::{PRINTED_OBJECT, REDUCED_OBJECT, work_on};
 use watershed_protocol::{
     BookmarkFormat, EventKind, FieldSelector, FieldTable, ItemBytes, LabelSelector, Malformed,
     ObjectAttributes, PartialFormat, ResourceVersion, ShardSelector, TableForm, TableRequest,
-    WireFormat,
+    WireFormat, object_key,
 };
 
 /// Namespace and selectors of a read. An object must match all of them.
@@ -135,7 +135,7 @@ impl ViewFilter {
         let equal = |position: Option<usize>| Some((position?, self.equal_to(position?)?));
         let name = equal(table.position("metadata.name"));
         if let (Some(namespace), Some((_, name))) = (&self.namespace, name) {
-            return Interest::Key(format!("{namespace}/{name}").into());
+            return Interest::Key(object_key(Some(namespace), name).into());
         }
         if let Some((position, value)) = equal(table.indexed()).or(name) {
             return Interest::Field(position, value.into());

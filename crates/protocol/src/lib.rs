@@ -13,6 +13,7 @@
 //! | `list_options`, `continue_token`, `version` | the state a read asks for: [`ListOptions`] |
 //! | `label_selector`, `field_selector`, `selection` | the selected objects: [`Selection`] |
 //! | `shard_selector` | the objects whose hash is in a range: [`ShardSelector`] |
+//! | `object_key` | keys of objects: [`object_key()`] |
 //! | `fields`, `attributes` | the values that selectors need of an object: [`FieldTable`] |
 //! | `media`, `gzip`, `gunzip` | content negotiation and compression: [`acceptable`], [`deflate`] |
 //! | `indent` | JSON for people: [`JsonIndenter`] |
@@ -50,6 +51,7 @@ mod indent;
 mod label_selector;
 mod list_options;
 mod media;
+mod object_key;
 mod request_info;
 mod resource;
 mod selection;
@@ -79,6 +81,7 @@ pub use list_options::{
 pub use media::{
     AcceptClause, Encoding, Representation, acceptable, acceptable_ignoring, wants_pretty,
 };
+pub use object_key::{is_key_part, object_key};
 pub use request_info::{RequestInfo, ResourceRequest, Verb};
 pub use resource::{GroupVersionResource, is_built_in_group};
 pub use selection::Selection;

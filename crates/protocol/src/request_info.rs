@@ -5,7 +5,7 @@
 use http::Method;
 
 use super::list_options::QueryParameters;
-use super::{FieldSelector, GroupVersionResource};
+use super::{FieldSelector, GroupVersionResource, is_key_part};
 
 /// Subresources that are conversations of a client with a container or a server.
 const SESSIONS: [&str; 4] = ["attach", "exec", "portforward", PROXY];
@@ -246,8 +246,7 @@ fn required_name(parameters: &QueryParameters<'_>) -> Option<String> {
     }
     let selector = FieldSelector::parse(text).ok()?;
     let name = selector.required_value("metadata.name")?;
-    let possible = !matches!(name, "" | "." | "..") && !name.contains(['/', '%']);
-    possible.then(|| name.to_owned())
+    is_key_part(name).then(|| name.to_owned())
 }
 
 /// Returns `true` for lower-case letters, digits, hyphens and dots.

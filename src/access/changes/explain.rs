@@ -5,7 +5,7 @@
 use k8s_openapi::api::rbac::v1::PolicyRule;
 use parking_lot::RwLock;
 use serde::Deserialize;
-use watershed_protocol::ItemBytes;
+use watershed_protocol::{ItemBytes, object_key};
 
 use super::rbac::{RbacKind, RbacObject};
 use super::rules;
@@ -83,7 +83,7 @@ impl<'a> NamedBinding<'a> {
         let binding = match self {
             Self::Cluster { name } => get(RbacKind::ClusterRoleBindings, name),
             Self::Namespaced { namespace, name } => (request.namespace() == Some(namespace))
-                .then(|| get(RbacKind::RoleBindings, &format!("{namespace}/{name}")))
+                .then(|| get(RbacKind::RoleBindings, &object_key(Some(namespace), name)))
                 .flatten(),
         };
         let Some(binding) = binding else {
@@ -95,7 +95,7 @@ impl<'a> NamedBinding<'a> {
         };
         let role = match role.kind.as_str() {
             "Role" if !namespace.is_empty() => {
-                get(RbacKind::Roles, &format!("{namespace}/{}", role.name))
+                get(RbacKind::Roles, &object_key(Some(namespace), &role.name))
             }
             "ClusterRole" => get(RbacKind::ClusterRoles, &role.name),
             _ => None,

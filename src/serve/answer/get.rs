@@ -3,7 +3,7 @@ use std::sync::Arc;
 
 use http::{HeaderMap, StatusCode};
 use jiff::Timestamp;
-use watershed_protocol::Status;
+use watershed_protocol::{Status, object_key};
 
 use super::indented::indented;
 use super::response::{Answer, from_memory};
@@ -24,10 +24,7 @@ pub(in crate::serve) fn answer(
     budget: &MemoryBudget,
 ) -> Result<Answer, ForwardReason> {
     let opened = &fresh.opened;
-    let key = match &read.namespace {
-        Some(namespace) => format!("{namespace}/{name}"),
-        None => name.to_owned(),
-    };
+    let key = object_key(read.namespace.as_deref(), name);
     let snapshot = opened.scope.reader.snapshot();
     if snapshot.version() < fresh.min_version {
         return Err(ForwardReason::VersionAhead);

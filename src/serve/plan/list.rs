@@ -1,5 +1,5 @@
 //! The plan of a list.
-use watershed_protocol::{Freshness, InvalidOptions, ListOptions, ListStart};
+use watershed_protocol::{Freshness, InvalidOptions, ListOptions, ListStart, is_key_part};
 
 use super::context::ReadContext;
 use super::parameters::ReadParameters;
@@ -74,9 +74,8 @@ fn page_limit(options: &ListOptions, is_from_etcd: bool) -> Option<usize> {
 /// Returns `true` if upstream reads a single key for the selectors: they require a name that an
 /// object can have, in a namespace that the path names.
 fn is_one_key(context: &ReadContext<'_>, selected: &Selected) -> bool {
-    let is_name = |name: &str| !matches!(name, "" | "." | "..") && !name.contains(['/', '%']);
     let fields = selected.fields.as_ref();
     let name = fields.and_then(|fields| fields.required_value("metadata.name"));
     let has_namespace = context.namespace.is_some() || !context.resource.namespaced;
-    name.is_some_and(is_name) && has_namespace && !selected.requires("metadata.namespace")
+    name.is_some_and(is_key_part) && has_namespace && !selected.requires("metadata.namespace")
 }
