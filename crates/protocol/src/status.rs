@@ -159,26 +159,6 @@ impl Status {
         Self::new(410, "Expired", message)
     }
 
-    /// 504: the cache has not reached the version asked for in time.
-    pub fn too_large_version(requested: ResourceVersion, current: ResourceVersion) -> Self {
-        let cause = StatusCause {
-            reason: "ResourceVersionTooLarge".to_owned(),
-            message: "Too large resource version".to_owned(),
-            ..StatusCause::default()
-        };
-        let details = StatusDetails {
-            causes: vec![cause],
-            retry_after_seconds: 1,
-            ..StatusDetails::default()
-        };
-        let message =
-            format!("Timeout: Too large resource version: {requested}, current: {current}");
-        Self {
-            details: Some(details),
-            ..Self::new(504, "Timeout", message)
-        }
-    }
-
     /// 404: there is no object of this name.
     pub fn not_found(gvr: &GroupVersionResource, name: &str) -> Self {
         let details = StatusDetails {

@@ -101,6 +101,25 @@ fn writes_410() {
     assert_eq!(json(&status), format!("{expected}\n"));
 }
 
+/// Returns a failure that has all details.
+fn too_large_version() -> Status {
+    let cause = StatusCause {
+        reason: "ResourceVersionTooLarge".to_owned(),
+        message: "Too large resource version".to_owned(),
+        ..StatusCause::default()
+    };
+    let details = StatusDetails {
+        causes: vec![cause],
+        retry_after_seconds: 1,
+        ..StatusDetails::default()
+    };
+    let message = "Timeout: Too large resource version: 99999, current: 233";
+    Status {
+        details: Some(details),
+        ..Status::new(504, "Timeout", message)
+    }
+}
+
 #[test]
 fn writes_504() {
     let expected = concat!(
@@ -109,7 +128,7 @@ fn writes_504() {
         r#""reason":"Timeout","details":{"causes":[{"reason":"ResourceVersionTooLarge","#,
         r#""message":"Too large resource version"}],"retryAfterSeconds":1},"code":504}"#,
     );
-    let status = Status::too_large_version(ResourceVersion(99999), ResourceVersion(233));
+    let status = too_large_version();
     assert_eq!(json(&status), format!("{expected}\n"));
     assert_eq!(status.retry_after(), Some(1));
 }
@@ -147,7 +166,7 @@ fn writes_protobuf() {
          6f6c64207265736f757263652076657273696f6e3a2035202832383729\
          220745787069726564309a031a002200",
     );
-    let too_large = Status::too_large_version(ResourceVersion(99999), ResourceVersion(233));
+    let too_large = too_large_version();
     assert_eq!(
         hex(&too_large),
         "6b3873000a0c0a0276311206537461747573129c010a060a0012001a0012074661696c7572651a3854\
