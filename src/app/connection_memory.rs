@@ -1,9 +1,9 @@
 //! The connections that fit into the memory budget.
 use crate::listener::ConnectionLimits;
 
-/// The part of the budget that connections may fill, one of so many, unless an operator chose their
-/// number. Strangers who only stay connected would have everything given up that is cached.
-const PARTS: usize = 4;
+/// Divisor: connections may fill a quarter of the budget, unless an operator chose their number.
+/// Strangers who only stay connected would have everything given up that is cached.
+const BUDGET_DIVISOR: usize = 4;
 /// Connections that are allowed with any budget.
 const LEAST: usize = 256;
 
@@ -26,7 +26,7 @@ pub(super) fn fit(limits: &mut ConnectionLimits) {
 
 /// Returns how many connections fit into a budget of so many bytes.
 fn fitting(bytes: usize) -> usize {
-    (bytes / PARTS / ConnectionLimits::CONNECTION_BYTES).max(LEAST)
+    (bytes / BUDGET_DIVISOR / ConnectionLimits::CONNECTION_BYTES).max(LEAST)
 }
 
 #[cfg(test)]

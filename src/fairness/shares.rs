@@ -119,11 +119,11 @@ impl Shares {
         is_taken.then(|| self.share(caller, part))
     }
 
-    /// Takes a part like [`Shares::take`], where one of so many parts of the resource is there now.
-    pub fn take_part(&self, caller: CallerKey, amount: u64, parts: u64) -> Option<Share> {
+    /// Takes a part like [`Shares::take`], where only a `divisor`th of the resource is there now.
+    pub fn take_part(&self, caller: CallerKey, amount: u64, divisor: u64) -> Option<Share> {
         let all = self.0.limits.all;
         // Zero stands for no bound.
-        let part = if all > 0 { (all / parts).max(1) } else { 0 };
+        let part = if all > 0 { (all / divisor).max(1) } else { 0 };
         self.take_of(caller, amount, part)
     }
 

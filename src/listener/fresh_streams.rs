@@ -12,11 +12,11 @@ use http::Request;
 use crate::budget::MemoryBudget;
 use crate::headers::head_memory;
 
-/// The part of the memory budget that those of strangers may take: one of so many. Those of known
-/// clients may take twice as much, the first ones of each connection three times, and the first ones of
-/// known clients' connections four times. So who sends many keeps nobody waiting who sends few, also on
-/// a new connection, and strangers keep no known client waiting.
-const PARTS: usize = 16;
+/// Divisor: those of strangers may take a sixteenth of the memory budget. Those of known clients may
+/// take twice as much, the first ones of each connection three times, and the first ones of known
+/// clients' connections four times. So who sends many keeps nobody waiting who sends few, also on a new
+/// connection, and strangers keep no known client waiting.
+const BUDGET_DIVISOR: usize = 16;
 const KNOWN: usize = 2;
 const FIRST: usize = 3;
 const FIRST_OF_KNOWN: usize = 4;
@@ -46,7 +46,9 @@ pub(super) struct FreshStreams {
 impl FreshStreams {
     /// Returns a count whose limit follows from this budget.
     pub(super) fn within(budget: &MemoryBudget) -> Arc<Self> {
-        let share = budget.limit().map_or(MAX_BYTES, |limit| limit / PARTS);
+        let share = budget
+            .limit()
+            .map_or(MAX_BYTES, |limit| limit / BUDGET_DIVISOR);
         Arc::new(Self {
             bytes: AtomicUsize::new(0),
             limit: share.min(MAX_BYTES),

@@ -7,9 +7,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::budget::MemoryBudget;
 
-/// The part of the memory budget that they may take: one of so many. What was read is in memory
-/// about twice.
-const PARTS: usize = 32;
+/// Divisor: they may take a 32nd of the memory budget. What was read is in memory about twice.
+const BUDGET_DIVISOR: usize = 32;
 /// Bytes that they may take without a budget, and at most.
 const MAX_BYTES: usize = 32 << 20;
 /// Bytes of each head that do not count: nearly all heads are shorter.
@@ -32,7 +31,9 @@ pub(super) struct UnfinishedHead {
 impl UnfinishedHeads {
     /// Returns a count whose limit follows from this budget.
     pub(super) fn within(budget: &MemoryBudget) -> Arc<Self> {
-        let share = budget.limit().map_or(MAX_BYTES, |limit| limit / PARTS);
+        let share = budget
+            .limit()
+            .map_or(MAX_BYTES, |limit| limit / BUDGET_DIVISOR);
         Arc::new(Self {
             bytes: AtomicUsize::new(0),
             limit: share.min(MAX_BYTES),

@@ -9,14 +9,15 @@ use crate::budget::{DoesNotFit, SizeSource};
 
 /// First and longest pause before another attempt. It doubles with each one that fails.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(5), Duration::from_mins(5));
-/// Longest pause where a scope needs no more than this part of the free memory, one of so many. It was
-/// not this one that took the memory before.
+/// Longest pause where a scope needs no more than an eighth of the free memory. It was not this one that
+/// took the memory before.
 const LONGEST_WITH_PLENTY: Duration = Duration::from_secs(30);
-const PLENTY: usize = 8;
+/// Divisor of the free memory in that case.
+const PLENTY_DIVISOR: usize = 8;
 /// Time after which a scope is loaded in spite of its estimate: the first objects of a type may be much larger
 /// than the others.
 const ESTIMATE_DOUBTED: Duration = Duration::from_secs(30);
-/// An estimate of more than so many times the free memory is believed.
+/// Factor: an estimate of more than eight times the free memory is believed.
 const DOUBTFUL: usize = 8;
 /// Upper bound of scopes that are remembered. Clients make selections up.
 const MAX_REMEMBERED: usize = 1024;
@@ -73,7 +74,7 @@ impl UnfitScopes {
             return true;
         };
         let passed = now.saturating_duration_since(scope.since);
-        let has_plenty = scope.needed <= free / PLENTY;
+        let has_plenty = scope.needed <= free / PLENTY_DIVISOR;
         let pause = if has_plenty {
             scope.pause.min(LONGEST_WITH_PLENTY)
         } else {

@@ -8,9 +8,9 @@ const SMALL: usize = 4 << 10;
 const STEP: usize = 16 << 10;
 /// The most bytes that a list keeps.
 pub(in crate::serve) const MAX_KEPT: usize = 256 << 10;
-/// Lists keep something only while requests and answers take less than one of so many parts of the
-/// memory that there is for them.
-const KEPT_PART: u64 = 4;
+/// Divisor: lists keep something only while requests and answers take less than a quarter of the memory
+/// that there is for them.
+const KEPT_DIVISOR: u64 = 4;
 
 /// Counts the memory of one list for its caller, while it is put together and sent.
 ///
@@ -60,7 +60,7 @@ impl ListMemory {
                 return false;
             }
             let caller = self.caller.clone();
-            let Some(more) = self.shares.take_part(caller, STEP as u64, KEPT_PART) else {
+            let Some(more) = self.shares.take_part(caller, STEP as u64, KEPT_DIVISOR) else {
                 return false;
             };
             match &mut self.kept {

@@ -7,10 +7,10 @@ use crate::serve::metrics;
 use crate::serve::policy::UserLimits;
 use crate::serve::usage::WATCH_BYTES;
 
-/// The parts of the memory budget that all watches, and all their selectors, may take: one of so many.
-/// One user alone gets half of that.
-const WATCH_PARTS: usize = 4;
-const SELECTOR_PARTS: usize = 8;
+/// Divisors: all watches may take a quarter of the memory budget, and all their selectors an eighth. One
+/// user alone gets half of that.
+const WATCH_DIVISOR: usize = 4;
+const SELECTOR_DIVISOR: usize = 8;
 
 /// Copies of a selector that an open watch keeps: one selects, the other is reviewed again.
 const COPIES: u64 = 2;
@@ -33,8 +33,8 @@ impl WatchLimits {
     /// Returns the shares of watches within a budget.
     pub(in crate::serve) fn within(memory: &MemoryBudget, limits: UserLimits) -> Self {
         let budget = memory.limit().unwrap_or(WITHOUT_BUDGET);
-        let watches = (budget / WATCH_PARTS / WATCH_BYTES) as u64;
-        let selectors = (budget / SELECTOR_PARTS) as u64;
+        let watches = (budget / WATCH_DIVISOR / WATCH_BYTES) as u64;
+        let selectors = (budget / SELECTOR_DIVISOR) as u64;
         let shares = |exceeded: LimitExceeded, all, each| {
             Shares::new(
                 ShareLimits { all, each },

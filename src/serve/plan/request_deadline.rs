@@ -8,8 +8,8 @@ use watershed_protocol::request_timeout;
 use super::{ReadKind, ReadPlan};
 use crate::serve::source::ForwardReason;
 
-/// The part of the time that a read may wait here: one of so many. Upstream has the rest.
-const PARTS: u32 = 2;
+/// Divisor: a read may wait here for half of its time. Upstream has the rest.
+const WAIT_DIVISOR: u32 = 2;
 /// Longer than any read waits. Upstream's own limit is shorter.
 const MAX_WAIT: Duration = Duration::from_hours(1);
 
@@ -29,7 +29,7 @@ impl RequestDeadline {
             ReadKind::Watch(_) => None,
             ReadKind::Get { .. } | ReadKind::List(_) => request_timeout(query),
         };
-        let wait = timeout.map_or(MAX_WAIT, |timeout| timeout / PARTS);
+        let wait = timeout.map_or(MAX_WAIT, |timeout| timeout / WAIT_DIVISOR);
         Self(Instant::from_std(arrived) + wait.min(MAX_WAIT))
     }
 
