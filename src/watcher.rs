@@ -12,5 +12,5 @@ pub use chunk::{ContentCoding, MIN_SHARED_BYTES};
 pub use guard::{AccessGuard, AccessStatus};
 pub use options::{Bookmarks, EndMark, InitialState, WatchEnding, WatchObserver, WatchOptions};
 pub use view::{
-    ClientFrame, ClientView, DerivedView, IrreducibleObject, PartialView, TableView, ViewFilter,
+    ClientFrame, ClientView, Conversion, IrreducibleObject, PartialView, TableView, ViewFilter,
 };

@@ -128,8 +128,7 @@ impl ServiceParts {
         match &read.kind {
             ReadKind::Get { name } => Ok(answer::get(fresh, read, name, headers, budget)?),
             ReadKind::List(list) => {
-                let is_made = fresh.opened.partial().is_some() || fresh.opened.table.is_some();
-                let is_scan = is_made || read.is_scan(list);
+                let is_scan = fresh.opened.form.is_converted() || read.is_scan(list);
                 let _scan = is_scan
                     .then(|| self.read_limits.scan(reviewed.user()))
                     .transpose()?;

@@ -145,8 +145,8 @@ impl Rig {
             format: PartialFormat::of(&self.format, Encoding::Json),
             irreducible: Arc::clone(&self.irreducible),
         });
-        let derived = partial.map(DerivedView::Metadata).map(Box::new);
-        let view = ClientView { filter, derived };
+        let conversion = partial.map(Conversion::Metadata).map(Box::new);
+        let view = ClientView { filter, conversion };
         let (subscription, snapshot) = self
             .reader
             .subscribe(SubscriptionStart::Now, interest.clone());

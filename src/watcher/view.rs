@@ -172,16 +172,16 @@ impl ViewSelectors {
 pub struct ClientView {
     /// The objects the client asked for.
     pub filter: ViewFilter,
-    /// The form of what is made of the objects, if the client does not want them as they are.
-    pub derived: Option<Box<DerivedView>>,
+    /// The conversion of the objects, if the client does not want them as they are.
+    pub conversion: Option<Box<Conversion>>,
 }
 
-/// A view of something that is made of the objects.
+/// A conversion of objects to what the client wants of them.
 #[derive(Debug)]
-pub enum DerivedView {
-    /// Their metadata.
+pub enum Conversion {
+    /// To their metadata.
     Metadata(PartialView),
-    /// Tables of one row.
+    /// To Tables of one row.
     Table(TableView),
 }
 
@@ -245,77 +245,77 @@ pub enum ClientFrame {
 impl ClientView {
     /// Returns `true` if it shows all objects of a namespace, or of all, as they are.
     pub fn is_plain(&self) -> bool {
-        self.derived.is_none() && self.filter.is_plain()
+        self.conversion.is_none() && self.filter.is_plain()
     }
 
     /// Returns the form in which the client gets a Status.
     pub fn format<'a>(&'a self, whole: &'a WireFormat) -> &'a WireFormat {
-        match self.derived.as_deref() {
-            Some(DerivedView::Metadata(partial)) => partial.format.format(),
-            Some(DerivedView::Table(_)) | None => whole,
+        match self.conversion.as_deref() {
+            Some(Conversion::Metadata(partial)) => partial.format.format(),
+            Some(Conversion::Table(_)) | None => whole,
         }
     }
 
     /// Returns the record of objects that are not shown in this view.
     pub fn irreducible(&self) -> Option<&IrreducibleObject> {
-        Some(match self.derived.as_deref()? {
-            DerivedView::Metadata(partial) => &partial.irreducible,
-            DerivedView::Table(table) => &table.unprintable,
+        Some(match self.conversion.as_deref()? {
+            Conversion::Metadata(partial) => &partial.irreducible,
+            Conversion::Table(table) => &table.unprintable,
         })
     }
 
     /// Returns the work of framing an object.
     pub fn object_work(&self, object: &StoredObject) -> usize {
-        let least = match self.derived.as_deref() {
+        let least = match self.conversion.as_deref() {
             None => return 1,
-            Some(DerivedView::Metadata(_)) => REDUCED_OBJECT,
-            Some(DerivedView::Table(_)) => PRINTED_OBJECT,
+            Some(Conversion::Metadata(_)) => REDUCED_OBJECT,
+            Some(Conversion::Table(_)) => PRINTED_OBJECT,
         };
         work_on(object.bytes.len(), least)
     }
 
     /// Returns the work of looking at an event, of which most are another view's.
     pub fn event_work(&self, event: &WindowEvent) -> usize {
-        match self.derived.as_deref() {
-            Some(DerivedView::Table(_)) => work_on(event.object.bytes.len(), PRINTED_OBJECT),
-            Some(DerivedView::Metadata(_)) | None => 1,
+        match self.conversion.as_deref() {
+            Some(Conversion::Table(_)) => work_on(event.object.bytes.len(), PRINTED_OBJECT),
+            Some(Conversion::Metadata(_)) | None => 1,
         }
     }
 
     /// Notes that a frame was sent.
     pub fn note_sent(&mut self) {
-        if let Some(DerivedView::Table(table)) = self.derived.as_deref_mut() {
+        if let Some(Conversion::Table(table)) = self.conversion.as_deref_mut() {
             table.is_first = false;
         }
     }
 
     /// Returns the frame of a bookmark, if upstream's form of it is known.
     pub fn bookmark(&self, format: &BookmarkFormat, version: ResourceVersion) -> Option<Bytes> {
-        match self.derived.as_deref() {
+        match self.conversion.as_deref() {
             None => Some(format.plain(version)),
-            Some(DerivedView::Metadata(partial)) => {
+            Some(Conversion::Metadata(partial)) => {
                 Some(format.partial(&partial.format)?.plain(version))
             }
-            Some(DerivedView::Table(table)) => table.bookmark(format, (version, false)),
+            Some(Conversion::Table(table)) => table.bookmark(format, (version, false)),
         }
     }
 
     /// Returns the frame of the bookmark that ends the initial events, if upstream's form of it is
     /// known.
     pub fn end_mark(&self, format: &BookmarkFormat, version: ResourceVersion) -> Option<Bytes> {
-        match self.derived.as_deref() {
+        match self.conversion.as_deref() {
             None => format.initial_events_end(version),
-            Some(DerivedView::Metadata(partial)) => {
+            Some(Conversion::Metadata(partial)) => {
                 format.partial(&partial.format)?.initial_events_end(version)
             }
-            Some(DerivedView::Table(table)) => table.bookmark(format, (version, true)),
+            Some(Conversion::Table(table)) => table.bookmark(format, (version, true)),
         }
     }
 
     /// Returns the frame of an object of the initial state. `None` if it is the object's own.
     pub fn initial(&self, object: &StoredObject) -> Option<Result<Bytes, Malformed>> {
-        let derived = self.derived.as_deref()?;
-        Some(derived.framed(EventKind::Added, (&object.bytes.get(), object.version)))
+        let conversion = self.conversion.as_deref()?;
+        Some(conversion.framed(EventKind::Added, (&object.bytes.get(), object.version)))
     }
 
     fn framed(
@@ -324,9 +324,9 @@ impl ClientView {
         (object, version): (&ItemBytes, ResourceVersion),
         format: &WireFormat,
     ) -> Result<Bytes, Malformed> {
-        match self.derived.as_deref() {
+        match self.conversion.as_deref() {
             None => Ok(format.event(kind, object)),
-            Some(derived) => derived.framed(kind, (object, version)),
+            Some(conversion) => conversion.framed(kind, (object, version)),
         }
     }
 
@@ -349,7 +349,7 @@ impl ClientView {
             (true, true) => EventKind::Modified,
             (true, false) => EventKind::Deleted,
         };
-        if kind == event.kind && self.derived.is_none() {
+        if kind == event.kind && self.conversion.is_none() {
             return Ok(Some(ClientFrame::Shared));
         }
         let has_left = kind == EventKind::Deleted && event.kind != EventKind::Deleted;
@@ -366,7 +366,7 @@ impl ClientView {
     }
 }
 
-impl DerivedView {
+impl Conversion {
     fn framed(
         &self,
         kind: EventKind,

@@ -1,9 +1,10 @@
 //! One object by name.
 use std::sync::Arc;
 
+use bytes::Bytes;
 use http::{HeaderMap, StatusCode};
 use jiff::Timestamp;
-use watershed_protocol::{Status, object_key};
+use watershed_protocol::{Malformed, Status, object_key};
 
 use super::indented::indented;
 use super::response::{Answer, from_memory};
@@ -12,8 +13,10 @@ use crate::body::full;
 use crate::budget::MemoryBudget;
 use crate::serve::plan::ReadPlan;
 use crate::serve::reads::freshness::FreshScope;
+use crate::serve::reads::open::{AnswerForm, OpenedScope, OpenedTable};
 use crate::serve::reads::unfolding;
 use crate::serve::source::ForwardReason;
+use crate::store::StoredObject;
 
 /// Answers with the object, or with upstream's words that it does not exist.
 pub(in crate::serve) fn answer(
@@ -31,20 +34,7 @@ pub(in crate::serve) fn answer(
     }
     let warnings = &opened.ready.warnings;
     let response = if let Some(object) = snapshot.get(&key).map(Arc::clone) {
-        let bytes = unfolding::bytes(budget, &object);
-        let body = match (&opened.table, opened.partial()) {
-            (Some(table), _) => table
-                .form
-                .get_body(table.request, &bytes, object.version, Timestamp::now())
-                .map_err(|_| ForwardReason::Table)?,
-            (None, None) => opened.ready.format.get_body(&bytes),
-            (None, Some(partial)) => {
-                let metadata = partial
-                    .metadata(&bytes)
-                    .map_err(|_| ForwardReason::Representation)?;
-                partial.get_body(&metadata)
-            }
-        };
+        let body = body_of(opened, &object, budget).map_err(|_| opened.form.reason())?;
         let encoding = opened.representation.encoding;
         let body = if read.is_indented(encoding) {
             let length = body.len() as u64;
@@ -62,4 +52,20 @@ pub(in crate::serve) fn answer(
         status::status(&not_found, read.refusals, warnings)
     };
     Ok(Answer::new(fresh.source, gzip::apply(headers, response)))
+}
+
+/// Returns the object in the form of the answer.
+fn body_of(
+    opened: &OpenedScope,
+    object: &StoredObject,
+    budget: &MemoryBudget,
+) -> Result<Bytes, Malformed> {
+    let bytes = unfolding::bytes(budget, object);
+    match &opened.form {
+        AnswerForm::Whole => Ok(opened.ready.format.get_body(&bytes)),
+        AnswerForm::Metadata(partial) => Ok(partial.get_body(&partial.metadata(&bytes)?)),
+        AnswerForm::Table(OpenedTable { form, request }) => {
+            form.get_body(*request, &bytes, object.version, Timestamp::now())
+        }
+    }
 }

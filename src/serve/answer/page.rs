@@ -8,7 +8,7 @@ use super::selected_objects::SelectedObjects;
 use super::table_items::TableItems;
 use crate::serve::limits::list_memory::ListMemory;
 use crate::serve::plan::ListPlan;
-use crate::serve::reads::open::OpenedScope;
+use crate::serve::reads::open::{AnswerForm, OpenedScope};
 use crate::serve::source::ForwardReason;
 use crate::serve::unanswered::Unanswered;
 use crate::store::{Interest, MAX_UNDONE, ObjectRun, StateAt, StoredObject};
@@ -60,25 +60,25 @@ impl Page {
         };
         let format = Arc::clone(&opened.ready.format);
         let is_plain = list.filter.is_plain();
-        let is_whole = opened.partial().is_none() && opened.table.is_none();
-        let (items, last, has_more) = if is_plain && is_whole {
+        let (items, last, has_more) = if is_plain && !opened.form.is_converted() {
             let (runs, has_more) = scan.first_runs().await?;
             let last = runs.last().and_then(|run| run.objects().last()).cloned();
             (Items::Runs(format, runs), last, has_more)
         } else {
             let (objects, has_more) = scan.selected().await?;
             let last = objects.last().cloned();
-            let items = match (&opened.table, opened.partial()) {
-                (Some(table), _) => {
-                    let items =
-                        TableItems::new(table, objects, &mut scan.budget, scan.memory).await;
-                    Items::Table(items.map_err(|_| ForwardReason::Table)?)
-                }
-                (None, None) => Items::Objects(format, objects),
-                (None, Some(partial)) => {
+            let items = match &opened.form {
+                AnswerForm::Whole => Items::Objects(format, objects),
+                AnswerForm::Metadata(partial) => {
+                    let partial = partial.clone();
                     let items =
                         MetadataItems::new(partial, objects, &mut scan.budget, scan.memory).await;
-                    Items::Metadata(items.map_err(|_| ForwardReason::Representation)?)
+                    Items::Metadata(items.map_err(|_| opened.form.reason())?)
+                }
+                AnswerForm::Table(table) => {
+                    let items =
+                        TableItems::new(table, objects, &mut scan.budget, scan.memory).await;
+                    Items::Table(items.map_err(|_| opened.form.reason())?)
                 }
             };
             (items, last, has_more)

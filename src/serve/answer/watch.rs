@@ -17,11 +17,11 @@ use crate::scope::Unfolding;
 use crate::serve::metrics::{Labels, Meters};
 use crate::serve::plan::WatchPlan;
 use crate::serve::reads::freshness::FreshScope;
-use crate::serve::reads::open::OpenedScope;
+use crate::serve::reads::open::{AnswerForm, OpenedScope};
 use crate::serve::source::{AnswerSource, ForwardReason};
 use crate::store::{Snapshot, SubscriptionStart};
 use crate::watcher::{
-    ClientView, ContentCoding, DerivedView, EndMark, InitialState, PartialView, TableView,
+    ClientView, ContentCoding, Conversion, EndMark, InitialState, PartialView, TableView,
     WatchBody, WatchOptions,
 };
 
@@ -70,7 +70,7 @@ pub(in crate::serve) fn answer(
     let OpenedScope { scope, ready, .. } = &fresh.opened;
     let view = ClientView {
         filter: watch.filter.clone(),
-        derived: derived(&fresh.opened).map(Box::new),
+        conversion: conversion(&fresh.opened).map(Box::new),
     };
     check_start(&fresh.opened, watch)?;
     let (subscription, newest) = scope.reader.subscribe(
@@ -172,27 +172,25 @@ fn check_reducible(
     if irreducible.is_none_or(|irreducible| !irreducible.is_in(snapshot)) {
         return Ok(());
     }
-    Err(match opened.table {
-        Some(_) => ForwardReason::Table,
-        None => ForwardReason::Representation,
-    })
+    Err(opened.form.reason())
 }
 
-/// Returns the view of a client that does not want the objects as they are.
-fn derived(opened: &OpenedScope) -> Option<DerivedView> {
-    if let Some(table) = &opened.table {
-        return Some(DerivedView::Table(TableView {
+/// Returns the conversion for a client that does not want the objects as they are.
+fn conversion(opened: &OpenedScope) -> Option<Conversion> {
+    let forms = &opened.scope.forms;
+    match &opened.form {
+        AnswerForm::Whole => None,
+        AnswerForm::Metadata(format) => Some(Conversion::Metadata(PartialView {
+            format: format.clone(),
+            irreducible: Arc::clone(&forms.irreducible),
+        })),
+        AnswerForm::Table(table) => Some(Conversion::Table(TableView {
             form: Arc::clone(&table.form),
             request: table.request,
-            unprintable: Arc::clone(&opened.scope.forms.unprintable),
+            unprintable: Arc::clone(&forms.unprintable),
             is_first: true,
-        }));
+        })),
     }
-    let format = opened.partial()?;
-    Some(DerivedView::Metadata(PartialView {
-        format,
-        irreducible: Arc::clone(&opened.scope.forms.irreducible),
-    }))
 }
 
 fn respond(opened: &OpenedScope, coding: ContentCoding, body: Body) -> Response<Body> {

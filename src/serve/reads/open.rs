@@ -9,7 +9,7 @@ use crate::fairness::Share;
 use crate::scope::{
     NotAcquired, NotReady, ReadyScope, Scope, ScopeHandle, ScopeKey, ScopePhase, Scopes,
 };
-use crate::serve::plan::{ReadKind, ReadPlan};
+use crate::serve::plan::{ReadKind, ReadPlan, TablePlan};
 use crate::serve::policy::CachingPolicy;
 use crate::serve::policy::scope_choice::{Condition, OpenScope, ScopeChoice};
 use crate::serve::source::ForwardReason;
@@ -23,8 +23,16 @@ pub(in crate::serve) struct OpenedScope {
     pub(in crate::serve) ready: Arc<ReadyScope>,
     /// Representation of the answer.
     pub(in crate::serve) representation: Representation,
-    /// The Table that the answer is.
-    pub(in crate::serve) table: Option<OpenedTable>,
+    pub(in crate::serve) form: AnswerForm,
+}
+
+/// The form that objects have in an answer.
+pub(in crate::serve) enum AnswerForm {
+    /// The objects as the scope holds them.
+    Whole,
+    /// Their metadata, where the scope holds whole objects.
+    Metadata(PartialFormat),
+    Table(OpenedTable),
 }
 
 /// A Table, and how upstream prints it.
@@ -33,16 +41,53 @@ pub(in crate::serve) struct OpenedTable {
     pub(in crate::serve) request: TableRequest,
 }
 
-impl OpenedTable {
-    /// Learns how upstream prints the Table that the client wants, if it wants one.
-    async fn learn(
+impl AnswerForm {
+    /// Returns the form that the client wants. If that is a Table, learns how upstream prints it.
+    async fn of(
         scope: &ScopeHandle,
         ready: &ReadyScope,
         read: &ReadPlan,
-    ) -> Result<Option<Self>, ForwardReason> {
-        let Some(table) = &read.table else {
-            return Ok(None);
-        };
+        representation: Representation,
+    ) -> Result<Self, ForwardReason> {
+        let Representation {
+            encoding,
+            metadata_only,
+        } = representation;
+        if let Some(plan) = &read.table {
+            let table = OpenedTable::learn(scope, ready, plan, &read.kind).await?;
+            Ok(Self::Table(table))
+        } else if metadata_only && !scope.key.representation.metadata_only {
+            Ok(Self::Metadata(PartialFormat::of(&ready.format, encoding)))
+        } else {
+            Ok(Self::Whole)
+        }
+    }
+
+    /// Returns `true` if each object is converted for the answer.
+    pub(in crate::serve) fn is_converted(&self) -> bool {
+        match self {
+            Self::Whole => false,
+            Self::Metadata(_) | Self::Table(_) => true,
+        }
+    }
+
+    /// Returns the reason for which a read is forwarded if an object has no such form.
+    pub(in crate::serve) fn reason(&self) -> ForwardReason {
+        match self {
+            Self::Whole | Self::Metadata(_) => ForwardReason::Representation,
+            Self::Table(_) => ForwardReason::Table,
+        }
+    }
+}
+
+impl OpenedTable {
+    /// Learns how upstream prints a Table.
+    async fn learn(
+        scope: &ScopeHandle,
+        ready: &ReadyScope,
+        table: &TablePlan,
+        kind: &ReadKind,
+    ) -> Result<Self, ForwardReason> {
         let has_objects = !scope.reader.snapshot().is_empty();
         let form = scope
             .forms
@@ -50,26 +95,13 @@ impl OpenedTable {
             .form(&ready.format, &table.printer, has_objects);
         let form = form.await.ok_or(ForwardReason::Table)?;
         // A list or a get that comes upon the first object is forwarded. A watch would have to end.
-        if matches!(read.kind, ReadKind::Watch(_)) && !form.prints_rows() {
+        if matches!(kind, ReadKind::Watch(_)) && !form.prints_rows() {
             return Err(ForwardReason::Table);
         }
-        Ok(Some(Self {
+        Ok(Self {
             form,
             request: table.request,
-        }))
-    }
-}
-
-impl OpenedScope {
-    /// Returns how the objects are reduced, if the client asks for metadata and the scope holds
-    /// whole objects.
-    pub(in crate::serve) fn partial(&self) -> Option<PartialFormat> {
-        let Representation {
-            encoding,
-            metadata_only,
-        } = self.representation;
-        let reduced = metadata_only && !self.scope.key.representation.metadata_only;
-        reduced.then(|| PartialFormat::of(&self.ready.format, encoding))
+        })
     }
 }
 
@@ -103,13 +135,13 @@ pub(in crate::serve) async fn open(
             }
             match scope.wait_until_ready(scopes.config().sync_wait).await {
                 Ok(ready) => {
-                    let table = OpenedTable::learn(&scope, &ready, read).await?;
+                    let form = AnswerForm::of(&scope, &ready, read, representation).await?;
                     return Ok(OpenedScope {
                         scope,
                         is_complete,
                         ready,
                         representation,
-                        table,
+                        form,
                     });
                 }
                 Err(NotReady::Syncing) => return Err(ForwardReason::Syncing),

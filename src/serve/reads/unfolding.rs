@@ -19,16 +19,16 @@ pub(in crate::serve) fn begin(
     headers: &HeaderMap,
     coding: ContentCoding,
 ) -> Result<Option<Unfolding>, ForwardReason> {
-    let is_made = opened.partial().is_some() || opened.table.is_some();
+    let is_converted = opened.form.is_converted();
     let unfolds = match &read.kind {
         ReadKind::Get { .. } => false,
         ReadKind::List(list) => {
             let is_indented = read.is_indented(opened.representation.encoding);
             // Others are sent as they are held.
-            is_made || is_indented || read.is_scan(list) || !accepts_gzip(headers)
+            is_converted || is_indented || read.is_scan(list) || !accepts_gzip(headers)
         }
         ReadKind::Watch(watch) => {
-            let is_plain = !is_made && watch.filter.is_plain();
+            let is_plain = !is_converted && watch.filter.is_plain();
             unfolds_events(watch.start, coding, is_plain)
         }
     };
