@@ -77,7 +77,7 @@ async fn page_of(
     let reader = &fresh.opened.scope.reader;
     let namespace = read.namespace.as_deref();
     let page = Page::cut(state, &fresh.opened, namespace, list, &mut memory).await?;
-    if page.token.is_some()
+    if page.next.is_some()
         && state.version() > reader.event_version()
         && let Some(snapshot) = state.as_snapshot()
         && let Some(share) = page_state()

@@ -21,19 +21,26 @@ const RESTORED_OBJECT: usize = 32;
 /// The objects of one answer, as references. The body holds no bytes of its own but those it sends.
 pub(super) struct Page {
     pub(super) items: Items,
-    /// The token of the next page, if there is one.
-    pub(super) token: Option<String>,
-    /// Number of objects after this page, if it is known without looking at them.
+    /// The rest of the list, if there is any.
+    pub(super) next: Option<NextPage>,
+}
+
+/// The part of a list that follows a page.
+pub(super) struct NextPage {
+    /// The continue token.
+    token: String,
+    /// Number of objects that follow, if it is known without looking at them.
     remaining: Option<i64>,
 }
 
 impl Page {
     /// Returns what comes before and after the items.
     pub(super) fn parts(&self, state: &StateAt, list: &ListPlan) -> ListParts {
+        let next = self.next.as_ref();
         let metadata = ListMetadata {
             version: state.version(),
-            continue_token: self.token.as_deref(),
-            remaining: self.remaining,
+            continue_token: next.map(|next| next.token.as_str()),
+            remaining: next.and_then(|next| next.remaining),
             shard: list.filter.shard(),
         };
         self.items.list_parts(&metadata)
@@ -58,63 +65,12 @@ impl Page {
             memory,
             budget: WorkBudget::default(),
         };
-        let format = Arc::clone(&opened.ready.format);
-        let is_plain = list.filter.is_plain();
-        let (items, last, has_more) = if is_plain && !opened.form.is_converted() {
-            let (runs, has_more) = scan.first_runs().await?;
-            let last = runs.last().and_then(|run| run.objects().last()).cloned();
-            (Items::Runs(format, runs), last, has_more)
-        } else {
-            let (objects, has_more) = scan.selected().await?;
-            let last = objects.last().cloned();
-            let items = match &opened.form {
-                AnswerForm::Whole => Items::Objects(format, objects),
-                AnswerForm::Metadata(partial) => {
-                    let partial = partial.clone();
-                    let items =
-                        MetadataItems::new(partial, objects, &mut scan.budget, scan.memory).await;
-                    Items::Metadata(items.map_err(|_| opened.form.reason())?)
-                }
-                AnswerForm::Table(table) => {
-                    let items =
-                        TableItems::new(table, objects, &mut scan.budget, scan.memory).await;
-                    Items::Table(items.map_err(|_| opened.form.reason())?)
-                }
-            };
-            (items, last, has_more)
-        };
-        // Objects that follow may be unknown here, or be passed over by upstream.
-        let Selection { labels, fields, .. } = &*opened.scope.key.selection;
-        let is_part = !(labels.is_everything() && fields.is_everything());
-        let is_uncertain = if has_more {
-            list.is_first_of_present && scan.is_last_by_index(last.as_deref())
-        } else {
-            is_part && list.limit == Some(items.count())
-        };
-        if is_uncertain {
-            return Err(ForwardReason::Paging.into());
-        }
-        // The objects that follow may not match: the last page of a selection may be empty.
-        let last = last.filter(|_| has_more);
-        let last = last.as_ref().map(|last| scan.relative(last.key()));
-        let remaining = match last {
-            Some(last) if is_plain => Some(scan.count_behind(last, items.count()).await),
-            _ => None,
-        };
-        let token = last.map(|last| ContinueToken {
-            version: state.version(),
-            after: last.to_owned(),
-        });
+        let taken = scan.take(opened).await?;
+        scan.expect_certain(&taken, opened)?;
+        let next = scan.next_page(&taken).await;
         Ok(Self {
-            items,
-            token: token.map(|token| {
-                if list.is_from_etcd {
-                    token.encode_as_etcd()
-                } else {
-                    token.encode()
-                }
-            }),
-            remaining,
+            items: taken.items,
+            next,
         })
     }
 }
@@ -129,7 +85,90 @@ struct Scan<'a> {
     budget: WorkBudget,
 }
 
+/// The objects of a page, and what is behind them.
+struct TakenObjects {
+    items: Items,
+    last: Option<Arc<StoredObject>>,
+    /// Objects follow, matching or not.
+    has_more: bool,
+}
+
 impl Scan<'_> {
+    /// Takes the objects of the page, in the form of the answer.
+    async fn take(&mut self, opened: &OpenedScope) -> Result<TakenObjects, Unanswered> {
+        let format = Arc::clone(&opened.ready.format);
+        if self.list.filter.is_plain() && !opened.form.is_converted() {
+            let (runs, has_more) = self.first_runs().await?;
+            return Ok(TakenObjects {
+                last: runs.last().and_then(|run| run.objects().last()).cloned(),
+                items: Items::Runs(format, runs),
+                has_more,
+            });
+        }
+        let (objects, has_more) = self.selected().await?;
+        let last = objects.last().cloned();
+        let (budget, memory) = (&mut self.budget, &mut *self.memory);
+        let items = match &opened.form {
+            AnswerForm::Whole => Ok(Items::Objects(format, objects)),
+            AnswerForm::Metadata(partial) => {
+                let items = MetadataItems::new(partial.clone(), objects, budget, memory);
+                items.await.map(Items::Metadata)
+            }
+            AnswerForm::Table(table) => {
+                let items = TableItems::new(table, objects, budget, memory);
+                items.await.map(Items::Table)
+            }
+        };
+        Ok(TakenObjects {
+            items: items.map_err(|_| opened.form.reason())?,
+            last,
+            has_more,
+        })
+    }
+
+    /// Returns an error if objects that follow may be unknown here, or be passed over by upstream.
+    fn expect_certain(
+        &self,
+        taken: &TakenObjects,
+        opened: &OpenedScope,
+    ) -> Result<(), ForwardReason> {
+        let Selection { labels, fields, .. } = &*opened.scope.key.selection;
+        let is_part = !(labels.is_everything() && fields.is_everything());
+        let is_uncertain = if taken.has_more {
+            self.list.is_first_of_present && self.is_last_by_index(taken.last.as_deref())
+        } else {
+            is_part && self.list.limit == Some(taken.items.count())
+        };
+        if is_uncertain {
+            return Err(ForwardReason::Paging);
+        }
+        Ok(())
+    }
+
+    /// Returns the page that follows, if there is one. The objects on it may not match: the last
+    /// page of a selection may be empty.
+    async fn next_page(&mut self, taken: &TakenObjects) -> Option<NextPage> {
+        let last = taken.last.as_ref().filter(|_| taken.has_more)?;
+        let after = self.relative(last.key());
+        let remaining = if self.list.filter.is_plain() {
+            Some(self.count_behind(after, taken.items.count()).await)
+        } else {
+            None
+        };
+        let token = ContinueToken {
+            version: self.state.version(),
+            after: after.to_owned(),
+        };
+        Some(NextPage {
+            token: if self.list.is_from_etcd {
+                token.encode_as_etcd()
+            } else {
+                token.encode()
+            },
+            remaining,
+        })
+    }
+
     /// Returns the first objects, and whether others follow.
     async fn first_runs(&mut self) -> Result<(Vec<ObjectRun>, bool), Unanswered> {
         let (mut runs, mut left) = (Vec::new(), self.limit());
