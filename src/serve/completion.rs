@@ -7,9 +7,10 @@ use watershed_protocol::Verb;
 
 use super::answer::{self, Answer};
 use super::audit_id;
-use super::limits::memory::{AnswerOrigin, MayRefuse};
+use super::limits::exceeded::LimitExceeded;
+use super::limits::memory::{AnswerOrigin, AnsweredRequest};
 use super::limits::refusal_log;
-use super::limits::requests::{Admission, LimitExceeded};
+use super::limits::requests::Admission;
 use super::metrics::InFlight;
 use super::parts::ServiceParts;
 use super::source::{AnswerSource, ForwardReason};
@@ -90,6 +91,7 @@ impl Completion {
     /// Adds the headers of every response, counts it, and begins the records that end with its body.
     pub(super) fn complete(mut self, parts: &ServiceParts, made: MadeResponse) -> Response<Body> {
         let (made, held) = self.hold(parts, made);
+        let is_watch = self.is_watch(&made.response);
         let MadeResponse {
             source,
             mut response,
@@ -122,7 +124,6 @@ impl Completion {
         };
         let user = self.user.as_ref().map(|identity| identity.user.as_str());
         let agent = self.agent.as_ref().and_then(|agent| agent.to_str().ok());
-        let is_watch = self.verb == Verb::Watch && completed.status() == StatusCode::OK;
         let usage = &parts.usage;
         let meter = usage.answered(source, user, agent.unwrap_or_default(), is_watch, held);
         let extensions = completed.extensions_mut();
@@ -147,22 +148,9 @@ impl Completion {
         let Some(memory) = memory else {
             return (made, None);
         };
-        let is_forwarded = matches!(made.source, AnswerSource::Forward(_));
-        let is_watch = self.verb == Verb::Watch && made.response.status() == StatusCode::OK;
-        let origin = match is_forwarded {
-            true if is_watch || self.may_stay_open => AnswerOrigin::OpenUpstream,
-            true => AnswerOrigin::Upstream,
-            false if is_watch => AnswerOrigin::WatchHere,
-            false => AnswerOrigin::Here,
-        };
         let user = self.user.as_deref();
         let memories = &parts.request_memory;
-        let may_refuse = if is_forwarded && !self.is_safe {
-            MayRefuse::No
-        } else {
-            MayRefuse::Yes
-        };
-        match memories.hold(memory, user, origin, (&made.response, may_refuse)) {
+        match memories.hold(memory, user, self.answered_by(&made), &made.response) {
             Ok(held) => (made, held),
             Err(exceeded) => {
                 // Its address is not known any more.
@@ -173,5 +161,25 @@ impl Completion {
                 (MadeResponse::here(answer::over_the_limit(exceeded)), None)
             }
         }
+    }
+
+    /// Returns the facts by which a response counts.
+    fn answered_by(&self, made: &MadeResponse) -> AnsweredRequest {
+        let is_forwarded = matches!(made.source, AnswerSource::Forward(_));
+        let is_watch = self.is_watch(&made.response);
+        AnsweredRequest {
+            origin: match is_forwarded {
+                true if is_watch || self.may_stay_open => AnswerOrigin::OpenUpstream,
+                true => AnswerOrigin::Upstream,
+                false if is_watch => AnswerOrigin::WatchHere,
+                false => AnswerOrigin::Here,
+            },
+            may_refuse: !is_forwarded || self.is_safe,
+        }
+    }
+
+    /// Returns `true` if the response is the events of a watch.
+    fn is_watch(&self, response: &Response<Body>) -> bool {
+        self.verb == Verb::Watch && response.status() == StatusCode::OK
     }
 }

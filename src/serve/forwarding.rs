@@ -21,7 +21,6 @@ use super::completion::{Completion, MadeResponse};
 use super::exchange::Exchange;
 use super::from_memory::VERDICT_WAIT;
 use super::limits::forwards::ForwardPermit;
-use super::limits::requests::LimitExceeded;
 use super::limits::{refusal_log, unknown_callers};
 use super::parts::ServiceParts;
 use super::plan::request_deadline::RequestDeadline;
@@ -137,8 +136,7 @@ impl ServiceParts {
         let user = self.remembered(exchange).await;
         let capacity = self.forwarder.capacity();
         let limits = &self.forward_limits;
-        let share = limits.share_of_known(exchange, user.as_ref(), capacity);
-        let share = share.ok_or(LimitExceeded::Forwarded)?;
+        let share = limits.share_of_known(exchange, user.as_ref(), capacity)?;
         let identity = exchange.caller.forward_identity();
         let shared = slot.answer(exchange.headers(), identity, share);
         let Some(shared) = deadline.wait_for_others(shared).await else {

@@ -10,7 +10,8 @@ use watershed_protocol::{Status, Verb};
 
 use super::answer::{self, Answer, WatchContext};
 use super::exchange::Exchange;
-use super::limits::requests::{Admission, LimitExceeded};
+use super::limits::exceeded::LimitExceeded;
+use super::limits::requests::Admission;
 use super::parts::ServiceParts;
 use super::plan::document_request::DocumentRequest;
 use super::plan::request_deadline::RequestDeadline;

@@ -1,5 +1,7 @@
 //! Limits what each caller may take here and at upstream.
+pub(super) mod exceeded;
 pub(super) mod forwards;
+mod limit;
 pub(super) mod list_memory;
 pub(super) mod memory;
 pub(super) mod reads;

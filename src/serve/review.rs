@@ -5,7 +5,7 @@ use std::time::Duration;
 use watershed_protocol::Status;
 
 use super::exchange::Exchange;
-use super::limits::requests::LimitExceeded;
+use super::limits::exceeded::LimitExceeded;
 use super::plan::document_request::DocumentRequest;
 use super::plan::{CheckpointPlan, ReadPlan};
 use super::source::{AnswerSource, ForwardReason};

@@ -1,7 +1,7 @@
 //! Reasons why a request is not answered from memory.
 use watershed_protocol::Status;
 
-use super::limits::requests::LimitExceeded;
+use super::limits::exceeded::LimitExceeded;
 use super::source::{AnswerSource, ForwardReason};
 
 /// The reason why a request is not answered from memory.

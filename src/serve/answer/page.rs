@@ -290,9 +290,9 @@ mod tests {
     use super::*;
     use crate::budget::MemoryBudget;
     use crate::fairness::CallerKey;
+    use crate::serve::limits::exceeded::LimitExceeded;
     use crate::serve::limits::list_memory::MAX_KEPT;
     use crate::serve::limits::memory::RequestMemory;
-    use crate::serve::limits::requests::LimitExceeded;
     use crate::serve::unanswered::Refusal;
     use crate::store::{Layout, Snapshot};
     use crate::watcher::ViewFilter;

@@ -6,7 +6,7 @@ use super::response::{Answer, from_memory};
 use crate::body::{Body, full};
 use crate::headers;
 use crate::listener::LastOfConnection;
-use crate::serve::limits::requests::LimitExceeded;
+use crate::serve::limits::exceeded::LimitExceeded;
 use crate::serve::metrics;
 use crate::serve::plan::refusal_form::RefusalForm;
 use crate::serve::source::AnswerSource;

@@ -6,11 +6,11 @@ use std::time::Duration;
 use http::header;
 use watershed_protocol::Status;
 
-use super::requests::LimitExceeded;
+use super::exceeded::LimitExceeded;
+use super::limit::Limit;
 use crate::access::{Access, Authenticated, Identity};
-use crate::fairness::{CallerKey, FairQueue, QueueTurn, Share, ShareLimits, Shares};
+use crate::fairness::{CallerKey, FairQueue, QueueTurn, Share};
 use crate::serve::exchange::Exchange;
-use crate::serve::metrics;
 use crate::serve::policy::UserLimits;
 use crate::serve::unanswered::Refusal;
 use crate::upstream::Forwarder;
@@ -32,10 +32,10 @@ const UNKNOWN_TUNNELS: u64 = 64;
 
 /// Counts what is forwarded for each caller.
 pub(in crate::serve) struct ForwardLimits {
-    requests: Shares,
-    tunnels: Shares,
-    unknown_requests: Shares,
-    unknown_tunnels: Shares,
+    requests: Limit,
+    tunnels: Limit,
+    unknown_requests: Limit,
+    unknown_tunnels: Limit,
     unknown_turns: FairQueue,
 }
 
@@ -49,19 +49,13 @@ pub(in crate::serve) struct ForwardPermit {
 
 impl ForwardLimits {
     pub(in crate::serve) fn new(limits: UserLimits) -> Self {
-        let shares = |exceeded: LimitExceeded, all, each: u32| {
-            let each = u64::from(each);
-            Shares::new(
-                ShareLimits { all, each },
-                metrics::in_use(exceeded.as_str()),
-            )
-        };
+        let limit = |exceeded, all, each: u32| Limit::new(exceeded, all, each.into());
         let [all, each] = UNKNOWN_TURNS;
         Self {
-            requests: shares(LimitExceeded::Forwarded, ALL_REQUESTS, limits.forwarded),
-            tunnels: shares(LimitExceeded::Tunnels, ALL_TUNNELS, limits.tunnels),
-            unknown_requests: shares(LimitExceeded::UnknownForwarded, UNKNOWN_REQUESTS, 0),
-            unknown_tunnels: shares(LimitExceeded::UnknownTunnels, UNKNOWN_TUNNELS, 0),
+            requests: limit(LimitExceeded::Forwarded, ALL_REQUESTS, limits.forwarded),
+            tunnels: limit(LimitExceeded::Tunnels, ALL_TUNNELS, limits.tunnels),
+            unknown_requests: limit(LimitExceeded::UnknownForwarded, UNKNOWN_REQUESTS, 0),
+            unknown_tunnels: limit(LimitExceeded::UnknownTunnels, UNKNOWN_TUNNELS, 0),
             unknown_turns: FairQueue::new(all, each),
         }
     }
@@ -80,25 +74,23 @@ impl ForwardLimits {
             return self.admit_upgrade(access, exchange).await;
         }
         if exchange.is_known {
-            let share = self.share_of_known(exchange, user, capacity);
-            let share = share.ok_or(LimitExceeded::Forwarded)?;
+            let share = self.share_of_known(exchange, user, capacity)?;
             return Ok(ForwardPermit { share, turn: None });
         }
         let address = CallerKey::Address(exchange.address());
-        let share = self.unknown_requests.take(address.clone(), 1);
-        let share = share.ok_or(LimitExceeded::UnknownForwarded)?;
+        let share = self.unknown_requests.take(address.clone(), 1)?;
         let turn = self.unknown_turns.turn_within(address, UNKNOWN_WAIT).await;
-        let turn = Some(turn.ok_or(LimitExceeded::UnknownForwarded)?);
+        let turn = Some(turn.ok_or(self.unknown_requests.exceeded())?);
         Ok(ForwardPermit { share, turn })
     }
 
-    /// Takes a share for a request of a known caller; `None` if that has too many.
+    /// Takes a share for a request of a known caller.
     pub(in crate::serve) fn share_of_known(
         &self,
         exchange: &Exchange,
         user: Option<&Arc<Identity>>,
         capacity: u64,
-    ) -> Option<Share> {
+    ) -> Result<Share, LimitExceeded> {
         let address = CallerKey::Address(exchange.address());
         let caller = user.map_or(address, |user| CallerKey::user(&user.user));
         self.requests.take_of(caller, 1, ALL_REQUESTS.min(capacity))
@@ -138,15 +130,11 @@ impl ForwardLimits {
             }
         };
         let address = CallerKey::Address(address);
-        let (share, exceeded) = match user {
-            Some(user) => (self.tunnels.take(user, 1), LimitExceeded::Tunnels),
-            None if exchange.is_known => (self.tunnels.take(address, 1), LimitExceeded::Tunnels),
-            None => (
-                self.unknown_tunnels.take(address, 1),
-                LimitExceeded::UnknownTunnels,
-            ),
+        let share = match user {
+            Some(user) => self.tunnels.take(user, 1)?,
+            None if exchange.is_known => self.tunnels.take(address, 1)?,
+            None => self.unknown_tunnels.take(address, 1)?,
         };
-        let share = share.ok_or(exceeded)?;
         Ok(ForwardPermit { share, turn: None })
     }
 }

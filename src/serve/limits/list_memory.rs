@@ -1,5 +1,5 @@
 //! The memory that a list takes of its own, beside the objects to which it refers.
-use super::requests::LimitExceeded;
+use super::exceeded::LimitExceeded;
 use crate::fairness::{CallerKey, Share, Shares};
 
 /// Bytes that count as those of the request: most lists are small.

@@ -6,16 +6,16 @@ use hyper::body::Incoming;
 use watershed_protocol::Verb;
 
 use super::WITHOUT_BUDGET;
+use super::exceeded::LimitExceeded;
+use super::limit::Limit;
 use super::list_memory::ListMemory;
-use super::requests::LimitExceeded;
 use super::watches::retained_bytes;
 use crate::access::Identity;
 use crate::body::{Body, InMemory};
-use crate::budget::{MemoryBudget, MemoryClass};
-use crate::fairness::{CallerKey, Share, ShareLimits, Shares};
+use crate::budget::MemoryBudget;
+use crate::fairness::{CallerKey, Share};
 use crate::headers::{head_memory, target_bytes};
 use crate::serve::exchange::Exchange;
-use crate::serve::metrics;
 use crate::serve::plan::PlannedAction;
 use crate::serve::usage::HeldAnswer;
 
@@ -42,8 +42,8 @@ const SENT_COPIES: u64 = 4;
 
 /// Counts the memory that the requests of each caller take.
 pub(in crate::serve) struct RequestMemory {
-    known: Shares,
-    unknown: Shares,
+    known: Limit,
+    unknown: Limit,
 }
 
 /// The origin of an answer, by which it takes memory.
@@ -59,26 +59,22 @@ pub(in crate::serve) enum AnswerOrigin {
     OpenUpstream,
 }
 
-/// Whether an answer may be refused in favour of a 429: not if it tells what upstream has done.
+/// The facts about a request by which its answer counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::serve) enum MayRefuse {
-    Yes,
-    No,
+pub(in crate::serve) struct AnsweredRequest {
+    pub(in crate::serve) origin: AnswerOrigin,
+    /// The answer may be refused in favour of a 429. It may not if it tells what upstream has done.
+    pub(in crate::serve) may_refuse: bool,
 }
 
 impl RequestMemory {
     pub(in crate::serve) fn within(memory: &MemoryBudget) -> Self {
         let budget = memory.limit().unwrap_or(WITHOUT_BUDGET);
         let [known, unknown] = PARTS.map(|parts| (budget / parts) as u64);
-        let shares = |all: u64, least, exceeded: LimitExceeded| {
-            let held = metrics::in_use(exceeded.as_str());
-            let charge = memory.charge(MemoryClass::Answers, 0);
-            Shares::of_memory(ShareLimits { all, each: 0 }, least, held, charge)
-        };
         let least = LEAST.min(known / SMALL_PARTS);
         Self {
-            known: shares(known, least, LimitExceeded::Memory),
-            unknown: shares(unknown, 0, LimitExceeded::UnknownMemory),
+            known: Limit::of_memory(LimitExceeded::Memory, known, least, memory),
+            unknown: Limit::of_memory(LimitExceeded::UnknownMemory, unknown, 0, memory),
         }
     }
 
@@ -89,12 +85,12 @@ impl RequestMemory {
         exchange: &Exchange,
     ) -> Result<Share, LimitExceeded> {
         let address = CallerKey::Address(exchange.address());
-        let (shares, caller, exceeded) = match key_of(user) {
-            Some(user) => (&self.known, user, LimitExceeded::Memory),
-            None if exchange.is_known => (&self.known, address, LimitExceeded::Memory),
-            None => (&self.unknown, address, LimitExceeded::UnknownMemory),
+        let (limit, caller) = match key_of(user) {
+            Some(user) => (&self.known, user),
+            None if exchange.is_known => (&self.known, address),
+            None => (&self.unknown, address),
         };
-        shares.take(caller, waiting_bytes(exchange)).ok_or(exceeded)
+        limit.take(caller, waiting_bytes(exchange))
     }
 
     /// Counts what a list takes of its own, besides its answer, for the user who was reviewed.
@@ -106,7 +102,7 @@ impl RequestMemory {
 
     /// Counts what a list of a caller takes of its own.
     pub(in crate::serve) fn list_of(&self, caller: CallerKey) -> ListMemory {
-        ListMemory::new(self.known.clone(), caller)
+        ListMemory::new(self.known.shares().clone(), caller)
     }
 
     /// Counts the expected answer of a request that is about to be forwarded: when upstream has done
@@ -125,26 +121,29 @@ impl RequestMemory {
                 FORWARDED_BYTES.min(OBJECT_BYTES + sent)
             }
         };
-        let is_enough = share.expect(answer);
-        is_enough.then_some(()).ok_or_else(|| self.exceeded(share))
+        if share.expect(answer) {
+            Ok(())
+        } else {
+            Err(self.limit_of(share).exceeded())
+        }
     }
 
     /// Counts a request for a known caller, as upstream has accepted its caller: the answer may stay
     /// open for long.
     pub(in crate::serve) fn accepted(&self, share: &mut Share) {
-        if share.is_of(&self.unknown)
-            && let Some(known) = self.known.take(share.caller().clone(), share.amount())
+        if self.unknown.owns(share)
+            && let Ok(known) = self.known.take(share.caller().clone(), share.amount())
         {
             *share = known;
         }
     }
 
     /// Returns the limit that a share cannot grow beyond.
-    fn exceeded(&self, share: &Share) -> LimitExceeded {
-        if share.is_of(&self.unknown) {
-            LimitExceeded::UnknownMemory
+    fn limit_of(&self, share: &Share) -> &Limit {
+        if self.unknown.owns(share) {
+            &self.unknown
         } else {
-            LimitExceeded::Memory
+            &self.known
         }
     }
 
@@ -154,24 +153,24 @@ impl RequestMemory {
         &self,
         mut share: Share,
         user: Option<&Identity>,
-        origin: AnswerOrigin,
-        answer: (&Response<Body>, MayRefuse),
+        answered: AnsweredRequest,
+        answer: &Response<Body>,
     ) -> Result<Option<HeldAnswer>, LimitExceeded> {
-        let (answer, may_refuse) = answer;
+        let AnsweredRequest { origin, may_refuse } = answered;
         let Some(bytes) = origin.bytes(answer) else {
             return Ok(None);
         };
         if let Some(user) = key_of(user).filter(|user| user != share.caller()) {
             let named = self.known.take(user.clone(), bytes);
             share = match (named, may_refuse) {
-                (Some(share), _) => share,
-                (None, MayRefuse::Yes) => return Err(LimitExceeded::Memory),
-                (None, MayRefuse::No) => self.known.take_in_any_case(user, bytes),
+                (Ok(share), _) => share,
+                (Err(exceeded), true) => return Err(exceeded),
+                (Err(_), false) => self.known.shares().take_in_any_case(user, bytes),
             };
-        } else if may_refuse == MayRefuse::No {
+        } else if !may_refuse {
             share.force(bytes);
         } else if !share.resize(bytes) {
-            return Err(self.exceeded(&share));
+            return Err(self.limit_of(&share).exceeded());
         }
         Ok(Some(if origin == AnswerOrigin::OpenUpstream {
             HeldAnswer::open(share)
@@ -236,12 +235,12 @@ mod tests {
         let address = CallerKey::Address([192, 0, 2, 1].into());
         let take = || memory.unknown.take(address.clone(), 60 << 10);
         let mut first = take().unwrap();
-        assert!(take().is_none(), "one stranger has half of what all have");
+        assert!(take().is_err(), "one stranger has half of what all have");
         memory.accepted(&mut first);
-        assert!(first.is_of(&memory.known) && first.amount() == 60 << 10);
+        assert!(memory.known.owns(&first) && first.amount() == 60 << 10);
         let mut second = take().unwrap();
         memory.accepted(&mut second);
         let third = memory.known.take(address.clone(), 60 << 10);
-        assert!(third.is_none(), "it counts among known callers");
+        assert!(third.is_err(), "it counts among known callers");
     }
 }

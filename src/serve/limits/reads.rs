@@ -1,12 +1,13 @@
 //! The shares that callers have of what reads take here beyond their answers.
-use super::requests::LimitExceeded;
+use super::exceeded::LimitExceeded;
+use super::limit::Limit;
 use crate::fairness::{CallerKey, Share, ShareLimits, Shares};
 use crate::serve::metrics;
 use crate::serve::policy::UserLimits;
 
 /// Counts the scans of each user, the states kept for its pages, and the scopes opened for it.
 pub(in crate::serve) struct ReadLimits {
-    scans: Shares,
+    scans: Limit,
     pages: Shares,
     scopes: Shares,
 }
@@ -18,7 +19,7 @@ impl ReadLimits {
             Shares::new(ShareLimits { all: 0, each }, metrics::in_use(name))
         };
         Self {
-            scans: shares(LimitExceeded::Scans.as_str(), limits.scans),
+            scans: Limit::new(LimitExceeded::Scans, 0, limits.scans.into()),
             pages: shares("page-states", limits.page_states),
             scopes: shares("on-demand-scopes", limits.scopes),
         }
@@ -26,8 +27,7 @@ impl ReadLimits {
 
     /// Counts a list of a user that looks at objects one by one, until its answer is put together.
     pub(in crate::serve) fn scan(&self, user: &str) -> Result<Share, LimitExceeded> {
-        let scan = self.scans.take(CallerKey::user(user), 1);
-        scan.ok_or(LimitExceeded::Scans)
+        self.scans.take(CallerKey::user(user), 1)
     }
 
     /// Counts a state that is kept for the next page of a user. Without a share that page is

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use http::{HeaderMap, HeaderValue, header};
 
-use super::requests::LimitExceeded;
+use super::exceeded::LimitExceeded;
 use crate::access::Identity;
 use crate::log_throttle::LogThrottle;
 use crate::upstream::ChainError;

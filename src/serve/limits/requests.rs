@@ -8,6 +8,7 @@ use http::Response;
 use moka::sync::Cache;
 use parking_lot::Mutex;
 
+use super::exceeded::LimitExceeded;
 use crate::access::{Access, Authenticated, Caller, Credential, Identity, ReviewError};
 use crate::body::{Body, holding};
 use crate::fairness::Share;
@@ -24,41 +25,6 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 const REVIEW_PAUSE: Duration = Duration::from_secs(10);
 /// Limit of the tokens whose reviews failed.
 const MAX_UNDECIDED: u64 = 10_000;
-
-/// The limit that a request exceeds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::serve) enum LimitExceeded {
-    InFlight,
-    Rate,
-    /// The head of a request whose caller is unknown is too large.
-    HeaderBytes,
-    /// An unknown caller would make upstream receive far more than it sends.
-    Amplification,
-    /// Upstream refused too many tokens from the caller's address.
-    RefusedTokens,
-    /// Too many requests with unknown tokens wait for reviews.
-    UnknownReviews,
-    /// Too many requests of one user wait for reviews of impersonation.
-    ImpersonationReviews,
-    /// Forwarded requests of one caller.
-    Forwarded,
-    /// Sessions of exec, attach and port-forward of one caller.
-    Tunnels,
-    /// Forwarded requests of unknown callers from one address.
-    UnknownForwarded,
-    /// Upgrades of unknown callers from one address.
-    UnknownTunnels,
-    /// Open watches of one user.
-    Watches,
-    /// The selectors of one user's open watches.
-    SelectorBytes,
-    /// Lists of one user that look at objects one by one.
-    Scans,
-    /// The memory of one caller's requests, and of answers that it has not taken.
-    Memory,
-    /// The same of an unknown caller.
-    UnknownMemory,
-}
 
 /// Counts the requests of each caller.
 pub(in crate::serve) struct Limiter {
@@ -134,40 +100,6 @@ async fn token_user(
             access.authenticator.bearer(headers, address).await
         }
         Authenticated::Unknown | Authenticated::Refused => Ok(None),
-    }
-}
-
-impl LimitExceeded {
-    /// Returns the limit because of which a review was not sent; `None` if it failed otherwise.
-    pub(in crate::serve) fn of_review(error: &ReviewError) -> Option<Self> {
-        match error {
-            ReviewError::TooManyRefusals => Some(Self::RefusedTokens),
-            ReviewError::TooManyWaiting => Some(Self::UnknownReviews),
-            ReviewError::TooManyImpersonations => Some(Self::ImpersonationReviews),
-            _ => None,
-        }
-    }
-
-    /// Returns the metric label.
-    pub(in crate::serve) fn as_str(self) -> &'static str {
-        match self {
-            Self::InFlight => "in-flight",
-            Self::Rate => "rate",
-            Self::HeaderBytes => "header-bytes",
-            Self::Amplification => "amplification",
-            Self::RefusedTokens => "refused-tokens",
-            Self::UnknownReviews => "unknown-reviews",
-            Self::ImpersonationReviews => "impersonation-reviews",
-            Self::Forwarded => "forwarded-requests",
-            Self::Tunnels => "tunnels",
-            Self::UnknownForwarded => "unknown-forwarded-requests",
-            Self::UnknownTunnels => "unknown-tunnels",
-            Self::Watches => "watches",
-            Self::SelectorBytes => "selector-bytes",
-            Self::Scans => "scans",
-            Self::Memory => "request-memory",
-            Self::UnknownMemory => "unknown-request-memory",
-        }
     }
 }
 

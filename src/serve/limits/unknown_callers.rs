@@ -2,7 +2,7 @@
 use http::Request;
 use watershed_protocol::Status;
 
-use super::requests::LimitExceeded;
+use super::exceeded::LimitExceeded;
 use crate::access::{Access, Authenticated};
 use crate::headers::{field_bytes, target_bytes};
 use crate::serve::exchange::Exchange;

@@ -1,9 +1,9 @@
 //! The shares that callers have of open watches, and of the memory that their selectors take.
 use super::WITHOUT_BUDGET;
-use super::requests::LimitExceeded;
+use super::exceeded::LimitExceeded;
+use super::limit::Limit;
 use crate::budget::MemoryBudget;
-use crate::fairness::{CallerKey, Share, ShareLimits, Shares};
-use crate::serve::metrics;
+use crate::fairness::{CallerKey, Share};
 use crate::serve::policy::UserLimits;
 use crate::serve::usage::WATCH_BYTES;
 
@@ -19,8 +19,8 @@ const VALUE_BYTES: u64 = 64;
 
 /// Counts the open watches of each user, and the bytes of their selectors.
 pub(in crate::serve) struct WatchLimits {
-    watches: Shares,
-    selectors: Shares,
+    watches: Limit,
+    selectors: Limit,
 }
 
 /// The share of an open watch, until this is dropped.
@@ -35,15 +35,9 @@ impl WatchLimits {
         let budget = memory.limit().unwrap_or(WITHOUT_BUDGET);
         let watches = (budget / WATCH_DIVISOR / WATCH_BYTES) as u64;
         let selectors = (budget / SELECTOR_DIVISOR) as u64;
-        let shares = |exceeded: LimitExceeded, all, each| {
-            Shares::new(
-                ShareLimits { all, each },
-                metrics::in_use(exceeded.as_str()),
-            )
-        };
         Self {
-            watches: shares(LimitExceeded::Watches, watches, limits.watches.into()),
-            selectors: shares(
+            watches: Limit::new(LimitExceeded::Watches, watches, limits.watches.into()),
+            selectors: Limit::new(
                 LimitExceeded::SelectorBytes,
                 selectors,
                 limits.selector_bytes,
@@ -58,12 +52,9 @@ impl WatchLimits {
         query: Option<&str>,
     ) -> Result<WatchShare, LimitExceeded> {
         let caller = CallerKey::user(user);
-        let watch = self.watches.take(caller.clone(), 1);
-        let watch = watch.ok_or(LimitExceeded::Watches)?;
-        let selectors = self.selectors.take(caller, retained_bytes(query));
         Ok(WatchShare {
-            _watch: watch,
-            _selectors: selectors.ok_or(LimitExceeded::SelectorBytes)?,
+            _watch: self.watches.take(caller.clone(), 1)?,
+            _selectors: self.selectors.take(caller, retained_bytes(query))?,
         })
     }
 }
