@@ -197,7 +197,7 @@ impl ProxyService {
         mut request: Request<Incoming>,
         mut peer: Peer,
         client: IpAddr,
-    ) -> Exchange {
+    ) -> Exchange<'_> {
         let parts = &*self.parts;
         let hop = peer.address.ip();
         let caller = parts.access.caller(&request, &peer).await;
@@ -239,7 +239,8 @@ impl ProxyService {
             (from_memory, None)
         };
         // A review may have made the caller known.
-        let user = parts.identify(&mut exchange).await;
+        exchange.note_known();
+        let user = exchange.remembered().await;
         let mut completion = Completion {
             agent: exchange.headers().get(header::USER_AGENT).cloned(),
             proxy: from_proxy.then(|| (exchange.caller.clone(), exchange.credential)),

@@ -8,12 +8,13 @@ use hyper::body::Incoming;
 use super::metrics::Labels;
 use super::plan::RequestPlan;
 use super::plan::client_features::ClientFeatures;
-use crate::access::{Access, Caller, Credential, Identity};
+use crate::access::{Access, Authenticated, Caller, Credential, Identity, ReviewError};
 use crate::audit;
 use crate::listener::{Peer, client_network};
 
 /// A request, its caller, and the plan for its answer.
-pub(super) struct Exchange {
+pub(super) struct Exchange<'a> {
+    pub(super) access: &'a Access,
     pub(super) request: Request<Incoming>,
     pub(super) caller: Caller,
     pub(super) plan: RequestPlan,
@@ -27,9 +28,9 @@ pub(super) struct Exchange {
     pub(super) features: ClientFeatures,
 }
 
-impl Exchange {
+impl<'a> Exchange<'a> {
     pub(super) fn new(
-        access: &Access,
+        access: &'a Access,
         request: Request<Incoming>,
         caller: Caller,
         plan: RequestPlan,
@@ -39,6 +40,7 @@ impl Exchange {
         let credential = access.credential(&caller, request.headers());
         let is_known = access.is_known(&caller, credential.as_ref());
         Self {
+            access,
             request,
             caller,
             plan,
@@ -61,6 +63,37 @@ impl Exchange {
 
     pub(super) fn headers(&self) -> &HeaderMap {
         self.request.headers()
+    }
+
+    /// Identifies the caller.
+    pub(super) async fn identify(&self) -> Result<Authenticated, Arc<ReviewError>> {
+        let (headers, address) = (self.headers(), self.address());
+        self.access.identify(&self.caller, headers, address).await
+    }
+
+    /// Identifies the caller by its bearer token, whatever else the headers contain.
+    pub(super) async fn identify_bearer(&self) -> Result<Authenticated, Arc<ReviewError>> {
+        let (headers, address) = (self.headers(), self.address());
+        let identified = self.access.identify_bearer(&self.caller, headers, address);
+        identified.await
+    }
+
+    /// Returns the caller if it was reviewed for this answer or lately. Upstream is not asked for
+    /// the statistics.
+    pub(super) async fn remembered(&self) -> Option<Arc<Identity>> {
+        let credential = self.credential.as_ref();
+        let remembered = self
+            .access
+            .remembered(&self.caller, credential, self.headers());
+        remembered.await
+    }
+
+    /// Notes if upstream has accepted the caller by now.
+    pub(super) fn note_known(&mut self) {
+        if self.is_known || self.access.is_known(&self.caller, self.credential.as_ref()) {
+            self.is_known = true;
+            self.peer.connection.set_known();
+        }
     }
 
     /// Records the caller in the audit log, if it is known without asking upstream.

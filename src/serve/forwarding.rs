@@ -46,7 +46,7 @@ impl ServiceParts {
     /// forwards it.
     pub(super) async fn answer_otherwise(
         &self,
-        mut exchange: Exchange,
+        mut exchange: Exchange<'_>,
         completion: &mut Completion,
         unanswered: Unanswered,
     ) -> MadeResponse {
@@ -54,7 +54,8 @@ impl ServiceParts {
         let arrived = completion.started;
         let (coalesced, slot) = self.coalesce(&exchange, unanswered, arrived).await;
         if slot.is_some() {
-            completion.user = self.identify(&mut exchange).await;
+            exchange.note_known();
+            completion.user = exchange.remembered().await;
         }
         let refusals = exchange.plan.refusals;
         let address = exchange.address();
@@ -89,7 +90,7 @@ impl ServiceParts {
     /// may come at once. Returns the answer, and the slot of a read that is under way.
     async fn coalesce(
         &self,
-        exchange: &Exchange,
+        exchange: &Exchange<'_>,
         unanswered: Unanswered,
         arrived: Instant,
     ) -> (Result<Answer, Unanswered>, Option<CoalescerSlot<'_>>) {
@@ -126,14 +127,14 @@ impl ServiceParts {
     /// reason for which the caller may not have it.
     async fn answer_shared(
         &self,
-        exchange: &Exchange,
+        exchange: &Exchange<'_>,
         read: &ReadPlan,
         slot: &CoalescerSlot<'_>,
         deadline: RequestDeadline,
     ) -> Result<Option<Answer>, Unanswered> {
         let asked = Instant::now();
-        review::authorize_read(&self.access, exchange, read).await?;
-        let user = self.remembered(exchange).await;
+        review::authorize_read(exchange, read).await?;
+        let user = exchange.remembered().await;
         let capacity = self.forwarder.capacity();
         let limits = &self.forward_limits;
         let share = limits.share_of_known(exchange, user.as_ref(), capacity)?;
@@ -143,7 +144,7 @@ impl ServiceParts {
             return Ok(None);
         };
         if asked.elapsed() > VERDICT_WAIT {
-            review::authorize_read(&self.access, exchange, read).await?;
+            review::authorize_read(exchange, read).await?;
         }
         let answer = Answer::new(AnswerSource::Coalesced, shared.response());
         Ok(Some(answer))
@@ -152,24 +153,24 @@ impl ServiceParts {
     /// Admits a request that is to be forwarded.
     async fn admit_forward(
         &self,
-        exchange: &Exchange,
+        exchange: &Exchange<'_>,
         completion: &mut Completion,
     ) -> Result<ForwardPermit, Refusal> {
         if let Some(memory) = completion.memory() {
             let held = self.request_memory.forward(memory, exchange);
             held.inspect_err(|_| exchange.record_refused(completion.user.as_ref()))?;
         }
-        unknown_callers::admit_forward(&self.access, exchange).await?;
+        unknown_callers::admit_forward(exchange).await?;
         let capacity = self.forwarder.capacity();
         let (limits, user) = (&self.forward_limits, completion.user.as_ref());
-        let admitted = limits.admit(&self.access, exchange, user, capacity).await;
+        let admitted = limits.admit(exchange, user, capacity).await;
         admitted.inspect_err(|_| exchange.record_refused(user))
     }
 
     /// Forwards a request, and learns from the answer if upstream knows the caller.
     async fn forward(
         &self,
-        exchange: Exchange,
+        exchange: Exchange<'_>,
         reason: ForwardReason,
         permit: ForwardPermit,
         completion: &mut Completion,
@@ -297,7 +298,7 @@ struct ForwardedCaller {
 }
 
 impl ForwardedCaller {
-    fn of(exchange: &Exchange) -> Self {
+    fn of(exchange: &Exchange<'_>) -> Self {
         Self {
             caller: exchange.caller.clone(),
             credential: exchange.credential,

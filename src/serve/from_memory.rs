@@ -37,7 +37,7 @@ impl ServiceParts {
     /// Answers a request from memory, or returns why not.
     pub(super) async fn answer_from_memory(
         &self,
-        exchange: &mut Exchange,
+        exchange: &mut Exchange<'_>,
         admission: &Result<Admission, LimitExceeded>,
     ) -> Result<Answer, Unanswered> {
         if let Caller::Rejected(rejected) = &exchange.caller {
@@ -57,16 +57,16 @@ impl ServiceParts {
             PlannedAction::Forward(reason) => Err((*reason).into()),
             PlannedAction::Read(read) => match exchange.features.refusal(read) {
                 Some(status) => {
-                    review::authorize_read(&self.access, exchange, read).await?;
+                    review::authorize_read(exchange, read).await?;
                     Err(review::refuse_read(read, AnswerSource::ClientRule, status))
                 }
                 None => self.read(exchange, read).await,
             },
             PlannedAction::Document(document) => self.document(exchange, document).await,
             PlannedAction::Checkpoint(checkpoint) => {
-                let identity = review::identify_known(&self.access, exchange).await?;
+                let identity = review::identify_known(exchange).await?;
                 CheckpointAnswers::expect_held(&self.scopes, checkpoint)?;
-                review::authorize_checkpoint(&self.access, exchange, &identity, checkpoint).await?;
+                review::authorize_checkpoint(exchange, &identity, checkpoint).await?;
                 let user = identity.user.as_str();
                 let answer = self.checkpoints.answer(&self.scopes, user, checkpoint);
                 Ok(answer.await?)
@@ -80,7 +80,7 @@ impl ServiceParts {
     }
 
     /// Answers a read: authorizes it, opens its scope, waits until the scope is fresh.
-    async fn read(&self, exchange: &Exchange, read: &ReadPlan) -> Result<Answer, Unanswered> {
+    async fn read(&self, exchange: &Exchange<'_>, read: &ReadPlan) -> Result<Answer, Unanswered> {
         let query = exchange.request.uri().query();
         let deadline = RequestDeadline::of(read, query, Instant::now());
         let is_get = matches!(read.kind, ReadKind::Get { .. });
@@ -93,7 +93,7 @@ impl ServiceParts {
             (ReadOrigin::Request { number, arrived }, None)
         };
         let asked = Instant::now();
-        let reviewed = review::authorize_read(&self.access, exchange, read).await?;
+        let reviewed = review::authorize_read(exchange, read).await?;
         let share = || self.read_limits.scope(reviewed.user());
         let opened = open::open(&self.catalog, &self.policy, &self.scopes, read, share);
         let opened = deadline.wait(opened, ForwardReason::Syncing).await?;
@@ -101,7 +101,7 @@ impl ServiceParts {
         let fresh = freshness::wait_until_fresh(&self.fences, opened, read, origin);
         let fresh = deadline.wait(fresh, late).await?;
         let reviewed = if asked.elapsed() > VERDICT_WAIT {
-            review::authorize_read(&self.access, exchange, read).await?
+            review::authorize_read(exchange, read).await?
         } else {
             reviewed
         };
@@ -114,7 +114,7 @@ impl ServiceParts {
     /// Makes the answer of a fresh scope, within the limits of what answers may take.
     async fn answer_of(
         &self,
-        exchange: &Exchange,
+        exchange: &Exchange<'_>,
         read: &ReadPlan,
         fresh: &FreshScope,
         reviewed: ReviewedAccess,
@@ -181,19 +181,19 @@ impl ServiceParts {
     /// Answers a review of another proxy, if that may ask for it.
     async fn verdict(
         &self,
-        exchange: &mut Exchange,
+        exchange: &mut Exchange<'_>,
         asked: ReviewType,
         age: VerdictAge,
     ) -> Result<Answer, Unanswered> {
-        let proxy = review::identify_known(&self.access, exchange).await?;
-        review::authorize_review(&self.access, exchange, &proxy, asked).await?;
+        let proxy = review::identify_known(exchange).await?;
+        review::authorize_review(exchange, &proxy, asked).await?;
         let body = exchange.request.body_mut();
         let Some(_turn) = self.verdicts.turn(&proxy, body) else {
             return Err(ForwardReason::NotARead.into());
         };
         let review = verdict_answers::read(asked, body).await?;
         let decided = self.access.answer_proxy(review, &proxy, age).await;
-        let verdict = decided.map_err(|error| review::undecided(&self.access, &error))?;
+        let verdict = decided.map_err(|error| review::undecided(exchange, &error))?;
         let response = answer::verdict(VERDICT_MEDIA_TYPE, verdict);
         Ok(Answer::new(AnswerSource::Verdict, response))
     }
@@ -201,10 +201,10 @@ impl ServiceParts {
     /// Answers a request for a discovery, OpenAPI or version document.
     async fn document(
         &self,
-        exchange: &Exchange,
+        exchange: &Exchange<'_>,
         document: &DocumentRequest,
     ) -> Result<Answer, Unanswered> {
-        review::authorize_document(&self.access, exchange, document).await?;
+        review::authorize_document(exchange, document).await?;
         match self.documents.answer(document).await {
             Ok(response) => Ok(Answer::new(AnswerSource::Document, response)),
             Err(error) => {

@@ -23,7 +23,7 @@ use super::reads::fence::Fences;
 use super::reads::get_crowds::GetCrowds;
 use super::usage::Usage;
 use super::verify::Verifier;
-use crate::access::{Access, Caller, Credential, Identity};
+use crate::access::{Access, Caller, Credential};
 use crate::catalog::Catalog;
 use crate::drain::DrainWatch;
 use crate::headers::VIA;
@@ -118,33 +118,13 @@ impl ServiceParts {
     }
 
     /// Admits a request, or returns the limit that it exceeds.
-    pub(super) async fn admit(&self, exchange: &Exchange) -> Result<Admission, LimitExceeded> {
-        let user = self.remembered(exchange).await;
+    pub(super) async fn admit(&self, exchange: &Exchange<'_>) -> Result<Admission, LimitExceeded> {
+        let user = exchange.remembered().await;
         let memory = self.request_memory.begin(user.as_deref(), exchange);
         let memory = memory.inspect_err(|_| exchange.record_refused(user.as_ref()))?;
-        unknown_callers::check_head(&self.access, exchange).await?;
-        let mut admission = self.limiter.admit(&self.access, exchange, user).await?;
+        unknown_callers::check_head(exchange).await?;
+        let mut admission = self.limiter.admit(exchange, user).await?;
         admission.memory = Some(memory);
         Ok(admission)
-    }
-
-    /// Returns the caller if it was reviewed for this answer or lately. Upstream is not asked for
-    /// the statistics.
-    pub(super) async fn remembered(&self, exchange: &Exchange) -> Option<Arc<Identity>> {
-        let credential = exchange.credential.as_ref();
-        self.access
-            .remembered(&exchange.caller, credential, exchange.headers())
-            .await
-    }
-
-    /// Notes if upstream has accepted the caller by now. Returns the caller like
-    /// [`Self::remembered`].
-    pub(super) async fn identify(&self, exchange: &mut Exchange) -> Option<Arc<Identity>> {
-        let credential = exchange.credential.as_ref();
-        if exchange.is_known || self.access.is_known(&exchange.caller, credential) {
-            exchange.is_known = true;
-            exchange.peer.connection.set_known();
-        }
-        self.remembered(exchange).await
     }
 }

@@ -11,8 +11,8 @@ use super::plan::{CheckpointPlan, ReadPlan};
 use super::source::{AnswerSource, ForwardReason};
 use super::unanswered::{Refusal, Unanswered};
 use crate::access::{
-    Access, AccessAttributes, Authenticated, Decision, Identity, Rejection, ReviewError,
-    ReviewType, ReviewedAccess,
+    AccessAttributes, Authenticated, Decision, Identity, Rejection, ReviewError, ReviewType,
+    ReviewedAccess,
 };
 use crate::audit;
 use crate::log_throttle::LogThrottle;
@@ -22,11 +22,10 @@ static NOT_REVIEWED: LogThrottle = LogThrottle::new(Duration::from_secs(10));
 
 /// Returns the decision that lets the caller read what they ask for.
 pub(super) async fn authorize_read(
-    access: &Access,
-    exchange: &Exchange,
+    exchange: &Exchange<'_>,
     read: &ReadPlan,
 ) -> Result<ReviewedAccess, Unanswered> {
-    let identity = match identify(access, exchange).await? {
+    let identity = match identify(exchange).await? {
         Authenticated::Known(identity) => identity,
         Authenticated::Refused => {
             return Err(refuse_read(
@@ -37,8 +36,9 @@ pub(super) async fn authorize_read(
         }
         Authenticated::Unknown => return Err(ForwardReason::Identity.into()),
     };
-    let review = access.authorizer.authorize(&identity, &read.attributes);
-    let reviewed = reviewed(access, exchange, &identity, review).await?;
+    let authorizer = &exchange.access.authorizer;
+    let review = authorizer.authorize(&identity, &read.attributes);
+    let reviewed = reviewed(exchange, &identity, review).await?;
     match reviewed.decision() {
         Decision::Allowed(_) => Ok(reviewed),
         Decision::Denied(reason) => {
@@ -49,11 +49,8 @@ pub(super) async fn authorize_read(
 }
 
 /// Returns the caller. Unknown ones are forwarded, so upstream refuses them in its own words.
-pub(super) async fn identify_known(
-    access: &Access,
-    exchange: &Exchange,
-) -> Result<Arc<Identity>, Unanswered> {
-    match identify(access, exchange).await? {
+pub(super) async fn identify_known(exchange: &Exchange<'_>) -> Result<Arc<Identity>, Unanswered> {
+    match identify(exchange).await? {
         Authenticated::Known(identity) => Ok(identity),
         _ => Err(ForwardReason::Identity.into()),
     }
@@ -62,33 +59,24 @@ pub(super) async fn identify_known(
 /// Returns an error unless the caller may list what the checkpoint has. Unauthorized callers are
 /// forwarded, so upstream refuses them in its own words.
 pub(super) async fn authorize_checkpoint(
-    access: &Access,
-    exchange: &Exchange,
+    exchange: &Exchange<'_>,
     identity: &Arc<Identity>,
     checkpoint: &CheckpointPlan,
 ) -> Result<(), Unanswered> {
-    let review = access
-        .authorizer
-        .authorize(identity, &checkpoint.attributes);
-    match reviewed(access, exchange, identity, review)
-        .await?
-        .decision()
-    {
-        Decision::Allowed(_) => Ok(()),
-        Decision::Denied(_) => Err(ForwardReason::Representation.into()),
-    }
+    let authorizer = &exchange.access.authorizer;
+    let review = authorizer.authorize(identity, &checkpoint.attributes);
+    expect_granted(exchange, identity, review, ForwardReason::Representation).await
 }
 
 /// Returns an error unless RBAC lets the caller ask for verdicts about others. Those of other callers are
 /// forwarded, so upstream refuses them in its own words.
 pub(super) async fn authorize_review(
-    access: &Access,
-    exchange: &Exchange,
+    exchange: &Exchange<'_>,
     proxy: &Arc<Identity>,
     review: ReviewType,
 ) -> Result<(), Unanswered> {
-    let granted = access.may_review(proxy, review).await;
-    let granted = granted.map_err(|error| not_reviewed(access, exchange, Some(proxy), &error))?;
+    let granted = exchange.access.may_review(proxy, review).await;
+    let granted = granted.map_err(|error| not_reviewed(exchange, Some(proxy), &error))?;
     let granted = granted.ok_or(ForwardReason::NotARead)?;
     audit::record_decision(&exchange.request, granted.decision());
     Ok(())
@@ -96,30 +84,24 @@ pub(super) async fn authorize_review(
 
 /// Returns the refusal of a verdict that upstream did not give. If upstream answered in some way, the
 /// other proxy gets that answer by asking for upstream's own.
-pub(super) fn undecided(access: &Access, error: &ReviewError) -> Refusal {
+pub(super) fn undecided(exchange: &Exchange<'_>, error: &ReviewError) -> Refusal {
     if !error.is_unavailable() {
         return only_upstream();
     }
-    access.note_failed_review();
+    exchange.access.note_failed_review();
     Refusal::access(not_now(error))
 }
 
 /// Returns an error unless the caller may see the document. Unknown or unauthorized callers are
 /// forwarded, so upstream refuses them in its own words.
 pub(super) async fn authorize_document(
-    access: &Access,
-    exchange: &Exchange,
+    exchange: &Exchange<'_>,
     document: &DocumentRequest,
 ) -> Result<(), Unanswered> {
-    let identity = identify_known(access, exchange).await?;
-    let review = access.authorizer.authorize_path(&identity, &document.path);
-    match reviewed(access, exchange, &identity, review)
-        .await?
-        .decision()
-    {
-        Decision::Allowed(_) => Ok(()),
-        Decision::Denied(_) => Err(ForwardReason::NotAResource.into()),
-    }
+    let identity = identify_known(exchange).await?;
+    let authorizer = &exchange.access.authorizer;
+    let review = authorizer.authorize_path(&identity, &document.path);
+    expect_granted(exchange, &identity, review, ForwardReason::NotAResource).await
 }
 
 /// Returns the refusal of a caller that upstream would not accept.
@@ -138,35 +120,43 @@ pub(super) fn rejected_caller(refusal: &Rejection) -> Refusal {
     }
 }
 
+/// Waits for a review like [`reviewed`]. Forwards the request for this reason if it is denied.
+async fn expect_granted(
+    exchange: &Exchange<'_>,
+    identity: &Identity,
+    review: impl Future<Output = Result<ReviewedAccess, Arc<ReviewError>>>,
+    or_else: ForwardReason,
+) -> Result<(), Unanswered> {
+    match reviewed(exchange, identity, review).await?.decision() {
+        Decision::Allowed(_) => Ok(()),
+        Decision::Denied(_) => Err(or_else.into()),
+    }
+}
+
 /// Waits for a review, and records its decision in the audit log.
 async fn reviewed(
-    access: &Access,
-    exchange: &Exchange,
+    exchange: &Exchange<'_>,
     identity: &Identity,
     review: impl Future<Output = Result<ReviewedAccess, Arc<ReviewError>>>,
 ) -> Result<ReviewedAccess, Unanswered> {
     let reviewed = review.await;
-    let reviewed =
-        reviewed.map_err(|error| not_reviewed(access, exchange, Some(identity), &error))?;
+    let reviewed = reviewed.map_err(|error| not_reviewed(exchange, Some(identity), &error))?;
     audit::record_decision(&exchange.request, reviewed.decision());
     Ok(reviewed)
 }
 
-async fn identify(access: &Access, exchange: &Exchange) -> Result<Authenticated, Unanswered> {
-    let headers = exchange.headers();
-    let address = exchange.address();
-    let reviewed = access.identify(&exchange.caller, headers, address).await;
+async fn identify(exchange: &Exchange<'_>) -> Result<Authenticated, Unanswered> {
+    let reviewed = exchange.identify().await;
     if let Ok(Authenticated::Known(identity)) = &reviewed {
         exchange.record_identified(identity);
     }
-    reviewed.map_err(|error| not_reviewed(access, exchange, None, &error))
+    reviewed.map_err(|error| not_reviewed(exchange, None, &error))
 }
 
 /// Returns the outcome for a caller that could not be reviewed: refused or forwarded, as configured. The
 /// log tells the user, if it is known.
 fn not_reviewed(
-    access: &Access,
-    exchange: &Exchange,
+    exchange: &Exchange<'_>,
     identity: Option<&Identity>,
     error: &ReviewError,
 ) -> Unanswered {
@@ -176,7 +166,7 @@ fn not_reviewed(
     if matches!(error, ReviewError::OftenDenied) {
         return ForwardReason::OftenDenied.into();
     }
-    access.note_failed_review();
+    exchange.access.note_failed_review();
     if let Some(requests) = NOT_REVIEWED.count(1) {
         tracing::warn!(
             %error,
@@ -186,7 +176,7 @@ fn not_reviewed(
             "cannot review the caller"
         );
     }
-    if access.must_refuse(error) {
+    if exchange.access.must_refuse(error) {
         Refusal::access(not_now(error)).into()
     } else {
         ForwardReason::ReviewFailed.into()

@@ -19,7 +19,7 @@ const UPSTREAMS_WORDS: [u16; 2] = [401, 403];
 /// caller. The proxy's own refusals stay: limits, its end, callers that upstream must not see, and
 /// those about whom it could not be asked (`--authorization-unavailable=refuse`).
 pub(super) fn instead(
-    exchange: &Exchange,
+    exchange: &Exchange<'_>,
     answered: Result<Answer, Unanswered>,
 ) -> (Result<Answer, Unanswered>, Option<AnswerSource>) {
     let labels = &exchange.labels;

@@ -8,7 +8,7 @@ use watershed_protocol::Status;
 
 use super::exceeded::LimitExceeded;
 use super::limit::Limit;
-use crate::access::{Access, Authenticated, Identity};
+use crate::access::{Authenticated, Identity};
 use crate::fairness::{CallerKey, FairQueue, QueueTurn, Share};
 use crate::serve::exchange::Exchange;
 use crate::serve::policy::UserLimits;
@@ -65,13 +65,12 @@ impl ForwardLimits {
     /// `capacity` is the number of requests that fit on all connections to upstream.
     pub(in crate::serve) async fn admit(
         &self,
-        access: &Access,
-        exchange: &Exchange,
+        exchange: &Exchange<'_>,
         user: Option<&Arc<Identity>>,
         capacity: u64,
     ) -> Result<ForwardPermit, Refusal> {
         if exchange.headers().contains_key(header::UPGRADE) {
-            return self.admit_upgrade(access, exchange).await;
+            return self.admit_upgrade(exchange).await;
         }
         if exchange.is_known {
             let share = self.share_of_known(exchange, user, capacity)?;
@@ -87,7 +86,7 @@ impl ForwardLimits {
     /// Takes a share for a request of a known caller.
     pub(in crate::serve) fn share_of_known(
         &self,
-        exchange: &Exchange,
+        exchange: &Exchange<'_>,
         user: Option<&Arc<Identity>>,
         capacity: u64,
     ) -> Result<Share, LimitExceeded> {
@@ -109,15 +108,8 @@ impl ForwardLimits {
     }
 
     /// Admits an upgrade. It costs a connection to upstream, so its caller is authenticated first.
-    async fn admit_upgrade(
-        &self,
-        access: &Access,
-        exchange: &Exchange,
-    ) -> Result<ForwardPermit, Refusal> {
-        let address = exchange.address();
-        let headers = exchange.headers();
-        let authenticated = access.identify_bearer(&exchange.caller, headers, address);
-        let user = match authenticated.await {
+    async fn admit_upgrade(&self, exchange: &Exchange<'_>) -> Result<ForwardPermit, Refusal> {
+        let user = match exchange.identify_bearer().await {
             Ok(Authenticated::Known(user)) => Some(CallerKey::user(&user.user)),
             Ok(Authenticated::Refused) => return Err(Refusal::access(Status::unauthorized())),
             Ok(Authenticated::Unknown) => None,
@@ -129,7 +121,7 @@ impl ForwardLimits {
                 None
             }
         };
-        let address = CallerKey::Address(address);
+        let address = CallerKey::Address(exchange.address());
         let share = match user {
             Some(user) => self.tunnels.take(user, 1)?,
             None if exchange.is_known => self.tunnels.take(address, 1)?,

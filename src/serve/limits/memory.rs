@@ -82,7 +82,7 @@ impl RequestMemory {
     pub(in crate::serve) fn begin(
         &self,
         user: Option<&Identity>,
-        exchange: &Exchange,
+        exchange: &Exchange<'_>,
     ) -> Result<Share, LimitExceeded> {
         let address = CallerKey::Address(exchange.address());
         let (limit, caller) = match key_of(user) {
@@ -94,7 +94,7 @@ impl RequestMemory {
     }
 
     /// Counts what a list takes of its own, besides its answer, for the user who was reviewed.
-    pub(in crate::serve) fn list(&self, user: &Identity, exchange: &Exchange) -> ListMemory {
+    pub(in crate::serve) fn list(&self, user: &Identity, exchange: &Exchange<'_>) -> ListMemory {
         let caller = key_of(Some(user));
         let caller = caller.unwrap_or_else(|| CallerKey::Address(exchange.address()));
         self.list_of(caller)
@@ -110,7 +110,7 @@ impl RequestMemory {
     pub(in crate::serve) fn forward(
         &self,
         share: &mut Share,
-        exchange: &Exchange,
+        exchange: &Exchange<'_>,
     ) -> Result<(), LimitExceeded> {
         let plan = &exchange.plan;
         let answer = match plan.verb {
@@ -204,7 +204,7 @@ fn key_of(user: Option<&Identity>) -> Option<CallerKey> {
 }
 
 /// Returns the bytes that a request takes while it waits.
-fn waiting_bytes(exchange: &Exchange) -> u64 {
+fn waiting_bytes(exchange: &Exchange<'_>) -> u64 {
     let request = &exchange.request;
     let uri = request.uri();
     let head = head_memory(uri, request.headers()) as u64;

@@ -9,7 +9,7 @@ use moka::sync::Cache;
 use parking_lot::Mutex;
 
 use super::exceeded::LimitExceeded;
-use crate::access::{Access, Authenticated, Caller, Credential, Identity, ReviewError};
+use crate::access::{Authenticated, Caller, Credential, Identity, ReviewError};
 use crate::body::{Body, holding};
 use crate::fairness::Share;
 use crate::serve::exchange::Exchange;
@@ -85,19 +85,16 @@ pub(in crate::serve) struct Admission {
 }
 
 /// Returns the user of the request's credentials; `None` if upstream knows none.
-async fn token_user(
-    access: &Access,
-    exchange: &Exchange,
-) -> Result<Option<Arc<Identity>>, Arc<ReviewError>> {
-    let (headers, address) = (exchange.headers(), exchange.address());
-    let identified = access.identify(&exchange.caller, headers, address);
-    match identified.await? {
+async fn token_user(exchange: &Exchange<'_>) -> Result<Option<Arc<Identity>>, Arc<ReviewError>> {
+    match exchange.identify().await? {
         Authenticated::Known(identity) => Ok(Some(identity)),
         // A caller that upstream knows does not become another by the rest of the request.
         Authenticated::Unknown | Authenticated::Refused
             if matches!(exchange.caller, Caller::WithCredentials) =>
         {
-            access.authenticator.bearer(headers, address).await
+            let (headers, address) = (exchange.headers(), exchange.address());
+            let authenticator = &exchange.access.authenticator;
+            authenticator.bearer(headers, address).await
         }
         Authenticated::Unknown | Authenticated::Refused => Ok(None),
     }
@@ -125,15 +122,14 @@ impl Limiter {
     /// reviewed lately. Callers that cannot be identified here count by their address.
     pub(in crate::serve) async fn admit(
         &self,
-        access: &Access,
-        exchange: &Exchange,
+        exchange: &Exchange<'_>,
         user: Option<Arc<Identity>>,
     ) -> Result<Admission, LimitExceeded> {
         if self.limits.is_off() {
             return Ok(Admission::default());
         }
         // Boxed, because the future is large, and few proxies have such limits.
-        let payer = Box::pin(self.payer(access, exchange, user.clone())).await;
+        let payer = Box::pin(self.payer(exchange, user.clone())).await;
         let counts = match (exchange.plan.verb, exchange.plan.may_stay_open) {
             (Verb::Watch, _) => CountedSpan::Start,
             (_, true) => CountedSpan::Never,
@@ -151,12 +147,7 @@ impl Limiter {
     /// Returns whom a request counts for: the user whose token was reviewed within the last hour, or
     /// is now. Otherwise it is the address. After a review that failed, requests with the token do
     /// not wait for another one for a while.
-    async fn payer(
-        &self,
-        access: &Access,
-        exchange: &Exchange,
-        user: Option<Arc<Identity>>,
-    ) -> LimitKey {
+    async fn payer(&self, exchange: &Exchange<'_>, user: Option<Arc<Identity>>) -> LimitKey {
         if let Some(remembered) = user {
             // Not recorded: upstream may refuse the token by now.
             return LimitKey::User(remembered.user.clone());
@@ -164,7 +155,7 @@ impl Limiter {
         let credential = exchange.credential.as_ref();
         let is_undecided = credential.is_some_and(|token| self.undecided.contains_key(token));
         if !is_undecided {
-            match token_user(access, exchange).await {
+            match token_user(exchange).await {
                 Ok(Some(identity)) => {
                     exchange.record_identified(&identity);
                     return LimitKey::User(identity.user.clone());

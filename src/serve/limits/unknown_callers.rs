@@ -3,7 +3,7 @@ use http::Request;
 use watershed_protocol::Status;
 
 use super::exceeded::LimitExceeded;
-use crate::access::{Access, Authenticated};
+use crate::access::Authenticated;
 use crate::headers::{field_bytes, target_bytes};
 use crate::serve::exchange::Exchange;
 use crate::serve::unanswered::Refusal;
@@ -13,17 +13,14 @@ const MAX_FIELD_BYTES: usize = 32 * 1024;
 
 /// Returns the limit that the head of an unknown caller's request exceeds. Who sends a large head
 /// and a token may be known to upstream, which is asked then.
-pub(in crate::serve) async fn check_head(
-    access: &Access,
-    exchange: &Exchange,
-) -> Result<(), LimitExceeded> {
+pub(in crate::serve) async fn check_head(exchange: &Exchange<'_>) -> Result<(), LimitExceeded> {
     if exchange.is_known || field_bytes(exchange.headers()) <= MAX_FIELD_BYTES {
         return Ok(());
     }
     if exchange.credential.is_none() {
         return Err(LimitExceeded::HeaderBytes);
     }
-    if is_user(access, exchange).await {
+    if is_user(exchange).await {
         Ok(())
     } else {
         Err(LimitExceeded::HeaderBytes)
@@ -32,17 +29,14 @@ pub(in crate::serve) async fn check_head(
 
 /// Counts a request that is about to be forwarded. Returns the refusal, or the limit that it
 /// exceeds.
-pub(in crate::serve) async fn admit_forward(
-    access: &Access,
-    exchange: &Exchange,
-) -> Result<(), Refusal> {
+pub(in crate::serve) async fn admit_forward(exchange: &Exchange<'_>) -> Result<(), Refusal> {
     if exchange.is_known {
         return Ok(());
     }
     if let Some(credential) = &exchange.credential
-        && !access.may_try_token(exchange.address())
+        && !exchange.access.may_try_token(exchange.address())
     {
-        return Err(if access.was_refused(credential) {
+        return Err(if exchange.access.was_refused(credential) {
             Refusal::access(Status::unauthorized())
         } else {
             LimitExceeded::RefusedTokens.into()
@@ -54,7 +48,7 @@ pub(in crate::serve) async fn admit_forward(
     }
     // HTTP/2 clients name their token with a byte. Those of upstream's users may, as often as they
     // like, also where no answer has told yet that they are users.
-    if is_user(access, exchange).await {
+    if is_user(exchange).await {
         Ok(())
     } else {
         Err(LimitExceeded::Amplification.into())
@@ -62,10 +56,11 @@ pub(in crate::serve) async fn admit_forward(
 }
 
 /// Returns `true` if upstream knows the caller by its token. It is asked unless it was lately.
-async fn is_user(access: &Access, exchange: &Exchange) -> bool {
-    let headers = exchange.headers();
-    let reviewed = access.identify_bearer(&exchange.caller, headers, exchange.address());
-    matches!(reviewed.await, Ok(Authenticated::Known(_)))
+async fn is_user(exchange: &Exchange<'_>) -> bool {
+    matches!(
+        exchange.identify_bearer().await,
+        Ok(Authenticated::Known(_))
+    )
 }
 
 /// Returns the length of a request's head, as HTTP/1.1 writes it.
