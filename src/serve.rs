@@ -127,8 +127,7 @@ impl ProxyService {
 
     /// Keeps the scopes open that the policy wants open before the first request.
     pub async fn keep_scopes_open(self) {
-        let parts = &self.parts;
-        always_open::keep_open(&parts.catalog, &parts.policy, &parts.scopes).await;
+        always_open::keep_open(&self.parts.opener).await;
     }
 
     /// Answers one request.

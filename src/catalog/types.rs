@@ -55,6 +55,12 @@ impl Catalog {
         self.types.load().get(gvr).cloned()
     }
 
+    /// Returns `true` if the type still has these selectable fields.
+    pub fn is_current(&self, resource: &ResourceType) -> bool {
+        let now = self.get(&resource.gvr);
+        now.is_some_and(|now| now.fields == resource.fields)
+    }
+
     /// Returns `true` if a type of this group, in this version or in any, is known.
     pub fn has(&self, group: &str, version: Option<&str>) -> bool {
         let is = |gvr: &GroupVersionResource| {

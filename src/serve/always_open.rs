@@ -7,10 +7,9 @@ use futures_util::StreamExt as _;
 use futures_util::stream;
 use watershed_protocol::{Encoding, Representation, Selection};
 
-use super::policy::CachingPolicy;
 use super::policy::type_name::TypeName;
+use super::reads::open::ScopeOpener;
 use crate::catalog::{Catalog, ResourceType};
-use crate::scope::Scopes;
 use crate::upstream::Stopped;
 
 /// Interval between checks. A type may appear later, and a stopped scope may be tried again.
@@ -19,7 +18,10 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 const OPENED_AT_A_TIME: usize = 4;
 
 /// Keeps the scopes open that the policy wants always open. Returns only if there are none.
-pub(super) async fn keep_open(catalog: &Catalog, policy: &CachingPolicy, scopes: &Scopes) {
+pub(super) async fn keep_open(opener: &ScopeOpener) {
+    let ScopeOpener {
+        catalog, policy, ..
+    } = opener;
     let names: Vec<_> = policy.always_open().collect();
     while !names.is_empty() {
         let mut wanted = Vec::new();
@@ -31,7 +33,7 @@ pub(super) async fn keep_open(catalog: &Catalog, policy: &CachingPolicy, scopes:
         }
         stream::iter(wanted)
             .for_each_concurrent(OPENED_AT_A_TIME, |(resource, selection)| async move {
-                open(policy, scopes, &resource, &selection).await;
+                open(opener, &resource, &selection).await;
             })
             .await;
         tokio::time::sleep(CHECK_INTERVAL).await;
@@ -48,12 +50,8 @@ fn newest_version(catalog: &Catalog, name: &TypeName) -> Option<Arc<ResourceType
 
 /// Opens a scope in protobuf, as most clients read built-in types, or in JSON if the type has
 /// nothing else.
-async fn open(
-    policy: &CachingPolicy,
-    scopes: &Scopes,
-    resource: &Arc<ResourceType>,
-    selection: &Arc<Selection>,
-) {
+async fn open(opener: &ScopeOpener, resource: &Arc<ResourceType>, selection: &Arc<Selection>) {
+    let ScopeOpener { policy, scopes, .. } = opener;
     let gvr = &resource.gvr;
     let config = scopes.config();
     let retention = policy.retention(gvr, false, config.window);

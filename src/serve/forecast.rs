@@ -12,7 +12,6 @@ use super::metrics::Labels;
 use super::plan::optional_parameters::{OptionalParameters, ParameterUse};
 use super::plan::{PlannedAction, ReadKind, ReadPlan, RequestPlan};
 use super::policy::CachingPolicy;
-use super::policy::scope_choice::ScopeChoice;
 use super::reads::get_crowds::{GetCrowds, MANY_GETS};
 use super::source::{AnswerSource, ForwardReason};
 use crate::catalog::Catalog;
@@ -139,11 +138,7 @@ fn scope_number(read: &ReadPlan) -> u64 {
     let mut hasher = DefaultHasher::new();
     read.resource.gvr.hash(&mut hasher);
     read.made_from(read.representations[0]).hash(&mut hasher);
-    let selection = match &read.scope {
-        ScopeChoice::Configured(chosen) => &chosen.selection,
-        ScopeChoice::OnDemand { asked, .. } => asked,
-    };
-    selection.hash(&mut hasher);
+    read.scope.selection().hash(&mut hasher);
     hasher.finish()
 }
 

@@ -18,7 +18,7 @@ use super::plan::request_deadline::RequestDeadline;
 use super::plan::request_key::RequestKey;
 use super::plan::{PlannedAction, ReadKind, ReadPlan};
 use super::reads::freshness::{self, FreshScope, ReadOrigin};
-use super::reads::{large_answers, open, unfolding};
+use super::reads::{large_answers, unfolding};
 use super::review;
 use super::source::{AnswerSource, ForwardReason};
 use super::unanswered::{Refusal, Unanswered};
@@ -95,7 +95,7 @@ impl ServiceParts {
         let asked = Instant::now();
         let reviewed = review::authorize_read(exchange, read).await?;
         let share = || self.read_limits.scope(reviewed.user());
-        let opened = open::open(&self.catalog, &self.policy, &self.scopes, read, share);
+        let opened = self.opener.open(read, share);
         let opened = deadline.wait(opened, ForwardReason::Syncing).await?;
         let late = freshness::reason_if_late(read);
         let fresh = freshness::wait_until_fresh(&self.fences, opened, read, origin);
@@ -167,9 +167,7 @@ impl ServiceParts {
     /// because a review costs upstream almost as much as the get.
     fn crowd_of_gets(&self, read: &ReadPlan) -> Result<ReadOrigin, ForwardReason> {
         let get = self.gets.arrived(&read.resource.gvr, Instant::now());
-        let scope = get
-            .is_in_a_crowd()
-            .then(|| open::ready_now(&self.scopes, read));
+        let scope = get.is_in_a_crowd().then(|| self.opener.ready_now(read));
         match scope.flatten() {
             Some(scope) if self.fences.is_worth_for_gets(&scope, get.rate) => {
                 Ok(ReadOrigin::Crowd(get.rate))

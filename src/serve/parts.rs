@@ -21,6 +21,7 @@ use super::plan::optional_parameters::ParameterProbe;
 use super::policy::CachingPolicy;
 use super::reads::fence::Fences;
 use super::reads::get_crowds::GetCrowds;
+use super::reads::open::ScopeOpener;
 use super::usage::Usage;
 use super::verify::Verifier;
 use crate::access::{Access, Caller, Credential};
@@ -35,6 +36,7 @@ pub(super) struct ServiceParts {
     pub(super) catalog: Catalog,
     pub(super) policy: Arc<CachingPolicy>,
     pub(super) scopes: Scopes,
+    pub(super) opener: ScopeOpener,
     pub(super) access: Access,
     pub(super) limiter: Limiter,
     pub(super) request_memory: RequestMemory,
@@ -68,13 +70,13 @@ impl ServiceParts {
         draining: DrainWatch,
     ) -> Self {
         let policy = Arc::new(policy);
+        let opener = ScopeOpener {
+            catalog: catalog.clone(),
+            policy: Arc::clone(&policy),
+            scopes: scopes.clone(),
+        };
         Self {
-            takeovers: Takeovers::new(
-                access.clone(),
-                catalog.clone(),
-                Arc::clone(&policy),
-                scopes.clone(),
-            ),
+            takeovers: Takeovers::new(access.clone(), opener.clone()),
             limiter: Limiter::new(policy.users),
             request_memory: RequestMemory::within(scopes.budget()),
             forward_limits: ForwardLimits::new(policy.users),
@@ -93,6 +95,7 @@ impl ServiceParts {
             catalog,
             policy,
             scopes,
+            opener,
             access,
             forwarder,
             draining,

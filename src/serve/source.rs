@@ -1,6 +1,9 @@
 //! Sources of answers, and reasons for forwarding. Headers, logs and metrics share these names.
 use http::HeaderValue;
 
+use crate::scope::{NotAcquired, NotReady};
+use crate::upstream::Stopped;
+
 /// Declares the sources besides upstream, and the names of all.
 macro_rules! sources {
     ($($(#[$doc:meta])* $name:ident = $text:literal,)*) => {
@@ -183,4 +186,30 @@ reasons! {
     NotCached = "not-cached",
     /// Memory could answer, and the proxy only notes that (`--shadow`).
     Shadow = "shadow",
+}
+
+impl From<NotAcquired> for ForwardReason {
+    fn from(error: NotAcquired) -> Self {
+        match error {
+            NotAcquired::NotChosen => Self::NotCovered,
+            NotAcquired::NoMemory => Self::Budget,
+        }
+    }
+}
+
+impl From<NotReady> for ForwardReason {
+    fn from(error: NotReady) -> Self {
+        match error {
+            NotReady::Syncing => Self::Syncing,
+            NotReady::Stale => Self::Stale,
+            NotReady::Quarantined => Self::Quarantined,
+            NotReady::SchemaChanged => Self::SchemaChanged,
+            NotReady::Stopped(stopped) => match stopped {
+                Stopped::NotAcceptable => Self::Representation,
+                Stopped::Forbidden(_) | Stopped::Unauthorized(_) => Self::NotPermitted,
+                Stopped::DoesNotFit(_) => Self::Budget,
+                _ => Self::NotCached,
+            },
+        }
+    }
 }

@@ -17,13 +17,10 @@ use watershed_protocol::{
 };
 
 use crate::access::Access;
-use crate::catalog::Catalog;
-use crate::scope::Scopes;
 use crate::serve::limits::watches::retained_bytes;
 use crate::serve::metrics;
 use crate::serve::plan::{PlannedAction, ReadKind, ReadPlan};
-use crate::serve::policy::CachingPolicy;
-use crate::serve::reads::open::Continuation;
+use crate::serve::reads::open::{Continuation, ScopeOpener};
 use crate::serve::source::ForwardReason;
 use crate::watcher::ContentCoding;
 
@@ -46,25 +43,13 @@ pub(in crate::serve) struct Takeovers {
 
 struct TakeoverParts {
     access: Access,
-    catalog: Catalog,
-    policy: Arc<CachingPolicy>,
-    scopes: Scopes,
+    opener: ScopeOpener,
 }
 
 impl Takeovers {
-    pub(in crate::serve) fn new(
-        access: Access,
-        catalog: Catalog,
-        policy: Arc<CachingPolicy>,
-        scopes: Scopes,
-    ) -> Self {
+    pub(in crate::serve) fn new(access: Access, opener: ScopeOpener) -> Self {
         Self {
-            shared: Arc::new(TakeoverParts {
-                access,
-                catalog,
-                policy,
-                scopes,
-            }),
+            shared: Arc::new(TakeoverParts { access, opener }),
         }
     }
 
@@ -77,7 +62,7 @@ impl Takeovers {
         action: PlannedAction,
     ) -> Option<Takeover> {
         // A shadow would forward the client's next watch, too.
-        if self.shared.policy.verification.shadow {
+        if self.shared.opener.policy.verification.shadow {
             return None;
         }
         let PlannedAction::Read(read) = action else {
@@ -160,12 +145,7 @@ impl Takeover {
     }
 
     fn is_possible(&self) -> bool {
-        let TakeoverParts {
-            access,
-            catalog,
-            policy,
-            scopes,
-        } = &*self.shared;
+        let TakeoverParts { access, opener } = &*self.shared;
         if self.reason == ForwardReason::ReviewFailed && access.has_review_failed(REVIEWED_FOR) {
             return false;
         }
@@ -176,12 +156,11 @@ impl Takeover {
         if self.ends.is_some_and(|ends| ends < soon) {
             return false;
         }
-        let continuation = Continuation {
+        opener.can_continue(&Continuation {
             read: &self.read,
             version,
             opens_scope: self.reason != ForwardReason::NotPermitted,
-        };
-        continuation.is_possible(catalog, policy, scopes)
+        })
     }
 }
 

@@ -123,6 +123,18 @@ impl ReadPlan {
         size.limited(limit.unwrap_or(usize::MAX))
     }
 
+    /// Returns the representations that the client accepts, each with one from which such an answer
+    /// can be made, best first.
+    pub(in crate::serve) fn candidates(
+        &self,
+    ) -> impl Iterator<Item = (Representation, Representation)> {
+        let accepted = self.representations.iter().copied();
+        accepted.flat_map(|accepted| {
+            let held = self.made_from(accepted).into_iter();
+            held.map(move |held| (accepted, held))
+        })
+    }
+
     /// Returns the representations from which an answer in this one can be made, best first.
     pub(in crate::serve) fn made_from(&self, wanted: Representation) -> Vec<Representation> {
         let whole = Representation::whole;

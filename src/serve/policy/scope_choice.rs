@@ -30,6 +30,16 @@ pub(in crate::serve) enum ScopeChoice {
     },
 }
 
+impl ScopeChoice {
+    /// Returns the selection of the scope, or what it is opened for.
+    pub(in crate::serve) fn selection(&self) -> &Arc<Selection> {
+        match self {
+            Self::Configured(chosen) => &chosen.selection,
+            Self::OnDemand { asked, .. } => asked,
+        }
+    }
+}
+
 /// The scope that a read is answered from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::serve) struct ChosenScope {
