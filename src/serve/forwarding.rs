@@ -31,10 +31,10 @@ use super::unanswered::{Refusal, Unanswered};
 use super::unread_body;
 use crate::access::{Caller, Credential, Identity, is_of_api_server};
 use crate::body::{self, Body, holding, holding_until_end};
-use crate::fairness::QueueTurn;
-use crate::listener::LastOfConnection;
+use crate::fairness::{QueueTurn, Share};
+use crate::listener::{LastOfConnection, PeerConnection};
 use crate::log_throttle::LogThrottle;
-use crate::upstream::{ForwardIdentity, ForwardOptions, UpstreamError};
+use crate::upstream::{ConnectionClass, ForwardIdentity, ForwardOptions, UpstreamError};
 use coalesce::CoalescerSlot;
 use slow_upload::SlowUpload;
 
@@ -175,76 +175,83 @@ impl ServiceParts {
         permit: ForwardPermit,
         completion: &mut Completion,
     ) -> Response<Body> {
-        let caller = ForwardedCaller::of(&exchange);
-        let Exchange {
-            request,
-            plan,
-            peer,
-            ..
-        } = exchange;
+        let mut caller = ForwardedCaller::of(&exchange);
+        let Exchange { request, plan, .. } = exchange;
         let query = request.uri().query();
         let is_safe = request.method().is_safe();
         let takeover = self.takeovers.of(reason, query, plan.action);
         let is_watch = plan.verb == Verb::Watch;
         let has_initial_events = is_watch && orderly_end::has_initial_events(query);
-        let ForwardPermit { share, turn } = permit;
-        let mut share = Some(share);
-        // A tunnel goes on after its answer.
-        let is_upgrade = request.headers().contains_key(header::UPGRADE);
-        let options = ForwardOptions {
-            class: plan.forward_class,
-            identity: caller.identity(),
-            share: share.take_if(|_| is_upgrade),
-        };
-        let forwarded = match turn {
-            Some(turn) => self.forward_in_turn(request, options, turn).await,
-            None => self.forwarder.forward(request, options).await,
-        };
-        let mut response = match forwarded {
-            Ok(response) => response,
+        let sent = self.send(request, plan.forward_class, &caller, permit);
+        let (mut response, share) = match sent.await {
+            Ok(sent) => sent,
             Err(error) => {
-                if error.is_refused() {
-                    // The request is at fault, so there is nothing for operators to do.
-                    tracing::debug!(%error, "a request that its client is to blame for was not forwarded");
-                } else if let Some(requests) = NOT_FORWARDED.count(1) {
-                    tracing::warn!(%error, requests, "cannot forward a request");
-                }
+                report_not_forwarded(&error);
                 return answer::not_forwarded(&error, is_safe, plan.refusals);
             }
         };
-        let is_unauthorized = response.status() == StatusCode::UNAUTHORIZED;
-        if is_unauthorized && is_of_api_server(&caller.path, response.headers()) {
-            response.extensions_mut().insert(LastOfConnection);
-        }
-        let mut is_known = caller.is_known;
-        if self
-            .learn(&caller, response.status(), response.headers())
-            .await
-        {
-            is_known = true;
-            peer.connection.set_known();
-            // It would count as an unknown caller's for as long as it stays open.
-            let capacity = self.forwarder.capacity();
-            let accepted = |unknown| {
-                self.forward_limits
-                    .accepted(caller.address, unknown, capacity)
-            };
-            share = share.map(accepted);
-        }
-        if let Some(memory) = completion.memory().filter(|_| is_known) {
-            self.request_memory.accepted(memory);
-        }
-        // An unknown caller that reads nothing must not keep others from being reviewed.
-        let response = match share {
-            Some(share) if is_known => response.map(|body| holding(body, share)),
-            Some(share) => response.map(|body| holding_until_end(body, share)),
-            None => response,
-        };
+        let settled = self.settle(&mut caller, &mut response, share, completion);
+        let share = settled.await;
+        let response = hold(response, share, caller.is_known);
         if is_watch {
             orderly_end::apply(response, has_initial_events, &self.draining, takeover)
         } else {
             response
         }
+    }
+
+    /// Sends a request to upstream. Returns the response, and the share to hold until that has
+    /// ended. A tunnel goes on after its answer, and holds the share itself.
+    async fn send(
+        &self,
+        request: Request<Incoming>,
+        class: ConnectionClass,
+        caller: &ForwardedCaller,
+        permit: ForwardPermit,
+    ) -> Result<(Response<Body>, Option<Share>), UpstreamError> {
+        let ForwardPermit { share, turn } = permit;
+        let (of_tunnel, of_answer) = if request.headers().contains_key(header::UPGRADE) {
+            (Some(share), None)
+        } else {
+            (None, Some(share))
+        };
+        let options = ForwardOptions {
+            class,
+            identity: caller.identity(),
+            share: of_tunnel,
+        };
+        let response = match turn {
+            Some(turn) => self.forward_in_turn(request, options, turn).await?,
+            None => self.forwarder.forward(request, options).await?,
+        };
+        Ok((response, of_answer))
+    }
+
+    /// Learns from upstream's answer whether it accepts the caller. Returns the share to hold until
+    /// the answer has ended: one of a known caller, if it does.
+    async fn settle(
+        &self,
+        caller: &mut ForwardedCaller,
+        response: &mut Response<Body>,
+        mut share: Option<Share>,
+        completion: &mut Completion,
+    ) -> Option<Share> {
+        let status = response.status();
+        if status == StatusCode::UNAUTHORIZED && is_of_api_server(&caller.path, response.headers())
+        {
+            response.extensions_mut().insert(LastOfConnection);
+        }
+        if self.learn(caller, status, response.headers()).await {
+            caller.is_known = true;
+            caller.connection.set_known();
+            // It would count as an unknown caller's for as long as it stays open.
+            let (limits, capacity) = (&self.forward_limits, self.forwarder.capacity());
+            share = share.map(|unknown| limits.accepted(caller.address, unknown, capacity));
+        }
+        if let Some(memory) = completion.memory().filter(|_| caller.is_known) {
+            self.request_memory.accepted(memory);
+        }
+        share
     }
 
     /// Forwards a request of an unknown caller, which keeps its turn until upstream answers. It
@@ -292,6 +299,7 @@ struct ForwardedCaller {
     caller: Caller,
     credential: Option<Credential>,
     is_known: bool,
+    connection: PeerConnection,
     address: IpAddr,
     path: String,
     is_preflight: bool,
@@ -303,6 +311,7 @@ impl ForwardedCaller {
             caller: exchange.caller.clone(),
             credential: exchange.credential,
             is_known: exchange.is_known,
+            connection: exchange.peer.connection.clone(),
             address: exchange.address(),
             path: exchange.request.uri().path().to_owned(),
             is_preflight: exchange.request.method() == Method::OPTIONS,
@@ -314,5 +323,25 @@ impl ForwardedCaller {
             ForwardIdentity::Caller if !self.is_known => ForwardIdentity::UnknownCaller,
             identity => identity,
         }
+    }
+}
+
+/// Ties the share of a request to its answer.
+fn hold(response: Response<Body>, share: Option<Share>, is_known: bool) -> Response<Body> {
+    match share {
+        Some(share) if is_known => response.map(|body| holding(body, share)),
+        // An unknown caller that reads nothing must not keep others from being reviewed.
+        Some(share) => response.map(|body| holding_until_end(body, share)),
+        None => response,
+    }
+}
+
+/// Logs why a request was not forwarded.
+fn report_not_forwarded(error: &UpstreamError) {
+    if error.is_refused() {
+        // The request is at fault, so there is nothing for operators to do.
+        tracing::debug!(%error, "a request that its client is to blame for was not forwarded");
+    } else if let Some(requests) = NOT_FORWARDED.count(1) {
+        tracing::warn!(%error, requests, "cannot forward a request");
     }
 }
