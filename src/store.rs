@@ -49,7 +49,7 @@ pub use snapshot::{
 };
 pub use state::{Discarded, HeldBytes};
 pub use subscribers::Interest;
-pub use subscription::{Subscription, SubscriptionStep};
+pub use subscription::{Subscription, SubscriptionEnd, SubscriptionStep};
 pub use window::WindowLimits;
 pub use writer::{InconsistentEvent, StoreWriter, UnfinishedVersion};
 

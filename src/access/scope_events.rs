@@ -68,10 +68,7 @@ async fn take_all(subscription: &mut Subscription, take: &mut (impl FnMut(&Windo
                 Poll::Pending
             }
             SubscriptionStep::CaughtUp(_) | SubscriptionStep::Unfinished => Poll::Pending,
-            SubscriptionStep::Expired { .. }
-            | SubscriptionStep::Relisted
-            | SubscriptionStep::Paused
-            | SubscriptionStep::Closed => Poll::Ready(()),
+            SubscriptionStep::Ended(_) => Poll::Ready(()),
         },
     )
     .await;

@@ -268,12 +268,7 @@ async fn has_more(subscription: &mut Subscription) -> bool {
                 SubscriptionStep::CaughtUp(_) | SubscriptionStep::Unfinished => {
                     return Poll::Pending;
                 }
-                SubscriptionStep::Expired { .. }
-                | SubscriptionStep::Relisted
-                | SubscriptionStep::Paused
-                | SubscriptionStep::Closed => {
-                    return Poll::Ready(false);
-                }
+                SubscriptionStep::Ended(_) => return Poll::Ready(false),
             }
         }
     })

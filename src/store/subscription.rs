@@ -32,6 +32,13 @@ pub enum SubscriptionStep {
     /// Everything known has been handed out, but more deletions of the newest version may follow;
     /// the waker is registered.
     Unfinished,
+    /// There will be no more events.
+    Ended(SubscriptionEnd),
+}
+
+/// The reason why a subscription ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SubscriptionEnd {
     /// The events after the subscriber's version are not held any more.
     Expired {
         /// The version up to which everything was handed out.
@@ -82,7 +89,7 @@ impl Subscription {
         slot.waker.register(context.waker());
         let state = self.state.read();
         if state.outlook == Outlook::Released {
-            return SubscriptionStep::Closed;
+            return SubscriptionStep::Ended(SubscriptionEnd::Closed);
         }
         let from = match slot.cursor.position() {
             Position::CaughtUp => return caught_up(&state, &mut self.delivered),
@@ -95,12 +102,12 @@ impl Subscription {
             Position::At(_) | Position::Expired => {
                 slot.cursor.set(Position::Expired);
                 if self.generation < state.schema_changed {
-                    return SubscriptionStep::Relisted;
+                    return SubscriptionStep::Ended(SubscriptionEnd::Relisted);
                 }
-                return SubscriptionStep::Expired {
+                return SubscriptionStep::Ended(SubscriptionEnd::Expired {
                     version: self.delivered,
                     oldest: state.window.floor(),
-                };
+                });
             }
         };
         let mut events = state.window.batch(from, limit, byte_limit);
@@ -122,9 +129,9 @@ impl Subscription {
         SubscriptionStep::Events(events)
     }
 
-    /// Returns the step that ends the subscription, if the writer has ended it: events that were
-    /// not handed out do not matter. The waker of `context` is called when it does.
-    pub fn ended(&self, context: &Context<'_>) -> Option<SubscriptionStep> {
+    /// Returns how the subscription ended, if the writer has ended it: events that were not handed
+    /// out do not matter. The waker of `context` is called when it does.
+    pub fn ended(&self, context: &Context<'_>) -> Option<SubscriptionEnd> {
         self.membership.slot.waker.register(context.waker());
         self.state.read().outlook.end()
     }
@@ -137,19 +144,19 @@ impl Drop for Subscription {
 }
 
 impl Outlook {
-    /// Returns the step that ends a subscription which has got all events.
-    fn end(self) -> Option<SubscriptionStep> {
+    /// Returns the end of a subscription which has got all events.
+    fn end(self) -> Option<SubscriptionEnd> {
         match self {
             Self::Followed => None,
-            Self::Paused => Some(SubscriptionStep::Paused),
-            Self::Closed | Self::Released => Some(SubscriptionStep::Closed),
+            Self::Paused => Some(SubscriptionEnd::Paused),
+            Self::Closed | Self::Released => Some(SubscriptionEnd::Closed),
         }
     }
 }
 
 fn caught_up(state: &StoreState, delivered: &mut ResourceVersion) -> SubscriptionStep {
     if let Some(end) = state.outlook.end() {
-        return end;
+        return SubscriptionStep::Ended(end);
     }
     if state.unfinished.is_some() {
         return SubscriptionStep::Unfinished;

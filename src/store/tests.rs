@@ -140,6 +140,18 @@ impl Follower {
     }
 }
 
+/// Returns the end of a subscription whose last step this is.
+fn end_of(step: &SubscriptionStep) -> Option<SubscriptionEnd> {
+    match step {
+        SubscriptionStep::Ended(end) => Some(*end),
+        _ => None,
+    }
+}
+
+fn has_expired(step: &SubscriptionStep) -> bool {
+    matches!(end_of(step), Some(SubscriptionEnd::Expired { .. }))
+}
+
 /// Returns the state at a version, which must be known.
 fn found(reader: &StoreReader, version: u64) -> StateAt {
     match reader.state_at(ResourceVersion(version)) {

@@ -12,7 +12,7 @@ use super::chunk::{Chunk, ContentCoding};
 use super::guard::{AccessGuard, AccessStatus};
 use super::options::{Bookmarks, EndMark, InitialState, WatchEnding, WatchObserver, WatchOptions};
 use super::view::{ClientFrame, ClientView};
-use crate::store::{StoredObject, Subscription, SubscriptionStep};
+use crate::store::{StoredObject, Subscription, SubscriptionEnd, SubscriptionStep};
 use crate::work::{COMPRESSED_PIECE, WorkBudget};
 use watershed_protocol::{Malformed, ResourceVersion, Status, WireFormat};
 
@@ -291,24 +291,11 @@ impl<G: AccessGuard, D: Future<Output = ()> + Unpin, O: WatchObserver> WatchBody
                 }
                 // A bookmark would tell that nothing of its version is missing.
                 SubscriptionStep::Unfinished => return ready_or_pending(self.hand_out(chunk)),
-                SubscriptionStep::Expired { version, oldest } => {
-                    self.expire(&mut chunk, version, oldest);
-                    self.over(WatchEnding::Expired);
-                    return Poll::Ready(self.hand_out(chunk));
-                }
-                SubscriptionStep::Relisted => {
-                    self.over(WatchEnding::Relisted);
-                    return Poll::Ready(self.hand_out(chunk));
-                }
-                // As an API server whose cache lost etcd, without an ERROR: the client goes on
-                // from its last version elsewhere.
-                // Source: `apiserver/pkg/storage/cacher/cacher.go` (terminateAllWatchers).
-                SubscriptionStep::Paused => {
-                    self.over(WatchEnding::Stale);
-                    return Poll::Ready(self.hand_out(chunk));
-                }
-                SubscriptionStep::Closed => {
-                    self.over(WatchEnding::Closed);
+                SubscriptionStep::Ended(end) => {
+                    if let SubscriptionEnd::Expired { version, oldest } = end {
+                        self.expire(&mut chunk, version, oldest);
+                    }
+                    self.over(end.into());
                     return Poll::Ready(self.hand_out(chunk));
                 }
             }
@@ -335,13 +322,13 @@ impl<G: AccessGuard, D: Future<Output = ()> + Unpin, O: WatchObserver> WatchBody
 
     /// Waits for the end of the scope while events are held back. It shows nothing to the caller.
     fn poll_end(&mut self, context: &Context<'_>) -> Poll<()> {
-        let how = match self.subscription.ended(context) {
-            Some(SubscriptionStep::Paused) => WatchEnding::Stale,
-            Some(SubscriptionStep::Closed) => WatchEnding::Closed,
-            _ => return Poll::Pending,
-        };
-        self.over(how);
-        Poll::Ready(())
+        match self.subscription.ended(context) {
+            Some(end) => {
+                self.over(end.into());
+                Poll::Ready(())
+            }
+            None => Poll::Pending,
+        }
     }
 
     /// Returns what is ready now, with a bookmark that lets the client go on elsewhere.

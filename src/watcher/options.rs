@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::chunk::ContentCoding;
 use super::view::ClientView;
-use crate::store::{ObjectRun, ObjectRuns, StoreReader};
+use crate::store::{ObjectRun, ObjectRuns, StoreReader, SubscriptionEnd};
 use crate::work::{WorkBudget, retire};
 use watershed_protocol::{BookmarkFormat, ResourceVersion, WireFormat};
 
@@ -49,6 +49,20 @@ impl WatchEnding {
             Self::Draining => "draining",
             Self::Broken => "broken",
             Self::Gone => "client",
+        }
+    }
+}
+
+impl From<SubscriptionEnd> for WatchEnding {
+    fn from(end: SubscriptionEnd) -> Self {
+        match end {
+            SubscriptionEnd::Expired { .. } => Self::Expired,
+            SubscriptionEnd::Relisted => Self::Relisted,
+            // As an API server whose cache lost etcd, without an ERROR: the client goes on from its
+            // last version elsewhere.
+            // Source: `apiserver/pkg/storage/cacher/cacher.go` (terminateAllWatchers).
+            SubscriptionEnd::Paused => Self::Stale,
+            SubscriptionEnd::Closed => Self::Closed,
         }
     }
 }

@@ -13,8 +13,8 @@ use loom::sync::Notify;
 use loom::thread;
 use watershed_interleavings::store::{
     self, InconsistentEvent, Interest, Layout, ObjectRun, Snapshot, SnapshotAt, StateAt,
-    StoreReader, StoreWriter, StoredObject, Subscription, SubscriptionStart, SubscriptionStep,
-    WindowLimits,
+    StoreReader, StoreWriter, StoredObject, Subscription, SubscriptionEnd, SubscriptionStart,
+    SubscriptionStep, WindowLimits,
 };
 use watershed_protocol::{
     Encoding, EventKind, FieldTable, Frame, GroupVersionResource, ResourceVersion, WireFormat, scan,
@@ -208,7 +208,7 @@ fn try_apply(
 }
 
 /// Follows a subscription to its end. Returns the events and the end.
-fn follow(subscription: &mut Subscription) -> (Vec<(EventKind, String, u64)>, SubscriptionStep) {
+fn follow(subscription: &mut Subscription) -> (Vec<(EventKind, String, u64)>, SubscriptionEnd) {
     let alarm = Arc::new(Alarm(Notify::new()));
     let waker = Waker::from(Arc::clone(&alarm));
     let context = Context::from_waker(&waker);
@@ -221,7 +221,7 @@ fn follow(subscription: &mut Subscription) -> (Vec<(EventKind, String, u64)>, Su
                     .map(|event| (event.kind, event.object.key().to_owned(), event.version.0)),
             ),
             SubscriptionStep::CaughtUp(_) | SubscriptionStep::Unfinished => alarm.0.wait(),
-            end => return (seen, end),
+            SubscriptionStep::Ended(end) => return (seen, end),
         }
     }
 }
@@ -253,7 +253,7 @@ fn a_watch_that_begins_during_writes_gets_all_of_them() {
             let (mut now, state) = reader.subscribe(SubscriptionStart::Now, Interest::All);
             WRITES.judge(&state);
             let (seen, end) = follow(&mut now);
-            assert!(matches!(end, SubscriptionStep::Closed));
+            assert_eq!(end, SubscriptionEnd::Closed);
             WRITES.judge_watch(state.version().0, &seen);
             assert_eq!(seen.last().map_or(state.version().0, |last| last.2), 13);
         });
@@ -273,7 +273,7 @@ fn a_watch_from_a_version_that_is_being_written_begins_behind_it() {
             let start = SubscriptionStart::After(ResourceVersion(11));
             let (mut watch, _) = reader.subscribe(start, Interest::All);
             let (seen, end) = follow(&mut watch);
-            assert!(matches!(end, SubscriptionStep::Closed));
+            assert_eq!(end, SubscriptionEnd::Closed);
             assert_eq!(seen.len(), 2);
             WRITES.judge_watch(11, &seen);
         });
@@ -338,10 +338,10 @@ fn an_expired_watch_has_no_gap_before_its_end() {
             let (seen, end) = follow(&mut watch);
             WRITES.judge_watch(10, &seen);
             match end {
-                SubscriptionStep::Expired { version, .. } => {
+                SubscriptionEnd::Expired { version, .. } => {
                     assert!(seen.iter().all(|event| event.2 <= version.0));
                 }
-                end => assert!(matches!(end, SubscriptionStep::Closed) && seen.len() == 3),
+                end => assert!(end == SubscriptionEnd::Closed && seen.len() == 3),
             }
         });
         apply(&mut writer, WRITES.changes[0]);
@@ -363,7 +363,7 @@ fn a_watch_that_is_overtaken_by_the_window_expires() {
             let (mut watch, _) = reader.subscribe(start, Interest::All);
             let (seen, end) = follow(&mut watch);
             WRITES.judge_watch(10, &seen);
-            assert!(matches!(end, SubscriptionStep::Expired { .. }));
+            assert!(matches!(end, SubscriptionEnd::Expired { .. }));
         });
         for change in WRITES.changes {
             apply(&mut writer, *change);
@@ -381,10 +381,7 @@ fn a_watch_of_a_released_scope_does_not_expire() {
             let start = SubscriptionStart::After(ResourceVersion(10));
             let (mut watch, _) = reader.subscribe(start, Interest::All);
             let (_, end) = follow(&mut watch);
-            assert!(
-                matches!(end, SubscriptionStep::Closed),
-                "its client can go on"
-            );
+            assert_eq!(end, SubscriptionEnd::Closed, "its client can go on");
         });
         apply(&mut writer, WRITES.changes[0]);
         drop(writer.release());

@@ -10,7 +10,7 @@ use watershed_protocol::{Encoding, FieldTable, GroupVersionResource, Representat
 use super::*;
 use crate::body;
 use crate::scope::{Retention, Scope, ScopeConfig, ScopeHandle};
-use crate::store::{Interest, SubscriptionStart, SubscriptionStep};
+use crate::store::{Interest, SubscriptionEnd, SubscriptionStart, SubscriptionStep};
 use crate::test_support::{Api, HTTP2, Pki, eventually, streamed, upstream_of};
 use crate::upstream::UpstreamClient;
 
@@ -159,5 +159,8 @@ async fn each_step_frees_what_is_missed_least() {
     drop(watched);
     eventually(|| budget.counted(MemoryClass::Objects) == 0).await;
     let end = watch.step(&Context::from_waker(Waker::noop()), 10, 1_000);
-    assert!(matches!(end, SubscriptionStep::Closed), "{end:?}");
+    assert!(
+        matches!(end, SubscriptionStep::Ended(SubscriptionEnd::Closed)),
+        "{end:?}"
+    );
 }

@@ -13,7 +13,7 @@ use super::check::CheckedPrint;
 use crate::scope::cached::Scope;
 use crate::scope::handle::ScopeHandle;
 use crate::scope::phase::ScopePhase;
-use crate::store::{Subscription, SubscriptionStep, WindowEvent};
+use crate::store::{Subscription, SubscriptionEnd, SubscriptionStep, WindowEvent};
 use crate::upstream::ServedBy;
 
 /// Events that are taken at a time, and their bytes.
@@ -249,9 +249,11 @@ fn poll(
             // While the source is paused its phase tells; it goes on afterwards.
             SubscriptionStep::CaughtUp(_)
             | SubscriptionStep::Unfinished
-            | SubscriptionStep::Paused => return Poll::Pending,
-            SubscriptionStep::Expired { .. } | SubscriptionStep::Relisted => TakenStep::Expired,
-            SubscriptionStep::Closed => TakenStep::Closed,
+            | SubscriptionStep::Ended(SubscriptionEnd::Paused) => return Poll::Pending,
+            SubscriptionStep::Ended(
+                SubscriptionEnd::Expired { .. } | SubscriptionEnd::Relisted,
+            ) => TakenStep::Expired,
+            SubscriptionStep::Ended(SubscriptionEnd::Closed) => TakenStep::Closed,
         };
         return Poll::Ready(step);
     }

@@ -110,11 +110,14 @@ impl Informer {
                 }
                 return false;
             }
-            SubscriptionStep::Expired { .. } | SubscriptionStep::Relisted => self.expired = true,
+            SubscriptionStep::Ended(
+                SubscriptionEnd::Expired { .. } | SubscriptionEnd::Relisted,
+            ) => {
+                self.expired = true;
+            }
             SubscriptionStep::CaughtUp(_)
             | SubscriptionStep::Unfinished
-            | SubscriptionStep::Paused
-            | SubscriptionStep::Closed => {}
+            | SubscriptionStep::Ended(SubscriptionEnd::Paused | SubscriptionEnd::Closed) => {}
         }
         true
     }

@@ -77,12 +77,9 @@ proptest! {
                         if *expired { continue; }
                         match follower.step(most) {
                             SubscriptionStep::Events(events) => seen.extend(events.iter().map(|event| event.version.0)),
-                            SubscriptionStep::Expired { .. } => *expired = true,
+                            SubscriptionStep::Ended(SubscriptionEnd::Expired { .. }) => *expired = true,
                             SubscriptionStep::CaughtUp(at) => prop_assert_eq!(at.0, version),
-                            SubscriptionStep::Unfinished
-                            | SubscriptionStep::Relisted
-                            | SubscriptionStep::Paused
-                            | SubscriptionStep::Closed => prop_assert!(false),
+                            SubscriptionStep::Unfinished | SubscriptionStep::Ended(_) => prop_assert!(false),
                         }
                     }
                 }
@@ -96,7 +93,7 @@ proptest! {
             if !*expired {
                 let (rest, end) = follower.drain();
                 seen.extend(rest);
-                *expired = matches!(end, SubscriptionStep::Expired { .. });
+                *expired = has_expired(&end);
             }
             let concerns = |(at, key, old, new): &&(u64, String, Option<String>, String)| {
                 *at > *start && key != "relist" && match &*follower.subscription.membership.interest {
