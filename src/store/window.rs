@@ -151,46 +151,45 @@ impl Window {
         self.trim(now)
     }
 
-    /// Takes the oldest event out of the sums and the index.
-    fn subtract(&mut self, event: &Arc<WindowEvent>) {
-        self.bytes -= event.size;
-        self.floor = event.version;
-        self.first += 1;
-        self.changes.remove(event);
-    }
-
     /// Takes out events that are too old or too much. The newest event is taken out, too, if it
     /// alone is too large.
     pub(super) fn trim(&mut self, now: Instant) -> DroppedEvents {
-        let mut dropped = DroppedEvents::default();
-        while let Some((at, event)) = self.events.front() {
-            let few = self.events.len() <= self.limits.least && self.lasting_bytes() <= OLD_BYTES;
-            let fits = self.lasting_bytes() <= self.limits.bytes
-                && (few || now.saturating_duration_since(*at) <= self.limits.age);
-            if fits || dropped.events.len() == MAX_DROPPED {
-                break;
-            }
-            let event = Arc::clone(event);
-            self.subtract(&event);
-            dropped.events.extend(self.events.pop_front());
-        }
-        dropped
+        self.drop_while(|window, at| !window.fits(now, at))
     }
 
     /// Takes out events that are older than `age`, but not too many at a time. Returns them and
     /// their bytes, without compressed forms.
     pub(super) fn release(&mut self, now: Instant, age: Duration) -> (DroppedEvents, usize) {
-        let mut dropped = DroppedEvents::default();
         let before = self.bytes;
-        while dropped.events.len() < MAX_DROPPED
-            && let Some((at, event)) = self.events.front()
-            && now.saturating_duration_since(*at) > age
-        {
-            let event = Arc::clone(event);
-            self.subtract(&event);
-            dropped.events.extend(self.events.pop_front());
-        }
+        let dropped = self.drop_while(|_, at| now.saturating_duration_since(at) > age);
         (dropped, before - self.bytes)
+    }
+
+    /// Returns `true` if all events may stay, of which the oldest came at `at`.
+    fn fits(&self, now: Instant, at: Instant) -> bool {
+        let few = self.events.len() <= self.limits.least && self.lasting_bytes() <= OLD_BYTES;
+        self.lasting_bytes() <= self.limits.bytes
+            && (few || now.saturating_duration_since(at) <= self.limits.age)
+    }
+
+    /// Takes out events while the oldest one is over, but not too many at a time. `is_over` gets the
+    /// moment at which it came.
+    fn drop_while(&mut self, is_over: impl Fn(&Self, Instant) -> bool) -> DroppedEvents {
+        let mut dropped = DroppedEvents::default();
+        while dropped.events.len() < MAX_DROPPED
+            && self
+                .events
+                .front()
+                .is_some_and(|(at, _)| is_over(self, *at))
+            && let Some((at, event)) = self.events.pop_front()
+        {
+            self.bytes -= event.size;
+            self.floor = event.version;
+            self.first += 1;
+            self.changes.remove(&event);
+            dropped.events.push_back((at, event));
+        }
+        dropped
     }
 
     /// Starts anew at `floor`, and returns all events. Sequence numbers go on.
@@ -213,10 +212,13 @@ impl Window {
         if version < self.floor {
             return None;
         }
-        let next = self
-            .events
-            .partition_point(|(_, event)| event.version <= version);
-        Some(self.first + next as u64)
+        Some(self.first + self.index_after(version) as u64)
+    }
+
+    /// Returns the index of the first event after `version`.
+    fn index_after(&self, version: ResourceVersion) -> usize {
+        self.events
+            .partition_point(|(_, event)| event.version <= version)
     }
 
     /// Returns the events from sequence number `from` on, which must not be below [`Self::first`].
@@ -228,10 +230,7 @@ impl Window {
 
     /// Returns the bytes that events after `version` share with those of another window.
     pub(super) fn shared_after(&self, version: ResourceVersion) -> usize {
-        let next = self
-            .events
-            .partition_point(|(_, event)| event.version <= version);
-        let (first, last) = (self.events.get(next), self.last());
+        let (first, last) = (self.events.get(self.index_after(version)), self.last());
         first
             .zip(last)
             .map_or(0, |((_, first), last)| first.shared_until(last))
@@ -245,9 +244,8 @@ impl Window {
         now: Instant,
         age: Duration,
     ) -> Vec<Arc<WindowEvent>> {
-        let from = |(_, event): &(_, Arc<WindowEvent>)| event.version <= version;
         self.events
-            .range(self.events.partition_point(from)..)
+            .range(self.index_after(version)..)
             .take_while(|(at, _)| now.saturating_duration_since(*at) > age)
             .take(MAX_DROPPED)
             .map(|(_, event)| Arc::clone(event))
