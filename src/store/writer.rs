@@ -56,34 +56,30 @@ impl StoreWriter {
     }
 
     fn replace_for(&mut self, snapshot: Snapshot, reason: ListReason) -> Discarded {
-        let mut state = self.state.write();
-        let known = state.newest().version();
-        let listed = snapshot.version();
-        state.outlook = Outlook::Followed;
-        // A list of another timeline is an error for its watches in any case.
-        state.schema_changed = match reason {
-            ListReason::SchemaChange if listed >= known => state.snapshot.generation() + 1,
-            ListReason::SchemaChange | ListReason::Gap => 0,
-        };
-        let discarded = state.start_anew(snapshot, listed);
-        let head = state.window.head();
-        let wakers = state.subscribers.relist(known, listed, head);
-        drop(state);
-        wake(wakers);
-        discarded
+        self.change(|state| {
+            let known = state.newest().version();
+            let listed = snapshot.version();
+            state.outlook = Outlook::Followed;
+            // A list of another timeline is an error for its watches in any case.
+            state.schema_changed = match reason {
+                ListReason::SchemaChange if listed >= known => state.snapshot.generation() + 1,
+                ListReason::SchemaChange | ListReason::Gap => 0,
+            };
+            let discarded = state.start_anew(snapshot, listed);
+            let head = state.window.head();
+            (discarded, state.subscribers.relist(known, listed, head))
+        })
     }
 
     /// Forgets everything, as upstream has another history now: every watch expires, and there is no
     /// state until the next list. Invariant: `two timelines never mix`.
     pub fn reset(&mut self) -> Discarded {
-        let mut state = self.state.write();
-        let known = state.newest().version();
-        let discarded = state.start_anew(Snapshot::default(), known);
-        state.schema_changed = 0;
-        let wakers = state.subscribers.expire();
-        drop(state);
-        wake(wakers);
-        discarded
+        self.change(|state| {
+            let known = state.newest().version();
+            let discarded = state.start_anew(Snapshot::default(), known);
+            state.schema_changed = 0;
+            (discarded, state.subscribers.expire())
+        })
     }
 
     /// Applies one of upstream's events.
@@ -228,11 +224,10 @@ impl StoreWriter {
 
     /// Expires every watch: what was handed out may be wrong.
     pub fn expire(&mut self) {
-        let mut state = self.state.write();
-        state.schema_changed = 0;
-        let wakers = state.subscribers.expire();
-        drop(state);
-        wake(wakers);
+        self.change(|state| {
+            state.schema_changed = 0;
+            ((), state.subscribers.expire())
+        });
     }
 
     /// Ends every watch, now and later.
@@ -243,19 +238,23 @@ impl StoreWriter {
     /// Ends every watch, now and later, and drops the state and its history: a watch whose client
     /// takes nothing must not hold the memory of a whole type.
     pub fn release(&mut self) -> Discarded {
-        let mut state = self.state.write();
-        let known = state.newest().version();
-        let discarded = state.start_anew(Snapshot::default(), known);
-        // Under the same lock: a watch that sees the empty window alone ends as expired.
-        let wakers = state.end_watches(Outlook::Released);
-        drop(state);
-        wake(wakers);
-        discarded
+        self.change(|state| {
+            let known = state.newest().version();
+            let discarded = state.start_anew(Snapshot::default(), known);
+            // Under the same lock: a watch that sees the empty window alone ends as expired.
+            (discarded, state.end_watches(Outlook::Released))
+        })
     }
 
     fn end_watches(&mut self, outlook: Outlook) {
-        let wakers = self.state.write().end_watches(outlook);
+        self.change(|state| ((), state.end_watches(outlook)));
+    }
+
+    /// Changes the state under its lock, and wakes watches once that is released.
+    fn change<R>(&mut self, change: impl FnOnce(&mut StoreState) -> (R, Vec<Waker>)) -> R {
+        let (result, wakers) = change(&mut self.state.write());
         wake(wakers);
+        result
     }
 }
 
