@@ -127,12 +127,18 @@ pub(super) struct ScopePump {
 /// Moments at which the task has something to do.
 #[derive(Default)]
 struct PumpTimers {
-    /// The scope is listed again then, after a schema change.
-    list_again: Option<Instant>,
-    /// The first schema change since the last list for one.
-    schema_changed: Option<Instant>,
+    /// The schema has changed, and the scope is to be listed again.
+    schema_relist: Option<SchemaRelist>,
     /// Upstream ended the watch. Unless it is open again by then, the scope does not follow.
     reopened_by: Option<Instant>,
+}
+
+/// The list that schema changes ask for.
+#[derive(Clone, Copy)]
+struct SchemaRelist {
+    /// The moment of the first change since the last such list.
+    first: Instant,
+    due: Instant,
 }
 
 /// An occasion on which the task has something to do.
@@ -236,7 +242,9 @@ impl ScopePump {
                 Ok(()) = self.streams.changed(), if self.may_reopen_with_others() => {
                     PumpEvent::StreamsAgain
                 }
-                () = wait_until(self.timers.list_again) => PumpEvent::ListDue,
+                () = wait_until(self.timers.schema_relist.map(|list| list.due)) => {
+                    PumpEvent::ListDue
+                }
                 () = wait_until(self.timers.reopened_by) => PumpEvent::NotReopened,
                 finished = ask_upstream(&self.scope.reader, self.probe.as_ref()) => {
                     PumpEvent::Finished(finished)
@@ -311,8 +319,7 @@ impl ScopePump {
                     resource = %self.scope.key.gvr,
                     "the type's schema changed; listing again"
                 );
-                self.timers.list_again = None;
-                self.timers.schema_changed = None;
+                self.timers.schema_relist = None;
                 self.feed.list_changed_schema();
                 self.expect_list();
             }
@@ -446,9 +453,10 @@ impl ScopePump {
             reflector.schema_changed();
         }
         let now = Instant::now();
-        let first = *self.timers.schema_changed.get_or_insert(now);
+        let first = self.timers.schema_relist.map_or(now, |list| list.first);
         let latest = first + MOST_REBUILDS * STORAGE_REBUILD;
-        self.timers.list_again = Some((now + STORAGE_REBUILD).min(latest));
+        let due = (now + STORAGE_REBUILD).min(latest);
+        self.timers.schema_relist = Some(SchemaRelist { first, due });
         self.phase.send_if_modified(|phase| {
             let is_held = matches!(phase, ScopePhase::Ready(_) | ScopePhase::Stale(_));
             if is_held {

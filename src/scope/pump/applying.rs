@@ -131,7 +131,7 @@ impl ScopePump {
             self.scope.source.record_quarantines(quarantines);
         }
         self.phase
-            .send_replace(if self.timers.list_again.is_some() {
+            .send_replace(if self.timers.schema_relist.is_some() {
                 ScopePhase::SchemaChanged
             } else {
                 ScopePhase::Ready(ready)
