@@ -13,6 +13,7 @@ mod release;
 mod reprint;
 mod restore;
 mod restoring;
+mod served;
 mod shared;
 mod staleness;
 mod stopping;
@@ -20,6 +21,7 @@ mod streaming;
 
 use std::any::Any;
 use std::ops::ControlFlow;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -50,6 +52,7 @@ use finish::ask_upstream;
 use overdue::{MissingEvent, OverdueEvents};
 use release::{LearnedRelease, ReleaseContext, ReleaseLearner};
 use restoring::Restoring;
+use served::ServedState;
 use staleness::StalenessClock;
 use streaming::StreamingLearner;
 
@@ -90,11 +93,11 @@ pub(super) struct ScopePump {
     shared: SharedByPumps,
     feed: ScopeFeed,
     continuity: Continuity,
-    writer: StoreWriter,
-    phase: watch::Sender<ScopePhase>,
+    served: ServedState,
     events: Counter,
     scope: Arc<Scope>,
-    timers: PumpTimers,
+    /// The schema has changed, and the scope is to be listed again.
+    schema_relist: Option<SchemaRelist>,
     /// The changes that upstream makes to objects that are read, and not to those of events.
     read_defaults: ReadDefaults,
     /// Asks about versions that several deletions share, if the type has such.
@@ -111,26 +114,14 @@ pub(super) struct ScopePump {
     ready: Option<Arc<ReadyScope>>,
     /// The first refusal of a scope that was never ready.
     refused_since: Option<Instant>,
-    staleness: StalenessClock,
     overdue: OverdueEvents,
     /// Changes when a stream brings something again, of any scope.
     streams: watch::Receiver<()>,
-    /// The watch was opened again because of that, and has not been found silent since.
-    reopened_with_others: bool,
     /// The proofs of an earlier state, until it is shown.
     restoring: Option<Restoring>,
     /// The reason why the task ended. It is closed unless set: the runtime may drop the task.
     stopped: Stopped,
     _owner: Option<Arc<dyn Any + Send + Sync>>,
-}
-
-/// Moments at which the task has something to do.
-#[derive(Default)]
-struct PumpTimers {
-    /// The schema has changed, and the scope is to be listed again.
-    schema_relist: Option<SchemaRelist>,
-    /// Upstream ended the watch. Unless it is open again by then, the scope does not follow.
-    reopened_by: Option<Instant>,
 }
 
 /// The list that schema changes ask for.
@@ -149,14 +140,14 @@ enum PumpEvent {
     Release(LearnedRelease),
     /// A comparison found objects that are not upstream's.
     FoundDifferent(DifferingPart),
-    StalenessDue,
     /// Upstream has an event that its watch did not bring in time.
     Missing(MissingEvent),
     /// A stream brings something again, perhaps another scope's.
     StreamsAgain,
+    /// The scope is to be listed, as its schema has changed.
     ListDue,
-    /// The watch that ended is not open again.
-    NotReopened,
+    /// The scope is too old, and upstream has events that no watch brings.
+    EventsLacking,
     /// Upstream has told how many objects it has at a version that several deletions share.
     Finished(UnfinishedVersion),
     Feed(Result<FeedStep, Stopped>),
@@ -195,21 +186,23 @@ impl ScopePump {
                 budget,
                 print: Arc::clone(&scope.print),
             }),
-            staleness: StalenessClock::new(max_staleness),
+            served: ServedState::new(
+                Arc::clone(&scope),
+                writer,
+                phase,
+                StalenessClock::new(max_staleness),
+            ),
             overdue: OverdueEvents::new(
                 scope.upstream.subscribe_lacking(),
                 scope.reader.clone(),
                 overdue,
             ),
             streams: shared.streams.subscribe(),
-            reopened_with_others: false,
             shared,
             feed,
-            writer,
-            phase,
             scope,
             probe,
-            timers: PumpTimers::default(),
+            schema_relist: None,
             is_rewritten: false,
             followed_release: None,
             list_asked: None,
@@ -227,29 +220,42 @@ impl ScopePump {
         self.stopped = loop {
             let question = self.begin_turn();
             // Not a function of its own: its future would be copied, and is large.
-            let event = tokio::select! {
-                signal = self.scope.signals.next() => PumpEvent::Signal(signal),
-                change = self.continuity.changed() => PumpEvent::Continuity(change),
-                answer = self.streaming.learned(), if question.is_none() => {
-                    PumpEvent::InitialEvents(answer)
+            let event = {
+                let mut step = pin!(self.feed.next());
+                loop {
+                    break tokio::select! {
+                        signal = self.scope.signals.next() => PumpEvent::Signal(signal),
+                        change = self.continuity.changed() => PumpEvent::Continuity(change),
+                        answer = self.streaming.learned(), if question.is_none() => {
+                            PumpEvent::InitialEvents(answer)
+                        }
+                        learned = self.release.learned() => PumpEvent::Release(learned),
+                        part = self.scope.differences.reported() => PumpEvent::FoundDifferent(part),
+                        missing = self.overdue.missing(), if self.scope.upstream.is_following() => {
+                            PumpEvent::Missing(missing)
+                        }
+                        Ok(()) = self.streams.changed(), if self.served.may_reopen_with_others() => {
+                            PumpEvent::StreamsAgain
+                        }
+                        () = wait_until(self.schema_relist.map(|list| list.due)) => PumpEvent::ListDue,
+                        finished = ask_upstream(&self.scope.reader, self.probe.as_ref()) => {
+                            PumpEvent::Finished(finished)
+                        }
+                        step = &mut step, if self.continuity.is_certain() => PumpEvent::Feed(step),
+                        // Time passes without an end of the request that is under way.
+                        () = wait_until(self.served.reopened_by) => {
+                            self.served.mark_not_reopened();
+                            self.overdue.forget();
+                            continue;
+                        }
+                        () = wait_until(self.served.staleness.due()) => {
+                            if !self.served.update_staleness() {
+                                continue;
+                            }
+                            PumpEvent::EventsLacking
+                        }
+                    };
                 }
-                learned = self.release.learned() => PumpEvent::Release(learned),
-                part = self.scope.differences.reported() => PumpEvent::FoundDifferent(part),
-                () = wait_until(self.staleness.due()) => PumpEvent::StalenessDue,
-                missing = self.overdue.missing(), if self.scope.upstream.is_following() => {
-                    PumpEvent::Missing(missing)
-                }
-                Ok(()) = self.streams.changed(), if self.may_reopen_with_others() => {
-                    PumpEvent::StreamsAgain
-                }
-                () = wait_until(self.timers.schema_relist.map(|list| list.due)) => {
-                    PumpEvent::ListDue
-                }
-                () = wait_until(self.timers.reopened_by) => PumpEvent::NotReopened,
-                finished = ask_upstream(&self.scope.reader, self.probe.as_ref()) => {
-                    PumpEvent::Finished(finished)
-                }
-                step = self.feed.next(), if self.continuity.is_certain() => PumpEvent::Feed(step),
             };
             if let ControlFlow::Break(stopped) = self.react(event, question).await {
                 break stopped;
@@ -275,7 +281,7 @@ impl ScopePump {
             // The next list or watch brings what is due. It must not be cancelled for that.
             self.overdue.forget();
         }
-        if !self.awaits_other_streams() {
+        if !self.served.awaits_other_streams() {
             self.streams.mark_unchanged();
         }
         self.list_asked = question.is_some().then(Instant::now);
@@ -310,8 +316,7 @@ impl ScopePump {
             }
             PumpEvent::Release(learned) => self.apply_release(learned).await,
             PumpEvent::FoundDifferent(part) => self.quarantine(part),
-            PumpEvent::StalenessDue => self.update_staleness(),
-            PumpEvent::Missing(MissingEvent::Late) => self.mark_lacking(),
+            PumpEvent::Missing(MissingEvent::Late) => self.served.mark_lacking(),
             PumpEvent::Missing(MissingEvent::Overdue(version)) => self.reopen(version),
             PumpEvent::StreamsAgain => self.reopen_as_streams_do(),
             PumpEvent::ListDue => {
@@ -319,16 +324,13 @@ impl ScopePump {
                     resource = %self.scope.key.gvr,
                     "the type's schema changed; listing again"
                 );
-                self.timers.schema_relist = None;
+                self.schema_relist = None;
                 self.feed.list_changed_schema();
                 self.expect_list();
             }
-            PumpEvent::NotReopened => {
-                self.timers.reopened_by = None;
-                self.mark_lost();
-            }
+            PumpEvent::EventsLacking => self.relist(),
             PumpEvent::Finished(finished) => {
-                self.writer.finish(finished);
+                self.served.writer.finish(finished);
                 self.scope.publish_version();
             }
             PumpEvent::Feed(Ok(step)) => {
@@ -357,7 +359,7 @@ impl ScopePump {
                     self.resume_held();
                 }
                 self.feed.forget_source();
-                self.mark_lost();
+                self.served.mark_lost();
                 // The list and watch of its own may have a state of their own, too.
                 if self.ready.is_none() {
                     self.restore().await;
@@ -383,7 +385,7 @@ impl ScopePump {
             self.apply(change, origin);
         } else if !self.continuity.is_certain() {
             let by = Instant::now() + WATCH_REOPEN;
-            self.timers.reopened_by.get_or_insert(by);
+            self.served.reopened_by.get_or_insert(by);
         }
     }
 
@@ -396,9 +398,9 @@ impl ScopePump {
                 let change = Change::Event(event.frame, event.scanned);
                 return Some((change, Some(event.origin)));
             }
-            DerivedStep::TooOld => self.mark_too_old(),
+            DerivedStep::TooOld => self.served.mark_too_old(),
             DerivedStep::Doubted => self.quarantine(DifferingPart::Objects),
-            DerivedStep::Refollowed => self.mark_followed(),
+            DerivedStep::Refollowed => self.served.mark_followed(),
             DerivedStep::Checked {
                 release,
                 bookmark,
@@ -411,7 +413,7 @@ impl ScopePump {
                 self.learn_bookmark(Some(bookmark));
                 self.follow_server();
                 self.note_release(release);
-                self.mark_followed();
+                self.served.mark_followed();
             }
         }
         None
@@ -453,11 +455,11 @@ impl ScopePump {
             reflector.schema_changed();
         }
         let now = Instant::now();
-        let first = self.timers.schema_relist.map_or(now, |list| list.first);
+        let first = self.schema_relist.map_or(now, |list| list.first);
         let latest = first + MOST_REBUILDS * STORAGE_REBUILD;
         let due = (now + STORAGE_REBUILD).min(latest);
-        self.timers.schema_relist = Some(SchemaRelist { first, due });
-        self.phase.send_if_modified(|phase| {
+        self.schema_relist = Some(SchemaRelist { first, due });
+        self.served.phase.send_if_modified(|phase| {
             let is_held = matches!(phase, ScopePhase::Ready(_) | ScopePhase::Stale(_));
             if is_held {
                 *phase = ScopePhase::SchemaChanged;
@@ -477,9 +479,9 @@ impl ScopePump {
 
     pub(super) fn drop_held(&mut self) {
         // Before the store, so that nobody takes an empty one for a state.
-        self.phase.send_replace(ScopePhase::Failing);
+        self.served.phase.send_replace(ScopePhase::Failing);
         let charges = self.scope.memory.charges.lock().take();
-        let replaced = self.writer.reset();
+        let replaced = self.served.writer.reset();
         // Others may have counted what was held after its charges were taken.
         self.scope.count_held();
         discard(replaced, charges);
@@ -507,7 +509,7 @@ impl ScopePump {
     fn expect_list(&mut self) {
         self.continuity.expect_list();
         self.abandon_restored();
-        self.mark_lost();
+        self.served.mark_lost();
     }
 
     pub(super) fn learn_bookmark(&self, format: Option<BookmarkFormat>) {

@@ -22,6 +22,7 @@ use watershed_protocol::{
 mod named_histories;
 mod schema_changes;
 mod silent_watches;
+mod slow_answers;
 
 #[tokio::test]
 async fn only_scopes_that_nobody_uses_are_closed() {
@@ -110,6 +111,10 @@ async fn open_pods_overdue_after(overdue: Duration, pki: &Pki, api: &Api) -> (Sc
         overdue,
         ..ScopeConfig::default()
     };
+    open_pods_with(config, pki, api).await
+}
+
+async fn open_pods_with(config: ScopeConfig, pki: &Pki, api: &Api) -> (Scopes, Arc<Scope>) {
     let scopes = Scopes::new(UpstreamClient::new(&upstream_of(pki, api).await), config);
     let gvr = GroupVersionResource::new("", "v1", "pods");
     let fields = Arc::new(FieldTable::builtin(&gvr, true).unwrap());

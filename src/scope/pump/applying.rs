@@ -20,15 +20,15 @@ impl ScopePump {
         let now = Instant::now();
         match change {
             Change::Ended => {
-                self.timers.reopened_by.get_or_insert(now + WATCH_REOPEN);
+                self.served.reopened_by.get_or_insert(now + WATCH_REOPEN);
                 return;
             }
             Change::Interrupted => {
-                self.timers.reopened_by = None;
+                self.served.reopened_by = None;
                 self.mark_interrupted();
                 return;
             }
-            _ => self.timers.reopened_by = None,
+            _ => self.served.reopened_by = None,
         }
         self.scope.upstream.set_following(true);
         if !matches!(change, Change::Resumed { .. }) {
@@ -42,7 +42,7 @@ impl ScopePump {
             }
             Change::Progress { version, format } => {
                 self.learn_bookmark(format);
-                self.writer.progress(now, version);
+                self.served.writer.progress(now, version);
                 self.scope.upstream.record_bookmark(version);
                 self.mark_delivered();
                 self.record_proof(|proofs| proofs.is_followed = true);
@@ -53,7 +53,7 @@ impl ScopePump {
                 self.is_rewritten = false;
                 self.follow_server();
                 self.count(&metrics::UPSTREAM_RESUMES);
-                self.staleness.mark_reopened(time::Instant::now());
+                self.served.staleness.mark_reopened(time::Instant::now());
             }
             Change::Interrupted | Change::Ended | Change::OtherHistory { .. } => {}
         }
@@ -108,11 +108,11 @@ impl ScopePump {
             self.name_server();
         }
         let charges = self.scope.memory.charges.lock().take();
-        let is_schema_changed = matches!(*self.phase.borrow(), ScopePhase::SchemaChanged);
+        let is_schema_changed = matches!(*self.served.phase.borrow(), ScopePhase::SchemaChanged);
         let replaced = if is_schema_changed {
-            self.writer.replace_after_schema_change(snapshot)
+            self.served.writer.replace_after_schema_change(snapshot)
         } else {
-            self.writer.replace(snapshot)
+            self.served.writer.replace(snapshot)
         };
         if let Some(asked) = self.list_asked
             && self.feed.lists_most_recent()
@@ -130,8 +130,9 @@ impl ScopePump {
         if let Some(quarantines) = self.feed.source_quarantines() {
             self.scope.source.record_quarantines(quarantines);
         }
-        self.phase
-            .send_replace(if self.timers.schema_relist.is_some() {
+        self.served
+            .phase
+            .send_replace(if self.schema_relist.is_some() {
                 ScopePhase::SchemaChanged
             } else {
                 ScopePhase::Ready(ready)
@@ -146,7 +147,7 @@ impl ScopePump {
         if let Some(release) = self.feed.compared_release().cloned() {
             self.note_release(Some(release));
         }
-        self.mark_heard();
+        self.served.mark_heard();
     }
 
     fn apply_event(
@@ -166,7 +167,11 @@ impl ScopePump {
         let object = stored_object(&ready.format, &frame.object, scanned);
         // A known event does not show that news arrives.
         let is_news = object.version > self.scope.reader.event_version();
-        match self.writer.apply_from(now, frame, object, read, origin) {
+        match self
+            .served
+            .writer
+            .apply_from(now, frame, object, read, origin)
+        {
             Ok(()) if is_news => self.mark_delivered(),
             Ok(()) => {}
             Err(InconsistentEvent::Rewritten { .. }) if self.release.is_learning() => {

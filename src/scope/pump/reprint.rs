@@ -97,7 +97,7 @@ impl ScopePump {
     /// while a version is unfinished. Lets other tasks run in between: these may be all objects of
     /// the type.
     async fn reprint(&mut self, objects: Vec<StoredObject>) -> Option<usize> {
-        let mut reprint = self.writer.begin_reprint(objects)?;
+        let mut reprint = self.served.writer.begin_reprint(objects)?;
         repeat(REPLACED_OBJECT, || reprint.replace_next()).await;
         let charges = self.scope.memory.charges.lock().take();
         let (changed, replaced) = reprint.finish();
@@ -127,7 +127,7 @@ impl ScopePump {
     pub(super) async fn rejoin(&mut self) {
         // Whatever the watch in JSON still has to prove would not come by the source's.
         let is_settled = self.continuity.is_settled()
-            && self.timers.reopened_by.is_none()
+            && self.served.reopened_by.is_none()
             && self.restoring.is_none();
         let Some(step) = self.feed.rejoin(is_settled) else {
             return;
@@ -219,7 +219,7 @@ impl ScopePump {
     fn renew(&mut self, ready: ReadyScope) {
         let ready = Arc::new(ready);
         self.ready = Some(Arc::clone(&ready));
-        self.phase.send_modify(|phase| match phase {
+        self.served.phase.send_modify(|phase| match phase {
             ScopePhase::Ready(shown) | ScopePhase::Stale(shown) => *shown = ready,
             ScopePhase::Syncing
             | ScopePhase::Failing

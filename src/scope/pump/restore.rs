@@ -37,7 +37,7 @@ impl ScopePump {
             last_event: stored.last_event,
             warnings: stored.ready.warnings.clone(),
         });
-        drop(self.writer.replace(snapshot));
+        drop(self.served.writer.replace(snapshot));
         self.scope.count_held();
         drop(stored.load);
         self.learn_bookmark(stored.bookmark);
@@ -98,8 +98,8 @@ impl ScopePump {
             "resumed without a list"
         );
         // It ages from now on, even if nothing ever arrives.
-        self.mark_proven();
-        self.phase.send_replace(ScopePhase::Ready(ready));
+        self.served.mark_proven();
+        self.served.phase.send_replace(ScopePhase::Ready(ready));
     }
 
     /// Drops a restored state that upstream refuses to continue. The next change is a list, with

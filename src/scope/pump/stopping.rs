@@ -50,7 +50,8 @@ impl ScopePump {
         if lasts >= REOPEN_AFTER {
             return false;
         }
-        self.phase
+        self.served
+            .phase
             .send_replace(ScopePhase::Stopped(stopped.clone()));
         let jitter = 0.75 + fastrand::f64() / 2.0;
         self.feed.pause(lasts.max(FIRST_RETRY).mul_f64(jitter));
@@ -112,19 +113,20 @@ impl Drop for ScopePump {
             self.report_stop(&self.stopped);
         }
         self.scope.upstream.set_following(false);
-        self.staleness.stop();
-        self.publish_age();
-        self.phase
+        self.served.staleness.stop();
+        self.served.publish_age();
+        self.served
+            .phase
             .send_replace(ScopePhase::Stopped(self.stopped.clone()));
         let is_too_large = matches!(self.stopped, Stopped::DoesNotFit(_));
         if is_too_large || self.scope.memory.is_to_be_freed() {
             let charges = self.scope.memory.charges.lock().take();
-            let released = self.writer.release();
+            let released = self.served.writer.release();
             // Others may have counted what was held after its charges were taken.
             self.scope.count_held();
             discard(released, charges);
         } else {
-            self.writer.close();
+            self.served.writer.close();
         }
         if let Stopped::DoesNotFit(size) = self.stopped {
             // The next request finds it there, and opens no scope before it may fit.

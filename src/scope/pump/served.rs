@@ -1,0 +1,178 @@
+//! The state that a scope serves, and how current it is: whether upstream's changes arrive, and when
+//! it is too old.
+use std::sync::Arc;
+use std::time;
+
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::staleness::{DueChange, StalenessChange, StalenessClock};
+use crate::scope::cached::Scope;
+use crate::scope::phase::ScopePhase;
+use crate::store::StoreWriter;
+
+/// What a scope's task shows to readers, and how current that is.
+///
+/// It is apart from the feed, so that time can pass while a request at upstream is under way.
+pub(super) struct ServedState {
+    scope: Arc<Scope>,
+    pub(super) writer: StoreWriter,
+    pub(super) phase: watch::Sender<ScopePhase>,
+    pub(super) staleness: StalenessClock,
+    /// Upstream ended the watch. Unless it is open again by then, the scope does not follow.
+    pub(super) reopened_by: Option<time::Instant>,
+    /// The watch was opened again as other streams brought something, and has not been found silent
+    /// since.
+    pub(super) reopened_with_others: bool,
+}
+
+impl ServedState {
+    /// Creates the state of a scope that has nothing yet.
+    pub(super) fn new(
+        scope: Arc<Scope>,
+        writer: StoreWriter,
+        phase: watch::Sender<ScopePhase>,
+        staleness: StalenessClock,
+    ) -> Self {
+        Self {
+            scope,
+            writer,
+            phase,
+            staleness,
+            reopened_by: None,
+            reopened_with_others: false,
+        }
+    }
+
+    /// Records that changes of the source arrive again, of which none was lost.
+    pub(super) fn mark_followed(&mut self) {
+        self.scope.upstream.set_following(true);
+        let source = self.scope.source.get();
+        if source
+            .as_ref()
+            .is_some_and(|source| source.upstream.age().is_none())
+        {
+            // It was followed all the time, while its server's JSON was compared.
+            self.mark_heard();
+        } else {
+            self.staleness.mark_reopened(Instant::now());
+        }
+    }
+
+    /// Records that the source is older than allowed, which counts here as well.
+    pub(super) fn mark_too_old(&mut self) {
+        self.mark_lost();
+        if self.staleness.exceed() {
+            self.stop_serving();
+        }
+    }
+
+    /// Records that upstream's changes do not arrive any more.
+    pub(super) fn mark_lost(&mut self) {
+        self.scope.upstream.set_following(false);
+        self.staleness.mark_lost(Instant::now());
+        self.publish_age();
+    }
+
+    /// Records that the watch that ended is not open again.
+    pub(super) fn mark_not_reopened(&mut self) {
+        self.reopened_by = None;
+        self.mark_lost();
+    }
+
+    /// Shows readers for how long the scope has not followed upstream.
+    pub(super) fn publish_age(&self) {
+        let (since, lacks) = (
+            self.staleness.lost_since(),
+            self.staleness.lacks_something(),
+        );
+        self.scope.upstream.set_lost(since, lacks);
+    }
+
+    /// Records that upstream has proven the state that is held. The watch may have broken since.
+    pub(super) fn mark_proven(&mut self) {
+        self.mark_heard();
+        if !self.scope.upstream.is_following() {
+            self.mark_lost();
+        }
+    }
+
+    /// Records that upstream sent a list, an event or a bookmark.
+    pub(super) fn mark_heard(&mut self) {
+        if self.staleness.mark_heard(Instant::now()) {
+            self.serve_again();
+        }
+    }
+
+    /// Records that upstream has changes that the watch does not bring, although it is open.
+    pub(super) fn mark_lacking(&mut self) {
+        self.staleness.mark_silent(DueChange::Event, Instant::now());
+        self.publish_age();
+    }
+
+    /// Serves the scope again, if it was too old.
+    fn serve_again(&mut self) {
+        self.publish_age();
+        let ScopePhase::Stale(ready) = self.phase.borrow().clone() else {
+            return;
+        };
+        let key = &self.scope.key;
+        tracing::info!(
+            resource = %key.gvr,
+            representation = %key.representation,
+            "followed again; served from memory"
+        );
+        self.writer.resume();
+        self.phase.send_replace(ScopePhase::Ready(ready));
+    }
+
+    /// Records that the scope's age has changed with time. Returns `true` if it has to be listed:
+    /// what no watch brings, a list shows.
+    pub(super) fn update_staleness(&mut self) -> bool {
+        match self.staleness.tick(Instant::now()) {
+            Some(StalenessChange::Recovered) => self.serve_again(),
+            Some(StalenessChange::Exceeded) => {
+                if self.staleness.has_limit() {
+                    self.stop_serving();
+                }
+                return self.staleness.lacks_events();
+            }
+            None => {}
+        }
+        false
+    }
+
+    /// Stops serving the scope, as it is too old, and ends its watches.
+    fn stop_serving(&mut self) {
+        let key = &self.scope.key;
+        let phase = self.phase.borrow().clone();
+        match phase {
+            ScopePhase::Ready(ready) => {
+                tracing::warn!(
+                    resource = %key.gvr,
+                    selection = %key.selection,
+                    "not followed for --max-staleness; requests are forwarded until it is"
+                );
+                // Before the watches end: their clients come back at once.
+                self.phase.send_replace(ScopePhase::Stale(ready));
+                self.writer.pause();
+            }
+            // Its watches may lack an event, so that they cannot go on elsewhere.
+            ScopePhase::Quarantined | ScopePhase::SchemaChanged => self.writer.expire(),
+            _ => {}
+        }
+    }
+
+    /// Returns `true` if something is due, and the watch was not opened again for others yet.
+    pub(super) fn awaits_other_streams(&self) -> bool {
+        self.staleness.lacks_something() && !self.reopened_with_others
+    }
+
+    /// Returns `true` if the watch is open and may be opened again for others.
+    ///
+    /// A list or a watch that is under way must not be cancelled for them: of many scopes that recover one after
+    /// the other, each would have it begun anew.
+    pub(super) fn may_reopen_with_others(&self) -> bool {
+        self.scope.upstream.is_following() && self.awaits_other_streams()
+    }
+}
