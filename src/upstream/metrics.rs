@@ -1,6 +1,6 @@
 //! Metrics of the traffic with upstream.
 use super::server::Upstream;
-use super::traffic::{ConnectionPurpose, RequestPurpose, Unanswered};
+use super::traffic::{ConnectionPurpose, NoAnswer, RequestPurpose};
 use super::via::ChainRefusal;
 use crate::metric::{Counter, Declaration, Gauge, Metric};
 
@@ -88,7 +88,7 @@ pub fn publish(upstream: &Upstream) {
                 .with([purpose.as_str().into(), status.to_string().into()])
                 .absolute(answers);
         }
-        for reason in Unanswered::ALL {
+        for reason in NoAnswer::ALL {
             UNANSWERED
                 .with([purpose.as_str().into(), reason.as_str().into()])
                 .absolute(traffic.unanswered(purpose, reason));

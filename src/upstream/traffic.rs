@@ -90,7 +90,7 @@ impl From<ConnectionClass> for ConnectionPurpose {
 
 /// The reason why a request got no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unanswered {
+pub enum NoAnswer {
     /// No connection could be made.
     Connect,
     /// All connections are busy.
@@ -101,7 +101,7 @@ pub enum Unanswered {
     Abandoned,
 }
 
-impl Unanswered {
+impl NoAnswer {
     /// All of them.
     pub const ALL: [Self; 4] = [Self::Connect, Self::Busy, Self::Closed, Self::Abandoned];
 
@@ -133,7 +133,7 @@ impl Unanswered {
 struct Outcomes {
     /// The number of answers with each status, from [`FIRST_STATUS`] on.
     answers: Box<[AtomicU64; STATUSES]>,
-    unanswered: [AtomicU64; Unanswered::ALL.len()],
+    unanswered: [AtomicU64; NoAnswer::ALL.len()],
 }
 
 /// The least status. Source: `http::StatusCode` takes 100 to 999.
@@ -173,7 +173,7 @@ impl UpstreamTraffic {
     }
 
     /// Returns the number of requests that got no answer for a reason.
-    pub fn unanswered(&self, purpose: RequestPurpose, reason: Unanswered) -> u64 {
+    pub fn unanswered(&self, purpose: RequestPurpose, reason: NoAnswer) -> u64 {
         self.outcomes[purpose as usize].unanswered[reason as usize].load(Ordering::Relaxed)
     }
 
@@ -237,12 +237,12 @@ impl SentRequest {
     /// Counts that there is no answer.
     pub(super) fn failed(&mut self, error: &UpstreamError) {
         self.is_over = true;
-        if let Some(reason) = Unanswered::of(error) {
+        if let Some(reason) = NoAnswer::of(error) {
             self.count_unanswered(reason);
         }
     }
 
-    fn count_unanswered(&self, reason: Unanswered) {
+    fn count_unanswered(&self, reason: NoAnswer) {
         self.outcomes().unanswered[reason as usize].fetch_add(1, Ordering::Relaxed);
     }
 
@@ -254,7 +254,7 @@ impl SentRequest {
 impl Drop for SentRequest {
     fn drop(&mut self) {
         if !self.is_over {
-            self.count_unanswered(Unanswered::Abandoned);
+            self.count_unanswered(NoAnswer::Abandoned);
         }
     }
 }

@@ -1,13 +1,14 @@
 //! Health and metrics of the program.
 use std::collections::BTreeSet;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use http::{Method, Request};
+use tokio::time::timeout;
 use watershed_lab::sim::SimulatedServer;
 
 use crate::support::client::{BOTH, Next, Protocol, RequestBody, nothing, within};
 use crate::support::program::Program;
-use crate::support::{small, unless_stalled};
+use crate::support::{becomes, small, unless_stalled};
 
 /// Returns the names and labels of all series, without their values.
 fn series(metrics: &str) -> BTreeSet<String> {
@@ -172,7 +173,10 @@ async fn bytes_are_counted_towards_clients_and_from_upstream() {
             .abs()
             < 0.5
     );
-    assert!((of(r#"watershed_upstream_requests_total{purpose="forward"}"#) - 2.0).abs() < 0.5);
+    assert!(
+        (of(r#"watershed_upstream_requests_total{purpose="forward",code="200"}"#) - 2.0).abs()
+            < 0.5
+    );
     // Clients receive more than upstream sends.
     let listed = of(r#"watershed_upstream_received_bytes_total{purpose="list"}"#)
         + of(r#"watershed_upstream_received_bytes_total{purpose="watch"}"#);
@@ -232,6 +236,40 @@ fn invented_request(n: usize) -> Request<RequestBody> {
         .uri(path)
         .body(nothing())
         .unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_that_fail_or_are_given_up_are_counted() {
+    const FORWARDED: &str = "/api/v1/secrets?limit=1";
+    let upstream = SimulatedServer::start(small()).await.unwrap();
+    let program = Program::start(&upstream).await;
+    let get = || program.proxied.get(Protocol::Http2, FORWARDED);
+    // Its caller is known from then on.
+    assert_eq!(get().await.status, 200);
+
+    upstream.faults().refuse_only(503, "LIST", "secrets", 1);
+    assert_eq!(get().await.status, 503);
+    let refused = r#"watershed_upstream_requests_total{purpose="forward",code="503"}"#;
+    assert_eq!(program.metric(refused).await.to_string(), "1");
+
+    upstream
+        .faults()
+        .set(|active| active.hold = Some("/api/v1/secrets".to_owned()));
+    let patience = Duration::from_millis(300);
+    assert!(timeout(patience, get()).await.is_err(), "nobody answers");
+    for series in [
+        r#"watershed_requests_aborted_total{verb="list",group="",resource="secrets"}"#,
+        r#"watershed_upstream_requests_unanswered_total{purpose="forward",reason="abandoned"}"#,
+    ] {
+        becomes(series, "1".to_owned(), async || {
+            program.metric(series).await.to_string()
+        })
+        .await;
+    }
+    upstream.faults().set(|active| active.hold = None);
+    program.terminate().await;
+    assert!(program.ended().await.success());
+    upstream.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

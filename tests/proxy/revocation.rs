@@ -10,7 +10,7 @@ use watershed_protocol::GroupVersionResource;
 use crate::node_start::until_rbac_is_watched;
 use crate::support::client::{Lines, Next, Protocol};
 use crate::support::rbac::{rbac, remember};
-use crate::support::{Fixture, at_leisure, becomes, eventually, small};
+use crate::support::{Fixture, at_leisure, becomes, eventually, has_counted, small};
 
 const HERE: &str = "/api/v1/namespaces/team-00/configmaps?resourceVersion=0";
 const REVIEWS: &str = "subjectaccessreviews.authorization.k8s.io";
@@ -506,6 +506,9 @@ async fn a_failed_authorizer_is_no_denial() {
     assert_eq!(source("ann", other).await, (200, "snapshot".to_owned()));
     let forwarded = "forward; reason=review-failed".to_owned();
     assert_eq!(source("bob", other).await, (200, forwarded.clone()));
+    let undecided =
+        r#"watershed_access_reviews_total{kind="subjectaccessreview",result="undecided"}"#;
+    assert!(has_counted(fixture.admin, undecided, 1).await);
 
     // A change that concerns his grant, and leaves it as it is.
     let reviewed = reviews(&fixture);
