@@ -6,6 +6,7 @@ use crate::metric::{Counter, Declaration, Metric, SharedString, type_labels};
 /// All metrics of this module.
 pub const METRICS: &[Declaration] = &[
     STOPPED.declaration(),
+    LOST.declaration(),
     UPSTREAM_LISTS.declaration(),
     RELISTS.declaration(),
     UPSTREAM_EVENTS.declaration(),
@@ -29,6 +30,15 @@ pub(super) const STOPPED: Metric<Counter, 3> = Metric::new(
      proxy may not list and watch it), unauthorized (upstream does not accept the proxy's credentials), \
      not-acceptable (the type has no such representation), not-understood, does-not-fit (into memory), closed \
      (not needed, or changed), failed (a defect of the proxy).",
+);
+/// The reasons for which a type is lost.
+pub(super) const LOSSES: [&str; 3] = ["forbidden", "unauthorized", "not-understood"];
+pub(super) const LOST: Metric<Counter, 3> = Metric::new(
+    "watershed_scopes_lost_total",
+    &["group", "resource", "reason"],
+    "Scopes that were served from memory until upstream refused to let the proxy follow them, by reason: \
+     forbidden (a right was taken away), unauthorized (its credentials are not accepted any more), \
+     not-understood (something else answers in upstream's place).",
 );
 pub(super) const UPSTREAM_LISTS: Metric<Counter, 2> = Metric::new(
     "watershed_upstream_lists_total",
@@ -147,6 +157,13 @@ pub(super) const REDERIVATIONS: Metric<Counter, 3> = Metric::new(
 /// Returns a type's series of a metric.
 pub(super) fn of_type(metric: &Metric<Counter, 2>, gvr: &GroupVersionResource) -> Counter {
     metric.with(type_labels(gvr))
+}
+
+/// Registers the losses of a type that is served from now on. An increase from nothing would not be seen.
+pub(super) fn may_be_lost(gvr: &GroupVersionResource) {
+    for reason in LOSSES {
+        LOST.with(with_type(gvr, reason)).increment(0);
+    }
 }
 
 /// Returns the label values of a type, with one more.

@@ -1,4 +1,6 @@
 //! Metrics of the traffic with upstream.
+use jiff::Timestamp;
+
 use super::server::Upstream;
 use super::traffic::{ConnectionPurpose, NoAnswer, RequestPurpose};
 use super::via::ChainRefusal;
@@ -10,6 +12,7 @@ pub const METRICS: &[Declaration] = &[
     UNANSWERED.declaration(),
     RECEIVED_BYTES.declaration(),
     CONNECTIONS.declaration(),
+    CERTIFICATE_BEGINS.declaration(),
     CERTIFICATE_EXPIRES.declaration(),
     RELOAD_FAILURES.declaration(),
     PROXIES.declaration(),
@@ -42,11 +45,17 @@ const CONNECTIONS: Metric<Gauge, 1> = Metric::new(
      forwarded watches, answers of pods, services and nodes, and tunnels.",
 );
 
+const CERTIFICATE_BEGINS: Metric<Gauge> = Metric::new(
+    "watershed_upstream_certificate_start_timestamp_seconds",
+    &[],
+    "Time from which on the proxy's own client certificate is valid, in seconds since the Unix epoch, if \
+     it has one.",
+);
 const CERTIFICATE_EXPIRES: Metric<Gauge> = Metric::new(
     "watershed_upstream_certificate_expiration_timestamp_seconds",
     &[],
-    "Time at which the proxy's own client certificate expires, in seconds since the Unix epoch. There \
-     is none if the proxy has no certificate.",
+    "Time at which the proxy's own client certificate expires, in seconds since the Unix epoch, if it \
+     has one.",
 );
 const RELOAD_FAILURES: Metric<Counter> = Metric::new(
     "watershed_upstream_credential_reload_failures_total",
@@ -70,8 +79,9 @@ const LOOPS: Metric<Counter, 1> = Metric::new(
 pub fn publish(upstream: &Upstream) {
     let (traffic, chain) = (upstream.traffic(), upstream.chain());
     if let Some(valid) = upstream.certificate() {
-        let seconds = valid.not_after.as_second() as f64;
-        CERTIFICATE_EXPIRES.with([]).set(seconds);
+        let seconds = |at: Timestamp| at.as_second() as f64;
+        CERTIFICATE_BEGINS.with([]).set(seconds(valid.not_before));
+        CERTIFICATE_EXPIRES.with([]).set(seconds(valid.not_after));
     }
     RELOAD_FAILURES
         .with([])

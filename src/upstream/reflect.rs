@@ -47,6 +47,8 @@ enum SchemaUse {
     Listed(Instant),
 }
 
+/// Characters of a failure that are kept. Upstream's own words may be long.
+const MAX_FAILURE: usize = 300;
 /// Time within which an API server uses a changed schema.
 const REBUILT: Duration = Duration::from_secs(30);
 
@@ -151,6 +153,8 @@ pub struct Reflector {
     /// Lists and watches may be compressed then.
     compression: ListCompression,
     lifetime: WatchLifetime,
+    /// The last failure, in words for an operator.
+    last_failure: Option<String>,
 }
 
 impl Reflector {
@@ -179,7 +183,13 @@ impl Reflector {
             object_bytes: None,
             compression: ListCompression::Never,
             lifetime: WatchLifetime::default(),
+            last_failure: None,
         }
+    }
+
+    /// Returns the last failure, in words for an operator.
+    pub fn last_failure(&self) -> Option<&str> {
+        self.last_failure.as_deref()
     }
 
     /// Sets the policy for compressing lists and watches. Compression saves bytes and costs time at
@@ -467,6 +477,8 @@ impl Reflector {
 
     /// Prepares the next attempt.
     fn recover(&mut self, error: &ReflectorError) {
+        let words = error.to_string();
+        self.last_failure = Some(words.chars().take(MAX_FAILURE).collect());
         match self.note_failure(error) {
             NextAttempt::Elsewhere => return,
             NextAttempt::List if !self.is_listing() => self.restart(),

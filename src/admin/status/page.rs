@@ -146,7 +146,8 @@ fn saved(rest: u64, whole: u64) -> Option<f64> {
 fn tiles(report: &StatusReport) -> Markup {
     let totals = &report.totals;
     let requests = totals.requests_here + totals.requests_forwarded;
-    let upstream_watches = report.scopes.iter().filter(|row| row.following).count();
+    let watched = |row: &&ScopeStatus| row.following && !row.derived;
+    let upstream_watches = report.scopes.iter().filter(watched).count();
     // More bytes can come in than go out until clients have read what was fetched.
     let bytes_saved = if totals.received_bytes <= totals.sent_bytes {
         percent_or_dash(saved(totals.received_bytes, totals.sent_bytes))
@@ -253,7 +254,7 @@ fn scopes(rows: &[ScopeStatus]) -> Markup {
         section {
             h2 {
                 "Scopes"
-                span.sub { "what is held in memory, each followed by one watch upstream" }
+                span.sub { "what is held in memory, each followed by one watch upstream, unless it is derived" }
             }
             @if rows.is_empty() {
                 p.empty { "None yet. The first client that reads a type opens it." }
@@ -297,6 +298,7 @@ fn scope(row: &ScopeStatus) -> Markup {
             }
             td {
                 (row.encoding)
+                @if row.derived { span.quiet { ", derived from protobuf" } }
                 @if row.content != "objects" { span.quiet { ", " (row.content.replace('-', " ")) } }
             }
             td {

@@ -127,9 +127,11 @@ pub(super) struct ScopeStatus {
     /// Selector of the objects; empty for all objects of the type.
     pub(super) selection: String,
     pub(super) phase: PhaseName,
-    /// Error that stopped the scope.
+    /// Error that stopped the scope, or by which the last attempt to follow upstream failed.
     pub(super) why: Option<String>,
     pub(super) following: bool,
+    /// Its JSON is printed from the scope in protobuf, whose watch feeds both.
+    pub(super) derived: bool,
     pub(super) objects: usize,
     pub(super) object_bytes: usize,
     pub(super) window_events: usize,
@@ -282,17 +284,18 @@ impl From<HistorySample> for StatusTotals {
 impl ScopeStatus {
     fn new(scope: &Scope) -> Self {
         let stats = scope.reader.stats();
-        let (phase, why) = match scope.phase() {
-            ScopePhase::Syncing => (PhaseName::Syncing, None),
-            ScopePhase::Failing => (PhaseName::Failing, None),
-            ScopePhase::Ready(_) => (PhaseName::Ready, None),
-            ScopePhase::Stale(_) => (PhaseName::Stale, None),
-            ScopePhase::Quarantined => (PhaseName::Quarantined, None),
-            ScopePhase::SchemaChanged => (PhaseName::SchemaChanged, None),
-            ScopePhase::Stopped(why) => (
-                PhaseName::Stopped,
-                Some(why.to_string().chars().take(ERROR_CHARS).collect()),
-            ),
+        let mut why = scope.upstream.failure();
+        let phase = match scope.phase() {
+            ScopePhase::Syncing => PhaseName::Syncing,
+            ScopePhase::Failing => PhaseName::Failing,
+            ScopePhase::Ready(_) => PhaseName::Ready,
+            ScopePhase::Stale(_) => PhaseName::Stale,
+            ScopePhase::Quarantined => PhaseName::Quarantined,
+            ScopePhase::SchemaChanged => PhaseName::SchemaChanged,
+            ScopePhase::Stopped(reason) => {
+                why = Some(reason.to_string());
+                PhaseName::Stopped
+            }
         };
         let last_heard: Instant = scope.upstream.last_heard();
         Self {
@@ -303,8 +306,9 @@ impl ScopeStatus {
             content: scope.content(),
             selection: scope.key.selection.to_string(),
             phase,
-            why,
+            why: why.map(|why| why.chars().take(ERROR_CHARS).collect()),
             following: scope.upstream.is_delivering(),
+            derived: scope.is_derived(),
             objects: stats.objects,
             object_bytes: stats.object_bytes,
             window_events: stats.events,

@@ -26,6 +26,8 @@ pub struct UpstreamWatch {
     /// The version of the events when upstream was last found to have more.
     lacking: watch::Sender<ResourceVersion>,
     is_compressed: AtomicBool,
+    /// The reason why the last attempt to list or watch failed.
+    failure: Mutex<Option<String>>,
 }
 
 impl UpstreamWatch {
@@ -41,7 +43,20 @@ impl UpstreamWatch {
             bookmark: watch::Sender::default(),
             lacking: watch::Sender::default(),
             is_compressed: AtomicBool::new(false),
+            failure: Mutex::default(),
         }
+    }
+
+    /// Returns the reason why upstream is not followed; `None` if it is, or if none is known.
+    pub fn failure(&self) -> Option<String> {
+        if self.is_following() {
+            return None;
+        }
+        self.failure.lock().clone()
+    }
+
+    pub(in crate::scope) fn set_failure(&self, failure: Option<&str>) {
+        *self.failure.lock() = failure.map(str::to_owned);
     }
 
     /// Returns `true` if the watch is open, or was a moment ago.

@@ -102,6 +102,7 @@ impl ScopePump {
             let again = self.scope.history.beginning().is_some();
             metrics::of_type(&metrics::RELISTS, &self.scope.key.gvr).increment(again.into());
         }
+        metrics::may_be_lost(&self.scope.key.gvr);
         self.scope.history.record_list(version);
         if streams_initial_events {
             // Before what it printed, so that none of that is derived as another's.

@@ -100,6 +100,7 @@ impl ScopePump {
     /// Records that upstream's watch broke. A scope that was never listed is failing then.
     pub(super) fn mark_interrupted(&mut self) {
         if let Some(reflector) = self.feed.reflector() {
+            self.scope.upstream.set_failure(reflector.last_failure());
             if reflector.fell_silent() {
                 self.served.reopened_with_others = false;
                 self.served

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::ScopePump;
 use super::earlier_states::StateOrigin;
 use super::restoring::Restoring;
+use crate::scope::metrics;
 use crate::scope::phase::ScopePhase;
 use crate::upstream::KnownState;
 
@@ -45,6 +46,7 @@ impl ScopePump {
             .record_list(stored.ready.streams_initial_events);
         self.release.record_restored(stored.release);
         self.ready = Some(Arc::new(stored.ready));
+        metrics::may_be_lost(&self.scope.key.gvr);
         self.restoring = Some(Restoring::of(origin));
         if origin == StateOrigin::Replica {
             self.continuity.believe_replica();

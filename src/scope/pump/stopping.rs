@@ -81,7 +81,19 @@ impl ScopePump {
     /// Logs and counts that the scope cannot be cached.
     fn report_stop(&self, reason: &Stopped) {
         let key = &self.scope.key;
-        if *reason == Stopped::Closed {
+        let is_lost = self.ready.is_some() && metrics::LOSSES.contains(&reason.as_str());
+        if is_lost {
+            tracing::warn!(
+                resource = %key.gvr,
+                selection = %key.selection,
+                representation = %key.representation,
+                %reason,
+                "not cached any more; its requests are forwarded"
+            );
+            metrics::LOST
+                .with(metrics::with_type(&key.gvr, reason.as_str()))
+                .increment(1);
+        } else if *reason == Stopped::Closed {
             tracing::debug!(
                 resource = %key.gvr,
                 representation = %key.representation,

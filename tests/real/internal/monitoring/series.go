@@ -60,6 +60,13 @@ func Healthy() []Series {
 		Named(rising(60000), "watershed_requests_total", "verb", "create", "source", "forward", "reason", "not-a-read", "code", "201"),
 		Named(rising(10), "watershed_requests_total", "verb", "create", "source", "forward", "reason", "not-a-read", "code", "500"),
 		Named(rising(60), "watershed_access_reviews_total", "kind", "tokenreview", "result", "answered"),
+		Named(rising(600), "watershed_upstream_requests_total", "purpose", "internal", "code", "200"),
+		Named(rising(6000), "watershed_upstream_requests_total", "purpose", "forward", "code", "401"),
+		Named(Constant(0), "watershed_upstream_requests_unanswered_total", "purpose", "list", "reason", "connect"),
+		Named(rising(600), "watershed_upstream_requests_unanswered_total", "purpose", "forward", "reason", "connect"),
+		Named(rising(600), "watershed_upstream_requests_unanswered_total", "purpose", "internal", "reason", "abandoned"),
+		Named(rising(60), "watershed_requests_aborted_total", "verb", "list", "resource", "pods"),
+		Named(Constant(0), "watershed_scopes_lost_total", "resource", "pods", "reason", "forbidden"),
 		Named(rising(600), "watershed_consistent_reads_total", "outcome", "validated"),
 		Named(rising(6), "watershed_consistent_reads_total", "outcome", "failed"),
 		Named(rising(60), "watershed_watches_ended_total", "reason", "deadline"),
@@ -87,6 +94,7 @@ func Healthy() []Series {
 		Named(rising(600<<20), "watershed_upstream_received_bytes_total", "purpose", "forward"),
 	}
 	all = append(all, certificate("proxy", 60, 40)...)
+	all = append(all, ownCertificate(0.5, 0.5)...)
 	all = append(all, buckets("watershed_consistent_read_wait_duration_seconds_bucket", 600, 0, "outcome", "validated")...)
 	return append(all, buckets("watershed_request_duration_seconds_bucket", 600, 0, "verb", "list", "source", "snapshot")...)
 }
@@ -98,6 +106,15 @@ func certificate(listener string, age, left float64) []Series {
 	return []Series{
 		Named(Constant(now-age*day), "watershed_serving_certificate_start_timestamp_seconds", "listener", listener),
 		Named(Constant(now+left*day), "watershed_serving_certificate_expiration_timestamp_seconds", "listener", listener),
+	}
+}
+
+// ownCertificate returns the series of the proxy's own client certificate.
+func ownCertificate(age, left float64) []Series {
+	const now, day = 1e6, 24 * 3600
+	return []Series{
+		Named(Constant(now-age*day), "watershed_upstream_certificate_start_timestamp_seconds"),
+		Named(Constant(now+left*day), "watershed_upstream_certificate_expiration_timestamp_seconds"),
 	}
 }
 
@@ -193,6 +210,29 @@ var Cases = map[string]Case{
 	},
 	"on-demand scopes that are opened again and again": {
 		Series: []Series{Named(rising(2), "watershed_upstream_lists_total", "resource", "secrets"), Named(Constant(0), "watershed_scope_relists_total", "resource", "secrets")},
+	},
+	"the proxy's credentials are not accepted": {
+		Series: []Series{Named(rising(6), "watershed_upstream_requests_total", "purpose", "list", "code", "401")},
+		Fires:  []string{"WatershedCredentialsRefused"},
+	},
+	"a right was taken away": {
+		Series: []Series{Named(steps(0, 1, 5), "watershed_scopes_lost_total", "resource", "pods", "reason", "forbidden")},
+		Fires:  []string{"WatershedTypesLost"},
+	},
+	"the API server has too much to do for the proxy": {
+		Series: []Series{Named(rising(60), "watershed_upstream_requests_total", "purpose", "list", "code", "429")},
+		Fires:  []string{"WatershedOwnRequestsFail"},
+	},
+	"no connection to the API server can be made": {
+		Series: []Series{Named(rising(60), "watershed_upstream_requests_unanswered_total", "purpose", "list", "reason", "connect")},
+		Fires:  []string{"WatershedOwnRequestsFail"},
+	},
+	"many clients give up": {
+		Series: []Series{Named(rising(30000), "watershed_requests_aborted_total", "verb", "list", "resource", "leases")},
+		Fires:  []string{"WatershedRequestsAborted"},
+	},
+	"the proxy's own certificate of a year ends in five days": {
+		Series: ownCertificate(360, 5), Fires: []string{"WatershedOwnCertificateEnds"},
 	},
 	"one proxy of ten is down": {
 		Series: Others("up", 1, 0, 1), Fires: []string{"WatershedInstanceDown"},
