@@ -138,7 +138,7 @@ var Seldom = []string{
 	"watershed_rbac_changes_total", "watershed_self_checks_total", "watershed_memory_releases_total",
 	"watershed_memory_released_bytes_total", "watershed_verified_answers_total", "watershed_shadow_answers_total",
 	"watershed_upstream_certificate_start_timestamp_seconds", "watershed_upstream_certificate_expiration_timestamp_seconds",
-	"watershed_node_pods_following", "watershed_scopes_stopped_total", "watershed_checkpoint_writes_total", "watershed_audit_log_rotation_failures_total",
+	"watershed_requests_aborted_total", "watershed_node_pods_following", "watershed_scopes_stopped_total", "watershed_checkpoint_writes_total", "watershed_audit_log_rotation_failures_total",
 }
 
 // scrapeLabels lists labels that Prometheus adds, or Thanos.

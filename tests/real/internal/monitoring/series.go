@@ -94,7 +94,7 @@ func Healthy() []Series {
 		Named(rising(600<<20), "watershed_upstream_received_bytes_total", "purpose", "forward"),
 	}
 	all = append(all, certificate("proxy", 60, 40)...)
-	all = append(all, ownCertificate(0.5, 0.5)...)
+	all = append(all, ownCertificate("a", 0.5, 0.5)...)
 	all = append(all, buckets("watershed_consistent_read_wait_duration_seconds_bucket", 600, 0, "outcome", "validated")...)
 	return append(all, buckets("watershed_request_duration_seconds_bucket", 600, 0, "verb", "list", "source", "snapshot")...)
 }
@@ -109,12 +109,13 @@ func certificate(listener string, age, left float64) []Series {
 	}
 }
 
-// ownCertificate returns the series of the proxy's own client certificate.
-func ownCertificate(age, left float64) []Series {
+// ownCertificate returns the series of the client certificate of one proxy.
+func ownCertificate(pod string, age, left float64) []Series {
 	const now, day = 1e6, 24 * 3600
+	labels := []string{"pod", pod, "instance", pod + ":6480"}
 	return []Series{
-		Named(Constant(now-age*day), "watershed_upstream_certificate_start_timestamp_seconds"),
-		Named(Constant(now+left*day), "watershed_upstream_certificate_expiration_timestamp_seconds"),
+		Named(Constant(now-age*day), "watershed_upstream_certificate_start_timestamp_seconds", labels...),
+		Named(Constant(now+left*day), "watershed_upstream_certificate_expiration_timestamp_seconds", labels...),
 	}
 }
 
@@ -216,7 +217,7 @@ var Cases = map[string]Case{
 		Fires:  []string{"WatershedCredentialsRefused"},
 	},
 	"a right was taken away": {
-		Series: []Series{Named(steps(0, 1, 5), "watershed_scopes_lost_total", "resource", "pods", "reason", "forbidden")},
+		Series: []Series{Named(steps(0, 1, 5), "watershed_scopes_lost_total", "resource", "secrets", "reason", "forbidden")},
 		Fires:  []string{"WatershedTypesLost"},
 	},
 	"the API server has too much to do for the proxy": {
@@ -224,7 +225,7 @@ var Cases = map[string]Case{
 		Fires:  []string{"WatershedOwnRequestsFail"},
 	},
 	"no connection to the API server can be made": {
-		Series: []Series{Named(rising(60), "watershed_upstream_requests_unanswered_total", "purpose", "list", "reason", "connect")},
+		Series: []Series{Named(rising(60), "watershed_upstream_requests_unanswered_total", "purpose", "watch", "reason", "connect")},
 		Fires:  []string{"WatershedOwnRequestsFail"},
 	},
 	"many clients give up": {
@@ -232,7 +233,7 @@ var Cases = map[string]Case{
 		Fires:  []string{"WatershedRequestsAborted"},
 	},
 	"the proxy's own certificate of a year ends in five days": {
-		Series: ownCertificate(360, 5), Fires: []string{"WatershedOwnCertificateEnds"},
+		Series: ownCertificate("b", 360, 5), Fires: []string{"WatershedOwnCertificateEnds"},
 	},
 	"one proxy of ten is down": {
 		Series: Others("up", 1, 0, 1), Fires: []string{"WatershedInstanceDown"},
@@ -316,6 +317,14 @@ var Cases = map[string]Case{
 // Causes holds the cause of each alert: series that replace the healthy ones of the same name and
 // labels.
 var Causes = map[string][]Series{
+	"WatershedCredentialsRefused": {Named(rising(6), "watershed_upstream_requests_total", "purpose", "list", "code", "401")},
+	"WatershedTypesLost":          {Named(steps(0, 1, 5), "watershed_scopes_lost_total", "resource", "pods", "reason", "forbidden")},
+	"WatershedOwnRequestsFail": {
+		Named(rising(60), "watershed_upstream_requests_total", "purpose", "list", "code", "200"),
+		Named(rising(60), "watershed_upstream_requests_total", "purpose", "list", "code", "503"),
+	},
+	"WatershedRequestsAborted":        {Named(rising(30000), "watershed_requests_aborted_total", "verb", "list", "resource", "pods")},
+	"WatershedOwnCertificateEnds":     ownCertificate("a", 360, 5),
 	"WatershedDown":                   {Named(Constant(0), "up")},
 	"WatershedNotReady":               {Named(Constant(0), "watershed_ready")},
 	"WatershedInstanceDown":           {Named(Constant(0), "up")},
