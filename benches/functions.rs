@@ -25,7 +25,7 @@ use watershed::store::{
     SubscriptionStep, WindowLimits,
 };
 use watershed::watcher::{
-    AccessGuard, AccessStatus, ClientView, ContentCoding, DerivedView, InitialState, PartialView,
+    AccessGuard, AccessStatus, ClientView, ContentCoding, Conversion, InitialState, PartialView,
     ViewFilter, WatchBody, WatchEnding, WatchObserver, WatchOptions,
 };
 use watershed_lab::sim::fixtures;
@@ -601,8 +601,8 @@ fn watch(reader: &StoreReader, labels: &str, only_metadata: bool) -> BenchedWatc
     let (fields, format) = (pods(), layout().format);
     let labels = LabelSelector::parse(labels).ok();
     let filter = ViewFilter::new(None, labels, None, &fields).expect("known fields");
-    let derived = only_metadata.then(|| {
-        Box::new(DerivedView::Metadata(PartialView {
+    let conversion = only_metadata.then(|| {
+        Box::new(Conversion::Metadata(PartialView {
             format: PartialFormat::of(&format, Encoding::Json),
             irreducible: Arc::default(),
         }))
@@ -613,7 +613,7 @@ fn watch(reader: &StoreReader, labels: &str, only_metadata: bool) -> BenchedWatc
         subscription,
         WatchOptions {
             format,
-            view: ClientView { filter, derived },
+            view: ClientView { filter, conversion },
             coding: ContentCoding::Identity,
             start: snapshot.version(),
             initial: Some(InitialState::new(
