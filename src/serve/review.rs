@@ -65,7 +65,8 @@ pub(super) async fn authorize_checkpoint(
 ) -> Result<(), Unanswered> {
     let authorizer = &exchange.access.authorizer;
     let review = authorizer.authorize(identity, &checkpoint.attributes);
-    expect_granted(exchange, identity, review, ForwardReason::Representation).await
+    let reviewed = reviewed(exchange, identity, review).await?;
+    expect_allowed(&reviewed, ForwardReason::Representation)
 }
 
 /// Returns an error unless RBAC lets the caller ask for verdicts about others. Those of other callers are
@@ -101,7 +102,8 @@ pub(super) async fn authorize_document(
     let identity = identify_known(exchange).await?;
     let authorizer = &exchange.access.authorizer;
     let review = authorizer.authorize_path(&identity, &document.path);
-    expect_granted(exchange, &identity, review, ForwardReason::NotAResource).await
+    let reviewed = reviewed(exchange, &identity, review).await?;
+    expect_allowed(&reviewed, ForwardReason::NotAResource)
 }
 
 /// Returns the refusal of a caller that upstream would not accept.
@@ -120,14 +122,9 @@ pub(super) fn rejected_caller(refusal: &Rejection) -> Refusal {
     }
 }
 
-/// Waits for a review like [`reviewed`]. Forwards the request for this reason if it is denied.
-async fn expect_granted(
-    exchange: &Exchange<'_>,
-    identity: &Identity,
-    review: impl Future<Output = Result<ReviewedAccess, Arc<ReviewError>>>,
-    or_else: ForwardReason,
-) -> Result<(), Unanswered> {
-    match reviewed(exchange, identity, review).await?.decision() {
+/// Forwards the request for this reason unless the caller may have what it asks for.
+fn expect_allowed(reviewed: &ReviewedAccess, or_else: ForwardReason) -> Result<(), Unanswered> {
+    match reviewed.decision() {
         Decision::Allowed(_) => Ok(()),
         Decision::Denied(_) => Err(or_else.into()),
     }
