@@ -1,5 +1,6 @@
 //! One client's watch: its view of a scope's events, and the response body that carries them.
 mod body;
+mod bookmark_schedule;
 mod chunk;
 mod guard;
 mod options;

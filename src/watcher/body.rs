@@ -2,12 +2,12 @@
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
 
 use bytes::Bytes;
 use http_body::{Frame, SizeHint};
 use tokio::time::{Instant, Sleep};
 
+use super::bookmark_schedule::BookmarkSchedule;
 use super::chunk::{Chunk, ContentCoding};
 use super::guard::{AccessGuard, AccessStatus};
 use super::options::{Bookmarks, EndMark, InitialState, WatchEnding, WatchObserver, WatchOptions};
@@ -16,16 +16,6 @@ use crate::store::{StoredObject, Subscription, SubscriptionEnd, SubscriptionStep
 use crate::work::{COMPRESSED_PIECE, WorkBudget};
 use watershed_protocol::{Malformed, ResourceVersion, Status, WireFormat};
 
-/// Longest interval between bookmarks. Each one is up to a quarter shorter: after a mass reconnect,
-/// many watches began together and must not wake together. Source: `cacher.go`
-/// (defaultBookmarkFrequency).
-const BOOKMARK_EVERY: Duration = Duration::from_mins(1);
-/// Pause before the second look for a bookmark that had no news. A proxy behind this one takes a watch for dead that
-/// brings nothing for 90 seconds.
-const BOOKMARK_AGAIN: Duration = Duration::from_secs(20);
-/// Time before the deadline at which one more bookmark is sent.
-/// Source: `cache_watcher.go` (nextBookmarkTime).
-const BOOKMARK_BEFORE_DEADLINE: Duration = Duration::from_secs(2);
 /// Size of a chunk of events before compression. Events that wait together are written together:
 /// one write and one TLS record instead of many. Small ones are copied for that, large ones are
 /// not.
@@ -34,32 +24,6 @@ const CHUNK: usize = 32 * 1024;
 const INITIAL_CHUNK: usize = 64 * 1024;
 /// Number of events taken from the window at a time. The scope is locked meanwhile.
 const BATCH: usize = 64;
-
-/// The bookmark that is due.
-#[derive(Clone, Copy, Default)]
-enum BookmarkDue {
-    #[default]
-    Not,
-    /// A bookmark, if it says more than the client knows.
-    WithNews,
-    /// None now, as it said nothing more. It is looked for again soon.
-    Missed,
-    /// Like [`BookmarkDue::WithNews`], at the second look.
-    Again,
-    /// The last bookmark. client-go lists again if a watch ends within a second without any event.
-    /// Source: `client-go/tools/cache/reflector.go` (handleAnyWatch, `VeryShortWatchError`).
-    InAnyCase,
-}
-
-impl BookmarkDue {
-    fn is_met(self, version: ResourceVersion, start: ResourceVersion) -> bool {
-        match self {
-            Self::Not | Self::Missed => false,
-            Self::WithNews | Self::Again => version > start,
-            Self::InAnyCase => version >= start,
-        }
-    }
-}
 
 /// The next thing to do before the events are looked at.
 enum OutsideEvent {
@@ -88,12 +52,9 @@ pub struct WatchBody<G: AccessGuard, D: Future<Output = ()> + Unpin, O: WatchObs
     rest: Option<Box<std::vec::IntoIter<Bytes>>>,
     bookmarks: Option<Bookmarks>,
     is_from_etcd: bool,
-    deadline: Instant,
-    /// The next moment of a bookmark, the last bookmark or the deadline.
-    tick: Instant,
-    /// Fires at the tick, or when the guard is to be polled.
+    schedule: BookmarkSchedule,
+    /// Fires when something is scheduled, or when the guard is to be polled.
     timer: Pin<Box<Sleep>>,
-    bookmark_due: BookmarkDue,
     guard: G,
     draining: D,
     observer: O,
@@ -102,7 +63,7 @@ pub struct WatchBody<G: AccessGuard, D: Future<Output = ()> + Unpin, O: WatchObs
 impl<G: AccessGuard, D: Future<Output = ()> + Unpin, O: WatchObserver> WatchBody<G, D, O> {
     /// Begins a watch over `subscription`.
     pub fn new(subscription: Subscription, options: WatchOptions<G, D, O>) -> Self {
-        let tick = next_tick(
+        let schedule = BookmarkSchedule::new(
             Instant::now(),
             options.deadline,
             options.bookmarks.is_some(),
@@ -118,10 +79,8 @@ impl<G: AccessGuard, D: Future<Output = ()> + Unpin, O: WatchObserver> WatchBody
             rest: None,
             bookmarks: options.bookmarks,
             is_from_etcd: options.is_from_etcd,
-            deadline: options.deadline,
-            tick,
-            timer: Box::pin(tokio::time::sleep_until(tick)),
-            bookmark_due: BookmarkDue::Not,
+            timer: Box::pin(tokio::time::sleep_until(schedule.wake())),
+            schedule,
             guard: options.guard,
             draining: options.draining,
             observer: options.observer,
@@ -142,10 +101,7 @@ impl<G: AccessGuard, D: Future<Output = ()> + Unpin, O: WatchObserver> WatchBody
         }
         loop {
             let status = self.guard.poll(context);
-            let wake = self.tick.min(self.guard.due());
-            if self.timer.deadline() != wake {
-                self.timer.as_mut().reset(wake);
-            }
+            self.set_timer();
             if self.timer.as_mut().poll(context).is_pending() {
                 return match status {
                     AccessStatus::Granted => OutsideEvent::GoOn,
@@ -154,19 +110,20 @@ impl<G: AccessGuard, D: Future<Output = ()> + Unpin, O: WatchObserver> WatchBody
                 };
             }
             let now = Instant::now();
-            if now >= self.deadline {
+            if self.schedule.is_over(now) {
                 return OutsideEvent::End(WatchEnding::Deadline);
             }
             if status == AccessStatus::Revoked {
                 return OutsideEvent::End(WatchEnding::Revoked);
             }
-            if now >= self.tick {
-                self.bookmark_due = match self.bookmark_due {
-                    BookmarkDue::Missed => BookmarkDue::Again,
-                    _ => BookmarkDue::WithNews,
-                };
-                self.tick = next_tick(now, self.deadline, self.bookmarks.is_some());
-            }
+            self.schedule.reached(now);
+        }
+    }
+
+    fn set_timer(&mut self) {
+        let wake = self.schedule.wake().min(self.guard.due());
+        if self.timer.deadline() != wake {
+            self.timer.as_mut().reset(wake);
         }
     }
 
@@ -302,21 +259,13 @@ impl<G: AccessGuard, D: Future<Output = ()> + Unpin, O: WatchObserver> WatchBody
         }
     }
 
-    /// Returns `true` if a bookmark is due and says what the client wants to know. If it says nothing new, it is due
-    /// once more, soon: upstream's own, which comes every minute, may be about to arrive.
+    /// Returns `true` if a bookmark of this version is to be sent.
     fn take_due_bookmark(&mut self, version: ResourceVersion) -> bool {
-        let due = self.bookmark_due;
-        let is_met = due.is_met(version, self.start);
-        self.bookmark_due = match due {
-            BookmarkDue::WithNews if !is_met && self.bookmarks.is_some() => {
-                self.tick = self.tick.min(Instant::now() + BOOKMARK_AGAIN);
-                let wake = self.tick.min(self.guard.due());
-                self.timer.as_mut().reset(wake);
-                BookmarkDue::Missed
-            }
-            BookmarkDue::Missed => BookmarkDue::Missed,
-            _ => BookmarkDue::Not,
-        };
+        if !self.schedule.is_due() {
+            return false;
+        }
+        let is_met = self.schedule.take(version, self.start, Instant::now());
+        self.set_timer();
         is_met
     }
 
@@ -336,7 +285,7 @@ impl<G: AccessGuard, D: Future<Output = ()> + Unpin, O: WatchObserver> WatchBody
         if self.initial.is_some() {
             return None;
         }
-        self.bookmark_due = BookmarkDue::InAnyCase;
+        self.schedule.last();
         match self.poll_events(context) {
             Poll::Ready(chunk) => chunk,
             Poll::Pending => None,
@@ -358,18 +307,6 @@ impl<G: AccessGuard, D: Future<Output = ()> + Unpin, O: WatchObserver> WatchBody
 
 fn ready_or_pending(chunk: Option<Bytes>) -> Poll<Option<Bytes>> {
     chunk.map_or(Poll::Pending, |bytes| Poll::Ready(Some(bytes)))
-}
-
-/// Returns the next moment of a bookmark, or the deadline.
-fn next_tick(now: Instant, deadline: Instant, bookmarks: bool) -> Instant {
-    if !bookmarks {
-        return deadline;
-    }
-    let regular = now + BOOKMARK_EVERY.mul_f64(1.0 - fastrand::f64() / 4.0);
-    match deadline.checked_sub(BOOKMARK_BEFORE_DEADLINE) {
-        Some(last) if last > now => regular.min(last),
-        _ => regular.min(deadline),
-    }
 }
 
 impl<G: AccessGuard, D: Future<Output = ()> + Unpin, O: WatchObserver> http_body::Body
