@@ -3,14 +3,14 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::HeaderValue;
-use watershed_protocol::BookmarkFormat;
+use watershed_protocol::{BookmarkFormat, ObjectAttributes};
 use watershed_transcode::Transcoder;
 
 use super::failures::FallbackReason;
 use super::printer::{JsonPrinter, PrintManner};
 use crate::scope::cached::Scope;
 use crate::scope::metrics;
-use crate::store::ObjectPeek;
+use crate::store::{ObjectPeek, StoredObject};
 use crate::upstream::{
     AnswerError, InitialEventsAnswer, InitialEventsProbe, PrintedObjects, PrintedSample,
     ReflectorTarget, Release, ServedBy, UpstreamClient, release_of,
@@ -172,26 +172,35 @@ impl PrintCheck {
         let held = source.reader.followed();
         let (mut has_compared, mut peek) = (false, ObjectPeek::default());
         for (upstream, scanned) in &sample.objects {
-            let key = scanned.attributes.key();
-            let object = held.get(key);
-            let Some(object) = object.filter(|object| object.version == scanned.version) else {
+            let Some(object) = held.get_version(scanned.attributes.key(), scanned.version) else {
                 continue;
             };
             let printed = self.printer.print(&manner, &peek.bytes(object))?;
-            if printed != *upstream {
-                return Err(FallbackReason::difference(key, upstream, &printed));
-            }
-            // Selectors look at what was read in protobuf.
-            if object.attributes != scanned.attributes {
-                return Err(FallbackReason::Difference {
-                    key: key.to_owned(),
-                    offset: 0,
-                });
-            }
+            expect_same(object, &printed, (upstream, &scanned.attributes))?;
             has_compared = true;
         }
         Ok(has_compared)
     }
+}
+
+/// Returns an error if upstream's text of an object, or the attributes in it, are not what is printed of
+/// the object in protobuf.
+pub(super) fn expect_same(
+    object: &StoredObject,
+    printed: &[u8],
+    (upstream, attributes): (&[u8], &ObjectAttributes),
+) -> Result<(), FallbackReason> {
+    if printed != upstream {
+        return Err(FallbackReason::difference(object.key(), upstream, printed));
+    }
+    // Selectors look at what was read in protobuf.
+    if object.attributes != *attributes {
+        return Err(FallbackReason::Difference {
+            key: object.key().to_owned(),
+            offset: 0,
+        });
+    }
+    Ok(())
 }
 
 /// Returns the bookmark with which a server ends initial events.

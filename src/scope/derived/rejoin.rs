@@ -9,7 +9,7 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 use watershed_protocol::ResourceVersion;
 
-use super::check::CheckedPrint;
+use super::check::{CheckedPrint, expect_same};
 use super::failures::FallbackReason;
 use super::opened::{OpenedSource, until_unusable};
 use super::step::{DerivedEnd, DerivedStep};
@@ -127,25 +127,14 @@ impl DerivedFeed {
         let (mut peek, mut known_peek) = (ObjectPeek::default(), ObjectPeek::default());
         for object in objects.items(None) {
             work.work(REDUCED_OBJECT).await;
-            let known = held.get(object.key());
-            let Some(known) = known.filter(|known| known.version == object.version) else {
+            let Some(known) = held.get_version(object.key(), object.version) else {
                 continue;
             };
             let printed = self.check.printer.print(manner, &peek.bytes(object))?;
             let (known_bytes, bytes) =
                 (known_peek.bytes(known), manner.format.item_bytes(&printed));
-            if known_bytes != bytes {
-                return Err(FallbackReason::difference(
-                    object.key(),
-                    known_bytes.as_slice(),
-                    bytes.as_slice(),
-                ));
-            }
-            // Selectors look at what was read in protobuf.
-            if known.attributes != object.attributes {
-                let key = object.key().to_owned();
-                return Err(FallbackReason::Difference { key, offset: 0 });
-            }
+            let upstream = (known_bytes.as_slice(), &known.attributes);
+            expect_same(object, bytes.as_slice(), upstream)?;
         }
         Ok(())
     }

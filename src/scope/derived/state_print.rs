@@ -91,8 +91,7 @@ impl StatePrint {
         );
         for object in now.items(None) {
             work.work(REDUCED_OBJECT).await;
-            let known = held.get(object.key());
-            let Some(known) = known.filter(|known| known.version == object.version) else {
+            let Some(known) = held.get_version(object.key(), object.version) else {
                 continue;
             };
             let printed = printer.print(manner, &peek.bytes(object))?;

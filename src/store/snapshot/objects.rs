@@ -226,6 +226,11 @@ impl Snapshot {
         Some(&leaf.objects()[leaf.position(key).ok()?])
     }
 
+    /// Returns the object with this key, if it is held in this version.
+    pub fn get_version(&self, key: &str, version: ResourceVersion) -> Option<&Arc<StoredObject>> {
+        self.get(key).filter(|object| object.version == version)
+    }
+
     /// Returns the objects of one namespace, or of all, in key order.
     pub fn items<'a>(
         &'a self,
