@@ -3,6 +3,7 @@
 use std::fs::Permissions;
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use tokio::net::{UnixListener, UnixStream};
@@ -20,9 +21,7 @@ pub struct SocketFile {
 /// The socket of an ended process is replaced. A socket in use, or any other file, is an error.
 pub async fn bind(path: &Path, mode: u32) -> io::Result<(UnixListener, SocketFile)> {
     free(path).await?;
-    let mut beside = path.as_os_str().to_owned();
-    beside.push(format!(".{}", std::process::id()));
-    let beside = PathBuf::from(beside);
+    let beside = beside(path);
     let _ = std::fs::remove_file(&beside);
     let listener = UnixListener::bind(&beside)?;
     let found = std::fs::symlink_metadata(&beside)?;
@@ -40,11 +39,20 @@ pub async fn bind(path: &Path, mode: u32) -> io::Result<(UnixListener, SocketFil
 /// Checks that [`bind`] would succeed. Changes nothing.
 pub async fn can_bind(path: &Path) -> io::Result<()> {
     free(path).await?;
+    SocketAddr::from_pathname(beside(path))?;
     let folder = path
         .parent()
         .filter(|folder| !folder.as_os_str().is_empty())
         .unwrap_or(Path::new("."));
     tempfile::tempfile_in(folder).map(drop)
+}
+
+/// Returns the temporary name of a socket. All processes take as many bytes for it, as the kernel limits
+/// its length.
+fn beside(path: &Path) -> PathBuf {
+    let mut beside = path.as_os_str().to_owned();
+    beside.push(format!(".{:08}", std::process::id()));
+    PathBuf::from(beside)
 }
 
 /// Checks that the path is free, or holds the socket of an ended process.
@@ -104,6 +112,21 @@ mod tests {
         UnixStream::connect(&path).await.unwrap();
         drop((second, second_file));
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
+    #[tokio::test]
+    async fn the_check_knows_which_paths_are_too_long() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut outcomes = Vec::new();
+        for length in 90..110 {
+            let name = "x".repeat(length - folder.path().as_os_str().len() - 1);
+            let path = folder.path().join(name);
+            let may_bind = can_bind(&path).await.is_ok();
+            assert_eq!(bind(&path, 0o600).await.is_ok(), may_bind, "{length}");
+            outcomes.push(may_bind);
+        }
+        outcomes.dedup();
+        assert_eq!(outcomes, [true, false]);
     }
 
     #[tokio::test]
