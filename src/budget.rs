@@ -17,5 +17,5 @@ pub use account::{MemoryBudget, MemoryCharge};
 pub use cgroup::container_limit;
 pub use class::MemoryClass;
 pub use load::{DoesNotFit, MemoryLoad, SizeSource};
-pub use pressure::{PressureGauge, PressureStep, worth_closing};
+pub use pressure::{MemoryUsage, PressureGauge, PressureStep, worth_closing};
 pub use quantity::parse_quantity;

@@ -229,7 +229,7 @@ impl ProxyService {
             record,
         } = self.receive(&mut request, &peer);
         let mut exchange = self.plan(request, peer, client).await;
-        let in_flight = InFlight::begin(&exchange.labels);
+        let in_flight = InFlight::begin(&exchange.labels, exchange.plan.may_be_silent());
         let admission = parts.admit(&exchange).await;
         let from_memory = parts.answer_from_memory(&mut exchange, &admission).await;
         let (from_memory, shadow) = if parts.policy.verification.shadow {

@@ -1,7 +1,8 @@
 //! Work in pieces, so that no task keeps the others of its thread from their turn.
 //!
 //! Whatever walks over the objects or events of a type spends a [`WorkBudget`], and ends its turn
-//! when that is spent. The unit is one look at an object, so that tests need no clock.
+//! when that is spent. The unit is one look at an object, so that tests need no clock. Work that
+//! waits for the system, or takes long in one piece, is [`blocking`].
 use std::task::Context;
 
 use tokio::runtime::Handle;

@@ -345,8 +345,7 @@ impl Authenticator {
             (Some(accounts), Some(signed)) => accounts.begin_review(signed).await,
             _ => None,
         };
-        let reviewed = self.review_in_turn(credential, token, signed, asker).await;
-        reviewed.inspect_err(|error| metrics::given_up("tokenreview", error))
+        self.review_in_turn(credential, token, signed, asker).await
     }
 
     /// Reads a token and checks its signature, unless it was refused or its bearer has presented too many bad
@@ -415,15 +414,20 @@ impl Authenticator {
             Some(user) => Ok(Some(user)),
             None => turn.run(self.review(credential, token, signed)).await,
         };
+        let counted = |turn: Result<ReviewTurn, ReviewError>| {
+            turn.inspect_err(|error| metrics::not_sent("tokenreview", error))
+        };
         let address = match asker {
-            Asker::Proxy(proxy) => return review(self.queues.of_users_token(proxy).await?).await,
+            Asker::Proxy(proxy) => {
+                return review(counted(self.queues.of_users_token(proxy).await)?).await;
+            }
             Asker::Bearer(address) => address,
         };
         if let Some(identity) = self.tokens.counted(&credential).await {
-            return review(self.queues.of_users_token(&identity).await?).await;
+            return review(counted(self.queues.of_users_token(&identity).await)?).await;
         }
         if self.tokens.was_answered(&credential) {
-            return review(self.queues.of_known_token(address).await?).await;
+            return review(counted(self.queues.of_known_token(address).await)?).await;
         }
         // Looked at before the turn as well: whoever has no refusal left need not wait for it.
         if !self.refusals.are_left(address) {

@@ -491,14 +491,13 @@ impl Authorizer {
             ..SubjectAccessReview::default()
         };
         self.changes.want(request);
-        let count = |error: &ReviewError| metrics::given_up("subjectaccessreview", error);
         let turn = self.queues.of_user(&request.identity).await;
-        let turn = turn.inspect_err(count)?;
+        let turn = turn.inspect_err(|error| metrics::not_sent("subjectaccessreview", error))?;
         // Taken before the review is sent, so that no later change is taken for an earlier one.
         let position = self.changes.position();
         let wanted = usage.wanted_age(&self.changes, &position, request, self.config.allowed_ttl);
         let posted = verdict_form::ask(&self.client, &review, wanted);
-        let answer = turn.run(posted).await.inspect_err(count)?;
+        let answer = turn.run(posted).await?;
         if let Some(failure) = answer.failure() {
             return Err(Arc::new(ReviewError::Undecided(failure.to_owned())));
         }

@@ -23,8 +23,8 @@ const REVIEWS: Metric<Counter, 2> = Metric::new(
     "watershed_access_reviews_total",
     &["kind", "result"],
     "TokenReviews, SubjectAccessReviews, SelfSubjectReviews and SelfSubjectRulesReviews sent to \
-     upstream, by kind and result (answered, undecided as an authorizer failed, unavailable, refused, \
-     not-understood, or abandoned as nobody waited for it any more).",
+     upstream, by kind and result: answered, undecided (an authorizer failed), unavailable, refused, \
+     not-understood, late (nobody waited any more, after a second or longer), or abandoned (before).",
 );
 const REVIEW_DURATION: Metric<Histogram, 1> = Metric::new(
     "watershed_access_review_duration_seconds",
@@ -106,8 +106,8 @@ pub(super) fn reviewed(kind: &'static str, result: &'static str, took: Duration)
     REVIEW_DURATION.with([kind.into()]).record(took);
 }
 
-/// Counts a review that was given up, if this is the reason why there is no verdict.
-pub(super) fn given_up(kind: &'static str, error: &ReviewError) {
+/// Counts a review that waited too long for its turn, if this is the reason why there is no verdict.
+pub(super) fn not_sent(kind: &'static str, error: &ReviewError) {
     if let ReviewError::GivenUp(_) = error {
         REVIEWS
             .with([kind.into(), "unavailable".into()])

@@ -1,5 +1,5 @@
-//! Counts what becomes of a review.
-use std::time::Instant;
+//! Counts the outcomes of reviews.
+use std::time::{Duration, Instant};
 
 use k8s_openapi::api::authentication::v1::{SelfSubjectReview, TokenReview};
 use k8s_openapi::api::authorization::v1::SelfSubjectAccessReview;
@@ -7,6 +7,9 @@ use serde::de::DeserializeOwned;
 
 use super::error::ReviewError;
 use super::metrics;
+
+/// Time after which a verdict is late. It takes milliseconds.
+const LATE: Duration = Duration::from_secs(1);
 
 /// Upstream's answer to a review.
 pub(super) trait ReviewAnswer: DeserializeOwned {
@@ -25,7 +28,8 @@ impl ReviewAnswer for SelfSubjectAccessReview {}
 /// A review on its way. If it is dropped before it ends, nobody waits for it any more.
 pub(super) struct SentReview {
     kind: &'static str,
-    result: &'static str,
+    /// None yet, or not any more.
+    result: Option<&'static str>,
     sent: Instant,
 }
 
@@ -40,25 +44,27 @@ impl SentReview {
         };
         Self {
             kind,
-            result: "abandoned",
+            result: None,
             sent: Instant::now(),
         }
     }
 
     /// Ends the review.
     pub(super) fn ended<T: ReviewAnswer>(mut self, outcome: &Result<T, ReviewError>) {
-        self.result = match outcome {
+        self.result = Some(match outcome {
             Ok(answer) if answer.is_undecided() => "undecided",
             Ok(_) => "answered",
             Err(error) if error.is_unavailable() => "unavailable",
             Err(ReviewError::Refused(_)) => "refused",
             Err(_) => "not-understood",
-        };
+        });
     }
 }
 
 impl Drop for SentReview {
     fn drop(&mut self) {
-        metrics::reviewed(self.kind, self.result, self.sent.elapsed());
+        let took = self.sent.elapsed();
+        let dropped = if took < LATE { "abandoned" } else { "late" };
+        metrics::reviewed(self.kind, self.result.unwrap_or(dropped), took);
     }
 }

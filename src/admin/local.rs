@@ -1,5 +1,5 @@
 //! Callers on this machine.
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use http::uri::Authority;
 use http::{Request, header};
@@ -10,10 +10,14 @@ use crate::listener::Peer;
 ///
 /// The request must also name localhost or a loopback address as its host. This defeats DNS rebinding: a
 /// foreign page in a local browser can make its own name resolve to this listener, but then sends
-/// that name. Nor is the sidecar of a service mesh local that passes on what others sent to the pod.
+/// that name.
+///
+/// Other addresses than the two usual ones are not local: sidecars of service meshes pass on from such
+/// addresses what others have sent to the pod.
 pub(super) fn is_local<B>(request: &Request<B>, peer: &Peer) -> bool {
-    peer.address.ip().to_canonical().is_loopback()
-        && requested_host(request).is_some_and(|host| is_loopback(host.host()))
+    let address = peer.address.ip().to_canonical();
+    let is_usual = address == Ipv4Addr::LOCALHOST || address == Ipv6Addr::LOCALHOST;
+    is_usual && requested_host(request).is_some_and(|host| is_loopback(host.host()))
 }
 
 /// Returns the Host header, or the authority of an HTTP/2 request.
@@ -50,7 +54,7 @@ mod tests {
             ("localhost.example.com", "127.0.0.1:1", false),
             ("", "127.0.0.1:1", false),
             ("127.0.0.1:6480", "10.0.0.1:1", false),
-            ("10.1.2.3:6480", "127.0.0.6:1", false),
+            ("localhost:6480", "127.0.0.6:1", false),
             ("10.1.2.3:6480", "127.0.0.1:1", false),
         ] {
             let request = Request::get("/status")

@@ -1,7 +1,7 @@
 //! The effective configuration, for operators. It has the names of files, never their contents.
 //!
-//! Each function takes its settings apart by name, so that a new one cannot be forgotten. What no
-//! operator sets is left out.
+//! Most settings are taken apart by name, so that a new one cannot be forgotten. What no operator sets is
+//! left out.
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 

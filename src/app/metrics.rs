@@ -45,13 +45,13 @@ pub(super) struct Scraper {
 impl Scraper {
     /// Updates the metrics and returns all of them in Prometheus' text format.
     pub(super) fn scrape(&self) -> String {
-        telemetry::process::publish();
+        let cpu_time = telemetry::process::publish();
         listener::metrics::publish_certificates(self.proxy_tls.as_ref(), self.admin_tls.as_ref());
         catalog::metrics::publish(&self.catalog);
         self.gauges.publish(&self.scopes);
         budget::metrics::publish(self.scopes.budget());
         serve::metrics::publish(&self.usage);
         upstream::metrics::publish(&self.upstream);
-        self.registry.render() + &telemetry::process::cpu_time()
+        self.registry.render() + &cpu_time
     }
 }

@@ -5,7 +5,8 @@ use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::budget::{
-    MemoryBudget, MemoryCharge, MemoryClass, PressureGauge, PressureStep, metrics, worth_closing,
+    MemoryBudget, MemoryCharge, MemoryClass, MemoryUsage, PressureGauge, PressureStep, metrics,
+    worth_closing,
 };
 use crate::scope::Scopes;
 
@@ -99,40 +100,39 @@ impl PressureKeeper {
                 "closing scopes did not reduce the process's memory; pausing such closures"
             );
         }
-        // Without what was released just now.
-        let counted = self.budget.counted_total();
-        if self.gauge.may_close(now, limit, counted) {
-            self.close(step, now, (limit, counted, resident));
+        // What was released just now does not count any more.
+        let usage = MemoryUsage {
+            limit,
+            counted: self.budget.counted_total(),
+            resident,
+        };
+        if self.gauge.may_close(now, limit, usage.counted) {
+            self.close(step, now, usage);
         }
     }
 
-    /// Closes scopes, if the step demands it and there are some.
-    fn close(&mut self, step: PressureStep, now: Instant, usage: (usize, usize, usize)) {
+    /// Closes scopes, if the step demands it and there are some. At the later step, one that makes room
+    /// is closed: the largest, unless an idle one suffices.
+    fn close(&mut self, step: PressureStep, now: Instant, usage: MemoryUsage) {
         let (idle, largest) = (PressureStep::CloseIdle, PressureStep::CloseLargest);
-        let mut closed = None;
-        if step >= idle {
-            closed = self.scopes.close_idlest(now);
-            self.closed(idle, now, closed, usage);
+        while step >= idle
+            && let Some(bytes) = self.scopes.close_idlest(now)
+        {
+            self.note_closed(idle, now, bytes, usage);
+            if step < largest || bytes > worth_closing(usage.limit) {
+                return;
+            }
         }
-        // A small scope that nobody uses makes no room.
-        let makes_room = closed.is_some_and(|bytes| bytes > worth_closing(usage.0));
-        if step >= largest && !makes_room {
-            let closed = self.scopes.close_largest(now);
-            self.closed(largest, now, closed, usage);
+        if step >= largest
+            && let Some(bytes) = self.scopes.close_largest(now)
+        {
+            self.note_closed(largest, now, bytes, usage);
         }
     }
 
-    fn closed(
-        &mut self,
-        step: PressureStep,
-        now: Instant,
-        bytes: Option<usize>,
-        usage: (usize, usize, usize),
-    ) {
-        if let Some(bytes) = bytes {
-            self.gauge.closed(now, bytes, usage);
-            metrics::released(step, bytes);
-        }
+    fn note_closed(&mut self, step: PressureStep, now: Instant, bytes: usize, usage: MemoryUsage) {
+        self.gauge.closed(now, bytes, usage);
+        metrics::released(step, bytes);
     }
 
     /// Counts what compressed forms take, and folds objects that are held twice and hardly read.

@@ -10,8 +10,7 @@ const HYSTERESIS: usize = 5;
 /// Scopes are not closed for resident memory for this long after closings did not make it less.
 const FUTILE: Duration = Duration::from_mins(5);
 
-/// Scopes of fewer bytes, in parts of the limit, free too little to be worth closing for others'
-/// sake, or to show in the resident memory.
+/// Divisor of the limit: closing half a percent of it shows in the resident memory.
 const WORTH_CLOSING: usize = 200;
 
 /// Returns the bytes above which closing a scope helps.
@@ -86,10 +85,23 @@ impl PressureStep {
     }
 }
 
+/// The memory of the process at one moment, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct MemoryUsage {
+    /// What it may use.
+    pub limit: usize,
+    /// What is counted.
+    pub counted: usize,
+    /// What is resident.
+    pub resident: usize,
+}
+
 /// Finds the step from what is used and what was released a moment ago.
 #[derive(Debug, Default)]
 pub struct PressureGauge {
     step: PressureStep,
+    /// Closed scopes that are too small to be judged one by one.
+    small: Option<ClosedScopes>,
     /// Releases that resident memory may not show yet.
     released: VecDeque<FreedMemory>,
     /// Closing scopes does not make resident memory less, as far as is known until then.
@@ -101,8 +113,16 @@ pub struct PressureGauge {
 struct FreedMemory {
     at: Instant,
     bytes: usize,
-    /// The resident memory before a scope was closed that was not counted.
-    uncounted: Option<usize>,
+    /// Scopes that were closed, if it is time to judge what that brought.
+    closed: Option<ClosedScopes>,
+}
+
+/// Scopes that were closed to make the process smaller.
+#[derive(Clone, Copy, Debug)]
+struct ClosedScopes {
+    bytes: usize,
+    /// The resident memory before that was not counted.
+    uncounted: usize,
 }
 
 impl PressureGauge {
@@ -121,10 +141,10 @@ impl PressureGauge {
             |release: &FreedMemory| now.saturating_duration_since(release.at) >= SETTLE;
         while let Some(settled) = self.released.pop_front_if(|first| is_settled(first)) {
             let uncounted = resident.saturating_sub(counted + self.on_its_way());
-            let stayed = settled
-                .uncounted
-                .map(|before| uncounted.saturating_sub(before));
-            if stayed.is_some_and(|stayed| stayed > settled.bytes / 2) {
+            let stays = |closed: ClosedScopes| {
+                uncounted.saturating_sub(closed.uncounted) > closed.bytes / 2
+            };
+            if settled.closed.is_some_and(stays) {
                 self.futile_until = Some(now + FUTILE);
             }
         }
@@ -143,17 +163,18 @@ impl PressureGauge {
     }
 
     /// Records that a scope of so many bytes is closed, with the usage before. Whether that made the
-    /// resident memory less is judged by large ones alone: it changes by more than a few kilobytes by
-    /// itself.
-    pub fn closed(
-        &mut self,
-        now: Instant,
-        bytes: usize,
-        (limit, counted, resident): (usize, usize, usize),
-    ) {
-        let is_judged = bytes > worth_closing(limit);
-        let uncounted = is_judged.then(|| resident.saturating_sub(counted));
-        self.record(now, bytes, uncounted);
+    /// resident memory less is judged once enough was closed: it changes by some kilobytes by itself.
+    pub fn closed(&mut self, now: Instant, bytes: usize, usage: MemoryUsage) {
+        let mut closed = self.small.take().unwrap_or(ClosedScopes {
+            bytes: 0,
+            uncounted: usage.resident.saturating_sub(usage.counted),
+        });
+        closed.bytes += bytes;
+        let is_judged = closed.bytes > worth_closing(usage.limit);
+        if !is_judged {
+            self.small = Some(closed);
+        }
+        self.record(now, bytes, is_judged.then_some(closed));
     }
 
     /// Returns `true` if scopes may be closed: what is counted demands it, or resident memory that
@@ -170,13 +191,9 @@ impl PressureGauge {
         self.futile_until.is_some_and(|until| now < until)
     }
 
-    fn record(&mut self, at: Instant, bytes: usize, uncounted: Option<usize>) {
+    fn record(&mut self, at: Instant, bytes: usize, closed: Option<ClosedScopes>) {
         if bytes > 0 {
-            self.released.push_back(FreedMemory {
-                at,
-                bytes,
-                uncounted,
-            });
+            self.released.push_back(FreedMemory { at, bytes, closed });
         }
     }
 
@@ -232,6 +249,14 @@ mod tests {
         );
     }
 
+    fn usage(counted: usize, resident: usize) -> MemoryUsage {
+        MemoryUsage {
+            limit: 1000,
+            counted,
+            resident,
+        }
+    }
+
     #[test]
     fn scopes_are_not_closed_for_resident_memory_that_closing_does_not_free() {
         let mut gauge = PressureGauge::default();
@@ -240,8 +265,8 @@ mod tests {
         gauge.observe(start, 1000, 400, 920);
         assert!(gauge.may_close(start, 1000, 400));
         // Two are closed, and all of their memory stays with the process.
-        gauge.closed(start, 50, (1000, 400, 920));
-        gauge.closed(at(1), 50, (1000, 350, 920));
+        gauge.closed(start, 50, usage(400, 920));
+        gauge.closed(at(1), 50, usage(350, 920));
         assert_eq!(gauge.observe(at(13), 1000, 300, 920), CloseLargest);
         assert!(!gauge.may_close(at(13), 1000, 300));
         assert!(
@@ -252,17 +277,20 @@ mod tests {
 
         // Others are closed later, and their memory leaves.
         let mut gauge = PressureGauge::default();
-        gauge.closed(start, 50, (1000, 400, 920));
-        gauge.closed(at(5), 50, (1000, 350, 890));
+        gauge.closed(start, 50, usage(400, 920));
+        gauge.closed(at(5), 50, usage(350, 890));
         gauge.observe(at(12), 1000, 300, 850);
         gauge.observe(at(17), 1000, 300, 825);
         assert!(gauge.may_close(at(17), 1000, 300));
 
-        // A tiny one is closed, and nothing shows it.
+        // A tiny one is closed, and nothing shows it. Many are as much as a large one.
         let mut gauge = PressureGauge::default();
-        gauge.closed(start, 5, (1000, 400, 920));
-        gauge.observe(at(12), 1000, 395, 920);
-        assert!(gauge.may_close(at(12), 1000, 395));
+        gauge.closed(start, 3, usage(400, 920));
+        gauge.observe(at(12), 1000, 397, 920);
+        assert!(gauge.may_close(at(12), 1000, 397));
+        gauge.closed(at(13), 3, usage(397, 920));
+        gauge.observe(at(25), 1000, 394, 920);
+        assert!(!gauge.may_close(at(25), 1000, 394));
     }
 
     proptest! {

@@ -19,7 +19,8 @@ pub(super) struct LimitFlags {
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     max_connections: Option<usize>,
     /// Maximum number of open connections from one address (for IPv6, one /64 network). Further
-    /// ones are closed at once. Default: three quarters of --max-connections.
+    /// ones are closed at once. It does not apply to a Unix socket. Default: three quarters of
+    /// --max-connections.
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     max_connections_per_address: Option<usize>,
     /// Maximum number of concurrent HTTP/2 requests and watches on one connection.

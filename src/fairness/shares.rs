@@ -115,7 +115,7 @@ impl Shares {
         let part = Part::held(amount);
         let is_taken = self
             .0
-            .exchange(&caller, Part::default(), part, Some(limits));
+            .try_change(&caller, Part::default(), part, Some(limits));
         is_taken.then(|| self.share(caller, part))
     }
 
@@ -130,7 +130,7 @@ impl Shares {
     /// Takes a part for a caller whether its share allows that or not.
     pub fn take_in_any_case(&self, caller: CallerKey, amount: u64) -> Share {
         let part = Part::held(amount);
-        self.0.exchange(&caller, Part::default(), part, None);
+        self.0.try_change(&caller, Part::default(), part, None);
         self.share(caller, part)
     }
 
@@ -146,7 +146,7 @@ impl Shares {
 impl SharedResource {
     /// Changes what a share holds. Returns `false` if that exceeds the bounds of `within`; nothing
     /// changes then. Without bounds, it always changes.
-    fn exchange(
+    fn try_change(
         &self,
         caller: &CallerKey,
         before: Part,
@@ -155,15 +155,15 @@ impl SharedResource {
     ) -> bool {
         let mut table = self.table.lock();
         let more = now.amount.saturating_sub(before.amount);
-        if within.is_some_and(|limits| !table.fits(caller, more, limits, self.least)) {
+        if more > 0 && within.is_some_and(|limits| !table.fits(caller, more, limits, self.least)) {
             return false;
         }
-        self.change(&mut table, caller, before, now);
+        self.count(&mut table, caller, before, now);
         true
     }
 
     /// Counts what a caller holds in place of what it held, of one share.
-    fn change(&self, table: &mut ShareTable, caller: &CallerKey, before: Part, now: Part) {
+    fn count(&self, table: &mut ShareTable, caller: &CallerKey, before: Part, now: Part) {
         table.expected = (table.expected + now.expected).saturating_sub(before.expected);
         let (before, now) = (before.amount, now.amount);
         let own = table.callers.get(caller).copied().unwrap_or(0);
@@ -244,7 +244,7 @@ impl Share {
 
     fn resize_part(&mut self, part: Part) -> bool {
         let resource = &self.shares.0;
-        let is_changed = resource.exchange(&self.caller, self.part, part, Some(resource.limits));
+        let is_changed = resource.try_change(&self.caller, self.part, part, Some(resource.limits));
         if is_changed {
             self.part = part;
         }
@@ -255,7 +255,9 @@ impl Share {
     /// so that the caller gets no more.
     pub fn force(&mut self, amount: u64) {
         let part = Part::held(amount);
-        self.shares.0.exchange(&self.caller, self.part, part, None);
+        self.shares
+            .0
+            .try_change(&self.caller, self.part, part, None);
         self.part = part;
     }
 }
@@ -272,7 +274,7 @@ impl Drop for Share {
     fn drop(&mut self) {
         self.shares
             .0
-            .exchange(&self.caller, self.part, Part::default(), None);
+            .try_change(&self.caller, self.part, Part::default(), None);
     }
 }
 

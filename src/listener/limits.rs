@@ -9,7 +9,7 @@ use crate::budget::MemoryBudget;
 pub struct ConnectionLimits {
     /// Connections at a time. Further ones wait in the kernel's backlog.
     pub connections: usize,
-    /// An operator chose the number of connections.
+    /// `true` if an operator chose the number of connections.
     pub is_chosen: bool,
     /// Connections at a time from one address (of IPv6, from one network of 64 bits). Further ones
     /// are closed at once.

@@ -21,6 +21,7 @@ pub struct SocketFile {
 /// The socket of an ended process is replaced. A socket in use, or any other file, is an error.
 pub async fn bind(path: &Path, mode: u32) -> io::Result<(UnixListener, SocketFile)> {
     free(path).await?;
+    SocketAddr::from_pathname(path)?;
     let beside = beside(path);
     let _ = std::fs::remove_file(&beside);
     let listener = UnixListener::bind(&beside)?;
@@ -39,7 +40,9 @@ pub async fn bind(path: &Path, mode: u32) -> io::Result<(UnixListener, SocketFil
 /// Checks that [`bind`] would succeed. Changes nothing.
 pub async fn can_bind(path: &Path) -> io::Result<()> {
     free(path).await?;
-    SocketAddr::from_pathname(beside(path))?;
+    for name in [path, &beside(path)] {
+        SocketAddr::from_pathname(name)?;
+    }
     let folder = path
         .parent()
         .filter(|folder| !folder.as_os_str().is_empty())
@@ -47,12 +50,10 @@ pub async fn can_bind(path: &Path) -> io::Result<()> {
     tempfile::tempfile_in(folder).map(drop)
 }
 
-/// Returns the temporary name of a socket. All processes take as many bytes for it, as the kernel limits
-/// its length.
+/// Returns the temporary name of a socket, in the same folder. It has the same length in every process, so
+/// that [`bind`] and [`can_bind`] agree with the kernel's limit.
 fn beside(path: &Path) -> PathBuf {
-    let mut beside = path.as_os_str().to_owned();
-    beside.push(format!(".{:08}", std::process::id()));
-    PathBuf::from(beside)
+    path.with_file_name(format!(".{:06x}", std::process::id()))
 }
 
 /// Checks that the path is free, or holds the socket of an ended process.
@@ -118,9 +119,8 @@ mod tests {
     async fn the_check_knows_which_paths_are_too_long() {
         let folder = tempfile::tempdir().unwrap();
         let mut outcomes = Vec::new();
-        for length in 90..110 {
-            let name = "x".repeat(length - folder.path().as_os_str().len() - 1);
-            let path = folder.path().join(name);
+        for length in 0..110 {
+            let path = folder.path().join("x".repeat(1 + length));
             let may_bind = can_bind(&path).await.is_ok();
             assert_eq!(bind(&path, 0o600).await.is_ok(), may_bind, "{length}");
             outcomes.push(may_bind);

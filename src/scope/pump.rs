@@ -242,14 +242,16 @@ impl ScopePump {
                             PumpEvent::Finished(finished)
                         }
                         step = &mut step, if self.continuity.is_certain() => PumpEvent::Feed(step),
-                        // Time passes without an end of the request that is under way.
+                        // Time passes, and the request that is under way goes on.
                         () = wait_until(self.served.reopened_by) => {
                             self.served.mark_not_reopened();
                             self.overdue.forget();
                             continue;
                         }
                         () = wait_until(self.served.staleness.due()) => {
-                            if !self.served.update_staleness() {
+                            let lacks_events = self.served.update_staleness();
+                            if !lacks_events || question.is_some() {
+                                // Nothing does, or a list is under way that shows it.
                                 continue;
                             }
                             PumpEvent::EventsLacking

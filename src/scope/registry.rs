@@ -255,6 +255,7 @@ impl Scopes {
     fn may_open(&self, key: &ScopeKey) -> bool {
         self.budget().free().is_none_or(|free| {
             self.budget().step() < PressureStep::RefuseScopes
+                && free > 0
                 && self.unfit().may_fit(key, free, Instant::now())
         })
     }

@@ -50,8 +50,9 @@ const DURATION: Metric<Histogram, 2> = Metric::new(
 const ABORTED: Metric<Counter, 3> = Metric::new(
     "watershed_requests_aborted_total",
     &["verb", "group", "resource"],
-    "Requests that their clients gave up before the headers of a response, by verb and resource. \
-     They are in no other figure of requests.",
+    "Requests that their clients gave up, or whose connection was cut, before the headers of a \
+     response, by verb and resource. They do not count in watershed_requests_total. Followed logs do not \
+     count here.",
 );
 const LIMITED: Metric<Counter, 1> = Metric::new(
     "watershed_requests_limited_total",
@@ -277,26 +278,30 @@ pub(super) fn in_use(limit: &'static str) -> Gauge {
     IN_USE.with([limit.into()])
 }
 
-/// A request on its way to an answer. If it is dropped before, its client has given it up.
+/// A request on its way to an answer. If it is dropped before, its client has given it up, or its
+/// connection was cut.
 pub(super) struct InFlight {
     labels: Labels,
     gauge: Gauge,
-    is_answered: bool,
+    /// Dropping it counts.
+    is_awaited: bool,
 }
 
 impl InFlight {
-    pub(super) fn begin(labels: &Labels) -> Self {
+    /// Begins a request. Nothing is wrong if a client gives up one that `may_be_silent`: the answer of a
+    /// followed log begins with its first line.
+    pub(super) fn begin(labels: &Labels, may_be_silent: bool) -> Self {
         let gauge = IN_FLIGHT.with([labels.verb.into()]);
         gauge.increment(1);
         Self {
             labels: labels.clone(),
             gauge,
-            is_answered: false,
+            is_awaited: !may_be_silent,
         }
     }
 
     pub(super) fn answered(mut self, source: AnswerSource, code: StatusCode, took: Duration) {
-        self.is_answered = true;
+        self.is_awaited = false;
         let verb = self.labels.verb;
         let [group, resource] = self.labels.of_type.clone();
         let code = code.as_str().to_owned();
@@ -317,7 +322,8 @@ impl InFlight {
 impl Drop for InFlight {
     fn drop(&mut self) {
         self.gauge.decrement(1);
-        if !self.is_answered {
+        // A request that panics is answered by its connection.
+        if self.is_awaited && !std::thread::panicking() {
             let [group, resource] = self.labels.of_type.clone();
             ABORTED
                 .with([self.labels.verb.into(), group, resource])

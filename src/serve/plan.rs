@@ -119,6 +119,12 @@ impl RequestPlan {
         let is_known = self.resource.is_some() || !matches!(self.action, PlannedAction::Forward(_));
         is_known && !self.may_stay_open
     }
+
+    /// Returns `true` if the headers of the answer may take long although all is well: those of a followed
+    /// log come with its first line.
+    pub(super) fn may_be_silent(&self) -> bool {
+        self.may_stay_open && self.verb != Verb::Watch
+    }
 }
 
 /// The forms of an answer that a request accepts.

@@ -66,8 +66,10 @@ const TASKS: Metric<Gauge> = Metric::new(
     "Number of the runtime's tasks that have not ended.",
 );
 
-/// Sets the metrics to the current figures.
-pub fn publish() {
+/// Sets the metrics to the current figures. Returns the CPU time in Prometheus' text format, or nothing if
+/// the platform does not report it: the registry's counters are integers, and the rate of an idle proxy would
+/// be zero.
+pub fn publish() -> String {
     let labels = [
         env!("CARGO_PKG_VERSION").into(),
         std::env::consts::OS.into(),
@@ -90,19 +92,17 @@ pub fn publish() {
         &TASKS,
         runtime.map(|runtime| runtime.metrics().num_alive_tasks() as u64),
     );
+    let cpu = now.cpu_seconds_total;
+    cpu.map_or_else(String::new, |seconds| counter(&CPU_SECONDS, seconds))
 }
 
-/// Returns the CPU time in Prometheus' text format, or nothing if the platform does not report it. The
-/// registry's counters have whole numbers only: the rate of a proxy with little to do would be zero.
-pub fn cpu_time() -> String {
-    let Some(seconds) = collector::collect().cpu_seconds_total else {
-        return String::new();
-    };
+/// Returns a counter's lines in Prometheus' text format.
+fn counter(metric: &Metric<Counter>, value: f64) -> String {
     let Declaration {
         name, kind, help, ..
-    } = CPU_SECONDS.declaration();
+    } = metric.declaration();
     let kind = kind.as_str();
-    format!("# HELP {name} {help}\n# TYPE {name} {kind}\n{name} {seconds}\n\n")
+    format!("# HELP {name} {help}\n# TYPE {name} {kind}\n{name} {value}\n\n")
 }
 
 /// Sets a gauge if the platform reports the figure.

@@ -23,14 +23,15 @@ const REQUESTS: Metric<Counter, 2> = Metric::new(
     "watershed_upstream_requests_total",
     &["purpose", "code"],
     "Requests that upstream answered, by status and purpose: the proxy's lists and watches of \
-     types, its other requests, and forwarded ones.",
+     types, its other requests (internal), those that upstream is to refuse (probe), and forwarded \
+     ones.",
 );
 const UNANSWERED: Metric<Counter, 2> = Metric::new(
     "watershed_upstream_requests_unanswered_total",
     &["purpose", "reason"],
     "Requests that got no answer of upstream, by purpose and reason: no connection could be made \
-     (connect), all were busy (busy), it ended (closed), or the client or the proxy stopped waiting \
-     (abandoned).",
+     (connect), all were busy (busy), it ended (closed), the proxy or its client waited for three \
+     seconds or longer and then no more (late), or stopped waiting before (abandoned).",
 );
 const RECEIVED_BYTES: Metric<Counter, 1> = Metric::new(
     "watershed_upstream_received_bytes_total",
@@ -48,8 +49,8 @@ const CONNECTIONS: Metric<Gauge, 1> = Metric::new(
 const CERTIFICATE_BEGINS: Metric<Gauge> = Metric::new(
     "watershed_upstream_certificate_start_timestamp_seconds",
     &[],
-    "Time from which on the proxy's own client certificate is valid, in seconds since the Unix epoch, if \
-     it has one.",
+    "Time from which the proxy's own client certificate is valid, in seconds since the Unix epoch, if it \
+     has one.",
 );
 const CERTIFICATE_EXPIRES: Metric<Gauge> = Metric::new(
     "watershed_upstream_certificate_expiration_timestamp_seconds",

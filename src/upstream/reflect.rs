@@ -187,7 +187,7 @@ impl Reflector {
         }
     }
 
-    /// Returns the last failure, in words for an operator.
+    /// Returns the last failure since upstream was last followed, in words for an operator.
     pub fn last_failure(&self) -> Option<&str> {
         self.last_failure.as_deref()
     }
@@ -422,6 +422,7 @@ impl Reflector {
                 let InitialList { listed, stream } = self.list().await?;
                 let version = listed.version;
                 self.recovery.succeeded();
+                self.last_failure = None;
                 self.bookmarks.nothing_is_silent();
                 self.unfinished = None;
                 self.last_event = None;

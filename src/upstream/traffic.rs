@@ -4,6 +4,7 @@ use std::array;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use http::StatusCode;
 use tokio::sync::watch;
@@ -23,11 +24,19 @@ pub enum RequestPurpose {
     /// The proxy's own questions: authentication, authorization, freshness and discovery.
     #[default]
     Internal,
+    /// A question that upstream answers by a refusal.
+    Probe,
 }
 
 impl RequestPurpose {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::List, Self::Watch, Self::Forward, Self::Internal];
+    pub const ALL: [Self; 5] = [
+        Self::List,
+        Self::Watch,
+        Self::Forward,
+        Self::Internal,
+        Self::Probe,
+    ];
 
     /// Returns the metric label.
     pub fn as_str(self) -> &'static str {
@@ -36,6 +45,7 @@ impl RequestPurpose {
             Self::Watch => "watch",
             Self::Forward => "forward",
             Self::Internal => "internal",
+            Self::Probe => "probe",
         }
     }
 }
@@ -97,13 +107,21 @@ pub enum NoAnswer {
     Busy,
     /// The connection ended.
     Closed,
-    /// Whoever waited for the answer does not any more.
+    /// The proxy or its client waited for seconds, and then no longer.
+    Late,
+    /// The proxy or its client stopped waiting at once.
     Abandoned,
 }
 
 impl NoAnswer {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::Connect, Self::Busy, Self::Closed, Self::Abandoned];
+    pub const ALL: [Self; 5] = [
+        Self::Connect,
+        Self::Busy,
+        Self::Closed,
+        Self::Late,
+        Self::Abandoned,
+    ];
 
     /// Returns the metric label.
     pub fn as_str(self) -> &'static str {
@@ -111,6 +129,7 @@ impl NoAnswer {
             Self::Connect => "connect",
             Self::Busy => "busy",
             Self::Closed => "closed",
+            Self::Late => "late",
             Self::Abandoned => "abandoned",
         }
     }
@@ -128,7 +147,7 @@ impl NoAnswer {
     }
 }
 
-/// What became of the requests of one purpose.
+/// Outcomes of the requests of one purpose.
 #[derive(Debug)]
 struct Outcomes {
     /// The number of answers with each status, from [`FIRST_STATUS`] on.
@@ -136,6 +155,8 @@ struct Outcomes {
     unanswered: [AtomicU64; NoAnswer::ALL.len()],
 }
 
+/// Time after which an answer is late. The proxy itself never gives a request up before.
+const LATE: Duration = Duration::from_secs(3);
 /// The least status. Source: `http::StatusCode` takes 100 to 999.
 const FIRST_STATUS: u16 = 100;
 const STATUSES: usize = 900;
@@ -152,9 +173,9 @@ impl Default for Outcomes {
 /// Sums since the start of the process, and the connections open now.
 #[derive(Debug, Default)]
 pub struct UpstreamTraffic {
-    outcomes: [Outcomes; 4],
-    received: [AtomicU64; 4],
-    connections: [AtomicU64; 5],
+    outcomes: [Outcomes; RequestPurpose::ALL.len()],
+    received: [AtomicU64; RequestPurpose::ALL.len()],
+    connections: [AtomicU64; ConnectionPurpose::ALL.len()],
     /// The number of connections that were made.
     made: watch::Sender<u64>,
 }
@@ -197,6 +218,7 @@ impl UpstreamTraffic {
         SentRequest {
             traffic: Arc::clone(self),
             purpose,
+            began: Instant::now(),
             is_over: false,
         }
     }
@@ -212,10 +234,11 @@ impl UpstreamTraffic {
     }
 }
 
-/// Counts what becomes of a request. One that is dropped before was abandoned.
+/// Counts the outcome of a request. One that is dropped before has none: nobody waits for it any more.
 pub(super) struct SentRequest {
     traffic: Arc<UpstreamTraffic>,
     purpose: RequestPurpose,
+    began: Instant,
     is_over: bool,
 }
 
@@ -253,9 +276,15 @@ impl SentRequest {
 
 impl Drop for SentRequest {
     fn drop(&mut self) {
-        if !self.is_over {
-            self.count_unanswered(NoAnswer::Abandoned);
+        if self.is_over {
+            return;
         }
+        let is_late = self.began.elapsed() >= LATE;
+        self.count_unanswered(if is_late {
+            NoAnswer::Late
+        } else {
+            NoAnswer::Abandoned
+        });
     }
 }
 

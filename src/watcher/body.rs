@@ -116,7 +116,7 @@ impl<G: AccessGuard, D: Future<Output = ()> + Unpin, O: WatchObserver> WatchBody
             if status == AccessStatus::Revoked {
                 return OutsideEvent::End(WatchEnding::Revoked);
             }
-            self.schedule.reached(now);
+            self.schedule.advance_to(now);
         }
     }
 
@@ -285,7 +285,7 @@ impl<G: AccessGuard, D: Future<Output = ()> + Unpin, O: WatchObserver> WatchBody
         if self.initial.is_some() {
             return None;
         }
-        self.schedule.last();
+        self.schedule.expect_last();
         match self.poll_events(context) {
             Poll::Ready(chunk) => chunk,
             Poll::Pending => None,

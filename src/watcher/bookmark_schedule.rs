@@ -66,7 +66,7 @@ impl BookmarkSchedule {
     }
 
     /// Moves the schedule to `now`, before the deadline.
-    pub(super) fn reached(&mut self, now: Instant) {
+    pub(super) fn advance_to(&mut self, now: Instant) {
         if now >= self.tick {
             self.due = match self.due {
                 BookmarkDue::Missed => BookmarkDue::Again,
@@ -77,7 +77,7 @@ impl BookmarkSchedule {
     }
 
     /// Has the last bookmark sent, in any case.
-    pub(super) fn last(&mut self) {
+    pub(super) fn expect_last(&mut self) {
         if self.due != BookmarkDue::Never {
             self.due = BookmarkDue::InAnyCase;
         }
@@ -133,7 +133,7 @@ mod tests {
     /// Moves a schedule to its next moment. Returns the time that this takes.
     fn advance(schedule: &mut BookmarkSchedule, now: &mut Instant) -> Duration {
         let before = std::mem::replace(now, schedule.wake());
-        schedule.reached(*now);
+        schedule.advance_to(*now);
         *now - before
     }
 
@@ -151,7 +151,7 @@ mod tests {
         assert!(regular.contains(&advance(&mut schedule, &mut now)));
         assert!(schedule.is_due() && schedule.take(NEWS, START, now));
         assert!(!schedule.is_due());
-        schedule.last();
+        schedule.expect_last();
         assert!(schedule.is_due() && schedule.take(START, START, now));
     }
 
@@ -171,7 +171,7 @@ mod tests {
         let deadline = now + Duration::from_mins(30);
         let mut schedule = BookmarkSchedule::new(now, deadline, false);
         assert_eq!(schedule.wake(), deadline);
-        schedule.last();
+        schedule.expect_last();
         assert!(!schedule.is_due());
     }
 }

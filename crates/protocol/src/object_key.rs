@@ -10,7 +10,8 @@ pub fn object_key(namespace: Option<&str>, name: &str) -> String {
 
 /// Returns `true` for a text that can be a name or a namespace in a key.
 ///
-/// Source: `apimachinery/pkg/api/validation/path/name.go` (IsValidPathSegmentName).
+/// Source: `apimachinery/pkg/api/validation/path/name.go` (IsValidPathSegmentName), except for the empty
+/// text: a path has no such part.
 pub fn is_key_part(text: &str) -> bool {
     !matches!(text, "" | "." | "..") && !text.contains(['/', '%'])
 }

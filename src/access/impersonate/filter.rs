@@ -8,7 +8,7 @@ use tokio::time::timeout;
 
 use crate::access::error::ReviewError;
 use crate::body;
-use crate::upstream::{ConnectionClass, SendOptions, UpstreamClient};
+use crate::upstream::{ConnectionClass, RequestPurpose, SendOptions, UpstreamClient};
 
 /// Time after which upstream is asked again: its release may change.
 const KNOWN_TTL: Duration = Duration::from_mins(1);
@@ -97,9 +97,13 @@ impl RulesProbe {
             .header("impersonate-group", "system:authenticated")
             .body(body::empty())
             .map_err(ReviewError::not_understood)?;
+        let options = SendOptions {
+            purpose: RequestPurpose::Probe,
+            ..SendOptions::default()
+        };
         let response = self
             .client
-            .send(ConnectionClass::Short, request, SendOptions::default())
+            .send(ConnectionClass::Short, request, options)
             .await?;
         let status = response.status();
         // Before Kubernetes 1.35 this was an internal error, in plain text.

@@ -87,7 +87,7 @@ impl<F: Future + Unpin> Until<F> {
     }
 
     /// Returns `true` once the moment has passed. Before, the task is woken when it passes.
-    fn has_passed(&mut self, context: &mut Context<'_>) -> bool {
+    fn poll_passed(&mut self, context: &mut Context<'_>) -> bool {
         if let Some(future) = &mut self.0
             && Pin::new(future).poll(context).is_ready()
         {
@@ -111,8 +111,8 @@ impl http_body::Body for OrderlyEnd {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let this = self.get_mut();
-        let is_draining = this.draining.has_passed(context);
-        let is_settled = this.settled.has_passed(context);
+        let is_draining = this.draining.poll_passed(context);
+        let is_settled = this.settled.poll_passed(context);
         if this.is_gone {
             return end_if(is_settled);
         }

@@ -40,6 +40,7 @@ pub(in crate::serve) enum AnswerForm {
     Whole,
     /// Their metadata, where the scope holds whole objects.
     Metadata(PartialFormat),
+    /// Rows of a Table.
     Table(OpenedTable),
 }
 

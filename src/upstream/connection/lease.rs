@@ -41,8 +41,8 @@ enum Leased {
     Http1(Http1Connection, Arc<IdleHttp1>),
 }
 
-/// A stream of a shared connection. Dropping this frees it: before the end of the answer, dropping that
-/// resets the stream.
+/// A stream of a shared connection, for one request. Dropping this frees it for others, also before the
+/// answer has ended: dropping the answer resets the stream.
 struct Http2Slot {
     connection: Arc<Http2Connection>,
     /// `true` once the whole answer has come.

@@ -203,7 +203,9 @@ impl ConnectionGroup {
         }
         let take = |connection: &Http2Connection| match purpose {
             RequestPurpose::List | RequestPurpose::Watch => connection.take_stream(self.class),
-            RequestPurpose::Forward | RequestPurpose::Internal => connection.take_any_stream(),
+            RequestPurpose::Forward | RequestPurpose::Internal | RequestPurpose::Probe => {
+                connection.take_any_stream()
+            }
         };
         let is_usable = !found.is_closed() && take(found);
         is_usable.then(|| Lease::http2(Arc::clone(found), true))

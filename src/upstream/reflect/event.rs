@@ -53,6 +53,7 @@ impl Reflector {
         };
         if !is_known {
             self.recovery.succeeded();
+            self.last_failure = None;
         }
         let version = match &change {
             Change::Event(frame, scanned) => {

@@ -224,8 +224,8 @@ var Cases = map[string]Case{
 		Series: []Series{Named(rising(60), "watershed_upstream_requests_total", "purpose", "list", "code", "429")},
 		Fires:  []string{"WatershedOwnRequestsFail"},
 	},
-	"no connection to the API server can be made": {
-		Series: []Series{Named(rising(60), "watershed_upstream_requests_unanswered_total", "purpose", "watch", "reason", "connect")},
+	"the API server hangs": {
+		Series: []Series{Named(rising(60), "watershed_upstream_requests_unanswered_total", "purpose", "watch", "reason", "late")},
 		Fires:  []string{"WatershedOwnRequestsFail"},
 	},
 	"many clients give up": {
