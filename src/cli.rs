@@ -6,7 +6,7 @@ use anyhow::Context;
 
 use self::command_line::{Command, LogFlags};
 use self::output::print;
-use crate::telemetry::logs;
+use crate::telemetry::{logs, queued_logs};
 
 mod admin;
 mod advise;
@@ -65,7 +65,7 @@ async fn run_command(cli: Cli) -> anyhow::Result<ExitCode> {
     let level = log_level.as_deref();
     match cli.command {
         Command::Serve(command) => {
-            logs(log_format, level.unwrap_or(LOG_LEVEL))?;
+            let _last_lines = queued_logs(log_format, level.unwrap_or(LOG_LEVEL))?;
             command.run().await
         }
         Command::Check(command) => {

@@ -1,18 +1,22 @@
 //! Logs and the metrics registry.
 mod lines;
 pub mod process;
+pub mod queue;
 mod traces;
 
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 use std::sync::OnceLock;
 
+use anyhow::Context;
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::metric::Declaration;
 use lines::OneLineEach;
+use queue::LogQueue;
 
+pub use queue::LastLines;
 pub use traces::{Traces, traced, traces};
 
 /// Format of log lines.
@@ -42,6 +46,22 @@ pub fn check_filter(filter: &str) -> anyhow::Result<()> {
 
 /// Sends logs to standard error. `filter` has the syntax of tracing's EnvFilter.
 pub fn logs(format: LogFormat, filter: &str) -> anyhow::Result<()> {
+    logs_to(std::io::stderr, format, filter)
+}
+
+/// Sends logs to standard error, by a thread that alone waits for whoever reads them. The caller keeps what
+/// is returned to the end.
+pub fn queued_logs(format: LogFormat, filter: &str) -> anyhow::Result<LastLines> {
+    let (queue, last) = LogQueue::start(std::io::stderr()).context("cannot start the log")?;
+    logs_to(move || queue.clone(), format, filter)?;
+    Ok(last)
+}
+
+fn logs_to<W: Write + 'static>(
+    log: impl Fn() -> W + Send + Sync + 'static,
+    format: LogFormat,
+    filter: &str,
+) -> anyhow::Result<()> {
     // The certificate verifier logs failures that the returned errors report anyway.
     let mut env_filter =
         EnvFilter::try_new(filter)?.add_directive("rustls_platform_verifier=off".parse()?);
@@ -51,7 +71,7 @@ pub fn logs(format: LogFormat, filter: &str) -> anyhow::Result<()> {
     }
     let builder = tracing_subscriber::fmt()
         .with_env_filter(env_filter)
-        .with_writer(|| OneLineEach(std::io::stderr()))
+        .with_writer(move || OneLineEach(log()))
         // Otherwise a log that cannot be written ends the process: that error would go to the same
         // place, by a macro that panics.
         .log_internal_errors(false)

@@ -23,6 +23,7 @@ pub fn metrics() -> Vec<Declaration> {
         catalog::metrics::METRICS,
         upstream::metrics::METRICS,
         telemetry::process::METRICS,
+        telemetry::queue::METRICS,
         admin::METRICS,
     ]
     .concat();
