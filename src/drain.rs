@@ -62,8 +62,6 @@ pub fn channel() -> (DrainTrigger, DrainWatch) {
     )
 }
 
-// === impl DrainTrigger ===
-
 impl DrainTrigger {
     /// Stops accepting and asks everything running to end. What still runs after `grace` is cut.
     ///
@@ -84,8 +82,6 @@ impl DrainTrigger {
         }
     }
 }
-
-// === impl DrainWatch ===
 
 impl DrainWatch {
     /// Returns `true` once the drain has begun.
@@ -136,8 +132,6 @@ impl DrainWatch {
     }
 }
 
-// === impl SignalRegistry ===
-
 impl SignalRegistry {
     fn notify(&self) {
         self.signalled.store(true, Ordering::Release);
@@ -151,8 +145,6 @@ impl SignalRegistry {
         wakers.into_iter().for_each(Waker::wake);
     }
 }
-
-// === impl DrainSignal ===
 
 impl Future for DrainSignal {
     type Output = ();

@@ -48,8 +48,6 @@ pub(crate) fn announce(line: &str) -> anyhow::Result<()> {
     Ok(out.flush()?)
 }
 
-// === impl Child ===
-
 impl Child {
     /// Starts a program.
     pub(crate) fn program(

@@ -39,8 +39,6 @@ struct Found {
     ended: bool,
 }
 
-// === impl Form ===
-
 impl Form {
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -88,8 +86,6 @@ impl Form {
         Ok(())
     }
 }
-
-// === impl Reader ===
 
 impl Reader {
     /// Looks for the mark.
@@ -147,8 +143,6 @@ impl Reader {
         }
     }
 }
-
-// === impl Found ===
 
 impl Write for Found {
     fn write(&mut self, piece: &[u8]) -> std::io::Result<usize> {

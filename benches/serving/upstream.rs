@@ -247,8 +247,6 @@ fn stamp() -> String {
     format!("{:0STAMP_DIGITS$}", micros())
 }
 
-// === impl Template ===
-
 impl Template {
     fn of(object: &[u8]) -> anyhow::Result<Self> {
         let after = |key: &[u8]| memchr::memmem::find(object, key).map(|at| at + key.len());
@@ -283,8 +281,6 @@ impl Template {
         pieces.concat()
     }
 }
-
-// === impl Writer ===
 
 impl Writer {
     /// Events by patches at the upstream.
@@ -328,8 +324,6 @@ impl Writer {
         self.version.load(Ordering::Acquire)
     }
 }
-
-// === impl Session ===
 
 impl Session<'_> {
     /// Makes one event.

@@ -7,8 +7,8 @@ const OBJECT_OVERHEAD: usize = 500;
 /// Growth after which resident memory is measured again: it may grow by more than is counted.
 const MEASURE_EVERY: usize = 1 << 20;
 
-/// Loads of one such part of the limit are small.
-const SMALL_PARTS: usize = 200;
+/// Divisor of the limit: loads of half a percent of it are small.
+const SMALL_DIVISOR: usize = 200;
 
 /// A scope does not fit into what is free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -107,7 +107,7 @@ impl MemoryLoad {
     /// Returns `true` for what is loaded however short memory is: it is not what made it short.
     fn is_small(&self, needed: usize) -> bool {
         let limit = self.budget.limit();
-        limit.is_some_and(|limit| needed <= limit / SMALL_PARTS)
+        limit.is_some_and(|limit| needed <= limit / SMALL_DIVISOR)
     }
 }
 

@@ -89,8 +89,6 @@ pub(super) struct RunningRequest {
     fault: Option<RequestFault>,
 }
 
-// === impl Activity ===
-
 impl Activity {
     /// Returns the activity of a connection whose heads and requests count with these.
     pub(super) fn new(heads: &Arc<UnfinishedHeads>, fresh: &Arc<FreshStreams>) -> Arc<Self> {
@@ -363,8 +361,6 @@ impl Activity {
         }
     }
 }
-
-// === impl RunningRequest ===
 
 impl RunningRequest {
     pub(super) fn new(activity: &Arc<Activity>) -> Self {

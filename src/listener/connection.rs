@@ -148,8 +148,6 @@ pin_project! {
     }
 }
 
-// === impl Protocols ===
-
 impl Protocols {
     pub(super) fn new(limits: ConnectionLimits, listener: Listener) -> Self {
         let mut http1 = http1::Builder::new();

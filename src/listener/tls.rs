@@ -104,8 +104,6 @@ struct SelfSignedSource {
     names: Vec<String>,
 }
 
-// === impl ServerTls ===
-
 impl ServerTls {
     /// Loads or makes the certificate, and keeps it fresh from then on.
     pub async fn load(options: TlsOptions) -> Result<ServerTls, TlsError> {
@@ -209,8 +207,6 @@ where
         }
     });
 }
-
-// === impl CertificateSource ===
 
 impl CertificateSource {
     fn new(options: &TlsOptions) -> Result<CertificateSource, TlsError> {

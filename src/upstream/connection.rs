@@ -247,8 +247,6 @@ async fn wait_for_peer_limit(
     Ok(driver.current_max_send_streams())
 }
 
-// === impl Http2Connection ===
-
 impl Http2Connection {
     /// Spawns the task that drives the connection until it ends.
     fn spawn_driver(&self, mut driver: Http2Driver) {
@@ -332,15 +330,11 @@ impl Http2Connection {
     }
 }
 
-// === impl Http1Connection ===
-
 impl Http1Connection {
     pub(super) fn is_closed(&self) -> bool {
         self.sender.is_closed()
     }
 }
-
-// === impl ServedBy ===
 
 impl ServedBy {
     /// Returns the server that sent an answer, while the connection to it is open. `None` if each request has a
@@ -408,8 +402,6 @@ impl std::fmt::Debug for ServedBy {
         f.debug_tuple("ServedBy").field(&self.address).finish()
     }
 }
-
-// === impl IdleHttp1 ===
 
 impl IdleHttp1 {
     pub(super) fn new(upstream: Upstream) -> Self {

@@ -45,8 +45,6 @@ pub(super) struct Pool {
     groups: [Arc<ConnectionGroup>; 4],
 }
 
-// === impl Pool ===
-
 impl Pool {
     pub(super) fn new(upstream: &Upstream, identity: TlsIdentity, dialer: &Arc<Dialer>) -> Pool {
         Self::limited(upstream, identity, dialer, PoolLimits::default())

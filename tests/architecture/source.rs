@@ -35,8 +35,6 @@ pub(crate) fn top() -> PathBuf {
     std::env::var_os("CARGO_MANIFEST_DIR").map_or_else(PathBuf::new, PathBuf::from)
 }
 
-// === impl Crate ===
-
 impl Crate {
     /// Reads the crate whose `src` folder is given, relative to the workspace.
     pub(crate) fn read(source: &str) -> Self {
@@ -254,8 +252,6 @@ fn flatten(tree: &UseTree, before: &mut Vec<String>, found: &mut Vec<(String, Ve
         UseTree::Glob(_) => found.push(("*".to_owned(), before.clone())),
     }
 }
-
-// === impl Module ===
 
 impl Module {
     /// Finds paths in the arguments of macros, which are not parsed.

@@ -86,8 +86,6 @@ pub(crate) struct History {
     types: [Mutex<TypeHistory>; 3],
 }
 
-// === impl Resource ===
-
 impl Resource {
     pub(crate) const ALL: [Self; 3] = [Self::Pods, Self::ConfigMaps, Self::Widgets];
 
@@ -187,8 +185,6 @@ impl Resource {
     }
 }
 
-// === impl Part ===
-
 impl Part {
     /// Returns the Accept header of a list or watch.
     pub(crate) fn accept(&self, list: bool) -> &'static str {
@@ -240,8 +236,6 @@ impl Part {
     }
 }
 
-// === impl Printed ===
-
 impl Printed {
     fn new(bytes: Bytes, version: u64) -> Self {
         let needle = format!(r#""resourceVersion":"{version}""#);
@@ -266,8 +260,6 @@ impl Printed {
         .concat()
     }
 }
-
-// === impl Recorded ===
 
 impl Recorded {
     fn read(resource: Resource, version: u64, bytes: Bytes) -> Self {
@@ -303,8 +295,6 @@ impl Recorded {
         }
     }
 }
-
-// === impl TypeHistory ===
 
 impl TypeHistory {
     fn new(resource: Resource, state: &ClusterState, seed: u64) -> Self {
@@ -391,8 +381,6 @@ impl TypeHistory {
         })
     }
 }
-
-// === impl History ===
 
 impl History {
     /// Starts from the present objects. From now on, nobody else may write these types.

@@ -92,8 +92,6 @@ fn shown(bytes: &[u8]) -> String {
     text.chars().take(300).collect()
 }
 
-// === impl WatchJudge ===
-
 impl WatchJudge {
     /// Takes the next line of the watch.
     ///
@@ -179,8 +177,6 @@ impl WatchJudge {
         Ok(())
     }
 }
-
-// === impl ListAnswer ===
 
 impl<'a> ListAnswer<'a> {
     /// Takes a list apart.

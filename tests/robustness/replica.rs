@@ -67,8 +67,6 @@ fn free_address() -> SocketAddr {
     }
 }
 
-// === impl Replica ===
-
 impl Replica {
     pub(crate) async fn start(name: &'static str, servers: Servers) -> Self {
         let folder = tempfile::tempdir().unwrap();

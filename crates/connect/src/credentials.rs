@@ -161,8 +161,6 @@ struct Tls {
     http1: Arc<ClientConfig>,
 }
 
-// === impl Credentials ===
-
 impl Credentials {
     /// Returns when the proxy's client certificate begins and ends, if it has one.
     pub fn certificate(&self) -> Option<Validity> {

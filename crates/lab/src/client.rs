@@ -84,8 +84,6 @@ enum Sender {
     Http2(http2::SendRequest<RequestBody>),
 }
 
-// === impl FlowWindows ===
-
 impl FlowWindows {
     /// The windows of Go's client, which most clients of Kubernetes have.
     /// Source: `golang.org/x/net/http2/transport.go` (`transportDefaultStreamFlow`,
@@ -114,8 +112,6 @@ impl FlowWindows {
         builder
     }
 }
-
-// === impl Endpoint ===
 
 impl Endpoint {
     /// Returns the server at an address, verified with a CA. An empty token sends no credentials.
@@ -210,8 +206,6 @@ impl Endpoint {
     }
 }
 
-// === impl ClientConnection ===
-
 impl ClientConnection {
     /// Sends a request and returns when the head of its answer is there. The URI is a path.
     ///
@@ -264,8 +258,6 @@ pub async fn expect_success(
     }
     Ok(answer)
 }
-
-// === impl Lines ===
 
 impl Lines {
     /// Reads an answer that came on a connection.

@@ -77,8 +77,6 @@ impl TokenInspection {
     }
 }
 
-// === impl TokenDefect ===
-
 impl TokenDefect {
     pub(in crate::access) fn as_str(self) -> &'static str {
         match self {

@@ -92,8 +92,6 @@ struct IssuerDocument {
     issuer: String,
 }
 
-// === impl TokenIssuer ===
-
 impl TokenIssuer {
     pub(in crate::access) fn new(client: UpstreamClient, query: IssuerQuery) -> Self {
         Self {
@@ -253,8 +251,6 @@ fn advice(error: &AnswerError) -> Option<&'static str> {
     )
 }
 
-// === impl IssuerDocuments ===
-
 impl IssuerDocuments {
     /// Returns `true` if the documents may be used at this moment without being read again.
     fn are_current(&self, now: Instant) -> bool {
@@ -288,8 +284,6 @@ impl IssuerDocuments {
         clock.second.checked_add(elapsed)
     }
 }
-
-// === impl UpstreamClock ===
 
 impl UpstreamClock {
     /// Reads the time at which upstream sent an answer that has arrived.

@@ -19,12 +19,13 @@ use crate::serve::exchange::Exchange;
 use crate::serve::plan::PlannedAction;
 use crate::serve::usage::HeldAnswer;
 
-/// The parts of the memory budget that all requests of known and of unknown callers may take, one of
-/// so many. One caller alone gets half of that.
-const PARTS: [usize; 2] = [4, 8];
-/// Bytes that each known caller may take in any case, if they are a small part of that of all.
+/// Divisors of the memory budget: the requests of all known callers may take a quarter of it, those of
+/// unknown ones an eighth. One caller alone gets half of that.
+const DIVISORS: [usize; 2] = [4, 8];
+/// Bytes that each known caller may take in any case, if that is a small part of what all may take.
 const LEAST: u64 = 1 << 20;
-const SMALL_PARTS: u64 = 32;
+/// Divisor of what all may take: a part of a 32nd is small.
+const SMALL_DIVISOR: u64 = 32;
 
 /// Bytes of a request and its answer, besides what is counted below.
 const REQUEST_BYTES: u64 = 8 << 10;
@@ -70,8 +71,8 @@ pub(in crate::serve) struct AnsweredRequest {
 impl RequestMemory {
     pub(in crate::serve) fn within(memory: &MemoryBudget) -> Self {
         let budget = memory.limit().unwrap_or(WITHOUT_BUDGET);
-        let [known, unknown] = PARTS.map(|parts| (budget / parts) as u64);
-        let least = LEAST.min(known / SMALL_PARTS);
+        let [known, unknown] = DIVISORS.map(|parts| (budget / parts) as u64);
+        let least = LEAST.min(known / SMALL_DIVISOR);
         Self {
             known: Limit::of_memory(LimitExceeded::Memory, known, least, memory),
             unknown: Limit::of_memory(LimitExceeded::UnknownMemory, unknown, 0, memory),

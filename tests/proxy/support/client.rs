@@ -51,8 +51,6 @@ pub(crate) async fn within<T>(what: &str, future: impl Future<Output = T>) -> T 
         .unwrap_or_else(|_| panic!("{what}: not after {PATIENCE:?}"))
 }
 
-// === impl Endpoint ===
-
 impl Endpoint {
     pub(crate) fn new(address: SocketAddr, ca_pem: &str, token: &str) -> Self {
         Self {
@@ -115,8 +113,6 @@ impl Endpoint {
     }
 }
 
-// === impl Connection ===
-
 impl Connection {
     /// Returns the head of the answer and a body still to be read.
     pub(crate) async fn open(
@@ -163,8 +159,6 @@ impl Connection {
     }
 }
 
-// === impl Answer ===
-
 impl Answer {
     pub(crate) fn json(&self) -> serde_json::Value {
         serde_json::from_slice(&self.body).unwrap_or_else(|_| panic!("not JSON: {self:?}"))
@@ -194,8 +188,6 @@ impl Answer {
     }
 }
 
-// === impl Lines ===
-
 impl Lines {
     pub(crate) async fn next(&mut self) -> Next {
         self.0.next().await
@@ -220,8 +212,6 @@ impl Lines {
         }
     }
 }
-
-// === impl Raw ===
 
 impl Raw {
     /// Reads until `enough` is true of the text. Returns `false` if the server closes before.

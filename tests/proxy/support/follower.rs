@@ -92,8 +92,6 @@ struct Metadata {
     annotations: BTreeMap<String, String>,
 }
 
-// === impl Follower ===
-
 impl Follower {
     pub(crate) fn start(connection: &Connection, interest: Interest, opening: Opening) -> Self {
         let log = Arc::<Mutex<Log>>::default();
@@ -199,8 +197,6 @@ fn verdict(log: &Log, interest: &Interest, history: &WriteHistory) -> Result<(),
     }
     Ok(())
 }
-
-// === impl Client ===
 
 impl Client {
     async fn run(self) {
@@ -334,8 +330,6 @@ impl Client {
         }
     }
 }
-
-// === impl Object ===
 
 impl Object {
     fn key(&self) -> String {

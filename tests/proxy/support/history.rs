@@ -60,8 +60,6 @@ struct Inner {
     created: usize,
 }
 
-// === impl Interest ===
-
 impl Interest {
     pub(crate) fn path(&self) -> String {
         match self {
@@ -99,8 +97,6 @@ impl Interest {
     }
 }
 
-// === impl Event ===
-
 impl fmt::Debug for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {} at {}", self.kind, self.key, self.version)
@@ -126,8 +122,6 @@ impl Event {
         }
     }
 }
-
-// === impl Pod ===
 
 impl Pod {
     fn read(version: u64, bytes: Bytes) -> Self {
@@ -160,8 +154,6 @@ impl Pod {
         .into_bytes()
     }
 }
-
-// === impl WriteHistory ===
 
 impl WriteHistory {
     /// Starts from the present objects. From now on, nobody else may write pods.

@@ -36,8 +36,6 @@ pub(crate) struct Difference {
     pub(crate) more: usize,
 }
 
-// === impl Truth ===
-
 impl Truth {
     pub(crate) fn of(state: &ClusterState) -> Self {
         let pods = state

@@ -119,8 +119,6 @@ struct PodMetadata {
     annotations: BTreeMap<String, String>,
 }
 
-// === impl PodInterest ===
-
 impl PodInterest {
     fn path(&self) -> String {
         match self {
@@ -148,8 +146,6 @@ impl fmt::Display for PodInterest {
         }
     }
 }
-
-// === impl DemoClient ===
 
 impl DemoClient {
     /// Runs until it is dropped. Failures are counted and tried again, as client-go does.
@@ -275,8 +271,6 @@ impl DemoClient {
     }
 }
 
-// === impl PodView ===
-
 impl PodView {
     fn apply(&mut self, event: &PodEvent) -> anyhow::Result<()> {
         let version = event.object.version()?;
@@ -295,8 +289,6 @@ impl PodView {
     }
 }
 
-// === impl PodEvent ===
-
 impl PodEvent {
     /// Returns `true` if the event ends the first state of a watch.
     fn is_end_mark(&self) -> bool {
@@ -304,8 +296,6 @@ impl PodEvent {
         self.r#type == "BOOKMARK" && annotations.contains_key("k8s.io/initial-events-end")
     }
 }
-
-// === impl PodObject ===
 
 impl PodObject {
     fn key(&self) -> String {

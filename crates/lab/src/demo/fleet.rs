@@ -36,8 +36,6 @@ pub(crate) struct FleetTotals {
     pub(crate) expired: u64,
 }
 
-// === impl Fleet ===
-
 impl Fleet {
     pub(crate) fn start(
         args: &DemoArgs,

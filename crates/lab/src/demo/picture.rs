@@ -147,8 +147,6 @@ fn report_differences(end: &Moment, differences: &[Difference]) {
     }
 }
 
-// === impl Picture ===
-
 impl Picture {
     pub(crate) fn new() -> Self {
         Self {

@@ -85,8 +85,6 @@ pub(super) struct LoadAnswer {
     back: Option<(Http1Lane, Arc<Mutex<Vec<Http1Lane>>>)>,
 }
 
-// === impl LoadRequest ===
-
 impl LoadRequest<'_> {
     pub(super) fn get(path: String, accept: &'static str, gzip: bool) -> Self {
         Self {
@@ -134,8 +132,6 @@ impl LoadRequest<'_> {
             .map_err(|error| LoadError::Request(error.to_string()))
     }
 }
-
-// === impl Connections ===
 
 impl Connections {
     pub(super) fn new(upstream: ApiServer, http1: bool, lanes: usize) -> Self {
@@ -335,8 +331,6 @@ fn is_unprocessed(error: &hyper::Error) -> bool {
     }
     false
 }
-
-// === impl LoadAnswer ===
 
 impl LoadAnswer {
     /// Returns `true` if the body is compressed.

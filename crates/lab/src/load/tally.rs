@@ -56,8 +56,6 @@ pub(super) struct RequestTally {
 /// Recorded durations.
 pub(super) struct Latencies(Vec<Mutex<Histogram<u64>>>);
 
-// === impl RoundTally ===
-
 impl RoundTally {
     pub(super) fn new() -> Self {
         Self {
@@ -115,8 +113,6 @@ impl RoundTally {
     }
 }
 
-// === impl RequestTally ===
-
 impl RequestTally {
     fn new() -> Self {
         Self {
@@ -133,8 +129,6 @@ impl RequestTally {
         self.latency.record(0, took);
     }
 }
-
-// === impl Latencies ===
 
 fn histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(1, MAX_LATENCY_MICROS, DIGITS)

@@ -81,8 +81,6 @@ struct EventReader<'a> {
     last: Option<Bytes>,
 }
 
-// === impl WatchClient ===
-
 impl WatchClient {
     /// `number` counts all watches, `nth` those of the group.
     pub(super) fn new(

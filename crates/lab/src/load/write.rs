@@ -71,8 +71,6 @@ pub(super) struct LoadWriter {
     idle: Mutex<VecDeque<u16>>,
 }
 
-// === impl WrittenObject ===
-
 impl WrittenObject {
     fn new(number: usize) -> Self {
         Self {
@@ -85,8 +83,6 @@ impl WrittenObject {
         }
     }
 }
-
-// === impl Ledger ===
 
 impl Ledger {
     fn new(namespace: String, count: usize) -> Self {
@@ -137,8 +133,6 @@ impl Ledger {
         ))
     }
 }
-
-// === impl LoadWriter ===
 
 impl LoadWriter {
     /// Creates the objects, and the namespace if none is given. Deletes the created objects again

@@ -56,8 +56,6 @@ const OWN_REVIEWS: [&str; 3] = [
 const BASIC_USER: &str = "RBAC: allowed by ClusterRoleBinding \"system:basic-user\" of ClusterRole \
     \"system:basic-user\" to Group \"system:authenticated\"";
 
-// === impl AccessRule ===
-
 impl AccessRule {
     /// Allows get, list and watch of the named resources in all namespaces.
     pub fn read(subject: &str, resources: &[&str]) -> Self {
@@ -106,8 +104,6 @@ impl AccessRule {
             && self.name.as_ref().is_none_or(|n| *n == asked.name)
     }
 }
-
-// === impl AccessRules ===
 
 impl Default for AccessRules {
     fn default() -> Self {

@@ -119,8 +119,6 @@ fn gvr(group: &str, resource: &str) -> GroupVersionResource {
     GroupVersionResource::new(group, "v1", resource)
 }
 
-// === impl ChurnPlan ===
-
 impl ChurnPlan {
     /// Makes a plan for the objects that the state has now.
     pub fn new(state: &ClusterState, seed: u64, mix: ChurnMix) -> Self {
@@ -256,8 +254,6 @@ fn rewrite(
         let _ = state.update(gvr, &make(namespace, name, rng));
     }
 }
-
-// === impl Churn ===
 
 impl Churn {
     /// Starts writing at `rate` events a second.

@@ -144,8 +144,6 @@ pub(crate) enum NextFrame {
     Broken(BrokenFrame),
 }
 
-// === impl Faults ===
-
 impl Default for Faults {
     fn default() -> Self {
         Self {

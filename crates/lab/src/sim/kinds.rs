@@ -273,8 +273,6 @@ pub fn resources() -> Vec<GroupVersionResource> {
         .collect()
 }
 
-// === impl ResourceKind ===
-
 impl ResourceKind {
     /// The type of a resource's name, and its place in [`KINDS`].
     pub(crate) fn find(

@@ -360,8 +360,6 @@ fn head_and_tail(
     }
 }
 
-// === impl PageToken ===
-
 impl PageToken {
     fn encode(&self) -> String {
         URL_SAFE_NO_PAD.encode(serde_json::to_vec(self).unwrap_or_default())

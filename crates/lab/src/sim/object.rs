@@ -59,8 +59,6 @@ pub(crate) struct SimulatedObject {
     metadata: Bytes,
 }
 
-// === impl Draft ===
-
 impl Draft {
     /// Reads an object's JSON text.
     pub(crate) fn parse(json: &[u8]) -> Result<Self, String> {
@@ -225,8 +223,6 @@ fn field_value(whole: &Value, pointer: &str, absent: &str) -> String {
         Some(other) => other.to_string(),
     }
 }
-
-// === impl SimulatedObject ===
 
 impl SimulatedObject {
     /// Returns the value that a field selector compares. An unknown field is empty.

@@ -55,8 +55,6 @@ pub(crate) enum AnswerShape {
     Partial,
 }
 
-// === impl RequestTarget ===
-
 impl RequestTarget {
     /// The attributes of a URL. Source: apiserver `pkg/endpoints/request/requestinfo.go`.
     pub(crate) fn read(method: &Method, path: &str, query: &Query) -> Self {
@@ -187,8 +185,6 @@ fn decode(text: &str) -> String {
         .into_owned()
 }
 
-// === impl Query ===
-
 impl Query {
     /// Parses the query. The first of repeated parameters wins, as upstream decodes them.
     pub(crate) fn read(query: &str) -> Result<Self, Failure> {
@@ -262,8 +258,6 @@ fn integer(text: &str) -> Result<i64, Failure> {
     })
 }
 
-// === impl ObjectFilter ===
-
 impl ObjectFilter {
     /// Returns `true` if the request selects an object.
     pub(crate) fn matches(&self, object: &super::object::SimulatedObject) -> bool {
@@ -287,8 +281,6 @@ impl ObjectFilter {
         self.fields.required_value("metadata.name").is_some() && (namespace || !kind.namespaced)
     }
 }
-
-// === impl AnswerShape ===
 
 impl AnswerShape {
     /// Chooses by the Accept header; `suffix` is `List` for a list. Clauses this server can't serve

@@ -41,8 +41,6 @@ pub struct SimulatedServer {
     tasks: TaskTracker,
 }
 
-// === impl SimulatedServer ===
-
 impl SimulatedServer {
     /// Populates the state, binds the address and answers from then on.
     pub fn start(options: Options) -> BoxFuture<'static, anyhow::Result<Self>> {

@@ -63,8 +63,6 @@ struct FaultCommand {
     serve_widgets: Option<bool>,
 }
 
-// === impl SimulatorService ===
-
 impl SimulatorService {
     pub(crate) fn new(simulation: Arc<Simulation>) -> Self {
         Self {

@@ -76,8 +76,6 @@ pub(crate) enum EventsSince {
     Gone,
 }
 
-// === impl ClusterState ===
-
 impl ClusterState {
     pub(crate) fn new(history: usize, seed: u64) -> Self {
         // A fresh etcd isn't at zero either, and zero means "any" on the wire.

@@ -28,8 +28,6 @@ pub struct TrafficCounts {
 #[derive(Debug, Default)]
 pub(crate) struct Stats(Mutex<TrafficCounts>);
 
-// === impl TrafficCounts ===
-
 impl TrafficCounts {
     /// Requests of a verb over all resources and codes.
     pub fn requests_of(&self, verb: &str) -> u64 {
@@ -132,8 +130,6 @@ fn family(description: &str, series: impl Iterator<Item = (String, u64)>) -> Str
 fn split(resource: &str) -> (&str, &str) {
     resource.split_once('.').unwrap_or((resource, ""))
 }
-
-// === impl Stats ===
 
 impl Stats {
     pub(crate) fn counts(&self) -> TrafficCounts {

@@ -21,8 +21,6 @@ pub(crate) struct Failure {
     plain_text: bool,
 }
 
-// === impl Failure ===
-
 impl Failure {
     pub(crate) fn new(code: u16, reason: &'static str, message: impl Into<String>) -> Self {
         Self {

@@ -268,8 +268,6 @@ async fn start(
     })
 }
 
-// === impl SimulatedWatch ===
-
 impl Drop for SimulatedWatch {
     fn drop(&mut self) {
         self.simulation

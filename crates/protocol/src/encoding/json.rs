@@ -142,8 +142,6 @@ struct MemberVisitor<'f, 'a> {
 /// A string, borrowed unless it has escapes; null counts as empty.
 struct TextVisitor;
 
-// === impl ObjectVisitor ===
-
 impl<'de> DeserializeSeed<'de> for ObjectVisitor<'_, 'de> {
     type Value = ();
 
@@ -188,8 +186,6 @@ fn visit_member<'de, A: MapAccess<'de>>(
     }
 }
 
-// === impl MetadataVisitor ===
-
 impl<'de> DeserializeSeed<'de> for MetadataVisitor<'_, 'de> {
     type Value = ();
 
@@ -224,8 +220,6 @@ impl<'de> Visitor<'de> for MetadataVisitor<'_, 'de> {
     }
 }
 
-// === impl LabelsVisitor ===
-
 impl<'de> DeserializeSeed<'de> for LabelsVisitor<'_, 'de> {
     type Value = ();
 
@@ -252,8 +246,6 @@ impl<'de> Visitor<'de> for LabelsVisitor<'_, 'de> {
         Ok(())
     }
 }
-
-// === impl MemberVisitor ===
 
 impl<'a> MemberVisitor<'_, 'a> {
     fn put(self, value: impl Into<Cow<'a, str>>) {
@@ -339,8 +331,6 @@ impl<'de> Visitor<'de> for MemberVisitor<'_, 'de> {
         Ok(())
     }
 }
-
-// === impl TextVisitor ===
 
 impl<'de> DeserializeSeed<'de> for TextVisitor {
     type Value = Cow<'de, str>;

@@ -46,8 +46,6 @@ pub(super) struct TypeTable {
     pub(super) served: bool,
 }
 
-// === impl TypeTable ===
-
 impl TypeTable {
     /// A type without objects, at the version a server starts with.
     pub(super) fn empty(version: u64) -> Self {
