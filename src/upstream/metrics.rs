@@ -1,5 +1,5 @@
 //! Metrics of the traffic with upstream.
-use jiff::Timestamp;
+use watershed_connect::Validity;
 
 use super::server::Upstream;
 use super::traffic::{ConnectionPurpose, NoAnswer, RequestPurpose};
@@ -49,14 +49,14 @@ const CONNECTIONS: Metric<Gauge, 1> = Metric::new(
 const CERTIFICATE_BEGINS: Metric<Gauge> = Metric::new(
     "watershed_upstream_certificate_start_timestamp_seconds",
     &[],
-    "Time from which the proxy's own client certificate is valid, in seconds since the Unix epoch, if it \
-     has one.",
+    "Time from which the proxy's own client certificate is valid, in seconds since the Unix epoch; 0 if \
+     it has none.",
 );
 const CERTIFICATE_EXPIRES: Metric<Gauge> = Metric::new(
     "watershed_upstream_certificate_expiration_timestamp_seconds",
     &[],
-    "Time at which the proxy's own client certificate expires, in seconds since the Unix epoch, if it \
-     has one.",
+    "Time at which the proxy's own client certificate expires, in seconds since the Unix epoch; infinite \
+     if it has none.",
 );
 const RELOAD_FAILURES: Metric<Counter> = Metric::new(
     "watershed_upstream_credential_reload_failures_total",
@@ -79,11 +79,16 @@ const LOOPS: Metric<Counter, 1> = Metric::new(
 /// Sets the metrics to what was counted until now.
 pub fn publish(upstream: &Upstream) {
     let (traffic, chain) = (upstream.traffic(), upstream.chain());
-    if let Some(valid) = upstream.certificate() {
-        let seconds = |at: Timestamp| at.as_second() as f64;
-        CERTIFICATE_BEGINS.with([]).set(seconds(valid.not_before));
-        CERTIFICATE_EXPIRES.with([]).set(seconds(valid.not_after));
-    }
+    let (begins, expires) = match upstream.certificate() {
+        Some(Validity {
+            not_before,
+            not_after,
+        }) => (not_before.as_second() as f64, not_after.as_second() as f64),
+        // A kubeconfig that had one may have a token now.
+        None => (0.0, f64::INFINITY),
+    };
+    CERTIFICATE_BEGINS.with([]).set(begins);
+    CERTIFICATE_EXPIRES.with([]).set(expires);
     RELOAD_FAILURES
         .with([])
         .absolute(upstream.reload_failures());

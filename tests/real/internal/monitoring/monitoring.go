@@ -137,7 +137,6 @@ var Seldom = []string{
 	"watershed_connections_rejected_total", "watershed_upstream_resumes_total", "watershed_authorization_cache_invalidations_total",
 	"watershed_rbac_changes_total", "watershed_self_checks_total", "watershed_memory_releases_total",
 	"watershed_memory_released_bytes_total", "watershed_verified_answers_total", "watershed_shadow_answers_total",
-	"watershed_upstream_certificate_start_timestamp_seconds", "watershed_upstream_certificate_expiration_timestamp_seconds",
 	"watershed_requests_aborted_total", "watershed_node_pods_following", "watershed_scopes_stopped_total", "watershed_checkpoint_writes_total", "watershed_audit_log_rotation_failures_total",
 }
 
