@@ -50,7 +50,7 @@ pub use class::ConnectionClass;
 pub use client::UpstreamClient;
 pub use compression::WatchCompression;
 pub use connection::ServedBy;
-pub use error::{AnswerError, UpstreamError};
+pub use error::{AnswerError, UpstreamError, in_time};
 pub use forward::{ForwardIdentity, ForwardOptions, Forwarder};
 pub use initial_events::{InitialEventsAnswer, InitialEventsProbe};
 pub use list_compression::{AnswerCompression, ListCompression};

@@ -12,13 +12,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::StatusCode;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep};
 use watershed_protocol::{GroupVersionResource, ResourceVersion, Selection};
 
 use super::cached::Scope;
 use super::registry::Scopes;
 use super::timeline::{NewestVersion, RollbackEvidence, Timeline};
-use crate::upstream::{AnswerError, Backoff, Probe};
+use crate::upstream::{AnswerError, Backoff, Probe, in_time};
 use progress::{NameOfType, NewestVersions, UpstreamProgress};
 
 /// Timeout of a question.
@@ -57,8 +57,7 @@ pub async fn watch_for_rollbacks(scopes: Scopes) {
             continue;
         }
         monitor.progress.asked();
-        let checked = timeout(ANSWER_TIMEOUT, monitor.check(occasion)).await;
-        wait = match checked.unwrap_or(Err(AnswerError::Late(ANSWER_TIMEOUT))) {
+        wait = match in_time(ANSWER_TIMEOUT, monitor.check(occasion)).await {
             Ok(()) => {
                 (occasion, has_failed) = (Occasion::Due, false);
                 retries.reset();
@@ -233,7 +232,7 @@ impl RollbackMonitor {
                 Ok(true) => {}
                 Ok(false) => return Ok(()),
                 // It would be refused again.
-                Err(error) if error.status().is_some_and(is_refusal) => {}
+                Err(error) if error.is_lasting_refusal() => {}
                 Err(error) => return Err(error),
             }
             self.progress.ignore(number, name);
@@ -259,10 +258,6 @@ impl RollbackMonitor {
         let question = scope.ask();
         Ok(question.answered(probe.version().await?).is_ok())
     }
-}
-
-fn is_refusal(status: StatusCode) -> bool {
-    status.is_client_error() && status != StatusCode::TOO_MANY_REQUESTS
 }
 
 /// Returns the scopes whose versions belong to a timeline.

@@ -9,6 +9,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::TryFutureExt as _;
 use http::{Request, StatusCode, header};
 use parking_lot::Mutex;
 use tokio::sync::watch;
@@ -16,8 +17,7 @@ use tokio::time::{Instant, timeout};
 
 use super::release_probe::check_release;
 use super::{
-    AnswerError, ConnectionClass, ReflectorTarget, SendOptions, ServedBy, UpstreamClient,
-    UpstreamError,
+    AnswerError, ConnectionClass, ReflectorTarget, SendOptions, ServedBy, UpstreamClient, in_time,
 };
 use crate::log_throttle::LogThrottle;
 use watershed_protocol::{GroupVersionResource, Representation};
@@ -66,20 +66,6 @@ struct CompressionQuestions {
     /// Number of times that everything was forgotten, or learned otherwise. The answer to an
     /// earlier question does not count.
     forgotten: u64,
-}
-
-#[derive(Debug, thiserror::Error)]
-enum CompressionProbeError {
-    #[error(transparent)]
-    Request(#[from] http::Error),
-    #[error(transparent)]
-    Upstream(#[from] UpstreamError),
-    #[error("no answer within {HEADERS_TIMEOUT:?}")]
-    Silent,
-    #[error("upstream answered {0}")]
-    Status(StatusCode),
-    #[error(transparent)]
-    Unusable(#[from] AnswerError),
 }
 
 impl WatchCompression {
@@ -184,26 +170,23 @@ impl CompressionState {
         }
     }
 
-    async fn ask(&self) -> Result<bool, CompressionProbeError> {
+    async fn ask(&self) -> Result<bool, AnswerError> {
         let request = Request::get(&self.uri)
             .header(header::ACCEPT, self.representation.watch_accept_header())
             .header(header::ACCEPT_ENCODING, "gzip")
-            .body(crate::body::empty())?;
+            .body(crate::body::empty())
+            .map_err(|error| AnswerError::Unusable(error.to_string()))?;
         let server = self.server.lock().clone();
         let client = match &server {
             Some(server) => self.client.beside(server),
             None => self.client.clone(),
         };
         let class = ConnectionClass::Watch;
-        let answer = timeout(
-            HEADERS_TIMEOUT,
-            client.send(class, request, SendOptions::default()),
-        )
-        .await;
-        let response = answer.map_err(|_| CompressionProbeError::Silent)??;
+        let answer = client.send(class, request, SendOptions::default());
+        let response = in_time(HEADERS_TIMEOUT, answer.err_into()).await?;
         check_release(&client, &response).await?;
         if response.status() != StatusCode::OK {
-            return Err(CompressionProbeError::Status(response.status()));
+            return Err(AnswerError::refused(&response));
         }
         Ok(response
             .headers()

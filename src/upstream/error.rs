@@ -3,8 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use http::{Response, StatusCode, header};
 use http_body_util::LengthLimitError;
+use tokio::time::timeout;
 
 use watershed_connect::{Address, ConnectError};
 
@@ -181,6 +183,13 @@ impl AnswerError {
         }
     }
 
+    /// Returns `true` if upstream refused, and the same question will probably be refused again.
+    pub fn is_lasting_refusal(&self) -> bool {
+        self.status().is_some_and(|status| {
+            status.is_client_error() && status != StatusCode::TOO_MANY_REQUESTS
+        })
+    }
+
     /// Returns the time for which upstream asks not to be asked, a minute at most; zero if it did
     /// not say.
     pub fn retry_after(&self) -> Duration {
@@ -191,6 +200,16 @@ impl AnswerError {
             _ => Duration::ZERO,
         }
     }
+}
+
+/// Waits for the answer to a question, for as long as `limit`.
+///
+/// Not an `async fn`, which would hold the question twice.
+pub fn in_time<T>(
+    limit: Duration,
+    asked: impl Future<Output = Result<T, AnswerError>>,
+) -> impl Future<Output = Result<T, AnswerError>> {
+    timeout(limit, asked).map(move |answer| answer.unwrap_or(Err(AnswerError::Late(limit))))
 }
 
 fn asked_pause(retry_after: Option<Duration>) -> String {

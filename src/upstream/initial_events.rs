@@ -7,11 +7,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::StatusCode;
-use tokio::time::timeout;
 
 use super::read::read;
 use super::stream::WatchStream;
-use super::{AnswerError, ConnectionClass, ReflectorTarget, ServedBy, UpstreamClient};
+use super::{AnswerError, ConnectionClass, ReflectorTarget, ServedBy, UpstreamClient, in_time};
 use watershed_protocol::{EventKind, Representation, read_bookmark};
 
 /// Query of the watch. Version 0 is read from upstream's cache.
@@ -59,8 +58,7 @@ impl InitialEventsProbe {
 
     /// Asks upstream. Silence is an error: it says nothing about the server.
     pub async fn ask(self) -> Result<InitialEventsAnswer, AnswerError> {
-        let late = |_| AnswerError::Late(ANSWER_TIMEOUT);
-        timeout(ANSWER_TIMEOUT, self.answer()).await.map_err(late)?
+        in_time(ANSWER_TIMEOUT, self.answer()).await
     }
 
     async fn answer(&self) -> Result<InitialEventsAnswer, AnswerError> {

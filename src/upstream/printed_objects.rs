@@ -1,13 +1,13 @@
 //! Reads all objects of a type from one server, to see how it prints them.
 use std::ops::RangeInclusive;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Request, StatusCode, header};
-use tokio::time::{Duration, timeout};
 
 use super::connection::ServedBy;
-use super::error::AnswerError;
+use super::error::{AnswerError, in_time};
 use super::pool::SendOptions;
 use super::read::whole;
 use super::reflect::ReflectorTarget;
@@ -181,8 +181,7 @@ impl PrintedObjects {
             let (head, body) = response.into_parts();
             Ok((head.headers, whole(body, MAX_BYTES).await?))
         };
-        let late = |_| AnswerError::Late(PAGE_TIMEOUT);
-        timeout(PAGE_TIMEOUT, answer).await.map_err(late)?
+        in_time(PAGE_TIMEOUT, answer).await
     }
 }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use http::{Request, StatusCode, header};
 use jiff::{SignedDuration, Timestamp};
 use parking_lot::Mutex;
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 use watershed_protocol::{
     Encoding, GroupVersionResource, Malformed, Selection, TableForm, TablePrinter, WireFormat,
 };
@@ -18,7 +18,7 @@ use super::backoff::Backoff;
 use super::read::whole;
 use super::release::Release;
 use super::release_probe::{check_release, release_of};
-use super::{AnswerError, ConnectionClass, SendOptions, ServedBy, UpstreamClient};
+use super::{AnswerError, ConnectionClass, SendOptions, ServedBy, UpstreamClient, in_time};
 use crate::log_throttle::LogThrottle;
 
 /// Rows that are compared.
@@ -220,9 +220,8 @@ impl TableFormState {
         printer: &TablePrinter,
     ) -> Result<TableForm, TableFormError> {
         let began = Timestamp::now();
-        let TableSample { date, body, minor } = timeout(ANSWER_TIMEOUT, self.answer())
-            .await
-            .map_err(|_| AnswerError::Late(ANSWER_TIMEOUT))??;
+        let sample = in_time(ANSWER_TIMEOUT, self.answer()).await?;
+        let TableSample { date, body, minor } = sample;
         let ended = Timestamp::now();
         if let Some(date) = date {
             // The header has whole seconds.

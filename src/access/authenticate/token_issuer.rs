@@ -12,11 +12,13 @@ use jsonwebtoken::jwk::JwkSet;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::{Mutex, OwnedMutexGuard};
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 
 use crate::access::moment::LatestMoment;
 use crate::body;
-use crate::upstream::{AnswerError, ConnectionClass, SendOptions, ServedBy, UpstreamClient};
+use crate::upstream::{
+    AnswerError, ConnectionClass, SendOptions, ServedBy, UpstreamClient, in_time,
+};
 
 /// Upstream's path of the keys that sign its tokens.
 pub(in crate::access) const KEYS_PATH: &str = "/openid/v1/jwks";
@@ -239,8 +241,7 @@ impl TokenIssuer {
             let document = serde_json::from_slice(&bytes).map_err(|error| unusable(&error))?;
             Ok((document, Response::from_parts(parts, ())))
         };
-        let late = |_| AnswerError::Late(FETCH_TIMEOUT);
-        timeout(FETCH_TIMEOUT, asked).await.map_err(late)?
+        in_time(FETCH_TIMEOUT, asked).await
     }
 }
 

@@ -11,7 +11,9 @@ use crate::access::{OwnRights, ReviewError};
 use crate::app::checkpoints::replica_options;
 use crate::app::config::AppConfig;
 use crate::body;
-use crate::upstream::{AnswerError, ConnectionClass, SendOptions, Upstream, UpstreamClient};
+use crate::upstream::{
+    AnswerError, ConnectionClass, SendOptions, Upstream, UpstreamClient, in_time,
+};
 
 const CALLERS: &str = "callers";
 const CREDENTIALS: &str = "credentials";
@@ -236,10 +238,7 @@ async fn version(client: &UpstreamClient) -> Result<String, AnswerError> {
             .await
             .map_err(AnswerError::of_body)
     };
-    let late = |_| AnswerError::Late(ANSWER_TIMEOUT);
-    let answer = tokio::time::timeout(ANSWER_TIMEOUT, asked)
-        .await
-        .map_err(late)??;
+    let answer = in_time(ANSWER_TIMEOUT, asked).await?;
     let version: VersionAnswer =
         serde_json::from_slice(&answer).map_err(|error| useless(&error))?;
     Ok(version.git_version)

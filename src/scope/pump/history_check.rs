@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep};
 use watershed_protocol::ResourceVersion;
 
 use crate::scope::cached::Scope;
 use crate::store::Snapshot;
-use crate::upstream::{AnswerError, Backoff, Probe, ProbeList};
+use crate::upstream::{AnswerError, Backoff, Probe, ProbeList, in_time};
 
 /// Number of objects that are compared. Of a larger type, these are the first.
 const SAMPLE: usize = 500;
@@ -56,11 +56,7 @@ pub(super) async fn find_out(
 
 /// Returns `true` if the same question will probably get the same answer.
 fn is_refusal(error: &AnswerError) -> bool {
-    match error {
-        AnswerError::Refused { status, .. } => status.is_client_error() && status.as_u16() != 429,
-        AnswerError::Unusable(_) => true,
-        _ => false,
-    }
+    error.is_lasting_refusal() || matches!(error, AnswerError::Unusable(_))
 }
 
 async fn ask(
@@ -70,7 +66,7 @@ async fn ask(
 ) -> Result<HistoryVerdict, AnswerError> {
     let held = scope.reader.followed();
     let question = scope.ask();
-    let list = in_time(probe.list(SAMPLE)).await?;
+    let list = in_time(ANSWER_TIMEOUT, probe.list(SAMPLE)).await?;
     if question.answered(list.version).is_err() {
         return Ok(HistoryVerdict::Unknown);
     }
@@ -78,26 +74,23 @@ async fn ask(
         HistoryComparison::Follows => return Ok(HistoryVerdict::Proven),
         HistoryComparison::Contradicts(version) => version,
         // The state that is held tells, if upstream still knows what it was itself.
-        HistoryComparison::Open => match in_time(probe.list_at(held.version(), SAMPLE)).await {
-            Ok(past) => match compare(&held, &past) {
-                HistoryComparison::Follows => return Ok(HistoryVerdict::Proven),
-                HistoryComparison::Contradicts(version) => version,
-                HistoryComparison::Open => held.version(),
-            },
-            Err(error) if is_refusal(&error) => return Ok(HistoryVerdict::Unknown),
-            Err(error) => return Err(error),
-        },
+        HistoryComparison::Open => {
+            let past = probe.list_at(held.version(), SAMPLE);
+            match in_time(ANSWER_TIMEOUT, past).await {
+                Ok(past) => match compare(&held, &past) {
+                    HistoryComparison::Follows => return Ok(HistoryVerdict::Proven),
+                    HistoryComparison::Contradicts(version) => version,
+                    HistoryComparison::Open => held.version(),
+                },
+                Err(error) if is_refusal(&error) => return Ok(HistoryVerdict::Unknown),
+                Err(error) => return Err(error),
+            }
+        }
     };
     if is_upstreams {
         question.contradicted(contradicts);
     }
     Ok(HistoryVerdict::Unknown)
-}
-
-async fn in_time<T>(asked: impl Future<Output = Result<T, AnswerError>>) -> Result<T, AnswerError> {
-    timeout(ANSWER_TIMEOUT, asked)
-        .await
-        .unwrap_or_else(|_| Err(AnswerError::Late(ANSWER_TIMEOUT)))
 }
 
 /// The relation of a list to an earlier state.

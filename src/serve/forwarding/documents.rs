@@ -20,7 +20,9 @@ use crate::serve::metrics;
 use crate::serve::plan::document_request::{DocumentRequest, is_simple_tag};
 use crate::serve::plan::request_key::RequestKey;
 use crate::shared_calls::{FlightPace, Singleflight};
-use crate::upstream::{AnswerError, ConnectionClass, SendOptions, ServedBy, UpstreamClient};
+use crate::upstream::{
+    AnswerError, ConnectionClass, SendOptions, ServedBy, UpstreamClient, in_time,
+};
 
 /// Largest document that is kept.
 const MAX_DOCUMENT: usize = 64 << 20;
@@ -149,9 +151,7 @@ impl DocumentSource {
     /// Asks upstream for a document. The answer is what upstream had after this was called.
     async fn ask(&self, key: &RequestKey) -> Result<Arc<StoredResponse>, AnswerError> {
         let known = self.tagged.get(key);
-        let answer = timeout(TIMEOUT, self.fetch(key, known.clone()))
-            .await
-            .unwrap_or_else(|_| Err(AnswerError::Late(TIMEOUT)));
+        let answer = in_time(TIMEOUT, self.fetch(key, known.clone())).await;
         let result = match (&answer, &known) {
             (Ok(now), Some(known)) if Arc::ptr_eq(now, known) => "unchanged",
             (Ok(_), _) => "sent",

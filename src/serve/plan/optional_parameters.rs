@@ -15,7 +15,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::body;
 use crate::shared_calls::Singleflight;
-use crate::upstream::{AnswerError, ConnectionClass, SendOptions, UpstreamClient};
+use crate::upstream::{AnswerError, ConnectionClass, SendOptions, UpstreamClient, in_time};
 
 /// Time for which an answer counts.
 const ANSWER_TTL: Duration = Duration::from_mins(1);
@@ -130,8 +130,7 @@ async fn learn(
     patience: Duration,
 ) -> OptionalParameters {
     let before = learned.lock().map(|learned| learned.parameters);
-    let answer = timeout(patience, ask(&client)).await;
-    let (parameters, lifetime) = match answer.unwrap_or(Err(AnswerError::Late(patience))) {
+    let (parameters, lifetime) = match in_time(patience, ask(&client)).await {
         Ok(parameters) => (parameters, ANSWER_TTL),
         Err(error) => {
             tracing::warn!(%error, "cannot learn which parameters upstream supports");
