@@ -46,7 +46,8 @@ pub struct WatchCompression(Arc<CompressionState>);
 
 #[derive(Debug)]
 struct CompressionState {
-    client: UpstreamClient,
+    /// Prefers the server at which the type is followed, once that is known.
+    client: Mutex<UpstreamClient>,
     gvr: GroupVersionResource,
     /// The target of the question.
     uri: String,
@@ -55,8 +56,6 @@ struct CompressionState {
     /// known, and changes nothing otherwise.
     answer: watch::Sender<Option<bool>>,
     questions: Mutex<CompressionQuestions>,
-    /// The server to ask.
-    server: Mutex<Option<ServedBy>>,
 }
 
 #[derive(Debug, Default)]
@@ -75,19 +74,19 @@ impl WatchCompression {
     pub fn new(client: UpstreamClient, target: &ReflectorTarget) -> Self {
         let (answer, _) = watch::channel(None);
         Self(Arc::new(CompressionState {
-            client,
+            client: Mutex::new(client),
             gvr: target.gvr.clone(),
             uri: target.url_of_none(QUESTION),
             representation: target.representation,
             answer,
             questions: Mutex::default(),
-            server: Mutex::new(None),
         }))
     }
 
     /// Notes that the type is followed at the server of this answer from now on.
     pub fn follow(&self, server: &ServedBy) {
-        *self.0.server.lock() = Some(server.clone());
+        let mut client = self.0.client.lock();
+        *client = client.beside(server);
     }
 
     /// Notes that the followed server compressed such a watch of the proxy's own, or did not
@@ -176,11 +175,7 @@ impl CompressionState {
             .header(header::ACCEPT_ENCODING, "gzip")
             .body(crate::body::empty())
             .map_err(|error| AnswerError::Unusable(error.to_string()))?;
-        let server = self.server.lock().clone();
-        let client = match &server {
-            Some(server) => self.client.beside(server),
-            None => self.client.clone(),
-        };
+        let client = self.client.lock().clone();
         let class = ConnectionClass::Watch;
         let answer = client.send(class, request, SendOptions::default());
         let response = in_time(HEADERS_TIMEOUT, answer.err_into()).await?;

@@ -49,15 +49,14 @@ pub struct TableForms(Arc<TableFormState>);
 
 #[derive(Debug)]
 struct TableFormState {
-    client: UpstreamClient,
+    /// Prefers the server at which the type is followed, once that is known.
+    client: Mutex<UpstreamClient>,
     gvr: GroupVersionResource,
     /// The target of the question.
     uri: String,
     known: Mutex<KnownForm>,
     /// Held by the caller who asks.
     asking: tokio::sync::Mutex<()>,
-    /// The server to ask.
-    server: Mutex<Option<ServedBy>>,
 }
 
 #[derive(Debug)]
@@ -107,7 +106,7 @@ impl TableForms {
         let (path, parameters) = (selection.path(&gvr), selection.parameters());
         let uri = format!("{path}?limit={SAMPLE}&includeObject=Object{parameters}");
         Self(Arc::new(TableFormState {
-            client,
+            client: Mutex::new(client),
             gvr,
             uri,
             known: Mutex::new(KnownForm {
@@ -116,13 +115,13 @@ impl TableForms {
                 forgotten: 0,
             }),
             asking: tokio::sync::Mutex::default(),
-            server: Mutex::default(),
         }))
     }
 
     /// Notes that the type is followed at the server of this answer from now on.
     pub fn follow(&self, server: &ServedBy) {
-        *self.0.server.lock() = Some(server.clone());
+        let mut client = self.0.client.lock();
+        *client = client.beside(server);
     }
 
     /// Forgets what was learned, as the followed server is of another release.
@@ -241,11 +240,7 @@ impl TableFormState {
             .header(header::ACCEPT, ACCEPT)
             .body(crate::body::empty())
             .map_err(unusable)?;
-        let server = self.server.lock().clone();
-        let client = match &server {
-            Some(server) => self.client.beside(server),
-            None => self.client.clone(),
-        };
+        let client = self.client.lock().clone();
         let class = ConnectionClass::Watch;
         let response = client.send(class, request, SendOptions::default()).await?;
         check_release(&client, &response).await?;
