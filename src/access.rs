@@ -70,13 +70,13 @@ pub use token_attribute::CREDENTIAL_ID;
 pub use verdict::{Decision, ReviewedAccess};
 pub use verdict_form::{ReviewType, VERDICT_MEDIA_TYPE, VerdictAge, wanted_verdict};
 
-use authenticate::LocalChecks;
 use authenticate::certificate::Certificates;
 use authenticate::front_proxy::FrontProxies;
 use authenticate::known_tokens::ACCEPTED_TTL;
 use authenticate::service_account::ServiceAccounts;
 use authenticate::token_inspection::TokenInspection;
 use authenticate::token_issuer::{IssuerQuery, TokenIssuer};
+use authenticate::token_reviewer::LocalChecks;
 use authenticate::websocket_token;
 use impersonate::ImpersonationRequest;
 use impersonate::impersonator::{ImpersonatedIdentity, Impersonator, RequestHead};
@@ -316,7 +316,11 @@ impl Access {
         address: IpAddr,
     ) -> Result<Authenticated, Arc<ReviewError>> {
         match caller {
-            Caller::WithCredentials => self.authenticator.by_token(headers, address).await,
+            Caller::WithCredentials => {
+                self.authenticator
+                    .authenticate_by_any_token(headers, address)
+                    .await
+            }
             Caller::Vouched(_) | Caller::Rejected(_) => {
                 self.identify(caller, headers, address).await
             }

@@ -12,8 +12,9 @@ use tokio::sync::Notify;
 
 use super::*;
 use crate::access::authenticate::known_tokens::ACCEPTED_TTL;
-use crate::access::authenticate::service_account::BoundObjects;
+use crate::access::authenticate::service_account::{BoundObjects, ServiceAccounts};
 use crate::access::authenticate::token_issuer::{IssuerQuery, KEYS_PATH, TokenIssuer};
+use crate::access::review::{JSON, identity};
 use crate::body::Body;
 use crate::test_support::{
     Api, HTTP2, Pki, SOON, Signer, claims, claims_with, eventually, read, text, typed, upstream_of,
@@ -246,7 +247,8 @@ async fn tokens_that_are_checked_here_are_looked_at_again_after_ten_seconds() {
             let token = setup.token(number);
             let credential = setup.authenticator.credential(&bearing(&token)).unwrap();
             let asker = Asker::Bearer(BEARER);
-            let found = setup.authenticator.find_out(credential, &token, asker);
+            let presented = PresentedToken::new(credential, &token, asker);
+            let found = setup.authenticator.reviewer.find_out(presented);
             let found = found.await.unwrap();
             let expiry = TokenExpiry {
                 reviewed: ACCEPTED_TTL,
@@ -263,7 +265,7 @@ async fn a_bearer_of_many_bad_tokens_has_none_validated() {
     let [known, unknown] = [0, 1].map(|number| setup.token(number));
     setup.identify(&known).await;
     while setup.authenticator.may_try(BEARER) {
-        setup.authenticator.refusals.count(BEARER, false);
+        setup.authenticator.reviewer.refusals.count(BEARER, false);
     }
     assert_eq!(setup.identify(&known).await, (expected(&known), 0));
     let headers = bearing(&unknown);
@@ -350,7 +352,7 @@ async fn a_token_that_upstream_accepts_does_not_wait_among_unknown_ones() {
     let setup = Setup::new(Reviewer::default(), false).await;
     let token = setup.token(0);
     // As many reviews as one address may have.
-    let queues = &setup.authenticator.queues;
+    let queues = &setup.authenticator.reviewer.queues;
     let unknown = (0..16).map(|_| queues.of_unknown_token(BEARER));
     let _places = futures_util::future::join_all(unknown).await;
     let known = async {

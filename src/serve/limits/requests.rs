@@ -94,7 +94,7 @@ async fn token_user(exchange: &Exchange<'_>) -> Result<Option<Arc<Identity>>, Ar
         {
             let (headers, address) = (exchange.headers(), exchange.address());
             let authenticator = &exchange.access.authenticator;
-            authenticator.bearer(headers, address).await
+            authenticator.user_of_bearer_token(headers, address).await
         }
         Authenticated::Unknown | Authenticated::Refused => Ok(None),
     }
