@@ -31,8 +31,8 @@ use watershed::watcher::{
 use watershed_lab::sim::fixtures;
 use watershed_protocol::{
     Encoding, EventKind, FieldSelector, FieldTable, Frame, FrameDecoder, GroupVersionResource,
-    LabelSelector, ListMetadata, PartialFormat, ResourceVersion, Scanned, WireFormat, deflate,
-    gzip_member, scan,
+    LabelSelector, ListMetadata, PartialFormat, ResourceVersion, Scanned, Selectors, WireFormat,
+    deflate, gzip_member, scan,
 };
 use watershed_transcode::{Heading, Transcoder};
 
@@ -370,6 +370,13 @@ fn list(format: &WireFormat, objects: &[Bytes]) -> Bytes {
     [&parts.head[..], &items, &parts.tail].concat().into()
 }
 
+fn selectors_of(labels: &str, fields: &str) -> Selectors {
+    Selectors {
+        labels: LabelSelector::parse(labels).expect("a selector"),
+        fields: FieldSelector::parse(fields).expect("a selector"),
+    }
+}
+
 fn selectors(criterion: &mut Criterion) {
     let (fields, one) = (pods(), &objects(1)[0]);
     let mut group = criterion.benchmark_group("match an object");
@@ -378,14 +385,13 @@ fn selectors(criterion: &mut Criterion) {
         "app in (search,billing),tier notin (batch)",
         "!canary,tier!=batch",
     ] {
-        let filter = ViewFilter::new(None, LabelSelector::parse(text).ok(), None, &fields)
-            .expect("known fields");
+        let filter = ViewFilter::new(None, &selectors_of(text, ""), &fields).expect("known fields");
         group.bench_function(text, |bencher| {
             bencher.iter(|| filter.matches(black_box(&one.attributes)));
         });
     }
-    let selector = FieldSelector::parse("spec.nodeName=node-001").expect("a selector");
-    let filter = ViewFilter::new(None, None, Some(&selector), &fields).expect("known fields");
+    let selectors = selectors_of("", "spec.nodeName=node-001");
+    let filter = ViewFilter::new(None, &selectors, &fields).expect("known fields");
     group.bench_function("spec.nodeName", |bencher| {
         bencher.iter(|| filter.matches(black_box(&one.attributes)));
     });
@@ -435,22 +441,15 @@ fn snapshots(criterion: &mut Criterion) {
 fn initial_states(reader: &StoreReader, group: &mut BenchmarkGroup<'_, WallTime>) {
     let (fields, format) = (pods(), layout().format);
     let name = "metadata.name=pod-000007";
-    for (what, namespace, labels, selector) in [
-        ("one node's", None, None, "spec.nodeName=node-007"),
-        ("one name's, of a namespace", Some(7), None, name),
-        ("one name's", None, None, name),
-        (
-            "one label's, all are looked at",
-            None,
-            Some("app=nothing"),
-            "",
-        ),
+    for (what, namespace, labels, requirements) in [
+        ("one node's", None, "", "spec.nodeName=node-007"),
+        ("one name's, of a namespace", Some(7), "", name),
+        ("one name's", None, "", name),
+        ("one label's, all are looked at", None, "app=nothing", ""),
     ] {
         let namespace = namespace.map(fixtures::namespace_name);
-        let labels = labels.and_then(|text| LabelSelector::parse(text).ok());
-        let selector = FieldSelector::parse(selector).expect("a selector");
-        let filter =
-            ViewFilter::new(namespace, labels, Some(&selector), &fields).expect("known fields");
+        let selectors = selectors_of(labels, requirements);
+        let filter = ViewFilter::new(namespace, &selectors, &fields).expect("known fields");
         group.bench_function(format!("begin a watch with the state: {what}"), |bencher| {
             bencher.iter(|| {
                 let interest = filter.interest(&fields);
@@ -599,8 +598,7 @@ type BenchedWatch = WatchBody<Granted, std::future::Pending<()>, Unobserved>;
 
 fn watch(reader: &StoreReader, labels: &str, only_metadata: bool) -> BenchedWatch {
     let (fields, format) = (pods(), layout().format);
-    let labels = LabelSelector::parse(labels).ok();
-    let filter = ViewFilter::new(None, labels, None, &fields).expect("known fields");
+    let filter = ViewFilter::new(None, &selectors_of(labels, ""), &fields).expect("known fields");
     let conversion = only_metadata.then(|| {
         Box::new(Conversion::Metadata(PartialView {
             format: PartialFormat::of(&format, Encoding::Json),

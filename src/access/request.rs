@@ -462,7 +462,7 @@ mod tests {
         let targets = [
             AccessTarget::Resource(AccessAttributes {
                 verb: Verb::Watch,
-                selectors: ReviewSelectors::new(Some(&labels), Some(&fields)),
+                selectors: ReviewSelectors::new(&labels, &fields),
                 ..attributes
             }),
             AccessTarget::Resource(AccessAttributes {

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use http::{HeaderMap, StatusCode, header};
 use http_body_util::BodyExt as _;
-use watershed_protocol::{FieldSelector, LabelSelector, ListOptions, Selection};
+use watershed_protocol::{ListOptions, Selection};
 
 use super::answer::Answer;
 use super::metrics::{self, VerificationResult};
@@ -159,13 +159,8 @@ fn read_bytes(fresh: &FreshScope, read: &ReadPlan) -> usize {
 /// Returns what a list selects.
 fn selection(read: &ReadPlan, query: Option<&str>) -> Option<Selection> {
     let options = ListOptions::parse(query).ok()?;
-    let labels = options.label_selector.as_deref().map(LabelSelector::parse);
-    let fields = options.field_selector.as_deref().map(FieldSelector::parse);
-    Some(Selection {
-        namespace: read.namespace.clone(),
-        labels: labels.transpose().ok()?.unwrap_or_default(),
-        fields: fields.transpose().ok()?.unwrap_or_default(),
-    })
+    let selectors = options.selectors().ok()?;
+    Some(selectors.within(read.namespace.clone()))
 }
 
 fn is_gzip(headers: &HeaderMap) -> bool {

@@ -20,7 +20,7 @@ use crate::store::{
 use crate::work::{OBJECTS_PER_TURN, REDUCED_OBJECT};
 use watershed_protocol::{
     BookmarkFormat, Encoding, EventKind, FieldTable, Frame, GroupVersionResource, LabelSelector,
-    PartialFormat, ResourceVersion, WireFormat, scan,
+    PartialFormat, ResourceVersion, Selectors, WireFormat, scan,
 };
 
 /// Counts of a watch: events and bytes handed out, and how it ended.
@@ -138,8 +138,11 @@ impl Rig {
         labels: &str,
         partial: bool,
     ) -> Watching {
-        let labels = Some(LabelSelector::parse(labels).unwrap());
-        let filter = ViewFilter::new(None, labels, None, &self.fields).unwrap();
+        let selectors = Selectors {
+            labels: LabelSelector::parse(labels).unwrap(),
+            ..Selectors::default()
+        };
+        let filter = ViewFilter::new(None, &selectors, &self.fields).unwrap();
         let interest = filter.interest(&self.fields);
         let partial = partial.then(|| PartialView {
             format: PartialFormat::of(&self.format, Encoding::Json),

@@ -8,9 +8,9 @@ use parking_lot::Mutex;
 use crate::store::{Interest, Snapshot, StoredObject, WindowEvent};
 use crate::work::{PRINTED_OBJECT, REDUCED_OBJECT, work_on};
 use watershed_protocol::{
-    BookmarkFormat, EventKind, FieldSelector, FieldTable, ItemBytes, LabelSelector, Malformed,
-    ObjectAttributes, PartialFormat, ResourceVersion, ShardSelector, TableForm, TableRequest,
-    WireFormat, object_key,
+    BookmarkFormat, EventKind, FieldTable, ItemBytes, LabelSelector, Malformed, ObjectAttributes,
+    PartialFormat, ResourceVersion, Selectors, ShardSelector, TableForm, TableRequest, WireFormat,
+    object_key,
 };
 
 /// Namespace and selectors of a read. An object must match all of them.
@@ -45,26 +45,22 @@ impl ViewFilter {
     /// Resolves the selectors against the type's fields.
     pub fn new(
         namespace: Option<String>,
-        labels: Option<LabelSelector>,
-        fields: Option<&FieldSelector>,
+        given: &Selectors,
         table: &FieldTable,
     ) -> Result<Self, UnknownField> {
-        let fields = fields
-            .map_or(&[][..], FieldSelector::requirements)
-            .iter()
-            .map(|requirement| {
-                Ok(FieldCondition {
-                    position: table
-                        .position(&requirement.field)
-                        .ok_or_else(|| UnknownField(requirement.field.clone()))?,
-                    value: requirement.value.as_str().into(),
-                    equal: requirement.operator == watershed_protocol::FieldOperator::Equals,
-                })
-            });
+        let fields = given.fields.requirements().iter().map(|requirement| {
+            Ok(FieldCondition {
+                position: table
+                    .position(&requirement.field)
+                    .ok_or_else(|| UnknownField(requirement.field.clone()))?,
+                value: requirement.value.as_str().into(),
+                equal: requirement.operator == watershed_protocol::FieldOperator::Equals,
+            })
+        });
         let fields = fields.collect::<Result<Box<[_]>, _>>()?;
-        let labels = labels.filter(|labels| !labels.is_everything());
+        let has_labels = !given.labels.is_everything();
         let selectors = ViewSelectors {
-            labels,
+            labels: has_labels.then(|| given.labels.clone()),
             fields,
             shard: None,
         };

@@ -25,7 +25,7 @@
 //!
 //! ```
 //! use http::Method;
-//! use watershed_protocol::{Freshness, LabelSelector, ListOptions, RequestInfo, Verb};
+//! use watershed_protocol::{Freshness, ListOptions, RequestInfo, Verb};
 //!
 //! let query = Some("labelSelector=app%3Dweb&resourceVersion=0");
 //! let info = RequestInfo::parse(&Method::GET, "/api/v1/namespaces/shop/pods", query);
@@ -36,8 +36,8 @@
 //!
 //! let options = ListOptions::parse(query)?;
 //! assert_eq!(options.list_start()?.freshness, Freshness::Any);
-//! let selector = LabelSelector::parse(options.label_selector.as_deref().unwrap_or_default())?;
-//! assert!(selector.matches(|key| (key == "app").then_some("web")));
+//! let selectors = options.selectors()?;
+//! assert!(selectors.labels.matches(|key| (key == "app").then_some("web")));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 mod attributes;
@@ -84,7 +84,7 @@ pub use media::{
 pub use object_key::{is_key_part, object_key};
 pub use request_info::{RequestInfo, ResourceRequest, Verb};
 pub use resource::{GroupVersionResource, is_built_in_group};
-pub use selection::Selection;
+pub use selection::{Selection, Selectors};
 pub use shard_selector::ShardSelector;
 pub use status::{Status, StatusCause, StatusDetails, escape_json};
 pub use table::{

@@ -10,7 +10,9 @@ use std::time::Duration;
 
 use percent_encoding::percent_decode_str;
 
-use super::{ContinueToken, FieldSelector, LabelSelector, ResourceVersion};
+use super::{
+    ContinueToken, FieldSelector, InvalidSelector, LabelSelector, ResourceVersion, Selectors,
+};
 
 /// Parameters of a list or watch request.
 ///
@@ -192,6 +194,16 @@ impl ListOptions {
             field_selector: text("fieldSelector").map(str::to_owned),
             shard_selector: text("shardSelector").map(str::to_owned),
             pretty: parameters.pretty().unwrap_or(false),
+        })
+    }
+
+    /// Parses the label selector and the field selector.
+    pub fn selectors(&self) -> Result<Selectors, InvalidSelector> {
+        let labels = self.label_selector.as_deref().map(LabelSelector::parse);
+        let fields = self.field_selector.as_deref().map(FieldSelector::parse);
+        Ok(Selectors {
+            labels: labels.transpose()?.unwrap_or_default(),
+            fields: fields.transpose()?.unwrap_or_default(),
         })
     }
 

@@ -183,6 +183,26 @@ impl fmt::Display for Selection {
     }
 }
 
+/// The selectors of a list or watch. One that the request does not have selects everything.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Selectors {
+    /// Requirements on labels.
+    pub labels: LabelSelector,
+    /// Requirements on fields.
+    pub fields: FieldSelector,
+}
+
+impl Selectors {
+    /// Returns the selected objects of a namespace, or of all with `None`.
+    pub fn within(self, namespace: Option<String>) -> Selection {
+        Selection {
+            namespace,
+            labels: self.labels,
+            fields: self.fields,
+        }
+    }
+}
+
 /// Returns `true` if every label value, or lack of one, that satisfies `given` satisfies `wanted`.
 fn implies_label(given: &LabelRequirement, wanted: &LabelRequirement) -> bool {
     use LabelOperator as Op;

@@ -262,7 +262,7 @@ fn selectors(query: &str) -> ReviewSelectors {
     };
     let labels = first("labelSelector").and_then(|text| LabelSelector::parse(&text).ok());
     let fields = first("fieldSelector").and_then(|text| FieldSelector::parse(&text).ok());
-    ReviewSelectors::new(labels.as_ref(), fields.as_ref())
+    ReviewSelectors::new(&labels.unwrap_or_default(), &fields.unwrap_or_default())
 }
 
 /// Returns `true` if upstream takes a path for one of a resource.

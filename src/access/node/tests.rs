@@ -6,7 +6,7 @@ use bytes::Bytes;
 use serde_json::{Value, json};
 use watershed_protocol::{
     EventKind, FieldOperator, FieldRequirement, FieldSelector, FieldTable, Frame,
-    GroupVersionResource, ResourceRequest, Verb, WireFormat, scan,
+    GroupVersionResource, LabelSelector, ResourceRequest, Verb, WireFormat, scan,
 };
 
 use super::*;
@@ -274,7 +274,7 @@ fn rights_that_no_object_can_end_are_few() {
             operator,
             value: name.to_owned(),
         });
-        attributes.selectors = ReviewSelectors::new(None, Some(&bound));
+        attributes.selectors = ReviewSelectors::new(&LabelSelector::default(), &bound);
         request
     };
     assert!(is_always(&pods_of("east", FieldOperator::Equals)));

@@ -27,35 +27,29 @@ impl ReviewSelectors {
     /// `=` and `!=` become In and NotIn. Greater and less than are left out: without them a review
     /// is about more objects, never about fewer.
     /// Source: plugin/pkg/authorizer/webhook/webhook.go (labelSelectorAsSelector and the like).
-    pub fn new(labels: Option<&LabelSelector>, fields: Option<&FieldSelector>) -> Self {
-        let labels = labels
-            .map_or(&[][..], LabelSelector::requirements)
-            .iter()
-            .filter_map(|requirement| {
-                let operator = match requirement.operator {
-                    LabelOperator::In | LabelOperator::Equals | LabelOperator::DoubleEquals => "In",
-                    LabelOperator::NotIn | LabelOperator::NotEquals => "NotIn",
-                    LabelOperator::Exists => "Exists",
-                    LabelOperator::DoesNotExist => "DoesNotExist",
-                    LabelOperator::GreaterThan | LabelOperator::LessThan => return None,
-                };
-                Some(Requirement {
-                    key: requirement.key.clone(),
-                    operator,
-                    values: requirement.values.clone(),
-                })
-            });
-        let fields = fields
-            .map_or(&[][..], FieldSelector::requirements)
-            .iter()
-            .map(|requirement| Requirement {
-                key: requirement.field.clone(),
-                operator: match requirement.operator {
-                    FieldOperator::Equals => "In",
-                    FieldOperator::NotEquals => "NotIn",
-                },
-                values: vec![requirement.value.clone()],
-            });
+    pub fn new(labels: &LabelSelector, fields: &FieldSelector) -> Self {
+        let labels = labels.requirements().iter().filter_map(|requirement| {
+            let operator = match requirement.operator {
+                LabelOperator::In | LabelOperator::Equals | LabelOperator::DoubleEquals => "In",
+                LabelOperator::NotIn | LabelOperator::NotEquals => "NotIn",
+                LabelOperator::Exists => "Exists",
+                LabelOperator::DoesNotExist => "DoesNotExist",
+                LabelOperator::GreaterThan | LabelOperator::LessThan => return None,
+            };
+            Some(Requirement {
+                key: requirement.key.clone(),
+                operator,
+                values: requirement.values.clone(),
+            })
+        });
+        let fields = fields.requirements().iter().map(|requirement| Requirement {
+            key: requirement.field.clone(),
+            operator: match requirement.operator {
+                FieldOperator::Equals => "In",
+                FieldOperator::NotEquals => "NotIn",
+            },
+            values: vec![requirement.value.clone()],
+        });
         Self {
             labels: labels.collect(),
             fields: fields.collect(),

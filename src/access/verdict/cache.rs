@@ -54,7 +54,7 @@ pub(in crate::access) fn weight(request: &Arc<AccessRequest>, reviewed: &Reviewe
 #[cfg(test)]
 mod tests {
     use tokio::time::Instant;
-    use watershed_protocol::LabelSelector;
+    use watershed_protocol::{FieldSelector, LabelSelector};
 
     use super::*;
     use crate::access::request::{AccessTarget, ReviewSelectors};
@@ -127,7 +127,7 @@ mod tests {
         let AccessTarget::Resource(attributes) = &mut request.target else {
             panic!("{request:?} is about a resource");
         };
-        attributes.selectors = ReviewSelectors::new(Some(&labels), None);
+        attributes.selectors = ReviewSelectors::new(&labels, &FieldSelector::default());
         let requirements = labels.requirements();
         let held = requirements.len() * (size_of_val(&requirements[0]) + size_of::<String>());
         let request = Arc::new(request);

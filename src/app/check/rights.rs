@@ -473,6 +473,6 @@ fn attributes(verb: Verb, gvr: &GroupVersionResource, selection: &Selection) -> 
             subresource: None,
             name_from_selector: name.is_some(),
         },
-        selectors: ReviewSelectors::new(Some(&selection.labels), Some(&selection.fields)),
+        selectors: ReviewSelectors::new(&selection.labels, &selection.fields),
     }
 }

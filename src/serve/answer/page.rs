@@ -283,8 +283,8 @@ mod tests {
 
     use bytes::Bytes;
     use watershed_protocol::{
-        Encoding, GroupVersionResource, LabelSelector, PartialFormat, ResourceVersion, WireFormat,
-        scan,
+        Encoding, GroupVersionResource, LabelSelector, PartialFormat, ResourceVersion, Selectors,
+        WireFormat, scan,
     };
 
     use super::*;
@@ -356,9 +356,12 @@ mod tests {
     }
 
     fn plan(labels: &str, limit: Option<usize>) -> ListPlan {
-        let labels = LabelSelector::parse(labels).ok();
+        let selectors = Selectors {
+            labels: LabelSelector::parse(labels).unwrap(),
+            ..Selectors::default()
+        };
         ListPlan {
-            filter: ViewFilter::new(None, labels, None, &fields()).unwrap(),
+            filter: ViewFilter::new(None, &selectors, &fields()).unwrap(),
             limit,
             after: None,
             is_from_etcd: false,

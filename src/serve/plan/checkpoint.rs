@@ -2,11 +2,10 @@
 use std::sync::Arc;
 
 use watershed_protocol::{
-    FieldSelector, Freshness, GroupVersionResource, LabelSelector, ListOptions, ListStart,
-    Representation, ResourceRequest, Selection, Verb,
+    Freshness, GroupVersionResource, ListOptions, ListStart, Representation, ResourceRequest, Verb,
 };
 
-use super::selected::check_length;
+use super::selected::parse_selectors;
 use crate::access::{AccessAttributes, ReviewSelectors};
 use crate::scope::ScopeKey;
 use crate::serve::source::ForwardReason;
@@ -39,24 +38,16 @@ pub(super) fn plan(
     if !is_any || options.shard_selector.is_some() {
         return Err(ForwardReason::Parameters);
     }
-    let labels = options.label_selector.as_deref().map(LabelSelector::parse);
-    let fields = options.field_selector.as_deref().map(FieldSelector::parse);
-    let labels = labels.transpose().map_err(|_| ForwardReason::Selector)?;
-    let fields = fields.transpose().map_err(|_| ForwardReason::Selector)?;
-    check_length(labels.as_ref(), fields.as_ref())?;
+    let selectors = parse_selectors(&options)?;
     Ok(CheckpointPlan {
         attributes: AccessAttributes {
             verb: Verb::List,
             resource: asked.clone(),
-            selectors: ReviewSelectors::new(labels.as_ref(), fields.as_ref()),
+            selectors: ReviewSelectors::new(&selectors.labels, &selectors.fields),
         },
         key: ScopeKey {
             gvr: gvr.clone(),
-            selection: Arc::new(Selection {
-                namespace,
-                labels: labels.unwrap_or_default(),
-                fields: fields.unwrap_or_default(),
-            }),
+            selection: Arc::new(selectors.within(namespace)),
             representation,
         },
     })

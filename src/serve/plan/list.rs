@@ -56,7 +56,7 @@ pub(super) fn plan(context: &ReadContext<'_>) -> Result<ReadParameters<ListPlan>
     Ok(ReadParameters {
         kind: list,
         freshness,
-        selectors: selected.selectors,
+        selectors: selected.reviewed,
         scope: selected.scope,
     })
 }
@@ -74,8 +74,7 @@ fn page_limit(options: &ListOptions, is_from_etcd: bool) -> Option<usize> {
 /// Returns `true` if upstream reads a single key for the selectors: they require a name that an
 /// object can have, in a namespace that the path names.
 fn is_one_key(context: &ReadContext<'_>, selected: &Selected) -> bool {
-    let fields = selected.fields.as_ref();
-    let name = fields.and_then(|fields| fields.required_value("metadata.name"));
+    let name = selected.selectors.fields.required_value("metadata.name");
     let has_namespace = context.namespace.is_some() || !context.resource.namespaced;
     name.is_some_and(is_key_part) && has_namespace && !selected.requires("metadata.namespace")
 }

@@ -1,5 +1,5 @@
 //! The selectors of a list or watch.
-use watershed_protocol::{FieldSelector, LabelSelector, ListOptions, Selection, ShardSelector};
+use watershed_protocol::{ListOptions, Selectors, ShardSelector};
 
 use super::context::ReadContext;
 use super::optional_parameters::ParameterUse;
@@ -16,24 +16,10 @@ const MAX_REQUIREMENTS: usize = 256;
 /// The objects that a list or watch selects, and the scope that has them.
 pub(super) struct Selected {
     pub(super) filter: ViewFilter,
-    labels: Option<LabelSelector>,
-    pub(super) fields: Option<FieldSelector>,
+    pub(super) selectors: Selectors,
     /// The selectors as authorization sees them.
-    pub(super) selectors: ReviewSelectors,
+    pub(super) reviewed: ReviewSelectors,
     pub(super) scope: ScopeChoice,
-}
-
-/// Leaves selectors of very many requirements to upstream.
-pub(super) fn check_length(
-    labels: Option<&LabelSelector>,
-    fields: Option<&FieldSelector>,
-) -> Result<(), ForwardReason> {
-    let requirements = labels.map_or(0, |labels| labels.requirements().len())
-        + fields.map_or(0, |fields| fields.requirements().len());
-    if requirements > MAX_REQUIREMENTS {
-        return Err(ForwardReason::Selector);
-    }
-    Ok(())
 }
 
 impl Selected {
@@ -42,30 +28,15 @@ impl Selected {
         options: &ListOptions,
     ) -> Result<Self, ForwardReason> {
         let resource = context.resource;
-        let labels = options
-            .label_selector
-            .as_deref()
-            .map(LabelSelector::parse)
-            .transpose()
-            .map_err(|_| ForwardReason::Selector)?;
-        let fields = options
-            .field_selector
-            .as_deref()
-            .map(FieldSelector::parse)
-            .transpose()
-            .map_err(|_| ForwardReason::Selector)?;
-        check_length(labels.as_ref(), fields.as_ref())?;
-        let selectors = ReviewSelectors::new(labels.as_ref(), fields.as_ref());
+        let selectors = parse_selectors(options)?;
         let namespace = context.namespace.map(str::to_owned);
         let scope = context
             .policy
-            .scope_for(&resource.gvr, false, || Selection {
-                namespace: namespace.clone(),
-                labels: labels.clone().unwrap_or_default(),
-                fields: fields.clone().unwrap_or_default(),
+            .scope_for(&resource.gvr, false, || {
+                selectors.clone().within(namespace.clone())
             })
             .ok_or(ForwardReason::NotCovered)?;
-        let filter = ViewFilter::new(namespace, labels.clone(), fields.as_ref(), &resource.fields)
+        let filter = ViewFilter::new(namespace, &selectors, &resource.fields)
             .map_err(|_| ForwardReason::Selector)?;
         let filter = match shard(context, options)? {
             Some(shard) => filter.within(shard),
@@ -73,8 +44,7 @@ impl Selected {
         };
         let selected = Self {
             filter,
-            labels,
-            fields,
+            reviewed: ReviewSelectors::new(&selectors.labels, &selectors.fields),
             selectors,
             scope,
         };
@@ -84,30 +54,28 @@ impl Selected {
         Ok(selected)
     }
 
-    /// Returns the selection of the read.
-    pub(super) fn selection(&self, context: &ReadContext<'_>) -> Selection {
-        Selection {
-            namespace: context.namespace.map(str::to_owned),
-            labels: self.labels.clone().unwrap_or_default(),
-            fields: self.fields.clone().unwrap_or_default(),
-        }
-    }
-
     fn reads_beyond_metadata(&self, context: &ReadContext<'_>) -> bool {
-        self.fields.iter().any(|fields| {
-            fields
-                .requirements()
-                .iter()
-                .any(|field| !context.resource.fields.is_metadata_label(&field.field))
-        })
+        let fields = self.selectors.fields.requirements();
+        fields
+            .iter()
+            .any(|field| !context.resource.fields.is_metadata_label(&field.field))
     }
 
     /// Returns `true` if a field selector requires one value of `field`.
     pub(super) fn requires(&self, field: &str) -> bool {
-        self.fields
-            .as_ref()
-            .is_some_and(|fields| fields.required_value(field).is_some())
+        self.selectors.fields.required_value(field).is_some()
     }
+}
+
+/// Parses the selectors of a list or watch. Leaves those of very many requirements to upstream.
+pub(super) fn parse_selectors(options: &ListOptions) -> Result<Selectors, ForwardReason> {
+    let selectors = options.selectors().map_err(|_| ForwardReason::Selector)?;
+    let requirements =
+        selectors.labels.requirements().len() + selectors.fields.requirements().len();
+    if requirements > MAX_REQUIREMENTS {
+        return Err(ForwardReason::Selector);
+    }
+    Ok(selectors)
 }
 
 /// Returns the shard that the read is limited to.

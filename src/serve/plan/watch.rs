@@ -61,7 +61,11 @@ pub(super) fn plan(
     let freshness = start.freshness();
     let is_fresh = freshness == Freshness::MostRecent;
     let watch = WatchPlan {
-        fresh_selection: is_fresh.then(|| selected.selection(context)),
+        fresh_selection: is_fresh.then(|| {
+            selected
+                .selectors
+                .within(context.namespace.map(str::to_owned))
+        }),
         filter: selected.filter,
         start,
         names_initial_events: options.send_initial_events.is_some(),
@@ -69,7 +73,7 @@ pub(super) fn plan(
         timeout_seconds,
     };
     let selectors = match path {
-        WatchPath::Present => selected.selectors,
+        WatchPath::Present => selected.reviewed,
         // Upstream's authorizers see the name of the path, and no selectors.
         WatchPath::Legacy(_) => ReviewSelectors::default(),
     };
