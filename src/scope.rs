@@ -31,7 +31,7 @@ pub use checkpoint::{
 pub use config::{Derivation, Retention, ScopeConfig};
 pub use creator::ManagedFieldsPolicy;
 pub use handle::ScopeHandle;
-pub use key::ScopeKey;
+pub use key::{ObjectShape, ScopeKey};
 pub use phase::{NotReady, ReadyScope, ScopePhase};
 pub use registry::{NotAcquired, Scopes};
 pub use rollback_monitor::watch_for_rollbacks;

@@ -6,6 +6,7 @@ use http::Request;
 use watershed_protocol::{FieldTable, GroupVersionResource, RequestInfo, TablePrinter, Verb};
 
 use crate::catalog::{Catalog, ResourceType};
+use crate::scope::ObjectShape;
 
 /// Upper bound of types. Clusters have hundreds.
 const MAX_TYPES: usize = 4096;
@@ -70,10 +71,9 @@ impl KnownTypes {
         self.scopes.insert(gvr.clone(), namespaced);
         if let Some(fields) = fields {
             self.catalog.insert(ResourceType {
-                kind: Arc::clone(&gvr.resource),
+                shape: ObjectShape::new(Arc::clone(&gvr.resource), fields),
                 gvr,
                 namespaced: is_namespaced,
-                fields: Arc::new(fields),
                 printer,
             });
         }
@@ -93,11 +93,11 @@ impl KnownTypes {
         let gvr = GroupVersionResource::new(group, version, "");
         let name = (group.to_owned(), version.to_owned());
         if is_followed(&gvr) && self.documents.insert(name) {
+            let fields = FieldTable::metadata_only(false);
             self.catalog.insert(ResourceType {
-                kind: Arc::clone(&gvr.resource),
+                shape: ObjectShape::new(Arc::clone(&gvr.resource), fields),
                 gvr,
                 namespaced: false,
-                fields: Arc::new(FieldTable::metadata_only(false)),
                 printer: None,
             });
         }

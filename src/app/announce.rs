@@ -115,19 +115,17 @@ fn announce_exception(exception: &CachingException) {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use watershed_protocol::{FieldTable, GroupVersionResource};
 
     use super::*;
     use crate::catalog::ResourceType;
+    use crate::scope::ObjectShape;
 
     fn core(name: &str) -> ResourceType {
         let gvr = GroupVersionResource::new("", "v1", name);
         ResourceType {
-            fields: Arc::new(FieldTable::builtin(&gvr, true).unwrap()),
+            shape: ObjectShape::new(name, FieldTable::builtin(&gvr, true).unwrap()),
             gvr,
-            kind: name.into(),
             namespaced: true,
             printer: None,
         }

@@ -7,6 +7,7 @@ use serde::Deserialize;
 use super::object_feed::FollowedObjects;
 use super::parsed_objects::ParsedObjects;
 use super::types::ResourceType;
+use crate::scope::ObjectShape;
 use crate::store::Snapshot;
 use watershed_protocol::{FieldTable, GroupVersionResource, PrinterColumn, TablePrinter};
 
@@ -52,9 +53,8 @@ impl CustomType {
         let versions = self.versions.iter().filter(|_| self.established);
         versions.map(|version| ResourceType {
             gvr: GroupVersionResource::new(&self.name.group, &version.name, &self.name.plural),
-            kind: Arc::clone(&self.kind),
+            shape: ObjectShape::new(Arc::clone(&self.kind), Arc::clone(&version.fields)),
             namespaced: self.namespaced,
-            fields: Arc::clone(&version.fields),
             printer: version.printer.clone(),
         })
     }

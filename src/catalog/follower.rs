@@ -18,7 +18,7 @@ use super::reading::{DiscoveryReader, NeededTypes, Reading};
 use super::types::{Catalog, ResourceType, Types};
 use super::well_known::well_known_types;
 use crate::log_throttle::LogThrottle;
-use crate::scope::Scopes;
+use crate::scope::{ObjectShape, Scopes};
 use crate::upstream::{Upstream, UpstreamClient};
 
 /// Time to wait after a change of a CRD: they are written several times in a row while they are
@@ -350,9 +350,8 @@ impl CatalogFollower {
             };
             let resource = ResourceType {
                 gvr: entry.gvr.clone(),
-                kind: entry.kind.as_str().into(),
+                shape: ObjectShape::new(entry.kind.as_str(), fields),
                 namespaced: entry.namespaced,
-                fields: Arc::new(fields),
                 printer: TablePrinter::builtin(&entry.gvr),
             };
             types.insert(entry.gvr.clone(), Arc::new(resource));
@@ -367,7 +366,7 @@ impl CatalogFollower {
         let after = self.catalog.types.load();
         for (gvr, resource) in before.iter() {
             match after.get(gvr) {
-                Some(now) if now.kind == resource.kind && now.fields == resource.fields => {}
+                Some(now) if now.shape == resource.shape => {}
                 // Scopes scanned with the old fields are of no use any more.
                 Some(_) => self.scopes.close(gvr, Duration::ZERO),
                 None => self.scopes.close(gvr, GONE),
@@ -377,7 +376,7 @@ impl CatalogFollower {
         for scope in self.scopes.all() {
             if after
                 .get(&scope.key.gvr)
-                .is_some_and(|now| now.fields != scope.fields)
+                .is_some_and(|now| now.shape.fields != scope.fields)
             {
                 self.scopes.close(&scope.key.gvr, Duration::ZERO);
             }

@@ -145,7 +145,7 @@ impl ObjectFeed {
                     return self.stopped(&Stopped::Vanished, None);
                 };
                 let key = ScopeKey::everything(gvr.clone(), Representation::whole(Encoding::Json));
-                let scope = scopes.open(&key, &resource.kind, &resource.fields);
+                let scope = scopes.open(&key, &resource.shape);
                 self.state = FeedState::Opening(scope);
                 None
             }
@@ -285,7 +285,7 @@ mod tests {
     use watershed_protocol::FieldTable;
 
     use super::*;
-    use crate::scope::ScopeConfig;
+    use crate::scope::{ObjectShape, ScopeConfig};
     use crate::test_support::{Api, HTTP2, Pki, soon, streamed, text, typed, upstream_of};
     use crate::upstream::UpstreamClient;
 
@@ -369,8 +369,9 @@ mod tests {
         let scopes = Scopes::new(client, ScopeConfig::default());
         let catalog = Catalog::default();
         let key = ScopeKey::everything(definitions().gvr, Representation::whole(Encoding::Json));
-        let fields = Arc::new(FieldTable::metadata_only(false));
-        let scope = scopes.open(&key, &"CustomResourceDefinition".into(), &fields);
+        let fields = FieldTable::metadata_only(false);
+        let shape = ObjectShape::new("CustomResourceDefinition", fields);
+        let scope = scopes.open(&key, &shape);
         let mut feed = ObjectFeed {
             objects: definitions(),
             state: FeedState::Opening(scope),

@@ -4,19 +4,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use arc_swap::ArcSwap;
-use watershed_protocol::{FieldTable, GroupVersionResource, TablePrinter};
+use watershed_protocol::{GroupVersionResource, TablePrinter};
+
+use crate::scope::ObjectShape;
 
 /// One listable and watchable type.
 #[derive(Debug)]
 pub struct ResourceType {
     /// Its name.
     pub gvr: GroupVersionResource,
-    /// The kind of its objects.
-    pub kind: Arc<str>,
+    /// The kind of its objects, and their selectable fields.
+    pub shape: ObjectShape,
     /// True if its objects live in namespaces.
     pub namespaced: bool,
-    /// Its selectable fields.
-    pub fields: Arc<FieldTable>,
     /// The printer of its Tables, if they can be printed here.
     pub printer: Option<TablePrinter>,
 }
@@ -58,7 +58,7 @@ impl Catalog {
     /// Returns `true` if the type still has these selectable fields.
     pub fn is_current(&self, resource: &ResourceType) -> bool {
         let now = self.get(&resource.gvr);
-        now.is_some_and(|now| now.fields == resource.fields)
+        now.is_some_and(|now| now.shape.fields == resource.shape.fields)
     }
 
     /// Returns `true` if a type of this group, in this version or in any, is known.

@@ -4,14 +4,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use tokio::sync::watch;
-use watershed_protocol::{
-    Encoding, FieldTable, GroupVersionResource, ManagedFields, Representation,
-};
+use watershed_protocol::{Encoding, GroupVersionResource, ManagedFields, Representation};
 
 use super::cached::{Scope, ScopeParts};
 use super::config::{Derivation, Retention, ScopeConfig};
 use super::derived::{DerivationFailures, DerivedFeed, JsonPrinter, OpenSource, PrintingThreads};
-use super::key::ScopeKey;
+use super::key::{ObjectShape, ScopeKey};
 use super::open_scopes::OpenScopes;
 use super::phase::ScopePhase;
 use super::pump::{PumpParts, ScopeFeed, ScopePump, SharedByPumps};
@@ -58,17 +56,16 @@ impl ScopeCreator {
     pub(super) fn create(
         &self,
         key: &ScopeKey,
-        kind: &Arc<str>,
-        fields: &Arc<FieldTable>,
+        shape: &ObjectShape,
         retention: Retention,
         opener: impl FnOnce(ScopeKey, Retention) -> OpenSource,
     ) -> Arc<Scope> {
         let target = ReflectorTarget {
             gvr: key.gvr.clone(),
             selection: Arc::clone(&key.selection),
-            kind: Arc::clone(kind),
+            kind: Arc::clone(&shape.kind),
             representation: key.representation,
-            fields: Arc::clone(fields),
+            fields: Arc::clone(&shape.fields),
             managed_fields: (self.managed_fields)(&key.gvr),
         };
         self.start(key.clone(), target, retention, opener)

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
-use watershed_protocol::{FieldTable, GroupVersionResource, Representation, Selection};
+use watershed_protocol::{GroupVersionResource, Representation, Selection};
 
 use super::cached::Scope;
 use super::checkpoint::{CheckpointBody, Checkpoints, ClusterIdentity, ReplicaStates};
@@ -15,7 +15,7 @@ use super::config::{Derivation, Retention, ScopeConfig};
 use super::creator::{ManagedFieldsPolicy, ScopeCreator};
 use super::derived::OpenSource;
 use super::handle::ScopeHandle;
-use super::key::ScopeKey;
+use super::key::{ObjectShape, ScopeKey};
 use super::open_scopes::OpenScopes;
 use super::phase::ScopePhase;
 use super::schema_changes::SchemaChanges;
@@ -169,40 +169,29 @@ impl Scopes {
 
     /// Returns the scope with this key; opens it if it is not open. It stays open for as long as
     /// the process runs.
-    pub fn open(&self, key: &ScopeKey, kind: &Arc<str>, fields: &Arc<FieldTable>) -> Arc<Scope> {
-        self.open_pinned(key, kind, fields, Retention::default())
+    pub fn open(&self, key: &ScopeKey, shape: &ObjectShape) -> Arc<Scope> {
+        self.open_pinned(key, shape, Retention::default())
     }
 
     /// Opens a scope like [`Self::open`], for callers that only follow changes. They need not begin
     /// with the most recent state, as all later changes follow as events. So neither an API server nor a
     /// proxy before it has to prove which state that is.
-    pub fn open_for_changes(
-        &self,
-        key: &ScopeKey,
-        kind: &Arc<str>,
-        fields: &Arc<FieldTable>,
-    ) -> Arc<Scope> {
+    pub fn open_for_changes(&self, key: &ScopeKey, shape: &ObjectShape) -> Arc<Scope> {
         let retention = Retention {
             begins_with_any_state: true,
             ..Retention::default()
         };
-        self.open_pinned(key, kind, fields, retention)
+        self.open_pinned(key, shape, retention)
     }
 
-    fn open_pinned(
-        &self,
-        key: &ScopeKey,
-        kind: &Arc<str>,
-        fields: &Arc<FieldTable>,
-        retention: Retention,
-    ) -> Arc<Scope> {
+    fn open_pinned(&self, key: &ScopeKey, shape: &ObjectShape, retention: Retention) -> Arc<Scope> {
         let mut open = self.open.lock();
         let scopes = open.entry(key.gvr.clone()).or_default();
         let retention = Retention {
             indispensable: true,
             ..retention
         };
-        let scope = self.open_among(scopes, key, kind, fields, retention);
+        let scope = self.open_among(scopes, key, shape, retention);
         scope.idle.pin();
         scope
     }
@@ -211,14 +200,13 @@ impl Scopes {
     /// allows. `choose` gets the type's open scopes, in all its versions and representations.
     pub fn acquire(
         &self,
-        of: (&GroupVersionResource, Representation),
-        kind: &Arc<str>,
-        fields: &Arc<FieldTable>,
+        gvr: &GroupVersionResource,
+        representation: Representation,
+        shape: &ObjectShape,
         choose: impl FnOnce(
             &mut dyn Iterator<Item = &Arc<Scope>>,
         ) -> Option<(Arc<Selection>, Retention)>,
     ) -> Result<ScopeHandle, NotAcquired> {
-        let (gvr, representation) = of;
         let mut open = self.open.lock();
         let mut present = open
             .iter()
@@ -237,7 +225,7 @@ impl Scopes {
         let scopes = open.entry(gvr.clone()).or_default();
         let is_source = retention.derivation == Derivation::Source;
         let (window, idle) = (retention.window, retention.idle);
-        let scope = self.open_among(scopes, &key, kind, fields, retention);
+        let scope = self.open_among(scopes, &key, shape, retention);
         if !is_source && scope.is_source_only.swap(false, Ordering::Relaxed) {
             scope
                 .reader
@@ -403,17 +391,14 @@ impl Scopes {
         &self,
         scopes: &mut HashMap<ScopeKey, Arc<Scope>>,
         key: &ScopeKey,
-        kind: &Arc<str>,
-        fields: &Arc<FieldTable>,
+        shape: &ObjectShape,
         retention: Retention,
     ) -> Arc<Scope> {
         if let Some(scope) = scopes.get(key) {
             return Arc::clone(scope);
         }
-        let open_source = |key, retention| self.opener(key, kind, fields, retention);
-        let scope = self
-            .creator
-            .create(key, kind, fields, retention, open_source);
+        let open_source = |key, retention| self.opener(key, shape, retention);
+        let scope = self.creator.create(key, shape, retention, open_source);
         if self.schema_changes.has_just_changed(&key.gvr) {
             scope.signals.schema_changed();
         }
@@ -422,18 +407,11 @@ impl Scopes {
     }
 
     /// Returns what opens the scope from which others are derived.
-    fn opener(
-        &self,
-        key: ScopeKey,
-        kind: &Arc<str>,
-        fields: &Arc<FieldTable>,
-        retention: Retention,
-    ) -> OpenSource {
+    fn opener(&self, key: ScopeKey, shape: &ObjectShape, retention: Retention) -> OpenSource {
         let scopes = self.clone();
-        let (kind, fields) = (Arc::clone(kind), Arc::clone(fields));
+        let shape = shape.clone();
         Box::new(move || {
-            let of = (&key.gvr, key.representation);
-            let source = scopes.acquire(of, &kind, &fields, |_| {
+            let source = scopes.acquire(&key.gvr, key.representation, &shape, |_| {
                 Some((Arc::clone(&key.selection), retention.clone()))
             });
             source.ok()

@@ -32,7 +32,7 @@ async fn only_scopes_that_nobody_uses_are_closed() {
         UpstreamClient::new(&upstream_of(&pki, &api).await),
         ScopeConfig::default(),
     );
-    let fields = Arc::new(FieldTable::metadata_only(true));
+    let shape = ObjectShape::new("Kind", FieldTable::metadata_only(true));
     let representation = Representation::whole(Encoding::Json);
     let gvr = |resource: &str| GroupVersionResource::new("", "v1", resource);
     let lend = |resource: &str, idle: Option<u64>| {
@@ -40,9 +40,8 @@ async fn only_scopes_that_nobody_uses_are_closed() {
             idle: idle.map(Duration::from_secs),
             ..Retention::default()
         };
-        let of = (&gvr(resource), representation);
         scopes
-            .acquire(of, &"Kind".into(), &fields, |_| {
+            .acquire(&gvr(resource), representation, &shape, |_| {
                 Some((Arc::default(), keep))
             })
             .unwrap()
@@ -54,11 +53,7 @@ async fn only_scopes_that_nobody_uses_are_closed() {
         .subscribe(SubscriptionStart::Now, Interest::All);
     drop(watched);
     drop(lend("pinned", Some(5)));
-    scopes.open(
-        &ScopeKey::everything(gvr("pinned"), representation),
-        &"Kind".into(),
-        &fields,
-    );
+    scopes.open(&ScopeKey::everything(gvr("pinned"), representation), &shape);
     drop(lend("whole", None));
     drop(lend("idle", Some(5)));
     let open = || {
@@ -117,9 +112,9 @@ async fn open_pods_overdue_after(overdue: Duration, pki: &Pki, api: &Api) -> (Sc
 async fn open_pods_with(config: ScopeConfig, pki: &Pki, api: &Api) -> (Scopes, Arc<Scope>) {
     let scopes = Scopes::new(UpstreamClient::new(&upstream_of(pki, api).await), config);
     let gvr = GroupVersionResource::new("", "v1", "pods");
-    let fields = Arc::new(FieldTable::builtin(&gvr, true).unwrap());
+    let shape = ObjectShape::new("Pod", FieldTable::builtin(&gvr, true).unwrap());
     let key = ScopeKey::everything(gvr, Representation::whole(Encoding::Json));
-    let scope = scopes.open(&key, &"Pod".into(), &fields);
+    let scope = scopes.open(&key, &shape);
     (scopes, scope)
 }
 
@@ -130,7 +125,7 @@ fn open_namespace(scopes: &Scopes, all: &Scope) -> Arc<Scope> {
         namespace: Some("n".to_owned()),
         ..Selection::default()
     });
-    scopes.open(&key, &"Pod".into(), &all.fields)
+    scopes.open(&key, &ObjectShape::new("Pod", Arc::clone(&all.fields)))
 }
 
 /// A mark of the end of no initial events, and then an event that does not fit: nothing is known
@@ -210,7 +205,7 @@ async fn a_list_of_any_state_proves_nothing_and_is_asked_for_only_where_no_versi
         ScopeConfig::default(),
     );
     let gvr = GroupVersionResource::new("", "v1", "pods");
-    let fields = Arc::new(FieldTable::builtin(&gvr, true).unwrap());
+    let shape = ObjectShape::new("Pod", FieldTable::builtin(&gvr, true).unwrap());
     for (namespace, begins_with_any) in [("a", true), ("b", false)] {
         let mut key = ScopeKey::everything(gvr.clone(), Representation::whole(Encoding::Json));
         key.selection = Arc::new(Selection {
@@ -218,7 +213,7 @@ async fn a_list_of_any_state_proves_nothing_and_is_asked_for_only_where_no_versi
             ..Selection::default()
         });
         let came = Instant::now();
-        let scope = scopes.open_for_changes(&key, &"Pod".into(), &fields);
+        let scope = scopes.open_for_changes(&key, &shape);
         scope
             .wait_until_ready(Duration::from_secs(10))
             .await
@@ -344,11 +339,11 @@ async fn open_foldable(budget: &MemoryBudget) -> (Api, Scopes, Arc<Scope>, Strin
     )
     .within(budget);
     let gvr = GroupVersionResource::new("", "v1", "pods");
-    let fields = Arc::new(FieldTable::builtin(&gvr, true).unwrap());
-    let of = (&gvr, Representation::whole(Encoding::Json));
+    let shape = ObjectShape::new("Pod", FieldTable::builtin(&gvr, true).unwrap());
+    let representation = Representation::whole(Encoding::Json);
     let choice = (Arc::default(), Retention::default());
     let handle = scopes
-        .acquire(of, &"Pod".into(), &fields, |_| Some(choice))
+        .acquire(&gvr, representation, &shape, |_| Some(choice))
         .unwrap();
     let scope = Arc::clone(&handle);
     scope.wait_until_settled().await.unwrap();
@@ -492,11 +487,11 @@ async fn an_aggregated_group_has_a_timeline_of_its_own() {
         ScopeConfig::default(),
     )
     .with_aggregated(&groups);
-    let fields = Arc::new(FieldTable::metadata_only(true));
+    let shape = ObjectShape::new("Thing", FieldTable::metadata_only(true));
     let open = |group: &str| {
         let gvr = GroupVersionResource::new(group, "v1", "things");
         let key = ScopeKey::everything(gvr, Representation::whole(Encoding::Json));
-        scopes.open(&key, &"Thing".into(), &fields)
+        scopes.open(&key, &shape)
     };
     let (aggregated, other) = (open("example.org"), open("apps"));
     aggregated.ask().contradicted(ResourceVersion(7));

@@ -56,8 +56,8 @@ async fn open(opener: &ScopeOpener, resource: &Arc<ResourceType>, selection: &Ar
     let config = scopes.config();
     let retention = policy.retention(gvr, false, config.window);
     for encoding in [Encoding::Protobuf, Encoding::Json] {
-        let target = (gvr, Representation::whole(encoding));
-        let handle = scopes.acquire(target, &resource.kind, &resource.fields, |_| {
+        let representation = Representation::whole(encoding);
+        let handle = scopes.acquire(gvr, representation, &resource.shape, |_| {
             Some((Arc::clone(selection), retention.clone()))
         });
         let Ok(handle) = handle else { return };

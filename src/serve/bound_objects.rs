@@ -43,8 +43,7 @@ impl CachedObjects {
         }
         if *gvr.resource == *"serviceaccounts" {
             let resource = self.catalog.get(gvr)?;
-            self.scopes
-                .open(&key(metadata), &resource.kind, &resource.fields);
+            self.scopes.open(&key(metadata), &resource.shape);
         }
         None
     }

@@ -144,13 +144,13 @@ fn scope_number(read: &ReadPlan) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
     use std::time::Duration;
 
     use watershed_protocol::FieldTable;
 
     use super::*;
     use crate::catalog::ResourceType;
+    use crate::scope::ObjectShape;
 
     fn forecaster() -> Forecaster {
         let types = ["pods", "secrets"].map(|name| {
@@ -158,9 +158,8 @@ mod tests {
             let fields = FieldTable::builtin(&gvr, true).unwrap();
             ResourceType {
                 gvr,
-                kind: "".into(),
+                shape: ObjectShape::new("", fields),
                 namespaced: true,
-                fields: Arc::new(fields),
                 printer: None,
             }
         });

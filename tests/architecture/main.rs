@@ -127,7 +127,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "shared_calls",
         ],
     ),
-    ("advise", &["catalog", "serve"]),
+    ("advise", &["scope", "catalog", "serve"]),
     ("telemetry", &["body", "headers", "metric"]),
 ];
 

@@ -12,7 +12,7 @@ use super::rbac::{Affected, RbacKind};
 use crate::access::config::FollowedRbac;
 use crate::access::metrics;
 use crate::access::scope_events;
-use crate::scope::{Scope, ScopeKey, ScopePhase, Scopes};
+use crate::scope::{ObjectShape, Scope, ScopeKey, ScopePhase, Scopes};
 use crate::store::WindowEvent;
 
 /// Longest wait for one version. Afterwards the next one is waited for.
@@ -52,12 +52,12 @@ pub async fn lists_rbac(scopes: Scopes, followed: FollowedRbac) -> bool {
 /// that of an older state.
 fn open(kind: RbacKind, followed: FollowedRbac, scopes: &Scopes) -> Option<Arc<Scope>> {
     let gvr = kind.gvr();
-    let fields = Arc::new(FieldTable::builtin(&gvr, kind.is_namespaced())?);
+    let fields = FieldTable::builtin(&gvr, kind.is_namespaced())?;
     let key = ScopeKey::everything(gvr, Representation::whole(Encoding::Json));
-    let kind = kind.name().into();
+    let shape = ObjectShape::new(kind.name(), fields);
     Some(match followed {
-        FollowedRbac::All => scopes.open(&key, &kind, &fields),
-        FollowedRbac::AsNeeded => scopes.open_for_changes(&key, &kind, &fields),
+        FollowedRbac::All => scopes.open(&key, &shape),
+        FollowedRbac::AsNeeded => scopes.open_for_changes(&key, &shape),
     })
 }
 

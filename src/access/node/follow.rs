@@ -9,7 +9,7 @@ use watershed_protocol::{EventKind, FieldTable, ObjectAttributes};
 
 use super::{NodeRights, PodStore, is_over};
 use crate::access::scope_events::{self, PAUSE};
-use crate::scope::{Retention, Scope, ScopeKey, Scopes};
+use crate::scope::{ObjectShape, Retention, Scope, ScopeKey, Scopes};
 use crate::store::WindowEvent;
 
 /// Follows the pods of a scope forever.
@@ -21,7 +21,7 @@ pub(in crate::access) async fn follow(
     (key, retention): (ScopeKey, Retention),
     rights: Arc<NodeRights>,
 ) {
-    let Some(fields) = FieldTable::builtin(&key.gvr, true).map(Arc::new) else {
+    let Some(fields) = FieldTable::builtin(&key.gvr, true) else {
         return;
     };
     let (Some(node), Some(phase)) = (
@@ -30,10 +30,10 @@ pub(in crate::access) async fn follow(
     ) else {
         return;
     };
+    let shape = ObjectShape::new("Pod", fields);
     loop {
-        let target = (&key.gvr, key.representation);
         let choice = (Arc::clone(&key.selection), retention.clone());
-        if let Ok(scope) = scopes.acquire(target, &"Pod".into(), &fields, |_| Some(choice)) {
+        if let Ok(scope) = scopes.acquire(&key.gvr, key.representation, &shape, |_| Some(choice)) {
             while scope.wait_until_settled().await.is_ok() {
                 let store = PodStore {
                     reader: scope.reader.clone(),

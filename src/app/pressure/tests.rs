@@ -9,7 +9,7 @@ use watershed_protocol::{Encoding, FieldTable, GroupVersionResource, Representat
 
 use super::*;
 use crate::body;
-use crate::scope::{Retention, Scope, ScopeConfig, ScopeHandle};
+use crate::scope::{ObjectShape, Retention, Scope, ScopeConfig, ScopeHandle};
 use crate::store::{Interest, SubscriptionEnd, SubscriptionStart, SubscriptionStep};
 use crate::test_support::{Api, HTTP2, Pki, eventually, streamed, upstream_of};
 use crate::upstream::UpstreamClient;
@@ -74,14 +74,13 @@ async fn api(pki: &Pki) -> Api {
 /// Opens the scopes of types, and waits until all of their events have arrived.
 async fn open<const N: usize>(scopes: &Scopes, resources: [&str; N]) -> [ScopeHandle; N] {
     let representation = Representation::whole(Encoding::Json);
-    let fields = Arc::new(FieldTable::metadata_only(true));
+    let shape = ObjectShape::new("ConfigMap", FieldTable::metadata_only(true));
     // All at once: a load measures the memory of the process, which is more than the limit here.
     let opened = resources.map(|resource| {
         let gvr = GroupVersionResource::new("", "v1", resource);
         let choice = (Arc::default(), Retention::default());
-        let target = (&gvr, representation);
         scopes
-            .acquire(target, &"ConfigMap".into(), &fields, |_| Some(choice))
+            .acquire(&gvr, representation, &shape, |_| Some(choice))
             .unwrap()
     });
     for scope in &opened {

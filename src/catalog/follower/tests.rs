@@ -335,7 +335,7 @@ impl Followed {
     /// Returns the selectable fields of a group's widgets.
     fn fields(&self, group: &str) -> Option<Arc<FieldTable>> {
         let gvr = GroupVersionResource::new(group, "v1", "widgets");
-        Some(Arc::clone(&self.catalog.get(&gvr)?.fields))
+        Some(Arc::clone(&self.catalog.get(&gvr)?.shape.fields))
     }
 }
 

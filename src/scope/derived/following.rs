@@ -270,7 +270,7 @@ mod tests {
 
     use super::*;
     use crate::scope::derived::printer::JsonPrinter;
-    use crate::scope::{Retention, ScopeConfig, Scopes};
+    use crate::scope::{ObjectShape, Retention, ScopeConfig, Scopes};
     use crate::store::{Interest, SubscriptionStart};
     use crate::test_support::{Api, HTTP2, Pki, streamed, upstream_of};
     use crate::upstream::UpstreamClient;
@@ -294,11 +294,11 @@ mod tests {
         let upstream = upstream_of(&pki, &api).await;
         let scopes = Scopes::new(UpstreamClient::new(&upstream), ScopeConfig::default());
         let gvr = GroupVersionResource::new("", "v1", "pods");
-        let fields = Arc::new(FieldTable::builtin(&gvr, true).unwrap());
-        let of = (&gvr, Representation::whole(Encoding::Json));
+        let shape = ObjectShape::new("Pod", FieldTable::builtin(&gvr, true).unwrap());
+        let representation = Representation::whole(Encoding::Json);
         let choice = (Arc::default(), Retention::default());
         let source = scopes
-            .acquire(of, &"Pod".into(), &fields, |_| Some(choice))
+            .acquire(&gvr, representation, &shape, |_| Some(choice))
             .unwrap();
         let ready = source.wait_until_settled().await.unwrap();
         let checked = CheckedPrint {

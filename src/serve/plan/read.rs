@@ -117,7 +117,7 @@ impl ReadPlan {
                 bytes: snapshot.size(),
             }
         } else {
-            let sample = snapshot.sample(&filter.interest(&self.resource.fields));
+            let sample = snapshot.sample(&filter.interest(&self.resource.shape.fields));
             SelectedSize::estimate(&sample, filter)
         };
         size.limited(limit.unwrap_or(usize::MAX))

@@ -36,7 +36,7 @@ impl Selected {
                 selectors.clone().within(namespace.clone())
             })
             .ok_or(ForwardReason::NotCovered)?;
-        let filter = ViewFilter::new(namespace, &selectors, &resource.fields)
+        let filter = ViewFilter::new(namespace, &selectors, &resource.shape.fields)
             .map_err(|_| ForwardReason::Selector)?;
         let filter = match shard(context, options)? {
             Some(shard) => filter.within(shard),
@@ -56,9 +56,10 @@ impl Selected {
 
     fn reads_beyond_metadata(&self, context: &ReadContext<'_>) -> bool {
         let fields = self.selectors.fields.requirements();
+        let known = &context.resource.shape.fields;
         fields
             .iter()
-            .any(|field| !context.resource.fields.is_metadata_label(&field.field))
+            .any(|field| !known.is_metadata_label(&field.field))
     }
 
     /// Returns `true` if a field selector requires one value of `field`.

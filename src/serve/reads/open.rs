@@ -76,7 +76,7 @@ impl ScopeOpener {
         }
         for (representation, held) in read.candidates() {
             let (scope, is_complete) = self.acquire(read, held, &share)?;
-            if scope.fields != resource.fields {
+            if scope.fields != resource.shape.fields {
                 return Err(ForwardReason::UnknownType);
             }
             match scope.wait_until_ready(self.scopes.config().sync_wait).await {
@@ -117,7 +117,7 @@ impl ScopeOpener {
             match scope.phase() {
                 ScopePhase::Ready(_) => {
                     let reader = &scope.reader;
-                    return scope.fields == resource.fields
+                    return scope.fields == resource.shape.fields
                         && scope.upstream.is_delivering()
                         && (reader.oldest_version()..=reader.version()).contains(&watch.version);
                 }
@@ -161,11 +161,9 @@ impl ScopeOpener {
     ) -> Result<(ScopeHandle, bool), NotAcquired> {
         let gvr = &read.resource.gvr;
         let mut is_complete = true;
-        let scope = self.scopes.acquire(
-            (gvr, held),
-            &read.resource.kind,
-            &read.resource.fields,
-            |open| {
+        let scope = self
+            .scopes
+            .acquire(gvr, held, &read.resource.shape, |open| {
                 let mut owner: Option<Arc<dyn Any + Send + Sync>> = None;
                 let (chosen, on_demand) = match &read.scope {
                     ScopeChoice::Configured(chosen) => (chosen.clone(), false),
@@ -192,8 +190,7 @@ impl ScopeOpener {
                         .retention(gvr, on_demand, self.scopes.config().window);
                 retention.owner = owner;
                 Some((chosen.selection, retention))
-            },
-        )?;
+            })?;
         Ok((scope, is_complete))
     }
 }

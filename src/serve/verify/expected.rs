@@ -124,7 +124,8 @@ impl ExpectedAnswer {
         answer: &Bytes,
     ) -> Result<UpstreamWord, AnswerError> {
         let object = ready.format.object_in(answer)?;
-        let held = scan(self.representation.encoding, &object, &self.resource.fields)?;
+        let fields = &self.resource.shape.fields;
+        let held = scan(self.representation.encoding, &object, fields)?;
         let page = StatePage::NotOlderThan(held.version);
         let found = self
             .list
@@ -159,7 +160,7 @@ impl ExpectedAnswer {
         let (_, page) = WireFormat::learn(encoding, self.kind(), list)?;
         let mut objects = Vec::with_capacity(page.objects.len());
         for object in page.objects {
-            let scanned = scan(encoding, &object, &self.resource.fields)?;
+            let scanned = scan(encoding, &object, &self.resource.shape.fields)?;
             let key = scanned.attributes.key().to_owned();
             objects.push((key, scanned.version, object));
         }
@@ -171,7 +172,7 @@ impl ExpectedAnswer {
         if self.representation.metadata_only {
             PartialFormat::KIND
         } else {
-            &self.resource.kind
+            &self.resource.shape.kind
         }
     }
 

@@ -1,6 +1,6 @@
 //! Fences, their limits of time and their end.
 use super::*;
-use crate::scope::{Retention, ScopeConfig, Scopes};
+use crate::scope::{ObjectShape, Retention, ScopeConfig, Scopes};
 use crate::test_support::{Api, HTTP2, Pki, eventually, text, upstream_of};
 use crate::upstream::{ConnectionClass, SendOptions};
 use watershed_protocol::{FieldTable, GroupVersionResource, Representation, Selection};
@@ -32,12 +32,12 @@ impl Silence {
         drop(answer.unwrap());
         let scopes = Scopes::new(client.clone(), ScopeConfig::default());
         let gvr = GroupVersionResource::new("", "v1", "pods");
-        let fields = Arc::new(FieldTable::metadata_only(true));
+        let shape = ObjectShape::new("Pod", FieldTable::metadata_only(true));
         let representation = Representation::whole(watershed_protocol::Encoding::Json);
         let key = ScopeKey::everything(gvr, representation);
         Self {
             fences: Fences::new(client),
-            scope: scopes.open(&key, &"Pod".into(), &fields),
+            scope: scopes.open(&key, &shape),
             _scopes: scopes,
             _api: api,
         }
@@ -110,15 +110,12 @@ async fn fences_of_closed_scopes_are_dropped() {
         Fences::new(client),
     );
     let gvr = GroupVersionResource::new("", "v1", "pods");
-    let fields = Arc::new(FieldTable::metadata_only(true));
+    let shape = ObjectShape::new("Pod", FieldTable::metadata_only(true));
     for name in 0..20 {
         let selection = Arc::new(Selection::named(None, &name.to_string()));
-        let target = (
-            &gvr,
-            Representation::whole(watershed_protocol::Encoding::Json),
-        );
+        let representation = Representation::whole(watershed_protocol::Encoding::Json);
         let lent = scopes
-            .acquire(target, &"Pod".into(), &fields, |_| {
+            .acquire(&gvr, representation, &shape, |_| {
                 Some((selection, Retention::default()))
             })
             .unwrap();

@@ -7,7 +7,7 @@ use watershed_protocol::{Encoding, FieldTable, GroupVersionResource, Representat
 
 use super::*;
 use crate::body;
-use crate::scope::{ScopeConfig, ScopeKey, Scopes};
+use crate::scope::{ObjectShape, ScopeConfig, ScopeKey, Scopes};
 use crate::serve::reads::fence::costs::{MAX_COMPARISON_WAIT, REQUEST};
 use crate::serve::reads::fence::{FenceError, Fences, ProofCosts, ProofDemand};
 use crate::store::Snapshot;
@@ -130,8 +130,8 @@ impl Served {
         let scopes = Scopes::new(client.clone(), config);
         let gvr = GroupVersionResource::new("", "v1", "configmaps");
         let key = ScopeKey::everything(gvr, Representation::whole(Encoding::Json));
-        let fields = Arc::new(FieldTable::metadata_only(true));
-        let scope = scopes.open(&key, &"ConfigMap".into(), &fields);
+        let shape = ObjectShape::new("ConfigMap", FieldTable::metadata_only(true));
+        let scope = scopes.open(&key, &shape);
         eventually(|| scope.reader.version() == ResourceVersion(reached)).await;
         FencedScope {
             fences: Fences::new(client),
