@@ -1,6 +1,7 @@
 //! One request on its way through the phases.
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Instant;
 
 use http::{HeaderMap, Request};
 use hyper::body::Incoming;
@@ -22,6 +23,8 @@ pub(super) struct Exchange<'a> {
     pub(super) peer: Peer,
     /// The caller's token, if it is known by one.
     pub(super) credential: Option<Credential>,
+    /// The arrival of the request.
+    pub(super) asked: Instant,
     /// Upstream has accepted the caller lately.
     pub(super) is_known: bool,
     /// The features that the request may use.
@@ -47,6 +50,7 @@ impl<'a> Exchange<'a> {
             labels,
             peer,
             credential,
+            asked: Instant::now(),
             is_known,
             features: ClientFeatures::default(),
         }

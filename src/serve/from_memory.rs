@@ -148,6 +148,7 @@ impl ServiceParts {
                 let guard = self.access.authorizer.guard(reviewed);
                 let context = WatchContext {
                     coding,
+                    asked: exchange.asked.into(),
                     guard,
                     draining: &self.draining,
                     meters: &self.meters,

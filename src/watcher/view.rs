@@ -203,29 +203,27 @@ pub struct PartialView {
     pub irreducible: Arc<IrreducibleObject>,
 }
 
-/// The last object of a scope that could not be reduced to its metadata.
+/// The key of the last object of a scope that could not be reduced to its metadata, or printed as a row.
 ///
-/// A watch that comes to it ends, and would end there again if it began anew. So watches of
-/// metadata are forwarded while the scope has the object.
+/// A watch that comes to it ends, and would end there again if it began anew, or at the object's next
+/// change. So such watches are forwarded while the scope has the object, and it cannot be shown.
 #[derive(Debug, Default)]
-pub struct IrreducibleObject(Mutex<Option<(Box<str>, ResourceVersion)>>);
+pub struct IrreducibleObject(Mutex<Option<Box<str>>>);
 
 impl IrreducibleObject {
     /// Records an object.
-    pub(super) fn record(&self, object: &StoredObject) {
-        *self.0.lock() = Some((object.key().into(), object.version));
+    pub fn record(&self, object: &StoredObject) {
+        *self.0.lock() = Some(object.key().into());
     }
 
-    /// Forgets the object: the scope was listed again.
+    /// Forgets the object: the scope was listed again, or it can be shown.
     pub fn clear(&self) {
         *self.0.lock() = None;
     }
 
-    /// Returns `true` if the object is in `snapshot`, unchanged.
-    pub fn is_in(&self, snapshot: &Snapshot) -> bool {
-        self.0.lock().as_ref().is_some_and(|(key, version)| {
-            snapshot.get(key).is_some_and(|now| now.version == *version)
-        })
+    /// Returns the object as it is in `snapshot`.
+    fn find<'a>(&self, snapshot: &'a Snapshot) -> Option<&'a Arc<StoredObject>> {
+        snapshot.get(self.0.lock().as_deref()?)
     }
 }
 
@@ -253,11 +251,26 @@ impl ClientView {
     }
 
     /// Returns the record of objects that are not shown in this view.
-    pub fn irreducible(&self) -> Option<&IrreducibleObject> {
+    pub(super) fn irreducible(&self) -> Option<&IrreducibleObject> {
         Some(match self.conversion.as_deref()? {
             Conversion::Metadata(partial) => &partial.irreducible,
             Conversion::Table(table) => &table.unprintable,
         })
+    }
+
+    /// Returns `true` if an object of `snapshot` is known that this view cannot show.
+    pub fn cannot_show_all(&self, snapshot: &Snapshot) -> bool {
+        let Some(irreducible) = self.irreducible() else {
+            return false;
+        };
+        let Some(object) = irreducible.find(snapshot) else {
+            return false;
+        };
+        let is_shown = matches!(self.initial(object), Some(Ok(_)) | None);
+        if is_shown {
+            irreducible.clear();
+        }
+        !is_shown
     }
 
     /// Returns the work of framing an object.

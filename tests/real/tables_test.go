@@ -290,6 +290,20 @@ func TestTablesOfCustomTypesMatchUpstream(t *testing.T) {
 		return nil
 	})
 	compare.CompareAll(t, []api.Request{r})
+	// So is the watch behind such a list, as kubectl get --watch has it, after each change of the number.
+	for _, number := range []string{"0.25", "1e21"} {
+		list, _, _ := api.ParseList("application/json", testbed.Upstream.Must(t, api.Request{Path: w.Path(ns, "")}).Body)
+		testbed.Upstream.Must(t, api.Request{
+			Method: "PATCH", Path: w.Path(ns, "float"), ContentType: api.MergePatch, Body: `{"spec":{"any":` + number + `}}`,
+		})
+		watch := api.Request{
+			Path: w.Path(ns, "") + "?watch=1&timeoutSeconds=2&resourceVersion=" + list.ResourceVersion, Accept: tableOfKubectl,
+		}
+		if events := testbed.Proxied.Must(t, watch); strings.Contains(string(events.Body), "Expired") {
+			t.Fatalf("after a change to %s: %s", number, events.Body)
+		}
+		compare.CompareAll(t, []api.Request{watch})
+	}
 }
 
 // TestTablesAreWatched watches as Tables what came, changed and went.

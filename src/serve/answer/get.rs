@@ -34,7 +34,10 @@ pub(in crate::serve) fn answer(
     }
     let warnings = &opened.ready.warnings;
     let response = if let Some(object) = snapshot.get(&key).map(Arc::clone) {
-        let body = body_of(opened, &object, budget).map_err(|_| opened.form.reason())?;
+        let body = body_of(opened, &object, budget).map_err(|_| {
+            opened.note_irreducible(&object);
+            opened.form.reason()
+        })?;
         let encoding = opened.representation.encoding;
         let body = if read.is_indented(encoding) {
             let length = body.len() as u64;

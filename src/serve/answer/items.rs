@@ -8,7 +8,7 @@ use super::kept_items::KeptItems;
 use super::selected_objects::SelectedObjects;
 use super::table_items::TableItems;
 use crate::serve::limits::list_memory::ListMemory;
-use crate::store::ObjectRun;
+use crate::store::{ObjectRun, StoredObject};
 use crate::watcher::MIN_SHARED_BYTES;
 use crate::work::{REDUCED_OBJECT, WorkBudget, retire, work_on};
 
@@ -196,16 +196,17 @@ impl MetadataItems {
         work_on(objects[index].bytes.len(), REDUCED_OBJECT)
     }
 
-    /// Measures the metadata of objects.
+    /// Measures the metadata of objects. Returns one that has none, if there is one.
     pub(super) async fn new(
         partial: PartialFormat,
         objects: SelectedObjects,
         budget: &mut WorkBudget,
         memory: &mut ListMemory,
-    ) -> Result<Self, Malformed> {
+    ) -> Result<Self, Arc<StoredObject>> {
         let (mut kept, mut bytes) = (KeptItems::default(), 0);
         for (index, object) in objects.iter().enumerate() {
-            let metadata = partial.metadata(&object.bytes.get())?;
+            let metadata = partial.metadata(&object.bytes.get());
+            let metadata = metadata.map_err(|_| Arc::clone(object))?;
             bytes += partial.item_len(&metadata) as u64;
             kept.push(memory, || {
                 let bytes = size_of::<Bytes>() + metadata.len();

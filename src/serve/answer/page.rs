@@ -119,8 +119,12 @@ impl Scan<'_> {
                 items.await.map(Items::Table)
             }
         };
+        let items = items.map_err(|irreducible| {
+            opened.note_irreducible(&irreducible);
+            opened.form.reason()
+        })?;
         Ok(TakenObjects {
-            items: items.map_err(|_| opened.form.reason())?,
+            items,
             last,
             has_more,
         })

@@ -9,6 +9,7 @@ use super::kept_items::KeptItems;
 use super::selected_objects::SelectedObjects;
 use crate::serve::limits::list_memory::ListMemory;
 use crate::serve::reads::open::OpenedTable;
+use crate::store::StoredObject;
 use crate::work::{PRINTED_OBJECT, WorkBudget, work_on};
 
 /// The rows of a Table, which are printed while they are sent.
@@ -32,13 +33,13 @@ impl TableItems {
     /// The text between two rows.
     pub(super) const SEPARATOR: &[u8] = b",";
 
-    /// Prints objects as rows.
+    /// Prints objects as rows. Returns one that cannot be printed, if there is one.
     pub(super) async fn new(
         table: &OpenedTable,
         objects: SelectedObjects,
         budget: &mut WorkBudget,
         memory: &mut ListMemory,
-    ) -> Result<Self, Malformed> {
+    ) -> Result<Self, Arc<StoredObject>> {
         let mut items = Self {
             form: Arc::clone(&table.form),
             request: table.request,
@@ -48,7 +49,8 @@ impl TableItems {
             bytes: 0,
         };
         for index in 0..items.len() {
-            let mut row = items.row(index)?;
+            let printed = items.row(index);
+            let mut row = printed.map_err(|_| Arc::clone(&items.objects[index]))?;
             items.bytes += (row.len() + Self::SEPARATOR.len()) as u64;
             items.kept.push(memory, || {
                 row.detach();

@@ -34,6 +34,8 @@ const MAX_TIMEOUT: Duration = Duration::from_hours(10 * 365 * 24);
 /// The surroundings of a watch, besides its scope.
 pub(in crate::serve) struct WatchContext<'a> {
     pub(in crate::serve) coding: ContentCoding,
+    /// The arrival of the request.
+    pub(in crate::serve) asked: Instant,
     /// The caller's right to see the watch.
     pub(in crate::serve) guard: WatchGuard,
     pub(in crate::serve) draining: &'a DrainWatch,
@@ -114,7 +116,8 @@ pub(in crate::serve) fn answer(
             initial,
             bookmarks: watch.bookmarks.then(|| Arc::clone(&scope.forms.bookmarks)),
             is_from_etcd: scope.key.gvr.is_event(),
-            deadline: Instant::now() + timeout(watch.timeout_seconds),
+            // A wait for the watch's version counts, as upstream's does.
+            deadline: context.asked + timeout(watch.timeout_seconds),
             guard: context.guard,
             draining: context.draining.signal(),
             observer: context.meters.begin(context.labels),
@@ -168,11 +171,10 @@ fn check_reducible(
     view: &ClientView,
     snapshot: &Snapshot,
 ) -> Result<(), ForwardReason> {
-    let irreducible = view.irreducible();
-    if irreducible.is_none_or(|irreducible| !irreducible.is_in(snapshot)) {
-        return Ok(());
+    if view.cannot_show_all(snapshot) {
+        return Err(opened.form.reason());
     }
-    Err(opened.form.reason())
+    Ok(())
 }
 
 /// Returns the conversion for a client that does not want the objects as they are.

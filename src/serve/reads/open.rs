@@ -13,6 +13,7 @@ use crate::serve::plan::{ReadKind, ReadPlan, TablePlan};
 use crate::serve::policy::CachingPolicy;
 use crate::serve::policy::scope_choice::{Condition, OpenScope, ScopeChoice};
 use crate::serve::source::ForwardReason;
+use crate::store::StoredObject;
 use crate::upstream::Stopped;
 
 /// Opens the scopes that answer reads. Cheap to clone.
@@ -32,6 +33,18 @@ pub(in crate::serve) struct OpenedScope {
     /// Representation of the answer.
     pub(in crate::serve) representation: Representation,
     pub(in crate::serve) form: AnswerForm,
+}
+
+impl OpenedScope {
+    /// Records an object that cannot have the form of the answer.
+    pub(in crate::serve) fn note_irreducible(&self, object: &StoredObject) {
+        let forms = &self.scope.forms;
+        match self.form {
+            AnswerForm::Whole => {}
+            AnswerForm::Metadata(_) => forms.irreducible.record(object),
+            AnswerForm::Table(_) => forms.unprintable.record(object),
+        }
+    }
 }
 
 /// The form that objects have in an answer.
