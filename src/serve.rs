@@ -194,8 +194,8 @@ impl ProxyService {
     async fn plan(
         &self,
         mut request: Request<Incoming>,
-        mut peer: Peer,
-        client: IpAddr,
+        (mut peer, client): (Peer, IpAddr),
+        arrived: Instant,
     ) -> Exchange<'_> {
         let parts = &*self.parts;
         let hop = peer.address.ip();
@@ -208,7 +208,7 @@ impl ProxyService {
         let features = ClientFeatures::of(&parts.policy.client_rules, &request);
         let plan = RequestPlan::new(&parts.catalog, &parts.policy, &request, parameters);
         features.restrict(&mut request);
-        let mut exchange = Exchange::new(&parts.access, request, caller, plan, peer);
+        let mut exchange = Exchange::new(&parts.access, request, caller, plan, (peer, arrived));
         exchange.features = features;
         exchange.record_vouched();
         exchange
@@ -228,7 +228,7 @@ impl ProxyService {
             client,
             record,
         } = self.receive(&mut request, &peer);
-        let mut exchange = self.plan(request, peer, client).await;
+        let mut exchange = self.plan(request, (peer, client), started).await;
         let in_flight = InFlight::begin(&exchange.labels, exchange.plan.may_be_silent());
         let admission = parts.admit(&exchange).await;
         let from_memory = parts.answer_from_memory(&mut exchange, &admission).await;

@@ -49,8 +49,8 @@ pub fn logs(format: LogFormat, filter: &str) -> anyhow::Result<()> {
     logs_to(std::io::stderr, format, filter)
 }
 
-/// Sends logs to standard error, by a thread that alone waits for whoever reads them. The caller keeps what
-/// is returned to the end.
+/// Sends logs to standard error. A thread of its own writes them, so that a slow reader blocks nothing else.
+/// The caller keeps what is returned to the end.
 pub fn queued_logs(format: LogFormat, filter: &str) -> anyhow::Result<LastLines> {
     let (queue, last) = LogQueue::start(std::io::stderr()).context("cannot start the log")?;
     logs_to(move || queue.clone(), format, filter)?;

@@ -14,6 +14,8 @@ use crate::scope::Scopes;
 const INTERVAL: Duration = Duration::from_secs(1);
 /// Measurements between two ticks of compressed forms: each tick visits all of them.
 const AGE_FORMS_EVERY: u32 = 5;
+/// Idle scopes that are closed at a time.
+const MAX_CLOSINGS: usize = 16;
 /// Measurements between two releases of frames that can be made again.
 const RELEASE_FRAMES_EVERY: u32 = 2;
 
@@ -111,28 +113,33 @@ impl PressureKeeper {
         }
     }
 
-    /// Closes scopes, if the step demands it and there are some. At the later step, one that makes room
-    /// is closed: the largest, unless an idle one suffices.
+    /// Closes a scope, if the step demands it and there is one. At the later step, room is made: idle scopes
+    /// are closed until that helps, or else the largest.
     fn close(&mut self, step: PressureStep, now: Instant, usage: MemoryUsage) {
         let (idle, largest) = (PressureStep::CloseIdle, PressureStep::CloseLargest);
+        let mut freed = 0;
+        let mut closings = if step >= largest { MAX_CLOSINGS } else { 1 };
         while step >= idle
+            && closings > 0
             && let Some(bytes) = self.scopes.close_idlest(now)
         {
-            self.note_closed(idle, now, bytes, usage);
-            if step < largest || bytes > worth_closing(usage.limit) {
-                return;
+            metrics::released(idle, bytes);
+            freed += bytes;
+            closings -= 1;
+            if freed > worth_closing(usage.limit) {
+                break;
             }
         }
         if step >= largest
+            && freed <= worth_closing(usage.limit)
             && let Some(bytes) = self.scopes.close_largest(now)
         {
-            self.note_closed(largest, now, bytes, usage);
+            metrics::released(largest, bytes);
+            freed += bytes;
         }
-    }
-
-    fn note_closed(&mut self, step: PressureStep, now: Instant, bytes: usize, usage: MemoryUsage) {
-        self.gauge.closed(now, bytes, usage);
-        metrics::released(step, bytes);
+        if freed > 0 {
+            self.gauge.closed(now, freed, usage);
+        }
     }
 
     /// Counts what compressed forms take, and folds objects that are held twice and hardly read.

@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 const SETTLE: Duration = Duration::from_secs(12);
 /// A step ends once usage is so many percent of the limit below its beginning.
 const HYSTERESIS: usize = 5;
+/// Small scopes that are closed within this time are judged together. Other memory changes meanwhile.
+const TOGETHER: Duration = Duration::from_mins(1);
 /// Scopes are not closed for resident memory for this long after closings did not make it less.
 const FUTILE: Duration = Duration::from_mins(5);
 
@@ -120,8 +122,10 @@ struct FreedMemory {
 /// Scopes that were closed to make the process smaller.
 #[derive(Clone, Copy, Debug)]
 struct ClosedScopes {
+    /// The first closure.
+    since: Instant,
     bytes: usize,
-    /// The resident memory before that was not counted.
+    /// Resident bytes that were not counted before the first closure.
     uncounted: usize,
 }
 
@@ -162,10 +166,13 @@ impl PressureGauge {
         self.record(now, bytes, None);
     }
 
-    /// Records that a scope of so many bytes is closed, with the usage before. Whether that made the
+    /// Records that scopes of so many bytes are closed, with the usage before. Whether that made the
     /// resident memory less is judged once enough was closed: it changes by some kilobytes by itself.
     pub fn closed(&mut self, now: Instant, bytes: usize, usage: MemoryUsage) {
-        let mut closed = self.small.take().unwrap_or(ClosedScopes {
+        let is_recent =
+            |closed: &ClosedScopes| now.saturating_duration_since(closed.since) < TOGETHER;
+        let mut closed = self.small.take().filter(is_recent).unwrap_or(ClosedScopes {
+            since: now,
             bytes: 0,
             uncounted: usage.resident.saturating_sub(usage.counted),
         });
@@ -291,6 +298,13 @@ mod tests {
         gauge.closed(at(13), 3, usage(397, 920));
         gauge.observe(at(25), 1000, 394, 920);
         assert!(!gauge.may_close(at(25), 1000, 394));
+
+        // What was closed long ago shows nothing: other memory has grown.
+        let mut gauge = PressureGauge::default();
+        gauge.closed(start, 3, usage(400, 900));
+        gauge.closed(at(3600), 3, usage(400, 920));
+        gauge.observe(at(3612), 1000, 397, 917);
+        assert!(gauge.may_close(at(3612), 1000, 397));
     }
 
     proptest! {

@@ -24,7 +24,7 @@ pub(super) struct Exchange<'a> {
     /// The caller's token, if it is known by one.
     pub(super) credential: Option<Credential>,
     /// The arrival of the request.
-    pub(super) asked: Instant,
+    pub(super) arrived: Instant,
     /// Upstream has accepted the caller lately.
     pub(super) is_known: bool,
     /// The features that the request may use.
@@ -37,7 +37,7 @@ impl<'a> Exchange<'a> {
         request: Request<Incoming>,
         caller: Caller,
         plan: RequestPlan,
-        peer: Peer,
+        (peer, arrived): (Peer, Instant),
     ) -> Self {
         let labels = Labels::new(&plan, request.method());
         let credential = access.credential(&caller, request.headers());
@@ -50,7 +50,7 @@ impl<'a> Exchange<'a> {
             labels,
             peer,
             credential,
-            asked: Instant::now(),
+            arrived,
             is_known,
             features: ClientFeatures::default(),
         }

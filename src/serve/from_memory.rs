@@ -82,7 +82,7 @@ impl ServiceParts {
     /// Answers a read: authorizes it, opens its scope, waits until the scope is fresh.
     async fn read(&self, exchange: &Exchange<'_>, read: &ReadPlan) -> Result<Answer, Unanswered> {
         let query = exchange.request.uri().query();
-        let deadline = RequestDeadline::of(read, query, Instant::now());
+        let deadline = RequestDeadline::of(read, query, exchange.arrived);
         let is_get = matches!(read.kind, ReadKind::Get { .. });
         let (origin, _waiting) = if is_get && read.needs_proof() {
             let crowd = self.crowd_of_gets(read)?;
@@ -148,7 +148,7 @@ impl ServiceParts {
                 let guard = self.access.authorizer.guard(reviewed);
                 let context = WatchContext {
                     coding,
-                    asked: exchange.asked.into(),
+                    arrived: exchange.arrived.into(),
                     guard,
                     draining: &self.draining,
                     meters: &self.meters,

@@ -15,7 +15,7 @@ pub const METRICS: &[Declaration] = &[DROPPED.declaration()];
 const DROPPED: Metric<Counter> = Metric::new(
     "watershed_log_lines_dropped_total",
     &[],
-    "Lines of the log that were dropped, as those before them could not be written.",
+    "Lines of the log that were dropped, because those before them were not read or the write failed.",
 );
 
 /// Bytes of lines that may wait: some thousand lines.
@@ -33,7 +33,7 @@ pub(super) struct LogQueue {
     waiting: Arc<AtomicUsize>,
 }
 
-/// Waits for the last lines when it is dropped, as far as somebody reads them.
+/// Waits for the last lines when it is dropped, for at most a second.
 pub struct LastLines(Arc<AtomicUsize>);
 
 impl LogQueue {
@@ -80,7 +80,9 @@ impl Drop for LastLines {
 fn write_all(lines: &Receiver<Vec<u8>>, mut log: impl Write, waiting: &AtomicUsize) {
     for line in lines {
         // The process goes on without a log.
-        let _ = log.write_all(&line);
+        if log.write_all(&line).is_err() {
+            DROPPED.with([]).increment(1);
+        }
         waiting.fetch_sub(line.len(), Ordering::Relaxed);
     }
 }

@@ -30,8 +30,8 @@ const UNANSWERED: Metric<Counter, 2> = Metric::new(
     "watershed_upstream_requests_unanswered_total",
     &["purpose", "reason"],
     "Requests that got no answer of upstream, by purpose and reason: no connection could be made \
-     (connect), all were busy (busy), it ended (closed), the proxy or its client waited for three \
-     seconds or longer and then no more (late), or stopped waiting before (abandoned).",
+     (connect), all were busy (busy), it ended (closed), the proxy or its client waited for a second or \
+     longer and then no more (late), or stopped waiting before (abandoned).",
 );
 const RECEIVED_BYTES: Metric<Counter, 1> = Metric::new(
     "watershed_upstream_received_bytes_total",

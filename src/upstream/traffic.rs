@@ -107,9 +107,9 @@ pub enum NoAnswer {
     Busy,
     /// The connection ended.
     Closed,
-    /// The proxy or its client waited for seconds, and then no longer.
+    /// The proxy or its client waited for a second or longer, and then no more.
     Late,
-    /// The proxy or its client stopped waiting at once.
+    /// The proxy or its client stopped waiting before that.
     Abandoned,
 }
 
@@ -155,8 +155,8 @@ struct Outcomes {
     unanswered: [AtomicU64; NoAnswer::ALL.len()],
 }
 
-/// Time after which an answer is late. The proxy itself never gives a request up before.
-const LATE: Duration = Duration::from_secs(3);
+/// Time after which an answer is late. The proxy itself waits at least as long.
+const LATE: Duration = Duration::from_secs(1);
 /// The least status. Source: `http::StatusCode` takes 100 to 999.
 const FIRST_STATUS: u16 = 100;
 const STATUSES: usize = 900;

@@ -258,15 +258,17 @@ impl ClientView {
         })
     }
 
-    /// Returns `true` if an object of `snapshot` is known that this view cannot show.
+    /// Returns `true` if an object of `snapshot` is known that belongs to this view, and that it cannot show.
+    /// Forgets the object if it can.
     pub fn cannot_show_all(&self, snapshot: &Snapshot) -> bool {
         let Some(irreducible) = self.irreducible() else {
             return false;
         };
-        let Some(object) = irreducible.find(snapshot) else {
+        let object = irreducible.find(snapshot);
+        let Some(object) = object.filter(|object| self.filter.matches(&object.attributes)) else {
             return false;
         };
-        let is_shown = matches!(self.initial(object), Some(Ok(_)) | None);
+        let is_shown = self.initial(object).is_none_or(|frame| frame.is_ok());
         if is_shown {
             irreducible.clear();
         }

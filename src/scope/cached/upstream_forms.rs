@@ -16,9 +16,9 @@ pub struct UpstreamForms {
     pub compression: WatchCompression,
     /// The form of the type's Tables.
     pub tables: TableForms,
-    /// An object that cannot be reduced to its metadata, if a watch came to one.
+    /// An object that cannot be reduced to its metadata, if a read came to one.
     pub irreducible: Arc<IrreducibleObject>,
-    /// An object that cannot be printed as a row, if a watch came to one.
+    /// An object that cannot be printed as a row, if a read came to one.
     pub unprintable: Arc<IrreducibleObject>,
 }
 

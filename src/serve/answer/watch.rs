@@ -35,7 +35,7 @@ const MAX_TIMEOUT: Duration = Duration::from_hours(10 * 365 * 24);
 pub(in crate::serve) struct WatchContext<'a> {
     pub(in crate::serve) coding: ContentCoding,
     /// The arrival of the request.
-    pub(in crate::serve) asked: Instant,
+    pub(in crate::serve) arrived: Instant,
     /// The caller's right to see the watch.
     pub(in crate::serve) guard: WatchGuard,
     pub(in crate::serve) draining: &'a DrainWatch,
@@ -75,6 +75,12 @@ pub(in crate::serve) fn answer(
         conversion: conversion(&fresh.opened).map(Box::new),
     };
     check_start(&fresh.opened, watch)?;
+    // A wait for the watch's version counts, as upstream's does.
+    let deadline = context.arrived + timeout(watch.timeout_seconds);
+    if deadline <= Instant::now() {
+        // Upstream need not wait for a list as this proxy did.
+        return Err(ForwardReason::Syncing);
+    }
     let (subscription, newest) = scope.reader.subscribe(
         subscription_start(fresh, watch.start),
         watch.filter.interest(&scope.fields),
@@ -116,8 +122,7 @@ pub(in crate::serve) fn answer(
             initial,
             bookmarks: watch.bookmarks.then(|| Arc::clone(&scope.forms.bookmarks)),
             is_from_etcd: scope.key.gvr.is_event(),
-            // A wait for the watch's version counts, as upstream's does.
-            deadline: context.asked + timeout(watch.timeout_seconds),
+            deadline,
             guard: context.guard,
             draining: context.draining.signal(),
             observer: context.meters.begin(context.labels),
