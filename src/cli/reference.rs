@@ -293,7 +293,12 @@ fn value_type(root: &Value, schema: &Value) -> String {
             .collect();
         return cell(&variants.join("; "));
     }
-    match schema.get("type").and_then(Value::as_str) {
+    let kind = schema.get("type");
+    if let Some(kinds) = kind.and_then(Value::as_array) {
+        let kinds: Vec<_> = kinds.iter().filter_map(Value::as_str).collect();
+        return kinds.join(" or ");
+    }
+    match kind.and_then(Value::as_str) {
         Some("array") => {
             let items = schema
                 .get("items")

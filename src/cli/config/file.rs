@@ -331,7 +331,7 @@ fn quantity<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D
 
 /// Describes a quantity of bytes. YAML takes one without a unit for a number.
 fn quantity_schema(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({ "oneOf": [{ "type": "string" }, { "type": "integer", "minimum": 0 }] })
+    json_schema!({ "type": ["string", "integer"], "minimum": 0 })
 }
 
 /// Reads the name of an API group. A misspelt name would configure nothing, silently.

@@ -72,12 +72,21 @@ func differences(place string, program *Schema, defs map[string]*Schema, chart *
 			wrong = append(wrong, fmt.Sprintf("%s: the chart does not accept %v", place, value))
 		}
 	}
-	types, several := chart.Type.([]any)
-	if !several {
-		types = []any{chart.Type}
-	}
-	if program.Type != nil && !slices.Contains(types, program.Type) {
-		wrong = append(wrong, fmt.Sprintf("%s: it is of type %v, and the chart wants %v", place, program.Type, chart.Type))
+	for _, one := range types(program) {
+		if !slices.Contains(types(chart), one) {
+			wrong = append(wrong, fmt.Sprintf("%s: it is of type %v, and the chart wants %v", place, one, chart.Type))
+		}
 	}
 	return wrong
+}
+
+// types returns the types that a schema names.
+func types(schema *Schema) []any {
+	if several, ok := schema.Type.([]any); ok {
+		return several
+	}
+	if schema.Type == nil {
+		return nil
+	}
+	return []any{schema.Type}
 }
