@@ -90,11 +90,11 @@ impl PressureStep {
 /// The memory of the process at one moment, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct MemoryUsage {
-    /// What it may use.
+    /// The limit.
     pub limit: usize,
-    /// What is counted.
+    /// The memory that is counted.
     pub counted: usize,
-    /// What is resident.
+    /// The resident memory.
     pub resident: usize,
 }
 

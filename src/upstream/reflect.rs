@@ -575,23 +575,18 @@ impl Reflector {
         let resource = &self.target.gvr;
         let failures = self.recovery.failures();
         let throttle = match error {
-            ReflectorError::Upstream(_) => &CONNECTION_FAILURES,
+            ReflectorError::Upstream(_) => Some(&CONNECTION_FAILURES),
             ReflectorError::Broken(_)
             | ReflectorError::Silent(_)
             | ReflectorError::Brief
-            | ReflectorError::Behind { .. } => &STREAM_FAILURES,
+            | ReflectorError::Behind { .. } => Some(&STREAM_FAILURES),
             // A refusal that is final has a line of its own.
-            ReflectorError::Stopped(_) => &REFUSALS,
-            _ if failures <= 1 || failures.is_power_of_two() => {
-                tracing::warn!(%resource, %error, failures, "upstream failed");
-                return;
-            }
-            _ => {
-                tracing::debug!(%resource, %error, failures, "upstream failed");
-                return;
-            }
+            ReflectorError::Stopped(_) => Some(&REFUSALS),
+            _ => None,
         };
-        if let Some(of_all_types) = throttle.count(1) {
+        let of_all_types = throttle.and_then(|throttle| throttle.count(1));
+        let is_own = throttle.is_none() && (failures <= 1 || failures.is_power_of_two());
+        if is_own || of_all_types.is_some() {
             tracing::warn!(%resource, %error, failures, of_all_types, "upstream failed");
         } else {
             tracing::debug!(%resource, %error, failures, "upstream failed");

@@ -11,7 +11,7 @@ use crate::scope::cached::Scope;
 use crate::scope::phase::ScopePhase;
 use crate::store::StoreWriter;
 
-/// What a scope's task shows to readers, and how current that is.
+/// The state that a scope's task shows to readers, and its age.
 ///
 /// It is apart from the feed, so that time can pass while a request at upstream is under way.
 pub(super) struct ServedState {
