@@ -32,7 +32,7 @@ const KNOWN_TOKENS: [usize; 2] = [64, 32];
 const UNKNOWN: [usize; 2] = [64, 16];
 /// Time after which a review is late: it leaves its place to the reviews of others. A verdict takes
 /// milliseconds.
-const LATE: Duration = Duration::from_secs(1);
+pub(super) const LATE: Duration = Duration::from_secs(1);
 /// Time after which a review hangs: it is given up, unless it finds a place among those that do. It has been
 /// sent once more by then, over a connection that may be better.
 const HANGS: Duration = Duration::from_secs(4);

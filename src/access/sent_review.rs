@@ -1,5 +1,5 @@
 //! Counts the outcomes of reviews.
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use k8s_openapi::api::authentication::v1::{SelfSubjectReview, TokenReview};
 use k8s_openapi::api::authorization::v1::SelfSubjectAccessReview;
@@ -7,9 +7,7 @@ use serde::de::DeserializeOwned;
 
 use super::error::ReviewError;
 use super::metrics;
-
-/// Time after which a verdict is late. It takes milliseconds.
-const LATE: Duration = Duration::from_secs(1);
+use super::review_queues::LATE;
 
 /// Upstream's answer to a review.
 pub(super) trait ReviewAnswer: DeserializeOwned {
@@ -28,7 +26,7 @@ impl ReviewAnswer for SelfSubjectAccessReview {}
 /// A review on its way. If it is dropped before it ends, nobody waits for it any more.
 pub(super) struct SentReview {
     kind: &'static str,
-    /// None yet, or not any more.
+    /// `None` until the review ends.
     result: Option<&'static str>,
     sent: Instant,
 }

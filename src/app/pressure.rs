@@ -117,21 +117,24 @@ impl PressureKeeper {
     /// are closed until that helps, or else the largest.
     fn close(&mut self, step: PressureStep, now: Instant, usage: MemoryUsage) {
         let (idle, largest) = (PressureStep::CloseIdle, PressureStep::CloseLargest);
-        let mut freed = 0;
-        let mut closings = if step >= largest { MAX_CLOSINGS } else { 1 };
-        while step >= idle
-            && closings > 0
-            && let Some(bytes) = self.scopes.close_idlest(now)
-        {
+        let (mut freed, enough) = (0, worth_closing(usage.limit));
+        let most = match step {
+            _ if step >= largest => MAX_CLOSINGS,
+            _ if step >= idle => 1,
+            _ => 0,
+        };
+        for _ in 0..most {
+            let Some(bytes) = self.scopes.close_idlest(now) else {
+                break;
+            };
             metrics::released(idle, bytes);
             freed += bytes;
-            closings -= 1;
-            if freed > worth_closing(usage.limit) {
+            if freed > enough {
                 break;
             }
         }
         if step >= largest
-            && freed <= worth_closing(usage.limit)
+            && freed <= enough
             && let Some(bytes) = self.scopes.close_largest(now)
         {
             metrics::released(largest, bytes);
