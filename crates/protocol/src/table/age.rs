@@ -12,35 +12,48 @@ const NANOS: i128 = 1_000_000_000;
 /// in full where it is not a field of its own.
 const ZERO: i64 = -62_135_596_800;
 
+/// The shape of a time up to its seconds.
+const SECONDS: &[u8] = b"dddd-dd-ddTdd:dd:dd";
+
 /// A moment of an object; `None` if it is not set.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct ObjectTime(pub(super) Option<Timestamp>);
 
 impl ObjectTime {
+    /// Returns `true` if a text begins like a time in RFC 3339, with a date. Go refuses all others.
+    pub(super) fn can_be(text: &str) -> bool {
+        has_shape(text.as_bytes(), b"dddd-dd-ddT")
+    }
+
     /// Parses a time in RFC 3339, as Go does. Returns `None` for any text whose meaning in Go is
     /// not certain.
     pub(super) fn parse(text: &str) -> Option<Self> {
-        let bytes = text.as_bytes();
-        let shape = b"dddd-dd-ddTdd:dd:dd";
-        let (head, rest) = bytes.split_at_checked(shape.len())?;
-        let fits = head.iter().zip(shape).all(|(byte, wanted)| match wanted {
-            b'd' => byte.is_ascii_digit(),
-            _ => byte == wanted,
-        });
-        let fraction = rest.strip_suffix(b"Z")?;
-        let digits = match fraction {
+        if !has_shape(text.as_bytes(), SECONDS) {
+            return None;
+        }
+        let (head, rest) = text.split_at(SECONDS.len());
+        let (fraction, zone) = rest.split_at(rest.find(['Z', '+', '-'])?);
+        let has_fraction = match fraction.as_bytes() {
             [] => true,
             [b'.', digits @ ..] => {
                 (1..=9).contains(&digits.len()) && digits.iter().all(u8::is_ascii_digit)
             }
             _ => false,
         };
+        // Go and the parser here have different bounds for the hours and minutes of an offset.
+        let has_zone = match zone.as_bytes() {
+            b"Z" => true,
+            [_, offset @ ..] => {
+                offset.len() == 5 && has_shape(offset, b"dd:dd") && zone[1..] < *"24:00"
+            }
+            [] => false,
+        };
         // Leap seconds and hour 24 are errors in Go, and not here.
-        let is_common = head[17] < b'6' && &head[11..13] != b"24";
+        let is_common = head[17..] < *"60" && head[11..] < *"24";
         let moment: Timestamp = text.parse().ok()?;
         let zero = Timestamp::from_second(ZERO).ok()?;
         // Go compares those before it with a time that is not set.
-        let is_certain = fits && digits && is_common && moment >= zero;
+        let is_certain = has_fraction && has_zone && is_common && moment >= zero;
         is_certain.then_some(Self(Some(moment).filter(|moment| *moment != zero)))
     }
 
@@ -68,6 +81,17 @@ pub(super) fn pointer<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Option<ObjectTime>, D::Error> {
     ObjectTime::deserialize(deserializer).map(Some)
+}
+
+/// Returns `true` if a text begins with this shape, in which a `d` stands for a digit.
+fn has_shape(text: &[u8], shape: &[u8]) -> bool {
+    let begin = text.get(..shape.len());
+    begin.is_some_and(|begin| {
+        begin.iter().zip(shape).all(|(byte, wanted)| match wanted {
+            b'd' => byte.is_ascii_digit(),
+            _ => byte == wanted,
+        })
+    })
 }
 
 /// Returns the nanoseconds from one moment to another, within the bounds of Go's `Duration`.
@@ -163,6 +187,9 @@ mod tests {
         let seconds = |text| moment(text).unwrap().0.unwrap().as_second();
         assert_eq!(seconds("1970-01-01T00:01:00Z"), 60);
         assert_eq!(seconds("1970-01-01T00:01:00.999999Z"), 60);
+        assert_eq!(seconds("1970-01-01T01:01:00.5+01:00"), 60);
+        assert_eq!(seconds("1969-12-31T00:02:00-23:59"), 60);
+        assert_eq!(seconds("1970-01-01T00:01:00-00:00"), 60);
         for zero in ["0001-01-01T00:00:00Z", "0001-01-01T00:00:00.000Z"] {
             assert_eq!(moment(zero), Some(ObjectTime(None)), "{zero}");
         }
@@ -177,12 +204,33 @@ mod tests {
             "1970-02-30T00:00:00Z",
             "1970-01-01T00:01:00,5Z",
             "1970-01-01T00:01:00.Z",
-            "1970-01-01T00:01:00+01:00",
+            "1970-01-01T00:01:00+24:00",
+            "1970-01-01T00:01:00+01:60",
+            "1970-01-01T00:01:00+01:00:00",
+            "1970-01-01T00:01:00+0100",
+            "1970-01-01T00:01:00Z[UTC]",
+            "1970-01-01T1:01:00Z",
+            "1970-01-01T00:01:0ü",
+            "1970-01-01T00:01:00+ü",
             "1970-01-01T00:01:00",
             "0000-06-01T00:00:00Z",
         ] {
             assert_eq!(moment(odd), None, "{odd}");
         }
+    }
+
+    #[test]
+    fn texts_without_a_date_are_no_times() {
+        for text in [
+            "never",
+            "1970-01-01",
+            "1970-01-01 00:00:00Z",
+            "1970-1-01T",
+            "ü970-01-01T",
+        ] {
+            assert!(!ObjectTime::can_be(text), "{text}");
+        }
+        assert!(ObjectTime::can_be("1970-13-01T1:00:00Z"));
     }
 
     #[test]

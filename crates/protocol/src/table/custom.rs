@@ -1,6 +1,7 @@
 //! Rows of custom types.
 //!
 //! Source: `apiextensions-apiserver/pkg/registry/customresource/tableconvertor/tableconvertor.go`.
+use std::borrow::Cow;
 use std::iter;
 
 use serde::Deserialize;
@@ -12,8 +13,9 @@ use super::column::{KnownColumn, NAME, PrinterColumn};
 use super::json_path::JsonPath;
 use crate::encoding::Malformed;
 
-/// The largest integer of which all smaller ones are exact as floating point.
-const MAX_EXACT: u64 = 1 << 53;
+const NO_NUMBER: Malformed = Malformed("a number that can't be read");
+/// 2⁶³: the first floating point number that is too large for an integer of Go.
+const INTEGER_END: f64 = 9_223_372_036_854_775_808.0;
 
 /// Prints the objects of a custom type.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,9 +76,12 @@ impl CustomColumn {
         match (self.definition.kind.as_str(), begin) {
             ("string", _) => cells.text(&as_text(value)?),
             ("integer", _) if is_number => cells.integer(as_integer(value)?),
-            ("number", _) if is_number => cells.json(as_float(value)?),
+            ("number", _) if is_number => cells.json(&as_float(value)),
             ("boolean", b't' | b'f') => cells.json(value),
-            ("date", b'"') => cells.since(as_moment(value)?),
+            ("date", b'"') => match as_moment(value)? {
+                Some(moment) => cells.since(moment),
+                None => cells.text("<invalid>"),
+            },
             ("integer" | "number" | "boolean" | "date", _) => cells.null(),
             _ => return Err(Malformed("a column of an unknown type")),
         }
@@ -91,45 +96,109 @@ fn as_text(value: &str) -> Result<String, Malformed> {
         Some(b'n') => Ok("<no value>".to_owned()),
         Some(b'-' | b'0'..=b'9') => match value.parse::<i64>() {
             Ok(integer) => Ok(integer.to_string()),
-            // Go has other forms of floating point in text than in JSON.
-            Err(_) => Err(Malformed("a floating point number in a column of text")),
+            Err(_) => float_text(value),
         },
         // The object was printed from maps by the same encoder.
         _ => Ok(value.to_owned()),
     }
 }
 
+/// Returns a floating point number as Go's `%v` prints it: with the fewest digits that tell it from all
+/// others, and with an exponent of at least two digits if it is large or small.
+///
+/// Source: `strconv/ftoa.go` (the form `g`).
+fn float_text(value: &str) -> Result<String, Malformed> {
+    let float = parse_float(value)?;
+    let scientific = format!("{float:e}");
+    let parts = scientific.split_once('e');
+    let (digits, exponent) = parts
+        .and_then(|(digits, exponent)| Some((digits, exponent.parse::<i32>().ok()?)))
+        .ok_or(NO_NUMBER)?;
+    if (-4..6).contains(&exponent) {
+        return Ok(float.to_string());
+    }
+    let sign = if exponent < 0 { '-' } else { '+' };
+    Ok(format!("{digits}e{sign}{:02}", exponent.unsigned_abs()))
+}
+
+/// Returns a number without its fraction. What Go makes of a larger number depends on its processor.
 fn as_integer(value: &str) -> Result<i64, Malformed> {
-    const TOO_LARGE: Malformed = Malformed("a number that is not an integer");
     if let Ok(integer) = value.parse() {
         return Ok(integer);
     }
-    let float: f64 = value.parse().map_err(|_| TOO_LARGE)?;
-    if float.abs() < MAX_EXACT as f64 {
+    let float = parse_float(value)?;
+    if float.abs() < INTEGER_END {
         Ok(float as i64)
     } else {
-        Err(TOO_LARGE)
+        Err(Malformed("a number that is too large for an integer"))
     }
 }
 
-/// Returns a number as Go prints the floating point number.
-fn as_float(value: &str) -> Result<&str, Malformed> {
+/// Returns a number as Go's JSON has it after it was made a floating point number.
+fn as_float(value: &str) -> Cow<'_, str> {
     match value.parse::<i64>() {
-        Ok(integer) if integer.unsigned_abs() > MAX_EXACT => {
-            Err(Malformed("an integer that is not exact as floating point"))
-        }
-        _ => Ok(value),
+        // No integer is large enough for an exponent.
+        Ok(integer) => (integer as f64).to_string().into(),
+        // Upstream's encoder has printed a floating point number.
+        Err(_) => value.into(),
     }
 }
 
+/// Returns the moment of a text, or `None` if it is not a time.
+///
 /// Source: `apimachinery/pkg/apis/meta/v1/time.go` (UnmarshalQueryParameter).
-fn as_moment(value: &str) -> Result<ObjectTime, Malformed> {
+fn as_moment(value: &str) -> Result<Option<ObjectTime>, Malformed> {
     match unquote(value)?.as_str() {
-        "" | "null" => Ok(ObjectTime(None)),
-        text => ObjectTime::parse(text).ok_or(Malformed("an odd time in a column of dates")),
+        "" | "null" => Ok(Some(ObjectTime(None))),
+        text if !ObjectTime::can_be(text) => Ok(None),
+        text => {
+            let moment = ObjectTime::parse(text);
+            moment
+                .map(Some)
+                .ok_or(Malformed("an odd time in a column of dates"))
+        }
     }
+}
+
+fn parse_float(value: &str) -> Result<f64, Malformed> {
+    value.parse().map_err(|_| NO_NUMBER)
 }
 
 fn unquote(value: &str) -> Result<String, Malformed> {
     serde_json::from_str(value).map_err(|_| Malformed("a text that can't be read"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_printed_as_go_does() {
+        for (json, text) in [
+            ("-7", "-7"),
+            ("1.5", "1.5"),
+            ("-0.5", "-0.5"),
+            ("0.0001", "0.0001"),
+            ("0.00001", "1e-05"),
+            ("-2.5e-7", "-2.5e-07"),
+            ("123456.789", "123456.789"),
+            ("999999.9", "999999.9"),
+            ("1234567.25", "1.23456725e+06"),
+            ("9223372036854775808", "9.223372036854776e+18"),
+            ("1e+21", "1e+21"),
+            ("1.7976931348623157e308", "1.7976931348623157e+308"),
+            ("5e-324", "5e-324"),
+        ] {
+            assert_eq!(as_text(json), Ok(text.to_owned()), "{json}");
+        }
+        assert_eq!(as_float("9007199254740993"), "9007199254740992");
+        assert_eq!(
+            as_float("9223372036854775807"),
+            "9223372036854775807".parse::<f64>().unwrap().to_string()
+        );
+        assert_eq!(as_float("1e+21"), "1e+21");
+        assert_eq!(as_integer("-2.9"), Ok(-2));
+        assert_eq!(as_integer("1e18"), Ok(1_000_000_000_000_000_000));
+        assert!(as_integer("1e19").is_err());
+    }
 }
