@@ -245,7 +245,7 @@ impl ProxyService {
             proxy: from_proxy.then(|| (exchange.caller.clone(), exchange.credential)),
             verb: exchange.plan.verb,
             is_safe: exchange.request.method().is_safe(),
-            may_stay_open: exchange.plan.may_stay_open,
+            forward_class: exchange.plan.forward_class,
             is_finite: exchange.plan.is_finite(),
             audit_id,
             record,

@@ -20,6 +20,7 @@ use crate::audit::AuditRecord;
 use crate::body::{Body, Finite};
 use crate::fairness::Share;
 use crate::headers;
+use crate::upstream::ConnectionClass;
 
 /// The facts about a request that are still needed once it was forwarded.
 pub(super) struct Completion {
@@ -35,8 +36,8 @@ pub(super) struct Completion {
     pub(super) verb: Verb,
     /// The request only reads.
     pub(super) is_safe: bool,
-    /// The answer may stay open for long.
-    pub(super) may_stay_open: bool,
+    /// The class of the request if it is forwarded.
+    pub(super) forward_class: ConnectionClass,
     /// The answer is known to end by itself.
     pub(super) is_finite: bool,
     /// In shadow mode, the source of the answer from memory.
@@ -168,11 +169,12 @@ impl Completion {
         let is_forwarded = matches!(made.source, AnswerSource::Forward(_));
         let is_watch = self.is_watch(&made.response);
         AnsweredRequest {
-            origin: match is_forwarded {
-                true if is_watch || self.may_stay_open => AnswerOrigin::OpenUpstream,
-                true => AnswerOrigin::Upstream,
-                false if is_watch => AnswerOrigin::WatchHere,
-                false => AnswerOrigin::Here,
+            origin: match (is_forwarded, self.forward_class) {
+                (false, _) if is_watch => AnswerOrigin::WatchHere,
+                (false, _) => AnswerOrigin::Here,
+                (true, ConnectionClass::Relayed) => AnswerOrigin::Relayed,
+                (true, ConnectionClass::Short) if !is_watch => AnswerOrigin::Upstream,
+                (true, _) => AnswerOrigin::OpenUpstream,
             },
             may_refuse: !is_forwarded || self.is_safe,
         }

@@ -14,7 +14,7 @@ use crate::budget::{MemoryBudget, MemoryCharge, MemoryClass};
 use clients::{ClientCounters, ClientTable};
 
 pub use clients::ClientUsage;
-pub(super) use held_answer::HeldAnswer;
+pub(super) use held_answer::{HeldAnswer, SentAhead};
 
 /// Bytes of an open watch, as measured (docs/benchmarks.md, Memory of an idle watch).
 pub(super) const WATCH_BYTES: usize = 2 << 10;

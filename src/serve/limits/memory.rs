@@ -17,7 +17,8 @@ use crate::fairness::{CallerKey, Share};
 use crate::headers::{head_memory, target_bytes};
 use crate::serve::exchange::Exchange;
 use crate::serve::plan::PlannedAction;
-use crate::serve::usage::HeldAnswer;
+use crate::serve::usage::{HeldAnswer, SentAhead};
+use crate::upstream::ConnectionClass;
 
 /// Divisors of the memory budget: the requests of all known callers may take a quarter of it, those of
 /// unknown ones an eighth. One caller alone gets half of that.
@@ -58,6 +59,8 @@ pub(in crate::serve) enum AnswerOrigin {
     Upstream,
     /// It comes from upstream, and may stay open.
     OpenUpstream,
+    /// It comes from upstream, where a pod, a service or a node may have written it.
+    Relayed,
 }
 
 /// The facts about a request by which its answer counts.
@@ -115,7 +118,7 @@ impl RequestMemory {
     ) -> Result<(), LimitExceeded> {
         let plan = &exchange.plan;
         let answer = match plan.verb {
-            _ if plan.may_stay_open => HeldAnswer::IDLE_BYTES,
+            _ if plan.forward_class != ConnectionClass::Short => HeldAnswer::IDLE_BYTES,
             Verb::List | Verb::DeleteCollection => FORWARDED_BYTES,
             _ => {
                 let sent = SENT_COPIES * upload_bytes(exchange.request.body());
@@ -173,10 +176,10 @@ impl RequestMemory {
         } else if !share.resize(bytes) {
             return Err(self.limit_of(&share).exceeded());
         }
-        Ok(Some(if origin == AnswerOrigin::OpenUpstream {
-            HeldAnswer::open(share)
-        } else {
-            HeldAnswer::whole(share)
+        Ok(Some(match origin {
+            AnswerOrigin::OpenUpstream => HeldAnswer::of_waiting(share, SentAhead::EVENTS),
+            AnswerOrigin::Relayed => HeldAnswer::of_waiting(share, SentAhead::PIECES),
+            _ => HeldAnswer::whole(share),
         }))
     }
 }
@@ -188,7 +191,7 @@ impl AnswerOrigin {
         let most = match self {
             _ if answer.status() == StatusCode::SWITCHING_PROTOCOLS => return None,
             Self::WatchHere => return None,
-            Self::OpenUpstream => return Some(HeldAnswer::IDLE_BYTES),
+            Self::OpenUpstream | Self::Relayed => return Some(HeldAnswer::IDLE_BYTES),
             Self::Here if is_in_memory => 0,
             Self::Here => MADE_BYTES,
             Self::Upstream => FORWARDED_BYTES,

@@ -1,8 +1,17 @@
 //! The memory that an answer takes while its client is being sent it.
 use crate::fairness::Share;
 
-/// Bytes that upstream sends ahead of an open answer when its client takes nothing.
-const AHEAD_BYTES: u64 = 256 << 10;
+/// Bytes that upstream sends ahead of an answer when its client takes nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::serve) struct SentAhead(u64);
+
+impl SentAhead {
+    /// Of a watch, the window of its stream.
+    pub(in crate::serve) const EVENTS: Self = Self(256 << 10);
+    /// Of an answer that a pod may write: as many pieces of a byte as its connection bears.
+    /// Measured: 1.75 MiB (docs/security.md, Limits of connections).
+    pub(in crate::serve) const PIECES: Self = Self(2 << 20);
+}
 
 /// Bytes of the last chunk that count while the connection may hold it. Of a watch, the next event or
 /// bookmark tells that it is gone, and most clients have read it at once.
@@ -11,47 +20,86 @@ const CONNECTION_BYTES: u64 = 16 << 10;
 /// The memory that an answer takes, until this is dropped.
 pub(in crate::serve) struct HeldAnswer {
     share: Share,
-    /// Of an answer that may stay open, the bytes that its connection may hold.
-    in_connection: Option<u64>,
+    waiting: Option<WaitingBytes>,
+}
+
+/// The bytes that count depending on what an answer's client leaves waiting.
+struct WaitingBytes {
+    /// Bytes that the connection may hold.
+    in_connection: u64,
+    ahead: SentAhead,
 }
 
 impl HeldAnswer {
-    /// Bytes of an answer that may stay open, while nothing of it waits for its client.
+    /// Bytes of such an answer, while nothing of it waits for its client.
     pub(in crate::serve) const IDLE_BYTES: u64 = 2 << 10;
 
     /// An answer of which all that it may take is in its share.
     pub(in crate::serve) fn whole(share: Share) -> Self {
         Self {
             share,
-            in_connection: None,
+            waiting: None,
         }
     }
 
-    /// An answer that may stay open. What it takes depends on what its client leaves waiting.
-    pub(in crate::serve) fn open(share: Share) -> Self {
+    /// An answer that takes what its client leaves waiting, and what upstream sends ahead meanwhile.
+    pub(in crate::serve) fn of_waiting(share: Share, ahead: SentAhead) -> Self {
         Self {
             share,
-            in_connection: Some(Self::IDLE_BYTES),
+            waiting: Some(WaitingBytes {
+                in_connection: Self::IDLE_BYTES,
+                ahead,
+            }),
         }
     }
 
     /// Notes that so many bytes wait for the client. Returns `false` if its caller's share does not
     /// allow that. Then they are not counted, and should not wait for long.
     pub(super) fn waits(&mut self, bytes: usize) -> bool {
-        let Some(before) = self.in_connection else {
+        let Some(waiting) = &mut self.waiting else {
             return true;
         };
         let bytes = bytes as u64;
-        self.in_connection = Some(bytes.clamp(Self::IDLE_BYTES, CONNECTION_BYTES));
-        self.share.resize(before + bytes + AHEAD_BYTES)
+        let before = waiting.in_connection;
+        waiting.in_connection = bytes.clamp(Self::IDLE_BYTES, CONNECTION_BYTES);
+        self.share.resize(before + bytes + waiting.ahead.0)
     }
 
     /// Notes that the connection has taken what waited. It holds that until the client takes it.
     pub(super) fn taken(&mut self) {
-        if let Some(bytes) = self.in_connection
-            && bytes != self.share.amount()
+        if let Some(waiting) = &self.waiting
+            && waiting.in_connection != self.share.amount()
         {
-            self.share.resize(bytes);
+            self.share.resize(waiting.in_connection);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fairness::{CallerKey, ShareLimits, Shares};
+    use crate::metric::Gauge;
+
+    #[test]
+    fn what_upstream_may_send_ahead_counts_while_a_piece_waits() {
+        let limits = ShareLimits {
+            all: 6 << 20,
+            each: 0,
+        };
+        let shares = Shares::new(limits, Gauge::noop());
+        let open = |ahead| {
+            let caller = CallerKey::Address([192, 0, 2, 1].into());
+            HeldAnswer::of_waiting(shares.take(caller, HeldAnswer::IDLE_BYTES).unwrap(), ahead)
+        };
+        let mut log = open(SentAhead::PIECES);
+        assert!(log.waits(1));
+        assert!(log.share.amount() > 2 << 20);
+        let mut other = open(SentAhead::PIECES);
+        assert!(!other.waits(1), "one caller has half of what is free");
+        assert!(open(SentAhead::EVENTS).waits(1));
+        log.taken();
+        assert_eq!(log.share.amount(), HeldAnswer::IDLE_BYTES);
+        assert!(other.waits(1));
     }
 }
