@@ -103,22 +103,32 @@ fn as_text(value: &str) -> Result<String, Malformed> {
     }
 }
 
-/// Returns a floating point number as Go's `%v` prints it: with the fewest digits that tell it from all
-/// others, and with an exponent of at least two digits if it is large or small.
+/// Returns a floating point number of Go's JSON as its `%v` prints it: with the same digits, and with an
+/// exponent of at least two digits if it is large or small.
 ///
 /// Source: `strconv/ftoa.go` (the form `g`).
 fn float_text(value: &str) -> Result<String, Malformed> {
-    let float = parse_float(value)?;
-    let scientific = format!("{float:e}");
-    let parts = scientific.split_once('e');
-    let (digits, exponent) = parts
-        .and_then(|(digits, exponent)| Some((digits, exponent.parse::<i32>().ok()?)))
-        .ok_or(NO_NUMBER)?;
-    if (-4..6).contains(&exponent) {
-        return Ok(float.to_string());
+    let (sign, number) = match value.strip_prefix('-') {
+        Some(number) => ("-", number),
+        None => ("", value),
+    };
+    let (mantissa, power) = number.split_once('e').unwrap_or((number, "0"));
+    let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
+    let all = [whole, fraction].concat();
+    let digits = all.trim_start_matches('0');
+    let power: i16 = power.parse().map_err(|_| NO_NUMBER)?;
+    let places = whole.len() as i32 - 1 - (all.len() - digits.len()) as i32;
+    let exponent = i32::from(power) + places;
+    if (-4..6).contains(&exponent) || digits.is_empty() {
+        return Ok(value.to_owned());
     }
-    let sign = if exponent < 0 { '-' } else { '+' };
-    Ok(format!("{digits}e{sign}{:02}", exponent.unsigned_abs()))
+    let (first, more) = digits.trim_end_matches('0').split_at(1);
+    let point = if more.is_empty() { "" } else { "." };
+    let direction = if exponent < 0 { '-' } else { '+' };
+    let exponent = exponent.unsigned_abs();
+    Ok(format!(
+        "{sign}{first}{point}{more}e{direction}{exponent:02}"
+    ))
 }
 
 /// Returns a number without its fraction. What Go makes of a larger number depends on its processor.
@@ -126,7 +136,7 @@ fn as_integer(value: &str) -> Result<i64, Malformed> {
     if let Ok(integer) = value.parse() {
         return Ok(integer);
     }
-    let float = parse_float(value)?;
+    let float: f64 = value.parse().map_err(|_| NO_NUMBER)?;
     if float.abs() < INTEGER_END {
         Ok(float as i64)
     } else {
@@ -160,10 +170,6 @@ fn as_moment(value: &str) -> Result<Option<ObjectTime>, Malformed> {
     }
 }
 
-fn parse_float(value: &str) -> Result<f64, Malformed> {
-    value.parse().map_err(|_| NO_NUMBER)
-}
-
 fn unquote(value: &str) -> Result<String, Malformed> {
     serde_json::from_str(value).map_err(|_| Malformed("a text that can't be read"))
 }
@@ -180,13 +186,16 @@ mod tests {
             ("-0.5", "-0.5"),
             ("0.0001", "0.0001"),
             ("0.00001", "1e-05"),
+            ("0.000001", "1e-06"),
+            ("1e-7", "1e-07"),
             ("-2.5e-7", "-2.5e-07"),
             ("123456.789", "123456.789"),
             ("999999.9", "999999.9"),
             ("1234567.25", "1.23456725e+06"),
-            ("9223372036854775808", "9.223372036854776e+18"),
+            ("2023347301156851.2", "2.0233473011568512e+15"),
+            ("9223372036854776000", "9.223372036854776e+18"),
             ("1e+21", "1e+21"),
-            ("1.7976931348623157e308", "1.7976931348623157e+308"),
+            ("1.7976931348623157e+308", "1.7976931348623157e+308"),
             ("5e-324", "5e-324"),
         ] {
             assert_eq!(as_text(json), Ok(text.to_owned()), "{json}");
