@@ -33,8 +33,8 @@ use look::{Inconclusive, Look};
 /// Longest pause between two looks for a scope that is due. One scope is checked at a time, so it
 /// also bounds the checks of all scopes to one in this time.
 const MAX_TICK: Duration = Duration::from_secs(1);
-/// Longest time for which a scope that differs is not listed again, as that did not help before.
-/// Two releases behind one address may print an object differently.
+/// Longest time for which a scope whose objects are printed differently is not listed again, as that did
+/// not help before: two releases behind one address may print an object in two ways, and both are right.
 const MAX_RELIST_PAUSE: Duration = Duration::from_hours(4);
 /// Silence of an open watch after which its scope is also compared with upstream's newest state, for the
 /// first time at once. Upstream's bookmarks come more often: it sends none of the type, or the watch does
@@ -70,7 +70,8 @@ struct ScheduledScope {
     relists: RelistPause,
 }
 
-/// Decides if a scope that differs is listed again. The pause between two lists doubles.
+/// Decides if a scope whose objects are printed differently is listed again. The pause between two lists
+/// doubles.
 #[derive(Default)]
 struct RelistPause {
     pause: Duration,
@@ -159,8 +160,9 @@ impl SelfCheck {
         match result {
             Ok(look) if look.differences.is_empty() => scheduled.after = look.next,
             Ok(look) => {
-                let is_due = scheduled.relists.begin(Instant::now(), self.interval);
-                report_differences(scope, &look.differences, is_due);
+                let part = ObjectDifference::part(&look.differences);
+                let is_due = scheduled.relists.begin(part, Instant::now(), self.interval);
+                report_differences(scope, part, &look.differences, is_due);
             }
             Err(why) => log_inconclusive(scope, &why, scheduled.failures),
         }
@@ -190,8 +192,12 @@ fn next_due(open: &[Arc<Scope>], scope: &Scope, interval: Duration) -> Instant {
 }
 
 impl RelistPause {
-    /// Returns `true` if the scope may be listed again now, and begins the next pause if so.
-    fn begin(&mut self, now: Instant, first: Duration) -> bool {
+    /// Returns `true` if the scope, of which this part differs, is listed again now. If only its print
+    /// does, the next pause begins then.
+    fn begin(&mut self, part: DifferingPart, now: Instant, first: Duration) -> bool {
+        if part == DifferingPart::Objects {
+            return true;
+        }
         if let Some(until) = self.until {
             if now < until {
                 return false;
@@ -207,7 +213,12 @@ impl RelistPause {
 }
 
 /// Logs the differences and quarantines the scope, unless that was done a short while ago.
-fn report_differences(scope: &Scope, differences: &[ObjectDifference], is_due: bool) {
+fn report_differences(
+    scope: &Scope,
+    part: DifferingPart,
+    differences: &[ObjectDifference],
+    is_due: bool,
+) {
     let key = &scope.key;
     tracing::error!(
         resource = %key.gvr,
@@ -221,7 +232,6 @@ fn report_differences(scope: &Scope, differences: &[ObjectDifference], is_due: b
     if !is_due {
         return;
     }
-    let part = ObjectDifference::part(differences);
     metrics::QUARANTINES
         .with(metrics::with_type(&key.gvr, part.label()))
         .increment(1);
@@ -273,18 +283,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_scope_that_stays_different_is_listed_ever_more_seldom() {
-        let (minute, begin) = (Duration::from_mins(1), Instant::now());
+    fn a_scope_that_is_printed_in_two_ways_is_listed_ever_more_seldom() {
+        let (minute, start) = (Duration::from_mins(1), Instant::now());
         let mut relists = RelistPause::default();
+        let mut begin = |part, now| relists.begin(part, now, minute);
         // It differs at every check, once a minute for two days.
         let listed: Vec<_> = (0..2880_u32)
-            .filter(|n| relists.begin(begin + minute * *n, minute))
+            .filter(|n| begin(DifferingPart::Print, start + minute * *n))
             .collect();
         assert_eq!(listed[..6], [0, 1, 3, 7, 15, 31]);
         assert_eq!(listed.last(), listed.get(18), "{listed:?}");
+        // Other objects are not upstream's, however often they are found.
+        assert!(begin(DifferingPart::Objects, start + minute * 2880));
         // After a long time without a difference, the next one is acted on at once.
-        let later = begin + Duration::from_hours(72);
-        assert!(relists.begin(later, minute));
-        assert!(relists.begin(later + minute, minute));
+        let later = start + Duration::from_hours(72);
+        assert!(begin(DifferingPart::Print, later));
+        assert!(begin(DifferingPart::Print, later + minute));
     }
 }

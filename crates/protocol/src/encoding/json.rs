@@ -253,6 +253,17 @@ impl<'a> MemberVisitor<'_, 'a> {
             self.places[*place] = Some(value.into());
         }
     }
+
+    /// Refuses a value of a selectable field that is no string, boolean or integer. A schema allows no
+    /// other, but an object may be older than it, and Go selects by what it prints of such a value.
+    fn refuse<E: Error>(&self) -> Result<(), E> {
+        match (self.next, self.first) {
+            (StepTarget::Place(..), false) => Err(E::custom(
+                "a selectable field of a type that no schema allows",
+            )),
+            _ => Ok(()),
+        }
+    }
 }
 
 impl<'de> DeserializeSeed<'de> for MemberVisitor<'_, 'de> {
@@ -271,6 +282,7 @@ impl<'de> Visitor<'de> for MemberVisitor<'_, 'de> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        self.refuse()?;
         let steps = match self.next {
             StepTarget::Members(steps) if !self.first => steps.as_slice(),
             _ => &[],
@@ -282,6 +294,7 @@ impl<'de> Visitor<'de> for MemberVisitor<'_, 'de> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<(), A::Error> {
+        self.refuse()?;
         if self.first {
             let element = MemberVisitor {
                 next: self.next,
@@ -322,9 +335,7 @@ impl<'de> Visitor<'de> for MemberVisitor<'_, 'de> {
     }
 
     fn visit_f64<E: Error>(self, _: f64) -> Result<(), E> {
-        // Selectable fields are strings, booleans and integers; how Go would print this is not
-        // known here.
-        Err(E::custom("a selectable field is not an integer"))
+        self.refuse()
     }
 
     fn visit_unit<E: Error>(self) -> Result<(), E> {
