@@ -122,51 +122,47 @@ impl Dialer {
     where
         F: Future<Output = Result<T, ConnectError>>,
     {
-        let attempt = |address: Address| {
-            let made = begin(address.clone());
-            async move { (address, made.await) }
-        };
-        let before = order.iter().take_while(|address| !avoid.contains(address));
-        let preferred: Vec<_> = before.cloned().collect();
-        let mut waiting = order;
+        let mut race = Race::new(order, avoid);
         let mut attempts = FuturesUnordered::new();
-        let (mut under_way, mut slow) = (Vec::new(), Vec::new());
         let mut last = None;
         loop {
-            let is_preferred = |address: &Address| preferred.contains(address);
-            let may_begin =
-                |address: &Address| !avoid.contains(address) || !under_way.iter().any(is_preferred);
-            if let Some(next) = waiting.iter().position(may_begin) {
-                let address = waiting.remove(next);
-                under_way.push(address.clone());
-                attempts.push(attempt(address));
+            if let Some(address) = race.begin_next() {
+                let made = begin(address.clone());
+                attempts.push(async move { (address, made.await) });
             }
             match timeout(STAGGER, attempts.next()).await {
                 Ok(Some((address, Ok(made)))) => {
-                    under_way.retain(|other| *other != address);
-                    let mut troubled = self.troubled.lock();
-                    slow.retain(|slow| under_way.contains(slow));
-                    for slow in slow {
-                        // One that has failed meanwhile is not better for being slow.
-                        let trouble = (Trouble::Slow, Instant::now());
-                        troubled.entry(slow).or_insert(trouble);
-                    }
-                    troubled.remove(&address);
+                    race.ended(&address);
+                    self.note_success(&address, race.slow);
                     return Ok(made);
                 }
                 Ok(Some((address, Err(error)))) => {
                     tracing::debug!(%error, "upstream address failed");
-                    under_way.retain(|other| *other != address);
+                    race.ended(&address);
                     let trouble = (Trouble::Failed, Instant::now());
                     self.troubled.lock().insert(address, trouble);
                     last = Some(error);
                 }
                 Ok(None) => break,
-                Err(_elapsed) => slow.clone_from(&under_way),
+                Err(_elapsed) => race.mark_slow(),
             }
         }
         // Unreachable in practice: credentials always have an address.
         Err(last.unwrap_or_else(|| ConnectError::Credentials("there is no address".to_owned())))
+    }
+
+    /// Notes that an address has accepted, and that others did not answer before it.
+    fn note_success(&self, address: &Address, slow: Vec<Address>) {
+        let mut troubled = self.troubled.lock();
+        let trouble = (Trouble::Slow, Instant::now());
+        for slow in slow {
+            let known = troubled.entry(slow).or_insert(trouble);
+            // One that has failed lately is not better for being slow.
+            if known.0 == Trouble::Slow {
+                *known = trouble;
+            }
+        }
+        troubled.remove(address);
     }
 
     fn order(&self, addresses: &[Address], avoid: &[Address]) -> Vec<Address> {
@@ -188,6 +184,53 @@ impl Dialer {
             }
         });
         order
+    }
+}
+
+/// The addresses of which one is to be connected to.
+struct Race<'a> {
+    /// Those that are still to be tried, best first.
+    waiting: Vec<Address>,
+    /// Those before all that are to be avoided.
+    preferred: Vec<Address>,
+    avoid: &'a [Address],
+    under_way: Vec<Address>,
+    /// Those under way that have held up the next one.
+    slow: Vec<Address>,
+}
+
+impl<'a> Race<'a> {
+    fn new(order: Vec<Address>, avoid: &'a [Address]) -> Self {
+        let preferred = order.iter().take_while(|address| !avoid.contains(address));
+        Self {
+            preferred: preferred.cloned().collect(),
+            waiting: order,
+            avoid,
+            under_way: Vec::new(),
+            slow: Vec::new(),
+        }
+    }
+
+    /// Returns the address that is to be tried now, if there is one.
+    fn begin_next(&mut self) -> Option<Address> {
+        let is_preferred = |address: &Address| self.preferred.contains(address);
+        let has_preferred = self.under_way.iter().any(is_preferred);
+        let may_begin = |address: &Address| !has_preferred || !self.avoid.contains(address);
+        let next = self.waiting.iter().position(may_begin)?;
+        let address = self.waiting.remove(next);
+        self.under_way.push(address.clone());
+        Some(address)
+    }
+
+    /// Notes that the attempt at an address has ended.
+    fn ended(&mut self, address: &Address) {
+        self.under_way.retain(|other| other != address);
+        self.slow.retain(|other| other != address);
+    }
+
+    /// Notes that all that are under way hold up the next one.
+    fn mark_slow(&mut self) {
+        self.slow.clone_from(&self.under_way);
     }
 }
 
@@ -420,6 +463,16 @@ mod tests {
         for _ in 0..3 {
             let (_, took) = dialed(&dialer, &[], answers).await;
             assert_eq!(took, Duration::from_millis(20));
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_address_that_stays_slow_stays_last() {
+        let (dialer, all) = (Dialer::default(), addresses());
+        for _ in 0..3 {
+            dialer.note_success(&all[1], vec![all[0].clone()]);
+            tokio::time::advance(COOLDOWN.mul_f32(0.9)).await;
+            assert_eq!(dialer.order(&all, &[]).last(), Some(&all[0]));
         }
     }
 

@@ -42,8 +42,16 @@ pub(super) enum ExecError {
     TimedOut(String, Duration),
     #[error("the plugin {0} printed no ExecCredential with a token or a certificate")]
     NoCredential(String),
+    #[error("the plugin {0} printed no ExecCredential of {version}, which the kubeconfig asks for", version = .1)]
+    OtherVersion(String, String),
+    #[error("the plugin {0} printed a certificate without its key, or a key alone")]
+    HalfCertificate(String),
     #[error("the plugin {0} printed a certificate or a key that cannot be used")]
     BadCertificate(String),
+    #[error("the plugin {0} printed a token that no header can carry")]
+    BadToken(String),
+    #[error("the plugin {0} printed an expirationTimestamp that is no time in RFC 3339")]
+    BadExpiration(String),
 }
 
 /// A credential that a plugin made.
@@ -70,12 +78,17 @@ impl PluginCredential {
 ///
 /// Source: client.authentication.k8s.io/v1, which v1beta1 equals in these.
 #[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
 struct ExecCredential {
+    api_version: Option<String>,
+    kind: Option<String>,
+    #[serde(default)]
     status: CredentialStatus,
 }
 
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
+/// Empty members are as those that are missing.
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
 struct CredentialStatus {
     /// In RFC 3339.
     expiration_timestamp: Option<String>,
@@ -115,10 +128,7 @@ pub(super) async fn run(config: &ExecConfig) -> Result<PluginCredential, ExecErr
     // Plugins may print YAML, too.
     let credential = String::from_utf8(printed).ok();
     let credential = credential.and_then(|text| serde_saphyr::from_str(&text).ok());
-    let Some(ExecCredential { status }) = credential else {
-        return Err(ExecError::NoCredential(name));
-    };
-    credential_of(status, name)
+    credential_of(credential, config, name)
 }
 
 /// Returns the command of a plugin.
@@ -161,15 +171,42 @@ async fn read(output: Option<impl AsyncRead + Unpin>) -> Vec<u8> {
     printed
 }
 
-fn credential_of(status: CredentialStatus, plugin: String) -> Result<PluginCredential, ExecError> {
-    let token = status.token.as_deref().and_then(token::header);
-    let pair = status.client_certificate_data.zip(status.client_key_data);
-    let certificate = match pair {
+/// Takes the credential out of what a plugin has printed. Refuses what client-go refuses.
+///
+/// Source: `client-go/plugin/pkg/client/auth/exec/exec.go` (refreshCredsLocked).
+fn credential_of(
+    printed: Option<ExecCredential>,
+    config: &ExecConfig,
+    plugin: String,
+) -> Result<PluginCredential, ExecError> {
+    let Some(credential) = printed.filter(|it| it.kind.as_deref() == Some("ExecCredential")) else {
+        return Err(ExecError::NoCredential(plugin));
+    };
+    if let Some(version) = &config.api_version
+        && credential.api_version.as_ref() != Some(version)
+    {
+        return Err(ExecError::OtherVersion(plugin, version.clone()));
+    }
+    let status = credential.status;
+    let text = |member: Option<String>| member.filter(|text| !text.is_empty());
+    let token = match text(status.token) {
         None => None,
-        Some((chain, key)) => match certified_key(&chain, &key) {
-            Some(certificate) => Some(Arc::new(certificate)),
-            None => return Err(ExecError::BadCertificate(plugin)),
+        Some(token) => match token::header(&token) {
+            None => return Err(ExecError::BadToken(plugin)),
+            header => header,
         },
+    };
+    let pair = (
+        text(status.client_certificate_data),
+        text(status.client_key_data),
+    );
+    let certificate = match pair {
+        (None, None) => None,
+        (Some(chain), Some(key)) => match certified_key(&chain, &key) {
+            None => return Err(ExecError::BadCertificate(plugin)),
+            Some(certificate) => Some(Arc::new(certificate)),
+        },
+        _ => return Err(ExecError::HalfCertificate(plugin)),
     };
     if token.is_none() && certificate.is_none() {
         return Err(ExecError::NoCredential(plugin));
@@ -177,7 +214,7 @@ fn credential_of(status: CredentialStatus, plugin: String) -> Result<PluginCrede
     let expires = match status.expiration_timestamp.map(|text| text.parse()) {
         None => None,
         Some(Ok(moment)) => Some(moment),
-        Some(Err(_)) => return Err(ExecError::NoCredential(plugin)),
+        Some(Err(_)) => return Err(ExecError::BadExpiration(plugin)),
     };
     Ok(PluginCredential {
         token,
@@ -210,6 +247,14 @@ mod tests {
         serde_json::from_value(config).unwrap()
     }
 
+    /// Returns a script that prints a credential with these members of its status.
+    fn status(members: &str) -> String {
+        let version = "client.authentication.k8s.io/v1";
+        format!(
+            r#"echo '{{"apiVersion": "{version}", "kind": "ExecCredential", "status": {{{members}}}}}'"#
+        )
+    }
+
     #[tokio::test]
     async fn no_error_tells_what_a_plugin_was_given_or_printed() {
         for (script, wanted) in [
@@ -219,17 +264,33 @@ mod tests {
             ),
             ("echo hush-hush", "printed no ExecCredential"),
             (
-                r#"echo '{"status": {"token": 7, "hush-hush": 1}'"#,
-                "printed no ExecCredential",
+                r#"echo '{"kind": "ExecCredential", "status": {"token": "hush-hush"}}'"#,
+                "no ExecCredential of client.authentication.k8s.io/v1",
             ),
-            (r#"echo '{"status": {}}'"#, "printed no ExecCredential"),
             (
-                r#"echo '{"status": {"clientCertificateData": "hush-hush", "clientKeyData": "hush-hush"}}'"#,
+                r#"echo '{"apiVersion": "client.authentication.k8s.io/v1", "status": {"token": "hush-hush"}}'"#,
+                "printed no ExecCredential with",
+            ),
+            (
+                &status(r#""token": {"hush-hush": 1}"#),
+                "printed no ExecCredential with",
+            ),
+            (&status(r#""token": """#), "printed no ExecCredential with"),
+            (
+                &status(r#""token": "hush-hush\u0001""#),
+                "token that no header",
+            ),
+            (
+                &status(r#""clientCertificateData": "hush-hush", "clientKeyData": "hush-hush""#),
                 "cannot be used",
             ),
             (
-                r#"echo '{"status": {"token": "hush-hush", "expirationTimestamp": "soon"}}'"#,
-                "printed no ExecCredential",
+                &status(r#""token": "hush-hush", "clientKeyData": "hush-hush""#),
+                "a key alone",
+            ),
+            (
+                &status(r#""token": "hush-hush", "expirationTimestamp": "soon""#),
+                "expirationTimestamp",
             ),
         ] {
             let config = plugin(script);
@@ -251,7 +312,9 @@ mod tests {
     async fn plugins_learn_the_protocol_and_may_print_yaml() {
         let config = plugin(
             r#"case "$KUBERNETES_EXEC_INFO" in
-               *'"kind":"ExecCredential"'*) printf 'status:\n  token: %s-%s\n' "$KEY" "$2" ;;
+               *'"kind":"ExecCredential"'*)
+                 echo 'apiVersion: client.authentication.k8s.io/v1'
+                 printf 'kind: ExecCredential\nstatus:\n  token: %s-%s\n' "$KEY" "$2" ;;
                esac"#,
         );
         let made = run(&config).await.ok().unwrap();

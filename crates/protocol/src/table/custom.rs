@@ -108,17 +108,18 @@ fn as_text(value: &str) -> Result<String, Malformed> {
 ///
 /// Source: `strconv/ftoa.go` (the form `g`).
 fn float_text(value: &str) -> Result<String, Malformed> {
-    let (sign, number) = match value.strip_prefix('-') {
-        Some(number) => ("-", number),
+    let (sign, size) = match value.strip_prefix('-') {
+        Some(size) => ("-", size),
         None => ("", value),
     };
-    let (mantissa, power) = number.split_once('e').unwrap_or((number, "0"));
+    let (mantissa, power) = size.split_once('e').unwrap_or((size, "0"));
     let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
     let all = [whole, fraction].concat();
     let digits = all.trim_start_matches('0');
     let power: i16 = power.parse().map_err(|_| NO_NUMBER)?;
-    let places = whole.len() as i32 - 1 - (all.len() - digits.len()) as i32;
-    let exponent = i32::from(power) + places;
+    let number = |length| i32::try_from(length).map_err(|_| NO_NUMBER);
+    let zeros = number(all.len() - digits.len())?;
+    let exponent = i32::from(power) + number(whole.len())? - 1 - zeros;
     if (-4..6).contains(&exponent) || digits.is_empty() {
         return Ok(value.to_owned());
     }
