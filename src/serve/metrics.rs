@@ -21,6 +21,9 @@ pub const METRICS: &[Declaration] = &[
     LIMITED.declaration(),
     FILTERED.declaration(),
     IN_USE.declaration(),
+    LIMIT.declaration(),
+    BYTES_IN_USE.declaration(),
+    BYTES_LIMIT.declaration(),
     IN_FLIGHT.declaration(),
     RESPONSE_BYTES.declaration(),
     WATCHES.declaration(),
@@ -67,7 +70,23 @@ const FILTERED: Metric<Counter, 1> = Metric::new(
 const IN_USE: Metric<Gauge, 1> = Metric::new(
     "watershed_limited_resources_in_use",
     &["limit"],
-    "Use of what is limited for each caller, of all callers together, by limit.",
+    "Number of the things in use that are limited for each caller, such as watches, of all callers together, by \
+     limit.",
+);
+const LIMIT: Metric<Gauge, 1> = Metric::new(
+    "watershed_limited_resources_limit",
+    &["limit"],
+    "Number of these things that all callers together may use, by limit, where there is one.",
+);
+const BYTES_IN_USE: Metric<Gauge, 1> = Metric::new(
+    "watershed_limited_memory_in_use_bytes",
+    &["limit"],
+    "Memory in use that is limited for each caller, of all callers together, by limit.",
+);
+const BYTES_LIMIT: Metric<Gauge, 1> = Metric::new(
+    "watershed_limited_memory_limit_bytes",
+    &["limit"],
+    "Memory that all callers together may use, by limit.",
 );
 const IN_FLIGHT: Metric<Gauge, 1> = Metric::new(
     "watershed_requests_in_flight",
@@ -273,9 +292,18 @@ pub(super) fn filtered(flag: &'static str) {
     FILTERED.with([flag.into()]).increment(1);
 }
 
-/// Returns the gauge of a limited resource.
-pub(super) fn in_use(limit: &'static str) -> Gauge {
+/// Returns the gauge of things in use, of which all callers may have so many. Zero stands for no bound.
+pub(super) fn in_use(limit: &'static str, all: u64) -> Gauge {
+    if all > 0 {
+        LIMIT.with([limit.into()]).set(all as f64);
+    }
     IN_USE.with([limit.into()])
+}
+
+/// Returns the gauge of memory in use, of which all callers may have so many bytes.
+pub(super) fn bytes_in_use(limit: &'static str, all: u64) -> Gauge {
+    BYTES_LIMIT.with([limit.into()]).set(all as f64);
+    BYTES_IN_USE.with([limit.into()])
 }
 
 /// A request on its way to an answer. If it is dropped before, its client has given it up, or its

@@ -283,7 +283,7 @@ async fn forwarded_watches_that_are_not_read_are_cut_at_a_users_share() {
     .await;
     eventually("what is held to be the share", async || {
         let held = scene
-            .metric(r#"watershed_limited_resources_in_use{limit="request-memory"}"#)
+            .metric(r#"watershed_limited_memory_in_use_bytes{limit="request-memory"}"#)
             .await;
         (held <= SHARE).then_some(()).ok_or(format!("{held} bytes"))
     })

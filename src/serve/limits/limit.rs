@@ -13,7 +13,14 @@ pub(super) struct Limit {
 impl Limit {
     /// Creates a resource with a bound for all callers and one for each. Zero stands for no bound.
     pub(super) fn new(exceeded: LimitExceeded, all: u64, each: u64) -> Self {
-        let held = metrics::in_use(exceeded.as_str());
+        let held = metrics::in_use(exceeded.as_str(), all);
+        let shares = Shares::new(ShareLimits { all, each }, held);
+        Self { shares, exceeded }
+    }
+
+    /// Creates a resource of bytes, like [`Limit::new`].
+    pub(super) fn of_bytes(exceeded: LimitExceeded, all: u64, each: u64) -> Self {
+        let held = metrics::bytes_in_use(exceeded.as_str(), all);
         let shares = Shares::new(ShareLimits { all, each }, held);
         Self { shares, exceeded }
     }
@@ -25,7 +32,7 @@ impl Limit {
         least: u64,
         memory: &MemoryBudget,
     ) -> Self {
-        let held = metrics::in_use(exceeded.as_str());
+        let held = metrics::bytes_in_use(exceeded.as_str(), all);
         let charge = memory.charge(MemoryClass::Answers, 0);
         let shares = Shares::of_memory(ShareLimits { all, each: 0 }, least, held, charge);
         Self { shares, exceeded }

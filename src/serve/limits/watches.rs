@@ -37,7 +37,7 @@ impl WatchLimits {
         let selectors = (budget / SELECTOR_DIVISOR) as u64;
         Self {
             watches: Limit::new(LimitExceeded::Watches, watches, limits.watches.into()),
-            selectors: Limit::new(
+            selectors: Limit::of_bytes(
                 LimitExceeded::SelectorBytes,
                 selectors,
                 limits.selector_bytes,
