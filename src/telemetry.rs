@@ -4,8 +4,10 @@ pub mod process;
 pub mod queue;
 mod traces;
 
+use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::{IsTerminal, Write};
 use std::sync::OnceLock;
+use std::{panic, thread};
 
 use anyhow::Context;
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
@@ -54,7 +56,24 @@ pub fn logs(format: LogFormat, filter: &str) -> anyhow::Result<()> {
 pub fn queued_logs(format: LogFormat, filter: &str) -> anyhow::Result<LastLines> {
     let (queue, last) = LogQueue::start(std::io::stderr()).context("cannot start the log")?;
     logs_to(move || queue.clone(), format, filter)?;
+    log_panics();
     Ok(last)
+}
+
+/// Has panics logged as other events are. The usual hook writes to standard error itself: several lines that
+/// are no JSON, and it waits for whoever reads them.
+fn log_panics() {
+    panic::set_hook(Box::new(|panic| {
+        let backtrace = Backtrace::capture();
+        let backtrace = (backtrace.status() == BacktraceStatus::Captured).then_some(backtrace);
+        tracing::error!(
+            location = panic.location().map(tracing::field::display),
+            thread = thread::current().name(),
+            backtrace = backtrace.map(tracing::field::display),
+            "panicked: {}",
+            panic.payload_as_str().unwrap_or("the message is no text")
+        );
+    }));
 }
 
 fn logs_to<W: Write + 'static>(
