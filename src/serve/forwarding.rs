@@ -2,6 +2,7 @@
 pub(super) mod coalesce;
 pub(super) mod documents;
 pub(super) mod orderly_end;
+mod remaining_time;
 mod slow_leaders;
 pub(super) mod slow_upload;
 pub(super) mod stored_response;
@@ -36,6 +37,7 @@ use crate::listener::{LastOfConnection, PeerConnection};
 use crate::log_throttle::LogThrottle;
 use crate::upstream::{ConnectionClass, ForwardIdentity, ForwardOptions, UpstreamError};
 use coalesce::CoalescerSlot;
+use remaining_time::with_time_left;
 use slow_upload::SlowUpload;
 
 /// Requests that failed on their way to upstream. Clients can have them fail, too.
@@ -76,6 +78,7 @@ impl ServiceParts {
         match self.admit_forward(&exchange, completion).await {
             Ok(permit) => {
                 completion.forwards(exchange.request.headers_mut());
+                exchange.note_time_left();
                 let response = self.forward(exchange, reason, permit, completion).await;
                 MadeResponse::forwarded(reason, response)
             }
@@ -291,6 +294,21 @@ impl ServiceParts {
             .note_answer(credential, *address, path, (status, headers))
             .await;
         !forwarded.is_known && self.access.is_known(&forwarded.caller, Some(credential))
+    }
+}
+
+impl Exchange<'_> {
+    /// Leaves upstream what is left of the request's time, if a read has waited here for an answer from
+    /// memory.
+    fn note_time_left(&mut self) {
+        let PlannedAction::Read(read) = &self.plan.action else {
+            return;
+        };
+        let is_watch = matches!(read.kind, ReadKind::Watch(_));
+        let target = self.request.uri();
+        if let Some(left) = with_time_left(target, is_watch, self.arrived.elapsed()) {
+            *self.request.uri_mut() = left;
+        }
     }
 }
 

@@ -141,10 +141,11 @@ async fn a_read_with_a_timeout_is_forwarded_before_its_time_is_over() {
         .snapshot(&watershed_lab::sim::pods());
     let (namespace, name) = keys.keys().next().unwrap().split_once('/').unwrap();
     let pod = format!("/api/v1/namespaces/{namespace}/pods/{name}");
+    fixture.upstream.take_recorded();
     for path in [
         format!("{pods}?resourceVersion=0&timeout=1s"),
         format!("{pods}?timeout=1s"),
-        format!("{pod}?resourceVersion=0&timeout=500ms"),
+        format!("{pod}?resourceVersion=0&timeout=1000ms"),
     ] {
         let answer = fixture.proxied.get(Protocol::Http2, &path).await;
         let source = answer.header("x-watershed-source");
@@ -153,6 +154,12 @@ async fn a_read_with_a_timeout_is_forwarded_before_its_time_is_over() {
             (StatusCode::OK, "forward; reason=syncing"),
             "{path}"
         );
+        let recorded = fixture.upstream.take_recorded();
+        let mut given = recorded
+            .iter()
+            .filter_map(|head| head.target.split_once("timeout=")?.1.strip_suffix("ms"));
+        let left: u64 = given.next().unwrap().parse().unwrap();
+        assert!(left <= 500, "upstream has {left} ms for {path}");
     }
     fixture.stop().await;
 }

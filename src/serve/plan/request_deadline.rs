@@ -24,9 +24,8 @@ impl RequestDeadline {
         query: Option<&str>,
         arrived: std::time::Instant,
     ) -> Self {
-        let timeout = match read.kind {
-            // They last as long as `timeoutSeconds` says.
-            ReadKind::Watch(_) => None,
+        let timeout = match &read.kind {
+            ReadKind::Watch(watch) => watch.timeout_seconds.map(Duration::from_secs),
             ReadKind::Get { .. } | ReadKind::List(_) => request_timeout(query),
         };
         let wait = timeout.map_or(MAX_WAIT, |timeout| timeout / WAIT_DIVISOR);
