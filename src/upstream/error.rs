@@ -1,5 +1,6 @@
 //! Errors on the way to the API server, in words for the operator.
 
+use std::error::Error as _;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,7 +25,10 @@ pub enum UpstreamError {
     #[error(transparent)]
     Connect(#[from] ConnectError),
     /// The HTTP handshake failed.
-    #[error("HTTP handshake with the API server at {address} failed: {source}")]
+    #[error(
+        "HTTP handshake with the API server at {address} failed: {}",
+        with_causes(source)
+    )]
     Handshake {
         /// The address of the server.
         address: Address,
@@ -44,7 +48,10 @@ pub enum UpstreamError {
         address: Address,
     },
     /// The connection broke before the answer came.
-    #[error("the API server at {address} broke off before answering: {source}")]
+    #[error(
+        "the API server at {address} broke off before answering: {}",
+        with_causes(source)
+    )]
     Closed {
         /// The address of the server.
         address: Address,
@@ -87,14 +94,17 @@ pub(super) fn is_given_up(error: &hyper::Error) -> bool {
 
 /// Returns the error of HTTP/2 that led to this one, if one did.
 pub(super) fn http2_error(error: &hyper::Error) -> Option<&h2::Error> {
-    let mut next = std::error::Error::source(error);
-    while let Some(cause) = next {
-        if let Some(error) = cause.downcast_ref::<h2::Error>() {
-            return Some(error);
-        }
-        next = cause.source();
-    }
-    None
+    causes(error).find_map(|cause| cause.downcast_ref())
+}
+
+/// Returns the text of an error and of what led to it. hyper's own text does not name that.
+fn with_causes(error: &hyper::Error) -> String {
+    let causes = causes(error).map(|cause| format!(": {cause}"));
+    format!("{error}{}", causes.collect::<String>())
+}
+
+fn causes(error: &hyper::Error) -> impl Iterator<Item = &(dyn std::error::Error + 'static)> {
+    std::iter::successors(error.source(), |&cause| cause.source())
 }
 
 impl UpstreamError {

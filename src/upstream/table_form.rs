@@ -94,7 +94,7 @@ enum TableFormError {
     Answer(#[from] AnswerError),
     #[error("upstream's clock differs by more than {CLOCK_DIFFERENCE:#}")]
     Clock,
-    #[error("upstream's Table differs: {0}")]
+    #[error("the Tables of this type cannot be printed here: {}", .0.reason())]
     Differs(#[from] Malformed),
 }
 

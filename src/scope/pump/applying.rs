@@ -178,6 +178,7 @@ impl ScopePump {
             Err(InconsistentEvent::Rewritten { .. }) if self.release.is_learning() => {
                 self.is_rewritten = true;
             }
+            Err(error @ InconsistentEvent::Rewritten { .. }) => self.relist_rewritten(error),
             Err(error) => self.inconsistent(error),
         }
     }

@@ -1,7 +1,8 @@
 //! Applies what a scope's task learned of another release.
+use std::fmt;
 use std::sync::Arc;
 
-use watershed_protocol::BookmarkFormat;
+use watershed_protocol::{BookmarkFormat, is_built_in_group};
 
 use super::ScopePump;
 use super::release::LearnedRelease;
@@ -43,7 +44,7 @@ impl ScopePump {
             LearnedRelease::Current(release) => {
                 self.note_release(release);
                 if is_rewritten {
-                    self.inconsistent("an object is printed differently by the same release");
+                    self.relist_rewritten("an object is printed differently by the same release");
                 } else {
                     self.record_proof(|proofs| proofs.is_printed = true);
                 }
@@ -90,6 +91,22 @@ impl ScopePump {
                     self.relist();
                 }
             }
+        }
+    }
+
+    /// Lists the scope again, as an object is printed differently in the same version. The definition of a
+    /// custom type may have changed, and be seen in objects first.
+    pub(super) fn relist_rewritten(&mut self, error: impl fmt::Display) {
+        let resource = &self.scope.key.gvr;
+        if is_built_in_group(&resource.group) {
+            self.inconsistent(error);
+        } else {
+            tracing::info!(
+                %resource,
+                %error,
+                "objects differ, as after a change of the type's definition; listing again"
+            );
+            self.relist();
         }
     }
 
