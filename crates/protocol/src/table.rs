@@ -14,6 +14,7 @@ mod column;
 mod custom;
 mod form;
 mod json_path;
+mod members;
 mod printer;
 mod request;
 mod row_metadata;

@@ -5,14 +5,15 @@ use std::borrow::Cow;
 use std::iter;
 
 use serde::Deserialize;
-use serde_json::value::RawValue;
 
 use super::age::ObjectTime;
 use super::cells::Cells;
 use super::column::{KnownColumn, NAME, PrinterColumn};
 use super::json_path::JsonPath;
+use super::members::Members;
 use crate::encoding::Malformed;
 
+const NO_OBJECT: Malformed = Malformed("a custom object that can't be read");
 const NO_NUMBER: Malformed = Malformed("a number that can't be read");
 /// 2⁶³: the first floating point number that is too large for an integer of Go.
 const INTEGER_END: f64 = 9_223_372_036_854_775_808.0;
@@ -45,21 +46,10 @@ impl CustomPrinter {
     }
 
     pub(super) fn print(&self, object: &[u8], cells: &mut Cells) -> Result<(), Malformed> {
-        #[derive(Deserialize)]
-        struct Named {
-            metadata: Name,
-        }
-        #[derive(Deserialize)]
-        struct Name {
-            #[serde(default)]
-            name: String,
-        }
-        let malformed = |_| Malformed("a custom object that can't be read");
-        let named: Named = serde_json::from_slice(object).map_err(malformed)?;
-        cells.text(&named.metadata.name);
-        let object: &RawValue = serde_json::from_slice(object).map_err(malformed)?;
+        let object: Members<'_> = serde_json::from_slice(object).map_err(|_| NO_OBJECT)?;
+        cells.text(&name_of(&object)?);
         for column in &self.0 {
-            match column.path.first(object) {
+            match column.path.first(&object) {
                 Ok(Some(value)) => column.print(value.get(), cells)?,
                 _ => cells.null(),
             }
@@ -87,6 +77,18 @@ impl CustomColumn {
         }
         Ok(())
     }
+}
+
+/// Returns the name of an object; an empty one if it has none.
+fn name_of<'a>(object: &Members<'a>) -> Result<Cow<'a, str>, Malformed> {
+    #[derive(Deserialize)]
+    struct Metadata<'a> {
+        #[serde(borrow, default)]
+        name: Cow<'a, str>,
+    }
+    let metadata = object.only("metadata").ok_or(NO_OBJECT)?;
+    let metadata: Metadata<'_> = serde_json::from_str(metadata.get()).map_err(|_| NO_OBJECT)?;
+    Ok(metadata.name)
 }
 
 /// Returns a value as Go prints it.
@@ -177,7 +179,71 @@ fn unquote(value: &str) -> Result<String, Malformed> {
 
 #[cfg(test)]
 mod tests {
+    use jiff::Timestamp;
+
     use super::*;
+
+    /// Returns the cells of an object in columns of these paths.
+    fn cells_of(object: &str, paths: &[&str]) -> Result<String, Malformed> {
+        let columns = paths.iter().map(|path| {
+            let column = format!(r#"{{"name":"C","type":"string","jsonPath":"{path}"}}"#);
+            serde_json::from_str(&column).unwrap()
+        });
+        let columns: Vec<PrinterColumn> = columns.collect();
+        let mut cells = Cells::new(Timestamp::UNIX_EPOCH, None);
+        CustomPrinter::new(&columns)
+            .unwrap()
+            .print(object.as_bytes(), &mut cells)?;
+        let row = cells.row_head();
+        let row = row.strip_prefix(r#"{"cells":["#).unwrap();
+        Ok(row.split_once(r#"],"object""#).unwrap().0.to_owned())
+    }
+
+    #[test]
+    fn cells_of_missing_values_are_null() {
+        let paths = [".spec.a", ".spec.b.c", ".status.x", ".spec.list[1]", "[0]"];
+        for (object, expected) in [
+            (
+                r#"{"metadata":{"name":"n"},"spec":{"a":1,"b":{"c":"d"},"list":["x","y"]}}"#,
+                r#""n","1","d",null,"y",null"#,
+            ),
+            (
+                r#"{"spec":{"a":null,"b":[],"list":[1]},"metadata":{"name":"n"}}"#,
+                r#""n","\u003cno value\u003e",null,null,null,null"#,
+            ),
+            (
+                r#"{"metadata":{},"spec":7,"status":null}"#,
+                r#""",null,null,null,null,null"#,
+            ),
+            (r#"{"metadata":{}}"#, r#""",null,null,null,null,null"#),
+        ] {
+            assert_eq!(cells_of(object, &paths).as_deref(), Ok(expected));
+        }
+    }
+
+    #[test]
+    fn the_later_of_two_members_is_printed() {
+        let object = r#"{"metadata":{"name":"n"},"spec":{"a":0},"spec":{"a":1,"b":1,"a":2}}"#;
+        let cells = cells_of(object, &[".spec.a", ".spec.b"]);
+        assert_eq!(cells.as_deref(), Ok(r#""n","2","1""#));
+    }
+
+    #[test]
+    fn objects_without_one_name_are_not_printed() {
+        for object in [
+            "{}",
+            "[]",
+            r#"{"metadata":null}"#,
+            r#"{"metadata":{"name":null}}"#,
+            r#"{"metadata":{"name":7}}"#,
+            r#"{"metadata":{"name":"a","name":"b"}}"#,
+            r#"{"metadata":{"name":"a"},"metadata":{"name":"b"}}"#,
+            r#"{"metadata":{"name":"a"}}x"#,
+            r#"{"metadata":{"name":"a"}"#,
+        ] {
+            assert_eq!(cells_of(object, &[".spec.a"]), Err(NO_OBJECT), "{object}");
+        }
+    }
 
     #[test]
     fn numbers_are_printed_as_go_does() {

@@ -2,10 +2,9 @@
 //!
 //! Other paths (unions, slices, recursion, comparisons) are not understood here.
 //! Source: `client-go/util/jsonpath`.
-use std::borrow::Cow;
-use std::collections::HashMap;
-
 use serde_json::value::RawValue;
+
+use super::members::{Members, member};
 
 /// A path to values of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,10 +43,14 @@ impl JsonPath {
     /// Returns the first value at the path, as text of JSON.
     pub(super) fn first<'a>(
         &self,
-        object: &'a RawValue,
+        object: &Members<'a>,
     ) -> Result<Option<&'a RawValue>, WrongType> {
-        let mut values = vec![object];
-        for node in &self.0 {
+        let Some((PathNode::Field(name), rest)) = self.0.split_first() else {
+            // An object has no elements.
+            return Err(WrongType);
+        };
+        let mut values: Vec<_> = object.get(name).into_iter().collect();
+        for node in rest {
             values = node.walk(values)?;
         }
         Ok(values.first().copied())
@@ -169,12 +172,6 @@ fn is_null(value: &RawValue) -> bool {
     value.get() == "null"
 }
 
-/// Returns a member of an object; `None` of any other value.
-fn member<'a>(value: &'a RawValue, name: &str) -> Option<&'a RawValue> {
-    let members: HashMap<Cow<'a, str>, &'a RawValue> = serde_json::from_str(value.get()).ok()?;
-    members.get(name).copied()
-}
-
 fn elements(value: &RawValue) -> Result<Vec<&RawValue>, WrongType> {
     serde_json::from_str(value.get()).map_err(|_| WrongType)
 }
@@ -203,8 +200,8 @@ mod tests {
         {"status":"none"},{"type":"Ready","status":"True"}],"odd":[{"type":7}]}}"#;
 
     fn first(path: &str) -> Result<Option<String>, WrongType> {
-        let object: &RawValue = serde_json::from_str(OBJECT).unwrap();
-        let found = JsonPath::parse(path).expect(path).first(object)?;
+        let object: Members<'_> = serde_json::from_str(OBJECT).unwrap();
+        let found = JsonPath::parse(path).expect(path).first(&object)?;
         Ok(found.map(|value| value.get().to_owned()))
     }
 
@@ -242,6 +239,9 @@ mod tests {
     #[test]
     fn paths_through_other_types_lead_nowhere() {
         for path in [
+            "[0]",
+            "[*]",
+            r#"[?(@.a=="b")]"#,
             ".spec[0]",
             ".spec.list[2]",
             ".spec.list[-3]",
