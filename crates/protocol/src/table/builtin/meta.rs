@@ -1,6 +1,4 @@
 //! Fields that many types have.
-use std::collections::BTreeMap;
-
 use serde::Deserialize;
 
 use crate::table::age::{ObjectTime, pointer};
@@ -12,7 +10,6 @@ pub(super) struct PrintedMeta {
     pub(super) creation_timestamp: ObjectTime,
     #[serde(deserialize_with = "pointer")]
     pub(super) deletion_timestamp: Option<ObjectTime>,
-    pub(super) labels: Option<BTreeMap<String, String>>,
 }
 
 /// A condition, as far as it is printed.

@@ -1,11 +1,12 @@
 //! Nodes.
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Deserialize;
 
 use super::definition::{BuiltinPrinter, read};
-use super::meta::{PrintedCondition, PrintedMeta};
+use super::meta::PrintedCondition;
 use crate::encoding::Malformed;
+use crate::table::age::ObjectTime;
 use crate::table::cells::Cells;
 use crate::table::column::{NAME, text, wide};
 use crate::table::row_metadata::RowMetadata;
@@ -36,11 +37,19 @@ const ROLE: &str = "kubernetes.io/role";
 
 #[derive(Deserialize)]
 struct Node {
-    metadata: PrintedMeta,
+    metadata: NodeMeta,
     #[serde(default)]
     spec: NodeSpec,
     #[serde(default)]
     status: NodeStatus,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct NodeMeta {
+    name: String,
+    creation_timestamp: ObjectTime,
+    labels: Option<BTreeMap<String, String>>,
 }
 
 #[derive(Default, Deserialize)]
@@ -115,7 +124,7 @@ fn condition(spec: &NodeSpec, status: &NodeStatus) -> String {
     }
 }
 
-fn roles(metadata: &PrintedMeta) -> String {
+fn roles(metadata: &NodeMeta) -> String {
     let roles = metadata.labels.iter().flatten().filter_map(|(key, value)| {
         let role = match key.strip_prefix(ROLE_PREFIX) {
             Some(role) => role,
