@@ -10,6 +10,7 @@ use http::{Request, StatusCode, header};
 use jiff::{SignedDuration, Timestamp};
 use parking_lot::Mutex;
 use tokio::time::Instant;
+use watershed_connect::blocking;
 use watershed_protocol::{
     Encoding, GroupVersionResource, Malformed, Selection, TableForm, TablePrinter, WireFormat,
 };
@@ -230,8 +231,11 @@ impl TableFormState {
                 return Err(TableFormError::Clock);
             }
         }
-        let asked = began..=ended;
-        Ok(TableForm::learn(format, printer, &body, asked, minor)?)
+        let (format, printer) = (format.clone(), printer.clone());
+        // Rows of large objects take long to print.
+        let learned =
+            blocking(move || TableForm::learn(&format, &printer, &body, began..=ended, minor));
+        Ok(learned.await?)
     }
 
     async fn answer(&self) -> Result<TableSample, AnswerError> {

@@ -19,7 +19,7 @@ const CLOCK_DIFFERENCE: SignedDuration = SignedDuration::from_secs(2);
 /// Steps in which the moment of a learned row is looked for.
 const CLOCK_STEP: SignedDuration = SignedDuration::from_millis(250);
 /// Upper bound of the steps: an answer may be late.
-const MAX_STEPS: usize = 100;
+const MAX_STEPS: i32 = 100;
 
 /// The form of a type's Tables, learned from an answer of upstream.
 #[derive(Clone, Debug)]
@@ -77,9 +77,10 @@ impl TableForm {
             minor,
         };
         let rows: Vec<_> = table.rows.iter().map(|row| row.get()).collect();
+        let mut moments = PrintMoments::of(&asked);
         let mut compared = 0;
         for row in &rows {
-            compared += usize::from(form.compare(row, &asked)?);
+            compared += usize::from(form.compare(row, &mut moments)?);
         }
         if compared == 0 && !rows.is_empty() {
             return Err(Malformed(
@@ -291,33 +292,42 @@ impl TableForm {
         }
     }
 
-    /// Compares a row that upstream printed, at a moment in the time it was asked for, with what is printed
-    /// here. Returns `false` if nothing is.
-    fn compare(&self, row: &str, asked: &RangeInclusive<Timestamp>) -> Result<bool, Malformed> {
+    /// Compares a row that upstream printed, at one of these moments, with what is printed here. Returns
+    /// `false` if nothing is.
+    fn compare(&self, row: &str, moments: &mut PrintMoments) -> Result<bool, Malformed> {
         const DIFFERS: Malformed = Malformed("a row that upstream prints in another way");
+        let object = Bytes::copy_from_slice(TableAnswer::object_of(row)?.as_bytes());
+        self.format.check(&object)?;
+        let object = self.format.item_bytes(&object);
+        let Ok(likely) = self.printed(&object, moments.likely) else {
+            return Ok(false);
+        };
+        if likely == row.as_bytes() {
+            return Ok(true);
+        }
+        // An age is shown as the same text only during one stretch of time.
+        let [earliest, latest] = moments.ends().map(|end| self.printed(&object, end));
+        if earliest? == latest? {
+            return Err(DIFFERS);
+        }
+        for &moment in &moments.all {
+            if self.printed(&object, moment)? == row.as_bytes() {
+                moments.likely = moment;
+                return Ok(true);
+            }
+        }
+        Err(DIFFERS)
+    }
+
+    /// Returns the row of a whole object as of a moment.
+    fn printed(&self, object: &ItemBytes, now: Timestamp) -> Result<BytesMut, Malformed> {
         let request = TableRequest {
             version: TableVersion::V1,
             include: IncludedObject::Object,
         };
-        let object = Bytes::copy_from_slice(TableAnswer::object_of(row)?.as_bytes());
-        self.format.check(&object)?;
-        let object = self.format.item_bytes(&object);
-        let mut now = *asked.start() - CLOCK_DIFFERENCE;
-        for _ in 0..MAX_STEPS {
-            let Ok(ours) = self.row(request, &object, now) else {
-                return Ok(false);
-            };
-            let mut printed = BytesMut::new();
-            ours.put(&mut printed);
-            if printed == row.as_bytes() {
-                return Ok(true);
-            }
-            now += CLOCK_STEP;
-            if now > *asked.end() + CLOCK_DIFFERENCE {
-                break;
-            }
-        }
-        Err(DIFFERS)
+        let mut printed = BytesMut::new();
+        self.row(request, object, now)?.put(&mut printed);
+        Ok(printed)
     }
 }
 
@@ -353,6 +363,33 @@ impl TableRow {
         out.put_slice(&self.head);
         out.put_slice(&self.object);
         out.put_slice(self.tail);
+    }
+}
+
+/// The moments at which upstream may have printed the rows of an answer. There is at least one.
+struct PrintMoments {
+    all: Vec<Timestamp>,
+    /// The one that is tried first.
+    likely: Timestamp,
+}
+
+impl PrintMoments {
+    /// Returns the moments around the time in which upstream was asked.
+    fn of(asked: &RangeInclusive<Timestamp>) -> Self {
+        let earliest = *asked.start() - CLOCK_DIFFERENCE;
+        let latest = *asked.end() + CLOCK_DIFFERENCE;
+        let later = (1..MAX_STEPS).map(|step| earliest + CLOCK_STEP * step);
+        let mut all = vec![earliest];
+        all.extend(later.take_while(|moment| *moment <= latest));
+        // Most answers are prompt, and most clocks are right.
+        let likely = all.iter().find(|moment| *moment >= asked.start());
+        let likely = *likely.unwrap_or(&earliest);
+        Self { all, likely }
+    }
+
+    /// Returns the earliest and the latest moment.
+    fn ends(&self) -> [Timestamp; 2] {
+        [self.all[0], self.all[self.all.len() - 1]]
     }
 }
 

@@ -87,6 +87,29 @@ fn a_form_that_prints_upstreams_answer_is_learned() {
     assert_eq!(learn(&empty).unwrap().samples(), 0);
 }
 
+#[test]
+fn each_row_may_be_of_another_moment() {
+    let row = |age: &str| format!(r#"{{"cells":["a",2,"{age}"],"object":{}}}"#, object());
+    let beside = |age: &str| answer().replace("]}\n", &format!(",{}]}}\n", row(age)));
+    for age in ["119s", "2m", "2m1s", "2m2s", "2m3s"] {
+        assert_eq!(learn(&beside(age)).unwrap().samples(), 2, "{age}");
+        let reversed = beside(age).replacen("2m1s", "2m3s", 1);
+        assert_eq!(learn(&reversed).unwrap().samples(), 2, "{age}");
+    }
+    for age in ["118s", "2m4s", "2h"] {
+        assert!(learn(&beside(age)).is_err(), "{age}");
+    }
+}
+
+/// The object is older than a day, so that its age is the same all the time.
+#[test]
+fn rows_of_old_objects_are_compared() {
+    let old = answer().replace("-11-23T00:", "-11-20T00:");
+    assert!(learn(&old).is_err());
+    let aged = old.replace("2m1s", "3d");
+    assert_eq!(learn(&aged).unwrap().samples(), 1);
+}
+
 /// Such a row says nothing about the others.
 #[test]
 fn a_row_that_is_upstreams_to_print_does_not_keep_the_form_from_being_learned() {
