@@ -11,6 +11,8 @@
 //! `pkg/registry/core/persistentvolumeclaim/storage/storage.go` (defaultOnReadPvc) of Kubernetes,
 //! `apiserver/pkg/registry/generic/registry/decorated_watcher.go`. Names, order and numbers of the
 //! members: `api/core/v1/{types.go,generated.proto}`.
+use std::borrow::Cow;
+
 use bytes::Bytes;
 use memchr::memmem;
 use serde::Deserialize;
@@ -100,19 +102,19 @@ impl ReadDefaults {
                     (Some(source), None) => (
                         ",\"dataSourceRef\":",
                         json::span(object, source).end,
-                        source,
+                        source.get().as_bytes().into(),
                     ),
-                    (None, Some(reference)) if !names_namespace(reference) => {
+                    (None, Some(reference)) => {
                         // The member goes before the other one, and one of them is always before.
                         let value = json::span(object, reference);
                         let name = b",\"dataSourceRef\":";
                         let before = object[..value.start].strip_suffix(name)?;
-                        (",\"dataSource\":", before.len(), reference)
+                        (",\"dataSource\":", before.len(), text_as_source(reference)?)
                     }
                     _ => return None,
                 };
                 let (before, after) = object.split_at(at);
-                let parts = [before, member.as_bytes(), value.get().as_bytes(), after];
+                let parts = [before, member.as_bytes(), &value, after];
                 Some(parts.concat().into())
             }
         }
@@ -152,25 +154,31 @@ fn without_policy(spec: &[u8]) -> Option<Vec<u8>> {
     (is_external && rest.len() < spec.len()).then_some(rest)
 }
 
-/// Returns `true` if a reference is to an object in a namespace that it names.
-fn names_namespace(reference: &RawValue) -> bool {
+/// Returns the text of a reference as a source, which has no namespace. `None` if the reference names one,
+/// or is odd.
+fn text_as_source(reference: &RawValue) -> Option<Cow<'_, [u8]>> {
     #[derive(Deserialize)]
-    struct Reference {
-        namespace: Option<String>,
+    struct Reference<'a> {
+        #[serde(borrow)]
+        namespace: Option<&'a RawValue>,
     }
-    let read: Result<Reference, _> = serde_json::from_str(reference.get());
-    // An odd one is left as it is.
-    read.map_or(true, |read| {
-        read.namespace.is_some_and(|name| !name.is_empty())
-    })
+    let text = reference.get().as_bytes();
+    let read: Reference<'_> = serde_json::from_slice(text).ok()?;
+    let Some(namespace) = read.namespace else {
+        return Some(text.into());
+    };
+    if namespace.get() != r#""""# {
+        return None;
+    }
+    let value = json::span(text, namespace);
+    let (before, after) = json::around_member(text, b"\"namespace\":", value)?;
+    Some([before, after].concat().into())
 }
 
-/// Returns the spec of a claim with both members, if one implies the other. Their fields have the
-/// same numbers.
+/// Returns the spec of a claim with both members, if one implies the other.
 fn with_reference(spec: &[u8]) -> Option<Vec<u8>> {
     const DATA_SOURCE: u32 = 7;
     const DATA_SOURCE_REF: u32 = 8;
-    const NAMESPACE: u32 = 4;
     let (mut source, mut reference, mut fields) = (None, None, FieldReader::new(spec));
     loop {
         let start = fields.position();
@@ -184,24 +192,33 @@ fn with_reference(spec: &[u8]) -> Option<Vec<u8>> {
         }
     }
     let (number, content, at) = match (source, reference) {
-        (Some((source, end)), None) => (DATA_SOURCE_REF, source, end),
-        (None, Some((reference, start))) => {
-            let mut members = FieldReader::new(reference);
-            while let Some((number, value)) = members.next().ok()? {
-                if number == NAMESPACE && value != FieldValue::Bytes(b"") {
-                    return None;
-                }
-            }
-            (DATA_SOURCE, reference, start)
-        }
+        (Some((source, end)), None) => (DATA_SOURCE_REF, source.into(), end),
+        (None, Some((reference, start))) => (DATA_SOURCE, message_as_source(reference)?, start),
         _ => return None,
     };
     let (before, after) = spec.split_at(at);
     let mut out = Vec::with_capacity(spec.len() + content.len() + 4);
     out.extend_from_slice(before);
-    protobuf::put_bytes(&mut out, number, content);
+    protobuf::put_bytes(&mut out, number, &content);
     out.extend_from_slice(after);
     Some(out)
+}
+
+/// Returns the message of a reference as a source, which has the same fields but the namespace. `None` if
+/// the reference names one, or is odd.
+fn message_as_source(reference: &[u8]) -> Option<Vec<u8>> {
+    const NAMESPACE: u32 = 4;
+    let mut source = Vec::with_capacity(reference.len());
+    let mut fields = FieldReader::new(reference);
+    loop {
+        let start = fields.position();
+        match fields.next().ok()? {
+            None => return Some(source),
+            Some((NAMESPACE, FieldValue::Bytes(b""))) => {}
+            Some((NAMESPACE, _)) => return None,
+            Some(_) => source.extend_from_slice(&reference[start..fields.position()]),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -245,6 +262,29 @@ mod tests {
         }
     }
 
+    #[test]
+    fn claims_are_read_with_the_source_of_their_reference() {
+        let claim = |members: &str| {
+            CLAIM.replace(
+                r#""dataSource":{"apiGroup":"s","kind":"V","name":"n"}"#,
+                members,
+            )
+        };
+        let of = |namespace: &str| {
+            let reference = format!(r#"{{"apiGroup":null,"kind":"V","name":"n"{namespace}}}"#);
+            claim(&format!(r#""accessModes":[],"dataSourceRef":{reference}"#))
+        };
+        // A source has no namespace.
+        for namespace in ["", r#","namespace":"""#] {
+            let source = r#","dataSource":{"apiGroup":null,"kind":"V","name":"n"},"dataSourceRef""#;
+            let wanted = of(namespace).replace(r#","dataSourceRef""#, source);
+            assert_eq!(text(ReadDefaults::Claims, &of(namespace)), Some(wanted));
+        }
+        for elsewhere in [r#","namespace":"b""#, r#","namespace":7"#] {
+            assert_eq!(text(ReadDefaults::Claims, &of(elsewhere)), None);
+        }
+    }
+
     /// Returns a message of these fields.
     fn message(fields: &[(u32, &[u8])]) -> Vec<u8> {
         let mut out = Vec::new();
@@ -262,7 +302,9 @@ mod tests {
         let policy: Field<'_> = (22, b"Cluster");
         let source: &[u8] = b"source";
         let elsewhere = message(&[(2, b"V"), (4, b"b")]);
-        let cases: [(ReadDefaults, Fields<'_>, Option<Fields<'_>>); 8] = [
+        let nowhere = message(&[(2, b"V"), (3, b"n"), (4, b"")]);
+        let named = message(&[(2, b"V"), (3, b"n")]);
+        let cases: [(ReadDefaults, Fields<'_>, Option<Fields<'_>>); 9] = [
             (
                 ReadDefaults::Services,
                 &[kind, policy, (23, b"x")],
@@ -282,6 +324,11 @@ mod tests {
             (ReadDefaults::Claims, &[(7, source), (8, b"other")], None),
             (ReadDefaults::Claims, &[(3, b"v")], None),
             (ReadDefaults::Claims, &[(8, &elsewhere)], None),
+            (
+                ReadDefaults::Claims,
+                &[(8, &nowhere)],
+                Some(&[(7, &named), (8, &nowhere)]),
+            ),
             (
                 ReadDefaults::Claims,
                 &[(6, b"x"), (8, &[18, 1, b'V'])],
