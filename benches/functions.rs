@@ -231,7 +231,7 @@ fn metadata(criterion: &mut Criterion) {
     let object = format.item_bytes(page.objects.first().expect("an object"));
     let mut group = criterion.benchmark_group("reduce a custom resource to its metadata");
     for (name, encoding) in [("JSON", Encoding::Json), ("protobuf", Encoding::Protobuf)] {
-        let partial = PartialFormat::of(&format, encoding);
+        let partial = PartialFormat::of(&format, encoding).expect("JSON can be reduced");
         partial.metadata(&object).expect("metadata");
         group.bench_function(name, |bencher| {
             bencher.iter(|| partial.metadata(black_box(&object)));
@@ -601,7 +601,7 @@ fn watch(reader: &StoreReader, labels: &str, only_metadata: bool) -> BenchedWatc
     let filter = ViewFilter::new(None, &selectors_of(labels, ""), &fields).expect("known fields");
     let conversion = only_metadata.then(|| {
         Box::new(Conversion::Metadata(PartialView {
-            format: PartialFormat::of(&format, Encoding::Json),
+            format: PartialFormat::of(&format, Encoding::Json).expect("JSON can be reduced"),
             irreducible: Arc::default(),
         }))
     });

@@ -145,7 +145,7 @@ impl Rig {
         let filter = ViewFilter::new(None, &selectors, &self.fields).unwrap();
         let interest = filter.interest(&self.fields);
         let partial = partial.then(|| PartialView {
-            format: PartialFormat::of(&self.format, Encoding::Json),
+            format: PartialFormat::of(&self.format, Encoding::Json).unwrap(),
             irreducible: Arc::clone(&self.irreducible),
         });
         let conversion = partial.map(Conversion::Metadata).map(Box::new);

@@ -70,7 +70,7 @@ fn objects(encoding: Encoding) -> FuzzTarget {
     let fields = FieldTable::builtin(&pods, true).unwrap();
     let list = recorded(encoding, &["list"]).swap_remove(0);
     let (format, _) = WireFormat::learn(encoding, "Pod", &list.into()).unwrap();
-    let partial = PartialFormat::of(&format, encoding);
+    let partial = PartialFormat::of(&format, encoding).unwrap();
     let dropping = format.clone().with_managed_fields(ManagedFields::Drop);
     let corpus = recorded(encoding, &["get", "list"]);
     FuzzTarget::new(corpus, WORDS, move |input| {

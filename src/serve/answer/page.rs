@@ -425,7 +425,7 @@ mod tests {
         let (format, state) = state_of(LARGE, 256 << 10);
         let mut memory = memory();
         let (found, _) = turns(selected(&state, &plan("", None), &mut memory));
-        let partial = PartialFormat::of(&format, Encoding::Json);
+        let partial = PartialFormat::of(&format, Encoding::Json).unwrap();
         let mut budget = WorkBudget::default();
         let items = MetadataItems::new(partial, found.unwrap().0, &mut budget, &mut memory);
         let (items, turns) = turns(items);
@@ -438,7 +438,7 @@ mod tests {
         let list = plan("", None);
         let mut memory = memory();
         let (found, _) = turns(selected(&state, &list, &mut memory));
-        let partial = PartialFormat::of(&format, Encoding::Json);
+        let partial = PartialFormat::of(&format, Encoding::Json).unwrap();
         let mut budget = WorkBudget::default();
         let items = MetadataItems::new(partial, found.unwrap().0, &mut budget, &mut memory);
         let (items, turns) = turns(items);

@@ -224,7 +224,10 @@ impl AnswerForm {
             let table = OpenedTable::learn(scope, ready, plan, &read.kind).await?;
             Ok(Self::Table(table))
         } else if metadata_only && !scope.key.representation.metadata_only {
-            Ok(Self::Metadata(PartialFormat::of(&ready.format, encoding)))
+            let partial = PartialFormat::of(&ready.format, encoding);
+            partial
+                .map(Self::Metadata)
+                .ok_or(ForwardReason::Representation)
         } else {
             Ok(Self::Whole)
         }

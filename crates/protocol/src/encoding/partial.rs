@@ -80,22 +80,22 @@ impl PartialFormat {
     /// The kind of reduced objects.
     pub const KIND: &str = "PartialObjectMetadata";
 
-    /// Returns the format in an encoding, for objects that come in `whole`.
-    ///
-    /// Only objects in JSON can be reduced to JSON.
-    pub fn of(whole: &WireFormat, encoding: Encoding) -> Self {
-        let style = match encoding {
-            Encoding::Json => PrintStyle::Struct {
+    /// Returns the format in an encoding, for objects that come in `whole`. `None` if these cannot be reduced
+    /// to it: protobuf is not printed as JSON.
+    pub fn of(whole: &WireFormat, encoding: Encoding) -> Option<Self> {
+        let style = match (whole.encoding(), encoding) {
+            (Encoding::Json, Encoding::Json) => PrintStyle::Struct {
                 bare_items: false,
                 null_items: true,
             },
-            Encoding::Protobuf => PrintStyle::Message,
+            (_, Encoding::Protobuf) => PrintStyle::Message,
+            (Encoding::Protobuf, Encoding::Json) => return None,
         };
         let format = WireFormat::of_names(Self::KIND, API_VERSION, LIST_KIND, style);
-        Self {
+        Some(Self {
             format,
             source: whole.style,
-        }
+        })
     }
 
     /// Returns the format of the reduced objects themselves.

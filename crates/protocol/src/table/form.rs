@@ -59,9 +59,8 @@ impl TableForm {
         asked: RangeInclusive<Timestamp>,
         minor: Option<u32>,
     ) -> Result<Self, Malformed> {
-        if format.encoding() != Encoding::Json {
-            return Err(Malformed("objects that are not JSON"));
-        }
+        let partial = PartialFormat::of(format, Encoding::Json)
+            .ok_or(Malformed("objects that are not JSON"))?;
         let table = TableAnswer::parse(answer)?;
         let columns = table.columns()?;
         let columns: Vec<_> = columns.iter().map(AnswerColumn::known).collect();
@@ -72,7 +71,7 @@ impl TableForm {
             columns: table.column_text().into(),
             printer: printer.clone(),
             format: format.clone(),
-            partial: PartialFormat::of(format, Encoding::Json),
+            partial,
             samples: table.rows.len(),
             minor,
         };

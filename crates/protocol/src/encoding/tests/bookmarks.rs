@@ -160,7 +160,7 @@ fn end_marks_keep_their_blueprint() {
         // Of objects reduced to their metadata another list would be encoded.
         let reduced = bookmarks
             .with_null_in_structs(Some(true))
-            .partial(&PartialFormat::of(&format, encoding))
+            .partial(&PartialFormat::of(&format, encoding).unwrap())
             .unwrap();
         assert_eq!(reduced.initial_events_end(mark.version), None);
         assert_eq!(read(reduced.plain(ResourceVersion(7))), expected);
@@ -177,11 +177,11 @@ fn reduced_bookmarks_of_custom_types_wait_for_others_to_tell() {
         .find(|frame| frame.kind == EventKind::Bookmark)
         .unwrap();
     let learned = BookmarkFormat::learn(&format, &bookmark.object).unwrap();
-    let reduced = PartialFormat::of(&format, Encoding::Json);
+    let reduced = PartialFormat::of(&format, Encoding::Json).unwrap();
     assert!(learned.partial(&reduced).is_none());
     assert!(
         learned
-            .partial(&PartialFormat::of(&format, Encoding::Protobuf))
+            .partial(&PartialFormat::of(&format, Encoding::Protobuf).unwrap())
             .is_some()
     );
     for (null, expected) in [

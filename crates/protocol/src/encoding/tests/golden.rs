@@ -61,12 +61,18 @@ fn a_paged_list_keeps_its_token_and_count() {
 }
 
 #[test]
+fn protobuf_is_not_reduced_to_json() {
+    let (pods, _) = Case::find("pods", Encoding::Protobuf).learn();
+    assert_eq!(PartialFormat::of(&pods, Encoding::Json), None);
+}
+
+#[test]
 fn metadata_is_cut_out_as_upstream_does() {
     for encoding in [Encoding::Json, Encoding::Protobuf] {
         let case = Case::find("partial", encoding);
         let (expected, page) = case.learn();
         let (pods, _) = Case::find("pods", encoding).learn();
-        let partial = PartialFormat::of(&pods, encoding);
+        let partial = PartialFormat::of(&pods, encoding).unwrap();
         assert_eq!(*partial.format(), expected);
         // An object that is nothing but metadata is reduced to itself.
         let reduce = |object| partial.metadata(&expected.item_bytes(object)).unwrap();

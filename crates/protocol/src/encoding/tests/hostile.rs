@@ -14,7 +14,8 @@ fn read_everything(case: &Case, bytes: &Bytes) {
         let stored = format.item_bytes(bytes);
         let _ = format.with_version(&stored, ResourceVersion(7));
         let _ = read_identity(case.encoding, &stored);
-        let _ = PartialFormat::of(&format, case.encoding).metadata(&stored);
+        let partial = PartialFormat::of(&format, case.encoding).unwrap();
+        let _ = partial.metadata(&stored);
     }
     let _ = BookmarkFormat::learn(&format, bytes);
     if let Ok((format, page)) = WireFormat::learn(case.encoding, case.kind, bytes) {
