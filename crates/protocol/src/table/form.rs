@@ -29,6 +29,7 @@ pub struct TableForm {
     printer: TablePrinter,
     format: WireFormat,
     partial: PartialFormat,
+    /// Rows that were compared with upstream's.
     samples: usize,
     /// The minor release of upstream; `None` if it is not known.
     minor: Option<u32>,
@@ -72,21 +73,19 @@ impl TableForm {
             printer: printer.clone(),
             format: format.clone(),
             partial,
-            samples: table.rows.len(),
+            samples: 0,
             minor,
         };
         let rows: Vec<_> = table.rows.iter().map(|row| row.get()).collect();
         let mut moments = PrintMoments::of(&asked);
-        let mut compared = 0;
         for row in &rows {
-            compared += usize::from(form.compare(row, &mut moments)?);
+            form.samples += usize::from(form.compare(row, &mut moments)?);
         }
-        if compared == 0 && !rows.is_empty() {
+        if form.samples == 0 && !rows.is_empty() {
             return Err(Malformed(
                 "a Table of rows that are all upstream's to print",
             ));
         }
-        form.samples = compared;
         let rows = rows.join(",");
         let version = ResourceVersion::parse(&table.metadata.resource_version)
             .ok_or(Malformed("a Table without a resourceVersion"))?;
@@ -140,10 +139,21 @@ impl TableForm {
         object: &ItemBytes,
         now: Timestamp,
     ) -> Result<TableRow, Malformed> {
-        // Upstream had no objects when it was asked.
-        if !self.prints_rows() {
-            return Err(Malformed("a row of a type whose rows were never compared"));
+        if self.prints_rows() {
+            self.print_row(request, object, now)
+        } else {
+            // Upstream had no objects when it was asked.
+            Err(Malformed("a row of a type whose rows were never compared"))
         }
+    }
+
+    /// Returns the row of an object, even if none was compared yet.
+    fn print_row(
+        &self,
+        request: TableRequest,
+        object: &ItemBytes,
+        now: Timestamp,
+    ) -> Result<TableRow, Malformed> {
         let (own, include) = match request.include {
             IncludedObject::None => (Bytes::new(), IncludedObject::None),
             IncludedObject::Metadata => (self.metadata(object)?, IncludedObject::Metadata),
@@ -325,7 +335,7 @@ impl TableForm {
             include: IncludedObject::Object,
         };
         let mut printed = BytesMut::new();
-        self.row(request, object, now)?.put(&mut printed);
+        self.print_row(request, object, now)?.put(&mut printed);
         Ok(printed)
     }
 }
