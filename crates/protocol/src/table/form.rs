@@ -154,14 +154,13 @@ impl TableForm {
         object: &ItemBytes,
         now: Timestamp,
     ) -> Result<TableRow, Malformed> {
-        let (own, include) = match request.include {
-            IncludedObject::None => (Bytes::new(), IncludedObject::None),
-            IncludedObject::Metadata => (self.metadata(object)?, IncludedObject::Metadata),
-            IncludedObject::Object => (object.share(), IncludedObject::Object),
+        let own = match request.include {
+            IncludedObject::None => Bytes::new(),
+            IncludedObject::Metadata => self.metadata(object)?,
+            IncludedObject::Object => object.share(),
         };
-        let cells = self.cells(&object.text(), now)?;
-        let mut head = cells;
-        let tail: &[u8] = match include {
+        let mut head = self.cells(&object.text(), now)?;
+        let tail: &[u8] = match request.include {
             IncludedObject::None => b"null}",
             IncludedObject::Metadata => {
                 put_partial_head(&mut head, request.version);
