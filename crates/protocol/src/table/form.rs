@@ -5,7 +5,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use jiff::{SignedDuration, Timestamp};
 use memchr::memmem;
 
-use super::answer::{AnswerColumn, TableAnswer};
+use super::answer::{AnswerColumn, TableAnswer, TableMetadata};
 use super::printer::TablePrinter;
 use super::request::{IncludedObject, TableRequest, TableVersion};
 use crate::encoding::{
@@ -64,8 +64,8 @@ impl TableForm {
             .ok_or(Malformed("objects that are not JSON"))?;
         let table = TableAnswer::parse(answer)?;
         let columns = table.columns()?;
-        let columns: Vec<_> = columns.iter().map(AnswerColumn::known).collect();
-        if !printer.has_columns(&columns) {
+        let known: Vec<_> = columns.iter().map(AnswerColumn::known).collect();
+        if !printer.has_columns(&known) {
             return Err(Malformed("a Table with other columns"));
         }
         let mut form = Self {
@@ -77,25 +77,8 @@ impl TableForm {
             minor,
         };
         let rows: Vec<_> = table.rows.iter().map(|row| row.get()).collect();
-        let mut moments = PrintMoments::of(&asked);
-        for row in &rows {
-            form.samples += usize::from(form.compare(row, &mut moments)?);
-        }
-        if form.samples == 0 && !rows.is_empty() {
-            return Err(Malformed(
-                "a Table of rows that are all upstream's to print",
-            ));
-        }
-        let rows = rows.join(",");
-        let version = ResourceVersion::parse(&table.metadata.resource_version)
-            .ok_or(Malformed("a Table without a resourceVersion"))?;
-        let metadata = ListMetadata {
-            continue_token: table.metadata.continue_token.as_deref(),
-            remaining: table.metadata.remaining_item_count,
-            ..ListMetadata::of(version)
-        };
-        let parts = form.list_parts(TableVersion::V1, &metadata, rows.len() as u64);
-        if [&parts.head, rows.as_bytes(), &parts.tail].concat() == answer {
+        form.samples = form.compare_all(&rows, &asked)?;
+        if form.list_of(&rows.join(","), &table.metadata)? == answer {
             Ok(form)
         } else {
             Err(Malformed("a Table in another style"))
@@ -130,6 +113,19 @@ impl TableForm {
         let metadata = list_metadata(metadata, None);
         let head = table_head(version, &metadata, Some(&self.columns));
         ListParts::new(head.into(), Bytes::from_static(b"]}\n"), rows)
+    }
+
+    /// Returns a whole list of these rows.
+    fn list_of(&self, rows: &str, metadata: &TableMetadata) -> Result<Vec<u8>, Malformed> {
+        let version = ResourceVersion::parse(&metadata.resource_version)
+            .ok_or(Malformed("a Table without a resourceVersion"))?;
+        let metadata = ListMetadata {
+            continue_token: metadata.continue_token.as_deref(),
+            remaining: metadata.remaining_item_count,
+            ..ListMetadata::of(version)
+        };
+        let parts = self.list_parts(TableVersion::V1, &metadata, rows.len() as u64);
+        Ok([&parts.head, rows.as_bytes(), &parts.tail].concat())
     }
 
     /// Returns the row of an object.
@@ -297,6 +293,27 @@ impl TableForm {
         match self.printer.metadata().apply(text)? {
             std::borrow::Cow::Borrowed(_) => Ok(metadata),
             std::borrow::Cow::Owned(changed) => Ok(changed.into()),
+        }
+    }
+
+    /// Compares rows that upstream printed while it was asked. Returns the number of those that are printed
+    /// here, too.
+    fn compare_all(
+        &self,
+        rows: &[&str],
+        asked: &RangeInclusive<Timestamp>,
+    ) -> Result<usize, Malformed> {
+        let mut moments = PrintMoments::of(asked);
+        let mut compared = 0;
+        for row in rows {
+            compared += usize::from(self.compare(row, &mut moments)?);
+        }
+        if compared > 0 || rows.is_empty() {
+            Ok(compared)
+        } else {
+            Err(Malformed(
+                "a Table of rows that are all upstream's to print",
+            ))
         }
     }
 
