@@ -9,8 +9,8 @@ use crate::store::{Interest, Snapshot, StoredObject, WindowEvent};
 use crate::work::{PRINTED_OBJECT, REDUCED_OBJECT, work_on};
 use watershed_protocol::{
     BookmarkFormat, EventKind, FieldTable, ItemBytes, LabelSelector, Malformed, ObjectAttributes,
-    PartialFormat, ResourceVersion, Selectors, ShardSelector, TableForm, TableRequest, WireFormat,
-    object_key,
+    PartialFormat, ResourceVersion, RowTable, Selectors, ShardSelector, TableForm, TableRequest,
+    WireFormat, object_key,
 };
 
 /// Namespace and selectors of a read. An object must match all of them.
@@ -307,7 +307,7 @@ impl ClientView {
             Some(Conversion::Metadata(partial)) => {
                 Some(format.partial(&partial.format)?.plain(version))
             }
-            Some(Conversion::Table(table)) => table.bookmark(format, (version, false)),
+            Some(Conversion::Table(table)) => table.bookmark(format, version, false),
         }
     }
 
@@ -319,25 +319,26 @@ impl ClientView {
             Some(Conversion::Metadata(partial)) => {
                 format.partial(&partial.format)?.initial_events_end(version)
             }
-            Some(Conversion::Table(table)) => table.bookmark(format, (version, true)),
+            Some(Conversion::Table(table)) => table.bookmark(format, version, true),
         }
     }
 
     /// Returns the frame of an object of the initial state. `None` if it is the object's own.
     pub fn initial(&self, object: &StoredObject) -> Option<Result<Bytes, Malformed>> {
         let conversion = self.conversion.as_deref()?;
-        Some(conversion.framed(EventKind::Added, (&object.bytes.get(), object.version)))
+        Some(conversion.framed(EventKind::Added, &object.bytes.get(), object.version))
     }
 
     fn framed(
         &self,
         kind: EventKind,
-        (object, version): (&ItemBytes, ResourceVersion),
+        object: &ItemBytes,
+        version: ResourceVersion,
         format: &WireFormat,
     ) -> Result<Bytes, Malformed> {
         match self.conversion.as_deref() {
             None => Ok(format.event(kind, object)),
-            Some(conversion) => conversion.framed(kind, (object, version)),
+            Some(conversion) => conversion.framed(kind, object, version),
         }
     }
 
@@ -370,9 +371,9 @@ impl ClientView {
             // update.
             Some(before) => {
                 let last_seen = format.with_version(&before.bytes.get(), event.version)?;
-                self.framed(kind, (&last_seen, event.version), format)?
+                self.framed(kind, &last_seen, event.version, format)?
             }
-            None => self.framed(kind, (&event.object.bytes.get(), event.version), format)?,
+            None => self.framed(kind, &event.object.bytes.get(), event.version, format)?,
         })))
     }
 }
@@ -381,23 +382,35 @@ impl Conversion {
     fn framed(
         &self,
         kind: EventKind,
-        (object, version): (&ItemBytes, ResourceVersion),
+        object: &ItemBytes,
+        version: ResourceVersion,
     ) -> Result<Bytes, Malformed> {
         match self {
             Self::Metadata(partial) => partial.format.event(kind, object),
-            Self::Table(table) => {
-                let (request, now) = (table.request, Timestamp::now());
-                let object = (object, version);
-                table.form.event(kind, request, object, table.is_first, now)
-            }
+            Self::Table(table) => table.form.event(kind, object, &table.at(version)),
         }
     }
 }
 
 impl TableView {
     /// Returns the frame of a bookmark at a version, or of the one that ends the initial events.
-    fn bookmark(&self, format: &BookmarkFormat, at: (ResourceVersion, bool)) -> Option<Bytes> {
-        let (request, now) = (self.request, Timestamp::now());
-        self.form.bookmark(format, request, at, self.is_first, now)
+    fn bookmark(
+        &self,
+        format: &BookmarkFormat,
+        version: ResourceVersion,
+        ends_initial_events: bool,
+    ) -> Option<Bytes> {
+        let table = self.at(version);
+        self.form.bookmark(format, ends_initial_events, &table)
+    }
+
+    /// Returns the Table of an event at a version.
+    fn at(&self, version: ResourceVersion) -> RowTable {
+        RowTable {
+            request: self.request,
+            version,
+            has_columns: self.is_first,
+            now: Timestamp::now(),
+        }
     }
 }

@@ -88,7 +88,8 @@ pub use selection::{Selection, Selectors};
 pub use shard_selector::ShardSelector;
 pub use status::{Status, StatusCause, StatusDetails, escape_json};
 pub use table::{
-    IncludedObject, PrinterColumn, TableForm, TablePrinter, TableRequest, TableRow, TableVersion,
+    IncludedObject, PrinterColumn, RowTable, TableForm, TablePrinter, TableRequest, TableRow,
+    TableVersion,
 };
 pub use version::ResourceVersion;
 

@@ -23,6 +23,6 @@ mod selector;
 mod tests;
 
 pub use column::PrinterColumn;
-pub use form::{TableForm, TableRow};
+pub use form::{RowTable, TableForm, TableRow};
 pub use printer::TablePrinter;
 pub use request::{IncludedObject, TableRequest, TableVersion};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode};
 use jiff::Timestamp;
-use watershed_protocol::{Malformed, Status, object_key};
+use watershed_protocol::{Malformed, RowTable, Status, object_key};
 
 use super::indented::indented;
 use super::response::{Answer, from_memory};
@@ -68,7 +68,13 @@ fn body_of(
         AnswerForm::Whole => Ok(opened.ready.format.get_body(&bytes)),
         AnswerForm::Metadata(partial) => Ok(partial.get_body(&partial.metadata(&bytes)?)),
         AnswerForm::Table(OpenedTable { form, request }) => {
-            form.get_body(*request, &bytes, object.version, Timestamp::now())
+            let table = RowTable {
+                request: *request,
+                version: object.version,
+                has_columns: true,
+                now: Timestamp::now(),
+            };
+            form.get_body(&bytes, &table)
         }
     }
 }

@@ -47,6 +47,19 @@ pub struct TableRow {
     tail: &'static [u8],
 }
 
+/// A Table of one row, as gets and watches have it.
+#[derive(Clone, Copy, Debug)]
+pub struct RowTable {
+    /// The Table that the client asks for.
+    pub request: TableRequest,
+    /// The version of the object or event.
+    pub version: ResourceVersion,
+    /// The Table has its column definitions. In a watch, upstream sends them with the first one only.
+    pub has_columns: bool,
+    /// The moment of the ages.
+    pub now: Timestamp,
+}
+
 impl TableForm {
     /// Learns the form from a list as a Table, whose rows have whole objects.
     ///
@@ -176,31 +189,22 @@ impl TableForm {
     }
 
     /// Returns the body of a get.
-    pub fn get_body(
-        &self,
-        request: TableRequest,
-        object: &ItemBytes,
-        version: ResourceVersion,
-        now: Timestamp,
-    ) -> Result<Bytes, Malformed> {
-        let row = self.row(request, object, now)?;
-        let mut out = self.table_of(request.version, version, true, &row);
+    pub fn get_body(&self, object: &ItemBytes, table: &RowTable) -> Result<Bytes, Malformed> {
+        let row = self.row(table.request, object, table.now)?;
+        let mut out = self.table_of(&row, table);
         out.put_u8(b'\n');
         Ok(out.freeze())
     }
 
-    /// Returns a whole watch frame. Upstream sends the columns with the first one only.
+    /// Returns a whole watch frame.
     pub fn event(
         &self,
         kind: EventKind,
-        request: TableRequest,
-        (object, version): (&ItemBytes, ResourceVersion),
-        has_columns: bool,
-        now: Timestamp,
+        object: &ItemBytes,
+        table: &RowTable,
     ) -> Result<Bytes, Malformed> {
-        let row = self.row(request, object, now)?;
-        let table = self.table_of(request.version, version, has_columns, &row);
-        Ok(self.format.event_of(kind, &table))
+        let row = self.row(table.request, object, table.now)?;
+        Ok(self.format.event_of(kind, &self.table_of(&row, table)))
     }
 
     /// Returns a whole frame of a bookmark, or of the one that ends the initial events, if
@@ -208,24 +212,28 @@ impl TableForm {
     pub fn bookmark(
         &self,
         bookmarks: &BookmarkFormat,
-        request: TableRequest,
-        (version, ends_initial_events): (ResourceVersion, bool),
-        has_columns: bool,
-        now: Timestamp,
+        ends_initial_events: bool,
+        table: &RowTable,
     ) -> Option<Bytes> {
+        let RowTable {
+            request,
+            version,
+            now,
+            ..
+        } = *table;
         let whole = Bytes::from(bookmarks.object_at(version, ends_initial_events)?);
-        let mut head = self
-            .cells(&self.format.item_bytes(&whole).text(), now)
-            .ok()?;
-        let partial = bookmarks.partial(&self.partial)?;
-        let partial = partial.object_at(version, ends_initial_events)?;
+        let item = self.format.item_bytes(&whole);
+        let mut head = self.cells(&item.text(), now).ok()?;
+        let reduced = bookmarks
+            .partial(&self.partial)?
+            .object_at(version, ends_initial_events)?;
         match request.include {
             IncludedObject::None if self.leaves_out_object(ends_initial_events)? => {
                 head.push_str("null");
             }
             IncludedObject::Object => head.push_str(std::str::from_utf8(&whole).ok()?),
             IncludedObject::None | IncludedObject::Metadata => {
-                let metadata = PartialFormat::metadata_of(&partial)?;
+                let metadata = PartialFormat::metadata_of(&reduced)?;
                 put_partial_head(&mut head, request.version);
                 head.push_str(metadata);
                 head.push('}');
@@ -237,7 +245,7 @@ impl TableForm {
             is_shared: false,
             tail: b"}",
         };
-        let table = self.table_of(request.version, version, has_columns, &row);
+        let table = self.table_of(&row, table);
         Some(self.format.event_of(EventKind::Bookmark, &table))
     }
 
@@ -254,16 +262,10 @@ impl TableForm {
     }
 
     /// Returns a Table of one row.
-    fn table_of(
-        &self,
-        table: TableVersion,
-        version: ResourceVersion,
-        has_columns: bool,
-        row: &TableRow,
-    ) -> BytesMut {
-        let metadata = list_metadata(&ListMetadata::of(version), None);
-        let columns = has_columns.then_some(&*self.columns);
-        let head = table_head(table, &metadata, columns);
+    fn table_of(&self, row: &TableRow, table: &RowTable) -> BytesMut {
+        let metadata = list_metadata(&ListMetadata::of(table.version), None);
+        let columns = table.has_columns.then_some(&*self.columns);
+        let head = table_head(table.request.version, &metadata, columns);
         let mut out = BytesMut::with_capacity(head.len() + row.len() + 2);
         out.put_slice(head.as_bytes());
         row.put(&mut out);

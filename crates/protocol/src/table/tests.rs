@@ -180,17 +180,30 @@ fn gets_and_events_are_tables_of_one_row() {
             r#"{{"kind":"Table","apiVersion":"meta.k8s.io/v1beta1","metadata":{{"resourceVersion":"{version}"}},"columnDefinitions":{columns},"rows":[{{"cells":["a",2,"30s"],"object":null}}]}}"#
         )
     };
-    let version = ResourceVersion(7);
-    let body = form.get_body(request, &item(), version, now).unwrap();
+    let of = |version, has_columns| RowTable {
+        request,
+        version: ResourceVersion(version),
+        has_columns,
+        now,
+    };
+    let body = form.get_body(&item(), &of(7, true)).unwrap();
     assert_eq!(body, table(COLUMNS, 7) + "\n");
     for (is_first, columns) in [(true, COLUMNS), (false, "null")] {
-        let object = (&item(), ResourceVersion(8));
-        let frame = form.event(EventKind::Deleted, request, object, is_first, now);
+        let frame = form.event(EventKind::Deleted, &item(), &of(8, is_first));
         let expected = format!(
             "{{\"type\":\"DELETED\",\"object\":{}}}\n",
             table(columns, 8)
         );
         assert_eq!(frame.unwrap(), expected);
+    }
+}
+
+fn bookmark_table() -> RowTable {
+    RowTable {
+        request: request(TableVersion::V1, IncludedObject::None),
+        version: ResourceVersion(6),
+        has_columns: false,
+        now: at("2026-11-23T00:00:30Z"),
     }
 }
 
@@ -200,12 +213,9 @@ fn bookmarks_are_rows_of_nothing() {
         br#"{"kind":"ConfigMap","apiVersion":"v1","metadata":{"resourceVersion":"5"}}"#,
     );
     let bookmarks = BookmarkFormat::learn(&format(), &bookmark).unwrap();
-    let request = request(TableVersion::V1, IncludedObject::None);
-    let now = at("2026-11-23T00:00:30Z");
     let frame_of = |ends, minor| {
         let form = learn_of(&answer(), minor).unwrap();
-        let at = (ResourceVersion(6), ends);
-        form.bookmark(&bookmarks, request, at, false, now)
+        form.bookmark(&bookmarks, ends, &bookmark_table())
     };
     let frame = |ends| frame_of(ends, Some(34)).unwrap();
     let table = |object: &str| {
@@ -244,11 +254,9 @@ fn end_marks_have_cells_of_their_annotation() {
         br#"{"kind":"ConfigMap","apiVersion":"v1","metadata":{"resourceVersion":"5"}}"#,
     );
     let bookmarks = BookmarkFormat::learn(&format(), &bookmark).unwrap();
-    let request = request(TableVersion::V1, IncludedObject::None);
     let cells = |ends| {
-        let at = (ResourceVersion(6), ends);
         let form = learned.as_ref().unwrap();
-        let frame = form.bookmark(&bookmarks, request, at, false, now).unwrap();
+        let frame = form.bookmark(&bookmarks, ends, &bookmark_table()).unwrap();
         let text = String::from_utf8(frame.to_vec()).unwrap();
         let (_, cells) = text.split_once(r#""cells":"#).unwrap();
         cells.split_once(r#","object""#).unwrap().0.to_owned()
