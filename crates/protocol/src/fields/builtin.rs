@@ -3,11 +3,19 @@
 //! Labels: `kubernetes/pkg/apis/*/v*/conversion.go`. Values: `ToSelectableFields` and its like in
 //! `kubernetes/pkg/registry/*/*/strategy.go`. Protobuf field numbers:
 //! `k8s.io/api/*/v*/generated.proto`.
+use std::slice;
+
+use super::table::ValueShape::{Flag, Number, Text};
 use super::table::{FieldTable, ValueShape};
 use crate::GroupVersionResource;
 
-/// A label and the places its value comes from: the first that is not empty.
-struct LabelRow(&'static str, &'static [FieldPath]);
+/// A label and the places of its value.
+enum LabelRow {
+    /// The label is the path of its value.
+    Path(FieldPath),
+    /// A label, and the places of its value. The first that is not empty counts.
+    Label(&'static str, &'static [FieldPath]),
+}
 
 /// JSON path, protobuf field numbers along it, form of the value.
 struct FieldPath(&'static str, &'static [u32], ValueShape);
@@ -20,6 +28,21 @@ struct TypeLabels {
     rows: &'static [LabelRow],
     /// Other names of labels.
     aliases: &'static [(&'static str, &'static str)],
+}
+
+impl LabelRow {
+    fn label(&self) -> &'static str {
+        match self {
+            Self::Path(FieldPath(label, ..)) | Self::Label(label, _) => label,
+        }
+    }
+
+    fn paths(&self) -> &[FieldPath] {
+        match self {
+            Self::Path(path) => slice::from_ref(path),
+            Self::Label(_, paths) => paths,
+        }
+    }
 }
 
 impl FieldTable {
@@ -36,13 +59,13 @@ impl FieldTable {
             return None;
         }
         let mut table = FieldTable::bare(namespaced, known.namespace);
-        for LabelRow(label, paths) in known.rows {
-            let mut places = Vec::with_capacity(paths.len());
-            for FieldPath(path, numbers, shape) in *paths {
-                let path: Vec<(&str, u32)> = path.split('.').zip(numbers.iter().copied()).collect();
-                places.push(table.place(&path, *shape)?);
+        for row in known.rows {
+            let mut places = Vec::with_capacity(row.paths().len());
+            for FieldPath(path, numbers, shape) in row.paths() {
+                let keys: Vec<(&str, u32)> = path.split('.').zip(numbers.iter().copied()).collect();
+                places.push(table.place(&keys, *shape)?);
             }
-            table.add((*label).into(), places);
+            table.add(row.label().into(), places);
         }
         for (alias, label) in known.aliases {
             table.add_alias(alias, label)?;
@@ -70,43 +93,28 @@ fn find(group: &str, resource: &str) -> Option<&'static TypeLabels> {
     })
 }
 
-use ValueShape::{Flag, Number, Text};
+/// Returns the row of a label that is the path of its value.
+const fn field(label: &'static str, numbers: &'static [u32], shape: ValueShape) -> LabelRow {
+    LabelRow::Path(FieldPath(label, numbers, shape))
+}
 
 const PODS: TypeLabels = TypeLabels {
     versions: &["v1"],
     namespace: true,
     rows: &[
-        LabelRow(
-            "spec.nodeName",
-            &[FieldPath("spec.nodeName", &[2, 10], Text)],
-        ),
-        LabelRow(
-            "spec.restartPolicy",
-            &[FieldPath("spec.restartPolicy", &[2, 3], Text)],
-        ),
-        LabelRow(
-            "spec.schedulerName",
-            &[FieldPath("spec.schedulerName", &[2, 19], Text)],
-        ),
-        LabelRow(
-            "spec.serviceAccountName",
-            &[FieldPath("spec.serviceAccountName", &[2, 8], Text)],
-        ),
-        LabelRow(
-            "spec.hostNetwork",
-            &[FieldPath("spec.hostNetwork", &[2, 11], Flag)],
-        ),
-        LabelRow("status.phase", &[FieldPath("status.phase", &[3, 1], Text)]),
-        LabelRow(
+        field("spec.nodeName", &[2, 10], Text),
+        field("spec.restartPolicy", &[2, 3], Text),
+        field("spec.schedulerName", &[2, 19], Text),
+        field("spec.serviceAccountName", &[2, 8], Text),
+        field("spec.hostNetwork", &[2, 11], Flag),
+        field("status.phase", &[3, 1], Text),
+        LabelRow::Label(
             "status.podIP",
             &[FieldPath("status.podIPs[0].ip", &[3, 12, 1], Text)],
         ),
         // Accepted as a label, but upstream never gives it a value.
-        LabelRow("status.podIPs", &[]),
-        LabelRow(
-            "status.nominatedNodeName",
-            &[FieldPath("status.nominatedNodeName", &[3, 11], Text)],
-        ),
+        LabelRow::Label("status.podIPs", &[]),
+        field("status.nominatedNodeName", &[3, 11], Text),
     ],
     aliases: &[("spec.host", "spec.nodeName")],
 };
@@ -114,27 +122,21 @@ const PODS: TypeLabels = TypeLabels {
 const NODES: TypeLabels = TypeLabels {
     versions: &["v1"],
     namespace: false,
-    rows: &[LabelRow(
-        "spec.unschedulable",
-        &[FieldPath("spec.unschedulable", &[2, 4], Flag)],
-    )],
+    rows: &[field("spec.unschedulable", &[2, 4], Flag)],
     aliases: &[],
 };
 
 const NAMESPACES: TypeLabels = TypeLabels {
     versions: &["v1"],
     namespace: false,
-    rows: &[LabelRow(
-        "status.phase",
-        &[FieldPath("status.phase", &[3, 1], Text)],
-    )],
+    rows: &[field("status.phase", &[3, 1], Text)],
     aliases: &[],
 };
 
 const SECRETS: TypeLabels = TypeLabels {
     versions: &["v1"],
     namespace: true,
-    rows: &[LabelRow("type", &[FieldPath("type", &[3], Text)])],
+    rows: &[field("type", &[3], Text)],
     aliases: &[],
 };
 
@@ -142,11 +144,8 @@ const SERVICES: TypeLabels = TypeLabels {
     versions: &["v1"],
     namespace: true,
     rows: &[
-        LabelRow(
-            "spec.clusterIP",
-            &[FieldPath("spec.clusterIP", &[2, 3], Text)],
-        ),
-        LabelRow("spec.type", &[FieldPath("spec.type", &[2, 4], Text)]),
+        field("spec.clusterIP", &[2, 3], Text),
+        field("spec.type", &[2, 4], Text),
     ],
     aliases: &[],
 };
@@ -154,10 +153,7 @@ const SERVICES: TypeLabels = TypeLabels {
 const REPLICATION_CONTROLLERS: TypeLabels = TypeLabels {
     versions: &["v1"],
     namespace: true,
-    rows: &[LabelRow(
-        "status.replicas",
-        &[FieldPath("status.replicas", &[3, 1], Number)],
-    )],
+    rows: &[field("status.replicas", &[3, 1], Number)],
     aliases: &[],
 };
 
@@ -165,47 +161,23 @@ const CORE_EVENTS: TypeLabels = TypeLabels {
     versions: &["v1"],
     namespace: true,
     rows: &[
-        LabelRow(
-            "involvedObject.kind",
-            &[FieldPath("involvedObject.kind", &[2, 1], Text)],
-        ),
-        LabelRow(
-            "involvedObject.namespace",
-            &[FieldPath("involvedObject.namespace", &[2, 2], Text)],
-        ),
-        LabelRow(
-            "involvedObject.name",
-            &[FieldPath("involvedObject.name", &[2, 3], Text)],
-        ),
-        LabelRow(
-            "involvedObject.uid",
-            &[FieldPath("involvedObject.uid", &[2, 4], Text)],
-        ),
-        LabelRow(
-            "involvedObject.apiVersion",
-            &[FieldPath("involvedObject.apiVersion", &[2, 5], Text)],
-        ),
-        LabelRow(
-            "involvedObject.resourceVersion",
-            &[FieldPath("involvedObject.resourceVersion", &[2, 6], Text)],
-        ),
-        LabelRow(
-            "involvedObject.fieldPath",
-            &[FieldPath("involvedObject.fieldPath", &[2, 7], Text)],
-        ),
-        LabelRow("reason", &[FieldPath("reason", &[3], Text)]),
-        LabelRow(
-            "reportingComponent",
-            &[FieldPath("reportingComponent", &[14], Text)],
-        ),
-        LabelRow(
+        field("involvedObject.kind", &[2, 1], Text),
+        field("involvedObject.namespace", &[2, 2], Text),
+        field("involvedObject.name", &[2, 3], Text),
+        field("involvedObject.uid", &[2, 4], Text),
+        field("involvedObject.apiVersion", &[2, 5], Text),
+        field("involvedObject.resourceVersion", &[2, 6], Text),
+        field("involvedObject.fieldPath", &[2, 7], Text),
+        field("reason", &[3], Text),
+        field("reportingComponent", &[14], Text),
+        LabelRow::Label(
             "source",
             &[
                 FieldPath("source.component", &[5, 1], Text),
                 FieldPath("reportingComponent", &[14], Text),
             ],
         ),
-        LabelRow("type", &[FieldPath("type", &[9], Text)]),
+        field("type", &[9], Text),
     ],
     aliases: &[],
 };
@@ -214,40 +186,16 @@ const EVENTS: TypeLabels = TypeLabels {
     versions: &["v1", "v1beta1"],
     namespace: true,
     rows: &[
-        LabelRow(
-            "regarding.kind",
-            &[FieldPath("regarding.kind", &[8, 1], Text)],
-        ),
-        LabelRow(
-            "regarding.namespace",
-            &[FieldPath("regarding.namespace", &[8, 2], Text)],
-        ),
-        LabelRow(
-            "regarding.name",
-            &[FieldPath("regarding.name", &[8, 3], Text)],
-        ),
-        LabelRow(
-            "regarding.uid",
-            &[FieldPath("regarding.uid", &[8, 4], Text)],
-        ),
-        LabelRow(
-            "regarding.apiVersion",
-            &[FieldPath("regarding.apiVersion", &[8, 5], Text)],
-        ),
-        LabelRow(
-            "regarding.resourceVersion",
-            &[FieldPath("regarding.resourceVersion", &[8, 6], Text)],
-        ),
-        LabelRow(
-            "regarding.fieldPath",
-            &[FieldPath("regarding.fieldPath", &[8, 7], Text)],
-        ),
-        LabelRow("reason", &[FieldPath("reason", &[7], Text)]),
-        LabelRow(
-            "reportingController",
-            &[FieldPath("reportingController", &[4], Text)],
-        ),
-        LabelRow("type", &[FieldPath("type", &[11], Text)]),
+        field("regarding.kind", &[8, 1], Text),
+        field("regarding.namespace", &[8, 2], Text),
+        field("regarding.name", &[8, 3], Text),
+        field("regarding.uid", &[8, 4], Text),
+        field("regarding.apiVersion", &[8, 5], Text),
+        field("regarding.resourceVersion", &[8, 6], Text),
+        field("regarding.fieldPath", &[8, 7], Text),
+        field("reason", &[7], Text),
+        field("reportingController", &[4], Text),
+        field("type", &[11], Text),
     ],
     aliases: &[],
 };
@@ -255,7 +203,7 @@ const EVENTS: TypeLabels = TypeLabels {
 const JOBS: TypeLabels = TypeLabels {
     versions: &["v1"],
     namespace: true,
-    rows: &[LabelRow(
+    rows: &[LabelRow::Label(
         "status.successful",
         &[FieldPath("status.succeeded", &[3, 5], Number)],
     )],
@@ -265,20 +213,14 @@ const JOBS: TypeLabels = TypeLabels {
 const CERTIFICATE_SIGNING_REQUESTS: TypeLabels = TypeLabels {
     versions: &["v1", "v1beta1"],
     namespace: false,
-    rows: &[LabelRow(
-        "spec.signerName",
-        &[FieldPath("spec.signerName", &[2, 7], Text)],
-    )],
+    rows: &[field("spec.signerName", &[2, 7], Text)],
     aliases: &[],
 };
 
 const CLUSTER_TRUST_BUNDLES: TypeLabels = TypeLabels {
     versions: &["v1", "v1beta1", "v1alpha1"],
     namespace: false,
-    rows: &[LabelRow(
-        "spec.signerName",
-        &[FieldPath("spec.signerName", &[2, 1], Text)],
-    )],
+    rows: &[field("spec.signerName", &[2, 1], Text)],
     aliases: &[],
 };
 
@@ -286,15 +228,9 @@ const POD_CERTIFICATE_REQUESTS: TypeLabels = TypeLabels {
     versions: &["v1", "v1beta1", "v1alpha1"],
     namespace: false,
     rows: &[
-        LabelRow(
-            "spec.signerName",
-            &[FieldPath("spec.signerName", &[2, 1], Text)],
-        ),
-        LabelRow("spec.podName", &[FieldPath("spec.podName", &[2, 2], Text)]),
-        LabelRow(
-            "spec.nodeName",
-            &[FieldPath("spec.nodeName", &[2, 6], Text)],
-        ),
+        field("spec.signerName", &[2, 1], Text),
+        field("spec.podName", &[2, 2], Text),
+        field("spec.nodeName", &[2, 6], Text),
     ],
     aliases: &[],
 };
@@ -304,15 +240,9 @@ const RESOURCE_SLICES: TypeLabels = TypeLabels {
     versions: &["v1", "v1beta2", "v1beta1"],
     namespace: false,
     rows: &[
-        LabelRow(
-            "spec.nodeName",
-            &[FieldPath("spec.nodeName", &[2, 3], Text)],
-        ),
-        LabelRow("spec.driver", &[FieldPath("spec.driver", &[2, 1], Text)]),
-        LabelRow(
-            "spec.pool.name",
-            &[FieldPath("spec.pool.name", &[2, 2, 1], Text)],
-        ),
+        field("spec.nodeName", &[2, 3], Text),
+        field("spec.driver", &[2, 1], Text),
+        field("spec.pool.name", &[2, 2, 1], Text),
     ],
     aliases: &[],
 };
@@ -366,7 +296,7 @@ mod tests {
             ("resource.k8s.io", "resourceslices"),
         ] {
             let known = find(group, resource).unwrap();
-            for FieldPath(path, numbers, _) in known.rows.iter().flat_map(|row| row.1) {
+            for FieldPath(path, numbers, _) in known.rows.iter().flat_map(LabelRow::paths) {
                 assert_eq!(path.split('.').count(), numbers.len(), "{path}");
             }
             for version in known.versions {
