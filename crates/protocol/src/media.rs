@@ -22,6 +22,11 @@ pub enum Encoding {
     Protobuf,
 }
 
+/// The kind of objects that are reduced to their metadata.
+pub(crate) const PARTIAL_OBJECT: &str = "PartialObjectMetadata";
+/// The kind of lists of these.
+pub(crate) const PARTIAL_LIST: &str = "PartialObjectMetadataList";
+
 /// An encoding, and the part of each object that is in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Representation {
@@ -235,9 +240,9 @@ impl WeightedClause {
         // A list of metadata for a list, single ones for gets and watches; upstream refuses it the
         // other way.
         let metadata = if verb == Verb::List {
-            "PartialObjectMetadataList"
+            PARTIAL_LIST
         } else {
-            "PartialObjectMetadata"
+            PARTIAL_OBJECT
         };
         let encoding = Encoding::of_media_type(media_type).filter(|_| known);
         let representation = |metadata_only| {

@@ -11,6 +11,7 @@ use super::malformed::{Malformed, offset_in};
 use super::protobuf::messages::{ListMeta, ShardInfo};
 use super::protobuf::{self, FieldReader, UnknownEnvelope};
 use super::wire_format::{PrintStyle, WireFormat};
+use crate::media::PARTIAL_OBJECT;
 use crate::{Encoding, ResourceVersion, ShardSelector};
 
 /// One answer to a LIST.
@@ -75,10 +76,6 @@ impl ListParts {
     }
 }
 
-/// Kind whose lists keep kind and apiVersion in items and are `null` when empty.
-/// Source: `apiserver/pkg/endpoints/handlers/response.go:463-481`.
-const PARTIAL: &str = "PartialObjectMetadata";
-
 const NOT_A_LIST: Malformed = Malformed("answer that is not a list");
 const OTHER_STYLE: Malformed = Malformed("list in another style");
 
@@ -99,14 +96,16 @@ impl WireFormat {
             Encoding::Json => {
                 let list = JsonList::parse(list_body)?;
                 let first = list.items.iter().flatten().next();
+                // Lists of metadata keep kind and apiVersion in items, and are `null` when empty.
+                // Source: `apiserver/pkg/endpoints/handlers/response.go:463-481`.
+                let is_partial = kind == PARTIAL_OBJECT;
                 let style = if list_body.starts_with(br#"{"apiVersion":"#) {
                     PrintStyle::Sorted
                 } else {
                     PrintStyle::Struct {
-                        bare_items: first.map_or(kind != PARTIAL, |item| {
-                            !item.get().starts_with(r#"{"kind":"#)
-                        }),
-                        null_items: list.items.is_none() || (first.is_some() && kind == PARTIAL),
+                        bare_items: first
+                            .map_or(!is_partial, |item| !item.get().starts_with(r#"{"kind":"#)),
+                        null_items: list.items.is_none() || (first.is_some() && is_partial),
                     }
                 };
                 let format = Self::new(kind, list.api_version, list.kind, style)?;
@@ -184,7 +183,7 @@ impl WireFormat {
     /// Sources: `apiserver/pkg/storage/selection_predicate.go` (`SetShardInfoOnList`),
     /// `apiserver/pkg/endpoints/handlers/response.go` (`asPartialObjectMetadataList`).
     fn shard_info(&self, metadata: &ListMetadata<'_>) -> Option<String> {
-        let is_marked = self.kind() != PARTIAL && self.style != PrintStyle::Sorted;
+        let is_marked = self.kind() != PARTIAL_OBJECT && self.style != PrintStyle::Sorted;
         metadata
             .shard
             .filter(|_| is_marked)

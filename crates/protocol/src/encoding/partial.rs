@@ -13,8 +13,8 @@ use super::malformed::Malformed;
 use super::wire_format::{PrintStyle, WireFormat};
 use super::{json, object_meta, protobuf};
 use crate::Encoding;
+use crate::media::{PARTIAL_LIST, PARTIAL_OBJECT};
 
-const LIST_KIND: &str = "PartialObjectMetadataList";
 const API_VERSION: &str = "meta.k8s.io/v1";
 /// The text around the metadata in JSON.
 const HEAD: &[u8] = br#"{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","metadata":"#;
@@ -71,14 +71,14 @@ impl WireFormat {
     /// Returns `true` if upstream itself reduced these objects to their metadata.
     pub fn is_partial(&self) -> bool {
         self.kind() == PartialFormat::KIND
-            && *self.list_kind == *LIST_KIND
+            && *self.list_kind == *PARTIAL_LIST
             && self.api_version() == API_VERSION
     }
 }
 
 impl PartialFormat {
     /// The kind of reduced objects.
-    pub const KIND: &str = "PartialObjectMetadata";
+    pub const KIND: &str = PARTIAL_OBJECT;
 
     /// Returns the format in an encoding, for objects that come in `whole`. `None` if these cannot be reduced
     /// to it: protobuf is not printed as JSON.
@@ -91,7 +91,7 @@ impl PartialFormat {
             (_, Encoding::Protobuf) => PrintStyle::Message,
             (Encoding::Protobuf, Encoding::Json) => return None,
         };
-        let format = WireFormat::of_names(Self::KIND, API_VERSION, LIST_KIND, style);
+        let format = WireFormat::of_names(Self::KIND, API_VERSION, PARTIAL_LIST, style);
         Some(Self {
             format,
             source: whole.style,

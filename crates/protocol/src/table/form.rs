@@ -1,4 +1,5 @@
 //! The form of a type's Tables.
+use std::fmt::Write as _;
 use std::ops::RangeInclusive;
 
 use bytes::{BufMut, Bytes, BytesMut};
@@ -429,7 +430,10 @@ fn table_head(version: TableVersion, metadata: &str, columns: Option<&str>) -> S
 
 /// Appends the text before the metadata of an object in a row.
 fn put_partial_head(out: &mut String, version: TableVersion) {
-    out.push_str(r#"{"kind":"PartialObjectMetadata","apiVersion":""#);
-    out.push_str(version.api_version());
-    out.push_str(r#"","metadata":"#);
+    let api_version = version.api_version();
+    let _ = write!(
+        out,
+        r#"{{"kind":"{}","apiVersion":"{api_version}","metadata":"#,
+        PartialFormat::KIND
+    );
 }
