@@ -36,7 +36,7 @@ pub use list::{ListMetadata, ListPage, ListParts};
 pub use malformed::Malformed;
 pub use managed_fields::ManagedFields;
 pub use partial::PartialFormat;
-pub(crate) use protobuf::messages;
+pub(crate) use protobuf::{envelope, messages, type_meta};
 pub use read_defaults::ReadDefaults;
 pub use scanned::Scanned;
 pub use version_list::{VersionList, VersionListReader};

@@ -9,7 +9,8 @@ use std::fmt::Write as _;
 use bytes::Bytes;
 use prost::Message;
 
-use super::encoding::messages::{ListMeta, TypeMeta, Unknown};
+use super::encoding::messages::ListMeta;
+use super::encoding::{envelope, type_meta};
 use super::{Encoding, GroupVersionResource, ResourceRequest, ResourceVersion, Verb, indent};
 
 /// A failure, as the API reports it.
@@ -290,17 +291,7 @@ impl Status {
 
     /// Returns `k8s\0` and an `Unknown` message around the Status.
     pub fn to_protobuf(&self) -> Bytes {
-        let unknown = Unknown {
-            type_meta: TypeMeta {
-                api_version: "v1".to_owned(),
-                kind: "Status".to_owned(),
-            },
-            raw: self.to_message(),
-            ..Unknown::default()
-        };
-        [b"k8s\0", unknown.encode_to_vec().as_slice()]
-            .concat()
-            .into()
+        envelope(&type_meta("v1", "Status"), &self.to_message()).into()
     }
 
     /// Returns the object of an ERROR event: the JSON text without a line end, or the bare message.

@@ -34,12 +34,21 @@ pub(super) const ITEMS: u32 = 2;
 const REPEATED_FIELD: Malformed = Malformed("protobuf field of an unexpected type");
 
 /// Returns an encoded message `runtime.TypeMeta`.
-pub(super) fn type_meta(api_version: &str, kind: &str) -> Vec<u8> {
+pub(crate) fn type_meta(api_version: &str, kind: &str) -> Vec<u8> {
     let message = TypeMeta {
         api_version: api_version.to_owned(),
         kind: kind.to_owned(),
     };
     message.encode_to_vec()
+}
+
+/// Returns an object's message in its `k8s\0` envelope.
+pub(crate) fn envelope(type_meta: &[u8], object: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(envelope_len(type_meta, object.len()));
+    put_envelope_head(&mut out, type_meta, object.len());
+    out.extend_from_slice(object);
+    out.extend_from_slice(UNKNOWN_TAIL);
+    out
 }
 
 /// Bytes of the `k8s\0` envelope around an object of `raw` bytes, all included.

@@ -238,23 +238,11 @@ impl WireFormat {
 
     /// Returns the body of a GET.
     pub fn get_body(&self, object: &ItemBytes) -> Bytes {
-        let opening = &self.opening[..self.omitted()];
-        let mut out;
-        match self.encoding() {
-            Encoding::Json => {
-                out = Vec::with_capacity(opening.len() + object.len() + 1);
-                out.extend_from_slice(opening);
-                out.extend_from_slice(object.bytes());
-                out.push(b'\n');
-            }
-            Encoding::Protobuf => {
-                out = Vec::with_capacity(protobuf::envelope_len(&self.opening, object.len()));
-                protobuf::put_envelope_head(&mut out, &self.opening, object.len());
-                out.extend_from_slice(object.bytes());
-                out.extend_from_slice(protobuf::UNKNOWN_TAIL);
-            }
-        }
-        out.into()
+        let body = match self.encoding() {
+            Encoding::Json => [&self.opening[..self.omitted()], object.bytes(), b"\n"].concat(),
+            Encoding::Protobuf => protobuf::envelope(&self.opening, object.bytes()),
+        };
+        body.into()
     }
 
     /// Returns a whole watch frame.

@@ -5,7 +5,6 @@
 //!
 //! Sources: `apimachinery/pkg/runtime/generated.proto`,
 //! `apimachinery/pkg/apis/meta/v1/generated.proto` and `generated.pb.go`.
-use bytes::Bytes;
 use prost::Message;
 
 /// `runtime.TypeMeta`
@@ -15,19 +14,6 @@ pub(crate) struct TypeMeta {
     pub(crate) api_version: String,
     #[prost(string, required, tag = "2")]
     pub(crate) kind: String,
-}
-
-/// `runtime.Unknown`
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct Unknown {
-    #[prost(message, required, tag = "1")]
-    pub(crate) type_meta: TypeMeta,
-    #[prost(bytes = "bytes", required, tag = "2")]
-    pub(crate) raw: Bytes,
-    #[prost(string, required, tag = "3")]
-    pub(crate) content_encoding: String,
-    #[prost(string, required, tag = "4")]
-    pub(crate) content_type: String,
 }
 
 /// `meta.v1.ListMeta`
