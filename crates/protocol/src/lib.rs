@@ -10,7 +10,7 @@
 //! | module | content |
 //! |---|---|
 //! | `request_info`, `resource` | a URL's verb, type, namespace and name: [`RequestInfo`] |
-//! | `list_options`, `continue_token`, `version` | the state a read asks for: [`ListOptions`] |
+//! | `list_options`, `query_parameters`, `continue_token`, `version` | the state a read asks for: [`ListOptions`] |
 //! | `label_selector`, `field_selector`, `selection` | the selected objects: [`Selection`] |
 //! | `shard_selector` | the objects whose hash is in a range: [`ShardSelector`] |
 //! | `object_key` | keys of objects: [`object_key()`] |
@@ -52,6 +52,7 @@ mod label_selector;
 mod list_options;
 mod media;
 mod object_key;
+mod query_parameters;
 mod request_info;
 mod resource;
 mod selection;

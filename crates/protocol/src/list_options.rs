@@ -1,15 +1,12 @@
 //! The parameters of get, list and watch requests, and the state each combination asks for.
 //!
-//! Source: `apimachinery/pkg/runtime/conversion.go` (decoding),
-//! `apimachinery/pkg/apis/meta/internalversion/{defaults.go,validation/validation.go}`,
+//! Source: `apimachinery/pkg/apis/meta/internalversion/{defaults.go,validation/validation.go}`,
 //! `apiserver/pkg/storage/interfaces.go` and `apiserver/pkg/storage/cacher/delegator/interface.go`
 //! (meaning). Whatever upstream refuses, or answers in a way this program does not imitate, is an
 //! error here. Such requests are forwarded.
-use std::borrow::Cow;
 use std::time::Duration;
 
-use percent_encoding::percent_decode_str;
-
+use super::query_parameters::QueryParameters;
 use super::{
     ContinueToken, FieldSelector, InvalidSelector, LabelSelector, ResourceVersion, Selectors,
 };
@@ -165,15 +162,15 @@ impl ListOptions {
     ///
     /// As upstream does, it uses the first of repeated parameters and ignores unknown ones.
     pub fn parse(query: Option<&str>) -> Result<Self, InvalidOptions> {
-        let parameters = QueryParameters::checked(query)?;
+        let parameters = checked(query)?;
         let text = |name| parameters.first(name).filter(|value| !value.is_empty());
         let watch = parameters.flag("watch").unwrap_or(false);
-        if !watch {
-            parameters.timeout()?;
+        if !watch && parameters.timeout().is_none() {
+            return Err(InvalidOptions::Timeout);
         }
         Ok(Self {
             watch,
-            version: parameters.version()?,
+            version: version_of(&parameters)?,
             version_match: match text("resourceVersionMatch") {
                 None => VersionMatch::Unset,
                 Some("Exact") => VersionMatch::Exact,
@@ -182,14 +179,14 @@ impl ListOptions {
             },
             limit: parameters
                 .integer("limit")
-                .map_err(|()| InvalidOptions::Limit)?
+                .map_err(|_| InvalidOptions::Limit)?
                 .unwrap_or(0),
             continue_token: text("continue").map(str::to_owned),
             send_initial_events: parameters.flag("sendInitialEvents"),
             allow_bookmarks: parameters.flag("allowWatchBookmarks").unwrap_or(false),
             timeout_seconds: parameters
                 .integer("timeoutSeconds")
-                .map_err(|()| InvalidOptions::TimeoutSeconds)?,
+                .map_err(|_| InvalidOptions::TimeoutSeconds)?,
             label_selector: text("labelSelector").map(str::to_owned),
             field_selector: text("fieldSelector").map(str::to_owned),
             shard_selector: text("shardSelector").map(str::to_owned),
@@ -355,12 +352,14 @@ impl ListOptions {
 /// Returns the freshness that a get with this query asks for. Only `resourceVersion` says so;
 /// upstream ignores all list parameters here, even malformed ones.
 pub fn get_freshness(query: Option<&str>) -> Result<Freshness, InvalidOptions> {
-    let parameters = QueryParameters::checked(query)?;
+    let parameters = checked(query)?;
     if parameters.flag("export") == Some(true) {
         return Err(InvalidOptions::Export);
     }
-    parameters.timeout()?;
-    Ok(match parameters.version()? {
+    if parameters.timeout().is_none() {
+        return Err(InvalidOptions::Timeout);
+    }
+    Ok(match version_of(&parameters)? {
         VersionParam::Unset => Freshness::MostRecent,
         VersionParam::Zero => Freshness::Any,
         VersionParam::At(version) => Freshness::NotOlderThan(version),
@@ -370,145 +369,28 @@ pub fn get_freshness(query: Option<&str>) -> Result<Freshness, InvalidOptions> {
 /// Returns the time that the client of a request gives it with `timeout`; `None` if it says nothing,
 /// or nothing that is understood. Watches ignore the parameter.
 pub fn request_timeout(query: Option<&str>) -> Option<Duration> {
-    let timeout = QueryParameters::checked(query).ok()?.timeout().ok()?;
+    let timeout = checked(query).ok()?.timeout()?;
     Some(timeout).filter(|timeout| !timeout.is_zero())
 }
 
-/// A query string cut into parameters as Go's `url.ParseQuery` does.
-pub(super) struct QueryParameters<'a> {
-    pairs: Vec<(Cow<'a, str>, Cow<'a, str>)>,
-    /// Every piece of the query could be read. Upstream drops the others silently.
-    clean: bool,
+/// Reads a query, all of which upstream must understand.
+fn checked(query: Option<&str>) -> Result<QueryParameters<'_>, InvalidOptions> {
+    let parameters = QueryParameters::parse(query);
+    Some(parameters)
+        .filter(QueryParameters::is_whole)
+        .ok_or(InvalidOptions::Query)
 }
 
-impl<'a> QueryParameters<'a> {
-    /// More parameters than anybody needs; Go refuses all of a query with over 10,000.
-    const MAX: usize = 1_000;
-
-    /// Reads what can be read.
-    pub(super) fn parse(query: Option<&'a str>) -> Self {
-        let mut parameters = Self {
-            pairs: Vec::new(),
-            clean: true,
-        };
-        for (index, piece) in query.unwrap_or_default().split('&').enumerate() {
-            if piece.is_empty() {
-                continue;
-            }
-            let (key, value) = piece.split_once('=').unwrap_or((piece, ""));
-            match (decode(key), decode(value)) {
-                (Some(key), Some(value)) if index < Self::MAX => {
-                    parameters.pairs.push((key, value));
-                }
-                _ => parameters.clean = false,
-            }
-        }
-        parameters
+fn version_of(parameters: &QueryParameters<'_>) -> Result<VersionParam, InvalidOptions> {
+    match parameters.first("resourceVersion") {
+        None | Some("") => Ok(VersionParam::Unset),
+        Some("0") => Ok(VersionParam::Zero),
+        // Upstream takes leading zeros; and revisions are signed numbers inside etcd.
+        Some(text) => ResourceVersion::parse(text)
+            .filter(|version| !text.starts_with('0') && i64::try_from(version.0).is_ok())
+            .map(VersionParam::At)
+            .ok_or(InvalidOptions::Version),
     }
-
-    fn checked(query: Option<&'a str>) -> Result<Self, InvalidOptions> {
-        let parameters = Self::parse(query);
-        if parameters.clean {
-            Ok(parameters)
-        } else {
-            Err(InvalidOptions::Query)
-        }
-    }
-
-    /// The value of the first parameter of this name.
-    pub(super) fn first(&self, name: &str) -> Option<&str> {
-        self.pairs
-            .iter()
-            .find(|(key, _)| key == name)
-            .map(|(_, value)| value.as_ref())
-    }
-
-    /// A boolean: `0` and `false` in any case are false, anything else, even nothing, is true.
-    pub(super) fn flag(&self, name: &str) -> Option<bool> {
-        // Go folds case by Unicode, where the long s is an s.
-        let says_false = |value: &str| value.replace('\u{17f}', "s").eq_ignore_ascii_case("false");
-        self.first(name)
-            .map(|value| value != "0" && !says_false(value))
-    }
-
-    /// Go's `ParseInt` in base 10, which an empty value fails.
-    fn integer(&self, name: &str) -> Result<Option<i64>, ()> {
-        self.first(name)
-            .map(|value| value.parse().map_err(|_| ()))
-            .transpose()
-    }
-
-    /// Returns `true` if upstream can decode the list options, selectors included.
-    pub(super) fn decode_as_list_options(&self) -> bool {
-        self.integer("limit").is_ok()
-            && self.integer("timeoutSeconds").is_ok()
-            && self
-                .first("labelSelector")
-                .is_none_or(|text| LabelSelector::parse(text).is_ok())
-            && self
-                .first("fieldSelector")
-                .is_none_or(|text| FieldSelector::parse(text).is_ok())
-    }
-
-    /// `pretty`, if it has a value (`isPrettyPrint` in `handlers/negotiation/negotiate.go`).
-    pub(super) fn pretty(&self) -> Option<bool> {
-        self.first("pretty")
-            .filter(|value| !value.is_empty())
-            .map(|value| matches!(value, "1" | "t" | "T" | "true" | "TRUE" | "True"))
-    }
-
-    fn version(&self) -> Result<VersionParam, InvalidOptions> {
-        match self.first("resourceVersion") {
-            None | Some("") => Ok(VersionParam::Unset),
-            Some("0") => Ok(VersionParam::Zero),
-            // Upstream takes leading zeros; and revisions are signed numbers inside etcd.
-            Some(text) => ResourceVersion::parse(text)
-                .filter(|version| !text.starts_with('0') && i64::try_from(version.0).is_ok())
-                .map(VersionParam::At)
-                .ok_or(InvalidOptions::Version),
-        }
-    }
-
-    /// Upstream refuses a malformed `timeout` on everything but watches (`request_deadline.go`).
-    /// Only the plain durations that clients send are understood, for example `32s` or `1m0s`.
-    fn timeout(&self) -> Result<Duration, InvalidOptions> {
-        const UNITS: [(&str, u64); 4] = [("ms", 1), ("s", 1_000), ("m", 60_000), ("h", 3_600_000)];
-        let mut rest = self.first("timeout").unwrap_or_default();
-        let mut sum = Duration::ZERO;
-        while !rest.is_empty() {
-            let number = rest.trim_start_matches(|c: char| c.is_ascii_digit());
-            let digits = rest.len() - number.len();
-            let tail = UNITS
-                .iter()
-                .find_map(|(unit, millis)| Some((number.strip_prefix(unit)?, *millis)));
-            let (Some((tail, millis)), 1..=6) = (tail, digits) else {
-                return Err(InvalidOptions::Timeout);
-            };
-            let count = rest[..digits]
-                .parse::<u64>()
-                .map_err(|_| InvalidOptions::Timeout)?;
-            sum = sum.saturating_add(Duration::from_millis(count * millis));
-            rest = tail;
-        }
-        Ok(sum)
-    }
-}
-
-/// `url.QueryUnescape`; `None` for what Go refuses, and for text that is no UTF-8.
-fn decode(text: &str) -> Option<Cow<'_, str>> {
-    if !text.contains(['%', '+', ';']) {
-        return Some(Cow::Borrowed(text));
-    }
-    let escapes_are_whole = text.split('%').skip(1).all(|tail| {
-        let digits = tail.as_bytes();
-        digits.len() >= 2 && digits[..2].iter().all(u8::is_ascii_hexdigit)
-    });
-    if text.contains(';') || !escapes_are_whole {
-        return None;
-    }
-    let spaced = text.replace('+', " ");
-    let decoded = percent_decode_str(&spaced).decode_utf8().ok()?;
-    Some(Cow::Owned(decoded.into_owned()))
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use http::HeaderMap;
 use http::header::{ACCEPT, USER_AGENT};
 
 use super::Verb;
-use super::list_options::QueryParameters;
+use super::query_parameters::QueryParameters;
 use super::table::TableVersion;
 
 /// The encodings that objects are held in.

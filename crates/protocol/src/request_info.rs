@@ -4,8 +4,8 @@
 
 use http::Method;
 
-use super::list_options::QueryParameters;
-use super::{FieldSelector, GroupVersionResource, is_key_part};
+use super::query_parameters::QueryParameters;
+use super::{FieldSelector, GroupVersionResource, LabelSelector, is_key_part};
 
 /// Subresources that are conversations of a client with a container or a server.
 const SESSIONS: [&str; 4] = ["attach", "exec", "portforward", PROXY];
@@ -241,12 +241,22 @@ fn collection_read(query: Option<&str>) -> (Verb, Option<String>) {
 /// Returns the name that a `metadata.name` field selector requires, if an object can have it.
 fn required_name(parameters: &QueryParameters<'_>) -> Option<String> {
     let text = parameters.first("fieldSelector")?;
-    if !parameters.decode_as_list_options() {
+    if !decode_as_list_options(parameters) {
         return None;
     }
     let selector = FieldSelector::parse(text).ok()?;
     let name = selector.required_value("metadata.name")?;
     is_key_part(name).then(|| name.to_owned())
+}
+
+/// Returns `true` if upstream can decode the parameters as list options, selectors included.
+fn decode_as_list_options(parameters: &QueryParameters<'_>) -> bool {
+    let labels = parameters.first("labelSelector");
+    let fields = parameters.first("fieldSelector");
+    parameters.integer("limit").is_ok()
+        && parameters.integer("timeoutSeconds").is_ok()
+        && labels.is_none_or(|text| LabelSelector::parse(text).is_ok())
+        && fields.is_none_or(|text| FieldSelector::parse(text).is_ok())
 }
 
 /// Returns `true` for lower-case letters, digits, hyphens and dots.
