@@ -19,7 +19,7 @@
 //! | `indent` | JSON for people: [`JsonIndenter`] |
 //! | `encoding` | objects, lists and watch events as bytes: [`scan`], [`WireFormat`] |
 //! | `table` | objects as rows for people: [`TableForm`] |
-//! | `status` | failures in upstream's words: [`Status`] |
+//! | `status`, `go_text` | failures in upstream's words: [`Status`] |
 //!
 //! # Example
 //!
@@ -45,6 +45,7 @@ mod continue_token;
 mod encoding;
 mod field_selector;
 mod fields;
+mod go_text;
 mod gunzip;
 mod gzip;
 mod indent;
@@ -71,6 +72,7 @@ pub use encoding::{
 };
 pub use field_selector::{FieldOperator, FieldRequirement, FieldSelector};
 pub use fields::FieldTable;
+pub use go_text::escape_json;
 pub use gunzip::{GunzipError, GzipReader, gunzip};
 pub use gzip::{Deflated, GZIP_LEVEL, GzipMember, accepts_gzip, deflate, gzip_member};
 pub use indent::{JsonIndenter, indent};
@@ -87,7 +89,7 @@ pub use request_info::{RequestInfo, ResourceRequest, Verb};
 pub use resource::{GroupVersionResource, is_built_in_group};
 pub use selection::{Selection, Selectors};
 pub use shard_selector::ShardSelector;
-pub use status::{Status, StatusCause, StatusDetails, escape_json};
+pub use status::{Status, StatusCause, StatusDetails};
 pub use table::{
     IncludedObject, PrinterColumn, RowTable, TableForm, TablePrinter, TableRequest, TableRow,
     TableVersion,

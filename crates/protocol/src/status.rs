@@ -11,6 +11,7 @@ use prost::Message;
 
 use super::encoding::messages::ListMeta;
 use super::encoding::{envelope, type_meta};
+use super::go_text::{escape_json, quote};
 use super::{Encoding, GroupVersionResource, ResourceRequest, ResourceVersion, Verb, indent};
 
 /// A failure, as the API reports it.
@@ -422,56 +423,6 @@ fn json_string(out: &mut String, key: &str, text: &str) {
     out.push('"');
     escape_json(out, text);
     out.push('"');
-}
-
-/// Appends the inside of a JSON string with the escapes of Go's encoder.
-pub fn escape_json(out: &mut String, text: &str) {
-    for c in text.chars() {
-        match c {
-            '"' => out.push_str("\\\""),
-            '\\' => out.push_str("\\\\"),
-            '\n' => out.push_str("\\n"),
-            '\r' => out.push_str("\\r"),
-            '\t' => out.push_str("\\t"),
-            '\u{8}' => out.push_str("\\b"),
-            '\u{c}' => out.push_str("\\f"),
-            '\0'..='\u{1f}' | '<' | '>' | '&' | '\u{2028}' | '\u{2029}' => {
-                let _ = write!(out, "\\u{:04x}", u32::from(c));
-            }
-            _ => out.push(c),
-        }
-    }
-}
-
-/// Go's `%q`.
-fn quote(text: &str) -> String {
-    let mut out = String::with_capacity(text.len() + 2);
-    out.push('"');
-    for c in text.chars() {
-        let code = u32::from(c);
-        let _ = match c {
-            '"' | '\\' => write!(out, "\\{c}"),
-            '\u{7}' => write!(out, "\\a"),
-            '\u{8}' => write!(out, "\\b"),
-            '\u{c}' => write!(out, "\\f"),
-            '\n' => write!(out, "\\n"),
-            '\r' => write!(out, "\\r"),
-            '\t' => write!(out, "\\t"),
-            '\u{b}' => write!(out, "\\v"),
-            '\0'..='\u{1f}' | '\u{7f}' => write!(out, "\\x{code:02x}"),
-            ' '..='~' => write!(out, "{c}"),
-            _ if is_printable(c) => write!(out, "{c}"),
-            '\u{10000}'.. => write!(out, "\\U{code:08x}"),
-            _ => write!(out, "\\u{code:04x}"),
-        };
-    }
-    out.push('"');
-    out
-}
-
-/// Nearly Go's `IsPrint`, by what Rust leaves as it is inside a debug string.
-fn is_printable(c: char) -> bool {
-    ['a', c].iter().collect::<String>().escape_debug().count() == 2
 }
 
 #[cfg(test)]
