@@ -71,61 +71,21 @@ impl ReadDefaults {
             #[serde(borrow)]
             spec: &'a RawValue,
         }
-        #[derive(Deserialize)]
-        #[serde(rename_all = "camelCase")]
-        struct Spec<'a> {
-            #[serde(borrow, rename = "type")]
-            kind: Option<&'a RawValue>,
-            #[serde(borrow)]
-            internal_traffic_policy: Option<&'a RawValue>,
-            #[serde(borrow)]
-            data_source: Option<&'a RawValue>,
-            #[serde(borrow)]
-            data_source_ref: Option<&'a RawValue>,
-        }
         let read: Object<'_> = serde_json::from_slice(object).ok()?;
-        let spec: Spec<'_> = serde_json::from_str(read.spec.get()).ok()?;
-        match self {
-            Self::None => None,
-            Self::Services => {
-                let policy = spec.internal_traffic_policy?;
-                if spec.kind?.get() != r#""ExternalName""# {
-                    return None;
-                }
-                let value = json::span(object, policy);
-                let name = b"\"internalTrafficPolicy\":";
-                let (before, after) = json::around_member(object, name, value)?;
-                Some([before, after].concat().into())
-            }
-            Self::Claims => {
-                let (member, at, value) = match (spec.data_source, spec.data_source_ref) {
-                    (Some(source), None) => (
-                        ",\"dataSourceRef\":",
-                        json::span(object, source).end,
-                        source.get().as_bytes().into(),
-                    ),
-                    (None, Some(reference)) => {
-                        // The member goes before the other one, and one of them is always before.
-                        let value = json::span(object, reference);
-                        let name = b",\"dataSourceRef\":";
-                        let before = object[..value.start].strip_suffix(name)?;
-                        (",\"dataSource\":", before.len(), text_as_source(reference)?)
-                    }
-                    _ => return None,
-                };
-                let (before, after) = object.split_at(at);
-                let parts = [before, member.as_bytes(), &value, after];
-                Some(parts.concat().into())
-            }
-        }
+        let changed = match self {
+            Self::None => return None,
+            Self::Services => text_without_policy(object, read.spec)?,
+            Self::Claims => text_with_reference(object, read.spec)?,
+        };
+        Some(changed.into())
     }
 
     fn applied_to_message(self, object: &[u8]) -> Option<Bytes> {
         let [before, spec, after] = protobuf::split_at_field(object, SPEC).ok()?;
         let spec = match self {
             Self::None => return None,
-            Self::Services => without_policy(spec)?,
-            Self::Claims => with_reference(spec)?,
+            Self::Services => spec_without_policy(spec)?,
+            Self::Claims => spec_with_reference(spec)?,
         };
         let mut out = Vec::with_capacity(object.len() + spec.len());
         out.extend_from_slice(before);
@@ -135,8 +95,57 @@ impl ReadDefaults {
     }
 }
 
+/// Returns the text of a service without its policy, if it is of the type that has none.
+fn text_without_policy(service: &[u8], spec: &RawValue) -> Option<Vec<u8>> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct ServiceSpec<'a> {
+        #[serde(borrow, rename = "type")]
+        kind: Option<&'a RawValue>,
+        #[serde(borrow)]
+        internal_traffic_policy: Option<&'a RawValue>,
+    }
+    let spec: ServiceSpec<'_> = serde_json::from_str(spec.get()).ok()?;
+    let policy = spec.internal_traffic_policy?;
+    if spec.kind?.get() != r#""ExternalName""# {
+        return None;
+    }
+    let value = json::span(service, policy);
+    let (before, after) = json::around_member(service, b"\"internalTrafficPolicy\":", value)?;
+    Some([before, after].concat())
+}
+
+/// Returns the text of a claim with both members, if one implies the other.
+fn text_with_reference(claim: &[u8], spec: &RawValue) -> Option<Vec<u8>> {
+    const REFERENCE: &[u8] = b",\"dataSourceRef\":";
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct ClaimSpec<'a> {
+        #[serde(borrow)]
+        data_source: Option<&'a RawValue>,
+        #[serde(borrow)]
+        data_source_ref: Option<&'a RawValue>,
+    }
+    let spec: ClaimSpec<'_> = serde_json::from_str(spec.get()).ok()?;
+    match (spec.data_source, spec.data_source_ref) {
+        (Some(source), None) => {
+            let (before, after) = claim.split_at(json::span(claim, source).end);
+            Some([before, REFERENCE, source.get().as_bytes(), after].concat())
+        }
+        (None, Some(reference)) => {
+            let start = json::span(claim, reference).start;
+            // The source goes before the reference, and another member is always before these.
+            let before = claim[..start].strip_suffix(REFERENCE)?;
+            let after = &claim[before.len()..];
+            let source = text_as_source(reference)?;
+            Some([before, b",\"dataSource\":", &source, after].concat())
+        }
+        _ => None,
+    }
+}
+
 /// Returns the spec of a service without its policy, if it is of the type that has none.
-fn without_policy(spec: &[u8]) -> Option<Vec<u8>> {
+fn spec_without_policy(spec: &[u8]) -> Option<Vec<u8>> {
     const TYPE: u32 = 4;
     const INTERNAL_TRAFFIC_POLICY: u32 = 22;
     let (mut rest, mut is_external) = (Vec::with_capacity(spec.len()), false);
@@ -176,7 +185,7 @@ fn text_as_source(reference: &RawValue) -> Option<Cow<'_, [u8]>> {
 }
 
 /// Returns the spec of a claim with both members, if one implies the other.
-fn with_reference(spec: &[u8]) -> Option<Vec<u8>> {
+fn spec_with_reference(spec: &[u8]) -> Option<Vec<u8>> {
     const DATA_SOURCE: u32 = 7;
     const DATA_SOURCE_REF: u32 = 8;
     let (mut source, mut reference, mut fields) = (None, None, FieldReader::new(spec));
