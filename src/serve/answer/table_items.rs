@@ -51,7 +51,7 @@ impl TableItems {
         for index in 0..items.len() {
             let printed = items.row(index);
             let mut row = printed.map_err(|_| Arc::clone(&items.objects[index]))?;
-            items.bytes += (row.len() + Self::SEPARATOR.len()) as u64;
+            items.bytes += (row.byte_len() + Self::SEPARATOR.len()) as u64;
             items.kept.push(memory, || {
                 row.detach();
                 let bytes = row.own_len();

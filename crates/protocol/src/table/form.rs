@@ -267,7 +267,7 @@ impl TableForm {
         let metadata = list_metadata(&ListMetadata::of(table.version), None);
         let columns = table.has_columns.then_some(&*self.columns);
         let head = table_head(table.request.version, &metadata, columns);
-        let mut out = BytesMut::with_capacity(head.len() + row.len() + 2);
+        let mut out = BytesMut::with_capacity(head.len() + row.byte_len() + 2);
         out.put_slice(head.as_bytes());
         row.put(&mut out);
         out.put_slice(b"]}");
@@ -361,13 +361,8 @@ impl TableForm {
 
 impl TableRow {
     /// Returns the number of bytes.
-    pub fn len(&self) -> usize {
+    pub fn byte_len(&self) -> usize {
         self.head.len() + self.object.len() + self.tail.len()
-    }
-
-    /// Returns `true` if there are no bytes, which is never so.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
     }
 
     /// Returns the number of bytes that the row takes in memory, beside those of its object.
@@ -387,7 +382,7 @@ impl TableRow {
 
     /// Appends the row.
     pub fn put(&self, out: &mut BytesMut) {
-        out.reserve(self.len());
+        out.reserve(self.byte_len());
         out.put_slice(&self.head);
         out.put_slice(&self.object);
         out.put_slice(self.tail);

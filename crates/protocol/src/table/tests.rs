@@ -72,7 +72,7 @@ fn row(include: IncludedObject) -> String {
     let mut out = BytesMut::new();
     let row = form.row(request, &item(), now).unwrap();
     row.put(&mut out);
-    assert_eq!(out.len(), row.len());
+    assert_eq!(out.len(), row.byte_len());
     String::from_utf8(out.to_vec()).unwrap()
 }
 
