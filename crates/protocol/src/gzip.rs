@@ -1,7 +1,9 @@
 //! gzip as upstream negotiates it, its level, and members.
 use std::cell::RefCell;
+use std::io::{self, Write};
 
 use bytes::{Bytes, BytesMut};
+use flate2::write::GzEncoder;
 use flate2::{Compress, Compression, Crc, Decompress, FlushCompress, FlushDecompress, Status};
 use http::{HeaderMap, header};
 use zlib_rs::crc32::{crc32_combine_gen, crc32_combine_op};
@@ -12,7 +14,7 @@ use zlib_rs::crc32::{crc32_combine_gen, crc32_combine_op};
 /// upstream's. Level 2 is the fastest one that chooses codes, and takes as long as upstream's.
 /// Source: `apiserver/pkg/endpoints/handlers/responsewriters/compression.go`
 /// (gzipContentEncodingLevel).
-pub const GZIP_LEVEL: Compression = Compression::new(2);
+const LEVEL: Compression = Compression::new(2);
 
 /// The window of gzip, as a power of two.
 const WINDOW_BITS: u8 = 15;
@@ -21,9 +23,9 @@ thread_local! {
     /// Compressor of whole members. Its state takes hundreds of kilobytes, so each thread has one,
     /// and a waiting watch holds none.
     static COMPRESSOR: RefCell<Compress> =
-        RefCell::new(Compress::new_gzip(GZIP_LEVEL, WINDOW_BITS));
+        RefCell::new(Compress::new_gzip(LEVEL, WINDOW_BITS));
     /// Compressor of pieces of members.
-    static DEFLATER: RefCell<Compress> = RefCell::new(Compress::new(GZIP_LEVEL, false));
+    static DEFLATER: RefCell<Compress> = RefCell::new(Compress::new(LEVEL, false));
     /// Decompressor of pieces of members.
     static INFLATER: RefCell<Decompress> = RefCell::new(Decompress::new(false));
 }
@@ -53,6 +55,10 @@ pub struct GzipMember {
     checksum: u32,
     length: u32,
 }
+
+/// Compresses a body to one member, piece by piece.
+#[derive(Debug)]
+pub struct GzipWriter(GzEncoder<Vec<u8>>);
 
 /// Compresses a piece of a member.
 pub fn deflate(data: &[u8]) -> Deflated {
@@ -129,6 +135,26 @@ impl GzipMember {
         out.extend_from_slice(&LAST_BLOCK);
         out.extend_from_slice(&self.checksum.to_le_bytes());
         out.extend_from_slice(&self.length.to_le_bytes());
+    }
+}
+
+impl Default for GzipWriter {
+    /// Begins a member.
+    fn default() -> Self {
+        Self(GzEncoder::new(Vec::new(), LEVEL))
+    }
+}
+
+impl GzipWriter {
+    /// Compresses more of the body. Returns the bytes of the member that are ready, which may be none.
+    pub fn push(&mut self, data: &[u8]) -> io::Result<Vec<u8>> {
+        self.0.write_all(data)?;
+        Ok(std::mem::take(self.0.get_mut()))
+    }
+
+    /// Ends the member. Returns the rest of it.
+    pub fn finish(self) -> io::Result<Vec<u8>> {
+        self.0.finish()
     }
 }
 

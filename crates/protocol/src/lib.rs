@@ -74,7 +74,7 @@ pub use field_selector::{FieldOperator, FieldRequirement, FieldSelector};
 pub use fields::FieldTable;
 pub use go_text::escape_json;
 pub use gunzip::{GunzipError, GzipReader, gunzip};
-pub use gzip::{Deflated, GZIP_LEVEL, GzipMember, accepts_gzip, deflate, gzip_member};
+pub use gzip::{Deflated, GzipMember, GzipWriter, accepts_gzip, deflate, gzip_member};
 pub use indent::{JsonIndenter, indent};
 pub use label_selector::{InvalidSelector, LabelOperator, LabelRequirement, LabelSelector};
 pub use list_options::{

@@ -1,18 +1,16 @@
 //! Compresses gets and lists where upstream does. Watches are compressed frame by frame, in
 //! `watcher`.
-use std::io::Write;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
-use flate2::write::GzEncoder;
 use http::{HeaderMap, HeaderValue, Response, header};
 use http_body::{Body as _, Frame};
 use http_body_util::BodyExt;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::body::{Body, BoxError, InMemory};
-use watershed_protocol::{GZIP_LEVEL, accepts_gzip};
+use watershed_protocol::{GzipWriter, accepts_gzip};
 
 /// Bodies up to this length are sent as they are.
 /// Source: `apiserver/pkg/endpoints/handlers/responsewriters/writers.go`
@@ -39,7 +37,7 @@ pub(super) fn apply(request: &HeaderMap, response: Response<Body>) -> Response<B
     mark(&mut parts.headers);
     let body = GzipBody {
         body,
-        encoder: Some(GzEncoder::new(Vec::new(), GZIP_LEVEL)),
+        encoder: Some(GzipWriter::default()),
         _permit: permit,
     };
     Response::from_parts(parts, body.boxed_unsync())
@@ -55,7 +53,7 @@ pub(super) fn mark(headers: &mut HeaderMap) {
 struct GzipBody {
     body: Body,
     /// Gone once the end is written.
-    encoder: Option<GzEncoder<Vec<u8>>>,
+    encoder: Option<GzipWriter>,
     _permit: SemaphorePermit<'static>,
 }
 
@@ -78,14 +76,13 @@ impl http_body::Body for GzipBody {
                     let Ok(data) = frame.into_data() else {
                         continue;
                     };
-                    encoder.write_all(&data)?;
-                    let compressed = std::mem::take(encoder.get_mut());
+                    let compressed = encoder.push(&data)?;
                     if !compressed.is_empty() {
                         return Poll::Ready(Some(Ok(Frame::data(compressed.into()))));
                     }
                 }
                 None => {
-                    let rest = this.encoder.take().map(GzEncoder::finish).transpose()?;
+                    let rest = this.encoder.take().map(GzipWriter::finish).transpose()?;
                     return Poll::Ready(rest.map(|rest| Ok(Frame::data(rest.into()))));
                 }
             }
