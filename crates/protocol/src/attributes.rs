@@ -75,32 +75,33 @@ impl ObjectAttributes {
         })
     }
 
-    /// The namespace; empty for a cluster-scoped object.
+    /// Returns the namespace, which is empty for a cluster-scoped object.
     pub fn namespace(&self) -> &str {
         &self.key()[..self.namespace as usize]
     }
 
-    /// The name.
+    /// Returns the name.
     pub fn name(&self) -> &str {
         let separator = usize::from(self.namespace > 0);
         &self.key()[self.namespace as usize + separator..]
     }
 
-    /// The key upstream orders objects by: `namespace/name`, or `name` of a cluster-scoped object.
+    /// Returns the key by which upstream orders objects: `namespace/name`, or `name` of a cluster-scoped
+    /// object.
     ///
-    /// Compared as bytes, so that namespace `a-b` comes before `a`. Source:
+    /// Keys are compared as bytes, so that namespace `a-b` comes before `a`. Source:
     /// `apiserver/pkg/storage/util.go:40-53`.
     pub fn key(&self) -> &str {
         let start = self.entries() * ENTRY;
         &self.text[start..start + self.key as usize]
     }
 
-    /// The hash of the uid, by which shards are cut.
+    /// Returns the hash of the uid, by which shards are cut.
     pub(super) fn uid_hash(&self) -> u64 {
         self.uid_hash
     }
 
-    /// The value of a label.
+    /// Returns the value of a label.
     pub fn label(&self, key: &str) -> Option<&str> {
         let (mut low, mut high) = (0, self.labels as usize);
         while low < high {
@@ -115,13 +116,13 @@ impl ObjectAttributes {
         None
     }
 
-    /// All labels, sorted by key.
+    /// Returns all labels, sorted by key.
     pub fn labels(&self) -> impl Iterator<Item = (&str, &str)> {
         (0..self.labels as usize).map(|index| self.label_at(index))
     }
 
-    /// The value of the field at a position of the type's [`FieldTable`](super::FieldTable); empty
-    /// if there is none.
+    /// Returns the value of the field at a position of the type's [`FieldTable`](super::FieldTable). It is
+    /// empty if there is none.
     pub fn field(&self, position: usize) -> &str {
         match position {
             0 => self.name(),
@@ -131,7 +132,7 @@ impl ObjectAttributes {
         }
     }
 
-    /// Bytes on the heap.
+    /// Returns the number of bytes on the heap.
     pub fn heap_size(&self) -> usize {
         // Two counters precede the text.
         self.text.len() + 2 * size_of::<usize>()

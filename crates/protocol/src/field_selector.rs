@@ -27,7 +27,7 @@ pub struct FieldRequirement {
 pub enum FieldOperator {
     /// `field=value` or `field==value`
     Equals,
-    /// `field!=value`
+    /// Creates the requirement `field!=value`.
     NotEquals,
 }
 
@@ -48,12 +48,12 @@ impl FieldSelector {
         Ok(Self { requirements })
     }
 
-    /// The requirements in upstream's order.
+    /// Returns the requirements in upstream's order.
     pub fn requirements(&self) -> &[FieldRequirement] {
         &self.requirements
     }
 
-    /// The same with a further requirement.
+    /// Returns a selector with a further requirement.
     #[must_use]
     pub fn and(&self, requirement: FieldRequirement) -> Self {
         let mut requirements = self.requirements.clone();
@@ -79,8 +79,8 @@ impl FieldSelector {
         })
     }
 
-    /// The value that `field` must equal (`RequiresExactMatch`). Of several contradictory ones it
-    /// is upstream's first.
+    /// Returns the value that `field` must equal (`RequiresExactMatch`). Of several contradictory ones it is
+    /// upstream's first.
     pub fn required_value(&self, field: &str) -> Option<&str> {
         self.requirements
             .iter()
@@ -117,7 +117,7 @@ impl fmt::Display for FieldSelector {
 }
 
 impl FieldRequirement {
-    /// `field=value`
+    /// Creates the requirement `field=value`.
     pub fn equals(field: &str, value: &str) -> Self {
         Self {
             field: field.to_owned(),
@@ -126,7 +126,7 @@ impl FieldRequirement {
         }
     }
 
-    /// `field!=value`
+    /// Creates the requirement `field!=value`.
     pub fn differs(field: &str, value: &str) -> Self {
         Self {
             operator: FieldOperator::NotEquals,

@@ -158,7 +158,7 @@ impl LabelRequirement {
         Some((value?.parse().ok()?, self.values.first()?.parse().ok()?))
     }
 
-    /// `NewRequirement`: the checks that need key, operator and values together.
+    /// Creates a requirement (`NewRequirement`). Makes the checks that need key, operator and values together.
     fn checked(
         key: &str,
         operator: LabelOperator,
@@ -284,7 +284,7 @@ impl<'a> SelectorParser<'a> {
         LabelRequirement::checked(key, operator, values)
     }
 
-    /// A value, or nothing at all, which is the empty value.
+    /// Parses a value, or nothing at all, which is the empty value.
     fn single_value(&mut self) -> Result<&'a str, InvalidSelector> {
         if matches!(self.peek(), SelectorToken::End | SelectorToken::Symbol(",")) {
             return Ok("");
@@ -295,7 +295,7 @@ impl<'a> SelectorParser<'a> {
         }
     }
 
-    /// `(a,b)`. Between two commas, and between a comma and a parenthesis, stands the empty value.
+    /// Parses `(a,b)`. Between two commas, and between a comma and a parenthesis, stands the empty value.
     fn value_set(&mut self) -> Result<BTreeSet<&'a str>, InvalidSelector> {
         if self.next() != SelectorToken::Symbol("(") {
             return Err(InvalidSelector("expected an opening parenthesis"));
@@ -318,7 +318,8 @@ impl<'a> SelectorParser<'a> {
     }
 }
 
-/// `IsLabelKey`: an optional DNS subdomain and a slash, then a name of at most 63 characters.
+/// Returns `true` for an optional DNS subdomain and a slash, then a name of at most 63 characters
+/// (`IsLabelKey`).
 fn is_label_key(key: &str) -> bool {
     match key.split_once('/') {
         Some((prefix, name)) => is_dns_subdomain(prefix) && is_label_name(name),
@@ -326,12 +327,12 @@ fn is_label_key(key: &str) -> bool {
     }
 }
 
-/// `IsLabelValue`: empty, or formed like the name of a key.
+/// Returns `true` for an empty text, or one formed like the name of a key (`IsLabelValue`).
 fn is_label_value(value: &str) -> bool {
     value.is_empty() || is_label_name(value)
 }
 
-/// `([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]`, at most 63 characters.
+/// Returns `true` for `([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]` of at most 63 characters.
 fn is_label_name(name: &str) -> bool {
     name.len() <= 63
         && name.starts_with(|c: char| c.is_ascii_alphanumeric())
@@ -341,7 +342,8 @@ fn is_label_name(name: &str) -> bool {
             .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'))
 }
 
-/// `IsDNS1123Subdomain`: labels of lower-case letters, digits and inner hyphens, joined by dots.
+/// Returns `true` for labels of lower-case letters, digits and inner hyphens, joined by dots
+/// (`IsDNS1123Subdomain`).
 fn is_dns_subdomain(text: &str) -> bool {
     let plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
     text.len() <= 253

@@ -276,7 +276,7 @@ impl ListOptions {
         self.initial_events() && self.allow_bookmarks
     }
 
-    /// `SetListOptionsDefaults`
+    /// Returns the default of [`initial_events`](Self::initial_events) (`SetListOptionsDefaults`).
     fn initial_events_by_default(&self) -> bool {
         self.watch
             && self.send_initial_events.is_none()

@@ -150,7 +150,7 @@ impl Parser<'_> {
         Err(InvalidSelector("a shard range of another field"))
     }
 
-    /// A bound: `0x` and sixteen lower-case digits in quotes, or 2^64.
+    /// Parses a bound: `0x` and sixteen lower-case digits in quotes, or 2^64.
     fn bound(&mut self) -> Result<u128, InvalidSelector> {
         self.skip_space();
         let quote = match self.0.as_bytes().first() {

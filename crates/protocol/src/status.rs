@@ -73,17 +73,17 @@ impl Status {
         }
     }
 
-    /// 401: no or wrong credentials.
+    /// Creates a 401: no or wrong credentials.
     pub fn unauthorized() -> Self {
         Self::new(401, "Unauthorized", "Unauthorized")
     }
 
-    /// 403 for a resource. `reason` is the authorizer's, and may be empty.
+    /// Creates a 403 for a resource. `reason` is the authorizer's, and may be empty.
     pub fn forbidden(user: &str, verb: Verb, resource: &ResourceRequest, reason: &str) -> Self {
         Self::forbidden_to(user, verb.as_str(), resource, reason)
     }
 
-    /// 403 for a verb that is none of a request's, such as `impersonate`.
+    /// Creates a 403 for a verb that is none of a request's, such as `impersonate`.
     pub fn forbidden_to(user: &str, verb: &str, resource: &ResourceRequest, reason: &str) -> Self {
         let ResourceRequest {
             gvr,
@@ -119,7 +119,7 @@ impl Status {
         Self::forbidden_because(&subject, &sentence, reason, details)
     }
 
-    /// 403 for a path that is no resource; `verb` is the lower-case method.
+    /// Creates a 403 for a path that is no resource; `verb` is the lower-case method.
     pub fn forbidden_path(user: &str, verb: &str, path: &str, reason: &str) -> Self {
         let sentence = format!("User {} cannot {verb} path {}", quote(user), quote(path));
         Self::forbidden_because("", &sentence, reason, StatusDetails::default())
@@ -144,7 +144,7 @@ impl Status {
         }
     }
 
-    /// 410: a watch asks for events older than the oldest still held.
+    /// Creates a 410: a watch asks for events older than the oldest still held.
     pub fn expired_watch(requested: ResourceVersion, oldest: ResourceVersion) -> Self {
         Self::new(
             410,
@@ -153,7 +153,7 @@ impl Status {
         )
     }
 
-    /// 410: a watch of a type without a watch cache asks for events that etcd has compacted.
+    /// Creates a 410: a watch of a type without a watch cache asks for events that etcd has compacted.
     ///
     /// Source: `apiserver/pkg/storage/etcd3/errors.go` (interpretWatchError).
     pub fn expired_watch_of_etcd() -> Self {
@@ -161,7 +161,7 @@ impl Status {
         Self::new(410, "Expired", message)
     }
 
-    /// 404: there is no object of this name.
+    /// Creates a 404: there is no object of this name.
     pub fn not_found(gvr: &GroupVersionResource, name: &str) -> Self {
         let details = StatusDetails {
             name: name.to_owned(),
@@ -176,7 +176,7 @@ impl Status {
         }
     }
 
-    /// 429: try again later.
+    /// Creates a 429: try again later.
     pub fn too_many_requests(message: impl Into<String>, retry_after_seconds: u32) -> Self {
         let details = StatusDetails {
             retry_after_seconds,
@@ -188,12 +188,12 @@ impl Status {
         }
     }
 
-    /// 400: a request that cannot be carried out as it is.
+    /// Creates a 400: a request that cannot be carried out as it is.
     pub fn bad_request(message: impl Into<String>) -> Self {
         Self::new(400, "BadRequest", message)
     }
 
-    /// 422: a watch names `sendInitialEvents`, and the server has no `WatchList`.
+    /// Creates a 422: a watch names `sendInitialEvents`, and the server has no `WatchList`.
     ///
     /// Source: `apimachinery/pkg/apis/meta/internalversion/validation/validation.go`
     /// (validateWatchOptions).
@@ -220,7 +220,7 @@ impl Status {
         }
     }
 
-    /// 503: not able to answer now.
+    /// Creates a 503: not able to answer now.
     pub fn service_unavailable(message: impl Into<String>, retry_after_seconds: u32) -> Self {
         let details = StatusDetails {
             retry_after_seconds,
@@ -233,7 +233,7 @@ impl Status {
         }
     }
 
-    /// 500: a failure of this program's own.
+    /// Creates a 500: a failure of this program's own.
     pub fn internal(message: impl Into<String>) -> Self {
         let message = message.into();
         let text = format!("Internal error occurred: {message}");

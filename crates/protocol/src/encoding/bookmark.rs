@@ -43,7 +43,7 @@ pub fn read_bookmark(encoding: Encoding, object: &[u8]) -> Result<Bookmark, Malf
 /// A bookmark's annotations beside the end mark, in the order in which they are printed.
 type Annotations = BTreeMap<String, String>;
 
-/// A bookmark and its other annotations.
+/// Reads a bookmark and its other annotations.
 fn read(encoding: Encoding, object: &[u8]) -> Result<(Bookmark, Annotations), Malformed> {
     match encoding {
         Encoding::Json => read_json(object),
@@ -263,7 +263,7 @@ impl BookmarkFormat {
         out
     }
 
-    /// ObjectMeta in struct order: resourceVersion, creationTimestamp, annotations.
+    /// Returns ObjectMeta in struct order: resourceVersion, creationTimestamp, annotations.
     /// Source: `apimachinery/pkg/apis/meta/v1/types.go:139-306`.
     fn struct_metadata(&self, version: ResourceVersion, end: bool) -> String {
         let creation = if self.null_creation {
@@ -276,7 +276,7 @@ impl BookmarkFormat {
         format!(r#"{{"resourceVersion":"{version}"{creation}{annotations}}}"#)
     }
 
-    /// The same sorted, as custom resources are printed.
+    /// Returns ObjectMeta sorted, as custom resources are printed.
     fn sorted_metadata(&self, version: ResourceVersion, end: bool) -> String {
         let creation = if self.null_creation {
             r#""creationTimestamp":null,"#

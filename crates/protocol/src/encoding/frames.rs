@@ -224,8 +224,8 @@ impl FrameDecoder {
     }
 }
 
-/// Length of the frame that starts with `partial` and goes on with `chunk`, once its four bytes are
-/// there.
+/// Returns the length of the frame that starts with `partial` and goes on with `chunk`, once its four
+/// bytes are there.
 fn protobuf_frame_len(partial: &[u8], chunk: &[u8]) -> Option<u64> {
     let mut bytes = partial.iter().chain(chunk).copied();
     let length = [bytes.next()?, bytes.next()?, bytes.next()?, bytes.next()?];
@@ -271,7 +271,7 @@ fn open_json(frame: Bytes) -> Result<Frame, Malformed> {
     })
 }
 
-/// The event's type and where the object starts, if the line is as upstream prints it.
+/// Returns the event's type and the start of its object, if the line is as upstream prints it.
 fn printed_form(line: &[u8]) -> Option<(&[u8], usize)> {
     let rest = line.strip_prefix(br#"{"type":""#)?;
     let kind = &rest[..memchr::memchr(b'"', rest)?];
@@ -280,7 +280,7 @@ fn printed_form(line: &[u8]) -> Option<(&[u8], usize)> {
         .then(|| (kind, line.len() - object.len()))
 }
 
-/// WatchEvent{1: type, 2: RawExtension{1: envelope}}.
+/// Reads a WatchEvent{1: type, 2: RawExtension{1: envelope}}.
 fn open_protobuf(frame: Bytes) -> Result<Frame, Malformed> {
     const NO_OBJECT: Malformed = Malformed("event without an object");
     let (mut kind, mut extension) = (None, None);

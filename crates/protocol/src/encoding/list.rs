@@ -70,7 +70,7 @@ impl ListParts {
         Self { head, tail, items }
     }
 
-    /// Bytes of the whole body: the Content-Length.
+    /// Returns the number of bytes of the whole body: the Content-Length.
     pub fn body_len(&self) -> u64 {
         self.head.len() as u64 + self.items + self.tail.len() as u64
     }
@@ -190,7 +190,7 @@ impl WireFormat {
             .map(ToString::to_string)
     }
 
-    /// The object of an item.
+    /// Returns the object of an item.
     fn object(&self, item: Bytes) -> Result<Bytes, Malformed> {
         if !matches!(
             self.style,
@@ -213,7 +213,7 @@ impl WireFormat {
         Ok([&self.opening[..], &item[1..]].concat().into())
     }
 
-    /// Bytes of an item that stands at a place, with the separator before all but the first.
+    /// Returns the number of bytes of an item at a place, with the separator before all but the first.
     fn place_len(&self, index: usize, item: usize) -> usize {
         match self.style {
             PrintStyle::Message => protobuf::bytes_field_len(item),
@@ -341,7 +341,7 @@ impl<'a> JsonList<'a> {
     }
 }
 
-/// ListMeta in struct order. Source: `apimachinery/pkg/apis/meta/v1/types.go:61-106`.
+/// Returns ListMeta in struct order. Source: `apimachinery/pkg/apis/meta/v1/types.go:61-106`.
 pub(crate) fn struct_metadata(metadata: &ListMetadata<'_>, shard: Option<String>) -> String {
     let version = metadata.version;
     let token = metadata.continue_token.filter(|token| !token.is_empty());
@@ -358,7 +358,7 @@ pub(crate) fn struct_metadata(metadata: &ListMetadata<'_>, shard: Option<String>
     format!(r#"{{"resourceVersion":"{version}"{token}{remaining}{shard}}}"#)
 }
 
-/// ListMeta of custom resources: sorted, and `continue` always there.
+/// Returns ListMeta of custom resources: sorted, and `continue` always there.
 /// Source: `apimachinery/pkg/apis/meta/v1/unstructured/unstructured_list.go:184-198`.
 fn sorted_metadata(metadata: &ListMetadata<'_>) -> String {
     let version = metadata.version;
@@ -381,7 +381,7 @@ fn message_metadata(metadata: &ListMetadata<'_>, shard: Option<String>) -> Vec<u
     message.encode_to_vec()
 }
 
-/// A JSON string. Continue tokens are base64url, and shard selectors have no character that Go
+/// Returns a JSON string. Continue tokens are base64url, and shard selectors have no character that Go
 /// escapes, so its extra escapes never matter.
 fn quoted(text: &str) -> String {
     serde_json::Value::from(text).to_string()

@@ -138,8 +138,8 @@ impl PartialFormat {
             .get_body(&self.format.item_bytes(&self.object(metadata)))
     }
 
-    /// Bytes that the object with this metadata takes as an item of a list, with the separator
-    /// behind it.
+    /// Returns the number of bytes that the object with this metadata takes as an item of a list, with the
+    /// separator behind it.
     pub fn item_len(&self, metadata: &[u8]) -> usize {
         let length = self.object_len(metadata.len());
         match self.format.encoding() {
@@ -197,7 +197,7 @@ impl PartialFormat {
     }
 }
 
-/// A custom resource's metadata, sorted on every level, as upstream prints the struct.
+/// Puts a custom resource's metadata, which are sorted on every level, in the order of the struct.
 fn in_struct_order(metadata: &[u8]) -> Result<Bytes, Malformed> {
     let mut out = BytesMut::with_capacity(metadata.len());
     put_members(

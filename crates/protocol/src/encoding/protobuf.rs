@@ -51,12 +51,12 @@ pub(crate) fn envelope(type_meta: &[u8], object: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Bytes of the `k8s\0` envelope around an object of `raw` bytes, all included.
+/// Returns the number of bytes of the `k8s\0` envelope around an object of `raw` bytes, all included.
 pub(super) fn envelope_len(type_meta: &[u8], raw: usize) -> usize {
     MAGIC.len() + bytes_field_len(type_meta.len()) + bytes_field_len(raw) + UNKNOWN_TAIL.len()
 }
 
-/// The part of the envelope before an object of `raw` bytes; [`UNKNOWN_TAIL`] is the part after it.
+/// Appends the part of the envelope before an object of `raw` bytes. [`UNKNOWN_TAIL`] is the part after it.
 pub(super) fn put_envelope_head(out: &mut Vec<u8>, type_meta: &[u8], raw: usize) {
     out.extend_from_slice(MAGIC);
     put_bytes(out, 1, type_meta);
@@ -160,7 +160,7 @@ fn scan_metadata<'a>(metadata: &'a [u8], found: &mut ScanValues<'a>) -> Result<(
     Ok(())
 }
 
-/// Key and value of a map's entry.
+/// Returns key and value of a map's entry.
 pub(super) fn map_entry(entry: &[u8]) -> Result<(&str, &str), Malformed> {
     let (mut key, mut text) = ("", "");
     let mut fields = FieldReader::new(entry);
@@ -243,12 +243,12 @@ pub(super) fn read_error(object: &[u8]) -> Option<ErrorStatus> {
     Some(status)
 }
 
-/// An object's message cut around its metadata: what is before field 1, its content, what is after.
+/// Cuts an object's message around its metadata: the part before field 1, its content, the part after it.
 pub(super) fn split_metadata(object: &[u8]) -> Result<[&[u8]; 3], Malformed> {
     split_at_field(object, 1).map_err(|_| Malformed("object without metadata"))
 }
 
-/// The message with a new resourceVersion in its metadata. Source of the numbers: `ObjectMeta`
+/// Returns the message with a new resourceVersion in its metadata. Source of the numbers: `ObjectMeta`
 /// field 6.
 pub(super) fn with_version(object: &[u8], version: &str) -> Result<Vec<u8>, Malformed> {
     let [before, metadata, after] = split_metadata(object)?;

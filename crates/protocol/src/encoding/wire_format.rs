@@ -324,7 +324,7 @@ impl WireFormat {
         }
     }
 
-    /// The object's text comes in two parts.
+    /// Appends a whole watch frame of an object, whose text comes in two parts.
     fn put_frame(&self, kind: EventKind, opening: &[u8], rest: &[u8], out: &mut BytesMut) {
         let length = opening.len() + rest.len();
         let (head, tail) = self.event_ends(kind, length);

@@ -51,7 +51,7 @@ pub(crate) enum ValueShape {
 }
 
 impl ValueShape {
-    /// The text upstream formats the zero value as.
+    /// Returns the text as which upstream formats the zero value.
     fn zero(self) -> &'static str {
         match self {
             Self::Text => "",
@@ -65,7 +65,7 @@ impl FieldTable {
     /// The position of `metadata.name`.
     pub const NAME: usize = 0;
 
-    /// The table of a custom resource with its version's `selectableFields[].jsonPath`.
+    /// Creates the table of a custom resource with its version's `selectableFields[].jsonPath`.
     ///
     /// Paths that are more than plain members get no label here, so that their requests are
     /// forwarded.
@@ -98,8 +98,7 @@ impl FieldTable {
         table
     }
 
-    /// `metadata.name` and `metadata.namespace`: what every type without labels of its own
-    /// supports.
+    /// Creates the table of a type without labels of its own: `metadata.name` and `metadata.namespace`.
     ///
     /// Cluster-scoped types accept the namespace too; its value is empty.
     /// Source: `DefaultMetaV1FieldSelectorConversion` in `apimachinery/pkg/runtime/conversion.go`.
@@ -121,7 +120,7 @@ impl FieldTable {
         self.position(label).is_some_and(|position| position < 2)
     }
 
-    /// The position that objects are worth being found by: upstream has an index of the same.
+    /// Returns the position that is worth an index. Upstream has one of the same.
     /// Source: `kubernetes/pkg/registry/core/pod/strategy.go` (Indexers).
     pub fn indexed(&self) -> Option<usize> {
         self.position("spec.nodeName")
@@ -136,12 +135,12 @@ impl FieldTable {
         &self.steps
     }
 
-    /// Number of places a scan fills.
+    /// Returns the number of places that a scan fills.
     pub(crate) fn places(&self) -> usize {
         self.absent.len()
     }
 
-    /// The field values from position 2 on, given what a scan found at each place.
+    /// Returns the field values from position 2 on, given the values that a scan found at the places.
     pub(crate) fn values<'a>(
         &'a self,
         found: &'a [Option<Cow<'_, str>>],
@@ -188,7 +187,7 @@ impl FieldTable {
         Some(())
     }
 
-    /// The place at the end of a path, new or known. `None` if the path runs through another place.
+    /// Returns the place at the end of a path, new or known. `None` if the path runs through another place.
     ///
     /// A key that ends in `[0]` names a list whose first element the path goes on with.
     pub(super) fn place(&mut self, path: &[(&str, u32)], shape: ValueShape) -> Option<usize> {
