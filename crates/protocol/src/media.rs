@@ -255,7 +255,7 @@ impl WeightedClause {
         };
         let accepted = match conversion {
             [None, None, None] => representation(false),
-            [Some(kind), Some("meta.k8s.io"), Some("v1")] if kind == metadata => {
+            [Some(wanted), Some("meta.k8s.io"), Some("v1")] if wanted == metadata => {
                 representation(true)
             }
             // There is no such Table in protobuf.

@@ -226,9 +226,8 @@ impl Status {
             retry_after_seconds,
             ..StatusDetails::default()
         };
-        let details = (retry_after_seconds > 0).then_some(details);
         Self {
-            details,
+            details: (retry_after_seconds > 0).then_some(details),
             ..Self::new(503, "ServiceUnavailable", message)
         }
     }

@@ -271,8 +271,10 @@ impl BookmarkFormat {
         } else {
             ""
         };
-        let annotations = self.annotations_text(end);
-        let annotations = annotations.map_or(String::new(), |text| format!(",{text}"));
+        let annotations = match self.annotations_text(end) {
+            Some(text) => format!(",{text}"),
+            None => String::new(),
+        };
         format!(r#"{{"resourceVersion":"{version}"{creation}{annotations}}}"#)
     }
 
@@ -283,8 +285,10 @@ impl BookmarkFormat {
         } else {
             ""
         };
-        let annotations = self.annotations_text(end);
-        let annotations = annotations.map_or(String::new(), |text| format!("{text},"));
+        let annotations = match self.annotations_text(end) {
+            Some(text) => format!("{text},"),
+            None => String::new(),
+        };
         format!(r#"{{{annotations}{creation}"resourceVersion":"{version}"}}"#)
     }
 
@@ -299,9 +303,10 @@ impl BookmarkFormat {
     }
 
     fn message_metadata(&self, version: ResourceVersion, end: bool) -> Vec<u8> {
-        let annotations = self.annotations(end);
-        let annotations = annotations.map(|(key, value)| annotation(key, value));
-        ObjectMeta::new(version.to_string(), annotations.collect()).encode_to_vec()
+        let entries = self
+            .annotations(end)
+            .map(|(key, value)| annotation(key, value));
+        ObjectMeta::new(version.to_string(), entries.collect()).encode_to_vec()
     }
 
     /// Returns the annotations of a bookmark in the order of their keys.

@@ -224,11 +224,10 @@ impl WireFormat {
     fn json_page(&self, body: &Bytes, list: &JsonList<'_>) -> Result<ListPage, Malformed> {
         let items = list.items.as_deref().unwrap_or_default();
         let places = items.iter().map(|item| json::span(body, item)).collect();
-        let metadata = &list.metadata;
         let metadata = ListMetadata {
-            version: ResourceVersion::parse(metadata.version).ok_or(OTHER_STYLE)?,
-            continue_token: metadata.continue_token.as_deref(),
-            remaining: metadata.remaining,
+            version: ResourceVersion::parse(list.metadata.version).ok_or(OTHER_STYLE)?,
+            continue_token: list.metadata.continue_token.as_deref(),
+            remaining: list.metadata.remaining,
             shard: None,
         };
         self.page(body, places, metadata)
@@ -344,18 +343,19 @@ impl<'a> JsonList<'a> {
 /// Returns ListMeta in struct order. Source: `apimachinery/pkg/apis/meta/v1/types.go:61-106`.
 pub(crate) fn struct_metadata(metadata: &ListMetadata<'_>, shard: Option<String>) -> String {
     let version = metadata.version;
-    let token = metadata.continue_token.filter(|token| !token.is_empty());
-    let token = token
+    let token = metadata
+        .continue_token
+        .filter(|token| !token.is_empty())
         .map(|token| format!(r#","continue":{}"#, quoted(token)))
         .unwrap_or_default();
     let remaining = metadata
         .remaining
         .map(|count| format!(r#","remainingItemCount":{count}"#))
         .unwrap_or_default();
-    let shard = shard
+    let shard_info = shard
         .map(|selector| format!(r#","shardInfo":{{"selector":{}}}"#, quoted(&selector)))
         .unwrap_or_default();
-    format!(r#"{{"resourceVersion":"{version}"{token}{remaining}{shard}}}"#)
+    format!(r#"{{"resourceVersion":"{version}"{token}{remaining}{shard_info}}}"#)
 }
 
 /// Returns ListMeta of custom resources: sorted, and `continue` always there.

@@ -31,14 +31,14 @@ struct CustomColumn {
 impl CustomPrinter {
     pub(super) fn new(columns: &[PrinterColumn]) -> Option<Self> {
         let age = [PrinterColumn::age()];
-        let columns = if columns.is_empty() { &age } else { columns };
-        let columns = columns.iter().map(|definition| {
+        let definitions = if columns.is_empty() { &age } else { columns };
+        let parsed = definitions.iter().map(|definition| {
             Some(CustomColumn {
                 definition: definition.clone(),
                 path: JsonPath::parse(&definition.json_path)?,
             })
         });
-        columns.collect::<Option<Vec<_>>>().map(Self)
+        parsed.collect::<Option<Vec<_>>>().map(Self)
     }
 
     pub(super) fn columns(&self) -> impl Iterator<Item = KnownColumn<'_>> {
@@ -86,8 +86,8 @@ fn name_of<'a>(object: &Members<'a>) -> Result<Cow<'a, str>, Malformed> {
         #[serde(borrow, default)]
         name: Cow<'a, str>,
     }
-    let metadata = object.only("metadata").ok_or(NO_OBJECT)?;
-    let metadata: Metadata<'_> = serde_json::from_str(metadata.get()).map_err(|_| NO_OBJECT)?;
+    let text = object.only("metadata").ok_or(NO_OBJECT)?.get();
+    let metadata: Metadata<'_> = serde_json::from_str(text).map_err(|_| NO_OBJECT)?;
     Ok(metadata.name)
 }
 
@@ -128,9 +128,9 @@ fn float_text(value: &str) -> Result<String, Malformed> {
     let (first, more) = digits.trim_end_matches('0').split_at(1);
     let point = if more.is_empty() { "" } else { "." };
     let direction = if exponent < 0 { '-' } else { '+' };
-    let exponent = exponent.unsigned_abs();
+    let power_digits = exponent.unsigned_abs();
     Ok(format!(
-        "{sign}{first}{point}{more}e{direction}{exponent:02}"
+        "{sign}{first}{point}{more}e{direction}{power_digits:02}"
     ))
 }
 
@@ -185,18 +185,18 @@ mod tests {
 
     /// Returns the cells of an object in columns of these paths.
     fn cells_of(object: &str, paths: &[&str]) -> Result<String, Malformed> {
-        let columns = paths.iter().map(|path| {
-            let column = format!(r#"{{"name":"C","type":"string","jsonPath":"{path}"}}"#);
-            serde_json::from_str(&column).unwrap()
-        });
-        let columns: Vec<PrinterColumn> = columns.collect();
+        let column_of = |path: &&str| {
+            let text = format!(r#"{{"name":"C","type":"string","jsonPath":"{path}"}}"#);
+            serde_json::from_str(&text).unwrap()
+        };
+        let columns: Vec<PrinterColumn> = paths.iter().map(column_of).collect();
         let mut cells = Cells::new(Timestamp::UNIX_EPOCH, None);
         CustomPrinter::new(&columns)
             .unwrap()
             .print(object.as_bytes(), &mut cells)?;
         let row = cells.row_head();
-        let row = row.strip_prefix(r#"{"cells":["#).unwrap();
-        Ok(row.split_once(r#"],"object""#).unwrap().0.to_owned())
+        let inside = row.strip_prefix(r#"{"cells":["#).unwrap();
+        Ok(inside.split_once(r#"],"object""#).unwrap().0.to_owned())
     }
 
     #[test]

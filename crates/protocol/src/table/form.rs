@@ -324,9 +324,9 @@ impl TableForm {
     /// `false` if nothing is.
     fn compare(&self, row: &str, moments: &mut PrintMoments) -> Result<bool, Malformed> {
         const DIFFERS: Malformed = Malformed("a row that upstream prints in another way");
-        let object = Bytes::copy_from_slice(TableAnswer::object_of(row)?.as_bytes());
-        self.format.check(&object)?;
-        let object = self.format.item_bytes(&object);
+        let whole = Bytes::copy_from_slice(TableAnswer::object_of(row)?.as_bytes());
+        self.format.check(&whole)?;
+        let object = self.format.item_bytes(&whole);
         let Ok(likely) = self.printed(&object, moments.likely) else {
             return Ok(false);
         };
@@ -405,8 +405,8 @@ impl PrintMoments {
         let mut all = vec![earliest];
         all.extend(later.take_while(|moment| *moment <= latest));
         // Most answers are prompt, and most clocks are right.
-        let likely = all.iter().find(|moment| *moment >= asked.start());
-        let likely = *likely.unwrap_or(&earliest);
+        let during = all.iter().find(|moment| *moment >= asked.start());
+        let likely = *during.unwrap_or(&earliest);
         Self { all, likely }
     }
 

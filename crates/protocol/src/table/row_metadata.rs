@@ -67,27 +67,31 @@ impl<'a> Annotation<'a> {
     }
 
     fn removed_from(&self, metadata: &str) -> Result<String, Malformed> {
-        let rest = if self.all == format!("{{{}}}", self.member) {
-            None
-        } else {
-            let first = format!("{{{},", self.member);
-            let later = format!(",{}", self.member);
-            let rest = if self.all.starts_with(&first) {
-                self.all.replacen(&first, "{", 1)
-            } else {
-                self.all.replacen(&later, "", 1)
-            };
-            Some(rest).filter(|rest| rest.len() + later.len() == self.all.len())
-        };
         let whole = format!(r#","annotations":{}"#, self.all);
         let (before, after) = metadata
             .split_once(&whole)
             .ok_or(Malformed("annotations at an odd place"))?;
-        Ok(match rest {
-            None if self.all.len() == self.member.len() + 2 => format!("{before}{after}"),
-            None => return Err(Malformed("an annotation in another style")),
-            Some(rest) => format!(r#"{before},"annotations":{rest}{after}"#),
-        })
+        if self.all == format!("{{{}}}", self.member) {
+            return Ok(format!("{before}{after}"));
+        }
+        let others = self.others()?;
+        Ok(format!(r#"{before},"annotations":{others}{after}"#))
+    }
+
+    /// Returns the text of the other annotations.
+    fn others(&self) -> Result<String, Malformed> {
+        let first = format!("{{{},", self.member);
+        let later = format!(",{}", self.member);
+        let others = if self.all.starts_with(&first) {
+            self.all.replacen(&first, "{", 1)
+        } else {
+            self.all.replacen(&later, "", 1)
+        };
+        if others.len() + later.len() == self.all.len() {
+            Ok(others)
+        } else {
+            Err(Malformed("an annotation in another style"))
+        }
     }
 }
 
