@@ -10,7 +10,7 @@ use super::age::ObjectTime;
 use super::cells::Cells;
 use super::column::{KnownColumn, NAME, PrinterColumn};
 use super::json_path::JsonPath;
-use super::members::Members;
+use super::members::ObjectMembers;
 use crate::encoding::Malformed;
 
 const NO_OBJECT: Malformed = Malformed("a custom object that can't be read");
@@ -46,7 +46,7 @@ impl CustomPrinter {
     }
 
     pub(super) fn print(&self, object: &[u8], cells: &mut Cells) -> Result<(), Malformed> {
-        let object: Members<'_> = serde_json::from_slice(object).map_err(|_| NO_OBJECT)?;
+        let object: ObjectMembers<'_> = serde_json::from_slice(object).map_err(|_| NO_OBJECT)?;
         cells.text(&name_of(&object)?);
         for column in &self.0 {
             match column.path.first(&object) {
@@ -80,7 +80,7 @@ impl CustomColumn {
 }
 
 /// Returns the name of an object; an empty one if it has none.
-fn name_of<'a>(object: &Members<'a>) -> Result<Cow<'a, str>, Malformed> {
+fn name_of<'a>(object: &ObjectMembers<'a>) -> Result<Cow<'a, str>, Malformed> {
     #[derive(Deserialize)]
     struct Metadata<'a> {
         #[serde(borrow, default)]

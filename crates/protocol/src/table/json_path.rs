@@ -4,7 +4,7 @@
 //! Source: `client-go/util/jsonpath`.
 use serde_json::value::RawValue;
 
-use super::members::{Members, member};
+use super::members::{ObjectMembers, member};
 
 /// A path to values of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,7 +43,7 @@ impl JsonPath {
     /// Returns the first value at the path, as text of JSON.
     pub(super) fn first<'a>(
         &self,
-        object: &Members<'a>,
+        object: &ObjectMembers<'a>,
     ) -> Result<Option<&'a RawValue>, WrongType> {
         let Some((PathNode::Field(name), rest)) = self.0.split_first() else {
             // An object has no elements.
@@ -200,7 +200,7 @@ mod tests {
         {"status":"none"},{"type":"Ready","status":"True"}],"odd":[{"type":7}]}}"#;
 
     fn first(path: &str) -> Result<Option<String>, WrongType> {
-        let object: Members<'_> = serde_json::from_str(OBJECT).unwrap();
+        let object: ObjectMembers<'_> = serde_json::from_str(OBJECT).unwrap();
         let found = JsonPath::parse(path).expect(path).first(&object)?;
         Ok(found.map(|value| value.get().to_owned()))
     }

@@ -10,9 +10,9 @@ use serde_json::value::RawValue;
 
 /// All members of a JSON object.
 #[derive(Debug)]
-pub(super) struct Members<'a>(Vec<(Cow<'a, str>, &'a RawValue)>);
+pub(super) struct ObjectMembers<'a>(Vec<(Cow<'a, str>, &'a RawValue)>);
 
-impl<'a> Members<'a> {
+impl<'a> ObjectMembers<'a> {
     /// Returns the member of this name.
     pub(super) fn get(&self, name: &str) -> Option<&'a RawValue> {
         self.named(name).last()
@@ -31,7 +31,7 @@ impl<'a> Members<'a> {
     }
 }
 
-impl<'de> Deserialize<'de> for Members<'de> {
+impl<'de> Deserialize<'de> for ObjectMembers<'de> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_map(AllMembers)
     }
@@ -53,7 +53,7 @@ struct OneMember<'n>(&'n str);
 struct KeyIs<'n>(&'n str);
 
 impl<'de> Visitor<'de> for AllMembers {
-    type Value = Members<'de>;
+    type Value = ObjectMembers<'de>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("an object")
@@ -66,7 +66,7 @@ impl<'de> Visitor<'de> for AllMembers {
         while let Some(Key(key)) = map.next_key()? {
             members.push((key, map.next_value()?));
         }
-        Ok(Members(members))
+        Ok(ObjectMembers(members))
     }
 }
 
@@ -117,7 +117,7 @@ mod tests {
     const OBJECT: &str = r#"{"a":1,"b":{"a":2},"\u0063":[3],"a":{"a":4},"\"":null}"#;
 
     fn found(name: &str) -> [Option<&'static str>; 2] {
-        let members: Members<'static> = serde_json::from_str(OBJECT).unwrap();
+        let members: ObjectMembers<'static> = serde_json::from_str(OBJECT).unwrap();
         let object: &'static RawValue = serde_json::from_str(OBJECT).unwrap();
         [members.get(name), member(object, name)].map(|value| value.map(RawValue::get))
     }
@@ -139,7 +139,7 @@ mod tests {
     #[test]
     fn the_later_of_two_members_counts() {
         assert_eq!(found("a"), [Some(r#"{"a":4}"#); 2]);
-        let members: Members<'_> = serde_json::from_str(OBJECT).unwrap();
+        let members: ObjectMembers<'_> = serde_json::from_str(OBJECT).unwrap();
         assert!(members.only("a").is_none());
         assert!(members.only("b").is_some());
         assert!(members.only("d").is_none());
@@ -157,7 +157,10 @@ mod tests {
         ] {
             let value: &RawValue = serde_json::from_str(text).unwrap();
             assert!(member(value, "a").is_none(), "{text}");
-            assert!(serde_json::from_str::<Members<'_>>(text).is_err(), "{text}");
+            assert!(
+                serde_json::from_str::<ObjectMembers<'_>>(text).is_err(),
+                "{text}"
+            );
         }
     }
 }
