@@ -190,6 +190,31 @@ fn prose_is_at_most_120_columns_wide() {
     assert!(wide.is_empty(), "{}", wide.join("\n"));
 }
 
+/// Returns the numbers of lines with a fence or a table's rule that is no line of its own.
+fn broken_blocks(text: &str) -> Vec<usize> {
+    let is_broken = |line: &str| {
+        let is_fence = line.starts_with("```") && !line[3..].contains([' ', '`']);
+        let is_rule = line.chars().all(|character| "|-: ".contains(character));
+        line.contains("```") && !is_fence || line.contains("|---|") && !is_rule
+    };
+    let lines = text.lines().zip(1..);
+    let broken = lines.filter(|(line, _)| is_broken(line.trim_start()));
+    broken.map(|(_, number)| number).collect()
+}
+
+#[test]
+fn fences_and_rules_of_tables_have_lines_of_their_own() {
+    let mut broken = Vec::new();
+    for document in all("", &[".md"]) {
+        let text = fs::read_to_string(&document).unwrap();
+        let lines = broken_blocks(&text).into_iter();
+        broken.extend(lines.map(|line| format!("{}:{line}", document.display())));
+    }
+    assert!(broken.is_empty(), "{}", broken.join("\n"));
+    let planted = "  ```sh\n  a\n  ```\n| a |\n|---|---|\n``` a\nb ```\n| a | |---|---|\n";
+    assert_eq!(broken_blocks(planted), [6, 7, 8]);
+}
+
 #[test]
 fn the_readme_has_at_most_1000_words() {
     let words = read("README.md").split_whitespace().count();
