@@ -7,6 +7,7 @@ mod traces;
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::{IsTerminal, Write};
 use std::sync::OnceLock;
+use std::time::Duration;
 use std::{panic, thread};
 
 use anyhow::Context;
@@ -20,6 +21,9 @@ use queue::LogQueue;
 
 pub use queue::LastLines;
 pub use traces::{Traces, traced, traces};
+
+/// Longest wait for the line of a panic.
+const PANIC_WRITTEN: Duration = Duration::from_millis(100);
 
 /// Format of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -55,15 +59,20 @@ pub fn logs(format: LogFormat, filter: &str) -> anyhow::Result<()> {
 /// The caller keeps what is returned to the end.
 pub fn queued_logs(format: LogFormat, filter: &str) -> anyhow::Result<LastLines> {
     let (queue, last) = LogQueue::start(std::io::stderr()).context("cannot start the log")?;
-    logs_to(move || queue.clone(), format, filter)?;
-    log_panics();
+    let log = queue.clone();
+    logs_to(move || log.clone(), format, filter)?;
+    log_panics(queue);
     Ok(last)
 }
 
 /// Has panics logged as other events are. The usual hook writes to standard error itself: several lines that
-/// are no JSON, and it waits for whoever reads them.
-fn log_panics() {
-    panic::set_hook(Box::new(|panic| {
+/// are no JSON, and it waits for whoever reads them. It is used if errors are not logged.
+fn log_panics(queue: LogQueue) {
+    let usual = panic::take_hook();
+    panic::set_hook(Box::new(move |panic| {
+        if !tracing::enabled!(tracing::Level::ERROR) {
+            return usual(panic);
+        }
         let backtrace = Backtrace::capture();
         let backtrace = (backtrace.status() == BacktraceStatus::Captured).then_some(backtrace);
         tracing::error!(
@@ -73,6 +82,8 @@ fn log_panics() {
             "panicked: {}",
             panic.payload_as_str().unwrap_or("the message is no text")
         );
+        // The process may be about to abort.
+        queue.wait(PANIC_WRITTEN);
     }));
 }
 

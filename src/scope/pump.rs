@@ -106,6 +106,8 @@ pub(super) struct ScopePump {
     release: ReleaseLearner,
     /// An event that is known came again in other bytes. The followed server's release tells why.
     is_rewritten: bool,
+    /// The last time that an object came in other bytes, unless a change of the schema followed.
+    unexplained_rewrite: Option<Instant>,
     /// The release of the followed server, once it has told it.
     followed_release: Option<Release>,
     /// The time before the request for the list that is under way.
@@ -204,6 +206,7 @@ impl ScopePump {
             probe,
             schema_relist: None,
             is_rewritten: false,
+            unexplained_rewrite: None,
             followed_release: None,
             list_asked: None,
             ready: None,
@@ -456,6 +459,7 @@ impl ScopePump {
         if let Some(reflector) = self.feed.reflector() {
             reflector.schema_changed();
         }
+        self.unexplained_rewrite = None;
         let now = Instant::now();
         let first = self.schema_relist.map_or(now, |list| list.first);
         let latest = first + MOST_REBUILDS * STORAGE_REBUILD;

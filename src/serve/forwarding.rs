@@ -179,10 +179,15 @@ impl ServiceParts {
         completion: &mut Completion,
     ) -> Response<Body> {
         let mut caller = ForwardedCaller::of(&exchange);
-        let Exchange { request, plan, .. } = exchange;
+        let Exchange {
+            request,
+            plan,
+            arrived,
+            ..
+        } = exchange;
         let query = request.uri().query();
         let is_safe = request.method().is_safe();
-        let takeover = self.takeovers.of(reason, query, plan.action);
+        let takeover = self.takeovers.of(reason, query, plan.action, arrived);
         let is_watch = plan.verb == Verb::Watch;
         let has_initial_events = is_watch && orderly_end::has_initial_events(query);
         let sent = self.send(request, plan.forward_class, &caller, permit);

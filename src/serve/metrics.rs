@@ -292,18 +292,23 @@ pub(super) fn filtered(flag: &'static str) {
     FILTERED.with([flag.into()]).increment(1);
 }
 
-/// Returns the gauge of things in use, of which all callers may have so many. Zero stands for no bound.
-pub(super) fn in_use(limit: &'static str, all: u64) -> Gauge {
-    if all > 0 {
-        LIMIT.with([limit.into()]).set(all as f64);
+/// Returns the gauges of the number of things that are in use, and of the number that all callers may have.
+/// Zero stands for no bound, which has none.
+pub(super) fn limited_number(limit: &'static str, all: u64) -> [Gauge; 2] {
+    let held = IN_USE.with([limit.into()]);
+    if all == 0 {
+        return [held, Gauge::noop()];
     }
-    IN_USE.with([limit.into()])
+    let bound = LIMIT.with([limit.into()]);
+    bound.set(all as f64);
+    [held, bound]
 }
 
-/// Returns the gauge of memory in use, of which all callers may have so many bytes.
-pub(super) fn bytes_in_use(limit: &'static str, all: u64) -> Gauge {
-    BYTES_LIMIT.with([limit.into()]).set(all as f64);
-    BYTES_IN_USE.with([limit.into()])
+/// Returns the gauges of the bytes that are in use, and of those that all callers may have.
+pub(super) fn limited_bytes(limit: &'static str, all: u64) -> [Gauge; 2] {
+    let bound = BYTES_LIMIT.with([limit.into()]);
+    bound.set(all as f64);
+    [BYTES_IN_USE.with([limit.into()]), bound]
 }
 
 /// A request on its way to an answer. If it is dropped before, its client has given it up, or its

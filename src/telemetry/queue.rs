@@ -48,6 +48,11 @@ impl LogQueue {
             .spawn(move || write_all(&received, log, &writing))?;
         Ok((Self { lines, waiting }, last))
     }
+
+    /// Waits until all lines are written, at most for this time. Blocks.
+    pub(super) fn wait(&self, at_most: Duration) {
+        wait_until_written(&self.waiting, at_most);
+    }
 }
 
 impl Write for LogQueue {
@@ -69,10 +74,15 @@ impl Write for LogQueue {
 
 impl Drop for LastLines {
     fn drop(&mut self) {
-        let until = Instant::now() + LAST_LINES;
-        while self.0.load(Ordering::Relaxed) > 0 && Instant::now() < until {
-            thread::sleep(LOOK);
-        }
+        wait_until_written(&self.0, LAST_LINES);
+    }
+}
+
+/// Waits until all bytes that are waiting are written, at most for this time. Blocks.
+fn wait_until_written(waiting: &AtomicUsize, at_most: Duration) {
+    let until = Instant::now() + at_most;
+    while waiting.load(Ordering::Relaxed) > 0 && Instant::now() < until {
+        thread::sleep(LOOK);
     }
 }
 

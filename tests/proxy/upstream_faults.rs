@@ -161,6 +161,17 @@ async fn a_read_with_a_timeout_is_forwarded_before_its_time_is_over() {
         let left: u64 = given.next().unwrap().parse().unwrap();
         assert!(left <= 500, "upstream has {left} ms for {path}");
     }
+    // A watch, too, waits for half of its time, and upstream is told what is left.
+    let begin = format!("{pods}?timeoutSeconds=");
+    let path = format!("{begin}4&watch=1&resourceVersion=0");
+    let watch = fixture.proxied.watch(Protocol::Http2, &path).await;
+    let recorded = fixture.upstream.take_recorded();
+    let mut given = recorded
+        .iter()
+        .filter_map(|head| head.target.strip_prefix(&begin)?.split_once('&'));
+    let left: u64 = given.next().unwrap().0.parse().unwrap();
+    assert!(left <= 2, "upstream has {left} s");
+    drop(watch);
     fixture.stop().await;
 }
 

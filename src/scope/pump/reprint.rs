@@ -1,6 +1,7 @@
 //! Applies what a scope's task learned of another release.
 use std::fmt;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use watershed_protocol::{BookmarkFormat, is_built_in_group};
 
@@ -13,6 +14,9 @@ use crate::scope::phase::{ReadyScope, ScopePhase};
 use crate::store::StoredObject;
 use crate::upstream::{InitialEventsAnswer, PrintedForm, Release};
 use crate::work::{REPLACED_OBJECT, repeat};
+
+/// Time within which an object of a custom type that is printed differently for a second time is a fault.
+const REWRITTEN_AGAIN: Duration = Duration::from_mins(10);
 
 impl ScopePump {
     /// Shows the server at which the scope is followed from now on, whose release is not known yet.
@@ -95,18 +99,20 @@ impl ScopePump {
     }
 
     /// Lists the scope again, as an object is printed differently in the same version. The definition of a
-    /// custom type may have changed, and be seen in objects first.
+    /// custom type may have changed, and be seen in objects first. If it has not, that happens again.
     pub(super) fn relist_rewritten(&mut self, error: impl fmt::Display) {
         let resource = &self.scope.key.gvr;
-        if is_built_in_group(&resource.group) {
-            self.inconsistent(error);
-        } else {
+        let before = self.unexplained_rewrite.replace(Instant::now());
+        let is_first = before.is_none_or(|before| before.elapsed() > REWRITTEN_AGAIN);
+        if is_first && !is_built_in_group(&resource.group) {
             tracing::info!(
                 %resource,
                 %error,
                 "objects differ, as after a change of the type's definition; listing again"
             );
             self.relist();
+        } else {
+            self.inconsistent(error);
         }
     }
 

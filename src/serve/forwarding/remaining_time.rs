@@ -31,8 +31,7 @@ pub(super) fn with_time_left(target: &Uri, is_watch: bool, passed: Duration) -> 
         let left = seconds.saturating_sub(passed.as_secs()).max(1);
         (left < seconds).then(|| left.to_string())?
     } else {
-        let left = request_timeout(Some(query))?.saturating_sub(passed);
-        format!("{}ms", left.as_millis().max(1))
+        go_duration(request_timeout(Some(query))?.saturating_sub(passed))?
     };
     let changed = format!("{name}={left}");
     let mut pieces: Vec<_> = query.split('&').collect();
@@ -41,6 +40,20 @@ pub(super) fn with_time_left(target: &Uri, is_watch: bool, passed: Duration) -> 
     let mut parts = target.clone().into_parts();
     parts.path_and_query = Some(PathAndQuery::try_from(path).ok()?);
     Uri::from_parts(parts).ok()
+}
+
+/// Returns a time as a parameter, rounded down so that equal requests stay equal: another proxy may be next,
+/// which answers those together. `None` if it does not read so many seconds.
+fn go_duration(time: Duration) -> Option<String> {
+    const COARSE: Duration = Duration::from_secs(5);
+    const MOST: u64 = 999_999;
+    if time >= COARSE {
+        let seconds = time.as_secs();
+        (seconds <= MOST).then(|| format!("{seconds}s"))
+    } else {
+        let tenths = (time.as_millis() / 100).max(1);
+        Some(format!("{tenths}00ms"))
+    }
 }
 
 #[cfg(test)]
@@ -53,22 +66,23 @@ mod tests {
             (
                 "/a?timeout=4s&b=c",
                 false,
-                1_500,
+                1_440,
                 Some("/a?timeout=2500ms&b=c"),
             ),
             (
                 "/a?b=%26&timeout=1m",
                 false,
                 100,
-                Some("/a?b=%26&timeout=59900ms"),
+                Some("/a?b=%26&timeout=59s"),
             ),
+            ("/a?timeout=1h", false, 140, Some("/a?timeout=3599s")),
             (
                 "/a?timeout=1s&timeout=2s",
                 false,
                 500,
                 Some("/a?timeout=500ms&timeout=2s"),
             ),
-            ("/a?timeout=1s", false, 5_000, Some("/a?timeout=1ms")),
+            ("/a?timeout=1s", false, 5_000, Some("/a?timeout=100ms")),
             (
                 "https://h/a?timeout=1s",
                 false,
@@ -76,6 +90,7 @@ mod tests {
                 Some("https://h/a?timeout=800ms"),
             ),
             ("/a?timeout=1s", false, 99, None),
+            ("/a?timeout=9999h", false, 500, None),
             ("/a?timeout=soon", false, 500, None),
             ("/a?time%6Fut=1s", false, 500, None),
             ("/a?mytimeout=1s", false, 500, None),
@@ -99,6 +114,8 @@ mod tests {
         ] {
             let uri: Uri = target.parse().unwrap();
             let left = with_time_left(&uri, is_watch, Duration::from_millis(millis));
+            let query = left.as_ref().and_then(Uri::query);
+            assert!(query.is_none() || is_watch || request_timeout(query).is_some());
             assert_eq!(
                 left.map(|uri| uri.to_string()).as_deref(),
                 wanted,

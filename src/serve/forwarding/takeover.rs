@@ -60,6 +60,7 @@ impl Takeovers {
         reason: ForwardReason,
         query: Option<&str>,
         action: PlannedAction,
+        arrived: std::time::Instant,
     ) -> Option<Takeover> {
         // A shadow would forward the client's next watch, too.
         if self.shared.opener.policy.verification.shadow {
@@ -82,7 +83,7 @@ impl Takeovers {
             WatchStart::State { .. } | WatchStart::Now(_) => return None,
         };
         let lasts = watch.timeout_seconds.map(Duration::from_secs);
-        let ends = lasts.and_then(|lasts| Instant::now().checked_add(lasts));
+        let ends = lasts.and_then(|lasts| Instant::from_std(arrived).checked_add(lasts));
         is_temporary(reason).then(|| Takeover {
             shared: Arc::clone(&self.shared),
             reason,

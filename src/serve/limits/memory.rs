@@ -177,8 +177,13 @@ impl RequestMemory {
             return Err(self.limit_of(&share).exceeded());
         }
         Ok(Some(match origin {
-            AnswerOrigin::OpenUpstream => HeldAnswer::of_waiting(share, SentAhead::EVENTS),
-            AnswerOrigin::Relayed => HeldAnswer::of_waiting(share, SentAhead::PIECES),
+            AnswerOrigin::OpenUpstream => {
+                HeldAnswer::of_waiting(share, SentAhead::EVENTS, may_refuse)
+            }
+            AnswerOrigin::Relayed => {
+                let ahead = SentAhead::of_pieces(answer.body().size_hint().upper());
+                HeldAnswer::of_waiting(share, ahead, may_refuse)
+            }
             _ => HeldAnswer::whole(share),
         }))
     }

@@ -16,7 +16,8 @@ impl ReadLimits {
     pub(in crate::serve) fn new(limits: UserLimits) -> Self {
         let shares = |name, each: u32| {
             let each = u64::from(each);
-            Shares::new(ShareLimits { all: 0, each }, metrics::in_use(name, 0))
+            let [held, _] = metrics::limited_number(name, 0);
+            Shares::new(ShareLimits { all: 0, each }, held)
         };
         Self {
             scans: Limit::new(LimitExceeded::Scans, 0, limits.scans.into()),

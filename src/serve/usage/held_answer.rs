@@ -8,9 +8,16 @@ pub(in crate::serve) struct SentAhead(u64);
 impl SentAhead {
     /// Of a watch, the window of its stream.
     pub(in crate::serve) const EVENTS: Self = Self(256 << 10);
-    /// Of an answer that a pod may write: as many pieces of a byte as its connection bears.
-    /// Measured: 1.75 MiB (docs/security.md, Limits of connections).
-    pub(in crate::serve) const PIECES: Self = Self(2 << 20);
+    /// The memory of a piece of one byte.
+    const PIECE: u64 = 256;
+    /// As many of them as a connection bears. Measured: 1.75 MiB (docs/security.md, Limits of connections).
+    const ALL_PIECES: u64 = 2 << 20;
+
+    /// Of an answer that a pod may write, which has this length if it tells one.
+    pub(in crate::serve) fn of_pieces(length: Option<u64>) -> Self {
+        let whole = length.map(|length| length.saturating_mul(Self::PIECE));
+        Self(whole.map_or(Self::ALL_PIECES, |whole| whole.min(Self::ALL_PIECES)))
+    }
 }
 
 /// Bytes of the last chunk that count while the connection may hold it. Of a watch, the next event or
@@ -28,6 +35,8 @@ struct WaitingBytes {
     /// Bytes that the connection may hold.
     in_connection: u64,
     ahead: SentAhead,
+    /// The answer is not cut, whatever waits: it tells what upstream has done.
+    is_sent_in_any_case: bool,
 }
 
 impl HeldAnswer {
@@ -43,12 +52,13 @@ impl HeldAnswer {
     }
 
     /// An answer that takes what its client leaves waiting, and what upstream sends ahead meanwhile.
-    pub(in crate::serve) fn of_waiting(share: Share, ahead: SentAhead) -> Self {
+    pub(in crate::serve) fn of_waiting(share: Share, ahead: SentAhead, may_refuse: bool) -> Self {
         Self {
             share,
             waiting: Some(WaitingBytes {
                 in_connection: Self::IDLE_BYTES,
                 ahead,
+                is_sent_in_any_case: !may_refuse,
             }),
         }
     }
@@ -62,7 +72,12 @@ impl HeldAnswer {
         let bytes = bytes as u64;
         let before = waiting.in_connection;
         waiting.in_connection = bytes.clamp(Self::IDLE_BYTES, CONNECTION_BYTES);
-        self.share.resize(before + bytes + waiting.ahead.0)
+        let counted = before + bytes + waiting.ahead.0;
+        if waiting.is_sent_in_any_case {
+            self.share.force(counted);
+            return true;
+        }
+        self.share.resize(counted)
     }
 
     /// Notes that the connection has taken what waited. It holds that until the client takes it.
@@ -88,16 +103,23 @@ mod tests {
             each: 0,
         };
         let shares = Shares::new(limits, Gauge::noop());
-        let open = |ahead| {
-            let caller = CallerKey::Address([192, 0, 2, 1].into());
-            HeldAnswer::of_waiting(shares.take(caller, HeldAnswer::IDLE_BYTES).unwrap(), ahead)
+        let caller = CallerKey::Address([192, 0, 2, 1].into());
+        let open = |ahead, may_refuse| {
+            let share = shares.take(caller.clone(), HeldAnswer::IDLE_BYTES);
+            HeldAnswer::of_waiting(share.unwrap(), ahead, may_refuse)
         };
-        let mut log = open(SentAhead::PIECES);
+        let pieces = SentAhead::of_pieces(None);
+        let mut log = open(pieces, true);
         assert!(log.waits(1));
         assert!(log.share.amount() > 2 << 20);
-        let mut other = open(SentAhead::PIECES);
+        let mut other = open(pieces, true);
         assert!(!other.waits(1), "one caller has half of what is free");
-        assert!(open(SentAhead::EVENTS).waits(1));
+        assert!(open(SentAhead::EVENTS, true).waits(1));
+        assert!(open(SentAhead::of_pieces(Some(300)), true).waits(300));
+        assert!(
+            open(pieces, false).waits(1),
+            "it tells what upstream has done"
+        );
         log.taken();
         assert_eq!(log.share.amount(), HeldAnswer::IDLE_BYTES);
         assert!(other.waits(1));

@@ -86,7 +86,7 @@ struct ExecCredential {
     status: CredentialStatus,
 }
 
-/// Empty members are as those that are missing.
+/// A token, a certificate and a key that are empty are as those that are missing.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct CredentialStatus {
