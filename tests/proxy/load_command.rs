@@ -1,7 +1,7 @@
 //! `watershed load` against the simulated API server and against the proxy. No event is lost, and
 //! planted faults are found.
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use base64::Engine as _;
 use serde_json::Value;
@@ -253,10 +253,15 @@ async fn events_that_never_arrive_count_as_lost() {
         "silent",
         &server.kubeconfig_yaml(),
     )]);
-    plan.settle = Duration::from_millis(200);
+    plan.settle = Duration::from_secs(2);
     server.faults().set(|active| active.silent = true);
+    let begun = Instant::now();
     let measured = run(&plan).await.unwrap();
+    let whole = begun.elapsed();
     let round = &measured.servers[0].rounds[0];
+    // Rates are not divided by the settling.
+    let load = Duration::from_secs_f64(round.seconds);
+    assert!(load + plan.settle <= whole, "{load:?} of {whole:?}");
     assert!(
         round.events_lost > 0 && round.events_delivered == 0,
         "{round:?}"

@@ -63,7 +63,7 @@ pub struct ServerResult {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RoundResult {
-    /// From the first to the last event, and the settling after it.
+    /// Length of the load in seconds, without the settling after it.
     pub seconds: f64,
     /// Watches that were wanted.
     pub watches: usize,
@@ -75,7 +75,7 @@ pub struct RoundResult {
     pub opening_seconds: f64,
     /// Time of each watch to its first state.
     pub first_state: Distribution,
-    /// Events of any kind.
+    /// Events of any kind in these seconds.
     pub events: u64,
     /// Confirmed writes, each times the watches that were to be told.
     pub events_expected: u64,
@@ -87,7 +87,7 @@ pub struct RoundResult {
     pub events_repeated: u64,
     /// Watches that ended in good order and were opened again.
     pub watches_resumed: u64,
-    /// Bytes of watches.
+    /// Bytes of watches in these seconds.
     pub watch_bytes: u64,
     /// From before the write was sent until its event was there.
     pub delivery: Distribution,
@@ -145,7 +145,7 @@ pub struct Distribution {
 pub struct ProcessConsumption {
     /// CPU seconds until all watches had their first state.
     pub opening_cpu_seconds: f64,
-    /// CPU seconds while it was measured.
+    /// CPU seconds during the load.
     pub cpu_seconds: f64,
     /// The most resident memory seen in the round.
     pub memory_bytes: u64,

@@ -76,6 +76,7 @@ impl ServerTurn<'_> {
         let mut load = self.load(&tally, &load_stop);
         let samples = self.sample(&tally, &mut meter, begun).await;
         load_stop.cancel();
+        let load_end = LoadEnd::now(begun, &tally, &mut meter);
         while load.join_next().await.is_some() {}
         let expected = expected(&before, &common.ledger.all_confirmed(), &audience);
         self.wait(plan.settle, RoundStage::Settling, &tally, || {
@@ -84,18 +85,20 @@ impl ServerTurn<'_> {
             come >= expected
         })
         .await;
-        let seconds = begun.elapsed().as_secs_f64();
-        let ended = meter.all();
+        // The peak of memory, and processes that have ended.
+        meter.all();
         tally.measure(false);
         stop.cancel();
         let missing: u64 = watches.join_all().await.into_iter().sum();
 
         let mut round = RoundResult {
-            seconds,
+            seconds: load_end.seconds,
             opening_seconds,
+            events: load_end.events,
+            watch_bytes: load_end.watch_bytes,
             events_expected: expected,
             events_lost: tally.missed.load(Ordering::Relaxed) + missing,
-            processes: meter.consumption(&opened, &ended),
+            processes: meter.consumption(&opened, &load_end.usage),
             samples,
             ..self.tallied(&tally)
         };
@@ -125,7 +128,7 @@ impl ServerTurn<'_> {
         }
     }
 
-    /// Returns the figures that the tally has.
+    /// Returns the figures of the tally that include the settling.
     fn tallied(&self, tally: &RoundTally) -> RoundResult {
         let watches = self.plan.watches();
         RoundResult {
@@ -137,11 +140,9 @@ impl ServerTurn<'_> {
                 0
             },
             first_state: Distribution::of(&tally.first_state),
-            events: tally.events.load(Ordering::Relaxed),
             events_delivered: tally.delivered.load(Ordering::Relaxed),
             events_repeated: tally.repeated.load(Ordering::Relaxed),
             watches_resumed: tally.resumed.load(Ordering::Relaxed),
-            watch_bytes: tally.watch_bytes.load(Ordering::Relaxed),
             delivery: Distribution::of(&tally.latency),
             lists: RequestStats::of(&tally.lists),
             gets: RequestStats::of(&tally.gets),
@@ -280,6 +281,26 @@ impl ServerTurn<'_> {
             if over {
                 return samples;
             }
+        }
+    }
+}
+
+/// The figures at the end of the load. Rates leave the settling out, as its length depends on what
+/// was lost.
+struct LoadEnd {
+    seconds: f64,
+    events: u64,
+    watch_bytes: u64,
+    usage: BTreeMap<String, ProcessUsage>,
+}
+
+impl LoadEnd {
+    fn now(begun: Instant, tally: &RoundTally, meter: &mut ProcessMeter) -> Self {
+        Self {
+            seconds: begun.elapsed().as_secs_f64(),
+            events: tally.events.load(Ordering::Relaxed),
+            watch_bytes: tally.watch_bytes.load(Ordering::Relaxed),
+            usage: meter.all(),
         }
     }
 }
