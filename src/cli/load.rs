@@ -182,13 +182,13 @@ impl LoadCommand {
         if measured.is_empty() {
             bail!("interrupted before anything was measured");
         }
-        print_line(table(&measured))?;
-        print_line(verdict(&measured))?;
-        if let Some(folder) = &out {
-            for path in write(folder, &measured)? {
-                print_line(path.display())?;
-            }
-        }
+        // Standard output may be full, and the files keep the result.
+        let written = out
+            .as_deref()
+            .map_or(Ok(Vec::new()), |folder| write(folder, &measured));
+        let printed = show(&measured, written.as_deref().unwrap_or_default());
+        written?;
+        printed?;
         Ok(if measured.is_clean() {
             ExitCode::SUCCESS
         } else {
@@ -301,6 +301,13 @@ async fn interrupted(interrupt: CancellationToken) {
         complain("interrupted twice; the ConfigMaps of this run are still on the server");
         std::process::exit(i32::from(INTERRUPTED));
     }
+}
+
+/// Prints the table, what went wrong, and the paths of the files.
+fn show(measured: &LoadResult, files: &[PathBuf]) -> anyhow::Result<()> {
+    print_line(table(measured))?;
+    print_line(verdict(measured))?;
+    files.iter().try_for_each(|path| print_line(path.display()))
 }
 
 /// Writes the files of a result. Returns their paths.

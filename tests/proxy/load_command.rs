@@ -1,6 +1,7 @@
 //! `watershed load` against the simulated API server and against the proxy. No event is lost, and
 //! planted faults are found.
 use std::path::Path;
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use base64::Engine as _;
@@ -385,6 +386,21 @@ async fn the_load_command_writes_its_files_and_sets_its_exit_code() {
         assert!(roxmltree::Document::parse(&svg).is_ok(), "{picture}");
     }
 
+    // What standard output cannot take is in the files.
+    #[cfg(target_os = "linux")]
+    {
+        std::fs::remove_file(out.join("result.json")).unwrap();
+        let full = std::fs::File::options().write(true).open("/dev/full");
+        let mut command = command("1s");
+        command.stdout(full.unwrap()).stderr(Stdio::piped());
+        let done = command.spawn().unwrap().wait_with_output();
+        let done = within("the load", done).await.unwrap();
+        let text = String::from_utf8_lossy(&done.stderr);
+        assert!(text.contains("cannot write to standard output"), "{text}");
+        assert_eq!(done.status.code(), Some(1), "{text}");
+        assert!(out.join("result.json").exists());
+    }
+
     // A refused write makes the run a failure.
     let refusal = PlannedRefusal {
         count: 1,
@@ -405,7 +421,7 @@ async fn the_load_command_writes_its_files_and_sets_its_exit_code() {
     // Ctrl-C: the measurements are printed, and the created objects are deleted.
     let begun = server.stats().requests_of("PATCH");
     let child = command("10m")
-        .stdout(std::process::Stdio::piped())
+        .stdout(Stdio::piped())
         .spawn()
         .unwrap();
     eventually("writes", async || {
