@@ -100,8 +100,8 @@ impl LogInput {
     }
 }
 
-/// Sorts files by the time of their first event: rotated files have names of many kinds. Standard
-/// input and pipes can be read once only, and come last.
+/// Sorts files by the time at which their first event was written: rotated files have names of many
+/// kinds. Standard input and pipes can be read once only, and come last.
 pub(super) fn sort(inputs: &mut [LogInput]) -> Result<(), LogError> {
     let mut order = Vec::with_capacity(inputs.len());
     for input in inputs.iter() {
@@ -127,7 +127,9 @@ fn first_time(mut lines: LogLines) -> Result<Option<Timestamp>, LogError> {
             Some(LogLine::TooLong) => {}
             Some(LogLine::Text(line)) => {
                 if let Some(event) = LoggedEvent::parse(line) {
-                    return Ok(Some(event.request_received_timestamp));
+                    // Lines are written in the order of stages. A watch that ends may have begun
+                    // before the files of all other lines.
+                    return Ok(Some(event.stage_timestamp));
                 }
             }
         }

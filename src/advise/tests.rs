@@ -259,6 +259,35 @@ fn rotated_files_are_read_in_their_order() {
 }
 
 #[test]
+fn a_file_that_begins_with_the_end_of_a_watch_is_read_after_older_ones() {
+    let watch = Line {
+        id: "w",
+        verb: "watch",
+        uri: "/api/v1/pods?watch=1&resourceVersion=5",
+        ..Line::default()
+    };
+    let list = Line {
+        times: (3000, 3000),
+        ..Line::default()
+    };
+    let began = Line {
+        stage: "ResponseStarted",
+        times: (2000, 4000),
+        ..watch
+    };
+    let ended = Line {
+        times: (2000, 9000),
+        ..watch
+    };
+    let (older, newer) = (log(&[list, began]), log(&[ended]));
+    let report = replay(&[&newer, &older]);
+    assert_eq!(
+        answers(&report),
+        ["list pods snapshot  1", "watch pods window  1"]
+    );
+}
+
+#[test]
 fn damaged_lines_are_counted_and_the_rest_is_read() {
     let good = Line::default().text();
     let bad_uri = Line {

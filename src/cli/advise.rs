@@ -16,7 +16,8 @@ use crate::serve::CachingPolicy;
 #[derive(Args, Debug)]
 pub(super) struct AdviseCommand {
     /// Audit logs of kube-apiserver: JSON lines of audit.k8s.io/v1, also compressed by gzip; - for
-    /// standard input. Several files are read in the order of their first events.
+    /// standard input. Several files are read in the order in which their first events were
+    /// written.
     #[arg(long = "audit-log", required = true, num_args = 1.., value_name = "FILE")]
     audit_logs: Vec<PathBuf>,
     /// Configuration file of the proxy (YAML), as for serve.
