@@ -114,29 +114,39 @@ impl Replay {
         let caller = caller::standing(event);
         let forecast = self.forecaster.forecast(&request, caller, arrived);
         let is_long = forecast.is_long_running;
-        let seconds = match stage {
+        let (seconds, open_seconds) = match stage {
             // The time of a long-running request is known when it ends.
-            LoggedStage::Started => 0.0,
-            LoggedStage::Ended => event.seconds(),
+            LoggedStage::Started => (0.0, 0.0),
+            LoggedStage::Ended if is_long => (0.0, self.open_seconds(event)),
+            LoggedStage::Ended => (event.seconds(), 0.0),
         };
         let load = Load {
             requests: u64::from(counts),
-            seconds: if is_long { 0.0 } else { seconds },
-            open_seconds: if is_long { seconds } else { 0.0 },
+            seconds,
+            open_seconds,
         };
         let client = ClientName::new(&event.user.username, &event.user_agent);
         self.tally.add(client, &forecast, load);
         Some(())
     }
 
+    /// Notes the time at which an event was written. A request may have arrived long before the log
+    /// begins.
     fn note_time(&mut self, event: &LoggedEvent<'_>) {
-        let (received, answered) = (event.request_received_timestamp, event.stage_timestamp);
+        let written = event.stage_timestamp;
         let counts = &mut self.counts;
-        counts.first = Some(counts.first.map_or(received, |first| first.min(received)));
-        counts.last = Some(counts.last.map_or(answered, |last| last.max(answered)));
+        counts.first = Some(counts.first.map_or(written, |first| first.min(written)));
+        counts.last = Some(counts.last.map_or(written, |last| last.max(written)));
     }
 
-    /// Returns the moment that stands for a time of the log.
+    /// Returns the seconds within the log for which a request was open that ends with this event.
+    fn open_seconds(&self, event: &LoggedEvent<'_>) -> f64 {
+        let (began, ended) = (event.request_received_timestamp, event.stage_timestamp);
+        let from = self.counts.first.map_or(began, |first| first.max(began));
+        ended.duration_since(from).as_secs_f64().max(0.0)
+    }
+
+    /// Returns the moment that stands for a time of the log, or its beginning for earlier times.
     fn moment(&self, time: Timestamp) -> Instant {
         let first = self.counts.first.unwrap_or(time);
         let passed = Duration::try_from(time.duration_since(first)).unwrap_or_default();

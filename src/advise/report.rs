@@ -65,7 +65,7 @@ pub(super) struct LoadSplit {
     /// Seconds that upstream took for requests that are not long-running.
     pub(super) seconds: f64,
     pub(super) seconds_from_memory: f64,
-    /// Seconds for which watches and sessions were open that ended within the log.
+    /// Seconds of the log for which watches and sessions were open that ended within it.
     pub(super) open_seconds: f64,
     pub(super) open_seconds_from_memory: f64,
 }

@@ -194,7 +194,7 @@ fn a_watch_counts_once_and_for_as_long_as_it_is_open() {
     let (began, ended) = (
         Line {
             stage: "ResponseStarted",
-            times: (0, 10),
+            times: (0, 0),
             ..watch
         },
         Line {
@@ -225,6 +225,25 @@ fn a_watch_counts_once_and_for_as_long_as_it_is_open() {
         (60.0, 60.0)
     );
     assert_eq!((report.log.seconds, report.upstream_scopes), (60.0, 1));
+}
+
+#[test]
+fn a_watch_from_before_the_log_is_counted_from_its_first_event() {
+    let minutes = |minutes: u64| minutes * 60_000;
+    let list = Line {
+        times: (minutes(600), minutes(600)),
+        ..Line::default()
+    };
+    let watch = Line {
+        verb: "watch",
+        uri: "/api/v1/pods?watch=1&resourceVersion=5",
+        times: (0, minutes(610)),
+        ..Line::default()
+    };
+    let report = replay(&[&log(&[list, watch])]);
+    let seconds = (report.log.seconds, report.total.open_seconds);
+    assert_eq!(seconds, (600.0, 600.0));
+    assert!(table(&report, 5).contains("(1.0 of 1.0)"));
 }
 
 #[test]
