@@ -106,11 +106,7 @@ pub(super) fn sort(inputs: &mut [LogInput]) -> Result<(), LogError> {
     let mut order = Vec::with_capacity(inputs.len());
     for input in inputs.iter() {
         let is_stream = input.is_stream();
-        let time = if is_stream {
-            None
-        } else {
-            first_time(input.open()?)?
-        };
+        let time = if is_stream { None } else { first_time(input)? };
         order.push(((is_stream, time), input.clone()));
     }
     order.sort_by_key(|(place, _)| *place);
@@ -120,7 +116,15 @@ pub(super) fn sort(inputs: &mut [LogInput]) -> Result<(), LogError> {
     Ok(())
 }
 
-fn first_time(mut lines: LogLines) -> Result<Option<Timestamp>, LogError> {
+/// Returns the time of a file's first event; `None` if it has none, or is torn before its end.
+fn first_time(input: &LogInput) -> Result<Option<Timestamp>, LogError> {
+    match input.open().and_then(first_event_time) {
+        Err(error) if error.is_cut() => Ok(None),
+        time => time,
+    }
+}
+
+fn first_event_time(mut lines: LogLines) -> Result<Option<Timestamp>, LogError> {
     for _ in 0..FIRST_LINES {
         match lines.next()? {
             None => break,

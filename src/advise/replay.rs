@@ -44,26 +44,27 @@ impl Replay {
         log::sort(&mut inputs)?;
         for input in &inputs {
             self.counts.files += 1;
-            let mut lines = input.open()?;
-            loop {
-                let line = match lines.next() {
-                    Ok(line) => line,
-                    // A file that was copied while it was rotated.
-                    Err(error) if error.is_cut() => {
-                        tracing::warn!(%error, "the rest of the file is left out");
-                        self.counts.lines += 1;
-                        self.counts.damaged += 1;
-                        break;
-                    }
-                    Err(error) => return Err(error),
-                };
-                let Some(line) = line else { break };
-                match line {
-                    LogLine::Text(line) => self.line(line),
-                    LogLine::TooLong => {
-                        self.counts.lines += 1;
-                        self.counts.too_long += 1;
-                    }
+            match self.read_file(input) {
+                // A file that was copied while it was rotated.
+                Err(error) if error.is_cut() => {
+                    tracing::warn!(%error, "the rest of the file is left out");
+                    self.counts.lines += 1;
+                    self.counts.damaged += 1;
+                }
+                read => read?,
+            }
+        }
+        Ok(())
+    }
+
+    fn read_file(&mut self, input: &LogInput) -> Result<(), LogError> {
+        let mut lines = input.open()?;
+        while let Some(line) = lines.next()? {
+            match line {
+                LogLine::Text(line) => self.line(line),
+                LogLine::TooLong => {
+                    self.counts.lines += 1;
+                    self.counts.too_long += 1;
                 }
             }
         }

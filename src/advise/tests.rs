@@ -332,20 +332,18 @@ fn what_a_torn_file_has_is_counted_and_other_files_are_read() {
     let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
     std::io::Write::write_all(&mut packed, lines.as_bytes()).unwrap();
     let packed = packed.finish().unwrap();
-    std::fs::write(&torn, &packed[..packed.len() - 20]).unwrap();
     std::fs::write(&whole, Line::default().text()).unwrap();
-    let mut replay = Replay::new(CachingPolicy::default());
-    replay
-        .read(
-            [torn, whole]
-                .iter()
-                .map(|path| LogInput::of(path))
-                .collect(),
-        )
-        .unwrap();
-    let report = replay.report();
-    assert_eq!((report.log.files, report.log.damaged_lines), (2, 1));
-    assert!(report.total.requests > 1, "{}", report.total.requests);
+    // All but the end, the head and nothing else, and a part of the head.
+    for (length, has_lines) in [(packed.len() - 20, true), (30, false), (5, false)] {
+        std::fs::write(&torn, &packed[..length]).unwrap();
+        let mut replay = Replay::new(CachingPolicy::default());
+        let inputs = [&torn, &whole].map(|path| LogInput::of(path));
+        replay.read(inputs.into()).unwrap();
+        let report = replay.report();
+        assert_eq!((report.log.files, report.log.damaged_lines), (2, 1));
+        assert_eq!(report.total.requests > 1, has_lines, "{length}");
+        assert!(report.total.requests > 0, "{length}");
+    }
 }
 
 #[test]
