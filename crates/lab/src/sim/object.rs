@@ -125,14 +125,43 @@ impl Draft {
     /// Returns `true` if everything beside metadata is the same. `generation` grows otherwise.
     pub(crate) fn same_body(&self, other: &Self) -> bool {
         // Upstream ignores status here.
-        let rest = |d: &Self| {
-            d.body
-                .iter()
-                .filter(|(k, _)| k != "status")
-                .cloned()
-                .collect::<Vec<_>>()
+        let rest = |draft: &Self| -> BTreeMap<String, Value> {
+            let members = draft.body.iter().filter(|(name, _)| name != "status");
+            let parsed = members.map(|(name, json)| {
+                let value = serde_json::from_str(json).unwrap_or_default();
+                (name.clone(), value)
+            });
+            parsed.collect()
         };
         rest(self) == rest(other)
+    }
+
+    /// Takes over what an update cannot set. `generation` grows with a change of the body.
+    pub(crate) fn follow(&mut self, before: &SimulatedObject) -> Result<(), String> {
+        let old = Self::parse(&before.bytes)?;
+        self.set_text("uid", &before.uid);
+        self.set_text("creationTimestamp", &old.text("creationTimestamp"));
+        if let Some(generation) = old.number("generation") {
+            let grown = u64::from(!self.same_body(&old));
+            self.set_raw("generation", (generation + grown).to_string());
+        }
+        Ok(())
+    }
+
+    /// Returns `true` if an update with this draft would leave the object as it is.
+    pub(crate) fn leaves_unchanged(&self, object: &SimulatedObject) -> bool {
+        let expected = self.text("resourceVersion");
+        if !expected.is_empty() && expected != object.version.to_string() {
+            return false;
+        }
+        let mut draft = self.clone();
+        if draft.follow(object).is_err() {
+            return false;
+        }
+        let after = draft.finish(object.kind, object.version);
+        let [before, after] = [&object.bytes, &after.bytes]
+            .map(|bytes| serde_json::from_slice::<Value>(bytes).unwrap_or_default());
+        before == after
     }
 
     /// Writes the final bytes with the version of the write.

@@ -125,6 +125,8 @@ impl ClusterState {
     }
 
     /// Replaces an object by its JSON. A resourceVersion in it must be the present one.
+    ///
+    /// There is an event in any case. Clients of the server make none by updates without a change.
     pub fn update(&self, gvr: &GroupVersionResource, json: &str) -> Result<u64, WriteError> {
         let (index, _) = ResourceKind::of(gvr).ok_or(WriteError::UnknownResource)?;
         let draft = Draft::parse(json.as_bytes()).map_err(WriteError::Invalid)?;
@@ -340,17 +342,7 @@ impl ClusterState {
             if !expected.is_empty() && expected != before.version.to_string() {
                 return Err(WriteError::Conflict);
             }
-            let old = Draft::parse(&before.bytes).map_err(WriteError::Invalid)?;
-            draft.set_text("uid", &before.uid);
-            draft.set_text("creationTimestamp", &old.text("creationTimestamp"));
-            if let Some(generation) = old.number("generation") {
-                let generation = if draft.same_body(&old) {
-                    generation
-                } else {
-                    generation + 1
-                };
-                draft.set_raw("generation", generation.to_string());
-            }
+            draft.follow(before).map_err(WriteError::Invalid)?;
             Ok(Some(draft))
         })
         .map(|event| {

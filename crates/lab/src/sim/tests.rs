@@ -63,6 +63,7 @@ impl Api {
             .method(method)
             .uri(path)
             .header("authorization", format!("Bearer {token}"))
+            .header("content-type", "application/merge-patch+json")
             .body(Full::new(Bytes::from(body.to_owned())))
             .unwrap();
         let response = self.service.answer(request).await;

@@ -51,11 +51,7 @@ pub(crate) fn update(
     let name = &target.attributes.name;
     let mut draft = parse(body)?;
     place(&mut draft, kind, &target.attributes.namespace, Some(name))?;
-    let object = simulation
-        .state
-        .update_draft(index, draft)
-        .map_err(|e| refuse(e, kind, name))?;
-    Ok((200, line(&object)))
+    replace(simulation, index, name, draft)
 }
 
 /// A JSON merge patch. The patched fields' own keys come out sorted, not in struct order.
@@ -89,10 +85,21 @@ pub(crate) fn patch(
     merge(&mut whole, &patch);
     let mut draft = parse(whole.to_string().as_bytes())?;
     place(&mut draft, kind, namespace, Some(name))?;
-    let object = simulation
-        .state
+    replace(simulation, index, name, draft)
+}
+
+/// Replaces an object. If nothing changes, it keeps its version, and there is no event.
+///
+/// Source: apiserver `pkg/storage/etcd3/store.go` (`GuaranteedUpdate`).
+fn replace(simulation: &Simulation, index: usize, name: &str, draft: Draft) -> WriteAnswer {
+    let (kind, state) = (&KINDS[index], &simulation.state);
+    let before = state.get(index, &key(kind, &draft.text("namespace"), name));
+    if let Some(before) = before.filter(|before| draft.leaves_unchanged(before)) {
+        return Ok((200, line(&before)));
+    }
+    let object = state
         .update_draft(index, draft)
-        .map_err(|e| refuse(e, kind, name))?;
+        .map_err(|error| refuse(error, kind, name))?;
     Ok((200, line(&object)))
 }
 

@@ -190,6 +190,28 @@ async fn bad_options_are_refused_in_upstreams_words() {
 }
 
 #[tokio::test]
+async fn a_write_without_a_change_keeps_the_version_and_makes_no_event() {
+    let api = Api::new();
+    let admin = "admin-token";
+    let created = api.pods(&["n/a"])[0];
+    let path = "/api/v1/namespaces/n/pods/a";
+    let body = pod("n/a", "node-1", "blue");
+    let labels = r#"{"metadata":{"labels":{"color":"COLOR"}}}"#;
+    let version = async |method: Method, body: &str| {
+        let answer = api.ask(method, path, admin, body).await.json();
+        text(&answer["metadata"]["resourceVersion"]).parse()
+    };
+    for (method, text) in [
+        (Method::PUT, &*body),
+        (Method::PATCH, &labels.replace("COLOR", "blue")),
+    ] {
+        assert_eq!(version(method, text).await, Ok(created));
+    }
+    let changed = version(Method::PATCH, &labels.replace("COLOR", "red")).await;
+    assert_eq!(changed, Ok(created + 1));
+}
+
+#[tokio::test]
 async fn writes_are_answered_and_refused_as_upstream_does() {
     let api = Api::new();
     let admin = "admin-token";
