@@ -9,7 +9,7 @@ use base64::prelude::BASE64_STANDARD;
 use clap::Args;
 use kube_client::config::Kubeconfig as Document;
 use rustls::RootCertStore;
-use watershed_connect::Address;
+use watershed_connect::{Address, read_kubeconfig};
 
 use super::output::{complain, print, write_private};
 use crate::listener::tls;
@@ -20,7 +20,8 @@ const PEM_COLUMNS: usize = 64;
 /// Flags of `watershed kubeconfig`.
 #[derive(Args, Debug)]
 pub(super) struct KubeconfigCommand {
-    /// Kubeconfig to begin with. Default: $KUBECONFIG, then ~/.kube/config.
+    /// Kubeconfig to begin with. Default: $KUBECONFIG, then ~/.kube/config. Paths in it become
+    /// absolute.
     #[arg(id = "kubeconfig", long = "kubeconfig", value_name = "FILE")]
     from: Option<PathBuf>,
     /// Context whose cluster is reached through the proxy, and which becomes the current one.
@@ -44,11 +45,8 @@ impl KubeconfigCommand {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         let server = proxy_address(&self.server)?;
         let ca = proxy_authorities(&self.ca)?;
-        let mut document = match &self.from {
-            Some(path) => Document::read_from(path)
-                .with_context(|| format!("cannot read {} (--kubeconfig)", path.display()))?,
-            None => Document::read().context("cannot read a kubeconfig (--kubeconfig)")?,
-        };
+        let read = read_kubeconfig(self.from.as_deref());
+        let mut document = read.context("cannot read a kubeconfig (--kubeconfig)")?;
         let name = cluster_of(&document, self.context.as_deref())?;
         lead_through_proxy(&mut document, &name, &server, &ca)?;
         if self.context.is_some() {

@@ -343,7 +343,8 @@ fn environment(text: &mut String, command: &Command) {
     let others = [
         (
             "KUBECONFIG",
-            "kubeconfigs, merged as kubectl does, unless `--kubeconfig` is given",
+            "kubeconfigs, of which those that exist are merged as kubectl does, unless `--kubeconfig` \
+             is given",
         ),
         (
             "KUBERNETES_SERVICE_HOST",

@@ -13,7 +13,7 @@ use jiff::Timestamp;
 use kube_client::Config;
 use kube_client::client::ConfigExt;
 use kube_client::client::middleware::{AuthLayer, ExtraHeadersLayer};
-use kube_client::config::{AuthInfo, KubeConfigOptions, Kubeconfig, KubeconfigError};
+use kube_client::config::{AuthInfo, KubeConfigOptions, Kubeconfig};
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 use rustls::sign::SingleCertAndKey;
@@ -22,6 +22,7 @@ use tower::{BoxError, ServiceBuilder, ServiceExt, service_fn};
 use super::address::{Address, AddressError};
 use super::blocking::blocking;
 use super::error::{ConnectError, one_line};
+use super::kubeconfig::{KubeconfigReadError, kubeconfig_paths, listing, read_kubeconfig};
 use super::options::ConnectOptions;
 use super::validity::Validity;
 use crate::install_crypto;
@@ -335,27 +336,17 @@ async fn read(options: &ConnectOptions) -> Result<(Config, String), CredentialsE
         })?;
         return Ok((config, "the service account of this pod".to_owned()));
     }
-    let paths = files::kubeconfig_paths(options);
-    let from = paths
-        .iter()
-        .map(|path| path.display().to_string())
-        .collect::<Vec<_>>()
-        .join(", ");
-    if options.kubeconfig.is_none() && !paths.iter().any(|path| path.exists()) {
-        return Err(CredentialsError::Nowhere { tried: from });
-    }
+    let path = options.kubeconfig.as_deref();
+    let from = listing(&kubeconfig_paths(path));
     let wrong = |error: &(dyn std::error::Error + 'static)| CredentialsError::Kubeconfig {
         from: from.clone(),
         reason: one_line(error),
     };
-    let kubeconfig = match &options.kubeconfig {
-        Some(path) => Kubeconfig::read_from(path),
-        None => Kubeconfig::read(),
-    }
-    .map_err(|error| match &error {
-        // It would name the path again.
-        KubeconfigError::ReadConfig(cause, _) => wrong(cause),
-        error => wrong(error),
+    let kubeconfig = read_kubeconfig(path).map_err(|error| match error {
+        KubeconfigReadError::Missing { tried } => CredentialsError::Nowhere { tried },
+        KubeconfigReadError::Unusable { path: from, reason } => {
+            CredentialsError::Kubeconfig { from, reason }
+        }
     })?;
     let chosen = KubeConfigOptions {
         context: options.context.clone(),

@@ -11,6 +11,7 @@ mod blocking;
 mod credentials;
 mod dial;
 mod error;
+mod kubeconfig;
 mod options;
 mod validity;
 
@@ -20,6 +21,7 @@ pub use blocking::blocking;
 pub use credentials::{Credentials, CredentialsError, Fingerprint, TlsIdentity};
 pub use dial::{CONNECT_TIMEOUT, Dialed, DialedStream, Dialer};
 pub use error::{ConnectError, one_line};
+pub use kubeconfig::{KubeconfigReadError, read_kubeconfig};
 pub use options::ConnectOptions;
 pub use validity::Validity;
 

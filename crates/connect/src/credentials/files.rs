@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use kube_client::config::Kubeconfig;
 
+use crate::kubeconfig::kubeconfig_paths;
 use crate::options::ConnectOptions;
 
 /// The token of a pod's service account.
@@ -16,24 +17,6 @@ pub(super) fn in_cluster(options: &ConnectOptions) -> bool {
     let named = options.kubeconfig.is_some()
         || std::env::var_os("KUBECONFIG").is_some_and(|value| !value.is_empty());
     !named && std::env::var_os("KUBERNETES_SERVICE_HOST").is_some()
-}
-
-/// Returns the paths of the kubeconfigs, which are merged in this order.
-pub(super) fn kubeconfig_paths(options: &ConnectOptions) -> Vec<PathBuf> {
-    if let Some(path) = &options.kubeconfig {
-        return vec![path.clone()];
-    }
-    match std::env::var_os("KUBECONFIG").filter(|value| !value.is_empty()) {
-        Some(value) => std::env::split_paths(&value)
-            .filter(|path| !path.as_os_str().is_empty())
-            .collect(),
-        None => vec![
-            std::env::home_dir()
-                .unwrap_or_default()
-                .join(".kube")
-                .join("config"),
-        ],
-    }
 }
 
 /// The digests of the files that credentials are made of.
@@ -72,7 +55,7 @@ impl Files {
             };
         }
         let mut files = Self {
-            tls: kubeconfig_paths(options),
+            tls: kubeconfig_paths(options.kubeconfig.as_deref()),
             tokens: Vec::new(),
         };
         for path in files.tls.clone() {
