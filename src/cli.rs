@@ -21,6 +21,8 @@ pub(crate) mod config;
 mod demo;
 mod duration;
 pub mod failure;
+#[cfg(feature = "lab")]
+mod interrupt;
 mod kubeconfig;
 mod limits;
 #[cfg(feature = "lab")]

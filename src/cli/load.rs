@@ -7,7 +7,6 @@ use std::time::Duration;
 use anyhow::{Context, bail, ensure};
 use clap::Args;
 use serde_json::json;
-use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use watershed_lab::load::{
     AnswerEncoding, ClientGroup, FirstState, KubeconfigContext, KubectlResource, LoadPlan,
@@ -19,6 +18,7 @@ use watershed_lab::process::Process;
 
 use super::duration::any_duration;
 use super::failure::{INTERRUPTED, InvalidUsage};
+use super::interrupt::interrupted_twice;
 use super::output::{complain, print_line};
 use crate::telemetry::{self, LogFormat};
 
@@ -175,12 +175,17 @@ impl LoadCommand {
         }
         let plan = self.plan().map_err(InvalidUsage::from)?;
         let interrupt = CancellationToken::new();
-        let signals = tokio::spawn(interrupted(interrupt.clone()));
-        let measured = run(&plan, &interrupt, bars).await;
-        signals.abort();
-        let measured = measured?;
+        let measured = tokio::select! {
+            measured = run(&plan, &interrupt, bars) => measured?,
+            () = interrupted_twice(&interrupt) => {
+                complain("interrupted twice; the ConfigMaps of this run are still on the server");
+                return Ok(ExitCode::from(INTERRUPTED));
+            }
+        };
         if measured.is_empty() {
-            bail!("interrupted before anything was measured");
+            let nothing = "interrupted before anything was measured".to_owned();
+            let lines: Vec<_> = std::iter::once(nothing).chain(measured.errors).collect();
+            bail!("{}", lines.join("; "));
         }
         // Standard output may be full, and the files keep the result.
         let written = out
@@ -277,29 +282,6 @@ fn kubeconfig_of(file: PathBuf) -> KubeconfigContext {
     KubeconfigContext {
         kubeconfig: Some(file),
         context: None,
-    }
-}
-
-/// Cancels the measurement on the first SIGINT or SIGTERM. Ends the process on the second.
-async fn interrupted(interrupt: CancellationToken) {
-    // An error means that the process cannot wait for signals.
-    let signals = [SignalKind::interrupt(), SignalKind::terminate()].map(signal);
-    let [Ok(mut int), Ok(mut term)] = signals else {
-        return;
-    };
-    let mut next = async || {
-        tokio::select! {
-            signal = int.recv() => signal,
-            signal = term.recv() => signal,
-        }
-    };
-    if next().await.is_none() {
-        return;
-    }
-    interrupt.cancel();
-    if next().await.is_some() {
-        complain("interrupted twice; the ConfigMaps of this run are still on the server");
-        std::process::exit(i32::from(INTERRUPTED));
     }
 }
 

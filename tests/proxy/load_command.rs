@@ -272,6 +272,30 @@ async fn events_that_never_arrive_count_as_lost() {
     server.shutdown().await;
 }
 
+/// The server has made the namespace, and does not answer.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_load_that_is_interrupted_while_it_prepares_leaves_nothing_behind() {
+    let server = SimulatedServer::start(small()).await.unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let plan = plan(vec![target(folder.path(), "a", &server.kubeconfig_yaml())]);
+    let hold = Some("/api/v1/namespaces".to_owned());
+    server.faults().set(|active| active.hold = hold);
+    let interrupt = CancellationToken::new();
+    let interrupted = async {
+        eventually("the namespace", async || match left(&server).len() {
+            0 => Err("none".to_owned()),
+            _ => Ok(()),
+        })
+        .await;
+        interrupt.cancel();
+    };
+    let (measured, ()) = tokio::join!(load::run(&plan, &interrupt, false), interrupted);
+    let measured = measured.unwrap();
+    assert!(measured.interrupted && measured.is_empty(), "{measured:?}");
+    assert_eq!(left(&server), Vec::<String>::new());
+    server.shutdown().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn impossible_load_options_are_refused_in_one_line() {
     let server = SimulatedServer::start(Options {

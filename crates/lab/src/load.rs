@@ -4,6 +4,7 @@
 //! It knows kubeconfigs and wire formats, but not the proxy, which is one server among others.
 mod connect;
 mod counted;
+mod grace;
 mod group;
 mod inflate;
 mod list_version;
@@ -64,24 +65,22 @@ async fn run_plan(
 ) -> anyhow::Result<LoadResult> {
     plan.check()?;
     let run = fastrand::u64(..);
-    let mut servers = load_servers(&plan.targets).await?;
-    for (server, result) in &servers {
-        let checked = served::check(server, &plan.groups).await;
-        checked.with_context(|| format!("server {}", result.name))?;
-    }
-    let writing = load(plan.writer()).await.context("the writer")?;
-    let writer = if plan.writes.rate.is_never() {
-        None
-    } else {
-        Some(Arc::new(
-            LoadWriter::prepare(writing.clone(), &plan.writes, run).await?,
-        ))
-    };
     let mut measured = LoadResult {
         setting: setting(plan),
         servers: Vec::new(),
         interrupted: false,
         errors: Vec::new(),
+    };
+    let Some(loaded) = interrupt.run_until_cancelled(load_all(plan)).await else {
+        measured.interrupted = true;
+        return Ok(measured);
+    };
+    let (mut servers, writing) = loaded?;
+    let writer = if plan.writes.rate.is_never() {
+        None
+    } else {
+        let writer = LoadWriter::new(writing.clone(), &plan.writes, run)?;
+        Some(Arc::new(writer))
     };
     let done = rounds(
         plan,
@@ -111,6 +110,17 @@ async fn run_plan(
     measured.servers = servers.into_iter().map(|(_, server)| server).collect();
     measured.interrupted = interrupt.is_cancelled();
     Ok(measured)
+}
+
+/// Loads the servers, checks that they serve what the plan reads, and loads the writer's server.
+async fn load_all(plan: &LoadPlan) -> anyhow::Result<(Vec<(ApiServer, ServerResult)>, ApiServer)> {
+    let servers = load_servers(&plan.targets).await?;
+    for (server, result) in &servers {
+        let checked = served::check(server, &plan.groups).await;
+        checked.with_context(|| format!("server {}", result.name))?;
+    }
+    let writing = load(plan.writer()).await.context("the writer")?;
+    Ok((servers, writing))
 }
 
 async fn load_servers(targets: &[LoadTarget]) -> anyhow::Result<Vec<(ApiServer, ServerResult)>> {
@@ -154,7 +164,14 @@ async fn rounds(
     interrupt: &CancellationToken,
     bars: bool,
 ) -> anyhow::Result<()> {
-    let names = names_to_get(plan, writing).await?;
+    if let Some(writer) = writer {
+        writer.make(interrupt).await?;
+    }
+    let names = names_to_get(plan, writing);
+    let Some(names) = interrupt.run_until_cancelled(names).await else {
+        return Ok(());
+    };
+    let names = names?;
     let titles: Vec<&str> = plan.targets.iter().map(|target| &*target.name).collect();
     let bars = Bars::new(&titles, plan.duration * u32::try_from(plan.rounds)?, bars);
     let order: Vec<usize> = (0..servers.len()).collect();

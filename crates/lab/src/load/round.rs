@@ -12,6 +12,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::connect::Connections;
+use super::grace::{GRACE, end_of_grace};
 use super::plan::LoadPlan;
 use super::progress::{RoundProgress, RoundStage};
 use super::request::{self, ReadVerb};
@@ -59,7 +60,11 @@ impl ServerTurn<'_> {
         let before = common.ledger.all_confirmed();
         let mut meter = ProcessMeter::new(&plan.processes);
         let opening = Instant::now();
-        let (watches, audience) = self.open(&common).await?;
+        let opened = self.interrupt.run_until_cancelled(self.open(&common));
+        let Some(opened) = opened.await else {
+            return Ok(None);
+        };
+        let (watches, audience) = opened?;
         self.wait(plan.start_timeout, RoundStage::Opening, &tally, || {
             tally.synced.load(Ordering::Relaxed) >= plan.watches()
         })
@@ -77,7 +82,11 @@ impl ServerTurn<'_> {
         let samples = self.sample(&tally, &mut meter, begun).await;
         load_stop.cancel();
         let load_end = LoadEnd::now(begun, &tally, &mut meter);
-        while load.join_next().await.is_some() {}
+        tokio::select! {
+            () = all_ended(&mut load) => {}
+            () = end_of_grace(self.interrupt) => {}
+        }
+        load.shutdown().await;
         let expected = expected(&before, &common.ledger.all_confirmed(), &audience);
         self.wait(plan.settle, RoundStage::Settling, &tally, || {
             let come =
@@ -192,7 +201,8 @@ impl ServerTurn<'_> {
         let mut load = JoinSet::new();
         if let Some(writer) = self.writer {
             let (writer, tally, stop) = (Arc::clone(writer), Arc::clone(tally), stop.clone());
-            load.spawn(async move { writer.run(&tally, &stop).await });
+            let interrupt = self.interrupt.clone();
+            load.spawn(async move { writer.run(&tally, &stop, &interrupt).await });
         }
         let connect = |lanes| Connections::new(self.upstream.clone(), self.plan.http1, lanes);
         let short = request::RequestSender::new(self.plan.connections(), connect, tally);
@@ -214,7 +224,8 @@ impl ServerTurn<'_> {
         load
     }
 
-    /// Waits until a condition holds, the time is over or the user interrupts.
+    /// Waits until a condition holds, the time is over or the user interrupts. The settling then goes
+    /// on for a moment.
     async fn wait(
         &self,
         at_most: Duration,
@@ -222,13 +233,19 @@ impl ServerTurn<'_> {
         tally: &RoundTally,
         done: impl Fn() -> bool,
     ) {
-        let deadline = Instant::now() + at_most;
-        while !done()
-            && Instant::now() < deadline
-            && (stage == RoundStage::Settling || !self.interrupt.is_cancelled())
-        {
+        let grace = match stage {
+            RoundStage::Settling => GRACE,
+            RoundStage::Opening | RoundStage::Measuring => Duration::ZERO,
+        };
+        let mut deadline = Instant::now() + at_most;
+        let mut is_interrupted = false;
+        while !done() && Instant::now() < deadline {
+            if self.interrupt.is_cancelled() && !is_interrupted {
+                is_interrupted = true;
+                deadline = deadline.min(Instant::now() + grace);
+            }
             self.progress.show(stage, tally, Duration::ZERO);
-            sleep(LOOK.min(deadline - Instant::now())).await;
+            sleep(LOOK.min(deadline.saturating_duration_since(Instant::now()))).await;
         }
     }
 
@@ -303,6 +320,10 @@ impl LoadEnd {
             usage: meter.all(),
         }
     }
+}
+
+async fn all_ended(tasks: &mut JoinSet<()>) {
+    while tasks.join_next().await.is_some() {}
 }
 
 /// Returns the number of events that all watches together have to receive.

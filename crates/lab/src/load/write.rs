@@ -14,6 +14,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::connect::{Connections, LoadRequest};
+use super::grace::end_of_grace;
 use super::group::{KubectlResource, SelectableObject};
 use super::plan::LoadWrites;
 use super::rate::Rate;
@@ -56,8 +57,21 @@ pub(super) struct Ledger {
 struct WrittenObject {
     name: String,
     labels: Vec<(String, String)>,
+    creation: Mutex<Creation>,
     /// Number of its last confirmed write.
     confirmed: AtomicU32,
+}
+
+/// What is known of the creation of an object.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Creation {
+    /// It was not sent, or was refused.
+    #[default]
+    Absent,
+    /// It was sent, and its outcome is not known.
+    Unanswered,
+    /// It is done.
+    Done,
 }
 
 /// Writes, with the identity of its kubeconfig.
@@ -66,7 +80,9 @@ pub(super) struct LoadWriter {
     run: u64,
     rate: Rate,
     ledger: Arc<Ledger>,
-    made_namespace: bool,
+    object_bytes: usize,
+    /// The creation of the run's own namespace; `None` if an existing one is given.
+    own_namespace: Option<Mutex<Creation>>,
     /// Objects that may be written now: their last write has ended, and its outcome is known.
     idle: Mutex<VecDeque<u16>>,
 }
@@ -79,7 +95,23 @@ impl WrittenObject {
                 (OWN.0.to_owned(), OWN.1.to_owned()),
                 (NUMBER.to_owned(), number.to_string()),
             ],
+            creation: Mutex::default(),
             confirmed: AtomicU32::new(0),
+        }
+    }
+}
+
+impl Creation {
+    fn of(answer: &Result<(), LoadError>) -> Self {
+        let is_refused = |error: &LoadError| {
+            let status = error.status();
+            matches!(error, LoadError::Connect(_))
+                || status.is_some_and(|status| status.is_client_error())
+        };
+        match answer {
+            Ok(()) => Self::Done,
+            Err(error) if is_refused(error) => Self::Absent,
+            Err(_) => Self::Unanswered,
         }
     }
 }
@@ -135,80 +167,101 @@ impl Ledger {
 }
 
 impl LoadWriter {
-    /// Creates the objects, and the namespace if none is given. Deletes the created objects again
-    /// when one cannot be created.
-    pub(super) async fn prepare(
-        upstream: ApiServer,
-        writes: &LoadWrites,
-        run: u64,
-    ) -> anyhow::Result<Self> {
-        let connections = Connections::new(upstream, false, CONNECTIONS);
+    /// Creates a writer, which has sent nothing.
+    pub(super) fn new(upstream: ApiServer, writes: &LoadWrites, run: u64) -> anyhow::Result<Self> {
+        let own_namespace = writes.namespace.is_none().then(Mutex::default);
         let namespace = writes
             .namespace
             .clone()
             .unwrap_or_else(|| format!("{NAME}{run:016x}"));
-        let ledger = Arc::new(Ledger::new(namespace, writes.objects));
-        let mut writer = Self {
-            connections,
+        Ok(Self {
+            connections: Connections::new(upstream, false, CONNECTIONS),
             run,
             rate: writes.rate,
-            ledger,
-            made_namespace: false,
+            ledger: Arc::new(Ledger::new(namespace, writes.objects)),
+            object_bytes: writes.object_bytes,
+            own_namespace,
             idle: (0..u16::try_from(writes.objects)?)
                 .collect::<VecDeque<_>>()
                 .into(),
-        };
-        if writes.namespace.is_none() {
-            let name = &writer.ledger.namespace;
-            let body = json!({
-                "apiVersion": "v1", "kind": "Namespace",
-                "metadata": {"name": name, "labels": {OWN.0: OWN.1}},
-            });
-            writer
-                .send(
-                    Method::POST,
-                    "/api/v1/namespaces".to_owned(),
-                    JSON,
-                    body.to_string().into(),
-                )
-                .await
-                .with_context(|| {
-                    format!("cannot make namespace {name} (--writer, --write-namespace)")
-                })?;
-            writer.made_namespace = true;
-        }
-        let mut made = Vec::new();
-        if let Err(error) = writer.make_objects(writes.object_bytes, &mut made).await {
-            writer.delete(made).await;
-            return Err(error);
-        }
-        Ok(writer)
+        })
     }
 
-    async fn make_objects(&self, bytes: usize, made: &mut Vec<u16>) -> anyhow::Result<()> {
+    /// Creates the objects, and the namespace if none is given, until the user interrupts.
+    pub(super) async fn make(&self, interrupt: &CancellationToken) -> anyhow::Result<()> {
+        let made = async {
+            self.make_namespace().await?;
+            self.make_objects(interrupt).await
+        };
+        tokio::select! {
+            made = made => made,
+            () = end_of_grace(interrupt) => Ok(()),
+        }
+    }
+
+    async fn make_namespace(&self) -> anyhow::Result<()> {
+        let Some(creation) = &self.own_namespace else {
+            return Ok(());
+        };
+        let name = &self.ledger.namespace;
+        let body = json!({
+            "apiVersion": "v1", "kind": "Namespace",
+            "metadata": {"name": name, "labels": {OWN.0: OWN.1}},
+        });
+        let path = "/api/v1/namespaces".to_owned();
+        self.create(path, body.to_string(), creation)
+            .await
+            .with_context(|| format!("cannot make namespace {name} (--writer, --write-namespace)"))
+    }
+
+    /// Creates the objects. After the first that fails, or an interruption, no other is begun.
+    async fn make_objects(&self, interrupt: &CancellationToken) -> anyhow::Result<()> {
         // Random, as real data does not shrink to nothing under gzip.
         let filler: String = std::iter::repeat_with(fastrand::alphanumeric)
-            .take(bytes)
+            .take(self.object_bytes)
             .collect();
-        let path = KubectlResource::config_maps().collection(&self.ledger.namespace);
-        for (number, entry) in (0_u16..).zip(&self.ledger.objects) {
-            let labels: serde_json::Map<_, _> = entry
-                .labels
+        for some in self.ledger.objects.chunks(AT_A_TIME) {
+            if interrupt.is_cancelled() {
+                break;
+            }
+            let creations: Vec<_> = some
                 .iter()
-                .map(|(key, value)| (key.clone(), value.clone().into()))
+                .map(|entry| self.make_object(entry, &filler))
                 .collect();
-            let body = json!({
-                "apiVersion": "v1", "kind": "ConfigMap",
-                "metadata": {"name": entry.name, "labels": labels},
-                "data": {"filler": filler},
-            });
-            let body = body.to_string().into();
-            self.send(Method::POST, path.clone(), JSON, body)
-                .await
-                .with_context(|| self.cannot_make(entry))?;
-            made.push(number);
+            let made = futures_util::future::join_all(creations).await;
+            made.into_iter().collect::<anyhow::Result<()>>()?;
         }
         Ok(())
+    }
+
+    async fn make_object(&self, entry: &WrittenObject, filler: &str) -> anyhow::Result<()> {
+        let path = KubectlResource::config_maps().collection(&self.ledger.namespace);
+        let labels: serde_json::Map<_, _> = entry
+            .labels
+            .iter()
+            .map(|(key, value)| (key.clone(), value.clone().into()))
+            .collect();
+        let body = json!({
+            "apiVersion": "v1", "kind": "ConfigMap",
+            "metadata": {"name": entry.name, "labels": labels},
+            "data": {"filler": filler},
+        });
+        self.create(path, body.to_string(), &entry.creation)
+            .await
+            .with_context(|| self.cannot_make(entry))
+    }
+
+    /// Creates an object and notes what is known of it.
+    async fn create(
+        &self,
+        path: String,
+        body: String,
+        creation: &Mutex<Creation>,
+    ) -> Result<(), LoadError> {
+        *creation.lock() = Creation::Unanswered;
+        let answer = self.send(Method::POST, path, JSON, body.into()).await;
+        *creation.lock() = Creation::of(&answer);
+        answer
     }
 
     fn cannot_make(&self, entry: &WrittenObject) -> String {
@@ -249,8 +302,14 @@ impl LoadWriter {
         &self.ledger
     }
 
-    /// Writes at its rate until it is stopped; returns when all writes under way have ended.
-    pub(super) async fn run(self: &Arc<Self>, tally: &Arc<RoundTally>, stop: &CancellationToken) {
+    /// Writes at its rate until it is stopped; returns when all writes under way have ended. After an
+    /// interruption none is tried again.
+    pub(super) async fn run(
+        self: &Arc<Self>,
+        tally: &Arc<RoundTally>,
+        stop: &CancellationToken,
+        interrupt: &CancellationToken,
+    ) {
         let started = Instant::now();
         let mut under_way = JoinSet::new();
         for n in 0.. {
@@ -265,8 +324,9 @@ impl LoadWriter {
                 continue;
             };
             let (writer, tally) = (Arc::clone(self), Arc::clone(tally));
+            let interrupt = interrupt.clone();
             under_way.spawn(async move {
-                if writer.write(object, &tally).await {
+                if writer.write(object, &tally, &interrupt).await {
                     writer.idle.lock().push_back(object);
                 }
             });
@@ -275,7 +335,7 @@ impl LoadWriter {
     }
 
     /// One write; whether it is known to have been done.
-    async fn write(&self, object: u16, tally: &RoundTally) -> bool {
+    async fn write(&self, object: u16, tally: &RoundTally, interrupt: &CancellationToken) -> bool {
         let (Some(entry), Some(path)) = (
             self.ledger.objects.get(usize::from(object)),
             self.ledger.path(object),
@@ -305,17 +365,28 @@ impl LoadWriter {
                 }
                 Err(error) => tally.error("write", error),
             }
-            if attempt < ATTEMPTS {
-                sleep(PAUSE).await;
+            if attempt == ATTEMPTS || interrupt.is_cancelled() {
+                break;
             }
+            sleep(PAUSE).await;
         }
         false
     }
 
-    /// Deletes all that was made; false when something is left, which is then logged.
+    /// Deletes all that was made. Returns `false` if something is or may be left, which is then
+    /// logged.
     pub(super) async fn clean_up(&self) -> bool {
-        let all = (0..u16::try_from(self.ledger.objects.len()).unwrap_or(u16::MAX)).collect();
-        self.delete(all).await
+        let is_own = self.own_namespace.is_some();
+        let (mut is_clean, mut objects) = (true, Vec::new());
+        for (number, entry) in (0_u16..).zip(&self.ledger.objects) {
+            match *entry.creation.lock() {
+                Creation::Absent => {}
+                // Another load may have an object of this name in a given namespace.
+                Creation::Unanswered if !is_own => is_clean = false,
+                Creation::Unanswered | Creation::Done => objects.push(number),
+            }
+        }
+        self.delete(objects).await && is_clean
     }
 
     async fn delete(&self, objects: Vec<u16>) -> bool {
@@ -327,10 +398,10 @@ impl LoadWriter {
                     futures_util::future::join_all(paths.map(|path| self.remove(path))).await;
                 clean &= answers.into_iter().all(|gone| gone);
             }
-            if self.made_namespace {
-                clean &= self
-                    .remove(format!("/api/v1/namespaces/{}", self.ledger.namespace))
-                    .await;
+            let namespace = self.own_namespace.as_ref();
+            if namespace.is_some_and(|creation| *creation.lock() != Creation::Absent) {
+                let path = format!("/api/v1/namespaces/{}", self.ledger.namespace);
+                clean &= self.remove(path).await;
             }
             clean
         };
