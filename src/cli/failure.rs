@@ -34,7 +34,7 @@ pub const EXIT_CODES: &[(u8, &str)] = &[
     #[cfg(feature = "lab")]
     (
         INTERRUPTED,
-        "`load` was interrupted twice. The objects that it wrote remain.",
+        "`load` was interrupted twice. The objects that it wrote may remain.",
     ),
 ];
 

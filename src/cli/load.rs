@@ -22,6 +22,11 @@ use super::interrupt::interrupted_twice;
 use super::output::{complain, print_line};
 use crate::telemetry::{self, LogFormat};
 
+/// Said when a second signal ends a run before what it wrote is deleted.
+const LEFT_OVER: &str = "interrupted twice; the ConfigMaps of this run may still be on the server: \
+    `kubectl delete configmaps,namespaces -A -l app.kubernetes.io/managed-by=watershed-load \
+    --wait=false` deletes them";
+
 /// Flags of `watershed load`.
 #[derive(Args, Debug)]
 pub(super) struct LoadCommand {
@@ -178,7 +183,7 @@ impl LoadCommand {
         let measured = tokio::select! {
             measured = run(&plan, &interrupt, bars) => measured?,
             () = interrupted_twice(&interrupt) => {
-                complain("interrupted twice; the ConfigMaps of this run are still on the server");
+                complain(LEFT_OVER);
                 return Ok(ExitCode::from(INTERRUPTED));
             }
         };
