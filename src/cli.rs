@@ -34,6 +34,8 @@ pub mod reference;
 mod request_filter;
 mod serve;
 mod share;
+#[cfg(feature = "lab")]
+mod simulate;
 mod tls;
 
 pub use command_line::Cli;
@@ -88,8 +90,7 @@ async fn run_command(cli: Cli) -> anyhow::Result<ExitCode> {
         #[cfg(feature = "lab")]
         Command::Simulate(args) => {
             logs(log_format, level.unwrap_or(LOG_LEVEL))?;
-            watershed_lab::sim::simulate::run(args).await?;
-            Ok(ExitCode::SUCCESS)
+            simulate::run(args).await
         }
     }
 }

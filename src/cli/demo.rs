@@ -4,9 +4,12 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use futures_util::FutureExt;
+use tokio_util::sync::CancellationToken;
 use watershed_connect::ConnectOptions;
 use watershed_lab::demo::{self, DemoArgs, DemoProxy, DemoUpstream};
 
+use super::failure::INTERRUPTED;
+use super::interrupt::interruptible;
 use crate::app::{self, AppConfig};
 use crate::telemetry;
 
@@ -20,8 +23,13 @@ pub(super) async fn run(
     level: Option<&str>,
 ) -> anyhow::Result<ExitCode> {
     telemetry::logs(format, level.unwrap_or(LOG_LEVEL))?;
-    let equal = demo::run(args, Box::new(|upstream| start_proxy(upstream).boxed())).await?;
-    Ok(if equal {
+    let interrupt = CancellationToken::new();
+    let start = Box::new(|upstream| start_proxy(upstream).boxed());
+    let equal = demo::run(args, start, interrupt.clone());
+    let Some(equal) = interruptible(&interrupt, equal).await else {
+        return Ok(ExitCode::from(INTERRUPTED));
+    };
+    Ok(if equal? {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE

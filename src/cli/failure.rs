@@ -34,7 +34,8 @@ pub const EXIT_CODES: &[(u8, &str)] = &[
     #[cfg(feature = "lab")]
     (
         INTERRUPTED,
-        "`load` was interrupted twice. The objects that it wrote may remain.",
+        "`load`, `demo` or `simulate` was interrupted twice. The objects that `load` wrote may \
+         remain.",
     ),
 ];
 

@@ -4,8 +4,20 @@ use tokio_util::sync::CancellationToken;
 
 use super::output::complain;
 
+/// Runs a command that ends in good order when its token is cancelled. Returns `None` if a second
+/// signal ends it at once.
+pub(super) async fn interruptible<T>(
+    interrupt: &CancellationToken,
+    command: impl Future<Output = T>,
+) -> Option<T> {
+    tokio::select! {
+        ended = command => Some(ended),
+        () = interrupted_twice(interrupt) => None,
+    }
+}
+
 /// Cancels a token on the first SIGINT or SIGTERM. Returns on the second.
-pub(super) async fn interrupted_twice(interrupt: &CancellationToken) {
+async fn interrupted_twice(interrupt: &CancellationToken) {
     let signals = [SignalKind::interrupt(), SignalKind::terminate()].map(signal);
     let [Ok(mut int), Ok(mut term)] = signals else {
         // The process cannot wait for signals, so each ends it.

@@ -18,7 +18,7 @@ use watershed_lab::process::Process;
 
 use super::duration::any_duration;
 use super::failure::{INTERRUPTED, InvalidUsage};
-use super::interrupt::interrupted_twice;
+use super::interrupt::interruptible;
 use super::output::{complain, print_line};
 use crate::telemetry::{self, LogFormat};
 
@@ -180,13 +180,12 @@ impl LoadCommand {
         }
         let plan = self.plan().map_err(InvalidUsage::from)?;
         let interrupt = CancellationToken::new();
-        let measured = tokio::select! {
-            measured = run(&plan, &interrupt, bars) => measured?,
-            () = interrupted_twice(&interrupt) => {
-                complain(LEFT_OVER);
-                return Ok(ExitCode::from(INTERRUPTED));
-            }
+        let measured = run(&plan, &interrupt, bars);
+        let Some(measured) = interruptible(&interrupt, measured).await else {
+            complain(LEFT_OVER);
+            return Ok(ExitCode::from(INTERRUPTED));
         };
+        let measured = measured?;
         if measured.is_empty() {
             let nothing = "interrupted before anything was measured".to_owned();
             let lines: Vec<_> = std::iter::once(nothing).chain(measured.errors).collect();

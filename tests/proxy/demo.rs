@@ -1,10 +1,14 @@
 //! The demonstration, with the real proxy.
+use std::process::Stdio;
 use std::time::Duration;
 
 use futures_util::FutureExt;
+use tokio::process::Command;
+use tokio_util::sync::CancellationToken;
 use watershed_lab::demo::{self, DemoArgs, DemoProxy, DemoUpstream};
 use watershed_lab::sim::{Options, Population, SimulatedServer};
 
+use crate::support::client::within;
 use crate::support::{PATIENCE, start_proxy};
 
 fn args(patience: Duration) -> DemoArgs {
@@ -37,7 +41,7 @@ async fn proxy(kubeconfig: &str) -> anyhow::Result<DemoProxy> {
 async fn every_demo_client_sees_what_upstream_holds() {
     let start =
         |upstream: DemoUpstream| async move { proxy(&upstream.kubeconfig_yaml).await }.boxed();
-    let equal = demo::run(args(PATIENCE), Box::new(start)).await;
+    let equal = demo::run(args(PATIENCE), Box::new(start), CancellationToken::new()).await;
     assert!(equal.unwrap());
 }
 
@@ -59,7 +63,30 @@ async fn the_demo_reports_clients_whose_view_differs() {
     .unwrap();
     let kubeconfig = twin.kubeconfig_yaml();
     let start = |_| async move { proxy(&kubeconfig).await }.boxed();
-    let equal = demo::run(args(Duration::from_secs(3)), Box::new(start)).await;
+    let equal = demo::run(
+        args(Duration::from_secs(3)),
+        Box::new(start),
+        CancellationToken::new(),
+    )
+    .await;
     assert!(!equal.unwrap());
     twin.shutdown().await;
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_demo_ends_with_an_error_if_it_cannot_print() {
+    let full = std::fs::File::options().write(true).open("/dev/full");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_watershed"));
+    command
+        .args("demo --direct --pods 20 --nodes 2 --clients 5".split(' '))
+        .stdout(full.unwrap())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true);
+    let done = command.spawn().unwrap().wait_with_output();
+    let done = within("the demo", done).await.unwrap();
+    let text = String::from_utf8_lossy(&done.stderr);
+    assert_eq!(done.status.code(), Some(1), "{text}");
+    assert_eq!(text.lines().count(), 1, "{text}");
+    assert!(text.contains("cannot write to standard output"), "{text}");
 }

@@ -444,10 +444,7 @@ async fn the_load_command_writes_its_files_and_sets_its_exit_code() {
 
     // Ctrl-C: the measurements are printed, and the created objects are deleted.
     let begun = server.stats().requests_of("PATCH");
-    let child = command("10m")
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let child = command("10m").stdout(Stdio::piped()).spawn().unwrap();
     eventually("writes", async || {
         let writes = server.stats().requests_of("PATCH") - begun;
         if writes > 20 {

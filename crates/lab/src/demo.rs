@@ -17,6 +17,7 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use crate::sim::churn::{Churn, ChurnMix};
 use crate::sim::{Options, Population, SimulatedServer};
@@ -24,12 +25,21 @@ use fleet::Fleet;
 pub use options::{DemoArgs, DemoProxy, DemoUpstream, StartProxy};
 use picture::{Moment, Picture};
 
-/// Runs the demo. Returns `true` if every client's view was equal to upstream's state at the end.
-pub fn run(args: DemoArgs, start_proxy: StartProxy) -> BoxFuture<'static, anyhow::Result<bool>> {
-    show(args, start_proxy).boxed()
+/// Runs the demo until its time is over or `interrupt` is cancelled. Returns `true` if every client's
+/// view was equal to upstream's state at the end.
+pub fn run(
+    args: DemoArgs,
+    start_proxy: StartProxy,
+    interrupt: CancellationToken,
+) -> BoxFuture<'static, anyhow::Result<bool>> {
+    run_demo(args, start_proxy, interrupt).boxed()
 }
 
-async fn show(args: DemoArgs, start_proxy: StartProxy) -> anyhow::Result<bool> {
+async fn run_demo(
+    args: DemoArgs,
+    start_proxy: StartProxy,
+    interrupt: CancellationToken,
+) -> anyhow::Result<bool> {
     let population = Population {
         configmaps: 0,
         secrets: 0,
@@ -46,11 +56,27 @@ async fn show(args: DemoArgs, start_proxy: StartProxy) -> anyhow::Result<bool> {
     } else {
         start_proxy(upstream(&server)).await?
     };
-    let mut picture = Picture::new();
-    picture::opening(&args, &server.url(), &front);
+    let opened = picture::opening(&args, &server.url(), &front);
+    let token = server.admin_token();
+    let fleet = opened.and_then(|()| Fleet::start(&args, population.namespaces, &front, token));
+    let equal = match fleet {
+        Ok(fleet) => show(&args, &server, fleet, &interrupt).await,
+        Err(error) => Err(error),
+    };
+    front.shutdown.await;
+    server.shutdown().await;
+    equal
+}
 
+/// Shows what the clients get. Returns `true` if all views are equal at the end.
+async fn show(
+    args: &DemoArgs,
+    server: &SimulatedServer,
+    fleet: Fleet,
+    interrupt: &CancellationToken,
+) -> anyhow::Result<bool> {
+    let mut picture = Picture::new();
     let started = Instant::now();
-    let fleet = Fleet::start(&args, population.namespaces, &front, server.admin_token())?;
     let churn = Churn::start(
         Arc::clone(server.state()),
         args.rate,
@@ -62,22 +88,22 @@ async fn show(args: DemoArgs, start_proxy: StartProxy) -> anyhow::Result<bool> {
         second.tick().await;
         loop {
             second.tick().await;
-            picture.live(&moment(started, &fleet, &server));
+            if let Err(error) = picture.live(&moment(started, &fleet, server)) {
+                break error;
+            }
         }
     };
     tokio::select! {
-        () = until_end(args.run_for) => {}
-        () = live => {}
+        () = until_end(args.run_for, interrupt) => {}
+        error = live => return Err(error),
     }
 
     let changes = churn.stop().await;
     let state = server.state();
-    picture::waiting(state.version());
+    picture::waiting(state.version())?;
     let differences = converge(&fleet, state, args.patience).await;
-    picture::summary(&moment(started, &fleet, &server), changes, &differences);
+    picture::summary(&moment(started, &fleet, server), changes, &differences)?;
     fleet.stop().await;
-    front.shutdown.await;
-    server.shutdown().await;
     Ok(differences.is_empty())
 }
 
@@ -90,15 +116,13 @@ fn moment(started: Instant, fleet: &Fleet, server: &SimulatedServer) -> Moment {
     }
 }
 
-/// Waits until the given time is over or the user presses Ctrl-C.
-async fn until_end(run_for: Option<Duration>) {
-    match run_for {
-        Some(time) => tokio::time::sleep(time).await,
-        // An error means that no signal can be waited for. Then only the end of the process ends
-        // the demo.
-        None if tokio::signal::ctrl_c().await.is_err() => std::future::pending().await,
-        None => {}
-    }
+/// Waits until the given time is over or the user interrupts.
+async fn until_end(run_for: Option<Duration>, interrupt: &CancellationToken) {
+    let Some(time) = run_for else {
+        return interrupt.cancelled().await;
+    };
+    // An error says that the time is over.
+    let _ = tokio::time::timeout(time, interrupt.cancelled()).await;
 }
 
 /// Compares until every view is equal or time is up. Returns the remaining differences.
@@ -140,10 +164,9 @@ fn direct(server: &SimulatedServer) -> DemoProxy {
 mod tests {
     use super::*;
 
-    #[tokio::test]
-    async fn views_are_equal_without_a_proxy() {
-        let args = DemoArgs {
-            run_for: Some(Duration::from_secs(2)),
+    fn args(run_for: Duration) -> DemoArgs {
+        DemoArgs {
+            run_for: Some(run_for),
             pods: 100,
             nodes: 5,
             clients: 30,
@@ -151,8 +174,28 @@ mod tests {
             seed: 3,
             direct: true,
             patience: Duration::from_mins(3),
-        };
-        let start = |_| async { anyhow::bail!("not asked for") }.boxed();
-        assert!(run(args, Box::new(start)).await.unwrap());
+        }
+    }
+
+    fn no_proxy() -> StartProxy {
+        Box::new(|_| async { anyhow::bail!("not asked for") }.boxed())
+    }
+
+    #[tokio::test]
+    async fn views_are_equal_without_a_proxy() {
+        let args = args(Duration::from_secs(2));
+        assert!(
+            run(args, no_proxy(), CancellationToken::new())
+                .await
+                .unwrap()
+        );
+    }
+
+    #[tokio::test]
+    async fn an_interrupted_demo_ends_before_its_time_and_compares() {
+        let interrupt = CancellationToken::new();
+        interrupt.cancel();
+        let args = args(Duration::from_hours(1));
+        assert!(run(args, no_proxy(), interrupt).await.unwrap());
     }
 }

@@ -1,15 +1,12 @@
 //! The output of the demo: a few lines that are redrawn in place on a terminal, one line a second
 //! elsewhere, and a table at the end.
-#![expect(
-    clippy::print_stdout,
-    reason = "the picture is the demo's product, and standard output is where it belongs"
-)]
 use std::io::{IsTerminal as _, Write as _};
 use std::time::Duration;
 
 use super::check::Difference;
 use super::fleet::FleetTotals;
 use super::options::{DemoArgs, DemoProxy};
+use crate::output::print_line;
 use crate::sim::TrafficCounts;
 use watershed_figures::grouped;
 
@@ -34,7 +31,7 @@ pub(crate) struct Picture {
 }
 
 /// Prints what is started, before anything changes.
-pub(crate) fn opening(args: &DemoArgs, upstream: &str, front: &DemoProxy) {
+pub(crate) fn opening(args: &DemoArgs, upstream: &str, front: &DemoProxy) -> anyhow::Result<()> {
     let DemoArgs {
         pods,
         nodes,
@@ -43,42 +40,52 @@ pub(crate) fn opening(args: &DemoArgs, upstream: &str, front: &DemoProxy) {
         seed,
         ..
     } = args;
-    println!(
+    print_line(format_args!(
         "upstream  {upstream}  simulated API server, {pods} pods on {nodes} nodes, \
          {rate} changes/s, seed {seed}"
-    );
+    ))?;
     if args.direct {
-        println!("proxy     none: the clients ask upstream themselves");
+        print_line(format_args!(
+            "proxy     none: the clients ask upstream themselves"
+        ))?;
     } else {
-        println!("proxy     https://{}", front.address);
+        print_line(format_args!("proxy     https://{}", front.address))?;
     }
     if let Some(admin) = front.admin_address {
-        println!("status    http://{admin}/");
+        print_line(format_args!("status    http://{admin}/"))?;
     }
-    println!("clients   {clients} watching pods: all, by namespace, by node, by label");
+    print_line(format_args!(
+        "clients   {clients} watching pods: all, by namespace, by node, by label"
+    ))?;
     match args.run_for {
-        Some(time) => println!("          for {time:?}\n"),
-        None => println!("          until Ctrl-C\n"),
+        Some(time) => print_line(format_args!("          for {time:?}\n")),
+        None => print_line(format_args!("          until Ctrl-C\n")),
     }
 }
 
 /// Between the last change and the check.
-pub(crate) fn waiting(version: u64) {
-    println!(
+pub(crate) fn waiting(version: u64) -> anyhow::Result<()> {
+    print_line(format_args!(
         "\nno more changes; upstream is at resourceVersion {version}, \
          waiting for the clients to see it"
-    );
+    ))
 }
 
 /// The table at the end, and the verdict.
-pub(crate) fn summary(end: &Moment, changes: u64, differences: &[Difference]) {
+pub(crate) fn summary(
+    end: &Moment,
+    changes: u64,
+    differences: &[Difference],
+) -> anyhow::Result<()> {
     let (clients, upstream) = (&end.clients, &end.upstream);
-    println!(
+    print_line(format_args!(
         "\n{:<16}{:>18}{:>16}{:>12}",
         "", "clients received", "upstream sent", "saved"
-    );
+    ))?;
     let row = |name: &str, received: String, sent: String, saved: String| {
-        println!("{name:<16}{received:>18}{sent:>16}{saved:>12}");
+        print_line(format_args!(
+            "{name:<16}{received:>18}{sent:>16}{saved:>12}"
+        ))
     };
     for (name, received, sent) in [
         ("lists", clients.lists, upstream.requests_of("LIST")),
@@ -94,7 +101,7 @@ pub(crate) fn summary(end: &Moment, changes: u64, differences: &[Difference]) {
             grouped(received),
             grouped(sent),
             saved(received, sent),
-        );
+        )?;
     }
     let sent = upstream.total_bytes();
     row(
@@ -102,30 +109,30 @@ pub(crate) fn summary(end: &Moment, changes: u64, differences: &[Difference]) {
         bytes(clients.bytes),
         bytes(sent),
         saved(clients.bytes, sent),
-    );
-    println!(
+    )?;
+    print_line(format_args!(
         "\n{changes} changes in {:.0} s; clients tried again {} times, started over {} times",
         end.elapsed.as_secs_f64(),
         clients.retries,
         clients.expired
-    );
+    ))?;
     if differences.is_empty() {
-        println!(
+        print_line(format_args!(
             "every one of {} clients has exactly upstream's state at resourceVersion {}",
             clients.clients, end.version
-        );
+        ))
     } else {
-        report_differences(end, differences);
+        report_differences(end, differences)
     }
 }
 
-fn report_differences(end: &Moment, differences: &[Difference]) {
-    println!(
+fn report_differences(end: &Moment, differences: &[Difference]) -> anyhow::Result<()> {
+    print_line(format_args!(
         "{} of {} clients differ from upstream's state at resourceVersion {}:",
         differences.len(),
         end.clients.clients,
         end.version
-    );
+    ))?;
     for difference in differences.iter().take(SHOWN) {
         let Difference {
             client,
@@ -134,17 +141,23 @@ fn report_differences(end: &Moment, differences: &[Difference]) {
             lines,
             more,
         } = difference;
-        println!("  client {client} ({interest}), at resourceVersion {version}");
+        print_line(format_args!(
+            "  client {client} ({interest}), at resourceVersion {version}"
+        ))?;
         for line in lines {
-            println!("    {line}");
+            print_line(format_args!("    {line}"))?;
         }
         if *more > 0 {
-            println!("    and {more} more");
+            print_line(format_args!("    and {more} more"))?;
         }
     }
     if differences.len() > SHOWN {
-        println!("  and {} more clients", differences.len() - SHOWN);
+        print_line(format_args!(
+            "  and {} more clients",
+            differences.len() - SHOWN
+        ))?;
     }
+    Ok(())
 }
 
 impl Picture {
@@ -157,7 +170,7 @@ impl Picture {
     }
 
     /// The state of things, once a second.
-    pub(crate) fn live(&mut self, now: &Moment) {
+    pub(crate) fn live(&mut self, now: &Moment) -> anyhow::Result<()> {
         let seconds = now.elapsed.as_secs();
         let rates = LiveRates::between(self.before.as_ref(), now);
         let FleetTotals {
@@ -197,7 +210,7 @@ impl Picture {
             ];
             self.redraw(&lines);
         } else {
-            println!(
+            print_line(format_args!(
                 "{seconds:>4} s  clients {synced}/{clients} in sync, {} events/s, {}/s | \
                  upstream {lists} lists, {watches} open watches, {} events/s, {}/s | \
                  saved {saved} of bytes",
@@ -205,12 +218,13 @@ impl Picture {
                 bytes(rates.client_bytes),
                 grouped(rates.upstream_events),
                 bytes(rates.upstream_bytes),
-            );
+            ))?;
         }
         self.before = Some(Moment {
             upstream: now.upstream.clone(),
             ..*now
         });
+        Ok(())
     }
 
     fn redraw(&mut self, lines: &[String]) {

@@ -1,8 +1,4 @@
-//! `watershed simulate`: the server alone, until Ctrl-C.
-#![expect(
-    clippy::print_stdout,
-    reason = "a command line program talks on its standard output"
-)]
+//! `watershed simulate`: the server alone, until it is interrupted.
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -10,10 +6,12 @@ use std::sync::Arc;
 use anyhow::Context;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
+use tokio_util::sync::CancellationToken;
 
 use super::churn::{Churn, ChurnMix};
 use super::options::{Options, Population};
 use super::server::SimulatedServer;
+use crate::output::print_line;
 
 /// Flags of `watershed simulate`.
 #[derive(Clone, Debug, clap::Args)]
@@ -87,12 +85,19 @@ impl SimulateArgs {
     }
 }
 
-/// Runs the server until Ctrl-C.
-pub fn run(args: SimulateArgs) -> BoxFuture<'static, anyhow::Result<()>> {
-    simulate(args).boxed()
+/// Runs the server until `interrupt` is cancelled.
+///
+/// # Errors
+///
+/// The server cannot start, or standard output cannot be written. The server runs without it.
+pub fn run(
+    args: SimulateArgs,
+    interrupt: CancellationToken,
+) -> BoxFuture<'static, anyhow::Result<()>> {
+    simulate(args, interrupt).boxed()
 }
 
-async fn simulate(args: SimulateArgs) -> anyhow::Result<()> {
+async fn simulate(args: SimulateArgs, interrupt: CancellationToken) -> anyhow::Result<()> {
     let population = args.population();
     let options = Options {
         listen: args.listen,
@@ -102,45 +107,53 @@ async fn simulate(args: SimulateArgs) -> anyhow::Result<()> {
         ..Options::default()
     };
     let server = SimulatedServer::start(options).await?;
-    println!("simulated API server at {}", server.url());
-    println!(
-        "  {} pods on {} nodes, {} changes per second, seed {}",
-        args.pods, args.nodes, args.rate, args.seed
-    );
-    println!(
-        "  tokens: {} (may everything), {} (may read some types)",
-        server.admin_token(),
-        server.viewer_token()
-    );
-    println!(
-        "  counters at {0}/metrics, faults at {0}/sim/faults",
-        server.url()
-    );
     if let Some(path) = &args.kubeconfig_out {
         tokio::fs::write(path, server.kubeconfig_yaml())
             .await
             .with_context(|| format!("the kubeconfig can't be written to {}", path.display()))?;
-        println!(
-            "  kubectl --kubeconfig {} get pods --all-namespaces",
-            path.display()
-        );
     }
+    let introduced = introduce(&args, &server);
     let mix = ChurnMix {
         configmap_bytes: population.configmap_bytes,
         ..args.churn.unwrap_or_default()
     };
     let churn = Churn::start(Arc::clone(server.state()), args.rate, args.seed, mix);
-    tokio::signal::ctrl_c().await?;
+    interrupt.cancelled().await;
     let changes = churn.stop().await;
     let counts = server.stats();
-    println!(
+    let summed_up = print_line(format_args!(
         "stopped after {changes} changes, {} lists, {} watches and {} watch events",
         counts.requests_of("LIST"),
         counts.requests_of("WATCH"),
         counts.total_events()
-    );
+    ));
     server.shutdown().await;
-    Ok(())
+    introduced.and(summed_up)
+}
+
+/// Prints the server's address, tokens and what else a user needs.
+fn introduce(args: &SimulateArgs, server: &SimulatedServer) -> anyhow::Result<()> {
+    let url = server.url();
+    print_line(format_args!("simulated API server at {url}"))?;
+    print_line(format_args!(
+        "  {} pods on {} nodes, {} changes per second, seed {}",
+        args.pods, args.nodes, args.rate, args.seed
+    ))?;
+    print_line(format_args!(
+        "  tokens: {} (may everything), {} (may read some types)",
+        server.admin_token(),
+        server.viewer_token()
+    ))?;
+    print_line(format_args!(
+        "  counters at {url}/metrics, faults at {url}/sim/faults"
+    ))?;
+    let Some(path) = &args.kubeconfig_out else {
+        return Ok(());
+    };
+    print_line(format_args!(
+        "  kubectl --kubeconfig {} get pods --all-namespaces",
+        path.display()
+    ))
 }
 
 #[cfg(test)]
