@@ -17,7 +17,7 @@ fn args(patience: Duration) -> DemoArgs {
         pods: 100,
         nodes: 5,
         clients: 40,
-        rate: 50.0,
+        rate: "50/s".parse().unwrap(),
         seed: 1,
         direct: false,
         patience,

@@ -79,7 +79,7 @@ async fn show(
     let started = Instant::now();
     let churn = Churn::start(
         Arc::clone(server.state()),
-        args.rate,
+        args.rate.per_second(),
         args.seed,
         ChurnMix::default(),
     );
@@ -170,7 +170,7 @@ mod tests {
             pods: 100,
             nodes: 5,
             clients: 30,
-            rate: 100.0,
+            rate: "100/s".parse().unwrap(),
             seed: 3,
             direct: true,
             patience: Duration::from_mins(3),

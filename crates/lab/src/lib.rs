@@ -20,6 +20,7 @@ pub mod client;
 pub mod demo;
 mod duration;
 pub mod load;
+mod number;
 mod output;
 pub mod plot;
 pub mod process;

@@ -5,9 +5,16 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 
 use crate::duration::parse_duration;
+use crate::load::Rate;
+use crate::number::up_to;
 
 /// Time that the clients have to see the last change, unless the caller says otherwise.
 const CONVERGENCE: Duration = Duration::from_secs(20);
+
+/// Bounds of memory and of open files: the demo is one process.
+const MAX_PODS: u64 = 100_000;
+const MAX_NODES: u64 = 10_000;
+const MAX_CLIENTS: u64 = 10_000;
 
 /// Flags of `watershed demo`.
 #[derive(Clone, Debug, clap::Args)]
@@ -16,17 +23,17 @@ pub struct DemoArgs {
     #[arg(long = "for", value_name = "DURATION", value_parser = parse_duration)]
     pub run_for: Option<Duration>,
     /// Pods at the start
-    #[arg(long, value_name = "N", default_value_t = 2000)]
+    #[arg(long, value_name = "N", default_value_t = 2000, value_parser = up_to(MAX_PODS))]
     pub pods: usize,
     /// Nodes that run the pods
-    #[arg(long, value_name = "N", default_value_t = 50)]
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = up_to(MAX_NODES))]
     pub nodes: usize,
     /// Watching clients
-    #[arg(long, value_name = "N", default_value_t = 300)]
+    #[arg(long, value_name = "N", default_value_t = 300, value_parser = up_to(MAX_CLIENTS))]
     pub clients: usize,
-    /// Changes per second
-    #[arg(long, value_name = "EVENTS", default_value_t = 50.0)]
-    pub rate: f64,
+    /// Rate of changes, such as 50/s or 30/m
+    #[arg(long, value_name = "RATE", default_value = "50/s")]
+    pub rate: Rate,
     /// Seed for random choices
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
@@ -66,3 +73,35 @@ pub struct DemoProxy {
 /// Starts the proxy in front of an upstream.
 pub type StartProxy =
     Box<dyn FnOnce(DemoUpstream) -> BoxFuture<'static, anyhow::Result<DemoProxy>> + Send>;
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: DemoArgs,
+    }
+
+    #[test]
+    fn impossible_numbers_are_refused() {
+        let line = Line::try_parse_from(["demo", "--clients=10000", "--rate=30/m"]).unwrap();
+        assert_eq!(
+            (line.args.clients, line.args.rate.per_second()),
+            (10_000, 0.5)
+        );
+        for wrong in [
+            "--clients=18446744073709551615",
+            "--pods=100001",
+            "--nodes=1000000",
+            "--rate=NaN",
+            "--rate=inf",
+            "--rate=-5",
+        ] {
+            assert!(Line::try_parse_from(["demo", wrong]).is_err(), "{wrong}");
+        }
+    }
+}

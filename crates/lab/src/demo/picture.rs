@@ -42,7 +42,8 @@ pub(crate) fn opening(args: &DemoArgs, upstream: &str, front: &DemoProxy) -> any
     } = args;
     print_line(format_args!(
         "upstream  {upstream}  simulated API server, {pods} pods on {nodes} nodes, \
-         {rate} changes/s, seed {seed}"
+         {} changes/s, seed {seed}",
+        rate.per_second()
     ))?;
     if args.direct {
         print_line(format_args!(

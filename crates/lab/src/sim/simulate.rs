@@ -11,7 +11,15 @@ use tokio_util::sync::CancellationToken;
 use super::churn::{Churn, ChurnMix};
 use super::options::{Options, Population};
 use super::server::SimulatedServer;
+use crate::load::Rate;
+use crate::number::up_to;
 use crate::output::print_line;
+
+/// Bounds of memory, and of the time that the start takes.
+const MAX_OBJECTS: u64 = 1_000_000;
+const MAX_NODES: u64 = 100_000;
+const MAX_NAMESPACES: u64 = 10_000;
+const MAX_HISTORY: u64 = 10_000_000;
 
 /// Flags of `watershed simulate`.
 #[derive(Clone, Debug, clap::Args)]
@@ -20,16 +28,16 @@ pub struct SimulateArgs {
     #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:6444")]
     pub listen: SocketAddr,
     /// Pods at the start; other objects are made in proportion
-    #[arg(long, value_name = "N", default_value_t = 2000)]
+    #[arg(long, value_name = "N", default_value_t = 2000, value_parser = up_to(MAX_OBJECTS))]
     pub pods: usize,
     /// Nodes
-    #[arg(long, value_name = "N", default_value_t = 50)]
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = up_to(MAX_NODES))]
     pub nodes: usize,
     /// Namespaces. Default, here and for the counts below: in proportion to the pods
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = up_to(MAX_NAMESPACES))]
     pub namespaces: Option<usize>,
     /// ConfigMaps
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = up_to(MAX_OBJECTS))]
     pub configmaps: Option<usize>,
     /// Bytes of data in each ConfigMap; 0 for a few hundred
     #[arg(
@@ -40,26 +48,26 @@ pub struct SimulateArgs {
     )]
     pub configmap_bytes: u32,
     /// Secrets
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = up_to(MAX_OBJECTS))]
     pub secrets: Option<usize>,
     /// Services
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = up_to(MAX_OBJECTS))]
     pub services: Option<usize>,
     /// Deployments
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = up_to(MAX_OBJECTS))]
     pub deployments: Option<usize>,
     /// Objects of a custom type
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = up_to(MAX_OBJECTS))]
     pub widgets: Option<usize>,
-    /// Changes per second
-    #[arg(long, value_name = "EVENTS", default_value_t = 50.0)]
-    pub rate: f64,
+    /// Rate of changes, such as 50/s or 30/m
+    #[arg(long, value_name = "RATE", default_value = "50/s")]
+    pub rate: Rate,
     /// Weights of the changes, relative to each other:
     /// pods=70,configmaps=5,leases=15,deployments=5,widgets=5
     #[arg(long, value_name = "KIND=WEIGHT,…")]
     pub churn: Option<ChurnMix>,
     /// Events kept for each type: a watch from before them is too old, as after a compaction
-    #[arg(long, value_name = "EVENTS", default_value_t = 4096)]
+    #[arg(long, value_name = "EVENTS", default_value_t = 4096, value_parser = up_to(MAX_HISTORY))]
     pub history: usize,
     /// Seed for random choices
     #[arg(long, default_value_t = 0)]
@@ -117,7 +125,8 @@ async fn simulate(args: SimulateArgs, interrupt: CancellationToken) -> anyhow::R
         configmap_bytes: population.configmap_bytes,
         ..args.churn.unwrap_or_default()
     };
-    let churn = Churn::start(Arc::clone(server.state()), args.rate, args.seed, mix);
+    let rate = args.rate.per_second();
+    let churn = Churn::start(Arc::clone(server.state()), rate, args.seed, mix);
     interrupt.cancelled().await;
     let changes = churn.stop().await;
     let counts = server.stats();
@@ -137,7 +146,10 @@ fn introduce(args: &SimulateArgs, server: &SimulatedServer) -> anyhow::Result<()
     print_line(format_args!("simulated API server at {url}"))?;
     print_line(format_args!(
         "  {} pods on {} nodes, {} changes per second, seed {}",
-        args.pods, args.nodes, args.rate, args.seed
+        args.pods,
+        args.nodes,
+        args.rate.per_second(),
+        args.seed
     ))?;
     print_line(format_args!(
         "  tokens: {} (may everything), {} (may read some types)",
@@ -167,6 +179,25 @@ mod tests {
     struct Line {
         #[command(flatten)]
         args: SimulateArgs,
+    }
+
+    #[test]
+    fn impossible_numbers_are_refused() {
+        for wrong in [
+            "--pods=1000000000000",
+            "--nodes=1000000",
+            "--namespaces=1000000",
+            "--secrets=-1",
+            "--history=1000000000000",
+            "--rate=NaN",
+            "--rate=inf",
+            "--rate=-5",
+        ] {
+            assert!(
+                Line::try_parse_from(["simulate", wrong]).is_err(),
+                "{wrong}"
+            );
+        }
     }
 
     #[tokio::test]
