@@ -161,7 +161,7 @@ impl LoadPlan {
         }
         ensure!(
             self.watches() <= MAX_WATCHES,
-            "at most {MAX_WATCHES} watches are possible (--watches)"
+            "at most {MAX_WATCHES} watches are possible (--watches, --mix)"
         );
         ensure!(
             (1..=MAX_CONNECTIONS).contains(&self.connections()),
@@ -188,7 +188,8 @@ impl LoadPlan {
     }
 
     pub(super) fn watches(&self) -> usize {
-        self.groups.iter().map(|group| group.watches).sum()
+        let watches = self.groups.iter().map(|group| group.watches);
+        watches.fold(0, usize::saturating_add)
     }
 
     /// Connections the watches share.
@@ -255,9 +256,16 @@ mod tests {
         type Change = fn(&mut LoadPlan);
         assert!(plan().check().is_ok());
         assert_eq!(plan().connections(), 3);
-        let wrong: [(Change, &str); 9] = [
+        let wrong: [(Change, &str); 10] = [
             (|p| p.targets.push(p.targets[0].clone()), "--compare"),
             (|p| p.groups[0].watches = 1_000_000, "--watches"),
+            (
+                |p| {
+                    p.groups[0].watches = usize::MAX;
+                    p.groups.push(p.groups[0].clone());
+                },
+                "--watches",
+            ),
             (|p| p.connections = Some(0), "--connections"),
             (|p| p.writes.objects = 0, "--objects"),
             (|p| p.writes.object_bytes = 1 << 30, "--object-bytes"),
