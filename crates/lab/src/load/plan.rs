@@ -117,6 +117,12 @@ impl LoadPlan {
             self.duration >= Duration::from_secs(1) && self.duration <= MAX_DURATION,
             "a round measures for at least 1s and at most a day (--duration)"
         );
+        for (time, flag) in [
+            (self.start_timeout, "--start-timeout"),
+            (self.settle, "--settle"),
+        ] {
+            ensure!(time <= MAX_DURATION, "{flag} is longer than a day");
+        }
         Ok(())
     }
 
@@ -256,7 +262,7 @@ mod tests {
         type Change = fn(&mut LoadPlan);
         assert!(plan().check().is_ok());
         assert_eq!(plan().connections(), 3);
-        let wrong: [(Change, &str); 10] = [
+        let wrong: [(Change, &str); 12] = [
             (|p| p.targets.push(p.targets[0].clone()), "--compare"),
             (|p| p.groups[0].watches = 1_000_000, "--watches"),
             (
@@ -271,6 +277,8 @@ mod tests {
             (|p| p.writes.object_bytes = 1 << 30, "--object-bytes"),
             (|p| p.rounds = 0, "--rounds"),
             (|p| p.duration = Duration::ZERO, "--duration"),
+            (|p| p.start_timeout = Duration::MAX, "--start-timeout"),
+            (|p| p.settle = Duration::MAX, "--settle"),
             (
                 |p| {
                     p.processes.push(Process {
