@@ -124,9 +124,8 @@ fn over_time(
     for (server, results) in result.servers.iter().enumerate() {
         for round in &results.rounds {
             let samples = round.samples.iter();
-            let mut points: Vec<_> = samples
-                .filter_map(|sample| Some((sample.seconds, of(sample)?)))
-                .collect();
+            let values = samples.filter_map(|sample| Some((sample.seconds, of(sample)?)));
+            let mut points: Vec<_> = values.filter(|(_, value)| value.is_finite()).collect();
             // A sample tells of the time before it.
             if let Some((_, first)) = points.first().copied() {
                 points.insert(0, (0.0, first));

@@ -119,11 +119,11 @@ impl WatchCurves<'_> {
     ) -> Option<f64> {
         let servers = self.servers.iter().filter(|server| server.name == name);
         let rounds = servers.flat_map(|server| &server.rounds);
-        median(
-            rounds
-                .filter(|round| round.watches == watches)
-                .filter_map(figure),
-        )
+        let values = rounds
+            .filter(|round| round.watches == watches)
+            .filter_map(figure);
+        // A round without a length has no rates, and an axis without an end cannot be drawn.
+        median(values.filter(|value| value.is_finite()))
     }
 }
 
@@ -167,6 +167,21 @@ mod tests {
             three.count() >= 2,
             "a curve of three points for each server"
         );
+    }
+
+    #[test]
+    fn a_result_without_a_length_has_no_rates() {
+        let texts = [result(10), result(50)].map(|text| {
+            let mut value: serde_json::Value = serde_json::from_str(&text).unwrap();
+            for server in value["servers"].as_array_mut().unwrap() {
+                for round in server["rounds"].as_array_mut().unwrap() {
+                    round["seconds"] = 0.0.into();
+                }
+            }
+            value.to_string()
+        });
+        let svg = plot_by_watches(&texts).unwrap();
+        assert!(svg.contains("memory of api") && !svg.contains("CPU of api"));
     }
 
     #[test]
