@@ -73,7 +73,13 @@ impl Replay {
 
     /// Returns `true` if there were lines, and none of them was an event.
     pub fn has_only_damaged_lines(&self) -> bool {
-        self.counts.lines > 0 && self.counts.damaged == self.counts.lines
+        let LineCounts {
+            lines,
+            damaged,
+            too_long,
+            ..
+        } = self.counts;
+        lines > 0 && damaged + too_long == lines
     }
 
     /// Returns the report of what was read.

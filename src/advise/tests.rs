@@ -325,6 +325,25 @@ fn damaged_lines_are_counted_and_the_rest_is_read() {
 }
 
 #[test]
+fn a_log_without_events_is_told_from_an_empty_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("log");
+    let long = "x".repeat((16 << 20) + 1);
+    let event = Line::default().text();
+    for (text, has_none) in [
+        (String::new(), false),
+        (format!("{long}\n"), true),
+        (format!("{{\n{long}\n}}\n"), true),
+        (format!("{event}\n{long}\n"), false),
+    ] {
+        std::fs::write(&path, text).unwrap();
+        let mut replay = Replay::new(CachingPolicy::default());
+        replay.read(vec![LogInput::of(&path)]).unwrap();
+        assert_eq!(replay.has_only_damaged_lines(), has_none);
+    }
+}
+
+#[test]
 fn what_a_torn_file_has_is_counted_and_other_files_are_read() {
     let folder = tempfile::tempdir().unwrap();
     let [torn, whole] = ["torn.json.gz", "whole.json"].map(|name| folder.path().join(name));

@@ -58,7 +58,8 @@ impl AdviseCommand {
         replay.read(inputs.collect()).context("--audit-log")?;
         ensure!(
             !replay.has_only_damaged_lines(),
-            "--audit-log: no line is an audit event: are these JSON lines of audit.k8s.io/v1?"
+            "--audit-log: no line is an audit event of audit.k8s.io/v1: the log needs one event in \
+             each line, not an EventList or indented JSON"
         );
         let report = replay.report();
         match self.output {
