@@ -272,6 +272,26 @@ async fn events_that_never_arrive_count_as_lost() {
     server.shutdown().await;
 }
 
+/// Nothing is to be gained from waiting for the first states.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_round_without_a_permitted_watch_fails_before_its_timeout() {
+    let server = SimulatedServer::start(small()).await.unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let mut plan = plan(vec![target(folder.path(), "a", &server.kubeconfig_yaml())]);
+    plan.start_timeout = Duration::from_hours(1);
+    server
+        .faults()
+        .refuse_only(403, "LIST", "configmaps", 100_000);
+    let measured = within("the load", run(&plan)).await;
+    let error = format!("{:#}", measured.unwrap_err());
+    assert!(
+        error.contains("server a: no watch has begun; ") && error.contains("403 Forbidden"),
+        "{error}"
+    );
+    assert_eq!(left(&server), Vec::<String>::new());
+    server.shutdown().await;
+}
+
 /// The server has made the namespace, and does not answer.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_load_that_is_interrupted_while_it_prepares_leaves_nothing_behind() {

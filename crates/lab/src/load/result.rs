@@ -210,6 +210,11 @@ impl Distribution {
         Self::from(latencies.total())
     }
 
+    /// Returns one of the values; `None` if nothing was measured.
+    pub(super) fn measured(&self, value: f64) -> Option<f64> {
+        (self.count > 0).then_some(value)
+    }
+
     /// Joins the distributions of several rounds.
     pub(crate) fn joined<'a>(all: impl Iterator<Item = &'a Self>) -> Self {
         let mut histograms = all.filter_map(|one| one.histogram.as_ref());

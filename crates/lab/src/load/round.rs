@@ -60,16 +60,12 @@ impl ServerTurn<'_> {
         let before = common.ledger.all_confirmed();
         let mut meter = ProcessMeter::new(&plan.processes);
         let opening = Instant::now();
-        let opened = self.interrupt.run_until_cancelled(self.open(&common));
-        let Some(opened) = opened.await else {
+        let begin = self.interrupt.run_until_cancelled(self.open(&common));
+        let Some(result) = begin.await else {
             return Ok(None);
         };
-        let (watches, audience) = opened?;
-        self.wait(plan.start_timeout, RoundStage::Opening, &tally, || {
-            tally.synced.load(Ordering::Relaxed) >= plan.watches()
-        })
-        .await;
-        if self.interrupt.is_cancelled() {
+        let (watches, audience) = result?;
+        if !self.have_begun(&tally).await? {
             return Ok(None);
         }
         let opening_seconds = opening.elapsed().as_secs_f64();
@@ -118,6 +114,34 @@ impl ServerTurn<'_> {
                 .or_default() += 1;
         }
         Ok(Some(round))
+    }
+
+    /// Waits for the first state of all watches. Returns `false` if the user interrupts.
+    ///
+    /// # Errors
+    ///
+    /// All watches are refused for a reason that stays, or the user interrupts and there were errors.
+    async fn have_begun(&self, tally: &RoundTally) -> anyhow::Result<bool> {
+        let watches = self.plan.watches();
+        let all_refused = || {
+            let [synced, refused] =
+                [&tally.synced, &tally.refused].map(|count| count.load(Ordering::Relaxed));
+            watches > 0 && synced == 0 && refused >= watches
+        };
+        self.wait(self.plan.start_timeout, RoundStage::Opening, tally, || {
+            tally.synced.load(Ordering::Relaxed) >= watches || all_refused()
+        })
+        .await;
+        let error = tally.most_frequent_error().unwrap_or_default();
+        ensure!(!all_refused(), "no watch has begun; {error}");
+        if !self.interrupt.is_cancelled() {
+            return Ok(true);
+        }
+        ensure!(
+            error.is_empty(),
+            "interrupted before all watches had their first state; {error}"
+        );
+        Ok(false)
     }
 
     /// Returns the state that all watches of the round share.

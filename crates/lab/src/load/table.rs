@@ -182,17 +182,22 @@ struct RoundFigure {
     unit: &'static str,
     /// True if the ratio of two servers' figures has a meaning.
     compare: bool,
-    value: f64,
+    /// `None` if there was nothing to measure.
+    value: Option<f64>,
 }
 
 impl RoundFigure {
     /// Returns a figure that is compared between servers.
-    fn compared<N: Into<String>>(name: N, unit: &'static str, value: f64) -> Self {
+    fn compared<N: Into<String>, V: Into<Option<f64>>>(
+        name: N,
+        unit: &'static str,
+        value: V,
+    ) -> Self {
         Self {
             name: name.into(),
             unit,
             compare: true,
-            value,
+            value: value.into(),
         }
     }
 
@@ -223,21 +228,22 @@ fn figures(round: &RoundResult) -> Vec<RoundFigure> {
 }
 
 fn watch_figures(round: &RoundResult) -> Vec<RoundFigure> {
-    let compared = RoundFigure::compared::<&str>;
+    let compared = RoundFigure::compared::<&str, f64>;
+    let measured = RoundFigure::compared::<&str, Option<f64>>;
     let count = RoundFigure::count;
     let mut all = Vec::new();
     if round.watches > 0 {
+        let first = &round.first_state;
+        let all_have_begun = round.watches_begun == round.watches;
+        let until_all = all_have_begun.then_some(round.opening_seconds);
+        let bytes = per_second(round.watch_bytes, round) / 1e6;
         all.extend([
             count("watches", round.watches_begun as u64),
-            compared("first state, p50", "ms", round.first_state.p50),
-            compared("first state, p99", "ms", round.first_state.p99),
-            compared("first state, all watches", "s", round.opening_seconds),
+            measured("first state, p50", "ms", first.measured(first.p50)),
+            measured("first state, p99", "ms", first.measured(first.p99)),
+            measured("first state, all watches", "s", until_all),
             compared("events", "1/s", per_second(round.events, round)),
-            compared(
-                "watch bytes",
-                "MB/s",
-                per_second(round.watch_bytes, round) / 1e6,
-            ),
+            compared("watch bytes", "MB/s", bytes),
         ]);
     }
     if round.events_expected > 0 {
@@ -276,11 +282,12 @@ fn request_figures(name: &str, requests: &RequestStats, round: &RoundResult) -> 
             bytes,
         ));
     }
-    for (quantile, value) in [("p50", requests.latency.p50), ("p99", requests.latency.p99)] {
+    let latency = &requests.latency;
+    for (quantile, value) in [("p50", latency.p50), ("p99", latency.p99)] {
         all.push(RoundFigure::compared(
             format!("{name}, {quantile}"),
             "ms",
-            value,
+            latency.measured(value),
         ));
     }
     all
@@ -365,7 +372,7 @@ fn rows(servers: &[ServerResult]) -> Vec<FigureRow> {
     for row in &mut rows {
         let value = |round: &Vec<RoundFigure>| {
             let figure = round.iter().find(|figure| figure.name == row.name)?;
-            Some(figure.value)
+            figure.value
         };
         row.rounds = all
             .iter()
@@ -429,6 +436,20 @@ mod tests {
         assert_eq!(line("CPU of api")[2..4], ["cores", "0.750"]);
         let widths: Vec<_> = text.lines().map(|line| line.chars().count()).collect();
         assert!(widths.windows(2).all(|pair| pair[0] == pair[1]), "{text}");
+    }
+
+    #[test]
+    fn what_was_not_measured_has_no_figure() {
+        let mut measured = measured();
+        for round in &mut measured.servers[1].rounds {
+            round.watches_begun = 0;
+        }
+        let text = table(&measured);
+        for name in ["first state, p50", "first state, all watches"] {
+            let line = text.lines().find(|line| line.contains(name)).unwrap();
+            let cells: Vec<_> = line.split('|').map(str::trim).collect();
+            assert_eq!(cells[4..6], ["–", "–"], "{line}");
+        }
     }
 
     #[test]

@@ -24,6 +24,8 @@ pub(super) struct RoundTally {
     measuring: AtomicBool,
     /// Watches that have their first state.
     pub(super) synced: AtomicUsize,
+    /// Watches whose first state was refused for a reason that stays.
+    pub(super) refused: AtomicUsize,
     pub(super) first_state: Latencies,
     /// Events of any object, bookmarks left out.
     pub(super) events: AtomicU64,
@@ -61,6 +63,7 @@ impl RoundTally {
         Self {
             measuring: AtomicBool::new(false),
             synced: AtomicUsize::new(0),
+            refused: AtomicUsize::new(0),
             first_state: Latencies::new(1),
             events: AtomicU64::new(0),
             delivered: AtomicU64::new(0),
@@ -106,6 +109,13 @@ impl RoundTally {
 
     pub(super) fn errors(&self) -> BTreeMap<String, u64> {
         self.errors.lock().clone()
+    }
+
+    /// Returns the most frequent error with its count; `None` if there was none.
+    pub(super) fn most_frequent_error(&self) -> Option<String> {
+        let errors = self.errors.lock();
+        let (text, count) = errors.iter().max_by_key(|(_, count)| **count)?;
+        Some(format!("{count} times: {text}"))
     }
 
     pub(super) fn error_count(&self) -> u64 {
@@ -172,6 +182,9 @@ mod tests {
             (tally.error_count(), tally.errors().len()),
             (1000, MAX_KINDS + 1)
         );
+        (0..5000).for_each(|_| tally.error("list", "503"));
+        let further = format!("5950 times: {FURTHER}");
+        assert_eq!(tally.most_frequent_error(), Some(further));
     }
 
     #[test]

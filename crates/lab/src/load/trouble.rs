@@ -65,6 +65,12 @@ impl LoadError {
         Self::Refused { status, message }
     }
 
+    /// Returns `true` if the same request will be refused again: it is wrong, or not allowed.
+    pub(super) fn is_permanent(&self) -> bool {
+        let status = self.status().map(|status| status.as_u16());
+        matches!(status, Some(400 | 401 | 403 | 404))
+    }
+
     pub(super) fn status(&self) -> Option<StatusCode> {
         match self {
             Self::Refused { status, .. } => Some(*status),

@@ -64,6 +64,8 @@ pub(super) struct WatchClient {
     version: Option<ResourceVersion>,
     /// A version was too old. The one that all watches of the kind begin at is older still.
     has_expired: bool,
+    /// A first state was refused for a reason that stays.
+    is_refused: bool,
     synced: bool,
 }
 
@@ -101,6 +103,7 @@ impl WatchClient {
             number,
             version: None,
             has_expired: false,
+            is_refused: false,
             synced: false,
         }
     }
@@ -132,6 +135,7 @@ impl WatchClient {
                         self.version = None;
                         self.has_expired = true;
                     }
+                    self.note_refusal(&error);
                     self.common.tally.error("watch", error);
                 }
             }
@@ -295,6 +299,13 @@ impl WatchClient {
                 .await
                 .copied(),
             FirstState::List | FirstState::Stream => list("resourceVersion=0").await,
+        }
+    }
+
+    fn note_refusal(&mut self, error: &LoadError) {
+        if error.is_permanent() && !self.synced && !self.is_refused {
+            self.is_refused = true;
+            self.common.tally.refused.fetch_add(1, Ordering::Relaxed);
         }
     }
 
