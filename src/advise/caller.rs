@@ -33,9 +33,8 @@ pub(super) fn is_internal(event: &LoggedEvent<'_>) -> bool {
 
 /// Returns the standing of the event's caller.
 pub(super) fn standing(event: &LoggedEvent<'_>) -> CallerStanding {
-    let credentials = event.user.extra.get(CREDENTIAL);
-    let has_certificate =
-        credentials.is_some_and(|all| all.iter().any(|id| id.starts_with(CERTIFICATE)));
+    let credentials = event.user.extra.get(CREDENTIAL).into_iter().flatten();
+    let has_certificate = credentials.flatten().any(|id| id.starts_with(CERTIFICATE));
     if event.user.username == ANONYMOUS {
         return CallerStanding::Unidentified;
     }

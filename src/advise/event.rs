@@ -3,32 +3,33 @@
 //! Source: `apiserver/pkg/apis/audit/v1/types.go`.
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::fmt;
 
 use jiff::Timestamp;
-use serde::Deserialize;
+use serde::de::{Deserialize, Deserializer, Error, Visitor};
 
 /// The version of events that this program reads.
 const API_VERSION: &str = "audit.k8s.io/v1";
 
-/// One event.
-#[derive(Debug, Deserialize)]
+/// One event. A `null` stands for an absent value, as for Go.
+#[derive(Debug, serde::Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct LoggedEvent<'a> {
-    #[serde(borrow, default)]
+    #[serde(borrow, default, deserialize_with = "text")]
     api_version: Cow<'a, str>,
-    #[serde(borrow, rename = "auditID")]
+    #[serde(borrow, rename = "auditID", deserialize_with = "text")]
     pub(super) audit_id: Cow<'a, str>,
-    #[serde(borrow)]
+    #[serde(borrow, deserialize_with = "text")]
     pub(super) stage: Cow<'a, str>,
-    #[serde(borrow, rename = "requestURI")]
+    #[serde(borrow, rename = "requestURI", deserialize_with = "text")]
     pub(super) uri: Cow<'a, str>,
-    #[serde(borrow)]
+    #[serde(borrow, deserialize_with = "text")]
     pub(super) verb: Cow<'a, str>,
-    #[serde(borrow, default)]
+    #[serde(borrow, default, deserialize_with = "or_default")]
     pub(super) user: LoggedUser<'a>,
     #[serde(borrow)]
     pub(super) impersonated_user: Option<LoggedUser<'a>>,
-    #[serde(borrow, default)]
+    #[serde(borrow, default, deserialize_with = "text")]
     pub(super) user_agent: Cow<'a, str>,
     pub(super) response_status: Option<LoggedStatus>,
     pub(super) request_received_timestamp: Timestamp,
@@ -36,18 +37,19 @@ pub(super) struct LoggedEvent<'a> {
 }
 
 /// The caller of a request.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, serde::Deserialize)]
 pub(super) struct LoggedUser<'a> {
-    #[serde(borrow, default)]
+    #[serde(borrow, default, deserialize_with = "text")]
     pub(super) username: Cow<'a, str>,
-    #[serde(borrow, default)]
-    pub(super) extra: BTreeMap<Cow<'a, str>, Vec<Cow<'a, str>>>,
+    /// A value is `None` if it is `null`.
+    #[serde(borrow, default, deserialize_with = "or_default")]
+    pub(super) extra: BTreeMap<Cow<'a, str>, Option<Vec<Cow<'a, str>>>>,
 }
 
 /// The outcome of a request.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, serde::Deserialize)]
 pub(super) struct LoggedStatus {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     pub(super) code: u16,
 }
 
@@ -92,6 +94,45 @@ impl<'a> LoggedEvent<'a> {
     }
 }
 
+/// Reads a value, or the default for `null`.
+fn or_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de> + Default,
+{
+    Option::deserialize(deserializer).map(Option::unwrap_or_default)
+}
+
+/// Reads a text, or an empty one for `null`. It is not copied unless it has escapes.
+fn text<'de: 'a, 'a, D>(deserializer: D) -> Result<Cow<'a, str>, D::Error>
+where
+    D: Deserializer<'de>,
+{
+    deserializer.deserialize_any(NullableText)
+}
+
+struct NullableText;
+
+impl<'de> Visitor<'de> for NullableText {
+    type Value = Cow<'de, str>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a text or null")
+    }
+
+    fn visit_borrowed_str<E: Error>(self, text: &'de str) -> Result<Self::Value, E> {
+        Ok(Cow::Borrowed(text))
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Self::Value, E> {
+        Ok(Cow::Owned(text.to_owned()))
+    }
+
+    fn visit_unit<E: Error>(self) -> Result<Self::Value, E> {
+        Ok(Cow::Borrowed(""))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -111,6 +152,22 @@ mod tests {
         assert_eq!((event.code(), event.seconds()), (200, 1.5));
         assert_eq!(event.stage(), Some(LoggedStage::Ended));
         let text = std::str::from_utf8(line).unwrap();
+        for (value, null) in [
+            (r#""extra":{"k":["v"]}"#, r#""extra":{"k":null}"#),
+            (r#""extra":{"k":["v"]}"#, r#""extra":null"#),
+            (r#""a/1""#, "null"),
+            ("\"j\\u00fcrgen\"", "null"),
+            ("200", "null"),
+        ] {
+            assert!(text.contains(value), "{value}");
+            let line = text.replace(value, null);
+            assert!(LoggedEvent::parse(line.as_bytes()).is_some(), "{line}");
+        }
+        let user = r#"{"username":"j\u00fcrgen","groups":["g"],
+            "extra":{"k":["v"]}}"#;
+        let without = text.replace(user, "null");
+        let event = LoggedEvent::parse(without.as_bytes()).unwrap();
+        assert_eq!((&*event.user.username, event.user.extra.len()), ("", 0));
         assert!(
             LoggedEvent::parse(text.replace("k8s.io/v1\"", "k8s.io/v1beta1\"").as_bytes())
                 .is_none()
