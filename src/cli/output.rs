@@ -37,9 +37,26 @@ pub(super) fn write_private(path: &Path, bytes: &[u8]) -> io::Result<()> {
         return there.write_all(bytes);
     }
     let folder = target.parent().filter(|it| !it.as_os_str().is_empty());
-    let mut beside = NamedTempFile::new_in(folder.unwrap_or(Path::new(".")))?;
+    let folder = folder.unwrap_or(Path::new("."));
+    fs::metadata(folder)?;
+    // The error would name the temporary file.
+    let beside = NamedTempFile::new_in(folder).map_err(|error| error.kind());
+    let mut beside = beside?;
     beside.write_all(bytes)?;
     beside.as_file().sync_all()?;
     beside.persist(target)?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_of_a_private_file_names_no_temporary_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("nowhere").join("file");
+        let error = write_private(&path, b"").unwrap_err();
+        assert_eq!(error.to_string(), "No such file or directory (os error 2)");
+    }
 }

@@ -131,17 +131,16 @@ impl ClientGroup {
     /// Returns an error that names the flag of what is wrong.
     pub(super) fn check(&self) -> Result<(), String> {
         if self.watches == 0 && self.lists.is_never() && self.gets.is_never() {
-            return Err("clients that neither watch nor list nor get would do nothing".to_owned());
+            let idle = "clients that neither watch nor list nor get would do nothing \
+                        (--watches, --lists, --gets)";
+            return Err(idle.to_owned());
         }
         LabelSelector::parse(&self.selector.of(0))
             .map_err(|error| format!("selector {:?}: {error}", self.selector.of(0)))?;
         FieldSelector::parse(&self.field_selector.of(0))
             .map_err(|error| format!("field selector {:?}: {error}", self.field_selector.of(0)))?;
         let namespace = self.namespace.of(0);
-        let plain = namespace
-            .bytes()
-            .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-');
-        if plain {
+        if namespace.is_empty() || is_namespace_name(&namespace) {
             Ok(())
         } else {
             Err(format!("{namespace:?} is not the name of a namespace"))
@@ -230,6 +229,12 @@ impl ClientGroup {
         }
         format!("{} of {text} ({form}{gzip}{metadata})", work.join(", "))
     }
+}
+
+/// Returns `true` if a namespace can have this name.
+pub(super) fn is_namespace_name(name: &str) -> bool {
+    let is_plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
+    !name.is_empty() && name.bytes().all(is_plain)
 }
 
 impl KubectlResource {

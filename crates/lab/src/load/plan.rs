@@ -2,10 +2,10 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 use serde::Deserialize;
 
-use super::group::ClientGroup;
+use super::group::{ClientGroup, is_namespace_name};
 use super::rate::Rate;
 use crate::process::Process;
 
@@ -186,6 +186,10 @@ impl LoadPlan {
             watches * objects <= MAX_PAIRS,
             "{watches} watches of {objects} objects are too many to count (--watches, --objects)"
         );
+        let namespace = self.writes.namespace.as_deref();
+        if let Some(name) = namespace.filter(|name| !is_namespace_name(name)) {
+            bail!("{name:?} is not the name of a namespace (--write-namespace)");
+        }
         ensure!(
             self.writes.object_bytes <= MAX_OBJECT_BYTES,
             "an object can have at most {MAX_OBJECT_BYTES} bytes (--object-bytes)"
@@ -262,7 +266,7 @@ mod tests {
         type Change = fn(&mut LoadPlan);
         assert!(plan().check().is_ok());
         assert_eq!(plan().connections(), 3);
-        let wrong: [(Change, &str); 12] = [
+        let wrong: [(Change, &str); 13] = [
             (|p| p.targets.push(p.targets[0].clone()), "--compare"),
             (|p| p.groups[0].watches = 1_000_000, "--watches"),
             (
@@ -275,6 +279,10 @@ mod tests {
             (|p| p.connections = Some(0), "--connections"),
             (|p| p.writes.objects = 0, "--objects"),
             (|p| p.writes.object_bytes = 1 << 30, "--object-bytes"),
+            (
+                |p| p.writes.namespace = Some("../x".to_owned()),
+                "--write-namespace",
+            ),
             (|p| p.rounds = 0, "--rounds"),
             (|p| p.duration = Duration::ZERO, "--duration"),
             (|p| p.start_timeout = Duration::MAX, "--start-timeout"),

@@ -246,9 +246,11 @@ impl LoadWriter {
             "metadata": {"name": entry.name, "labels": labels},
             "data": {"filler": filler},
         });
-        self.create(path, body.to_string(), &entry.creation)
-            .await
-            .with_context(|| self.cannot_make(entry))
+        let created = self.create(path, body.to_string(), &entry.creation).await;
+        created.map_err(|error| {
+            let exists = error.status() == Some(StatusCode::CONFLICT);
+            anyhow::Error::new(error).context(self.cannot_make(entry, exists))
+        })
     }
 
     /// Creates an object and notes what is known of it.
@@ -264,13 +266,21 @@ impl LoadWriter {
         answer
     }
 
-    fn cannot_make(&self, entry: &WrittenObject) -> String {
+    /// Returns the message for an object that cannot be created. If it exists, another load made it.
+    fn cannot_make(&self, entry: &WrittenObject, exists: bool) -> String {
         let (name, namespace) = (&entry.name, &self.ledger.namespace);
+        let advice = if exists {
+            format!(
+                "; is there another load, or was one killed? `kubectl delete configmaps -n \
+                 {namespace} -l {}={}` removes what it left",
+                OWN.0, OWN.1
+            )
+        } else {
+            String::new()
+        };
         format!(
-            "cannot make ConfigMap {name} in namespace {namespace} (--writer, --write-namespace; \
-             is there another load, or was one killed? `kubectl delete configmaps -n {namespace} \
-             -l {}={}` removes what it left)",
-            OWN.0, OWN.1
+            "cannot make ConfigMap {name} in namespace {namespace} (--writer, \
+             --write-namespace{advice})"
         )
     }
 
