@@ -195,7 +195,7 @@ impl Query {
                 .find(|(k, _)| k == name)
                 .map(|(_, v)| v.clone())
         };
-        let flag = |name: &str| first(name).map(|v| !(v == "0" || v.eq_ignore_ascii_case("false")));
+        let flag = |name: &str| first(name).map(|v| is_true(&v));
         let number = |name: &str| first(name).map(|v| integer(&v)).transpose();
         let text = |name: &str| first(name).map(Cow::into_owned).filter(|v| !v.is_empty());
         Ok(Self {
@@ -210,6 +210,18 @@ impl Query {
             label: text("labelSelector").unwrap_or_default(),
             field: text("fieldSelector").unwrap_or_default(),
         })
+    }
+
+    /// Reads `watch` alone, of a query that cannot be read. Upstream tells the verb by it.
+    ///
+    /// Source: apiserver `pkg/endpoints/request/requestinfo.go` (`NewRequestInfo`).
+    pub(crate) fn read_watch(query: &str) -> Self {
+        let mut pairs = form_urlencoded::parse(query.as_bytes());
+        let watch = pairs.find(|(name, _)| name == "watch");
+        Self {
+            watch: watch.is_some_and(|(_, value)| is_true(&value)),
+            ..Self::default()
+        }
     }
 
     /// The selectors, checked against what the type knows.
@@ -248,6 +260,11 @@ impl Query {
                 )
             })
     }
+}
+
+/// Returns the boolean that a query's value stands for.
+fn is_true(value: &str) -> bool {
+    !(value == "0" || value.eq_ignore_ascii_case("false"))
 }
 
 fn integer(text: &str) -> Result<i64, Failure> {
@@ -414,6 +431,19 @@ mod tests {
             "x"
         );
         assert_eq!(read("/apis/apps/v1", "").resource, "");
+    }
+
+    #[test]
+    fn the_verb_of_a_bad_query_is_that_of_its_watch() {
+        for (query, watch) in [
+            ("watch=false&limit=x", false),
+            ("labelSelector=app%3Dwatchdog&limit=x", false),
+            ("limit=x&watch", true),
+            ("limit=x&watch=1&watch=0", true),
+        ] {
+            assert!(Query::read(query).is_err(), "{query}");
+            assert_eq!(Query::read_watch(query).watch, watch, "{query}");
+        }
     }
 
     #[test]

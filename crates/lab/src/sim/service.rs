@@ -103,12 +103,9 @@ impl SimulatorService {
         let (head, body) = request.into_parts();
         self.record(&head);
         let path = head.uri.path();
-        let query = Query::read(head.uri.query().unwrap_or_default());
-        // A query that can't be read still has a verb, taken from `watch` alone.
-        let lenient = query.clone().unwrap_or_else(|_| Query {
-            watch: head.uri.query().is_some_and(|q| q.contains("watch")),
-            ..Query::default()
-        });
+        let text = head.uri.query().unwrap_or_default();
+        let query = Query::read(text);
+        let lenient = query.clone().unwrap_or_else(|_| Query::read_watch(text));
         let target = RequestTarget::read(&head.method, path, &lenient);
         let (verb, resource) = (target.metric_verb(), target.resource());
         let is_state = verb == "LIST" || (verb == "WATCH" && lenient.initial_events == Some(true));
