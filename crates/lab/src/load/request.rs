@@ -37,7 +37,8 @@ pub(super) enum ReadVerb {
 /// The requests of a round.
 pub(super) struct RequestSender {
     connections: Connections,
-    room: Semaphore,
+    /// Permits of the answers that may be waited for.
+    permits: Arc<Semaphore>,
     tally: Arc<RoundTally>,
 }
 
@@ -49,10 +50,10 @@ impl RequestSender {
         tally: &Arc<RoundTally>,
     ) -> Arc<Self> {
         let connections = connect(wanted.clamp(1, MAX_CONNECTIONS));
-        let room = Semaphore::new(connections.count() * PER_CONNECTION);
+        let permits = Semaphore::new(connections.count() * PER_CONNECTION);
         Arc::new(Self {
             connections,
-            room,
+            permits: Arc::new(permits),
             tally: Arc::clone(tally),
         })
     }
@@ -87,15 +88,14 @@ impl RequestSender {
                 () = sleep_until(due) => {}
             }
             while under_way.try_join_next().is_some() {}
-            if self.room.available_permits() == 0 {
+            // Taken here: after a stall many requests are due before the first task runs.
+            let Ok(permit) = Arc::clone(&self.permits).try_acquire_owned() else {
                 self.counts(read).skipped.fetch_add(1, Ordering::Relaxed);
                 continue;
-            }
+            };
             let (short, group, names) = (Arc::clone(&self), Arc::clone(&group), Arc::clone(&names));
             under_way.spawn(async move {
-                let Ok(_room) = short.room.acquire().await else {
-                    return;
-                };
+                let _permit = permit;
                 let answer = timeout(ANSWER_TIMEOUT, short.one(&group, read, n, &names)).await;
                 match answer.unwrap_or(Err(LoadError::Silent(ANSWER_TIMEOUT))) {
                     // Counts from the time a request was due. Otherwise a stalled server would hide
