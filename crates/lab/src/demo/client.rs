@@ -11,10 +11,15 @@ use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use parking_lot::Mutex;
 use serde::Deserialize;
+use tokio::time::{Instant, sleep};
 
 use super::connect::SharedConnection;
 use crate::body::empty_body;
 use crate::client::{ClientConnection, Lines, NextLine, expect_success};
+
+/// Pauses between two watches, growing.
+const PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// The pods that a client watches.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -150,31 +155,31 @@ impl fmt::Display for PodInterest {
 impl DemoClient {
     /// Runs until it is dropped. Failures are counted and tried again, as client-go does.
     pub(crate) async fn run(self) {
-        let mut pause = Duration::from_millis(100);
+        let mut pause = PAUSE;
         loop {
-            let before = self.view.lock().version;
-            let round = self.round().await;
-            if self.view.lock().version > before {
-                pause = Duration::from_millis(100);
-            }
-            match round {
-                Ok(WatchEnd::Resume) => continue,
+            let opened = Instant::now();
+            match self.round().await {
+                Ok(WatchEnd::Resume) => {}
                 Ok(WatchEnd::Expired) => {
                     self.counters.expired.fetch_add(1, Ordering::Relaxed);
                     self.view.lock().synced = false;
-                    continue;
                 }
                 Err(error) => {
+                    self.counters.retries.fetch_add(1, Ordering::Relaxed);
                     tracing::debug!(%error, interest = %self.interest, "client tries again");
                 }
             }
-            self.counters.retries.fetch_add(1, Ordering::Relaxed);
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(Duration::from_secs(5));
+            // Watches that end immediately, one after the other, did not reach their timeout.
+            pause = if opened.elapsed() > LONGEST_PAUSE {
+                PAUSE
+            } else {
+                (pause * 2).min(LONGEST_PAUSE)
+            };
+            sleep(pause).await;
         }
     }
 
-    /// Sends one request: the list, or a watch until it ends.
+    /// Follows the pods until a watch ends. Gets the first state before, if it is missing.
     async fn round(&self) -> anyhow::Result<WatchEnd> {
         let (synced, version) = {
             let view = self.view.lock();
@@ -187,7 +192,8 @@ impl DemoClient {
             Opening::WatchList => self.watch(version, true).await,
             Opening::List => {
                 self.list(version).await?;
-                Ok(WatchEnd::Resume)
+                let listed = self.view.lock().version;
+                self.watch(listed, false).await
             }
         }
     }
