@@ -1,7 +1,8 @@
 //! The parts of a request: its URL's attributes, its list and watch options, its Accept header.
 //!
 //! This module deliberately does not use [`watershed_protocol`] to read URLs. The server is the
-//! witness in tests of the proxy, and nobody would see a mistake that both share.
+//! witness in tests of the proxy, and nobody would see a mistake that both share. Selectors and
+//! versions are the exception: both read them with that crate, which has tests of its own.
 use std::borrow::Cow;
 
 use http::{HeaderMap, Method, header};
