@@ -39,13 +39,18 @@ pub(super) fn write_private(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let folder = target.parent().filter(|it| !it.as_os_str().is_empty());
     let folder = folder.unwrap_or(Path::new("."));
     fs::metadata(folder)?;
-    // The error would name the temporary file.
-    let beside = NamedTempFile::new_in(folder).map_err(|error| error.kind());
-    let mut beside = beside?;
+    let mut beside = NamedTempFile::new_in(folder).map_err(without_path)?;
     beside.write_all(bytes)?;
     beside.as_file().sync_all()?;
     beside.persist(target)?;
     Ok(())
+}
+
+/// Returns the error without the name of the temporary file, which nobody knows.
+fn without_path(error: io::Error) -> io::Error {
+    let inner = error.get_ref().and_then(|inner| inner.source());
+    let number = inner.and_then(|inner| inner.downcast_ref::<io::Error>()?.raw_os_error());
+    number.map_or(error, io::Error::from_raw_os_error)
 }
 
 #[cfg(test)]

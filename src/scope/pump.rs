@@ -106,8 +106,10 @@ pub(super) struct ScopePump {
     release: ReleaseLearner,
     /// An event that is known came again in other bytes. The followed server's release tells why.
     is_rewritten: bool,
-    /// The last time that an object came in other bytes, unless a change of the schema followed.
-    unexplained_rewrite: Option<Instant>,
+    /// The last time that an object came in other bytes.
+    rewritten: Option<Instant>,
+    /// The last change of the schema.
+    schema_changed: Option<Instant>,
     /// The release of the followed server, once it has told it.
     followed_release: Option<Release>,
     /// The time before the request for the list that is under way.
@@ -206,7 +208,8 @@ impl ScopePump {
             probe,
             schema_relist: None,
             is_rewritten: false,
-            unexplained_rewrite: None,
+            rewritten: None,
+            schema_changed: None,
             followed_release: None,
             list_asked: None,
             ready: None,
@@ -459,8 +462,8 @@ impl ScopePump {
         if let Some(reflector) = self.feed.reflector() {
             reflector.schema_changed();
         }
-        self.unexplained_rewrite = None;
         let now = Instant::now();
+        self.schema_changed = Some(now);
         let first = self.schema_relist.map_or(now, |list| list.first);
         let latest = first + MOST_REBUILDS * STORAGE_REBUILD;
         let due = (now + STORAGE_REBUILD).min(latest);

@@ -24,4 +24,5 @@ mod number;
 mod output;
 pub mod plot;
 pub mod process;
+mod rate;
 pub mod sim;

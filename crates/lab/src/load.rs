@@ -10,7 +10,6 @@ mod inflate;
 mod list_version;
 mod plan;
 mod progress;
-mod rate;
 mod request;
 mod result;
 mod round;
@@ -38,10 +37,10 @@ use round::ServerTurn;
 use watershed_connect::{ApiServer, ConnectOptions};
 use write::LoadWriter;
 
+pub use crate::rate::Rate;
 pub use counted::NumberedText;
 pub use group::{AnswerEncoding, ClientGroup, FirstState, KubectlResource};
 pub use plan::{KubeconfigContext, LoadPlan, LoadTarget, LoadWrites, mix};
-pub use rate::Rate;
 pub use result::{
     Distribution, LoadResult, LoadSetting, OWN_PROCESS, ProcessConsumption, RequestStats,
     RoundResult, Sample, ServerResult,
@@ -102,7 +101,10 @@ async fn run_plan(
     }
     match done {
         Err(error) if servers.iter().all(|(_, server)| server.rounds.is_empty()) => {
-            return Err(error);
+            return Err(match measured.errors.pop() {
+                Some(left) => error.context(left),
+                None => error,
+            });
         }
         Err(error) => measured.errors.push(format!("{error:#}")),
         Ok(()) => {}

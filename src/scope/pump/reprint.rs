@@ -15,7 +15,8 @@ use crate::store::StoredObject;
 use crate::upstream::{InitialEventsAnswer, PrintedForm, Release};
 use crate::work::{REPLACED_OBJECT, repeat};
 
-/// Time within which an object of a custom type that is printed differently for a second time is a fault.
+/// Time within which an object of a custom type that is printed differently for a second time is a fault,
+/// unless the schema has changed.
 const REWRITTEN_AGAIN: Duration = Duration::from_mins(10);
 
 impl ScopePump {
@@ -102,9 +103,13 @@ impl ScopePump {
     /// custom type may have changed, and be seen in objects first. If it has not, that happens again.
     pub(super) fn relist_rewritten(&mut self, error: impl fmt::Display) {
         let resource = &self.scope.key.gvr;
-        let before = self.unexplained_rewrite.replace(Instant::now());
-        let is_first = before.is_none_or(|before| before.elapsed() > REWRITTEN_AGAIN);
-        if is_first && !is_built_in_group(&resource.group) {
+        let is_lately = |at: Instant| at.elapsed() < REWRITTEN_AGAIN;
+        let is_again = self
+            .rewritten
+            .replace(Instant::now())
+            .is_some_and(is_lately);
+        let is_explained = self.schema_changed.is_some_and(is_lately);
+        if !is_built_in_group(&resource.group) && (is_explained || !is_again) {
             tracing::info!(
                 %resource,
                 %error,

@@ -181,8 +181,11 @@ impl RequestMemory {
                 HeldAnswer::of_waiting(share, SentAhead::EVENTS, may_refuse)
             }
             AnswerOrigin::Relayed => {
-                let ahead = SentAhead::of_pieces(answer.body().size_hint().upper());
-                HeldAnswer::of_waiting(share, ahead, may_refuse)
+                let length = answer.body().size_hint().upper();
+                // A pod can write as much as it likes. What a write has done, it says in a few bytes.
+                let is_short = length.is_some_and(|length| length <= FORWARDED_BYTES);
+                let may_cut = may_refuse || !is_short;
+                HeldAnswer::of_waiting(share, SentAhead::of_pieces(length), may_cut)
             }
             _ => HeldAnswer::whole(share),
         }))

@@ -35,7 +35,7 @@ struct WaitingBytes {
     /// Bytes that the connection may hold.
     in_connection: u64,
     ahead: SentAhead,
-    /// The answer is not cut, whatever waits: it tells what upstream has done.
+    /// It tells what upstream has done.
     is_sent_in_any_case: bool,
 }
 
@@ -51,14 +51,15 @@ impl HeldAnswer {
         }
     }
 
-    /// An answer that takes what its client leaves waiting, and what upstream sends ahead meanwhile.
-    pub(in crate::serve) fn of_waiting(share: Share, ahead: SentAhead, may_refuse: bool) -> Self {
+    /// An answer that takes what its client leaves waiting, and what upstream sends ahead meanwhile. One that
+    /// may not be cut takes it whatever its caller's share is.
+    pub(in crate::serve) fn of_waiting(share: Share, ahead: SentAhead, may_cut: bool) -> Self {
         Self {
             share,
             waiting: Some(WaitingBytes {
                 in_connection: Self::IDLE_BYTES,
                 ahead,
-                is_sent_in_any_case: !may_refuse,
+                is_sent_in_any_case: !may_cut,
             }),
         }
     }
@@ -104,9 +105,9 @@ mod tests {
         };
         let shares = Shares::new(limits, Gauge::noop());
         let caller = CallerKey::Address([192, 0, 2, 1].into());
-        let open = |ahead, may_refuse| {
+        let open = |ahead, may_cut| {
             let share = shares.take(caller.clone(), HeldAnswer::IDLE_BYTES);
-            HeldAnswer::of_waiting(share.unwrap(), ahead, may_refuse)
+            HeldAnswer::of_waiting(share.unwrap(), ahead, may_cut)
         };
         let pieces = SentAhead::of_pieces(None);
         let mut log = open(pieces, true);

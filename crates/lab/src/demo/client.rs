@@ -170,12 +170,11 @@ impl DemoClient {
                 }
             }
             // Watches that end immediately, one after the other, did not reach their timeout.
-            pause = if opened.elapsed() > LONGEST_PAUSE {
-                PAUSE
-            } else {
-                (pause * 2).min(LONGEST_PAUSE)
-            };
+            if opened.elapsed() > LONGEST_PAUSE {
+                pause = PAUSE;
+            }
             sleep(pause).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
         }
     }
 

@@ -5,8 +5,8 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 
 use crate::duration::parse_duration;
-use crate::load::Rate;
 use crate::number::up_to;
+use crate::rate::Rate;
 
 /// Time that the clients have to see the last change, unless the caller says otherwise.
 const CONVERGENCE: Duration = Duration::from_secs(20);

@@ -6,7 +6,7 @@ use serde::Deserialize;
 use serde::de::{Deserializer, Error};
 
 use super::counted::NumberedText;
-use super::rate::Rate;
+use crate::rate::Rate;
 use watershed_protocol::{
     Encoding, FieldSelector, GroupVersionResource, LabelSelector, Representation,
 };

@@ -6,8 +6,8 @@ use anyhow::{Context, bail, ensure};
 use serde::Deserialize;
 
 use super::group::{ClientGroup, is_namespace_name};
-use super::rate::Rate;
 use crate::process::Process;
+use crate::rate::Rate;
 
 /// Bounds of memory and sockets of this process.
 const MAX_WATCHES: usize = 100_000;

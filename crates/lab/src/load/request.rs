@@ -12,9 +12,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::connect::{Connections, LoadRequest};
 use super::group::ClientGroup;
-use super::rate::Rate;
 use super::tally::{RequestTally, RoundTally};
 use super::trouble::LoadError;
+use crate::rate::Rate;
 use watershed_protocol::{Encoding, Representation};
 
 /// For a whole answer.

@@ -109,7 +109,7 @@ pub struct RoundResult {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RequestStats {
-    /// Answered.
+    /// Answered while the load lasted. [`Distribution::count`] has all answers.
     pub answered: u64,
     /// Not sent, as too many were waiting for their answers.
     pub skipped: u64,
@@ -195,9 +195,9 @@ impl RoundResult {
 }
 
 impl RequestStats {
-    pub(super) fn of(requests: &RequestTally) -> Self {
+    pub(super) fn of(requests: &RequestTally, answered: u64) -> Self {
         Self {
-            answered: requests.done.load(Ordering::Relaxed),
+            answered,
             skipped: requests.skipped.load(Ordering::Relaxed),
             bytes: requests.bytes.load(Ordering::Relaxed),
             latency: Distribution::of(&requests.latency),

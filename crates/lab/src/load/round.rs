@@ -105,7 +105,7 @@ impl ServerTurn<'_> {
             events_lost: tally.missed.load(Ordering::Relaxed) + missing,
             processes: meter.consumption(&opened, &load_end.usage),
             samples,
-            ..self.tallied(&tally)
+            ..self.tallied(&tally, &load_end)
         };
         for name in meter.gone() {
             *round
@@ -161,8 +161,9 @@ impl ServerTurn<'_> {
         }
     }
 
-    /// Returns the figures of the tally that include the settling.
-    fn tallied(&self, tally: &RoundTally) -> RoundResult {
+    /// Returns the figures of the tally that include the settling, except the numbers of answers.
+    fn tallied(&self, tally: &RoundTally, load_end: &LoadEnd) -> RoundResult {
+        let [lists, gets, writes] = load_end.answered;
         let watches = self.plan.watches();
         RoundResult {
             watches,
@@ -177,9 +178,9 @@ impl ServerTurn<'_> {
             events_repeated: tally.repeated.load(Ordering::Relaxed),
             watches_resumed: tally.resumed.load(Ordering::Relaxed),
             delivery: Distribution::of(&tally.latency),
-            lists: RequestStats::of(&tally.lists),
-            gets: RequestStats::of(&tally.gets),
-            writes: RequestStats::of(&tally.writes),
+            lists: RequestStats::of(&tally.lists, lists),
+            gets: RequestStats::of(&tally.gets, gets),
+            writes: RequestStats::of(&tally.writes, writes),
             errors: tally.errors(),
             ..RoundResult::default()
         }
@@ -332,13 +333,17 @@ struct LoadEnd {
     seconds: f64,
     events: u64,
     watch_bytes: u64,
+    /// Answered lists, gets and writes.
+    answered: [u64; 3],
     usage: BTreeMap<String, ProcessUsage>,
 }
 
 impl LoadEnd {
     fn now(begun: Instant, tally: &RoundTally, meter: &mut ProcessMeter) -> Self {
+        let requests = [&tally.lists, &tally.gets, &tally.writes];
         Self {
             seconds: begun.elapsed().as_secs_f64(),
+            answered: requests.map(|requests| requests.done.load(Ordering::Relaxed)),
             events: tally.events.load(Ordering::Relaxed),
             watch_bytes: tally.watch_bytes.load(Ordering::Relaxed),
             usage: meter.all(),

@@ -218,7 +218,7 @@ fn figures(round: &RoundResult) -> Vec<RoundFigure> {
         ("gets", &round.gets),
         ("writes", &round.writes),
     ] {
-        if requests.answered > 0 || requests.skipped > 0 {
+        if requests.latency.count > 0 || requests.skipped > 0 {
             all.extend(request_figures(name, requests, round));
         }
     }
@@ -268,14 +268,14 @@ fn watch_figures(round: &RoundResult) -> Vec<RoundFigure> {
 }
 
 fn request_figures(name: &str, requests: &RequestStats, round: &RoundResult) -> Vec<RoundFigure> {
-    let answered = requests.answered;
     let mut all = vec![RoundFigure::compared(
         name,
         "1/s",
-        per_second(answered, round),
+        per_second(requests.answered, round),
     )];
-    if name != "writes" && answered > 0 {
-        let bytes = requests.bytes as f64 / answered as f64 / 1e3;
+    let all_answers = requests.latency.count;
+    if name != "writes" && all_answers > 0 {
+        let bytes = requests.bytes as f64 / all_answers as f64 / 1e3;
         all.push(RoundFigure::compared(
             format!("{name}, bytes of one"),
             "kB",

@@ -17,10 +17,10 @@ use super::connect::{Connections, LoadRequest};
 use super::grace::end_of_grace;
 use super::group::{KubectlResource, SelectableObject};
 use super::plan::LoadWrites;
-use super::rate::Rate;
 use super::stamp::{self, ANNOTATION, Stamp};
 use super::tally::RoundTally;
 use super::trouble::LoadError;
+use crate::rate::Rate;
 use watershed_connect::ApiServer;
 
 /// Every object and namespace that is made here has this label.
@@ -392,7 +392,10 @@ impl LoadWriter {
             match *entry.creation.lock() {
                 Creation::Absent => {}
                 // Another load may have an object of this name in a given namespace.
-                Creation::Unanswered if !is_own => is_clean = false,
+                Creation::Unanswered if !is_own => {
+                    tracing::error!(name = entry.name, "this ConfigMap may have been made");
+                    is_clean = false;
+                }
                 Creation::Unanswered | Creation::Done => objects.push(number),
             }
         }

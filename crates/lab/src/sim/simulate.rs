@@ -11,9 +11,9 @@ use tokio_util::sync::CancellationToken;
 use super::churn::{Churn, ChurnMix};
 use super::options::{Options, Population};
 use super::server::SimulatedServer;
-use crate::load::Rate;
 use crate::number::up_to;
 use crate::output::print_line;
+use crate::rate::Rate;
 
 /// Bounds of memory, and of the time that the start takes.
 const MAX_OBJECTS: u64 = 1_000_000;
