@@ -107,9 +107,9 @@ pub(super) struct ScopePump {
     /// An event that is known came again in other bytes. The followed server's release tells why.
     is_rewritten: bool,
     /// The last time that an object came in other bytes.
-    rewritten: Option<Instant>,
+    rewritten_at: Option<Instant>,
     /// The last change of the schema.
-    schema_changed: Option<Instant>,
+    schema_changed_at: Option<Instant>,
     /// The release of the followed server, once it has told it.
     followed_release: Option<Release>,
     /// The time before the request for the list that is under way.
@@ -208,8 +208,8 @@ impl ScopePump {
             probe,
             schema_relist: None,
             is_rewritten: false,
-            rewritten: None,
-            schema_changed: None,
+            rewritten_at: None,
+            schema_changed_at: None,
             followed_release: None,
             list_asked: None,
             ready: None,
@@ -463,7 +463,7 @@ impl ScopePump {
             reflector.schema_changed();
         }
         let now = Instant::now();
-        self.schema_changed = Some(now);
+        self.schema_changed_at = Some(now);
         let first = self.schema_relist.map_or(now, |list| list.first);
         let latest = first + MOST_REBUILDS * STORAGE_REBUILD;
         let due = (now + STORAGE_REBUILD).min(latest);

@@ -104,11 +104,9 @@ impl ScopePump {
     pub(super) fn relist_rewritten(&mut self, error: impl fmt::Display) {
         let resource = &self.scope.key.gvr;
         let is_lately = |at: Instant| at.elapsed() < REWRITTEN_AGAIN;
-        let is_again = self
-            .rewritten
-            .replace(Instant::now())
-            .is_some_and(is_lately);
-        let is_explained = self.schema_changed.is_some_and(is_lately);
+        let before = self.rewritten_at.replace(Instant::now());
+        let is_again = before.is_some_and(is_lately);
+        let is_explained = self.schema_changed_at.is_some_and(is_lately);
         if !is_built_in_group(&resource.group) && (is_explained || !is_again) {
             tracing::info!(
                 %resource,
