@@ -144,6 +144,8 @@ fn install(metrics: &[Declaration]) -> PrometheusHandle {
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
     use super::*;
 
     #[test]
@@ -162,5 +164,37 @@ mod tests {
         for filter in ["warning", "info,debugg", "hyper", "foo=bar=baz"] {
             assert!(check_filter(filter).is_err(), "{filter}");
         }
+    }
+
+    /// The hook is that of a process. So the test runs itself once more, as a process that panics.
+    #[test]
+    fn a_panic_is_a_line_of_the_log() {
+        const FILTER: &str = "WATERSHED_TEST_PANIC";
+        if let Ok(filter) = std::env::var(FILTER) {
+            let _last = queued_logs(LogFormat::Json, &filter).unwrap();
+            let planted = thread::Builder::new().name("planted".to_owned());
+            let planted = planted.spawn(|| panic!("two\nlines")).unwrap();
+            assert!(planted.join().is_err());
+            return;
+        }
+        let log = |filter: &str| {
+            let this = "telemetry::tests::a_panic_is_a_line_of_the_log";
+            let mut command = Command::new(std::env::current_exe().unwrap());
+            command.args(["--exact", this, "--nocapture"]);
+            command.env(FILTER, filter).env("RUST_BACKTRACE", "0");
+            let output = command.output().unwrap();
+            assert!(output.status.success(), "{output:?}");
+            String::from_utf8(output.stderr).unwrap()
+        };
+        let logged = log("info");
+        let line: serde_json::Value = serde_json::from_str(logged.trim()).expect(&logged);
+        assert_eq!(line["level"], "ERROR");
+        assert_eq!(line["fields"]["message"], "panicked: two\nlines");
+        assert_eq!(line["fields"]["thread"], "planted");
+        let location = line["fields"]["location"].as_str().unwrap();
+        assert!(location.starts_with("src/telemetry.rs:"), "{location}");
+        // Where errors are not logged, the usual hook tells it.
+        let told = log("off");
+        assert!(told.contains("two\nlines"), "{told}");
     }
 }
