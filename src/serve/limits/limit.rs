@@ -9,7 +9,7 @@ use crate::serve::metrics;
 pub(super) struct Limit {
     shares: Shares,
     exceeded: LimitExceeded,
-    /// What all callers may have.
+    /// Shows the bound for all callers.
     bound: Gauge,
 }
 

@@ -6,14 +6,14 @@ use crate::fairness::Share;
 pub(in crate::serve) struct SentAhead(u64);
 
 impl SentAhead {
-    /// Of a watch, the window of its stream.
+    /// The window of the stream of a watch.
     pub(in crate::serve) const EVENTS: Self = Self(256 << 10);
     /// The memory of a piece of one byte.
     const PIECE: u64 = 256;
     /// As many of them as a connection bears. Measured: 1.75 MiB (docs/security.md, Limits of connections).
     const ALL_PIECES: u64 = 2 << 20;
 
-    /// Of an answer that a pod may write, which has this length if it tells one.
+    /// Returns the bytes of an answer that a pod may write, which has this length if it tells one.
     pub(in crate::serve) fn of_pieces(length: Option<u64>) -> Self {
         let whole = length.map(|length| length.saturating_mul(Self::PIECE));
         Self(whole.map_or(Self::ALL_PIECES, |whole| whole.min(Self::ALL_PIECES)))

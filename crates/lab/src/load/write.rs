@@ -62,7 +62,7 @@ struct WrittenObject {
     confirmed: AtomicU32,
 }
 
-/// What is known of the creation of an object.
+/// The creation of an object, as far as it is known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Creation {
     /// It was not sent, or was refused.
