@@ -3,10 +3,10 @@
 //! Source: `apiserver/pkg/apis/audit/v1/types.go`.
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::fmt;
 
 use jiff::Timestamp;
-use serde::de::{Deserialize, Deserializer, Error, Visitor};
+use serde::de::{Deserialize, Deserializer};
+use watershed_protocol::nullable_text;
 
 /// The version of events that this program reads.
 const API_VERSION: &str = "audit.k8s.io/v1";
@@ -15,21 +15,21 @@ const API_VERSION: &str = "audit.k8s.io/v1";
 #[derive(Debug, serde::Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct LoggedEvent<'a> {
-    #[serde(borrow, default, deserialize_with = "text")]
+    #[serde(borrow, default, deserialize_with = "nullable_text")]
     api_version: Cow<'a, str>,
-    #[serde(borrow, rename = "auditID", deserialize_with = "text")]
+    #[serde(borrow, rename = "auditID", deserialize_with = "nullable_text")]
     pub(super) audit_id: Cow<'a, str>,
-    #[serde(borrow, deserialize_with = "text")]
+    #[serde(borrow, deserialize_with = "nullable_text")]
     pub(super) stage: Cow<'a, str>,
-    #[serde(borrow, rename = "requestURI", deserialize_with = "text")]
+    #[serde(borrow, rename = "requestURI", deserialize_with = "nullable_text")]
     pub(super) uri: Cow<'a, str>,
-    #[serde(borrow, deserialize_with = "text")]
+    #[serde(borrow, deserialize_with = "nullable_text")]
     pub(super) verb: Cow<'a, str>,
     #[serde(borrow, default, deserialize_with = "or_default")]
     pub(super) user: LoggedUser<'a>,
     #[serde(borrow)]
     pub(super) impersonated_user: Option<LoggedUser<'a>>,
-    #[serde(borrow, default, deserialize_with = "text")]
+    #[serde(borrow, default, deserialize_with = "nullable_text")]
     pub(super) user_agent: Cow<'a, str>,
     pub(super) response_status: Option<LoggedStatus>,
     pub(super) request_received_timestamp: Timestamp,
@@ -39,7 +39,7 @@ pub(super) struct LoggedEvent<'a> {
 /// The caller of a request.
 #[derive(Debug, Default, serde::Deserialize)]
 pub(super) struct LoggedUser<'a> {
-    #[serde(borrow, default, deserialize_with = "text")]
+    #[serde(borrow, default, deserialize_with = "nullable_text")]
     pub(super) username: Cow<'a, str>,
     /// A value is `None` if it is `null`.
     #[serde(borrow, default, deserialize_with = "or_default")]
@@ -101,36 +101,6 @@ where
     T: Deserialize<'de> + Default,
 {
     Option::deserialize(deserializer).map(Option::unwrap_or_default)
-}
-
-/// Reads a text, or an empty one for `null`. It is not copied unless it has escapes.
-fn text<'de: 'a, 'a, D>(deserializer: D) -> Result<Cow<'a, str>, D::Error>
-where
-    D: Deserializer<'de>,
-{
-    deserializer.deserialize_any(NullableText)
-}
-
-struct NullableText;
-
-impl<'de> Visitor<'de> for NullableText {
-    type Value = Cow<'de, str>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a text or null")
-    }
-
-    fn visit_borrowed_str<E: Error>(self, text: &'de str) -> Result<Self::Value, E> {
-        Ok(Cow::Borrowed(text))
-    }
-
-    fn visit_str<E: Error>(self, text: &str) -> Result<Self::Value, E> {
-        Ok(Cow::Owned(text.to_owned()))
-    }
-
-    fn visit_unit<E: Error>(self) -> Result<Self::Value, E> {
-        Ok(Cow::Borrowed(""))
-    }
 }
 
 #[cfg(test)]

@@ -2,7 +2,9 @@
 use std::str::FromStr;
 use std::time::Duration;
 
-use serde::de::{Deserialize, Deserializer, Error};
+use serde::de::{Deserialize, Deserializer};
+
+use crate::from_text::from_text;
 
 /// More in a second is nothing that one process could pace.
 const MOST: f64 = 100_000.0;
@@ -56,9 +58,7 @@ impl FromStr for Rate {
 
 impl<'de> Deserialize<'de> for Rate {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?
-            .parse()
-            .map_err(D::Error::custom)
+        from_text(deserializer)
     }
 }
 

@@ -52,6 +52,7 @@ mod indent;
 mod label_selector;
 mod list_options;
 mod media;
+mod nullable_text;
 mod object_key;
 mod query_parameters;
 mod request_info;
@@ -84,6 +85,7 @@ pub use list_options::{
 pub use media::{
     AcceptClause, Encoding, Representation, acceptable, acceptable_ignoring, wants_pretty,
 };
+pub use nullable_text::nullable_text;
 pub use object_key::{is_key_part, object_key};
 pub use request_info::{RequestInfo, ResourceRequest, Verb};
 pub use resource::{GroupVersionResource, is_built_in_group};

@@ -42,7 +42,7 @@ pub(super) enum ExecError {
     TimedOut(String, Duration),
     #[error("the plugin {0} printed no ExecCredential with a token or a certificate")]
     NoCredential(String),
-    #[error("the plugin {0} printed no ExecCredential of {version}, which the kubeconfig asks for", version = .1)]
+    #[error("the plugin {0} printed no ExecCredential of {1}, which the kubeconfig asks for")]
     OtherVersion(String, String),
     #[error("the plugin {0} printed a certificate without its key, or a key alone")]
     HalfCertificate(String),

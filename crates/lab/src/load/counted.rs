@@ -3,7 +3,9 @@
 use std::fmt;
 use std::str::FromStr;
 
-use serde::de::{Deserialize, Deserializer, Error};
+use serde::de::{Deserialize, Deserializer};
+
+use crate::from_text::from_text;
 
 /// A text with at most one range in it. The range keeps the leading zeros of its start.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -112,9 +114,7 @@ impl fmt::Display for NumberedText {
 
 impl<'de> Deserialize<'de> for NumberedText {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?
-            .parse()
-            .map_err(D::Error::custom)
+        from_text(deserializer)
     }
 }
 

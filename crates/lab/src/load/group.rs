@@ -3,9 +3,10 @@ use std::str::FromStr;
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Deserialize;
-use serde::de::{Deserializer, Error};
+use serde::de::Deserializer;
 
 use super::counted::NumberedText;
+use crate::from_text::from_text;
 use crate::rate::Rate;
 use watershed_protocol::{
     Encoding, FieldSelector, GroupVersionResource, LabelSelector, Representation,
@@ -285,9 +286,7 @@ impl FromStr for KubectlResource {
 
 impl<'de> Deserialize<'de> for KubectlResource {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?
-            .parse()
-            .map_err(D::Error::custom)
+        from_text(deserializer)
     }
 }
 

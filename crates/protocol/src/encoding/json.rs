@@ -11,6 +11,7 @@ use super::error_status::ErrorStatus;
 use super::malformed::{Malformed, offset_in};
 use super::scanned::ScanValues;
 use crate::fields::{PathStep, StepTarget};
+use crate::nullable_text::NullableText;
 
 /// Fills `found` from an object's text, which must be one JSON value and nothing else.
 pub(super) fn scan<'a>(
@@ -139,9 +140,6 @@ struct MemberVisitor<'f, 'a> {
     places: &'f mut Vec<Option<Cow<'a, str>>>,
 }
 
-/// A string, borrowed unless it has escapes; null counts as empty.
-struct TextVisitor;
-
 impl<'de> DeserializeSeed<'de> for ObjectVisitor<'_, 'de> {
     type Value = ();
 
@@ -158,7 +156,7 @@ impl<'de> Visitor<'de> for ObjectVisitor<'_, 'de> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
-        while let Some(key) = map.next_key_seed(TextVisitor)? {
+        while let Some(key) = map.next_key_seed(NullableText)? {
             if key == "metadata" {
                 map.next_value_seed(MetadataVisitor(self.found))?;
             } else {
@@ -203,12 +201,12 @@ impl<'de> Visitor<'de> for MetadataVisitor<'_, 'de> {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
         let found = self.0;
-        while let Some(key) = map.next_key_seed(TextVisitor)? {
+        while let Some(key) = map.next_key_seed(NullableText)? {
             match &*key {
-                "name" => found.name = map.next_value_seed(TextVisitor)?,
-                "namespace" => found.namespace = map.next_value_seed(TextVisitor)?,
-                "uid" => found.uid = map.next_value_seed(TextVisitor)?,
-                "resourceVersion" => found.version = map.next_value_seed(TextVisitor)?,
+                "name" => found.name = map.next_value_seed(NullableText)?,
+                "namespace" => found.namespace = map.next_value_seed(NullableText)?,
+                "uid" => found.uid = map.next_value_seed(NullableText)?,
+                "resourceVersion" => found.version = map.next_value_seed(NullableText)?,
                 "labels" => {
                     found.labels.clear();
                     map.next_value_seed(LabelsVisitor(&mut found.labels))?;
@@ -240,8 +238,8 @@ impl<'de> Visitor<'de> for LabelsVisitor<'_, 'de> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
-        while let Some(key) = map.next_key_seed(TextVisitor)? {
-            self.0.push((key, map.next_value_seed(TextVisitor)?));
+        while let Some(key) = map.next_key_seed(NullableText)? {
+            self.0.push((key, map.next_value_seed(NullableText)?));
         }
         Ok(())
     }
@@ -287,7 +285,7 @@ impl<'de> Visitor<'de> for MemberVisitor<'_, 'de> {
             StepTarget::Members(steps) if !self.first => steps.as_slice(),
             _ => &[],
         };
-        while let Some(key) = map.next_key_seed(TextVisitor)? {
+        while let Some(key) = map.next_key_seed(NullableText)? {
             visit_member(&mut map, &key, steps, self.places)?;
         }
         Ok(())
@@ -340,33 +338,5 @@ impl<'de> Visitor<'de> for MemberVisitor<'_, 'de> {
 
     fn visit_unit<E: Error>(self) -> Result<(), E> {
         Ok(())
-    }
-}
-
-impl<'de> DeserializeSeed<'de> for TextVisitor {
-    type Value = Cow<'de, str>;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
-        deserializer.deserialize_any(self)
-    }
-}
-
-impl<'de> Visitor<'de> for TextVisitor {
-    type Value = Cow<'de, str>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a string")
-    }
-
-    fn visit_borrowed_str<E: Error>(self, value: &'de str) -> Result<Self::Value, E> {
-        Ok(Cow::Borrowed(value))
-    }
-
-    fn visit_str<E: Error>(self, value: &str) -> Result<Self::Value, E> {
-        Ok(Cow::Owned(value.to_owned()))
-    }
-
-    fn visit_unit<E: Error>(self) -> Result<Self::Value, E> {
-        Ok(Cow::Borrowed(""))
     }
 }

@@ -1,12 +1,14 @@
 //! Reads members of JSON objects, borrowed from the text.
 //!
-//! Of two members with the same name, the later one counts.
+//! The later of two members with the same name counts.
 use std::borrow::Cow;
 use std::fmt;
 
 use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
+
+use crate::nullable_text::NullableText;
 
 /// All members of a JSON object.
 #[derive(Debug)]
@@ -60,10 +62,8 @@ impl<'de> Visitor<'de> for AllMembers {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-        #[derive(Deserialize)]
-        struct Key<'a>(#[serde(borrow)] Cow<'a, str>);
         let mut members = Vec::new();
-        while let Some(Key(key)) = map.next_key()? {
+        while let Some(key) = map.next_key_seed(NullableText)? {
             members.push((key, map.next_value()?));
         }
         Ok(ObjectMembers(members))
