@@ -1,9 +1,11 @@
-//! A custom type that is created, removed and created again.
+//! Custom types: created, removed, created again, and printed differently in the same version.
 use std::time::Duration;
 
 use watershed_lab::sim::{PlannedRefusal, SimulatedServer};
+use watershed_protocol::GroupVersionResource;
 
-use crate::support::client::{BOTH, Next, Protocol, within};
+use crate::support::client::{BOTH, Endpoint, Next, Protocol, within};
+use crate::support::program::Program;
 use crate::support::{Fixture, becomes, eventually, small};
 
 const LIST: &str = "/apis/example.com/v1/widgets?resourceVersion=0";
@@ -152,4 +154,109 @@ async fn custom_types_are_cached_as_soon_as_the_proxy_may_see_their_definitions(
     }
     assert_eq!(asked(), before);
     fixture.stop().await;
+}
+
+/// Prints the object of the type's last event differently in the same version, and ends all watches. The
+/// proxy has upstream repeat that event, and sees its new form.
+fn print_differently(
+    upstream: &SimulatedServer,
+    resource: &GroupVersionResource,
+    key: &str,
+    text: [&str; 2],
+) {
+    let print = |object: &str| object.replacen(text[0], text[1], 1);
+    let printed = upstream.state().reprint(resource, key, print);
+    assert_eq!(printed, Ok(()));
+    upstream.faults().end_watches();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_object_of_a_custom_type_in_another_form_is_no_error_the_first_time() {
+    let upstream = SimulatedServer::start(small()).await.unwrap();
+    let (state, widgets) = (upstream.state(), watershed_lab::sim::widgets());
+    let program = Program::start(&upstream).await;
+    let direct = Endpoint::new(
+        upstream.address(),
+        upstream.ca_pem(),
+        upstream.admin_token(),
+    );
+    let shows = async |color: &str| {
+        becomes(
+            "the list from memory",
+            (color.to_owned(), "snapshot".to_owned()),
+            async || {
+                let list = program.proxied.get(Protocol::Http2, LIST).await;
+                let shown = list.json()["items"][0]["spec"]["color"].clone();
+                let source = list.header("x-watershed-source").to_owned();
+                (shown.as_str().unwrap_or_default().to_owned(), source)
+            },
+        )
+        .await;
+        let list =
+            async |of: &Endpoint| of.get(Protocol::Http2, LIST).await.json()["items"].clone();
+        assert_eq!(list(&program.proxied).await, list(&direct).await);
+    };
+    state.create(&widgets, &widget("early", "yellow")).unwrap();
+    shows("yellow").await;
+    state.update(&widgets, &widget("early", "red")).unwrap();
+    shows("red").await;
+    let first = "objects differ, as after a change of the type's definition";
+    let further = "upstream's events are inconsistent";
+
+    print_differently(&upstream, &widgets, "default/early", ["red", "blue"]);
+    program
+        .until_logged(&[first, r#""level":"INFO""#, "widgets"])
+        .await;
+    shows("blue").await;
+    assert!(!program.log().contains(further), "{}", program.log());
+
+    // Only a known event can be repeated.
+    state.update(&widgets, &widget("early", "brown")).unwrap();
+    shows("brown").await;
+    print_differently(&upstream, &widgets, "default/early", ["brown", "green"]);
+    program
+        .until_logged(&[further, r#""level":"ERROR""#, "widgets"])
+        .await;
+    shows("green").await;
+    program.terminate().await;
+    upstream.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_object_of_a_built_in_type_in_another_form_is_an_error() {
+    let upstream = SimulatedServer::start(small()).await.unwrap();
+    let configmaps = GroupVersionResource::new("", "v1", "configmaps");
+    let object = |color: &str| {
+        format!(
+            r#"{{"metadata":{{"name":"early","namespace":"default"}},"data":{{"color":"{color}"}}}}"#
+        )
+    };
+    let state = upstream.state();
+    state.create(&configmaps, &object("yellow")).unwrap();
+    let program = Program::start(&upstream).await;
+    let path = "/api/v1/namespaces/default/configmaps/early?resourceVersion=0";
+    let shows = async |color: &str| {
+        becomes(
+            "the object from memory",
+            (color.to_owned(), "snapshot".to_owned()),
+            async || {
+                let object = program.proxied.get(Protocol::Http2, path).await;
+                let shown = object.json()["data"]["color"].clone();
+                let source = object.header("x-watershed-source").to_owned();
+                (shown.as_str().unwrap_or_default().to_owned(), source)
+            },
+        )
+        .await;
+    };
+    shows("yellow").await;
+    state.update(&configmaps, &object("red")).unwrap();
+    shows("red").await;
+    print_differently(&upstream, &configmaps, "default/early", ["red", "blue"]);
+    let told = "upstream's events are inconsistent";
+    program
+        .until_logged(&[told, r#""level":"ERROR""#, "configmaps"])
+        .await;
+    shows("blue").await;
+    program.terminate().await;
+    upstream.shutdown().await;
 }

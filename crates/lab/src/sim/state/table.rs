@@ -100,11 +100,17 @@ impl TypeTable {
         }
     }
 
-    /// Replaces an object of the same version in all states.
+    /// Replaces an object of the same version in all states and events.
     pub(super) fn reprint(&mut self, object: &Arc<SimulatedObject>) {
+        let is_same = |known: &Arc<SimulatedObject>| {
+            known.key == object.key && known.version == object.version
+        };
+        let replaced = |known: &Option<Arc<SimulatedObject>>| {
+            let known = known.as_ref()?;
+            Some(Arc::clone(if is_same(known) { object } else { known }))
+        };
         let replace = |objects: &mut Objects| {
-            let known = objects.get(&object.key);
-            if known.is_some_and(|known| known.version == object.version) {
+            if objects.get(&object.key).is_some_and(is_same) {
                 objects.insert(Arc::clone(&object.key), Arc::clone(object));
             }
         };
@@ -115,8 +121,8 @@ impl TypeTable {
             replace(&mut objects);
             *event = Arc::new(WriteEvent {
                 version: event.version,
-                before: event.before.clone(),
-                after: event.after.clone(),
+                before: replaced(&event.before),
+                after: replaced(&event.after),
                 objects,
                 at: event.at,
             });
