@@ -36,5 +36,8 @@ impl OpenScopes {
         {
             scopes.remove(&scope.key);
         }
+        if scopes.is_empty() {
+            open.remove(&scope.key.gvr);
+        }
     }
 }

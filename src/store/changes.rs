@@ -1,8 +1,8 @@
 //! The events of a window by the objects they changed.
-use std::borrow::Borrow;
 use std::cmp::Ordering;
 use std::sync::Arc;
 
+use equivalent::{Comparable, Equivalent};
 use imbl::OrdMap;
 use watershed_protocol::{ObjectAttributes, ResourceVersion};
 
@@ -23,9 +23,20 @@ struct EventKey {
     version: ResourceVersion,
 }
 
-/// The place of an event in the order, which is searched for without a key.
-trait EventPlace {
-    fn place(&self) -> (&str, ResourceVersion);
+/// The place of an event in the order, by which it is searched for.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct EventPlace<'a> {
+    object: &'a str,
+    version: ResourceVersion,
+}
+
+impl EventKey {
+    fn place(&self) -> EventPlace<'_> {
+        EventPlace {
+            object: self.object.key(),
+            version: self.version,
+        }
+    }
 }
 
 impl ChangesByKey {
@@ -38,8 +49,10 @@ impl ChangesByKey {
     }
 
     pub(super) fn remove(&mut self, event: &Arc<WindowEvent>) {
-        let place: &dyn EventPlace = &(event.object.key(), event.version);
-        self.0.remove(place);
+        self.0.remove(&EventPlace {
+            object: event.object.key(),
+            version: event.version,
+        });
     }
 
     /// Returns the first change after `version` of the object with this key, or of the next object
@@ -50,7 +63,11 @@ impl ChangesByKey {
         version: ResourceVersion,
         is_within: impl Fn(&str) -> bool,
     ) -> Option<&Arc<WindowEvent>> {
-        self.find((key, ResourceVersion::default()), version, is_within)
+        let from = EventPlace {
+            object: key,
+            version: ResourceVersion::default(),
+        };
+        self.find(from, version, is_within)
     }
 
     /// Returns the first change after `version` of the next object behind this key that has one.
@@ -61,67 +78,47 @@ impl ChangesByKey {
         version: ResourceVersion,
         is_within: impl Fn(&str) -> bool,
     ) -> Option<&Arc<WindowEvent>> {
-        self.find((key, ResourceVersion(u64::MAX)), version, is_within)
+        let from = EventPlace {
+            object: key,
+            version: ResourceVersion(u64::MAX),
+        };
+        self.find(from, version, is_within)
     }
 
     fn find(
         &self,
-        (key, from): (&str, ResourceVersion),
+        from: EventPlace<'_>,
         version: ResourceVersion,
         is_within: impl Fn(&str) -> bool,
     ) -> Option<&Arc<WindowEvent>> {
-        let mut found = self.next(key, from)?;
+        let mut found = self.next(from)?;
         while is_within(found.object.key()) {
             if found.version > version {
                 return Some(found);
             }
             // Events up to the version are passed over, all those of one object at once.
-            found = self.next(found.object.key(), ResourceVersion(version.0 + 1))?;
+            found = self.next(EventPlace {
+                object: found.object.key(),
+                version: ResourceVersion(version.0 + 1),
+            })?;
         }
         None
     }
 
-    fn next(&self, key: &str, version: ResourceVersion) -> Option<&Arc<WindowEvent>> {
-        let place: &dyn EventPlace = &(key, version);
-        self.0.get_next(place).map(|(_, event)| event)
+    fn next(&self, from: EventPlace<'_>) -> Option<&Arc<WindowEvent>> {
+        self.0.get_next(&from).map(|(_, event)| event)
     }
 }
 
-impl EventPlace for (&str, ResourceVersion) {
-    fn place(&self) -> (&str, ResourceVersion) {
-        *self
+impl Equivalent<EventKey> for EventPlace<'_> {
+    fn equivalent(&self, key: &EventKey) -> bool {
+        *self == key.place()
     }
 }
 
-impl EventPlace for EventKey {
-    fn place(&self) -> (&str, ResourceVersion) {
-        (self.object.key(), self.version)
-    }
-}
-
-impl<'a> Borrow<dyn EventPlace + 'a> for EventKey {
-    fn borrow(&self) -> &(dyn EventPlace + 'a) {
-        self
-    }
-}
-
-impl PartialEq for dyn EventPlace + '_ {
-    fn eq(&self, other: &Self) -> bool {
-        self.place() == other.place()
-    }
-}
-
-impl Eq for dyn EventPlace + '_ {}
-
-impl PartialOrd for dyn EventPlace + '_ {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for dyn EventPlace + '_ {
-    fn cmp(&self, other: &Self) -> Ordering {
-        self.place().cmp(&other.place())
+impl Comparable<EventKey> for EventPlace<'_> {
+    fn compare(&self, key: &EventKey) -> Ordering {
+        self.cmp(&key.place())
     }
 }
 

@@ -58,7 +58,7 @@ impl Pins {
             return vec![pinned];
         }
         self.states.push_back(pinned);
-        self.replaced(STATE_BYTES)
+        self.record_replaced(STATE_BYTES)
     }
 
     /// Returns `true` if no state is kept.
@@ -74,7 +74,7 @@ impl Pins {
 
     /// Records that objects or leaves were replaced, which states may hold. Returns the oldest states
     /// if they hold too much now.
-    pub(super) fn replaced(&mut self, bytes: usize) -> Vec<PinnedState> {
+    pub(super) fn record_replaced(&mut self, bytes: usize) -> Vec<PinnedState> {
         self.replaced = self.replaced.wrapping_add(bytes);
         let now = self.replaced;
         self.take_while(|_, since| now.wrapping_sub(since) > MAX_BYTES)
@@ -109,9 +109,9 @@ mod tests {
     fn states_are_bounded_by_what_they_can_hold() {
         let (mut pins, now) = (Pins::default(), Instant::now());
         assert!(pins.put(now, at(1), Box::new(())).is_empty());
-        assert!(pins.replaced(MAX_BYTES / 2).is_empty());
+        assert!(pins.record_replaced(MAX_BYTES / 2).is_empty());
         assert!(pins.put(now, at(2), Box::new(())).is_empty());
-        let dropped = pins.replaced(MAX_BYTES / 2);
+        let dropped = pins.record_replaced(MAX_BYTES / 2);
         assert_eq!(dropped.len(), 1, "the first holds what was replaced since");
         assert_eq!(pins.bytes(), MAX_BYTES / 2 + STATE_BYTES);
         assert!(pins.get(ResourceVersion(1)).is_none());

@@ -225,9 +225,9 @@ impl StoreState {
     /// Puts settled leaves in the place of those that they were made from, also for readers of the
     /// confirmed state. Returns what was replaced, to be dropped without the lock.
     pub(super) fn settle(&mut self, settled: Vec<SettledLeaf>) -> impl Sized + use<> {
-        let left = self.snapshot.left();
+        let replaced = self.snapshot.replaced_leaves();
         let leaves: ReplacedLeaves = self.snapshot.replace_by_settled(settled);
-        let pins = self.note_left(left);
+        let pins = self.note_replaced_leaves(replaced);
         let unsettled = self
             .confirmed
             .take_if(|confirmed| confirmed.has_objects_of(&self.snapshot));
@@ -239,9 +239,9 @@ impl StoreState {
 
     /// Takes account of leaves that have been replaced since their sum was `before`: pinned states may
     /// hold them alone now. Returns the states that hold too much.
-    pub(super) fn note_left(&mut self, before: usize) -> Vec<PinnedState> {
-        let left = self.snapshot.left().wrapping_sub(before);
-        self.pins.replaced(left)
+    pub(super) fn note_replaced_leaves(&mut self, before: usize) -> Vec<PinnedState> {
+        let replaced = self.snapshot.replaced_leaves().wrapping_sub(before);
+        self.pins.record_replaced(replaced)
     }
 
     /// Keeps the present state for readers, as a deletion of `version` follows and perhaps more of

@@ -124,7 +124,8 @@ impl StoreWriter {
         let event = NewEvent::new(frame, object, before.as_deref(), remade);
         let mut state = self.state.write();
         let version = event.object.version;
-        let (objects_before, left) = (state.snapshot.len(), state.snapshot.left());
+        let objects_before = state.snapshot.len();
+        let leaves_before = state.snapshot.replaced_leaves();
         if event.kind == EventKind::Deleted {
             state.begin_deletions(version);
             state.snapshot.remove(event.object.key());
@@ -134,7 +135,10 @@ impl StoreWriter {
             state.snapshot.insert(held);
         }
         let replaced = before.as_ref().map_or(0, |before| before.size());
-        let pins = (state.pins.replaced(replaced), state.note_left(left));
+        let pins = (
+            state.pins.record_replaced(replaced),
+            state.note_replaced_leaves(leaves_before),
+        );
         // Each change looks at some leaves, so that none of them takes long.
         let snapshot = &state.snapshot;
         let settled = snapshot.settle_held_twice(&mut self.tidied, TIDIED_BY_CHANGE);

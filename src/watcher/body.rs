@@ -47,7 +47,7 @@ pub struct WatchBody<G: AccessGuard, D: Future<Output = ()> + Unpin, O: WatchObs
     start: ResourceVersion,
     /// The rest of the state it begins with.
     initial: Option<Box<InitialState>>,
-    over: bool,
+    is_over: bool,
     /// The rest of the chunk that is handed out, never empty.
     rest: Option<Box<std::vec::IntoIter<Bytes>>>,
     bookmarks: Option<Bookmarks>,
@@ -75,7 +75,7 @@ impl<G: AccessGuard, D: Future<Output = ()> + Unpin, O: WatchObserver> WatchBody
             coding: options.coding,
             start: options.start,
             initial: options.initial.map(Box::new),
-            over: false,
+            is_over: false,
             rest: None,
             bookmarks: options.bookmarks,
             is_from_etcd: options.is_from_etcd,
@@ -87,9 +87,9 @@ impl<G: AccessGuard, D: Future<Output = ()> + Unpin, O: WatchObserver> WatchBody
         }
     }
 
-    fn over(&mut self, how: WatchEnding) {
-        if !self.over {
-            self.over = true;
+    fn end(&mut self, how: WatchEnding) {
+        if !self.is_over {
+            self.is_over = true;
             self.observer.ended(how);
         }
     }
@@ -188,7 +188,7 @@ impl<G: AccessGuard, D: Future<Output = ()> + Unpin, O: WatchObserver> WatchBody
             irreducible.record(object);
         }
         self.expire(chunk, self.start, self.start);
-        self.over(WatchEnding::Broken);
+        self.end(WatchEnding::Broken);
     }
 
     fn expire(&self, chunk: &mut Chunk, version: ResourceVersion, oldest: ResourceVersion) {
@@ -252,7 +252,7 @@ impl<G: AccessGuard, D: Future<Output = ()> + Unpin, O: WatchObserver> WatchBody
                     if let SubscriptionEnd::Expired { version, oldest } = end {
                         self.expire(&mut chunk, version, oldest);
                     }
-                    self.over(end.into());
+                    self.end(end.into());
                     return Poll::Ready(self.hand_out(chunk));
                 }
             }
@@ -273,7 +273,7 @@ impl<G: AccessGuard, D: Future<Output = ()> + Unpin, O: WatchObserver> WatchBody
     fn poll_end(&mut self, context: &Context<'_>) -> Poll<()> {
         match self.subscription.ended(context) {
             Some(end) => {
-                self.over(end.into());
+                self.end(end.into());
                 Poll::Ready(())
             }
             None => Poll::Pending,
@@ -325,7 +325,7 @@ impl<G: AccessGuard, D: Future<Output = ()> + Unpin, O: WatchObserver> http_body
             this.rest.take_if(|rest| rest.len() == 0);
             return Poll::Ready(next.map(|next| Ok(Frame::data(next))));
         }
-        if this.over {
+        if this.is_over {
             return Poll::Ready(None);
         }
         match this.poll_outside(context) {
@@ -338,11 +338,11 @@ impl<G: AccessGuard, D: Future<Output = ()> + Unpin, O: WatchObserver> http_body
                     }
                     _ => None,
                 };
-                this.over(how);
+                this.end(how);
                 return Poll::Ready(last.map(|chunk| Ok(Frame::data(chunk))));
             }
         }
-        while !this.over
+        while !this.is_over
             && let Some(initial) = &mut this.initial
         {
             if initial.budget.ends_turn(context) {
@@ -352,7 +352,7 @@ impl<G: AccessGuard, D: Future<Output = ()> + Unpin, O: WatchObserver> http_body
                 return Poll::Ready(Some(Ok(Frame::data(chunk))));
             }
         }
-        if this.over {
+        if this.is_over {
             return Poll::Ready(None);
         }
         let chunk = ready!(this.poll_events(context));
@@ -369,6 +369,6 @@ impl<G: AccessGuard, D: Future<Output = ()> + Unpin, O: WatchObserver> http_body
 
 impl<G: AccessGuard, D: Future<Output = ()> + Unpin, O: WatchObserver> Drop for WatchBody<G, D, O> {
     fn drop(&mut self) {
-        self.over(WatchEnding::Gone);
+        self.end(WatchEnding::Gone);
     }
 }

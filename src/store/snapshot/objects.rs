@@ -47,9 +47,9 @@ pub struct Snapshot {
     pub(super) size: usize,
     /// Sums over all leaves.
     pub(super) lengths: LeafLengths,
-    /// Objects that no history holds any more beside their leaves: those up to version `floor`.
+    /// Objects that no history holds any more beside their leaves: those up to `outlived_until`.
     pub(super) outlived: ObjectSum,
-    pub(super) floor: ResourceVersion,
+    pub(super) outlived_until: ResourceVersion,
     pub(super) sums: Arc<SharedSums>,
 }
 
@@ -59,7 +59,7 @@ pub(super) struct SharedSums {
     /// Bytes of packed objects that are not held, as their compressed form or their origin is.
     saved: ByteTally,
     /// Bytes of leaves that were replaced, and that share none with their successors. It wraps around.
-    left: AtomicUsize,
+    replaced_leaves: AtomicUsize,
 }
 
 impl Snapshot {
@@ -117,8 +117,8 @@ impl Snapshot {
     ///
     /// Its growth since a copy was made is the most that the copy holds alone, beside the objects that
     /// were replaced one by one.
-    pub(in crate::store) fn left(&self) -> usize {
-        self.sums.left.load(Ordering::Relaxed)
+    pub(in crate::store) fn replaced_leaves(&self) -> usize {
+        self.sums.replaced_leaves.load(Ordering::Relaxed)
     }
 
     /// Returns the counter of the bytes that are not held.
@@ -133,7 +133,7 @@ impl Snapshot {
 
     /// Returns the version up to which no history holds objects beside their leaves.
     pub(in crate::store) fn outlived_until(&self) -> ResourceVersion {
-        self.floor
+        self.outlived_until
     }
 
     /// Returns `true` if some leaves hold objects one by one that no history holds.
@@ -148,8 +148,8 @@ impl Snapshot {
         floor: ResourceVersion,
         events: impl Iterator<Item = &'a WindowEvent>,
     ) {
-        let known = self.floor;
-        self.floor = known.max(floor);
+        let known = self.outlived_until;
+        self.outlived_until = known.max(floor);
         for event in events.filter(|event| event.version > known) {
             let Some(leaf) = self.leaves.around(event.object.key()) else {
                 continue;
@@ -167,7 +167,7 @@ impl Snapshot {
     /// Records that the history is empty, and begins behind `floor`. Looks at all leaves, and at
     /// the objects of those that are not settled.
     pub(in crate::store) fn outlive_all(&mut self, floor: ResourceVersion) {
-        self.floor = floor;
+        self.outlived_until = floor;
         self.outlived = ObjectSum::default();
         for leaf in self.leaves.iter() {
             self.outlived += leaf.outlived(floor);
@@ -402,10 +402,12 @@ impl Snapshot {
             self.leaves.remove(old);
         }
         if !new.shares_bytes_with(old) {
-            self.leave(old);
+            self.record_replaced(old);
         } else if !old.is_settled() {
             // Readers of a copy may have it packed once more.
-            self.sums.left.fetch_add(old.items_len, Ordering::Relaxed);
+            self.sums
+                .replaced_leaves
+                .fetch_add(old.items_len, Ordering::Relaxed);
         }
         self.put(new);
     }
@@ -414,13 +416,15 @@ impl Snapshot {
     fn take_out(&mut self, leaf: &Leaf) {
         self.subtract(leaf);
         self.leaves.remove(leaf);
-        self.leave(leaf);
+        self.record_replaced(leaf);
     }
 
     /// Counts the bytes of a leaf that only copies of this state hold from now on.
-    fn leave(&self, leaf: &Leaf) {
+    fn record_replaced(&self, leaf: &Leaf) {
         let bytes = leaf.lengths.packed + leaf.lengths.single.bytes;
-        self.sums.left.fetch_add(bytes, Ordering::Relaxed);
+        self.sums
+            .replaced_leaves
+            .fetch_add(bytes, Ordering::Relaxed);
     }
 
     /// Adds a leaf to the sums.
@@ -429,7 +433,7 @@ impl Snapshot {
         self.lengths.objects += lengths.objects;
         self.lengths.single += lengths.single;
         self.lengths.packed += lengths.packed;
-        self.outlived += leaf.outlived(self.floor);
+        self.outlived += leaf.outlived(self.outlived_until);
     }
 
     /// Takes a leaf out of the sums.
@@ -438,7 +442,7 @@ impl Snapshot {
         self.lengths.objects -= lengths.objects;
         self.lengths.single -= lengths.single;
         self.lengths.packed -= lengths.packed;
-        self.outlived -= leaf.outlived(self.floor);
+        self.outlived -= leaf.outlived(self.outlived_until);
     }
 
     /// Returns the leaves with keys in the range, and the bounds of their objects within it.

@@ -79,7 +79,7 @@ impl Snapshot {
             } else {
                 leaf.objects().len()
             };
-            if leaf.outlived(self.floor).count > 0 {
+            if leaf.outlived(self.outlived_until).count > 0 {
                 bytes += leaf.lengths.objects;
                 outlived.push(Arc::clone(leaf));
             }
