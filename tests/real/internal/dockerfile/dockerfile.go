@@ -56,7 +56,8 @@ func CopyFile(t *testing.T, from, to string) {
 }
 
 // DryRun runs the commands of RUN in a directory of their own. The programs that they call only
-// print how they were called.
+// print how they were called. There is a rust-toolchain.toml, by which rustup's cargo would choose another
+// compiler than the image's.
 func DryRun(t *testing.T, commands []string, build, target string) (said string, err error) {
 	t.Helper()
 	dir := t.TempDir()
@@ -64,8 +65,13 @@ func DryRun(t *testing.T, commands []string, build, target string) (said string,
 	require.NoError(t, os.Mkdir(bin, 0o700))
 	const speak = "#!/bin/sh\necho \"${0##*/} $*\"\nenv | grep '^C[CX]*_\\|LINKER\\|PAGE' | sed 's/^CC_[a-z0-9_]*=/CC=/; s/^.*LINKER/LINKER/; s/^.*PAGE/PAGE/'\n"
 	for _, program := range []string{"apt-get", "rustup", "cargo", "install"} {
-		require.NoError(t, os.WriteFile(filepath.Join(bin, program), []byte(speak), 0o700))
+		script := speak
+		if program == "cargo" {
+			script += "test ! -e rust-toolchain.toml || { echo another compiler; exit 1; }\n"
+		}
+		require.NoError(t, os.WriteFile(filepath.Join(bin, program), []byte(script), 0o700))
 	}
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "rust-toolchain.toml"), nil, 0o600))
 	for _, text := range commands {
 		text = regexp.MustCompile(`--mount=\S+`).ReplaceAllString(text, "")
 		text = strings.ReplaceAll(text, "/target", dir+"/target")
