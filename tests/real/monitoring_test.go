@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -166,6 +167,36 @@ func TestDashboardLeavesOutClosedScopes(t *testing.T) {
 				t.Errorf("%s: %d has %v %s, not %v", name, i+1, answer.Result, answer.Error, want)
 			}
 		}
+	}
+}
+
+// TestDashboardShowsProxiesAlone checks that no panel shows other programs, which have metrics of processes, too.
+func TestDashboardShowsProxiesAlone(t *testing.T) {
+	all := monitoring.Expressions(t)
+	maps.DeleteFunc(all, func(place, _ string) bool { return !strings.HasPrefix(place, "panel ") })
+	places := slices.Sorted(maps.Keys(all))
+	var texts []string
+	for _, place := range places {
+		texts = append(texts, all[place])
+	}
+	given := monitoring.Healthy()
+	alone := monitoring.Query(t, texts, given)
+	for _, series := range monitoring.Healthy() {
+		if name := series.Labels["__name__"]; !strings.HasPrefix(name, "watershed_") {
+			given = append(given, monitoring.Named(series.Values, name, "job", "another", "pod", "another"))
+		}
+	}
+	shown := 0
+	for i, answer := range monitoring.Query(t, texts, given) {
+		if !reflect.DeepEqual(answer.Result, alone[i].Result) {
+			t.Errorf("%s: another program makes %v of %v", places[i], answer.Result, alone[i].Result)
+		}
+		if strings.Contains(texts[i], "process_") && len(answer.Result) == 1 {
+			shown++
+		}
+	}
+	if shown != 4 {
+		t.Errorf("%d panels have metrics of processes", shown)
 	}
 }
 

@@ -66,13 +66,17 @@ func Expressions(t *testing.T) map[string]string {
 			Targets []struct{ Expr string }
 		}
 		Templating struct {
-			List []struct{ Name, Definition string }
+			List []struct{ Name, Definition, AllValue string }
 		}
 	}
 	require.NoError(t, json.Unmarshal(require.Value(os.ReadFile(DashboardFile))(t), &board))
 	known := map[string]string{"$__rate_interval": "5m"}
 	for _, variable := range board.Templating.List {
-		known["$"+variable.Name] = ".*"
+		// All: a pattern, or the values that Prometheus has.
+		known["$"+variable.Name] = variable.AllValue
+		if variable.AllValue == "" {
+			known["$"+variable.Name] = Named(nil, "").Labels[variable.Name]
+		}
 		if of, ok := strings.CutPrefix(variable.Definition, "label_values("); ok {
 			all["variable "+variable.Name] = of[:strings.LastIndexByte(of, ',')]
 		}

@@ -78,6 +78,7 @@ func Healthy() []Series {
 		Named(Constant(1000), "process_open_fds"),
 		Named(Constant(20000), "process_max_fds"),
 		Named(Constant(1<<30), "process_resident_memory_bytes"),
+		Named(rising(30), "process_cpu_seconds_total"),
 		Named(Constant(400<<20), "watershed_scope_object_bytes", "resource", "pods"),
 		Named(Constant(100<<20), "watershed_scope_window_bytes", "resource", "pods"),
 		Named(Constant(4<<30), "watershed_memory_limit_bytes"),
