@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"math"
 	"os"
 	"reflect"
 	"regexp"
@@ -197,6 +198,34 @@ func TestDashboardShowsProxiesAlone(t *testing.T) {
 	}
 	if shown != 4 {
 		t.Errorf("%d panels have metrics of processes", shown)
+	}
+}
+
+// TestDashboardCountsNoRefusalsAsSavings checks that reads that are refused are no part of those that are answered here.
+func TestDashboardCountsNoRefusalsAsSavings(t *testing.T) {
+	text := monitoring.Expressions(t)[`panel "Reads answered here" 0`]
+	given := []monitoring.Series{
+		monitoring.Named(monitoring.Rising(75), "watershed_requests_total", "verb", "list", "source", "snapshot", "code", "200"),
+		monitoring.Named(monitoring.Rising(25), "watershed_requests_total", "verb", "list", "source", "forward", "code", "200"),
+	}
+	for _, source := range []string{"access", "limit", "shutdown", "loop"} {
+		given = append(given, monitoring.Named(monitoring.Rising(500), "watershed_requests_total", "verb", "list", "source", source, "code", "403"))
+	}
+	if answer := monitoring.Query(t, []string{text}, given)[0]; len(answer.Result) != 1 || math.Abs(answer.Result[0].Value-0.75) > 1e-9 {
+		t.Errorf("%v %s", answer.Result, answer.Error)
+	}
+}
+
+// TestDashboardShowsTheEndOfCertificates checks that a proxy with a token shows no end of its certificate, which is
+// infinitely far.
+func TestDashboardShowsTheEndOfCertificates(t *testing.T) {
+	text := monitoring.Expressions(t)[`panel "Certificates end in" 1`]
+	infinite := regexp.MustCompile(`watershed_\w+\{[^}]*\}`).ReplaceAllString(text, "($0 / 0)")
+	answers := monitoring.Query(t, []string{infinite, text}, monitoring.Healthy())
+	for want, answer := range answers {
+		if answer.Error != "" || len(answer.Result) != want {
+			t.Errorf("%d: %v %s", want, answer.Result, answer.Error)
+		}
 	}
 }
 

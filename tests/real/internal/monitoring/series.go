@@ -4,10 +4,10 @@ import (
 	"slices"
 )
 
-// Constant and rising return series of two hours.
+// Constant and Rising return series of two hours.
 func Constant(value float64) []float64 { return slices.Repeat([]float64{value}, 121) }
 
-func rising(perMinute float64) (values []float64) {
+func Rising(perMinute float64) (values []float64) {
 	for minute := range 121 {
 		values = append(values, perMinute*float64(minute))
 	}
@@ -30,7 +30,7 @@ func Named(values []float64, name string, labels ...string) Series {
 
 func buckets(name string, fast, slow float64, labels ...string) (all []Series) {
 	for _, bucket := range [][2]any{{"0.1", fast}, {"1", fast}, {"2.5", fast + slow}, {"+Inf", fast + slow}} {
-		all = append(all, Named(rising(bucket[1].(float64)), name, append([]string{"le", bucket[0].(string)}, labels...)...))
+		all = append(all, Named(Rising(bucket[1].(float64)), name, append([]string{"le", bucket[0].(string)}, labels...)...))
 	}
 	return all
 }
@@ -46,53 +46,53 @@ func Healthy() []Series {
 		Named(Constant(1), "watershed_scopes", "resource", "pods"),
 		Named(Constant(0), "watershed_scopes_stale", "resource", "pods"),
 		Named(Constant(0), "watershed_scope_staleness_seconds", "resource", "pods"),
-		Named(rising(0.2), "watershed_self_checks_total", "resource", "pods", "result", "same"),
-		Named(rising(0.2), "watershed_self_checks_total", "resource", "pods", "result", "expired"),
+		Named(Rising(0.2), "watershed_self_checks_total", "resource", "pods", "result", "same"),
+		Named(Rising(0.2), "watershed_self_checks_total", "resource", "pods", "result", "expired"),
 		Named(Constant(0), "watershed_verified_answers_total", "resource", "pods", "result", "different"),
-		Named(rising(6), "watershed_verified_answers_total", "resource", "pods", "result", "same"),
+		Named(Rising(6), "watershed_verified_answers_total", "resource", "pods", "result", "same"),
 		Named(Constant(1), "watershed_upstream_lists_total", "resource", "pods"),
 		Named(Constant(0), "watershed_scope_relists_total", "resource", "pods"),
 		Named(Constant(0), "watershed_upstream_rollbacks_total", "evidence", "version"),
 		Named(Constant(1), "watershed_rbac_following"),
-		Named(rising(6000), "watershed_requests_total", "verb", "list", "source", "snapshot", "code", "200"),
-		Named(rising(600), "watershed_requests_total", "verb", "list", "source", "forward", "reason", "unproven", "code", "200"),
-		Named(rising(60000), "watershed_requests_total", "verb", "list", "source", "forward", "reason", "policy", "code", "200"),
-		Named(rising(60000), "watershed_requests_total", "verb", "create", "source", "forward", "reason", "not-a-read", "code", "201"),
-		Named(rising(10), "watershed_requests_total", "verb", "create", "source", "forward", "reason", "not-a-read", "code", "500"),
-		Named(rising(60), "watershed_access_reviews_total", "kind", "tokenreview", "result", "answered"),
-		Named(rising(600), "watershed_upstream_requests_total", "purpose", "internal", "code", "200"),
-		Named(rising(6000), "watershed_upstream_requests_total", "purpose", "forward", "code", "401"),
+		Named(Rising(6000), "watershed_requests_total", "verb", "list", "source", "snapshot", "code", "200"),
+		Named(Rising(600), "watershed_requests_total", "verb", "list", "source", "forward", "reason", "unproven", "code", "200"),
+		Named(Rising(60000), "watershed_requests_total", "verb", "list", "source", "forward", "reason", "policy", "code", "200"),
+		Named(Rising(60000), "watershed_requests_total", "verb", "create", "source", "forward", "reason", "not-a-read", "code", "201"),
+		Named(Rising(10), "watershed_requests_total", "verb", "create", "source", "forward", "reason", "not-a-read", "code", "500"),
+		Named(Rising(60), "watershed_access_reviews_total", "kind", "tokenreview", "result", "answered"),
+		Named(Rising(600), "watershed_upstream_requests_total", "purpose", "internal", "code", "200"),
+		Named(Rising(6000), "watershed_upstream_requests_total", "purpose", "forward", "code", "401"),
 		Named(Constant(0), "watershed_upstream_requests_unanswered_total", "purpose", "list", "reason", "connect"),
-		Named(rising(600), "watershed_upstream_requests_unanswered_total", "purpose", "forward", "reason", "connect"),
-		Named(rising(600), "watershed_upstream_requests_unanswered_total", "purpose", "internal", "reason", "abandoned"),
-		Named(rising(60), "watershed_requests_aborted_total", "verb", "list", "resource", "pods"),
+		Named(Rising(600), "watershed_upstream_requests_unanswered_total", "purpose", "forward", "reason", "connect"),
+		Named(Rising(600), "watershed_upstream_requests_unanswered_total", "purpose", "internal", "reason", "abandoned"),
+		Named(Rising(60), "watershed_requests_aborted_total", "verb", "list", "resource", "pods"),
 		Named(Constant(0), "watershed_scopes_lost_total", "resource", "pods", "reason", "forbidden"),
-		Named(rising(600), "watershed_consistent_reads_total", "outcome", "validated"),
-		Named(rising(6), "watershed_consistent_reads_total", "outcome", "failed"),
-		Named(rising(60), "watershed_watches_ended_total", "reason", "deadline"),
-		Named(rising(60), "watershed_watches_ended_total", "reason", "client"),
-		Named(rising(60), "watershed_connections_terminated_total", "listener", "proxy", "reason", "idle"),
+		Named(Rising(600), "watershed_consistent_reads_total", "outcome", "validated"),
+		Named(Rising(6), "watershed_consistent_reads_total", "outcome", "failed"),
+		Named(Rising(60), "watershed_watches_ended_total", "reason", "deadline"),
+		Named(Rising(60), "watershed_watches_ended_total", "reason", "client"),
+		Named(Rising(60), "watershed_connections_terminated_total", "listener", "proxy", "reason", "idle"),
 		Named(Constant(0), "watershed_connections_rejected_total", "listener", "proxy", "reason", "per-address"),
 		Named(Constant(800), "watershed_connections", "listener", "proxy"),
 		Named(Constant(1000), "watershed_connections_limit", "listener", "proxy"),
 		Named(Constant(1000), "process_open_fds"),
 		Named(Constant(20000), "process_max_fds"),
 		Named(Constant(1<<30), "process_resident_memory_bytes"),
-		Named(rising(30), "process_cpu_seconds_total"),
+		Named(Rising(30), "process_cpu_seconds_total"),
 		Named(Constant(400<<20), "watershed_scope_object_bytes", "resource", "pods"),
 		Named(Constant(100<<20), "watershed_scope_window_bytes", "resource", "pods"),
 		Named(Constant(4<<30), "watershed_memory_limit_bytes"),
 		Named(Constant(600<<20), "watershed_memory_bytes", "class", "objects"),
 		Named(Constant(150<<20), "watershed_memory_bytes", "class", "history"),
 		Named(Constant(0), "watershed_loops_refused_total", "reason", "loop"),
-		Named(rising(1), "watershed_checkpoint_writes_total", "result", "written"),
+		Named(Rising(1), "watershed_checkpoint_writes_total", "result", "written"),
 		Named(Constant(0), "watershed_memory_pressure_step"),
 		Named(restarted, "process_start_time_seconds"),
 		Named(Constant(0), "watershed_audit_events_dropped_total", "sink", "log"),
-		Named(rising(60<<20), "watershed_response_bytes_total", "source", "snapshot"),
-		Named(rising(60), "watershed_response_bytes_total", "source", "forward"),
-		Named(rising(1<<20), "watershed_upstream_received_bytes_total", "purpose", "watch"),
-		Named(rising(600<<20), "watershed_upstream_received_bytes_total", "purpose", "forward"),
+		Named(Rising(60<<20), "watershed_response_bytes_total", "source", "snapshot"),
+		Named(Rising(60), "watershed_response_bytes_total", "source", "forward"),
+		Named(Rising(1<<20), "watershed_upstream_received_bytes_total", "purpose", "watch"),
+		Named(Rising(600<<20), "watershed_upstream_received_bytes_total", "purpose", "forward"),
 	}
 	all = append(all, certificate("proxy", 60, 40)...)
 	all = append(all, ownCertificate("a", 0.5, 0.5)...)
@@ -123,9 +123,9 @@ func ownCertificate(pod string, age, left float64) []Series {
 // reviews returns 60 reviews a minute that were answered, and others that failed.
 func reviews(failed float64) []Series {
 	return []Series{
-		Named(rising(60), "watershed_access_reviews_total", "kind", "tokenreview", "result", "answered"),
-		Named(rising(failed), "watershed_access_reviews_total", "kind", "tokenreview", "result", "unavailable"),
-		Named(rising(600), "watershed_access_reviews_total", "kind", "subjectaccessreview", "result", "answered"),
+		Named(Rising(60), "watershed_access_reviews_total", "kind", "tokenreview", "result", "answered"),
+		Named(Rising(failed), "watershed_access_reviews_total", "kind", "tokenreview", "result", "unavailable"),
+		Named(Rising(600), "watershed_access_reviews_total", "kind", "subjectaccessreview", "result", "answered"),
 	}
 }
 
@@ -188,11 +188,11 @@ var Cases = map[string]Case{
 	// Each request opens a scope that upstream refuses, and that is closed again.
 	"a type that may not be listed, and is asked for at times": {
 		append(scope(regularly(7), Constant(0), Constant(0), Constant(0), Constant(0)),
-			Named(rising(1.0/7), "watershed_scopes_stopped_total", "resource", "secrets", "reason", "forbidden")), nil, 0, 0,
+			Named(Rising(1.0/7), "watershed_scopes_stopped_total", "resource", "secrets", "reason", "forbidden")), nil, 0, 0,
 	},
 	"a type whose list fails, and another one that may not be listed": {
 		append(scope(Constant(1), Constant(0), Constant(0), Constant(0), Constant(0)),
-			Named(rising(1.0/7), "watershed_scopes_stopped_total", "resource", "crontabs", "reason", "forbidden")), []string{"WatershedScopeNotReady"}, 1, 1,
+			Named(Rising(1.0/7), "watershed_scopes_stopped_total", "resource", "crontabs", "reason", "forbidden")), []string{"WatershedScopeNotReady"}, 1, 1,
 	},
 	"a scope that was closed": {
 		scope(Constant(0), Constant(0), Constant(0), Constant(0), Constant(0)), nil, 0, 0,
@@ -211,10 +211,10 @@ var Cases = map[string]Case{
 		[]string{"WatershedNotFollowing", "WatershedStale"}, 1, 1,
 	},
 	"on-demand scopes that are opened again and again": {
-		Series: []Series{Named(rising(2), "watershed_upstream_lists_total", "resource", "secrets"), Named(Constant(0), "watershed_scope_relists_total", "resource", "secrets")},
+		Series: []Series{Named(Rising(2), "watershed_upstream_lists_total", "resource", "secrets"), Named(Constant(0), "watershed_scope_relists_total", "resource", "secrets")},
 	},
 	"the proxy's credentials are not accepted": {
-		Series: []Series{Named(rising(6), "watershed_upstream_requests_total", "purpose", "list", "code", "401")},
+		Series: []Series{Named(Rising(6), "watershed_upstream_requests_total", "purpose", "list", "code", "401")},
 		Fires:  []string{"WatershedCredentialsRefused"},
 	},
 	"a right was taken away": {
@@ -222,15 +222,15 @@ var Cases = map[string]Case{
 		Fires:  []string{"WatershedTypesLost"},
 	},
 	"the API server has too much to do for the proxy": {
-		Series: []Series{Named(rising(60), "watershed_upstream_requests_total", "purpose", "list", "code", "429")},
+		Series: []Series{Named(Rising(60), "watershed_upstream_requests_total", "purpose", "list", "code", "429")},
 		Fires:  []string{"WatershedOwnRequestsFail"},
 	},
 	"the API server hangs": {
-		Series: []Series{Named(rising(60), "watershed_upstream_requests_unanswered_total", "purpose", "watch", "reason", "late")},
+		Series: []Series{Named(Rising(60), "watershed_upstream_requests_unanswered_total", "purpose", "watch", "reason", "late")},
 		Fires:  []string{"WatershedOwnRequestsFail"},
 	},
 	"many clients give up": {
-		Series: []Series{Named(rising(30000), "watershed_requests_aborted_total", "verb", "list", "resource", "leases")},
+		Series: []Series{Named(Rising(30000), "watershed_requests_aborted_total", "verb", "list", "resource", "leases")},
 		Fires:  []string{"WatershedRequestsAborted"},
 	},
 	"the proxy's own certificate of a year ends in five days": {
@@ -269,17 +269,17 @@ var Cases = map[string]Case{
 	},
 	// A type that is refused for its size leaves memory free.
 	"a type that does not fit into memory is forwarded": {
-		Series: []Series{Named(rising(0.2), "watershed_requests_total", "verb", "watch", "source", "forward", "reason", "budget", "code", "200")},
+		Series: []Series{Named(Rising(0.2), "watershed_requests_total", "verb", "watch", "source", "forward", "reason", "budget", "code", "200")},
 		Fires:  []string{"WatershedMemoryShort"},
 	},
 	"memory was short for a moment": {
 		Series: []Series{Named(steps(0, 60, 5), "watershed_requests_total", "verb", "list", "source", "forward", "reason", "budget", "code", "200")},
 	},
 	"a proxy on a node forwards what the preset leaves out": {
-		Series: []Series{Named(rising(600000), "watershed_requests_total", "verb", "list", "source", "forward", "reason", "not-covered", "code", "200")},
+		Series: []Series{Named(Rising(600000), "watershed_requests_total", "verb", "list", "source", "forward", "reason", "not-covered", "code", "200")},
 	},
 	"another process writes checkpoints to the folder": {
-		Series: []Series{Named(rising(1), "watershed_checkpoint_writes_total", "result", "in-use")},
+		Series: []Series{Named(Rising(1), "watershed_checkpoint_writes_total", "result", "in-use")},
 	},
 	"a certificate that ends in a week and a half": {
 		Series: certificate("admin", 80, 10),
@@ -307,10 +307,10 @@ var Cases = map[string]Case{
 		Series: []Series{Named(steps(0, 2, 5), "watershed_access_reviews_total", "kind", "tokenreview", "result", "unavailable")},
 	},
 	"the proxy may not ask for rules": {
-		Series: []Series{Named(rising(1), "watershed_access_reviews_total", "kind", "selfsubjectrulesreview", "result", "refused")},
+		Series: []Series{Named(Rising(1), "watershed_access_reviews_total", "kind", "selfsubjectrulesreview", "result", "refused")},
 	},
 	"all reviews of one kind fail, and there are few": {
-		Series: []Series{Named(rising(1), "watershed_access_reviews_total", "kind", "selfsubjectreview", "result", "refused")},
+		Series: []Series{Named(Rising(1), "watershed_access_reviews_total", "kind", "selfsubjectreview", "result", "refused")},
 		Fires:  []string{"WatershedReviewsFailing"},
 	},
 }
@@ -318,13 +318,13 @@ var Cases = map[string]Case{
 // Causes holds the cause of each alert: series that replace the healthy ones of the same name and
 // labels.
 var Causes = map[string][]Series{
-	"WatershedCredentialsRefused": {Named(rising(6), "watershed_upstream_requests_total", "purpose", "list", "code", "401")},
+	"WatershedCredentialsRefused": {Named(Rising(6), "watershed_upstream_requests_total", "purpose", "list", "code", "401")},
 	"WatershedTypesLost":          {Named(steps(0, 1, 5), "watershed_scopes_lost_total", "resource", "pods", "reason", "forbidden")},
 	"WatershedOwnRequestsFail": {
-		Named(rising(60), "watershed_upstream_requests_total", "purpose", "list", "code", "200"),
-		Named(rising(60), "watershed_upstream_requests_total", "purpose", "list", "code", "503"),
+		Named(Rising(60), "watershed_upstream_requests_total", "purpose", "list", "code", "200"),
+		Named(Rising(60), "watershed_upstream_requests_total", "purpose", "list", "code", "503"),
 	},
-	"WatershedRequestsAborted":        {Named(rising(30000), "watershed_requests_aborted_total", "verb", "list", "resource", "pods")},
+	"WatershedRequestsAborted":        {Named(Rising(30000), "watershed_requests_aborted_total", "verb", "list", "resource", "pods")},
 	"WatershedOwnCertificateEnds":     ownCertificate("a", 360, 5),
 	"WatershedDown":                   {Named(Constant(0), "up")},
 	"WatershedNotReady":               {Named(Constant(0), "watershed_ready")},
@@ -332,36 +332,36 @@ var Causes = map[string][]Series{
 	"WatershedAbsent":                 {Named(Constant(1), "up", "job", "another")},
 	"WatershedNotFollowing":           {Named(Constant(90), "watershed_scope_staleness_seconds", "resource", "pods")},
 	"WatershedStale":                  {Named(Constant(1), "watershed_scopes_stale", "resource", "pods"), Named(Constant(900), "watershed_scope_staleness_seconds", "resource", "pods")},
-	"WatershedMemoryDiffers":          {Named(rising(0.1), "watershed_self_checks_total", "resource", "pods", "result", "objects")},
-	"WatershedAnswersDiffer":          {Named(rising(0.1), "watershed_verified_answers_total", "resource", "pods", "result", "different")},
+	"WatershedMemoryDiffers":          {Named(Rising(0.1), "watershed_self_checks_total", "resource", "pods", "result", "objects")},
+	"WatershedAnswersDiffer":          {Named(Rising(0.1), "watershed_verified_answers_total", "resource", "pods", "result", "different")},
 	"WatershedScopeNotReady":          {Named(Constant(0), "watershed_scope_ready", "resource", "pods")},
-	"WatershedRelisting":              {Named(rising(0.5), "watershed_scope_relists_total", "resource", "pods")},
-	"WatershedUpstreamRolledBack":     {Named(rising(1), "watershed_upstream_rollbacks_total", "evidence", "version")},
-	"WatershedUpstreamErrors":         {Named(rising(600), "watershed_requests_total", "verb", "get", "source", "forward", "reason", "consistent-read", "code", "503")},
+	"WatershedRelisting":              {Named(Rising(0.5), "watershed_scope_relists_total", "resource", "pods")},
+	"WatershedUpstreamRolledBack":     {Named(Rising(1), "watershed_upstream_rollbacks_total", "evidence", "version")},
+	"WatershedUpstreamErrors":         {Named(Rising(600), "watershed_requests_total", "verb", "get", "source", "forward", "reason", "consistent-read", "code", "503")},
 	"WatershedReviewsFailing":         reviews(6),
 	"WatershedRBACNotFollowed":        {Named(Constant(0), "watershed_rbac_following")},
-	"WatershedForwardingMuch":         {Named(rising(600), "watershed_requests_total", "verb", "list", "source", "forward", "reason", "selector", "code", "200")},
+	"WatershedForwardingMuch":         {Named(Rising(600), "watershed_requests_total", "verb", "list", "source", "forward", "reason", "selector", "code", "200")},
 	"WatershedConsistentReadsSlow":    buckets("watershed_consistent_read_wait_duration_seconds_bucket", 600, 60, "outcome", "caught-up"),
-	"WatershedConsistentReadsFailing": {Named(rising(60), "watershed_consistent_reads_total", "outcome", "failed")},
+	"WatershedConsistentReadsFailing": {Named(Rising(60), "watershed_consistent_reads_total", "outcome", "failed")},
 	"WatershedSlowAnswers":            buckets("watershed_request_duration_seconds_bucket", 600, 60, "verb", "list", "source", "snapshot"),
-	"WatershedWatchesBroken":          {Named(rising(60), "watershed_watches_ended_total", "reason", "expired")},
-	"WatershedClientsStalled":         {Named(rising(30), "watershed_responses_terminated_total", "reason", "write-stall")},
+	"WatershedWatchesBroken":          {Named(Rising(60), "watershed_watches_ended_total", "reason", "expired")},
+	"WatershedClientsStalled":         {Named(Rising(30), "watershed_responses_terminated_total", "reason", "write-stall")},
 	"WatershedConnectionsFull": {
 		Named(Constant(990), "watershed_connections", "listener", "proxy"),
 		Named(Constant(1000), "watershed_connections_limit", "listener", "proxy"),
 	},
-	"WatershedConnectionsRefused":    {Named(rising(6), "watershed_connections_rejected_total", "listener", "proxy", "reason", "per-address")},
-	"WatershedUsersLimited":          {Named(rising(60), "watershed_requests_limited_total", "reason", "rate")},
+	"WatershedConnectionsRefused":    {Named(Rising(6), "watershed_connections_rejected_total", "listener", "proxy", "reason", "per-address")},
+	"WatershedUsersLimited":          {Named(Rising(60), "watershed_requests_limited_total", "reason", "rate")},
 	"WatershedFileDescriptorsLow":    {Named(Constant(19000), "process_open_fds")},
 	"WatershedMemoryShort":           {Named(Constant(4), "watershed_memory_pressure_step")},
 	"WatershedMemoryGrowing":         {Named(Constant(12<<30), "process_resident_memory_bytes")},
-	"WatershedRestarting":            {Named(rising(1), "process_start_time_seconds")},
-	"WatershedLoopsRefused":          {Named(rising(1), "watershed_loops_refused_total", "reason", "loop")},
+	"WatershedRestarting":            {Named(Rising(1), "process_start_time_seconds")},
+	"WatershedLoopsRefused":          {Named(Rising(1), "watershed_loops_refused_total", "reason", "loop")},
 	"WatershedNodePodsNotFollowed":   {Named(Constant(0), "watershed_node_pods_following")},
-	"WatershedCheckpointsFailing":    {Named(rising(1), "watershed_checkpoint_writes_total", "result", "failed")},
+	"WatershedCheckpointsFailing":    {Named(Rising(1), "watershed_checkpoint_writes_total", "result", "failed")},
 	"WatershedCertificateEnds":       certificate("proxy", 90, 0.1),
 	"WatershedCertificateNotRenewed": certificate("proxy", 80, 10),
-	"WatershedSavesNothing":          {Named(rising(120<<20), "watershed_upstream_received_bytes_total", "purpose", "watch")},
-	"WatershedAuditLogNotRotated":    {Named(rising(1), "watershed_audit_log_rotation_failures_total")},
-	"WatershedAuditEventsLost":       {Named(rising(1), "watershed_audit_events_dropped_total", "sink", "log")},
+	"WatershedSavesNothing":          {Named(Rising(120<<20), "watershed_upstream_received_bytes_total", "purpose", "watch")},
+	"WatershedAuditLogNotRotated":    {Named(Rising(1), "watershed_audit_log_rotation_failures_total")},
+	"WatershedAuditEventsLost":       {Named(Rising(1), "watershed_audit_events_dropped_total", "sink", "log")},
 }
