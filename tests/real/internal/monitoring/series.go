@@ -28,11 +28,12 @@ func Named(values []float64, name string, labels ...string) Series {
 	return Series{all, values}
 }
 
+// buckets returns the series of a histogram of seconds, with so many fast and slow observations a minute.
 func buckets(name string, fast, slow float64, labels ...string) (all []Series) {
 	for _, bucket := range [][2]any{{"0.1", fast}, {"1", fast}, {"2.5", fast + slow}, {"+Inf", fast + slow}} {
-		all = append(all, Named(Rising(bucket[1].(float64)), name, append([]string{"le", bucket[0].(string)}, labels...)...))
+		all = append(all, Named(Rising(bucket[1].(float64)), name+"_bucket", append([]string{"le", bucket[0].(string)}, labels...)...))
 	}
-	return all
+	return append(all, Named(Rising(fast+slow), name+"_count", labels...))
 }
 
 // Healthy returns the series of a busy proxy with which nothing is wrong.
@@ -96,8 +97,8 @@ func Healthy() []Series {
 	}
 	all = append(all, certificate("proxy", 60, 40)...)
 	all = append(all, ownCertificate("a", 0.5, 0.5)...)
-	all = append(all, buckets("watershed_consistent_read_wait_duration_seconds_bucket", 600, 0, "outcome", "validated")...)
-	return append(all, buckets("watershed_request_duration_seconds_bucket", 600, 0, "verb", "list", "source", "snapshot")...)
+	all = append(all, buckets("watershed_consistent_read_wait_duration_seconds", 600, 0, "outcome", "validated")...)
+	return append(all, buckets("watershed_request_duration_seconds", 600, 0, "verb", "list", "source", "snapshot")...)
 }
 
 // certificate returns the series of a serving certificate that is so many days old, and has so many left, at the time of
@@ -153,6 +154,11 @@ func Others(name string, usual, different float64, count int, labels ...string) 
 		all = append(all, Named(Constant(value), name, append([]string{"pod", pod, "instance", pod + ":6480"}, labels...)...))
 	}
 	return all
+}
+
+// ofQuietProxy returns a series of a proxy that has few requests.
+func ofQuietProxy(values []float64, name string, labels ...string) Series {
+	return Named(values, name, append([]string{"pod", "quiet", "instance", "quiet:6480"}, labels...)...)
 }
 
 // scope returns the gauges of a series of scopes.
@@ -309,6 +315,39 @@ var Cases = map[string]Case{
 	"the proxy may not ask for rules": {
 		Series: []Series{Named(Rising(1), "watershed_access_reviews_total", "kind", "selfsubjectrulesreview", "result", "refused")},
 	},
+	"few reviews, of which two failed": {
+		Series: []Series{
+			Named(Rising(1), "watershed_access_reviews_total", "kind", "selfsubjectreview", "result", "answered"),
+			Named(steps(0, 2, 5), "watershed_access_reviews_total", "kind", "selfsubjectreview", "result", "unavailable"),
+		},
+	},
+	"few forwarded requests, of which three failed": {
+		Series: []Series{
+			ofQuietProxy(Rising(2), "watershed_requests_total", "verb", "get", "source", "forward", "code", "200"),
+			ofQuietProxy(steps(0, 3, 5), "watershed_requests_total", "verb", "get", "source", "forward", "code", "503"),
+		},
+	},
+	"few forwarded requests, of which most fail": {
+		Series: []Series{
+			ofQuietProxy(Rising(1), "watershed_requests_total", "verb", "get", "source", "forward", "code", "200"),
+			ofQuietProxy(Rising(2), "watershed_requests_total", "verb", "get", "source", "forward", "code", "503"),
+		},
+		Fires: []string{"WatershedUpstreamErrors"},
+	},
+	"few consistent reads, of which one in ten waits": {
+		Series: buckets("watershed_consistent_read_wait_duration_seconds", 1.8, 0.2, "outcome", "caught-up", "pod", "quiet", "instance", "quiet:6480"),
+	},
+	"five consistent reads a minute, of which one in ten waits": {
+		Series: buckets("watershed_consistent_read_wait_duration_seconds", 4.5, 0.5, "outcome", "caught-up", "pod", "quiet", "instance", "quiet:6480"),
+		Fires:  []string{"WatershedConsistentReadsSlow"},
+	},
+	"few answers from memory, of which one in ten is slow": {
+		Series: buckets("watershed_request_duration_seconds", 1.8, 0.2, "verb", "list", "source", "snapshot", "pod", "quiet", "instance", "quiet:6480"),
+	},
+	"five answers from memory a minute, of which one in ten is slow": {
+		Series: buckets("watershed_request_duration_seconds", 4.5, 0.5, "verb", "list", "source", "snapshot", "pod", "quiet", "instance", "quiet:6480"),
+		Fires:  []string{"WatershedSlowAnswers"},
+	},
 	"all reviews of one kind fail, and there are few": {
 		Series: []Series{Named(Rising(1), "watershed_access_reviews_total", "kind", "selfsubjectreview", "result", "refused")},
 		Fires:  []string{"WatershedReviewsFailing"},
@@ -341,9 +380,9 @@ var Causes = map[string][]Series{
 	"WatershedReviewsFailing":         reviews(6),
 	"WatershedRBACNotFollowed":        {Named(Constant(0), "watershed_rbac_following")},
 	"WatershedForwardingMuch":         {Named(Rising(600), "watershed_requests_total", "verb", "list", "source", "forward", "reason", "selector", "code", "200")},
-	"WatershedConsistentReadsSlow":    buckets("watershed_consistent_read_wait_duration_seconds_bucket", 600, 60, "outcome", "caught-up"),
+	"WatershedConsistentReadsSlow":    buckets("watershed_consistent_read_wait_duration_seconds", 600, 60, "outcome", "caught-up"),
 	"WatershedConsistentReadsFailing": {Named(Rising(60), "watershed_consistent_reads_total", "outcome", "failed")},
-	"WatershedSlowAnswers":            buckets("watershed_request_duration_seconds_bucket", 600, 60, "verb", "list", "source", "snapshot"),
+	"WatershedSlowAnswers":            buckets("watershed_request_duration_seconds", 600, 60, "verb", "list", "source", "snapshot"),
 	"WatershedWatchesBroken":          {Named(Rising(60), "watershed_watches_ended_total", "reason", "expired")},
 	"WatershedClientsStalled":         {Named(Rising(30), "watershed_responses_terminated_total", "reason", "write-stall")},
 	"WatershedConnectionsFull": {
