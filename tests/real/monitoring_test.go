@@ -333,6 +333,43 @@ func TestAlertsKeepClustersApart(t *testing.T) {
 	}
 }
 
+// TestAlertsKeepReleasesApart checks that a release in another namespace does not hide that all proxies of one are
+// gone. Without the chart's monitors nobody knows whether metrics have a label namespace.
+func TestAlertsKeepReleasesApart(t *testing.T) {
+	t.Parallel()
+	const with = "monitoring.prometheusRule.enabled=true,monitoring.podMonitor.enabled=true"
+	for _, c := range []struct {
+		namespace, flags string
+		fires            int
+	}{
+		{"shop", with, 1},
+		{"watershed-system", with, 0},
+		{"shop", "monitoring.prometheusRule.enabled=true", 0},
+	} {
+		all := manifests.Parse(t, manifests.Chart(t, c.namespace, "--set", c.flags))
+		groups, _, _ := unstructured.NestedSlice(manifests.OfKind(all, "PrometheusRule")[0].Object, "spec", "groups")
+		rules, _, _ := unstructured.NestedSlice(groups[0].(map[string]any), "rules")
+		var texts []string
+		for _, rule := range rules {
+			texts = append(texts, rule.(map[string]any)["expr"].(string))
+		}
+		for i, answer := range monitoring.Query(t, texts, monitoring.Healthy()) {
+			want := 0
+			if rules[i].(map[string]any)["alert"] == "WatershedAbsent" {
+				want = c.fires
+			}
+			if answer.Error != "" || len(answer.Result) != want {
+				t.Errorf("%s, %s: %s has %v %s", c.namespace, c.flags, texts[i], answer.Result, answer.Error)
+			}
+			for _, metric := range answer.Metrics {
+				if slices.Contains(metric.Values["namespace"], c.namespace) != (c.flags == with) {
+					t.Errorf("%s: %s selects %v", c.flags, texts[i], metric.Values)
+				}
+			}
+		}
+	}
+}
+
 // TestAlertsFollowTheChartsName checks that the chart's rules select the job of its monitors, which is
 // the value of the label app.kubernetes.io/name.
 func TestAlertsFollowTheChartsName(t *testing.T) {

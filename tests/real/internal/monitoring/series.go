@@ -86,6 +86,7 @@ func Healthy() []Series {
 		Named(Constant(600<<20), "watershed_memory_bytes", "class", "objects"),
 		Named(Constant(150<<20), "watershed_memory_bytes", "class", "history"),
 		Named(Constant(0), "watershed_loops_refused_total", "reason", "loop"),
+		Named(Constant(0), "watershed_upstream_credential_reload_failures_total"),
 		Named(Rising(1), "watershed_checkpoint_writes_total", "result", "written"),
 		Named(Constant(0), "watershed_memory_pressure_step"),
 		Named(restarted, "process_start_time_seconds"),
@@ -223,6 +224,13 @@ var Cases = map[string]Case{
 		Series: []Series{Named(Rising(6), "watershed_upstream_requests_total", "purpose", "list", "code", "401")},
 		Fires:  []string{"WatershedCredentialsRefused"},
 	},
+	"changed credentials cannot be read": {
+		Series: []Series{ofQuietProxy(Rising(6), "watershed_upstream_credential_reload_failures_total")},
+		Fires:  []string{"WatershedCredentialsNotReloaded"},
+	},
+	"changed credentials could not be read at once": {
+		Series: []Series{ofQuietProxy(steps(0, 1, 15), "watershed_upstream_credential_reload_failures_total")},
+	},
 	"a right was taken away": {
 		Series: []Series{Named(steps(0, 1, 5), "watershed_scopes_lost_total", "resource", "secrets", "reason", "forbidden")},
 		Fires:  []string{"WatershedTypesLost"},
@@ -357,8 +365,9 @@ var Cases = map[string]Case{
 // Causes holds the cause of each alert: series that replace the healthy ones of the same name and
 // labels.
 var Causes = map[string][]Series{
-	"WatershedCredentialsRefused": {Named(Rising(6), "watershed_upstream_requests_total", "purpose", "list", "code", "401")},
-	"WatershedTypesLost":          {Named(steps(0, 1, 5), "watershed_scopes_lost_total", "resource", "pods", "reason", "forbidden")},
+	"WatershedCredentialsRefused":     {Named(Rising(6), "watershed_upstream_requests_total", "purpose", "list", "code", "401")},
+	"WatershedCredentialsNotReloaded": {Named(Rising(6), "watershed_upstream_credential_reload_failures_total")},
+	"WatershedTypesLost":              {Named(steps(0, 1, 5), "watershed_scopes_lost_total", "resource", "pods", "reason", "forbidden")},
 	"WatershedOwnRequestsFail": {
 		Named(Rising(60), "watershed_upstream_requests_total", "purpose", "list", "code", "200"),
 		Named(Rising(60), "watershed_upstream_requests_total", "purpose", "list", "code", "503"),
