@@ -192,10 +192,59 @@ admissionregistration.k8s.io apiextensions.k8s.io apiregistration.k8s.io apps au
 {{- end -}}
 {{- end -}}
 
-{{/* Rules of the proxy's ClusterRole for the types that it caches and follows. */}}
-{{- define "watershed.cachedRules" -}}
+{{/* GROUP/RESOURCE of an entry of the configuration. Events of both groups are the same objects. */}}
+{{- define "watershed.typeName" -}}
+{{- $name := printf "%s/%s" (default "" .group) .resource -}}
+{{- ternary "/events" $name (eq $name "events.k8s.io/events") -}}
+{{- end -}}
+
+{{/* Types that are cached in some namespaces only, and these namespaces: a JSON object by GROUP/RESOURCE. */}}
+{{- define "watershed.partlyCached" -}}
+{{- $namespaces := dict -}}
+{{- range .Values.config.scopes -}}
+{{- $type := include "watershed.typeName" . -}}
+{{- /* Without namespaces a scope is about all, which is "" here. */ -}}
+{{- $_ := set $namespaces $type (concat (default list (get $namespaces $type)) (.namespaces | default (list ""))) -}}
+{{- end -}}
+{{- $leases := "coordination.k8s.io/leases" -}}
+{{- if and (eq (include "watershed.cachedByDefault" .) "node") (not (hasKey $namespaces $leases)) -}}
+{{- $_ := set $namespaces $leases (list "kube-node-lease") -}}
+{{- end -}}
+{{- $onDemand := dict -}}
+{{- range .Values.config.resources -}}
+{{- if hasKey . "selectorScopes" -}}
+{{- $_ := set $onDemand (include "watershed.typeName" .) .selectorScopes -}}
+{{- end -}}
+{{- end -}}
+{{- $parts := dict -}}
+{{- range $type, $list := $namespaces -}}
+{{- /* Clients open scopes of any namespace. */ -}}
+{{- $everywhere := ternary (get $onDemand $type) $.Values.config.selectorScopes (hasKey $onDemand $type) -}}
+{{- if not (or $everywhere (has "" $list)) -}}
+{{- $_ := set $parts $type (uniq $list) -}}
+{{- end -}}
+{{- end -}}
+{{- if hasKey $parts "/events" -}}
+{{- $_ := set $parts "events.k8s.io/events" (get $parts "/events") -}}
+{{- end -}}
+{{- toJson $parts -}}
+{{- end -}}
+
+{{/* Not empty if one of a list of rules grants a type. */}}
+{{- define "watershed.isGranted" -}}
+{{- $type := splitn "/" 2 (index . 1) -}}
+{{- range index . 0 -}}
+{{- if and (or (has $type._0 .apiGroups) (has "*" .apiGroups)) (or (has $type._1 .resources) (has "*" .resources)) -}}true{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Rules for the types that the proxy caches and follows: a JSON object with those of its ClusterRole ("cluster"), and of
+     its Roles by namespace ("namespaces"). */}}
+{{- define "watershed.rights" -}}
 {{- $core := splitList " " (include "watershed.coreTypes" .) -}}
 {{- $groups := splitList " " (include "watershed.builtInGroups" .) -}}
+{{- $parts := include "watershed.partlyCached" . | fromJson -}}
+{{- $added := compact (splitList " " (include "watershed.namedTypes" .)) -}}
 {{- $rules := list -}}
 {{- if .Values.rbac.cached -}}
 {{- range .Values.rbac.cached -}}
@@ -206,12 +255,12 @@ admissionregistration.k8s.io apiextensions.k8s.io apiregistration.k8s.io apps au
 {{- $rules = append $rules (dict "apiGroups" $groups "resources" (list "*")) -}}
 {{- else -}}
 {{- if eq (include "watershed.cachedByDefault" .) "node" -}}
-{{- $rules = append $rules (dict "apiGroups" (list "") "resources" (list "nodes" "pods")) -}}
-{{- $rules = append $rules (dict "apiGroups" (list "coordination.k8s.io") "resources" (list "leases")) -}}
+{{- $rules = append $rules (dict "apiGroups" (list "") "resources" (ternary (list "nodes") (list "nodes" "pods") (hasKey $parts "/pods"))) -}}
+{{- $added = append $added "coordination.k8s.io/leases" -}}
 {{- end -}}
 {{- /* What the proxy reads for itself: changes of rights, and custom and aggregated types if it may cache any. */ -}}
 {{- $others := .Values.rbac.customGroups -}}
-{{- range compact (splitList " " (include "watershed.namedTypes" .)) -}}
+{{- range $added -}}
 {{- $group := (splitn "/" 2 .)._0 -}}
 {{- if not (or (eq $group "") (has $group $groups)) -}}
 {{- $others = append $others $group -}}
@@ -226,23 +275,35 @@ admissionregistration.k8s.io apiextensions.k8s.io apiregistration.k8s.io apps au
 {{- with .Values.rbac.customGroups -}}
 {{- $rules = append $rules (dict "apiGroups" . "resources" (list "*")) -}}
 {{- end -}}
-{{- $added := compact (splitList " " (include "watershed.namedTypes" .)) -}}
+{{- $everywhere := list -}}
+{{- range $added -}}
+{{- if not (hasKey $parts .) -}}{{- $everywhere = append $everywhere . -}}{{- end -}}
+{{- end -}}
 {{- if .Values.validateServiceAccountTokensLocally -}}
 {{- /* Every token is bound to a service account, whose metadata are followed. */ -}}
-{{- $added = append $added "/serviceaccounts" -}}
+{{- $everywhere = append $everywhere "/serviceaccounts" -}}
 {{- end -}}
-{{- range uniq $added -}}
-{{- $parts := splitn "/" 2 . -}}
-{{- $granted := false -}}
-{{- range $rules -}}
-{{- $group := or (has $parts._0 .apiGroups) (has "*" .apiGroups) -}}
-{{- $granted = or $granted (and $group (or (has $parts._1 .resources) (has "*" .resources))) -}}
-{{- end -}}
-{{- if not $granted -}}
-{{- $rules = append $rules (dict "apiGroups" (list $parts._0) "resources" (list $parts._1)) -}}
+{{- range uniq $everywhere -}}
+{{- if not (include "watershed.isGranted" (list $rules .)) -}}
+{{- $type := splitn "/" 2 . -}}
+{{- $rules = append $rules (dict "apiGroups" (list $type._0) "resources" (list $type._1)) -}}
 {{- end -}}
 {{- end -}}
-{{- range $rules }}
+{{- $roles := dict -}}
+{{- range $added | uniq -}}
+{{- if and (hasKey $parts .) (not (include "watershed.isGranted" (list $rules .))) -}}
+{{- $type := splitn "/" 2 . -}}
+{{- range get $parts . -}}
+{{- $_ := set $roles . (append (default list (get $roles .)) (dict "apiGroups" (list $type._0) "resources" (list $type._1))) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- dict "cluster" $rules "namespaces" $roles | toJson -}}
+{{- end -}}
+
+{{/* A list of rules in YAML. */}}
+{{- define "watershed.rules" -}}
+{{- range . }}
 - apiGroups: {{ toJson .apiGroups }}
   resources: {{ toJson .resources }}
   verbs: ["list", "watch"]
