@@ -124,6 +124,7 @@ func TestManifestsAndChartAgree(t *testing.T) {
 		{"Deployment", "watershed", []string{"spec", "strategy"}},
 		{"Deployment", "watershed", []string{"spec", "template", "spec", "securityContext"}},
 		{"Deployment", "watershed", []string{"spec", "template", "spec", "volumes"}},
+		{"Deployment", "watershed", []string{"spec", "template", "spec", "nodeSelector"}},
 		{"PodDisruptionBudget", "watershed", []string{"spec", "unhealthyPodEvictionPolicy"}},
 		{"Deployment", "watershed", []string{"spec", "template", "spec", "terminationGracePeriodSeconds"}},
 	} {
@@ -201,6 +202,34 @@ func TestReplicasTrustTheirCertificate(t *testing.T) {
 	}
 	if len(digests) != 2 {
 		t.Error("another CA makes no new pods, and the file is read at the start only")
+	}
+}
+
+// TestPodsRunOnLinux checks that no pod waits on a node with Windows, where it cannot start. A DaemonSet that tolerates
+// all taints would have one on each.
+func TestPodsRunOnLinux(t *testing.T) {
+	t.Parallel()
+	for name, text := range map[string]string{
+		"the chart":                  manifests.Chart(t, "w"),
+		"the chart on each node":     manifests.Chart(t, "w", "--set", "kind=DaemonSet,nodeSelector.a=b"),
+		"the manifests":              manifests.Kustomize(t, "resources: [deploy/base]"),
+		"the manifests on each node": manifests.Kustomize(t, "resources: [deploy/daemonset]"),
+	} {
+		all := manifests.Parse(t, text)
+		pods := 0
+		for kind, path := range map[string][]string{
+			"Deployment": {"spec", "template", "spec", "nodeSelector"}, "DaemonSet": {"spec", "template", "spec", "nodeSelector"}, "Pod": {"spec", "nodeSelector"},
+		} {
+			for _, object := range manifests.OfKind(all, kind) {
+				pods++
+				if selector, _, _ := unstructured.NestedStringMap(object.Object, path...); selector["kubernetes.io/os"] != "linux" {
+					t.Errorf("%s: the %s selects nodes by %v", name, kind, selector)
+				}
+			}
+		}
+		if want := map[bool]int{true: 2, false: 1}[strings.HasPrefix(name, "the chart")]; pods != want {
+			t.Errorf("%s: %d of %d", name, pods, want)
+		}
 	}
 }
 
