@@ -149,6 +149,15 @@ func TestManifestsAndChartAgree(t *testing.T) {
 		if a, b := manifests.ProxyContainer(t, &unstructured.Unstructured{Object: got})["resources"], manifests.ProxyContainer(t, &unstructured.Unstructured{Object: want})["resources"]; a == nil || !reflect.DeepEqual(a, b) {
 			t.Errorf("%s: the chart has %v, the manifests %v", example, b, a)
 		}
+		for _, probe := range []string{"startupProbe", "livenessProbe", "readinessProbe"} {
+			a := manifests.ProxyContainer(t, &unstructured.Unstructured{Object: got})[probe].(map[string]any)
+			b := manifests.ProxyContainer(t, &unstructured.Unstructured{Object: want})[probe].(map[string]any)
+			delete(a["httpGet"].(map[string]any), "host")
+			delete(b["httpGet"].(map[string]any), "host")
+			if !reflect.DeepEqual(a, b) {
+				t.Errorf("%s: the chart has the %s %v, the manifests %v", example, probe, b, a)
+			}
+		}
 		a, _, _ := unstructured.NestedMap(got, "spec", "updateStrategy")
 		b, _, _ := unstructured.NestedMap(want, "spec", "updateStrategy")
 		if onHost := example != "node-tier"; a == nil || reflect.DeepEqual(a, b) == onHost {
@@ -202,6 +211,30 @@ func TestReplicasTrustTheirCertificate(t *testing.T) {
 	}
 	if len(digests) != 2 {
 		t.Error("another CA makes no new pods, and the file is read at the start only")
+	}
+}
+
+// TestBusyProxiesAreNotRestarted checks that the kubelet waits for an answer of a proxy that is short of CPU. A second
+// is Kubernetes' default.
+func TestBusyProxiesAreNotRestarted(t *testing.T) {
+	t.Parallel()
+	for name, text := range map[string]string{
+		"the chart": manifests.Chart(t, "w"), "the manifests": manifests.Kustomize(t, "resources: [deploy/daemonset]"),
+		"the sidecar": string(require.Value(os.ReadFile(filepath.Join(manifests.DeployDir, "sidecar/sidecar.yaml")))(t)),
+	} {
+		all := manifests.Parse(t, text)
+		proxy := manifests.ProxyContainer(t, append(manifests.OfKind(all, "Deployment"), manifests.OfKind(all, "DaemonSet")...)[0])
+		timeout, _, _ := unstructured.NestedFieldNoCopy(proxy, "livenessProbe", "timeoutSeconds")
+		failures, _, _ := unstructured.NestedFieldNoCopy(proxy, "livenessProbe", "failureThreshold")
+		if got := fmt.Sprint(timeout, " ", failures); got != "15 8" {
+			t.Errorf("%s: %s", name, got)
+		}
+	}
+	text := manifests.Chart(t, "w", "--set", "probes.liveness.timeoutSeconds=77,probes.readiness.periodSeconds=78,probes.startup.failureThreshold=79")
+	for _, part := range []string{"timeoutSeconds: 77\n", "periodSeconds: 78\n", "failureThreshold: 79\n"} {
+		if !strings.Contains(text, part) {
+			t.Errorf("no %q", part)
+		}
 	}
 }
 

@@ -143,13 +143,13 @@ spec:
           containerPort: {{ include "watershed.adminPort" . }}
       startupProbe:
         {{- include "watershed.probe" (list . "/livez") | nindent 8 }}
-        periodSeconds: 2
-        failureThreshold: 30
+        {{- toYaml .Values.probes.startup | nindent 8 }}
       livenessProbe:
         {{- include "watershed.probe" (list . "/livez") | nindent 8 }}
+        {{- toYaml .Values.probes.liveness | nindent 8 }}
       readinessProbe:
         {{- include "watershed.probe" (list . "/readyz") | nindent 8 }}
-        periodSeconds: 5
+        {{- toYaml .Values.probes.readiness | nindent 8 }}
       lifecycle:
         preStop:
           # The pod accepts connections until the Service has removed its endpoint.
