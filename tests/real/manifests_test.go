@@ -214,6 +214,36 @@ func TestReplicasTrustTheirCertificate(t *testing.T) {
 	}
 }
 
+// TestSecurityContextsFollowTheValues checks that the keys that OpenShift refuses can be taken out of all pods, and that
+// the others stay.
+func TestSecurityContextsFollowTheValues(t *testing.T) {
+	t.Parallel()
+	all := manifests.Parse(t, manifests.Chart(t, "w", "--set", "podSecurityContext.runAsUser=null,podSecurityContext.runAsGroup=null,podSecurityContext.fsGroup=null,securityContext.privileged=false"))
+	for kind, path := range map[string][]string{"Deployment": {"spec", "template", "spec"}, "Pod": {"spec"}} {
+		spec, _, _ := unstructured.NestedMap(manifests.OfKind(all, kind)[0].Object, path...)
+		want := map[string]any{"runAsNonRoot": true, "seccompProfile": map[string]any{"type": "RuntimeDefault"}}
+		if got := spec["securityContext"]; !reflect.DeepEqual(got, want) {
+			t.Errorf("the %s has %v", kind, got)
+		}
+		want = map[string]any{"allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true, "privileged": false, "capabilities": map[string]any{"drop": []any{"ALL"}}}
+		if got := spec["containers"].([]any)[0].(map[string]any)["securityContext"]; !reflect.DeepEqual(got, want) {
+			t.Errorf("the container of the %s has %v", kind, got)
+		}
+	}
+}
+
+// TestProxiesHaveTheirToken checks that a ServiceAccount that gives no pod its token gives it to the proxy.
+func TestProxiesHaveTheirToken(t *testing.T) {
+	t.Parallel()
+	for values, want := range map[string]bool{"replicas=1": true, "kind=DaemonSet": true, "upstream.host=w.zone.svc,upstream.caConfigMap=w-ca": false} {
+		all := manifests.Parse(t, manifests.Chart(t, "w", "--set", values))
+		proxies := append(manifests.OfKind(all, "Deployment"), manifests.OfKind(all, "DaemonSet")...)[0]
+		if got, found, _ := unstructured.NestedBool(proxies.Object, "spec", "template", "spec", "automountServiceAccountToken"); !found || got != want {
+			t.Errorf("%s: %v %v", values, found, got)
+		}
+	}
+}
+
 // TestBusyProxiesAreNotRestarted checks that the kubelet waits for an answer of a proxy that is short of CPU. A second
 // is Kubernetes' default.
 func TestBusyProxiesAreNotRestarted(t *testing.T) {

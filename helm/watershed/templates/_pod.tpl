@@ -24,6 +24,9 @@ spec:
   {{- if .Values.upstream.host }}
   # The usual volume holds the API server's CA; the one below takes its place.
   automountServiceAccountToken: false
+  {{- else }}
+  # The ServiceAccount may say otherwise.
+  automountServiceAccountToken: true
   {{- end }}
   {{- with .Values.image.pullSecrets }}
   imagePullSecrets:
@@ -38,13 +41,10 @@ spec:
   {{- end }}
   # preStop, --drain-seconds and a margin.
   terminationGracePeriodSeconds: {{ add .Values.drainSeconds 30 }}
+  {{- with .Values.podSecurityContext }}
   securityContext:
-    runAsNonRoot: true
-    runAsUser: 65532
-    runAsGroup: 65532
-    fsGroup: 65532
-    seccompProfile:
-      type: RuntimeDefault
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
   {{- if .Values.topologySpreadConstraints }}
   topologySpreadConstraints:
     {{- toYaml .Values.topologySpreadConstraints | nindent 4 }}
@@ -159,11 +159,10 @@ spec:
       resources:
         {{- toYaml . | nindent 8 }}
       {{- end }}
+      {{- with .Values.securityContext }}
       securityContext:
-        allowPrivilegeEscalation: false
-        readOnlyRootFilesystem: true
-        capabilities:
-          drop: ["ALL"]
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
       volumeMounts:
         - name: tls
           mountPath: /etc/watershed/tls
