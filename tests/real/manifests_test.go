@@ -125,6 +125,7 @@ func TestManifestsAndChartAgree(t *testing.T) {
 		{"Deployment", "watershed", []string{"spec", "template", "spec", "securityContext"}},
 		{"Deployment", "watershed", []string{"spec", "template", "spec", "volumes"}},
 		{"Deployment", "watershed", []string{"spec", "template", "spec", "nodeSelector"}},
+		{"Deployment", "watershed", []string{"spec", "minReadySeconds"}},
 		{"PodDisruptionBudget", "watershed", []string{"spec", "unhealthyPodEvictionPolicy"}},
 		{"Deployment", "watershed", []string{"spec", "template", "spec", "terminationGracePeriodSeconds"}},
 	} {
@@ -240,6 +241,22 @@ func TestProxiesHaveTheirToken(t *testing.T) {
 		proxies := append(manifests.OfKind(all, "Deployment"), manifests.OfKind(all, "DaemonSet")...)[0]
 		if got, found, _ := unstructured.NestedBool(proxies.Object, "spec", "template", "spec", "automountServiceAccountToken"); !found || got != want {
 			t.Errorf("%s: %v %v", values, found, got)
+		}
+	}
+}
+
+// TestPodsEndInTime checks that the kubelet does not kill a proxy before its time is over.
+func TestPodsEndInTime(t *testing.T) {
+	t.Parallel()
+	for values, want := range map[string]string{
+		"replicas=1": "5 50", "preStopSeconds=30": "30 75", "preStopSeconds=0,drainSeconds=60": "<nil> 85", "kind=DaemonSet,preStopSeconds=10,drainSeconds=0": "10 35",
+	} {
+		all := manifests.Parse(t, manifests.Chart(t, "w", "--set", values))
+		proxies := append(manifests.OfKind(all, "Deployment"), manifests.OfKind(all, "DaemonSet")...)[0]
+		sleep, _, _ := unstructured.NestedFieldNoCopy(manifests.ProxyContainer(t, proxies), "lifecycle", "preStop", "sleep", "seconds")
+		limit, _, _ := unstructured.NestedFieldNoCopy(proxies.Object, "spec", "template", "spec", "terminationGracePeriodSeconds")
+		if got := fmt.Sprint(sleep, " ", limit); got != want {
+			t.Errorf("%s: %s, not %s", values, got, want)
 		}
 	}
 }

@@ -40,7 +40,7 @@ spec:
   dnsPolicy: ClusterFirstWithHostNet
   {{- end }}
   # preStop, --drain-seconds and a margin.
-  terminationGracePeriodSeconds: {{ add .Values.drainSeconds 30 }}
+  terminationGracePeriodSeconds: {{ add .Values.preStopSeconds .Values.drainSeconds 25 }}
   {{- with .Values.podSecurityContext }}
   securityContext:
     {{- toYaml . | nindent 4 }}
@@ -150,11 +150,13 @@ spec:
       readinessProbe:
         {{- include "watershed.probe" (list . "/readyz") | nindent 8 }}
         {{- toYaml .Values.probes.readiness | nindent 8 }}
+      {{- with .Values.preStopSeconds }}
       lifecycle:
         preStop:
           # The pod accepts connections until the Service has removed its endpoint.
           sleep:
-            seconds: 5
+            seconds: {{ . }}
+      {{- end }}
       {{- with .Values.resources }}
       resources:
         {{- toYaml . | nindent 8 }}
