@@ -308,13 +308,17 @@ func TestChartKnowsTheConfigurationFile(t *testing.T) {
 // Without one Prometheus would trust the system's.
 func TestMonitorsTrustTheServingCertificate(t *testing.T) {
 	t.Parallel()
+	const pem = "caBundle.pem=-----BEGIN CERTIFICATE-----"
 	name := func(kind, name string) map[string]any {
 		return map[string]any{kind: map[string]any{"name": name, "key": "ca.crt"}}
 	}
 	for values, want := range map[string]map[string]any{
-		"tls.days=365":            name("configMap", "w-watershed-ca"),
-		"tls.existingSecret=mine": name("configMap", "w-watershed-ca"),
-		"caBundle.publish=false":  name("secret", "w-watershed-tls"),
+		"tls.days=365":                                        name("secret", "w-watershed-tls"),
+		"tls.certManager.enabled=true":                        name("secret", "w-watershed-tls"),
+		"tls.existingSecret=mine":                             name("configMap", "w-watershed-ca"),
+		"tls.certManager.enabled=true," + pem:                 name("configMap", "w-watershed-ca"),
+		"caBundle.publish=false," + pem:                       name("secret", "w-watershed-tls"),
+		"caBundle.publish=false":                              name("secret", "w-watershed-tls"),
 		"caBundle.publish=false,tls.certManager.enabled=true": name("secret", "w-watershed-tls"),
 	} {
 		for kind, endpoints := range map[string]string{"PodMonitor": "podMetricsEndpoints", "ServiceMonitor": "endpoints"} {

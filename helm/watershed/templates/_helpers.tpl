@@ -347,14 +347,14 @@ scheme: https
 tlsConfig:
   serverName: {{ include "watershed.host" . }}
   ca:
-    {{- if .Values.caBundle.publish }}
-    configMap:
-      name: "{{ include "watershed.fullname" . }}-ca"
-      key: ca.crt
-    {{- else if ne (include "watershed.tlsBy" .) "secret" }}
-    # The chart and cert-manager put the CA beside the certificate.
+    {{- if and (ne (include "watershed.tlsBy" .) "secret") (or (not .Values.caBundle.publish) (not .Values.caBundle.pem)) }}
+    # The chart and cert-manager put the CA beside the certificate. The ConfigMap is only made once it is there.
     secret:
       name: "{{ include "watershed.tlsSecret" . }}"
+      key: ca.crt
+    {{- else if .Values.caBundle.publish }}
+    configMap:
+      name: "{{ include "watershed.fullname" . }}-ca"
       key: ca.crt
     {{- else }}
     {{- fail "monitoring: with admin.tls Prometheus needs the CA of tls.existingSecret. Set caBundle.publish, and caBundle.pem unless the Secret has a ca.crt" }}
