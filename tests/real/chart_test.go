@@ -222,6 +222,26 @@ func TestChartRefusesWrongValues(t *testing.T) {
 		"kind=DaemonSet,autoscaling.enabled=true":                                            "autoscaling",
 		"service.loadBalancerSourceRanges={10.0.0.0/8}":                                      "loadBalancerSourceRanges",
 		"service.type=LoadBalancer,service.loadBalancerSourceRanges={10.0.0.1}":              "loadBalancerSourceRanges",
+		"upstream.caConfigMap=w-ca":                                                          "upstream.caConfigMap",
+		"service.externalTrafficPolicy=Local":                                                "service.externalTrafficPolicy",
+		"caBundle.publish=false,caBundle.namespaces={a}":                                     "caBundle.namespaces",
+		// What the proxy, Kubernetes or cert-manager would refuse.
+		"extraArgs={--log-level=debug}":                                     "Use the value log.level",
+		"extraArgs={--max-connections=9,--listen,[::]:1}":                   "Use the value listenAddress and ports.https",
+		"extraArgs={--config=mine.yaml},config.cache=true":                  "Use the value config",
+		"listenAddress=localhost":                                           "/listenAddress",
+		"listenAddress=::":                                                  "/listenAddress",
+		"kind=DaemonSet,daemonSet.hostNetwork=true,admin.address=::1":       "/admin/address",
+		"kind=DaemonSet,daemonSet.hostNetwork=true,admin.address=localhost": "/admin/address",
+		"flowControl.matchingPrecedence=10000":                              "matchingPrecedence",
+		"upstream.host=https://w.zone.svc,upstream.caConfigMap=w-ca":        "/upstream/host",
+		"upstream.host=w.zone.svc:443,upstream.caConfigMap=w-ca":            "/upstream/host",
+		"fullnameOverride=a.b":                                              "/fullnameOverride",
+		"fullnameOverride=1a":                                               "/fullnameOverride",
+		"nameOverride=Zone":                                                 "/nameOverride",
+		`podLabels.app\.kubernetes\.io/name=a`:                              "invalid propertyName",
+		"tls.certManager.enabled=true,tls.certManager.duration=240h":        "renewBefore (720h) must be less than duration (240h)",
+		"autoscaling.enabled=true,autoscaling.targetCPUUtilizationPercentage=70,resources.requests.cpu=null": "resources.requests.cpu",
 		// No registry has a default image.
 		"image.repository=": "image.repository",
 		// Two pods cannot have one port of a node.
@@ -254,6 +274,15 @@ func TestChartAcceptsRightValues(t *testing.T) {
 		"kind=DaemonSet,daemonSet.updateStrategy.type=OnDelete", "kind=DaemonSet,daemonSet.updateStrategy.type=RollingUpdate",
 		"kind=DaemonSet,daemonSet.updateStrategy.rollingUpdate.maxUnavailable=3", "kind=DaemonSet,daemonSet.updateStrategy.rollingUpdate.maxSurge=0",
 		"kind=DaemonSet,daemonSet.updateStrategy.type=OnDelete,daemonSet.updateStrategy.rollingUpdate.maxSurge=1",
+		// Flags that the chart does not set, or not with these values, or that may be given several times.
+		"extraArgs={--config=mine.yaml,--max-connections=9,--log-level-of-others=x}", "kind=DaemonSet,extraArgs={--goaway-chance=0.01}",
+		"servers={https://a.example.com},extraArgs={--server=https://b.example.com}",
+		"listenAddress=10.0.0.1", "listenAddress=[fd00::1]", "flowControl.enabled=true,flowControl.matchingPrecedence=9999",
+		"upstream.host=fd00::1,upstream.caConfigMap=w-ca", "upstream.host=10.0.0.1,upstream.caConfigMap=w-ca",
+		"fullnameOverride=a-b", "nameOverride=1a", "podLabels.app=a",
+		"tls.certManager.duration=240h", "tls.certManager.enabled=true,tls.certManager.duration=240h,tls.certManager.renewBefore=239h",
+		"tls.certManager.enabled=true,tls.certManager.duration=240h,tls.certManager.renewBefore=240m",
+		"autoscaling.enabled=true,autoscaling.targetCPUUtilizationPercentage=70,resources.requests.cpu=null,resources.limits.cpu=1",
 	} {
 		if r := kubectl.Helm(t, testbed.Upstream, append([]string{"template", "w", manifests.ChartDir}, append(manifests.Image, "--set", value)...)...); r.Code != 0 {
 			t.Errorf("%s: %s", value, r.Stderr)
@@ -382,6 +411,12 @@ func TestZoneTierSuitsEveryRelease(t *testing.T) {
 		text := manifests.Chart(t, "w", "--kube-version", release, "-f", manifests.ChartDir+"/examples/zone-tier.yaml")
 		if !strings.Contains(text, "trafficDistribution: "+name+"\n") {
 			t.Errorf("the service for %s does not prefer %s", release, name)
+		}
+	}
+	for release, accepted := range map[string]bool{"1.33.9": false, "1.34.0": true} {
+		args := append([]string{"template", "w", manifests.ChartDir, "--kube-version", release, "--set", "service.trafficDistribution=PreferSameNode"}, manifests.Image...)
+		if r := kubectl.Helm(t, testbed.Upstream, args...); (r.Code == 0) != accepted {
+			t.Errorf("PreferSameNode with %s: exit code %d, %s", release, r.Code, r.Stderr)
 		}
 	}
 }

@@ -65,7 +65,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 
 {{- define "watershed.loopbackPattern" -}}
-^(127\.|\[?::1\]?$|localhost$)
+^(127\.|\[::1\]$)
 {{- end -}}
 
 {{- define "watershed.httpsPort" -}}
@@ -78,6 +78,54 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 
 {{- define "watershed.adminAddress" -}}
 {{- .Values.admin.address | default (ternary "127.0.0.1" .Values.listenAddress (eq (include "watershed.hostNetwork" .) "true")) -}}
+{{- end -}}
+
+{{/* The flags of the proxy that the chart sets: a JSON list. */}}
+{{- define "watershed.args" -}}
+{{- $args := list
+      (printf "--listen=%s:%s" .Values.listenAddress (include "watershed.httpsPort" .))
+      (printf "--admin-listen=%s:%s" (include "watershed.adminAddress" .) (include "watershed.adminPort" .))
+      "--tls-cert=/etc/watershed/tls/tls.crt"
+      "--tls-key=/etc/watershed/tls/tls.key" -}}
+{{- if .Values.admin.tls -}}
+{{- $args = concat $args (list "--admin-tls-cert=/etc/watershed/tls/tls.crt" "--admin-tls-key=/etc/watershed/tls/tls.key") -}}
+{{- end -}}
+{{- if .Values.admin.tokenSecret.name -}}
+{{- $args = append $args (printf "--admin-token-file=/etc/watershed/admin/%s" .Values.admin.tokenSecret.key) -}}
+{{- end -}}
+{{- if .Values.config -}}
+{{- $args = append $args "--config=/etc/watershed/files/config.yaml" -}}
+{{- end -}}
+{{- if .Values.clientCA -}}
+{{- $args = append $args "--client-ca-file=/etc/watershed/files/client-ca.crt" -}}
+{{- end -}}
+{{- if .Values.validateServiceAccountTokensLocally -}}
+{{- $args = append $args "--validate-service-account-tokens-locally" -}}
+{{- end -}}
+{{- if .Values.refuseInvalidServiceAccountTokens -}}
+{{- $args = append $args "--refuse-invalid-service-account-tokens" -}}
+{{- end -}}
+{{- range .Values.servers -}}
+{{- $args = append $args (printf "--server=%s" .) -}}
+{{- end -}}
+{{- if include "watershed.stateFromReplicas" . -}}
+{{- $args = append $args "--state-from=/etc/watershed/files/replicas.yaml" -}}
+{{- end -}}
+{{- $args = concat $args (list
+      (printf "--window-seconds=%d" (int .Values.window.seconds))
+      (printf "--window-mib=%d" (int .Values.window.mib))
+      (printf "--drain-seconds=%d" (int .Values.drainSeconds))
+      (printf "--log-format=%s" .Values.log.format)
+      (printf "--log-level=%s" .Values.log.level)) -}}
+{{- if ne .Values.kind "DaemonSet" -}}
+{{- if .Values.goawayChance -}}
+{{- $args = append $args (printf "--goaway-chance=%v" .Values.goawayChance) -}}
+{{- end -}}
+{{- if .Values.maxConnectionAge -}}
+{{- $args = append $args (printf "--max-connection-age=%s" .Values.maxConnectionAge) -}}
+{{- end -}}
+{{- end -}}
+{{- toJson $args -}}
 {{- end -}}
 
 {{/* Refuses values that fit their schema, and not each other. */}}
@@ -126,7 +174,42 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- fail "autoscaling: a DaemonSet has one proxy on each node. Set kind to Deployment" -}}
 {{- end -}}
 {{- end -}}
+{{- $values := dict "--listen" "listenAddress and ports.https" "--admin-listen" "admin.address and ports.admin" "--tls-cert" "tls" "--tls-key" "tls" "--admin-tls-cert" "admin.tls" "--admin-tls-key" "admin.tls" "--admin-token-file" "admin.tokenSecret" "--config" "config" "--client-ca-file" "clientCA" "--validate-service-account-tokens-locally" "validateServiceAccountTokensLocally" "--refuse-invalid-service-account-tokens" "refuseInvalidServiceAccountTokens" "--state-from" "stateFromReplicas" "--window-seconds" "window.seconds" "--window-mib" "window.mib" "--drain-seconds" "drainSeconds" "--log-format" "log.format" "--log-level" "log.level" "--goaway-chance" "goawayChance" "--max-connection-age" "maxConnectionAge" -}}
+{{- $own := list -}}
+{{- range include "watershed.args" . | fromJsonArray -}}
+{{- $own = append $own (splitn "=" 2 .)._0 -}}
+{{- end -}}
+{{- range .Values.extraArgs -}}
+{{- $flag := (splitn "=" 2 .)._0 -}}
+{{- if and (has $flag $own) (hasKey $values $flag) -}}
+{{- fail (printf "extraArgs: the chart sets %s already, and the proxy refuses to start with two. Use the value %s" $flag (get $values $flag)) -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.upstream.caConfigMap (not .Values.upstream.host) -}}
+{{- fail "upstream.caConfigMap: it is the CA of upstream.host, which is not set" -}}
+{{- end -}}
+{{- if and .Values.service.externalTrafficPolicy (eq .Values.service.type "ClusterIP") -}}
+{{- fail "service.externalTrafficPolicy: only a Service of type NodePort or LoadBalancer has it" -}}
+{{- end -}}
+{{- if and .Values.caBundle.namespaces (not .Values.caBundle.publish) -}}
+{{- fail "caBundle.namespaces: no ConfigMap is published there. Set caBundle.publish" -}}
+{{- end -}}
+{{- if and (eq .Values.service.trafficDistribution "PreferSameNode") (semverCompare "<1.34-0" .Capabilities.KubeVersion.Version) -}}
+{{- fail (printf "service.trafficDistribution: Kubernetes %s does not know PreferSameNode, 1.34 is the first that does" .Capabilities.KubeVersion.Version) -}}
+{{- end -}}
+{{- with .Values.tls.certManager -}}
+{{- /* Durations in hours alone are compared. */ -}}
+{{- $inHours := and (regexMatch "^[0-9]+h$" .duration) (regexMatch "^[0-9]+h$" .renewBefore) -}}
+{{- if and .enabled $inHours (ge (.renewBefore | trimSuffix "h" | int64) (.duration | trimSuffix "h" | int64)) -}}
+{{- fail (printf "tls.certManager: renewBefore (%s) must be less than duration (%s)" .renewBefore .duration) -}}
+{{- end -}}
+{{- end -}}
 {{- with .Values.autoscaling -}}
+{{- $resources := $.Values.resources | default dict -}}
+{{- $request := dig "requests" "cpu" "" $resources | default (dig "limits" "cpu" "" $resources) -}}
+{{- if and .enabled .targetCPUUtilizationPercentage (not $request) -}}
+{{- fail "autoscaling.targetCPUUtilizationPercentage: it is a share of resources.requests.cpu, which is not set" -}}
+{{- end -}}
 {{- if and .enabled (gt (int .minReplicas) (int .maxReplicas)) -}}
 {{- fail (printf "autoscaling: minReplicas (%d) is more than maxReplicas (%d)" (int .minReplicas) (int .maxReplicas)) -}}
 {{- end -}}

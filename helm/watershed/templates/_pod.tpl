@@ -71,45 +71,8 @@ spec:
       imagePullPolicy: {{ .Values.image.pullPolicy }}
       args:
         - serve
-        - {{ printf "--listen=%s:%s" .Values.listenAddress (include "watershed.httpsPort" .) | quote }}
-        - {{ printf "--admin-listen=%s:%s" (include "watershed.adminAddress" .) (include "watershed.adminPort" .) | quote }}
-        - --tls-cert=/etc/watershed/tls/tls.crt
-        - --tls-key=/etc/watershed/tls/tls.key
-        {{- if .Values.admin.tls }}
-        - --admin-tls-cert=/etc/watershed/tls/tls.crt
-        - --admin-tls-key=/etc/watershed/tls/tls.key
-        {{- end }}
-        {{- if .Values.admin.tokenSecret.name }}
-        - {{ printf "--admin-token-file=/etc/watershed/admin/%s" .Values.admin.tokenSecret.key | quote }}
-        {{- end }}
-        {{- if .Values.config }}
-        - --config=/etc/watershed/files/config.yaml
-        {{- end }}
-        {{- if .Values.clientCA }}
-        - --client-ca-file=/etc/watershed/files/client-ca.crt
-        {{- end }}
-        {{- if .Values.validateServiceAccountTokensLocally }}
-        - --validate-service-account-tokens-locally
-        {{- end }}
-        {{- if .Values.refuseInvalidServiceAccountTokens }}
-        - --refuse-invalid-service-account-tokens
-        {{- end }}
-        {{- range .Values.servers }}
-        - {{ printf "--server=%s" . | quote }}
-        {{- end }}
-        {{- if include "watershed.stateFromReplicas" . }}
-        - --state-from=/etc/watershed/files/replicas.yaml
-        {{- end }}
-        - --window-seconds={{ int .Values.window.seconds }}
-        - --window-mib={{ int .Values.window.mib }}
-        - --drain-seconds={{ int .Values.drainSeconds }}
-        - --log-format={{ .Values.log.format }}
-        - {{ printf "--log-level=%s" .Values.log.level | quote }}
-        {{- if and .Values.goawayChance (not $daemonSet) }}
-        - {{ printf "--goaway-chance=%v" .Values.goawayChance | quote }}
-        {{- end }}
-        {{- if and .Values.maxConnectionAge (not $daemonSet) }}
-        - {{ printf "--max-connection-age=%s" .Values.maxConnectionAge | quote }}
+        {{- range include "watershed.args" . | fromJsonArray }}
+        - {{ . | quote }}
         {{- end }}
         {{- range .Values.extraArgs }}
         - {{ . | quote }}
