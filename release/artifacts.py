@@ -107,16 +107,22 @@ def write_artifacts(
 
 
 def chart(release: Release) -> bytes:
-    """Returns the chart as Helm packages it. `helm package` writes the time of day into it."""
-    folder = release.source / "helm" / "watershed"
-    ignored = (folder / ".helmignore").read_text().split()
-    entries = folder_entries(folder, "watershed")
-    kept = [
-        entry
-        for entry in entries
-        if not any(f"{entry.path.removeprefix('watershed/')}/".startswith(it) for it in ignored)
-    ]
-    return gzip(tar(kept, release.epoch))
+    """Returns the chart as Helm packages it, with its document and where it comes from.
+
+    `helm package` writes the time of day into it.
+    """
+    helm = release.source / "helm"
+    entries = folder_entries(helm / "watershed", "watershed")
+    # The links in it are those of the repository.
+    readme = (helm / "README.md").read_text().replace("](watershed/", "](")
+    if release.uri:
+        readme = readme.replace("](../", f"]({release.uri}/blob/v{release.version}/")
+        description = next(it for it in entries if it.path == "watershed/Chart.yaml")
+        origin = f"home: {release.uri}\nsources:\n  - {release.uri}\n"
+        entries.append(Entry(description.path, description.content + origin.encode()))
+        entries.remove(description)
+    entries.append(Entry("watershed/README.md", readme.encode()))
+    return gzip(tar(entries, release.epoch))
 
 
 def write_json(path: Path, value: dict) -> None:

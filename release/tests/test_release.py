@@ -5,6 +5,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -116,7 +117,23 @@ class Archives(unittest.TestCase):
         files = unpack(gzip.decompress(chart(release)))
         self.assertIn("watershed/Chart.yaml", files)
         self.assertIn("watershed/templates/_pod.tpl", files)
-        self.assertFalse([name for name in files if name.startswith("watershed/examples/")])
+        self.assertIn("watershed/examples/everything.yaml", files)
+        self.assertNotIn(b"home: ", files["watershed/Chart.yaml"])
+
+    def test_links_of_the_charts_document_lead_somewhere(self):
+        release = Release(TOP, "1.2.3", "abc", EPOCH, "https://example.com/watershed", "")
+        files = unpack(gzip.decompress(chart(release)))
+        sources = b"\nhome: https://example.com/watershed\nsources:\n  - https://example.com/watershed\n"
+        self.assertTrue(files["watershed/Chart.yaml"].endswith(sources))
+        links = re.findall(r"\]\(([^)#]+)", files["watershed/README.md"].decode())
+        repository = "https://example.com/watershed/blob/v1.2.3/"
+        self.assertIn(f"{repository}docs/operations.md", links)
+        self.assertIn("examples/everything.yaml", links)
+        for link in links:
+            if link.startswith(repository):
+                self.assertTrue((TOP / link.removeprefix(repository)).exists(), link)
+            elif not link.startswith("https://"):
+                self.assertIn(f"watershed/{link}", files)
 
     def test_packages_have_program_service_manual_and_completions(self):
         with tempfile.TemporaryDirectory() as folder:
