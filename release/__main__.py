@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from artifacts import Release, check_versions, write_artifacts
+from artifacts import Release, check_folder, check_versions, write_artifacts
 from compiler import PLATFORMS, RUST, compile_program, prepare
 from packages import build_nfpm
 from signing import sign
@@ -20,7 +20,10 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="release", description="Builds a release.")
     parser.add_argument("--version", required=True, help="version, as Cargo.toml has it")
     parser.add_argument(
-        "--out", type=Path, default=TOP / "target/release-artifacts", help="folder for the release"
+        "--out",
+        type=Path,
+        default=TOP / "target/release-artifacts",
+        help="folder for the release, which is emptied if it has an earlier one",
     )
     parser.add_argument(
         "--work",
@@ -57,12 +60,13 @@ def main() -> None:
         )
     epoch = int(os.environ.get("SOURCE_DATE_EPOCH") or git("log", "-1", "--format=%ct"))
     revision = git("rev-parse", "HEAD") + ("-changed" if changes else "")
+    out, work = flags.out.resolve(), flags.work.resolve()
     release = Release(TOP, flags.version, revision, epoch, flags.uri, flags.builder)
     try:
         check_versions(release)
+        check_folder(out)
     except ValueError as error:
         sys.exit(str(error))
-    out, work = flags.out.resolve(), flags.work.resolve()
     work.mkdir(parents=True, exist_ok=True)
     os.environ["RUSTUP_TOOLCHAIN"] = RUST
     tools = prepare(work / "tools", TOP / "release/requirements.txt")

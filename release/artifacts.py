@@ -48,6 +48,12 @@ def check_versions(release: Release) -> None:
     release_notes((release.source / "CHANGELOG.md").read_text(), release.version)
 
 
+def check_folder(out: Path) -> None:
+    """Fails if a folder has anything but an earlier release in it, as it is emptied."""
+    if out.exists() and any(out.iterdir()) and not (out / "SHA256SUMS").is_file():
+        raise ValueError(f"{out} has files, and no SHA256SUMS of a release: empty it, or name another folder")
+
+
 def native_platform() -> Platform:
     """Returns the platform whose program runs on this machine."""
     return next(it for it in PLATFORMS if it.rpm == machine.machine())

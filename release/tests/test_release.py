@@ -17,7 +17,7 @@ TOP = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(TOP / "release"))
 
 from archive import Entry, folder_entries, tar  # noqa: E402
-from artifacts import Release, chart, check_versions, documents  # noqa: E402
+from artifacts import Release, chart, check_folder, check_versions, documents  # noqa: E402
 from compiler import (  # noqa: E402
     AUDIT_SECTION,
     PLATFORMS,
@@ -317,6 +317,19 @@ class Notes(unittest.TestCase):
             chart_file.write_text("version: 1.1.0\nappVersion: 1.0.0\n")
             with self.assertRaises(ValueError):
                 check_versions(release)
+
+
+class Folders(unittest.TestCase):
+    def test_a_folder_with_other_files_is_not_emptied(self):
+        with tempfile.TemporaryDirectory() as folder:
+            out = Path(folder)
+            check_folder(out / "new")
+            check_folder(out)
+            (out / "thesis.txt").write_text("years of work")
+            with self.assertRaisesRegex(ValueError, "SHA256SUMS"):
+                check_folder(out)
+            (out / "SHA256SUMS").write_text("")
+            check_folder(out)
 
 
 class Bill(unittest.TestCase):
