@@ -374,7 +374,7 @@ fn manifests_use_flags_that_exist() {
         "deploy/base/deployment.yaml",
         "deploy/daemonset/daemonset.yaml",
         "deploy/sidecar/sidecar.yaml",
-        "helm/watershed/templates/_pod.tpl",
+        "helm/watershed/templates/_helpers.tpl",
     ] {
         let text = read(manifest);
         let flags = text.lines().filter_map(|line| {
@@ -382,7 +382,7 @@ fn manifests_use_flags_that_exist() {
                 .split_once("- --")
                 .or_else(|| line.split_once("\"--"))?
                 .1;
-            flag.split('=').next()
+            flag.split(['=', '"']).next()
         });
         let flags: Vec<&str> = flags.collect();
         assert!(flags.len() >= 5, "{manifest}: {flags:?}");
