@@ -101,6 +101,8 @@ func (p place) chart(t *testing.T) {
 		"whole-types": {"--set", "kind=DaemonSet,daemonSet.nodePreset=false"},
 		"named":       {"--set-json", `config={"selectorScopes":true,"scopes":[{"resource":"pods","namespaces":["a"],"labelSelector":"app=x"}],"resources":[{"resource":"nodes","cache":"always","selectorScopes":false,"windowMib":8},{"resource":"services","maxUpstreamWatches":4,"merge":false,"idleSeconds":60}]}`, "--set", "kind=DaemonSet,extraEnv[0].name=X,extraEnv[0].value=y"},
 		"ipv6":        {"--set", "listenAddress=[::],replicas=1,podDisruptionBudget.enabled=false"},
+		"outside":     {"--set", "service.type=LoadBalancer,service.nodePort=30443,service.loadBalancerClass=example.com/mine,service.ipFamilyPolicy=PreferDualStack"},
+		"relabelled":  {"--set-json", `monitoring={"podMonitor":{"enabled":true,"relabelings":[{"targetLabel":"tier","replacement":"zone"}],"metricRelabelings":[{"action":"drop","sourceLabels":["__name__"],"regex":"go_.*"}]},"prometheusRule":{"enabled":true,"alertLabels":{"team":"api"}}}`},
 		"utilization": {"--set", "autoscaling.enabled=true,autoscaling.targetCPUUtilizationPercentage=70"},
 		"no-rights":   {"--set", "rbac.create=false,serviceAccount.create=false,serviceAccount.name=mine"},
 	}
@@ -149,8 +151,8 @@ func (p place) chart(t *testing.T) {
 			}
 			for kind, wanted := range map[string]bool{
 				"Certificate": mode == "issuer" || mode == "everything", "HorizontalPodAutoscaler": mode == "everything" || mode == "utilization",
-				"NetworkPolicy": mode == "everything", "ServiceMonitor": mode == "everything", "PodMonitor": mode == "pod-monitor",
-				"PrometheusRule": mode == "everything", "PodDisruptionBudget": pods[0].GetKind() == "Deployment" && mode != "ipv6",
+				"NetworkPolicy": mode == "everything", "ServiceMonitor": mode == "everything", "PodMonitor": mode == "pod-monitor" || mode == "relabelled",
+				"PrometheusRule": mode == "everything" || mode == "relabelled", "PodDisruptionBudget": pods[0].GetKind() == "Deployment" && mode != "ipv6",
 				"ClusterRole": mode != "no-rights", "Secret": mode != "secret" && mode != "issuer" && mode != "everything",
 			} {
 				if got := len(manifests.OfKind(all, kind)) > 0; got != wanted {
@@ -223,6 +225,8 @@ func TestChartRefusesWrongValues(t *testing.T) {
 		"service.loadBalancerSourceRanges={10.0.0.0/8}":                                      "loadBalancerSourceRanges",
 		"service.type=LoadBalancer,service.loadBalancerSourceRanges={10.0.0.1}":              "loadBalancerSourceRanges",
 		"upstream.caConfigMap=w-ca":                                                          "upstream.caConfigMap",
+		"service.nodePort=30443":                                                             "service.nodePort",
+		"service.type=NodePort,service.loadBalancerClass=a":                                  "service.loadBalancerClass",
 		"service.externalTrafficPolicy=Local":                                                "service.externalTrafficPolicy",
 		"caBundle.publish=false,caBundle.namespaces={a}":                                     "caBundle.namespaces",
 		// What the proxy, Kubernetes or cert-manager would refuse.

@@ -370,6 +370,20 @@ func TestAlertsKeepReleasesApart(t *testing.T) {
 	}
 }
 
+// TestAlertsHaveFurtherLabels checks that labels for Alertmanager come to each alert, beside its own.
+func TestAlertsHaveFurtherLabels(t *testing.T) {
+	t.Parallel()
+	all := manifests.Parse(t, manifests.Chart(t, "any", "--set", "monitoring.prometheusRule.enabled=true,monitoring.prometheusRule.alertLabels.team=api"))
+	groups, _, _ := unstructured.NestedSlice(manifests.OfKind(all, "PrometheusRule")[0].Object, "spec", "groups")
+	rules, _, _ := unstructured.NestedSlice(groups[0].(map[string]any), "rules")
+	for i, rule := range monitoring.Rules(t) {
+		want := map[string]string{"team": "api", "severity": rule.Labels["severity"]}
+		if got, _, _ := unstructured.NestedStringMap(rules[i].(map[string]any), "labels"); !maps.Equal(got, want) {
+			t.Errorf("%s: %v", rule.Alert, got)
+		}
+	}
+}
+
 // TestAlertsFollowTheChartsName checks that the chart's rules select the job of its monitors, which is
 // the value of the label app.kubernetes.io/name.
 func TestAlertsFollowTheChartsName(t *testing.T) {

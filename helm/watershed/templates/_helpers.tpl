@@ -191,6 +191,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- if and .Values.service.externalTrafficPolicy (eq .Values.service.type "ClusterIP") -}}
 {{- fail "service.externalTrafficPolicy: only a Service of type NodePort or LoadBalancer has it" -}}
 {{- end -}}
+{{- if and .Values.service.nodePort (eq .Values.service.type "ClusterIP") -}}
+{{- fail "service.nodePort: only a Service of type NodePort or LoadBalancer has one" -}}
+{{- end -}}
+{{- if and .Values.service.loadBalancerClass (ne .Values.service.type "LoadBalancer") -}}
+{{- fail "service.loadBalancerClass: only a Service of type LoadBalancer has one" -}}
+{{- end -}}
 {{- if and .Values.caBundle.namespaces (not .Values.caBundle.publish) -}}
 {{- fail "caBundle.namespaces: no ConfigMap is published there. Set caBundle.publish" -}}
 {{- end -}}
