@@ -125,12 +125,13 @@ async fn assemble(mut config: AppConfig) -> anyhow::Result<RunningProxy> {
         None => None,
     };
     let upstream = find_upstream(&config).await?;
-    let client = UpstreamClient::new(&upstream);
     config.limits.memory = memory_budget(&config);
     if !config.limits.is_chosen {
         connection_memory::fit(&mut config.limits);
     }
     open_files::fit(&mut config.limits);
+    let upstream = upstream.within(open_files::of_upstream(&config.limits));
+    let client = UpstreamClient::new(&upstream);
     let scopes = open_scopes(&config, &client).await?;
     let (mut follower, catalog) = discovery::catalog(&config, client.clone(), &scopes);
     if let Some(warning) = trust::overlap(&config).await {

@@ -99,6 +99,10 @@ fn logs_to<W: Write + 'static>(
         // It warns of each connection that breaks its rules, which a client can do again and again.
         env_filter = env_filter.add_directive("h2=error".parse()?);
     }
+    if !filter.contains("rustls=") {
+        // It warns of what clients say when they close a connection, as Java's do.
+        env_filter = env_filter.add_directive("rustls=error".parse()?);
+    }
     let builder = tracing_subscriber::fmt()
         .with_env_filter(env_filter)
         .with_writer(move || OneLineEach(log()))

@@ -67,7 +67,7 @@ pub use replica::{
     BlockingBody, BodyFeeder, ReplicaClient, ReplicaError, STATE_SILENCE, blocking_body,
     is_slower_than_a_list,
 };
-pub use server::Upstream;
+pub use server::{Upstream, UpstreamCapacity};
 pub use state_list::{ListedObjects, ListedVersions, StateList, StatePage};
 pub use table_form::TableForms;
 pub use traffic::{ConnectionPurpose, RequestPurpose, UpstreamTraffic};

@@ -2,14 +2,19 @@
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::listener::ConnectionLimits;
+use crate::upstream::UpstreamCapacity;
 
 /// The fraction of all files that is reserved for connections to upstream, tunnels, the admin
 /// listener and files, and its bounds.
-const RESERVED: usize = 8;
+const RESERVED: usize = 4;
 const MIN_RESERVED: usize = 64;
-const MAX_RESERVED: usize = 4_096;
+const MAX_RESERVED: usize = 8_192;
 /// Connections to the admin listener: probes, scrapes and operators.
 const OF_ADMIN: usize = 1_000;
+/// Files of everything else: the runtime, listeners, logs, checkpoints, credentials, other replicas.
+const OTHERS: usize = 16;
+/// Fewer connections of clients than most clusters need.
+const FEW: usize = 1_000;
 
 /// Raises the limit of open files as far as the process may.
 ///
@@ -43,6 +48,13 @@ pub(super) fn fit(limits: &mut ConnectionLimits) {
             "the limit of open files leaves room for fewer connections than --max-connections; \
              raise it (ulimit -n, LimitNOFILE of systemd)"
         );
+    } else if fitting < FEW {
+        tracing::warn!(
+            files,
+            connections = fitting,
+            "the limit of open files leaves room for few connections; \
+             raise it (ulimit -n, LimitNOFILE of systemd)"
+        );
     } else {
         tracing::info!(
             files,
@@ -55,11 +67,31 @@ pub(super) fn fit(limits: &mut ConnectionLimits) {
 
 /// Returns the limits of the admin listener, which takes a quarter of what is reserved at most.
 pub(super) fn of_admin(limits: &ConnectionLimits) -> ConnectionLimits {
-    let connections = OF_ADMIN.min(reserved(file_limit()) / 4);
+    let connections = admin_connections(file_limit());
     ConnectionLimits {
         connections,
         connections_per_address: ConnectionLimits::share_of_an_address(connections),
         ..limits.clone()
+    }
+}
+
+/// Returns the connections to upstream that fit beside those of clients, whose limits have been fitted.
+pub(super) fn of_upstream(limits: &ConnectionLimits) -> UpstreamCapacity {
+    upstream_capacity(file_limit(), limits.connections)
+}
+
+/// Returns the connections to upstream that fit into so many files, beside so many clients.
+fn upstream_capacity(files: usize, clients: usize) -> UpstreamCapacity {
+    let left = files
+        .saturating_sub(clients)
+        .saturating_sub(admin_connections(files))
+        .saturating_sub(OTHERS);
+    let tunnels = left / 2;
+    let forwarded = (left - tunnels) / 2;
+    UpstreamCapacity {
+        own: left - tunnels - forwarded,
+        forwarded,
+        tunnels,
     }
 }
 
@@ -71,9 +103,13 @@ fn file_limit() -> usize {
     })
 }
 
-/// Returns how many connections fit into so many files.
+/// Returns how many connections of clients fit into so many files.
 fn fitting(files: usize) -> usize {
     files.saturating_sub(reserved(files)).max(1)
+}
+
+fn admin_connections(files: usize) -> usize {
+    OF_ADMIN.min(reserved(files) / 4)
 }
 
 fn reserved(files: usize) -> usize {
@@ -86,8 +122,25 @@ mod tests {
 
     #[test]
     fn files_are_left_for_others_than_clients() {
-        for (files, connections) in [(10, 1), (256, 192), (1_024, 896), (1 << 20, 1_044_480)] {
+        for (files, connections) in [(10, 1), (256, 192), (1_024, 768), (1 << 20, 1_040_384)] {
             assert_eq!(fitting(files), connections, "{files}");
+        }
+    }
+
+    #[test]
+    fn all_connections_together_fit_into_the_files() {
+        for files in [64, 160, 256, 1_024, 20_000, 1 << 20] {
+            for clients in [1, fitting(files)] {
+                let capacity = upstream_capacity(files, clients);
+                let UpstreamCapacity {
+                    own,
+                    forwarded,
+                    tunnels,
+                } = capacity;
+                let taken = clients + admin_connections(files) + own + forwarded + tunnels;
+                assert!(taken + OTHERS <= files, "{files}: {capacity:?}");
+                assert!(own >= 8 && forwarded >= 8, "{files}: {capacity:?}");
+            }
         }
     }
 }

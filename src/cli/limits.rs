@@ -114,7 +114,8 @@ pub(super) struct LimitFlags {
     #[arg(long, default_value_t = 20_000, value_name = "N")]
     max_forwarded_requests_per_user: u32,
     /// Maximum number of open sessions of exec, attach and port-forward of one user; 0 for no limit.
-    /// All users together may have 4,096, and one at most half of what is free.
+    /// All users together may have 4,096, or fewer with a low limit of open files, and one at most half of
+    /// what is free.
     #[arg(long, default_value_t = 2_000, value_name = "N")]
     max_tunnels_per_user: u32,
     /// Maximum number of open watches of one user that are served from memory; 0 for no limit. All

@@ -36,7 +36,7 @@ const CUT: Metric<Counter, 2> = Metric::new(
     "Connections that were closed because of what their client did or failed to do, by listener and reason: \
      handshake-timeout, proxy-header (a load balancer sent none that can be used), header-timeout (or a head \
      was long while many were incomplete), write-stall (the client did not read), idle (it did not end when \
-     asked to), resets (most requests were taken back), settings (too many SETTINGS frames), full (others \
+     asked to), resets (most requests were taken back), settings (too many SETTINGS frames), pings (too many PING or PRIORITY frames), full (others \
      needed its place).",
 );
 const ANSWERS_CUT: Metric<Counter, 1> = Metric::new(
@@ -92,6 +92,8 @@ pub(super) enum Cut {
     Resets,
     /// The client sent SETTINGS frames again and again.
     Settings,
+    /// The client sent PING or PRIORITY frames again and again.
+    Pings,
     /// The listener was full, and the client unknown, and idle or slow.
     Full,
 }
@@ -140,6 +142,7 @@ impl Cut {
             Self::Idle => "idle",
             Self::Resets => "resets",
             Self::Settings => "settings",
+            Self::Pings => "pings",
             Self::Full => "full",
         }
     }

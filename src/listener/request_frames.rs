@@ -17,9 +17,11 @@ const PREFACE: u32 = 24;
 /// Bytes of the head of a frame.
 const HEAD: usize = 9;
 const HEADERS: u8 = 1;
+const PRIORITY_FRAME: u8 = 2;
 const SETTINGS: u8 = 4;
+const PING: u8 = 6;
 const CONTINUATION: u8 = 9;
-/// The flag of SETTINGS that only confirm the other side's.
+/// The flag of SETTINGS and PING that only confirm the other side's.
 const ACK: u8 = 0x1;
 const END_HEADERS: u8 = 0x4;
 const PADDED: u8 = 0x8;
@@ -63,6 +65,8 @@ pub(super) struct FrameCounts {
     pub(super) blocks: u32,
     /// SETTINGS frames, without confirmations.
     pub(super) settings: u32,
+    /// PING frames, without confirmations, and PRIORITY frames.
+    pub(super) pings: u32,
 }
 
 /// The part that a frame has in a header block.
@@ -280,8 +284,12 @@ impl FrameReader {
             HEADERS | CONTINUATION => FrameKind::Block,
             _ => FrameKind::Other,
         };
-        if kind == SETTINGS && flags & ACK == 0 {
-            self.counts.settings = self.counts.settings.wrapping_add(1);
+        let counts = &mut self.counts;
+        match kind {
+            SETTINGS if flags & ACK == 0 => counts.settings = counts.settings.wrapping_add(1),
+            PING if flags & ACK == 0 => counts.pings = counts.pings.wrapping_add(1),
+            PRIORITY_FRAME => counts.pings = counts.pings.wrapping_add(1),
+            _ => {}
         }
         match kind {
             HEADERS => {

@@ -1,8 +1,8 @@
 //! The frames of a connection: shows the request head that is not complete, and paces what is read.
 //!
-//! All requests that are there are read before the first of them is answered, and a SETTINGS frame is
-//! applied to each open request. So a client that sends very many would take memory and time that
-//! nobody has counted.
+//! All requests that are there are read before the first of them is answered, a SETTINGS frame is
+//! applied to each open request, and a PING is answered. So a client that sends very many would take
+//! memory and time that nobody has counted.
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -25,9 +25,11 @@ const READ_LITTLE: usize = 64;
 const REQUESTS_PER_TURN: u32 = 32;
 /// First and longest time after which a connection looks again if there is room for its requests.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(64));
-/// SETTINGS frames that a client may send within [`SETTINGS_TIME`]. Usual ones send one or two in all.
+/// SETTINGS frames that a client may send within [`COUNTED_TIME`]. Usual ones send one or two in all.
 const MAX_SETTINGS: u32 = 100;
-const SETTINGS_TIME: Duration = Duration::from_secs(10);
+/// PING and PRIORITY frames that it may send within that time. Usual ones send a few pings a second at most.
+const MAX_PINGS: u32 = 1_000;
+const COUNTED_TIME: Duration = Duration::from_secs(10);
 
 /// Reads the frames of a connection, reports heads that are not complete, and holds back what follows
 /// too many.
@@ -36,10 +38,40 @@ pub(super) struct WatchedFrames {
     activity: Arc<Activity>,
     /// The turn of the connection's task, and the counts when it began.
     turn: (u64, FrameCounts),
-    /// The time of the first SETTINGS frames that count, and their number before.
-    settings: (Instant, u32),
+    settings: FrameRate,
+    pings: FrameRate,
     /// Set while there is no room for further requests, with its length.
     pause: Option<(Pin<Box<Sleep>>, Duration)>,
+}
+
+/// Frames of a kind that came of late.
+#[derive(Debug)]
+struct FrameRate {
+    /// The time of the first of them.
+    since: Instant,
+    /// The number of such frames before.
+    before: u32,
+}
+
+impl FrameRate {
+    fn new() -> Self {
+        Self {
+            since: Instant::now(),
+            before: 0,
+        }
+    }
+
+    /// Returns `true` if more than `most` came of late, when there were `count` of them in all.
+    fn exceeds(&mut self, most: u32, count: u32) -> bool {
+        if count == self.before {
+            return false;
+        }
+        if self.since.elapsed() >= COUNTED_TIME {
+            (self.since, self.before) = (Instant::now(), count);
+            return false;
+        }
+        count.wrapping_sub(self.before) > most
+    }
 }
 
 impl WatchedFrames {
@@ -48,22 +80,20 @@ impl WatchedFrames {
             frames: FrameReader::default(),
             activity: Arc::clone(activity),
             turn: (0, FrameCounts::default()),
-            settings: (Instant::now(), 0),
+            settings: FrameRate::new(),
+            pings: FrameRate::new(),
             pause: None,
         }
     }
 
-    /// Notes if there were too many SETTINGS frames of late.
-    fn count_settings(&mut self) {
-        let (since, before) = self.settings;
-        let now = self.frames.counts().settings;
-        if now == before {
-            return;
-        }
-        if since.elapsed() >= SETTINGS_TIME {
-            self.settings = (Instant::now(), now);
-        } else if now.wrapping_sub(before) > MAX_SETTINGS {
+    /// Has the connection cut if there were too many frames of late that ask for nothing.
+    fn limit_rates(&mut self) {
+        let counts = self.frames.counts();
+        if self.settings.exceeds(MAX_SETTINGS, counts.settings) {
             self.activity.condemn(Cut::Settings);
+        }
+        if self.pings.exceeds(MAX_PINGS, counts.pings) {
+            self.activity.condemn(Cut::Pings);
         }
     }
 
@@ -80,7 +110,7 @@ impl WatchedFrames {
 impl Inspect for WatchedFrames {
     fn inspect(&mut self, bytes: &mut [u8]) {
         self.frames.inspect(bytes);
-        self.count_settings();
+        self.limit_rates();
         self.activity.note_head(self.frames.unfinished());
     }
 
@@ -130,6 +160,8 @@ mod tests {
     /// HEADERS with the smallest request there is, which has all fields by their numbers.
     const REQUEST: &[u8] = &[0, 0, 4, 1, 5, 0, 0, 0, 1, 0x82, 0x84, 0x87, 0xbe];
     const SETTINGS: &[u8] = &[0, 0, 0, 4, 0, 0, 0, 0, 0];
+    const PING: &[u8] = &[0, 0, 8, 6, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8];
+    const PRIORITY: &[u8] = &[0, 0, 5, 2, 0, 0, 0, 0, 1, 0, 0, 0, 0, 16];
 
     fn activity(budget: usize) -> Arc<Activity> {
         let budget = MemoryBudget::new(Some(budget));
@@ -227,18 +259,27 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn settings_again_and_again_are_read_no_further() {
-        let activity = activity(1 << 30);
-        let most = MAX_SETTINGS as usize;
-        let mut few = connection(&activity, SETTINGS, most);
-        turn(&activity, &mut few);
-        assert_eq!(activity.condemned(), None);
-        let mut many = connection(&activity, SETTINGS, 10 * most);
-        let read = turn(&activity, &mut many);
-        assert_eq!(activity.condemned(), Some(Cut::Settings));
-        assert!(
-            read <= PREFACE.len() + most * SETTINGS.len() + READ_AHEAD,
-            "{read}"
-        );
+    async fn frames_that_ask_for_nothing_are_read_no_further_when_they_are_many() {
+        for (frame, most, cut) in [
+            (SETTINGS, MAX_SETTINGS, Cut::Settings),
+            (PING, MAX_PINGS, Cut::Pings),
+            (PRIORITY, MAX_PINGS, Cut::Pings),
+        ] {
+            let activity = activity(1 << 30);
+            let most = most as usize;
+            for _ in 0..3 {
+                let mut few = connection(&activity, frame, most);
+                turn(&activity, &mut few);
+                assert_eq!(activity.condemned(), None);
+                tokio::time::advance(COUNTED_TIME).await;
+            }
+            let mut many = connection(&activity, frame, 10 * most);
+            let read = turn(&activity, &mut many);
+            assert_eq!(activity.condemned(), Some(cut));
+            assert!(
+                read <= PREFACE.len() + most * frame.len() + READ_AHEAD,
+                "{read}"
+            );
+        }
     }
 }

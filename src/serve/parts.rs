@@ -79,7 +79,7 @@ impl ServiceParts {
             takeovers: Takeovers::new(access.clone(), opener.clone()),
             limiter: Limiter::new(policy.users),
             request_memory: RequestMemory::within(scopes.budget()),
-            forward_limits: ForwardLimits::new(policy.users),
+            forward_limits: ForwardLimits::new(policy.users, client.upstream().capacity().tunnels),
             watch_limits: WatchLimits::within(scopes.budget(), policy.users),
             chain: Arc::clone(client.upstream().chain()),
             read_limits: ReadLimits::new(policy.users),

@@ -11,7 +11,7 @@ use super::body::UpstreamBody;
 use super::class::ConnectionClass;
 use super::connection::ServedBy;
 use super::error::UpstreamError;
-use super::pool::{Pool, SendOptions};
+use super::pool::{Pool, PoolLimits, SendOptions};
 use super::server::Upstream;
 use crate::body::Body;
 use watershed_connect::{Dialer, TlsIdentity};
@@ -48,7 +48,9 @@ impl UpstreamClient {
     fn create(upstream: &Upstream, is_above: bool) -> UpstreamClient {
         // Not the first address: that would be the same server for all proxies of a fleet.
         let dialer = Dialer::starting_at(fastrand::usize(..));
-        let pool = Pool::new(upstream, TlsIdentity::ProxyCertificate, &Arc::new(dialer));
+        let limits = PoolLimits::within(upstream.capacity().own);
+        let identity = TlsIdentity::ProxyCertificate;
+        let pool = Pool::new(upstream, identity, &Arc::new(dialer), &limits);
         let user_agent = HeaderValue::from_str(&upstream.user_agent())
             .unwrap_or_else(|_| HeaderValue::from_static("watershed"));
         UpstreamClient {

@@ -93,7 +93,7 @@ pub(super) struct Http2Connection {
     release: KnownRelease,
     /// No request is to follow one whose answer was given up.
     is_alone: bool,
-    _permit: OwnedSemaphorePermit,
+    _permits: ConnectionPermits,
     /// Streams go on after the server has said that the connection ends.
     _open: OpenConnection,
 }
@@ -107,7 +107,7 @@ pub(super) struct Http1Connection {
     opened: Instant,
     /// Its request is the last one.
     retired: bool,
-    _permit: OwnedSemaphorePermit,
+    _permits: ConnectionPermits,
 }
 
 /// The address that sent an answer, and the connection that it came by: an extension of every
@@ -127,6 +127,9 @@ pub(super) struct IdleHttp1 {
     pub(super) connections: Mutex<VecDeque<Http1Connection>>,
 }
 
+/// The permission to have a connection, of its group and of all.
+pub(super) type ConnectionPermits = [OwnedSemaphorePermit; 2];
+
 type Http2Driver = http2::Connection<TokioIo<DialedStream>, Body, TokioExecutor>;
 
 /// Speaks HTTP on a new connection, and spawns the task that drives it.
@@ -134,7 +137,7 @@ pub(super) async fn handshake(
     dialed: Dialed,
     class: ConnectionClass,
     generation: u64,
-    permit: OwnedSemaphorePermit,
+    permits: ConnectionPermits,
     open: OpenConnection,
 ) -> Result<HttpConnection, UpstreamError> {
     let Dialed {
@@ -161,7 +164,7 @@ pub(super) async fn handshake(
             idle_since,
             opened: idle_since,
             retired: false,
-            _permit: permit,
+            _permits: permits,
         }));
     }
     let (sender, mut driver) = http2_builder(class)
@@ -181,7 +184,7 @@ pub(super) async fn handshake(
         unanswered: UnansweredRequests::default(),
         release: KnownRelease::default(),
         is_alone: class.is_alone(),
-        _permit: permit,
+        _permits: permits,
         _open: open,
     };
     connection.spawn_driver(driver);

@@ -66,12 +66,9 @@ pub enum UpstreamError {
         /// The reason.
         reason: String,
     },
-    /// More connections than a class may have.
-    #[error("all {limit} connections to the API server are busy")]
-    Exhausted {
-        /// The limit.
-        limit: usize,
-    },
+    /// More connections than a class may have, or all classes together.
+    #[error("all connections to the API server are busy")]
+    Exhausted,
     /// This process is about to end.
     #[error("the proxy is shutting down")]
     Ending,

@@ -24,6 +24,8 @@ use watershed_connect::{Address, ConnectError, Dialer, TlsIdentity};
 /// Limit of connections in a group for unknown callers. On HTTP/1.1 each of their requests needs
 /// one.
 const MAX_UNKNOWN_CONNECTIONS: usize = 512;
+/// Divisor: each of these groups may have a part of all connections, so that they leave some to known callers.
+const UNKNOWN_DIVISOR: usize = 4;
 
 /// The credentials that a request is forwarded with.
 #[derive(Clone, Debug)]
@@ -62,6 +64,8 @@ pub struct Forwarder {
 
 struct ForwarderShared {
     upstream: Upstream,
+    /// The limit of the connections of a class.
+    connections: usize,
     /// Connections for known callers, which show no certificate.
     known: Pool,
     /// The same, for unknown callers.
@@ -75,22 +79,26 @@ impl Forwarder {
     /// Creates a forwarder to this upstream. Needs a running runtime.
     pub fn new(upstream: &Upstream) -> Forwarder {
         let dialer = Arc::new(Dialer::starting_at(fastrand::usize(..)));
+        let connections = upstream.capacity().forwarded;
+        let limits = PoolLimits::within(connections);
+        let of_unknown = PoolLimits {
+            connections: MAX_UNKNOWN_CONNECTIONS
+                .min(connections / UNKNOWN_DIVISOR)
+                .max(1),
+            // Each refused request ends its connection.
+            alone: 0,
+            ..limits.clone()
+        };
         let [known, unknown, as_proxy] = [
-            (TlsIdentity::NoCertificate, PoolLimits::default()),
-            (
-                TlsIdentity::NoCertificate,
-                PoolLimits {
-                    connections: MAX_UNKNOWN_CONNECTIONS,
-                    // Each refused request ends its connection.
-                    alone: 0,
-                },
-            ),
-            (TlsIdentity::ProxyCertificate, PoolLimits::default()),
+            (TlsIdentity::NoCertificate, &limits),
+            (TlsIdentity::NoCertificate, &of_unknown),
+            (TlsIdentity::ProxyCertificate, &limits),
         ]
-        .map(|(identity, limits)| Pool::limited(upstream, identity, &dialer, limits));
+        .map(|(identity, limits)| Pool::new(upstream, identity, &dialer, limits));
         Forwarder {
             shared: Arc::new(ForwarderShared {
                 upstream: upstream.clone(),
+                connections: limits.connections,
                 known,
                 unknown,
                 as_proxy,
@@ -255,17 +263,18 @@ impl Forwarder {
         Ok(TlsIdentity::ProxyCertificate)
     }
 
-    /// The number of requests that fit on all connections at a time over HTTP/2.
-    pub const CAPACITY: u64 =
-        (MAX_CONNECTIONS * ConnectionClass::LongForward.windows().streams) as u64;
+    /// The requests that fit on a connection over HTTP/2.
+    const STREAMS: usize = ConnectionClass::LongForward.windows().streams;
+    /// The number of requests that fit on all connections at a time over HTTP/2, where there are enough files.
+    pub const CAPACITY: u64 = (MAX_CONNECTIONS * Self::STREAMS) as u64;
 
     /// Returns the number of requests that fit on all connections at a time. On HTTP/1.1, each
     /// needs one.
     pub fn capacity(&self) -> u64 {
         if self.shared.known.is_exclusive() || self.shared.as_proxy.is_exclusive() {
-            MAX_CONNECTIONS as u64
+            self.shared.connections as u64
         } else {
-            Self::CAPACITY
+            (self.shared.connections * Self::STREAMS) as u64
         }
     }
 

@@ -46,16 +46,12 @@ pub(super) struct Pool {
 }
 
 impl Pool {
-    pub(super) fn new(upstream: &Upstream, identity: TlsIdentity, dialer: &Arc<Dialer>) -> Pool {
-        Self::limited(upstream, identity, dialer, PoolLimits::default())
-    }
-
-    /// Creates a pool with these limits.
-    pub(super) fn limited(
+    /// Creates a pool without connections.
+    pub(super) fn new(
         upstream: &Upstream,
         identity: TlsIdentity,
         dialer: &Arc<Dialer>,
-        limits: PoolLimits,
+        limits: &PoolLimits,
     ) -> Pool {
         let groups = [
             ConnectionClass::Watch,

@@ -7,12 +7,34 @@ use watershed_connect::{ApiServer, ConnectOptions, CredentialsError};
 use super::traffic::UpstreamTraffic;
 use super::via::ProxyChain;
 
+/// The most connections that there may be to upstream at a time. Each takes an open file.
+#[derive(Clone, Copy, Debug)]
+pub struct UpstreamCapacity {
+    /// Connections of a client for the proxy's own requests.
+    pub own: usize,
+    /// Connections on which callers' requests are forwarded.
+    pub forwarded: usize,
+    /// Tunnels (exec, attach, port-forward), which have a connection each.
+    pub tunnels: usize,
+}
+
+impl Default for UpstreamCapacity {
+    fn default() -> Self {
+        Self {
+            own: usize::MAX,
+            forwarded: usize::MAX,
+            tunnels: usize::MAX,
+        }
+    }
+}
+
 /// An API server and the traffic to it. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Upstream {
     server: ApiServer,
     traffic: Arc<UpstreamTraffic>,
     chain: Arc<ProxyChain>,
+    capacity: UpstreamCapacity,
 }
 
 impl Upstream {
@@ -23,7 +45,19 @@ impl Upstream {
             server,
             traffic: Arc::default(),
             chain: Arc::default(),
+            capacity: UpstreamCapacity::default(),
         })
+    }
+
+    /// Limits the connections.
+    #[must_use]
+    pub fn within(self, capacity: UpstreamCapacity) -> Self {
+        Self { capacity, ..self }
+    }
+
+    /// Returns the limits of connections.
+    pub fn capacity(&self) -> UpstreamCapacity {
+        self.capacity
     }
 
     /// Returns the counters of requests, bytes and connections.

@@ -138,7 +138,7 @@ impl NoAnswer {
     fn of(error: &UpstreamError) -> Option<Self> {
         match error {
             UpstreamError::Connect(_) | UpstreamError::Handshake { .. } => Some(Self::Connect),
-            UpstreamError::NoStreams { .. } | UpstreamError::Exhausted { .. } => Some(Self::Busy),
+            UpstreamError::NoStreams { .. } | UpstreamError::Exhausted => Some(Self::Busy),
             UpstreamError::EndedUnsent { .. }
             | UpstreamError::Closed { .. }
             | UpstreamError::Cut { .. } => Some(Self::Closed),

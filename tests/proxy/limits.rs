@@ -50,6 +50,43 @@ async fn connections_leave_files_for_probes_and_for_upstream() {
 }
 
 #[tokio::test]
+async fn one_clients_requests_leave_files_for_others() {
+    const LOG: &str = "/api/v1/namespaces/default/pods/some/log";
+    let upstream = SimulatedServer::start(small()).await.unwrap();
+    let program = Program::with_file_limits(&upstream, (100, 160), &[]).await;
+    let words = ["room for few connections", "WARN"];
+    program.until_logged(&words).await;
+    // Each such request has a connection to upstream for itself, where there can be so many.
+    upstream
+        .faults()
+        .set(|active| active.hold = Some(LOG.to_owned()));
+    let hostile = program.proxied.connect(Protocol::Http2).await.unwrap();
+    let accepted = hostile
+        .read(Request::get(LIST).body(nothing()).unwrap())
+        .await;
+    assert_eq!(accepted.unwrap().status, StatusCode::OK);
+    let requests = tokio::spawn(async move {
+        let request = || Request::get(LOG).body(nothing()).unwrap();
+        join_all((0..200).map(|_| hostile.open(request()))).await
+    });
+    eventually("the requests to be forwarded", async || {
+        let series = r#"watershed_limited_resources_in_use{limit="forwarded-requests"}"#;
+        let forwarded = program.metric(series).await;
+        (forwarded > 100.0)
+            .then_some(())
+            .ok_or(forwarded.to_string())
+    })
+    .await;
+    let readyz = program.admin("GET", "/readyz").await;
+    assert!(readyz.starts_with("HTTP/1.1 200 "), "{readyz}");
+    let files = program.metric("process_open_fds").await;
+    assert!(files < 100.0, "{files}");
+    let answer = program.proxied.get(Protocol::Http1, "/api/v1/pods").await;
+    assert_eq!(answer.status, StatusCode::OK);
+    requests.abort();
+}
+
+#[tokio::test]
 async fn the_log_names_an_address_with_too_many_connections() {
     let upstream = SimulatedServer::start(small()).await.unwrap();
     let program = Program::with(&upstream, &["--max-connections-per-address", "2"]).await;

@@ -18,7 +18,7 @@ use crate::upstream::Forwarder;
 /// Forwarded requests at a time, of all known callers.
 const ALL_REQUESTS: u64 = 50_000;
 const _: () = assert!(ALL_REQUESTS <= Forwarder::CAPACITY);
-/// Sessions of exec, attach and port-forward at a time, of all known callers.
+/// Sessions of exec, attach and port-forward at a time, of all known callers, where there are enough files.
 const ALL_TUNNELS: u64 = 4_096;
 /// Forwarded requests at a time, of all unknown callers. They count by address.
 const UNKNOWN_REQUESTS: u64 = 4_096;
@@ -29,6 +29,8 @@ const UNKNOWN_TURNS: [usize; 2] = [64, 16];
 const UNKNOWN_WAIT: Duration = Duration::from_secs(15);
 /// Upgrades at a time, of all callers that cannot be authenticated here.
 const UNKNOWN_TUNNELS: u64 = 64;
+/// Divisor: these are a part of the tunnels that there are files for.
+const UNKNOWN_DIVISOR: u64 = 4;
 
 /// Counts what is forwarded for each caller.
 pub(in crate::serve) struct ForwardLimits {
@@ -48,14 +50,18 @@ pub(in crate::serve) struct ForwardPermit {
 }
 
 impl ForwardLimits {
-    pub(in crate::serve) fn new(limits: UserLimits) -> Self {
+    /// Creates limits of which nothing is used. Upstream may have so many tunnels.
+    pub(in crate::serve) fn new(limits: UserLimits, tunnels: usize) -> Self {
+        let tunnels = tunnels as u64;
+        let of_unknown = UNKNOWN_TUNNELS.min(tunnels / UNKNOWN_DIVISOR).max(1);
+        let of_known = ALL_TUNNELS.min(tunnels.saturating_sub(of_unknown)).max(1);
         let limit = |exceeded, all, each: u32| Limit::new(exceeded, all, each.into());
         let [all, each] = UNKNOWN_TURNS;
         Self {
             requests: limit(LimitExceeded::Forwarded, ALL_REQUESTS, limits.forwarded),
-            tunnels: limit(LimitExceeded::Tunnels, ALL_TUNNELS, limits.tunnels),
+            tunnels: limit(LimitExceeded::Tunnels, of_known, limits.tunnels),
             unknown_requests: limit(LimitExceeded::UnknownForwarded, UNKNOWN_REQUESTS, 0),
-            unknown_tunnels: limit(LimitExceeded::UnknownTunnels, UNKNOWN_TUNNELS, 0),
+            unknown_tunnels: limit(LimitExceeded::UnknownTunnels, of_unknown, 0),
             unknown_turns: FairQueue::new(all, each),
         }
     }

@@ -91,7 +91,7 @@ impl ConnectionGroup {
             // It is full already, or speaks HTTP/1.
             Ok(()) => self.open_or_lease(wanted).await,
             // A new connection is preferred, not required.
-            Err(UpstreamError::Exhausted { .. }) => self.lease().await,
+            Err(UpstreamError::Exhausted) => self.lease().await,
             Err(error) => Err(error),
         }
     }
@@ -102,7 +102,7 @@ impl ConnectionGroup {
         wanted: &Elsewhere,
     ) -> Result<Lease, UpstreamError> {
         match self.open(&wanted.avoid).await {
-            Err(UpstreamError::Exhausted { .. }) => self.lease().await,
+            Err(UpstreamError::Exhausted) => self.lease().await,
             opened => opened,
         }
     }

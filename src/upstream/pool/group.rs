@@ -27,12 +27,10 @@ pub(in crate::upstream) struct ConnectionGroup {
     identity: TlsIdentity,
     pub(super) upstream: Upstream,
     dialer: Arc<Dialer>,
+    limits: PoolLimits,
+    /// Connections that there may be beside those that there are.
     connections: Arc<Semaphore>,
-    /// Connections that there may be.
-    limit: usize,
     pub(super) idle_http1: Arc<IdleHttp1>,
-    /// Connections up to which each request has one to itself.
-    alone: usize,
     /// Connections that are made at a time for one request each.
     dialing_alone: Semaphore,
     pub(super) state: Mutex<GroupState>,
@@ -90,17 +88,15 @@ impl ConnectionGroup {
         identity: TlsIdentity,
         upstream: &Upstream,
         dialer: &Arc<Dialer>,
-        limits: PoolLimits,
+        limits: &PoolLimits,
     ) -> Self {
-        let limit = limits.connections;
         Self {
             class,
-            alone: if class.is_alone() { limits.alone } else { 0 },
             identity,
             upstream: upstream.clone(),
             dialer: Arc::clone(dialer),
-            connections: Arc::new(Semaphore::new(limit)),
-            limit,
+            connections: Arc::new(Semaphore::new(limits.connections)),
+            limits: limits.clone(),
             idle_http1: Arc::new(IdleHttp1::new(upstream.clone())),
             dialing_alone: Semaphore::new(DIALS_ALONE),
             state: Mutex::default(),
@@ -114,7 +110,8 @@ impl ConnectionGroup {
 
     /// Leases a stream on an open connection, or on a new one.
     pub(super) async fn lease(self: &Arc<Self>) -> Result<Lease, UpstreamError> {
-        if self.alone > 0
+        if self.class.is_alone()
+            && self.limits.alone > 0
             && let Some(lease) = self.lease_alone().await?
         {
             return Ok(lease);
@@ -136,7 +133,7 @@ impl ConnectionGroup {
         }
         match self.open(&AvoidedAddresses::default()).await {
             Ok(lease) => Ok(Some(lease)),
-            Err(UpstreamError::Exhausted { .. }) => Ok(None),
+            Err(UpstreamError::Exhausted) => Ok(None),
             Err(error) if self.has_open_connection() => {
                 tracing::debug!(%error, "no connection for one request alone; sharing one");
                 Ok(None)
@@ -151,7 +148,7 @@ impl ConnectionGroup {
     }
 
     fn are_enough_alone(&self) -> bool {
-        self.state.lock().http2.len() >= self.alone
+        self.state.lock().http2.len() >= self.limits.alone
     }
 
     async fn lease_shared(self: &Arc<Self>) -> Result<Lease, UpstreamError> {
@@ -304,8 +301,12 @@ impl ConnectionGroup {
     }
 
     async fn connect(&self, avoid: &AvoidedAddresses) -> Result<HttpConnection, UpstreamError> {
-        let permit = Arc::clone(&self.connections).try_acquire_owned();
-        let permit = permit.map_err(|_| UpstreamError::Exhausted { limit: self.limit })?;
+        let permits = [&self.connections, &self.limits.all].map(|connections| {
+            let permit = Arc::clone(connections).try_acquire_owned();
+            permit.map_err(|_| UpstreamError::Exhausted)
+        });
+        let [of_group, of_all] = permits;
+        let permits = [of_group?, of_all?];
         let credentials = self.upstream.current();
         // Boxed: the state of a handshake is 20 KB, and every request's future would hold it.
         let dialed =
@@ -325,7 +326,7 @@ impl ConnectionGroup {
             dialed,
             self.class,
             credentials.generation,
-            permit,
+            permits,
             open,
         ))
         .await

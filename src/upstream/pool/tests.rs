@@ -141,11 +141,11 @@ async fn relayed_requests_share_connections_only_where_there_can_be_no_more() {
         connections: 2,
         ..PoolLimits::default()
     };
-    let pool = Pool::limited(
+    let pool = Pool::new(
         &upstream,
         TlsIdentity::NoCertificate,
         &Arc::default(),
-        limits,
+        &limits,
     );
     let ask = async |path: &str| {
         let class = ConnectionClass::Relayed;
@@ -187,11 +187,11 @@ async fn many_relayed_requests_share_connections() {
     };
     for at_once in [true, false] {
         let before = api.accepted();
-        let pool = Pool::limited(
+        let pool = Pool::new(
             &upstream,
             TlsIdentity::NoCertificate,
             &Arc::default(),
-            limits,
+            &limits,
         );
         let class = ConnectionClass::Relayed;
         let ask = || soon(pool.send(class, get("/"), SendOptions::default()));
