@@ -25,6 +25,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"watershed.test/real/internal/api"
+	"watershed.test/real/internal/child"
 	"watershed.test/real/internal/objects"
 	"watershed.test/real/internal/poll"
 	"watershed.test/real/internal/require"
@@ -180,10 +181,12 @@ func TestSingleIdentityMakesEveryCallerTheProxy(t *testing.T) {
 			t.Errorf("%q as admin: %d %s", user, a.Status, a.Body)
 		}
 	}
-	command := exec.Command(require.Value(testbed.ProxyProgram())(t), "serve", "--kubeconfig", testbed.Shared.ProxyKubeconfig, "--single-identity",
-		"--listen", "0.0.0.0:0", "--cert-dir", t.TempDir())
-	said, err := command.CombinedOutput()
-	if err == nil || !strings.Contains(string(said), "--single-identity") {
+	// A proxy that does start would go on for ever.
+	ctx, cancel := context.WithTimeout(t.Context(), poll.Patience)
+	defer cancel()
+	said, err := child.CombinedOutput(exec.CommandContext(ctx, require.Value(testbed.ProxyProgram())(t), "serve",
+		"--kubeconfig", testbed.Shared.ProxyKubeconfig, "--single-identity", "--listen", "0.0.0.0:0", "--cert-dir", t.TempDir()))
+	if err == nil || ctx.Err() != nil || !strings.Contains(string(said), "--single-identity") {
 		t.Errorf("it serves a public address: %v %s", err, said)
 	}
 }

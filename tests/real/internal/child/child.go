@@ -2,6 +2,7 @@
 package child
 
 import (
+	"bytes"
 	"os/exec"
 	"runtime"
 	"sync"
@@ -33,4 +34,16 @@ func Start(command *exec.Cmd) error {
 	started := make(chan error)
 	starter() <- func() { started <- command.Start() }
 	return <-started
+}
+
+// CombinedOutput runs a command that the kernel kills when this process ends. It returns what the
+// command wrote to its standard output and standard error.
+func CombinedOutput(command *exec.Cmd) ([]byte, error) {
+	var output bytes.Buffer
+	command.Stdout, command.Stderr = &output, &output
+	if err := Start(command); err != nil {
+		return nil, err
+	}
+	err := command.Wait()
+	return output.Bytes(), err
 }
