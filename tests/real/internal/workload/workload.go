@@ -178,6 +178,8 @@ func (p *Scenario) WaitUntilSeen(version uint64) {
 		seen := map[form]uint64{}
 		for _, w := range p.Watchers {
 			at := form{w.View.Kind.Name, w.View.Protobuf}
+			// A form without an event yet has not come that far.
+			seen[at] = max(seen[at], 0)
 			w.Mutex.Lock()
 			for _, s := range w.Stretches {
 				if n := len(s.Events); n > 0 {
@@ -203,8 +205,10 @@ func (p *Scenario) WaitUntilSeen(version uint64) {
 
 // Writing holds the random writers.
 type Writing struct {
-	stop   chan struct{}
-	done   sync.WaitGroup
+	stop chan struct{}
+	done sync.WaitGroup
+	// end stops the writers and waits for them.
+	end    func()
 	writes atomic.Int64
 	failed atomic.Pointer[error]
 }
@@ -216,6 +220,12 @@ const Writers = 3
 // names of its own, so it knows what exists.
 func (p *Scenario) Write(rate int) *Writing {
 	w := &Writing{stop: make(chan struct{})}
+	w.end = sync.OnceFunc(func() {
+		close(w.stop)
+		w.done.Wait()
+	})
+	// A test that fails does not finish.
+	p.T.Cleanup(w.end)
 	for i := range Writers {
 		chance := rand.New(rand.NewPCG(p.Chance.Uint64(), uint64(i)))
 		w.done.Go(func() {
@@ -290,8 +300,7 @@ func (p *Scenario) WriteOne(chance *rand.Rand, writer, n int, there map[string]b
 func (p *Scenario) Finish(w *Writing) {
 	t := p.T
 	t.Helper()
-	close(w.stop)
-	w.done.Wait()
+	w.end()
 	if err := w.failed.Load(); err != nil {
 		t.Fatalf("a write failed: %v", *err)
 	}
