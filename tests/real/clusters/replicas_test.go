@@ -74,13 +74,6 @@ func TestInformersMoveBetweenReplicasWithoutListing(t *testing.T) {
 		}
 		return fmt.Sprintf(`{"apiVersion":"%s/v1","kind":"Widget","metadata":{"name":"%s","labels":{"even":"yes"}},"spec":{"size":1}}`, w.Group, name)
 	}
-	versionIn := func(a api.Answer) string {
-		var o struct {
-			Metadata struct{ ResourceVersion string }
-		}
-		require.NoError(t, json.Unmarshal([]byte(a.Body), &o))
-		return o.Metadata.ResourceVersion
-	}
 	for _, kind := range types {
 		for i := range 30 {
 			at.Must(t, api.Request{Method: "POST", Path: paths[kind], Body: object(kind, fmt.Sprint("there-", i))})
@@ -97,7 +90,7 @@ func TestInformersMoveBetweenReplicasWithoutListing(t *testing.T) {
 	stop := make(chan struct{})
 	defer close(stop)
 	open := func(kind string, protobuf bool) *follower {
-		f := &follower{kind: kind, counted: &informertest.Beginnings{Sources: map[string]int{}}, told: &informertest.Tale{By: map[string][]string{}}}
+		f := &follower{kind: kind, counted: &informertest.Beginnings{}, told: &informertest.Tale{By: map[string][]string{}}}
 		config := &rest.Config{Host: front.URL, BearerToken: c.AdminToken, TLSClientConfig: rest.TLSClientConfig{CAFile: front.CA}}
 		// This keeps client-go from sharing connections between configurations.
 		config.Dial = (&net.Dialer{Timeout: poll.Patience}).DialContext
@@ -140,8 +133,7 @@ func TestInformersMoveBetweenReplicasWithoutListing(t *testing.T) {
 	balance.Mutex.Unlock()
 	begun := map[*follower]int{}
 	for _, f := range all {
-		began, _ := f.counted.Count()
-		begun[f] = len(began)
+		begun[f] = len(f.counted.Count().Began)
 	}
 
 	// written holds the versions of each object while proxies came and went.
@@ -153,21 +145,27 @@ func TestInformersMoveBetweenReplicasWithoutListing(t *testing.T) {
 			chance, history := rand.New(rand.NewPCG(3, uint64(len(kind)))), written[kind]
 			there := []string{}
 			for i := 0; ctx.Err() == nil; i++ {
+				var name, told string
+				var err error
 				switch n := chance.IntN(6); {
 				case len(there) < 5 || n == 0:
-					name := fmt.Sprint("made-", i)
-					history[name] = []string{versionIn(at.Must(t, api.Request{Method: "POST", Path: paths[kind], Body: object(kind, name)}))}
+					name = fmt.Sprint("made-", i)
+					told, err = writtenVersion(at, api.Request{Method: "POST", Path: paths[kind], Body: object(kind, name)})
 					there = append(there, name)
 				case n == 1 && len(there) > 10:
-					at.Must(t, api.Request{Method: "DELETE", Path: paths[kind] + "/" + there[0]})
-					history[there[0]] = append(history[there[0]], informertest.Deleted)
+					name, told = there[0], informertest.Deleted
+					_, err = writtenVersion(at, api.Request{Method: "DELETE", Path: paths[kind] + "/" + name})
 					there = there[1:]
 				default:
-					name := there[chance.IntN(len(there))]
+					name = there[chance.IntN(len(there))]
 					body := fmt.Sprintf(`{"metadata":{"annotations":{"n":"%d"}}}`, i)
-					changed := at.Must(t, api.Request{Method: "PATCH", Path: paths[kind] + "/" + name, ContentType: api.MergePatch, Body: body})
-					history[name] = append(history[name], versionIn(changed))
+					told, err = writtenVersion(at, api.Request{Method: "PATCH", Path: paths[kind] + "/" + name, ContentType: api.MergePatch, Body: body})
 				}
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				history[name] = append(history[name], told)
 				time.Sleep(20 * time.Millisecond)
 			}
 		})
@@ -239,12 +237,13 @@ func TestInformersMoveBetweenReplicasWithoutListing(t *testing.T) {
 	// Every informer has moved and sees what follows.
 	finish()
 	for _, kind := range types {
-		written[kind]["last"] = []string{versionIn(at.Must(t, api.Request{Method: "POST", Path: paths[kind], Body: object(kind, "last")}))}
+		last := api.Request{Method: "POST", Path: paths[kind], Body: object(kind, "last")}
+		written[kind]["last"] = []string{require.Value(writtenVersion(at, last))(t)}
 	}
 	moved, changes, sources := 0, 0, map[string]int{}
 	for i, f := range all {
-		if began, _ := f.counted.Count(); len(began) != begun[f] {
-			t.Errorf("informer %d (%s) began anew: %v; all its requests:\n%s", i, f.kind, began[begun[f]:], strings.Join(f.counted.All, "\n"))
+		if count := f.counted.Count(); len(count.Began) != begun[f] {
+			t.Errorf("informer %d (%s) began anew: %v; all its requests:\n%s", i, f.kind, count.Began[begun[f]:], strings.Join(count.All, "\n"))
 			continue
 		}
 		poll.Until(t, fmt.Sprintf("informer %d (%s) was told everything", i, f.kind), func() error {
@@ -260,12 +259,12 @@ func TestInformersMoveBetweenReplicasWithoutListing(t *testing.T) {
 			}
 			return nil
 		})
-		began, wentOn := f.counted.Count()
-		if len(began) != begun[f] {
-			t.Errorf("informer %d (%s) began anew: %v; all its requests:\n%s", i, f.kind, began[begun[f]:], strings.Join(f.counted.All, "\n"))
+		count := f.counted.Count()
+		if len(count.Began) != begun[f] {
+			t.Errorf("informer %d (%s) began anew: %v; all its requests:\n%s", i, f.kind, count.Began[begun[f]:], strings.Join(count.All, "\n"))
 		}
-		moved += wentOn
-		for source, n := range f.counted.Sources {
+		moved += count.WentOn
+		for source, n := range count.Sources {
 			sources[source] += n
 		}
 	}
@@ -300,8 +299,8 @@ func TestInformersMoveBetweenReplicasWithoutListing(t *testing.T) {
 		}
 		return nil
 	})
-	if began, _ := late.counted.Count(); len(began) != 1 {
-		t.Errorf("a starting informer was counted as %v", began)
+	if count := late.counted.Count(); len(count.Began) != 1 {
+		t.Errorf("a starting informer was counted as %v", count.Began)
 	}
 	at.Must(t, api.Request{Path: paths[builtIn]})
 	poll.Until(t, "a list at upstream is counted", func() error {
@@ -310,4 +309,18 @@ func TestInformersMoveBetweenReplicasWithoutListing(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// writtenVersion sends a write and returns the version in its answer.
+func writtenVersion(at api.Target, r api.Request) (string, error) {
+	a, err := at.Try(r)
+	if err != nil {
+		return "", err
+	}
+	if a.Status >= 300 {
+		return "", fmt.Errorf("%v: %d %s", r, a.Status, a.Body)
+	}
+	var o api.Object
+	err = json.Unmarshal([]byte(a.Body), &o)
+	return o.Metadata.ResourceVersion, err
 }

@@ -2,6 +2,7 @@ package informertest
 
 import (
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 	"sync"
@@ -14,11 +15,18 @@ import (
 // Beginnings counts the requests of an informer that begin anew, and those that continue from a
 // version.
 type Beginnings struct {
-	Next    http.RoundTripper
-	mutex   sync.Mutex
-	began   []string
-	All     []string
-	wentOn  int
+	Next  http.RoundTripper
+	mutex sync.Mutex
+	count Count
+}
+
+// Count is what has been counted so far.
+type Count struct {
+	// Began lists the requests that begin anew, and All describes all requests.
+	Began, All []string
+	// WentOn is the number of requests that continue from a version.
+	WentOn int
+	// Sources counts the answers by their source.
 	Sources map[string]int
 }
 
@@ -32,24 +40,27 @@ func (b *Beginnings) RoundTrip(r *http.Request) (*http.Response, error) {
 	b.mutex.Lock()
 	defer b.mutex.Unlock()
 	if goesOn {
-		b.wentOn++
+		b.count.WentOn++
 	} else {
-		b.began = append(b.began, r.URL.RequestURI())
+		b.count.Began = append(b.count.Began, r.URL.RequestURI())
 	}
 	source := fmt.Sprint(err)
 	if err == nil {
+		if b.count.Sources == nil {
+			b.count.Sources = map[string]int{}
+		}
 		source = response.Header.Get("X-Watershed-Source")
-		b.Sources[source]++
+		b.count.Sources[source]++
 	}
-	b.All = append(b.All, fmt.Sprintf("%v %s: %s", asked.Format("05.000"), query.Get("resourceVersion"), source))
+	b.count.All = append(b.count.All, fmt.Sprintf("%v %s: %s", asked.Format("05.000"), query.Get("resourceVersion"), source))
 	return response, err
 }
 
-// Count returns both numbers.
-func (b *Beginnings) Count() (began []string, wentOn int) {
+// Count returns a copy, which later requests do not change.
+func (b *Beginnings) Count() Count {
 	b.mutex.Lock()
 	defer b.mutex.Unlock()
-	return slices.Clone(b.began), b.wentOn
+	return Count{slices.Clone(b.count.Began), slices.Clone(b.count.All), b.count.WentOn, maps.Clone(b.count.Sources)}
 }
 
 // Tale records what an informer told of each object: its versions in order, and its deletion.
