@@ -16,7 +16,6 @@ func TestAnswersConformToUpstream(t *testing.T) {
 	t.Run("generated", conformance.Generated)
 	t.Run("watches", conformance.Watches)
 	t.Run("faults", conformance.PlantedFaults)
-	t.Run("known", conformance.KnownDifferences)
 	t.Run("history", conformance.EventsHistory)
 }
 

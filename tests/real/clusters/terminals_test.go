@@ -95,7 +95,7 @@ func TestTerminalsCostUpstreamLittle(t *testing.T) {
 // forwarded returns the number of answers that came from upstream.
 func forwarded(tally *fleet.Tally) (forwarded int) {
 	for read, count := range tally.Reads() {
-		if !read.FromMemory() {
+		if read.Forwarded() {
 			forwarded += count
 		}
 	}

@@ -25,6 +25,13 @@ type Answer struct {
 	Body   string
 }
 
+// FromMemory reports whether a source, as watershed names it in X-Watershed-Source, is an answer from
+// the objects or events in memory. Forwarded answers are not, nor are refusals, documents, and answers
+// that several clients share.
+func FromMemory(source string) bool {
+	return source == "snapshot" || source == "window" || source == "linearizable"
+}
+
 // Plain returns the body uncompressed. Two compressors need not produce the same bytes.
 func (a Answer) Plain() (string, error) {
 	if a.Header.Get("Content-Encoding") != "gzip" || a.Body == "" {

@@ -1,30 +1,15 @@
 package compare
 
 import (
-	"strings"
 	"sync"
 	"testing"
 
 	"watershed.test/real/internal/api"
+	"watershed.test/real/internal/testbed"
 )
 
-// KnownDifference is a way in which watershed is known to differ from upstream. Its requests
-// show the difference. Once they no longer do, the entry has to be removed.
-type KnownDifference struct {
-	Name, Reason string
-	// Is reports whether a difference is this one.
-	Is func(r api.Request, want, got api.Answer) bool
-	// Shown returns requests that differ.
-	Shown func(t *testing.T) []api.Request
-}
-
-// KnownDifferences lists all known differences. There are none at present.
-var KnownDifferences []KnownDifference
-
-// FromMemory reports whether watershed answered without upstream.
-func FromMemory(a api.Answer) bool {
-	return !strings.HasPrefix(a.Header.Get("X-Watershed-Source"), "forward")
-}
+// FromMemory reports whether watershed answered with objects or events that it holds.
+func FromMemory(a api.Answer) bool { return api.FromMemory(a.Header.Get("X-Watershed-Source")) }
 
 // Findings collects the differences of many requests.
 type Findings struct {
@@ -36,19 +21,41 @@ type Findings struct {
 	// repeated counts pairs that were compared again, as one answer might have been a moment old.
 	repeated int
 	Sources  map[string]int
-	known    map[string]int
 	Statuses map[int]int
+	// Events counts the compared events of watches that were open meanwhile.
+	Events int
+}
+
+// FromMemory returns the number of answers with objects or events that the proxy holds.
+func (f *Findings) FromMemory() (n int) {
+	for source, count := range f.Sources {
+		if api.FromMemory(source) {
+			n += count
+		}
+	}
+	return n
+}
+
+// RequireSources fails the test unless each of these is the source of an answer. With REAL_DIRECT
+// there are no sources.
+func (f *Findings) RequireSources(sources ...string) {
+	f.T.Helper()
+	for _, source := range sources {
+		if f.Sources[source] == 0 && !testbed.Direct {
+			f.T.Errorf("no answer is from %q: %v", source, f.Sources)
+		}
+	}
 }
 
 // ShownDifferences is the number of differences that are reported at length.
 const ShownDifferences = 12
 
-// Add records a verdict and reports its difference, if that is not known.
+// Add records a verdict and reports its difference.
 func (f *Findings) Add(r api.Request, v Verdict) {
 	f.mutex.Lock()
 	defer f.mutex.Unlock()
 	if f.Sources == nil {
-		f.Sources, f.known, f.Statuses = map[string]int{}, map[string]int{}, map[int]int{}
+		f.Sources, f.Statuses = map[string]int{}, map[int]int{}
 	}
 	f.pairs++
 	if v.Repeated {
@@ -58,12 +65,6 @@ func (f *Findings) Add(r api.Request, v Verdict) {
 	f.Statuses[v.Want.Status]++
 	if v.Difference == "" {
 		return
-	}
-	for _, k := range KnownDifferences {
-		if k.Is(r, v.Want, v.Got) {
-			f.known[k.Name]++
-			return
-		}
 	}
 	if f.differences++; f.differences <= ShownDifferences {
 		f.T.Errorf("%v Accept: %q, answered from %q\n%s", r, r.Accept, v.Got.Header.Get("X-Watershed-Source"), v.Difference)
@@ -80,5 +81,5 @@ func (f *Findings) Report() {
 	if most := 5 + f.pairs/50; f.repeated > most {
 		f.T.Errorf("%d of %d pairs differed at first", f.repeated, f.pairs)
 	}
-	f.T.Logf("%d pairs; answered from %v; statuses %v; known differences %v", f.pairs, f.Sources, f.Statuses, f.known)
+	f.T.Logf("%d pairs; answered from %v; statuses %v", f.pairs, f.Sources, f.Statuses)
 }

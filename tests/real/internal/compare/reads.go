@@ -121,6 +121,12 @@ func CompareAll(t *testing.T, requests []api.Request) *Findings {
 // returned.
 func SameEvents(t *testing.T, watches []api.Request, write func() (last string)) (events int) {
 	t.Helper()
+	return Events(t, watches, write).Events
+}
+
+// Events does the same and returns everything it found.
+func Events(t *testing.T, watches []api.Request, write func() (last string)) *Findings {
+	t.Helper()
 	var all [2][]*openAnswer
 	var begun sync.WaitGroup
 	for i, to := range testbed.Targets() {
@@ -141,10 +147,10 @@ func SameEvents(t *testing.T, watches []api.Request, write func() (last string))
 		difference := Sides{testbed.Upstream, testbed.Proxied}.Differ(r, want, got)
 		found.Add(r, Verdict{Want: want.Answer, Got: got.Answer, Difference: difference})
 		frames, _ := want.Frames()
-		events += len(frames)
+		found.Events += len(frames)
 	}
 	found.Report()
-	return events
+	return found
 }
 
 // openAnswer is an answer that is still arriving.

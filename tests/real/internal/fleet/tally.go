@@ -17,8 +17,11 @@ import (
 // Read is a kind of answered read: who asked for what, and where the answer came from.
 type Read struct{ Client, Verb, Form, Source string }
 
-// FromMemory reports whether the proxy answered without forwarding.
-func (r Read) FromMemory() bool { return !strings.HasPrefix(r.Source, "forward") }
+// FromMemory reports whether the proxy answered with objects or events that it holds.
+func (r Read) FromMemory() bool { return api.FromMemory(r.Source) }
+
+// Forwarded reports whether upstream answered.
+func (r Read) Forwarded() bool { return strings.HasPrefix(r.Source, "forward") }
 
 // Tally counts answers to reads.
 type Tally struct {
