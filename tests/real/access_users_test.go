@@ -60,6 +60,10 @@ func TestUsersNeverSeeObjectsTheyMayNotRead(t *testing.T) {
 	if found.Reads < crowd.FewestReads || watched.Load() < 100 || flips < 2 {
 		t.Error("there are too few answers to judge by")
 	}
+	// What upstream answers shows nobody too much. About a fifth comes from memory, and half is refused here.
+	if granted := found.FromMemory(); !testbed.Direct && (granted < crowd.FewestReads/10 || found.Sources["access"] < crowd.FewestReads/10) {
+		t.Errorf("only %d grants from memory, and %d refusals by the proxy", granted, found.Sources["access"])
+	}
 	c.Taken()
 }
 

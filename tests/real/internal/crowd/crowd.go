@@ -225,6 +225,16 @@ func (f *Findings) tell(format string, args ...any) {
 	}
 }
 
+// FromMemory returns the number of answers with objects or events that the proxy holds.
+func (f *Findings) FromMemory() (n int) {
+	for source, count := range f.Sources {
+		if api.FromMemory(source) {
+			n += count
+		}
+	}
+	return n
+}
+
 // Report fails the test for every leak and every wrong answer.
 func (f *Findings) Report(t *testing.T) {
 	t.Helper()
@@ -323,22 +333,30 @@ func (c *Crowd) Read(atLeast int, chance func(int) int, as func(user string) str
 
 // Flip grants and revokes the rights of one user until the context ends.
 func (c *Crowd) Flip(ctx context.Context) (flips int) {
-	for there := true; ; there = !there {
+	flip := func(there bool) error {
+		if there {
+			return c.rights.TryUnbind(c.red, "acting")
+		}
+		return c.rights.TryBindTo(c.red, "acting", "Role", rights.User("acting"))
+	}
+	there := true
+	for ctx.Err() == nil {
 		select {
 		case <-ctx.Done():
-			if !there {
-				c.rights.BindTo(c.red, "acting", "Role", rights.User("acting"))
-			}
-			return flips
 		case <-time.After(700 * time.Millisecond):
-		}
-		flips++
-		if there {
-			c.rights.Unbind(c.red, "acting")
-		} else {
-			c.rights.BindTo(c.red, "acting", "Role", rights.User("acting"))
+			if err := flip(there); err != nil {
+				c.t.Error(err)
+				return flips
+			}
+			flips, there = flips+1, !there
 		}
 	}
+	if !there {
+		if err := flip(there); err != nil {
+			c.t.Error(err)
+		}
+	}
+	return flips
 }
 
 // Write changes objects until the context ends. Their marks stay.

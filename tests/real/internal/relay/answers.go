@@ -51,12 +51,13 @@ func StartAnswers(t *testing.T, to api.Target, certificate, key string) *Answers
 	t.Helper()
 	a := &Answers{healed: make(chan struct{}), streams: map[*stream]struct{}{}}
 	transport := &http.Transport{TLSClientConfig: to.TLS(), ForceAttemptHTTP2: true}
+	address := require.Value(url.Parse(to.URL))(t)
 	proxy := &httputil.ReverseProxy{
 		Transport:     transport,
 		FlushInterval: -1,
 		// A client that goes away is not worth a log line.
 		ErrorLog:       log.New(io.Discard, "", 0),
-		Rewrite:        func(r *httputil.ProxyRequest) { r.SetURL(require.Value(url.Parse(to.URL))(t)) },
+		Rewrite:        func(r *httputil.ProxyRequest) { r.SetURL(address) },
 		ModifyResponse: a.modify,
 	}
 	a.server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -98,22 +98,35 @@ func (r Rights) BindTo(ns, name, kind string, subjects ...rbacv1.Subject) {
 	meta := metav1.ObjectMeta{Name: r.prefix + name}
 	role := rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: kind, Name: meta.Name}
 	if ns != "" {
-		require.Value(r.api.RoleBindings(ns).Create(ctx, &rbacv1.RoleBinding{ObjectMeta: meta, RoleRef: role, Subjects: subjects}, metav1.CreateOptions{}))(r.t)
+		require.NoError(r.t, r.TryBindTo(ns, name, kind, subjects...))
 		return
 	}
 	require.Value(r.api.ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{ObjectMeta: meta, RoleRef: role, Subjects: subjects}, metav1.CreateOptions{}))(r.t)
 	r.t.Cleanup(func() { r.api.ClusterRoleBindings().Delete(ctx, meta.Name, metav1.DeleteOptions{}) })
 }
 
+// TryBindTo binds a role of another kind in a namespace. It does not fail the test, which only the
+// test's own goroutine may do.
+func (r Rights) TryBindTo(ns, name, kind string, subjects ...rbacv1.Subject) error {
+	meta := metav1.ObjectMeta{Name: r.prefix + name}
+	role := rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: kind, Name: meta.Name}
+	_, err := r.api.RoleBindings(ns).Create(context.Background(), &rbacv1.RoleBinding{ObjectMeta: meta, RoleRef: role, Subjects: subjects}, metav1.CreateOptions{})
+	return err
+}
+
 // Unbind deletes a binding.
 func (r Rights) Unbind(ns, name string) {
 	r.t.Helper()
+	require.NoError(r.t, r.TryUnbind(ns, name))
+}
+
+// TryUnbind does the same, and does not fail the test.
+func (r Rights) TryUnbind(ns, name string) error {
 	ctx := context.Background()
 	if ns == "" {
-		require.NoError(r.t, r.api.ClusterRoleBindings().Delete(ctx, r.prefix+name, metav1.DeleteOptions{}))
-		return
+		return r.api.ClusterRoleBindings().Delete(ctx, r.prefix+name, metav1.DeleteOptions{})
 	}
-	require.NoError(r.t, r.api.RoleBindings(ns).Delete(ctx, r.prefix+name, metav1.DeleteOptions{}))
+	return r.api.RoleBindings(ns).Delete(ctx, r.prefix+name, metav1.DeleteOptions{})
 }
 
 // AccountToken has upstream issue a token of a service account, for audiences or for upstream
