@@ -85,7 +85,7 @@ func TestListsAndObjectsAreCompressedLikeUpstream(t *testing.T) {
 			}
 			wantHead, wantBody := read(testbed.Upstream)
 			gotHead, gotBody := read(testbed.Proxied)
-			if wantHead != gotHead || !compare.EqualLists(wantBody, gotBody) {
+			if wantHead != gotHead || !compare.EqualLists(t, wantBody, gotBody) {
 				t.Errorf("%s, %q: bodies equal: %v\nupstream: %s\nproxied:  %s", path, accept, wantBody == gotBody, wantHead, gotHead)
 			}
 		}
@@ -196,6 +196,10 @@ func TestCompressedWatchesMatchUpstream(t *testing.T) {
 	}
 	asked.Wait()
 	t.Logf("compressed of %d, by where they are from: %v", len(requests), compressed)
+	// Some releases do not compress watches.
+	if compressionOfWatch(t, testbed.Upstream, "/api/v1/configmaps", api.JSONType) != "" && compressed["snapshot"] == 0 && !testbed.Direct {
+		t.Errorf("no compressed watch comes from memory: %v", compressed)
+	}
 }
 
 // TestCompressedWatchesArePrompt reads each event of a compressed watch before anything else
@@ -322,6 +326,9 @@ func TestInformersFollowCompressedWatches(t *testing.T) {
 			t.Log(answers)
 			if testbed.Direct {
 				return
+			}
+			if len(answers["upstream"]) == 0 {
+				t.Error("no informer opened a watch that begins with the state")
 			}
 			for how, n := range answers["upstream"] {
 				got := answers["proxied"][how+"snapshot"]

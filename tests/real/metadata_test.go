@@ -68,7 +68,7 @@ func metadataIsUpstreams(t *testing.T) {
 			equal := func(r api.Request) api.Answer {
 				t.Helper()
 				want, got := testbed.Upstream.Must(t, r), testbed.Proxied.Must(t, r)
-				if !compare.EqualLists(want.Body, got.Body) || want.Header.Get("Content-Type") != got.Header.Get("Content-Type") {
+				if !compare.EqualLists(t, want.Body, got.Body) || want.Header.Get("Content-Type") != got.Header.Get("Content-Type") {
 					t.Errorf("%v\nupstream: %s %q\nproxied:  %s %q", r, want.Header.Get("Content-Type"), want.Body, got.Header.Get("Content-Type"), got.Body)
 				}
 				if source := got.Header.Get("X-Watershed-Source"); !testbed.Direct && source != "snapshot" {

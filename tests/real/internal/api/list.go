@@ -33,35 +33,38 @@ func (t ContinueToken) String() string {
 	return base64.RawURLEncoding.EncodeToString([]byte(JSON(t)))
 }
 
+// spellings holds what WritesSlash has found, by URL.
 var spellings sync.Map
 
 // WritesSlash reports whether upstream starts the keys in continue tokens with a slash. Older
 // releases read pages at a version from etcd and omit the slash. All releases read both
 // spellings.
-func (t Target) WritesSlash() bool {
-	learned, _ := spellings.LoadOrStore(t.URL, sync.OnceValue(func() bool {
-		v, err := t.Revision()
-		if err != nil {
-			panic(err)
-		}
-		a, err := t.Try(Request{Path: fmt.Sprintf("/api/v1/namespaces?limit=1&resourceVersion=%d", v)})
-		if err != nil {
-			panic(err)
-		}
-		page, _, _ := ParseList("application/json", a.Body)
-		token, err := ParseContinueToken(page.Continue)
-		if err != nil || token.Start == "" {
-			panic(fmt.Sprintf("upstream returns no token: %v %s", err, a.Body))
-		}
-		return strings.HasPrefix(token.Start, "/")
-	}))
-	return learned.(func() bool)()
+func (t Target) WritesSlash() (bool, error) {
+	if known, ok := spellings.Load(t.URL); ok {
+		return known.(bool), nil
+	}
+	v, err := t.Revision()
+	if err != nil {
+		return false, err
+	}
+	a, err := t.Try(Request{Path: fmt.Sprintf("/api/v1/namespaces?limit=1&resourceVersion=%d", v)})
+	if err != nil {
+		return false, err
+	}
+	page, _, _ := ParseList("application/json", a.Body)
+	token, err := ParseContinueToken(page.Continue)
+	if err != nil || token.Start == "" {
+		return false, fmt.Errorf("upstream returns no token: %v: %d %s", err, a.Status, a.Body)
+	}
+	slash := strings.HasPrefix(token.Start, "/")
+	spellings.Store(t.URL, slash)
+	return slash, nil
 }
 
-// Spelled returns a token in the form in which tokens are compared. It drops the slash unless
+// Spelled returns a token in the form in which tokens are compared: without the slash, unless
 // upstream writes it.
-func (t Target) Spelled(token ContinueToken) ContinueToken {
-	if !t.WritesSlash() {
+func (token ContinueToken) Spelled(slash bool) ContinueToken {
+	if !slash {
 		token.Start = strings.TrimPrefix(token.Start, "/")
 	}
 	return token
