@@ -163,7 +163,10 @@ func TestRecreatedCustomTypeShowsNoOldObjects(t *testing.T) {
 		testbed.Proxied.Must(t, api.Request{Method: "POST", Path: w.Path(ns, ""), Body: w.Object(name, round)})
 		poll.Until(t, "a list through the proxy", func() error {
 			a := testbed.Proxied.Send(t, api.Request{Path: w.Path(ns, "") + "?resourceVersion=0"})
-			if a.Status != 200 || !strings.Contains(a.Body, name) || strings.Contains(a.Body, fmt.Sprintf("round-%d", 1-round)) {
+			if a.Status == 200 && strings.Contains(a.Body, fmt.Sprintf("round-%d", 1-round)) {
+				t.Fatalf("an object of the deleted type is in the list of the new one: %s", a.Body)
+			}
+			if a.Status != 200 || !strings.Contains(a.Body, name) {
 				return fmt.Errorf("%d %s", a.Status, a.Body)
 			}
 			return nil
