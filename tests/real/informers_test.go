@@ -65,16 +65,20 @@ func TestInformersWithSelectorsMatchUpstream(t *testing.T) {
 	informertest.WatchLists(t, func(t *testing.T) {
 		client := api.Clientset(t, testbed.Proxied)
 		direct := api.Clientset(t, testbed.Upstream)
-		for _, form := range []metav1.ListOptions{
-			{},
-			{LabelSelector: "round=1"},
-			{LabelSelector: "round notin (2)"},
-			{FieldSelector: "metadata.name=NAME"},
-			{FieldSelector: "metadata.name!=NAME", LabelSelector: "round"},
+		for _, form := range []struct {
+			metav1.ListOptions
+			// The least numbers of selected objects after each step.
+			created, labelled, changed int
+		}{
+			{metav1.ListOptions{}, 3, 3, 3},
+			{metav1.ListOptions{LabelSelector: "round=1"}, 0, 2, 0},
+			{metav1.ListOptions{LabelSelector: "round notin (2)"}, 3, 3, 2},
+			{metav1.ListOptions{FieldSelector: "metadata.name=NAME"}, 1, 1, 0},
+			{metav1.ListOptions{FieldSelector: "metadata.name!=NAME", LabelSelector: "round"}, 0, 1, 1},
 		} {
 			t.Run(form.LabelSelector+" "+form.FieldSelector, func(t *testing.T) {
 				l := informertest.NewObjects(t)
-				options := form
+				options := form.ListOptions
 				options.FieldSelector = strings.ReplaceAll(form.FieldSelector, "NAME", l.Name("b"))
 				list := func(ctx context.Context, of informertest.Type) ([]any, error) {
 					return items(direct.CoreV1().ConfigMaps(l.Namespace).List(ctx, options))
@@ -94,9 +98,11 @@ func TestInformersWithSelectorsMatchUpstream(t *testing.T) {
 					return nil
 				})
 				l.Create(t, informertest.ConfigMaps, "a", "b", "c")
-				informertest.Follow(t, "created", informertest.ConfigMaps, informer.GetStore(), list, l.Mark, 0)
+				informertest.Follow(t, "created", informertest.ConfigMaps, informer.GetStore(), list, l.Mark, form.created)
+				l.Label(t, informertest.ConfigMaps, "1")
+				informertest.Follow(t, "labelled", informertest.ConfigMaps, informer.GetStore(), list, l.Mark, form.labelled)
 				l.Change(t, informertest.ConfigMaps)
-				informertest.Follow(t, "changed", informertest.ConfigMaps, informer.GetStore(), list, l.Mark, 0)
+				informertest.Follow(t, "changed", informertest.ConfigMaps, informer.GetStore(), list, l.Mark, form.changed)
 			})
 		}
 	})

@@ -90,7 +90,7 @@ func (s state) note(object any, mark string) error {
 // Lister lists the objects at upstream with the same kind of client.
 type Lister func(ctx context.Context, of Type) ([]any, error)
 
-// Follow waits until a store equals upstream's list.
+// Follow waits until a store equals upstream's list, which has at least so many objects.
 func Follow(t *testing.T, step string, of Type, store cache.Store, list Lister, mark string, least int) {
 	t.Helper()
 	poll.Until(t, fmt.Sprintf("%s: the informer on %s shows what upstream lists", step, of.Resource.Resource), func() error {
@@ -187,16 +187,21 @@ func (l *Objects) Create(t *testing.T, w Type, names ...string) {
 	}
 }
 
-// Change labels, relabels and deletes objects, so that selectors gain and lose them.
+// Label labels two of the objects, so that selectors gain and lose them.
+func (l *Objects) Label(t *testing.T, w Type, round string) {
+	t.Helper()
+	patch := fmt.Sprintf(`{"metadata":{"labels":{"round":"%s"}}}`, round)
+	for _, name := range []string{"a", "b"} {
+		require.Value(l.on(w).Patch(context.Background(), l.Name(name), types.MergePatchType, []byte(patch), metav1.PatchOptions{}))(t)
+	}
+}
+
+// Change labels, relabels and deletes objects.
 func (l *Objects) Change(t *testing.T, w Type) {
 	t.Helper()
 	ctx := context.Background()
-	for _, round := range []string{"1", "2"} {
-		patch := fmt.Sprintf(`{"metadata":{"labels":{"round":"%s"}}}`, round)
-		for _, name := range []string{"a", "b"} {
-			require.Value(l.on(w).Patch(ctx, l.Name(name), types.MergePatchType, []byte(patch), metav1.PatchOptions{}))(t)
-		}
-	}
+	l.Label(t, w, "1")
+	l.Label(t, w, "2")
 	require.NoError(t, l.on(w).Delete(ctx, l.Name("b"), metav1.DeleteOptions{}))
 	l.Create(t, w, "d")
 	// A recreated object has another uid and is another object.
