@@ -18,7 +18,7 @@ import (
 // have its internalTrafficPolicy then, and what is read has not.
 func TestExternalServicesAreReadAsUpstreamReadsThem(t *testing.T) {
 	collection := "/api/v1/namespaces/" + objects.Namespace(t) + "/services"
-	holdInBothForms(t, "/api/v1/services")
+	compare.AwaitHeld(t, testbed.Proxied, "/api/v1/services")
 	testbed.Upstream.Must(t, api.Request{Method: "POST", Path: collection, Body: `{"metadata":{"name":"a","labels":{"a":"b"}},"spec":{"ports":[{"port":80}]}}`})
 	compare.SettleNewest(t, collection)
 	var watches []api.Request
@@ -27,14 +27,14 @@ func TestExternalServicesAreReadAsUpstreamReadsThem(t *testing.T) {
 			watches = append(watches, api.Request{Path: collection + "?watch=1&resourceVersion=0" + query, Accept: accept})
 		}
 	}
-	compare.SameEvents(t, watches, func() (last string) {
+	compare.Events(t, watches, func() (last string) {
 		testbed.Upstream.Must(t, api.Request{
 			Method: "PATCH", Path: collection + "/a", ContentType: api.MergePatch,
 			Body: `{"spec":{"type":"ExternalName","externalName":"b.test"}}`,
 		})
 		testbed.Upstream.Must(t, api.Request{Method: "POST", Path: collection, Body: `{"metadata":{"name":"last","labels":{"a":"b"}},"spec":{"ports":[{"port":80}]}}`})
 		return "last"
-	})
+	}).RequireSources("snapshot")
 	compareReadForms(t, collection, "a")
 }
 
@@ -54,19 +54,11 @@ func TestOldClaimsAreReadAsUpstreamReadsThem(t *testing.T) {
 	client := require.Value(clientv3.New(clientv3.Config{Endpoints: []string{testbed.Shared.Etcd}}))(t)
 	defer client.Close()
 	require.Value(client.Put(context.Background(), "/registry/persistentvolumeclaims/"+ns+"/a", old))(t)
-	holdInBothForms(t, "/api/v1/persistentvolumeclaims")
+	compare.AwaitHeld(t, testbed.Proxied, "/api/v1/persistentvolumeclaims")
 	testbed.Upstream.Must(t, api.Request{
 		Method: "PATCH", Path: collection + "/a/status", ContentType: api.MergePatch, Body: `{"status":{"phase":"Bound"}}`,
 	})
 	compareReadForms(t, collection, "a")
-}
-
-// holdInBothForms makes the proxy follow a type in JSON and protobuf.
-func holdInBothForms(t *testing.T, collection string) {
-	t.Helper()
-	for _, accept := range []string{"application/json", api.ProtobufType} {
-		testbed.Proxied.Must(t, api.Request{Path: collection + "?resourceVersion=0", Accept: accept})
-	}
 }
 
 // compareReadForms compares what is read after the last event: gets, lists, and watches that begin
@@ -80,5 +72,5 @@ func compareReadForms(t *testing.T, collection, name string) {
 			requests = append(requests, api.Request{Path: collection + path, Accept: accept})
 		}
 	}
-	compare.CompareAll(t, requests)
+	compare.CompareAll(t, requests).RequireSources("snapshot", "linearizable")
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 	"testing"
 
@@ -12,6 +13,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"watershed.test/real/internal/api"
+	"watershed.test/real/internal/compare"
 	"watershed.test/real/internal/objects"
 	"watershed.test/real/internal/random"
 	"watershed.test/real/internal/require"
@@ -147,11 +149,15 @@ func TestProtobufWritesReachUpstream(t *testing.T) {
 func TestReadsShowEveryAcknowledgedWrite(t *testing.T) {
 	ns := objects.Namespace(t)
 	path := "/api/v1/namespaces/" + ns + "/configmaps"
+	compare.AwaitHeld(t, testbed.Proxied, "/api/v1/configmaps")
+	sources := map[string]int{}
 	for n := range 40 {
 		name := fmt.Sprintf("cm-%d", n)
 		testbed.Targets()[n%2].Must(t, api.Request{Method: "POST", Path: path, Body: api.JSON(objects.WithKind(objects.ConfigMap(name)))})
 		for _, query := range []string{"", "?limit=1000", "?fieldSelector=metadata.name%3D" + name} {
-			if a := testbed.Proxied.Must(t, api.Request{Path: path + query}); !strings.Contains(a.Body, `"name":"`+name+`"`) {
+			a := testbed.Proxied.Must(t, api.Request{Path: path + query})
+			sources[a.Header.Get("X-Watershed-Source")]++
+			if !strings.Contains(a.Body, `"name":"`+name+`"`) {
 				t.Fatalf("%s was created, and a list %q after that does not have it: %s", name, query, a.Body)
 			}
 		}
@@ -162,13 +168,17 @@ func TestReadsShowEveryAcknowledgedWrite(t *testing.T) {
 			}
 		}
 	}
+	t.Logf("answered from %v", sources)
+	if sources["linearizable"] == 0 && !testbed.Direct {
+		t.Errorf("no list comes from memory: %v", sources)
+	}
 }
 
-// TestDeletionsOfOneVersionAreAllDelivered lets a lease expire, whereupon etcd deletes all its
-// objects in one revision. Each deletion is an event of its own, all with one version.
+// TestDeletionsOfOneVersionAreAllDelivered deletes objects in one transaction of etcd. Each deletion
+// is an event of its own, all with one version, as those of objects whose lease expires.
 func TestDeletionsOfOneVersionAreAllDelivered(t *testing.T) {
 	ns := objects.Namespace(t)
-	testbed.Proxied.Must(t, api.Request{Path: "/api/v1/configmaps?resourceVersion=0"})
+	compare.AwaitHeld(t, testbed.Proxied, "/api/v1/configmaps")
 	const count = 5
 	var deletions []clientv3.Op
 	for i := range count {
@@ -188,11 +198,22 @@ func TestDeletionsOfOneVersionAreAllDelivered(t *testing.T) {
 	defer client.Close()
 	require.Value(client.Txn(context.Background()).Then(deletions...).Commit())(t)
 	marker := require.Value(api.Clientset(t, testbed.Upstream).CoreV1().ConfigMaps(ns).Create(context.Background(), objects.ConfigMap("marker"), metav1.CreateOptions{}))(t)
+	if source := watches[1].Header.Get("X-Watershed-Source"); source != "snapshot" && !testbed.Direct {
+		t.Errorf("the proxy's watch is from %q", source)
+	}
+	var told [2][]string
 	for i, to := range testbed.Targets() {
+		names, versions := map[string]bool{}, map[string]bool{}
 		for range count {
-			if e := watches[i].Next(t); e.Type != "DELETED" {
+			e := watches[i].Next(t)
+			if e.Type != "DELETED" {
 				t.Errorf("%s: not a deletion: %s", to.Name, e.Raw)
 			}
+			names[e.Object.Metadata.Name], versions[e.Object.Metadata.ResourceVersion] = true, true
+			told[i] = append(told[i], e.Raw)
+		}
+		if len(names) != count || len(versions) != 1 {
+			t.Errorf("%s: deletions of %v at the versions %v", to.Name, names, versions)
 		}
 		if e := watches[i].Next(t); e.String() != "ADDED marker" {
 			t.Errorf("%s: not the marker: %s", to.Name, e.Raw)
@@ -201,5 +222,8 @@ func TestDeletionsOfOneVersionAreAllDelivered(t *testing.T) {
 		if strings.Contains(a.Body, "one-of-") {
 			t.Errorf("%s: a deleted object is still there: %s", to.Name, a.Body)
 		}
+	}
+	if !slices.Equal(told[0], told[1]) {
+		t.Errorf("upstream: %s\nproxied:  %s", told[0], told[1])
 	}
 }
