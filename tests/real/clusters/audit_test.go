@@ -186,6 +186,19 @@ func TestAuditLogMatchesUpstream(t *testing.T) {
 	}
 
 	logged, differ := 0, []string(nil)
+	// pairs holds the Audit-Ids of each request at both sides.
+	var pairs [][2]string
+	// compareEvents returns upstream's events of a pair, and how the proxy's differ.
+	compareEvents := func(ids [2]string) (wanted []string, err error) {
+		if wanted, err = auditEvents(wantedLog, ids[0]); err != nil {
+			return nil, err
+		}
+		got, err := auditEvents(gotLog, ids[1])
+		if err != nil {
+			return nil, err
+		}
+		return wanted, auditDifference(wanted, got)
+	}
 	for i, r := range requests {
 		headers := map[string]string{}
 		maps.Copy(headers, r.Header)
@@ -214,15 +227,10 @@ func TestAuditLogMatchesUpstream(t *testing.T) {
 		var wanted []string
 		poll.Until(t, "the same events: "+r.Path+" "+r.User, func() error {
 			var err error
-			if wanted, err = auditEvents(wantedLog, ids[0]); err != nil {
-				return err
-			}
-			got, err := auditEvents(gotLog, ids[1])
-			if err != nil {
-				return err
-			}
-			return auditDifference(wanted, got)
+			wanted, err = compareEvents(ids)
+			return err
 		})
+		pairs = append(pairs, ids)
 		logged += len(wanted)
 		differ = append(differ, wanted...)
 	}
@@ -246,19 +254,33 @@ func TestAuditLogMatchesUpstream(t *testing.T) {
 		require.NoError(t, err)
 	}
 	poll.Until(t, "the same events of a client that goes away", func() error {
-		wanted, err := auditEvents(wantedLog, ids[0])
-		if err != nil {
-			return err
+		wanted, err := compareEvents(ids)
+		if err == nil && len(wanted) != 3 {
+			err = poll.ErrNotYet
 		}
-		got, err := auditEvents(gotLog, ids[1])
-		if err != nil {
-			return err
-		}
-		if len(wanted) != 3 {
-			return poll.ErrNotYet
-		}
-		return auditDifference(wanted, got)
+		return err
 	})
+	pairs = append(pairs, ids)
+
+	// Events of requests that upstream does not log would come later than the first look at them. What
+	// is logged before this request's events is in both files now.
+	var last [2]string
+	for j, to := range []api.Target{up, px} {
+		last[j] = "last-" + to.Name
+		to.Must(t, api.Request{Path: here + "/configmaps?resourceVersion=0", Header: map[string]string{"Audit-Id": last[j]}})
+	}
+	poll.Until(t, "the events of the last request", func() error {
+		wanted, err := compareEvents(last)
+		if err == nil && len(wanted) == 0 {
+			err = poll.ErrNotYet
+		}
+		return err
+	})
+	for _, ids := range pairs {
+		if _, err := compareEvents(ids); err != nil {
+			t.Errorf("after the last request, the events of %v: %v", ids, err)
+		}
+	}
 
 	// This checks the comparison: it has to find a difference in every place of every event.
 	for _, line := range differ {
