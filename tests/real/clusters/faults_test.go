@@ -190,6 +190,10 @@ func onlyServer(t *testing.T, s *workload.Stage) {
 		cost[name] = n - lists[name]
 	}
 	t.Logf("the proxy listed again: %v", cost)
+	// Otherwise it was not shown that a lost history is told.
+	if expired == 0 || usage.Total(cost) == 0 {
+		t.Errorf("%d watches got a 410, and the proxy listed again %v: no history was lost", expired, cost)
+	}
 	for name := range cost {
 		t.Logf("lists of %s at the new server, by code: %v", name, usage.ListCodes(t, s.Cluster, name))
 	}
