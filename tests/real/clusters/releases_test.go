@@ -1,7 +1,6 @@
 package clusters
 
 import (
-	"cmp"
 	"fmt"
 	"maps"
 	"net/http"
@@ -281,8 +280,10 @@ func TestWatchesLoseNothingDuringAnUpgrade(t *testing.T) {
 	if os.Getenv("REAL_OLD_BIN") == "" || testbed.Direct {
 		t.Skip("REAL_OLD_BIN is not set")
 	}
-	rounds := 0
-	fmt.Sscan(cmp.Or(os.Getenv("REAL_ROUNDS"), "6"), &rounds)
+	rounds := fromEnvironment(t, "REAL_ROUNDS", 6)
+	if rounds < 1 {
+		t.Fatalf("REAL_ROUNDS is %d", rounds)
+	}
 	c := require.Value(testbed.Start(append(olderRelease(t), "--apiservers", "3")...))(t)
 	t.Cleanup(c.Stop)
 	s := &workload.Stage{Cluster: c, Widget: objects.NewWidget(t), Stable: api.Target{Name: "keeper", URL: c.Servers[workload.StableServer], CA: c.CA, Tokens: c.Users}}

@@ -116,7 +116,7 @@ func (r *restoration) create(t *testing.T, name string, count int) {
 	t.Helper()
 	parallel.ForEach(4, make([]string, count), func(i int, _ string) {
 		body := fmt.Sprintf(`{"metadata":{"name":"%s-%d"}}`, name, i)
-		r.cluster.Upstream().Try(api.Request{Method: "POST", Path: consistentConfigMaps, Body: body})
+		r.cluster.Upstream().Must(t, api.Request{Method: "POST", Path: consistentConfigMaps, Body: body})
 	})
 }
 
