@@ -68,33 +68,41 @@ func TestFollowedRolesExplainGrants(t *testing.T) {
 			if grant.role == "ClusterRole" {
 				of = ""
 			}
-			r.Role(of, account, grant.rules...)
-			r.BindTo(grant.in, account, grant.role, rights.User("nobody"), grant.subject)
 			list := api.Request{Path: grant.path + "?resourceVersion=0", User: rights.AccountToken(t, ns, account)}
 			explained := func() map[string]int { return p.ByLabel(t, "watershed_rbac_grants_total", "explained") }
-			before := explained()["yes"]
-			answered(t, p.Target, 200, list)
-			// kube-apiserver may use the binding before the proxy learns of it.
-			poll.Until(t, "the grant is explained", func() error {
-				counts := explained()
-				if counts["yes"] > before {
-					return nil
-				}
-				time.Sleep(1100 * time.Millisecond)
+			var took time.Duration
+			// By itself the grant would be renewed for 24 seconds. On a busy machine its end may be late, too.
+			for range 3 {
+				r.Role(of, account, grant.rules...)
+				r.BindTo(grant.in, account, grant.role, rights.User("nobody"), grant.subject)
+				before := explained()["yes"]
 				answered(t, p.Target, 200, list)
-				return fmt.Errorf("%v", counts)
-			})
-			began := time.Now()
-			if grant.role == "Role" {
-				r.DropRole(ns, account)
-			} else {
-				r.Unbind(grant.in, account)
+				// kube-apiserver may use the binding before the proxy learns of it.
+				poll.Until(t, "the grant is explained", func() error {
+					counts := explained()
+					if counts["yes"] > before {
+						return nil
+					}
+					time.Sleep(1100 * time.Millisecond)
+					answered(t, p.Target, 200, list)
+					return fmt.Errorf("%v", counts)
+				})
+				began := time.Now()
+				if grant.role == "Role" {
+					r.DropRole(ns, account)
+				} else {
+					r.Unbind(grant.in, account)
+				}
+				answered(t, p.Target, 403, list)
+				if took = time.Since(began); took <= 15*time.Second {
+					return
+				}
+				t.Logf("the grant ends after %v", took)
+				if grant.role == "Role" {
+					r.Unbind(grant.in, account)
+				}
 			}
-			answered(t, p.Target, 403, list)
-			// By itself it would have been renewed for 24 seconds.
-			if took := time.Since(began); took > 15*time.Second {
-				t.Errorf("the grant ends after %v", took)
-			}
+			t.Errorf("the grant ends after %v", took)
 		})
 	}
 }
