@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"watershed.test/real/internal/child"
+	"watershed.test/real/internal/poll"
 	"watershed.test/real/internal/require"
 	"watershed.test/real/internal/testbed"
 )
@@ -34,16 +35,58 @@ scrape_configs:
   - targets: [%q]
     labels: {namespace: watershed, pod: watershed-0}
 `, strings.TrimPrefix(p.Admin, "http://"))), 0o600))
+	// Another program may take the port before Prometheus does.
+	for range 5 {
+		if server, ready := runPrometheus(t, program, config, dir); ready {
+			return server
+		}
+	}
+	t.Fatal("Prometheus does not start")
+	panic("unreachable")
+}
+
+// runPrometheus starts a Prometheus on a port that is free at the moment, and waits until it is ready
+// or has ended.
+func runPrometheus(t *testing.T, program, config, dir string) (server Prometheus, ready bool) {
+	t.Helper()
 	listener := require.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	address := listener.Addr().String()
 	require.NoError(t, listener.Close())
+	log := require.Value(os.Create(filepath.Join(dir, "log")))(t)
+	defer log.Close()
 	command := exec.Command(program, "--config.file="+config, "--storage.tsdb.path="+dir, "--web.listen-address="+address, "--log.level=warn")
+	command.Stdout, command.Stderr = log, log
 	require.NoError(t, child.Start(command))
+	ended := make(chan struct{})
+	go func() {
+		command.Wait()
+		close(ended)
+	}()
 	t.Cleanup(func() {
 		command.Process.Kill()
-		command.Wait()
+		<-ended
 	})
-	return Prometheus{"http://" + address}
+	server = Prometheus{"http://" + address}
+	poll.Until(t, "Prometheus is ready", func() error {
+		select {
+		case <-ended:
+			text, _ := os.ReadFile(log.Name())
+			t.Logf("Prometheus has ended: %s", text)
+			return nil
+		default:
+		}
+		resp, err := http.Get(server.url + "/-/ready")
+		if err != nil {
+			return err
+		}
+		resp.Body.Close()
+		if resp.StatusCode != http.StatusOK {
+			return errors.New(resp.Status)
+		}
+		ready = true
+		return nil
+	})
+	return server, ready
 }
 
 // Ask returns the number of series that an expression has now.
