@@ -18,7 +18,9 @@ const tableIntroduction = `# Conformance
 
 For those who ask what a certain read gets: what kube-apiserver v1.37.1 answers to every combination of the options of
 gets, lists and watches, what watershed answers, and from where. ` + "`CONFORMANCE_WRITE=1 make conformance`" + ` writes this
-page. Each run of ` + "`TestAnswersConformToUpstream/matrix`" + ` fails if a cell is answered otherwise, or from elsewhere.
+page. ` + "`TestAnswersConformToUpstream/matrix`" + ` fails if a cell is answered otherwise, or from elsewhere. ` + "`make conformance`" + `
+asks for all cells. ` + "`go test`" + ` asks for all gets and, other ones each time, half of the lists that upstream accepts, one
+in 32 of those that it refuses, and a third of the watches.
 
 *The same* means status, headers and body, byte for byte; [the tests' README](../tests/real/README.md#conformance) has
 the few exceptions. Combinations that are answered alike share a row.
@@ -44,13 +46,13 @@ The types are a built-in one with namespaces, one without, events (which upstrea
 | YAML, CBOR | ` + "`representation`" + ` | upstream prints them from decoded objects by the rules of Go's libraries; clients that show YAML ask for JSON |
 | watches from before the first list | ` + "`before-first-list`" + ` | upstream alone knows those events; the watch ends as soon as memory can go on |
 | watches of events from before the history in memory | ` + "`before-history`" + ` | upstream has no watch cache of events: etcd may have that history, and otherwise refuses in its own words |
-| a version that memory does not reach in 0.1 s, or for a watch in a second | ` + "`version-ahead`" + ` | upstream waits by its own rule, and refuses in its own words |
+| a version that memory does not reach in 0.1 s, or for streamed initial events in a second | ` + "`version-ahead`" + ` | upstream waits by its own rule, and refuses in its own words |
 | versions older than the window, or five minutes behind | ` + "`exact-version`" + ` | upstream may hold them, and otherwise says that they are gone and gives a token to go on with |
 | tokens with version -1 | ` + "`continue-token`" + ` | each page is of another state, and upstream's is the newest |
 | pages by ` + "`metadata.namespace`" + ` | ` + "`paging`" + ` | upstream's tokens are relative to the selected namespace, and differ between releases |
 | one name with a limit and a version | ` + "`parameters`" + ` | upstream reads the newest state where a list would be of that version |
 | later pages with a limit and version 0 | ` + "`paging`" + ` | releases differ in whether the limit counts |
-| one object that a narrow scope lacks | ` + "`not-covered`" + ` | it may exist outside of the scope |
+| one object that a scope with selectors lacks | ` + "`not-covered`" + ` | it may exist outside of the scope |
 | shards, while upstream does not tell if it has them | ` + "`sharding`" + ` | a gate of upstream decides, and its answer shows it |
 | parameters and selectors that upstream refuses | ` + "`parameters`" + `, ` + "`selector`" + ` | it does so in its own words |
 `
@@ -219,6 +221,9 @@ func holdTable(t *testing.T, results []map[string]outcome) {
 		return
 	}
 	text := string(require.Value(os.ReadFile(tableFile))(t))
+	if introduction, _, _ := strings.Cut(text, "\n## "+matrices[0].name+"\n"); introduction != tableIntroduction {
+		t.Errorf("the introduction of %s is not what would be written\n%s", tableFile, compare.Diff(tableIntroduction, introduction))
+	}
 	wrong := 0
 	for i, m := range matrices {
 		rows := parseTable(t, text, m)
