@@ -12,6 +12,7 @@ import (
 	"watershed.test/real/internal/compare"
 	"watershed.test/real/internal/fleet"
 	"watershed.test/real/internal/kubectl"
+	"watershed.test/real/internal/metrics"
 	"watershed.test/real/internal/objects"
 	"watershed.test/real/internal/parallel"
 	"watershed.test/real/internal/poll"
@@ -400,10 +401,9 @@ func kubectlGetsFromMemory(t *testing.T, plural, line string) {
 	proxy := &testbed.Proxy{Admin: testbed.Shared.ProxyAdmin}
 	lists := func() map[string]int {
 		counts := map[string]int{}
-		for line := range strings.Lines(require.Value(proxy.Metrics())(t)) {
-			name, labels, _ := strings.Cut(line, "{")
-			if name == "watershed_requests_total" && strings.Contains(labels, `resource="`+plural+`"`) && strings.Contains(labels, `verb="list"`) {
-				counts[labels[:strings.IndexByte(labels, '}')]] += usage.MetricValue(line)
+		for sample := range metrics.Samples(require.Value(proxy.Metrics())(t)) {
+			if sample.Name == "watershed_requests_total" && sample.Label("resource") == plural && sample.Label("verb") == "list" {
+				counts[sample.Label("source")] += int(sample.Value)
 			}
 		}
 		return counts
@@ -415,10 +415,8 @@ func kubectlGetsFromMemory(t *testing.T, plural, line string) {
 		if len(by) == 0 {
 			t.Fatalf("no list of %s is counted", plural)
 		}
-		for labels := range by {
-			if !strings.Contains(labels, `source="linearizable"`) {
-				return fmt.Errorf("it is answered from %v", by)
-			}
+		if by["linearizable"] != usage.Total(by) {
+			return fmt.Errorf("it is answered from %v", by)
 		}
 		return nil
 	})

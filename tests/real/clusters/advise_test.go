@@ -12,6 +12,7 @@ import (
 
 	"watershed.test/real/internal/api"
 	"watershed.test/real/internal/kubectl"
+	"watershed.test/real/internal/metrics"
 	"watershed.test/real/internal/objects"
 	"watershed.test/real/internal/poll"
 	"watershed.test/real/internal/require"
@@ -58,18 +59,12 @@ func proxyAnswers(t *testing.T, admin string) map[string]int {
 	t.Helper()
 	counts := map[string]int{}
 	proxy := testbed.Proxy{Admin: admin}
-	for line := range strings.Lines(require.Value(proxy.Metrics())(t)) {
-		metric, labels, _ := strings.Cut(line, "{")
-		if metric != "watershed_requests_total" {
+	for sample := range metrics.Samples(require.Value(proxy.Metrics())(t)) {
+		if sample.Name != "watershed_requests_total" {
 			continue
 		}
-		label := func(name string) string {
-			_, rest, _ := strings.Cut(","+labels, ","+name+`="`)
-			value, _, _ := strings.Cut(rest, `"`)
-			return value
-		}
-		key := fmt.Sprint(label("verb"), " ", label("group"), "/", label("resource"), " ", label("source"), " ", label("reason"))
-		counts[key] += usage.MetricValue(line)
+		key := fmt.Sprint(sample.Label("verb"), " ", sample.Label("group"), "/", sample.Label("resource"), " ", sample.Label("source"), " ", sample.Label("reason"))
+		counts[key] += int(sample.Value)
 	}
 	return counts
 }

@@ -34,7 +34,7 @@ func TestAnswersFromSelectorScopesConformToUpstream(t *testing.T) {
 	stopped := map[string]int{}
 	proxy.AddByLabel(t, "watershed_scopes_stopped_total", "reason", stopped)
 	sources := map[string]int{}
-	proxy.AddByLabel(t, "watershed_requests_total", ",source", sources)
+	proxy.AddByLabel(t, "watershed_requests_total", "source", sources)
 	t.Logf("scopes stopped: %v; answered from %v", stopped, sources)
 	if stopped["closed"] < 20 || sources["snapshot"] == 0 || sources["window"] == 0 {
 		t.Errorf("scopes did not come and go: %v, %v", stopped, sources)

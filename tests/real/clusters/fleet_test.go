@@ -18,11 +18,11 @@ import (
 	"watershed.test/real/internal/api"
 	"watershed.test/real/internal/fleet"
 	"watershed.test/real/internal/kubectl"
+	"watershed.test/real/internal/metrics"
 	"watershed.test/real/internal/objects"
 	"watershed.test/real/internal/poll"
 	"watershed.test/real/internal/require"
 	"watershed.test/real/internal/testbed"
-	"watershed.test/real/internal/usage"
 )
 
 // TestWholeClusterReadsFromMemory has all clients of a cluster behind one proxy: Kubernetes' own
@@ -161,22 +161,13 @@ type answerKind struct{ verb, source, reason, resource string }
 func countAnswers(t *testing.T, p *testbed.Proxy) map[answerKind]int {
 	t.Helper()
 	counts := map[answerKind]int{}
-	for line := range strings.Lines(require.Value(p.Metrics())(t)) {
-		name, labels, _ := strings.Cut(line, "{")
-		if name != "watershed_requests_total" {
-			continue
-		}
-		label := func(name string) string {
-			_, value, _ := strings.Cut(","+labels, ","+name+`="`)
-			value, _, _ = strings.Cut(value, `"`)
-			return value
-		}
-		kind := answerKind{label("verb"), label("source"), label("reason"), ""}
+	for sample := range metrics.Samples(require.Value(p.Metrics())(t)) {
+		kind := answerKind{sample.Label("verb"), sample.Label("source"), sample.Label("reason"), ""}
 		if kind.reason != "" {
-			kind.resource = label("resource")
+			kind.resource = sample.Label("resource")
 		}
-		if slices.Contains([]string{"get", "list", "watch"}, kind.verb) {
-			counts[kind] += usage.MetricValue(line)
+		if sample.Name == "watershed_requests_total" && slices.Contains([]string{"get", "list", "watch"}, kind.verb) {
+			counts[kind] += int(sample.Value)
 		}
 	}
 	return counts

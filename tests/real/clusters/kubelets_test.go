@@ -80,7 +80,7 @@ func TestKubeletsCostFewReviews(t *testing.T) {
 		took, asked := time.Since(since), usage.CountAsked(t, cluster.Upstream()).Minus(before)
 		t.Logf("%s: %.0f s, %d watches begun so far, %d open; %d reviews, %.2f a second; CPU of the API server %.1f s, of the proxy %.1f s; %d MiB",
 			phase, took.Seconds(), c.begun.Load(), c.open.Load(), asked.Reviews, float64(asked.Reviews)/took.Seconds(),
-			usage.ProcessSeconds(t, cluster.Pids["apiserver-0"]), usage.ProcessSeconds(t, c.proxy.PID), usage.ResidentBytes(t, c.proxy.PID)>>20)
+			usage.ProcessorTime(t, cluster.Pids["apiserver-0"]).Seconds(), usage.ProcessorTime(t, c.proxy.PID).Seconds(), usage.ResidentBytes(t, c.proxy.PID)>>20)
 		return asked.Reviews
 	}
 	ctx, stop := context.WithCancel(t.Context())

@@ -419,16 +419,16 @@ func (m *nodeMeter) read(t *testing.T) (usage.Asked, NodeFigures) {
 	t.Helper()
 	f := m.fleet
 	now := NodeFigures{UpstreamBytes: f.counted.Sent.Load()}
-	now.UpstreamSeconds = usage.ProcessSeconds(t, f.Pids["apiserver-0"])
+	now.UpstreamSeconds = usage.ProcessorTime(t, f.Pids["apiserver-0"]).Seconds()
 	if f.between != nil {
 		now.TierBytes = f.between.Sent.Load()
 	}
 	for _, p := range f.zone {
 		now.TierRequests += p.Sum(t, "watershed_requests_total", "")
-		now.TierSeconds += usage.ProcessSeconds(t, p.PID)
+		now.TierSeconds += usage.ProcessorTime(t, p.PID).Seconds()
 	}
 	for _, p := range f.proxies {
-		now.NodeSeconds += usage.ProcessSeconds(t, p.PID)
+		now.NodeSeconds += usage.ProcessorTime(t, p.PID).Seconds()
 	}
 	return usage.CountAsked(t, f.Upstream()), now
 }

@@ -28,6 +28,7 @@ import (
 	"watershed.test/real/internal/api"
 	"watershed.test/real/internal/balancer"
 	"watershed.test/real/internal/informertest"
+	"watershed.test/real/internal/metrics"
 	"watershed.test/real/internal/objects"
 	"watershed.test/real/internal/poll"
 	"watershed.test/real/internal/require"
@@ -194,20 +195,16 @@ func TestInformersMoveBetweenReplicasWithoutListing(t *testing.T) {
 	// of a custom type. Scopes of built-in types begin with a watch, unless memory is limited. It is
 	// called before a proxy ends, and in the end for those that remain.
 	owned := func(p *testbed.Proxy, sign int) {
-		for line := range strings.Lines(require.Value(p.Metrics())(t)) {
-			name, labels, _ := strings.Cut(line, "{")
-			for _, kind := range types {
-				if !strings.Contains(labels, fmt.Sprintf(`resource="%s"`, kind)) {
-					continue
-				}
-				isState := name == "watershed_upstream_lists_total"
-				isProof := name == "watershed_freshness_checks_total" && !strings.Contains(labels, `request="watch"`)
-				switch {
-				case isState && kind == builtIn:
-					states[kind] += sign * usage.MetricValue(line)
-				case isState || isProof:
-					own[kind] += sign * usage.MetricValue(line)
-				}
+		for sample := range metrics.Samples(require.Value(p.Metrics())(t)) {
+			kind, n := sample.Label("resource"), sign*int(sample.Value)
+			isState := sample.Name == "watershed_upstream_lists_total"
+			isProof := sample.Name == "watershed_freshness_checks_total" && sample.Label("request") != "watch"
+			switch {
+			case !slices.Contains(types, kind):
+			case isState && kind == builtIn:
+				states[kind] += n
+			case isState || isProof:
+				own[kind] += n
 			}
 		}
 	}

@@ -17,6 +17,7 @@ import (
 
 	"watershed.test/real/internal/api"
 	"watershed.test/real/internal/child"
+	"watershed.test/real/internal/metrics"
 	"watershed.test/real/internal/poll"
 	"watershed.test/real/internal/proxylog"
 	"watershed.test/real/internal/require"
@@ -185,15 +186,10 @@ func (p *Proxy) State(resource string) string {
 func (p *Proxy) Sum(t *testing.T, metric, resource string) int {
 	t.Helper()
 	total := 0.0
-	for line := range strings.Lines(require.Value(p.Metrics())(t)) {
-		name, _, _ := strings.Cut(line, "{")
-		name, _, _ = strings.Cut(name, " ")
-		if name != metric || resource != "" && !strings.Contains(line, fmt.Sprintf(`resource="%s"`, resource)) {
-			continue
+	for sample := range metrics.Samples(require.Value(p.Metrics())(t)) {
+		if sample.Name == metric && (resource == "" || sample.Label("resource") == resource) {
+			total += sample.Value
 		}
-		var n float64
-		fmt.Sscan(line[strings.LastIndexByte(line, ' ')+1:], &n)
-		total += n
 	}
 	return int(total)
 }
@@ -220,15 +216,9 @@ func (p *Proxy) ByLabel(t *testing.T, metric, label string) map[string]int {
 // AddByLabel adds the values of a metric to counts, by the values of one label.
 func (p *Proxy) AddByLabel(t *testing.T, metric, label string, counts map[string]int) {
 	t.Helper()
-	for line := range strings.Lines(require.Value(p.Metrics())(t)) {
-		name, rest, _ := strings.Cut(line, "{")
-		if name != metric {
-			continue
+	for sample := range metrics.Samples(require.Value(p.Metrics())(t)) {
+		if sample.Name == metric {
+			counts[sample.Label(label)] += int(sample.Value)
 		}
-		_, value, _ := strings.Cut(rest, label+`="`)
-		value, _, _ = strings.Cut(value, `"`)
-		var n float64
-		fmt.Sscan(line[strings.LastIndexByte(line, ' ')+1:], &n)
-		counts[value] += int(n)
 	}
 }

@@ -2,8 +2,10 @@
 package usage
 
 import (
+	"cmp"
 	"fmt"
 	"io"
+	"iter"
 	"net"
 	"os"
 	"regexp"
@@ -12,9 +14,9 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"watershed.test/real/internal/api"
+	"watershed.test/real/internal/metrics"
 	"watershed.test/real/internal/require"
 	"watershed.test/real/internal/testbed"
 )
@@ -35,7 +37,7 @@ type Requests struct {
 }
 
 // refused matches the codes of requests that an API server does not carry out.
-var refused = regexp.MustCompile(`code="(401|403|429|5\d\d)"`)
+var refused = regexp.MustCompile(`^(401|403|429|5\d\d)$`)
 
 // Minus returns the difference of two measurements.
 func (l Requests) Minus(o Requests) Requests {
@@ -46,27 +48,20 @@ func (l Requests) Minus(o Requests) Requests {
 func Measure(t *testing.T, c *testbed.Cluster, resource string) Requests {
 	t.Helper()
 	var l Requests
-	text := c.Upstream().Must(t, api.Request{Path: "/metrics"}).Body
-	for line := range strings.Lines(text) {
-		if !strings.Contains(line, fmt.Sprintf(`resource="%s"`, resource)) || !strings.Contains(line, `subresource=""`) {
-			continue
-		}
-		var n float64
-		name, _, _ := strings.Cut(line, "{")
-		fmt.Sscan(line[strings.LastIndexByte(line, ' ')+1:], &n)
+	for sample := range samples(t, c.Upstream()) {
 		// Refused requests cost nothing. A server that has just started refuses them, because
 		// it does not know any rights yet, or has not filled its cache of the type.
-		if refused.MatchString(line) {
+		if sample.Label("resource") != resource || sample.Label("subresource") != "" || refused.MatchString(sample.Label("code")) {
 			continue
 		}
-		list, watch := strings.Contains(line, `verb="LIST"`), strings.Contains(line, `verb="WATCH"`)
+		list, watch := sample.Label("verb") == "LIST", sample.Label("verb") == "WATCH"
 		switch {
-		case name == "apiserver_longrunning_requests" && watch:
-			l.Watching += int(n)
-		case name == "apiserver_request_total" && watch:
-			l.Watched += int(n)
-		case name == "apiserver_request_total" && list:
-			l.Lists += int(n)
+		case sample.Name == "apiserver_longrunning_requests" && watch:
+			l.Watching += int(sample.Value)
+		case sample.Name == "apiserver_request_total" && watch:
+			l.Watched += int(sample.Value)
+		case sample.Name == "apiserver_request_total" && list:
+			l.Lists += int(sample.Value)
 		}
 	}
 	return l
@@ -76,14 +71,10 @@ func Measure(t *testing.T, c *testbed.Cluster, resource string) Requests {
 func ListCodes(t *testing.T, c *testbed.Cluster, resource string) map[string]int {
 	t.Helper()
 	codes := map[string]int{}
-	for line := range strings.Lines(c.Upstream().Must(t, api.Request{Path: "/metrics"}).Body) {
-		name, labels, _ := strings.Cut(line, "{")
-		if name != "apiserver_request_total" || !strings.Contains(labels, fmt.Sprintf(`resource="%s"`, resource)) || !strings.Contains(labels, `verb="LIST"`) {
-			continue
+	for sample := range samples(t, c.Upstream()) {
+		if sample.Name == "apiserver_request_total" && sample.Label("resource") == resource && sample.Label("verb") == "LIST" {
+			codes[sample.Label("code")] += int(sample.Value)
 		}
-		_, code, _ := strings.Cut(labels, `code="`)
-		code, _, _ = strings.Cut(code, `"`)
-		codes[code] += MetricValue(line)
 	}
 	return codes
 }
@@ -105,32 +96,25 @@ func CountCosts(t *testing.T, c *testbed.Cluster, p *testbed.Proxy, types []stri
 	t.Helper()
 	of := func() map[string]int { return map[string]int{} }
 	all := Costs{of(), of(), of(), of(), of(), of(), of(), 0}
-	text := c.Upstream().Must(t, api.Request{Path: "/metrics"}).Body
 	for _, name := range types {
 		l := Measure(t, c, name)
 		all.Watching[name], all.Watched[name], all.Lists[name] = l.Watching, l.Watched, l.Lists
-		for line := range strings.Lines(text) {
-			metric, labels, _ := strings.Cut(line, "{")
-			if metric == "apiserver_response_sizes_sum" && strings.Contains(labels, fmt.Sprintf(`resource="%s"`, name)) && strings.Contains(labels, `verb="LIST"`) {
-				all.Bytes[name] += MetricValue(line)
-			}
-		}
+		all.Bytes[name] = CountLists(t, c.Upstream(), name).Bytes
 	}
-	for line := range strings.Lines(require.Value(p.Metrics())(t)) {
-		metric, labels, _ := strings.Cut(line, "{")
-		i := slices.IndexFunc(types, func(name string) bool { return strings.Contains(labels, fmt.Sprintf(`resource="%s"`, name)) })
-		if i < 0 {
+	for sample := range metrics.Samples(require.Value(p.Metrics())(t)) {
+		name, n := sample.Label("resource"), int(sample.Value)
+		if !slices.Contains(types, name) {
 			continue
 		}
-		switch {
-		case metric == "watershed_freshness_checks_total" && strings.Contains(labels, `request="watch"`):
-			all.AskedWatches[types[i]] += MetricValue(line)
-		case metric == "watershed_freshness_checks_total":
-			all.AskedLists[types[i]] += MetricValue(line)
-		case metric == "watershed_requests_total" && strings.Contains(labels, `source="forward"`) && !strings.Contains(labels, `reason="not-a-read"`):
-			all.Forwarded[labels] += MetricValue(line)
-		case metric == "watershed_requests_total" && strings.Contains(labels, `verb="list"`) && strings.Contains(labels, `source="snapshot"`):
-			all.Exact += MetricValue(line)
+		switch source := sample.Label("source"); {
+		case sample.Name == "watershed_freshness_checks_total" && sample.Label("request") == "watch":
+			all.AskedWatches[name] += n
+		case sample.Name == "watershed_freshness_checks_total":
+			all.AskedLists[name] += n
+		case sample.Name == "watershed_requests_total" && source == "forward" && sample.Label("reason") != "not-a-read":
+			all.Forwarded[sample.Labels] += n
+		case sample.Name == "watershed_requests_total" && source == "snapshot" && sample.Label("verb") == "list":
+			all.Exact += n
 		}
 	}
 	return all
@@ -140,15 +124,10 @@ func CountCosts(t *testing.T, c *testbed.Cluster, p *testbed.Proxy, types []stri
 func CountReads(t *testing.T, at api.Target, resource string) map[string]int {
 	t.Helper()
 	counts := map[string]int{}
-	for line := range strings.Lines(at.Must(t, api.Request{Path: "/metrics"}).Body) {
-		name, labels, _ := strings.Cut(line, "{")
-		if name != "apiserver_request_total" || !strings.Contains(labels, fmt.Sprintf(`resource="%s"`, resource)) {
-			continue
-		}
-		for _, verb := range []string{"GET", "LIST", "WATCH"} {
-			if strings.Contains(labels, fmt.Sprintf(`verb="%s"`, verb)) {
-				counts[verb] += MetricValue(line)
-			}
+	for sample := range samples(t, at) {
+		verb := sample.Label("verb")
+		if sample.Name == "apiserver_request_total" && sample.Label("resource") == resource && slices.Contains([]string{"GET", "LIST", "WATCH"}, verb) {
+			counts[verb] += int(sample.Value)
 		}
 	}
 	return counts
@@ -158,19 +137,12 @@ func CountReads(t *testing.T, at api.Target, resource string) map[string]int {
 // watches begin with.
 func InitialEvents(t *testing.T, at api.Target, group string) (n int) {
 	t.Helper()
-	for line := range strings.Lines(at.Must(t, api.Request{Path: "/metrics"}).Body) {
-		if name, labels, _ := strings.Cut(line, "{"); name == "apiserver_init_events_total" && label(labels, "group") == group {
-			n += MetricValue(line)
+	for sample := range samples(t, at) {
+		if sample.Name == "apiserver_init_events_total" && sample.Label("group") == group {
+			n += int(sample.Value)
 		}
 	}
 	return n
-}
-
-// MetricValue returns the value of a line of metrics.
-func MetricValue(line string) int {
-	var n float64
-	fmt.Sscan(line[strings.LastIndexByte(line, ' ')+1:], &n)
-	return int(n)
 }
 
 // Growth returns the counts that grew, and by how much.
@@ -260,29 +232,24 @@ func CountAsked(t *testing.T, at api.Target) (a Asked) {
 func CountKinds(t *testing.T, at api.Target) map[string]int {
 	t.Helper()
 	kinds := map[string]int{}
-	for line := range strings.Lines(at.Must(t, api.Request{Path: "/metrics"}).Body) {
-		name, labels, _ := strings.Cut(line, "{")
-		open := name == "apiserver_longrunning_requests"
-		if !open && name != "apiserver_request_total" {
+	for sample := range samples(t, at) {
+		open := sample.Name == "apiserver_longrunning_requests"
+		if !open && sample.Name != "apiserver_request_total" {
 			continue
 		}
-		verb, what := label(labels, "verb"), label(labels, "resource")
-		if what == "" {
-			what = label(labels, "subresource")
-		}
+		verb, what := sample.Label("verb"), cmp.Or(sample.Label("resource"), sample.Label("subresource"))
 		if open && verb != "WATCH" || verb != "WATCH" && what == "leases" || what == "/metrics" {
 			continue
 		}
-		kinds[verb+" "+what] += MetricValue(line)
+		kinds[verb+" "+what] += int(sample.Value)
 	}
 	return kinds
 }
 
-// label returns the value of a label of a metric.
-func label(labels, name string) string {
-	_, rest, _ := strings.Cut(","+labels, ","+name+`="`)
-	value, _, _ := strings.Cut(rest, `"`)
-	return value
+// samples returns the metrics of an API server.
+func samples(t *testing.T, at api.Target) iter.Seq[metrics.Sample] {
+	t.Helper()
+	return metrics.Samples(at.Must(t, api.Request{Path: "/metrics"}).Body)
 }
 
 // ResidentBytes returns the memory of a process in bytes.
@@ -297,33 +264,21 @@ func ResidentBytes(t *testing.T, pid int) int64 {
 	return 0
 }
 
-// ProcessorTime returns the time that a process has had a processor so far.
-func ProcessorTime(t *testing.T, pid int) time.Duration {
-	t.Helper()
-	text := string(require.Value(os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid)))(t))
-	// The second field is a name in parentheses, which may contain spaces.
-	fields := strings.Fields(text[strings.LastIndexByte(text, ')')+1:])
-	const user, system, ticks = 11, 12, 100
-	sum := require.Value(strconv.Atoi(fields[user]))(t) + require.Value(strconv.Atoi(fields[system]))(t)
-	return time.Duration(sum) * time.Second / ticks
-}
-
 // Lists counts an API server's lists of a resource and the bytes of their answers.
 type Lists struct{ Requests, Bytes int }
 
 // CountLists reads upstream's metrics.
 func CountLists(t *testing.T, at api.Target, resource string) (l Lists) {
 	t.Helper()
-	for line := range strings.Lines(at.Must(t, api.Request{Path: "/metrics"}).Body) {
-		name, labels, _ := strings.Cut(line, "{")
-		if !strings.Contains(labels, fmt.Sprintf(`resource="%s"`, resource)) || !strings.Contains(labels, `verb="LIST"`) {
+	for sample := range samples(t, at) {
+		if sample.Label("resource") != resource || sample.Label("verb") != "LIST" {
 			continue
 		}
-		switch name {
+		switch sample.Name {
 		case "apiserver_request_total":
-			l.Requests += MetricValue(line)
+			l.Requests += int(sample.Value)
 		case "apiserver_response_sizes_sum":
-			l.Bytes += MetricValue(line)
+			l.Bytes += int(sample.Value)
 		}
 	}
 	return l

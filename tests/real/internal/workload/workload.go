@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/http"
-	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -19,6 +18,7 @@ import (
 	"watershed.test/real/internal/api"
 	"watershed.test/real/internal/objects"
 	"watershed.test/real/internal/poll"
+	"watershed.test/real/internal/random"
 	"watershed.test/real/internal/require"
 	"watershed.test/real/internal/testbed"
 	"watershed.test/real/internal/watches"
@@ -65,15 +65,11 @@ type Scenario struct {
 // Begin creates namespaces for a scenario and starts its references.
 func (s *Stage) Begin(t *testing.T, to api.Target, proxy *testbed.Proxy) *Scenario {
 	t.Helper()
-	seed := uint64(time.Now().UnixNano())
-	if text := os.Getenv("REAL_SEED"); text != "" {
-		require.Value(fmt.Sscan(text, &seed))(t)
-	}
-	t.Logf("REAL_SEED=%d", seed)
+	seed := random.Seed(t)
 	// A deferred cancel would come too late: the clean-up below waits for what ends with the
 	// context.
 	ctx, cancel := context.WithCancel(context.Background())
-	p := &Scenario{T: t, Stage: s, to: to, proxy: proxy, ctx: ctx, Chance: rand.New(rand.NewPCG(seed, 0)),
+	p := &Scenario{T: t, Stage: s, to: to, proxy: proxy, ctx: ctx, Chance: random.Stream(seed, 0),
 		truths: map[string]*watches.Reference{}, Kinds: []watches.Kind{watches.ConfigMaps, watches.Pods, watches.KindOf(s.Widget)}}
 	t.Cleanup(func() {
 		cancel()
