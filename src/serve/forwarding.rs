@@ -189,7 +189,7 @@ impl ServiceParts {
         let is_safe = request.method().is_safe();
         let takeover = self.takeovers.of(reason, query, plan.action, arrived);
         let is_watch = plan.verb == Verb::Watch;
-        let has_initial_events = is_watch && orderly_end::has_initial_events(query);
+        let is_resumable = plan.begins_after_version;
         let sent = self.send(request, plan.forward_class, &caller, permit);
         let (mut response, share) = match sent.await {
             Ok(sent) => sent,
@@ -202,7 +202,7 @@ impl ServiceParts {
         let share = settled.await;
         let response = hold(response, share, caller.is_known);
         if is_watch {
-            orderly_end::apply(response, has_initial_events, &self.draining, takeover)
+            orderly_end::apply(response, is_resumable, &self.draining, takeover)
         } else {
             response
         }

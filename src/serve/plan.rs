@@ -21,7 +21,7 @@ use std::sync::Arc;
 use http::{HeaderMap, Request, header};
 use watershed_protocol::{
     AcceptClause, Encoding, GroupVersionResource, Representation, RequestInfo, ResourceRequest,
-    Verb, acceptable_ignoring, wants_pretty,
+    Verb, WatchStart, acceptable_ignoring, wants_pretty,
 };
 
 use super::policy::{CacheMode, CachingPolicy};
@@ -52,6 +52,9 @@ pub(super) struct RequestPlan {
     pub(super) may_stay_open: bool,
     /// Upstream treats the request as long-running.
     pub(super) is_long_running: bool,
+    /// The client of the watch can go on by version from its first event on. Others may begin with
+    /// events that show the state, which are not in the order of versions.
+    pub(super) begins_after_version: bool,
     /// The requests that it shares upstream connections with, if it is forwarded.
     pub(super) forward_class: ConnectionClass,
     /// Form of refusals.
@@ -97,6 +100,7 @@ impl RequestPlan {
             planned(read, catalog, request)
         };
         Self {
+            begins_after_version: begins_after_version(&action, &info, uri.query()),
             action,
             verb: info.verb,
             resource,
@@ -124,6 +128,19 @@ impl RequestPlan {
     /// log come with its first line.
     pub(super) fn may_be_silent(&self) -> bool {
         self.may_stay_open && self.verb != Verb::Watch
+    }
+}
+
+/// Returns `true` if a request is a watch that certainly begins after a version.
+fn begins_after_version(action: &PlannedAction, info: &RequestInfo, query: Option<&str>) -> bool {
+    let planned = match action {
+        PlannedAction::Read(read) => Some(&read.kind),
+        _ => None,
+    };
+    match planned {
+        Some(ReadKind::Watch(watch)) => matches!(watch.start, WatchStart::After(_)),
+        None if info.verb == Verb::Watch => watch::begins_after_version(query, info.legacy_watch),
+        _ => false,
     }
 }
 

@@ -23,10 +23,11 @@ use watershed_protocol::Encoding;
 const VERY_SHORT: Duration = Duration::from_secs(1);
 
 /// Ends a forwarded watch when the process drains, when memory takes it over, or when upstream goes
-/// away. Other responses pass as they are. `has_initial_events` is that of the request's query.
+/// away. Other responses pass as they are. `is_resumable` tells if the client can go on after the first
+/// event already.
 pub(in crate::serve) fn apply(
     response: Response<Body>,
-    has_initial_events: bool,
+    is_resumable: bool,
     draining: &drain::DrainWatch,
     takeover: Option<Takeover>,
 ) -> Response<Body> {
@@ -52,7 +53,7 @@ pub(in crate::serve) fn apply(
                 draining: Until::new(draining.signal()),
                 place: StreamPosition::new(encoding, coding),
                 settled: Until::new(Box::pin(tokio::time::sleep(VERY_SHORT))),
-                is_resumable: !has_initial_events,
+                is_resumable,
                 is_gone: false,
                 followed,
             }
@@ -164,15 +165,6 @@ fn end_if<T>(is_due: bool) -> Poll<Option<T>> {
     }
 }
 
-/// Returns `true` if a watch with this query begins with events that show what is there already.
-pub(in crate::serve) fn has_initial_events(query: Option<&str>) -> bool {
-    let query = query.unwrap_or_default();
-    let mut parameters = form_urlencoded::parse(query.as_bytes());
-    let begins_at_a_version = parameters
-        .any(|(name, version)| name == "resourceVersion" && !version.is_empty() && version != "0");
-    !begins_at_a_version || query.contains("sendInitialEvents")
-}
-
 #[cfg(test)]
 mod tests {
     use http_body_util::StreamBody;
@@ -211,7 +203,7 @@ mod tests {
         let (trigger, draining) = drain::channel();
         let (sender, response) =
             streamed(Response::builder().header(header::CONTENT_ENCODING, "gzip"));
-        let mut body = apply(response, true, &draining, None).into_body();
+        let mut body = apply(response, false, &draining, None).into_body();
         sender.send(Bytes::from_static(b"a member")).unwrap();
         body.frame().await.unwrap().unwrap();
         tokio::time::timeout(Duration::from_mins(1), body.frame())
@@ -232,7 +224,7 @@ mod tests {
         let (trigger, draining) = drain::channel();
         trigger.drain(Duration::from_secs(20));
         let (_sender, response) = streamed(Response::builder());
-        let mut body = apply(response, true, &draining, None).into_body();
+        let mut body = apply(response, false, &draining, None).into_body();
         tokio::time::timeout(Duration::from_millis(990), body.frame())
             .await
             .unwrap_err();
@@ -246,29 +238,28 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_watch_whose_upstream_is_gone_fails_only_within_an_event() {
-        const FROM: Option<&str> = Some("watch=1&resourceVersion=7");
         let (_trigger, draining) = drain::channel();
         let bookmark = "{\"type\":\"BOOKMARK\",\"object\":{}}\n";
-        let initial = Some("watch=1&sendInitialEvents=true&resourceVersion=7");
-        for (query, data, is_whole) in [
-            (FROM, "{{}}\n", true),
-            (FROM, "{{}}\n{{", false),
-            (None, "{{}}\n", false),
-            (Some("resourceVersion=0"), "{{}}\n", false),
-            (Some("resourceVersion=0"), bookmark, true),
-            (initial, "{{}}\n", false),
-            (initial, bookmark, true),
+        for (is_resumable, data, is_whole) in [
+            (true, "{{}}\n", true),
+            (true, "{{}}\n{{", false),
+            (false, "{{}}\n", false),
+            (false, bookmark, true),
         ] {
             let frames = [
                 Ok(Frame::data(Bytes::from(data))),
                 Err(BoxError::from("upstream is gone")),
             ];
             let response = of_frames(frames);
-            let mut body = apply(response, has_initial_events(query), &draining, None).into_body();
+            let mut body = apply(response, is_resumable, &draining, None).into_body();
             body.frame().await.unwrap().unwrap();
             let end = body.frame().await;
-            assert_eq!(end.is_none(), is_whole, "{query:?} {data:?}");
-            assert_eq!(matches!(end, Some(Err(_))), !is_whole, "{query:?} {data:?}");
+            assert_eq!(end.is_none(), is_whole, "{is_resumable} {data:?}");
+            assert_eq!(
+                matches!(end, Some(Err(_))),
+                !is_whole,
+                "{is_resumable} {data:?}"
+            );
         }
     }
 
@@ -294,7 +285,7 @@ mod tests {
             response
                 .headers_mut()
                 .insert(header::CONTENT_ENCODING, gzip);
-            let mut body = apply(response, true, &draining, None).into_body();
+            let mut body = apply(response, false, &draining, None).into_body();
             body.frame().await.unwrap().unwrap();
             let end = body.frame().await;
             assert_eq!(end.is_none(), is_whole, "{} bytes", data.len());
@@ -306,8 +297,7 @@ mod tests {
         let (_trigger, draining) = drain::channel();
         let gone = [Err(BoxError::from("upstream is gone"))];
         let response = of_frames(gone);
-        let query = Some("watch=1&resourceVersion=7");
-        let mut body = apply(response, has_initial_events(query), &draining, None).into_body();
+        let mut body = apply(response, true, &draining, None).into_body();
         let began = tokio::time::Instant::now();
         assert!(body.frame().await.is_none());
         assert!(began.elapsed() >= VERY_SHORT);
@@ -317,7 +307,7 @@ mod tests {
     async fn a_watch_ends_between_two_events() {
         let (trigger, draining) = drain::channel();
         let (sender, response) = streamed(Response::builder());
-        let mut body = apply(response, true, &draining, None).into_body();
+        let mut body = apply(response, false, &draining, None).into_body();
         sender.send(Bytes::from_static(b"{{}}\n{{")).unwrap();
         body.frame().await.unwrap().unwrap();
         trigger.drain(Duration::from_secs(20));

@@ -85,6 +85,19 @@ pub(super) fn plan(
     })
 }
 
+/// Returns `true` if a watch with these parameters certainly begins with the events after a version
+/// that its client names.
+pub(super) fn begins_after_version(query: Option<&str>, is_legacy: bool) -> bool {
+    let start = ListOptions::parse(query).and_then(|options| {
+        if is_legacy {
+            options.legacy_watch_start()
+        } else {
+            options.watch_start()
+        }
+    });
+    matches!(start, Ok(WatchStart::After(_)))
+}
+
 /// Returns the field selector of a watch whose path names an object. Another one in the query has
 /// to require that name.
 ///
@@ -104,4 +117,48 @@ fn selector_of(name: &str, given: Option<&str>) -> Result<String, ForwardReason>
         return Err(ForwardReason::Selector);
     };
     Ok(selector.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_watch_that_upstream_begins_after_a_version_is_taken_for_one() {
+        for (query, is_legacy, wanted) in [
+            ("watch=1&resourceVersion=7", false, true),
+            ("watch=1&resource%56ersion=7", false, true),
+            ("watch=1&resourceVersion=7&resourceVersion=0", false, true),
+            ("watch=1&resourceVersion=0&resourceVersion=7", false, false),
+            ("watch=1&resourceVersion=&resourceVersion=7", false, false),
+            ("watch=1&resourceVersion=0", false, false),
+            ("watch=1", false, false),
+            (
+                "watch=1&resourceVersion=7&resourceVersionMatch=NotOlderThan&sendInitialEvents=true",
+                false,
+                false,
+            ),
+            (
+                "watch=1&resourceVersion=7&resourceVersionMatch=NotOlderThan&send%49nitialEvents=1",
+                false,
+                false,
+            ),
+            (
+                "watch=1&resourceVersion=7&resourceVersionMatch=NotOlderThan&sendInitialEvents=0",
+                false,
+                true,
+            ),
+            ("watch=1&resourceVersion=7&a=%zz", false, false),
+            ("resourceVersion=7", true, true),
+            ("resourceVersion=0&resourceVersion=7", true, false),
+            ("", true, false),
+        ] {
+            assert_eq!(
+                begins_after_version(Some(query), is_legacy),
+                wanted,
+                "{query}"
+            );
+        }
+        assert!(!begins_after_version(None, false));
+    }
 }
