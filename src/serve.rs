@@ -28,6 +28,7 @@ mod reads;
 mod review;
 mod shadow;
 mod source;
+mod target;
 mod unanswered;
 mod unread_body;
 mod usage;
@@ -54,7 +55,6 @@ use limits::refusal_log;
 use metrics::InFlight;
 use parts::ServiceParts;
 use plan::RequestPlan;
-use plan::client_features::ClientFeatures;
 
 pub use bound_objects::CachedObjects;
 pub use forecast::{CallerStanding, Forecast, Forecaster};
@@ -205,11 +205,9 @@ impl ProxyService {
         // From here on the address is what limits count by.
         peer.address.set_ip(client);
         let parameters = parts.parameters.known_for(&request).await;
-        let features = ClientFeatures::of(&parts.policy.client_rules, &request);
         let plan = RequestPlan::new(&parts.catalog, &parts.policy, &request, parameters);
-        features.restrict(&mut request);
-        let mut exchange = Exchange::new(&parts.access, request, caller, plan, (peer, arrived));
-        exchange.features = features;
+        plan.features.restrict(&mut request);
+        let exchange = Exchange::new(&parts.access, request, caller, plan, (peer, arrived));
         exchange.record_vouched();
         exchange
     }

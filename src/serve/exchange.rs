@@ -8,7 +8,7 @@ use hyper::body::Incoming;
 
 use super::metrics::Labels;
 use super::plan::RequestPlan;
-use super::plan::client_features::ClientFeatures;
+use super::plan::request_key::RequestKey;
 use crate::access::{Access, Authenticated, Caller, Credential, Identity, ReviewError};
 use crate::audit;
 use crate::listener::{Peer, client_network};
@@ -27,8 +27,6 @@ pub(super) struct Exchange<'a> {
     pub(super) arrived: Instant,
     /// Upstream has accepted the caller lately.
     pub(super) is_known: bool,
-    /// The features that the request may use.
-    pub(super) features: ClientFeatures,
 }
 
 impl<'a> Exchange<'a> {
@@ -52,7 +50,6 @@ impl<'a> Exchange<'a> {
             credential,
             arrived,
             is_known,
-            features: ClientFeatures::default(),
         }
     }
 
@@ -63,6 +60,11 @@ impl<'a> Exchange<'a> {
 
     pub(super) fn into_request(self) -> Request<Incoming> {
         self.request
+    }
+
+    /// Returns the parts of the request that upstream's response depends on.
+    pub(super) fn request_key(&self) -> RequestKey {
+        RequestKey::new(&self.request, self.plan.refusals.indented)
     }
 
     pub(super) fn headers(&self) -> &HeaderMap {

@@ -114,7 +114,8 @@ impl ServiceParts {
             return (Err(unanswered), None);
         }
         let identity = exchange.caller.forward_identity();
-        let slot = self.coalescer.enter(&exchange.request, &identity);
+        let (key, headers) = (exchange.request_key(), exchange.headers());
+        let slot = self.coalescer.enter(key, headers, &identity);
         let answer = if slot.is_first() {
             Err(unanswered)
         } else {

@@ -5,7 +5,6 @@ pub(super) mod verdict_answers;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::time::{Duration, Instant};
 
-use http::Request;
 use watershed_protocol::{Status, Verb};
 
 use super::answer::{self, Answer, WatchContext};
@@ -15,7 +14,6 @@ use super::limits::requests::Admission;
 use super::parts::ServiceParts;
 use super::plan::document_request::DocumentRequest;
 use super::plan::request_deadline::RequestDeadline;
-use super::plan::request_key::RequestKey;
 use super::plan::{PlannedAction, ReadKind, ReadPlan};
 use super::reads::freshness::{self, FreshScope, ReadOrigin};
 use super::reads::{large_answers, unfolding};
@@ -55,7 +53,7 @@ impl ServiceParts {
         }
         match &exchange.plan.action {
             PlannedAction::Forward(reason) => Err((*reason).into()),
-            PlannedAction::Read(read) => match exchange.features.refusal(read) {
+            PlannedAction::Read(read) => match exchange.plan.features.refusal(read) {
                 Some(status) => {
                     review::authorize_read(exchange, read).await?;
                     Err(review::refuse_read(read, AnswerSource::ClientRule, status))
@@ -88,7 +86,7 @@ impl ServiceParts {
             let crowd = self.crowd_of_gets(read)?;
             (crowd, Some(self.gets.wait(&read.resource.gvr)))
         } else {
-            let number = request_number(&exchange.request);
+            let number = request_number(exchange);
             let arrived = Instant::now();
             (ReadOrigin::Request { number, arrived }, None)
         };
@@ -215,8 +213,8 @@ impl ServiceParts {
 }
 
 /// Returns a number that requests for the same have in common.
-fn request_number<B>(request: &Request<B>) -> u64 {
+fn request_number(exchange: &Exchange<'_>) -> u64 {
     let mut hasher = DefaultHasher::new();
-    RequestKey::new(request).hash(&mut hasher);
+    exchange.request_key().hash(&mut hasher);
     hasher.finish()
 }

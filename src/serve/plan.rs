@@ -20,8 +20,8 @@ use std::sync::Arc;
 
 use http::{HeaderMap, Request, header};
 use watershed_protocol::{
-    AcceptClause, Encoding, GroupVersionResource, Representation, RequestInfo, ResourceRequest,
-    Verb, WatchStart, acceptable_ignoring, wants_pretty,
+    AcceptClause, Encoding, GroupVersionResource, Query, Representation, RequestInfo,
+    ResourceRequest, Verb, WatchStart, acceptable_ignoring, wants_pretty,
 };
 
 use super::policy::{CacheMode, CachingPolicy};
@@ -31,6 +31,7 @@ use crate::catalog::{Catalog, ResourceType};
 use crate::scope::wanted_checkpoint;
 use crate::upstream::ConnectionClass;
 pub(super) use checkpoint::CheckpointPlan;
+use client_features::ClientFeatures;
 use context::ReadContext;
 use document_request::DocumentRequest;
 pub(super) use list::ListPlan;
@@ -59,6 +60,8 @@ pub(super) struct RequestPlan {
     pub(super) forward_class: ConnectionClass,
     /// Form of refusals.
     pub(super) refusals: RefusalForm,
+    /// The features that it may use.
+    pub(super) features: ClientFeatures,
 }
 
 /// The way in which a request is answered.
@@ -78,42 +81,48 @@ impl RequestPlan {
         request: &Request<B>,
         parameters: OptionalParameters,
     ) -> Self {
-        let uri = request.uri();
-        let info = RequestInfo::parse(request.method(), uri.path(), uri.query());
-        let resource = info
-            .resource
-            .as_ref()
-            .and_then(|asked| catalog.get(&asked.gvr));
-        let accepted = AcceptedForms::of(request, info.verb, parameters);
-        let may_stay_open = info.may_stay_open(uri.query());
-        let action = if let Some(representation) = wanted_checkpoint(request.headers()) {
-            plan_checkpoint(&info, resource.as_ref(), policy, request, representation)
+        let parsed = ParsedRequest::new(catalog, request);
+        let path = request.uri().path();
+        let accepted = AcceptedForms::of(&parsed, parameters);
+        let info = &parsed.info;
+        let may_stay_open = info.may_stay_open(&parsed.query);
+        let action = if let Some(representation) = wanted_checkpoint(parsed.headers) {
+            plan_checkpoint(&parsed, policy, representation)
                 .map_or_else(PlannedAction::Forward, |checkpoint| {
                     PlannedAction::Checkpoint(Box::new(checkpoint))
                 })
-        } else if let Some((review, age)) = verdict_for_proxy(&info, policy, request) {
+        } else if let Some((review, age)) = verdict_for_proxy(&parsed, policy) {
             PlannedAction::Verdict(review, age)
         } else {
-            let sharding = parameters.shard_selector;
-            let resource = resource.as_ref();
-            let read = plan_read(&info, resource, policy, request, &accepted, sharding);
-            planned(read, catalog, request)
+            match plan_read(&parsed, policy, &accepted, parameters.shard_selector) {
+                Ok(read) => PlannedAction::Read(Box::new(read)),
+                Err(reason) => {
+                    let is_document = reason == ForwardReason::NotAResource;
+                    is_document
+                        .then(|| DocumentRequest::new(catalog, request, accepted.refusals.indented))
+                        .flatten()
+                        .map_or(PlannedAction::Forward(reason), |document| {
+                            PlannedAction::Document(Box::new(document))
+                        })
+                }
+            }
         };
         Self {
-            begins_after_version: begins_after_version(&action, &info, uri.query()),
+            begins_after_version: begins_after_version(&action, &parsed),
             action,
             verb: info.verb,
-            resource,
             may_stay_open,
-            is_long_running: info.is_long_running(uri.path()),
-            forward_class: if info.is_relayed(uri.path()) {
+            is_long_running: info.is_long_running(path),
+            forward_class: if info.is_relayed(path) {
                 ConnectionClass::Relayed
-            } else if may_stay_open || is_upgrade(request.headers()) {
+            } else if may_stay_open || is_upgrade(parsed.headers) {
                 ConnectionClass::LongForward
             } else {
                 ConnectionClass::Short
             },
             refusals: accepted.refusals,
+            features: ClientFeatures::of(&policy.client_rules, info, parsed.headers),
+            resource: parsed.resource,
         }
     }
 
@@ -131,16 +140,54 @@ impl RequestPlan {
     }
 }
 
-/// Returns `true` if a request is a watch that certainly begins after a version.
-fn begins_after_version(action: &PlannedAction, info: &RequestInfo, query: Option<&str>) -> bool {
-    let planned = match action {
-        PlannedAction::Read(read) => Some(&read.kind),
-        _ => None,
-    };
-    match planned {
-        Some(ReadKind::Watch(watch)) => matches!(watch.start, WatchStart::After(_)),
-        None if info.verb == Verb::Watch => watch::begins_after_version(query, info.legacy_watch),
-        _ => false,
+/// A request, with its parameters and its type.
+struct ParsedRequest<'a> {
+    headers: &'a HeaderMap,
+    query: Query<'a>,
+    info: RequestInfo,
+    /// The type, if it is one of the catalog's.
+    resource: Option<Arc<ResourceType>>,
+}
+
+impl<'a> ParsedRequest<'a> {
+    fn new<B>(catalog: &Catalog, request: &'a Request<B>) -> Self {
+        let uri = request.uri();
+        let query = Query::parse(uri.query());
+        let info = RequestInfo::of(request.method(), uri.path(), &query);
+        let asked = info.resource.as_ref();
+        Self {
+            headers: request.headers(),
+            resource: asked.and_then(|asked| catalog.get(&asked.gvr)),
+            query,
+            info,
+        }
+    }
+
+    /// Returns the request for a resource, and its type, if it is a read of a known type.
+    fn asked_type(
+        &self,
+        policy: &CachingPolicy,
+    ) -> Result<(&ResourceRequest, &Arc<ResourceType>), ForwardReason> {
+        let info = &self.info;
+        if is_upgrade(self.headers) {
+            return Err(ForwardReason::Upgrade);
+        }
+        if !matches!(info.verb, Verb::Get | Verb::List | Verb::Watch) {
+            return Err(ForwardReason::NotARead);
+        }
+        if self.headers.contains_key(header::ORIGIN) {
+            return Err(ForwardReason::CrossOrigin);
+        }
+        let asked = info.resource.as_ref().ok_or(ForwardReason::NotAResource)?;
+        if asked.subresource.is_some() {
+            return Err(ForwardReason::Subresource);
+        }
+        match &self.resource {
+            Some(resource) => Ok((asked, resource)),
+            // Its type need not be known.
+            None if policy.mode(&asked.gvr) == CacheMode::Nothing => Err(ForwardReason::Policy),
+            None => Err(ForwardReason::UnknownType),
+        }
     }
 }
 
@@ -152,17 +199,17 @@ struct AcceptedForms {
 }
 
 impl AcceptedForms {
-    fn of<B>(request: &Request<B>, verb: Verb, parameters: OptionalParameters) -> Self {
+    fn of(request: &ParsedRequest<'_>, parameters: OptionalParameters) -> Self {
         let ignored: &[&str] = match parameters.drop {
             ParameterUse::Ignored => &["drop"],
             ParameterUse::Unknown | ParameterUse::Heeded => &[],
         };
-        let clauses = acceptable_ignoring(request.headers(), verb, ignored);
+        let clauses = acceptable_ignoring(request.headers, request.info.verb, ignored);
         let encoding = match clauses.first() {
             Some(AcceptClause::Supported(representation)) => representation.encoding,
             _ => Encoding::Json,
         };
-        let indented = wants_pretty(request.uri().query(), request.headers());
+        let indented = wants_pretty(&request.query, request.headers);
         Self {
             clauses,
             refusals: RefusalForm { encoding, indented },
@@ -170,32 +217,27 @@ impl AcceptedForms {
     }
 }
 
-fn planned<B>(
-    read: Result<ReadPlan, ForwardReason>,
-    catalog: &Catalog,
-    request: &Request<B>,
-) -> PlannedAction {
-    match read {
-        Ok(read) => PlannedAction::Read(Box::new(read)),
-        Err(reason @ ForwardReason::NotAResource) => match DocumentRequest::new(catalog, request) {
-            Some(document) => PlannedAction::Document(Box::new(document)),
-            None => PlannedAction::Forward(reason),
+/// Returns `true` if a request is a watch that certainly begins after a version.
+fn begins_after_version(action: &PlannedAction, request: &ParsedRequest<'_>) -> bool {
+    let ParsedRequest { query, info, .. } = request;
+    match action {
+        PlannedAction::Read(read) => match &read.kind {
+            ReadKind::Watch(watch) => matches!(watch.start, WatchStart::After(_)),
+            ReadKind::Get { .. } | ReadKind::List(_) => false,
         },
-        Err(reason) => PlannedAction::Forward(reason),
+        _ => info.verb == Verb::Watch && watch::begins_after_version(query, info.legacy_watch),
     }
 }
 
 /// Plans the checkpoint that another replica asks for. What may not be stored does not leave the
 /// process in this form, either.
-fn plan_checkpoint<B>(
-    info: &RequestInfo,
-    resource: Option<&Arc<ResourceType>>,
+fn plan_checkpoint(
+    request: &ParsedRequest<'_>,
     policy: &CachingPolicy,
-    request: &Request<B>,
     representation: Representation,
 ) -> Result<CheckpointPlan, ForwardReason> {
-    let (asked, resource) = asked_type(info, resource, policy, request.headers())?;
-    if info.verb != Verb::List {
+    let (asked, resource) = request.asked_type(policy)?;
+    if request.info.verb != Verb::List {
         return Err(ForwardReason::Representation);
     }
     let gvr = &resource.gvr;
@@ -208,41 +250,39 @@ fn plan_checkpoint<B>(
         return Err(ForwardReason::Policy);
     }
     let namespace = namespace(asked, resource, false)?;
-    checkpoint::plan(asked, gvr, namespace, request.uri().query(), representation)
+    checkpoint::plan(asked, gvr, namespace, &request.query, representation)
 }
 
 /// Returns the review for which another proxy asks for a verdict, and the verdict's age, if it does. In shadow
 /// mode, upstream gets its question.
-fn verdict_for_proxy<B>(
-    info: &RequestInfo,
+fn verdict_for_proxy(
+    request: &ParsedRequest<'_>,
     policy: &CachingPolicy,
-    request: &Request<B>,
 ) -> Option<(ReviewType, VerdictAge)> {
-    if info.verb != Verb::Create {
+    if request.info.verb != Verb::Create {
         return None;
     }
-    let asked = info.resource.as_ref()?;
+    let asked = request.info.resource.as_ref()?;
     let review = ReviewType::of(&asked.gvr)?;
-    let content_type = request.headers().get(header::CONTENT_TYPE);
+    let content_type = request.headers.get(header::CONTENT_TYPE);
     let is_plain = content_type.is_some_and(|kind| kind.as_bytes() == b"application/json")
-        && request.uri().query().is_none()
+        && request.query.as_str().is_empty()
         && asked.namespace.is_none()
         && asked.subresource.is_none()
         && !policy.verification.shadow;
-    let age = is_plain.then(|| wanted_verdict(request.headers()));
+    let age = is_plain.then(|| wanted_verdict(request.headers));
     Some((review, age.flatten()?))
 }
 
 /// Plans a get, list or watch. The order of the checks decides which reason a client sees.
-fn plan_read<B>(
-    info: &RequestInfo,
-    resource: Option<&Arc<ResourceType>>,
+fn plan_read(
+    request: &ParsedRequest<'_>,
     policy: &CachingPolicy,
-    request: &Request<B>,
     accepted: &AcceptedForms,
     sharding: ParameterUse,
 ) -> Result<ReadPlan, ForwardReason> {
-    let (asked, resource) = asked_type(info, resource, policy, request.headers())?;
+    let (asked, resource) = request.asked_type(policy)?;
+    let info = &request.info;
     let mode = policy.mode(&resource.gvr);
     if mode == CacheMode::Nothing {
         return Err(ForwardReason::Policy);
@@ -250,7 +290,7 @@ fn plan_read<B>(
     let legacy_name = asked.name.as_deref().filter(|_| info.legacy_watch);
     let is_named = info.verb == Verb::Get || legacy_name.is_some();
     let namespace = namespace(asked, resource, is_named)?;
-    let table = TablePlan::new(&accepted.clauses, request.uri().query(), resource, mode)?;
+    let table = TablePlan::new(&accepted.clauses, &request.query, resource, mode)?;
     let representations = match &table {
         Some(_) => vec![Representation::whole(Encoding::Json)],
         None => representations(&accepted.clauses, &resource.gvr, mode)?,
@@ -260,7 +300,7 @@ fn plan_read<B>(
         policy,
         mode,
         namespace: namespace.as_deref(),
-        query: request.uri().query(),
+        query: &request.query,
         consistent_reads: policy.consistent_reads(&resource.gvr),
         sharding,
     };
@@ -298,34 +338,6 @@ fn plan_read<B>(
         may_be_stale: context.may_be_stale(),
         namespace,
     })
-}
-
-/// Returns the request for a resource, and its type, if it is a read of a known type.
-fn asked_type<'a>(
-    info: &'a RequestInfo,
-    resource: Option<&'a Arc<ResourceType>>,
-    policy: &CachingPolicy,
-    headers: &HeaderMap,
-) -> Result<(&'a ResourceRequest, &'a Arc<ResourceType>), ForwardReason> {
-    if is_upgrade(headers) {
-        return Err(ForwardReason::Upgrade);
-    }
-    if !matches!(info.verb, Verb::Get | Verb::List | Verb::Watch) {
-        return Err(ForwardReason::NotARead);
-    }
-    if headers.contains_key(header::ORIGIN) {
-        return Err(ForwardReason::CrossOrigin);
-    }
-    let asked = info.resource.as_ref().ok_or(ForwardReason::NotAResource)?;
-    if asked.subresource.is_some() {
-        return Err(ForwardReason::Subresource);
-    }
-    match resource {
-        Some(resource) => Ok((asked, resource)),
-        // Its type need not be known.
-        None if policy.mode(&asked.gvr) == CacheMode::Nothing => Err(ForwardReason::Policy),
-        None => Err(ForwardReason::UnknownType),
-    }
 }
 
 fn is_upgrade(headers: &HeaderMap) -> bool {

@@ -2,8 +2,8 @@
 use http::header::{ACCEPT, ACCEPT_ENCODING, USER_AGENT};
 use http::{HeaderMap, HeaderValue, Method};
 use watershed_protocol::{
-    ContinueToken, FieldSelector, LabelSelector, ListOptions, RequestInfo, Selection, acceptable,
-    accepts_gzip, get_freshness, wants_pretty,
+    ContinueToken, FieldSelector, LabelSelector, ListOptions, Query, RequestInfo, Selection,
+    acceptable, accepts_gzip, get_freshness, wants_pretty,
 };
 
 use crate::FuzzTarget;
@@ -83,7 +83,8 @@ pub(crate) fn list_options() -> FuzzTarget {
     ];
     FuzzTarget::new(corpus, words, |input| {
         let text = String::from_utf8_lossy(input);
-        let options = ListOptions::parse(Some(&text));
+        let query = Query::parse(Some(&text));
+        let options = ListOptions::of(&query);
         let found = options.as_ref().map(|options| {
             let list = options.list_start().map(|start| start.after.is_some());
             let watch = options
@@ -96,11 +97,11 @@ pub(crate) fn list_options() -> FuzzTarget {
             );
             (format!("{list:?}"), format!("{watch:?}"), flags)
         });
-        let freshness = get_freshness(Some(&text)).is_ok();
+        let freshness = get_freshness(&query).is_ok();
         (
             format!("{found:?}"),
             freshness,
-            wants_pretty(Some(&text), &HeaderMap::new()),
+            wants_pretty(&query, &HeaderMap::new()),
         )
     })
 }
@@ -205,6 +206,10 @@ pub(crate) fn headers() -> FuzzTarget {
         ]
         .map(|verb| acceptable(&of(ACCEPT), verb));
         let gzip = accepts_gzip(&of(ACCEPT_ENCODING));
-        Some((accepted, gzip, wants_pretty(None, &of(USER_AGENT))))
+        Some((
+            accepted,
+            gzip,
+            wants_pretty(&Query::parse(None), &of(USER_AGENT)),
+        ))
     })
 }

@@ -10,7 +10,8 @@
 //! | module | content |
 //! |---|---|
 //! | `request_info`, `resource` | a URL's verb, type, namespace and name: [`RequestInfo`] |
-//! | `list_options`, `query_parameters`, `continue_token`, `version` | the state a read asks for: [`ListOptions`] |
+//! | `query` | the parameters of a URL: [`Query`] |
+//! | `list_options`, `continue_token`, `version` | the state a read asks for: [`ListOptions`] |
 //! | `label_selector`, `field_selector`, `selection` | the selected objects: [`Selection`] |
 //! | `shard_selector` | the objects whose hash is in a range: [`ShardSelector`] |
 //! | `object_key` | keys of objects: [`object_key()`] |
@@ -54,7 +55,7 @@ mod list_options;
 mod media;
 mod nullable_text;
 mod object_key;
-mod query_parameters;
+mod query;
 mod request_info;
 mod resource;
 mod selection;
@@ -87,6 +88,7 @@ pub use media::{
 };
 pub use nullable_text::nullable_text;
 pub use object_key::{is_key_part, object_key};
+pub use query::Query;
 pub use request_info::{RequestInfo, ResourceRequest, Verb};
 pub use resource::{GroupVersionResource, is_built_in_group};
 pub use selection::{Selection, Selectors};

@@ -6,9 +6,8 @@
 //! error here. Such requests are forwarded.
 use std::time::Duration;
 
-use super::query_parameters::QueryParameters;
 use super::{
-    ContinueToken, FieldSelector, InvalidSelector, LabelSelector, ResourceVersion, Selectors,
+    ContinueToken, FieldSelector, InvalidSelector, LabelSelector, Query, ResourceVersion, Selectors,
 };
 
 /// Parameters of a list or watch request.
@@ -162,6 +161,11 @@ impl ListOptions {
     ///
     /// As upstream does, it uses the first of repeated parameters and ignores unknown ones.
     pub fn parse(query: Option<&str>) -> Result<Self, InvalidOptions> {
+        Self::of(&Query::parse(query))
+    }
+
+    /// Reads the options from a query.
+    pub fn of(query: &Query<'_>) -> Result<Self, InvalidOptions> {
         let parameters = checked(query)?;
         let text = |name| parameters.first(name).filter(|value| !value.is_empty());
         let watch = parameters.flag("watch").unwrap_or(false);
@@ -170,7 +174,7 @@ impl ListOptions {
         }
         Ok(Self {
             watch,
-            version: version_of(&parameters)?,
+            version: version_of(parameters)?,
             version_match: match text("resourceVersionMatch") {
                 None => VersionMatch::Unset,
                 Some("Exact") => VersionMatch::Exact,
@@ -351,7 +355,7 @@ impl ListOptions {
 
 /// Returns the freshness that a get with this query asks for. Only `resourceVersion` says so;
 /// upstream ignores all list parameters here, even malformed ones.
-pub fn get_freshness(query: Option<&str>) -> Result<Freshness, InvalidOptions> {
+pub fn get_freshness(query: &Query<'_>) -> Result<Freshness, InvalidOptions> {
     let parameters = checked(query)?;
     if parameters.flag("export") == Some(true) {
         return Err(InvalidOptions::Export);
@@ -359,7 +363,7 @@ pub fn get_freshness(query: Option<&str>) -> Result<Freshness, InvalidOptions> {
     if parameters.timeout().is_none() {
         return Err(InvalidOptions::Timeout);
     }
-    Ok(match version_of(&parameters)? {
+    Ok(match version_of(parameters)? {
         VersionParam::Unset => Freshness::MostRecent,
         VersionParam::Zero => Freshness::Any,
         VersionParam::At(version) => Freshness::NotOlderThan(version),
@@ -368,20 +372,21 @@ pub fn get_freshness(query: Option<&str>) -> Result<Freshness, InvalidOptions> {
 
 /// Returns the time that the client of a request gives it with `timeout`; `None` if it says nothing,
 /// or nothing that is understood. Watches ignore the parameter.
-pub fn request_timeout(query: Option<&str>) -> Option<Duration> {
+pub fn request_timeout(query: &Query<'_>) -> Option<Duration> {
     let timeout = checked(query).ok()?.timeout()?;
     Some(timeout).filter(|timeout| !timeout.is_zero())
 }
 
-/// Reads a query, all of which upstream must understand.
-fn checked(query: Option<&str>) -> Result<QueryParameters<'_>, InvalidOptions> {
-    let parameters = QueryParameters::parse(query);
-    Some(parameters)
-        .filter(QueryParameters::is_whole)
-        .ok_or(InvalidOptions::Query)
+/// Returns the query if upstream understands all of it.
+fn checked<'a, 'q>(query: &'a Query<'q>) -> Result<&'a Query<'q>, InvalidOptions> {
+    if query.is_whole() {
+        Ok(query)
+    } else {
+        Err(InvalidOptions::Query)
+    }
 }
 
-fn version_of(parameters: &QueryParameters<'_>) -> Result<VersionParam, InvalidOptions> {
+fn version_of(parameters: &Query<'_>) -> Result<VersionParam, InvalidOptions> {
     match parameters.first("resourceVersion") {
         None | Some("") => Ok(VersionParam::Unset),
         Some("0") => Ok(VersionParam::Zero),

@@ -9,9 +9,8 @@ use std::fmt;
 use http::HeaderMap;
 use http::header::{ACCEPT, USER_AGENT};
 
-use super::Verb;
-use super::query_parameters::QueryParameters;
 use super::table::TableVersion;
+use super::{Query, Verb};
 
 /// The encodings that objects are held in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -169,10 +168,11 @@ pub fn acceptable_ignoring(headers: &HeaderMap, verb: Verb, ignored: &[&str]) ->
 /// The `pretty` parameter decides if it has a value, otherwise the name of the client. Refusals of
 /// watches are indented, and their events never are.
 /// Source: `isPrettyPrint` and `NegotiateOutputMediaTypeStream` in `negotiate.go`.
-pub fn wants_pretty(query: Option<&str>, headers: &HeaderMap) -> bool {
+pub fn wants_pretty(query: &Query<'_>, headers: &HeaderMap) -> bool {
     // Upstream does not decode a query without the word, so an escaped name does not count.
-    let query = query.filter(|query| query.contains("pretty"));
-    QueryParameters::parse(query).pretty().unwrap_or_else(|| {
+    let is_read = query.as_str().contains("pretty");
+    let given = if is_read { query.pretty() } else { None };
+    given.unwrap_or_else(|| {
         let agent = headers
             .get(USER_AGENT)
             .map(http::HeaderValue::as_bytes)
@@ -506,18 +506,33 @@ mod tests {
     #[test]
     fn json_is_indented_for_people() {
         let agent = |text| HeaderMap::from_iter([(USER_AGENT, HeaderValue::from_static(text))]);
-        assert!(wants_pretty(None, &agent("curl/8.5.0")));
-        assert!(wants_pretty(Some("pretty="), &agent("Mozilla/5.0 (X11)")));
+        assert!(wants_pretty(&Query::parse(None), &agent("curl/8.5.0")));
         assert!(wants_pretty(
-            Some("limit=1&pretty=true"),
+            &Query::parse(Some("pretty=")),
+            &agent("Mozilla/5.0 (X11)")
+        ));
+        assert!(wants_pretty(
+            &Query::parse(Some("limit=1&pretty=true")),
             &agent("kubectl/v1.37")
         ));
-        assert!(!wants_pretty(Some("pretty=false"), &agent("curl/8.5.0")));
-        assert!(!wants_pretty(Some("pretty=yes"), &agent("Wget/1")));
-        assert!(wants_pretty(Some("p%72etty=0"), &agent("Wget/1")));
-        assert!(!wants_pretty(Some("p%72etty=0&x=pretty"), &agent("Wget/1")));
-        assert!(!wants_pretty(None, &agent("kubectl/v1.37")));
-        assert!(!wants_pretty(None, &HeaderMap::new()));
+        assert!(!wants_pretty(
+            &Query::parse(Some("pretty=false")),
+            &agent("curl/8.5.0")
+        ));
+        assert!(!wants_pretty(
+            &Query::parse(Some("pretty=yes")),
+            &agent("Wget/1")
+        ));
+        assert!(wants_pretty(
+            &Query::parse(Some("p%72etty=0")),
+            &agent("Wget/1")
+        ));
+        assert!(!wants_pretty(
+            &Query::parse(Some("p%72etty=0&x=pretty")),
+            &agent("Wget/1")
+        ));
+        assert!(!wants_pretty(&Query::parse(None), &agent("kubectl/v1.37")));
+        assert!(!wants_pretty(&Query::parse(None), &HeaderMap::new()));
     }
 
     proptest! {

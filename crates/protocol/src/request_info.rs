@@ -4,8 +4,7 @@
 
 use http::Method;
 
-use super::query_parameters::QueryParameters;
-use super::{FieldSelector, GroupVersionResource, LabelSelector, is_key_part};
+use super::{FieldSelector, GroupVersionResource, LabelSelector, Query, is_key_part};
 
 /// Subresources that are conversations of a client with a container or a server.
 const SESSIONS: [&str; 4] = ["attach", "exec", "portforward", PROXY];
@@ -115,6 +114,11 @@ impl RequestInfo {
     ///
     /// It never fails. The result for a URL that is not understood has no resource.
     pub fn parse(method: &Method, path: &str, query: Option<&str>) -> Self {
+        Self::of(method, path, &Query::parse(query))
+    }
+
+    /// Reads method, path and query.
+    pub fn of(method: &Method, path: &str, query: &Query<'_>) -> Self {
         let verb = Verb::of_method(method);
         let other = Self {
             verb: match verb {
@@ -188,9 +192,9 @@ impl RequestInfo {
     /// Returns `true` if the request, which has this query, may stay open as long as its client
     /// likes. Logs are long-running for upstream either way, but end by themselves unless they are
     /// followed.
-    pub fn may_stay_open(&self, query: Option<&str>) -> bool {
+    pub fn may_stay_open(&self, query: &Query<'_>) -> bool {
         match self.subresource() {
-            Some(LOG) => QueryParameters::parse(query).flag("follow") == Some(true),
+            Some(LOG) => query.flag("follow") == Some(true),
             Some(part) if SESSIONS.contains(&part) => true,
             _ => self.verb == Verb::Watch || self.legacy_watch,
         }
@@ -228,18 +232,17 @@ fn split_namespace<'a, 's>(rest: &'a [&'s str]) -> (Option<&'s str>, &'a [&'s st
 }
 
 /// Returns the verb of a GET of a collection, and the name that its field selector requires.
-fn collection_read(query: Option<&str>) -> (Verb, Option<String>) {
-    let parameters = QueryParameters::parse(query);
-    let verb = if parameters.flag("watch") == Some(true) {
+fn collection_read(query: &Query<'_>) -> (Verb, Option<String>) {
+    let verb = if query.flag("watch") == Some(true) {
         Verb::Watch
     } else {
         Verb::List
     };
-    (verb, required_name(&parameters))
+    (verb, required_name(query))
 }
 
 /// Returns the name that a `metadata.name` field selector requires, if an object can have it.
-fn required_name(parameters: &QueryParameters<'_>) -> Option<String> {
+fn required_name(parameters: &Query<'_>) -> Option<String> {
     let text = parameters.first("fieldSelector")?;
     if !decode_as_list_options(parameters) {
         return None;
@@ -250,7 +253,7 @@ fn required_name(parameters: &QueryParameters<'_>) -> Option<String> {
 }
 
 /// Returns `true` if upstream can decode the parameters as list options, selectors included.
-fn decode_as_list_options(parameters: &QueryParameters<'_>) -> bool {
+fn decode_as_list_options(parameters: &Query<'_>) -> bool {
     let labels = parameters.first("labelSelector");
     let fields = parameters.first("fieldSelector");
     parameters.integer("limit").is_ok()

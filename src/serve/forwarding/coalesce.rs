@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderMap, Request, StatusCode, header};
+use http::{HeaderMap, StatusCode, header};
 use http_body_util::BodyExt;
 use http_body_util::combinators::UnsyncBoxBody;
 use parking_lot::Mutex;
@@ -230,15 +230,16 @@ impl Coalescer {
     }
 
     /// Takes a slot among the reads that are under way.
-    pub(in crate::serve) fn enter<B>(
+    pub(in crate::serve) fn enter(
         &self,
-        request: &Request<B>,
+        key: RequestKey,
+        headers: &HeaderMap,
         identity: &ForwardIdentity,
     ) -> CoalescerSlot<'_> {
-        let leader = Leader::of(request.headers(), identity);
+        let leader = Leader::of(headers, identity);
         CoalescerSlot {
             coalescer: self,
-            place: self.reads.enter(RequestKey::new(request), leader),
+            place: self.reads.enter(key, leader),
         }
     }
 }

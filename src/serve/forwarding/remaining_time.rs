@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use http::Uri;
 use http::uri::PathAndQuery;
-use watershed_protocol::request_timeout;
+use watershed_protocol::{Query, request_timeout};
 
 /// Time that may have passed here without upstream being told.
 const UNNOTICED: Duration = Duration::from_millis(100);
@@ -31,7 +31,7 @@ pub(super) fn with_time_left(target: &Uri, is_watch: bool, passed: Duration) -> 
         let left = seconds.saturating_sub(passed.as_secs()).max(1);
         (left < seconds).then(|| left.to_string())?
     } else {
-        go_duration(request_timeout(Some(query))?.saturating_sub(passed))?
+        go_duration(request_timeout(&Query::parse(Some(query)))?.saturating_sub(passed))?
     };
     let changed = format!("{name}={left}");
     let mut pieces: Vec<_> = query.split('&').collect();
@@ -115,7 +115,7 @@ mod tests {
             let uri: Uri = target.parse().unwrap();
             let left = with_time_left(&uri, is_watch, Duration::from_millis(millis));
             let query = left.as_ref().and_then(Uri::query);
-            assert!(query.is_none() || is_watch || request_timeout(query).is_some());
+            assert!(query.is_none() || is_watch || request_timeout(&Query::parse(query)).is_some());
             assert_eq!(
                 left.map(|uri| uri.to_string()).as_deref(),
                 wanted,

@@ -2,7 +2,8 @@
 use std::sync::Arc;
 
 use watershed_protocol::{
-    Freshness, GroupVersionResource, ListOptions, ListStart, Representation, ResourceRequest, Verb,
+    Freshness, GroupVersionResource, ListOptions, ListStart, Query, Representation,
+    ResourceRequest, Verb,
 };
 
 use super::selected::parse_selectors;
@@ -23,10 +24,10 @@ pub(super) fn plan(
     asked: &ResourceRequest,
     gvr: &GroupVersionResource,
     namespace: Option<String>,
-    query: Option<&str>,
+    query: &Query<'_>,
     representation: Representation,
 ) -> Result<CheckpointPlan, ForwardReason> {
-    let options = ListOptions::parse(query).map_err(|_| ForwardReason::Parameters)?;
+    let options = ListOptions::of(query).map_err(|_| ForwardReason::Parameters)?;
     let start = options.list_start();
     let is_any = matches!(
         start,

@@ -1,10 +1,11 @@
 //! The features that a watch may use, by the operator's rules about clients.
 use http::{HeaderMap, Request, Uri, header};
-use watershed_protocol::{GroupVersionResource, RequestInfo, Status, Verb};
+use watershed_protocol::{GroupVersionResource, Query, RequestInfo, Status, Verb};
 
-use super::{ReadKind, ReadPlan};
+use super::read::{ReadKind, ReadPlan};
 use crate::serve::policy::client_rules::ClientRule;
 use crate::serve::policy::type_name::TypeName;
+use crate::serve::target::with_query;
 
 /// Parameters of a watch that begins with the state, as upstream demands them together.
 const INITIAL_EVENTS: &str = "sendInitialEvents";
@@ -28,17 +29,15 @@ impl Default for ClientFeatures {
 
 impl ClientFeatures {
     /// Returns the features that a request may use.
-    pub(in crate::serve) fn of<B>(rules: &[ClientRule], request: &Request<B>) -> Self {
+    pub(super) fn of(rules: &[ClientRule], info: &RequestInfo, headers: &HeaderMap) -> Self {
         if rules.is_empty() {
             return Self::default();
         }
-        let uri = request.uri();
-        let info = RequestInfo::parse(request.method(), uri.path(), uri.query());
         if info.verb != Verb::Watch && !info.legacy_watch {
             return Self::default();
         }
         let gvr = info.resource.as_ref().map(|asked| &asked.gvr);
-        Self::of_watch(rules, agent(request.headers()), gvr)
+        Self::of_watch(rules, agent(headers), gvr)
     }
 
     fn of_watch(rules: &[ClientRule], agent: &str, gvr: Option<&GroupVersionResource>) -> Self {
@@ -89,20 +88,9 @@ fn agent(headers: &HeaderMap) -> &str {
 /// Returns a URI that names `sendInitialEvents` without the parameter that it requires, so that
 /// upstream refuses it; `None` if it is not named.
 fn without_version_match(uri: &Uri) -> Option<Uri> {
-    let query = uri.query()?;
-    let is = |piece: &str, name: &str| {
-        let mut pairs = form_urlencoded::parse(piece.as_bytes());
-        pairs.next().is_some_and(|(key, _)| key == name)
-    };
-    let pieces = || query.split('&');
-    if !pieces().any(|piece| is(piece, INITIAL_EVENTS)) {
-        return None;
-    }
-    let rest: Vec<_> = pieces().filter(|piece| !is(piece, VERSION_MATCH)).collect();
-    let mut parts = uri.clone().into_parts();
-    let path = format!("{}?{}", uri.path(), rest.join("&"));
-    parts.path_and_query = Some(path.parse().ok()?);
-    Uri::from_parts(parts).ok()
+    let query = Query::parse(uri.query());
+    query.first(INITIAL_EVENTS)?;
+    with_query(uri, &query.without(VERSION_MATCH))
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! The input of every read plan.
 use std::sync::Arc;
 
-use watershed_protocol::Freshness;
+use watershed_protocol::{Freshness, Query};
 
 use super::optional_parameters::ParameterUse;
 use crate::catalog::ResourceType;
@@ -14,7 +14,7 @@ pub(super) struct ReadContext<'a> {
     pub(super) policy: &'a CachingPolicy,
     pub(super) mode: CacheMode,
     pub(super) namespace: Option<&'a str>,
-    pub(super) query: Option<&'a str>,
+    pub(super) query: &'a Query<'a>,
     pub(super) consistent_reads: ConsistentReads,
     /// The effect of `shardSelector` at upstream.
     pub(super) sharding: ParameterUse,

@@ -3,7 +3,6 @@ use http::{HeaderValue, Method, Request, header};
 
 use super::request_key::RequestKey;
 use crate::catalog::Catalog;
-use watershed_protocol::wants_pretty;
 
 /// A request for a document.
 #[derive(Clone, Debug)]
@@ -17,11 +16,16 @@ pub(in crate::serve) struct DocumentRequest {
 
 impl DocumentRequest {
     /// Returns the document that a request is for, if memory can answer it.
-    pub(in crate::serve) fn new<B>(catalog: &Catalog, request: &Request<B>) -> Option<Self> {
+    /// `indented` is that of the request's answers.
+    pub(in crate::serve) fn new<B>(
+        catalog: &Catalog,
+        request: &Request<B>,
+        indented: bool,
+    ) -> Option<Self> {
         let (uri, headers) = (request.uri(), request.headers());
         let plain = request.method() == Method::GET
             && is_document(catalog, uri.path())
-            && !wants_pretty(uri.query(), headers)
+            && !indented
             && !headers.contains_key(header::RANGE)
             && !headers.keys().any(|name| {
                 let name = name.as_str();

@@ -22,7 +22,7 @@ pub(in crate::serve) struct ListPlan {
 
 /// Returns the meaning of a list's parameters.
 pub(super) fn plan(context: &ReadContext<'_>) -> Result<ReadParameters<ListPlan>, ForwardReason> {
-    let options = ListOptions::parse(context.query).map_err(|_| ForwardReason::Parameters)?;
+    let options = ListOptions::of(context.query).map_err(|_| ForwardReason::Parameters)?;
     let selected = Selected::new(context, &options)?;
     let ListStart { freshness, after } = options.list_start().map_err(|error| match error {
         InvalidOptions::ContinueToken => ForwardReason::ContinueToken,

@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use tokio::time::{Instant, timeout_at};
-use watershed_protocol::request_timeout;
+use watershed_protocol::{Query, request_timeout};
 
 use super::{ReadKind, ReadPlan};
 use crate::serve::source::ForwardReason;
@@ -26,7 +26,7 @@ impl RequestDeadline {
     ) -> Self {
         let timeout = match &read.kind {
             ReadKind::Watch(watch) => watch.timeout_seconds.map(Duration::from_secs),
-            ReadKind::Get { .. } | ReadKind::List(_) => request_timeout(query),
+            ReadKind::Get { .. } | ReadKind::List(_) => request_timeout(&Query::parse(query)),
         };
         let wait = timeout.map_or(MAX_WAIT, |timeout| timeout / WAIT_DIVISOR);
         Self(Instant::from_std(arrived) + wait.min(MAX_WAIT))

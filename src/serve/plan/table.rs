@@ -1,6 +1,6 @@
 //! The plan of a Table.
 use watershed_protocol::{
-    AcceptClause, Encoding, IncludedObject, Representation, TablePrinter, TableRequest,
+    AcceptClause, Encoding, IncludedObject, Query, Representation, TablePrinter, TableRequest,
 };
 
 use crate::catalog::ResourceType;
@@ -19,7 +19,7 @@ impl TablePlan {
     /// Returns the plan, if a Table is what the client likes best.
     pub(super) fn new(
         wanted: &[AcceptClause],
-        query: Option<&str>,
+        query: &Query<'_>,
         resource: &ResourceType,
         mode: CacheMode,
     ) -> Result<Option<Self>, ForwardReason> {
@@ -42,10 +42,8 @@ impl TablePlan {
 }
 
 /// Returns the part of the objects that rows have. Upstream refuses what it does not know.
-fn included(query: Option<&str>) -> Result<IncludedObject, ForwardReason> {
-    let mut parameters = form_urlencoded::parse(query.unwrap_or_default().as_bytes());
-    let value = parameters.find(|(name, _)| name == "includeObject");
-    let value = value.as_ref().map_or("", |(_, value)| value);
+fn included(query: &Query<'_>) -> Result<IncludedObject, ForwardReason> {
+    let value = query.first("includeObject").unwrap_or_default();
     IncludedObject::parse(value).ok_or(ForwardReason::Parameters)
 }
 

@@ -2,7 +2,8 @@
 use std::ops::RangeInclusive;
 
 use watershed_protocol::{
-    FieldOperator, FieldRequirement, FieldSelector, Freshness, ListOptions, Selection, WatchStart,
+    FieldOperator, FieldRequirement, FieldSelector, Freshness, ListOptions, Query, Selection,
+    WatchStart,
 };
 
 use super::context::ReadContext;
@@ -42,7 +43,7 @@ pub(super) fn plan(
     context: &ReadContext<'_>,
     path: WatchPath<'_>,
 ) -> Result<ReadParameters<WatchPlan>, ForwardReason> {
-    let mut options = ListOptions::parse(context.query).map_err(|_| ForwardReason::Parameters)?;
+    let mut options = ListOptions::of(context.query).map_err(|_| ForwardReason::Parameters)?;
     let start = match path {
         WatchPath::Present => options.watch_start(),
         WatchPath::Legacy(_) => options.legacy_watch_start(),
@@ -87,8 +88,8 @@ pub(super) fn plan(
 
 /// Returns `true` if a watch with these parameters certainly begins with the events after a version
 /// that its client names.
-pub(super) fn begins_after_version(query: Option<&str>, is_legacy: bool) -> bool {
-    let start = ListOptions::parse(query).and_then(|options| {
+pub(super) fn begins_after_version(query: &Query<'_>, is_legacy: bool) -> bool {
+    let start = ListOptions::of(query).and_then(|options| {
         if is_legacy {
             options.legacy_watch_start()
         } else {
@@ -153,12 +154,9 @@ mod tests {
             ("resourceVersion=0&resourceVersion=7", true, false),
             ("", true, false),
         ] {
-            assert_eq!(
-                begins_after_version(Some(query), is_legacy),
-                wanted,
-                "{query}"
-            );
+            let parsed = Query::parse(Some(query));
+            assert_eq!(begins_after_version(&parsed, is_legacy), wanted, "{query}");
         }
-        assert!(!begins_after_version(None, false));
+        assert!(!begins_after_version(&Query::parse(None), false));
     }
 }

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::kinds::{KINDS, ResourceKind, TypeOrigin};
 use super::message;
 use super::object::SimulatedObject;
-use super::request::{AnswerShape, ObjectFilter, Query};
+use super::request::{AnswerShape, ObjectFilter, QueryParameters};
 use super::simulation::Simulation;
 use super::state::{TypeView, key};
 use super::status::Failure;
@@ -41,7 +41,7 @@ pub(crate) async fn get(
     index: usize,
     namespace: &str,
     name: &str,
-    query: &Query,
+    query: &QueryParameters,
     shape: AnswerShape,
 ) -> Result<Bytes, Failure> {
     let kind = &KINDS[index];
@@ -78,7 +78,7 @@ pub(crate) async fn list(
     simulation: &Simulation,
     index: usize,
     filter: &ObjectFilter,
-    query: &Query,
+    query: &QueryParameters,
     shape: AnswerShape,
 ) -> Result<Bytes, Failure> {
     let kind = &KINDS[index];
@@ -113,7 +113,7 @@ pub(crate) async fn list(
 }
 
 /// Source: apimachinery `pkg/apis/meta/internalversion/validation/validation.go`.
-fn validate(query: &Query) -> Result<(), Failure> {
+fn validate(query: &QueryParameters) -> Result<(), Failure> {
     const MATCH: &str = "resourceVersionMatch";
     const FORBIDDEN: &str = "FieldValueForbidden";
     let mut errors = Vec::new();
@@ -161,7 +161,7 @@ fn validate(query: &Query) -> Result<(), Failure> {
 }
 
 fn decide(
-    query: &Query,
+    query: &QueryParameters,
     token: Option<&PageToken>,
     pinned: bool,
 ) -> Result<(ListState, usize), Failure> {

@@ -24,7 +24,7 @@ pub(crate) struct RequestTarget {
 
 /// Query parameters of list and watch, as the client sent them.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Query {
+pub(crate) struct QueryParameters {
     pub(crate) watch: bool,
     pub(crate) version: Option<String>,
     pub(crate) version_match: Option<String>,
@@ -58,7 +58,7 @@ pub(crate) enum AnswerShape {
 
 impl RequestTarget {
     /// The attributes of a URL. Source: apiserver `pkg/endpoints/request/requestinfo.go`.
-    pub(crate) fn read(method: &Method, path: &str, query: &Query) -> Self {
+    pub(crate) fn read(method: &Method, path: &str, query: &QueryParameters) -> Self {
         let parts: Vec<_> = path.trim_matches('/').split('/').collect();
         let plain = || Self {
             attributes: SimulatedAccess {
@@ -186,7 +186,7 @@ fn decode(text: &str) -> String {
         .into_owned()
 }
 
-impl Query {
+impl QueryParameters {
     /// Parses the query. The first of repeated parameters wins, as upstream decodes them.
     pub(crate) fn read(query: &str) -> Result<Self, Failure> {
         let pairs: Vec<_> = form_urlencoded::parse(query.as_bytes()).collect();
@@ -411,7 +411,7 @@ mod tests {
     use super::*;
 
     fn read(path: &str, query: &str) -> SimulatedAccess {
-        RequestTarget::read(&Method::GET, path, &Query::read(query).unwrap()).attributes
+        RequestTarget::read(&Method::GET, path, &QueryParameters::read(query).unwrap()).attributes
     }
 
     #[test]
@@ -442,8 +442,8 @@ mod tests {
             ("limit=x&watch", true),
             ("limit=x&watch=1&watch=0", true),
         ] {
-            assert!(Query::read(query).is_err(), "{query}");
-            assert_eq!(Query::read_watch(query).watch, watch, "{query}");
+            assert!(QueryParameters::read(query).is_err(), "{query}");
+            assert_eq!(QueryParameters::read_watch(query).watch, watch, "{query}");
         }
     }
 

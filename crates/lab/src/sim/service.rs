@@ -12,7 +12,7 @@ use super::attributes::SimulatedAccess;
 use super::body::ResponseBody;
 use super::faults::{ActiveFaults, BadAnswer};
 use super::kinds::{KINDS, ResourceKind};
-use super::request::{AnswerShape, Query, RequestTarget};
+use super::request::{AnswerShape, QueryParameters, RequestTarget};
 use super::simulation::Simulation;
 use super::status::Failure;
 use super::{discovery, kinds, list, watch, write};
@@ -104,8 +104,10 @@ impl SimulatorService {
         self.record(&head);
         let path = head.uri.path();
         let text = head.uri.query().unwrap_or_default();
-        let query = Query::read(text);
-        let lenient = query.clone().unwrap_or_else(|_| Query::read_watch(text));
+        let query = QueryParameters::read(text);
+        let lenient = query
+            .clone()
+            .unwrap_or_else(|_| QueryParameters::read_watch(text));
         let target = RequestTarget::read(&head.method, path, &lenient);
         let (verb, resource) = (target.metric_verb(), target.resource());
         let is_state = verb == "LIST" || (verb == "WATCH" && lenient.initial_events == Some(true));
@@ -143,7 +145,7 @@ impl SimulatorService {
         path: &str,
         headers: &HeaderMap,
         target: &RequestTarget,
-        query: Result<Query, Failure>,
+        query: Result<QueryParameters, Failure>,
         body: B,
     ) -> Result<Response<ResponseBody>, Failure> {
         let user = self.simulation.access.authenticate(headers)?;
@@ -209,7 +211,7 @@ impl SimulatorService {
         headers: &HeaderMap,
         target: &RequestTarget,
         index: usize,
-        query: Result<Query, Failure>,
+        query: Result<QueryParameters, Failure>,
     ) -> Result<Response<ResponseBody>, Failure> {
         let shape = self.shape(headers, target, "")?;
         let query = query?;
@@ -225,7 +227,7 @@ impl SimulatorService {
         headers: &HeaderMap,
         target: &RequestTarget,
         index: usize,
-        query: Result<Query, Failure>,
+        query: Result<QueryParameters, Failure>,
     ) -> Result<Response<ResponseBody>, Failure> {
         let shape = self.shape(headers, target, "List")?;
         let query = query?;
@@ -239,7 +241,7 @@ impl SimulatorService {
         headers: &HeaderMap,
         target: &RequestTarget,
         index: usize,
-        query: Result<Query, Failure>,
+        query: Result<QueryParameters, Failure>,
     ) -> Result<Response<ResponseBody>, Failure> {
         let simulation = &self.simulation;
         let shape = self.shape(headers, target, "")?;

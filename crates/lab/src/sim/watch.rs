@@ -14,7 +14,7 @@ use super::faults::{BrokenFrame, CutCounts, NextFrame, WatchListSupport};
 use super::kinds::{KINDS, ResourceKind, TypeOrigin};
 use super::message;
 use super::object::SimulatedObject;
-use super::request::{AnswerShape, ObjectFilter, Query};
+use super::request::{AnswerShape, ObjectFilter, QueryParameters};
 use super::simulation::Simulation;
 use super::state::{EventsSince, WriteEvent};
 use super::status::Failure;
@@ -76,7 +76,7 @@ pub(crate) async fn watch(
     simulation: Arc<Simulation>,
     index: usize,
     filter: ObjectFilter,
-    query: &Query,
+    query: &QueryParameters,
     shape: AnswerShape,
 ) -> Result<ResponseBody, Failure> {
     let mode = simulation.faults.active().watch_list;
@@ -135,7 +135,7 @@ pub(crate) async fn watch(
 }
 
 /// Returns the time after which the watch ends.
-fn timeout(simulation: &Simulation, query: &Query) -> Result<Duration, Failure> {
+fn timeout(simulation: &Simulation, query: &QueryParameters) -> Result<Duration, Failure> {
     match query.timeout_seconds {
         Some(seconds) if seconds < 0 => Err(Failure::new(
             500,
@@ -152,14 +152,14 @@ fn timeout(simulation: &Simulation, query: &Query) -> Result<Duration, Failure> 
 
 /// Returns `true` if upstream would compress such a watch. Source: apiserver
 /// `pkg/endpoints/handlers/get.go` (isListWatchRequest).
-pub(crate) fn is_watch_list(query: &Query, mode: WatchListSupport) -> bool {
+pub(crate) fn is_watch_list(query: &QueryParameters, mode: WatchListSupport) -> bool {
     query.bookmarks && matches!(validate(query, mode), Ok(Some(true)))
 }
 
 /// Returns the effective `sendInitialEvents`. `None` is a plain watch, or the old form when the
 /// version is unset or 0. Source: apimachinery
 /// `internalversion/{defaults,validation/validation}.go`.
-fn validate(query: &Query, mode: WatchListSupport) -> Result<Option<bool>, Failure> {
+fn validate(query: &QueryParameters, mode: WatchListSupport) -> Result<Option<bool>, Failure> {
     const MATCH: &str = "resourceVersionMatch";
     const FORBIDDEN: &str = "FieldValueForbidden";
     if mode == WatchListSupport::Ignored {
@@ -220,7 +220,7 @@ async fn start(
     simulation: &Simulation,
     index: usize,
     filter: &ObjectFilter,
-    query: &Query,
+    query: &QueryParameters,
     version: u64,
     initial_events: Option<bool>,
 ) -> Result<StreamStart, Failure> {

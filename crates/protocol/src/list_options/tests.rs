@@ -115,10 +115,10 @@ fn the_time_of_a_request_is_that_of_its_first_timeout() {
         ("timeout=-1s", None),
         ("timeout=%zz", None),
     ] {
-        let timeout = request_timeout(Some(query));
+        let timeout = request_timeout(&Query::parse(Some(query)));
         assert_eq!(timeout, millis.map(Duration::from_millis), "{query}");
     }
-    assert_eq!(request_timeout(None), None);
+    assert_eq!(request_timeout(&Query::parse(None)), None);
 }
 
 #[test]
@@ -296,29 +296,42 @@ fn version_zero_ignores_the_limit() {
 
 #[test]
 fn gets_heed_only_their_version() {
-    assert_eq!(get_freshness(None), Ok(Freshness::MostRecent));
     assert_eq!(
-        get_freshness(Some("resourceVersion=&limit=abc&export=false")),
+        get_freshness(&Query::parse(None)),
         Ok(Freshness::MostRecent)
     );
     assert_eq!(
-        get_freshness(Some("resourceVersion=0&resourceVersionMatch=Foo")),
+        get_freshness(&Query::parse(Some(
+            "resourceVersion=&limit=abc&export=false"
+        ))),
+        Ok(Freshness::MostRecent)
+    );
+    assert_eq!(
+        get_freshness(&Query::parse(Some(
+            "resourceVersion=0&resourceVersionMatch=Foo"
+        ))),
         Ok(Freshness::Any)
     );
     assert_eq!(
-        get_freshness(Some("resourceVersion=7&timeout=10s")),
+        get_freshness(&Query::parse(Some("resourceVersion=7&timeout=10s"))),
         Ok(Freshness::NotOlderThan(SEVEN))
     );
     assert_eq!(
-        get_freshness(Some("resourceVersion=x")),
+        get_freshness(&Query::parse(Some("resourceVersion=x"))),
         Err(InvalidOptions::Version)
     );
-    assert_eq!(get_freshness(Some("export")), Err(InvalidOptions::Export));
     assert_eq!(
-        get_freshness(Some("timeout=x")),
+        get_freshness(&Query::parse(Some("export"))),
+        Err(InvalidOptions::Export)
+    );
+    assert_eq!(
+        get_freshness(&Query::parse(Some("timeout=x"))),
         Err(InvalidOptions::Timeout)
     );
-    assert_eq!(get_freshness(Some("a;b")), Err(InvalidOptions::Query));
+    assert_eq!(
+        get_freshness(&Query::parse(Some("a;b"))),
+        Err(InvalidOptions::Query)
+    );
 }
 
 fn escaped(text: &str) -> String {
@@ -329,7 +342,7 @@ fn escaped(text: &str) -> String {
 proptest! {
     #[test]
     fn never_panics(query in any::<String>()) {
-        let _ = get_freshness(Some(&query));
+        let _ = get_freshness(&Query::parse(Some(&query)));
         if let Ok(options) = ListOptions::parse(Some(&query)) {
             let _ = (options.watch_start(), options.list_start());
         }

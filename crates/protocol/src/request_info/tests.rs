@@ -92,7 +92,7 @@ fn what_pods_may_answer_is_relayed() {
 fn logs_may_stay_open_while_they_are_followed() {
     let may_stay_open = |query| {
         let path = "/api/v1/namespaces/a/pods/b/log";
-        RequestInfo::parse(&Method::GET, path, query).may_stay_open(query)
+        RequestInfo::parse(&Method::GET, path, query).may_stay_open(&Query::parse(query))
     };
     for query in [
         "follow",
@@ -112,8 +112,8 @@ fn logs_may_stay_open_while_they_are_followed() {
         assert!(!may_stay_open(Some(query)), "{query}");
     }
     assert!(!may_stay_open(None));
-    assert!(get("/api/v1/pods?watch=1").may_stay_open(Some("watch=1")));
-    assert!(!get("/api/v1/pods").may_stay_open(None));
+    assert!(get("/api/v1/pods?watch=1").may_stay_open(&Query::parse(Some("watch=1"))));
+    assert!(!get("/api/v1/pods").may_stay_open(&Query::parse(None)));
 }
 
 #[test]
