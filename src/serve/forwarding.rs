@@ -119,7 +119,7 @@ impl ServiceParts {
         let answer = if slot.is_first() {
             Err(unanswered)
         } else {
-            let deadline = RequestDeadline::of(read, exchange.request.uri().query(), arrived);
+            let deadline = RequestDeadline::of(read, arrived);
             self.answer_shared(exchange, read, &slot, deadline)
                 .await
                 .and_then(|answer| answer.ok_or(unanswered))
@@ -310,9 +310,12 @@ impl Exchange<'_> {
         let PlannedAction::Read(read) = &self.plan.action else {
             return;
         };
+        let Some(given) = read.timeout else {
+            return;
+        };
         let is_watch = matches!(read.kind, ReadKind::Watch(_));
-        let target = self.request.uri();
-        if let Some(left) = with_time_left(target, is_watch, self.arrived.elapsed()) {
+        let (target, passed) = (self.request.uri(), self.arrived.elapsed());
+        if let Some(left) = with_time_left(target, is_watch, given, passed) {
             *self.request.uri_mut() = left;
         }
     }

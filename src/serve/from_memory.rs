@@ -80,7 +80,7 @@ impl ServiceParts {
     /// Answers a read: authorizes it, opens its scope, waits until the scope is fresh.
     async fn read(&self, exchange: &Exchange<'_>, read: &ReadPlan) -> Result<Answer, Unanswered> {
         let query = exchange.request.uri().query();
-        let deadline = RequestDeadline::of(read, query, exchange.arrived);
+        let deadline = RequestDeadline::of(read, exchange.arrived);
         let is_get = matches!(read.kind, ReadKind::Get { .. });
         let (origin, _waiting) = if is_get && read.needs_proof() {
             let crowd = self.crowd_of_gets(read)?;
@@ -147,6 +147,7 @@ impl ServiceParts {
                 let context = WatchContext {
                     coding,
                     arrived: exchange.arrived.into(),
+                    timeout: read.timeout,
                     guard,
                     draining: &self.draining,
                     meters: &self.meters,

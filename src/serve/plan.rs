@@ -307,6 +307,7 @@ fn plan_read(
     let ReadParameters {
         kind,
         freshness,
+        timeout,
         selectors,
         scope,
     } = match info.verb {
@@ -335,6 +336,7 @@ fn plan_read(
             selectors,
         },
         freshness,
+        timeout,
         may_be_stale: context.may_be_stale(),
         namespace,
     })

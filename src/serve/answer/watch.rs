@@ -36,6 +36,8 @@ pub(in crate::serve) struct WatchContext<'a> {
     pub(in crate::serve) coding: ContentCoding,
     /// The arrival of the request.
     pub(in crate::serve) arrived: Instant,
+    /// The time that its client gives it.
+    pub(in crate::serve) timeout: Option<Duration>,
     /// The caller's right to see the watch.
     pub(in crate::serve) guard: WatchGuard,
     pub(in crate::serve) draining: &'a DrainWatch,
@@ -76,7 +78,7 @@ pub(in crate::serve) fn answer(
     };
     check_start(&fresh.opened, watch)?;
     // A wait for the watch's version counts, as upstream's does.
-    let deadline = context.arrived + timeout(watch.timeout_seconds);
+    let deadline = context.arrived + lifetime(context.timeout);
     if deadline <= Instant::now() {
         // Upstream need not wait for a list as this proxy did.
         return Err(ForwardReason::Syncing);
@@ -248,9 +250,10 @@ fn end_mark_of(
     }
 }
 
-fn timeout(seconds: Option<u64>) -> Duration {
-    match seconds {
-        Some(seconds) => Duration::from_secs(seconds).min(MAX_TIMEOUT),
+/// Returns the time after which a watch ends whose client gives it this one.
+fn lifetime(timeout: Option<Duration>) -> Duration {
+    match timeout {
+        Some(timeout) => timeout.min(MAX_TIMEOUT),
         None => MIN_TIMEOUT.mul_f64(1.0 + fastrand::f64()),
     }
 }

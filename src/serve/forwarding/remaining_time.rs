@@ -2,44 +2,38 @@
 use std::time::Duration;
 
 use http::Uri;
-use http::uri::PathAndQuery;
-use watershed_protocol::{Query, request_timeout};
+use watershed_protocol::Query;
+
+use crate::serve::target::with_query;
 
 /// Time that may have passed here without upstream being told.
 const UNNOTICED: Duration = Duration::from_millis(100);
 
-/// Returns the target of a request, of whose time a part has passed here, with what is left of it. `None` if
-/// the target can stay as it is.
-pub(super) fn with_time_left(target: &Uri, is_watch: bool, passed: Duration) -> Option<Uri> {
+/// Returns the target of a request with what is left of the time that its client gives it, of which a
+/// part has passed here. `None` if the target can stay as it is.
+pub(super) fn with_time_left(
+    target: &Uri,
+    is_watch: bool,
+    given: Duration,
+    passed: Duration,
+) -> Option<Uri> {
     if passed < UNNOTICED {
         return None;
     }
-    let query = target.query()?;
-    let name = if is_watch {
-        "timeoutSeconds"
+    let (name, left) = if is_watch {
+        ("timeoutSeconds", whole_seconds_left(given, passed)?)
     } else {
-        "timeout"
+        ("timeout", go_duration(given.saturating_sub(passed))?)
     };
-    // The first of several counts. One that is spelled in another way stays.
-    let mut pieces = query.split('&').enumerate();
-    let (place, value) = pieces.find_map(|(at, piece)| {
-        let value = piece.strip_prefix(name)?.strip_prefix('=')?;
-        Some((at, value))
-    })?;
-    let left = if is_watch {
-        let seconds: u64 = value.parse().ok()?;
-        let left = seconds.saturating_sub(passed.as_secs()).max(1);
-        (left < seconds).then(|| left.to_string())?
-    } else {
-        go_duration(request_timeout(&Query::parse(Some(query)))?.saturating_sub(passed))?
-    };
-    let changed = format!("{name}={left}");
-    let mut pieces: Vec<_> = query.split('&').collect();
-    pieces[place] = &changed;
-    let path = format!("{}?{}", target.path(), pieces.join("&"));
-    let mut parts = target.clone().into_parts();
-    parts.path_and_query = Some(PathAndQuery::try_from(path).ok()?);
-    Uri::from_parts(parts).ok()
+    let query = Query::parse(target.query()).with(name, &left)?;
+    with_query(target, &query)
+}
+
+/// Returns the seconds that are left, if less than all are.
+fn whole_seconds_left(given: Duration, passed: Duration) -> Option<String> {
+    let given = given.as_secs();
+    let left = given.saturating_sub(passed.as_secs()).max(1);
+    (left < given).then(|| left.to_string())
 }
 
 /// Returns a time as a parameter, rounded down so that equal requests stay equal: another proxy may be next,
@@ -58,7 +52,20 @@ fn go_duration(time: Duration) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use watershed_protocol::request_timeout;
+
     use super::*;
+
+    /// Returns the time that a client gives a request.
+    fn time_of(target: &Uri, is_watch: bool) -> Option<Duration> {
+        let query = Query::parse(target.query());
+        if is_watch {
+            let seconds = query.integer("timeoutSeconds").ok()??;
+            Some(Duration::from_secs(seconds.try_into().ok()?))
+        } else {
+            request_timeout(&query)
+        }
+    }
 
     #[test]
     fn upstream_has_what_is_left() {
@@ -91,11 +98,12 @@ mod tests {
             ),
             ("/a?timeout=1s", false, 99, None),
             ("/a?timeout=9999h", false, 500, None),
-            ("/a?timeout=soon", false, 500, None),
-            ("/a?time%6Fut=1s", false, 500, None),
-            ("/a?mytimeout=1s", false, 500, None),
-            ("/a?timeout=1s", true, 500, None),
-            ("/a", false, 500, None),
+            (
+                "/a?mytimeout=2s&time%6Fut=1s&timeout=5s",
+                false,
+                500,
+                Some("/a?mytimeout=2s&timeout=500ms&timeout=5s"),
+            ),
             (
                 "/a?timeoutSeconds=10&watch=1",
                 true,
@@ -108,14 +116,20 @@ mod tests {
                 3_100,
                 Some("/a?timeoutSeconds=1"),
             ),
+            (
+                "/a?timeout=1s&timeoutSeconds=10",
+                true,
+                3_100,
+                Some("/a?timeout=1s&timeoutSeconds=7"),
+            ),
             ("/a?timeoutSeconds=10", true, 900, None),
-            ("/a?timeoutSeconds=0", true, 3_100, None),
-            ("/a?timeoutSeconds=x", true, 3_100, None),
         ] {
             let uri: Uri = target.parse().unwrap();
-            let left = with_time_left(&uri, is_watch, Duration::from_millis(millis));
-            let query = left.as_ref().and_then(Uri::query);
-            assert!(query.is_none() || is_watch || request_timeout(&Query::parse(query)).is_some());
+            let given = time_of(&uri, is_watch).unwrap();
+            let left = with_time_left(&uri, is_watch, given, Duration::from_millis(millis));
+            if let Some(left) = &left {
+                assert!(time_of(left, is_watch).is_some_and(|time| time < given));
+            }
             assert_eq!(
                 left.map(|uri| uri.to_string()).as_deref(),
                 wanted,

@@ -82,8 +82,9 @@ impl Takeovers {
             // Nothing tells where the state ends, or what the client has seen.
             WatchStart::State { .. } | WatchStart::Now(_) => return None,
         };
-        let lasts = watch.timeout_seconds.map(Duration::from_secs);
-        let ends = lasts.and_then(|lasts| Instant::from_std(arrived).checked_add(lasts));
+        let ends = read
+            .timeout
+            .and_then(|lasts| Instant::from_std(arrived).checked_add(lasts));
         is_temporary(reason).then(|| Takeover {
             shared: Arc::clone(&self.shared),
             reason,

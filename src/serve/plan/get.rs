@@ -1,5 +1,5 @@
 //! The plan of a get.
-use watershed_protocol::{ResourceRequest, Selection, get_freshness};
+use watershed_protocol::{ResourceRequest, Selection, get_freshness, request_timeout};
 
 use super::context::ReadContext;
 use super::parameters::ReadParameters;
@@ -23,6 +23,7 @@ pub(super) fn plan(
     Ok(ReadParameters {
         kind: name,
         freshness,
+        timeout: request_timeout(context.query),
         selectors: ReviewSelectors::default(),
         scope,
     })

@@ -1,5 +1,7 @@
 //! The plan of a list.
-use watershed_protocol::{Freshness, InvalidOptions, ListOptions, ListStart, is_key_part};
+use watershed_protocol::{
+    Freshness, InvalidOptions, ListOptions, ListStart, is_key_part, request_timeout,
+};
 
 use super::context::ReadContext;
 use super::parameters::ReadParameters;
@@ -56,6 +58,7 @@ pub(super) fn plan(context: &ReadContext<'_>) -> Result<ReadParameters<ListPlan>
     Ok(ReadParameters {
         kind: list,
         freshness,
+        timeout: request_timeout(context.query),
         selectors: selected.reviewed,
         scope: selected.scope,
     })

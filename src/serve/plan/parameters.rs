@@ -1,4 +1,6 @@
 //! The meaning of a read's parameters.
+use std::time::Duration;
+
 use watershed_protocol::Freshness;
 
 use crate::access::ReviewSelectors;
@@ -8,6 +10,8 @@ use crate::serve::policy::scope_choice::ScopeChoice;
 pub(super) struct ReadParameters<K> {
     pub(super) kind: K,
     pub(super) freshness: Freshness,
+    /// The time that the client gives the read.
+    pub(super) timeout: Option<Duration>,
     /// The selectors that upstream's authorizers see.
     pub(super) selectors: ReviewSelectors,
     /// The scope to look into.
@@ -20,12 +24,14 @@ impl<K> ReadParameters<K> {
         let Self {
             kind: of_kind,
             freshness,
+            timeout,
             selectors,
             scope,
         } = self;
         ReadParameters {
             kind: kind(of_kind),
             freshness,
+            timeout,
             selectors,
             scope,
         }

@@ -1,5 +1,6 @@
 //! The plan of a read from memory.
 use std::sync::Arc;
+use std::time::Duration;
 
 use watershed_protocol::{Encoding, Freshness, Representation, is_built_in_group};
 
@@ -33,6 +34,8 @@ pub(in crate::serve) struct ReadPlan {
     /// The question to authorization.
     pub(in crate::serve) attributes: AccessAttributes,
     pub(in crate::serve) freshness: Freshness,
+    /// The time that the client gives the read: `timeoutSeconds` of a watch, `timeout` of others.
+    pub(in crate::serve) timeout: Option<Duration>,
     /// The operator prefers any state from memory over the most recent one.
     pub(in crate::serve) may_be_stale: bool,
 }

@@ -3,9 +3,8 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use tokio::time::{Instant, timeout_at};
-use watershed_protocol::{Query, request_timeout};
 
-use super::{ReadKind, ReadPlan};
+use super::read::ReadPlan;
 use crate::serve::source::ForwardReason;
 
 /// Divisor: a read may wait here for half of its time. Upstream has the rest.
@@ -19,16 +18,10 @@ pub(in crate::serve) struct RequestDeadline(Instant);
 
 impl RequestDeadline {
     /// Returns the deadline of a read that came at a moment.
-    pub(in crate::serve) fn of(
-        read: &ReadPlan,
-        query: Option<&str>,
-        arrived: std::time::Instant,
-    ) -> Self {
-        let timeout = match &read.kind {
-            ReadKind::Watch(watch) => watch.timeout_seconds.map(Duration::from_secs),
-            ReadKind::Get { .. } | ReadKind::List(_) => request_timeout(&Query::parse(query)),
-        };
-        let wait = timeout.map_or(MAX_WAIT, |timeout| timeout / WAIT_DIVISOR);
+    pub(in crate::serve) fn of(read: &ReadPlan, arrived: std::time::Instant) -> Self {
+        let wait = read
+            .timeout
+            .map_or(MAX_WAIT, |timeout| timeout / WAIT_DIVISOR);
         Self(Instant::from_std(arrived) + wait.min(MAX_WAIT))
     }
 

@@ -1,5 +1,6 @@
 //! The plan of a watch.
 use std::ops::RangeInclusive;
+use std::time::Duration;
 
 use watershed_protocol::{
     FieldOperator, FieldRequirement, FieldSelector, Freshness, ListOptions, Query, Selection,
@@ -24,7 +25,6 @@ pub(in crate::serve) struct WatchPlan {
     /// The client sent `sendInitialEvents`, with whatever value.
     pub(in crate::serve) names_initial_events: bool,
     pub(in crate::serve) bookmarks: bool,
-    pub(in crate::serve) timeout_seconds: Option<u64>,
     /// The selected objects, if the watch begins with the most recent state.
     pub(in crate::serve) fresh_selection: Option<Selection>,
 }
@@ -54,9 +54,11 @@ pub(super) fn plan(
     }
     let selected = Selected::new(context, &options)?;
     context.permit(start.freshness())?;
-    let timeout_seconds = match options.timeout_seconds {
+    let timeout = match options.timeout_seconds {
         None | Some(0) => None,
-        Some(seconds) if MEASURABLE.contains(&seconds) => Some(seconds.unsigned_abs()),
+        Some(seconds) if MEASURABLE.contains(&seconds) => {
+            Some(Duration::from_secs(seconds.unsigned_abs()))
+        }
         Some(_) => return Err(ForwardReason::Parameters),
     };
     let freshness = start.freshness();
@@ -71,7 +73,6 @@ pub(super) fn plan(
         start,
         names_initial_events: options.send_initial_events.is_some(),
         bookmarks: options.allow_bookmarks,
-        timeout_seconds,
     };
     let selectors = match path {
         WatchPath::Present => selected.reviewed,
@@ -81,6 +82,7 @@ pub(super) fn plan(
     Ok(ReadParameters {
         kind: watch,
         freshness,
+        timeout,
         selectors,
         scope: selected.scope,
     })
