@@ -186,9 +186,8 @@ impl ServiceParts {
             arrived,
             ..
         } = exchange;
-        let query = request.uri().query();
         let is_safe = request.method().is_safe();
-        let takeover = self.takeovers.of(reason, query, plan.action, arrived);
+        let takeover = self.takeovers.of(reason, plan.action, arrived);
         let is_watch = plan.verb == Verb::Watch;
         let is_resumable = plan.begins_after_version;
         let sent = self.send(request, plan.forward_class, &caller, permit);

@@ -79,7 +79,6 @@ impl ServiceParts {
 
     /// Answers a read: authorizes it, opens its scope, waits until the scope is fresh.
     async fn read(&self, exchange: &Exchange<'_>, read: &ReadPlan) -> Result<Answer, Unanswered> {
-        let query = exchange.request.uri().query();
         let deadline = RequestDeadline::of(read, exchange.arrived);
         let is_get = matches!(read.kind, ReadKind::Get { .. });
         let (origin, _waiting) = if is_get && read.needs_proof() {
@@ -106,7 +105,7 @@ impl ServiceParts {
         let mut answer = self.answer_of(exchange, read, &fresh, reviewed).await?;
         answer::add_age_header(&mut answer, &fresh);
         answer::add_omission_header(&mut answer, &fresh);
-        Ok(self.verifier.sample(answer, &fresh, read, query))
+        Ok(self.verifier.sample(answer, &fresh, read))
     }
 
     /// Makes the answer of a fresh scope, within the limits of what answers may take.
@@ -141,8 +140,9 @@ impl ServiceParts {
                 Ok(answer)
             }
             ReadKind::Watch(watch) => {
-                let query = exchange.request.uri().query();
-                let share = self.watch_limits.begin(reviewed.user(), query)?;
+                let share = self
+                    .watch_limits
+                    .begin(reviewed.user(), read.selector_bytes)?;
                 let guard = self.access.authorizer.guard(reviewed);
                 let context = WatchContext {
                     coding,

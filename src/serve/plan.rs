@@ -36,7 +36,6 @@ use context::ReadContext;
 use document_request::DocumentRequest;
 pub(super) use list::ListPlan;
 use optional_parameters::{OptionalParameters, ParameterUse};
-use parameters::ReadParameters;
 pub(super) use read::{ReadKind, ReadPlan, SelectedSize};
 use refusal_form::RefusalForm;
 pub(super) use table::TablePlan;
@@ -304,41 +303,43 @@ fn plan_read(
         consistent_reads: policy.consistent_reads(&resource.gvr),
         sharding,
     };
-    let ReadParameters {
-        kind,
-        freshness,
-        timeout,
-        selectors,
-        scope,
-    } = match info.verb {
-        Verb::Get => get::plan(&context, asked)?.map(|name| ReadKind::Get { name }),
+    let (kind, parameters) = match info.verb {
+        Verb::Get => {
+            let (name, parameters) = get::plan(&context, asked)?;
+            (ReadKind::Get { name }, parameters)
+        }
         Verb::Watch => {
             let path = if info.legacy_watch {
                 WatchPath::Legacy(legacy_name)
             } else {
                 WatchPath::Present
             };
-            watch::plan(&context, path)?.map(ReadKind::Watch)
+            let (watch, parameters) = watch::plan(&context, path)?;
+            (ReadKind::Watch(watch), parameters)
         }
-        _ => list::plan(&context)?.map(ReadKind::List),
+        _ => {
+            let (list, parameters) = list::plan(&context)?;
+            (ReadKind::List(list), parameters)
+        }
     };
     Ok(ReadPlan {
         resource: Arc::clone(resource),
         representations,
         table,
         mode,
-        scope,
+        scope: parameters.scope,
         kind,
         refusals: accepted.refusals,
         attributes: AccessAttributes {
             verb: info.verb,
             resource: asked.clone(),
-            selectors,
+            selectors: parameters.reviewed,
         },
-        freshness,
-        timeout,
+        freshness: parameters.freshness,
+        timeout: parameters.timeout,
         may_be_stale: context.may_be_stale(),
-        namespace,
+        selection: parameters.selectors.within(namespace),
+        selector_bytes: parameters.selector_bytes,
     })
 }
 

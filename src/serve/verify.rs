@@ -11,11 +11,10 @@ use std::sync::Arc;
 
 use http::{HeaderMap, StatusCode, header};
 use http_body_util::BodyExt as _;
-use watershed_protocol::{ListOptions, Selection};
 
 use super::answer::Answer;
 use super::metrics::{self, VerificationResult};
-use super::plan::{ListPlan, ReadKind, ReadPlan};
+use super::plan::{ReadKind, ReadPlan};
 use super::policy::Verification;
 use super::reads::freshness::FreshScope;
 use crate::budget::MemoryBudget;
@@ -55,17 +54,11 @@ impl Verifier {
     }
 
     /// Returns the answer to a read. If it is chosen, it is compared once the client has it.
-    pub(super) fn sample(
-        &self,
-        answer: Answer,
-        fresh: &FreshScope,
-        read: &ReadPlan,
-        query: Option<&str>,
-    ) -> Answer {
+    pub(super) fn sample(&self, answer: Answer, fresh: &FreshScope, read: &ReadPlan) -> Answer {
         if self.share == 0 || fastrand::u32(..MILLION) >= self.share {
             return answer;
         }
-        let Some(expected) = self.expected(&answer, fresh, read, query) else {
+        let Some(expected) = self.expected(&answer, fresh, read) else {
             return answer;
         };
         let gvr = &read.resource.gvr;
@@ -101,7 +94,6 @@ impl Verifier {
         answer: &Answer,
         fresh: &FreshScope,
         read: &ReadPlan,
-        query: Option<&str>,
     ) -> Option<ExpectedAnswer> {
         let opened = &fresh.opened;
         let representation = opened.representation;
@@ -116,29 +108,15 @@ impl Verifier {
         let client = opened.scope.beside(&self.client);
         match &read.kind {
             ReadKind::Get { name } if !representation.metadata_only => {
-                let selection = Selection::named(read.namespace.as_deref(), name);
                 let ready = Arc::clone(&opened.ready);
-                Some(ExpectedAnswer::get(
-                    client,
-                    read,
-                    &selection,
-                    representation,
-                    ready,
-                ))
+                let expected = ExpectedAnswer::get(client, read, name, representation, ready);
+                Some(expected)
             }
             // The question would have to name the shard.
             ReadKind::List(list) if list.filter.shard().is_none() => {
-                let selection = selection(read, query)?;
-                let ListPlan { after, limit, .. } = list;
-                let page = (after.clone(), *limit);
-                Some(ExpectedAnswer::list(
-                    client,
-                    read,
-                    &selection,
-                    representation,
-                    &opened.ready,
-                    page,
-                ))
+                let ready = &opened.ready;
+                let expected = ExpectedAnswer::list(client, read, list, representation, ready);
+                Some(expected)
             }
             ReadKind::Get { .. } | ReadKind::List(_) | ReadKind::Watch(_) => None,
         }
@@ -154,13 +132,6 @@ fn read_bytes(fresh: &FreshScope, read: &ReadPlan) -> usize {
         }
         ReadKind::List(_) | ReadKind::Get { .. } | ReadKind::Watch(_) => 0,
     }
-}
-
-/// Returns what a list selects.
-fn selection(read: &ReadPlan, query: Option<&str>) -> Option<Selection> {
-    let options = ListOptions::parse(query).ok()?;
-    let selectors = options.selectors().ok()?;
-    Some(selectors.within(read.namespace.clone()))
 }
 
 fn is_gzip(headers: &HeaderMap) -> bool {

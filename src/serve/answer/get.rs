@@ -27,7 +27,7 @@ pub(in crate::serve) fn answer(
     budget: &MemoryBudget,
 ) -> Result<Answer, ForwardReason> {
     let opened = &fresh.opened;
-    let key = object_key(read.namespace.as_deref(), name);
+    let key = object_key(read.selection.namespace.as_deref(), name);
     let snapshot = opened.scope.reader.snapshot();
     if snapshot.version() < fresh.min_version {
         return Err(ForwardReason::VersionAhead);

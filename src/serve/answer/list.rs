@@ -75,7 +75,7 @@ async fn page_of(
     page_state: impl FnOnce() -> Option<Share>,
 ) -> Result<Answer, Unanswered> {
     let reader = &fresh.opened.scope.reader;
-    let namespace = read.namespace.as_deref();
+    let namespace = read.selection.namespace.as_deref();
     let page = Page::cut(state, &fresh.opened, namespace, list, &mut memory).await?;
     if page.next.is_some()
         && state.version() > reader.event_version()

@@ -17,7 +17,6 @@ use watershed_protocol::{
 };
 
 use crate::access::Access;
-use crate::serve::limits::watches::retained_bytes;
 use crate::serve::metrics;
 use crate::serve::plan::{PlannedAction, ReadKind, ReadPlan};
 use crate::serve::reads::open::{Continuation, ScopeOpener};
@@ -58,7 +57,6 @@ impl Takeovers {
     pub(in crate::serve) fn of(
         &self,
         reason: ForwardReason,
-        query: Option<&str>,
         action: PlannedAction,
         arrived: std::time::Instant,
     ) -> Option<Takeover> {
@@ -73,7 +71,7 @@ impl Takeovers {
             return None;
         };
         // Who watches a Table is a person at a terminal, and does not go on by version.
-        if read.table.is_some() || retained_bytes(query) > MAX_SELECTOR_BYTES {
+        if read.table.is_some() || read.selector_bytes > MAX_SELECTOR_BYTES {
             return None;
         }
         let reached = match watch.start {

@@ -9,7 +9,6 @@ use super::WITHOUT_BUDGET;
 use super::exceeded::LimitExceeded;
 use super::limit::Limit;
 use super::list_memory::ListMemory;
-use super::watches::retained_bytes;
 use crate::access::Identity;
 use crate::body::{Body, InMemory};
 use crate::budget::MemoryBudget;
@@ -221,7 +220,8 @@ fn waiting_bytes(exchange: &Exchange<'_>) -> u64 {
     let uri = request.uri();
     let head = head_memory(uri, request.headers()) as u64;
     let selectors = match &exchange.plan.action {
-        PlannedAction::Read(_) if target_bytes(uri) > LONG_QUERY => retained_bytes(uri.query()),
+        // The plan has a third copy of them.
+        PlannedAction::Read(read) if target_bytes(uri) > LONG_QUERY => read.selector_bytes / 2 * 3,
         _ => 0,
     };
     REQUEST_BYTES + head + selectors + upload_bytes(request.body())

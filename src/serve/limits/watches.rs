@@ -12,11 +12,6 @@ use crate::serve::usage::WATCH_BYTES;
 const WATCH_DIVISOR: usize = 4;
 const SELECTOR_DIVISOR: usize = 8;
 
-/// Copies of a selector that an open watch keeps: one selects, the other is reviewed again.
-const COPIES: u64 = 2;
-/// Bytes that a value of a selector takes in all copies, besides its text.
-const VALUE_BYTES: u64 = 64;
-
 /// Counts the open watches of each user, and the bytes of their selectors.
 pub(in crate::serve) struct WatchLimits {
     watches: Limit,
@@ -45,29 +40,18 @@ impl WatchLimits {
         }
     }
 
-    /// Counts a watch of a user that begins now.
+    /// Counts a watch of a user that begins now, with the bytes of its selectors.
     pub(in crate::serve) fn begin(
         &self,
         user: &str,
-        query: Option<&str>,
+        selector_bytes: u64,
     ) -> Result<WatchShare, LimitExceeded> {
         let caller = CallerKey::user(user);
         Ok(WatchShare {
             _watch: self.watches.take(caller.clone(), 1)?,
-            _selectors: self.selectors.take(caller, retained_bytes(query))?,
+            _selectors: self.selectors.take(caller, selector_bytes)?,
         })
     }
-}
-
-/// Returns the memory that the selectors of a watch take while it is open.
-pub(in crate::serve) fn retained_bytes(query: Option<&str>) -> u64 {
-    let parameters = form_urlencoded::parse(query.unwrap_or_default().as_bytes());
-    let selectors = parameters.filter(|(name, _)| name.ends_with("Selector"));
-    let sizes = selectors.map(|(_, text)| {
-        let values = 1 + text.bytes().filter(|byte| *byte == b',').count() as u64;
-        COPIES * text.len() as u64 + values * VALUE_BYTES
-    });
-    sizes.sum()
 }
 
 #[cfg(test)]
@@ -75,23 +59,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_and_their_text_count() {
-        assert_eq!(retained_bytes(None), 0);
-        assert_eq!(retained_bytes(Some("watch=1&resourceVersion=5")), 0);
-        let one = retained_bytes(Some("fieldSelector=spec.nodeName%3Dnode-1"));
-        assert_eq!(one, 2 * "spec.nodeName=node-1".len() as u64 + 64);
-        let values = vec!["value-1"; 9_000].join("%2C");
-        let many = retained_bytes(Some(&format!("labelSelector=a+notin+({values})")));
-        assert!((600_000..800_000).contains(&many), "{many}");
-    }
-
-    #[test]
     fn watches_of_many_users_stay_within_a_part_of_the_memory() {
         let memory = MemoryBudget::new(Some(16 << 20));
         let limits = WatchLimits::within(&memory, UserLimits::default());
         let of = |number: usize| {
             let user = format!("user-{number}");
-            std::iter::from_fn(|| limits.begin(&user, None).ok()).collect::<Vec<_>>()
+            std::iter::from_fn(|| limits.begin(&user, 0).ok()).collect::<Vec<_>>()
         };
         let open: Vec<_> = (0..5).map(&of).collect();
         let counts: Vec<_> = open.iter().map(Vec::len).collect();
@@ -108,18 +81,18 @@ mod tests {
             ..UserLimits::default()
         };
         let limits = WatchLimits::within(&MemoryBudget::default(), limits);
-        let large = format!("labelSelector={}", "a".repeat(300));
-        let begin = |user, query| limits.begin(user, query);
-        let first = begin("ann", Some(&*large)).unwrap();
+        let large = 700;
+        let begin = |user, selector_bytes| limits.begin(user, selector_bytes);
+        let first = begin("ann", large).unwrap();
         assert_eq!(
-            begin("ann", Some(&*large)).err(),
+            begin("ann", large).err(),
             Some(LimitExceeded::SelectorBytes)
         );
-        let open: Vec<_> = (0..20).filter_map(|_| begin("ann", None).ok()).collect();
+        let open: Vec<_> = (0..20).filter_map(|_| begin("ann", 0).ok()).collect();
         assert_eq!(open.len(), 9, "a watch that was refused does not count");
-        assert_eq!(begin("ann", None).err(), Some(LimitExceeded::Watches));
-        let _other = begin("bob", Some(&*large)).unwrap();
+        assert_eq!(begin("ann", 0).err(), Some(LimitExceeded::Watches));
+        let _other = begin("bob", large).unwrap();
         drop((first, open));
-        assert!(begin("ann", Some(&*large)).is_ok());
+        assert!(begin("ann", large).is_ok());
     }
 }

@@ -23,7 +23,7 @@ pub(in crate::serve) struct ListPlan {
 }
 
 /// Returns the meaning of a list's parameters.
-pub(super) fn plan(context: &ReadContext<'_>) -> Result<ReadParameters<ListPlan>, ForwardReason> {
+pub(super) fn plan(context: &ReadContext<'_>) -> Result<(ListPlan, ReadParameters), ForwardReason> {
     let options = ListOptions::of(context.query).map_err(|_| ForwardReason::Parameters)?;
     let selected = Selected::new(context, &options)?;
     let ListStart { freshness, after } = options.list_start().map_err(|error| match error {
@@ -55,13 +55,15 @@ pub(super) fn plan(context: &ReadContext<'_>) -> Result<ReadParameters<ListPlan>
         after,
         is_from_etcd,
     };
-    Ok(ReadParameters {
-        kind: list,
+    let parameters = ReadParameters {
         freshness,
         timeout: request_timeout(context.query),
-        selectors: selected.reviewed,
+        selectors: selected.selectors,
+        selector_bytes: selected.bytes,
+        reviewed: selected.reviewed,
         scope: selected.scope,
-    })
+    };
+    Ok((list, parameters))
 }
 
 /// Returns the limit that applies. Version "0" lifts it only where upstream has a watch cache.

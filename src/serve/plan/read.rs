@@ -2,7 +2,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use watershed_protocol::{Encoding, Freshness, Representation, is_built_in_group};
+use watershed_protocol::{Encoding, Freshness, Representation, Selection, is_built_in_group};
 
 use super::list::ListPlan;
 use super::refusal_form::RefusalForm;
@@ -26,7 +26,10 @@ pub(in crate::serve) struct ReadPlan {
     pub(super) mode: CacheMode,
     /// The scope to look into.
     pub(in crate::serve) scope: ScopeChoice,
-    pub(in crate::serve) namespace: Option<String>,
+    /// The namespace and the selectors, without the name of a get and the shard of others.
+    pub(in crate::serve) selection: Selection,
+    /// Bytes that the selectors take while the answer is sent.
+    pub(in crate::serve) selector_bytes: u64,
     pub(in crate::serve) kind: ReadKind,
     /// The form of refusals: the encoding that the client likes best, even if the type's objects
     /// have no such encoding.
@@ -114,7 +117,7 @@ impl ReadPlan {
             ReadKind::List(list) => (&list.filter, list.limit),
             ReadKind::Watch(watch) => (&watch.filter, None),
         };
-        let size = if filter.is_plain() && self.namespace.is_none() {
+        let size = if filter.is_plain() && self.selection.namespace.is_none() {
             SelectedSize {
                 objects: snapshot.len(),
                 bytes: snapshot.size(),

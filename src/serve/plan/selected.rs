@@ -13,10 +13,17 @@ use crate::watcher::ViewFilter;
 /// times as much memory as its shortest text.
 const MAX_REQUIREMENTS: usize = 256;
 
+/// Copies of a selector that an open watch keeps: one selects, the other is reviewed again.
+const COPIES: u64 = 2;
+/// Bytes that a value of a selector takes in all copies, besides its text.
+const VALUE_BYTES: u64 = 64;
+
 /// The objects that a list or watch selects, and the scope that has them.
 pub(super) struct Selected {
     pub(super) filter: ViewFilter,
     pub(super) selectors: Selectors,
+    /// Bytes that the selectors take while the answer is sent.
+    pub(super) bytes: u64,
     /// The selectors as authorization sees them.
     pub(super) reviewed: ReviewSelectors,
     pub(super) scope: ScopeChoice,
@@ -46,6 +53,7 @@ impl Selected {
             filter,
             reviewed: ReviewSelectors::new(&selectors.labels, &selectors.fields),
             selectors,
+            bytes: retained_bytes(options),
             scope,
         };
         if context.mode == CacheMode::Metadata && selected.reads_beyond_metadata(context) {
@@ -79,6 +87,20 @@ pub(super) fn parse_selectors(options: &ListOptions) -> Result<Selectors, Forwar
     Ok(selectors)
 }
 
+/// Returns the memory that the selectors of a watch take while it is open.
+fn retained_bytes(options: &ListOptions) -> u64 {
+    let texts = [
+        &options.label_selector,
+        &options.field_selector,
+        &options.shard_selector,
+    ];
+    let sizes = texts.into_iter().flatten().map(|text| {
+        let values = 1 + text.bytes().filter(|byte| *byte == b',').count() as u64;
+        COPIES * text.len() as u64 + values * VALUE_BYTES
+    });
+    sizes.sum()
+}
+
 /// Returns the shard that the read is limited to.
 fn shard(
     context: &ReadContext<'_>,
@@ -93,5 +115,22 @@ fn shard(
         ParameterUse::Heeded => ShardSelector::parse(text)
             .map(Some)
             .map_err(|_| ForwardReason::Selector),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_and_their_text_count() {
+        let retained = |query: &str| retained_bytes(&ListOptions::parse(Some(query)).unwrap());
+        assert_eq!(retained("watch=1&resourceVersion=5"), 0);
+        let one = retained("fieldSelector=spec.nodeName%3Dnode-1");
+        assert_eq!(one, 2 * "spec.nodeName=node-1".len() as u64 + 64);
+        assert_eq!(retained("labelSelector=a&fieldSelector=b"), 2 * (2 + 64));
+        let values = vec!["value-1"; 9_000].join("%2C");
+        let many = retained(&format!("labelSelector=a+notin+({values})"));
+        assert!((600_000..800_000).contains(&many), "{many}");
     }
 }

@@ -3,8 +3,7 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use watershed_protocol::{
-    FieldOperator, FieldRequirement, FieldSelector, Freshness, ListOptions, Query, Selection,
-    WatchStart,
+    FieldOperator, FieldRequirement, FieldSelector, ListOptions, Query, WatchStart,
 };
 
 use super::context::ReadContext;
@@ -25,8 +24,6 @@ pub(in crate::serve) struct WatchPlan {
     /// The client sent `sendInitialEvents`, with whatever value.
     pub(in crate::serve) names_initial_events: bool,
     pub(in crate::serve) bookmarks: bool,
-    /// The selected objects, if the watch begins with the most recent state.
-    pub(in crate::serve) fresh_selection: Option<Selection>,
 }
 
 /// The path of a watch.
@@ -42,7 +39,7 @@ pub(super) enum WatchPath<'a> {
 pub(super) fn plan(
     context: &ReadContext<'_>,
     path: WatchPath<'_>,
-) -> Result<ReadParameters<WatchPlan>, ForwardReason> {
+) -> Result<(WatchPlan, ReadParameters), ForwardReason> {
     let mut options = ListOptions::of(context.query).map_err(|_| ForwardReason::Parameters)?;
     let start = match path {
         WatchPath::Present => options.watch_start(),
@@ -61,31 +58,26 @@ pub(super) fn plan(
         }
         Some(_) => return Err(ForwardReason::Parameters),
     };
-    let freshness = start.freshness();
-    let is_fresh = freshness == Freshness::MostRecent;
     let watch = WatchPlan {
-        fresh_selection: is_fresh.then(|| {
-            selected
-                .selectors
-                .within(context.namespace.map(str::to_owned))
-        }),
         filter: selected.filter,
         start,
         names_initial_events: options.send_initial_events.is_some(),
         bookmarks: options.allow_bookmarks,
     };
-    let selectors = match path {
+    let reviewed = match path {
         WatchPath::Present => selected.reviewed,
         // Upstream's authorizers see the name of the path, and no selectors.
         WatchPath::Legacy(_) => ReviewSelectors::default(),
     };
-    Ok(ReadParameters {
-        kind: watch,
-        freshness,
+    let parameters = ReadParameters {
+        freshness: start.freshness(),
         timeout,
-        selectors,
+        selectors: selected.selectors,
+        selector_bytes: selected.bytes,
+        reviewed,
         scope: selected.scope,
-    })
+    };
+    Ok((watch, parameters))
 }
 
 /// Returns `true` if a watch with these parameters certainly begins with the events after a version

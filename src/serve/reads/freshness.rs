@@ -130,7 +130,7 @@ async fn prove(
     };
     // Watches do not share requests.
     let selection = match &read.kind {
-        ReadKind::Watch(watch) => watch.fresh_selection.as_ref().map(|it| (it, &watch.filter)),
+        ReadKind::Watch(watch) => Some((&read.selection, &watch.filter)),
         ReadKind::Get { .. } | ReadKind::List(_) => None,
     };
     let demand = ProofDemand {

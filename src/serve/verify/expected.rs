@@ -8,7 +8,7 @@ use watershed_protocol::{
 
 use crate::catalog::ResourceType;
 use crate::scope::ReadyScope;
-use crate::serve::plan::ReadPlan;
+use crate::serve::plan::{ListPlan, ReadPlan};
 use crate::upstream::{AnswerError, StateList, StatePage, UpstreamClient};
 
 /// The answer that upstream is expected to give.
@@ -44,50 +44,46 @@ pub(super) enum UpstreamWord {
 }
 
 impl ExpectedAnswer {
+    /// Expects the object of this name.
     pub(super) fn get(
         client: UpstreamClient,
         read: &ReadPlan,
-        selection: &Selection,
+        name: &str,
         representation: Representation,
         ready: Arc<ReadyScope>,
     ) -> Self {
-        Self::new(
-            client,
-            read,
-            selection,
-            representation,
-            ExpectedKind::Get(ready),
-        )
+        let selection = Selection::named(read.selection.namespace.as_deref(), name);
+        let kind = ExpectedKind::Get(ready);
+        Self::new(client, &read.resource, &selection, representation, kind)
     }
 
-    /// Expects the list of a page: the key before it, and its limit.
+    /// Expects a page of a list.
     pub(super) fn list(
         client: UpstreamClient,
         read: &ReadPlan,
-        selection: &Selection,
+        list: &ListPlan,
         representation: Representation,
         ready: &ReadyScope,
-        (after, limit): (Option<String>, Option<usize>),
     ) -> Self {
         let kind = ExpectedKind::List {
             managed_fields: ready.format.managed_fields(),
-            after,
-            limit,
+            after: list.after.clone(),
+            limit: list.limit,
         };
-        Self::new(client, read, selection, representation, kind)
+        let selection = &read.selection;
+        Self::new(client, &read.resource, selection, representation, kind)
     }
 
     fn new(
         client: UpstreamClient,
-        read: &ReadPlan,
+        resource: &Arc<ResourceType>,
         selection: &Selection,
         representation: Representation,
         kind: ExpectedKind,
     ) -> Self {
-        let resource = Arc::clone(&read.resource);
         Self {
             list: StateList::new(client, &resource.gvr, selection, resource.namespaced),
-            resource,
+            resource: Arc::clone(resource),
             representation,
             kind,
         }
