@@ -102,7 +102,7 @@ macro_rules! reasons {
             /// The metric labels of all reasons, in their order.
             pub const NAMES: &[&str] = &[$($text,)*];
 
-            /// The metric label.
+            /// Returns the metric label.
             pub fn as_str(self) -> &'static str {
                 match self {
                     $(Self::$name => $text,)*
