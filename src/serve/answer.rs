@@ -14,7 +14,7 @@ mod table_items;
 mod watch;
 
 pub(super) use get::answer as get;
-pub(super) use list::answer as list;
+pub(super) use list::{ListContext, answer as list};
 pub(super) use response::{Answer, add_age_header, add_omission_header, checkpoint, verdict};
 pub(super) use status::{
     filtered, from_a_loop, is_made_here, not_forwarded, over_the_limit, refused,

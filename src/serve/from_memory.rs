@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use watershed_protocol::{Status, Verb};
 
-use super::answer::{self, Answer, WatchContext};
+use super::answer::{self, Answer, ListContext, WatchContext};
 use super::exchange::Exchange;
 use super::limits::exceeded::LimitExceeded;
 use super::limits::requests::Admission;
@@ -131,9 +131,12 @@ impl ServiceParts {
                     .then(|| self.read_limits.scan(reviewed.user()))
                     .transpose()?;
                 let memory = self.request_memory.list(reviewed.identity(), exchange);
-                let page_state = || self.read_limits.page_state(reviewed.user());
-                let answer = answer::list(fresh, read, list, headers, memory, page_state);
-                let mut answer = answer.await?;
+                let context = ListContext {
+                    headers,
+                    memory,
+                    page_state: || self.read_limits.page_state(reviewed.user()),
+                };
+                let mut answer = answer::list(fresh, read, list, context).await?;
                 if let Some(unfolding) = unfolding {
                     answer.response = answer.response.map(|body| holding(body, unfolding));
                 }

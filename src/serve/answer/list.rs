@@ -22,18 +22,24 @@ use crate::serve::unanswered::Unanswered;
 use crate::store::{SnapshotAt, StateAt};
 use crate::work::retire;
 
-/// Answers with one page of the objects. `memory` counts what the list takes of its own, and
-/// `page_state` returns the caller's share of a state that is kept for the next one.
-pub(in crate::serve) async fn answer(
+/// The surroundings of a list, besides its scope.
+pub(in crate::serve) struct ListContext<'a, P> {
+    pub(in crate::serve) headers: &'a HeaderMap,
+    /// Counts what the list takes of its own.
+    pub(in crate::serve) memory: ListMemory,
+    /// Returns the caller's share of a state that is kept for the next page.
+    pub(in crate::serve) page_state: P,
+}
+
+/// Answers with one page of the objects.
+pub(in crate::serve) async fn answer<P: FnOnce() -> Option<Share>>(
     fresh: &FreshScope,
     read: &ReadPlan,
     list: &ListPlan,
-    headers: &HeaderMap,
-    memory: ListMemory,
-    page_state: impl FnOnce() -> Option<Share>,
+    context: ListContext<'_, P>,
 ) -> Result<Answer, Unanswered> {
     let state = state(fresh, read)?;
-    let answer = page_of(&state, fresh, read, list, headers, memory, page_state).await;
+    let answer = page_of(&state, fresh, read, list, context).await;
     // Changes during the walk may have left it the last to hold what it walked over.
     if !fresh.opened.scope.reader.holds(state.newest()) {
         let objects = state.newest().len();
@@ -65,15 +71,18 @@ fn state(fresh: &FreshScope, read: &ReadPlan) -> Result<StateAt, ForwardReason> 
     Ok(state)
 }
 
-async fn page_of(
+async fn page_of<P: FnOnce() -> Option<Share>>(
     state: &StateAt,
     fresh: &FreshScope,
     read: &ReadPlan,
     list: &ListPlan,
-    headers: &HeaderMap,
-    mut memory: ListMemory,
-    page_state: impl FnOnce() -> Option<Share>,
+    context: ListContext<'_, P>,
 ) -> Result<Answer, Unanswered> {
+    let ListContext {
+        headers,
+        mut memory,
+        page_state,
+    } = context;
     let reader = &fresh.opened.scope.reader;
     let namespace = read.selection.namespace.as_deref();
     let page = Page::cut(state, &fresh.opened, namespace, list, &mut memory).await?;
