@@ -16,6 +16,7 @@ use super::plan::document_request::DocumentRequest;
 use super::plan::request_deadline::RequestDeadline;
 use super::plan::{PlannedAction, ReadKind, ReadPlan};
 use super::reads::freshness::{self, FreshScope, ReadOrigin};
+use super::reads::get_crowds::WaitingGet;
 use super::reads::{large_answers, unfolding};
 use super::review;
 use super::source::{AnswerSource, ForwardReason};
@@ -81,15 +82,17 @@ impl ServiceParts {
     async fn read(&self, exchange: &Exchange<'_>, read: &ReadPlan) -> Result<Answer, Unanswered> {
         let deadline = RequestDeadline::of(read, exchange.arrived);
         let is_get = matches!(read.kind, ReadKind::Get { .. });
-        let (origin, _waiting) = if is_get && read.needs_proof() {
-            let crowd = self.crowd_of_gets(read)?;
-            (crowd, Some(self.gets.wait(&read.resource.gvr)))
-        } else {
-            let number = request_number(exchange);
-            let arrived = Instant::now();
-            (ReadOrigin::Request { number, arrived }, None)
-        };
         let asked = Instant::now();
+        let (origin, _waiting) = if is_get && read.needs_proof() {
+            let (rate, waiting) = self.crowd_of_gets(read, asked)?;
+            (ReadOrigin::Crowd(rate), Some(waiting))
+        } else {
+            let origin = ReadOrigin::Request {
+                number: request_number(exchange),
+                arrived: asked,
+            };
+            (origin, None)
+        };
         let reviewed = review::authorize_read(exchange, read).await?;
         let share = || self.read_limits.scope(reviewed.user());
         let opened = self.opener.open(read, share);
@@ -165,15 +168,20 @@ impl ServiceParts {
         }
     }
 
-    /// Returns the crowd that a consistent get belongs to. One object costs upstream no more than
-    /// the proof would, so a lone get is forwarded. That is decided before the caller is reviewed,
-    /// because a review costs upstream almost as much as the get.
-    fn crowd_of_gets(&self, read: &ReadPlan) -> Result<ReadOrigin, ForwardReason> {
-        let get = self.gets.arrived(&read.resource.gvr, Instant::now());
+    /// Returns the rate of gets in the crowd that a consistent get belongs to, and its place there. One
+    /// object costs upstream no more than the proof would, so a lone get is forwarded. That is
+    /// decided before the caller is reviewed, because a review costs upstream almost as much as the
+    /// get.
+    fn crowd_of_gets<'a>(
+        &'a self,
+        read: &'a ReadPlan,
+        now: Instant,
+    ) -> Result<(f64, WaitingGet<'a>), ForwardReason> {
+        let get = self.gets.arrived(&read.resource.gvr, now);
         let scope = get.is_in_a_crowd().then(|| self.opener.ready_now(read));
         match scope.flatten() {
             Some(scope) if self.fences.is_worth_for_gets(&scope, get.rate) => {
-                Ok(ReadOrigin::Crowd(get.rate))
+                Ok((get.rate, get.wait()))
             }
             _ => Err(ForwardReason::Consistent),
         }

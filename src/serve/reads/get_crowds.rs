@@ -18,7 +18,10 @@ const SHORT_PAUSE: Duration = Duration::from_micros(500);
 /// A crowd ends with a pause this many times as long as any in it.
 const UNUSUAL: u32 = 2;
 
-/// Counts consistent gets by type. Only types of the catalog are counted, so there are few.
+/// Types without a get for this long are forgotten. Their gets have no rate by then.
+const FORGOTTEN_AFTER: Duration = Duration::from_mins(1);
+
+/// Counts consistent gets by type.
 #[derive(Debug, Default)]
 pub(in crate::serve) struct GetCrowds(Mutex<HashMap<GroupVersionResource, GetCrowd>>);
 
@@ -33,19 +36,14 @@ struct GetCrowd {
 
 /// A get that arrives, and the gets before it.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::serve) struct ArrivingGet {
+pub(in crate::serve) struct ArrivingGet<'a> {
+    crowds: &'a GetCrowds,
+    gvr: &'a GroupVersionResource,
     /// Expected number of gets of the type in a second. It is zero for a get that comes after an
     /// unusual pause.
     pub(in crate::serve) rate: f64,
     /// Others are waiting.
     has_company: bool,
-}
-
-impl ArrivingGet {
-    /// Returns `true` if the get may wait for others.
-    pub(in crate::serve) fn is_in_a_crowd(self) -> bool {
-        self.has_company || self.rate >= MANY_GETS
-    }
 }
 
 /// A get that waits for a proof, for as long as this lives.
@@ -57,37 +55,64 @@ pub(in crate::serve) struct WaitingGet<'a> {
 
 impl GetCrowds {
     /// Counts a get that arrives at this time.
-    pub(in crate::serve) fn arrived(
-        &self,
-        gvr: &GroupVersionResource,
+    pub(in crate::serve) fn arrived<'a>(
+        &'a self,
+        gvr: &'a GroupVersionResource,
         now: Instant,
-    ) -> ArrivingGet {
+    ) -> ArrivingGet<'a> {
         let mut crowds = self.0.lock();
-        if let Some(crowd) = crowds.get_mut(gvr) {
-            return crowd.arrived(now);
+        let (rate, has_company) = if let Some(crowd) = crowds.get_mut(gvr) {
+            (crowd.arrived(now), crowd.waiting > 0)
+        } else {
+            // Custom types come and go.
+            crowds.retain(|_, crowd| crowd.is_remembered(now));
+            let crowd = crowds.entry(gvr.clone()).or_default();
+            (crowd.arrived(now), false)
+        };
+        ArrivingGet {
+            crowds: self,
+            gvr,
+            rate,
+            has_company,
         }
-        let crowd = crowds.entry(gvr.clone()).or_default();
-        crowd.arrived(now)
+    }
+}
+
+impl<'a> ArrivingGet<'a> {
+    /// Returns `true` if the get may wait for others.
+    pub(in crate::serve) fn is_in_a_crowd(self) -> bool {
+        self.has_company || self.rate >= MANY_GETS
     }
 
-    /// Notes that a get waits for a proof. Its type was counted before.
-    pub(in crate::serve) fn wait<'a>(&'a self, gvr: &'a GroupVersionResource) -> WaitingGet<'a> {
-        if let Some(crowd) = self.0.lock().get_mut(gvr) {
+    /// Notes that the get waits for a proof from now on.
+    pub(in crate::serve) fn wait(self) -> WaitingGet<'a> {
+        let Self { crowds, gvr, .. } = self;
+        let mut counted = crowds.0.lock();
+        if let Some(crowd) = counted.get_mut(gvr) {
             crowd.waiting += 1;
+        } else {
+            // Its type was forgotten in between.
+            counted.entry(gvr.clone()).or_default().waiting = 1;
         }
-        WaitingGet { crowds: self, gvr }
+        WaitingGet { crowds, gvr }
     }
 }
 
 impl GetCrowd {
-    fn arrived(&mut self, now: Instant) -> ArrivingGet {
-        let arriving = ArrivingGet {
-            rate: self.rate(now),
-            has_company: self.waiting > 0,
-        };
+    /// Counts a get that arrives at this time. Returns the rate that it meets.
+    fn arrived(&mut self, now: Instant) -> f64 {
+        let rate = self.rate(now);
         self.arrivals.truncate(GETS_REMEMBERED - 1);
         self.arrivals.push_front(now);
-        arriving
+        rate
+    }
+
+    /// Returns `true` if a get waits, or came lately.
+    fn is_remembered(&self, now: Instant) -> bool {
+        let newest = self.arrivals.front();
+        let is_recent =
+            newest.is_some_and(|newest| now.saturating_duration_since(*newest) < FORGOTTEN_AFTER);
+        self.waiting > 0 || is_recent
     }
 
     /// Returns the rate of gets up to now. The past tells nothing about a get that comes after a
@@ -131,7 +156,7 @@ mod tests {
         let start = Instant::now();
         let mut crowd = GetCrowd::default();
         let rates = times.into_iter().map(|time| crowd.arrived(start + time));
-        rates.map(|arriving| arriving.rate).collect()
+        rates.collect()
     }
 
     #[test]
@@ -181,10 +206,46 @@ mod tests {
     fn a_get_joins_others_that_wait() {
         let crowds = GetCrowds::default();
         let pods = GroupVersionResource::new("", "v1", "pods");
-        assert!(!crowds.arrived(&pods, Instant::now()).is_in_a_crowd());
-        let waiting = crowds.wait(&pods);
+        let first = crowds.arrived(&pods, Instant::now());
+        assert!(!first.is_in_a_crowd());
+        let waiting = first.wait();
         assert!(crowds.arrived(&pods, Instant::now()).is_in_a_crowd());
         drop(waiting);
         assert!(!crowds.arrived(&pods, Instant::now()).is_in_a_crowd());
+    }
+
+    #[test]
+    fn types_without_gets_are_forgotten_unless_one_waits() {
+        let crowds = GetCrowds::default();
+        let start = Instant::now();
+        let pods = GroupVersionResource::new("", "v1", "pods");
+        let types: Vec<_> = (0..100)
+            .map(|number| GroupVersionResource::new("example.com", "v1", &format!("type{number}s")))
+            .collect();
+        let arrive = |gvr, minutes| crowds.arrived(gvr, start + Duration::from_mins(minutes));
+        let waiting = arrive(&types[0], 0).wait();
+        for gvr in &types[1..] {
+            arrive(gvr, 0);
+        }
+        assert_eq!(crowds.0.lock().len(), 100);
+        arrive(&pods, 2);
+        assert_eq!(crowds.0.lock().len(), 2);
+        drop(waiting);
+        arrive(&types[1], 4);
+        assert_eq!(crowds.0.lock().len(), 1);
+    }
+
+    #[test]
+    fn a_get_whose_type_was_forgotten_may_wait_all_the_same() {
+        let crowds = GetCrowds::default();
+        let start = Instant::now();
+        let types = ["pods", "nodes"].map(|name| GroupVersionResource::new("", "v1", name));
+        let first = crowds.arrived(&types[0], start);
+        crowds.arrived(&types[1], start + Duration::from_mins(2));
+        let waiting = first.wait();
+        let second = crowds.arrived(&types[0], start + Duration::from_mins(2));
+        assert!(second.is_in_a_crowd());
+        drop((waiting, second.wait()));
+        assert_eq!(crowds.0.lock()[&types[0]].waiting, 0);
     }
 }

@@ -82,7 +82,7 @@ impl Rehearsal {
         if !get.is_in_a_crowd() || !self.proofs.is_worth(self.proof, get.rate) {
             return false;
         }
-        let _waiting = self.arrivals.wait(&self.pods);
+        let _waiting = get.wait();
         let upstream = Arc::clone(self);
         let ask = move || async move {
             upstream.results.lock().proven += 1;
