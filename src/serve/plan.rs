@@ -95,15 +95,10 @@ impl RequestPlan {
         } else {
             match plan_read(&parsed, policy, &accepted, parameters.shard_selector) {
                 Ok(read) => PlannedAction::Read(Box::new(read)),
-                Err(reason) => {
-                    let is_document = reason == ForwardReason::NotAResource;
-                    is_document
-                        .then(|| DocumentRequest::new(catalog, request, accepted.refusals.indented))
-                        .flatten()
-                        .map_or(PlannedAction::Forward(reason), |document| {
-                            PlannedAction::Document(Box::new(document))
-                        })
+                Err(ForwardReason::NotAResource) => {
+                    plan_path(catalog, request, accepted.refusals.indented)
                 }
+                Err(reason) => PlannedAction::Forward(reason),
             }
         };
         Self {
@@ -225,6 +220,14 @@ fn begins_after_version(action: &PlannedAction, request: &ParsedRequest<'_>) -> 
             ReadKind::Get { .. } | ReadKind::List(_) => false,
         },
         _ => info.verb == Verb::Watch && watch::begins_after_version(query, info.legacy_watch),
+    }
+}
+
+/// Plans the answer to a request for a path that is no resource.
+fn plan_path<B>(catalog: &Catalog, request: &Request<B>, indented: bool) -> PlannedAction {
+    match DocumentRequest::new(catalog, request, indented) {
+        Some(document) => PlannedAction::Document(Box::new(document)),
+        None => PlannedAction::Forward(ForwardReason::NotAResource),
     }
 }
 
