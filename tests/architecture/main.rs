@@ -1,7 +1,8 @@
 //! Holds the structure that `src/lib.rs` draws: dependencies between modules, and between the files
-//! of a module, point one way, and a type's name means one thing.
+//! of a module, point one way, and a type's name means one thing. Planted faults name existing tests.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 mod graph;
+mod planted_faults;
 mod source;
 
 use std::collections::{BTreeMap, BTreeSet};
