@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Applies each patch here to a copy of the sources, builds it, and runs the test that the patch names. That test must
-# fail. A patch that does not apply or does not compile is an error. Arguments name patches; without any, all are run.
+# fail, and it must pass without the patch. A patch that does not apply or does not compile is an error. Arguments name
+# patches; without any, all are run.
 #
 # The copy and its build are in target/mutants (MUTANTS_DIR=), and are kept for the next run.
 set -euo pipefail
@@ -32,21 +33,52 @@ if [[ ${#names[@]} -eq 0 ]]; then
     done
 fi
 
+# The words of "Caught by:" select targets of the build, and the last one names the test.
+selection_of() { field 'Caught by' "$1" | sed 's/ [^ ]*$//'; }
+test_of() { field 'Caught by' "$1" | sed 's/.* //'; }
+
 copy
+declare -A named=() passes=()
+for name in "${names[@]}"; do
+    patch=$top/tests/mutants/$name.patch
+    named[$(selection_of "$patch")]+=" $(test_of "$patch")"
+done
+cd "$tree"
+for selection in "${!named[@]}"; do
+    read -ra build <<<"$selection"
+    read -ra tests <<<"${named[$selection]}"
+    log=$dir/unpatched${selection// /-}.log
+    timeout 3600 cargo test --locked --workspace --no-fail-fast "${build[@]}" -- --exact --test-threads=1 "${tests[@]}" \
+        >"$log" 2>"$log.errors" || true
+    for wanted in "${tests[@]}"; do
+        # What a test prints can stand before its result.
+        if grep -qE "^test $wanted \.\.\. (.*[^[:alnum:]])?ok$" "$log"; then
+            passes[$wanted]=1
+        fi
+    done
+done
+
 caught=0 failed=()
 for name in "${names[@]}"; do
     patch=$top/tests/mutants/$name.patch
-    cd "$tree"
-    git apply "$patch"
-    read -ra test <<<"$(field 'Caught by' "$patch")"
+    wanted=$(test_of "$patch")
+    if [[ -z ${passes[$wanted]:-} ]]; then
+        echo "ERROR   $name: $wanted does not pass without the patch, see $dir/unpatched*.log"
+        failed+=("$name")
+        continue
+    fi
+    read -ra build <<<"$(selection_of "$patch")"
     log=$dir/$name.log
-    # The last word names the test.
-    build=("${test[@]:0:${#test[@]}-1}") wanted=${test[-1]}
+    git apply "$patch"
     if ! cargo test --locked --quiet --workspace "${build[@]}" --no-run >"$log" 2>&1; then
         echo "ERROR   $name: does not compile, see $log"
         failed+=("$name")
-    elif timeout 900 cargo test --locked --workspace "${test[@]}" >"$log" 2>&1; then
-        echo "MISSED  $name"
+    elif timeout 900 cargo test --locked --workspace "${build[@]}" -- --exact "$wanted" >"$log" 2>&1; then
+        if grep -qE '^running [1-9]' "$log"; then
+            echo "MISSED  $name"
+        else
+            echo "ERROR   $name: 0 tests ran, see $log"
+        fi
         failed+=("$name")
     # loom aborts the process when destructors meet a model that has failed: then there is no summary.
     elif ! grep -q "^thread '$wanted' .*panicked at" "$log"; then
@@ -57,7 +89,6 @@ for name in "${names[@]}"; do
         caught=$((caught + 1))
     fi
     git apply --reverse "$patch"
-    cd "$top"
 done
 echo "$caught of ${#names[@]} broken builds were caught"
 [[ ${#failed[@]} -eq 0 ]]
