@@ -53,7 +53,7 @@ fn judge(seed: u64, outcome: &Outcome) {
         outcome.wrong.join("\n")
     );
     assert!(
-        outcome.events > 0 && outcome.from_memory > 0,
+        outcome.events > 0 && outcome.from_memory > 0 && outcome.self_checks > 0,
         "nothing was checked"
     );
 }

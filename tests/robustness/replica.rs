@@ -33,6 +33,15 @@ pub(crate) struct Replica {
     servers: Servers,
     folder: TempDir,
     child: Child,
+    /// Self-checks of its processes that were ended by a restart.
+    earlier: SelfChecks,
+}
+
+/// Numbers of self-checks by their results.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct SelfChecks {
+    pub(crate) same: f64,
+    pub(crate) different: f64,
 }
 
 /// Figures of a process at one moment.
@@ -80,6 +89,7 @@ impl Replica {
             servers,
             folder,
             child,
+            earlier: SelfChecks::default(),
         };
         replica.ready().await;
         replica
@@ -96,6 +106,7 @@ impl Replica {
 
     /// Ends the process, with SIGTERM or SIGKILL, and starts it again.
     pub(crate) async fn restart(&mut self, gently: bool) {
+        self.earlier = self.self_checks().await;
         if gently {
             let pid = self.child.id().expect("it runs").to_string();
             let sent = Command::new("kill").args(["-TERM", &pid]).status().await;
@@ -149,16 +160,43 @@ impl Replica {
         Ok(answer)
     }
 
-    pub(crate) async fn metrics(&self) -> String {
-        self.admin("/metrics").await.unwrap_or_default()
+    async fn metrics(&self) -> String {
+        let mut metrics = String::new();
+        eventually(self.name, async || {
+            metrics = self
+                .admin("/metrics")
+                .await
+                .map_err(|error| format!("no metrics: {error}\n{}", self.log()))?;
+            Ok(())
+        })
+        .await;
+        metrics
+    }
+
+    /// Returns the numbers of self-checks of all its processes.
+    pub(crate) async fn self_checks(&self) -> SelfChecks {
+        let metrics = self.metrics().await;
+        // A result that never was has no series.
+        let sum = |result: &str| {
+            let lines = metrics.lines().filter(|line| {
+                line.starts_with("watershed_self_checks_total{")
+                    && line.contains(&format!(r#"result="{result}""#))
+            });
+            let values = lines.map(|line| line.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap());
+            values.sum::<f64>()
+        };
+        SelfChecks {
+            same: self.earlier.same + sum("same"),
+            different: self.earlier.different + sum("objects") + sum("bytes"),
+        }
     }
 
     pub(crate) async fn figures(&self) -> Figures {
         let metrics = self.metrics().await;
-        let value = |name: &str| {
+        let value = |name: &str| -> f64 {
             let line = metrics.lines().find_map(|line| line.strip_prefix(name));
-            line.and_then(|value| value.trim().parse().ok())
-                .unwrap_or(0.0)
+            let value = line.and_then(|value| value.trim().parse().ok());
+            value.unwrap_or_else(|| panic!("{} has no metric {name}", self.name))
         };
         Figures {
             resident_mib: value("process_resident_memory_bytes ") / f64::from(1 << 20),

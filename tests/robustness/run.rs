@@ -50,6 +50,8 @@ pub(crate) struct Outcome {
     pub(crate) events: u64,
     pub(crate) reads: u64,
     pub(crate) from_memory: u64,
+    /// Self-checks that found no difference.
+    pub(crate) self_checks: u64,
     /// The figures of each proxy that was never restarted, after each round.
     pub(crate) figures: Vec<(&'static str, Vec<(Duration, Figures)>)>,
 }
@@ -220,15 +222,20 @@ async fn answers_from_memory(
     ListAnswer::judge(&world.history, resource, &part, (list.version, list.items))
 }
 
-/// Returns the number of self-checks that found a difference.
-async fn differences(replica: &Replica) -> f64 {
-    let metrics = replica.metrics().await;
-    let lines = metrics.lines().filter(|line| {
-        line.starts_with("watershed_self_checks_total{")
-            && (line.contains(r#"result="objects""#) || line.contains(r#"result="bytes""#))
-    });
-    let values = lines.filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok());
-    values.sum()
+/// Reports self-checks that found a difference. Returns the number of those that found none.
+async fn check_self_checks(world: &World, replicas: &[Replica]) -> f64 {
+    let mut same = 0.0;
+    for replica in replicas {
+        let found = replica.self_checks().await;
+        if found.different > 0.0 {
+            let (name, count) = (replica.name, found.different);
+            world
+                .report
+                .wrong(format!("{count} self-checks of {name} found a difference"));
+        }
+        same += found.same;
+    }
+    same
 }
 
 /// Runs a plan to its end.
@@ -244,7 +251,7 @@ pub(crate) async fn run(plan: Plan) -> Outcome {
         .collect();
     let mut deck: Vec<FaultKind> = Vec::new();
     let mut decks = 0;
-    loop {
+    let same_self_checks = loop {
         for _ in 0..FAULTS_A_ROUND {
             if deck.is_empty() {
                 deck = FaultKind::ALL.into();
@@ -264,6 +271,7 @@ pub(crate) async fn run(plan: Plan) -> Outcome {
         if world.report.of("wrong") == 0 {
             traffic.settle(&world).await;
         }
+        let same = check_self_checks(&world, &targets.replicas).await;
         world.report.count("rounds");
         for (n, replica) in targets.replicas.iter().enumerate() {
             figures[n]
@@ -279,18 +287,12 @@ pub(crate) async fn run(plan: Plan) -> Outcome {
         let all_faults = decks > 1 || (decks == 1 && deck.is_empty());
         let enough = events >= plan.events && reads >= plan.reads && began.elapsed() >= plan.time;
         if (all_faults && enough) || world.report.of("wrong") > 0 {
-            break;
+            break same;
         }
-    }
-    for replica in &targets.replicas {
-        let found = differences(replica).await;
-        if found > 0.0 {
-            let name = replica.name;
-            world
-                .report
-                .wrong(format!("{found} self-checks of {name} found a difference"));
-        }
-    }
+    };
+    world
+        .report
+        .add("self-checks without a difference", same_self_checks as u64);
     drop(traffic);
     finish(&plan, &world, targets, figures).await
 }
@@ -323,6 +325,7 @@ async fn finish(
         events: report.of("EVENTS"),
         reads: report.of("READS"),
         from_memory: from_memory.into_iter().sum(),
+        self_checks: report.of("self-checks without a difference"),
         figures,
     }
 }
