@@ -447,6 +447,17 @@ impl History {
         Some(object.whole.bytes.clone())
     }
 
+    /// Returns true if an object did not exist at a version or at a later one, as far as versions
+    /// are remembered.
+    pub(crate) fn was_absent(&self, resource: Resource, key: &str, version: u64) -> bool {
+        let history = self.of(resource).lock();
+        let version = version.max(history.base.0);
+        let lacks = |state: &States| !state.contains_key(key);
+        let mut later = history.changes.iter().rev();
+        history.state_at(version).is_some_and(lacks)
+            || later.any(|change| change.version > version && lacks(&change.state))
+    }
+
     /// Returns a key that exists, and often changes.
     pub(crate) fn some_key(&self, resource: Resource, rng: &mut Rng) -> Option<Arc<str>> {
         let history = self.of(resource).lock();

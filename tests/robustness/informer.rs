@@ -7,11 +7,11 @@ use bytes::Bytes;
 use fastrand::Rng;
 use parking_lot::Mutex;
 use tokio_util::task::AbortOnDropHandle;
-use watershed_lab::client::{Lines, NextLine};
+use watershed_lab::client::NextLine;
 
-use crate::client::{World, kind_of};
+use crate::client::{WatchLines, World, is_from_upstream, kind_of};
 use crate::history::{Part, Resource};
-use crate::judge::{Accepted, ListAnswer, WatchJudge, end_mark, error_code};
+use crate::judge::{Accepted, ListAnswer, WatchJudge, end_mark, error_code, is_planted};
 
 /// The way in which a client gets the first state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -187,7 +187,7 @@ impl InformerTask {
     }
 
     /// Reads the state that a watch begins with.
-    async fn first_state(&mut self, lines: &mut Lines, floor: u64) -> anyhow::Result<()> {
+    async fn first_state(&mut self, lines: &mut WatchLines, floor: u64) -> anyhow::Result<()> {
         let mut initial: Vec<Bytes> = Vec::new();
         let version = loop {
             let NextLine::Line(line) = lines.next().await else {
@@ -200,9 +200,9 @@ impl InformerTask {
                 bail!("an error before the end of the state");
             }
             if !line.starts_with(br#"{"type":"ADDED""#) {
-                // Only upstream's garbage may stand here, and the judge says so.
+                // Only upstream's garbage may stand here.
                 let what = String::from_utf8_lossy(&line).into_owned();
-                if !crate::judge::is_planted(&line) {
+                if !(is_planted(&line) && is_from_upstream(&lines.source)) {
                     self.world.report.wrong(format!("{}: {what}", self.name));
                 }
                 bail!("no initial event: {what}");
@@ -220,7 +220,7 @@ impl InformerTask {
         Ok(())
     }
 
-    async fn follow(&mut self, mut lines: Lines) -> anyhow::Result<()> {
+    async fn follow(&mut self, mut lines: WatchLines) -> anyhow::Result<()> {
         loop {
             if self.slow && self.rng.u8(0..60) == 0 {
                 let pause = self.rng.u64(100..1500);
@@ -238,6 +238,7 @@ impl InformerTask {
                 }
             };
             let judged = self.judge.take(&self.world.history, &line);
+            let judged = planted_by_upstream(judged, &lines.source);
             match self.accept(judged)? {
                 Accepted::Event => self.world.report.count("EVENTS"),
                 Accepted::Bookmark => self.world.report.count("bookmarks"),
@@ -312,7 +313,8 @@ async fn replay_once(
         let NextLine::Line(line) = lines.next().await else {
             break;
         };
-        match judge.take(&world.history, &line) {
+        let judged = judge.take(&world.history, &line);
+        match planted_by_upstream(judged, &lines.source) {
             Ok(Accepted::Event) => world.report.count("EVENTS"),
             Ok(Accepted::Bookmark) => world.report.count("bookmarks"),
             Ok(_) => break,
@@ -327,6 +329,16 @@ async fn replay_once(
     }
     world.report.count("short watches from old versions");
     Ok(())
+}
+
+/// Returns an error in place of garbage that does not come from upstream.
+fn planted_by_upstream(judged: Result<Accepted, String>, source: &str) -> Result<Accepted, String> {
+    match judged {
+        Ok(Accepted::Planted) if !is_from_upstream(source) => {
+            Err(format!("upstream's garbage in a watch from {source}"))
+        }
+        judged => judged,
+    }
 }
 
 /// Returns a row of the report for a read.

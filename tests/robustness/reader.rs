@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use fastrand::Rng;
 
-use crate::client::{GoodAnswer, Link, World};
+use crate::client::{GoodAnswer, Link, ObjectAnswer, World};
 use crate::history::{Part, Resource};
 use crate::informer::row;
 use crate::judge::ListAnswer;
@@ -164,9 +164,17 @@ impl Reader {
         let query = if any { "?resourceVersion=0" } else { "" };
         let floor = history.acknowledged();
         let path = format!("{path}/{name}{query}");
-        let answer = self.link.read(&path, "application/json").await?;
+        let floor = (!any).then_some(floor);
+        let answer = match self.link.read_object(&path, "application/json").await? {
+            ObjectAnswer::Found(answer) => answer,
+            ObjectAnswer::Absent(source) => {
+                let was_absent = history.was_absent(self.resource, &key, floor.unwrap_or(0));
+                let wrong = || format!("{key} is not found, but exists at {floor:?} and later");
+                return Ok((source, was_absent.then_some(()).ok_or_else(wrong)));
+            }
+        };
         let body = answer.body.strip_suffix(b"\n").unwrap_or(&answer.body);
-        let judged = self.judge_object(&key, body, (!any).then_some(floor));
+        let judged = self.judge_object(&key, body, floor);
         Ok((answer.source, judged))
     }
 
