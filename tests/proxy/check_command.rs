@@ -212,6 +212,15 @@ async fn each_configuration_error_is_one_line_that_names_its_setting() {
             assert!(line.contains(words), "{words:?} is not in {line}");
         }
     }
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = free.local_addr().unwrap().to_string();
+    drop(free);
+    let (code, out, _) = bench.run(&CHECK.replace("127.0.0.1:0", &address)).await;
+    let wrong = lines_of(&out, "error").join("\n");
+    assert!(
+        code == 1 && wrong.contains("give one of them another port"),
+        "{out}"
+    );
     // Errors on the command line are reported as by `watershed serve`.
     let (code, out, told) = bench.run("check --tls-crt a").await;
     assert_eq!((code, out.as_str()), (2, ""));

@@ -12,10 +12,19 @@ use crate::listener::socket;
 const SUBJECT: &str = "listen";
 
 pub(super) async fn examine(config: &AppConfig, findings: &mut Findings) {
-    // Kept until the other is tried: both may be the same.
-    let mut _listener = None;
+    let admin = config.admin_listen;
     match &config.listen {
-        Listen::Tls(address) => _listener = can_listen(*address, "--listen", findings).await,
+        Listen::Tls(address) => {
+            can_listen(*address, "--listen", findings).await;
+            if clash(*address, admin) {
+                let message = format!(
+                    "{admin} (--admin-listen) cannot be listened on beside {address} (--listen): \
+                     give one of them another port"
+                );
+                findings.error(SUBJECT, message);
+                return;
+            }
+        }
         Listen::Socket { path, .. } => match socket::can_bind(path).await {
             Ok(()) => findings.ok(
                 SUBJECT,
@@ -27,23 +36,23 @@ pub(super) async fn examine(config: &AppConfig, findings: &mut Findings) {
             }
         },
     }
-    can_listen(config.admin_listen, "--admin-listen", findings).await;
+    can_listen(admin, "--admin-listen", findings).await;
 }
 
-async fn can_listen(
-    address: SocketAddr,
-    flag: &str,
-    findings: &mut Findings,
-) -> Option<TcpListener> {
+/// Returns `true` if one process cannot listen on both. With port 0 the system chooses another port
+/// for each.
+fn clash(one: SocketAddr, other: SocketAddr) -> bool {
+    let is_any = one.ip().is_unspecified() || other.ip().is_unspecified();
+    let is_same_family = one.is_ipv4() == other.is_ipv4();
+    one.port() != 0
+        && one.port() == other.port()
+        && (one.ip() == other.ip() || (is_any && is_same_family))
+}
+
+async fn can_listen(address: SocketAddr, flag: &str, findings: &mut Findings) {
     match TcpListener::bind(address).await {
-        Ok(listener) => {
-            findings.ok(SUBJECT, format!("{address} is free ({flag})"));
-            Some(listener)
-        }
-        Err(error) => {
-            refused(&error, refusal(&address, flag, &error), findings);
-            None
-        }
+        Ok(_) => findings.ok(SUBJECT, format!("{address} is free ({flag})")),
+        Err(error) => refused(&error, refusal(&address, flag, &error), findings),
     }
 }
 
@@ -54,5 +63,25 @@ fn refused(error: &io::Error, message: String, findings: &mut Findings) {
         findings.warning(SUBJECT, message);
     } else {
         findings.error(SUBJECT, message);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn listeners_with_one_port_clash_if_an_address_is_in_both() {
+        for (one, other, is_clash) in [
+            ("127.0.0.1:6443", "127.0.0.1:6443", true),
+            ("0.0.0.0:6443", "127.0.0.1:6443", true),
+            ("[::1]:6443", "[::]:6443", true),
+            ("127.0.0.1:6443", "127.0.0.1:6444", false),
+            ("127.0.0.1:6443", "127.0.0.2:6443", false),
+            ("127.0.0.1:0", "127.0.0.1:0", false),
+        ] {
+            let found = clash(one.parse().unwrap(), other.parse().unwrap());
+            assert_eq!(found, is_clash, "{one} and {other}");
+        }
     }
 }
