@@ -1,5 +1,6 @@
 //! Waiting for a condition, with a limit, on a machine that may stall.
 use std::fmt::Debug;
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use super::client::Answer;
@@ -14,6 +15,15 @@ const PROOF: Duration = Duration::from_secs(3);
 /// Time after a late proof in which reads may be forwarded without one: twice as long as the proxy
 /// does that.
 const UNPROVEN: Duration = Duration::from_secs(10);
+
+/// Tries of a check that stalls can fail.
+const TRIES: usize = 10;
+
+/// Further tries of it without a stall: other causes are rare.
+const RETRIES: usize = 2;
+
+/// A delay that a thread has on a machine that is too busy for such checks.
+const STALL: Duration = Duration::from_millis(20);
 
 /// Waits until a condition holds. Panics with the condition's last error if it never does.
 pub(crate) async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> Result<(), String>) {
@@ -50,16 +60,38 @@ pub(crate) async fn becomes<T: PartialEq + Debug>(
 }
 
 /// Retries a check that can fail when the machine stalls. `holds` returns `Err` for such a failure.
-/// It panics for any other failure.
+/// It panics for any other failure. Few tries may fail while the clock shows no stall.
 pub(crate) async fn unless_stalled(what: &str, mut holds: impl AsyncFnMut() -> Result<(), String>) {
-    let mut whys = Vec::new();
-    while whys.len() < 10 {
-        match holds().await {
+    let (mut whys, mut without_stall) = (Vec::new(), 0);
+    while whys.len() < TRIES && without_stall <= RETRIES {
+        let (held, stall) = with_longest_stall(holds()).await;
+        match held {
             Ok(()) => return,
-            Err(why) => whys.push(why),
+            Err(why) => whys.push(format!("{why} (the longest stall was {stall:?})")),
         }
+        without_stall += usize::from(stall < STALL);
     }
     panic!("{what}: not once: {whys:#?}");
+}
+
+/// Returns how late a thread wakes up meanwhile that only sleeps.
+async fn with_longest_stall<T>(work: impl Future<Output = T>) -> (T, Duration) {
+    const TICK: Duration = Duration::from_millis(5);
+    // Dropped at the end of the work, or when it panics.
+    let (end, ended) = mpsc::channel::<()>();
+    let clock = std::thread::spawn(move || {
+        let mut longest = Duration::ZERO;
+        loop {
+            let slept = Instant::now();
+            if ended.recv_timeout(TICK) != Err(mpsc::RecvTimeoutError::Timeout) {
+                return longest;
+            }
+            longest = longest.max(slept.elapsed().saturating_sub(TICK));
+        }
+    });
+    let outcome = work.await;
+    drop(end);
+    (outcome, clock.join().unwrap())
 }
 
 /// Returns an answer that came from memory with a proof of freshness. A stall longer than the time
