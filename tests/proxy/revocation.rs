@@ -175,15 +175,18 @@ async fn deleting_a_binding_ends_its_grant_and_no_other() {
             .essence(),
         ann.essence()
     );
+    let mut is_reliable = at_leisure(began);
     // One more review when upstream has settled, and no further one.
     tokio::time::sleep(Duration::from_millis(2100)).await;
+    let slept = Instant::now();
     for _ in 0..5 {
         assert_eq!(status(&fixture, "ann").await, 403);
         assert_eq!(status(&fixture, "bob").await, 200);
     }
+    is_reliable &= at_leisure(slept);
     let asked = reviews(&fixture) - before;
     assert!(
-        asked >= 1 && (asked <= 3 || !at_leisure(began)),
+        asked >= 1 && (asked <= 3 || !is_reliable),
         "{asked} reviews"
     );
 
