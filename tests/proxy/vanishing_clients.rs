@@ -31,16 +31,12 @@ async fn watches_of_vanished_clients_end_and_the_upstream_watch_stays() {
     let mut open = Vec::new();
     let mut connections = Vec::new();
     for n in 0..30 {
-        let connection = if n < 20 || n % 5 == 0 {
-            program.proxied.connect(BOTH[n % 2]).await.unwrap()
-        } else {
-            // Several watches on one connection.
-            connections.last().cloned().unwrap()
-        };
-        if n < 20 || n % 5 != 0 || connection.is_closed() {
-            connections.push(program.proxied.connect(Protocol::Http2).await.unwrap());
+        // The last ten watches are on two connections.
+        if n < 20 || n % 5 == 0 {
+            let protocol = if n < 20 { BOTH[n % 2] } else { Protocol::Http2 };
+            connections.push(program.proxied.connect(protocol).await.unwrap());
         }
-        open.push(connection.watch(&path).await.unwrap());
+        open.push(connections.last().unwrap().watch(&path).await.unwrap());
     }
     becomes("open watches", 30.0, async || program.metric(WATCHES).await).await;
     let upstream = server.stats();
