@@ -145,8 +145,9 @@ impl ChurnPlan {
         }
     }
 
-    /// Does the next write. Skips it if another writer has changed the object.
-    pub fn step(&mut self, state: &ClusterState) {
+    /// Does the next write. Returns `false` if it was skipped: there is no such object, or another
+    /// writer has deleted or created it.
+    pub fn step(&mut self, state: &ClusterState) -> bool {
         let ChurnMix {
             pods,
             configmaps,
@@ -162,22 +163,21 @@ impl ChurnPlan {
             hit
         };
         if falls_on(pods) {
-            self.pod(state);
+            self.pod(state)
         } else if falls_on(configmaps) {
             let rng = &mut self.rng;
             let make = |namespace: &str, name: &str, rng: &mut Rng| {
                 fixtures::configmap(namespace, name, configmap_bytes, rng)
             };
-            rewrite(state, &gvr("", "configmaps"), &self.configmaps, rng, make);
+            rewrite(state, &gvr("", "configmaps"), &self.configmaps, rng, make)
         } else if falls_on(leases) {
-            if self.nodes > 0 {
-                let node = fixtures::node_name(self.rng.usize(0..self.nodes));
-                let beat = self.rng.u64(0..86_400);
-                let _ = state.update(
-                    &gvr("coordination.k8s.io", "leases"),
-                    &fixtures::lease(&node, beat),
-                );
+            if self.nodes == 0 {
+                return false;
             }
+            let node = fixtures::node_name(self.rng.usize(0..self.nodes));
+            let beat = self.rng.u64(0..86_400);
+            let leases = gvr("coordination.k8s.io", "leases");
+            state.update(&leases, &fixtures::lease(&node, beat)).is_ok()
         } else if falls_on(deployments) {
             let rng = &mut self.rng;
             rewrite(
@@ -186,7 +186,7 @@ impl ChurnPlan {
                 &self.deployments,
                 rng,
                 fixtures::deployment,
-            );
+            )
         } else {
             rewrite(
                 state,
@@ -194,14 +194,14 @@ impl ChurnPlan {
                 &self.widgets,
                 &mut self.rng,
                 fixtures::widget,
-            );
+            )
         }
     }
 
     /// Two updates in three, else a creation or a deletion. An update draws labels, image and
     /// status anew, and sometimes an unscheduled pod gets its node, so that selectors see objects
     /// come and go.
-    fn pod(&mut self, state: &ClusterState) {
+    fn pod(&mut self, state: &ClusterState) -> bool {
         let pods = gvr("", "pods");
         let rng = &mut self.rng;
         let node = |rng: &mut Rng| {
@@ -225,19 +225,21 @@ impl ChurnPlan {
                     self.created
                 );
                 let node = node(rng);
-                let _ = state.create(&pods, &fixtures::pod(&namespace, &name, &node, rng));
+                let created = state.create(&pods, &fixtures::pod(&namespace, &name, &node, rng));
                 self.pods.push((namespace, name));
+                created.is_ok()
             }
             1 if !self.pods.is_empty() => {
                 let (namespace, name) = self.pods.swap_remove(rng.usize(0..self.pods.len()));
-                let _ = state.delete(&pods, &namespace, &name);
+                state.delete(&pods, &namespace, &name).is_ok()
             }
             _ if !self.pods.is_empty() => {
                 let (namespace, name) = &self.pods[rng.usize(0..self.pods.len())];
                 let node = node(rng);
-                let _ = state.update(&pods, &fixtures::pod(namespace, name, &node, rng));
+                let pod = fixtures::pod(namespace, name, &node, rng);
+                state.update(&pods, &pod).is_ok()
             }
-            _ => {}
+            _ => false,
         }
     }
 }
@@ -248,11 +250,12 @@ fn rewrite(
     names: &[(String, String)],
     rng: &mut Rng,
     make: impl Fn(&str, &str, &mut Rng) -> String,
-) {
-    if !names.is_empty() {
-        let (namespace, name) = &names[rng.usize(0..names.len())];
-        let _ = state.update(gvr, &make(namespace, name, rng));
+) -> bool {
+    if names.is_empty() {
+        return false;
     }
+    let (namespace, name) = &names[rng.usize(0..names.len())];
+    state.update(gvr, &make(namespace, name, rng)).is_ok()
 }
 
 impl Churn {
@@ -263,7 +266,7 @@ impl Churn {
         let stopped = stop.clone();
         let task = tokio::spawn(async move {
             let started = Instant::now();
-            let mut done = 0_u64;
+            let (mut done, mut written) = (0_u64, 0);
             let mut tick = tokio::time::interval(Duration::from_millis(10));
             tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
             while stopped.run_until_cancelled(tick.tick()).await.is_some() {
@@ -272,12 +275,12 @@ impl Churn {
                 while (done as f64) < started.elapsed().as_secs_f64() * rate
                     && !stopped.is_cancelled()
                 {
-                    plan.step(&state);
+                    written += u64::from(plan.step(&state));
                     done += 1;
                     tokio::task::yield_now().await;
                 }
             }
-            done
+            written
         });
         Self {
             stop,
@@ -285,7 +288,7 @@ impl Churn {
         }
     }
 
-    /// Stops after the current write. Returns the number of steps.
+    /// Stops after the current write. Returns the number of writes.
     pub async fn stop(self) -> u64 {
         self.stop.cancel();
         self.task.await.unwrap_or_default()
@@ -302,7 +305,9 @@ mod tests {
         let state = ClusterState::new(100, 1);
         populate(&state, Population::cluster(50, 4), 1);
         let mut plan = ChurnPlan::new(&state, seed, ChurnMix::default());
-        (0..500).for_each(|_| plan.step(&state));
+        for _ in 0..500 {
+            plan.step(&state);
+        }
         super::super::kinds::resources()
             .iter()
             .map(|gvr| state.snapshot(gvr))
@@ -334,6 +339,19 @@ mod tests {
     fn equal_seeds_make_equal_histories() {
         assert_eq!(run(7), run(7));
         assert_ne!(run(7), run(8));
+    }
+
+    #[test]
+    fn only_writes_are_counted() {
+        let state = ClusterState::new(100, 1);
+        let mix: ChurnMix = "deployments=1".parse().unwrap();
+        let mut plan = ChurnPlan::new(&state, 1, mix);
+        assert!(!plan.step(&state), "there are no deployments");
+        populate(&state, Population::cluster(50, 4), 1);
+        let mut plan = ChurnPlan::new(&state, 1, ChurnMix::default());
+        let before = state.version();
+        let written = (0..200).filter(|_| plan.step(&state)).count() as u64;
+        assert_eq!(state.version() - before, written);
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
