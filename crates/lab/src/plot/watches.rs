@@ -63,6 +63,10 @@ pub fn plot_by_watches(texts: &[String]) -> anyhow::Result<String> {
         }),
     );
     panels.retain(|panel| !panel.curves.is_empty());
+    ensure!(
+        !panels.is_empty(),
+        "no server has figures of several numbers of watches: measure each with several --watches"
+    );
     draw(&panels, &curves.names, Axis::Watches)
 }
 
@@ -184,12 +188,26 @@ mod tests {
         assert!(svg.contains("memory of api") && !svg.contains("CPU of api"));
     }
 
+    /// Returns a result of one server.
+    fn renamed(watches: usize, name: &str) -> String {
+        let mut value: serde_json::Value = serde_json::from_str(&result(watches)).unwrap();
+        let servers = value["servers"].as_array_mut().unwrap();
+        servers.truncate(1);
+        servers[0]["name"] = name.into();
+        value.to_string()
+    }
+
     #[test]
     fn results_that_make_no_curve_are_refused() {
         for (texts, why) in [
             (vec![result(10)], "other --watches"),
             (vec!["{}".to_owned()], "result.json"),
             (vec![], "other --watches"),
+            // Each server has a single number.
+            (
+                vec![renamed(10, "one"), renamed(50, "other")],
+                "measure each with several --watches",
+            ),
         ] {
             let error = format!("{:#}", plot_by_watches(&texts).unwrap_err());
             assert!(error.contains(why), "{error}");
