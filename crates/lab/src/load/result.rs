@@ -73,7 +73,8 @@ pub struct RoundResult {
     pub connections: usize,
     /// Until all watches had their first state, in seconds.
     pub opening_seconds: f64,
-    /// Time of each watch to its first state.
+    /// Time of each watch to its first state, from when its client began: further attempts and the
+    /// wait for its turn are included.
     pub first_state: Distribution,
     /// Events of any kind in these seconds.
     pub events: u64,
@@ -168,7 +169,7 @@ pub struct Sample {
 }
 
 impl LoadResult {
-    /// Returns `true` if nothing was lost, repeated or refused, and nothing failed.
+    /// Returns `true` if nothing was lost, repeated, refused or skipped, and nothing failed.
     pub fn is_clean(&self) -> bool {
         self.errors.is_empty()
             && self
@@ -185,9 +186,11 @@ impl LoadResult {
 }
 
 impl RoundResult {
-    /// Returns `true` if nothing was lost, repeated or refused.
+    /// Returns `true` if nothing was lost, repeated, refused or skipped.
     pub fn is_clean(&self) -> bool {
-        self.events_lost == 0
+        let requests = [&self.lists, &self.gets, &self.writes];
+        requests.iter().all(|of| of.skipped == 0)
+            && self.events_lost == 0
             && self.events_repeated == 0
             && self.watches_begun == self.watches
             && self.errors.is_empty()
@@ -303,6 +306,17 @@ mod tests {
         assert!(
             !RoundResult {
                 watches: 1,
+                ..RoundResult::default()
+            }
+            .is_clean()
+        );
+        let skipped = RequestStats {
+            skipped: 1,
+            ..RequestStats::default()
+        };
+        assert!(
+            !RoundResult {
+                writes: skipped,
                 ..RoundResult::default()
             }
             .is_clean()

@@ -68,7 +68,7 @@ impl LoadError {
     /// Returns `true` if the same request will be refused again: it is wrong, or not allowed.
     pub(super) fn is_permanent(&self) -> bool {
         let status = self.status().map(|status| status.as_u16());
-        matches!(status, Some(400 | 401 | 403 | 404))
+        matches!(status, Some(400 | 401 | 403 | 404 | 405 | 406 | 422))
     }
 
     pub(super) fn status(&self) -> Option<StatusCode> {
@@ -83,4 +83,23 @@ impl LoadError {
 /// hyper's own text hides the causes.
 pub(super) fn broken(error: hyper::Error) -> LoadError {
     LoadError::Broken(format!("{:#}", anyhow::Error::new(error)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusals_of_the_request_itself_are_permanent() {
+        let is_permanent = |code| {
+            let status = StatusCode::from_u16(code).unwrap();
+            LoadError::refused(status, b"no").is_permanent()
+        };
+        for code in [400, 401, 403, 404, 405, 406, 422] {
+            assert!(is_permanent(code), "{code}");
+        }
+        for code in [408, 409, 410, 429, 500, 503, 504] {
+            assert!(!is_permanent(code), "{code}");
+        }
+    }
 }

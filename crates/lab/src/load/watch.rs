@@ -58,6 +58,7 @@ pub(super) struct WatchClient {
     selection: CollectionQuery,
     /// Counts all watches of the round.
     number: usize,
+    begun: Instant,
     /// The newest write seen of each object that it is told of, in the order of the objects.
     seen: Vec<(u16, u32)>,
     /// Watch from here on; `None` to begin anew.
@@ -74,7 +75,6 @@ struct EventReader<'a> {
     encoding: Encoding,
     inflate: Inflate,
     decoder: FrameDecoder,
-    begun: Instant,
     /// Held until the first state is complete.
     turn: Option<SemaphorePermit<'a>>,
     /// True while the stream brings the first state.
@@ -101,6 +101,7 @@ impl WatchClient {
             kind: Arc::clone(kind),
             selection: kind.group.selection(nth),
             number,
+            begun: Instant::now(),
             version: None,
             has_expired: false,
             is_refused: false,
@@ -158,7 +159,6 @@ impl WatchClient {
             .acquire()
             .await
             .map_err(|error| LoadError::Request(error.to_string()))?;
-        let begun = Instant::now();
         let stream = kind.group.first_state == FirstState::Stream && self.version.is_none();
         if self.version.is_none() && !stream {
             self.version = Some(self.first_version().await?);
@@ -171,13 +171,12 @@ impl WatchClient {
         );
         let answer = common.connections.send(self.number, request).await?;
         if !stream {
-            self.first_state_is_there(begun);
+            self.first_state_is_there();
         }
         let mut events = EventReader {
             encoding: representation.encoding,
             inflate: Inflate::new(answer.is_gzip()),
             decoder: FrameDecoder::new(representation.encoding, MAX_FRAME_BYTES),
-            begun,
             turn: stream.then_some(turn),
             initial: stream,
             last: None,
@@ -250,7 +249,7 @@ impl WatchClient {
                 if bookmark.initial_events_end && reader.initial {
                     reader.initial = false;
                     reader.turn = None;
-                    self.first_state_is_there(reader.begun);
+                    self.first_state_is_there();
                 }
                 if !reader.initial {
                     (self.version, reader.last) = (Some(bookmark.version), None);
@@ -309,13 +308,13 @@ impl WatchClient {
         }
     }
 
-    fn first_state_is_there(&mut self, begun: Instant) {
+    fn first_state_is_there(&mut self) {
         if !self.synced {
             self.synced = true;
             self.common
                 .tally
                 .first_state
-                .record(self.number, begun.elapsed());
+                .record(self.number, self.begun.elapsed());
             self.common.tally.synced.fetch_add(1, Ordering::Relaxed);
         }
     }

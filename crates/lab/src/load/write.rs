@@ -323,10 +323,11 @@ impl LoadWriter {
         let started = Instant::now();
         let mut under_way = JoinSet::new();
         for n in 0.. {
+            let due = started + self.rate.due(n);
             tokio::select! {
                 biased;
                 () = stop.cancelled() => break,
-                () = sleep_until(started + self.rate.due(n)) => {}
+                () = sleep_until(due) => {}
             }
             while under_way.try_join_next().is_some() {}
             let Some(object) = self.idle.lock().pop_front() else {
@@ -336,7 +337,7 @@ impl LoadWriter {
             let (writer, tally) = (Arc::clone(self), Arc::clone(tally));
             let interrupt = interrupt.clone();
             under_way.spawn(async move {
-                if writer.write(object, &tally, &interrupt).await {
+                if writer.write(object, due, &tally, &interrupt).await {
                     writer.idle.lock().push_back(object);
                 }
             });
@@ -344,8 +345,14 @@ impl LoadWriter {
         while under_way.join_next().await.is_some() {}
     }
 
-    /// One write; whether it is known to have been done.
-    async fn write(&self, object: u16, tally: &RoundTally, interrupt: &CancellationToken) -> bool {
+    /// Does the write that was due at a moment. Returns `true` if it is known to have been done.
+    async fn write(
+        &self,
+        object: u16,
+        due: Instant,
+        tally: &RoundTally,
+        interrupt: &CancellationToken,
+    ) -> bool {
         let (Some(entry), Some(path)) = (
             self.ledger.objects.get(usize::from(object)),
             self.ledger.path(object),
@@ -353,7 +360,6 @@ impl LoadWriter {
             return false;
         };
         let sequence = entry.confirmed.load(Ordering::Acquire) + 1;
-        let started = Instant::now();
         let stamp = Stamp {
             run: self.run,
             object,
@@ -369,7 +375,8 @@ impl LoadWriter {
                 .await
             {
                 Ok(()) => {
-                    tally.writes.add(started.elapsed(), body.len() as u64);
+                    // A stalled server would hide the writes that it delayed otherwise.
+                    tally.writes.add(due.elapsed(), body.len() as u64);
                     entry.confirmed.store(sequence, Ordering::Release);
                     return true;
                 }
