@@ -66,7 +66,7 @@ pub(crate) fn run(folder: &Path) -> anyhow::Result<()> {
         counter
             .incoming()
             .flatten()
-            .for_each(|asked| drop(tell(asked)));
+            .for_each(|asked| drop(send_counts(asked)));
     });
     watershed_connect::install_crypto();
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -93,7 +93,7 @@ pub(crate) fn run(folder: &Path) -> anyhow::Result<()> {
 }
 
 /// Answers without an allocation of its own.
-fn tell(mut asked: TcpStream) -> std::io::Result<()> {
+fn send_counts(mut asked: TcpStream) -> std::io::Result<()> {
     let mut what = [0];
     asked.read_exact(&mut what)?;
     if what[0] == PLANT {

@@ -143,18 +143,21 @@ impl Connection {
 
     /// Reads an answer and throws it away as it comes. Returns its length.
     pub(crate) async fn swallow(&self, path: &str) -> anyhow::Result<usize> {
-        let mut body = self.get(path).await?.into_body();
-        let mut length = 0;
-        while let Some(frame) = body.frame().await {
-            length += frame?.data_ref().map_or(0, Bytes::len);
-        }
-        ensure!(length > 0, "{path}: an empty answer");
-        Ok(length)
+        drain(path, self.get(path).await?).await
     }
 
     /// Reads a watch up to the end of its first state, and leaves it. Returns the bytes until then.
     pub(crate) async fn swallow_initial(&self, path: &str) -> anyhow::Result<usize> {
-        let answer = self.get(path).await?;
+        self.drain_initial(path, self.get(path).await?).await
+    }
+
+    /// Reads an answered watch up to the end of its first state, and leaves it. Returns the bytes
+    /// until then.
+    pub(crate) async fn drain_initial(
+        &self,
+        path: &str,
+        answer: Response<Incoming>,
+    ) -> anyhow::Result<usize> {
         self.form.expect(answer.headers())?;
         let (mut body, mut reader, mut length) = (answer.into_body(), Reader::new(self.form), 0);
         while !reader.ended() {
@@ -170,4 +173,14 @@ impl Connection {
         }
         Ok(length)
     }
+}
+
+/// Reads the body of an answer and throws it away as it comes. Returns its length.
+pub(crate) async fn drain(path: &str, answer: Response<Incoming>) -> anyhow::Result<usize> {
+    let (mut body, mut length) = (answer.into_body(), 0);
+    while let Some(frame) = body.frame().await {
+        length += frame?.data_ref().map_or(0, Bytes::len);
+    }
+    ensure!(length > 0, "{path}: an empty answer");
+    Ok(length)
 }

@@ -1,19 +1,19 @@
 //! Consistent reads: how long they take, and what they cost upstream.
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use anyhow::{Context as _, ensure};
+use anyhow::Context as _;
 use futures_util::future::try_join_all;
 use http::Method;
 use http_body_util::BodyExt as _;
-use parking_lot::Mutex;
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::Args;
 use crate::client::{Connection, Endpoint};
 use crate::form::Form;
+use crate::paced::{Waits, open_loop};
 use crate::servers::{Kind, Server, Servers};
 use crate::table::Table;
 use crate::upstream::node_name;
@@ -57,28 +57,44 @@ impl ConsistentRead {
         }
     }
 
-    /// Sends the `number`th request and reads its answer. Returns the time to wait before the next
-    /// one, from the begin of this one.
-    async fn send(
-        &self,
-        connection: &Connection,
-        number: usize,
-        clients: usize,
-    ) -> anyhow::Result<Duration> {
+    /// Reads for `length`: at [`GETS`] whatever the answers take, or with one request after the
+    /// other on each connection. Returns the times of the requests.
+    async fn read_on(&self, connections: &[Connection], length: Duration) -> anyhow::Result<Waits> {
         match self {
             Self::List(path) => {
-                connection.swallow(path).await?;
+                let read = async |connection: &Connection| connection.swallow(path).await;
+                closed_loop(connections, length, read).await
             }
             Self::WatchList(path) => {
-                connection.swallow_initial(path).await?;
+                let read = async |connection: &Connection| connection.swallow_initial(path).await;
+                closed_loop(connections, length, read).await
             }
             Self::Gets(paths) => {
-                connection.swallow(&paths[number % paths.len()]).await?;
-                return Ok(Duration::from_secs_f64(clients as f64 / GETS));
+                let path = |number: usize| paths[number % paths.len()].clone();
+                open_loop(connections, GETS, length, path).await
             }
         }
-        Ok(Duration::ZERO)
     }
+}
+
+/// Reads on all connections for `length`, on each as soon as the answer before is there.
+async fn closed_loop(
+    connections: &[Connection],
+    length: Duration,
+    read: impl AsyncFn(&Connection) -> anyhow::Result<usize>,
+) -> anyhow::Result<Waits> {
+    let end = Instant::now() + length;
+    let read = &read;
+    let clients = connections.iter().map(|connection| async move {
+        let mut millis = Vec::new();
+        while Instant::now() < end {
+            let start = Instant::now();
+            read(connection).await?;
+            millis.push(start.elapsed().as_secs_f64() * 1e3);
+        }
+        anyhow::Ok(millis)
+    });
+    Waits::of(try_join_all(clients).await?.concat())
 }
 
 fn cases(args: &Args, servers: &Servers) -> Vec<Case> {
@@ -150,19 +166,19 @@ pub(crate) async fn all(
                 continue;
             }
             eprintln!("{name} …");
-            for round in 0..=args.rounds {
+            for number in 0..=args.rounds {
                 for server in servers
                     .measured
                     .iter()
                     .filter(|server| !matches!(server.kind, Kind::Limit | Kind::OwnJson))
                 {
-                    let ran = case
+                    let round = case
                         .run(args, servers, server, clients, connections)
                         .await
                         .with_context(|| format!("{name}, {}", server.kind.name()))?;
                     // The first round opens caches and connections.
-                    if round > 0 {
-                        ran.add_to(table, &name, server.kind);
+                    if number > 0 {
+                        round.add_to(table, &name, server.kind);
                     }
                 }
             }
@@ -172,28 +188,37 @@ pub(crate) async fn all(
 }
 
 /// Result of one round.
-struct Ran {
-    /// Milliseconds, sorted.
-    took: Vec<f64>,
+struct ConsistentRound {
+    waits: Waits,
     upstream: u64,
     /// CPU time of the real API server beyond what it spends without the reads. The simulated one
     /// has no figure for it.
     cpu: Option<Duration>,
+    /// Writes a second to a busy type.
+    writes: Option<f64>,
 }
 
-impl Ran {
-    fn percentile(&self, share: usize) -> f64 {
-        self.took[(self.took.len() - 1) * share / 100]
-    }
-
+impl ConsistentRound {
     fn add_to(&self, table: &mut Table, name: &str, kind: Kind) {
-        for (what, share) in [("median", 50), ("p99", 99)] {
-            let row = format!("{name}: {what}");
-            table.add(&row, "ms", true, kind, self.percentile(share));
+        let figures = [
+            ("median", Some(self.waits.percentile(50))),
+            ("p99", self.waits.p99()),
+        ];
+        for (what, millis) in figures {
+            if let Some(millis) = millis {
+                table.add(&format!("{name}: {what}"), "ms", true, kind, millis);
+            }
+        }
+        if !self.waits.kept_up {
+            let remark = format!("{name}: {} did not keep up with {GETS}/s", kind.name());
+            table.remarks.push(remark);
+        }
+        if let Some(rate) = self.writes {
+            table.add(&format!("{name}: writes"), "1 / s", false, kind, rate);
         }
         if let Some(cpu) = self.cpu {
             let row = format!("{name}: CPU at upstream");
-            let each = cpu.as_secs_f64() * 1e3 / self.took.len() as f64;
+            let each = cpu.as_secs_f64() * 1e3 / self.waits.len() as f64;
             table.add(&row, "ms / read", true, kind, each);
         }
         if kind == Kind::Proxy {
@@ -204,7 +229,7 @@ impl Ran {
     }
 
     fn upstream_per_thousand(&self) -> f64 {
-        self.upstream as f64 * 1e3 / self.took.len() as f64
+        self.upstream as f64 * 1e3 / self.waits.len() as f64
     }
 }
 
@@ -216,7 +241,7 @@ impl Case {
         server: &Server,
         clients: usize,
         connections: usize,
-    ) -> anyhow::Result<Ran> {
+    ) -> anyhow::Result<ConsistentRound> {
         let mut open = Vec::new();
         for number in 0..clients {
             let connection = if number < connections {
@@ -226,30 +251,14 @@ impl Case {
             };
             open.push(connection);
         }
-        let _writes = self.writes(args, servers).await?;
+        let writes = self.writes(args, servers).await?;
         sleep(OTHERS).await;
         let unread = servers.upstream.share_of_cpu(args.length() / 2).await?;
         let before = asked(&servers.upstream.endpoint, self.resource).await?;
         let cpu_before = servers.upstream.cpu_time()?;
-        let took = Arc::new(Mutex::new(Vec::new()));
-        let number = Arc::new(AtomicUsize::new(0));
-        let began = Instant::now();
-        let end = began + args.length();
-        let count = open.len();
-        let clients = open.into_iter().map(|connection| {
-            let (took, number) = (Arc::clone(&took), Arc::clone(&number));
-            async move {
-                while Instant::now() < end {
-                    let start = Instant::now();
-                    let number = number.fetch_add(1, Ordering::Relaxed);
-                    let pause = self.read.send(&connection, number, count).await?;
-                    took.lock().push(start.elapsed().as_secs_f64() * 1e3);
-                    sleep_until(start + pause).await;
-                }
-                anyhow::Ok(())
-            }
-        });
-        try_join_all(clients).await?;
+        let (began, written) = (Instant::now(), writes.count());
+        let waits = self.read.read_on(&open, args.length()).await?;
+        let rate = (writes.count() - written) as f64 / began.elapsed().as_secs_f64();
         let cpu_after = servers.upstream.cpu_time()?;
         let cpu = cpu_after.zip(cpu_before);
         let cpu = cpu.map(|(after, before)| {
@@ -257,22 +266,17 @@ impl Case {
             after.saturating_sub(before).saturating_sub(of_others)
         });
         let upstream = asked(&servers.upstream.endpoint, self.resource).await? - before;
-        let mut took = std::mem::take(&mut *took.lock());
-        ensure!(!took.is_empty(), "{}: nothing was read", self.name);
-        took.sort_unstable_by(f64::total_cmp);
-        Ok(Ran {
-            took,
+        writes.stop().await?;
+        Ok(ConsistentRound {
+            waits,
             upstream,
             cpu,
+            writes: self.busy.then_some(rate),
         })
     }
 
-    /// Writes at upstream until the handle is dropped.
-    async fn writes(
-        &self,
-        args: &Args,
-        servers: &Servers,
-    ) -> anyhow::Result<AbortOnDropHandle<()>> {
+    /// Starts the writes at upstream.
+    async fn writes(&self, args: &Args, servers: &Servers) -> anyhow::Result<Writes> {
         let (every, paths) = if self.busy {
             (
                 Duration::from_secs_f64(1.0 / args.rate),
@@ -287,22 +291,54 @@ impl Case {
             (OTHERS, Arc::new(vec![other.to_owned()]))
         };
         let connection = servers.upstream.endpoint.connect(false).await?;
-        Ok(AbortOnDropHandle::new(tokio::spawn(async move {
-            loop {
-                let number = WRITES.fetch_add(1, Ordering::Relaxed);
-                let body =
-                    format!(r#"{{"metadata":{{"annotations":{{"bench/number":"{number}"}}}}}}"#);
-                let body = Some(("application/merge-patch+json", body.into()));
-                let path = &paths[usize::try_from(number).unwrap_or(0) % paths.len()];
-                let Ok(answer) = connection.send(Method::PATCH, path, body).await else {
-                    return;
-                };
-                if answer.into_body().collect().await.is_err() {
-                    return;
-                }
-                sleep(every).await;
-            }
-        })))
+        let count = Arc::new(AtomicU64::new(0));
+        let writing = write_on(connection, paths, every, Arc::clone(&count));
+        Ok(Writes {
+            count,
+            task: AbortOnDropHandle::new(tokio::spawn(writing)),
+        })
+    }
+}
+
+/// Writes that go on until this is dropped.
+struct Writes {
+    count: Arc<AtomicU64>,
+    task: AbortOnDropHandle<anyhow::Result<()>>,
+}
+
+impl Writes {
+    fn count(&self) -> u64 {
+        self.count.load(Ordering::Relaxed)
+    }
+
+    /// Ends the writes. It is an error if one of them has failed before.
+    async fn stop(self) -> anyhow::Result<()> {
+        if self.task.is_finished() {
+            let ended = self.task.await.context("the task of the writes failed")?;
+            ended.context("a write meanwhile failed")?;
+        }
+        Ok(())
+    }
+}
+
+/// Writes for ever, each time an interval after the last write was due.
+async fn write_on(
+    connection: Connection,
+    paths: Arc<Vec<String>>,
+    every: Duration,
+    count: Arc<AtomicU64>,
+) -> anyhow::Result<()> {
+    let mut due = Instant::now();
+    loop {
+        let number = WRITES.fetch_add(1, Ordering::Relaxed);
+        let body = format!(r#"{{"metadata":{{"annotations":{{"bench/number":"{number}"}}}}}}"#);
+        let body = Some(("application/merge-patch+json", body.into()));
+        let path = &paths[usize::try_from(number).unwrap_or(0) % paths.len()];
+        let answer = connection.send(Method::PATCH, path, body).await?;
+        answer.into_body().collect().await?;
+        count.fetch_add(1, Ordering::Relaxed);
+        due += every;
+        sleep_until(due).await;
     }
 }
 

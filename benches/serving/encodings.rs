@@ -58,11 +58,20 @@ struct SpentCpu {
     /// The part of it that serves watches, by kube-apiserver's own profile.
     watches: f64,
     proxy: f64,
+    /// False if events came later than the profile expects.
+    kept_up: bool,
 }
 
 impl SpentCpu {
     /// Adds what an event costs kube-apiserver more than the write `alone`.
     fn add_to(self, table: &mut Table, kind: Kind, alone: Self) {
+        if !(self.kept_up && alone.kept_up) {
+            table.remarks.push(format!(
+                "encodings: writes did not keep up with their rate before {}: some CPU in watches \
+                 is not in the profile",
+                kind.name()
+            ));
+        }
         let more = self.upstream - alone.upstream;
         add(table, "kube-apiserver's CPU", kind, more);
         let more = self.watches - alone.watches;
@@ -110,18 +119,19 @@ async fn written(args: &Args, servers: &Servers, proxy: Option<u32>) -> anyhow::
         profiled.as_secs_f64().ceil() as u64,
     );
     let events = async {
-        let events = paced(&session, args.rate, args.length()).await?;
+        let emitted = paced(&session, args.rate, args.length()).await?;
         sleep(SETTLE).await;
-        anyhow::Ok(events)
+        anyhow::Ok(emitted)
     };
-    let (watches, events) = tokio::try_join!(watches, events)?;
+    let (watches, emitted) = tokio::try_join!(watches, events)?;
     let after = spent()?;
     let spent = [0, 1].map(|at: usize| after[at].saturating_sub(before[at]));
-    let each = |spent: Duration| spent.as_secs_f64() / events as f64;
+    let each = |spent: Duration| spent.as_secs_f64() / emitted.events as f64;
     Ok(SpentCpu {
         upstream: each(spent[0]),
         watches: each(watches),
         proxy: each(spent[1]),
+        kept_up: emitted.kept_up,
     })
 }
 

@@ -14,6 +14,7 @@ use watershed_lab::process::cpu_time;
 
 use crate::Args;
 use crate::client::Connection;
+use crate::paced::{Waits, keeps_up};
 use crate::servers::{ALL_PODS, Kind, Server, Servers, node_pods};
 use crate::stamp::{STAMP, STAMP_DIGITS};
 use crate::table::Table;
@@ -101,8 +102,10 @@ struct Outcome {
     events: u64,
     delivered: u64,
     expected: u64,
-    /// Microseconds from the write to each delivery, sorted.
+    /// Microseconds from when the write was due to each delivery.
     delays: Vec<u32>,
+    /// Writes at a rate were done soon after they were due.
+    kept_up: bool,
 }
 
 impl Fan {
@@ -208,7 +211,15 @@ impl Fan {
             delivered,
             expected,
             delays,
+            kept_up,
         } = self.run(server, watchers, args.length()).await?;
+        if !kept_up {
+            table.remarks.push(format!(
+                "{}: writes did not keep up with their rate before {}",
+                self.name,
+                kind.name()
+            ));
+        }
         if delivered < expected {
             table.remarks.push(format!(
                 "{}: {} lost {} of {expected} deliveries",
@@ -228,11 +239,16 @@ impl Fan {
         table.add(&self.name, "µs CPU / delivery", true, kind, each);
         match self.pace {
             Pace::Rate(_) => {
-                for (what, share) in [("median", 50), ("p99", 99)] {
+                let millis = delays.iter().map(|micros| f64::from(*micros) / 1e3);
+                let delays = Waits::of(millis.collect()).context("no delivery had a stamp")?;
+                for (what, millis) in [
+                    ("median", Some(delays.percentile(50))),
+                    ("p99", delays.p99()),
+                ] {
                     let name = format!("{}: {what} after {}", self.name, self.since);
-                    let micros = delays.get(delays.len() * share / 100);
-                    let micros = micros.context("no delivery had a stamp")?;
-                    table.add(&name, "ms", true, kind, f64::from(*micros) / 1e3);
+                    if let Some(millis) = millis {
+                        table.add(&name, "ms", true, kind, millis);
+                    }
                 }
             }
             Pace::Flood => {
@@ -261,13 +277,16 @@ impl Fan {
         seen.delays.lock().clear();
         let first = seen.events.load(Ordering::Acquire);
         let (start, before) = (Instant::now(), cpu_time(server.pid)?);
-        let events = match self.pace {
-            Pace::Rate(rate) => paced(&session, rate, length).await?,
+        let (events, kept_up) = match self.pace {
+            Pace::Rate(rate) => {
+                let emitted = paced(&session, rate, length).await?;
+                (emitted.events, emitted.kept_up)
+            }
             Pace::Flood => {
-                flood(&session, length, |emitted| {
+                let events = flood(&session, length, |emitted| {
                     fan * emitted <= seen.events.load(Ordering::Acquire) - first + fan * AHEAD
-                })
-                .await?
+                });
+                (events.await?, true)
             }
         };
         let expected = events * fan;
@@ -293,26 +312,40 @@ impl Fan {
             events,
             delivered,
             expected,
-            delays: seen.delays(),
+            delays: std::mem::take(&mut *seen.delays.lock()),
+            kept_up,
         })
     }
 }
 
-/// Writes at a steady rate, whatever a write takes. Returns how many events there were.
+/// Events at a rate.
+pub(crate) struct Emitted {
+    pub(crate) events: u64,
+    /// The last write was done soon after it was due.
+    pub(crate) kept_up: bool,
+}
+
+/// Writes at a steady rate, of which [`WRITERS`] writes at a time may be behind.
 pub(crate) async fn paced(
     session: &Session<'_>,
     rate: f64,
     length: Duration,
-) -> anyhow::Result<u64> {
+) -> anyhow::Result<Emitted> {
     let wanted = (rate * length.as_secs_f64()).ceil() as u32;
-    let start = Instant::now();
+    let (start, start_micros) = (Instant::now(), micros());
     let writes = (0..wanted).map(|number| async move {
-        sleep_until(start + Duration::from_secs_f64(f64::from(number) / rate)).await;
-        session.emit().await
+        let due = Duration::from_secs_f64(f64::from(number) / rate);
+        sleep_until(start + due).await;
+        session
+            .emit_due(start_micros + due.as_micros() as u64)
+            .await
     });
     let writes = futures_util::stream::iter(writes).buffer_unordered(WRITERS);
     writes.try_for_each(|()| std::future::ready(Ok(()))).await?;
-    Ok(wanted.into())
+    Ok(Emitted {
+        events: wanted.into(),
+        kept_up: keeps_up(start.elapsed(), length),
+    })
 }
 
 /// Writes as fast as `may_go_on` allows. Returns how many events there were.
@@ -362,13 +395,6 @@ impl Seen {
             }
         }
         last - first
-    }
-
-    /// Takes the delays, sorted.
-    fn delays(&self) -> Vec<u32> {
-        let mut delays = std::mem::take(&mut *self.delays.lock());
-        delays.sort_unstable();
-        delays
     }
 }
 

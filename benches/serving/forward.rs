@@ -14,7 +14,7 @@ use crate::Args;
 use crate::client::Endpoint;
 use crate::limit::{LOG, LOG_BYTES, RATE};
 use crate::paced::open_loop;
-use crate::servers::{ALL_PODS, Kind, Running, Servers, tell};
+use crate::servers::{ALL_PODS, Kind, Running, Servers, set_answer};
 use crate::table::Table;
 use crate::work::{SETTLE, WARM_UP, expect_source};
 use watershed_lab::process::cpu_time;
@@ -81,7 +81,7 @@ pub(crate) async fn all(
     };
     let json = HeaderMap::from_iter([(http::header::CONTENT_TYPE, "application/json".parse()?)]);
     if wanted(&names.get) {
-        tell(&hop.origin, &json, servers.object.clone(), None).await?;
+        set_answer(&hop.origin, &json, servers.object.clone(), None).await?;
         hop.small(args, servers, table, &names.get).await?;
     }
     if wanted(&names.list) {
@@ -96,7 +96,7 @@ pub(crate) async fn all(
             path: "/api/v1/pods",
             length: Some(list.len()),
         };
-        tell(&hop.origin, &json, list, None).await?;
+        set_answer(&hop.origin, &json, list, None).await?;
         hop.large(args, table, &answer).await?;
     }
     if wanted(&names.log) {

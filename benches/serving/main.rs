@@ -251,6 +251,11 @@ async fn run(args: &Args) -> anyhow::Result<()> {
         args.seconds,
         if args.http1 { "HTTP/1.1" } else { "HTTP/2" }
     );
+    if let Err(error) = &outcome {
+        table
+            .remarks
+            .push(format!("the run ended early: {error:#}"));
+    }
     println!("{}", table.text(&kinds));
     for remark in &table.remarks {
         println!("- {remark}");

@@ -13,7 +13,7 @@ use crate::Args;
 use crate::client::{Connection, Endpoint};
 use crate::fan::{STREAMS, Watchers};
 use crate::form::Form;
-use crate::servers::{ALL_PODS, Kind, Servers, tell};
+use crate::servers::{ALL_PODS, Kind, Servers, set_answer};
 use crate::table::Table;
 use crate::work::{SETTLE, expect_source};
 
@@ -230,7 +230,7 @@ pub(crate) async fn peak_of_slow_lists(
             Kind::Limit | Kind::KubeApiserver => (server.pid, server.endpoint.clone()),
         };
         if server.kind == Kind::Limit {
-            tell(&endpoint, &head.headers, body.clone(), None).await?;
+            set_answer(&endpoint, &head.headers, body.clone(), None).await?;
         }
         let readers = SlowReaders {
             pid,

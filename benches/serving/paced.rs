@@ -7,7 +7,7 @@ use tokio::task::JoinSet;
 
 use crate::client::Connection;
 
-/// All answers are in so long after the last request, or a tenth of the whole time, if everybody
+/// Everything is done so long after the last of it was due, or a tenth of the whole time, if everybody
 /// kept up.
 const LATE: Duration = Duration::from_millis(100);
 
@@ -36,6 +36,11 @@ impl Waits {
 
     pub(crate) fn mean(&self) -> f64 {
         self.sorted.iter().sum::<f64>() / self.len() as f64
+    }
+
+    /// Returns the 99th percentile; `None` of fewer values than it needs to be one of them.
+    pub(crate) fn p99(&self) -> Option<f64> {
+        (self.len() >= 100).then(|| self.percentile(99))
     }
 
     /// So many of a hundred took no longer.
@@ -91,9 +96,13 @@ pub(crate) async fn open_loop(
         "{} of {wanted} requests were answered",
         millis.len()
     );
-    let kept_up = start.elapsed() < length + length.max(LATE * 10) / 10;
     Ok(Waits {
-        kept_up,
+        kept_up: keeps_up(start.elapsed(), length),
         ..Waits::of(millis)?
     })
+}
+
+/// Returns `true` if work that was due over `length` was done soon after that.
+pub(crate) fn keeps_up(took: Duration, length: Duration) -> bool {
+    took < length + length.max(LATE * 10) / 10
 }

@@ -12,7 +12,7 @@ use crate::limit::{LOG, LOG_BYTES, Planted, WAIT};
 use crate::memory::SlowReaders;
 use crate::paced::open_loop;
 use crate::profile::{Function, Line, Location, Profile, Sample};
-use crate::servers::{Running, limit, tell};
+use crate::servers::{Running, limit, set_answer};
 
 /// A list whose memory is measured.
 const LIST: usize = 4 << 20;
@@ -137,7 +137,7 @@ async fn memory(server: &Running) -> anyhow::Result<()> {
     let mut shares = Vec::new();
     // The second copy must show although the allocator has kept memory of the first.
     for planted in [None, Some(Planted::Copy), Some(Planted::Copy)] {
-        tell(&server.endpoint, &HeaderMap::new(), list.clone(), planted).await?;
+        set_answer(&server.endpoint, &HeaderMap::new(), list.clone(), planted).await?;
         shares.push(readers.growth().await? * 100.0);
     }
     println!(
@@ -167,7 +167,7 @@ async fn times(server: &Running) -> anyhow::Result<()> {
     }
     let wait = WAIT.as_secs_f64() * 1e3;
     for planted in [Planted::Wait, Planted::Queue] {
-        tell(
+        set_answer(
             &server.endpoint,
             &HeaderMap::new(),
             Bytes::from_static(b"{}"),
@@ -223,7 +223,7 @@ async fn form(server: &Running) -> anyhow::Result<()> {
             Form::Json
         };
         coding.map(|coding| head.insert(header::CONTENT_ENCODING, coding));
-        tell(&server.endpoint, &head, body.clone(), None).await?;
+        set_answer(&server.endpoint, &head, body.clone(), None).await?;
         for form in forms {
             let answer = server
                 .endpoint

@@ -5,13 +5,15 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use bytes::BytesMut;
-use http::Method;
+use http::{Method, Response};
 use http_body_util::BodyExt as _;
+use hyper::body::Incoming;
 use tokio::time::{Instant, sleep};
 
 use crate::Args;
+use crate::client::drain;
 use crate::form::{Form, Reader};
-use crate::servers::{ALL_PODS, Kind, Server, Servers, node_pods, tell};
+use crate::servers::{ALL_PODS, Kind, Server, Servers, node_pods, set_answer};
 use crate::table::Table;
 use crate::upstream::{NAMESPACES, SHARDS};
 use crate::work::{SETTLE, WARM_UP, expect_source};
@@ -253,6 +255,24 @@ impl Reads {
         Ok(answer.status().is_success() && self.form.is_of(answer.headers()))
     }
 
+    /// Checks the source and the encoding of an answer. Returns its encoding.
+    fn check_head(&self, server: &Server, answer: &Response<Incoming>) -> anyhow::Result<Form> {
+        if server.kind.is_proxy() {
+            expect_source(answer, self.source)?;
+        }
+        if self.form.is_of(answer.headers()) {
+            return Ok(self.form);
+        }
+        // Little is sent as it is.
+        ensure!(
+            self.pods < 100,
+            "{} came as {:?}",
+            self.name,
+            answer.headers()
+        );
+        Ok(Form::Json)
+    }
+
     /// Reads one answer and checks it. Returns its head and its bytes as they came.
     async fn look(
         &self,
@@ -261,22 +281,8 @@ impl Reads {
     ) -> anyhow::Result<(http::HeaderMap, BytesMut)> {
         let connection = server.endpoint.connect(args.http1).await?.asking(self.form);
         let answer = connection.get(&(self.path)(0)).await?;
-        if server.kind.is_proxy() {
-            expect_source(&answer, self.source)?;
-        }
+        let form = self.check_head(server, &answer)?;
         let (head, mut body) = answer.into_parts();
-        // Little is sent as it is.
-        let form = if self.form.is_of(&head.headers) {
-            self.form
-        } else {
-            Form::Json
-        };
-        ensure!(
-            form == self.form || self.pods < 100,
-            "{} came as {:?}",
-            self.name,
-            head.headers
-        );
         let (mut reader, mut bytes) = (Reader::counting(form), BytesMut::new());
         while let Some(frame) = body.frame().await {
             let frame = frame?;
@@ -311,7 +317,7 @@ impl Reads {
             .measured
             .iter()
             .find(|server| server.kind == Kind::Limit);
-        tell(
+        set_answer(
             &limit.context("no limit server")?.endpoint,
             &head,
             bytes.freeze(),
@@ -335,9 +341,11 @@ impl Reads {
             while Instant::now() < end {
                 let number = done.fetch_add(1, Ordering::Relaxed);
                 let path = (self.path)(number);
+                let answer = connection.get(&path).await?;
+                self.check_head(server, &answer)?;
                 match self.end {
-                    End::Body => connection.swallow(&path).await?,
-                    End::Mark => connection.swallow_initial(&path).await?,
+                    End::Body => drain(&path, answer).await?,
+                    End::Mark => connection.drain_initial(&path, answer).await?,
                 };
             }
             anyhow::Ok(())

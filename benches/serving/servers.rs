@@ -245,7 +245,7 @@ impl Servers {
         let pods = connection.fetch(ALL_PODS).await?;
         let version = upstream::version(&pods).context("a list without a version")?;
         let json = HeaderMap::from_iter([(header::CONTENT_TYPE, "application/json".parse()?)]);
-        tell(&origin.endpoint, &json, pods, None).await?;
+        set_answer(&origin.endpoint, &json, pods, None).await?;
         let proxy = proxy("following-proxy", args, &folder, &kubeconfig, token, &[])?;
         let connection = proxy.endpoint.connect(false).await?;
         while expect_source(&connection.get(ALL_PODS).await?, "snapshot").is_err() {
@@ -366,7 +366,7 @@ fn write_kubeconfig(
 }
 
 /// Makes a limit server give this answer to every read from now on.
-pub(crate) async fn tell(
+pub(crate) async fn set_answer(
     limit: &Endpoint,
     head: &HeaderMap,
     body: Bytes,

@@ -243,8 +243,8 @@ pub(crate) fn version(object: &[u8]) -> Option<u64> {
 }
 
 /// Returns the time as a stamp.
-fn stamp() -> String {
-    format!("{:0STAMP_DIGITS$}", micros())
+fn stamp(micros: u64) -> String {
+    format!("{micros:0STAMP_DIGITS$}")
 }
 
 impl Template {
@@ -270,7 +270,7 @@ impl Template {
 
     /// Makes the frame of this moment.
     fn frame(&self, version: u64) -> Vec<u8> {
-        let (version, stamp) = (version.to_string(), stamp());
+        let (version, stamp) = (version.to_string(), stamp(micros()));
         let pieces: [&[u8]; 5] = [
             &self.before,
             version.as_bytes(),
@@ -328,10 +328,16 @@ impl Writer {
 impl Session<'_> {
     /// Makes one event.
     pub(crate) async fn emit(&self) -> anyhow::Result<()> {
+        self.emit_due(micros()).await
+    }
+
+    /// Makes one event that was due at a moment, which is its stamp if it is a write. Frames are
+    /// handed over one by one, so their stamps are the moments of that.
+    pub(crate) async fn emit_due(&self, due: u64) -> anyhow::Result<()> {
         let number = self.writer.written.fetch_add(1, Ordering::Relaxed);
         match &self.writer.how {
             How::Patch(paths) => {
-                let stamp = stamp();
+                let stamp = stamp(due);
                 let body =
                     format!(r#"{{"metadata":{{"annotations":{{"bench/stamp":"{stamp}"}}}}}}"#);
                 let path = &paths[number % paths.len()];
