@@ -3,8 +3,15 @@
 //! It plays kube-apiserver's read path (list, get, watch, discovery, reviews) closely enough that
 //! the proxy can't tell, and counts what it is asked for. The demo and the tests put the proxy in
 //! front of it. JSON, and ConfigMaps in protobuf with [`Options::protobuf`]: an Accept header that
-//! lists nothing else is refused with 406. Not imitated: admission, defaulting, finalizers,
-//! graceful deletion, server-side apply, Table output, gzip of gets and lists.
+//! lists nothing else is refused with 406.
+//!
+//! Not imitated:
+//! - admission, defaulting, finalizers, graceful deletion, server-side apply, subresources;
+//! - Table output, gzip of gets and lists, HEAD of custom types (it is refused here);
+//! - the order of media types of one quality in an Accept header, of which upstream prefers the
+//!   specific ones;
+//! - the end of watches that are too slow for the queue of their events;
+//! - 429 while the watch caches fill after a restart.
 //!
 //! ```no_run
 //! # use watershed_lab::sim::{Options, SimulatedServer};
