@@ -45,23 +45,22 @@ pub(crate) async fn get(
     shape: AnswerShape,
 ) -> Result<Bytes, Failure> {
     let kind = &KINDS[index];
-    let wanted = query
-        .version_number()
-        .map_err(|e| Failure::new(500, "", e))?;
-    if !simulation
-        .state
-        .reached(wanted, simulation.options.fresh_timeout)
-        .await
-    {
-        return Err(Failure::too_large(
-            wanted,
-            simulation.state.view(index).version,
-        ));
-    }
-    let object = simulation
-        .state
-        .get(index, &key(kind, namespace, name))
-        .ok_or_else(|| Failure::not_found(kind, name))?;
+    let wanted = query.version_number().map_err(|why| {
+        if kind.has_watch_cache {
+            Failure::new(500, "", why)
+        } else {
+            Failure::bad_request(format!("invalid resource version: {why}"))
+        }
+    })?;
+    simulation.reach(index, wanted).await?;
+    let at = key(kind, namespace, name);
+    let object = if query.version.is_some() {
+        let view = simulation.view_from(index, wanted);
+        view.objects.get(at.as_str()).cloned()
+    } else {
+        simulation.state.get(index, &at)
+    };
+    let object = object.ok_or_else(|| Failure::not_found(kind, name))?;
     let body = match shape {
         AnswerShape::Message => {
             let message = message::config_map(&object.bytes);
@@ -99,9 +98,12 @@ pub(crate) async fn list(
             "specifying resource version is not allowed when using continue",
         ));
     }
-    let (source, mut limit) = decide(query, token.as_ref(), filter.pins_name(kind))?;
-    if any_version {
-        // The watch cache serves the whole list, however small the page that was asked for.
+    let pinned = filter.pins_name(kind);
+    let (source, mut limit) = decide(query, token.as_ref(), pinned)?;
+    let is_single_key = pinned && token.is_none();
+    if is_single_key || (any_version && kind.has_watch_cache) {
+        // The watch cache serves the whole list, however small the page that was asked for, and
+        // the read of a single key is no page.
         limit = 0;
     }
     let view = view(simulation, index, source, token.as_ref()).await?;
@@ -188,30 +190,15 @@ async fn view(
     token: Option<&PageToken>,
 ) -> Result<TypeView, Failure> {
     let state = &simulation.state;
-    let reach = async |version| {
-        if state
-            .reached(version, simulation.options.fresh_timeout)
-            .await
-        {
-            Ok(())
-        } else {
-            Err(Failure::too_large(version, state.view(index).version))
-        }
-    };
     match source {
         ListState::Consistent => Ok(state.fresh_view(index)),
         ListState::Any => Ok(simulation.cached_view(index)),
         ListState::NotOlderThan(version) => {
-            reach(version).await?;
-            let view = simulation.cached_view(index);
-            Ok(if view.version < version {
-                state.fresh_view(index)
-            } else {
-                view
-            })
+            simulation.reach(index, version).await?;
+            Ok(simulation.view_from(index, version))
         }
         ListState::Exact(version) => {
-            reach(version).await?;
+            simulation.reach(index, version).await?;
             state.exact_view(index, version).ok_or_else(|| match token {
                 None => Failure::expired_list(),
                 Some(token) => Failure::expired_token(
@@ -262,7 +249,8 @@ fn page(
     if remaining > 0 {
         let last = last.map_or(start, |k| k);
         // The watch cache writes a slash in front. etcd's own tokens have none.
-        let start = format!("/{}\0", &last[prefix.len()..]);
+        let slash = if kind.has_watch_cache { "/" } else { "" };
+        let start = format!("{slash}{}\0", &last[prefix.len()..]);
         let version = i64::try_from(view.version).unwrap_or(-1);
         metadata.token = Some(
             PageToken {

@@ -42,6 +42,8 @@ pub(crate) struct QueryParameters {
 pub(crate) struct ObjectFilter {
     /// Empty for all namespaces.
     pub(crate) namespace: String,
+    /// The name in the path of a watch; empty for all.
+    name: String,
     labels: LabelSelector,
     fields: FieldSelector,
 }
@@ -244,6 +246,7 @@ impl QueryParameters {
         }
         Ok(ObjectFilter {
             namespace: namespace.to_owned(),
+            name: String::new(),
             labels,
             fields,
         })
@@ -277,9 +280,25 @@ fn integer(text: &str) -> Result<i64, Failure> {
 }
 
 impl ObjectFilter {
+    /// Leaves out all objects but one, unless the name is empty.
+    ///
+    /// Source: apiserver `pkg/endpoints/handlers/get.go` (`ListResource`).
+    pub(crate) fn of_name(self, name: &str) -> Result<Self, Failure> {
+        let selected = self.fields.required_value("metadata.name");
+        if !name.is_empty() && selected.is_some_and(|selected| selected != name) {
+            let message = "fieldSelector metadata.name doesn't match requested name";
+            return Err(Failure::bad_request(message));
+        }
+        Ok(Self {
+            name: name.to_owned(),
+            ..self
+        })
+    }
+
     /// Returns `true` if the request selects an object.
     pub(crate) fn matches(&self, object: &super::object::SimulatedObject) -> bool {
         (self.namespace.is_empty() || !object.kind.namespaced || self.namespace == object.namespace)
+            && (self.name.is_empty() || self.name == object.field("metadata.name"))
             && self
                 .labels
                 .matches(|key| object.labels.get(key).map(String::as_str))

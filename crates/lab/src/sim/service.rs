@@ -15,9 +15,10 @@ use super::kinds::{KINDS, ResourceKind};
 use super::request::{AnswerShape, QueryParameters, RequestTarget};
 use super::simulation::Simulation;
 use super::status::Failure;
+use super::watch::StreamForm;
 use super::{discovery, kinds, list, watch, write};
 use crate::body::full_body;
-use watershed_protocol::{accepts_gzip, gzip_member};
+use watershed_protocol::accepts_gzip;
 
 /// The head of a request, as it came in.
 #[derive(Clone, Debug)]
@@ -246,29 +247,27 @@ impl SimulatorService {
         let simulation = &self.simulation;
         let shape = self.shape(headers, target, "")?;
         let query = query?;
-        let filter = query.filter(&KINDS[index], &target.attributes.namespace)?;
+        let filter = query
+            .filter(&KINDS[index], &target.attributes.namespace)?
+            .of_name(&target.attributes.name)?;
         let active = simulation.faults.active();
-        let compressed = simulation.options.compressed_watches
+        let is_gzip = simulation.options.compressed_watches
             && !active.plain_watches
             && watch::is_watch_list(&query, active.watch_list)
             && accepts_gzip(headers);
-        let body = watch::watch(Arc::clone(simulation), index, filter, &query, shape).await?;
+        let form = StreamForm { shape, is_gzip };
+        let body = watch::watch(Arc::clone(simulation), index, filter, &query, form).await?;
         let mut response = Response::new(body);
         let own = response.headers_mut();
         own.insert(
             header::CONTENT_TYPE,
             HeaderValue::from_static(shape.watch_media_type()),
         );
-        if !compressed {
-            return Ok(response);
+        if is_gzip {
+            own.insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+            own.insert(header::VARY, HeaderValue::from_static("Accept-Encoding"));
         }
-        own.insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
-        own.insert(header::VARY, HeaderValue::from_static("Accept-Encoding"));
-        // Each flush is a gzip member of its own.
-        Ok(response.map(|body| {
-            body.map_frame(|frame| frame.map_data(|data| gzip_member(&data)))
-                .boxed_unsync()
-        }))
+        Ok(response)
     }
 
     /// Returns the form of an answer to a read.

@@ -7,9 +7,11 @@ use parking_lot::RwLock;
 
 use super::access::AccessRules;
 use super::faults::Faults;
+use super::kinds::KINDS;
 use super::options::Options;
 use super::state::{ClusterState, TypeView};
 use super::stats::Stats;
+use super::status::Failure;
 
 /// The parts of the simulated API server that all requests work on.
 #[derive(Debug)]
@@ -42,8 +44,46 @@ impl Simulation {
         }
     }
 
+    /// Waits for a version, as the watch cache does. etcd is asked once only.
+    ///
+    /// # Errors
+    /// The version is not there yet.
+    pub(crate) async fn reach(&self, index: usize, version: u64) -> Result<(), Failure> {
+        if !KINDS[index].has_watch_cache {
+            let present = self.state.version();
+            return if version <= present {
+                Ok(())
+            } else {
+                Err(Failure::too_large_for_etcd(version, present))
+            };
+        }
+        if self
+            .state
+            .reached(version, self.options.fresh_timeout)
+            .await
+        {
+            Ok(())
+        } else {
+            let present = self.state.view(index).version;
+            Err(Failure::too_large(version, present))
+        }
+    }
+
+    /// Returns the state that reads get which accept any from a version on, once that is reached.
+    pub(crate) fn view_from(&self, index: usize, version: u64) -> TypeView {
+        let view = self.cached_view(index);
+        if view.version < version {
+            self.state.fresh_view(index)
+        } else {
+            view
+        }
+    }
+
     /// Returns the state that reads of any version get.
     pub(crate) fn cached_view(&self, index: usize) -> TypeView {
+        if !KINDS[index].has_watch_cache {
+            return self.state.fresh_view(index);
+        }
         match self.faults.active().behind_milliseconds {
             0 => self.state.view(index),
             by => self.state.view_behind(index, Duration::from_millis(by)),

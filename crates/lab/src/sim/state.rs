@@ -200,7 +200,7 @@ impl ClusterState {
         let mut inner = self.inner.write();
         let version = inner.version;
         for table in &mut inner.tables {
-            table.cache_version = version;
+            table.hear(version);
             table.forget(version);
         }
     }
@@ -265,7 +265,7 @@ impl ClusterState {
             let table = &mut inner.tables[index];
             table.objects = OrdMap::new();
             table.served = served;
-            table.cache_version = version;
+            table.hear(version);
             table.forget(version);
             version
         };
@@ -278,7 +278,7 @@ impl ClusterState {
             let mut inner = self.inner.write();
             let version = inner.version;
             for table in &mut inner.tables {
-                table.cache_version = version;
+                table.hear(version);
             }
             version
         };
@@ -392,7 +392,7 @@ impl ClusterState {
             let mut inner = self.inner.write();
             let version = inner.version;
             let table = &mut inner.tables[index];
-            let moved = std::mem::replace(&mut table.cache_version, version) != version;
+            let moved = table.hear(version);
             (table.view(), moved)
         };
         if moved {

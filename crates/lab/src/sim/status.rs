@@ -128,6 +128,15 @@ impl Failure {
             ))
     }
 
+    /// A version that etcd does not have yet. It is not waited for.
+    pub(crate) fn too_large_for_etcd(version: u64, current: u64) -> Self {
+        let message = format!("Timeout: Too large resource version: {version}, current: {current}");
+        Self::new(504, "Timeout", message).details(concat!(
+            r#"{"causes":[{"reason":"ResourceVersionTooLarge","#,
+            r#""message":"Too large resource version"}]}"#
+        ))
+    }
+
     /// An exact list from before the history.
     pub(crate) fn expired_list() -> Self {
         Self::new(

@@ -19,6 +19,7 @@ use super::simulation::Simulation;
 use super::state::{EventsSince, WriteEvent};
 use super::status::Failure;
 use crate::body::full_body;
+use watershed_protocol::gzip_member;
 
 /// Approximate size of a chunk of initial events.
 const CHUNK: usize = 64 * 1024;
@@ -32,12 +33,19 @@ const BREAK_PAUSE: Duration = Duration::from_millis(20);
 /// Limit of timeouts, as an `Instant` cannot represent a deadline that is too far away.
 const MAX_TIMEOUT: Duration = Duration::from_hours(365 * 24);
 
+/// The form of the bytes of a watch.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StreamForm {
+    pub(crate) shape: AnswerShape,
+    pub(crate) is_gzip: bool,
+}
+
 /// One client's watch.
 struct SimulatedWatch {
     simulation: Arc<Simulation>,
     index: usize,
     filter: ObjectFilter,
-    shape: AnswerShape,
+    form: StreamForm,
     /// Version of the last event that this watch has handled.
     cursor: u64,
     /// Version that the stream began at. Bookmarks at or below it carry no news.
@@ -77,8 +85,9 @@ pub(crate) async fn watch(
     index: usize,
     filter: ObjectFilter,
     query: &QueryParameters,
-    shape: AnswerShape,
+    form: StreamForm,
 ) -> Result<ResponseBody, Failure> {
+    let shape = form.shape;
     let mode = simulation.faults.active().watch_list;
     let initial_events = validate(query, mode)?;
     let version = query
@@ -96,8 +105,9 @@ pub(crate) async fn watch(
     let start = match started {
         Ok(start) => start,
         Err(failure) => {
-            let line = error_frame(&failure, shape);
-            simulation.stats.events(&resource, 1, line.len() as u64);
+            let line = form.encode(error_frame(&failure, shape).into());
+            // Bytes of a body of known length are counted with the answer.
+            simulation.stats.events(&resource, 1, 0);
             return Ok(full_body(line));
         }
     };
@@ -108,7 +118,7 @@ pub(crate) async fn watch(
     let mut watch = SimulatedWatch {
         index,
         filter,
-        shape,
+        form,
         cursor: start.cursor,
         start: start.cursor,
         initial: start.initial,
@@ -240,17 +250,14 @@ async fn start(
             EventsSince::Events(..) | EventsSince::Gone => Ok(plain(version)),
         };
     }
-    if !state
-        .reached(version, simulation.options.fresh_timeout)
-        .await
-    {
-        return Err(Failure::too_large(version, state.view(index).version));
+    // etcd sends its present state at once.
+    if KINDS[index].has_watch_cache {
+        simulation.reach(index, version).await?;
     }
-    let view = simulation.cached_view(index);
-    let view = if query.version.is_none() || view.version < version {
+    let view = if query.version.is_none() {
         state.fresh_view(index)
     } else {
-        view
+        simulation.view_from(index, version)
     };
     if initial_events == Some(false) {
         return Ok(plain(view.version));
@@ -266,6 +273,17 @@ async fn start(
         initial,
         end_mark: initial_events.map(|_| view.version),
     })
+}
+
+impl StreamForm {
+    /// Encodes what is flushed together. Each flush is a gzip member of its own.
+    fn encode(self, bytes: Bytes) -> Bytes {
+        if self.is_gzip {
+            gzip_member(&bytes)
+        } else {
+            bytes
+        }
+    }
 }
 
 impl Drop for SimulatedWatch {
@@ -306,17 +324,19 @@ impl SimulatedWatch {
             // Nothing may follow half a frame, or the client would read both as one line.
             if self.bookmarks && self.ending.is_none() && now >= self.next_bookmark {
                 if self.cursor > self.start && !faults.no_bookmarks {
-                    let line = bookmark_line(&KINDS[self.index], self.shape, self.cursor, false);
+                    let line =
+                        bookmark_line(&KINDS[self.index], self.form.shape, self.cursor, false);
                     self.push(&mut out, &line);
                 }
                 self.schedule_bookmark(now);
             }
             if !out.bytes.is_empty() {
                 let resource = KINDS[self.index].qualified();
+                let bytes = self.form.encode(out.bytes.freeze());
                 self.simulation
                     .stats
-                    .events(&resource, out.events, out.bytes.len() as u64);
-                return Some(Ok(out.bytes.freeze()));
+                    .events(&resource, out.events, bytes.len() as u64);
+                return Some(Ok(bytes));
             }
             if self.ending.is_some() {
                 continue;
@@ -342,14 +362,14 @@ impl SimulatedWatch {
     /// Writes what is there to be sent. Returns when the first event that is held back may leave.
     fn fill(&mut self, out: &mut LineChunk, delay: Duration) -> Option<Instant> {
         while let Some(object) = self.initial.pop_front() {
-            let line = event_line("ADDED", &object, object.version, self.shape);
+            let line = event_line("ADDED", &object, object.version, self.form.shape);
             self.push(out, &line);
             if out.bytes.len() >= CHUNK || self.ending.is_some() {
                 return None;
             }
         }
         if let Some(version) = self.end_mark.take() {
-            let line = bookmark_line(&KINDS[self.index], self.shape, version, true);
+            let line = bookmark_line(&KINDS[self.index], self.form.shape, version, true);
             self.push(out, &line);
             if self.ending.is_some() {
                 return None;
@@ -380,7 +400,7 @@ impl SimulatedWatch {
                 if self.simulation.faults.loses_event(is_mine) {
                     continue;
                 }
-                let line = event_line(change, object, event.version, self.shape);
+                let line = event_line(change, object, event.version, self.form.shape);
                 self.push(out, &line);
                 if self.ending.is_some() {
                     return None;

@@ -54,7 +54,10 @@ pub(crate) fn update(
     replace(simulation, index, name, draft)
 }
 
-/// A JSON merge patch. The patched fields' own keys come out sorted, not in struct order.
+/// A JSON merge patch. The patched fields' own keys come out sorted, not in struct order. If another
+/// write comes between, it is applied again, unless it has a version.
+///
+/// Source: apiserver `pkg/storage/etcd3/store.go` (`GuaranteedUpdate`).
 pub(crate) fn patch(
     simulation: &Simulation,
     index: usize,
@@ -77,15 +80,22 @@ pub(crate) fn patch(
     }
     let bad = |e: serde_json::Error| Failure::bad_request(e.to_string());
     let patch: Value = serde_json::from_slice(body).map_err(bad)?;
-    let before = simulation
-        .state
-        .get(index, &key(kind, namespace, name))
-        .ok_or_else(|| Failure::not_found(kind, name))?;
-    let mut whole: Value = serde_json::from_slice(&before.bytes).map_err(bad)?;
-    merge(&mut whole, &patch);
-    let mut draft = parse(whole.to_string().as_bytes())?;
-    place(&mut draft, kind, namespace, Some(name))?;
-    replace(simulation, index, name, draft)
+    let has_version = patch.pointer("/metadata/resourceVersion").is_some();
+    loop {
+        let before = simulation
+            .state
+            .get(index, &key(kind, namespace, name))
+            .ok_or_else(|| Failure::not_found(kind, name))?;
+        let mut whole: Value = serde_json::from_slice(&before.bytes).map_err(bad)?;
+        merge(&mut whole, &patch);
+        let mut draft = parse(whole.to_string().as_bytes())?;
+        place(&mut draft, kind, namespace, Some(name))?;
+        match replace(simulation, index, name, draft) {
+            // Another write came between.
+            Err(failure) if failure.code == 409 && !has_version => {}
+            answer => return answer,
+        }
+    }
 }
 
 /// Replaces an object. If nothing changes, it keeps its version, and there is no event.

@@ -7,6 +7,9 @@ use tokio::time::Instant;
 
 use crate::sim::object::SimulatedObject;
 
+/// Former versions of a cache that are kept, for the fault that leaves a server behind.
+const HEARD: usize = 1_000;
+
 /// All objects of a type at one version. Cloning shares the tree.
 pub(crate) type Objects = OrdMap<Arc<str>, Arc<SimulatedObject>>;
 
@@ -37,6 +40,8 @@ pub(super) struct TypeTable {
     pub(super) objects: Objects,
     /// The newest version the "cache" of this type has heard of.
     pub(super) cache_version: u64,
+    /// Former versions of the cache, each with the moment since when it had it.
+    heard: VecDeque<(Instant, u64)>,
     /// The oldest version a watch may start from.
     pub(super) floor: u64,
     /// The state before the first event of `events`, and the version it is from.
@@ -52,6 +57,7 @@ impl TypeTable {
         Self {
             objects: OrdMap::new(),
             cache_version: version,
+            heard: VecDeque::from([(Instant::now(), version)]),
             floor: version,
             base: (version, OrdMap::new()),
             events: VecDeque::new(),
@@ -71,22 +77,35 @@ impl TypeTable {
     pub(super) fn view_at(&self, moment: Option<Instant>) -> TypeView {
         let is_past = |event: &Arc<WriteEvent>| moment.is_some_and(|moment| event.at <= moment);
         let before = self.events.partition_point(is_past);
-        if before == self.events.len() {
-            return self.view();
-        }
+        let heard = self.heard.iter();
+        let heard = heard.filter(|(at, _)| moment.is_some_and(|moment| *at <= moment));
+        let heard = heard.map(|(_, version)| *version).max();
         let (version, objects) = match before.checked_sub(1).and_then(|n| self.events.get(n)) {
             Some(event) => (event.version, &event.objects),
             None => (self.base.0, &self.base.1),
         };
         TypeView {
-            version,
+            version: heard.unwrap_or_default().max(version),
             objects: objects.clone(),
         }
     }
 
+    /// Moves the version of the cache. Returns `true` if it is another.
+    pub(super) fn hear(&mut self, version: u64) -> bool {
+        if self.cache_version == version {
+            return false;
+        }
+        self.cache_version = version;
+        self.heard.push_back((Instant::now(), version));
+        if self.heard.len() > HEARD {
+            self.heard.pop_front();
+        }
+        true
+    }
+
     /// Adds an event and drops the oldest.
     pub(super) fn push(&mut self, event: Arc<WriteEvent>, history: usize) {
-        self.cache_version = event.version;
+        self.hear(event.version);
         self.events.push_back(event);
         while self.events.len() > history {
             if let Some(gone) = self.events.pop_front() {

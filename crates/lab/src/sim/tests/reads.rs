@@ -1,3 +1,7 @@
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use watershed_protocol::GroupVersionResource;
+
 use super::*;
 use crate::sim::{WatchListSupport, widgets};
 
@@ -423,8 +427,123 @@ async fn a_server_that_is_behind_shows_the_past_but_to_consistent_reads() {
     api.pods(&["n/b"]);
     let any = api.get("/api/v1/pods?resourceVersion=0").await;
     assert_eq!(any.names(), [""; 0], "as it was before the first pod");
+    let path = "/api/v1/namespaces/n/pods/a";
+    assert_eq!(
+        api.get(&format!("{path}?resourceVersion=0")).await.code,
+        404
+    );
+    assert_eq!(api.get(path).await.code, 200);
+    assert_eq!(
+        api.get(&format!("{path}?resourceVersion=2")).await.code,
+        200
+    );
     assert_eq!(api.get("/api/v1/pods").await.names(), ["n/a", "n/b"]);
     api.simulation.faults.fall_behind(Duration::ZERO);
     let any = api.get("/api/v1/pods?resourceVersion=0").await;
     assert_eq!(any.names(), ["n/a", "n/b"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_is_behind_has_heard_no_later_version_of_an_idle_type() {
+    let api = Api::new();
+    let versions = api.pods(&["n/a"]);
+    tokio::time::advance(Duration::from_secs(10)).await;
+    let node = r#"{"metadata":{"name":"node-1"}}"#;
+    let nodes = GroupVersionResource::new("", "v1", "nodes");
+    api.simulation.state.create(&nodes, node).unwrap();
+    api.simulation.state.notify_progress();
+    api.simulation.faults.fall_behind(Duration::from_secs(5));
+    let any = list_version(&api, "resourceVersion=0").await;
+    assert_eq!(any, versions[0].to_string());
+    tokio::time::advance(Duration::from_secs(6)).await;
+    let any = list_version(&api, "resourceVersion=0").await;
+    assert_eq!(any, (versions[0] + 1).to_string());
+}
+
+#[tokio::test]
+async fn a_list_of_a_single_key_is_no_page() {
+    let api = Api::new();
+    api.pods(&["n/a", "n/b"]);
+    let query = "limit=1&fieldSelector=metadata.name%3Da";
+    let one = api.get(&format!("/api/v1/namespaces/n/pods?{query}")).await;
+    assert_eq!(one.names(), ["n/a"]);
+    assert!(one.json()["metadata"].get("continue").is_none());
+    let all = api.get(&format!("/api/v1/pods?{query}")).await;
+    assert!(all.json()["metadata"].get("continue").is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn reads_of_events_are_etcds() {
+    let api = Api::new();
+    let events = GroupVersionResource::new("", "v1", "events");
+    for name in ["a", "b", "c"] {
+        let event = format!(r#"{{"metadata":{{"name":"{name}","namespace":"n"}}}}"#);
+        api.simulation.state.create(&events, &event).unwrap();
+    }
+    let path = "/api/v1/namespaces/n/events";
+    let page = api.get(&format!("{path}?limit=2&resourceVersion=0")).await;
+    assert_eq!(page.names(), ["n/a", "n/b"]);
+    let token = page.json()["metadata"]["continue"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    let start = URL_SAFE_NO_PAD.decode(&token).unwrap();
+    let start: Value = serde_json::from_slice(&start).unwrap();
+    assert_eq!(start["start"], "b\0", "without a slash");
+    let rest = api
+        .get(&format!("{path}?resourceVersion=0&continue={token}"))
+        .await;
+    assert_eq!(rest.names(), ["n/c"]);
+
+    // A version that is not there yet is not waited for.
+    let began = tokio::time::Instant::now();
+    for path in [path.to_owned(), format!("{path}/a")] {
+        let refused = api.get(&format!("{path}?resourceVersion=99")).await;
+        assert_eq!(refused.code, 504, "{}", refused.text);
+        let details = &refused.json()["details"];
+        assert!(
+            details.get("retryAfterSeconds").is_none(),
+            "{}",
+            refused.text
+        );
+    }
+    assert_eq!(began.elapsed(), Duration::ZERO);
+    let bad = api.get(&format!("{path}/a?resourceVersion=x")).await;
+    let message = bad.json()["message"].as_str().unwrap().to_owned();
+    assert_eq!(bad.code, 400);
+    assert!(
+        message.starts_with("invalid resource version: "),
+        "{message}"
+    );
+    let bad = api
+        .get("/api/v1/namespaces/n/pods/a?resourceVersion=x")
+        .await;
+    assert_eq!(bad.code, 500);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn patches_at_the_same_time_are_all_applied() {
+    let api = Arc::new(Api::new());
+    api.pods(&["n/a"]);
+    let path = "/api/v1/namespaces/n/pods/a";
+    let writers = ["one", "other"].map(|writer| {
+        let api = Arc::clone(&api);
+        tokio::spawn(async move {
+            for number in 0..200 {
+                let body = format!(r#"{{"metadata":{{"annotations":{{"{writer}":"{number}"}}}}}}"#);
+                let answer = api.ask(Method::PATCH, path, "admin-token", &body).await;
+                assert_eq!(answer.code, 200, "{}", answer.text);
+            }
+        })
+    });
+    for writer in writers {
+        writer.await.unwrap();
+    }
+    let annotations = &api.get(path).await.json()["metadata"]["annotations"];
+    for writer in ["one", "other"] {
+        assert_eq!(annotations[writer], "199");
+    }
+    let old = r#"{"metadata":{"resourceVersion":"1","labels":{"a":"b"}}}"#;
+    let refused = api.ask(Method::PATCH, path, "admin-token", old).await;
+    assert_eq!(refused.code, 409);
 }

@@ -249,3 +249,67 @@ async fn faults_break_delay_silence_and_end_streams() {
     faults.cut_watches();
     assert_eq!(stream.event().await, "reset");
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_of_events_with_the_state_does_not_wait_for_a_version() {
+    let api = Api::new();
+    let query = "timeoutSeconds=9&sendInitialEvents=true&resourceVersionMatch=NotOlderThan\
+                 &allowWatchBookmarks=true&resourceVersion=99";
+    let marked = api.get(&format!("/api/v1/events?watch=1&{query}")).await;
+    assert!(
+        marked.text.contains("initial-events-end"),
+        "{}",
+        marked.text
+    );
+    let late = api.get(&format!("/api/v1/pods?watch=1&{query}")).await;
+    assert!(
+        late.text.contains("Too large resource version"),
+        "{}",
+        late.text
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_name_in_the_path_of_a_watch_selects_one_object() {
+    let api = Api::new();
+    api.pods(&["n/a", "n/b"]);
+    let path = "/api/v1/watch/namespaces/n/pods/b?timeoutSeconds=1";
+    let one = api.get(path).await.text;
+    assert!(
+        one.contains(r#""name":"b""#) && !one.contains(r#""name":"a""#),
+        "{one}"
+    );
+    let refused = api
+        .get(&format!("{path}&fieldSelector=metadata.name%3Da"))
+        .await;
+    assert_eq!(refused.code, 400);
+    assert!(
+        refused.text.contains("doesn't match requested name"),
+        "{}",
+        refused.text
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn bytes_of_compressed_watches_are_counted_as_they_are_sent() {
+    let api = Api::with(Options {
+        compressed_watches: true,
+        ..Options::default()
+    });
+    api.pods(&["n/a", "n/b", "n/c"]);
+    let query = "watch=1&timeoutSeconds=1&allowWatchBookmarks=true";
+    let request = Request::builder()
+        .uri(format!("/api/v1/pods?{query}"))
+        .header("authorization", "Bearer admin-token")
+        .header("accept-encoding", "gzip")
+        .body(Empty::<Bytes>::new())
+        .unwrap();
+    let response = api.service.answer(request).await;
+    assert_eq!(response.headers()["content-encoding"], "gzip");
+    let body = response.into_body().collect().await.unwrap().to_bytes();
+    let counted = api.simulation.stats.counts().bytes;
+    assert_eq!(
+        counted[&("WATCH".to_owned(), "pods".to_owned())],
+        body.len() as u64
+    );
+}
