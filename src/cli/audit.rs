@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use anyhow::ensure;
 use clap::Args;
+use watershed_figures::parse_duration;
 
-use super::duration::any_duration;
 use crate::audit::{AuditConfig, AuditLogConfig, AuditWebhookConfig};
 
 /// Flags of the audit log.
@@ -70,7 +70,7 @@ pub(super) struct AuditFlags {
     #[arg(
         long,
         default_value = "30s",
-        value_parser = any_duration,
+        value_parser = parse_duration,
         requires = "audit_webhook_config_file",
         value_name = "DURATION"
     )]
@@ -79,7 +79,7 @@ pub(super) struct AuditFlags {
     #[arg(
         long,
         default_value = "10s",
-        value_parser = any_duration,
+        value_parser = parse_duration,
         requires = "audit_webhook_config_file",
         value_name = "DURATION"
     )]

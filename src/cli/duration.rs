@@ -1,6 +1,8 @@
 //! Durations as values of flags.
 use std::time::Duration;
 
+use watershed_figures::parse_duration;
+
 /// Maximum value of these flags.
 const MAX_DURATION: Duration = Duration::from_hours(24);
 
@@ -14,24 +16,12 @@ pub(super) fn seconds(seconds: u64) -> Duration {
 
 /// Parses a duration of at most a day as kube-apiserver's flags do: 5m, 30s, 1h30m, 0s.
 pub(super) fn duration(text: &str) -> Result<Duration, String> {
-    let duration = any_duration(text)?;
+    let duration = parse_duration(text)?;
     if duration > MAX_DURATION {
         Err("it is longer than a day".to_owned())
     } else {
         Ok(duration)
     }
-}
-
-/// Parses a duration of any length: 500ms, 30s, 1m30s.
-pub(super) fn any_duration(text: &str) -> Result<Duration, String> {
-    let parsed: jiff::SignedDuration = text.parse().map_err(|_| {
-        if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
-            format!("it has no unit: write {text}s or {text}m")
-        } else {
-            "it is no duration such as 30s, 5m or 1h30m".to_owned()
-        }
-    })?;
-    Duration::try_from(parsed).map_err(|_| "it is negative".to_owned())
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ use anyhow::{Context, bail, ensure};
 use clap::Args;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
+use watershed_figures::parse_duration;
 use watershed_lab::load::{
     AnswerEncoding, ClientGroup, FirstState, KubeconfigContext, KubectlResource, LoadPlan,
     LoadResult, LoadTarget, LoadWrites, NumberedText, OWN_PROCESS, Rate, comparison, mix, run,
@@ -16,7 +17,6 @@ use watershed_lab::load::{
 use watershed_lab::plot::plot_result;
 use watershed_lab::process::Process;
 
-use super::duration::any_duration;
 use super::failure::{INTERRUPTED, InvalidUsage};
 use super::interrupt::interruptible;
 use super::output::{complain, print_line};
@@ -50,16 +50,16 @@ pub(super) struct LoadCommand {
     #[arg(long = "pid", value_name = "NAME=PID", value_parser = process)]
     processes: Vec<Process>,
     /// Length of the measurement in a round.
-    #[arg(long, default_value = "30s", value_name = "DURATION", value_parser = any_duration)]
+    #[arg(long, default_value = "30s", value_name = "DURATION", value_parser = parse_duration)]
     duration: Duration,
     /// Rounds on each server.
     #[arg(long, default_value_t = 1, value_name = "N")]
     rounds: usize,
     /// Time limit for the first state of all watches.
-    #[arg(long, default_value = "1m", value_name = "DURATION", value_parser = any_duration)]
+    #[arg(long, default_value = "1m", value_name = "DURATION", value_parser = parse_duration)]
     start_timeout: Duration,
     /// Time after the last write from which on a missing event counts as lost.
-    #[arg(long, default_value = "10s", value_name = "DURATION", value_parser = any_duration)]
+    #[arg(long, default_value = "10s", value_name = "DURATION", value_parser = parse_duration)]
     settle: Duration,
     /// Folder for result.json, latency.svg and time.svg. It is created if it does not exist.
     #[arg(long, value_name = "DIR")]

@@ -28,28 +28,17 @@ fn items(answer: &Answer) -> Value {
     answer.json()["items"].clone()
 }
 
-/// Returns the value of a counter; zero if it has no such series.
-async fn counter(program: &Program, series: &str) -> u64 {
-    let metrics = program.admin("GET", "/metrics").await;
-    let mut lines = metrics.lines();
-    lines
-        .find_map(|line| line.strip_prefix(series)?.trim().parse().ok())
-        .unwrap_or(0)
-}
-
 /// Returns the number of checks of a type with this result.
 async fn checks(program: &Program, resource: &str, result: &str) -> u64 {
     let labels = format!(r#"{{group="",resource="{resource}",result="{result}"}}"#);
-    counter(program, &format!("watershed_self_checks_total{labels}")).await
+    let series = format!("watershed_self_checks_total{labels}");
+    program.counter(&series).await
 }
 
 async fn quarantines(program: &Program, resource: &str, reason: &str) -> u64 {
     let labels = format!(r#"{{group="",resource="{resource}",reason="{reason}"}}"#);
-    counter(
-        program,
-        &format!("watershed_scope_quarantines_total{labels}"),
-    )
-    .await
+    let series = format!("watershed_scope_quarantines_total{labels}");
+    program.counter(&series).await
 }
 
 /// Waits until the proxy's own list is upstream's.

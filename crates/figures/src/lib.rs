@@ -1,5 +1,6 @@
-//! Figures for people: medians, rounded numbers, tables.
+//! Figures as people read and write them: medians, rounded numbers, tables, durations.
 use std::fmt::{Display, Write as _};
+use std::time::Duration;
 
 /// Returns the median, which one disturbed round does not move. `None` without values.
 pub fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
@@ -11,6 +12,18 @@ pub fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
         n if n % 2 == 1 => Some(sorted[middle]),
         _ => Some(f64::midpoint(sorted[middle - 1], sorted[middle])),
     }
+}
+
+/// Parses a duration of any length: 500ms, 30s, 1m30s.
+pub fn parse_duration(text: &str) -> Result<Duration, String> {
+    let parsed: jiff::SignedDuration = text.parse().map_err(|_| {
+        if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
+            format!("it has no unit: write {text}s or {text}m")
+        } else {
+            "it is no duration such as 30s, 5m or 1h30m".to_owned()
+        }
+    })?;
+    Duration::try_from(parsed).map_err(|_| "it is negative".to_owned())
 }
 
 /// Formats a number with three significant digits, and without decimals from 100 on.

@@ -18,7 +18,6 @@
 pub mod body;
 pub mod client;
 pub mod demo;
-mod duration;
 mod from_text;
 pub mod load;
 mod number;

@@ -1,5 +1,6 @@
 //! Requests to the admin listener, without TLS.
 use std::net::SocketAddr;
+use std::str::FromStr;
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -41,13 +42,13 @@ pub(crate) async fn plain_request(
 /// The proxies of all tests in this process count in the same series. Nothing more can be said of one
 /// of them: see `Program::metric`.
 pub(crate) async fn has_counted(admin: SocketAddr, series: &str, number: u32) -> bool {
-    metric(admin, series).await >= f64::from(number)
+    metric::<f64>(admin, series).await >= f64::from(number)
 }
 
 /// Returns the value of a metric series, or zero if the series does not exist.
-pub(super) async fn metric(admin: SocketAddr, series: &str) -> f64 {
+pub(super) async fn metric<N: FromStr + Default>(admin: SocketAddr, series: &str) -> N {
     let text = plain_get(admin, "GET", "/metrics").await;
     text.lines()
         .find_map(|line| line.strip_prefix(series)?.trim().parse().ok())
-        .unwrap_or(0.0)
+        .unwrap_or_default()
 }

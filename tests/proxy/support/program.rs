@@ -176,6 +176,11 @@ impl Program {
         metric(self.admin, series).await
     }
 
+    /// Returns the value of a counter, or zero if it has no such series.
+    pub(crate) async fn counter(&self, series: &str) -> u64 {
+        metric(self.admin, series).await
+    }
+
     pub(crate) fn log(&self) -> String {
         self.log.lock().clone()
     }

@@ -3,8 +3,8 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
+use watershed_figures::parse_duration;
 
-use crate::duration::parse_duration;
 use crate::number::up_to;
 use crate::rate::Rate;
 
