@@ -40,8 +40,8 @@ pub(crate) struct Replica {
 /// Numbers of self-checks by their results.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct SelfChecks {
-    pub(crate) same: f64,
-    pub(crate) different: f64,
+    pub(crate) same: u64,
+    pub(crate) different: u64,
 }
 
 /// Figures of a process at one moment.
@@ -182,8 +182,8 @@ impl Replica {
                 line.starts_with("watershed_self_checks_total{")
                     && line.contains(&format!(r#"result="{result}""#))
             });
-            let values = lines.map(|line| line.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap());
-            values.sum::<f64>()
+            let values = lines.map(|line| line.rsplit_once(' ').unwrap().1.parse::<u64>().unwrap());
+            values.sum::<u64>()
         };
         SelfChecks {
             same: self.earlier.same + sum("same"),

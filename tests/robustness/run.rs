@@ -223,11 +223,11 @@ async fn answers_from_memory(
 }
 
 /// Reports self-checks that found a difference. Returns the number of those that found none.
-async fn check_self_checks(world: &World, replicas: &[Replica]) -> f64 {
-    let mut same = 0.0;
+async fn check_self_checks(world: &World, replicas: &[Replica]) -> u64 {
+    let mut same = 0;
     for replica in replicas {
         let found = replica.self_checks().await;
-        if found.different > 0.0 {
+        if found.different > 0 {
             let (name, count) = (replica.name, found.different);
             world
                 .report
@@ -292,7 +292,7 @@ pub(crate) async fn run(plan: Plan) -> Outcome {
     };
     world
         .report
-        .add("self-checks without a difference", same_self_checks as u64);
+        .add("self-checks without a difference", same_self_checks);
     drop(traffic);
     finish(&plan, &world, targets, figures).await
 }
