@@ -1,6 +1,6 @@
 //! Short watches that show that no event is missing up to some version.
+use std::mem;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -26,48 +26,84 @@ const AFTER_FAILURE: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub(super) struct CatchUpWatches {
     probe: Probe,
-    /// Readers that wait for the cache to reach a version.
-    waiting: AtomicUsize,
-    /// Catch-up watches in a row that brought no bookmark.
-    fruitless: AtomicUsize,
-    is_open: AtomicBool,
+    state: Mutex<CatchUpState>,
+}
+
+#[derive(Debug, Default)]
+struct CatchUpState {
+    /// The open watch. Its task has the sender, and each reader that waits for it another receiver.
+    open: Option<watch::Receiver<()>>,
+    /// The last watch brought no bookmark.
+    was_fruitless: bool,
     /// End of the pause of catch-up watches.
-    useless_until: Mutex<Option<Instant>>,
-    /// Changes when the watch that readers wait for is given up.
-    given_up: watch::Sender<()>,
+    useless_until: Option<Instant>,
 }
 
 impl CatchUpWatches {
     pub(super) fn new(probe: Probe) -> Self {
         Self {
             probe,
-            waiting: AtomicUsize::new(0),
-            fruitless: AtomicUsize::new(0),
-            is_open: AtomicBool::new(false),
-            useless_until: Mutex::default(),
-            given_up: watch::Sender::new(()),
+            state: Mutex::default(),
         }
     }
 
     /// Keeps a catch-up watch open while readers wait for it. Returns a waiting reader; `None`
     /// during a pause.
     pub(super) fn keep_open(self: &Arc<Self>, scope: &Arc<Scope>) -> Option<WaitingReader> {
-        let useless_until = *self.useless_until.lock();
+        let mut state = self.state.lock();
+        let useless_until = state.useless_until;
         if useless_until.is_some_and(|until| Instant::now() < until) {
             return None;
         }
-        let reader = WaitingReader::new(self);
-        if !self.is_open.swap(true, Ordering::SeqCst) {
-            tokio::spawn(
-                CatchUpTask {
-                    watches: Arc::clone(self),
-                    scope: Arc::clone(scope),
-                    is_counted: true,
+        // A closed channel is that of a task that gave up.
+        let open = state.open.take().filter(|open| open.has_changed().is_ok());
+        let open = open.unwrap_or_else(|| {
+            let (readers, open) = watch::channel(());
+            tokio::spawn(Arc::clone(self).run(Arc::clone(scope), readers));
+            open
+        });
+        state.open = Some(open.clone());
+        Some(WaitingReader(open))
+    }
+
+    /// Opens one watch after the other while readers wait. Gives up when the next ones would bring
+    /// nothing.
+    async fn run(self: Arc<Self>, scope: Arc<Scope>, readers: watch::Sender<()>) {
+        while !self.close_if_unused(&readers) {
+            // It runs to its end even without readers: the next reader uses the result.
+            let ended = timeout(2 * CATCH_UP, self.watch(&scope)).await;
+            let pause = match ended {
+                Ok(Ok(has_bookmark)) => {
+                    let mut state = self.state.lock();
+                    let was_fruitless = mem::replace(&mut state.was_fruitless, !has_bookmark);
+                    // A busy server may be late with one.
+                    if has_bookmark || !was_fruitless {
+                        continue;
+                    }
+                    WITHOUT_BOOKMARKS
                 }
-                .run(),
-            );
+                Ok(Err(error)) => {
+                    let resource = &scope.key.gvr;
+                    tracing::debug!(%resource, %error, "a catch-up watch failed");
+                    AFTER_FAILURE
+                }
+                Err(_) => AFTER_FAILURE,
+            };
+            self.state.lock().useless_until = Some(Instant::now() + pause);
+            return;
         }
-        Some(reader)
+    }
+
+    /// Closes the open watch if no reader waits for it. Returns `true` if that is so. The lock keeps
+    /// readers from finding a watch that is about to close.
+    fn close_if_unused(&self, readers: &watch::Sender<()>) -> bool {
+        let mut state = self.state.lock();
+        // The state itself has a receiver.
+        let is_unused = readers.receiver_count() <= 1;
+        if is_unused {
+            state.open = None;
+        }
+        is_unused
     }
 
     /// Opens a catch-up watch that goes on from `version`.
@@ -135,87 +171,14 @@ impl CatchUpWatches {
     }
 }
 
-/// The task that keeps a catch-up watch open.
-struct CatchUpTask {
-    watches: Arc<CatchUpWatches>,
-    scope: Arc<Scope>,
-    /// This task counts as the open catch-up watch.
-    is_counted: bool,
-}
-
-impl CatchUpTask {
-    async fn run(mut self) {
-        let (watches, scope) = (&Arc::clone(&self.watches), &Arc::clone(&self.scope));
-        loop {
-            while watches.waiting.load(Ordering::SeqCst) > 0 {
-                // It runs to its end even without readers: the next reader uses the result.
-                let useless = match timeout(2 * CATCH_UP, watches.watch(scope)).await {
-                    Ok(Ok(true)) => {
-                        watches.fruitless.store(0, Ordering::SeqCst);
-                        continue;
-                    }
-                    // A busy server may be late with one.
-                    Ok(Ok(false)) if watches.fruitless.fetch_add(1, Ordering::SeqCst) == 0 => {
-                        continue;
-                    }
-                    Ok(Ok(false)) => WITHOUT_BOOKMARKS,
-                    Ok(Err(error)) => {
-                        let resource = &scope.key.gvr;
-                        tracing::debug!(%resource, %error, "a catch-up watch failed");
-                        AFTER_FAILURE
-                    }
-                    Err(_) => AFTER_FAILURE,
-                };
-                *watches.useless_until.lock() = Some(Instant::now() + useless);
-                return;
-            }
-            self.is_counted = false;
-            watches.is_open.store(false, Ordering::SeqCst);
-            // A reader that began to wait in between found it running.
-            if watches.waiting.load(Ordering::SeqCst) == 0
-                || watches.is_open.swap(true, Ordering::SeqCst)
-            {
-                return;
-            }
-            self.is_counted = true;
-        }
-    }
-}
-
-impl Drop for CatchUpTask {
-    fn drop(&mut self) {
-        if self.is_counted {
-            self.watches.is_open.store(false, Ordering::SeqCst);
-            self.watches.given_up.send_replace(());
-        }
-    }
-}
-
-/// A reader that waits, for as long as this lives.
-pub(super) struct WaitingReader {
-    watches: Arc<CatchUpWatches>,
-    given_up: watch::Receiver<()>,
-}
+/// A reader that waits for the open watch, for as long as this lives.
+pub(super) struct WaitingReader(watch::Receiver<()>);
 
 impl WaitingReader {
-    fn new(watches: &Arc<CatchUpWatches>) -> Self {
-        watches.waiting.fetch_add(1, Ordering::SeqCst);
-        Self {
-            watches: Arc::clone(watches),
-            given_up: watches.given_up.subscribe(),
-        }
-    }
-
     /// Waits until the watch is given up, so that it brings nothing.
     pub(super) async fn until_given_up(&mut self) {
-        // The sender lives as long as this.
-        let _ = self.given_up.changed().await;
-    }
-}
-
-impl Drop for WaitingReader {
-    fn drop(&mut self) {
-        self.watches.waiting.fetch_sub(1, Ordering::SeqCst);
+        // Nothing is sent. The channel closes with the watch's task, which goes on while this waits.
+        let _ = self.0.changed().await;
     }
 }
 

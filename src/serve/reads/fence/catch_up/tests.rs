@@ -1,4 +1,6 @@
 //! Catch-up watches beside a scope whose own watch is late.
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use bytes::Bytes;
 use futures_util::{StreamExt as _, stream};
 use http::Response;
@@ -237,12 +239,39 @@ async fn readers_do_not_wait_for_a_catch_up_watch_that_was_given_up() {
 }
 
 #[tokio::test]
+async fn no_catch_up_watch_is_opened_for_a_while_after_one_that_was_given_up() {
+    let opened = Served::new(LATER_LIST, "no event\n", 1).open(30).await;
+    let fence = opened.fences.of(&opened.scope);
+    let watches = &fence.catch_ups;
+    for _ in 0..2 {
+        let mut reader = watches.keep_open(&opened.scope).expect("no pause");
+        timeout(SOON, reader.until_given_up()).await.unwrap();
+        assert!(watches.keep_open(&opened.scope).is_none());
+        watches.state.lock().useless_until = None;
+    }
+}
+
+#[tokio::test]
+async fn a_catch_up_watch_closes_without_readers_and_the_next_reader_opens_another() {
+    let opened = Served::new(LATER_LIST, SHOWN, 1).open(30).await;
+    let fence = opened.fences.of(&opened.scope);
+    let watches = &fence.catch_ups;
+    let is_open = || watches.state.lock().open.is_some();
+    for _ in 0..2 {
+        let readers = [(); 2].map(|()| watches.keep_open(&opened.scope).expect("no pause"));
+        assert!(is_open());
+        drop(readers);
+        eventually(|| !is_open()).await;
+    }
+}
+
+#[tokio::test]
 async fn readers_do_not_wait_for_a_catch_up_watch_once_the_scope_has_lost_its_own() {
     let served = Served::new(LATER_LIST, SHOWN_EVENT, 1);
     let opened = served.open(30).await;
     let fence = opened.fences.of(&opened.scope);
     let lose = async {
-        eventually(|| fence.catch_ups.waiting.load(Ordering::SeqCst) == 1).await;
+        eventually(|| fence.catch_ups.state.lock().open.is_some()).await;
         served.watched.add_permits(1);
     };
     let caught_up = fence.catch_up(&opened.scope, ResourceVersion(40));
