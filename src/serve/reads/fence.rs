@@ -54,19 +54,18 @@ use tokio::time::{self, timeout, timeout_at};
 use crate::scope::{Scope, ScopeKey, TimelineChanged};
 use crate::serve::metrics;
 use crate::shared_calls::{FlightPace, Singleflight};
-use crate::store::Snapshot;
 use crate::upstream::{Probe, UpstreamClient};
 use crate::watcher::ViewFilter;
 use catch_up::CatchUpWatches;
 use comparison::{IN_TRANSIT, ProvenSelection};
+use costs::ProofCosts;
 use get_proofs::{GetProofs, GetQuestion, ProofForGets};
 use outcome::{ComparedVersion, FreshnessProof, ProvenVersion};
 use refusals::RefusedQuestions;
-use route::{ProofRoute, RouteFacts, VersionQuestion};
-use watershed_protocol::{ResourceVersion, Selection};
+use route::{ProofRoute, RouteFacts};
+use watershed_protocol::{Representation, ResourceVersion, Selection};
 
 pub(in crate::serve) use comparison::ProvenState;
-pub(in crate::serve) use costs::ProofCosts;
 pub(in crate::serve) use outcome::FenceError;
 
 /// Longest wait of a reader whose answer upstream has sooner. Then upstream answers, which waits as
@@ -79,10 +78,16 @@ const EVENT_WAIT: Duration = Duration::from_millis(20);
 const IDLE_AFTER: Duration = Duration::from_secs(1);
 /// Time for which cheap reads do not wait for events that were too late for others.
 const LAGS_FOR: Duration = Duration::from_secs(1);
-/// One reader that wants a proof.
-pub(in crate::serve) struct ProofDemand<'a> {
-    /// Estimates what the answer costs upstream. It gets the estimates and the newest state.
-    pub(in crate::serve) cost: &'a (dyn Fn(&ProofCosts, &Snapshot) -> f64 + Sync),
+
+/// One reader that wants a proof, and the answer that upstream would give it.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::serve) struct ProofDemand {
+    /// The form of the answer.
+    pub(in crate::serve) representation: Representation,
+    /// The estimated number of its objects.
+    pub(in crate::serve) objects: usize,
+    /// The estimated bytes of its objects, as the scope has them.
+    pub(in crate::serve) bytes: usize,
     /// Identifies reads that would share a request to upstream.
     pub(in crate::serve) identity: Option<u64>,
 }
@@ -125,7 +130,7 @@ impl Fences {
     pub(in crate::serve) async fn prove(
         &self,
         scope: &Arc<Scope>,
-        demand: ProofDemand<'_>,
+        demand: ProofDemand,
         since: Instant,
     ) -> Result<ResourceVersion, FenceError> {
         let started = Instant::now();
@@ -134,7 +139,7 @@ impl Fences {
             return conclude(scope, started, Ok(listed));
         }
         let fence = self.of(scope);
-        let answer = fence.answer_of_upstream(scope, &demand);
+        let answer = fence.answer_of_upstream(scope, demand);
         let longest = MAX_WAIT.max(2 * answer.takes);
         let proof = timeout(longest, fence.pass(scope, answer)).await;
         conclude(scope, started, proof.unwrap_or(Err(FenceError::Late)))
@@ -286,25 +291,32 @@ impl Fence {
     ) -> Result<ProvenVersion, FenceError> {
         self.may_ask()?;
         let objects = scope.reader.snapshot().len();
-        let mut worth = ComparisonWorth::new(&self.costs, objects, answer);
-        let facts = RouteFacts {
-            is_small: self.costs.is_small(objects),
-            has_lagged: self.has_lagged(),
-            version: self.version_question(scope, objects),
+        let facts = self.facts(scope, objects);
+        let count_read = || {
+            let AnswerOfUpstream { cost, identity, .. } = answer;
+            self.costs.count_read(objects, cost, identity)
         };
-        let known = match ProofRoute::choose(facts, || worth.is_enough()) {
+        // A read counts once, and only where that decides: events prove others without a comparison.
+        let outweighed = ProofRoute::depends_on_reads(facts).then(count_read);
+        let known = match ProofRoute::choose(facts, outweighed.unwrap_or_default()) {
             ProofRoute::LeaveToUpstream => return Err(FenceError::Cheap),
             ProofRoute::Compare => None,
             ProofRoute::AskVersion => {
                 let version = self.version(scope).await?;
-                let proof = self
-                    .follow(scope, version, facts.is_small, &mut worth)
-                    .await;
-                if let Some(proof) = proof {
+                if let Some(proof) = self.follow(scope, version, facts.is_small).await {
                     return Ok(proof.of(version));
                 }
-                if !facts.is_small && !worth.is_enough() {
+                self.record_lag(scope);
+                let (is_busy, is_small) = (is_busy(scope), facts.is_small);
+                let reads_outweigh =
+                    (is_busy || !is_small) && outweighed.unwrap_or_else(count_read);
+                if !reads_outweigh && !is_small {
                     return Err(FenceError::Cheap);
+                }
+                // The events of a busy type may be late and still faster than a comparison.
+                let wait = IN_TRANSIT.min(self.costs.estimate(objects).expected());
+                if is_busy && reads_outweigh && scope.wait_until_version(version, wait).await {
+                    return Ok(FreshnessProof::Followed.of(version));
                 }
                 Some(version)
             }
@@ -319,22 +331,16 @@ impl Fence {
         scope: &Scope,
         version: ResourceVersion,
         is_small: bool,
-        worth: &mut ComparisonWorth<'_>,
     ) -> Option<FreshnessProof> {
-        if scope.reader.version() >= version {
-            self.costs.set_compare_first(false);
-            return Some(FreshnessProof::Current);
-        }
-        let is_expected = !is_small || scope.upstream.silence() < IDLE_AFTER;
-        if is_expected && scope.wait_until_version(version, EVENT_WAIT).await {
-            self.costs.set_compare_first(false);
-            return Some(FreshnessProof::Followed);
-        }
-        self.record_lag(scope);
-        let wait = IN_TRANSIT.min(self.costs.expected(worth.objects));
-        let is_followed =
-            is_busy(scope) && worth.is_enough() && scope.wait_until_version(version, wait).await;
-        is_followed.then_some(FreshnessProof::Followed)
+        let proof = if scope.reader.version() >= version {
+            FreshnessProof::Current
+        } else {
+            let is_expected = !is_small || scope.upstream.silence() < IDLE_AFTER;
+            let is_followed = is_expected && scope.wait_until_version(version, EVENT_WAIT).await;
+            is_followed.then_some(FreshnessProof::Followed)?
+        };
+        self.costs.set_compare_first(false);
+        Some(proof)
     }
 
     /// Compares upstream's objects with the cache, unless events bring it to the `known` version.
@@ -345,7 +351,7 @@ impl Fence {
         answer: AnswerOfUpstream,
         known: Option<ResourceVersion>,
     ) -> Result<ProvenVersion, FenceError> {
-        let is_slow = self.costs.is_slow(scope.reader.snapshot().len());
+        let is_slow = self.costs.estimate(scope.reader.snapshot().len()).is_slow();
         let compared = match known {
             _ if is_slow => Err(FenceError::Late),
             None => self.compare(scope).await,
@@ -377,15 +383,16 @@ impl Fence {
     /// Comparisons cost too much for the gets of a large type. So a type whose events come now is
     /// asked for its version, even if they did not come in time for the last list.
     fn proof_for_gets(&self, scope: &Scope) -> Option<ProofForGets> {
-        let objects = scope.reader.snapshot().len();
-        let is_busy = !self.costs.is_small(objects) && is_busy(scope);
-        let by_version = !self.has_lagged() && (is_busy || self.costs.asks_version_first(objects));
-        let question = if by_version {
+        let estimate = self.costs.estimate(scope.reader.snapshot().len());
+        let is_busy = !estimate.is_small() && is_busy(scope);
+        let question = if !self.has_lagged() && (is_busy || estimate.asks_version_first()) {
             GetQuestion::Version
+        } else if estimate.is_slow() || self.costs.is_paused() {
+            return None;
         } else {
             GetQuestion::Comparison
         };
-        ProofForGets::new(&self.costs, objects, question)
+        Some(ProofForGets::new(&estimate, question))
     }
 
     /// Proves that the cache is fresh enough for gets. They share no question with other reads, as
@@ -418,12 +425,17 @@ impl Fence {
     }
 
     /// Estimates what upstream's answer costs, and how long it takes.
-    fn answer_of_upstream(&self, scope: &Scope, demand: &ProofDemand<'_>) -> AnswerOfUpstream {
-        let snapshot = scope.reader.snapshot();
-        let cost = (demand.cost)(&self.costs, &snapshot);
+    fn answer_of_upstream(&self, scope: &Scope, demand: ProofDemand) -> AnswerOfUpstream {
+        let estimate = self.costs.estimate(scope.reader.snapshot().len());
+        let of_answer = estimate.of_objects(demand.objects);
+        let mut cost = of_answer.answer(demand.representation, demand.bytes);
+        // Upstream prints more than is held then, and that is in its metadata, too.
+        if !scope.managed_fields.are_kept() {
+            cost = cost.max(of_answer.comparison());
+        }
         AnswerOfUpstream {
             cost,
-            takes: self.costs.expected_of_answer(cost, snapshot.len()),
+            takes: estimate.expected_of_answer(cost),
             identity: demand.identity,
         }
     }
@@ -434,17 +446,13 @@ impl Fence {
         *self.lagged.lock() = Some(Instant::now());
     }
 
-    /// Returns the use of asking for the version alone.
-    fn version_question(&self, scope: &Scope, objects: usize) -> VersionQuestion {
-        if self.costs.does_version_suffice(objects) {
-            VersionQuestion::Suffices
-        } else if self.costs.asks_version_first(objects) {
-            VersionQuestion::BroughtLast
-        } else if is_busy(scope) || self.costs.are_outdated() {
-            // Events come now, or it is long ago that they were late.
-            VersionQuestion::Possible
-        } else {
-            VersionQuestion::Useless
+    /// Returns what decides about the first step.
+    fn facts(&self, scope: &Scope, objects: usize) -> RouteFacts {
+        let estimate = self.costs.estimate(objects);
+        RouteFacts {
+            is_small: estimate.is_small(),
+            has_lagged: self.has_lagged(),
+            version: estimate.version_question(is_busy(scope)),
         }
     }
 
@@ -488,41 +496,6 @@ impl Fence {
             FreshnessProof::CaughtUp
         };
         Ok(proof.of(version))
-    }
-}
-
-/// The worth of a comparison for one read. To find it out counts the read among those that came
-/// lately, so it is found out once, and only if it matters.
-struct ComparisonWorth<'a> {
-    costs: &'a ProofCosts,
-    objects: usize,
-    answer: AnswerOfUpstream,
-    is_enough: Option<bool>,
-}
-
-impl<'a> ComparisonWorth<'a> {
-    fn new(costs: &'a ProofCosts, objects: usize, answer: AnswerOfUpstream) -> Self {
-        Self {
-            costs,
-            objects,
-            answer,
-            is_enough: None,
-        }
-    }
-
-    /// Returns `true` if the comparison costs upstream no more than the answer, and those to other
-    /// readers that came lately.
-    fn is_enough(&mut self) -> bool {
-        let Self {
-            costs,
-            objects,
-            answer,
-            ..
-        } = *self;
-        *self.is_enough.get_or_insert_with(|| {
-            let comparison = costs.comparison(objects);
-            costs.count_read(comparison, answer.cost, answer.identity, objects)
-        })
     }
 }
 

@@ -4,14 +4,11 @@ use std::time::{Duration, Instant};
 use tokio::time;
 use watershed_protocol::{Freshness, ResourceVersion};
 
-use super::fence::{
-    FenceError, Fences, MAX_WAIT, ProofCosts, ProofDemand, ProvenState, WatchedObjects,
-};
+use super::fence::{FenceError, Fences, MAX_WAIT, ProofDemand, ProvenState, WatchedObjects};
 use super::open::OpenedScope;
 use crate::scope::ScopePhase;
 use crate::serve::plan::{ReadKind, ReadPlan, SelectedSize};
 use crate::serve::source::{AnswerSource, ForwardReason};
-use crate::store::Snapshot;
 
 /// Longest wait of a get or list for a version that is ahead of the cache. Then upstream answers,
 /// which waits by its own rule (3 s) and refuses in its own words. Events are milliseconds behind; a
@@ -119,22 +116,16 @@ async fn prove(
         ReadOrigin::Crowd(rate) => return Ok((fences.prove_gets(scope, rate).await?, None)),
         ReadOrigin::Request { number, arrived } => (number, arrived),
     };
-    let cost = |costs: &ProofCosts, snapshot: &Snapshot| {
-        let SelectedSize { objects, bytes } = read.selected_size(snapshot);
-        let answer = costs.answer(opened.representation, objects, bytes);
-        // Upstream prints more than is held then, and that is in its metadata, too.
-        let is_less_held = !scope.managed_fields.are_kept();
-        is_less_held
-            .then(|| costs.comparison(objects))
-            .map_or(answer, |metadata| metadata.max(answer))
-    };
     // Watches do not share requests.
     let selection = match &read.kind {
         ReadKind::Watch(watch) => Some((&read.selection, &watch.filter)),
         ReadKind::Get { .. } | ReadKind::List(_) => None,
     };
+    let SelectedSize { objects, bytes } = read.selected_size(&scope.reader.snapshot());
     let demand = ProofDemand {
-        cost: &cost,
+        representation: opened.representation,
+        objects,
+        bytes,
         identity: selection.is_none().then_some(number),
     };
     let began = time::Instant::now();
@@ -150,7 +141,7 @@ async fn prove(
             let watched = WatchedObjects {
                 selection: &selection,
                 filter: &filter,
-                count: read.selected_size(&scope.reader.snapshot()).objects,
+                count: objects,
             };
             fences.prove_selection(scope, watched, by).await
         }

@@ -10,8 +10,10 @@ use parking_lot::Mutex;
 use tokio::time;
 use watershed_protocol::{Encoding, Representation};
 
+use super::route::VersionQuestion;
+
 /// Cost of any request, however small its answer.
-pub(in crate::serve) const REQUEST: f64 = 75e3;
+pub(super) const REQUEST: f64 = 75e3;
 /// Comparisons up to this cost are not avoided: asking for the version alone costs a quarter.
 const SMALL: f64 = 4.0 * REQUEST;
 /// Comparisons up to this cost are as cheap as the question for the version.
@@ -42,10 +44,17 @@ const MIN_PERIOD: Duration = Duration::from_millis(50);
 
 /// The costs of one scope's proofs.
 #[derive(Debug, Default)]
-pub(in crate::serve) struct ProofCosts(Mutex<CostState>);
+pub(super) struct ProofCosts(Mutex<CostState>);
 
 #[derive(Debug, Default)]
 struct CostState {
+    measured: Measurements,
+    cheap_reads: CheapReads,
+}
+
+/// What earlier proofs have shown.
+#[derive(Clone, Copy, Debug, Default)]
+struct Measurements {
     bytes_per_object: Option<f64>,
     /// The same of the objects that were compared as parts of the type.
     bytes_per_selected: Option<f64>,
@@ -63,7 +72,6 @@ struct CostState {
     /// The moment at which that was learned.
     learned: Option<time::Instant>,
     paused_until: Option<Instant>,
-    cheap_reads: CheapReads,
 }
 
 /// Cheap reads of one period. Each alone is left to upstream.
@@ -76,45 +84,163 @@ struct CheapReads {
 }
 
 impl ProofCosts {
-    /// Returns the cost of a comparison of so many objects.
-    pub(in crate::serve) fn comparison(&self, objects: usize) -> f64 {
-        REQUEST + self.metadata(objects)
+    /// Estimates the proofs of a scope with so many objects.
+    pub(super) fn estimate(&self, objects: usize) -> ProofEstimate {
+        ProofEstimate {
+            objects,
+            measured: self.0.lock().measured,
+        }
     }
 
-    /// Returns the length of the metadata of so many objects, in bytes.
-    pub(in crate::serve) fn metadata(&self, objects: usize) -> f64 {
-        self.0.lock().bytes_per_object.unwrap_or(METADATA) * objects as f64
+    /// Notes the time of a question for the version.
+    pub(super) fn record_version_time(&self, took: Duration) {
+        let known = &mut self.0.lock().measured.seconds_of_version;
+        mix(known, took.as_secs_f64());
     }
 
-    /// Returns the length of the metadata of so many selected objects, in bytes.
-    pub(super) fn selected_metadata(&self, objects: usize) -> f64 {
-        let state = self.0.lock();
-        let known = state.bytes_per_selected.or(state.bytes_per_object);
-        known.unwrap_or(METADATA) * objects as f64
+    /// Notes if an answer of upstream showed a version beyond the cache's.
+    pub(super) fn record_moved(&self, has_moved: bool) {
+        let known = &mut self.0.lock().measured.moved;
+        mix(known, f64::from(u8::from(has_moved)));
+    }
+
+    /// Notes how the last proof came, or would have come.
+    pub(super) fn set_compare_first(&self, compares_first: bool) {
+        let measured = &mut self.0.lock().measured;
+        measured.compares_first = Some(compares_first);
+        measured.learned = Some(time::Instant::now());
+    }
+
+    /// Notes the uncompressed length and the time of a comparison.
+    pub(super) fn record_comparison(&self, objects: usize, bytes: usize, took: Duration) {
+        if objects == 0 {
+            return;
+        }
+        let measured = &mut self.0.lock().measured;
+        let count = objects as f64;
+        mix(&mut measured.bytes_per_object, bytes as f64 / count);
+        let timed = objects.max(LEAST_MEASURED) as f64;
+        mix(&mut measured.seconds_per_object, took.as_secs_f64() / timed);
+        measured.seconds_at_least = if objects < LEAST_MEASURED {
+            took.as_secs_f64()
+        } else {
+            0.0
+        };
+        measured.measured = Some(Instant::now());
+        measured.paused_until = None;
+    }
+
+    /// Notes the uncompressed length of the metadata of a part of the type.
+    pub(super) fn record_selection(&self, objects: usize, bytes: usize) {
+        if objects > 0 {
+            let known = &mut self.0.lock().measured.bytes_per_selected;
+            mix(known, bytes as f64 / objects as f64);
+        }
+    }
+
+    /// Notes that a comparison took too long. Upstream is left alone for a while.
+    pub(super) fn pause_after_late(&self) {
+        self.0.lock().measured.paused_until = Some(Instant::now() + AFTER_LATE);
+    }
+
+    /// Returns `true` if no comparison should be asked for now.
+    pub(super) fn is_paused(&self) -> bool {
+        let paused_until = self.0.lock().measured.paused_until;
+        paused_until.is_some_and(|until| Instant::now() < until)
+    }
+
+    /// Counts a read whose answer costs upstream so much. Returns `true` if the reads that came
+    /// lately cost as much as a comparison of all objects. Reads of one `identity` share a request,
+    /// so they count once.
+    pub(super) fn count_read(&self, objects: usize, answer: f64, identity: Option<u64>) -> bool {
+        let mut state = self.0.lock();
+        let measured = state.measured;
+        let estimate = ProofEstimate { objects, measured };
+        let comparison = estimate.comparison();
+        if answer >= comparison {
+            return true;
+        }
+        let period = estimate.expected().max(MIN_PERIOD);
+        let reads = &mut state.cheap_reads;
+        if reads.began.is_none_or(|began| began.elapsed() > period) {
+            *reads = CheapReads {
+                began: Some(Instant::now()),
+                ..CheapReads::default()
+            };
+        }
+        // Beyond the proof's cost nothing is added, which bounds the set.
+        let is_new = reads.cost < comparison && identity.is_none_or(|it| reads.seen.insert(it));
+        if is_new {
+            reads.cost += answer;
+        }
+        reads.cost >= comparison
+    }
+}
+
+/// Estimates of the proofs of a scope, by what was measured up to one moment.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ProofEstimate {
+    objects: usize,
+    measured: Measurements,
+}
+
+/// The size of a type, by what its comparison costs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum ComparisonSize {
+    /// It costs as little as the question for the version.
+    Tiny,
+    /// It costs so little more that it is not avoided.
+    Small,
+    Large,
+}
+
+impl ProofEstimate {
+    /// Returns the same estimates for another number of objects.
+    pub(super) fn of_objects(self, objects: usize) -> Self {
+        Self { objects, ..self }
+    }
+
+    /// Returns the cost of a comparison.
+    pub(super) fn comparison(&self) -> f64 {
+        REQUEST + self.metadata()
+    }
+
+    /// Returns the length of the objects' metadata, in bytes.
+    fn metadata(&self) -> f64 {
+        self.measured.bytes_per_object.unwrap_or(METADATA) * self.objects as f64
+    }
+
+    /// Returns the length of the objects' metadata, in bytes, if they are a part of the type.
+    pub(super) fn selected_metadata(&self) -> f64 {
+        let measured = &self.measured;
+        let known = measured.bytes_per_selected.or(measured.bytes_per_object);
+        known.unwrap_or(METADATA) * self.objects as f64
+    }
+
+    /// Returns the size of a type with so many objects.
+    pub(super) fn size(&self) -> ComparisonSize {
+        let comparison = self.comparison();
+        if comparison <= TINY {
+            ComparisonSize::Tiny
+        } else if comparison <= SMALL {
+            ComparisonSize::Small
+        } else {
+            ComparisonSize::Large
+        }
     }
 
     /// Returns `true` if a comparison costs little more than the question for the version.
-    pub(in crate::serve) fn is_small(&self, objects: usize) -> bool {
-        self.comparison(objects) <= SMALL
+    pub(super) fn is_small(&self) -> bool {
+        self.size() <= ComparisonSize::Small
     }
 
-    /// Returns `true` if a comparison costs as little as the question for the version.
-    pub(in crate::serve) fn is_tiny(&self, objects: usize) -> bool {
-        self.comparison(objects) <= TINY
-    }
-
-    /// Returns the cost of an answer with these objects.
-    pub(in crate::serve) fn answer(
-        &self,
-        form: Representation,
-        objects: usize,
-        bytes: usize,
-    ) -> f64 {
+    /// Returns the cost of an answer with the objects, which have so many bytes.
+    pub(super) fn answer(&self, form: Representation, bytes: usize) -> f64 {
         let weighed = match form {
             Representation {
                 metadata_only: true,
                 ..
-            } => self.0.lock().bytes_per_object.unwrap_or(METADATA) * objects as f64 * 0.9,
+            } => self.metadata() * 0.9,
             Representation {
                 encoding: Encoding::Json,
                 ..
@@ -128,146 +254,76 @@ impl ProofCosts {
     }
 
     /// Returns the expected time of a comparison.
-    pub(in crate::serve) fn expected(&self, objects: usize) -> Duration {
-        let state = self.0.lock();
-        let each = state.seconds_per_object.unwrap_or(SECONDS_PER_OBJECT);
-        Duration::from_secs_f64(state.seconds_at_least + each * objects as f64)
+    pub(super) fn expected(&self) -> Duration {
+        let measured = &self.measured;
+        let each = measured.seconds_per_object.unwrap_or(SECONDS_PER_OBJECT);
+        Duration::from_secs_f64(measured.seconds_at_least + each * self.objects as f64)
     }
 
     /// Returns the expected time of the question for the version; zero before the first one.
-    pub(in crate::serve) fn expected_of_version(&self) -> Duration {
-        Duration::from_secs_f64(self.0.lock().seconds_of_version.unwrap_or_default())
-    }
-
-    /// Notes the time of a question for the version.
-    pub(in crate::serve) fn record_version_time(&self, took: Duration) {
-        mix(&mut self.0.lock().seconds_of_version, took.as_secs_f64());
+    pub(super) fn expected_of_version(&self) -> Duration {
+        Duration::from_secs_f64(self.measured.seconds_of_version.unwrap_or_default())
     }
 
     /// Returns the expected time of an answer that costs as much.
-    pub(in crate::serve) fn expected_of_answer(&self, cost: f64, objects: usize) -> Duration {
-        let comparisons = cost / self.comparison(objects);
-        let seconds = self.expected(objects).as_secs_f64() * comparisons;
+    pub(super) fn expected_of_answer(&self, cost: f64) -> Duration {
+        let comparisons = cost / self.comparison();
+        let seconds = self.expected().as_secs_f64() * comparisons;
         Duration::from_secs_f64(seconds.clamp(0.0, MAX_COMPARISON_WAIT.as_secs_f64() / 2.0))
     }
 
     /// Returns the longest time that a reader waits for a comparison.
-    pub(in crate::serve) fn patience(&self, objects: usize) -> Duration {
-        (4 * self.expected(objects)).clamp(MIN_COMPARISON_WAIT, MAX_COMPARISON_WAIT)
+    pub(super) fn patience(&self) -> Duration {
+        (4 * self.expected()).clamp(MIN_COMPARISON_WAIT, MAX_COMPARISON_WAIT)
     }
 
     /// Returns `true` if a catch-up watch is faster than a comparison, by a measurement that is not
     /// old.
-    pub(in crate::serve) fn is_slow(&self, objects: usize) -> bool {
-        let measured = self.0.lock().measured;
+    pub(super) fn is_slow(&self) -> bool {
+        let measured = self.measured.measured;
         let is_recent = measured.is_none_or(|measured| measured.elapsed() < SLOW_FOR);
-        is_recent && !self.is_small(objects) && self.expected(objects) > CATCH_UP
+        is_recent && !self.is_small() && self.expected() > CATCH_UP
     }
 
     /// Returns `true` if a proof begins with the question for the version: if events brought the
     /// last one, and before the first one unless the type is small. Tiny types are always compared:
     /// the version alone would often need a comparison after it.
-    pub(in crate::serve) fn asks_version_first(&self, objects: usize) -> bool {
-        if self.is_tiny(objects) {
-            return false;
+    pub(super) fn asks_version_first(&self) -> bool {
+        let compares_first = self.measured.compares_first;
+        match self.size() {
+            ComparisonSize::Tiny => false,
+            ComparisonSize::Small => compares_first == Some(false),
+            ComparisonSize::Large => compares_first != Some(true),
         }
-        let compares_first = self.0.lock().compares_first;
-        !compares_first.unwrap_or_else(|| self.is_small(objects))
     }
 
     /// Returns `true` if the question for the version of a small type costs less than a comparison,
     /// because nothing was written since the proof before. Where something was, the comparison
     /// follows.
-    pub(in crate::serve) fn does_version_suffice(&self, objects: usize) -> bool {
-        let comparison = self.comparison(objects);
+    fn does_version_suffice(&self) -> bool {
+        let comparison = self.comparison();
         let suffices = |share: f64| REQUEST + share * comparison < comparison;
-        let is_small_and_not_tiny = comparison > TINY && comparison <= SMALL;
-        is_small_and_not_tiny && self.0.lock().moved.is_some_and(suffices)
-    }
-
-    /// Notes if an answer of upstream showed a version beyond the cache's.
-    pub(in crate::serve) fn record_moved(&self, has_moved: bool) {
-        mix(&mut self.0.lock().moved, f64::from(u8::from(has_moved)));
-    }
-
-    /// Notes how the last proof came, or would have come.
-    pub(in crate::serve) fn set_compare_first(&self, compares_first: bool) {
-        let mut state = self.0.lock();
-        state.compares_first = Some(compares_first);
-        state.learned = Some(time::Instant::now());
+        self.size() == ComparisonSize::Small && self.measured.moved.is_some_and(suffices)
     }
 
     /// Returns `true` if it was learned long ago how the last proof came.
-    pub(in crate::serve) fn are_outdated(&self) -> bool {
-        let learned = self.0.lock().learned;
+    fn is_outdated(&self) -> bool {
+        let learned = self.measured.learned;
         learned.is_some_and(|at| at.elapsed() >= LAG_REMEMBERED)
     }
 
-    /// Notes the uncompressed length and the time of a comparison.
-    pub(in crate::serve) fn record_comparison(&self, objects: usize, bytes: usize, took: Duration) {
-        if objects == 0 {
-            return;
-        }
-        let mut state = self.0.lock();
-        let state = &mut *state;
-        let count = objects as f64;
-        mix(&mut state.bytes_per_object, bytes as f64 / count);
-        let timed = objects.max(LEAST_MEASURED) as f64;
-        mix(&mut state.seconds_per_object, took.as_secs_f64() / timed);
-        state.seconds_at_least = if objects < LEAST_MEASURED {
-            took.as_secs_f64()
+    /// Returns the use of asking for the version alone, for a scope whose events come now or not.
+    pub(super) fn version_question(&self, is_busy: bool) -> VersionQuestion {
+        if self.does_version_suffice() {
+            VersionQuestion::Suffices
+        } else if self.asks_version_first() {
+            VersionQuestion::BroughtLast
+        } else if is_busy || self.is_outdated() {
+            // Events come now, or it is long ago that they were late.
+            VersionQuestion::Possible
         } else {
-            0.0
-        };
-        state.measured = Some(Instant::now());
-        state.paused_until = None;
-    }
-
-    /// Notes the uncompressed length of the metadata of a part of the type.
-    pub(super) fn record_selection(&self, objects: usize, bytes: usize) {
-        if objects > 0 {
-            let measured = bytes as f64 / objects as f64;
-            mix(&mut self.0.lock().bytes_per_selected, measured);
+            VersionQuestion::Useless
         }
-    }
-
-    /// Notes that a comparison took too long. Upstream is left alone for a while.
-    pub(in crate::serve) fn pause_after_late(&self) {
-        self.0.lock().paused_until = Some(Instant::now() + AFTER_LATE);
-    }
-
-    /// Returns `true` if no comparison should be asked for now.
-    pub(in crate::serve) fn is_paused(&self) -> bool {
-        let paused_until = self.0.lock().paused_until;
-        paused_until.is_some_and(|until| Instant::now() < until)
-    }
-
-    /// Counts a read of this cost. Returns `true` if the reads that came lately cost upstream as much
-    /// as `proof`. Reads of one `identity` share a request, so they count once.
-    pub(in crate::serve) fn count_read(
-        &self,
-        proof: f64,
-        cost: f64,
-        identity: Option<u64>,
-        objects: usize,
-    ) -> bool {
-        if cost >= proof {
-            return true;
-        }
-        let period = self.expected(objects).max(MIN_PERIOD);
-        let reads = &mut self.0.lock().cheap_reads;
-        if reads.began.is_none_or(|began| began.elapsed() > period) {
-            *reads = CheapReads {
-                began: Some(Instant::now()),
-                ..CheapReads::default()
-            };
-        }
-        // Beyond the proof's cost nothing is added, which bounds the set.
-        let is_new = reads.cost < proof && identity.is_none_or(|it| reads.seen.insert(it));
-        if is_new {
-            reads.cost += cost;
-        }
-        reads.cost >= proof
     }
 }
 
@@ -287,37 +343,37 @@ mod tests {
     fn whole_lists_outweigh_their_proof_and_single_objects_do_not() {
         let costs = ProofCosts::default();
         costs.record_comparison(10_000, 22 << 20, Duration::from_millis(100));
-        let proof = costs.comparison(10_000);
-        let all = costs.answer(JSON, 10_000, 44 << 20);
-        assert!(costs.count_read(proof, all, Some(1), 10_000));
+        let whole = costs.estimate(10_000);
+        let all = whole.answer(JSON, 44 << 20);
+        assert!(costs.count_read(10_000, all, Some(1)));
         let protobuf = Representation::whole(Encoding::Protobuf);
-        assert!(costs.count_read(
-            proof,
-            costs.answer(protobuf, 10_000, 32 << 20),
-            None,
-            10_000
-        ));
-        let one_node = costs.answer(JSON, 20, 20 * 4400);
-        assert!(!costs.count_read(proof, one_node, Some(2), 10_000));
+        let all = whole.answer(protobuf, 32 << 20);
+        assert!(costs.count_read(10_000, all, None));
+        let one_node = whole.of_objects(20).answer(JSON, 20 * 4400);
+        assert!(!costs.count_read(10_000, one_node, Some(2)));
         let metadata = Representation {
             metadata_only: true,
             ..protobuf
         };
-        let alone = costs.answer(metadata, 10_000, 44 << 20);
-        assert!(alone < proof, "upstream's own list is the proof");
+        let alone = whole.answer(metadata, 44 << 20);
+        assert!(
+            alone < whole.comparison(),
+            "upstream's own list is the proof"
+        );
     }
 
     #[test]
     fn the_length_of_parts_is_learned_from_parts_and_before_that_from_the_type() {
         let costs = ProofCosts::default();
         let is_about = |bytes: f64, wanted: f64| (bytes - wanted).abs() < 1.0;
-        assert!(is_about(costs.selected_metadata(10), 10.0 * METADATA));
+        let selected = || costs.estimate(10).selected_metadata();
+        assert!(is_about(selected(), 10.0 * METADATA));
         costs.record_comparison(100, 100 * 700, Duration::from_millis(5));
-        assert!(is_about(costs.selected_metadata(10), 7000.0));
+        assert!(is_about(selected(), 7000.0));
         costs.record_selection(0, 40);
         costs.record_selection(20, 20 * 500);
-        assert!(is_about(costs.selected_metadata(10), 5000.0));
-        let whole = costs.metadata(10);
+        assert!(is_about(selected(), 5000.0));
+        let whole = costs.estimate(10).metadata();
         assert!(is_about(whole, 7000.0), "parts may be unlike the rest");
     }
 
@@ -326,11 +382,10 @@ mod tests {
         let costs = ProofCosts::default();
         // The period is longer than this test.
         costs.record_comparison(1000, 1 << 20, Duration::from_secs(1000));
-        let (proof, one) = (costs.comparison(1000), REQUEST);
-        assert!((0..1000).all(|_| !costs.count_read(proof, one, Some(7), 1000)));
-        let needed = (8..1000).find(|it| costs.count_read(proof, one, Some(*it), 1000));
+        assert!((0..1000).all(|_| !costs.count_read(1000, REQUEST, Some(7))));
+        let needed = (8..1000).find(|it| costs.count_read(1000, REQUEST, Some(*it)));
         let needed = needed.expect("the sum grows") - 7;
-        let wanted = proof / one;
+        let wanted = costs.estimate(1000).comparison() / REQUEST;
         assert!(
             (needed as f64 - wanted).abs() <= 1.0,
             "{needed} of {wanted}"
@@ -340,11 +395,11 @@ mod tests {
     #[test]
     fn a_comparison_is_waited_for_as_long_as_it_should_take() {
         let costs = ProofCosts::default();
-        assert_eq!(costs.patience(10), MIN_COMPARISON_WAIT);
+        assert_eq!(costs.estimate(10).patience(), MIN_COMPARISON_WAIT);
         costs.record_comparison(100_000, 220 << 20, Duration::from_secs(2));
-        assert_eq!(costs.patience(100_000), Duration::from_secs(8));
-        assert!(!costs.is_slow(100_000));
-        assert!(costs.is_slow(200_000));
+        assert_eq!(costs.estimate(100_000).patience(), Duration::from_secs(8));
+        assert!(!costs.estimate(100_000).is_slow());
+        assert!(costs.estimate(200_000).is_slow());
         costs.pause_after_late();
         assert!(costs.is_paused());
         costs.record_comparison(100_000, 220 << 20, Duration::from_secs(2));
@@ -356,61 +411,79 @@ mod tests {
         let costs = ProofCosts::default();
         costs.record_comparison(1, 300, Duration::from_millis(20));
         assert!(
-            !costs.is_slow(5_000),
+            !costs.estimate(5_000).is_slow(),
             "most of it was the way there and back"
         );
         let costs = ProofCosts::default();
         costs.record_comparison(1, 300, Duration::from_secs(3));
         assert!(
-            !costs.is_slow(1),
+            !costs.estimate(1).is_slow(),
             "a small type is compared, and measured, always"
         );
         costs.record_comparison(20_000, 6_000_000, Duration::from_mins(1));
-        assert!(costs.is_slow(20_000));
+        assert!(costs.estimate(20_000).is_slow());
     }
 
     #[test]
     fn events_that_are_faster_than_a_comparison_save_the_next_one() {
         let costs = ProofCosts::default();
-        assert!(!costs.asks_version_first(10));
-        assert!(costs.asks_version_first(100_000));
+        assert!(!costs.estimate(10).asks_version_first());
+        assert!(costs.estimate(100_000).asks_version_first());
         costs.set_compare_first(false);
-        assert!(costs.asks_version_first(100));
-        assert!(!costs.asks_version_first(5), "a comparison costs as much");
+        assert!(costs.estimate(100).asks_version_first());
+        assert!(
+            !costs.estimate(5).asks_version_first(),
+            "a comparison costs as much"
+        );
         costs.set_compare_first(true);
-        assert!(!costs.asks_version_first(100_000));
+        assert!(!costs.estimate(100_000).asks_version_first());
     }
 
     #[test]
     fn the_version_of_a_small_type_suffices_while_little_is_written() {
         let costs = ProofCosts::default();
-        assert!(!costs.does_version_suffice(100), "nothing is known");
+        assert!(
+            !costs.estimate(100).does_version_suffice(),
+            "nothing is known"
+        );
         costs.record_moved(true);
-        assert!(!costs.does_version_suffice(100));
+        assert!(!costs.estimate(100).does_version_suffice());
         for _ in 0..5 {
             costs.record_moved(false);
         }
-        assert!(costs.does_version_suffice(100));
-        assert!(!costs.does_version_suffice(5), "a comparison costs as much");
-        assert!(!costs.does_version_suffice(100_000), "events are awaited");
+        assert!(costs.estimate(100).does_version_suffice());
+        assert!(
+            !costs.estimate(5).does_version_suffice(),
+            "a comparison costs as much"
+        );
+        assert!(
+            !costs.estimate(100_000).does_version_suffice(),
+            "events are awaited"
+        );
         costs.record_moved(true);
-        assert!(costs.does_version_suffice(100), "one write, many reads");
+        assert!(
+            costs.estimate(100).does_version_suffice(),
+            "one write, many reads"
+        );
         for _ in 0..3 {
             costs.record_moved(true);
         }
-        assert!(!costs.does_version_suffice(100), "others always write");
+        assert!(
+            !costs.estimate(100).does_version_suffice(),
+            "others always write"
+        );
     }
 
     #[tokio::test(start_paused = true)]
     async fn it_is_not_remembered_for_ever_that_events_were_late() {
         let costs = ProofCosts::default();
-        assert!(!costs.are_outdated(), "nothing was learned");
+        assert!(!costs.estimate(1).is_outdated(), "nothing was learned");
         costs.set_compare_first(true);
         time::advance(LAG_REMEMBERED / 2).await;
-        assert!(!costs.are_outdated());
+        assert!(!costs.estimate(1).is_outdated());
         time::advance(LAG_REMEMBERED / 2).await;
-        assert!(costs.are_outdated());
+        assert!(costs.estimate(1).is_outdated());
         costs.set_compare_first(true);
-        assert!(!costs.are_outdated(), "it was learned anew");
+        assert!(!costs.estimate(1).is_outdated(), "it was learned anew");
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::{Instant, timeout};
 
-use super::costs::{ProofCosts, REQUEST};
+use super::costs::{ProofEstimate, REQUEST};
 use super::outcome::{FenceError, ProvenVersion};
 use crate::serve::reads::get_crowds::MANY_GETS;
 use crate::shared_calls::{Gathering, Gatherings};
@@ -55,18 +55,17 @@ pub(super) struct ProofForGets {
 }
 
 impl ProofForGets {
-    /// Estimates the next proof for so many objects. `None` while comparisons are slow.
-    pub(super) fn new(costs: &ProofCosts, objects: usize, question: GetQuestion) -> Option<Self> {
+    /// Estimates the next proof by this question.
+    pub(super) fn new(estimate: &ProofEstimate, question: GetQuestion) -> Self {
         let (cost, takes) = match question {
-            GetQuestion::Version => (REQUEST, costs.expected_of_version()),
-            GetQuestion::Comparison if costs.is_slow(objects) || costs.is_paused() => return None,
-            GetQuestion::Comparison => (costs.comparison(objects), costs.expected(objects)),
+            GetQuestion::Version => (REQUEST, estimate.expected_of_version()),
+            GetQuestion::Comparison => (estimate.comparison(), estimate.expected()),
         };
-        Some(Self {
+        Self {
             question,
             cost: cost / REQUEST,
             takes,
-        })
+        }
     }
 
     /// Returns `true` if the proof costs upstream no more than these gets.

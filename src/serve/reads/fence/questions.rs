@@ -9,6 +9,7 @@ use tokio::time::{self, timeout};
 use watershed_protocol::ResourceVersion;
 
 use super::comparison::{Compared, ProvenSelection, ProvenState, compare};
+use super::costs::ComparisonSize;
 use super::outcome::{ComparedVersion, FenceError, FreshnessProof};
 use super::{Fence, MAX_WAIT, WatchedObjects};
 use crate::scope::Scope;
@@ -135,8 +136,8 @@ impl Fence {
         let compared = self.ask_objects(scope).await?;
         // A slow one among fast ones does not hold up those who come after it.
         let before = mem::replace(&mut *self.last_comparison.lock(), compared.took);
-        let is_tiny = self.costs.is_tiny(scope.reader.snapshot().len());
-        if let Some(rest) = rest_after(compared.took.min(before), readers, is_tiny) {
+        let size = self.costs.estimate(scope.reader.snapshot().len()).size();
+        if let Some(rest) = rest_after(compared.took.min(before), readers, size) {
             self.comparisons.rest(rest);
         }
         Ok(compared)
@@ -150,8 +151,8 @@ impl Fence {
         metrics::fence_asked(&scope.key.gvr, "validate");
         let question = scope.ask();
         let started = Instant::now();
-        let longest = LATE_FACTOR * self.costs.patience(held);
-        let listed = timeout(longest, Self::list(&self.probe, held)).await;
+        let longest = LATE_FACTOR * self.costs.estimate(held).patience();
+        let listed = timeout(longest, self.probe.versions(most(held))).await;
         let took = started.elapsed();
         let Ok(listed) = listed else {
             self.costs.pause_after_late();
@@ -182,6 +183,7 @@ impl Fence {
         })
     }
 
+    /// Compares the watched objects alone with the cache.
     pub(super) async fn compare_selection(
         self: &Arc<Self>,
         scope: &Arc<Scope>,
@@ -233,7 +235,7 @@ impl Fence {
         count: usize,
     ) -> Result<MeasuredVersions, AnswerError> {
         let held = scope.reader.snapshot().len();
-        let length = self.costs.selected_metadata(count);
+        let length = self.costs.estimate(count).selected_metadata();
         let is_cheaper = STREAMED.contains(&length) && held <= STREAMED_OF;
         if scope.streams_compressed() && is_cheaper {
             let streamed = timeout(STREAM_PATIENCE, probe.streamed_versions(most(held))).await;
@@ -241,27 +243,21 @@ impl Fence {
                 return Ok(measured);
             }
         }
-        Self::list(probe, held).await
-    }
-
-    /// Lists all objects of a probe. A type that has grown to twice its size is not read to its
-    /// end.
-    async fn list(probe: &Probe, held: usize) -> Result<MeasuredVersions, AnswerError> {
         probe.versions(most(held)).await
     }
 }
 
-/// Returns the number of objects up to which a list is read, where so many are held.
+/// Returns the number of objects up to which a list is read, where so many are held. A type that has
+/// grown to twice its size is not read to its end.
 fn most(held: usize) -> usize {
     2 * held + 500
 }
 
 /// Returns the pause after a comparison for so many readers, if there should be one.
-fn rest_after(took: Duration, readers: usize, is_tiny: bool) -> Option<Duration> {
-    let few = if is_tiny {
-        FEW_READERS_OF_TINY_TYPES
-    } else {
-        FEW_READERS
+fn rest_after(took: Duration, readers: usize, size: ComparisonSize) -> Option<Duration> {
+    let few = match size {
+        ComparisonSize::Tiny => FEW_READERS_OF_TINY_TYPES,
+        ComparisonSize::Small | ComparisonSize::Large => FEW_READERS,
     };
     let longer = (readers as f64 / few as f64).min(MAX_REST_FACTOR);
     (readers > few).then(|| took.mul_f64(longer).min(MAX_REST))
@@ -273,12 +269,14 @@ mod tests {
 
     #[test]
     fn comparisons_for_many_rest_for_longer_unless_upstream_answers_as_fast() {
+        use ComparisonSize::{Small, Tiny};
+
         let took = Duration::from_millis(3);
-        assert_eq!(rest_after(took, 3, false), None);
-        assert_eq!(rest_after(took, 6, false), Some(2 * took));
-        assert_eq!(rest_after(took, 20, false), Some(4 * took));
-        assert_eq!(rest_after(took, 20, true), None);
-        assert_eq!(rest_after(took, 200, true), Some(4 * took));
-        assert_eq!(rest_after(1000 * took, 200, false), Some(MAX_REST));
+        assert_eq!(rest_after(took, 3, Small), None);
+        assert_eq!(rest_after(took, 6, Small), Some(2 * took));
+        assert_eq!(rest_after(took, 20, Small), Some(4 * took));
+        assert_eq!(rest_after(took, 20, Tiny), None);
+        assert_eq!(rest_after(took, 200, Tiny), Some(4 * took));
+        assert_eq!(rest_after(1000 * took, 200, Small), Some(MAX_REST));
     }
 }

@@ -35,25 +35,30 @@ pub(super) enum ProofRoute {
 }
 
 impl ProofRoute {
-    /// Chooses the first step. `is_worth_comparing` says whether a comparison costs upstream no more
-    /// than the answers to those who would share it. It is asked only where that matters.
-    pub(super) fn choose(facts: RouteFacts, mut is_worth_comparing: impl FnMut() -> bool) -> Self {
+    /// Chooses the first step. `reads_outweigh` is `true` if a comparison costs upstream no more than
+    /// the answers to those who would share it.
+    pub(super) fn choose(facts: RouteFacts, reads_outweigh: bool) -> Self {
         let RouteFacts {
             is_small,
             has_lagged,
             version,
         } = facts;
-        if has_lagged && !is_small && !is_worth_comparing() {
+        if has_lagged && !is_small && !reads_outweigh {
             return Self::LeaveToUpstream;
         }
         match version {
             VersionQuestion::Suffices => Self::AskVersion,
             VersionQuestion::BroughtLast if !(has_lagged && is_small) => Self::AskVersion,
-            _ if is_small || is_worth_comparing() => Self::Compare,
+            _ if is_small || reads_outweigh => Self::Compare,
             // Events prove a read that costs less than a comparison, or nothing does.
             VersionQuestion::Possible => Self::AskVersion,
             VersionQuestion::BroughtLast | VersionQuestion::Useless => Self::LeaveToUpstream,
         }
+    }
+
+    /// Returns `true` if the choice depends on whether the reads outweigh a comparison.
+    pub(super) fn depends_on_reads(facts: RouteFacts) -> bool {
+        Self::choose(facts, true) != Self::choose(facts, false)
     }
 }
 
@@ -84,7 +89,7 @@ mod tests {
             (VersionQuestion::BroughtLast, [AskVersion; 2], AskVersion),
         ] {
             let facts = RouteFacts { version, ..LARGE };
-            let routes = |facts| [true, false].map(|worth| ProofRoute::choose(facts, || worth));
+            let routes = |facts| [true, false].map(|outweigh| ProofRoute::choose(facts, outweigh));
             assert_eq!(routes(facts), wanted, "{version:?}");
             let lagging = RouteFacts {
                 has_lagged: true,
@@ -112,8 +117,8 @@ mod tests {
                 version,
                 ..SMALL
             };
-            let never = || -> bool { unreachable!("it costs too little to be counted") };
-            assert_eq!(ProofRoute::choose(facts, never), wanted, "{facts:?}");
+            assert_eq!(ProofRoute::choose(facts, false), wanted, "{facts:?}");
+            assert!(!ProofRoute::depends_on_reads(facts), "{facts:?}");
         }
     }
 }

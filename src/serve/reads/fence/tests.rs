@@ -3,7 +3,20 @@ use super::*;
 use crate::scope::{ObjectShape, Retention, ScopeConfig, Scopes};
 use crate::test_support::{Api, HTTP2, Pki, eventually, text, upstream_of};
 use crate::upstream::{ConnectionClass, SendOptions};
-use watershed_protocol::{FieldTable, GroupVersionResource, Representation, Selection};
+use watershed_protocol::{Encoding, FieldTable, GroupVersionResource, Selection};
+
+impl ProofDemand {
+    /// Returns the demand of a reader whose answer costs upstream as much as so many requests.
+    pub(super) fn of_requests(requests: usize) -> Self {
+        Self {
+            representation: Representation::whole(Encoding::Json),
+            objects: 1,
+            // So many bytes of JSON weigh as much as a request.
+            bytes: (requests - 1) * 31_250,
+            identity: None,
+        }
+    }
+}
 
 /// Fences, and a scope of pods, in front of an API server that answers nothing.
 struct Silence {
@@ -33,7 +46,7 @@ impl Silence {
         let scopes = Scopes::new(client.clone(), ScopeConfig::default());
         let gvr = GroupVersionResource::new("", "v1", "pods");
         let shape = ObjectShape::new("Pod", FieldTable::metadata_only(true));
-        let representation = Representation::whole(watershed_protocol::Encoding::Json);
+        let representation = Representation::whole(Encoding::Json);
         let key = ScopeKey::everything(gvr, representation);
         Self {
             fences: Fences::new(client),
@@ -46,26 +59,20 @@ impl Silence {
 
 #[tokio::test]
 async fn a_reader_waits_for_three_seconds_or_twice_as_long_as_upstream_would_take() {
-    let silence = Silence::begin().await;
-    let (fences, scope) = (&silence.fences, &silence.scope);
-    // Comparisons used to be slow, so that upstream gets more time for them.
-    let fence = fences.of(scope);
-    fence
-        .costs
-        .record_comparison(1, 300, Duration::from_secs(10));
+    let seconds = Duration::from_secs;
+    // The answer costs as much as the comparison, so upstream would need as long for it.
     let cases = [
-        (false, 0.1, MAX_WAIT),
-        (true, 0.1, MAX_WAIT),
-        // Upstream would need five seconds for the answer.
-        (false, 0.5, Duration::from_secs(10)),
+        (false, seconds(1), MAX_WAIT),
+        (true, seconds(1), MAX_WAIT),
+        (false, seconds(5), seconds(10)),
     ];
-    for (asks_version_first, share, wanted) in cases {
+    for (asks_version_first, comparison, wanted) in cases {
+        let silence = Silence::begin().await;
+        let (fences, scope) = (&silence.fences, &silence.scope);
+        let fence = fences.of(scope);
+        fence.costs.record_comparison(1, 300, comparison);
         fence.costs.set_compare_first(!asks_version_first);
-        let cost = move |_: &ProofCosts, _: &Snapshot| costs::REQUEST * share;
-        let demand = ProofDemand {
-            cost: &cost,
-            identity: None,
-        };
+        let demand = ProofDemand::of_requests(1);
         time::pause();
         let began = time::Instant::now();
         let proof = fences.prove(scope, demand, Instant::now()).await;
@@ -91,10 +98,7 @@ async fn after_a_question_for_the_version_without_an_answer_nobody_waits_for_a_w
     assert!(matches!(version, Err(FenceError::Late)), "{version:?}");
     assert!(began.elapsed() >= MAX_WAIT);
     let began = time::Instant::now();
-    let demand = ProofDemand {
-        cost: &|_, _| costs::REQUEST,
-        identity: None,
-    };
+    let demand = ProofDemand::of_requests(1);
     let proof = fences.prove(scope, demand, Instant::now()).await;
     assert!(matches!(proof, Err(FenceError::Refused)), "{proof:?}");
     assert_eq!(began.elapsed(), Duration::ZERO);
@@ -113,7 +117,7 @@ async fn fences_of_closed_scopes_are_dropped() {
     let shape = ObjectShape::new("Pod", FieldTable::metadata_only(true));
     for name in 0..20 {
         let selection = Arc::new(Selection::named(None, &name.to_string()));
-        let representation = Representation::whole(watershed_protocol::Encoding::Json);
+        let representation = Representation::whole(Encoding::Json);
         let lent = scopes
             .acquire(&gvr, representation, &shape, |_| {
                 Some((selection, Retention::default()))

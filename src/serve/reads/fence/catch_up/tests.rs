@@ -10,9 +10,8 @@ use watershed_protocol::{Encoding, FieldTable, GroupVersionResource, Representat
 use super::*;
 use crate::body;
 use crate::scope::{ObjectShape, ScopeConfig, ScopeKey, Scopes};
-use crate::serve::reads::fence::costs::{MAX_COMPARISON_WAIT, REQUEST};
-use crate::serve::reads::fence::{FenceError, Fences, ProofCosts, ProofDemand};
-use crate::store::Snapshot;
+use crate::serve::reads::fence::costs::MAX_COMPARISON_WAIT;
+use crate::serve::reads::fence::{FenceError, Fences, ProofDemand};
 use crate::test_support::{Api, HTTP2, Pki, SOON, eventually, streamed, upstream_of};
 use crate::upstream::UpstreamClient;
 
@@ -154,12 +153,8 @@ struct FencedScope {
 
 impl FencedScope {
     /// Proves a read whose answer costs upstream as much as so many requests.
-    async fn prove(&self, requests: f64) -> Result<ResourceVersion, FenceError> {
-        let cost = move |_: &ProofCosts, _: &Snapshot| REQUEST * requests;
-        let demand = ProofDemand {
-            cost: &cost,
-            identity: None,
-        };
+    async fn prove(&self, requests: usize) -> Result<ResourceVersion, FenceError> {
+        let demand = ProofDemand::of_requests(requests);
         self.fences.prove(&self.scope, demand, Instant::now()).await
     }
 }
@@ -203,17 +198,17 @@ async fn a_long_list_is_proven_by_a_catch_up_watch_while_comparisons_are_late() 
     let fence = opened.fences.of(&opened.scope);
     fence
         .costs
-        .record_comparison(1, 300, Duration::from_secs(10));
+        .record_comparison(1, 300, Duration::from_secs(2));
     fence.costs.pause_after_late();
-    let short = opened.prove(0.01).await;
+    let short = opened.prove(1).await;
     assert!(short.is_err(), "upstream has it sooner: {short:?}");
     assert_eq!(opened.scope.reader.version(), ResourceVersion(30));
-    assert_eq!(opened.prove(0.5).await.unwrap(), ResourceVersion(40));
+    assert_eq!(opened.prove(3).await.unwrap(), ResourceVersion(40));
 }
 
 #[tokio::test]
 async fn long_lists_whose_comparison_becomes_late_are_proven_by_a_catch_up_watch() {
-    const LONG: f64 = 1e9;
+    const LONG: usize = 1_000_000_000;
     let served = Served::new(LATER_LIST, SHOWN, 1);
     let opened = served.open(30).await;
     served.compared.forget_permits(100);
@@ -316,10 +311,13 @@ async fn gets_that_are_given_up_by_design_do_not_count_as_failed() {
 async fn the_time_of_a_question_for_the_version_is_learned() {
     let opened = Served::new(LATER_LIST, SHOWN, 1).open(30).await;
     let fence = opened.fences.of(&opened.scope);
-    assert_eq!(fence.costs.expected_of_version(), Duration::ZERO);
+    assert_eq!(
+        fence.costs.estimate(1).expected_of_version(),
+        Duration::ZERO
+    );
     assert_eq!(
         fence.version(&opened.scope).await.unwrap(),
         ResourceVersion(40)
     );
-    assert!(fence.costs.expected_of_version() > Duration::ZERO);
+    assert!(fence.costs.estimate(1).expected_of_version() > Duration::ZERO);
 }

@@ -4,6 +4,7 @@ use tokio::time::sleep;
 use watershed_protocol::{GroupVersionResource, ResourceVersion};
 
 use super::*;
+use crate::serve::reads::fence::costs::ProofCosts;
 use crate::serve::reads::fence::outcome::FreshnessProof;
 use crate::serve::reads::get_crowds::GetCrowds;
 
@@ -17,7 +18,7 @@ fn proof(objects: usize) -> ProofForGets {
     let took = Duration::from_micros(13) * u32::try_from(objects).unwrap();
     costs.record_comparison(objects, objects * 800, took);
     costs.set_compare_first(true);
-    ProofForGets::new(&costs, objects, GetQuestion::Comparison).unwrap()
+    ProofForGets::new(&costs.estimate(objects), GetQuestion::Comparison)
 }
 
 /// Clients, and an upstream that counts their requests.
@@ -308,7 +309,7 @@ async fn gets_share_proofs_of_an_upstream_that_is_slow_to_tell_its_version() {
     let takes = Duration::from_millis(500);
     let costs = ProofCosts::default();
     costs.record_version_time(takes);
-    let proof = ProofForGets::new(&costs, 20, GetQuestion::Version).unwrap();
+    let proof = ProofForGets::new(&costs.estimate(20), GetQuestion::Version);
     assert_eq!(proof.patience(), 4 * takes);
     let run = Rehearsal::with(proof).run(500, 1000 * MILLI, |number| number * 2 * MILLI);
     let results = run.await;
