@@ -51,7 +51,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tokio::time::{self, timeout, timeout_at};
 
-use crate::scope::{Scope, ScopeKey, TimelineChanged};
+use crate::scope::{Scope, TimelineChanged};
 use crate::serve::metrics;
 use crate::shared_calls::{FlightPace, Singleflight};
 use crate::upstream::{Probe, UpstreamClient};
@@ -113,7 +113,8 @@ struct AnswerOfUpstream {
 /// The fences of all scopes.
 pub(in crate::serve) struct Fences {
     client: UpstreamClient,
-    fences: Mutex<HashMap<ScopeKey, Arc<Fence>>>,
+    /// By the scopes' random numbers.
+    fences: Mutex<HashMap<u64, Arc<Fence>>>,
 }
 
 impl Fences {
@@ -195,16 +196,13 @@ impl Fences {
 
     fn of(&self, scope: &Arc<Scope>) -> Arc<Fence> {
         let mut fences = self.fences.lock();
-        let known = fences
-            .get(&scope.key)
-            .filter(|fence| Weak::ptr_eq(&fence.scope, &Arc::downgrade(scope)));
-        if let Some(fence) = known {
+        if let Some(fence) = fences.get(&scope.id) {
             return Arc::clone(fence);
         }
         let fence = Arc::new(Fence::new(self.client.clone(), scope));
         // Scopes come and go by what clients ask for.
         fences.retain(|_, fence| fence.scope.strong_count() > 0);
-        fences.insert(scope.key.clone(), Arc::clone(&fence));
+        fences.insert(scope.id, Arc::clone(&fence));
         fence
     }
 }

@@ -1,6 +1,6 @@
 //! Fences, their limits of time and their end.
 use super::*;
-use crate::scope::{ObjectShape, Retention, ScopeConfig, Scopes};
+use crate::scope::{ObjectShape, Retention, ScopeConfig, ScopeKey, Scopes};
 use crate::test_support::{Api, HTTP2, Pki, eventually, text, upstream_of};
 use crate::upstream::{ConnectionClass, SendOptions};
 use watershed_protocol::{Encoding, FieldTable, GroupVersionResource, Selection};
