@@ -17,6 +17,7 @@
 //! | [`catalog`] | the types that can be cached: discovery and CRDs | `catalog.rs` |
 //! | [`access`] | who calls, and what they may do | `access.rs` |
 //! | [`audit`] | an audit log of what is answered from memory | `audit/record.rs` |
+//! | [`proof`] | proofs that memory is no older than a consistent read | `proof.rs` |
 //! | [`serve`] | the phases of a request: plan, authorize, open, wait, answer | `serve.rs` |
 //! | [`listener`] | sockets, TLS, limits. Knows no resources | `listener/listen.rs` |
 //! | [`admin`] | health, metrics and the status page | `admin.rs` |
@@ -62,6 +63,7 @@ pub mod headers;
 pub mod listener;
 pub mod log_throttle;
 pub mod metric;
+pub mod proof;
 pub mod scope;
 pub mod serve;
 pub mod shared_calls;

@@ -8,13 +8,16 @@ use crate::scope::Scopes;
 use crate::scope::gauges::ScopeGauges;
 use crate::serve::Usage;
 use crate::upstream::Upstream;
-use crate::{access, admin, audit, budget, catalog, listener, scope, serve, telemetry, upstream};
+use crate::{
+    access, admin, audit, budget, catalog, listener, proof, scope, serve, telemetry, upstream,
+};
 
 /// Returns the declarations of all metrics, by name.
 pub fn metrics() -> Vec<Declaration> {
     let mut all = [
         listener::metrics::METRICS,
         serve::metrics::METRICS,
+        proof::metrics::METRICS,
         access::metrics::METRICS,
         audit::metrics::METRICS,
         budget::metrics::METRICS,

@@ -12,9 +12,9 @@ use super::metrics::Labels;
 use super::plan::optional_parameters::{OptionalParameters, ParameterUse};
 use super::plan::{PlannedAction, ReadKind, ReadPlan, RequestPlan};
 use super::policy::CachingPolicy;
-use super::reads::get_crowds::{GetCrowds, MANY_GETS};
 use super::source::{AnswerSource, ForwardReason};
 use crate::catalog::Catalog;
+use crate::proof::{GetCrowds, MANY_GETS};
 
 /// Forecasts how a proxy with this policy would answer requests.
 pub struct Forecaster {

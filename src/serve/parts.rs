@@ -19,8 +19,6 @@ use super::limits::watches::WatchLimits;
 use super::metrics::Meters;
 use super::plan::optional_parameters::ParameterProbe;
 use super::policy::CachingPolicy;
-use super::reads::fence::Fences;
-use super::reads::get_crowds::GetCrowds;
 use super::reads::open::ScopeOpener;
 use super::usage::Usage;
 use super::verify::Verifier;
@@ -28,6 +26,7 @@ use crate::access::{Access, Caller, Credential};
 use crate::catalog::Catalog;
 use crate::drain::DrainWatch;
 use crate::headers::VIA;
+use crate::proof::{Fences, GetCrowds};
 use crate::scope::Scopes;
 use crate::upstream::{Forwarder, ProxyChain, UpstreamClient};
 

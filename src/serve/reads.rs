@@ -1,7 +1,5 @@
 //! Opens what a read needs, and waits until that is as fresh as the answer has to be.
-pub(super) mod fence;
 pub(super) mod freshness;
-pub(super) mod get_crowds;
 pub(super) mod large_answers;
 pub(super) mod open;
 pub(super) mod unfolding;

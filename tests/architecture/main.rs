@@ -91,8 +91,21 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ),
     ("audit", &["access", "body", "log_throttle", "metric"]),
     (
+        "proof",
+        &[
+            "scope",
+            "store",
+            "upstream",
+            "watcher",
+            "metric",
+            "shared_calls",
+            "work",
+        ],
+    ),
+    (
         "serve",
         &[
+            "proof",
             "store",
             "watcher",
             "scope",

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 use tokio::time;
 use watershed_protocol::{Freshness, ResourceVersion};
 
-use super::fence::{FenceError, Fences, MAX_WAIT, ProofDemand, ProvenState, WatchedObjects};
 use super::open::OpenedScope;
+use crate::proof::{FenceError, Fences, MAX_WAIT, ProofDemand, ProvenState, WatchedObjects};
 use crate::scope::ScopePhase;
 use crate::serve::plan::{ReadKind, ReadPlan, SelectedSize};
 use crate::serve::source::{AnswerSource, ForwardReason};

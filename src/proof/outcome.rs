@@ -8,7 +8,7 @@ use watershed_protocol::ResourceVersion;
 
 /// The proof that a cache is fresh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::serve) enum FreshnessProof {
+pub(crate) enum FreshnessProof {
     /// The scope was listed after the read came.
     Listed,
     /// The cache was there already.
@@ -44,7 +44,7 @@ impl FreshnessProof {
 
 /// The reason why a cache was not proven fresh.
 #[derive(Clone, Debug, thiserror::Error)]
-pub(in crate::serve) enum FenceError {
+pub(crate) enum FenceError {
     #[error("upstream did not report its version: {0}")]
     AnswerError(Arc<AnswerError>),
     #[error("upstream did not report its version")]

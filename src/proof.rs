@@ -37,7 +37,9 @@
 mod catch_up;
 mod comparison;
 mod costs;
+mod get_crowds;
 mod get_proofs;
+pub mod metrics;
 mod outcome;
 mod questions;
 mod refusals;
@@ -52,7 +54,7 @@ use parking_lot::Mutex;
 use tokio::time::{self, timeout, timeout_at};
 
 use crate::scope::{Scope, TimelineChanged};
-use crate::serve::metrics;
+
 use crate::shared_calls::{FlightPace, Singleflight};
 use crate::upstream::{Probe, UpstreamClient};
 use crate::watcher::ViewFilter;
@@ -65,13 +67,14 @@ use refusals::RefusedQuestions;
 use route::{ProofRoute, RouteFacts};
 use watershed_protocol::{Representation, ResourceVersion, Selection};
 
-pub(in crate::serve) use comparison::ProvenState;
-pub(in crate::serve) use outcome::FenceError;
+pub(crate) use comparison::ProvenState;
+pub(crate) use get_crowds::{GetCrowds, MANY_GETS};
+pub(crate) use outcome::FenceError;
 
 /// Longest wait of a reader whose answer upstream has sooner. Then upstream answers, which waits as
 /// long for its own cache.
 /// Source: `apiserver/pkg/storage/cacher/watch_cache.go` (blockTimeout).
-pub(in crate::serve) const MAX_WAIT: Duration = Duration::from_secs(3);
+pub(crate) const MAX_WAIT: Duration = Duration::from_secs(3);
 /// Wait for events before upstream's objects are compared.
 const EVENT_WAIT: Duration = Duration::from_millis(20);
 /// Small types without events for this long are compared without that wait.
@@ -81,24 +84,24 @@ const LAGS_FOR: Duration = Duration::from_secs(1);
 
 /// One reader that wants a proof, and the answer that upstream would give it.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::serve) struct ProofDemand {
+pub(crate) struct ProofDemand {
     /// The form of the answer.
-    pub(in crate::serve) representation: Representation,
+    pub(crate) representation: Representation,
     /// The estimated number of its objects.
-    pub(in crate::serve) objects: usize,
+    pub(crate) objects: usize,
     /// The estimated bytes of its objects, as the scope has them.
-    pub(in crate::serve) bytes: usize,
+    pub(crate) bytes: usize,
     /// Identifies reads that would share a request to upstream.
-    pub(in crate::serve) identity: Option<u64>,
+    pub(crate) identity: Option<u64>,
 }
 
 /// The objects that a watch begins with.
 #[derive(Clone, Copy)]
-pub(in crate::serve) struct WatchedObjects<'a> {
-    pub(in crate::serve) selection: &'a Selection,
-    pub(in crate::serve) filter: &'a ViewFilter,
+pub(crate) struct WatchedObjects<'a> {
+    pub(crate) selection: &'a Selection,
+    pub(crate) filter: &'a ViewFilter,
     /// Their estimated number.
-    pub(in crate::serve) count: usize,
+    pub(crate) count: usize,
 }
 
 /// The answer that a reader would get of upstream.
@@ -111,14 +114,14 @@ struct AnswerOfUpstream {
 }
 
 /// The fences of all scopes.
-pub(in crate::serve) struct Fences {
+pub(crate) struct Fences {
     client: UpstreamClient,
     /// By the scopes' random numbers.
     fences: Mutex<HashMap<u64, Arc<Fence>>>,
 }
 
 impl Fences {
-    pub(in crate::serve) fn new(client: UpstreamClient) -> Self {
+    pub(crate) fn new(client: UpstreamClient) -> Self {
         Self {
             client,
             fences: Mutex::default(),
@@ -128,7 +131,7 @@ impl Fences {
     /// Waits until the scope's newest snapshot is proven no older than the moment `since`, for
     /// [`MAX_WAIT`] at most, or twice as long as upstream's answer should take. Returns the minimum
     /// version of a snapshot that may answer: the scope may later be listed anew, from an older one.
-    pub(in crate::serve) async fn prove(
+    pub(crate) async fn prove(
         &self,
         scope: &Arc<Scope>,
         demand: ProofDemand,
@@ -148,7 +151,7 @@ impl Fences {
 
     /// Returns `true` if a get of one of the scope's objects should wait for others, to share a
     /// proof with them, when `rate` of them are expected in a second.
-    pub(in crate::serve) fn is_worth_for_gets(&self, scope: &Arc<Scope>, rate: f64) -> bool {
+    pub(crate) fn is_worth_for_gets(&self, scope: &Arc<Scope>, rate: f64) -> bool {
         let fence = self.of(scope);
         let proof = fence.proof_for_gets(scope);
         fence.may_ask().is_ok() && proof.is_some_and(|proof| fence.gets.is_worth(proof, rate))
@@ -156,7 +159,7 @@ impl Fences {
 
     /// Does the same as [`Fences::prove`] for one of many gets. They wait for each other. Those that
     /// are left when the crowd is gone cost upstream less than the proof.
-    pub(in crate::serve) async fn prove_gets(
+    pub(crate) async fn prove_gets(
         &self,
         scope: &Arc<Scope>,
         rate: f64,
@@ -178,7 +181,7 @@ impl Fences {
 
     /// Compares the selected objects alone with upstream's. Returns their state; `None` if events
     /// have carried the scope beyond the version, so that its newest snapshot may answer.
-    pub(in crate::serve) async fn prove_selection(
+    pub(crate) async fn prove_selection(
         &self,
         scope: &Arc<Scope>,
         watched: WatchedObjects<'_>,

@@ -7,7 +7,7 @@ use watershed_protocol::GroupVersionResource;
 
 /// Gets of one type in a second from which on they may wait for each other. Within 25 ms, which is
 /// the longest wait, that is eight.
-pub(in crate::serve) const MANY_GETS: f64 = 320.0;
+pub(crate) const MANY_GETS: f64 = 320.0;
 
 /// Numbers of gets whose time tells a rate. The first shows a burst as it begins, the last also
 /// spans the pauses between small bursts.
@@ -23,7 +23,7 @@ const FORGOTTEN_AFTER: Duration = Duration::from_mins(1);
 
 /// Counts consistent gets by type.
 #[derive(Debug, Default)]
-pub(in crate::serve) struct GetCrowds(Mutex<HashMap<GroupVersionResource, GetCrowd>>);
+pub(crate) struct GetCrowds(Mutex<HashMap<GroupVersionResource, GetCrowd>>);
 
 /// The gets of one type.
 #[derive(Clone, Debug, Default)]
@@ -36,26 +36,26 @@ struct GetCrowd {
 
 /// A get that arrives, and the gets before it.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::serve) struct ArrivingGet<'a> {
+pub(crate) struct ArrivingGet<'a> {
     crowds: &'a GetCrowds,
     gvr: &'a GroupVersionResource,
     /// Expected number of gets of the type in a second. It is zero for a get that comes after an
     /// unusual pause.
-    pub(in crate::serve) rate: f64,
+    pub(crate) rate: f64,
     /// Others are waiting.
     has_company: bool,
 }
 
 /// A get that waits for a proof, for as long as this lives.
 #[derive(Debug)]
-pub(in crate::serve) struct WaitingGet<'a> {
+pub(crate) struct WaitingGet<'a> {
     crowds: &'a GetCrowds,
     gvr: &'a GroupVersionResource,
 }
 
 impl GetCrowds {
     /// Counts a get that arrives at this time.
-    pub(in crate::serve) fn arrived<'a>(
+    pub(crate) fn arrived<'a>(
         &'a self,
         gvr: &'a GroupVersionResource,
         now: Instant,
@@ -80,12 +80,12 @@ impl GetCrowds {
 
 impl<'a> ArrivingGet<'a> {
     /// Returns `true` if the get may wait for others.
-    pub(in crate::serve) fn is_in_a_crowd(self) -> bool {
+    pub(crate) fn is_in_a_crowd(self) -> bool {
         self.has_company || self.rate >= MANY_GETS
     }
 
     /// Notes that the get waits for a proof from now on.
-    pub(in crate::serve) fn wait(self) -> WaitingGet<'a> {
+    pub(crate) fn wait(self) -> WaitingGet<'a> {
         let Self { crowds, gvr, .. } = self;
         let mut counted = crowds.0.lock();
         if let Some(crowd) = counted.get_mut(gvr) {

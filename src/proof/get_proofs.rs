@@ -7,7 +7,7 @@ use tokio::time::{Instant, timeout};
 
 use super::costs::{ProofEstimate, REQUEST};
 use super::outcome::{FenceError, ProvenVersion};
-use crate::serve::reads::get_crowds::MANY_GETS;
+use crate::proof::get_crowds::MANY_GETS;
 use crate::shared_calls::{Gathering, Gatherings};
 
 /// Longest wait of a get for others to share a proof with.

@@ -4,9 +4,9 @@ use tokio::time::sleep;
 use watershed_protocol::{GroupVersionResource, ResourceVersion};
 
 use super::*;
-use crate::serve::reads::fence::costs::ProofCosts;
-use crate::serve::reads::fence::outcome::FreshnessProof;
-use crate::serve::reads::get_crowds::GetCrowds;
+use crate::proof::costs::ProofCosts;
+use crate::proof::get_crowds::GetCrowds;
+use crate::proof::outcome::FreshnessProof;
 
 const MILLI: Duration = Duration::from_millis(1);
 /// Time that upstream needs for a get.

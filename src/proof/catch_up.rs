@@ -7,8 +7,8 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
+use super::metrics;
 use crate::scope::Scope;
-use crate::serve::metrics;
 use crate::upstream::{AnswerError, CatchUp, Probe, ProbeEvent};
 use watershed_protocol::ResourceVersion;
 

@@ -13,11 +13,11 @@ pub(super) const IN_TRANSIT: Duration = Duration::from_millis(100);
 
 /// The state of some objects, which is upstream's at a version.
 #[derive(Clone, Debug)]
-pub(in crate::serve) struct ProvenState {
+pub(crate) struct ProvenState {
     /// The scope's objects. Only the compared ones are known to be upstream's.
-    pub(in crate::serve) snapshot: Snapshot,
+    pub(crate) snapshot: Snapshot,
     /// The version. The scope's events may not have reached it.
-    pub(in crate::serve) version: ResourceVersion,
+    pub(crate) version: ResourceVersion,
 }
 
 /// A version that the cache has reached for some objects of a scope.

@@ -10,10 +10,10 @@ use watershed_protocol::ResourceVersion;
 
 use super::comparison::{Compared, ProvenSelection, ProvenState, compare};
 use super::costs::ComparisonSize;
+use super::metrics;
 use super::outcome::{ComparedVersion, FenceError, FreshnessProof};
 use super::{Fence, MAX_WAIT, WatchedObjects};
 use crate::scope::Scope;
-use crate::serve::metrics;
 use crate::upstream::{AnswerError, MeasuredVersions, Probe};
 
 /// Longest time of a comparison, as a multiple of the patience with it. Its result may come too

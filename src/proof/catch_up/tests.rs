@@ -9,9 +9,9 @@ use watershed_protocol::{Encoding, FieldTable, GroupVersionResource, Representat
 
 use super::*;
 use crate::body;
+use crate::proof::costs::MAX_COMPARISON_WAIT;
+use crate::proof::{FenceError, Fences, ProofDemand};
 use crate::scope::{ObjectShape, ScopeConfig, ScopeKey, Scopes};
-use crate::serve::reads::fence::costs::MAX_COMPARISON_WAIT;
-use crate::serve::reads::fence::{FenceError, Fences, ProofDemand};
 use crate::test_support::{Api, HTTP2, Pki, SOON, eventually, streamed, upstream_of};
 use crate::upstream::UpstreamClient;
 
