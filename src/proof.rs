@@ -25,7 +25,7 @@
 //! The choice follows from what the steps cost upstream ([`costs`]). 1 and 2 begin with a list that
 //! selects nothing, 3 needs a list of all metadata, 4 a list of some, and 5 takes two seconds. A read
 //! that costs less than the proof is left to upstream, unless many come at the same time. A watch
-//! would stay there, so step 4 compares only what it selects ([`Fences::prove_selection`]).
+//! would stay there, so step 4 compares only what it selects ([`Provers::prove_selection`]).
 //!
 //! Whatever the step, a reader waits no longer than [`MAX_WAIT`]; where upstream's answer takes
 //! longer than that, twice as long as this, and half a minute at most. While upstream refuses the
@@ -54,7 +54,6 @@ use parking_lot::Mutex;
 use tokio::time::{self, timeout, timeout_at};
 
 use crate::scope::{Scope, TimelineChanged};
-
 use crate::shared_calls::{FlightPace, Singleflight};
 use crate::upstream::{Probe, UpstreamClient};
 use crate::watcher::ViewFilter;
@@ -68,8 +67,8 @@ use route::{ProofRoute, RouteFacts};
 use watershed_protocol::{Representation, ResourceVersion, Selection};
 
 pub(crate) use comparison::ProvenState;
-pub(crate) use get_crowds::{GetCrowds, MANY_GETS};
-pub(crate) use outcome::FenceError;
+pub(crate) use get_crowds::{GetCrowds, MANY_GETS, WaitingGet};
+pub(crate) use outcome::ProofError;
 
 /// Longest wait of a reader whose answer upstream has sooner. Then upstream answers, which waits as
 /// long for its own cache.
@@ -113,18 +112,18 @@ struct AnswerOfUpstream {
     identity: Option<u64>,
 }
 
-/// The fences of all scopes.
-pub(crate) struct Fences {
+/// The provers of all scopes.
+pub(crate) struct Provers {
     client: UpstreamClient,
     /// By the scopes' random numbers.
-    fences: Mutex<HashMap<u64, Arc<Fence>>>,
+    provers: Mutex<HashMap<u64, Arc<Prover>>>,
 }
 
-impl Fences {
+impl Provers {
     pub(crate) fn new(client: UpstreamClient) -> Self {
         Self {
             client,
-            fences: Mutex::default(),
+            provers: Mutex::default(),
         }
     }
 
@@ -136,44 +135,44 @@ impl Fences {
         scope: &Arc<Scope>,
         demand: ProofDemand,
         since: Instant,
-    ) -> Result<ResourceVersion, FenceError> {
+    ) -> Result<ResourceVersion, ProofError> {
         let started = Instant::now();
         if let Some(version) = scope.listed_since(since) {
             let listed = FreshnessProof::Listed.of(version);
             return conclude(scope, started, Ok(listed));
         }
-        let fence = self.of(scope);
-        let answer = fence.answer_of_upstream(scope, demand);
+        let prover = self.of(scope);
+        let answer = prover.answer_of_upstream(scope, demand);
         let longest = MAX_WAIT.max(2 * answer.takes);
-        let proof = timeout(longest, fence.pass(scope, answer)).await;
-        conclude(scope, started, proof.unwrap_or(Err(FenceError::Late)))
+        let proof = timeout(longest, prover.prove(scope, answer)).await;
+        conclude(scope, started, proof.unwrap_or(Err(ProofError::Late)))
     }
 
     /// Returns `true` if a get of one of the scope's objects should wait for others, to share a
     /// proof with them, when `rate` of them are expected in a second.
     pub(crate) fn is_worth_for_gets(&self, scope: &Arc<Scope>, rate: f64) -> bool {
-        let fence = self.of(scope);
-        let proof = fence.proof_for_gets(scope);
-        fence.may_ask().is_ok() && proof.is_some_and(|proof| fence.gets.is_worth(proof, rate))
+        let prover = self.of(scope);
+        let proof = prover.proof_for_gets(scope);
+        prover.may_ask().is_ok() && proof.is_some_and(|proof| prover.gets.is_worth(proof, rate))
     }
 
-    /// Does the same as [`Fences::prove`] for one of many gets. They wait for each other. Those that
+    /// Does the same as [`Provers::prove`] for one of many gets. They wait for each other. Those that
     /// are left when the crowd is gone cost upstream less than the proof.
     pub(crate) async fn prove_gets(
         &self,
         scope: &Arc<Scope>,
         rate: f64,
-    ) -> Result<ResourceVersion, FenceError> {
+    ) -> Result<ResourceVersion, ProofError> {
         let started = Instant::now();
-        let fence = self.of(scope);
-        fence.may_ask()?;
-        let proof = fence.proof_for_gets(scope).ok_or(FenceError::Cheap)?;
-        let (prover, scope_for_proof) = (Arc::clone(&fence), Arc::clone(scope));
-        let ask = move || async move { prover.pass_gets(&scope_for_proof, proof.question).await };
-        let proof = fence.gets.join(proof, rate, ask).await;
+        let prover = self.of(scope);
+        prover.may_ask()?;
+        let proof = prover.proof_for_gets(scope).ok_or(ProofError::Cheap)?;
+        let (asking, scope_for_proof) = (Arc::clone(&prover), Arc::clone(scope));
+        let ask = move || async move { asking.prove_gets(&scope_for_proof, proof.question).await };
+        let proof = prover.gets.join(proof, rate, ask).await;
         // They are given up sooner than other reads, by design.
         let proof = proof.map_err(|error| match error {
-            FenceError::Late => FenceError::LateForGets,
+            ProofError::Late => ProofError::LateForGets,
             error => error,
         });
         conclude(scope, started, proof)
@@ -186,27 +185,27 @@ impl Fences {
         scope: &Arc<Scope>,
         watched: WatchedObjects<'_>,
         by: time::Instant,
-    ) -> Result<(ResourceVersion, Option<ProvenState>), FenceError> {
+    ) -> Result<(ResourceVersion, Option<ProvenState>), ProofError> {
         let started = Instant::now();
-        let fence = self.of(scope);
-        let proof = timeout_at(by, fence.compare_selection(scope, watched));
-        let (proof, state) = match proof.await.unwrap_or(Err(FenceError::Late)) {
+        let prover = self.of(scope);
+        let proof = timeout_at(by, prover.compare_selection(scope, watched));
+        let (proof, state) = match proof.await.unwrap_or(Err(ProofError::Late)) {
             Ok(ProvenSelection { proven, state }) => (Ok(proven), state),
             Err(error) => (Err(error), None),
         };
         Ok((conclude(scope, started, proof)?, state))
     }
 
-    fn of(&self, scope: &Arc<Scope>) -> Arc<Fence> {
-        let mut fences = self.fences.lock();
-        if let Some(fence) = fences.get(&scope.id) {
-            return Arc::clone(fence);
+    fn of(&self, scope: &Arc<Scope>) -> Arc<Prover> {
+        let mut provers = self.provers.lock();
+        if let Some(prover) = provers.get(&scope.id) {
+            return Arc::clone(prover);
         }
-        let fence = Arc::new(Fence::new(self.client.clone(), scope));
+        let prover = Arc::new(Prover::new(self.client.clone(), scope));
         // Scopes come and go by what clients ask for.
-        fences.retain(|_, fence| fence.scope.strong_count() > 0);
-        fences.insert(scope.id, Arc::clone(&fence));
-        fence
+        provers.retain(|_, prover| prover.scope.strong_count() > 0);
+        provers.insert(scope.id, Arc::clone(&prover));
+        prover
     }
 }
 
@@ -214,13 +213,13 @@ impl Fences {
 fn conclude(
     scope: &Scope,
     started: Instant,
-    proof: Result<ProvenVersion, FenceError>,
-) -> Result<ResourceVersion, FenceError> {
+    proof: Result<ProvenVersion, ProofError>,
+) -> Result<ResourceVersion, ProofError> {
     let proof = proof.and_then(|proven| still_proven(scope, proven));
-    let step = proof
+    let outcome = proof
         .as_ref()
-        .map_or_else(FenceError::as_str, |proven| proven.by.as_str());
-    metrics::fenced(&scope.key.gvr, step, started.elapsed());
+        .map_or_else(ProofError::as_str, |proven| proven.by.as_str());
+    metrics::waited(&scope.key.gvr, outcome, started.elapsed());
     Ok(proof?.version)
 }
 
@@ -228,7 +227,7 @@ fn conclude(
 ///
 /// While its watch is interrupted, nobody knows whether upstream goes on from what is cached, or
 /// from a backup. Only a comparison of the objects proves something then.
-fn still_proven(scope: &Scope, proven: ProvenVersion) -> Result<ProvenVersion, FenceError> {
+fn still_proven(scope: &Scope, proven: ProvenVersion) -> Result<ProvenVersion, ProofError> {
     if !scope.is_current() {
         return Err(TimelineChanged.into());
     }
@@ -237,7 +236,7 @@ fn still_proven(scope: &Scope, proven: ProvenVersion) -> Result<ProvenVersion, F
         FreshnessProof::Validated | FreshnessProof::Selected
     );
     if !is_compared && !scope.upstream.is_following() {
-        return Err(FenceError::Interrupted);
+        return Err(ProofError::Interrupted);
     }
     Ok(proven)
 }
@@ -247,15 +246,16 @@ fn is_busy(scope: &Scope) -> bool {
     scope.upstream.silence() < IN_TRANSIT
 }
 
-struct Fence {
-    /// The scope. A fence does not keep a closed one.
+/// Proves that one scope is fresh.
+struct Prover {
+    /// The scope. A prover does not keep a closed one.
     scope: Weak<Scope>,
     client: UpstreamClient,
     probe: Probe,
     costs: ProofCosts,
     refusals: RefusedQuestions,
-    versions: Arc<Singleflight<Result<ResourceVersion, FenceError>>>,
-    comparisons: Arc<Singleflight<Result<ComparedVersion, FenceError>>>,
+    versions: Arc<Singleflight<Result<ResourceVersion, ProofError>>>,
+    comparisons: Arc<Singleflight<Result<ComparedVersion, ProofError>>>,
     /// Readers that wait for the next comparison, roughly.
     readers: AtomicUsize,
     /// Time that the last comparison for readers took.
@@ -266,7 +266,7 @@ struct Fence {
     catch_ups: Arc<CatchUpWatches>,
 }
 
-impl Fence {
+impl Prover {
     fn new(client: UpstreamClient, scope: &Arc<Scope>) -> Self {
         let probe = scope.probe(client.clone());
         Self {
@@ -285,11 +285,12 @@ impl Fence {
         }
     }
 
-    async fn pass(
+    /// Proves that the cache is fresh enough for a read that upstream would answer like this.
+    async fn prove(
         self: &Arc<Self>,
         scope: &Arc<Scope>,
         answer: AnswerOfUpstream,
-    ) -> Result<ProvenVersion, FenceError> {
+    ) -> Result<ProvenVersion, ProofError> {
         self.may_ask()?;
         let objects = scope.reader.snapshot().len();
         let facts = self.facts(scope, objects);
@@ -300,7 +301,7 @@ impl Fence {
         // A read counts once, and only where that decides: events prove others without a comparison.
         let outweighed = ProofRoute::depends_on_reads(facts).then(count_read);
         let known = match ProofRoute::choose(facts, outweighed.unwrap_or_default()) {
-            ProofRoute::LeaveToUpstream => return Err(FenceError::Cheap),
+            ProofRoute::LeaveToUpstream => return Err(ProofError::Cheap),
             ProofRoute::Compare => None,
             ProofRoute::AskVersion => {
                 let version = self.version(scope).await?;
@@ -312,7 +313,7 @@ impl Fence {
                 let reads_outweigh =
                     (is_busy || !is_small) && outweighed.unwrap_or_else(count_read);
                 if !reads_outweigh && !is_small {
-                    return Err(FenceError::Cheap);
+                    return Err(ProofError::Cheap);
                 }
                 // The events of a busy type may be late and still faster than a comparison.
                 let wait = IN_TRANSIT.min(self.costs.estimate(objects).expected());
@@ -351,10 +352,10 @@ impl Fence {
         scope: &Arc<Scope>,
         answer: AnswerOfUpstream,
         known: Option<ResourceVersion>,
-    ) -> Result<ProvenVersion, FenceError> {
+    ) -> Result<ProvenVersion, ProofError> {
         let is_slow = self.costs.estimate(scope.reader.snapshot().len()).is_slow();
         let compared = match known {
-            _ if is_slow => Err(FenceError::Late),
+            _ if is_slow => Err(ProofError::Late),
             None => self.compare(scope).await,
             // Events may still be faster.
             Some(version) => tokio::select! {
@@ -370,7 +371,7 @@ impl Fence {
             }
             Ok(compared) => compared.version,
             // Otherwise long lists would be left to an upstream that has too much to do.
-            Err(FenceError::Late) if is_slow || answer.takes > costs::CATCH_UP => match known {
+            Err(ProofError::Late) if is_slow || answer.takes > costs::CATCH_UP => match known {
                 Some(version) => version,
                 None => self.version(scope).await?,
             },
@@ -398,11 +399,11 @@ impl Fence {
 
     /// Proves that the cache is fresh enough for gets. They share no question with other reads, as
     /// those wait for longer, and none that has begun. What is not proven at once is forwarded.
-    async fn pass_gets(
+    async fn prove_gets(
         &self,
         scope: &Arc<Scope>,
         question: GetQuestion,
-    ) -> Result<ProvenVersion, FenceError> {
+    ) -> Result<ProvenVersion, ProofError> {
         match question {
             GetQuestion::Version => {
                 let version = self.ask_version(scope).await?;
@@ -413,12 +414,12 @@ impl Fence {
                     return Ok(FreshnessProof::Followed.of(version));
                 }
                 self.record_lag(scope);
-                Err(FenceError::Late)
+                Err(ProofError::Late)
             }
             GetQuestion::Comparison => {
                 let compared = self.ask_objects(scope).await?;
                 if scope.reader.version() < compared.version {
-                    return Err(FenceError::Late);
+                    return Err(ProofError::Late);
                 }
                 Ok(compared.proven())
             }
@@ -467,28 +468,28 @@ impl Fence {
         &self,
         scope: &Arc<Scope>,
         version: ResourceVersion,
-    ) -> Result<ProvenVersion, FenceError> {
+    ) -> Result<ProvenVersion, ProofError> {
         if scope.wait_until_version(version, IN_TRANSIT).await {
             return Ok(FreshnessProof::Followed.of(version));
         }
         if !scope.upstream.is_following() {
-            return Err(FenceError::Interrupted);
+            return Err(ProofError::Interrupted);
         }
         let Some(mut waiting) = self.catch_ups.keep_open(scope) else {
-            return Err(FenceError::Late);
+            return Err(ProofError::Late);
         };
         let mut following = scope.upstream.following();
         tokio::select! {
             biased;
             is_reached = scope.wait_until_version(version, costs::MAX_COMPARISON_WAIT) => {
                 if !is_reached {
-                    return Err(FenceError::Late);
+                    return Err(ProofError::Late);
                 }
             }
             _ = following.wait_for(|is_followed| !is_followed) => {
-                return Err(FenceError::Interrupted);
+                return Err(ProofError::Interrupted);
             }
-            () = waiting.until_given_up() => return Err(FenceError::Late),
+            () = waiting.until_given_up() => return Err(ProofError::Late),
         }
         let is_followed = scope.reader.event_version() >= version;
         let proof = if is_followed {

@@ -141,7 +141,7 @@ impl CatchUpWatches {
     /// Watches from the cache's version to the first bookmark. Returns `true` if there was one.
     async fn watch(&self, scope: &Scope) -> Result<bool, AnswerError> {
         let from = scope.reader.version();
-        metrics::fence_asked(&scope.key.gvr, "watch");
+        metrics::asked(&scope.key.gvr, "watch");
         let (mut watch, shown) = self.open_watch(scope, from).await?;
         let mut last = from.max(shown);
         let mut newest = ResourceVersion::default();

@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 use tokio::time::{Instant, timeout};
 
 use super::costs::{ProofEstimate, REQUEST};
-use super::outcome::{FenceError, ProvenVersion};
+use super::outcome::{ProofError, ProvenVersion};
 use crate::proof::get_crowds::MANY_GETS;
 use crate::shared_calls::{Gathering, Gatherings};
 
@@ -87,7 +87,7 @@ impl ProofForGets {
 /// The proofs that the gets of one type share.
 #[derive(Default)]
 pub(super) struct GetProofs {
-    calls: Gatherings<Result<ProvenVersion, FenceError>>,
+    calls: Gatherings<Result<ProvenVersion, ProofError>>,
     crowds: CrowdSizes,
     lateness: Lateness,
 }
@@ -112,20 +112,20 @@ impl GetProofs {
         proof: ProofForGets,
         rate: f64,
         ask: F,
-    ) -> Result<ProvenVersion, FenceError>
+    ) -> Result<ProvenVersion, ProofError>
     where
         F: FnOnce() -> A + Send + 'static,
-        A: Future<Output = Result<ProvenVersion, FenceError>> + Send + 'static,
+        A: Future<Output = Result<ProvenVersion, ProofError>> + Send + 'static,
     {
         // The gets that this one was to wait for may have gone on meanwhile.
         if !self.is_worth(proof, rate) {
-            return Err(FenceError::Cheap);
+            return Err(ProofError::Cheap);
         }
         let shared = Arc::clone(self);
         let call = move |gets| async move {
             shared.crowds.gathered(gets);
             if !proof.is_worth_for(gets) {
-                return Err(FenceError::Cheap);
+                return Err(ProofError::Cheap);
             }
             let began = Instant::now();
             let answer = ask().await;
@@ -135,9 +135,9 @@ impl GetProofs {
         let call = self.calls.join(self.gathering(proof, rate), call);
         let Ok(result) = timeout(CROWD_WAIT + proof.patience(), call).await else {
             self.lateness.given_up();
-            return Err(FenceError::LateForGets);
+            return Err(ProofError::LateForGets);
         };
-        result.unwrap_or(Err(FenceError::Failed))
+        result.unwrap_or(Err(ProofError::Failed))
     }
 
     /// Returns the wait for more gets, when `rate` of them are expected in a second.

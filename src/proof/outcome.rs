@@ -44,7 +44,7 @@ impl FreshnessProof {
 
 /// The reason why a cache was not proven fresh.
 #[derive(Clone, Debug, thiserror::Error)]
-pub(crate) enum FenceError {
+pub(crate) enum ProofError {
     #[error("upstream did not report its version: {0}")]
     AnswerError(Arc<AnswerError>),
     #[error("upstream did not report its version")]
@@ -72,7 +72,7 @@ pub(super) struct ProvenVersion {
     pub(super) version: ResourceVersion,
 }
 
-impl FenceError {
+impl ProofError {
     /// Returns the metric label in place of a proof's.
     pub(super) fn as_str(&self) -> &'static str {
         match self {

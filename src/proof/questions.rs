@@ -11,8 +11,8 @@ use watershed_protocol::ResourceVersion;
 use super::comparison::{Compared, ProvenSelection, ProvenState, compare};
 use super::costs::ComparisonSize;
 use super::metrics;
-use super::outcome::{ComparedVersion, FenceError, FreshnessProof};
-use super::{Fence, MAX_WAIT, WatchedObjects};
+use super::outcome::{ComparedVersion, FreshnessProof, ProofError};
+use super::{MAX_WAIT, Prover, WatchedObjects};
 use crate::scope::Scope;
 use crate::upstream::{AnswerError, MeasuredVersions, Probe};
 
@@ -38,17 +38,17 @@ const STREAMED_OF: usize = 10_000;
 /// Longest wait for such a watch. Then the objects are listed.
 const STREAM_PATIENCE: Duration = Duration::from_secs(1);
 
-impl Fence {
+impl Prover {
     /// Returns an error while upstream is not asked, as it refused a moment ago.
-    pub(super) fn may_ask(&self) -> Result<(), FenceError> {
+    pub(super) fn may_ask(&self) -> Result<(), ProofError> {
         if self.refusals.is_pausing() {
-            return Err(FenceError::Refused);
+            return Err(ProofError::Refused);
         }
         Ok(())
     }
 
     /// Notes if upstream answered a question.
-    fn noted<T>(&self, answer: Result<T, AnswerError>) -> Result<T, FenceError> {
+    fn noted<T>(&self, answer: Result<T, AnswerError>) -> Result<T, ProofError> {
         match answer {
             Ok(answer) => {
                 self.refusals.answered();
@@ -56,7 +56,7 @@ impl Fence {
             }
             Err(error) => {
                 self.refusals.failed(&error);
-                Err(FenceError::AnswerError(Arc::new(error)))
+                Err(ProofError::AnswerError(Arc::new(error)))
             }
         }
     }
@@ -67,12 +67,12 @@ impl Fence {
         scope: &Scope,
         followed: ResourceVersion,
         listed: Result<MeasuredVersions, AnswerError>,
-    ) -> Result<MeasuredVersions, FenceError> {
+    ) -> Result<MeasuredVersions, ProofError> {
         if matches!(listed, Err(AnswerError::TooManyObjects)) {
             // An answer all the same: of a state to which the events have not led.
             self.refusals.answered();
             scope.lacks_events_after(followed);
-            return Err(FenceError::Late);
+            return Err(ProofError::Late);
         }
         self.noted(listed)
     }
@@ -81,27 +81,27 @@ impl Fence {
     pub(super) async fn version(
         self: &Arc<Self>,
         scope: &Arc<Scope>,
-    ) -> Result<ResourceVersion, FenceError> {
-        let (fence, scope) = (Arc::clone(self), Arc::clone(scope));
+    ) -> Result<ResourceVersion, ProofError> {
+        let (prover, scope) = (Arc::clone(self), Arc::clone(scope));
         let version = self
             .versions
-            .join(move || async move { fence.ask_version(&scope).await });
-        version.await.unwrap_or(Err(FenceError::Failed))
+            .join(move || async move { prover.ask_version(&scope).await });
+        version.await.unwrap_or(Err(ProofError::Failed))
     }
 
-    pub(super) async fn ask_version(&self, scope: &Scope) -> Result<ResourceVersion, FenceError> {
+    pub(super) async fn ask_version(&self, scope: &Scope) -> Result<ResourceVersion, ProofError> {
         // The question before may have been refused while this one waited for its turn.
         self.may_ask()?;
-        metrics::fence_asked(&scope.key.gvr, "list");
+        metrics::asked(&scope.key.gvr, "list");
         let (question, started) = (scope.ask(), time::Instant::now());
         let Ok(version) = timeout(MAX_WAIT, self.probe.version()).await else {
             // Others would wait as long. Upstream may answer their own requests sooner.
             self.refusals.failed(&AnswerError::Late(MAX_WAIT));
-            return Err(FenceError::Late);
+            return Err(ProofError::Late);
         };
         let version = self.noted(version)?;
         let took = started.elapsed();
-        metrics::fence_answered("list", took);
+        metrics::answered("list", took);
         self.costs.record_version_time(took);
         self.costs.record_moved(scope.reader.version() < version);
         question.answered(version)?;
@@ -112,26 +112,26 @@ impl Fence {
     pub(super) async fn compare(
         self: &Arc<Self>,
         scope: &Arc<Scope>,
-    ) -> Result<ComparedVersion, FenceError> {
+    ) -> Result<ComparedVersion, ProofError> {
         if self.costs.is_paused() {
-            return Err(FenceError::Late);
+            return Err(ProofError::Late);
         }
         self.readers.fetch_add(1, Ordering::Relaxed);
-        let (fence, scope) = (Arc::clone(self), Arc::clone(scope));
+        let (prover, scope) = (Arc::clone(self), Arc::clone(scope));
         let comparison = self
             .comparisons
-            .join(move || async move { fence.compare_for_readers(&scope).await });
-        comparison.await.unwrap_or(Err(FenceError::Failed))
+            .join(move || async move { prover.compare_for_readers(&scope).await });
+        comparison.await.unwrap_or(Err(ProofError::Failed))
     }
 
     /// Compares upstream's objects with the cache for those who wait for it. If they are many,
     /// more come meanwhile, and the next comparison begins after a pause. Each of them would have
     /// waited longer for an answer of upstream.
-    async fn compare_for_readers(&self, scope: &Scope) -> Result<ComparedVersion, FenceError> {
+    async fn compare_for_readers(&self, scope: &Scope) -> Result<ComparedVersion, ProofError> {
         let readers = self.readers.swap(0, Ordering::Relaxed);
         // The comparison before was late, while these readers waited for their turn.
         if self.costs.is_paused() {
-            return Err(FenceError::Late);
+            return Err(ProofError::Late);
         }
         let compared = self.ask_objects(scope).await?;
         // A slow one among fast ones does not hold up those who come after it.
@@ -144,11 +144,11 @@ impl Fence {
     }
 
     /// Compares upstream's objects with the cache.
-    pub(super) async fn ask_objects(&self, scope: &Scope) -> Result<ComparedVersion, FenceError> {
+    pub(super) async fn ask_objects(&self, scope: &Scope) -> Result<ComparedVersion, ProofError> {
         self.may_ask()?;
         let followed = scope.reader.event_version();
         let held = scope.reader.snapshot().len();
-        metrics::fence_asked(&scope.key.gvr, "validate");
+        metrics::asked(&scope.key.gvr, "validate");
         let question = scope.ask();
         let started = Instant::now();
         let longest = LATE_FACTOR * self.costs.estimate(held).patience();
@@ -156,14 +156,14 @@ impl Fence {
         let took = started.elapsed();
         let Ok(listed) = listed else {
             self.costs.pause_after_late();
-            return Err(FenceError::Late);
+            return Err(ProofError::Late);
         };
         if matches!(listed, Err(AnswerError::TooManyObjects)) {
             // The next list would be as long, until the events are there.
             self.costs.pause_after_late();
         }
         let MeasuredVersions { list, bytes } = self.noted_list(scope, followed, listed)?;
-        metrics::fence_answered("validate", took);
+        metrics::answered("validate", took);
         self.costs
             .record_comparison(list.objects.len(), bytes, took);
         question.answered(list.version)?;
@@ -188,7 +188,7 @@ impl Fence {
         self: &Arc<Self>,
         scope: &Arc<Scope>,
         watched: WatchedObjects<'_>,
-    ) -> Result<ProvenSelection, FenceError> {
+    ) -> Result<ProvenSelection, ProofError> {
         self.may_ask()?;
         let WatchedObjects {
             selection,
@@ -197,13 +197,13 @@ impl Fence {
         } = watched;
         let namespaced = scope.fields.namespaced();
         let probe = Probe::new(self.client.clone(), &scope.key.gvr, selection, namespaced);
-        metrics::fence_asked(&scope.key.gvr, "validate-selection");
+        metrics::asked(&scope.key.gvr, "validate-selection");
         let (question, started) = (scope.ask(), Instant::now());
         let followed = scope.reader.event_version();
         // Boxed: other reads need no room for it.
         let listed = Box::pin(self.list_selected(scope, &probe, count)).await;
         let MeasuredVersions { list, bytes } = self.noted_list(scope, followed, listed)?;
-        metrics::fence_answered("validate-selection", started.elapsed());
+        metrics::answered("validate-selection", started.elapsed());
         self.costs.record_selection(list.objects.len(), bytes);
         question.answered(list.version)?;
         let version = list.version;

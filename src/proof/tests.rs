@@ -1,4 +1,4 @@
-//! Fences, their limits of time and their end.
+//! Provers, their limits of time and their end.
 use super::*;
 use crate::scope::{ObjectShape, Retention, ScopeConfig, ScopeKey, Scopes};
 use crate::test_support::{Api, HTTP2, Pki, eventually, text, upstream_of};
@@ -18,9 +18,9 @@ impl ProofDemand {
     }
 }
 
-/// Fences, and a scope of pods, in front of an API server that answers nothing.
+/// Provers, and a scope of pods, in front of an API server that answers nothing.
 struct Silence {
-    fences: Fences,
+    provers: Provers,
     scope: Arc<Scope>,
     _scopes: Scopes,
     _api: Api,
@@ -49,7 +49,7 @@ impl Silence {
         let representation = Representation::whole(Encoding::Json);
         let key = ScopeKey::everything(gvr, representation);
         Self {
-            fences: Fences::new(client),
+            provers: Provers::new(client),
             scope: scopes.open(&key, &shape),
             _scopes: scopes,
             _api: api,
@@ -68,15 +68,15 @@ async fn a_reader_waits_for_three_seconds_or_twice_as_long_as_upstream_would_tak
     ];
     for (asks_version_first, comparison, wanted) in cases {
         let silence = Silence::begin().await;
-        let (fences, scope) = (&silence.fences, &silence.scope);
-        let fence = fences.of(scope);
-        fence.costs.record_comparison(1, 300, comparison);
-        fence.costs.set_compare_first(!asks_version_first);
+        let (provers, scope) = (&silence.provers, &silence.scope);
+        let prover = provers.of(scope);
+        prover.costs.record_comparison(1, 300, comparison);
+        prover.costs.set_compare_first(!asks_version_first);
         let demand = ProofDemand::of_requests(1);
         time::pause();
         let began = time::Instant::now();
-        let proof = fences.prove(scope, demand, Instant::now()).await;
-        assert!(matches!(proof, Err(FenceError::Late)), "{proof:?}");
+        let proof = provers.prove(scope, demand, Instant::now()).await;
+        assert!(matches!(proof, Err(ProofError::Late)), "{proof:?}");
         let waited = began.elapsed();
         let longest = wanted + Duration::from_millis(10);
         assert!(
@@ -90,28 +90,28 @@ async fn a_reader_waits_for_three_seconds_or_twice_as_long_as_upstream_would_tak
 #[tokio::test]
 async fn after_a_question_for_the_version_without_an_answer_nobody_waits_for_a_while() {
     let silence = Silence::begin().await;
-    let (fences, scope) = (&silence.fences, &silence.scope);
-    let fence = fences.of(scope);
+    let (provers, scope) = (&silence.provers, &silence.scope);
+    let prover = provers.of(scope);
     time::pause();
     let began = time::Instant::now();
-    let version = fence.version(scope).await;
-    assert!(matches!(version, Err(FenceError::Late)), "{version:?}");
+    let version = prover.version(scope).await;
+    assert!(matches!(version, Err(ProofError::Late)), "{version:?}");
     assert!(began.elapsed() >= MAX_WAIT);
     let began = time::Instant::now();
     let demand = ProofDemand::of_requests(1);
-    let proof = fences.prove(scope, demand, Instant::now()).await;
-    assert!(matches!(proof, Err(FenceError::Refused)), "{proof:?}");
+    let proof = provers.prove(scope, demand, Instant::now()).await;
+    assert!(matches!(proof, Err(ProofError::Refused)), "{proof:?}");
     assert_eq!(began.elapsed(), Duration::ZERO);
 }
 
 #[tokio::test]
-async fn fences_of_closed_scopes_are_dropped() {
+async fn provers_of_closed_scopes_are_dropped() {
     let pki = Pki::new();
     let api = Api::start(&pki, HTTP2, |_, _| async { text("no list") }).await;
     let client = UpstreamClient::new(&upstream_of(&pki, &api).await);
-    let (scopes, fences) = (
+    let (scopes, provers) = (
         Scopes::new(client.clone(), ScopeConfig::default()),
-        Fences::new(client),
+        Provers::new(client),
     );
     let gvr = GroupVersionResource::new("", "v1", "pods");
     let shape = ObjectShape::new("Pod", FieldTable::metadata_only(true));
@@ -123,11 +123,11 @@ async fn fences_of_closed_scopes_are_dropped() {
                 Some((selection, Retention::default()))
             })
             .unwrap();
-        fences.of(&lent);
+        provers.of(&lent);
         let weak = Arc::downgrade(&*lent);
         drop(lent);
         scopes.close(&gvr, Duration::ZERO);
         eventually(|| weak.strong_count() == 0).await;
     }
-    assert_eq!(fences.fences.lock().len(), 1);
+    assert_eq!(provers.provers.lock().len(), 1);
 }

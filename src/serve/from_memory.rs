@@ -16,7 +16,6 @@ use super::plan::document_request::DocumentRequest;
 use super::plan::request_deadline::RequestDeadline;
 use super::plan::{PlannedAction, ReadKind, ReadPlan};
 use super::reads::freshness::{self, FreshScope, ReadOrigin};
-use super::reads::get_crowds::WaitingGet;
 use super::reads::{large_answers, unfolding};
 use super::review;
 use super::source::{AnswerSource, ForwardReason};
@@ -24,6 +23,7 @@ use super::unanswered::{Refusal, Unanswered};
 use crate::access::{Caller, ReviewType, ReviewedAccess, VERDICT_MEDIA_TYPE, VerdictAge};
 use crate::body::holding;
 use crate::headers::VIA;
+use crate::proof::WaitingGet;
 use crate::watcher::ContentCoding;
 use checkpoint_answers::CheckpointAnswers;
 
@@ -98,7 +98,7 @@ impl ServiceParts {
         let opened = self.opener.open(read, share);
         let opened = deadline.wait(opened, ForwardReason::Syncing).await?;
         let late = freshness::reason_if_late(read);
-        let fresh = freshness::wait_until_fresh(&self.fences, opened, read, origin);
+        let fresh = freshness::wait_until_fresh(&self.provers, opened, read, origin);
         let fresh = deadline.wait(fresh, late).await?;
         let reviewed = if asked.elapsed() > VERDICT_WAIT {
             review::authorize_read(exchange, read).await?
@@ -180,7 +180,7 @@ impl ServiceParts {
         let get = self.gets.arrived(&read.resource.gvr, now);
         let scope = get.is_in_a_crowd().then(|| self.opener.ready_now(read));
         match scope.flatten() {
-            Some(scope) if self.fences.is_worth_for_gets(&scope, get.rate) => {
+            Some(scope) if self.provers.is_worth_for_gets(&scope, get.rate) => {
                 Ok((get.rate, get.wait()))
             }
             _ => Err(ForwardReason::Consistent),

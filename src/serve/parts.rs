@@ -26,7 +26,7 @@ use crate::access::{Access, Caller, Credential};
 use crate::catalog::Catalog;
 use crate::drain::DrainWatch;
 use crate::headers::VIA;
-use crate::proof::{Fences, GetCrowds};
+use crate::proof::{GetCrowds, Provers};
 use crate::scope::Scopes;
 use crate::upstream::{Forwarder, ProxyChain, UpstreamClient};
 
@@ -43,7 +43,7 @@ pub(super) struct ServiceParts {
     pub(super) watch_limits: WatchLimits,
     pub(super) read_limits: ReadLimits,
     pub(super) verifier: Verifier,
-    pub(super) fences: Fences,
+    pub(super) provers: Provers,
     pub(super) documents: DocumentCache,
     pub(super) checkpoints: CheckpointAnswers,
     pub(super) verdicts: VerdictAnswers,
@@ -83,7 +83,7 @@ impl ServiceParts {
             chain: Arc::clone(client.upstream().chain()),
             read_limits: ReadLimits::new(policy.users),
             verifier: Verifier::new(client.clone(), policy.verification, scopes.budget()),
-            fences: Fences::new(client.clone()),
+            provers: Provers::new(client.clone()),
             parameters: ParameterProbe::new(client.clone()),
             documents: DocumentCache::new(client, scopes.budget()),
             checkpoints: CheckpointAnswers::default(),

@@ -7,7 +7,7 @@ use proc_macro2::{TokenStream, TokenTree};
 use syn::visit::{self, Visit};
 use syn::{Attribute, Item, ItemUse, UseTree, Visibility};
 
-/// A module's path below the crate, for example `["serve", "fence"]`. The crate itself is empty.
+/// A module's path below the crate, for example `["serve", "plan"]`. The crate itself is empty.
 pub(crate) type ModulePath = Vec<String>;
 
 /// One crate of this workspace.

@@ -10,7 +10,7 @@ use watershed_protocol::{Encoding, FieldTable, GroupVersionResource, Representat
 use super::*;
 use crate::body;
 use crate::proof::costs::MAX_COMPARISON_WAIT;
-use crate::proof::{FenceError, Fences, ProofDemand};
+use crate::proof::{ProofDemand, ProofError, Provers};
 use crate::scope::{ObjectShape, ScopeConfig, ScopeKey, Scopes};
 use crate::test_support::{Api, HTTP2, Pki, SOON, eventually, streamed, upstream_of};
 use crate::upstream::UpstreamClient;
@@ -119,12 +119,12 @@ impl Served {
     }
 
     /// Starts the server, and opens a scope that has reached the version.
-    async fn open(&self, reached: u64) -> FencedScope {
+    async fn open(&self, reached: u64) -> ServedScope {
         self.open_as(reached, ScopeConfig::default()).await
     }
 
     /// Does the same with other settings.
-    async fn open_as(&self, reached: u64, config: ScopeConfig) -> FencedScope {
+    async fn open_as(&self, reached: u64, config: ScopeConfig) -> ServedScope {
         let pki = Pki::new();
         let api = self.start(&pki).await;
         let client = UpstreamClient::new(&upstream_of(&pki, &api).await);
@@ -134,8 +134,8 @@ impl Served {
         let shape = ObjectShape::new("ConfigMap", FieldTable::metadata_only(true));
         let scope = scopes.open(&key, &shape);
         eventually(|| scope.reader.version() == ResourceVersion(reached)).await;
-        FencedScope {
-            fences: Fences::new(client),
+        ServedScope {
+            provers: Provers::new(client),
             scope,
             _scopes: scopes,
             _api: api,
@@ -143,19 +143,21 @@ impl Served {
     }
 }
 
-/// A scope of a running server, and its fences.
-struct FencedScope {
-    fences: Fences,
+/// A scope of a running server, and its provers.
+struct ServedScope {
+    provers: Provers,
     scope: Arc<Scope>,
     _scopes: Scopes,
     _api: Api,
 }
 
-impl FencedScope {
+impl ServedScope {
     /// Proves a read whose answer costs upstream as much as so many requests.
-    async fn prove(&self, requests: usize) -> Result<ResourceVersion, FenceError> {
+    async fn prove(&self, requests: usize) -> Result<ResourceVersion, ProofError> {
         let demand = ProofDemand::of_requests(requests);
-        self.fences.prove(&self.scope, demand, Instant::now()).await
+        self.provers
+            .prove(&self.scope, demand, Instant::now())
+            .await
     }
 }
 
@@ -163,8 +165,8 @@ impl FencedScope {
 async fn a_catch_up_watch_proves_nothing_before_the_cache_has_its_events() {
     let served = Served::new(LIST, SHOWN, 0);
     let opened = served.open(20).await;
-    let (fence, scope) = (opened.fences.of(&opened.scope), &opened.scope);
-    let watches = &fence.catch_ups;
+    let (prover, scope) = (opened.provers.of(&opened.scope), &opened.scope);
+    let watches = &prover.catch_ups;
 
     // The scope's own watch does not bring the event while this one waits for it.
     assert!(watches.watch(scope).await.unwrap());
@@ -185,9 +187,9 @@ async fn a_scope_whose_watch_lacks_what_a_catch_up_watch_shows_opens_it_again() 
         ..ScopeConfig::default()
     };
     let opened = Served::new(LIST, SHOWN, 0).open_as(20, config).await;
-    let fence = opened.fences.of(&opened.scope);
+    let prover = opened.provers.of(&opened.scope);
     let mut following = opened.scope.upstream.following();
-    assert!(fence.catch_ups.watch(&opened.scope).await.unwrap());
+    assert!(prover.catch_ups.watch(&opened.scope).await.unwrap());
     let lost = following.wait_for(|is_followed| !is_followed);
     timeout(SOON, lost).await.unwrap().unwrap();
 }
@@ -195,11 +197,11 @@ async fn a_scope_whose_watch_lacks_what_a_catch_up_watch_shows_opens_it_again() 
 #[tokio::test]
 async fn a_long_list_is_proven_by_a_catch_up_watch_while_comparisons_are_late() {
     let opened = Served::new(LATER_LIST, SHOWN, 1).open(30).await;
-    let fence = opened.fences.of(&opened.scope);
-    fence
+    let prover = opened.provers.of(&opened.scope);
+    prover
         .costs
         .record_comparison(1, 300, Duration::from_secs(2));
-    fence.costs.pause_after_late();
+    prover.costs.pause_after_late();
     let short = opened.prove(1).await;
     assert!(short.is_err(), "upstream has it sooner: {short:?}");
     assert_eq!(opened.scope.reader.version(), ResourceVersion(30));
@@ -226,18 +228,18 @@ async fn long_lists_whose_comparison_becomes_late_are_proven_by_a_catch_up_watch
 #[tokio::test]
 async fn readers_do_not_wait_for_a_catch_up_watch_that_was_given_up() {
     let opened = Served::new(LATER_LIST, "no event\n", 1).open(30).await;
-    let fence = opened.fences.of(&opened.scope);
-    let caught_up = fence.catch_up(&opened.scope, ResourceVersion(40));
+    let prover = opened.provers.of(&opened.scope);
+    let caught_up = prover.catch_up(&opened.scope, ResourceVersion(40));
     let caught_up = timeout(MAX_COMPARISON_WAIT / 2, caught_up).await;
     let caught_up = caught_up.expect("the watch ended long ago");
-    assert!(matches!(caught_up, Err(FenceError::Late)), "{caught_up:?}");
+    assert!(matches!(caught_up, Err(ProofError::Late)), "{caught_up:?}");
 }
 
 #[tokio::test]
 async fn no_catch_up_watch_is_opened_for_a_while_after_one_that_was_given_up() {
     let opened = Served::new(LATER_LIST, "no event\n", 1).open(30).await;
-    let fence = opened.fences.of(&opened.scope);
-    let watches = &fence.catch_ups;
+    let prover = opened.provers.of(&opened.scope);
+    let watches = &prover.catch_ups;
     for _ in 0..2 {
         let mut reader = watches.keep_open(&opened.scope).expect("no pause");
         timeout(SOON, reader.until_given_up()).await.unwrap();
@@ -249,8 +251,8 @@ async fn no_catch_up_watch_is_opened_for_a_while_after_one_that_was_given_up() {
 #[tokio::test]
 async fn a_catch_up_watch_closes_without_readers_and_the_next_reader_opens_another() {
     let opened = Served::new(LATER_LIST, SHOWN, 1).open(30).await;
-    let fence = opened.fences.of(&opened.scope);
-    let watches = &fence.catch_ups;
+    let prover = opened.provers.of(&opened.scope);
+    let watches = &prover.catch_ups;
     let is_open = || watches.state.lock().open.is_some();
     for _ in 0..2 {
         let readers = [(); 2].map(|()| watches.keep_open(&opened.scope).expect("no pause"));
@@ -264,17 +266,17 @@ async fn a_catch_up_watch_closes_without_readers_and_the_next_reader_opens_anoth
 async fn readers_do_not_wait_for_a_catch_up_watch_once_the_scope_has_lost_its_own() {
     let served = Served::new(LATER_LIST, SHOWN_EVENT, 1);
     let opened = served.open(30).await;
-    let fence = opened.fences.of(&opened.scope);
+    let prover = opened.provers.of(&opened.scope);
     let lose = async {
-        eventually(|| fence.catch_ups.state.lock().open.is_some()).await;
+        eventually(|| prover.catch_ups.state.lock().open.is_some()).await;
         served.watched.add_permits(1);
     };
-    let caught_up = fence.catch_up(&opened.scope, ResourceVersion(40));
+    let caught_up = prover.catch_up(&opened.scope, ResourceVersion(40));
     let caught_up = timeout(MAX_COMPARISON_WAIT / 2, caught_up);
     let (caught_up, ()) = tokio::join!(caught_up, lose);
     let caught_up = caught_up.expect("the scope's watch was lost");
     assert!(
-        matches!(caught_up, Err(FenceError::Interrupted)),
+        matches!(caught_up, Err(ProofError::Interrupted)),
         "{caught_up:?}"
     );
 }
@@ -287,20 +289,20 @@ async fn a_server_that_is_behind_does_not_show_another_history() {
         "\n"
     );
     let opened = Served::new(LATER_LIST, BEHIND, 1).open(30).await;
-    let fence = opened.fences.of(&opened.scope);
-    assert!(fence.catch_ups.watch(&opened.scope).await.is_err());
+    let prover = opened.provers.of(&opened.scope);
+    assert!(prover.catch_ups.watch(&opened.scope).await.is_err());
     assert!(opened.scope.is_current());
     let other = SHOWN_EVENT.replace("30", "31").leak();
     let opened = Served::new(LATER_LIST, other, 1).open(30).await;
-    let fence = opened.fences.of(&opened.scope);
-    assert!(fence.catch_ups.watch(&opened.scope).await.is_err());
+    let prover = opened.provers.of(&opened.scope);
+    assert!(prover.catch_ups.watch(&opened.scope).await.is_err());
     assert!(!opened.scope.is_current());
 }
 
 #[tokio::test]
 async fn gets_that_are_given_up_by_design_do_not_count_as_failed() {
     let opened = Served::new(LATER_LIST, SHOWN, 1).open(30).await;
-    let gets = (0..20).map(|_| opened.fences.prove_gets(&opened.scope, 1000.0));
+    let gets = (0..20).map(|_| opened.provers.prove_gets(&opened.scope, 1000.0));
     for get in futures_util::future::join_all(gets).await {
         let error = get.expect_err("memory is behind");
         assert_eq!(error.as_str(), "late-for-gets", "{error}");
@@ -310,14 +312,14 @@ async fn gets_that_are_given_up_by_design_do_not_count_as_failed() {
 #[tokio::test]
 async fn the_time_of_a_question_for_the_version_is_learned() {
     let opened = Served::new(LATER_LIST, SHOWN, 1).open(30).await;
-    let fence = opened.fences.of(&opened.scope);
+    let prover = opened.provers.of(&opened.scope);
     assert_eq!(
-        fence.costs.estimate(1).expected_of_version(),
+        prover.costs.estimate(1).expected_of_version(),
         Duration::ZERO
     );
     assert_eq!(
-        fence.version(&opened.scope).await.unwrap(),
+        prover.version(&opened.scope).await.unwrap(),
         ResourceVersion(40)
     );
-    assert!(fence.costs.estimate(1).expected_of_version() > Duration::ZERO);
+    assert!(prover.costs.estimate(1).expected_of_version() > Duration::ZERO);
 }

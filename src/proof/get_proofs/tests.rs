@@ -217,7 +217,7 @@ async fn a_proof_that_hangs_is_not_waited_for_and_many_of_them_not_joined() {
         let began = Instant::now();
         let gets = (0..20).map(|_| proofs.join(proof, rate, std::future::pending));
         for get in futures_util::future::join_all(gets).await {
-            assert!(matches!(get, Err(FenceError::LateForGets)), "{get:?}");
+            assert!(matches!(get, Err(ProofError::LateForGets)), "{get:?}");
         }
         assert!(began.elapsed() <= CROWD_WAIT + MIN_PROOF_WAIT + MILLI);
         assert!(!proofs.is_worth(proof, rate), "upstream is left alone");
@@ -345,6 +345,6 @@ async fn no_more_proofs_run_than_may_however_many_crowds_come() {
 async fn a_straggler_whose_crowd_has_gone_on_does_not_wait() {
     let (proofs, began) = (Arc::new(GetProofs::default()), Instant::now());
     let get = proofs.join(proof(20), 0.0, std::future::pending).await;
-    assert!(matches!(get, Err(FenceError::Cheap)), "{get:?}");
+    assert!(matches!(get, Err(ProofError::Cheap)), "{get:?}");
     assert_eq!(began.elapsed(), Duration::ZERO);
 }

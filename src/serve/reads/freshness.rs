@@ -5,7 +5,7 @@ use tokio::time;
 use watershed_protocol::{Freshness, ResourceVersion};
 
 use super::open::OpenedScope;
-use crate::proof::{FenceError, Fences, MAX_WAIT, ProofDemand, ProvenState, WatchedObjects};
+use crate::proof::{MAX_WAIT, ProofDemand, ProofError, ProvenState, Provers, WatchedObjects};
 use crate::scope::ScopePhase;
 use crate::serve::plan::{ReadKind, ReadPlan, SelectedSize};
 use crate::serve::source::{AnswerSource, ForwardReason};
@@ -49,7 +49,7 @@ pub(in crate::serve) enum ReadOrigin {
 
 /// Waits until the scope is as fresh as the read demands.
 pub(in crate::serve) async fn wait_until_fresh(
-    fences: &Fences,
+    provers: &Provers,
     opened: OpenedScope,
     read: &ReadPlan,
     origin: ReadOrigin,
@@ -69,7 +69,7 @@ pub(in crate::serve) async fn wait_until_fresh(
             (version, AnswerSource::Snapshot)
         }
         Freshness::MostRecent => {
-            let (version, state) = prove(fences, &opened, read, origin).await.map_err(|why| {
+            let (version, state) = prove(provers, &opened, read, origin).await.map_err(|why| {
                 let resource = &opened.scope.key.gvr;
                 tracing::debug!(%resource, %why, "a consistent read is forwarded");
                 ForwardReason::Unproven
@@ -106,14 +106,14 @@ pub(in crate::serve) fn reason_if_late(read: &ReadPlan) -> ForwardReason {
 /// Proves that memory is no older than this call. Returns the version that it has at least, and the
 /// state of what the read selects if only that was proven.
 async fn prove(
-    fences: &Fences,
+    provers: &Provers,
     opened: &OpenedScope,
     read: &ReadPlan,
     origin: ReadOrigin,
-) -> Result<(ResourceVersion, Option<ProvenState>), FenceError> {
+) -> Result<(ResourceVersion, Option<ProvenState>), ProofError> {
     let scope = &opened.scope;
     let (number, arrived) = match origin {
-        ReadOrigin::Crowd(rate) => return Ok((fences.prove_gets(scope, rate).await?, None)),
+        ReadOrigin::Crowd(rate) => return Ok((provers.prove_gets(scope, rate).await?, None)),
         ReadOrigin::Request { number, arrived } => (number, arrived),
     };
     // Watches do not share requests.
@@ -129,8 +129,8 @@ async fn prove(
         identity: selection.is_none().then_some(number),
     };
     let began = time::Instant::now();
-    match (fences.prove(scope, demand, arrived).await, selection) {
-        (Err(FenceError::Cheap), Some((selection, filter))) => {
+    match (provers.prove(scope, demand, arrived).await, selection) {
+        (Err(ProofError::Cheap), Some((selection, filter))) => {
             let mut selection = selection.clone();
             // The proxy may have no access to other namespaces.
             let own = || scope.key.selection.namespace.clone();
@@ -143,7 +143,7 @@ async fn prove(
                 filter: &filter,
                 count: objects,
             };
-            fences.prove_selection(scope, watched, by).await
+            provers.prove_selection(scope, watched, by).await
         }
         (proven, _) => Ok((proven?, None)),
     }
