@@ -92,7 +92,6 @@ impl OwnRights {
             namespace: None,
             name: None,
             subresource: subresource.map(str::to_owned),
-            name_from_selector: false,
         };
         let attributes = ResourceAttributes {
             verb: Some(verb.to_owned()),

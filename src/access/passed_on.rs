@@ -185,7 +185,6 @@ impl ReviewingProxies {
             namespace: None,
             name: None,
             subresource: None,
-            name_from_selector: false,
         };
         let target = VerbTarget::from(reviews);
         let reviewed = authorizer.authorize_verb(proxy, "create".into(), target);

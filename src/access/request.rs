@@ -87,7 +87,6 @@ impl AccessRequest {
         }
         let whole = ResourceRequest {
             name: None,
-            name_from_selector: false,
             ..resource.clone()
         };
         if resource.name.is_none() && selectors.is_empty() {
@@ -223,7 +222,6 @@ impl AccessRequest {
             namespace: namespace.map(str::to_owned),
             name: None,
             subresource: None,
-            name_from_selector: false,
         };
         let identity = Identity {
             user: user.to_owned(),
@@ -292,7 +290,6 @@ impl AccessTarget {
             namespace: attributes.namespace.clone(),
             name: attributes.name.clone(),
             subresource: attributes.subresource.clone(),
-            name_from_selector: false,
         };
         let selectors = ReviewSelectors::of_review(attributes)?;
         let verb = text(&attributes.verb);

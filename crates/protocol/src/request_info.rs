@@ -72,13 +72,11 @@ pub struct ResourceRequest {
     /// The namespace; `None` for all of them and for types without. A request for one `namespaces`
     /// object has that object's own name here, which is what authorizers see.
     pub namespace: Option<String>,
-    /// The object's name, from the path or from a selector.
+    /// The object's name, from the path. That of a list or watch comes from its `metadata.name` field
+    /// selector: permissions are asked for that name, but the request is about the collection.
     pub name: Option<String>,
     /// For example `status` or `log`.
     pub subresource: Option<String>,
-    /// `name` comes from a list's or watch's `metadata.name` field selector: permissions are asked
-    /// for that name, but the request is about the collection.
-    pub name_from_selector: bool,
 }
 
 impl Verb {
@@ -166,7 +164,6 @@ impl RequestInfo {
         let resource = understood.then(|| ResourceRequest {
             gvr: GroupVersionResource::new(group, version, resource),
             namespace: namespace.map(str::to_owned),
-            name_from_selector: selected_name.is_some(),
             name: name.map(str::to_owned).or(selected_name),
             subresource: subresource.map(str::to_owned),
         });

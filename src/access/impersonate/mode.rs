@@ -239,7 +239,6 @@ fn named(group: &str, resource: &str, name: &str) -> ResourceRequest {
         namespace: None,
         name: Some(name.to_owned()).filter(|name| !name.is_empty()),
         subresource: None,
-        name_from_selector: false,
     }
 }
 

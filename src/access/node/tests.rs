@@ -128,7 +128,6 @@ fn request_of(
                 namespace: namespace.map(str::to_owned),
                 name: name.map(str::to_owned),
                 subresource: None,
-                name_from_selector: false,
             },
             selectors: ReviewSelectors::default(),
         }),

@@ -471,7 +471,6 @@ fn attributes(verb: Verb, gvr: &GroupVersionResource, selection: &Selection) -> 
             namespace: selection.namespace.clone(),
             name: name.map(|requirement| requirement.value.clone()),
             subresource: None,
-            name_from_selector: name.is_some(),
         },
         selectors: ReviewSelectors::new(&selection.labels, &selection.fields),
     }

@@ -22,7 +22,6 @@ fn configmaps(name: Option<&str>) -> ResourceRequest {
         namespace: Some("default".into()),
         name: name.map(str::to_owned),
         subresource: None,
-        name_from_selector: false,
     }
 }
 

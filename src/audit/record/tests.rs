@@ -247,7 +247,6 @@ async fn a_coalesced_answer_names_the_object_that_is_not_found() {
         namespace: None,
         name: None,
         subresource: None,
-        name_from_selector: false,
     };
     assert_eq!(
         events[0].3["message"],

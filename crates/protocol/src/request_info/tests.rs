@@ -280,19 +280,9 @@ fn a_selector_can_name_the_object() {
     ] {
         let info = get(&format!("/api/v1/pods?{query}"));
         assert_eq!(summary(&info), expected, "{query}");
-        let resource = info.resource.unwrap();
-        assert_eq!(
-            resource.name_from_selector,
-            resource.name.is_some(),
-            "{query}"
-        );
     }
-    assert!(
-        !get("/api/v1/pods/p?fieldSelector=metadata.name=p")
-            .resource
-            .unwrap()
-            .name_from_selector
-    );
+    let of_path = get("/api/v1/pods/p?fieldSelector=metadata.name=x");
+    assert_eq!(summary(&of_path), "get pods.v1 - p -");
 }
 
 proptest! {

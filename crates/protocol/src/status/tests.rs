@@ -12,7 +12,6 @@ fn pods(namespace: Option<&str>, name: Option<&str>, subresource: Option<&str>) 
         namespace: namespace.map(str::to_owned),
         name: name.map(str::to_owned),
         subresource: subresource.map(str::to_owned),
-        name_from_selector: false,
     }
 }
 
